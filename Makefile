@@ -1,0 +1,35 @@
+# PageONE's front door. `make demo` shows it at work; `make test` is what CI runs.
+CARGO ?= cargo
+export CARGO_TERM_COLOR ?= auto
+
+.PHONY: help demo build test fmt clippy doc unit setup clean
+
+help: ## Lists the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
+
+setup: ## Installs what the machine lacks
+	@packaging/setup
+
+build: setup ## Builds the command and the agent, optimized
+	$(CARGO) build --release --workspace
+
+demo: build ## Merges the memory of six live guests and shows what came back
+	target/release/pageone demo
+
+test: setup fmt clippy doc unit ## Everything that CI runs
+
+fmt: ## Checks the formatting
+	$(CARGO) fmt --all --check
+
+clippy: ## Lints, warnings denied
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+
+doc: ## Builds the documentation, warnings denied
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
+
+unit: ## Runs all tests
+	$(CARGO) build --workspace
+	$(CARGO) test --workspace
+
+clean: ## Removes what was built
+	$(CARGO) clean

@@ -1,0 +1,2 @@
+//! Comparisons of PageONE with KSM.
+#![forbid(unsafe_code)]

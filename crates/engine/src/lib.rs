@@ -1,0 +1,2 @@
+//! PageONE's engine: track, read, index, plan, account.
+#![forbid(unsafe_code)]

@@ -1,0 +1,3 @@
+//! The `pageone` command.
+#![forbid(unsafe_code)]
+fn main() {}

@@ -1,0 +1,1 @@
+//! System-call wrappers and /proc and /sys readers of PageONE.

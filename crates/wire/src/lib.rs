@@ -1,0 +1,2 @@
+//! Messages between PageONE's agent, engine and command line.
+#![forbid(unsafe_code)]
