@@ -1,2 +1,40 @@
 //! Messages between PageONE's agent, engine and command line.
+//!
+//! All talk runs over one `SOCK_SEQPACKET` Unix socket: a packet is a message, at most
+//! [`MAX_MESSAGE`] bytes, little-endian, a kind byte first. The first packet of a connection is a
+//! [`Hello`] that says who calls:
+//!
+//! ```text
+//!  agent                          engine              command line              engine
+//!    │ Hello{Agent, domain} ────────▶│                     │ Hello{Control} ─────▶│
+//!    │◀──────── Welcome + descriptors│                     │ JSON request ───────▶│
+//!    │ Ready ───────────────────────▶│                     │◀── JSON reply, parts │
+//!    │◀───────────────── Sync / Merge / Unmerge            (see `status`)
+//!    │ Changes / Merged / Unmerged ─▶│
+//! ```
+//!
+//! After the handshake only the engine asks, one question at a time, and the agent answers in
+//! order: a guest never has to push, so no hook of a guest ever waits for a socket (I7).
+//!
+//! The agent's messages need no allocation and no `std`: the agent runs inside foreign processes.
+//! Every decoder is total: any bytes give a message or a [`DecodeError`] (I8).
 #![forbid(unsafe_code)]
+#![cfg_attr(not(feature = "status"), no_std)]
+
+mod agent;
+mod codec;
+mod page;
+#[cfg(feature = "status")]
+mod status;
+
+pub use agent::{
+    ANSWER_HEAD, Answer, Change, Changes, Hello, MAX_OPS, MAX_STORES, Merge, MergeOp, Merged, Name,
+    Question, Role, Unmerge, Welcome,
+};
+pub use codec::{DecodeError, MAX_MESSAGE};
+pub use page::{CHUNK_BYTES, CHUNK_PAGES, PAGE_BYTES, PageBits, PageOutcome};
+#[cfg(feature = "status")]
+pub use status::{GuestStatus, Reply, Request, RunMode, Setting, Status};
+
+/// The version of this protocol; both sides must speak the same one.
+pub const VERSION: u16 = 1;

@@ -1,0 +1,154 @@
+//! What the command line asks and sees: JSON, with KSM's names where KSM has the thing.
+
+use serde::{Deserialize, Serialize};
+
+/// Whether the engine merges. The numbers are KSM's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "u8", try_from = "u8")]
+pub enum RunMode {
+    /// 0: nothing new is merged; what is merged stays merged.
+    Stop,
+    /// 1: merge.
+    #[default]
+    Run,
+    /// 2: give every merged page a private copy again, and merge nothing.
+    Unmerge,
+}
+
+impl From<RunMode> for u8 {
+    fn from(mode: RunMode) -> Self {
+        match mode {
+            RunMode::Stop => 0,
+            RunMode::Run => 1,
+            RunMode::Unmerge => 2,
+        }
+    }
+}
+
+impl TryFrom<u8> for RunMode {
+    type Error = String;
+
+    fn try_from(number: u8) -> Result<Self, String> {
+        match number {
+            0 => Ok(Self::Stop),
+            1 => Ok(Self::Run),
+            2 => Ok(Self::Unmerge),
+            other => Err(format!(
+                "run is 0 (stop), 1 (run) or 2 (unmerge all), not {other}"
+            )),
+        }
+    }
+}
+
+/// One knob and its new value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Setting {
+    /// Whether the engine merges.
+    Run(RunMode),
+    /// Milliseconds between two looks at what was written.
+    MergePeriodMs(u64),
+    /// Worker threads.
+    Threads(u16),
+    /// Whether pages of zeros map the kernel's zero page.
+    UseZeroPages(bool),
+}
+
+/// What the command line asks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Request {
+    /// The counters.
+    Status,
+    /// Turn knobs, all or none.
+    Set(Vec<Setting>),
+}
+
+/// What the engine replies.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reply {
+    /// To [`Request::Status`].
+    Status(Box<Status>),
+    /// Done.
+    Done,
+    /// Not done: why.
+    Refused(String),
+}
+
+/// The engine's counters at one moment.
+///
+/// For every status, `pages_shared + pages_sharing + pages_unshared + pages_volatile + zero_pages +
+/// pages_skipped` is the number of pages present in all regions (I9).
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Status {
+    /// Whether the engine merges: 0, 1 or 2.
+    pub run: RunMode,
+    /// Milliseconds between two looks at what was written.
+    pub merge_period_ms: u64,
+    /// Worker threads.
+    pub threads: u16,
+    /// Whether pages of zeros map the kernel's zero page.
+    pub use_zero_pages: bool,
+    /// Completed rounds over all regions.
+    pub full_scans: u64,
+    /// Canonical pages with at least one sharer.
+    pub pages_shared: u64,
+    /// Pages that share a canonical page beyond its first sharer: the frames saved.
+    pub pages_sharing: u64,
+    /// Settled pages seen once: candidates.
+    pub pages_unshared: u64,
+    /// Pages written lately, or not yet observed for two periods.
+    pub pages_volatile: u64,
+    /// Pages that map the kernel's zero page.
+    pub zero_pages: u64,
+    /// Pages left alone: pinned, broken, unsupported, or refused for want of mappings.
+    pub pages_skipped: u64,
+    /// Of the skipped ones, merged pages that the guest wrote again.
+    pub pages_broken: u64,
+    /// Of the skipped ones, pages the kernel would not move (pinned, or shared by fork).
+    pub pages_pinned: u64,
+    /// Frames given back so far and still saved, in bytes: `pages_sharing` and our zero pages.
+    pub saved_bytes: u64,
+    /// `saved_bytes` less kernel slab, page tables and our own memory; may be negative.
+    pub net_saved_bytes: i64,
+    /// Memory the engine and the agents hold for their work, in bytes.
+    pub metadata_bytes: u64,
+    /// CPU time of the engine and of all agents, in seconds.
+    pub cpu_seconds: f64,
+    /// The longest time a page was out of its guest's reach in a window, in microseconds.
+    pub window_max_us: u64,
+    /// The guests.
+    pub guests: Vec<GuestStatus>,
+}
+
+/// One guest's counters.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct GuestStatus {
+    /// Process id.
+    pub pid: u32,
+    /// The command name, as in `/proc/PID/comm`.
+    pub comm: String,
+    /// The trust domain its pages are shared in.
+    pub domain: String,
+    /// Contiguous ranges the guest offers.
+    pub regions: u64,
+    /// Pages present in its regions.
+    pub pages: u64,
+    /// Pages that map a canonical page, the first sharer included.
+    pub pages_sharing: u64,
+    /// Pages that map the kernel's zero page.
+    pub zero_pages: u64,
+    /// Merged pages that the guest wrote again.
+    pub pages_broken: u64,
+    /// Pages the kernel would not move.
+    pub pages_pinned: u64,
+    /// The guest's part of the saving, in bytes; the parts add up to the whole.
+    pub saved_bytes: u64,
+    /// Mappings of the process, as counted against `vm.max_map_count`.
+    pub vmas: u64,
+    /// Whether the agent answers in time.
+    pub responsive: bool,
+}
