@@ -53,8 +53,8 @@ pub(crate) fn remap(guard: &mut Guard, call: Remap) -> Result<usize> {
         // The target is unmapped first, whatever comes of the move.
         forget(guard, call.to, new_len);
     }
-    let (offered, stored) = extent(guard, call);
-    if !stored {
+    let offered = offered_to_end(guard, call);
+    if is_one_mapping(call)? {
         let new = pass(call)?;
         follow(guard, call, new, offered);
         return Ok(new);
@@ -97,19 +97,24 @@ fn pass(call: Remap) -> Result<usize> {
     unsafe { sys::raw::call(libc::SYS_mremap, args) }
 }
 
-/// Whether the old range is offered to its end, and whether any of it is stored.
-fn extent(guard: &mut Guard, call: Remap) -> (bool, bool) {
-    let (mut offered, mut stored) = (false, false);
+/// Whether the old range is offered to its end.
+fn offered_to_end(guard: &mut Guard, call: Remap) -> bool {
+    let mut offered = false;
     guard
         .table()
         .each_known(call.old, call.old_len, |_, pages, chunk| {
             offered = pages
-                .clone()
                 .last()
                 .is_some_and(|page| chunk.offered.contains(page));
-            stored |= pages.into_iter().any(|page| chunk.stored.contains(page));
         });
-    (offered, stored)
+    offered
+}
+
+/// Whether the kernel can do it alone: the old range is one anonymous mapping. Windows leave a
+/// region in several, also where nothing is merged any more.
+fn is_one_mapping(call: Remap) -> Result<bool> {
+    let vma = Maps::open()?.find(call.old)?;
+    Ok(vma.is_none_or(|vma| !vma.file && vma.end >= call.old + call.old_len))
 }
 
 fn access_at(address: usize) -> Result<Access> {

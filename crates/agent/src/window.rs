@@ -12,14 +12,16 @@
 //!   └──────────────┘ wake
 //! ```
 //!
-//! 1. The chunk is registered so that touching an absent page sleeps. A page that is absent for
-//!    another reason (never touched) just waits for the end of the window as well.
+//! 1. The runs to be merged are registered so that touching an absent page sleeps; nothing else is,
+//!    so no page but these ever waits, and no fault is ever answered one by one.
 //! 2. MOVE takes the pages out in one step each. From here no thread, vCPU or system call can see
 //!    or write them. What the kernel will not move (pinned, shared by fork) stays as it is.
 //! 3. Each page is compared with its canonical page, all 4096 bytes. Nobody can change either: the
 //!    one is only here, the other is never written again (I2, I3).
 //! 4. Equal runs are mapped from the store, zero pages become the kernel's, others move back.
-//! 5. The sleepers are woken, the staging area is emptied.
+//! 5. What is not mapped from the store is registered for tracking alone again. The kernel only adds
+//!    to a registration, so this takes unregistering, and these pages look written at the next
+//!    scan; all of them are new to the engine anyway. The sleepers wake, the staging area is emptied.
 //!
 //! Who could break it, and what stops them:
 //! - the guest's own munmap, mmap, mremap, madvise, mprotect over the chunk: wait for the lock;
@@ -37,7 +39,7 @@ use rustix::time::{ClockId, clock_gettime};
 use sys::mapping::{self, Access, Attributes, Source};
 use sys::uffd::{Uffd, Watch};
 use sys::vma::{Maps, Vma};
-use wire::{CHUNK_BYTES, CHUNK_PAGES, Merge, PAGE_BYTES, PageBits, PageOutcome};
+use wire::{CHUNK_PAGES, Merge, PAGE_BYTES, PageOutcome};
 
 use crate::lock::Guard;
 use crate::table::Reading;
@@ -138,7 +140,6 @@ impl Window {
         let mut batch = [(0usize, None::<u64>); BATCH_PAGES];
         let mut len = 0;
         let mut vma: Option<Vma> = None;
-        let (mut held_from, mut held_to) = (usize::MAX, 0);
         for (page, slot) in pages(question) {
             if !offered.contains(page) || stored.contains(page) {
                 set(job.outcomes, page, PageOutcome::Gone);
@@ -164,31 +165,17 @@ impl Window {
                 len = 0;
                 job.access = access;
             }
-            if !(held_from..held_to).contains(&page) {
-                // Everything offered around the page is held, once for all batches of the chunk.
-                let run = run_around(&offered, page);
-                if self.watch(chunk, run, Watch::TrackAndHold).is_err() {
-                    set(job.outcomes, page, PageOutcome::Unsupported);
-                    continue;
-                }
-                (held_from, held_to) = (run.0, run.0 + run.1);
-            }
             if let Some(item) = batch.get_mut(len) {
                 *item = (page, slot);
                 len += 1;
             }
         }
         self.batch(guard, &mut job, batch.get(..len).unwrap_or_default());
-        for run in offered.runs() {
-            // Runs that were not held are tracked as before: this changes nothing for them.
-            let _ = self.watch(chunk, run, Watch::Track);
+        for (first, count) in offered.runs() {
+            // The new mappings are tracked too: a write to a merged page must be seen.
+            let (start, len) = (chunk + first * PAGE_BYTES, count * PAGE_BYTES);
+            let _ = self.uffd.register(start, len, Watch::Track);
         }
-        let _ = self.uffd.wake(chunk, CHUNK_BYTES);
-    }
-
-    fn watch(&self, chunk: usize, run: (usize, usize), how: Watch) -> rustix::io::Result<()> {
-        self.uffd
-            .register(chunk + run.0 * PAGE_BYTES, run.1 * PAGE_BYTES, how)
     }
 
     /// Takes the batch's pages out, and puts something equal in their place.
@@ -215,6 +202,7 @@ impl Window {
         }
         let began = now();
         let mut out = [false; BATCH_PAGES];
+        self.hold(job, items);
         self.take_out(job, items, &mut out);
         let mut equal = [false; BATCH_PAGES];
         for (at, equal) in equal.iter_mut().enumerate().take(items.len()) {
@@ -239,11 +227,7 @@ impl Window {
             };
             at += step;
         }
-        let first = items.first().map_or(0, |item| item.0);
-        let last = items.last().map_or(0, |item| item.0 + 1);
-        let _ = self
-            .uffd
-            .wake(job.chunk + first * PAGE_BYTES, (last - first) * PAGE_BYTES);
+        self.let_go(job, items);
         self.longest_ns = self.longest_ns.max(now().saturating_sub(began));
         // SAFETY: what is still staged was replaced by something equal.
         let _ = unsafe {
@@ -282,10 +266,50 @@ impl Window {
         Ok(())
     }
 
+    /// From here, who touches an absent page of the items sleeps.
+    fn hold(&self, job: &mut Job<'_>, items: &[Item]) {
+        each_run(items, |at, run| {
+            let Some(&(page, _)) = items.get(at) else {
+                return;
+            };
+            let (start, len) = (job.chunk + page * PAGE_BYTES, run * PAGE_BYTES);
+            if let Err(errno) = self.uffd.register(start, len, Watch::TrackAndHold) {
+                (page..page + run).for_each(|page| set(job.outcomes, page, left(errno)));
+            }
+        });
+    }
+
+    /// Whoever slept goes on; what is still the guest's own memory is tracked as before.
+    fn let_go(&self, job: &Job<'_>, items: &[Item]) {
+        let own = |page: usize| job.outcomes.get(page) != Some(&PageOutcome::Merged);
+        each_run(items, |at, run| {
+            let Some(&(first, _)) = items.get(at) else {
+                return;
+            };
+            let (mut page, end) = (first, first + run);
+            while page < end {
+                let next = (page..end)
+                    .find(|&next| own(next) != own(page))
+                    .unwrap_or(end);
+                let (start, len) = (job.chunk + page * PAGE_BYTES, (next - page) * PAGE_BYTES);
+                if own(page) {
+                    let _ = self.uffd.unregister(start, len);
+                    let _ = self.uffd.register(start, len, Watch::Track);
+                }
+                let _ = self.uffd.wake(start, len);
+                page = next;
+            }
+        });
+    }
+
     /// Moves the items' pages to the staging area, page `at` to place `at`.
     fn take_out(&mut self, job: &mut Job<'_>, items: &[Item], out: &mut [bool; BATCH_PAGES]) {
         let (mut at, mut tries) = (0, 0);
         while let Some(&(page, _)) = items.get(at) {
+            if job.outcomes.get(page) != Some(&PageOutcome::NotAsked) {
+                at += 1; // could not be held
+                continue;
+            }
             let run = adjacent(items, at);
             let from = job.chunk + page * PAGE_BYTES;
             let to = self.staging + at * PAGE_BYTES;
@@ -433,11 +457,14 @@ fn equal_run(items: &[Item], equal: &[bool], at: usize) -> usize {
     run
 }
 
-/// The maximal run of `set` around `page`, as `(first, count)`.
-fn run_around(set: &PageBits, page: usize) -> (usize, usize) {
-    set.runs()
-        .find(|run| (run.0..run.0 + run.1).contains(&page))
-        .unwrap_or((page, 1))
+/// Calls `each` with the place and the length of every run of neighbours.
+fn each_run(items: &[Item], mut each: impl FnMut(usize, usize)) {
+    let mut at = 0;
+    while at < items.len() {
+        let run = adjacent(items, at);
+        each(at, run);
+        at += run;
+    }
 }
 
 /// Whether the page at `page` equals the one at `canonical`, or zeros when that is 0.
@@ -462,7 +489,8 @@ fn left(reason: Errno) -> PageOutcome {
     match reason {
         Errno::BUSY => PageOutcome::Pinned,
         Errno::NOENT => PageOutcome::Gone,
-        Errno::AGAIN | Errno::NOMEM => PageOutcome::Again,
+        Errno::NOMEM => PageOutcome::NoRoom,
+        Errno::AGAIN => PageOutcome::Again,
         _ => PageOutcome::Unsupported,
     }
 }
