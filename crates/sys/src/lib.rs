@@ -1,1 +1,14 @@
-//! System-call wrappers and /proc and /sys readers of PageONE.
+//! Every system call and every /proc and /sys reader of PageONE, each contract stated once.
+//!
+//! Two callers with different needs share this crate. The engine and the command line are ordinary
+//! programs. The agent is a thread without thread-local storage of its own inside a foreign
+//! process, so what it uses ([`uffd`], [`mapping`], [`vma`], [`thread`], [`socket`]) neither
+//! allocates nor touches `errno`: these wrappers go through rustix, which enters the kernel
+//! directly and returns errors as values.
+
+pub mod mapping;
+pub mod raw;
+pub mod socket;
+pub mod thread;
+pub mod uffd;
+pub mod vma;

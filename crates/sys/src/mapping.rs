@@ -1,0 +1,243 @@
+//! Mappings of this process: the calls that put memory in place, and the raw ones behind hooks.
+//!
+//! Nothing here allocates or sets `errno`.
+
+use std::os::fd::BorrowedFd;
+
+use rustix::io::{Errno, Result};
+use rustix::mm::{MapFlags, MlockFlags, MprotectFlags, ProtFlags};
+
+/// What a mapping allows. Executable memory is never touched here, so it has no variant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Reads.
+    Read,
+    /// Reads and writes.
+    ReadWrite,
+}
+
+impl Access {
+    fn prot(self) -> ProtFlags {
+        match self {
+            Self::Read => ProtFlags::READ,
+            Self::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
+        }
+    }
+
+    fn mprotect(self) -> MprotectFlags {
+        match self {
+            Self::Read => MprotectFlags::READ,
+            Self::ReadWrite => MprotectFlags::READ | MprotectFlags::WRITE,
+        }
+    }
+}
+
+/// What `madvise` and `mlock` told the kernel of a range: what a new mapping there must be told
+/// again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Attributes {
+    /// `MADV_DONTFORK`.
+    pub dontfork: bool,
+    /// `MADV_DONTDUMP`.
+    pub dontdump: bool,
+    /// `mlock`, in any of its forms.
+    pub locked: bool,
+    /// `MAP_NORESERVE`.
+    pub noreserve: bool,
+    /// `MADV_HUGEPAGE`.
+    pub huge: bool,
+    /// `MADV_NOHUGEPAGE`.
+    pub nohuge: bool,
+}
+
+/// What is mapped.
+#[derive(Clone, Copy, Debug)]
+pub enum Source<'a> {
+    /// Zero-filled memory.
+    Anonymous,
+    /// A private view of a store, from this byte offset on.
+    Store(BorrowedFd<'a>, u64),
+}
+
+/// Maps `source` over `[start, start + len)`, replacing what is there, with `access` and
+/// `attributes`. `lock_future` says that the process locks new mappings (`MCL_FUTURE`).
+///
+/// A mapping that must be locked is first made inaccessible: a locked, writable, private mapping
+/// would be filled by write faults at once, and every page would be private again.
+///
+/// # Errors
+/// `NOMEM` when the map count or the locked-memory limit is exhausted. The old mapping is intact
+/// only if the first step failed: the second part of the result tells whether it was replaced.
+///
+/// # Safety
+/// The caller must own the range: whatever is there is lost.
+pub unsafe fn replace(
+    start: usize,
+    len: usize,
+    source: Source<'_>,
+    access: Access,
+    attributes: Attributes,
+    lock_future: bool,
+) -> std::result::Result<(), (Errno, bool)> {
+    let mut flags = MapFlags::PRIVATE | MapFlags::FIXED;
+    if attributes.noreserve {
+        flags |= MapFlags::NORESERVE;
+    }
+    let careful = attributes.locked || lock_future;
+    let prot = if careful {
+        ProtFlags::empty()
+    } else {
+        access.prot()
+    };
+    let at = pointer(start);
+    // SAFETY: the range is the caller's; MAP_FIXED replaces it in one step.
+    let placed = unsafe {
+        match source {
+            Source::Anonymous => rustix::mm::mmap_anonymous(at, len, prot, flags),
+            Source::Store(store, offset) => rustix::mm::mmap(at, len, prot, flags, store, offset),
+        }
+    };
+    placed.map_err(|errno| (errno, false))?;
+    // SAFETY: the range is now the mapping just made.
+    let finished = unsafe { finish(start, len, source, access, attributes, careful) };
+    finished.map_err(|errno| (errno, true))
+}
+
+/// # Safety
+/// As [`replace`]: the range is the mapping just made.
+unsafe fn finish(
+    start: usize,
+    len: usize,
+    source: Source<'_>,
+    access: Access,
+    attributes: Attributes,
+    careful: bool,
+) -> Result<()> {
+    let at = pointer(start);
+    if attributes.dontfork {
+        // SAFETY: changes what fork does with the range, not its content.
+        unsafe { advise(start, len, libc::MADV_DONTFORK) }?;
+    }
+    if attributes.dontdump {
+        // SAFETY: as above, for core dumps.
+        unsafe { advise(start, len, libc::MADV_DONTDUMP) }?;
+    }
+    if matches!(source, Source::Anonymous) && (attributes.huge || attributes.nohuge) {
+        let advice = if attributes.huge {
+            libc::MADV_HUGEPAGE
+        } else {
+            libc::MADV_NOHUGEPAGE
+        };
+        // A kernel built without huge pages refuses; nothing is lost then.
+        // SAFETY: changes how the range is backed, not its content.
+        let _ = unsafe { advise(start, len, advice) };
+    }
+    if careful {
+        // SAFETY: locking and unlocking change residency; the protection becomes the caller's.
+        unsafe {
+            if attributes.locked {
+                rustix::mm::mlock_with(at, len, MlockFlags::ONFAULT)?;
+            } else {
+                rustix::mm::munlock(at, len)?;
+            }
+            rustix::mm::mprotect(at, len, access.mprotect())?;
+        }
+    }
+    Ok(())
+}
+
+/// A new private area of zeros of `len` bytes, aligned to `align` (a power of two), that costs
+/// nothing until touched and that fork children do not get.
+///
+/// # Errors
+/// `NOMEM` when the address space or the map count is exhausted.
+pub fn area(len: usize, align: usize) -> Result<usize> {
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    let prot = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a fresh mapping at a place of the kernel's choice disturbs nothing.
+    let start =
+        unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), len + align, prot, flags)? };
+    let start = start.expose_provenance();
+    let aligned = start.next_multiple_of(align);
+    // SAFETY: both cuts lie in the mapping just made, outside the part that is kept.
+    unsafe {
+        if aligned > start {
+            rustix::mm::munmap(pointer(start), aligned - start)?;
+        }
+        let tail = start + align - aligned;
+        if tail > 0 {
+            rustix::mm::munmap(pointer(aligned + len), tail)?;
+        }
+    }
+    Ok(aligned)
+}
+
+/// Maps `len` bytes of `file` from `offset` on, shared, at a place of the kernel's choice.
+///
+/// # Errors
+/// What mmap(2) gives.
+pub fn share(file: BorrowedFd<'_>, offset: u64, len: usize, access: Access) -> Result<usize> {
+    let at = std::ptr::null_mut();
+    // SAFETY: a fresh mapping at a place of the kernel's choice disturbs nothing.
+    let start =
+        unsafe { rustix::mm::mmap(at, len, access.prot(), MapFlags::SHARED, file, offset)? };
+    Ok(start.expose_provenance())
+}
+
+/// Removes the mappings of `[start, start + len)`.
+///
+/// # Errors
+/// What munmap(2) gives.
+///
+/// # Safety
+/// The range must be the caller's, and nothing may use it any more.
+pub unsafe fn unmap(start: usize, len: usize) -> Result<()> {
+    // SAFETY: the caller's promise.
+    unsafe { rustix::mm::munmap(pointer(start), len) }
+}
+
+/// madvise(2) with a number, so that advice this crate does not know passes too.
+///
+/// # Errors
+/// What madvise(2) gives.
+///
+/// # Safety
+/// Some advice discards memory: the caller must be entitled to it.
+pub unsafe fn advise(start: usize, len: usize, advice: i32) -> Result<()> {
+    // SAFETY: the caller's promise.
+    unsafe { crate::raw::call(libc::SYS_madvise, [start, len, advice as usize, 0, 0, 0]) }.map(drop)
+}
+
+/// Sets what `[start, start + len)` allows.
+///
+/// # Errors
+/// What mprotect(2) gives.
+///
+/// # Safety
+/// Who relies on the old protection must be the caller.
+pub unsafe fn protect(start: usize, len: usize, access: Access) -> Result<()> {
+    // SAFETY: the caller's promise.
+    unsafe { rustix::mm::mprotect(pointer(start), len, access.mprotect()) }
+}
+
+/// Locks (pages stay once touched) or unlocks `[start, start + len)`.
+///
+/// # Errors
+/// `NOMEM` or `PERM` when the limit of locked memory is reached.
+///
+/// # Safety
+/// The range must be the caller's.
+pub unsafe fn set_locked(start: usize, len: usize, locked: bool) -> Result<()> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if locked {
+            rustix::mm::mlock_with(pointer(start), len, MlockFlags::ONFAULT)
+        } else {
+            rustix::mm::munlock(pointer(start), len)
+        }
+    }
+}
+
+fn pointer(address: usize) -> *mut std::ffi::c_void {
+    std::ptr::with_exposed_provenance_mut(address)
+}

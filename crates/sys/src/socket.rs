@@ -1,0 +1,208 @@
+//! Packets and descriptors over `SOCK_SEQPACKET` Unix sockets (unix(7)).
+//!
+//! A packet arrives whole or not at all, so the protocol needs no framing, and a peer that dies is
+//! an end of file. Nothing here allocates: descriptors travel through fixed buffers, and
+//! [`Received`] closes those that nobody took.
+
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use rustix::io::{Errno, Result};
+use rustix::net::{
+    self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+
+/// The most descriptors one packet carries here.
+pub const MAX_DESCRIPTORS: usize = 68;
+
+/// Who is at the other end, as the kernel recorded it when the connection was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Process id.
+    pub pid: u32,
+    /// Effective user id.
+    pub uid: u32,
+    /// Effective group id.
+    pub gid: u32,
+}
+
+/// A packet that arrived.
+pub struct Received {
+    /// Bytes in the caller's buffer; 0 when the peer has closed.
+    pub len: usize,
+    /// Descriptors that came along, in order, then `None`.
+    pub descriptors: [Option<OwnedFd>; MAX_DESCRIPTORS],
+}
+
+fn seqpacket() -> Result<OwnedFd> {
+    net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+}
+
+/// Listens at `path`, which must not exist yet.
+///
+/// # Errors
+/// `ADDRINUSE` when the path exists; whatever socket(2), bind(2) and listen(2) give.
+pub fn listen(path: &Path) -> Result<OwnedFd> {
+    let socket = seqpacket()?;
+    net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    net::listen(&socket, 128)?;
+    Ok(socket)
+}
+
+/// Takes the next connection.
+///
+/// # Errors
+/// Whatever accept4(2) gives.
+pub fn accept(listener: &impl AsFd) -> Result<OwnedFd> {
+    net::accept_with(listener, SocketFlags::CLOEXEC)
+}
+
+/// Connects to the socket at `path`.
+///
+/// # Errors
+/// `NOENT` when there is no socket, `CONNREFUSED` when nobody listens at it (a stale one), and
+/// whatever else connect(2) gives.
+pub fn connect<P: rustix::path::Arg>(path: P) -> Result<OwnedFd> {
+    let socket = seqpacket()?;
+    net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket)
+}
+
+/// Two connected sockets.
+///
+/// # Errors
+/// Whatever socketpair(2) gives.
+pub fn pair() -> Result<(OwnedFd, OwnedFd)> {
+    net::socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+}
+
+/// Who is at the other end of `socket`.
+///
+/// # Errors
+/// Whatever getsockopt(2) gives.
+pub fn peer(socket: &impl AsFd) -> Result<Peer> {
+    let credentials = net::sockopt::socket_peercred(socket)?;
+    Ok(Peer {
+        pid: credentials.pid.as_raw_nonzero().get().unsigned_abs(),
+        uid: credentials.uid.as_raw(),
+        gid: credentials.gid.as_raw(),
+    })
+}
+
+/// Sends one packet, with `descriptors`; waits while the peer's queue is full, unless the socket
+/// is non-blocking.
+///
+/// # Errors
+/// `PIPE` when the peer has closed (no signal is raised); `INVAL` for more than
+/// [`MAX_DESCRIPTORS`]; whatever else sendmsg(2) gives.
+pub fn send(socket: &impl AsFd, packet: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        return Err(Errno::INVAL);
+    }
+    let parts = [std::io::IoSlice::new(packet)];
+    retry(|| net::sendmsg(socket, &parts, &mut ancillary, SendFlags::NOSIGNAL)).map(drop)
+}
+
+/// Receives one packet into `buffer`.
+///
+/// # Errors
+/// `MSGSIZE` when the packet or its descriptors do not fit (the packet is lost); `AGAIN` when the
+/// socket is non-blocking and nothing waits; whatever else recvmsg(2) gives.
+pub fn recv(socket: &impl AsFd, buffer: &mut [u8]) -> Result<Received> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut parts = [std::io::IoSliceMut::new(buffer)];
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    let message = retry(|| net::recvmsg(socket, &mut parts, &mut ancillary, flags))?;
+    let mut received = Received {
+        len: message.bytes,
+        descriptors: [const { None }; _],
+    };
+    let arrived = ancillary.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
+        _ => None,
+    });
+    for (place, descriptor) in received.descriptors.iter_mut().zip(arrived.flatten()) {
+        *place = Some(descriptor);
+    }
+    if message
+        .flags
+        .intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC)
+    {
+        return Err(Errno::MSGSIZE);
+    }
+    Ok(received)
+}
+
+fn retry<T>(mut call: impl FnMut() -> Result<T>) -> Result<T> {
+    loop {
+        match call() {
+            Err(Errno::INTR) => {}
+            other => return other,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_packet_carries_bytes_and_descriptors() {
+        let (a, b) = pair().unwrap();
+        let (pipe_out, pipe_in) = rustix::pipe::pipe().unwrap();
+        send(&a, b"hello", &[pipe_in.as_fd(), pipe_out.as_fd()]).unwrap();
+        let mut buffer = [0; 16];
+        let mut received = recv(&b, &mut buffer).unwrap();
+        assert_eq!((received.len, &buffer[..5]), (5, &b"hello"[..]));
+        let came = received.descriptors[0].take().unwrap();
+        rustix::io::write(&came, b"x").unwrap();
+        assert_eq!(rustix::io::read(&pipe_out, &mut buffer).unwrap(), 1);
+        assert!(received.descriptors[1].is_some() && received.descriptors[2].is_none());
+    }
+
+    #[test]
+    fn a_packet_too_long_is_an_error_and_a_closed_peer_an_end() {
+        let (a, b) = pair().unwrap();
+        send(&a, &[7; 100], &[]).unwrap();
+        send(&a, &[8; 4], &[]).unwrap();
+        let mut buffer = [0; 16];
+        assert_eq!(recv(&b, &mut buffer).err(), Some(Errno::MSGSIZE));
+        assert_eq!(recv(&b, &mut buffer).unwrap().len, 4);
+        drop(a);
+        assert_eq!(recv(&b, &mut buffer).unwrap().len, 0);
+        assert_eq!(send(&b, b"x", &[]).err(), Some(Errno::PIPE));
+    }
+
+    #[test]
+    fn a_listener_knows_its_peer() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        assert_eq!(connect(&path).err(), Some(Errno::NOENT));
+        let listener = listen(&path).unwrap();
+        let client = connect(&path).unwrap();
+        let server = accept(&listener).unwrap();
+        assert_eq!(peer(&server).unwrap().pid, std::process::id());
+        assert_eq!(listen(&path).err(), Some(Errno::ADDRINUSE));
+        drop((listener, server, client));
+        assert_eq!(
+            connect(&path).err(),
+            Some(Errno::CONNREFUSED),
+            "a stale socket"
+        );
+    }
+}

@@ -1,0 +1,241 @@
+//! userfaultfd(2): tracking writes, taking pages out of reach, putting them back.
+//!
+//! One descriptor serves a whole guest. It is opened with `WP_ASYNC`, so a write to a
+//! write-protected page is noted in its page-table entry and goes on at once (no thread ever waits
+//! for it), and `PAGEMAP_SCAN` reads the notes. `MISSING` faults are never answered one by one:
+//! ranges are registered for them only while a merge window holds their pages out, and whoever
+//! touches such a page sleeps in the kernel until [`Uffd::wake`].
+//!
+//! Source: `fs/userfaultfd.c`, `Documentation/admin-guide/mm/userfaultfd.rst`.
+
+use std::ffi::c_void;
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use linux_raw_sys::general as raw;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::{Errno, Result};
+use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, Updater, ioctl, opcode};
+
+const TYPE: u8 = 0xAA;
+const API: Opcode = opcode::read_write::<raw::uffdio_api>(TYPE, 0x3F);
+const REGISTER: Opcode = opcode::read_write::<raw::uffdio_register>(TYPE, 0);
+const WAKE: Opcode = opcode::read::<raw::uffdio_range>(TYPE, 2);
+const COPY: Opcode = opcode::read_write::<raw::uffdio_copy>(TYPE, 3);
+const ZEROPAGE: Opcode = opcode::read_write::<raw::uffdio_zeropage>(TYPE, 4);
+const MOVE: Opcode = opcode::read_write::<raw::uffdio_move>(TYPE, 5);
+
+/// The features without which nothing works here; all are in Linux 6.8.
+pub const FEATURES: u64 = (raw::UFFD_FEATURE_WP_ASYNC
+    | raw::UFFD_FEATURE_WP_UNPOPULATED
+    | raw::UFFD_FEATURE_WP_HUGETLBFS_SHMEM
+    | raw::UFFD_FEATURE_MOVE) as u64;
+
+/// What a registered range reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Watch {
+    /// Writes, asynchronously.
+    Track,
+    /// Writes as before; and touching an absent page sleeps until [`Uffd::wake`].
+    TrackAndHold,
+}
+
+/// How far a move came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moved {
+    /// Bytes moved, from the start of the range.
+    pub bytes: usize,
+    /// Why the page at `bytes` did not move; `None` when all did.
+    pub stopped: Option<Errno>,
+}
+
+/// An open userfaultfd of this process.
+#[derive(Debug)]
+pub struct Uffd(OwnedFd);
+
+impl Uffd {
+    /// Opens the device that hands out userfaultfds; who holds it needs no capability.
+    ///
+    /// # Errors
+    /// `NOENT` before Linux 6.1, `ACCESS` without the right to it.
+    pub fn device() -> Result<OwnedFd> {
+        rustix::fs::open(
+            c"/dev/userfaultfd",
+            OFlags::RDWR | OFlags::CLOEXEC,
+            Mode::empty(),
+        )
+    }
+
+    /// A userfaultfd for this process from an open device.
+    ///
+    /// # Errors
+    /// `INVAL` when the kernel lacks one of [`FEATURES`]; what ioctl(2) gives.
+    pub fn from_device(device: BorrowedFd<'_>) -> Result<Self> {
+        // SAFETY: USERFAULTFD_IOC_NEW takes flags by value and returns a new descriptor.
+        let fd = unsafe { ioctl(device, New) }?;
+        Self(fd).handshake()
+    }
+
+    /// A userfaultfd for this process: through the device where this process may open it, else
+    /// by the system call.
+    ///
+    /// # Errors
+    /// `PERM` without the right to either, `INVAL` when the kernel lacks one of [`FEATURES`].
+    pub fn open() -> Result<Self> {
+        if let Ok(device) = Self::device() {
+            return Self::from_device(device.as_fd());
+        }
+        let flags = rustix::mm::UserfaultfdFlags::CLOEXEC | rustix::mm::UserfaultfdFlags::NONBLOCK;
+        // SAFETY: creating a userfaultfd changes no memory.
+        Self(unsafe { rustix::mm::userfaultfd(flags) }?).handshake()
+    }
+
+    fn handshake(self) -> Result<Self> {
+        let mut api = raw::uffdio_api {
+            api: raw::UFFD_API.into(),
+            features: FEATURES,
+            ioctls: 0,
+        };
+        // SAFETY: UFFDIO_API reads and fills the structure it is given.
+        unsafe { ioctl(&self.0, Updater::<API, _>::new(&mut api)) }?;
+        Ok(self)
+    }
+
+    /// Registers `[start, start + len)` in `mode`, also where it was registered here before.
+    ///
+    /// # Errors
+    /// `INVAL` for memory that cannot be tracked, `BUSY` when another userfaultfd has it,
+    /// `NOMEM` when the map count is exhausted.
+    pub fn register(&self, start: usize, len: usize, mode: Watch) -> Result<()> {
+        let bits = match mode {
+            Watch::Track => raw::UFFDIO_REGISTER_MODE_WP,
+            Watch::TrackAndHold => raw::UFFDIO_REGISTER_MODE_WP | raw::UFFDIO_REGISTER_MODE_MISSING,
+        };
+        let range = range(start, len);
+        let mut register = raw::uffdio_register {
+            range,
+            mode: bits.into(),
+            ioctls: 0,
+        };
+        // SAFETY: UFFDIO_REGISTER reads and fills the structure; registering loses no memory.
+        unsafe { ioctl(&self.0, Updater::<REGISTER, _>::new(&mut register)) }
+    }
+
+    /// Moves the pages of `[from, from + len)` to `[to, to + len)`, without waking sleepers, up
+    /// to the first that will not move. `to` must be registered here and empty.
+    ///
+    /// The reasons a page stays: `BUSY` pinned or shared by fork; `NOENT` no page there; `AGAIN`
+    /// try later; `INVAL` not anonymous memory, or unlike flags; `EXIST` `to` is not empty.
+    ///
+    /// # Safety
+    /// The caller must be entitled to both ranges: after the call the memory at `from` is gone
+    /// and the memory at `to` is what was there.
+    #[must_use]
+    pub unsafe fn move_pages(&self, to: usize, from: usize, len: usize) -> Moved {
+        let mut moved = 0;
+        while moved < len {
+            let mut arg = raw::uffdio_move {
+                dst: (to + moved) as u64,
+                src: (from + moved) as u64,
+                len: (len - moved) as u64,
+                mode: 1, // UFFDIO_MOVE_MODE_DONTWAKE
+                move_: 0,
+            };
+            // SAFETY: the structure is what UFFDIO_MOVE takes; the ranges are the caller's.
+            let result = unsafe { ioctl(&self.0, Updater::<MOVE, _>::new(&mut arg)) };
+            // A move that stops half-way says AGAIN and how far it came; asking again for the
+            // rest gives the true reason.
+            let step = usize::try_from(arg.move_).unwrap_or(0);
+            moved += step;
+            match result {
+                Err(reason) if step == 0 => {
+                    return Moved {
+                        bytes: moved,
+                        stopped: Some(reason),
+                    };
+                }
+                _ => {}
+            }
+        }
+        Moved {
+            bytes: moved,
+            stopped: None,
+        }
+    }
+
+    /// Maps the kernel's zero page over the empty range `[start, start + len)`, waking nobody.
+    ///
+    /// # Errors
+    /// `EXIST` where a page is, `AGAIN` while mappings change; how many bytes were filled before
+    /// is not told, so callers do it page by page or start over.
+    ///
+    /// # Safety
+    /// The caller must be entitled to fill the range.
+    pub unsafe fn zero(&self, start: usize, len: usize) -> Result<()> {
+        let mut arg = raw::uffdio_zeropage {
+            range: range(start, len),
+            mode: raw::UFFDIO_ZEROPAGE_MODE_DONTWAKE.into(),
+            zeropage: 0,
+        };
+        // SAFETY: the structure is what UFFDIO_ZEROPAGE takes; the range is the caller's.
+        unsafe { ioctl(&self.0, Updater::<ZEROPAGE, _>::new(&mut arg)) }
+    }
+
+    /// Fills the empty page at `to` with a copy of the page at `from`, waking nobody.
+    ///
+    /// # Errors
+    /// As [`Uffd::zero`].
+    ///
+    /// # Safety
+    /// `from` must be a readable page, and the caller entitled to fill `to`.
+    pub unsafe fn copy_page(&self, to: usize, from: usize) -> Result<()> {
+        let mut arg = raw::uffdio_copy {
+            dst: to as u64,
+            src: from as u64,
+            len: 4096,
+            mode: raw::UFFDIO_COPY_MODE_DONTWAKE.into(),
+            copy: 0,
+        };
+        // SAFETY: the structure is what UFFDIO_COPY takes; both pages are the caller's.
+        unsafe { ioctl(&self.0, Updater::<COPY, _>::new(&mut arg)) }
+    }
+
+    /// Wakes every thread that sleeps on a page of `[start, start + len)`.
+    ///
+    /// # Errors
+    /// `INVAL` for a range that is not made of pages.
+    pub fn wake(&self, start: usize, len: usize) -> Result<()> {
+        let mut arg = range(start, len);
+        // SAFETY: UFFDIO_WAKE reads a range; waking changes no memory.
+        unsafe { ioctl(&self.0, Updater::<WAKE, _>::new(&mut arg)) }
+    }
+}
+
+fn range(start: usize, len: usize) -> raw::uffdio_range {
+    raw::uffdio_range {
+        start: start as u64,
+        len: len as u64,
+    }
+}
+
+/// `USERFAULTFD_IOC_NEW`: flags by value in, a descriptor out.
+struct New;
+
+// SAFETY: the opcode takes an integer (O_CLOEXEC | O_NONBLOCK), not a pointer, writes no memory,
+// and returns a descriptor that nobody else owns.
+unsafe impl Ioctl for New {
+    type Output = OwnedFd;
+    const IS_MUTATING: bool = false;
+
+    fn opcode(&self) -> Opcode {
+        opcode::none(TYPE, 0)
+    }
+
+    fn as_ptr(&mut self) -> *mut c_void {
+        std::ptr::without_provenance_mut((OFlags::CLOEXEC | OFlags::NONBLOCK).bits() as usize)
+    }
+
+    unsafe fn output_from_ptr(out: IoctlOutput, _: *mut c_void) -> Result<OwnedFd> {
+        // SAFETY: the call succeeded, so `out` is a fresh descriptor.
+        Ok(unsafe { OwnedFd::from_raw_fd(out) })
+    }
+}
