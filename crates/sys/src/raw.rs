@@ -16,14 +16,14 @@ use rustix::io::{Errno, Result};
 #[inline]
 pub unsafe fn call(number: i64, args: [usize; 6]) -> Result<usize> {
     let [a, b, c, d, e, f] = args;
-    let ret: isize;
+    let ret: i64;
     // SAFETY: the x86-64 system call convention: number in rax, arguments in these registers,
     // the result in rax; the kernel overwrites rcx and r11. Memory is the caller's contract.
     #[cfg(target_arch = "x86_64")]
     unsafe {
         core::arch::asm!(
             "syscall",
-            inlateout("rax") number as isize => ret,
+            inlateout("rax") number => ret,
             in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f,
             lateout("rcx") _, lateout("r11") _,
             options(nostack),
@@ -35,13 +35,14 @@ pub unsafe fn call(number: i64, args: [usize; 6]) -> Result<usize> {
         core::arch::asm!(
             "svc 0",
             in("x8") number,
-            inlateout("x0") a as isize => ret,
+            inlateout("x0") a => ret,
             in("x1") b, in("x2") c, in("x3") d, in("x4") e, in("x5") f,
             options(nostack),
         );
     }
     match i32::try_from(ret) {
         Ok(code @ -4095..=-1) => Err(Errno::from_raw_os_error(-code)),
-        _ => Ok(ret.cast_unsigned()),
+        #[allow(clippy::cast_possible_truncation)] // only 64-bit targets have this convention
+        _ => Ok(ret as usize),
     }
 }

@@ -1,1 +1,278 @@
-//! (in preparation)
+//! What is mapped where in this process, asked of the kernel without allocation.
+//!
+//! [`Maps::find`] asks for one mapping by address with `PROCMAP_QUERY` (Linux 6.11) and reads the
+//! text of `/proc/PID/maps` where the kernel is older. [`attributes`] reads the flags that only
+//! the text of `smaps` tells.
+//!
+//! Source: proc(5), `fs/proc/task_mmu.c`.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use linux_raw_sys::general as raw;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::{Errno, Result};
+use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
+
+use crate::mapping::{Access, Attributes};
+
+const QUERY: Opcode = opcode::read_write::<raw::procmap_query>(b'f', 17);
+
+/// One mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Vma {
+    /// First address.
+    pub start: usize,
+    /// The address after the last.
+    pub end: usize,
+    /// Whether it may be read.
+    pub read: bool,
+    /// Whether it may be written.
+    pub write: bool,
+    /// Whether it may be executed.
+    pub execute: bool,
+    /// Whether writes are shared with other mappings.
+    pub shared: bool,
+    /// Whether a file lies behind it, memfds included.
+    pub file: bool,
+}
+
+impl Vma {
+    /// How this mapping may be accessed, when its pages can be merged at all: private, anonymous,
+    /// readable, not executable.
+    #[must_use]
+    pub fn mergeable(&self) -> Option<Access> {
+        let plain = self.read && !self.execute && !self.shared && !self.file;
+        plain.then_some(if self.write {
+            Access::ReadWrite
+        } else {
+            Access::Read
+        })
+    }
+}
+
+/// The open list of this process's mappings.
+#[derive(Debug)]
+pub struct Maps(OwnedFd);
+
+impl Maps {
+    /// Opens the list.
+    ///
+    /// # Errors
+    /// `NOENT` where /proc is not mounted.
+    pub fn open() -> Result<Self> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        rustix::fs::open(c"/proc/self/maps", flags, Mode::empty()).map(Self)
+    }
+
+    /// The mapping that holds `address`, or the next one above; `None` above the last.
+    ///
+    /// # Errors
+    /// What reading /proc gives.
+    pub fn find(&self, address: usize) -> Result<Option<Vma>> {
+        match self.query(address) {
+            Err(Errno::NOTTY | Errno::INVAL) => self.read_text(address),
+            answer => answer,
+        }
+    }
+
+    fn query(&self, address: usize) -> Result<Option<Vma>> {
+        // SAFETY: all fields are integers, for which zero is a value.
+        let mut arg: raw::procmap_query = unsafe { std::mem::zeroed() };
+        arg.size = size_of::<raw::procmap_query>() as u64;
+        arg.query_flags = raw::procmap_query_flags::PROCMAP_QUERY_COVERING_OR_NEXT_VMA as u64;
+        arg.query_addr = address as u64;
+        // SAFETY: the structure is what PROCMAP_QUERY takes; it asks for no strings.
+        match unsafe { ioctl(self.0.as_fd(), Updater::<QUERY, _>::new(&mut arg)) } {
+            Err(Errno::NOENT) => return Ok(None),
+            other => other?,
+        }
+        let has = |flag: raw::procmap_query_flags| arg.vma_flags & flag as u64 != 0;
+        #[allow(clippy::cast_possible_truncation)] // addresses of this process
+        Ok(Some(Vma {
+            start: arg.vma_start as usize,
+            end: arg.vma_end as usize,
+            read: has(raw::procmap_query_flags::PROCMAP_QUERY_VMA_READABLE),
+            write: has(raw::procmap_query_flags::PROCMAP_QUERY_VMA_WRITABLE),
+            execute: has(raw::procmap_query_flags::PROCMAP_QUERY_VMA_EXECUTABLE),
+            shared: has(raw::procmap_query_flags::PROCMAP_QUERY_VMA_SHARED),
+            file: arg.inode != 0,
+        }))
+    }
+
+    fn read_text(&self, address: usize) -> Result<Option<Vma>> {
+        let mut found = None;
+        each_line(&self.0, |line| {
+            let vma = parse(line).filter(|vma| vma.end > address);
+            found = found.or(vma);
+            found.is_none()
+        })?;
+        Ok(found)
+    }
+}
+
+/// Calls `each` with every mapping of `[start, end)` and its attributes, in ascending order.
+///
+/// Reading `smaps` walks all page tables of the process: for once, not for every period.
+///
+/// # Errors
+/// What reading /proc gives.
+pub fn attributes(start: usize, end: usize, mut each: impl FnMut(Vma, Attributes)) -> Result<()> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let smaps = rustix::fs::open(c"/proc/self/smaps", flags, Mode::empty())?;
+    let mut current: Option<Vma> = None;
+    each_line(&smaps, |line| {
+        if let Some(flags) = line.strip_prefix(b"VmFlags:") {
+            let inside = |vma: &Vma| vma.start < end && vma.end > start;
+            if let Some(vma) = current.filter(inside) {
+                each(vma, flagged(flags));
+            }
+        } else if let Some(vma) = parse(line) {
+            current = Some(vma);
+        }
+        current.is_none_or(|vma| vma.start < end)
+    })
+}
+
+fn flagged(flags: &[u8]) -> Attributes {
+    let has = |name: &[u8]| flags.split(|&b| b == b' ').any(|word| word == name);
+    Attributes {
+        dontfork: has(b"dc"),
+        dontdump: has(b"dd"),
+        locked: has(b"lo"),
+        noreserve: has(b"nr"),
+        huge: has(b"hg"),
+        nohuge: has(b"nh"),
+    }
+}
+
+/// Parses the head line of a mapping: `start-end perms offset dev inode path`.
+fn parse(line: &[u8]) -> Option<Vma> {
+    let mut words = line.split(|&b| b == b' ');
+    let range = words.next()?;
+    let dash = range.iter().position(|&b| b == b'-')?;
+    let (start, end) = (hex(range.get(..dash)?)?, hex(range.get(dash + 1..)?)?);
+    let &[r, w, x, s] = words.next()? else {
+        return None;
+    };
+    let inode = words.nth(2)?;
+    Some(Vma {
+        start,
+        end,
+        read: r == b'r',
+        write: w == b'w',
+        execute: x == b'x',
+        shared: s == b's',
+        file: inode != b"0",
+    })
+}
+
+fn hex(digits: &[u8]) -> Option<usize> {
+    std::str::from_utf8(digits)
+        .ok()
+        .and_then(|text| usize::from_str_radix(text, 16).ok())
+}
+
+/// Calls `each` with every line of the file until it says false. Lines longer than the buffer are
+/// cut; what is asked of them stands at their front.
+fn each_line(file: &OwnedFd, mut each: impl FnMut(&[u8]) -> bool) -> Result<()> {
+    const LONGEST: usize = 4096;
+    let mut buffer = [0u8; 2 * LONGEST];
+    let (mut filled, mut offset, mut cut) = (0, 0u64, false);
+    loop {
+        let space = buffer.get_mut(filled..).unwrap_or_default();
+        let got = rustix::io::pread(file, space, offset)?;
+        if got == 0 {
+            return Ok(());
+        }
+        offset += got as u64;
+        filled += got;
+        let mut used = 0;
+        while let Some(rest) = buffer.get(used..filled)
+            && let Some(end) = rest.iter().position(|&b| b == b'\n')
+        {
+            let line = rest.get(..end).unwrap_or_default();
+            if !std::mem::take(&mut cut) && !each(line) {
+                return Ok(());
+            }
+            used += end + 1;
+        }
+        if used == 0 && filled > LONGEST {
+            if !cut && !each(buffer.get(..filled).unwrap_or_default()) {
+                return Ok(());
+            }
+            (cut, used) = (true, filled);
+        }
+        buffer.copy_within(used..filled, 0);
+        filled -= used;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mapping::{self, Source};
+
+    /// Two pages of memory, the second of which is for the caller's changes.
+    fn two_pages() -> usize {
+        mapping::area(8192, 4096).unwrap()
+    }
+
+    #[test]
+    fn the_query_and_the_text_agree() {
+        let start = two_pages();
+        // SAFETY: the area is this test's.
+        unsafe { mapping::protect(start + 4096, 4096, Access::Read) }.unwrap();
+        let maps = Maps::open().unwrap();
+        for address in [
+            0,
+            start,
+            start + 4096,
+            start + 5000,
+            the_query_and_the_text_agree as *const () as usize,
+        ] {
+            let text = maps.read_text(address).unwrap();
+            assert!(text.is_some());
+            match maps.query(address) {
+                Err(Errno::NOTTY) => println!("skipped: this kernel lacks PROCMAP_QUERY"),
+                answer => assert_eq!(answer.unwrap(), text, "at {address:x}"),
+            }
+        }
+        assert_eq!(
+            maps.find(start).unwrap().unwrap().mergeable(),
+            Some(Access::ReadWrite)
+        );
+        assert_eq!(
+            maps.find(start + 4096).unwrap().unwrap().mergeable(),
+            Some(Access::Read)
+        );
+        let code = maps
+            .find(the_query_and_the_text_agree as *const () as usize)
+            .unwrap()
+            .unwrap();
+        assert_eq!(code.mergeable(), None);
+    }
+
+    #[test]
+    fn attributes_survive_a_replacement() {
+        let start = two_pages();
+        let set = Attributes {
+            dontfork: true,
+            dontdump: true,
+            locked: true,
+            ..Default::default()
+        };
+        let anonymous = Source::Anonymous;
+        // SAFETY: the area is this test's.
+        unsafe { mapping::replace(start, 4096, anonymous, Access::ReadWrite, set, false) }.unwrap();
+        let mut seen = Vec::new();
+        attributes(start, start + 8192, |vma, attributes| {
+            seen.push((vma.start, attributes))
+        })
+        .unwrap();
+        assert_eq!(seen.len(), 2);
+        assert_eq!(seen[0], (start, set));
+        assert!(!seen[1].1.locked);
+        // SAFETY: the area is this test's.
+        unsafe { *std::ptr::with_exposed_provenance_mut::<u8>(start) = 1 };
+    }
+}
