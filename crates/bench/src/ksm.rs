@@ -10,7 +10,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
 use sys::ksm::{Knobs, Ksm};
-use sys::process;
+use sys::usage;
 
 use crate::error::BenchError;
 use crate::merge::Contender;
@@ -100,7 +100,7 @@ impl KsmContender {
     /// # Errors
     /// The kernel has no KSM, or this user may not turn it.
     pub fn new(ksm: Ksm) -> Result<Self, BenchError> {
-        let thread = process::kernel_thread("ksmd").map_err(BenchError::Ksm)?;
+        let thread = usage::kernel_thread("ksmd").map_err(BenchError::Ksm)?;
         let thread = thread.ok_or_else(|| BenchError::Ksm(io::ErrorKind::NotFound.into()))?;
         ksm.write("run", "0").map_err(BenchError::Ksm)?;
         ksm.tune().map_err(BenchError::Ksm)?;

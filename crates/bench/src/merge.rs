@@ -12,7 +12,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use sys::meminfo::MemInfo;
-use sys::process;
+use sys::usage;
 
 use crate::content::Content;
 use crate::curve::{Curve, Sample};
@@ -162,7 +162,7 @@ impl<'a> Run<'a> {
         guests: &'a mut [Guest],
     ) -> Result<Self, BenchError> {
         let memory = MemInfo::read().map_err(BenchError::system("cannot read memory"))?;
-        let own = process::anonymous_bytes(contender.process()).unwrap_or(0);
+        let own = usage::anonymous_bytes(contender.process()).unwrap_or(0);
         let ideal = plan.content.ideal_saved_bytes(plan.guests);
         let offered = Instant::now();
         let cpu = Duration::ZERO;
@@ -184,7 +184,7 @@ impl<'a> Run<'a> {
     fn cpu_now(&self) -> Result<Duration, BenchError> {
         let engine = std::iter::once(self.contender.process());
         let all = engine.chain(self.guests.iter().map(Guest::pid));
-        let times = all.map(process::cpu_time);
+        let times = all.map(usage::cpu_time);
         let sum = times.sum::<std::io::Result<Duration>>();
         sum.map_err(BenchError::system("cannot read CPU times"))
     }
@@ -310,7 +310,7 @@ impl<'a> Run<'a> {
     }
 
     fn own_growth(&self) -> i64 {
-        let now = process::anonymous_bytes(self.contender.process()).unwrap_or(0);
+        let now = usage::anonymous_bytes(self.contender.process()).unwrap_or(0);
         difference(now, self.own)
     }
 

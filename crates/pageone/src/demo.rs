@@ -215,7 +215,7 @@ fn sum(guests: &mut [Guest], patience: Duration) -> Result<Answer> {
 fn proportional(guests: &[Guest]) -> Result<u64> {
     let each = guests
         .iter()
-        .map(|guest| sys::process::proportional_bytes(guest.pid()));
+        .map(|guest| sys::usage::proportional_bytes(guest.pid()));
     Ok(each.sum::<std::io::Result<u64>>()?)
 }
 

@@ -10,10 +10,11 @@ pub mod ksm;
 pub mod mapping;
 pub mod meminfo;
 pub mod memory;
-pub mod process;
+
 pub mod raw;
 pub mod signals;
 pub mod socket;
 pub mod thread;
 pub mod uffd;
+pub mod usage;
 pub mod vma;

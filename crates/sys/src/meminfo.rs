@@ -3,7 +3,7 @@
 use std::fs;
 use std::io;
 
-use crate::process::kilobytes;
+use crate::usage::kilobytes;
 
 /// The fields that tell where merged memory went, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

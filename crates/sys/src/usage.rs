@@ -1,4 +1,4 @@
-//! What /proc tells of processes and kernel threads: CPU time, memory, names.
+//! What processes and kernel threads use: CPU time and memory, as /proc tells it.
 
 use std::fs;
 use std::io;
