@@ -31,7 +31,7 @@ mod status;
 
 pub use agent::{
     ANSWER_HEAD, Answer, Change, Changes, Hello, MAX_OPS, MAX_STORES, Merge, MergeOp, Merged, Name,
-    Question, Role, Unmerge, Welcome,
+    Question, Role, STEP_DESCRIPTORS, STEP_MEMORY, STEP_USERFAULTFD, Unmerge, Welcome,
 };
 pub use codec::{DecodeError, MAX_MESSAGE};
 #[cfg(feature = "status")]
