@@ -7,6 +7,9 @@
 //! directly and returns errors as values.
 
 pub mod mapping;
+pub mod memfd;
+pub mod pagemap;
+pub mod process;
 pub mod raw;
 pub mod socket;
 pub mod thread;
