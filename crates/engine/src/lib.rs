@@ -1,2 +1,6 @@
 //! PageONE's engine: track, read, index, plan, account.
 #![forbid(unsafe_code)]
+
+mod engine;
+
+pub use engine::{Engine, EngineError, Options};

@@ -104,7 +104,7 @@ fn clear(path: &Path) -> Result<(), ListenError> {
             Err(ListenError::Occupied {
                 path: path.to_owned(),
                 pid,
-                comm: sys::usage::comm(pid).unwrap_or_default(),
+                comm: sys::process::comm(pid),
             })
         }
         Err(Errno::CONNREFUSED) => {

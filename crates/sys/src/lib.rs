@@ -8,9 +8,11 @@
 
 pub mod ksm;
 pub mod mapping;
+pub mod memfd;
 pub mod meminfo;
 pub mod memory;
-
+pub mod pagemap;
+pub mod process;
 pub mod raw;
 pub mod signals;
 pub mod socket;

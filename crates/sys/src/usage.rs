@@ -5,6 +5,8 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
+use crate::process::comm;
+
 /// CPU time of process `pid`, all threads, user and system; ended threads included.
 ///
 /// # Errors
@@ -34,22 +36,13 @@ pub fn kernel_thread(name: &str) -> io::Result<Option<u32>> {
         let pid = entry.file_name().to_str().and_then(|pid| pid.parse().ok());
         // Kernel threads have no memory: their statm is all zeros, and nobody can fake that.
         if let Some(pid) = pid
-            && comm(pid).is_ok_and(|comm| comm == name)
+            && comm(pid) == name
             && fs::read_to_string(entry.path().join("statm")).is_ok_and(|s| s.starts_with("0 "))
         {
             return Ok(Some(pid));
         }
     }
     Ok(None)
-}
-
-/// The name of process `pid`.
-///
-/// # Errors
-/// `NOENT` when the process is gone.
-pub fn comm(pid: u32) -> io::Result<String> {
-    let comm = fs::read(format!("/proc/{pid}/comm"))?;
-    Ok(String::from_utf8_lossy(&comm).trim_end().to_owned())
 }
 
 /// Private anonymous memory of process `pid` that is resident, in bytes.
@@ -93,7 +86,6 @@ mod tests {
         let pid = std::process::id();
         assert!(anonymous_bytes(pid).unwrap() > 0);
         assert!(proportional_bytes(pid).unwrap() > 0);
-        assert!(!comm(pid).unwrap().is_empty());
         let begin = cpu_time(pid).unwrap();
         while cpu_time(pid).unwrap() < begin + Duration::from_millis(20) {
             std::hint::spin_loop();
@@ -110,7 +102,7 @@ mod tests {
     #[test]
     fn kernel_threads_are_told_from_processes() {
         assert_eq!(kernel_thread("kthreadd").unwrap().unwrap_or(2), 2);
-        let own = comm(std::process::id()).unwrap();
+        let own = comm(std::process::id());
         assert_eq!(kernel_thread(&own).unwrap(), None);
     }
 }
