@@ -64,12 +64,15 @@ pub(crate) struct Args {
     seed: u64,
     /// PageONE's period until all is merged; afterwards it is 20 s
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = human::period)]
+    #[serde(serialize_with = "as_text")]
     merge_period: Duration,
     /// How long to measure the steady state
     #[arg(long, value_name = "TIME", default_value = "20s", value_parser = human::period)]
+    #[serde(serialize_with = "as_text")]
     steady: Duration,
     /// Give up on a run after this time
     #[arg(long, value_name = "TIME", default_value = "5min", value_parser = human::period)]
+    #[serde(serialize_with = "as_text")]
     limit: Duration,
 }
 
@@ -282,6 +285,11 @@ impl Drop for PageOne {
         let _ = self.daemon.kill();
         let _ = self.daemon.wait();
     }
+}
+
+/// A time in the options, the way it is written on the command line.
+fn as_text<S: serde::Serializer>(time: &Duration, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_str(&humantime::format_duration(*time))
 }
 
 fn probability(text: &str) -> Result<f64, String> {

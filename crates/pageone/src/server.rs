@@ -273,7 +273,7 @@ fn answer(engine: &Engine, requests: &Receiver<Waiting>) {
             Request::Status => Reply::Status(Box::new(engine.status())),
             Request::Set(settings) => match engine.set(&settings) {
                 Ok(()) => Reply::Done,
-                Err(error) => Reply::Refused(error.to_string()),
+                Err(error) => Reply::Refused(format!("{:#}", anyhow::Error::new(error))),
             },
         };
         reply(&socket, &answer);
