@@ -69,7 +69,11 @@ fn ksm_is_measured_and_its_knobs_go_back() {
     assert_eq!(row["verified_bytes"], 2 * 64 << 20);
     let ideal = row["ideal_saved_bytes"].as_u64().expect("a number");
     assert!((40 << 20..50 << 20).contains(&ideal), "{ideal}");
-    assert!(row["t50_s"].as_f64().is_some_and(|t50| t50 > 0.0), "{row}");
+    // The saving itself is the whole machine's, and other tests run beside this one.
+    assert!(
+        row["cpu_total_s"].as_f64().is_some_and(|s| s > 0.0),
+        "{row}"
+    );
     assert_eq!(ksm.save().expect("knobs"), before, "after an ordinary end");
 
     for signal in [SIGINT, SIGKILL] {
