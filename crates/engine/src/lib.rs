@@ -1,2 +1,69 @@
-//! PageONE's engine: track, read, index, plan, account.
+//! PageONE's engine: finds pages with equal content in the memory of many guests and has each
+//! guest's agent replace them by one canonical page.
+//!
+//! The engine runs in rounds, one every merge period. A page goes through it like this:
+//!
+//! ```text
+//!            look (a job a guest)              chunk job (a job a chunk with settled pages)
+//!  guest ──▶ sync: what is offered      ┌────▶ read: a batch, its fingerprints
+//!            scan: what was written     │      index: candidate, twin or slot?
+//!            track: ages of pages ──────┘      plan: slots in runs, refs first
+//!                 ▲                            ask: merge ──▶ agent: MOVE, compare, map
+//!                 │                            account: outcomes ◀──┘
+//!                 └─ broken, discarded: release, wait for lifelines, punch
+//! ```
+//!
+//! * [`track`]: a page not written during two whole periods is settled. One `PAGEMAP_SCAN` a round
+//!   tells it, also for merged pages, and costs nearly nothing where nothing happens.
+//! * [`read`]: settled pages are read once and fingerprinted; read again only after a write.
+//! * [`index`]: a fingerprint seen for the first time becomes a candidate. Nothing is copied yet.
+//! * [`plan`]: at the second sight a slot is written, and both pages are planned for it.
+//! * [`ask`]: the agent merges a chunk in one window and answers what became of each page.
+//! * [`account`]: refs end on evidence and when no fork child can be left; then the page is punched.
+//!
+//! Two structures matter. The *index* cannot be trusted: guests write while the engine reads, so
+//! its entries may be stale the moment they are made. The *slots* can: only the engine writes them,
+//! once, and a number is never used twice. The untrustworthy one is safe because nothing follows
+//! from it but a question: the agent compares all 4096 bytes, where nobody can write, before it maps.
+//!
+//! What holds, by the numbers of the design; `check` asserts it after every round of debug builds:
+//!
+//! * I3 A slot's content never changes once its number leaves the engine: it is written before the
+//!   index names it, and punched only when dead; a number is never used twice.
+//! * I4 refs(slot) ≥ the guest pages that may map it, fork children included: see [`account`].
+//! * I5 A slot is punched only at refs = 0.
+//! * I6 A realm (index, store, slots, chunks) belongs to one domain; nothing crosses.
+//! * I7 No guest thread waits for the engine: the engine asks, only agents answer.
+//! * I8 Whatever an agent does costs the engine that guest: bounded answers, bounded patience, and
+//!   a contradiction ends the service.
+//! * I9 Every present page has exactly one tag, and a tag one class.
+//!
+//! All stages run behind traits ([`guest::Memory`], [`guest::Link`], [`store::Store`],
+//! [`account::Lifeline`], [`index::Index`]), so the tests run them against fakes that die, lie and
+//! stall, without root and without a clock.
 #![forbid(unsafe_code)]
+#![allow(rustdoc::private_intra_doc_links)] // the stages are private; their docs are for readers
+
+mod account;
+mod ask;
+#[cfg(any(test, debug_assertions))]
+mod check;
+mod chunk;
+mod engine;
+#[cfg(test)]
+mod fake;
+mod guest;
+mod index;
+mod link;
+mod look;
+mod offers;
+mod page;
+mod plan;
+mod read;
+mod realm;
+mod schedule;
+mod status;
+mod store;
+mod track;
+
+pub use engine::{Engine, EngineError, Options};

@@ -6,9 +6,17 @@
 //! allocates nor touches `errno`: these wrappers go through rustix, which enters the kernel
 //! directly and returns errors as values.
 
+pub mod ksm;
 pub mod mapping;
+pub mod memfd;
+pub mod meminfo;
+pub mod memory;
+pub mod pagemap;
+pub mod process;
 pub mod raw;
+pub mod signals;
 pub mod socket;
 pub mod thread;
 pub mod uffd;
+pub mod usage;
 pub mod vma;

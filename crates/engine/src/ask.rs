@@ -1,0 +1,345 @@
+//! Ask: the questions to an agent, and what its answers make of the pages.
+//!
+//! The refs of asked pages were taken before (I4). An answer is checked as a whole before any of it
+//! counts: it must speak of exactly the pages that were asked for, in words that fit the question.
+//! One that does not condemns the guest, and all its refs then wait for its lifelines.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, MutexGuard, TryLockError};
+use std::time::{Duration, Instant};
+
+use wire::{Answer, CHUNK_PAGES, Merge, Merged, PageBits, PageOutcome, Question, Unmerge};
+
+use crate::chunk::{Chunk, Pages};
+use crate::guest::{Fault, Guest, Pending, Talk};
+use crate::page::Tag;
+use crate::realm::Effects;
+
+/// How questions are put.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Manner {
+    /// How long to wait for an answer.
+    pub(crate) patience: Duration,
+    /// Mappings a guest may have, by `vm.max_map_count`.
+    pub(crate) max_mappings: u64,
+    /// Whether to wait while another worker talks to the guest.
+    pub(crate) insist: bool,
+}
+
+/// What became of an attempt to ask.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Asked {
+    /// Asked, or nothing to ask, or the guest takes no questions.
+    Done,
+    /// Another worker talks to the guest: come again, and insist.
+    Busy,
+}
+
+/// A stretch of pages that maps with one call.
+struct Stretch {
+    first: usize,
+    pages: usize,
+    /// Whether it continues a merged neighbour, and so takes no new mapping.
+    joins: bool,
+    zero: bool,
+}
+
+/// Merges the planned pages of a chunk, within the guest's budget of mappings.
+pub(crate) fn merge(
+    guest: &Guest,
+    chunk: &Arc<Chunk>,
+    pages: &mut Pages,
+    effects: &mut Effects,
+    manner: Manner,
+) -> Asked {
+    let mut stretches = stretches(pages);
+    let least = least_run(guest, manner.max_mappings);
+    stretches.retain(|stretch| {
+        let fits = stretch.zero || stretch.joins || stretch.pages >= least;
+        if !fits {
+            for page in stretch.first..stretch.first + stretch.pages {
+                effects.discard(pages, page, chunk.site(page));
+                pages.back_off(page, Tag::Skipped);
+            }
+        }
+        fits
+    });
+    if stretches.is_empty() {
+        return Asked::Done;
+    }
+    let Some(mut talk) = take_talk(guest, manner.insist) else {
+        return Asked::Busy;
+    };
+    if !guest.takes_jobs(manner.patience) || talk.pending.is_some() {
+        return Asked::Done;
+    }
+    let mut question = Merge::new(chunk.address, 0);
+    let mut asked = 0;
+    for page in stretches.iter().flat_map(|s| s.first..s.first + s.pages) {
+        let slot = (pages.tag(page) == Tag::Planned).then(|| pages.slot(page).0);
+        let tag = if slot.is_some() {
+            Tag::Asked
+        } else {
+            Tag::AskedZero
+        };
+        if u16::try_from(page).is_ok_and(|page| question.push(page, slot)) {
+            pages.set(page, tag);
+            asked += 1;
+        }
+    }
+    let new = stretches.iter().filter(|s| !s.zero && !s.joins).count() as u64;
+    guest.counters.vmas_added.fetch_add(2 * new, Relaxed);
+    let pending = Pending::Merged(Arc::clone(chunk));
+    let answer = exchange(
+        guest,
+        &mut talk,
+        &Question::Merge(question),
+        pending,
+        asked,
+        manner,
+    );
+    drop(talk);
+    match answer {
+        Some(Answer::Merged(merged)) => {
+            judge(guest, take_merged(guest, chunk, pages, &merged, effects))
+        }
+        Some(_) => guest.condemn(&Fault::Contradiction("not the answer to a merge")),
+        None => {}
+    }
+    Asked::Done
+}
+
+/// Gives the merged pages of a chunk private copies.
+pub(crate) fn unmerge(
+    guest: &Guest,
+    chunk: &Arc<Chunk>,
+    pages: &mut Pages,
+    effects: &mut Effects,
+    manner: Manner,
+) -> Asked {
+    let wanted = pages.merged;
+    if wanted.is_empty() {
+        return Asked::Done;
+    }
+    let Some(mut talk) = take_talk(guest, manner.insist) else {
+        return Asked::Busy;
+    };
+    if !guest.takes_jobs(manner.patience) || talk.pending.is_some() {
+        return Asked::Done;
+    }
+    let question = Question::Unmerge(Unmerge {
+        chunk: chunk.address,
+        pages: wanted,
+    });
+    let pending = Pending::Unmerged(Arc::clone(chunk), wanted);
+    let answer = exchange(guest, &mut talk, &question, pending, wanted.len(), manner);
+    drop(talk);
+    match answer {
+        Some(Answer::Unmerged {
+            cpu_ns,
+            pages: private,
+        }) => {
+            let taken = take_unmerged(guest, chunk, pages, (wanted, private, cpu_ns), effects);
+            judge(guest, taken);
+        }
+        Some(_) => guest.condemn(&Fault::Contradiction("not the answer to an unmerge")),
+        None => {}
+    }
+    Asked::Done
+}
+
+fn judge(guest: &Guest, taken: Result<(), Fault>) {
+    if let Err(fault) = taken {
+        guest.condemn(&fault);
+    }
+}
+
+fn take_talk(guest: &Guest, insist: bool) -> Option<MutexGuard<'_, Talk>> {
+    match guest.talk.try_lock() {
+        Ok(talk) => Some(talk),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        // Whoever holds it lets go after the patience at the latest.
+        Err(TryLockError::WouldBlock) if insist => Some(crate::realm::lock(&guest.talk)),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
+/// Puts a question and waits for the answer; a late one stays pending.
+fn exchange(
+    guest: &Guest,
+    talk: &mut Talk,
+    question: &Question,
+    pending: Pending,
+    asked: usize,
+    manner: Manner,
+) -> Option<Answer> {
+    let link = talk.link.as_mut()?;
+    let begin = Instant::now();
+    let answer = link
+        .send(question)
+        .and_then(|()| link.receive(manner.patience));
+    guest.note_time(begin.elapsed(), asked);
+    match answer {
+        Ok(Some(answer)) => return Some(answer),
+        Ok(None) => {
+            talk.pending = Some(pending);
+            guest.set_late(true);
+        }
+        Err(fault) => guest.condemn(&fault),
+    }
+    None
+}
+
+/// The planned pages as stretches, in ascending order.
+fn stretches(pages: &Pages) -> Vec<Stretch> {
+    let mut all: Vec<Stretch> = Vec::new();
+    for page in pages
+        .busy
+        .runs()
+        .flat_map(|(first, count)| first..first + count)
+    {
+        let zero = match pages.tag(page) {
+            Tag::Planned => false,
+            Tag::PlannedZero => true,
+            _ => continue,
+        };
+        let follows = |last: &&mut Stretch| {
+            let end = last.first + last.pages;
+            let next_slot = || pages.slot(page - 1).0 + 1 == pages.slot(page).0;
+            end == page && last.zero == zero && (zero || next_slot())
+        };
+        match all.last_mut().filter(follows) {
+            Some(last) => last.pages += 1,
+            None => all.push(Stretch {
+                first: page,
+                pages: 1,
+                joins: false,
+                zero,
+            }),
+        }
+    }
+    for stretch in &mut all {
+        stretch.joins = !stretch.zero && joins(pages, stretch);
+    }
+    all
+}
+
+fn joins(pages: &Pages, stretch: &Stretch) -> bool {
+    let (first, last) = (stretch.first, stretch.first + stretch.pages - 1);
+    let merged = |page: usize| pages.merged.contains(page).then(|| pages.slot(page).0);
+    let before = first.checked_sub(1).and_then(merged);
+    before.is_some_and(|slot| slot + 1 == pages.slot(first).0)
+        || merged(last + 1).is_some_and(|slot| slot == pages.slot(last).0 + 1)
+}
+
+/// The shortest run worth its two mappings: 1 while the guest has used less than half of its
+/// budget, then doubling, 512 at the end, none beyond it. The budget leaves a quarter of the
+/// kernel's limit, at least 4096 mappings, to the guest itself.
+fn least_run(guest: &Guest, max_mappings: u64) -> usize {
+    let budget = max_mappings.saturating_sub((max_mappings / 4).max(4096));
+    let counters = &guest.counters;
+    let used = counters.vmas.load(Relaxed) + counters.vmas_added.load(Relaxed);
+    let half = budget / 2;
+    match used {
+        _ if used >= budget => usize::MAX,
+        _ if used < half => 1,
+        _ => 2 << ((used - half) * 9 / (budget - half)).min(8),
+    }
+}
+
+/// Accounts the answer to a merge.
+///
+/// # Errors
+/// When the answer does not fit what was asked; none of it counts then.
+pub(crate) fn take_merged(
+    guest: &Guest,
+    chunk: &Chunk,
+    pages: &mut Pages,
+    merged: &Merged,
+    effects: &mut Effects,
+) -> Result<(), Fault> {
+    let outcomes = merged.outcomes.iter().copied().enumerate();
+    if !outcomes
+        .clone()
+        .all(|(page, outcome)| fits(pages.tag(page), outcome))
+    {
+        return Err(Fault::Contradiction("outcomes that fit no question"));
+    }
+    let counters = &guest.counters;
+    counters.cpu_ns.fetch_max(merged.cpu_ns, Relaxed);
+    counters.window_ns.fetch_max(merged.window_ns, Relaxed);
+    let view = guest.realm.slots.view();
+    for (page, outcome) in outcomes.filter(|(_, outcome)| *outcome != PageOutcome::NotAsked) {
+        match outcome {
+            PageOutcome::Merged => {
+                view.join(pages.slot(page));
+                pages.set(page, Tag::Merged);
+                pages.stored.insert(page);
+            }
+            PageOutcome::Zeroed => pages.set(page, Tag::Zeroed),
+            refused => refuse(chunk, pages, page, refused, effects),
+        }
+    }
+    Ok(())
+}
+
+fn fits(tag: Tag, outcome: PageOutcome) -> bool {
+    match tag {
+        Tag::Asked => !matches!(outcome, PageOutcome::NotAsked | PageOutcome::Zeroed),
+        Tag::AskedZero => !matches!(outcome, PageOutcome::NotAsked | PageOutcome::Merged),
+        _ => outcome == PageOutcome::NotAsked,
+    }
+}
+
+/// A page the agent did not merge: it never mapped its slot, so the ref goes at once.
+fn refuse(
+    chunk: &Chunk,
+    pages: &mut Pages,
+    page: usize,
+    outcome: PageOutcome,
+    effects: &mut Effects,
+) {
+    if pages.tag(page) == Tag::Asked {
+        effects.unref.push(pages.slot(page));
+    }
+    debug_assert!(page < CHUNK_PAGES, "page {page} of chunk {}", chunk.id);
+    match outcome {
+        PageOutcome::Differs => pages.set(page, Tag::Written),
+        PageOutcome::Gone => pages.set(page, Tag::Absent),
+        PageOutcome::Pinned => pages.back_off(page, Tag::Pinned),
+        PageOutcome::Unsupported => pages.give_up(page),
+        _ => pages.back_off(page, Tag::Skipped),
+    }
+}
+
+/// Accounts the answer to an unmerge: `(asked, private, cpu_ns)`.
+///
+/// # Errors
+/// When the answer names pages that were not asked for; none of it counts then.
+pub(crate) fn take_unmerged(
+    guest: &Guest,
+    chunk: &Chunk,
+    pages: &mut Pages,
+    (asked, private, cpu_ns): (PageBits, PageBits, u64),
+    effects: &mut Effects,
+) -> Result<(), Fault> {
+    if private
+        .0
+        .iter()
+        .zip(asked.0)
+        .any(|(private, asked)| private & !asked != 0)
+    {
+        return Err(Fault::Contradiction("pages that were not to be unmerged"));
+    }
+    guest.counters.cpu_ns.fetch_max(cpu_ns, Relaxed);
+    for page in private
+        .runs()
+        .flat_map(|(first, count)| first..first + count)
+    {
+        if pages.tag(page) == Tag::Merged {
+            effects.discard(pages, page, chunk.site(page));
+            pages.set(page, Tag::Broken);
+        }
+    }
+    Ok(())
+}

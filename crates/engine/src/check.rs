@@ -1,0 +1,205 @@
+//! The invariants, recomputed from the tables. Holds between rounds, when no worker is at work.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use wire::CHUNK_PAGES;
+
+use crate::chunk::{Chunk, Pages};
+use crate::guest::Guest;
+use crate::page::{CLASSES, Class, Entry, Slot, Tag};
+use crate::realm::{Realm, lock};
+use crate::schedule::Core;
+
+/// What the page tables say of a slot: refs they hold, pages that map it.
+#[derive(Default)]
+struct Held {
+    refs: u32,
+    sites: u32,
+}
+
+/// Asserts I4, I5, I6 and I9 for all realms. Does nothing while a stuck worker holds a chunk.
+///
+/// # Panics
+/// When an invariant does not hold.
+pub(crate) fn check(core: &Core) {
+    let realms: Vec<_> = lock(&core.realms).values().cloned().collect();
+    let guests: Vec<_> = lock(&core.guests).clone();
+    for realm in &realms {
+        let own: Vec<_> = guests
+            .iter()
+            .filter(|guest| Arc::ptr_eq(&guest.realm, realm))
+            .collect();
+        let mut held = HashMap::new();
+        if own.iter().all(|guest| check_guest(guest, &mut held)) {
+            check_slots(realm, &held);
+            check_index(realm);
+        }
+    }
+    check_status(core);
+}
+
+/// I9, part one: the counters of a guest are those of its pages. False when a chunk is stuck.
+fn check_guest(guest: &Guest, held: &mut HashMap<Slot, Held>) -> bool {
+    for slot in lock(&guest.ledger).waiting() {
+        held.entry(slot).or_default().refs += 1;
+    }
+    let mut counts = [0u64; CLASSES];
+    for (&address, chunk) in &lock(&guest.offers).chunks {
+        let Some(pages) = chunk.try_lock() else {
+            return false;
+        };
+        assert_eq!(chunk.address, address);
+        let known = guest.realm.chunks.get(chunk.id);
+        let its_own = known.is_some_and(|known| Arc::ptr_eq(&known, chunk));
+        assert!(its_own, "I6: chunk {} is not the realm's own", chunk.id);
+        check_pages(chunk, &pages, &mut counts, held);
+        check_candidates(&guest.realm, chunk, &pages);
+    }
+    const ALL: [Class; CLASSES] = [
+        Class::Volatile,
+        Class::Unshared,
+        Class::Merged,
+        Class::Zero,
+        Class::Zeroed,
+        Class::Broken,
+        Class::Pinned,
+        Class::Skipped,
+    ];
+    for (class, count) in ALL.into_iter().zip(counts) {
+        assert_eq!(
+            guest.counters.pages(class),
+            count,
+            "I9: {class:?} of {}",
+            guest.pid
+        );
+    }
+    true
+}
+
+fn check_pages(
+    chunk: &Chunk,
+    pages: &Pages,
+    counts: &mut [u64; CLASSES],
+    held: &mut HashMap<Slot, Held>,
+) {
+    let watched = pages.watched();
+    for page in 0..CHUNK_PAGES {
+        let tag = pages.tag(page);
+        let sets = [&pages.busy, &pages.still, &pages.merged];
+        let sets = sets.iter().filter(|set| set.contains(page)).count();
+        assert_eq!(
+            sets,
+            usize::from(tag != Tag::Absent),
+            "sets of {page} of {}",
+            chunk.id
+        );
+        let Some(class) = tag.class() else {
+            continue;
+        };
+        assert!(
+            watched.contains(page),
+            "{tag:?} page {page} of {} is not watched",
+            chunk.id
+        );
+        if let Some(count) = counts.get_mut(class as usize) {
+            *count += 1;
+        }
+        if matches!(tag, Tag::Planned | Tag::Asked | Tag::Merged) {
+            let held = held.entry(pages.slot(page)).or_default();
+            held.refs += 1;
+            held.sites += u32::from(tag == Tag::Merged);
+        }
+    }
+}
+
+/// A candidate is in the index, or has been told that its entry went to a slot.
+fn check_candidates(realm: &Realm, chunk: &Chunk, pages: &Pages) {
+    let still = pages
+        .still
+        .runs()
+        .flat_map(|(first, count)| first..first + count);
+    for page in still.filter(|&page| pages.tag(page) == Tag::Candidate) {
+        let entry = realm.index.get(pages.fingerprint(page));
+        let own = entry == Some(Entry::Candidate(chunk.site(page)));
+        assert!(
+            own || chunk.has_promoted(),
+            "candidate {page} of {} is lost: {entry:?}",
+            chunk.id
+        );
+    }
+}
+
+/// I4 and I5: refs are exactly what the tables hold, nothing dead is held, nothing held is dead.
+fn check_slots(realm: &Realm, held: &HashMap<Slot, Held>) {
+    let view = realm.slots.view();
+    let mut shared = 0;
+    for (&slot, held) in held {
+        assert_eq!(
+            view.counts(slot),
+            (held.refs, held.sites),
+            "I4: refs and sites of {slot}"
+        );
+        assert!(held.refs > 0, "I5: {slot} is held but dead");
+        shared += u64::from(held.sites > 0);
+    }
+    for slot in view.live() {
+        assert!(
+            held.contains_key(&slot),
+            "I4: {slot} has refs that nobody holds"
+        );
+    }
+    assert_eq!(realm.slots.live(), held.len() as u64, "live slots");
+    assert_eq!(realm.slots.shared(), shared, "I9: slots with a site");
+}
+
+/// Entries name live slots under their own key, and pages that are candidates under it.
+fn check_index(realm: &Realm) {
+    let view = realm.slots.view();
+    realm.index.for_each(&mut |key, entry| match entry {
+        Entry::Canonical(slot) => {
+            assert!(
+                view.counts(slot).0 > 0,
+                "I5: the index names {slot}, which is dead"
+            );
+            assert_eq!(
+                view.key(slot),
+                Some(key),
+                "{slot} is entered under another key"
+            );
+        }
+        Entry::Candidate(site) => {
+            let chunk = realm.chunks.get(site.chunk);
+            let chunk = chunk.unwrap_or_else(|| panic!("{site:?} is in the index, its chunk gone"));
+            if let Some(pages) = chunk.try_lock() {
+                let page = usize::from(site.page);
+                assert_eq!(pages.tag(page), Tag::Candidate, "{site:?} in the index");
+                assert_eq!(pages.fingerprint(page), key, "{site:?} in the index");
+            }
+        }
+    });
+}
+
+/// I9, part two: the classes of the status add up to the pages present.
+fn check_status(core: &Core) {
+    let status = crate::status::status(core);
+    let sum = status.pages_shared
+        + status.pages_sharing
+        + status.pages_unshared
+        + status.pages_volatile
+        + status.zero_pages
+        + status.pages_skipped;
+    let present: u64 = lock(&core.guests)
+        .iter()
+        .map(|guest| guest.counters.present())
+        .sum();
+    assert_eq!(
+        sum, present,
+        "I9: the classes do not add up to the pages present"
+    );
+    let parts: u64 = status.guests.iter().map(|guest| guest.saved_bytes).sum();
+    assert_eq!(
+        parts, status.saved_bytes,
+        "the guests' savings add up to the whole"
+    );
+}

@@ -1,0 +1,423 @@
+//! A chunk: 512 pages of a guest, one byte of knowledge each, and 16 more where they are of use.
+//!
+//! ```text
+//!  Chunk                        Pages (behind the lock)
+//!  ┌──────────────────────┐     ┌─────────────────────────────────────────────┐
+//!  │ id, address          │     │ tags    512 × (level, tag)                  │
+//!  │ promoted  512 bits ◀─┼──┐  │ bodies  512 × fingerprint or slot, if any   │
+//!  │ queued               │  │  │ busy / still / merged   the tags, as bits   │
+//!  └──────────────────────┘  │  │ offered / stored        the agent's word    │
+//!     any worker, no lock ───┘  └─────────────────────────────────────────────┘
+//! ```
+//!
+//! Every present page is in exactly one of `busy` (looked at in every round), `still` (only when
+//! something happened to it) and `merged`. That makes a quiet chunk cost a few word operations.
+//!
+//! A worker that finds a twin of a candidate must tell the candidate's chunk, but may hold only its
+//! own chunk's lock. So it sets a bit in `promoted` and queues the chunk. `queued` keeps a chunk
+//! from standing in the queue twice: [`Chunk::start`] clears it *before* it takes the bits, and
+//! [`Chunk::promote`] sets the bit *before* it looks at the flag. A bit set too late to be taken
+//! therefore finds the flag down and queues the chunk again.
+
+use std::sync::atomic::Ordering::{AcqRel, Acquire};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError, Weak};
+
+use wire::{CHUNK_PAGES, PageBits};
+
+use crate::guest::Guest;
+use crate::page::{CLASSES, Class, Fingerprint, Site, Slot, Tag};
+
+/// Words of a page set.
+pub(crate) const WORDS: usize = CHUNK_PAGES / 64;
+/// A page is tried again every `2^level` rounds, at most this often halved.
+pub(crate) const MAX_LEVEL: u8 = 6;
+/// The level of a page that is not tried again before it is written.
+pub(crate) const NEVER: u8 = 15;
+
+/// 2 MiB of a guest's address space.
+#[derive(Debug)]
+pub(crate) struct Chunk {
+    /// Its number in the realm; given to another chunk only after this one left the index.
+    pub(crate) id: u32,
+    /// Address in the guest.
+    pub(crate) address: u64,
+    /// Its place in the region: equal places of different guests are worked close in time.
+    pub(crate) place: u64,
+    pub(crate) guest: Weak<Guest>,
+    promoted: [AtomicU64; WORDS],
+    queued: AtomicBool,
+    pages: Mutex<Pages>,
+}
+
+impl Chunk {
+    /// The pages, for the worker whose job this chunk is.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Pages> {
+        self.pages.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The pages, unless a worker is stuck with them.
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, Pages>> {
+        match self.pages.try_lock() {
+            Ok(pages) => Some(pages),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// The site of `page`.
+    pub(crate) fn site(&self, page: usize) -> Site {
+        Site {
+            chunk: self.id,
+            page: u16::try_from(page).unwrap_or(0),
+        }
+    }
+
+    /// Notes that the candidate at `page` has a slot now.
+    pub(crate) fn promote(&self, page: u16) {
+        if let Some(word) = self.promoted.get(usize::from(page) / 64) {
+            word.fetch_or(1 << (page % 64), AcqRel);
+        }
+    }
+
+    /// Takes the candidates promoted since the last time.
+    pub(crate) fn take_promoted(&self) -> PageBits {
+        let mut bits = PageBits::EMPTY;
+        for (taken, word) in bits.0.iter_mut().zip(&self.promoted) {
+            *taken = word.swap(0, AcqRel);
+        }
+        bits
+    }
+
+    /// Whether candidates wait to hear of their slots.
+    pub(crate) fn has_promoted(&self) -> bool {
+        self.promoted.iter().any(|word| word.load(Acquire) != 0)
+    }
+
+    /// Marks the chunk as queued; false when it stands in the queue already.
+    pub(crate) fn enqueue(&self) -> bool {
+        !self.queued.swap(true, AcqRel)
+    }
+
+    /// Marks the chunk as taken from the queue; before its promotions are taken.
+    pub(crate) fn start(&self) {
+        self.queued
+            .store(false, std::sync::atomic::Ordering::Release);
+    }
+}
+
+/// All chunks of a realm by number.
+#[derive(Debug, Default)]
+pub(crate) struct Chunks {
+    table: RwLock<Table>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    places: Vec<Option<Arc<Chunk>>>,
+    free: Vec<u32>,
+}
+
+impl Chunks {
+    /// A new chunk; `None` when the numbers are exhausted.
+    pub(crate) fn create(
+        &self,
+        guest: &Arc<Guest>,
+        address: u64,
+        place: u64,
+    ) -> Option<Arc<Chunk>> {
+        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        let id = match table.free.pop() {
+            Some(id) => id,
+            None => u32::try_from(table.places.len()).ok()?,
+        };
+        let chunk = Arc::new(Chunk {
+            id,
+            address,
+            place,
+            guest: Arc::downgrade(guest),
+            promoted: [const { AtomicU64::new(0) }; WORDS],
+            queued: AtomicBool::new(false),
+            pages: Mutex::new(Pages::new()),
+        });
+        let at = id as usize;
+        if at == table.places.len() {
+            table.places.push(None);
+        }
+        *table.places.get_mut(at)? = Some(Arc::clone(&chunk));
+        Some(chunk)
+    }
+
+    /// Frees the number of a chunk none of whose pages is in the index any more.
+    pub(crate) fn remove(&self, chunk: &Chunk) {
+        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(place) = table.places.get_mut(chunk.id as usize) {
+            *place = None;
+            table.free.push(chunk.id);
+        }
+    }
+
+    /// The chunk with this number.
+    pub(crate) fn get(&self, id: u32) -> Option<Arc<Chunk>> {
+        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        table.places.get(id as usize).cloned().flatten()
+    }
+
+    /// Bytes of memory the table itself holds.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        table.places.capacity() * 8 + table.free.capacity() * 4
+    }
+}
+
+/// What is known of the pages of one chunk.
+#[derive(Debug)]
+pub(crate) struct Pages {
+    tags: [u8; CHUNK_PAGES],
+    bodies: Option<Box<[u128; CHUNK_PAGES]>>,
+    /// Pages to look at in every round.
+    pub(crate) busy: PageBits,
+    /// Pages that need a look only when something happened to them.
+    pub(crate) still: PageBits,
+    /// Merged pages.
+    pub(crate) merged: PageBits,
+    /// Pages the guest offers.
+    pub(crate) offered: PageBits,
+    /// Pages that lie in a mapping of a store, as the agent last said.
+    pub(crate) stored: PageBits,
+    counts: [u16; CLASSES],
+    shown: [u16; CLASSES],
+}
+
+impl Pages {
+    pub(crate) fn new() -> Self {
+        Self {
+            tags: [0; CHUNK_PAGES],
+            bodies: None,
+            busy: PageBits::EMPTY,
+            still: PageBits::EMPTY,
+            merged: PageBits::EMPTY,
+            offered: PageBits::EMPTY,
+            stored: PageBits::EMPTY,
+            counts: [0; CLASSES],
+            shown: [0; CLASSES],
+        }
+    }
+
+    fn byte(&self, page: usize) -> u8 {
+        self.tags.get(page).copied().unwrap_or(0)
+    }
+
+    /// What is known of `page`.
+    pub(crate) fn tag(&self, page: usize) -> Tag {
+        Tag::of(self.byte(page))
+    }
+
+    /// How often merging `page` failed lately.
+    pub(crate) fn level(&self, page: usize) -> u8 {
+        self.byte(page) >> 4
+    }
+
+    fn body(&self, page: usize) -> u128 {
+        let bodies = self.bodies.as_ref();
+        bodies
+            .and_then(|bodies| bodies.get(page).copied())
+            .unwrap_or(0)
+    }
+
+    /// The fingerprint of a candidate.
+    pub(crate) fn fingerprint(&self, page: usize) -> Fingerprint {
+        Fingerprint(self.body(page))
+    }
+
+    /// The slot of a planned, asked or merged page.
+    pub(crate) fn slot(&self, page: usize) -> Slot {
+        Slot(u64::try_from(self.body(page)).unwrap_or(u64::MAX))
+    }
+
+    fn set_body(&mut self, page: usize, body: u128) {
+        let bodies = self
+            .bodies
+            .get_or_insert_with(|| Box::new([0; CHUNK_PAGES]));
+        if let Some(place) = bodies.get_mut(page) {
+            *place = body;
+        }
+    }
+
+    /// Makes `page` a candidate.
+    pub(crate) fn set_candidate(&mut self, page: usize, fingerprint: Fingerprint) {
+        self.set_body(page, fingerprint.0);
+        self.set(page, Tag::Candidate);
+    }
+
+    /// Plans `page` for a slot that it holds a ref of.
+    pub(crate) fn set_planned(&mut self, page: usize, slot: Slot) {
+        self.set_body(page, slot.0.into());
+        self.set(page, Tag::Planned);
+    }
+
+    /// Leaves `page` alone for twice as many rounds as last time.
+    pub(crate) fn back_off(&mut self, page: usize, tag: Tag) {
+        let level = self.level(page).saturating_add(1).min(MAX_LEVEL);
+        self.set_with(page, tag, level);
+    }
+
+    /// Leaves `page` alone until it is written.
+    pub(crate) fn give_up(&mut self, page: usize) {
+        self.set_with(page, Tag::Skipped, NEVER);
+    }
+
+    /// Changes what is known of `page`.
+    pub(crate) fn set(&mut self, page: usize, tag: Tag) {
+        let level = if tag.keeps_level() {
+            self.level(page)
+        } else {
+            0
+        };
+        self.set_with(page, tag, level);
+    }
+
+    fn set_with(&mut self, page: usize, tag: Tag, level: u8) {
+        let before = self.tag(page);
+        if let Some(byte) = self.tags.get_mut(page) {
+            *byte = level << 4 | tag as u8;
+        }
+        if before != tag {
+            self.move_class(before, tag);
+            self.sort_bits(page, tag);
+        }
+    }
+
+    fn move_class(&mut self, before: Tag, after: Tag) {
+        let mut change = |tag: Tag, by: u16| {
+            if let Some(class) = tag.class()
+                && let Some(count) = self.counts.get_mut(class as usize)
+            {
+                *count = count.wrapping_add(by);
+            }
+        };
+        change(before, u16::MAX);
+        change(after, 1);
+    }
+
+    fn sort_bits(&mut self, page: usize, tag: Tag) {
+        let (word, bit) = (page / 64, 1u64 << (page % 64));
+        let wanted = |on: bool| if on { bit } else { 0 };
+        let merged = tag == Tag::Merged;
+        let busy = matches!(
+            tag,
+            Tag::Written | Tag::Resting | Tag::Settled | Tag::Planned | Tag::PlannedZero
+        );
+        let still = !merged && !busy && tag != Tag::Absent;
+        for (set, on) in [
+            (&mut self.busy, busy),
+            (&mut self.still, still),
+            (&mut self.merged, merged),
+        ] {
+            if let Some(place) = set.0.get_mut(word) {
+                *place = *place & !bit | wanted(on);
+            }
+        }
+    }
+
+    /// How many pages count in `class`.
+    pub(crate) fn count(&self, class: Class) -> usize {
+        self.counts
+            .get(class as usize)
+            .copied()
+            .map_or(0, usize::from)
+    }
+
+    /// What changed in each class since the last call.
+    pub(crate) fn take_changes(&mut self) -> [i64; CLASSES] {
+        let mut changes = [0; CLASSES];
+        for ((change, &now), shown) in changes.iter_mut().zip(&self.counts).zip(&mut self.shown) {
+            *change = i64::from(now) - i64::from(*shown);
+            *shown = now;
+        }
+        changes
+    }
+
+    /// Pages offered or stored: those whose state is looked at.
+    pub(crate) fn watched(&self) -> PageBits {
+        let mut bits = self.offered;
+        for (word, stored) in bits.0.iter_mut().zip(self.stored.0) {
+            *word |= stored;
+        }
+        bits
+    }
+
+    /// Bytes of memory this chunk holds.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        let bodies = self
+            .bodies
+            .as_ref()
+            .map_or(0, |bodies| size_of_val(&**bodies));
+        size_of::<Chunk>() + bodies
+    }
+
+    /// Frees the bodies when no page needs one.
+    pub(crate) fn shrink(&mut self) {
+        let needs = |tag| {
+            matches!(
+                tag,
+                Tag::Candidate | Tag::Planned | Tag::Asked | Tag::Merged
+            )
+        };
+        if self.bodies.is_some() && !(0..CHUNK_PAGES).any(|page| needs(self.tag(page))) {
+            self.bodies = None;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_present_page_is_in_one_set_and_counts_once() {
+        let mut pages = Pages::new();
+        pages.set(1, Tag::Written);
+        pages.set_candidate(2, Fingerprint(7));
+        pages.set_planned(3, Slot(9));
+        pages.set(3, Tag::Merged);
+        pages.set(64, Tag::Zero);
+        pages.set(64, Tag::Absent);
+        assert_eq!(
+            (pages.fingerprint(2), pages.slot(3)),
+            (Fingerprint(7), Slot(9))
+        );
+        let sets = [&pages.busy, &pages.still, &pages.merged];
+        assert_eq!(
+            sets.map(|set| set.runs().collect::<Vec<_>>()),
+            [[(1, 1)], [(2, 1)], [(3, 1)]]
+        );
+        assert_eq!(pages.take_changes(), [1, 1, 1, 0, 0, 0, 0, 0]);
+        pages.set(1, Tag::Broken);
+        assert_eq!(pages.take_changes(), [-1, 0, 0, 0, 0, 1, 0, 0]);
+        assert_eq!(pages.count(Class::Broken), 1);
+    }
+
+    #[test]
+    fn the_back_off_doubles_and_ends_with_success() {
+        let mut pages = Pages::new();
+        for level in [1, 2, 3, 4, 5, 6, 6] {
+            pages.back_off(5, Tag::Pinned);
+            assert_eq!((pages.level(5), pages.tag(5)), (level, Tag::Pinned));
+            pages.set(5, Tag::Settled);
+        }
+        pages.set(5, Tag::Merged);
+        assert_eq!(pages.level(5), 0);
+    }
+
+    #[test]
+    fn bodies_go_when_nothing_needs_them() {
+        let mut pages = Pages::new();
+        pages.set_candidate(2, Fingerprint(7));
+        pages.shrink();
+        let with = pages.memory_bytes();
+        pages.set(2, Tag::Written);
+        pages.shrink();
+        assert_eq!(with - pages.memory_bytes(), 8192);
+    }
+}

@@ -1,0 +1,451 @@
+//! The engine as its owner sees it: start, admit guests, read counters, turn knobs, stop.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use sys::process;
+use wire::{RunMode, Setting, Status};
+
+use crate::guest::Standing;
+use crate::index::Sharded;
+use crate::link::{ProcessMemory, SocketLink};
+use crate::page::Class;
+use crate::read::Hasher;
+use crate::realm::{Realm, lock};
+use crate::schedule::{Core, Knobs, STUCK, Scratch, Workers};
+use crate::store::Memfd;
+
+/// How an engine starts.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Worker threads; at least 1.
+    pub threads: u16,
+    /// The time between two looks at what was written.
+    pub merge_period: Duration,
+    /// Whether pages of zeros map the kernel's zero page.
+    pub use_zero_pages: bool,
+    /// Whether to merge from the start.
+    pub run: RunMode,
+    /// How long a worker waits for an agent's answer before it turns to other guests.
+    pub patience: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        Self {
+            threads: u16::try_from(cpus).unwrap_or(u16::MAX),
+            merge_period: Duration::from_secs(20),
+            use_zero_pages: true,
+            run: RunMode::Run,
+            patience: Duration::from_millis(50),
+        }
+    }
+}
+
+/// Why the engine cannot start or a knob cannot turn.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// The kernel or the machine's policy lacks something the engine needs.
+    #[error("{what} is missing: {needs}")]
+    Missing {
+        /// The facility.
+        what: &'static str,
+        /// What would provide it.
+        needs: &'static str,
+        /// The kernel's answer.
+        source: std::io::Error,
+    },
+    /// A setting lies outside its range.
+    #[error("{knob} cannot be {value}: it takes {range}")]
+    Range {
+        /// The knob's name.
+        knob: &'static str,
+        /// The value asked for.
+        value: u64,
+        /// What it takes.
+        range: &'static str,
+    },
+    /// Private copies of all merged pages would not fit memory.
+    #[error("unmerging needs {needed} bytes of memory, {available} are available")]
+    NoMemory {
+        /// Bytes that private copies take.
+        needed: u64,
+        /// Bytes available.
+        available: u64,
+    },
+    /// Some guests did not give their merged pages private copies in time.
+    #[error("{left} pages are still merged: their guests do not answer")]
+    Unmerging {
+        /// Pages still merged.
+        left: u64,
+    },
+    /// A system call failed.
+    #[error("cannot {what}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// The kernel's answer.
+        source: std::io::Error,
+    },
+}
+
+/// Milliseconds a merge period may last: from 10 to a day.
+const PERIODS_MS: std::ops::RangeInclusive<u64> = 10..=86_400_000;
+const MAX_THREADS: u16 = 1024;
+/// How often ended guests are looked for between rounds.
+const REAP: Duration = Duration::from_secs(1);
+/// How long unmerging goes on without any progress.
+const UNMERGE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// A running engine. Dropping it stops it.
+#[derive(Debug)]
+pub struct Engine {
+    shared: Arc<Shared>,
+    driver: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    core: Arc<Core>,
+    /// `/dev/userfaultfd`, to hand to guests; `None` when this process may not open it.
+    device: Option<OwnedFd>,
+    signal: Mutex<Signal>,
+    /// The signal changed.
+    changed: Condvar,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").finish_non_exhaustive()
+    }
+}
+
+/// What the driver is told and tells.
+#[derive(Default)]
+struct Signal {
+    stop: bool,
+    /// Guests or knobs changed: look at the clock again.
+    nudge: bool,
+    /// Unmerging: how often asked for, how often finished, and what was left the last time.
+    wishes: u64,
+    granted: u64,
+    left: u64,
+}
+
+impl Engine {
+    /// Starts an engine: workers, and a driver that begins a round every period.
+    ///
+    /// # Errors
+    /// [`EngineError::Missing`] names what the kernel lacks.
+    pub fn start(options: Options) -> Result<Self, EngineError> {
+        check_range(
+            "merge_period_ms",
+            millis(options.merge_period),
+            PERIODS_MS,
+            PERIODS,
+        )?;
+        check_threads(options.threads)?;
+        let device = check_facilities()?;
+        let system = |what| move |source| EngineError::System { what, source };
+        let max_mappings = process::max_map_count().map_err(system("read vm.max_map_count"))?;
+        let hasher = Hasher::new().map_err(system("get random numbers"))?;
+        if let Err(error) = process::raise_descriptor_limit() {
+            tracing::warn!(%error, "cannot raise the limit of open descriptors");
+        }
+        let knobs = Knobs::new(&options, max_mappings);
+        let core = Arc::new(Core::new(knobs, hasher, Box::new(new_realm)));
+        let shared = Arc::new(Shared {
+            core: Arc::clone(&core),
+            device,
+            signal: Mutex::default(),
+            changed: Condvar::new(),
+        });
+        let its_shared = Arc::clone(&shared);
+        let driver = std::thread::Builder::new()
+            .name("pageone-driver".to_owned())
+            .spawn(move || drive(&its_shared, &Workers::new(core, STUCK)))
+            .map_err(system("start a thread"))?;
+        Ok(Self {
+            shared,
+            driver: Some(driver),
+        })
+    }
+
+    /// Takes a guest whose hello has been read, into `domain`. Never blocks: the rest of the
+    /// handshake happens in the next round. A guest that cannot be admitted is told by the end of
+    /// its connection, the log by a warning.
+    pub fn admit(&self, socket: OwnedFd, peer: sys::socket::Peer, domain: &str) {
+        match self.welcome(socket, peer, domain) {
+            Ok(()) => self.shared.tell(|signal| signal.nudge = true),
+            Err(error) => tracing::warn!(pid = peer.pid, %error, "a guest cannot be admitted"),
+        }
+    }
+
+    fn welcome(
+        &self,
+        socket: OwnedFd,
+        peer: sys::socket::Peer,
+        domain: &str,
+    ) -> std::io::Result<()> {
+        let core = &self.shared.core;
+        let memory = Box::new(ProcessMemory::open(peer.pid)?);
+        let mut link = Box::new(SocketLink::new(socket)?);
+        let realm = core.realm(domain)?;
+        let store = realm.store.share()?;
+        let device = self.shared.device.as_ref().map(AsFd::as_fd);
+        let line = link.welcome(store.as_fd(), device)?;
+        core.admit(peer.pid, realm, memory, link, line);
+        Ok(())
+    }
+
+    /// The counters.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        crate::status::status(&self.shared.core)
+    }
+
+    /// Turns knobs, all or none. `run = 2` returns when the last merged page is private.
+    ///
+    /// # Errors
+    /// [`EngineError::Range`] for a value out of range, [`EngineError::NoMemory`] when private
+    /// copies would not fit; both before any knob is turned. [`EngineError::Unmerging`] when guests
+    /// do not answer; their pages are unmerged as soon as they do.
+    pub fn set(&self, settings: &[Setting]) -> Result<(), EngineError> {
+        settings
+            .iter()
+            .try_for_each(|setting| self.check(setting))?;
+        let knobs = &self.shared.core.knobs;
+        for setting in settings {
+            match *setting {
+                Setting::Run(mode) => knobs.set_mode(mode),
+                Setting::MergePeriodMs(period) => knobs.period_ms.store(period, Relaxed),
+                Setting::Threads(threads) => knobs.threads.store(threads, Relaxed),
+                Setting::UseZeroPages(on) => knobs.use_zero_pages.store(on, Relaxed),
+            }
+            tracing::info!(?setting, "a knob is turned");
+        }
+        self.shared.tell(|signal| signal.nudge = true);
+        match settings.contains(&Setting::Run(RunMode::Unmerge)) && knobs.mode() == RunMode::Unmerge
+        {
+            true => self.shared.unmerge(),
+            false => Ok(()),
+        }
+    }
+
+    fn check(&self, setting: &Setting) -> Result<(), EngineError> {
+        match *setting {
+            Setting::MergePeriodMs(period) => {
+                check_range("merge_period_ms", period, PERIODS_MS, PERIODS)
+            }
+            Setting::Threads(threads) => check_threads(threads),
+            Setting::Run(RunMode::Unmerge) => {
+                let needed = merged(&self.shared.core) * wire::PAGE_BYTES as u64;
+                let available = process::available_memory().unwrap_or(u64::MAX);
+                match needed < available {
+                    true => Ok(()),
+                    false => Err(EngineError::NoMemory { needed, available }),
+                }
+            }
+            Setting::Run(_) | Setting::UseZeroPages(_) => Ok(()),
+        }
+    }
+
+    /// Ends the workers. Guests keep their merged memory: it lives as long as they map it.
+    pub fn stop(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        self.shared.tell(|signal| signal.stop = true);
+        self.shared.core.queue.clear();
+        if let Some(driver) = self.driver.take() {
+            let _ = driver.join();
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+const PERIODS: &str = "10 to 86400000 milliseconds";
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn check_threads(threads: u16) -> Result<(), EngineError> {
+    check_range(
+        "threads",
+        threads.into(),
+        1..=MAX_THREADS.into(),
+        "1 to 1024",
+    )
+}
+
+fn check_range(
+    knob: &'static str,
+    value: u64,
+    allowed: std::ops::RangeInclusive<u64>,
+    range: &'static str,
+) -> Result<(), EngineError> {
+    match allowed.contains(&value) {
+        true => Ok(()),
+        false => Err(EngineError::Range { knob, value, range }),
+    }
+}
+
+/// Tries what the engine and its guests need of the kernel; gives the userfaultfd device where this
+/// process may open it.
+fn check_facilities() -> Result<Option<OwnedFd>, EngineError> {
+    let missing = |what, needs| {
+        move |error: rustix::io::Errno| EngineError::Missing {
+            what,
+            needs,
+            source: error.into(),
+        }
+    };
+    sys::pagemap::probe().map_err(missing(
+        "PAGEMAP_SCAN",
+        "Linux 6.7 or newer with /proc mounted",
+    ))?;
+    let device = sys::uffd::Uffd::device().ok();
+    let tried = match &device {
+        Some(device) => sys::uffd::Uffd::from_device(device.as_fd()),
+        None => sys::uffd::Uffd::open(),
+    };
+    match tried {
+        Ok(_) => Ok(device),
+        // Guests may have a right of their own that this process lacks.
+        Err(rustix::io::Errno::PERM | rustix::io::Errno::ACCESS) => {
+            tracing::warn!("no right to userfaultfd here: guests need one of their own");
+            Ok(None)
+        }
+        Err(error) => Err(missing(
+            "userfaultfd with WP_ASYNC and MOVE",
+            "Linux 6.8 or newer built with CONFIG_USERFAULTFD",
+        )(error)),
+    }
+}
+
+fn new_realm(domain: &str) -> std::io::Result<Realm> {
+    let store = Box::new(Memfd::new()?);
+    tracing::info!(domain, "a domain begins");
+    Ok(Realm::new(domain, Box::new(Sharded::new()), store))
+}
+
+/// Pages that guests in service map from stores.
+fn merged(core: &Core) -> u64 {
+    let guests = lock(&core.guests);
+    let served = guests
+        .iter()
+        .filter(|guest| guest.standing() == Standing::Served);
+    served
+        .map(|guest| guest.counters.pages(Class::Merged))
+        .sum()
+}
+
+impl Shared {
+    fn tell(&self, change: impl FnOnce(&mut Signal)) {
+        change(&mut lock(&self.signal));
+        self.changed.notify_all();
+    }
+
+    /// Waits until the driver has unmerged what can be.
+    fn unmerge(&self) -> Result<(), EngineError> {
+        let mut signal = lock(&self.signal);
+        signal.wishes += 1;
+        let ticket = signal.wishes;
+        self.changed.notify_all();
+        let waits = |signal: &mut Signal| signal.granted < ticket && !signal.stop;
+        let signal = self
+            .changed
+            .wait_while(signal, waits)
+            .unwrap_or_else(PoisonError::into_inner);
+        match signal.left {
+            0 => Ok(()),
+            left => Err(EngineError::Unmerging { left }),
+        }
+    }
+
+    /// Waits until something is told, at most until `due`.
+    fn wait(&self, due: Instant) {
+        let signal = lock(&self.signal);
+        let quiet =
+            |signal: &mut Signal| !signal.stop && !signal.nudge && signal.wishes == signal.granted;
+        let left = due.saturating_duration_since(Instant::now());
+        let waited = self.changed.wait_timeout_while(signal, left, quiet);
+        let (mut signal, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        signal.nudge = false;
+    }
+
+    fn is_stopped(&self) -> bool {
+        lock(&self.signal).stop
+    }
+}
+
+/// A newly admitted guest needs a moment for the handshake before its first look is of use.
+const GREETING: Duration = Duration::from_millis(20);
+
+/// Begins a round every period; in between, does what cannot wait.
+fn drive(shared: &Shared, workers: &Workers) {
+    let core = &shared.core;
+    let mut scratch = Scratch::new();
+    let mut last: Option<Instant> = None;
+    while !shared.is_stopped() {
+        workers.resize();
+        if lock(&shared.signal).wishes > lock(&shared.signal).granted {
+            unmerge_all(shared, workers);
+        }
+        let now = Instant::now();
+        let empty = lock(&core.guests).is_empty();
+        // Without guests there is no period to keep: the first guest begins one.
+        let due = match last {
+            _ if empty => now + core.knobs.period().max(REAP),
+            None => now,
+            Some(last) => last + core.knobs.period(),
+        };
+        if empty {
+            last = None;
+        } else if due <= now {
+            if last.is_none() {
+                std::thread::sleep(GREETING);
+            }
+            last = Some(Instant::now());
+            core.round(workers, true);
+            #[cfg(debug_assertions)]
+            crate::check::check(core);
+            continue;
+        }
+        shared.wait(due.min(now + REAP));
+        core.reap(&mut scratch);
+    }
+    workers.stop();
+    lock(&core.guests).clear();
+    lock(&core.realms).clear();
+}
+
+/// Unmerges until nothing is merged or nothing moves any more.
+fn unmerge_all(shared: &Shared, workers: &Workers) {
+    let core = &shared.core;
+    let wishes = lock(&shared.signal).wishes;
+    let (mut left, mut moved) = (merged(core), Instant::now());
+    while left > 0 && moved.elapsed() < UNMERGE_PATIENCE && !shared.is_stopped() {
+        core.round(workers, false);
+        let now = merged(core);
+        if now == left {
+            std::thread::sleep(core.knobs.patience.max(Duration::from_millis(1)));
+        } else {
+            (left, moved) = (now, Instant::now());
+        }
+    }
+    shared.tell(|signal| {
+        signal.granted = wishes;
+        signal.left = left;
+    });
+}

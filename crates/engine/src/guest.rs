@@ -1,0 +1,314 @@
+//! A guest as the engine sees it: memory to look at, an agent to ask, and what is counted.
+//!
+//! The agent is asked one question at a time ([`Talk`]). When it does not answer in time the
+//! question stays `pending` and the guest is *late*: it gets no jobs, its pages keep their refs, and
+//! each round begins with a look whether the answer has come. Whatever an agent says or does costs
+//! the engine that guest, nothing else (I8): a malformed or contradictory answer condemns it, slow
+//! answers make it rest.
+
+use std::ops::Range;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use sys::pagemap::PageRun;
+use sys::process::Remote;
+use wire::{Answer, PageBits, Question};
+
+use crate::account::{Ledger, Lifeline};
+use crate::chunk::{Chunk, Pages};
+use crate::offers::Offers;
+use crate::page::{CLASSES, Class};
+use crate::realm::{Realm, lock};
+use crate::store::PageBytes;
+
+/// A guest's address space.
+pub(crate) trait Memory: Send + Sync {
+    /// Looks at the pages of `range` and arms the written ones again, as
+    /// [`sys::pagemap::Pagemap::scan`].
+    ///
+    /// # Errors
+    /// When the guest cannot be looked at.
+    fn scan(&self, range: Range<u64>, runs: &mut [PageRun]) -> std::io::Result<(usize, u64)>;
+
+    /// Reads ranges one after another into `pages`; returns how many pages it could read.
+    ///
+    /// # Errors
+    /// When the guest is gone.
+    fn read(&self, ranges: &[Remote], pages: &mut [&mut PageBytes]) -> std::io::Result<usize>;
+
+    /// How many mappings the process has.
+    fn mappings(&self) -> Option<u64>;
+
+    /// Whether the process has ended.
+    fn has_exited(&self) -> bool;
+
+    /// The command name.
+    fn name(&self) -> String;
+}
+
+/// The connection to a guest's agent.
+pub(crate) trait Link: Send {
+    /// Makes the lifeline that the next [`Question::Sync`] takes along.
+    ///
+    /// # Errors
+    /// When descriptors are exhausted.
+    fn lifeline(&mut self) -> std::io::Result<Box<dyn Lifeline>>;
+
+    /// Sends a question, without waiting.
+    ///
+    /// # Errors
+    /// When the connection is broken.
+    fn send(&mut self, question: &Question) -> Result<(), Fault>;
+
+    /// Takes an answer, after waiting at most `wait` for it.
+    ///
+    /// # Errors
+    /// When the connection is broken or the answer malformed.
+    fn receive(&mut self, wait: Duration) -> Result<Option<Answer>, Fault>;
+}
+
+/// Why a guest is not served any longer.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Fault {
+    /// The connection ended.
+    #[error("the connection ended")]
+    Closed,
+    /// The connection broke.
+    #[error("the connection broke: {0}")]
+    Broken(#[from] std::io::Error),
+    /// A packet that is no answer.
+    #[error("malformed answer: {0}")]
+    Malformed(#[from] wire::DecodeError),
+    /// An answer to something that was not asked.
+    #[error("contradictory answer: {0}")]
+    Contradiction(&'static str),
+    /// The agent cannot work.
+    #[error("the agent failed at step {step}, error {errno}")]
+    Failed {
+        /// The agent's step.
+        step: u8,
+        /// The operating system's error number.
+        errno: u16,
+    },
+    /// The agent did not finish the handshake.
+    #[error("no handshake within {0:?}")]
+    Silent(Duration),
+    /// More chunks than a guest may offer.
+    #[error("more than {0} chunks are offered")]
+    TooMuch(u64),
+    /// Its memory cannot be looked at.
+    #[error("its memory cannot be looked at: {0}")]
+    Unreadable(std::io::Error),
+    /// Reading its memory does not return.
+    #[error("reading its memory does not return")]
+    Stuck,
+}
+
+/// Where a guest stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Standing {
+    /// Served, unless it is late or rests.
+    Served = 0,
+    /// To be retired by the next look.
+    Condemned = 1,
+    /// Retired; its refs wait for its lifelines.
+    Ghost = 2,
+}
+
+/// What an agent still owes an answer to.
+#[derive(Debug)]
+pub(crate) enum Pending {
+    /// The welcome, sent at this moment.
+    Ready(Instant),
+    /// A sync.
+    Changes,
+    /// A merge of this chunk: its asked pages.
+    Merged(Arc<Chunk>),
+    /// An unmerge of these pages.
+    Unmerged(Arc<Chunk>, PageBits),
+}
+
+/// The conversation with the agent: at most one question is open.
+pub(crate) struct Talk {
+    /// `None` when the guest is retired.
+    pub(crate) link: Option<Box<dyn Link>>,
+    pub(crate) pending: Option<Pending>,
+}
+
+/// What is counted of a guest, readable at any time.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    classes: [AtomicI64; CLASSES],
+    /// CPU time of the agent, in nanoseconds.
+    pub(crate) cpu_ns: AtomicU64,
+    /// Memory of the agent, in bytes.
+    pub(crate) agent_bytes: AtomicU64,
+    /// The longest window, in nanoseconds.
+    pub(crate) window_ns: AtomicU64,
+    /// Mappings, as last counted.
+    pub(crate) vmas: AtomicU64,
+    /// Mappings when the guest was admitted.
+    pub(crate) vmas_before: AtomicU64,
+    /// The most mappings that questions since the last count can have added.
+    pub(crate) vmas_added: AtomicU64,
+    /// Contiguous ranges offered.
+    pub(crate) regions: AtomicU64,
+    /// Bytes of the engine's memory spent on this guest.
+    pub(crate) table_bytes: AtomicU64,
+}
+
+impl Counters {
+    /// Pages of `class`.
+    pub(crate) fn pages(&self, class: Class) -> u64 {
+        let count = self.classes.get(class as usize);
+        count.map_or(0, |count| u64::try_from(count.load(Relaxed)).unwrap_or(0))
+    }
+
+    /// Pages present.
+    pub(crate) fn present(&self) -> u64 {
+        let all = self.classes.iter().map(|count| count.load(Relaxed));
+        u64::try_from(all.sum::<i64>()).unwrap_or(0)
+    }
+
+    /// Adds what changed in a chunk.
+    pub(crate) fn take_over(&self, pages: &mut Pages) {
+        for (count, change) in self.classes.iter().zip(pages.take_changes()) {
+            if change != 0 {
+                count.fetch_add(change, Relaxed);
+            }
+        }
+    }
+}
+
+/// A process whose memory is deduplicated.
+pub(crate) struct Guest {
+    pub(crate) number: u64,
+    pub(crate) pid: u32,
+    pub(crate) realm: Arc<Realm>,
+    pub(crate) memory: Box<dyn Memory>,
+    pub(crate) talk: Mutex<Talk>,
+    pub(crate) ledger: Mutex<Ledger>,
+    pub(crate) offers: Mutex<Offers>,
+    pub(crate) counters: Counters,
+    standing: AtomicU8,
+    late: AtomicBool,
+    overtime_ns: AtomicU64,
+}
+
+impl Guest {
+    /// A guest that has been welcomed.
+    pub(crate) fn new(
+        number: u64,
+        pid: u32,
+        realm: Arc<Realm>,
+        memory: Box<dyn Memory>,
+        link: Box<dyn Link>,
+        line: Box<dyn Lifeline>,
+    ) -> Self {
+        let counters = Counters::default();
+        let vmas = memory.mappings().unwrap_or(0);
+        counters.vmas.store(vmas, Relaxed);
+        counters.vmas_before.store(vmas, Relaxed);
+        let pending = Some(Pending::Ready(Instant::now()));
+        Self {
+            number,
+            pid,
+            realm,
+            memory,
+            talk: Mutex::new(Talk {
+                link: Some(link),
+                pending,
+            }),
+            ledger: Mutex::new(Ledger::new(line)),
+            offers: Mutex::default(),
+            counters,
+            standing: AtomicU8::new(Standing::Served as u8),
+            late: AtomicBool::new(true),
+            overtime_ns: AtomicU64::new(0),
+        }
+    }
+
+    /// Where the guest stands.
+    pub(crate) fn standing(&self) -> Standing {
+        match self.standing.load(Acquire) {
+            0 => Standing::Served,
+            1 => Standing::Condemned,
+            _ => Standing::Ghost,
+        }
+    }
+
+    /// Ends the service: the next look retires the guest. Only the first reason is told.
+    pub(crate) fn condemn(&self, fault: &Fault) {
+        let (served, condemned) = (Standing::Served as u8, Standing::Condemned as u8);
+        let first = self
+            .standing
+            .compare_exchange(served, condemned, AcqRel, Acquire);
+        match (first, fault) {
+            (Err(_), _) => {}
+            (Ok(_), Fault::Closed) => tracing::debug!(pid = self.pid, "the guest left"),
+            (Ok(_), _) => tracing::warn!(pid = self.pid, %fault, "the guest is dropped"),
+        }
+    }
+
+    /// Notes that the guest is retired.
+    pub(crate) fn bury(&self) {
+        self.standing.store(Standing::Ghost as u8, Release);
+    }
+
+    /// Whether the agent answers in time.
+    pub(crate) fn is_responsive(&self) -> bool {
+        self.standing() == Standing::Served && !self.late.load(Acquire)
+    }
+
+    /// Whether the guest takes jobs in this round.
+    pub(crate) fn takes_jobs(&self, patience: Duration) -> bool {
+        let overtime = Duration::from_nanos(self.overtime_ns.load(Relaxed));
+        self.is_responsive() && overtime <= patience * 4
+    }
+
+    /// Notes whether the agent owes an answer.
+    pub(crate) fn set_late(&self, late: bool) {
+        if self.late.swap(late, AcqRel) != late {
+            tracing::debug!(pid = self.pid, late, "the agent's answers");
+        }
+    }
+
+    /// Notes how long the agent took over `pages` pages. An honest one needs less than 20 µs a page;
+    /// whoever piles up more than four times the patience rests until the next round.
+    pub(crate) fn note_time(&self, took: Duration, pages: usize) {
+        let fair = Duration::from_millis(2) + Duration::from_micros(20 * pages as u64);
+        let over = took.saturating_sub(fair).as_nanos();
+        self.overtime_ns
+            .fetch_add(u64::try_from(over).unwrap_or(u64::MAX), Relaxed);
+    }
+
+    /// Begins a round: nobody rests any more.
+    pub(crate) fn begin_round(&self) {
+        self.overtime_ns.store(0, Relaxed);
+    }
+
+    /// Settles the refs whose lifelines are free.
+    pub(crate) fn settle(&self) {
+        let gone = self.standing() == Standing::Ghost;
+        let mut settled = lock(&self.ledger).settle(gone);
+        self.realm.drop_refs(&mut settled);
+    }
+
+    /// Whether nothing of the guest is left.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.standing() == Standing::Ghost
+            && lock(&self.ledger).is_empty()
+            && lock(&self.offers).chunks.is_empty()
+    }
+}
+
+impl std::fmt::Debug for Guest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Guest")
+            .field("pid", &self.pid)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,239 @@
+//! The real thing: a guest's memory through `/proc` and process_vm_readv, its agent by socket.
+
+use std::io::IoSliceMut;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use sys::memfd;
+use sys::pagemap::{PageRun, Pagemap};
+use sys::process::{self, Remote};
+use wire::{Answer, MAX_MESSAGE, Question, Welcome};
+
+use crate::account::Lifeline;
+use crate::guest::{Fault, Link, Memory};
+use crate::store::PageBytes;
+
+/// The memory of a process.
+#[derive(Debug)]
+pub(crate) struct ProcessMemory {
+    pid: u32,
+    pidfd: OwnedFd,
+    pagemap: Pagemap,
+}
+
+impl ProcessMemory {
+    /// Opens the memory of `pid`.
+    ///
+    /// # Errors
+    /// When the process is gone, or this one may not look into it.
+    pub(crate) fn open(pid: u32) -> std::io::Result<Self> {
+        let memory = Self {
+            pid,
+            pidfd: process::open_pidfd(pid)?,
+            pagemap: Pagemap::open(pid)?,
+        };
+        match memory.has_exited() {
+            // Then both descriptors were opened on the same process.
+            false => Ok(memory),
+            true => Err(std::io::ErrorKind::NotFound.into()),
+        }
+    }
+}
+
+impl Memory for ProcessMemory {
+    fn scan(&self, range: Range<u64>, runs: &mut [PageRun]) -> std::io::Result<(usize, u64)> {
+        Ok(self.pagemap.scan(range, runs)?)
+    }
+
+    fn read(&self, ranges: &[Remote], pages: &mut [&mut PageBytes]) -> std::io::Result<usize> {
+        let mut local: Vec<_> = pages
+            .iter_mut()
+            .map(|page| IoSliceMut::new(page.as_mut_slice()))
+            .collect();
+        let read = match process::read_memory(self.pid, ranges, &mut local) {
+            Ok(bytes) => bytes / wire::PAGE_BYTES,
+            Err(rustix::io::Errno::FAULT) => 0,
+            Err(error) => return Err(error.into()),
+        };
+        // The number names whoever runs under it now: after an exec a program that offered
+        // nothing, after an exit a stranger. What was read counts only if the address space of
+        // the page map was still the process's own afterwards.
+        match self.pagemap.is_alive() {
+            true => Ok(read),
+            false => Err(std::io::ErrorKind::NotFound.into()),
+        }
+    }
+
+    fn mappings(&self) -> Option<u64> {
+        process::count_mappings(self.pid).ok()
+    }
+
+    fn has_exited(&self) -> bool {
+        process::has_exited(&self.pidfd)
+    }
+
+    fn name(&self) -> String {
+        process::comm(self.pid)
+    }
+}
+
+impl Lifeline for memfd::Lifeline {
+    fn is_free(&self) -> bool {
+        memfd::Lifeline::is_free(self)
+    }
+}
+
+/// The connection to an agent.
+pub(crate) struct SocketLink {
+    socket: OwnedFd,
+    buffer: Box<[u8; MAX_MESSAGE]>,
+    /// The lifeline that goes out with the next sync.
+    line: Option<OwnedFd>,
+}
+
+impl SocketLink {
+    /// Takes over a connection whose hello has been read.
+    ///
+    /// # Errors
+    /// When the socket cannot be made non-blocking.
+    pub(crate) fn new(socket: OwnedFd) -> std::io::Result<Self> {
+        rustix::io::ioctl_fionbio(&socket, true)?;
+        Ok(Self {
+            socket,
+            buffer: Box::new([0; MAX_MESSAGE]),
+            line: None,
+        })
+    }
+
+    /// Welcomes the agent: hands over a lifeline, the store, and the userfaultfd device if there
+    /// is one.
+    ///
+    /// # Errors
+    /// When the connection is broken or descriptors are exhausted.
+    pub(crate) fn welcome(
+        &mut self,
+        store: BorrowedFd<'_>,
+        device: Option<BorrowedFd<'_>>,
+    ) -> std::io::Result<Box<dyn Lifeline>> {
+        let line = memfd::Lifeline::new()?;
+        let welcome = Welcome {
+            stores: 1,
+            device: device.is_some(),
+        };
+        let len = welcome.encode(&mut self.buffer);
+        let descriptors: Vec<_> = [line.as_fd(), store].into_iter().chain(device).collect();
+        let packet = self.buffer.get(..len).unwrap_or_default();
+        sys::socket::send(&self.socket, packet, &descriptors)?;
+        Ok(Box::new(line))
+    }
+}
+
+impl Link for SocketLink {
+    fn lifeline(&mut self) -> std::io::Result<Box<dyn Lifeline>> {
+        let line = memfd::Lifeline::new()?;
+        self.line = Some(line.as_fd().try_clone_to_owned()?);
+        Ok(Box::new(line))
+    }
+
+    fn send(&mut self, question: &Question) -> Result<(), Fault> {
+        let line = match question {
+            Question::Sync { lifeline: true } => self.line.take(),
+            _ => None,
+        };
+        let len = question.encode(&mut self.buffer);
+        let packet = self.buffer.get(..len).unwrap_or_default();
+        let descriptors: Vec<_> = line.iter().map(AsFd::as_fd).collect();
+        match sys::socket::send(&self.socket, packet, &descriptors) {
+            Ok(()) => Ok(()),
+            Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => Err(Fault::Closed),
+            Err(error) => Err(Fault::Broken(error.into())),
+        }
+    }
+
+    fn receive(&mut self, wait: Duration) -> Result<Option<Answer>, Fault> {
+        let broken = |error: rustix::io::Errno| Fault::Broken(error.into());
+        if !process::wait_readable(&self.socket, wait).map_err(broken)? {
+            return Ok(None);
+        }
+        match sys::socket::recv(&self.socket, &mut *self.buffer) {
+            Ok(received) if received.len == 0 => Err(Fault::Closed),
+            Ok(received) => {
+                let packet = self.buffer.get(..received.len).unwrap_or_default();
+                Ok(Some(Answer::decode(packet)?))
+            }
+            Err(rustix::io::Errno::AGAIN) => Ok(None),
+            Err(rustix::io::Errno::CONNRESET) => Err(Fault::Closed),
+            Err(error) => Err(broken(error)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    fn pair() -> (SocketLink, OwnedFd) {
+        let (ours, theirs) = sys::socket::pair().unwrap();
+        (SocketLink::new(ours).unwrap(), theirs)
+    }
+
+    fn answer(socket: &OwnedFd, answer: &Answer) {
+        let mut out = [0; MAX_MESSAGE];
+        let len = answer.encode(&mut out);
+        sys::socket::send(socket, &out[..len], &[]).unwrap();
+    }
+
+    #[test]
+    fn a_welcome_brings_lifeline_and_store() {
+        let (mut link, agent) = pair();
+        let store = memfd::Store::new("pageone-test").unwrap();
+        let line = link.welcome(store.share().unwrap().as_fd(), None).unwrap();
+        let mut buffer = [0; MAX_MESSAGE];
+        let mut received = sys::socket::recv(&agent, &mut buffer).unwrap();
+        let welcome = Welcome::decode(&buffer[..received.len]).unwrap();
+        assert_eq!((welcome.stores, welcome.device), (1, false));
+        let theirs = received.descriptors[0].take().unwrap();
+        let access = sys::mapping::Access::ReadWrite;
+        sys::mapping::share(theirs.as_fd(), 0, 4096, access).unwrap();
+        assert!(!line.is_free());
+        let store = received.descriptors[1].take().unwrap();
+        assert!(store.as_raw_fd() >= 0 && received.descriptors[2].is_none());
+        assert!(rustix::io::pwrite(&store, b"x", 0).is_err());
+    }
+
+    #[test]
+    fn answers_come_late_wrong_or_never() {
+        let (mut link, agent) = pair();
+        assert!(link.receive(Duration::from_millis(5)).unwrap().is_none());
+        answer(&agent, &Answer::Ready);
+        assert_eq!(link.receive(Duration::ZERO).unwrap(), Some(Answer::Ready));
+        sys::socket::send(&agent, &[99], &[]).unwrap();
+        let fault = link.receive(Duration::ZERO).unwrap_err();
+        assert!(matches!(fault, Fault::Malformed(_)), "{fault}");
+        drop(agent);
+        assert!(matches!(link.receive(Duration::ZERO), Err(Fault::Closed)));
+        let sent = link.send(&Question::Sync { lifeline: false });
+        assert!(matches!(sent, Err(Fault::Closed)));
+    }
+
+    #[test]
+    fn memory_is_read_only_while_it_is_the_same() {
+        let child = std::process::Command::new("sleep").arg("60").spawn();
+        let mut child = child.unwrap();
+        let memory = ProcessMemory::open(child.id()).unwrap();
+        let mut page = [0; wire::PAGE_BYTES];
+        let nowhere = Remote {
+            start: 4096,
+            len: wire::PAGE_BYTES,
+        };
+        assert_eq!(memory.read(&[nowhere], &mut [&mut page]).unwrap(), 0);
+        assert!(memory.mappings().unwrap() > 3 && !memory.name().is_empty());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(memory.has_exited());
+        assert!(memory.read(&[nowhere], &mut [&mut page]).is_err());
+    }
+}

@@ -1,0 +1,290 @@
+//! A look at one guest, the first half of a round: late answers, news from the agent, the scan.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use sys::pagemap::PageRun;
+use wire::{Answer, Changes, Question, RunMode};
+
+use crate::ask;
+use crate::chunk::Chunk;
+use crate::guest::{Fault, Guest, Pending, Standing, Talk};
+use crate::offers::Sweep;
+use crate::page::{Class, Tag};
+use crate::realm::{Effects, lock};
+use crate::track::{self, Round};
+
+/// How long an agent may take for the handshake.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// Parts of one sync's answer that are taken in one round.
+const MAX_PARTS: usize = 1 << 14;
+/// Rounds after which the mappings of a quiet guest are counted again.
+const RECOUNT: u64 = 16;
+
+/// What a look needs besides the guest.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms {
+    pub(crate) round: Round,
+    pub(crate) mode: RunMode,
+    pub(crate) patience: Duration,
+    /// Whether to scan; without, only merged pages to unmerge are found.
+    pub(crate) scan: bool,
+}
+
+/// Looks at `guest`; `found` gets the chunks with work.
+pub(crate) fn look(
+    guest: &Arc<Guest>,
+    terms: Terms,
+    effects: &mut Effects,
+    runs: &mut [PageRun],
+    found: &mut Vec<Arc<Chunk>>,
+) {
+    guest.begin_round();
+    if guest.standing() == Standing::Served && guest.memory.has_exited() {
+        guest.condemn(&Fault::Closed);
+    }
+    let served = guest.standing() == Standing::Served;
+    if served && catch_up(guest, terms, effects) {
+        guest.settle();
+        if terms.scan {
+            let scanned = scan(guest, terms, effects, runs, found);
+            guest.realm.apply(guest, effects);
+            if let Err(error) = scanned {
+                guest.condemn(&Fault::Unreadable(error));
+            }
+            recount(guest, terms.round);
+        } else if terms.mode == RunMode::Unmerge {
+            find_merged(guest, found);
+        }
+    }
+    if guest.standing() != Standing::Served {
+        retire(guest, effects);
+    }
+    let tables = lock(&guest.offers).memory_bytes() + lock(&guest.ledger).memory_bytes();
+    guest.counters.table_bytes.store(tables as u64, Relaxed);
+}
+
+/// Takes answers that are owed, then asks what changed. False when the agent still owes one.
+fn catch_up(guest: &Arc<Guest>, terms: Terms, effects: &mut Effects) -> bool {
+    let Ok(mut talk) = guest.talk.try_lock() else {
+        return false; // a worker is stuck
+    };
+    let caught_up = take_pending(guest, &mut talk, terms.patience, effects)
+        .and_then(|free| Ok(free && sync(guest, &mut talk, terms.patience, effects)?));
+    let caught_up = caught_up.unwrap_or_else(|fault| {
+        guest.condemn(&fault);
+        false
+    });
+    guest.set_late(talk.pending.is_some());
+    caught_up && guest.standing() == Standing::Served
+}
+
+fn take_pending(
+    guest: &Arc<Guest>,
+    talk: &mut Talk,
+    patience: Duration,
+    effects: &mut Effects,
+) -> Result<bool, Fault> {
+    let Some(pending) = talk.pending.take() else {
+        return Ok(true);
+    };
+    if let Pending::Changes = pending {
+        return take_changes(guest, talk, Duration::ZERO, effects);
+    }
+    let link = talk.link.as_mut().ok_or(Fault::Closed)?;
+    let wait = match pending {
+        Pending::Ready(_) => patience, // it is on its way
+        _ => Duration::ZERO,
+    };
+    let Some(answer) = link.receive(wait)? else {
+        if let Pending::Ready(since) = pending
+            && since.elapsed() > HANDSHAKE
+        {
+            return Err(Fault::Silent(HANDSHAKE));
+        }
+        talk.pending = Some(pending);
+        return Ok(false);
+    };
+    take_late(guest, &pending, &answer, effects)?;
+    guest.realm.apply(guest, effects);
+    Ok(true)
+}
+
+fn take_late(
+    guest: &Guest,
+    pending: &Pending,
+    answer: &Answer,
+    effects: &mut Effects,
+) -> Result<(), Fault> {
+    match (pending, answer) {
+        (Pending::Ready(_), Answer::Ready) => {
+            tracing::info!(
+                pid = guest.pid,
+                domain = guest.realm.domain,
+                "a guest joins"
+            );
+            Ok(())
+        }
+        (Pending::Ready(_), &Answer::Failed { errno, step }) => Err(Fault::Failed { step, errno }),
+        (Pending::Merged(chunk), Answer::Merged(merged)) => {
+            let mut pages = chunk.try_lock().ok_or(Fault::Stuck)?;
+            let taken = ask::take_merged(guest, chunk, &mut pages, merged, effects);
+            guest.counters.take_over(&mut pages);
+            taken
+        }
+        (
+            Pending::Unmerged(chunk, asked),
+            &Answer::Unmerged {
+                cpu_ns,
+                pages: private,
+            },
+        ) => {
+            let mut pages = chunk.try_lock().ok_or(Fault::Stuck)?;
+            let parts = (*asked, private, cpu_ns);
+            let taken = ask::take_unmerged(guest, chunk, &mut pages, parts, effects);
+            guest.counters.take_over(&mut pages);
+            taken
+        }
+        _ => Err(Fault::Contradiction("an answer to another question")),
+    }
+}
+
+fn sync(
+    guest: &Arc<Guest>,
+    talk: &mut Talk,
+    patience: Duration,
+    effects: &mut Effects,
+) -> Result<bool, Fault> {
+    let link = talk.link.as_mut().ok_or(Fault::Closed)?;
+    let renew = lock(&guest.ledger).wants_renewal();
+    if renew {
+        let line = link.lifeline()?;
+        lock(&guest.ledger).renew(line);
+    }
+    link.send(&Question::Sync { lifeline: renew })?;
+    take_changes(guest, talk, patience, effects)
+}
+
+/// Takes the parts of an answer to a sync; false when some are still to come.
+fn take_changes(
+    guest: &Arc<Guest>,
+    talk: &mut Talk,
+    patience: Duration,
+    effects: &mut Effects,
+) -> Result<bool, Fault> {
+    let link = talk.link.as_mut().ok_or(Fault::Closed)?;
+    let deadline = Instant::now() + patience * 4;
+    for _ in 0..MAX_PARTS {
+        match link.receive(patience)? {
+            Some(Answer::Changes(changes)) => {
+                take_part(guest, &changes, effects)?;
+                if !changes.more {
+                    return Ok(true);
+                }
+            }
+            Some(_) => return Err(Fault::Contradiction("not the answer to a sync")),
+            None => break,
+        }
+        if Instant::now() > deadline && !patience.is_zero() {
+            break;
+        }
+    }
+    talk.pending = Some(Pending::Changes);
+    Ok(false)
+}
+
+fn take_part(guest: &Arc<Guest>, changes: &Changes, effects: &mut Effects) -> Result<(), Fault> {
+    let counters = &guest.counters;
+    counters.cpu_ns.fetch_max(changes.cpu_ns, Relaxed);
+    counters.agent_bytes.store(changes.memory_bytes, Relaxed);
+    let mut offers = lock(&guest.offers);
+    for change in changes.entries() {
+        offers.change(guest, change, effects)?;
+    }
+    guest.realm.apply(guest, effects);
+    Ok(())
+}
+
+fn scan(
+    guest: &Arc<Guest>,
+    terms: Terms,
+    effects: &mut Effects,
+    runs: &mut [PageRun],
+    found: &mut Vec<Arc<Chunk>>,
+) -> std::io::Result<()> {
+    let mut offers = lock(&guest.offers);
+    let ranges = offers.scans().to_vec();
+    guest.counters.regions.store(ranges.len() as u64, Relaxed);
+    let mut sweep = Sweep::new(guest, &mut offers, |chunk: &Arc<Chunk>, seen: &_| {
+        let Some(mut pages) = chunk.try_lock() else {
+            return; // a worker is stuck with it
+        };
+        let waiting = track::observe(chunk, &mut pages, seen, terms.round, effects);
+        guest.counters.take_over(&mut pages);
+        let wanted = match terms.mode {
+            RunMode::Run => waiting || chunk.has_promoted(),
+            RunMode::Stop => waiting && has_plans(&pages),
+            RunMode::Unmerge => waiting && has_plans(&pages) || pages.count(Class::Merged) > 0,
+        };
+        if wanted && chunk.enqueue() {
+            found.push(Arc::clone(chunk));
+        }
+    });
+    for range in ranges {
+        let mut at = range.start;
+        while at < range.end {
+            let (filled, next) = guest.memory.scan(at..range.end, runs)?;
+            runs.iter().take(filled).for_each(|run| sweep.add(run));
+            if next <= at {
+                break;
+            }
+            at = next;
+        }
+    }
+    sweep.finish();
+    Ok(())
+}
+
+fn find_merged(guest: &Guest, found: &mut Vec<Arc<Chunk>>) {
+    for chunk in lock(&guest.offers).chunks.values() {
+        let merged = chunk
+            .try_lock()
+            .is_some_and(|pages| pages.count(Class::Merged) > 0);
+        if merged && chunk.enqueue() {
+            found.push(Arc::clone(chunk));
+        }
+    }
+}
+
+fn has_plans(pages: &crate::chunk::Pages) -> bool {
+    let mut busy = pages
+        .busy
+        .runs()
+        .flat_map(|(first, count)| first..first + count);
+    busy.any(|page| matches!(pages.tag(page), Tag::Planned | Tag::PlannedZero))
+}
+
+/// Counting mappings costs about 1 µs each, so it is done after merging, and now and then.
+fn recount(guest: &Guest, round: Round) {
+    let counters = &guest.counters;
+    let changed = counters.vmas_added.load(Relaxed) > 0;
+    if (changed || (round.0 + guest.number).is_multiple_of(RECOUNT))
+        && let Some(vmas) = guest.memory.mappings()
+    {
+        counters.vmas.store(vmas, Relaxed);
+        counters.vmas_added.store(0, Relaxed);
+    }
+}
+
+/// Ends the connection and moves all refs to the lifelines' ledger; frees what is free already.
+fn retire(guest: &Guest, effects: &mut Effects) {
+    if let Ok(mut talk) = guest.talk.try_lock() {
+        talk.link = None;
+        talk.pending = None;
+    }
+    guest.bury();
+    lock(&guest.offers).withdraw_all(guest, effects);
+    guest.realm.apply(guest, effects);
+    guest.settle();
+}

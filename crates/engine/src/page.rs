@@ -1,0 +1,207 @@
+//! The small words of the engine: fingerprints, slots, sites, and what is known of a page.
+
+use std::fmt;
+
+/// 128 keyed bits that stand for a page's content. Equal fingerprints make pages worth comparing,
+/// never equal (I1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Fingerprint(pub(crate) u128);
+
+/// The number of a page in a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Slot(pub(crate) u64);
+
+impl fmt::Display for Slot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "slot {}", self.0)
+    }
+}
+
+/// A page of a guest: its chunk's number in the realm, and the page's place in the chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Site {
+    pub(crate) chunk: u32,
+    pub(crate) page: u16,
+}
+
+/// What an index entry refers to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Entry {
+    /// A settled page seen once.
+    Candidate(Site),
+    /// A canonical page.
+    Canonical(Slot),
+}
+
+const CANONICAL: u64 = 1 << 63;
+const PAGE_BITS: u32 = 9;
+
+impl Entry {
+    /// The entry as the index holds it: bit 63 tells slots from sites.
+    pub(crate) fn pack(self) -> u64 {
+        match self {
+            Self::Canonical(slot) => slot.0 | CANONICAL,
+            Self::Candidate(site) => u64::from(site.chunk) << PAGE_BITS | u64::from(site.page),
+        }
+    }
+
+    /// The entry behind a value that [`Self::pack`] made.
+    #[allow(clippy::cast_possible_truncation)] // packed from these very widths
+    pub(crate) fn unpack(value: u64) -> Self {
+        if value & CANONICAL != 0 {
+            return Self::Canonical(Slot(value & !CANONICAL));
+        }
+        Self::Candidate(Site {
+            chunk: (value >> PAGE_BITS) as u32,
+            page: (value & ((1 << PAGE_BITS) - 1)) as u16,
+        })
+    }
+}
+
+/// What the engine knows of a page. Four bits; the other four of its byte hold the back-off level.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Tag {
+    /// No frame, or not offered.
+    #[default]
+    Absent = 0,
+    /// Written during the last period, or first seen.
+    Written = 1,
+    /// Not written for one period.
+    Resting = 2,
+    /// Not written for two periods; not read yet.
+    Settled = 3,
+    /// In the index, without slot. Body: the fingerprint.
+    Candidate = 4,
+    /// To be merged with a slot it holds a ref of. Body: the slot.
+    Planned = 5,
+    /// All zeros, to be given back.
+    PlannedZero = 6,
+    /// As [`Self::Planned`], and the agent has been asked.
+    Asked = 7,
+    /// As [`Self::PlannedZero`], and the agent has been asked.
+    AskedZero = 8,
+    /// Maps its slot. Body: the slot.
+    Merged = 9,
+    /// Lies in a mapping of a store, but the guest wrote it since.
+    Broken = 10,
+    /// Maps the kernel's zero page by the guest's own doing.
+    Zero = 11,
+    /// Maps the kernel's zero page by ours.
+    Zeroed = 12,
+    /// Lies in a mapping of a file, or of a store that this engine knows nothing of.
+    Foreign = 13,
+    /// The kernel would not move it.
+    Pinned = 14,
+    /// Left alone for another reason.
+    Skipped = 15,
+}
+
+impl Tag {
+    const ALL: [Self; 16] = [
+        Self::Absent,
+        Self::Written,
+        Self::Resting,
+        Self::Settled,
+        Self::Candidate,
+        Self::Planned,
+        Self::PlannedZero,
+        Self::Asked,
+        Self::AskedZero,
+        Self::Merged,
+        Self::Broken,
+        Self::Zero,
+        Self::Zeroed,
+        Self::Foreign,
+        Self::Pinned,
+        Self::Skipped,
+    ];
+
+    /// The tag in the low half of a byte.
+    pub(crate) fn of(byte: u8) -> Self {
+        Self::ALL
+            .get(usize::from(byte & 15))
+            .copied()
+            .unwrap_or_default()
+    }
+
+    /// Where the page counts; `None` when it is absent.
+    pub(crate) fn class(self) -> Option<Class> {
+        Some(match self {
+            Self::Absent => return None,
+            Self::Written
+            | Self::Resting
+            | Self::Settled
+            | Self::Planned
+            | Self::PlannedZero
+            | Self::Asked
+            | Self::AskedZero => Class::Volatile,
+            Self::Candidate => Class::Unshared,
+            Self::Merged => Class::Merged,
+            Self::Broken => Class::Broken,
+            Self::Zero => Class::Zero,
+            Self::Zeroed => Class::Zeroed,
+            Self::Pinned => Class::Pinned,
+            Self::Foreign | Self::Skipped => Class::Skipped,
+        })
+    }
+
+    /// Whether the page has been tried before and keeps its back-off level.
+    pub(crate) fn keeps_level(self) -> bool {
+        !matches!(
+            self,
+            Self::Absent | Self::Merged | Self::Zero | Self::Zeroed | Self::Foreign
+        )
+    }
+}
+
+/// Where a present page counts. Each page counts exactly once, which is I9.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Class {
+    /// `pages_volatile`.
+    Volatile,
+    /// `pages_unshared`.
+    Unshared,
+    /// `pages_shared` + `pages_sharing`.
+    Merged,
+    /// `zero_pages`, not saved by us.
+    Zero,
+    /// `zero_pages`, saved by us.
+    Zeroed,
+    /// `pages_broken`, within `pages_skipped`.
+    Broken,
+    /// `pages_pinned`, within `pages_skipped`.
+    Pinned,
+    /// The rest of `pages_skipped`.
+    Skipped,
+}
+
+/// How many classes there are.
+pub(crate) const CLASSES: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_survive_packing() {
+        for entry in [
+            Entry::Candidate(Site { chunk: 0, page: 0 }),
+            Entry::Candidate(Site {
+                chunk: u32::MAX,
+                page: 511,
+            }),
+            Entry::Canonical(Slot(0)),
+            Entry::Canonical(Slot((1 << 51) - 1)),
+        ] {
+            assert_eq!(Entry::unpack(entry.pack()), entry);
+        }
+    }
+
+    #[test]
+    fn tags_survive_their_byte() {
+        for tag in Tag::ALL {
+            assert_eq!(Tag::of(tag as u8 | 0x50), tag);
+        }
+    }
+}

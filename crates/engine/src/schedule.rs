@@ -1,0 +1,579 @@
+//! Rounds and workers.
+//!
+//! ```text
+//!  driver    ──▶ look, look, look … ──▶ sort ──▶ chunk, chunk, chunk … ──▶ tidy, count, check
+//!                 a job a guest                   a job a chunk, by place in the region
+//!  workers       ════════════════════            ══════════════════════
+//! ```
+//!
+//! Both halves of a round are jobs in one queue, so 10 000 guests keep all workers busy. Chunks are
+//! sorted by their place in the region first and by guest second: equal content of all guests is
+//! worked close in time, while its canonical pages and index entries are still in the cache.
+//! Looks and chunk jobs never run at the same time, so a look has its guest to itself.
+//!
+//! A round that outlasts the period is cut: what is left is found again by the next looks.
+//!
+//! Reading a hostile guest's memory can block for as long as it likes (a page fault that only the
+//! guest can answer). Such a worker is given up after [`STUCK`], with its guest, and replaced; it ends
+//! when the guest does.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use sys::pagemap::PageRun;
+use wire::RunMode;
+
+use crate::account::Lifeline;
+use crate::ask::{self, Asked, Manner};
+use crate::chunk::Chunk;
+use crate::guest::{Fault, Guest, Link, Memory};
+use crate::look::{self, Terms};
+use crate::plan::{self, Context, Desk, Plan, Promotions};
+use crate::read::Hasher;
+use crate::realm::{Effects, Realm, lock};
+use crate::track::Round;
+
+/// How long a job may take before its worker counts as lost. Workers run on idle CPUs only, so a
+/// busy machine alone must not come near it.
+pub(crate) const STUCK: Duration = Duration::from_secs(60);
+/// Runs of pages taken from one scan: 192 KiB.
+const SCAN_RUNS: usize = 8192;
+
+/// The knobs.
+#[derive(Debug)]
+pub(crate) struct Knobs {
+    run: AtomicU8,
+    pub(crate) use_zero_pages: AtomicBool,
+    pub(crate) period_ms: AtomicU64,
+    pub(crate) threads: AtomicU16,
+    pub(crate) patience: Duration,
+    pub(crate) max_mappings: u64,
+}
+
+impl Knobs {
+    /// The knobs as `options` wants them.
+    pub(crate) fn new(options: &crate::Options, max_mappings: u64) -> Self {
+        let period = u64::try_from(options.merge_period.as_millis());
+        Self {
+            run: AtomicU8::new(options.run.into()),
+            use_zero_pages: AtomicBool::new(options.use_zero_pages),
+            period_ms: AtomicU64::new(period.unwrap_or(u64::MAX)),
+            threads: AtomicU16::new(options.threads),
+            patience: options.patience,
+            max_mappings,
+        }
+    }
+
+    /// Whether to merge.
+    pub(crate) fn mode(&self) -> RunMode {
+        RunMode::try_from(self.run.load(Acquire)).unwrap_or_default()
+    }
+
+    /// Changes whether to merge. A job that read the old mode holds its chunk's lock until it is
+    /// done, so whoever locks the chunk after this call sees what it did.
+    pub(crate) fn set_mode(&self, mode: RunMode) {
+        self.run.store(mode.into(), Release);
+    }
+
+    /// The merge period.
+    pub(crate) fn period(&self) -> Duration {
+        Duration::from_millis(self.period_ms.load(Relaxed))
+    }
+}
+
+/// A piece of work.
+pub(crate) enum Job {
+    /// A look at a guest; whether to scan it too.
+    Look(Arc<Guest>, bool),
+    /// A chunk; whether to wait while another worker talks to its guest.
+    Chunk(Arc<Chunk>, bool),
+}
+
+/// Jobs to do.
+#[derive(Default)]
+pub(crate) struct Queue {
+    inner: Mutex<Inner>,
+    /// There are jobs, or a worker shall end.
+    work: Condvar,
+    /// Nothing is left to do.
+    idle: Condvar,
+}
+
+#[derive(Default)]
+struct Inner {
+    jobs: VecDeque<Job>,
+    active: usize,
+    /// Workers with a higher number end.
+    workers: usize,
+}
+
+impl Queue {
+    /// Adds jobs.
+    pub(crate) fn add(&self, jobs: impl IntoIterator<Item = Job>) {
+        lock(&self.inner).jobs.extend(jobs);
+        self.work.notify_all();
+    }
+
+    /// The next job, if there is one.
+    #[cfg(test)]
+    fn try_take(&self) -> Option<Job> {
+        let mut inner = lock(&self.inner);
+        let job = inner.jobs.pop_front()?;
+        inner.active += 1;
+        Some(job)
+    }
+
+    /// The next job; waits for one. `None`: the worker shall end.
+    pub(crate) fn take(&self, worker: usize) -> Option<Job> {
+        let mut inner = lock(&self.inner);
+        loop {
+            if worker >= inner.workers {
+                return None;
+            }
+            if let Some(job) = inner.jobs.pop_front() {
+                inner.active += 1;
+                return Some(job);
+            }
+            inner = self
+                .work
+                .wait(inner)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Notes that a job is done.
+    pub(crate) fn done(&self) {
+        let mut inner = lock(&self.inner);
+        inner.active -= 1;
+        if inner.active == 0 && inner.jobs.is_empty() {
+            self.idle.notify_all();
+        }
+    }
+
+    /// Sets how many workers there shall be.
+    pub(crate) fn set_workers(&self, workers: usize) {
+        lock(&self.inner).workers = workers;
+        self.work.notify_all();
+    }
+
+    /// Waits at most `wait` until nothing is left to do.
+    pub(crate) fn wait_idle(&self, wait: Duration) -> bool {
+        let inner = lock(&self.inner);
+        let busy = |inner: &mut Inner| inner.active > 0 || !inner.jobs.is_empty();
+        let (_inner, timeout) = self
+            .idle
+            .wait_timeout_while(inner, wait, busy)
+            .unwrap_or_else(PoisonError::into_inner);
+        !timeout.timed_out()
+    }
+
+    /// Drops the jobs not begun.
+    pub(crate) fn clear(&self) {
+        for job in std::mem::take(&mut lock(&self.inner).jobs) {
+            if let Job::Chunk(chunk, _) = job {
+                chunk.start(); // it no longer stands in the queue
+            }
+        }
+        self.idle.notify_all();
+    }
+
+    fn is_empty(&self) -> bool {
+        lock(&self.inner).jobs.is_empty()
+    }
+}
+
+impl Promotions for Queue {
+    fn push(&self, chunk: Arc<Chunk>) {
+        self.add([Job::Chunk(chunk, false)]);
+    }
+}
+
+/// Buffers of a worker.
+pub(crate) struct Scratch {
+    desk: Desk,
+    effects: Effects,
+    runs: Vec<PageRun>,
+    found: Vec<Arc<Chunk>>,
+}
+
+impl Scratch {
+    pub(crate) fn new() -> Self {
+        Self {
+            desk: Desk::new(),
+            effects: Effects::default(),
+            runs: vec![PageRun::default(); SCAN_RUNS],
+            found: Vec::new(),
+        }
+    }
+}
+
+/// Who runs the jobs of a round.
+pub(crate) trait Crew {
+    /// Returns when the queue is idle, at `cut` at the latest (jobs begun are finished).
+    fn run(&self, core: &Core, cut: Option<Instant>);
+}
+
+/// Makes a realm for a domain.
+pub(crate) type NewRealm = Box<dyn Fn(&str) -> std::io::Result<Realm> + Send + Sync>;
+
+/// Everything the workers share.
+pub(crate) struct Core {
+    pub(crate) knobs: Knobs,
+    pub(crate) queue: Queue,
+    pub(crate) guests: Mutex<Vec<Arc<Guest>>>,
+    pub(crate) realms: Mutex<BTreeMap<String, Arc<Realm>>>,
+    hasher: Hasher,
+    new_realm: NewRealm,
+    found: Mutex<Vec<Arc<Chunk>>>,
+    next_guest: AtomicU64,
+    /// Rounds begun, short ones included.
+    rounds: AtomicU64,
+    /// Rounds completed over all regions.
+    pub(crate) full_scans: AtomicU64,
+    /// CPU time of agents that are gone, in nanoseconds.
+    pub(crate) gone_cpu_ns: AtomicU64,
+    /// The longest window of guests that are gone, in nanoseconds.
+    pub(crate) gone_window_ns: AtomicU64,
+}
+
+impl Core {
+    /// A core without guests.
+    pub(crate) fn new(knobs: Knobs, hasher: Hasher, new_realm: NewRealm) -> Self {
+        Self {
+            knobs,
+            queue: Queue::default(),
+            guests: Mutex::default(),
+            realms: Mutex::default(),
+            hasher,
+            new_realm,
+            found: Mutex::default(),
+            next_guest: AtomicU64::new(0),
+            rounds: AtomicU64::new(0),
+            full_scans: AtomicU64::new(0),
+            gone_cpu_ns: AtomicU64::new(0),
+            gone_window_ns: AtomicU64::new(0),
+        }
+    }
+
+    /// The realm of `domain`, made if need be.
+    ///
+    /// # Errors
+    /// When its store cannot be made.
+    pub(crate) fn realm(&self, domain: &str) -> std::io::Result<Arc<Realm>> {
+        let mut realms = lock(&self.realms);
+        if let Some(realm) = realms.get(domain) {
+            return Ok(Arc::clone(realm));
+        }
+        let realm = Arc::new((self.new_realm)(domain)?);
+        realms.insert(domain.to_owned(), Arc::clone(&realm));
+        Ok(realm)
+    }
+
+    /// Takes a guest in that has been welcomed.
+    pub(crate) fn admit(
+        &self,
+        pid: u32,
+        realm: Arc<Realm>,
+        memory: Box<dyn Memory>,
+        link: Box<dyn Link>,
+        line: Box<dyn Lifeline>,
+    ) {
+        let number = self.next_guest.fetch_add(1, Relaxed);
+        let guest = Guest::new(number, pid, realm, memory, link, line);
+        lock(&self.guests).push(Arc::new(guest));
+    }
+
+    /// A round. With `scan` unset, only late answers are taken and merged pages unmerged.
+    pub(crate) fn round(&self, crew: &dyn Crew, scan: bool) {
+        let begin = Instant::now();
+        self.rounds.fetch_add(1, Relaxed);
+        let guests = lock(&self.guests).clone();
+        self.queue
+            .add(guests.into_iter().map(|guest| Job::Look(guest, scan)));
+        crew.run(self, None);
+        let mut found = std::mem::take(&mut *lock(&self.found));
+        found.sort_unstable_by_key(|chunk| (chunk.place, chunk.id));
+        let work = found.len();
+        self.queue
+            .add(found.into_iter().map(|chunk| Job::Chunk(chunk, false)));
+        crew.run(
+            self,
+            Some(begin + self.knobs.period().max(self.knobs.patience)),
+        );
+        self.tidy();
+        if scan {
+            self.full_scans.fetch_add(1, Relaxed);
+        }
+        tracing::debug!(chunks = work, took = ?begin.elapsed(), "a round is done");
+    }
+
+    /// Forgets guests and realms of which nothing is left.
+    pub(crate) fn tidy(&self) {
+        lock(&self.guests).retain(|guest| {
+            let gone = guest.is_gone();
+            if gone {
+                let counters = &guest.counters;
+                self.gone_cpu_ns
+                    .fetch_add(counters.cpu_ns.load(Relaxed), Relaxed);
+                self.gone_window_ns
+                    .fetch_max(counters.window_ns.load(Relaxed), Relaxed);
+            }
+            !gone
+        });
+        lock(&self.realms).retain(|_, realm| Arc::strong_count(realm) > 1);
+    }
+
+    /// Between rounds: retires guests that have ended, settles what they left behind.
+    pub(crate) fn reap(&self, scratch: &mut Scratch) {
+        let ended = |guest: &Arc<Guest>| guest.memory.has_exited();
+        let ended: Vec<_> = lock(&self.guests)
+            .iter()
+            .filter(|guest| ended(guest))
+            .cloned()
+            .collect();
+        if !ended.is_empty() {
+            ended
+                .into_iter()
+                .for_each(|guest| self.do_job(Job::Look(guest, false), scratch));
+            self.tidy();
+        }
+    }
+
+    /// Does a job.
+    pub(crate) fn do_job(&self, job: Job, scratch: &mut Scratch) {
+        match job {
+            Job::Look(guest, scan) => self.look(&guest, scan, scratch),
+            Job::Chunk(chunk, insist) => self.work(&chunk, insist, scratch),
+        }
+    }
+
+    fn look(&self, guest: &Arc<Guest>, scan: bool, scratch: &mut Scratch) {
+        let terms = Terms {
+            round: Round(self.rounds.load(Relaxed)),
+            mode: self.knobs.mode(),
+            patience: self.knobs.patience,
+            scan,
+        };
+        let Scratch {
+            effects,
+            runs,
+            found,
+            ..
+        } = scratch;
+        look::look(guest, terms, effects, runs, found);
+        lock(&self.found).append(found);
+    }
+
+    fn work(&self, chunk: &Arc<Chunk>, insist: bool, scratch: &mut Scratch) {
+        chunk.start();
+        let Some(guest) = chunk.guest.upgrade() else {
+            return;
+        };
+        if !guest.takes_jobs(self.knobs.patience) {
+            return;
+        }
+        let mut pages = chunk.lock();
+        let effects = &mut scratch.effects;
+        let manner = Manner {
+            patience: self.knobs.patience,
+            max_mappings: self.knobs.max_mappings,
+            insist: insist || self.queue.is_empty(),
+        };
+        let mode = self.knobs.mode();
+        let asked = if mode == RunMode::Run {
+            let context = Context {
+                hasher: &self.hasher,
+                use_zero_pages: self.knobs.use_zero_pages.load(Relaxed),
+                promotions: &self.queue,
+            };
+            Plan::new(&context, &guest, chunk, &mut pages, effects).make(&mut scratch.desk);
+            ask::merge(&guest, chunk, &mut pages, effects, manner)
+        } else {
+            plan::withdraw(chunk, &mut pages, effects);
+            match mode {
+                RunMode::Unmerge => ask::unmerge(&guest, chunk, &mut pages, effects, manner),
+                _ => Asked::Done,
+            }
+        };
+        guest.realm.apply(&guest, effects);
+        guest.counters.take_over(&mut pages);
+        drop(pages);
+        if asked == Asked::Busy && chunk.enqueue() {
+            self.queue.add([Job::Chunk(Arc::clone(chunk), true)]);
+        }
+    }
+}
+
+/// Runs all jobs on the calling thread.
+#[cfg(test)]
+pub(crate) struct Alone(pub(crate) Mutex<Scratch>);
+
+#[cfg(test)]
+impl Crew for Alone {
+    fn run(&self, core: &Core, _cut: Option<Instant>) {
+        let mut scratch = lock(&self.0);
+        while let Some(job) = core.queue.try_take() {
+            core.do_job(job, &mut scratch);
+            core.queue.done();
+        }
+    }
+}
+
+/// Where a worker says what it is at.
+#[derive(Default)]
+pub(crate) struct Post(Mutex<PostState>);
+
+#[derive(Default)]
+struct PostState {
+    since: Option<(Instant, Option<Arc<Guest>>)>,
+    abandoned: bool,
+}
+
+impl Post {
+    fn begin(&self, job: &Job) {
+        let guest = match job {
+            Job::Look(guest, _) => Some(Arc::clone(guest)),
+            Job::Chunk(chunk, _) => chunk.guest.upgrade(),
+        };
+        lock(&self.0).since = Some((Instant::now(), guest));
+    }
+
+    /// Ends the job; false when the worker has been given up meanwhile.
+    fn end(&self) -> bool {
+        let mut state = lock(&self.0);
+        state.since = None;
+        !state.abandoned
+    }
+
+    /// Gives the worker up if it is stuck, and condemns its guest.
+    fn give_up(&self, limit: Duration) -> bool {
+        let mut state = lock(&self.0);
+        let stuck = state
+            .since
+            .as_ref()
+            .is_some_and(|(since, _)| since.elapsed() > limit);
+        if stuck && !state.abandoned {
+            state.abandoned = true;
+            if let Some((_, Some(guest))) = state.since.take() {
+                guest.condemn(&Fault::Stuck);
+            }
+            return true;
+        }
+        false
+    }
+}
+
+struct Worker {
+    post: Arc<Post>,
+    thread: std::thread::JoinHandle<()>,
+}
+
+/// Worker threads.
+pub(crate) struct Workers {
+    core: Arc<Core>,
+    list: Mutex<Vec<Worker>>,
+    limit: Duration,
+}
+
+impl Workers {
+    /// Threads that wait for jobs; those stuck longer than `limit` are replaced.
+    pub(crate) fn new(core: Arc<Core>, limit: Duration) -> Self {
+        let workers = Self {
+            core,
+            list: Mutex::default(),
+            limit,
+        };
+        workers.resize();
+        workers
+    }
+
+    /// Starts or ends threads until there are as many as the knob says.
+    pub(crate) fn resize(&self) {
+        let wanted = usize::from(self.core.knobs.threads.load(Relaxed)).max(1);
+        self.core.queue.set_workers(wanted);
+        let mut list = lock(&self.list);
+        while list.len() > wanted {
+            if let Some(worker) = list.pop() {
+                let _ = worker.thread.join();
+            }
+        }
+        while list.len() < wanted {
+            match self.hire(list.len()) {
+                Ok(worker) => list.push(worker),
+                Err(error) => {
+                    tracing::error!(%error, "cannot start a worker");
+                    break;
+                }
+            }
+        }
+    }
+
+    fn hire(&self, number: usize) -> std::io::Result<Worker> {
+        let (core, post) = (Arc::clone(&self.core), Arc::new(Post::default()));
+        let its_post = Arc::clone(&post);
+        let thread = std::thread::Builder::new()
+            .name(format!("pageone-{number}"))
+            .spawn(move || labour(&core, &its_post, number))?;
+        Ok(Worker { post, thread })
+    }
+
+    fn replace_stuck(&self) {
+        for (number, worker) in lock(&self.list).iter_mut().enumerate() {
+            if worker.post.give_up(self.limit) {
+                self.core.queue.done();
+                if let Ok(new) = self.hire(number) {
+                    *worker = new; // the old thread goes on alone until its guest ends
+                }
+            }
+        }
+    }
+
+    /// Ends all threads but stuck ones.
+    pub(crate) fn stop(&self) {
+        self.core.queue.clear();
+        self.core.queue.set_workers(0);
+        while !self.core.queue.wait_idle(Duration::from_secs(1)) {
+            self.core.queue.clear();
+            self.replace_stuck();
+        }
+        for worker in lock(&self.list).drain(..) {
+            let _ = worker.thread.join();
+        }
+    }
+}
+
+impl Crew for Workers {
+    fn run(&self, core: &Core, cut: Option<Instant>) {
+        loop {
+            let left = cut.map_or(Duration::MAX, |cut| {
+                cut.saturating_duration_since(Instant::now())
+            });
+            if left.is_zero() {
+                core.queue.clear();
+            }
+            let wait = left.clamp(Duration::from_millis(1), Duration::from_secs(1));
+            if core.queue.wait_idle(wait) {
+                return;
+            }
+            self.replace_stuck();
+        }
+    }
+}
+
+fn labour(core: &Core, post: &Post, number: usize) {
+    if let Err(error) = sys::process::yield_to_everyone() {
+        tracing::warn!(%error, "a worker cannot step back behind other threads");
+    }
+    let mut scratch = Scratch::new();
+    while let Some(job) = core.queue.take(number) {
+        post.begin(&job);
+        core.do_job(job, &mut scratch);
+        if !post.end() {
+            return;
+        }
+        core.queue.done();
+    }
+}

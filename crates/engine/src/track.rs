@@ -1,0 +1,201 @@
+//! Track: what a scan of the page map says becomes what is known of each page.
+//!
+//! ```text
+//!              first seen          quiet          quiet          read
+//!   Absent ───────────────▶ Written ───▶ Resting ───▶ Settled ─────────▶ Candidate, Planned, …
+//!      ▲                      ▲  └──────────┴────────────┴──── written ──────┘
+//!      └── no frame any more ─┴── from every state; what the page held is given up
+//! ```
+//!
+//! One scan tells everything, for anonymous and for merged pages alike:
+//!
+//! | page is | the scan shows | so it |
+//! |---|---|---|
+//! | merged | the file's frame, or nothing | is still merged (nothing: not touched yet) |
+//! | merged | a frame that is not the file's | is broken: the guest wrote it |
+//! | merged | a swap entry, not written | is still merged: a marker of the kernel holds the place |
+//! | merged | a swap entry, written | is broken, and swapped out since |
+//! | anonymous | written | was written during the last period, or was never armed |
+//! | anonymous | the zero page | takes no frame |
+//!
+//! A quiet chunk costs a few operations on words of 64 pages and touches no tag.
+
+use wire::{CHUNK_PAGES, PageBits};
+
+use sys::pagemap::Categories;
+
+use crate::chunk::{Chunk, NEVER, Pages, WORDS};
+use crate::page::{Class, Tag};
+use crate::realm::Effects;
+
+/// What a scan showed of a chunk.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Seen {
+    present: PageBits,
+    written: PageBits,
+    file: PageBits,
+    zero: PageBits,
+    swapped: PageBits,
+}
+
+impl Seen {
+    /// Adds the pages from `first` up to `end`.
+    pub(crate) fn add(&mut self, first: usize, end: usize, categories: Categories) {
+        let mut fill = |set: fn(&mut Self) -> &mut PageBits, wanted: Categories| {
+            if categories.has(wanted) {
+                fill_bits(set(self), first, end);
+            }
+        };
+        fill(|seen| &mut seen.present, Categories::EMPTY);
+        fill(|seen| &mut seen.written, Categories::WRITTEN);
+        fill(|seen| &mut seen.file, Categories::FILE);
+        fill(|seen| &mut seen.zero, Categories::ZERO);
+        fill(|seen| &mut seen.swapped, Categories::SWAPPED);
+    }
+}
+
+fn fill_bits(bits: &mut PageBits, first: usize, end: usize) {
+    for (at, word) in bits.0.iter_mut().enumerate() {
+        let (low, high) = (first.max(at * 64), end.min(at * 64 + 64));
+        if low < high {
+            *word |= u64::MAX >> (64 - (high - low)) << (low - at * 64);
+        }
+    }
+}
+
+/// The present round, which decides whose back-off ends.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Round(pub(crate) u64);
+
+impl Round {
+    /// Whether pages of `chunk` at this level are tried again: once in `2^level` rounds.
+    fn is_due(self, chunk: &Chunk, level: u8) -> bool {
+        level != NEVER && (self.0 ^ u64::from(chunk.id)) & ((1 << level) - 1) == 0
+    }
+}
+
+/// Takes over what was seen of `chunk`. Returns whether pages wait to be read or merged.
+pub(crate) fn observe(
+    chunk: &Chunk,
+    pages: &mut Pages,
+    seen: &Seen,
+    round: Round,
+    effects: &mut Effects,
+) -> bool {
+    let watched = pages.watched();
+    let retries = pages.count(Class::Pinned) + pages.count(Class::Skipped) > 0;
+    for word in 0..WORDS {
+        let mut attention = attention(pages, seen, &watched, word, retries);
+        while attention != 0 {
+            let page = word * 64 + attention.trailing_zeros() as usize;
+            attention &= attention - 1;
+            step(chunk, pages, page, seen, round, effects);
+        }
+    }
+    let waits = |tag| matches!(tag, Tag::Settled | Tag::Planned | Tag::PlannedZero);
+    pages
+        .busy
+        .runs()
+        .any(|(first, count)| (first..first + count).any(|page| waits(pages.tag(page))))
+}
+
+fn attention(pages: &Pages, seen: &Seen, watched: &PageBits, word: usize, retries: bool) -> u64 {
+    let get = |bits: &PageBits| bits.0.get(word).copied().unwrap_or(0);
+    let (busy, still, merged) = (get(&pages.busy), get(&pages.still), get(&pages.merged));
+    let present = get(&seen.present) & get(watched);
+    let (written, file) = (get(&seen.written), get(&seen.file));
+    let broken = merged & present & !file & (!get(&seen.swapped) | written);
+    let moved = still & (!present | written | file | if retries { u64::MAX } else { 0 });
+    let came = present & !(busy | still | merged);
+    busy | broken | moved | came
+}
+
+fn step(
+    chunk: &Chunk,
+    pages: &mut Pages,
+    page: usize,
+    seen: &Seen,
+    round: Round,
+    effects: &mut Effects,
+) {
+    let before = pages.tag(page);
+    let after = match before {
+        // Only broken ones get here; and of a question under way only its answer tells.
+        Tag::Merged => Tag::Broken,
+        Tag::Asked | Tag::AskedZero => return,
+        _ if !seen.present.contains(page) => Tag::Absent,
+        Tag::Broken if !seen.file.contains(page) => return,
+        _ if seen.file.contains(page) || pages.stored.contains(page) => Tag::Foreign,
+        Tag::Zeroed if seen.zero.contains(page) => return,
+        _ if seen.zero.contains(page) => Tag::Zero,
+        Tag::Pinned | Tag::Skipped => match retry(chunk, pages, page, seen, round) {
+            Some(after) => after,
+            None => return,
+        },
+        _ => age(
+            before,
+            seen.written.contains(page),
+            seen.swapped.contains(page),
+        ),
+    };
+    if after != before {
+        effects.discard(pages, page, chunk.site(page));
+        pages.set(page, after);
+    }
+}
+
+/// A page that could not be merged: given up for good until it is written, else tried again when
+/// its back-off ends.
+fn retry(chunk: &Chunk, pages: &mut Pages, page: usize, seen: &Seen, round: Round) -> Option<Tag> {
+    let (level, written) = (pages.level(page), seen.written.contains(page));
+    if level == NEVER {
+        if written {
+            pages.set(page, Tag::Absent); // begins afresh, without level
+        }
+        return written.then_some(Tag::Written);
+    }
+    let after = if written { Tag::Written } else { Tag::Settled };
+    round.is_due(chunk, level).then_some(after)
+}
+
+/// An anonymous page. One that is swapped out takes no frame now: it is not read back in, so it
+/// does not settle.
+fn age(before: Tag, written: bool, swapped: bool) -> Tag {
+    match before {
+        _ if written => Tag::Written,
+        Tag::Written | Tag::Resting | Tag::Settled if swapped => Tag::Written,
+        Tag::Written => Tag::Resting,
+        Tag::Resting => Tag::Settled,
+        Tag::Absent | Tag::Zero | Tag::Zeroed | Tag::Foreign => Tag::Written,
+        other => other,
+    }
+}
+
+/// Takes over what the agent says of `chunk`: which pages it offers, which lie in a store's mapping.
+/// A merged page that no longer does was discarded, unmapped or remapped: that is evidence.
+pub(crate) fn set_bits(
+    chunk: &Chunk,
+    pages: &mut Pages,
+    offered: PageBits,
+    stored: PageBits,
+    effects: &mut Effects,
+) {
+    pages.offered = offered;
+    pages.stored = stored;
+    for page in 0..CHUNK_PAGES {
+        let stays = match pages.tag(page) {
+            Tag::Absent => continue,
+            Tag::Merged | Tag::Broken => stored.contains(page),
+            Tag::Foreign => stored.contains(page) || offered.contains(page),
+            _ => offered.contains(page),
+        };
+        if !stays {
+            effects.discard(pages, page, chunk.site(page));
+            pages.set(page, Tag::Absent);
+        }
+    }
+    pages.shrink();
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,281 @@
+//! `PAGEMAP_SCAN` on `/proc/PID/pagemap`: which pages are there, and which were written.
+//!
+//! One call looks at a range and arms it again: pages it reports as written are write-protected
+//! anew (asynchronously, through the guest's own userfaultfd), so the next call tells what was
+//! written since. Ranges without such a userfaultfd are passed over silently.
+//!
+//! The descriptor belongs to the address space, not to the process id: after an exec or an exit
+//! it sees nothing, however the number is used again.
+//!
+//! Source: `Documentation/admin-guide/mm/pagemap.rst`, `fs/proc/task_mmu.c`.
+
+use std::ffi::c_void;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+
+use linux_raw_sys::general as raw;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::{Errno, Result};
+use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, ioctl, opcode};
+
+const SCAN: Opcode = opcode::read_write::<raw::pm_scan_arg>(b'f', 16);
+const PAGE_BYTES: u64 = 4096;
+
+/// What the kernel says about a page. [`Categories::EMPTY`] stands for a hole.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Categories(u64);
+
+impl Categories {
+    /// Nothing is known of the page.
+    pub const EMPTY: Self = Self(0);
+    /// A frame is mapped.
+    pub const PRESENT: Self = Self(raw::PAGE_IS_PRESENT as u64);
+    /// The entry refers to swap, or is a marker that has no frame.
+    pub const SWAPPED: Self = Self(raw::PAGE_IS_SWAPPED as u64);
+    /// Written since it was armed, or never armed.
+    pub const WRITTEN: Self = Self(raw::PAGE_IS_WRITTEN as u64);
+    /// The frame belongs to a file.
+    pub const FILE: Self = Self(raw::PAGE_IS_FILE as u64);
+    /// The frame is the kernel's page of zeros.
+    pub const ZERO: Self = Self(raw::PAGE_IS_PFNZERO as u64);
+
+    /// Whether all of `other` hold.
+    #[must_use]
+    pub const fn has(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// Both together.
+    #[must_use]
+    pub const fn and(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+/// A run of neighbouring pages of the same categories.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct PageRun {
+    /// Address of the first page.
+    pub start: u64,
+    /// Address behind the last page.
+    pub end: u64,
+    /// What holds for each page of the run.
+    pub categories: Categories,
+}
+
+// The kernel fills a vector of `page_region`: the layouts must agree.
+const _: () = assert!(size_of::<PageRun>() == size_of::<raw::page_region>());
+const _: () = assert!(align_of::<PageRun>() == align_of::<raw::page_region>());
+
+/// An open `/proc/PID/pagemap`.
+#[derive(Debug)]
+pub struct Pagemap(OwnedFd);
+
+impl Pagemap {
+    /// Opens the page map of `pid`.
+    ///
+    /// # Errors
+    /// `NOENT` when there is no such process, `ACCESS` without the right to look into it.
+    pub fn open(pid: u32) -> Result<Self> {
+        let path = format!("/proc/{pid}/pagemap");
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        rustix::fs::open(path, flags, Mode::empty()).map(Self)
+    }
+
+    /// Looks at the pages of `range`, arms the written ones again and fills `runs`, in ascending
+    /// order; holes are left out. Returns how many runs it filled and the address where it
+    /// stopped, the end of the range unless `runs` was full.
+    ///
+    /// # Errors
+    /// `NOTTY` before Linux 6.7, and whatever ioctl(2) gives. Runs already armed are lost then.
+    pub fn scan(&self, range: Range<u64>, runs: &mut [PageRun]) -> Result<(usize, u64)> {
+        self.walk(range, runs, raw::PM_SCAN_WP_MATCHING)
+    }
+
+    /// As [`Self::scan`], but arms nothing, and sees ranges without userfaultfd too.
+    ///
+    /// # Errors
+    /// As for [`Self::scan`].
+    pub fn peek(&self, range: Range<u64>, runs: &mut [PageRun]) -> Result<(usize, u64)> {
+        self.walk(range, runs, 0)
+    }
+
+    fn walk(&self, range: Range<u64>, runs: &mut [PageRun], flags: u32) -> Result<(usize, u64)> {
+        let interesting = raw::PAGE_IS_PRESENT | raw::PAGE_IS_SWAPPED;
+        let wanted = interesting | raw::PAGE_IS_WRITTEN | raw::PAGE_IS_FILE | raw::PAGE_IS_PFNZERO;
+        let mut arg = raw::pm_scan_arg {
+            size: size_of::<raw::pm_scan_arg>() as u64,
+            flags: flags.into(),
+            start: range.start,
+            end: range.end,
+            walk_end: range.start,
+            vec: runs.as_mut_ptr() as u64,
+            vec_len: runs.len() as u64,
+            max_pages: 0,
+            category_inverted: 0,
+            category_mask: 0,
+            category_anyof_mask: interesting.into(),
+            return_mask: wanted.into(),
+        };
+        // SAFETY: `arg` is the structure this request takes; `vec` and `vec_len` describe `runs`,
+        // which stays exclusively borrowed over the call and whose element has the kernel's layout.
+        let filled = unsafe { ioctl(&self.0, Walk(&mut arg)) }?;
+        Ok((filled.min(runs.len()), arg.walk_end))
+    }
+
+    /// Whether the address space still has a process.
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        let mut entry = [0; 8];
+        matches!(rustix::io::pread(&self.0, &mut entry, 8), Ok(1..))
+    }
+
+    /// The frame numbers behind the pages from `start` on; 0 for none, or without the right
+    /// (`CAP_SYS_ADMIN`) to know.
+    ///
+    /// # Errors
+    /// Whatever pread(2) gives.
+    pub fn frames(&self, start: u64, frames: &mut [u64]) -> Result<()> {
+        const FRAME: u64 = (1 << 55) - 1;
+        for (page, frame) in (start / PAGE_BYTES..).zip(frames) {
+            let mut entry = [0; 8];
+            rustix::io::pread(&self.0, &mut entry, page * 8)?;
+            let entry = u64::from_ne_bytes(entry);
+            *frame = if entry >> 63 == 1 { entry & FRAME } else { 0 };
+        }
+        Ok(())
+    }
+}
+
+struct Walk<'a>(&'a mut raw::pm_scan_arg);
+
+// SAFETY: `SCAN` reads and writes one `pm_scan_arg`; the vector it names is the caller's contract.
+unsafe impl Ioctl for Walk<'_> {
+    type Output = usize;
+    const IS_MUTATING: bool = true;
+
+    fn opcode(&self) -> Opcode {
+        SCAN
+    }
+
+    fn as_ptr(&mut self) -> *mut c_void {
+        std::ptr::from_mut(self.0).cast()
+    }
+
+    unsafe fn output_from_ptr(filled: IoctlOutput, _: *mut c_void) -> Result<usize> {
+        usize::try_from(filled).map_err(|_| Errno::INVAL)
+    }
+}
+
+/// Whether this kernel has `PAGEMAP_SCAN`, tried on this process.
+///
+/// # Errors
+/// `NOTTY` when it has not; what open(2) gives.
+pub fn probe() -> Result<()> {
+    let here = Pagemap::open(std::process::id())?;
+    here.peek(0..PAGE_BYTES, &mut [PageRun::default()])
+        .map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::uffd::{Uffd, Watch};
+
+    const PAGES: usize = 16;
+    const LEN: usize = PAGES * 4096;
+
+    struct Area(usize);
+
+    impl Area {
+        fn new() -> Self {
+            Self(crate::mapping::area(LEN, 4096).unwrap())
+        }
+
+        fn write(&self, page: usize) {
+            // SAFETY: the page lies in this mapping, which is private to the test.
+            unsafe { ((self.0 + page * 4096) as *mut u8).write_volatile(7) };
+        }
+
+        fn range(&self) -> Range<u64> {
+            self.0 as u64..(self.0 + LEN) as u64
+        }
+    }
+
+    impl Drop for Area {
+        fn drop(&mut self) {
+            // SAFETY: the mapping is this test's own.
+            unsafe { crate::mapping::unmap(self.0, LEN) }.unwrap();
+        }
+    }
+
+    fn pages(area: &Area, runs: &[PageRun]) -> Vec<(usize, bool)> {
+        let page = |at: u64| usize::try_from(at).unwrap().abs_diff(area.0) / 4096;
+        let each = runs.iter().flat_map(|run| {
+            let written = run.categories.has(Categories::WRITTEN);
+            (page(run.start)..page(run.end)).map(move |page| (page, written))
+        });
+        each.collect()
+    }
+
+    fn is_root() -> bool {
+        rustix::process::geteuid().is_root()
+    }
+
+    #[test]
+    fn a_scan_tells_what_was_written_since_the_last() {
+        let Ok(uffd) = Uffd::open() else {
+            assert!(!is_root(), "root has userfaultfd");
+            eprintln!("skipped: no right to userfaultfd");
+            return;
+        };
+        let area = Area::new();
+        let map = Pagemap::open(std::process::id()).unwrap();
+        for page in [1, 2, 9] {
+            area.write(page);
+        }
+        uffd.register(area.0, LEN, Watch::Track).unwrap();
+        let mut runs = [PageRun::default(); 8];
+        let (found, end) = map.scan(area.range(), &mut runs).unwrap();
+        assert_eq!(
+            pages(&area, &runs[..found]),
+            [(1, true), (2, true), (9, true)]
+        );
+        assert_eq!(end, area.range().end);
+        area.write(2);
+        let (found, _) = map.scan(area.range(), &mut runs).unwrap();
+        assert_eq!(
+            pages(&area, &runs[..found]),
+            [(1, false), (2, true), (9, false)]
+        );
+    }
+
+    #[test]
+    fn a_full_vector_stops_the_walk_where_it_can_go_on() {
+        let area = Area::new();
+        let map = Pagemap::open(std::process::id()).unwrap();
+        for page in [0, 2, 4, 6] {
+            area.write(page);
+        }
+        let mut runs = [PageRun::default(); 2];
+        let (found, end) = map.peek(area.range(), &mut runs).unwrap();
+        assert_eq!(found, 2);
+        assert!(end < area.range().end);
+        let (found, _) = map.peek(end..area.range().end, &mut runs).unwrap();
+        assert_eq!(pages(&area, &runs[..found]), [(4, true), (6, true)]);
+    }
+
+    #[test]
+    fn an_address_space_dies_with_its_process() {
+        let mut child = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .unwrap();
+        let map = Pagemap::open(child.id()).unwrap();
+        assert!(map.is_alive());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!map.is_alive());
+    }
+}

@@ -1,0 +1,235 @@
+//! Other processes: reading their memory, noticing their end; and this one's cost.
+
+use std::io::IoSliceMut;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::{Errno, Result};
+use rustix::process::{Pid, PidfdFlags};
+use rustix::time::{ClockId, clock_gettime};
+
+/// The most ranges one [`read_memory`] takes (`UIO_MAXIOV`).
+pub const MAX_RANGES: usize = 1024;
+
+/// A range of another process's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Remote {
+    /// Address in that process.
+    pub start: u64,
+    /// Bytes.
+    pub len: usize,
+}
+
+/// Reads ranges of `pid`'s memory one after another into `local`, which is filled in order.
+/// Returns the bytes read: fewer than asked when a range cannot be read, whole ranges only.
+///
+/// # Errors
+/// `FAULT` when the first range cannot be read, `SRCH` when the process is gone, `PERM` without
+/// the right; `INVAL` for more than [`MAX_RANGES`] ranges or buffers.
+pub fn read_memory(pid: u32, remote: &[Remote], local: &mut [IoSliceMut<'_>]) -> Result<usize> {
+    let pid = libc::pid_t::try_from(pid).map_err(|_| Errno::SRCH)?;
+    if remote.len() > MAX_RANGES || local.len() > MAX_RANGES {
+        return Err(Errno::INVAL);
+    }
+    let mut ranges = [const { std::mem::MaybeUninit::<libc::iovec>::uninit() }; MAX_RANGES];
+    for (range, from) in ranges.iter_mut().zip(remote) {
+        range.write(libc::iovec {
+            iov_base: from.start as *mut libc::c_void,
+            iov_len: from.len,
+        });
+    }
+    // SAFETY: `IoSliceMut` has the layout of `iovec` and borrows its bytes exclusively; the first
+    // `remote.len()` ranges were written above and are only addresses in the other process.
+    let read = unsafe {
+        libc::process_vm_readv(
+            pid,
+            local.as_mut_ptr().cast(),
+            local.len() as libc::c_ulong,
+            ranges.as_ptr().cast(),
+            remote.len() as libc::c_ulong,
+            0,
+        )
+    };
+    usize::try_from(read).map_err(|_| last_error())
+}
+
+fn last_error() -> Errno {
+    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
+}
+
+/// A descriptor that refers to the process `pid` for good, however its number is used again.
+///
+/// # Errors
+/// `SRCH` when there is no such process.
+pub fn open_pidfd(pid: u32) -> Result<OwnedFd> {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    rustix::process::pidfd_open(pid.ok_or(Errno::SRCH)?, PidfdFlags::empty())
+}
+
+/// Whether the process behind `pidfd` has ended.
+#[must_use]
+pub fn has_exited(pidfd: &impl AsFd) -> bool {
+    wait_readable(pidfd, Duration::ZERO).unwrap_or(false)
+}
+
+/// Waits at most `wait` until `fd` has something to read, or its other end is gone.
+///
+/// # Errors
+/// Whatever ppoll(2) gives; an interruption counts as nothing to read.
+pub fn wait_readable(fd: &impl AsFd, wait: Duration) -> Result<bool> {
+    let mut fds = [PollFd::new(fd, PollFlags::IN)];
+    let wait = Timespec {
+        tv_sec: i64::try_from(wait.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: wait.subsec_nanos().into(),
+    };
+    match rustix::event::poll(&mut fds, Some(&wait)) {
+        Ok(ready) => Ok(ready > 0),
+        Err(Errno::INTR) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// The command name of `pid`; empty when there is no such process.
+#[must_use]
+pub fn comm(pid: u32) -> String {
+    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    name.trim_end().to_owned()
+}
+
+/// How many mappings `pid` has: lines of `/proc/PID/maps`, about 1 µs each to count.
+///
+/// # Errors
+/// What open(2) and read(2) give.
+pub fn count_mappings(pid: u32) -> std::io::Result<u64> {
+    use std::io::Read;
+    let mut file = std::fs::File::open(format!("/proc/{pid}/maps"))?;
+    let mut part = vec![0; 64 * 1024];
+    let mut lines = 0;
+    loop {
+        match file.read(&mut part)? {
+            0 => return Ok(lines),
+            len => lines += part.iter().take(len).filter(|&&b| b == b'\n').count() as u64,
+        }
+    }
+}
+
+/// The kernel's limit of mappings for each process (`vm.max_map_count`).
+///
+/// # Errors
+/// What reading the sysctl gives; `InvalidData` when it holds no number.
+pub fn max_map_count() -> std::io::Result<u64> {
+    let text = std::fs::read_to_string("/proc/sys/vm/max_map_count")?;
+    let bad = |_| std::io::Error::from(std::io::ErrorKind::InvalidData);
+    text.trim().parse().map_err(bad)
+}
+
+/// Bytes the machine could hand out without swapping (`MemAvailable`).
+///
+/// # Errors
+/// What reading `/proc/meminfo` gives; `InvalidData` when the line is missing.
+pub fn available_memory() -> std::io::Result<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo")?;
+    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|l| l.trim().trim_end_matches(" kB").parse::<u64>().ok());
+    let bad = || std::io::Error::from(std::io::ErrorKind::InvalidData);
+    kib.map(|kib| kib * 1024).ok_or_else(bad)
+}
+
+/// CPU time this process has used, all threads.
+#[must_use]
+pub fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    let secs = u64::try_from(time.tv_sec).unwrap_or(0);
+    Duration::new(secs, u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+/// Lets the calling thread run only on CPUs that nothing else wants (`SCHED_IDLE`).
+///
+/// # Errors
+/// Whatever sched_setscheduler(2) gives.
+pub fn yield_to_everyone() -> Result<()> {
+    // SAFETY: `sched_param` is plain numbers, for which zero is valid and is what SCHED_IDLE wants.
+    let (param, policy) = (unsafe { std::mem::zeroed() }, libc::SCHED_IDLE);
+    // SAFETY: the call reads `param`; 0 names the calling thread.
+    match unsafe { libc::sched_setscheduler(0, policy, &raw const param) } {
+        0 => Ok(()),
+        _ => Err(last_error()),
+    }
+}
+
+/// Raises this process's limit of open descriptors to what it may have: a guest takes four.
+///
+/// # Errors
+/// Whatever setrlimit(2) gives.
+pub fn raise_descriptor_limit() -> Result<()> {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let wanted = Rlimit {
+        current: limit.maximum,
+        maximum: limit.maximum,
+    };
+    setrlimit(Resource::Nofile, wanted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_reads_stop_at_the_first_range_that_is_not_there() {
+        let source = [7u8; 300];
+        let (mut one, mut two) = ([0u8; 100], [0u8; 200]);
+        let me = std::process::id();
+        let at = |offset: usize, len| Remote {
+            start: source.as_ptr() as u64 + offset as u64,
+            len,
+        };
+        let mut local = [IoSliceMut::new(&mut one), IoSliceMut::new(&mut two)];
+        assert_eq!(
+            read_memory(me, &[at(0, 150), at(150, 150)], &mut local),
+            Ok(300)
+        );
+        let nowhere = Remote { start: 0, len: 10 };
+        assert_eq!(
+            read_memory(me, &[at(0, 50), nowhere, at(0, 9)], &mut local),
+            Ok(50)
+        );
+        assert_eq!(read_memory(me, &[nowhere], &mut local), Err(Errno::FAULT));
+        assert_eq!((one, two), ([7; 100], [7; 200]));
+    }
+
+    #[test]
+    fn a_process_is_seen_to_end() {
+        let mut child = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .unwrap();
+        let pidfd = open_pidfd(child.id()).unwrap();
+        assert!(!has_exited(&pidfd));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(has_exited(&pidfd));
+        assert!(open_pidfd(child.id()).is_err());
+    }
+
+    #[test]
+    fn this_process_can_be_described() {
+        let me = std::process::id();
+        assert!(!comm(me).is_empty());
+        assert!(count_mappings(me).unwrap() > 5);
+        assert!(max_map_count().unwrap() > 1000);
+        assert!(available_memory().unwrap() > 1 << 20);
+        assert!(cpu_time() > Duration::ZERO);
+    }
+
+    #[test]
+    fn a_thread_can_step_back() {
+        let policy = std::thread::spawn(|| {
+            yield_to_everyone().unwrap();
+            // SAFETY: no pointer is involved; 0 names the calling thread.
+            unsafe { libc::sched_getscheduler(0) }
+        });
+        assert_eq!(policy.join().unwrap(), libc::SCHED_IDLE);
+    }
+}
