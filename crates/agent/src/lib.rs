@@ -1,1 +1,36 @@
-//! PageONE's agent: the merge window inside a guest, LD_PRELOAD hooks and the C API.
+//! PageONE's agent: what runs inside a guest.
+//!
+//! ```text
+//!  guest's threads                         the agent's thread (one, made by clone(2))
+//!  ───────────────                         ─────────────────────────────────────────
+//!  madvise(MERGEABLE) ─▶ hooks ─▶ table ──▶ serve: Sync ──▶ what changed ──▶ engine
+//!  munmap, mremap, …  ─▶ hooks ─▶ table     serve: Merge ─▶ window ────────▶ outcome of each page
+//!                          └── one lock ────────┘
+//! ```
+//!
+//! - [`table`] knows, for each chunk, which pages are offered and which lie in mappings of a store;
+//! - [`lock`] orders hooks and windows: a hook over offered memory waits for at most one window (I7);
+//! - [`hooks`] stand before libc's calls and keep their documented meaning over merged pages
+//!   ([`discard`], [`remap`]);
+//! - [`window`] is the protocol in which no byte can be lost (I1);
+//! - [`serve`] answers the engine's questions; [`api`] is `include/pageone.h`.
+//!
+//! **Where this code runs** is the difficulty: in any process, inside any call. So hooks never
+//! allocate, never take a lock but [`lock`]'s, use no thread-local storage, and make no call that
+//! another library could have replaced. The thread has its own descriptor table and is unknown to
+//! libc (see `sys::thread`). Without an engine everything is passed on as it came.
+//!
+//! What slips past: system calls made without libc's functions, and those libc makes for itself
+//! (free of a large block). They cannot show a guest anything but its own old content or zeros.
+
+mod api;
+mod discard;
+mod hooks;
+mod lock;
+mod offer;
+mod remap;
+mod report;
+mod serve;
+mod table;
+mod view;
+mod window;

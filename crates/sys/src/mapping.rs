@@ -146,12 +146,13 @@ unsafe fn finish(
     Ok(())
 }
 
-/// A new private area of zeros of `len` bytes, aligned to `align` (a power of two), that costs
-/// nothing until touched and that fork children do not get.
+/// A new private area of zeros of `len` bytes, rounded up to whole pages, aligned to `align` (a power of two), that costs
+/// nothing until touched.
 ///
 /// # Errors
 /// `NOMEM` when the address space or the map count is exhausted.
 pub fn area(len: usize, align: usize) -> Result<usize> {
+    let len = len.checked_next_multiple_of(4096).ok_or(Errno::NOMEM)?;
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
     let prot = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a fresh mapping at a place of the kernel's choice disturbs nothing.

@@ -42,6 +42,10 @@ pub unsafe fn spawn(entry: extern "C" fn() -> !) -> Result<u32> {
         *block = control;
         *block.add(2) = control;
     }
+    // The lowest page of the stack catches an overflow.
+    let args = [base, 4096, 0, 0, 0, 0];
+    // SAFETY: the page lies in the area just made and nothing uses it.
+    let _ = unsafe { crate::raw::call(libc::SYS_mprotect, args) };
     let old = block_signals();
     // SAFETY: the stack and the control block are this thread's alone and are never freed.
     let started = unsafe { clone(base + STACK_BYTES, control, entry) };
@@ -99,6 +103,20 @@ unsafe fn clone(stack: usize, control: usize, entry: extern "C" fn() -> !) -> Re
 /// The calling thread's set of blocked signals.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SignalMask(u64);
+
+impl SignalMask {
+    /// A mask from its bits, signal 1 the lowest.
+    #[must_use]
+    pub fn from_bits(bits: u64) -> Self {
+        Self(bits)
+    }
+
+    /// The mask's bits.
+    #[must_use]
+    pub fn bits(self) -> u64 {
+        self.0
+    }
+}
 
 /// Blocks every signal for the calling thread; [`restore_signals`] takes the result.
 #[must_use]

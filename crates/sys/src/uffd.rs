@@ -19,6 +19,7 @@ use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, Updater, ioctl, opcode};
 const TYPE: u8 = 0xAA;
 const API: Opcode = opcode::read_write::<raw::uffdio_api>(TYPE, 0x3F);
 const REGISTER: Opcode = opcode::read_write::<raw::uffdio_register>(TYPE, 0);
+const UNREGISTER: Opcode = opcode::read::<raw::uffdio_range>(TYPE, 1);
 const WAKE: Opcode = opcode::read::<raw::uffdio_range>(TYPE, 2);
 const COPY: Opcode = opcode::read_write::<raw::uffdio_copy>(TYPE, 3);
 const ZEROPAGE: Opcode = opcode::read_write::<raw::uffdio_zeropage>(TYPE, 4);
@@ -100,7 +101,8 @@ impl Uffd {
         Ok(self)
     }
 
-    /// Registers `[start, start + len)` in `mode`, also where it was registered here before.
+    /// Registers `[start, start + len)` in `mode`. The kernel only ever adds to what a mapping
+    /// reports: to hold no longer, [`Uffd::unregister`] first.
     ///
     /// # Errors
     /// `INVAL` for memory that cannot be tracked, `BUSY` when another userfaultfd has it,
@@ -118,6 +120,17 @@ impl Uffd {
         };
         // SAFETY: UFFDIO_REGISTER reads and fills the structure; registering loses no memory.
         unsafe { ioctl(&self.0, Updater::<REGISTER, _>::new(&mut register)) }
+    }
+
+    /// Stops tracking and holding `[start, start + len)`, forgets what was written there, and wakes
+    /// who sleeps on it.
+    ///
+    /// # Errors
+    /// `INVAL` for memory that was never registrable, `NOMEM` when the map count is exhausted.
+    pub fn unregister(&self, start: usize, len: usize) -> Result<()> {
+        let mut arg = range(start, len);
+        // SAFETY: UFFDIO_UNREGISTER reads a range; no memory is lost.
+        unsafe { ioctl(&self.0, Updater::<UNREGISTER, _>::new(&mut arg)) }
     }
 
     /// Moves the pages of `[from, from + len)` to `[to, to + len)`, without waking sleepers, up

@@ -10,6 +10,13 @@ pub const MAX_STORES: usize = 64;
 /// Bytes of an answer before its list: kind, flags, counters.
 pub const ANSWER_HEAD: usize = 32;
 
+/// [`Answer::Failed`]: userfaultfd could not be opened, or lacks a feature.
+pub const STEP_USERFAULTFD: u8 = 0;
+/// [`Answer::Failed`]: memory or /proc was refused to the agent.
+pub const STEP_MEMORY: u8 = 1;
+/// [`Answer::Failed`]: the welcome came without its descriptors.
+pub const STEP_DESCRIPTORS: u8 = 2;
+
 /// Who opens a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
@@ -29,6 +36,12 @@ pub struct Name {
 impl Name {
     /// The longest name, in bytes.
     pub const MAX: usize = 63;
+
+    /// No name.
+    pub const EMPTY: Self = Self {
+        bytes: [0; Self::MAX],
+        len: 0,
+    };
 
     /// A name from text; `None` when it is too long or holds control characters.
     #[must_use]
@@ -537,7 +550,7 @@ pub enum Answer {
     Failed {
         /// The operating system's error number.
         errno: u16,
-        /// Which step failed: an index into the agent's list of steps.
+        /// Which step failed: one of the `STEP_` numbers.
         step: u8,
     },
     /// To [`Question::Sync`].

@@ -29,7 +29,7 @@ mod status;
 
 pub use agent::{
     ANSWER_HEAD, Answer, Change, Changes, Hello, MAX_OPS, MAX_STORES, Merge, MergeOp, Merged, Name,
-    Question, Role, Unmerge, Welcome,
+    Question, Role, STEP_DESCRIPTORS, STEP_MEMORY, STEP_USERFAULTFD, Unmerge, Welcome,
 };
 pub use codec::{DecodeError, MAX_MESSAGE};
 pub use page::{CHUNK_BYTES, CHUNK_PAGES, PAGE_BYTES, PageBits, PageOutcome};

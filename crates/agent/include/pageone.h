@@ -1,0 +1,54 @@
+/*
+ * PageONE: offer memory for page deduplication.
+ *
+ * Link with -lpageone_agent, or load the library with LD_PRELOAD. Offering
+ * memory starts one thread inside the process; it finds the engine through
+ * the socket named by $PAGEONE_SOCKET (default /run/pageone.sock for root,
+ * $XDG_RUNTIME_DIR/pageone.sock otherwise). Without an engine the calls
+ * succeed, and the memory is merged once an engine appears.
+ *
+ * Offered memory behaves as before in every way a program can see: pages of
+ * equal content share one physical copy until one of them is written.
+ *
+ * A program that uses madvise(MADV_MERGEABLE) needs none of these calls.
+ *
+ * Unmap or remap offered memory through libc's munmap, mmap and mremap, not
+ * through system calls of your own; withdraw malloc's memory before free.
+ */
+#ifndef PAGEONE_H
+#define PAGEONE_H
+
+#include <stddef.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/*
+ * Offers the pages of [addr, addr + len) for merging. addr must lie on a page
+ * boundary; len is in bytes and is rounded up to whole pages. Memory that is
+ * not private and anonymous is left as it is.
+ *
+ * Returns 0, or -1 with errno EINVAL (addr inside a page, or the range
+ * overflows) or ENOMEM (some of the range is not mapped).
+ */
+int pageone_register(void *addr, size_t len);
+
+/*
+ * Takes the range back: its merged pages get private copies before the call
+ * returns, and it is not merged again.
+ *
+ * Returns 0, or -1 with errno EINVAL as above, or ENOMEM or EAGAIN when there
+ * is no memory for the copies: the range is withdrawn, and what is merged in
+ * it stays merged (and correct) until written.
+ */
+int pageone_unregister(void *addr, size_t len);
+
+/* Returns 1 while an engine serves this process, else 0. */
+int pageone_served(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,133 @@
+//! Offering memory, taking it back, and starting the agent's thread at the first offer.
+
+use std::sync::atomic::Ordering;
+
+use rustix::io::{Errno, Result};
+use sys::mapping;
+use wire::{CHUNK_BYTES, PAGE_BYTES};
+
+use crate::lock::{Guard, lock};
+use crate::serve;
+use crate::table::{ADDRESS_LIMIT, Reading, pages_of};
+
+/// `MADV_POPULATE_WRITE` (Linux 5.14): makes pages private and writable at once.
+const POPULATE_WRITE: i32 = 23;
+
+/// What the kernel has to hear of an offer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Then {
+    /// Nothing: an engine serves this process.
+    Done,
+    /// The call as it came: nobody serves, or KSM is wanted beside.
+    PassOn,
+}
+
+/// The whole pages of `[start, start + len)` as `madvise` counts them: `start` on a page, `len`
+/// rounded up.
+///
+/// # Errors
+/// `INVAL` for a start inside a page or a length that overflows.
+pub(crate) fn whole_pages(start: usize, len: usize) -> Result<usize> {
+    let rounded = len
+        .checked_next_multiple_of(PAGE_BYTES)
+        .ok_or(Errno::INVAL)?;
+    let end = start.checked_add(rounded).ok_or(Errno::INVAL)?;
+    if !start.is_multiple_of(PAGE_BYTES) || end > ADDRESS_LIMIT {
+        return Err(Errno::INVAL);
+    }
+    Ok(rounded)
+}
+
+/// Offers `[start, start + len)` for merging.
+///
+/// # Errors
+/// `INVAL` for a range that is not made of pages, `NOMEM` when some of it is not mapped or there
+/// is no memory to note it.
+pub(crate) fn offer(start: usize, len: usize) -> Result<Then> {
+    let len = whole_pages(start, len)?;
+    // msync with MS_ASYNC does nothing but check that everything is mapped.
+    let args = [start, len, libc::MS_ASYNC as usize, 0, 0, 0];
+    // SAFETY: changes nothing.
+    unsafe { sys::raw::call(libc::SYS_msync, args) }?;
+    let mut guard = lock().ok_or(Errno::NOMEM)?;
+    let process = guard.process();
+    let served = process.serving.load(Ordering::Relaxed) != 0;
+    let pass_on = !served || serve::config().also_ksm;
+    note(&mut guard, start, len, pass_on)?;
+    drop(guard);
+    if process.started.swap(1, Ordering::Relaxed) == 0 && serve::start().is_err() {
+        process.started.store(0, Ordering::Relaxed);
+    }
+    Ok(if pass_on { Then::PassOn } else { Then::Done })
+}
+
+/// Notes an offer.
+pub(crate) fn note(guard: &mut Guard, start: usize, len: usize, in_ksm: bool) -> Result<()> {
+    let mut table = guard.table();
+    let end = start + len;
+    for address in (start & !(CHUNK_BYTES - 1)..end).step_by(CHUNK_BYTES) {
+        let chunk = table.make(address).ok_or(Errno::NOMEM)?;
+        for page in pages_of(address, start, end) {
+            chunk.offered.insert(page);
+        }
+        chunk.reading = Reading::Wanted;
+        chunk.untrackable = false;
+        chunk.in_ksm |= in_ksm;
+        table.mark_dirty(address);
+    }
+    Ok(())
+}
+
+/// Takes `[start, start + len)` back and gives every merged page in it a private copy.
+///
+/// # Errors
+/// `INVAL` for a range that is not made of pages; `NOMEM` or `AGAIN` when the copies do not fit:
+/// the range is withdrawn, and what is merged in it stays so.
+pub(crate) fn withdraw(start: usize, len: usize) -> Result<()> {
+    let len = whole_pages(start, len)?;
+    let Some(mut guard) = lock() else {
+        return Ok(());
+    };
+    let mut result = Ok(());
+    guard
+        .table()
+        .each_known(start, len, |address, pages, chunk| {
+            let mut stored = wire::PageBits::EMPTY;
+            for page in pages {
+                chunk.offered.remove(page);
+                if chunk.stored.contains(page) {
+                    stored.insert(page);
+                }
+            }
+            for (first, count) in stored.runs() {
+                result = result.and(make_private(
+                    address + first * PAGE_BYTES,
+                    count * PAGE_BYTES,
+                ));
+            }
+        });
+    result
+}
+
+/// Gives every page of a range of store mappings a private frame with the same content.
+///
+/// # Errors
+/// `NOMEM` when the frames do not fit.
+pub(crate) fn make_private(start: usize, len: usize) -> Result<()> {
+    // SAFETY: populating changes no content.
+    match unsafe { mapping::advise(start, len, POPULATE_WRITE) } {
+        Err(Errno::INVAL | Errno::FAULT) => make_private_read_only(start, len),
+        result => result,
+    }
+}
+
+/// As [`make_private`] where the guest has taken the right to write away for now.
+fn make_private_read_only(start: usize, len: usize) -> Result<()> {
+    // SAFETY: the guest's own hooks wait for the lock; writing again is taken away below.
+    unsafe {
+        mapping::protect(start, len, mapping::Access::ReadWrite)?;
+        let result = mapping::advise(start, len, POPULATE_WRITE);
+        mapping::protect(start, len, mapping::Access::Read)?;
+        result
+    }
+}

@@ -1,0 +1,348 @@
+//! The agent's thread: finds an engine, answers its questions, and outlives it.
+//!
+//! Everything here runs on the thread of `sys::thread`: no thread-local storage, no libc heap.
+//! When the engine goes, the guest keeps its merged pages (the store lives as long as they do),
+//! new offers are passed on, and the thread looks for an engine every second.
+
+use std::cell::UnsafeCell;
+use std::ffi::CStr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{Errno, Result};
+use rustix::time::{ClockId, clock_gettime};
+use sys::mapping::{self, Access};
+use sys::socket::{self, Received};
+use sys::uffd::Uffd;
+use wire::{
+    Answer, Changes, Hello, MAX_MESSAGE, MAX_STORES, Merged, Name, PageBits, PageOutcome, Question,
+    Role, Unmerge, Welcome,
+};
+
+use crate::lock::{Guard, lock, per_process};
+use crate::report;
+use crate::view::View;
+use crate::window::Window;
+
+const PATH_BYTES: usize = 108;
+
+/// What the environment tells at the start of the process.
+pub(crate) struct Config {
+    /// Path of the engine's socket, ended by a zero.
+    path: [u8; PATH_BYTES],
+    domain: Name,
+    /// Whether offers are passed on to KSM even while an engine serves.
+    pub(crate) also_ksm: bool,
+}
+
+struct Cell(UnsafeCell<Config>);
+
+// SAFETY: written once by `configure`, before the process has a second thread; read afterwards.
+unsafe impl Sync for Cell {}
+
+static CONFIG: Cell = Cell(UnsafeCell::new(Config {
+    path: [0; PATH_BYTES],
+    domain: Name::EMPTY,
+    also_ksm: false,
+}));
+
+/// What the environment told.
+pub(crate) fn config() -> &'static Config {
+    // SAFETY: nothing writes any more.
+    unsafe { &*CONFIG.0.get() }
+}
+
+/// Reads the environment.
+///
+/// # Safety
+/// To be called once, while the process has one thread.
+pub(crate) unsafe fn configure() {
+    // SAFETY: the caller's promise.
+    let config = unsafe { &mut *CONFIG.0.get() };
+    let variable = |name: &CStr| {
+        // SAFETY: one thread, so the environment stands still; the text is copied below.
+        let value = unsafe { libc::getenv(name.as_ptr()) };
+        // SAFETY: getenv gives null or a terminated string.
+        (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) }.to_bytes())
+    };
+    let mut put = |parts: [&[u8]; 2]| {
+        let text = parts.iter().flat_map(|part| part.iter());
+        // The last byte stays zero; a path too long is cut and will not connect.
+        config
+            .path
+            .iter_mut()
+            .take(PATH_BYTES - 1)
+            .zip(text)
+            .for_each(|(to, from)| *to = *from);
+    };
+    match (variable(c"PAGEONE_SOCKET"), variable(c"XDG_RUNTIME_DIR")) {
+        (Some(path), _) => put([path, b""]),
+        (None, _) if rustix::process::geteuid().is_root() => put([b"/run/pageone.sock", b""]),
+        (None, Some(folder)) => put([folder, b"/pageone.sock"]),
+        (None, None) => {}
+    }
+    let domain = variable(c"PAGEONE_DOMAIN").and_then(|text| std::str::from_utf8(text).ok());
+    config.domain = domain.and_then(Name::new).unwrap_or_default();
+    config.also_ksm = variable(c"PAGEONE_ALSO_KSM") == Some(b"1");
+}
+
+/// Starts the agent's thread.
+///
+/// # Errors
+/// What clone(2) gives.
+pub(crate) fn start() -> Result<()> {
+    // SAFETY: the thread's code keeps to what `sys::thread` allows.
+    unsafe { sys::thread::spawn(main) }.map(drop)
+}
+
+extern "C" fn main() -> ! {
+    sys::thread::set_name(c"pageone-agent");
+    // SAFETY: this thread's descriptors are copies that nothing uses.
+    unsafe { sys::thread::close_all_but(&[]) };
+    loop {
+        if let Ok(socket) = connect() {
+            let _ = session(&socket);
+            if let Some(process) = per_process() {
+                process.serving.store(0, Ordering::Relaxed);
+            }
+        }
+        let second = rustix::time::Timespec {
+            tv_sec: 1,
+            tv_nsec: 0,
+        };
+        let _ = rustix::thread::nanosleep(&second);
+    }
+}
+
+fn connect() -> Result<OwnedFd> {
+    let path = CStr::from_bytes_until_nul(&config().path).map_err(|_| Errno::NAMETOOLONG)?;
+    if path.is_empty() {
+        return Err(Errno::NOENT);
+    }
+    socket::connect(path)
+}
+
+/// What one connection to an engine holds.
+struct Session {
+    window: Window,
+    views: [Option<View>; MAX_STORES],
+    lifeline: usize,
+}
+
+/// Serves until the engine closes the connection or says something unintelligible.
+fn session(socket: &OwnedFd) -> Result<()> {
+    let mut buffer = [0; MAX_MESSAGE];
+    let hello = Hello {
+        role: Role::Agent,
+        domain: config().domain,
+    };
+    let len = hello.encode(&mut buffer);
+    socket::send(socket, buffer.get(..len).unwrap_or_default(), &[])?;
+    let mut received = socket::recv(socket, &mut buffer)?;
+    let packet = buffer.get(..received.len).unwrap_or_default();
+    let welcome = Welcome::decode(packet).map_err(|_| Errno::PROTO)?;
+    sys::thread::allow_tracer(socket::peer(socket)?.pid);
+    let mut session = match Session::new(welcome, &mut received) {
+        Ok(session) => session,
+        Err((step, errno)) => {
+            let errno = u16::try_from(errno.raw_os_error()).unwrap_or_default();
+            return answer(socket, &mut buffer, &Answer::Failed { errno, step });
+        }
+    };
+    drop(received);
+    if let Some(mut guard) = lock() {
+        report::everything(&mut guard);
+        guard.process().serving.store(1, Ordering::Relaxed);
+    }
+    answer(socket, &mut buffer, &Answer::Ready)?;
+    let result = session.serve(socket, &mut buffer);
+    session.end();
+    result
+}
+
+fn answer(socket: &OwnedFd, buffer: &mut [u8; MAX_MESSAGE], answer: &Answer) -> Result<()> {
+    let len = answer.encode(buffer);
+    socket::send(socket, buffer.get(..len).unwrap_or_default(), &[])
+}
+
+impl Session {
+    fn new(welcome: Welcome, received: &mut Received) -> std::result::Result<Self, (u8, Errno)> {
+        let mut descriptors = received.descriptors.iter_mut().filter_map(Option::take);
+        let lifeline = descriptors
+            .next()
+            .ok_or((wire::STEP_DESCRIPTORS, Errno::BADF))?;
+        let mut views = [const { None }; MAX_STORES];
+        for place in views.iter_mut().take(usize::from(welcome.stores)) {
+            let store = descriptors
+                .next()
+                .ok_or((wire::STEP_DESCRIPTORS, Errno::BADF))?;
+            *place = Some(View::new(store));
+        }
+        let uffd = match descriptors.next().filter(|_| welcome.device) {
+            Some(device) => Uffd::from_device(device.as_fd()),
+            None => Uffd::open(),
+        };
+        let uffd = uffd.map_err(|errno| (wire::STEP_USERFAULTFD, errno))?;
+        let window = Window::new(uffd).map_err(|errno| (wire::STEP_MEMORY, errno))?;
+        let lifeline = hold(&lifeline).map_err(|errno| (wire::STEP_MEMORY, errno))?;
+        Ok(Self {
+            window,
+            views,
+            lifeline,
+        })
+    }
+
+    fn serve(&mut self, socket: &OwnedFd, buffer: &mut [u8; MAX_MESSAGE]) -> Result<()> {
+        loop {
+            self.wait(socket)?;
+            let mut received = socket::recv(socket, buffer)?;
+            if received.len == 0 {
+                return Ok(());
+            }
+            let packet = buffer.get(..received.len).unwrap_or_default();
+            match Question::decode(packet).map_err(|_| Errno::PROTO)? {
+                Question::Sync { lifeline } => {
+                    if lifeline {
+                        let new = received.descriptors.iter_mut().find_map(Option::take);
+                        self.renew(&new.ok_or(Errno::PROTO)?)?;
+                    }
+                    self.sync(socket, buffer)?;
+                }
+                Question::Merge(question) => {
+                    let merged = self.merge(&question);
+                    answer(socket, buffer, &Answer::Merged(merged))?;
+                }
+                Question::Unmerge(question) => {
+                    let pages = unmerge(&question);
+                    answer(
+                        socket,
+                        buffer,
+                        &Answer::Unmerged {
+                            cpu_ns: cpu_ns(),
+                            pages,
+                        },
+                    )?;
+                }
+            }
+        }
+    }
+
+    /// Waits for the next question; gives up what only speeds up comparing when none comes soon.
+    fn wait(&mut self, socket: &OwnedFd) -> Result<()> {
+        let second = Timespec {
+            tv_sec: 1,
+            tv_nsec: 0,
+        };
+        let mut ready = [PollFd::new(socket, PollFlags::IN)];
+        match poll(&mut ready, Some(&second)) {
+            Ok(0) => self.views.iter_mut().flatten().for_each(View::rest),
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+        Ok(())
+    }
+
+    /// Holds the new lifeline before it lets go of the old: a child forked at any moment has one.
+    fn renew(&mut self, lifeline: &OwnedFd) -> Result<()> {
+        let new = hold(lifeline)?;
+        release(std::mem::replace(&mut self.lifeline, new));
+        Ok(())
+    }
+
+    fn sync(&mut self, socket: &OwnedFd, buffer: &mut [u8; MAX_MESSAGE]) -> Result<()> {
+        report::read_attributes();
+        if let Some(mut guard) = lock() {
+            report::watch(&mut guard, self.window.uffd());
+        }
+        let mut part = Answer::Changes(Changes::new());
+        loop {
+            let Answer::Changes(changes) = &mut part else {
+                return Ok(());
+            };
+            changes.clear();
+            changes.cpu_ns = cpu_ns();
+            if let Some(mut guard) = lock() {
+                report::fill(&mut guard, changes);
+                changes.memory_bytes = memory_bytes(&mut guard);
+            }
+            let more = changes.more;
+            answer(socket, buffer, &part)?;
+            if !more {
+                return Ok(());
+            }
+        }
+    }
+
+    fn merge(&mut self, question: &wire::Merge) -> Merged {
+        let mut outcomes = [PageOutcome::NotAsked; wire::CHUNK_PAGES];
+        self.window.longest_ns = 0;
+        let view = self
+            .views
+            .get_mut(usize::from(question.store))
+            .and_then(Option::as_mut);
+        if let (Some(mut guard), Some(view)) = (lock(), view) {
+            let locks = report::locks_future();
+            self.window
+                .merge(&mut guard, question, view, locks, &mut outcomes);
+        }
+        Merged {
+            outcomes,
+            cpu_ns: cpu_ns(),
+            window_ns: self.window.longest_ns,
+        }
+    }
+
+    /// Lets go of the lifeline, unless pages of this process still map slots.
+    fn end(&mut self) {
+        let stored = lock().is_none_or(|mut guard| report::anything_stored(&mut guard));
+        if !stored {
+            release(self.lifeline);
+        }
+    }
+}
+
+/// Gives the named stored pages private frames, and tells which have them.
+fn unmerge(question: &Unmerge) -> PageBits {
+    #[allow(clippy::cast_possible_truncation)] // the decoder bounds addresses
+    let address = question.chunk as usize;
+    let mut private = PageBits::EMPTY;
+    let Some(mut guard) = lock() else {
+        return private;
+    };
+    let stored = guard
+        .table()
+        .get(address)
+        .map_or(PageBits::EMPTY, |chunk| chunk.stored);
+    for (first, count) in question.pages.runs() {
+        for page in first..first + count {
+            let start = address + page * wire::PAGE_BYTES;
+            if !stored.contains(page) || crate::offer::make_private(start, wire::PAGE_BYTES).is_ok()
+            {
+                private.insert(page);
+            }
+        }
+    }
+    private
+}
+
+/// Maps a lifeline: while any process maps it, the engine knows that its slots may be mapped.
+fn hold(lifeline: &OwnedFd) -> Result<usize> {
+    mapping::share(lifeline.as_fd(), 0, wire::PAGE_BYTES, Access::ReadWrite)
+}
+
+fn release(lifeline: usize) {
+    // SAFETY: the page was mapped by `hold` and nothing reads it.
+    let _ = unsafe { mapping::unmap(lifeline, wire::PAGE_BYTES) };
+}
+
+fn memory_bytes(guard: &mut Guard) -> u64 {
+    /// The touched part of the thread's stack, and the lock's page, as measured.
+    const FIXED: usize = 64 * 1024;
+    (guard.table().memory_bytes() + FIXED) as u64
+}
+
+fn cpu_ns() -> u64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
+}

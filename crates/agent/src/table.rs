@@ -1,0 +1,321 @@
+//! What the agent knows of each chunk.
+//!
+//! A radix of two levels over the address: 8192 leaves of 8192 chunks cover the 2⁴⁷ bytes of user
+//! space. A leaf is reserved whole and costs memory only where chunks are used: 160 bytes for
+//! 2 MiB. Whether anything in a range is known can be asked without the lock, so calls over
+//! memory that was never offered cost a few loads.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+
+use sys::mapping::Attributes;
+use wire::{CHUNK_BYTES, CHUNK_PAGES, PAGE_BYTES, PageBits};
+
+const LEAVES: usize = 8192;
+const CHUNKS: usize = 8192;
+const LEAF_SPAN: usize = CHUNKS * CHUNK_BYTES;
+/// The address after the last that can be offered.
+pub(crate) const ADDRESS_LIMIT: usize = LEAVES * LEAF_SPAN;
+
+/// How far the attributes of a chunk are known. They are read from the kernel without the lock; a
+/// call of the guest that changes them meanwhile sends the chunk back to the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Reading {
+    /// Known.
+    #[default]
+    Done,
+    /// To be read before the chunk is reported.
+    Wanted,
+    /// Being read, nothing seen yet.
+    Begun,
+    /// Being read, one mapping seen.
+    Seen,
+}
+
+/// One chunk of address space.
+pub(crate) struct Chunk {
+    /// Pages the guest offers.
+    pub(crate) offered: PageBits,
+    /// Pages that lie in mappings of a store, merged or broken; some may be withdrawn.
+    pub(crate) stored: PageBits,
+    /// What the kernel was told of the chunk's mappings.
+    pub(crate) attributes: Attributes,
+    /// The attributes differ inside the chunk: it is left alone.
+    pub(crate) mixed: bool,
+    /// Whether `attributes` tells the truth.
+    pub(crate) reading: Reading,
+    /// The offer was also passed to KSM.
+    pub(crate) in_ksm: bool,
+    /// The memory cannot be tracked; it stays so until offered anew.
+    pub(crate) untrackable: bool,
+}
+
+/// Zeros are an empty leaf: the kernel makes it.
+struct Leaf {
+    live: [AtomicU64; CHUNKS / 64],
+    dirty: [AtomicU64; CHUNKS / 64],
+    chunks: [Chunk; CHUNKS],
+}
+
+static TOP: [AtomicPtr<Leaf>; LEAVES] = [const { AtomicPtr::new(std::ptr::null_mut()) }; LEAVES];
+/// Bounds of everything ever offered: most calls of a process fall outside.
+static LOWEST: AtomicUsize = AtomicUsize::new(usize::MAX);
+static HIGHEST: AtomicUsize = AtomicUsize::new(0);
+static KNOWN: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether `[start, start + len)` touches a chunk that is known: offered or stored in some page.
+/// Needs no lock. A chunk that another thread offers at the same time may be missed, as that
+/// thread's call may come later.
+pub(crate) fn touches(start: usize, len: usize) -> bool {
+    let end = start.saturating_add(len);
+    // Relaxed: the bounds only grow, and a thread sees its own offers; ordering between threads
+    // that offer and use the same memory is theirs to make.
+    if end <= LOWEST.load(Ordering::Relaxed) || start >= HIGHEST.load(Ordering::Relaxed) {
+        return false;
+    }
+    let mut at = start & !(CHUNK_BYTES - 1);
+    while at < end.min(ADDRESS_LIMIT) {
+        let Some((leaf, index)) = leaf_of(at) else {
+            at = (at / LEAF_SPAN + 1) * LEAF_SPAN;
+            continue;
+        };
+        if bit(&leaf.live, index) {
+            return true;
+        }
+        at += CHUNK_BYTES;
+    }
+    false
+}
+
+fn leaf_of(address: usize) -> Option<(&'static Leaf, usize)> {
+    // Acquire pairs with the Release in `Table::make`: who sees a leaf sees its mapping.
+    let leaf = TOP.get(address / LEAF_SPAN)?.load(Ordering::Acquire);
+    if leaf.is_null() {
+        return None;
+    }
+    // SAFETY: leaves are never unmapped. Through this reference only the atomics are read; the
+    // chunks are reached through the raw pointer, under the lock.
+    Some((unsafe { &*leaf }, (address % LEAF_SPAN) / CHUNK_BYTES))
+}
+
+fn bit(words: &[AtomicU64], index: usize) -> bool {
+    words
+        .get(index / 64)
+        .is_some_and(|w| w.load(Ordering::Relaxed) & (1 << (index % 64)) != 0)
+}
+
+fn set_bit(words: &[AtomicU64], index: usize, on: bool) {
+    let Some(word) = words.get(index / 64) else {
+        return;
+    };
+    let mask = 1u64 << (index % 64);
+    if on {
+        word.fetch_or(mask, Ordering::Relaxed);
+    } else {
+        word.fetch_and(!mask, Ordering::Relaxed);
+    }
+}
+
+/// The table, under the lock.
+pub(crate) struct Table<'a>(PhantomData<&'a mut ()>);
+
+impl Table<'_> {
+    /// # Safety
+    /// The caller holds the lock and makes no second `Table` while this one lives.
+    pub(crate) unsafe fn under_lock() -> Self {
+        Self(PhantomData)
+    }
+
+    /// The chunk at `address`, when it is known.
+    pub(crate) fn get(&mut self, address: usize) -> Option<&mut Chunk> {
+        let (leaf, index) = leaf_of(address)?;
+        bit(&leaf.live, index).then(|| self.cell(leaf, index))
+    }
+
+    fn cell(&mut self, leaf: &'static Leaf, index: usize) -> &mut Chunk {
+        let chunks = (&raw const leaf.chunks).cast_mut().cast::<Chunk>();
+        // SAFETY: `index` is below CHUNKS; the lock is held and `self` is borrowed mutably, so
+        // this is the only reference to the cell. The memory is writable, mapped by `make`.
+        unsafe { &mut *chunks.add(index) }
+    }
+
+    /// The chunk at `address`, made known when it was not; `None` without memory for it.
+    pub(crate) fn make(&mut self, address: usize) -> Option<&mut Chunk> {
+        let place = TOP.get(address / LEAF_SPAN)?;
+        if place.load(Ordering::Relaxed).is_null() {
+            let leaf = sys::mapping::area(size_of::<Leaf>(), PAGE_BYTES).ok()?;
+            // The table must reach fork children: their merged pages are merged still.
+            // SAFETY: the area was just made here.
+            unsafe { sys::mapping::advise(leaf, size_of::<Leaf>(), libc::MADV_NOHUGEPAGE) }.ok();
+            let leaf = std::ptr::with_exposed_provenance_mut::<Leaf>(leaf);
+            // Release pairs with the Acquire in `leaf_of`.
+            place.store(leaf, Ordering::Release);
+        }
+        let (leaf, index) = leaf_of(address)?;
+        if !bit(&leaf.live, index) {
+            set_bit(&leaf.live, index, true);
+            KNOWN.fetch_add(1, Ordering::Relaxed);
+            let chunk = address & !(CHUNK_BYTES - 1);
+            LOWEST.fetch_min(chunk, Ordering::Relaxed);
+            HIGHEST.fetch_max(chunk + CHUNK_BYTES, Ordering::Relaxed);
+        }
+        Some(self.cell(leaf, index))
+    }
+
+    /// Notes that the chunk at `address` must be reported.
+    pub(crate) fn mark_dirty(&mut self, address: usize) {
+        if let Some((leaf, index)) = leaf_of(address) {
+            set_bit(&leaf.dirty, index, true);
+        }
+    }
+
+    /// Notes that the chunk at `address` was reported; forgets it when nothing in it is known.
+    pub(crate) fn mark_clean(&mut self, address: usize) {
+        let Some((leaf, index)) = leaf_of(address) else {
+            return;
+        };
+        set_bit(&leaf.dirty, index, false);
+        let cell = self.cell(leaf, index);
+        if cell.offered.is_empty() && cell.stored.is_empty() {
+            *cell = Chunk::EMPTY;
+            set_bit(&leaf.live, index, false);
+            KNOWN.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The first chunk at or above `from` that must be reported (`dirty`) or is known.
+    pub(crate) fn next(&mut self, from: usize, dirty: bool) -> Option<usize> {
+        let mut at = from.next_multiple_of(CHUNK_BYTES);
+        while at < ADDRESS_LIMIT {
+            let Some((leaf, index)) = leaf_of(at) else {
+                at = (at / LEAF_SPAN + 1) * LEAF_SPAN;
+                continue;
+            };
+            let words = if dirty { &leaf.dirty } else { &leaf.live };
+            let word = words.get(index / 64)?.load(Ordering::Relaxed) >> (index % 64);
+            if word != 0 {
+                return Some(at + word.trailing_zeros() as usize * CHUNK_BYTES);
+            }
+            at += (64 - index % 64) * CHUNK_BYTES;
+        }
+        None
+    }
+
+    /// Calls `each` with every known chunk of `[start, start + len)` and the pages of it that the
+    /// range covers, and marks it dirty.
+    pub(crate) fn each_known(
+        &mut self,
+        start: usize,
+        len: usize,
+        mut each: impl FnMut(usize, Range<usize>, &mut Chunk),
+    ) {
+        let end = start.saturating_add(len);
+        let mut at = start & !(CHUNK_BYTES - 1);
+        while let Some(chunk) = self.next(at, false).filter(|&chunk| chunk < end) {
+            if let Some(known) = self.get(chunk) {
+                each(chunk, pages_of(chunk, start, end), known);
+            }
+            self.mark_dirty(chunk);
+            at = chunk + CHUNK_BYTES;
+        }
+    }
+
+    /// Bytes of memory the table holds.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        let pages = (KNOWN.load(Ordering::Relaxed) * size_of::<Chunk>()).div_ceil(PAGE_BYTES);
+        let leaves = TOP
+            .iter()
+            .filter(|leaf| !leaf.load(Ordering::Relaxed).is_null())
+            .count();
+        (pages + leaves) * PAGE_BYTES + size_of_val(&TOP)
+    }
+}
+
+/// The pages of the chunk at `chunk` that `[start, end)` touches.
+pub(crate) fn pages_of(chunk: usize, start: usize, end: usize) -> Range<usize> {
+    let first = start.saturating_sub(chunk) / PAGE_BYTES;
+    let last = end.saturating_sub(chunk).div_ceil(PAGE_BYTES);
+    first.min(CHUNK_PAGES)..last.min(CHUNK_PAGES)
+}
+
+impl Chunk {
+    /// Nothing known.
+    pub(crate) const EMPTY: Self = Self {
+        offered: PageBits::EMPTY,
+        stored: PageBits::EMPTY,
+        attributes: Attributes {
+            dontfork: false,
+            dontdump: false,
+            locked: false,
+            noreserve: false,
+            huge: false,
+            nohuge: false,
+        },
+        mixed: false,
+        reading: Reading::Done,
+        in_ksm: false,
+        untrackable: false,
+    };
+
+    /// The guest changed an attribute over `pages` of the chunk.
+    pub(crate) fn set(&mut self, pages: &Range<usize>, change: impl FnOnce(&mut Attributes)) {
+        let before = self.attributes;
+        change(&mut self.attributes);
+        let whole = self
+            .offered
+            .runs()
+            .all(|(first, n)| pages.start <= first && first + n <= pages.end);
+        self.mixed |= !whole && self.attributes != before;
+        if self.reading != Reading::Done {
+            self.reading = Reading::Wanted;
+        }
+    }
+
+    /// The kernel says that some of the chunk's offered pages have these attributes.
+    pub(crate) fn learn(&mut self, attributes: Attributes) {
+        match self.reading {
+            Reading::Begun => {
+                self.attributes = attributes;
+                self.reading = Reading::Seen;
+            }
+            Reading::Seen => self.mixed |= self.attributes != attributes,
+            Reading::Done | Reading::Wanted => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lock::lock;
+
+    #[test]
+    fn chunks_come_and_go() {
+        let base = 0x7abc_0000_0000_usize & !(CHUNK_BYTES - 1);
+        let mut guard = lock().unwrap();
+        let mut table = guard.table();
+        assert!(table.get(base).is_none());
+        assert!(!touches(base, 4096));
+        for chunk in [base, base + CHUNK_BYTES, base + LEAF_SPAN] {
+            table.make(chunk).unwrap().offered = PageBits::FULL;
+            table.mark_dirty(chunk);
+        }
+        assert!(touches(base + 8192, 1) && !touches(base + 2 * CHUNK_BYTES, 4096));
+        assert!(touches(base - 1, 2) && !touches(base - 2, 2));
+        assert_eq!(table.next(base, true), Some(base));
+        let mut seen = Vec::new();
+        table.each_known(base + 4096, LEAF_SPAN - 8192, |chunk, pages, known| {
+            seen.push((chunk, pages));
+            known.offered = PageBits::EMPTY;
+        });
+        assert_eq!(seen, [(base, 1..512), (base + CHUNK_BYTES, 0..512)]);
+        table.mark_clean(base);
+        table.mark_clean(base + CHUNK_BYTES);
+        assert_eq!(table.next(base, false), Some(base + LEAF_SPAN));
+        table.get(base + LEAF_SPAN).unwrap().offered = PageBits::EMPTY;
+        table.mark_clean(base + LEAF_SPAN);
+        assert_eq!(table.next(base, false), None);
+    }
+}

@@ -1,0 +1,512 @@
+//! The merge window: why no byte is ever lost (I1).
+//!
+//! For one chunk, in batches of [`BATCH_PAGES`]:
+//!
+//! ```text
+//!   chunk (guest)          staging (agent)         store
+//!   ┌──────────────┐ MOVE  ┌──────────────┐
+//!   │ A  B  C  D   │──────▶│ A  B  C  D   │ compare  A  B  x  D
+//!   │ .  .  .  .   │       └──────────────┘
+//!   │ A' B' .  D'  │◀─────────────────────── mmap    equal: A B D
+//!   │       C      │◀── MOVE ── C                    different: C goes back
+//!   └──────────────┘ wake
+//! ```
+//!
+//! 1. The runs to be merged are registered so that touching an absent page sleeps; nothing else is,
+//!    so no page but these ever waits, and no fault is ever answered one by one.
+//! 2. MOVE takes the pages out in one step each. From here no thread, vCPU or system call can see
+//!    or write them. What the kernel will not move (pinned, shared by fork) stays as it is.
+//! 3. Each page is compared with its canonical page, all 4096 bytes. Nobody can change either: the
+//!    one is only here, the other is never written again (I2, I3).
+//! 4. Equal runs are mapped from the store, zero pages become the kernel's, others move back.
+//! 5. What is not mapped from the store is registered for tracking alone again. The kernel only adds
+//!    to a registration, so this takes unregistering, and these pages look written at the next
+//!    scan; all of them are new to the engine anyway. The sleepers wake, the staging area is emptied.
+//!
+//! Who could break it, and what stops them:
+//! - the guest's own munmap, mmap, mremap, madvise, mprotect over the chunk: wait for the lock;
+//! - fork: libc's fork waits for the lock as well (see [`hooks`](crate::hooks)); a child made
+//!   by a bare clone(2) in the middle would miss the pages that are out, and is a documented limit;
+//! - the engine's death: nothing here asks it anything;
+//! - a system call that slips past the hooks and unmaps the chunk: MOVE and registration fail, and
+//!   a failed page is given back or dropped with the mapping it belonged to.
+//!
+//! Code here touches only its own stack, the staging area, the table and the store: if a host
+//! offers memory that libc's heap lies in, the window does not need that heap.
+
+use rustix::io::Errno;
+use rustix::time::{ClockId, clock_gettime};
+use sys::mapping::{self, Access, Attributes, Source};
+use sys::uffd::{Uffd, Watch};
+use sys::vma::{Maps, Vma};
+use wire::{CHUNK_PAGES, Merge, PAGE_BYTES, PageOutcome};
+
+use crate::lock::Guard;
+use crate::table::Reading;
+use crate::view::View;
+
+/// Pages out of reach at a time: bounds how long a guest's thread can wait.
+const BATCH_PAGES: usize = 64;
+/// How often an operation that the kernel asks to repeat is repeated before the page is left.
+const PATIENCE: usize = 16;
+
+/// The outcome of each page of a chunk.
+pub(crate) type Outcomes = [PageOutcome; CHUNK_PAGES];
+
+/// What the window works with.
+pub(crate) struct Window {
+    uffd: Uffd,
+    maps: Maps,
+    staging: usize,
+    /// How the staging area is mapped now: MOVE wants both sides alike.
+    staged_as: (Access, bool),
+    /// Longest time pages were out, in nanoseconds.
+    pub(crate) longest_ns: u64,
+}
+
+/// A page to merge: its place in the chunk and its slot (`None`: zeros).
+type Item = (usize, Option<u64>);
+
+/// What the pages of one question have in common.
+struct Job<'a> {
+    chunk: usize,
+    access: Access,
+    attributes: Attributes,
+    lock_future: bool,
+    view: &'a mut View,
+    outcomes: &'a mut Outcomes,
+}
+
+impl Window {
+    /// # Errors
+    /// What userfaultfd, /proc and mmap give.
+    pub(crate) fn new(uffd: Uffd) -> rustix::io::Result<Self> {
+        let maps = Maps::open()?;
+        let len = BATCH_PAGES * PAGE_BYTES;
+        let staging = mapping::area(len, PAGE_BYTES)?;
+        // SAFETY: the area was just made here.
+        unsafe {
+            mapping::advise(staging, len, libc::MADV_DONTFORK)?;
+            mapping::advise(staging, len, libc::MADV_NOHUGEPAGE).ok();
+        }
+        uffd.register(staging, len, Watch::Track)?;
+        Ok(Self {
+            uffd,
+            maps,
+            staging,
+            staged_as: (Access::ReadWrite, false),
+            longest_ns: 0,
+        })
+    }
+
+    /// The descriptor that tracks this process.
+    pub(crate) fn uffd(&self) -> &Uffd {
+        &self.uffd
+    }
+
+    /// Runs the window for one question.
+    pub(crate) fn merge(
+        &mut self,
+        guard: &mut Guard,
+        question: &Merge,
+        view: &mut View,
+        lock_future: bool,
+        outcomes: &mut Outcomes,
+    ) {
+        #[allow(clippy::cast_possible_truncation)] // the decoder bounds addresses
+        let chunk = question.chunk as usize;
+        let (offered, stored, attributes) = match guard.table().get(chunk) {
+            Some(c) if !c.mixed && !c.untrackable && c.reading == Reading::Done => {
+                (c.offered, c.stored, c.attributes)
+            }
+            known => {
+                let why = if known.is_some() {
+                    PageOutcome::Unsupported
+                } else {
+                    PageOutcome::Gone
+                };
+                return pages(question).for_each(|(page, _)| set(outcomes, page, why));
+            }
+        };
+        let access = Access::ReadWrite;
+        let mut job = Job {
+            chunk,
+            access,
+            attributes,
+            lock_future,
+            view,
+            outcomes,
+        };
+        let mut batch = [(0usize, None::<u64>); BATCH_PAGES];
+        let mut len = 0;
+        let mut vma: Option<Vma> = None;
+        for (page, slot) in pages(question) {
+            if !offered.contains(page) || stored.contains(page) {
+                set(job.outcomes, page, PageOutcome::Gone);
+                continue;
+            }
+            let at = chunk + page * PAGE_BYTES;
+            if vma.is_none_or(|vma| vma.end <= at) {
+                vma = self.maps.find(at).ok().flatten();
+            }
+            let access = match vma.filter(|vma| vma.start <= at) {
+                None => {
+                    set(job.outcomes, page, PageOutcome::Gone);
+                    continue;
+                }
+                Some(vma) => vma.mergeable(),
+            };
+            let Some(access) = access else {
+                set(job.outcomes, page, PageOutcome::Unsupported);
+                continue;
+            };
+            if access != job.access || len == BATCH_PAGES {
+                self.batch(guard, &mut job, batch.get(..len).unwrap_or_default());
+                len = 0;
+                job.access = access;
+            }
+            if let Some(item) = batch.get_mut(len) {
+                *item = (page, slot);
+                len += 1;
+            }
+        }
+        self.batch(guard, &mut job, batch.get(..len).unwrap_or_default());
+        for (first, count) in offered.runs() {
+            // The new mappings are tracked too: a write to a merged page must be seen.
+            let (start, len) = (chunk + first * PAGE_BYTES, count * PAGE_BYTES);
+            let _ = self.uffd.register(start, len, Watch::Track);
+        }
+    }
+
+    /// Takes the batch's pages out, and puts something equal in their place.
+    fn batch(&mut self, guard: &mut Guard, job: &mut Job<'_>, items: &[Item]) {
+        if items.is_empty() {
+            return;
+        }
+        if self
+            .stage_as(job.access, job.attributes.locked || job.lock_future)
+            .is_err()
+        {
+            items
+                .iter()
+                .for_each(|item| set(job.outcomes, item.0, PageOutcome::Unsupported));
+            return;
+        }
+        // Map the canonical pages' windows first: that can fail, and must not while pages are out.
+        let mut canonical = [0usize; BATCH_PAGES];
+        for (place, item) in canonical.iter_mut().zip(items) {
+            *place = item
+                .1
+                .map_or(Ok(0), |slot| job.view.page(slot))
+                .unwrap_or(usize::MAX);
+        }
+        let began = now();
+        let mut out = [false; BATCH_PAGES];
+        self.hold(job, items);
+        self.take_out(job, items, &mut out);
+        let mut equal = [false; BATCH_PAGES];
+        for (at, equal) in equal.iter_mut().enumerate().take(items.len()) {
+            let page = self.staging + at * PAGE_BYTES;
+            let canonical = canonical.get(at).copied().unwrap_or(usize::MAX);
+            *equal = out.get(at) == Some(&true) && canonical != usize::MAX && same(page, canonical);
+        }
+        let mut at = 0;
+        while at < items.len() {
+            let step = if out.get(at) != Some(&true) {
+                1
+            } else if equal.get(at) == Some(&true) {
+                let run = equal_run(items, &equal, at);
+                self.put_run(guard, job, items, at, run);
+                run
+            } else {
+                if let Some(&(page, _)) = items.get(at) {
+                    set(job.outcomes, page, PageOutcome::Differs);
+                    self.put_back(job, at, page);
+                }
+                1
+            };
+            at += step;
+        }
+        self.let_go(job, items);
+        self.longest_ns = self.longest_ns.max(now().saturating_sub(began));
+        // SAFETY: what is still staged was replaced by something equal.
+        let _ = unsafe {
+            mapping::advise(
+                self.staging,
+                items.len() * PAGE_BYTES,
+                self.discard_advice(),
+            )
+        };
+    }
+
+    /// The pages of locked memory are dropped by other advice than those of memory that is not.
+    fn discard_advice(&self) -> i32 {
+        const DONTNEED_LOCKED: i32 = 24;
+        if self.staged_as.1 {
+            DONTNEED_LOCKED
+        } else {
+            libc::MADV_DONTNEED
+        }
+    }
+
+    /// Makes the staging area like the pages that come.
+    fn stage_as(&mut self, access: Access, locked: bool) -> rustix::io::Result<()> {
+        let len = BATCH_PAGES * PAGE_BYTES;
+        // SAFETY: the staging area is the agent's, and empty.
+        unsafe {
+            if self.staged_as.1 != locked {
+                mapping::set_locked(self.staging, len, locked)?;
+                self.staged_as.1 = locked;
+            }
+            if self.staged_as.0 != access {
+                mapping::protect(self.staging, len, access)?;
+                self.staged_as.0 = access;
+            }
+        }
+        Ok(())
+    }
+
+    /// From here, who touches an absent page of the items sleeps.
+    fn hold(&self, job: &mut Job<'_>, items: &[Item]) {
+        each_run(items, |at, run| {
+            let Some(&(page, _)) = items.get(at) else {
+                return;
+            };
+            let (start, len) = (job.chunk + page * PAGE_BYTES, run * PAGE_BYTES);
+            if let Err(errno) = self.uffd.register(start, len, Watch::TrackAndHold) {
+                (page..page + run).for_each(|page| set(job.outcomes, page, left(errno)));
+            }
+        });
+    }
+
+    /// Whoever slept goes on; what is still the guest's own memory is tracked as before.
+    fn let_go(&self, job: &Job<'_>, items: &[Item]) {
+        let own = |page: usize| job.outcomes.get(page) != Some(&PageOutcome::Merged);
+        each_run(items, |at, run| {
+            let Some(&(first, _)) = items.get(at) else {
+                return;
+            };
+            let (mut page, end) = (first, first + run);
+            while page < end {
+                let next = (page..end)
+                    .find(|&next| own(next) != own(page))
+                    .unwrap_or(end);
+                let (start, len) = (job.chunk + page * PAGE_BYTES, (next - page) * PAGE_BYTES);
+                if own(page) {
+                    let _ = self.uffd.unregister(start, len);
+                    let _ = self.uffd.register(start, len, Watch::Track);
+                }
+                let _ = self.uffd.wake(start, len);
+                page = next;
+            }
+        });
+    }
+
+    /// Moves the items' pages to the staging area, page `at` to place `at`.
+    fn take_out(&mut self, job: &mut Job<'_>, items: &[Item], out: &mut [bool; BATCH_PAGES]) {
+        let (mut at, mut tries) = (0, 0);
+        while let Some(&(page, _)) = items.get(at) {
+            if job.outcomes.get(page) != Some(&PageOutcome::NotAsked) {
+                at += 1; // could not be held
+                continue;
+            }
+            let run = adjacent(items, at);
+            let from = job.chunk + page * PAGE_BYTES;
+            let to = self.staging + at * PAGE_BYTES;
+            // SAFETY: the pages are offered, the lock keeps the guest's calls out, the staging
+            // area is empty there. Whatever moves is put back or replaced by its equal.
+            let moved = unsafe { self.uffd.move_pages(to, from, run * PAGE_BYTES) };
+            let done = moved.bytes / PAGE_BYTES;
+            out.iter_mut()
+                .skip(at)
+                .take(done)
+                .for_each(|out| *out = true);
+            at += done;
+            let Some(reason) = moved.stopped else {
+                continue;
+            };
+            tries = if done > 0 { 1 } else { tries + 1 };
+            if reason == Errno::AGAIN && tries < PATIENCE {
+                continue;
+            }
+            if let Some(&(page, _)) = items.get(at) {
+                set(job.outcomes, page, left(reason));
+            }
+            at += 1;
+        }
+    }
+
+    /// Puts something equal where `run` staged pages were.
+    fn put_run(
+        &mut self,
+        guard: &mut Guard,
+        job: &mut Job<'_>,
+        items: &[Item],
+        at: usize,
+        run: usize,
+    ) {
+        let Some(&(page, slot)) = items.get(at) else {
+            return;
+        };
+        let start = job.chunk + page * PAGE_BYTES;
+        let Some(slot) = slot else {
+            return (0..run).for_each(|n| self.put_zeros(job, at + n, page + n));
+        };
+        let source = Source::Store(job.view.store(), slot * PAGE_BYTES as u64);
+        let len = run * PAGE_BYTES;
+        let (access, attributes) = (job.access, job.attributes);
+        // SAFETY: the range was offered, is empty (its pages are staged and equal to what is
+        // mapped now), and the lock keeps the guest's calls out.
+        let placed =
+            unsafe { mapping::replace(start, len, source, access, attributes, job.lock_future) };
+        if let Err((_, false)) = placed {
+            for offset in 0..run {
+                set(job.outcomes, page + offset, PageOutcome::NoRoom);
+                self.put_back(job, at + offset, page + offset);
+            }
+            return;
+        }
+        // Replaced, though perhaps an attribute did not fit: the content is right and the store
+        // is mapped, which is what must be known.
+        if let Some(chunk) = guard.table().get(job.chunk) {
+            (page..page + run).for_each(|page| chunk.stored.insert(page));
+        }
+        (page..page + run).for_each(|page| set(job.outcomes, page, PageOutcome::Merged));
+    }
+
+    /// Puts the kernel's zero page where a staged page of zeros was.
+    fn put_zeros(&mut self, job: &mut Job<'_>, at: usize, page: usize) {
+        let home = job.chunk + page * PAGE_BYTES;
+        // SAFETY: the page was moved out of here, and equals the zero page.
+        let zeroed = retry(|| unsafe { self.uffd.zero(home, PAGE_BYTES) });
+        set(
+            job.outcomes,
+            page,
+            zeroed.map_or(PageOutcome::Again, |()| PageOutcome::Zeroed),
+        );
+        if zeroed.is_err() {
+            self.put_back(job, at, page);
+        }
+    }
+
+    /// Moves one staged page back where it was. This must not fail while the place exists.
+    fn put_back(&mut self, job: &Job<'_>, at: usize, page: usize) {
+        let (home, here) = (
+            job.chunk + page * PAGE_BYTES,
+            self.staging + at * PAGE_BYTES,
+        );
+        loop {
+            // SAFETY: the page came from there, and whoever wants it sleeps.
+            let moved = unsafe { self.uffd.move_pages(home, here, PAGE_BYTES) };
+            match moved.stopped {
+                None => return,
+                // No memory for a page table, or the page is looked at by the kernel (migration,
+                // compaction): both pass.
+                Some(Errno::AGAIN | Errno::BUSY | Errno::NOMEM) => rustix::thread::sched_yield(),
+                // The place was unmapped past the hooks: the page went with it. Or it is of
+                // another kind now; then a copy may still fit.
+                Some(_) => {
+                    // SAFETY: the staged page is readable; the place is the page's own.
+                    let _ = unsafe { self.uffd.copy_page(home, here) };
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// The pages a question names, with their slots.
+fn pages(question: &Merge) -> impl Iterator<Item = Item> + '_ {
+    question.ops().iter().flat_map(|op| {
+        (0..op.pages).map(|n| {
+            let slot = op.slot.map(|slot| slot + u64::from(n));
+            (usize::from(op.first + n), slot)
+        })
+    })
+}
+
+fn set(outcomes: &mut Outcomes, page: usize, outcome: PageOutcome) {
+    if let Some(place) = outcomes.get_mut(page) {
+        *place = outcome;
+    }
+}
+
+/// How many items from `at` on are neighbours in the chunk.
+fn adjacent(items: &[Item], at: usize) -> usize {
+    let rest = items.get(at..).unwrap_or_default();
+    1 + rest
+        .windows(2)
+        .take_while(|w| matches!(w, [a, b] if a.0 + 1 == b.0))
+        .count()
+}
+
+/// How many items from `at` on are equal to their slots and can be mapped by one call.
+fn equal_run(items: &[Item], equal: &[bool], at: usize) -> usize {
+    let follows = |a: &Item, b: &Item| match (a.1, b.1) {
+        (None, None) => a.0 + 1 == b.0,
+        (Some(x), Some(y)) => a.0 + 1 == b.0 && x + 1 == y,
+        _ => false,
+    };
+    let mut run = 1;
+    while let (Some(a), Some(b)) = (items.get(at + run - 1), items.get(at + run))
+        && equal.get(at + run) == Some(&true)
+        && follows(a, b)
+    {
+        run += 1;
+    }
+    run
+}
+
+/// Calls `each` with the place and the length of every run of neighbours.
+fn each_run(items: &[Item], mut each: impl FnMut(usize, usize)) {
+    let mut at = 0;
+    while at < items.len() {
+        let run = adjacent(items, at);
+        each(at, run);
+        at += run;
+    }
+}
+
+/// Whether the page at `page` equals the one at `canonical`, or zeros when that is 0.
+fn same(page: usize, canonical: usize) -> bool {
+    let bytes = |at: usize| {
+        let at = std::ptr::with_exposed_provenance::<[u8; PAGE_BYTES]>(at);
+        // SAFETY: the page at `page` was moved to the staging area, which nobody else knows; the
+        // canonical one is mapped read-only and never written again (I3).
+        unsafe { &*at }
+    };
+    static ZEROS: [u8; PAGE_BYTES] = [0; PAGE_BYTES];
+    let other = if canonical == 0 {
+        &ZEROS
+    } else {
+        bytes(canonical)
+    };
+    bytes(page) == other
+}
+
+/// What it means that a page stayed.
+fn left(reason: Errno) -> PageOutcome {
+    match reason {
+        Errno::BUSY => PageOutcome::Pinned,
+        Errno::NOENT => PageOutcome::Gone,
+        Errno::NOMEM => PageOutcome::NoRoom,
+        Errno::AGAIN => PageOutcome::Again,
+        _ => PageOutcome::Unsupported,
+    }
+}
+
+fn retry(mut call: impl FnMut() -> rustix::io::Result<()>) -> rustix::io::Result<()> {
+    let mut result = call();
+    for _ in 0..PATIENCE {
+        match result {
+            Err(Errno::AGAIN) => result = call(),
+            other => return other,
+        }
+    }
+    result
+}
+
+fn now() -> u64 {
+    let time = clock_gettime(ClockId::Monotonic);
+    time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
+}

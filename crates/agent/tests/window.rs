@@ -1,0 +1,543 @@
+//! The agent against an engine played by hand: every question, and every way a guest can use its
+//! memory meanwhile. The guest compares each byte with a shadow copy.
+
+#![allow(clippy::unwrap_used)] // a helper that fails is a test that fails
+
+#[path = "../../../tests/support/mod.rs"]
+mod support;
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+
+use rustix::fs::{MemfdFlags, SealFlags, memfd_create};
+use support::Guest;
+use sys::socket;
+use wire::{
+    Answer, Change, Hello, MAX_MESSAGE, Merge, Merged, PageBits, PageOutcome, Question, Role,
+    Unmerge, Welcome,
+};
+
+/// What the guest's `fill` writes.
+fn pattern(seed: u64) -> Vec<u8> {
+    let mix = |mut x: u64| {
+        x ^= x >> 33;
+        x = x.wrapping_mul(0xff51_afd7_ed55_8ccd);
+        x ^= x >> 33;
+        x = x.wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+        x ^ (x >> 33)
+    };
+    (0..512)
+        .flat_map(|i| mix(seed.wrapping_mul(1_000_003).wrapping_add(i)).to_le_bytes())
+        .collect()
+}
+
+/// An engine with one guest, that asks what the test says.
+struct Engine {
+    folder: tempfile::TempDir,
+    listener: OwnedFd,
+    link: Option<OwnedFd>,
+    store: File,
+    lifeline: OwnedFd,
+}
+
+impl Engine {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let listener = socket::listen(&folder.path().join("socket")).unwrap();
+        let store = File::from(memfd_create("store", MemfdFlags::CLOEXEC).unwrap());
+        store.set_len(1 << 30).unwrap();
+        Self {
+            folder,
+            listener,
+            link: None,
+            store,
+            lifeline: new_lifeline(),
+        }
+    }
+
+    fn guest(&self) -> Guest {
+        Guest::start(&self.folder.path().join("socket"))
+    }
+
+    /// Writes `pages` canonical pages from `slot` on, as `fill` with `seed` would.
+    fn write(&self, slot: u64, pages: u64, seed: u64) {
+        for page in 0..pages {
+            self.store
+                .write_all_at(&pattern(seed + page), (slot + page) * 4096)
+                .unwrap();
+        }
+    }
+
+    fn accept(&mut self) {
+        let link = socket::accept(&self.listener).unwrap();
+        let mut buffer = [0; MAX_MESSAGE];
+        let len = socket::recv(&link, &mut buffer).unwrap().len;
+        assert_eq!(Hello::decode(&buffer[..len]).unwrap().role, Role::Agent);
+        let device = sys::uffd::Uffd::device().expect("this test needs /dev/userfaultfd and root");
+        let len = Welcome {
+            stores: 1,
+            device: true,
+        }
+        .encode(&mut buffer);
+        let descriptors = [self.lifeline.as_fd(), self.store.as_fd(), device.as_fd()];
+        socket::send(&link, &buffer[..len], &descriptors).unwrap();
+        let len = socket::recv(&link, &mut buffer).unwrap().len;
+        assert_eq!(Answer::decode(&buffer[..len]), Ok(Answer::Ready));
+        self.link = Some(link);
+    }
+
+    fn send(&self, question: &Question, lifeline: Option<&OwnedFd>) {
+        let mut buffer = [0; MAX_MESSAGE];
+        let len = question.encode(&mut buffer);
+        let descriptors: Vec<_> = lifeline.iter().map(|fd| fd.as_fd()).collect();
+        socket::send(self.link.as_ref().unwrap(), &buffer[..len], &descriptors).unwrap();
+    }
+
+    fn receive(&self) -> Answer {
+        let mut buffer = [0; MAX_MESSAGE];
+        let len = socket::recv(self.link.as_ref().unwrap(), &mut buffer)
+            .unwrap()
+            .len;
+        Answer::decode(&buffer[..len]).unwrap()
+    }
+
+    fn sync_with(&self, lifeline: Option<&OwnedFd>) -> Vec<Change> {
+        self.send(
+            &Question::Sync {
+                lifeline: lifeline.is_some(),
+            },
+            lifeline,
+        );
+        let mut all = Vec::new();
+        loop {
+            let Answer::Changes(part) = self.receive() else {
+                panic!("not changes")
+            };
+            all.extend_from_slice(part.entries());
+            if !part.more {
+                return all;
+            }
+        }
+    }
+
+    fn sync(&self) -> Vec<Change> {
+        self.sync_with(None)
+    }
+
+    /// Asks for pages `first..first + count` of the guest's first chunk to map slots from `slot`.
+    fn merge(&self, chunk: usize, first: u16, count: u16, slot: Option<u64>) -> Merged {
+        let mut question = Merge::new(chunk as u64, 0);
+        for page in 0..count {
+            assert!(question.push(first + page, slot.map(|slot| slot + u64::from(page))));
+        }
+        self.send(&Question::Merge(question), None);
+        let Answer::Merged(merged) = self.receive() else {
+            panic!("not merged")
+        };
+        merged
+    }
+}
+
+fn new_lifeline() -> OwnedFd {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let lifeline = memfd_create("lifeline", flags).unwrap();
+    rustix::fs::ftruncate(&lifeline, 4096).unwrap();
+    lifeline
+}
+
+fn is_free(lifeline: &OwnedFd) -> bool {
+    rustix::fs::fcntl_add_seals(lifeline, SealFlags::WRITE).is_ok()
+}
+
+fn count(merged: &Merged, outcome: PageOutcome) -> usize {
+    merged.outcomes.iter().filter(|&&o| o == outcome).count()
+}
+
+/// A guest with one chunk filled from `seed`, offered and known, and the canonical pages to match.
+fn ready(seed: u64) -> (Engine, Guest) {
+    let mut engine = Engine::new();
+    let mut guest = engine.guest();
+    engine.write(1000, 512, seed);
+    guest.offer(512, seed);
+    engine.accept();
+    let chunk = guest.memory as u64;
+    assert_eq!(engine.sync(), [Change::Whole { chunk, chunks: 1 }]);
+    (engine, guest)
+}
+
+#[test]
+fn equal_pages_share_the_store_and_others_stay() {
+    let (engine, mut guest) = ready(5);
+    guest.run("fill 7 1 99");
+    guest.run("advise 40 3 4");
+    guest.run("advise 50 1 4");
+    guest.run("byte 50 0");
+    let merged = engine.merge(guest.memory, 0, 512, Some(1000));
+    assert_eq!(
+        count(&merged, PageOutcome::Differs),
+        2,
+        "the rewritten and the re-read page"
+    );
+    assert_eq!(count(&merged, PageOutcome::Gone), 3, "the discarded pages");
+    assert_eq!(count(&merged, PageOutcome::Merged), 507);
+    assert!(merged.window_ns > 0 && merged.cpu_ns > 0);
+    guest.run("check");
+    let mut stored = PageBits::FULL;
+    [7, 40, 41, 42, 50]
+        .iter()
+        .for_each(|&page| stored.remove(page));
+    // Another sharer of the same slots.
+    let mut other = engine.guest();
+    other.offer(512, 5);
+    let mut second = Engine {
+        link: None,
+        ..engine
+    };
+    second.accept();
+    second.sync();
+    let merged = second.merge(other.memory, 0, 512, Some(1000));
+    assert_eq!(count(&merged, PageOutcome::Merged), 512);
+    other.run("check");
+    for page in [0, 6, 8, 300, 511] {
+        guest.run(&format!("byte {page} 0"));
+        assert_eq!(
+            guest.frame(page).unwrap(),
+            other.frame(page).unwrap(),
+            "page {page}"
+        );
+    }
+    assert_ne!(guest.frame(7), other.frame(7));
+    // Writing breaks the sharing on one side only.
+    guest.run("fill 300 1 4242");
+    assert_ne!(guest.frame(300), other.frame(300));
+    guest.run("check");
+    other.run("check");
+}
+
+#[test]
+fn zero_pages_become_the_kernels() {
+    let (engine, mut guest) = ready(5);
+    guest.run("advise 0 8 4");
+    for page in 0..8 {
+        guest.run(&format!("fill {page} 1 3"));
+    }
+    guest.run("mapover 0 8");
+    guest.run("advise 0 8 12");
+    engine.sync();
+    for page in 0..8 {
+        guest.run(&format!("byte {page} 3"));
+    }
+    // Pages read but never written already are the zero page; write zeros for real ones.
+    let merged = engine.merge(guest.memory, 0, 9, None);
+    assert_eq!(
+        count(&merged, PageOutcome::Zeroed) + count(&merged, PageOutcome::Unsupported),
+        8
+    );
+    assert_eq!(merged.outcomes[8], PageOutcome::Differs);
+    guest.run("check");
+    guest.run("fill 2 2 8");
+    guest.run("check");
+}
+
+#[test]
+fn every_call_over_merged_pages_keeps_its_meaning() {
+    let (engine, mut guest) = ready(9);
+    assert_eq!(
+        count(
+            &engine.merge(guest.memory, 0, 512, Some(1000)),
+            PageOutcome::Merged
+        ),
+        512
+    );
+    engine.sync();
+    guest.run("advise 0 10 4");
+    guest.run("check");
+    guest.run("advise 20 10 8");
+    guest.run("check");
+    assert!(
+        guest.ask("advise 30 2 9").is_err(),
+        "MADV_REMOVE is for shared files"
+    );
+    guest.run("mapover 40 4");
+    guest.run("unmap 50 6");
+    guest.run("protect 60 4 1");
+    guest.run("check");
+    guest.run("advise 62 1 4");
+    guest.run("check");
+    guest.run("protect 60 4 3");
+    guest.run("fill 60 4 3");
+    guest.run("check");
+    let changes = engine.sync();
+    let mut stored = PageBits::FULL;
+    (0..10)
+        .chain(20..30)
+        .chain(40..44)
+        .chain(50..56)
+        .chain([62])
+        .for_each(|p| stored.remove(p));
+    let mut offered = PageBits::FULL;
+    (40..44).chain(50..56).for_each(|page| offered.remove(page));
+    assert_eq!(
+        changes,
+        [Change::Chunk {
+            chunk: guest.memory as u64,
+            offered,
+            stored
+        }]
+    );
+    // Mapped over, offered again, and merged again.
+    guest.run("mapover 0 64");
+    guest.run("fill 0 64 9");
+    guest.run("advise 0 64 12");
+    engine.sync();
+    assert_eq!(
+        count(
+            &engine.merge(guest.memory, 0, 64, Some(1000)),
+            PageOutcome::Merged
+        ),
+        64
+    );
+    guest.run("check");
+}
+
+#[test]
+fn remapping_moves_grows_and_shrinks_merged_memory() {
+    const MAYMOVE: i32 = 1;
+    let (engine, mut guest) = ready(2);
+    guest.run("fill 100 3 77");
+    let merged = engine.merge(guest.memory, 0, 512, Some(1000));
+    assert_eq!(count(&merged, PageOutcome::Merged), 509);
+    guest.run("remap 400 0");
+    guest.run("check");
+    guest.memory = guest.run(&format!("remap 700 {MAYMOVE}")).parse().unwrap();
+    guest.run("check");
+    let changes = engine.sync();
+    let offered: usize = changes
+        .iter()
+        .map(|change| match change {
+            Change::Chunk { offered, .. } => offered.len(),
+            Change::Whole { chunks, .. } => *chunks as usize * 512,
+        })
+        .sum();
+    assert_eq!(offered, 700, "the offer moved along, and grew: {changes:?}");
+    guest.run("fill 0 700 2");
+    guest.memory = guest
+        .run(&format!("remap 700 {}", MAYMOVE | 2))
+        .parse()
+        .unwrap();
+    guest.run("check");
+}
+
+#[test]
+fn withdrawn_pages_are_private_again() {
+    let (engine, mut guest) = ready(3);
+    engine.merge(guest.memory, 0, 512, Some(1000));
+    let shared = guest.frame(5);
+    guest.run("advise 0 100 13");
+    guest.run("check");
+    assert_ne!(guest.frame(5), shared);
+    let changes = engine.sync();
+    let [
+        Change::Chunk {
+            offered, stored, ..
+        },
+    ] = changes[..]
+    else {
+        panic!("{changes:?}")
+    };
+    assert_eq!((offered.len(), stored.len()), (412, 512));
+    // The engine's own wish.
+    let mut pages = PageBits::EMPTY;
+    (200..300).for_each(|page| pages.insert(page));
+    let chunk = guest.memory as u64;
+    engine.send(&Question::Unmerge(Unmerge { chunk, pages }), None);
+    let Answer::Unmerged { pages: private, .. } = engine.receive() else {
+        panic!()
+    };
+    assert_eq!(private, pages);
+    guest.run("check");
+}
+
+#[test]
+fn writers_lose_nothing_while_windows_open_all_the_time() {
+    let (engine, mut guest) = ready(4);
+    guest.run("writers 6 1");
+    let mut merged_pages = 0;
+    for round in 0..300u64 {
+        let first = u16::try_from(round * 37 % 400).unwrap();
+        let merged = engine.merge(guest.memory, first, 100, Some(1000 + u64::from(first)));
+        merged_pages += count(&merged, PageOutcome::Merged);
+        engine.merge(guest.memory, first, 100, None);
+        engine.sync();
+    }
+    println!("{}", guest.run("stop"));
+    guest.run("check");
+    assert!(merged_pages > 50, "windows did merge: {merged_pages}");
+}
+
+#[test]
+fn fork_children_keep_what_was_merged() {
+    let (engine, mut guest) = ready(6);
+    engine.merge(guest.memory, 0, 300, Some(1000));
+    guest.run("fork");
+    guest.run("childcheck");
+    // Shared by fork: the kernel does not move these pages.
+    let merged = engine.merge(guest.memory, 300, 212, Some(1300));
+    assert_eq!(count(&merged, PageOutcome::Pinned), 212);
+    guest.run("fill 0 100 12345");
+    guest.run("childcheck");
+    guest.run("childwrite");
+    guest.run("childdiscard");
+    guest.run("check");
+    let second = new_lifeline();
+    engine.sync_with(Some(&second));
+    assert!(
+        !is_free(&engine.lifeline),
+        "the child holds the first lifeline"
+    );
+    guest.run("childexit");
+    assert!(is_free(&engine.lifeline), "nobody holds the first lifeline");
+    assert!(!is_free(&second), "the guest holds the second");
+    drop(guest);
+    assert!(is_free(&second));
+}
+
+#[test]
+fn forks_never_fall_into_a_window() {
+    let (engine, mut guest) = ready(8);
+    for round in 0..40 {
+        guest.tell("fork");
+        for _ in 0..5 {
+            engine.merge(guest.memory, 0, 512, Some(1000));
+        }
+        guest.answer().unwrap();
+        guest.run("childcheck");
+        guest.run("childexit");
+        guest.run(&format!("fill {} 1 {round}", round * 7));
+        guest.run("check");
+    }
+}
+
+#[test]
+fn pinned_pages_stay_and_the_data_arrives() {
+    let (engine, mut guest) = ready(7);
+    let file = engine.folder.path().join("data");
+    std::fs::write(&file, vec![0xa5; 16 * 4096]).unwrap();
+    guest.run("pin 32 16");
+    let merged = engine.merge(guest.memory, 0, 512, Some(1000));
+    assert_eq!(count(&merged, PageOutcome::Pinned), 16);
+    assert_eq!(count(&merged, PageOutcome::Merged), 496);
+    assert_eq!(
+        guest.run(&format!("readfixed 32 16 {}", file.display())),
+        "65536"
+    );
+    assert_eq!(guest.run("byte 33 7"), 0xa5.to_string());
+    guest.run("check");
+    guest.run("unpin");
+}
+
+#[test]
+fn direct_io_into_the_region_arrives_while_windows_open() {
+    let (engine, mut guest) = ready(7);
+    let file = support::built().join(format!("direct-{}", std::process::id()));
+    guest.run(&format!("direct 64 64 {}", file.display()));
+    for round in 0..200 {
+        for seed in 0..3 {
+            engine.write(5000 + seed, 1, seed);
+        }
+        for page in 64..128 {
+            engine.merge(guest.memory, page, 1, Some(5000 + round % 3));
+        }
+        engine.sync();
+    }
+    println!("{}", guest.run("stop"));
+    guest.run("check");
+    std::fs::remove_file(file).unwrap();
+}
+
+#[test]
+fn locked_and_huge_regions_keep_what_they_are() {
+    let mut engine = Engine::new();
+    let mut guest = engine.guest();
+    engine.write(1000, 512, 11);
+    guest.map(512);
+    guest.run("advise 0 512 14"); // MADV_HUGEPAGE
+    guest.run("fill 0 512 11");
+    guest.run("lock 0 256");
+    guest.run("advise 0 512 12");
+    guest.run("advise 0 512 10"); // MADV_DONTFORK
+    guest.run("advise 0 512 16"); // MADV_DONTDUMP
+    engine.accept();
+    engine.sync();
+    let merged = engine.merge(guest.memory, 0, 512, Some(1000));
+    assert_eq!(
+        count(&merged, PageOutcome::Unsupported),
+        512,
+        "half a chunk locked is left alone"
+    );
+    guest.run("unlock 0 512");
+    guest.run("lock 0 512");
+    guest.run("advise 0 512 12");
+    engine.sync();
+    let merged = engine.merge(guest.memory, 0, 512, Some(1000));
+    assert_eq!(count(&merged, PageOutcome::Merged), 512);
+    guest.run("check");
+    let smaps = std::fs::read_to_string(format!("/proc/{}/smaps", guest.pid)).unwrap();
+    let head = format!("{:x}-", guest.memory);
+    let flags = smaps.lines().skip_while(|line| !line.starts_with(&head));
+    let flags = flags
+        .clone()
+        .find(|line| line.starts_with("VmFlags"))
+        .unwrap();
+    for flag in [" lo", " dc", " dd"] {
+        assert!(flags.contains(flag), "{flag} in {flags}");
+    }
+    guest.run("advise 0 512 24"); // MADV_DONTNEED_LOCKED
+    guest.run("check");
+}
+
+#[test]
+fn an_agent_outlives_its_engine_and_serves_the_next() {
+    let (mut engine, mut guest) = ready(1);
+    engine.merge(guest.memory, 0, 256, Some(1000));
+    drop(engine.link.take());
+    guest.run("check");
+    guest.run("fill 3 2 55");
+    engine.accept();
+    let changes = engine.sync();
+    let [
+        Change::Chunk {
+            offered, stored, ..
+        },
+    ] = changes[..]
+    else {
+        panic!("{changes:?}")
+    };
+    assert_eq!((offered.len(), stored.len()), (512, 256));
+    let merged = engine.merge(guest.memory, 256, 256, Some(1256));
+    assert_eq!(count(&merged, PageOutcome::Merged), 256);
+    guest.run("check");
+}
+
+#[test]
+fn a_program_linked_with_the_agent_uses_the_header() {
+    let mut engine = Engine::new();
+    let mut guest = Guest::start_as(&engine.folder.path().join("socket"), true, None);
+    engine.write(1000, 512, 21);
+    guest.map(512);
+    guest.run("fill 0 512 21");
+    guest.run("register 0 512");
+    engine.accept();
+    engine.sync();
+    assert_eq!(guest.run("served"), "1");
+    let merged = engine.merge(guest.memory, 0, 512, Some(1000));
+    assert_eq!(count(&merged, PageOutcome::Merged), 512);
+    guest.run("unregister 0 512");
+    guest.run("check");
+    let changes = engine.sync();
+    let [Change::Chunk { offered, .. }] = changes[..] else {
+        panic!("{changes:?}")
+    };
+    assert!(offered.is_empty());
+}

@@ -1,0 +1,425 @@
+/*
+ * A guest for tests: does with one region of memory what a line on standard
+ * input says, keeps a shadow copy that is never offered, and compares.
+ *
+ * Each command answers with one line: "ok ..." or "bad ...". Pages are counted
+ * from the start of the region. Content comes from a seed and the page's
+ * distance from the first one filled, so that equal commands make equal pages.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/io_uring.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "../../crates/agent/include/pageone.h"
+
+#define PAGE 4096ul
+#define HUGE_PAGE (2ul << 20)
+#define MAX_PAGES (1ul << 20)
+
+#pragma weak pageone_register
+#pragma weak pageone_unregister
+#pragma weak pageone_served
+
+static unsigned char *mem, *shadow;
+static size_t pages;
+/* What a page should hold: the shadow's bytes, or nothing that can be said. */
+static unsigned char absent[MAX_PAGES];
+
+static uint64_t mix(uint64_t x)
+{
+	x ^= x >> 33;
+	x *= 0xff51afd7ed558ccdull;
+	x ^= x >> 33;
+	x *= 0xc4ceb9fe1a85ec53ull;
+	return x ^ (x >> 33);
+}
+
+static void pattern(void *page, uint64_t seed)
+{
+	uint64_t *word = page;
+	for (size_t i = 0; i < PAGE / 8; i++)
+		word[i] = mix(seed * 1000003 + i);
+}
+
+static int differs(size_t page)
+{
+	return !absent[page] && memcmp(mem + page * PAGE, shadow + page * PAGE, PAGE) != 0;
+}
+
+/* ---- threads that read and write at random ---- */
+
+static atomic_int stopping;
+static atomic_ulong operations, mismatches;
+static size_t writers, discards_too;
+static pthread_t threads[64];
+
+static void *writer(void *arg)
+{
+	size_t id = (size_t)arg;
+	uint64_t state = mix(id + 77);
+	unsigned long done = 0;
+	while (!atomic_load_explicit(&stopping, memory_order_relaxed)) {
+		state = mix(state + 1);
+		size_t page = (state >> 20) % (pages / writers) * writers + id;
+		unsigned kind = state % 100;
+		if (absent[page])
+			continue;
+		if (differs(page))
+			atomic_fetch_add(&mismatches, 1);
+		if (kind < 30) {
+			size_t at = page * PAGE + (state >> 40) % (PAGE / 8) * 8;
+			*(volatile uint64_t *)(mem + at) = state;
+			*(uint64_t *)(shadow + at) = state;
+		} else if (kind < 40) {
+			pattern(mem + page * PAGE, state % 7);
+			pattern(shadow + page * PAGE, state % 7);
+		} else if (kind < 42 && discards_too) {
+			if (madvise(mem + page * PAGE, PAGE, MADV_DONTNEED) == 0)
+				memset(shadow + page * PAGE, 0, PAGE);
+		}
+		done++;
+	}
+	atomic_fetch_add(&operations, done);
+	return NULL;
+}
+
+/* ---- a thread that reads a file into the region past the page cache ---- */
+
+static size_t direct_first, direct_count;
+static char direct_path[512];
+static pthread_t direct_thread;
+
+static void *direct(void *arg)
+{
+	(void)arg;
+	int fd = open(direct_path, O_RDWR | O_CREAT | O_DIRECT | O_TRUNC, 0600);
+	unsigned char *source = aligned_alloc(PAGE, direct_count * PAGE);
+	uint64_t round = 0;
+	if (fd < 0 || !source)
+		atomic_fetch_add(&mismatches, 1000000);
+	while (fd >= 0 && !atomic_load_explicit(&stopping, memory_order_relaxed)) {
+		for (size_t i = 0; i < direct_count; i++)
+			pattern(source + i * PAGE, round % 3);
+		ssize_t len = (ssize_t)(direct_count * PAGE);
+		if (pwrite(fd, source, len, 0) != len ||
+		    pread(fd, mem + direct_first * PAGE, len, 0) != len ||
+		    memcmp(mem + direct_first * PAGE, source, len) != 0)
+			atomic_fetch_add(&mismatches, 1);
+		memcpy(shadow + direct_first * PAGE, source, len);
+		atomic_fetch_add(&operations, 1);
+		round++;
+		usleep(2000);
+	}
+	free(source);
+	close(fd);
+	return NULL;
+}
+
+/* ---- a buffer pinned for io_uring ---- */
+
+static int ring = -1;
+static unsigned *sq_tail, *sq_mask, *sq_array, *cq_head, *cq_tail, *cq_mask;
+static struct io_uring_sqe *sqes;
+static struct io_uring_cqe *cqes;
+
+static int pin(size_t first, size_t count)
+{
+	struct io_uring_params p = { 0 };
+	ring = syscall(SYS_io_uring_setup, 4, &p);
+	if (ring < 0)
+		return -errno;
+	char *rings = mmap(NULL, p.sq_off.array + p.sq_entries * 4 + 65536, PROT_READ | PROT_WRITE,
+			   MAP_SHARED | MAP_POPULATE, ring, IORING_OFF_SQ_RING);
+	sqes = mmap(NULL, p.sq_entries * sizeof *sqes, PROT_READ | PROT_WRITE,
+		    MAP_SHARED | MAP_POPULATE, ring, IORING_OFF_SQES);
+	if (rings == MAP_FAILED || (void *)sqes == MAP_FAILED)
+		return -errno;
+	sq_tail = (unsigned *)(rings + p.sq_off.tail);
+	sq_mask = (unsigned *)(rings + p.sq_off.ring_mask);
+	sq_array = (unsigned *)(rings + p.sq_off.array);
+	cq_head = (unsigned *)(rings + p.cq_off.head);
+	cq_tail = (unsigned *)(rings + p.cq_off.tail);
+	cq_mask = (unsigned *)(rings + p.cq_off.ring_mask);
+	cqes = (struct io_uring_cqe *)(rings + p.cq_off.cqes);
+	struct iovec range = { mem + first * PAGE, count * PAGE };
+	if (syscall(SYS_io_uring_register, ring, IORING_REGISTER_BUFFERS, &range, 1) < 0)
+		return -errno;
+	return 0;
+}
+
+/* Reads `count` pages of the file into the pinned buffer, through the pin. */
+static int read_fixed(const char *path, size_t first, size_t count)
+{
+	int fd = open(path, O_RDONLY);
+	if (fd < 0)
+		return -errno;
+	unsigned tail = *sq_tail, at = tail & *sq_mask;
+	memset(&sqes[at], 0, sizeof sqes[at]);
+	sqes[at].opcode = IORING_OP_READ_FIXED;
+	sqes[at].fd = fd;
+	sqes[at].addr = (uint64_t)(mem + first * PAGE);
+	sqes[at].len = count * PAGE;
+	sq_array[at] = at;
+	__atomic_store_n(sq_tail, tail + 1, __ATOMIC_RELEASE);
+	if (syscall(SYS_io_uring_enter, ring, 1, 1, IORING_ENTER_GETEVENTS, NULL, 0) < 0)
+		return -errno;
+	unsigned head = *cq_head;
+	int result = head == __atomic_load_n(cq_tail, __ATOMIC_ACQUIRE) ? -ETIME
+									  : cqes[head & *cq_mask].res;
+	__atomic_store_n(cq_head, head + 1, __ATOMIC_RELEASE);
+	close(fd);
+	return result;
+}
+
+/* ---- a fork child that compares when told ---- */
+
+static int to_child = -1, from_child = -1;
+static pid_t child;
+
+static void child_main(int in, int out)
+{
+	char command;
+	while (read(in, &command, 1) == 1) {
+		unsigned char bad = 0;
+		if (command == 'w')
+			for (size_t p = 0; p < pages; p += 3)
+				if (!absent[p]) {
+					mem[p * PAGE + 5] ^= 0x5a;
+					shadow[p * PAGE + 5] ^= 0x5a;
+				}
+		if (command == 'd')
+			for (size_t p = 1; p < pages; p += 3)
+				if (!absent[p] && madvise(mem + p * PAGE, PAGE, MADV_DONTNEED) == 0)
+					memset(shadow + p * PAGE, 0, PAGE);
+		for (size_t p = 0; p < pages; p++)
+			bad |= differs(p);
+		if (write(out, &bad, 1) != 1)
+			break;
+	}
+	_exit(0);
+}
+
+static int do_fork(int bare)
+{
+	int down[2], up[2];
+	if (pipe(down) || pipe(up))
+		return -errno;
+	child = bare ? syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0) : fork();
+	if (child == 0) {
+		close(down[1]);
+		close(up[0]);
+		child_main(down[0], up[1]);
+	}
+	close(down[0]);
+	close(up[1]);
+	to_child = down[1];
+	from_child = up[0];
+	return child < 0 ? -errno : 0;
+}
+
+static int ask_child(char command)
+{
+	unsigned char bad = 1;
+	if (write(to_child, &command, 1) != 1 || read(from_child, &bad, 1) != 1)
+		return -EPIPE;
+	return bad;
+}
+
+/* ---- commands ---- */
+
+static void say(long result)
+{
+	if (result < 0)
+		printf("bad %s\n", strerror((int)-result));
+	else
+		printf("ok %ld\n", result);
+	fflush(stdout);
+}
+
+static long errno_of(long result)
+{
+	return result < 0 ? -errno : result;
+}
+
+static long map(size_t count)
+{
+	if (count > MAX_PAGES)
+		return -EINVAL;
+	pages = count;
+	size_t span = count * PAGE + HUGE_PAGE;
+	unsigned char *area = mmap(NULL, span, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	shadow = mmap(NULL, MAX_PAGES * PAGE, PROT_READ | PROT_WRITE,
+		      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (area == MAP_FAILED || shadow == MAP_FAILED)
+		return -errno;
+	mem = (unsigned char *)(((uintptr_t)area + HUGE_PAGE - 1) & ~(HUGE_PAGE - 1));
+	return (long)mem;
+}
+
+static long fill(size_t first, size_t count, uint64_t seed)
+{
+	for (size_t i = 0; i < count; i++) {
+		pattern(mem + (first + i) * PAGE, seed + i);
+		memcpy(shadow + (first + i) * PAGE, mem + (first + i) * PAGE, PAGE);
+	}
+	return 0;
+}
+
+static long check(void)
+{
+	for (size_t p = 0; p < pages; p++)
+		if (differs(p)) {
+			printf("bad page %zu differs\n", p);
+			fflush(stdout);
+			return -1;
+		}
+	return 0;
+}
+
+static long advise(size_t first, size_t count, int advice)
+{
+	long result = errno_of(madvise(mem + first * PAGE, count * PAGE, advice));
+	if (result == 0 && (advice == MADV_DONTNEED || advice == 24))
+		memset(shadow + first * PAGE, 0, count * PAGE);
+	if (result == 0 && advice == MADV_FREE)
+		for (size_t p = first; p < first + count; p++) {
+			/* Zeros or the old content: take what is there, once. */
+			int zero = mem[p * PAGE] == 0 && !memcmp(mem + p * PAGE, mem + p * PAGE + 1, PAGE - 1);
+			if (zero)
+				memset(shadow + p * PAGE, 0, PAGE);
+			mem[p * PAGE] = shadow[p * PAGE] = 1; /* a write cancels the rest of the promise */
+		}
+	return result;
+}
+
+static long map_over(size_t first, size_t count)
+{
+	void *at = mmap(mem + first * PAGE, count * PAGE, PROT_READ | PROT_WRITE,
+			MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+	if (at == MAP_FAILED)
+		return -errno;
+	memset(shadow + first * PAGE, 0, count * PAGE);
+	memset(absent + first, 0, count);
+	return 0;
+}
+
+static long unmap(size_t first, size_t count)
+{
+	if (munmap(mem + first * PAGE, count * PAGE))
+		return -errno;
+	memset(absent + first, 1, count);
+	return 0;
+}
+
+static long remap(size_t count, int flags)
+{
+	unsigned char *target = NULL;
+	if (flags & MREMAP_FIXED)
+		target = mmap(NULL, count * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	unsigned char *at = mremap(mem, pages * PAGE, count * PAGE, flags, target);
+	if (at == MAP_FAILED)
+		return -errno;
+	if (count > pages)
+		memset(shadow + pages * PAGE, 0, (count - pages) * PAGE);
+	mem = at;
+	pages = count;
+	return (long)mem;
+}
+
+static long start_writers(size_t count, size_t discards)
+{
+	atomic_store(&stopping, 0);
+	atomic_store(&operations, 0);
+	atomic_store(&mismatches, 0);
+	writers = count;
+	discards_too = discards;
+	for (size_t i = 0; i < count; i++)
+		if (pthread_create(&threads[i], NULL, writer, (void *)i))
+			return -EAGAIN;
+	return 0;
+}
+
+static void stop(void)
+{
+	atomic_store(&stopping, 1);
+	for (size_t i = 0; i < writers; i++)
+		pthread_join(threads[i], NULL);
+	if (direct_count)
+		pthread_join(direct_thread, NULL);
+	writers = direct_count = 0;
+	printf("%s %lu operations %lu mismatches\n", atomic_load(&mismatches) ? "bad" : "ok",
+	       atomic_load(&operations), atomic_load(&mismatches));
+	fflush(stdout);
+}
+
+static long start_direct(size_t first, size_t count, const char *path)
+{
+	atomic_store(&stopping, 0);
+	atomic_store(&operations, 0);
+	atomic_store(&mismatches, 0);
+	snprintf(direct_path, sizeof direct_path, "%s", path);
+	direct_first = first;
+	direct_count = count;
+	return -pthread_create(&direct_thread, NULL, direct, NULL);
+}
+
+int main(void)
+{
+	static char line[1024], word[64], path[512];
+	while (fgets(line, sizeof line, stdin)) {
+		unsigned long a = 0, b = 0, c = 0;
+		word[0] = path[0] = 0;
+		sscanf(line, "%63s %lu %lu %lu", word, &a, &b, &c);
+		sscanf(line, "%*s %*u %*u %511s", path);
+#define COMMAND(name) else if (strcmp(word, name) == 0)
+		if (word[0] == 0)
+			continue;
+		COMMAND("map") say(map(a));
+		COMMAND("fill") say(fill(a, b, c));
+		COMMAND("check") { if (check() == 0) say(0); }
+		COMMAND("advise") say(advise(a, b, (int)c));
+		COMMAND("register") say(errno_of(pageone_register(mem + a * PAGE, b * PAGE)));
+		COMMAND("unregister") say(errno_of(pageone_unregister(mem + a * PAGE, b * PAGE)));
+		COMMAND("served") say(pageone_served ? pageone_served() : 0);
+		COMMAND("unmap") say(unmap(a, b));
+		COMMAND("mapover") say(map_over(a, b));
+		COMMAND("remap") say(remap(a, (int)b));
+		COMMAND("protect") say(errno_of(mprotect(mem + a * PAGE, b * PAGE, (int)c)));
+		COMMAND("lock") say(errno_of(mlock(mem + a * PAGE, b * PAGE)));
+		COMMAND("unlock") say(errno_of(munlock(mem + a * PAGE, b * PAGE)));
+		COMMAND("writers") say(start_writers(a, b));
+		COMMAND("direct") say(start_direct(a, b, path));
+		COMMAND("stop") stop();
+		COMMAND("pin") say(pin(a, b));
+		COMMAND("readfixed") {
+			int got = read_fixed(path, a, b);
+			for (size_t p = a; got > 0 && p < a + b; p++)
+				memcpy(shadow + p * PAGE, mem + p * PAGE, PAGE);
+			say(got);
+		}
+		COMMAND("unpin") { say(errno_of(close(ring))); }
+		COMMAND("fork") say(do_fork((int)a));
+		COMMAND("childcheck") say(ask_child('c') ? -EILSEQ : 0);
+		COMMAND("childwrite") say(ask_child('w') ? -EILSEQ : 0);
+		COMMAND("childdiscard") say(ask_child('d') ? -EILSEQ : 0);
+		COMMAND("childexit") { close(to_child); say(waitpid(child, NULL, 0) == child ? 0 : -ECHILD); }
+		COMMAND("pid") say(getpid());
+		COMMAND("byte") say(mem[a * PAGE + b]);
+		COMMAND("quit") return 0;
+		else say(-ENOSYS);
+	}
+	return 0;
+}
