@@ -418,8 +418,9 @@ fn drive(shared: &Shared, workers: &Workers) {
             }
             last = Some(Instant::now());
             core.round(workers, true);
-            #[cfg(debug_assertions)]
-            crate::check::check(core);
+            if cfg!(debug_assertions) {
+                crate::check::check(core);
+            }
             continue;
         }
         shared.wait(due.min(now + REAP));

@@ -1,1 +1,484 @@
+//! A world of fake guests, agents, stores and lifelines. Its guests write, discard, fork, stall, lie
+//! and die at the test's word; it knows who really maps what, and panics when the engine breaks
+//! a promise: writes a slot twice, punches one that is mapped, mixes domains, or gives a page a
+//! slot of other content.
+//!
+//! A page's content is a number, 0 for zeros, spread over its bytes.
 
+mod agent;
+mod memory;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use wire::{CHUNK_BYTES, PAGE_BYTES, RunMode};
+
+use crate::account::Lifeline;
+use crate::index::Sharded;
+use crate::page::Slot;
+use crate::read::Hasher;
+use crate::realm::{Realm, lock};
+use crate::schedule::{Alone, Core, Crew, Knobs, Scratch};
+use crate::store::{PageBytes, Store};
+
+pub(crate) use agent::{FakeLink, Manners};
+pub(crate) use memory::FakeMemory;
+
+/// Where a fake guest's region begins.
+pub(crate) const BASE: u64 = 64 * CHUNK_BYTES as u64;
+
+/// The address of a page of the region.
+pub(crate) fn address(page: u64) -> u64 {
+    BASE + page * PAGE_BYTES as u64
+}
+
+/// What lies at a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// A private frame; `stored` when it lies in a mapping of the store (broken).
+    Frame {
+        content: u64,
+        written: bool,
+        stored: bool,
+    },
+    /// A canonical page, touched or not.
+    Slot { slot: u64, touched: bool },
+    /// The kernel's zero page.
+    Zero,
+}
+
+/// A forked child: it only holds what it inherited.
+#[derive(Debug, Default)]
+pub(crate) struct Child {
+    slots: Vec<(u64, u64)>,
+    lines: Vec<usize>,
+}
+
+/// A process.
+#[derive(Debug, Default)]
+pub(crate) struct Process {
+    pub(crate) domain: String,
+    pub(crate) pages: BTreeMap<u64, Place>,
+    /// What each page must read as.
+    pub(crate) shadow: BTreeMap<u64, u64>,
+    pub(crate) offered: BTreeSet<u64>,
+    pub(crate) changed: BTreeSet<u64>,
+    pub(crate) pinned: BTreeSet<u64>,
+    pub(crate) dead: bool,
+    /// The number of the open connection; 0 for none.
+    pub(crate) connection: u64,
+    connections: u64,
+    pub(crate) vmas: u64,
+    /// It lied: what it maps is its own affair.
+    pub(crate) tainted: bool,
+    pub(crate) manners: Manners,
+    pub(crate) mail: agent::Mail,
+    /// The lifeline of this connection.
+    pub(crate) lines: Vec<usize>,
+    /// Lifelines of former connections: pages merged then may still be there.
+    kept: Vec<usize>,
+    pub(crate) children: Vec<Child>,
+    pub(crate) reads: u64,
+}
+
+/// A store as the world sees it.
+#[derive(Debug, Default)]
+pub(crate) struct Shelf {
+    /// Content of each slot ever written.
+    written: BTreeMap<u64, u64>,
+    punched: BTreeSet<u64>,
+}
+
+/// Everything.
+#[derive(Debug, Default)]
+pub(crate) struct World {
+    pub(crate) processes: Vec<Process>,
+    pub(crate) shelves: BTreeMap<String, Shelf>,
+    /// Contents that ever were in a domain.
+    seen: BTreeMap<String, BTreeSet<u64>>,
+    /// Holders of each lifeline.
+    holders: Vec<u32>,
+}
+
+impl World {
+    fn new_line(&mut self) -> usize {
+        self.holders.push(0);
+        self.holders.len() - 1
+    }
+
+    fn hold(&mut self, line: usize) {
+        self.holders[line] += 1;
+    }
+
+    fn let_go(&mut self, lines: &[usize]) {
+        lines.iter().for_each(|&line| self.holders[line] -= 1);
+    }
+
+    /// Pages that map a slot: of processes, and of their children.
+    fn mapped(&self, domain: &str, slot: u64) -> (usize, usize) {
+        let own = self
+            .processes
+            .iter()
+            .filter(|p| p.domain == domain && !p.tainted);
+        let counts = own.map(|p| {
+            let here = |place: &&Place| matches!(place, Place::Slot { slot: s, .. } if *s == slot);
+            let living = p.pages.values().filter(|_| !p.dead);
+            let inherited = p.children.iter().flat_map(|child| &child.slots);
+            (
+                living.filter(here).count(),
+                inherited.filter(|(s, _)| *s == slot).count(),
+            )
+        });
+        counts.fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1))
+    }
+
+    fn content(&self, domain: &str, slot: u64) -> u64 {
+        self.shelves[domain].written[&slot]
+    }
+
+    /// Frames in use in the store of `domain`.
+    pub(crate) fn frames(&self, domain: &str) -> usize {
+        let shelf = self.shelves.get(domain);
+        shelf.map_or(0, |shelf| shelf.written.len() - shelf.punched.len())
+    }
+
+    /// Writes `content` to a page.
+    pub(crate) fn write(&mut self, process: usize, page: u64, content: u64) {
+        let process = &mut self.processes[process];
+        let stored = match process.pages.get(&page) {
+            Some(Place::Slot { .. }) => true,
+            Some(Place::Frame { stored, .. }) => *stored,
+            _ => false,
+        };
+        let frame = Place::Frame {
+            content,
+            written: true,
+            stored,
+        };
+        process.pages.insert(page, frame);
+        process.shadow.insert(page, content);
+        let seen = self.seen.entry(process.domain.clone()).or_default();
+        seen.insert(content);
+    }
+
+    /// Discards a page; the agent puts anonymous memory there.
+    pub(crate) fn discard(&mut self, process: usize, page: u64) {
+        let process = &mut self.processes[process];
+        process.pages.remove(&page);
+        process.shadow.remove(&page);
+        process.changed.insert(page / 512);
+    }
+
+    /// Touches a merged page, so that it shows in the page map.
+    pub(crate) fn touch(&mut self, process: usize, page: u64) {
+        if let Some(Place::Slot { touched, .. }) = self.processes[process].pages.get_mut(&page) {
+            *touched = true;
+        }
+    }
+
+    /// Forks a child that lives until [`Self::end_child`].
+    pub(crate) fn fork(&mut self, process: usize) {
+        let parent = &mut self.processes[process];
+        let slots = parent.pages.iter().filter_map(|(page, place)| match place {
+            Place::Slot { slot, .. } => Some((*slot, parent.shadow[page])),
+            _ => None,
+        });
+        let child = Child {
+            slots: slots.collect(),
+            lines: [&parent.lines[..], &parent.kept].concat(),
+        };
+        for &line in &child.lines {
+            self.holders[line] += 1;
+        }
+        parent.children.push(child);
+    }
+
+    /// Ends the oldest child.
+    pub(crate) fn end_child(&mut self, process: usize) {
+        let children = &mut self.processes[process].children;
+        if !children.is_empty() {
+            let child = children.remove(0);
+            self.let_go(&child.lines);
+        }
+    }
+
+    /// Ends a process; its children live on.
+    pub(crate) fn kill(&mut self, process: usize) {
+        let process = &mut self.processes[process];
+        process.dead = true;
+        process.connection = 0;
+        let mut lines = std::mem::take(&mut process.lines);
+        lines.append(&mut process.kept);
+        self.let_go(&lines);
+    }
+
+    /// Offers or withdraws the pages of a chunk; withdrawn pages are given private frames.
+    pub(crate) fn offer(&mut self, process: usize, chunk: u64, on: bool) {
+        let process = &mut self.processes[process];
+        process.changed.insert(chunk);
+        if on {
+            process.offered.insert(chunk);
+            return;
+        }
+        process.offered.remove(&chunk);
+        for (&page, place) in process.pages.range_mut(chunk * 512..(chunk + 1) * 512) {
+            if let Place::Slot { .. } | Place::Frame { stored: true, .. } = place {
+                *place = Place::Frame {
+                    content: process.shadow[&page],
+                    written: true,
+                    stored: false,
+                };
+            }
+        }
+    }
+
+    /// Asserts that every page of every honest process reads as it must, children included.
+    pub(crate) fn assert_contents(&self) {
+        for process in self.processes.iter().filter(|p| !p.tainted) {
+            let slots = process
+                .pages
+                .iter()
+                .filter_map(|(page, place)| match place {
+                    Place::Slot { slot, .. } => Some((*slot, process.shadow[page])),
+                    Place::Frame { content, .. } => {
+                        assert_eq!(*content, process.shadow[page]);
+                        None
+                    }
+                    Place::Zero => {
+                        assert_eq!(process.shadow[page], 0);
+                        None
+                    }
+                });
+            let own = slots.filter(|_| !process.dead);
+            let inherited = process
+                .children
+                .iter()
+                .flat_map(|child| child.slots.iter().copied());
+            for (slot, content) in own.chain(inherited) {
+                assert_eq!(
+                    self.content(&process.domain, slot),
+                    content,
+                    "I3: slot {slot} changed"
+                );
+                let punched = self.shelves[&process.domain].punched.contains(&slot);
+                assert!(!punched, "I5: slot {slot} was punched while mapped");
+            }
+        }
+    }
+}
+
+/// The world behind its lock.
+pub(crate) type Shared = Arc<Mutex<World>>;
+
+struct FakeStore {
+    world: Shared,
+    domain: String,
+}
+
+/// The bytes of a page with this content.
+pub(crate) fn bytes(content: u64) -> PageBytes {
+    let mut page = [0; PAGE_BYTES];
+    for (at, part) in (0u64..).zip(page.chunks_exact_mut(8)) {
+        let word = if content == 0 {
+            0
+        } else {
+            content.wrapping_mul(at * 2 + 1)
+        };
+        part.copy_from_slice(&word.to_le_bytes());
+    }
+    page
+}
+
+fn content(page: &PageBytes) -> u64 {
+    let (first, _) = page.split_first_chunk().unwrap();
+    let content = u64::from_le_bytes(*first);
+    assert_eq!(*page, bytes(content), "a torn page reached the store");
+    content
+}
+
+impl Store for FakeStore {
+    fn write(&self, first: Slot, pages: &[&PageBytes]) -> std::io::Result<()> {
+        let mut world = lock(&self.world);
+        for (slot, page) in (first.0..).zip(pages) {
+            let content = content(page);
+            let known = world
+                .seen
+                .get(&self.domain)
+                .is_some_and(|seen| seen.contains(&content));
+            assert!(known, "I6: content {content} was never in {}", self.domain);
+            let shelf = world.shelves.entry(self.domain.clone()).or_default();
+            let twice = shelf.written.insert(slot, content).is_some();
+            assert!(!twice, "I3: slot {slot} is written twice");
+        }
+        Ok(())
+    }
+
+    fn punch(&self, first: Slot, count: u64) -> std::io::Result<()> {
+        let mut world = lock(&self.world);
+        for slot in first.0..first.0 + count {
+            assert_eq!(
+                world.mapped(&self.domain, slot),
+                (0, 0),
+                "I5: punching mapped slot {slot}"
+            );
+            let shelf = world.shelves.get_mut(&self.domain).unwrap();
+            assert!(
+                shelf.written.contains_key(&slot),
+                "slot {slot} was never written"
+            );
+            assert!(shelf.punched.insert(slot), "slot {slot} is punched twice");
+        }
+        Ok(())
+    }
+
+    fn share(&self) -> std::io::Result<std::os::fd::OwnedFd> {
+        Err(std::io::ErrorKind::Unsupported.into())
+    }
+}
+
+struct FakeLine {
+    world: Shared,
+    line: usize,
+}
+
+impl Lifeline for FakeLine {
+    fn is_free(&self) -> bool {
+        lock(&self.world).holders[self.line] == 0
+    }
+}
+
+/// A core in a fake world, its rounds driven by hand.
+pub(crate) struct Lab {
+    pub(crate) world: Shared,
+    pub(crate) core: Arc<Core>,
+    alone: Alone,
+}
+
+impl Lab {
+    pub(crate) fn new() -> Self {
+        Self::with(crate::Options {
+            threads: 1,
+            patience: Duration::ZERO,
+            ..crate::Options::default()
+        })
+    }
+
+    pub(crate) fn with(options: crate::Options) -> Self {
+        let world = Shared::default();
+        let for_stores = Arc::clone(&world);
+        let new_realm = move |domain: &str| {
+            // A realm that ended leaves nothing behind; a new one has a new store.
+            lock(&for_stores).shelves.remove(domain);
+            let store = FakeStore {
+                world: Arc::clone(&for_stores),
+                domain: domain.to_owned(),
+            };
+            Ok(Realm::new(
+                domain,
+                Box::new(Sharded::new()),
+                Box::new(store),
+            ))
+        };
+        let knobs = Knobs::new(&options, 65530);
+        let core = Core::new(knobs, Hasher::new().unwrap(), Box::new(new_realm));
+        Self {
+            world,
+            core: Arc::new(core),
+            alone: Alone(Mutex::new(Scratch::new())),
+        }
+    }
+
+    /// A guest that offers `chunks` chunks whole; gives its number.
+    pub(crate) fn guest(&self, domain: &str, chunks: u64) -> usize {
+        let process = {
+            let mut world = lock(&self.world);
+            world.processes.push(Process {
+                domain: domain.to_owned(),
+                offered: (0..chunks).collect(),
+                ..Process::default()
+            });
+            world.processes.len() - 1
+        };
+        self.connect(process);
+        process
+    }
+
+    /// Connects a process's agent (again).
+    pub(crate) fn connect(&self, process: usize) {
+        let mut world = lock(&self.world);
+        let line = world.new_line();
+        world.hold(line);
+        let its = &mut world.processes[process];
+        its.kept.append(&mut its.lines);
+        its.lines.push(line);
+        its.connections += 1;
+        its.connection = its.connections;
+        its.changed = its.offered.clone();
+        its.mail = agent::Mail::greeting();
+        let domain = its.domain.clone();
+        drop(world);
+        let realm = self.core.realm(&domain).unwrap();
+        let memory = Box::new(FakeMemory::new(&self.world, process));
+        let link = Box::new(FakeLink::new(&self.world, process));
+        let line = Box::new(FakeLine {
+            world: Arc::clone(&self.world),
+            line,
+        });
+        let pid = u32::try_from(process).unwrap();
+        self.core.admit(pid, realm, memory, link, line);
+    }
+
+    /// Does something to the world.
+    pub(crate) fn world<T>(&self, act: impl FnOnce(&mut World) -> T) -> T {
+        act(&mut lock(&self.world))
+    }
+
+    /// A round on this thread, then all assertions.
+    pub(crate) fn round(&self) {
+        self.round_by(&self.alone);
+    }
+
+    /// A round by this crew, then all assertions.
+    pub(crate) fn round_by(&self, crew: &dyn Crew) {
+        self.core.round(crew, true);
+        self.check();
+    }
+
+    /// Rounds without looking for work, to unmerge.
+    pub(crate) fn unmerge(&self) {
+        self.core.knobs.set_mode(RunMode::Unmerge);
+        self.core.round(&self.alone, false);
+        self.check();
+    }
+
+    /// Rounds until pages written before are settled and merged, and promotions done.
+    pub(crate) fn rounds(&self, count: usize) {
+        (0..count).for_each(|_| self.round());
+    }
+
+    fn check(&self) {
+        crate::check::check(&self.core);
+        let world = lock(&self.world);
+        world.assert_contents();
+        for (domain, shelf) in &world.shelves {
+            let realms = lock(&self.core.realms);
+            for &slot in shelf
+                .written
+                .keys()
+                .filter(|slot| !shelf.punched.contains(slot))
+            {
+                let refs = realms
+                    .get(domain)
+                    .map_or(0, |realm| realm.slots.view().counts(Slot(slot)).0);
+                let (own, _inherited) = world.mapped(domain, slot);
+                assert!(refs as usize >= own, "I4: slot {slot}");
+                assert!(refs > 0, "slot {slot} leaks a frame");
+            }
+        }
+    }
+
+    pub(crate) fn status(&self) -> wire::Status {
+        crate::status::status(&self.core)
+    }
+}

@@ -12,7 +12,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::page::{Entry, Fingerprint};
 
 /// A concurrent map from fingerprints to entries.
-#[cfg_attr(not(debug_assertions), allow(dead_code))] // some of it only checks need
 pub(crate) trait Index: Send + Sync {
     /// The entry of `key`.
     fn get(&self, key: Fingerprint) -> Option<Entry>;

@@ -46,13 +46,14 @@
 
 mod account;
 mod ask;
-#[cfg(any(test, debug_assertions))]
 mod check;
 mod chunk;
 mod engine;
 #[cfg(test)]
 mod fake;
 mod guest;
+#[cfg(test)]
+mod histories;
 mod index;
 mod link;
 mod look;
@@ -65,5 +66,7 @@ mod schedule;
 mod status;
 mod store;
 mod track;
+#[cfg(test)]
+mod trials;
 
 pub use engine::{Engine, EngineError, Options};

@@ -230,7 +230,7 @@ mod tests {
             len: wire::PAGE_BYTES,
         };
         assert_eq!(memory.read(&[nowhere], &mut [&mut page]).unwrap(), 0);
-        assert!(memory.mappings().unwrap() > 3 && !memory.name().is_empty());
+        assert!(memory.mappings().unwrap() > 0 && !memory.name().is_empty());
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(memory.has_exited());

@@ -196,6 +196,3 @@ pub(crate) fn set_bits(
     }
     pages.shrink();
 }
-
-#[cfg(test)]
-mod tests;

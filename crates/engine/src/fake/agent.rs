@@ -1,0 +1,279 @@
+//! The agent of a fake guest: honest, slow or a liar.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use wire::{
+    Answer, CHUNK_BYTES, CHUNK_PAGES, Change, Changes, Merge, Merged, PageBits, PageOutcome,
+    Question,
+};
+
+use super::{BASE, FakeLine, Place, Process, Shared, World};
+use crate::account::Lifeline;
+use crate::guest::{Fault, Link};
+use crate::realm::lock;
+
+/// How an agent behaves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Manners {
+    /// Does what it is asked.
+    #[default]
+    Honest,
+    /// Takes questions, and deals with them only when it is honest again.
+    Stalls,
+    /// Refuses every page with this outcome.
+    Refuses(PageOutcome),
+    /// Claims that pages it was not asked for are merged.
+    Invents,
+    /// Leaves out pages it was asked for, though it merged them.
+    Forgets,
+    /// Sends an answer to another question.
+    Confuses,
+    /// Says it merged, and did not.
+    Pretends,
+}
+
+/// Questions not dealt with, and answers not taken.
+#[derive(Debug, Default)]
+pub(crate) struct Mail {
+    questions: VecDeque<(Question, Option<usize>)>,
+    answers: VecDeque<Answer>,
+}
+
+impl Mail {
+    /// The handshake's last message.
+    pub(crate) fn greeting() -> Self {
+        Self {
+            questions: VecDeque::new(),
+            answers: VecDeque::from([Answer::Ready]),
+        }
+    }
+}
+
+/// The engine's end of a fake connection.
+pub(crate) struct FakeLink {
+    world: Shared,
+    process: usize,
+    connection: u64,
+    line: Option<usize>,
+}
+
+impl FakeLink {
+    pub(crate) fn new(world: &Shared, process: usize) -> Self {
+        Self {
+            world: Arc::clone(world),
+            process,
+            connection: lock(world).processes[process].connection,
+            line: None,
+        }
+    }
+}
+
+impl Drop for FakeLink {
+    fn drop(&mut self) {
+        let mut world = lock(&self.world);
+        let process = &mut world.processes[self.process];
+        if process.connection == self.connection {
+            process.connection = 0;
+        }
+    }
+}
+
+impl Link for FakeLink {
+    fn lifeline(&mut self) -> std::io::Result<Box<dyn Lifeline>> {
+        let line = lock(&self.world).new_line();
+        self.line = Some(line);
+        Ok(Box::new(FakeLine {
+            world: Arc::clone(&self.world),
+            line,
+        }))
+    }
+
+    fn send(&mut self, question: &Question) -> Result<(), Fault> {
+        let mut world = lock(&self.world);
+        let process = &mut world.processes[self.process];
+        if process.connection != self.connection {
+            return Err(Fault::Closed);
+        }
+        assert!(process.mail.questions.is_empty(), "two questions at a time");
+        let line = match question {
+            Question::Sync { lifeline: true } => self.line.take(),
+            _ => None,
+        };
+        process.mail.questions.push_back((question.clone(), line));
+        Ok(())
+    }
+
+    fn receive(&mut self, _wait: Duration) -> Result<Option<Answer>, Fault> {
+        let mut world = lock(&self.world);
+        if world.processes[self.process].connection != self.connection {
+            return Err(Fault::Closed);
+        }
+        if world.processes[self.process].manners != Manners::Stalls {
+            world.deal(self.process);
+        }
+        Ok(world.processes[self.process].mail.answers.pop_front())
+    }
+}
+
+impl World {
+    /// Lets the agent of `process` deal with its questions.
+    fn deal(&mut self, process: usize) {
+        while let Some((question, line)) = self.processes[process].mail.questions.pop_front() {
+            if let Some(line) = line {
+                self.hold(line);
+                let old = std::mem::replace(&mut self.processes[process].lines, vec![line]);
+                self.let_go(&old);
+            }
+            let answers = match question {
+                Question::Sync { .. } => sync(&mut self.processes[process]),
+                Question::Merge(merge) => vec![self.merge(process, &merge)],
+                Question::Unmerge(unmerge) => {
+                    let chunk = (unmerge.chunk - BASE) / CHUNK_BYTES as u64;
+                    vec![unmerge_pages(
+                        &mut self.processes[process],
+                        chunk,
+                        &unmerge.pages,
+                    )]
+                }
+            };
+            self.processes[process].mail.answers.extend(answers);
+        }
+    }
+
+    fn merge(&mut self, number: usize, merge: &Merge) -> Answer {
+        let chunk = (merge.chunk - BASE) / CHUNK_BYTES as u64;
+        let mut outcomes = [PageOutcome::NotAsked; CHUNK_PAGES];
+        let manners = self.processes[number].manners;
+        for op in merge.ops() {
+            for step in 0..op.pages {
+                let at = usize::from(op.first + step);
+                let slot = op.slot.map(|slot| slot + u64::from(step));
+                outcomes[at] = self.merge_page(number, chunk * 512 + at as u64, slot);
+            }
+        }
+        match manners {
+            Manners::Invents => outcomes[511] = PageOutcome::Merged,
+            Manners::Forgets => outcomes = [PageOutcome::NotAsked; CHUNK_PAGES],
+            Manners::Confuses => return Answer::Ready,
+            _ => {}
+        }
+        Answer::Merged(Merged {
+            outcomes,
+            cpu_ns: 1000,
+            window_ns: 5000,
+        })
+    }
+
+    fn merge_page(&mut self, number: usize, page: u64, slot: Option<u64>) -> PageOutcome {
+        let domain = self.processes[number].domain.clone();
+        let wanted = slot.map_or(0, |slot| self.content(&domain, slot));
+        let process = &mut self.processes[number];
+        match process.manners {
+            Manners::Refuses(outcome) => return outcome,
+            Manners::Pretends => {
+                process.tainted = true;
+                return if slot.is_some() {
+                    PageOutcome::Merged
+                } else {
+                    PageOutcome::Zeroed
+                };
+            }
+            _ => {} // even what a liar conceals stays protected: it was asked for
+        }
+        match process.pages.get(&page) {
+            None => PageOutcome::Gone,
+            Some(Place::Slot { .. } | Place::Frame { stored: true, .. }) => {
+                PageOutcome::Unsupported
+            }
+            Some(_) if process.pinned.contains(&page) => PageOutcome::Pinned,
+            Some(_) if process.shadow[&page] != wanted => PageOutcome::Differs,
+            Some(_) => {
+                let (place, outcome) = match slot {
+                    Some(slot) => (
+                        Place::Slot {
+                            slot,
+                            touched: false,
+                        },
+                        PageOutcome::Merged,
+                    ),
+                    None => (Place::Zero, PageOutcome::Zeroed),
+                };
+                process.pages.insert(page, place);
+                process.changed.insert(page / 512);
+                outcome
+            }
+        }
+    }
+}
+
+fn stored(process: &Process, chunk: u64) -> PageBits {
+    let mut bits = PageBits::EMPTY;
+    for (page, place) in process.pages.range(chunk * 512..(chunk + 1) * 512) {
+        if let Place::Slot { .. } | Place::Frame { stored: true, .. } = place {
+            bits.insert(usize::try_from(page % 512).unwrap());
+        }
+    }
+    bits
+}
+
+fn sync(process: &mut Process) -> Vec<Answer> {
+    if process.manners == Manners::Confuses {
+        return vec![Answer::Ready];
+    }
+    let changes = std::mem::take(&mut process.changed)
+        .into_iter()
+        .map(|chunk| {
+            let (offered, stored) = (process.offered.contains(&chunk), stored(process, chunk));
+            let address = BASE + chunk * CHUNK_BYTES as u64;
+            match offered && stored.is_empty() {
+                true => Change::Whole {
+                    chunk: address,
+                    chunks: 1,
+                },
+                false => Change::Chunk {
+                    chunk: address,
+                    offered: if offered {
+                        PageBits::FULL
+                    } else {
+                        PageBits::EMPTY
+                    },
+                    stored,
+                },
+            }
+        });
+    let changes = changes.collect::<Vec<_>>();
+    // In parts of two, so that parts are tried too.
+    let parts = changes.len().div_ceil(2).max(1);
+    let part = |at: usize| {
+        let mut part = Changes::new();
+        part.more = at + 1 < parts;
+        for change in changes.iter().skip(at * 2).take(2) {
+            assert!(part.push(*change));
+        }
+        Answer::Changes(part)
+    };
+    (0..parts).map(part).collect()
+}
+
+fn unmerge_pages(process: &mut Process, chunk: u64, wanted: &PageBits) -> Answer {
+    let mut private = PageBits::EMPTY;
+    for (&page, place) in process.pages.range_mut(chunk * 512..(chunk + 1) * 512) {
+        let at = usize::try_from(page % 512).unwrap();
+        if wanted.contains(at) && matches!(place, Place::Slot { .. }) {
+            *place = Place::Frame {
+                content: process.shadow[&page],
+                written: true,
+                stored: true,
+            };
+        }
+        if wanted.contains(at) && matches!(place, Place::Frame { .. }) {
+            private.insert(at);
+        }
+    }
+    Answer::Unmerged {
+        cpu_ns: 2000,
+        pages: private,
+    }
+}

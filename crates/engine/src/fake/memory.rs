@@ -1,0 +1,114 @@
+//! The page map and memory of a fake guest.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use sys::pagemap::{Categories, PageRun};
+use sys::process::Remote;
+use wire::PAGE_BYTES;
+
+use super::{BASE, Place, Process, Shared, bytes};
+use crate::guest::Memory;
+use crate::realm::lock;
+use crate::store::PageBytes;
+
+const PAGE: u64 = PAGE_BYTES as u64;
+
+/// Memory of a process of the fake world.
+pub(crate) struct FakeMemory {
+    world: Shared,
+    process: usize,
+}
+
+impl FakeMemory {
+    pub(crate) fn new(world: &Shared, process: usize) -> Self {
+        Self {
+            world: Arc::clone(world),
+            process,
+        }
+    }
+}
+
+fn look(process: &mut Process, page: u64) -> Option<Categories> {
+    let present = Categories::PRESENT;
+    match process.pages.get_mut(&page)? {
+        Place::Frame { written, .. } => Some(match std::mem::take(written) {
+            true => present.and(Categories::WRITTEN),
+            false => present,
+        }),
+        Place::Slot { touched: true, .. } => Some(present.and(Categories::FILE)),
+        Place::Slot { .. } => None,
+        Place::Zero => Some(present.and(Categories::ZERO)),
+    }
+}
+
+impl Memory for FakeMemory {
+    fn scan(&self, range: Range<u64>, runs: &mut [PageRun]) -> std::io::Result<(usize, u64)> {
+        let mut world = lock(&self.world);
+        let process = &mut world.processes[self.process];
+        if process.dead {
+            return Ok((0, range.end));
+        }
+        let page = |at: u64| (at - BASE) / PAGE;
+        let there: Vec<_> = process
+            .pages
+            .range(page(range.start)..page(range.end))
+            .map(|(&at, _)| at)
+            .collect();
+        let mut filled: usize = 0;
+        for at in there {
+            let (start, end) = (super::address(at), super::address(at + 1));
+            let full = filled == runs.len();
+            if full {
+                return Ok((filled, start));
+            }
+            let Some(categories) = look(process, at) else {
+                continue;
+            };
+            match filled.checked_sub(1).map(|last| &mut runs[last]) {
+                Some(last) if last.end == start && last.categories == categories => last.end = end,
+                _ => {
+                    runs[filled] = PageRun {
+                        start,
+                        end,
+                        categories,
+                    };
+                    filled += 1;
+                }
+            }
+        }
+        Ok((filled, range.end))
+    }
+
+    fn read(&self, ranges: &[Remote], pages: &mut [&mut PageBytes]) -> std::io::Result<usize> {
+        let mut world = lock(&self.world);
+        let process = &mut world.processes[self.process];
+        if process.dead {
+            return Err(std::io::ErrorKind::NotFound.into());
+        }
+        let starts = ranges
+            .iter()
+            .flat_map(|r| (r.start..r.start + r.len as u64).step_by(PAGE_BYTES));
+        for (at, (start, page)) in starts.zip(pages).enumerate() {
+            match process.pages.get(&((start - BASE) / PAGE)) {
+                Some(Place::Frame { content, .. }) => **page = bytes(*content),
+                Some(Place::Zero) => **page = bytes(0),
+                _ => return Ok(at),
+            }
+            process.reads += 1;
+        }
+        Ok(ranges.iter().map(|range| range.len / PAGE_BYTES).sum())
+    }
+
+    fn mappings(&self) -> Option<u64> {
+        Some(lock(&self.world).processes[self.process].vmas)
+    }
+
+    fn has_exited(&self) -> bool {
+        lock(&self.world).processes[self.process].dead
+    }
+
+    fn name(&self) -> String {
+        "fake".to_owned()
+    }
+}
