@@ -5,3 +5,12 @@
 extern crate alloc;
 
 pub mod acpi;
+#[cfg(feature = "std")]
+mod ids;
+#[cfg(feature = "std")]
+pub mod topology;
+
+#[cfg(feature = "std")]
+pub use ids::{NodeId, format_list};
+#[cfg(feature = "std")]
+pub use topology::{FakeSpec, Node, Topology, TopologyError};

@@ -42,6 +42,8 @@ pub use error::{AcpiError, EncodeError};
 pub use header::{Header, Quirk, Reading};
 pub use hmat::{DataType, Hmat, MemoryAttributes, MemorySideCache, SystemLocality};
 pub use slit::Slit;
+#[cfg(feature = "std")]
+pub(crate) use slit::{LOCAL, UNREACHABLE};
 pub use srat::{Affinity, DeviceHandle, Srat, memory_flags};
 
 use serde::{Deserialize, Serialize};
