@@ -6,10 +6,14 @@ extern crate alloc;
 
 pub mod acpi;
 #[cfg(feature = "std")]
+pub mod heap;
+#[cfg(feature = "std")]
 mod ids;
 #[cfg(feature = "std")]
 pub mod topology;
 
+#[cfg(feature = "std")]
+pub use heap::{Heap, HeapView};
 #[cfg(feature = "std")]
 pub use ids::{NodeId, format_list};
 #[cfg(feature = "std")]
