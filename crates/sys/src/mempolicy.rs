@@ -297,6 +297,32 @@ fn move_pages(
     check(result).map(|left| usize::try_from(left).unwrap_or(usize::MAX))
 }
 
+/// Lets this thread run on these CPUs only; children and exec inherit it.
+///
+/// # Errors
+/// `InvalidInput` for a CPU number that the set cannot hold, EINVAL when none of the CPUs is online and allowed.
+pub fn run_on_cpus(cpus: &[u32]) -> io::Result<()> {
+    let mut set = rustix::thread::CpuSet::new();
+    for &cpu in cpus {
+        let number = usize::try_from(cpu)
+            .ok()
+            .filter(|&number| number < rustix::thread::CpuSet::MAX_CPU);
+        let message = || io::Error::new(io::ErrorKind::InvalidInput, format!("CPU {cpu}"));
+        set.set(number.ok_or_else(message)?);
+    }
+    Ok(rustix::thread::sched_setaffinity(None, &set)?)
+}
+
+/// The CPUs this thread may run on.
+///
+/// # Errors
+/// EINVAL on a machine with more CPUs than the set can hold.
+pub fn allowed_cpus() -> io::Result<Vec<u32>> {
+    let set = rustix::thread::sched_getaffinity(None)?;
+    let cpus = (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu));
+    Ok(cpus.filter_map(|cpu| u32::try_from(cpu).ok()).collect())
+}
+
 /// The CPU and the node this thread runs on at this moment.
 pub fn current_cpu_and_node() -> (u32, u32) {
     let (mut cpu, mut node) = (0_u32, 0_u32);
@@ -363,6 +389,19 @@ mod tests {
         );
         let nobody = Pid::from_raw(i32::MAX);
         assert!(pages_to_nodes(nobody, &[0], &mut [0]).is_err());
+    }
+
+    #[test]
+    fn the_affinity_can_be_set_and_read() {
+        std::thread::spawn(|| {
+            let all = allowed_cpus().unwrap();
+            run_on_cpus(&all[..1]).unwrap();
+            assert_eq!(allowed_cpus().unwrap(), all[..1]);
+            assert_eq!(current_cpu_and_node().0, all[0]);
+            assert!(run_on_cpus(&[]).is_err() && run_on_cpus(&[u32::MAX]).is_err());
+        })
+        .join()
+        .unwrap();
     }
 
     #[test]
