@@ -7,13 +7,14 @@
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 use sys::mempolicy::{self, Mode};
 
 use super::{PlacementError, kernel, mask_of};
 use crate::topology::{CpuNaming, UNREACHABLE};
-use crate::{NodeId, Topology};
+use crate::{MemoryReport, NodeId, Topology};
 
 /// How hard the chosen nodes bind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -23,6 +24,48 @@ pub enum Strictness {
     Preferred,
     /// Allocation fails instead.
     Bind,
+}
+
+/// What `--node` says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NodeRequest {
+    /// `auto`: by free memory and distance.
+    Auto,
+    /// This one.
+    Node(NodeId),
+}
+
+impl FromStr for NodeRequest {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            _ => text
+                .parse()
+                .map(Self::Node)
+                .map_err(|_| format!("'{text}' is neither 'auto' nor a node's number")),
+        }
+    }
+}
+
+impl NodeRequest {
+    /// Chooses on this topology as it is filled now, for a process that needs `need_bytes` (0: little).
+    ///
+    /// # Errors
+    /// As [`Choice::auto`] and [`Choice::at`].
+    pub fn choose(
+        self,
+        topology: &Topology,
+        memory: &MemoryReport,
+        need_bytes: u64,
+    ) -> Result<Choice, PlacementError> {
+        let free_bytes = memory.free_bytes();
+        match self {
+            Self::Auto => Choice::auto(topology, &free_bytes, need_bytes),
+            Self::Node(node) => Choice::at(topology, node, &free_bytes, need_bytes),
+        }
+    }
 }
 
 /// A node for the CPUs of a process, and nodes for its memory.

@@ -6,7 +6,7 @@
 mod choice;
 mod table;
 
-pub use choice::{Choice, Strictness};
+pub use choice::{Choice, NodeRequest, Strictness};
 pub use table::{Hashdist, InterleavedTable};
 
 use std::io;
