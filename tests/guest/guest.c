@@ -278,6 +278,13 @@ static long fill(size_t first, size_t count, uint64_t seed)
 	return 0;
 }
 
+static long zero(size_t first, size_t count)
+{
+	memset(mem + first * PAGE, 0, count * PAGE);
+	memset(shadow + first * PAGE, 0, count * PAGE);
+	return 0;
+}
+
 static long check(void)
 {
 	for (size_t p = 0; p < pages; p++)
@@ -389,6 +396,7 @@ int main(void)
 			continue;
 		COMMAND("map") say(map(a));
 		COMMAND("fill") say(fill(a, b, c));
+		COMMAND("zero") say(zero(a, b));
 		COMMAND("check") { if (check() == 0) say(0); }
 		COMMAND("advise") say(advise(a, b, (int)c));
 		COMMAND("register") say(errno_of(pageone_register(mem + a * PAGE, b * PAGE)));
