@@ -33,6 +33,15 @@ pub(crate) fn address(page: u64) -> u64 {
     BASE + page * PAGE_BYTES as u64
 }
 
+/// Whether a merged page shows in the page map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Touch {
+    Never,
+    /// Not armed yet, so it shows as written.
+    Lately,
+    Before,
+}
+
 /// What lies at a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
@@ -42,8 +51,8 @@ pub(crate) enum Place {
         written: bool,
         stored: bool,
     },
-    /// A canonical page, touched or not.
-    Slot { slot: u64, touched: bool },
+    /// A canonical page: untouched, touched since the last scan, or touched before.
+    Slot { slot: u64, touch: Touch },
     /// The kernel's zero page.
     Zero,
 }
@@ -172,8 +181,10 @@ impl World {
 
     /// Touches a merged page, so that it shows in the page map.
     pub(crate) fn touch(&mut self, process: usize, page: u64) {
-        if let Some(Place::Slot { touched, .. }) = self.processes[process].pages.get_mut(&page) {
-            *touched = true;
+        if let Some(Place::Slot { touch, .. }) = self.processes[process].pages.get_mut(&page)
+            && *touch == Touch::Never
+        {
+            *touch = Touch::Lately;
         }
     }
 
