@@ -224,3 +224,6 @@ pub(crate) fn set_bits(
     }
     pages.shrink();
 }
+
+#[cfg(test)]
+mod tests;
