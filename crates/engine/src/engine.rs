@@ -15,8 +15,9 @@ use crate::link::{ProcessMemory, SocketLink};
 use crate::page::Class;
 use crate::read::Hasher;
 use crate::realm::{Realm, lock};
-use crate::schedule::{Core, Knobs, STUCK, Scratch, Workers};
+use crate::schedule::{Core, Knobs, Scratch};
 use crate::store::Memfd;
+use crate::workers::{STUCK, Workers};
 
 /// How an engine starts.
 #[derive(Clone, Debug)]

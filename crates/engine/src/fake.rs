@@ -19,8 +19,9 @@ use crate::index::Sharded;
 use crate::page::Slot;
 use crate::read::Hasher;
 use crate::realm::{Realm, lock};
-use crate::schedule::{Alone, Core, Crew, Knobs, Scratch};
+use crate::schedule::{Core, Knobs, Scratch};
 use crate::store::{PageBytes, Store};
+use crate::workers::{Alone, Crew};
 
 pub(crate) use agent::{FakeLink, Manners};
 pub(crate) use memory::FakeMemory;
@@ -89,6 +90,8 @@ pub(crate) struct Process {
     kept: Vec<usize>,
     pub(crate) children: Vec<Child>,
     pub(crate) reads: u64,
+    /// Whoever reads its memory sleeps.
+    pub(crate) hangs: bool,
 }
 
 /// A store as the world sees it.

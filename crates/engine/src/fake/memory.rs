@@ -121,6 +121,11 @@ impl Memory for FakeMemory {
 
     fn read(&self, ranges: &[Remote], pages: &mut [&mut PageBytes]) -> std::io::Result<usize> {
         let mut world = lock(&self.world);
+        while world.processes[self.process].hangs {
+            drop(world);
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            world = lock(&self.world);
+        }
         let process = &mut world.processes[self.process];
         if process.dead {
             return Err(std::io::ErrorKind::NotFound.into());
