@@ -9,7 +9,7 @@ mod agent;
 mod memory;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use wire::{CHUNK_BYTES, PAGE_BYTES, RunMode};
@@ -91,7 +91,7 @@ pub(crate) struct Process {
     pub(crate) children: Vec<Child>,
     pub(crate) reads: u64,
     /// Whoever reads its memory sleeps.
-    pub(crate) hangs: bool,
+    pub(crate) hangs: Option<Arc<(Mutex<bool>, Condvar)>>,
 }
 
 /// A store as the world sees it.

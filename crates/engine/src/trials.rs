@@ -452,18 +452,20 @@ fn a_guest_whose_memory_hangs_costs_a_thread_and_no_more() {
     let [a, b] = twins(&lab);
     let hostile = lab.guest("d", 1);
     fill(&lab, hostile, 100..116, |page| page);
-    lab.world(|world| world.processes[hostile].hangs = true);
+    let hang = std::sync::Arc::new((std::sync::Mutex::new(true), std::sync::Condvar::new()));
+    lab.world(|world| world.processes[hostile].hangs = Some(hang.clone()));
     let crew = Workers::new(std::sync::Arc::clone(&lab.core), Duration::from_millis(300));
     (0..4).for_each(|_| lab.round_by(&crew));
     let status = lab.status();
     assert_eq!((status.pages_shared, status.pages_sharing), (16, 16));
     assert_eq!(status.guests.len(), 2, "the hostile one is dropped");
     lab.world(|world| {
-        world.processes[hostile].hangs = false;
         for guest in [a, b, hostile] {
             world.kill(guest);
         }
     });
+    *lock(&hang.0) = false;
+    hang.1.notify_all();
     // The thread given up still ends its job.
     for _ in 0..200 {
         std::thread::sleep(Duration::from_millis(5));

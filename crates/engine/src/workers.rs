@@ -15,9 +15,9 @@ use crate::plan::Promotions;
 use crate::realm::lock;
 use crate::schedule::{Core, Scratch};
 
-/// How long a job may take before its worker counts as lost. Workers run on idle CPUs only, so a
-/// busy machine alone must not come near it.
-pub(crate) const STUCK: Duration = Duration::from_secs(60);
+/// How long a job may sleep without a break before its worker counts as lost. Workers run on idle
+/// CPUs only: waiting for one does not count, however long it takes.
+pub(crate) const STUCK: Duration = Duration::from_secs(20);
 /// A piece of work.
 pub(crate) enum Job {
     /// A look at a guest; whether to scan it too.
@@ -153,41 +153,55 @@ pub(crate) struct Post(Mutex<PostState>);
 
 #[derive(Default)]
 struct PostState {
-    since: Option<(Instant, Option<Arc<Guest>>)>,
+    thread: u32,
+    /// The guest whose job is being done.
+    guest: Option<Arc<Guest>>,
+    /// Since when the thread was seen in the same sleep, and the number of that sleep.
+    asleep: Option<(Instant, u64)>,
     abandoned: bool,
 }
 
 impl Post {
     fn begin(&self, job: &Job) {
-        let guest = match job {
+        let mut state = lock(&self.0);
+        state.thread = sys::process::thread_id();
+        state.guest = match job {
             Job::Look(guest, _) => Some(Arc::clone(guest)),
             Job::Chunk(chunk, _) => chunk.guest.upgrade(),
         };
-        lock(&self.0).since = Some((Instant::now(), guest));
     }
 
     /// Ends the job; false when the worker has been given up meanwhile.
     fn end(&self) -> bool {
         let mut state = lock(&self.0);
-        state.since = None;
+        state.guest = None;
+        state.asleep = None;
         !state.abandoned
     }
 
-    /// Gives the worker up if it is stuck, and condemns its guest.
+    /// Gives the worker up if it has been in one sleep for longer than `limit`, and condemns its
+    /// guest.
     fn give_up(&self, limit: Duration) -> bool {
         let mut state = lock(&self.0);
+        let busy = state.guest.is_some() && !state.abandoned;
+        let sleep = busy
+            .then(|| sys::process::sleep_number(state.thread))
+            .flatten();
+        state.asleep = match (sleep, state.asleep) {
+            (Some(now), Some((since, before))) if now == before => Some((since, before)),
+            (Some(now), _) => Some((Instant::now(), now)),
+            (None, _) => None,
+        };
         let stuck = state
-            .since
-            .as_ref()
+            .asleep
             .is_some_and(|(since, _)| since.elapsed() > limit);
-        if stuck && !state.abandoned {
+        if stuck {
             state.abandoned = true;
-            if let Some((_, Some(guest))) = state.since.take() {
+            if let Some(guest) = state.guest.take() {
                 guest.condemn(&Fault::Stuck);
             }
-            return true;
         }
-        false
+        stuck
     }
 }
 
@@ -279,7 +293,7 @@ impl Crew for Workers {
             if left.is_zero() {
                 core.queue.clear();
             }
-            let wait = left.clamp(Duration::from_millis(1), Duration::from_secs(1));
+            let wait = left.clamp(Duration::from_millis(20), Duration::from_secs(1));
             if core.queue.wait_idle(wait) {
                 return;
             }

@@ -121,9 +121,10 @@ impl Memory for FakeMemory {
 
     fn read(&self, ranges: &[Remote], pages: &mut [&mut PageBytes]) -> std::io::Result<usize> {
         let mut world = lock(&self.world);
-        while world.processes[self.process].hangs {
+        if let Some(hang) = world.processes[self.process].hangs.clone() {
             drop(world);
-            std::thread::sleep(std::time::Duration::from_millis(1));
+            let (asleep, wake) = &*hang;
+            drop(wake.wait_while(lock(asleep), |asleep| *asleep).unwrap());
             world = lock(&self.world);
         }
         let process = &mut world.processes[self.process];
