@@ -362,13 +362,22 @@ fn withdrawn_pages_are_private_again() {
 #[test]
 fn writers_lose_nothing_while_windows_open_all_the_time() {
     let (engine, mut guest) = ready(4);
+    // The writers put one of seven patterns into whole pages, and words into others.
+    for seed in 0..7 {
+        engine.write(2000 + 10 * seed, 1, seed);
+    }
     guest.run("writers 6 1");
     let mut merged_pages = 0;
-    for round in 0..300u64 {
-        let first = u16::try_from(round * 37 % 400).unwrap();
-        let merged = engine.merge(guest.memory, first, 100, Some(1000 + u64::from(first)));
+    for round in 0..400u64 {
+        let slot = 2000 + 10 * (round % 7);
+        let mut question = Merge::new(guest.memory as u64, 0);
+        (0..512).for_each(|page| assert!(question.push(page, Some(slot))));
+        engine.send(&Question::Merge(question), None);
+        let Answer::Merged(merged) = engine.receive() else {
+            panic!("not merged")
+        };
         merged_pages += count(&merged, PageOutcome::Merged);
-        engine.merge(guest.memory, first, 100, None);
+        engine.merge(guest.memory, 0, 512, None);
         engine.sync();
     }
     println!("{}", guest.run("stop"));

@@ -1,3 +1,85 @@
-//! The `pageone` command.
+//! The `pageone` command: one binary, a file a verb.
+//!
+//! Exit codes: 0 done, 1 failed, 2 wrong usage; `run` passes on its command's code, and has 125 for
+//! a failure of its own, 126 for a command that is not executable, 127 for one that is not found.
 #![forbid(unsafe_code)]
-fn main() {}
+
+mod bench_merge;
+mod client;
+mod config;
+mod daemon;
+mod demo;
+mod demo_guest;
+mod guest;
+mod host;
+mod human;
+mod launch;
+mod listener;
+mod paths;
+mod policy;
+mod program;
+mod run;
+mod server;
+mod set;
+mod status;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Memory page deduplication for Linux hosts, in user space.
+#[derive(Parser)]
+#[command(version, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Serves the guests of this machine until SIGTERM
+    Daemon(daemon::Args),
+    /// Runs a command as a guest: what it offers for merging is merged
+    Run(run::Args),
+    /// Shows the counters
+    Status(status::Args),
+    /// Turns knobs: run, merge_period, threads, use_zero_pages
+    Set(set::Args),
+    /// Merges the memory of live guests on this machine and shows what came back
+    Demo(demo::Args),
+    /// Comparisons with KSM
+    #[command(subcommand)]
+    Bench(Bench),
+    /// A guest of the demo or the bench
+    #[command(hide = true, subcommand)]
+    Guest(guest::Kind),
+    /// Puts KSM's knobs back when the bench dies
+    #[command(hide = true)]
+    KsmWatchdog { knobs: Vec<String> },
+}
+
+#[derive(Subcommand)]
+enum Bench {
+    /// The same guests merged by PageONE and by KSM: saving, time, CPU, overhead
+    Merge(bench_merge::Args),
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().verb {
+        Verb::Daemon(args) => daemon::main(&args),
+        Verb::Run(args) => return run::main(&args),
+        Verb::Status(args) => status::main(&args),
+        Verb::Set(args) => set::main(&args),
+        Verb::Demo(args) => demo::main(&args),
+        Verb::Bench(Bench::Merge(args)) => bench_merge::main(&args),
+        Verb::Guest(kind) => guest::main(kind),
+        Verb::KsmWatchdog { knobs } => guest::watch_ksm(&knobs),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("pageone: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -6,12 +6,21 @@
 //! allocates nor touches `errno`: these wrappers go through rustix, which enters the kernel
 //! directly and returns errors as values.
 
+pub mod ksm;
 pub mod mapping;
 pub mod memfd;
+pub mod meminfo;
+pub mod memory;
+pub mod mempolicy;
+pub mod node;
 pub mod pagemap;
 pub mod process;
 pub mod raw;
+pub mod residence;
+pub mod signals;
 pub mod socket;
 pub mod thread;
 pub mod uffd;
+pub mod usage;
 pub mod vma;
+pub mod zeroed;

@@ -23,6 +23,8 @@
 
 mod agent;
 mod codec;
+#[cfg(feature = "status")]
+mod control;
 mod page;
 #[cfg(feature = "status")]
 mod status;
@@ -32,6 +34,8 @@ pub use agent::{
     Question, Role, STEP_DESCRIPTORS, STEP_MEMORY, STEP_USERFAULTFD, Unmerge, Welcome,
 };
 pub use codec::{DecodeError, MAX_MESSAGE};
+#[cfg(feature = "status")]
+pub use control::{MAX_REPLY, ReplyError, ReplyReader, reply_parts};
 pub use page::{CHUNK_BYTES, CHUNK_PAGES, PAGE_BYTES, PageBits, PageOutcome};
 #[cfg(feature = "status")]
 pub use status::{GuestStatus, Reply, Request, RunMode, Setting, Status};

@@ -1,0 +1,116 @@
+//! The daemon's configuration file, TOML. Keys are those of the flags; a flag wins over the file.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Deserializer, de::Error as _};
+use wire::RunMode;
+
+use crate::human;
+
+/// What the file may say. A key that is not here is an error that names it and its line.
+#[derive(Debug, Default, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Config {
+    /// Path of the socket.
+    pub(crate) socket: Option<PathBuf>,
+    /// Worker threads.
+    #[serde(default, deserialize_with = "threads")]
+    pub(crate) threads: Option<u16>,
+    /// Time between two looks at what was written, like `"20s"`.
+    #[serde(default, deserialize_with = "period")]
+    pub(crate) merge_period: Option<Duration>,
+    /// Whether pages of zeros map the kernel's zero page.
+    pub(crate) use_zero_pages: Option<bool>,
+    /// 0 stop, 1 run, 2 unmerge all.
+    pub(crate) run: Option<RunMode>,
+    /// What to log, like `"info"` or `"engine=debug"`.
+    #[serde(default, deserialize_with = "log")]
+    pub(crate) log: Option<String>,
+}
+
+impl Config {
+    /// Reads the file at `path`.
+    ///
+    /// # Errors
+    /// It cannot be read, or says something that is not understood: where and what.
+    pub(crate) fn read(path: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(path)
+            .with_context(|| format!("cannot read the configuration {}", path.display()))?;
+        toml::from_str(&text).with_context(|| format!("in the configuration {}", path.display()))
+    }
+}
+
+fn threads<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u16>, D::Error> {
+    let number = i64::deserialize(from)?;
+    human::threads(&number.to_string())
+        .map(Some)
+        .map_err(D::Error::custom)
+}
+
+fn period<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
+    let text = String::deserialize(from)?;
+    human::period(&text).map(Some).map_err(D::Error::custom)
+}
+
+fn log<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+    let text = String::deserialize(from)?;
+    match tracing_subscriber::EnvFilter::try_new(&text) {
+        Ok(_) => Ok(Some(text)),
+        Err(error) => Err(D::Error::custom(format!(
+            "`{text}` is no log filter: {error}"
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Config> {
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("pageone.toml");
+        std::fs::write(&path, text)?;
+        Config::read(&path)
+    }
+
+    #[test]
+    fn all_keys_are_read() {
+        let text = "socket = '/x'\nthreads = 4\nmerge_period = '2s'\nuse_zero_pages = false\n\
+                    run = 0\nlog = 'debug'\n";
+        let expected = Config {
+            socket: Some("/x".into()),
+            threads: Some(4),
+            merge_period: Some(Duration::from_secs(2)),
+            use_zero_pages: Some(false),
+            run: Some(RunMode::Stop),
+            log: Some("debug".to_owned()),
+        };
+        assert_eq!(parse(text).unwrap(), expected);
+        assert_eq!(parse("").unwrap(), Config::default());
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_its_line() {
+        for (text, key, line) in [
+            ("threads = 2\nthread = 2\n", "thread", "line 2"),
+            (
+                "\n\nmerge_period = '20 parsecs'\n",
+                "merge_period",
+                "line 3",
+            ),
+            ("threads = 0\n", "threads", "line 1"),
+            ("run = 7\n", "run", "line 1"),
+            ("log = 'a=b=c'\n", "log", "line 1"),
+            ("use_zero_pages = 'yes'\n", "use_zero_pages", "line 1"),
+            ("threads == 2\n", "threads", "line 1"),
+        ] {
+            let error = format!("{:#}", parse(text).unwrap_err());
+            assert!(
+                error.contains(key) && error.contains(line),
+                "{text}: {error}"
+            );
+        }
+    }
+}

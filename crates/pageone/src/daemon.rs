@@ -1,0 +1,95 @@
+//! `pageone daemon`: the engine of the machine, until SIGTERM.
+
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use engine::Engine;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use sys::signals::{SIGHUP, SIGINT, SIGTERM, Signals};
+use tracing_subscriber::EnvFilter;
+
+use crate::config::Config;
+use crate::listener::Listener;
+use crate::policy::Policy;
+use crate::server::Server;
+use crate::{host, human, paths};
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Where to listen [default: /run/pageone.sock as root, else $XDG_RUNTIME_DIR/pageone.sock]
+    #[arg(long)]
+    socket: Option<PathBuf>,
+    /// Worker threads, at idle priority [default: one a CPU]
+    #[arg(long, value_parser = human::threads)]
+    threads: Option<u16>,
+    /// Time between two looks at what was written [default: 20s]
+    #[arg(long, value_name = "TIME", value_parser = human::period)]
+    merge_period: Option<Duration>,
+    /// A file with socket, threads, merge_period, use_zero_pages, run, log
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+pub(crate) fn main(args: &Args) -> Result<()> {
+    let config = match &args.config {
+        Some(path) => Config::read(path)?,
+        None => Config::default(),
+    };
+    start_log(config.log.as_deref())?;
+    // Before the first thread: each inherits the mask.
+    let signals = Signals::block(&[SIGTERM, SIGINT, SIGHUP]).context("cannot wait for signals")?;
+    let path = paths::socket(args.socket.as_deref().or(config.socket.as_deref()))?;
+    let policy = Policy::here();
+    let listener = Listener::bind(&path, policy.socket_mode())?;
+    raise_descriptor_limit();
+    let engine = Engine::start(options(args, &config)).context("cannot start the engine")?;
+    let engine = Arc::new(engine);
+    tracing::info!("serving at {}", path.display());
+    Server::new(listener, policy, Arc::clone(&engine)).serve(signals.as_fd())?;
+    tracing::info!("stopping");
+    host::stop_engine(engine);
+    Ok(())
+}
+
+fn options(args: &Args, config: &Config) -> engine::Options {
+    let default = engine::Options::default();
+    engine::Options {
+        threads: args.threads.or(config.threads).unwrap_or(default.threads),
+        merge_period: args
+            .merge_period
+            .or(config.merge_period)
+            .unwrap_or(default.merge_period),
+        use_zero_pages: config.use_zero_pages.unwrap_or(default.use_zero_pages),
+        run: config.run.unwrap_or(default.run),
+        ..default
+    }
+}
+
+/// Logs to standard error: what the configuration says, else `PAGEONE_LOG`, else `info`.
+fn start_log(filter: Option<&str>) -> Result<()> {
+    let filter = match filter {
+        Some(filter) => EnvFilter::try_new(filter)?,
+        None => EnvFilter::try_from_env("PAGEONE_LOG").or_else(|_| EnvFilter::try_new("info"))?,
+    };
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        .init();
+    Ok(())
+}
+
+/// A guest costs a few descriptors; the usual soft limit of 1024 ends at some hundred guests.
+fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        tracing::warn!("cannot raise the limit of descriptors: {error}");
+    }
+}

@@ -1,0 +1,288 @@
+//! `pageone demo`: live guests of this machine, merged before one's eyes.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use bench::{Answer, Guest};
+use indicatif::{ProgressBar, ProgressStyle};
+use sys::meminfo::MemInfo;
+use wire::Status;
+
+use crate::demo_guest::{Layout, available_file_pages};
+use crate::host::Host;
+use crate::launch::Launch;
+use crate::{human, paths};
+
+const MIB: u64 = 1 << 20;
+/// Memory that the demo leaves to everything else.
+const RESERVE: u64 = 256 * MIB;
+/// The smallest guest that shows anything.
+const LEAST_MIB: u64 = 16;
+/// The longest time for merging.
+const LIMIT: Duration = Duration::from_secs(40);
+/// Time for a guest to fill its memory, or to verify all of it.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Number of guests
+    #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u64).range(2..=1000))]
+    guests: u64,
+    /// Memory of each guest, in MiB
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u64).range(16..=1 << 20))]
+    mib: u64,
+    /// Worker threads [default: one a CPU]
+    #[arg(long, value_parser = human::threads)]
+    threads: Option<u16>,
+    /// Time between two looks at what was written; short, so that the demo is
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = human::period)]
+    merge_period: Duration,
+}
+
+/// What the demo found.
+struct Outcome {
+    before: u64,
+    after: u64,
+    available: i64,
+    took: Duration,
+    status: Status,
+    answers: Answer,
+}
+
+pub(crate) fn main(args: &Args) -> Result<()> {
+    let mib = fit(args.guests, args.mib)?;
+    let pages = usize::try_from(mib * 256)?;
+    let layout = Layout::new(pages, available_file_pages(pages));
+    let default = engine::Options::default();
+    let options = engine::Options {
+        threads: args.threads.unwrap_or(default.threads),
+        merge_period: args.merge_period,
+        ..default
+    };
+    println!(
+        "{} guests of {mib} MiB: {} % files of this machine, {} % zeros, the rest private; a look \
+         every {} (daily life: every 20s)",
+        args.guests,
+        layout.files * 100 / pages,
+        layout.zeros * 100 / pages,
+        humantime::format_duration(args.merge_period),
+    );
+    let host = Host::start(options)?;
+    let outcome = show(args, layout, &host);
+    host.stop()?;
+    let outcome = outcome?;
+    print(&outcome);
+    verdict(&outcome)
+}
+
+/// The size of guests that fits the memory.
+fn fit(guests: u64, mib: u64) -> Result<u64> {
+    let available = MemInfo::read().context("cannot read memory")?.available;
+    // 5 % for page tables and what merging keeps per page.
+    let room = available.saturating_sub(RESERVE) * 20 / 21 / guests / MIB;
+    if room >= mib {
+        return Ok(mib);
+    }
+    if room < LEAST_MIB {
+        bail!(
+            "{guests} guests need {} MiB of memory at least, {} MiB are available",
+            (guests * LEAST_MIB * 21 / 20) + RESERVE / MIB,
+            available / MIB
+        );
+    }
+    println!(
+        "{} MiB are available: guests of {room} MiB instead of {mib}",
+        available / MIB
+    );
+    Ok(room)
+}
+
+fn show(args: &Args, layout: Layout, host: &Host) -> Result<Outcome> {
+    let mut guests = start_guests(args, layout, host)?;
+    let before = proportional(&guests)?;
+    let available = MemInfo::read()?.available;
+    let begin = Instant::now();
+    for guest in &mut guests {
+        guest.tell("offer")?;
+        guest.answer(PATIENCE)?;
+    }
+    watch(args, layout, host, &mut guests)?;
+    let took = begin.elapsed();
+    let answers = verify(&mut guests)?;
+    let status = host.status();
+    let now = MemInfo::read()?.available;
+    Ok(Outcome {
+        before,
+        after: proportional(&guests)? + status.metadata_bytes,
+        available: i64::try_from(i128::from(now) - i128::from(available))?,
+        took,
+        status,
+        answers,
+    })
+}
+
+fn start_guests(args: &Args, layout: Layout, host: &Host) -> Result<Vec<Guest>> {
+    let exe = std::env::current_exe().context("cannot find out where this program is")?;
+    let agent = paths::agent()?;
+    let launch = Launch {
+        agent: &agent,
+        socket: host.socket(),
+        domain: None,
+        also_ksm: false,
+    };
+    let mut guests = Vec::new();
+    for number in 0..args.guests {
+        let mut command = Command::new(&exe);
+        command.args(["guest", "demo"]);
+        command.arg(format!("--number={number}"));
+        command.arg(format!("--pages={}", layout.pages));
+        command.arg(format!("--file-pages={}", layout.files));
+        launch.equip(&mut command);
+        guests.push(Guest::start(&mut command)?);
+    }
+    let bar = bar(args.guests, "filling   {bar:30} {pos} of {len} guests");
+    for guest in &mut guests {
+        guest.answer(PATIENCE)?;
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    Ok(guests)
+}
+
+fn bar(len: u64, template: &str) -> ProgressBar {
+    let style = ProgressStyle::with_template(template);
+    let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::new(len).with_style(style)
+}
+
+/// Follows the merging until nothing more is gained for a while.
+fn watch(args: &Args, layout: Layout, host: &Host, guests: &mut [Guest]) -> Result<()> {
+    let ideal = layout.ideal_saved_bytes(guests.len());
+    let bar = bar(
+        ideal,
+        "merging   {bar:30} {bytes} of {total_bytes} saved, {elapsed}{msg}",
+    );
+    let patience = (args.merge_period * 3).max(Duration::from_secs(3));
+    let (begin, mut best, mut grown) = (Instant::now(), 0, Instant::now());
+    while begin.elapsed() < LIMIT {
+        std::thread::sleep(Duration::from_millis(250));
+        let saved = host.status().saved_bytes;
+        if saved > best + ideal / 200 {
+            (best, grown) = (saved, Instant::now());
+        }
+        let answers = collect(guests, "report", PATIENCE)?;
+        bar.set_position(saved.min(ideal));
+        bar.set_message(format!(
+            "; {} verified, {} errors",
+            human::size(answers.verified_bytes),
+            answers.errors
+        ));
+        if best > 0 && grown.elapsed() > patience || answers.errors > 0 {
+            break;
+        }
+    }
+    bar.finish();
+    Ok(())
+}
+
+fn verify(guests: &mut [Guest]) -> Result<Answer> {
+    for guest in guests.iter_mut() {
+        guest.tell("verify")?;
+    }
+    sum(guests, PATIENCE)
+}
+
+fn collect(guests: &mut [Guest], order: &str, patience: Duration) -> Result<Answer> {
+    for guest in guests.iter_mut() {
+        guest.tell(order)?;
+    }
+    sum(guests, patience)
+}
+
+fn sum(guests: &mut [Guest], patience: Duration) -> Result<Answer> {
+    let mut sum = Answer::default();
+    for guest in guests {
+        let answer = guest.answer(patience)?;
+        sum.verified_bytes += answer.verified_bytes;
+        sum.errors += answer.errors;
+        sum.written_pages += answer.written_pages;
+    }
+    Ok(sum)
+}
+
+/// The memory of all guests; a frame that several share counts once.
+fn proportional(guests: &[Guest]) -> Result<u64> {
+    let each = guests
+        .iter()
+        .map(|guest| sys::usage::proportional_bytes(guest.pid()));
+    Ok(each.sum::<std::io::Result<u64>>()?)
+}
+
+fn print(outcome: &Outcome) {
+    let Outcome {
+        before,
+        after,
+        status,
+        answers,
+        ..
+    } = outcome;
+    let saved = i64::try_from(i128::from(*before) - i128::from(*after)).unwrap_or(0);
+    let percent = saved.saturating_mul(100) / i64::try_from(*before).unwrap_or(1).max(1);
+    let line = |name: &str, value: String, note: &str| println!("{name:<12} {value:>12}  {note}");
+    println!();
+    line("before", human::size(*before), "memory of the guests");
+    line(
+        "after",
+        human::size(*after),
+        "the same, and all that PageONE keeps for it",
+    );
+    line("saved", human::bytes(saved), &format!("{percent} %"));
+    line(
+        "machine",
+        human::bytes(outcome.available),
+        "more memory available than before",
+    );
+    line(
+        "time",
+        format!("{:.1} s", outcome.took.as_secs_f64()),
+        "two periods of observing included",
+    );
+    line(
+        "CPU",
+        format!("{:.2} s", status.cpu_seconds),
+        "engine and agents, at idle priority",
+    );
+    line(
+        "rewritten",
+        answers.written_pages.to_string(),
+        "pages, the first filling included",
+    );
+    line(
+        "broken",
+        status.pages_broken.to_string(),
+        "merged pages that were rewritten",
+    );
+    line(
+        "verified",
+        human::size(answers.verified_bytes),
+        "compared with checksums, while merged",
+    );
+    line("errors", answers.errors.to_string(), "");
+}
+
+fn verdict(outcome: &Outcome) -> Result<()> {
+    if outcome.answers.errors > 0 {
+        bail!(
+            "{} pages were not what they should be",
+            outcome.answers.errors
+        );
+    }
+    if outcome.status.guests.is_empty() {
+        bail!("no guest reached the engine");
+    }
+    if outcome.status.saved_bytes == 0 {
+        bail!("nothing was merged");
+    }
+    Ok(())
+}

@@ -1,0 +1,95 @@
+//! Where things are: the daemon's socket, the agent's library.
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+/// The file name of the agent's library.
+const AGENT: &str = "libpageone_agent.so";
+
+/// The socket to use: the one asked for, or root's, or the user's own.
+///
+/// # Errors
+/// A user without `XDG_RUNTIME_DIR` has no default.
+pub(crate) fn socket(asked: Option<&Path>) -> Result<PathBuf> {
+    if let Some(path) = asked {
+        return Ok(path.to_owned());
+    }
+    if rustix::process::geteuid().is_root() {
+        return Ok(PathBuf::from("/run/pageone.sock"));
+    }
+    let folder = env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty());
+    let folder = folder.context("XDG_RUNTIME_DIR is not set: name a socket with --socket")?;
+    Ok(PathBuf::from(folder).join("pageone.sock"))
+}
+
+/// The agent's library, as an absolute path.
+///
+/// # Errors
+/// It is in none of the places; the message names them.
+pub(crate) fn agent() -> Result<PathBuf> {
+    if let Some(path) = env::var_os("PAGEONE_AGENT") {
+        let path = PathBuf::from(path);
+        if !path.is_file() {
+            bail!("PAGEONE_AGENT names {}, which is no file", path.display());
+        }
+        return preloadable(path);
+    }
+    let exe = env::current_exe().context("cannot find out where this program is")?;
+    let places = agent_places(exe.parent().unwrap_or(Path::new("/")));
+    let Some(found) = places.iter().find(|place| place.is_file()) else {
+        let places: Vec<_> = places.iter().map(|p| p.display().to_string()).collect();
+        bail!(
+            "the agent's library is in none of these places: {}. Build it with `cargo build \
+             --workspace`, or name it in PAGEONE_AGENT",
+            places.join(", ")
+        );
+    };
+    preloadable(found.clone())
+}
+
+fn agent_places(folder: &Path) -> [PathBuf; 4] {
+    [
+        folder.join(AGENT),
+        folder.join("deps").join(AGENT),
+        folder.join("../lib/pageone").join(AGENT),
+        Path::new("/usr/lib/pageone").join(AGENT),
+    ]
+}
+
+/// The dynamic linker splits `LD_PRELOAD` at spaces and colons, and has no way to quote them.
+fn preloadable(path: PathBuf) -> Result<PathBuf> {
+    let path = path
+        .canonicalize()
+        .with_context(|| format!("cannot resolve {}", path.display()))?;
+    match path.to_str() {
+        Some(text) if !text.contains([' ', ':', '\t', '\n']) => Ok(path),
+        _ => bail!(
+            "{} cannot be preloaded: its path has a space or a colon in it",
+            path.display()
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_asked_socket_is_taken_as_it_is() {
+        let asked = Path::new("/somewhere/x.sock");
+        assert_eq!(socket(Some(asked)).unwrap(), asked);
+    }
+
+    #[test]
+    fn paths_the_linker_would_split_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let bad = folder.path().join("a b.so");
+        std::fs::write(&bad, "").unwrap();
+        assert!(preloadable(bad).is_err());
+        let good = folder.path().join("a.so");
+        std::fs::write(&good, "").unwrap();
+        assert!(preloadable(good).unwrap().is_absolute());
+    }
+}

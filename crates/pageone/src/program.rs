@@ -1,0 +1,292 @@
+//! The command that is to become a guest: where it is, and whether it will load the agent.
+//!
+//! The dynamic linker loads the agent, so a command without one (static), or with one in secure
+//! mode (setuid, setgid, capabilities; ld.so(8)), runs as it always does, but unmerged.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::Access;
+
+/// Why a command cannot be run, with the exit code shells have for it.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum FindError {
+    #[error("{0}: command not found")]
+    NotFound(String),
+    #[error("{0}: not executable")]
+    NotExecutable(String),
+}
+
+impl FindError {
+    /// 127 for a command that is not there, 126 for one that cannot be executed.
+    pub(crate) fn exit_code(&self) -> u8 {
+        match self {
+            Self::NotFound(_) => 127,
+            Self::NotExecutable(_) => 126,
+        }
+    }
+}
+
+/// Why a command will not load the agent.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Obstacle {
+    #[error("is statically linked, so it ignores LD_PRELOAD")]
+    Static,
+    #[error(
+        "runs with the rights of its file (setuid, setgid or capabilities), so the dynamic \
+             linker ignores LD_PRELOAD"
+    )]
+    Secure,
+    #[error("is linked for another C library ({0}), which cannot load the agent")]
+    OtherLibc(String),
+    #[error("is built for another kind of processor than the agent")]
+    OtherMachine,
+}
+
+impl Obstacle {
+    /// Whether the command would fail with the agent preloaded, rather than ignore it.
+    pub(crate) fn is_fatal(&self) -> bool {
+        matches!(self, Self::OtherLibc(_))
+    }
+}
+
+/// The file that `command` names, found as execvp(3) does.
+///
+/// # Errors
+/// There is none, or none that may be executed.
+pub(crate) fn find(command: &OsStr, path: Option<&OsStr>) -> Result<PathBuf, FindError> {
+    let name = || command.to_string_lossy().into_owned();
+    if command.as_bytes().contains(&b'/') {
+        let file = PathBuf::from(command);
+        return match (file.exists(), executable(&file)) {
+            (_, true) => Ok(file),
+            (true, false) => Err(FindError::NotExecutable(name())),
+            (false, false) => Err(FindError::NotFound(name())),
+        };
+    }
+    let path = path.unwrap_or(OsStr::new("/usr/local/bin:/usr/bin:/bin"));
+    let found: Vec<PathBuf> = std::env::split_paths(path)
+        .map(|folder| folder.join(command))
+        .filter(|file| !command.is_empty() && file.is_file())
+        .collect();
+    match found.iter().find(|file| executable(file)) {
+        Some(file) => Ok(file.clone()),
+        None if found.is_empty() => Err(FindError::NotFound(name())),
+        None => Err(FindError::NotExecutable(name())),
+    }
+}
+
+fn executable(file: &Path) -> bool {
+    file.is_file() && rustix::fs::access(file, Access::EXEC_OK).is_ok()
+}
+
+/// What keeps the agent out of `file`, if anything. A script is judged by its interpreter.
+pub(crate) fn obstacle(file: &Path) -> Option<Obstacle> {
+    // An interpreter may be a script in turn; the kernel follows four.
+    let mut file = file.to_owned();
+    for _ in 0..5 {
+        match interpreter(&file) {
+            Some(interpreter) => file = interpreter,
+            None => break,
+        }
+    }
+    if is_secure(&file) {
+        return Some(Obstacle::Secure);
+    }
+    elf_obstacle(&File::open(&file).ok()?)
+}
+
+/// The program in a script's first line.
+fn interpreter(file: &Path) -> Option<PathBuf> {
+    let mut line = Vec::new();
+    let start = BufReader::new(File::open(file).ok()?).take(256);
+    BufRead::read_until(&mut { start }, b'\n', &mut line).ok()?;
+    let words = line.strip_prefix(b"#!")?.trim_ascii();
+    let program = words.split(|b| b.is_ascii_whitespace()).next()?;
+    (!program.is_empty()).then(|| PathBuf::from(OsStr::from_bytes(program)))
+}
+
+/// Whether executing `file` changes the rights of the process: then it runs in secure mode.
+fn is_secure(file: &Path) -> bool {
+    let Ok(meta) = fs::metadata(file) else {
+        return false;
+    };
+    let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
+    let setuid = meta.mode() & 0o4000 != 0 && meta.uid() != uid.as_raw();
+    let setgid = meta.mode() & 0o2010 == 0o2010 && meta.gid() != gid.as_raw();
+    // Root has all capabilities anyway, so a file's bring nothing new.
+    let mut value = [0_u8; 64];
+    let capable = rustix::fs::getxattr(file, "security.capability", &mut value).is_ok();
+    setuid || setgid || (capable && !uid.is_root())
+}
+
+const ELF_HEADER: usize = 64;
+const PROGRAM_HEADER: usize = 56;
+const PT_INTERP: u32 = 3;
+
+/// Reads the headers of an ELF file (elf(5)); other files have none and no obstacle.
+fn elf_obstacle(file: &File) -> Option<Obstacle> {
+    let mut header = [0; ELF_HEADER];
+    file.read_exact_at(&mut header, 0).ok()?;
+    if header.get(..4) != Some(b"\x7fELF") {
+        return None;
+    }
+    let ours = File::open("/proc/self/exe").ok()?;
+    let mut own = [0; ELF_HEADER];
+    ours.read_exact_at(&mut own, 0).ok()?;
+    // Class, byte order, machine.
+    if header[4..6] != own[4..6] || header[18..20] != own[18..20] {
+        return Some(Obstacle::OtherMachine);
+    }
+    let linker = dynamic_linker(file, &header)?;
+    match linker {
+        None => Some(Obstacle::Static),
+        Some(linker) if linker.contains("ld-musl") => Some(Obstacle::OtherLibc(linker)),
+        Some(_) => None,
+    }
+}
+
+/// The path in the PT_INTERP header, `Some(None)` when there is no such header.
+fn dynamic_linker(file: &File, header: &[u8; ELF_HEADER]) -> Option<Option<String>> {
+    let table = number(header, 32, 8)?;
+    let (size, count) = (number(header, 54, 2)?, number(header, 56, 2)?);
+    if usize::try_from(size).ok()? < PROGRAM_HEADER {
+        return None;
+    }
+    for at in 0..count {
+        let mut entry = [0; PROGRAM_HEADER];
+        let offset = table.checked_add(at * size)?;
+        file.read_exact_at(&mut entry, offset).ok()?;
+        if number(&entry, 0, 4)? == u64::from(PT_INTERP) {
+            let len = number(&entry, 32, 8)?.min(4096);
+            let mut name = vec![0; usize::try_from(len).ok()?];
+            file.read_exact_at(&mut name, number(&entry, 8, 8)?).ok()?;
+            let name = String::from_utf8_lossy(&name);
+            return Some(Some(name.trim_end_matches('\0').to_owned()));
+        }
+    }
+    Some(None)
+}
+
+/// The little-endian number of `len` bytes at `at`. (The agent runs on little-endian machines.)
+fn number(bytes: &[u8], at: usize, len: usize) -> Option<u64> {
+    let field = bytes.get(at..at + len)?;
+    Some(
+        field
+            .iter()
+            .rev()
+            .fold(0, |sum, &byte| sum << 8 | u64::from(byte)),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn script(folder: &Path, name: &str, text: &[u8], mode: u32) -> PathBuf {
+        let path = folder.join(name);
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        path
+    }
+
+    /// An ELF header and one program header of the given kind and text.
+    fn elf(kind: u32, text: &str) -> Vec<u8> {
+        let own = fs::read("/proc/self/exe").unwrap();
+        let mut file = own[..ELF_HEADER].to_vec();
+        file[32..40].copy_from_slice(&64_u64.to_le_bytes());
+        file[54..56].copy_from_slice(&56_u16.to_le_bytes());
+        file[56..58].copy_from_slice(&1_u16.to_le_bytes());
+        let mut entry = vec![0; PROGRAM_HEADER];
+        entry[..4].copy_from_slice(&kind.to_le_bytes());
+        entry[8..16].copy_from_slice(&120_u64.to_le_bytes());
+        entry[32..40].copy_from_slice(&(text.len() as u64).to_le_bytes());
+        file.extend(entry);
+        file.extend(text.bytes());
+        file
+    }
+
+    #[test]
+    fn commands_are_found_as_a_shell_does() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = Some(folder.path().as_os_str());
+        script(folder.path(), "plain", b"", 0o644);
+        let good = script(folder.path(), "good", b"#!/bin/sh\n", 0o755);
+        assert_eq!(find(OsStr::new("good"), path), Ok(good.clone()));
+        assert_eq!(find(good.as_os_str(), None), Ok(good));
+        for (name, code) in [
+            ("plain", 126),
+            ("none", 127),
+            ("/no/such", 127),
+            ("", 127),
+            ("/", 126),
+        ] {
+            assert_eq!(
+                find(OsStr::new(name), path).unwrap_err().exit_code(),
+                code,
+                "{name}"
+            );
+        }
+    }
+
+    #[test]
+    fn static_and_foreign_programs_are_told_apart() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        let glibc = script(
+            folder,
+            "a",
+            &elf(PT_INTERP, "/lib64/ld-linux-x86-64.so.2\0"),
+            0o755,
+        );
+        assert_eq!(obstacle(&glibc), None);
+        let fixed = script(folder, "b", &elf(1, ""), 0o755);
+        assert_eq!(obstacle(&fixed), Some(Obstacle::Static));
+        let musl = script(
+            folder,
+            "c",
+            &elf(PT_INTERP, "/lib/ld-musl-x86_64.so.1\0"),
+            0o755,
+        );
+        assert!(obstacle(&musl).unwrap().is_fatal());
+        let mut other = elf(1, "");
+        other[18] ^= 0xff;
+        let other = script(folder, "d", &other, 0o755);
+        assert_eq!(obstacle(&other), Some(Obstacle::OtherMachine));
+        let line = format!("#! {} -x\n", fixed.display());
+        let by_static = script(folder, "e", line.as_bytes(), 0o755);
+        assert_eq!(
+            obstacle(&by_static),
+            Some(Obstacle::Static),
+            "a script of a static program"
+        );
+        assert_eq!(
+            obstacle(Path::new("/proc/self/exe")),
+            None,
+            "this test is dynamic"
+        );
+        let cut = script(folder, "f", &elf(PT_INTERP, "/lib")[..70], 0o755);
+        assert_eq!(obstacle(&cut), None, "too short to tell");
+    }
+
+    #[test]
+    fn rights_of_the_file_count_when_they_are_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let own = script(folder.path(), "own", b"", 0o4755);
+        assert_eq!(
+            obstacle(&own),
+            None,
+            "setuid to the same user changes nothing"
+        );
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(&own, Some(12345), None).unwrap();
+            fs::set_permissions(&own, fs::Permissions::from_mode(0o4755)).unwrap();
+            assert_eq!(obstacle(&own), Some(Obstacle::Secure));
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! `pageone run -- CMD`: runs a command as a guest of the daemon, or of an engine of its own.
+
+use std::ffi::OsString;
+use std::os::fd::AsFd;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitCode, ExitStatus};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, Signal, kill_process};
+use sys::signals::{self, Signals};
+
+use crate::host::Host;
+use crate::launch::{self, Launch};
+use crate::program::{self, Obstacle};
+use crate::{human, paths};
+
+/// The exit code for a failure of `run` itself, as env(1) and its kin have it.
+const OWN_FAILURE: u8 = 125;
+/// What is passed on to the command.
+const FORWARDED: [i32; 6] = [
+    signals::SIGHUP,
+    signals::SIGINT,
+    signals::SIGQUIT,
+    signals::SIGTERM,
+    signals::SIGUSR1,
+    signals::SIGUSR2,
+];
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The daemon's socket; without a daemon there, an engine runs in this process
+    #[arg(long)]
+    socket: Option<PathBuf>,
+    /// Share pages only with guests of the same user that ask for the same name
+    #[arg(long)]
+    domain: Option<String>,
+    /// Tell the kernel's KSM of the memory as well
+    #[arg(long)]
+    also_ksm: bool,
+    /// Worker threads, without a daemon
+    #[arg(long, value_parser = human::threads)]
+    threads: Option<u16>,
+    /// Time between two looks at what was written, without a daemon
+    #[arg(long, value_name = "TIME", value_parser = human::period)]
+    merge_period: Option<Duration>,
+    /// The command and its arguments
+    #[arg(required = true, last = true, value_name = "CMD")]
+    command: Vec<OsString>,
+}
+
+pub(crate) fn main(args: &Args) -> ExitCode {
+    match start(args) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("pageone: {error:#}");
+            ExitCode::from(OWN_FAILURE)
+        }
+    }
+}
+
+fn start(args: &Args) -> Result<ExitCode> {
+    let name = args.command.first().context("no command")?;
+    let file = match program::find(name, std::env::var_os("PATH").as_deref()) {
+        Ok(file) => file,
+        Err(error) => {
+            eprintln!("pageone: {error}");
+            return Ok(ExitCode::from(error.exit_code()));
+        }
+    };
+    args.domain
+        .as_deref()
+        .map_or(Ok(()), launch::check_domain)?;
+    let obstacle = program::obstacle(&file);
+    if let Some(obstacle) = &obstacle {
+        eprintln!(
+            "pageone: {} {obstacle}: it runs, but its memory is not merged",
+            file.display()
+        );
+    }
+    let mut command = Command::new(name);
+    command.args(&args.command[1..]);
+    if obstacle.as_ref().is_some_and(Obstacle::is_fatal) {
+        return Err(failed_exec(&mut command));
+    }
+    let agent = paths::agent()?;
+    let socket = paths::socket(args.socket.as_deref());
+    let launch = Launch {
+        agent: &agent,
+        socket: socket.as_deref().unwrap_or(&agent),
+        domain: args.domain.as_deref(),
+        also_ksm: args.also_ksm,
+    };
+    let absence = match &socket {
+        Ok(path) => match sys::socket::connect(path) {
+            Ok(_) => {
+                launch.equip(&mut command);
+                return Err(failed_exec(&mut command));
+            }
+            Err(_) => format!("no daemon at {}", path.display()),
+        },
+        Err(error) => error.to_string(),
+    };
+    eprintln!("pageone: {absence}: an engine runs here until the command ends");
+    embed(args, launch, &mut command)
+}
+
+/// Becomes the command; returns only if that fails.
+fn failed_exec(command: &mut Command) -> anyhow::Error {
+    let error = command.exec();
+    anyhow::Error::new(error).context(format!("cannot run {}", command.get_program().display()))
+}
+
+/// Runs the command with an engine in this process.
+fn embed(args: &Args, launch: Launch<'_>, command: &mut Command) -> Result<ExitCode> {
+    let waited = [&FORWARDED[..], &[signals::SIGCHLD]].concat();
+    let signals = Signals::block(&waited).context("cannot wait for signals")?;
+    let default = engine::Options::default();
+    let host = Host::start(engine::Options {
+        threads: args.threads.unwrap_or(default.threads),
+        merge_period: args.merge_period.unwrap_or(default.merge_period),
+        ..default
+    })?;
+    let launch = Launch {
+        socket: host.socket(),
+        ..launch
+    };
+    launch.equip(command);
+    let child = signals::prepare_child(command, false).spawn();
+    let mut child =
+        child.with_context(|| format!("cannot run {}", command.get_program().display()))?;
+    let status = wait(&mut child, &signals);
+    host.stop()?;
+    Ok(pass_on(status?))
+}
+
+/// Waits for the command, passing signals on to it.
+fn wait(child: &mut Child, signals: &Signals) -> Result<ExitStatus> {
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+        let mut ready = [PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN)];
+        match poll(&mut ready, None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        while let Some(arrived) = signals.next()? {
+            // A key of the terminal reaches the command by itself.
+            if arrived.signal != signals::SIGCHLD && !arrived.from_kernel {
+                forward(child, arrived.signal);
+            }
+        }
+    }
+}
+
+fn forward(child: &Child, signal: i32) {
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    if let (Some(pid), Some(signal)) = (pid, Signal::from_named_raw(signal)) {
+        // A command that has just ended is no error.
+        let _ = kill_process(pid, signal);
+    }
+}
+
+/// Ends the way the command did.
+fn pass_on(status: ExitStatus) -> ExitCode {
+    if let Some(signal) = status.signal() {
+        signals::die_of(signal);
+        return ExitCode::from(u8::try_from(128 + signal).unwrap_or(u8::MAX));
+    }
+    ExitCode::from(
+        status
+            .code()
+            .and_then(|code| u8::try_from(code).ok())
+            .unwrap_or(1),
+    )
+}

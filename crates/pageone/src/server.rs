@@ -1,0 +1,296 @@
+//! The front of the engine: takes connections, learns who calls, hands guests to the engine and
+//! answers the command line.
+//!
+//! ```text
+//!              ┌── poll loop, one thread ──┐
+//!  connect ───▶│ pending: Hello, in 5 s    │── agent ──▶ engine.admit
+//!              │          request, in 5 s  │── status ─▶ lane (a thread) ─▶ reply
+//!              └───────────────────────────┘── set ────▶ lane (a thread) ─▶ reply
+//! ```
+//!
+//! Everything is bounded (I8): the connections that have not said who they are, those of one user
+//! among them, the time they have for it, the requests that wait, and the time a caller has to take
+//! its reply. Two lanes, because unmerging everything takes long and must not hide the counters.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use engine::Engine;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use sys::socket::{self, Peer};
+use wire::{Hello, MAX_MESSAGE, Reply, Request, Role};
+
+use crate::listener::Listener;
+use crate::policy::Policy;
+
+/// Connections that have not said who they are.
+const MAX_PENDING: usize = 256;
+/// Those of one user among them, so that one user cannot keep all others out.
+const MAX_PENDING_OF_USER: usize = 64;
+/// Requests that wait in a lane.
+const MAX_WAITING: usize = 16;
+/// Time to say who one is, to send a request, or to take a reply.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// After a failed accept (no descriptors left), time before the next one.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// A connection between its first byte and the engine or a lane.
+struct Pending {
+    socket: OwnedFd,
+    peer: Peer,
+    deadline: Instant,
+    control: bool,
+}
+
+/// What became of a pending connection.
+enum Step {
+    Done,
+    Wait(Pending),
+}
+
+/// The poll loop's state.
+pub(crate) struct Server {
+    listener: Listener,
+    policy: Policy,
+    engine: Arc<Engine>,
+    pending: Vec<Pending>,
+    accept_after: Option<Instant>,
+    status: Lane,
+    set: Lane,
+}
+
+impl Server {
+    /// Serves `engine` at `listener`, once [`serve`](Self::serve) is called.
+    pub(crate) fn new(listener: Listener, policy: Policy, engine: Arc<Engine>) -> Self {
+        let (status, set) = (Lane::new("status", &engine), Lane::new("set", &engine));
+        Self {
+            listener,
+            policy,
+            engine,
+            pending: Vec::new(),
+            accept_after: None,
+            status,
+            set,
+        }
+    }
+
+    /// Serves until `stop` is readable, then closes the socket and waits for the lanes.
+    ///
+    /// # Errors
+    /// Waiting fails: nothing else stops it.
+    pub(crate) fn serve(mut self, stop: BorrowedFd<'_>) -> std::io::Result<()> {
+        loop {
+            let (stopped, accept, ready) = self.wait(stop)?;
+            if stopped {
+                return Ok(());
+            }
+            self.advance(&ready);
+            if accept {
+                self.accept();
+            }
+        }
+    }
+
+    /// Sleeps until something is to be done: stop, a new connection, which pending ones are ready.
+    fn wait(&self, stop: BorrowedFd<'_>) -> std::io::Result<(bool, bool, Vec<bool>)> {
+        let now = Instant::now();
+        let accepting =
+            self.pending.len() < MAX_PENDING && self.accept_after.is_none_or(|after| after <= now);
+        let mut fds = vec![PollFd::from_borrowed_fd(stop, PollFlags::IN)];
+        let pending = self.pending.iter().map(|p| p.socket.as_fd());
+        fds.extend(pending.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        if accepting {
+            fds.push(PollFd::from_borrowed_fd(
+                self.listener.as_fd(),
+                PollFlags::IN,
+            ));
+        }
+        let deadlines = self.pending.iter().map(|p| p.deadline);
+        let next = deadlines
+            .chain(self.accept_after.filter(|_| !accepting))
+            .min();
+        let wait = next.map(|next| next.saturating_duration_since(now));
+        let wait = wait.and_then(|wait| Timespec::try_from(wait).ok());
+        match poll(&mut fds, wait.as_ref()) {
+            Ok(_) => {}
+            Err(rustix::io::Errno::INTR) => return Ok((false, false, vec![])),
+            Err(error) => return Err(error.into()),
+        }
+        let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        let (stopped, rest) = (ready[0], &ready[1..]);
+        let (pending, listener) = rest.split_at(self.pending.len());
+        Ok((stopped, listener.first() == Some(&true), pending.to_vec()))
+    }
+
+    fn accept(&mut self) {
+        self.accept_after = None;
+        let socket = match socket::accept(&self.listener) {
+            Ok(socket) => socket,
+            Err(error) => {
+                tracing::warn!("cannot take a connection: {error}");
+                self.accept_after = Some(Instant::now() + ACCEPT_PAUSE);
+                return;
+            }
+        };
+        let Ok(peer) = socket::peer(&socket) else {
+            return;
+        };
+        let same = self.pending.iter().filter(|p| p.peer.uid == peer.uid);
+        if same.count() >= MAX_PENDING_OF_USER {
+            tracing::warn!("user {} has too many unfinished connections", peer.uid);
+            return;
+        }
+        let deadline = Instant::now() + PATIENCE;
+        self.pending.push(Pending {
+            socket,
+            peer,
+            deadline,
+            control: false,
+        });
+    }
+
+    /// Takes each pending connection that is ready or late one step further.
+    fn advance(&mut self, ready: &[bool]) {
+        let now = Instant::now();
+        let ready = ready.iter().copied().chain(std::iter::repeat(false));
+        for (pending, ready) in std::mem::take(&mut self.pending).into_iter().zip(ready) {
+            let step = match ready {
+                true => self.read(pending),
+                false if pending.deadline <= now => Step::Done,
+                false => Step::Wait(pending),
+            };
+            if let Step::Wait(pending) = step {
+                self.pending.push(pending);
+            }
+        }
+    }
+
+    fn read(&self, pending: Pending) -> Step {
+        let mut packet = [0; MAX_MESSAGE];
+        let Ok(received) = socket::recv(&pending.socket, &mut packet) else {
+            return Step::Done;
+        };
+        match &packet[..received.len] {
+            [] => Step::Done,
+            request if pending.control => {
+                self.request(pending, request);
+                Step::Done
+            }
+            hello => self.hello(pending, hello),
+        }
+    }
+
+    fn hello(&self, pending: Pending, packet: &[u8]) -> Step {
+        let hello = match Hello::decode(packet) {
+            Ok(hello) => hello,
+            Err(error) => {
+                tracing::warn!("process {} is refused: {error}", pending.peer.pid);
+                return Step::Done;
+            }
+        };
+        if hello.role == Role::Control {
+            return Step::Wait(Pending {
+                control: true,
+                ..pending
+            });
+        }
+        match self.policy.domain(pending.peer, hello.domain.as_str()) {
+            Some(domain) => self.engine.admit(pending.socket, pending.peer, &domain),
+            None => tracing::warn!("user {} may not have guests here", pending.peer.uid),
+        }
+        Step::Done
+    }
+
+    fn request(&self, pending: Pending, packet: &[u8]) {
+        let socket = pending.socket;
+        if !self.policy.may_control(pending.peer) {
+            let why = format!("user {} may not control this daemon", pending.peer.uid);
+            return reply(&socket, &Reply::Refused(why));
+        }
+        match serde_json::from_slice(packet) {
+            Ok(Request::Status) => self.status.push(socket, Request::Status),
+            Ok(request) => self.set.push(socket, request),
+            Err(error) => {
+                let why = format!("the request is not understood: {error}");
+                reply(&socket, &Reply::Refused(why));
+            }
+        }
+    }
+}
+
+type Waiting = (OwnedFd, Request);
+
+/// A thread that answers one kind of request, in order.
+struct Lane {
+    queue: Option<SyncSender<Waiting>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Lane {
+    fn new(name: &str, engine: &Arc<Engine>) -> Self {
+        let (queue, requests) = sync_channel(MAX_WAITING);
+        let engine = Arc::clone(engine);
+        let work = move || answer(&engine, &requests);
+        let thread = thread::Builder::new().name(name.to_owned()).spawn(work);
+        if let Err(error) = &thread {
+            tracing::error!("cannot start the thread for {name} requests: {error}");
+        }
+        Self {
+            queue: Some(queue),
+            thread: thread.ok(),
+        }
+    }
+
+    fn push(&self, socket: OwnedFd, request: Request) {
+        let Some(queue) = &self.queue else { return };
+        if let Err(full) = queue.try_send((socket, request)) {
+            let (std::sync::mpsc::TrySendError::Full((socket, _))
+            | std::sync::mpsc::TrySendError::Disconnected((socket, _))) = full;
+            reply(
+                &socket,
+                &Reply::Refused("too many requests wait".to_owned()),
+            );
+        }
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        self.queue = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn answer(engine: &Engine, requests: &Receiver<Waiting>) {
+    for (socket, request) in requests {
+        let answer = match request {
+            Request::Status => Reply::Status(Box::new(engine.status())),
+            Request::Set(settings) => match engine.set(&settings) {
+                Ok(()) => Reply::Done,
+                Err(error) => Reply::Refused(format!("{:#}", anyhow::Error::new(error))),
+            },
+        };
+        reply(&socket, &answer);
+    }
+}
+
+/// Sends a reply. A caller that has gone, or does not take it in time, has lost it.
+fn reply(socket: &OwnedFd, reply: &Reply) {
+    let Ok(json) = serde_json::to_vec(reply) else {
+        return;
+    };
+    if set_socket_timeout(socket, Timeout::Send, Some(PATIENCE)).is_err() {
+        return;
+    }
+    for part in wire::reply_parts(&json) {
+        if socket::send(socket, &part, &[]).is_err() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! `pageone set KEY=VALUE…`: turns knobs of a running daemon, all or none.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use wire::{Reply, Request, RunMode, Setting};
+
+use crate::{client, human, paths};
+
+/// The knobs, as messages list them.
+const KEYS: &str = "run (0 stop, 1 run, 2 unmerge all), merge_period (like 20s), threads, \
+                    use_zero_pages (true or false)";
+/// `run=2` copies every merged page: that takes as long as the memory is large.
+const PATIENCE: Duration = Duration::from_secs(3600);
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The daemon's socket
+    #[arg(long)]
+    socket: Option<PathBuf>,
+    /// Knobs and values: run=0|1|2, merge_period=20s, threads=N, use_zero_pages=true|false
+    #[arg(required = true, value_name = "KEY=VALUE", value_parser = setting)]
+    settings: Vec<Setting>,
+}
+
+pub(crate) fn main(args: &Args) -> Result<()> {
+    let socket = paths::socket(args.socket.as_deref())?;
+    let request = Request::Set(args.settings.clone());
+    match client::ask(&socket, &request, PATIENCE)? {
+        Reply::Done => Ok(()),
+        Reply::Refused(why) => bail!("not set: {why}"),
+        Reply::Status(_) => bail!("the daemon replied with something else"),
+    }
+}
+
+/// One `KEY=VALUE`.
+///
+/// # Errors
+/// What is wrong with it, naming the key.
+fn setting(text: &str) -> Result<Setting, String> {
+    let Some((key, value)) = text.split_once('=') else {
+        return Err(format!("write KEY=VALUE; the keys are {KEYS}"));
+    };
+    let named = |why: String| format!("{key}: {why}");
+    match key {
+        "run" => run_mode(value).map(Setting::Run).map_err(named),
+        "merge_period" => {
+            let time = human::period(value).map_err(named)?;
+            let ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+            Ok(Setting::MergePeriodMs(ms))
+        }
+        "threads" => human::threads(value).map(Setting::Threads).map_err(named),
+        "use_zero_pages" => switch(value).map(Setting::UseZeroPages).map_err(named),
+        _ => Err(format!("there is no key `{key}`; the keys are {KEYS}")),
+    }
+}
+
+fn run_mode(value: &str) -> Result<RunMode, String> {
+    match value.parse::<u8>() {
+        Ok(number) => RunMode::try_from(number),
+        Err(_) => Err(format!(
+            "run is 0 (stop), 1 (run) or 2 (unmerge all), not {value}"
+        )),
+    }
+}
+
+fn switch(value: &str) -> Result<bool, String> {
+    match value {
+        "1" | "true" => Ok(true),
+        "0" | "false" => Ok(false),
+        _ => Err(format!("`{value}` is neither true nor false")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_knob_is_understood() {
+        assert_eq!(setting("run=2"), Ok(Setting::Run(RunMode::Unmerge)));
+        assert_eq!(
+            setting("merge_period=1500ms"),
+            Ok(Setting::MergePeriodMs(1500))
+        );
+        assert_eq!(setting("threads=3"), Ok(Setting::Threads(3)));
+        assert_eq!(
+            setting("use_zero_pages=0"),
+            Ok(Setting::UseZeroPages(false))
+        );
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (bad, said) in [
+            ("run", "KEY=VALUE"),
+            ("runs=1", "merge_period"),
+            ("run=3", "run is 0"),
+            ("run=yes", "yes"),
+            ("merge_period=20", "merge_period"),
+            ("threads=0", "threads"),
+            ("use_zero_pages=maybe", "maybe"),
+        ] {
+            let error = setting(bad).unwrap_err();
+            assert!(error.contains(said), "{bad}: {error}");
+        }
+    }
+}

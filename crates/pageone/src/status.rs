@@ -1,0 +1,232 @@
+//! `pageone status`: the counters of a running daemon, as a table or as JSON.
+
+use std::fmt::Write as _;
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use wire::{GuestStatus, Reply, Request, RunMode, Status};
+
+use crate::{client, human, paths};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The daemon's socket
+    #[arg(long)]
+    socket: Option<PathBuf>,
+    /// Print JSON, one object a look
+    #[arg(long)]
+    json: bool,
+    /// Look again and again, this far apart
+    #[arg(long, value_name = "TIME", value_parser = human::period)]
+    watch: Option<Duration>,
+}
+
+pub(crate) fn main(args: &Args) -> Result<()> {
+    let socket = paths::socket(args.socket.as_deref())?;
+    loop {
+        let status = ask(&socket)?;
+        show(args, &status)?;
+        let Some(pause) = args.watch else {
+            return Ok(());
+        };
+        std::thread::sleep(pause);
+    }
+}
+
+/// The counters of the daemon at `socket`.
+///
+/// # Errors
+/// No daemon, or it refuses.
+pub(crate) fn ask(socket: &Path) -> Result<Status> {
+    match client::ask(socket, &Request::Status, PATIENCE)? {
+        Reply::Status(status) => Ok(*status),
+        Reply::Refused(why) => bail!("no status: {why}"),
+        Reply::Done => bail!("the daemon replied with something else"),
+    }
+}
+
+fn show(args: &Args, status: &Status) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    let text = match args.json {
+        true => serde_json::to_string(status)? + "\n",
+        false => table(status),
+    };
+    let clear = args.watch.is_some() && !args.json && out.is_terminal();
+    let begin = if clear { "\x1b[H\x1b[2J" } else { "" };
+    let written = write!(out, "{begin}{text}").and_then(|()| out.flush());
+    // Whoever reads has read enough: `pageone status | head`.
+    match written {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => std::process::exit(0),
+        other => Ok(other?),
+    }
+}
+
+fn table(status: &Status) -> String {
+    let mode = match status.run {
+        RunMode::Stop => "stopped",
+        RunMode::Run => "running",
+        RunMode::Unmerge => "unmerging",
+    };
+    let period = Duration::from_millis(status.merge_period_ms);
+    let mut text = format!(
+        "{mode}, {} threads, a look every {}, {} rounds, {:.1} s of CPU\n\n",
+        status.threads,
+        humantime::format_duration(period),
+        status.full_scans,
+        status.cpu_seconds
+    );
+    let mut line = |name: &str, value: String, note: &str| {
+        let _ = writeln!(text, "{name:<14} {value:>12}  {note}");
+    };
+    line("saved", human::size(status.saved_bytes), "");
+    line(
+        "net saved",
+        human::bytes(status.net_saved_bytes),
+        "less all overhead",
+    );
+    line("metadata", human::size(status.metadata_bytes), "");
+    for (name, pages, note) in classes(status) {
+        line(name, pages.to_string(), note);
+    }
+    text.push('\n');
+    guests(&mut text, &status.guests);
+    text
+}
+
+/// The classes of pages, each page in exactly one of the first six.
+fn classes(status: &Status) -> [(&'static str, u64, &'static str); 8] {
+    [
+        (
+            "shared",
+            status.pages_shared,
+            "pages: canonical copies in use",
+        ),
+        (
+            "sharing",
+            status.pages_sharing,
+            "pages that share one of them beyond its first: saved",
+        ),
+        (
+            "unshared",
+            status.pages_unshared,
+            "pages: settled, seen once",
+        ),
+        (
+            "volatile",
+            status.pages_volatile,
+            "pages: written lately, or not yet observed",
+        ),
+        ("zero", status.zero_pages, "pages of zeros without a frame"),
+        (
+            "skipped",
+            status.pages_skipped,
+            "pages left alone, of these:",
+        ),
+        (
+            "  broken",
+            status.pages_broken,
+            "written after they were merged",
+        ),
+        (
+            "  pinned",
+            status.pages_pinned,
+            "in use for I/O, or shared by fork",
+        ),
+    ]
+}
+
+fn guests(text: &mut String, guests: &[GuestStatus]) {
+    if guests.is_empty() {
+        text.push_str("no guests\n");
+        return;
+    }
+    let _ = writeln!(
+        text,
+        "{:>8} {:<16} {:<20} {:>7} {:>10} {:>10} {:>10} {:>8} {:>8} {:>10} {:>7}",
+        "PID",
+        "COMMAND",
+        "DOMAIN",
+        "REGIONS",
+        "PAGES",
+        "SHARING",
+        "ZERO",
+        "BROKEN",
+        "PINNED",
+        "SAVED",
+        "VMAS"
+    );
+    for guest in guests {
+        let _ = writeln!(
+            text,
+            "{:>8} {:<16} {:<20} {:>7} {:>10} {:>10} {:>10} {:>8} {:>8} {:>10} {:>7}{}",
+            guest.pid,
+            printable(&guest.comm),
+            printable(&guest.domain),
+            guest.regions,
+            guest.pages,
+            guest.pages_sharing,
+            guest.zero_pages,
+            guest.pages_broken,
+            guest.pages_pinned,
+            human::size(guest.saved_bytes),
+            guest.vmas,
+            if guest.responsive {
+                ""
+            } else {
+                "  does not answer"
+            }
+        );
+    }
+}
+
+/// A guest chooses its own name: nothing in it may reach the terminal as a command.
+fn printable(name: &str) -> String {
+    let shown = |c: char| if c.is_control() { '?' } else { c };
+    name.chars().map(shown).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status() -> Status {
+        let guest = GuestStatus {
+            pid: 77,
+            comm: "qemu\x1b[2J".to_owned(),
+            domain: "uid:0".to_owned(),
+            responsive: false,
+            ..GuestStatus::default()
+        };
+        Status {
+            threads: 3,
+            merge_period_ms: 20_000,
+            saved_bytes: 5 << 20,
+            net_saved_bytes: -4096,
+            guests: vec![guest],
+            ..Status::default()
+        }
+    }
+
+    #[test]
+    fn the_table_shows_the_saving_and_each_guest() {
+        let text = table(&status());
+        assert!(
+            text.starts_with("running, 3 threads, a look every 20s"),
+            "{text}"
+        );
+        assert!(
+            text.contains("5.0 MiB") && text.contains("-4.0 KiB"),
+            "{text}"
+        );
+        assert!(
+            text.contains("77") && text.contains("does not answer"),
+            "{text}"
+        );
+        assert!(!text.contains('\x1b'), "an escape sequence went through");
+        assert!(table(&Status::default()).contains("no guests"));
+    }
+}

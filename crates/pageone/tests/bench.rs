@@ -1,0 +1,108 @@
+//! The bench: what it refuses, and that KSM's knobs go back however it ends.
+
+mod common;
+
+use std::process::{Command, Stdio};
+
+use common::{Running, output, pageone, text, wait_for};
+use sys::ksm::Ksm;
+use sys::signals::SIGINT;
+
+const SIGKILL: i32 = 9;
+
+#[test]
+fn too_much_memory_is_refused_with_numbers() {
+    let mut command = pageone();
+    command.args([
+        "bench",
+        "merge",
+        "--guests",
+        "1000",
+        "--guest-mib",
+        "1048576",
+    ]);
+    let refused = output(&mut command);
+    let said = text(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(
+        said.contains("1000 guests of 1048576 MiB need") && said.contains("available"),
+        "{said}"
+    );
+}
+
+#[test]
+fn flags_out_of_range_are_refused() {
+    for (flag, value) in [
+        ("--dup", "1.5"),
+        ("--run-pages", "0"),
+        ("--zero-prefix", "-1"),
+        ("--engines", "pageone,xen"),
+        ("--threads", "1,0"),
+        ("--guests", "0"),
+    ] {
+        let mut command = pageone();
+        command.args(["bench", "merge", &format!("{flag}={value}")]);
+        let refused = output(&mut command);
+        assert_eq!(refused.status.code(), Some(2), "{flag}={value}");
+        assert!(
+            text(&refused.stderr).contains(flag),
+            "{}",
+            text(&refused.stderr)
+        );
+    }
+}
+
+/// One test for all that turns this machine's KSM, so that no two do at a time.
+#[test]
+fn ksm_is_measured_and_its_knobs_go_back() {
+    let ksm = Ksm::default();
+    let root = rustix::process::geteuid().is_root();
+    if !root || !ksm.exists() || ksm.number("run").is_ok_and(|run| run != 0) {
+        eprintln!("skipped: needs root, and a kernel with KSM at rest");
+        return;
+    }
+    let before = ksm.save().expect("knobs");
+    let report = output(bench(&["--steady", "1s", "--json"]).stderr(Stdio::null()));
+    let report: serde_json::Value = serde_json::from_slice(&report.stdout).expect("JSON");
+    let row = &report["rows"][0];
+    assert_eq!((&row["engine"], &row["errors"]), (&"ksm".into(), &0.into()));
+    assert_eq!(row["verified_bytes"], 2 * 64 << 20);
+    let ideal = row["ideal_saved_bytes"].as_u64().expect("a number");
+    assert!((40 << 20..50 << 20).contains(&ideal), "{ideal}");
+    // The saving itself is the whole machine's, and other tests run beside this one.
+    assert!(
+        row["cpu_total_s"].as_f64().is_some_and(|s| s > 0.0),
+        "{row}"
+    );
+    assert_eq!(ksm.save().expect("knobs"), before, "after an ordinary end");
+
+    for signal in [SIGINT, SIGKILL] {
+        let mut running = Running::start(bench(&["--steady", "60s"]).stderr(Stdio::null()));
+        wait_for("KSM to be tuned and run", || {
+            let busy = ksm.number("run").is_ok_and(|run| run == 1);
+            let tuned = ksm.number("sleep_millisecs").is_ok_and(|ms| ms == 0);
+            (busy && tuned).then_some(())
+        });
+        running.signal(signal);
+        running.end();
+        wait_for("the knobs to go back", || {
+            (ksm.save().expect("knobs") == before).then_some(())
+        });
+    }
+}
+
+fn bench(args: &[&str]) -> Command {
+    let mut command = pageone();
+    command.args([
+        "bench",
+        "merge",
+        "--engines",
+        "ksm",
+        "--guests",
+        "2",
+        "--guest-mib",
+        "64",
+    ]);
+    command.args(args);
+    command
+}

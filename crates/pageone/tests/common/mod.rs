@@ -1,0 +1,153 @@
+//! What the tests of the command share: a daemon at a socket of its own, and what became of a run.
+#![allow(dead_code, reason = "each test binary uses a part of it")]
+
+use std::io::Read;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// The longest wait for anything here.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The command under test, without what the caller's environment would tell it.
+pub(crate) fn pageone() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pageone"));
+    for name in [
+        "PAGEONE_AGENT",
+        "PAGEONE_SOCKET",
+        "PAGEONE_DOMAIN",
+        "PAGEONE_LOG",
+        "LD_PRELOAD",
+    ] {
+        command.env_remove(name);
+    }
+    command.stdin(Stdio::null());
+    command
+}
+
+/// Fails with what to do when the agent's library is not there: cargo does not build it for this
+/// package's tests alone.
+pub(crate) fn need_agent() {
+    let exe = Path::new(env!("CARGO_BIN_EXE_pageone"));
+    let agent = exe.with_file_name("libpageone_agent.so");
+    assert!(
+        agent.exists(),
+        "run `cargo build --workspace` first: {} is missing",
+        agent.display()
+    );
+}
+
+/// A folder with room for a socket, and the socket's path.
+pub(crate) struct Place {
+    folder: tempfile::TempDir,
+}
+
+impl Place {
+    pub(crate) fn new() -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        Self { folder }
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.folder.path().join("pageone.sock")
+    }
+
+    pub(crate) fn file(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.folder.path().join(name);
+        std::fs::write(&path, text).expect("a file");
+        path
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.folder.path()
+    }
+}
+
+/// A running child, ended on drop.
+pub(crate) struct Running(pub(crate) Child);
+
+impl Running {
+    pub(crate) fn start(command: &mut Command) -> Self {
+        Self(command.spawn().expect("the command starts"))
+    }
+
+    pub(crate) fn signal(&self, signal: i32) {
+        let pid = i32::try_from(self.0.id()).expect("a pid");
+        let pid = rustix::process::Pid::from_raw(pid).expect("a pid");
+        let signal = rustix::process::Signal::from_named_raw(signal).expect("a signal");
+        rustix::process::kill_process(pid, signal).expect("the signal is sent");
+    }
+
+    /// Waits for the end; gives the exit code, or 128 and the signal.
+    pub(crate) fn end(&mut self) -> i32 {
+        let status = wait_for("the end of a process", || self.0.try_wait().expect("wait"));
+        status
+            .code()
+            .unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
+    }
+
+    pub(crate) fn stderr(&mut self) -> String {
+        let mut text = String::new();
+        if let Some(mut stderr) = self.0.stderr.take() {
+            stderr.read_to_string(&mut text).expect("stderr");
+        }
+        text
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A daemon that serves at `place`'s socket.
+pub(crate) fn daemon(place: &Place, args: &[&str]) -> Running {
+    let mut command = pageone();
+    command
+        .arg("daemon")
+        .arg("--socket")
+        .arg(place.socket())
+        .args(args);
+    let running = Running::start(command.stderr(Stdio::piped()));
+    wait_for("the daemon", || {
+        status(place).status.success().then_some(())
+    });
+    running
+}
+
+pub(crate) fn status(place: &Place) -> Output {
+    output(
+        pageone()
+            .args(["status", "--json", "--socket"])
+            .arg(place.socket()),
+    )
+}
+
+pub(crate) fn json(place: &Place) -> serde_json::Value {
+    let output = status(place);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("JSON")
+}
+
+pub(crate) fn output(command: &mut Command) -> Output {
+    command.output().expect("the command runs")
+}
+
+pub(crate) fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Asks again and again until there is an answer.
+pub(crate) fn wait_for<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(answer) = ask() {
+            return answer;
+        }
+        assert!(Instant::now() < deadline, "waited {PATIENCE:?} for {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}

@@ -1,0 +1,217 @@
+//! The daemon: its socket, its configuration, its end, and callers that misbehave.
+
+mod common;
+
+use std::process::Stdio;
+
+use common::{Place, Running, daemon, json, output, pageone, status, text, wait_for};
+use sys::signals::{SIGINT, SIGTERM};
+use wire::MAX_MESSAGE;
+
+const SIGKILL: i32 = 9;
+
+#[test]
+fn an_ordinary_end_removes_the_socket() {
+    for signal in [SIGTERM, SIGINT] {
+        let place = Place::new();
+        let mut daemon = daemon(&place, &[]);
+        assert!(place.socket().exists());
+        daemon.signal(signal);
+        assert_eq!(daemon.end(), 0, "{}", daemon.stderr());
+        assert!(!place.socket().exists(), "the socket is left behind");
+    }
+}
+
+#[test]
+fn an_occupied_socket_is_refused_and_a_stale_one_replaced() {
+    let place = Place::new();
+    let mut first = daemon(&place, &[]);
+    let mut command = pageone();
+    command.arg("daemon").arg("--socket").arg(place.socket());
+    let second = output(&mut command);
+    assert_eq!(second.status.code(), Some(1));
+    let said = text(&second.stderr);
+    assert!(
+        said.contains(&first.0.id().to_string()) && said.contains("in use"),
+        "{said}"
+    );
+
+    first.signal(SIGKILL);
+    first.end();
+    assert!(place.socket().exists(), "a killed daemon cannot tidy up");
+    let _third = daemon(&place, &[]);
+    assert!(status(&place).status.success());
+}
+
+#[test]
+fn a_configuration_with_a_mistake_is_refused_with_key_and_line() {
+    let place = Place::new();
+    for (config, key, line) in [
+        (
+            "threads = 2\nmerge_perod = '20s'\n",
+            "merge_perod",
+            "line 2",
+        ),
+        ("\nmerge_period = 'often'\n", "merge_period", "line 2"),
+        ("threads = -3\n", "threads", "line 1"),
+    ] {
+        let file = place.file("pageone.toml", config);
+        let mut command = pageone();
+        command.arg("daemon").arg("--socket").arg(place.socket());
+        let output = output(command.arg("--config").arg(&file));
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains(key) && said.contains(line), "{said}");
+        assert!(said.contains("pageone.toml") && !place.socket().exists());
+    }
+}
+
+#[test]
+fn the_configuration_counts_and_flags_win() {
+    let place = Place::new();
+    let config = "threads = 3\nmerge_period = '7s'\nrun = 0\nlog = 'warn'\n";
+    let file = place.file("pageone.toml", config);
+    let file = file.to_str().expect("text");
+    let _daemon = daemon(&place, &["--config", file, "--threads", "1"]);
+    let now = json(&place);
+    assert_eq!(
+        (&now["threads"], &now["merge_period_ms"]),
+        (&1.into(), &7000.into())
+    );
+    assert_eq!(now["run"], 0);
+}
+
+#[test]
+fn knobs_turn_all_or_none() {
+    let place = Place::new();
+    let _daemon = daemon(&place, &["--threads", "1"]);
+    let set = |words: &[&str]| {
+        let mut command = pageone();
+        output(
+            command
+                .arg("set")
+                .arg("--socket")
+                .arg(place.socket())
+                .args(words),
+        )
+    };
+    let done = set(&[
+        "merge_period=1500ms",
+        "threads=2",
+        "use_zero_pages=false",
+        "run=0",
+    ]);
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    let now = json(&place);
+    assert_eq!(
+        (&now["threads"], &now["merge_period_ms"]),
+        (&2.into(), &1500.into())
+    );
+    assert_eq!(
+        (&now["use_zero_pages"], &now["run"]),
+        (&false.into(), &0.into())
+    );
+
+    let refused = set(&["threads=1", "speed=9"]);
+    let said = text(&refused.stderr);
+    assert!(
+        !refused.status.success() && said.contains("speed"),
+        "{said}"
+    );
+    for key in ["run", "merge_period", "threads", "use_zero_pages"] {
+        assert!(said.contains(key), "{key} is not listed: {said}");
+    }
+    assert_eq!(json(&place)["threads"], 2, "a part was set");
+}
+
+#[test]
+fn a_daemon_that_is_not_there_is_named() {
+    let place = Place::new();
+    let absent = status(&place);
+    assert_eq!(absent.status.code(), Some(1));
+    assert!(
+        text(&absent.stderr).contains("no daemon at"),
+        "{}",
+        text(&absent.stderr)
+    );
+}
+
+#[test]
+fn garbage_silence_and_size_do_no_harm() {
+    let place = Place::new();
+    let mut daemon = daemon(&place, &[]);
+    let connect = || sys::socket::connect(&place.socket()).expect("a connection");
+    let silent: Vec<_> = (0..40).map(|_| connect()).collect();
+    for len in [1, 2, 67, 68, 69, 1000, MAX_MESSAGE] {
+        for fill in [0, 1, 0xff] {
+            let socket = connect();
+            // The daemon may hang up at once; that is an answer, too.
+            let _ = sys::socket::send(&socket, &vec![fill; len], &[]);
+        }
+    }
+    let oversized = connect();
+    let _ = sys::socket::send(&oversized, &vec![1; 4 * MAX_MESSAGE], &[]);
+    assert!(status(&place).status.success());
+    drop(silent);
+    assert!(
+        daemon.0.try_wait().expect("wait").is_none(),
+        "the daemon died"
+    );
+}
+
+#[test]
+fn too_many_silent_callers_are_turned_away_and_then_let_in() {
+    let place = Place::new();
+    let _daemon = daemon(&place, &[]);
+    let connect = || sys::socket::connect(&place.socket());
+    // More than one user may have: the daemon closes the rest at once and lives on.
+    let callers: Vec<_> = (0..100).filter_map(|_| connect().ok()).collect();
+    let closed = wait_for("the daemon to turn callers away", || {
+        let mut packet = [0; 16];
+        let nonblocking = rustix::fs::OFlags::NONBLOCK;
+        let gone = callers.iter().filter(|socket| {
+            rustix::fs::fcntl_setfl(socket, nonblocking).expect("flags");
+            sys::socket::recv(socket, &mut packet).is_ok_and(|got| got.len == 0)
+        });
+        Some(gone.count()).filter(|&gone| gone > 0)
+    });
+    assert!(closed <= 100 - 64, "{closed} turned away");
+    // Those that stay silent lose their place after a few seconds.
+    wait_for("a place", || status(&place).status.success().then_some(()));
+}
+
+#[test]
+fn a_request_that_is_no_request_is_refused_with_a_reason() {
+    let place = Place::new();
+    let _daemon = daemon(&place, &[]);
+    let socket = sys::socket::connect(&place.socket()).expect("a connection");
+    let hello = wire::Hello {
+        role: wire::Role::Control,
+        domain: wire::Name::default(),
+    };
+    let mut packet = [0; MAX_MESSAGE];
+    let len = hello.encode(&mut packet);
+    sys::socket::send(&socket, &packet[..len], &[]).expect("hello");
+    sys::socket::send(&socket, b"{\"sett\": 1}", &[]).expect("request");
+    let got = sys::socket::recv(&socket, &mut packet).expect("reply").len;
+    let mut reader = wire::ReplyReader::default();
+    let reply = reader
+        .push(&packet[..got])
+        .expect("a part")
+        .expect("the whole");
+    let reply: wire::Reply = serde_json::from_slice(&reply).expect("JSON");
+    assert!(matches!(reply, wire::Reply::Refused(why) if why.contains("sett")));
+}
+
+#[test]
+fn a_reader_that_has_enough_is_no_error() {
+    let place = Place::new();
+    let _daemon = daemon(&place, &[]);
+    let mut command = pageone();
+    command
+        .args(["status", "--watch", "20ms", "--socket"])
+        .arg(place.socket());
+    let mut watching = Running::start(command.stdout(Stdio::piped()));
+    drop(watching.0.stdout.take());
+    assert_eq!(watching.end(), 0);
+}

@@ -1,0 +1,177 @@
+//! `pageone run`: the command's end is ours, whichever way it comes.
+
+mod common;
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Output, Stdio};
+
+use common::{Place, Running, daemon, need_agent, output, pageone, text};
+use sys::signals::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
+
+fn run(place: &Place, command: &[&str]) -> Output {
+    need_agent();
+    let mut run = pageone();
+    output(
+        run.arg("run")
+            .arg("--socket")
+            .arg(place.socket())
+            .arg("--")
+            .args(command),
+    )
+}
+
+#[test]
+fn exit_codes_pass_through_with_and_without_a_daemon() {
+    let place = Place::new();
+    let alone = run(&place, &["sh", "-c", "echo out; echo err >&2; exit 7"]);
+    assert_eq!(alone.status.code(), Some(7));
+    assert_eq!(text(&alone.stdout), "out\n");
+    let said = text(&alone.stderr);
+    assert!(
+        said.contains("err") && said.contains("no daemon at"),
+        "{said}"
+    );
+
+    let _daemon = daemon(&place, &[]);
+    let served = run(&place, &["sh", "-c", "exit 9"]);
+    assert_eq!(
+        (served.status.code(), text(&served.stderr).as_str()),
+        (Some(9), "")
+    );
+}
+
+#[test]
+fn a_command_that_a_signal_ends_ends_us_the_same_way() {
+    use std::os::unix::process::ExitStatusExt;
+    let place = Place::new();
+    for signal in ["TERM", "KILL", "SEGV"] {
+        let ended = run(&place, &["sh", "-c", &format!("kill -{signal} $$")]);
+        let number = match signal {
+            "TERM" => 15,
+            "KILL" => 9,
+            _ => 11,
+        };
+        assert_eq!(ended.status.signal(), Some(number), "{signal}");
+    }
+}
+
+#[test]
+fn signals_reach_the_command() {
+    need_agent();
+    for signal in [SIGTERM, SIGINT, SIGHUP, SIGUSR1] {
+        let place = Place::new();
+        let script = "trap 'exit 42' TERM INT HUP USR1; echo up; while :; do sleep 0.02; done";
+        let mut command = pageone();
+        command.arg("run").arg("--socket").arg(place.socket());
+        command.args(["--", "sh", "-c", script]);
+        command.stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut running = Running::start(&mut command);
+        let mut line = String::new();
+        let stdout = running.0.stdout.take().expect("stdout");
+        BufReader::new(stdout).read_line(&mut line).expect("a line");
+        assert_eq!(line, "up\n");
+        running.signal(signal);
+        assert_eq!(running.end(), 42, "signal {signal}");
+    }
+}
+
+#[test]
+fn commands_that_cannot_run_have_the_codes_of_a_shell() {
+    let place = Place::new();
+    let missing = run(&place, &["no-such-command-anywhere"]);
+    assert_eq!(missing.status.code(), Some(127));
+    assert!(text(&missing.stderr).contains("no-such-command-anywhere: command not found"));
+    let plain = place.file("plain", "data");
+    let plain = run(&place, &[plain.to_str().expect("text")]);
+    assert_eq!(plain.status.code(), Some(126));
+    assert!(text(&plain.stderr).contains("not executable"));
+    let mut bad = pageone();
+    let none = output(
+        bad.env("PAGEONE_AGENT", "/no/agent.so")
+            .args(["run", "--", "true"]),
+    );
+    assert_eq!(none.status.code(), Some(125));
+    assert!(
+        text(&none.stderr).contains("/no/agent.so"),
+        "{}",
+        text(&none.stderr)
+    );
+}
+
+#[test]
+fn scripts_are_fine_and_static_commands_are_told() {
+    let place = Place::new();
+    let script = place.file("script", "#!/bin/sh\nexit 5\n");
+    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).expect("mode");
+    let script = run(&place, &[script.to_str().expect("text")]);
+    assert_eq!(script.status.code(), Some(5));
+    assert!(
+        !text(&script.stderr).contains("static"),
+        "{}",
+        text(&script.stderr)
+    );
+
+    let source = place.file("fixed.c", "int main(void) { return 6; }\n");
+    let fixed = place.path().join("fixed");
+    let cc = Command::new("cc")
+        .arg("-static")
+        .arg("-o")
+        .arg(&fixed)
+        .arg(&source)
+        .output();
+    if !cc.is_ok_and(|cc| cc.status.success()) {
+        eprintln!("skipped: no C compiler that links statically");
+        return;
+    }
+    let fixed = run(&place, &[fixed.to_str().expect("text")]);
+    assert_eq!(fixed.status.code(), Some(6), "it runs all the same");
+    let said = text(&fixed.stderr);
+    assert!(
+        said.contains("statically linked") && said.contains("not merged"),
+        "{said}"
+    );
+}
+
+#[test]
+fn the_environment_tells_the_agent_and_keeps_other_preloads() {
+    need_agent();
+    let place = Place::new();
+    let _daemon = daemon(&place, &[]);
+    let mut command = pageone();
+    command.arg("run").arg("--socket").arg(place.socket());
+    command.args(["--domain", "blue", "--also-ksm", "--", "env"]);
+    let other = "/usr/lib/x86_64-linux-gnu/libm.so.6";
+    let env = text(&output(command.env("LD_PRELOAD", other)).stdout);
+    let value = |name: &str| {
+        env.lines()
+            .find_map(|line| line.strip_prefix(name))
+            .unwrap_or("")
+    };
+    assert!(
+        value("LD_PRELOAD=").ends_with(&format!("libpageone_agent.so:{other}")),
+        "{env}"
+    );
+    assert_eq!(
+        value("PAGEONE_SOCKET="),
+        place.socket().to_str().expect("text")
+    );
+    assert_eq!(
+        (value("PAGEONE_DOMAIN="), value("PAGEONE_ALSO_KSM=")),
+        ("blue", "1")
+    );
+}
+
+#[test]
+fn a_domain_that_is_no_name_is_refused() {
+    let place = Place::new();
+    let mut command = pageone();
+    command.arg("run").arg("--socket").arg(place.socket());
+    let refused = output(command.args(["--domain", &"x".repeat(64), "--", "true"]));
+    assert_eq!(refused.status.code(), Some(125));
+    assert!(
+        text(&refused.stderr).contains("domain"),
+        "{}",
+        text(&refused.stderr)
+    );
+}

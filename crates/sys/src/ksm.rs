@@ -1,0 +1,214 @@
+//! KSM's knobs and counters in sysfs (Documentation/admin-guide/mm/ksm.rst).
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Where the kernel keeps them.
+pub const FOLDER: &str = "/sys/kernel/mm/ksm";
+
+/// KSM of this machine, or a folder that looks like it.
+#[derive(Clone, Debug)]
+pub struct Ksm {
+    folder: PathBuf,
+}
+
+/// Knobs as they were found: names and values, in the order in which they are put back.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Knobs(Vec<(String, String)>);
+
+impl Knobs {
+    /// The knobs that tuning changes. The advisor comes after what it owns while it is on, and
+    /// `run` last: KSM goes back to work with its own values.
+    pub const NAMES: [&'static str; 4] =
+        ["sleep_millisecs", "pages_to_scan", "advisor_mode", "run"];
+
+    /// The value of `name`, if it was saved.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&str> {
+        let found = self.0.iter().find(|(knob, _)| knob == name)?;
+        Some(&found.1)
+    }
+
+    /// As `NAME=VALUE` words.
+    pub fn words(&self) -> impl Iterator<Item = String> + '_ {
+        self.0.iter().map(|(name, value)| format!("{name}={value}"))
+    }
+
+    /// From `NAME=VALUE` words; `None` when one names no knob that tuning changes.
+    #[must_use]
+    pub fn from_words<'a>(words: impl IntoIterator<Item = &'a str>) -> Option<Self> {
+        let knob = |word: &'a str| {
+            let (name, value) = word.split_once('=')?;
+            let known = Self::NAMES.contains(&name) && !value.is_empty();
+            known.then(|| (name.to_owned(), value.to_owned()))
+        };
+        words.into_iter().map(knob).collect::<Option<_>>().map(Self)
+    }
+}
+
+impl Default for Ksm {
+    fn default() -> Self {
+        Self::at(FOLDER)
+    }
+}
+
+impl Ksm {
+    /// KSM's files in `folder`.
+    #[must_use]
+    pub fn at(folder: impl Into<PathBuf>) -> Self {
+        Self {
+            folder: folder.into(),
+        }
+    }
+
+    /// Whether this kernel has KSM.
+    #[must_use]
+    pub fn exists(&self) -> bool {
+        self.folder.join("run").exists()
+    }
+
+    /// The value of `name`. Of a choice like `[none] scan-time`, the chosen word.
+    ///
+    /// # Errors
+    /// Whatever reading gives, with the file's name.
+    pub fn read(&self, name: &str) -> io::Result<String> {
+        let path = self.folder.join(name);
+        let text = fs::read_to_string(&path).map_err(|error| named(&path, &error))?;
+        let chosen = text
+            .split_once('[')
+            .and_then(|(_, rest)| rest.split_once(']'));
+        Ok(chosen.map_or(text.trim(), |(word, _)| word).to_owned())
+    }
+
+    /// The number in `name`.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read); `InvalidData` when it is no number.
+    pub fn number(&self, name: &str) -> io::Result<u64> {
+        let value = self.read(name)?;
+        value.parse().map_err(|_| {
+            let why = format!(
+                "{} holds {value:?}, not a number",
+                self.folder.join(name).display()
+            );
+            io::Error::new(io::ErrorKind::InvalidData, why)
+        })
+    }
+
+    /// Sets `name` to `value`.
+    ///
+    /// # Errors
+    /// `PermissionDenied` for anyone but root; `InvalidInput` for a value the kernel refuses.
+    pub fn write(&self, name: &str, value: &str) -> io::Result<()> {
+        let path = self.folder.join(name);
+        fs::write(&path, value).map_err(|error| named(&path, &error))
+    }
+
+    /// The knobs that tuning changes, as they are now. Older kernels lack some.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn save(&self) -> io::Result<Knobs> {
+        let mut knobs = Vec::new();
+        for name in Knobs::NAMES {
+            if self.folder.join(name).exists() {
+                knobs.push((name.to_owned(), self.read(name)?));
+            }
+        }
+        Ok(Knobs(knobs))
+    }
+
+    /// Puts `knobs` back, all that can be; a knob that already has its value is not written.
+    ///
+    /// # Errors
+    /// The first failure, after all were tried.
+    pub fn restore(&self, knobs: &Knobs) -> io::Result<()> {
+        let mut result = Ok(());
+        for (name, value) in &knobs.0 {
+            let done = self.read(name).and_then(|now| match now == *value {
+                true => Ok(()),
+                false => self.write(name, value),
+            });
+            result = result.and(done);
+        }
+        result
+    }
+
+    /// Makes it scan as fast as one core can, without starting or stopping it.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub fn tune(&self) -> io::Result<()> {
+        if self.folder.join("advisor_mode").exists() {
+            self.write("advisor_mode", "none")?;
+        }
+        self.write("sleep_millisecs", "0")?;
+        self.write("pages_to_scan", "1000000")
+    }
+}
+
+fn named(path: &Path, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fake(files: &[(&str, &str)]) -> (tempfile::TempDir, Ksm) {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, value) in files {
+            fs::write(folder.path().join(name), value).unwrap();
+        }
+        let ksm = Ksm::at(folder.path());
+        (folder, ksm)
+    }
+
+    #[test]
+    fn tuned_values_go_back() {
+        let (_folder, ksm) = fake(&[
+            ("run", "1\n"),
+            ("sleep_millisecs", "20\n"),
+            ("pages_to_scan", "100\n"),
+            ("advisor_mode", "none [scan-time]\n"),
+        ]);
+        let saved = ksm.save().unwrap();
+        assert_eq!(saved.get("advisor_mode"), Some("scan-time"));
+        ksm.tune().unwrap();
+        ksm.write("run", "0").unwrap();
+        assert_eq!(ksm.number("sleep_millisecs").unwrap(), 0);
+        assert_eq!(ksm.read("advisor_mode").unwrap(), "none");
+        ksm.restore(&saved).unwrap();
+        assert_eq!(ksm.save().unwrap(), saved);
+    }
+
+    #[test]
+    fn words_carry_the_knobs_and_nothing_else() {
+        let (_folder, ksm) = fake(&[("run", "1"), ("pages_to_scan", "100")]);
+        let saved = ksm.save().unwrap();
+        let words: Vec<String> = saved.words().collect();
+        assert_eq!(words, ["pages_to_scan=100", "run=1"]);
+        assert_eq!(
+            Knobs::from_words(words.iter().map(String::as_str)),
+            Some(saved)
+        );
+        assert_eq!(Knobs::from_words(["../../x=1"]), None);
+        assert_eq!(Knobs::from_words(["run"]), None);
+    }
+
+    #[test]
+    fn one_that_fails_does_not_keep_the_others_back() {
+        let (folder, ksm) = fake(&[
+            ("run", "1"),
+            ("pages_to_scan", "100"),
+            ("sleep_millisecs", "20"),
+        ]);
+        let saved = ksm.save().unwrap();
+        ksm.tune().unwrap();
+        fs::remove_file(folder.path().join("sleep_millisecs")).unwrap();
+        fs::create_dir(folder.path().join("sleep_millisecs")).unwrap();
+        assert!(ksm.restore(&saved).is_err());
+        assert_eq!(ksm.number("pages_to_scan").unwrap(), 100);
+    }
+}

@@ -1,0 +1,169 @@
+//! Signals as a descriptor to wait on (signalfd(2)), and what children have to know of them.
+//!
+//! A blocked signal stays blocked in every child, so a program that waits this way starts its
+//! children through [`prepare_child`].
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+pub use libc::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+
+/// A signal that arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrived {
+    /// Its number.
+    pub signal: i32,
+    /// Whether the kernel sent it: for `SIGINT` and `SIGQUIT`, a key of the terminal, which the
+    /// whole foreground process group gets.
+    pub from_kernel: bool,
+}
+
+/// Signals that wait in a descriptor instead of interrupting.
+#[derive(Debug)]
+pub struct Signals(OwnedFd);
+
+impl Signals {
+    /// Blocks `signals` in this thread, and so in those it starts from now on, and collects them.
+    ///
+    /// Call it before the first thread is started: a thread that does not block a signal takes it.
+    ///
+    /// # Errors
+    /// Whatever sigprocmask(2) and signalfd(2) give.
+    pub fn block(signals: &[i32]) -> io::Result<Self> {
+        let set = set_of(signals);
+        mask(libc::SIG_BLOCK, &set)?;
+        // SAFETY: `set` is an initialized signal set.
+        let fd =
+            unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the kernel has just handed out this descriptor; nobody else owns it.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// The next signal that waits, if any; never sleeps.
+    ///
+    /// # Errors
+    /// Whatever read(2) gives.
+    pub fn next(&self) -> io::Result<Option<Arrived>> {
+        let mut info = MaybeUninit::<libc::signalfd_siginfo>::zeroed();
+        let size = size_of::<libc::signalfd_siginfo>();
+        // SAFETY: the buffer holds `size` bytes, and any bytes are a valid `signalfd_siginfo`.
+        let (got, info) = unsafe {
+            let got = libc::read(self.0.as_raw_fd(), info.as_mut_ptr().cast(), size);
+            (got, info.assume_init())
+        };
+        if got < 0 {
+            let error = io::Error::last_os_error();
+            let none = error.kind() == io::ErrorKind::WouldBlock;
+            return if none { Ok(None) } else { Err(error) };
+        }
+        Ok(Some(Arrived {
+            signal: i32::try_from(info.ssi_signo).unwrap_or(0),
+            from_kernel: info.ssi_code == libc::SI_KERNEL,
+        }))
+    }
+}
+
+impl AsFd for Signals {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Makes `command` start with no signal blocked, and get `SIGTERM` when the thread that starts it
+/// ends, if `tied`.
+pub fn prepare_child(command: &mut Command, tied: bool) -> &mut Command {
+    let parent = std::process::id();
+    let prepare = move || {
+        if tied {
+            tie_to_parent(parent)?;
+        }
+        mask(libc::SIG_SETMASK, &set_of(&[]))
+    };
+    // SAFETY: between fork and exec only async-signal-safe calls are made (prctl, getppid,
+    // sigprocmask), none of which allocates or takes a lock.
+    unsafe { command.pre_exec(prepare) }
+}
+
+fn tie_to_parent(parent: u32) -> io::Result<()> {
+    // SAFETY: PR_SET_PDEATHSIG takes a signal number and touches no memory.
+    let result = unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // A parent that died before the call sends nothing any more.
+    match u32::try_from(parent_pid()) {
+        Ok(now) if now == parent => Ok(()),
+        _ => Err(io::ErrorKind::BrokenPipe.into()),
+    }
+}
+
+fn parent_pid() -> i32 {
+    rustix::process::getppid().map_or(0, rustix::process::Pid::as_raw_pid)
+}
+
+/// Ends this process by `signal`, the way the signal would by itself, without a core file: what a
+/// parent does to pass on how its child died. Returns only if the signal does not kill.
+pub fn die_of(signal: i32) {
+    let no_core = rustix::process::Rlimit {
+        current: Some(0),
+        maximum: Some(0),
+    };
+    let _ = rustix::process::setrlimit(rustix::process::Resource::Core, no_core);
+    // SAFETY: setting the default action and raising a signal touch no memory of ours.
+    unsafe {
+        libc::signal(signal, libc::SIG_DFL);
+        let set = set_of(&[signal]);
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const set, std::ptr::null_mut());
+        libc::raise(signal);
+    }
+}
+
+fn set_of(signals: &[i32]) -> libc::sigset_t {
+    let mut set = MaybeUninit::uninit();
+    // SAFETY: sigemptyset initializes the set; sigaddset refuses numbers that are no signals.
+    unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        for &signal in signals {
+            libc::sigaddset(set.as_mut_ptr(), signal);
+        }
+        set.assume_init()
+    }
+}
+
+fn mask(how: i32, set: &libc::sigset_t) -> io::Result<()> {
+    // SAFETY: `set` is initialized, and the old mask is not asked for.
+    match unsafe { libc::pthread_sigmask(how, set, std::ptr::null_mut()) } {
+        0 => Ok(()),
+        error => Err(io::Error::from_raw_os_error(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// In one test: the mask belongs to the thread, and a thread directed signal finds it.
+    #[test]
+    fn a_blocked_signal_waits_in_the_descriptor_and_not_in_children() {
+        let signals = Signals::block(&[SIGUSR1]).unwrap();
+        assert_eq!(signals.next().unwrap(), None);
+        // SAFETY: the signal is blocked in this thread, so raising it only queues it.
+        unsafe { libc::raise(SIGUSR1) };
+        let arrived = signals.next().unwrap();
+        let expected = Arrived {
+            signal: SIGUSR1,
+            from_kernel: false,
+        };
+        assert_eq!(arrived, Some(expected));
+        let mut command = Command::new("grep");
+        command.args(["SigBlk", "/proc/self/status"]);
+        let output = prepare_child(&mut command, true).output().unwrap();
+        assert_eq!(output.stdout, b"SigBlk:\t0000000000000000\n");
+    }
+}
