@@ -15,8 +15,9 @@ use crate::link::{ProcessMemory, SocketLink};
 use crate::page::Class;
 use crate::read::Hasher;
 use crate::realm::{Realm, lock};
-use crate::schedule::{Core, Knobs, STUCK, Scratch, Workers};
+use crate::schedule::{Core, Knobs, Scratch};
 use crate::store::Memfd;
+use crate::workers::{STUCK, Workers};
 
 /// How an engine starts.
 #[derive(Clone, Debug)]
@@ -454,4 +455,86 @@ fn unmerge_all(shared: &Shared, workers: &Workers) {
         signal.granted = wishes;
         signal.left = left;
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn engine() -> Option<Engine> {
+        let options = Options {
+            threads: 2,
+            merge_period: Duration::from_millis(10),
+            ..Options::default()
+        };
+        match Engine::start(options) {
+            Ok(engine) => Some(engine),
+            Err(error @ EngineError::Missing { .. }) => {
+                eprintln!("skipped: {error}");
+                None
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    #[test]
+    fn knobs_turn_all_or_none() {
+        let Some(engine) = engine() else {
+            return;
+        };
+        let wrong = [Setting::UseZeroPages(false), Setting::Threads(0)];
+        let refused = engine.set(&wrong).unwrap_err().to_string();
+        assert_eq!(refused, "threads cannot be 0: it takes 1 to 1024");
+        assert!(engine.status().use_zero_pages, "nothing was turned");
+        let right = [
+            Setting::UseZeroPages(false),
+            Setting::Threads(3),
+            Setting::MergePeriodMs(50),
+            Setting::Run(RunMode::Unmerge),
+        ];
+        engine.set(&right).unwrap();
+        let status = engine.status();
+        assert_eq!((status.threads, status.merge_period_ms), (3, 50));
+        assert_eq!(
+            (status.use_zero_pages, status.run),
+            (false, RunMode::Unmerge)
+        );
+        engine.stop();
+    }
+
+    #[test]
+    fn a_guest_that_never_answers_is_no_obstacle() {
+        let Some(engine) = engine() else {
+            return;
+        };
+        let (ours, theirs) = sys::socket::pair().unwrap();
+        let peer = sys::socket::peer(&ours).unwrap();
+        engine.admit(ours, peer, "somebody");
+        while engine.status().full_scans < 3 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let status = engine.status();
+        assert_eq!(
+            (status.guests.len(), status.guests[0].responsive),
+            (1, false)
+        );
+        drop(theirs);
+        while !engine.status().guests.is_empty() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        engine.set(&[Setting::Run(RunMode::Unmerge)]).unwrap();
+    }
+
+    #[test]
+    fn a_period_out_of_range_is_refused_at_start() {
+        let options = Options {
+            merge_period: Duration::from_millis(1),
+            ..Options::default()
+        };
+        let error = Engine::start(options).unwrap_err();
+        assert!(
+            matches!(error, EngineError::Range { value: 1, .. }),
+            "{error}"
+        );
+    }
 }

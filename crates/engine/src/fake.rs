@@ -9,7 +9,7 @@ mod agent;
 mod memory;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use wire::{CHUNK_BYTES, PAGE_BYTES, RunMode};
@@ -19,8 +19,9 @@ use crate::index::Sharded;
 use crate::page::Slot;
 use crate::read::Hasher;
 use crate::realm::{Realm, lock};
-use crate::schedule::{Alone, Core, Crew, Knobs, Scratch};
+use crate::schedule::{Core, Knobs, Scratch};
 use crate::store::{PageBytes, Store};
+use crate::workers::{Alone, Crew};
 
 pub(crate) use agent::{FakeLink, Manners};
 pub(crate) use memory::FakeMemory;
@@ -33,6 +34,15 @@ pub(crate) fn address(page: u64) -> u64 {
     BASE + page * PAGE_BYTES as u64
 }
 
+/// Whether a merged page shows in the page map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Touch {
+    Never,
+    /// Not armed yet, so it shows as written.
+    Lately,
+    Before,
+}
+
 /// What lies at a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
@@ -42,8 +52,8 @@ pub(crate) enum Place {
         written: bool,
         stored: bool,
     },
-    /// A canonical page, touched or not.
-    Slot { slot: u64, touched: bool },
+    /// A canonical page: untouched, touched since the last scan, or touched before.
+    Slot { slot: u64, touch: Touch },
     /// The kernel's zero page.
     Zero,
 }
@@ -80,6 +90,8 @@ pub(crate) struct Process {
     kept: Vec<usize>,
     pub(crate) children: Vec<Child>,
     pub(crate) reads: u64,
+    /// Whoever reads its memory sleeps.
+    pub(crate) hangs: Option<Arc<(Mutex<bool>, Condvar)>>,
 }
 
 /// A store as the world sees it.
@@ -172,8 +184,10 @@ impl World {
 
     /// Touches a merged page, so that it shows in the page map.
     pub(crate) fn touch(&mut self, process: usize, page: u64) {
-        if let Some(Place::Slot { touched, .. }) = self.processes[process].pages.get_mut(&page) {
-            *touched = true;
+        if let Some(Place::Slot { touch, .. }) = self.processes[process].pages.get_mut(&page)
+            && *touch == Touch::Never
+        {
+            *touch = Touch::Lately;
         }
     }
 

@@ -32,6 +32,13 @@ pub(crate) trait Memory: Send + Sync {
     /// When the guest cannot be looked at.
     fn scan(&self, range: Range<u64>, runs: &mut [PageRun]) -> std::io::Result<(usize, u64)>;
 
+    /// Looks at the pages of `range` without arming them, and tells which are a file's, as
+    /// [`sys::pagemap::Pagemap::peek`].
+    ///
+    /// # Errors
+    /// When the guest cannot be looked at.
+    fn peek(&self, range: Range<u64>, runs: &mut [PageRun]) -> std::io::Result<(usize, u64)>;
+
     /// Reads ranges one after another into `pages`; returns how many pages it could read.
     ///
     /// # Errors

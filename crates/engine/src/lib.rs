@@ -68,5 +68,6 @@ mod store;
 mod track;
 #[cfg(test)]
 mod trials;
+mod workers;
 
 pub use engine::{Engine, EngineError, Options};

@@ -46,6 +46,10 @@ impl Memory for ProcessMemory {
         Ok(self.pagemap.scan(range, runs)?)
     }
 
+    fn peek(&self, range: Range<u64>, runs: &mut [PageRun]) -> std::io::Result<(usize, u64)> {
+        Ok(self.pagemap.peek(range, runs)?)
+    }
+
     fn read(&self, ranges: &[Remote], pages: &mut [&mut PageBytes]) -> std::io::Result<usize> {
         let mut local: Vec<_> = pages
             .iter_mut()

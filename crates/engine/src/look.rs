@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use sys::pagemap::PageRun;
-use wire::{Answer, Changes, Question, RunMode};
+use sys::pagemap::{Categories, PageRun};
+use wire::{Answer, CHUNK_BYTES, CHUNK_PAGES, Changes, PAGE_BYTES, Question, RunMode};
 
 use crate::ask;
 use crate::chunk::Chunk;
@@ -13,7 +13,7 @@ use crate::guest::{Fault, Guest, Pending, Standing, Talk};
 use crate::offers::Sweep;
 use crate::page::{Class, Tag};
 use crate::realm::{Effects, lock};
-use crate::track::{self, Round};
+use crate::track::{self, Round, Seen};
 
 /// How long an agent may take for the handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -216,11 +216,19 @@ fn scan(
     let mut offers = lock(&guest.offers);
     let ranges = offers.scans().to_vec();
     guest.counters.regions.store(ranges.len() as u64, Relaxed);
-    let mut sweep = Sweep::new(guest, &mut offers, |chunk: &Arc<Chunk>, seen: &_| {
+    let mut unseen = Ok(());
+    let mut sweep = Sweep::new(guest, &mut offers, |chunk: &Arc<Chunk>, seen: &Seen| {
         let Some(mut pages) = chunk.try_lock() else {
             return; // a worker is stuck with it
         };
-        let waiting = track::observe(chunk, &mut pages, seen, terms.round, effects);
+        let mut seen = *seen;
+        if track::needs_second_look(&pages, &seen)
+            && let Err(error) = look_again(guest, chunk, &mut seen)
+        {
+            unseen = Err(error);
+            return;
+        }
+        let waiting = track::observe(chunk, &mut pages, &seen, terms.round, effects);
         guest.counters.take_over(&mut pages);
         let wanted = match terms.mode {
             RunMode::Run => waiting || chunk.has_promoted(),
@@ -243,6 +251,20 @@ fn scan(
         }
     }
     sweep.finish();
+    unseen
+}
+
+/// Adds to `seen` which pages of the chunk are a file's.
+fn look_again(guest: &Guest, chunk: &Chunk, seen: &mut Seen) -> std::io::Result<()> {
+    let mut runs = [PageRun::default(); CHUNK_PAGES];
+    let range = chunk.address..chunk.address + CHUNK_BYTES as u64;
+    let (filled, _) = guest.memory.peek(range, &mut runs)?;
+    let page = |at: u64| usize::try_from((at - chunk.address) / PAGE_BYTES as u64).unwrap_or(0);
+    for run in runs.iter().take(filled) {
+        if run.categories.has(Categories::FILE) {
+            seen.add_file(page(run.start), page(run.end));
+        }
+    }
     Ok(())
 }
 

@@ -7,16 +7,21 @@
 //!      └── no frame any more ─┴── from every state; what the page held is given up
 //! ```
 //!
-//! One scan tells everything, for anonymous and for merged pages alike:
+//! One scan tells it, for anonymous and for merged pages alike:
 //!
 //! | page is | the scan shows | so it |
 //! |---|---|---|
-//! | merged | the file's frame, or nothing | is still merged (nothing: not touched yet) |
-//! | merged | a frame that is not the file's | is broken: the guest wrote it |
-//! | merged | a swap entry, not written | is still merged: a marker of the kernel holds the place |
-//! | merged | a swap entry, written | is broken, and swapped out since |
+//! | merged | nothing, or a frame that is not written | is still merged |
+//! | merged | a frame that is written | is broken, or touched for the first time: a second look |
+//! | merged | in the second look, the file's frame | is still merged |
+//! | merged | in the second look, another frame, or swap | is broken: the guest wrote it |
 //! | anonymous | written | was written during the last period, or was never armed |
 //! | anonymous | the zero page | takes no frame |
+//!
+//! The second look is at single chunks, because telling a file's frame from an anonymous one costs
+//! the kernel a cache miss a page. It misses no broken page: breaking one writes it, and whoever
+//! writes a page disarms it. (A merged page may also show as swapped without being written:
+//! reclaim leaves such a marker where an armed page of a file was.)
 //!
 //! A quiet chunk costs a few operations on words of 64 pages and touches no tag.
 
@@ -39,6 +44,11 @@ pub(crate) struct Seen {
 }
 
 impl Seen {
+    /// Adds what a second look told of the pages from `first` up to `end`.
+    pub(crate) fn add_file(&mut self, first: usize, end: usize) {
+        fill_bits(&mut self.file, first, end);
+    }
+
     /// Adds the pages from `first` up to `end`.
     pub(crate) fn add(&mut self, first: usize, end: usize, categories: Categories) {
         let mut fill = |set: fn(&mut Self) -> &mut PageBits, wanted: Categories| {
@@ -48,7 +58,6 @@ impl Seen {
         };
         fill(|seen| &mut seen.present, Categories::EMPTY);
         fill(|seen| &mut seen.written, Categories::WRITTEN);
-        fill(|seen| &mut seen.file, Categories::FILE);
         fill(|seen| &mut seen.zero, Categories::ZERO);
         fill(|seen| &mut seen.swapped, Categories::SWAPPED);
     }
@@ -61,6 +70,26 @@ fn fill_bits(bits: &mut PageBits, first: usize, end: usize) {
             *word |= u64::MAX >> (64 - (high - low)) << (low - at * 64);
         }
     }
+}
+
+/// Whether only a second look tells what became of stored pages that were seen: those written since
+/// the last scan.
+pub(crate) fn needs_second_look(pages: &Pages, seen: &Seen) -> bool {
+    let stored = pages
+        .stored
+        .0
+        .iter()
+        .zip(pages.merged.0)
+        .map(|(stored, merged)| stored | merged);
+    let mut seen = seen
+        .present
+        .0
+        .iter()
+        .zip(seen.written.0)
+        .map(|(present, written)| present & written);
+    stored
+        .into_iter()
+        .any(|stored| stored & seen.next().unwrap_or(0) != 0)
 }
 
 /// The present round, which decides whose back-off ends.
@@ -104,7 +133,7 @@ fn attention(pages: &Pages, seen: &Seen, watched: &PageBits, word: usize, retrie
     let (busy, still, merged) = (get(&pages.busy), get(&pages.still), get(&pages.merged));
     let present = get(&seen.present) & get(watched);
     let (written, file) = (get(&seen.written), get(&seen.file));
-    let broken = merged & present & !file & (!get(&seen.swapped) | written);
+    let broken = merged & present & written & !file;
     let moved = still & (!present | written | file | if retries { u64::MAX } else { 0 });
     let came = present & !(busy | still | merged);
     busy | broken | moved | came
@@ -185,8 +214,7 @@ pub(crate) fn set_bits(
     for page in 0..CHUNK_PAGES {
         let stays = match pages.tag(page) {
             Tag::Absent => continue,
-            Tag::Merged | Tag::Broken => stored.contains(page),
-            Tag::Foreign => stored.contains(page) || offered.contains(page),
+            Tag::Merged | Tag::Broken | Tag::Foreign => stored.contains(page),
             _ => offered.contains(page),
         };
         if !stays {
@@ -196,3 +224,6 @@ pub(crate) fn set_bits(
     }
     pages.shrink();
 }
+
+#[cfg(test)]
+mod tests;

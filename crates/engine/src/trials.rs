@@ -6,7 +6,7 @@ use wire::{PageOutcome, RunMode};
 
 use crate::fake::{Lab, Manners, Place};
 use crate::realm::lock;
-use crate::schedule::Workers;
+use crate::workers::Workers;
 
 fn fill(lab: &Lab, guest: usize, pages: std::ops::Range<u64>, content: impl Fn(u64) -> u64) {
     lab.world(|world| pages.for_each(|page| world.write(guest, page, content(page))));
@@ -439,5 +439,41 @@ fn many_workers_agree() {
     lab.round_by(&crew);
     lab.round_by(&crew);
     assert_eq!(lab.world(|world| world.frames("d")), 0);
+    crew.stop();
+}
+
+#[test]
+fn a_guest_whose_memory_hangs_costs_a_thread_and_no_more() {
+    let options = crate::Options {
+        threads: 1,
+        ..crate::Options::default()
+    };
+    let lab = Lab::with(options);
+    let [a, b] = twins(&lab);
+    let hostile = lab.guest("d", 1);
+    fill(&lab, hostile, 100..116, |page| page);
+    let hang = std::sync::Arc::new((std::sync::Mutex::new(true), std::sync::Condvar::new()));
+    lab.world(|world| world.processes[hostile].hangs = Some(hang.clone()));
+    let crew = Workers::new(std::sync::Arc::clone(&lab.core), Duration::from_millis(300));
+    (0..4).for_each(|_| lab.round_by(&crew));
+    let status = lab.status();
+    assert_eq!((status.pages_shared, status.pages_sharing), (16, 16));
+    assert_eq!(status.guests.len(), 2, "the hostile one is dropped");
+    lab.world(|world| {
+        for guest in [a, b, hostile] {
+            world.kill(guest);
+        }
+    });
+    *lock(&hang.0) = false;
+    hang.1.notify_all();
+    // The thread given up still ends its job.
+    for _ in 0..200 {
+        std::thread::sleep(Duration::from_millis(5));
+        lab.round_by(&crew);
+        if lock(&lab.core.guests).is_empty() {
+            break;
+        }
+    }
+    assert!(lock(&lab.core.guests).is_empty() && lock(&lab.core.realms).is_empty());
     crew.stop();
 }

@@ -158,6 +158,26 @@ pub fn yield_to_everyone() -> Result<()> {
     }
 }
 
+/// The calling thread's number.
+#[must_use]
+pub fn thread_id() -> u32 {
+    rustix::thread::gettid()
+        .as_raw_nonzero()
+        .get()
+        .unsigned_abs()
+}
+
+/// How often the thread `tid` of this process has gone to sleep, if it sleeps now: as long as the
+/// number stays, so does the sleep. `None` when it runs, or waits for nothing but a CPU.
+#[must_use]
+pub fn sleep_number(tid: u32) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/self/task/{tid}/status")).ok()?;
+    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
+    let sleeps = field("State:")?.trim_start().starts_with(['S', 'D']);
+    let number = field("voluntary_ctxt_switches:")?.trim().parse().ok()?;
+    sleeps.then_some(number)
+}
+
 /// Raises this process's limit of open descriptors to what it may have: a guest takes four.
 ///
 /// # Errors
@@ -221,6 +241,27 @@ mod tests {
         assert!(max_map_count().unwrap() > 1000);
         assert!(available_memory().unwrap() > 1 << 20);
         assert!(cpu_time() > Duration::ZERO);
+    }
+
+    #[test]
+    fn a_sleeping_thread_is_told_from_a_starved_one() {
+        assert_eq!(sleep_number(thread_id()), None, "this one runs");
+        let (send, sent) = std::sync::mpsc::channel();
+        let (wake, sleep) = std::sync::mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            send.send(thread_id()).unwrap();
+            let _ = sleep.recv();
+        });
+        let tid = sent.recv().unwrap();
+        let mut number = None;
+        while number.is_none() {
+            number = sleep_number(tid);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(sleep_number(tid) >= number);
+        drop(wake);
+        thread.join().unwrap();
+        assert_eq!(sleep_number(tid), None, "it is gone");
     }
 
     #[test]

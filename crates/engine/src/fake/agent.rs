@@ -9,7 +9,7 @@ use wire::{
     Question,
 };
 
-use super::{BASE, FakeLine, Place, Process, Shared, World};
+use super::{BASE, FakeLine, Place, Process, Shared, Touch, World};
 use crate::account::Lifeline;
 use crate::guest::{Fault, Link};
 use crate::realm::lock;
@@ -194,7 +194,7 @@ impl World {
                     Some(slot) => (
                         Place::Slot {
                             slot,
-                            touched: false,
+                            touch: Touch::Never,
                         },
                         PageOutcome::Merged,
                     ),

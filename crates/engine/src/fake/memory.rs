@@ -7,7 +7,7 @@ use sys::pagemap::{Categories, PageRun};
 use sys::process::Remote;
 use wire::PAGE_BYTES;
 
-use super::{BASE, Place, Process, Shared, bytes};
+use super::{BASE, Place, Process, Shared, Touch, bytes};
 use crate::guest::Memory;
 use crate::realm::lock;
 use crate::store::PageBytes;
@@ -29,21 +29,50 @@ impl FakeMemory {
     }
 }
 
-fn look(process: &mut Process, page: u64) -> Option<Categories> {
+/// What the page map says of a page; with `arm`, as a scan, which arms it and tells of no files.
+fn look(process: &mut Process, page: u64, arm: bool) -> Option<Categories> {
     let present = Categories::PRESENT;
     match process.pages.get_mut(&page)? {
-        Place::Frame { written, .. } => Some(match std::mem::take(written) {
-            true => present.and(Categories::WRITTEN),
-            false => present,
-        }),
-        Place::Slot { touched: true, .. } => Some(present.and(Categories::FILE)),
-        Place::Slot { .. } => None,
+        Place::Frame { written, .. } => {
+            let shown = if *written {
+                present.and(Categories::WRITTEN)
+            } else {
+                present
+            };
+            *written &= !arm;
+            Some(shown)
+        }
+        Place::Slot {
+            touch: Touch::Never,
+            ..
+        } => None,
+        Place::Slot { touch, .. } => {
+            let file = if arm {
+                present
+            } else {
+                present.and(Categories::FILE)
+            };
+            let lately = *touch == Touch::Lately;
+            if arm {
+                *touch = Touch::Before;
+            }
+            Some(if lately {
+                file.and(Categories::WRITTEN)
+            } else {
+                file
+            })
+        }
         Place::Zero => Some(present.and(Categories::ZERO)),
     }
 }
 
-impl Memory for FakeMemory {
-    fn scan(&self, range: Range<u64>, runs: &mut [PageRun]) -> std::io::Result<(usize, u64)> {
+impl FakeMemory {
+    fn walk(
+        &self,
+        range: Range<u64>,
+        runs: &mut [PageRun],
+        arm: bool,
+    ) -> std::io::Result<(usize, u64)> {
         let mut world = lock(&self.world);
         let process = &mut world.processes[self.process];
         if process.dead {
@@ -62,7 +91,7 @@ impl Memory for FakeMemory {
             if full {
                 return Ok((filled, start));
             }
-            let Some(categories) = look(process, at) else {
+            let Some(categories) = look(process, at, arm) else {
                 continue;
             };
             match filled.checked_sub(1).map(|last| &mut runs[last]) {
@@ -79,9 +108,25 @@ impl Memory for FakeMemory {
         }
         Ok((filled, range.end))
     }
+}
+
+impl Memory for FakeMemory {
+    fn scan(&self, range: Range<u64>, runs: &mut [PageRun]) -> std::io::Result<(usize, u64)> {
+        self.walk(range, runs, true)
+    }
+
+    fn peek(&self, range: Range<u64>, runs: &mut [PageRun]) -> std::io::Result<(usize, u64)> {
+        self.walk(range, runs, false)
+    }
 
     fn read(&self, ranges: &[Remote], pages: &mut [&mut PageBytes]) -> std::io::Result<usize> {
         let mut world = lock(&self.world);
+        if let Some(hang) = world.processes[self.process].hangs.clone() {
+            drop(world);
+            let (asleep, wake) = &*hang;
+            drop(wake.wait_while(lock(asleep), |asleep| *asleep).unwrap());
+            world = lock(&self.world);
+        }
         let process = &mut world.processes[self.process];
         if process.dead {
             return Err(std::io::ErrorKind::NotFound.into());

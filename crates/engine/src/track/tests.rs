@@ -1,0 +1,131 @@
+use sys::pagemap::Categories;
+
+use super::*;
+use crate::fake::Lab;
+use crate::page::{Fingerprint, Slot};
+use crate::realm::lock;
+
+const PRESENT: Categories = Categories::PRESENT;
+
+fn written() -> Categories {
+    PRESENT.and(Categories::WRITTEN)
+}
+
+/// A chunk of 4 offered pages with these states and a stored set.
+fn chunk(states: &[(usize, Tag)]) -> std::sync::Arc<Chunk> {
+    let lab = Lab::new();
+    lab.guest("d", 1);
+    let guest = lock(&lab.core.guests)[0].clone();
+    let chunk = guest.realm.chunks.create(&guest, 0, 0).unwrap();
+    let mut pages = chunk.lock();
+    pages.offered = PageBits::FULL;
+    for &(page, tag) in states {
+        match tag {
+            Tag::Candidate => pages.set_candidate(page, Fingerprint(70 + page as u128)),
+            Tag::Merged => {
+                pages.set_planned(page, Slot(90 + page as u64));
+                pages.stored.insert(page);
+                pages.set(page, tag);
+            }
+            _ => pages.set(page, tag),
+        }
+    }
+    drop(pages);
+    chunk
+}
+
+fn look(chunk: &Chunk, seen: &Seen) -> (bool, Effects) {
+    let mut effects = Effects::default();
+    let waits = observe(chunk, &mut chunk.lock(), seen, Round(1), &mut effects);
+    (waits, effects)
+}
+
+fn seen(parts: &[(usize, usize, Categories)]) -> Seen {
+    let mut seen = Seen::default();
+    parts
+        .iter()
+        .for_each(|&(first, end, categories)| seen.add(first, end, categories));
+    seen
+}
+
+fn tags<const N: usize>(chunk: &Chunk) -> [Tag; N] {
+    std::array::from_fn(|page| chunk.lock().tag(page))
+}
+
+#[test]
+fn a_page_settles_after_two_quiet_scans() {
+    let chunk = chunk(&[]);
+    assert!(!look(&chunk, &seen(&[(0, 2, written())])).0);
+    assert!(!look(&chunk, &seen(&[(0, 2, PRESENT)])).0);
+    assert_eq!(tags(&chunk), [Tag::Resting, Tag::Resting]);
+    let (waits, _) = look(&chunk, &seen(&[(0, 1, PRESENT), (1, 2, written())]));
+    assert!(waits);
+    assert_eq!(tags(&chunk), [Tag::Settled, Tag::Written]);
+    assert!(!look(&chunk, &seen(&[])).0);
+    assert_eq!(tags(&chunk), [Tag::Absent, Tag::Absent]);
+}
+
+#[test]
+fn a_written_or_vanished_candidate_leaves_the_index() {
+    let chunk = chunk(&[
+        (0, Tag::Candidate),
+        (1, Tag::Candidate),
+        (2, Tag::Candidate),
+    ]);
+    let (_, effects) = look(&chunk, &seen(&[(0, 1, PRESENT), (1, 2, written())]));
+    assert_eq!(tags(&chunk), [Tag::Candidate, Tag::Written, Tag::Absent]);
+    let gone = [1, 2].map(|page| (Fingerprint(70 + page as u128), chunk.site(page)));
+    assert_eq!(effects.forget, gone);
+}
+
+#[test]
+fn a_merged_page_breaks_only_when_a_second_look_says_so() {
+    let merged = [0, 1, 2, 3, 4].map(|page| (page, Tag::Merged));
+    let chunk = chunk(&merged);
+    // Untouched, touched before, touched lately, written, a marker of reclaim.
+    let marker = Categories::SWAPPED;
+    let mut seen = seen(&[(1, 2, PRESENT), (2, 4, written()), (4, 5, marker)]);
+    assert!(needs_second_look(&chunk.lock(), &seen));
+    seen.add_file(1, 3);
+    let (_, effects) = look(&chunk, &seen);
+    let still = Tag::Merged;
+    assert_eq!(tags(&chunk), [still, still, still, Tag::Broken, still]);
+    assert_eq!(effects.leave, [Slot(93)]);
+}
+
+#[test]
+fn quiet_merged_pages_need_no_second_look() {
+    let chunk = chunk(&[(0, Tag::Merged), (1, Tag::Written)]);
+    assert!(!needs_second_look(
+        &chunk.lock(),
+        &seen(&[(0, 1, PRESENT), (1, 2, written())])
+    ));
+}
+
+#[test]
+fn swapped_pages_are_not_read_back_in() {
+    let chunk = chunk(&[(0, Tag::Resting), (1, Tag::Candidate)]);
+    let (waits, _) = look(&chunk, &seen(&[(0, 2, Categories::SWAPPED)]));
+    assert!(!waits);
+    assert_eq!(tags(&chunk), [Tag::Written, Tag::Candidate]);
+}
+
+#[test]
+fn what_the_agent_takes_away_is_given_up() {
+    let chunk = chunk(&[
+        (0, Tag::Merged),
+        (1, Tag::Merged),
+        (2, Tag::Candidate),
+        (3, Tag::Zero),
+    ]);
+    let mut effects = Effects::default();
+    let (mut offered, mut stored) = (PageBits::EMPTY, PageBits::EMPTY);
+    offered.insert(0);
+    stored.insert(1);
+    set_bits(&chunk, &mut chunk.lock(), offered, stored, &mut effects);
+    assert_eq!(
+        tags(&chunk),
+        [Tag::Absent, Tag::Merged, Tag::Absent, Tag::Absent]
+    );
+    assert_eq!((effects.leave, effects.forget.len()), (vec![Slot(90)], 1));
+}

@@ -1,0 +1,318 @@
+//! Who does the jobs: a queue, and threads that take from it at idle priority.
+//!
+//! Reading a hostile guest's memory can block for as long as it likes (a page fault that only the
+//! guest can answer). Such a worker is given up after [`STUCK`], with its guest, and replaced; its
+//! thread ends when the guest does.
+
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::chunk::Chunk;
+use crate::guest::{Fault, Guest};
+use crate::plan::Promotions;
+use crate::realm::lock;
+use crate::schedule::{Core, Scratch};
+
+/// How long a job may sleep without a break before its worker counts as lost. Workers run on idle
+/// CPUs only: waiting for one does not count, however long it takes.
+pub(crate) const STUCK: Duration = Duration::from_secs(20);
+/// A piece of work.
+pub(crate) enum Job {
+    /// A look at a guest; whether to scan it too.
+    Look(Arc<Guest>, bool),
+    /// A chunk; whether to wait while another worker talks to its guest.
+    Chunk(Arc<Chunk>, bool),
+}
+
+/// Jobs to do.
+#[derive(Default)]
+pub(crate) struct Queue {
+    inner: Mutex<Inner>,
+    /// There are jobs, or a worker shall end.
+    work: Condvar,
+    /// Nothing is left to do.
+    idle: Condvar,
+}
+
+#[derive(Default)]
+struct Inner {
+    jobs: VecDeque<Job>,
+    active: usize,
+    /// Workers with a higher number end.
+    workers: usize,
+}
+
+impl Queue {
+    /// Adds jobs.
+    pub(crate) fn add(&self, jobs: impl IntoIterator<Item = Job>) {
+        lock(&self.inner).jobs.extend(jobs);
+        self.work.notify_all();
+    }
+
+    /// The next job, if there is one.
+    #[cfg(test)]
+    fn try_take(&self) -> Option<Job> {
+        let mut inner = lock(&self.inner);
+        let job = inner.jobs.pop_front()?;
+        inner.active += 1;
+        Some(job)
+    }
+
+    /// The next job; waits for one. `None`: the worker shall end.
+    pub(crate) fn take(&self, worker: usize) -> Option<Job> {
+        let mut inner = lock(&self.inner);
+        loop {
+            if worker >= inner.workers {
+                return None;
+            }
+            if let Some(job) = inner.jobs.pop_front() {
+                inner.active += 1;
+                return Some(job);
+            }
+            inner = self
+                .work
+                .wait(inner)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Notes that a job is done.
+    pub(crate) fn done(&self) {
+        let mut inner = lock(&self.inner);
+        inner.active -= 1;
+        if inner.active == 0 && inner.jobs.is_empty() {
+            self.idle.notify_all();
+        }
+    }
+
+    /// Sets how many workers there shall be.
+    pub(crate) fn set_workers(&self, workers: usize) {
+        lock(&self.inner).workers = workers;
+        self.work.notify_all();
+    }
+
+    /// Waits at most `wait` until nothing is left to do.
+    pub(crate) fn wait_idle(&self, wait: Duration) -> bool {
+        let inner = lock(&self.inner);
+        let busy = |inner: &mut Inner| inner.active > 0 || !inner.jobs.is_empty();
+        let (_inner, timeout) = self
+            .idle
+            .wait_timeout_while(inner, wait, busy)
+            .unwrap_or_else(PoisonError::into_inner);
+        !timeout.timed_out()
+    }
+
+    /// Drops the jobs not begun.
+    pub(crate) fn clear(&self) {
+        for job in std::mem::take(&mut lock(&self.inner).jobs) {
+            if let Job::Chunk(chunk, _) = job {
+                chunk.start(); // it no longer stands in the queue
+            }
+        }
+        self.idle.notify_all();
+    }
+
+    /// Whether nothing waits.
+    pub(crate) fn is_empty(&self) -> bool {
+        lock(&self.inner).jobs.is_empty()
+    }
+}
+
+impl Promotions for Queue {
+    fn push(&self, chunk: Arc<Chunk>) {
+        self.add([Job::Chunk(chunk, false)]);
+    }
+}
+
+/// Who runs the jobs of a round.
+pub(crate) trait Crew {
+    /// Returns when the queue is idle, at `cut` at the latest (jobs begun are finished).
+    fn run(&self, core: &Core, cut: Option<Instant>);
+}
+
+/// Runs all jobs on the calling thread.
+#[cfg(test)]
+pub(crate) struct Alone(pub(crate) Mutex<Scratch>);
+
+#[cfg(test)]
+impl Crew for Alone {
+    fn run(&self, core: &Core, _cut: Option<Instant>) {
+        let mut scratch = lock(&self.0);
+        while let Some(job) = core.queue.try_take() {
+            core.do_job(job, &mut scratch);
+            core.queue.done();
+        }
+    }
+}
+
+/// Where a worker says what it is at.
+#[derive(Default)]
+pub(crate) struct Post(Mutex<PostState>);
+
+#[derive(Default)]
+struct PostState {
+    thread: u32,
+    /// The guest whose job is being done.
+    guest: Option<Arc<Guest>>,
+    /// Since when the thread was seen in the same sleep, and the number of that sleep.
+    asleep: Option<(Instant, u64)>,
+    abandoned: bool,
+}
+
+impl Post {
+    fn begin(&self, job: &Job) {
+        let mut state = lock(&self.0);
+        state.thread = sys::process::thread_id();
+        state.guest = match job {
+            Job::Look(guest, _) => Some(Arc::clone(guest)),
+            Job::Chunk(chunk, _) => chunk.guest.upgrade(),
+        };
+    }
+
+    /// Ends the job; false when the worker has been given up meanwhile.
+    fn end(&self) -> bool {
+        let mut state = lock(&self.0);
+        state.guest = None;
+        state.asleep = None;
+        !state.abandoned
+    }
+
+    /// Gives the worker up if it has been in one sleep for longer than `limit`, and condemns its
+    /// guest.
+    fn give_up(&self, limit: Duration) -> bool {
+        let mut state = lock(&self.0);
+        let busy = state.guest.is_some() && !state.abandoned;
+        let sleep = busy
+            .then(|| sys::process::sleep_number(state.thread))
+            .flatten();
+        state.asleep = match (sleep, state.asleep) {
+            (Some(now), Some((since, before))) if now == before => Some((since, before)),
+            (Some(now), _) => Some((Instant::now(), now)),
+            (None, _) => None,
+        };
+        let stuck = state
+            .asleep
+            .is_some_and(|(since, _)| since.elapsed() > limit);
+        if stuck {
+            state.abandoned = true;
+            if let Some(guest) = state.guest.take() {
+                guest.condemn(&Fault::Stuck);
+            }
+        }
+        stuck
+    }
+}
+
+struct Worker {
+    post: Arc<Post>,
+    thread: std::thread::JoinHandle<()>,
+}
+
+/// Worker threads.
+pub(crate) struct Workers {
+    core: Arc<Core>,
+    list: Mutex<Vec<Worker>>,
+    limit: Duration,
+}
+
+impl Workers {
+    /// Threads that wait for jobs; those stuck longer than `limit` are replaced.
+    pub(crate) fn new(core: Arc<Core>, limit: Duration) -> Self {
+        let workers = Self {
+            core,
+            list: Mutex::default(),
+            limit,
+        };
+        workers.resize();
+        workers
+    }
+
+    /// Starts or ends threads until there are as many as the knob says.
+    pub(crate) fn resize(&self) {
+        let wanted = usize::from(self.core.knobs.threads.load(Relaxed)).max(1);
+        self.core.queue.set_workers(wanted);
+        let mut list = lock(&self.list);
+        while list.len() > wanted {
+            if let Some(worker) = list.pop() {
+                let _ = worker.thread.join();
+            }
+        }
+        while list.len() < wanted {
+            match self.hire(list.len()) {
+                Ok(worker) => list.push(worker),
+                Err(error) => {
+                    tracing::error!(%error, "cannot start a worker");
+                    break;
+                }
+            }
+        }
+    }
+
+    fn hire(&self, number: usize) -> std::io::Result<Worker> {
+        let (core, post) = (Arc::clone(&self.core), Arc::new(Post::default()));
+        let its_post = Arc::clone(&post);
+        let thread = std::thread::Builder::new()
+            .name(format!("pageone-{number}"))
+            .spawn(move || labour(&core, &its_post, number))?;
+        Ok(Worker { post, thread })
+    }
+
+    fn replace_stuck(&self) {
+        for (number, worker) in lock(&self.list).iter_mut().enumerate() {
+            if worker.post.give_up(self.limit) {
+                self.core.queue.done();
+                if let Ok(new) = self.hire(number) {
+                    *worker = new; // the old thread goes on alone until its guest ends
+                }
+            }
+        }
+    }
+
+    /// Ends all threads but stuck ones.
+    pub(crate) fn stop(&self) {
+        self.core.queue.clear();
+        self.core.queue.set_workers(0);
+        while !self.core.queue.wait_idle(Duration::from_secs(1)) {
+            self.core.queue.clear();
+            self.replace_stuck();
+        }
+        for worker in lock(&self.list).drain(..) {
+            let _ = worker.thread.join();
+        }
+    }
+}
+
+impl Crew for Workers {
+    fn run(&self, core: &Core, cut: Option<Instant>) {
+        loop {
+            let left = cut.map_or(Duration::MAX, |cut| {
+                cut.saturating_duration_since(Instant::now())
+            });
+            if left.is_zero() {
+                core.queue.clear();
+            }
+            let wait = left.clamp(Duration::from_millis(20), Duration::from_secs(1));
+            if core.queue.wait_idle(wait) {
+                return;
+            }
+            self.replace_stuck();
+        }
+    }
+}
+
+fn labour(core: &Core, post: &Post, number: usize) {
+    if let Err(error) = sys::process::yield_to_everyone() {
+        tracing::warn!(%error, "a worker cannot step back behind other threads");
+    }
+    let mut scratch = Scratch::new();
+    while let Some(job) = core.queue.take(number) {
+        post.begin(&job);
+        core.do_job(job, &mut scratch);
+        if !post.end() {
+            return;
+        }
+        core.queue.done();
+    }
+}
