@@ -16,7 +16,7 @@ pub struct Row {
     pub threads: u16,
     /// What a perfect merger without overhead gives back.
     pub ideal_saved_bytes: u64,
-    /// By how much anonymous and shared-memory content shrank.
+    /// By how much the guests' proportional memory shrank.
     pub saved_bytes: i64,
     /// By how much MemAvailable grew: the saving less every overhead.
     pub net_saved_bytes: i64,
