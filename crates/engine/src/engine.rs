@@ -384,6 +384,11 @@ impl Shared {
         signal.nudge = false;
     }
 
+    fn wishes_unmerge(&self) -> bool {
+        let signal = lock(&self.signal);
+        signal.wishes > signal.granted
+    }
+
     fn is_stopped(&self) -> bool {
         lock(&self.signal).stop
     }
@@ -399,7 +404,7 @@ fn drive(shared: &Shared, workers: &Workers) {
     let mut last: Option<Instant> = None;
     while !shared.is_stopped() {
         workers.resize();
-        if lock(&shared.signal).wishes > lock(&shared.signal).granted {
+        if shared.wishes_unmerge() {
             unmerge_all(shared, workers);
         }
         let now = Instant::now();

@@ -266,6 +266,7 @@ impl<'a, F: FnMut(&Arc<Chunk>, &Seen)> Sweep<'a, F> {
 
     /// Adds a run of pages.
     pub(crate) fn add(&mut self, run: &PageRun) {
+        debug_assert!(run.start >= self.next, "a scan went back to {:x}", run.start);
         let mut at = run.start;
         while at < run.end {
             let chunk = at / CHUNK * CHUNK;

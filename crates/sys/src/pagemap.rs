@@ -121,7 +121,15 @@ impl Pagemap {
         // SAFETY: `arg` is the structure this request takes; `vec` and `vec_len` describe `runs`,
         // which stays exclusively borrowed over the call and whose element has the kernel's layout.
         let filled = unsafe { ioctl(&self.0, Walk(&mut arg)) }?;
-        Ok((filled.min(runs.len()), arg.walk_end))
+        // The kernel collects 512 runs at a time and leaves `walk_end` where it last paused for
+        // that, even when it went on to the end. So only a full vector means that there is more,
+        // and that begins behind its last run.
+        let filled = runs.get(..filled).unwrap_or(runs);
+        let stopped = match filled.last() {
+            Some(last) if filled.len() == runs.len() => arg.walk_end.max(last.end),
+            _ => range.end,
+        };
+        Ok((filled.len(), stopped.min(range.end)))
     }
 
     /// Whether the address space still has a process.
@@ -264,6 +272,37 @@ mod tests {
         assert!(end < area.range().end);
         let (found, _) = map.peek(end..area.range().end, &mut runs).unwrap();
         assert_eq!(pages(&area, &runs[..found]), [(4, true), (6, true)]);
+    }
+
+    /// More runs than the kernel collects at a time, with room for all and for some.
+    #[test]
+    fn long_walks_see_every_page_once() {
+        const MANY: usize = 5000;
+        let at = crate::mapping::area(MANY * 4096, 4096).unwrap();
+        for page in (0..MANY).step_by(2) {
+            // SAFETY: the page lies in the mapping above, which is private to the test.
+            unsafe { ((at + page * 4096) as *mut u8).write_volatile(7) };
+        }
+        let map = Pagemap::open(std::process::id()).unwrap();
+        for room in [1, 7, 511, 512, 513, 2499, 2500, 2501, 4096] {
+            let mut runs = vec![PageRun::default(); room];
+            let (mut next, end) = (at as u64, (at + MANY * 4096) as u64);
+            let mut seen = Vec::new();
+            while next < end {
+                let (filled, stopped) = map.peek(next..end, &mut runs).unwrap();
+                seen.extend(runs[..filled].iter().map(|run| (run.start, run.end)));
+                assert!(stopped > next);
+                next = stopped;
+            }
+            let page = |page: usize| (at + page * 4096) as u64;
+            let wanted: Vec<_> = (0..MANY)
+                .step_by(2)
+                .map(|p| (page(p), page(p + 1)))
+                .collect();
+            assert_eq!(seen, wanted, "room for {room}");
+        }
+        // SAFETY: the mapping is this test's own.
+        unsafe { crate::mapping::unmap(at, MANY * 4096) }.unwrap();
     }
 
     #[test]
