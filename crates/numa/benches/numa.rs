@@ -1,0 +1,167 @@
+//! The figures this crate answers for: `cargo bench -p numa`.
+//!
+//! Each is the median of repeated rounds; the machine's other work shows in the spread between best and worst.
+
+#![allow(clippy::unwrap_used, reason = "a benchmark that fails shows nothing")]
+
+use std::hint::black_box;
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use numa::acpi::{Affinity, Header, ProximityDomain, Reading, Srat};
+use numa::heap::{Heap, Request, ZoneId};
+use numa::{NodeId, Topology};
+use rustix::time::{ClockId, clock_gettime};
+
+const ROUNDS: usize = 15;
+
+fn main() {
+    srat();
+    heap();
+}
+
+/// Prints the median of the rounds, and returns it in nanoseconds.
+fn report(what: &str, aim: &str, mut rounds: Vec<f64>) -> f64 {
+    rounds.sort_by(f64::total_cmp);
+    let median = rounds[rounds.len() / 2];
+    let (best, worst) = (rounds[0], rounds[rounds.len() - 1]);
+    println!("{what:<44} {median:>10.1} ns   best {best:.1}, worst {worst:.1}   aim {aim}");
+    median
+}
+
+fn per_operation(elapsed: Duration, operations: u32) -> f64 {
+    elapsed.as_secs_f64() * 1e9 / f64::from(operations)
+}
+
+fn srat() {
+    // 9 KiB: 368 CPU entries of 24 bytes, as many as a large machine has, and a few ranges of memory.
+    let mut entries: Vec<Affinity> = (0..368)
+        .map(|cpu| Affinity::X2Apic {
+            domain: ProximityDomain(cpu % 8),
+            x2apic_id: cpu,
+            flags: 1,
+            clock_domain: 0,
+        })
+        .collect();
+    entries.extend((0..8).map(|node| Affinity::Memory {
+        domain: ProximityDomain(node),
+        base: u64::from(node) << 36,
+        length: 1 << 36,
+        flags: 1,
+    }));
+    let bytes = Srat {
+        header: Header::new(3),
+        entries,
+        quirks: Vec::new(),
+    }
+    .encode()
+    .unwrap();
+    let rounds = (0..ROUNDS).map(|_| {
+        let start = Instant::now();
+        for _ in 0..200 {
+            black_box(Srat::parse(black_box(&bytes), Reading::Field).unwrap());
+        }
+        per_operation(start.elapsed(), 200)
+    });
+    report(
+        &format!("parse an SRAT of {} bytes", bytes.len()),
+        "50 000 ns",
+        rounds.collect(),
+    );
+}
+
+const OPERATIONS: u32 = 1_000_000;
+
+/// The CPU time of this thread: what others do on a shared machine does not count.
+fn thread_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(
+        time.tv_sec.unsigned_abs(),
+        u32::try_from(time.tv_nsec).unwrap(),
+    )
+}
+
+fn alloc_and_free(heap: &Heap, node: NodeId) -> Duration {
+    let request = Request::new(node, ZoneId(0));
+    let start = thread_time();
+    for _ in 0..OPERATIONS {
+        let block = heap.alloc(black_box(request)).unwrap();
+        heap.free(black_box(block)).unwrap();
+    }
+    thread_time() - start
+}
+
+fn in_batches(heap: &Heap) -> f64 {
+    let request = Request::new(NodeId(0), ZoneId(0));
+    let mut blocks = Vec::with_capacity(512);
+    let start = thread_time();
+    for _ in 0..OPERATIONS / 512 {
+        blocks.extend((0..512).map(|_| heap.alloc(request).unwrap()));
+        blocks.drain(..).for_each(|block| heap.free(block).unwrap());
+    }
+    per_operation(thread_time() - start, OPERATIONS / 512 * 512)
+}
+
+fn two_node_heap(topology: &Topology) -> Heap {
+    let heap = Heap::new(topology, ["slots"]);
+    for node in 0..2 {
+        let start = u64::from(node) << 30;
+        heap.grow(NodeId(node), ZoneId(0), start..start + (1 << 20))
+            .unwrap();
+    }
+    heap
+}
+
+/// A thread on node 0 of one heap and a thread on node 1 of the other; the slower one's time.
+fn two_threads(zero: &Heap, one: &Heap) -> Duration {
+    let barrier = Barrier::new(2);
+    let run = |heap: &Heap, node| {
+        barrier.wait();
+        alloc_and_free(heap, node)
+    };
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| run(one, NodeId(1)));
+        run(zero, NodeId(0)).max(other.join().unwrap())
+    })
+}
+
+fn heap() {
+    let topology = Topology::live()
+        .unwrap()
+        .emulate(&"2".parse().unwrap())
+        .unwrap();
+    let heap = two_node_heap(&topology);
+    // Two heaps that share nothing show what the machine itself makes of a second thread.
+    let apart = [two_node_heap(&topology), two_node_heap(&topology)];
+    // In turn, so that all meet the same weather.
+    let (mut one, mut two, mut two_apart) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        one.push(per_operation(alloc_and_free(&heap, NodeId(0)), OPERATIONS));
+        two.push(per_operation(two_threads(&heap, &heap), OPERATIONS));
+        two_apart.push(per_operation(two_threads(&apart[0], &apart[1]), OPERATIONS));
+    }
+    let one = report("heap: alloc + free of a slot, one thread", "150 ns", one);
+    let two = report(
+        "heap: the same, two threads on two nodes",
+        "1.3 x that",
+        two,
+    );
+    let two_apart = report(
+        "heap: two threads, two separate heaps",
+        "(baseline)",
+        two_apart,
+    );
+    println!("{:<44} {:>10.2}", "heap: two threads / one", two / one);
+    println!(
+        "{:<44} {:>10.2}",
+        "heap: two threads / two separate heaps",
+        two / two_apart
+    );
+    // 512 taken, then 512 given back: past the magazine, with all the splitting and merging.
+    let rounds = (0..ROUNDS).map(|_| in_batches(&heap)).collect();
+    report(
+        "heap: alloc + free of a slot, 512 at a time",
+        "150 ns",
+        rounds,
+    );
+}

@@ -1,0 +1,204 @@
+//! The node for a whole process, before it starts.
+//!
+//! For each node with CPUs, imagine the process there: its memory is taken from the nearest node that has some free,
+//! then from the next. The node with the least mean distance to all of that memory wins; among equals the one that
+//! keeps the most free memory, so that guests spread; then the lowest number. Looking at free memory alone would
+//! choose a node that is full of CPUs and far from its memory; looking at distance alone, a node that is full.
+
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use sys::mempolicy::{self, Mode};
+
+use super::{PlacementError, kernel, mask_of};
+use crate::topology::{CpuNaming, UNREACHABLE};
+use crate::{MemoryReport, NodeId, Topology};
+
+/// How hard the chosen nodes bind.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Strictness {
+    /// Other nodes help out when the chosen ones are full.
+    #[default]
+    Preferred,
+    /// Allocation fails instead.
+    Bind,
+}
+
+/// What `--node` says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NodeRequest {
+    /// `auto`: by free memory and distance.
+    Auto,
+    /// This one.
+    Node(NodeId),
+}
+
+impl FromStr for NodeRequest {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            _ => text
+                .parse()
+                .map(Self::Node)
+                .map_err(|_| format!("'{text}' is neither 'auto' nor a node's number")),
+        }
+    }
+}
+
+impl NodeRequest {
+    /// Chooses on this topology as it is filled now, for a process that needs `need_bytes` (0: little).
+    ///
+    /// # Errors
+    /// As [`Choice::auto`] and [`Choice::at`].
+    pub fn choose(
+        self,
+        topology: &Topology,
+        memory: &MemoryReport,
+        need_bytes: u64,
+    ) -> Result<Choice, PlacementError> {
+        let free_bytes = memory.free_bytes();
+        match self {
+            Self::Auto => Choice::auto(topology, &free_bytes, need_bytes),
+            Self::Node(node) => Choice::at(topology, node, &free_bytes, need_bytes),
+        }
+    }
+}
+
+/// A node for the CPUs of a process, and nodes for its memory.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Choice {
+    /// Where it runs.
+    pub node: NodeId,
+    /// Its CPUs, by the kernel's numbers.
+    pub cpus: Vec<u32>,
+    /// What it takes from which node, in bytes, nearest first.
+    pub memory: Vec<(NodeId, u64)>,
+    /// The mean distance from its CPUs to its memory.
+    pub mean_distance: f64,
+    /// What it needs and no node has.
+    pub missing_bytes: u64,
+}
+
+impl Choice {
+    /// Chooses among all nodes with CPUs, for a process that needs `need_bytes`; `free_bytes` says what each node has.
+    ///
+    /// # Errors
+    /// No node has CPUs, or none of them reaches any memory.
+    pub fn auto(
+        topology: &Topology,
+        free_bytes: &BTreeMap<NodeId, u64>,
+        need_bytes: u64,
+    ) -> Result<Self, PlacementError> {
+        let choices = topology
+            .cpu_nodes()
+            .filter_map(|node| Self::at(topology, node.id, free_bytes, need_bytes).ok());
+        let kept = |choice: &Self| {
+            let free = free_bytes.get(&choice.node).copied().unwrap_or(0);
+            let taken = choice
+                .memory
+                .iter()
+                .find(|(id, _)| *id == choice.node)
+                .map_or(0, |&(_, bytes)| bytes);
+            free.saturating_sub(taken)
+        };
+        let better = |one: &Self, two: &Self| -> Ordering {
+            one.missing_bytes
+                .cmp(&two.missing_bytes)
+                .then(one.mean_distance.total_cmp(&two.mean_distance))
+                .then(kept(two).cmp(&kept(one)))
+                .then(one.node.cmp(&two.node))
+        };
+        choices.min_by(better).ok_or(PlacementError::NoNodes)
+    }
+
+    /// The choice that somebody else made: `node`. Where it has no CPUs, those of the nearest node that has.
+    ///
+    /// # Errors
+    /// The node is not online, or no CPUs or no memory can be reached from there.
+    pub fn at(
+        topology: &Topology,
+        node: NodeId,
+        free_bytes: &BTreeMap<NodeId, u64>,
+        need_bytes: u64,
+    ) -> Result<Self, PlacementError> {
+        topology.node(node).ok_or(PlacementError::NoNode { node })?;
+        let nearest = topology.by_distance(node);
+        let with_cpus = nearest
+            .iter()
+            .filter_map(|&id| topology.node(id))
+            .find(|near| !near.cpus.is_empty());
+        let runs_on = with_cpus.ok_or(PlacementError::NoCpus { node })?;
+        let (mut memory, mut left, mut weighted) = (Vec::new(), need_bytes, 0.0);
+        for &id in nearest
+            .iter()
+            .filter(|&&id| topology.node(id).is_some_and(|near| near.memory_bytes > 0))
+        {
+            // Without a need, the nearest memory is enough.
+            let bytes = free_bytes.get(&id).copied().unwrap_or(0).min(left);
+            if bytes > 0 || (need_bytes == 0 && memory.is_empty()) {
+                memory.push((id, bytes));
+                weighted += f64::from(topology.distance(runs_on.id, id).unwrap_or(UNREACHABLE))
+                    * as_f64(bytes);
+                left -= bytes;
+            }
+        }
+        if memory.is_empty() {
+            let first = topology
+                .memory_nodes()
+                .next()
+                .ok_or(PlacementError::NoNodes)?;
+            memory.push((first.id, 0));
+        }
+        let placed = need_bytes - left;
+        let to_first = || {
+            topology
+                .distance(runs_on.id, memory[0].0)
+                .unwrap_or(UNREACHABLE)
+        };
+        let mean_distance = if placed == 0 {
+            f64::from(to_first())
+        } else {
+            weighted / as_f64(placed)
+        };
+        Ok(Self {
+            node: runs_on.id,
+            cpus: runs_on.cpus.clone(),
+            mean_distance,
+            memory,
+            missing_bytes: left,
+        })
+    }
+
+    /// Applies the choice to this thread: its CPUs, and the policy of its memory. Whatever it executes, and its
+    /// children, inherit both.
+    ///
+    /// # Errors
+    /// The topology's CPU numbers are not the kernel's, or the kernel refuses (a cpuset, offline CPUs).
+    pub fn apply(&self, topology: &Topology, strictness: Strictness) -> Result<(), PlacementError> {
+        if topology.cpu_naming != CpuNaming::Logical {
+            return Err(PlacementError::CpuNaming);
+        }
+        mempolicy::run_on_cpus(&self.cpus).map_err(kernel("sched_setaffinity"))?;
+        let nodes: Vec<NodeId> = self.memory.iter().map(|&(id, _)| id).collect();
+        let mask = mask_of(topology, &nodes)?;
+        let one_node = mask.iter().nth(1).is_none();
+        let mode = match strictness {
+            Strictness::Bind => Mode::Bind,
+            Strictness::Preferred if one_node => Mode::Preferred,
+            Strictness::Preferred => Mode::PreferredMany,
+        };
+        mempolicy::set_mempolicy(mode, &mask).map_err(kernel("set_mempolicy"))
+    }
+}
+
+#[allow(
+    clippy::cast_precision_loss,
+    reason = "a mean of bytes, not an account of them"
+)]
+fn as_f64(bytes: u64) -> f64 {
+    bytes as f64
+}
