@@ -212,7 +212,7 @@ impl<'a> Run<'a> {
         (self.plan.progress)(&format!("{title}: verifying"));
         let (verified_bytes, errors) = self.verify()?;
         let t95 = curve.reached(self.ideal, 95);
-        Ok(Row {
+        let row = Row {
             engine: self.contender.name().to_owned(),
             threads: self.contender.threads(),
             ideal_saved_bytes: self.ideal,
@@ -228,7 +228,9 @@ impl<'a> Run<'a> {
             metadata_bytes: self.metadata(&memory),
             verified_bytes,
             errors,
-        })
+            disturbed: false,
+        };
+        Ok(row.judged())
     }
 
     fn tell_all(&mut self, order: &str) -> Result<(), BenchError> {
