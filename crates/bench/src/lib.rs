@@ -7,9 +7,9 @@
 //! ```
 //!
 //! Whatever a contender says of itself is not used: savings come from /proc/meminfo, CPU time from
-//! /proc/PID/stat, so that both are measured by the same rule. Saved frames are those by which
-//! anonymous and shared-memory content shrank; the net saving is what MemAvailable gained, counted
-//! from just before the guests offer their memory, so that every kind of overhead is in it.
+//! /proc/PID/stat, so that both are measured by the same rule. The saving is by how much the guests'
+//! proportional memory shrank; the net saving, which the times are taken from, is what MemAvailable
+//! gained since just before the guests offered their memory, so that every overhead is in it.
 #![forbid(unsafe_code)]
 
 mod content;

@@ -150,6 +150,7 @@ struct Run<'a> {
     guests: &'a mut [Guest],
     ideal: u64,
     memory: MemInfo,
+    content: u64,
     own: u64,
     cpu: Duration,
     offered: Instant,
@@ -161,22 +162,23 @@ impl<'a> Run<'a> {
         contender: &'a mut dyn Contender,
         guests: &'a mut [Guest],
     ) -> Result<Self, BenchError> {
-        let memory = MemInfo::read().map_err(BenchError::system("cannot read memory"))?;
         let own = usage::anonymous_bytes(contender.process()).unwrap_or(0);
         let ideal = plan.content.ideal_saved_bytes(plan.guests);
-        let offered = Instant::now();
-        let cpu = Duration::ZERO;
         let mut run = Self {
             plan,
             contender,
             guests,
             ideal,
-            memory,
+            memory: MemInfo::default(),
+            content: 0,
             own,
-            cpu,
-            offered,
+            cpu: Duration::ZERO,
+            offered: Instant::now(),
         };
+        run.content = run.content_now()?;
+        run.memory = run.memory_now()?;
         run.cpu = run.cpu_now()?;
+        run.offered = Instant::now();
         Ok(run)
     }
 
@@ -210,11 +212,12 @@ impl<'a> Run<'a> {
         (self.plan.progress)(&format!("{title}: verifying"));
         let (verified_bytes, errors) = self.verify()?;
         let t95 = curve.reached(self.ideal, 95);
-        Ok(Row {
+        let row = Row {
             engine: self.contender.name().to_owned(),
             threads: self.contender.threads(),
             ideal_saved_bytes: self.ideal,
-            saved_bytes: self.saved_frames(&memory),
+            // Now that all was read, every merged page is mapped again and counts.
+            saved_bytes: difference(self.content, self.content_now()?),
             net_saved_bytes: curve.settled(Duration::from_secs(1)),
             observe_s: observe.as_secs_f64(),
             t50_s: curve.reached(self.ideal, 50).map(|s| s.at.as_secs_f64()),
@@ -225,7 +228,9 @@ impl<'a> Run<'a> {
             metadata_bytes: self.metadata(&memory),
             verified_bytes,
             errors,
-        })
+            disturbed: false,
+        };
+        Ok(row.judged())
     }
 
     fn tell_all(&mut self, order: &str) -> Result<(), BenchError> {
@@ -304,9 +309,14 @@ impl<'a> Run<'a> {
         Ok(sum)
     }
 
-    /// How far the content in memory shrank; what the contender itself allocated is not content.
-    fn saved_frames(&self, now: &MemInfo) -> i64 {
-        difference(self.memory.content_frames(), now.content_frames()) + self.own_growth()
+    /// Memory of all guests; a frame that n of them map counts 1/n in each.
+    fn content_now(&self) -> Result<u64, BenchError> {
+        let each = self
+            .guests
+            .iter()
+            .map(|guest| usage::proportional_bytes(guest.pid()));
+        let sum = each.sum::<std::io::Result<u64>>();
+        sum.map_err(BenchError::system("cannot read the guests' memory"))
     }
 
     fn own_growth(&self) -> i64 {

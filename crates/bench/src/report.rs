@@ -16,7 +16,7 @@ pub struct Row {
     pub threads: u16,
     /// What a perfect merger without overhead gives back.
     pub ideal_saved_bytes: u64,
-    /// By how much anonymous and shared-memory content shrank.
+    /// By how much the guests' proportional memory shrank.
     pub saved_bytes: i64,
     /// By how much MemAvailable grew: the saving less every overhead.
     pub net_saved_bytes: i64,
@@ -38,6 +38,8 @@ pub struct Row {
     pub verified_bytes: u64,
     /// Pages that were not.
     pub errors: u64,
+    /// Whether other processes moved so much memory that the times mean nothing.
+    pub disturbed: bool,
 }
 
 /// The machine the figures belong to.
@@ -57,6 +59,27 @@ pub struct Machine {
     pub ksm_smart_scan: Option<u64>,
     /// KSM's `max_page_sharing`, which tuning leaves alone.
     pub ksm_max_page_sharing: Option<u64>,
+}
+
+impl Row {
+    /// The row, with its verdict on the machine's quiet.
+    #[must_use]
+    pub(crate) fn judged(mut self) -> Self {
+        self.disturbed = self.is_disturbed();
+        self
+    }
+
+    /// What the net saving has that the guests' saving and the metadata do not explain: what other
+    /// processes took or gave back meanwhile.
+    fn unexplained_bytes(&self) -> i64 {
+        self.net_saved_bytes - (self.saved_bytes - self.metadata_bytes)
+    }
+
+    /// 5 % of the ideal saving is too much.
+    fn is_disturbed(&self) -> bool {
+        u128::from(self.unexplained_bytes().unsigned_abs()) * 20
+            > u128::from(self.ideal_saved_bytes)
+    }
 }
 
 impl Machine {
@@ -153,7 +176,15 @@ fn write_row(f: &mut fmt::Formatter<'_>, row: &Row) -> fmt::Result {
         row.steady_cpu_percent,
         row.metadata_bytes as f64 / MIB,
         row.errors
-    )
+    )?;
+    if row.disturbed {
+        let moved = row.unexplained_bytes() as f64 / MIB;
+        writeln!(
+            f,
+            "         disturbed: others gave back {moved:.0} MiB meanwhile; measure again"
+        )?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -176,6 +207,7 @@ mod tests {
             metadata_bytes: 30 << 20,
             verified_bytes: 0,
             errors: 0,
+            disturbed: false,
         }
     }
 
@@ -198,6 +230,24 @@ mod tests {
             assert!(json.get(field).is_some(), "{field}");
         }
         assert!(json["t95_s"].is_null());
+    }
+
+    #[test]
+    fn a_row_that_others_disturbed_says_so() {
+        assert!(!row().judged().disturbed, "nothing unexplained");
+        let other = Row {
+            net_saved_bytes: 900 << 20,
+            ..row()
+        };
+        let other = other.judged();
+        assert!(other.disturbed);
+        assert_eq!(other.unexplained_bytes(), -60 << 20);
+        let report = Report {
+            machine: Machine::here(),
+            options: (),
+            rows: vec![other],
+        };
+        assert!(report.to_string().contains("gave back -60 MiB"), "{report}");
     }
 
     #[test]

@@ -44,7 +44,6 @@ pub(crate) struct Args {
 struct Outcome {
     before: u64,
     after: u64,
-    available: i64,
     took: Duration,
     status: Status,
     answers: Answer,
@@ -101,21 +100,12 @@ fn fit(guests: u64, mib: u64) -> Result<u64> {
 fn show(args: &Args, layout: Layout, host: &Host) -> Result<Outcome> {
     let mut guests = start_guests(args, layout, host)?;
     let before = proportional(&guests)?;
-    let available = MemInfo::read()?.available;
-    let begin = Instant::now();
-    for guest in &mut guests {
-        guest.tell("offer")?;
-        guest.answer(PATIENCE)?;
-    }
-    watch(args, layout, host, &mut guests)?;
-    let took = begin.elapsed();
+    let took = merge(args, layout, host, &mut guests)?;
     let answers = verify(&mut guests)?;
     let status = host.status();
-    let now = MemInfo::read()?.available;
     Ok(Outcome {
         before,
         after: proportional(&guests)? + status.metadata_bytes,
-        available: i64::try_from(i128::from(now) - i128::from(available))?,
         took,
         status,
         answers,
@@ -156,15 +146,18 @@ fn bar(len: u64, template: &str) -> ProgressBar {
     ProgressBar::new(len).with_style(style)
 }
 
-/// Follows the merging until nothing more is gained for a while.
-fn watch(args: &Args, layout: Layout, host: &Host, guests: &mut [Guest]) -> Result<()> {
+/// Offers the memory and follows the merging until nothing more is gained for a while; gives the
+/// time from the offer to the last gain.
+fn merge(args: &Args, layout: Layout, host: &Host, guests: &mut [Guest]) -> Result<Duration> {
+    let begin = Instant::now();
+    collect(guests, "offer", PATIENCE)?;
     let ideal = layout.ideal_saved_bytes(guests.len());
     let bar = bar(
         ideal,
         "merging   {bar:30} {bytes} of {total_bytes} saved, {elapsed}{msg}",
     );
     let patience = (args.merge_period * 3).max(Duration::from_secs(3));
-    let (begin, mut best, mut grown) = (Instant::now(), 0, Instant::now());
+    let (mut best, mut grown) = (0, Instant::now());
     while begin.elapsed() < LIMIT {
         std::thread::sleep(Duration::from_millis(250));
         let saved = host.status().saved_bytes;
@@ -183,7 +176,7 @@ fn watch(args: &Args, layout: Layout, host: &Host, guests: &mut [Guest]) -> Resu
         }
     }
     bar.finish();
-    Ok(())
+    Ok(grown - begin)
 }
 
 fn verify(guests: &mut [Guest]) -> Result<Answer> {
@@ -239,24 +232,19 @@ fn print(outcome: &Outcome) {
     );
     line("saved", human::bytes(saved), &format!("{percent} %"));
     line(
-        "machine",
-        human::bytes(outcome.available),
-        "more memory available than before",
-    );
-    line(
         "time",
         format!("{:.1} s", outcome.took.as_secs_f64()),
-        "two periods of observing included",
+        "from the offer to the last gain, two periods of observing included",
     );
     line(
         "CPU",
         format!("{:.2} s", status.cpu_seconds),
-        "engine and agents, at idle priority",
+        "engine and agents",
     );
     line(
         "rewritten",
         answers.written_pages.to_string(),
-        "pages, the first filling included",
+        "pages, while merged or waiting for it",
     );
     line(
         "broken",

@@ -133,6 +133,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
         answer: Answer::default(),
     };
     worker.fill();
+    worker.answer.written_pages = 0;
     println!("{}", worker.answer);
     let (sender, orders) = channel();
     std::thread::spawn(move || {

@@ -140,7 +140,7 @@ fn a_daemon_that_is_not_there_is_named() {
 fn garbage_silence_and_size_do_no_harm() {
     let place = Place::new();
     let mut daemon = daemon(&place, &[]);
-    let connect = || sys::socket::connect(&place.socket()).expect("a connection");
+    let connect = || sys::socket::connect(place.socket()).expect("a connection");
     let silent: Vec<_> = (0..40).map(|_| connect()).collect();
     for len in [1, 2, 67, 68, 69, 1000, MAX_MESSAGE] {
         for fill in [0, 1, 0xff] {
@@ -163,7 +163,7 @@ fn garbage_silence_and_size_do_no_harm() {
 fn too_many_silent_callers_are_turned_away_and_then_let_in() {
     let place = Place::new();
     let _daemon = daemon(&place, &[]);
-    let connect = || sys::socket::connect(&place.socket());
+    let connect = || sys::socket::connect(place.socket());
     // More than one user may have: the daemon closes the rest at once and lives on.
     let callers: Vec<_> = (0..100).filter_map(|_| connect().ok()).collect();
     let closed = wait_for("the daemon to turn callers away", || {
@@ -184,7 +184,7 @@ fn too_many_silent_callers_are_turned_away_and_then_let_in() {
 fn a_request_that_is_no_request_is_refused_with_a_reason() {
     let place = Place::new();
     let _daemon = daemon(&place, &[]);
-    let socket = sys::socket::connect(&place.socket()).expect("a connection");
+    let socket = sys::socket::connect(place.socket()).expect("a connection");
     let hello = wire::Hello {
         role: wire::Role::Control,
         domain: wire::Name::default(),

@@ -1,0 +1,192 @@
+//! The whole way: a daemon, guests through `run`, merged memory, and every byte verified, through
+//! the daemon's death and through unmerging.
+
+mod common;
+
+use std::process::Command;
+use std::time::Duration;
+
+use bench::{Content, Guest};
+use common::{Place, daemon, json, need_agent, output, pageone, text, wait_for};
+
+const SIGKILL: i32 = 9;
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// 16 MiB a guest, half of it the same in all, in runs that lie elsewhere in each.
+fn content() -> Content {
+    Content {
+        seed: 5,
+        dup: 0.5,
+        run_pages: 16,
+        zero_prefix: 0.0,
+        pages: 4096,
+        shuffle: true,
+    }
+}
+
+/// A guest that has offered its memory to the daemon at `place`.
+fn guest(place: &Place, number: u64) -> Guest {
+    let content = content();
+    let mut command: Command = pageone();
+    command
+        .arg("run")
+        .arg("--socket")
+        .arg(place.socket())
+        .arg("--");
+    command
+        .arg(env!("CARGO_BIN_EXE_pageone"))
+        .args(["guest", "bench"]);
+    command.arg(format!("--number={number}"));
+    command.arg(format!("--pages={}", content.pages));
+    command.arg(format!("--seed={}", content.seed));
+    command.arg(format!("--dup={}", content.dup));
+    command.arg(format!("--run-pages={}", content.run_pages));
+    command.arg(format!("--zero-prefix={}", content.zero_prefix));
+    command.arg("--shuffle");
+    let mut guest = Guest::start(&mut command).expect("a guest");
+    guest.answer(PATIENCE).expect("filled");
+    guest.tell("offer").expect("offer");
+    guest.answer(PATIENCE).expect("offered");
+    guest
+}
+
+fn verify(guests: &mut [Guest]) {
+    for guest in guests {
+        guest.tell("verify").expect("verify");
+        assert_eq!(guest.answer(PATIENCE).expect("verified").errors, 0);
+    }
+}
+
+/// A counter of the daemon's status; each status must hold the equation of the page classes.
+fn counter(place: &Place, name: &str) -> u64 {
+    let now = json(place);
+    let number = |name: &str| {
+        now[name]
+            .as_u64()
+            .unwrap_or_else(|| panic!("{name} in {now}"))
+    };
+    let classes = [
+        "pages_shared",
+        "pages_sharing",
+        "pages_unshared",
+        "pages_volatile",
+        "zero_pages",
+        "pages_skipped",
+    ];
+    let classed: u64 = classes.map(number).iter().sum();
+    let guests = now["guests"].as_array().expect("guests");
+    let present: u64 = guests
+        .iter()
+        .filter_map(|guest| guest["pages"].as_u64())
+        .sum();
+    assert_eq!(classed, present, "{now}");
+    number(name)
+}
+
+#[test]
+fn guests_are_merged_and_live_through_the_daemons_death_and_unmerging() {
+    need_agent();
+    let place = Place::new();
+    let period = ["--merge-period", "100ms"];
+    let mut first = daemon(&place, &period);
+    let mut guests: Vec<_> = (0..3).map(|number| guest(&place, number)).collect();
+    let ideal = content().ideal_saved_bytes(3);
+    wait_for("the ideal saving", || {
+        (counter(&place, "saved_bytes") == ideal).then_some(())
+    });
+    verify(&mut guests);
+
+    first.signal(SIGKILL);
+    first.end();
+    verify(&mut guests);
+
+    let _second = daemon(&place, &period);
+    wait_for("the guests to come back", || {
+        (json(&place)["guests"].as_array().map_or(0, Vec::len) == 3).then_some(())
+    });
+    guests.extend((3..5).map(|number| guest(&place, number)));
+    let of_two = content().ideal_saved_bytes(2);
+    wait_for("two new guests to share", || {
+        (counter(&place, "saved_bytes") >= of_two).then_some(())
+    });
+    verify(&mut guests);
+
+    let mut unmerge = pageone();
+    let unmerge = output(
+        unmerge
+            .arg("set")
+            .arg("--socket")
+            .arg(place.socket())
+            .arg("run=2"),
+    );
+    assert!(unmerge.status.success(), "{}", text(&unmerge.stderr));
+    assert_eq!(
+        (
+            counter(&place, "pages_sharing"),
+            counter(&place, "pages_shared")
+        ),
+        (0, 0)
+    );
+    verify(&mut guests);
+
+    drop(guests);
+    wait_for("the guests' end to be seen", || {
+        json(&place)["guests"]
+            .as_array()
+            .is_some_and(Vec::is_empty)
+            .then_some(())
+    });
+}
+
+#[test]
+fn an_engine_in_run_serves_its_command() {
+    need_agent();
+    let place = Place::new();
+    let exe = env!("CARGO_BIN_EXE_pageone");
+    let script = format!("{exe} status --json --socket $PAGEONE_SOCKET");
+    let mut command = pageone();
+    command.arg("run").arg("--socket").arg(place.socket());
+    command.args([
+        "--merge-period",
+        "3s",
+        "--threads",
+        "1",
+        "--",
+        "sh",
+        "-c",
+        &script,
+    ]);
+    let output = output(&mut command);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let now: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(
+        (&now["merge_period_ms"], &now["threads"]),
+        (&3000.into(), &1.into())
+    );
+}
+
+#[test]
+fn the_demo_merges_and_loses_no_byte() {
+    need_agent();
+    let mut command = pageone();
+    command.args([
+        "demo",
+        "--guests",
+        "3",
+        "--mib",
+        "32",
+        "--merge-period",
+        "200ms",
+    ]);
+    let demo = output(&mut command);
+    let said = text(&demo.stdout);
+    assert!(demo.status.success(), "{said}{}", text(&demo.stderr));
+    for row in [
+        "before", "after", "saved", "time", "CPU", "verified", "errors",
+    ] {
+        assert!(
+            said.lines().any(|line| line.starts_with(row)),
+            "{row} is missing: {said}"
+        );
+    }
+}
