@@ -31,13 +31,16 @@
 //! Growing splits the trie's top branch away and copies nothing. The tempting alternative, a lock around a rebuilt table, would
 //! stop everybody for the time of a pass over the whole table.
 
+use crate::canary::{Canary, Mortal};
 use crate::counters::{Counter, Counters};
 use crate::key::{Bits, Stored};
 use crate::node::{Edge, Garbage, Target, Word};
 use crate::reclaim::Guard;
 use crate::sync::{AcqRel, Acquire, AtomicPtr, AtomicUsize, Relaxed};
 use std::alloc::Layout;
-use std::ptr::{self, NonNull};
+use std::ptr;
+#[cfg(not(loom))]
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// The most bits that a directory can have: 2³⁰ slots, 8 GiB.
@@ -154,6 +157,7 @@ impl<K: Stored, V: Copy + Send + Sync + 'static> Slots<K, V> {
 pub(crate) struct Directory<K, V> {
     slots: Slots<K, V>,
     bits: u32,
+    canary: Canary,
     counters: Arc<Counters>,
     /// The directory this one grew out of; null once all its slots have moved.
     older: AtomicPtr<Directory<K, V>>,
@@ -162,6 +166,12 @@ pub(crate) struct Directory<K, V> {
     /// The next slot of the older one that a helper moves; it runs round, so that slots which a stopped thread took up are
     /// moved by others.
     cursor: std::sync::atomic::AtomicUsize,
+}
+
+impl<K, V> Mortal for Directory<K, V> {
+    fn canary(&self) -> &Canary {
+        &self.canary
+    }
 }
 
 impl<K: Stored, V: Copy + Send + Sync + 'static> Directory<K, V> {
@@ -189,6 +199,7 @@ impl<K: Stored, V: Copy + Send + Sync + 'static> Directory<K, V> {
         Some(Box::new(Self {
             slots: Slots::new(1 << bits, memory)?,
             bits,
+            canary: Canary::new(),
             counters: Arc::clone(counters),
             older: AtomicPtr::new(older),
             moved: AtomicUsize::new(0),
@@ -217,6 +228,7 @@ impl<K: Stored, V: Copy + Send + Sync + 'static> Directory<K, V> {
         index: usize,
         guard: &'g Guard,
     ) -> (&'g Edge<K, V>, Word<'g, K, V>) {
+        self.canary.touch();
         let edge = &self.slots.edges()[index];
         let word = edge.load(guard);
         if word.is_unset() {
@@ -262,6 +274,7 @@ impl<K: Stored, V: Copy + Send + Sync + 'static> Directory<K, V> {
         if !zero.load(guard).is_unset() && !one.load(guard).is_unset() {
             return;
         }
+        older.canary.touch();
         let root = older.slots.edges()[index].freeze(guard);
         let split_bit = older.bits;
         let side_of = |lead: u32| lead >> (31 - split_bit) & 1;

@@ -25,6 +25,7 @@
 
 mod build;
 mod bytes;
+mod canary;
 mod check;
 mod counters;
 mod directory;

@@ -42,6 +42,7 @@
 //! written before the word that leads to it. Marks need no more: who sees a frozen word sees (through the same pair) all that
 //! its freezer saw, in particular the grown directory on account of which a slot was frozen.
 
+use crate::canary::{Canary, Mortal};
 use crate::counters::garbage;
 use crate::key::{Bits, Stored};
 use crate::reclaim::Guard;
@@ -237,6 +238,18 @@ impl<K: Stored, V: Copy + Send + Sync + 'static> Leaf<K, V> {
     pub(crate) fn value(&self) -> V {
         self.canary.touch();
         self.value
+    }
+}
+
+impl<K, V> Mortal for Leaf<K, V> {
+    fn canary(&self) -> &Canary {
+        &self.canary
+    }
+}
+
+impl<K, V> Mortal for Branch<K, V> {
+    fn canary(&self) -> &Canary {
+        &self.canary
     }
 }
 
@@ -478,6 +491,8 @@ fn unlinked_leaf<K: Stored, V: Copy + Send + Sync + 'static>(word: *mut ()) -> B
 pub(crate) struct Garbage {
     node: *mut (),
     free: unsafe fn(*mut ()),
+    #[cfg(loom)]
+    canary: *const Canary,
 }
 
 // SAFETY: the node in it holds a `K` and a `V`, both `Send` (`Stored` and the bounds of `Edge` ask for it), and no other thread
@@ -501,16 +516,26 @@ impl Garbage {
     }
 
     /// Something else that was unlinked.
-    pub(crate) fn boxed<T: Send>(node: Box<T>) -> Self {
+    pub(crate) fn boxed<T: Mortal + Send>(node: Box<T>) -> Self {
         Self::new(Box::into_raw(node))
     }
 
-    fn new<T>(node: *mut T) -> Self {
+    fn new<T: Mortal>(node: *mut T) -> Self {
         garbage::retired(size_of::<T>());
         Self {
             node: node.cast(),
             free: free::<T>,
+            // SAFETY: the node is alive until `free` is called.
+            #[cfg(loom)]
+            canary: unsafe { ptr::from_ref((*node).canary()) },
         }
+    }
+
+    /// Tells the model that no guard can lead to the node any more: whoever touches it from now on errs.
+    #[cfg(loom)]
+    pub(crate) fn declare_dead(&self) {
+        // SAFETY: the node is alive until `free` is called.
+        unsafe { (*self.canary).declare_dead() }
     }
 
     /// Frees the node. The collector calls it when no guard can lead to the node any more.
@@ -528,19 +553,4 @@ unsafe fn free<T>(node: *mut ()) {
     // SAFETY: the caller's promise.
     drop(unsafe { Box::from_raw(node.cast::<T>()) });
     garbage::freed(size_of::<T>());
-}
-
-/// Nothing, except in a model: there it knows whether the collector has declared the node dead, and whether the reader was
-/// ordered after the writer.
-#[cfg(not(loom))]
-struct Canary;
-
-#[cfg(not(loom))]
-impl Canary {
-    const fn new() -> Self {
-        Self
-    }
-
-    #[inline(always)]
-    fn touch(&self) {}
 }

@@ -4,7 +4,7 @@
 //! is gone. crossbeam-epoch does this: on the machine of `docs/sdtree.md` a pin costs 4–7 ns against seize's 6–9 ns, and retiring
 //! a node at two threads half of what seize's membarrier makes of it. Its registration is also free of locks, seize's is not.
 //!
-//! Under `cfg(loom)` the collector is replaced by a strict one, [`model`]: it declares a node dead at the first moment at which
+//! Under `cfg(loom)` the collector is replaced by a strict one: it declares a node dead at the first moment at which
 //! no guard exists, and every later touch of that node fails the model.
 
 use crate::node::Garbage;
@@ -48,13 +48,22 @@ mod epoch {
 pub(crate) use epoch::{Collector, Guard};
 
 #[cfg(loom)]
-pub(crate) mod model {
+mod model {
     use super::Garbage;
-    use std::sync::{Arc, Mutex, PoisonError};
+    use loom::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-    /// A collector for models. Its lock is one that loom does not see: it must not order what the real collector does not order.
-    #[derive(Default)]
-    pub(crate) struct Collector(Arc<Mutex<State>>);
+    /// A collector for models. Its lock is one that loom does not see, so it orders nothing.
+    ///
+    /// What a real collector orders, `ended` does: a node is freed only after all guards that could lead to it have ended, and
+    /// a guard made after that sees the node unlinked. (It does a little more: any guard that has ended comes before any that
+    /// is made later. Operations that overlap are not ordered by it, and those are what the models are about.)
+    pub(crate) struct Collector(Arc<Shared>);
+
+    struct Shared {
+        state: Mutex<State>,
+        ended: AtomicUsize,
+    }
 
     #[derive(Default)]
     struct State {
@@ -63,26 +72,32 @@ pub(crate) mod model {
         dead: Vec<Garbage>,
     }
 
-    pub(crate) struct Guard(Arc<Mutex<State>>);
+    pub(crate) struct Guard(Arc<Shared>);
+
+    impl Shared {
+        fn state(&self) -> MutexGuard<'_, State> {
+            self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        }
+    }
 
     impl Collector {
         pub(crate) fn new() -> Self {
-            Self::default()
+            Self(Arc::new(Shared {
+                state: Mutex::default(),
+                ended: AtomicUsize::new(0),
+            }))
         }
 
         pub(crate) fn pin(&self) -> Guard {
-            self.0.lock().unwrap_or_else(PoisonError::into_inner).guards += 1;
+            self.0.state().guards += 1;
+            self.0.ended.fetch_add(0, Ordering::Acquire);
             Guard(Arc::clone(&self.0))
         }
     }
 
     impl Guard {
         pub(crate) fn defer(&self, garbage: Garbage) {
-            self.0
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .waiting
-                .push(garbage);
+            self.0.state().waiting.push(garbage);
         }
 
         pub(crate) fn flush(&self) {}
@@ -90,7 +105,8 @@ pub(crate) mod model {
 
     impl Drop for Guard {
         fn drop(&mut self) {
-            let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            self.0.ended.fetch_add(1, Ordering::AcqRel);
+            let mut state = self.0.state();
             state.guards -= 1;
             if state.guards == 0 {
                 let ripe = std::mem::take(&mut state.waiting);
@@ -103,7 +119,7 @@ pub(crate) mod model {
     impl Drop for Collector {
         /// Models join their threads before they drop the tree: nothing can touch the dead any more.
         fn drop(&mut self) {
-            let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut state = self.0.state();
             let rest = std::mem::take(&mut state.waiting);
             let dead = std::mem::take(&mut state.dead);
             drop(state);

@@ -364,9 +364,19 @@ impl<K: Stored, V: Copy + Send + Sync + 'static> Tree<K, V> {
 
     #[cold]
     fn grow_if_full(&self, directory: &Directory<K, V>) {
-        let full =
-            self.counters.sum(Counter::Pairs) * FULL_SLOTS > directory.len() as u64 * FULL_PAIRS;
-        if full && directory.bits() < self.max_bits {
+        if self.counters.sum(Counter::Pairs) * FULL_SLOTS > directory.len() as u64 * FULL_PAIRS {
+            self.grow(directory);
+        }
+    }
+
+    #[cfg(loom)]
+    pub(crate) fn start_growth(&self) {
+        let guard = self.pin();
+        self.grow(self.directory(&guard));
+    }
+
+    fn grow(&self, directory: &Directory<K, V>) {
+        if directory.bits() < self.max_bits {
             match self.current.grow(directory, &self.memory) {
                 Growth::Done => self.counters.add(Counter::Growths, 1),
                 Growth::Refused => self.counters.add(Counter::GrowthsRefused, 1),
