@@ -16,14 +16,15 @@
 //!
 //! 1. freeze the old slot, and if a branch on the very bit hangs there, both its edges: from now on all helpers see the same;
 //! 2. put the two halves into the two new slots, each by a CAS that expects "unset";
-//! 3. the one thread whose CAS set the *last* of the two counts the slot as moved, and retires that branch. The count's last
+//! 3. the one thread whose CAS set the second of the two counts the slot as moved, and retires that branch. The count's last
 //!    thread unhooks and retires the older directory.
 //!
 //! - D1 A slot of the older directory is the truth until it is frozen; after that its halves are, in the new slots, and an
 //!   operation that still stands in the old one starts again when it wants to change something. (A search need not: what it
 //!   finds was true when the slot was frozen, which was after the search began.)
-//! - D2 Of two twins, an empty half is set first, else half 0 first. So while any of the two is unset, no node that a helper
-//!   must look into has become reachable for removals: helpers never touch freed memory, however late they come.
+//! - D2 Helpers never touch freed memory, however late they come. One that finds a twin unset looks into the old slot, and what
+//!   hangs there may have gone on to live, be removed and retired below the twin that is set; but then whoever set that one is
+//!   still between the two steps, under a guard older than the retirement, and while it lasts nothing of that is freed.
 //! - D3 A slot that was set is never unset again; a directory without an older one has no unset slots, except the first, where
 //!   unset means empty.
 //! - D4 A directory grows only when the last growth is complete, so there are two at most.
@@ -277,20 +278,22 @@ impl<K: Stored, V: Copy + Send + Sync + 'static> Directory<K, V> {
         older.canary.touch();
         let root = older.slots.edges()[index].freeze(guard);
         let split_bit = older.bits;
-        let side_of = |lead: u32| lead >> (31 - split_bit) & 1;
+        let half_of = |lead: u32| match lead >> (31 - split_bit) & 1 {
+            0 => [root, Word::empty()],
+            _ => [Word::empty(), root],
+        };
         let mut branch = None;
-        let (halves, last) = match root.target() {
-            Target::Empty => ([root, root], 1),
+        let halves = match root.target() {
+            Target::Empty => [root, root],
             Target::Branch(top) if top.bit() == split_bit => {
                 branch = Some(root);
-                ([0, 1].map(|side| top.edge(side).freeze(guard)), 1)
+                [0, 1].map(|side| top.edge(side).freeze(guard))
             }
-            Target::Branch(top) => one_sided(root, side_of(top.lead())),
-            Target::Leaf(leaf) => one_sided(root, side_of(leaf.key().lead())),
+            Target::Branch(top) => half_of(top.lead()),
+            Target::Leaf(leaf) => half_of(leaf.key().lead()),
         };
-        let twins = [zero, one];
-        twins[1 - last].adopt(halves[1 - last]);
-        if twins[last].adopt(halves[last]) {
+        zero.adopt(halves[0]);
+        if one.adopt(halves[1]) {
             if let Some(branch) = branch {
                 self.counters.add(Counter::Branches, -1);
                 guard.defer(Garbage::migrated_branch(branch));
@@ -323,18 +326,6 @@ impl<K: Stored, V: Copy + Send + Sync + 'static> Directory<K, V> {
             .edges_mut()
             .iter_mut()
             .for_each(Edge::drop_subtree);
-    }
-}
-
-/// The two halves of a slot whose keys all have the same next bit, and the half to set last.
-fn one_sided<K: Stored, V: Copy + Send + Sync + 'static>(
-    root: Word<'_, K, V>,
-    side: u32,
-) -> ([Word<'_, K, V>; 2], usize) {
-    if side == 0 {
-        ([root, Word::empty()], 0)
-    } else {
-        ([Word::empty(), root], 1)
     }
 }
 

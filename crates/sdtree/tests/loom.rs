@@ -255,3 +255,65 @@ fn a_growth_against_a_remove() {
         assert_eq!(check(&*tree), Ok(()));
     });
 }
+
+/// One thread moves a slot while the other, which may have come before the growth, changes the slot itself.
+#[test]
+fn a_growth_against_a_change_of_the_slot() {
+    loom::model(|| {
+        let tree = growable(&[key(0)]);
+        let shared = Arc::clone(&tree);
+        let other = thread::spawn(move || (shared.remove(key(0)), shared.get_or_insert(key(6), 1)));
+        tree.start_growth();
+        assert_eq!(tree.get_or_insert(key(4), 1), Insert::Inserted);
+        assert_eq!(
+            other.join().expect("the other thread"),
+            (Some(0), Insert::Inserted)
+        );
+        assert_eq!(keys(&tree), [key(4), key(6)]);
+        assert_eq!(check(&*tree), Ok(()));
+    });
+}
+
+/// The last of several slots ends the older directory, and not one before.
+#[test]
+fn the_older_directory_lasts_until_all_slots_have_moved() {
+    loom::model(|| {
+        let tree = SdTree::<u64>::with_capacity(2);
+        assert_eq!(tree.stats().directory_slots, 2);
+        for key in [key(0), key(4)] {
+            tree.get_or_insert(key, 0);
+        }
+        let tree = Arc::new(tree);
+        tree.start_growth();
+        let shared = Arc::clone(&tree);
+        let other = thread::spawn(move || shared.get(key(0)));
+        assert_eq!(tree.get(key(4)), Some(0));
+        assert_eq!(other.join().expect("the other thread"), Some(0));
+        assert_eq!(keys(&tree), [key(0), key(4)]);
+        assert_eq!(check(&*tree), Ok(()));
+    });
+}
+
+/// Between the two walks of an insertion the leaf that it compared with goes, and another comes that parts elsewhere.
+#[test]
+fn an_insert_whose_neighbour_is_exchanged() {
+    model(
+        [key(4), key(6)],
+        |tree| tree.get_or_insert(key(0) | 1, 1),
+        |tree| {
+            tree.remove(key(4));
+            tree.remove(key(6));
+            (
+                tree.get_or_insert(key(0), 2),
+                tree.get_or_insert(key(0) | 3, 2),
+            )
+        },
+        |tree, left, right| {
+            assert_eq!(
+                (left, right),
+                (Insert::Inserted, (Insert::Inserted, Insert::Inserted))
+            );
+            assert_eq!(keys(tree), [key(0), key(0) | 1, key(0) | 3]);
+        },
+    );
+}
