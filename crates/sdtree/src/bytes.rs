@@ -3,17 +3,19 @@
 use crate::build::{Builder, Error};
 use crate::counters::Counter;
 use crate::iter::CHUNK;
-use crate::key::{Lent, MAX_KEY_BYTES};
+use crate::key::{Bytes, Lent, MAX_KEY_BYTES};
 use crate::tree::{Insert, Tree};
 use std::collections::VecDeque;
 
-/// A lock-free ordered map from byte strings to small values.
+/// A lock-free map from byte strings to small values.
 ///
 /// The tree stores a `K` for each key and reads the bytes through it: `&'static [u8]`, `Arc<[u8]>`, or a handle to whatever
 /// holds them. The bytes must not change while the tree has the key (`AsRef` must always give the same). A `K` is dropped once
 /// no search can see it any more, which may be on any thread, and after the tree itself is gone.
 ///
-/// Keys are at most [`MAX_KEY_BYTES`] long; the empty string is a key like any other. The order is that of `[u8]`.
+/// Keys are at most [`MAX_KEY_BYTES`] long; the empty string is a key like any other. They are told apart by all their bytes; a
+/// digest in front of them chooses the directory slot, so that keys which begin alike, as pages do, are found as fast as others.
+/// For the same reason the order of iteration means nothing.
 ///
 /// # Examples
 ///
@@ -84,8 +86,9 @@ where
     pub fn get_with<R>(&self, key: &[u8], found: impl FnOnce(&K, V) -> R) -> Option<R> {
         check_length(key).ok()?;
         let guard = self.tree.pin();
-        self.tree
-            .find(key, &guard, |leaf| found(&leaf.stored().0, leaf.value()))
+        self.tree.find(Bytes::new(key), &guard, |leaf| {
+            found(&leaf.stored().key, leaf.value())
+        })
     }
 
     /// The value that `key` has, or else gives it `value`.
@@ -95,7 +98,9 @@ where
     /// [`Error::KeyTooLong`].
     pub fn get_or_insert(&self, key: K, value: V) -> Result<Insert<V>, Error> {
         check_length(key.as_ref())?;
-        Ok(self.tree.get_or_insert(Lent(key), value, &self.tree.pin()))
+        Ok(self
+            .tree
+            .get_or_insert(Lent::new(key), value, &self.tree.pin()))
     }
 
     /// Gives `key` the value `new` if it has the value `old`, and returns `old`.
@@ -109,9 +114,10 @@ where
         V: PartialEq,
     {
         check_length(key).map_err(|_| None)?;
-        let clone = |key: &Lent<K>| Lent(key.0.clone());
+        let clone = |key: &Lent<K>| Lent::new(key.key.clone());
         let wanted = |value: &V| *value == old;
-        self.tree.update(key, clone, wanted, new, &self.tree.pin())
+        self.tree
+            .update(Bytes::new(key), clone, wanted, new, &self.tree.pin())
     }
 
     /// Removes `key`, and returns the value that it had.
@@ -134,7 +140,8 @@ where
     fn take(&self, key: &[u8], wanted: impl Fn(&V) -> bool) -> Result<V, Option<V>> {
         check_length(key).map_err(|_| None)?;
         let guard = self.tree.pin();
-        self.tree.remove(key, wanted, |leaf| leaf.value(), &guard)
+        self.tree
+            .remove(Bytes::new(key), wanted, |leaf| leaf.value(), &guard)
     }
 
     /// The number of keys; exact when nobody changes the tree.
@@ -147,7 +154,7 @@ where
         self.len() == 0
     }
 
-    /// The pairs, in the order of the keys; like [`SdTree::iter`](crate::SdTree::iter).
+    /// The pairs, in an order that means nothing; otherwise like [`SdTree::iter`](crate::SdTree::iter).
     pub fn iter(&self) -> ByteIter<'_, K, V>
     where
         K: Clone,
@@ -177,7 +184,7 @@ where
     }
 }
 
-/// The pairs of a tree, ascending. See [`ByteTree::iter`].
+/// The pairs of a tree. See [`ByteTree::iter`].
 pub struct ByteIter<'t, K, V>
 where
     K: AsRef<[u8]> + Send + Sync + Clone + 'static,
@@ -199,10 +206,10 @@ where
     fn next(&mut self) -> Option<Self::Item> {
         if self.chunk.is_empty() && !self.done {
             let tree = &self.tree.tree;
-            let after = self.last.as_ref().map(AsRef::as_ref);
+            let after = self.last.as_ref().map(|last| Bytes::new(last.as_ref()));
             tree.walk(after, &tree.pin(), |leaf| {
                 self.chunk
-                    .push_back((leaf.stored().0.clone(), leaf.value()));
+                    .push_back((leaf.stored().key.clone(), leaf.value()));
                 self.chunk.len() < CHUNK
             });
             self.done = self.chunk.len() < CHUNK;

@@ -178,7 +178,7 @@ impl<'g, K: Stored, V: Copy + Send + Sync + 'static> SlotWalk<'g, K, V> {
         let Some((left, _)) = self.previous.replace((leaf, fork)) else {
             return Ok(());
         };
-        let found = left.key().first_difference(leaf.key());
+        let found = left.stored().first_difference(leaf.key());
         if found == Some(fork) && leaf.key().bit(fork) == 1 {
             return Ok(());
         }

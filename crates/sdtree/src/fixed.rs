@@ -169,7 +169,7 @@ impl<V: Copy + Send + Sync + 'static> Pinned<'_, V> {
     #[inline]
     pub fn get(&self, key: u128) -> Option<V> {
         self.tree
-            .find(&Key16::new(key), &self.guard, |leaf| leaf.value())
+            .find(Key16::new(key), &self.guard, |leaf| leaf.value())
     }
 
     /// See [`SdTree::get_or_insert`].
@@ -190,7 +190,7 @@ impl<V: Copy + Send + Sync + 'static> Pinned<'_, V> {
     {
         let key = Key16::new(key);
         self.tree
-            .update(&key, |&key| key, |value| *value == old, new, &self.guard)
+            .update(key, |&key| key, |value| *value == old, new, &self.guard)
     }
 
     /// See [`SdTree::remove`].
@@ -198,7 +198,7 @@ impl<V: Copy + Send + Sync + 'static> Pinned<'_, V> {
     pub fn remove(&self, key: u128) -> Option<V> {
         let key = Key16::new(key);
         self.tree
-            .remove(&key, |_| true, |leaf| leaf.value(), &self.guard)
+            .remove(key, |_| true, |leaf| leaf.value(), &self.guard)
             .ok()
     }
 
@@ -215,7 +215,7 @@ impl<V: Copy + Send + Sync + 'static> Pinned<'_, V> {
         let key = Key16::new(key);
         let wanted = |value: &V| *value == expected;
         self.tree
-            .remove(&key, wanted, |leaf| leaf.value(), &self.guard)
+            .remove(key, wanted, |leaf| leaf.value(), &self.guard)
     }
 }
 
@@ -234,7 +234,7 @@ impl<V: Copy + Send + Sync + 'static> Iterator for Iter<'_, V> {
         if self.chunk.is_empty() && !self.done {
             let after = self.last.map(Key16::new);
             let tree = &self.tree.tree;
-            tree.walk(after.as_ref(), &tree.pin(), |leaf| {
+            tree.walk(after, &tree.pin(), |leaf| {
                 self.chunk.push_back((leaf.stored().get(), leaf.value()));
                 self.chunk.len() < CHUNK
             });

@@ -17,7 +17,7 @@ impl<K: Stored, V: Copy + Send + Sync + 'static> Tree<K, V> {
     /// Calls `visit` with the leaves whose keys are greater than `after`, ascending, until it returns false.
     pub(crate) fn walk<'g>(
         &'g self,
-        after: Option<&K::Query>,
+        after: Option<K::Query<'_>>,
         guard: &'g Guard,
         mut visit: impl FnMut(&'g Leaf<K, V>) -> bool,
     ) {
@@ -36,8 +36,7 @@ impl<K: Stored, V: Copy + Send + Sync + 'static> Tree<K, V> {
                 match word.target() {
                     Target::Empty => {}
                     Target::Leaf(leaf) => {
-                        let skip =
-                            bound.is_some_and(|key| order(leaf.key(), key) != Ordering::Greater);
+                        let skip = bound.is_some_and(|key| order(leaf, key) != Ordering::Greater);
                         if !skip && !visit(leaf) {
                             return;
                         }
@@ -51,17 +50,23 @@ impl<K: Stored, V: Copy + Send + Sync + 'static> Tree<K, V> {
     }
 }
 
-/// Compares two keys by their bits.
-fn order<B: Bits + ?Sized>(left: &B, right: &B) -> Ordering {
-    left.first_difference(right)
-        .map_or(Ordering::Equal, |bit| left.bit(bit).cmp(&right.bit(bit)))
+/// Compares the key of a leaf with another, by their bits.
+fn order<K: Stored, V: Copy + Send + Sync + 'static>(
+    leaf: &Leaf<K, V>,
+    key: K::Query<'_>,
+) -> Ordering {
+    leaf.stored()
+        .first_difference(key)
+        .map_or(Ordering::Equal, |bit| {
+            leaf.key().bit(bit).cmp(&key.bit(bit))
+        })
 }
 
 /// Pushes the subtrees of `root` whose keys are all greater than `key`, the greatest first; no others have such a key. False,
 /// and nothing pushed, if the path of `key` ends where a leaf was just removed: then there is nothing to compare `key` with.
 fn greater<'g, K: Stored, V: Copy + Send + Sync + 'static>(
     root: Word<'g, K, V>,
-    key: &K::Query,
+    key: K::Query<'_>,
     guard: &'g Guard,
     pending: &mut Vec<Word<'g, K, V>>,
 ) -> bool {
@@ -78,12 +83,12 @@ fn greater<'g, K: Stored, V: Copy + Send + Sync + 'static>(
     let Target::Leaf(leaf) = word.target() else {
         return false;
     };
-    let difference = leaf.key().first_difference(key);
+    let difference = leaf.stored().first_difference(key);
     let split = difference.map_or(path.len(), |bit| {
         path.partition_point(|(tested, _, _)| *tested < bit)
     });
     pending.extend(path[..split].iter().filter_map(|(_, _, right)| *right));
-    if order(leaf.key(), key) == Ordering::Greater {
+    if order(leaf, key) == Ordering::Greater {
         // Below the split all keys compare with `key` as the leaf does.
         pending.push(path.get(split).map_or(word, |(_, word, _)| *word));
     }

@@ -230,7 +230,7 @@ impl<K: Stored, V: Copy + Send + Sync + 'static> Leaf<K, V> {
     }
 
     #[inline]
-    pub(crate) fn key(&self) -> &K::Query {
+    pub(crate) fn key(&self) -> K::Query<'_> {
         self.stored().query()
     }
 

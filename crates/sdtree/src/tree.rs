@@ -129,7 +129,7 @@ impl<K: Stored, V: Copy + Send + Sync + 'static> Tree<K, V> {
     #[inline]
     pub(crate) fn find<'g, R>(
         &'g self,
-        key: &K::Query,
+        key: K::Query<'_>,
         guard: &'g Guard,
         found: impl FnOnce(&'g Leaf<K, V>) -> R,
     ) -> Option<R> {
@@ -140,7 +140,7 @@ impl<K: Stored, V: Copy + Send + Sync + 'static> Tree<K, V> {
             match word.target() {
                 Target::Empty => break None,
                 Target::Leaf(leaf) => {
-                    break (word.may_hold(key.tag()) && leaf.key().same(key)).then_some(leaf);
+                    break (word.may_hold(key.tag()) && leaf.stored().same(key)).then_some(leaf);
                 }
                 Target::Branch(branch) => {
                     word = branch.edge(key.bit(branch.bit())).load(guard);
@@ -157,7 +157,7 @@ impl<K: Stored, V: Copy + Send + Sync + 'static> Tree<K, V> {
     /// Unlinks the first marked branch on the path of `key`; what a search does that has met one. One attempt, so that searches
     /// stay bounded.
     #[cold]
-    fn tidy(&self, key: &K::Query, guard: &Guard) {
+    fn tidy(&self, key: K::Query<'_>, guard: &Guard) {
         let directory = self.directory(guard);
         let (mut edge, mut word) = directory.slot(directory.index(key.lead()), guard);
         let mut owner = Owner::Slot;
@@ -176,7 +176,7 @@ impl<K: Stored, V: Copy + Send + Sync + 'static> Tree<K, V> {
     fn step<'g>(
         &self,
         branch: &'g Branch<K, V>,
-        key: &K::Query,
+        key: K::Query<'_>,
         guard: &'g Guard,
     ) -> (&'g Edge<K, V>, Word<'g, K, V>) {
         let edge = branch.edge(key.bit(branch.bit()));
@@ -201,7 +201,12 @@ impl<K: Stored, V: Copy + Send + Sync + 'static> Tree<K, V> {
     /// Goes down the path of `key` to its end; unlinks every marked branch on it, and moves its slot if the directory grows. So
     /// no edge of the path it returns was frozen when it was read.
     #[inline]
-    fn descend<'g>(&'g self, key: &K::Query, split_bit: u32, guard: &'g Guard) -> Place<'g, K, V> {
+    fn descend<'g>(
+        &'g self,
+        key: K::Query<'_>,
+        split_bit: u32,
+        guard: &'g Guard,
+    ) -> Place<'g, K, V> {
         'again: loop {
             let directory = self.directory(guard);
             let (edge, word) = directory.slot(directory.index(key.lead()), guard);
@@ -248,7 +253,7 @@ impl<K: Stored, V: Copy + Send + Sync + 'static> Tree<K, V> {
             let key = fresh.key();
             let place = self.descend(key, split_bit, guard);
             let fork = match place.word.target() {
-                Target::Leaf(leaf) => match leaf.key().first_difference(key) {
+                Target::Leaf(leaf) => match leaf.stored().first_difference(key) {
                     None => return Insert::Existing(leaf.value()),
                     // The path ends at the leaf's edge if no branch lies beyond the bit. Otherwise the edge above the first of
                     // those is the one, and the path must be walked with the bit in mind: the same path, if it leads to a leaf
@@ -286,7 +291,7 @@ impl<K: Stored, V: Copy + Send + Sync + 'static> Tree<K, V> {
     /// not accepted, or that there is none. `make` gives the key for the new leaf.
     pub(crate) fn update(
         &self,
-        key: &K::Query,
+        key: K::Query<'_>,
         make: impl Fn(&K) -> K,
         wanted: impl Fn(&V) -> bool,
         value: V,
@@ -307,7 +312,7 @@ impl<K: Stored, V: Copy + Send + Sync + 'static> Tree<K, V> {
     /// not accepted, or that there is none.
     pub(crate) fn remove<R>(
         &self,
-        key: &K::Query,
+        key: K::Query<'_>,
         wanted: impl Fn(&V) -> bool,
         taken: impl FnOnce(&Leaf<K, V>) -> R,
         guard: &Guard,
@@ -334,11 +339,11 @@ impl<K: Stored, V: Copy + Send + Sync + 'static> Tree<K, V> {
     /// The leaf at the end of the path, if it is the one of `key` and its value is accepted.
     fn match_leaf<'g>(
         place: &Place<'g, K, V>,
-        key: &K::Query,
+        key: K::Query<'_>,
         wanted: impl Fn(&V) -> bool,
     ) -> Result<&'g Leaf<K, V>, Option<V>> {
         match place.word.target() {
-            Target::Leaf(leaf) if place.word.may_hold(key.tag()) && leaf.key().same(key) => {
+            Target::Leaf(leaf) if place.word.may_hold(key.tag()) && leaf.stored().same(key) => {
                 let value = leaf.value();
                 if wanted(&value) {
                     Ok(leaf)
@@ -394,7 +399,7 @@ enum Fresh<K, V> {
 }
 
 impl<K: Stored, V: Copy + Send + Sync + 'static> Fresh<K, V> {
-    fn key(&self) -> &K::Query {
+    fn key(&self) -> K::Query<'_> {
         match self {
             Self::Key(key) => key.query(),
             Self::Leaf(leaf) => leaf.key(),
@@ -410,7 +415,7 @@ impl<K: Stored, V: Copy + Send + Sync + 'static> Fresh<K, V> {
 }
 
 impl Fork {
-    fn at<B: Bits + ?Sized>(bit: u32, key: &B) -> Self {
+    fn at<B: Bits>(bit: u32, key: B) -> Self {
         Self {
             bit,
             side: key.bit(bit),

@@ -145,9 +145,12 @@ fn bytes_agree(
 ) -> Result<(), TestCaseError> {
     let mut map = BTreeMap::new();
     let listed = |tree: &ByteTree<Arc<[u8]>, u64>| {
-        tree.iter()
+        let mut pairs: Vec<_> = tree
+            .iter()
             .map(|(key, value)| (key.to_vec(), value))
-            .collect::<Vec<_>>()
+            .collect();
+        pairs.sort();
+        pairs
     };
     for op in ops {
         match op {
