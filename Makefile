@@ -33,3 +33,5 @@ unit: ## Runs all tests
 
 clean: ## Removes what was built
 	$(CARGO) clean
+
+include mk/*.mk
