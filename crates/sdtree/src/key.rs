@@ -215,6 +215,14 @@ fn first_unequal_byte(left: &[u8], right: &[u8]) -> Option<usize> {
     Some(start + inside)
 }
 
+#[cfg(test)]
+impl<K: AsRef<[u8]>> Lent<K> {
+    /// A key whose digest collides with all others' made here.
+    pub(crate) fn colliding(key: K) -> Self {
+        Self { digest: 7, key }
+    }
+}
+
 impl<K: AsRef<[u8]>> Lent<K> {
     pub(crate) fn new(key: K) -> Self {
         let digest = Bytes::new(key.as_ref()).digest;

@@ -431,3 +431,59 @@ impl<K: Stored, V: Copy + Send + Sync + 'static> Drop for Tree<K, V> {
         guard.flush();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::directory::GlobalMemory;
+    use crate::key::Lent;
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    /// Byte strings that share long prefixes, are prefixes of each other, or differ in one bit.
+    fn key() -> impl Strategy<Value = Vec<u8>> {
+        prop_oneof![
+            (0..70_usize).prop_map(|len| vec![0; len]),
+            (0..70_usize, 0..8).prop_map(|(at, bit)| {
+                let mut key = vec![0; 70];
+                key[at] = 1_u8 << bit;
+                key
+            }),
+            vec(0..3_u8, 0..5),
+        ]
+    }
+
+    proptest! {
+        /// Digests never collide by themselves in tests of this size; here all do, and the bytes alone tell keys apart.
+        #[test]
+        fn keys_with_one_digest_agree_with_a_btree_map(steps in vec((key(), 0..3_u8), 0..300), bits in 0..5_u32) {
+            let tree: Tree<Lent<Vec<u8>>, u8> = Tree::new(bits, bits, Arc::new(GlobalMemory)).expect("a small directory");
+            let mut map = BTreeMap::new();
+            for (key, step) in steps {
+                let guard = tree.pin();
+                let stored = Lent::colliding(key.clone());
+                match step {
+                    0 => {
+                        let removed = tree.remove(stored.query(), |_| true, |leaf| leaf.value(), &guard);
+                        prop_assert_eq!(removed.ok(), map.remove(&key));
+                    }
+                    value => {
+                        let found = tree.find(stored.query(), &guard, |leaf| leaf.value());
+                        prop_assert_eq!(found, map.get(&key).copied());
+                        let inserted = tree.get_or_insert(stored, value, &guard);
+                        prop_assert_eq!(inserted.existing(), found);
+                        map.entry(key).or_insert(value);
+                    }
+                }
+            }
+            let mut listed = Vec::new();
+            tree.walk(None, &tree.pin(), |leaf| {
+                listed.push((leaf.stored().key.clone(), leaf.value()));
+                true
+            });
+            prop_assert_eq!(listed, map.into_iter().collect::<Vec<_>>());
+            prop_assert_eq!(tree.check(), Ok(()));
+        }
+    }
+}
