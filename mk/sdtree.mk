@@ -10,6 +10,9 @@ FUZZ_FLAGS := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
 
 .PHONY: loom miri stress fuzz-sdtree bench-sdtree
 
+# The models take seconds; what goes further is for the nights.
+test: loom
+
 loom: ## Runs the models of the SD tree through all interleavings
 	RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=$(LOOM_MAX_PREEMPTIONS) CARGO_TARGET_DIR=target/loom \
 		$(CARGO) test --release -p sdtree --test loom

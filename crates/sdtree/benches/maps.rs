@@ -6,7 +6,7 @@
 //!
 //! Not criterion: it samples one short step many times over, and these phases use up what they work on.
 //!
-//! `SDTREE_KEYS`, `SDTREE_ROUNDS` and `SDTREE_THREADS` (a list) change the size of it. `SDTREE_CLOCK=cpu` is for machines that
+//! `SDTREE_KEYS`, `SDTREE_ROUNDS`, `SDTREE_THREADS` and `SDTREE_MAPS` (lists) change the size of it. `SDTREE_CLOCK=cpu` is for machines that
 //! are busy with other work: it takes the time that the threads were on a processor, and tells what rate that is on two idle
 //! ones. Waiting for locks is not in it, which favours the maps that have some.
 
@@ -63,7 +63,9 @@ fn main() {
     let threads = setting("SDTREE_THREADS", "1,2,8");
     let threads: Vec<&str> = threads.split(',').collect();
     let mut results: BTreeMap<(usize, usize), Vec<Vec<f64>>> = BTreeMap::new();
-    let maps: Vec<&str> = OURS.into_iter().chain(PEERS).collect();
+    let only = setting("SDTREE_MAPS", "");
+    let wanted = |map: &&str| only.is_empty() || only.split(',').any(|name| name == *map);
+    let maps: Vec<&str> = OURS.into_iter().chain(PEERS).filter(wanted).collect();
     for round in 1..=rounds {
         for (map_index, map) in maps.iter().enumerate() {
             for (threads_index, threads) in threads.iter().enumerate() {

@@ -28,6 +28,15 @@ use std::collections::VecDeque;
 /// assert_eq!(tree.remove_if(1, 10), Err(Some(11)));
 /// assert_eq!(tree.remove(1), Some(11));
 /// ```
+///
+/// A tree cannot be dropped while anything of it is in use:
+///
+/// ```compile_fail,E0505
+/// let tree = sdtree::SdTree::<u64>::new();
+/// let pinned = tree.pin();
+/// drop(tree);
+/// pinned.get(1);
+/// ```
 pub struct SdTree<V: Copy + Send + Sync + 'static> {
     pub(crate) tree: Tree<Key16, V>,
 }
