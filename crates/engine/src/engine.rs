@@ -6,11 +6,11 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use sdtree::SdTree;
 use sys::process;
 use wire::{RunMode, Setting, Status};
 
 use crate::guest::Standing;
-use crate::index::Sharded;
 use crate::link::{ProcessMemory, SocketLink};
 use crate::page::Class;
 use crate::read::Hasher;
@@ -337,7 +337,7 @@ fn check_facilities() -> Result<Option<OwnedFd>, EngineError> {
 fn new_realm(domain: &str) -> std::io::Result<Realm> {
     let store = Box::new(Memfd::new()?);
     tracing::info!(domain, "a domain begins");
-    Ok(Realm::new(domain, Box::new(Sharded::new()), store))
+    Ok(Realm::new(domain, Box::new(SdTree::<u64>::new()), store))
 }
 
 /// Pages that guests in service map from stores.

@@ -12,10 +12,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
+use sdtree::SdTree;
 use wire::{CHUNK_BYTES, PAGE_BYTES, RunMode};
 
 use crate::account::Lifeline;
-use crate::index::Sharded;
 use crate::page::Slot;
 use crate::read::Hasher;
 use crate::realm::{Realm, lock};
@@ -390,7 +390,7 @@ impl Lab {
             };
             Ok(Realm::new(
                 domain,
-                Box::new(Sharded::new()),
+                Box::new(SdTree::<u64>::new()),
                 Box::new(store),
             ))
         };

@@ -11,13 +11,12 @@
 //! final: whoever made it removes the index entry and punches the page (I5).
 
 use std::collections::HashMap;
-use std::hash::BuildHasherDefault;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::ops::Range;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard};
 
-use crate::index::Spread;
 use crate::page::{Fingerprint, Slot};
 
 /// Slots in a segment.
@@ -46,6 +45,26 @@ impl Segment {
             keys: [const { [const { AtomicU64::new(0) }; 2] }; SEGMENT_SLOTS],
             dead: AtomicU32::new(0),
         }
+    }
+}
+
+/// Hashes one number by a multiplication.
+#[derive(Default)]
+struct Spread(u64);
+
+impl Hasher for Spread {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes
+            .iter()
+            .for_each(|&byte| self.write_u64(self.0 ^ u64::from(byte)));
+    }
+
+    fn write_u64(&mut self, word: u64) {
+        self.0 = word.wrapping_mul(0x9E37_79B9_7F4A_7C15); // 2^64 divided by the golden ratio
     }
 }
 

@@ -1,0 +1,419 @@
+//! `cargo bench -p sdtree --features peers --bench maps`: 4 M random 16-byte keys, against other concurrent maps.
+//!
+//! Each map and number of threads runs in a process of its own: insert all keys, look all of them up in another order, look up
+//! as many absent ones, remove all in a third order. Rounds go over all maps before the next begins, so that a noisy minute
+//! hits all alike; the table shows medians. Heap bytes are the growth of the resident set over the insertions.
+//!
+//! Not criterion: it samples one short step many times over, and these phases use up what they work on.
+//!
+//! `SDTREE_KEYS`, `SDTREE_ROUNDS`, `SDTREE_THREADS` and `SDTREE_MAPS` (lists) change the size of it. `SDTREE_CLOCK=cpu` is for machines that
+//! are busy with other work: it takes the time that the threads were on a processor, and tells what rate that is on two idle
+//! ones. Waiting for locks is not in it, which favours the maps that have some.
+
+#![allow(clippy::cast_possible_truncation, missing_docs)]
+
+use std::collections::BTreeMap;
+use std::env;
+use std::hint::black_box;
+use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Barrier, Mutex};
+use std::thread;
+use std::time::Instant;
+
+/// A concurrent map from 16-byte keys to a word.
+trait Map: Sync {
+    /// True if the key was absent.
+    fn insert(&self, key: u128, value: u64) -> bool;
+    fn get(&self, key: u128) -> Option<u64>;
+    fn remove(&self, key: u128) -> bool;
+}
+
+const OURS: [&str; 3] = ["sdtree", "sdtree, grown from empty", "Mutex<BTreeMap>"];
+#[cfg(not(feature = "peers"))]
+const PEERS: [&str; 0] = [];
+#[cfg(feature = "peers")]
+const PEERS: [&str; 7] = [
+    "scc HashMap",
+    "scc HashIndex",
+    "papaya",
+    "dashmap",
+    "congee (u64 keys)",
+    "scc TreeIndex",
+    "crossbeam SkipMap",
+];
+const PHASES: [&str; 4] = ["insert new", "get hit", "get miss", "remove"];
+
+fn main() {
+    let arguments: Vec<String> = env::args().collect();
+    if let [_, flag, map, keys, threads] = arguments.as_slice()
+        && flag == "--child"
+    {
+        child(
+            map,
+            keys.parse().expect("keys"),
+            threads.parse().expect("threads"),
+        );
+        return;
+    }
+    let keys = setting("SDTREE_KEYS", "4000000");
+    let rounds: usize = setting("SDTREE_ROUNDS", "3")
+        .parse()
+        .expect("SDTREE_ROUNDS is a number");
+    let threads = setting("SDTREE_THREADS", "1,2,8");
+    let threads: Vec<&str> = threads.split(',').collect();
+    let mut results: BTreeMap<(usize, usize), Vec<Vec<f64>>> = BTreeMap::new();
+    let only = setting("SDTREE_MAPS", "");
+    let wanted = |map: &&str| only.is_empty() || only.split(',').any(|name| name == *map);
+    let maps: Vec<&str> = OURS.into_iter().chain(PEERS).filter(wanted).collect();
+    for round in 1..=rounds {
+        for (map_index, map) in maps.iter().enumerate() {
+            for (threads_index, threads) in threads.iter().enumerate() {
+                let run = run_child(map, &keys, threads);
+                eprintln!("round {round}: {map}, {threads} threads: {run:.2?}");
+                results
+                    .entry((map_index, threads_index))
+                    .or_default()
+                    .push(run);
+            }
+        }
+    }
+    println!(
+        "{keys} keys, M operations/s with {} threads, medians of {rounds} rounds\n",
+        threads.join(" / ")
+    );
+    println!(
+        "| | {} | heap bytes per key |\n|---|---|---|---|---|---|",
+        PHASES.join(" | ")
+    );
+    for (map_index, map) in maps.iter().enumerate() {
+        let median = |threads_index, column| median(&results[&(map_index, threads_index)], column);
+        let cell = |column| {
+            let figures: Vec<String> = (0..threads.len())
+                .map(|index| format!("{:.2}", median(index, column)))
+                .collect();
+            figures.join(" / ")
+        };
+        let cells: Vec<String> = (0..PHASES.len()).map(cell).collect();
+        println!(
+            "| {map} | {} | {:.1} |",
+            cells.join(" | "),
+            median(0, PHASES.len())
+        );
+    }
+    if PEERS.is_empty() {
+        println!("\nOther maps are measured beside it with `--features peers`.");
+    }
+}
+
+fn setting(name: &str, default: &str) -> String {
+    env::var(name).unwrap_or_else(|_| default.into())
+}
+
+fn median(runs: &[Vec<f64>], column: usize) -> f64 {
+    let mut figures: Vec<f64> = runs.iter().map(|run| run[column]).collect();
+    figures.sort_by(f64::total_cmp);
+    figures[figures.len() / 2]
+}
+
+/// Runs one map in a process of its own; returns the figures of the phases and the heap bytes per key.
+fn run_child(map: &str, keys: &str, threads: &str) -> Vec<f64> {
+    let this = env::current_exe().expect("this program");
+    let output = Command::new(this)
+        .args(["--child", map, keys, threads])
+        .output()
+        .expect("a child process");
+    assert!(
+        output.status.success(),
+        "{map}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let text = String::from_utf8(output.stdout).expect("figures");
+    text.split_whitespace()
+        .map(|figure| figure.parse().expect("a figure"))
+        .collect()
+}
+
+fn child(map: &str, keys: u64, threads: u64) {
+    match map {
+        "sdtree" => phases(
+            &sdtree::SdTree::<u64>::with_capacity(keys as usize),
+            keys,
+            threads,
+        ),
+        "sdtree, grown from empty" => phases(&sdtree::SdTree::<u64>::new(), keys, threads),
+        "Mutex<BTreeMap>" => phases(&Mutex::new(BTreeMap::new()), keys, threads),
+        other => peers::run(other, keys, threads),
+    }
+}
+
+/// splitmix64.
+fn mix(seed: u64) -> u64 {
+    let mut z = seed
+        .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+        .wrapping_add(0x632b_e59b_d9b4_e019);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+fn key(index: u64) -> u128 {
+    u128::from(mix(index)) << 64 | u128::from(mix(!index))
+}
+
+fn phases(map: &impl Map, keys: u64, threads: u64) {
+    // Nodes must not be visited in the order in which they were allocated. Both factors are odd and no multiples of 5.
+    let order = |index: u64, factor: u64| index * factor % keys;
+    let before = resident_bytes();
+    let mut figures = vec![timed(keys, threads, |index| {
+        assert!(map.insert(key(index), index))
+    })];
+    let heap = (resident_bytes() - before) / keys as f64;
+    figures.push(timed(keys, threads, |index| {
+        let index = order(index, 1_234_577);
+        assert_eq!(map.get(key(index)), Some(index));
+    }));
+    figures.push(timed(keys, threads, |index| {
+        assert_eq!(
+            black_box(map.get(key(keys + order(index, 1_234_577)))),
+            None
+        );
+    }));
+    figures.push(timed(keys, threads, |index| {
+        assert!(map.remove(key(order(index, 2_345_679))))
+    }));
+    figures.push(heap);
+    println!(
+        "{}",
+        figures
+            .iter()
+            .map(f64::to_string)
+            .collect::<Vec<_>>()
+            .join(" ")
+    );
+}
+
+/// M operations/s when the threads share the indices out among them.
+fn timed(count: u64, threads: u64, step: impl Fn(u64) + Sync) -> f64 {
+    const PROCESSORS: u64 = 2;
+    let barrier = Barrier::new(threads as usize + 1);
+    let on_processor = AtomicU64::new(0);
+    let mut start = Instant::now();
+    thread::scope(|scope| {
+        for me in 0..threads {
+            let (barrier, step, on_processor) = (&barrier, &step, &on_processor);
+            scope.spawn(move || {
+                barrier.wait();
+                let before = on_processor_ns();
+                (count * me / threads..count * (me + 1) / threads).for_each(step);
+                on_processor.fetch_add(on_processor_ns() - before, Relaxed);
+            });
+        }
+        barrier.wait();
+        start = Instant::now();
+    });
+    let seconds = if env::var("SDTREE_CLOCK").is_ok_and(|clock| clock == "cpu") {
+        on_processor.into_inner() as f64 / 1e9 / threads.min(PROCESSORS) as f64
+    } else {
+        start.elapsed().as_secs_f64()
+    };
+    count as f64 / seconds / 1e6
+}
+
+/// How long this thread has been on a processor.
+fn on_processor_ns() -> u64 {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    text.split_whitespace()
+        .next()
+        .and_then(|first| first.parse().ok())
+        .unwrap_or(0)
+}
+
+/// The resident set of this process.
+fn resident_bytes() -> f64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").expect("/proc/self/statm");
+    let pages = statm
+        .split_whitespace()
+        .nth(1)
+        .and_then(|pages| pages.parse::<f64>().ok());
+    pages.expect("the second field") * 4096.0
+}
+
+impl Map for sdtree::SdTree<u64> {
+    fn insert(&self, key: u128, value: u64) -> bool {
+        self.get_or_insert(key, value) == sdtree::Insert::Inserted
+    }
+    fn get(&self, key: u128) -> Option<u64> {
+        self.get(key)
+    }
+    fn remove(&self, key: u128) -> bool {
+        self.remove(key).is_some()
+    }
+}
+
+impl Map for Mutex<BTreeMap<u128, u64>> {
+    fn insert(&self, key: u128, value: u64) -> bool {
+        self.lock().expect("no panic").insert(key, value).is_none()
+    }
+    fn get(&self, key: u128) -> Option<u64> {
+        self.lock().expect("no panic").get(&key).copied()
+    }
+    fn remove(&self, key: u128) -> bool {
+        self.lock().expect("no panic").remove(&key).is_some()
+    }
+}
+
+#[cfg(not(feature = "peers"))]
+mod peers {
+    pub(super) fn run(map: &str, _keys: u64, _threads: u64) {
+        panic!("{map} needs --features peers");
+    }
+}
+
+#[cfg(feature = "peers")]
+mod peers {
+    use super::{Map, phases};
+    use std::hash::{BuildHasherDefault, Hasher};
+
+    /// The keys are random already: their low half serves as the hash.
+    #[derive(Default)]
+    pub(super) struct Identity(u64);
+
+    impl Hasher for Identity {
+        fn write(&mut self, _: &[u8]) {
+            unreachable!("keys are u128")
+        }
+        fn write_u128(&mut self, key: u128) {
+            self.0 = key as u64;
+        }
+        fn finish(&self) -> u64 {
+            self.0
+        }
+    }
+
+    type Hash = BuildHasherDefault<Identity>;
+    type SccMap = scc::HashMap<u128, u64, Hash>;
+    type SccIndex = scc::HashIndex<u128, u64, Hash>;
+    type Papaya = papaya::HashMap<u128, u64, Hash>;
+    type Dash = dashmap::DashMap<u128, u64, Hash>;
+    type Skip = crossbeam_skiplist::SkipMap<u128, u64>;
+    type SccTree = scc::TreeIndex<u128, u64>;
+    type Congee = congee::Congee<usize, usize>;
+
+    pub(super) fn run(map: &str, keys: u64, threads: u64) {
+        let size = keys as usize;
+        match map {
+            "scc HashMap" => phases(
+                &SccMap::with_capacity_and_hasher(size, Hash::default()),
+                keys,
+                threads,
+            ),
+            "scc HashIndex" => phases(
+                &SccIndex::with_capacity_and_hasher(size, Hash::default()),
+                keys,
+                threads,
+            ),
+            "papaya" => phases(
+                &Papaya::with_capacity_and_hasher(size, Hash::default()),
+                keys,
+                threads,
+            ),
+            "dashmap" => phases(
+                &Dash::with_capacity_and_hasher(size, Hash::default()),
+                keys,
+                threads,
+            ),
+            "congee (u64 keys)" => phases(&Congee::default(), keys, threads),
+            "scc TreeIndex" => phases(&SccTree::new(), keys, threads),
+            "crossbeam SkipMap" => phases(&Skip::new(), keys, threads),
+            other => panic!("no map is called {other}"),
+        }
+    }
+
+    impl Map for SccMap {
+        fn insert(&self, key: u128, value: u64) -> bool {
+            self.insert_sync(key, value).is_ok()
+        }
+        fn get(&self, key: u128) -> Option<u64> {
+            self.read_sync(&key, |_, value| *value)
+        }
+        fn remove(&self, key: u128) -> bool {
+            self.remove_sync(&key).is_some()
+        }
+    }
+
+    impl Map for SccIndex {
+        fn insert(&self, key: u128, value: u64) -> bool {
+            self.insert_sync(key, value).is_ok()
+        }
+        fn get(&self, key: u128) -> Option<u64> {
+            self.peek_with(&key, |_, value| *value)
+        }
+        fn remove(&self, key: u128) -> bool {
+            self.remove_sync(&key)
+        }
+    }
+
+    impl Map for SccTree {
+        fn insert(&self, key: u128, value: u64) -> bool {
+            self.insert_sync(key, value).is_ok()
+        }
+        fn get(&self, key: u128) -> Option<u64> {
+            self.peek_with(&key, |_, value| *value)
+        }
+        fn remove(&self, key: u128) -> bool {
+            self.remove_sync(&key)
+        }
+    }
+
+    impl Map for Papaya {
+        fn insert(&self, key: u128, value: u64) -> bool {
+            self.pin().try_insert(key, value).is_ok()
+        }
+        fn get(&self, key: u128) -> Option<u64> {
+            self.pin().get(&key).copied()
+        }
+        fn remove(&self, key: u128) -> bool {
+            self.pin().remove(&key).is_some()
+        }
+    }
+
+    impl Map for Dash {
+        fn insert(&self, key: u128, value: u64) -> bool {
+            self.insert(key, value).is_none()
+        }
+        fn get(&self, key: u128) -> Option<u64> {
+            self.get(&key).map(|value| *value)
+        }
+        fn remove(&self, key: u128) -> bool {
+            self.remove(&key).is_some()
+        }
+    }
+
+    impl Map for Skip {
+        fn insert(&self, key: u128, value: u64) -> bool {
+            *self.get_or_insert(key, value).value() == value
+        }
+        fn get(&self, key: u128) -> Option<u64> {
+            self.get(&key).map(|entry| *entry.value())
+        }
+        fn remove(&self, key: u128) -> bool {
+            self.remove(&key).is_some()
+        }
+    }
+
+    impl Map for Congee {
+        fn insert(&self, key: u128, value: u64) -> bool {
+            let guard = self.pin();
+            matches!(self.insert(key as usize, value as usize, &guard), Ok(None))
+        }
+        fn get(&self, key: u128) -> Option<u64> {
+            let guard = self.pin();
+            self.get(&(key as usize), &guard).map(|value| value as u64)
+        }
+        fn remove(&self, key: u128) -> bool {
+            let guard = self.pin();
+            self.remove(&(key as usize), &guard).is_some()
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! How a tree is made: its first directory, how far that may grow, and where its memory comes from.
+
+use crate::bytes::ByteTree;
+use crate::directory::{DirectoryMemory, GlobalMemory, MAX_DIRECTORY_BITS};
+use crate::fixed::SdTree;
+use crate::key::Stored;
+use crate::tree::Tree;
+use std::sync::Arc;
+
+/// What can be wrong with a request. A lost race or an absent key is no error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// A byte string is too long to be a key.
+    #[error("a key of {len} bytes is over the limit of {max} bytes")]
+    KeyTooLong {
+        /// Its length, in bytes.
+        len: usize,
+        /// The limit, in bytes: [`MAX_KEY_BYTES`](crate::MAX_KEY_BYTES).
+        max: usize,
+    },
+    /// The hook had no memory for the first directory.
+    #[error("no memory for a directory of {slots} slots of 8 bytes")]
+    NoDirectoryMemory {
+        /// Slots asked for.
+        slots: usize,
+    },
+}
+
+/// Makes trees.
+///
+/// # Examples
+///
+/// ```
+/// let tree = sdtree::Builder::new().capacity(1_000).build::<u64>()?;
+/// tree.get_or_insert(7, 70);
+/// # Ok::<(), sdtree::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Builder {
+    capacity: usize,
+    max_directory_bits: u32,
+    memory: Arc<dyn DirectoryMemory>,
+}
+
+impl Default for Builder {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Builder {
+    /// A small directory that grows as far as it can, from the global allocator.
+    pub fn new() -> Self {
+        Self {
+            capacity: 0,
+            max_directory_bits: MAX_DIRECTORY_BITS,
+            memory: Arc::new(GlobalMemory),
+        }
+    }
+
+    /// Sizes the first directory for so many keys, if their leading bits are uniform.
+    #[must_use]
+    pub fn capacity(mut self, keys: usize) -> Self {
+        self.capacity = keys;
+        self
+    }
+
+    /// Lets the directory use at most the first `bits` bits of the keys; 0 means a single trie.
+    /// Values over [`MAX_DIRECTORY_BITS`] count as that.
+    #[must_use]
+    pub fn max_directory_bits(mut self, bits: u32) -> Self {
+        self.max_directory_bits = bits.min(MAX_DIRECTORY_BITS);
+        self
+    }
+
+    /// Takes the directory's memory from `memory`.
+    #[must_use]
+    pub fn memory(mut self, memory: Arc<dyn DirectoryMemory>) -> Self {
+        self.memory = memory;
+        self
+    }
+
+    /// Makes a tree of 16-byte keys.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoDirectoryMemory`].
+    pub fn build<V: Copy + Send + Sync + 'static>(self) -> Result<SdTree<V>, Error> {
+        self.tree().map(SdTree::over)
+    }
+
+    /// Makes a tree of byte strings.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoDirectoryMemory`].
+    pub fn build_bytes<K, V>(self) -> Result<ByteTree<K, V>, Error>
+    where
+        K: AsRef<[u8]> + Send + Sync + 'static,
+        V: Copy + Send + Sync + 'static,
+    {
+        self.tree().map(ByteTree::over)
+    }
+
+    fn tree<K: Stored, V: Copy + Send + Sync + 'static>(self) -> Result<Tree<K, V>, Error> {
+        let bits = directory_bits(self.capacity).min(self.max_directory_bits);
+        Tree::new(bits, self.max_directory_bits, self.memory)
+            .ok_or(Error::NoDirectoryMemory { slots: 1 << bits })
+    }
+}
+
+/// So many bits that `keys` keys fill seven tenths of the slots at most, as after a growth.
+fn directory_bits(keys: usize) -> u32 {
+    let slots = keys.saturating_mul(10) / 7;
+    let bits = slots
+        .checked_next_power_of_two()
+        .map_or(MAX_DIRECTORY_BITS, usize::ilog2);
+    bits.min(MAX_DIRECTORY_BITS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn directories_are_filled_to_between_35_and_70_percent() {
+        for keys in [3, 7, 100, 1_000, 4_000_000, 5_900_000] {
+            let slots = 1_usize << directory_bits(keys);
+            assert!(
+                keys * 10 <= slots * 7 + 10 && keys * 20 >= slots * 7,
+                "{keys} keys in {slots} slots"
+            );
+        }
+        assert_eq!(directory_bits(0), 0);
+        assert_eq!(directory_bits(usize::MAX), MAX_DIRECTORY_BITS);
+    }
+}

@@ -1,0 +1,42 @@
+# Checks of the SD tree that go further than `make unit`, and its measurements.
+
+LOOM_MAX_PREEMPTIONS ?= 3
+SDTREE_STRESS_ROUNDS ?= 100000
+FUZZ_SECONDS ?= 60
+# What cargo-fuzz passes, for machines without it: coverage counters for libFuzzer, and the address sanitizer.
+FUZZ_FLAGS := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
+	-Cllvm-args=-sanitizer-coverage-trace-compares -Zsanitizer=address --cfg fuzzing
+
+.PHONY: loom miri stress fuzz-sdtree bench-sdtree
+
+# The models take seconds; what goes further is for the nights.
+test: loom
+
+loom: ## Runs the models of the SD tree through all interleavings
+	RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=$(LOOM_MAX_PREEMPTIONS) CARGO_TARGET_DIR=target/loom \
+		$(CARGO) test --release -p sdtree --test loom
+
+miri: ## Runs the unit tests of the SD tree under miri, if it is installed
+	@if $(CARGO) +nightly miri --version >/dev/null 2>&1; then \
+		MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-ignore-leaks" CARGO_TARGET_DIR=target/miri PROPTEST_CASES=8 \
+			$(CARGO) +nightly miri test -p sdtree --lib; \
+	else \
+		echo "miri: skipped: the nightly toolchain has no miri (rustup component add --toolchain nightly miri)"; \
+	fi
+
+stress: ## Runs the property and linearizability tests for long
+	PROPTEST_CASES=20000 $(CARGO) test --release -p sdtree -p one
+	SDTREE_STRESS_ROUNDS=$(SDTREE_STRESS_ROUNDS) $(CARGO) test --release -p sdtree --test linearizability
+
+fuzz-sdtree: ## Fuzzes the SD tree for FUZZ_SECONDS (60), with a nightly toolchain
+	@if $(CARGO) +nightly --version >/dev/null 2>&1; then \
+		mkdir -p fuzz/corpus/sdtree fuzz/artifacts/sdtree && cd fuzz && \
+		RUSTFLAGS="$(FUZZ_FLAGS)" $(CARGO) +nightly run --release --target x86_64-unknown-linux-gnu --bin sdtree -- \
+			-artifact_prefix=artifacts/sdtree/ -max_total_time=$(FUZZ_SECONDS) corpus/sdtree; \
+	else \
+		echo "fuzz-sdtree: skipped: there is no nightly toolchain (rustup toolchain install nightly)"; \
+	fi
+
+bench-sdtree: ## Measures the SD tree beside other maps
+	$(CARGO) bench -p sdtree --features peers
