@@ -8,7 +8,7 @@ test-numa: ## Runs the NUMA tests in guests with one to four nodes
 
 bench-hashdist: ## Shows a table on one node and spread over four, in a guest
 	tests/numa/run four
-	@sed -n '/^hashdist=0/,/^$$/p;/^hashdist=/,/lookups/p' target/vm/numa-four.out
+	@sed -n '/^hashdist=0/,/^== /p' target/vm/numa-four.out
 
 bench-numa: ## Measures the heap, the ACPI reader and node queries
 	$(CARGO) bench -p numa

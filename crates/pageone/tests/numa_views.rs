@@ -301,9 +301,7 @@ fn emulation_and_firmware_tables_are_shown() {
 
 #[test]
 fn hashdist_spreads_the_table() {
-    let results = json(&[
-        "bench",
-        "hashdist",
+    let quick = [
         "--size-mib",
         "16",
         "--seconds",
@@ -311,7 +309,8 @@ fn hashdist_spreads_the_table() {
         "--rounds",
         "1",
         "--json",
-    ]);
+    ];
+    let results = json(&[&["bench", "hashdist"][..], &quick].concat());
     let pages = |index: usize| -> Vec<u64> {
         let by_node = results[index]["pages_by_node"].as_object().unwrap();
         by_node
