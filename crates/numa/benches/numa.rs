@@ -5,19 +5,86 @@
 #![allow(clippy::unwrap_used, reason = "a benchmark that fails shows nothing")]
 
 use std::hint::black_box;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Command, Stdio};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use numa::acpi::{Affinity, Header, ProximityDomain, Reading, Srat};
 use numa::heap::{Heap, Request, ZoneId};
-use numa::{NodeId, Topology};
+use numa::residence::NodePages;
+use numa::{MemoryReport, NodeId, ProcessReport, Topology};
+use rustix::process::Pid;
 use rustix::time::{ClockId, clock_gettime};
+use sys::zeroed::ZeroedSlice;
 
 const ROUNDS: usize = 15;
 
+const HOLD: &str = "PAGEONE_BENCH_HOLD_PAGES";
+
 fn main() {
+    if let Ok(pages) = std::env::var(HOLD) {
+        return hold(pages.parse().unwrap());
+    }
     srat();
     heap();
+    node_query();
+}
+
+/// The other process: makes pages present, says where they are, and waits.
+fn hold(pages: usize) {
+    let mut memory = ZeroedSlice::<[u8; 4096]>::new(pages).unwrap();
+    memory.allow_huge_pages(false);
+    memory.iter_mut().for_each(|page| page[0] = 1);
+    println!("{}", memory.as_ptr() as usize);
+    let _ = std::io::stdin().read(&mut [0]);
+}
+
+/// The node of each of a million pages of another process. Where memory is short the other process has a quarter of
+/// them, and is asked four times.
+fn node_query() {
+    const PAGES: usize = 1 << 20;
+    let free = MemoryReport::live().unwrap().totals_kib().1;
+    let held = if free > 6 << 20 { PAGES } else { PAGES / 4 };
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .env(HOLD, held.to_string())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap())
+        .read_line(&mut line)
+        .unwrap();
+    let start: usize = line.trim().parse().unwrap();
+    let pages: Vec<usize> = (0..held).map(|page| start + page * 4096).collect();
+    let pid = Pid::from_child(&child);
+    let mut nodes = vec![-1; held];
+    let (mut clock, mut cpu) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        let (begin, begin_cpu) = (Instant::now(), thread_time());
+        for _ in 0..PAGES / held {
+            sys::mempolicy::pages_to_nodes(Some(pid), &pages, &mut nodes).unwrap();
+        }
+        cpu.push((thread_time() - begin_cpu).as_secs_f64() * 1e9);
+        clock.push(begin.elapsed().as_secs_f64() * 1e9);
+        assert!(
+            nodes.iter().all(|&node| node >= 0),
+            "a page of the other process is gone"
+        );
+    }
+    let what = format!("nodes of {PAGES} pages ({held} held)");
+    report(&format!("{what}, wall clock"), "300 000 000 ns", clock);
+    report(&format!("{what}, CPU time"), "300 000 000 ns", cpu);
+    let begin = Instant::now();
+    let process = ProcessReport::read(&Topology::live().unwrap(), pid).unwrap();
+    let found: u64 = process.nodes.values().map(NodePages::total).sum();
+    println!(
+        "the whole view of that process: {found} pages in {:?}",
+        begin.elapsed()
+    );
+    drop(child.stdin.take());
+    child.wait().unwrap();
 }
 
 /// Prints the median of the rounds, and returns it in nanoseconds.

@@ -235,12 +235,27 @@ impl Census {
 mod tests {
     use super::*;
 
+    fn single() -> Topology {
+        Topology {
+            source: crate::topology::Source::Sysfs,
+            cpu_naming: crate::topology::CpuNaming::Logical,
+            nodes: Vec::new(),
+            distances: vec![vec![10]],
+            offline: Vec::new(),
+            performance: Vec::new(),
+        }
+    }
+
     #[test]
     fn nearness_is_a_mean_over_pairs() {
-        let topology = Topology::live()
-            .unwrap()
-            .emulate(&"2:10,30,30,10".parse().unwrap())
-            .unwrap();
+        let machine = Topology {
+            nodes: vec![crate::Node {
+                memory_bytes: 1 << 30,
+                ..Default::default()
+            }],
+            ..single()
+        };
+        let topology = machine.emulate(&"2:10,30,30,10".parse().unwrap()).unwrap();
         let pages = |count| NodePages {
             anonymous: count,
             ..NodePages::default()

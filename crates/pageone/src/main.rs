@@ -4,7 +4,7 @@
 //! a failure of its own, 126 for a command that is not executable, 127 for one that is not found.
 #![forbid(unsafe_code)]
 
-mod bench_merge;
+mod bench;
 mod client;
 mod config;
 mod daemon;
@@ -15,6 +15,7 @@ mod host;
 mod human;
 mod launch;
 mod listener;
+mod numa;
 mod paths;
 mod policy;
 mod program;
@@ -47,21 +48,18 @@ enum Verb {
     Set(set::Args),
     /// Merges the memory of live guests on this machine and shows what came back
     Demo(demo::Args),
-    /// Comparisons with KSM
+    /// Shows nodes, their memory, and what is on them
     #[command(subcommand)]
-    Bench(Bench),
+    Numa(numa::NumaCommand),
+    /// Measures and compares
+    #[command(subcommand)]
+    Bench(bench::BenchCommand),
     /// A guest of the demo or the bench
     #[command(hide = true, subcommand)]
     Guest(guest::Kind),
     /// Puts KSM's knobs back when the bench dies
     #[command(hide = true)]
     KsmWatchdog { knobs: Vec<String> },
-}
-
-#[derive(Subcommand)]
-enum Bench {
-    /// The same guests merged by PageONE and by KSM: saving, time, CPU, overhead
-    Merge(bench_merge::Args),
 }
 
 fn main() -> ExitCode {
@@ -71,7 +69,8 @@ fn main() -> ExitCode {
         Verb::Status(args) => status::main(&args),
         Verb::Set(args) => set::main(&args),
         Verb::Demo(args) => demo::main(&args),
-        Verb::Bench(Bench::Merge(args)) => bench_merge::main(&args),
+        Verb::Numa(command) => command.run(),
+        Verb::Bench(command) => command.run(),
         Verb::Guest(kind) => guest::main(kind),
         Verb::KsmWatchdog { knobs } => guest::watch_ksm(&knobs),
     };

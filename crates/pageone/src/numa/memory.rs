@@ -1,0 +1,134 @@
+//! `pageone numa memory`.
+
+use std::io::{IsTerminal, Write, stdout};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use numa::MemoryReport;
+use numa::memory::Numastat;
+
+use super::{print_json, table};
+
+/// Shows how full each node is, and the kernel's counters of where allocations went
+#[derive(Args)]
+pub(crate) struct MemoryView {
+    /// Show it again after this time, such as 2s or 500ms
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    watch: Option<Duration>,
+    /// With --watch, stop after so many times
+    #[arg(long, value_name = "N", requires = "watch")]
+    count: Option<u64>,
+    /// Print JSON, with --watch a line each time
+    #[arg(long)]
+    json: bool,
+}
+
+fn parse_time(text: &str) -> anyhow::Result<Duration> {
+    let digits = text.trim_end_matches(|last: char| last.is_ascii_alphabetic());
+    let number: u64 = digits
+        .parse()
+        .with_context(|| format!("'{text}' is no time"))?;
+    let millis = match &text[digits.len()..] {
+        "ms" => Some(number),
+        "s" | "" => number.checked_mul(1000),
+        "m" => number.checked_mul(60_000),
+        unit => bail!("'{unit}' is no unit of time (ms, s, m)"),
+    };
+    let millis = millis
+        .filter(|&millis| millis > 0)
+        .context("a time must be positive, and not endless")?;
+    Ok(Duration::from_millis(millis))
+}
+
+impl MemoryView {
+    pub(crate) fn run(self) -> anyhow::Result<()> {
+        let Some(interval) = self.watch else {
+            let report = MemoryReport::live()?;
+            if self.json {
+                return print_json(&report);
+            }
+            print!("{}", render(&report));
+            return Ok(());
+        };
+        for round in 0..self.count.unwrap_or(u64::MAX) {
+            if round > 0 {
+                std::thread::sleep(interval);
+            }
+            let report = MemoryReport::live()?;
+            let text = if self.json {
+                serde_json::to_string(&report)? + "\n"
+            } else if stdout().is_terminal() {
+                format!("\x1b[H\x1b[2J{}", render(&report))
+            } else {
+                render(&report) + "\n"
+            };
+            // A reader that has seen enough, such as head(1), ends the watch.
+            if stdout()
+                .write_all(text.as_bytes())
+                .and_then(|()| stdout().flush())
+                .is_err()
+            {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn render(report: &MemoryReport) -> String {
+    let mut text = report.to_string();
+    let stats: Vec<(String, Numastat)> = report
+        .nodes
+        .iter()
+        .filter_map(|node| Some((format!("node{}", node.node), node.numastat?)))
+        .collect();
+    if stats.is_empty() {
+        return text;
+    }
+    type Counter = (&'static str, fn(&Numastat) -> u64);
+    let counters: [Counter; 6] = [
+        ("numa_hit", |stat| stat.numa_hit),
+        ("numa_miss", |stat| stat.numa_miss),
+        ("numa_foreign", |stat| stat.numa_foreign),
+        ("interleave_hit", |stat| stat.interleave_hit),
+        ("local_node", |stat| stat.local_node),
+        ("other_node", |stat| stat.other_node),
+    ];
+    let head: Vec<&str> = std::iter::once("pages")
+        .chain(stats.iter().map(|(name, _)| name.as_str()))
+        .collect();
+    let rows: Vec<Vec<String>> = counters
+        .iter()
+        .map(|(name, counter)| {
+            let values = stats.iter().map(|(_, stat)| counter(stat).to_string());
+            std::iter::once((*name).to_owned()).chain(values).collect()
+        })
+        .collect();
+    text.push('\n');
+    text + &table::render(&head, &rows, &[0])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times() {
+        assert_eq!(parse_time("2s").unwrap(), Duration::from_secs(2));
+        assert_eq!(parse_time("500ms").unwrap(), Duration::from_millis(500));
+        assert_eq!(parse_time("3").unwrap(), Duration::from_secs(3));
+        assert_eq!(parse_time("1m").unwrap(), Duration::from_secs(60));
+        for bad in [
+            "",
+            "s",
+            "2h",
+            "-1s",
+            "0",
+            "99999999999999999999s",
+            "9999999999999999999m",
+        ] {
+            assert!(parse_time(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,17 @@
+# Runs inside a test guest: every test program there is, then the views for the record.
+# NODES, the number of nodes the guest must have, is on the kernel's command line.
+PAGEONE_TEST_NODES=$(sed -n 's/.*pageone.nodes=\([0-9]*\).*/\1/p' /proc/cmdline)
+PAGEONE_BIN=/bin/pageone
+export PAGEONE_TEST_NODES PAGEONE_BIN
+failed=0
+if grep -q pageone.hashdist /proc/cmdline; then
+  # Before anything else has taken and given back memory.
+  pageone bench hashdist || failed=1
+fi
+for program in /tests/*; do
+  echo "== ${program##*/}"
+  "$program" --nocapture || failed=1
+done
+pageone numa topology || failed=1
+pageone numa memory || failed=1
+exit $failed
