@@ -8,6 +8,8 @@ use std::process::{Child, Command, ExitCode, ExitStatus};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use numa::placement::{NodeRequest, Strictness};
+use numa::{MemoryReport, Topology};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, Signal, kill_process};
 use sys::signals::{self, Signals};
@@ -40,6 +42,9 @@ pub(crate) struct Args {
     /// Tell the kernel's KSM of the memory as well
     #[arg(long)]
     also_ksm: bool,
+    /// CPUs and memory of this NUMA node, or of the one that fits best by free memory and distance
+    #[arg(long, value_name = "N|auto")]
+    node: Option<NodeRequest>,
     /// Worker threads, without a daemon
     #[arg(long, value_parser = human::threads)]
     threads: Option<u16>,
@@ -97,6 +102,7 @@ fn start(args: &Args) -> Result<ExitCode> {
         Ok(path) => match sys::socket::connect(path) {
             Ok(_) => {
                 launch.equip(&mut command);
+                place(args.node)?;
                 return Err(failed_exec(&mut command));
             }
             Err(_) => format!("no daemon at {}", path.display()),
@@ -105,6 +111,16 @@ fn start(args: &Args) -> Result<ExitCode> {
     };
     eprintln!("pageone: {absence}: an engine runs here until the command ends");
     embed(args, launch, &mut command)
+}
+
+/// Puts this thread, and what it starts, on the CPUs and the memory of the node asked for. How much
+/// memory the command will need is unknown, so `auto` looks at what is free and how far it is.
+fn place(node: Option<NodeRequest>) -> Result<()> {
+    let Some(node) = node else { return Ok(()) };
+    let topology = Topology::live()?;
+    let choice = node.choose(&topology, &MemoryReport::live()?, 0)?;
+    choice.apply(&topology, Strictness::Preferred)?;
+    Ok(())
 }
 
 /// Becomes the command; returns only if that fails.
@@ -128,6 +144,8 @@ fn embed(args: &Args, launch: Launch<'_>, command: &mut Command) -> Result<ExitC
         ..launch
     };
     launch.equip(command);
+    // The engine's threads run already: only this thread and its children are placed.
+    place(args.node)?;
     let child = signals::prepare_child(command, false).spawn();
     let mut child =
         child.with_context(|| format!("cannot run {}", command.get_program().display()))?;

@@ -175,3 +175,31 @@ fn a_domain_that_is_no_name_is_refused() {
         text(&refused.stderr)
     );
 }
+
+#[test]
+fn a_node_is_chosen_and_one_that_is_not_there_is_named() {
+    need_agent();
+    let place = Place::new();
+    let on = |node: &str| {
+        let mut command = pageone();
+        command.arg("run").arg("--socket").arg(place.socket());
+        command.args(["--node", node, "--"]);
+        output(command.args(["cat", "/proc/self/numa_maps", "/proc/self/status"]))
+    };
+    for node in ["auto", "0"] {
+        let done = on(node);
+        assert!(done.status.success(), "{}", text(&done.stderr));
+        let told = text(&done.stdout);
+        assert!(told.contains("prefer"), "memory prefers the node: {told}");
+        assert!(told.contains("Cpus_allowed_list:"), "{told}");
+    }
+    let missing = on("999");
+    assert_eq!(missing.status.code(), Some(125));
+    assert!(
+        text(&missing.stderr).contains("999"),
+        "{}",
+        text(&missing.stderr)
+    );
+    let nonsense = on("left");
+    assert_eq!(nonsense.status.code(), Some(2));
+}
