@@ -23,6 +23,8 @@
 //! What slips past: system calls made without libc's functions, and those libc makes for itself
 //! (free of a large block). They cannot show a guest anything but its own old content or zeros.
 
+#![allow(rustdoc::private_intra_doc_links)] // all modules are private; their docs are for readers
+
 mod api;
 mod discard;
 mod hooks;

@@ -17,7 +17,7 @@ const PAGE: u64 = 4096;
 /// Pages that one query asks after.
 const BATCH: usize = 4096;
 /// How /proc/PID/maps shows mappings of PageONE's stores.
-pub const STORE_PREFIX: &str = "/memfd:pageone";
+pub const STORE_PREFIX: &str = "/memfd:pageone-store";
 
 /// What a page is.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

@@ -364,7 +364,7 @@ fn pages_of_a_store_count_as_merged() {
         end(child);
         report
     };
-    let store = start_from("pageone-test");
+    let store = start_from("pageone-store");
     assert!(merged(&store) > 100, "{store:?}");
     let other = start_from("something-else");
     assert_eq!(merged(&other), 0, "{other:?}");
