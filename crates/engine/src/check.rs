@@ -6,7 +6,7 @@ use std::sync::Arc;
 use wire::CHUNK_PAGES;
 
 use crate::chunk::{Chunk, Pages};
-use crate::guest::Guest;
+use crate::guest::{Guest, Standing};
 use crate::page::{CLASSES, Class, Entry, Slot, Tag};
 use crate::realm::{Realm, lock};
 use crate::schedule::Core;
@@ -191,7 +191,8 @@ fn check_status(core: &Core) {
         + status.pages_skipped;
     let present: u64 = lock(&core.guests)
         .iter()
-        .map(|guest| guest.counters.present())
+        .filter(|guest| guest.standing() != Standing::Ghost)
+        .map(|guest| guest.counters.census().present())
         .sum();
     assert_eq!(
         sum, present,

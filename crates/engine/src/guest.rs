@@ -167,6 +167,22 @@ pub(crate) struct Counters {
     pub(crate) table_bytes: AtomicU64,
 }
 
+/// A guest's pages by class, at one moment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Census([u64; CLASSES]);
+
+impl Census {
+    /// Pages of `class`.
+    pub(crate) fn pages(&self, class: Class) -> u64 {
+        self.0.get(class as usize).copied().unwrap_or(0)
+    }
+
+    /// Pages present.
+    pub(crate) fn present(&self) -> u64 {
+        self.0.iter().sum()
+    }
+}
+
 impl Counters {
     /// Pages of `class`.
     pub(crate) fn pages(&self, class: Class) -> u64 {
@@ -174,10 +190,14 @@ impl Counters {
         count.map_or(0, |count| u64::try_from(count.load(Relaxed)).unwrap_or(0))
     }
 
-    /// Pages present.
-    pub(crate) fn present(&self) -> u64 {
-        let all = self.classes.iter().map(|count| count.load(Relaxed));
-        u64::try_from(all.sum::<i64>()).unwrap_or(0)
+    /// All classes, each read once: what is derived from one census adds up (I9), also while
+    /// workers move pages from class to class.
+    pub(crate) fn census(&self) -> Census {
+        let mut census = [0; CLASSES];
+        for (seen, count) in census.iter_mut().zip(&self.classes) {
+            *seen = u64::try_from(count.load(Relaxed)).unwrap_or(0);
+        }
+        Census(census)
     }
 
     /// Adds what changed in a chunk.

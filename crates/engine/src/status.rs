@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use wire::{GuestStatus, PAGE_BYTES, Status};
 
-use crate::guest::{Guest, Standing};
+use crate::guest::{Census, Guest, Standing};
 use crate::page::Class;
 use crate::realm::{Realm, lock};
 use crate::schedule::Core;
@@ -62,8 +62,9 @@ fn add_realm<'a>(status: &mut Status, realm: &Realm, guests: impl Iterator<Item 
     status.metadata_bytes += realm.memory_bytes() as u64;
     let first = status.guests.len();
     let mut merged = 0;
-    for guest in guests {
-        let pages = |class| guest.counters.pages(class);
+    for guest in guests.filter(|guest| guest.standing() != Standing::Ghost) {
+        let census = guest.counters.census();
+        let pages = |class| census.pages(class);
         status.pages_unshared += pages(Class::Unshared);
         status.pages_volatile += pages(Class::Volatile);
         status.zero_pages += pages(Class::Zero) + pages(Class::Zeroed);
@@ -71,9 +72,7 @@ fn add_realm<'a>(status: &mut Status, realm: &Realm, guests: impl Iterator<Item 
         status.pages_pinned += pages(Class::Pinned);
         status.pages_skipped += pages(Class::Broken) + pages(Class::Pinned) + pages(Class::Skipped);
         merged += pages(Class::Merged);
-        if guest.standing() != Standing::Ghost {
-            status.guests.push(describe(guest));
-        }
+        status.guests.push(describe(guest, &census));
     }
     // While workers are at it, a page may count as merged a moment before or after its slot does.
     let shared = realm.slots.shared().min(merged);
@@ -83,14 +82,14 @@ fn add_realm<'a>(status: &mut Status, realm: &Realm, guests: impl Iterator<Item 
     status.saved_bytes += divide_saving(new, merged - shared);
 }
 
-fn describe(guest: &Guest) -> GuestStatus {
-    let pages = |class| guest.counters.pages(class);
+fn describe(guest: &Guest, census: &Census) -> GuestStatus {
+    let pages = |class| census.pages(class);
     GuestStatus {
         pid: guest.pid,
         comm: guest.memory.name(),
         domain: guest.realm.domain.clone(),
         regions: guest.counters.regions.load(Relaxed),
-        pages: guest.counters.present(),
+        pages: census.present(),
         pages_sharing: pages(Class::Merged),
         zero_pages: pages(Class::Zero) + pages(Class::Zeroed),
         pages_broken: pages(Class::Broken),

@@ -8,6 +8,7 @@ mod common;
 #[path = "../../../tests/support/mod.rs"]
 mod support;
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use common::{PATIENCE, Place, Running, daemon, json, output, pageone, wait_for};
@@ -16,6 +17,13 @@ use support::Guest;
 
 /// Pages of a guest in most tests: 8 MiB.
 const PAGES: usize = 2048;
+
+/// One test at a time: the engine works at idle priority, and the writers of one test would leave
+/// nothing to the engine of another.
+fn alone() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 fn fast(place: &Place) -> Running {
     daemon(place, &["--merge-period", "100ms"])
@@ -81,6 +89,7 @@ fn pair() -> (Place, Running, Guest, Guest) {
 
 #[test]
 fn equal_guests_share_frames_and_memory_comes_back() {
+    let _alone = alone();
     let (place, _daemon, mut one, mut two) = pair();
     one.run("check");
     two.run("check");
@@ -121,6 +130,7 @@ fn proportional_kib(pid: u32) -> usize {
 
 #[test]
 fn one_guest_shares_with_itself() {
+    let _alone = alone();
     let place = Place::new();
     let _daemon = fast(&place);
     let mut guest = Guest::start(&place.socket());
@@ -137,6 +147,7 @@ fn one_guest_shares_with_itself() {
 
 #[test]
 fn writers_and_discards_never_see_a_wrong_byte() {
+    let _alone = alone();
     let place = Place::new();
     let _daemon = daemon(&place, &["--merge-period", "20ms"]);
     let mut all: Vec<Guest> = (0..3).map(|_| Guest::start(&place.socket())).collect();
@@ -170,6 +181,7 @@ fn writers_and_discards_never_see_a_wrong_byte() {
 
 #[test]
 fn zeros_map_the_kernels_page_and_can_be_left_alone() {
+    let _alone = alone();
     let place = Place::new();
     let _daemon = fast(&place);
     let mut guest = Guest::start(&place.socket());
@@ -189,6 +201,7 @@ fn zeros_map_the_kernels_page_and_can_be_left_alone() {
 
 #[test]
 fn every_page_is_private_again_after_run_2() {
+    let _alone = alone();
     let (place, _daemon, mut one, mut two) = pair();
     let set = |value: &str| {
         let mut command = pageone();
@@ -226,6 +239,7 @@ fn every_page_is_private_again_after_run_2() {
 
 #[test]
 fn guests_outlive_a_killed_daemon_and_meet_the_next() {
+    let _alone = alone();
     let (place, mut running, mut one, mut two) = pair();
     one.run("writers 2 1");
     running.signal(9);
@@ -250,6 +264,7 @@ fn guests_outlive_a_killed_daemon_and_meet_the_next() {
 
 #[test]
 fn a_daemon_killed_while_it_merges_costs_no_byte() {
+    let _alone = alone();
     let place = Place::new();
     for round in 0..6 {
         let mut running = daemon(&place, &["--merge-period", "30ms"]);
@@ -273,6 +288,7 @@ fn a_daemon_killed_while_it_merges_costs_no_byte() {
 
 #[test]
 fn a_guest_that_dies_gives_its_slots_back() {
+    let _alone = alone();
     let (place, _daemon, one, mut two) = pair();
     drop(one);
     status_when(&place, "one guest to be left", |status| {
@@ -288,6 +304,7 @@ fn a_guest_that_dies_gives_its_slots_back() {
 
 #[test]
 fn a_fork_child_keeps_its_pages_when_the_parent_is_gone() {
+    let _alone = alone();
     let (place, _daemon, mut one, mut two) = pair();
     one.run("fork");
     one.run("childcheck");
@@ -309,6 +326,7 @@ fn a_fork_child_keeps_its_pages_when_the_parent_is_gone() {
 
 #[test]
 fn pinned_pages_are_counted_and_the_data_arrives() {
+    let _alone = alone();
     let place = Place::new();
     let _daemon = fast(&place);
     let data = place.path().join("data");
@@ -339,6 +357,7 @@ fn pinned_pages_are_counted_and_the_data_arrives() {
 
 #[test]
 fn huge_locked_and_partly_touched_regions_are_merged() {
+    let _alone = alone();
     let place = Place::new();
     let _daemon = fast(&place);
     let mut all = [Guest::start(&place.socket()), Guest::start(&place.socket())];
@@ -362,6 +381,7 @@ fn huge_locked_and_partly_touched_regions_are_merged() {
 
 #[test]
 fn domains_of_one_user_share_nothing() {
+    let _alone = alone();
     let place = Place::new();
     let _daemon = fast(&place);
     let start = |domain| Guest::start_as(&place.socket(), false, Some(domain));
@@ -384,6 +404,7 @@ fn domains_of_one_user_share_nothing() {
 
 #[test]
 fn a_stopped_guest_does_not_hold_up_the_others() {
+    let _alone = alone();
     let place = Place::new();
     let _daemon = fast(&place);
     let mut all: Vec<Guest> = (0..3).map(|_| Guest::start(&place.socket())).collect();
@@ -406,6 +427,7 @@ fn a_stopped_guest_does_not_hold_up_the_others() {
 
 #[test]
 fn a_linked_program_is_merged_with_a_preloaded_one() {
+    let _alone = alone();
     let place = Place::new();
     let _daemon = fast(&place);
     let mut linked = Guest::start_as(&place.socket(), true, None);
