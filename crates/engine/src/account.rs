@@ -23,4 +23,4 @@ mod ledger;
 mod slots;
 
 pub(crate) use ledger::{Ledger, Lifeline};
-pub(crate) use slots::{Run, Slots, View};
+pub(crate) use slots::{Home, Run, Slots, View};

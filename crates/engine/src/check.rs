@@ -18,7 +18,7 @@ struct Held {
     sites: u32,
 }
 
-/// Asserts I4, I5, I6 and I9 for all realms. Does nothing while a stuck worker holds a chunk.
+/// Asserts I4, I5, I6 and I9 for all realms, and the invariants of their heaps of slots. Does nothing while a stuck worker holds a chunk.
 ///
 /// # Panics
 /// When an invariant does not hold.
@@ -26,6 +26,7 @@ pub(crate) fn check(core: &Core) {
     let realms: Vec<_> = lock(&core.realms).values().cloned().collect();
     let guests: Vec<_> = lock(&core.guests).clone();
     for realm in &realms {
+        realm.slots.check();
         let own: Vec<_> = guests
             .iter()
             .filter(|guest| Arc::ptr_eq(&guest.realm, realm))

@@ -6,10 +6,12 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use numa::{HeapView, Topology};
 use sdtree::SdTree;
 use sys::process;
 use wire::{RunMode, Setting, Status};
 
+use crate::account::Home;
 use crate::guest::Standing;
 use crate::link::{ProcessMemory, SocketLink};
 use crate::page::Class;
@@ -111,6 +113,8 @@ pub struct Engine {
 
 struct Shared {
     core: Arc<Core>,
+    /// Where stores are made.
+    home: Home,
     /// `/dev/userfaultfd`, to hand to guests; `None` when this process may not open it.
     device: Option<OwnedFd>,
     signal: Mutex<Signal>,
@@ -157,9 +161,13 @@ impl Engine {
             tracing::warn!(%error, "cannot raise the limit of open descriptors");
         }
         let knobs = Knobs::new(&options, max_mappings);
+        let home = find_home().map_err(system("read the NUMA topology"))?;
+        let store_home = home.clone();
+        let new_realm = move |domain: &str| new_realm(domain, store_home.clone());
         let core = Arc::new(Core::new(knobs, hasher, Box::new(new_realm)));
         let shared = Arc::new(Shared {
             core: Arc::clone(&core),
+            home,
             device,
             signal: Mutex::default(),
             changed: Condvar::new(),
@@ -206,6 +214,18 @@ impl Engine {
     #[must_use]
     pub fn status(&self) -> Status {
         crate::status::status(&self.shared.core)
+    }
+
+    /// The slots of all stores by node and zone, with their counters. A domain's last guest takes
+    /// the domain's store along, and so its slots and counters.
+    #[must_use]
+    pub fn heap(&self) -> HeapView {
+        let realms: Vec<_> = lock(&self.shared.core.realms).values().cloned().collect();
+        let mut sum = self.shared.home.heap().view();
+        for realm in realms {
+            sum.add(&realm.slots.heap_view());
+        }
+        sum
     }
 
     /// Turns knobs, all or none. `run = 2` returns when the last merged page is private.
@@ -334,10 +354,17 @@ fn check_facilities() -> Result<Option<OwnedFd>, EngineError> {
     }
 }
 
-fn new_realm(domain: &str) -> std::io::Result<Realm> {
+/// Where stores are made: on the first node with memory.
+fn find_home() -> std::io::Result<Home> {
+    let topology = Topology::live().map_err(std::io::Error::other)?;
+    Home::first(topology).ok_or_else(|| std::io::Error::other("no node has memory"))
+}
+
+fn new_realm(domain: &str, home: Home) -> std::io::Result<Realm> {
     let store = Box::new(Memfd::new()?);
     tracing::info!(domain, "a domain begins");
-    Ok(Realm::new(domain, Box::new(SdTree::<u64>::new()), store))
+    let index = Box::new(SdTree::<u64>::new());
+    Ok(Realm::new(domain, home, index, store))
 }
 
 /// Pages that guests in service map from stores.

@@ -15,7 +15,7 @@ use std::time::Duration;
 use sdtree::SdTree;
 use wire::{CHUNK_BYTES, PAGE_BYTES, RunMode};
 
-use crate::account::Lifeline;
+use crate::account::{Home, Lifeline};
 use crate::page::Slot;
 use crate::read::Hasher;
 use crate::realm::{Realm, lock};
@@ -381,6 +381,7 @@ impl Lab {
     pub(crate) fn with(options: crate::Options) -> Self {
         let world = Shared::default();
         let for_stores = Arc::clone(&world);
+        let home = Home::first(numa::Topology::live().unwrap()).unwrap();
         let new_realm = move |domain: &str| {
             // A realm that ended leaves nothing behind; a new one has a new store.
             lock(&for_stores).shelves.remove(domain);
@@ -390,6 +391,7 @@ impl Lab {
             };
             Ok(Realm::new(
                 domain,
+                home.clone(),
                 Box::new(SdTree::<u64>::new()),
                 Box::new(store),
             ))

@@ -265,7 +265,13 @@ impl<'a> Plan<'a> {
         let mut rest = twins;
         while !rest.is_empty() {
             if self.run.is_empty() {
-                self.run = self.realm().slots.take_run();
+                match self.realm().slots.take_run() {
+                    Ok(run) => self.run = run,
+                    Err(error) => {
+                        tracing::warn!(%error, "no slots for canonical pages");
+                        return self.skip(rest);
+                    }
+                }
             }
             let room = usize::try_from(self.run.end - self.run.start).unwrap_or(rest.len());
             let (now, later) = rest.split_at(room.min(rest.len()));
@@ -286,10 +292,7 @@ impl<'a> Plan<'a> {
             tracing::warn!(%error, "the store cannot take canonical pages");
             let spent: Vec<_> = slots().take(twins.len()).collect();
             self.realm().slots.bury(&spent);
-            twins
-                .iter()
-                .for_each(|twin| self.pages.back_off(twin.page, Tag::Skipped));
-            return;
+            return self.skip(twins);
         }
         let realm = self.realm();
         let view = realm.slots.view();
@@ -308,6 +311,12 @@ impl<'a> Plan<'a> {
                 self.enter(&view, twin.page, twin.key);
             }
         }
+    }
+
+    /// Leaves twins that got no slot alone for a while.
+    fn skip(&mut self, twins: &[Twin]) {
+        let pages = twins.iter().map(|twin| twin.page);
+        pages.for_each(|page| self.pages.back_off(page, Tag::Skipped));
     }
 
     fn promote(&self, candidate: Site) {

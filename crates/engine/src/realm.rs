@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::account::Slots;
+use crate::account::{Home, Slots};
 use crate::chunk::{Chunks, Pages};
 use crate::guest::Guest;
 use crate::index::Index;
@@ -19,13 +19,18 @@ pub(crate) struct Realm {
 }
 
 impl Realm {
-    /// An empty realm.
-    pub(crate) fn new(domain: &str, index: Box<dyn Index>, store: Box<dyn Store>) -> Self {
+    /// An empty realm whose store is at `home`.
+    pub(crate) fn new(
+        domain: &str,
+        home: Home,
+        index: Box<dyn Index>,
+        store: Box<dyn Store>,
+    ) -> Self {
         Self {
             domain: domain.to_owned(),
             index,
             store,
-            slots: Slots::default(),
+            slots: Slots::new(home),
             chunks: Chunks::default(),
         }
     }

@@ -408,3 +408,61 @@ fn threads_share_nothing_but_slots() {
         "nothing ever fell back"
     );
 }
+
+/// An owner that never uses a number twice grows and retires for ever, in bounded memory.
+#[test]
+fn ranges_that_are_all_retired_cost_no_memory() {
+    let heap = Heap::new(&three_nodes(), ["slots"]);
+    let node = NodeId(0);
+    let empty = heap.memory_bytes();
+    let mut held = Vec::new();
+    for round in 0..100_u64 {
+        heap.grow(node, ZoneId(0), round * 2048..(round + 1) * 2048)
+            .unwrap();
+        for _ in 0..4 {
+            let block = heap.alloc(Request::new(node, ZoneId(0)).order(9)).unwrap();
+            held.push(heap.memory_bytes());
+            heap.retire(block).unwrap();
+            assert!(heap.retire(block).is_err() && heap.free(block).is_err());
+            assert!(heap.locate(block.slot).is_none());
+        }
+        heap.check().unwrap();
+        assert_eq!(heap.memory_bytes(), empty);
+    }
+    assert!(held.iter().all(|&bytes| bytes > empty && bytes == held[0]));
+    let bucket = &heap.view().buckets[0];
+    assert_eq!(
+        (bucket.slots, bucket.free, bucket.retired),
+        (204_800, 0, 204_800)
+    );
+    assert!(
+        heap.grow(node, ZoneId(0), 512..1024).is_err(),
+        "old numbers"
+    );
+}
+
+#[test]
+fn views_of_heaps_add_up() {
+    let topology = three_nodes();
+    let node = NodeId(0);
+    let heaps = [1, 2].map(|blocks| {
+        let heap = Heap::new(&topology, ["slots"]);
+        heap.grow(node, ZoneId(0), 0..2048).unwrap();
+        for _ in 0..blocks {
+            let _ = heap.alloc(Request::new(node, ZoneId(0)).order(9)).unwrap();
+        }
+        heap.view()
+    });
+    let mut sum = Heap::new(&topology, ["slots"]).view();
+    heaps.iter().for_each(|view| sum.add(view));
+    let bucket = &sum.buckets[0];
+    assert_eq!(
+        (bucket.slots, bucket.free, bucket.allocated),
+        (4096, 2560, 1536)
+    );
+    assert_eq!(
+        (bucket.stats.hit, bucket.stats.local, bucket.free_blocks[9]),
+        (1536, 1536, 5)
+    );
+    assert_eq!(sum.buckets.len(), topology.nodes.len());
+}

@@ -6,6 +6,13 @@
 //!           refs sites key                    numbers to neighbouring pages, one after another
 //! ```
 //!
+//! A segment is a block of the store's heap: free there, then allocated while its segment is in
+//! the table, then retired when its last slot is dead. The heap never gets a block back, so it
+//! never hands out a number twice (I3), and it grows by new numbers only.
+//!
+//! The tempting alternative, one heap for all stores, would let a guest tell from the gaps between
+//! its slots how much the guests of other domains merge (I6).
+//!
 //! Life of a slot: unused (refs 0) → published (refs 1 and content, before the index names it) →
 //! refs rise and fall → refs 0 for good. [`View::try_ref`] never raises 0, so the last drop is
 //! final: whoever made it removes the index entry and punches the page (I5).
@@ -15,19 +22,59 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::ops::Range;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64};
-use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
+
+use numa::heap::{Block, Heap, HeapError, HeapView, MAX_ORDER, Request, ZoneId};
+use numa::{NodeId, Topology};
 
 use crate::page::{Fingerprint, Slot};
 
 /// Slots in a segment.
-const SEGMENT: u64 = 512;
-const SEGMENT_SLOTS: usize = 512;
+const SEGMENT: u64 = 1 << MAX_ORDER;
+const SEGMENT_SLOTS: usize = 1 << MAX_ORDER;
+/// Slots the heap grows by: 128 MiB of a store, and 40 KiB of the heap's tables while one of them lives.
+const GROWTH: u64 = 64 * SEGMENT;
+/// The heap's only zone.
+const STORE: ZoneId = ZoneId(0);
+const ZONES: [&str; 1] = ["store"];
 
 /// Numbers a worker may give out.
 pub(crate) type Run = Range<u64>;
 
+/// Where a store is.
+#[derive(Clone, Debug)]
+pub(crate) struct Home {
+    /// The machine's nodes.
+    pub(crate) topology: Arc<Topology>,
+    /// The node of the store.
+    pub(crate) node: NodeId,
+}
+
+impl Home {
+    /// The first node with memory.
+    pub(crate) fn first(topology: Topology) -> Option<Self> {
+        let node = topology.memory_nodes().next()?.id;
+        let topology = Arc::new(topology);
+        Some(Self { topology, node })
+    }
+
+    /// A heap without slots.
+    pub(crate) fn heap(&self) -> Heap {
+        Heap::new(&self.topology, ZONES)
+    }
+
+    /// A segment's worth of the store's node, for this thread.
+    fn request(&self) -> Request {
+        let (cpu, _) = sys::mempolicy::current_cpu_and_node();
+        let here = self.topology.node_of_cpu(cpu).unwrap_or(self.node);
+        let request = Request::new(self.node, STORE).order(MAX_ORDER);
+        request.exact_node().exact_zone().running_on(here)
+    }
+}
+
 #[derive(Debug)]
 struct Segment {
+    block: Block,
     /// Guest pages that may map the slot.
     refs: [AtomicU32; SEGMENT_SLOTS],
     /// Guest pages known to map the slot: at most refs.
@@ -38,8 +85,9 @@ struct Segment {
 }
 
 impl Segment {
-    fn new() -> Self {
+    fn new(block: Block) -> Self {
         Self {
+            block,
             refs: [const { AtomicU32::new(0) }; SEGMENT_SLOTS],
             sites: [const { AtomicU32::new(0) }; SEGMENT_SLOTS],
             keys: [const { [const { AtomicU64::new(0) }; 2] }; SEGMENT_SLOTS],
@@ -70,29 +118,66 @@ impl Hasher for Spread {
 
 type Segments = HashMap<u64, Box<Segment>, BuildHasherDefault<Spread>>;
 
-/// The slots of a store.
+/// Numbers the heap was given, all below `end`, and those it still has.
 #[derive(Debug, Default)]
+struct Growth {
+    end: u64,
+    left: u64,
+}
+
+/// The slots of a store.
+#[derive(Debug)]
 pub(crate) struct Slots {
     segments: RwLock<Segments>,
-    next: AtomicU64,
+    home: Home,
+    heap: Heap,
+    growth: Mutex<Growth>,
     spare: Mutex<Vec<Run>>,
     shared: AtomicU64,
     live: AtomicU64,
 }
 
 impl Slots {
+    /// The slots of a new store.
+    pub(crate) fn new(home: Home) -> Self {
+        Self {
+            segments: RwLock::default(),
+            heap: home.heap(),
+            home,
+            growth: Mutex::default(),
+            spare: Mutex::default(),
+            shared: AtomicU64::new(0),
+            live: AtomicU64::new(0),
+        }
+    }
+
     /// Numbers to give out, neighbours together.
-    pub(crate) fn take_run(&self) -> Run {
-        let spare = lock(&self.spare).pop();
-        spare.unwrap_or_else(|| {
-            let number = self.next.fetch_add(1, Relaxed);
-            let mut segments = self
-                .segments
-                .write()
-                .unwrap_or_else(PoisonError::into_inner);
-            segments.insert(number, Box::new(Segment::new()));
-            number * SEGMENT..(number + 1) * SEGMENT
-        })
+    ///
+    /// # Errors
+    /// The heap does not know the store's node.
+    pub(crate) fn take_run(&self) -> Result<Run, HeapError> {
+        if let Some(spare) = lock(&self.spare).pop() {
+            return Ok(spare);
+        }
+        let mut segments = self
+            .segments
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        let block = self.take_block()?;
+        segments.insert(block.slot / SEGMENT, Box::new(Segment::new(block)));
+        Ok(block.slots())
+    }
+
+    fn take_block(&self) -> Result<Block, HeapError> {
+        let mut growth = lock(&self.growth);
+        if growth.left == 0 {
+            let end = growth.end + GROWTH;
+            self.heap.grow(self.home.node, STORE, growth.end..end)?;
+            *growth = Growth { end, left: GROWTH };
+        }
+        let block = self.heap.alloc(self.home.request())?;
+        growth.left -= SEGMENT;
+        Ok(block)
     }
 
     /// Puts unused numbers of a run back.
@@ -110,7 +195,8 @@ impl Slots {
         }
     }
 
-    /// Notes that the numbers of `dead` are spent; frees segments with nothing left.
+    /// Notes that the numbers of `dead` are spent; frees segments with nothing left, and retires
+    /// their blocks.
     pub(crate) fn bury(&self, dead: &[Slot]) {
         let mut empty = Vec::new();
         let view = self.view();
@@ -128,8 +214,38 @@ impl Slots {
                 .segments
                 .write()
                 .unwrap_or_else(PoisonError::into_inner);
-            segments.retain(|number, _| !empty.contains(number));
+            for segment in empty.iter().filter_map(|number| segments.remove(number)) {
+                let retired = self.heap.retire(segment.block);
+                debug_assert!(retired.is_ok(), "{retired:?}");
+            }
         }
+    }
+
+    /// The heap's buckets and counters.
+    pub(crate) fn heap_view(&self) -> HeapView {
+        self.heap.view()
+    }
+
+    /// Asserts the heap's invariants, and that each allocated block has its segment.
+    ///
+    /// # Panics
+    /// When one does not hold.
+    pub(crate) fn check(&self) {
+        let segments = self.segments.read().unwrap_or_else(PoisonError::into_inner);
+        if let Err(broken) = self.heap.check() {
+            panic!("the heap of slots: {broken}");
+        }
+        for (number, segment) in &*segments {
+            let block = self.heap.locate(number * SEGMENT);
+            assert_eq!(block, Some(segment.block), "the block of segment {number}");
+        }
+        let buckets = self.heap.view().buckets;
+        let allocated: u64 = buckets.iter().map(|bucket| bucket.allocated).sum();
+        assert_eq!(
+            allocated,
+            segments.len() as u64 * SEGMENT,
+            "I3: slots in use"
+        );
     }
 
     /// Slots that at least one guest page is known to map.
@@ -145,7 +261,8 @@ impl Slots {
     /// Bytes of memory the slots hold.
     pub(crate) fn memory_bytes(&self) -> usize {
         let segments = self.segments.read().unwrap_or_else(PoisonError::into_inner);
-        segments.len() * size_of::<Segment>() + segments.capacity() * 18
+        let tables = segments.len() * size_of::<Segment>() + segments.capacity() * 18;
+        tables + self.heap.memory_bytes()
     }
 }
 
@@ -257,11 +374,16 @@ impl View<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::HashSet;
+
+    fn slots() -> Slots {
+        Slots::new(Home::first(Topology::live().unwrap()).unwrap())
+    }
 
     #[test]
     fn the_last_drop_is_final() {
-        let slots = Slots::default();
-        let mut run = slots.take_run();
+        let slots = slots();
+        let mut run = slots.take_run().unwrap();
         let slot = Slot(run.next().unwrap());
         slots.give_back(run);
         let view = slots.view();
@@ -276,11 +398,11 @@ mod tests {
 
     #[test]
     fn numbers_are_given_once_and_dead_segments_freed() {
-        let slots = Slots::default();
-        let run = slots.take_run();
+        let slots = slots();
+        let run = slots.take_run().unwrap();
         slots.give_back(run.start + 2..run.end);
-        assert_eq!(slots.take_run(), run.start + 2..run.end);
-        assert_eq!(slots.take_run().start, run.end);
+        assert_eq!(slots.take_run().unwrap(), run.start + 2..run.end);
+        assert_eq!(slots.take_run().unwrap().start, run.end);
         let held = slots.memory_bytes();
         let dead: Vec<_> = run.map(Slot).collect();
         slots.bury(&dead[..511]);
@@ -292,8 +414,8 @@ mod tests {
 
     #[test]
     fn a_slot_is_shared_from_its_first_site_to_its_last() {
-        let slots = Slots::default();
-        let slot = Slot(slots.take_run().start);
+        let slots = slots();
+        let slot = Slot(slots.take_run().unwrap().start);
         let view = slots.view();
         view.join(slot);
         view.join(slot);
@@ -302,5 +424,82 @@ mod tests {
         assert_eq!((slots.shared(), view.counts(slot)), (1, (0, 1)));
         view.leave(slot);
         assert_eq!(slots.shared(), 0);
+    }
+
+    /// In use, retired and all slots of the heap.
+    fn counts(slots: &Slots) -> (u64, u64, u64) {
+        slots.check();
+        let view = slots.heap_view();
+        assert_eq!(view.failed, 0);
+        let sum = |of: fn(&numa::heap::BucketView) -> u64| view.buckets.iter().map(of).sum();
+        (sum(|b| b.allocated), sum(|b| b.retired), sum(|b| b.slots))
+    }
+
+    #[test]
+    fn no_number_comes_twice_however_many_blocks_die() {
+        let slots = slots();
+        let mut seen = HashSet::new();
+        // Three growths of the heap; every other block dies at once, the others at the end.
+        let mut later = Vec::new();
+        for round in 0..3 * GROWTH / SEGMENT {
+            let run = slots.take_run().unwrap();
+            assert_eq!(run.start % SEGMENT, 0);
+            let numbers: Vec<_> = run.map(Slot).collect();
+            assert_eq!(numbers.len(), SEGMENT_SLOTS);
+            assert!(numbers.iter().all(|&slot| seen.insert(slot)), "{round}");
+            match round % 2 {
+                0 => slots.bury(&numbers),
+                _ => later.extend(numbers),
+            }
+        }
+        let half = 3 * GROWTH / 2;
+        assert_eq!(counts(&slots), (half, half, 3 * GROWTH));
+        slots.bury(&later);
+        assert_eq!(counts(&slots), (0, 3 * GROWTH, 3 * GROWTH));
+        assert!(seen.insert(Slot(slots.take_run().unwrap().start)));
+        assert_eq!(counts(&slots), (SEGMENT, 3 * GROWTH, 4 * GROWTH));
+    }
+
+    #[test]
+    fn a_block_is_retired_with_its_last_slot_and_not_before() {
+        let slots = slots();
+        let first = slots.take_run().unwrap();
+        let second = slots.take_run().unwrap();
+        // All of the first, one of the second: a batch across the boundary.
+        let dead: Vec<_> = first.clone().chain([second.start]).map(Slot).collect();
+        slots.bury(&dead[1..]);
+        assert_eq!(counts(&slots), (2 * SEGMENT, 0, GROWTH));
+        slots.bury(&dead[..1]);
+        assert_eq!(counts(&slots), (SEGMENT, SEGMENT, GROWTH));
+        // What is left of the second still can be given out.
+        slots.give_back(second.start + 1..second.end);
+        assert_eq!(slots.take_run().unwrap(), second.start + 1..second.end);
+        assert_eq!(slots.view().counts(Slot(first.start)), (0, 0));
+    }
+
+    #[test]
+    fn workers_at_once_get_numbers_of_their_own() {
+        let slots = slots();
+        let take = || -> Vec<u64> {
+            let mut numbers = Vec::new();
+            for _ in 0..100 {
+                let mut run = slots.take_run().unwrap();
+                numbers.extend(run.by_ref().take(200));
+                let dead: Vec<_> = numbers.iter().rev().take(200).copied().map(Slot).collect();
+                slots.bury(&dead);
+                slots.give_back(run);
+            }
+            numbers
+        };
+        let all: Vec<u64> = std::thread::scope(|scope| {
+            let workers = [(); 4].map(|()| scope.spawn(take));
+            workers
+                .into_iter()
+                .flat_map(|worker| worker.join().unwrap())
+                .collect()
+        });
+        assert_eq!(all.iter().collect::<HashSet<_>>().len(), all.len());
+        let (used, retired, _) = counts(&slots);
+        assert!(retired > 0 && used + retired >= all.len() as u64);
     }
 }

@@ -100,6 +100,11 @@ impl BitSet {
         Some(index)
     }
 
+    /// Bytes of memory the set holds.
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.levels.iter().map(|bits| bits.capacity() * 8).sum()
+    }
+
     pub(super) fn iter(&self) -> impl Iterator<Item = usize> + '_ {
         let words = self.levels.first().into_iter().flatten().enumerate();
         words.flat_map(|(index, &word)| {

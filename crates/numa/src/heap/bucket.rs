@@ -8,6 +8,9 @@
 //! The last few single slots that came back wait in a magazine, unmerged: a slot that goes and comes at once would
 //! split a chunk nine times and merge it nine times. They count as free blocks of order 0, the next single slots are
 //! taken from there, and they merge as soon as a request finds no block otherwise.
+//!
+//! A span whose slots are all retired is only counted: an owner that never uses a number twice adds ranges and
+//! retires blocks for as long as it runs, and needs memory for the ranges that still hold something.
 
 use std::ops::Range;
 
@@ -35,6 +38,8 @@ struct Span {
     blocks: [u64; ORDERS],
     /// 1 + order for each slot that begins an allocated block.
     heads: Vec<u8>,
+    /// Slots in retired blocks.
+    retired: u64,
 }
 
 /// The bucket's slots and counters.
@@ -42,6 +47,8 @@ struct Span {
 pub(super) struct Buddies {
     spans: Vec<Span>,
     magazine: Vec<u64>,
+    /// Slots of spans that were all retired.
+    gone: u64,
     pub(super) slots: u64,
     pub(super) free: u64,
     pub(super) retired: u64,
@@ -56,6 +63,7 @@ impl Span {
             free: Default::default(),
             blocks: [0; ORDERS],
             heads: Vec::new(),
+            retired: 0,
         }
     }
 
@@ -149,12 +157,12 @@ impl Buddies {
         let len = range.end - range.start;
         let at = self
             .spans
-            .partition_point(|span| span.slots.end < range.start);
-        match self
-            .spans
-            .get_mut(at)
-            .filter(|span| span.slots.end == range.start)
-        {
+            .partition_point(|span| span.slots.end <= range.start);
+        let before = at.checked_sub(1).and_then(|at| self.spans.get_mut(at));
+        // No block crosses a multiple of a chunk, so ranges that meet there gain nothing as one.
+        let joins =
+            |span: &&mut Span| span.slots.end == range.start && !range.start.is_multiple_of(CHUNK);
+        match before.filter(joins) {
             Some(span) => span.extend(range.end),
             None => {
                 let mut span = Span::new(range.start);
@@ -227,14 +235,21 @@ impl Buddies {
 
     /// Lets a block never be free again; false when it is not allocated.
     pub(super) fn retire(&mut self, slot: u64, order: usize) -> bool {
-        let Some(span) = self.span_of(slot) else {
+        let at = self.spans.partition_point(|span| span.slots.end <= slot);
+        let Some(span) = self.spans.get_mut(at) else {
             return false;
         };
-        if *span.head(slot) != head_of(order) {
+        if !span.slots.contains(&slot) || *span.head(slot) != head_of(order) {
             return false;
         }
         *span.head(slot) |= RETIRED;
+        span.retired += 1 << order;
         self.retired += 1 << order;
+        let len = span.slots.end - span.slots.start;
+        if span.retired == len {
+            self.gone += len;
+            self.spans.remove(at);
+        }
         true
     }
 
@@ -256,9 +271,18 @@ impl Buddies {
         blocks
     }
 
+    /// Bytes of memory the spans hold.
+    pub(super) fn memory_bytes(&self) -> usize {
+        let of_span = |span: &Span| {
+            let sets: usize = span.free.iter().map(BitSet::memory_bytes).sum();
+            size_of::<Span>() + span.heads.capacity() + sets
+        };
+        self.spans.iter().map(of_span).sum()
+    }
+
     /// Asserts H1 to H4 of the heap's invariants.
     pub(super) fn check(&self) -> Result<(), Broken> {
-        let (mut free, mut retired, mut slots) = (0, 0, 0);
+        let (mut free, mut retired, mut slots) = (0, self.gone, self.gone);
         for span in &self.spans {
             let (span_free, span_retired) = check_span(span)?;
             free += span_free;

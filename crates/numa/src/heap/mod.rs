@@ -20,7 +20,8 @@
 //!
 //! Invariants, asserted by [`Heap::check`]:
 //!
-//! - H1 Every slot of a bucket is in exactly one block, and each block is free, allocated or retired.
+//! - H1 Every slot of a bucket is in exactly one block, and each block is free, allocated or retired. A range whose
+//!   slots are all retired is no more than its length.
 //! - H2 No two buddies are free and apart, but for single slots that came back last (see `bucket`).
 //! - H3 The counts of blocks, free and retired slots are those that a walk finds.
 //! - H4 hit + miss = local + other = allocated + retired + freed, in slots; interleave_hit ≤ hit.
@@ -130,7 +131,8 @@ impl Heap {
     }
 
     /// Adds free slots to a bucket, at any time. A range that begins where another of the bucket ends joins it;
-    /// blocks never span ranges that were not joined.
+    /// blocks never span ranges that were not joined, nor a multiple of 512. A request walks the bucket's ranges, so
+    /// they should be long; a range whose slots are all retired costs nothing any more.
     ///
     /// # Errors
     /// No such bucket, or some of the slots are in the heap already.
@@ -287,6 +289,12 @@ impl Heap {
             node: self.nodes[node],
             zone: ZoneId(u8::try_from(zone).unwrap_or(u8::MAX)),
         })
+    }
+
+    /// Bytes of memory the tables of the buckets hold.
+    pub fn memory_bytes(&self) -> usize {
+        let bytes = |bucket: &Bucket| size_of::<Bucket>() + bucket.lock().memory_bytes();
+        self.buckets.iter().map(bytes).sum()
     }
 
     /// All buckets and counters, each bucket as of one moment.

@@ -1,5 +1,7 @@
 //! What a heap looks like from outside.
 
+use std::ops::AddAssign;
+
 use serde::{Deserialize, Serialize};
 
 use super::{ORDERS, ZoneId};
@@ -28,6 +30,19 @@ pub struct BucketStats {
     pub zone_fallback: u64,
     /// Given back.
     pub freed: u64,
+}
+
+impl AddAssign for BucketStats {
+    fn add_assign(&mut self, other: Self) {
+        self.hit += other.hit;
+        self.miss += other.miss;
+        self.foreign += other.foreign;
+        self.interleave_hit += other.interleave_hit;
+        self.local += other.local;
+        self.other += other.other;
+        self.zone_fallback += other.zone_fallback;
+        self.freed += other.freed;
+    }
 }
 
 /// One zone on one node. slots = free + allocated + retired.
@@ -62,7 +77,36 @@ pub struct HeapView {
     pub failed: u64,
 }
 
+impl BucketView {
+    fn add(&mut self, other: &Self) {
+        self.slots += other.slots;
+        self.free += other.free;
+        self.allocated += other.allocated;
+        self.retired += other.retired;
+        for (sum, more) in self.free_blocks.iter_mut().zip(other.free_blocks) {
+            *sum += more;
+        }
+        self.stats += other.stats;
+    }
+}
+
 impl HeapView {
+    /// Adds the slots and counters of another heap with the same zones: all equations hold for the sum, too.
+    pub fn add(&mut self, other: &Self) {
+        for bucket in &other.buckets {
+            let place = (bucket.node, bucket.zone);
+            match self
+                .buckets
+                .iter_mut()
+                .find(|own| (own.node, own.zone) == place)
+            {
+                Some(own) => own.add(bucket),
+                None => self.buckets.push(bucket.clone()),
+            }
+        }
+        self.failed += other.failed;
+    }
+
     /// The name of a zone, or its number where it has none.
     pub fn zone_name(&self, zone: ZoneId) -> String {
         self.zones
