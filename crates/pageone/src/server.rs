@@ -4,8 +4,8 @@
 //! ```text
 //!              ┌── poll loop, one thread ──┐
 //!  connect ───▶│ pending: Hello, in 5 s    │── agent ──▶ engine.admit
-//!              │          request, in 5 s  │── status ─▶ lane (a thread) ─▶ reply
-//!              └───────────────────────────┘── set ────▶ lane (a thread) ─▶ reply
+//!              │          request, in 5 s  │── status, heap ─▶ lane (a thread) ─▶ reply
+//!              └───────────────────────────┘── set ──────────▶ lane (a thread) ─▶ reply
 //! ```
 //!
 //! Everything is bounded (I8): the connections that have not said who they are, those of one user
@@ -212,7 +212,7 @@ impl Server {
             return reply(&socket, &Reply::Refused(why));
         }
         match serde_json::from_slice(packet) {
-            Ok(Request::Status) => self.status.push(socket, Request::Status),
+            Ok(look @ (Request::Status | Request::Heap)) => self.status.push(socket, look),
             Ok(request) => self.set.push(socket, request),
             Err(error) => {
                 let why = format!("the request is not understood: {error}");
@@ -271,6 +271,10 @@ fn answer(engine: &Engine, requests: &Receiver<Waiting>) {
     for (socket, request) in requests {
         let answer = match request {
             Request::Status => Reply::Status(Box::new(engine.status())),
+            Request::Heap => match serde_json::to_value(engine.heap()) {
+                Ok(heap) => Reply::Heap(heap),
+                Err(error) => Reply::Refused(format!("the heap cannot be written: {error}")),
+            },
             Request::Set(settings) => match engine.set(&settings) {
                 Ok(()) => Reply::Done,
                 Err(error) => Reply::Refused(format!("{:#}", anyhow::Error::new(error))),

@@ -30,7 +30,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     match client::ask(&socket, &request, PATIENCE)? {
         Reply::Done => Ok(()),
         Reply::Refused(why) => bail!("not set: {why}"),
-        Reply::Status(_) => bail!("the daemon replied with something else"),
+        _ => bail!("the daemon replied with something else"),
     }
 }
 

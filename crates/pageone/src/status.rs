@@ -45,7 +45,7 @@ pub(crate) fn ask(socket: &Path) -> Result<Status> {
     match client::ask(socket, &Request::Status, PATIENCE)? {
         Reply::Status(status) => Ok(*status),
         Reply::Refused(why) => bail!("no status: {why}"),
-        Reply::Done => bail!("the daemon replied with something else"),
+        _ => bail!("the daemon replied with something else"),
     }
 }
 

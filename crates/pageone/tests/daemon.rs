@@ -129,11 +129,34 @@ fn a_daemon_that_is_not_there_is_named() {
     let place = Place::new();
     let absent = status(&place);
     assert_eq!(absent.status.code(), Some(1));
-    assert!(
-        text(&absent.stderr).contains("no daemon at"),
-        "{}",
-        text(&absent.stderr)
-    );
+    let mut heap = pageone();
+    let heap = output(heap.args(["numa", "heap", "--socket"]).arg(place.socket()));
+    assert_eq!(heap.status.code(), Some(1));
+    for output in [absent, heap] {
+        let said = text(&output.stderr);
+        let socket = place.socket();
+        let named = format!("no daemon at {}", socket.display());
+        assert!(said.contains(&named), "{said}");
+    }
+}
+
+#[test]
+fn a_saved_heap_reads_back() {
+    let place = Place::new();
+    let _daemon = daemon(&place, &[]);
+    let heap = |words: &[&str]| {
+        let mut command = pageone();
+        output(command.args(["numa", "heap"]).args(words))
+    };
+    let socket = place.socket();
+    let socket = socket.to_str().expect("text");
+    let live = heap(&["--json", "--socket", socket]);
+    assert!(live.status.success(), "{}", text(&live.stderr));
+    let file = place.file("heap.json", &text(&live.stdout));
+    let file = file.to_str().expect("text");
+    assert_eq!(heap(&["--json", "--from", file]).stdout, live.stdout);
+    let both = heap(&["--from", file, "--socket", socket]);
+    assert_eq!(both.status.code(), Some(2), "two sources are wrong usage");
 }
 
 #[test]

@@ -7,6 +7,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use bench::{Content, Guest};
+use numa::HeapView;
+
 use common::{Place, daemon, json, need_agent, output, pageone, text, wait_for};
 
 const SIGKILL: i32 = 9;
@@ -136,6 +138,72 @@ fn guests_are_merged_and_live_through_the_daemons_death_and_unmerging() {
             .is_some_and(Vec::is_empty)
             .then_some(())
     });
+}
+
+/// What `pageone numa heap` says, read as JSON.
+fn heap(place: &Place) -> HeapView {
+    let mut command = pageone();
+    command.args(["numa", "heap", "--json", "--socket"]);
+    let said = output(command.arg(place.socket()));
+    assert!(said.status.success(), "{}", text(&said.stderr));
+    serde_json::from_slice(&said.stdout).expect("a heap")
+}
+
+/// Slots in use and retired, each bucket's equations holding.
+fn slots(view: &HeapView) -> (u64, u64) {
+    let (mut allocated, mut retired) = (0, 0);
+    for bucket in &view.buckets {
+        let stats = bucket.stats;
+        let used = bucket.allocated + bucket.retired;
+        assert_eq!(bucket.slots, bucket.free + used, "{bucket:?}");
+        assert_eq!(stats.hit + stats.miss, used + stats.freed, "{bucket:?}");
+        assert_eq!(stats.local + stats.other, used + stats.freed, "{bucket:?}");
+        allocated += bucket.allocated;
+        retired += bucket.retired;
+    }
+    assert_eq!(view.failed, 0);
+    (allocated, retired)
+}
+
+#[test]
+fn the_heap_of_a_running_daemon_fits_its_status() {
+    need_agent();
+    let place = Place::new();
+    let _daemon = daemon(&place, &["--merge-period", "100ms", "--threads", "1"]);
+    let empty = heap(&place);
+    assert_eq!(slots(&empty), (0, 0));
+    assert_eq!((empty.zones.len(), empty.buckets.is_empty()), (1, false));
+
+    let mut guests: Vec<_> = (0..2).map(|number| guest(&place, number)).collect();
+    // Of two guests, as many pages are shared as share; while a chunk is accounted, one may lag behind.
+    let shared = content().ideal_saved_bytes(2) / 4096;
+    wait_for("the ideal saving", || {
+        let now = ["pages_shared", "pages_sharing"].map(|name| counter(&place, name));
+        (now == [shared; 2]).then_some(())
+    });
+    let (allocated, retired) = slots(&heap(&place));
+    // One worker has one run of numbers at a time, and idle guests break nothing.
+    assert_eq!((allocated, retired), (shared.next_multiple_of(512), 0));
+
+    let mut table = pageone();
+    table.args(["numa", "heap", "--socket"]).arg(place.socket());
+    let table = text(&output(&mut table).stdout);
+    assert!(
+        table.contains("store") && table.contains(&allocated.to_string()),
+        "{table}"
+    );
+
+    let mut unmerge = pageone();
+    unmerge
+        .args(["set", "run=2", "--socket"])
+        .arg(place.socket());
+    assert!(output(&mut unmerge).status.success());
+    wait_for("blocks of dead slots to be retired", || {
+        let (in_use, retired) = slots(&heap(&place));
+        assert_eq!(in_use + retired, allocated, "a number was given out");
+        (retired == shared / 512 * 512).then_some(())
+    });
+    verify(&mut guests);
 }
 
 #[test]

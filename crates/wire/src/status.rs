@@ -60,6 +60,8 @@ pub enum Setting {
 pub enum Request {
     /// The counters.
     Status,
+    /// The slots of all stores by node and zone.
+    Heap,
     /// Turn knobs, all or none.
     Set(Vec<Setting>),
 }
@@ -70,6 +72,8 @@ pub enum Request {
 pub enum Reply {
     /// To [`Request::Status`].
     Status(Box<Status>),
+    /// To [`Request::Heap`]: a heap's view as the `numa` crate writes it, which this crate only carries.
+    Heap(serde_json::Value),
     /// Done.
     Done,
     /// Not done: why.

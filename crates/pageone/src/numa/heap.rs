@@ -1,21 +1,29 @@
-//! `pageone numa heap`.
+//! `pageone numa heap`: the slots of a running daemon, or of one whose view was saved.
 
 use std::io::{Read, stdin};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::Args;
 use numa::HeapView;
 use numa::heap::ORDERS;
+use wire::{Reply, Request};
 
 use super::{print_json, table};
+use crate::{client, paths};
+
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Shows the heap of slots by node and zone: free blocks of each order, and the counters
 #[derive(Args)]
 pub(crate) struct HeapViewer {
-    /// A heap's status as JSON; '-' reads standard input
-    #[arg(long, value_name = "FILE")]
-    from: PathBuf,
+    /// The daemon's socket
+    #[arg(long)]
+    socket: Option<PathBuf>,
+    /// What --json printed, instead of a daemon; '-' reads standard input
+    #[arg(long, value_name = "FILE", conflicts_with = "socket")]
+    from: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -23,12 +31,29 @@ pub(crate) struct HeapViewer {
 
 impl HeapViewer {
     pub(crate) fn run(self) -> anyhow::Result<()> {
-        let view = read(&self.from)?;
+        let view = match &self.from {
+            Some(file) => read(file)?,
+            None => ask(&paths::socket(self.socket.as_deref())?)?,
+        };
         if self.json {
             return print_json(&view);
         }
         print!("{}", render(&view));
         Ok(())
+    }
+}
+
+/// The heap of the daemon at `socket`.
+///
+/// # Errors
+/// No daemon, or it refuses.
+fn ask(socket: &Path) -> anyhow::Result<HeapView> {
+    match client::ask(socket, &Request::Heap, PATIENCE)? {
+        Reply::Heap(view) => {
+            serde_json::from_value(view).context("the daemon's heap is not of this version")
+        }
+        Reply::Refused(why) => bail!("no heap: {why}"),
+        _ => bail!("the daemon replied with something else"),
     }
 }
 
