@@ -69,6 +69,12 @@ fn guests(status: &Value) -> &[Value] {
     status["guests"].as_array().unwrap()
 }
 
+/// Whether `pages` canonical pages have two sharers each. Both counters are asked: a page may count
+/// as merged a moment before its slot counts as shared.
+fn paired(status: &Value, pages: usize) -> bool {
+    count(status, "pages_sharing") == pages as u64 && count(status, "pages_shared") == pages as u64
+}
+
 fn merged(status: &Value) -> u64 {
     count(status, "pages_shared") + count(status, "pages_sharing")
 }
@@ -82,7 +88,7 @@ fn pair() -> (Place, Running, Guest, Guest) {
     one.offer(PAGES, 100);
     two.offer(PAGES, 100);
     status_when(&place, "two equal guests to be merged", |status| {
-        count(status, "pages_sharing") == PAGES as u64
+        paired(status, PAGES)
     });
     (place, running, one, two)
 }
@@ -138,9 +144,7 @@ fn one_guest_shares_with_itself() {
     guest.run("fill 0 512 5");
     guest.run("fill 512 512 5");
     guest.run("advise 0 1024 12");
-    status_when(&place, "the halves to be merged", |s| {
-        count(s, "pages_sharing") == 512
-    });
+    status_when(&place, "the halves to be merged", |s| paired(s, 512));
     assert_eq!(guest.frame(7), guest.frame(519));
     guest.run("check");
 }
@@ -231,9 +235,7 @@ fn every_page_is_private_again_after_run_2() {
         guest.run("fill 0 512 77");
         guest.run("advise 0 512 12");
     }
-    status_when(&place, "merging again", |status| {
-        count(status, "pages_sharing") == 512
-    });
+    status_when(&place, "merging again", |status| paired(status, 512));
     one.run("check");
 }
 
@@ -338,16 +340,10 @@ fn pinned_pages_are_counted_and_the_data_arrives() {
         guest.run("pin 32 16");
         guest.run("advise 0 512 12");
     }
-    let status = status_when(&place, "all but the pinned", |s| {
-        count(s, "pages_sharing") == 496
+    status_when(&place, "all but the pinned", |s| {
+        let pinned = guests(s).iter().map(|guest| count(guest, "pages_pinned"));
+        paired(s, 496) && pinned.sum::<u64>() == 32
     });
-    assert_eq!(
-        guests(&status)
-            .iter()
-            .map(|g| count(g, "pages_pinned"))
-            .sum::<u64>(),
-        32
-    );
     for guest in &mut all {
         guest.run(&format!("readfixed 32 16 {}", data.display()));
         assert_eq!(guest.run("byte 40 9"), 0x5a.to_string());
@@ -371,7 +367,7 @@ fn huge_locked_and_partly_touched_regions_are_merged() {
         guest.run("advise 0 1536 12");
     }
     status_when(&place, "all that is present", |s| {
-        count(s, "pages_sharing") == 512 + 100 + 512
+        paired(s, 512 + 100 + 512)
     });
     for guest in &mut all {
         guest.run("check");
@@ -387,9 +383,7 @@ fn domains_of_one_user_share_nothing() {
     let start = |domain| Guest::start_as(&place.socket(), false, Some(domain));
     let mut all = [start("red"), start("red"), start("blue")];
     all.iter_mut().for_each(|guest| guest.offer(512, 4));
-    status_when(&place, "the red ones", |status| {
-        count(status, "pages_sharing") == 512
-    });
+    status_when(&place, "the red ones", |status| paired(status, 512));
     std::thread::sleep(Duration::from_millis(500));
     let status = json(&place);
     assert_eq!(count(&status, "pages_sharing"), 512);
@@ -420,7 +414,7 @@ fn a_stopped_guest_does_not_hold_up_the_others() {
     });
     rustix::process::kill_process(stopped, rustix::process::Signal::CONT).unwrap();
     status_when(&place, "all three", |s| {
-        count(s, "pages_sharing") == 2 * PAGES as u64
+        count(s, "pages_sharing") == 2 * PAGES as u64 && count(s, "pages_shared") == PAGES as u64
     });
     all.iter_mut().for_each(|guest| drop(guest.run("check")));
 }
@@ -436,9 +430,7 @@ fn a_linked_program_is_merged_with_a_preloaded_one() {
     linked.run("fill 0 512 66");
     linked.run("register 0 512");
     preloaded.offer(512, 66);
-    status_when(&place, "both", |status| {
-        count(status, "pages_sharing") == 512
-    });
+    status_when(&place, "both", |status| paired(status, 512));
     assert_eq!(linked.frame(3), preloaded.frame(3));
     linked.run("unregister 0 512");
     linked.run("check");
