@@ -273,12 +273,14 @@ fn a_daemon_killed_while_it_merges_costs_no_byte() {
         let mut all: Vec<Guest> = (0..3).map(|_| Guest::start(&place.socket())).collect();
         for guest in &mut all {
             guest.offer(PAGES, round);
-            guest.run("writers 2 1");
         }
         // Kill at once after the first merges, in the middle of the others.
         wait_for("the first merges", || {
             (merged(&json(&place)) > 0).then_some(())
         });
+        for guest in &mut all {
+            guest.run("writers 2 1");
+        }
         running.signal(9);
         running.end();
         for guest in &mut all {
