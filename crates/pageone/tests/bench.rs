@@ -62,7 +62,8 @@ fn ksm_is_measured_and_its_knobs_go_back() {
         return;
     }
     let before = ksm.save().expect("knobs");
-    let report = output(bench(&["--steady", "1s", "--json"]).stderr(Stdio::null()));
+    let report =
+        output(bench(&["--steady", "1s", "--limit", "15s", "--json"]).stderr(Stdio::null()));
     let report: serde_json::Value = serde_json::from_slice(&report.stdout).expect("JSON");
     let row = &report["rows"][0];
     assert_eq!((&row["engine"], &row["errors"]), (&"ksm".into(), &0.into()));
