@@ -286,6 +286,9 @@ mod tests {
     fn long_walks_see_every_page_once() {
         const MANY: usize = 5000;
         let at = crate::mapping::area(MANY * 4096, 4096).unwrap();
+        // A huge page would make one run of many.
+        // SAFETY: the mapping is this test's own, and empty.
+        unsafe { crate::mapping::advise(at, MANY * 4096, libc::MADV_NOHUGEPAGE) }.ok();
         for page in (0..MANY).step_by(2) {
             // SAFETY: the page lies in the mapping above, which is private to the test.
             unsafe { ((at + page * 4096) as *mut u8).write_volatile(7) };
