@@ -134,17 +134,36 @@ extern "C" fn posix_madvise(addr: *mut c_void, len: usize, advice: c_int) -> c_i
     result.map_or_else(Errno::raw_os_error, |()| 0)
 }
 
+/// Makes a call over a range so that no window sees it half; `then` keeps the table in step with a
+/// call that succeeded, before the lock is given back.
+fn guarded(
+    start: usize,
+    len: usize,
+    name: i64,
+    args: [usize; 6],
+    then: impl FnOnce(&mut Guard),
+) -> Result<usize> {
+    let mut held = guard(start, len);
+    let result = call(name, args);
+    if let (Some(guard), Ok(_)) = (&mut held, result) {
+        then(guard);
+    }
+    result
+}
+
+/// Makes a call that puts something else, or nothing, where the range was.
+fn replacing(start: usize, len: usize, name: i64, args: [usize; 6]) -> Result<usize> {
+    guarded(start, len, name, args, |guard| {
+        discard::forget(guard, start, len.next_multiple_of(PAGE_BYTES));
+    })
+}
+
 /// munmap(2).
 #[unsafe(no_mangle)]
 extern "C" fn munmap(addr: *mut c_void, len: usize) -> c_int {
     let start = addr.addr();
-    let mut held = guard(start, len);
-    let result = call(libc::SYS_munmap, [start, len, 0, 0, 0, 0]);
-    if let (Some(guard), Ok(_)) = (&mut held, result) {
-        discard::forget(guard, start, len.next_multiple_of(PAGE_BYTES));
-    }
-    drop(held);
-    c_result(result.map(drop))
+    let args = [start, len, 0, 0, 0, 0];
+    c_result(replacing(start, len, libc::SYS_munmap, args).map(drop))
 }
 
 /// mmap(2).
@@ -168,13 +187,7 @@ extern "C" fn mmap(
     if flags & libc::MAP_FIXED == 0 {
         return c_pointer(call(libc::SYS_mmap, args));
     }
-    let mut held = guard(start, len);
-    let result = call(libc::SYS_mmap, args);
-    if let (Some(guard), Ok(_)) = (&mut held, result) {
-        discard::forget(guard, start, len.next_multiple_of(PAGE_BYTES));
-    }
-    drop(held);
-    c_pointer(result)
+    c_pointer(replacing(start, len, libc::SYS_mmap, args))
 }
 
 /// mmap(2), under the name that 32-bit offsets once made necessary.
@@ -224,40 +237,35 @@ extern "C" fn mremap(
     })
 }
 
-/// Calls that change how a range may be used, not what it holds: a window must not see them half.
-fn guarded(start: usize, len: usize, name: i64, args: [usize; 6]) -> c_int {
-    let held = guard(start, len);
-    let result = call(name, args);
-    drop(held);
-    c_result(result.map(drop))
+/// Makes a call that changes how a range may be used, not what it holds.
+fn changing(start: usize, len: usize, name: i64, args: [usize; 6]) -> c_int {
+    c_result(guarded(start, len, name, args, |_| ()).map(drop))
 }
 
 /// mprotect(2).
 #[unsafe(no_mangle)]
 extern "C" fn mprotect(addr: *mut c_void, len: usize, prot: c_int) -> c_int {
     let args = [addr.addr(), len, number(prot), 0, 0, 0];
-    guarded(addr.addr(), len, libc::SYS_mprotect, args)
+    changing(addr.addr(), len, libc::SYS_mprotect, args)
 }
 
 /// pkey_mprotect(2).
 #[unsafe(no_mangle)]
 extern "C" fn pkey_mprotect(addr: *mut c_void, len: usize, prot: c_int, key: c_int) -> c_int {
     let args = [addr.addr(), len, number(prot), number(key), 0, 0];
-    guarded(addr.addr(), len, libc::SYS_pkey_mprotect, args)
+    changing(addr.addr(), len, libc::SYS_pkey_mprotect, args)
 }
 
 fn set_locked(start: usize, len: usize, on: bool, name: i64, flags: usize) -> c_int {
     // mlock takes any address and works on the pages around the range.
     let first = start & !(PAGE_BYTES - 1);
     let span = start.saturating_add(len).saturating_sub(first);
-    let mut held = guard(first, span);
-    let result = call(name, [start, len, flags, 0, 0, 0]);
-    if let (Some(guard), Ok(_)) = (&mut held, result) {
+    let args = [start, len, flags, 0, 0, 0];
+    let result = guarded(first, span, name, args, |guard| {
         guard.table().each_known(first, span, |_, pages, chunk| {
             chunk.set(&pages, |attributes| attributes.locked = on);
         });
-    }
-    drop(held);
+    });
     c_result(result.map(drop))
 }
 
