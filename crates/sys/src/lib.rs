@@ -14,6 +14,7 @@ pub mod memory;
 pub mod mempolicy;
 pub mod node;
 pub mod pagemap;
+pub mod pins;
 pub mod process;
 pub mod raw;
 pub mod residence;
