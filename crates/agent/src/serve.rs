@@ -14,7 +14,7 @@ use rustix::io::{Errno, Result};
 use rustix::time::{ClockId, clock_gettime};
 use sys::mapping::{self, Access};
 use sys::socket::{self, Received};
-use sys::uffd::Uffd;
+use sys::uffd::{Freezer, Uffd};
 use wire::{
     Answer, Changes, Hello, MAX_MESSAGE, MAX_STORES, Merged, Name, PageBits, PageOutcome, Question,
     Role, Unmerge, Welcome,
@@ -179,12 +179,12 @@ impl Session {
                 .ok_or((wire::STEP_DESCRIPTORS, Errno::BADF))?;
             *place = Some(View::new(store));
         }
-        let uffd = match descriptors.next().filter(|_| welcome.device) {
-            Some(device) => Uffd::from_device(device.as_fd()),
-            None => Uffd::open(),
-        };
+        let device = descriptors.next().filter(|_| welcome.device);
+        let device = device.as_ref().map(AsFd::as_fd);
+        let uffd = device.map_or_else(Uffd::open, Uffd::from_device);
         let uffd = uffd.map_err(|errno| (wire::STEP_USERFAULTFD, errno))?;
-        let window = Window::new(uffd).map_err(|errno| (wire::STEP_MEMORY, errno))?;
+        let freezer = Freezer::open(device).ok();
+        let window = Window::new(uffd, freezer).map_err(|errno| (wire::STEP_MEMORY, errno))?;
         let lifeline = hold(&lifeline).map_err(|errno| (wire::STEP_MEMORY, errno))?;
         Ok(Self {
             window,

@@ -31,15 +31,20 @@
 //! - a system call that slips past the hooks and unmaps the chunk: MOVE and registration fail, and
 //!   a failed page is given back or dropped with the mapping it belonged to.
 //!
+//! Pages that lie in a store's mapping already are merged another way: see [`again`].
+//!
 //! Code here touches only its own stack, the staging area, the table and the store: if a host
 //! offers memory that libc's heap lies in, the window does not need that heap.
 
 use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 use sys::mapping::{self, Access, Attributes, Source};
-use sys::uffd::{Uffd, Watch};
+use sys::pagemap::Pagemap;
+use sys::uffd::{Freezer, Uffd, Watch};
 use sys::vma::{Maps, Vma};
 use wire::{CHUNK_PAGES, Merge, PAGE_BYTES, PageOutcome};
+
+mod again;
 
 use crate::lock::Guard;
 use crate::table::Reading;
@@ -56,7 +61,10 @@ pub(crate) type Outcomes = [PageOutcome; CHUNK_PAGES];
 /// What the window works with.
 pub(crate) struct Window {
     uffd: Uffd,
+    /// For pages that are merged again; without it they are not.
+    freezer: Option<Freezer>,
     maps: Maps,
+    pagemap: Pagemap,
     staging: usize,
     /// How the staging area is mapped now: MOVE wants both sides alike.
     staged_as: (Access, bool),
@@ -80,8 +88,8 @@ struct Job<'a> {
 impl Window {
     /// # Errors
     /// What userfaultfd, /proc and mmap give.
-    pub(crate) fn new(uffd: Uffd) -> rustix::io::Result<Self> {
-        let maps = Maps::open()?;
+    pub(crate) fn new(uffd: Uffd, freezer: Option<Freezer>) -> rustix::io::Result<Self> {
+        let (maps, pagemap) = (Maps::open()?, Pagemap::own()?);
         let len = BATCH_PAGES * PAGE_BYTES;
         let staging = mapping::area(len, PAGE_BYTES)?;
         // SAFETY: the area was just made here.
@@ -92,7 +100,9 @@ impl Window {
         uffd.register(staging, len, Watch::Track)?;
         Ok(Self {
             uffd,
+            freezer,
             maps,
+            pagemap,
             staging,
             staged_as: (Access::ReadWrite, false),
             longest_ns: 0,
@@ -139,10 +149,19 @@ impl Window {
         };
         let mut batch = [(0usize, None::<u64>); BATCH_PAGES];
         let mut len = 0;
+        let mut again = [(0usize, None::<u64>); CHUNK_PAGES];
+        let mut agains = 0;
         let mut vma: Option<Vma> = None;
         for (page, slot) in pages(question) {
-            if !offered.contains(page) || stored.contains(page) {
+            if !offered.contains(page) {
                 set(job.outcomes, page, PageOutcome::Gone);
+                continue;
+            }
+            if stored.contains(page) {
+                if let Some(item) = again.get_mut(agains) {
+                    *item = (page, slot);
+                    agains += 1;
+                }
                 continue;
             }
             let at = chunk + page * PAGE_BYTES;
@@ -171,6 +190,7 @@ impl Window {
             }
         }
         self.batch(guard, &mut job, batch.get(..len).unwrap_or_default());
+        self.merge_again(guard, &mut job, again.get(..agains).unwrap_or_default());
         for (first, count) in offered.runs() {
             // The new mappings are tracked too: a write to a merged page must be seen.
             let (start, len) = (chunk + first * PAGE_BYTES, count * PAGE_BYTES);

@@ -12,6 +12,7 @@ use std::os::unix::fs::FileExt;
 
 use rustix::fs::{MemfdFlags, SealFlags, memfd_create};
 use support::Guest;
+use sys::pagemap::{PageRun, Pagemap};
 use sys::socket;
 use wire::{
     Answer, Change, Hello, MAX_MESSAGE, Merge, Merged, PageBits, PageOutcome, Question, Role,
@@ -383,6 +384,80 @@ fn writers_lose_nothing_while_windows_open_all_the_time() {
     println!("{}", guest.run("stop"));
     guest.run("check");
     assert!(merged_pages > 50, "windows did merge: {merged_pages}");
+}
+
+/// Arms what was written: from here a write shows.
+fn scan(guest: &Guest) {
+    let pagemap = Pagemap::open(guest.pid).unwrap();
+    let start = guest.memory as u64;
+    let mut runs = [PageRun::default(); 512];
+    pagemap.scan(start..start + 512 * 4096, &mut runs).unwrap();
+}
+
+#[test]
+fn broken_pages_are_merged_again() {
+    let (engine, mut guest) = ready(6);
+    engine.merge(guest.memory, 0, 512, Some(1000));
+    engine.write(3000, 100, 70);
+    guest.run("fill 100 100 70");
+    guest.run("zero 300 10");
+    engine.sync();
+    let merged = engine.merge(guest.memory, 100, 100, Some(3000));
+    assert_eq!(count(&merged, PageOutcome::Differs), 100, "never armed");
+    scan(&guest);
+    guest.run("fill 150 1 71");
+    guest.run("fill 150 1 120"); // as it was, but it may be pinned since
+    let merged = engine.merge(guest.memory, 100, 100, Some(3000));
+    assert_eq!(merged.outcomes[150], PageOutcome::Differs);
+    assert_eq!(count(&merged, PageOutcome::Again), 63, "of its run");
+    assert_eq!(count(&merged, PageOutcome::Merged), 36);
+    scan(&guest);
+    let merged = engine.merge(guest.memory, 100, 100, Some(3000));
+    assert_eq!(count(&merged, PageOutcome::Merged), 100);
+    let merged = engine.merge(guest.memory, 300, 11, None);
+    assert_eq!(count(&merged, PageOutcome::Zeroed), 10);
+    assert_eq!(merged.outcomes[310], PageOutcome::Differs);
+    guest.run("check");
+    let [Change::Chunk { stored, .. }] = engine.sync()[..] else {
+        panic!("not a chunk")
+    };
+    assert_eq!(stored.len(), 502, "zeros are anonymous");
+    // What was let go is tracked still, and another content stays.
+    scan(&guest);
+    guest.run("fill 100 20 500");
+    scan(&guest);
+    let merged = engine.merge(guest.memory, 100, 20, Some(3000));
+    assert_eq!(count(&merged, PageOutcome::Differs), 20);
+    guest.run("fill 100 20 70");
+    scan(&guest);
+    let merged = engine.merge(guest.memory, 100, 20, Some(3000));
+    assert_eq!(count(&merged, PageOutcome::Merged), 20);
+    guest.run("check");
+}
+
+#[test]
+fn writers_lose_nothing_while_pages_are_merged_again() {
+    let (engine, mut guest) = ready(4);
+    for seed in 0..7 {
+        engine.write(2000 + 10 * seed, 1, seed);
+    }
+    engine.merge(guest.memory, 0, 512, Some(1000));
+    guest.run("writers 6 1");
+    let mut merged_again = 0;
+    for round in 0..400u64 {
+        scan(&guest);
+        let mut question = Merge::new(guest.memory as u64, 0);
+        let slot = 2000 + 10 * (round % 7);
+        (0..512).for_each(|page| assert!(question.push(page, Some(slot))));
+        engine.send(&Question::Merge(question), None);
+        let Answer::Merged(merged) = engine.receive() else {
+            panic!("not merged")
+        };
+        merged_again += count(&merged, PageOutcome::Merged);
+    }
+    println!("{}", guest.run("stop"));
+    guest.run("check");
+    assert!(merged_again > 50, "windows did merge: {merged_again}");
 }
 
 #[test]

@@ -5,7 +5,7 @@
 use std::os::fd::BorrowedFd;
 
 use rustix::io::{Errno, Result};
-use rustix::mm::{MapFlags, MlockFlags, MprotectFlags, ProtFlags};
+use rustix::mm::{MapFlags, MlockFlags, MprotectFlags, MremapFlags, ProtFlags};
 
 /// What a mapping allows. Executable memory is never touched here, so it has no variant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,15 +59,12 @@ pub enum Source<'a> {
     Store(BorrowedFd<'a>, u64),
 }
 
-/// Maps `source` over `[start, start + len)`, replacing what is there, with `access` and
-/// `attributes`. `lock_future` says that the process locks new mappings (`MCL_FUTURE`).
-///
-/// A mapping that must be locked is first made inaccessible: a locked, writable, private mapping
-/// would be filled by write faults at once, and every page would be private again.
+/// Maps `source` over `[start, start + len)`, replacing what is there in one step, with `access`
+/// and `attributes`. `lock_future` says that the process locks new mappings (`MCL_FUTURE`).
 ///
 /// # Errors
-/// `NOMEM` when the map count or the locked-memory limit is exhausted. The old mapping is intact
-/// only if the first step failed: the second part of the result tells whether it was replaced.
+/// `NOMEM` when the map count or the locked-memory limit is exhausted. The second part of the
+/// result tells whether the range was replaced nevertheless, though not all attributes fit.
 ///
 /// # Safety
 /// The caller must own the range: whatever is there is lost.
@@ -79,41 +76,93 @@ pub unsafe fn replace(
     attributes: Attributes,
     lock_future: bool,
 ) -> std::result::Result<(), (Errno, bool)> {
-    let mut flags = MapFlags::PRIVATE | MapFlags::FIXED;
-    if attributes.noreserve {
-        flags |= MapFlags::NORESERVE;
+    if attributes.locked || lock_future {
+        // SAFETY: the caller's promise.
+        let replaced = unsafe { replace_locked(start, len, source, access, attributes) };
+        return replaced.map_err(|errno| (errno, false));
     }
-    let careful = attributes.locked || lock_future;
-    let prot = if careful {
-        ProtFlags::empty()
-    } else {
-        access.prot()
-    };
-    let at = pointer(start);
+    let (at, flags) = (pointer(start), flags(attributes) | MapFlags::FIXED);
     // SAFETY: the range is the caller's; MAP_FIXED replaces it in one step.
-    let placed = unsafe {
-        match source {
-            Source::Anonymous => rustix::mm::mmap_anonymous(at, len, prot, flags),
-            Source::Store(store, offset) => rustix::mm::mmap(at, len, prot, flags, store, offset),
-        }
-    };
-    placed.map_err(|errno| (errno, false))?;
+    unsafe { map(at, len, source, access.prot(), flags) }.map_err(|errno| (errno, false))?;
     // SAFETY: the range is now the mapping just made.
-    let finished = unsafe { finish(start, len, source, access, attributes, careful) };
-    finished.map_err(|errno| (errno, true))
+    unsafe { describe(start, len, source, attributes) }.map_err(|errno| (errno, true))
 }
 
+/// A mapping that is locked while it may be written would be filled by write faults at once, and
+/// every page of it would be private. So it is made elsewhere, without access, locked on fault,
+/// made accessible, and then moved into place: other threads never see it unfinished.
+///
 /// # Safety
-/// As [`replace`]: the range is the mapping just made.
-unsafe fn finish(
+/// As [`replace`].
+unsafe fn replace_locked(
     start: usize,
     len: usize,
     source: Source<'_>,
     access: Access,
     attributes: Attributes,
-    careful: bool,
 ) -> Result<()> {
-    let at = pointer(start);
+    let (none, flags) = (std::ptr::null_mut(), flags(attributes));
+    // SAFETY: a fresh mapping at a place of the kernel's choice disturbs nothing.
+    let made = unsafe { map(none, len, source, ProtFlags::empty(), flags) }?;
+    let aside = made.expose_provenance();
+    // SAFETY: all but the last call are about the mapping just made; the last one replaces what is
+    // the caller's.
+    let done = unsafe {
+        let locked = if attributes.locked {
+            rustix::mm::mlock_with(made, len, MlockFlags::ONFAULT)
+        } else {
+            rustix::mm::munlock(made, len)
+        };
+        locked
+            .and_then(|()| describe(aside, len, source, attributes))
+            .and_then(|()| rustix::mm::mprotect(made, len, access.mprotect()))
+            .and_then(|()| {
+                let how = MremapFlags::MAYMOVE;
+                rustix::mm::mremap_fixed(made, len, len, how, pointer(start)).map(drop)
+            })
+    };
+    done.inspect_err(|_| {
+        // SAFETY: the mapping was made here and is still aside.
+        let _ = unsafe { unmap(aside, len) };
+    })
+}
+
+fn flags(attributes: Attributes) -> MapFlags {
+    if attributes.noreserve {
+        MapFlags::PRIVATE | MapFlags::NORESERVE
+    } else {
+        MapFlags::PRIVATE
+    }
+}
+
+/// # Safety
+/// As mmap(2): with `MAP_FIXED` what is there is lost.
+unsafe fn map(
+    at: *mut std::ffi::c_void,
+    len: usize,
+    source: Source<'_>,
+    prot: ProtFlags,
+    flags: MapFlags,
+) -> Result<*mut std::ffi::c_void> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match source {
+            Source::Anonymous => rustix::mm::mmap_anonymous(at, len, prot, flags),
+            Source::Store(store, offset) => rustix::mm::mmap(at, len, prot, flags, store, offset),
+        }
+    }
+}
+
+/// Tells the kernel what `madvise` told it of the range before.
+///
+/// # Safety
+/// The range must be a mapping that the caller just made.
+unsafe fn describe(
+    start: usize,
+    len: usize,
+    source: Source<'_>,
+    attributes: Attributes,
+) -> Result<()> {
     if attributes.dontfork {
         // SAFETY: changes what fork does with the range, not its content.
         unsafe { advise(start, len, libc::MADV_DONTFORK) }?;
@@ -131,17 +180,6 @@ unsafe fn finish(
         // A kernel built without huge pages refuses; nothing is lost then.
         // SAFETY: changes how the range is backed, not its content.
         let _ = unsafe { advise(start, len, advice) };
-    }
-    if careful {
-        // SAFETY: locking and unlocking change residency; the protection becomes the caller's.
-        unsafe {
-            if attributes.locked {
-                rustix::mm::mlock_with(at, len, MlockFlags::ONFAULT)?;
-            } else {
-                rustix::mm::munlock(at, len)?;
-            }
-            rustix::mm::mprotect(at, len, access.mprotect())?;
-        }
     }
     Ok(())
 }

@@ -83,6 +83,15 @@ impl Pagemap {
         rustix::fs::open(path, flags, Mode::empty()).map(Self)
     }
 
+    /// Opens this process's own page map, without allocating.
+    ///
+    /// # Errors
+    /// `NOENT` where /proc is not mounted.
+    pub fn own() -> Result<Self> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        rustix::fs::open(c"/proc/self/pagemap", flags, Mode::empty()).map(Self)
+    }
+
     /// Looks at the pages of `range`, arms the written ones again and fills `runs`, in ascending
     /// order; holes are left out. [`Categories::FILE`] is never told: the kernel would look at the
     /// frame's own record for it, a cache miss a page that makes the walk 7 times as slow. Returns how many runs it filled and the address where it

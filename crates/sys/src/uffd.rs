@@ -24,12 +24,17 @@ const WAKE: Opcode = opcode::read::<raw::uffdio_range>(TYPE, 2);
 const COPY: Opcode = opcode::read_write::<raw::uffdio_copy>(TYPE, 3);
 const ZEROPAGE: Opcode = opcode::read_write::<raw::uffdio_zeropage>(TYPE, 4);
 const MOVE: Opcode = opcode::read_write::<raw::uffdio_move>(TYPE, 5);
+const WRITEPROTECT: Opcode = opcode::read_write::<raw::uffdio_writeprotect>(TYPE, 6);
 
 /// The features without which nothing works here; all are in Linux 6.8.
 pub const FEATURES: u64 = (raw::UFFD_FEATURE_WP_ASYNC
     | raw::UFFD_FEATURE_WP_UNPOPULATED
     | raw::UFFD_FEATURE_WP_HUGETLBFS_SHMEM
     | raw::UFFD_FEATURE_MOVE) as u64;
+
+/// What a [`Freezer`] needs besides.
+const FREEZER_FEATURES: u64 =
+    (raw::UFFD_FEATURE_WP_UNPOPULATED | raw::UFFD_FEATURE_WP_HUGETLBFS_SHMEM) as u64;
 
 /// What a registered range reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,7 +78,7 @@ impl Uffd {
     pub fn from_device(device: BorrowedFd<'_>) -> Result<Self> {
         // SAFETY: USERFAULTFD_IOC_NEW takes flags by value and returns a new descriptor.
         let fd = unsafe { ioctl(device, New) }?;
-        Self(fd).handshake()
+        Self(fd).handshake(FEATURES)
     }
 
     /// A userfaultfd for this process: through the device where this process may open it, else
@@ -85,15 +90,19 @@ impl Uffd {
         if let Ok(device) = Self::device() {
             return Self::from_device(device.as_fd());
         }
-        let flags = rustix::mm::UserfaultfdFlags::CLOEXEC | rustix::mm::UserfaultfdFlags::NONBLOCK;
-        // SAFETY: creating a userfaultfd changes no memory.
-        Self(unsafe { rustix::mm::userfaultfd(flags) }?).handshake()
+        Self::from_system_call()?.handshake(FEATURES)
     }
 
-    fn handshake(self) -> Result<Self> {
+    fn from_system_call() -> Result<Self> {
+        let flags = rustix::mm::UserfaultfdFlags::CLOEXEC | rustix::mm::UserfaultfdFlags::NONBLOCK;
+        // SAFETY: creating a userfaultfd changes no memory.
+        unsafe { rustix::mm::userfaultfd(flags) }.map(Self)
+    }
+
+    fn handshake(self, features: u64) -> Result<Self> {
         let mut api = raw::uffdio_api {
             api: raw::UFFD_API.into(),
-            features: FEATURES,
+            features,
             ioctls: 0,
         };
         // SAFETY: UFFDIO_API reads and fills the structure it is given.
@@ -220,6 +229,64 @@ impl Uffd {
         let mut arg = range(start, len);
         // SAFETY: UFFDIO_WAKE reads a range; waking changes no memory.
         unsafe { ioctl(&self.0, Updater::<WAKE, _>::new(&mut arg)) }
+    }
+}
+
+/// A second userfaultfd, whose write faults sleep: `WP_ASYNC` holds for a whole userfaultfd, and a
+/// mapping has one.
+///
+/// [`Freezer::freeze`] keeps every thread, vCPU and system call from writing a range that stays
+/// where it is and can be read. It does not hold back who pinned a page before.
+#[derive(Debug)]
+pub struct Freezer(Uffd);
+
+impl Freezer {
+    /// A freezer for this process: from an open device, else as [`Uffd::open`].
+    ///
+    /// # Errors
+    /// As [`Uffd::from_device`] and [`Uffd::open`].
+    pub fn open(device: Option<BorrowedFd<'_>>) -> Result<Self> {
+        let own = Uffd::device().ok();
+        let uffd = match device.or(own.as_ref().map(AsFd::as_fd)) {
+            // SAFETY: USERFAULTFD_IOC_NEW takes flags by value and returns a new descriptor.
+            Some(device) => Uffd(unsafe { ioctl(device, New) }?),
+            None => Uffd::from_system_call()?,
+        };
+        uffd.handshake(FREEZER_FEATURES).map(Self)
+    }
+
+    /// From here, who writes to `[start, start + len)` sleeps. The range must have no other
+    /// userfaultfd.
+    ///
+    /// # Errors
+    /// As [`Uffd::register`]; nothing is frozen then.
+    pub fn freeze(&self, start: usize, len: usize) -> Result<()> {
+        self.0.register(start, len, Watch::Track)?;
+        let mut arg = raw::uffdio_writeprotect {
+            range: range(start, len),
+            mode: 1, // UFFDIO_WRITEPROTECT_MODE_WP
+        };
+        // SAFETY: the structure is what UFFDIO_WRITEPROTECT takes; no memory is lost.
+        let frozen = unsafe { ioctl(&self.0.0, Updater::<WRITEPROTECT, _>::new(&mut arg)) };
+        frozen.inspect_err(|_| {
+            let _ = self.thaw(start, len);
+        })
+    }
+
+    /// Lets `[start, start + len)` be written again and wakes who slept on it.
+    ///
+    /// # Errors
+    /// As [`Uffd::unregister`].
+    pub fn thaw(&self, start: usize, len: usize) -> Result<()> {
+        self.0.unregister(start, len)
+    }
+
+    /// Wakes who slept on `[start, start + len)`, after something else was mapped there.
+    ///
+    /// # Errors
+    /// As [`Uffd::wake`].
+    pub fn wake(&self, start: usize, len: usize) -> Result<()> {
+        self.0.wake(start, len)
     }
 }
 
