@@ -52,6 +52,9 @@ pub(crate) fn merge(
     effects: &mut Effects,
     manner: Manner,
 ) -> Asked {
+    if !guest.merges_again() {
+        leave_broken(chunk, pages, effects);
+    }
     let mut stretches = stretches(pages);
     let least = least_run(guest, manner.max_mappings);
     stretches.retain(|stretch| {
@@ -107,6 +110,23 @@ pub(crate) fn merge(
         None => {}
     }
     Asked::Done
+}
+
+/// Takes back the plans for broken pages, which are not to be merged again now.
+fn leave_broken(chunk: &Chunk, pages: &mut Pages, effects: &mut Effects) {
+    let mut planned = pages.busy;
+    for (planned, stored) in planned.0.iter_mut().zip(pages.stored.0) {
+        *planned &= stored;
+    }
+    for page in planned
+        .runs()
+        .flat_map(|(first, count)| first..first + count)
+    {
+        if matches!(pages.tag(page), Tag::Planned | Tag::PlannedZero) {
+            effects.discard(pages, page, chunk.site(page));
+            pages.set(page, Tag::Broken);
+        }
+    }
 }
 
 /// Gives the merged pages of a chunk private copies.
@@ -269,17 +289,24 @@ pub(crate) fn take_merged(
     counters.cpu_ns.fetch_max(merged.cpu_ns, Relaxed);
     counters.window_ns.fetch_max(merged.window_ns, Relaxed);
     let view = guest.realm.slots.view();
+    let mut again = 0;
     for (page, outcome) in outcomes.filter(|(_, outcome)| *outcome != PageOutcome::NotAsked) {
         match outcome {
             PageOutcome::Merged => {
                 view.join(pages.slot(page));
                 pages.set(page, Tag::Merged);
+                again += u64::from(pages.stored.contains(page));
                 pages.stored.insert(page);
             }
-            PageOutcome::Zeroed => pages.set(page, Tag::Zeroed),
+            PageOutcome::Zeroed => {
+                pages.set(page, Tag::Zeroed);
+                again += u64::from(pages.stored.contains(page));
+                pages.stored.remove(page); // it is anonymous memory again
+            }
             refused => refuse(chunk, pages, page, refused, effects),
         }
     }
+    counters.merged_again.fetch_add(again, Relaxed);
     Ok(())
 }
 

@@ -46,6 +46,7 @@ fn check_guest(guest: &Guest, held: &mut HashMap<Slot, Held>) -> bool {
         held.entry(slot).or_default().refs += 1;
     }
     let mut counts = [0u64; CLASSES];
+    let mut stored = 0;
     for (&address, chunk) in &lock(&guest.offers).chunks {
         let Some(pages) = chunk.try_lock() else {
             return false;
@@ -55,8 +56,10 @@ fn check_guest(guest: &Guest, held: &mut HashMap<Slot, Held>) -> bool {
         let its_own = known.is_some_and(|known| Arc::ptr_eq(&known, chunk));
         assert!(its_own, "I6: chunk {} is not the realm's own", chunk.id);
         check_pages(chunk, &pages, &mut counts, held);
+        stored += pages.stored.len() as u64;
         check_candidates(&guest.realm, chunk, &pages);
     }
+    assert_eq!(guest.counters.stored(), stored, "stored of {}", guest.pid);
     const ALL: [Class; CLASSES] = [
         Class::Volatile,
         Class::Unshared,

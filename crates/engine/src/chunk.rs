@@ -187,6 +187,7 @@ pub(crate) struct Pages {
     pub(crate) stored: PageBits,
     counts: [u16; CLASSES],
     shown: [u16; CLASSES],
+    shown_stored: u16,
 }
 
 impl Pages {
@@ -201,6 +202,7 @@ impl Pages {
             stored: PageBits::EMPTY,
             counts: [0; CLASSES],
             shown: [0; CLASSES],
+            shown_stored: 0,
         }
     }
 
@@ -336,6 +338,13 @@ impl Pages {
             *shown = now;
         }
         changes
+    }
+
+    /// By how much the number of stored pages changed since the last call.
+    pub(crate) fn take_stored_change(&mut self) -> i64 {
+        let now = u16::try_from(self.stored.len()).unwrap_or(u16::MAX);
+        let before = std::mem::replace(&mut self.shown_stored, now);
+        i64::from(now) - i64::from(before)
     }
 
     /// Pages offered or stored: those whose state is looked at.

@@ -30,6 +30,8 @@ pub struct Options {
     pub merge_period: Duration,
     /// Whether pages of zeros map the kernel's zero page.
     pub use_zero_pages: bool,
+    /// Whether pages are merged again that the guest wrote since, where nothing can pin them.
+    pub merge_again: bool,
     /// Whether to merge from the start.
     pub run: RunMode,
     /// How long a worker waits for an agent's answer before it turns to other guests.
@@ -43,6 +45,7 @@ impl Default for Options {
             threads: u16::try_from(cpus).unwrap_or(u16::MAX),
             merge_period: Duration::from_secs(20),
             use_zero_pages: true,
+            merge_again: true,
             run: RunMode::Run,
             patience: Duration::from_millis(50),
         }
@@ -245,6 +248,7 @@ impl Engine {
                 Setting::MergePeriodMs(period) => knobs.period_ms.store(period, Relaxed),
                 Setting::Threads(threads) => knobs.threads.store(threads, Relaxed),
                 Setting::UseZeroPages(on) => knobs.use_zero_pages.store(on, Relaxed),
+                Setting::MergeAgain(on) => knobs.merge_again.store(on, Relaxed),
             }
             tracing::info!(?setting, "a knob is turned");
         }
@@ -270,7 +274,7 @@ impl Engine {
                     false => Err(EngineError::NoMemory { needed, available }),
                 }
             }
-            Setting::Run(_) | Setting::UseZeroPages(_) => Ok(()),
+            Setting::Run(_) | Setting::UseZeroPages(_) | Setting::MergeAgain(_) => Ok(()),
         }
     }
 

@@ -174,6 +174,24 @@ impl World {
         seen.insert(content);
     }
 
+    /// Pins a page to write to it, as direct I/O does: a write fault comes first.
+    pub(crate) fn pin(&mut self, process: usize, page: u64) {
+        let process = &mut self.processes[process];
+        process.pinned.insert(page);
+        let content = process.shadow.get(&page).copied();
+        match process.pages.get_mut(&page) {
+            Some(Place::Frame { written, .. }) => *written = true,
+            Some(place @ Place::Slot { .. }) => {
+                *place = Place::Frame {
+                    content: content.unwrap_or(0),
+                    written: true,
+                    stored: true,
+                };
+            }
+            _ => {}
+        }
+    }
+
     /// Discards a page; the agent puts anonymous memory there.
     pub(crate) fn discard(&mut self, process: usize, page: u64) {
         let process = &mut self.processes[process];

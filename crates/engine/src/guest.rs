@@ -45,6 +45,9 @@ pub(crate) trait Memory: Send + Sync {
     /// When the guest is gone.
     fn read(&self, ranges: &[Remote], pages: &mut [&mut PageBytes]) -> std::io::Result<usize>;
 
+    /// What may hold pages of the process pinned for long, in words; `None` when nothing does.
+    fn pins(&self) -> Option<String>;
+
     /// How many mappings the process has.
     fn mappings(&self) -> Option<u64>;
 
@@ -149,6 +152,7 @@ pub(crate) struct Talk {
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     classes: [AtomicI64; CLASSES],
+    stored: AtomicI64,
     /// CPU time of the agent, in nanoseconds.
     pub(crate) cpu_ns: AtomicU64,
     /// Memory of the agent, in bytes.
@@ -161,6 +165,8 @@ pub(crate) struct Counters {
     pub(crate) vmas_before: AtomicU64,
     /// The most mappings that questions since the last count can have added.
     pub(crate) vmas_added: AtomicU64,
+    /// Pages merged that had been merged and written before.
+    pub(crate) merged_again: AtomicU64,
     /// Contiguous ranges offered.
     pub(crate) regions: AtomicU64,
     /// Bytes of the engine's memory spent on this guest.
@@ -190,6 +196,11 @@ impl Counters {
         count.map_or(0, |count| u64::try_from(count.load(Relaxed)).unwrap_or(0))
     }
 
+    /// Pages that lie in mappings of a store, merged or written since.
+    pub(crate) fn stored(&self) -> u64 {
+        u64::try_from(self.stored.load(Relaxed)).unwrap_or(0)
+    }
+
     /// All classes, each read once: what is derived from one census adds up (I9), also while
     /// workers move pages from class to class.
     pub(crate) fn census(&self) -> Census {
@@ -207,6 +218,10 @@ impl Counters {
                 count.fetch_add(change, Relaxed);
             }
         }
+        let stored = pages.take_stored_change();
+        if stored != 0 {
+            self.stored.fetch_add(stored, Relaxed);
+        }
     }
 }
 
@@ -223,7 +238,22 @@ pub(crate) struct Guest {
     standing: AtomicU8,
     late: AtomicBool,
     overtime_ns: AtomicU64,
+    /// Broken pages may be merged again, as the last look found.
+    merges_again: AtomicBool,
+    pins: Mutex<Pins>,
 }
+
+/// What is known of what may hold a guest's pages pinned.
+#[derive(Debug, Default)]
+struct Pins {
+    held: Option<String>,
+    /// Looks in a row that found nothing.
+    clean: u32,
+}
+
+/// Looks in a row that must find nothing before broken pages are merged again: what was closed
+/// before the first may still be at work then, and is done before the second.
+const CLEAN_LOOKS: u32 = 2;
 
 impl Guest {
     /// A guest that has been welcomed.
@@ -255,6 +285,8 @@ impl Guest {
             standing: AtomicU8::new(Standing::Served as u8),
             late: AtomicBool::new(true),
             overtime_ns: AtomicU64::new(0),
+            merges_again: AtomicBool::new(false),
+            pins: Mutex::default(),
         }
     }
 
@@ -315,6 +347,35 @@ impl Guest {
     /// Begins a round: nobody rests any more.
     pub(crate) fn begin_round(&self) {
         self.overtime_ns.store(0, Relaxed);
+    }
+
+    /// Notes what a look found that may hold pages pinned; true when it is long enough ago that
+    /// anything was.
+    pub(crate) fn note_pins(&self, held: Option<String>) -> bool {
+        let mut pins = lock(&self.pins);
+        pins.clean = if held.is_some() { 0 } else { pins.clean + 1 };
+        if let Some(held) = &held
+            && pins.held.is_none()
+        {
+            tracing::info!(pid = self.pid, "written pages are not merged again: {held}");
+        }
+        pins.held = held;
+        pins.clean >= CLEAN_LOOKS
+    }
+
+    /// What may hold pages pinned, as the last look found.
+    pub(crate) fn pins(&self) -> Option<String> {
+        lock(&self.pins).held.clone()
+    }
+
+    /// Notes whether broken pages may be merged again in this round.
+    pub(crate) fn set_merges_again(&self, on: bool) {
+        self.merges_again.store(on, Relaxed);
+    }
+
+    /// Whether broken pages may be merged again in this round.
+    pub(crate) fn merges_again(&self) -> bool {
+        self.merges_again.load(Relaxed)
     }
 
     /// Settles the refs whose lifelines are free.

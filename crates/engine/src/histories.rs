@@ -95,9 +95,7 @@ fn happen(lab: &Lab, guest: usize, event: &Event) {
         Event::Touch { page, count } => lab.world(|world| {
             in_region(page, count).for_each(|page| world.touch(guest, page));
         }),
-        Event::Pin { page, on: true } => lab.world(|world| {
-            world.processes[guest].pinned.insert(page);
-        }),
+        Event::Pin { page, on: true } => lab.world(|world| world.pin(guest, page)),
         Event::Pin { page, on: false } => lab.world(|world| {
             world.processes[guest].pinned.remove(&page);
         }),

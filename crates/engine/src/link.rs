@@ -69,6 +69,13 @@ impl Memory for ProcessMemory {
         }
     }
 
+    fn pins(&self) -> Option<String> {
+        match sys::pins::find(self.pid) {
+            Ok(pin) => pin.map(|pin| pin.to_string()),
+            Err(error) => Some(format!("its descriptors cannot be looked at: {error}")),
+        }
+    }
+
     fn mappings(&self) -> Option<u64> {
         process::count_mappings(self.pid).ok()
     }

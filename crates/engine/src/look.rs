@@ -13,7 +13,7 @@ use crate::guest::{Fault, Guest, Pending, Standing, Talk};
 use crate::offers::Sweep;
 use crate::page::{Class, Tag};
 use crate::realm::{Effects, lock};
-use crate::track::{self, Round, Seen};
+use crate::track::{self, Again, Round, Seen};
 
 /// How long an agent may take for the handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -30,6 +30,21 @@ pub(crate) struct Terms {
     pub(crate) patience: Duration,
     /// Whether to scan; without, only merged pages to unmerge are found.
     pub(crate) scan: bool,
+    /// Whether broken pages are merged again where that is safe.
+    pub(crate) merge_again: bool,
+    /// Rounds after which a broken page is older by one.
+    pub(crate) broken_rounds: u64,
+}
+
+impl Terms {
+    /// How the broken pages of `guest` are treated. Asks the guest's descriptors what they are.
+    fn again(&self, guest: &Guest) -> Again {
+        let pins = || guest.memory.pins();
+        Again {
+            allowed: self.merge_again && guest.counters.stored() > 0 && guest.note_pins(pins()),
+            ages: self.round.0.is_multiple_of(self.broken_rounds.max(1)),
+        }
+    }
 }
 
 /// Looks at `guest`; `found` gets the chunks with work.
@@ -213,6 +228,8 @@ fn scan(
     runs: &mut [PageRun],
     found: &mut Vec<Arc<Chunk>>,
 ) -> std::io::Result<()> {
+    let again = terms.again(guest);
+    guest.set_merges_again(again.allowed);
     let mut offers = lock(&guest.offers);
     let ranges = offers.scans().to_vec();
     guest.counters.regions.store(ranges.len() as u64, Relaxed);
@@ -228,7 +245,8 @@ fn scan(
             unseen = Err(error);
             return;
         }
-        let waiting = track::observe(chunk, &mut pages, &seen, terms.round, effects);
+        let now = (terms.round, again);
+        let waiting = track::observe(chunk, &mut pages, &seen, now, effects);
         guest.counters.take_over(&mut pages);
         let wanted = match terms.mode {
             RunMode::Run => waiting || chunk.has_promoted(),

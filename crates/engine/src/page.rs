@@ -83,7 +83,7 @@ pub(crate) enum Tag {
     AskedZero = 8,
     /// Maps its slot. Body: the slot.
     Merged = 9,
-    /// Lies in a mapping of a store, but the guest wrote it since.
+    /// Lies in a mapping of a store, the guest wrote it since, and it is not to be merged again.
     Broken = 10,
     /// Maps the kernel's zero page by the guest's own doing.
     Zero = 11,

@@ -41,6 +41,7 @@ const SCAN_RUNS: usize = 8192;
 pub(crate) struct Knobs {
     run: AtomicU8,
     pub(crate) use_zero_pages: AtomicBool,
+    pub(crate) merge_again: AtomicBool,
     pub(crate) period_ms: AtomicU64,
     pub(crate) threads: AtomicU16,
     pub(crate) patience: Duration,
@@ -54,6 +55,7 @@ impl Knobs {
         Self {
             run: AtomicU8::new(options.run.into()),
             use_zero_pages: AtomicBool::new(options.use_zero_pages),
+            merge_again: AtomicBool::new(options.merge_again),
             period_ms: AtomicU64::new(period.unwrap_or(u64::MAX)),
             threads: AtomicU16::new(options.threads),
             patience: options.patience,
@@ -70,6 +72,11 @@ impl Knobs {
     /// done, so whoever locks the chunk after this call sees what it did.
     pub(crate) fn set_mode(&self, mode: RunMode) {
         self.run.store(mode.into(), Release);
+    }
+
+    /// Rounds after which a broken page is older by one: half a second's worth.
+    fn broken_rounds(&self) -> u64 {
+        500u64.div_ceil(self.period_ms.load(Relaxed).max(1))
     }
 
     /// The merge period.
@@ -118,6 +125,8 @@ pub(crate) struct Core {
     pub(crate) gone_cpu_ns: AtomicU64,
     /// The longest window of guests that are gone, in nanoseconds.
     pub(crate) gone_window_ns: AtomicU64,
+    /// Pages that guests that are gone had merged again.
+    pub(crate) gone_merged_again: AtomicU64,
 }
 
 impl Core {
@@ -136,6 +145,7 @@ impl Core {
             full_scans: AtomicU64::new(0),
             gone_cpu_ns: AtomicU64::new(0),
             gone_window_ns: AtomicU64::new(0),
+            gone_merged_again: AtomicU64::new(0),
         }
     }
 
@@ -199,6 +209,8 @@ impl Core {
                 let counters = &guest.counters;
                 self.gone_cpu_ns
                     .fetch_add(counters.cpu_ns.load(Relaxed), Relaxed);
+                self.gone_merged_again
+                    .fetch_add(counters.merged_again.load(Relaxed), Relaxed);
                 self.gone_window_ns
                     .fetch_max(counters.window_ns.load(Relaxed), Relaxed);
             }
@@ -237,6 +249,8 @@ impl Core {
             mode: self.knobs.mode(),
             patience: self.knobs.patience,
             scan,
+            merge_again: self.knobs.merge_again.load(Relaxed),
+            broken_rounds: self.knobs.broken_rounds(),
         };
         let Scratch {
             effects,

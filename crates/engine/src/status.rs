@@ -23,6 +23,8 @@ pub(crate) fn status(core: &Core) -> Status {
         merge_period_ms: core.knobs.period_ms.load(Relaxed),
         threads: core.knobs.threads.load(Relaxed),
         use_zero_pages: core.knobs.use_zero_pages.load(Relaxed),
+        merge_again: core.knobs.merge_again.load(Relaxed),
+        pages_merged_again: core.gone_merged_again.load(Relaxed),
         full_scans: core.full_scans.load(Relaxed),
         window_max_us: core.gone_window_ns.load(Relaxed) / 1000,
         ..Status::default()
@@ -39,6 +41,7 @@ pub(crate) fn status(core: &Core) -> Status {
         status.window_max_us = status
             .window_max_us
             .max(counters.window_ns.load(Relaxed) / 1000);
+        status.pages_merged_again += counters.merged_again.load(Relaxed);
         status.metadata_bytes = status
             .metadata_bytes
             .saturating_add(counters.table_bytes.load(Relaxed))
@@ -92,8 +95,10 @@ fn describe(guest: &Guest, census: &Census) -> GuestStatus {
         pages: census.present(),
         pages_sharing: pages(Class::Merged),
         zero_pages: pages(Class::Zero) + pages(Class::Zeroed),
+        pages_stored: guest.counters.stored(),
         pages_broken: pages(Class::Broken),
         pages_pinned: pages(Class::Pinned),
+        pins: guest.pins(),
         saved_bytes: pages(Class::Zeroed) * PAGE,
         vmas: guest.counters.vmas.load(Relaxed),
         responsive: guest.is_responsive(),

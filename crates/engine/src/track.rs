@@ -7,6 +7,9 @@
 //!      └── no frame any more ─┴── from every state; what the page held is given up
 //! ```
 //!
+//! A broken page goes the same way again, where the guest holds nothing that could pin it
+//! ([`Again`]); else it stays broken.
+//!
 //! One scan tells it, for anonymous and for merged pages alike:
 //!
 //! | page is | the scan shows | so it |
@@ -15,6 +18,7 @@
 //! | merged | a frame that is written | is broken, or touched for the first time: a second look |
 //! | merged | in the second look, the file's frame | is still merged |
 //! | merged | in the second look, another frame, or swap | is broken: the guest wrote it |
+//! | broken | written, and in the second look the file's frame | was discarded past the agent |
 //! | anonymous | written | was written during the last period, or was never armed |
 //! | anonymous | the zero page | takes no frame |
 //!
@@ -103,22 +107,37 @@ impl Round {
     }
 }
 
+/// How the broken pages of a guest are treated in this round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Again {
+    /// They may be merged again: nothing of the guest can have pinned them.
+    pub(crate) allowed: bool,
+    /// They grow older: at most twice a second, so that whatever a system call pinned for itself
+    /// before they were armed is long let go when they have settled.
+    pub(crate) ages: bool,
+}
+
 /// Takes over what was seen of `chunk`. Returns whether pages wait to be read or merged.
 pub(crate) fn observe(
     chunk: &Chunk,
     pages: &mut Pages,
     seen: &Seen,
-    round: Round,
+    (round, again): (Round, Again),
     effects: &mut Effects,
 ) -> bool {
     let watched = pages.watched();
-    let retries = pages.count(Class::Pinned) + pages.count(Class::Skipped) > 0;
+    let broken = if again.allowed {
+        pages.count(Class::Broken)
+    } else {
+        0
+    };
+    let retries = pages.count(Class::Pinned) + pages.count(Class::Skipped) + broken > 0;
     for word in 0..WORDS {
         let mut attention = attention(pages, seen, &watched, word, retries);
         while attention != 0 {
             let page = word * 64 + attention.trailing_zeros() as usize;
             attention &= attention - 1;
-            step(chunk, pages, page, seen, round, effects);
+            step(chunk, pages, page, seen, (round, again), effects);
         }
     }
     let waits = |tag| matches!(tag, Tag::Settled | Tag::Planned | Tag::PlannedZero);
@@ -144,17 +163,22 @@ fn step(
     pages: &mut Pages,
     page: usize,
     seen: &Seen,
-    round: Round,
+    (round, again): (Round, Again),
     effects: &mut Effects,
 ) {
     let before = pages.tag(page);
     let after = match before {
         // Only broken ones get here; and of a question under way only its answer tells.
-        Tag::Merged => Tag::Broken,
+        Tag::Merged => broken(pages, page, again),
         Tag::Asked | Tag::AskedZero => return,
         _ if !seen.present.contains(page) => Tag::Absent,
-        Tag::Broken if !seen.file.contains(page) => return,
-        _ if seen.file.contains(page) || pages.stored.contains(page) => Tag::Foreign,
+        _ if seen.file.contains(page) => Tag::Foreign,
+        _ if pages.stored.contains(page) => {
+            match step_stored(chunk, pages, page, seen, (round, again)) {
+                Some(after) => after,
+                None => return,
+            }
+        }
         Tag::Zeroed if seen.zero.contains(page) => return,
         _ if seen.zero.contains(page) => Tag::Zero,
         Tag::Pinned | Tag::Skipped => match retry(chunk, pages, page, seen, round) {
@@ -170,6 +194,36 @@ fn step(
     if after != before {
         effects.discard(pages, page, chunk.site(page));
         pages.set(page, after);
+    }
+}
+
+/// What a page is that the guest wrote since it was merged.
+fn broken(pages: &Pages, page: usize, again: Again) -> Tag {
+    match again.allowed && pages.offered.contains(page) {
+        true => Tag::Written,
+        false => Tag::Broken,
+    }
+}
+
+/// A page in a mapping of a store that does not show as the store's.
+fn step_stored(
+    chunk: &Chunk,
+    pages: &mut Pages,
+    page: usize,
+    seen: &Seen,
+    (round, again): (Round, Again),
+) -> Option<Tag> {
+    let written = seen.written.contains(page);
+    match pages.tag(page) {
+        // Not written, so not looked at twice: it may be the store's own, of a former engine.
+        Tag::Absent | Tag::Foreign | Tag::Zero | Tag::Zeroed if !written => Some(Tag::Foreign),
+        Tag::Absent | Tag::Foreign | Tag::Zero | Tag::Zeroed | Tag::Broken => {
+            Some(broken(pages, page, again))
+        }
+        _ if broken(pages, page, again) == Tag::Broken => Some(Tag::Broken),
+        Tag::Pinned | Tag::Skipped => retry(chunk, pages, page, seen, round),
+        _ if !written && !again.ages => None,
+        before => Some(age(before, written, seen.swapped.contains(page))),
     }
 }
 

@@ -23,6 +23,8 @@ pub(crate) struct Config {
     pub(crate) merge_period: Option<Duration>,
     /// Whether pages of zeros map the kernel's zero page.
     pub(crate) use_zero_pages: Option<bool>,
+    /// Whether pages are merged again that were written after they were merged.
+    pub(crate) merge_again: Option<bool>,
     /// 0 stop, 1 run, 2 unmerge all.
     pub(crate) run: Option<RunMode>,
     /// What to log, like `"info"` or `"engine=debug"`.
@@ -78,12 +80,13 @@ mod tests {
     #[test]
     fn all_keys_are_read() {
         let text = "socket = '/x'\nthreads = 4\nmerge_period = '2s'\nuse_zero_pages = false\n\
-                    run = 0\nlog = 'debug'\n";
+                    merge_again = false\nrun = 0\nlog = 'debug'\n";
         let expected = Config {
             socket: Some("/x".into()),
             threads: Some(4),
             merge_period: Some(Duration::from_secs(2)),
             use_zero_pages: Some(false),
+            merge_again: Some(false),
             run: Some(RunMode::Stop),
             log: Some("debug".to_owned()),
         };

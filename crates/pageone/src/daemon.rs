@@ -28,7 +28,7 @@ pub(crate) struct Args {
     /// Time between two looks at what was written [default: 20s]
     #[arg(long, value_name = "TIME", value_parser = human::period)]
     merge_period: Option<Duration>,
-    /// A file with socket, threads, merge_period, use_zero_pages, run, log
+    /// A file with socket, threads, merge_period, use_zero_pages, merge_again, run, log
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
@@ -63,6 +63,7 @@ fn options(args: &Args, config: &Config) -> engine::Options {
             .or(config.merge_period)
             .unwrap_or(default.merge_period),
         use_zero_pages: config.use_zero_pages.unwrap_or(default.use_zero_pages),
+        merge_again: config.merge_again.unwrap_or(default.merge_again),
         run: config.run.unwrap_or(default.run),
         ..default
     }

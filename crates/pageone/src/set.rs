@@ -10,7 +10,7 @@ use crate::{client, human, paths};
 
 /// The knobs, as messages list them.
 const KEYS: &str = "run (0 stop, 1 run, 2 unmerge all), merge_period (like 20s), threads, \
-                    use_zero_pages (true or false)";
+                    use_zero_pages, merge_again (true or false)";
 /// `run=2` copies every merged page: that takes as long as the memory is large.
 const PATIENCE: Duration = Duration::from_secs(3600);
 
@@ -19,7 +19,8 @@ pub(crate) struct Args {
     /// The daemon's socket
     #[arg(long)]
     socket: Option<PathBuf>,
-    /// Knobs and values: run=0|1|2, merge_period=20s, threads=N, use_zero_pages=true|false
+    /// Knobs and values: run=0|1|2, merge_period=20s, threads=N, use_zero_pages=true|false,
+    /// merge_again=true|false
     #[arg(required = true, value_name = "KEY=VALUE", value_parser = setting)]
     settings: Vec<Setting>,
 }
@@ -52,6 +53,7 @@ fn setting(text: &str) -> Result<Setting, String> {
         }
         "threads" => human::threads(value).map(Setting::Threads).map_err(named),
         "use_zero_pages" => switch(value).map(Setting::UseZeroPages).map_err(named),
+        "merge_again" => switch(value).map(Setting::MergeAgain).map_err(named),
         _ => Err(format!("there is no key `{key}`; the keys are {KEYS}")),
     }
 }
@@ -89,6 +91,7 @@ mod tests {
             setting("use_zero_pages=0"),
             Ok(Setting::UseZeroPages(false))
         );
+        assert_eq!(setting("merge_again=true"), Ok(Setting::MergeAgain(true)));
     }
 
     #[test]
@@ -101,6 +104,7 @@ mod tests {
             ("merge_period=20", "merge_period"),
             ("threads=0", "threads"),
             ("use_zero_pages=maybe", "maybe"),
+            ("merge_again=2", "merge_again"),
         ] {
             let error = setting(bad).unwrap_err();
             assert!(error.contains(said), "{bad}: {error}");

@@ -129,7 +129,7 @@ fn classes(status: &Status) -> [(&'static str, u64, &'static str); 8] {
         (
             "  broken",
             status.pages_broken,
-            "written after they were merged",
+            "written after they were merged, not to be merged again",
         ),
         (
             "  pinned",

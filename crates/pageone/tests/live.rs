@@ -121,9 +121,11 @@ fn equal_guests_share_frames_and_memory_comes_back() {
     one.run("fill 700 3 42");
     assert_ne!(one.frame(700), two.frame(700));
     assert_eq!(one.frame(703), two.frame(703));
-    status_when(&place, "three broken pages", |status| {
-        count(status, "pages_broken") == 3
-    });
+    status_when(
+        &place,
+        "three pages that have nobody to share with",
+        |status| count(status, "pages_unshared") == 3,
+    );
     one.run("check");
     two.run("check");
 }

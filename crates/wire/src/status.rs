@@ -52,6 +52,8 @@ pub enum Setting {
     Threads(u16),
     /// Whether pages of zeros map the kernel's zero page.
     UseZeroPages(bool),
+    /// Whether pages are merged again that were written after they were merged.
+    MergeAgain(bool),
 }
 
 /// What the command line asks.
@@ -95,6 +97,8 @@ pub struct Status {
     pub threads: u16,
     /// Whether pages of zeros map the kernel's zero page.
     pub use_zero_pages: bool,
+    /// Whether pages are merged again that were written after they were merged.
+    pub merge_again: bool,
     /// Completed rounds over all regions.
     pub full_scans: u64,
     /// Canonical pages with at least one sharer.
@@ -109,10 +113,13 @@ pub struct Status {
     pub zero_pages: u64,
     /// Pages left alone: pinned, broken, unsupported, or refused for want of mappings.
     pub pages_skipped: u64,
-    /// Of the skipped ones, merged pages that the guest wrote again.
+    /// Of the skipped ones, pages written after they were merged, and not to be merged again: it is
+    /// switched off, or the guest holds something that may pin memory.
     pub pages_broken: u64,
     /// Of the skipped ones, pages the kernel would not move (pinned, or shared by fork).
     pub pages_pinned: u64,
+    /// Pages merged so far that had been merged and written before.
+    pub pages_merged_again: u64,
     /// Frames given back so far and still saved, in bytes: `pages_sharing` and our zero pages.
     pub saved_bytes: u64,
     /// `saved_bytes` less kernel slab, page tables and our own memory; may be negative.
@@ -145,10 +152,14 @@ pub struct GuestStatus {
     pub pages_sharing: u64,
     /// Pages that map the kernel's zero page.
     pub zero_pages: u64,
-    /// Merged pages that the guest wrote again.
+    /// Pages that lie in mappings of a store: those that share, and those written since.
+    pub pages_stored: u64,
+    /// Pages written after they were merged, and not to be merged again.
     pub pages_broken: u64,
     /// Pages the kernel would not move.
     pub pages_pinned: u64,
+    /// What may hold pages pinned for long, so that written pages are not merged again.
+    pub pins: Option<String>,
     /// The guest's part of the saving, in bytes; the parts add up to the whole.
     pub saved_bytes: u64,
     /// Mappings of the process, as counted against `vm.max_map_count`.

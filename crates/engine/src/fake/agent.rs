@@ -184,27 +184,38 @@ impl World {
         }
         match process.pages.get(&page) {
             None => PageOutcome::Gone,
-            Some(Place::Slot { .. } | Place::Frame { stored: true, .. }) => {
-                PageOutcome::Unsupported
+            Some(Place::Slot { .. }) => PageOutcome::Unsupported,
+            Some(Place::Frame {
+                stored: true,
+                written: true,
+                ..
+            }) => PageOutcome::Differs,
+            Some(Place::Frame { stored: true, .. }) => {
+                // Nothing tells the agent of pins here: the engine must not ask.
+                let pinned = process.pinned.contains(&page);
+                assert!(!pinned, "I1: page {page} is pinned and to be merged again");
+                process.merge(page, slot, wanted)
             }
             Some(_) if process.pinned.contains(&page) => PageOutcome::Pinned,
-            Some(_) if process.shadow[&page] != wanted => PageOutcome::Differs,
-            Some(_) => {
-                let (place, outcome) = match slot {
-                    Some(slot) => (
-                        Place::Slot {
-                            slot,
-                            touch: Touch::Never,
-                        },
-                        PageOutcome::Merged,
-                    ),
-                    None => (Place::Zero, PageOutcome::Zeroed),
-                };
-                process.pages.insert(page, place);
-                process.changed.insert(page / 512);
-                outcome
-            }
+            Some(_) => process.merge(page, slot, wanted),
         }
+    }
+}
+
+impl Process {
+    /// Puts a slot or the zero page in the place of a page of equal content.
+    fn merge(&mut self, page: u64, slot: Option<u64>, wanted: u64) -> PageOutcome {
+        if self.shadow[&page] != wanted {
+            return PageOutcome::Differs;
+        }
+        let touch = Touch::Never;
+        let (place, outcome) = match slot {
+            Some(slot) => (Place::Slot { slot, touch }, PageOutcome::Merged),
+            None => (Place::Zero, PageOutcome::Zeroed),
+        };
+        self.pages.insert(page, place);
+        self.changed.insert(page / 512);
+        outcome
     }
 }
 

@@ -145,6 +145,11 @@ impl Memory for FakeMemory {
         Ok(ranges.iter().map(|range| range.len / PAGE_BYTES).sum())
     }
 
+    fn pins(&self) -> Option<String> {
+        let pinned = &lock(&self.world).processes[self.process].pinned;
+        (!pinned.is_empty()).then(|| format!("{} pages", pinned.len()))
+    }
+
     fn mappings(&self) -> Option<u64> {
         Some(lock(&self.world).processes[self.process].vmas)
     }

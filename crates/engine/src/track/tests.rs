@@ -34,9 +34,19 @@ fn chunk(states: &[(usize, Tag)]) -> std::sync::Arc<Chunk> {
     chunk
 }
 
+const NEVER_AGAIN: Again = Again {
+    allowed: false,
+    ages: true,
+};
+
 fn look(chunk: &Chunk, seen: &Seen) -> (bool, Effects) {
+    look_again(chunk, seen, NEVER_AGAIN)
+}
+
+fn look_again(chunk: &Chunk, seen: &Seen, again: Again) -> (bool, Effects) {
     let mut effects = Effects::default();
-    let waits = observe(chunk, &mut chunk.lock(), seen, Round(1), &mut effects);
+    let now = (Round(1), again);
+    let waits = observe(chunk, &mut chunk.lock(), seen, now, &mut effects);
     (waits, effects)
 }
 
@@ -91,6 +101,45 @@ fn a_merged_page_breaks_only_when_a_second_look_says_so() {
     let still = Tag::Merged;
     assert_eq!(tags(&chunk), [still, still, still, Tag::Broken, still]);
     assert_eq!(effects.leave, [Slot(93)]);
+}
+
+#[test]
+fn a_broken_page_settles_anew_where_that_is_safe() {
+    let chunk = chunk(&[(0, Tag::Merged), (1, Tag::Merged)]);
+    let again = |allowed, ages| Again { allowed, ages };
+    let states = |show: Categories, again: Again| {
+        let (_, effects) = look_again(&chunk, &seen(&[(0, 2, show)]), again);
+        (tags(&chunk), effects.leave.len())
+    };
+    chunk.lock().offered.remove(1);
+    let withdrawn = Tag::Broken;
+    let is = |tag: Tag| ([tag, withdrawn], 0);
+    let broken = states(written(), again(true, false));
+    assert_eq!(broken, ([Tag::Written, withdrawn], 2));
+    assert_eq!(states(PRESENT, again(true, false)), is(Tag::Written));
+    assert_eq!(states(PRESENT, again(true, true)), is(Tag::Resting));
+    assert_eq!(states(PRESENT, again(true, true)), is(Tag::Settled));
+    assert_eq!(states(PRESENT, again(false, true)), is(Tag::Broken));
+    assert_eq!(states(PRESENT, again(false, true)), is(Tag::Broken));
+    assert_eq!(states(PRESENT, again(true, true)), is(Tag::Written));
+    assert_eq!(states(PRESENT, again(true, true)), is(Tag::Resting));
+    assert_eq!(states(written(), again(true, false)), is(Tag::Written));
+}
+
+#[test]
+fn pages_of_a_former_engine_are_foreign_until_they_are_written() {
+    let chunk = chunk(&[]);
+    chunk.lock().stored = PageBits::FULL;
+    let again = Again {
+        allowed: true,
+        ages: true,
+    };
+    look_again(&chunk, &seen(&[(0, 2, PRESENT)]), again);
+    assert_eq!(tags(&chunk), [Tag::Foreign, Tag::Foreign]);
+    let mut seen = seen(&[(0, 2, written())]);
+    seen.add_file(1, 2);
+    look_again(&chunk, &seen, again);
+    assert_eq!(tags(&chunk), [Tag::Written, Tag::Foreign]);
 }
 
 #[test]
