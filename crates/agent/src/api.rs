@@ -2,6 +2,7 @@
 
 use rustix::io::{Errno, Result};
 
+use crate::lock::SERVED;
 use crate::offer::{self, Then};
 
 /// Sets `errno` the way C calls do: 0, or -1 with the reason there.
@@ -23,7 +24,7 @@ pub(crate) fn fail(errno: Errno) -> i32 {
 #[unsafe(no_mangle)]
 extern "C" fn pageone_register(addr: *mut libc::c_void, len: usize) -> i32 {
     // Unlike madvise this never reaches KSM: who calls it asks for PageONE.
-    c_result(offer::offer(addr.addr(), len).map(|_: Then| ()))
+    c_result(offer::offer(addr.addr(), len, false).map(|_: Then| ()))
 }
 
 /// Takes `[addr, addr + len)` back; see `pageone.h`.
@@ -35,7 +36,8 @@ extern "C" fn pageone_unregister(addr: *mut libc::c_void, len: usize) -> i32 {
 /// Whether an engine serves this process now: 1 or 0; see `pageone.h`.
 #[unsafe(no_mangle)]
 extern "C" fn pageone_served() -> i32 {
-    let served = crate::lock::per_process()
-        .is_some_and(|process| process.serving.load(std::sync::atomic::Ordering::Relaxed) != 0);
+    let served = crate::lock::per_process().is_some_and(|process| {
+        process.serving.load(std::sync::atomic::Ordering::Relaxed) == SERVED
+    });
     i32::from(served)
 }

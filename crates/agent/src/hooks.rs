@@ -94,7 +94,7 @@ fn number(value: c_int) -> usize {
 
 fn advise(start: usize, len: usize, advice: c_int) -> Result<()> {
     match advice {
-        libc::MADV_MERGEABLE => match offer::offer(start, len) {
+        libc::MADV_MERGEABLE => match offer::offer(start, len, true) {
             Ok(Then::Done) => Ok(()),
             // Not ours to judge: the kernel says what it says without us.
             Ok(Then::PassOn) | Err(_) => pass_advice(start, len, advice),

@@ -25,9 +25,16 @@ pub(crate) struct PerProcess {
     word: AtomicU32,
     /// Whether the agent's thread runs in this process.
     pub(crate) started: AtomicU32,
-    /// Whether an engine serves this process now.
+    /// Whether an engine serves this process now: one of the constants below. Changed under the lock.
     pub(crate) serving: AtomicU32,
 }
+
+/// [`PerProcess::serving`]: nobody has been looked for yet.
+pub(crate) const SEARCHING: u32 = 0;
+/// [`PerProcess::serving`]: an engine serves.
+pub(crate) const SERVED: u32 = 1;
+/// [`PerProcess::serving`]: no engine serves now.
+pub(crate) const ALONE: u32 = 2;
 
 static PAGE: AtomicPtr<PerProcess> = AtomicPtr::new(std::ptr::null_mut());
 

@@ -6,7 +6,7 @@ use rustix::io::{Errno, Result};
 use sys::mapping;
 use wire::{CHUNK_BYTES, PAGE_BYTES};
 
-use crate::lock::{Guard, lock};
+use crate::lock::{ALONE, Guard, lock};
 use crate::serve;
 use crate::table::{ADDRESS_LIMIT, Reading, pages_of};
 
@@ -16,7 +16,8 @@ const POPULATE_WRITE: i32 = 23;
 /// What the kernel has to hear of an offer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Then {
-    /// Nothing: an engine serves this process.
+    /// Nothing: an engine serves this process, or one is looked for; if none is found, the agent's
+    /// thread passes the offer on.
     Done,
     /// The call as it came: nobody serves, or KSM is wanted beside.
     PassOn,
@@ -38,12 +39,12 @@ pub(crate) fn whole_pages(start: usize, len: usize) -> Result<usize> {
     Ok(rounded)
 }
 
-/// Offers `[start, start + len)` for merging.
+/// Offers `[start, start + len)` for merging; `to_ksm` when KSM may have it where no engine serves.
 ///
 /// # Errors
 /// `INVAL` for a range that is not made of pages, `NOMEM` when some of it is not mapped or there
 /// is no memory to note it.
-pub(crate) fn offer(start: usize, len: usize) -> Result<Then> {
+pub(crate) fn offer(start: usize, len: usize, to_ksm: bool) -> Result<Then> {
     let len = whole_pages(start, len)?;
     // msync with MS_ASYNC does nothing but check that everything is mapped.
     let args = [start, len, libc::MS_ASYNC as usize, 0, 0, 0];
@@ -51,18 +52,36 @@ pub(crate) fn offer(start: usize, len: usize) -> Result<Then> {
     unsafe { sys::raw::call(libc::SYS_msync, args) }?;
     let mut guard = lock().ok_or(Errno::NOMEM)?;
     let process = guard.process();
-    let served = process.serving.load(Ordering::Relaxed) != 0;
-    let pass_on = !served || serve::config().also_ksm;
-    note(&mut guard, start, len, pass_on)?;
+    let alone = process.serving.load(Ordering::Relaxed) == ALONE;
+    let pass_on = to_ksm && (alone || serve::config().also_ksm);
+    note(
+        &mut guard,
+        start,
+        len,
+        Ksm {
+            may: to_ksm,
+            has: pass_on,
+        },
+    )?;
     drop(guard);
     if process.started.swap(1, Ordering::Relaxed) == 0 && serve::start().is_err() {
         process.started.store(0, Ordering::Relaxed);
+        return Ok(if to_ksm { Then::PassOn } else { Then::Done });
     }
     Ok(if pass_on { Then::PassOn } else { Then::Done })
 }
 
+/// What KSM has to do with an offer.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Ksm {
+    /// It may have it where no engine serves.
+    pub(crate) may: bool,
+    /// It is given it now.
+    pub(crate) has: bool,
+}
+
 /// Notes an offer.
-pub(crate) fn note(guard: &mut Guard, start: usize, len: usize, in_ksm: bool) -> Result<()> {
+pub(crate) fn note(guard: &mut Guard, start: usize, len: usize, ksm: Ksm) -> Result<()> {
     let mut table = guard.table();
     let end = start + len;
     for address in (start & !(CHUNK_BYTES - 1)..end).step_by(CHUNK_BYTES) {
@@ -72,7 +91,8 @@ pub(crate) fn note(guard: &mut Guard, start: usize, len: usize, in_ksm: bool) ->
         }
         chunk.reading = Reading::Wanted;
         chunk.untrackable = false;
-        chunk.in_ksm |= in_ksm;
+        chunk.to_ksm |= ksm.may;
+        chunk.in_ksm |= ksm.has;
         table.mark_dirty(address);
     }
     Ok(())

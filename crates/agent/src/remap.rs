@@ -13,7 +13,7 @@ use wire::{CHUNK_BYTES, PAGE_BYTES, PageBits};
 
 use crate::discard::forget;
 use crate::lock::Guard;
-use crate::offer::note;
+use crate::offer::{Ksm, note};
 use crate::table::pages_of;
 
 const MAYMOVE: i32 = libc::MREMAP_MAYMOVE;
@@ -79,7 +79,7 @@ pub(crate) fn remap(guard: &mut Guard, call: Remap) -> Result<usize> {
                 guard,
                 call.old + call.old_len,
                 call.new_len - call.old_len,
-                false,
+                Ksm::default(),
             );
         }
         return Ok(call.old);
@@ -278,6 +278,6 @@ fn remap_piece(from: usize, to: usize, len: usize) -> Result<()> {
 fn follow(guard: &mut Guard, call: Remap, new: usize, offered: bool) {
     forget(guard, call.old, call.old_len);
     if offered {
-        let _ = note(guard, new, call.new_len, false);
+        let _ = note(guard, new, call.new_len, Ksm::default());
     }
 }

@@ -106,6 +106,30 @@ pub(crate) fn read_attributes() {
     });
 }
 
+/// Passes on to KSM what it may have and was not given, a chunk at a time.
+pub(crate) fn pass_on_to_ksm() {
+    let mut at = 0;
+    while let Some(mut guard) = lock() {
+        let mut table = guard.table();
+        let Some(address) = table.next(at, false) else {
+            return;
+        };
+        at = address + CHUNK_BYTES;
+        let Some(chunk) = table.get(address) else {
+            continue;
+        };
+        if chunk.to_ksm && !std::mem::replace(&mut chunk.in_ksm, true) {
+            for (first, count) in chunk.offered.runs() {
+                let start = address + first * PAGE_BYTES;
+                // SAFETY: the guest's own advice, late.
+                let _ = unsafe {
+                    sys::mapping::advise(start, count * PAGE_BYTES, libc::MADV_MERGEABLE)
+                };
+            }
+        }
+    }
+}
+
 /// Registers the offered pages of chunks that changed for tracking, and takes them from KSM.
 pub(crate) fn watch(guard: &mut Guard, uffd: &Uffd) {
     let mut ranges = Ranges {

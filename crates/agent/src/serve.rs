@@ -20,7 +20,7 @@ use wire::{
     Role, Unmerge, Welcome,
 };
 
-use crate::lock::{Guard, lock, per_process};
+use crate::lock::{ALONE, Guard, SEARCHING, SERVED, lock};
 use crate::report;
 use crate::view::View;
 use crate::window::Window;
@@ -103,15 +103,25 @@ extern "C" fn main() -> ! {
     loop {
         if let Ok(socket) = connect() {
             let _ = session(&socket);
-            if let Some(process) = per_process() {
-                process.serving.store(0, Ordering::Relaxed);
-            }
         }
+        leave_alone();
         let second = rustix::time::Timespec {
             tv_sec: 1,
             tv_nsec: 0,
         };
         let _ = rustix::thread::nanosleep(&second);
+    }
+}
+
+/// No engine serves now. What was offered before that was known is passed on to KSM.
+///
+/// The offers wait for this, because KSM is slow to let go: it looks at every page.
+fn leave_alone() {
+    let Some(guard) = lock() else { return };
+    let before = guard.process().serving.swap(ALONE, Ordering::Relaxed);
+    drop(guard);
+    if before == SEARCHING {
+        report::pass_on_to_ksm();
     }
 }
 
@@ -153,7 +163,7 @@ fn session(socket: &OwnedFd) -> Result<()> {
     drop(received);
     if let Some(mut guard) = lock() {
         report::everything(&mut guard);
-        guard.process().serving.store(1, Ordering::Relaxed);
+        guard.process().serving.store(SERVED, Ordering::Relaxed);
     }
     answer(socket, &mut buffer, &Answer::Ready)?;
     let result = session.serve(socket, &mut buffer);

@@ -46,6 +46,8 @@ pub(crate) struct Chunk {
     pub(crate) mixed: bool,
     /// Whether `attributes` tells the truth.
     pub(crate) reading: Reading,
+    /// KSM may have it where no engine serves.
+    pub(crate) to_ksm: bool,
     /// The offer was also passed to KSM.
     pub(crate) in_ksm: bool,
     /// The memory cannot be tracked; it stays so until offered anew.
@@ -255,6 +257,7 @@ impl Chunk {
         },
         mixed: false,
         reading: Reading::Done,
+        to_ksm: false,
         in_ksm: false,
         untrackable: false,
     };

@@ -567,13 +567,7 @@ fn locked_and_huge_regions_keep_what_they_are() {
     let merged = engine.merge(guest.memory, 0, 512, Some(1000));
     assert_eq!(count(&merged, PageOutcome::Merged), 512);
     guest.run("check");
-    let smaps = std::fs::read_to_string(format!("/proc/{}/smaps", guest.pid)).unwrap();
-    let head = format!("{:x}-", guest.memory);
-    let flags = smaps.lines().skip_while(|line| !line.starts_with(&head));
-    let flags = flags
-        .clone()
-        .find(|line| line.starts_with("VmFlags"))
-        .unwrap();
+    let flags = vm_flags(&guest);
     for flag in [" lo", " dc", " dd"] {
         assert!(flags.contains(flag), "{flag} in {flags}");
     }
@@ -601,6 +595,31 @@ fn an_agent_outlives_its_engine_and_serves_the_next() {
     assert_eq!((offered.len(), stored.len()), (512, 256));
     let merged = engine.merge(guest.memory, 256, 256, Some(1256));
     assert_eq!(count(&merged, PageOutcome::Merged), 256);
+    guest.run("check");
+}
+
+/// The kernel's flags of the mapping at the start of the guest's memory.
+fn vm_flags(guest: &Guest) -> String {
+    let smaps = std::fs::read_to_string(format!("/proc/{}/smaps", guest.pid)).unwrap();
+    let head = format!("{:x}-", guest.memory);
+    let mut lines = smaps.lines().skip_while(|line| !line.starts_with(&head));
+    let flags = lines.find(|line| line.starts_with("VmFlags")).unwrap();
+    flags.to_owned()
+}
+
+#[test]
+fn ksm_gets_an_offer_only_where_no_engine_is() {
+    let (engine, guest) = ready(1);
+    assert!(!vm_flags(&guest).contains(" mg"));
+    drop(guest);
+    let nobody = engine.folder.path().join("nobody");
+    let mut guest = Guest::start(&nobody);
+    guest.offer(512, 1);
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
+    while !vm_flags(&guest).contains(" mg") {
+        assert!(std::time::Instant::now() < deadline, "not passed on to KSM");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
     guest.run("check");
 }
 
