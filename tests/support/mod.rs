@@ -77,6 +77,13 @@ impl Guest {
         Self::from(command.env("PAGEONE_SOCKET", socket))
     }
 
+    /// Starts a guest with one more environment variable.
+    pub fn start_with(socket: &Path, name: &str, value: &str) -> Self {
+        let mut command = Command::new(guest_program(false));
+        command.env("LD_PRELOAD", agent()).env(name, value);
+        Self::from(command.env("PAGEONE_SOCKET", socket))
+    }
+
     fn from(command: &mut Command) -> Self {
         let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = command.spawn().unwrap();

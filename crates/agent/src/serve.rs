@@ -85,6 +85,10 @@ pub(crate) unsafe fn configure() {
     let domain = variable(c"PAGEONE_DOMAIN").and_then(|text| std::str::from_utf8(text).ok());
     config.domain = domain.and_then(Name::new).unwrap_or_default();
     config.also_ksm = variable(c"PAGEONE_ALSO_KSM") == Some(b"1");
+    #[cfg(debug_assertions)]
+    if let Some(text) = variable(sys::fault::VARIABLE) {
+        sys::fault::arm(std::str::from_utf8(text).unwrap_or_default());
+    }
 }
 
 /// Starts the agent's thread.
@@ -240,15 +244,11 @@ impl Session {
 
     /// Waits for the next question; gives up what only speeds up comparing when none comes soon.
     fn wait(&mut self, socket: &OwnedFd) -> Result<()> {
-        let second = Timespec {
-            tv_sec: 1,
-            tv_nsec: 0,
-        };
-        let mut ready = [PollFd::new(socket, PollFlags::IN)];
-        match poll(&mut ready, Some(&second)) {
-            Ok(0) => self.views.iter_mut().flatten().for_each(View::rest),
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno),
+        while self.window.is_holding() && !poll_for(socket, HELD_AGAIN)? {
+            self.window.let_held_go();
+        }
+        if !poll_for(socket, REST)? {
+            self.views.iter_mut().flatten().for_each(View::rest);
         }
         Ok(())
     }
@@ -309,6 +309,27 @@ impl Session {
         if !stored {
             release(self.lifeline);
         }
+    }
+}
+
+/// When no question came for this long, the views are dropped.
+const REST: Timespec = Timespec {
+    tv_sec: 1,
+    tv_nsec: 0,
+};
+/// How long until memory that could not be let go is tried again.
+const HELD_AGAIN: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 10_000_000,
+};
+
+/// Waits at most `wait` for a packet; whether there is one, or the other end is gone.
+fn poll_for(socket: &OwnedFd, wait: Timespec) -> Result<bool> {
+    let mut ready = [PollFd::new(socket, PollFlags::IN)];
+    match poll(&mut ready, Some(&wait)) {
+        Ok(ready) => Ok(ready > 0),
+        Err(Errno::INTR) => Ok(true),
+        Err(errno) => Err(errno),
     }
 }
 

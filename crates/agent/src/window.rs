@@ -45,7 +45,9 @@ use sys::vma::{Maps, Vma};
 use wire::{CHUNK_PAGES, Merge, PAGE_BYTES, PageOutcome};
 
 mod again;
+mod held;
 
+use self::held::Held;
 use crate::lock::Guard;
 use crate::table::Reading;
 use crate::view::View;
@@ -70,6 +72,8 @@ pub(crate) struct Window {
     staged_as: (Access, bool),
     /// Longest time pages were out, in nanoseconds.
     pub(crate) longest_ns: u64,
+    /// What still makes others sleep, because it could not be let go.
+    held: Held,
 }
 
 /// A page to merge: its place in the chunk and its slot (`None`: zeros).
@@ -106,6 +110,7 @@ impl Window {
             staging,
             staged_as: (Access::ReadWrite, false),
             longest_ns: 0,
+            held: Held::default(),
         })
     }
 
@@ -300,7 +305,7 @@ impl Window {
     }
 
     /// Whoever slept goes on; what is still the guest's own memory is tracked as before.
-    fn let_go(&self, job: &Job<'_>, items: &[Item]) {
+    fn let_go(&mut self, job: &Job<'_>, items: &[Item]) {
         let own = |page: usize| job.outcomes.get(page) != Some(&PageOutcome::Merged);
         each_run(items, |at, run| {
             let Some(&(first, _)) = items.get(at) else {
@@ -312,8 +317,9 @@ impl Window {
                     .find(|&next| own(next) != own(page))
                     .unwrap_or(end);
                 let (start, len) = (job.chunk + page * PAGE_BYTES, (next - page) * PAGE_BYTES);
-                if own(page) {
-                    let _ = self.uffd.unregister(start, len);
+                if own(page) && self.uffd.unregister(start, len).is_err() {
+                    self.held.remember(start, len, false);
+                } else if own(page) {
                     let _ = self.uffd.register(start, len, Watch::Track);
                 }
                 let _ = self.uffd.wake(start, len);
@@ -427,8 +433,10 @@ impl Window {
                 // another kind now; then a copy may still fit.
                 Some(_) => {
                     // SAFETY: the staged page is readable; the place is the page's own.
-                    let _ = unsafe { self.uffd.copy_page(home, here) };
-                    return;
+                    match unsafe { self.uffd.copy_page(home, here) } {
+                        Err(Errno::AGAIN | Errno::NOMEM) => rustix::thread::sched_yield(),
+                        _ => return,
+                    }
                 }
             }
         }

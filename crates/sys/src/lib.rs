@@ -6,6 +6,7 @@
 //! allocates nor touches `errno`: these wrappers go through rustix, which enters the kernel
 //! directly and returns errors as values.
 
+pub mod fault;
 pub mod ksm;
 pub mod mapping;
 pub mod memfd;

@@ -4,6 +4,7 @@
 
 use std::os::fd::BorrowedFd;
 
+use crate::fault::{self, Point};
 use rustix::io::{Errno, Result};
 use rustix::mm::{MapFlags, MlockFlags, MprotectFlags, MremapFlags, ProtFlags};
 
@@ -144,6 +145,7 @@ unsafe fn map(
     prot: ProtFlags,
     flags: MapFlags,
 ) -> Result<*mut std::ffi::c_void> {
+    fault::check(Point::Replace)?;
     // SAFETY: the caller's promise.
     unsafe {
         match source {
@@ -163,6 +165,7 @@ unsafe fn describe(
     source: Source<'_>,
     attributes: Attributes,
 ) -> Result<()> {
+    fault::check(Point::Describe)?;
     if attributes.dontfork {
         // SAFETY: changes what fork does with the range, not its content.
         unsafe { advise(start, len, libc::MADV_DONTFORK) }?;
@@ -216,6 +219,7 @@ pub fn area(len: usize, align: usize) -> Result<usize> {
 /// # Errors
 /// What mmap(2) gives.
 pub fn share(file: BorrowedFd<'_>, offset: u64, len: usize, access: Access) -> Result<usize> {
+    fault::check(Point::Share)?;
     let at = std::ptr::null_mut();
     // SAFETY: a fresh mapping at a place of the kernel's choice disturbs nothing.
     let start =
@@ -243,6 +247,7 @@ pub unsafe fn unmap(start: usize, len: usize) -> Result<()> {
 /// # Safety
 /// Some advice discards memory: the caller must be entitled to it.
 pub unsafe fn advise(start: usize, len: usize, advice: i32) -> Result<()> {
+    fault::check(Point::Advise)?;
     // SAFETY: the caller's promise.
     unsafe { crate::raw::call(libc::SYS_madvise, [start, len, advice as usize, 0, 0, 0]) }.map(drop)
 }
@@ -255,6 +260,7 @@ pub unsafe fn advise(start: usize, len: usize, advice: i32) -> Result<()> {
 /// # Safety
 /// Who relies on the old protection must be the caller.
 pub unsafe fn protect(start: usize, len: usize, access: Access) -> Result<()> {
+    fault::check(Point::Protect)?;
     // SAFETY: the caller's promise.
     unsafe { rustix::mm::mprotect(pointer(start), len, access.mprotect()) }
 }
@@ -267,6 +273,7 @@ pub unsafe fn protect(start: usize, len: usize, access: Access) -> Result<()> {
 /// # Safety
 /// The range must be the caller's.
 pub unsafe fn set_locked(start: usize, len: usize, locked: bool) -> Result<()> {
+    fault::check(Point::Lock)?;
     // SAFETY: the caller's promise.
     unsafe {
         if locked {

@@ -18,12 +18,15 @@ use rustix::fs::{
 };
 use rustix::io::{Errno, Result};
 
+use crate::fault::{self, Point};
+
 const PAGE: usize = 4096;
 const PAGE_BYTES: u64 = PAGE as u64;
 /// The most buffers one pwritev(2) takes.
 const MAX_BUFFERS: usize = 1024;
 
 fn create(name: &str, mode: Mode) -> Result<OwnedFd> {
+    fault::check(Point::Memfd)?;
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = match memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
         Err(Errno::INVAL) => memfd_create(name, flags),
@@ -53,6 +56,7 @@ impl Store {
     /// # Errors
     /// `NOSPC` or `NOMEM` when memory is exhausted; what pwritev(2) gives.
     pub fn write(&self, first: u64, pages: &[&[u8; PAGE]]) -> Result<()> {
+        fault::check(Point::StoreWrite)?;
         let mut at = first * PAGE_BYTES;
         for part in pages.chunks(MAX_BUFFERS) {
             let mut buffers = [IoSlice::new(&[]); MAX_BUFFERS];
@@ -85,6 +89,7 @@ impl Store {
     /// # Errors
     /// What fallocate(2) gives.
     pub fn punch(&self, first: u64, pages: u64) -> Result<()> {
+        fault::check(Point::StorePunch)?;
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         fallocate(&self.0, flags, first * PAGE_BYTES, pages * PAGE_BYTES)
     }
@@ -103,6 +108,7 @@ impl Store {
     /// # Errors
     /// What open(2) gives; `/proc` must be mounted.
     pub fn share(&self) -> Result<OwnedFd> {
+        fault::check(Point::StoreShare)?;
         reopen(&self.0, OFlags::RDONLY)
     }
 }

@@ -18,6 +18,8 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, Result};
 use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, ioctl, opcode};
 
+use crate::fault::{self, Point};
+
 const SCAN: Opcode = opcode::read_write::<raw::pm_scan_arg>(b'f', 16);
 const PAGE_BYTES: u64 = 4096;
 
@@ -118,6 +120,7 @@ impl Pagemap {
         flags: u32,
         besides: u32,
     ) -> Result<(usize, u64)> {
+        fault::check(Point::Scan)?;
         let interesting = raw::PAGE_IS_PRESENT | raw::PAGE_IS_SWAPPED;
         let wanted = interesting | raw::PAGE_IS_WRITTEN | raw::PAGE_IS_PFNZERO | besides;
         let mut arg = raw::pm_scan_arg {

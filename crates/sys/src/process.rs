@@ -28,6 +28,7 @@ pub struct Remote {
 /// `FAULT` when the first range cannot be read, `SRCH` when the process is gone, `PERM` without
 /// the right; `INVAL` for more than [`MAX_RANGES`] ranges or buffers.
 pub fn read_memory(pid: u32, remote: &[Remote], local: &mut [IoSliceMut<'_>]) -> Result<usize> {
+    crate::fault::check(crate::fault::Point::Read)?;
     let pid = libc::pid_t::try_from(pid).map_err(|_| Errno::SRCH)?;
     if remote.len() > MAX_RANGES || local.len() > MAX_RANGES {
         return Err(Errno::INVAL);

@@ -108,6 +108,7 @@ pub fn peer(socket: &impl AsFd) -> Result<Peer> {
 /// `PIPE` when the peer has closed (no signal is raised); `INVAL` for more than
 /// [`MAX_DESCRIPTORS`]; whatever else sendmsg(2) gives.
 pub fn send(socket: &impl AsFd, packet: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<()> {
+    crate::fault::check(crate::fault::Point::Send)?;
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     if !descriptors.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(descriptors)) {

@@ -16,6 +16,8 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, Result};
 use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, Updater, ioctl, opcode};
 
+use crate::fault::{self, Point};
+
 const TYPE: u8 = 0xAA;
 const API: Opcode = opcode::read_write::<raw::uffdio_api>(TYPE, 0x3F);
 const REGISTER: Opcode = opcode::read_write::<raw::uffdio_register>(TYPE, 0);
@@ -117,6 +119,7 @@ impl Uffd {
     /// `INVAL` for memory that cannot be tracked, `BUSY` when another userfaultfd has it,
     /// `NOMEM` when the map count is exhausted.
     pub fn register(&self, start: usize, len: usize, mode: Watch) -> Result<()> {
+        fault::check(Point::Register)?;
         let bits = match mode {
             Watch::Track => raw::UFFDIO_REGISTER_MODE_WP,
             Watch::TrackAndHold => raw::UFFDIO_REGISTER_MODE_WP | raw::UFFDIO_REGISTER_MODE_MISSING,
@@ -137,6 +140,7 @@ impl Uffd {
     /// # Errors
     /// `INVAL` for memory that was never registrable, `NOMEM` when the map count is exhausted.
     pub fn unregister(&self, start: usize, len: usize) -> Result<()> {
+        fault::check(Point::Unregister)?;
         let mut arg = range(start, len);
         // SAFETY: UFFDIO_UNREGISTER reads a range; no memory is lost.
         unsafe { ioctl(&self.0, Updater::<UNREGISTER, _>::new(&mut arg)) }
@@ -163,7 +167,8 @@ impl Uffd {
                 move_: 0,
             };
             // SAFETY: the structure is what UFFDIO_MOVE takes; the ranges are the caller's.
-            let result = unsafe { ioctl(&self.0, Updater::<MOVE, _>::new(&mut arg)) };
+            let result = fault::check(Point::Move)
+                .and_then(|()| unsafe { ioctl(&self.0, Updater::<MOVE, _>::new(&mut arg)) });
             // A move that stops half-way says AGAIN and how far it came; asking again for the
             // rest gives the true reason.
             let step = usize::try_from(arg.move_).unwrap_or(0);
@@ -193,6 +198,7 @@ impl Uffd {
     /// # Safety
     /// The caller must be entitled to fill the range.
     pub unsafe fn zero(&self, start: usize, len: usize) -> Result<()> {
+        fault::check(Point::Zero)?;
         let mut arg = raw::uffdio_zeropage {
             range: range(start, len),
             mode: raw::UFFDIO_ZEROPAGE_MODE_DONTWAKE.into(),
@@ -210,6 +216,7 @@ impl Uffd {
     /// # Safety
     /// `from` must be a readable page, and the caller entitled to fill `to`.
     pub unsafe fn copy_page(&self, to: usize, from: usize) -> Result<()> {
+        fault::check(Point::Copy)?;
         let mut arg = raw::uffdio_copy {
             dst: to as u64,
             src: from as u64,
@@ -259,7 +266,7 @@ impl Freezer {
     /// userfaultfd.
     ///
     /// # Errors
-    /// As [`Uffd::register`]; nothing is frozen then.
+    /// As [`Uffd::register`]; some of it may be frozen then: [`Freezer::thaw`] it.
     pub fn freeze(&self, start: usize, len: usize) -> Result<()> {
         self.0.register(start, len, Watch::Track)?;
         let mut arg = raw::uffdio_writeprotect {
@@ -267,10 +274,8 @@ impl Freezer {
             mode: 1, // UFFDIO_WRITEPROTECT_MODE_WP
         };
         // SAFETY: the structure is what UFFDIO_WRITEPROTECT takes; no memory is lost.
-        let frozen = unsafe { ioctl(&self.0.0, Updater::<WRITEPROTECT, _>::new(&mut arg)) };
-        frozen.inspect_err(|_| {
-            let _ = self.thaw(start, len);
-        })
+        fault::check(Point::Freeze)
+            .and_then(|()| unsafe { ioctl(&self.0.0, Updater::<WRITEPROTECT, _>::new(&mut arg)) })
     }
 
     /// Lets `[start, start + len)` be written again and wakes who slept on it.

@@ -13,6 +13,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, Result};
 use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
 
+use crate::fault::{self, Point};
 use crate::mapping::{Access, Attributes};
 
 const QUERY: Opcode = opcode::read_write::<raw::procmap_query>(b'f', 17);
@@ -69,6 +70,7 @@ impl Maps {
     /// # Errors
     /// What reading /proc gives.
     pub fn find(&self, address: usize) -> Result<Option<Vma>> {
+        fault::check(Point::Maps)?;
         match self.query(address) {
             Err(Errno::NOTTY | Errno::INVAL) => self.read_text(address),
             answer => answer,

@@ -81,7 +81,10 @@ impl Window {
                 self.replace_equal(guard, job, items, &canonical);
                 self.thaw(job, items, start);
             }
-            Some(Err(errno)) => all(job, left(errno)),
+            Some(Err(errno)) => {
+                all(job, left(errno));
+                self.thaw(job, items, start);
+            }
             None => all(job, PageOutcome::Unsupported),
         }
         let _ = self.uffd.register(start, len, Watch::Track);
@@ -142,7 +145,7 @@ impl Window {
     }
 
     /// Lets the pages that were not replaced be written again.
-    fn thaw(&self, job: &Job<'_>, items: &[Item], start: usize) {
+    fn thaw(&mut self, job: &Job<'_>, items: &[Item], start: usize) {
         let Some(freezer) = &self.freezer else {
             return;
         };
@@ -156,7 +159,10 @@ impl Window {
             let end = (at..items.len()).find(|&next| stays(next) != stays(at));
             let end = end.unwrap_or(items.len());
             if stays(at) {
-                let _ = freezer.thaw(start + at * PAGE_BYTES, (end - at) * PAGE_BYTES);
+                let (start, len) = (start + at * PAGE_BYTES, (end - at) * PAGE_BYTES);
+                if freezer.thaw(start, len).is_err() {
+                    self.held.remember(start, len, true);
+                }
             }
             at = end;
         }

@@ -1,0 +1,202 @@
+//! An engine played by hand: it asks an agent what the test says.
+#![allow(dead_code)] // each test binary uses a part of it
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+
+use rustix::fs::{MemfdFlags, SealFlags, memfd_create};
+use sys::pagemap::{PageRun, Pagemap};
+use sys::socket;
+use wire::{
+    Answer, Change, Hello, MAX_MESSAGE, Merge, Merged, PageOutcome, Question, Role, Welcome,
+};
+
+use crate::support::Guest;
+
+/// What the guest's `fill` writes.
+pub(crate) fn pattern(seed: u64) -> Vec<u8> {
+    let mix = |mut x: u64| {
+        x ^= x >> 33;
+        x = x.wrapping_mul(0xff51_afd7_ed55_8ccd);
+        x ^= x >> 33;
+        x = x.wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+        x ^ (x >> 33)
+    };
+    (0..512)
+        .flat_map(|i| mix(seed.wrapping_mul(1_000_003).wrapping_add(i)).to_le_bytes())
+        .collect()
+}
+
+/// An engine with one guest, that asks what the test says.
+pub(crate) struct Engine {
+    pub(crate) folder: tempfile::TempDir,
+    pub(crate) listener: OwnedFd,
+    pub(crate) link: Option<OwnedFd>,
+    pub(crate) store: File,
+    pub(crate) lifeline: OwnedFd,
+}
+
+impl Engine {
+    pub(crate) fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let listener = socket::listen(&folder.path().join("socket")).unwrap();
+        let store = File::from(memfd_create("store", MemfdFlags::CLOEXEC).unwrap());
+        store.set_len(1 << 30).unwrap();
+        Self {
+            folder,
+            listener,
+            link: None,
+            store,
+            lifeline: new_lifeline(),
+        }
+    }
+
+    pub(crate) fn socket(&self) -> std::path::PathBuf {
+        self.folder.path().join("socket")
+    }
+
+    pub(crate) fn guest(&self) -> Guest {
+        Guest::start(&self.socket())
+    }
+
+    /// Writes `pages` canonical pages from `slot` on, as `fill` with `seed` would.
+    pub(crate) fn write(&self, slot: u64, pages: u64, seed: u64) {
+        for page in 0..pages {
+            self.store
+                .write_all_at(&pattern(seed + page), (slot + page) * 4096)
+                .unwrap();
+        }
+    }
+
+    pub(crate) fn accept(&mut self) {
+        assert_eq!(self.try_accept(), Some(Answer::Ready));
+    }
+
+    /// Accepts an agent and welcomes it; gives its answer, unless it is gone before.
+    pub(crate) fn try_accept(&mut self) -> Option<Answer> {
+        let patience = std::time::Duration::from_secs(5);
+        if !sys::process::wait_readable(&self.listener, patience).unwrap() {
+            return None;
+        }
+        let link = socket::accept(&self.listener).unwrap();
+        let mut buffer = [0; MAX_MESSAGE];
+        let len = socket::recv(&link, &mut buffer).ok()?.len;
+        if len == 0 {
+            return None;
+        }
+        assert_eq!(Hello::decode(&buffer[..len]).unwrap().role, Role::Agent);
+        let device = sys::uffd::Uffd::device().expect("this test needs /dev/userfaultfd and root");
+        let len = Welcome {
+            stores: 1,
+            device: true,
+        }
+        .encode(&mut buffer);
+        let descriptors = [self.lifeline.as_fd(), self.store.as_fd(), device.as_fd()];
+        socket::send(&link, &buffer[..len], &descriptors).ok()?;
+        let len = socket::recv(&link, &mut buffer).ok()?.len;
+        self.link = Some(link);
+        Answer::decode(&buffer[..len]).ok()
+    }
+
+    pub(crate) fn send(&self, question: &Question, lifeline: Option<&OwnedFd>) {
+        let mut buffer = [0; MAX_MESSAGE];
+        let len = question.encode(&mut buffer);
+        let descriptors: Vec<_> = lifeline.iter().map(|fd| fd.as_fd()).collect();
+        socket::send(self.link.as_ref().unwrap(), &buffer[..len], &descriptors).unwrap();
+    }
+
+    /// Puts a question and takes the last part of the answer; none when the agent is gone.
+    pub(crate) fn try_ask(&self, question: &Question) -> Option<Answer> {
+        let mut buffer = [0; MAX_MESSAGE];
+        let link = self.link.as_ref()?;
+        let len = question.encode(&mut buffer);
+        socket::send(link, &buffer[..len], &[]).ok()?;
+        loop {
+            let len = socket::recv(link, &mut buffer).ok()?.len;
+            match Answer::decode(buffer.get(..len)?) {
+                Ok(Answer::Changes(part)) if part.more => {}
+                answer => return answer.ok(),
+            }
+        }
+    }
+
+    pub(crate) fn receive(&self) -> Answer {
+        let mut buffer = [0; MAX_MESSAGE];
+        let len = socket::recv(self.link.as_ref().unwrap(), &mut buffer)
+            .unwrap()
+            .len;
+        Answer::decode(&buffer[..len]).unwrap()
+    }
+
+    pub(crate) fn sync_with(&self, lifeline: Option<&OwnedFd>) -> Vec<Change> {
+        self.send(
+            &Question::Sync {
+                lifeline: lifeline.is_some(),
+            },
+            lifeline,
+        );
+        let mut all = Vec::new();
+        loop {
+            let Answer::Changes(part) = self.receive() else {
+                panic!("not changes")
+            };
+            all.extend_from_slice(part.entries());
+            if !part.more {
+                return all;
+            }
+        }
+    }
+
+    pub(crate) fn sync(&self) -> Vec<Change> {
+        self.sync_with(None)
+    }
+
+    /// Asks for pages `first..first + count` of the guest's first chunk to map slots from `slot`.
+    pub(crate) fn merge(&self, chunk: usize, first: u16, count: u16, slot: Option<u64>) -> Merged {
+        let mut question = Merge::new(chunk as u64, 0);
+        for page in 0..count {
+            assert!(question.push(first + page, slot.map(|slot| slot + u64::from(page))));
+        }
+        self.send(&Question::Merge(question), None);
+        let Answer::Merged(merged) = self.receive() else {
+            panic!("not merged")
+        };
+        merged
+    }
+}
+
+pub(crate) fn new_lifeline() -> OwnedFd {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let lifeline = memfd_create("lifeline", flags).unwrap();
+    rustix::fs::ftruncate(&lifeline, 4096).unwrap();
+    lifeline
+}
+
+pub(crate) fn is_free(lifeline: &OwnedFd) -> bool {
+    rustix::fs::fcntl_add_seals(lifeline, SealFlags::WRITE).is_ok()
+}
+
+pub(crate) fn count(merged: &Merged, outcome: PageOutcome) -> usize {
+    merged.outcomes.iter().filter(|&&o| o == outcome).count()
+}
+
+/// A guest with one chunk filled from `seed`, offered and known, and the canonical pages to match.
+pub(crate) fn ready(seed: u64) -> (Engine, Guest) {
+    let mut engine = Engine::new();
+    let mut guest = engine.guest();
+    engine.write(1000, 512, seed);
+    guest.offer(512, seed);
+    engine.accept();
+    let chunk = guest.memory as u64;
+    assert_eq!(engine.sync(), [Change::Whole { chunk, chunks: 1 }]);
+    (engine, guest)
+}
+
+/// Arms what was written: from here a write shows.
+pub(crate) fn scan(guest: &Guest) {
+    let pagemap = Pagemap::open(guest.pid).unwrap();
+    let start = guest.memory as u64;
+    let mut runs = [PageRun::default(); 512];
+    pagemap.scan(start..start + 512 * 4096, &mut runs).unwrap();
+}

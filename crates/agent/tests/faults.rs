@@ -1,0 +1,193 @@
+//! Every system call of the window fails in its turn, and no byte is lost, nobody hangs, and once the
+//! calls work again pages are merged again.
+//!
+//! Agents built with debug assertions have the faults in them.
+#![cfg(debug_assertions)]
+#![allow(clippy::unwrap_used)] // a helper that fails is a test that fails
+
+#[path = "../../../tests/support/mod.rs"]
+mod support;
+
+mod common;
+
+use std::sync::mpsc;
+use std::time::Duration;
+
+use common::{Engine, count, scan};
+use rustix::io::Errno;
+use support::Guest;
+use sys::fault::Point;
+use wire::{Answer, Merge, PageBits, PageOutcome, Question, Unmerge};
+
+/// The calls of an agent, and what the kernel may answer.
+const FAULTS: &[(Point, &[Errno])] = &[
+    (Point::Register, &[Errno::NOMEM, Errno::INVAL, Errno::BUSY]),
+    (Point::Unregister, &[Errno::NOMEM]),
+    (
+        Point::Move,
+        &[Errno::AGAIN, Errno::BUSY, Errno::NOMEM, Errno::INVAL],
+    ),
+    (Point::Zero, &[Errno::AGAIN, Errno::NOMEM]),
+    (Point::Copy, &[Errno::AGAIN]),
+    (Point::Freeze, &[Errno::AGAIN, Errno::NOMEM]),
+    (Point::Replace, &[Errno::NOMEM, Errno::AGAIN]),
+    (Point::Describe, &[Errno::NOMEM]),
+    (Point::Share, &[Errno::NOMEM]),
+    (Point::Advise, &[Errno::NOMEM, Errno::AGAIN]),
+    (Point::Protect, &[Errno::NOMEM]),
+    (Point::Lock, &[Errno::NOMEM, Errno::PERM]),
+    (Point::Scan, &[Errno::NOMEM]),
+    (Point::Maps, &[Errno::IO]),
+    (Point::Send, &[Errno::PIPE, Errno::NOMEM]),
+];
+
+/// Which calls fail: the first of them, and then every so-manieth (0: no other).
+const TURNS: [(u32, u32); 3] = [(1, 0), (1, 2), (2, 3)];
+/// A guest that takes longer hangs.
+const LIMIT: Duration = Duration::from_secs(40);
+
+/// Kills the guest when it hangs, so that the test fails instead.
+fn watch(pid: u32) -> mpsc::Sender<()> {
+    let (done, waits) = mpsc::channel::<()>();
+    std::thread::spawn(move || {
+        if waits.recv_timeout(LIMIT) == Err(mpsc::RecvTimeoutError::Timeout) {
+            eprintln!("guest {pid} hangs");
+            let pid = rustix::process::Pid::from_raw(pid.cast_signed()).unwrap();
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+    });
+    done
+}
+
+struct Story {
+    engine: Engine,
+    guest: Guest,
+}
+
+impl Story {
+    /// A guest whose agent is connected; none where it cannot even begin.
+    fn begin(fault: &str, locked: bool) -> Option<Self> {
+        let engine = Engine::new();
+        let socket = engine.socket();
+        let mut guest = Guest::start_with(&socket, "PAGEONE_FAULT", fault);
+        engine.write(1000, 512, 5);
+        engine.write(3000, 100, 70);
+        guest.map(512);
+        guest.run("fill 0 512 5");
+        if locked {
+            let _ = guest.ask("lock 0 512");
+        }
+        guest.run("advise 0 512 12");
+        let mut story = Self { engine, guest };
+        story.try_connect().then_some(story)
+    }
+
+    /// Connects the agent, which comes again after a failure.
+    fn try_connect(&mut self) -> bool {
+        (0..5).any(|_| self.engine.try_accept() == Some(Answer::Ready))
+    }
+
+    fn ask(&mut self, question: &Question) -> Option<Answer> {
+        let answer = self.engine.try_ask(question);
+        if answer.is_none() {
+            assert!(self.try_connect(), "the agent does not get ready any more");
+        }
+        answer
+    }
+
+    fn sync(&mut self) {
+        self.ask(&Question::Sync { lifeline: false });
+    }
+
+    /// Asks for `pages` pages from `first` on; gives how many were merged.
+    fn merge(&mut self, first: u16, pages: u16, slot: Option<u64>) -> usize {
+        let mut question = Merge::new(self.guest.memory as u64, 0);
+        for page in 0..pages {
+            assert!(question.push(first + page, slot.map(|slot| slot + u64::from(page))));
+        }
+        match self.ask(&Question::Merge(question)) {
+            Some(Answer::Merged(merged)) => {
+                count(&merged, PageOutcome::Merged) + count(&merged, PageOutcome::Zeroed)
+            }
+            _ => 0,
+        }
+    }
+
+    fn unmerge(&mut self, pages: PageBits) {
+        let chunk = self.guest.memory as u64;
+        self.ask(&Question::Unmerge(Unmerge { chunk, pages }));
+    }
+
+    /// Merges, breaks, merges again, zeroes and unmerges; gives how many pages were merged.
+    fn chapter(&mut self) -> usize {
+        self.sync();
+        let mut merged = self.merge(0, 512, Some(1000));
+        self.guest.run("check");
+        self.guest.run("fill 100 100 70");
+        self.guest.run("zero 300 20");
+        scan(&self.guest);
+        self.sync();
+        merged += self.merge(100, 100, Some(3000));
+        merged += self.merge(300, 20, None);
+        self.guest.run("check");
+        self.guest.run("fill 150 1 9");
+        self.guest.run("fork");
+        merged += self.merge(100, 100, Some(3000));
+        self.guest.run("childcheck");
+        self.guest.run("childexit");
+        let mut some = PageBits::EMPTY;
+        (0..64).for_each(|page| some.insert(page));
+        self.unmerge(some);
+        self.guest.run("check");
+        self.guest.run("fill 0 512 5");
+        self.guest.run("check");
+        merged
+    }
+}
+
+fn tell(point: Point, errno: Errno, turns: (u32, u32), locked: bool) {
+    let name = sys::fault::POINTS.iter().find(|(known, _)| *known == point);
+    let (first, every) = turns;
+    let fault = format!(
+        "{} {} {first} {every}",
+        name.unwrap().1,
+        errno.raw_os_error()
+    );
+    let Some(mut story) = Story::begin(&fault, locked) else {
+        // Without the lock's page, or with every other packet lost, there is no agent, and the guest
+        // goes on alone.
+        let fine = first == 1 && matches!(point, Point::Advise | Point::Send);
+        assert!(fine, "{fault}: no agent");
+        return;
+    };
+    let watch = watch(story.guest.pid);
+    let merged: usize = (0..2).map(|_| story.chapter()).sum();
+    println!(
+        "{fault}{}: {merged} pages",
+        if locked { ", locked" } else { "" }
+    );
+    // A call that fails once is no reason to merge nothing.
+    assert!(every > 0 || merged > 0, "{fault}");
+    drop(watch);
+}
+
+#[test]
+fn whatever_fails_no_byte_is_lost() {
+    for &(point, errnos) in FAULTS {
+        for (&errno, turns) in errnos
+            .iter()
+            .flat_map(|errno| TURNS.map(|turns| (errno, turns)))
+        {
+            tell(point, errno, turns, false);
+        }
+    }
+}
+
+#[test]
+fn nor_in_locked_memory() {
+    for point in [Point::Replace, Point::Lock, Point::Protect, Point::Describe] {
+        for turns in TURNS {
+            tell(point, Errno::NOMEM, turns, true);
+        }
+    }
+}
