@@ -75,7 +75,7 @@ impl Engine {
 
     /// Accepts an agent and welcomes it; gives its answer, unless it is gone before.
     pub(crate) fn try_accept(&mut self) -> Option<Answer> {
-        let patience = std::time::Duration::from_secs(5);
+        let patience = std::time::Duration::from_millis(2500);
         if !sys::process::wait_readable(&self.listener, patience).unwrap() {
             return None;
         }
