@@ -84,7 +84,8 @@ impl Guest {
         Self::from(command.env("PAGEONE_SOCKET", socket))
     }
 
-    fn from(command: &mut Command) -> Self {
+    /// Starts a guest by a command of the caller's.
+    pub fn from(command: &mut Command) -> Self {
         let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = command.spawn().unwrap();
         let to = process.stdin.take().unwrap();

@@ -82,8 +82,14 @@ pub(crate) unsafe fn configure() {
         (None, Some(folder)) => put([folder, b"/pageone.sock"]),
         (None, None) => {}
     }
-    let domain = variable(c"PAGEONE_DOMAIN").and_then(|text| std::str::from_utf8(text).ok());
-    config.domain = domain.and_then(Name::new).unwrap_or_default();
+    match variable(c"PAGEONE_DOMAIN").map(std::str::from_utf8) {
+        None => {}
+        Some(name) => match name.ok().and_then(Name::new) {
+            Some(name) => config.domain = name,
+            // Without its name the guest would be in a wider domain than it asks for.
+            None => config.path = [0; PATH_BYTES],
+        },
+    }
     config.also_ksm = variable(c"PAGEONE_ALSO_KSM") == Some(b"1");
     #[cfg(debug_assertions)]
     if let Some(text) = variable(sys::fault::VARIABLE) {

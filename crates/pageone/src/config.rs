@@ -12,24 +12,26 @@ use crate::human;
 /// What the file may say. A key that is not here is an error that names it and its line.
 #[derive(Debug, Default, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Config {
+pub struct Config {
     /// Path of the socket.
-    pub(crate) socket: Option<PathBuf>,
+    pub socket: Option<PathBuf>,
     /// Worker threads.
     #[serde(default, deserialize_with = "threads")]
-    pub(crate) threads: Option<u16>,
+    pub threads: Option<u16>,
     /// Time between two looks at what was written, like `"20s"`.
     #[serde(default, deserialize_with = "period")]
-    pub(crate) merge_period: Option<Duration>,
+    pub merge_period: Option<Duration>,
     /// Whether pages of zeros map the kernel's zero page.
-    pub(crate) use_zero_pages: Option<bool>,
+    pub use_zero_pages: Option<bool>,
     /// Whether pages are merged again that were written after they were merged.
-    pub(crate) merge_again: Option<bool>,
+    pub merge_again: Option<bool>,
     /// 0 stop, 1 run, 2 unmerge all.
-    pub(crate) run: Option<RunMode>,
+    pub run: Option<RunMode>,
+    /// The policy file.
+    pub policy: Option<PathBuf>,
     /// What to log, like `"info"` or `"engine=debug"`.
     #[serde(default, deserialize_with = "log")]
-    pub(crate) log: Option<String>,
+    pub log: Option<String>,
 }
 
 impl Config {
@@ -37,10 +39,18 @@ impl Config {
     ///
     /// # Errors
     /// It cannot be read, or says something that is not understood: where and what.
-    pub(crate) fn read(path: &Path) -> Result<Self> {
+    pub fn read(path: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(path)
             .with_context(|| format!("cannot read the configuration {}", path.display()))?;
-        toml::from_str(&text).with_context(|| format!("in the configuration {}", path.display()))
+        Self::parse(&text).with_context(|| format!("in the configuration {}", path.display()))
+    }
+
+    /// Reads the file's text.
+    ///
+    /// # Errors
+    /// It says something that is not understood: where and what.
+    pub fn parse(text: &str) -> Result<Self, toml::de::Error> {
+        toml::from_str(text)
     }
 }
 
@@ -80,7 +90,7 @@ mod tests {
     #[test]
     fn all_keys_are_read() {
         let text = "socket = '/x'\nthreads = 4\nmerge_period = '2s'\nuse_zero_pages = false\n\
-                    merge_again = false\nrun = 0\nlog = 'debug'\n";
+                    merge_again = false\nrun = 0\npolicy = '/p'\nlog = 'debug'\n";
         let expected = Config {
             socket: Some("/x".into()),
             threads: Some(4),
@@ -88,6 +98,7 @@ mod tests {
             use_zero_pages: Some(false),
             merge_again: Some(false),
             run: Some(RunMode::Stop),
+            policy: Some("/p".into()),
             log: Some("debug".to_owned()),
         };
         assert_eq!(parse(text).unwrap(), expected);

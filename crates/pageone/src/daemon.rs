@@ -28,7 +28,10 @@ pub(crate) struct Args {
     /// Time between two looks at what was written [default: 20s]
     #[arg(long, value_name = "TIME", value_parser = human::period)]
     merge_period: Option<Duration>,
-    /// A file with socket, threads, merge_period, use_zero_pages, merge_again, run, log
+    /// Who may be a guest, in which domain, and who may control [default: a domain for each user]
+    #[arg(long, value_name = "FILE")]
+    policy: Option<PathBuf>,
+    /// A file with socket, threads, merge_period, use_zero_pages, merge_again, run, policy, log
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
@@ -42,7 +45,10 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     // Before the first thread: each inherits the mask.
     let signals = Signals::block(&[SIGTERM, SIGINT, SIGHUP]).context("cannot wait for signals")?;
     let path = paths::socket(args.socket.as_deref().or(config.socket.as_deref()))?;
-    let policy = Policy::here();
+    let policy = match args.policy.as_ref().or(config.policy.as_ref()) {
+        Some(path) => Policy::read(path)?,
+        None => Policy::here(),
+    };
     let listener = Listener::bind(&path, policy.socket_mode())?;
     raise_descriptor_limit();
     let engine = Engine::start(options(args, &config)).context("cannot start the engine")?;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// Bytes with a unit, three digits or so: `1.25 GiB`.
 #[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
-pub(crate) fn bytes(bytes: i64) -> String {
+pub fn bytes(bytes: i64) -> String {
     let size = bytes.unsigned_abs() as f64;
     let sign = if bytes < 0 { "-" } else { "" };
     let units = ["B", "KiB", "MiB", "GiB", "TiB"];
@@ -19,7 +19,7 @@ pub(crate) fn bytes(bytes: i64) -> String {
 }
 
 /// Unsigned bytes with a unit.
-pub(crate) fn size(bytes_: u64) -> String {
+pub fn size(bytes_: u64) -> String {
     bytes(i64::try_from(bytes_).unwrap_or(i64::MAX))
 }
 
@@ -27,7 +27,7 @@ pub(crate) fn size(bytes_: u64) -> String {
 ///
 /// # Errors
 /// No time, or one outside 10 ms to a day.
-pub(crate) fn period(text: &str) -> Result<Duration, String> {
+pub fn period(text: &str) -> Result<Duration, String> {
     let time = humantime::parse_duration(text)
         .map_err(|error| format!("`{text}` is no time ({error}); write it like 20s or 500ms"))?;
     let (least, most) = (Duration::from_millis(10), Duration::from_secs(86_400));
@@ -41,7 +41,7 @@ pub(crate) fn period(text: &str) -> Result<Duration, String> {
 ///
 /// # Errors
 /// No number from 1 to 1024.
-pub(crate) fn threads(text: &str) -> Result<u16, String> {
+pub fn threads(text: &str) -> Result<u16, String> {
     match text.parse() {
         Ok(threads @ 1..=1024) => Ok(threads),
         _ => Err(format!("`{text}` is not a number of threads, 1 to 1024")),

@@ -6,19 +6,17 @@
 
 mod bench;
 mod client;
-mod config;
 mod daemon;
 mod demo;
 mod demo_guest;
 mod guest;
 mod host;
-mod human;
 mod launch;
 mod listener;
 mod numa;
 mod paths;
-mod policy;
 mod program;
+mod refusals;
 mod run;
 mod server;
 mod set;
@@ -27,6 +25,7 @@ mod status;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use pageone::{config, human, policy};
 
 /// Memory page deduplication for Linux hosts, in user space.
 #[derive(Parser)]

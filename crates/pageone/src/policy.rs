@@ -1,78 +1,305 @@
 //! Who may connect, in which trust domain its pages are shared, and who may turn knobs.
 //!
-//! The domain comes from the peer's credentials, as the kernel recorded them, never from the
-//! peer's word: each user id is a domain. A name that a guest asks for only splits the domain of
-//! its own user further.
+//! The domain comes from what the kernel says of the peer (user, group, cgroup), never from the
+//! peer's word. Without a policy file each user is a domain, and a name that a guest asks for only
+//! splits the domain of its own user. A file has rules, and the first that *fits* decides:
+//!
+//! ```text
+//!  peer (uid, gid, cgroup) + name asked for ──▶ rule 1 ─ no ─▶ rule 2 ─ no ─▶ … ─▶ default
+//!                                                 │ fits: all its conditions hold, and it says
+//!                                                 ▼ something for that name (or for no name)
+//!                                               a domain, or a refusal
+//! ```
+//!
+//! No two grants make the same text for different domains: `uid:7`, `uid:7/NAME`, `gid:7`,
+//! `gid:7/NAME`, `cgroup:PATH` and `name:NAME` differ in what is before the colon, only numbers stand
+//! before a slash, and only `name:` is shared by several rules, on purpose.
 
-use sys::socket::Peer;
+mod file;
+mod ids;
+mod pattern;
 
-/// The default policy: one domain a user.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Policy {
+use std::fmt;
+use std::path::Path;
+
+pub use file::PolicyError;
+use ids::Ids;
+use pattern::Pattern;
+
+/// What the kernel says of a peer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Who {
+    /// Effective user id when it connected.
+    pub uid: u32,
+    /// Effective group id when it connected.
+    pub gid: u32,
+    /// Path of its cgroup, version 2; `None` when nobody looked, or it cannot be known.
+    pub cgroup: Option<String>,
+}
+
+impl fmt::Display for Who {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "user {} (group {}", self.uid, self.gid)?;
+        match &self.cgroup {
+            // Quoted: a guest may have named its own cgroup.
+            Some(path) => write!(f, ", cgroup {path:?})"),
+            None => write!(f, ")"),
+        }
+    }
+}
+
+/// Why a peer may not be a guest, or not in the domain it asks for.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// A user's daemon has no right to the memory of others.
+    #[error("this daemon serves user {own} only, not {who}")]
+    OtherUser {
+        /// The daemon's user.
+        own: u32,
+        /// The peer.
+        who: Who,
+    },
+    /// A rule says so.
+    #[error("rule {rule} of the policy refuses {who}")]
+    Rule {
+        /// The rule's number, from 1.
+        rule: usize,
+        /// The peer.
+        who: Who,
+    },
+    /// A name that no rule gives to this peer.
+    #[error("no rule of the policy gives the domain `{name}` to {who}")]
+    Name {
+        /// The name.
+        name: String,
+        /// The peer.
+        who: Who,
+    },
+    /// No rule fits, and the default is to refuse.
+    #[error("no rule of the policy is for {who}")]
+    Nobody {
+        /// The peer.
+        who: Who,
+    },
+    /// The policy asks for cgroups, and this one cannot be known.
+    #[error("the policy asks for cgroups, and that of {who} cannot be known")]
+    NoCgroup {
+        /// The peer.
+        who: Who,
+    },
+}
+
+/// Who is meant: all conditions that are given hold.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Peers {
+    uid: Option<Ids>,
+    gid: Option<Ids>,
+    cgroup: Option<Vec<Pattern>>,
+}
+
+impl Peers {
+    fn fit(&self, who: &Who) -> bool {
+        let in_cgroup = |patterns: &Vec<Pattern>| {
+            let path = who.cgroup.as_deref();
+            path.is_some_and(|path| patterns.iter().any(|p| p.matches(path)))
+        };
+        self.uid.as_ref().is_none_or(|ids| ids.contains(who.uid))
+            && self.gid.as_ref().is_none_or(|ids| ids.contains(who.gid))
+            && self.cgroup.as_ref().is_none_or(in_cgroup)
+    }
+
+    /// Whether everybody who is meant by `other` surely is by `self`.
+    fn cover(&self, other: &Self) -> bool {
+        let ids = |ours: &Option<Ids>, theirs: &Option<Ids>| match (ours, theirs) {
+            (None, _) => true,
+            (Some(_), None) => false,
+            (Some(ours), Some(theirs)) => ours.covers(theirs),
+        };
+        let cgroups = match (&self.cgroup, &other.cgroup) {
+            (None, _) => true,
+            (Some(_), None) => false,
+            (Some(ours), Some(theirs)) => theirs
+                .iter()
+                .all(|theirs| ours.iter().any(|ours| ours.covers(theirs))),
+        };
+        ids(&self.uid, &other.uid) && ids(&self.gid, &other.gid) && cgroups
+    }
+}
+
+/// The domain of a guest that asks for no name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Grant {
+    /// One a user.
+    User,
+    /// One a group.
+    Group,
+    /// One a cgroup.
+    Cgroup,
+    /// This one for all.
+    Named(String),
+}
+
+impl Grant {
+    fn domain(&self, who: &Who) -> Option<String> {
+        match self {
+            Self::User => Some(format!("uid:{}", who.uid)),
+            Self::Group => Some(format!("gid:{}", who.gid)),
+            Self::Cgroup => who.cgroup.as_ref().map(|path| format!("cgroup:{path}")),
+            Self::Named(name) => Some(format!("name:{name}")),
+        }
+    }
+}
+
+/// What a rule says to those it is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Says {
+    Refuse,
+    Give {
+        /// Without a name asked for.
+        grant: Option<Grant>,
+        /// Names that may be claimed: each is one domain for all who claim it.
+        names: Vec<String>,
+        /// Whether any other name splits the grant.
+        split: bool,
+    },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Rule {
+    peers: Peers,
+    says: Says,
+}
+
+impl Rule {
+    /// What the rule says to `who` asking for `name`: nothing, a refusal, or a domain.
+    fn decide(&self, who: &Who, name: &str) -> Option<Result<String, ()>> {
+        if !self.peers.fit(who) {
+            return None;
+        }
+        let Says::Give {
+            grant,
+            names,
+            split,
+        } = &self.says
+        else {
+            return Some(Err(()));
+        };
+        let own = || grant.as_ref().and_then(|grant| grant.domain(who));
+        match name {
+            "" => own().map(Ok),
+            name if names.iter().any(|given| given == name) => Some(Ok(format!("name:{name}"))),
+            name if *split => own().map(|domain| Ok(format!("{domain}/{name}"))),
+            _ => None,
+        }
+    }
+}
+
+/// Who gets which domain, and who may control.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Policy {
     /// The daemon's own user id.
-    uid: u32,
+    own: u32,
+    rules: Vec<Rule>,
+    /// Whether a peer that no rule fits has its user's domain.
+    default_uid: bool,
+    /// Who may control, besides root and the daemon's user.
+    control: Option<Peers>,
 }
 
 impl Policy {
-    /// The policy of a daemon that runs as this process does.
-    pub(crate) fn here() -> Self {
-        let uid = rustix::process::geteuid().as_raw();
-        Self { uid }
+    /// The policy without a file, of a daemon that runs as this process does: one domain a user.
+    #[must_use]
+    pub fn here() -> Self {
+        Self::without_file(rustix::process::geteuid().as_raw())
+    }
+
+    fn without_file(own: u32) -> Self {
+        let says = Says::Give {
+            grant: Some(Grant::User),
+            names: vec![],
+            split: true,
+        };
+        let peers = Peers::default();
+        Self {
+            own,
+            rules: vec![Rule { peers, says }],
+            default_uid: false,
+            control: None,
+        }
+    }
+
+    /// Reads a policy file for a daemon that runs as this process does.
+    ///
+    /// # Errors
+    /// The file cannot be read, or says something that is not understood: which rule and line.
+    pub fn read(path: &Path) -> Result<Self, PolicyError> {
+        let named = |what: String| PolicyError::new(format!("the policy {}", path.display()), what);
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| named(format!("it cannot be read: {error}")))?;
+        let own = rustix::process::geteuid().as_raw();
+        Self::parse(&text, own).map_err(|error| named(error.to_string()))
+    }
+
+    /// Reads the text of a policy file, for a daemon of user `own`.
+    ///
+    /// # Errors
+    /// It says something that is not understood: which rule and line.
+    pub fn parse(text: &str, own: u32) -> Result<Self, PolicyError> {
+        file::parse(text, own)
     }
 
     /// Permissions of the socket: root serves everybody, others only themselves (they have no
     /// right to other users' memory anyway).
-    pub(crate) fn socket_mode(self) -> u32 {
-        if self.uid == 0 { 0o666 } else { 0o600 }
+    #[must_use]
+    pub fn socket_mode(&self) -> u32 {
+        if self.own == 0 { 0o666 } else { 0o600 }
     }
 
-    /// The domain of a guest that asks for `name`; none when it may not be a guest here.
-    pub(crate) fn domain(self, peer: Peer, name: &str) -> Option<String> {
-        let allowed = self.uid == 0 || peer.uid == self.uid;
-        allowed.then(|| match name {
-            "" => format!("uid:{}", peer.uid),
-            name => format!("uid:{}/{name}", peer.uid),
+    /// Whether the peer's cgroup counts, so that somebody must look.
+    #[must_use]
+    pub fn asks_for_cgroups(&self) -> bool {
+        self.rules.iter().any(|rule| {
+            let cgroup = Some(Grant::Cgroup);
+            let gives = matches!(&rule.says, Says::Give { grant, .. } if *grant == cgroup);
+            rule.peers.cgroup.is_some() || gives
         })
     }
 
-    /// Whether `peer` may see the counters and turn the knobs: they tell of all users' guests.
-    pub(crate) fn may_control(self, peer: Peer) -> bool {
-        peer.uid == 0 || peer.uid == self.uid
+    /// The domain of a guest that asks for `name` (empty: for none).
+    ///
+    /// # Errors
+    /// It may not be a guest here, or not in that domain: why.
+    pub fn domain(&self, who: &Who, name: &str) -> Result<String, Refusal> {
+        let who = who.clone();
+        if self.own != 0 && who.uid != self.own {
+            let own = self.own;
+            return Err(Refusal::OtherUser { own, who });
+        }
+        // Without the cgroup, a rule that refuses it would be passed over.
+        if self.asks_for_cgroups() && who.cgroup.is_none() {
+            return Err(Refusal::NoCgroup { who });
+        }
+        let rules = self.rules.iter().zip(1..);
+        let mut said = rules.filter_map(|(rule, n)| Some((rule.decide(&who, name)?, n)));
+        match said.next() {
+            Some((Ok(domain), _)) => Ok(domain),
+            Some((Err(()), rule)) => Err(Refusal::Rule { rule, who }),
+            None if !name.is_empty() => {
+                let name = name.to_owned();
+                Err(Refusal::Name { name, who })
+            }
+            None if self.default_uid => Ok(format!("uid:{}", who.uid)),
+            None => Err(Refusal::Nobody { who }),
+        }
+    }
+
+    /// Whether a peer may see the counters and turn the knobs: they tell of all users' guests.
+    #[must_use]
+    pub fn may_control(&self, who: &Who) -> bool {
+        let named = self.control.as_ref().is_some_and(|peers| peers.fit(who));
+        who.uid == 0 || who.uid == self.own || named
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn peer(uid: u32) -> Peer {
-        Peer {
-            pid: 1,
-            uid,
-            gid: uid,
-        }
-    }
-
-    #[test]
-    fn a_name_only_narrows_the_domain_of_its_user() {
-        let root = Policy { uid: 0 };
-        assert_eq!(root.domain(peer(7), "").as_deref(), Some("uid:7"));
-        assert_eq!(root.domain(peer(7), "a").as_deref(), Some("uid:7/a"));
-        // Nothing that user 7 says leads into a domain of user 8.
-        for name in ["uid:8", "/uid:8", "../uid:8", "8"] {
-            let domain = root.domain(peer(7), name).unwrap();
-            assert!(domain.starts_with("uid:7/"), "{domain}");
-        }
-    }
-
-    #[test]
-    fn a_users_daemon_serves_that_user() {
-        let user = Policy { uid: 7 };
-        assert!(user.domain(peer(7), "").is_some());
-        assert!(user.domain(peer(8), "").is_none());
-        assert!(user.domain(peer(0), "").is_none());
-        assert!(user.may_control(peer(7)) && user.may_control(peer(0)));
-        assert!(!user.may_control(peer(8)));
-        assert_eq!(user.socket_mode(), 0o600);
-    }
-}
+mod tests;

@@ -3,24 +3,27 @@
 use std::ffi::OsString;
 use std::os::fd::AsFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use numa::placement::{NodeRequest, Strictness};
 use numa::{MemoryReport, Topology};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, Signal, kill_process};
 use sys::signals::{self, Signals};
+use wire::{Reply, Request};
 
 use crate::host::Host;
 use crate::launch::{self, Launch};
 use crate::program::{self, Obstacle};
-use crate::{human, paths};
+use crate::{client, human, paths};
 
 /// The exit code for a failure of `run` itself, as env(1) and its kin have it.
 const OWN_FAILURE: u8 = 125;
+/// The longest wait for the daemon's word on the domain.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// What is passed on to the command.
 const FORWARDED: [i32; 6] = [
     signals::SIGHUP,
@@ -36,7 +39,7 @@ pub(crate) struct Args {
     /// The daemon's socket; without a daemon there, an engine runs in this process
     #[arg(long)]
     socket: Option<PathBuf>,
-    /// Share pages only with guests of the same user that ask for the same name
+    /// Share pages only with guests of this name: of the same user, or as the policy says
     #[arg(long)]
     domain: Option<String>,
     /// Tell the kernel's KSM of the memory as well
@@ -101,6 +104,7 @@ fn start(args: &Args) -> Result<ExitCode> {
     let absence = match &socket {
         Ok(path) => match sys::socket::connect(path) {
             Ok(_) => {
+                ask_for_domain(path, args.domain.as_deref())?;
                 launch.equip(&mut command);
                 place(args.node)?;
                 return Err(failed_exec(&mut command));
@@ -111,6 +115,20 @@ fn start(args: &Args) -> Result<ExitCode> {
     };
     eprintln!("pageone: {absence}: an engine runs here until the command ends");
     embed(args, launch, &mut command)
+}
+
+/// Asks the daemon whether the command will be a guest in the domain it asks for: the command will
+/// be this process. Without a name a refusal only means that nothing is merged.
+fn ask_for_domain(socket: &Path, name: Option<&str>) -> Result<()> {
+    let request = Request::Domain(name.unwrap_or_default().to_owned());
+    match (client::ask(socket, &request, PATIENCE)?, name) {
+        (Reply::Refused(why), Some(name)) => bail!("the domain `{name}` is refused: {why}"),
+        (Reply::Refused(why), None) => {
+            eprintln!("pageone: {why}: it runs, but its memory is not merged");
+            Ok(())
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Puts this thread, and what it starts, on the CPUs and the memory of the node asked for. How much

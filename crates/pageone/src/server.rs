@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!              ┌── poll loop, one thread ──┐
-//!  connect ───▶│ pending: Hello, in 5 s    │── agent ──▶ engine.admit
+//!  connect ───▶│ pending: Hello, in 5 s    │── agent ──▶ policy ──▶ engine.admit
 //!              │          request, in 5 s  │── status, heap ─▶ lane (a thread) ─▶ reply
 //!              └───────────────────────────┘── set ──────────▶ lane (a thread) ─▶ reply
 //! ```
@@ -21,11 +21,13 @@ use std::time::{Duration, Instant};
 use engine::Engine;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use sys::process;
 use sys::socket::{self, Peer};
 use wire::{Hello, MAX_MESSAGE, Reply, Request, Role};
 
 use crate::listener::Listener;
-use crate::policy::Policy;
+use crate::policy::{Policy, Who};
+use crate::refusals::Refusals;
 
 /// Connections that have not said who they are.
 const MAX_PENDING: usize = 256;
@@ -56,6 +58,7 @@ enum Step {
 pub(crate) struct Server {
     listener: Listener,
     policy: Policy,
+    refusals: Refusals,
     engine: Arc<Engine>,
     pending: Vec<Pending>,
     accept_after: Option<Instant>,
@@ -70,6 +73,7 @@ impl Server {
         Self {
             listener,
             policy,
+            refusals: Refusals::default(),
             engine,
             pending: Vec::new(),
             accept_after: None,
@@ -169,7 +173,7 @@ impl Server {
         }
     }
 
-    fn read(&self, pending: Pending) -> Step {
+    fn read(&mut self, pending: Pending) -> Step {
         let mut packet = [0; MAX_MESSAGE];
         let Ok(received) = socket::recv(&pending.socket, &mut packet) else {
             return Step::Done;
@@ -184,7 +188,7 @@ impl Server {
         }
     }
 
-    fn hello(&self, pending: Pending, packet: &[u8]) -> Step {
+    fn hello(&mut self, pending: Pending, packet: &[u8]) -> Step {
         let hello = match Hello::decode(packet) {
             Ok(hello) => hello,
             Err(error) => {
@@ -198,20 +202,50 @@ impl Server {
                 ..pending
             });
         }
-        match self.policy.domain(pending.peer, hello.domain.as_str()) {
-            Some(domain) => self.engine.admit(pending.socket, pending.peer, &domain),
-            None => tracing::warn!("user {} may not have guests here", pending.peer.uid),
+        let who = self.who(&pending);
+        match self.policy.domain(&who, hello.domain.as_str()) {
+            Ok(domain) => self.engine.admit(pending.socket, pending.peer, &domain),
+            Err(refusal) => self.refusals.tell(&refusal.to_string()),
         }
         Step::Done
     }
 
+    /// What the kernel says of the peer. Its cgroup is that of the process that connected: it is read
+    /// by number, and counts only if that process is still there afterwards.
+    fn who(&self, pending: &Pending) -> Who {
+        let Peer { pid, uid, gid } = pending.peer;
+        let look = || {
+            let pidfd = socket::peer_pidfd(&pending.socket)?;
+            let path = process::cgroup(pid)?;
+            match process::has_exited(&pidfd) {
+                false => Ok(path),
+                true => Err(std::io::Error::from(std::io::ErrorKind::NotFound)),
+            }
+        };
+        let cgroup = self.policy.asks_for_cgroups().then(look);
+        let cgroup = cgroup.and_then(|read| {
+            read.inspect_err(|error| tracing::debug!(pid, %error, "cannot read the cgroup"))
+                .ok()
+        });
+        Who { uid, gid, cgroup }
+    }
+
     fn request(&self, pending: Pending, packet: &[u8]) {
+        let who = self.who(&pending);
         let socket = pending.socket;
-        if !self.policy.may_control(pending.peer) {
-            let why = format!("user {} may not control this daemon", pending.peer.uid);
+        let request = serde_json::from_slice(packet);
+        if let Ok(Request::Domain(name)) = &request {
+            let answer = match self.policy.domain(&who, name) {
+                Ok(domain) => Reply::Domain(domain),
+                Err(refusal) => Reply::Refused(refusal.to_string()),
+            };
+            return reply(&socket, &answer);
+        }
+        if !self.policy.may_control(&who) {
+            let why = format!("user {} may not control this daemon", who.uid);
             return reply(&socket, &Reply::Refused(why));
         }
-        match serde_json::from_slice(packet) {
+        match request {
             Ok(look @ (Request::Status | Request::Heap)) => self.status.push(socket, look),
             Ok(request) => self.set.push(socket, request),
             Err(error) => {
@@ -275,6 +309,8 @@ fn answer(engine: &Engine, requests: &Receiver<Waiting>) {
                 Ok(heap) => Reply::Heap(heap),
                 Err(error) => Reply::Refused(format!("the heap cannot be written: {error}")),
             },
+            // The poll loop has answered it: it is not for those who control alone.
+            Request::Domain(_) => Reply::Refused("this is not the place to ask".to_owned()),
             Request::Set(settings) => match engine.set(&settings) {
                 Ok(()) => Reply::Done,
                 Err(error) => Reply::Refused(format!("{:#}", anyhow::Error::new(error))),

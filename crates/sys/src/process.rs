@@ -98,6 +98,23 @@ pub fn comm(pid: u32) -> String {
     name.trim_end().to_owned()
 }
 
+/// The path of `pid`'s cgroup of version 2, as seen from this process's cgroup namespace.
+///
+/// The number alone does not tell who is meant: a caller that holds a descriptor of the process
+/// ([`open_pidfd`], [`crate::socket::peer_pidfd`]) and finds it alive *after* this call has read the
+/// right one.
+///
+/// # Errors
+/// What open(2) and read(2) give; `InvalidData` when the process has no cgroup of version 2, or one
+/// whose path is not plain text.
+pub fn cgroup(pid: u32) -> std::io::Result<String> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
+    let path = text.lines().find_map(|line| line.strip_prefix("0::"));
+    let plain = path.filter(|path| path.starts_with('/') && !path.chars().any(char::is_control));
+    let bad = || std::io::Error::from(std::io::ErrorKind::InvalidData);
+    plain.map(str::to_owned).ok_or_else(bad)
+}
+
 /// How many mappings `pid` has: lines of `/proc/PID/maps`, about 1 µs each to count.
 ///
 /// # Errors
@@ -238,6 +255,7 @@ mod tests {
     fn this_process_can_be_described() {
         let me = std::process::id();
         assert!(!comm(me).is_empty());
+        assert!(cgroup(me).unwrap().starts_with('/'));
         assert!(count_mappings(me).unwrap() > 5);
         assert!(max_map_count().unwrap() > 1000);
         assert!(available_memory().unwrap() > 1 << 20);

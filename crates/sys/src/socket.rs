@@ -5,7 +5,7 @@
 //! [`Received`] closes those that nobody took.
 
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
 
 use rustix::io::{Errno, Result};
@@ -99,6 +99,31 @@ pub fn peer(socket: &impl AsFd) -> Result<Peer> {
         uid: credentials.uid.as_raw(),
         gid: credentials.gid.as_raw(),
     })
+}
+
+/// A descriptor that refers to the process that made the connection at the other end of `socket`
+/// for good, however its number is used again (`SO_PEERPIDFD`, Linux 6.5).
+///
+/// # Errors
+/// Whatever getsockopt(2) gives; where the process has ended, that is an error of its own.
+pub fn peer_pidfd(socket: &impl AsFd) -> Result<OwnedFd> {
+    let mut descriptor: libc::c_int = -1;
+    let mut len: libc::socklen_t = 4;
+    // SAFETY: the kernel writes at most `len` bytes into `descriptor`, an int of 4 bytes.
+    let done = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERPIDFD,
+            (&raw mut descriptor).cast(),
+            &raw mut len,
+        )
+    };
+    match done {
+        // SAFETY: the call has just made this descriptor, and nobody else knows it.
+        0 => Ok(unsafe { OwnedFd::from_raw_fd(descriptor) }),
+        _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
+    }
 }
 
 /// Sends one packet, with `descriptors`; waits while the peer's queue is full, unless the socket
@@ -198,6 +223,8 @@ mod tests {
         let client = connect(&path).unwrap();
         let server = accept(&listener).unwrap();
         assert_eq!(peer(&server).unwrap().pid, std::process::id());
+        let pidfd = peer_pidfd(&server).unwrap();
+        assert!(!crate::process::has_exited(&pidfd));
         assert_eq!(listen(&path).err(), Some(Errno::ADDRINUSE));
         drop((listener, server, client));
         assert_eq!(

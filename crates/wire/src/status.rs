@@ -64,6 +64,8 @@ pub enum Request {
     Status,
     /// The slots of all stores by node and zone.
     Heap,
+    /// Which domain would the caller have as a guest that asks for this name (empty: for none)?
+    Domain(String),
     /// Turn knobs, all or none.
     Set(Vec<Setting>),
 }
@@ -76,6 +78,8 @@ pub enum Reply {
     Status(Box<Status>),
     /// To [`Request::Heap`]: a heap's view as the `numa` crate writes it, which this crate only carries.
     Heap(serde_json::Value),
+    /// To [`Request::Domain`].
+    Domain(String),
     /// Done.
     Done,
     /// Not done: why.

@@ -1,0 +1,282 @@
+use super::*;
+use proptest::prelude::*;
+
+fn who(uid: u32) -> Who {
+    Who {
+        uid,
+        gid: uid + 100,
+        cgroup: None,
+    }
+}
+
+fn inside(uid: u32, cgroup: &str) -> Who {
+    Who {
+        cgroup: Some(cgroup.to_owned()),
+        ..who(uid)
+    }
+}
+
+fn policy(text: &str) -> Policy {
+    Policy::parse(text, 0).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn granted(policy: &Policy, who: &Who, name: &str) -> Option<String> {
+    policy.domain(who, name).ok()
+}
+
+#[test]
+fn without_a_file_a_name_only_narrows_the_domain_of_its_user() {
+    let root = Policy::without_file(0);
+    assert_eq!(granted(&root, &who(7), "").as_deref(), Some("uid:7"));
+    assert_eq!(granted(&root, &who(7), "a").as_deref(), Some("uid:7/a"));
+    // Nothing that user 7 says leads into a domain of user 8.
+    for name in ["uid:8", "/uid:8", "../uid:8", "8"] {
+        let domain = granted(&root, &who(7), name).unwrap();
+        assert!(domain.starts_with("uid:7/"), "{domain}");
+    }
+    assert!(!root.asks_for_cgroups());
+}
+
+#[test]
+fn a_users_daemon_serves_that_user() {
+    for user in [
+        Policy::without_file(7),
+        Policy::parse("[[rule]]\nuid = '0-9'\ndomain = 'x'\n", 7).unwrap(),
+    ] {
+        assert!(user.domain(&who(7), "").is_ok());
+        assert!(user.domain(&who(8), "").is_err());
+        assert!(user.domain(&who(0), "").is_err());
+        assert!(user.may_control(&who(7)) && user.may_control(&who(0)));
+        assert!(!user.may_control(&who(8)));
+        assert_eq!(user.socket_mode(), 0o600);
+    }
+}
+
+/// The example of docs/cli.md.
+const EXAMPLE: &str = include_str!("../../../../packaging/policy.toml");
+
+#[test]
+fn the_packaged_example_says_what_its_comments_say() {
+    let example = policy(EXAMPLE);
+    let domain = |who: &Who, name: &str| granted(&example, who, name);
+    let vm = inside(
+        64055,
+        "/machine.slice/machine-qemu\\x2d1\\x2dweb.scope/libvirt/emulator",
+    );
+    let path = vm.cgroup.clone().unwrap();
+    assert_eq!(domain(&vm, ""), Some(format!("cgroup:{path}")));
+    assert_eq!(domain(&vm, "build"), None);
+    assert_eq!(domain(&inside(990, "/x"), ""), None);
+    assert_eq!(domain(&inside(990, "/machine.slice/a.scope"), ""), None);
+    for uid in [2000, 2999] {
+        assert_eq!(
+            domain(&inside(uid, "/x"), "").as_deref(),
+            Some("name:workers")
+        );
+    }
+    assert_eq!(
+        domain(&inside(1000, "/x"), "build").as_deref(),
+        Some("name:build")
+    );
+    assert_eq!(
+        domain(&inside(1001, "/x"), "build").as_deref(),
+        Some("name:build")
+    );
+    let narrowed = domain(&inside(1002, "/x"), "build");
+    assert_eq!(narrowed.as_deref(), Some("uid:1002/build"));
+    assert_eq!(domain(&inside(1000, "/x"), "").as_deref(), Some("uid:1000"));
+    assert_eq!(
+        domain(&inside(1500, "/x"), "mine").as_deref(),
+        Some("uid:1500/mine")
+    );
+    assert_eq!(domain(&inside(5000, "/x"), ""), None, "the default");
+    assert!(example.may_control(&who(990)) && !example.may_control(&who(1000)));
+}
+
+#[test]
+fn the_first_rule_that_fits_decides() {
+    let text = "[[rule]]\ngid = 107\nnames = ['a']\n\
+                [[rule]]\nuid = 7\nrefuse = true\n\
+                [[rule]]\nuid = [7, 8]\nper = 'gid'\n";
+    let both = policy(text);
+    assert_eq!(granted(&both, &who(7), "a").as_deref(), Some("name:a"));
+    let refused = both.domain(&who(7), "").unwrap_err();
+    assert_eq!(
+        refused,
+        Refusal::Rule {
+            rule: 2,
+            who: who(7)
+        }
+    );
+    assert_eq!(granted(&both, &who(8), "").as_deref(), Some("gid:108"));
+    let error = both.domain(&who(8), "a").unwrap_err().to_string();
+    assert!(error.contains("`a`") && error.contains("user 8"), "{error}");
+    assert_eq!(granted(&both, &who(9), "").as_deref(), Some("uid:9"));
+}
+
+#[test]
+fn an_unknown_cgroup_is_refused_where_cgroups_count() {
+    let ban = policy("[[rule]]\ncgroup = '/bad/**'\nrefuse = true\n");
+    assert!(ban.asks_for_cgroups());
+    assert!(ban.domain(&inside(7, "/good"), "").is_ok());
+    assert!(ban.domain(&inside(7, "/bad/x"), "").is_err());
+    let unknown = ban.domain(&who(7), "").unwrap_err();
+    assert_eq!(unknown, Refusal::NoCgroup { who: who(7) });
+}
+
+#[test]
+fn mistakes_are_named_with_rule_and_line() {
+    for (text, place, what) in [
+        ("defualt = 'uid'\n", "line 1", "defualt"),
+        ("default = 'all'\n", "line 1", "all"),
+        ("[control]\n", "control (line 1)", "nobody"),
+        (
+            "\n[[rule]]\nuid = 1\nper = 'uid'\nuids = 2\n",
+            "rule 1 (line 5)",
+            "uids",
+        ),
+        (
+            "[[rule]]\nuid = 1\nper = 'uid'\n\n[[rule]]\nuid = []\n",
+            "rule 2 (line 6)",
+            "empty",
+        ),
+        (
+            "[[rule]]\nuid = [1, '1-2']\nper = 'uid'\n",
+            "rule 1 (line 2)",
+            "1 is listed twice",
+        ),
+        ("[[rule]]\nper = 'uid'\n", "rule 1 (line 1)", "for nobody"),
+        ("[[rule]]\nuid = 1\n", "rule 1 (line 1)", "gives nothing"),
+        (
+            "[[rule]]\nuid = 1\nrefuse = false\n",
+            "rule 1",
+            "refuse = false",
+        ),
+        (
+            "[[rule]]\nuid = 1\nrefuse = true\nper = 'uid'\n",
+            "rule 1",
+            "it refuses",
+        ),
+        (
+            "[[rule]]\nuid = 1\ndomain = 'x'\nper = 'uid'\n",
+            "rule 1",
+            "both",
+        ),
+        (
+            "[[rule]]\nuid = 1\ndomain = 'x'\nsplit = true\n",
+            "rule 1",
+            "split",
+        ),
+        (
+            "[[rule]]\nuid = 1\nnames = []\n",
+            "rule 1",
+            "`names` is empty",
+        ),
+        (
+            "[[rule]]\nuid = 1\nnames = ['a', 'a']\n",
+            "rule 1",
+            "`a` is listed twice",
+        ),
+        ("[[rule]]\nuid = 1\ndomain = ''\n", "rule 1", "no name"),
+        (
+            "[[rule]]\ncgroup = 'a'\nper = 'uid'\n",
+            "rule 1 (line 1)",
+            "`a`",
+        ),
+        (
+            "[[rule]]\ncgroup = []\nper = 'uid'\n",
+            "rule 1",
+            "`cgroup` is empty",
+        ),
+        (
+            "[[rule]]\ncgroup = ['/a', '/a']\nper = 'uid'\n",
+            "rule 1",
+            "adds nothing",
+        ),
+        (
+            "[[rule]]\nuid = '1-9'\nper = 'uid'\n# more\n[[rule]]\nuid = 4\nper = 'gid'\n",
+            "rule 2 (line 5)",
+            "rule 1 decides",
+        ),
+        (
+            "[[rule]]\nuid = 1\nrefuse = true\n[[rule]]\nuid = 1\nnames = ['a']\n",
+            "rule 2",
+            "rule 1 decides",
+        ),
+    ] {
+        let error = Policy::parse(text, 0).unwrap_err().to_string();
+        assert!(
+            error.contains(place) && error.contains(what),
+            "{text}\n{error}"
+        );
+    }
+}
+
+#[test]
+fn a_later_rule_may_say_what_an_earlier_one_leaves_open() {
+    policy("[[rule]]\nuid = 1\nnames = ['a']\n[[rule]]\nuid = 1\nnames = ['b']\nper = 'uid'\n");
+    policy("[[rule]]\nuid = '1-5'\nper = 'uid'\n[[rule]]\nuid = '4-8'\nper = 'gid'\n");
+}
+
+/// Rules over users 0 to 4 and cgroups /a, /b, by number.
+fn rule(number: u32) -> String {
+    let condition = match number % 4 {
+        0 => format!("uid = {}", number / 4 % 5),
+        1 => format!("uid = '{}-4'", number / 4 % 5),
+        2 => "cgroup = '/a'".to_owned(),
+        _ => "cgroup = ['/b', '/c']".to_owned(),
+    };
+    let gift = match number / 20 % 7 {
+        0 => "per = 'uid'",
+        1 => "per = 'uid'\nsplit = true",
+        2 => "per = 'gid'\nsplit = true",
+        3 => "per = 'cgroup'",
+        4 => "domain = '7'",
+        5 => "names = ['x', '1/x']",
+        _ => "refuse = true",
+    };
+    format!("[[rule]]\n{condition}\n{gift}\n")
+}
+
+proptest! {
+    /// Whatever a guest asks for: unless a rule of the policy gives both the same name, two users
+    /// in two cgroups and groups never meet.
+    #[test]
+    fn no_name_leads_to_strangers(
+        numbers in proptest::collection::vec(0_u32..140, 0..6),
+        names in proptest::array::uniform2("[x17/:]{0,3}|uid:[0-4]|uid:[0-4]/x|cgroup:/[abc]|name:7"),
+        one in 0_u32..5, step in 1_u32..5,
+    ) {
+        let text: String = numbers.into_iter().map(rule).collect();
+        if let Ok(policy) = Policy::parse(&text, 0) {
+            let (one, two) = (inside(one, "/a"), inside((one + step) % 5, "/b"));
+            let first = granted(&policy, &one, &names[0]);
+            let second = granted(&policy, &two, &names[1]);
+            if first.is_some() && first == second {
+                let shared = first.unwrap_or_default();
+                prop_assert!(["name:7", "name:x", "name:1/x"].contains(&shared.as_str()), "{}", shared);
+            }
+        }
+    }
+
+    /// A rule that is refused as hidden would have decided nothing.
+    #[test]
+    fn hidden_rules_never_decide(numbers in proptest::collection::vec(0_u32..140, 1..5), uid in 0_u32..5) {
+        let rules: Vec<String> = numbers.into_iter().map(rule).collect();
+        let (last, before) = rules.split_last().unwrap();
+        let Ok(without) = Policy::parse(&before.concat(), 0) else { return Ok(()) };
+        let hidden = Policy::parse(&rules.concat(), 0)
+            .is_err_and(|error| error.to_string().contains("decides all"));
+        if hidden {
+            let alone = policy(last);
+            for cgroup in ["/a", "/b", "/c", "/d"] {
+                for name in ["", "x", "1/x", "other"] {
+                    let who = inside(uid, cgroup);
+                    let speaks = alone.rules[0].decide(&who, name).is_some();
+                    let decided = without.rules.iter().any(|rule| rule.decide(&who, name).is_some());
+                    prop_assert!(!speaks || decided, "{} in {} asks for {}", uid, cgroup, name);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,400 @@
+//! Trust domains, live: guests of several users and cgroups with equal memory, and what of it they
+//! share under which policy. Frames are compared by number, memory files by device and inode.
+//!
+//! These tests need root: guests run as users of their own.
+#![allow(clippy::unwrap_used)] // a helper that fails is a test that fails
+
+mod common;
+#[path = "../../../tests/support/mod.rs"]
+mod support;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use common::{Place, Running, daemon, json, output, pageone, text, wait_for};
+use serde_json::Value;
+use support::Guest;
+
+const PAGES: usize = 1024;
+/// Users that no system has.
+const USERS: [u32; 3] = [61_001, 61_002, 61_003];
+
+/// One test at a time: the engine works at idle priority.
+fn alone() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether these tests can run; says so when not.
+fn is_root() -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        eprintln!("skipped: only root can run guests as several users");
+    }
+    root
+}
+
+/// A place that all users can reach, with copies of the programs.
+struct Open {
+    place: Place,
+}
+
+impl Open {
+    fn new() -> Self {
+        let place = Place::new();
+        let open = Self { place };
+        open.copy(&support::agent(), "libpageone_agent.so");
+        open.copy(support::guest_program(false), "guest");
+        open.copy(Path::new(env!("CARGO_BIN_EXE_pageone")), "pageone");
+        fs::set_permissions(open.place.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        open
+    }
+
+    fn copy(&self, from: &Path, name: &str) {
+        let to = self.place.path().join(name);
+        fs::copy(from, &to).unwrap();
+        fs::set_permissions(to, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    fn daemon(&self, policy: &str) -> Running {
+        let file = self.place.file("policy.toml", policy);
+        let file = file.to_str().unwrap();
+        daemon(&self.place, &["--merge-period", "100ms", "--policy", file])
+    }
+
+    /// A guest of user `uid` that asks for `domain`; it connects when it offers.
+    fn guest(&self, uid: u32, domain: Option<&str>) -> Guest {
+        let mut command = Command::new(self.place.path().join("guest"));
+        command.uid(uid).gid(uid).current_dir("/");
+        command.env("LD_PRELOAD", self.place.path().join("libpageone_agent.so"));
+        command.env("PAGEONE_SOCKET", self.place.socket());
+        match domain {
+            Some(domain) => command.env("PAGEONE_DOMAIN", domain),
+            None => command.env_remove("PAGEONE_DOMAIN"),
+        };
+        Guest::from(&mut command)
+    }
+
+    /// What `pageone WORDS` says to user `uid`.
+    fn command(&self, uid: u32, words: &[&str]) -> Output {
+        let mut command = Command::new(self.place.path().join("pageone"));
+        command.uid(uid).gid(uid).current_dir("/");
+        command
+            .env("PAGEONE_SOCKET", "")
+            .env_remove("PAGEONE_DOMAIN");
+        let (verb, rest) = words.split_first().unwrap();
+        command.arg(verb).arg("--socket").arg(self.place.socket());
+        output(command.args(rest))
+    }
+
+    fn status_when(&self, what: &str, done: impl Fn(&Value) -> bool) -> Value {
+        wait_for(what, || {
+            Some(json(&self.place)).filter(|status| done(status))
+        })
+    }
+}
+
+fn count(status: &Value, name: &str) -> u64 {
+    status[name].as_u64().unwrap()
+}
+
+/// Whether `copies` canonical pages have two sharers each.
+fn paired(status: &Value, copies: usize) -> bool {
+    ["pages_shared", "pages_sharing"].map(|name| count(status, name)) == [copies as u64; 2]
+}
+
+fn domain_of(status: &Value, guest: &Guest) -> Option<String> {
+    let guests = status["guests"].as_array().unwrap();
+    let one = guests.iter().find(|one| one["pid"] == guest.pid)?;
+    Some(one["domain"].as_str().unwrap().to_owned())
+}
+
+/// Device, inode and name of each memory file that a process maps or has a descriptor of; the
+/// agent's thread has a table of descriptors of its own.
+fn memory_files(pid: u32) -> BTreeSet<(u64, u64, String)> {
+    let mut files = BTreeSet::new();
+    for task in fs::read_dir(format!("/proc/{pid}/task")).unwrap() {
+        for entry in fs::read_dir(task.unwrap().path().join("fd")).unwrap() {
+            let path = entry.unwrap().path();
+            let (Ok(name), Ok(meta)) = (fs::read_link(&path), fs::metadata(&path)) else {
+                continue; // closed meanwhile
+            };
+            let name = name.to_str().unwrap().to_owned();
+            if name.starts_with("/memfd:") {
+                files.insert((meta.dev(), meta.ino(), name));
+            }
+        }
+    }
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    for line in maps.lines() {
+        let fields: Vec<&str> = line.split_ascii_whitespace().collect();
+        if let [_, _, _, device, inode, name, rest @ ..] = &fields[..]
+            && name.starts_with("/memfd:")
+        {
+            let (major, minor) = device.split_once(':').unwrap();
+            let number = |hex: &str| u32::from_str_radix(hex, 16).unwrap();
+            let device = rustix::fs::makedev(number(major), number(minor));
+            let name = [&[*name], rest].concat().join(" ");
+            files.insert((device, inode.parse().unwrap(), name));
+        }
+    }
+    files
+}
+
+/// Lets guests compare all their bytes, which also makes every page present.
+fn check(guests: &mut [Guest]) {
+    for guest in guests {
+        guest.run("check");
+    }
+}
+
+/// Asserts that two guests, after [`check`], have no frame and no memory file in common.
+fn assert_apart(one: &Guest, two: &Guest) {
+    for page in 0..PAGES {
+        assert_ne!(one.frame(page), two.frame(page), "page {page}");
+    }
+    let (ones, twos) = (memory_files(one.pid), memory_files(two.pid));
+    let common: Vec<_> = ones.intersection(&twos).collect();
+    assert!(common.is_empty(), "{common:?}");
+}
+
+/// Asserts that two guests, after [`check`], have all frames and exactly one memory file, their store, in common.
+fn assert_together(one: &Guest, two: &Guest) {
+    for page in 0..PAGES {
+        assert!(one.frame(page).is_some());
+        assert_eq!(one.frame(page), two.frame(page), "page {page}");
+    }
+    let (ones, twos) = (memory_files(one.pid), memory_files(two.pid));
+    let common: Vec<_> = ones.intersection(&twos).collect();
+    assert_eq!(common.len(), 1, "{ones:?} {twos:?}");
+    assert!(common[0].2.contains("pageone-store"), "{common:?}");
+}
+
+#[test]
+fn users_with_equal_memory_share_nothing_with_each_other() {
+    let _alone = alone();
+    if !is_root() {
+        return;
+    }
+    let open = Open::new();
+    let _daemon = open.daemon("default = 'uid'\n");
+    let [a, b, _] = USERS;
+    let mut guests = [a, b, a, b].map(|uid| open.guest(uid, None));
+    // One of each first: equal pages of two users are not merged, however long they are looked at.
+    let [first, second, ..] = &mut guests;
+    first.offer(PAGES, 5);
+    second.offer(PAGES, 5);
+    let seen = open.status_when("both guests' pages to be read", |status| {
+        count(status, "pages_unshared") == 2 * PAGES as u64
+    });
+    let later = open.status_when("three more rounds", |status| {
+        count(status, "full_scans") >= count(&seen, "full_scans") + 3
+    });
+    assert_eq!(count(&later, "pages_sharing"), 0, "{later}");
+    assert_apart(first, second);
+
+    for guest in &mut guests[2..] {
+        guest.offer(PAGES, 5);
+    }
+    let status = open.status_when("each user's two guests to be merged", |status| {
+        paired(status, 2 * PAGES)
+    });
+    assert_eq!(domain_of(&status, &guests[0]), Some(format!("uid:{a}")));
+    assert_eq!(domain_of(&status, &guests[1]), Some(format!("uid:{b}")));
+    check(&mut guests);
+    assert_together(&guests[0], &guests[2]);
+    assert_together(&guests[1], &guests[3]);
+    for (one, two) in [(0, 1), (0, 3), (2, 1), (2, 3)] {
+        assert_apart(&guests[one], &guests[two]);
+    }
+}
+
+#[test]
+fn a_name_is_for_those_whom_the_policy_gives_it() {
+    let _alone = alone();
+    if !is_root() {
+        return;
+    }
+    let open = Open::new();
+    let [a, b, c] = USERS;
+    let mut daemon = open.daemon(&format!(
+        "default = 'uid'\n[control]\nuid = {b}\n[[rule]]\nuid = [{a}, {b}]\nnames = ['team']\n"
+    ));
+    let mut guests = [a, b, c].map(|uid| open.guest(uid, Some("team")));
+    let mut plain = open.guest(a, None);
+    for guest in &mut guests {
+        guest.offer(PAGES, 6);
+    }
+    plain.offer(PAGES, 6);
+    let status = open.status_when("the team to be merged", |status| {
+        paired(status, PAGES) && count(status, "pages_unshared") == PAGES as u64
+    });
+    assert_eq!(domain_of(&status, &guests[0]).as_deref(), Some("name:team"));
+    assert_eq!(domain_of(&status, &guests[1]).as_deref(), Some("name:team"));
+    assert_eq!(domain_of(&status, &guests[2]), None, "refused");
+    assert_eq!(domain_of(&status, &plain), Some(format!("uid:{a}")));
+    check(&mut guests);
+    assert_together(&guests[0], &guests[1]);
+    assert_apart(&guests[0], &guests[2]);
+    assert_apart(&guests[0], &plain);
+    assert_eq!(memory_files(guests[2].pid), BTreeSet::new());
+
+    let refused = open.command(c, &["run", "--domain", "team", "--", "true"]);
+    let said = text(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(125), "{said}");
+    assert!(
+        said.contains("`team`") && said.contains(&c.to_string()),
+        "{said}"
+    );
+    let welcome = open.command(b, &["run", "--domain", "team", "--", "true"]);
+    assert!(welcome.status.success(), "{}", text(&welcome.stderr));
+
+    assert!(
+        open.command(b, &["status"]).status.success(),
+        "the policy lets b control"
+    );
+    assert!(open.command(b, &["set", "threads=1"]).status.success());
+    for words in [&["status"][..], &["set", "threads=2"]] {
+        let refused = open.command(a, words);
+        assert!(!refused.status.success());
+        assert!(text(&refused.stderr).contains("may not control"));
+    }
+
+    daemon.signal(15);
+    assert_eq!(daemon.end(), 0);
+    let log = daemon.stderr();
+    let refusals = log.lines().filter(|line| line.contains("refused"));
+    let refusals: Vec<_> = refusals.collect();
+    assert_eq!(
+        refusals.len(),
+        1,
+        "told once, though the agent asks each second: {log}"
+    );
+    assert!(refusals[0].contains("`team`") && refusals[0].contains(&c.to_string()));
+}
+
+/// Cgroups for a test, below a folder of their own; removed on drop.
+struct Cgroups {
+    folder: PathBuf,
+}
+
+impl Cgroups {
+    /// Where version 2 is mounted and may be written, else why not.
+    fn new() -> Result<Self, String> {
+        let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+        let fields = mounts
+            .lines()
+            .map(|line| line.split(' ').collect::<Vec<_>>());
+        let mut root = fields
+            .filter(|mount| mount.get(2) == Some(&"cgroup2"))
+            .map(|mount| mount[1].to_owned());
+        let root = root
+            .next_back()
+            .ok_or("cgroups of version 2 are not mounted")?;
+        let folder = Path::new(&root).join(format!("pageone-test-{}", std::process::id()));
+        fs::create_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+        Ok(Self { folder })
+    }
+
+    fn name(&self) -> &str {
+        self.folder.file_name().unwrap().to_str().unwrap()
+    }
+
+    fn put(&self, guest: &Guest, name: &str) {
+        let folder = self.folder.join(name);
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("cgroup.procs"), guest.pid.to_string()).unwrap();
+    }
+}
+
+impl Drop for Cgroups {
+    fn drop(&mut self) {
+        let inner = fs::read_dir(&self.folder).into_iter().flatten().flatten();
+        for folder in inner.filter(|entry| entry.path().is_dir()) {
+            let _ = fs::remove_dir(folder.path());
+        }
+        let _ = fs::remove_dir(&self.folder);
+    }
+}
+
+#[test]
+fn cgroups_are_domains_where_the_policy_says_so() {
+    let _alone = alone();
+    if !is_root() {
+        return;
+    }
+    let cgroups = match Cgroups::new() {
+        Ok(cgroups) => cgroups,
+        Err(why) => return eprintln!("skipped: {why}"),
+    };
+    let open = Open::new();
+    let name = cgroups.name();
+    let mut daemon = open.daemon(&format!(
+        "default = 'refuse'\n\
+         [[rule]]\ncgroup = '/**/{name}/banned'\nrefuse = true\n\
+         [[rule]]\ncgroup = '/**/{name}/vm-*'\nper = 'cgroup'\n"
+    ));
+    let [a, b, c] = USERS;
+    // Two users in one cgroup share; one user in two cgroups does not.
+    let places = [
+        (a, "vm-1"),
+        (b, "vm-1"),
+        (a, "vm-2"),
+        (c, "banned"),
+        (c, "other"),
+    ];
+    let mut guests = places.map(|(uid, cgroup)| {
+        let guest = open.guest(uid, None);
+        cgroups.put(&guest, cgroup);
+        guest
+    });
+    for guest in &mut guests {
+        guest.offer(PAGES, 7);
+    }
+    let status = open.status_when("the guests of one cgroup to be merged", |status| {
+        paired(status, PAGES) && count(status, "pages_unshared") == PAGES as u64
+    });
+    let domains = guests.each_ref().map(|guest| domain_of(&status, guest));
+    let [one, two, other, banned, outside] = &domains;
+    assert!(
+        one.as_ref().unwrap().ends_with(&format!("{name}/vm-1")),
+        "{status}"
+    );
+    assert_eq!(one, two);
+    assert!(other.as_ref().unwrap().ends_with("/vm-2"), "{status}");
+    assert_eq!((banned, outside), (&None, &None));
+    check(&mut guests);
+    assert_together(&guests[0], &guests[1]);
+    assert_apart(&guests[0], &guests[2]);
+    drop(guests);
+    daemon.signal(15);
+    daemon.end();
+    let log = daemon.stderr();
+    assert!(
+        log.contains("rule 1 of the policy refuses") && log.contains("no rule"),
+        "{log}"
+    );
+}
+
+#[test]
+fn a_policy_with_a_mistake_ends_the_daemon_with_rule_and_line() {
+    let place = Place::new();
+    let text_ = "default = 'uid'\n\n[[rule]]\nuid = 1\nper = 'user'\n";
+    let policy = place.file("p.toml", text_);
+    let config = format!("policy = '{}'\n", policy.display());
+    let config = place.file("pageone.toml", &config);
+    let mut command = pageone();
+    command.arg("daemon").arg("--socket").arg(place.socket());
+    let ended = output(command.arg("--config").arg(config));
+    let said = text(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(1), "{said}");
+    for word in ["p.toml", "rule 1", "line 5", "user"] {
+        assert!(said.contains(word), "{word}: {said}");
+    }
+    assert!(!place.socket().exists());
+}
