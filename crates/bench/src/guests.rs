@@ -87,7 +87,7 @@ impl Guest {
         parse_answer(&line).ok_or_else(|| self.failed(format!("answered {line:?}")))
     }
 
-    fn line(&mut self, patience: Duration) -> Result<String, BenchError> {
+    pub(crate) fn line(&mut self, patience: Duration) -> Result<String, BenchError> {
         let deadline = Instant::now() + patience;
         let mut line = String::new();
         while self.output.buffer().is_empty() {
@@ -119,7 +119,7 @@ impl Guest {
         self.failed(what)
     }
 
-    fn failed(&self, what: String) -> BenchError {
+    pub(crate) fn failed(&self, what: String) -> BenchError {
         let pid = self.pid();
         BenchError::Guest { pid, what }
     }

@@ -19,6 +19,7 @@ mod guests;
 mod ksm;
 mod merge;
 mod report;
+mod timing;
 
 pub use content::Content;
 pub use curve::{Curve, Sample};
@@ -27,3 +28,4 @@ pub use guests::{Answer, Guest, serve_guest};
 pub use ksm::{KsmContender, KsmGuard, watch_ksm};
 pub use merge::{Contender, Plan, measure, memory_needed};
 pub use report::{Machine, Report, Row};
+pub use timing::{Access, Kind, Latency, Probe, Timing};

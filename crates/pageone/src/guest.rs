@@ -1,7 +1,7 @@
 //! Hidden verbs: the processes that the demo and the bench start.
 
 use anyhow::{Context, Result};
-use bench::Content;
+use bench::{Content, Probe};
 use sys::ksm::Ksm;
 
 use crate::demo_guest;
@@ -10,6 +10,8 @@ use crate::demo_guest;
 pub(crate) enum Kind {
     /// Memory whose content follows from a seed
     Bench(BenchGuest),
+    /// Pages of four kinds, whose accesses are timed
+    Timing(TimingGuest),
     /// Files of this machine, private data and zeros, verified and rewritten all the time
     Demo(demo_guest::Args),
 }
@@ -30,6 +32,23 @@ pub(crate) struct BenchGuest {
     zero_prefix: f64,
     #[arg(long)]
     shuffle: bool,
+}
+
+#[derive(clap::Args)]
+pub(crate) struct TimingGuest {
+    role: Role,
+    #[arg(long)]
+    pages: u32,
+    #[arg(long)]
+    seed: u64,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Role {
+    /// Has the pages that the other one looks for.
+    Owner,
+    /// Times its accesses.
+    Prober,
 }
 
 impl BenchGuest {
@@ -62,6 +81,18 @@ pub(crate) fn main(kind: Kind) -> Result<()> {
                 shuffle: args.shuffle,
             };
             bench::serve_guest(&content, args.number).context("this guest failed")
+        }
+        Kind::Timing(args) => {
+            let pages = usize::try_from(args.pages).context("too many pages")?;
+            let probe = Probe {
+                pages,
+                seed: args.seed,
+            };
+            let served = match args.role {
+                Role::Owner => probe.serve_owner(),
+                Role::Prober => probe.serve_prober(),
+            };
+            served.context("this guest failed")
         }
         Kind::Demo(args) => demo_guest::main(&args),
     }

@@ -52,6 +52,32 @@ fn flags_out_of_range_are_refused() {
     }
 }
 
+#[test]
+fn the_time_of_a_write_tells_a_merged_page_from_others() {
+    common::need_agent();
+    let mut command = pageone();
+    let measured = output(command.args(["bench", "timing", "--pages", "1024", "--json"]));
+    assert!(measured.status.success(), "{}", text(&measured.stderr));
+    let report: serde_json::Value = serde_json::from_slice(&measured.stdout).expect("JSON");
+    let rows = report["rows"].as_array().expect("rows");
+    assert_eq!(
+        (rows.len(), &report["options"]["pages"]),
+        (12, &1024.into())
+    );
+    let median = |kind: &str| {
+        let row = rows
+            .iter()
+            .find(|row| row["kind"] == kind && row["access"] == "write")
+            .unwrap_or_else(|| panic!("{kind} in {report}"));
+        assert_eq!(row["pages"], 512, "{report}");
+        row["p50_ns"].as_u64().expect("a time")
+    };
+    // A page that nobody tracks takes no fault; all others do.
+    for kind in ["armed", "merged", "zero"] {
+        assert!(median(kind) > median("private"), "{report}");
+    }
+}
+
 /// One test for all that turns this machine's KSM, so that no two do at a time.
 #[test]
 fn ksm_is_measured_and_its_knobs_go_back() {

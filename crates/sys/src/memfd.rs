@@ -180,6 +180,49 @@ mod tests {
         assert_eq!(rustix::io::pread(&shared, &mut page, 0), Ok(4096));
     }
 
+    /// What `sh -c SCRIPT` says as user `uid`, with a descriptor of `store` as its standard input.
+    fn as_user(uid: u32, store: &Store, script: &str) -> bool {
+        use std::os::unix::process::CommandExt;
+        let mut shell = std::process::Command::new("sh");
+        shell
+            .args(["-c", script])
+            .uid(uid)
+            .gid(uid)
+            .current_dir("/");
+        shell.stdin(store.share().unwrap());
+        shell.stderr(std::process::Stdio::null());
+        shell.stdout(std::process::Stdio::null());
+        shell.status().unwrap().success()
+    }
+
+    #[test]
+    fn another_user_cannot_open_a_store_again_and_root_can() {
+        const STRANGER: u32 = 61_004;
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: only root can be another user");
+            return;
+        }
+        let store = Store::new("pageone-test").unwrap();
+        store.write(0, &[&[1; 4096]]).unwrap();
+        let (read, reopen, write, chmod) = (
+            "head -c 1",
+            "exec 3</proc/self/fd/0",
+            "exec 3<>/proc/self/fd/0 && echo x >&3",
+            "chmod 600 /proc/self/fd/0",
+        );
+        assert!(as_user(STRANGER, &store, read));
+        for script in [reopen, write, chmod] {
+            assert!(!as_user(STRANGER, &store, script), "{script}");
+        }
+        let mut page = [0; 4096];
+        store.read(0, &mut page).unwrap();
+        assert_eq!(page, [1; 4096]);
+        // Root can, which is why guests of root's are trusted.
+        assert!(as_user(0, &store, write));
+        store.read(0, &mut page).unwrap();
+        assert_eq!(page[0], b'x');
+    }
+
     #[test]
     fn a_lifeline_is_free_when_nobody_maps_it() {
         let line = Lifeline::new().unwrap();

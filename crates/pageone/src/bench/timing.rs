@@ -1,0 +1,120 @@
+//! `pageone bench timing`: what the time of an access tells a guest about its page.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use bench::{Guest, Machine, Timing};
+use wire::{Request, Setting, Status};
+
+use crate::host::Host;
+use crate::launch::Launch;
+use crate::{client, human, paths};
+
+/// The longest wait for a guest to fill its memory, for the engine to merge it, or for a reply.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// The engine's period while the accesses are timed: it then does nothing.
+const QUIET_MS: u64 = 3_600_000;
+/// How long the engine may still be at the round in which the last page was merged.
+const SETTLING: Duration = Duration::from_millis(500);
+
+#[derive(clap::Args, serde::Serialize)]
+pub(crate) struct Args {
+    /// Pages of each kind
+    #[arg(long, default_value_t = 16384, value_parser = clap::value_parser!(u32).range(32..=1 << 20))]
+    pages: u32,
+    /// All content follows from it
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// PageONE's period until all is merged
+    #[arg(long, value_name = "TIME", default_value = "200ms", value_parser = human::period)]
+    #[serde(skip)]
+    merge_period: Duration,
+    /// One JSON object
+    #[arg(long)]
+    #[serde(skip)]
+    json: bool,
+}
+
+#[derive(serde::Serialize)]
+struct Report<'a> {
+    machine: Machine,
+    options: &'a Args,
+    #[serde(flatten)]
+    timing: Timing,
+}
+
+pub(crate) fn main(args: &Args) -> Result<()> {
+    let timing = measure(args)?;
+    if args.json {
+        let report = Report {
+            machine: Machine::here(),
+            options: args,
+            timing,
+        };
+        println!("{}", serde_json::to_string(&report)?);
+        return Ok(());
+    }
+    print!("{timing}");
+    Ok(())
+}
+
+fn measure(args: &Args) -> Result<Timing> {
+    let host = Host::start(engine::Options {
+        merge_period: args.merge_period,
+        ..engine::Options::default()
+    })?;
+    let agent = paths::agent()?;
+    let launch = Launch {
+        agent: &agent,
+        socket: host.socket(),
+        domain: None,
+        also_ksm: false,
+    };
+    let mut owner = start(args, launch, "owner")?;
+    let mut prober = start(args, launch, "prober")?;
+    for guest in [&mut owner, &mut prober] {
+        guest.answer(PATIENCE)?;
+        guest.tell("offer")?;
+        guest.answer(PATIENCE)?;
+    }
+    wait_until_merged(&host, args.pages.into())?;
+    let quiet = Request::Set(vec![Setting::MergePeriodMs(QUIET_MS)]);
+    client::ask(host.socket(), &quiet, PATIENCE)?;
+    std::thread::sleep(SETTLING);
+    let timing = prober.probe(PATIENCE)?;
+    drop((owner, prober));
+    host.stop()?;
+    Ok(timing)
+}
+
+fn start(args: &Args, launch: Launch<'_>, role: &str) -> Result<Guest> {
+    let exe = std::env::current_exe().context("cannot find out where this program is")?;
+    let mut command = Command::new(exe);
+    command.args(["guest", "timing", role]);
+    command.arg(format!("--pages={}", args.pages));
+    command.arg(format!("--seed={}", args.seed));
+    launch.equip(&mut command);
+    Ok(Guest::start(&mut command)?)
+}
+
+/// Waits until each page that has an equal one is merged, and each that has none was read.
+fn wait_until_merged(host: &Host, pages: u64) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    let done = |now: &Status| {
+        let counters = [
+            now.pages_shared,
+            now.pages_sharing,
+            now.pages_unshared,
+            now.zero_pages,
+        ];
+        counters == [pages; 4]
+    };
+    while !done(&host.status()) {
+        if Instant::now() > deadline {
+            bail!("the pages are not merged after {PATIENCE:?}: is the machine busy?");
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
