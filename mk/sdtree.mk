@@ -2,13 +2,8 @@
 
 LOOM_MAX_PREEMPTIONS ?= 3
 SDTREE_STRESS_ROUNDS ?= 100000
-FUZZ_SECONDS ?= 60
-# What cargo-fuzz passes, for machines without it: coverage counters for libFuzzer, and the address sanitizer.
-FUZZ_FLAGS := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
-	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
-	-Cllvm-args=-sanitizer-coverage-trace-compares -Zsanitizer=address --cfg fuzzing
 
-.PHONY: loom miri stress fuzz-sdtree bench-sdtree
+.PHONY: loom miri stress bench-sdtree
 
 # The models take seconds; what goes further is for the nights.
 test: loom
@@ -28,15 +23,6 @@ miri: ## Runs the unit tests of the SD tree under miri, if it is installed
 stress: ## Runs the property and linearizability tests for long
 	PROPTEST_CASES=20000 $(CARGO) test --release -p sdtree -p one
 	SDTREE_STRESS_ROUNDS=$(SDTREE_STRESS_ROUNDS) $(CARGO) test --release -p sdtree --test linearizability
-
-fuzz-sdtree: ## Fuzzes the SD tree for FUZZ_SECONDS (60), with a nightly toolchain
-	@if $(CARGO) +nightly --version >/dev/null 2>&1; then \
-		mkdir -p fuzz/corpus/sdtree fuzz/artifacts/sdtree && cd fuzz && \
-		RUSTFLAGS="$(FUZZ_FLAGS)" $(CARGO) +nightly run --release --target x86_64-unknown-linux-gnu --bin sdtree -- \
-			-artifact_prefix=artifacts/sdtree/ -max_total_time=$(FUZZ_SECONDS) corpus/sdtree; \
-	else \
-		echo "fuzz-sdtree: skipped: there is no nightly toolchain (rustup toolchain install nightly)"; \
-	fi
 
 bench-sdtree: ## Measures the SD tree beside other maps
 	$(CARGO) bench -p sdtree --features peers

@@ -259,6 +259,20 @@ proptest! {
         }
     }
 
+    /// Lines that are nearly those of a policy are read or refused, and a refusal has a line.
+    #[test]
+    fn any_lines_are_read_or_refused(
+        lines in proptest::collection::vec(
+            "(\\[\\[rule\\]\\]|\\[control\\]|(uid|gid|cgroup|per|domain|names|split|refuse|default) = ([0-9]{1,11}|true|\"[-a-z0-9/*?]{0,8}\"|\\[(\"[-0-9/*a]{0,6}\"|, |7){0,4}\\])|[ -~]{0,10})",
+            0..10,
+        ),
+    ) {
+        let text = lines.join("\n");
+        if let Err(error) = Policy::parse(&text, 0) {
+            prop_assert!(error.to_string().contains("line"), "{}", error);
+        }
+    }
+
     /// A rule that is refused as hidden would have decided nothing.
     #[test]
     fn hidden_rules_never_decide(numbers in proptest::collection::vec(0_u32..140, 1..5), uid in 0_u32..5) {

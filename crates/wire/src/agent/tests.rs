@@ -115,6 +115,61 @@ proptest! {
     }
 
     #[test]
+    fn answers_return(
+        more: bool, numbers: [u64; 2],
+        entries in prop::collection::vec((0u64..1 << 30, prop::option::of(0u32..100), any::<[[u64; 8]; 2]>()), 0..Changes::MAX),
+        outcomes in prop::collection::vec(0u8..7, CHUNK_PAGES),
+    ) {
+        let mut changes = Changes { more, cpu_ns: numbers[0], memory_bytes: numbers[1], ..Changes::new() };
+        for (chunk, whole, [offered, stored]) in entries {
+            let chunk = chunk << 21;
+            let change = match whole {
+                Some(chunks) => Change::Whole { chunk, chunks },
+                None => Change::Chunk { chunk, offered: PageBits(offered), stored: PageBits(stored) },
+            };
+            prop_assert!(changes.push(change));
+        }
+        let mut merged = Merged { outcomes: [PageOutcome::NotAsked; CHUNK_PAGES], cpu_ns: numbers[0], window_ns: numbers[1] };
+        for (place, number) in merged.outcomes.iter_mut().zip(outcomes) {
+            *place = PageOutcome::from_wire(number).unwrap_or(PageOutcome::NotAsked);
+        }
+        for answer in [Answer::Changes(changes), Answer::Merged(merged)] {
+            prop_assert_eq!(Answer::decode(&packet(|out| answer.encode(out))), Ok(answer));
+        }
+    }
+
+    /// What a decoder takes, also of a packet with some bytes wrong, its encoder writes back.
+    #[test]
+    fn whatever_decodes_returns(
+        pages in prop::collection::btree_map(0u16..512, prop::option::of(0..SLOT_LIMIT), 0..20),
+        wrong in prop::collection::vec((0usize..300, any::<u8>()), 0..4),
+    ) {
+        let mut merge = Merge::new(7 << 21, 1);
+        for (&page, &slot) in &pages {
+            merge.push(page, slot);
+        }
+        let mut changes = Changes::new();
+        changes.push(Change::Whole { chunk: 1 << 21, chunks: 9 });
+        changes.push(Change::Chunk { chunk: 1 << 22, offered: PageBits::FULL, stored: PageBits::EMPTY });
+        let mut packets = [
+            packet(|out| Question::Merge(merge).encode(out)),
+            packet(|out| Answer::Changes(changes).encode(out)),
+        ];
+        for bytes in &mut packets {
+            for &(at, byte) in &wrong {
+                let len = bytes.len();
+                bytes[at % len] = byte;
+            }
+            if let Ok(question) = Question::decode(bytes) {
+                prop_assert_eq!(Question::decode(&packet(|out| question.encode(out))), Ok(question));
+            }
+            if let Ok(answer) = Answer::decode(bytes) {
+                prop_assert_eq!(Answer::decode(&packet(|out| answer.encode(out))), Ok(answer));
+            }
+        }
+    }
+
+    #[test]
     fn cut_messages_fail(cut in 0usize..100) {
         let question = Question::Unmerge(Unmerge { chunk: 1 << 21, pages: PageBits::FULL });
         let bytes = packet(|out| question.encode(out));

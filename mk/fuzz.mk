@@ -1,0 +1,25 @@
+# Fuzzing: a target for each file of fuzz/fuzz_targets that is a program.
+
+FUZZ_SECONDS ?= 60
+FUZZ_TARGETS := acpi config policy sdtree wire
+# What cargo-fuzz passes, for machines without it: coverage counters for libFuzzer, and the address sanitizer.
+FUZZ_FLAGS := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
+	-Cllvm-args=-sanitizer-coverage-trace-compares -Zsanitizer=address --cfg fuzzing
+
+.PHONY: fuzz $(FUZZ_TARGETS:%=fuzz-%)
+
+fuzz: $(FUZZ_TARGETS:%=fuzz-%) ## Fuzzes for FUZZ_SECONDS (60) each, with a nightly toolchain; one: fuzz-wire, fuzz-policy, ...
+
+# Beyond the longest packet; and a text that says much.
+fuzz-wire: FUZZ_ARGS := -max_len=20480
+fuzz-policy: FUZZ_ARGS := -seed_inputs=../packaging/policy.toml
+
+$(FUZZ_TARGETS:%=fuzz-%): fuzz-%:
+	@if $(CARGO) +nightly --version >/dev/null 2>&1; then \
+		mkdir -p fuzz/corpus/$* fuzz/artifacts/$* && cd fuzz && \
+		RUSTFLAGS="$(FUZZ_FLAGS)" $(CARGO) +nightly run --release --target x86_64-unknown-linux-gnu --bin $* -- \
+			-artifact_prefix=artifacts/$*/ -max_total_time=$(FUZZ_SECONDS) $(FUZZ_ARGS) corpus/$*; \
+	else \
+		echo "fuzz-$*: skipped: there is no nightly toolchain (rustup toolchain install nightly)"; \
+	fi
