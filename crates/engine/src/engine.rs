@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 use numa::{HeapView, Topology};
 use sdtree::SdTree;
 use sys::process;
-use wire::{RunMode, Setting, Status};
+use wire::{Pace, RunMode, Setting, Status};
 
 use crate::account::Home;
 use crate::guest::Standing;
 use crate::link::{ProcessMemory, SocketLink};
+use crate::pace::{Pacer, Supply};
 use crate::page::Class;
 use crate::read::Hasher;
 use crate::realm::{Realm, lock};
@@ -34,6 +35,10 @@ pub struct Options {
     pub merge_again: bool,
     /// Whether to merge from the start.
     pub run: RunMode,
+    /// The most CPU time to use, in percent of a core; 0 for no limit.
+    pub cpu_limit: u32,
+    /// How the period is chosen.
+    pub pace: Pace,
     /// How long a worker waits for an agent's answer before it turns to other guests.
     pub patience: Duration,
 }
@@ -47,6 +52,8 @@ impl Default for Options {
             use_zero_pages: true,
             merge_again: true,
             run: RunMode::Run,
+            cpu_limit: 0,
+            pace: Pace::Fixed,
             patience: Duration::from_millis(50),
         }
     }
@@ -156,6 +163,7 @@ impl Engine {
             PERIODS,
         )?;
         check_threads(options.threads)?;
+        check_cpu_limit(options.cpu_limit)?;
         let device = check_facilities()?;
         let system = |what| move |source| EngineError::System { what, source };
         let max_mappings = process::max_map_count().map_err(system("read vm.max_map_count"))?;
@@ -249,9 +257,12 @@ impl Engine {
                 Setting::Threads(threads) => knobs.threads.store(threads, Relaxed),
                 Setting::UseZeroPages(on) => knobs.use_zero_pages.store(on, Relaxed),
                 Setting::MergeAgain(on) => knobs.merge_again.store(on, Relaxed),
+                Setting::CpuLimit(percent) => knobs.cpu_limit.store(percent, Relaxed),
+                Setting::Pace(pace) => knobs.set_pace(pace),
             }
             tracing::info!(?setting, "a knob is turned");
         }
+        self.shared.core.queue.wake();
         self.shared.tell(|signal| signal.nudge = true);
         match settings.contains(&Setting::Run(RunMode::Unmerge)) && knobs.mode() == RunMode::Unmerge
         {
@@ -274,7 +285,11 @@ impl Engine {
                     false => Err(EngineError::NoMemory { needed, available }),
                 }
             }
-            Setting::Run(_) | Setting::UseZeroPages(_) | Setting::MergeAgain(_) => Ok(()),
+            Setting::CpuLimit(percent) => check_cpu_limit(percent),
+            Setting::Run(_)
+            | Setting::UseZeroPages(_)
+            | Setting::MergeAgain(_)
+            | Setting::Pace(_) => Ok(()),
         }
     }
 
@@ -311,6 +326,14 @@ fn check_threads(threads: u16) -> Result<(), EngineError> {
         1..=MAX_THREADS.into(),
         "1 to 1024",
     )
+}
+
+/// 0 is no limit; beyond all CPUs there is nothing to limit.
+fn check_cpu_limit(percent: u32) -> Result<(), EngineError> {
+    let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let most = (cpus as u64).saturating_mul(100);
+    let range = "1 to 100 for each CPU, or 0 for no limit";
+    check_range("cpu_limit", percent.into(), 0..=most, range)
 }
 
 fn check_range(
@@ -429,13 +452,39 @@ impl Shared {
 /// A newly admitted guest needs a moment for the handshake before its first look is of use.
 const GREETING: Duration = Duration::from_millis(20);
 
+/// How the period follows the host's memory, looked at as often as ended guests are.
+#[derive(Default)]
+struct Tempo {
+    pacer: Pacer,
+    looked: Option<Instant>,
+}
+
+impl Tempo {
+    fn keep(&mut self, knobs: &Knobs) {
+        if knobs.pace() == Pace::Fixed {
+            (self.pacer, self.looked) = (Pacer::default(), None);
+            return knobs.set_step(0);
+        }
+        if self.looked.is_some_and(|looked| looked.elapsed() < REAP) {
+            return;
+        }
+        self.looked = Some(Instant::now());
+        match Supply::read() {
+            Ok(supply) => knobs.set_step(self.pacer.observe(supply)),
+            Err(error) => tracing::debug!(%error, "cannot tell how much memory there is"),
+        }
+    }
+}
+
 /// Begins a round every period; in between, does what cannot wait.
 fn drive(shared: &Shared, workers: &Workers) {
     let core = &shared.core;
     let mut scratch = Scratch::new();
     let mut last: Option<Instant> = None;
+    let mut tempo = Tempo::default();
     while !shared.is_stopped() {
         workers.resize();
+        tempo.keep(&core.knobs);
         if shared.wishes_unmerge() {
             unmerge_all(shared, workers);
         }
@@ -521,16 +570,31 @@ mod tests {
             Setting::UseZeroPages(false),
             Setting::Threads(3),
             Setting::MergePeriodMs(50),
+            Setting::CpuLimit(50),
+            Setting::Pace(Pace::Auto),
             Setting::Run(RunMode::Unmerge),
         ];
         engine.set(&right).unwrap();
         let status = engine.status();
+        assert_eq!((status.cpu_limit, status.pace), (50, Pace::Auto));
         assert_eq!((status.threads, status.merge_period_ms), (3, 50));
         assert_eq!(
             (status.use_zero_pages, status.run),
             (false, RunMode::Unmerge)
         );
         engine.stop();
+    }
+
+    #[test]
+    fn a_limit_beyond_all_cpus_is_refused_and_a_fixed_pace_keeps_the_knob() {
+        let Some(engine) = engine() else {
+            return;
+        };
+        let refused = engine.set(&[Setting::CpuLimit(10_000_000)]).unwrap_err();
+        assert!(refused.to_string().contains("cpu_limit"), "{refused}");
+        let status = engine.status();
+        assert_eq!((status.cpu_limit, status.pace), (0, Pace::Fixed));
+        assert_eq!(status.effective_period_ms, status.merge_period_ms);
     }
 
     #[test]

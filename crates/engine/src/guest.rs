@@ -155,6 +155,8 @@ pub(crate) struct Counters {
     stored: AtomicI64,
     /// CPU time of the agent, in nanoseconds.
     pub(crate) cpu_ns: AtomicU64,
+    /// Time the engine has waited for the agent's answers, in nanoseconds.
+    talk_ns: AtomicU64,
     /// Memory of the agent, in bytes.
     pub(crate) agent_bytes: AtomicU64,
     /// The longest window, in nanoseconds.
@@ -338,10 +340,26 @@ impl Guest {
     /// Notes how long the agent took over `pages` pages. An honest one needs less than 20 µs a page;
     /// whoever piles up more than four times the patience rests until the next round.
     pub(crate) fn note_time(&self, took: Duration, pages: usize) {
+        self.note_talk(took);
         let fair = Duration::from_millis(2) + Duration::from_micros(20 * pages as u64);
         let over = took.saturating_sub(fair).as_nanos();
         self.overtime_ns
             .fetch_add(u64::try_from(over).unwrap_or(u64::MAX), Relaxed);
+    }
+
+    /// Notes how long the agent took over any question.
+    pub(crate) fn note_talk(&self, took: Duration) {
+        let took = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        self.counters.talk_ns.fetch_add(took, Relaxed);
+    }
+
+    /// The agent's CPU time that counts against the engine's limit: what it says, but no more than the
+    /// time it was waited for. A hostile agent could else stop the work for all others (I8) by its word.
+    pub(crate) fn charged_ns(&self) -> u64 {
+        let Counters {
+            cpu_ns, talk_ns, ..
+        } = &self.counters;
+        cpu_ns.load(Relaxed).min(talk_ns.load(Relaxed))
     }
 
     /// Begins a round: nobody rests any more.

@@ -51,6 +51,7 @@ mod chunk;
 mod engine;
 #[cfg(test)]
 mod fake;
+mod govern;
 mod guest;
 #[cfg(test)]
 mod histories;
@@ -58,6 +59,7 @@ mod index;
 mod link;
 mod look;
 mod offers;
+mod pace;
 mod page;
 mod plan;
 mod read;

@@ -188,6 +188,18 @@ fn take_changes(
     patience: Duration,
     effects: &mut Effects,
 ) -> Result<bool, Fault> {
+    let begin = Instant::now();
+    let taken = take_parts(guest, talk, patience, effects);
+    guest.note_talk(begin.elapsed());
+    taken
+}
+
+fn take_parts(
+    guest: &Arc<Guest>,
+    talk: &mut Talk,
+    patience: Duration,
+    effects: &mut Effects,
+) -> Result<bool, Fault> {
     let link = talk.link.as_mut().ok_or(Fault::Closed)?;
     let deadline = Instant::now() + patience * 4;
     for _ in 0..MAX_PARTS {

@@ -15,18 +15,20 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicI8, AtomicU8, AtomicU16, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use sys::pagemap::PageRun;
-use wire::RunMode;
+use wire::{Pace, RunMode};
 
 use crate::account::Lifeline;
 use crate::ask::{self, Asked, Manner};
 use crate::chunk::Chunk;
+use crate::govern::Governor;
 use crate::guest::{Guest, Link, Memory};
 use crate::look::{self, Terms};
+use crate::pace;
 use crate::plan::{self, Context, Desk, Plan};
 use crate::read::Hasher;
 use crate::realm::{Effects, Realm, lock};
@@ -44,6 +46,11 @@ pub(crate) struct Knobs {
     pub(crate) merge_again: AtomicBool,
     pub(crate) period_ms: AtomicU64,
     pub(crate) threads: AtomicU16,
+    /// Percent of a core; 0 for no limit.
+    pub(crate) cpu_limit: AtomicU32,
+    auto_pace: AtomicBool,
+    /// How often the period is doubled at present; halved, if negative.
+    pace_step: AtomicI8,
     pub(crate) patience: Duration,
     pub(crate) max_mappings: u64,
 }
@@ -58,6 +65,9 @@ impl Knobs {
             merge_again: AtomicBool::new(options.merge_again),
             period_ms: AtomicU64::new(period.unwrap_or(u64::MAX)),
             threads: AtomicU16::new(options.threads),
+            cpu_limit: AtomicU32::new(options.cpu_limit),
+            auto_pace: AtomicBool::new(options.pace == Pace::Auto),
+            pace_step: AtomicI8::new(0),
             patience: options.patience,
             max_mappings,
         }
@@ -76,12 +86,34 @@ impl Knobs {
 
     /// Rounds after which a broken page is older by one: half a second's worth.
     fn broken_rounds(&self) -> u64 {
-        500u64.div_ceil(self.period_ms.load(Relaxed).max(1))
+        let period = u64::try_from(self.period().as_millis()).unwrap_or(u64::MAX);
+        500u64.div_ceil(period.max(1))
     }
 
-    /// The merge period.
+    /// The time between two looks at present.
     pub(crate) fn period(&self) -> Duration {
-        Duration::from_millis(self.period_ms.load(Relaxed))
+        let knob = Duration::from_millis(self.period_ms.load(Relaxed));
+        pace::at_step(knob, self.pace_step.load(Relaxed))
+    }
+
+    /// How the period is chosen.
+    pub(crate) fn pace(&self) -> Pace {
+        match self.auto_pace.load(Relaxed) {
+            true => Pace::Auto,
+            false => Pace::Fixed,
+        }
+    }
+
+    /// Changes how the period is chosen.
+    pub(crate) fn set_pace(&self, pace: Pace) {
+        self.auto_pace.store(pace == Pace::Auto, Relaxed);
+    }
+
+    /// Sets how often the period is doubled.
+    pub(crate) fn set_step(&self, step: i8) {
+        if self.pace_step.swap(step, Relaxed) != step {
+            tracing::info!(period = ?self.period(), "the pace changes");
+        }
     }
 }
 
@@ -110,6 +142,7 @@ pub(crate) type NewRealm = Box<dyn Fn(&str) -> std::io::Result<Realm> + Send + S
 /// Everything the workers share.
 pub(crate) struct Core {
     pub(crate) knobs: Knobs,
+    governor: Governor,
     pub(crate) queue: Queue,
     pub(crate) guests: Mutex<Vec<Arc<Guest>>>,
     pub(crate) realms: Mutex<BTreeMap<String, Arc<Realm>>>,
@@ -123,6 +156,8 @@ pub(crate) struct Core {
     pub(crate) full_scans: AtomicU64,
     /// CPU time of agents that are gone, in nanoseconds.
     pub(crate) gone_cpu_ns: AtomicU64,
+    /// The part of it that counts against the limit.
+    gone_charged_ns: AtomicU64,
     /// The longest window of guests that are gone, in nanoseconds.
     pub(crate) gone_window_ns: AtomicU64,
     /// Pages that guests that are gone had merged again.
@@ -134,6 +169,7 @@ impl Core {
     pub(crate) fn new(knobs: Knobs, hasher: Hasher, new_realm: NewRealm) -> Self {
         Self {
             knobs,
+            governor: Governor::new(),
             queue: Queue::default(),
             guests: Mutex::default(),
             realms: Mutex::default(),
@@ -144,6 +180,7 @@ impl Core {
             rounds: AtomicU64::new(0),
             full_scans: AtomicU64::new(0),
             gone_cpu_ns: AtomicU64::new(0),
+            gone_charged_ns: AtomicU64::new(0),
             gone_window_ns: AtomicU64::new(0),
             gone_merged_again: AtomicU64::new(0),
         }
@@ -211,6 +248,7 @@ impl Core {
                     .fetch_add(counters.cpu_ns.load(Relaxed), Relaxed);
                 self.gone_merged_again
                     .fetch_add(counters.merged_again.load(Relaxed), Relaxed);
+                self.gone_charged_ns.fetch_add(guest.charged_ns(), Relaxed);
                 self.gone_window_ns
                     .fetch_max(counters.window_ns.load(Relaxed), Relaxed);
             }
@@ -233,6 +271,20 @@ impl Core {
                 .for_each(|guest| self.do_job(Job::Look(guest, false), scratch));
             self.tidy();
         }
+    }
+
+    /// How long a worker is to wait before its next job, by the limit of CPU time.
+    pub(crate) fn pause(&self) -> Duration {
+        let limit = match self.knobs.mode() {
+            RunMode::Unmerge => 0,
+            _ => self.knobs.cpu_limit.load(Relaxed),
+        };
+        self.governor.pause(limit, || {
+            let guests = lock(&self.guests);
+            let agents: u64 = guests.iter().map(|guest| guest.charged_ns()).sum();
+            let gone = self.gone_charged_ns.load(Relaxed);
+            sys::process::cpu_time() + Duration::from_nanos(agents.saturating_add(gone))
+        })
     }
 
     /// Does a job.

@@ -25,6 +25,9 @@ pub(crate) fn status(core: &Core) -> Status {
         use_zero_pages: core.knobs.use_zero_pages.load(Relaxed),
         merge_again: core.knobs.merge_again.load(Relaxed),
         pages_merged_again: core.gone_merged_again.load(Relaxed),
+        cpu_limit: core.knobs.cpu_limit.load(Relaxed),
+        pace: core.knobs.pace(),
+        effective_period_ms: u64::try_from(core.knobs.period().as_millis()).unwrap_or(u64::MAX),
         full_scans: core.full_scans.load(Relaxed),
         window_max_us: core.gone_window_ns.load(Relaxed) / 1000,
         ..Status::default()

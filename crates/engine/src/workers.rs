@@ -60,21 +60,29 @@ impl Queue {
         Some(job)
     }
 
-    /// The next job; waits for one. `None`: the worker shall end.
-    pub(crate) fn take(&self, worker: usize) -> Option<Job> {
+    /// The next job; waits for one, and before it for as long as `pause` says: a worker that waits holds
+    /// no chunk and no guest. `None`: the worker shall end.
+    pub(crate) fn take(&self, worker: usize, pause: impl Fn() -> Duration) -> Option<Job> {
         let mut inner = lock(&self.inner);
         loop {
             if worker >= inner.workers {
                 return None;
             }
-            if let Some(job) = inner.jobs.pop_front() {
-                inner.active += 1;
-                return Some(job);
+            if inner.jobs.is_empty() {
+                inner = self
+                    .work
+                    .wait(inner)
+                    .unwrap_or_else(PoisonError::into_inner);
+                continue;
             }
-            inner = self
-                .work
-                .wait(inner)
-                .unwrap_or_else(PoisonError::into_inner);
+            let pause = pause();
+            if pause.is_zero() {
+                inner.active += 1;
+                return inner.jobs.pop_front();
+            }
+            // Woken early by new jobs and knobs, it asks again.
+            let waited = self.work.wait_timeout(inner, pause);
+            inner = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
@@ -90,6 +98,11 @@ impl Queue {
     /// Sets how many workers there shall be.
     pub(crate) fn set_workers(&self, workers: usize) {
         lock(&self.inner).workers = workers;
+        self.work.notify_all();
+    }
+
+    /// Lets workers that wait look again at why: a knob was turned.
+    pub(crate) fn wake(&self) {
         self.work.notify_all();
     }
 
@@ -307,12 +320,46 @@ fn labour(core: &Core, post: &Post, number: usize) {
         tracing::warn!(%error, "a worker cannot step back behind other threads");
     }
     let mut scratch = Scratch::new();
-    while let Some(job) = core.queue.take(number) {
+    while let Some(job) = core.queue.take(number, || core.pause()) {
         post.begin(&job);
         core.do_job(job, &mut scratch);
         if !post.end() {
             return;
         }
         core.queue.done();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::Lab;
+    use std::sync::atomic::AtomicUsize;
+
+    #[test]
+    fn a_worker_that_pauses_leaves_the_job_and_ends_when_told() {
+        let lab = Lab::new();
+        lab.guest("d", 1);
+        let guest = Arc::clone(&lock(&lab.core.guests)[0]);
+        let queue = Queue::default();
+        queue.set_workers(1);
+        queue.add([Job::Look(guest, false)]);
+        let asked = AtomicUsize::new(0);
+        let pause = || {
+            asked.fetch_add(1, Relaxed);
+            Duration::from_secs(3600)
+        };
+        std::thread::scope(|scope| {
+            let worker = scope.spawn(|| queue.take(0, pause).is_some());
+            while asked.load(Relaxed) == 0 {
+                std::thread::yield_now();
+            }
+            assert!(!queue.is_empty(), "the job waits as well");
+            assert!(!queue.wait_idle(Duration::ZERO));
+            queue.set_workers(0);
+            assert!(!worker.join().expect("no panic"), "it ends without the job");
+        });
+        queue.set_workers(1);
+        assert!(queue.take(0, || Duration::ZERO).is_some());
     }
 }

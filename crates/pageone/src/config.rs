@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Deserializer, de::Error as _};
-use wire::RunMode;
+use wire::{Pace, RunMode};
 
 use crate::human;
 
@@ -27,6 +27,11 @@ pub struct Config {
     pub merge_again: Option<bool>,
     /// 0 stop, 1 run, 2 unmerge all.
     pub run: Option<RunMode>,
+    /// The most CPU time to use, in percent of a core, like `25`; 0 (`"none"`) for no limit.
+    #[serde(default, deserialize_with = "cpu_limit")]
+    pub cpu_limit: Option<u32>,
+    /// How the period is chosen: `"fixed"` or `"auto"`.
+    pub pace: Option<Pace>,
     /// The policy file.
     pub policy: Option<PathBuf>,
     /// What to log, like `"info"` or `"engine=debug"`.
@@ -61,6 +66,20 @@ fn threads<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u16>, D::Error> 
         .map_err(D::Error::custom)
 }
 
+fn cpu_limit<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged, expecting = "percent of a core, like 25, or \"none\"")]
+    enum Limit {
+        Number(i64),
+        Text(String),
+    }
+    let text = match Limit::deserialize(from)? {
+        Limit::Number(number) => number.to_string(),
+        Limit::Text(text) => text,
+    };
+    human::cpu_limit(&text).map(Some).map_err(D::Error::custom)
+}
+
 fn period<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
     let text = String::deserialize(from)?;
     human::period(&text).map(Some).map_err(D::Error::custom)
@@ -90,7 +109,7 @@ mod tests {
     #[test]
     fn all_keys_are_read() {
         let text = "socket = '/x'\nthreads = 4\nmerge_period = '2s'\nuse_zero_pages = false\n\
-                    merge_again = false\nrun = 0\npolicy = '/p'\nlog = 'debug'\n";
+                    merge_again = false\nrun = 0\ncpu_limit = 25\npace = 'auto'\npolicy = '/p'\nlog = 'debug'\n";
         let expected = Config {
             socket: Some("/x".into()),
             threads: Some(4),
@@ -98,11 +117,28 @@ mod tests {
             use_zero_pages: Some(false),
             merge_again: Some(false),
             run: Some(RunMode::Stop),
+            cpu_limit: Some(25),
+            pace: Some(Pace::Auto),
             policy: Some("/p".into()),
             log: Some("debug".to_owned()),
         };
         assert_eq!(parse(text).unwrap(), expected);
         assert_eq!(parse("").unwrap(), Config::default());
+        assert_eq!(parse("cpu_limit = 'none'").unwrap().cpu_limit, Some(0));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_lines_are_read_or_refused(
+            lines in proptest::collection::vec(
+                "((socket|threads|merge_period|use_zero_pages|run|cpu_limit|pace|policy|log) = (-?[0-9]{1,20}|true|'[ -&(-~]{0,12}')|[ -~]{0,10})",
+                0..6,
+            ),
+        ) {
+            if let Ok(config) = Config::parse(&lines.join("\n")) {
+                proptest::prop_assert!(config.threads.is_none_or(|n| (1..=1024).contains(&n)));
+            }
+        }
     }
 
     #[test]
@@ -116,6 +152,9 @@ mod tests {
             ),
             ("threads = 0\n", "threads", "line 1"),
             ("run = 7\n", "run", "line 1"),
+            ("cpu_limit = 0\n", "cpu_limit", "line 1"),
+            ("cpu_limit = true\n", "cpu_limit", "line 1"),
+            ("pace = 'fast'\n", "pace", "line 1"),
             ("log = 'a=b=c'\n", "log", "line 1"),
             ("use_zero_pages = 'yes'\n", "use_zero_pages", "line 1"),
             ("threads == 2\n", "threads", "line 1"),

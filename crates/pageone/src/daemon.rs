@@ -10,6 +10,7 @@ use engine::Engine;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sys::signals::{SIGHUP, SIGINT, SIGTERM, Signals};
 use tracing_subscriber::EnvFilter;
+use wire::Pace;
 
 use crate::config::Config;
 use crate::listener::Listener;
@@ -28,10 +29,17 @@ pub(crate) struct Args {
     /// Time between two looks at what was written [default: 20s]
     #[arg(long, value_name = "TIME", value_parser = human::period)]
     merge_period: Option<Duration>,
+    /// The most CPU time to use, in percent of a core [default: none]
+    #[arg(long, value_name = "PERCENT|none", value_parser = human::cpu_limit)]
+    cpu_limit: Option<u32>,
+    /// auto: the period is shorter while memory is short, longer while it is ample [default: fixed]
+    #[arg(long, value_name = "fixed|auto", value_parser = human::pace)]
+    pace: Option<Pace>,
     /// Who may be a guest, in which domain, and who may control [default: a domain for each user]
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
-    /// A file with socket, threads, merge_period, use_zero_pages, merge_again, run, policy, log
+    /// A file with socket, threads, merge_period, use_zero_pages, merge_again, run, cpu_limit, pace,
+    /// policy, log
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
@@ -71,6 +79,11 @@ fn options(args: &Args, config: &Config) -> engine::Options {
         use_zero_pages: config.use_zero_pages.unwrap_or(default.use_zero_pages),
         merge_again: config.merge_again.unwrap_or(default.merge_again),
         run: config.run.unwrap_or(default.run),
+        cpu_limit: args
+            .cpu_limit
+            .or(config.cpu_limit)
+            .unwrap_or(default.cpu_limit),
+        pace: args.pace.or(config.pace).unwrap_or(default.pace),
         ..default
     }
 }

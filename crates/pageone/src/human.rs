@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use wire::Pace;
+
 /// Bytes with a unit, three digits or so: `1.25 GiB`.
 #[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
 pub fn bytes(bytes: i64) -> String {
@@ -48,6 +50,33 @@ pub fn threads(text: &str) -> Result<u16, String> {
     }
 }
 
+/// A limit of CPU time: percent of one core, or `none`.
+///
+/// # Errors
+/// Neither; the engine knows how many CPUs there are, and so the most that makes sense.
+pub fn cpu_limit(text: &str) -> Result<u32, String> {
+    let number = text.strip_suffix('%').unwrap_or(text);
+    match (text, number.parse()) {
+        ("none", _) => Ok(0),
+        (_, Ok(percent @ 1..)) => Ok(percent),
+        _ => Err(format!(
+            "`{text}` is no limit: write percent of a core, like 25, or none"
+        )),
+    }
+}
+
+/// How the period is chosen: `fixed` or `auto`.
+///
+/// # Errors
+/// Neither.
+pub fn pace(text: &str) -> Result<Pace, String> {
+    match text {
+        "fixed" => Ok(Pace::Fixed),
+        "auto" => Ok(Pace::Auto),
+        _ => Err(format!("`{text}` is neither fixed nor auto")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -70,6 +99,16 @@ mod tests {
             let error = period(bad).unwrap_err();
             assert!(error.contains(bad), "{error}");
         }
+        assert_eq!((cpu_limit("25"), cpu_limit("150%")), (Ok(25), Ok(150)));
+        assert_eq!(cpu_limit("none"), Ok(0));
+        for bad in ["0", "-1", "", "%", "some", "5000000000"] {
+            assert!(cpu_limit(bad).is_err(), "{bad}");
+        }
+        assert_eq!(
+            (pace("auto"), pace("fixed")),
+            (Ok(Pace::Auto), Ok(Pace::Fixed))
+        );
+        assert!(pace("fast").is_err());
         assert_eq!(threads("12"), Ok(12));
         for bad in ["0", "-1", "1025", "x", "70000"] {
             assert!(threads(bad).is_err(), "{bad}");

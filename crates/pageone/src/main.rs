@@ -43,7 +43,7 @@ enum Verb {
     Run(run::Args),
     /// Shows the counters
     Status(status::Args),
-    /// Turns knobs: run, merge_period, threads, use_zero_pages
+    /// Turns knobs: run, merge_period, threads, use_zero_pages, cpu_limit, pace
     Set(set::Args),
     /// Merges the memory of live guests on this machine and shows what came back
     Demo(demo::Args),

@@ -10,7 +10,8 @@ use crate::{client, human, paths};
 
 /// The knobs, as messages list them.
 const KEYS: &str = "run (0 stop, 1 run, 2 unmerge all), merge_period (like 20s), threads, \
-                    use_zero_pages, merge_again (true or false)";
+                    use_zero_pages, merge_again (true or false), cpu_limit (percent of a core, or \
+                    none), pace (fixed or auto)";
 /// `run=2` copies every merged page: that takes as long as the memory is large.
 const PATIENCE: Duration = Duration::from_secs(3600);
 
@@ -20,7 +21,7 @@ pub(crate) struct Args {
     #[arg(long)]
     socket: Option<PathBuf>,
     /// Knobs and values: run=0|1|2, merge_period=20s, threads=N, use_zero_pages=true|false,
-    /// merge_again=true|false
+    /// merge_again=true|false, cpu_limit=PERCENT|none, pace=fixed|auto
     #[arg(required = true, value_name = "KEY=VALUE", value_parser = setting)]
     settings: Vec<Setting>,
 }
@@ -54,6 +55,10 @@ fn setting(text: &str) -> Result<Setting, String> {
         "threads" => human::threads(value).map(Setting::Threads).map_err(named),
         "use_zero_pages" => switch(value).map(Setting::UseZeroPages).map_err(named),
         "merge_again" => switch(value).map(Setting::MergeAgain).map_err(named),
+        "cpu_limit" => human::cpu_limit(value)
+            .map(Setting::CpuLimit)
+            .map_err(named),
+        "pace" => human::pace(value).map(Setting::Pace).map_err(named),
         _ => Err(format!("there is no key `{key}`; the keys are {KEYS}")),
     }
 }
@@ -92,6 +97,9 @@ mod tests {
             Ok(Setting::UseZeroPages(false))
         );
         assert_eq!(setting("merge_again=true"), Ok(Setting::MergeAgain(true)));
+        assert_eq!(setting("cpu_limit=30"), Ok(Setting::CpuLimit(30)));
+        assert_eq!(setting("cpu_limit=none"), Ok(Setting::CpuLimit(0)));
+        assert_eq!(setting("pace=auto"), Ok(Setting::Pace(wire::Pace::Auto)));
     }
 
     #[test]
@@ -103,6 +111,8 @@ mod tests {
             ("run=yes", "yes"),
             ("merge_period=20", "merge_period"),
             ("threads=0", "threads"),
+            ("cpu_limit=0", "cpu_limit"),
+            ("pace=slow", "pace"),
             ("use_zero_pages=maybe", "maybe"),
             ("merge_again=2", "merge_again"),
         ] {

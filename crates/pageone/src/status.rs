@@ -71,9 +71,13 @@ fn table(status: &Status) -> String {
         RunMode::Run => "running",
         RunMode::Unmerge => "unmerging",
     };
-    let period = Duration::from_millis(status.merge_period_ms);
+    let period = Duration::from_millis(status.effective_period_ms);
+    let limit = match status.cpu_limit {
+        0 => String::new(),
+        percent => format!(", at most {percent} % of a core"),
+    };
     let mut text = format!(
-        "{mode}, {} threads, a look every {}, {} rounds, {:.1} s of CPU\n\n",
+        "{mode}, {} threads{limit}, a look every {}, {} rounds, {:.1} s of CPU\n\n",
         status.threads,
         humantime::format_duration(period),
         status.full_scans,
@@ -203,7 +207,9 @@ mod tests {
         };
         Status {
             threads: 3,
-            merge_period_ms: 20_000,
+            merge_period_ms: 10_000,
+            effective_period_ms: 20_000,
+            cpu_limit: 25,
             saved_bytes: 5 << 20,
             net_saved_bytes: -4096,
             guests: vec![guest],
@@ -215,7 +221,7 @@ mod tests {
     fn the_table_shows_the_saving_and_each_guest() {
         let text = table(&status());
         assert!(
-            text.starts_with("running, 3 threads, a look every 20s"),
+            text.starts_with("running, 3 threads, at most 25 % of a core, a look every 20s"),
             "{text}"
         );
         assert!(

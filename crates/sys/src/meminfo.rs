@@ -50,6 +50,26 @@ impl MemInfo {
     }
 }
 
+/// Percent of the last ten seconds in which at least one task waited for memory: `some avg10` of
+/// `/proc/pressure/memory`.
+///
+/// # Errors
+/// Whatever reading gives (kernels may be built or started without it); `InvalidData` when the figure
+/// is missing.
+pub fn stall_percent() -> io::Result<f64> {
+    parse_stall(&fs::read_to_string("/proc/pressure/memory")?)
+}
+
+fn parse_stall(text: &str) -> io::Result<f64> {
+    let some = text.lines().find_map(|line| line.strip_prefix("some "));
+    let mut words = some.unwrap_or_default().split(' ');
+    let number = words.find_map(|word| word.strip_prefix("avg10=")?.parse().ok());
+    number.ok_or_else(|| {
+        let why = "/proc/pressure/memory has no figure `some avg10`";
+        io::Error::new(io::ErrorKind::InvalidData, why)
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -59,6 +79,14 @@ mod tests {
         let info = MemInfo::read().unwrap();
         assert!(info.total > info.available && info.available > 0);
         assert!(info.bookkeeping() > 0 && info.bookkeeping() < info.total);
+    }
+
+    #[test]
+    fn the_stall_of_some_tasks_is_read() {
+        let text = "some avg10=12.34 avg60=1.00 avg300=0.00 total=5\nfull avg10=9.00 total=1\n";
+        assert_eq!(parse_stall(text).unwrap(), 12.34);
+        assert!(parse_stall("full avg10=9.00 total=1\n").is_err());
+        assert!(parse_stall("some avg60=9.00 total=1\n").is_err());
     }
 
     #[test]

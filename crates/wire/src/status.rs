@@ -40,6 +40,17 @@ impl TryFrom<u8> for RunMode {
     }
 }
 
+/// How the period between two looks is chosen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Pace {
+    /// It is the merge period.
+    #[default]
+    Fixed,
+    /// It is shorter while the host is short of memory, and longer while memory is ample.
+    Auto,
+}
+
 /// One knob and its new value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -54,6 +65,10 @@ pub enum Setting {
     UseZeroPages(bool),
     /// Whether pages are merged again that were written after they were merged.
     MergeAgain(bool),
+    /// The most CPU time to use, in percent of a core; 0 for no limit.
+    CpuLimit(u32),
+    /// How the period is chosen.
+    Pace(Pace),
 }
 
 /// What the command line asks.
@@ -103,6 +118,12 @@ pub struct Status {
     pub use_zero_pages: bool,
     /// Whether pages are merged again that were written after they were merged.
     pub merge_again: bool,
+    /// The most CPU time to use, in percent of a core; 0 for no limit.
+    pub cpu_limit: u32,
+    /// How the period is chosen.
+    pub pace: Pace,
+    /// Milliseconds between two looks at present: `merge_period_ms` times 1/4 to 4, by the pace.
+    pub effective_period_ms: u64,
     /// Completed rounds over all regions.
     pub full_scans: u64,
     /// Canonical pages with at least one sharer.
@@ -170,4 +191,51 @@ pub struct GuestStatus {
     pub vmas: u64,
     /// Whether the agent answers in time.
     pub responsive: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn setting() -> impl Strategy<Value = Setting> {
+        prop_oneof![
+            (0_u8..3).prop_map(|mode| Setting::Run(RunMode::try_from(mode).unwrap_or_default())),
+            any::<u64>().prop_map(Setting::MergePeriodMs),
+            any::<u16>().prop_map(Setting::Threads),
+            any::<bool>().prop_map(Setting::UseZeroPages),
+            any::<bool>().prop_map(Setting::MergeAgain),
+            any::<u32>().prop_map(Setting::CpuLimit),
+            any::<bool>().prop_map(|auto| Setting::Pace(if auto {
+                Pace::Auto
+            } else {
+                Pace::Fixed
+            })),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn requests_return(settings in prop::collection::vec(setting(), 0..9), name: String) {
+            let all = [Request::Set(settings), Request::Domain(name), Request::Status, Request::Heap];
+            for request in all {
+                let json = serde_json::to_vec(&request).expect("JSON");
+                let again: Request = serde_json::from_slice(&json).expect("a request");
+                prop_assert_eq!(again, request);
+            }
+        }
+
+        #[test]
+        fn texts_that_are_nearly_requests_are_read_or_refused(
+            words in prop::collection::vec(
+                prop::sample::select(vec!["{", "}", "[", "]", ":", ",", "\"set\"", "\"run\"", "\"pace\"", "1", "-1", "1e99", "null", "\"auto\"", "\"status\""]),
+                0..12,
+            ),
+        ) {
+            if let Ok(request) = serde_json::from_str::<Request>(&words.concat()) {
+                let json = serde_json::to_vec(&request).expect("JSON");
+                prop_assert_eq!(serde_json::from_slice::<Request>(&json).expect("a request"), request);
+            }
+        }
+    }
 }
