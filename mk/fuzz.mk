@@ -11,8 +11,9 @@ FUZZ_FLAGS := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
 
 fuzz: $(FUZZ_TARGETS:%=fuzz-%) ## Fuzzes for FUZZ_SECONDS (60) each, with a nightly toolchain; one: fuzz-wire, fuzz-policy, ...
 
-# Beyond the longest packet; and a text that says much.
+# Beyond the longest packet; and texts that say much.
 fuzz-wire: FUZZ_ARGS := -max_len=20480
+fuzz-config: FUZZ_ARGS := -seed_inputs=seeds/config.toml
 fuzz-policy: FUZZ_ARGS := -seed_inputs=../packaging/policy.toml
 
 $(FUZZ_TARGETS:%=fuzz-%): fuzz-%:
