@@ -19,8 +19,9 @@
 //! The tempting alternative, to follow fork with an agent in each child, fails for children that
 //! exec at once, that are made by clone without hooks, or that lost their agent.
 
+mod chains;
 mod ledger;
 mod slots;
 
 pub(crate) use ledger::{Ledger, Lifeline};
-pub(crate) use slots::{Home, Run, Slots, View};
+pub(crate) use slots::{Home, Run, Slots, Taken, View};

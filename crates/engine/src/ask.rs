@@ -12,7 +12,7 @@ use wire::{Answer, CHUNK_PAGES, Merge, Merged, PageBits, PageOutcome, Question, 
 
 use crate::chunk::{Chunk, Pages};
 use crate::guest::{Fault, Guest, Pending, Talk};
-use crate::page::Tag;
+use crate::page::{StoreId, Tag};
 use crate::realm::Effects;
 
 /// How questions are put.
@@ -73,13 +73,39 @@ pub(crate) fn merge(
     let Some(mut talk) = take_talk(guest, manner.insist) else {
         return Asked::Busy;
     };
-    if !guest.takes_jobs(manner.patience) || talk.pending.is_some() {
-        return Asked::Done;
+    // A question for each store; one is the rule. What is not asked for stays planned.
+    while guest.takes_jobs(manner.patience) && talk.pending.is_none() {
+        let store = |s: &Stretch| (!s.zero).then(|| pages.slot(s.first).store());
+        let first = stretches.iter().find_map(store).unwrap_or_default();
+        let other = |s: &mut Stretch| store(s).is_some_and(|its| its != first);
+        let later: Vec<_> = stretches.extract_if(.., other).collect();
+        ask_store(
+            guest, chunk, pages, effects, manner, &mut talk, first, &stretches,
+        );
+        if later.is_empty() {
+            break;
+        }
+        stretches = later;
     }
-    let mut question = Merge::new(chunk.address, 0);
+    Asked::Done
+}
+
+/// Merges stretches of one store, and of zeros.
+#[allow(clippy::too_many_arguments)] // the parts of a chunk's job, each borrowed on its own
+fn ask_store(
+    guest: &Guest,
+    chunk: &Arc<Chunk>,
+    pages: &mut Pages,
+    effects: &mut Effects,
+    manner: Manner,
+    talk: &mut Talk,
+    store: StoreId,
+    stretches: &[Stretch],
+) {
+    let mut question = Merge::new(chunk.address, store.0.into());
     let mut asked = 0;
     for page in stretches.iter().flat_map(|s| s.first..s.first + s.pages) {
-        let slot = (pages.tag(page) == Tag::Planned).then(|| pages.slot(page).0);
+        let slot = (pages.tag(page) == Tag::Planned).then(|| pages.slot(page).number());
         let tag = if slot.is_some() {
             Tag::Asked
         } else {
@@ -93,23 +119,14 @@ pub(crate) fn merge(
     let new = stretches.iter().filter(|s| !s.zero && !s.joins).count() as u64;
     guest.counters.vmas_added.fetch_add(2 * new, Relaxed);
     let pending = Pending::Merged(Arc::clone(chunk));
-    let answer = exchange(
-        guest,
-        &mut talk,
-        &Question::Merge(question),
-        pending,
-        asked,
-        manner,
-    );
-    drop(talk);
-    match answer {
+    let question = Question::Merge(question);
+    match exchange(guest, talk, &question, pending, asked, manner) {
         Some(Answer::Merged(merged)) => {
             judge(guest, take_merged(guest, chunk, pages, &merged, effects))
         }
         Some(_) => guest.condemn(&Fault::Contradiction("not the answer to a merge")),
         None => {}
     }
-    Asked::Done
 }
 
 /// Takes back the plans for broken pages, which are not to be merged again now.

@@ -7,7 +7,8 @@ use wire::CHUNK_PAGES;
 
 use crate::chunk::{Chunk, Pages};
 use crate::guest::{Guest, Standing};
-use crate::page::{CLASSES, Class, Entry, Slot, Tag};
+use crate::nodes::Rules;
+use crate::page::{CLASSES, Class, Entry, Slot, StoreId, Tag};
 use crate::realm::{Realm, lock};
 use crate::schedule::Core;
 
@@ -27,14 +28,19 @@ pub(crate) fn check(core: &Core) {
     let guests: Vec<_> = lock(&core.guests).clone();
     for realm in &realms {
         realm.slots.check();
+        let view = realm.slots.view();
+        realm.slots.chains.check(|slot| view.is_alive(slot));
+        drop(view);
         let own: Vec<_> = guests
             .iter()
             .filter(|guest| Arc::ptr_eq(&guest.realm, realm))
             .collect();
         let mut held = HashMap::new();
         if own.iter().all(|guest| check_guest(guest, &mut held)) {
-            check_slots(realm, &held);
-            check_index(realm);
+            check_slots(realm, &held, core.knobs.rules());
+            realm
+                .homes()
+                .for_each(|home| check_index(realm, home, core.knobs.rules()));
         }
     }
     check_status(core);
@@ -124,7 +130,7 @@ fn check_candidates(realm: &Realm, chunk: &Chunk, pages: &Pages) {
         .runs()
         .flat_map(|(first, count)| first..first + count);
     for page in still.filter(|&page| pages.tag(page) == Tag::Candidate) {
-        let entry = realm.index.get(pages.fingerprint(page));
+        let entry = realm.index(pages.home(page)).get(pages.fingerprint(page));
         let own = entry == Some(Entry::Candidate(chunk.site(page)));
         assert!(
             own || chunk.has_promoted(),
@@ -135,7 +141,7 @@ fn check_candidates(realm: &Realm, chunk: &Chunk, pages: &Pages) {
 }
 
 /// I4 and I5: refs are exactly what the tables hold, nothing dead is held, nothing held is dead.
-fn check_slots(realm: &Realm, held: &HashMap<Slot, Held>) {
+fn check_slots(realm: &Realm, held: &HashMap<Slot, Held>, rules: Rules) {
     let view = realm.slots.view();
     let mut shared = 0;
     for (&slot, held) in held {
@@ -146,6 +152,11 @@ fn check_slots(realm: &Realm, held: &HashMap<Slot, Held>) {
         );
         assert!(held.refs > 0, "I5: {slot} is held but dead");
         shared += u64::from(held.sites > 0);
+        assert!(
+            held.sites <= rules.max_sharing,
+            "{slot} has {} sharers",
+            held.sites
+        );
     }
     for slot in view.live() {
         assert!(
@@ -157,11 +168,18 @@ fn check_slots(realm: &Realm, held: &HashMap<Slot, Held>) {
     assert_eq!(realm.slots.shared(), shared, "I9: slots with a site");
 }
 
-/// Entries name live slots under their own key, and pages that are candidates under it.
-fn check_index(realm: &Realm) {
+/// Entries name live slots under their own key, and pages that are candidates under it. A slot that
+/// is where the rules want none is from before a change, and nobody's (I6).
+fn check_index(realm: &Realm, home: StoreId, rules: Rules) {
     let view = realm.slots.view();
-    realm.index.for_each(&mut |key, entry| match entry {
+    realm.index(home).for_each(&mut |key, entry| match entry {
         Entry::Canonical(slot) => {
+            let wanted = match rules.across_nodes {
+                true => home == StoreId::default(),
+                false => home == slot.store(),
+            };
+            let sites = view.counts(slot).1;
+            assert!(wanted || sites == 0, "I6: {slot} in index {}", home.0);
             assert!(
                 view.counts(slot).0 > 0,
                 "I5: the index names {slot}, which is dead"
@@ -179,6 +197,7 @@ fn check_index(realm: &Realm) {
                 let page = usize::from(site.page);
                 assert_eq!(pages.tag(page), Tag::Candidate, "{site:?} in the index");
                 assert_eq!(pages.fingerprint(page), key, "{site:?} in the index");
+                assert_eq!(pages.home(page), home, "{site:?} in the index");
             }
         }
     });

@@ -5,9 +5,10 @@
 //!  ┌──────────────────────┐     ┌─────────────────────────────────────────────┐
 //!  │ id, address          │     │ tags    512 × (level, tag)                  │
 //!  │ promoted  512 bits ◀─┼──┐  │ bodies  512 × fingerprint or slot, if any   │
-//!  │ queued               │  │  │ busy / still / merged   the tags, as bits   │
-//!  └──────────────────────┘  │  │ offered / stored        the agent's word    │
-//!     any worker, no lock ───┘  └─────────────────────────────────────────────┘
+//!  │ queued               │  │  │ homes   512 × index of a candidate, if any  │
+//!  └──────────────────────┘  │  │ busy / still / merged   the tags, as bits   │
+//!     any worker, no lock ───┘  │ offered / stored        the agent's word    │
+//!                               └─────────────────────────────────────────────┘
 //! ```
 //!
 //! Every present page is in exactly one of `busy` (looked at in every round), `still` (only when
@@ -26,7 +27,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError, Weak}
 use wire::{CHUNK_PAGES, PageBits};
 
 use crate::guest::Guest;
-use crate::page::{CLASSES, Class, Fingerprint, Site, Slot, Tag};
+use crate::page::{CLASSES, Class, Fingerprint, Site, Slot, StoreId, Tag};
 
 /// Words of a page set.
 pub(crate) const WORDS: usize = CHUNK_PAGES / 64;
@@ -175,6 +176,9 @@ impl Chunks {
 pub(crate) struct Pages {
     tags: [u8; CHUNK_PAGES],
     bodies: Option<Box<[u128; CHUNK_PAGES]>>,
+    /// The index each candidate is in; `None` while all are in the first, as on a machine with one
+    /// node.
+    homes: Option<Box<[StoreId; CHUNK_PAGES]>>,
     /// Pages to look at in every round.
     pub(crate) busy: PageBits,
     /// Pages that need a look only when something happened to them.
@@ -195,6 +199,7 @@ impl Pages {
         Self {
             tags: [0; CHUNK_PAGES],
             bodies: None,
+            homes: None,
             busy: PageBits::EMPTY,
             still: PageBits::EMPTY,
             merged: PageBits::EMPTY,
@@ -232,6 +237,19 @@ impl Pages {
         Fingerprint(self.body(page))
     }
 
+    /// The candidates, in ascending order.
+    pub(crate) fn candidates(&self) -> impl Iterator<Item = usize> + '_ {
+        let wanted = self.count(Class::Unshared);
+        each(&self.still)
+            .filter(|&page| self.tag(page) == Tag::Candidate)
+            .take(wanted)
+    }
+
+    /// The pages planned for a slot, in ascending order.
+    pub(crate) fn planned(&self) -> impl Iterator<Item = usize> + '_ {
+        each(&self.busy).filter(|&page| self.tag(page) == Tag::Planned)
+    }
+
     /// The slot of a planned, asked or merged page.
     pub(crate) fn slot(&self, page: usize) -> Slot {
         Slot(u64::try_from(self.body(page)).unwrap_or(u64::MAX))
@@ -246,10 +264,26 @@ impl Pages {
         }
     }
 
-    /// Makes `page` a candidate.
-    pub(crate) fn set_candidate(&mut self, page: usize, fingerprint: Fingerprint) {
+    /// Makes `page` a candidate, in the index `home`.
+    pub(crate) fn set_candidate(&mut self, page: usize, fingerprint: Fingerprint, home: StoreId) {
         self.set_body(page, fingerprint.0);
+        if self.homes.is_some() || home != StoreId::default() {
+            let homes = self
+                .homes
+                .get_or_insert_with(|| Box::new([StoreId::default(); CHUNK_PAGES]));
+            if let Some(place) = homes.get_mut(page) {
+                *place = home;
+            }
+        }
         self.set(page, Tag::Candidate);
+    }
+
+    /// The index that a candidate is in.
+    pub(crate) fn home(&self, page: usize) -> StoreId {
+        let homes = self.homes.as_ref();
+        homes
+            .and_then(|homes| homes.get(page).copied())
+            .unwrap_or_default()
     }
 
     /// Plans `page` for a slot that it holds a ref of.
@@ -362,11 +396,15 @@ impl Pages {
             .bodies
             .as_ref()
             .map_or(0, |bodies| size_of_val(&**bodies));
-        size_of::<Chunk>() + bodies
+        let homes = self.homes.as_ref().map_or(0, |homes| size_of_val(&**homes));
+        size_of::<Chunk>() + bodies + homes
     }
 
-    /// Frees the bodies when no page needs one.
+    /// Frees bodies and homes when no page needs one.
     pub(crate) fn shrink(&mut self) {
+        if self.homes.is_some() && self.count(Class::Unshared) == 0 {
+            self.homes = None;
+        }
         let needs = |tag| {
             matches!(
                 tag,
@@ -379,6 +417,10 @@ impl Pages {
     }
 }
 
+fn each(set: &PageBits) -> impl Iterator<Item = usize> + '_ {
+    set.runs().flat_map(|(first, count)| first..first + count)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -387,7 +429,7 @@ mod tests {
     fn every_present_page_is_in_one_set_and_counts_once() {
         let mut pages = Pages::new();
         pages.set(1, Tag::Written);
-        pages.set_candidate(2, Fingerprint(7));
+        pages.set_candidate(2, Fingerprint(7), StoreId(0));
         pages.set_planned(3, Slot(9));
         pages.set(3, Tag::Merged);
         pages.set(64, Tag::Zero);
@@ -422,11 +464,28 @@ mod tests {
     #[test]
     fn bodies_go_when_nothing_needs_them() {
         let mut pages = Pages::new();
-        pages.set_candidate(2, Fingerprint(7));
+        pages.set_candidate(2, Fingerprint(7), StoreId(0));
         pages.shrink();
         let with = pages.memory_bytes();
         pages.set(2, Tag::Written);
         pages.shrink();
         assert_eq!(with - pages.memory_bytes(), 8192);
+    }
+
+    #[test]
+    fn a_candidate_remembers_its_index_where_there_are_several() {
+        let mut pages = Pages::new();
+        let empty = pages.memory_bytes();
+        pages.set_candidate(2, Fingerprint(7), StoreId(0));
+        assert_eq!(pages.memory_bytes() - empty, 8192, "one node costs nothing");
+        pages.set_candidate(3, Fingerprint(8), StoreId(5));
+        assert_eq!((pages.home(2), pages.home(3)), (StoreId(0), StoreId(5)));
+        pages.set_candidate(3, Fingerprint(8), StoreId(0));
+        assert_eq!(pages.home(3), StoreId(0));
+        [2, 3]
+            .into_iter()
+            .for_each(|page| pages.set(page, Tag::Written));
+        pages.shrink();
+        assert_eq!(pages.memory_bytes(), empty);
     }
 }

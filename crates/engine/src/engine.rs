@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use numa::{HeapView, Topology};
+use numa::{HeapView, NodeId, Topology};
 use sdtree::SdTree;
 use sys::process;
 use wire::{Pace, RunMode, Setting, Status};
@@ -14,10 +14,11 @@ use wire::{Pace, RunMode, Setting, Status};
 use crate::account::Home;
 use crate::guest::Standing;
 use crate::link::{ProcessMemory, SocketLink};
+use crate::nodes::{Atlas, Rules};
 use crate::pace::{Pacer, Supply};
 use crate::page::Class;
 use crate::read::Hasher;
-use crate::realm::{Realm, lock};
+use crate::realm::{Floor, Realm, lock};
 use crate::schedule::{Core, Knobs, Scratch};
 use crate::store::Memfd;
 use crate::workers::{STUCK, Workers};
@@ -41,6 +42,13 @@ pub struct Options {
     pub pace: Pace,
     /// How long a worker waits for an agent's answer before it turns to other guests.
     pub patience: Duration,
+    /// Whether pages of different nodes may share.
+    pub merge_across_nodes: bool,
+    /// Pages that may share one copy; at least 2.
+    pub max_page_sharing: u32,
+    /// The machine's nodes; `None`: as the kernel shows them. An emulated topology makes the engine
+    /// treat parts of memory as nodes.
+    pub topology: Option<Topology>,
 }
 
 impl Default for Options {
@@ -55,6 +63,9 @@ impl Default for Options {
             cpu_limit: 0,
             pace: Pace::Fixed,
             patience: Duration::from_millis(50),
+            merge_across_nodes: true,
+            max_page_sharing: 256,
+            topology: None,
         }
     }
 }
@@ -90,6 +101,20 @@ pub enum EngineError {
         /// Bytes available.
         available: u64,
     },
+    /// What may be shared with what cannot change under shared pages.
+    #[error(
+        "{pages} pages are shared, and {knob} cannot change under them: unmerge them first \
+         (pageone set --unmerge {knob}=…)"
+    )]
+    Shared {
+        /// The knob's name.
+        knob: &'static str,
+        /// Pages that share a copy, or are about to.
+        pages: u64,
+    },
+    /// The engine ends.
+    #[error("the engine ends")]
+    Ends,
     /// Some guests did not give their merged pages private copies in time.
     #[error("{left} pages are still merged: their guests do not answer")]
     Unmerging {
@@ -109,6 +134,7 @@ pub enum EngineError {
 /// Milliseconds a merge period may last: from 10 to a day.
 const PERIODS_MS: std::ops::RangeInclusive<u64> = 10..=86_400_000;
 const MAX_THREADS: u16 = 1024;
+const MAX_SHARING: u32 = 1_000_000;
 /// How often ended guests are looked for between rounds.
 const REAP: Duration = Duration::from_secs(1);
 /// How long unmerging goes on without any progress.
@@ -125,6 +151,10 @@ struct Shared {
     core: Arc<Core>,
     /// Where stores are made.
     home: Home,
+    /// Where a guest's pages are.
+    atlas: Arc<Atlas>,
+    /// Held while knobs are turned.
+    turning: Mutex<()>,
     /// `/dev/userfaultfd`, to hand to guests; `None` when this process may not open it.
     device: Option<OwnedFd>,
     signal: Mutex<Signal>,
@@ -148,6 +178,9 @@ struct Signal {
     wishes: u64,
     granted: u64,
     left: u64,
+    /// New rules asked for, and what became of the last ones: how many pages are shared.
+    rules: Option<Rules>,
+    shared: Option<u64>,
 }
 
 impl Engine {
@@ -164,6 +197,7 @@ impl Engine {
         )?;
         check_threads(options.threads)?;
         check_cpu_limit(options.cpu_limit)?;
+        check_sharing(options.max_page_sharing)?;
         let device = check_facilities()?;
         let system = |what| move |source| EngineError::System { what, source };
         let max_mappings = process::max_map_count().map_err(system("read vm.max_map_count"))?;
@@ -172,13 +206,26 @@ impl Engine {
             tracing::warn!(%error, "cannot raise the limit of open descriptors");
         }
         let knobs = Knobs::new(&options, max_mappings);
-        let home = find_home().map_err(system("read the NUMA topology"))?;
+        let home = find_home(options.topology).map_err(system("read the NUMA topology"))?;
+        let atlas = Arc::new(find_atlas(&home)?);
+        let real = |node: NodeId| home.topology.real_node(node).unwrap_or(node);
+        tracing::info!(
+            nodes = home.nodes.len(),
+            across = options.merge_across_nodes,
+            "a store a node: {:?}",
+            home.nodes
+                .iter()
+                .map(|&node| real(node).0)
+                .collect::<Vec<_>>()
+        );
         let store_home = home.clone();
         let new_realm = move |domain: &str| new_realm(domain, store_home.clone());
         let core = Arc::new(Core::new(knobs, hasher, Box::new(new_realm)));
         let shared = Arc::new(Shared {
             core: Arc::clone(&core),
             home,
+            atlas,
+            turning: Mutex::default(),
             device,
             signal: Mutex::default(),
             changed: Condvar::new(),
@@ -211,12 +258,14 @@ impl Engine {
         domain: &str,
     ) -> std::io::Result<()> {
         let core = &self.shared.core;
-        let memory = Box::new(ProcessMemory::open(peer.pid)?);
+        let atlas = Arc::clone(&self.shared.atlas);
+        let memory = Box::new(ProcessMemory::open(peer.pid, atlas)?);
         let mut link = Box::new(SocketLink::new(socket)?);
         let realm = core.realm(domain)?;
-        let store = realm.store.share()?;
+        let stores = realm.floors().map(|floor| floor.store.share());
+        let stores = stores.collect::<std::io::Result<Vec<_>>>()?;
         let device = self.shared.device.as_ref().map(AsFd::as_fd);
-        let line = link.welcome(store.as_fd(), device)?;
+        let line = link.welcome(&stores, device)?;
         core.admit(peer.pid, realm, memory, link, line);
         Ok(())
     }
@@ -243,19 +292,52 @@ impl Engine {
     ///
     /// # Errors
     /// [`EngineError::Range`] for a value out of range, [`EngineError::NoMemory`] when private
-    /// copies would not fit; both before any knob is turned. [`EngineError::Unmerging`] when guests
-    /// do not answer; their pages are unmerged as soon as they do.
+    /// copies would not fit, [`EngineError::Shared`] for a knob that cannot turn while pages are
+    /// shared; all before any knob is turned. [`EngineError::Unmerging`] when guests do not answer;
+    /// their pages are unmerged as soon as they do.
     pub fn set(&self, settings: &[Setting]) -> Result<(), EngineError> {
+        let _turning = lock(&self.shared.turning);
+        self.turn(settings)
+    }
+
+    /// Gives all merged pages private copies, turns knobs, and goes on in the former mode, or in
+    /// the one that `settings` name.
+    ///
+    /// # Errors
+    /// As [`Self::set`]; then no knob is turned, and merging goes on as before.
+    pub fn set_unmerged(&self, settings: &[Setting]) -> Result<(), EngineError> {
+        let _turning = lock(&self.shared.turning);
+        let all = [&[Setting::Run(RunMode::Unmerge)], settings].concat();
+        all.iter().try_for_each(|setting| self.check(setting))?;
+        let knobs = &self.shared.core.knobs;
+        let former = knobs.mode();
+        knobs.set_mode(RunMode::Unmerge);
+        let unmerged = self.shared.unmerge();
+        let turned = unmerged.and_then(|()| self.turn(settings));
+        if !settings
+            .iter()
+            .any(|setting| matches!(setting, Setting::Run(_)))
+            || turned.is_err()
+        {
+            knobs.set_mode(former);
+        }
+        self.shared.tell(|signal| signal.nudge = true);
+        turned
+    }
+
+    fn turn(&self, settings: &[Setting]) -> Result<(), EngineError> {
         settings
             .iter()
             .try_for_each(|setting| self.check(setting))?;
         let knobs = &self.shared.core.knobs;
+        self.shared.switch(settings)?;
         for setting in settings {
             match *setting {
                 Setting::Run(mode) => knobs.set_mode(mode),
                 Setting::MergePeriodMs(period) => knobs.period_ms.store(period, Relaxed),
                 Setting::Threads(threads) => knobs.threads.store(threads, Relaxed),
                 Setting::UseZeroPages(on) => knobs.use_zero_pages.store(on, Relaxed),
+                Setting::MergeAcrossNodes(_) | Setting::MaxPageSharing(_) => {} // rules, above
                 Setting::MergeAgain(on) => knobs.merge_again.store(on, Relaxed),
                 Setting::CpuLimit(percent) => knobs.cpu_limit.store(percent, Relaxed),
                 Setting::Pace(pace) => knobs.set_pace(pace),
@@ -286,9 +368,11 @@ impl Engine {
                 }
             }
             Setting::CpuLimit(percent) => check_cpu_limit(percent),
+            Setting::MaxPageSharing(pages) => check_sharing(pages),
             Setting::Run(_)
             | Setting::UseZeroPages(_)
             | Setting::MergeAgain(_)
+            | Setting::MergeAcrossNodes(_)
             | Setting::Pace(_) => Ok(()),
         }
     }
@@ -336,6 +420,15 @@ fn check_cpu_limit(percent: u32) -> Result<(), EngineError> {
     check_range("cpu_limit", percent.into(), 0..=most, range)
 }
 
+fn check_sharing(pages: u32) -> Result<(), EngineError> {
+    check_range(
+        "max_page_sharing",
+        pages.into(),
+        2..=MAX_SHARING.into(),
+        "2 to 1000000",
+    )
+}
+
 fn check_range(
     knob: &'static str,
     value: u64,
@@ -381,17 +474,56 @@ fn check_facilities() -> Result<Option<OwnedFd>, EngineError> {
     }
 }
 
-/// Where stores are made: on the first node with memory.
-fn find_home() -> std::io::Result<Home> {
-    let topology = Topology::live().map_err(std::io::Error::other)?;
-    Home::first(topology).ok_or_else(|| std::io::Error::other("no node has memory"))
+/// Where stores are made: one on each node with memory.
+fn find_home(topology: Option<Topology>) -> std::io::Result<Home> {
+    let topology = match topology {
+        Some(topology) => topology,
+        None => Topology::live().map_err(std::io::Error::other)?,
+    };
+    Home::new(topology).ok_or_else(|| std::io::Error::other("no node has memory"))
+}
+
+/// How to tell where pages are, tried on a page of this process.
+fn find_atlas(home: &Home) -> Result<Atlas, EngineError> {
+    let missing = |what, needs, source| EngineError::Missing {
+        what,
+        needs,
+        source,
+    };
+    let atlas = Atlas::new(home).ok_or_else(|| {
+        missing(
+            "the place of emulated nodes in physical memory",
+            "a kernel with memory hot-plug (/sys/devices/system/memory)",
+            std::io::ErrorKind::Unsupported.into(),
+        )
+    })?;
+    if let Atlas::Ranges(_) = atlas {
+        let page = std::hint::black_box([1u8; 1]);
+        let at = page.as_ptr() as u64 / wire::PAGE_BYTES as u64 * wire::PAGE_BYTES as u64;
+        let map = sys::residence::Pagemap::open(rustix::process::getpid());
+        let frames = map.and_then(|map| map.frames(at..at + wire::PAGE_BYTES as u64));
+        let needs = "CAP_SYS_ADMIN: run as root";
+        let denied = |source| missing("the right to read frame numbers", needs, source);
+        match frames.map_err(denied)?.first() {
+            Some(&frame) if frame != 0 => {}
+            _ => return Err(denied(std::io::ErrorKind::PermissionDenied.into())),
+        }
+    }
+    Ok(atlas)
 }
 
 fn new_realm(domain: &str, home: Home) -> std::io::Result<Realm> {
-    let store = Box::new(Memfd::new()?);
     tracing::info!(domain, "a domain begins");
-    let index = Box::new(SdTree::<u64>::new());
-    Ok(Realm::new(domain, home, index, store))
+    let (topology, nodes) = (Arc::clone(&home.topology), Arc::clone(&home.nodes));
+    Realm::new(domain, home, |store| {
+        // On a machine with one node there is nothing to tell the kernel.
+        let node = nodes.get(store.index()).filter(|_| nodes.len() > 1);
+        let node = node.and_then(|&node| topology.real_node(node));
+        Ok(Floor {
+            index: Box::new(SdTree::<u64>::new()),
+            store: Box::new(Memfd::new(node.map(|node| node.0))?),
+        })
+    })
 }
 
 /// Pages that guests in service map from stores.
@@ -428,11 +560,49 @@ impl Shared {
         }
     }
 
+    /// Has the driver change the rules as `settings` say; waits for it.
+    fn switch(&self, settings: &[Setting]) -> Result<(), EngineError> {
+        let now = self.core.knobs.rules();
+        let mut rules = now;
+        let mut knob = "";
+        for setting in settings {
+            match *setting {
+                Setting::MergeAcrossNodes(on) if on != rules.across_nodes => {
+                    rules.across_nodes = on;
+                    knob = "merge_across_nodes";
+                }
+                Setting::MaxPageSharing(pages) if pages != rules.max_sharing => {
+                    rules.max_sharing = pages;
+                    knob = "max_page_sharing";
+                }
+                _ => {}
+            }
+        }
+        if rules == now {
+            return Ok(());
+        }
+        let mut signal = lock(&self.signal);
+        (signal.rules, signal.shared) = (Some(rules), None);
+        self.changed.notify_all();
+        let waits = |signal: &mut Signal| signal.shared.is_none() && !signal.stop;
+        let mut signal = self
+            .changed
+            .wait_while(signal, waits)
+            .unwrap_or_else(PoisonError::into_inner);
+        match signal.shared.take() {
+            Some(0) => Ok(()),
+            Some(pages) => Err(EngineError::Shared { knob, pages }),
+            None => Err(EngineError::Ends),
+        }
+    }
+
     /// Waits until something is told, at most until `due`.
     fn wait(&self, due: Instant) {
         let signal = lock(&self.signal);
-        let quiet =
-            |signal: &mut Signal| !signal.stop && !signal.nudge && signal.wishes == signal.granted;
+        let quiet = |signal: &mut Signal| {
+            let idle = signal.wishes == signal.granted && signal.rules.is_none();
+            !signal.stop && !signal.nudge && idle
+        };
         let left = due.saturating_duration_since(Instant::now());
         let waited = self.changed.wait_timeout_while(signal, left, quiet);
         let (mut signal, _) = waited.unwrap_or_else(PoisonError::into_inner);
@@ -487,6 +657,11 @@ fn drive(shared: &Shared, workers: &Workers) {
         tempo.keep(&core.knobs);
         if shared.wishes_unmerge() {
             unmerge_all(shared, workers);
+        }
+        let rules = lock(&shared.signal).rules.take();
+        if let Some(rules) = rules {
+            let left = core.switch(rules);
+            shared.tell(|signal| signal.shared = Some(left));
         }
         let now = Instant::now();
         let empty = lock(&core.guests).is_empty();

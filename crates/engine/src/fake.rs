@@ -1,7 +1,7 @@
 //! A world of fake guests, agents, stores and lifelines. Its guests write, discard, fork, stall, lie
 //! and die at the test's word; it knows who really maps what, and panics when the engine breaks
-//! a promise: writes a slot twice, punches one that is mapped, mixes domains, or gives a page a
-//! slot of other content.
+//! a promise: writes a slot twice, punches one that is mapped, mixes domains or (when it must not)
+//! nodes, or gives a page a slot of other content.
 //!
 //! A page's content is a number, 0 for zeros, spread over its bytes.
 
@@ -16,9 +16,10 @@ use sdtree::SdTree;
 use wire::{CHUNK_BYTES, PAGE_BYTES, RunMode};
 
 use crate::account::{Home, Lifeline};
-use crate::page::Slot;
+use crate::nodes::Rules;
+use crate::page::{Slot, StoreId};
 use crate::read::Hasher;
-use crate::realm::{Realm, lock};
+use crate::realm::{Floor, Realm, lock};
 use crate::schedule::{Core, Knobs, Scratch};
 use crate::store::{PageBytes, Store};
 use crate::workers::{Alone, Crew};
@@ -70,6 +71,8 @@ pub(crate) struct Child {
 pub(crate) struct Process {
     pub(crate) domain: String,
     pub(crate) pages: BTreeMap<u64, Place>,
+    /// The node of each page that is not on the first.
+    pub(crate) nodes: BTreeMap<u64, u8>,
     /// What each page must read as.
     pub(crate) shadow: BTreeMap<u64, u64>,
     pub(crate) offered: BTreeSet<u64>,
@@ -111,6 +114,10 @@ pub(crate) struct World {
     seen: BTreeMap<String, BTreeSet<u64>>,
     /// Holders of each lifeline.
     holders: Vec<u32>,
+    /// Whether a page must not be asked to map a slot of another node.
+    pub(crate) bound: bool,
+    /// Pages whose node was asked for.
+    pub(crate) queries: u64,
 }
 
 impl World {
@@ -172,6 +179,11 @@ impl World {
         process.shadow.insert(page, content);
         let seen = self.seen.entry(process.domain.clone()).or_default();
         seen.insert(content);
+    }
+
+    /// Moves a page to another node; the kernel tells nobody.
+    pub(crate) fn migrate(&mut self, process: usize, page: u64, node: u8) {
+        self.processes[process].nodes.insert(page, node);
     }
 
     /// Pins a page to write to it, as direct I/O does: a write fault comes first.
@@ -306,6 +318,7 @@ pub(crate) type Shared = Arc<Mutex<World>>;
 struct FakeStore {
     world: Shared,
     domain: String,
+    id: StoreId,
 }
 
 /// The bytes of a page with this content.
@@ -339,6 +352,7 @@ impl Store for FakeStore {
                 .get(&self.domain)
                 .is_some_and(|seen| seen.contains(&content));
             assert!(known, "I6: content {content} was never in {}", self.domain);
+            assert_eq!(Slot(slot).store(), self.id, "a slot of another store");
             let shelf = world.shelves.entry(self.domain.clone()).or_default();
             let twice = shelf.written.insert(slot, content).is_some();
             assert!(!twice, "I3: slot {slot} is written twice");
@@ -396,23 +410,41 @@ impl Lab {
         })
     }
 
+    /// A lab on a machine with this many nodes, and this many pages to a copy.
+    pub(crate) fn on_nodes(nodes: usize, across: bool, limit: u32) -> Self {
+        let spec = format!("fake={nodes}").parse().unwrap();
+        let topology = numa::Topology::live().unwrap().emulate(&spec).unwrap();
+        Self::with(crate::Options {
+            threads: 1,
+            patience: Duration::ZERO,
+            merge_across_nodes: across,
+            max_page_sharing: limit,
+            topology: Some(topology),
+            ..crate::Options::default()
+        })
+    }
+
     pub(crate) fn with(options: crate::Options) -> Self {
         let world = Shared::default();
+        lock(&world).bound = !options.merge_across_nodes;
         let for_stores = Arc::clone(&world);
-        let home = Home::first(numa::Topology::live().unwrap()).unwrap();
+        let topology = options.topology.clone();
+        let topology = topology.unwrap_or_else(|| numa::Topology::live().unwrap());
+        let home = Home::new(topology).unwrap();
         let new_realm = move |domain: &str| {
             // A realm that ended leaves nothing behind; a new one has a new store.
             lock(&for_stores).shelves.remove(domain);
-            let store = FakeStore {
-                world: Arc::clone(&for_stores),
-                domain: domain.to_owned(),
-            };
-            Ok(Realm::new(
-                domain,
-                home.clone(),
-                Box::new(SdTree::<u64>::new()),
-                Box::new(store),
-            ))
+            Realm::new(domain, home.clone(), |id| {
+                let store = FakeStore {
+                    world: Arc::clone(&for_stores),
+                    domain: domain.to_owned(),
+                    id,
+                };
+                Ok(Floor {
+                    index: Box::new(SdTree::<u64>::new()),
+                    store: Box::new(store),
+                })
+            })
         };
         let knobs = Knobs::new(&options, 65530);
         let core = Core::new(knobs, Hasher::new().unwrap(), Box::new(new_realm));
@@ -484,6 +516,16 @@ impl Lab {
         self.core.knobs.set_mode(RunMode::Unmerge);
         self.core.round(&self.alone, false);
         self.check();
+    }
+
+    /// Asks for other rules; gives the pages in the way.
+    pub(crate) fn switch(&self, rules: Rules) -> u64 {
+        let shared = self.core.switch(rules);
+        if shared == 0 {
+            lock(&self.world).bound = !rules.across_nodes;
+        }
+        self.check();
+        shared
     }
 
     /// Rounds until pages written before are settled and merged, and promotions done.

@@ -19,7 +19,7 @@ use wire::{Answer, PageBits, Question};
 use crate::account::{Ledger, Lifeline};
 use crate::chunk::{Chunk, Pages};
 use crate::offers::Offers;
-use crate::page::{CLASSES, Class};
+use crate::page::{CLASSES, Class, StoreId};
 use crate::realm::{Realm, lock};
 use crate::store::PageBytes;
 
@@ -44,6 +44,10 @@ pub(crate) trait Memory: Send + Sync {
     /// # Errors
     /// When the guest is gone.
     fn read(&self, ranges: &[Remote], pages: &mut [&mut PageBytes]) -> std::io::Result<usize>;
+
+    /// The store of the node that each of these pages of one chunk lies on, given by address in
+    /// ascending order; `None` where the page is gone, or on a node without store.
+    fn stores(&self, pages: &[usize]) -> Vec<Option<StoreId>>;
 
     /// What may hold pages of the process pinned for long, in words; `None` when nothing does.
     fn pins(&self) -> Option<String>;
@@ -240,6 +244,8 @@ pub(crate) struct Guest {
     standing: AtomicU8,
     late: AtomicBool,
     overtime_ns: AtomicU64,
+    /// Chunks below this address are asked for their nodes when all others have been.
+    pub(crate) patrolled: AtomicU64,
     /// Broken pages may be merged again, as the last look found.
     merges_again: AtomicBool,
     pins: Mutex<Pins>,
@@ -287,6 +293,7 @@ impl Guest {
             standing: AtomicU8::new(Standing::Served as u8),
             late: AtomicBool::new(true),
             overtime_ns: AtomicU64::new(0),
+            patrolled: AtomicU64::new(0),
             merges_again: AtomicBool::new(false),
             pins: Mutex::default(),
         }

@@ -4,19 +4,43 @@ use proptest::prelude::*;
 use wire::{PageOutcome, RunMode};
 
 use crate::fake::{Lab, Manners};
+use crate::nodes::Rules;
 use crate::realm::lock;
 
 const GUESTS: usize = 4;
 const CHUNKS: u64 = 3;
+const NODES: u8 = 3;
 
 /// What happens to a guest, or to all.
 #[derive(Clone, Debug)]
 enum Event {
-    Write { page: u64, count: u64, content: u64 },
-    Discard { page: u64, count: u64 },
-    Touch { page: u64, count: u64 },
-    Pin { page: u64, on: bool },
-    Offer { chunk: u64, on: bool },
+    Write {
+        page: u64,
+        count: u64,
+        content: u64,
+    },
+    /// Equal pages in a row.
+    Same {
+        page: u64,
+        count: u64,
+        content: u64,
+    },
+    Discard {
+        page: u64,
+        count: u64,
+    },
+    Touch {
+        page: u64,
+        count: u64,
+    },
+    Pin {
+        page: u64,
+        on: bool,
+    },
+    Offer {
+        chunk: u64,
+        on: bool,
+    },
     Behave(Manners),
     Fork,
     EndChild,
@@ -24,6 +48,13 @@ enum Event {
     Connect,
     Kill,
     Mode(RunMode),
+    Migrate {
+        page: u64,
+        count: u64,
+        node: u8,
+    },
+    /// Unmerge, then other rules.
+    Switch(Rules),
     Rounds(usize),
 }
 
@@ -47,11 +78,20 @@ fn manners() -> impl Strategy<Value = Manners> {
     ]
 }
 
+fn rules() -> impl Strategy<Value = Rules> {
+    let limit = prop_oneof![Just(2), Just(3), Just(256)];
+    (any::<bool>(), limit).prop_map(|(across_nodes, max_sharing)| Rules {
+        across_nodes,
+        max_sharing,
+    })
+}
+
 fn event() -> impl Strategy<Value = Event> {
     let mode =
         prop_oneof![4 => Just(RunMode::Run), 1 => Just(RunMode::Stop), 1 => Just(RunMode::Unmerge)];
     prop_oneof![
         10 => (page(), 1u64..10, 0u64..12).prop_map(|(page, count, content)| Event::Write { page, count, content }),
+        3 => (0..CHUNKS * 16, 20u64..70, 1u64..3).prop_map(|(row, count, content)| Event::Same { page: row * 32, count, content }),
         3 => (page(), 1u64..10).prop_map(|(page, count)| Event::Discard { page, count }),
         4 => (page(), 1u64..16).prop_map(|(page, count)| Event::Touch { page, count }),
         1 => (page(), any::<bool>()).prop_map(|(page, on)| Event::Pin { page, on }),
@@ -63,6 +103,8 @@ fn event() -> impl Strategy<Value = Event> {
         2 => Just(Event::Connect),
         1 => Just(Event::Kill),
         1 => mode.prop_map(Event::Mode),
+        2 => (page(), 1u64..16, 0..NODES).prop_map(|(page, count, node)| Event::Migrate { page, count, node }),
+        1 => rules().prop_map(Event::Switch),
         10 => (1usize..5).prop_map(Event::Rounds),
     ]
 }
@@ -73,6 +115,16 @@ fn happen(lab: &Lab, guest: usize, event: &Event) {
     match *event {
         Event::Rounds(count) => lab.rounds(count),
         Event::Mode(mode) => lab.core.knobs.set_mode(mode),
+        Event::Switch(rules) => {
+            let former = lab.core.knobs.mode();
+            // Once without a right to: it must be refused as long as something is shared.
+            if lab.switch(rules) > 0 {
+                lab.unmerge();
+                lab.unmerge();
+                lab.switch(rules);
+                lab.core.knobs.set_mode(former);
+            }
+        }
         Event::EndChild => lab.world(|world| world.end_child(guest)),
         _ if dead => {}
         // Neighbours differ, but a run starting with the same content is the same everywhere.
@@ -89,11 +141,21 @@ fn happen(lab: &Lab, guest: usize, event: &Event) {
                 );
             }
         }),
+        Event::Same {
+            page,
+            count,
+            content,
+        } => lab.world(|world| {
+            in_region(page, count).for_each(|page| world.write(guest, page, content));
+        }),
         Event::Discard { page, count } => lab.world(|world| {
             in_region(page, count).for_each(|page| world.discard(guest, page));
         }),
         Event::Touch { page, count } => lab.world(|world| {
             in_region(page, count).for_each(|page| world.touch(guest, page));
+        }),
+        Event::Migrate { page, count, node } => lab.world(|world| {
+            in_region(page, count).for_each(|page| world.migrate(guest, page, node));
         }),
         Event::Pin { page, on: true } => lab.world(|world| world.pin(guest, page)),
         Event::Pin { page, on: false } => lab.world(|world| {
@@ -140,13 +202,19 @@ proptest! {
 
     #[test]
     fn no_history_breaks_an_invariant(
+        nodes in prop_oneof![Just(1), Just(usize::from(NODES))],
+        across in any::<bool>(),
+        limit in prop_oneof![Just(2), Just(3), Just(256)],
         events in proptest::collection::vec((0..GUESTS, event()), 1..60)
     ) {
-        let lab = Lab::new();
+        let lab = Lab::on_nodes(nodes, across, limit);
+        let events = events.iter().filter(|(_, event)| {
+            nodes > 1 || !matches!(event, Event::Migrate { .. })
+        });
         for domain in ["a", "a", "a", "b"] {
             lab.guest(domain, CHUNKS);
         }
-        for (guest, event) in &events {
+        for (guest, event) in events {
             happen(&lab, *guest, event);
         }
         end(&lab);

@@ -32,7 +32,8 @@
 //!   index names it, and punched only when dead; a number is never used twice.
 //! * I4 refs(slot) ≥ the guest pages that may map it, fork children included: see [`account`].
 //! * I5 A slot is punched only at refs = 0.
-//! * I6 A realm (index, store, slots, chunks) belongs to one domain; nothing crosses.
+//! * I6 A realm (indexes, stores, slots, chunks) belongs to one domain; nothing crosses. Inside it
+//!   nothing crosses nodes unless the rules say so: see [`nodes`] and [`switch`].
 //! * I7 No guest thread waits for the engine: the engine asks, only agents answer.
 //! * I8 Whatever an agent does costs the engine that guest: bounded answers, bounded patience, and
 //!   a contradiction ends the service.
@@ -58,6 +59,7 @@ mod histories;
 mod index;
 mod link;
 mod look;
+mod nodes;
 mod offers;
 mod pace;
 mod page;
@@ -67,9 +69,14 @@ mod realm;
 mod schedule;
 mod status;
 mod store;
+mod switch;
 mod track;
 #[cfg(test)]
 mod trials;
+#[cfg(test)]
+mod trials_copies;
+#[cfg(test)]
+mod trials_nodes;
 mod workers;
 
 pub use engine::{Engine, EngineError, Options};

@@ -3,15 +3,18 @@
 use std::io::IoSliceMut;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
-use sys::memfd;
 use sys::pagemap::{PageRun, Pagemap};
 use sys::process::{self, Remote};
+use sys::{memfd, mempolicy, residence};
 use wire::{Answer, MAX_MESSAGE, Question, Welcome};
 
 use crate::account::Lifeline;
 use crate::guest::{Fault, Link, Memory};
+use crate::nodes::Atlas;
+use crate::page::StoreId;
 use crate::store::PageBytes;
 
 /// The memory of a process.
@@ -20,6 +23,9 @@ pub(crate) struct ProcessMemory {
     pid: u32,
     pidfd: OwnedFd,
     pagemap: Pagemap,
+    atlas: Arc<Atlas>,
+    /// Where frame numbers tell the node.
+    frames: Option<residence::Pagemap>,
 }
 
 impl ProcessMemory {
@@ -27,11 +33,20 @@ impl ProcessMemory {
     ///
     /// # Errors
     /// When the process is gone, or this one may not look into it.
-    pub(crate) fn open(pid: u32) -> std::io::Result<Self> {
+    pub(crate) fn open(pid: u32, atlas: Arc<Atlas>) -> std::io::Result<Self> {
+        let frames = match &*atlas {
+            Atlas::Ranges(_) => {
+                let pid = raw_pid(pid).ok_or(std::io::ErrorKind::NotFound)?;
+                Some(residence::Pagemap::open(pid)?)
+            }
+            _ => None,
+        };
         let memory = Self {
             pid,
             pidfd: process::open_pidfd(pid)?,
             pagemap: Pagemap::open(pid)?,
+            atlas,
+            frames,
         };
         match memory.has_exited() {
             // Then both descriptors were opened on the same process.
@@ -39,6 +54,34 @@ impl ProcessMemory {
             true => Err(std::io::ErrorKind::NotFound.into()),
         }
     }
+
+    fn ask_nodes(&self, pages: &[usize]) -> std::io::Result<Vec<Option<StoreId>>> {
+        let mut nodes = vec![-1; pages.len()];
+        mempolicy::pages_to_nodes(raw_pid(self.pid), pages, &mut nodes)?;
+        Ok(nodes.iter().map(|&node| self.atlas.of_node(node)).collect())
+    }
+
+    fn ask_frames(
+        &self,
+        map: &residence::Pagemap,
+        pages: &[usize],
+    ) -> std::io::Result<Vec<Option<StoreId>>> {
+        let (Some(&first), Some(&last)) = (pages.first(), pages.last()) else {
+            return Ok(Vec::new());
+        };
+        let frames = map.frames(first as u64..(last + wire::PAGE_BYTES) as u64)?;
+        let store = |&page: &usize| {
+            let frame = frames.get(page.checked_sub(first)? / wire::PAGE_BYTES);
+            frame.and_then(|&frame| self.atlas.of_frame(frame))
+        };
+        Ok(pages.iter().map(store).collect())
+    }
+}
+
+fn raw_pid(pid: u32) -> Option<rustix::process::Pid> {
+    i32::try_from(pid)
+        .ok()
+        .and_then(rustix::process::Pid::from_raw)
 }
 
 impl Memory for ProcessMemory {
@@ -67,6 +110,16 @@ impl Memory for ProcessMemory {
             true => Ok(read),
             false => Err(std::io::ErrorKind::NotFound.into()),
         }
+    }
+
+    fn stores(&self, pages: &[usize]) -> Vec<Option<StoreId>> {
+        let stores = match (&*self.atlas, &self.frames) {
+            (Atlas::One, _) => return vec![Some(StoreId::default()); pages.len()],
+            (_, Some(map)) => self.ask_frames(map, pages),
+            (_, None) => self.ask_nodes(pages),
+        };
+        // A process that is gone has its pages nowhere; the next look finds out.
+        stores.unwrap_or_else(|_| vec![None; pages.len()])
     }
 
     fn pins(&self) -> Option<String> {
@@ -117,23 +170,28 @@ impl SocketLink {
         })
     }
 
-    /// Welcomes the agent: hands over a lifeline, the store, and the userfaultfd device if there
+    /// Welcomes the agent: hands over a lifeline, the stores, and the userfaultfd device if there
     /// is one.
     ///
     /// # Errors
     /// When the connection is broken or descriptors are exhausted.
     pub(crate) fn welcome(
         &mut self,
-        store: BorrowedFd<'_>,
+        stores: &[OwnedFd],
         device: Option<BorrowedFd<'_>>,
     ) -> std::io::Result<Box<dyn Lifeline>> {
         let line = memfd::Lifeline::new()?;
         let welcome = Welcome {
-            stores: 1,
+            stores: u16::try_from(stores.len()).unwrap_or(u16::MAX),
             device: device.is_some(),
         };
         let len = welcome.encode(&mut self.buffer);
-        let descriptors: Vec<_> = [line.as_fd(), store].into_iter().chain(device).collect();
+        let stores = stores.iter().map(AsFd::as_fd);
+        let descriptors: Vec<_> = [line.as_fd()]
+            .into_iter()
+            .chain(stores)
+            .chain(device)
+            .collect();
         let packet = self.buffer.get(..len).unwrap_or_default();
         sys::socket::send(&self.socket, packet, &descriptors)?;
         Ok(Box::new(line))
@@ -198,21 +256,25 @@ mod tests {
     }
 
     #[test]
-    fn a_welcome_brings_lifeline_and_store() {
+    fn a_welcome_brings_lifeline_and_stores() {
         let (mut link, agent) = pair();
         let store = memfd::Store::new("pageone-test").unwrap();
-        let line = link.welcome(store.share().unwrap().as_fd(), None).unwrap();
+        let stores = [(); 2].map(|()| store.share().unwrap());
+        let line = link.welcome(&stores, None).unwrap();
         let mut buffer = [0; MAX_MESSAGE];
         let mut received = sys::socket::recv(&agent, &mut buffer).unwrap();
         let welcome = Welcome::decode(&buffer[..received.len]).unwrap();
-        assert_eq!((welcome.stores, welcome.device), (1, false));
+        assert_eq!((welcome.stores, welcome.device), (2, false));
         let theirs = received.descriptors[0].take().unwrap();
         let access = sys::mapping::Access::ReadWrite;
         sys::mapping::share(theirs.as_fd(), 0, 4096, access).unwrap();
         assert!(!line.is_free());
-        let store = received.descriptors[1].take().unwrap();
-        assert!(store.as_raw_fd() >= 0 && received.descriptors[2].is_none());
-        assert!(rustix::io::pwrite(&store, b"x", 0).is_err());
+        for at in [1, 2] {
+            let store = received.descriptors[at].take().unwrap();
+            assert!(store.as_raw_fd() >= 0);
+            assert!(rustix::io::pwrite(&store, b"x", 0).is_err());
+        }
+        assert!(received.descriptors[3].is_none());
     }
 
     #[test]
@@ -234,7 +296,7 @@ mod tests {
     fn memory_is_read_only_while_it_is_the_same() {
         let child = std::process::Command::new("sleep").arg("60").spawn();
         let mut child = child.unwrap();
-        let memory = ProcessMemory::open(child.id()).unwrap();
+        let memory = ProcessMemory::open(child.id(), Arc::new(Atlas::One)).unwrap();
         let mut page = [0; wire::PAGE_BYTES];
         let nowhere = Remote {
             start: 4096,

@@ -10,6 +10,7 @@ use wire::{Answer, CHUNK_BYTES, CHUNK_PAGES, Changes, PAGE_BYTES, Question, RunM
 use crate::ask;
 use crate::chunk::Chunk;
 use crate::guest::{Fault, Guest, Pending, Standing, Talk};
+use crate::nodes::{Patrol, Rules};
 use crate::offers::Sweep;
 use crate::page::{Class, Tag};
 use crate::realm::{Effects, lock};
@@ -30,6 +31,7 @@ pub(crate) struct Terms {
     pub(crate) patience: Duration,
     /// Whether to scan; without, only merged pages to unmerge are found.
     pub(crate) scan: bool,
+    pub(crate) rules: Rules,
     /// Whether broken pages are merged again where that is safe.
     pub(crate) merge_again: bool,
     /// Rounds after which a broken page is older by one.
@@ -246,6 +248,7 @@ fn scan(
     let ranges = offers.scans().to_vec();
     guest.counters.regions.store(ranges.len() as u64, Relaxed);
     let mut unseen = Ok(());
+    let mut patrol = Patrol::new(guest, terms.rules);
     let mut sweep = Sweep::new(guest, &mut offers, |chunk: &Arc<Chunk>, seen: &Seen| {
         let Some(mut pages) = chunk.try_lock() else {
             return; // a worker is stuck with it
@@ -258,7 +261,10 @@ fn scan(
             return;
         }
         let now = (terms.round, again);
-        let waiting = track::observe(chunk, &mut pages, &seen, now, effects);
+        let mut waiting = track::observe(chunk, &mut pages, &seen, now, effects);
+        if terms.mode == RunMode::Run {
+            waiting |= patrol.check(chunk, &mut pages, effects);
+        }
         guest.counters.take_over(&mut pages);
         let wanted = match terms.mode {
             RunMode::Run => waiting || chunk.has_promoted(),
@@ -281,6 +287,7 @@ fn scan(
         }
     }
     sweep.finish();
+    patrol.end();
     unseen
 }
 

@@ -7,13 +7,54 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Fingerprint(pub(crate) u128);
 
-/// The number of a page in a store.
+impl Fingerprint {
+    /// The key of a page that is the `place`th of a row of equal pages.
+    pub(crate) fn at_place(self, place: usize) -> Self {
+        const SPREAD: u128 = 0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835; // odd
+        Self(self.0 ^ SPREAD.wrapping_mul(place as u128 + 1))
+    }
+}
+
+/// Which of a domain's stores, one a node; below 64.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct StoreId(pub(crate) u8);
+
+impl StoreId {
+    /// The store's number as an index.
+    pub(crate) fn index(self) -> usize {
+        self.0.into()
+    }
+
+    /// The store's first slot.
+    pub(crate) fn first_slot(self) -> Slot {
+        Slot(u64::from(self.0) << NUMBER_BITS)
+    }
+}
+
+/// Slots a store can have: their byte offsets fit a file.
+const NUMBER_BITS: u32 = 48;
+
+/// A page in one of a domain's stores: the store in bits 48 to 53, below it the page's number there.
+/// So neighbours in a store are neighbours as numbers, and slots of two stores never are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Slot(pub(crate) u64);
 
+impl Slot {
+    /// The store it is in.
+    #[allow(clippy::cast_possible_truncation)] // six bits
+    pub(crate) fn store(self) -> StoreId {
+        StoreId((self.0 >> NUMBER_BITS) as u8)
+    }
+
+    /// Its number in the store.
+    pub(crate) fn number(self) -> u64 {
+        self.0 & ((1 << NUMBER_BITS) - 1)
+    }
+}
+
 impl fmt::Display for Slot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "slot {}", self.0)
+        write!(f, "slot {} of store {}", self.number(), self.store().0)
     }
 }
 
@@ -192,10 +233,18 @@ mod tests {
                 page: 511,
             }),
             Entry::Canonical(Slot(0)),
-            Entry::Canonical(Slot((1 << 51) - 1)),
+            Entry::Canonical(Slot((1 << 54) - 1)),
         ] {
             assert_eq!(Entry::unpack(entry.pack()), entry);
         }
+    }
+
+    #[test]
+    fn a_slot_knows_its_store_and_its_number() {
+        let slot = Slot(StoreId(63).first_slot().0 + 77);
+        assert_eq!((slot.store(), slot.number()), (StoreId(63), 77));
+        assert_eq!(slot.to_string(), "slot 77 of store 63");
+        assert_eq!((Slot(5).store(), Slot(5).number()), (StoreId(0), 5));
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! ```text
 //!   nothing           ─▶ enter the page as candidate
 //!   a slot            ─▶ win a ref of it, plan the page for it
+//!   a full slot       ─▶ one of its copies that has room again, else as for a candidate
 //!   a candidate       ─▶ its twin: take the next slot of the run, write the bytes just read,
 //!                        publish (exchange the entry), plan the page, promote the candidate
 //!   a slot that dies  ─▶ exchange the dead entry for the page as candidate
@@ -16,18 +17,31 @@
 //! run of pages in the next guest maps with one call. Several workers may find the same candidate:
 //! the exchange decides, the loser gives its slot up (the number is spent) and takes the winner's.
 //!
+//! Where there are several nodes, a batch is asked for its nodes too, after it was read: see
+//! [`nodes`](crate::nodes).
+//!
+//! **Contents with many pages.** A slot takes `max_page_sharing` pages, then the next copy is named:
+//! see the chains of [`account`](crate::account). Neighbouring pages that are all equal would each
+//! map the same slot with a call and a mapping of its own, and a guest's mappings are few. So once a
+//! content has copies anyway, [`ROW`] pages of it in a row are looked up under keys of their own, by
+//! their place in the row: the rows of all guests meet as any run of different pages does, and
+//! map with one call. It costs at most `ROW` copies more of a content that has more than
+//! `max_page_sharing` pages.
+//!
 //! A candidate is promoted by whoever found its twin, in another chunk mostly. Two chunks are never
 //! locked at once: the finder sets a bit and queues the chunk ([`Chunk::promote`]), and its next job
 //! looks the fingerprint up again. It trusts nothing: the slot may have come and gone meanwhile.
 
 use std::sync::Arc;
 
+use numa::heap::HeapError;
 use wire::{CHUNK_PAGES, PageBits};
 
-use crate::account::{Run, View};
+use crate::account::{Run, Taken, View};
 use crate::chunk::{Chunk, Pages};
 use crate::guest::{Fault, Guest};
-use crate::page::{Entry, Fingerprint, Site, Slot, Tag};
+use crate::nodes::{self, Rules};
+use crate::page::{Entry, Fingerprint, Site, Slot, StoreId, Tag};
 use crate::read::{BATCH, Batch, Hasher};
 use crate::realm::{Effects, Realm};
 use crate::store::PageBytes;
@@ -42,6 +56,7 @@ pub(crate) trait Promotions {
 pub(crate) struct Context<'a> {
     pub(crate) hasher: &'a Hasher,
     pub(crate) use_zero_pages: bool,
+    pub(crate) rules: Rules,
     pub(crate) promotions: &'a dyn Promotions,
 }
 
@@ -50,7 +65,23 @@ pub(crate) struct Desk {
     batch: Batch,
     settled: Vec<u16>,
     twins: Vec<Twin>,
-    repeats: Vec<(usize, Fingerprint)>,
+    repeats: Vec<Read>,
+}
+
+/// Equal pages in a row that are looked up by their place in it.
+const ROW: usize = 32;
+
+/// A page that was read.
+#[derive(Clone, Copy)]
+struct Read {
+    page: usize,
+    /// Its place in the batch.
+    at: usize,
+    key: Fingerprint,
+    /// The index it is looked up in.
+    home: StoreId,
+    /// Whether it and the next ones are a row, looked up by their places.
+    begins_row: bool,
 }
 
 impl Desk {
@@ -64,13 +95,41 @@ impl Desk {
     }
 }
 
-/// A page that equals a candidate, by fingerprint.
+/// A page that equals a candidate or a full slot, by fingerprint.
 struct Twin {
-    page: usize,
-    /// Its place in the batch.
-    at: usize,
-    key: Fingerprint,
-    candidate: Site,
+    read: Read,
+    /// The store for its slot.
+    store: StoreId,
+    /// What the index named when it was looked up.
+    current: Entry,
+}
+
+/// Where a page looks for its equals.
+#[derive(Clone, Copy)]
+struct Scope {
+    index: StoreId,
+    /// Whether only slots of that node count: what else the index names is from before a change of
+    /// the rules.
+    bound: bool,
+}
+
+impl Scope {
+    fn takes(self, slot: Slot) -> bool {
+        !self.bound || slot.store() == self.index
+    }
+}
+
+/// The indexes that some pages belong in: all in the first, or each as its node has it.
+struct Homes(Option<Vec<Option<StoreId>>>);
+
+impl Homes {
+    /// That of the `at`th page; `None` when its node has no index, or the page is gone.
+    fn of(&self, at: usize) -> Option<StoreId> {
+        match &self.0 {
+            None => Some(StoreId::default()),
+            Some(homes) => homes.get(at).copied().flatten(),
+        }
+    }
 }
 
 /// What the index knows of a fingerprint.
@@ -79,8 +138,8 @@ enum Found {
     Own,
     /// A slot, with a ref for the page.
     Canonical(Slot),
-    /// Another page is the candidate.
-    Twin(Site),
+    /// Another page is the candidate, or a slot is full: this entry is to be replaced.
+    Twin(Entry),
     /// Others were faster, several times: try in the next round.
     Lost,
 }
@@ -88,22 +147,46 @@ enum Found {
 /// How often a lookup starts over before it gives way to others.
 const ATTEMPTS: usize = 16;
 
-fn resolve(realm: &Realm, view: &View<'_>, key: Fingerprint, site: Site) -> Found {
+fn resolve(realm: &Realm, view: &View<'_>, scope: Scope, key: Fingerprint, site: Site) -> Found {
     let own = Entry::Candidate(site);
+    let index = realm.index(scope.index);
     for _ in 0..ATTEMPTS {
-        match realm.index.get_or_insert(key, own) {
+        match index.get_or_insert(key, own) {
             None => return Found::Own,
             Some(Entry::Candidate(other)) if other == site => return Found::Own,
-            Some(Entry::Candidate(other)) => return Found::Twin(other),
-            Some(Entry::Canonical(slot)) if view.try_ref(slot) => return Found::Canonical(slot),
-            Some(dying) => {
-                if realm.index.compare_exchange(key, dying, own).is_ok() {
-                    return Found::Own;
+            Some(other @ Entry::Candidate(_)) => return Found::Twin(other),
+            Some(named @ Entry::Canonical(slot)) => {
+                let taken = match scope.takes(slot) {
+                    true => view.try_ref(slot),
+                    false => Taken::Dead, // for these pages
+                };
+                match taken {
+                    Taken::Won => return Found::Canonical(slot),
+                    Taken::Full => return find_room(realm, view, scope, key, slot),
+                    Taken::Dead if index.compare_exchange(key, named, own).is_ok() => {
+                        return Found::Own;
+                    }
+                    Taken::Dead => {}
                 }
             }
         }
     }
     Found::Lost
+}
+
+/// A copy that has room again is named instead of the full one. It has a ref of ours by then, so it
+/// does not die before the index names it. A lost exchange changes nothing: the copy serves.
+fn find_room(realm: &Realm, view: &View<'_>, scope: Scope, key: Fingerprint, full: Slot) -> Found {
+    let chains = &realm.slots.chains;
+    let named = Entry::Canonical(full);
+    match chains.take_roomy((scope.index, key), full) {
+        Some(slot) if scope.takes(slot) && view.try_ref(slot) == Taken::Won => {
+            let index = realm.index(scope.index);
+            let _ = index.compare_exchange(key, named, Entry::Canonical(slot));
+            Found::Canonical(slot)
+        }
+        _ => Found::Twin(named),
+    }
 }
 
 /// One chunk being planned.
@@ -113,7 +196,8 @@ pub(crate) struct Plan<'a> {
     pub(crate) chunk: &'a Chunk,
     pub(crate) pages: &'a mut Pages,
     pub(crate) effects: &'a mut Effects,
-    run: Run,
+    /// Slots to give out, by store.
+    runs: Vec<Run>,
 }
 
 impl<'a> Plan<'a> {
@@ -130,7 +214,7 @@ impl<'a> Plan<'a> {
             chunk,
             pages,
             effects,
-            run: 0..0,
+            runs: Vec::new(),
         }
     }
 
@@ -159,7 +243,30 @@ impl<'a> Plan<'a> {
         }
         desk.settled = settled;
         self.adopt_promoted();
-        self.realm().slots.give_back(self.run);
+        let slots = &self.realm().slots;
+        self.runs.into_iter().for_each(|run| slots.give_back(run));
+    }
+
+    /// Whether pages of two nodes must not share.
+    fn is_bound(&self) -> bool {
+        !self.context.rules.across_nodes && self.realm().has_nodes()
+    }
+
+    fn scope(&self, home: StoreId) -> Scope {
+        Scope {
+            index: home,
+            bound: self.is_bound(),
+        }
+    }
+
+    /// The indexes that pages belong in.
+    fn homes(&self, pages: impl Iterator<Item = usize>) -> Homes {
+        Homes(self.is_bound().then(|| self.ask_nodes(pages)))
+    }
+
+    fn ask_nodes(&self, pages: impl Iterator<Item = usize>) -> Vec<Option<StoreId>> {
+        let addresses = nodes::addresses(self.chunk, pages);
+        self.guest.memory.stores(&addresses)
     }
 
     /// Candidates that somebody found a twin of: each looks its fingerprint up again.
@@ -168,17 +275,25 @@ impl<'a> Plan<'a> {
         if promoted.is_empty() {
             return;
         }
-        let realm = self.realm();
-        let view = realm.slots.view();
-        for page in promoted
+        let promoted: Vec<_> = promoted
             .runs()
             .flat_map(|(first, count)| first..first + count)
-        {
-            if self.pages.tag(page) != Tag::Candidate {
+            .filter(|&page| self.pages.tag(page) == Tag::Candidate)
+            .collect();
+        let homes = self.homes(promoted.iter().copied());
+        let realm = self.realm();
+        let view = realm.slots.view();
+        for (at, page) in promoted.into_iter().enumerate() {
+            let (key, site) = (self.pages.fingerprint(page), self.chunk.site(page));
+            let entered = self.pages.home(page);
+            if homes.of(at) != Some(entered) {
+                // It has moved to another node, or the rules have changed.
+                let index = realm.index(entered);
+                index.remove_if(key, Entry::Candidate(site));
+                self.pages.set(page, Tag::Settled);
                 continue;
             }
-            let key = self.pages.fingerprint(page);
-            match resolve(realm, &view, key, self.chunk.site(page)) {
+            match resolve(realm, &view, self.scope(entered), key, site) {
                 Found::Own => {}
                 Found::Canonical(slot) => self.pages.set_planned(page, slot),
                 // Its entry is another's by now: to be a twin it needs its bytes again.
@@ -212,32 +327,117 @@ impl<'a> Plan<'a> {
         for (at, key) in keys.iter_mut().enumerate().take(part.len()) {
             *key = desk.batch.page(at).and_then(|page| self.key(page));
         }
-        desk.twins.clear();
-        desk.repeats.clear();
-        let realm = self.realm();
-        let view = realm.slots.view();
+        let homes = self.homes(part.iter().map(|&page| page.into()));
+        let mut reads = std::mem::take(&mut desk.repeats);
+        reads.clear();
         for ((at, &page), key) in part.iter().enumerate().zip(keys) {
             let page = usize::from(page);
-            let Some(key) = key else {
-                self.pages.set(page, Tag::PlannedZero);
-                continue;
-            };
-            if desk.twins.iter().any(|twin| twin.key == key) {
-                desk.repeats.push((page, key));
-            } else if let Some(candidate) = self.enter(&view, page, key) {
-                desk.twins.push(Twin {
+            match (key, homes.of(at)) {
+                (None, _) => self.pages.set(page, Tag::PlannedZero),
+                (_, None) => self.pages.back_off(page, Tag::Skipped),
+                (Some(key), Some(home)) => reads.push(Read {
                     page,
                     at,
                     key,
-                    candidate,
-                });
+                    home,
+                    begins_row: false,
+                }),
+            }
+        }
+        self.spread_rows(&mut reads);
+        // Each time the first page of every content is dealt with, so this ends.
+        while !reads.is_empty() {
+            self.look_up_once(desk, &reads);
+            std::mem::swap(&mut reads, &mut desk.repeats);
+            desk.repeats.clear();
+        }
+        desk.repeats = reads;
+    }
+
+    /// Looks pages up and publishes twins; pages that equal one of these are left in `repeats`.
+    fn look_up_once(&mut self, desk: &mut Desk, reads: &[Read]) {
+        desk.twins.clear();
+        let realm = self.realm();
+        let view = realm.slots.view();
+        let mut rest = reads;
+        while let Some(&read) = rest.first() {
+            let row = rest.get(..ROW).filter(|_| read.begins_row);
+            let (now, later) = rest.split_at(row.map_or(1, <[Read]>::len));
+            rest = later;
+            let same = |twin: &Twin| (twin.read.key, twin.read.home) == (read.key, read.home);
+            if desk.twins.iter().any(same) {
+                desk.repeats.extend(now);
+                continue;
+            }
+            let renewed = row.and_then(|row| self.find_full_row(&view, row));
+            for (at, &read) in now.iter().enumerate() {
+                let current = match &renewed {
+                    Some(entries) => entries.get(at).copied(),
+                    None => self.enter(&view, read),
+                };
+                desk.twins.extend(current.map(|current| Twin {
+                    read,
+                    store: read.home,
+                    current,
+                }));
             }
         }
         drop(view);
+        self.choose_stores(&mut desk.twins);
         self.publish(&desk.batch, &desk.twins);
-        let view = realm.slots.view();
-        for &(page, key) in &desk.repeats {
-            self.enter(&view, page, key);
+    }
+
+    /// The entries of a row of which a slot is full, unless other copies have room again. They are all replaced, so that the row has
+    /// neighbouring slots again, whoever filled which of them first.
+    fn find_full_row(&self, view: &View<'_>, row: &[Read]) -> Option<Vec<Entry>> {
+        let realm = self.realm();
+        let (mut entries, mut full) = (Vec::with_capacity(ROW), false);
+        for read in row {
+            let entry = realm.index(read.home).get(read.key)?;
+            match entry {
+                Entry::Canonical(slot) if self.scope(read.home).takes(slot) => {
+                    full |= view.is_full(slot);
+                }
+                _ => return None,
+            }
+            entries.push(entry);
+        }
+        let first = row.first().filter(|_| full)?;
+        let has_room = realm.slots.chains.has_room((first.home, first.key));
+        (!has_room).then_some(entries)
+    }
+
+    /// Gives equal pages in a row keys of their own, if their content has several copies.
+    fn spread_rows(&self, reads: &mut [Read]) {
+        let chains = &self.realm().slots.chains;
+        let mut rest = reads;
+        while rest.len() >= ROW {
+            let (row, _) = rest.split_at_mut(ROW);
+            let Some(&first) = row.first() else { return };
+            let follows = |(at, read): (usize, &Read)| {
+                read.page == first.page + at && (read.key, read.home) == (first.key, first.home)
+            };
+            let is_row = first.page.is_multiple_of(ROW) && row.iter().enumerate().all(follows);
+            let step = if is_row { ROW } else { 1 };
+            if is_row && chains.is_hot((first.home, first.key)) {
+                for (place, read) in row.iter_mut().enumerate() {
+                    read.key = first.key.at_place(place);
+                    read.begins_row = place == 0;
+                }
+            }
+            rest = rest.get_mut(step..).unwrap_or_default();
+        }
+    }
+
+    /// A canonical page goes to the node of the page it is made from, the first one if that has no
+    /// store.
+    fn choose_stores(&self, twins: &mut [Twin]) {
+        if self.is_bound() || !self.realm().has_nodes() || twins.is_empty() {
+            return;
+        }
+        let stores = self.ask_nodes(twins.iter().map(|twin| twin.read.page));
+        for (twin, store) in twins.iter_mut().zip(stores) {
+            twin.store = store.unwrap_or_default();
         }
     }
 
@@ -249,12 +449,16 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Looks a settled page up and enters or plans it; gives the candidate it is a twin of.
-    fn enter(&mut self, view: &View<'_>, page: usize, key: Fingerprint) -> Option<Site> {
-        match resolve(self.realm(), view, key, self.chunk.site(page)) {
-            Found::Own => self.pages.set_candidate(page, key),
+    /// Looks a settled page up and enters or plans it; gives the entry it is a twin of.
+    fn enter(&mut self, view: &View<'_>, read: Read) -> Option<Entry> {
+        let Read {
+            page, key, home, ..
+        } = read;
+        let (scope, site) = (self.scope(home), self.chunk.site(page));
+        match resolve(self.realm(), view, scope, key, site) {
+            Found::Own => self.pages.set_candidate(page, key, home),
             Found::Canonical(slot) => self.pages.set_planned(page, slot),
-            Found::Twin(candidate) => return Some(candidate),
+            Found::Twin(current) => return Some(current),
             Found::Lost => {}
         }
         None
@@ -262,33 +466,51 @@ impl<'a> Plan<'a> {
 
     /// Gives twins slots, as many neighbours at once as the run of numbers allows.
     fn publish(&mut self, batch: &Batch, twins: &[Twin]) {
-        let mut rest = twins;
-        while !rest.is_empty() {
-            if self.run.is_empty() {
-                match self.realm().slots.take_run() {
-                    Ok(run) => self.run = run,
+        for part in twins.chunk_by(|one, next| one.store == next.store) {
+            let mut rest = part;
+            while let Some(twin) = rest.first() {
+                let (first, count) = match self.take_slots(twin.store, rest.len()) {
+                    Ok(taken) => taken,
                     Err(error) => {
                         tracing::warn!(%error, "no slots for canonical pages");
-                        return self.skip(rest);
+                        self.skip(rest);
+                        break;
                     }
-                }
+                };
+                let (now, later) = rest.split_at(count.min(rest.len()));
+                self.publish_run(batch, now, first);
+                rest = later;
             }
-            let room = usize::try_from(self.run.end - self.run.start).unwrap_or(rest.len());
-            let (now, later) = rest.split_at(room.min(rest.len()));
-            let first = Slot(self.run.start);
-            self.run.start += now.len() as u64;
-            self.publish_run(batch, now, first);
-            rest = later;
         }
+    }
+
+    /// Takes at most `wanted` neighbouring slots of a store: the first, and how many.
+    fn take_slots(&mut self, store: StoreId, wanted: usize) -> Result<(Slot, usize), HeapError> {
+        let at = store.index();
+        if self.runs.len() <= at {
+            self.runs.resize(at + 1, 0..0);
+        }
+        let left = self.runs.get_mut(at).map(std::mem::take);
+        let mut run = match left.filter(|run| !run.is_empty()) {
+            Some(run) => run,
+            None => self.realm().slots.take_run(store)?,
+        };
+        let count = (run.end - run.start).min(wanted as u64);
+        let first = Slot(run.start);
+        run.start += count;
+        if let Some(place) = self.runs.get_mut(at) {
+            *place = run;
+        }
+        Ok((first, usize::try_from(count).unwrap_or(wanted)))
     }
 
     fn publish_run(&mut self, batch: &Batch, twins: &[Twin], first: Slot) {
         let slots = || (first.0..).map(Slot);
         let bytes: Vec<_> = twins
             .iter()
-            .filter_map(|twin| batch.page(twin.at))
+            .filter_map(|twin| batch.page(twin.read.at))
             .collect();
-        if let Err(error) = self.realm().store.write(first, &bytes) {
+        if let Err(error) = self.realm().store(first.store()).write(first, &bytes) {
             tracing::warn!(%error, "the store cannot take canonical pages");
             let spent: Vec<_> = slots().take(twins.len()).collect();
             self.realm().slots.bury(&spent);
@@ -297,25 +519,34 @@ impl<'a> Plan<'a> {
         let realm = self.realm();
         let view = realm.slots.view();
         for (twin, slot) in twins.iter().zip(slots()) {
-            view.publish(slot, twin.key);
-            let (candidate, canonical) = (Entry::Candidate(twin.candidate), Entry::Canonical(slot));
-            if realm
-                .index
-                .compare_exchange(twin.key, candidate, canonical)
-                .is_ok()
+            let Read {
+                page, key, home, ..
+            } = twin.read;
+            view.publish(slot, key);
+            let canonical = Entry::Canonical(slot);
+            let index = realm.index(home);
+            if index
+                .compare_exchange(key, twin.current, canonical)
+                .is_err()
             {
-                self.pages.set_planned(twin.page, slot);
-                self.promote(twin.candidate);
-            } else {
                 self.effects.unref.push(slot);
-                self.enter(&view, twin.page, twin.key);
+                self.enter(&view, twin.read);
+                continue;
+            }
+            self.pages.set_planned(page, slot);
+            match twin.current {
+                Entry::Candidate(site) => self.promote(site),
+                Entry::Canonical(full) => {
+                    let alive = |slot| view.is_alive(slot);
+                    realm.slots.chains.add((home, key), full, slot, alive);
+                }
             }
         }
     }
 
     /// Leaves twins that got no slot alone for a while.
     fn skip(&mut self, twins: &[Twin]) {
-        let pages = twins.iter().map(|twin| twin.page);
+        let pages = twins.iter().map(|twin| twin.read.page);
         pages.for_each(|page| self.pages.back_off(page, Tag::Skipped));
     }
 

@@ -6,39 +6,82 @@ use crate::account::{Home, Slots};
 use crate::chunk::{Chunks, Pages};
 use crate::guest::Guest;
 use crate::index::Index;
-use crate::page::{Entry, Fingerprint, Site, Slot, Tag};
+use crate::page::{Entry, Fingerprint, Site, Slot, StoreId, Tag};
 use crate::store::Store;
 
-/// Index, store and tables of one domain.
-pub(crate) struct Realm {
-    pub(crate) domain: String,
+/// What a domain has for a node.
+pub(crate) struct Floor {
+    /// Of the pages of the node; of all pages, on the first floor, while merging crosses nodes.
     pub(crate) index: Box<dyn Index>,
     pub(crate) store: Box<dyn Store>,
+}
+
+/// Indexes, stores and tables of one domain.
+pub(crate) struct Realm {
+    pub(crate) domain: String,
+    first: Floor,
+    others: Vec<Floor>,
     pub(crate) slots: Slots,
     pub(crate) chunks: Chunks,
 }
 
 impl Realm {
-    /// An empty realm whose store is at `home`.
+    /// An empty realm with the stores of `home`.
+    ///
+    /// # Errors
+    /// What `floor` gives.
     pub(crate) fn new(
         domain: &str,
         home: Home,
-        index: Box<dyn Index>,
-        store: Box<dyn Store>,
-    ) -> Self {
-        Self {
+        mut floor: impl FnMut(StoreId) -> std::io::Result<Floor>,
+    ) -> std::io::Result<Self> {
+        let others = home.stores().skip(1).map(|(store, _)| floor(store));
+        let others = others.collect::<std::io::Result<_>>()?;
+        Ok(Self {
             domain: domain.to_owned(),
-            index,
-            store,
+            first: floor(StoreId::default())?,
+            others,
             slots: Slots::new(home),
             chunks: Chunks::default(),
-        }
+        })
+    }
+
+    fn floor(&self, store: StoreId) -> &Floor {
+        let other = store.index().checked_sub(1);
+        other
+            .and_then(|at| self.others.get(at))
+            .unwrap_or(&self.first)
+    }
+
+    /// The index of the pages of a store's node.
+    pub(crate) fn index(&self, store: StoreId) -> &dyn Index {
+        &*self.floor(store).index
+    }
+
+    /// A store.
+    pub(crate) fn store(&self, store: StoreId) -> &dyn Store {
+        &*self.floor(store).store
+    }
+
+    /// Whether there is more than one node.
+    pub(crate) fn has_nodes(&self) -> bool {
+        !self.others.is_empty()
+    }
+
+    /// The numbers of all stores.
+    pub(crate) fn homes(&self) -> impl Iterator<Item = StoreId> {
+        (0..).map(StoreId).take(1 + self.others.len())
+    }
+
+    /// All stores, in their order.
+    pub(crate) fn floors(&self) -> impl Iterator<Item = &Floor> {
+        std::iter::once(&self.first).chain(&self.others)
     }
 
     /// Carries out what a change of page states entails, and empties `effects`.
     pub(crate) fn apply(&self, guest: &Guest, effects: &mut Effects) {
-        for (key, site) in effects.forget.drain(..) {
-            self.index.remove_if(key, Entry::Candidate(site));
+        for (home, key, site) in effects.forget.drain(..) {
+            self.index(home).remove_if(key, Entry::Candidate(site));
         }
         if !effects.leave.is_empty() {
             let view = self.slots.view();
@@ -58,14 +101,24 @@ impl Realm {
             return;
         }
         let view = self.slots.view();
+        let mut dead = Vec::new();
         slots.retain(|&slot| match view.unref(slot) {
             None => false,
             Some(key) => {
-                self.index.remove_if(key, Entry::Canonical(slot));
+                dead.push((key, slot));
+                // The rules may have changed since it was entered: see `switch`.
+                for home in [slot.store(), StoreId::default()] {
+                    if self.index(home).remove_if(key, Entry::Canonical(slot)) {
+                        break;
+                    }
+                }
                 true
             }
         });
         drop(view);
+        if !dead.is_empty() {
+            self.slots.chains.bury(dead.into_iter());
+        }
         self.punch(slots);
         slots.clear();
     }
@@ -74,7 +127,7 @@ impl Realm {
         dead.sort_unstable();
         for run in dead.chunk_by(|a, b| a.0 + 1 == b.0) {
             if let Some(&first) = run.first()
-                && let Err(error) = self.store.punch(first, run.len() as u64)
+                && let Err(error) = self.store(first.store()).punch(first, run.len() as u64)
             {
                 tracing::warn!(%error, "cannot give the frames of dead slots back");
             }
@@ -84,7 +137,8 @@ impl Realm {
 
     /// Bytes of memory the realm's tables hold, chunks aside.
     pub(crate) fn memory_bytes(&self) -> usize {
-        self.index.memory_bytes() + self.slots.memory_bytes() + self.chunks.memory_bytes()
+        let indexes = self.floors().map(|floor| floor.index.memory_bytes());
+        indexes.sum::<usize>() + self.slots.memory_bytes() + self.chunks.memory_bytes()
     }
 }
 
@@ -105,8 +159,8 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// [`Realm::apply`].
 #[derive(Debug, Default)]
 pub(crate) struct Effects {
-    /// Candidates to remove from the index.
-    pub(crate) forget: Vec<(Fingerprint, Site)>,
+    /// Candidates to remove from the index they are in.
+    pub(crate) forget: Vec<(StoreId, Fingerprint, Site)>,
     /// Refs of slots that were never mapped: dropped at once.
     pub(crate) unref: Vec<Slot>,
     /// Merged pages that no longer map their slot: the ref waits for the lifeline.
@@ -119,7 +173,10 @@ impl Effects {
     /// Gives up what `page` holds; the caller sets its new state.
     pub(crate) fn discard(&mut self, pages: &Pages, page: usize, site: Site) {
         match pages.tag(page) {
-            Tag::Candidate => self.forget.push((pages.fingerprint(page), site)),
+            Tag::Candidate => {
+                let entered = (pages.home(page), pages.fingerprint(page), site);
+                self.forget.push(entered);
+            }
             Tag::Planned => self.unref.push(pages.slot(page)),
             Tag::Asked => self.keep.push(pages.slot(page)),
             Tag::Merged => self.leave.push(pages.slot(page)),

@@ -28,6 +28,7 @@ use crate::chunk::Chunk;
 use crate::govern::Governor;
 use crate::guest::{Guest, Link, Memory};
 use crate::look::{self, Terms};
+use crate::nodes::Rules;
 use crate::pace;
 use crate::plan::{self, Context, Desk, Plan};
 use crate::read::Hasher;
@@ -51,6 +52,8 @@ pub(crate) struct Knobs {
     auto_pace: AtomicBool,
     /// How often the period is doubled at present; halved, if negative.
     pace_step: AtomicI8,
+    across_nodes: AtomicBool,
+    max_sharing: AtomicU32,
     pub(crate) patience: Duration,
     pub(crate) max_mappings: u64,
 }
@@ -68,6 +71,8 @@ impl Knobs {
             cpu_limit: AtomicU32::new(options.cpu_limit),
             auto_pace: AtomicBool::new(options.pace == Pace::Auto),
             pace_step: AtomicI8::new(0),
+            across_nodes: AtomicBool::new(options.merge_across_nodes),
+            max_sharing: AtomicU32::new(options.max_page_sharing),
             patience: options.patience,
             max_mappings,
         }
@@ -82,6 +87,20 @@ impl Knobs {
     /// done, so whoever locks the chunk after this call sees what it did.
     pub(crate) fn set_mode(&self, mode: RunMode) {
         self.run.store(mode.into(), Release);
+    }
+
+    /// What may be shared with what.
+    pub(crate) fn rules(&self) -> Rules {
+        Rules {
+            across_nodes: self.across_nodes.load(Acquire),
+            max_sharing: self.max_sharing.load(Acquire),
+        }
+    }
+
+    /// Changes what may be shared with what; nothing must be shared (see [`crate::switch`]).
+    pub(crate) fn set_rules(&self, rules: Rules) {
+        self.across_nodes.store(rules.across_nodes, Release);
+        self.max_sharing.store(rules.max_sharing, Release);
     }
 
     /// Rounds after which a broken page is older by one: half a second's worth.
@@ -196,6 +215,7 @@ impl Core {
             return Ok(Arc::clone(realm));
         }
         let realm = Arc::new((self.new_realm)(domain)?);
+        realm.slots.set_limit(self.knobs.rules().max_sharing);
         realms.insert(domain.to_owned(), Arc::clone(&realm));
         Ok(realm)
     }
@@ -301,6 +321,7 @@ impl Core {
             mode: self.knobs.mode(),
             patience: self.knobs.patience,
             scan,
+            rules: self.knobs.rules(),
             merge_again: self.knobs.merge_again.load(Relaxed),
             broken_rounds: self.knobs.broken_rounds(),
         };
@@ -334,6 +355,7 @@ impl Core {
             let context = Context {
                 hasher: &self.hasher,
                 use_zero_pages: self.knobs.use_zero_pages.load(Relaxed),
+                rules: self.knobs.rules(),
                 promotions: &self.queue,
             };
             Plan::new(&context, &guest, chunk, &mut pages, effects).make(&mut scratch.desk);

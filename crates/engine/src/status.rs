@@ -23,6 +23,8 @@ pub(crate) fn status(core: &Core) -> Status {
         merge_period_ms: core.knobs.period_ms.load(Relaxed),
         threads: core.knobs.threads.load(Relaxed),
         use_zero_pages: core.knobs.use_zero_pages.load(Relaxed),
+        merge_across_nodes: core.knobs.rules().across_nodes,
+        max_page_sharing: core.knobs.rules().max_sharing,
         merge_again: core.knobs.merge_again.load(Relaxed),
         pages_merged_again: core.gone_merged_again.load(Relaxed),
         cpu_limit: core.knobs.cpu_limit.load(Relaxed),
@@ -66,6 +68,8 @@ fn seconds(nanoseconds: u64) -> f64 {
 
 fn add_realm<'a>(status: &mut Status, realm: &Realm, guests: impl Iterator<Item = &'a Arc<Guest>>) {
     status.metadata_bytes += realm.memory_bytes() as u64;
+    status.stable_node_chains += realm.slots.chains.count();
+    status.stable_node_dups += realm.slots.chains.copies();
     let first = status.guests.len();
     let mut merged = 0;
     for guest in guests.filter(|guest| guest.standing() != Standing::Ghost) {

@@ -5,14 +5,20 @@ use std::time::Duration;
 use wire::{PageOutcome, RunMode};
 
 use crate::fake::{Lab, Manners, Place};
+use crate::page::StoreId;
 use crate::realm::lock;
 use crate::workers::Workers;
 
-fn fill(lab: &Lab, guest: usize, pages: std::ops::Range<u64>, content: impl Fn(u64) -> u64) {
+pub(crate) fn fill(
+    lab: &Lab,
+    guest: usize,
+    pages: std::ops::Range<u64>,
+    content: impl Fn(u64) -> u64,
+) {
     lab.world(|world| pages.for_each(|page| world.write(guest, page, content(page))));
 }
 
-fn slot(lab: &Lab, guest: usize, page: u64) -> Option<u64> {
+pub(crate) fn slot(lab: &Lab, guest: usize, page: u64) -> Option<u64> {
     lab.world(|world| match world.processes[guest].pages.get(&page) {
         Some(Place::Slot { slot, .. }) => Some(*slot),
         _ => None,
@@ -413,7 +419,7 @@ fn withdrawn_chunks_leave_the_index() {
         (0, 0, 16)
     );
     let realm = lab.core.realm("d").unwrap();
-    assert_eq!(realm.index.len(), 16);
+    assert_eq!(realm.index(StoreId(0)).len(), 16);
     lab.world(|world| world.offer(a, 0, true));
     lab.rounds(4);
     assert_eq!(

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use numa::FakeSpec;
 use serde::{Deserialize, Deserializer, de::Error as _};
 use wire::{Pace, RunMode};
 
@@ -23,6 +24,15 @@ pub struct Config {
     pub merge_period: Option<Duration>,
     /// Whether pages of zeros map the kernel's zero page.
     pub use_zero_pages: Option<bool>,
+    /// Whether pages of different NUMA nodes may share: 0 or 1, as KSM has it, or true or false.
+    #[serde(default, deserialize_with = "switch")]
+    pub merge_across_nodes: Option<bool>,
+    /// Pages that may share one copy.
+    #[serde(default, deserialize_with = "sharing")]
+    pub max_page_sharing: Option<u32>,
+    /// Parts of memory to treat as nodes, like `"fake=4"`.
+    #[serde(default, deserialize_with = "numa")]
+    pub numa: Option<FakeSpec>,
     /// Whether pages are merged again that were written after they were merged.
     pub merge_again: Option<bool>,
     /// 0 stop, 1 run, 2 unmerge all.
@@ -80,9 +90,35 @@ fn cpu_limit<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error
     human::cpu_limit(&text).map(Some).map_err(D::Error::custom)
 }
 
+fn sharing<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
+    let number = i64::deserialize(from)?;
+    human::sharing(&number.to_string())
+        .map(Some)
+        .map_err(D::Error::custom)
+}
+
 fn period<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
     let text = String::deserialize(from)?;
     human::period(&text).map(Some).map_err(D::Error::custom)
+}
+
+fn switch<'de, D: Deserializer<'de>>(from: D) -> Result<Option<bool>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged, expecting = "neither 0 or 1 nor true or false")]
+    enum Switch {
+        Word(bool),
+        Number(u64),
+    }
+    match Switch::deserialize(from)? {
+        Switch::Word(on) => Ok(Some(on)),
+        Switch::Number(number @ 0..=1) => Ok(Some(number == 1)),
+        Switch::Number(other) => Err(D::Error::custom(format!("{other} is neither 0 nor 1"))),
+    }
+}
+
+fn numa<'de, D: Deserializer<'de>>(from: D) -> Result<Option<FakeSpec>, D::Error> {
+    let text = String::deserialize(from)?;
+    text.parse().map(Some).map_err(D::Error::custom)
 }
 
 fn log<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
@@ -109,12 +145,16 @@ mod tests {
     #[test]
     fn all_keys_are_read() {
         let text = "socket = '/x'\nthreads = 4\nmerge_period = '2s'\nuse_zero_pages = false\n\
+                    merge_across_nodes = 0\nnuma = 'fake=4'\nmax_page_sharing = 2\n\
                     merge_again = false\nrun = 0\ncpu_limit = 25\npace = 'auto'\npolicy = '/p'\nlog = 'debug'\n";
         let expected = Config {
             socket: Some("/x".into()),
             threads: Some(4),
             merge_period: Some(Duration::from_secs(2)),
             use_zero_pages: Some(false),
+            merge_across_nodes: Some(false),
+            max_page_sharing: Some(2),
+            numa: Some("fake=4".parse().unwrap()),
             merge_again: Some(false),
             run: Some(RunMode::Stop),
             cpu_limit: Some(25),
@@ -157,6 +197,9 @@ mod tests {
             ("pace = 'fast'\n", "pace", "line 1"),
             ("log = 'a=b=c'\n", "log", "line 1"),
             ("use_zero_pages = 'yes'\n", "use_zero_pages", "line 1"),
+            ("merge_across_nodes = 2\n", "merge_across_nodes", "line 1"),
+            ("\nnuma = 'real'\n", "numa", "line 2"),
+            ("max_page_sharing = 1\n", "max_page_sharing", "line 1"),
             ("threads == 2\n", "threads", "line 1"),
         ] {
             let error = format!("{:#}", parse(text).unwrap_err());

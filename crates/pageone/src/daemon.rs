@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use engine::Engine;
+use numa::{FakeSpec, Topology};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sys::signals::{SIGHUP, SIGINT, SIGTERM, Signals};
 use tracing_subscriber::EnvFilter;
@@ -38,8 +39,11 @@ pub(crate) struct Args {
     /// Who may be a guest, in which domain, and who may control [default: a domain for each user]
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
-    /// A file with socket, threads, merge_period, use_zero_pages, merge_again, run, cpu_limit, pace,
-    /// policy, log
+    /// Treat parts of memory as NUMA nodes: fake=4, fake=2U, fake=512M
+    #[arg(long, value_name = "SPEC")]
+    numa: Option<FakeSpec>,
+    /// A file with these keys, and socket, use_zero_pages, merge_again, merge_across_nodes,
+    /// max_page_sharing, run, log
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
@@ -59,7 +63,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     };
     let listener = Listener::bind(&path, policy.socket_mode())?;
     raise_descriptor_limit();
-    let engine = Engine::start(options(args, &config)).context("cannot start the engine")?;
+    let engine = Engine::start(options(args, &config)?).context("cannot start the engine")?;
     let engine = Arc::new(engine);
     tracing::info!("serving at {}", path.display());
     Server::new(listener, policy, Arc::clone(&engine)).serve(signals.as_fd())?;
@@ -68,9 +72,12 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     Ok(())
 }
 
-fn options(args: &Args, config: &Config) -> engine::Options {
+fn options(args: &Args, config: &Config) -> Result<engine::Options> {
     let default = engine::Options::default();
-    engine::Options {
+    let fake = args.numa.as_ref().or(config.numa.as_ref());
+    let emulate = |spec| Topology::live().and_then(|live| live.emulate(spec));
+    let topology = fake.map(emulate).transpose();
+    Ok(engine::Options {
         threads: args.threads.or(config.threads).unwrap_or(default.threads),
         merge_period: args
             .merge_period
@@ -84,8 +91,13 @@ fn options(args: &Args, config: &Config) -> engine::Options {
             .or(config.cpu_limit)
             .unwrap_or(default.cpu_limit),
         pace: args.pace.or(config.pace).unwrap_or(default.pace),
+        merge_across_nodes: config
+            .merge_across_nodes
+            .unwrap_or(default.merge_across_nodes),
+        max_page_sharing: config.max_page_sharing.unwrap_or(default.max_page_sharing),
+        topology: topology.context("cannot emulate these nodes")?,
         ..default
-    }
+    })
 }
 
 /// Logs to standard error: what the configuration says, else `PAGEONE_LOG`, else `info`.

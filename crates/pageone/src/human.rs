@@ -39,6 +39,17 @@ pub fn period(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// How many pages may share a copy.
+///
+/// # Errors
+/// No number from 2 to 1000000.
+pub fn sharing(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        Ok(pages @ 2..=1_000_000) => Ok(pages),
+        _ => Err(format!("`{text}` is not a number of pages, 2 to 1000000")),
+    }
+}
+
 /// A number of worker threads.
 ///
 /// # Errors

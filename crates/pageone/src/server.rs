@@ -311,12 +311,17 @@ fn answer(engine: &Engine, requests: &Receiver<Waiting>) {
             },
             // The poll loop has answered it: it is not for those who control alone.
             Request::Domain(_) => Reply::Refused("this is not the place to ask".to_owned()),
-            Request::Set(settings) => match engine.set(&settings) {
-                Ok(()) => Reply::Done,
-                Err(error) => Reply::Refused(format!("{:#}", anyhow::Error::new(error))),
-            },
+            Request::Set(settings) => done(engine.set(&settings)),
+            Request::SetUnmerged(settings) => done(engine.set_unmerged(&settings)),
         };
         reply(&socket, &answer);
+    }
+}
+
+fn done(turned: Result<(), engine::EngineError>) -> Reply {
+    match turned {
+        Ok(()) => Reply::Done,
+        Err(error) => Reply::Refused(format!("{:#}", anyhow::Error::new(error))),
     }
 }
 

@@ -10,8 +10,9 @@ use crate::{client, human, paths};
 
 /// The knobs, as messages list them.
 const KEYS: &str = "run (0 stop, 1 run, 2 unmerge all), merge_period (like 20s), threads, \
-                    use_zero_pages, merge_again (true or false), cpu_limit (percent of a core, or \
-                    none), pace (fixed or auto)";
+                    use_zero_pages, merge_again (true or false), merge_across_nodes (0 or 1), \
+                    max_page_sharing (2 to 1000000), cpu_limit (percent of a core, or none), pace (fixed \
+                    or auto)";
 /// `run=2` copies every merged page: that takes as long as the memory is large.
 const PATIENCE: Duration = Duration::from_secs(3600);
 
@@ -20,15 +21,23 @@ pub(crate) struct Args {
     /// The daemon's socket
     #[arg(long)]
     socket: Option<PathBuf>,
+    /// Give all merged pages private copies first, and go on as before afterwards: what may be
+    /// shared with what cannot change while pages are shared
+    #[arg(long)]
+    unmerge: bool,
     /// Knobs and values: run=0|1|2, merge_period=20s, threads=N, use_zero_pages=true|false,
-    /// merge_again=true|false, cpu_limit=PERCENT|none, pace=fixed|auto
+    /// merge_again=true|false, merge_across_nodes=0|1, max_page_sharing=N, cpu_limit=PERCENT|none,
+    /// pace=fixed|auto
     #[arg(required = true, value_name = "KEY=VALUE", value_parser = setting)]
     settings: Vec<Setting>,
 }
 
 pub(crate) fn main(args: &Args) -> Result<()> {
     let socket = paths::socket(args.socket.as_deref())?;
-    let request = Request::Set(args.settings.clone());
+    let request = match args.unmerge {
+        true => Request::SetUnmerged(args.settings.clone()),
+        false => Request::Set(args.settings.clone()),
+    };
     match client::ask(&socket, &request, PATIENCE)? {
         Reply::Done => Ok(()),
         Reply::Refused(why) => bail!("not set: {why}"),
@@ -54,6 +63,10 @@ fn setting(text: &str) -> Result<Setting, String> {
         }
         "threads" => human::threads(value).map(Setting::Threads).map_err(named),
         "use_zero_pages" => switch(value).map(Setting::UseZeroPages).map_err(named),
+        "max_page_sharing" => human::sharing(value)
+            .map(Setting::MaxPageSharing)
+            .map_err(named),
+        "merge_across_nodes" => switch(value).map(Setting::MergeAcrossNodes).map_err(named),
         "merge_again" => switch(value).map(Setting::MergeAgain).map_err(named),
         "cpu_limit" => human::cpu_limit(value)
             .map(Setting::CpuLimit)
@@ -96,6 +109,14 @@ mod tests {
             setting("use_zero_pages=0"),
             Ok(Setting::UseZeroPages(false))
         );
+        assert_eq!(
+            setting("max_page_sharing=2"),
+            Ok(Setting::MaxPageSharing(2))
+        );
+        assert_eq!(
+            setting("merge_across_nodes=0"),
+            Ok(Setting::MergeAcrossNodes(false))
+        );
         assert_eq!(setting("merge_again=true"), Ok(Setting::MergeAgain(true)));
         assert_eq!(setting("cpu_limit=30"), Ok(Setting::CpuLimit(30)));
         assert_eq!(setting("cpu_limit=none"), Ok(Setting::CpuLimit(0)));
@@ -114,6 +135,8 @@ mod tests {
             ("cpu_limit=0", "cpu_limit"),
             ("pace=slow", "pace"),
             ("use_zero_pages=maybe", "maybe"),
+            ("merge_across_nodes=2", "merge_across_nodes"),
+            ("max_page_sharing=1", "2 to 1000000"),
             ("merge_again=2", "merge_again"),
         ] {
             let error = setting(bad).unwrap_err();

@@ -77,11 +77,16 @@ fn table(status: &Status) -> String {
         percent => format!(", at most {percent} % of a core"),
     };
     let mut text = format!(
-        "{mode}, {} threads{limit}, a look every {}, {} rounds, {:.1} s of CPU\n\n",
+        "{mode}, {} threads{limit}, a look every {}, {} rounds, {:.1} s of CPU{}\n\n",
         status.threads,
         humantime::format_duration(period),
         status.full_scans,
-        status.cpu_seconds
+        status.cpu_seconds,
+        if status.merge_across_nodes {
+            ""
+        } else {
+            ", no merging across nodes"
+        }
     );
     let mut line = |name: &str, value: String, note: &str| {
         let _ = writeln!(text, "{name:<14} {value:>12}  {note}");

@@ -63,6 +63,10 @@ pub enum Setting {
     Threads(u16),
     /// Whether pages of zeros map the kernel's zero page.
     UseZeroPages(bool),
+    /// Whether pages of different NUMA nodes may share. Refused while pages are shared.
+    MergeAcrossNodes(bool),
+    /// Pages that may share one copy. Refused while pages are shared.
+    MaxPageSharing(u32),
     /// Whether pages are merged again that were written after they were merged.
     MergeAgain(bool),
     /// The most CPU time to use, in percent of a core; 0 for no limit.
@@ -83,6 +87,8 @@ pub enum Request {
     Domain(String),
     /// Turn knobs, all or none.
     Set(Vec<Setting>),
+    /// Give all merged pages private copies, turn knobs, and go on as before.
+    SetUnmerged(Vec<Setting>),
 }
 
 /// What the engine replies.
@@ -116,6 +122,10 @@ pub struct Status {
     pub threads: u16,
     /// Whether pages of zeros map the kernel's zero page.
     pub use_zero_pages: bool,
+    /// Whether pages of different NUMA nodes may share.
+    pub merge_across_nodes: bool,
+    /// Pages that may share one copy.
+    pub max_page_sharing: u32,
     /// Whether pages are merged again that were written after they were merged.
     pub merge_again: bool,
     /// The most CPU time to use, in percent of a core; 0 for no limit.
@@ -130,6 +140,10 @@ pub struct Status {
     pub pages_shared: u64,
     /// Pages that share a canonical page beyond its first sharer: the frames saved.
     pub pages_sharing: u64,
+    /// Contents that have several copies, for more pages than `max_page_sharing`.
+    pub stable_node_chains: u64,
+    /// Copies of these contents.
+    pub stable_node_dups: u64,
     /// Settled pages seen once: candidates.
     pub pages_unshared: u64,
     /// Pages written lately, or not yet observed for two periods.

@@ -1,4 +1,4 @@
-//! Slots of a store: numbers given out once, refs counted, segments freed when all is dead.
+//! Slots of a domain's stores: numbers given out once, refs counted, segments freed when all is dead.
 //!
 //! ```text
 //!  number:  0 …… 511 │ 512 …… 1023 │ 1024 …
@@ -6,11 +6,14 @@
 //!           refs sites key                    numbers to neighbouring pages, one after another
 //! ```
 //!
-//! A segment is a block of the store's heap: free there, then allocated while its segment is in
+//! Each store is on a node and has numbers of its own: its slots carry the store's number in their
+//! high bits (see [`Slot`]), so one table holds them all, and the heap has a bucket a node.
+//!
+//! A segment is a block of the domain's heap: free there, then allocated while its segment is in
 //! the table, then retired when its last slot is dead. The heap never gets a block back, so it
 //! never hands out a number twice (I3), and it grows by new numbers only.
 //!
-//! The tempting alternative, one heap for all stores, would let a guest tell from the gaps between
+//! The tempting alternative, one heap for all domains, would let a guest tell from the gaps between
 //! its slots how much the guests of other domains merge (I6).
 //!
 //! Life of a slot: unused (refs 0) → published (refs 1 and content, before the index names it) →
@@ -27,12 +30,13 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use numa::heap::{Block, Heap, HeapError, HeapView, MAX_ORDER, Request, ZoneId};
 use numa::{NodeId, Topology};
 
-use crate::page::{Fingerprint, Slot};
+use crate::account::chains::Chains;
+use crate::page::{Fingerprint, Slot, StoreId};
 
 /// Slots in a segment.
 const SEGMENT: u64 = 1 << MAX_ORDER;
 const SEGMENT_SLOTS: usize = 1 << MAX_ORDER;
-/// Slots the heap grows by: 128 MiB of a store, and 40 KiB of the heap's tables while one of them lives.
+/// Slots a bucket grows by: 128 MiB of a store, and 40 KiB of the heap's tables while one of them lives.
 const GROWTH: u64 = 64 * SEGMENT;
 /// The heap's only zone.
 const STORE: ZoneId = ZoneId(0);
@@ -41,21 +45,31 @@ const ZONES: [&str; 1] = ["store"];
 /// Numbers a worker may give out.
 pub(crate) type Run = Range<u64>;
 
-/// Where a store is.
+/// Where a domain's stores are.
 #[derive(Clone, Debug)]
 pub(crate) struct Home {
     /// The machine's nodes.
     pub(crate) topology: Arc<Topology>,
-    /// The node of the store.
-    pub(crate) node: NodeId,
+    /// The node of each store, ascending; at least one.
+    pub(crate) nodes: Arc<[NodeId]>,
 }
 
 impl Home {
-    /// The first node with memory.
-    pub(crate) fn first(topology: Topology) -> Option<Self> {
-        let node = topology.memory_nodes().next()?.id;
+    /// A store on each node with memory, as many as an agent takes; `None` when no node has any.
+    pub(crate) fn new(topology: Topology) -> Option<Self> {
+        let nodes = topology.memory_nodes().map(|node| node.id);
+        let nodes: Arc<[NodeId]> = nodes.take(wire::MAX_STORES).collect();
         let topology = Arc::new(topology);
-        Some(Self { topology, node })
+        (!nodes.is_empty()).then_some(Self { topology, nodes })
+    }
+
+    /// The stores with their nodes.
+    pub(crate) fn stores(&self) -> impl Iterator<Item = (StoreId, NodeId)> + '_ {
+        (0..).map(StoreId).zip(self.nodes.iter().copied())
+    }
+
+    fn node(&self, store: StoreId) -> NodeId {
+        self.nodes.get(store.index()).copied().unwrap_or_default()
     }
 
     /// A heap without slots.
@@ -64,10 +78,11 @@ impl Home {
     }
 
     /// A segment's worth of the store's node, for this thread.
-    fn request(&self) -> Request {
+    fn request(&self, store: StoreId) -> Request {
+        let node = self.node(store);
         let (cpu, _) = sys::mempolicy::current_cpu_and_node();
-        let here = self.topology.node_of_cpu(cpu).unwrap_or(self.node);
-        let request = Request::new(self.node, STORE).order(MAX_ORDER);
+        let here = self.topology.node_of_cpu(cpu).unwrap_or(node);
+        let request = Request::new(node, STORE).order(MAX_ORDER);
         request.exact_node().exact_zone().running_on(here)
     }
 }
@@ -112,78 +127,113 @@ impl Hasher for Spread {
     }
 
     fn write_u64(&mut self, word: u64) {
-        self.0 = word.wrapping_mul(0x9E37_79B9_7F4A_7C15); // 2^64 divided by the golden ratio
+        // 2^64 divided by the golden ratio. The rotation brings the high bits, and with them those
+        // of the store, to where the map takes its buckets from.
+        self.0 = word.wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(26);
     }
 }
 
 type Segments = HashMap<u64, Box<Segment>, BuildHasherDefault<Spread>>;
 
-/// Numbers the heap was given, all below `end`, and those it still has.
+/// Numbers the heap was given for a store, all below `end`, and those it still has.
 #[derive(Debug, Default)]
 struct Growth {
     end: u64,
     left: u64,
 }
 
-/// The slots of a store.
+/// The numbers of one store.
+#[derive(Debug, Default)]
+struct Supply {
+    growth: Mutex<Growth>,
+    spare: Mutex<Vec<Run>>,
+}
+
+/// The slots of a domain's stores.
 #[derive(Debug)]
 pub(crate) struct Slots {
     segments: RwLock<Segments>,
     home: Home,
     heap: Heap,
-    growth: Mutex<Growth>,
-    spare: Mutex<Vec<Run>>,
+    /// By store.
+    supplies: Vec<Supply>,
     shared: AtomicU64,
     live: AtomicU64,
+    /// Copies of contents that one slot is not enough for.
+    pub(crate) chains: Chains,
+    /// Pages that may share a slot.
+    limit: AtomicU32,
+}
+
+/// What became of an attempt to take a ref.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Taken {
+    /// The slot has one ref more.
+    Won,
+    /// It has as many as it may have.
+    Full,
+    /// It has none any more, and gets none.
+    Dead,
 }
 
 impl Slots {
-    /// The slots of a new store.
+    /// The slots of new stores.
     pub(crate) fn new(home: Home) -> Self {
         Self {
             segments: RwLock::default(),
             heap: home.heap(),
+            supplies: home.nodes.iter().map(|_| Supply::default()).collect(),
             home,
-            growth: Mutex::default(),
-            spare: Mutex::default(),
             shared: AtomicU64::new(0),
             live: AtomicU64::new(0),
+            chains: Chains::default(),
+            limit: AtomicU32::new(u32::MAX),
         }
     }
 
-    /// Numbers to give out, neighbours together.
+    /// Sets how many pages may share a slot.
+    pub(crate) fn set_limit(&self, limit: u32) {
+        self.limit.store(limit, Relaxed);
+    }
+
+    /// Slots of a store to give out, neighbours together.
     ///
     /// # Errors
     /// The heap does not know the store's node.
-    pub(crate) fn take_run(&self) -> Result<Run, HeapError> {
-        if let Some(spare) = lock(&self.spare).pop() {
+    pub(crate) fn take_run(&self, store: StoreId) -> Result<Run, HeapError> {
+        let supply = self.supplies.get(store.index());
+        if let Some(spare) = supply.and_then(|supply| lock(&supply.spare).pop()) {
             return Ok(spare);
         }
         let mut segments = self
             .segments
             .write()
             .unwrap_or_else(PoisonError::into_inner);
-        let block = self.take_block()?;
+        let block = self.take_block(store)?;
         segments.insert(block.slot / SEGMENT, Box::new(Segment::new(block)));
         Ok(block.slots())
     }
 
-    fn take_block(&self) -> Result<Block, HeapError> {
-        let mut growth = lock(&self.growth);
+    fn take_block(&self, store: StoreId) -> Result<Block, HeapError> {
+        let node = self.home.node(store);
+        let none = HeapError::NoBucket { node, zone: STORE };
+        let mut growth = lock(&self.supplies.get(store.index()).ok_or(none)?.growth);
         if growth.left == 0 {
-            let end = growth.end + GROWTH;
-            self.heap.grow(self.home.node, STORE, growth.end..end)?;
+            let (first, end) = (store.first_slot().0, growth.end + GROWTH);
+            self.heap
+                .grow(node, STORE, first + growth.end..first + end)?;
             *growth = Growth { end, left: GROWTH };
         }
-        let block = self.heap.alloc(self.home.request())?;
+        let block = self.heap.alloc(self.home.request(store))?;
         growth.left -= SEGMENT;
         Ok(block)
     }
 
-    /// Puts unused numbers of a run back.
+    /// Puts unused slots of a run back.
     pub(crate) fn give_back(&self, run: Run) {
-        if !run.is_empty() {
-            lock(&self.spare).push(run);
+        let supply = self.supplies.get(Slot(run.start).store().index());
+        if let Some(supply) = supply.filter(|_| !run.is_empty()) {
+            lock(&supply.spare).push(run);
         }
     }
 
@@ -262,7 +312,7 @@ impl Slots {
     pub(crate) fn memory_bytes(&self) -> usize {
         let segments = self.segments.read().unwrap_or_else(PoisonError::into_inner);
         let tables = segments.len() * size_of::<Segment>() + segments.capacity() * 18;
-        tables + self.heap.memory_bytes()
+        tables + self.heap.memory_bytes() + self.chains.memory_bytes()
     }
 }
 
@@ -310,11 +360,30 @@ impl View<'_> {
         }
     }
 
-    /// Takes a ref unless the slot has none any more.
-    pub(crate) fn try_ref(&self, slot: Slot) -> bool {
-        let more = |refs: u32| (refs > 0).then(|| refs.checked_add(1)).flatten();
+    /// Takes a ref unless the slot has none any more, or too many.
+    pub(crate) fn try_ref(&self, slot: Slot) -> Taken {
+        let limit = self.slots.limit.load(Relaxed);
+        let more = |refs: u32| (refs > 0 && refs < limit).then(|| refs + 1);
+        let Some(refs) = self.refs(slot) else {
+            return Taken::Dead;
+        };
+        match refs.fetch_update(AcqRel, Acquire, more) {
+            Ok(_) => Taken::Won,
+            Err(0) => Taken::Dead,
+            Err(_) => Taken::Full,
+        }
+    }
+
+    /// Whether the slot has as many refs as it may have.
+    pub(crate) fn is_full(&self, slot: Slot) -> bool {
+        let limit = self.slots.limit.load(Relaxed);
         self.refs(slot)
-            .is_some_and(|refs| refs.fetch_update(AcqRel, Acquire, more).is_ok())
+            .is_some_and(|refs| refs.load(Acquire) >= limit)
+    }
+
+    /// Whether the slot has refs.
+    pub(crate) fn is_alive(&self, slot: Slot) -> bool {
+        self.refs(slot).is_some_and(|refs| refs.load(Acquire) > 0)
     }
 
     /// Drops a ref; gives the key when it was the last.
@@ -322,6 +391,12 @@ impl View<'_> {
         let refs = self.refs(slot)?;
         let before = refs.fetch_sub(1, AcqRel);
         debug_assert!(before > 0, "{slot} lost a ref it did not have");
+        if before == self.slots.limit.load(Relaxed) / 2 + 1
+            && self.slots.chains.count() > 0
+            && let Some(key) = self.key(slot)
+        {
+            self.slots.chains.note_room(key, slot);
+        }
         if before != 1 {
             return None;
         }
@@ -376,33 +451,59 @@ mod tests {
     use super::*;
     use std::collections::HashSet;
 
+    const FIRST: StoreId = StoreId(0);
+
     fn slots() -> Slots {
-        Slots::new(Home::first(Topology::live().unwrap()).unwrap())
+        Slots::new(Home::new(Topology::live().unwrap()).unwrap())
+    }
+
+    #[test]
+    fn stores_have_numbers_of_their_own() {
+        let spec = "fake=3".parse().unwrap();
+        let topology = Topology::live().unwrap().emulate(&spec).unwrap();
+        let slots = Slots::new(Home::new(topology).unwrap());
+        let runs = [0, 1, 2, 0].map(|store| slots.take_run(StoreId(store)).unwrap());
+        let first = |run: &Run| (Slot(run.start).store().0, Slot(run.start).number());
+        assert_eq!(
+            runs.each_ref().map(first),
+            [(0, 0), (1, 0), (2, 0), (0, SEGMENT)]
+        );
+        slots.give_back(runs[1].clone());
+        assert_eq!(slots.take_run(StoreId(1)).unwrap(), runs[1]);
+        let dead: Vec<_> = runs[2].clone().map(Slot).collect();
+        slots.bury(&dead);
+        slots.check();
+        let view = slots.heap_view();
+        let of = |node: usize| (view.buckets[node].allocated, view.buckets[node].retired);
+        assert_eq!([0, 1, 2].map(of), [(1024, 0), (512, 0), (0, 512)]);
+        assert!(slots.take_run(StoreId(3)).is_err());
     }
 
     #[test]
     fn the_last_drop_is_final() {
         let slots = slots();
-        let mut run = slots.take_run().unwrap();
+        let mut run = slots.take_run(FIRST).unwrap();
         let slot = Slot(run.next().unwrap());
         slots.give_back(run);
         let view = slots.view();
-        assert!(!view.try_ref(slot), "not published");
+        assert_eq!(view.try_ref(slot), Taken::Dead, "not published");
         view.publish(slot, Fingerprint(77));
-        assert!(view.try_ref(slot));
+        slots.set_limit(2);
+        assert_eq!(view.try_ref(slot), Taken::Won);
+        assert_eq!(view.try_ref(slot), Taken::Full);
         assert_eq!(view.unref(slot), None);
         assert_eq!(view.unref(slot), Some(Fingerprint(77)));
-        assert!(!view.try_ref(slot), "dead for good");
+        assert_eq!(view.try_ref(slot), Taken::Dead, "for good");
         assert_eq!(slots.live(), 0);
     }
 
     #[test]
     fn numbers_are_given_once_and_dead_segments_freed() {
         let slots = slots();
-        let run = slots.take_run().unwrap();
+        let run = slots.take_run(FIRST).unwrap();
         slots.give_back(run.start + 2..run.end);
-        assert_eq!(slots.take_run().unwrap(), run.start + 2..run.end);
-        assert_eq!(slots.take_run().unwrap().start, run.end);
+        assert_eq!(slots.take_run(FIRST).unwrap(), run.start + 2..run.end);
+        assert_eq!(slots.take_run(FIRST).unwrap().start, run.end);
         let held = slots.memory_bytes();
         let dead: Vec<_> = run.map(Slot).collect();
         slots.bury(&dead[..511]);
@@ -415,7 +516,7 @@ mod tests {
     #[test]
     fn a_slot_is_shared_from_its_first_site_to_its_last() {
         let slots = slots();
-        let slot = Slot(slots.take_run().unwrap().start);
+        let slot = Slot(slots.take_run(FIRST).unwrap().start);
         let view = slots.view();
         view.join(slot);
         view.join(slot);
@@ -442,7 +543,7 @@ mod tests {
         // Three growths of the heap; every other block dies at once, the others at the end.
         let mut later = Vec::new();
         for round in 0..3 * GROWTH / SEGMENT {
-            let run = slots.take_run().unwrap();
+            let run = slots.take_run(FIRST).unwrap();
             assert_eq!(run.start % SEGMENT, 0);
             let numbers: Vec<_> = run.map(Slot).collect();
             assert_eq!(numbers.len(), SEGMENT_SLOTS);
@@ -456,15 +557,15 @@ mod tests {
         assert_eq!(counts(&slots), (half, half, 3 * GROWTH));
         slots.bury(&later);
         assert_eq!(counts(&slots), (0, 3 * GROWTH, 3 * GROWTH));
-        assert!(seen.insert(Slot(slots.take_run().unwrap().start)));
+        assert!(seen.insert(Slot(slots.take_run(FIRST).unwrap().start)));
         assert_eq!(counts(&slots), (SEGMENT, 3 * GROWTH, 4 * GROWTH));
     }
 
     #[test]
     fn a_block_is_retired_with_its_last_slot_and_not_before() {
         let slots = slots();
-        let first = slots.take_run().unwrap();
-        let second = slots.take_run().unwrap();
+        let first = slots.take_run(FIRST).unwrap();
+        let second = slots.take_run(FIRST).unwrap();
         // All of the first, one of the second: a batch across the boundary.
         let dead: Vec<_> = first.clone().chain([second.start]).map(Slot).collect();
         slots.bury(&dead[1..]);
@@ -473,7 +574,7 @@ mod tests {
         assert_eq!(counts(&slots), (SEGMENT, SEGMENT, GROWTH));
         // What is left of the second still can be given out.
         slots.give_back(second.start + 1..second.end);
-        assert_eq!(slots.take_run().unwrap(), second.start + 1..second.end);
+        assert_eq!(slots.take_run(FIRST).unwrap(), second.start + 1..second.end);
         assert_eq!(slots.view().counts(Slot(first.start)), (0, 0));
     }
 
@@ -483,7 +584,7 @@ mod tests {
         let take = || -> Vec<u64> {
             let mut numbers = Vec::new();
             for _ in 0..100 {
-                let mut run = slots.take_run().unwrap();
+                let mut run = slots.take_run(FIRST).unwrap();
                 numbers.extend(run.by_ref().take(200));
                 let dead: Vec<_> = numbers.iter().rev().take(200).copied().map(Slot).collect();
                 slots.bury(&dead);

@@ -92,6 +92,11 @@ impl Link for FakeLink {
 
     fn send(&mut self, question: &Question) -> Result<(), Fault> {
         let mut world = lock(&self.world);
+        if let Question::Merge(merge) = question
+            && world.bound
+        {
+            world.check_nodes(self.process, merge);
+        }
         let process = &mut world.processes[self.process];
         if process.connection != self.connection {
             return Err(Fault::Closed);
@@ -142,6 +147,18 @@ impl World {
         }
     }
 
+    /// Asserts that a question asks no page to share with one of another node.
+    fn check_nodes(&self, number: usize, merge: &Merge) {
+        let chunk = (merge.chunk - BASE) / CHUNK_BYTES as u64;
+        let nodes = &self.processes[number].nodes;
+        for op in merge.ops().iter().filter(|op| op.slot.is_some()) {
+            for page in (chunk * 512 + u64::from(op.first)..).take(op.pages.into()) {
+                let node = nodes.get(&page).copied().unwrap_or(0);
+                assert_eq!(u16::from(node), merge.store, "I6: page {page} across nodes");
+            }
+        }
+    }
+
     fn merge(&mut self, number: usize, merge: &Merge) -> Answer {
         let chunk = (merge.chunk - BASE) / CHUNK_BYTES as u64;
         let mut outcomes = [PageOutcome::NotAsked; CHUNK_PAGES];
@@ -149,7 +166,8 @@ impl World {
         for op in merge.ops() {
             for step in 0..op.pages {
                 let at = usize::from(op.first + step);
-                let slot = op.slot.map(|slot| slot + u64::from(step));
+                let first = u64::from(merge.store) << 48;
+                let slot = op.slot.map(|slot| first + slot + u64::from(step));
                 outcomes[at] = self.merge_page(number, chunk * 512 + at as u64, slot);
             }
         }

@@ -9,6 +9,7 @@ use wire::PAGE_BYTES;
 
 use super::{BASE, Place, Process, Shared, Touch, bytes};
 use crate::guest::Memory;
+use crate::page::StoreId;
 use crate::realm::lock;
 use crate::store::PageBytes;
 
@@ -143,6 +144,20 @@ impl Memory for FakeMemory {
             process.reads += 1;
         }
         Ok(ranges.iter().map(|range| range.len / PAGE_BYTES).sum())
+    }
+
+    fn stores(&self, pages: &[usize]) -> Vec<Option<StoreId>> {
+        let mut world = lock(&self.world);
+        world.queries += pages.len() as u64;
+        assert!(pages.is_sorted(), "pages that do not ascend: {pages:x?}");
+        let process = &world.processes[self.process];
+        let store = |&address: &usize| {
+            let page = (address as u64 - BASE) / PAGE;
+            let node = process.nodes.get(&page).copied().unwrap_or(0);
+            let there = matches!(process.pages.get(&page), Some(Place::Frame { .. }));
+            (there && !process.dead).then_some(StoreId(node))
+        };
+        pages.iter().map(store).collect()
     }
 
     fn pins(&self) -> Option<String> {

@@ -2,7 +2,7 @@ use sys::pagemap::Categories;
 
 use super::*;
 use crate::fake::Lab;
-use crate::page::{Fingerprint, Slot};
+use crate::page::{Fingerprint, Slot, StoreId};
 use crate::realm::lock;
 
 const PRESENT: Categories = Categories::PRESENT;
@@ -21,7 +21,7 @@ fn chunk(states: &[(usize, Tag)]) -> std::sync::Arc<Chunk> {
     pages.offered = PageBits::FULL;
     for &(page, tag) in states {
         match tag {
-            Tag::Candidate => pages.set_candidate(page, Fingerprint(70 + page as u128)),
+            Tag::Candidate => pages.set_candidate(page, Fingerprint(70 + page as u128), StoreId(0)),
             Tag::Merged => {
                 pages.set_planned(page, Slot(90 + page as u64));
                 pages.stored.insert(page);
@@ -84,7 +84,10 @@ fn a_written_or_vanished_candidate_leaves_the_index() {
     ]);
     let (_, effects) = look(&chunk, &seen(&[(0, 1, PRESENT), (1, 2, written())]));
     assert_eq!(tags(&chunk), [Tag::Candidate, Tag::Written, Tag::Absent]);
-    let gone = [1, 2].map(|page| (Fingerprint(70 + page as u128), chunk.site(page)));
+    let gone = [1, 2].map(|page| {
+        let key = Fingerprint(70 + page as u128);
+        (StoreId(0), key, chunk.site(page))
+    });
     assert_eq!(effects.forget, gone);
 }
 
