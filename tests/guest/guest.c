@@ -21,6 +21,7 @@
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "../../crates/agent/include/pageone.h"
@@ -278,6 +279,60 @@ static long fill(size_t first, size_t count, uint64_t seed)
 	return 0;
 }
 
+/* Fills pages that are all equal. */
+static long same(size_t first, size_t count, uint64_t seed)
+{
+	for (size_t i = 0; i < count; i++) {
+		pattern(mem + (first + i) * PAGE, seed);
+		memcpy(shadow + (first + i) * PAGE, mem + first * PAGE, PAGE);
+	}
+	return 0;
+}
+
+static int by_number(const void *a, const void *b)
+{
+	uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+	return x < y ? -1 : x > y;
+}
+
+static uint64_t now_ns(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* Writes a byte that is there already, and returns how long that took. */
+static uint64_t timed_write(size_t page)
+{
+	volatile unsigned char *at = mem + page * PAGE;
+	unsigned char byte = shadow[page * PAGE];
+	uint64_t begin = now_ns();
+	*at = byte;
+	return now_ns() - begin;
+}
+
+/* Writes random pages for `ms`, every `pause` µs, or without `ms` every page once, and says how many
+ * writes there were and how long they took, in ns: p50, p99, p99.9, the longest. */
+static void probe(uint64_t ms, uint64_t pause)
+{
+	size_t room = 1u << 20, n = 0;
+	uint64_t *took = malloc(room * sizeof *took), state = now_ns(), end = state + ms * 1000000u;
+	if (ms == 0)
+		for (size_t p = 0; p < pages && n < room; p++)
+			took[n++] = timed_write(p);
+	while (ms && n < room && now_ns() < end) {
+		state = mix(state + n);
+		took[n++] = timed_write(state % pages);
+		usleep(pause);
+	}
+	qsort(took, n, sizeof *took, by_number);
+	printf("ok %zu %lu %lu %lu %lu\n", n, took[n / 2], took[n - 1 - n / 100], took[n - 1 - n / 1000],
+	       took[n - 1]);
+	fflush(stdout);
+	free(took);
+}
+
 static long zero(size_t first, size_t count)
 {
 	memset(mem + first * PAGE, 0, count * PAGE);
@@ -346,6 +401,15 @@ static long remap(size_t count, int flags)
 	return (long)mem;
 }
 
+/* Puts pages on a node, those that are there too, and the others when they are touched. */
+static long bind_to(size_t first, size_t count, unsigned node)
+{
+	unsigned long mask[16] = { 0 };
+	mask[node / 64] = 1ul << node % 64;
+	const int bind = 2, move = 2, strict = 1; /* MPOL_BIND, MPOL_MF_MOVE, MPOL_MF_STRICT */
+	return errno_of(syscall(SYS_mbind, mem + first * PAGE, count * PAGE, bind, mask, 1024ul, move | strict));
+}
+
 static long start_writers(size_t count, size_t discards)
 {
 	atomic_store(&stopping, 0);
@@ -396,6 +460,8 @@ int main(void)
 			continue;
 		COMMAND("map") say(map(a));
 		COMMAND("fill") say(fill(a, b, c));
+		COMMAND("same") say(same(a, b, c));
+		COMMAND("probe") probe(a, b);
 		COMMAND("zero") say(zero(a, b));
 		COMMAND("check") { if (check() == 0) say(0); }
 		COMMAND("advise") say(advise(a, b, (int)c));
@@ -408,6 +474,7 @@ int main(void)
 		COMMAND("protect") say(errno_of(mprotect(mem + a * PAGE, b * PAGE, (int)c)));
 		COMMAND("lock") say(errno_of(mlock(mem + a * PAGE, b * PAGE)));
 		COMMAND("unlock") say(errno_of(munlock(mem + a * PAGE, b * PAGE)));
+		COMMAND("bind") say(bind_to(a, b, (unsigned)c));
 		COMMAND("writers") say(start_writers(a, b));
 		COMMAND("direct") say(start_direct(a, b, path));
 		COMMAND("stop") stop();

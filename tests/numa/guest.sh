@@ -2,7 +2,9 @@
 # NODES, the number of nodes the guest must have, is on the kernel's command line.
 PAGEONE_TEST_NODES=$(sed -n 's/.*pageone.nodes=\([0-9]*\).*/\1/p' /proc/cmdline)
 PAGEONE_BIN=/bin/pageone
-export PAGEONE_TEST_NODES PAGEONE_BIN
+PAGEONE_AGENT=/bin/libpageone_agent.so
+PAGEONE_GUEST=/bin/guest
+export PAGEONE_TEST_NODES PAGEONE_BIN PAGEONE_AGENT PAGEONE_GUEST
 failed=0
 if grep -q pageone.hashdist /proc/cmdline; then
   # Before anything else has taken and given back memory.

@@ -21,7 +21,8 @@ pub fn built() -> PathBuf {
 
 /// The agent's library, as `cargo build` leaves it: `cargo test` alone does not renew it.
 pub fn agent() -> PathBuf {
-    let library = built().join("libpageone_agent.so");
+    let library = std::env::var_os("PAGEONE_AGENT")
+        .map_or_else(|| built().join("libpageone_agent.so"), PathBuf::from);
     assert!(
         library.exists(),
         "build the agent first: cargo build -p agent"
@@ -35,6 +36,10 @@ pub fn guest_program(linked: bool) -> &'static Path {
     static LINKED: OnceLock<PathBuf> = OnceLock::new();
     let place = if linked { &LINKED } else { &PRELOADED };
     place.get_or_init(|| {
+        // A machine without a compiler, such as a test guest, brings it along.
+        if let Some(program) = std::env::var_os("PAGEONE_GUEST").filter(|_| !linked) {
+            return program.into();
+        }
         let source = root().join("tests/guest/guest.c");
         let name = format!("guest-{}-{linked}", std::process::id());
         let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
