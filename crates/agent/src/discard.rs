@@ -50,10 +50,7 @@ fn replace_run(
     while at < end {
         let vma = maps.and_then(|maps| maps.find(at).ok().flatten());
         let stop = vma.map_or(end, |vma| vma.end.min(end));
-        let access = match vma {
-            Some(vma) if !vma.write => Access::Read,
-            _ => Access::ReadWrite,
-        };
+        let access = vma.map_or(Access::ReadWrite, |vma| vma.access());
         // SAFETY: the guest asked for this range to be discarded; the lock is held, so no window
         // and no other hook works on it.
         let replaced = unsafe {

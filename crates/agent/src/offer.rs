@@ -3,7 +3,8 @@
 use std::sync::atomic::Ordering;
 
 use rustix::io::{Errno, Result};
-use sys::mapping;
+use sys::mapping::{self, Access};
+use sys::vma::Maps;
 use wire::{CHUNK_BYTES, PAGE_BYTES};
 
 use crate::lock::{ALONE, Guard, lock};
@@ -141,13 +142,22 @@ pub(crate) fn make_private(start: usize, len: usize) -> Result<()> {
     }
 }
 
-/// As [`make_private`] where the guest has taken the right to write away for now.
+/// As [`make_private`] where the guest has taken the right to write away for now, here and there.
 fn make_private_read_only(start: usize, len: usize) -> Result<()> {
-    // SAFETY: the guest's own hooks wait for the lock; writing again is taken away below.
-    unsafe {
-        mapping::protect(start, len, mapping::Access::ReadWrite)?;
-        let result = mapping::advise(start, len, POPULATE_WRITE);
-        mapping::protect(start, len, mapping::Access::Read)?;
-        result
+    let maps = Maps::open()?;
+    let (mut at, end) = (start, start + len);
+    while at < end {
+        let vma = maps.find(at)?.filter(|vma| vma.start <= at);
+        let vma = vma.ok_or(Errno::NOMEM)?;
+        let stop = vma.end.min(end);
+        // SAFETY: the guest's own hooks wait for the lock; what it had allowed is put back.
+        unsafe {
+            mapping::protect(at, stop - at, Access::ReadWrite)?;
+            let result = mapping::advise(at, stop - at, POPULATE_WRITE);
+            mapping::protect(at, stop - at, vma.access())?;
+            result?;
+        }
+        at = stop;
     }
+    Ok(())
 }

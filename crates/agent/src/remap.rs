@@ -3,12 +3,13 @@
 //! A region with merged pages is many mappings, and the kernel remaps one at a time. Shrinking is
 //! unmapping the tail. Growing in place puts new memory behind the old. Moving gives the guest a
 //! fresh range: anonymous parts are remapped there, merged parts are copied, so that nothing at
-//! the new place refers to a store: the references of the old place end with it.
+//! the new place refers to a store: the references of the old place end with it. Each part keeps
+//! what it allows, closed parts included.
 
 use rustix::io::{Errno, Result};
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::MapFlags;
 use sys::mapping::{self, Access};
-use sys::vma::Maps;
+use sys::vma::{Maps, Vma};
 use wire::{CHUNK_BYTES, PAGE_BYTES, PageBits};
 
 use crate::discard::forget;
@@ -119,18 +120,7 @@ fn is_one_mapping(call: Remap) -> Result<bool> {
 
 fn access_at(address: usize) -> Result<Access> {
     let vma = Maps::open()?.find(address)?.ok_or(Errno::FAULT)?;
-    Ok(if vma.write {
-        Access::ReadWrite
-    } else {
-        Access::Read
-    })
-}
-
-fn prot(access: Access) -> ProtFlags {
-    match access {
-        Access::Read => ProtFlags::READ,
-        Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
-    }
+    Ok(vma.access())
 }
 
 fn grow_in_place(call: Remap, access: Access) -> Result<()> {
@@ -148,7 +138,7 @@ fn place(at: usize, len: usize, access: Access, how: MapFlags) -> Result<usize> 
     let at = std::ptr::with_exposed_provenance_mut(at);
     let flags = MapFlags::PRIVATE | how;
     // SAFETY: either a place of the kernel's choice, one that must be free, or the guest's target.
-    let made = unsafe { rustix::mm::mmap_anonymous(at, len, prot(access), flags) }?;
+    let made = unsafe { rustix::mm::mmap_anonymous(at, len, access.prot(), flags) }?;
     Ok(made.expose_provenance())
 }
 
@@ -174,9 +164,9 @@ fn relocate(guard: &mut Guard, call: Remap, access: Access, offered: bool) -> Re
         let _ = unsafe { mapping::unmap(new, call.new_len) };
         return Err(errno);
     }
-    if access == Access::Read {
-        // SAFETY: the new range is the guest's, and it is to be as the old one was.
-        unsafe { mapping::protect(new, call.new_len, access) }?;
+    if call.new_len > kept {
+        // SAFETY: the new range is the guest's, and what was added is to be as the old one was.
+        unsafe { mapping::protect(new + kept, call.new_len - kept, access) }?;
     }
     // SAFETY: the old range ends here, as the guest asked.
     unsafe { mapping::unmap(call.old, call.old_len) }?;
@@ -219,17 +209,58 @@ fn carry(guard: &mut Guard, old: usize, new: usize, len: usize) -> Result<()> {
     let mut result = Ok(());
     pieces(guard, old, len, |start, len, stored| {
         let to = new + (start - old);
-        if result.is_ok() && stored {
-            let from = std::ptr::with_exposed_provenance::<u8>(start);
-            let to = std::ptr::with_exposed_provenance_mut::<u8>(to);
-            // SAFETY: both ranges are mapped, readable and writable, and distinct; the guest
-            // gives the old one up, so nobody may write it meanwhile.
-            unsafe { std::ptr::copy_nonoverlapping(from, to, len) };
-        } else if result.is_ok() {
-            result = remap_piece(start, to, len);
+        if result.is_ok() {
+            result = if stored {
+                copy_piece(start, to, len)
+            } else {
+                remap_piece(start, to, len)
+            };
         }
     });
     result
+}
+
+/// Copies a range of merged pages mapping by mapping to fresh memory, with what each allows.
+fn copy_piece(from: usize, to: usize, len: usize) -> Result<()> {
+    each_mapping(from, len, |vma, start, len| {
+        let to = to + (start - from);
+        let source = std::ptr::with_exposed_provenance::<u8>(start);
+        let target = std::ptr::with_exposed_provenance_mut::<u8>(to);
+        let (open, access) = (vma.read, vma.access());
+        // SAFETY: both ranges are mapped and distinct, the new one is writable and the old one
+        // readable, or made so here; the guest gives the old one up, so nobody may write it.
+        unsafe {
+            if !open {
+                mapping::protect(start, len, Access::Read)?;
+            }
+            std::ptr::copy_nonoverlapping(source, target, len);
+            if !open {
+                mapping::protect(start, len, access)?;
+            }
+            match access {
+                Access::ReadWrite => Ok(()),
+                _ => mapping::protect(to, len, access),
+            }
+        }
+    })
+}
+
+/// Calls `each` with every mapping of a range, and the start and length of its part there.
+fn each_mapping(
+    start: usize,
+    len: usize,
+    mut each: impl FnMut(Vma, usize, usize) -> Result<()>,
+) -> Result<()> {
+    let maps = Maps::open()?;
+    let (mut at, end) = (start, start + len);
+    while at < end {
+        let vma = maps.find(at)?.filter(|vma| vma.start <= at);
+        let vma = vma.ok_or(Errno::FAULT)?;
+        let stop = vma.end.min(end);
+        each(vma, at, stop - at)?;
+        at = stop;
+    }
+    Ok(())
 }
 
 /// Returns what [`carry`] remapped before it failed: the parts of the old range that are absent.
@@ -254,24 +285,18 @@ fn carry_back(guard: &mut Guard, old: usize, new: usize, len: usize) {
 
 /// Remaps a range mapping by mapping, as kernels before 6.17 want it.
 fn remap_piece(from: usize, to: usize, len: usize) -> Result<()> {
-    let maps = Maps::open()?;
-    let mut done = 0;
-    while done < len {
-        let vma = maps
-            .find(from + done)?
-            .filter(|vma| vma.start <= from + done);
-        let step = vma.ok_or(Errno::FAULT)?.end.min(from + len) - (from + done);
-        let (old, to, flags) = (from + done, to + done, MAYMOVE | FIXED);
+    each_mapping(from, len, |_, old, step| {
+        let (to, flags) = (to + (old - from), MAYMOVE | FIXED);
+        let (old_len, new_len) = (step, step);
         pass(Remap {
             old,
-            old_len: step,
-            new_len: step,
+            old_len,
+            new_len,
             flags,
             to,
-        })?;
-        done += step;
-    }
-    Ok(())
+        })
+        .map(drop)
+    })
 }
 
 /// Moves the offer along, as KSM's flag moves with a mapping.

@@ -175,6 +175,49 @@ fn remapping_moves_grows_and_shrinks_merged_memory() {
     guest.run("check");
 }
 
+/// What a page allows, as the kernel's list of mappings tells.
+fn allowed(guest: &Guest, page: usize) -> String {
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", guest.pid)).unwrap();
+    let address = guest.memory + page * 4096;
+    let holds = |line: &&str| {
+        let (range, _) = line.split_once(' ').unwrap();
+        let (start, end) = range.split_once('-').unwrap();
+        let [start, end] = [start, end].map(|text| usize::from_str_radix(text, 16).unwrap());
+        (start..end).contains(&address)
+    };
+    let line = maps.lines().find(holds).expect("the page is mapped");
+    line.split(' ').nth(1).unwrap().to_owned()
+}
+
+#[test]
+fn protected_pages_stay_protected_when_discarded_withdrawn_or_moved() {
+    const MAYMOVE_FIXED: i32 = 3;
+    let (engine, mut guest) = ready(6);
+    let merged = engine.merge(guest.memory, 0, 512, Some(1000));
+    assert_eq!(count(&merged, PageOutcome::Merged), 512);
+    let kinds = [(10, 0, "---p"), (20, 1, "r--p"), (30, 5, "r-xp")];
+    for (first, protection, _) in kinds {
+        guest.run(&format!("protect {first} 4 {protection}"));
+        guest.run(&format!("advise {first} 1 4")); // MADV_DONTNEED
+        guest.run(&format!("advise {} 1 13", first + 1)); // MADV_UNMERGEABLE
+    }
+    let check = |guest: &mut Guest| {
+        for (first, _, expected) in kinds {
+            (first..first + 4)
+                .for_each(|page| assert_eq!(allowed(guest, page), expected, "{page}"));
+            assert_eq!(allowed(guest, first + 4), "rw-p");
+        }
+    };
+    check(&mut guest);
+    guest.memory = guest
+        .run(&format!("remap 512 {MAYMOVE_FIXED}"))
+        .parse()
+        .unwrap();
+    check(&mut guest);
+    guest.run("protect 10 4 3");
+    guest.run("check");
+}
+
 #[test]
 fn withdrawn_pages_are_private_again() {
     let (engine, mut guest) = ready(3);

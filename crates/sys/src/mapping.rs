@@ -8,28 +8,37 @@ use crate::fault::{self, Point};
 use rustix::io::{Errno, Result};
 use rustix::mm::{MapFlags, MlockFlags, MprotectFlags, MremapFlags, ProtFlags};
 
-/// What a mapping allows. Executable memory is never touched here, so it has no variant.
+/// What a mapping allows. Writing and executing imply reading, as on x86-64. Pages are merged only
+/// where they are not executable, but their guest may make them so afterwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
+    /// Nothing.
+    None,
     /// Reads.
     Read,
     /// Reads and writes.
     ReadWrite,
+    /// Reads and executes.
+    ReadExecute,
+    /// All.
+    All,
 }
 
 impl Access {
-    fn prot(self) -> ProtFlags {
+    /// As mmap(2) wants it.
+    #[must_use]
+    pub fn prot(self) -> ProtFlags {
         match self {
+            Self::None => ProtFlags::empty(),
             Self::Read => ProtFlags::READ,
             Self::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
+            Self::ReadExecute => ProtFlags::READ | ProtFlags::EXEC,
+            Self::All => ProtFlags::READ | ProtFlags::WRITE | ProtFlags::EXEC,
         }
     }
 
     fn mprotect(self) -> MprotectFlags {
-        match self {
-            Self::Read => MprotectFlags::READ,
-            Self::ReadWrite => MprotectFlags::READ | MprotectFlags::WRITE,
-        }
+        MprotectFlags::from_bits_retain(self.prot().bits())
     }
 }
 

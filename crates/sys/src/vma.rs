@@ -38,6 +38,18 @@ pub struct Vma {
 }
 
 impl Vma {
+    /// What this mapping allows.
+    #[must_use]
+    pub fn access(&self) -> Access {
+        match (self.read, self.write, self.execute) {
+            (_, true, true) => Access::All,
+            (_, true, false) => Access::ReadWrite,
+            (_, false, true) => Access::ReadExecute,
+            (true, false, false) => Access::Read,
+            (false, false, false) => Access::None,
+        }
+    }
+
     /// How this mapping may be accessed, when its pages can be merged at all: private, anonymous,
     /// readable, not executable.
     #[must_use]
