@@ -9,7 +9,6 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/io_uring.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -19,12 +18,12 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
-#include <sys/uio.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "../../crates/agent/include/pageone.h"
+#include "ring.h"
 
 #define PAGE 4096ul
 #define HUGE_PAGE (2ul << 20)
@@ -131,34 +130,11 @@ static void *direct(void *arg)
 
 /* ---- a buffer pinned for io_uring ---- */
 
-static int ring = -1;
-static unsigned *sq_tail, *sq_mask, *sq_array, *cq_head, *cq_tail, *cq_mask;
-static struct io_uring_sqe *sqes;
-static struct io_uring_cqe *cqes;
+static struct ring ring = { .fd = -1 };
 
 static int pin(size_t first, size_t count)
 {
-	struct io_uring_params p = { 0 };
-	ring = syscall(SYS_io_uring_setup, 4, &p);
-	if (ring < 0)
-		return -errno;
-	char *rings = mmap(NULL, p.sq_off.array + p.sq_entries * 4 + 65536, PROT_READ | PROT_WRITE,
-			   MAP_SHARED | MAP_POPULATE, ring, IORING_OFF_SQ_RING);
-	sqes = mmap(NULL, p.sq_entries * sizeof *sqes, PROT_READ | PROT_WRITE,
-		    MAP_SHARED | MAP_POPULATE, ring, IORING_OFF_SQES);
-	if (rings == MAP_FAILED || (void *)sqes == MAP_FAILED)
-		return -errno;
-	sq_tail = (unsigned *)(rings + p.sq_off.tail);
-	sq_mask = (unsigned *)(rings + p.sq_off.ring_mask);
-	sq_array = (unsigned *)(rings + p.sq_off.array);
-	cq_head = (unsigned *)(rings + p.cq_off.head);
-	cq_tail = (unsigned *)(rings + p.cq_off.tail);
-	cq_mask = (unsigned *)(rings + p.cq_off.ring_mask);
-	cqes = (struct io_uring_cqe *)(rings + p.cq_off.cqes);
-	struct iovec range = { mem + first * PAGE, count * PAGE };
-	if (syscall(SYS_io_uring_register, ring, IORING_REGISTER_BUFFERS, &range, 1) < 0)
-		return -errno;
-	return 0;
+	return ring_open(&ring, mem + first * PAGE, count * PAGE);
 }
 
 /* Reads `count` pages of the file into the pinned buffer, through the pin. */
@@ -167,20 +143,7 @@ static int read_fixed(const char *path, size_t first, size_t count)
 	int fd = open(path, O_RDONLY);
 	if (fd < 0)
 		return -errno;
-	unsigned tail = *sq_tail, at = tail & *sq_mask;
-	memset(&sqes[at], 0, sizeof sqes[at]);
-	sqes[at].opcode = IORING_OP_READ_FIXED;
-	sqes[at].fd = fd;
-	sqes[at].addr = (uint64_t)(mem + first * PAGE);
-	sqes[at].len = count * PAGE;
-	sq_array[at] = at;
-	__atomic_store_n(sq_tail, tail + 1, __ATOMIC_RELEASE);
-	if (syscall(SYS_io_uring_enter, ring, 1, 1, IORING_ENTER_GETEVENTS, NULL, 0) < 0)
-		return -errno;
-	unsigned head = *cq_head;
-	int result = head == __atomic_load_n(cq_tail, __ATOMIC_ACQUIRE) ? -ETIME
-									  : cqes[head & *cq_mask].res;
-	__atomic_store_n(cq_head, head + 1, __ATOMIC_RELEASE);
+	int result = ring_do(&ring, IORING_OP_READ_FIXED, fd, mem + first * PAGE, count * PAGE);
 	close(fd);
 	return result;
 }
@@ -485,7 +448,7 @@ int main(void)
 				memcpy(shadow + p * PAGE, mem + p * PAGE, PAGE);
 			say(got);
 		}
-		COMMAND("unpin") { say(errno_of(close(ring))); }
+		COMMAND("unpin") { ring_close(&ring); say(0); }
 		COMMAND("fork") say(do_fork((int)a));
 		COMMAND("childcheck") say(ask_child('c') ? -EILSEQ : 0);
 		COMMAND("childwrite") say(ask_child('w') ? -EILSEQ : 0);
