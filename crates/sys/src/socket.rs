@@ -13,6 +13,7 @@ use rustix::net::{
     self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
+use rustix::time::Timespec;
 
 /// The most descriptors one packet carries here.
 pub const MAX_DESCRIPTORS: usize = 68;
@@ -126,8 +127,16 @@ pub fn peer_pidfd(socket: &impl AsFd) -> Result<OwnedFd> {
     }
 }
 
+/// How often, and how long after each other, sending is tried when the kernel has no memory for it.
+const TRIES: usize = 200;
+const PAUSE: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 10_000_000,
+};
+
 /// Sends one packet, with `descriptors`; waits while the peer's queue is full, unless the socket
-/// is non-blocking.
+/// is non-blocking, and up to two seconds while there is no memory for the packet: a full control
+/// group is no reason to part.
 ///
 /// # Errors
 /// `PIPE` when the peer has closed (no signal is raised); `INVAL` for more than
@@ -140,7 +149,16 @@ pub fn send(socket: &impl AsFd, packet: &[u8], descriptors: &[BorrowedFd<'_>]) -
         return Err(Errno::INVAL);
     }
     let parts = [std::io::IoSlice::new(packet)];
-    retry(|| net::sendmsg(socket, &parts, &mut ancillary, SendFlags::NOSIGNAL)).map(drop)
+    let mut send = || net::sendmsg(socket, &parts, &mut ancillary, SendFlags::NOSIGNAL);
+    for _ in 0..TRIES {
+        match retry(&mut send) {
+            Err(Errno::NOBUFS | Errno::NOMEM) => {
+                let _ = rustix::thread::nanosleep(&PAUSE);
+            }
+            sent => return sent.map(drop),
+        }
+    }
+    retry(send).map(drop)
 }
 
 /// Receives one packet into `buffer`.
