@@ -373,6 +373,27 @@ static long bind_to(size_t first, size_t count, unsigned node)
 	return errno_of(syscall(SYS_mbind, mem + first * PAGE, count * PAGE, bind, mask, 1024ul, move | strict));
 }
 
+/* Uses up the mappings this process may have, but for `spare` of them; gives how many it took. */
+static long crowd(size_t spare)
+{
+	static unsigned char *area;
+	static size_t next;
+	size_t span = 140000 * PAGE, before = next;
+	if (!area)
+		area = mmap(NULL, span, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (area == MAP_FAILED)
+		return -errno;
+	/* Each open page between closed ones takes two mappings. */
+	while (next * 2 * PAGE < span && mprotect(area + (next * 2 + 1) * PAGE, PAGE, PROT_READ) == 0)
+		next++;
+	for (size_t given = 0; given < spare && next > 0; given += 2) {
+		next--;
+		if (mprotect(area + (next * 2 + 1) * PAGE, PAGE, PROT_NONE))
+			return -errno;
+	}
+	return next > before ? (long)(next - before) * 2 : 0;
+}
+
 static long start_writers(size_t count, size_t discards)
 {
 	atomic_store(&stopping, 0);
@@ -438,6 +459,7 @@ int main(void)
 		COMMAND("lock") say(errno_of(mlock(mem + a * PAGE, b * PAGE)));
 		COMMAND("unlock") say(errno_of(munlock(mem + a * PAGE, b * PAGE)));
 		COMMAND("bind") say(bind_to(a, b, (unsigned)c));
+		COMMAND("crowd") say(crowd(a));
 		COMMAND("writers") say(start_writers(a, b));
 		COMMAND("direct") say(start_direct(a, b, path));
 		COMMAND("stop") stop();

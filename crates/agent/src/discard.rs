@@ -3,7 +3,9 @@
 //! A merged page lies in a private mapping of a store. There the kernel's own `MADV_DONTNEED`
 //! would bring the canonical content back where the guest expects zeros, and `MADV_FREE` and
 //! `MADV_REMOVE` answer as for a file. So anonymous memory is put where a store was mapped,
-//! and the call then means what its manual page says.
+//! and the call then means what its manual page says. That may take a mapping more than the guest
+//! has left, which the same call over anonymous memory never does: then the pages are filled with
+//! zeros where they are, and stay mappings of the store.
 
 use rustix::io::{Errno, Result};
 use sys::mapping::{self, Access, Source};
@@ -11,15 +13,18 @@ use sys::vma::Maps;
 use wire::{PAGE_BYTES, PageBits};
 
 use crate::lock::Guard;
+use crate::remap::pieces;
 use crate::table::Chunk;
 
-/// Puts zero-filled anonymous memory over every stored page of `[start, start + len)`.
+/// Puts zero-filled anonymous memory over every stored page of `[start, start + len)`, or zeros where
+/// there is no mapping left for it. Gives whether no page in the range is stored any more.
 ///
 /// # Errors
-/// `NOMEM` when the map count is exhausted: some pages may be done, the others are untouched.
-pub(crate) fn make_anonymous(guard: &mut Guard, start: usize, len: usize) -> Result<()> {
+/// `NOMEM` when the map count is exhausted and a page is not writable: some pages may be done, the
+/// others are untouched.
+fn make_anonymous(guard: &mut Guard, start: usize, len: usize) -> Result<bool> {
     let maps = Maps::open().ok();
-    let mut result = Ok(());
+    let mut result = Ok(true);
     guard
         .table()
         .each_known(start, len, |address, pages, chunk| {
@@ -28,8 +33,9 @@ pub(crate) fn make_anonymous(guard: &mut Guard, start: usize, len: usize) -> Res
                 .filter(|&page| chunk.stored.contains(page))
                 .for_each(|page| stored.insert(page));
             for (first, count) in stored.runs() {
-                if result.is_ok() {
-                    result = replace_run(maps.as_ref(), address, first, count, chunk);
+                if let Ok(all) = result {
+                    let replaced = replace_run(maps.as_ref(), address, first, count, chunk);
+                    result = replaced.map(|replaced| all && replaced);
                 }
             }
         });
@@ -42,7 +48,8 @@ fn replace_run(
     first: usize,
     count: usize,
     chunk: &mut Chunk,
-) -> Result<()> {
+) -> Result<bool> {
+    let mut all = true;
     let (mut at, end) = (
         address + first * PAGE_BYTES,
         address + (first + count) * PAGE_BYTES,
@@ -63,16 +70,25 @@ fn replace_run(
                 false,
             )
         };
-        // Replaced but not finished (a lock that no longer fits): the content is as asked.
-        if let Err((errno, false)) = replaced {
-            return Err(errno);
-        }
-        for page in (at - address) / PAGE_BYTES..(stop - address) / PAGE_BYTES {
-            chunk.stored.remove(page);
+        match replaced {
+            Err((Errno::NOMEM, false)) if access == Access::ReadWrite => {
+                let place = std::ptr::with_exposed_provenance_mut::<u8>(at);
+                // SAFETY: the guest asked for this range to be discarded, and may write it.
+                unsafe { place.write_bytes(0, stop - at) };
+                all = false;
+            }
+            Err((errno, false)) => return Err(errno),
+            // Replaced, though perhaps not finished (a lock that no longer fits): the content is
+            // as asked.
+            Ok(()) | Err((_, true)) => {
+                for page in (at - address) / PAGE_BYTES..(stop - address) / PAGE_BYTES {
+                    chunk.stored.remove(page);
+                }
+            }
         }
         at = stop;
     }
-    Ok(())
+    Ok(all)
 }
 
 /// Forgets `[start, start + len)`: the guest unmapped it or mapped something else there.
@@ -107,8 +123,11 @@ pub(crate) fn madvise(guard: &mut Guard, start: usize, len: usize, advice: i32) 
             if advice != DONTNEED_LOCKED && any(guard, start, rounded, |c| c.attributes.locked) {
                 return pass(); // refused by the kernel, for all of the range
             }
-            make_anonymous(guard, start, rounded)?;
-            pass()
+            if make_anonymous(guard, start, rounded)? {
+                pass()
+            } else {
+                advise_anonymous(guard, start, rounded, advice)
+            }
         }
         libc::MADV_REMOVE if any(guard, start, rounded, |c| !c.stored.is_empty()) => {
             Err(Errno::INVAL) // as for all anonymous memory
@@ -121,6 +140,18 @@ pub(crate) fn madvise(guard: &mut Guard, start: usize, len: usize, advice: i32) 
             result
         }
     }
+}
+
+/// Gives the advice to all but the stored pages of a range: these hold zeros of their own by now.
+fn advise_anonymous(guard: &mut Guard, start: usize, len: usize, advice: i32) -> Result<()> {
+    let mut result = Ok(());
+    pieces(guard, start, len, |start, len, stored| {
+        if !stored && result.is_ok() {
+            // SAFETY: the guest's own call.
+            result = unsafe { mapping::advise(start, len, advice) };
+        }
+    });
+    result
 }
 
 fn any(guard: &mut Guard, start: usize, len: usize, test: impl Fn(&Chunk) -> bool) -> bool {

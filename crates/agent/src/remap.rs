@@ -178,7 +178,12 @@ fn relocate(guard: &mut Guard, call: Remap, access: Access, offered: bool) -> Re
 }
 
 /// The pieces of `[old, old + len)`: `(start, len, stored)`.
-fn pieces(guard: &mut Guard, old: usize, len: usize, mut each: impl FnMut(usize, usize, bool)) {
+pub(crate) fn pieces(
+    guard: &mut Guard,
+    old: usize,
+    len: usize,
+    mut each: impl FnMut(usize, usize, bool),
+) {
     let mut at = old;
     let end = old + len;
     while at < end {

@@ -175,6 +175,20 @@ fn remapping_moves_grows_and_shrinks_merged_memory() {
     guest.run("check");
 }
 
+#[test]
+fn discarding_needs_no_mapping_more_than_the_guest_has() {
+    let (engine, mut guest) = ready(7);
+    let merged = engine.merge(guest.memory, 0, 512, Some(1000));
+    assert_eq!(count(&merged, PageOutcome::Merged), 512);
+    guest.run("crowd 0");
+    guest.run("advise 100 1 4"); // MADV_DONTNEED
+    guest.run("advise 300 3 8"); // MADV_FREE
+    guest.run("check");
+    guest.run("fill 300 1 11");
+    guest.run("advise 299 3 4");
+    guest.run("check");
+}
+
 /// What a page allows, as the kernel's list of mappings tells.
 fn allowed(guest: &Guest, page: usize) -> String {
     let maps = std::fs::read_to_string(format!("/proc/{}/maps", guest.pid)).unwrap();
