@@ -13,6 +13,7 @@ mod guest;
 mod host;
 mod launch;
 mod listener;
+mod log;
 mod numa;
 mod paths;
 mod program;
