@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #define CHILDREN 3
-#define STORM 6
+#define STORM 16
 #define THREADS 4
 
 extern char **environ;
@@ -83,20 +83,27 @@ void fork_child(void)
 	_exit(0);
 }
 
+/*
+ * Children made while the engine is busy with what the parent has just renewed: each looks whether
+ * any page was out of the parent's reach when it was made.
+ */
 void fork_storm(void)
 {
 	if (children > 0 || generation > 0)
 		return;
-	for (int i = 0; i < STORM; i++)
+	renew_chunk();
+	renew_chunk();
+	for (int i = 0; i < STORM; i++) {
+		usleep((unsigned)draw(20000));
 		if (make_child("storm") == 0) {
 			draws_of(0);
-			verify(draw_run(256));
-			write_bytes();
-			usleep((unsigned)draw(20000));
 			verify_all();
+			write_bytes();
 			_exit(0);
 		}
-	write_pages();
+		if (i % 4 == 3)
+			write_pages();
+	}
 }
 
 /* A child that becomes another program: a small guest of its own, for a moment. */

@@ -53,7 +53,7 @@ static const struct {
 	{ "fixed read", fixed_read, 12 },
 	{ "fixed write", fixed_write, 8 },
 	{ "fork", fork_child, 10 },
-	{ "fork storm", fork_storm, 3 },
+	{ "fork storm", fork_storm, 5 },
 	{ "fork and exec", fork_exec, 4 },
 	{ "threads", run_threads, 8 },
 };
