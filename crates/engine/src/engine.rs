@@ -34,6 +34,9 @@ pub struct Options {
     pub use_zero_pages: bool,
     /// Whether pages are merged again that the guest wrote since, where nothing can pin them.
     pub merge_again: bool,
+    /// The least time in which such a page grows older by one of its two periods: longer than any
+    /// system call keeps a page pinned for itself.
+    pub broken_rest: Duration,
     /// Whether to merge from the start.
     pub run: RunMode,
     /// The most CPU time to use, in percent of a core; 0 for no limit.
@@ -59,6 +62,7 @@ impl Default for Options {
             merge_period: Duration::from_secs(20),
             use_zero_pages: true,
             merge_again: true,
+            broken_rest: Duration::from_millis(500),
             run: RunMode::Run,
             cpu_limit: 0,
             pace: Pace::Fixed,

@@ -54,6 +54,7 @@ pub(crate) struct Knobs {
     pace_step: AtomicI8,
     across_nodes: AtomicBool,
     max_sharing: AtomicU32,
+    broken_rest: Duration,
     pub(crate) patience: Duration,
     pub(crate) max_mappings: u64,
 }
@@ -73,6 +74,7 @@ impl Knobs {
             pace_step: AtomicI8::new(0),
             across_nodes: AtomicBool::new(options.merge_across_nodes),
             max_sharing: AtomicU32::new(options.max_page_sharing),
+            broken_rest: options.broken_rest,
             patience: options.patience,
             max_mappings,
         }
@@ -103,10 +105,11 @@ impl Knobs {
         self.max_sharing.store(rules.max_sharing, Release);
     }
 
-    /// Rounds after which a broken page is older by one: half a second's worth.
+    /// Rounds after which a broken page is older by one.
     fn broken_rounds(&self) -> u64 {
         let period = u64::try_from(self.period().as_millis()).unwrap_or(u64::MAX);
-        500u64.div_ceil(period.max(1))
+        let rest = u64::try_from(self.broken_rest.as_millis()).unwrap_or(u64::MAX);
+        rest.div_ceil(period.max(1))
     }
 
     /// The time between two looks at present.

@@ -30,6 +30,9 @@ pub(crate) struct Args {
     /// Time between two looks at what was written [default: 20s]
     #[arg(long, value_name = "TIME", value_parser = human::period)]
     merge_period: Option<Duration>,
+    /// The least time in which written pages grow older, for tests that write without pause
+    #[arg(long, hide = true, value_name = "TIME", value_parser = humantime::parse_duration)]
+    broken_rest: Option<Duration>,
     /// The most CPU time to use, in percent of a core [default: none]
     #[arg(long, value_name = "PERCENT|none", value_parser = human::cpu_limit)]
     cpu_limit: Option<u32>,
@@ -85,6 +88,7 @@ fn options(args: &Args, config: &Config) -> Result<engine::Options> {
             .unwrap_or(default.merge_period),
         use_zero_pages: config.use_zero_pages.unwrap_or(default.use_zero_pages),
         merge_again: config.merge_again.unwrap_or(default.merge_again),
+        broken_rest: args.broken_rest.unwrap_or(default.broken_rest),
         run: config.run.unwrap_or(default.run),
         cpu_limit: args
             .cpu_limit

@@ -60,6 +60,8 @@ pub(crate) struct Summary {
     pub(crate) merged: u64,
     /// Merged pages that were written, seen likewise.
     pub(crate) broken: u64,
+    /// Pages merged that had been merged and written before.
+    pub(crate) merged_again: u64,
     /// Daemons killed.
     pub(crate) daemons_killed: u64,
     /// Guests killed.
@@ -86,11 +88,12 @@ impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} page operations, {} pages merged, {} broken, {} daemons killed, {} guests killed, \
+            "{} page operations, {} pages merged, {} broken, {} merged again, {} daemons killed, {} guests killed, \
              {} knobs turned, {} forks, {} mismatches",
             self.counts.page_operations(),
             self.merged,
             self.broken,
+            self.merged_again,
             self.daemons_killed,
             self.guests_killed,
             self.knobs,

@@ -33,13 +33,19 @@ pub(crate) struct Driver {
     next_guest: u32,
     turning: Option<Turning>,
     seen: Seen,
+    /// Pages merged again, as the last status told.
+    seen_again: u64,
     summary: Summary,
 }
 
 fn start_daemon(place: &Place) -> Running {
     let mut command = pageone();
-    command.args(["daemon", "--merge-period", "30ms", "--socket"]);
-    let command = command.arg(place.socket()).env("PAGEONE_LOG", "error");
+    // The guests write all the time: pages that rest half a second are few.
+    command.args(["daemon", "--merge-period", "30ms", "--broken-rest", "30ms"]);
+    let command = command
+        .arg("--socket")
+        .arg(place.socket())
+        .env("PAGEONE_LOG", "error");
     Running::start(command.stderr(Stdio::inherit()))
 }
 
@@ -58,6 +64,7 @@ impl Driver {
             next_guest: 0,
             turning: None,
             seen: Seen::new(),
+            seen_again: 0,
             summary: Summary::default(),
         };
         driver.await_daemon();
@@ -170,13 +177,24 @@ impl Driver {
         for guest in guests {
             let pid = count(guest, "pid");
             let merged = count(guest, "pages_sharing") + count(guest, "zero_pages");
-            let now = (merged, count(guest, "pages_broken"));
+            let private =
+                count(guest, "pages_stored").saturating_sub(count(guest, "pages_sharing"));
+            let now = (merged, private);
             let before = self.seen.get(&pid).copied().unwrap_or_default();
             self.summary.merged += now.0.saturating_sub(before.0);
             self.summary.broken += now.1.saturating_sub(before.1);
             seen.insert(pid, now);
         }
         self.seen = seen;
+        let again = count(&status, "pages_merged_again");
+        // A new daemon counts from zero.
+        let before = if again < self.seen_again {
+            0
+        } else {
+            self.seen_again
+        };
+        self.summary.merged_again += again - before;
+        self.seen_again = again;
         Some(status)
     }
 
