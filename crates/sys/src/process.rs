@@ -210,6 +210,72 @@ pub fn raise_descriptor_limit() -> Result<()> {
     setrlimit(Resource::Nofile, wanted)
 }
 
+const OOM_SCORE: &str = "/proc/self/oom_score_adj";
+
+/// How much likelier than by its memory this process is killed when there is none: -1000 (never)
+/// to 1000.
+///
+/// # Errors
+/// What reading the file gives; `InvalidData` when it holds no number.
+pub fn oom_score() -> std::io::Result<i32> {
+    let bad = |_| std::io::Error::from(std::io::ErrorKind::InvalidData);
+    std::fs::read_to_string(OOM_SCORE)?
+        .trim()
+        .parse()
+        .map_err(bad)
+}
+
+/// Sets [`oom_score`], for children to come too.
+///
+/// # Errors
+/// `PermissionDenied` for a score lower than any this process had, without the right to it.
+pub fn set_oom_score(score: i32) -> std::io::Result<()> {
+    std::fs::write(OOM_SCORE, score.to_string())
+}
+
+/// How a child ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// With this exit code.
+    Exited(i32),
+    /// By this signal.
+    Killed(i32),
+}
+
+impl std::fmt::Display for End {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Exited(code) => write!(f, "exit code {code}"),
+            Self::Killed(signal) => write!(f, "signal {signal}"),
+        }
+    }
+}
+
+/// How the child `pid` ended; `None` while it has not.
+///
+/// # Errors
+/// `CHILD` when it is no child, or its end was told already.
+pub fn end_of_child(pid: u32) -> Result<Option<End>> {
+    use rustix::process::{WaitOptions, waitpid};
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    let ended = waitpid(Some(pid.ok_or(Errno::CHILD)?), WaitOptions::NOHANG)?;
+    Ok(ended.map(|(_, status)| match status.exit_status() {
+        Some(code) => End::Exited(code),
+        None => End::Killed(status.terminating_signal().unwrap_or(0)),
+    }))
+}
+
+/// Sends `signal` to the child `pid`, whose end was not told yet.
+///
+/// # Errors
+/// `INVAL` for what is no signal; whatever kill(2) gives.
+pub fn signal_child(pid: u32, signal: i32) -> Result<()> {
+    use rustix::process::{Signal, kill_process};
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    let signal = Signal::from_named_raw(signal).ok_or(Errno::INVAL)?;
+    kill_process(pid.ok_or(Errno::CHILD)?, signal)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-pub use libc::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+pub use libc::{SIGCHLD, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 
 /// A signal that arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,6 +88,13 @@ pub fn prepare_child(command: &mut Command, tied: bool) -> &mut Command {
     // SAFETY: between fork and exec only async-signal-safe calls are made (prctl, getppid,
     // sigprocmask), none of which allocates or takes a lock.
     unsafe { command.pre_exec(prepare) }
+}
+
+/// Makes this process, a child just forked by `parent`, one that gets `SIGTERM` when its parent ends,
+/// and has no signal blocked.
+pub(crate) fn begin_child(parent: u32) -> io::Result<()> {
+    tie_to_parent(parent)?;
+    mask(libc::SIG_SETMASK, &set_of(&[]))
 }
 
 fn tie_to_parent(parent: u32) -> io::Result<()> {

@@ -4,9 +4,11 @@
 //! an end of file. Nothing here allocates: descriptors travel through fixed buffers, and
 //! [`Received`] closes those that nobody took.
 
+use std::ffi::OsStr;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::path::Path;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 
 use rustix::io::{Errno, Result};
 use rustix::net::{
@@ -17,6 +19,9 @@ use rustix::time::Timespec;
 
 /// The most descriptors one packet carries here.
 pub const MAX_DESCRIPTORS: usize = 68;
+
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 128;
 
 /// Who is at the other end, as the kernel recorded it when the connection was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,8 +58,30 @@ fn seqpacket() -> Result<OwnedFd> {
 pub fn listen(path: &Path) -> Result<OwnedFd> {
     let socket = seqpacket()?;
     net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-    net::listen(&socket, 128)?;
+    net::listen(&socket, BACKLOG)?;
     Ok(socket)
+}
+
+/// The path at which `socket` listens.
+///
+/// # Errors
+/// `INVAL` for what is no listening socket of this kind, or has no path; what getsockname(2) and
+/// getsockopt(2) give.
+pub fn listening_path(socket: &impl AsFd) -> Result<PathBuf> {
+    let listens = net::sockopt::socket_type(socket)? == SocketType::SEQPACKET
+        && net::sockopt::socket_acceptconn(socket)?;
+    let address = SocketAddrUnix::try_from(net::getsockname(socket)?)?;
+    let path = address.path().filter(|_| listens).ok_or(Errno::INVAL)?;
+    Ok(OsStr::from_bytes(path.to_bytes()).into())
+}
+
+/// Makes this process the one that those who connect to `listener` see as their peer, though
+/// another made it.
+///
+/// # Errors
+/// What listen(2) gives.
+pub fn take_over(listener: &impl AsFd) -> Result<()> {
+    net::listen(listener, BACKLOG)
 }
 
 /// Takes the next connection.

@@ -147,6 +147,64 @@ pub fn attributes(start: usize, end: usize, mut each: impl FnMut(Vma, Attributes
     })
 }
 
+/// A private mapping of a file, in some process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileMapping {
+    /// First address and the one after the last.
+    pub range: std::ops::Range<u64>,
+    /// Bytes of the file before what is mapped.
+    pub offset: u64,
+    /// The file's device.
+    pub device: (u32, u32),
+    /// The file's number on it.
+    pub inode: u64,
+    /// What the kernel calls the file.
+    pub path: String,
+}
+
+/// Calls `each` with every private mapping of a file in the process `pid`, in ascending order.
+///
+/// What is mapped all the time this takes is shown, though parts of it may be joined or split
+/// meanwhile (`Documentation/filesystems/proc.rst`).
+///
+/// # Errors
+/// What reading /proc gives.
+pub fn private_files(pid: u32, mut each: impl FnMut(FileMapping)) -> Result<()> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let maps = rustix::fs::open(format!("/proc/{pid}/maps"), flags, Mode::empty())?;
+    each_line(&maps, |line| {
+        if let Some(found) = parse_private_file(line) {
+            each(found);
+        }
+        true
+    })
+}
+
+fn parse_private_file(line: &[u8]) -> Option<FileMapping> {
+    let mut words = line;
+    let mut word = || {
+        let end = words.iter().position(|&b| b == b' ')?;
+        let (first, rest) = words.split_at(end);
+        words = rest.trim_ascii_start();
+        std::str::from_utf8(first).ok()
+    };
+    let hex = |text: &str| u64::from_str_radix(text, 16).ok();
+    let (start, end) = word()?.split_once('-')?;
+    let private = word()?.ends_with('p');
+    let offset = hex(word()?)?;
+    let (major, minor) = word()?.split_once(':')?;
+    let number = |text: &str| u32::from_str_radix(text, 16).ok();
+    let inode = word()?.parse().ok()?;
+    let path = String::from_utf8_lossy(words).into_owned();
+    (private && inode != 0).then_some(FileMapping {
+        range: hex(start)?..hex(end)?,
+        offset,
+        device: (number(major)?, number(minor)?),
+        inode,
+        path,
+    })
+}
+
 fn flagged(flags: &[u8]) -> Attributes {
     let has = |name: &[u8]| flags.split(|&b| b == b' ').any(|word| word == name);
     Attributes {
@@ -229,6 +287,30 @@ mod tests {
     /// Two pages of memory, the second of which is for the caller's changes.
     fn two_pages() -> usize {
         mapping::area(8192, 4096).unwrap()
+    }
+
+    #[test]
+    fn private_mappings_of_a_file_are_found_with_their_place_in_it() {
+        let store = crate::memfd::Store::new("pageone-test").unwrap();
+        store.write(0, &[&[1; 4096]; 8]).unwrap();
+        let start = mapping::area(8 * 4096, 4096).unwrap();
+        let source = Source::Store(store.as_fd(), 3 * 4096);
+        let attributes = Attributes::default();
+        let access = Access::ReadWrite;
+        // SAFETY: the area is this test's.
+        unsafe { mapping::replace(start + 4096, 8192, source, access, attributes, false) }.unwrap();
+        let _shared = mapping::share(store.as_fd(), 0, 4096, Access::Read).unwrap();
+        let number = crate::memfd::number(&store).unwrap();
+        let mut found = Vec::new();
+        private_files(std::process::id(), |file| found.push(file)).unwrap();
+        found.retain(|file| file.inode == number);
+        let [file] = &found[..] else {
+            panic!("{found:?}")
+        };
+        let at = (start + 4096) as u64;
+        assert_eq!((&file.range, file.offset), (&(at..at + 8192), 3 * 4096));
+        assert_eq!(crate::memfd::device().unwrap(), file.device);
+        assert_eq!(file.path, "/memfd:pageone-test (deleted)");
     }
 
     #[test]
