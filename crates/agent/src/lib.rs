@@ -28,6 +28,7 @@
 mod api;
 mod discard;
 mod hooks;
+mod lines;
 mod lock;
 mod offer;
 mod remap;

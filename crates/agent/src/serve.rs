@@ -12,7 +12,6 @@ use std::sync::atomic::Ordering;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, Result};
 use rustix::time::{ClockId, clock_gettime};
-use sys::mapping::{self, Access};
 use sys::socket::{self, Received};
 use sys::uffd::{Freezer, Uffd};
 use wire::{
@@ -20,6 +19,7 @@ use wire::{
     Role, Unmerge, Welcome,
 };
 
+use crate::lines;
 use crate::lock::{ALONE, Guard, SEARCHING, SERVED, lock};
 use crate::report;
 use crate::view::View;
@@ -148,6 +148,7 @@ struct Session {
     window: Window,
     views: [Option<View>; MAX_STORES],
     lifeline: usize,
+    tie: usize,
 }
 
 /// Serves until the engine closes the connection or says something unintelligible.
@@ -189,14 +190,12 @@ fn answer(socket: &OwnedFd, buffer: &mut [u8; MAX_MESSAGE], answer: &Answer) -> 
 impl Session {
     fn new(welcome: Welcome, received: &mut Received) -> std::result::Result<Self, (u8, Errno)> {
         let mut descriptors = received.descriptors.iter_mut().filter_map(Option::take);
-        let lifeline = descriptors
-            .next()
-            .ok_or((wire::STEP_DESCRIPTORS, Errno::BADF))?;
+        let missing = (wire::STEP_DESCRIPTORS, Errno::BADF);
+        let lifeline = descriptors.next().ok_or(missing)?;
+        let tie = descriptors.next().ok_or(missing)?;
         let mut views = [const { None }; MAX_STORES];
         for place in views.iter_mut().take(usize::from(welcome.stores)) {
-            let store = descriptors
-                .next()
-                .ok_or((wire::STEP_DESCRIPTORS, Errno::BADF))?;
+            let store = descriptors.next().ok_or(missing)?;
             *place = Some(View::new(store));
         }
         let device = descriptors.next().filter(|_| welcome.device);
@@ -205,11 +204,14 @@ impl Session {
         let uffd = uffd.map_err(|errno| (wire::STEP_USERFAULTFD, errno))?;
         let freezer = Freezer::open(device).ok();
         let window = Window::new(uffd, freezer).map_err(|errno| (wire::STEP_MEMORY, errno))?;
-        let lifeline = hold(&lifeline).map_err(|errno| (wire::STEP_MEMORY, errno))?;
+        let hold = |line| lines::hold(line).map_err(|errno| (wire::STEP_MEMORY, errno));
+        let lifeline = hold(&lifeline)?;
+        let tie = hold(&tie).inspect_err(|_| lines::release(lifeline))?;
         Ok(Self {
             window,
             views,
             lifeline,
+            tie,
         })
     }
 
@@ -222,10 +224,13 @@ impl Session {
             }
             let packet = buffer.get(..received.len).unwrap_or_default();
             match Question::decode(packet).map_err(|_| Errno::PROTO)? {
-                Question::Sync { lifeline } => {
+                Question::Sync { lifeline, adopted } => {
                     if lifeline {
                         let new = received.descriptors.iter_mut().find_map(Option::take);
                         self.renew(&new.ok_or(Errno::PROTO)?)?;
+                    }
+                    if adopted {
+                        lines::keep_only(&[self.lifeline, self.tie]);
                     }
                     self.sync(socket, buffer)?;
                 }
@@ -261,8 +266,8 @@ impl Session {
 
     /// Holds the new lifeline before it lets go of the old: a child forked at any moment has one.
     fn renew(&mut self, lifeline: &OwnedFd) -> Result<()> {
-        let new = hold(lifeline)?;
-        release(std::mem::replace(&mut self.lifeline, new));
+        let new = lines::hold(lifeline)?;
+        lines::release(std::mem::replace(&mut self.lifeline, new));
         Ok(())
     }
 
@@ -309,11 +314,11 @@ impl Session {
         }
     }
 
-    /// Lets go of the lifeline, unless pages of this process still map slots.
+    /// Lets go of all lines, unless pages of this process still map slots.
     fn end(&mut self) {
         let stored = lock().is_none_or(|mut guard| report::anything_stored(&mut guard));
         if !stored {
-            release(self.lifeline);
+            lines::keep_only(&[]);
         }
     }
 }
@@ -361,16 +366,6 @@ fn unmerge(question: &Unmerge) -> PageBits {
         }
     }
     private
-}
-
-/// Maps a lifeline: while any process maps it, the engine knows that its slots may be mapped.
-fn hold(lifeline: &OwnedFd) -> Result<usize> {
-    mapping::share(lifeline.as_fd(), 0, wire::PAGE_BYTES, Access::ReadWrite)
-}
-
-fn release(lifeline: usize) {
-    // SAFETY: the page was mapped by `hold` and nothing reads it.
-    let _ = unsafe { mapping::unmap(lifeline, wire::PAGE_BYTES) };
 }
 
 fn memory_bytes(guard: &mut Guard) -> u64 {

@@ -96,7 +96,10 @@ impl Story {
     }
 
     fn sync(&mut self) {
-        self.ask(&Question::Sync { lifeline: false });
+        self.ask(&Question::Sync {
+            lifeline: false,
+            adopted: false,
+        });
     }
 
     /// Asks for `pages` pages from `first` on; gives how many were merged.
@@ -154,9 +157,9 @@ fn tell(point: Point, errno: Errno, turns: (u32, u32), locked: bool) {
         errno.raw_os_error()
     );
     let Some(mut story) = Story::begin(&fault, locked) else {
-        // Without the lock's page, or with every other packet lost, there is no agent, and the guest
-        // goes on alone.
-        let fine = first == 1 && matches!(point, Point::Advise | Point::Send);
+        // Without the lock's page, or with every other packet lost, or every other line (each session
+        // maps two), there is no agent, and the guest goes on alone.
+        let fine = first == 1 && matches!(point, Point::Advise | Point::Send | Point::Share);
         assert!(fine, "{fault}: no agent");
         return;
     };

@@ -518,6 +518,36 @@ fn ksm_gets_an_offer_only_where_no_engine_is() {
 }
 
 #[test]
+fn lines_of_former_sessions_go_when_their_pages_are_adopted() {
+    let (mut engine, mut guest) = ready(1);
+    engine.merge(guest.memory, 0, 256, Some(1000));
+    drop(engine.link.take());
+    let old = [&mut engine.lifeline, &mut engine.tie];
+    let old = old.map(|line| std::mem::replace(line, new_lifeline()));
+    engine.accept();
+    guest.run("fork");
+    engine.sync();
+    assert!(
+        !old.iter().any(is_free),
+        "pages merged then are there still"
+    );
+    engine.sync_as(None, true);
+    assert!(!old.iter().any(is_free), "the child holds them");
+    guest.run("childcheck");
+    guest.run("childexit");
+    assert!(old.iter().all(is_free));
+    assert!(!is_free(&engine.lifeline) && !is_free(&engine.tie));
+    // A session that ends when nothing is merged leaves nothing behind.
+    guest.run("advise 0 512 4"); // MADV_DONTNEED
+    drop(engine.link.take());
+    let old = [&mut engine.lifeline, &mut engine.tie];
+    let old = old.map(|line| std::mem::replace(line, new_lifeline()));
+    engine.accept();
+    assert!(old.iter().all(is_free));
+    guest.run("check");
+}
+
+#[test]
 fn a_program_linked_with_the_agent_uses_the_header() {
     let mut engine = Engine::new();
     let mut guest = Guest::start_as(&engine.folder.path().join("socket"), true, None);

@@ -292,6 +292,12 @@ impl Pages {
         self.set(page, Tag::Planned);
     }
 
+    /// Notes that `page` maps a slot since before this engine knew of it; it holds a ref.
+    pub(crate) fn set_merged(&mut self, page: usize, slot: Slot) {
+        self.set_body(page, slot.0.into());
+        self.set(page, Tag::Merged);
+    }
+
     /// Leaves `page` alone for twice as many rounds as last time.
     pub(crate) fn back_off(&mut self, page: usize, tag: Tag) {
         let level = self.level(page).saturating_add(1).min(MAX_LEVEL);

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use numa::{HeapView, NodeId, Topology};
-use sdtree::SdTree;
+use sys::keeper::{Keeper, Kept};
 use sys::process;
 use wire::{Pace, RunMode, Setting, Status};
 
@@ -18,9 +18,9 @@ use crate::nodes::{Atlas, Rules};
 use crate::pace::{Pacer, Supply};
 use crate::page::Class;
 use crate::read::Hasher;
-use crate::realm::{Floor, Realm, lock};
+use crate::realm::lock;
 use crate::schedule::{Core, Knobs, Scratch};
-use crate::store::Memfd;
+use crate::succeed::Maker;
 use crate::workers::{STUCK, Workers};
 
 /// How an engine starts.
@@ -193,6 +193,26 @@ impl Engine {
     /// # Errors
     /// [`EngineError::Missing`] names what the kernel lacks.
     pub fn start(options: Options) -> Result<Self, EngineError> {
+        Self::begin(options, None)
+    }
+
+    /// Starts an engine that leaves its stores to `keeper`, and takes over those that a former
+    /// engine left: `kept`. What does not fit is named in the log, and starts afresh.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn succeed(
+        options: Options,
+        keeper: Arc<Keeper>,
+        kept: Vec<Kept>,
+    ) -> Result<Self, EngineError> {
+        Self::begin(options, Some((keeper, kept)))
+    }
+
+    fn begin(
+        options: Options,
+        legacy: Option<(Arc<Keeper>, Vec<Kept>)>,
+    ) -> Result<Self, EngineError> {
         check_range(
             "merge_period_ms",
             millis(options.merge_period),
@@ -222,9 +242,18 @@ impl Engine {
                 .map(|&node| real(node).0)
                 .collect::<Vec<_>>()
         );
-        let store_home = home.clone();
-        let new_realm = move |domain: &str| new_realm(domain, store_home.clone());
+        let maker = Maker {
+            home: home.clone(),
+            keeper: legacy.as_ref().map(|(keeper, _)| Arc::clone(keeper)),
+        };
+        let new_realm = {
+            let maker = maker.clone();
+            move |domain: &str| maker.new_realm(domain)
+        };
         let core = Arc::new(Core::new(knobs, hasher, Box::new(new_realm)));
+        if let Some((keeper, kept)) = legacy {
+            maker.take_over(&core, &keeper, kept);
+        }
         let shared = Arc::new(Shared {
             core: Arc::clone(&core),
             home,
@@ -269,7 +298,9 @@ impl Engine {
         let stores = realm.floors().map(|floor| floor.store.share());
         let stores = stores.collect::<std::io::Result<Vec<_>>>()?;
         let device = self.shared.device.as_ref().map(AsFd::as_fd);
-        let line = link.welcome(&stores, device)?;
+        let no_tie = std::io::Error::from(std::io::ErrorKind::Unsupported);
+        let tie = realm.bequest.as_ref().ok_or(no_tie)?.tie()?;
+        let line = link.welcome(tie.as_fd(), &stores, device)?;
         core.admit(peer.pid, realm, memory, link, line);
         Ok(())
     }
@@ -514,20 +545,6 @@ fn find_atlas(home: &Home) -> Result<Atlas, EngineError> {
         }
     }
     Ok(atlas)
-}
-
-fn new_realm(domain: &str, home: Home) -> std::io::Result<Realm> {
-    tracing::info!(domain, "a domain begins");
-    let (topology, nodes) = (Arc::clone(&home.topology), Arc::clone(&home.nodes));
-    Realm::new(domain, home, |store| {
-        // On a machine with one node there is nothing to tell the kernel.
-        let node = nodes.get(store.index()).filter(|_| nodes.len() > 1);
-        let node = node.and_then(|&node| topology.real_node(node));
-        Ok(Floor {
-            index: Box::new(SdTree::<u64>::new()),
-            store: Box::new(Memfd::new(node.map(|node| node.0))?),
-        })
-    })
 }
 
 /// Pages that guests in service map from stores.

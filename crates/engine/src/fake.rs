@@ -89,8 +89,14 @@ pub(crate) struct Process {
     pub(crate) mail: agent::Mail,
     /// The lifeline of this connection.
     pub(crate) lines: Vec<usize>,
-    /// Lifelines of former connections: pages merged then may still be there.
-    kept: Vec<usize>,
+    /// It maps stores of other domains too.
+    pub(crate) elsewhere: bool,
+    /// The tie of this connection.
+    tie: Option<usize>,
+    /// Lifelines and ties of former connections: pages merged then may still be there.
+    pub(crate) kept: Vec<usize>,
+    /// The slot of the mapping beneath a page, also of one that was written since.
+    beneath: BTreeMap<u64, u64>,
     pub(crate) children: Vec<Child>,
     pub(crate) reads: u64,
     /// Whoever reads its memory sleeps.
@@ -112,8 +118,10 @@ pub(crate) struct World {
     pub(crate) shelves: BTreeMap<String, Shelf>,
     /// Contents that ever were in a domain.
     seen: BTreeMap<String, BTreeSet<u64>>,
-    /// Holders of each lifeline.
+    /// Holders of each lifeline and tie.
     holders: Vec<u32>,
+    /// The ties of each domain since its store is there; guests get the last.
+    ties: BTreeMap<String, Vec<usize>>,
     /// Whether a page must not be asked to map a slot of another node.
     pub(crate) bound: bool,
     /// Pages whose node was asked for.
@@ -124,6 +132,11 @@ impl World {
     fn new_line(&mut self) -> usize {
         self.holders.push(0);
         self.holders.len() - 1
+    }
+
+    fn new_tie(&mut self, domain: &str) {
+        let tie = self.new_line();
+        self.ties.entry(domain.to_owned()).or_default().push(tie);
     }
 
     fn hold(&mut self, line: usize) {
@@ -150,6 +163,17 @@ impl World {
             )
         });
         counts.fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1))
+    }
+
+    /// Pages that map a slot, of processes whose pages the present engine accounts for one by one:
+    /// those that hold nothing of former ones.
+    fn accounted(&self, domain: &str, slot: u64) -> usize {
+        let tie = self.ties.get(domain).and_then(|ties| ties.last());
+        let own = |p: &&Process| p.domain == domain && p.tie.as_ref() == tie && p.kept.is_empty();
+        let living = self.processes.iter().filter(own);
+        let living = living.filter(|p| !p.tainted && !p.dead);
+        let here = |place: &&Place| matches!(place, Place::Slot { slot: s, .. } if *s == slot);
+        living.map(|p| p.pages.values().filter(here).count()).sum()
     }
 
     fn content(&self, domain: &str, slot: u64) -> u64 {
@@ -230,7 +254,7 @@ impl World {
         });
         let child = Child {
             slots: slots.collect(),
-            lines: [&parent.lines[..], &parent.kept].concat(),
+            lines: [&parent.lines[..], &parent.kept, parent.tie.as_slice()].concat(),
         };
         for &line in &child.lines {
             self.holders[line] += 1;
@@ -254,6 +278,7 @@ impl World {
         process.connection = 0;
         let mut lines = std::mem::take(&mut process.lines);
         lines.append(&mut process.kept);
+        lines.extend(process.tie.take());
         self.let_go(&lines);
     }
 
@@ -321,6 +346,21 @@ struct FakeStore {
     id: StoreId,
 }
 
+impl FakeStore {
+    /// Every slot ever written, its content, and whether it still has it.
+    fn slots(&self) -> Vec<(Slot, u64, bool)> {
+        let world = lock(&self.world);
+        let Some(shelf) = world.shelves.get(&self.domain) else {
+            return Vec::new();
+        };
+        let own = shelf
+            .written
+            .iter()
+            .map(|(&slot, &content)| (Slot(slot), content, !shelf.punched.contains(&slot)));
+        own.filter(|(slot, _, _)| slot.store() == self.id).collect()
+    }
+}
+
 /// The bytes of a page with this content.
 pub(crate) fn bytes(content: u64) -> PageBytes {
     let mut page = [0; PAGE_BYTES];
@@ -378,6 +418,21 @@ impl Store for FakeStore {
         Ok(())
     }
 
+    fn end(&self) -> std::io::Result<u64> {
+        let last = self.slots().pop();
+        Ok(last.map_or(0, |(slot, _, _)| slot.number() + 1))
+    }
+
+    fn each(&self, each: &mut dyn FnMut(Slot, &PageBytes)) -> std::io::Result<()> {
+        let live = self.slots().into_iter().filter(|(_, _, live)| *live);
+        live.for_each(|(slot, content, _)| each(slot, &bytes(content)));
+        Ok(())
+    }
+
+    fn number(&self) -> u64 {
+        u64::from(self.id.0)
+    }
+
     fn share(&self) -> std::io::Result<std::os::fd::OwnedFd> {
         Err(std::io::ErrorKind::Unsupported.into())
     }
@@ -398,7 +453,42 @@ impl Lifeline for FakeLine {
 pub(crate) struct Lab {
     pub(crate) world: Shared,
     pub(crate) core: Arc<Core>,
+    options: crate::Options,
     alone: Alone,
+}
+
+fn home(options: &crate::Options) -> Home {
+    let topology = options.topology.clone();
+    Home::new(topology.unwrap_or_else(|| numa::Topology::live().unwrap())).unwrap()
+}
+
+fn new_core(world: &Shared, options: &crate::Options) -> Core {
+    let (world, home) = (Arc::clone(world), home(options));
+    let begin = move |domain: &str| {
+        // A realm that ended leaves nothing behind; a new one has a new store.
+        let mut old = lock(&world);
+        old.shelves.remove(domain);
+        old.ties.remove(domain);
+        old.new_tie(domain);
+        drop(old);
+        new_realm(&world, &home, domain)
+    };
+    let knobs = Knobs::new(options, 65530);
+    Core::new(knobs, Hasher::new().unwrap(), Box::new(begin))
+}
+
+fn new_realm(world: &Shared, home: &Home, domain: &str) -> std::io::Result<Realm> {
+    Realm::new(domain, home.clone(), |id| {
+        let store = FakeStore {
+            world: Arc::clone(world),
+            domain: domain.to_owned(),
+            id,
+        };
+        Ok(Floor {
+            index: Box::new(SdTree::<u64>::new()),
+            store: Box::new(store),
+        })
+    })
 }
 
 impl Lab {
@@ -427,32 +517,41 @@ impl Lab {
     pub(crate) fn with(options: crate::Options) -> Self {
         let world = Shared::default();
         lock(&world).bound = !options.merge_across_nodes;
-        let for_stores = Arc::clone(&world);
-        let topology = options.topology.clone();
-        let topology = topology.unwrap_or_else(|| numa::Topology::live().unwrap());
-        let home = Home::new(topology).unwrap();
-        let new_realm = move |domain: &str| {
-            // A realm that ended leaves nothing behind; a new one has a new store.
-            lock(&for_stores).shelves.remove(domain);
-            Realm::new(domain, home.clone(), |id| {
-                let store = FakeStore {
-                    world: Arc::clone(&for_stores),
-                    domain: domain.to_owned(),
-                    id,
-                };
-                Ok(Floor {
-                    index: Box::new(SdTree::<u64>::new()),
-                    store: Box::new(store),
-                })
-            })
-        };
-        let knobs = Knobs::new(&options, 65530);
-        let core = Core::new(knobs, Hasher::new().unwrap(), Box::new(new_realm));
         Self {
+            core: Arc::new(new_core(&world, &options)),
             world,
-            core: Arc::new(core),
+            options,
             alone: Alone(Mutex::new(Scratch::new())),
         }
+    }
+
+    /// Kills the engine at once; another one takes over its stores and ties. Agents deal with what
+    /// they were asked last, or find the connection closed.
+    pub(crate) fn succeed(&mut self, deal: bool) {
+        self.world(|world| {
+            for process in 0..world.processes.len() {
+                if deal && !world.processes[process].dead {
+                    world.deal(process);
+                }
+                world.processes[process].connection = 0;
+            }
+        });
+        let rules = self.core.knobs.rules();
+        self.options.merge_across_nodes = rules.across_nodes;
+        self.options.max_page_sharing = rules.max_sharing;
+        self.core = Arc::new(new_core(&self.world, &self.options));
+        let domains = self.world(|world| world.ties.clone());
+        for (domain, ties) in domains {
+            let realm = new_realm(&self.world, &home(&self.options), &domain).unwrap();
+            let line = |line| -> Box<dyn Lifeline> {
+                let world = Arc::clone(&self.world);
+                Box::new(FakeLine { world, line })
+            };
+            let ties = ties.into_iter().map(|tie| (tie as u64, line(tie)));
+            self.core.inherit(realm, ties.collect()).unwrap();
+            self.world(|world| world.new_tie(&domain));
+        }
+        self.check();
     }
 
     /// A guest that offers `chunks` chunks whole; gives its number.
@@ -472,19 +571,22 @@ impl Lab {
 
     /// Connects a process's agent (again).
     pub(crate) fn connect(&self, process: usize) {
+        let domain = self.world(|world| world.processes[process].domain.clone());
+        let realm = self.core.realm(&domain).unwrap();
         let mut world = lock(&self.world);
         let line = world.new_line();
+        let tie = *world.ties[&domain].last().unwrap();
         world.hold(line);
+        world.hold(tie);
         let its = &mut world.processes[process];
         its.kept.append(&mut its.lines);
+        its.kept.extend(its.tie.replace(tie));
         its.lines.push(line);
         its.connections += 1;
         its.connection = its.connections;
         its.changed = its.offered.clone();
         its.mail = agent::Mail::greeting();
-        let domain = its.domain.clone();
         drop(world);
-        let realm = self.core.realm(&domain).unwrap();
         let memory = Box::new(FakeMemory::new(&self.world, process));
         let link = Box::new(FakeLink::new(&self.world, process));
         let line = Box::new(FakeLine {
@@ -547,7 +649,7 @@ impl Lab {
                 let refs = realms
                     .get(domain)
                     .map_or(0, |realm| realm.slots.view().counts(Slot(slot)).0);
-                let (own, _inherited) = world.mapped(domain, slot);
+                let own = world.accounted(domain, slot);
                 assert!(refs as usize >= own, "I4: slot {slot}");
                 assert!(refs > 0, "slot {slot} leaks a frame");
             }

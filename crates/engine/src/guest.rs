@@ -17,10 +17,11 @@ use sys::process::Remote;
 use wire::{Answer, PageBits, Question};
 
 use crate::account::{Ledger, Lifeline};
+use crate::adopt::{self, Mapped};
 use crate::chunk::{Chunk, Pages};
 use crate::offers::Offers;
 use crate::page::{CLASSES, Class, StoreId};
-use crate::realm::{Realm, lock};
+use crate::realm::{Effects, Realm, lock};
 use crate::store::PageBytes;
 
 /// A guest's address space.
@@ -51,6 +52,13 @@ pub(crate) trait Memory: Send + Sync {
 
     /// What may hold pages of the process pinned for long, in words; `None` when nothing does.
     fn pins(&self) -> Option<String>;
+
+    /// Calls `each` with every part of the address space that maps one of the stores with these
+    /// numbers privately. False when other stores are mapped too.
+    ///
+    /// # Errors
+    /// When the guest cannot be looked at.
+    fn mapped(&self, stores: &[u64], each: &mut dyn FnMut(Mapped)) -> std::io::Result<bool>;
 
     /// How many mappings the process has.
     fn mappings(&self) -> Option<u64>;
@@ -249,6 +257,7 @@ pub(crate) struct Guest {
     /// Broken pages may be merged again, as the last look found.
     merges_again: AtomicBool,
     pins: Mutex<Pins>,
+    claims: Mutex<Claims>,
 }
 
 /// What is known of what may hold a guest's pages pinned.
@@ -262,6 +271,17 @@ struct Pins {
 /// Looks in a row that must find nothing before broken pages are merged again: what was closed
 /// before the first may still be at work then, and is done before the second.
 const CLEAN_LOOKS: u32 = 2;
+
+/// How far the pages are accounted for that were merged before this session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Claims {
+    /// Looked for so often in vain.
+    Open(u32),
+    /// All are, and the agent is to be told.
+    Done,
+    /// And the agent was told.
+    Told,
+}
 
 impl Guest {
     /// A guest that has been welcomed.
@@ -296,6 +316,7 @@ impl Guest {
             patrolled: AtomicU64::new(0),
             merges_again: AtomicBool::new(false),
             pins: Mutex::default(),
+            claims: Mutex::new(Claims::Open(0)),
         }
     }
 
@@ -401,6 +422,33 @@ impl Guest {
     /// Whether broken pages may be merged again in this round.
     pub(crate) fn merges_again(&self) -> bool {
         self.merges_again.load(Relaxed)
+    }
+
+    /// Finds the pages merged before this session, until it has all of them.
+    ///
+    /// # Errors
+    /// When the guest cannot be looked at.
+    pub(crate) fn claim(&self, effects: &mut Effects) -> std::io::Result<()> {
+        let mut claims = lock(&self.claims);
+        if let Claims::Open(tries) = *claims {
+            // A guest that never tells of all its pages is not looked at in each round.
+            let due = tries == 0 || tries.is_power_of_two();
+            *claims = match due && adopt::claim(self, effects)? {
+                true => Claims::Done,
+                false => Claims::Open(tries.saturating_add(1)),
+            };
+        }
+        Ok(())
+    }
+
+    /// Whether the agent is to be told that its pages are adopted; once.
+    pub(crate) fn take_adopted(&self) -> bool {
+        let mut claims = lock(&self.claims);
+        let done = *claims == Claims::Done;
+        if done {
+            *claims = Claims::Told;
+        }
+        done
     }
 
     /// Settles the refs whose lifelines are free.

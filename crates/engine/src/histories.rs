@@ -55,6 +55,8 @@ enum Event {
     },
     /// Unmerge, then other rules.
     Switch(Rules),
+    /// The engine is killed; whether agents deal with what it asked last, and who comes back.
+    Succeed(bool, u8),
     Rounds(usize),
 }
 
@@ -103,17 +105,19 @@ fn event() -> impl Strategy<Value = Event> {
         2 => Just(Event::Connect),
         1 => Just(Event::Kill),
         1 => mode.prop_map(Event::Mode),
+        2 => (any::<bool>(), any::<u8>()).prop_map(|(deal, back)| Event::Succeed(deal, back)),
         2 => (page(), 1u64..16, 0..NODES).prop_map(|(page, count, node)| Event::Migrate { page, count, node }),
         1 => rules().prop_map(Event::Switch),
         10 => (1usize..5).prop_map(Event::Rounds),
     ]
 }
 
-fn happen(lab: &Lab, guest: usize, event: &Event) {
+fn happen(lab: &mut Lab, guest: usize, event: &Event) {
     let in_region = |page: u64, count: u64| page..(page + count).min(CHUNKS * 512);
     let dead = lab.world(|world| world.processes[guest].dead);
     match *event {
         Event::Rounds(count) => lab.rounds(count),
+        Event::Succeed(deal, back) => succeed(lab, deal, back),
         Event::Mode(mode) => lab.core.knobs.set_mode(mode),
         Event::Switch(rules) => {
             let former = lab.core.knobs.mode();
@@ -173,6 +177,15 @@ fn happen(lab: &Lab, guest: usize, event: &Event) {
     }
 }
 
+fn succeed(lab: &mut Lab, deal: bool, back: u8) {
+    lab.succeed(deal);
+    for guest in (0..GUESTS).filter(|guest| back & (1 << guest) != 0) {
+        if lab.world(|world| !world.processes[guest].dead) {
+            lab.connect(guest);
+        }
+    }
+}
+
 /// Ends everything: nothing must be left, whatever happened before.
 fn end(lab: &Lab) {
     lab.core.knobs.set_mode(RunMode::Run);
@@ -207,7 +220,7 @@ proptest! {
         limit in prop_oneof![Just(2), Just(3), Just(256)],
         events in proptest::collection::vec((0..GUESTS, event()), 1..60)
     ) {
-        let lab = Lab::on_nodes(nodes, across, limit);
+        let mut lab = Lab::on_nodes(nodes, across, limit);
         let events = events.iter().filter(|(_, event)| {
             nodes > 1 || !matches!(event, Event::Migrate { .. })
         });
@@ -215,7 +228,7 @@ proptest! {
             lab.guest(domain, CHUNKS);
         }
         for (guest, event) in events {
-            happen(&lab, *guest, event);
+            happen(&mut lab, *guest, event);
         }
         end(&lab);
     }

@@ -46,7 +46,9 @@
 #![allow(rustdoc::private_intra_doc_links)] // the stages are private; their docs are for readers
 
 mod account;
+mod adopt;
 mod ask;
+mod bequest;
 mod check;
 mod chunk;
 mod engine;
@@ -69,10 +71,13 @@ mod realm;
 mod schedule;
 mod status;
 mod store;
+mod succeed;
 mod switch;
 mod track;
 #[cfg(test)]
 mod trials;
+#[cfg(test)]
+mod trials_adopt;
 #[cfg(test)]
 mod trials_copies;
 #[cfg(test)]

@@ -8,13 +8,14 @@ use std::time::Duration;
 
 use sys::pagemap::{PageRun, Pagemap};
 use sys::process::{self, Remote};
-use sys::{memfd, mempolicy, residence};
+use sys::{memfd, mempolicy, residence, vma};
 use wire::{Answer, MAX_MESSAGE, Question, Welcome};
 
 use crate::account::Lifeline;
+use crate::adopt::Mapped;
 use crate::guest::{Fault, Link, Memory};
 use crate::nodes::Atlas;
-use crate::page::StoreId;
+use crate::page::{Slot, StoreId};
 use crate::store::PageBytes;
 
 /// The memory of a process.
@@ -129,6 +130,28 @@ impl Memory for ProcessMemory {
         }
     }
 
+    fn mapped(&self, stores: &[u64], each: &mut dyn FnMut(Mapped)) -> std::io::Result<bool> {
+        let device = memfd::device()?;
+        let mut none_else = true;
+        vma::private_files(self.pid, |file| {
+            let store = stores.iter().position(|&store| store == file.inode);
+            let id = store.and_then(|store| u8::try_from(store).ok());
+            match id.filter(|_| file.device == device).map(StoreId) {
+                Some(id) => {
+                    let first = Slot(id.first_slot().0 + file.offset / wire::PAGE_BYTES as u64);
+                    let range = file.range;
+                    each(Mapped { range, first });
+                }
+                None => none_else &= !file.path.starts_with(crate::store::PATH),
+            }
+        })?;
+        // As in `read`: the number may be another process's by now.
+        match self.pagemap.is_alive() {
+            true => Ok(none_else),
+            false => Err(std::io::ErrorKind::NotFound.into()),
+        }
+    }
+
     fn mappings(&self) -> Option<u64> {
         process::count_mappings(self.pid).ok()
     }
@@ -145,6 +168,10 @@ impl Memory for ProcessMemory {
 impl Lifeline for memfd::Lifeline {
     fn is_free(&self) -> bool {
         memfd::Lifeline::is_free(self)
+    }
+
+    fn is_lost(&self) -> bool {
+        memfd::Lifeline::is_lost(self)
     }
 }
 
@@ -170,13 +197,14 @@ impl SocketLink {
         })
     }
 
-    /// Welcomes the agent: hands over a lifeline, the stores, and the userfaultfd device if there
+    /// Welcomes the agent: hands over a lifeline, the domain's tie, the stores, and the userfaultfd device if there
     /// is one.
     ///
     /// # Errors
     /// When the connection is broken or descriptors are exhausted.
     pub(crate) fn welcome(
         &mut self,
+        tie: BorrowedFd<'_>,
         stores: &[OwnedFd],
         device: Option<BorrowedFd<'_>>,
     ) -> std::io::Result<Box<dyn Lifeline>> {
@@ -187,7 +215,7 @@ impl SocketLink {
         };
         let len = welcome.encode(&mut self.buffer);
         let stores = stores.iter().map(AsFd::as_fd);
-        let descriptors: Vec<_> = [line.as_fd()]
+        let descriptors: Vec<_> = [line.as_fd(), tie]
             .into_iter()
             .chain(stores)
             .chain(device)
@@ -207,7 +235,7 @@ impl Link for SocketLink {
 
     fn send(&mut self, question: &Question) -> Result<(), Fault> {
         let line = match question {
-            Question::Sync { lifeline: true } => self.line.take(),
+            Question::Sync { lifeline: true, .. } => self.line.take(),
             _ => None,
         };
         let len = question.encode(&mut self.buffer);
@@ -260,7 +288,8 @@ mod tests {
         let (mut link, agent) = pair();
         let store = memfd::Store::new("pageone-test").unwrap();
         let stores = [(); 2].map(|()| store.share().unwrap());
-        let line = link.welcome(&stores, None).unwrap();
+        let tie = memfd::Lifeline::new().unwrap();
+        let line = link.welcome(tie.as_fd(), &stores, None).unwrap();
         let mut buffer = [0; MAX_MESSAGE];
         let mut received = sys::socket::recv(&agent, &mut buffer).unwrap();
         let welcome = Welcome::decode(&buffer[..received.len]).unwrap();
@@ -269,12 +298,15 @@ mod tests {
         let access = sys::mapping::Access::ReadWrite;
         sys::mapping::share(theirs.as_fd(), 0, 4096, access).unwrap();
         assert!(!line.is_free());
-        for at in [1, 2] {
+        let tied = received.descriptors[1].take().unwrap();
+        let number = |file: BorrowedFd<'_>| memfd::number(file).unwrap();
+        assert_eq!(number(tied.as_fd()), number(tie.as_fd()));
+        for at in [2, 3] {
             let store = received.descriptors[at].take().unwrap();
             assert!(store.as_raw_fd() >= 0);
             assert!(rustix::io::pwrite(&store, b"x", 0).is_err());
         }
-        assert!(received.descriptors[3].is_none());
+        assert!(received.descriptors[4].is_none());
     }
 
     #[test]
@@ -288,7 +320,10 @@ mod tests {
         assert!(matches!(fault, Fault::Malformed(_)), "{fault}");
         drop(agent);
         assert!(matches!(link.receive(Duration::ZERO), Err(Fault::Closed)));
-        let sent = link.send(&Question::Sync { lifeline: false });
+        let sent = link.send(&Question::Sync {
+            lifeline: false,
+            adopted: false,
+        });
         assert!(matches!(sent, Err(Fault::Closed)));
     }
 

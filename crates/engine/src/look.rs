@@ -64,6 +64,9 @@ pub(crate) fn look(
     let served = guest.standing() == Standing::Served;
     if served && catch_up(guest, terms, effects) {
         guest.settle();
+        if let Err(error) = guest.claim(effects) {
+            guest.condemn(&Fault::Unreadable(error));
+        }
         if terms.scan {
             let scanned = scan(guest, terms, effects, runs, found);
             guest.realm.apply(guest, effects);
@@ -179,7 +182,11 @@ fn sync(
         let line = link.lifeline()?;
         lock(&guest.ledger).renew(line);
     }
-    link.send(&Question::Sync { lifeline: renew })?;
+    let adopted = guest.take_adopted();
+    link.send(&Question::Sync {
+        lifeline: renew,
+        adopted,
+    })?;
     take_changes(guest, talk, patience, effects)
 }
 

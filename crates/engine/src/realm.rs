@@ -3,6 +3,8 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::account::{Home, Slots};
+use crate::adopt::Inherited;
+use crate::bequest::Bequest;
 use crate::chunk::{Chunks, Pages};
 use crate::guest::Guest;
 use crate::index::Index;
@@ -23,6 +25,10 @@ pub(crate) struct Realm {
     others: Vec<Floor>,
     pub(crate) slots: Slots,
     pub(crate) chunks: Chunks,
+    /// What former engines left here.
+    pub(crate) inherited: Mutex<Inherited>,
+    /// What this engine leaves to the next.
+    pub(crate) bequest: Option<Bequest>,
 }
 
 impl Realm {
@@ -43,6 +49,8 @@ impl Realm {
             others,
             slots: Slots::new(home),
             chunks: Chunks::default(),
+            inherited: Mutex::default(),
+            bequest: None,
         })
     }
 
@@ -94,6 +102,32 @@ impl Realm {
         self.drop_refs(&mut effects.unref);
     }
 
+    /// Ends the refs of former engines when all their ties are free.
+    pub(crate) fn settle_inherited(&self) {
+        let mut inherited = lock(&self.inherited);
+        for number in inherited.take_free() {
+            if let Some(bequest) = &self.bequest {
+                bequest.untie(number);
+            }
+        }
+        let mut settled = inherited.settle();
+        if !settled.is_empty() {
+            tracing::info!(
+                domain = self.domain,
+                slots = settled.len(),
+                "all guests of former engines are adopted or gone"
+            );
+        }
+        // Not before they are dropped: `check` and `waits` look at both.
+        self.drop_refs(&mut settled);
+    }
+
+    /// Whether refs of former engines keep a realm without guests.
+    pub(crate) fn waits(&self) -> bool {
+        let inherited = lock(&self.inherited);
+        !inherited.waiting().is_empty() && inherited.can_end()
+    }
+
     /// Drops a ref for each of `slots`; what nobody refers to any more leaves the index and gives
     /// its frame back.
     pub(crate) fn drop_refs(&self, slots: &mut Vec<Slot>) {
@@ -138,7 +172,9 @@ impl Realm {
     /// Bytes of memory the realm's tables hold, chunks aside.
     pub(crate) fn memory_bytes(&self) -> usize {
         let indexes = self.floors().map(|floor| floor.index.memory_bytes());
-        indexes.sum::<usize>() + self.slots.memory_bytes() + self.chunks.memory_bytes()
+        let inherited = lock(&self.inherited).memory_bytes();
+        let tables = self.slots.memory_bytes() + self.chunks.memory_bytes();
+        indexes.sum::<usize>() + tables + inherited
     }
 }
 

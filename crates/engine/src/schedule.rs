@@ -23,6 +23,7 @@ use sys::pagemap::PageRun;
 use wire::{Pace, RunMode};
 
 use crate::account::Lifeline;
+use crate::adopt::{self, Tie};
 use crate::ask::{self, Asked, Manner};
 use crate::chunk::Chunk;
 use crate::govern::Governor;
@@ -254,6 +255,7 @@ impl Core {
             self,
             Some(begin + self.knobs.period().max(self.knobs.patience)),
         );
+        self.settle_inherited();
         self.tidy();
         if scan {
             self.full_scans.fetch_add(1, Relaxed);
@@ -277,7 +279,35 @@ impl Core {
             }
             !gone
         });
-        lock(&self.realms).retain(|_, realm| Arc::strong_count(realm) > 1);
+        lock(&self.realms).retain(|_, realm| {
+            let stays = Arc::strong_count(realm) > 1 || realm.waits();
+            if let Some(bequest) = realm.bequest.as_ref().filter(|_| !stays) {
+                bequest.end();
+            }
+            stays
+        });
+    }
+
+    /// Whether there is a realm of `domain`.
+    pub(crate) fn has_realm(&self, domain: &str) -> bool {
+        lock(&self.realms).contains_key(domain)
+    }
+
+    /// Takes over from a former engine.
+    ///
+    /// # Errors
+    /// When its stores cannot be read.
+    pub(crate) fn inherit(&self, realm: Realm, ties: Vec<Tie>) -> std::io::Result<()> {
+        realm.slots.set_limit(self.knobs.rules().max_sharing);
+        let slots = adopt::take_over(&realm, ties, &self.hasher, self.knobs.rules())?;
+        tracing::info!(domain = realm.domain, slots, "a domain goes on");
+        lock(&self.realms).insert(realm.domain.clone(), Arc::new(realm));
+        Ok(())
+    }
+
+    fn settle_inherited(&self) {
+        let realms: Vec<_> = lock(&self.realms).values().cloned().collect();
+        realms.iter().for_each(|realm| realm.settle_inherited());
     }
 
     /// Between rounds: retires guests that have ended, settles what they left behind.
@@ -288,12 +318,11 @@ impl Core {
             .filter(|guest| ended(guest))
             .cloned()
             .collect();
-        if !ended.is_empty() {
-            ended
-                .into_iter()
-                .for_each(|guest| self.do_job(Job::Look(guest, false), scratch));
-            self.tidy();
-        }
+        ended
+            .into_iter()
+            .for_each(|guest| self.do_job(Job::Look(guest, false), scratch));
+        self.settle_inherited();
+        self.tidy();
     }
 
     /// How long a worker is to wait before its next job, by the limit of CPU time.

@@ -144,7 +144,8 @@ impl Hello {
     }
 }
 
-/// The engine's consent. The packet carries descriptors: the lifeline, then `stores` stores
+/// The engine's consent. The packet carries descriptors: the lifeline, the domain's tie (mapped as
+/// a lifeline is, until a later session has adopted what this one merged), then `stores` stores
 /// (read-only), then, when `device` is set, `/dev/userfaultfd`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Welcome {
@@ -323,6 +324,9 @@ pub enum Question {
     Sync {
         /// Whether the packet carries a descriptor of a new lifeline.
         lifeline: bool,
+        /// Whether every page of the guest that maps a slot is accounted for in this session: what
+        /// former sessions left in the guest as evidence of theirs may go.
+        adopted: bool,
     },
     /// Run the merge window.
     Merge(Merge),
@@ -335,8 +339,8 @@ impl Question {
     pub fn encode(&self, out: &mut [u8; MAX_MESSAGE]) -> usize {
         let mut w = Writer::new(out);
         match self {
-            Self::Sync { lifeline } => {
-                w.u8(KIND_SYNC).u8((*lifeline).into());
+            Self::Sync { lifeline, adopted } => {
+                w.u8(KIND_SYNC).u8((*lifeline).into()).u8((*adopted).into());
             }
             Self::Merge(merge) => {
                 w.u8(KIND_MERGE)
@@ -366,6 +370,7 @@ impl Question {
         let question = match r.u8()? {
             KIND_SYNC => Self::Sync {
                 lifeline: r.u8()? != 0,
+                adopted: r.u8()? != 0,
             },
             KIND_MERGE => {
                 let mut merge = Merge::new(chunk_address(&mut r)?, r.u16()?);

@@ -35,6 +35,7 @@ pub(crate) struct Engine {
     pub(crate) link: Option<OwnedFd>,
     pub(crate) store: File,
     pub(crate) lifeline: OwnedFd,
+    pub(crate) tie: OwnedFd,
 }
 
 impl Engine {
@@ -49,6 +50,7 @@ impl Engine {
             link: None,
             store,
             lifeline: new_lifeline(),
+            tie: new_lifeline(),
         }
     }
 
@@ -92,7 +94,8 @@ impl Engine {
             device: true,
         }
         .encode(&mut buffer);
-        let descriptors = [self.lifeline.as_fd(), self.store.as_fd(), device.as_fd()];
+        let lines = [self.lifeline.as_fd(), self.tie.as_fd()];
+        let descriptors = [lines[0], lines[1], self.store.as_fd(), device.as_fd()];
         socket::send(&link, &buffer[..len], &descriptors).ok()?;
         let len = socket::recv(&link, &mut buffer).ok()?.len;
         self.link = Some(link);
@@ -130,12 +133,15 @@ impl Engine {
     }
 
     pub(crate) fn sync_with(&self, lifeline: Option<&OwnedFd>) -> Vec<Change> {
-        self.send(
-            &Question::Sync {
-                lifeline: lifeline.is_some(),
-            },
-            lifeline,
-        );
+        self.sync_as(lifeline, false)
+    }
+
+    pub(crate) fn sync_as(&self, lifeline: Option<&OwnedFd>, adopted: bool) -> Vec<Change> {
+        let question = Question::Sync {
+            lifeline: lifeline.is_some(),
+            adopted,
+        };
+        self.send(&question, lifeline);
         let mut all = Vec::new();
         loop {
             let Answer::Changes(part) = self.receive() else {

@@ -8,6 +8,11 @@ use crate::page::Slot;
 pub(crate) trait Lifeline: Send {
     /// Whether nobody holds it. Once free, free for good.
     fn is_free(&self) -> bool;
+
+    /// Whether it can never tell: a guest tampered with it.
+    fn is_lost(&self) -> bool {
+        false
+    }
 }
 
 /// How many lifelines a guest has at most: each is a descriptor. When long-lived children keep

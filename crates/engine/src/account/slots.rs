@@ -229,6 +229,48 @@ impl Slots {
         Ok(block)
     }
 
+    /// Takes over the slots of a store that another engine filled up to number `end`: each of `live`, in
+    /// ascending order, gets a ref. Numbers below `end` are not given out any more, nor those of a
+    /// segment that it begins (I3).
+    ///
+    /// # Errors
+    /// The heap does not know the store's node, or has its numbers already.
+    pub(crate) fn adopt(
+        &self,
+        store: StoreId,
+        end: u64,
+        live: &[(Slot, Fingerprint)],
+    ) -> Result<(), HeapError> {
+        let node = self.home.node(store);
+        let none = HeapError::NoBucket { node, zone: STORE };
+        let mut growth = lock(&self.supplies.get(store.index()).ok_or(none)?.growth);
+        for part in live.chunk_by(|(a, _), (b, _)| a.0 / SEGMENT == b.0 / SEGMENT) {
+            let Some(&(first, _)) = part.first() else {
+                continue;
+            };
+            let start = first.0 / SEGMENT * SEGMENT;
+            self.heap.grow(node, STORE, start..start + SEGMENT)?;
+            // Nothing else of this bucket is free.
+            let block = self.heap.alloc(self.home.request(store))?;
+            debug_assert_eq!(block.slots(), start..start + SEGMENT);
+            let segment = Segment::new(block);
+            let dead = SEGMENT - part.len() as u64;
+            segment
+                .dead
+                .store(u32::try_from(dead).unwrap_or(0), Relaxed);
+            let mut segments = self
+                .segments
+                .write()
+                .unwrap_or_else(PoisonError::into_inner);
+            segments.insert(start / SEGMENT, Box::new(segment));
+            drop(segments);
+            let view = self.view();
+            part.iter().for_each(|&(slot, key)| view.publish(slot, key));
+        }
+        growth.end = end.next_multiple_of(SEGMENT);
+        Ok(())
+    }
+
     /// Puts unused slots of a run back.
     pub(crate) fn give_back(&self, run: Run) {
         let supply = self.supplies.get(Slot(run.start).store().index());
@@ -379,6 +421,13 @@ impl View<'_> {
         let limit = self.slots.limit.load(Relaxed);
         self.refs(slot)
             .is_some_and(|refs| refs.load(Acquire) >= limit)
+    }
+
+    /// Takes a ref for a page that maps the slot already, however many share it; false for a dead one.
+    pub(crate) fn claim(&self, slot: Slot) -> bool {
+        let more = |refs: u32| (refs > 0).then(|| refs.checked_add(1)).flatten();
+        self.refs(slot)
+            .is_some_and(|refs| refs.fetch_update(AcqRel, Acquire, more).is_ok())
     }
 
     /// Whether the slot has refs.

@@ -103,7 +103,7 @@ impl Link for FakeLink {
         }
         assert!(process.mail.questions.is_empty(), "two questions at a time");
         let line = match question {
-            Question::Sync { lifeline: true } => self.line.take(),
+            Question::Sync { lifeline: true, .. } => self.line.take(),
             _ => None,
         };
         process.mail.questions.push_back((question.clone(), line));
@@ -124,7 +124,7 @@ impl Link for FakeLink {
 
 impl World {
     /// Lets the agent of `process` deal with its questions.
-    fn deal(&mut self, process: usize) {
+    pub(super) fn deal(&mut self, process: usize) {
         while let Some((question, line)) = self.processes[process].mail.questions.pop_front() {
             if let Some(line) = line {
                 self.hold(line);
@@ -132,7 +132,13 @@ impl World {
                 self.let_go(&old);
             }
             let answers = match question {
-                Question::Sync { .. } => sync(&mut self.processes[process]),
+                Question::Sync { adopted, .. } => {
+                    if adopted {
+                        let kept = std::mem::take(&mut self.processes[process].kept);
+                        self.let_go(&kept);
+                    }
+                    sync(&mut self.processes[process])
+                }
                 Question::Merge(merge) => vec![self.merge(process, &merge)],
                 Question::Unmerge(unmerge) => {
                     let chunk = (unmerge.chunk - BASE) / CHUNK_BYTES as u64;
@@ -232,6 +238,7 @@ impl Process {
             None => (Place::Zero, PageOutcome::Zeroed),
         };
         self.pages.insert(page, place);
+        self.beneath.extend(slot.map(|slot| (page, slot)));
         self.changed.insert(page / 512);
         outcome
     }

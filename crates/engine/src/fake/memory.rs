@@ -8,8 +8,9 @@ use sys::process::Remote;
 use wire::PAGE_BYTES;
 
 use super::{BASE, Place, Process, Shared, Touch, bytes};
+use crate::adopt::Mapped;
 use crate::guest::Memory;
-use crate::page::StoreId;
+use crate::page::{Slot, StoreId};
 use crate::realm::lock;
 use crate::store::PageBytes;
 
@@ -163,6 +164,25 @@ impl Memory for FakeMemory {
     fn pins(&self) -> Option<String> {
         let pinned = &lock(&self.world).processes[self.process].pinned;
         (!pinned.is_empty()).then(|| format!("{} pages", pinned.len()))
+    }
+
+    fn mapped(&self, _stores: &[u64], each: &mut dyn FnMut(Mapped)) -> std::io::Result<bool> {
+        let world = lock(&self.world);
+        let process = &world.processes[self.process];
+        if process.dead {
+            return Err(std::io::ErrorKind::NotFound.into());
+        }
+        for (&page, place) in &process.pages {
+            let first = match place {
+                Place::Slot { slot, .. } => *slot,
+                Place::Frame { stored: true, .. } => process.beneath[&page],
+                _ => continue,
+            };
+            let range = super::address(page)..super::address(page + 1);
+            let first = Slot(first);
+            each(Mapped { range, first });
+        }
+        Ok(!process.elsewhere)
     }
 
     fn mappings(&self) -> Option<u64> {
