@@ -1,7 +1,7 @@
-//! `pageone daemon`: the engine of the machine, until SIGTERM.
+//! `pageone daemon`: the engine of the machine, until SIGTERM, or for good with [`keep`].
 
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,6 +9,7 @@ use anyhow::{Context, Result};
 use engine::Engine;
 use numa::{FakeSpec, Topology};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use sys::keeper::{Keeper, Kept};
 use sys::signals::{SIGHUP, SIGINT, SIGTERM, Signals};
 use tracing_subscriber::EnvFilter;
 use wire::Pace;
@@ -17,7 +18,7 @@ use crate::config::Config;
 use crate::listener::Listener;
 use crate::policy::Policy;
 use crate::server::Server;
-use crate::{host, human, paths};
+use crate::{host, human, keep, listener, paths};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -42,6 +43,9 @@ pub(crate) struct Args {
     /// Who may be a guest, in which domain, and who may control [default: a domain for each user]
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
+    /// Keep the daemon: start it again when it ends, with the stores of the one before
+    #[arg(long)]
+    keep: bool,
     /// Treat parts of memory as NUMA nodes: fake=4, fake=2U, fake=512M
     #[arg(long, value_name = "SPEC")]
     numa: Option<FakeSpec>,
@@ -52,11 +56,16 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn main(args: &Args) -> Result<()> {
+    // Before anything else is opened.
+    let inherited = sys::keeper::inherited();
     let config = match &args.config {
         Some(path) => Config::read(path)?,
         None => Config::default(),
     };
     start_log(config.log.as_deref())?;
+    if args.keep {
+        return keep::main();
+    }
     // Before the first thread: each inherits the mask.
     let signals = Signals::block(&[SIGTERM, SIGINT, SIGHUP]).context("cannot wait for signals")?;
     let path = paths::socket(args.socket.as_deref().or(config.socket.as_deref()))?;
@@ -64,15 +73,64 @@ pub(crate) fn main(args: &Args) -> Result<()> {
         Some(path) => Policy::read(path)?,
         None => Policy::here(),
     };
-    let listener = Listener::bind(&path, policy.socket_mode())?;
+    let keeper = find_keeper();
+    let (listener, stores) = listen(inherited, &path, policy.socket_mode(), keeper.as_deref())?;
     raise_descriptor_limit();
-    let engine = Engine::start(options(args, &config)?).context("cannot start the engine")?;
-    let engine = Arc::new(engine);
+    let options = options(args, &config)?;
+    let engine = match &keeper {
+        Some(keeper) => Engine::succeed(options, Arc::clone(keeper), stores),
+        None => Engine::start(options),
+    };
+    let engine = Arc::new(engine.context("cannot start the engine")?);
     tracing::info!("serving at {}", path.display());
+    if let Some(keeper) = &keeper
+        && let Err(error) = keeper.ready()
+    {
+        tracing::warn!("cannot tell that this daemon serves: {error}");
+    }
     Server::new(listener, policy, Arc::clone(&engine)).serve(signals.as_fd())?;
     tracing::info!("stopping");
     host::stop_engine(engine);
     Ok(())
+}
+
+fn find_keeper() -> Option<Arc<Keeper>> {
+    match Keeper::from_env() {
+        Ok(keeper) => keeper.map(Arc::new),
+        Err(error) => {
+            tracing::warn!("nothing is kept for the next daemon: NOTIFY_SOCKET: {error}");
+            None
+        }
+    }
+}
+
+/// The former daemon's socket, or a new one; and what else was inherited.
+fn listen(
+    inherited: Vec<Kept>,
+    path: &Path,
+    mode: u32,
+    keeper: Option<&Keeper>,
+) -> Result<(Listener, Vec<Kept>)> {
+    let is_listener = |kept: &Kept| kept.name == listener::NAME;
+    let (sockets, stores): (Vec<_>, Vec<_>) = inherited.into_iter().partition(is_listener);
+    let old = !sockets.is_empty();
+    let adopt = |kept: Kept| Listener::adopt(kept.descriptor, path);
+    if let Some(listener) = sockets.into_iter().find_map(adopt) {
+        return Ok((listener, stores));
+    }
+    let mut listener = Listener::bind(path, mode)?;
+    if let Some(keeper) = keeper {
+        let forgotten = if old {
+            keeper.forget(listener::NAME)
+        } else {
+            Ok(())
+        };
+        match forgotten.and_then(|()| keeper.keep(listener::NAME, listener.as_fd())) {
+            Ok(()) => listener.set_kept(),
+            Err(error) => tracing::warn!("the socket is not kept: {error}"),
+        }
+    }
+    Ok((listener, stores))
 }
 
 fn options(args: &Args, config: &Config) -> Result<engine::Options> {

@@ -13,6 +13,9 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
+/// The name under which a keeper holds the socket.
+pub(crate) const NAME: &str = "listener";
+
 /// Why there is no listening at a path.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ListenError {
@@ -32,12 +35,13 @@ pub(crate) enum ListenError {
     System { path: PathBuf, source: io::Error },
 }
 
-/// A listening socket; its file is removed on drop.
+/// A listening socket; its file is removed on drop, unless a keeper holds the socket.
 #[derive(Debug)]
 pub(crate) struct Listener {
     socket: OwnedFd,
     path: PathBuf,
     file: (u64, u64),
+    kept: bool,
 }
 
 impl Listener {
@@ -56,8 +60,46 @@ impl Listener {
         };
         let (socket, file) = bind().map_err(system)?;
         let path = path.to_owned();
-        Ok(Self { socket, path, file })
+        Ok(Self {
+            socket,
+            path,
+            file,
+            kept: false,
+        })
     }
+
+    /// The socket that a former daemon listened with, if it is the one at `path`.
+    pub(crate) fn adopt(socket: OwnedFd, path: &Path) -> Option<Self> {
+        let there = fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket());
+        let its_own = sys::socket::listening_path(&socket).ok()?;
+        if !there || its_own != path {
+            return None;
+        }
+        sys::socket::take_over(&socket).ok()?;
+        Some(Self {
+            socket,
+            path: path.to_owned(),
+            file: identity(path).ok()?,
+            kept: true,
+        })
+    }
+
+    /// Leaves the file to those who come after this process.
+    pub(crate) fn set_kept(&mut self) {
+        self.kept = true;
+    }
+}
+
+/// Removes a stale socket of a daemon that is gone.
+///
+/// # Errors
+/// Somebody else's file or a live daemon's socket is there, and stays.
+pub(crate) fn sweep(path: &Path) -> Result<(), ListenError> {
+    let _lock = lock_folder(path).map_err(|source| ListenError::System {
+        path: path.to_owned(),
+        source,
+    })?;
+    clear(path)
 }
 
 impl AsFd for Listener {
@@ -69,7 +111,7 @@ impl AsFd for Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         // Another daemon's socket may be there by now, if somebody removed ours.
-        if identity(&self.path).is_ok_and(|file| file == self.file) {
+        if !self.kept && identity(&self.path).is_ok_and(|file| file == self.file) {
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -137,6 +179,28 @@ mod tests {
         let second = Listener::bind(&path, 0o666).unwrap();
         sys::socket::connect(&path).unwrap();
         drop(second);
+    }
+
+    #[test]
+    fn a_kept_socket_is_taken_over_where_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let mut first = Listener::bind(&path, 0o600).unwrap();
+        first.set_kept();
+        let copy = || first.socket.try_clone().unwrap();
+        assert!(Listener::adopt(copy(), &folder.path().join("t")).is_none());
+        let (end, _) = sys::socket::pair().unwrap();
+        assert!(Listener::adopt(end, &path).is_none());
+        let second = Listener::adopt(copy(), &path).unwrap();
+        let waiting = sys::socket::connect(&path).unwrap();
+        drop(first);
+        assert!(path.exists());
+        let caller = sys::socket::accept(&second).unwrap();
+        assert_eq!(sys::socket::peer(&waiting).unwrap().pid, std::process::id());
+        assert!(sweep(&path).is_err(), "it is in use");
+        drop((second, caller));
+        sweep(&path).unwrap();
+        assert!(!path.exists());
     }
 
     #[test]

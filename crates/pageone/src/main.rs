@@ -11,6 +11,7 @@ mod demo;
 mod demo_guest;
 mod guest;
 mod host;
+mod keep;
 mod launch;
 mod listener;
 mod log;
