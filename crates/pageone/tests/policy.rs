@@ -163,7 +163,8 @@ fn assert_apart(one: &Guest, two: &Guest) {
     assert!(common.is_empty(), "{common:?}");
 }
 
-/// Asserts that two guests, after [`check`], have all frames and exactly one memory file, their store, in common.
+/// Asserts that two guests, after [`check`], have all frames and exactly two memory files in common, the
+/// store and the tie of their domain.
 fn assert_together(one: &Guest, two: &Guest) {
     for page in 0..PAGES {
         assert!(one.frame(page).is_some());
@@ -171,8 +172,9 @@ fn assert_together(one: &Guest, two: &Guest) {
     }
     let (ones, twos) = (memory_files(one.pid), memory_files(two.pid));
     let common: Vec<_> = ones.intersection(&twos).collect();
-    assert_eq!(common.len(), 1, "{ones:?} {twos:?}");
-    assert!(common[0].2.contains("pageone-store"), "{common:?}");
+    let named = |name| common.iter().filter(|file| file.2.contains(name)).count();
+    let both = [named("pageone-store"), named("pageone-lifeline")];
+    assert_eq!((common.len(), both), (2, [1, 1]), "{ones:?} {twos:?}");
 }
 
 #[test]
