@@ -68,6 +68,8 @@ mod page;
 mod plan;
 mod read;
 mod realm;
+#[cfg(test)]
+mod scale;
 mod schedule;
 mod status;
 mod store;
