@@ -24,6 +24,8 @@ pub(crate) struct Manner {
     pub(crate) max_mappings: u64,
     /// Whether to wait while another worker talks to the guest.
     pub(crate) insist: bool,
+    /// How many pages of a huge page must be saved for it to be split.
+    pub(crate) worth_splitting: usize,
 }
 
 /// What became of an attempt to ask.
@@ -55,6 +57,7 @@ pub(crate) fn merge(
     if !guest.merges_again() {
         leave_broken(chunk, pages, effects);
     }
+    leave_huge(chunk, pages, effects, manner.worth_splitting);
     let mut stretches = stretches(pages);
     let least = least_run(guest, manner.max_mappings);
     stretches.retain(|stretch| {
@@ -126,6 +129,24 @@ fn ask_store(
         }
         Some(_) => guest.condemn(&Fault::Contradiction("not the answer to a merge")),
         None => {}
+    }
+}
+
+/// Takes back the plans for a chunk that is one huge page, unless splitting it is worth it. It is tried
+/// again when its back-off ends.
+fn leave_huge(chunk: &Chunk, pages: &mut Pages, effects: &mut Effects, worth: usize) {
+    let planned: Vec<usize> = pages
+        .busy
+        .runs()
+        .flat_map(|(first, count)| first..first + count)
+        .filter(|&page| matches!(pages.tag(page), Tag::Planned | Tag::PlannedZero))
+        .collect();
+    pages.kept = pages.huge && planned.len() < worth;
+    if pages.kept {
+        for page in planned {
+            effects.discard(pages, page, chunk.site(page));
+            pages.back_off(page, Tag::Skipped);
+        }
     }
 }
 

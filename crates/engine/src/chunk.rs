@@ -192,6 +192,11 @@ pub(crate) struct Pages {
     counts: [u16; CLASSES],
     shown: [u16; CLASSES],
     shown_stored: u16,
+    /// Whether the chunk is one huge page, as the last look showed it.
+    pub(crate) huge: bool,
+    /// Whether it is left alone for that.
+    pub(crate) kept: bool,
+    shown_kept: bool,
 }
 
 impl Pages {
@@ -208,6 +213,9 @@ impl Pages {
             counts: [0; CLASSES],
             shown: [0; CLASSES],
             shown_stored: 0,
+            huge: false,
+            kept: false,
+            shown_kept: false,
         }
     }
 
@@ -385,6 +393,12 @@ impl Pages {
         let now = u16::try_from(self.stored.len()).unwrap_or(u16::MAX);
         let before = std::mem::replace(&mut self.shown_stored, now);
         i64::from(now) - i64::from(before)
+    }
+
+    /// By how much the number of chunks left alone changed since the last call.
+    pub(crate) fn take_kept_change(&mut self) -> i64 {
+        let before = std::mem::replace(&mut self.shown_kept, self.kept);
+        i64::from(self.kept) - i64::from(before)
     }
 
     /// Pages offered or stored: those whose state is looked at.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use numa::{HeapView, NodeId, Topology};
 use sys::keeper::{Keeper, Kept};
 use sys::process;
-use wire::{Pace, RunMode, Setting, Status};
+use wire::{Pace, RunMode, Setting, Status, Thp};
 
 use crate::account::Home;
 use crate::guest::Standing;
@@ -43,6 +43,8 @@ pub struct Options {
     pub cpu_limit: u32,
     /// How the period is chosen.
     pub pace: Pace,
+    /// What is done with chunks that are one huge page.
+    pub thp: Thp,
     /// How long a worker waits for an agent's answer before it turns to other guests.
     pub patience: Duration,
     /// Whether pages of different nodes may share.
@@ -66,6 +68,7 @@ impl Default for Options {
             run: RunMode::Run,
             cpu_limit: 0,
             pace: Pace::Fixed,
+            thp: Thp::Split,
             patience: Duration::from_millis(50),
             merge_across_nodes: true,
             max_page_sharing: 256,
@@ -376,6 +379,7 @@ impl Engine {
                 Setting::MergeAgain(on) => knobs.merge_again.store(on, Relaxed),
                 Setting::CpuLimit(percent) => knobs.cpu_limit.store(percent, Relaxed),
                 Setting::Pace(pace) => knobs.set_pace(pace),
+                Setting::Thp(thp) => knobs.set_thp(thp),
             }
             tracing::info!(?setting, "a knob is turned");
         }
@@ -408,6 +412,7 @@ impl Engine {
             | Setting::UseZeroPages(_)
             | Setting::MergeAgain(_)
             | Setting::MergeAcrossNodes(_)
+            | Setting::Thp(_)
             | Setting::Pace(_) => Ok(()),
         }
     }

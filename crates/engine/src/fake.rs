@@ -78,6 +78,8 @@ pub(crate) struct Process {
     pub(crate) offered: BTreeSet<u64>,
     pub(crate) changed: BTreeSet<u64>,
     pub(crate) pinned: BTreeSet<u64>,
+    /// Chunks that are one huge page.
+    pub(crate) huge: BTreeSet<u64>,
     pub(crate) dead: bool,
     /// The number of the open connection; 0 for none.
     pub(crate) connection: u64,

@@ -165,6 +165,7 @@ pub(crate) struct Talk {
 pub(crate) struct Counters {
     classes: [AtomicI64; CLASSES],
     stored: AtomicI64,
+    huge_kept: AtomicI64,
     /// CPU time of the agent, in nanoseconds.
     pub(crate) cpu_ns: AtomicU64,
     /// Time the engine has waited for the agent's answers, in nanoseconds.
@@ -215,6 +216,11 @@ impl Counters {
         u64::try_from(self.stored.load(Relaxed)).unwrap_or(0)
     }
 
+    /// Chunks left alone because they are one huge page.
+    pub(crate) fn huge_kept(&self) -> u64 {
+        u64::try_from(self.huge_kept.load(Relaxed)).unwrap_or(0)
+    }
+
     /// All classes, each read once: what is derived from one census adds up (I9), also while
     /// workers move pages from class to class.
     pub(crate) fn census(&self) -> Census {
@@ -235,6 +241,10 @@ impl Counters {
         let stored = pages.take_stored_change();
         if stored != 0 {
             self.stored.fetch_add(stored, Relaxed);
+        }
+        let kept = pages.take_kept_change();
+        if kept != 0 {
+            self.huge_kept.fetch_add(kept, Relaxed);
         }
     }
 }

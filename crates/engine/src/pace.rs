@@ -46,6 +46,11 @@ impl Supply {
             stall_percent: meminfo::stall_percent().unwrap_or(0.0),
         })
     }
+
+    /// Whether memory is short, whatever it was before.
+    pub(crate) fn is_short(self) -> bool {
+        next(Level::Normal, self) == Level::Short
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use sys::pagemap::PageRun;
-use wire::{Pace, RunMode};
+use wire::{CHUNK_PAGES, Pace, RunMode, Thp};
 
 use crate::account::Lifeline;
 use crate::adopt::{self, Tie};
@@ -30,7 +30,7 @@ use crate::govern::Governor;
 use crate::guest::{Guest, Link, Memory};
 use crate::look::{self, Terms};
 use crate::nodes::Rules;
-use crate::pace;
+use crate::pace::{self, Supply};
 use crate::plan::{self, Context, Desk, Plan};
 use crate::read::Hasher;
 use crate::realm::{Effects, Realm, lock};
@@ -55,6 +55,9 @@ pub(crate) struct Knobs {
     pace_step: AtomicI8,
     across_nodes: AtomicBool,
     max_sharing: AtomicU32,
+    thp: AtomicU8,
+    /// Whether the host was short of memory when the round began.
+    short: AtomicBool,
     broken_rest: Duration,
     pub(crate) patience: Duration,
     pub(crate) max_mappings: u64,
@@ -75,6 +78,8 @@ impl Knobs {
             pace_step: AtomicI8::new(0),
             across_nodes: AtomicBool::new(options.merge_across_nodes),
             max_sharing: AtomicU32::new(options.max_page_sharing),
+            thp: AtomicU8::new(options.thp as u8),
+            short: AtomicBool::new(false),
             broken_rest: options.broken_rest,
             patience: options.patience,
             max_mappings,
@@ -124,6 +129,38 @@ impl Knobs {
         match self.auto_pace.load(Relaxed) {
             true => Pace::Auto,
             false => Pace::Fixed,
+        }
+    }
+
+    /// What is done with chunks that are one huge page.
+    pub(crate) fn thp(&self) -> Thp {
+        match self.thp.load(Relaxed) {
+            0 => Thp::Keep,
+            1 => Thp::Split,
+            _ => Thp::Auto,
+        }
+    }
+
+    /// Changes what is done with chunks that are one huge page.
+    pub(crate) fn set_thp(&self, thp: Thp) {
+        self.thp.store(thp as u8, Relaxed);
+    }
+
+    /// How many pages of a huge page must be saved for it to be split.
+    fn worth_splitting(&self) -> usize {
+        match self.thp() {
+            Thp::Keep => usize::MAX,
+            Thp::Auto if !self.short.load(Relaxed) => CHUNK_PAGES / 2,
+            Thp::Auto | Thp::Split => 0,
+        }
+    }
+
+    /// Looks whether the host is short of memory, where something depends on it.
+    pub(crate) fn look_at_supply(&self) {
+        if self.thp() == Thp::Auto {
+            // Who cannot tell is not in need.
+            let short = Supply::read().is_ok_and(Supply::is_short);
+            self.short.store(short, Relaxed);
         }
     }
 
@@ -241,6 +278,7 @@ impl Core {
     /// A round. With `scan` unset, only late answers are taken and merged pages unmerged.
     pub(crate) fn round(&self, crew: &dyn Crew, scan: bool) {
         let begin = Instant::now();
+        self.knobs.look_at_supply();
         self.rounds.fetch_add(1, Relaxed);
         let guests = lock(&self.guests).clone();
         self.queue
@@ -381,6 +419,7 @@ impl Core {
             patience: self.knobs.patience,
             max_mappings: self.knobs.max_mappings,
             insist: insist || self.queue.is_empty(),
+            worth_splitting: self.knobs.worth_splitting(),
         };
         let mode = self.knobs.mode();
         let asked = if mode == RunMode::Run {

@@ -26,6 +26,7 @@ pub(crate) fn status(core: &Core) -> Status {
         merge_across_nodes: core.knobs.rules().across_nodes,
         max_page_sharing: core.knobs.rules().max_sharing,
         merge_again: core.knobs.merge_again.load(Relaxed),
+        thp: core.knobs.thp(),
         pages_merged_again: core.gone_merged_again.load(Relaxed),
         cpu_limit: core.knobs.cpu_limit.load(Relaxed),
         pace: core.knobs.pace(),
@@ -46,6 +47,7 @@ pub(crate) fn status(core: &Core) -> Status {
         status.window_max_us = status
             .window_max_us
             .max(counters.window_ns.load(Relaxed) / 1000);
+        status.huge_pages_kept += counters.huge_kept();
         status.pages_merged_again += counters.merged_again.load(Relaxed);
         status.metadata_bytes = status
             .metadata_bytes

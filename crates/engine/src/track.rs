@@ -45,6 +45,7 @@ pub(crate) struct Seen {
     file: PageBits,
     zero: PageBits,
     swapped: PageBits,
+    huge: bool,
 }
 
 impl Seen {
@@ -64,6 +65,7 @@ impl Seen {
         fill(|seen| &mut seen.written, Categories::WRITTEN);
         fill(|seen| &mut seen.zero, Categories::ZERO);
         fill(|seen| &mut seen.swapped, Categories::SWAPPED);
+        self.huge |= categories.has(Categories::HUGE);
     }
 }
 
@@ -125,6 +127,8 @@ pub(crate) fn observe(
     (round, again): (Round, Again),
     effects: &mut Effects,
 ) -> bool {
+    pages.huge = seen.huge;
+    pages.kept &= seen.huge;
     let watched = pages.watched();
     let broken = if again.allowed {
         pages.count(Class::Broken)
@@ -265,6 +269,7 @@ pub(crate) fn set_bits(
 ) {
     pages.offered = offered;
     pages.stored = stored;
+    pages.kept &= !offered.is_empty();
     for page in 0..CHUNK_PAGES {
         let stays = match pages.tag(page) {
             Tag::Absent => continue,

@@ -154,6 +154,36 @@ fn a_guest_that_rewrites_its_memory_goes_on_sharing() {
 }
 
 #[test]
+fn a_huge_page_is_split_only_when_that_is_worth_it() {
+    let lab = Lab::new();
+    let guests = [lab.guest("d", 2), lab.guest("d", 2)];
+    for guest in guests {
+        lab.world(|world| world.processes[guest].huge = (0..2).collect());
+        fill(&lab, guest, 0..1024, |page| match page {
+            0..16 | 512..812 => page + 1,
+            _ => 100_000 * (guest as u64 + 1) + page,
+        });
+    }
+    let state = || {
+        let status = lab.status();
+        (status.pages_sharing, status.huge_pages_kept)
+    };
+    lab.core.knobs.set_thp(wire::Thp::Keep);
+    lab.rounds(5);
+    assert_eq!(state(), (0, 4));
+    lab.core.knobs.set_thp(wire::Thp::Auto);
+    lab.rounds(70);
+    assert_eq!(
+        state(),
+        (300, 2),
+        "the chunks with most pages saved are split"
+    );
+    lab.core.knobs.set_thp(wire::Thp::Split);
+    lab.rounds(70);
+    assert_eq!(state(), (316, 0));
+}
+
+#[test]
 fn nothing_is_merged_again_while_something_may_be_pinned() {
     let lab = Lab::new();
     let [a, b] = twins(&lab);

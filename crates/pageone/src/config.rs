@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use numa::FakeSpec;
 use serde::{Deserialize, Deserializer, de::Error as _};
-use wire::{Pace, RunMode};
+use wire::{Pace, RunMode, Thp};
 
 use crate::human;
 
@@ -42,6 +42,8 @@ pub struct Config {
     pub cpu_limit: Option<u32>,
     /// How the period is chosen: `"fixed"` or `"auto"`.
     pub pace: Option<Pace>,
+    /// What is done with chunks that are one huge page: `"keep"`, `"split"` or `"auto"`.
+    pub thp: Option<Thp>,
     /// The policy file.
     pub policy: Option<PathBuf>,
     /// What to log, like `"info"` or `"engine=debug"`.
@@ -146,7 +148,7 @@ mod tests {
     fn all_keys_are_read() {
         let text = "socket = '/x'\nthreads = 4\nmerge_period = '2s'\nuse_zero_pages = false\n\
                     merge_across_nodes = 0\nnuma = 'fake=4'\nmax_page_sharing = 2\n\
-                    merge_again = false\nrun = 0\ncpu_limit = 25\npace = 'auto'\npolicy = '/p'\nlog = 'debug'\n";
+                    merge_again = false\nrun = 0\ncpu_limit = 25\npace = 'auto'\npolicy = '/p'\nthp = 'keep'\nlog = 'debug'\n";
         let expected = Config {
             socket: Some("/x".into()),
             threads: Some(4),
@@ -159,6 +161,7 @@ mod tests {
             run: Some(RunMode::Stop),
             cpu_limit: Some(25),
             pace: Some(Pace::Auto),
+            thp: Some(Thp::Keep),
             policy: Some("/p".into()),
             log: Some("debug".to_owned()),
         };
@@ -195,6 +198,7 @@ mod tests {
             ("cpu_limit = 0\n", "cpu_limit", "line 1"),
             ("cpu_limit = true\n", "cpu_limit", "line 1"),
             ("pace = 'fast'\n", "pace", "line 1"),
+            ("thp = 'never'\n", "thp", "line 1"),
             ("log = 'a=b=c'\n", "log", "line 1"),
             ("use_zero_pages = 'yes'\n", "use_zero_pages", "line 1"),
             ("merge_across_nodes = 2\n", "merge_across_nodes", "line 1"),

@@ -153,6 +153,7 @@ fn options(args: &Args, config: &Config) -> Result<engine::Options> {
             .or(config.cpu_limit)
             .unwrap_or(default.cpu_limit),
         pace: args.pace.or(config.pace).unwrap_or(default.pace),
+        thp: config.thp.unwrap_or(default.thp),
         merge_across_nodes: config
             .merge_across_nodes
             .unwrap_or(default.merge_across_nodes),

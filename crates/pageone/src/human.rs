@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use wire::Pace;
+use wire::{Pace, Thp};
 
 /// Bytes with a unit, three digits or so: `1.25 GiB`.
 #[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
@@ -73,6 +73,19 @@ pub fn cpu_limit(text: &str) -> Result<u32, String> {
         _ => Err(format!(
             "`{text}` is no limit: write percent of a core, like 25, or none"
         )),
+    }
+}
+
+/// What is done with huge pages: keep, split or auto.
+///
+/// # Errors
+/// Another word.
+pub fn thp(text: &str) -> Result<Thp, String> {
+    match text {
+        "keep" => Ok(Thp::Keep),
+        "split" => Ok(Thp::Split),
+        "auto" => Ok(Thp::Auto),
+        _ => Err(format!("`{text}` is none of keep, split, auto")),
     }
 }
 

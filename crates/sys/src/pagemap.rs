@@ -38,6 +38,8 @@ impl Categories {
     pub const WRITTEN: Self = Self(raw::PAGE_IS_WRITTEN as u64);
     /// The frame belongs to a file.
     pub const FILE: Self = Self(raw::PAGE_IS_FILE as u64);
+    /// The page is a part of a huge page, mapped as one.
+    pub const HUGE: Self = Self(raw::PAGE_IS_HUGE as u64);
     /// The frame is the kernel's page of zeros.
     pub const ZERO: Self = Self(raw::PAGE_IS_PFNZERO as u64);
 
@@ -122,7 +124,8 @@ impl Pagemap {
     ) -> Result<(usize, u64)> {
         fault::check(Point::Scan)?;
         let interesting = raw::PAGE_IS_PRESENT | raw::PAGE_IS_SWAPPED;
-        let wanted = interesting | raw::PAGE_IS_WRITTEN | raw::PAGE_IS_PFNZERO | besides;
+        let wanted = interesting | raw::PAGE_IS_WRITTEN | raw::PAGE_IS_PFNZERO;
+        let wanted = wanted | raw::PAGE_IS_HUGE | besides;
         let mut arg = raw::pm_scan_arg {
             size: size_of::<raw::pm_scan_arg>() as u64,
             flags: flags.into(),

@@ -51,6 +51,19 @@ pub enum Pace {
     Auto,
 }
 
+/// What is done with chunks that are one huge page: merging any page of one splits it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Thp {
+    /// They are left alone.
+    Keep,
+    /// They are split for any saving, as KSM does.
+    #[default]
+    Split,
+    /// They are split when half of their pages are saved, or memory is short.
+    Auto,
+}
+
 /// One knob and its new value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -67,6 +80,8 @@ pub enum Setting {
     MergeAcrossNodes(bool),
     /// Pages that may share one copy. Refused while pages are shared.
     MaxPageSharing(u32),
+    /// What is done with chunks that are one huge page.
+    Thp(Thp),
     /// Whether pages are merged again that were written after they were merged.
     MergeAgain(bool),
     /// The most CPU time to use, in percent of a core; 0 for no limit.
@@ -134,6 +149,10 @@ pub struct Status {
     pub pace: Pace,
     /// Milliseconds between two looks at present: `merge_period_ms` times 1/4 to 4, by the pace.
     pub effective_period_ms: u64,
+    /// What is done with chunks that are one huge page.
+    pub thp: Thp,
+    /// Chunks left alone, at present, because they are one huge page.
+    pub huge_pages_kept: u64,
     /// Completed rounds over all regions.
     pub full_scans: u64,
     /// Canonical pages with at least one sharer.

@@ -240,6 +240,7 @@ impl Process {
         self.pages.insert(page, place);
         self.beneath.extend(slot.map(|slot| (page, slot)));
         self.changed.insert(page / 512);
+        self.huge.remove(&(page / 512)); // the kernel splits it
         outcome
     }
 }

@@ -34,12 +34,16 @@ impl FakeMemory {
 /// What the page map says of a page; with `arm`, as a scan, which arms it and tells of no files.
 fn look(process: &mut Process, page: u64, arm: bool) -> Option<Categories> {
     let present = Categories::PRESENT;
+    let frame = match process.huge.contains(&(page / 512)) {
+        true => present.and(Categories::HUGE),
+        false => present,
+    };
     match process.pages.get_mut(&page)? {
         Place::Frame { written, .. } => {
             let shown = if *written {
-                present.and(Categories::WRITTEN)
+                frame.and(Categories::WRITTEN)
             } else {
-                present
+                frame
             };
             *written &= !arm;
             Some(shown)
