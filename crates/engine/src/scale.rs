@@ -263,14 +263,13 @@ impl Plant {
     }
 }
 
+#[allow(clippy::cast_precision_loss)] // figures to look at
 fn measure(guests: u64, chunks: u32) {
     let pages = guests * u64::from(chunks) * CHUNK_PAGES as u64;
-    let before = resident();
     let plant = Plant::new(guests, chunks);
     plant.rounds(2);
     let (merging, asked) = plant.rounds(1);
     let (quiet, syncs) = plant.rounds(3);
-    let held = resident() - before;
     let status = crate::status::status(&plant.core);
     let merged = status.pages_shared + status.pages_sharing;
     assert!(
@@ -284,26 +283,18 @@ fn measure(guests: u64, chunks: u32) {
     );
     let per_page = |time: Duration| time.as_nanos() / u128::from(pages);
     println!(
-        "{guests:>7} {pages:>11} {:>9.1} {:>9} {asked:>10} {:>9} {:>8.2} {syncs:>9} {:>7} {:>7}",
+        "{guests:>7} {pages:>11} {:>9.1} {:>9} {asked:>10} {:>9} {:>8.2} {syncs:>9} {:>7.1}",
         merging.as_secs_f64(),
         per_page(merging),
         quiet.as_millis(),
         quiet.as_nanos() as f64 / pages as f64,
-        held / pages,
-        status.metadata_bytes / pages,
+        status.metadata_bytes as f64 / pages as f64,
     );
-}
-
-/// Bytes of this process in memory.
-fn resident() -> u64 {
-    let text = std::fs::read_to_string("/proc/self/statm").unwrap();
-    let pages: u64 = text.split(' ').nth(1).unwrap().parse().unwrap();
-    pages * PAGE_BYTES as u64
 }
 
 fn head() {
     println!(
-        "{:>7} {:>11} {:>9} {:>9} {:>10} {:>9} {:>8} {:>9} {:>7} {:>7}",
+        "{:>7} {:>11} {:>9} {:>9} {:>10} {:>9} {:>8} {:>9} {:>7}",
         "guests",
         "pages",
         "merge s",
@@ -312,8 +303,7 @@ fn head() {
         "quiet ms",
         "ns/page",
         "questions",
-        "B/page",
-        "counted"
+        "B/page"
     );
 }
 
@@ -327,14 +317,7 @@ fn a_small_plant_merges_inside_its_nodes() {
 #[ignore = "takes minutes and gigabytes: make scale"]
 fn cost_grows_with_pages_and_guests() {
     head();
-    for (guests, chunks) in [
-        (100, 20),
-        (1000, 20),
-        (3000, 20),
-        (10_000, 20),
-        (100, 2000),
-        (1000, 200),
-    ] {
+    for (guests, chunks) in [(100, 20), (100, 200), (1000, 20), (3000, 20), (10_000, 20)] {
         measure(guests, chunks);
     }
 }
