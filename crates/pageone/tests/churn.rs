@@ -8,9 +8,7 @@ mod support;
 
 use std::os::unix::fs::OpenOptionsExt;
 
-use std::sync::{Mutex, PoisonError};
-
-use common::{Place, daemon, json, wait_for};
+use common::{Place, alone, count, daemon, json, wait_for};
 use serde_json::Value;
 use support::Guest;
 
@@ -20,16 +18,9 @@ const PAGES: usize = 2048;
 /// pages grow older twice a second at most.
 const GENERATIONS: usize = 5;
 
-/// One test at a time: the engine works at idle priority.
-static ALONE: Mutex<()> = Mutex::new(());
-
 fn generations() -> usize {
     let wanted = std::env::var("CHURN_GENERATIONS").ok();
     wanted.map_or(GENERATIONS, |number| number.parse().unwrap())
-}
-
-fn count(status: &Value, name: &str) -> u64 {
-    status[name].as_u64().unwrap()
 }
 
 /// Waits until two guests share `pages` pages, after `again` pages were merged again.
@@ -64,7 +55,7 @@ fn rewrite(guests: &mut [Guest], generation: usize) -> usize {
 
 #[test]
 fn guests_in_churn_keep_their_saving_and_bounded_mappings() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = alone();
     let place = Place::new();
     let _daemon = daemon(&place, &["--merge-period", "100ms"]);
     let mut guests = [(); 2].map(|()| Guest::start(&place.socket()));
@@ -91,7 +82,7 @@ fn guests_in_churn_keep_their_saving_and_bounded_mappings() {
 
 #[test]
 fn a_guest_that_may_pin_memory_is_not_merged_again() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = alone();
     let place = Place::new();
     let _daemon = daemon(&place, &["--merge-period", "100ms"]);
     let mut one = Guest::start(&place.socket());

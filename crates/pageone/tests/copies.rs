@@ -5,18 +5,11 @@ mod common;
 #[path = "../../../tests/support/mod.rs"]
 mod support;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use common::{PATIENCE, Place, Running, daemon, json, output, pageone};
+use common::{PATIENCE, Place, Running, alone, count, daemon, json, output, pageone};
 use serde_json::Value;
 use support::Guest;
-
-/// One test at a time, as in the other tests with guests.
-fn alone() -> MutexGuard<'static, ()> {
-    static ONE: Mutex<()> = Mutex::new(());
-    ONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 fn start(place: &Place, config: &str, period: &str) -> Running {
     let config = place.file("pageone.toml", config);
@@ -27,12 +20,6 @@ fn start(place: &Place, config: &str, period: &str) -> Running {
         period,
     ];
     daemon(place, &flags)
-}
-
-fn count(status: &Value, name: &str) -> u64 {
-    status[name]
-        .as_u64()
-        .unwrap_or_else(|| panic!("{name} in {status}"))
 }
 
 fn merged(status: &Value) -> u64 {

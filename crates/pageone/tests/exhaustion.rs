@@ -10,26 +10,15 @@ mod support;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use common::{Place, Running, daemon, json, pageone, status, wait_for};
+use common::{Place, Running, alone, count, daemon, json, pageone, status, wait_for};
 use memcg::Memcg;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use support::Guest;
 
 const MIB_PAGES: usize = 256;
-
-/// One test at a time: the engine works at idle priority.
-fn alone() -> MutexGuard<'static, ()> {
-    static ONE: Mutex<()> = Mutex::new(());
-    ONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn count(status: &Value, name: &str) -> u64 {
-    status[name].as_u64().unwrap()
-}
 
 /// Waits until so many pages share another one.
 fn sharing(place: &Place, pages: usize) {

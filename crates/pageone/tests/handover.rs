@@ -11,10 +11,9 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::Stdio;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use common::{Place, Running, daemon, json, output, pageone, status, text, wait_for};
+use common::{Place, Running, alone, count, daemon, json, output, pageone, status, text, wait_for};
 use serde_json::Value;
 use support::Guest;
 use sys::keeper::{Inbox, Note};
@@ -23,18 +22,6 @@ use sys::signals::{SIGHUP, SIGTERM};
 const SIGKILL: i32 = 9;
 /// Pages of a guest: 8 MiB.
 const PAGES: usize = 2048;
-
-/// One test at a time: the engine works at idle priority.
-fn alone() -> MutexGuard<'static, ()> {
-    static ONE: Mutex<()> = Mutex::new(());
-    ONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn count(status: &Value, name: &str) -> u64 {
-    status[name]
-        .as_u64()
-        .unwrap_or_else(|| panic!("{name} in {status}"))
-}
 
 /// `pageone daemon --keep` at a place of its own.
 struct Kept {

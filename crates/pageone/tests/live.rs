@@ -8,31 +8,20 @@ mod common;
 #[path = "../../../tests/support/mod.rs"]
 mod support;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use common::{PATIENCE, Place, Running, daemon, json, output, pageone, wait_for};
+use common::{
+    PATIENCE, Place, Running, alone, classed_and_present, count, daemon, json, output, pageone,
+    wait_for,
+};
 use serde_json::Value;
 use support::Guest;
 
 /// Pages of a guest in most tests: 8 MiB.
 const PAGES: usize = 2048;
 
-/// One test at a time: the engine works at idle priority, and the writers of one test would leave
-/// nothing to the engine of another.
-fn alone() -> MutexGuard<'static, ()> {
-    static ONE: Mutex<()> = Mutex::new(());
-    ONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn fast(place: &Place) -> Running {
     daemon(place, &["--merge-period", "100ms"])
-}
-
-fn count(status: &Value, name: &str) -> u64 {
-    status[name]
-        .as_u64()
-        .unwrap_or_else(|| panic!("{name} in {status}"))
 }
 
 /// The counters, once they say `done`; every status on the way keeps the equation (I9).
@@ -40,19 +29,7 @@ fn status_when(place: &Place, what: &str, done: impl Fn(&Value) -> bool) -> Valu
     let deadline = Instant::now() + PATIENCE;
     loop {
         let status = json(place);
-        let classes = [
-            "pages_shared",
-            "pages_sharing",
-            "pages_unshared",
-            "pages_volatile",
-            "zero_pages",
-            "pages_skipped",
-        ];
-        let sum: u64 = classes.iter().map(|name| count(&status, name)).sum();
-        let present: u64 = guests(&status)
-            .iter()
-            .map(|guest| count(guest, "pages"))
-            .sum();
+        let (sum, present) = classed_and_present(&status);
         assert_eq!(sum, present, "I9: {status}");
         if done(&status) {
             return status;

@@ -9,7 +9,9 @@ use std::time::Duration;
 use bench::{Content, Guest};
 use numa::HeapView;
 
-use common::{Place, daemon, json, need_agent, output, pageone, text, wait_for};
+use common::{
+    Place, classed_and_present, count, daemon, json, need_agent, output, pageone, text, wait_for,
+};
 
 const SIGKILL: i32 = 9;
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -62,27 +64,9 @@ fn verify(guests: &mut [Guest]) {
 /// A counter of the daemon's status; each status must hold the equation of the page classes.
 fn counter(place: &Place, name: &str) -> u64 {
     let now = json(place);
-    let number = |name: &str| {
-        now[name]
-            .as_u64()
-            .unwrap_or_else(|| panic!("{name} in {now}"))
-    };
-    let classes = [
-        "pages_shared",
-        "pages_sharing",
-        "pages_unshared",
-        "pages_volatile",
-        "zero_pages",
-        "pages_skipped",
-    ];
-    let classed: u64 = classes.map(number).iter().sum();
-    let guests = now["guests"].as_array().expect("guests");
-    let present: u64 = guests
-        .iter()
-        .filter_map(|guest| guest["pages"].as_u64())
-        .sum();
+    let (classed, present) = classed_and_present(&now);
     assert_eq!(classed, present, "{now}");
-    number(name)
+    count(&now, name)
 }
 
 #[test]

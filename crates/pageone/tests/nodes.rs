@@ -9,21 +9,14 @@ mod common;
 mod support;
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use common::{PATIENCE, Place, Running, daemon, json, output, pageone, text};
+use common::{PATIENCE, Place, Running, alone, count, daemon, json, output, pageone, text};
 use numa::{FakeSpec, NodeId, Topology};
 use serde_json::Value;
 use support::Guest;
 
 const PAGES: usize = 1024;
-
-/// One test at a time, as in the other tests with guests.
-fn alone() -> MutexGuard<'static, ()> {
-    static ONE: Mutex<()> = Mutex::new(());
-    ONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 fn start(place: &Place, config: &str, flags: &[&str]) -> Running {
     let config = place.file("pageone.toml", config);
@@ -48,12 +41,6 @@ fn set(place: &Place, arguments: &[&str]) -> Result<(), String> {
         true => Ok(()),
         false => Err(text(&output.stderr)),
     }
-}
-
-fn count(status: &Value, name: &str) -> u64 {
-    status[name]
-        .as_u64()
-        .unwrap_or_else(|| panic!("{name} in {status}"))
 }
 
 fn shared(status: &Value) -> (u64, u64) {

@@ -14,21 +14,14 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use common::{Place, Running, daemon, json, output, pageone, text, wait_for};
+use common::{Place, Running, alone, count, daemon, json, output, pageone, text, wait_for};
 use serde_json::Value;
 use support::Guest;
 
 const PAGES: usize = 1024;
 /// Users that no system has.
 const USERS: [u32; 3] = [61_001, 61_002, 61_003];
-
-/// One test at a time: the engine works at idle priority.
-fn alone() -> MutexGuard<'static, ()> {
-    static ONE: Mutex<()> = Mutex::new(());
-    ONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Whether these tests can run; says so when not.
 fn is_root() -> bool {
@@ -97,10 +90,6 @@ impl Open {
             Some(json(&self.place)).filter(|status| done(status))
         })
     }
-}
-
-fn count(status: &Value, name: &str) -> u64 {
-    status[name].as_u64().unwrap()
 }
 
 /// Whether `copies` canonical pages have two sharers each.

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use bench::{Content, Guest};
-use common::{Place, daemon, json, need_agent, output, pageone, text, wait_for};
+use common::{Place, count, daemon, json, need_agent, output, pageone, text, wait_for};
 use serde_json::Value;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -62,10 +62,6 @@ fn set(place: &Place, setting: &str) {
 
 fn cpu(status: &Value) -> Duration {
     Duration::from_secs_f64(status["cpu_seconds"].as_f64().unwrap())
-}
-
-fn count(status: &Value, name: &str) -> u64 {
-    status[name].as_u64().unwrap()
 }
 
 #[test]

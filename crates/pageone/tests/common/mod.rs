@@ -5,6 +5,7 @@ use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The longest wait for anything here.
@@ -132,6 +133,36 @@ pub(crate) fn json(place: &Place) -> serde_json::Value {
     let output = status(place);
     assert!(output.status.success(), "{}", text(&output.stderr));
     serde_json::from_slice(&output.stdout).expect("JSON")
+}
+
+/// A counter of a status, or of a guest in it.
+pub(crate) fn count(status: &serde_json::Value, name: &str) -> u64 {
+    status[name]
+        .as_u64()
+        .unwrap_or_else(|| panic!("{name} in {status}"))
+}
+
+/// Both sides of I9: the pages of all classes, and the pages present in all guests.
+pub(crate) fn classed_and_present(status: &serde_json::Value) -> (u64, u64) {
+    let classes = [
+        "pages_shared",
+        "pages_sharing",
+        "pages_unshared",
+        "pages_volatile",
+        "zero_pages",
+        "pages_skipped",
+    ];
+    let classed = classes.iter().map(|name| count(status, name)).sum();
+    let guests = status["guests"].as_array().expect("guests");
+    let present = guests.iter().map(|guest| count(guest, "pages")).sum();
+    (classed, present)
+}
+
+/// One test at a time: the engine works at idle priority, and the writers of one test would leave
+/// nothing to the engine of another.
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 pub(crate) fn output(command: &mut Command) -> Output {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::Random;
-use crate::common::{Place, Running, output, pageone, wait_for};
+use crate::common::{Place, Running, classed_and_present, count, output, pageone, wait_for};
 use crate::counts::{Counts, Summary};
 use crate::guests::{self, Guest};
 use crate::knobs::Turning;
@@ -158,18 +158,8 @@ impl Driver {
         if began.elapsed() > STATUS_PATIENCE {
             self.complain(format!("a status took {:?}", began.elapsed()));
         }
-        let count = |of: &Value, name: &str| of[name].as_u64().unwrap_or(0);
-        let classes = [
-            "pages_shared",
-            "pages_sharing",
-            "pages_unshared",
-            "pages_volatile",
-            "zero_pages",
-            "pages_skipped",
-        ];
-        let sum: u64 = classes.iter().map(|name| count(&status, name)).sum();
+        let (sum, present) = classed_and_present(&status);
         let guests = status["guests"].as_array().unwrap();
-        let present: u64 = guests.iter().map(|guest| count(guest, "pages")).sum();
         if sum != present {
             self.complain(format!("I9: {sum} is not {present}: {status}"));
         }
