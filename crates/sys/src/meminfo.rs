@@ -50,6 +50,24 @@ impl MemInfo {
     }
 }
 
+/// Bytes of free memory that lie in the CPUs' own lists. After many pages were freed, a CPU may keep
+/// more than a gibibyte for its next allocations and give it back over minutes, and
+/// [`MemInfo::available`] does not count it: `pagesets` of `/proc/zoneinfo`.
+///
+/// # Errors
+/// Whatever reading gives.
+pub fn cpu_lists() -> io::Result<u64> {
+    Ok(parse_cpu_lists(&fs::read_to_string("/proc/zoneinfo")?))
+}
+
+fn parse_cpu_lists(text: &str) -> u64 {
+    let counts = text.lines().filter_map(|line| {
+        let number = line.trim_start().strip_prefix("count:")?;
+        number.trim().parse::<u64>().ok()
+    });
+    counts.sum::<u64>() * rustix::param::page_size() as u64
+}
+
 /// Percent of the last ten seconds in which at least one task waited for memory: `some avg10` of
 /// `/proc/pressure/memory`.
 ///
@@ -79,6 +97,14 @@ mod tests {
         let info = MemInfo::read().unwrap();
         assert!(info.total > info.available && info.available > 0);
         assert!(info.bookkeeping() > 0 && info.bookkeeping() < info.total);
+    }
+
+    #[test]
+    fn the_lists_of_all_cpus_and_zones_are_added() {
+        let text = "Node 0, zone  DMA\n  pagesets\n    cpu: 0\n        count:    3\n        high:  9\n\
+                    Node 0, zone  Normal\n    cpu: 0\n              count:    4\n              batch: 7\n";
+        assert_eq!(parse_cpu_lists(text), 7 * rustix::param::page_size() as u64);
+        assert!(cpu_lists().unwrap() < MemInfo::read().unwrap().total);
     }
 
     #[test]
