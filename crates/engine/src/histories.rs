@@ -93,6 +93,8 @@ fn event() -> impl Strategy<Value = Event> {
         prop_oneof![4 => Just(RunMode::Run), 1 => Just(RunMode::Stop), 1 => Just(RunMode::Unmerge)];
     prop_oneof![
         10 => (page(), 1u64..10, 0u64..12).prop_map(|(page, count, content)| Event::Write { page, count, content }),
+        // Whole groups, so that guesses are made, of runs that begin alike or one apart.
+        4 => (0..CHUNKS * 32, 14u64..60, 1u64..3, 0u64..2).prop_map(|(group, count, content, late)| Event::Write { page: group * 16 + late, count, content: content * 100 + late }),
         3 => (0..CHUNKS * 16, 20u64..70, 1u64..3).prop_map(|(row, count, content)| Event::Same { page: row * 32, count, content }),
         3 => (page(), 1u64..10).prop_map(|(page, count)| Event::Discard { page, count }),
         4 => (page(), 1u64..16).prop_map(|(page, count)| Event::Touch { page, count }),

@@ -83,6 +83,8 @@ mod trials_adopt;
 #[cfg(test)]
 mod trials_copies;
 #[cfg(test)]
+mod trials_guess;
+#[cfg(test)]
 mod trials_nodes;
 mod workers;
 

@@ -46,6 +46,11 @@ impl Slot {
         StoreId((self.0 >> NUMBER_BITS) as u8)
     }
 
+    /// The slot `pages` after this one.
+    pub(crate) fn plus(self, pages: usize) -> Self {
+        Self(self.0 + pages as u64)
+    }
+
     /// Its number in the store.
     pub(crate) fn number(self) -> u64 {
         self.0 & ((1 << NUMBER_BITS) - 1)

@@ -17,6 +17,9 @@
 //! run of pages in the next guest maps with one call. Several workers may find the same candidate:
 //! the exchange decides, the loser gives its slot up (the number is spent) and takes the winner's.
 //!
+//! Before anything is read, groups of pages that very likely equal neighbouring slots are planned by a look
+//! at their ends: see [`guess`].
+//!
 //! Where there are several nodes, a batch is asked for its nodes too, after it was read: see
 //! [`nodes`](crate::nodes).
 //!
@@ -31,6 +34,8 @@
 //! A candidate is promoted by whoever found its twin, in another chunk mostly. Two chunks are never
 //! locked at once: the finder sets a bit and queues the chunk ([`Chunk::promote`]), and its next job
 //! looks the fingerprint up again. It trusts nothing: the slot may have come and gone meanwhile.
+
+mod guess;
 
 use std::sync::Arc;
 
@@ -227,24 +232,30 @@ impl<'a> Plan<'a> {
         self.adopt_promoted();
         let mut settled = std::mem::take(&mut desk.settled);
         settled.clear();
-        let is_settled =
-            |page: usize| self.pages.tag(page) == Tag::Settled && self.pages.offered.contains(page);
         let busy = self
             .pages
             .busy
             .runs()
             .flat_map(|(first, count)| first..first + count);
         settled.extend(
-            busy.filter(|&page| is_settled(page))
+            busy.filter(|&page| self.is_settled(page))
                 .filter_map(|page| u16::try_from(page).ok()),
         );
-        if let Err(error) = self.read(desk, &settled) {
+        let read = self
+            .guess(desk, &mut settled)
+            .and_then(|()| self.read(desk, &settled));
+        if let Err(error) = read {
             self.guest.condemn(&Fault::Unreadable(error));
         }
         desk.settled = settled;
         self.adopt_promoted();
         let slots = &self.realm().slots;
         self.runs.into_iter().for_each(|run| slots.give_back(run));
+    }
+
+    /// Whether `page` waits to be read.
+    fn is_settled(&self, page: usize) -> bool {
+        self.pages.tag(page) == Tag::Settled && self.pages.offered.contains(page)
     }
 
     /// Whether pages of two nodes must not share.
