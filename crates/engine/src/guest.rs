@@ -27,7 +27,8 @@ use crate::store::PageBytes;
 /// A guest's address space.
 pub(crate) trait Memory: Send + Sync {
     /// Looks at the pages of `range` and arms the written ones again, as
-    /// [`sys::pagemap::Pagemap::scan`].
+    /// [`sys::pagemap::Pagemap::scan`]; may stop before the end of the range also when `runs` is not
+    /// full.
     ///
     /// # Errors
     /// When the guest cannot be looked at.

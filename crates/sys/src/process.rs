@@ -1,5 +1,6 @@
 //! Other processes: reading their memory, noticing their end; and this one's cost.
 
+use std::cell::Cell;
 use std::io::IoSliceMut;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -125,7 +126,7 @@ pub fn count_mappings(pid: u32) -> std::io::Result<u64> {
     let mut part = vec![0; 64 * 1024];
     let mut lines = 0;
     loop {
-        match file.read(&mut part)? {
+        match without_yielding(|| file.read(&mut part))? {
             0 => return Ok(lines),
             len => lines += part.iter().take(len).filter(|&&b| b == b'\n').count() as u64,
         }
@@ -162,13 +163,46 @@ pub fn cpu_time() -> Duration {
     Duration::new(secs, u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// Lets the calling thread run only on CPUs that nothing else wants (`SCHED_IDLE`).
+thread_local! {
+    /// Whether the thread has stepped back behind all others.
+    static YIELDS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Lets the calling thread run only on CPUs that nothing else wants (`SCHED_IDLE`), except in
+/// [`without_yielding`].
 ///
 /// # Errors
 /// Whatever sched_setscheduler(2) gives.
 pub fn yield_to_everyone() -> Result<()> {
-    // SAFETY: `sched_param` is plain numbers, for which zero is valid and is what SCHED_IDLE wants.
-    let (param, policy) = (unsafe { std::mem::zeroed() }, libc::SCHED_IDLE);
+    set_policy(libc::SCHED_IDLE)?;
+    YIELDS.set(true);
+    Ok(())
+}
+
+/// Does `act` at ordinary priority, whether the thread yields to everyone or not.
+///
+/// The kernel's locks know no priorities: a thread that holds another process's memory map and gets no
+/// CPU, because all are busy, makes that process wait for as long, seconds even. So whatever takes
+/// such a lock is done here, and it should be short.
+///
+/// Without the right to raise its priority again (root has it, and who has `RLIMIT_NICE` 20) a thread stays as
+/// it is.
+pub fn without_yielding<T>(act: impl FnOnce() -> T) -> T {
+    /// Steps back again, after a panic too.
+    struct Back;
+    impl Drop for Back {
+        fn drop(&mut self) {
+            // It was allowed before, and takes no right.
+            let _ = set_policy(libc::SCHED_IDLE);
+        }
+    }
+    let _back = (YIELDS.get() && set_policy(libc::SCHED_OTHER).is_ok()).then(|| Back);
+    act()
+}
+
+fn set_policy(policy: i32) -> Result<()> {
+    // SAFETY: `sched_param` is plain numbers, for which zero is valid and is what both policies want.
+    let param = unsafe { std::mem::zeroed() };
     // SAFETY: the call reads `param`; 0 names the calling thread.
     match unsafe { libc::sched_setscheduler(0, policy, &raw const param) } {
         0 => Ok(()),
@@ -351,11 +385,24 @@ mod tests {
 
     #[test]
     fn a_thread_can_step_back() {
-        let policy = std::thread::spawn(|| {
+        // SAFETY: no pointer is involved; 0 names the calling thread.
+        let policy = || unsafe { libc::sched_getscheduler(0) };
+        let before = policy();
+        assert_eq!(
+            without_yielding(policy),
+            before,
+            "who does not yield is left alone"
+        );
+        let policies = std::thread::spawn(move || {
             yield_to_everyone().unwrap();
-            // SAFETY: no pointer is involved; 0 names the calling thread.
-            unsafe { libc::sched_getscheduler(0) }
+            let inside = without_yielding(policy);
+            let fell = std::panic::catch_unwind(|| without_yielding(|| panic!("on purpose")));
+            assert!(fell.is_err());
+            (inside, policy())
         });
-        assert_eq!(policy.join().unwrap(), libc::SCHED_IDLE);
+        assert_eq!(
+            policies.join().unwrap(),
+            (libc::SCHED_OTHER, libc::SCHED_IDLE)
+        );
     }
 }
