@@ -3,14 +3,14 @@
 
 mod common;
 
-use std::process::Command;
 use std::time::Duration;
 
 use bench::{Content, Guest};
 use numa::HeapView;
 
 use common::{
-    Place, classed_and_present, count, daemon, json, need_agent, output, pageone, text, wait_for,
+    Place, bench_guest, classed_and_present, count, daemon, json, need_agent, output, pageone,
+    text, wait_for,
 };
 
 const SIGKILL: i32 = 9;
@@ -30,25 +30,7 @@ fn content() -> Content {
 
 /// A guest that has offered its memory to the daemon at `place`.
 fn guest(place: &Place, number: u64) -> Guest {
-    let content = content();
-    let mut command: Command = pageone();
-    command
-        .arg("run")
-        .arg("--socket")
-        .arg(place.socket())
-        .arg("--");
-    command
-        .arg(env!("CARGO_BIN_EXE_pageone"))
-        .args(["guest", "bench"]);
-    command.arg(format!("--number={number}"));
-    command.arg(format!("--pages={}", content.pages));
-    command.arg(format!("--seed={}", content.seed));
-    command.arg(format!("--dup={}", content.dup));
-    command.arg(format!("--run-pages={}", content.run_pages));
-    command.arg(format!("--zero-prefix={}", content.zero_prefix));
-    command.arg("--shuffle");
-    let mut guest = Guest::start(&mut command).expect("a guest");
-    guest.answer(PATIENCE).expect("filled");
+    let mut guest = bench_guest(place, number, &content());
     guest.tell("offer").expect("offer");
     guest.answer(PATIENCE).expect("offered");
     guest

@@ -3,11 +3,12 @@
 
 mod common;
 
-use std::process::Command;
 use std::time::{Duration, Instant};
 
-use bench::{Content, Guest};
-use common::{Place, count, daemon, json, need_agent, output, pageone, text, wait_for};
+use bench::Content;
+use common::{
+    Place, bench_guest, count, daemon, json, need_agent, output, pageone, text, wait_for,
+};
 use serde_json::Value;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -26,28 +27,6 @@ fn content() -> Content {
         pages: 65_536,
         shuffle: false,
     }
-}
-
-fn guest(place: &Place, number: u64) -> Guest {
-    let content = content();
-    let mut command: Command = pageone();
-    command
-        .arg("run")
-        .arg("--socket")
-        .arg(place.socket())
-        .arg("--");
-    command
-        .arg(env!("CARGO_BIN_EXE_pageone"))
-        .args(["guest", "bench"]);
-    command.arg(format!("--number={number}"));
-    command.arg(format!("--pages={}", content.pages));
-    command.arg(format!("--seed={}", content.seed));
-    command.arg(format!("--dup={}", content.dup));
-    command.arg(format!("--run-pages={}", content.run_pages));
-    command.arg(format!("--zero-prefix={}", content.zero_prefix));
-    let mut guest = Guest::start(&mut command).unwrap();
-    guest.answer(PATIENCE).unwrap();
-    guest
 }
 
 fn set(place: &Place, setting: &str) {
@@ -71,7 +50,9 @@ fn the_limit_of_cpu_time_is_kept_and_lifted() {
     let limit = LIMIT.to_string();
     let _daemon = daemon(&place, &["--merge-period", "500ms", "--cpu-limit", &limit]);
     assert_eq!(count(&json(&place), "cpu_limit"), u64::from(LIMIT));
-    let mut guests: Vec<_> = (0..3).map(|number| guest(&place, number)).collect();
+    let mut guests: Vec<_> = (0..3)
+        .map(|number| bench_guest(&place, number, &content()))
+        .collect();
     for guest in &mut guests {
         guest.tell("offer").unwrap();
         guest.answer(PATIENCE).unwrap();

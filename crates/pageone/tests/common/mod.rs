@@ -8,6 +8,8 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use bench::{Content, Guest};
+
 /// The longest wait for anything here.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 
@@ -183,4 +185,22 @@ pub(crate) fn wait_for<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
         assert!(Instant::now() < deadline, "waited {PATIENCE:?} for {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// A guest of the daemon at `place` that has filled its memory with `content` as the bench's guest of
+/// that number does.
+pub(crate) fn bench_guest(place: &Place, number: u64, content: &Content) -> Guest {
+    let mut command = pageone();
+    command.arg("run").arg("--socket").arg(place.socket());
+    command.args(["--", env!("CARGO_BIN_EXE_pageone"), "guest", "bench"]);
+    command.arg(format!("--number={number}"));
+    command.arg(format!("--pages={}", content.pages));
+    command.arg(format!("--seed={}", content.seed));
+    command.arg(format!("--dup={}", content.dup));
+    command.arg(format!("--run-pages={}", content.run_pages));
+    command.arg(format!("--zero-prefix={}", content.zero_prefix));
+    command.args(content.shuffle.then_some("--shuffle"));
+    let mut guest = Guest::start(&mut command).expect("a guest");
+    guest.answer(Duration::from_secs(60)).expect("filled");
+    guest
 }
