@@ -12,6 +12,9 @@
 
 #![allow(clippy::cast_possible_truncation, missing_docs)]
 
+#[path = "../tests/support/mod.rs"]
+mod support;
+
 use std::collections::BTreeMap;
 use std::env;
 use std::hint::black_box;
@@ -20,6 +23,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Barrier, Mutex};
 use std::thread;
 use std::time::Instant;
+use support::{key, on_processor_ns};
 
 /// A concurrent map from 16-byte keys to a word.
 trait Map: Sync {
@@ -147,20 +151,6 @@ fn child(map: &str, keys: u64, threads: u64) {
     }
 }
 
-/// splitmix64.
-fn mix(seed: u64) -> u64 {
-    let mut z = seed
-        .wrapping_mul(0x9e37_79b9_7f4a_7c15)
-        .wrapping_add(0x632b_e59b_d9b4_e019);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
-
-fn key(index: u64) -> u128 {
-    u128::from(mix(index)) << 64 | u128::from(mix(!index))
-}
-
 fn phases(map: &impl Map, keys: u64, threads: u64) {
     // Nodes must not be visited in the order in which they were allocated. Both factors are odd and no multiples of 5.
     let order = |index: u64, factor: u64| index * factor % keys;
@@ -218,15 +208,6 @@ fn timed(count: u64, threads: u64, step: impl Fn(u64) + Sync) -> f64 {
         start.elapsed().as_secs_f64()
     };
     count as f64 / seconds / 1e6
-}
-
-/// How long this thread has been on a processor.
-fn on_processor_ns() -> u64 {
-    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
-    text.split_whitespace()
-        .next()
-        .and_then(|first| first.parse().ok())
-        .unwrap_or(0)
 }
 
 /// The resident set of this process.

@@ -7,6 +7,9 @@
 
 #![allow(clippy::cast_possible_truncation, missing_docs)]
 
+#[path = "../tests/support/mod.rs"]
+mod support;
+
 use sdtree::ByteTree;
 use std::collections::BTreeMap;
 use std::env;
@@ -14,6 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::Instant;
+use support::{mix, on_processor_ns};
 
 const PAGE: usize = 4096;
 
@@ -32,15 +36,6 @@ impl AsRef<[u8]> for Page {
     fn as_ref(&self) -> &[u8] {
         &self.0[self.1 * PAGE..][..PAGE]
     }
-}
-
-fn mix(seed: u64) -> u64 {
-    let mut z = seed
-        .wrapping_mul(0x9e37_79b9_7f4a_7c15)
-        .wrapping_add(0x632b_e59b_d9b4_e019);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 fn block(pages: usize, at: usize, zeros: usize) -> Arc<[u8]> {
@@ -157,13 +152,4 @@ fn lookups(asked: &[u8], threads: usize, get: impl Fn(&[u8]) -> Option<u32> + Sy
         start.elapsed().as_secs_f64()
     };
     pages as f64 / seconds / 1e6
-}
-
-/// How long this thread has been on a processor.
-fn on_processor_ns() -> u64 {
-    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
-    text.split_whitespace()
-        .next()
-        .and_then(|first| first.parse().ok())
-        .unwrap_or(0)
 }

@@ -6,11 +6,14 @@
 //!
 //! `SDTREE_STRESS_ROUNDS` sets how many histories are made; `make stress` makes many.
 
+mod support;
+
 use sdtree::{Builder, Insert, SdTree, check};
 use std::collections::HashSet;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::thread;
+use support::mix;
 
 const THREADS: u64 = 4;
 const STEPS: u64 = 5;
@@ -92,15 +95,6 @@ fn explains(
 
 fn linearizable(events: &[Event]) -> bool {
     explains(events, 0, None, &mut HashSet::new())
-}
-
-fn mix(seed: u64) -> u64 {
-    let mut z = seed
-        .wrapping_mul(0x9e37_79b9_7f4a_7c15)
-        .wrapping_add(0x632b_e59b_d9b4_e019);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 fn choose(seed: u64) -> Op {

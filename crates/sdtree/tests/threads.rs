@@ -1,22 +1,11 @@
 //! Many threads at one tree: nothing is lost, nothing is there twice, and the structure holds afterwards.
 
+mod support;
+
 use sdtree::{Builder, Insert, SdTree, check};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
-
-/// A cheap generator (splitmix64): tests need spread, not secrecy.
-fn mix(seed: u64) -> u64 {
-    let mut z = seed
-        .wrapping_mul(0x9e37_79b9_7f4a_7c15)
-        .wrapping_add(0x632b_e59b_d9b4_e019);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
-
-fn key(index: u64) -> u128 {
-    u128::from(mix(index)) << 64 | u128::from(mix(!index))
-}
+use support::{key, mix};
 
 #[test]
 fn of_all_inserters_of_a_key_one_wins_while_the_directory_grows() {
