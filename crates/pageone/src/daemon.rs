@@ -66,6 +66,11 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     if args.keep {
         return keep::main();
     }
+    #[cfg(debug_assertions)]
+    if let Some(text) = std::env::var_os("PAGEONE_FAULT") {
+        let armed = sys::fault::arm(text.to_str().unwrap_or_default());
+        anyhow::ensure!(armed, "PAGEONE_FAULT is not understood");
+    }
     // Before the first thread: each inherits the mask.
     let signals = Signals::block(&[SIGTERM, SIGINT, SIGHUP]).context("cannot wait for signals")?;
     let path = paths::socket(args.socket.as_deref().or(config.socket.as_deref()))?;

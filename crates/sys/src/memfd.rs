@@ -155,6 +155,7 @@ impl Store {
     /// # Errors
     /// What fstat(2) gives.
     pub fn end(&self) -> Result<u64> {
+        fault::check(Point::StoreRead)?;
         let size = u64::try_from(rustix::fs::fstat(&self.0)?.st_size);
         Ok(size.unwrap_or(0).div_ceil(PAGE_BYTES))
     }
@@ -164,6 +165,7 @@ impl Store {
     /// # Errors
     /// What lseek(2) gives.
     pub fn next_run(&self, page: u64) -> Result<Option<Range<u64>>> {
+        fault::check(Point::StoreRead)?;
         let seek = |to| rustix::fs::seek(&self.0, to);
         let start = match seek(SeekFrom::Data(page * PAGE_BYTES)) {
             Err(Errno::NXIO) => return Ok(None),
@@ -178,6 +180,7 @@ impl Store {
     /// # Errors
     /// What preadv(2) gives.
     pub fn read_pages(&self, first: u64, pages: &mut [[u8; PAGE]]) -> Result<()> {
+        fault::check(Point::StoreRead)?;
         let (mut rest, mut at) = (pages.as_flattened_mut(), first * PAGE_BYTES);
         while !rest.is_empty() {
             let read = rustix::io::pread(&self.0, &mut *rest, at)?;
@@ -241,6 +244,7 @@ impl Store {
     /// What mmap(2) and mbind(2) give: `INVAL` for a node without memory, `NOSYS` on a kernel
     /// without NUMA.
     pub fn prefer_node(&self, first: u64, pages: u64, node: u32) -> std::io::Result<()> {
+        fault::check(Point::StoreNode)?;
         let len = usize::try_from(pages).unwrap_or(usize::MAX) * PAGE;
         let nodes = NodeMask::from_nodes([node])?;
         // The kernel is told by way of a mapping, which need not stay.
@@ -327,6 +331,9 @@ impl Lifeline {
     /// Whether no process maps it. Once it was free it can never be mapped writable again.
     #[must_use]
     pub fn is_free(&self) -> bool {
+        if fault::check(Point::Seal).is_err() {
+            return false; // whatever keeps it from telling
+        }
         let sealed = |found: SealFlags| found.contains(SealFlags::WRITE);
         fcntl_add_seals(&self.0, SealFlags::WRITE).is_ok() || seals(&self.0).is_ok_and(sealed)
     }
@@ -335,6 +342,15 @@ impl Lifeline {
     #[must_use]
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
+    }
+
+    /// A descriptor to hand to a guest later.
+    ///
+    /// # Errors
+    /// When descriptors are exhausted.
+    pub fn share(&self) -> std::io::Result<OwnedFd> {
+        fault::check(Point::Duplicate)?;
+        self.0.try_clone()
     }
 }
 
@@ -361,6 +377,7 @@ impl Note {
     /// # Errors
     /// When descriptors are exhausted.
     pub fn try_clone(&self) -> std::io::Result<Self> {
+        fault::check(Point::Duplicate)?;
         Ok(Self(self.0.try_clone()?))
     }
 
@@ -379,6 +396,7 @@ impl Note {
     /// # Errors
     /// `FBIG` for a text longer than a page; what pwrite(2) gives.
     pub fn write(&self, text: &str) -> Result<()> {
+        fault::check(Point::Note)?;
         let mut page = [0; PAGE];
         let place = page.get_mut(..text.len()).ok_or(Errno::FBIG)?;
         place.copy_from_slice(text.as_bytes());

@@ -242,6 +242,7 @@ pub fn set_mempolicy_home_node(address: usize, len_bytes: usize, node: u32) -> i
 /// When the two slices differ in length.
 pub fn pages_to_nodes(pid: Option<Pid>, pages: &[usize], nodes: &mut [i32]) -> io::Result<()> {
     assert_eq!(pages.len(), nodes.len(), "one answer for each page");
+    crate::fault::check(crate::fault::Point::Nodes)?;
     for (pages, nodes) in pages.chunks(QUERY_BATCH).zip(nodes.chunks_mut(QUERY_BATCH)) {
         move_pages(pid, pages, None, nodes)?;
     }

@@ -82,6 +82,7 @@ impl Pagemap {
     /// # Errors
     /// `NOENT` when there is no such process, `ACCESS` without the right to look into it.
     pub fn open(pid: u32) -> Result<Self> {
+        fault::check(Point::Proc)?;
         let path = format!("/proc/{pid}/pagemap");
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         rustix::fs::open(path, flags, Mode::empty()).map(Self)

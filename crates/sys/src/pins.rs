@@ -96,6 +96,7 @@ const FILE_SYSTEMS: [i64; 21] = [
 /// # Errors
 /// What reading `/proc/PID` gives, mostly that the process is gone.
 pub fn find(pid: u32) -> io::Result<Option<Pin>> {
+    crate::fault::check(crate::fault::Point::Proc)?;
     if let Some(kib) = pinned_kib(pid)? {
         return Ok(Some(Pin::Memory(kib)));
     }

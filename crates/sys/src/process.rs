@@ -10,6 +10,8 @@ use rustix::io::{Errno, Result};
 use rustix::process::{Pid, PidfdFlags};
 use rustix::time::{ClockId, clock_gettime};
 
+use crate::fault::{self, Point};
+
 /// The most ranges one [`read_memory`] takes (`UIO_MAXIOV`).
 pub const MAX_RANGES: usize = 1024;
 
@@ -29,7 +31,7 @@ pub struct Remote {
 /// `FAULT` when the first range cannot be read, `SRCH` when the process is gone, `PERM` without
 /// the right; `INVAL` for more than [`MAX_RANGES`] ranges or buffers.
 pub fn read_memory(pid: u32, remote: &[Remote], local: &mut [IoSliceMut<'_>]) -> Result<usize> {
-    crate::fault::check(crate::fault::Point::Read)?;
+    fault::check(Point::Read)?;
     let pid = libc::pid_t::try_from(pid).map_err(|_| Errno::SRCH)?;
     if remote.len() > MAX_RANGES || local.len() > MAX_RANGES {
         return Err(Errno::INVAL);
@@ -65,6 +67,7 @@ fn last_error() -> Errno {
 /// # Errors
 /// `SRCH` when there is no such process.
 pub fn open_pidfd(pid: u32) -> Result<OwnedFd> {
+    fault::check(Point::Pidfd)?;
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
     rustix::process::pidfd_open(pid.ok_or(Errno::SRCH)?, PidfdFlags::empty())
 }
@@ -80,6 +83,7 @@ pub fn has_exited(pidfd: &impl AsFd) -> bool {
 /// # Errors
 /// Whatever ppoll(2) gives; an interruption counts as nothing to read.
 pub fn wait_readable(fd: &impl AsFd, wait: Duration) -> Result<bool> {
+    fault::check(Point::Poll)?;
     let mut fds = [PollFd::new(fd, PollFlags::IN)];
     let wait = Timespec {
         tv_sec: i64::try_from(wait.as_secs()).unwrap_or(i64::MAX),
@@ -109,6 +113,7 @@ pub fn comm(pid: u32) -> String {
 /// What open(2) and read(2) give; `InvalidData` when the process has no cgroup of version 2, or one
 /// whose path is not plain text.
 pub fn cgroup(pid: u32) -> std::io::Result<String> {
+    fault::check(Point::Proc)?;
     let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
     let path = text.lines().find_map(|line| line.strip_prefix("0::"));
     let plain = path.filter(|path| path.starts_with('/') && !path.chars().any(char::is_control));
@@ -122,6 +127,7 @@ pub fn cgroup(pid: u32) -> std::io::Result<String> {
 /// What open(2) and read(2) give.
 pub fn count_mappings(pid: u32) -> std::io::Result<u64> {
     use std::io::Read;
+    fault::check(Point::Proc)?;
     let mut file = std::fs::File::open(format!("/proc/{pid}/maps"))?;
     let mut part = vec![0; 64 * 1024];
     let mut lines = 0;

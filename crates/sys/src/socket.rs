@@ -17,6 +17,8 @@ use rustix::net::{
 };
 use rustix::time::Timespec;
 
+use crate::fault::{self, Point};
+
 /// The most descriptors one packet carries here.
 pub const MAX_DESCRIPTORS: usize = 68;
 
@@ -89,6 +91,7 @@ pub fn take_over(listener: &impl AsFd) -> Result<()> {
 /// # Errors
 /// Whatever accept4(2) gives.
 pub fn accept(listener: &impl AsFd) -> Result<OwnedFd> {
+    fault::check(Point::Accept)?;
     net::accept_with(listener, SocketFlags::CLOEXEC)
 }
 
@@ -194,6 +197,7 @@ pub fn send(socket: &impl AsFd, packet: &[u8], descriptors: &[BorrowedFd<'_>]) -
 /// `MSGSIZE` when the packet or its descriptors do not fit (the packet is lost); `AGAIN` when the
 /// socket is non-blocking and nothing waits; whatever else recvmsg(2) gives.
 pub fn recv(socket: &impl AsFd, buffer: &mut [u8]) -> Result<Received> {
+    fault::check(Point::Receive)?;
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let mut parts = [std::io::IoSliceMut::new(buffer)];

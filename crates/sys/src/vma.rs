@@ -170,6 +170,7 @@ pub struct FileMapping {
 /// # Errors
 /// What reading /proc gives.
 pub fn private_files(pid: u32, mut each: impl FnMut(FileMapping)) -> Result<()> {
+    fault::check(Point::Proc)?;
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let maps = rustix::fs::open(format!("/proc/{pid}/maps"), flags, Mode::empty())?;
     each_line(&maps, |line| {
