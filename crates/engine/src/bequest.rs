@@ -284,7 +284,7 @@ impl Bequest {
             self.revoke(&mut state);
             state.tie = Lifeline::new()?;
         }
-        state.tie.as_fd().try_clone_to_owned()
+        state.tie.share()
     }
 
     /// Notes that a former engine's tie is free.

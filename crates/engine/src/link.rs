@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::io::Errno;
 use sys::pagemap::{PageRun, Pagemap};
 use sys::process::{self, Remote, without_yielding};
 use sys::{memfd, mempolicy, residence, vma};
@@ -111,7 +112,8 @@ impl Memory for ProcessMemory {
             .collect();
         let read = match without_yielding(|| process::read_memory(self.pid, ranges, &mut local)) {
             Ok(bytes) => bytes / wire::PAGE_BYTES,
-            Err(rustix::io::Errno::FAULT) => 0,
+            // Not there, or no memory to look at it just now: the pages are tried again.
+            Err(Errno::FAULT | Errno::NOMEM | Errno::AGAIN | Errno::INTR) => 0,
             Err(error) => return Err(error.into()),
         };
         // The number names whoever runs under it now: after an exec a program that offered
@@ -186,6 +188,10 @@ impl Lifeline for memfd::Lifeline {
     }
 }
 
+/// How long a question is tried while the kernel has no memory for it. The worker that asks holds the
+/// guest and a chunk meanwhile.
+const SENDING: Duration = Duration::from_millis(200);
+
 /// The connection to an agent.
 pub(crate) struct SocketLink {
     socket: OwnedFd,
@@ -232,7 +238,7 @@ impl SocketLink {
             .chain(device)
             .collect();
         let packet = self.buffer.get(..len).unwrap_or_default();
-        sys::socket::send(&self.socket, packet, &descriptors)?;
+        sys::socket::send_within(&self.socket, packet, &descriptors, SENDING)?;
         Ok(Box::new(line))
     }
 }
@@ -240,7 +246,7 @@ impl SocketLink {
 impl Link for SocketLink {
     fn lifeline(&mut self) -> std::io::Result<Box<dyn Lifeline>> {
         let line = memfd::Lifeline::new()?;
-        self.line = Some(line.as_fd().try_clone_to_owned()?);
+        self.line = Some(line.share()?);
         Ok(Box::new(line))
     }
 
@@ -252,15 +258,15 @@ impl Link for SocketLink {
         let len = question.encode(&mut self.buffer);
         let packet = self.buffer.get(..len).unwrap_or_default();
         let descriptors: Vec<_> = line.iter().map(AsFd::as_fd).collect();
-        match sys::socket::send(&self.socket, packet, &descriptors) {
+        match sys::socket::send_within(&self.socket, packet, &descriptors, SENDING) {
             Ok(()) => Ok(()),
-            Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => Err(Fault::Closed),
+            Err(Errno::PIPE | Errno::CONNRESET) => Err(Fault::Closed),
             Err(error) => Err(Fault::Broken(error.into())),
         }
     }
 
     fn receive(&mut self, wait: Duration) -> Result<Option<Answer>, Fault> {
-        let broken = |error: rustix::io::Errno| Fault::Broken(error.into());
+        let broken = |error: Errno| Fault::Broken(error.into());
         if !process::wait_readable(&self.socket, wait).map_err(broken)? {
             return Ok(None);
         }
@@ -270,8 +276,8 @@ impl Link for SocketLink {
                 let packet = self.buffer.get(..received.len).unwrap_or_default();
                 Ok(Some(Answer::decode(packet)?))
             }
-            Err(rustix::io::Errno::AGAIN) => Ok(None),
-            Err(rustix::io::Errno::CONNRESET) => Err(Fault::Closed),
+            Err(Errno::AGAIN) => Ok(None),
+            Err(Errno::CONNRESET) => Err(Fault::Closed),
             Err(error) => Err(broken(error)),
         }
     }

@@ -9,7 +9,7 @@ use wire::{Answer, CHUNK_BYTES, CHUNK_PAGES, Changes, PAGE_BYTES, Question, RunM
 
 use crate::ask;
 use crate::chunk::Chunk;
-use crate::guest::{Fault, Guest, Pending, Standing, Talk};
+use crate::guest::{Fault, Guest, Link, Pending, Standing, Talk};
 use crate::nodes::{Patrol, Rules};
 use crate::offers::Sweep;
 use crate::page::{Class, Tag};
@@ -177,17 +177,26 @@ fn sync(
     effects: &mut Effects,
 ) -> Result<bool, Fault> {
     let link = talk.link.as_mut().ok_or(Fault::Closed)?;
-    let renew = lock(&guest.ledger).wants_renewal();
-    if renew {
-        let line = link.lifeline()?;
-        lock(&guest.ledger).renew(line);
-    }
+    let renew = lock(&guest.ledger).wants_renewal() && give_line(guest, link.as_mut());
     let adopted = guest.take_adopted();
     link.send(&Question::Sync {
         lifeline: renew,
         adopted,
     })?;
     take_changes(guest, talk, patience, effects)
+}
+
+/// Gives the guest a new lifeline with the next sync. Without one its refs wait: a daemon that has no
+/// descriptors left still serves those it serves.
+fn give_line(guest: &Guest, link: &mut dyn Link) -> bool {
+    match link.lifeline() {
+        Ok(line) => lock(&guest.ledger).renew(line),
+        Err(error) => {
+            tracing::warn!(pid = guest.pid, %error, "no new lifeline for a guest");
+            return false;
+        }
+    }
+    true
 }
 
 /// Takes the parts of an answer to a sync; false when some are still to come.

@@ -523,8 +523,9 @@ impl<'a> Plan<'a> {
             .collect();
         if let Err(error) = self.realm().store(first.store()).write(first, &bytes) {
             tracing::warn!(%error, "the store cannot take canonical pages");
-            let spent: Vec<_> = slots().take(twins.len()).collect();
-            self.realm().slots.bury(&spent);
+            // A part of them may be written.
+            let mut spent: Vec<_> = slots().take(twins.len()).collect();
+            self.realm().punch(&mut spent);
             return self.skip(twins);
         }
         let realm = self.realm();

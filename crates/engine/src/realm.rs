@@ -1,5 +1,6 @@
 //! A realm: what the guests of one domain share. Pages of two realms never meet (I6).
 
+use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::account::{Home, Slots};
@@ -27,6 +28,8 @@ pub(crate) struct Realm {
     pub(crate) chunks: Chunks,
     /// What former engines left here.
     pub(crate) inherited: Mutex<Inherited>,
+    /// Dead slots whose frames the kernel did not take back yet.
+    unpunched: Mutex<Vec<Range<u64>>>,
     /// What this engine leaves to the next.
     pub(crate) bequest: Option<Bequest>,
 }
@@ -50,6 +53,7 @@ impl Realm {
             slots: Slots::new(home),
             chunks: Chunks::default(),
             inherited: Mutex::default(),
+            unpunched: Mutex::default(),
             bequest: None,
         })
     }
@@ -157,23 +161,43 @@ impl Realm {
         slots.clear();
     }
 
-    fn punch(&self, dead: &mut [Slot]) {
+    /// Gives the frames of slots without refs back, and notes that their numbers are spent.
+    pub(crate) fn punch(&self, dead: &mut [Slot]) {
         dead.sort_unstable();
         for run in dead.chunk_by(|a, b| a.0 + 1 == b.0) {
-            if let Some(&first) = run.first()
-                && let Err(error) = self.store(first.store()).punch(first, run.len() as u64)
-            {
-                tracing::warn!(%error, "cannot give the frames of dead slots back");
+            let Some(&Slot(first)) = run.first() else {
+                continue;
+            };
+            let run = first..first + run.len() as u64;
+            if let Err(error) = self.punch_run(run) {
+                tracing::warn!(%error, "the frames of dead slots are given back later");
             }
         }
         self.slots.bury(dead);
+    }
+
+    /// Punches neighbours; what fails is tried again by [`Self::punch_again`].
+    fn punch_run(&self, run: Range<u64>) -> std::io::Result<()> {
+        let first = Slot(run.start);
+        let punched = self.store(first.store()).punch(first, run.end - run.start);
+        punched.inspect_err(|_| lock(&self.unpunched).push(run))
+    }
+
+    /// Tries again to give frames back.
+    pub(crate) fn punch_again(&self) {
+        let runs = std::mem::take(&mut *lock(&self.unpunched));
+        let mut failed = runs.into_iter().filter_map(|run| self.punch_run(run).err());
+        if let (Some(error), others) = (failed.next(), failed.count()) {
+            tracing::debug!(%error, others, "frames of dead slots are still held");
+        }
     }
 
     /// Bytes of memory the realm's tables hold, chunks aside.
     pub(crate) fn memory_bytes(&self) -> usize {
         let indexes = self.floors().map(|floor| floor.index.memory_bytes());
         let inherited = lock(&self.inherited).memory_bytes();
-        let tables = self.slots.memory_bytes() + self.chunks.memory_bytes();
+        let unpunched = lock(&self.unpunched).capacity() * size_of::<Range<u64>>();
+        let tables = self.slots.memory_bytes() + self.chunks.memory_bytes() + unpunched;
         indexes.sum::<usize>() + tables + inherited
     }
 }

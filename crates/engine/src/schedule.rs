@@ -345,7 +345,10 @@ impl Core {
 
     fn settle_inherited(&self) {
         let realms: Vec<_> = lock(&self.realms).values().cloned().collect();
-        realms.iter().for_each(|realm| realm.settle_inherited());
+        for realm in realms {
+            realm.settle_inherited();
+            realm.punch_again();
+        }
     }
 
     /// Between rounds: retires guests that have ended, settles what they left behind.

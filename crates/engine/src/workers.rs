@@ -169,9 +169,37 @@ struct PostState {
     thread: u32,
     /// The guest whose job is being done.
     guest: Option<Arc<Guest>>,
-    /// Since when the thread was seen in the same sleep, and the number of that sleep.
-    asleep: Option<(Instant, u64)>,
+    asleep: Option<Sleep>,
     abandoned: bool,
+}
+
+/// A sleep in which a thread was seen again and again.
+#[derive(Clone, Copy)]
+struct Sleep {
+    number: u64,
+    /// When it was seen last.
+    seen: Instant,
+    /// How long it has lasted, as far as somebody looked.
+    lasted: Duration,
+}
+
+/// Time between two looks at a sleep that counts. When more has passed, it was this process that stood
+/// still: a frozen host is not a worker that is stuck.
+const LOOKS: Duration = Duration::from_secs(2);
+
+impl Sleep {
+    /// The sleep `number`, seen at `now`, after `before`.
+    fn go_on(number: u64, now: Instant, before: Option<Self>) -> Self {
+        let same = before.filter(|before| before.number == number);
+        let lasted = same.map_or(Duration::ZERO, |before| {
+            before.lasted + now.saturating_duration_since(before.seen).min(LOOKS)
+        });
+        Self {
+            number,
+            seen: now,
+            lasted,
+        }
+    }
 }
 
 impl Post {
@@ -192,6 +220,10 @@ impl Post {
         !state.abandoned
     }
 
+    fn is_abandoned(&self) -> bool {
+        lock(&self.0).abandoned
+    }
+
     /// Gives the worker up if it has been in one sleep for longer than `limit`, and condemns its
     /// guest.
     fn give_up(&self, limit: Duration) -> bool {
@@ -200,14 +232,8 @@ impl Post {
         let sleep = busy
             .then(|| sys::process::sleep_number(state.thread))
             .flatten();
-        state.asleep = match (sleep, state.asleep) {
-            (Some(now), Some((since, before))) if now == before => Some((since, before)),
-            (Some(now), _) => Some((Instant::now(), now)),
-            (None, _) => None,
-        };
-        let stuck = state
-            .asleep
-            .is_some_and(|(since, _)| since.elapsed() > limit);
+        state.asleep = sleep.map(|number| Sleep::go_on(number, Instant::now(), state.asleep));
+        let stuck = state.asleep.is_some_and(|sleep| sleep.lasted > limit);
         if stuck {
             state.abandoned = true;
             if let Some(guest) = state.guest.take() {
@@ -264,6 +290,7 @@ impl Workers {
     }
 
     fn hire(&self, number: usize) -> std::io::Result<Worker> {
+        sys::fault::check(sys::fault::Point::Thread)?;
         let (core, post) = (Arc::clone(&self.core), Arc::new(Post::default()));
         let its_post = Arc::clone(&post);
         let thread = std::thread::Builder::new()
@@ -276,9 +303,12 @@ impl Workers {
         for (number, worker) in lock(&self.list).iter_mut().enumerate() {
             if worker.post.give_up(self.limit) {
                 self.core.queue.done();
-                if let Ok(new) = self.hire(number) {
-                    *worker = new; // the old thread goes on alone until its guest ends
-                }
+            }
+            // Where no thread can be started, the next look tries again.
+            if worker.post.is_abandoned()
+                && let Ok(new) = self.hire(number)
+            {
+                *worker = new; // the old thread goes on alone until its guest ends
             }
         }
     }
@@ -335,6 +365,22 @@ mod tests {
     use super::*;
     use crate::fake::Lab;
     use std::sync::atomic::AtomicUsize;
+
+    #[test]
+    fn a_sleep_lasts_while_somebody_looks() {
+        let begin = Instant::now();
+        let at = |ms| begin + Duration::from_millis(ms);
+        let mut sleep = Sleep::go_on(7, at(0), None);
+        for ms in [900, 1800] {
+            sleep = Sleep::go_on(7, at(ms), Some(sleep));
+        }
+        assert_eq!(sleep.lasted, Duration::from_millis(1800));
+        // The host was suspended for an hour.
+        sleep = Sleep::go_on(7, at(3_600_000), Some(sleep));
+        assert_eq!(sleep.lasted, Duration::from_millis(1800) + LOOKS);
+        sleep = Sleep::go_on(8, at(3_600_100), Some(sleep));
+        assert_eq!(sleep.lasted, Duration::ZERO, "another sleep");
+    }
 
     #[test]
     fn a_worker_that_pauses_leaves_the_job_and_ends_when_told() {

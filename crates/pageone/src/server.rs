@@ -20,7 +20,9 @@ use std::time::{Duration, Instant};
 
 use engine::Engine;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use sys::fault::{self, Point};
 use sys::process;
 use sys::socket::{self, Peer};
 use wire::{Hello, MAX_MESSAGE, Reply, Request, Role};
@@ -119,9 +121,14 @@ impl Server {
             .min();
         let wait = next.map(|next| next.saturating_duration_since(now));
         let wait = wait.and_then(|wait| Timespec::try_from(wait).ok());
-        match poll(&mut fds, wait.as_ref()) {
+        match fault::check(Point::Poll).and_then(|()| poll(&mut fds, wait.as_ref())) {
             Ok(_) => {}
-            Err(rustix::io::Errno::INTR) => return Ok((false, false, vec![])),
+            Err(Errno::INTR) => return Ok((false, false, vec![])),
+            Err(error @ (Errno::NOMEM | Errno::AGAIN)) => {
+                tracing::warn!("cannot wait for connections: {error}");
+                thread::sleep(ACCEPT_PAUSE);
+                return Ok((false, false, vec![]));
+            }
             Err(error) => return Err(error.into()),
         }
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();

@@ -9,6 +9,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::io::{Errno, Result};
 use rustix::net::{
@@ -157,12 +158,9 @@ pub fn peer_pidfd(socket: &impl AsFd) -> Result<OwnedFd> {
     }
 }
 
-/// How often, and how long after each other, sending is tried when the kernel has no memory for it.
-const TRIES: usize = 200;
-const PAUSE: Timespec = Timespec {
-    tv_sec: 0,
-    tv_nsec: 10_000_000,
-};
+/// How long sending is tried when the kernel has no memory for it, and how often.
+const TRYING: Duration = Duration::from_secs(2);
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// Sends one packet, with `descriptors`; waits while the peer's queue is full, unless the socket
 /// is non-blocking, and up to two seconds while there is no memory for the packet: a full control
@@ -172,18 +170,37 @@ const PAUSE: Timespec = Timespec {
 /// `PIPE` when the peer has closed (no signal is raised); `INVAL` for more than
 /// [`MAX_DESCRIPTORS`]; whatever else sendmsg(2) gives.
 pub fn send(socket: &impl AsFd, packet: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<()> {
-    crate::fault::check(crate::fault::Point::Send)?;
+    send_within(socket, packet, descriptors, TRYING)
+}
+
+/// As [`send`], but tries for about `trying` only while there is no memory for the packet.
+///
+/// # Errors
+/// As [`send`].
+pub fn send_within(
+    socket: &impl AsFd,
+    packet: &[u8],
+    descriptors: &[BorrowedFd<'_>],
+    trying: Duration,
+) -> Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     if !descriptors.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(descriptors)) {
         return Err(Errno::INVAL);
     }
     let parts = [std::io::IoSlice::new(packet)];
-    let mut send = || net::sendmsg(socket, &parts, &mut ancillary, SendFlags::NOSIGNAL);
-    for _ in 0..TRIES {
+    let mut send = || {
+        fault::check(Point::Send)?;
+        net::sendmsg(socket, &parts, &mut ancillary, SendFlags::NOSIGNAL)
+    };
+    let pause = Timespec {
+        tv_sec: 0,
+        tv_nsec: PAUSE.subsec_nanos().into(),
+    };
+    for _ in 0..trying.as_millis() / PAUSE.as_millis() {
         match retry(&mut send) {
             Err(Errno::NOBUFS | Errno::NOMEM) => {
-                let _ = rustix::thread::nanosleep(&PAUSE);
+                let _ = rustix::thread::nanosleep(&pause);
             }
             sent => return sent.map(drop),
         }
