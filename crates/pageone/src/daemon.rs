@@ -74,7 +74,8 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     // Before the first thread: each inherits the mask.
     let signals = Signals::block(&[SIGTERM, SIGINT, SIGHUP]).context("cannot wait for signals")?;
     let path = paths::socket(args.socket.as_deref().or(config.socket.as_deref()))?;
-    let policy = match args.policy.as_ref().or(config.policy.as_ref()) {
+    let file = args.policy.as_deref().or(config.policy.as_deref());
+    let policy = match file {
         Some(path) => Policy::read(path)?,
         None => Policy::here(),
     };
@@ -93,10 +94,23 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     {
         tracing::warn!("cannot tell that this daemon serves: {error}");
     }
-    Server::new(listener, policy, Arc::clone(&engine)).serve(signals.as_fd())?;
+    let server = Server::new(listener, policy, Arc::clone(&engine));
+    server.serve(signals.as_fd(), |server| heed(&signals, server, file))?;
     tracing::info!("stopping");
     host::stop_engine(engine);
     Ok(())
+}
+
+/// Takes the signals that wait: SIGHUP reads the policy again. True when another one ends this daemon.
+fn heed(signals: &Signals, server: &mut Server, policy: Option<&Path>) -> std::io::Result<bool> {
+    while let Some(arrived) = signals.next()? {
+        match policy {
+            _ if arrived.signal != SIGHUP => return Ok(true),
+            Some(file) => server.read_policy(file),
+            None => tracing::info!("there is no policy file to read again"),
+        }
+    }
+    Ok(false)
 }
 
 fn find_keeper() -> Option<Arc<Keeper>> {

@@ -33,7 +33,7 @@ impl Host {
         let engine = Arc::new(Engine::start(options).context("cannot start the engine")?);
         let server = Server::new(listener, Policy::here(), Arc::clone(&engine));
         let (end, stop) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-        let serve = move || server.serve(end.as_fd());
+        let serve = move || server.serve(end.as_fd(), |_| Ok(true));
         let server = thread::Builder::new()
             .name("server".to_owned())
             .spawn(serve)?;

@@ -13,6 +13,7 @@
 //! its reply. Two lanes, because unmerging everything takes long and must not hide the counters.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
@@ -84,14 +85,19 @@ impl Server {
         }
     }
 
-    /// Serves until `stop` is readable, then closes the socket and waits for the lanes.
+    /// Serves until `heed`, called when `told` is readable, says that it is over; then closes the socket
+    /// and waits for the lanes.
     ///
     /// # Errors
-    /// Waiting fails: nothing else stops it.
-    pub(crate) fn serve(mut self, stop: BorrowedFd<'_>) -> std::io::Result<()> {
+    /// Waiting fails, or `heed`: nothing else stops it.
+    pub(crate) fn serve(
+        mut self,
+        told: BorrowedFd<'_>,
+        heed: impl Fn(&mut Self) -> std::io::Result<bool>,
+    ) -> std::io::Result<()> {
         loop {
-            let (stopped, accept, ready) = self.wait(stop)?;
-            if stopped {
+            let (is_told, accept, ready) = self.wait(told)?;
+            if is_told && heed(&mut self)? {
                 return Ok(());
             }
             self.advance(&ready);
@@ -101,12 +107,25 @@ impl Server {
         }
     }
 
-    /// Sleeps until something is to be done: stop, a new connection, which pending ones are ready.
-    fn wait(&self, stop: BorrowedFd<'_>) -> std::io::Result<(bool, bool, Vec<bool>)> {
+    /// Reads the policy again from `file`. With a mistake in it the policy stays as it was. Guests that are
+    /// served keep their domain.
+    pub(crate) fn read_policy(&mut self, file: &Path) {
+        match Policy::read(file) {
+            Ok(policy) => {
+                self.policy = policy;
+                self.refusals = Refusals::default();
+                tracing::info!("the policy {} is read again", file.display());
+            }
+            Err(error) => tracing::error!("the policy stays as it was: {error}"),
+        }
+    }
+
+    /// Sleeps until something is to be done: what is told, a new connection, which pending ones are ready.
+    fn wait(&self, told: BorrowedFd<'_>) -> std::io::Result<(bool, bool, Vec<bool>)> {
         let now = Instant::now();
         let accepting =
             self.pending.len() < MAX_PENDING && self.accept_after.is_none_or(|after| after <= now);
-        let mut fds = vec![PollFd::from_borrowed_fd(stop, PollFlags::IN)];
+        let mut fds = vec![PollFd::from_borrowed_fd(told, PollFlags::IN)];
         let pending = self.pending.iter().map(|p| p.socket.as_fd());
         fds.extend(pending.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         if accepting {
@@ -132,9 +151,9 @@ impl Server {
             Err(error) => return Err(error.into()),
         }
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
-        let (stopped, rest) = (ready[0], &ready[1..]);
+        let (is_told, rest) = (ready[0], &ready[1..]);
         let (pending, listener) = rest.split_at(self.pending.len());
-        Ok((stopped, listener.first() == Some(&true), pending.to_vec()))
+        Ok((is_told, listener.first() == Some(&true), pending.to_vec()))
     }
 
     fn accept(&mut self) {

@@ -60,6 +60,13 @@ impl Open {
         daemon(&self.place, &["--merge-period", "100ms", "--policy", file])
     }
 
+    /// The same, and its log.
+    fn daemon_that_says(&self, policy: &str) -> (Running, Said) {
+        let mut daemon = self.daemon(policy);
+        let said = Said::of(daemon.0.stderr.take().unwrap());
+        (daemon, said)
+    }
+
     /// A guest of user `uid` that asks for `domain`; it connects when it offers.
     fn guest(&self, uid: u32, domain: Option<&str>) -> Guest {
         let mut command = Command::new(self.place.path().join("guest"));
@@ -89,6 +96,30 @@ impl Open {
         wait_for(what, || {
             Some(json(&self.place)).filter(|status| done(status))
         })
+    }
+}
+
+/// What a daemon says, as it comes.
+struct Said(std::sync::Arc<std::sync::Mutex<String>>);
+
+impl Said {
+    fn of(stderr: std::process::ChildStderr) -> Self {
+        use std::io::BufRead;
+        let said = Self(std::sync::Arc::default());
+        let all = std::sync::Arc::clone(&said.0);
+        let lines = std::io::BufReader::new(stderr).lines();
+        std::thread::spawn(move || {
+            for line in lines.map_while(Result::ok) {
+                all.lock().unwrap().push_str(&(line + "\n"));
+            }
+        });
+        said
+    }
+
+    fn wait_for(&self, words: &str) {
+        wait_for(words, || {
+            self.0.lock().unwrap().contains(words).then_some(())
+        });
     }
 }
 
@@ -388,4 +419,51 @@ fn a_policy_with_a_mistake_ends_the_daemon_with_rule_and_line() {
         assert!(said.contains(word), "{word}: {said}");
     }
     assert!(!place.socket().exists());
+}
+
+#[test]
+fn a_policy_is_read_again_and_a_mistake_changes_nothing() {
+    let _alone = alone();
+    if !is_root() {
+        return;
+    }
+    let open = Open::new();
+    let (mut daemon, said) =
+        open.daemon_that_says("default = \"refuse\"\n\n[[rule]]\nuid = 61001\nper = \"uid\"\n");
+    let mut first = open.guest(USERS[0], None);
+    first.offer(PAGES, 1);
+    open.status_when("the first guest", |status| {
+        domain_of(status, &first).is_some()
+    });
+    let mut second = open.guest(USERS[1], None);
+    second.offer(PAGES, 1);
+    said.wait_for("no rule of the policy is for user 61002");
+
+    let again = |policy: &str| {
+        open.place.file("policy.toml", policy);
+        daemon.signal(sys::signals::SIGHUP);
+    };
+    again("default = \"uid\"\nfallback = 3\n");
+    said.wait_for("the policy stays as it was: in the policy");
+    again("default = \"uid\"\n\n[[rule]]\nuid = 61001\ndomain = \"other\"\n");
+    said.wait_for("is read again");
+    let status = open.status_when("the second guest", |status| {
+        domain_of(status, &second).is_some()
+    });
+    assert_eq!(domain_of(&status, &second).unwrap(), "uid:61002");
+    assert_eq!(
+        domain_of(&status, &first).unwrap(),
+        "uid:61001",
+        "it stays where it is"
+    );
+    let third = open.guest(USERS[0], None);
+    let mut third = third;
+    third.offer(PAGES, 1);
+    let status = open.status_when("the third guest", |status| {
+        domain_of(status, &third).is_some()
+    });
+    assert_eq!(domain_of(&status, &third).unwrap(), "name:other");
+    check(&mut [first, second, third]);
+    daemon.signal(sys::signals::SIGTERM);
+    assert_eq!(daemon.end(), 0);
 }
