@@ -51,6 +51,8 @@ pub struct Options {
     pub merge_across_nodes: bool,
     /// Pages that may share one copy; at least 2.
     pub max_page_sharing: u32,
+    /// The most canonical pages that all stores hold, in MiB; 0 for no limit.
+    pub store_limit_mib: u64,
     /// The machine's nodes; `None`: as the kernel shows them. An emulated topology makes the engine
     /// treat parts of memory as nodes.
     pub topology: Option<Topology>,
@@ -72,6 +74,7 @@ impl Default for Options {
             patience: Duration::from_millis(50),
             merge_across_nodes: true,
             max_page_sharing: 256,
+            store_limit_mib: 0,
             topology: None,
         }
     }
@@ -380,6 +383,7 @@ impl Engine {
                 Setting::CpuLimit(percent) => knobs.cpu_limit.store(percent, Relaxed),
                 Setting::Pace(pace) => knobs.set_pace(pace),
                 Setting::Thp(thp) => knobs.set_thp(thp),
+                Setting::StoreLimitMib(mib) => knobs.store_limit_mib.store(mib, Relaxed),
             }
             tracing::info!(?setting, "a knob is turned");
         }

@@ -38,6 +38,8 @@
 mod guess;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 
 use numa::heap::HeapError;
 use wire::{CHUNK_PAGES, PageBits};
@@ -63,6 +65,11 @@ pub(crate) struct Context<'a> {
     pub(crate) use_zero_pages: bool,
     pub(crate) rules: Rules,
     pub(crate) promotions: &'a dyn Promotions,
+    /// Slots that all stores together may have. Workers look at it a batch each, so it may be exceeded by
+    /// a batch a worker.
+    pub(crate) store_limit: u64,
+    /// Pages that got none for it.
+    pub(crate) over_limit: &'a AtomicU64,
 }
 
 /// Buffers of a worker.
@@ -480,7 +487,15 @@ impl<'a> Plan<'a> {
         for part in twins.chunk_by(|one, next| one.store == next.store) {
             let mut rest = part;
             while let Some(twin) = rest.first() {
-                let (first, count) = match self.take_slots(twin.store, rest.len()) {
+                let room = self.room();
+                if room == 0 {
+                    self.context
+                        .over_limit
+                        .fetch_add(rest.len() as u64, Relaxed);
+                    self.skip(rest);
+                    break;
+                }
+                let (first, count) = match self.take_slots(twin.store, room.min(rest.len())) {
                     Ok(taken) => taken,
                     Err(error) => {
                         tracing::warn!(%error, "no slots for canonical pages");
@@ -493,6 +508,12 @@ impl<'a> Plan<'a> {
                 rest = later;
             }
         }
+    }
+
+    /// How many more slots stores may have.
+    fn room(&self) -> usize {
+        let taken = self.realm().slots.live_anywhere();
+        usize::try_from(self.context.store_limit.saturating_sub(taken)).unwrap_or(usize::MAX)
     }
 
     /// Takes at most `wanted` neighbouring slots of a store: the first, and how many.

@@ -56,6 +56,8 @@ pub(crate) struct Knobs {
     across_nodes: AtomicBool,
     max_sharing: AtomicU32,
     thp: AtomicU8,
+    /// 0 for no limit.
+    pub(crate) store_limit_mib: AtomicU64,
     /// Whether the host was short of memory when the round began.
     short: AtomicBool,
     broken_rest: Duration,
@@ -79,6 +81,7 @@ impl Knobs {
             across_nodes: AtomicBool::new(options.merge_across_nodes),
             max_sharing: AtomicU32::new(options.max_page_sharing),
             thp: AtomicU8::new(options.thp as u8),
+            store_limit_mib: AtomicU64::new(options.store_limit_mib),
             short: AtomicBool::new(false),
             broken_rest: options.broken_rest,
             patience: options.patience,
@@ -109,6 +112,15 @@ impl Knobs {
     pub(crate) fn set_rules(&self, rules: Rules) {
         self.across_nodes.store(rules.across_nodes, Release);
         self.max_sharing.store(rules.max_sharing, Release);
+    }
+
+    /// Slots that all stores together may have.
+    fn store_limit(&self) -> u64 {
+        const MIB_PAGES: u64 = (1 << 20) / wire::PAGE_BYTES as u64;
+        match self.store_limit_mib.load(Relaxed) {
+            0 => u64::MAX,
+            mib => mib.saturating_mul(MIB_PAGES),
+        }
     }
 
     /// Rounds after which a broken page is older by one.
@@ -214,6 +226,8 @@ pub(crate) struct Core {
     rounds: AtomicU64,
     /// Rounds completed over all regions.
     pub(crate) full_scans: AtomicU64,
+    /// Pages that got no slot because of the stores' limit.
+    pub(crate) pages_over_limit: AtomicU64,
     /// CPU time of agents that are gone, in nanoseconds.
     pub(crate) gone_cpu_ns: AtomicU64,
     /// The part of it that counts against the limit.
@@ -239,6 +253,7 @@ impl Core {
             next_guest: AtomicU64::new(0),
             rounds: AtomicU64::new(0),
             full_scans: AtomicU64::new(0),
+            pages_over_limit: AtomicU64::new(0),
             gone_cpu_ns: AtomicU64::new(0),
             gone_charged_ns: AtomicU64::new(0),
             gone_window_ns: AtomicU64::new(0),
@@ -431,6 +446,8 @@ impl Core {
                 use_zero_pages: self.knobs.use_zero_pages.load(Relaxed),
                 rules: self.knobs.rules(),
                 promotions: &self.queue,
+                store_limit: self.knobs.store_limit(),
+                over_limit: &self.pages_over_limit,
             };
             Plan::new(&context, &guest, chunk, &mut pages, effects).make(&mut scratch.desk);
             ask::merge(&guest, chunk, &mut pages, effects, manner)

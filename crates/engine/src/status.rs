@@ -27,6 +27,8 @@ pub(crate) fn status(core: &Core) -> Status {
         max_page_sharing: core.knobs.rules().max_sharing,
         merge_again: core.knobs.merge_again.load(Relaxed),
         thp: core.knobs.thp(),
+        store_limit_mib: core.knobs.store_limit_mib.load(Relaxed),
+        pages_over_limit: core.pages_over_limit.load(Relaxed),
         pages_merged_again: core.gone_merged_again.load(Relaxed),
         cpu_limit: core.knobs.cpu_limit.load(Relaxed),
         pace: core.knobs.pace(),
@@ -70,6 +72,7 @@ fn seconds(nanoseconds: u64) -> f64 {
 
 fn add_realm<'a>(status: &mut Status, realm: &Realm, guests: impl Iterator<Item = &'a Arc<Guest>>) {
     status.metadata_bytes += realm.memory_bytes() as u64;
+    status.store_bytes += realm.slots.live() * PAGE;
     status.stable_node_chains += realm.slots.chains.count();
     status.stable_node_dups += realm.slots.chains.copies();
     let first = status.guests.len();

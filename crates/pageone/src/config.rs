@@ -44,6 +44,9 @@ pub struct Config {
     pub pace: Option<Pace>,
     /// What is done with chunks that are one huge page: `"keep"`, `"split"` or `"auto"`.
     pub thp: Option<Thp>,
+    /// The most canonical pages, like `"25%"`, `"16GiB"` or `4096` (MiB); 0 (`"none"`) for no limit.
+    #[serde(default, deserialize_with = "store_limit")]
+    pub store_limit: Option<u64>,
     /// The policy file.
     pub policy: Option<PathBuf>,
     /// What to log, like `"info"` or `"engine=debug"`.
@@ -78,18 +81,32 @@ fn threads<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u16>, D::Error> 
         .map_err(D::Error::custom)
 }
 
-fn cpu_limit<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(untagged, expecting = "percent of a core, like 25, or \"none\"")]
-    enum Limit {
-        Number(i64),
-        Text(String),
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "a number, or a text like \"none\"")]
+enum Limit {
+    Number(i64),
+    Text(String),
+}
+
+impl Limit {
+    fn text(self) -> String {
+        match self {
+            Self::Number(number) => number.to_string(),
+            Self::Text(text) => text,
+        }
     }
-    let text = match Limit::deserialize(from)? {
-        Limit::Number(number) => number.to_string(),
-        Limit::Text(text) => text,
-    };
+}
+
+fn cpu_limit<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
+    let text = Limit::deserialize(from)?.text();
     human::cpu_limit(&text).map(Some).map_err(D::Error::custom)
+}
+
+fn store_limit<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+    let text = Limit::deserialize(from)?.text();
+    human::store_limit(&text)
+        .map(Some)
+        .map_err(D::Error::custom)
 }
 
 fn sharing<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
@@ -148,7 +165,7 @@ mod tests {
     fn all_keys_are_read() {
         let text = "socket = '/x'\nthreads = 4\nmerge_period = '2s'\nuse_zero_pages = false\n\
                     merge_across_nodes = 0\nnuma = 'fake=4'\nmax_page_sharing = 2\n\
-                    merge_again = false\nrun = 0\ncpu_limit = 25\npace = 'auto'\npolicy = '/p'\nthp = 'keep'\nlog = 'debug'\n";
+                    merge_again = false\nrun = 0\ncpu_limit = 25\npace = 'auto'\npolicy = '/p'\nstore_limit = '2GiB'\nthp = 'keep'\nlog = 'debug'\n";
         let expected = Config {
             socket: Some("/x".into()),
             threads: Some(4),
@@ -163,6 +180,7 @@ mod tests {
             pace: Some(Pace::Auto),
             thp: Some(Thp::Keep),
             policy: Some("/p".into()),
+            store_limit: Some(2048),
             log: Some("debug".to_owned()),
         };
         assert_eq!(parse(text).unwrap(), expected);
@@ -197,6 +215,7 @@ mod tests {
             ("run = 7\n", "run", "line 1"),
             ("cpu_limit = 0\n", "cpu_limit", "line 1"),
             ("cpu_limit = true\n", "cpu_limit", "line 1"),
+            ("store_limit = 0\n", "store_limit", "line 1"),
             ("pace = 'fast'\n", "pace", "line 1"),
             ("thp = 'never'\n", "thp", "line 1"),
             ("log = 'a=b=c'\n", "log", "line 1"),

@@ -40,6 +40,9 @@ pub(crate) struct Args {
     /// auto: the period is shorter while memory is short, longer while it is ample [default: fixed]
     #[arg(long, value_name = "fixed|auto", value_parser = human::pace)]
     pace: Option<Pace>,
+    /// The most canonical pages to hold: MiB, 16GiB, or 25% of the memory [default: none]
+    #[arg(long, value_name = "SIZE|none", value_parser = human::store_limit)]
+    store_limit: Option<u64>,
     /// Who may be a guest, in which domain, and who may control [default: a domain for each user]
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
@@ -177,6 +180,10 @@ fn options(args: &Args, config: &Config) -> Result<engine::Options> {
             .merge_across_nodes
             .unwrap_or(default.merge_across_nodes),
         max_page_sharing: config.max_page_sharing.unwrap_or(default.max_page_sharing),
+        store_limit_mib: args
+            .store_limit
+            .or(config.store_limit)
+            .unwrap_or(default.store_limit_mib),
         topology: topology.context("cannot emulate these nodes")?,
         ..default
     })

@@ -76,6 +76,33 @@ pub fn cpu_limit(text: &str) -> Result<u32, String> {
     }
 }
 
+/// A limit of the stores' size, in MiB, 0 for none: a number of MiB, `16GiB`, `25%` of the memory, or
+/// `none`.
+///
+/// # Errors
+/// None of these.
+pub fn store_limit(text: &str) -> Result<u64, String> {
+    let bad = || format!("`{text}` is no limit: write MiB, like 4096, or 16GiB, 25% or none");
+    let number = |digits: &str| digits.parse::<u64>().ok().filter(|&number| number > 0);
+    if text == "none" {
+        return Ok(0);
+    }
+    if let Some(percent) = text.strip_suffix('%') {
+        let percent = number(percent)
+            .filter(|&percent| percent <= 100)
+            .ok_or_else(bad)?;
+        let memory = sys::meminfo::MemInfo::read().map_err(|error| error.to_string())?;
+        return Ok(((memory.total / 100 * percent) >> 20).max(1));
+    }
+    let (digits, unit) = match text.strip_suffix("GiB") {
+        Some(digits) => (digits, 1 << 10),
+        None => (text.strip_suffix("MiB").unwrap_or(text), 1),
+    };
+    number(digits)
+        .and_then(|mib| mib.checked_mul(unit))
+        .ok_or_else(bad)
+}
+
 /// What is done with huge pages: keep, split or auto.
 ///
 /// # Errors

@@ -12,7 +12,7 @@ use crate::{client, human, paths};
 const KEYS: &str = "run (0 stop, 1 run, 2 unmerge all), merge_period (like 20s), threads, \
                     use_zero_pages, merge_again (true or false), merge_across_nodes (0 or 1), \
                     max_page_sharing (2 to 1000000), cpu_limit (percent of a core, or none), pace (fixed \
-                    or auto), thp (keep, split or auto)";
+                    or auto), thp (keep, split or auto), store_limit (MiB, 16GiB, 25% or none)";
 /// `run=2` copies every merged page: that takes as long as the memory is large.
 const PATIENCE: Duration = Duration::from_secs(3600);
 
@@ -27,7 +27,7 @@ pub(crate) struct Args {
     unmerge: bool,
     /// Knobs and values: run=0|1|2, merge_period=20s, threads=N, use_zero_pages=true|false,
     /// merge_again=true|false, merge_across_nodes=0|1, max_page_sharing=N, cpu_limit=PERCENT|none,
-    /// pace=fixed|auto, thp=keep|split|auto
+    /// pace=fixed|auto, thp=keep|split|auto, store_limit=MIB|GiB|%|none
     #[arg(required = true, value_name = "KEY=VALUE", value_parser = setting)]
     settings: Vec<Setting>,
 }
@@ -72,6 +72,9 @@ fn setting(text: &str) -> Result<Setting, String> {
             .map(Setting::CpuLimit)
             .map_err(named),
         "pace" => human::pace(value).map(Setting::Pace).map_err(named),
+        "store_limit" => human::store_limit(value)
+            .map(Setting::StoreLimitMib)
+            .map_err(named),
         "thp" => human::thp(value).map(Setting::Thp).map_err(named),
         _ => Err(format!("there is no key `{key}`; the keys are {KEYS}")),
     }
@@ -121,6 +124,14 @@ mod tests {
         assert_eq!(setting("merge_again=true"), Ok(Setting::MergeAgain(true)));
         assert_eq!(setting("cpu_limit=30"), Ok(Setting::CpuLimit(30)));
         assert_eq!(setting("cpu_limit=none"), Ok(Setting::CpuLimit(0)));
+        for (text, mib) in [("none", 0), ("512", 512), ("3MiB", 3), ("2GiB", 2048)] {
+            let limit = setting(&format!("store_limit={text}"));
+            assert_eq!(limit, Ok(Setting::StoreLimitMib(mib)));
+        }
+        assert!(matches!(
+            setting("store_limit=25%"),
+            Ok(Setting::StoreLimitMib(1..))
+        ));
         assert_eq!(setting("pace=auto"), Ok(Setting::Pace(wire::Pace::Auto)));
     }
 
@@ -135,6 +146,9 @@ mod tests {
             ("threads=0", "threads"),
             ("cpu_limit=0", "cpu_limit"),
             ("pace=slow", "pace"),
+            ("store_limit=0", "store_limit"),
+            ("store_limit=101%", "no limit"),
+            ("store_limit=1TB", "16GiB"),
             ("thp=maybe", "keep, split, auto"),
             ("use_zero_pages=maybe", "maybe"),
             ("merge_across_nodes=2", "merge_across_nodes"),

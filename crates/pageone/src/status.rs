@@ -98,6 +98,15 @@ fn table(status: &Status) -> String {
         "less all overhead",
     );
     line("metadata", human::size(status.metadata_bytes), "");
+    let note = match status.store_limit_mib {
+        0 => "canonical pages".to_owned(),
+        mib => format!(
+            "canonical pages, at most {}; {} pages got none",
+            human::size(mib.saturating_mul(1 << 20)),
+            status.pages_over_limit
+        ),
+    };
+    line("stored", human::size(status.store_bytes), &note);
     for (name, pages, note) in classes(status) {
         line(name, pages.to_string(), note);
     }

@@ -12,7 +12,10 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use common::{Place, Running, alone, count, daemon, json, pageone, status, wait_for};
+use common::{
+    Place, Running, alone, classed_and_present, count, daemon, json, output, pageone, status,
+    wait_for,
+};
 use memcg::Memcg;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -235,6 +238,58 @@ fn a_stopped_guest_stops_nobody_else() {
             .then_some(())
     });
     check(&mut guests);
+}
+
+#[test]
+fn stores_that_are_full_take_no_more_until_they_may() {
+    let _alone = alone();
+    let place = Place::new();
+    let _daemon = daemon(
+        &place,
+        &[
+            "--merge-period",
+            "50ms",
+            "--threads",
+            "2",
+            "--store-limit",
+            "1",
+        ],
+    );
+    let pages = 4 * MIB_PAGES;
+    let mut guests = pair(&place, pages);
+    wait_for("the stores to be full", || {
+        (count(&json(&place), "pages_over_limit") > 0).then_some(())
+    });
+    std::thread::sleep(Duration::from_millis(500));
+    let status = json(&place);
+    let (shared, bytes) = (
+        count(&status, "pages_sharing"),
+        count(&status, "store_bytes"),
+    );
+    println!("{shared} of {pages} pages share, {bytes} bytes are stored");
+    // Each of two workers may have looked before the other one's batch of 64.
+    assert!(
+        (1 << 20..=(1 << 20) + 64 * 4096).contains(&bytes),
+        "{bytes}"
+    );
+    assert!(shared <= MIB_PAGES as u64 + 64 && shared > 0, "{status}");
+    let (classed, present) = classed_and_present(&status);
+    assert_eq!(classed, present, "{status}");
+    check(&mut guests);
+    // What is stored is still shared with those who come.
+    let mut third = Guest::start(&place.socket());
+    third.offer(pages, 1);
+    wait_for("a third guest to share", || {
+        (count(&json(&place), "pages_sharing") >= shared + MIB_PAGES as u64 / 2).then_some(())
+    });
+    assert!(count(&json(&place), "store_bytes") <= (1 << 20) + 64 * 4096);
+    let mut set = pageone();
+    set.args(["set", "store_limit=none", "--socket"])
+        .arg(place.socket());
+    assert!(output(&mut set).status.success());
+    sharing(&place, 2 * pages);
+    check(&mut guests);
+    third.run("check");
 }
 
 /// Who floods: run by the next test in a process of another user's.

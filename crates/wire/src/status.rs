@@ -88,6 +88,8 @@ pub enum Setting {
     CpuLimit(u32),
     /// How the period is chosen.
     Pace(Pace),
+    /// The most canonical pages to hold, in MiB; 0 for no limit.
+    StoreLimitMib(u64),
 }
 
 /// What the command line asks.
@@ -151,6 +153,14 @@ pub struct Status {
     pub effective_period_ms: u64,
     /// What is done with chunks that are one huge page.
     pub thp: Thp,
+    /// The most canonical pages that stores may hold, in MiB; 0 for no limit.
+    pub store_limit_mib: u64,
+    /// Canonical pages that stores hold, in bytes: those shared, and those that fork children or guests
+    /// with old lifelines may still map.
+    pub store_bytes: u64,
+    /// Pages that got no canonical copy so far because stores were at `store_limit_mib`. Each is tried
+    /// again, and counted again.
+    pub pages_over_limit: u64,
     /// Chunks left alone, at present, because they are one huge page.
     pub huge_pages_kept: u64,
     /// Completed rounds over all regions.
@@ -239,6 +249,7 @@ mod tests {
             any::<bool>().prop_map(Setting::UseZeroPages),
             any::<bool>().prop_map(Setting::MergeAgain),
             any::<u32>().prop_map(Setting::CpuLimit),
+            any::<u64>().prop_map(Setting::StoreLimitMib),
             any::<bool>().prop_map(|auto| Setting::Pace(if auto {
                 Pace::Auto
             } else {

@@ -52,6 +52,8 @@ pub(crate) struct Home {
     pub(crate) topology: Arc<Topology>,
     /// The node of each store, ascending; at least one.
     pub(crate) nodes: Arc<[NodeId]>,
+    /// Slots with refs, of all domains.
+    live: Arc<AtomicU64>,
 }
 
 impl Home {
@@ -60,7 +62,12 @@ impl Home {
         let nodes = topology.memory_nodes().map(|node| node.id);
         let nodes: Arc<[NodeId]> = nodes.take(wire::MAX_STORES).collect();
         let topology = Arc::new(topology);
-        (!nodes.is_empty()).then_some(Self { topology, nodes })
+        let live = Arc::default();
+        (!nodes.is_empty()).then_some(Self {
+            topology,
+            nodes,
+            live,
+        })
     }
 
     /// The stores with their nodes.
@@ -350,11 +357,23 @@ impl Slots {
         self.live.load(Relaxed)
     }
 
+    /// Slots with refs in all domains of the same home.
+    pub(crate) fn live_anywhere(&self) -> u64 {
+        self.home.live.load(Relaxed)
+    }
+
     /// Bytes of memory the slots hold.
     pub(crate) fn memory_bytes(&self) -> usize {
         let segments = self.segments.read().unwrap_or_else(PoisonError::into_inner);
         let tables = segments.len() * size_of::<Segment>() + segments.capacity() * 18;
         tables + self.heap.memory_bytes() + self.chains.memory_bytes()
+    }
+}
+
+impl Drop for Slots {
+    fn drop(&mut self) {
+        // Their stores go with them.
+        self.home.live.fetch_sub(self.live(), Relaxed);
     }
 }
 
@@ -399,6 +418,7 @@ impl View<'_> {
             high.store((key.0 >> 64) as u64, Relaxed);
             refs.store(1, Release);
             self.slots.live.fetch_add(1, Relaxed);
+            self.slots.home.live.fetch_add(1, Relaxed);
         }
     }
 
@@ -450,6 +470,7 @@ impl View<'_> {
             return None;
         }
         self.slots.live.fetch_sub(1, Relaxed);
+        self.slots.home.live.fetch_sub(1, Relaxed);
         self.key(slot)
     }
 
