@@ -46,13 +46,16 @@ pub(crate) enum Kind {
     Store,
     /// What tells when a store's old mappings are gone.
     Tie,
+    /// Knobs turned by hand: see [`crate::remember`].
+    Knobs,
 }
 
 impl Kind {
-    const ALL: [(Self, &str); 3] = [
+    const ALL: [(Self, &str); 4] = [
         (Self::Note, "note."),
         (Self::Store, "store."),
         (Self::Tie, "tie."),
+        (Self::Knobs, "knobs."),
     ];
 
     /// The kind of a descriptor with this name.
@@ -68,7 +71,7 @@ impl Kind {
 }
 
 /// A descriptor's name: printable, without a colon, and bounded, whatever the domain is called.
-fn name(kind: Kind, number: u64, domain: &str) -> String {
+pub(crate) fn name(kind: Kind, number: u64, domain: &str) -> String {
     let mut name = format!("{}{number}.", kind.mark());
     for byte in domain.bytes() {
         if name.len() >= NAMED {

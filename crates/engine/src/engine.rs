@@ -19,6 +19,7 @@ use crate::pace::{Pacer, Supply};
 use crate::page::Class;
 use crate::read::Hasher;
 use crate::realm::lock;
+use crate::remember::Turned;
 use crate::schedule::{Core, Knobs, Scratch};
 use crate::succeed::Maker;
 use crate::workers::{STUCK, Workers};
@@ -164,7 +165,7 @@ struct Shared {
     /// Where a guest's pages are.
     atlas: Arc<Atlas>,
     /// Held while knobs are turned.
-    turning: Mutex<()>,
+    turned: Mutex<Turned>,
     /// `/dev/userfaultfd`, to hand to guests; `None` when this process may not open it.
     device: Option<OwnedFd>,
     signal: Mutex<Signal>,
@@ -216,8 +217,8 @@ impl Engine {
     }
 
     fn begin(
-        options: Options,
-        legacy: Option<(Arc<Keeper>, Vec<Kept>)>,
+        mut options: Options,
+        mut legacy: Option<(Arc<Keeper>, Vec<Kept>)>,
     ) -> Result<Self, EngineError> {
         check_range(
             "merge_period_ms",
@@ -228,6 +229,10 @@ impl Engine {
         check_threads(options.threads)?;
         check_cpu_limit(options.cpu_limit)?;
         check_sharing(options.max_page_sharing)?;
+        let turned = match &mut legacy {
+            Some((keeper, kept)) => Turned::take_over(&mut options, Some(Arc::clone(keeper)), kept),
+            None => Turned::default(),
+        };
         let device = check_facilities()?;
         let system = |what| move |source| EngineError::System { what, source };
         let max_mappings = process::max_map_count().map_err(system("read vm.max_map_count"))?;
@@ -264,7 +269,7 @@ impl Engine {
             core: Arc::clone(&core),
             home,
             atlas,
-            turning: Mutex::default(),
+            turned: Mutex::new(turned),
             device,
             signal: Mutex::default(),
             changed: Condvar::new(),
@@ -337,8 +342,8 @@ impl Engine {
     /// shared; all before any knob is turned. [`EngineError::Unmerging`] when guests do not answer;
     /// their pages are unmerged as soon as they do.
     pub fn set(&self, settings: &[Setting]) -> Result<(), EngineError> {
-        let _turning = lock(&self.shared.turning);
-        self.turn(settings)
+        let mut turned = lock(&self.shared.turned);
+        self.turn(settings, &mut turned)
     }
 
     /// Gives all merged pages private copies, turns knobs, and goes on in the former mode, or in
@@ -347,14 +352,14 @@ impl Engine {
     /// # Errors
     /// As [`Self::set`]; then no knob is turned, and merging goes on as before.
     pub fn set_unmerged(&self, settings: &[Setting]) -> Result<(), EngineError> {
-        let _turning = lock(&self.shared.turning);
+        let mut noted = lock(&self.shared.turned);
         let all = [&[Setting::Run(RunMode::Unmerge)], settings].concat();
         all.iter().try_for_each(|setting| self.check(setting))?;
         let knobs = &self.shared.core.knobs;
         let former = knobs.mode();
         knobs.set_mode(RunMode::Unmerge);
         let unmerged = self.shared.unmerge();
-        let turned = unmerged.and_then(|()| self.turn(settings));
+        let turned = unmerged.and_then(|()| self.turn(settings, &mut noted));
         if !settings
             .iter()
             .any(|setting| matches!(setting, Setting::Run(_)))
@@ -366,7 +371,7 @@ impl Engine {
         turned
     }
 
-    fn turn(&self, settings: &[Setting]) -> Result<(), EngineError> {
+    fn turn(&self, settings: &[Setting], turned: &mut Turned) -> Result<(), EngineError> {
         settings
             .iter()
             .try_for_each(|setting| self.check(setting))?;
@@ -387,6 +392,7 @@ impl Engine {
             }
             tracing::info!(?setting, "a knob is turned");
         }
+        turned.note(settings);
         self.shared.core.queue.wake();
         self.shared.tell(|signal| signal.nudge = true);
         match settings.contains(&Setting::Run(RunMode::Unmerge)) && knobs.mode() == RunMode::Unmerge
@@ -397,28 +403,14 @@ impl Engine {
     }
 
     fn check(&self, setting: &Setting) -> Result<(), EngineError> {
-        match *setting {
-            Setting::MergePeriodMs(period) => {
-                check_range("merge_period_ms", period, PERIODS_MS, PERIODS)
+        if let Setting::Run(RunMode::Unmerge) = setting {
+            let needed = merged(&self.shared.core) * wire::PAGE_BYTES as u64;
+            let available = process::available_memory().unwrap_or(u64::MAX);
+            if needed >= available {
+                return Err(EngineError::NoMemory { needed, available });
             }
-            Setting::Threads(threads) => check_threads(threads),
-            Setting::Run(RunMode::Unmerge) => {
-                let needed = merged(&self.shared.core) * wire::PAGE_BYTES as u64;
-                let available = process::available_memory().unwrap_or(u64::MAX);
-                match needed < available {
-                    true => Ok(()),
-                    false => Err(EngineError::NoMemory { needed, available }),
-                }
-            }
-            Setting::CpuLimit(percent) => check_cpu_limit(percent),
-            Setting::MaxPageSharing(pages) => check_sharing(pages),
-            Setting::Run(_)
-            | Setting::UseZeroPages(_)
-            | Setting::MergeAgain(_)
-            | Setting::MergeAcrossNodes(_)
-            | Setting::Thp(_)
-            | Setting::Pace(_) => Ok(()),
         }
+        check_value(setting)
     }
 
     /// Ends the workers. Guests keep their merged memory: it lives as long as they map it.
@@ -438,6 +430,25 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         self.end();
+    }
+}
+
+/// Whether a knob takes a value at all.
+pub(crate) fn check_value(setting: &Setting) -> Result<(), EngineError> {
+    match *setting {
+        Setting::MergePeriodMs(period) => {
+            check_range("merge_period_ms", period, PERIODS_MS, PERIODS)
+        }
+        Setting::Threads(threads) => check_threads(threads),
+        Setting::CpuLimit(percent) => check_cpu_limit(percent),
+        Setting::MaxPageSharing(pages) => check_sharing(pages),
+        Setting::Run(_)
+        | Setting::UseZeroPages(_)
+        | Setting::MergeAgain(_)
+        | Setting::MergeAcrossNodes(_)
+        | Setting::Thp(_)
+        | Setting::StoreLimitMib(_)
+        | Setting::Pace(_) => Ok(()),
     }
 }
 

@@ -68,6 +68,7 @@ mod page;
 mod plan;
 mod read;
 mod realm;
+mod remember;
 #[cfg(test)]
 mod scale;
 mod schedule;

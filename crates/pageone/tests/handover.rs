@@ -31,8 +31,12 @@ struct Kept {
 
 impl Kept {
     fn start() -> Self {
-        let place = Place::new();
-        let keeper = daemon(&place, &["--keep", "--merge-period", "100ms"]);
+        Self::start_with(Place::new(), &[])
+    }
+
+    fn start_with(place: Place, args: &[&str]) -> Self {
+        let args = [&["--keep", "--merge-period", "100ms"], args].concat();
+        let keeper = daemon(&place, &args);
         Self { place, keeper }
     }
 
@@ -298,6 +302,80 @@ fn a_daemon_that_cannot_serve_ends_its_keeper() {
         "{said}"
     );
     assert!(status(&place).status.success(), "the other one serves on");
+}
+
+fn set(place: &Place, settings: &[&str]) {
+    let mut command = pageone();
+    command
+        .arg("set")
+        .args(settings)
+        .arg("--socket")
+        .arg(place.socket());
+    let said = output(&mut command);
+    assert!(said.status.success(), "{}", text(&said.stderr));
+}
+
+#[test]
+fn knobs_turned_by_hand_stay_turned() {
+    let _alone = alone();
+    let kept = Kept::start();
+    set(
+        &kept.place,
+        &["merge_period=70ms", "use_zero_pages=false", "threads=3"],
+    );
+    set(
+        &kept.place,
+        &["run=0", "store_limit=77", "merge_period=80ms"],
+    );
+    let knobs = ["merge_period_ms", "threads", "store_limit_mib", "run"];
+    for signal in [SIGKILL, SIGTERM] {
+        kept.kill_child(signal);
+        let status = kept.when("the next daemon", |_| true);
+        assert_eq!(
+            knobs.map(|knob| count(&status, knob)),
+            [80, 3, 77, 0],
+            "{status}"
+        );
+        assert_eq!(status["use_zero_pages"], false);
+        assert_eq!(kept.held("note").len(), 1);
+    }
+    // What is turned back to what the daemon starts with is as if it had never been turned.
+    set(&kept.place, &["run=1", "merge_period=100ms"]);
+    kept.kill_child(SIGKILL);
+    let status = kept.when("the next daemon", |_| true);
+    assert_eq!(
+        knobs.map(|knob| count(&status, knob)),
+        [100, 3, 77, 1],
+        "{status}"
+    );
+    end(kept);
+}
+
+#[test]
+fn a_new_configuration_wins_over_what_was_turned_by_hand() {
+    let _alone = alone();
+    let place = Place::new();
+    let config = place.file(
+        "config.toml",
+        "threads = 2\nmax_page_sharing = 100\nstore_limit = 50\n",
+    );
+    let config = config.to_str().unwrap().to_owned();
+    let kept = Kept::start_with(place, &["--config", &config]);
+    set(
+        &kept.place,
+        &["threads=4", "max_page_sharing=200", "store_limit=60"],
+    );
+    kept.place
+        .file("config.toml", "threads = 1\nmax_page_sharing = 100\n");
+    kept.keeper.signal(SIGHUP);
+    let knobs = ["threads", "max_page_sharing", "store_limit_mib"];
+    let status = kept.when("the next daemon", |status| count(status, "threads") == 1);
+    assert_eq!(
+        knobs.map(|knob| count(&status, knob)),
+        [1, 200, 0],
+        "{status}"
+    );
+    end(kept);
 }
 
 /// A keeper played by hand: takes notes until one fits.
