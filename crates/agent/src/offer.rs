@@ -142,8 +142,20 @@ pub(crate) fn make_private(start: usize, len: usize) -> Result<()> {
     }
 }
 
-/// As [`make_private`] where the guest has taken the right to write away for now, here and there.
+/// As [`make_private`] where the guest has taken the right to write away for now, here and there. It may
+/// count on the signal for a write, so the right is not given back even for a moment, if that can be
+/// avoided.
 fn make_private_read_only(start: usize, len: usize) -> Result<()> {
+    let memory = mapping::OwnMemory::open();
+    match memory.and_then(|memory| memory.make_private(start, len)) {
+        // The machine's policy may forbid it, and the kernel has one answer for that and for no memory.
+        Err(_) => make_private_writable(start, len),
+        done => done,
+    }
+}
+
+/// As [`make_private`], with the right to write for as long as it takes.
+fn make_private_writable(start: usize, len: usize) -> Result<()> {
     let maps = Maps::open()?;
     let (mut at, end) = (start, start + len);
     while at < end {

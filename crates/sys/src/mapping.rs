@@ -2,11 +2,14 @@
 //!
 //! Nothing here allocates or sets `errno`.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use crate::fault::{self, Point};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, Result};
 use rustix::mm::{MapFlags, MlockFlags, MprotectFlags, MremapFlags, ProtFlags};
+
+const PAGE: usize = 4096;
 
 /// What a mapping allows. Writing and executing imply reading, as on x86-64. Pages are merged only
 /// where they are not executable, but their guest may make them so afterwards.
@@ -236,6 +239,38 @@ pub fn share(file: BorrowedFd<'_>, offset: u64, len: usize, access: Access) -> R
     Ok(start.expose_provenance())
 }
 
+/// This process's memory as a file: what is read-only, or not even that, can be written there too.
+#[derive(Debug)]
+pub struct OwnMemory(OwnedFd);
+
+impl OwnMemory {
+    /// Opens the file, without allocating.
+    ///
+    /// # Errors
+    /// `NOENT` where /proc is not mounted.
+    pub fn open() -> Result<Self> {
+        let flags = OFlags::RDWR | OFlags::CLOEXEC;
+        rustix::fs::open(c"/proc/self/mem", flags, Mode::empty()).map(Self)
+    }
+
+    /// Gives each page of a range of private mappings a frame of its own, with the same content: a byte of
+    /// it is written as it was read. Who may read and write the range stays as it is. Nobody else may
+    /// be able to write to it meanwhile.
+    ///
+    /// # Errors
+    /// `IO` for shared mappings, for want of memory, and where the kernel has `proc_mem.force_override`
+    /// against it.
+    pub fn make_private(&self, start: usize, len: usize) -> Result<()> {
+        for page in (start..start + len).step_by(PAGE) {
+            let mut byte = [0];
+            let whole = |bytes| if bytes == 1 { Ok(()) } else { Err(Errno::IO) };
+            rustix::io::pread(&self.0, &mut byte, page as u64).and_then(whole)?;
+            rustix::io::pwrite(&self.0, &byte, page as u64).and_then(whole)?;
+        }
+        Ok(())
+    }
+}
+
 /// Removes the mappings of `[start, start + len)`.
 ///
 /// # Errors
@@ -295,4 +330,60 @@ pub unsafe fn set_locked(start: usize, len: usize, locked: bool) -> Result<()> {
 
 fn pointer(address: usize) -> *mut std::ffi::c_void {
     std::ptr::with_exposed_provenance_mut(address)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+    use crate::memfd::Store;
+    use crate::pagemap::{Categories, PageRun, Pagemap};
+    use crate::vma::Maps;
+
+    /// Pages of a range that are a file's.
+    fn shared(start: usize, len: usize) -> u64 {
+        let mut runs = [PageRun::default(); 8];
+        let map = Pagemap::own().unwrap();
+        let (filled, _) = map
+            .peek(start as u64..(start + len) as u64, &mut runs)
+            .unwrap();
+        let files = runs[..filled]
+            .iter()
+            .filter(|run| run.categories.has(Categories::FILE));
+        files.map(|run| (run.end - run.start) / PAGE as u64).sum()
+    }
+
+    #[test]
+    fn pages_become_private_while_nobody_may_write_them() {
+        let store = Store::new("pageone-test").unwrap();
+        let pages = [[1; PAGE], [2; PAGE], [3; PAGE]];
+        store.write(0, &pages.each_ref()).unwrap();
+        let file = store.share().unwrap();
+        for access in [Access::Read, Access::None] {
+            let (at, flags) = (std::ptr::null_mut(), MapFlags::PRIVATE);
+            let (len, read) = (3 * PAGE, ProtFlags::READ);
+            // SAFETY: a fresh mapping at a place of the kernel's choice disturbs nothing.
+            let start = unsafe { rustix::mm::mmap(at, len, read, flags, file.as_fd(), 0) };
+            let start = start.unwrap().expose_provenance();
+            // SAFETY: mapped above, and nobody writes to it.
+            let bytes = || unsafe { std::slice::from_raw_parts(pointer(start).cast::<u8>(), len) };
+            assert_eq!(bytes(), pages.as_flattened());
+            assert_eq!(shared(start, len), 3);
+            // SAFETY: the mapping is this test's; `bytes` is not called meanwhile.
+            unsafe { protect(start, len, access) }.unwrap();
+            let memory = OwnMemory::open().unwrap();
+            if let Err(error) = memory.make_private(start, 2 * PAGE) {
+                return eprintln!("skipped: the kernel forbids it: {error}");
+            }
+            assert_eq!(shared(start, len), 1, "two of three pages are private");
+            let vma = Maps::open().unwrap().find(start).unwrap().unwrap();
+            assert_eq!((vma.start, vma.access()), (start, access));
+            // SAFETY: as above.
+            unsafe { protect(start, len, Access::Read) }.unwrap();
+            assert_eq!(bytes(), pages.as_flattened());
+            // SAFETY: nothing refers to it any more.
+            unsafe { unmap(start, len) }.unwrap();
+        }
+    }
 }
