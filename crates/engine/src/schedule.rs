@@ -25,6 +25,7 @@ use wire::{CHUNK_PAGES, Pace, RunMode, Thp};
 use crate::account::Lifeline;
 use crate::adopt::{self, Tie};
 use crate::ask::{self, Asked, Manner};
+use crate::bequest::Bequest;
 use crate::chunk::Chunk;
 use crate::govern::Governor;
 use crate::guest::{Guest, Link, Memory};
@@ -352,7 +353,9 @@ impl Core {
     /// When its stores cannot be read.
     pub(crate) fn inherit(&self, realm: Realm, ties: Vec<Tie>) -> std::io::Result<()> {
         realm.slots.set_limit(self.knobs.rules().max_sharing);
-        let slots = adopt::take_over(&realm, ties, &self.hasher, self.knobs.rules())?;
+        let slots = adopt::take_over(&realm, ties, &self.hasher, self.knobs.rules());
+        // The keeper has this engine's tie by now.
+        let slots = slots.inspect_err(|_| realm.bequest.iter().for_each(Bequest::end))?;
         tracing::info!(domain = realm.domain, slots, "a domain goes on");
         lock(&self.realms).insert(realm.domain.clone(), Arc::new(realm));
         Ok(())
