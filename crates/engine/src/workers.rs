@@ -341,6 +341,10 @@ impl Crew for Workers {
                 return;
             }
             self.replace_stuck();
+            // Where none could be started, nobody would ever do the jobs.
+            if lock(&self.list).is_empty() {
+                self.resize();
+            }
         }
     }
 }
