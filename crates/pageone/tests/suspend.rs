@@ -11,9 +11,7 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use common::{
-    Place, Running, alone, classed_and_present, count, daemon, json, need_agent, wait_for,
-};
+use common::{Place, Running, alone, classed_and_present, count, daemon, json, wait_for};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::time::{ClockId, Timespec, clock_gettime, clock_settime};
 use support::Guest;
@@ -31,7 +29,6 @@ struct Stage {
 
 impl Stage {
     fn new() -> Self {
-        need_agent();
         let place = Place::new();
         let daemon = daemon(&place, &["--merge-period", "50ms"]);
         let guests = [(); 2].map(|()| Guest::start(&place.socket()));
