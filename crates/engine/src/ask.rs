@@ -137,8 +137,7 @@ fn ask_store(
 fn leave_huge(chunk: &Chunk, pages: &mut Pages, effects: &mut Effects, worth: usize) {
     let planned: Vec<usize> = pages
         .busy
-        .runs()
-        .flat_map(|(first, count)| first..first + count)
+        .pages()
         .filter(|&page| matches!(pages.tag(page), Tag::Planned | Tag::PlannedZero))
         .collect();
     pages.kept = pages.huge && planned.len() < worth;
@@ -156,10 +155,7 @@ fn leave_broken(chunk: &Chunk, pages: &mut Pages, effects: &mut Effects) {
     for (planned, stored) in planned.0.iter_mut().zip(pages.stored.0) {
         *planned &= stored;
     }
-    for page in planned
-        .runs()
-        .flat_map(|(first, count)| first..first + count)
-    {
+    for page in planned.pages() {
         if matches!(pages.tag(page), Tag::Planned | Tag::PlannedZero) {
             effects.discard(pages, page, chunk.site(page));
             pages.set(page, Tag::Broken);
@@ -251,11 +247,7 @@ fn exchange(
 /// The planned pages as stretches, in ascending order.
 fn stretches(pages: &Pages) -> Vec<Stretch> {
     let mut all: Vec<Stretch> = Vec::new();
-    for page in pages
-        .busy
-        .runs()
-        .flat_map(|(first, count)| first..first + count)
-    {
+    for page in pages.busy.pages() {
         let zero = match pages.tag(page) {
             Tag::Planned => false,
             Tag::PlannedZero => true,
@@ -398,10 +390,7 @@ pub(crate) fn take_unmerged(
         return Err(Fault::Contradiction("pages that were not to be unmerged"));
     }
     guest.counters.cpu_ns.fetch_max(cpu_ns, Relaxed);
-    for page in private
-        .runs()
-        .flat_map(|(first, count)| first..first + count)
-    {
+    for page in private.pages() {
         if pages.tag(page) == Tag::Merged {
             effects.discard(pages, page, chunk.site(page));
             pages.set(page, Tag::Broken);

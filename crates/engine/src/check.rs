@@ -128,10 +128,7 @@ fn check_pages(
 
 /// A candidate is in the index, or has been told that its entry went to a slot.
 fn check_candidates(realm: &Realm, chunk: &Chunk, pages: &Pages) {
-    let still = pages
-        .still
-        .runs()
-        .flat_map(|(first, count)| first..first + count);
+    let still = pages.still.pages();
     for page in still.filter(|&page| pages.tag(page) == Tag::Candidate) {
         let entry = realm.index(pages.home(page)).get(pages.fingerprint(page));
         let own = entry == Some(Entry::Candidate(chunk.site(page)));

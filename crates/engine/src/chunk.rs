@@ -248,14 +248,17 @@ impl Pages {
     /// The candidates, in ascending order.
     pub(crate) fn candidates(&self) -> impl Iterator<Item = usize> + '_ {
         let wanted = self.count(Class::Unshared);
-        each(&self.still)
+        self.still
+            .pages()
             .filter(|&page| self.tag(page) == Tag::Candidate)
             .take(wanted)
     }
 
     /// The pages planned for a slot, in ascending order.
     pub(crate) fn planned(&self) -> impl Iterator<Item = usize> + '_ {
-        each(&self.busy).filter(|&page| self.tag(page) == Tag::Planned)
+        self.busy
+            .pages()
+            .filter(|&page| self.tag(page) == Tag::Planned)
     }
 
     /// The slot of a planned, asked or merged page.
@@ -435,10 +438,6 @@ impl Pages {
             self.bodies = None;
         }
     }
-}
-
-fn each(set: &PageBits) -> impl Iterator<Item = usize> + '_ {
-    set.runs().flat_map(|(first, count)| first..first + count)
 }
 
 #[cfg(test)]

@@ -333,10 +333,7 @@ fn find_merged(guest: &Guest, found: &mut Vec<Arc<Chunk>>) {
 }
 
 fn has_plans(pages: &crate::chunk::Pages) -> bool {
-    let mut busy = pages
-        .busy
-        .runs()
-        .flat_map(|(first, count)| first..first + count);
+    let mut busy = pages.busy.pages();
     busy.any(|page| matches!(pages.tag(page), Tag::Planned | Tag::PlannedZero))
 }
 

@@ -239,11 +239,7 @@ impl<'a> Plan<'a> {
         self.adopt_promoted();
         let mut settled = std::mem::take(&mut desk.settled);
         settled.clear();
-        let busy = self
-            .pages
-            .busy
-            .runs()
-            .flat_map(|(first, count)| first..first + count);
+        let busy = self.pages.busy.pages();
         settled.extend(
             busy.filter(|&page| self.is_settled(page))
                 .filter_map(|page| u16::try_from(page).ok()),
@@ -294,8 +290,7 @@ impl<'a> Plan<'a> {
             return;
         }
         let promoted: Vec<_> = promoted
-            .runs()
-            .flat_map(|(first, count)| first..first + count)
+            .pages()
             .filter(|&page| self.pages.tag(page) == Tag::Candidate)
             .collect();
         let homes = self.homes(promoted.iter().copied());

@@ -145,10 +145,7 @@ pub(crate) fn observe(
         }
     }
     let waits = |tag| matches!(tag, Tag::Settled | Tag::Planned | Tag::PlannedZero);
-    pages
-        .busy
-        .runs()
-        .any(|(first, count)| (first..first + count).any(|page| waits(pages.tag(page))))
+    pages.busy.pages().any(|page| waits(pages.tag(page)))
 }
 
 fn attention(pages: &Pages, seen: &Seen, watched: &PageBits, word: usize, retries: bool) -> u64 {

@@ -51,19 +51,39 @@ impl PageBits {
         self.0.iter().map(|word| word.count_ones() as usize).sum()
     }
 
+    /// The pages that are in the set now, in ascending order.
+    pub fn pages(&self) -> impl Iterator<Item = usize> + use<> {
+        (0..).step_by(64).zip(self.0).flat_map(|(first, mut word)| {
+            core::iter::from_fn(move || {
+                let page = (word != 0).then(|| first + word.trailing_zeros() as usize)?;
+                word &= word - 1;
+                Some(page)
+            })
+        })
+    }
+
     /// The maximal runs of pages in the set, as `(first, count)`, in ascending order.
     pub fn runs(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
         let mut at = 0;
         core::iter::from_fn(move || {
-            while at < CHUNK_PAGES && !self.contains(at) {
-                at += 1;
-            }
-            let first = at;
-            while at < CHUNK_PAGES && self.contains(at) {
-                at += 1;
-            }
-            (at > first).then_some((first, at - first))
+            let first = self.next(at, 0)?;
+            at = self.next(first, u64::MAX).unwrap_or(CHUNK_PAGES);
+            Some((first, at - first))
         })
+    }
+
+    /// The first page from `at` on that is in the set; with all bits of `flip` set, that is not.
+    fn next(&self, at: usize, flip: u64) -> Option<usize> {
+        let mut first = at / 64 * 64;
+        let mut mask = u64::MAX << (at % 64);
+        while let Some(word) = self.0.get(first / 64) {
+            let found = (word ^ flip) & mask;
+            if found != 0 {
+                return Some(first + found.trailing_zeros() as usize);
+            }
+            (first, mask) = (first + 64, u64::MAX);
+        }
+        None
     }
 }
 
@@ -110,5 +130,34 @@ impl PageOutcome {
     #[must_use]
     pub fn from_wire(number: u8) -> Option<Self> {
         Self::ALL.get(usize::from(number)).copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(pages: &[usize]) -> PageBits {
+        let mut bits = PageBits::EMPTY;
+        pages.iter().for_each(|&page| bits.insert(page));
+        bits
+    }
+
+    #[test]
+    fn pages_and_runs_tell_what_was_put_in() {
+        let some = [0, 1, 62, 63, 64, 65, 190, 192, 255, 256, 511];
+        for pages in [&[][..], &[0], &[511], &[63, 64], &some] {
+            let bits = set(pages);
+            assert_eq!(bits.pages().collect::<Vec<_>>(), pages);
+            let runs = pages.chunk_by(|a, b| a + 1 == *b);
+            let runs: Vec<_> = runs.map(|run| (run[0], run.len())).collect();
+            assert_eq!(bits.runs().collect::<Vec<_>>(), runs);
+        }
+        let mut full = PageBits::FULL;
+        assert_eq!(full.runs().collect::<Vec<_>>(), [(0, CHUNK_PAGES)]);
+        assert!(full.pages().eq(0..CHUNK_PAGES));
+        full.remove(200);
+        let halves = [(0, 200), (201, CHUNK_PAGES - 201)];
+        assert_eq!(full.runs().collect::<Vec<_>>(), halves);
     }
 }
