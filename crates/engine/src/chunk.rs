@@ -1,10 +1,10 @@
-//! A chunk: 512 pages of a guest, one byte of knowledge each, and 16 more where they are of use.
+//! A chunk: 512 pages of a guest, one byte of knowledge each, and more where it is of use.
 //!
 //! ```text
 //!  Chunk                        Pages (behind the lock)
 //!  ┌──────────────────────┐     ┌─────────────────────────────────────────────┐
 //!  │ id, address          │     │ tags    512 × (level, tag)                  │
-//!  │ promoted  512 bits ◀─┼──┐  │ bodies  512 × fingerprint or slot, if any   │
+//!  │ promoted  512 bits ◀─┼──┐  │ bodies  fingerprints and slots              │
 //!  │ queued               │  │  │ homes   512 × index of a candidate, if any  │
 //!  └──────────────────────┘  │  │ busy / still / merged   the tags, as bits   │
 //!     any worker, no lock ───┘  │ offered / stored        the agent's word    │
@@ -26,6 +26,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError, Weak}
 
 use wire::{CHUNK_PAGES, PageBits};
 
+use crate::bodies::{Fingerprints, Slots};
 use crate::guest::Guest;
 use crate::page::{CLASSES, Class, Fingerprint, Site, Slot, StoreId, Tag};
 
@@ -35,6 +36,9 @@ pub(crate) const WORDS: usize = CHUNK_PAGES / 64;
 pub(crate) const MAX_LEVEL: u8 = 6;
 /// The level of a page that is not tried again before it is written.
 pub(crate) const NEVER: u8 = 15;
+
+/// What a page without slot has.
+const NO_SLOT: Slot = Slot(u64::MAX);
 
 /// 2 MiB of a guest's address space.
 #[derive(Debug)]
@@ -175,7 +179,8 @@ impl Chunks {
 #[derive(Debug)]
 pub(crate) struct Pages {
     tags: [u8; CHUNK_PAGES],
-    bodies: Option<Box<[u128; CHUNK_PAGES]>>,
+    fingerprints: Fingerprints,
+    slots: Slots,
     /// The index each candidate is in; `None` while all are in the first, as on a machine with one
     /// node.
     homes: Option<Box<[StoreId; CHUNK_PAGES]>>,
@@ -203,7 +208,8 @@ impl Pages {
     pub(crate) fn new() -> Self {
         Self {
             tags: [0; CHUNK_PAGES],
-            bodies: None,
+            fingerprints: Fingerprints::default(),
+            slots: Slots::default(),
             homes: None,
             busy: PageBits::EMPTY,
             still: PageBits::EMPTY,
@@ -233,25 +239,14 @@ impl Pages {
         self.byte(page) >> 4
     }
 
-    fn body(&self, page: usize) -> u128 {
-        let bodies = self.bodies.as_ref();
-        bodies
-            .and_then(|bodies| bodies.get(page).copied())
-            .unwrap_or(0)
-    }
-
     /// The fingerprint of a candidate.
     pub(crate) fn fingerprint(&self, page: usize) -> Fingerprint {
-        Fingerprint(self.body(page))
+        self.fingerprints.get(page).unwrap_or(Fingerprint(0))
     }
 
     /// The candidates, in ascending order.
-    pub(crate) fn candidates(&self) -> impl Iterator<Item = usize> + '_ {
-        let wanted = self.count(Class::Unshared);
-        self.still
-            .pages()
-            .filter(|&page| self.tag(page) == Tag::Candidate)
-            .take(wanted)
+    pub(crate) fn candidates(&self) -> impl Iterator<Item = usize> + use<> {
+        self.fingerprints.candidates().pages()
     }
 
     /// The pages planned for a slot, in ascending order.
@@ -263,21 +258,13 @@ impl Pages {
 
     /// The slot of a planned, asked or merged page.
     pub(crate) fn slot(&self, page: usize) -> Slot {
-        Slot(u64::try_from(self.body(page)).unwrap_or(u64::MAX))
-    }
-
-    fn set_body(&mut self, page: usize, body: u128) {
-        let bodies = self
-            .bodies
-            .get_or_insert_with(|| Box::new([0; CHUNK_PAGES]));
-        if let Some(place) = bodies.get_mut(page) {
-            *place = body;
-        }
+        self.slots.get(page).unwrap_or(NO_SLOT)
     }
 
     /// Makes `page` a candidate, in the index `home`.
     pub(crate) fn set_candidate(&mut self, page: usize, fingerprint: Fingerprint, home: StoreId) {
-        self.set_body(page, fingerprint.0);
+        self.set(page, Tag::Candidate);
+        self.fingerprints.set(page, fingerprint);
         if self.homes.is_some() || home != StoreId::default() {
             let homes = self
                 .homes
@@ -286,7 +273,6 @@ impl Pages {
                 *place = home;
             }
         }
-        self.set(page, Tag::Candidate);
     }
 
     /// The index that a candidate is in.
@@ -299,14 +285,14 @@ impl Pages {
 
     /// Plans `page` for a slot that it holds a ref of.
     pub(crate) fn set_planned(&mut self, page: usize, slot: Slot) {
-        self.set_body(page, slot.0.into());
         self.set(page, Tag::Planned);
+        self.slots.set(page, slot);
     }
 
     /// Notes that `page` maps a slot since before this engine knew of it; it holds a ref.
     pub(crate) fn set_merged(&mut self, page: usize, slot: Slot) {
-        self.set_body(page, slot.0.into());
         self.set(page, Tag::Merged);
+        self.slots.set(page, slot);
     }
 
     /// Leaves `page` alone for twice as many rounds as last time.
@@ -338,6 +324,12 @@ impl Pages {
         if before != tag {
             self.move_class(before, tag);
             self.sort_bits(page, tag);
+        }
+        if tag != Tag::Candidate {
+            self.fingerprints.remove(page);
+        }
+        if !tag.has_slot() {
+            self.slots.remove(page);
         }
     }
 
@@ -415,27 +407,15 @@ impl Pages {
 
     /// Bytes of memory this chunk holds.
     pub(crate) fn memory_bytes(&self) -> usize {
-        let bodies = self
-            .bodies
-            .as_ref()
-            .map_or(0, |bodies| size_of_val(&**bodies));
+        let bodies = self.fingerprints.memory_bytes() + self.slots.memory_bytes();
         let homes = self.homes.as_ref().map_or(0, |homes| size_of_val(&**homes));
         size_of::<Chunk>() + bodies + homes
     }
 
-    /// Frees bodies and homes when no page needs one.
+    /// Frees what no page needs any more.
     pub(crate) fn shrink(&mut self) {
         if self.homes.is_some() && self.count(Class::Unshared) == 0 {
             self.homes = None;
-        }
-        let needs = |tag| {
-            matches!(
-                tag,
-                Tag::Candidate | Tag::Planned | Tag::Asked | Tag::Merged
-            )
-        };
-        if self.bodies.is_some() && !(0..CHUNK_PAGES).any(|page| needs(self.tag(page))) {
-            self.bodies = None;
         }
     }
 }
@@ -481,14 +461,18 @@ mod tests {
     }
 
     #[test]
-    fn bodies_go_when_nothing_needs_them() {
+    fn bodies_go_with_what_needs_them() {
         let mut pages = Pages::new();
+        let empty = pages.memory_bytes();
         pages.set_candidate(2, Fingerprint(7), StoreId(0));
-        pages.shrink();
-        let with = pages.memory_bytes();
+        assert!(pages.memory_bytes() > empty);
+        pages.set_planned(2, Slot(5));
+        assert_eq!(pages.fingerprint(2), Fingerprint(0));
+        pages.set(2, Tag::Asked);
+        pages.set(2, Tag::Merged);
+        assert_eq!((pages.slot(2), pages.slot(3)), (Slot(5), NO_SLOT));
         pages.set(2, Tag::Written);
-        pages.shrink();
-        assert_eq!(with - pages.memory_bytes(), 8192);
+        assert_eq!((pages.slot(2), pages.memory_bytes()), (NO_SLOT, empty));
     }
 
     #[test]
@@ -496,9 +480,11 @@ mod tests {
         let mut pages = Pages::new();
         let empty = pages.memory_bytes();
         pages.set_candidate(2, Fingerprint(7), StoreId(0));
-        assert_eq!(pages.memory_bytes() - empty, 8192, "one node costs nothing");
+        let one = pages.memory_bytes();
+        assert!(one < empty + CHUNK_PAGES, "one node costs nothing");
         pages.set_candidate(3, Fingerprint(8), StoreId(5));
         assert_eq!((pages.home(2), pages.home(3)), (StoreId(0), StoreId(5)));
+        assert!(pages.memory_bytes() > one);
         pages.set_candidate(3, Fingerprint(8), StoreId(0));
         assert_eq!(pages.home(3), StoreId(0));
         [2, 3]

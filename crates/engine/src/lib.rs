@@ -49,6 +49,7 @@ mod account;
 mod adopt;
 mod ask;
 mod bequest;
+mod bodies;
 mod check;
 mod chunk;
 mod engine;

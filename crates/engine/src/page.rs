@@ -33,6 +33,8 @@ impl StoreId {
 
 /// Slots a store can have: their byte offsets fit a file.
 const NUMBER_BITS: u32 = 48;
+/// Bits of a slot's number and its store's.
+pub(crate) const SLOT_BITS: u32 = NUMBER_BITS + 6;
 
 /// A page in one of a domain's stores: the store in bits 48 to 53, below it the page's number there.
 /// So neighbours in a store are neighbours as numbers, and slots of two stores never are.
@@ -190,6 +192,11 @@ impl Tag {
             Self::Pinned => Class::Pinned,
             Self::Foreign | Self::Skipped => Class::Skipped,
         })
+    }
+
+    /// Whether the page holds a ref of a slot, or did when it was asked for.
+    pub(crate) fn has_slot(self) -> bool {
+        matches!(self, Self::Planned | Self::Asked | Self::Merged)
     }
 
     /// Whether the page has been tried before and keeps its back-off level.

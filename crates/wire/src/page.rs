@@ -66,14 +66,20 @@ impl PageBits {
     pub fn runs(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
         let mut at = 0;
         core::iter::from_fn(move || {
-            let first = self.next(at, 0)?;
-            at = self.next(first, u64::MAX).unwrap_or(CHUNK_PAGES);
+            let first = self.next(at)?;
+            at = self.find(first, u64::MAX).unwrap_or(CHUNK_PAGES);
             Some((first, at - first))
         })
     }
 
+    /// The first page of the set from `at` on.
+    #[must_use]
+    pub fn next(&self, at: usize) -> Option<usize> {
+        self.find(at, 0)
+    }
+
     /// The first page from `at` on that is in the set; with all bits of `flip` set, that is not.
-    fn next(&self, at: usize, flip: u64) -> Option<usize> {
+    fn find(&self, at: usize, flip: u64) -> Option<usize> {
         let mut first = at / 64 * 64;
         let mut mask = u64::MAX << (at % 64);
         while let Some(word) = self.0.get(first / 64) {
