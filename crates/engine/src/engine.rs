@@ -555,8 +555,9 @@ fn find_atlas(home: &Home) -> Result<Atlas, EngineError> {
     if let Atlas::Ranges(_) = atlas {
         let page = std::hint::black_box([1u8; 1]);
         let at = page.as_ptr() as u64 / wire::PAGE_BYTES as u64 * wire::PAGE_BYTES as u64;
-        let map = sys::residence::Pagemap::open(rustix::process::getpid());
+        let map = sys::pagemap::Pagemap::open(std::process::id());
         let frames = map.and_then(|map| map.frames(at..at + wire::PAGE_BYTES as u64));
+        let frames = frames.map_err(std::io::Error::from);
         let needs = "CAP_SYS_ADMIN: run as root";
         let denied = |source| missing("the right to read frame numbers", needs, source);
         match frames.map_err(denied)?.first() {

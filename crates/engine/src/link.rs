@@ -13,7 +13,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use sys::pagemap::{PageRun, Pagemap};
 use sys::process::{self, Remote, without_yielding};
-use sys::{memfd, mempolicy, residence, vma};
+use sys::{memfd, mempolicy, vma};
 use wire::{Answer, MAX_MESSAGE, Question, Welcome};
 
 use crate::account::Lifeline;
@@ -34,8 +34,6 @@ pub(crate) struct ProcessMemory {
     pidfd: OwnedFd,
     pagemap: Pagemap,
     atlas: Arc<Atlas>,
-    /// Where frame numbers tell the node.
-    frames: Option<residence::Pagemap>,
 }
 
 impl ProcessMemory {
@@ -44,19 +42,11 @@ impl ProcessMemory {
     /// # Errors
     /// When the process is gone, or this one may not look into it.
     pub(crate) fn open(pid: u32, atlas: Arc<Atlas>) -> std::io::Result<Self> {
-        let frames = match &*atlas {
-            Atlas::Ranges(_) => {
-                let pid = raw_pid(pid).ok_or(std::io::ErrorKind::NotFound)?;
-                Some(residence::Pagemap::open(pid)?)
-            }
-            _ => None,
-        };
         let memory = Self {
             pid,
             pidfd: process::open_pidfd(pid)?,
             pagemap: Pagemap::open(pid)?,
             atlas,
-            frames,
         };
         match memory.has_exited() {
             // Then both descriptors were opened on the same process.
@@ -71,15 +61,12 @@ impl ProcessMemory {
         Ok(nodes.iter().map(|&node| self.atlas.of_node(node)).collect())
     }
 
-    fn ask_frames(
-        &self,
-        map: &residence::Pagemap,
-        pages: &[usize],
-    ) -> std::io::Result<Vec<Option<StoreId>>> {
+    fn ask_frames(&self, pages: &[usize]) -> std::io::Result<Vec<Option<StoreId>>> {
         let (Some(&first), Some(&last)) = (pages.first(), pages.last()) else {
             return Ok(Vec::new());
         };
-        let frames = map.frames(first as u64..(last + wire::PAGE_BYTES) as u64)?;
+        let range = first as u64..(last + wire::PAGE_BYTES) as u64;
+        let frames = self.pagemap.frames(range)?;
         let store = |&page: &usize| {
             let frame = frames.get(page.checked_sub(first)? / wire::PAGE_BYTES);
             frame.and_then(|&frame| self.atlas.of_frame(frame))
@@ -126,10 +113,11 @@ impl Memory for ProcessMemory {
     }
 
     fn stores(&self, pages: &[usize]) -> Vec<Option<StoreId>> {
-        let stores = match (&*self.atlas, &self.frames) {
-            (Atlas::One, _) => return vec![Some(StoreId::default()); pages.len()],
-            (_, Some(map)) => without_yielding(|| self.ask_frames(map, pages)),
-            (_, None) => without_yielding(|| self.ask_nodes(pages)),
+        let stores = match &*self.atlas {
+            Atlas::One => return vec![Some(StoreId::default()); pages.len()],
+            // Frame numbers tell the node.
+            Atlas::Ranges(_) => without_yielding(|| self.ask_frames(pages)),
+            Atlas::Nodes(_) => without_yielding(|| self.ask_nodes(pages)),
         };
         // A process that is gone has its pages nowhere; the next look finds out.
         stores.unwrap_or_else(|_| vec![None; pages.len()])

@@ -8,7 +8,8 @@ use std::io;
 
 use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
-use sys::residence::{FrameFlags, Mapping, Pagemap, PresentRun};
+use sys::pagemap::{Categories, PageRun, Pagemap};
+use sys::residence::{FrameFlags, Mapping};
 use sys::{mempolicy, residence};
 
 use crate::{NodeId, Topology};
@@ -16,6 +17,8 @@ use crate::{NodeId, Topology};
 const PAGE: u64 = 4096;
 /// Pages that one query asks after.
 const BATCH: usize = 4096;
+/// Runs of pages taken from one look at the page map.
+const RUNS: usize = 1024;
 /// How /proc/PID/maps shows mappings of PageONE's stores.
 pub const STORE_PREFIX: &str = "/memfd:pageone-store";
 
@@ -131,6 +134,7 @@ fn nearness(
 struct Census {
     pid: Pid,
     pagemap: Pagemap,
+    runs: Vec<PageRun>,
     /// Tells pages that the kernel merged, where there are any and we may know.
     ksm: Option<FrameFlags>,
     pages: Vec<usize>,
@@ -149,7 +153,8 @@ impl Census {
         };
         Ok(Self {
             pid,
-            pagemap: Pagemap::open(pid)?,
+            pagemap: Pagemap::open(pid.as_raw_nonzero().get().unsigned_abs())?,
+            runs: vec![PageRun::default(); RUNS],
             ksm,
             pages: Vec::with_capacity(BATCH),
             kinds: Vec::with_capacity(BATCH),
@@ -161,30 +166,36 @@ impl Census {
 
     fn add(&mut self, mapping: &Mapping) -> io::Result<()> {
         let store = mapping.name.starts_with(STORE_PREFIX);
-        let mut runs = Vec::new();
-        self.pagemap
-            .present_runs(mapping.range.clone(), |run| runs.push(run))?;
-        for run in runs {
-            let kind = match (run.file, store) {
-                (true, true) => Kind::Merged,
-                (true, false) => Kind::File,
-                (false, _) => Kind::Anonymous,
-            };
-            if run.zero {
-                self.elsewhere += (run.range.end - run.range.start) / PAGE;
-            } else {
-                self.add_run(&run, kind)?;
+        let mut at = mapping.range.start;
+        while at < mapping.range.end {
+            let mut runs = std::mem::take(&mut self.runs);
+            let (found, next) = self.pagemap.peek(at..mapping.range.end, &mut runs)?;
+            for run in runs.iter().take(found) {
+                self.add_run(run, store)?;
             }
+            (self.runs, at) = (runs, next);
         }
         Ok(())
     }
 
-    fn add_run(&mut self, run: &PresentRun, kind: Kind) -> io::Result<()> {
+    fn add_run(&mut self, run: &PageRun, store: bool) -> io::Result<()> {
+        let kind = match (run.categories.has(Categories::FILE), store) {
+            (true, true) => Kind::Merged,
+            (true, false) => Kind::File,
+            (false, _) => Kind::Anonymous,
+        };
+        if !run.categories.has(Categories::PRESENT) {
+            return Ok(());
+        }
+        if run.categories.has(Categories::ZERO) {
+            self.elsewhere += (run.end - run.start) / PAGE;
+            return Ok(());
+        }
         let frames = match &self.ksm {
-            Some(_) if kind == Kind::Anonymous => self.pagemap.frames(run.range.clone())?,
+            Some(_) if kind == Kind::Anonymous => self.pagemap.frames(run.start..run.end)?,
             _ => Vec::new(),
         };
-        for (index, page) in run.range.clone().step_by(4096).enumerate() {
+        for (index, page) in (run.start..run.end).step_by(4096).enumerate() {
             let frame = frames.get(index).copied().filter(|&frame| frame != 0);
             let by_kernel = frame
                 .zip(self.ksm.as_ref())

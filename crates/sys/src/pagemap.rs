@@ -162,20 +162,29 @@ impl Pagemap {
         matches!(rustix::io::pread(&self.0, &mut entry, 8), Ok(1..))
     }
 
-    /// The frame numbers behind the pages from `start` on; 0 for none, or without the right
+    /// The frame number of each page of `range`: 0 where there is none, or without the right
     /// (`CAP_SYS_ADMIN`) to know.
     ///
     /// # Errors
     /// Whatever pread(2) gives.
-    pub fn frames(&self, start: u64, frames: &mut [u64]) -> Result<()> {
+    pub fn frames(&self, range: Range<u64>) -> Result<Vec<u64>> {
         const FRAME: u64 = (1 << 55) - 1;
-        for (page, frame) in (start / PAGE_BYTES..).zip(frames) {
-            let mut entry = [0; 8];
-            rustix::io::pread(&self.0, &mut entry, page * 8)?;
-            let entry = u64::from_ne_bytes(entry);
-            *frame = if entry >> 63 == 1 { entry & FRAME } else { 0 };
+        let pages = range.start / PAGE_BYTES..range.end.div_ceil(PAGE_BYTES);
+        let len = usize::try_from(pages.end.saturating_sub(pages.start));
+        let mut entries = vec![[0; 8]; len.unwrap_or(0)];
+        let (mut rest, mut at) = (entries.as_flattened_mut(), pages.start * 8);
+        while !rest.is_empty() {
+            match rustix::io::pread(&self.0, &mut *rest, at)? {
+                0 => break, // behind the address space
+                read => {
+                    rest = rest.get_mut(read..).unwrap_or_default();
+                    at += read as u64;
+                }
+            }
         }
-        Ok(())
+        let entries = entries.into_iter().map(u64::from_ne_bytes);
+        let frame = |entry: u64| if entry >> 63 == 1 { entry & FRAME } else { 0 };
+        Ok(entries.map(frame).collect())
     }
 }
 
@@ -280,6 +289,32 @@ mod tests {
             pages(&area, &runs[..found]),
             [(1, false), (2, true), (9, false)]
         );
+    }
+
+    #[test]
+    fn a_peek_tells_the_page_of_zeros_and_frames_are_numbered() {
+        let area = Area::new();
+        [3, 4].into_iter().for_each(|page| area.write(page));
+        // SAFETY: the page lies in this mapping, which is private to the test.
+        unsafe { ((area.0 + 9 * 4096) as *const u8).read_volatile() };
+        let map = Pagemap::open(std::process::id()).unwrap();
+        let mut runs = [PageRun::default(); 8];
+        let (found, _) = map.peek(area.range(), &mut runs).unwrap();
+        let seen = pages(&area, &runs[..found])
+            .into_iter()
+            .map(|(page, _)| page);
+        assert_eq!(seen.collect::<Vec<_>>(), [3, 4, 9]);
+        let zero = runs[..found]
+            .iter()
+            .map(|run| run.categories.has(Categories::ZERO));
+        assert_eq!(zero.collect::<Vec<_>>(), [false, true]);
+        assert!(!runs[0].categories.has(Categories::FILE));
+        let frames = map.frames(area.range()).unwrap();
+        let there = (0..PAGES).filter(|&page| frames[page] != 0);
+        match is_root() {
+            true => assert_eq!(there.collect::<Vec<_>>(), [3, 4, 9]),
+            false => assert_eq!(frames.len(), PAGES),
+        }
     }
 
     #[test]

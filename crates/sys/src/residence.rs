@@ -1,24 +1,15 @@
-//! What a process has in memory and where its threads run: /proc/PID/maps, PAGEMAP_SCAN, /proc/PID/task.
+//! What a process maps, where its threads run, and what KSM has of it: /proc/PID/maps, /proc/PID/task, /proc/kpageflags.
 
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use linux_raw_sys::general::{
-    PAGE_IS_FILE, PAGE_IS_PFNZERO, PAGE_IS_PRESENT, page_region, pm_scan_arg,
-};
 use rustix::process::Pid;
 
 use crate::node::read_text;
 
-const PAGE: u64 = 4096;
-// _IOWR('f', 16, struct pm_scan_arg)
-const PAGEMAP_SCAN: libc::c_ulong = 0xc060_6610;
-/// Runs that one PAGEMAP_SCAN call may return.
-const RUNS: usize = 1024;
 /// Bit of /proc/kpageflags: the frame is shared by the kernel's own page merging.
 const KPF_KSM: u32 = 21;
 
@@ -29,17 +20,6 @@ pub struct Mapping {
     pub range: Range<u64>,
     /// The file, `[heap]` and the like, or nothing.
     pub name: String,
-}
-
-/// A run of pages that are present and alike.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct PresentRun {
-    /// The addresses, in bytes.
-    pub range: Range<u64>,
-    /// Whether the pages belong to a file or to shared memory.
-    pub file: bool,
-    /// Whether they are the kernel's one page of zeros, which is on no node that counts.
-    pub zero: bool,
 }
 
 /// The mappings of a process.
@@ -75,93 +55,6 @@ fn parse_mapping(line: &str) -> Option<Mapping> {
         range: start..end,
         name: name.trim_start().to_owned(),
     })
-}
-
-/// /proc/PID/pagemap of one process.
-#[derive(Debug)]
-pub struct Pagemap(File);
-
-impl Pagemap {
-    /// Opens it.
-    ///
-    /// # Errors
-    /// The process is gone or not ours to look at.
-    pub fn open(pid: Pid) -> io::Result<Self> {
-        File::open(format!("/proc/{}/pagemap", pid.as_raw_nonzero())).map(Self)
-    }
-
-    /// Calls `visit` with each run of present pages in `range`, ascending. Holes cost next to nothing.
-    ///
-    /// # Errors
-    /// ENOTTY before Linux 6.7.
-    pub fn present_runs(
-        &self,
-        range: Range<u64>,
-        mut visit: impl FnMut(PresentRun),
-    ) -> io::Result<()> {
-        let mut runs = [page_region {
-            start: 0,
-            end: 0,
-            categories: 0,
-        }; RUNS];
-        let mut start = range.start;
-        while start < range.end {
-            let mut arg = pm_scan_arg {
-                size: size_of::<pm_scan_arg>() as u64,
-                flags: 0,
-                start,
-                end: range.end,
-                walk_end: 0,
-                vec: runs.as_mut_ptr() as u64,
-                vec_len: RUNS as u64,
-                max_pages: 0,
-                category_inverted: 0,
-                category_mask: u64::from(PAGE_IS_PRESENT),
-                category_anyof_mask: 0,
-                return_mask: u64::from(PAGE_IS_FILE | PAGE_IS_PFNZERO),
-            };
-            // SAFETY: the argument is a live value of the type the command takes, of the size it states, and
-            // its `vec` points to `vec_len` writable elements. Without a write-protect flag the scan only reads.
-            let found = unsafe { libc::ioctl(self.0.as_raw_fd(), PAGEMAP_SCAN, &raw mut arg) };
-            let found = usize::try_from(found).map_err(|_| io::Error::last_os_error())?;
-            for run in &runs[..found] {
-                visit(PresentRun {
-                    range: run.start..run.end,
-                    file: run.categories & u64::from(PAGE_IS_FILE) != 0,
-                    zero: run.categories & u64::from(PAGE_IS_PFNZERO) != 0,
-                });
-            }
-            if arg.walk_end <= start {
-                return Err(io::Error::new(
-                    io::ErrorKind::InvalidData,
-                    "PAGEMAP_SCAN stands still",
-                ));
-            }
-            start = arg.walk_end;
-        }
-        Ok(())
-    }
-
-    /// The frame number of each page of `range`, 0 where it is absent or where we may not know.
-    ///
-    /// # Errors
-    /// The process is gone.
-    pub fn frames(&self, range: Range<u64>) -> io::Result<Vec<u64>> {
-        let pages = usize::try_from((range.end - range.start) / PAGE).unwrap_or(0);
-        let mut bytes = vec![0; pages * 8];
-        self.0.read_exact_at(&mut bytes, range.start / PAGE * 8)?;
-        let frames = bytes.chunks_exact(8).map(|entry| {
-            let mut word = [0; 8];
-            word.copy_from_slice(entry);
-            let word = u64::from_ne_bytes(word);
-            if word >> 63 == 1 {
-                word & ((1 << 55) - 1)
-            } else {
-                0
-            }
-        });
-        Ok(frames.collect())
-    }
 }
 
 /// Tells frames that the kernel's own page merging shares from others.
@@ -276,7 +169,6 @@ pub fn name_of(pid: Pid) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::zeroed::ZeroedSlice;
 
     #[test]
     fn map_lines() {
@@ -304,33 +196,6 @@ mod tests {
             line += &format!(" {field}");
         }
         assert_eq!(parse_stat_cpu(&line), Some(39));
-    }
-
-    #[test]
-    fn our_own_pages_are_found() {
-        let mut table = ZeroedSlice::<u64>::new(512 * 64).unwrap();
-        table.allow_huge_pages(false);
-        let start = table.as_ptr() as u64;
-        table[512 * 3] = 1;
-        table[512 * 4] = 1;
-        std::hint::black_box(table[512 * 9]);
-        let pagemap = Pagemap::open(rustix::process::getpid()).unwrap();
-        let mut runs = Vec::new();
-        let end = start + table.len_bytes() as u64;
-        match pagemap.present_runs(start..end, |run| runs.push(run)) {
-            Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => {
-                println!("skipped: the kernel has no PAGEMAP_SCAN");
-                return;
-            }
-            result => result.unwrap(),
-        }
-        let run = |first: u64, last: u64, zero| PresentRun {
-            range: start + first * PAGE..start + last * PAGE,
-            file: false,
-            zero,
-        };
-        assert_eq!(runs, [run(3, 5, false), run(9, 10, true)]);
-        assert_eq!(pagemap.frames(start..end).unwrap().len(), 64);
     }
 
     #[test]
