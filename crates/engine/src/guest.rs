@@ -181,6 +181,8 @@ pub(crate) struct Counters {
     pub(crate) vmas_before: AtomicU64,
     /// The most mappings that questions since the last count can have added.
     pub(crate) vmas_added: AtomicU64,
+    /// The same at the last look.
+    pub(crate) vmas_seen: AtomicU64,
     /// Pages merged that had been merged and written before.
     pub(crate) merged_again: AtomicU64,
     /// Contiguous ranges offered.

@@ -22,6 +22,8 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 const MAX_PARTS: usize = 1 << 14;
 /// Rounds after which the mappings of a quiet guest are counted again.
 const RECOUNT: u64 = 16;
+/// Which part of the mappings a guest may have is so few that nobody need know how many.
+const FEW: u64 = 8;
 
 /// What a look needs besides the guest.
 #[derive(Clone, Copy, Debug)]
@@ -34,6 +36,8 @@ pub(crate) struct Terms {
     pub(crate) rules: Rules,
     /// Whether broken pages are merged again where that is safe.
     pub(crate) merge_again: bool,
+    /// Mappings a guest may have, by `vm.max_map_count`.
+    pub(crate) max_mappings: u64,
     /// Rounds after which a broken page is older by one.
     pub(crate) broken_rounds: u64,
 }
@@ -73,7 +77,7 @@ pub(crate) fn look(
             if let Err(error) = scanned {
                 guest.condemn(&Fault::Unreadable(error));
             }
-            recount(guest, terms.round);
+            recount(guest, terms);
         } else if terms.mode == RunMode::Unmerge {
             find_merged(guest, found);
         }
@@ -337,11 +341,15 @@ fn has_plans(pages: &crate::chunk::Pages) -> bool {
     busy.any(|page| matches!(pages.tag(page), Tag::Planned | Tag::PlannedZero))
 }
 
-/// Counting mappings costs about 1 µs each, so it is done after merging, and now and then.
-fn recount(guest: &Guest, round: Round) {
+/// Counting mappings costs about 1 µs each. So it is done when the most that merging can have made of
+/// them is not few, when merging has come to rest, and now and then.
+fn recount(guest: &Guest, terms: Terms) {
     let counters = &guest.counters;
-    let changed = counters.vmas_added.load(Relaxed) > 0;
-    if (changed || (round.0 + guest.number).is_multiple_of(RECOUNT))
+    let added = counters.vmas_added.load(Relaxed);
+    let rests = counters.vmas_seen.swap(added, Relaxed) == added;
+    let most = counters.vmas.load(Relaxed) + added;
+    let due = added > 0 && (rests || most > terms.max_mappings / FEW);
+    if (due || (terms.round.0 + guest.number).is_multiple_of(RECOUNT))
         && let Some(vmas) = guest.memory.mappings()
     {
         counters.vmas.store(vmas, Relaxed);

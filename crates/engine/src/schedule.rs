@@ -414,6 +414,7 @@ impl Core {
             scan,
             rules: self.knobs.rules(),
             merge_again: self.knobs.merge_again.load(Relaxed),
+            max_mappings: self.knobs.max_mappings,
             broken_rounds: self.knobs.broken_rounds(),
         };
         let Scratch {
