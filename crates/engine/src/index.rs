@@ -10,6 +10,9 @@ use crate::page::{Entry, Fingerprint};
 
 /// A concurrent map from fingerprints to entries.
 pub(crate) trait Index: Send + Sync {
+    /// Notes that `keys` will be asked for next, so that memory they are in can be fetched.
+    fn expect(&self, keys: &[Fingerprint]);
+
     /// The entry of `key`.
     fn get(&self, key: Fingerprint) -> Option<Entry>;
 
@@ -43,6 +46,10 @@ pub(crate) trait Index: Send + Sync {
 
 /// The index as it is: a lock-free tree, so that no worker ever waits for another.
 impl Index for SdTree<u64> {
+    fn expect(&self, keys: &[Fingerprint]) {
+        self.prefetch(keys.iter().map(|key| key.0));
+    }
+
     fn get(&self, key: Fingerprint) -> Option<Entry> {
         self.get(key.0).map(Entry::unpack)
     }

@@ -358,6 +358,7 @@ impl<'a> Plan<'a> {
             }
         }
         self.spread_rows(&mut reads);
+        self.expect(&reads);
         // Each time the first page of every content is dealt with, so this ends.
         while !reads.is_empty() {
             self.look_up_once(desk, &reads);
@@ -365,6 +366,19 @@ impl<'a> Plan<'a> {
             desk.repeats.clear();
         }
         desk.repeats = reads;
+    }
+
+    /// Tells the indexes which pages are looked up next.
+    fn expect(&self, reads: &[Read]) {
+        for part in reads.chunk_by(|one, next| one.home == next.home) {
+            let mut keys = [Fingerprint(0); BATCH];
+            for (key, read) in keys.iter_mut().zip(part) {
+                *key = read.key;
+            }
+            if let (Some(read), Some(keys)) = (part.first(), keys.get(..part.len())) {
+                self.realm().index(read.home).expect(keys);
+            }
+        }
     }
 
     /// Looks pages up and publishes twins; pages that equal one of these are left in `repeats`.

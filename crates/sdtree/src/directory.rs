@@ -37,7 +37,7 @@ use crate::counters::{Counter, Counters};
 use crate::key::{Bits, Stored};
 use crate::node::{Edge, Garbage, Target, Word};
 use crate::reclaim::Guard;
-use crate::sync::{AcqRel, Acquire, AtomicPtr, AtomicUsize, Relaxed};
+use crate::sync::{AcqRel, Acquire, AtomicPtr, AtomicUsize, Relaxed, prefetch};
 use std::alloc::Layout;
 use std::ptr;
 #[cfg(not(loom))]
@@ -239,6 +239,18 @@ impl<K: Stored, V: Copy + Send + Sync + 'static> Directory<K, V> {
         (edge, word)
     }
 
+    /// Has the processor fetch slot `index`.
+    #[inline]
+    pub(crate) fn prefetch(&self, index: usize) {
+        prefetch(&raw const self.slots.edges()[index]);
+    }
+
+    /// Has the processor fetch the node that slot `index` leads to.
+    #[inline]
+    pub(crate) fn prefetch_node(&self, index: usize, guard: &Guard) {
+        self.slots.edges()[index].load(guard).prefetch();
+    }
+
     /// The directory whose slots still move to this one.
     pub(crate) fn older<'g>(&self, _guard: &'g Guard) -> Option<&'g Self> {
         // Acquire: who sees null sees all slots set; partner of the release in `count_moved`.
@@ -262,8 +274,13 @@ impl<K: Stored, V: Copy + Send + Sync + 'static> Directory<K, V> {
             return false;
         };
         let first = self.cursor.fetch_add(slots, Relaxed);
-        for index in first..first + slots {
-            self.migrate(older, index & (older.len() - 1), guard);
+        let indexes = (first..first + slots).map(|index| index & (older.len() - 1));
+        // A node has to be looked at to be moved: they are fetched together, not one after the other.
+        for index in indexes.clone() {
+            older.prefetch_node(index, guard);
+        }
+        for index in indexes {
+            self.migrate(older, index, guard);
         }
         true
     }

@@ -46,7 +46,7 @@ use crate::canary::{Canary, Mortal};
 use crate::counters::garbage;
 use crate::key::{Bits, Stored};
 use crate::reclaim::Guard;
-use crate::sync::{AcqRel, Acquire, AtomicPtr};
+use crate::sync::{AcqRel, Acquire, AtomicPtr, prefetch};
 use std::marker::PhantomData;
 use std::ptr;
 
@@ -191,6 +191,14 @@ impl<'g, K: Stored, V: Copy + Send + Sync + 'static> Word<'g, K, V> {
 
     fn node<T>(self) -> *mut T {
         self.raw.map_addr(|addr| addr & ADDRESS).cast()
+    }
+
+    /// Has the processor fetch the node it points at, if there is one.
+    #[inline]
+    pub(crate) fn prefetch(self) {
+        if !self.is_empty() {
+            prefetch(self.node::<()>());
+        }
     }
 
     /// The node it points at.

@@ -125,6 +125,18 @@ impl<K: Stored, V: Copy + Send + Sync + 'static> Tree<K, V> {
         self.current.load(guard)
     }
 
+    /// Has the processor fetch what operations on `keys` read first: all the slots, then the nodes that they lead to.
+    pub(crate) fn prefetch<'k>(
+        &self,
+        keys: impl Iterator<Item = K::Query<'k>> + Clone,
+        guard: &Guard,
+    ) {
+        let directory = self.directory(guard);
+        let slots = keys.map(|key| directory.index(key.lead()));
+        slots.clone().for_each(|slot| directory.prefetch(slot));
+        slots.for_each(|slot| directory.prefetch_node(slot, guard));
+    }
+
     /// Calls `found` with the leaf of `key`, if there is one.
     #[inline]
     pub(crate) fn find<'g, R>(
