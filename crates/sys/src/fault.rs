@@ -43,6 +43,10 @@ points! {
     Freeze = "freeze",
     /// mmap(2) of what replaces pages.
     Replace = "replace",
+    /// mremap(2) of what replaces pages, made aside.
+    Place = "place",
+    /// The same, after the pages' own mapping is gone.
+    PlaceHalf = "place-half",
     /// madvise(2) that gives a new mapping its attributes.
     Describe = "describe",
     /// mmap(2) of a window into a store, or of a lifeline.

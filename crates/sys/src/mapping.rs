@@ -91,8 +91,7 @@ pub unsafe fn replace(
 ) -> std::result::Result<(), (Errno, bool)> {
     if attributes.locked || lock_future {
         // SAFETY: the caller's promise.
-        let replaced = unsafe { replace_locked(start, len, source, access, attributes) };
-        return replaced.map_err(|errno| (errno, false));
+        return unsafe { replace_locked(start, len, source, access, attributes) };
     }
     let (at, flags) = (pointer(start), flags(attributes) | MapFlags::FIXED);
     // SAFETY: the range is the caller's; MAP_FIXED replaces it in one step.
@@ -101,9 +100,10 @@ pub unsafe fn replace(
     unsafe { describe(start, len, source, attributes) }.map_err(|errno| (errno, true))
 }
 
-/// A mapping that is locked while it may be written would be filled by write faults at once, and
-/// every page of it would be private. So it is made elsewhere, without access, locked on fault,
-/// made accessible, and then moved into place: other threads never see it unfinished.
+/// Replaces by way of a mapping made aside, which other threads never see unfinished.
+///
+/// # Errors
+/// As [`replace`].
 ///
 /// # Safety
 /// As [`replace`].
@@ -113,31 +113,111 @@ unsafe fn replace_locked(
     source: Source<'_>,
     access: Access,
     attributes: Attributes,
-) -> Result<()> {
+) -> std::result::Result<(), (Errno, bool)> {
+    let made = aside(len, source, access, attributes, true).map_err(|errno| (errno, false))?;
+    // SAFETY: the range to replace is the caller's, the other was just made.
+    unsafe { place(made, start, len) }.map_err(|errno| {
+        // SAFETY: the mapping was made here and is still aside.
+        let _ = unsafe { unmap(made, len) };
+        let mended = mend(start, len, source, attributes, true);
+        // SAFETY: the range is the mapping just made, if one was.
+        let replaced = mended.and_then(|()| unsafe { protect(start, len, access) });
+        (errno, replaced.is_ok())
+    })
+}
+
+/// Maps `source` at a place of the kernel's choice, with `access` and `attributes`, to be finished
+/// there and then [`place`]d. `locks` says that `attributes.locked` is to be set or cleared.
+///
+/// A mapping that is locked while it may be written would be filled by write faults at once, and
+/// every page of it would be private. So it is made without access, locked on fault, and made
+/// accessible then.
+///
+/// # Errors
+/// `NOMEM` when the map count, or the locked-memory limit, is exhausted.
+pub fn aside(
+    len: usize,
+    source: Source<'_>,
+    access: Access,
+    attributes: Attributes,
+    locks: bool,
+) -> Result<usize> {
     let (none, flags) = (std::ptr::null_mut(), flags(attributes));
+    let prot = match locks {
+        true => ProtFlags::empty(),
+        false => access.prot(),
+    };
     // SAFETY: a fresh mapping at a place of the kernel's choice disturbs nothing.
-    let made = unsafe { map(none, len, source, ProtFlags::empty(), flags) }?;
-    let aside = made.expose_provenance();
-    // SAFETY: all but the last call are about the mapping just made; the last one replaces what is
-    // the caller's.
+    let made = unsafe { map(none, len, source, prot, flags) }?;
+    let start = made.expose_provenance();
+    // SAFETY: all is about the mapping just made.
     let done = unsafe {
-        let locked = if attributes.locked {
-            rustix::mm::mlock_with(made, len, MlockFlags::ONFAULT)
-        } else {
-            rustix::mm::munlock(made, len)
+        let locked = match (locks, attributes.locked) {
+            (false, _) => Ok(()),
+            (true, true) => rustix::mm::mlock_with(made, len, MlockFlags::ONFAULT),
+            (true, false) => rustix::mm::munlock(made, len),
         };
         locked
-            .and_then(|()| describe(aside, len, source, attributes))
-            .and_then(|()| rustix::mm::mprotect(made, len, access.mprotect()))
-            .and_then(|()| {
-                let how = MremapFlags::MAYMOVE;
-                rustix::mm::mremap_fixed(made, len, len, how, pointer(start)).map(drop)
+            .and_then(|()| describe(start, len, source, attributes))
+            .and_then(|()| match locks {
+                true => rustix::mm::mprotect(made, len, access.mprotect()),
+                false => Ok(()),
             })
     };
-    done.inspect_err(|_| {
-        // SAFETY: the mapping was made here and is still aside.
-        let _ = unsafe { unmap(aside, len) };
-    })
+    match done {
+        Ok(()) => Ok(start),
+        Err(errno) => {
+            // SAFETY: the mapping was made here.
+            let _ = unsafe { unmap(start, len) };
+            Err(errno)
+        }
+    }
+}
+
+/// Moves the mapping of `[from, from + len)` to `start`, replacing what is there in one step, with the private
+/// pages it has. It is registered with no userfaultfd there.
+///
+/// # Errors
+/// `NOMEM` when the map count is exhausted, or memory. Then what was at `start` may be gone: see [`mend`].
+///
+/// # Safety
+/// The caller must own both ranges: whatever is at `start` is lost.
+pub unsafe fn place(from: usize, start: usize, len: usize) -> Result<()> {
+    fault::check(Point::Place)?;
+    #[cfg(debug_assertions)]
+    if let Err(errno) = fault::check(Point::PlaceHalf) {
+        // As the kernel fails when it has unmapped the target and finds no memory for the rest.
+        // SAFETY: whatever is at `start` is lost, by contract.
+        unsafe { unmap(start, len) }?;
+        return Err(errno);
+    }
+    let how = MremapFlags::MAYMOVE;
+    // SAFETY: the caller's promise.
+    unsafe { rustix::mm::mremap_fixed(pointer(from), len, len, how, pointer(start)) }.map(drop)
+}
+
+/// Maps `source` without access over `[start, start + len)` where nothing is mapped, after [`place`] failed, with
+/// what of `attributes` fits. The caller makes it accessible when it is as it has to be.
+///
+/// # Errors
+/// `EXIST` when something is there; `NOMEM` when the map count is exhausted.
+pub fn mend(
+    start: usize,
+    len: usize,
+    source: Source<'_>,
+    attributes: Attributes,
+    locks: bool,
+) -> Result<()> {
+    let flags = flags(attributes) | MapFlags::FIXED_NOREPLACE;
+    // SAFETY: only a place that is free is mapped, and what is told is about the mapping just made.
+    unsafe {
+        map(pointer(start), len, source, ProtFlags::empty(), flags)?;
+        let _ = describe(start, len, source, attributes);
+        if locks {
+            let _ = set_locked(start, len, attributes.locked);
+        }
+    }
+    Ok(())
 }
 
 fn flags(attributes: Attributes) -> MapFlags {

@@ -216,16 +216,41 @@ impl Uffd {
     /// # Safety
     /// `from` must be a readable page, and the caller entitled to fill `to`.
     pub unsafe fn copy_page(&self, to: usize, from: usize) -> Result<()> {
-        fault::check(Point::Copy)?;
-        let mut arg = raw::uffdio_copy {
-            dst: to as u64,
-            src: from as u64,
-            len: 4096,
-            mode: raw::UFFDIO_COPY_MODE_DONTWAKE.into(),
-            copy: 0,
-        };
-        // SAFETY: the structure is what UFFDIO_COPY takes; both pages are the caller's.
-        unsafe { ioctl(&self.0, Updater::<COPY, _>::new(&mut arg)) }
+        // SAFETY: the caller's promise.
+        unsafe { self.copy_pages(to, from, 4096) }
+    }
+
+    /// Fills the empty pages of `[to, to + len)` with copies of those from `from` on, waking nobody. Over a private mapping
+    /// of a file the copies are private, and the file is not touched.
+    ///
+    /// # Errors
+    /// As [`Uffd::zero`], though `AGAIN` only after several attempts; some pages may be filled then.
+    ///
+    /// # Safety
+    /// The pages from `from` on must be readable, and the caller entitled to fill those from `to` on.
+    pub unsafe fn copy_pages(&self, to: usize, from: usize, len: usize) -> Result<()> {
+        const PATIENCE: usize = 16;
+        let (mut copied, mut tries) = (0, 0);
+        while copied < len {
+            fault::check(Point::Copy)?;
+            let mut arg = raw::uffdio_copy {
+                dst: (to + copied) as u64,
+                src: (from + copied) as u64,
+                len: (len - copied) as u64,
+                mode: raw::UFFDIO_COPY_MODE_DONTWAKE.into(),
+                copy: 0,
+            };
+            // SAFETY: the structure is what UFFDIO_COPY takes; the pages are the caller's.
+            let result = unsafe { ioctl(&self.0, Updater::<COPY, _>::new(&mut arg)) };
+            // A copy that stops half-way says AGAIN and how far it came.
+            match (result, usize::try_from(arg.copy)) {
+                (_, Ok(step)) if step > 0 => copied += step,
+                (Err(Errno::AGAIN), _) if tries < PATIENCE => tries += 1,
+                (Err(errno), _) => return Err(errno),
+                (Ok(()), _) => return Err(Errno::AGAIN),
+            }
+        }
+        Ok(())
     }
 
     /// Wakes every thread that sleeps on a page of `[start, start + len)`.
