@@ -63,7 +63,7 @@ static int differs(size_t page)
 
 static atomic_int stopping;
 static atomic_ulong operations, mismatches;
-static size_t writers, discards_too;
+static size_t writers, running, discards_too;
 static pthread_t threads[64];
 
 static void *writer(void *arg)
@@ -394,15 +394,17 @@ static long crowd(size_t spare)
 	return next > before ? (long)(next - before) * 2 : 0;
 }
 
-static long start_writers(size_t count, size_t discards)
+/* The writer number i of count writes every count-th page from i on. With `only`, just that one runs. */
+static long start_writers(size_t count, size_t discards, size_t only)
 {
 	atomic_store(&stopping, 0);
 	atomic_store(&operations, 0);
 	atomic_store(&mismatches, 0);
 	writers = count;
+	running = 0;
 	discards_too = discards;
-	for (size_t i = 0; i < count; i++)
-		if (pthread_create(&threads[i], NULL, writer, (void *)i))
+	for (size_t i = only; i < (only ? only + 1 : count); i++)
+		if (pthread_create(&threads[running++], NULL, writer, (void *)i))
 			return -EAGAIN;
 	return 0;
 }
@@ -410,11 +412,11 @@ static long start_writers(size_t count, size_t discards)
 static void stop(void)
 {
 	atomic_store(&stopping, 1);
-	for (size_t i = 0; i < writers; i++)
+	for (size_t i = 0; i < running; i++)
 		pthread_join(threads[i], NULL);
 	if (direct_count)
 		pthread_join(direct_thread, NULL);
-	writers = direct_count = 0;
+	writers = running = direct_count = 0;
 	printf("%s %lu operations %lu mismatches\n", atomic_load(&mismatches) ? "bad" : "ok",
 	       atomic_load(&operations), atomic_load(&mismatches));
 	fflush(stdout);
@@ -460,7 +462,7 @@ int main(void)
 		COMMAND("unlock") say(errno_of(munlock(mem + a * PAGE, b * PAGE)));
 		COMMAND("bind") say(bind_to(a, b, (unsigned)c));
 		COMMAND("crowd") say(crowd(a));
-		COMMAND("writers") say(start_writers(a, b));
+		COMMAND("writers") say(start_writers(a, b, c));
 		COMMAND("direct") say(start_direct(a, b, path));
 		COMMAND("stop") stop();
 		COMMAND("pin") say(pin(a, b));

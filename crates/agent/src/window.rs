@@ -31,7 +31,8 @@
 //! - a system call that slips past the hooks and unmaps the chunk: MOVE and registration fail, and
 //!   a failed page is given back or dropped with the mapping it belonged to.
 //!
-//! Pages that lie in a store's mapping already are merged another way: see [`again`].
+//! Pages that lie in a store's mapping already are merged another way: see [`again`]. Pages that are to stay
+//! private between others go through the same steps, but for the comparison: see [`span`].
 //!
 //! Code here touches only its own stack, the staging area, the table and the store: if a host
 //! offers memory that libc's heap lies in, the window does not need that heap.
@@ -42,12 +43,14 @@ use sys::mapping::{self, Access, Attributes, Source};
 use sys::pagemap::Pagemap;
 use sys::uffd::{Freezer, Uffd, Watch};
 use sys::vma::{Maps, Vma};
-use wire::{CHUNK_PAGES, Merge, PAGE_BYTES, PageOutcome};
+use wire::{CHUNK_PAGES, Merge, PAGE_BYTES, PageOutcome, Target};
 
 mod again;
 mod held;
+mod span;
 
 use self::held::Held;
+use self::span::Aside;
 use crate::lock::Guard;
 use crate::table::Reading;
 use crate::view::View;
@@ -76,8 +79,8 @@ pub(crate) struct Window {
     held: Held,
 }
 
-/// A page to merge: its place in the chunk and its slot (`None`: zeros).
-type Item = (usize, Option<u64>);
+/// A page and its target: its place in the chunk, and what becomes of it.
+type Item = (usize, Target);
 
 /// What the pages of one question have in common.
 struct Job<'a> {
@@ -87,6 +90,8 @@ struct Job<'a> {
     lock_future: bool,
     view: &'a mut View,
     outcomes: &'a mut Outcomes,
+    /// The mapping that spans are cut from.
+    aside: Option<Aside>,
 }
 
 impl Window {
@@ -128,6 +133,23 @@ impl Window {
         lock_future: bool,
         outcomes: &mut Outcomes,
     ) {
+        self.merge_pages(guard, question, view, lock_future, outcomes);
+        // A page that was to stay private did, wherever it lies.
+        for (page, target) in pages(question) {
+            if target == Target::Enclosed && outcomes.get(page) != Some(&PageOutcome::Enclosed) {
+                set(outcomes, page, PageOutcome::NotAsked);
+            }
+        }
+    }
+
+    fn merge_pages(
+        &mut self,
+        guard: &mut Guard,
+        question: &Merge,
+        view: &mut View,
+        lock_future: bool,
+        outcomes: &mut Outcomes,
+    ) {
         #[allow(clippy::cast_possible_truncation)] // the decoder bounds addresses
         let chunk = question.chunk as usize;
         let (offered, stored, attributes) = match guard.table().get(chunk) {
@@ -151,20 +173,23 @@ impl Window {
             lock_future,
             view,
             outcomes,
+            aside: None,
         };
-        let mut batch = [(0usize, None::<u64>); BATCH_PAGES];
+        let mut batch = [(0usize, Target::Zeros); BATCH_PAGES];
         let mut len = 0;
-        let mut again = [(0usize, None::<u64>); CHUNK_PAGES];
+        let mut again = [(0usize, Target::Zeros); CHUNK_PAGES];
         let mut agains = 0;
         let mut vma: Option<Vma> = None;
-        for (page, slot) in pages(question) {
+        for (page, target) in pages(question) {
             if !offered.contains(page) {
                 set(job.outcomes, page, PageOutcome::Gone);
                 continue;
             }
             if stored.contains(page) {
-                if let Some(item) = again.get_mut(agains) {
-                    *item = (page, slot);
+                if target != Target::Enclosed
+                    && let Some(item) = again.get_mut(agains)
+                {
+                    *item = (page, target);
                     agains += 1;
                 }
                 continue;
@@ -190,11 +215,12 @@ impl Window {
                 job.access = access;
             }
             if let Some(item) = batch.get_mut(len) {
-                *item = (page, slot);
+                *item = (page, target);
                 len += 1;
             }
         }
         self.batch(guard, &mut job, batch.get(..len).unwrap_or_default());
+        span::close(&mut job);
         self.merge_again(guard, &mut job, again.get(..agains).unwrap_or_default());
         for (first, count) in offered.runs() {
             // The new mappings are tracked too: a write to a merged page must be seen.
@@ -220,10 +246,7 @@ impl Window {
         // Map the canonical pages' windows first: that can fail, and must not while pages are out.
         let mut canonical = [0usize; BATCH_PAGES];
         for (place, item) in canonical.iter_mut().zip(items) {
-            *place = item
-                .1
-                .map_or(Ok(0), |slot| job.view.page(slot))
-                .unwrap_or(usize::MAX);
+            *place = canonical_page(job.view, item.1);
         }
         let began = now();
         let mut out = [false; BATCH_PAGES];
@@ -233,12 +256,15 @@ impl Window {
         for (at, equal) in equal.iter_mut().enumerate().take(items.len()) {
             let page = self.staging + at * PAGE_BYTES;
             let canonical = canonical.get(at).copied().unwrap_or(usize::MAX);
+            // Of a page that stays private nothing is asked.
             *equal = out.get(at) == Some(&true) && canonical != usize::MAX && same(page, canonical);
         }
         let mut at = 0;
         while at < items.len() {
             let step = if out.get(at) != Some(&true) {
                 1
+            } else if let Some(span) = span::find(items, &out, &equal, at) {
+                self.put_span(guard, job, items, at, span)
             } else if equal.get(at) == Some(&true) {
                 let run = equal_run(items, &equal, at);
                 self.put_run(guard, job, items, at, run);
@@ -306,7 +332,10 @@ impl Window {
 
     /// Whoever slept goes on; what is still the guest's own memory is tracked as before.
     fn let_go(&mut self, job: &Job<'_>, items: &[Item]) {
-        let own = |page: usize| job.outcomes.get(page) != Some(&PageOutcome::Merged);
+        let own = |page: usize| {
+            let outcome = job.outcomes.get(page);
+            !matches!(outcome, Some(PageOutcome::Merged | PageOutcome::Enclosed))
+        };
         each_run(items, |at, run| {
             let Some(&(first, _)) = items.get(at) else {
                 return;
@@ -371,11 +400,11 @@ impl Window {
         at: usize,
         run: usize,
     ) {
-        let Some(&(page, slot)) = items.get(at) else {
+        let Some(&(page, target)) = items.get(at) else {
             return;
         };
         let start = job.chunk + page * PAGE_BYTES;
-        let Some(slot) = slot else {
+        let Target::Slot(slot) = target else {
             return (0..run).for_each(|n| self.put_zeros(job, at + n, page + n));
         };
         let source = Source::Store(job.view.store(), slot * PAGE_BYTES as u64);
@@ -445,12 +474,17 @@ impl Window {
 
 /// The pages a question names, with their slots.
 fn pages(question: &Merge) -> impl Iterator<Item = Item> + '_ {
-    question.ops().iter().flat_map(|op| {
-        (0..op.pages).map(|n| {
-            let slot = op.slot.map(|slot| slot + u64::from(n));
-            (usize::from(op.first + n), slot)
-        })
-    })
+    let ops = question.ops().iter();
+    ops.flat_map(|op| (0..op.pages).map(|n| (usize::from(op.first + n), op.target.nth(n))))
+}
+
+/// Where the page lies that one with this target is compared with: 0 for zeros, `usize::MAX` for none.
+fn canonical_page(view: &mut View, target: Target) -> usize {
+    match target {
+        Target::Slot(slot) => view.page(slot).unwrap_or(usize::MAX),
+        Target::Zeros => 0,
+        Target::Enclosed => usize::MAX,
+    }
 }
 
 fn set(outcomes: &mut Outcomes, page: usize, outcome: PageOutcome) {
@@ -471,8 +505,8 @@ fn adjacent(items: &[Item], at: usize) -> usize {
 /// How many items from `at` on are equal to their slots and can be mapped by one call.
 fn equal_run(items: &[Item], equal: &[bool], at: usize) -> usize {
     let follows = |a: &Item, b: &Item| match (a.1, b.1) {
-        (None, None) => a.0 + 1 == b.0,
-        (Some(x), Some(y)) => a.0 + 1 == b.0 && x + 1 == y,
+        (Target::Zeros, Target::Zeros) => a.0 + 1 == b.0,
+        (Target::Slot(x), Target::Slot(y)) => a.0 + 1 == b.0 && x + 1 == y,
         _ => false,
     };
     let mut run = 1;

@@ -13,7 +13,7 @@ mod common;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use common::{Engine, count, scan};
+use common::{Engine, count, scan, span};
 use rustix::io::Errno;
 use support::Guest;
 use sys::fault::Point;
@@ -28,9 +28,11 @@ const FAULTS: &[(Point, &[Errno])] = &[
         &[Errno::AGAIN, Errno::BUSY, Errno::NOMEM, Errno::INVAL],
     ),
     (Point::Zero, &[Errno::AGAIN, Errno::NOMEM]),
-    (Point::Copy, &[Errno::AGAIN]),
+    (Point::Copy, &[Errno::AGAIN, Errno::NOMEM]),
     (Point::Freeze, &[Errno::AGAIN, Errno::NOMEM]),
     (Point::Replace, &[Errno::NOMEM, Errno::AGAIN]),
+    (Point::Place, &[Errno::NOMEM]),
+    (Point::PlaceHalf, &[Errno::NOMEM]),
     (Point::Describe, &[Errno::NOMEM]),
     (Point::Share, &[Errno::NOMEM]),
     (Point::Advise, &[Errno::NOMEM, Errno::AGAIN]),
@@ -108,6 +110,10 @@ impl Story {
         for page in 0..pages {
             assert!(question.push(first + page, slot.map(|slot| slot + u64::from(page))));
         }
+        self.ask_merge(question)
+    }
+
+    fn ask_merge(&mut self, question: Merge) -> usize {
         match self.ask(&Question::Merge(question)) {
             Some(Answer::Merged(merged)) => {
                 count(&merged, PageOutcome::Merged) + count(&merged, PageOutcome::Zeroed)
@@ -124,7 +130,11 @@ impl Story {
     /// Merges, breaks, merges again, zeroes and unmerges; gives how many pages were merged.
     fn chapter(&mut self) -> usize {
         self.sync();
-        let mut merged = self.merge(0, 512, Some(1000));
+        let mut merged = self.ask_merge(span(self.guest.memory, 0, 200, 1000));
+        self.guest.run("check");
+        merged += self.merge(200, 312, Some(1200));
+        self.guest.run("check");
+        merged += self.merge(0, 512, Some(1000));
         self.guest.run("check");
         self.guest.run("fill 100 100 70");
         self.guest.run("zero 300 20");
@@ -209,7 +219,13 @@ fn whatever_fails_no_byte_is_lost_last_part() {
 
 #[test]
 fn nor_in_locked_memory() {
-    for point in [Point::Replace, Point::Lock, Point::Protect, Point::Describe] {
+    let points = [Point::Replace, Point::Lock, Point::Protect];
+    for point in [
+        &points[..],
+        &[Point::Describe, Point::Place, Point::PlaceHalf],
+    ]
+    .concat()
+    {
         for turns in TURNS {
             tell(point, Errno::NOMEM, turns, true);
         }

@@ -8,12 +8,13 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
-use wire::{Answer, CHUNK_PAGES, Merge, Merged, PageBits, PageOutcome, Question, Unmerge};
+use wire::{Answer, CHUNK_PAGES, Merge, Merged, PageBits, PageOutcome, Question, Target, Unmerge};
 
 use crate::chunk::{Chunk, Pages};
 use crate::guest::{Fault, Guest, Pending, Talk};
 use crate::page::{StoreId, Tag};
 use crate::realm::Effects;
+use crate::span;
 
 /// How questions are put.
 #[derive(Clone, Copy, Debug)]
@@ -37,9 +38,11 @@ pub(crate) enum Asked {
     Busy,
 }
 
-/// A stretch of pages that maps with one call.
+/// A stretch of pages that maps with one call: planned ones, and those enclosed between them.
 struct Stretch {
     first: usize,
+    end: usize,
+    /// How many are planned.
     pages: usize,
     /// Whether it continues a merged neighbour, and so takes no new mapping.
     joins: bool,
@@ -58,14 +61,16 @@ pub(crate) fn merge(
         leave_broken(chunk, pages, effects);
     }
     leave_huge(chunk, pages, effects, manner.worth_splitting);
-    let mut stretches = stretches(pages);
+    let mut stretches = stretches(pages, span::encloses(guest));
     let least = least_run(guest, manner.max_mappings);
     stretches.retain(|stretch| {
         let fits = stretch.zero || stretch.joins || stretch.pages >= least;
         if !fits {
-            for page in stretch.first..stretch.first + stretch.pages {
-                effects.discard(pages, page, chunk.site(page));
-                pages.back_off(page, Tag::Skipped);
+            for page in stretch.first..stretch.end {
+                if pages.tag(page) == Tag::Planned {
+                    effects.discard(pages, page, chunk.site(page));
+                    pages.back_off(page, Tag::Skipped);
+                }
             }
         }
         fits
@@ -106,26 +111,29 @@ fn ask_store(
     stretches: &[Stretch],
 ) {
     let mut question = Merge::new(chunk.address, store.0.into());
-    let mut asked = 0;
-    for page in stretches.iter().flat_map(|s| s.first..s.first + s.pages) {
-        let slot = (pages.tag(page) == Tag::Planned).then(|| pages.slot(page).number());
-        let tag = if slot.is_some() {
-            Tag::Asked
-        } else {
-            Tag::AskedZero
+    let (mut asked, mut enclosed) = (0, PageBits::EMPTY);
+    for page in stretches.iter().flat_map(|s| s.first..s.end) {
+        let (target, tag) = match pages.tag(page) {
+            Tag::Planned => (Target::Slot(pages.slot(page).number()), Some(Tag::Asked)),
+            Tag::PlannedZero => (Target::Zeros, Some(Tag::AskedZero)),
+            _ => (Target::Enclosed, None),
         };
-        if u16::try_from(page).is_ok_and(|page| question.push(page, slot)) {
-            pages.set(page, tag);
+        if u16::try_from(page).is_ok_and(|page| question.push_as(page, target)) {
             asked += 1;
+            match tag {
+                Some(tag) => pages.set(page, tag),
+                None => enclosed.insert(page),
+            }
         }
     }
     let new = stretches.iter().filter(|s| !s.zero && !s.joins).count() as u64;
     guest.counters.vmas_added.fetch_add(2 * new, Relaxed);
-    let pending = Pending::Merged(Arc::clone(chunk));
+    let pending = Pending::Merged(Arc::clone(chunk), enclosed);
     let question = Question::Merge(question);
     match exchange(guest, talk, &question, pending, asked, manner) {
         Some(Answer::Merged(merged)) => {
-            judge(guest, take_merged(guest, chunk, pages, &merged, effects))
+            let answer = (&merged, enclosed);
+            judge(guest, take_merged(guest, chunk, pages, answer, effects));
         }
         Some(_) => guest.condemn(&Fault::Contradiction("not the answer to a merge")),
         None => {}
@@ -244,8 +252,9 @@ fn exchange(
     None
 }
 
-/// The planned pages as stretches, in ascending order.
-fn stretches(pages: &Pages) -> Vec<Stretch> {
+/// The planned pages as stretches, in ascending order. With `encloses` they reach over private pages where the slots allow
+/// it.
+fn stretches(pages: &Pages, encloses: bool) -> Vec<Stretch> {
     let mut all: Vec<Stretch> = Vec::new();
     for page in pages.busy.pages() {
         let zero = match pages.tag(page) {
@@ -254,14 +263,19 @@ fn stretches(pages: &Pages) -> Vec<Stretch> {
             _ => continue,
         };
         let follows = |last: &&mut Stretch| {
-            let end = last.first + last.pages;
-            let next_slot = || pages.slot(page - 1).0 + 1 == pages.slot(page).0;
-            end == page && last.zero == zero && (zero || next_slot())
+            let (before, between) = (last.end - 1, page - last.end);
+            let next_slot = || pages.slot(before).0 + 1 + between as u64 == pages.slot(page).0;
+            let near = between == 0 || encloses && span::can_enclose(pages, last.end, page);
+            last.zero == zero && near && (zero && between == 0 || !zero && next_slot())
         };
         match all.last_mut().filter(follows) {
-            Some(last) => last.pages += 1,
+            Some(last) => {
+                last.pages += 1;
+                last.end = page + 1;
+            }
             None => all.push(Stretch {
                 first: page,
+                end: page + 1,
                 pages: 1,
                 joins: false,
                 zero,
@@ -275,7 +289,7 @@ fn stretches(pages: &Pages) -> Vec<Stretch> {
 }
 
 fn joins(pages: &Pages, stretch: &Stretch) -> bool {
-    let (first, last) = (stretch.first, stretch.first + stretch.pages - 1);
+    let (first, last) = (stretch.first, stretch.end - 1);
     let merged = |page: usize| pages.merged.contains(page).then(|| pages.slot(page).0);
     let before = first.checked_sub(1).and_then(merged);
     before.is_some_and(|slot| slot + 1 == pages.slot(first).0)
@@ -297,7 +311,7 @@ fn least_run(guest: &Guest, max_mappings: u64) -> usize {
     }
 }
 
-/// Accounts the answer to a merge.
+/// Accounts the answer to a merge, with the pages that it may say are enclosed.
 ///
 /// # Errors
 /// When the answer does not fit what was asked; none of it counts then.
@@ -305,14 +319,14 @@ pub(crate) fn take_merged(
     guest: &Guest,
     chunk: &Chunk,
     pages: &mut Pages,
-    merged: &Merged,
+    (merged, enclosed): (&Merged, PageBits),
     effects: &mut Effects,
 ) -> Result<(), Fault> {
     let outcomes = merged.outcomes.iter().copied().enumerate();
-    if !outcomes
-        .clone()
-        .all(|(page, outcome)| fits(pages.tag(page), outcome))
-    {
+    if !outcomes.clone().all(|(page, outcome)| {
+        let may_enclose = enclosed.contains(page) && outcome == PageOutcome::Enclosed;
+        may_enclose || fits(pages.tag(page), outcome)
+    }) {
         return Err(Fault::Contradiction("outcomes that fit no question"));
     }
     let counters = &guest.counters;
@@ -333,6 +347,8 @@ pub(crate) fn take_merged(
                 again += u64::from(pages.stored.contains(page));
                 pages.stored.remove(page); // it is anonymous memory again
             }
+            // It is what it was, in another place, and the next scan finds it written.
+            PageOutcome::Enclosed => pages.stored.insert(page),
             refused => refuse(chunk, pages, page, refused, effects),
         }
     }
@@ -342,8 +358,14 @@ pub(crate) fn take_merged(
 
 fn fits(tag: Tag, outcome: PageOutcome) -> bool {
     match tag {
-        Tag::Asked => !matches!(outcome, PageOutcome::NotAsked | PageOutcome::Zeroed),
-        Tag::AskedZero => !matches!(outcome, PageOutcome::NotAsked | PageOutcome::Merged),
+        Tag::Asked => !matches!(
+            outcome,
+            PageOutcome::NotAsked | PageOutcome::Zeroed | PageOutcome::Enclosed
+        ),
+        Tag::AskedZero => !matches!(
+            outcome,
+            PageOutcome::NotAsked | PageOutcome::Merged | PageOutcome::Enclosed
+        ),
         _ => outcome == PageOutcome::NotAsked,
     }
 }

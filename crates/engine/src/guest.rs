@@ -148,8 +148,8 @@ pub(crate) enum Pending {
     Ready(Instant),
     /// A sync.
     Changes,
-    /// A merge of this chunk: its asked pages.
-    Merged(Arc<Chunk>),
+    /// A merge of this chunk: its asked pages, and these, which may be enclosed between them.
+    Merged(Arc<Chunk>, PageBits),
     /// An unmerge of these pages.
     Unmerged(Arc<Chunk>, PageBits),
 }

@@ -25,6 +25,12 @@ enum Event {
         count: u64,
         content: u64,
     },
+    /// Contents of all guests, with some of the guest's own between them.
+    Strewn {
+        page: u64,
+        count: u64,
+        content: u64,
+    },
     Discard {
         page: u64,
         count: u64,
@@ -74,6 +80,7 @@ fn manners() -> impl Strategy<Value = Manners> {
         1 => Just(Manners::Refuses(PageOutcome::Gone)),
         1 => Just(Manners::Refuses(PageOutcome::Unsupported)),
         1 => Just(Manners::Invents),
+        1 => Just(Manners::Oversteps),
         1 => Just(Manners::Forgets),
         1 => Just(Manners::Confuses),
         1 => Just(Manners::Pretends),
@@ -96,6 +103,7 @@ fn event() -> impl Strategy<Value = Event> {
         // Whole groups, so that guesses are made, of runs that begin alike or one apart.
         4 => (0..CHUNKS * 32, 14u64..60, 1u64..3, 0u64..2).prop_map(|(group, count, content, late)| Event::Write { page: group * 16 + late, count, content: content * 100 + late }),
         3 => (0..CHUNKS * 16, 20u64..70, 1u64..3).prop_map(|(row, count, content)| Event::Same { page: row * 32, count, content }),
+        6 => (page(), 4u64..40, 20u64..60).prop_map(|(page, count, content)| Event::Strewn { page, count, content }),
         3 => (page(), 1u64..10).prop_map(|(page, count)| Event::Discard { page, count }),
         4 => (page(), 1u64..16).prop_map(|(page, count)| Event::Touch { page, count }),
         1 => (page(), any::<bool>()).prop_map(|(page, on)| Event::Pin { page, on }),
@@ -153,6 +161,17 @@ fn happen(lab: &mut Lab, guest: usize, event: &Event) {
             content,
         } => lab.world(|world| {
             in_region(page, count).for_each(|page| world.write(guest, page, content));
+        }),
+        Event::Strewn {
+            page,
+            count,
+            content,
+        } => lab.world(|world| {
+            for (at, page) in (0u64..).zip(in_region(page, count)) {
+                let own = 1_000_000 * (guest as u64 + 1);
+                let content = content + at + if at % 3 == 1 { own } else { 0 };
+                world.write(guest, page, content);
+            }
         }),
         Event::Discard { page, count } => lab.world(|world| {
             in_region(page, count).for_each(|page| world.discard(guest, page));

@@ -73,6 +73,7 @@ mod remember;
 #[cfg(test)]
 mod scale;
 mod schedule;
+mod span;
 mod status;
 mod store;
 mod succeed;
@@ -88,6 +89,8 @@ mod trials_copies;
 mod trials_guess;
 #[cfg(test)]
 mod trials_nodes;
+#[cfg(test)]
+mod trials_spans;
 mod workers;
 
 pub use engine::{Engine, EngineError, Options};

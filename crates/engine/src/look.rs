@@ -47,7 +47,7 @@ impl Terms {
     fn again(&self, guest: &Guest) -> Again {
         let pins = || guest.memory.pins();
         Again {
-            allowed: self.merge_again && guest.counters.stored() > 0 && guest.note_pins(pins()),
+            allowed: self.merge_again && guest.note_pins(pins()),
             ages: self.round.0.is_multiple_of(self.broken_rounds.max(1)),
         }
     }
@@ -151,9 +151,9 @@ fn take_late(
             Ok(())
         }
         (Pending::Ready(_), &Answer::Failed { errno, step }) => Err(Fault::Failed { step, errno }),
-        (Pending::Merged(chunk), Answer::Merged(merged)) => {
+        (Pending::Merged(chunk, enclosed), Answer::Merged(merged)) => {
             let mut pages = chunk.try_lock().ok_or(Fault::Stuck)?;
-            let taken = ask::take_merged(guest, chunk, &mut pages, merged, effects);
+            let taken = ask::take_merged(guest, chunk, &mut pages, (merged, *enclosed), effects);
             guest.counters.take_over(&mut pages);
             taken
         }

@@ -14,7 +14,8 @@
 //!
 //! New slots are taken in the order of the pages, from one run of numbers, and written with one
 //! call a batch *before* the index names them. So neighbours get neighbouring slots, and the same
-//! run of pages in the next guest maps with one call. Several workers may find the same candidate:
+//! run of pages in the next guest maps with one call; where private pages are strewn between, numbers are left
+//! out for them, see [`span`](crate::span). Several workers may find the same candidate:
 //! the exchange decides, the loser gives its slot up (the number is spent) and takes the winner's.
 //!
 //! Before anything is read, groups of pages that very likely equal neighbouring slots are planned by a look
@@ -51,6 +52,7 @@ use crate::nodes::{self, Rules};
 use crate::page::{Entry, Fingerprint, Site, Slot, StoreId, Tag};
 use crate::read::{BATCH, Batch, Hasher};
 use crate::realm::{Effects, Realm};
+use crate::span::Layout;
 use crate::store::PageBytes;
 
 /// Where promoted chunks are queued.
@@ -210,6 +212,7 @@ pub(crate) struct Plan<'a> {
     pub(crate) effects: &'a mut Effects,
     /// Slots to give out, by store.
     runs: Vec<Run>,
+    layout: Layout,
 }
 
 impl<'a> Plan<'a> {
@@ -227,6 +230,7 @@ impl<'a> Plan<'a> {
             pages,
             effects,
             runs: Vec::new(),
+            layout: Layout::new(guest),
         }
     }
 
@@ -504,17 +508,22 @@ impl<'a> Plan<'a> {
                     self.skip(rest);
                     break;
                 }
-                let (first, count) = match self.take_slots(twin.store, room.min(rest.len())) {
-                    Ok(taken) => taken,
+                let wanted = rest.get(..room).unwrap_or(rest);
+                let slots = match self.take_slots(twin.store, wanted) {
+                    Ok(slots) => slots,
                     Err(error) => {
                         tracing::warn!(%error, "no slots for canonical pages");
                         self.skip(rest);
                         break;
                     }
                 };
-                let (now, later) = rest.split_at(count.min(rest.len()));
-                self.publish_run(batch, now, first);
-                rest = later;
+                for run in slots.chunk_by(|one, next| one.0 + 1 == next.0) {
+                    let (now, later) = rest.split_at(run.len());
+                    if let Some(&first) = run.first() {
+                        self.publish_run(batch, now, first);
+                    }
+                    rest = later;
+                }
             }
         }
     }
@@ -525,8 +534,8 @@ impl<'a> Plan<'a> {
         usize::try_from(self.context.store_limit.saturating_sub(taken)).unwrap_or(usize::MAX)
     }
 
-    /// Takes at most `wanted` neighbouring slots of a store: the first, and how many.
-    fn take_slots(&mut self, store: StoreId, wanted: usize) -> Result<(Slot, usize), HeapError> {
+    /// Takes slots of a store for twins, as many as the run of numbers has; those left out are spent.
+    fn take_slots(&mut self, store: StoreId, twins: &[Twin]) -> Result<Vec<Slot>, HeapError> {
         let at = store.index();
         if self.runs.len() <= at {
             self.runs.resize(at + 1, 0..0);
@@ -536,13 +545,19 @@ impl<'a> Plan<'a> {
             Some(run) => run,
             None => self.realm().slots.take_run(store)?,
         };
-        let count = (run.end - run.start).min(wanted as u64);
-        let first = Slot(run.start);
-        run.start += count;
+        let before = run.start;
+        let wanted = twins.iter().map(|twin| twin.read.page);
+        let slots = self.layout.take(self.pages, wanted, &mut run);
+        let mut taken = slots.iter().peekable();
+        let left_out = |slot: &Slot| taken.next_if_eq(&slot).is_none();
+        let spent: Vec<_> = (before..run.start).map(Slot).filter(left_out).collect();
+        if !spent.is_empty() {
+            self.realm().slots.bury(&spent);
+        }
         if let Some(place) = self.runs.get_mut(at) {
             *place = run;
         }
-        Ok((first, usize::try_from(count).unwrap_or(wanted)))
+        Ok(slots)
     }
 
     fn publish_run(&mut self, batch: &Batch, twins: &[Twin], first: Slot) {

@@ -18,6 +18,7 @@ use sys::pagemap::{Categories, PageRun};
 use sys::process::Remote;
 use wire::{
     Answer, CHUNK_BYTES, CHUNK_PAGES, Change, Changes, Merged, PAGE_BYTES, PageOutcome, Question,
+    Target,
 };
 
 use crate::account::{Home, Lifeline};
@@ -145,7 +146,8 @@ impl Link for Agent {
             Question::Sync { .. } => Answer::Changes(self.changes()),
             Question::Merge(merge) => {
                 let mut outcomes = [PageOutcome::NotAsked; CHUNK_PAGES];
-                for op in merge.ops() {
+                let asked = merge.ops().iter();
+                for op in asked.filter(|op| op.target != Target::Enclosed) {
                     let first = usize::from(op.first);
                     outcomes[first..first + usize::from(op.pages)].fill(PageOutcome::Merged);
                 }

@@ -465,16 +465,16 @@ fn mappings_are_spent_on_long_runs() {
         lab.world(|world| world.processes[guest].vmas = 24574 + 8300);
     }
     lab.rounds(17); // mappings of quiet guests are counted now and then
-    // Runs of 1, 2, 4 … 128 pages between private ones.
+    // Runs of 1, 2, 4 … 128 pages between private ones, more of them than are enclosed.
     let mut at = 0;
     for length in (0..8).map(|power| 1u64 << power) {
         for guest in [a, b] {
             fill(&lab, guest, at..at + length, |page| page + 1);
-            fill(&lab, guest, at + length..at + length + 1, |page| {
+            fill(&lab, guest, at + length..at + length + 9, |page| {
                 7000 + guest as u64 * 1000 + page
             });
         }
-        at += length + 1;
+        at += length + 9;
     }
     lab.rounds(20);
     let status = lab.status();

@@ -190,6 +190,48 @@ impl Welcome {
     }
 }
 
+/// What the pages of a run are to become.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// Views of slots: the first page's, the others follow it.
+    Slot(u64),
+    /// The kernel's zero page.
+    Zeros,
+    /// What they are, private, but inside the mapping of the store that their neighbours get.
+    Enclosed,
+}
+
+impl Target {
+    /// What the `n`th page of a run with this target is to become.
+    #[must_use]
+    pub fn nth(self, n: u16) -> Self {
+        match self {
+            Self::Slot(first) => Self::Slot(first + u64::from(n)),
+            other => other,
+        }
+    }
+
+    fn to_wire(self) -> u64 {
+        match self {
+            Self::Slot(slot) => slot,
+            Self::Zeros => SLOT_ZERO,
+            Self::Enclosed => SLOT_ENCLOSED,
+        }
+    }
+
+    fn from_wire(value: u64) -> Result<Self, DecodeError> {
+        match value {
+            SLOT_ZERO => Ok(Self::Zeros),
+            SLOT_ENCLOSED => Ok(Self::Enclosed),
+            slot if slot <= SLOT_LIMIT => Ok(Self::Slot(slot)),
+            value => Err(DecodeError::Range {
+                field: "slot",
+                value,
+            }),
+        }
+    }
+}
+
 /// One step of a [`Merge`]: a run of pages and what they should map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MergeOp {
@@ -197,16 +239,20 @@ pub struct MergeOp {
     pub first: u16,
     /// Pages in the run; the run ends inside the chunk.
     pub pages: u16,
-    /// The first page's slot, the others follow it; `None` for zero pages.
-    pub slot: Option<u64>,
+    /// What becomes of them.
+    pub target: Target,
 }
 
 const OP_BYTES: usize = 12;
 const SLOT_ZERO: u64 = u64::MAX;
+const SLOT_ENCLOSED: u64 = u64::MAX - 1;
 /// Slots whose byte offset still fits a file offset.
 const SLOT_LIMIT: u64 = i64::MAX as u64 / PAGE_BYTES as u64;
 
 /// Asks the agent to run the merge window over one chunk. Runs ascend and do not overlap.
+///
+/// [`Target::Enclosed`] runs stand between runs of slots, at the distance of the slots' numbers, so that all map with
+/// one call: a *span*. The numbers they would have belong to no slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Merge {
     /// Address of the chunk, aligned to [`CHUNK_BYTES`].
@@ -224,7 +270,7 @@ impl Merge {
         let none = MergeOp {
             first: 0,
             pages: 0,
-            slot: None,
+            target: Target::Zeros,
         };
         Self {
             chunk,
@@ -243,20 +289,21 @@ impl Merge {
     /// Adds page `page` mapping `slot` (`None`: zero page), joining the last run where it follows
     /// it in both page and slot. Pages must come in ascending order; others are refused.
     pub fn push(&mut self, page: u16, slot: Option<u64>) -> bool {
-        let follows = |op: &MergeOp| match (op.slot, slot) {
-            (None, None) => true,
-            (Some(first), Some(slot)) => first + u64::from(op.pages) == slot,
-            _ => false,
-        };
+        self.push_as(page, slot.map_or(Target::Zeros, Target::Slot))
+    }
+
+    /// Adds page `page` with this target, as [`Self::push`].
+    pub fn push_as(&mut self, page: u16, target: Target) -> bool {
+        let beyond = matches!(target, Target::Slot(slot) if slot > SLOT_LIMIT);
         let len = usize::from(self.len);
         let last = len.checked_sub(1).and_then(|at| self.ops.get_mut(at));
         let end = last.as_ref().map_or(0, |op| op.first + op.pages);
-        if page < end || usize::from(page) >= CHUNK_PAGES || slot.is_some_and(|s| s > SLOT_LIMIT) {
+        if page < end || usize::from(page) >= CHUNK_PAGES || beyond {
             return false;
         }
         if let Some(op) = last
             && op.first + op.pages == page
-            && follows(op)
+            && op.target.nth(op.pages) == target
         {
             op.pages += 1;
             return true;
@@ -267,7 +314,7 @@ impl Merge {
         *op = MergeOp {
             first: page,
             pages: 1,
-            slot,
+            target,
         };
         self.len += 1;
         true
@@ -289,17 +336,12 @@ impl Merge {
                     value: first.into(),
                 });
             }
-            if slot != SLOT_ZERO && slot > SLOT_LIMIT {
-                return Err(DecodeError::Range {
-                    field: "slot",
-                    value: slot,
-                });
-            }
+            let target = Target::from_wire(slot)?;
             end = first + pages;
             *op = MergeOp {
                 first,
                 pages,
-                slot: (slot != SLOT_ZERO).then_some(slot),
+                target,
             };
         }
         self.len = count;
@@ -348,9 +390,7 @@ impl Question {
                     .u16(merge.store)
                     .u16(merge.len);
                 for op in merge.ops() {
-                    w.u16(op.first)
-                        .u16(op.pages)
-                        .u64(op.slot.unwrap_or(SLOT_ZERO));
+                    w.u16(op.first).u16(op.pages).u64(op.target.to_wire());
                 }
             }
             Self::Unmerge(unmerge) => {

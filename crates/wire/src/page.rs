@@ -116,11 +116,13 @@ pub enum PageOutcome {
     Unsupported = 7,
     /// The kernel asked to try later, or the window ran out of time.
     Again = 8,
+    /// The page is private as before, and lies inside a mapping of a store.
+    Enclosed = 9,
 }
 
 impl PageOutcome {
     /// Every outcome, by its number on the wire.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::NotAsked,
         Self::Merged,
         Self::Zeroed,
@@ -130,6 +132,7 @@ impl PageOutcome {
         Self::NoRoom,
         Self::Unsupported,
         Self::Again,
+        Self::Enclosed,
     ];
 
     /// The outcome with this number on the wire.

@@ -19,7 +19,8 @@
 //!   the microseconds between that look and the freeze.
 
 use super::{Access, BATCH_PAGES, Errno, Guard, Item, Job, PAGE_BYTES, Source, Window};
-use super::{PageOutcome, Watch, adjacent, equal_run, left, mapping, now, same, set};
+use super::{PageOutcome, Target, Watch};
+use super::{adjacent, canonical_page, equal_run, left, mapping, now, same, set};
 use sys::pagemap::{Categories, PageRun};
 
 impl Window {
@@ -65,8 +66,7 @@ impl Window {
         };
         let mut canonical = [usize::MAX; BATCH_PAGES];
         for (place, item) in canonical.iter_mut().zip(items) {
-            let page = item.1.map_or(Ok(0), |slot| job.view.page(slot));
-            *place = page.unwrap_or(usize::MAX);
+            *place = canonical_page(job.view, item.1);
         }
         if self.note_written(job, items, start) || self.uffd.unregister(start, len).is_err() {
             return; // those not written are tried again
@@ -131,14 +131,14 @@ impl Window {
             *equal = canonical != usize::MAX && same(home, canonical);
         }
         let mut at = 0;
-        while let Some(&(page, slot)) = items.get(at) {
+        while let Some(&(page, target)) = items.get(at) {
             if equal.get(at) != Some(&true) {
                 set(job.outcomes, page, PageOutcome::Differs);
                 at += 1;
                 continue;
             }
             let run = equal_run(items, &equal, at);
-            let outcome = replace(guard, job, (page, slot), run);
+            let outcome = replace(guard, job, (page, target), run);
             (page..page + run).for_each(|page| set(job.outcomes, page, outcome));
             at += run;
         }
@@ -181,13 +181,13 @@ impl Window {
 
 /// Replaces `run` frozen pages from `first` on, which are equal to what comes.
 fn replace(guard: &mut Guard, job: &mut Job<'_>, first: Item, run: usize) -> PageOutcome {
-    let (page, slot) = first;
-    let (source, outcome) = match slot {
-        Some(slot) => {
+    let (page, target) = first;
+    let (source, outcome) = match target {
+        Target::Slot(slot) => {
             let offset = slot * PAGE_BYTES as u64;
             (Source::Store(job.view.store(), offset), PageOutcome::Merged)
         }
-        None => (Source::Anonymous, PageOutcome::Zeroed),
+        _ => (Source::Anonymous, PageOutcome::Zeroed),
     };
     let (start, len) = (job.chunk + page * PAGE_BYTES, run * PAGE_BYTES);
     let (access, attributes) = (job.access, job.attributes);
@@ -201,7 +201,11 @@ fn replace(guard: &mut Guard, job: &mut Job<'_>, first: Item, run: usize) -> Pag
             _ => PageOutcome::Again,
         };
     }
-    if let Some(chunk) = guard.table().get(job.chunk).filter(|_| slot.is_none()) {
+    if let Some(chunk) = guard
+        .table()
+        .get(job.chunk)
+        .filter(|_| outcome == PageOutcome::Zeroed)
+    {
         (page..page + run).for_each(|page| chunk.stored.remove(page));
         guard.table().mark_dirty(job.chunk);
     }

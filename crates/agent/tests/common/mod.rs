@@ -9,7 +9,7 @@ use rustix::fs::{MemfdFlags, SealFlags, memfd_create};
 use sys::pagemap::{PageRun, Pagemap};
 use sys::socket;
 use wire::{
-    Answer, Change, Hello, MAX_MESSAGE, Merge, Merged, PageOutcome, Question, Role, Welcome,
+    Answer, Change, Hello, MAX_MESSAGE, Merge, Merged, PageOutcome, Question, Role, Target, Welcome,
 };
 
 use crate::support::Guest;
@@ -164,12 +164,40 @@ impl Engine {
         for page in 0..count {
             assert!(question.push(first + page, slot.map(|slot| slot + u64::from(page))));
         }
+        self.ask_merge(question)
+    }
+
+    /// Asks for pages of the first chunk to map slots from `slot` on, with every third page from the second on private
+    /// between them.
+    pub(crate) fn merge_span(&self, chunk: usize, first: u16, count: u16, slot: u64) -> Merged {
+        self.ask_merge(span(chunk, first, count, slot))
+    }
+
+    fn ask_merge(&self, question: Merge) -> Merged {
         self.send(&Question::Merge(question), None);
         let Answer::Merged(merged) = self.receive() else {
             panic!("not merged")
         };
         merged
     }
+}
+
+/// The question of [`Engine::merge_span`].
+pub(crate) fn span(chunk: usize, first: u16, count: u16, slot: u64) -> Merge {
+    let mut question = Merge::new(chunk as u64, 0);
+    for page in 0..count {
+        let target = match is_private(first + page) {
+            true => Target::Enclosed,
+            false => Target::Slot(slot + u64::from(page)),
+        };
+        assert!(question.push_as(first + page, target));
+    }
+    question
+}
+
+/// Whether a span leaves this page private.
+pub(crate) fn is_private(page: u16) -> bool {
+    page % 3 == 1
 }
 
 pub(crate) fn new_lifeline() -> OwnedFd {

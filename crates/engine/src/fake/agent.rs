@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use wire::{
     Answer, CHUNK_BYTES, CHUNK_PAGES, Change, Changes, Merge, Merged, PageBits, PageOutcome,
-    Question,
+    Question, Target,
 };
 
 use super::{BASE, FakeLine, Place, Process, Shared, Touch, World};
@@ -26,6 +26,8 @@ pub(crate) enum Manners {
     Refuses(PageOutcome),
     /// Claims that pages it was not asked for are merged.
     Invents,
+    /// Claims that pages it was not asked for are enclosed.
+    Oversteps,
     /// Leaves out pages it was asked for, though it merged them.
     Forgets,
     /// Sends an answer to another question.
@@ -157,7 +159,11 @@ impl World {
     fn check_nodes(&self, number: usize, merge: &Merge) {
         let chunk = (merge.chunk - BASE) / CHUNK_BYTES as u64;
         let nodes = &self.processes[number].nodes;
-        for op in merge.ops().iter().filter(|op| op.slot.is_some()) {
+        for op in merge
+            .ops()
+            .iter()
+            .filter(|op| matches!(op.target, Target::Slot(_)))
+        {
             for page in (chunk * 512 + u64::from(op.first)..).take(op.pages.into()) {
                 let node = nodes.get(&page).copied().unwrap_or(0);
                 assert_eq!(u16::from(node), merge.store, "I6: page {page} across nodes");
@@ -172,13 +178,21 @@ impl World {
         for op in merge.ops() {
             for step in 0..op.pages {
                 let at = usize::from(op.first + step);
-                let first = u64::from(merge.store) << 48;
-                let slot = op.slot.map(|slot| first + slot + u64::from(step));
-                outcomes[at] = self.merge_page(number, chunk * 512 + at as u64, slot);
+                let (first, page) = (u64::from(merge.store) << 48, chunk * 512 + at as u64);
+                outcomes[at] = match op.target.nth(step) {
+                    Target::Slot(slot) => self.merge_page(number, page, Some(first + slot)),
+                    Target::Zeros => self.merge_page(number, page, None),
+                    Target::Enclosed => self.enclose(number, page),
+                };
             }
+        }
+        for (at, slot) in between(merge, &outcomes) {
+            let process = &mut self.processes[number];
+            process.beneath.insert(chunk * 512 + at, slot);
         }
         match manners {
             Manners::Invents => outcomes[511] = PageOutcome::Merged,
+            Manners::Oversteps => outcomes[511] = PageOutcome::Enclosed,
             Manners::Forgets => outcomes = [PageOutcome::NotAsked; CHUNK_PAGES],
             Manners::Confuses => return Answer::Ready,
             _ => {}
@@ -188,6 +202,31 @@ impl World {
             cpu_ns: 1000,
             window_ns: 5000,
         })
+    }
+
+    /// Leaves a page private, inside a mapping of the store.
+    fn enclose(&mut self, number: usize, page: u64) -> PageOutcome {
+        let process = &mut self.processes[number];
+        assert_eq!(
+            process.nodes.get(&page),
+            None,
+            "a copy may be on another node"
+        );
+        let honest = !matches!(process.manners, Manners::Refuses(_) | Manners::Pretends);
+        if !honest || process.pinned.contains(&page) {
+            return PageOutcome::NotAsked;
+        }
+        match process.pages.get_mut(&page) {
+            Some(Place::Frame {
+                written, stored, ..
+            }) if !*stored => {
+                (*written, *stored) = (true, true);
+                process.changed.insert(page / 512);
+                process.huge.remove(&(page / 512));
+                PageOutcome::Enclosed
+            }
+            _ => PageOutcome::NotAsked,
+        }
     }
 
     fn merge_page(&mut self, number: usize, page: u64, slot: Option<u64>) -> PageOutcome {
@@ -224,6 +263,28 @@ impl World {
             Some(_) => process.merge(page, slot, wanted),
         }
     }
+}
+
+/// The enclosed pages of an answer, with the numbers beneath them. Each lies behind a page with a slot.
+fn between(merge: &Merge, outcomes: &[PageOutcome; CHUNK_PAGES]) -> Vec<(u64, u64)> {
+    let (mut all, mut last) = (Vec::new(), None::<(u64, u64)>);
+    for op in merge.ops() {
+        for step in 0..op.pages {
+            let page = u64::from(op.first + step);
+            match (op.target.nth(step), last) {
+                (Target::Slot(slot), _) => last = Some((page, slot)),
+                (Target::Enclosed, Some((behind, slot))) => {
+                    if outcomes[usize::from(op.first + step)] == PageOutcome::Enclosed {
+                        let first = u64::from(merge.store) << 48;
+                        all.push((page, first + slot + page - behind));
+                    }
+                }
+                (Target::Enclosed, None) => panic!("page {page} is to be enclosed by nothing"),
+                (Target::Zeros, _) => last = None,
+            }
+        }
+    }
+    all
 }
 
 impl Process {

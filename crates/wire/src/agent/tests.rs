@@ -20,10 +20,20 @@ fn pages_join_into_runs() {
     ] {
         assert!(merge.push(page, slot));
     }
-    let op = |first, pages, slot| MergeOp { first, pages, slot };
+    let op = |first, pages, target| MergeOp {
+        first,
+        pages,
+        target,
+    };
+    assert!(merge.push_as(6, Target::Enclosed) && merge.push_as(7, Target::Enclosed));
     assert_eq!(
         merge.ops(),
-        [op(1, 2, Some(10)), op(3, 1, Some(9)), op(4, 2, None)]
+        [
+            op(1, 2, Target::Slot(10)),
+            op(3, 1, Target::Slot(9)),
+            op(4, 2, Target::Zeros),
+            op(6, 2, Target::Enclosed)
+        ]
     );
     assert!(!merge.push(5, None), "a page twice");
     assert!(!merge.push(512, None), "a page outside the chunk");
@@ -34,7 +44,11 @@ fn the_largest_messages_fit_and_return() {
     let mut merge = Merge::new(0, 3);
     let mut changes = Changes::new();
     for page in 0..512 {
-        assert!(merge.push(page, Some(u64::from(page) * 2)));
+        let target = match page % 3 {
+            0 => Target::Enclosed,
+            _ => Target::Slot(u64::from(page) * 2),
+        };
+        assert!(merge.push_as(page, target));
     }
     while changes.push(Change::Chunk {
         chunk: 0,
@@ -118,7 +132,7 @@ proptest! {
     fn answers_return(
         more: bool, numbers: [u64; 2],
         entries in prop::collection::vec((0u64..1 << 30, prop::option::of(0u32..100), any::<[[u64; 8]; 2]>()), 0..Changes::MAX),
-        outcomes in prop::collection::vec(0u8..7, CHUNK_PAGES),
+        outcomes in prop::collection::vec(0u8..10, CHUNK_PAGES),
     ) {
         let mut changes = Changes { more, cpu_ns: numbers[0], memory_bytes: numbers[1], ..Changes::new() };
         for (chunk, whole, [offered, stored]) in entries {
