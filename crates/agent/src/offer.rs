@@ -135,41 +135,51 @@ pub(crate) fn withdraw(start: usize, len: usize) -> Result<()> {
 /// # Errors
 /// `NOMEM` when the frames do not fit.
 pub(crate) fn make_private(start: usize, len: usize) -> Result<()> {
-    // SAFETY: populating changes no content.
-    match unsafe { mapping::advise(start, len, POPULATE_WRITE) } {
-        Err(Errno::INVAL | Errno::FAULT) => make_private_read_only(start, len),
+    match populate(start, len) {
+        Err(Errno::INVAL | Errno::FAULT) => make_parts_private(start, len),
         result => result,
     }
 }
 
-/// As [`make_private`] where the guest has taken the right to write away for now, here and there. It may
-/// count on the signal for a write, so the right is not given back even for a moment, if that can be
-/// avoided.
-fn make_private_read_only(start: usize, len: usize) -> Result<()> {
-    let memory = mapping::OwnMemory::open();
-    match memory.and_then(|memory| memory.make_private(start, len)) {
-        // The machine's policy may forbid it, and the kernel has one answer for that and for no memory.
-        Err(_) => make_private_writable(start, len),
-        done => done,
-    }
+fn populate(start: usize, len: usize) -> Result<()> {
+    // SAFETY: populating changes no content.
+    unsafe { mapping::advise(start, len, POPULATE_WRITE) }
 }
 
-/// As [`make_private`], with the right to write for as long as it takes.
-fn make_private_writable(start: usize, len: usize) -> Result<()> {
+/// As [`make_private`] where the guest has taken the right to write away for now, here and there.
+fn make_parts_private(start: usize, len: usize) -> Result<()> {
     let maps = Maps::open()?;
     let (mut at, end) = (start, start + len);
     while at < end {
         let vma = maps.find(at)?.filter(|vma| vma.start <= at);
         let vma = vma.ok_or(Errno::NOMEM)?;
         let stop = vma.end.min(end);
-        // SAFETY: the guest's own hooks wait for the lock; what it had allowed is put back.
-        unsafe {
-            mapping::protect(at, stop - at, Access::ReadWrite)?;
-            let result = mapping::advise(at, stop - at, POPULATE_WRITE);
-            mapping::protect(at, stop - at, vma.access())?;
-            result?;
+        match vma.access() {
+            Access::ReadWrite | Access::All => populate(at, stop - at)?,
+            access => make_read_only_private(at, stop - at, access)?,
         }
         at = stop;
     }
     Ok(())
+}
+
+/// As [`make_private`] where nobody may write: to a page that somebody writes meanwhile a byte could be lost.
+/// The guest may count on the signal for a write, so the right is not given back even for a moment, if
+/// that can be avoided.
+fn make_read_only_private(start: usize, len: usize, access: Access) -> Result<()> {
+    let memory = mapping::OwnMemory::open();
+    // The machine's policy may forbid it, and the kernel has one answer for that and for no memory.
+    if memory
+        .and_then(|memory| memory.make_private(start, len))
+        .is_ok()
+    {
+        return Ok(());
+    }
+    // SAFETY: the guest's own hooks wait for the lock; what it had allowed is put back.
+    unsafe {
+        mapping::protect(start, len, Access::ReadWrite)?;
+        let result = populate(start, len);
+        mapping::protect(start, len, access)?;
+        result
+    }
 }

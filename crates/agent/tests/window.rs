@@ -289,6 +289,22 @@ fn writers_lose_nothing_while_windows_open_all_the_time() {
 }
 
 #[test]
+fn a_writer_loses_nothing_while_pages_beside_read_only_ones_are_withdrawn() {
+    let (engine, mut guest) = ready(4);
+    engine.merge(guest.memory, 0, 512, Some(1000));
+    guest.run("protect 510 1 1");
+    // One that writes to every second page.
+    guest.run("writers 2 0 1");
+    for _ in 0..200 {
+        guest.run("advise 0 512 13");
+        guest.run("advise 0 512 12");
+    }
+    println!("{}", guest.run("stop"));
+    assert_eq!(allowed(&guest, 510), "r--p");
+    guest.run("check");
+}
+
+#[test]
 fn broken_pages_are_merged_again() {
     let (engine, mut guest) = ready(6);
     engine.merge(guest.memory, 0, 512, Some(1000));
