@@ -13,6 +13,8 @@
 //!                 └─ broken, discarded: release, wait for lifelines, punch
 //! ```
 //!
+//! The [`helm`] begins the rounds, [`workers`] do their jobs. In a round:
+//!
 //! * [`track`]: a page not written during two whole periods is settled. One `PAGEMAP_SCAN` a round
 //!   tells it, also for merged pages, and costs nearly nothing where nothing happens.
 //! * [`read`]: settled pages are read once and fingerprinted; read again only after a write.
@@ -34,7 +36,8 @@
 //! * I5 A slot is punched only at refs = 0.
 //! * I6 A realm (indexes, stores, slots, chunks) belongs to one domain; nothing crosses. Inside it
 //!   nothing crosses nodes unless the rules say so: see [`nodes`] and [`switch`].
-//! * I7 No guest thread waits for the engine: the engine asks, only agents answer.
+//! * I7 No guest thread waits for the engine: the engine asks, only agents answer; what holds a lock of
+//!   a guest's memory is short and done at ordinary priority: see [`link`].
 //! * I8 Whatever an agent does costs the engine that guest: bounded answers, bounded patience, and
 //!   a contradiction ends the service.
 //! * I9 Every present page has exactly one tag, and a tag one class.
@@ -53,10 +56,13 @@ mod bodies;
 mod check;
 mod chunk;
 mod engine;
+mod error;
+mod facilities;
 #[cfg(test)]
 mod fake;
 mod govern;
 mod guest;
+mod helm;
 #[cfg(test)]
 mod histories;
 mod index;
@@ -64,6 +70,7 @@ mod link;
 mod look;
 mod nodes;
 mod offers;
+mod options;
 mod pace;
 mod page;
 mod plan;
@@ -93,4 +100,6 @@ mod trials_nodes;
 mod trials_spans;
 mod workers;
 
-pub use engine::{Engine, EngineError, Options};
+pub use engine::Engine;
+pub use error::EngineError;
+pub use options::Options;

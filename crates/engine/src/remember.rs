@@ -23,7 +23,7 @@ use wire::Setting;
 
 use crate::Options;
 use crate::bequest::{self, Kind};
-use crate::engine::check_value;
+use crate::options::check_value;
 
 const HEAD: &str = "pageone knobs 1\n";
 

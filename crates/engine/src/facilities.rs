@@ -1,0 +1,81 @@
+//! What the engine needs of the kernel and the machine, found and tried before it starts.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use numa::Topology;
+
+use crate::account::Home;
+use crate::error::EngineError;
+use crate::nodes::Atlas;
+
+/// Tries what the engine and its guests need of the kernel; gives the userfaultfd device where this
+/// process may open it.
+pub(crate) fn userfaultfd() -> Result<Option<OwnedFd>, EngineError> {
+    let missing = |what, needs| {
+        move |error: rustix::io::Errno| EngineError::Missing {
+            what,
+            needs,
+            source: error.into(),
+        }
+    };
+    sys::pagemap::probe().map_err(missing(
+        "PAGEMAP_SCAN",
+        "Linux 6.7 or newer with /proc mounted",
+    ))?;
+    let device = sys::uffd::Uffd::device().ok();
+    let tried = match &device {
+        Some(device) => sys::uffd::Uffd::from_device(device.as_fd()),
+        None => sys::uffd::Uffd::open(),
+    };
+    match tried {
+        Ok(_) => Ok(device),
+        // Guests may have a right of their own that this process lacks.
+        Err(rustix::io::Errno::PERM | rustix::io::Errno::ACCESS) => {
+            tracing::warn!("no right to userfaultfd here: guests need one of their own");
+            Ok(None)
+        }
+        Err(error) => Err(missing(
+            "userfaultfd with WP_ASYNC and MOVE",
+            "Linux 6.8 or newer built with CONFIG_USERFAULTFD",
+        )(error)),
+    }
+}
+
+/// Where stores are made: one on each node with memory.
+pub(crate) fn home(topology: Option<Topology>) -> std::io::Result<Home> {
+    let topology = match topology {
+        Some(topology) => topology,
+        None => Topology::live().map_err(std::io::Error::other)?,
+    };
+    Home::new(topology).ok_or_else(|| std::io::Error::other("no node has memory"))
+}
+
+/// How to tell where pages are, tried on a page of this process.
+pub(crate) fn atlas(home: &Home) -> Result<Atlas, EngineError> {
+    let missing = |what, needs, source| EngineError::Missing {
+        what,
+        needs,
+        source,
+    };
+    let atlas = Atlas::new(home).ok_or_else(|| {
+        missing(
+            "the place of emulated nodes in physical memory",
+            "a kernel with memory hot-plug (/sys/devices/system/memory)",
+            std::io::ErrorKind::Unsupported.into(),
+        )
+    })?;
+    if let Atlas::Ranges(_) = atlas {
+        let page = std::hint::black_box([1u8; 1]);
+        let at = page.as_ptr() as u64 / wire::PAGE_BYTES as u64 * wire::PAGE_BYTES as u64;
+        let map = sys::pagemap::Pagemap::open(std::process::id());
+        let frames = map.and_then(|map| map.frames(at..at + wire::PAGE_BYTES as u64));
+        let frames = frames.map_err(std::io::Error::from);
+        let needs = "CAP_SYS_ADMIN: run as root";
+        let denied = |source| missing("the right to read frame numbers", needs, source);
+        match frames.map_err(denied)?.first() {
+            Some(&frame) if frame != 0 => {}
+            _ => return Err(denied(std::io::ErrorKind::PermissionDenied.into())),
+        }
+    }
+    Ok(atlas)
+}
