@@ -383,8 +383,7 @@ fn refuse(
     }
     debug_assert!(page < CHUNK_PAGES, "page {page} of chunk {}", chunk.id);
     match outcome {
-        // Its level says that it is to be read next time, not guessed.
-        PageOutcome::Differs => pages.back_off(page, Tag::Written),
+        PageOutcome::Differs => pages.distrust(page),
         PageOutcome::Gone => pages.set(page, Tag::Absent),
         PageOutcome::Pinned => pages.back_off(page, Tag::Pinned),
         PageOutcome::Unsupported => pages.give_up(page),

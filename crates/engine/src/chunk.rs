@@ -301,6 +301,13 @@ impl Pages {
         self.set_with(page, tag, level);
     }
 
+    /// Notes that `page` was not what it was planned for: when it has settled again it is read, not
+    /// guessed.
+    pub(crate) fn distrust(&mut self, page: usize) {
+        let level = self.level(page).max(1);
+        self.set_with(page, Tag::Written, level);
+    }
+
     /// Leaves `page` alone until it is written.
     pub(crate) fn give_up(&mut self, page: usize) {
         self.set_with(page, Tag::Skipped, NEVER);

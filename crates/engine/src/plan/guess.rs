@@ -13,8 +13,8 @@
 //! pages of eight.
 //!
 //! A guess takes its ref before the agent is asked, as every plan does (I4). A wrong one costs what
-//! any page costs that was written between the reading and the merge; its back-off level rises, and
-//! a page with a level is read, not guessed.
+//! any page costs that was written between the reading and the merge; from then on the page has a back-off
+//! level, and such pages are read, not guessed.
 
 use wire::CHUNK_PAGES;
 
