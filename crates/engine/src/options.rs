@@ -9,8 +9,9 @@ use crate::error::EngineError;
 
 /// Milliseconds a merge period may last: from 10 to a day.
 const PERIODS_MS: std::ops::RangeInclusive<u64> = 10..=86_400_000;
-const MAX_THREADS: u16 = 1024;
-const MAX_SHARING: u32 = 1_000_000;
+const PERIODS: &str = "10 to 86400000 milliseconds";
+const MAX_THREADS: u64 = 1024;
+const MAX_SHARING: u64 = 1_000_000;
 
 /// How an engine starts.
 #[derive(Clone, Debug)]
@@ -86,9 +87,14 @@ pub(crate) fn check_value(setting: &Setting) -> Result<(), EngineError> {
         Setting::MergePeriodMs(period) => {
             check_range("merge_period_ms", period, PERIODS_MS, PERIODS)
         }
-        Setting::Threads(threads) => check_threads(threads),
+        Setting::Threads(threads) => {
+            check_range("threads", threads.into(), 1..=MAX_THREADS, "1 to 1024")
+        }
         Setting::CpuLimit(percent) => check_cpu_limit(percent),
-        Setting::MaxPageSharing(pages) => check_sharing(pages),
+        Setting::MaxPageSharing(pages) => {
+            let range = "2 to 1000000";
+            check_range("max_page_sharing", pages.into(), 2..=MAX_SHARING, range)
+        }
         Setting::Run(_)
         | Setting::UseZeroPages(_)
         | Setting::MergeAgain(_)
@@ -99,32 +105,12 @@ pub(crate) fn check_value(setting: &Setting) -> Result<(), EngineError> {
     }
 }
 
-const PERIODS: &str = "10 to 86400000 milliseconds";
-
-fn check_threads(threads: u16) -> Result<(), EngineError> {
-    check_range(
-        "threads",
-        threads.into(),
-        1..=MAX_THREADS.into(),
-        "1 to 1024",
-    )
-}
-
 /// 0 is no limit; beyond all CPUs there is nothing to limit.
 fn check_cpu_limit(percent: u32) -> Result<(), EngineError> {
     let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let most = (cpus as u64).saturating_mul(100);
     let range = "1 to 100 for each CPU, or 0 for no limit";
     check_range("cpu_limit", percent.into(), 0..=most, range)
-}
-
-fn check_sharing(pages: u32) -> Result<(), EngineError> {
-    check_range(
-        "max_page_sharing",
-        pages.into(),
-        2..=MAX_SHARING.into(),
-        "2 to 1000000",
-    )
 }
 
 fn check_range(
