@@ -123,10 +123,9 @@ mod armed {
     use rustix::io::{Errno, Result};
 
     use super::{POINTS, Point};
-    use crate::mapping::{Access, share};
+    use crate::mapping::{Access, PAGE, share};
 
     const NONE: u32 = u32::MAX;
-    const PAGE: usize = 4096;
 
     /// What fails, and how often it was called and did.
     #[repr(C)]

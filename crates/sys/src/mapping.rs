@@ -9,7 +9,8 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, Result};
 use rustix::mm::{MapFlags, MlockFlags, MprotectFlags, MremapFlags, ProtFlags};
 
-const PAGE: usize = 4096;
+/// Bytes of a page.
+pub(crate) const PAGE: usize = 4096;
 
 /// What a mapping allows. Writing and executing imply reading, as on x86-64. Pages are merged only
 /// where they are not executable, but their guest may make them so afterwards.

@@ -28,10 +28,9 @@ use rustix::fs::{
 use rustix::io::{Errno, Result};
 
 use crate::fault::{self, Point};
-use crate::mapping::{Access, share, unmap};
+use crate::mapping::{Access, PAGE, share, unmap};
 use crate::mempolicy::{self, Existing, NodeMask, mbind};
 
-const PAGE: usize = 4096;
 const PAGE_BYTES: u64 = PAGE as u64;
 /// The most buffers one pwritev(2) takes.
 const MAX_BUFFERS: usize = 1024;
