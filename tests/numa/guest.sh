@@ -6,9 +6,15 @@ PAGEONE_AGENT=/bin/libpageone_agent.so
 PAGEONE_GUEST=/bin/guest
 export PAGEONE_TEST_NODES PAGEONE_BIN PAGEONE_AGENT PAGEONE_GUEST
 failed=0
+# try COMMAND...: runs it; a failure is told with its status, for a program that a signal ends says nothing.
+try() {
+  "$@" && return
+  echo "FAILED with status $?: $*"
+  failed=1
+}
 if grep -q pageone.hashdist /proc/cmdline; then
   # Before anything else has taken and given back memory.
-  pageone bench hashdist || failed=1
+  try pageone bench hashdist
 fi
 for program in /tests/*; do
   echo "== ${program##*/}"
@@ -16,8 +22,8 @@ for program in /tests/*; do
   # Of the system-call wrappers only those that know of nodes: the rest is the same on every machine.
   case $program in */sys) filters='mempolicy node residence zeroed' ;; esac
   # shellcheck disable=SC2086 # several words
-  "$program" --nocapture $filters || failed=1
+  try "$program" --nocapture $filters
 done
-pageone numa topology || failed=1
-pageone numa memory || failed=1
+try pageone numa topology
+try pageone numa memory
 exit $failed

@@ -158,9 +158,12 @@ fn emulated(topology: &Topology, guest: &Guest) -> Vec<NodeId> {
 }
 
 /// Guests with the same content, enough of them that they lie on several of the emulated nodes;
-/// between them, memory that nobody offers takes up place. `None` if that does not help.
+/// between them, memory that nobody offers takes up place, an eighth of a node at a time. `None` if that
+/// does not help.
 fn spread(place: &Place, topology: &Topology) -> Option<Vec<(Guest, Vec<NodeId>)>> {
     let mut all: Vec<(Guest, Vec<NodeId>)> = Vec::new();
+    let node: u64 = topology.nodes[0].ranges.iter().map(|r| r.len_bytes).sum();
+    let eighth = usize::try_from(node / 8).unwrap();
     let mut ballast = Vec::new();
     for _ in 0..12 {
         let mut guest = Guest::start(&place.socket());
@@ -176,7 +179,7 @@ fn spread(place: &Place, topology: &Topology) -> Option<Vec<(Guest, Vec<NodeId>)
         if seen.len() > 1 && seen.values().any(|&guests| guests > 1) {
             return Some(all);
         }
-        ballast.push(vec![1u8; 96 << 20]);
+        ballast.push(vec![1u8; eighth]);
     }
     None
 }
