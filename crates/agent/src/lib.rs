@@ -35,5 +35,4 @@ mod remap;
 mod report;
 mod serve;
 mod table;
-mod view;
 mod window;

@@ -22,7 +22,6 @@ use wire::{
 use crate::lines;
 use crate::lock::{ALONE, Guard, SEARCHING, SERVED, lock};
 use crate::report;
-use crate::view::View;
 use crate::window::Window;
 
 const PATH_BYTES: usize = 108;
@@ -146,7 +145,7 @@ fn connect() -> Result<OwnedFd> {
 /// What one connection to an engine holds.
 struct Session {
     window: Window,
-    views: [Option<View>; MAX_STORES],
+    stores: [Option<OwnedFd>; MAX_STORES],
     lifeline: usize,
     tie: usize,
 }
@@ -193,10 +192,9 @@ impl Session {
         let missing = (wire::STEP_DESCRIPTORS, Errno::BADF);
         let lifeline = descriptors.next().ok_or(missing)?;
         let tie = descriptors.next().ok_or(missing)?;
-        let mut views = [const { None }; MAX_STORES];
-        for place in views.iter_mut().take(usize::from(welcome.stores)) {
-            let store = descriptors.next().ok_or(missing)?;
-            *place = Some(View::new(store));
+        let mut stores = [const { None }; MAX_STORES];
+        for place in stores.iter_mut().take(usize::from(welcome.stores)) {
+            *place = Some(descriptors.next().ok_or(missing)?);
         }
         let device = descriptors.next().filter(|_| welcome.device);
         let device = device.as_ref().map(AsFd::as_fd);
@@ -209,7 +207,7 @@ impl Session {
         let tie = hold(&tie).inspect_err(|_| lines::release(lifeline))?;
         Ok(Self {
             window,
-            views,
+            stores,
             lifeline,
             tie,
         })
@@ -253,13 +251,10 @@ impl Session {
         }
     }
 
-    /// Waits for the next question; gives up what only speeds up comparing when none comes soon.
+    /// Waits for the next question while there is something to be done besides.
     fn wait(&mut self, socket: &OwnedFd) -> Result<()> {
         while self.window.is_holding() && !poll_for(socket, HELD_AGAIN)? {
             self.window.let_held_go();
-        }
-        if !poll_for(socket, REST)? {
-            self.views.iter_mut().flatten().for_each(View::rest);
         }
         Ok(())
     }
@@ -271,7 +266,9 @@ impl Session {
         Ok(())
     }
 
+    /// Begins a round: tells what changed.
     fn sync(&mut self, socket: &OwnedFd, buffer: &mut [u8; MAX_MESSAGE]) -> Result<()> {
+        self.window.rest();
         report::read_attributes();
         if let Some(mut guard) = lock() {
             report::watch(&mut guard, self.window.uffd());
@@ -298,14 +295,12 @@ impl Session {
     fn merge(&mut self, question: &wire::Merge) -> Merged {
         let mut outcomes = [PageOutcome::NotAsked; wire::CHUNK_PAGES];
         self.window.longest_ns = 0;
-        let view = self
-            .views
-            .get_mut(usize::from(question.store))
-            .and_then(Option::as_mut);
-        if let (Some(mut guard), Some(view)) = (lock(), view) {
+        let store = self.stores.get(usize::from(question.store));
+        let store = store.and_then(Option::as_ref).map(AsFd::as_fd);
+        if let (Some(mut guard), Some(store)) = (lock(), store) {
             let locks = report::locks_future();
             self.window
-                .merge(&mut guard, question, view, locks, &mut outcomes);
+                .merge(&mut guard, question, store, locks, &mut outcomes);
         }
         Merged {
             outcomes,
@@ -323,11 +318,6 @@ impl Session {
     }
 }
 
-/// When no question came for this long, the views are dropped.
-const REST: Timespec = Timespec {
-    tv_sec: 1,
-    tv_nsec: 0,
-};
 /// How long until memory that could not be let go is tried again.
 const HELD_AGAIN: Timespec = Timespec {
     tv_sec: 0,

@@ -37,6 +37,8 @@
 //! Code here touches only its own stack, the staging area, the table and the store: if a host
 //! offers memory that libc's heap lies in, the window does not need that heap.
 
+use std::os::fd::BorrowedFd;
+
 use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 use sys::mapping::{self, Access, Attributes, Source};
@@ -46,14 +48,15 @@ use sys::vma::{Maps, Vma};
 use wire::{CHUNK_PAGES, Merge, PAGE_BYTES, PageOutcome, Target};
 
 mod again;
+mod copies;
 mod held;
 mod span;
 
+use self::copies::Copies;
 use self::held::Held;
 use self::span::Aside;
 use crate::lock::Guard;
 use crate::table::Reading;
-use crate::view::View;
 
 /// Pages out of reach at a time: bounds how long a guest's thread can wait.
 const BATCH_PAGES: usize = 64;
@@ -71,6 +74,7 @@ pub(crate) struct Window {
     maps: Maps,
     pagemap: Pagemap,
     staging: usize,
+    copies: Copies,
     /// How the staging area is mapped now: MOVE wants both sides alike.
     staged_as: (Access, bool),
     /// Longest time pages were out, in nanoseconds.
@@ -88,7 +92,7 @@ struct Job<'a> {
     access: Access,
     attributes: Attributes,
     lock_future: bool,
-    view: &'a mut View,
+    store: BorrowedFd<'a>,
     outcomes: &'a mut Outcomes,
     /// The mapping that spans are cut from.
     aside: Option<Aside>,
@@ -113,6 +117,7 @@ impl Window {
             maps,
             pagemap,
             staging,
+            copies: Copies::new()?,
             staged_as: (Access::ReadWrite, false),
             longest_ns: 0,
             held: Held::default(),
@@ -124,16 +129,21 @@ impl Window {
         &self.uffd
     }
 
+    /// Gives back the memory that only a merge needs.
+    pub(crate) fn rest(&mut self) {
+        self.copies.rest();
+    }
+
     /// Runs the window for one question.
     pub(crate) fn merge(
         &mut self,
         guard: &mut Guard,
         question: &Merge,
-        view: &mut View,
+        store: BorrowedFd<'_>,
         lock_future: bool,
         outcomes: &mut Outcomes,
     ) {
-        self.merge_pages(guard, question, view, lock_future, outcomes);
+        self.merge_pages(guard, question, store, lock_future, outcomes);
         // A page that was to stay private did, wherever it lies.
         for (page, target) in pages(question) {
             if target == Target::Enclosed && outcomes.get(page) != Some(&PageOutcome::Enclosed) {
@@ -146,7 +156,7 @@ impl Window {
         &mut self,
         guard: &mut Guard,
         question: &Merge,
-        view: &mut View,
+        store: BorrowedFd<'_>,
         lock_future: bool,
         outcomes: &mut Outcomes,
     ) {
@@ -171,7 +181,7 @@ impl Window {
             access,
             attributes,
             lock_future,
-            view,
+            store,
             outcomes,
             aside: None,
         };
@@ -243,21 +253,25 @@ impl Window {
                 .for_each(|item| set(job.outcomes, item.0, PageOutcome::Unsupported));
             return;
         }
-        // Map the canonical pages' windows first: that can fail, and must not while pages are out.
-        let mut canonical = [0usize; BATCH_PAGES];
-        for (place, item) in canonical.iter_mut().zip(items) {
-            *place = canonical_page(job.view, item.1);
-        }
+        // Copied first: that can fail, and must not while pages are out.
+        let have = self.copies.fill(job.store, items);
         let began = now();
         let mut out = [false; BATCH_PAGES];
         self.hold(job, items);
         self.take_out(job, items, &mut out);
         let mut equal = [false; BATCH_PAGES];
-        for (at, equal) in equal.iter_mut().enumerate().take(items.len()) {
-            let page = self.staging + at * PAGE_BYTES;
-            let canonical = canonical.get(at).copied().unwrap_or(usize::MAX);
+        for (at, item) in items.iter().enumerate() {
             // Of a page that stays private nothing is asked.
-            *equal = out.get(at) == Some(&true) && canonical != usize::MAX && same(page, canonical);
+            if out.get(at) == Some(&true) && have.get(at) == Some(&true) {
+                // SAFETY: the page was moved to the staging area, which nobody else knows.
+                let page = unsafe { page_at(self.staging + at * PAGE_BYTES) };
+                let same = self.copies.equal(page, at, item.1);
+                equal
+                    .iter_mut()
+                    .skip(at)
+                    .take(1)
+                    .for_each(|equal| *equal = same);
+            }
         }
         let mut at = 0;
         while at < items.len() {
@@ -407,7 +421,7 @@ impl Window {
         let Target::Slot(slot) = target else {
             return (0..run).for_each(|n| self.put_zeros(job, at + n, page + n));
         };
-        let source = Source::Store(job.view.store(), slot * PAGE_BYTES as u64);
+        let source = Source::Store(job.store, slot * PAGE_BYTES as u64);
         let len = run * PAGE_BYTES;
         let (access, attributes) = (job.access, job.attributes);
         // SAFETY: the range was offered, is empty (its pages are staged and equal to what is
@@ -478,15 +492,6 @@ fn pages(question: &Merge) -> impl Iterator<Item = Item> + '_ {
     ops.flat_map(|op| (0..op.pages).map(|n| (usize::from(op.first + n), op.target.nth(n))))
 }
 
-/// Where the page lies that one with this target is compared with: 0 for zeros, `usize::MAX` for none.
-fn canonical_page(view: &mut View, target: Target) -> usize {
-    match target {
-        Target::Slot(slot) => view.page(slot).unwrap_or(usize::MAX),
-        Target::Zeros => 0,
-        Target::Enclosed => usize::MAX,
-    }
-}
-
 fn set(outcomes: &mut Outcomes, page: usize, outcome: PageOutcome) {
     if let Some(place) = outcomes.get_mut(page) {
         *place = outcome;
@@ -529,21 +534,13 @@ fn each_run(items: &[Item], mut each: impl FnMut(usize, usize)) {
     }
 }
 
-/// Whether the page at `page` equals the one at `canonical`, or zeros when that is 0.
-fn same(page: usize, canonical: usize) -> bool {
-    let bytes = |at: usize| {
-        let at = std::ptr::with_exposed_provenance::<[u8; PAGE_BYTES]>(at);
-        // SAFETY: the page at `page` was moved to the staging area, which nobody else knows; the
-        // canonical one is mapped read-only and never written again (I3).
-        unsafe { &*at }
-    };
-    static ZEROS: [u8; PAGE_BYTES] = [0; PAGE_BYTES];
-    let other = if canonical == 0 {
-        &ZEROS
-    } else {
-        bytes(canonical)
-    };
-    bytes(page) == other
+/// The page at an address.
+///
+/// # Safety
+/// It is mapped, and nobody writes it while it is borrowed.
+unsafe fn page_at<'a>(address: usize) -> &'a [u8; PAGE_BYTES] {
+    // SAFETY: the caller's promise.
+    unsafe { &*std::ptr::with_exposed_provenance(address) }
 }
 
 /// What it means that a page stayed.

@@ -20,7 +20,7 @@
 
 use super::{Access, BATCH_PAGES, Errno, Guard, Item, Job, PAGE_BYTES, Source, Window};
 use super::{PageOutcome, Target, Watch};
-use super::{adjacent, canonical_page, equal_run, left, mapping, now, same, set};
+use super::{adjacent, equal_run, left, mapping, now, page_at, set};
 use sys::pagemap::{Categories, PageRun};
 
 impl Window {
@@ -64,10 +64,7 @@ impl Window {
                 .iter()
                 .for_each(|item| set(job.outcomes, item.0, outcome));
         };
-        let mut canonical = [usize::MAX; BATCH_PAGES];
-        for (place, item) in canonical.iter_mut().zip(items) {
-            *place = canonical_page(job.view, item.1);
-        }
+        let have = self.copies.fill(job.store, items);
         if self.note_written(job, items, start) || self.uffd.unregister(start, len).is_err() {
             return; // those not written are tried again
         }
@@ -78,7 +75,7 @@ impl Window {
             .map(|freezer| freezer.freeze(start, len))
         {
             Some(Ok(())) => {
-                self.replace_equal(guard, job, items, &canonical);
+                self.replace_equal(guard, job, items, &have);
                 self.thaw(job, items, start);
             }
             Some(Err(errno)) => {
@@ -123,12 +120,13 @@ impl Window {
         guard: &mut Guard,
         job: &mut Job<'_>,
         items: &[Item],
-        canonical: &[usize; BATCH_PAGES],
+        have: &[bool; BATCH_PAGES],
     ) {
         let mut equal = [false; BATCH_PAGES];
-        for ((equal, &canonical), item) in equal.iter_mut().zip(canonical).zip(items) {
-            let home = job.chunk + item.0 * PAGE_BYTES;
-            *equal = canonical != usize::MAX && same(home, canonical);
+        for (at, (equal, item)) in equal.iter_mut().zip(items).enumerate() {
+            // SAFETY: the page is mapped from a store and frozen: nobody writes it.
+            let page = unsafe { page_at(job.chunk + item.0 * PAGE_BYTES) };
+            *equal = have.get(at) == Some(&true) && self.copies.equal(page, at, item.1);
         }
         let mut at = 0;
         while let Some(&(page, target)) = items.get(at) {
@@ -185,7 +183,7 @@ fn replace(guard: &mut Guard, job: &mut Job<'_>, first: Item, run: usize) -> Pag
     let (source, outcome) = match target {
         Target::Slot(slot) => {
             let offset = slot * PAGE_BYTES as u64;
-            (Source::Store(job.view.store(), offset), PageOutcome::Merged)
+            (Source::Store(job.store, offset), PageOutcome::Merged)
         }
         _ => (Source::Anonymous, PageOutcome::Zeroed),
     };

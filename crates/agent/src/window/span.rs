@@ -188,7 +188,7 @@ impl Window {
         }
         close(job);
         let len = (CHUNK_PAGES - first) * PAGE_BYTES;
-        let source = Source::Store(job.view.store(), slot * PAGE_BYTES as u64);
+        let source = Source::Store(job.store, slot * PAGE_BYTES as u64);
         let locks = job.attributes.locked || job.lock_future;
         let at = mapping::aside(len, source, job.access, job.attributes, locks)?;
         let origin = at.wrapping_sub(first * PAGE_BYTES);
