@@ -17,8 +17,8 @@ use crate::realm::Effects;
 use crate::span;
 
 /// How questions are put.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Manner {
+#[derive(Clone, Copy)]
+pub(crate) struct Manner<'a> {
     /// How long to wait for an answer.
     pub(crate) patience: Duration,
     /// Mappings a guest may have, by `vm.max_map_count`.
@@ -27,6 +27,8 @@ pub(crate) struct Manner {
     pub(crate) insist: bool,
     /// How many pages of a huge page must be saved for it to be split.
     pub(crate) worth_splitting: usize,
+    /// Called before a wait: another worker can go on meanwhile.
+    pub(crate) step_aside: &'a dyn Fn(),
 }
 
 /// What became of an attempt to ask.
@@ -55,7 +57,7 @@ pub(crate) fn merge(
     chunk: &Arc<Chunk>,
     pages: &mut Pages,
     effects: &mut Effects,
-    manner: Manner,
+    manner: Manner<'_>,
 ) -> Asked {
     if !guest.merges_again() {
         leave_broken(chunk, pages, effects);
@@ -78,7 +80,7 @@ pub(crate) fn merge(
     if stretches.is_empty() {
         return Asked::Done;
     }
-    let Some(mut talk) = take_talk(guest, manner.insist) else {
+    let Some(mut talk) = take_talk(guest, manner) else {
         return Asked::Busy;
     };
     // A question for each store; one is the rule. What is not asked for stays planned.
@@ -105,7 +107,7 @@ fn ask_store(
     chunk: &Arc<Chunk>,
     pages: &mut Pages,
     effects: &mut Effects,
-    manner: Manner,
+    manner: Manner<'_>,
     talk: &mut Talk,
     store: StoreId,
     stretches: &[Stretch],
@@ -177,13 +179,13 @@ pub(crate) fn unmerge(
     chunk: &Arc<Chunk>,
     pages: &mut Pages,
     effects: &mut Effects,
-    manner: Manner,
+    manner: Manner<'_>,
 ) -> Asked {
     let wanted = pages.merged;
     if wanted.is_empty() {
         return Asked::Done;
     }
-    let Some(mut talk) = take_talk(guest, manner.insist) else {
+    let Some(mut talk) = take_talk(guest, manner) else {
         return Asked::Busy;
     };
     if !guest.takes_jobs(manner.patience) || talk.pending.is_some() {
@@ -216,12 +218,15 @@ fn judge(guest: &Guest, taken: Result<(), Fault>) {
     }
 }
 
-fn take_talk(guest: &Guest, insist: bool) -> Option<MutexGuard<'_, Talk>> {
+fn take_talk<'g>(guest: &'g Guest, manner: Manner<'_>) -> Option<MutexGuard<'g, Talk>> {
     match guest.talk.try_lock() {
         Ok(talk) => Some(talk),
         Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
         // Whoever holds it lets go after the patience at the latest.
-        Err(TryLockError::WouldBlock) if insist => Some(crate::realm::lock(&guest.talk)),
+        Err(TryLockError::WouldBlock) if manner.insist => {
+            (manner.step_aside)();
+            Some(crate::realm::lock(&guest.talk))
+        }
         Err(TryLockError::WouldBlock) => None,
     }
 }
@@ -233,13 +238,14 @@ fn exchange(
     question: &Question,
     pending: Pending,
     asked: usize,
-    manner: Manner,
+    manner: Manner<'_>,
 ) -> Option<Answer> {
     let link = talk.link.as_mut()?;
     let begin = Instant::now();
-    let answer = link
-        .send(question)
-        .and_then(|()| link.receive(manner.patience));
+    let answer = link.send(question).and_then(|()| {
+        (manner.step_aside)();
+        link.receive(manner.patience)
+    });
     guest.note_time(begin.elapsed(), asked);
     match answer {
         Ok(Some(answer)) => return Some(answer),

@@ -22,8 +22,9 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 const MAX_PARTS: usize = 1 << 14;
 /// Rounds after which the mappings of a quiet guest are counted again.
 const RECOUNT: u64 = 16;
-/// Which part of the mappings a guest may have is so few that nobody need know how many.
-const FEW: u64 = 8;
+/// The bound on a guest's mappings counts as loose when this part of it is a guess, and matters when it is
+/// over this part of what the guest may have.
+const QUARTER: u64 = 4;
 
 /// What a look needs besides the guest.
 #[derive(Clone, Copy, Debug)]
@@ -342,13 +343,14 @@ fn has_plans(pages: &crate::chunk::Pages) -> bool {
 }
 
 /// Counting mappings costs about 1 µs each. So it is done when the most that merging can have made of
-/// them is not few, when merging has come to rest, and now and then.
+/// them matters and is a loose bound, when merging has come to rest, and now and then.
 fn recount(guest: &Guest, terms: Terms) {
     let counters = &guest.counters;
     let added = counters.vmas_added.load(Relaxed);
     let rests = counters.vmas_seen.swap(added, Relaxed) == added;
     let most = counters.vmas.load(Relaxed) + added;
-    let due = added > 0 && (rests || most > terms.max_mappings / FEW);
+    let loose = added > most / QUARTER && most > terms.max_mappings / QUARTER;
+    let due = added > 0 && (rests || loose);
     if (due || (terms.round.0 + guest.number).is_multiple_of(RECOUNT))
         && let Some(vmas) = guest.memory.mappings()
     {

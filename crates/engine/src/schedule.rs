@@ -11,7 +11,8 @@
 //! worked close in time, while its canonical pages and index entries are still in the cache.
 //! Looks and chunk jobs never run at the same time, so a look has its guest to itself.
 //!
-//! A round that outlasts the period is cut: what is left is found again by the next looks.
+//! A round that outlasts the period is cut: what is left is found again by the next looks. Where looks take
+//! long for the period it is cut later, by [`LOOK_SHARE`]: while there is work, little time goes to them.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -36,10 +37,15 @@ use crate::plan::{self, Context, Desk, Plan};
 use crate::read::Hasher;
 use crate::realm::{Effects, Realm, lock};
 use crate::track::Round;
-use crate::workers::{Crew, Job, Queue};
+use crate::workers::{Crew, Job, Post, Queue};
 
 /// Runs of pages taken from one scan: 192 KiB.
 const SCAN_RUNS: usize = 8192;
+
+/// While there is work, a round lasts at least so many times as long as its looks.
+const LOOK_SHARE: u32 = 32;
+/// And at most so many periods.
+const MOST_PERIODS: u32 = 4;
 
 /// The knobs.
 #[derive(Debug)]
@@ -300,15 +306,15 @@ impl Core {
         self.queue
             .add(guests.into_iter().map(|guest| Job::Look(guest, scan)));
         crew.run(self, None);
+        let looked = begin.elapsed();
         let mut found = std::mem::take(&mut *lock(&self.found));
         found.sort_unstable_by_key(|chunk| (chunk.place, chunk.id));
         let work = found.len();
         self.queue
             .add(found.into_iter().map(|chunk| Job::Chunk(chunk, false)));
-        crew.run(
-            self,
-            Some(begin + self.knobs.period().max(self.knobs.patience)),
-        );
+        let least = self.knobs.period().max(self.knobs.patience);
+        let lasts = (looked * LOOK_SHARE).clamp(least, least * MOST_PERIODS);
+        crew.run(self, Some(begin + lasts));
         self.settle_inherited();
         self.tidy();
         if scan {
@@ -379,7 +385,7 @@ impl Core {
             .collect();
         ended
             .into_iter()
-            .for_each(|guest| self.do_job(Job::Look(guest, false), scratch));
+            .for_each(|guest| self.look(&guest, false, scratch));
         self.settle_inherited();
         self.tidy();
     }
@@ -398,11 +404,11 @@ impl Core {
         })
     }
 
-    /// Does a job.
-    pub(crate) fn do_job(&self, job: Job, scratch: &mut Scratch) {
+    /// Does a job, for the worker at `post`.
+    pub(crate) fn do_job(&self, job: Job, scratch: &mut Scratch, post: &Post) {
         match job {
             Job::Look(guest, scan) => self.look(&guest, scan, scratch),
-            Job::Chunk(chunk, insist) => self.work(&chunk, insist, scratch),
+            Job::Chunk(chunk, insist) => self.work(&chunk, insist, scratch, post),
         }
     }
 
@@ -427,7 +433,7 @@ impl Core {
         lock(&self.found).append(found);
     }
 
-    fn work(&self, chunk: &Arc<Chunk>, insist: bool, scratch: &mut Scratch) {
+    fn work(&self, chunk: &Arc<Chunk>, insist: bool, scratch: &mut Scratch, post: &Post) {
         chunk.start();
         let Some(guest) = chunk.guest.upgrade() else {
             return;
@@ -442,6 +448,7 @@ impl Core {
             max_mappings: self.knobs.max_mappings,
             insist: insist || self.queue.is_empty(),
             worth_splitting: self.knobs.worth_splitting(),
+            step_aside: &|| post.step_aside(&self.queue),
         };
         let mode = self.knobs.mode();
         let asked = if mode == RunMode::Run {

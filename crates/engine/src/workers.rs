@@ -1,5 +1,16 @@
 //! Who does the jobs: a queue, and threads that take from it at idle priority.
 //!
+//! As many workers as the knob says work at a time: they have turns. There are [`THREADS_A_TURN`] times as many
+//! threads, because a worker that waits for an agent's answer gives its turn to another:
+//!
+//! ```text
+//!   worker 0   plan ask ┄┄┄┄┄┄ take  plan ask ┄┄┄┄┄┄┄ take      ┄ waits, without a turn
+//!   worker 1            plan  ask ┄┄┄┄┄ take  plan ask ┄┄┄
+//! ```
+//!
+//! What is left to do when the answer is there is short, and done without a turn: so nobody who holds a
+//! guest's connection ever waits for one.
+//!
 //! Reading a hostile guest's memory can block for as long as it likes (a page fault that only the
 //! guest can answer). Such a worker is given up after [`STUCK`], with its guest, and replaced; its
 //! thread ends when the guest does.
@@ -18,6 +29,9 @@ use crate::schedule::{Core, Scratch};
 /// How long a job may sleep without a break before its worker counts as lost. Workers run on idle
 /// CPUs only: waiting for one does not count, however long it takes.
 pub(crate) const STUCK: Duration = Duration::from_secs(20);
+/// Threads for each worker that may work at a time.
+const THREADS_A_TURN: usize = 2;
+
 /// A piece of work.
 pub(crate) enum Job {
     /// A look at a guest; whether to scan it too.
@@ -40,8 +54,12 @@ pub(crate) struct Queue {
 struct Inner {
     jobs: VecDeque<Job>,
     active: usize,
-    /// Workers with a higher number end.
+    /// Workers with this number or a higher one end.
     workers: usize,
+    /// How many may work at a time.
+    turns: usize,
+    /// How many do.
+    working: usize,
 }
 
 impl Queue {
@@ -57,18 +75,21 @@ impl Queue {
         let mut inner = lock(&self.inner);
         let job = inner.jobs.pop_front()?;
         inner.active += 1;
+        inner.working += 1;
         Some(job)
     }
 
-    /// The next job; waits for one, and before it for as long as `pause` says: a worker that waits holds
-    /// no chunk and no guest. `None`: the worker shall end.
+    /// The next job, with a turn to do it; waits for both, and before for as long as `pause` says: a worker
+    /// that waits holds no chunk and no guest. `None`: the worker shall end.
     pub(crate) fn take(&self, worker: usize, pause: impl Fn() -> Duration) -> Option<Job> {
         let mut inner = lock(&self.inner);
         loop {
             if worker >= inner.workers {
+                // Somebody may wait for the turn that this worker gave back.
+                self.work.notify_all();
                 return None;
             }
-            if inner.jobs.is_empty() {
+            if inner.jobs.is_empty() || inner.working >= inner.turns {
                 inner = self
                     .work
                     .wait(inner)
@@ -78,6 +99,7 @@ impl Queue {
             let pause = pause();
             if pause.is_zero() {
                 inner.active += 1;
+                inner.working += 1;
                 return inner.jobs.pop_front();
             }
             // Woken early by new jobs and knobs, it asks again.
@@ -86,18 +108,29 @@ impl Queue {
         }
     }
 
-    /// Notes that a job is done.
-    pub(crate) fn done(&self) {
+    /// Takes a worker's turn back before its job is done.
+    fn end_turn(&self) {
+        let mut inner = lock(&self.inner);
+        inner.working -= 1;
+        if !inner.jobs.is_empty() {
+            self.work.notify_one();
+        }
+    }
+
+    /// Notes that a job is done, by a worker that still `has_turn` or does not.
+    pub(crate) fn done(&self, has_turn: bool) {
         let mut inner = lock(&self.inner);
         inner.active -= 1;
+        inner.working -= usize::from(has_turn);
         if inner.active == 0 && inner.jobs.is_empty() {
             self.idle.notify_all();
         }
     }
 
-    /// Sets how many workers there shall be.
-    pub(crate) fn set_workers(&self, workers: usize) {
-        lock(&self.inner).workers = workers;
+    /// Sets how many workers there shall be, and how many of them may work at a time.
+    pub(crate) fn set_workers(&self, workers: usize, turns: usize) {
+        let mut inner = lock(&self.inner);
+        (inner.workers, inner.turns) = (workers, turns);
         self.work.notify_all();
     }
 
@@ -154,8 +187,10 @@ impl Crew for Alone {
     fn run(&self, core: &Core, _cut: Option<Instant>) {
         let mut scratch = lock(&self.0);
         while let Some(job) = core.queue.try_take() {
-            core.do_job(job, &mut scratch);
-            core.queue.done();
+            let post = Post::default();
+            post.begin(&job);
+            core.do_job(job, &mut scratch, &post);
+            core.queue.done(post.take_turn());
         }
     }
 }
@@ -167,6 +202,7 @@ pub(crate) struct Post(Mutex<PostState>);
 #[derive(Default)]
 struct PostState {
     thread: u32,
+    has_turn: bool,
     /// The guest whose job is being done.
     guest: Option<Arc<Guest>>,
     asleep: Option<Sleep>,
@@ -206,10 +242,23 @@ impl Post {
     fn begin(&self, job: &Job) {
         let mut state = lock(&self.0);
         state.thread = sys::process::thread_id();
+        state.has_turn = true;
         state.guest = match job {
             Job::Look(guest, _) => Some(Arc::clone(guest)),
             Job::Chunk(chunk, _) => chunk.guest.upgrade(),
         };
+    }
+
+    /// Whether the worker has its turn still; from now on it has none.
+    fn take_turn(&self) -> bool {
+        std::mem::take(&mut lock(&self.0).has_turn)
+    }
+
+    /// Lets another worker have this one's turn.
+    pub(crate) fn step_aside(&self, queue: &Queue) {
+        if self.take_turn() {
+            queue.end_turn();
+        }
     }
 
     /// Ends the job; false when the worker has been given up meanwhile.
@@ -270,8 +319,9 @@ impl Workers {
 
     /// Starts or ends threads until there are as many as the knob says.
     pub(crate) fn resize(&self) {
-        let wanted = usize::from(self.core.knobs.threads.load(Relaxed)).max(1);
-        self.core.queue.set_workers(wanted);
+        let turns = usize::from(self.core.knobs.threads.load(Relaxed)).max(1);
+        let wanted = turns * THREADS_A_TURN;
+        self.core.queue.set_workers(wanted, turns);
         let mut list = lock(&self.list);
         while list.len() > wanted {
             if let Some(worker) = list.pop() {
@@ -302,7 +352,7 @@ impl Workers {
     fn replace_stuck(&self) {
         for (number, worker) in lock(&self.list).iter_mut().enumerate() {
             if worker.post.give_up(self.limit) {
-                self.core.queue.done();
+                self.core.queue.done(worker.post.take_turn());
             }
             // Where no thread can be started, the next look tries again.
             if worker.post.is_abandoned()
@@ -316,7 +366,7 @@ impl Workers {
     /// Ends all threads but stuck ones.
     pub(crate) fn stop(&self) {
         self.core.queue.clear();
-        self.core.queue.set_workers(0);
+        self.core.queue.set_workers(0, 0);
         while !self.core.queue.wait_idle(Duration::from_secs(1)) {
             self.core.queue.clear();
             self.replace_stuck();
@@ -356,11 +406,11 @@ fn labour(core: &Core, post: &Post, number: usize) {
     let mut scratch = Scratch::new();
     while let Some(job) = core.queue.take(number, || core.pause()) {
         post.begin(&job);
-        core.do_job(job, &mut scratch);
+        core.do_job(job, &mut scratch, post);
         if !post.end() {
             return;
         }
-        core.queue.done();
+        core.queue.done(post.take_turn());
     }
 }
 
@@ -392,7 +442,7 @@ mod tests {
         lab.guest("d", 1);
         let guest = Arc::clone(&lock(&lab.core.guests)[0]);
         let queue = Queue::default();
-        queue.set_workers(1);
+        queue.set_workers(1, 1);
         queue.add([Job::Look(guest, false)]);
         let asked = AtomicUsize::new(0);
         let pause = || {
@@ -406,10 +456,10 @@ mod tests {
             }
             assert!(!queue.is_empty(), "the job waits as well");
             assert!(!queue.wait_idle(Duration::ZERO));
-            queue.set_workers(0);
+            queue.set_workers(0, 0);
             assert!(!worker.join().expect("no panic"), "it ends without the job");
         });
-        queue.set_workers(1);
+        queue.set_workers(1, 1);
         assert!(queue.take(0, || Duration::ZERO).is_some());
     }
 }
