@@ -17,7 +17,7 @@
 //! 2. MOVE takes the pages out in one step each. From here no thread, vCPU or system call can see
 //!    or write them. What the kernel will not move (pinned, shared by fork) stays as it is.
 //! 3. Each page is compared with its canonical page, all 4096 bytes. Nobody can change either: the
-//!    one is only here, the other is never written again (I2, I3).
+//!    one is only here, the other is never written again (I2, I3), so that [`copies`] of it do.
 //! 4. Equal runs are mapped from the store, zero pages become the kernel's, others move back.
 //! 5. What is not mapped from the store is registered for tracking alone again. The kernel only adds
 //!    to a registration, so this takes unregistering, and these pages look written at the next
@@ -262,15 +262,13 @@ impl Window {
         let mut equal = [false; BATCH_PAGES];
         for (at, item) in items.iter().enumerate() {
             // Of a page that stays private nothing is asked.
-            if out.get(at) == Some(&true) && have.get(at) == Some(&true) {
+            if out.get(at) == Some(&true)
+                && have.get(at) == Some(&true)
+                && let Some(equal) = equal.get_mut(at)
+            {
                 // SAFETY: the page was moved to the staging area, which nobody else knows.
                 let page = unsafe { page_at(self.staging + at * PAGE_BYTES) };
-                let same = self.copies.equal(page, at, item.1);
-                equal
-                    .iter_mut()
-                    .skip(at)
-                    .take(1)
-                    .for_each(|equal| *equal = same);
+                *equal = self.copies.equal(page, at, item.1);
             }
         }
         let mut at = 0;

@@ -35,6 +35,7 @@ const FAULTS: &[(Point, &[Errno])] = &[
     (Point::PlaceHalf, &[Errno::NOMEM]),
     (Point::Describe, &[Errno::NOMEM]),
     (Point::Share, &[Errno::NOMEM]),
+    (Point::StoreRead, &[Errno::IO, Errno::NOMEM]),
     (Point::Advise, &[Errno::NOMEM, Errno::AGAIN]),
     (Point::Protect, &[Errno::NOMEM]),
     (Point::Lock, &[Errno::NOMEM, Errno::PERM]),

@@ -49,7 +49,7 @@ points! {
     PlaceHalf = "place-half",
     /// madvise(2) that gives a new mapping its attributes.
     Describe = "describe",
-    /// mmap(2) of a window into a store, or of a lifeline.
+    /// mmap(2) of a lifeline, or of what is shared otherwise.
     Share = "share",
     /// madvise(2) on behalf of the agent.
     Advise = "advise",
@@ -73,7 +73,7 @@ points! {
     Send = "send",
     /// process_vm_readv(2).
     Read = "read",
-    /// pread(2) and lseek(2) in a store that is taken over.
+    /// pread(2) and lseek(2) in a store.
     StoreRead = "store-read",
     /// mbind(2) of a store.
     StoreNode = "store-node",

@@ -56,6 +56,15 @@ pub fn device() -> Result<(u32, u32)> {
     Ok(*DEVICE.get_or_init(|| (rustix::fs::major(device), rustix::fs::minor(device))))
 }
 
+/// Reads from byte `at` of a memory file on; gives how many bytes there were. A hole reads as zeros and stays one.
+///
+/// # Errors
+/// What pread(2) gives.
+pub fn read_at(file: impl AsFd, at: u64, bytes: &mut [u8]) -> Result<usize> {
+    fault::check(Point::StoreRead)?;
+    rustix::io::pread(file, bytes, at)
+}
+
 /// Why a descriptor cannot be adopted.
 #[derive(Debug, thiserror::Error)]
 pub enum AdoptError {
@@ -177,12 +186,11 @@ impl Store {
     /// Reads the pages from `first` on; those behind the end are left as they are.
     ///
     /// # Errors
-    /// What preadv(2) gives.
+    /// What pread(2) gives.
     pub fn read_pages(&self, first: u64, pages: &mut [[u8; PAGE]]) -> Result<()> {
-        fault::check(Point::StoreRead)?;
         let (mut rest, mut at) = (pages.as_flattened_mut(), first * PAGE_BYTES);
         while !rest.is_empty() {
-            let read = rustix::io::pread(&self.0, &mut *rest, at)?;
+            let read = read_at(&self.0, at, rest)?;
             if read == 0 {
                 return Ok(());
             }
@@ -222,7 +230,7 @@ impl Store {
     /// # Errors
     /// What pread(2) gives.
     pub fn read(&self, index: u64, page: &mut [u8; PAGE]) -> Result<()> {
-        rustix::io::pread(&self.0, page.as_mut_slice(), index * PAGE_BYTES).map(drop)
+        read_at(&self.0, index * PAGE_BYTES, page).map(drop)
     }
 
     /// Gives the frames of `pages` pages from `first` on back.

@@ -1,13 +1,13 @@
 //! Copies of canonical pages, for staged pages to be compared with.
 //!
-//! What a slot holds never changes (I3), so a copy is as good as the page itself. It is cheaper to have than the
-//! page: a store that is mapped for a look costs a fault for every few pages, an entry in the page table for
-//! each, and the time to take both away again. And reading never allocates where nothing was written.
+//! What a slot holds never changes (I3), so a copy is as good as the page itself. To map the store for a look
+//! would take as much time, for a fault for every few pages, an entry in the page table for each, and taking
+//! both away again. And reading never allocates where nothing was written.
 
 use std::os::fd::BorrowedFd;
 
 use rustix::io::Result;
-use sys::mapping;
+use sys::{mapping, memfd};
 use wire::PAGE_BYTES;
 
 use super::{BATCH_PAGES, Item, Target};
@@ -44,11 +44,7 @@ impl Copies {
                     have.zip(items.iter().skip(at))
                         .for_each(|(have, item)| *have = item.1 != Target::Enclosed);
                 }
-                Target::Zeros => have
-                    .iter_mut()
-                    .skip(at)
-                    .take(1)
-                    .for_each(|have| *have = true),
+                Target::Zeros => have.get_mut(at).into_iter().for_each(|have| *have = true),
                 Target::Enclosed => {}
             }
             at += run;
@@ -60,7 +56,7 @@ impl Copies {
     fn read(&mut self, store: BorrowedFd<'_>, places: std::ops::Range<usize>, slot: u64) -> usize {
         let bytes = self.bytes_mut();
         let bytes = bytes.get_mut(places.start * PAGE_BYTES..places.end * PAGE_BYTES);
-        let read = rustix::io::pread(store, bytes.unwrap_or_default(), slot * PAGE_BYTES as u64);
+        let read = memfd::read_at(store, slot * PAGE_BYTES as u64, bytes.unwrap_or_default());
         read.unwrap_or(0) / PAGE_BYTES
     }
 
@@ -111,4 +107,58 @@ fn neighbours(items: &[Item], at: usize, slot: u64) -> usize {
         }
     }
     run
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+    use sys::memfd::Store;
+
+    #[test]
+    fn a_batch_has_the_pages_of_its_slots() {
+        let store = Store::new("pageone-test").unwrap();
+        let pages: Vec<[u8; PAGE_BYTES]> = (1..=5).map(|byte| [byte; PAGE_BYTES]).collect();
+        store.write(0, &pages.iter().collect::<Vec<_>>()).unwrap();
+        let file = store.share().unwrap();
+        let targets = [
+            Target::Slot(0),
+            Target::Enclosed,
+            Target::Slot(2),
+            Target::Zeros,
+            Target::Slot(4),
+            Target::Slot(5), // behind the end
+            Target::Slot(3),
+            Target::Enclosed,
+        ];
+        let items: Vec<Item> = (40..).zip(targets).collect();
+        let mut copies = Copies::new().unwrap();
+        for _ in 0..2 {
+            let have = copies.fill(file.as_fd(), &items);
+            let wanted = [true, false, true, true, true, false, true, false];
+            assert_eq!(have[..targets.len()], wanted);
+            for (at, byte) in [(0, 1), (2, 3), (3, 0), (4, 5), (6, 4)] {
+                let mut page = [byte; PAGE_BYTES];
+                assert!(copies.equal(&page, at, targets[at]), "place {at}");
+                page[PAGE_BYTES - 1] ^= 1;
+                assert!(!copies.equal(&page, at, targets[at]), "place {at}");
+            }
+            copies.rest();
+        }
+        assert!(!copies.fill(file.as_fd(), &[])[0]);
+    }
+
+    #[test]
+    fn one_call_reads_what_lies_together() {
+        let run = |targets: &[Target]| {
+            let items: Vec<Item> = (0..).zip(targets.iter().copied()).collect();
+            neighbours(&items, 0, 7)
+        };
+        let (slot, enclosed) = (Target::Slot, Target::Enclosed);
+        assert_eq!(run(&[slot(7), slot(8), slot(9), slot(11)]), 3);
+        assert_eq!(run(&[slot(7), enclosed, enclosed, slot(10), enclosed]), 4);
+        assert_eq!(run(&[slot(7), enclosed, slot(8)]), 1);
+        assert_eq!(run(&[slot(7), Target::Zeros, slot(9)]), 1);
+    }
 }
