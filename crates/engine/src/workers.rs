@@ -134,7 +134,7 @@ impl Queue {
         self.work.notify_all();
     }
 
-    /// Lets workers that wait look again at why: a knob was turned.
+    /// Lets workers that wait look again at why.
     pub(crate) fn wake(&self) {
         self.work.notify_all();
     }
@@ -353,6 +353,7 @@ impl Workers {
         for (number, worker) in lock(&self.list).iter_mut().enumerate() {
             if worker.post.give_up(self.limit) {
                 self.core.queue.done(worker.post.take_turn());
+                self.core.queue.wake();
             }
             // Where no thread can be started, the next look tries again.
             if worker.post.is_abandoned()
@@ -434,6 +435,32 @@ mod tests {
         assert_eq!(sleep.lasted, Duration::from_millis(1800) + LOOKS);
         sleep = Sleep::go_on(8, at(3_600_100), Some(sleep));
         assert_eq!(sleep.lasted, Duration::ZERO, "another sleep");
+    }
+
+    #[test]
+    fn who_waits_for_a_guest_gives_its_turn_to_another() {
+        let lab = Lab::new();
+        lab.guest("d", 1);
+        let guest = Arc::clone(&lock(&lab.core.guests)[0]);
+        let queue = Queue::default();
+        queue.set_workers(2, 1);
+        queue.add([(); 2].map(|()| Job::Look(Arc::clone(&guest), false)));
+        let post = Post::default();
+        post.begin(&queue.take(0, || Duration::ZERO).expect("a job"));
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| tell.send(queue.take(1, || Duration::ZERO).is_some()));
+            let early = told.recv_timeout(Duration::from_millis(50));
+            assert!(early.is_err(), "one works at a time");
+            post.step_aside(&queue);
+            assert_eq!(told.recv_timeout(Duration::from_secs(60)), Ok(true));
+        });
+        post.step_aside(&queue); // it has none to give
+        assert!(!post.take_turn());
+        queue.done(false);
+        assert!(!queue.wait_idle(Duration::ZERO));
+        queue.done(true);
+        assert!(queue.wait_idle(Duration::ZERO));
     }
 
     #[test]
