@@ -303,24 +303,41 @@ fn a_name_is_for_those_whom_the_policy_gives_it() {
 /// Cgroups for a test, below a folder of their own; removed on drop.
 struct Cgroups {
     folder: PathBuf,
+    /// Where version 2 was mounted for the test, because it was mounted nowhere.
+    mounted: Option<tempfile::TempDir>,
 }
 
 impl Cgroups {
-    /// Where version 2 is mounted and may be written, else why not.
+    /// Where version 2 is mounted or can be, and may be written, else why not.
     fn new() -> Result<Self, String> {
         let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
         let fields = mounts
             .lines()
             .map(|line| line.split(' ').collect::<Vec<_>>());
-        let mut root = fields
+        let mut there = fields
             .filter(|mount| mount.get(2) == Some(&"cgroup2"))
-            .map(|mount| mount[1].to_owned());
-        let root = root
-            .next_back()
-            .ok_or("cgroups of version 2 are not mounted")?;
-        let folder = Path::new(&root).join(format!("pageone-test-{}", std::process::id()));
-        fs::create_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-        Ok(Self { folder })
+            .map(|mount| PathBuf::from(mount[1]));
+        let (root, mounted) = match there.next_back() {
+            Some(root) => (root, None),
+            None => {
+                let place = tempfile::tempdir().unwrap();
+                let mount = Command::new("mount")
+                    .args(["-t", "cgroup2", "none"])
+                    .arg(place.path())
+                    .output();
+                match mount {
+                    Ok(said) if said.status.success() => (place.path().to_owned(), Some(place)),
+                    said => {
+                        return Err(format!("cgroups of version 2 cannot be mounted: {said:?}"));
+                    }
+                }
+            }
+        };
+        let folder = root.join(format!("pageone-test-{}", std::process::id()));
+        let made = fs::create_dir(&folder);
+        let cgroups = Self { folder, mounted };
+        made.map_err(|error| format!("{}: {error}", cgroups.folder.display()))?;
+        Ok(cgroups)
     }
 
     fn name(&self) -> &str {
@@ -341,6 +358,13 @@ impl Drop for Cgroups {
             let _ = fs::remove_dir(folder.path());
         }
         let _ = fs::remove_dir(&self.folder);
+        if let Some(place) = self.mounted.take() {
+            let unmounted = Command::new("umount").arg("-l").arg(place.path()).status();
+            // What is mounted still must not be deleted with the folder.
+            if !unmounted.is_ok_and(|status| status.success()) {
+                let _ = place.keep();
+            }
+        }
     }
 }
 
