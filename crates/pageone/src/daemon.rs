@@ -25,7 +25,7 @@ pub(crate) struct Args {
     /// Where to listen [default: /run/pageone.sock as root, else $XDG_RUNTIME_DIR/pageone.sock]
     #[arg(long)]
     socket: Option<PathBuf>,
-    /// Worker threads, at idle priority [default: one a CPU]
+    /// Workers at work at a time, at idle priority [default: one a CPU]
     #[arg(long, value_parser = human::threads)]
     threads: Option<u16>,
     /// Time between two looks at what was written [default: 20s]
