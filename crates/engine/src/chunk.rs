@@ -20,7 +20,7 @@
 //! [`Chunk::promote`] sets the bit *before* it looks at the flag. A bit set too late to be taken
 //! therefore finds the flag down and queues the chunk again.
 
-use std::sync::atomic::Ordering::{AcqRel, Acquire};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError, Weak};
 
@@ -52,6 +52,8 @@ pub(crate) struct Chunk {
     pub(crate) guest: Weak<Guest>,
     promoted: [AtomicU64; WORDS],
     queued: AtomicBool,
+    /// Whether it stands in the queue for a whole visit.
+    queued_whole: AtomicBool,
     pages: Mutex<Pages>,
 }
 
@@ -104,10 +106,18 @@ impl Chunk {
         !self.queued.swap(true, AcqRel)
     }
 
-    /// Marks the chunk as taken from the queue; before its promotions are taken.
-    pub(crate) fn start(&self) {
-        self.queued
-            .store(false, std::sync::atomic::Ordering::Release);
+    /// Marks the chunk as queued for a whole visit; false when it is already.
+    pub(crate) fn enqueue_whole(&self) -> bool {
+        !self.queued_whole.swap(true, AcqRel)
+    }
+
+    /// Marks the chunk as taken from the queue, for a `whole` visit or another; before its promotions are taken.
+    pub(crate) fn start(&self, whole: bool) {
+        let queued = match whole {
+            true => &self.queued_whole,
+            false => &self.queued,
+        };
+        queued.store(false, Release);
     }
 }
 
@@ -143,6 +153,7 @@ impl Chunks {
             guest: Arc::downgrade(guest),
             promoted: [const { AtomicU64::new(0) }; WORDS],
             queued: AtomicBool::new(false),
+            queued_whole: AtomicBool::new(false),
             pages: Mutex::new(Pages::new()),
         });
         let at = id as usize;
@@ -194,6 +205,8 @@ pub(crate) struct Pages {
     pub(crate) offered: PageBits,
     /// Pages that lie in a mapping of a store, as the agent last said.
     pub(crate) stored: PageBits,
+    /// Pages left for a whole visit; only the settled ones count.
+    pub(crate) later: PageBits,
     counts: [u16; CLASSES],
     shown: [u16; CLASSES],
     shown_stored: u16,
@@ -216,6 +229,7 @@ impl Pages {
             merged: PageBits::EMPTY,
             offered: PageBits::EMPTY,
             stored: PageBits::EMPTY,
+            later: PageBits::EMPTY,
             counts: [0; CLASSES],
             shown: [0; CLASSES],
             shown_stored: 0,
@@ -242,6 +256,16 @@ impl Pages {
     /// The fingerprint of a candidate.
     pub(crate) fn fingerprint(&self, page: usize) -> Fingerprint {
         self.fingerprints.get(page).unwrap_or(Fingerprint(0))
+    }
+
+    /// Makes room for at most so many new candidates at once.
+    pub(crate) fn expect_candidates(&mut self, pages: usize) {
+        self.fingerprints.expect(pages);
+    }
+
+    /// Gives room back that was expected and not used.
+    pub(crate) fn settle_candidates(&mut self) {
+        self.fingerprints.settle();
     }
 
     /// The candidates, in ascending order.

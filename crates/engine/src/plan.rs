@@ -15,7 +15,7 @@
 //! How twins get their slots is told in [`publish`].
 //!
 //! Before anything is read, groups of pages that very likely equal neighbouring slots are planned by a look
-//! at their ends: see [`guess`].
+//! at their ends, and those that very likely are private are left for a later visit: see [`guess`].
 //!
 //! Where there are several nodes, a batch is asked for its nodes too, after it was read: see
 //! [`nodes`](crate::nodes).
@@ -208,6 +208,8 @@ pub(crate) struct Plan<'a> {
     /// Slots to give out, by store.
     runs: Vec<Run>,
     layout: Layout,
+    /// Whether nothing is left for a later visit.
+    whole: bool,
 }
 
 impl<'a> Plan<'a> {
@@ -217,6 +219,7 @@ impl<'a> Plan<'a> {
         chunk: &'a Chunk,
         pages: &'a mut Pages,
         effects: &'a mut Effects,
+        whole: bool,
     ) -> Self {
         Self {
             context,
@@ -226,6 +229,7 @@ impl<'a> Plan<'a> {
             effects,
             runs: Vec::new(),
             layout: Layout::new(guest),
+            whole,
         }
     }
 
@@ -233,8 +237,12 @@ impl<'a> Plan<'a> {
         &self.guest.realm
     }
 
-    /// Plans what can be planned: afterwards planned pages hold refs and wait to be asked for.
-    pub(crate) fn make(mut self, desk: &mut Desk) {
+    /// Plans what can be planned: afterwards planned pages hold refs and wait to be asked for. Tells whether
+    /// pages are left for a whole visit.
+    pub(crate) fn make(mut self, desk: &mut Desk) -> bool {
+        if self.whole {
+            self.pages.later = PageBits::EMPTY;
+        }
         self.adopt_promoted();
         let mut settled = std::mem::take(&mut desk.settled);
         settled.clear();
@@ -250,9 +258,12 @@ impl<'a> Plan<'a> {
             self.guest.condemn(&Fault::Unreadable(error));
         }
         desk.settled = settled;
+        self.pages.settle_candidates();
         self.adopt_promoted();
         let slots = &self.realm().slots;
-        self.runs.into_iter().for_each(|run| slots.give_back(run));
+        let runs = std::mem::take(&mut self.runs);
+        runs.into_iter().for_each(|run| slots.give_back(run));
+        self.pages.later.pages().any(|page| self.is_settled(page))
     }
 
     /// Whether `page` waits to be read.
@@ -315,6 +326,7 @@ impl<'a> Plan<'a> {
     }
 
     fn read(&mut self, desk: &mut Desk, settled: &[u16]) -> std::io::Result<()> {
+        self.pages.expect_candidates(settled.len());
         let mut rest = settled;
         while !rest.is_empty() {
             let part = rest.get(..BATCH).unwrap_or(rest);

@@ -11,6 +11,9 @@
 //! worked close in time, while its canonical pages and index entries are still in the cache.
 //! Looks and chunk jobs never run at the same time, so a look has its guest to itself.
 //!
+//! What is most likely shared comes first: a first visit of a chunk may leave pages for a whole visit, which
+//! comes when all first ones are done.
+//!
 //! A round that outlasts the period is cut: what is left is found again by the next looks. Where looks take
 //! long for the period it is cut later, by [`LOOK_SHARE`]: while there is work, little time goes to them.
 
@@ -37,7 +40,7 @@ use crate::plan::{self, Context, Desk, Plan};
 use crate::read::Hasher;
 use crate::realm::{Effects, Realm, lock};
 use crate::track::Round;
-use crate::workers::{Crew, Job, Post, Queue};
+use crate::workers::{Crew, Job, Post, Queue, Visit};
 
 /// Runs of pages taken from one scan: 192 KiB.
 const SCAN_RUNS: usize = 8192;
@@ -310,8 +313,11 @@ impl Core {
         let mut found = std::mem::take(&mut *lock(&self.found));
         found.sort_unstable_by_key(|chunk| (chunk.place, chunk.id));
         let work = found.len();
-        self.queue
-            .add(found.into_iter().map(|chunk| Job::Chunk(chunk, false)));
+        self.queue.add(
+            found
+                .into_iter()
+                .map(|chunk| Job::Chunk(chunk, Visit::default())),
+        );
         let least = self.knobs.period().max(self.knobs.patience);
         let lasts = (looked * LOOK_SHARE).clamp(least, least * MOST_PERIODS);
         crew.run(self, Some(begin + lasts));
@@ -408,7 +414,7 @@ impl Core {
     pub(crate) fn do_job(&self, job: Job, scratch: &mut Scratch, post: &Post) {
         match job {
             Job::Look(guest, scan) => self.look(&guest, scan, scratch),
-            Job::Chunk(chunk, insist) => self.work(&chunk, insist, scratch, post),
+            Job::Chunk(chunk, visit) => self.work(&chunk, visit, scratch, post),
         }
     }
 
@@ -433,8 +439,8 @@ impl Core {
         lock(&self.found).append(found);
     }
 
-    fn work(&self, chunk: &Arc<Chunk>, insist: bool, scratch: &mut Scratch, post: &Post) {
-        chunk.start();
+    fn work(&self, chunk: &Arc<Chunk>, visit: Visit, scratch: &mut Scratch, post: &Post) {
+        chunk.start(visit.whole);
         let Some(guest) = chunk.guest.upgrade() else {
             return;
         };
@@ -446,11 +452,12 @@ impl Core {
         let manner = Manner {
             patience: self.knobs.patience,
             max_mappings: self.knobs.max_mappings,
-            insist: insist || self.queue.is_empty(),
+            insist: visit.insist || self.queue.is_empty(),
             worth_splitting: self.knobs.worth_splitting(),
             step_aside: &|| post.step_aside(&self.queue),
         };
         let mode = self.knobs.mode();
+        let mut waits = false;
         let asked = if mode == RunMode::Run {
             let context = Context {
                 hasher: &self.hasher,
@@ -460,7 +467,8 @@ impl Core {
                 store_limit: self.knobs.store_limit(),
                 over_limit: &self.pages_over_limit,
             };
-            Plan::new(&context, &guest, chunk, &mut pages, effects).make(&mut scratch.desk);
+            let plan = Plan::new(&context, &guest, chunk, &mut pages, effects, visit.whole);
+            waits = plan.make(&mut scratch.desk);
             ask::merge(&guest, chunk, &mut pages, effects, manner)
         } else {
             plan::withdraw(chunk, &mut pages, effects);
@@ -473,7 +481,12 @@ impl Core {
         guest.counters.take_over(&mut pages);
         drop(pages);
         if asked == Asked::Busy && chunk.enqueue() {
-            self.queue.add([Job::Chunk(Arc::clone(chunk), true)]);
+            let (whole, insist) = (false, true);
+            let visit = Visit { whole, insist };
+            self.queue.add([Job::Chunk(Arc::clone(chunk), visit)]);
+        }
+        if waits && chunk.enqueue_whole() {
+            self.queue.add_later(Arc::clone(chunk));
         }
     }
 }

@@ -47,6 +47,27 @@ fn a_run_that_ends_in_a_group_is_read_there() {
 }
 
 #[test]
+fn groups_of_a_shared_chunk_that_nobody_has_are_put_off_and_read() {
+    for (shared, reads_once_more) in [(20, 2 * 12), (16, 2 * 16), (15, 0)] {
+        let lab = Lab::new();
+        let [_, _, c] = crowd(&lab);
+        let end = 512 + 16 * shared;
+        fill(&lab, c, 512..1024, |page| match page < end {
+            true => page,
+            false => 10_000 + page,
+        });
+        lab.rounds(3);
+        let status = lab.status();
+        assert_eq!(status.pages_sharing, 512 + 16 * shared);
+        assert_eq!(status.pages_unshared, 512 - 16 * shared);
+        assert_eq!(status.pages_volatile, 0);
+        // Each group's start and the last shared one's end, and of what is put off two pages of each group.
+        let private = 512 - 16 * shared;
+        assert_eq!(reads(&lab, c), 32 + 1 + reads_once_more + private);
+    }
+}
+
+#[test]
 fn a_wrong_guess_is_read_and_not_guessed_again() {
     let lab = Lab::new();
     let [_, _, c] = crowd(&lab);

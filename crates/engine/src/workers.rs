@@ -36,8 +36,17 @@ const THREADS_A_TURN: usize = 2;
 pub(crate) enum Job {
     /// A look at a guest; whether to scan it too.
     Look(Arc<Guest>, bool),
-    /// A chunk; whether to wait while another worker talks to its guest.
-    Chunk(Arc<Chunk>, bool),
+    /// A visit of a chunk.
+    Chunk(Arc<Chunk>, Visit),
+}
+
+/// How a chunk is visited.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Visit {
+    /// Whether to read everything that is to be read; a first visit leaves what promises little.
+    pub(crate) whole: bool,
+    /// Whether to wait while another worker talks to its guest.
+    pub(crate) insist: bool,
 }
 
 /// Jobs to do.
@@ -53,6 +62,8 @@ pub(crate) struct Queue {
 #[derive(Default)]
 struct Inner {
     jobs: VecDeque<Job>,
+    /// Chunks that get a whole visit when there are no other jobs.
+    later: VecDeque<Arc<Chunk>>,
     active: usize,
     /// Workers with this number or a higher one end.
     workers: usize,
@@ -62,6 +73,25 @@ struct Inner {
     working: usize,
 }
 
+impl Inner {
+    fn is_empty(&self) -> bool {
+        self.jobs.is_empty() && self.later.is_empty()
+    }
+
+    /// The next job, and a turn to do it.
+    fn begin(&mut self) -> Option<Job> {
+        let whole = |chunk| {
+            let (whole, insist) = (true, false);
+            Job::Chunk(chunk, Visit { whole, insist })
+        };
+        let next = self.jobs.pop_front();
+        let job = next.or_else(|| self.later.pop_front().map(whole))?;
+        self.active += 1;
+        self.working += 1;
+        Some(job)
+    }
+}
+
 impl Queue {
     /// Adds jobs.
     pub(crate) fn add(&self, jobs: impl IntoIterator<Item = Job>) {
@@ -69,14 +99,16 @@ impl Queue {
         self.work.notify_all();
     }
 
+    /// Adds a chunk whose whole visit can wait.
+    pub(crate) fn add_later(&self, chunk: Arc<Chunk>) {
+        lock(&self.inner).later.push_back(chunk);
+        self.work.notify_one();
+    }
+
     /// The next job, if there is one.
     #[cfg(test)]
     fn try_take(&self) -> Option<Job> {
-        let mut inner = lock(&self.inner);
-        let job = inner.jobs.pop_front()?;
-        inner.active += 1;
-        inner.working += 1;
-        Some(job)
+        lock(&self.inner).begin()
     }
 
     /// The next job, with a turn to do it; waits for both, and before for as long as `pause` says: a worker
@@ -89,7 +121,7 @@ impl Queue {
                 self.work.notify_all();
                 return None;
             }
-            if inner.jobs.is_empty() || inner.working >= inner.turns {
+            if inner.is_empty() || inner.working >= inner.turns {
                 inner = self
                     .work
                     .wait(inner)
@@ -98,9 +130,7 @@ impl Queue {
             }
             let pause = pause();
             if pause.is_zero() {
-                inner.active += 1;
-                inner.working += 1;
-                return inner.jobs.pop_front();
+                return inner.begin();
             }
             // Woken early by new jobs and knobs, it asks again.
             let waited = self.work.wait_timeout(inner, pause);
@@ -112,7 +142,7 @@ impl Queue {
     fn end_turn(&self) {
         let mut inner = lock(&self.inner);
         inner.working -= 1;
-        if !inner.jobs.is_empty() {
+        if !inner.is_empty() {
             self.work.notify_one();
         }
     }
@@ -122,7 +152,7 @@ impl Queue {
         let mut inner = lock(&self.inner);
         inner.active -= 1;
         inner.working -= usize::from(has_turn);
-        if inner.active == 0 && inner.jobs.is_empty() {
+        if inner.active == 0 && inner.is_empty() {
             self.idle.notify_all();
         }
     }
@@ -142,7 +172,7 @@ impl Queue {
     /// Waits at most `wait` until nothing is left to do.
     pub(crate) fn wait_idle(&self, wait: Duration) -> bool {
         let inner = lock(&self.inner);
-        let busy = |inner: &mut Inner| inner.active > 0 || !inner.jobs.is_empty();
+        let busy = |inner: &mut Inner| inner.active > 0 || !inner.is_empty();
         let (_inner, timeout) = self
             .idle
             .wait_timeout_while(inner, wait, busy)
@@ -152,23 +182,27 @@ impl Queue {
 
     /// Drops the jobs not begun.
     pub(crate) fn clear(&self) {
-        for job in std::mem::take(&mut lock(&self.inner).jobs) {
-            if let Job::Chunk(chunk, _) = job {
-                chunk.start(); // it no longer stands in the queue
+        let mut inner = lock(&self.inner);
+        // They stand in the queue no more.
+        for job in std::mem::take(&mut inner.jobs) {
+            if let Job::Chunk(chunk, visit) = job {
+                chunk.start(visit.whole);
             }
         }
+        let later = std::mem::take(&mut inner.later);
+        later.into_iter().for_each(|chunk| chunk.start(true));
         self.idle.notify_all();
     }
 
     /// Whether nothing waits.
     pub(crate) fn is_empty(&self) -> bool {
-        lock(&self.inner).jobs.is_empty()
+        lock(&self.inner).is_empty()
     }
 }
 
 impl Promotions for Queue {
     fn push(&self, chunk: Arc<Chunk>) {
-        self.add([Job::Chunk(chunk, false)]);
+        self.add([Job::Chunk(chunk, Visit::default())]);
     }
 }
 
@@ -435,6 +469,27 @@ mod tests {
         assert_eq!(sleep.lasted, Duration::from_millis(1800) + LOOKS);
         sleep = Sleep::go_on(8, at(3_600_100), Some(sleep));
         assert_eq!(sleep.lasted, Duration::ZERO, "another sleep");
+    }
+
+    #[test]
+    fn whole_visits_come_when_there_is_nothing_else() {
+        let lab = Lab::new();
+        lab.guest("d", 1);
+        let guest = Arc::clone(&lock(&lab.core.guests)[0]);
+        let chunk = guest.realm.chunks.create(&guest, 0, 0).expect("a chunk");
+        let queue = Queue::default();
+        assert!(chunk.enqueue_whole() && !chunk.enqueue_whole());
+        queue.add_later(Arc::clone(&chunk));
+        queue.add([Job::Look(guest, false)]);
+        assert!(matches!(queue.try_take(), Some(Job::Look(..))));
+        let whole = |job| matches!(job, Some(Job::Chunk(_, visit)) if visit.whole);
+        assert!(!queue.is_empty() && whole(queue.try_take()) && queue.is_empty());
+        queue.add_later(Arc::clone(&chunk));
+        queue.clear();
+        assert!(
+            queue.is_empty() && chunk.enqueue_whole(),
+            "it stands there no more"
+        );
     }
 
     #[test]

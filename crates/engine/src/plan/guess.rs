@@ -12,6 +12,12 @@
 //! out. Of a run that some guest shares already this saves reading, hashing and looking up seven
 //! pages of eight.
 //!
+//! Where at least half of a chunk's groups are so, what is in it that others share is in slots by now. A group of
+//! it of which nobody else has the ends or the middle is most likely private: it is put off until all other chunks have been visited,
+//! so that what saves memory comes first. It has to be read all the same, then. Where shared and private pages
+//! alternate in short runs, which shows in many groups with one end of each, nothing is put off: all that is
+//! shared is to be mapped together.
+//!
 //! A guess takes its ref before the agent is asked, as every plan does (I4). A wrong one costs what
 //! any page costs that was written between the reading and the merge; from then on the page has a back-off
 //! level, and such pages are read, not guessed.
@@ -24,15 +30,48 @@ use crate::page::{Entry, Slot, StoreId, Tag};
 
 /// Pages that are guessed together.
 const GROUP: usize = 16;
+/// Nothing is put off where more than one in so many groups has a shared and a private end.
+const MIXED: usize = 4;
 
-/// The slots that pages of a chunk are known to equal, by page.
-type Known = [Option<Slot>; CHUNK_PAGES];
+/// What a probe found a page to be.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Found {
+    /// It equals this slot.
+    Slot(Slot),
+    /// Nobody's page is known to be like it.
+    New,
+    /// Zeros, or like a candidate.
+    Other,
+}
 
-/// Whether two pages equal slots that are as far apart as they are.
-fn fit(known: &Known, first: usize, last: usize) -> bool {
-    let slot = |page: usize| known.get(page).copied().flatten();
-    let (first_slot, last_slot) = (slot(first), slot(last));
-    first_slot.is_some_and(|slot| last_slot == Some(slot.plus(last - first)))
+/// What the pages of a chunk were found to be, by page.
+struct Known([Option<Found>; CHUNK_PAGES]);
+
+impl Known {
+    fn at(&self, page: usize) -> Option<Found> {
+        self.0.get(page).copied().flatten()
+    }
+
+    fn slot(&self, page: usize) -> Option<Slot> {
+        match self.at(page) {
+            Some(Found::Slot(slot)) => Some(slot),
+            _ => None,
+        }
+    }
+
+    /// Whether two pages equal slots that are as far apart as they are.
+    fn fit(&self, first: usize, last: usize) -> bool {
+        let (first_slot, last_slot) = (self.slot(first), self.slot(last));
+        first_slot.is_some_and(|slot| last_slot == Some(slot.plus(last - first)))
+    }
+
+    /// Whether nobody has the ends and the middle of a group.
+    fn is_new(&self, first: usize) -> bool {
+        let new = |page| self.at(page) == Some(Found::New);
+        [0, GROUP / 2, GROUP - 1]
+            .iter()
+            .all(|place| new(first + place))
+    }
 }
 
 impl Plan<'_> {
@@ -41,33 +80,55 @@ impl Plan<'_> {
     /// # Errors
     /// When the guest's memory cannot be read.
     pub(super) fn guess(&mut self, desk: &mut Desk, settled: &mut Vec<u16>) -> std::io::Result<()> {
-        // Pages that are bound to their nodes would have to be asked for these one by one.
-        if self.is_bound() || self.realm().slots.live() < GROUP as u64 {
+        // Pages that are bound to their nodes would have to be asked for these one by one, and a whole visit is
+        // for pages that were not guessed at the first.
+        if self.whole || self.is_bound() || self.realm().slots.live() < GROUP as u64 {
             return Ok(());
         }
-        let is_fresh = |page: usize| self.is_settled(page) && self.pages.level(page) == 0;
+        let is_fresh = |page: usize| {
+            let fresh = self.is_settled(page) && self.pages.level(page) == 0;
+            fresh && !self.pages.later.contains(page)
+        };
         let groups: Vec<usize> = (0..CHUNK_PAGES)
             .step_by(GROUP)
             .filter(|&first| (first..first + GROUP).all(is_fresh))
             .collect();
-        let mut known = [None; CHUNK_PAGES];
+        let mut known = Known([None; CHUNK_PAGES]);
         self.probe(desk, groups.iter().copied(), &mut known)?;
+        let begins = groups.iter().filter(|&&first| known.slot(first).is_some());
+        let is_shared = 2 * begins.count() >= groups.len();
         // The start of the next group tells as much as the end of this one.
-        let open = groups.iter().filter(|&&first| {
-            known.get(first).is_some_and(Option::is_some) && !fit(&known, first, first + GROUP)
+        let more = groups.iter().flat_map(|&first| {
+            let (middle, last) = (first + GROUP / 2, first + GROUP - 1);
+            match known.at(first) {
+                Some(Found::Slot(_)) if !known.fit(first, first + GROUP) => [None, Some(last)],
+                Some(Found::New) if is_shared => [Some(middle), Some(last)],
+                _ => [None; 2],
+            }
         });
-        let ends: Vec<usize> = open.map(|first| first + GROUP - 1).collect();
-        self.probe(desk, ends.into_iter(), &mut known)?;
+        let more: Vec<usize> = more.flatten().collect();
+        self.probe(desk, more.into_iter(), &mut known)?;
+        let fits = |first| known.fit(first, first + GROUP - 1) || known.fit(first, first + GROUP);
+        let mixed = groups
+            .iter()
+            .filter(|&&first| !fits(first) && !known.is_new(first));
+        let puts_off = is_shared && MIXED * mixed.count() <= groups.len();
         for first in groups {
-            if fit(&known, first, first + GROUP - 1) || fit(&known, first, first + GROUP) {
+            if fits(first) {
                 self.take_group(first, &known);
+            } else if puts_off && known.is_new(first) {
+                (first..first + GROUP).for_each(|page| self.pages.later.insert(page));
             }
         }
-        settled.retain(|&page| self.pages.tag(page.into()) == Tag::Settled);
+        let later = self.pages.later;
+        settled.retain(|&page| {
+            let page = usize::from(page);
+            self.pages.tag(page) == Tag::Settled && !later.contains(page)
+        });
         Ok(())
     }
 
-    /// Reads `pages`, ascending and at most a batch, and notes those that equal a slot.
+    /// Reads `pages`, ascending and at most a batch, and notes what they are.
     fn probe(
         &self,
         desk: &mut Desk,
@@ -83,10 +144,13 @@ impl Plan<'_> {
         let index = self.realm().index(StoreId::default());
         for (at, &page) in pages.iter().enumerate().take(read) {
             let key = desk.batch.page(at).and_then(|page| self.key(page));
-            if let Some(Entry::Canonical(slot)) = key.and_then(|key| index.get(key))
-                && let Some(known) = known.get_mut(usize::from(page))
-            {
-                *known = Some(slot);
+            let found = match key.map(|key| index.get(key)) {
+                Some(Some(Entry::Canonical(slot))) => Found::Slot(slot),
+                Some(None) => Found::New,
+                _ => Found::Other,
+            };
+            if let Some(known) = known.0.get_mut(usize::from(page)) {
+                *known = Some(found);
             }
         }
         Ok(())
@@ -94,7 +158,7 @@ impl Plan<'_> {
 
     /// Plans a group for the slots from its first page's on; what has no room there is to be read.
     fn take_group(&mut self, first: usize, known: &Known) {
-        let Some(slot) = known.get(first).copied().flatten() else {
+        let Some(slot) = known.slot(first) else {
             return;
         };
         let view = self.realm().slots.view();
