@@ -59,18 +59,6 @@ impl Fingerprints {
         words.map(|word| word.count_ones() as usize).sum()
     }
 
-    /// Makes room for so many more at once; a list that grows bit by bit leaves holes in the heap.
-    pub(crate) fn expect(&mut self, more: usize) {
-        if self.list.capacity() - self.list.len() < more {
-            self.list.reserve_exact(more);
-        }
-    }
-
-    /// Gives room back that was expected and not used.
-    pub(crate) fn settle(&mut self) {
-        give_room_back(&mut self.list);
-    }
-
     /// That of a candidate.
     pub(crate) fn get(&self, page: usize) -> Option<Fingerprint> {
         match self.candidates.contains(page) {

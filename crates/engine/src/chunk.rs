@@ -258,16 +258,6 @@ impl Pages {
         self.fingerprints.get(page).unwrap_or(Fingerprint(0))
     }
 
-    /// Makes room for at most so many new candidates at once.
-    pub(crate) fn expect_candidates(&mut self, pages: usize) {
-        self.fingerprints.expect(pages);
-    }
-
-    /// Gives room back that was expected and not used.
-    pub(crate) fn settle_candidates(&mut self) {
-        self.fingerprints.settle();
-    }
-
     /// The candidates, in ascending order.
     pub(crate) fn candidates(&self) -> impl Iterator<Item = usize> + use<> {
         self.fingerprints.candidates().pages()

@@ -258,7 +258,6 @@ impl<'a> Plan<'a> {
             self.guest.condemn(&Fault::Unreadable(error));
         }
         desk.settled = settled;
-        self.pages.settle_candidates();
         self.adopt_promoted();
         let slots = &self.realm().slots;
         let runs = std::mem::take(&mut self.runs);
@@ -326,7 +325,6 @@ impl<'a> Plan<'a> {
     }
 
     fn read(&mut self, desk: &mut Desk, settled: &[u16]) -> std::io::Result<()> {
-        self.pages.expect_candidates(settled.len());
         let mut rest = settled;
         while !rest.is_empty() {
             let part = rest.get(..BATCH).unwrap_or(rest);
