@@ -316,7 +316,7 @@ impl Core {
         self.queue.add(
             found
                 .into_iter()
-                .map(|chunk| Job::Chunk(chunk, Visit::default())),
+                .map(|chunk| Job::Chunk(chunk, Visit::First)),
         );
         let least = self.knobs.period().max(self.knobs.patience);
         let lasts = (looked * LOOK_SHARE).clamp(least, least * MOST_PERIODS);
@@ -440,7 +440,7 @@ impl Core {
     }
 
     fn work(&self, chunk: &Arc<Chunk>, visit: Visit, scratch: &mut Scratch, post: &Post) {
-        chunk.start(visit.whole);
+        chunk.start(visit.is_whole());
         let Some(guest) = chunk.guest.upgrade() else {
             return;
         };
@@ -452,7 +452,7 @@ impl Core {
         let manner = Manner {
             patience: self.knobs.patience,
             max_mappings: self.knobs.max_mappings,
-            insist: visit.insist || self.queue.is_empty(),
+            insist: visit == Visit::Insisting || self.queue.is_empty(),
             worth_splitting: self.knobs.worth_splitting(),
             step_aside: &|| post.step_aside(&self.queue),
         };
@@ -467,7 +467,14 @@ impl Core {
                 store_limit: self.knobs.store_limit(),
                 over_limit: &self.pages_over_limit,
             };
-            let plan = Plan::new(&context, &guest, chunk, &mut pages, effects, visit.whole);
+            let plan = Plan::new(
+                &context,
+                &guest,
+                chunk,
+                &mut pages,
+                effects,
+                visit.is_whole(),
+            );
             waits = plan.make(&mut scratch.desk);
             ask::merge(&guest, chunk, &mut pages, effects, manner)
         } else {
@@ -481,9 +488,8 @@ impl Core {
         guest.counters.take_over(&mut pages);
         drop(pages);
         if asked == Asked::Busy && chunk.enqueue() {
-            let (whole, insist) = (false, true);
-            let visit = Visit { whole, insist };
-            self.queue.add([Job::Chunk(Arc::clone(chunk), visit)]);
+            let again = Job::Chunk(Arc::clone(chunk), Visit::Insisting);
+            self.queue.add([again]);
         }
         if waits && chunk.enqueue_whole() {
             self.queue.add_later(Arc::clone(chunk));

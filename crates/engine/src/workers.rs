@@ -41,12 +41,21 @@ pub(crate) enum Job {
 }
 
 /// How a chunk is visited.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Visit {
-    /// Whether to read everything that is to be read; a first visit leaves what promises little.
-    pub(crate) whole: bool,
-    /// Whether to wait while another worker talks to its guest.
-    pub(crate) insist: bool,
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Visit {
+    /// What promises little may be left.
+    First,
+    /// As the first, but while another worker talks to the guest this one waits for it.
+    Insisting,
+    /// Everything is read that is to be read.
+    Whole,
+}
+
+impl Visit {
+    /// Whether nothing is left for another visit.
+    pub(crate) fn is_whole(self) -> bool {
+        self == Self::Whole
+    }
 }
 
 /// Jobs to do.
@@ -80,10 +89,7 @@ impl Inner {
 
     /// The next job, and a turn to do it.
     fn begin(&mut self) -> Option<Job> {
-        let whole = |chunk| {
-            let (whole, insist) = (true, false);
-            Job::Chunk(chunk, Visit { whole, insist })
-        };
+        let whole = |chunk| Job::Chunk(chunk, Visit::Whole);
         let next = self.jobs.pop_front();
         let job = next.or_else(|| self.later.pop_front().map(whole))?;
         self.active += 1;
@@ -186,7 +192,7 @@ impl Queue {
         // They stand in the queue no more.
         for job in std::mem::take(&mut inner.jobs) {
             if let Job::Chunk(chunk, visit) = job {
-                chunk.start(visit.whole);
+                chunk.start(visit.is_whole());
             }
         }
         let later = std::mem::take(&mut inner.later);
@@ -202,7 +208,7 @@ impl Queue {
 
 impl Promotions for Queue {
     fn push(&self, chunk: Arc<Chunk>) {
-        self.add([Job::Chunk(chunk, Visit::default())]);
+        self.add([Job::Chunk(chunk, Visit::First)]);
     }
 }
 
@@ -455,6 +461,13 @@ mod tests {
     use crate::fake::Lab;
     use std::sync::atomic::AtomicUsize;
 
+    fn one_guest() -> (Lab, Arc<Guest>) {
+        let lab = Lab::new();
+        lab.guest("d", 1);
+        let guest = Arc::clone(&lock(&lab.core.guests)[0]);
+        (lab, guest)
+    }
+
     #[test]
     fn a_sleep_lasts_while_somebody_looks() {
         let begin = Instant::now();
@@ -473,16 +486,14 @@ mod tests {
 
     #[test]
     fn whole_visits_come_when_there_is_nothing_else() {
-        let lab = Lab::new();
-        lab.guest("d", 1);
-        let guest = Arc::clone(&lock(&lab.core.guests)[0]);
+        let (_lab, guest) = one_guest();
         let chunk = guest.realm.chunks.create(&guest, 0, 0).expect("a chunk");
         let queue = Queue::default();
         assert!(chunk.enqueue_whole() && !chunk.enqueue_whole());
         queue.add_later(Arc::clone(&chunk));
         queue.add([Job::Look(guest, false)]);
         assert!(matches!(queue.try_take(), Some(Job::Look(..))));
-        let whole = |job| matches!(job, Some(Job::Chunk(_, visit)) if visit.whole);
+        let whole = |job| matches!(job, Some(Job::Chunk(_, Visit::Whole)));
         assert!(!queue.is_empty() && whole(queue.try_take()) && queue.is_empty());
         queue.add_later(Arc::clone(&chunk));
         queue.clear();
@@ -494,9 +505,7 @@ mod tests {
 
     #[test]
     fn who_waits_for_a_guest_gives_its_turn_to_another() {
-        let lab = Lab::new();
-        lab.guest("d", 1);
-        let guest = Arc::clone(&lock(&lab.core.guests)[0]);
+        let (_lab, guest) = one_guest();
         let queue = Queue::default();
         queue.set_workers(2, 1);
         queue.add([(); 2].map(|()| Job::Look(Arc::clone(&guest), false)));
@@ -520,9 +529,7 @@ mod tests {
 
     #[test]
     fn a_worker_that_pauses_leaves_the_job_and_ends_when_told() {
-        let lab = Lab::new();
-        lab.guest("d", 1);
-        let guest = Arc::clone(&lock(&lab.core.guests)[0]);
+        let (_lab, guest) = one_guest();
         let queue = Queue::default();
         queue.set_workers(1, 1);
         queue.add([Job::Look(guest, false)]);
