@@ -15,7 +15,8 @@
 //! 1. The runs to be merged are registered so that touching an absent page sleeps; nothing else is,
 //!    so no page but these ever waits, and no fault is ever answered one by one.
 //! 2. MOVE takes the pages out in one step each. From here no thread, vCPU or system call can see
-//!    or write them. What the kernel will not move (pinned, shared by fork) stays as it is.
+//!    or write them. What the kernel will not move (pinned, shared by fork) stays as it is; what it moved without
+//!    saying so is moved back.
 //! 3. Each page is compared with its canonical page, all 4096 bytes. Nobody can change either: the
 //!    one is only here, the other is never written again (I2, I3), so that [`copies`] of it do.
 //! 4. Equal runs are mapped from the store, zero pages become the kernel's, others move back.
@@ -77,6 +78,8 @@ pub(crate) struct Window {
     copies: Copies,
     /// How the staging area is mapped now: MOVE wants both sides alike.
     staged_as: (Access, bool),
+    /// Whether the last batch's pages could be dropped.
+    is_staging_empty: bool,
     /// Longest time pages were out, in nanoseconds.
     pub(crate) longest_ns: u64,
     /// What still makes others sleep, because it could not be let go.
@@ -119,6 +122,7 @@ impl Window {
             staging,
             copies: Copies::new()?,
             staged_as: (Access::ReadWrite, false),
+            is_staging_empty: true,
             longest_ns: 0,
             held: Held::default(),
         })
@@ -293,28 +297,33 @@ impl Window {
         self.let_go(job, items);
         self.longest_ns = self.longest_ns.max(now().saturating_sub(began));
         // SAFETY: what is still staged was replaced by something equal.
-        let _ = unsafe {
-            mapping::advise(
-                self.staging,
-                items.len() * PAGE_BYTES,
-                self.discard_advice(),
-            )
-        };
+        let _ = unsafe { self.empty_staging(items.len()) };
     }
 
-    /// The pages of locked memory are dropped by other advice than those of memory that is not.
-    fn discard_advice(&self) -> i32 {
+    /// Empties the first `pages` of the staging area.
+    ///
+    /// # Safety
+    /// Nothing is there any more that exists nowhere else.
+    unsafe fn empty_staging(&mut self, pages: usize) -> rustix::io::Result<()> {
         const DONTNEED_LOCKED: i32 = 24;
-        if self.staged_as.1 {
-            DONTNEED_LOCKED
-        } else {
-            libc::MADV_DONTNEED
-        }
+        // The pages of locked memory are dropped by other advice than those of memory that is not.
+        let advice = match self.staged_as.1 {
+            true => DONTNEED_LOCKED,
+            false => libc::MADV_DONTNEED,
+        };
+        // SAFETY: the area is the agent's; of its pages the caller vouches.
+        let emptied = unsafe { mapping::advise(self.staging, pages * PAGE_BYTES, advice) };
+        self.is_staging_empty = emptied.is_ok();
+        emptied
     }
 
     /// Makes the staging area like the pages that come.
     fn stage_as(&mut self, access: Access, locked: bool) -> rustix::io::Result<()> {
         let len = BATCH_PAGES * PAGE_BYTES;
+        if !self.is_staging_empty {
+            // SAFETY: what was left there was replaced by something equal.
+            unsafe { self.empty_staging(BATCH_PAGES) }?;
+        }
         // SAFETY: the staging area is the agent's, and empty.
         unsafe {
             if self.staged_as.1 != locked {
@@ -369,7 +378,7 @@ impl Window {
         });
     }
 
-    /// Moves the items' pages to the staging area, page `at` to place `at`.
+    /// Moves the items' pages to the staging area, page `at` to place `at`. What is not `out` afterwards is at home.
     fn take_out(&mut self, job: &mut Job<'_>, items: &[Item], out: &mut [bool; BATCH_PAGES]) {
         let (mut at, mut tries) = (0, 0);
         while let Some(&(page, _)) = items.get(at) {
@@ -400,6 +409,12 @@ impl Window {
                 set(job.outcomes, page, left(reason));
             }
             at += 1;
+        }
+        // More may have come than was told: see `sys::uffd::Moved`.
+        for (at, &(page, _)) in items.iter().enumerate() {
+            if out.get(at) != Some(&true) {
+                let _ = self.bring_back(job, at, page);
+            }
         }
     }
 
@@ -458,29 +473,43 @@ impl Window {
 
     /// Moves one staged page back where it was. This must not fail while the place exists.
     fn put_back(&mut self, job: &Job<'_>, at: usize, page: usize) {
-        let (home, here) = (
-            job.chunk + page * PAGE_BYTES,
-            self.staging + at * PAGE_BYTES,
-        );
+        // The place was unmapped past the hooks: the page went with it. Or it is of another kind now; then a
+        // copy may still fit.
+        while self.bring_back(job, at, page).is_err() {
+            let (home, here) = self.ways(job, at, page);
+            // SAFETY: the staged page is readable; the place is the page's own.
+            match unsafe { self.uffd.copy_page(home, here) } {
+                Err(Errno::AGAIN | Errno::NOMEM) => rustix::thread::sched_yield(),
+                _ => return,
+            }
+        }
+    }
+
+    /// Moves a page back where it was if it is staged.
+    ///
+    /// # Errors
+    /// Its place takes no page that is moved.
+    fn bring_back(&self, job: &Job<'_>, at: usize, page: usize) -> rustix::io::Result<()> {
+        let (home, here) = self.ways(job, at, page);
         loop {
-            // SAFETY: the page came from there, and whoever wants it sleeps.
-            let moved = unsafe { self.uffd.move_pages(home, here, PAGE_BYTES) };
-            match moved.stopped {
-                None => return,
+            // SAFETY: what is staged here came from there, and whoever wants it sleeps.
+            match unsafe { self.uffd.move_pages(home, here, PAGE_BYTES) }.stopped {
+                // It is not here, or it is there.
+                None | Some(Errno::NOENT | Errno::EXIST) => return Ok(()),
                 // No memory for a page table, or the page is looked at by the kernel (migration,
                 // compaction): both pass.
                 Some(Errno::AGAIN | Errno::BUSY | Errno::NOMEM) => rustix::thread::sched_yield(),
-                // The place was unmapped past the hooks: the page went with it. Or it is of
-                // another kind now; then a copy may still fit.
-                Some(_) => {
-                    // SAFETY: the staged page is readable; the place is the page's own.
-                    match unsafe { self.uffd.copy_page(home, here) } {
-                        Err(Errno::AGAIN | Errno::NOMEM) => rustix::thread::sched_yield(),
-                        _ => return,
-                    }
-                }
+                Some(reason) => return Err(reason),
             }
         }
+    }
+
+    /// The home of a page, and its place in the staging area.
+    fn ways(&self, job: &Job<'_>, at: usize, page: usize) -> (usize, usize) {
+        (
+            job.chunk + page * PAGE_BYTES,
+            self.staging + at * PAGE_BYTES,
+        )
     }
 }
 
@@ -547,7 +576,8 @@ fn left(reason: Errno) -> PageOutcome {
         Errno::BUSY => PageOutcome::Pinned,
         Errno::NOENT => PageOutcome::Gone,
         Errno::NOMEM => PageOutcome::NoRoom,
-        Errno::AGAIN => PageOutcome::Again,
+        // The staging area was empty: MOVE does not tell the truth.
+        Errno::AGAIN | Errno::EXIST => PageOutcome::Again,
         _ => PageOutcome::Unsupported,
     }
 }

@@ -27,6 +27,7 @@ const FAULTS: &[(Point, &[Errno])] = &[
         Point::Move,
         &[Errno::AGAIN, Errno::BUSY, Errno::NOMEM, Errno::INVAL],
     ),
+    (Point::MoveUntold, &[Errno::EXIST, Errno::NOENT]),
     (Point::Zero, &[Errno::AGAIN, Errno::NOMEM]),
     (Point::Copy, &[Errno::AGAIN, Errno::NOMEM]),
     (Point::Freeze, &[Errno::AGAIN, Errno::NOMEM]),

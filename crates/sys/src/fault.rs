@@ -35,6 +35,8 @@ points! {
     Unregister = "unregister",
     /// `UFFDIO_MOVE`.
     Move = "move",
+    /// The same, after the pages have moved.
+    MoveUntold = "move-untold",
     /// `UFFDIO_ZEROPAGE`.
     Zero = "zero",
     /// `UFFDIO_COPY`.

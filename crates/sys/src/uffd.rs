@@ -47,7 +47,12 @@ pub enum Watch {
     TrackAndHold,
 }
 
-/// How far a move came.
+/// How far a move came, by what the kernel tells.
+///
+/// It may have moved more. From Linux 6.18 on, until "userfaultfd: reset err to be 0 when move_pages_ptes
+/// succeeded" (August 2026), a page that is locked for a moment, because it is being migrated say, is moved all
+/// the same, with the neighbours that go with it, and none of them is counted: the move stops before them, with
+/// `EXIST` or `NOENT`. So who may not lose pages has to see that what was not told of is back, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moved {
     /// Bytes moved, from the start of the range.
@@ -168,7 +173,8 @@ impl Uffd {
             };
             // SAFETY: the structure is what UFFDIO_MOVE takes; the ranges are the caller's.
             let result = fault::check(Point::Move)
-                .and_then(|()| unsafe { ioctl(&self.0, Updater::<MOVE, _>::new(&mut arg)) });
+                .and_then(|()| unsafe { ioctl(&self.0, Updater::<MOVE, _>::new(&mut arg)) })
+                .and_then(|()| fault::check(Point::MoveUntold).inspect_err(|_| arg.move_ = 0));
             // A move that stops half-way says AGAIN and how far it came; asking again for the
             // rest gives the true reason.
             let step = usize::try_from(arg.move_).unwrap_or(0);
