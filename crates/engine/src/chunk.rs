@@ -47,7 +47,7 @@ pub(crate) struct Chunk {
     pub(crate) id: u32,
     /// Address in the guest.
     pub(crate) address: u64,
-    /// Its place in the region: equal places of different guests are worked close in time.
+    /// Its place in the region: see [`order`](crate::order).
     pub(crate) place: u64,
     pub(crate) guest: Weak<Guest>,
     promoted: [AtomicU64; WORDS],

@@ -71,6 +71,7 @@ mod look;
 mod nodes;
 mod offers;
 mod options;
+mod order;
 mod pace;
 mod page;
 mod plan;

@@ -2,14 +2,12 @@
 //!
 //! ```text
 //!  driver    ──▶ look, look, look … ──▶ sort ──▶ chunk, chunk, chunk … ──▶ tidy, count, check
-//!                 a job a guest                   a job a chunk, by place in the region
+//!                 a job a guest                   a job a chunk, in order: see [`Order`]
 //!  workers       ════════════════════            ══════════════════════
 //! ```
 //!
-//! Both halves of a round are jobs in one queue, so 10 000 guests keep all workers busy. Chunks are
-//! sorted by their place in the region first and by guest second: equal content of all guests is
-//! worked close in time, while its canonical pages and index entries are still in the cache.
-//! Looks and chunk jobs never run at the same time, so a look has its guest to itself.
+//! Both halves of a round are jobs in one queue, so 10 000 guests keep all workers busy. Looks and chunk
+//! jobs never run at the same time, so a look has its guest to itself.
 //!
 //! What is most likely shared comes first: a first visit of a chunk may leave pages for a whole visit, which
 //! comes when all first ones are done.
@@ -35,6 +33,7 @@ use crate::govern::Governor;
 use crate::guest::{Guest, Link, Memory};
 use crate::look::{self, Terms};
 use crate::nodes::Rules;
+use crate::order::Order;
 use crate::pace::{self, Supply};
 use crate::plan::{self, Context, Desk, Plan};
 use crate::read::Hasher;
@@ -306,12 +305,13 @@ impl Core {
         self.knobs.look_at_supply();
         self.rounds.fetch_add(1, Relaxed);
         let guests = lock(&self.guests).clone();
+        let order = Order::new(&guests, self.knobs.threads.load(Relaxed));
         self.queue
             .add(guests.into_iter().map(|guest| Job::Look(guest, scan)));
         crew.run(self, None);
         let looked = begin.elapsed();
         let mut found = std::mem::take(&mut *lock(&self.found));
-        found.sort_unstable_by_key(|chunk| (chunk.place, chunk.id));
+        order.sort(&mut found);
         let work = found.len();
         self.queue.add(
             found
