@@ -160,6 +160,11 @@ pub(crate) fn classed_and_present(status: &serde_json::Value) -> (u64, u64) {
     (classed, present)
 }
 
+/// Has the kernel move everybody's pages about; false where it cannot, or this user must not.
+pub(crate) fn compact_memory() -> bool {
+    std::fs::write("/proc/sys/vm/compact_memory", "1").is_ok()
+}
+
 /// One test at a time: the engine works at idle priority, and the writers of one test would leave
 /// nothing to the engine of another.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {

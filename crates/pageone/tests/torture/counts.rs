@@ -68,6 +68,8 @@ pub(crate) struct Summary {
     pub(crate) guests_killed: u64,
     /// Knobs turned.
     pub(crate) knobs: u64,
+    /// Times memory was compacted.
+    pub(crate) compactions: u64,
     /// What went wrong beside the guests' own findings.
     pub(crate) complaints: Vec<String>,
 }
@@ -89,7 +91,7 @@ impl fmt::Display for Summary {
         write!(
             f,
             "{} page operations, {} pages merged, {} broken, {} merged again, {} daemons killed, {} guests killed, \
-             {} knobs turned, {} forks, {} mismatches",
+             {} knobs turned, {} compactions, {} forks, {} mismatches",
             self.counts.page_operations(),
             self.merged,
             self.broken,
@@ -97,6 +99,7 @@ impl fmt::Display for Summary {
             self.daemons_killed,
             self.guests_killed,
             self.knobs,
+            self.compactions,
             self.counts.forks(),
             self.counts.mismatches()
         )

@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::Random;
-use crate::common::{Place, Running, classed_and_present, count, output, pageone, wait_for};
+use crate::common::{
+    Place, Running, classed_and_present, compact_memory, count, output, pageone, wait_for,
+};
 use crate::counts::{Counts, Summary};
 use crate::guests::{self, Guest};
 use crate::knobs::Turning;
@@ -17,6 +19,9 @@ use crate::knobs::Turning;
 const GUESTS: usize = 4;
 /// How long the daemon may take for a status, with all the rest going on.
 const STATUS_PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long memory is compacted at a time.
+const COMPACTION: Duration = Duration::from_millis(300);
 
 /// Pages merged and broken of one guest, as the last status told.
 type Seen = BTreeMap<u64, (u64, u64)>;
@@ -195,6 +200,7 @@ impl Driver {
             45..55 => self.replace_a_guest(),
             55..58 => self.kill_the_daemon(),
             58..70 => self.run_again(),
+            70..80 => self.compact(),
             _ => {}
         }
     }
@@ -211,6 +217,14 @@ impl Driver {
     fn run_again(&mut self) {
         if self.turning.is_none() {
             self.turning = Some(Turning::begin(&self.place, "run=1", false));
+        }
+    }
+
+    /// The kernel moves all pages about, those that are just being merged too.
+    fn compact(&mut self) {
+        let end = Instant::now() + COMPACTION;
+        while Instant::now() < end && compact_memory() {
+            self.summary.compactions += 1;
         }
     }
 
