@@ -52,10 +52,12 @@ mod again;
 mod copies;
 mod held;
 mod span;
+mod staging;
 
 use self::copies::Copies;
 use self::held::Held;
 use self::span::Aside;
+use self::staging::Staging;
 use crate::lock::Guard;
 use crate::table::Reading;
 
@@ -74,12 +76,8 @@ pub(crate) struct Window {
     freezer: Option<Freezer>,
     maps: Maps,
     pagemap: Pagemap,
-    staging: usize,
+    staging: Staging,
     copies: Copies,
-    /// How the staging area is mapped now: MOVE wants both sides alike.
-    staged_as: (Access, bool),
-    /// Whether the last batch's pages could be dropped.
-    is_staging_empty: bool,
     /// Longest time pages were out, in nanoseconds.
     pub(crate) longest_ns: u64,
     /// What still makes others sleep, because it could not be let go.
@@ -106,14 +104,7 @@ impl Window {
     /// What userfaultfd, /proc and mmap give.
     pub(crate) fn new(uffd: Uffd, freezer: Option<Freezer>) -> rustix::io::Result<Self> {
         let (maps, pagemap) = (Maps::open()?, Pagemap::own()?);
-        let len = BATCH_PAGES * PAGE_BYTES;
-        let staging = mapping::area(len, PAGE_BYTES)?;
-        // SAFETY: the area was just made here.
-        unsafe {
-            mapping::advise(staging, len, libc::MADV_DONTFORK)?;
-            mapping::advise(staging, len, libc::MADV_NOHUGEPAGE).ok();
-        }
-        uffd.register(staging, len, Watch::Track)?;
+        let staging = Staging::new(&uffd)?;
         Ok(Self {
             uffd,
             freezer,
@@ -121,8 +112,6 @@ impl Window {
             pagemap,
             staging,
             copies: Copies::new()?,
-            staged_as: (Access::ReadWrite, false),
-            is_staging_empty: true,
             longest_ns: 0,
             held: Held::default(),
         })
@@ -248,13 +237,11 @@ impl Window {
         if items.is_empty() {
             return;
         }
-        if self
-            .stage_as(job.access, job.attributes.locked || job.lock_future)
-            .is_err()
-        {
+        let locked = job.attributes.locked || job.lock_future;
+        if self.staging.prepare(job.access, locked).is_err() {
             items
                 .iter()
-                .for_each(|item| set(job.outcomes, item.0, PageOutcome::Unsupported));
+                .for_each(|item| set(job.outcomes, item.0, PageOutcome::Again));
             return;
         }
         // Copied first: that can fail, and must not while pages are out.
@@ -271,7 +258,7 @@ impl Window {
                 && let Some(equal) = equal.get_mut(at)
             {
                 // SAFETY: the page was moved to the staging area, which nobody else knows.
-                let page = unsafe { page_at(self.staging + at * PAGE_BYTES) };
+                let page = unsafe { page_at(self.staging.place(at)) };
                 *equal = self.copies.equal(page, at, item.1);
             }
         }
@@ -297,45 +284,7 @@ impl Window {
         self.let_go(job, items);
         self.longest_ns = self.longest_ns.max(now().saturating_sub(began));
         // SAFETY: what is still staged was replaced by something equal.
-        let _ = unsafe { self.empty_staging(items.len()) };
-    }
-
-    /// Empties the first `pages` of the staging area.
-    ///
-    /// # Safety
-    /// Nothing is there any more that exists nowhere else.
-    unsafe fn empty_staging(&mut self, pages: usize) -> rustix::io::Result<()> {
-        const DONTNEED_LOCKED: i32 = 24;
-        // The pages of locked memory are dropped by other advice than those of memory that is not.
-        let advice = match self.staged_as.1 {
-            true => DONTNEED_LOCKED,
-            false => libc::MADV_DONTNEED,
-        };
-        // SAFETY: the area is the agent's; of its pages the caller vouches.
-        let emptied = unsafe { mapping::advise(self.staging, pages * PAGE_BYTES, advice) };
-        self.is_staging_empty = emptied.is_ok();
-        emptied
-    }
-
-    /// Makes the staging area like the pages that come.
-    fn stage_as(&mut self, access: Access, locked: bool) -> rustix::io::Result<()> {
-        let len = BATCH_PAGES * PAGE_BYTES;
-        if !self.is_staging_empty {
-            // SAFETY: what was left there was replaced by something equal.
-            unsafe { self.empty_staging(BATCH_PAGES) }?;
-        }
-        // SAFETY: the staging area is the agent's, and empty.
-        unsafe {
-            if self.staged_as.1 != locked {
-                mapping::set_locked(self.staging, len, locked)?;
-                self.staged_as.1 = locked;
-            }
-            if self.staged_as.0 != access {
-                mapping::protect(self.staging, len, access)?;
-                self.staged_as.0 = access;
-            }
-        }
-        Ok(())
+        let _ = unsafe { self.staging.empty(items.len()) };
     }
 
     /// From here, who touches an absent page of the items sleeps.
@@ -388,7 +337,7 @@ impl Window {
             }
             let run = adjacent(items, at);
             let from = job.chunk + page * PAGE_BYTES;
-            let to = self.staging + at * PAGE_BYTES;
+            let to = self.staging.place(at);
             // SAFETY: the pages are offered, the lock keeps the guest's calls out, the staging
             // area is empty there. Whatever moves is put back or replaced by its equal.
             let moved = unsafe { self.uffd.move_pages(to, from, run * PAGE_BYTES) };
@@ -506,10 +455,7 @@ impl Window {
 
     /// The home of a page, and its place in the staging area.
     fn ways(&self, job: &Job<'_>, at: usize, page: usize) -> (usize, usize) {
-        (
-            job.chunk + page * PAGE_BYTES,
-            self.staging + at * PAGE_BYTES,
-        )
+        (job.chunk + page * PAGE_BYTES, self.staging.place(at))
     }
 }
 

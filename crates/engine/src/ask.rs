@@ -13,6 +13,7 @@ use wire::{Answer, CHUNK_PAGES, Merge, Merged, PageBits, PageOutcome, Question, 
 use crate::chunk::{Chunk, Pages};
 use crate::guest::{Fault, Guest, Pending, Talk};
 use crate::page::{StoreId, Tag};
+use crate::plan::withdraw_some;
 use crate::realm::Effects;
 use crate::span;
 
@@ -68,12 +69,7 @@ pub(crate) fn merge(
     stretches.retain(|stretch| {
         let fits = stretch.zero || stretch.joins || stretch.pages >= least;
         if !fits {
-            for page in stretch.first..stretch.end {
-                if pages.tag(page) == Tag::Planned {
-                    effects.discard(pages, page, chunk.site(page));
-                    pages.back_off(page, Tag::Skipped);
-                }
-            }
+            withdraw_some(chunk, pages, effects, stretch.first..stretch.end, skip);
         }
         fits
     });
@@ -142,35 +138,31 @@ fn ask_store(
     }
 }
 
-/// Takes back the plans for a chunk that is one huge page, unless splitting it is worth it. It is tried
-/// again when its back-off ends.
+/// What becomes of a page whose plan is tried again when its back-off ends.
+fn skip(pages: &mut Pages, page: usize) {
+    pages.back_off(page, Tag::Skipped);
+}
+
+/// Takes back the plans for a chunk that is one huge page, unless splitting it is worth it.
 fn leave_huge(chunk: &Chunk, pages: &mut Pages, effects: &mut Effects, worth: usize) {
-    let planned: Vec<usize> = pages
-        .busy
-        .pages()
-        .filter(|&page| matches!(pages.tag(page), Tag::Planned | Tag::PlannedZero))
-        .collect();
-    pages.kept = pages.huge && planned.len() < worth;
+    let is_planned = |page: &usize| matches!(pages.tag(*page), Tag::Planned | Tag::PlannedZero);
+    let planned = pages.busy.pages().filter(is_planned).count();
+    pages.kept = pages.huge && planned < worth;
     if pages.kept {
-        for page in planned {
-            effects.discard(pages, page, chunk.site(page));
-            pages.back_off(page, Tag::Skipped);
-        }
+        let busy = pages.busy;
+        withdraw_some(chunk, pages, effects, busy.pages(), skip);
     }
 }
 
 /// Takes back the plans for broken pages, which are not to be merged again now.
 fn leave_broken(chunk: &Chunk, pages: &mut Pages, effects: &mut Effects) {
-    let mut planned = pages.busy;
-    for (planned, stored) in planned.0.iter_mut().zip(pages.stored.0) {
-        *planned &= stored;
+    let mut broken = pages.busy;
+    for (broken, stored) in broken.0.iter_mut().zip(pages.stored.0) {
+        *broken &= stored;
     }
-    for page in planned.pages() {
-        if matches!(pages.tag(page), Tag::Planned | Tag::PlannedZero) {
-            effects.discard(pages, page, chunk.site(page));
-            pages.set(page, Tag::Broken);
-        }
-    }
+    withdraw_some(chunk, pages, effects, broken.pages(), |pages, page| {
+        pages.set(page, Tag::Broken);
+    });
 }
 
 /// Gives the merged pages of a chunk private copies.

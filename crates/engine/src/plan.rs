@@ -503,10 +503,23 @@ impl<'a> Plan<'a> {
 
 /// Takes plans back that nobody asked for: their pages are settled again.
 pub(crate) fn withdraw(chunk: &Chunk, pages: &mut Pages, effects: &mut Effects) {
-    for page in 0..CHUNK_PAGES {
+    withdraw_some(chunk, pages, effects, 0..CHUNK_PAGES, |pages, page| {
+        pages.set(page, Tag::Settled);
+    });
+}
+
+/// Takes back the plans for some pages that nobody asked for; `then` says what these are now.
+pub(crate) fn withdraw_some(
+    chunk: &Chunk,
+    pages: &mut Pages,
+    effects: &mut Effects,
+    some: impl IntoIterator<Item = usize>,
+    then: impl Fn(&mut Pages, usize),
+) {
+    for page in some {
         if matches!(pages.tag(page), Tag::Planned | Tag::PlannedZero) {
             effects.discard(pages, page, chunk.site(page));
-            pages.set(page, Tag::Settled);
+            then(pages, page);
         }
     }
 }

@@ -164,7 +164,7 @@ impl Window {
             let run = items.iter().skip(n).take_while(enclosed).count();
             if run > 0 {
                 let to = origin + (first + n) * PAGE_BYTES;
-                let from = self.staging + (at + n) * PAGE_BYTES;
+                let from = self.staging.place(at + n);
                 // SAFETY: the pages are staged, and the mapping aside is ours and empty there.
                 unsafe { self.uffd.copy_pages(to, from, run * PAGE_BYTES) }?;
             }

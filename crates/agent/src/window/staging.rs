@@ -1,0 +1,87 @@
+//! The staging area: where a batch's pages are while nobody can reach them.
+
+use rustix::io::Result;
+use sys::mapping::{self, Access};
+use sys::uffd::{Uffd, Watch};
+use wire::PAGE_BYTES;
+
+use super::BATCH_PAGES;
+
+const BYTES: usize = BATCH_PAGES * PAGE_BYTES;
+
+/// Room for the pages of a batch. It lives as long as the process: what was moved here may exist nowhere else.
+pub(super) struct Staging {
+    start: usize,
+    access: Access,
+    locked: bool,
+    /// Whether the last batch's pages could be dropped.
+    is_empty: bool,
+}
+
+impl Staging {
+    /// # Errors
+    /// What mmap and userfaultfd give.
+    pub(super) fn new(uffd: &Uffd) -> Result<Self> {
+        let start = mapping::area(BYTES, PAGE_BYTES)?;
+        // SAFETY: the area was just made here.
+        unsafe {
+            mapping::advise(start, BYTES, libc::MADV_DONTFORK)?;
+            mapping::advise(start, BYTES, libc::MADV_NOHUGEPAGE).ok();
+        }
+        uffd.register(start, BYTES, Watch::Track)?;
+        Ok(Self {
+            start,
+            access: Access::ReadWrite,
+            locked: false,
+            is_empty: true,
+        })
+    }
+
+    /// The address of place `at`.
+    pub(super) fn place(&self, at: usize) -> usize {
+        self.start + at * PAGE_BYTES
+    }
+
+    /// Makes the area like the pages that come, for MOVE wants both sides alike.
+    ///
+    /// # Errors
+    /// It is not so, or the pages of the batch before could not be dropped: then nothing may come.
+    pub(super) fn prepare(&mut self, access: Access, locked: bool) -> Result<()> {
+        if !self.is_empty {
+            // SAFETY: the caller of `empty` has vouched for them.
+            unsafe { self.empty(BATCH_PAGES) }?;
+        }
+        // SAFETY: the area is this object's own, and empty.
+        unsafe {
+            if self.locked != locked {
+                mapping::set_locked(self.start, BYTES, locked)?;
+                self.locked = locked;
+            }
+            if self.access != access {
+                mapping::protect(self.start, BYTES, access)?;
+                self.access = access;
+            }
+        }
+        Ok(())
+    }
+
+    /// Drops the first `pages` pages.
+    ///
+    /// # Errors
+    /// What madvise gives; the next [`Self::prepare`] tries again.
+    ///
+    /// # Safety
+    /// Nothing is in the area that exists nowhere else.
+    pub(super) unsafe fn empty(&mut self, pages: usize) -> Result<()> {
+        const DONTNEED_LOCKED: i32 = 24;
+        // The pages of locked memory are dropped by other advice than those of memory that is not.
+        let advice = match self.locked {
+            true => DONTNEED_LOCKED,
+            false => libc::MADV_DONTNEED,
+        };
+        // SAFETY: the area is this object's own; for its pages the caller vouches.
+        let emptied = unsafe { mapping::advise(self.start, pages * PAGE_BYTES, advice) };
+        self.is_empty = emptied.is_ok();
+        emptied
+    }
+}
