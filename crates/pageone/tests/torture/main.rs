@@ -2,9 +2,9 @@
 //! random, and to the daemon too (`make torture MINUTES=n SEED=s`).
 //!
 //! ```text
-//!   driver (here) ── knobs, kill -9, restart ──▶ daemon
-//!      │ starts, stops, continues, kills            │ merges
-//!      ▼                                            ▼
+//!   driver (here) ── knobs, kill -9, restart ──▶ daemon        compacts memory
+//!      │ starts, stops, continues, kills            │ merges        │
+//!      ▼                                            ▼               ▼
 //!   guests (tests/torture/) ── forks, threads, I/O, discards, moves: compare, compare, compare
 //! ```
 //!
