@@ -28,7 +28,10 @@ fn read_all(bytes: &[u8]) {
     if let Some(bytes) = hmat.as_ref().and_then(|table| table.encode().ok()) {
         let again = Hmat::parse(&bytes, Reading::Field).expect("what was encoded reads");
         let table = hmat.expect("encoded");
-        assert_eq!((again.attributes, again.localities, again.caches), (table.attributes, table.localities, table.caches));
+        assert_eq!(
+            (again.attributes, again.localities, again.caches),
+            (table.attributes, table.localities, table.caches)
+        );
     }
 }
 

@@ -37,6 +37,9 @@ pub fn bounded<T>(limit: usize, work: impl FnOnce() -> T) -> T {
     PEAK.store(before, Relaxed);
     let done = work();
     let peak = PEAK.load(Relaxed) - before;
-    assert!(peak <= limit, "{peak} bytes of heap were in use, {limit} are allowed");
+    assert!(
+        peak <= limit,
+        "{peak} bytes of heap were in use, {limit} are allowed"
+    );
     done
 }

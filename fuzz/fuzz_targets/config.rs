@@ -15,6 +15,10 @@ fuzz_target!(|text: &str| {
     let Ok(config) = parsed else { return };
     let day = Duration::from_secs(86_400);
     assert!(config.threads.is_none_or(|n| (1..=1024).contains(&n)));
-    assert!(config.merge_period.is_none_or(|time| (Duration::from_millis(10)..=day).contains(&time)));
+    assert!(
+        config
+            .merge_period
+            .is_none_or(|time| (Duration::from_millis(10)..=day).contains(&time))
+    );
     assert_eq!(Config::parse(text).as_ref(), Ok(&config));
 });

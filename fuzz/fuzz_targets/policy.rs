@@ -8,14 +8,23 @@ use bound::bounded;
 use libfuzzer_sys::fuzz_target;
 use pageone::policy::{Policy, Who};
 
-const CGROUPS: [&str; 4] = ["/", "/a", "/machine.slice/a.scope", "/machine.slice/a.scope/x"];
+const CGROUPS: [&str; 4] = [
+    "/",
+    "/a",
+    "/machine.slice/a.scope",
+    "/machine.slice/a.scope/x",
+];
 
 fuzz_target!(|text: &str| {
     let policy = match bounded(1024 * text.len() + 65536, || Policy::parse(text, 0)) {
         Ok(policy) => policy,
         Err(error) => return assert!(error.to_string().contains("line")),
     };
-    assert_eq!(Policy::parse(text, 0).as_ref(), Ok(&policy), "the same text, the same policy");
+    assert_eq!(
+        Policy::parse(text, 0).as_ref(),
+        Ok(&policy),
+        "the same text, the same policy"
+    );
     for (uid, cgroup) in (0..3000).step_by(500).zip(CGROUPS.iter().cycle()) {
         let who = Who {
             uid,
@@ -27,7 +36,10 @@ fuzz_target!(|text: &str| {
                 check(&who, name, &domain);
             }
         }
-        let nowhere = Who { cgroup: None, ..who };
+        let nowhere = Who {
+            cgroup: None,
+            ..who
+        };
         assert!(policy.domain(&nowhere, "").is_err() || !policy.asks_for_cgroups());
     }
 });

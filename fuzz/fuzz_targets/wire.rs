@@ -8,7 +8,9 @@ use std::fmt::Debug;
 
 use bound::bounded;
 use libfuzzer_sys::fuzz_target;
-use wire::{Answer, DecodeError, Hello, MAX_MESSAGE, Question, Reply, ReplyReader, Request, Welcome};
+use wire::{
+    Answer, DecodeError, Hello, MAX_MESSAGE, Question, Reply, ReplyReader, Request, Welcome,
+};
 
 fuzz_target!(|bytes: &[u8]| {
     bounded(0, || {
