@@ -336,8 +336,7 @@ impl Window {
                 continue;
             }
             let run = adjacent(items, at);
-            let from = job.chunk + page * PAGE_BYTES;
-            let to = self.staging.place(at);
+            let (from, to) = self.ways(job, at, page);
             // SAFETY: the pages are offered, the lock keeps the guest's calls out, the staging
             // area is empty there. Whatever moves is put back or replaced by its equal.
             let moved = unsafe { self.uffd.move_pages(to, from, run * PAGE_BYTES) };

@@ -145,9 +145,8 @@ fn skip(pages: &mut Pages, page: usize) {
 
 /// Takes back the plans for a chunk that is one huge page, unless splitting it is worth it.
 fn leave_huge(chunk: &Chunk, pages: &mut Pages, effects: &mut Effects, worth: usize) {
-    let is_planned = |page: &usize| matches!(pages.tag(*page), Tag::Planned | Tag::PlannedZero);
-    let planned = pages.busy.pages().filter(is_planned).count();
-    pages.kept = pages.huge && planned < worth;
+    let is_planned = |page: &usize| pages.tag(*page).is_planned();
+    pages.kept = pages.huge && pages.busy.pages().filter(is_planned).count() < worth;
     if pages.kept {
         let busy = pages.busy;
         withdraw_some(chunk, pages, effects, busy.pages(), skip);

@@ -12,7 +12,7 @@ use crate::chunk::Chunk;
 use crate::guest::{Fault, Guest, Link, Pending, Standing, Talk};
 use crate::nodes::{Patrol, Rules};
 use crate::offers::Sweep;
-use crate::page::{Class, Tag};
+use crate::page::Class;
 use crate::realm::{Effects, lock};
 use crate::track::{self, Again, Round, Seen};
 
@@ -339,7 +339,7 @@ fn find_merged(guest: &Guest, found: &mut Vec<Arc<Chunk>>) {
 
 fn has_plans(pages: &crate::chunk::Pages) -> bool {
     let mut busy = pages.busy.pages();
-    busy.any(|page| matches!(pages.tag(page), Tag::Planned | Tag::PlannedZero))
+    busy.any(|page| pages.tag(page).is_planned())
 }
 
 /// Counting mappings costs about 1 µs each. So it is done when the most that merging can have made of

@@ -146,6 +146,11 @@ pub(crate) enum Tag {
 }
 
 impl Tag {
+    /// Whether the page has a plan that nobody has asked for yet.
+    pub(crate) fn is_planned(self) -> bool {
+        matches!(self, Self::Planned | Self::PlannedZero)
+    }
+
     const ALL: [Self; 16] = [
         Self::Absent,
         Self::Written,

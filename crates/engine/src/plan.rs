@@ -517,7 +517,7 @@ pub(crate) fn withdraw_some(
     then: impl Fn(&mut Pages, usize),
 ) {
     for page in some {
-        if matches!(pages.tag(page), Tag::Planned | Tag::PlannedZero) {
+        if pages.tag(page).is_planned() {
             effects.discard(pages, page, chunk.site(page));
             then(pages, page);
         }
