@@ -346,10 +346,10 @@ impl Pages {
             self.move_class(before, tag);
             self.sort_bits(page, tag);
         }
-        if tag != Tag::Candidate {
+        if before == Tag::Candidate && tag != Tag::Candidate {
             self.fingerprints.remove(page);
         }
-        if !tag.has_slot() {
+        if before.has_slot() && !tag.has_slot() {
             self.slots.remove(page);
         }
     }

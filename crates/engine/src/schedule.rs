@@ -45,7 +45,7 @@ use crate::workers::{Crew, Job, Post, Queue, Visit};
 const SCAN_RUNS: usize = 8192;
 
 /// While there is work, a round lasts at least so many times as long as its looks.
-const LOOK_SHARE: u32 = 32;
+const LOOK_SHARE: u32 = 64;
 /// And at most so many periods.
 const MOST_PERIODS: u32 = 4;
 

@@ -29,8 +29,8 @@ use crate::schedule::{Core, Scratch};
 /// How long a job may sleep without a break before its worker counts as lost. Workers run on idle
 /// CPUs only: waiting for one does not count, however long it takes.
 pub(crate) const STUCK: Duration = Duration::from_secs(20);
-/// Threads for each worker that may work at a time.
-const THREADS_A_TURN: usize = 2;
+/// Threads for each worker that may work at a time. With two, it happened that both waited.
+const THREADS_A_TURN: usize = 3;
 
 /// A piece of work.
 pub(crate) enum Job {

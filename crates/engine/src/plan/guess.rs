@@ -142,8 +142,11 @@ impl Plan<'_> {
         let memory = &*self.guest.memory;
         let read = desk.batch.fill(memory, self.chunk.address, &pages)?;
         let index = self.realm().index(StoreId::default());
-        for (at, &page) in pages.iter().enumerate().take(read) {
-            let key = desk.batch.page(at).and_then(|page| self.key(page));
+        let key = |at| desk.batch.page(at).and_then(|page| self.key(page));
+        let keys: Vec<_> = (0..read).map(key).collect();
+        let wanted: Vec<_> = keys.iter().copied().flatten().collect();
+        index.expect(&wanted);
+        for (&page, key) in pages.iter().zip(keys) {
             let found = match key.map(|key| index.get(key)) {
                 Some(Some(Entry::Canonical(slot))) => Found::Slot(slot),
                 Some(None) => Found::New,
