@@ -41,8 +41,8 @@ use crate::realm::{Effects, Realm, lock};
 use crate::track::Round;
 use crate::workers::{Crew, Job, Post, Queue, Visit};
 
-/// Runs of pages taken from one scan: 192 KiB.
-const SCAN_RUNS: usize = 8192;
+/// Runs of pages taken from one scan: 48 KiB.
+const SCAN_RUNS: usize = 2048;
 
 /// While there is work, a round lasts at least so many times as long as its looks.
 const LOOK_SHARE: u32 = 64;

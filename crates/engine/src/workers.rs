@@ -31,6 +31,8 @@ use crate::schedule::{Core, Scratch};
 pub(crate) const STUCK: Duration = Duration::from_secs(20);
 /// Threads for each worker that may work at a time. With two, it happened that both waited.
 const THREADS_A_TURN: usize = 3;
+/// Heaps that the workers allocate from, if there are not more turns.
+const LEAST_HEAPS: u16 = 2;
 
 /// A piece of work.
 pub(crate) enum Job {
@@ -348,6 +350,8 @@ pub(crate) struct Workers {
 impl Workers {
     /// Threads that wait for jobs; those stuck longer than `limit` are replaced.
     pub(crate) fn new(core: Arc<Core>, limit: Duration) -> Self {
+        let turns = core.knobs.threads.load(Relaxed);
+        sys::process::limit_heaps(turns.max(LEAST_HEAPS));
         let workers = Self {
             core,
             list: Mutex::default(),

@@ -169,6 +169,16 @@ pub fn cpu_time() -> Duration {
     Duration::new(secs, u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
+/// Has all threads together allocate from at most so many heaps, where the allocator is glibc's. It would
+/// start one a thread, and memory that is free in one is of no use to another. For before the threads start.
+pub fn limit_heaps(heaps: u16) {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: sets a number in the allocator, under its lock. That it does not fit costs memory only.
+    let _ = unsafe { libc::mallopt(libc::M_ARENA_MAX, heaps.into()) };
+    #[cfg(not(target_env = "gnu"))]
+    let _ = heaps;
+}
+
 thread_local! {
     /// Whether the thread has stepped back behind all others.
     static YIELDS: Cell<bool> = const { Cell::new(false) };

@@ -67,7 +67,7 @@ pub(crate) struct Args {
     #[serde(serialize_with = "as_text")]
     merge_period: Duration,
     /// How long to measure the steady state
-    #[arg(long, value_name = "TIME", default_value = "20s", value_parser = human::period)]
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = human::period)]
     #[serde(serialize_with = "as_text")]
     steady: Duration,
     /// Give up on a run after this time
