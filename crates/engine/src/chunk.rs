@@ -345,12 +345,12 @@ impl Pages {
         if before != tag {
             self.move_class(before, tag);
             self.sort_bits(page, tag);
-        }
-        if before == Tag::Candidate && tag != Tag::Candidate {
-            self.fingerprints.remove(page);
-        }
-        if before.has_slot() && !tag.has_slot() {
-            self.slots.remove(page);
+            if before == Tag::Candidate {
+                self.fingerprints.remove(page);
+            }
+            if before.has_slot() && !tag.has_slot() {
+                self.slots.remove(page);
+            }
         }
     }
 
