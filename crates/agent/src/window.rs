@@ -46,7 +46,7 @@ use sys::mapping::{self, Access, Attributes, Source};
 use sys::pagemap::Pagemap;
 use sys::uffd::{Freezer, Uffd, Watch};
 use sys::vma::{Maps, Vma};
-use wire::{CHUNK_PAGES, Merge, PAGE_BYTES, PageOutcome, Target};
+use wire::{CHUNK_PAGES, Merge, MergeOp, PAGE_BYTES, PageOutcome, Target};
 
 mod again;
 mod copies;
@@ -138,9 +138,12 @@ impl Window {
     ) {
         self.merge_pages(guard, question, store, lock_future, outcomes);
         // A page that was to stay private did, wherever it lies.
-        for (page, target) in pages(question) {
-            if target == Target::Enclosed && outcomes.get(page) != Some(&PageOutcome::Enclosed) {
-                set(outcomes, page, PageOutcome::NotAsked);
+        let enclosed = |op: &&MergeOp| op.target == Target::Enclosed;
+        for op in question.ops().iter().filter(enclosed) {
+            for page in usize::from(op.first)..usize::from(op.first + op.pages) {
+                if outcomes.get(page) != Some(&PageOutcome::Enclosed) {
+                    set(outcomes, page, PageOutcome::NotAsked);
+                }
             }
         }
     }

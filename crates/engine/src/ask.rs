@@ -12,7 +12,7 @@ use wire::{Answer, CHUNK_PAGES, Merge, Merged, PageBits, PageOutcome, Question, 
 
 use crate::chunk::{Chunk, Pages};
 use crate::guest::{Fault, Guest, Pending, Talk};
-use crate::page::{StoreId, Tag};
+use crate::page::{Slot, StoreId, Tag};
 use crate::plan::withdraw_some;
 use crate::realm::Effects;
 use crate::span;
@@ -49,7 +49,15 @@ struct Stretch {
     pages: usize,
     /// Whether it continues a merged neighbour, and so takes no new mapping.
     joins: bool,
-    zero: bool,
+    /// That of its first page, from which the others follow; none for zeros.
+    slot: Option<Slot>,
+}
+
+impl Stretch {
+    /// The slot that `page` has, or would have.
+    fn slot(&self, page: usize) -> Option<Slot> {
+        self.slot.map(|slot| slot.plus(page - self.first))
+    }
 }
 
 /// Merges the planned pages of a chunk, within the guest's budget of mappings.
@@ -67,7 +75,7 @@ pub(crate) fn merge(
     let mut stretches = stretches(pages, span::encloses(guest));
     let least = least_run(guest, manner.max_mappings);
     stretches.retain(|stretch| {
-        let fits = stretch.zero || stretch.joins || stretch.pages >= least;
+        let fits = stretch.slot.is_none() || stretch.joins || stretch.pages >= least;
         if !fits {
             withdraw_some(chunk, pages, effects, stretch.first..stretch.end, skip);
         }
@@ -81,7 +89,7 @@ pub(crate) fn merge(
     };
     // A question for each store; one is the rule. What is not asked for stays planned.
     while guest.takes_jobs(manner.patience) && talk.pending.is_none() {
-        let store = |s: &Stretch| (!s.zero).then(|| pages.slot(s.first).store());
+        let store = |s: &Stretch| s.slot.map(Slot::store);
         let first = stretches.iter().find_map(store).unwrap_or_default();
         let other = |s: &mut Stretch| store(s).is_some_and(|its| its != first);
         let later: Vec<_> = stretches.extract_if(.., other).collect();
@@ -110,10 +118,13 @@ fn ask_store(
 ) {
     let mut question = Merge::new(chunk.address, store.0.into());
     let (mut asked, mut enclosed) = (0, PageBits::EMPTY);
-    for page in stretches.iter().flat_map(|s| s.first..s.end) {
-        let (target, tag) = match pages.tag(page) {
-            Tag::Planned => (Target::Slot(pages.slot(page).number()), Some(Tag::Asked)),
-            Tag::PlannedZero => (Target::Zeros, Some(Tag::AskedZero)),
+    let all = stretches
+        .iter()
+        .flat_map(|s| (s.first..s.end).map(|page| (page, s.slot(page))));
+    for (page, slot) in all {
+        let (target, tag) = match (pages.tag(page), slot) {
+            (Tag::Planned, Some(slot)) => (Target::Slot(slot.number()), Some(Tag::Asked)),
+            (Tag::PlannedZero, _) => (Target::Zeros, Some(Tag::AskedZero)),
             _ => (Target::Enclosed, None),
         };
         if u16::try_from(page).is_ok_and(|page| question.push_as(page, target)) {
@@ -124,7 +135,10 @@ fn ask_store(
             }
         }
     }
-    let new = stretches.iter().filter(|s| !s.zero && !s.joins).count() as u64;
+    let new = stretches
+        .iter()
+        .filter(|s| s.slot.is_some() && !s.joins)
+        .count() as u64;
     guest.counters.vmas_added.fetch_add(2 * new, Relaxed);
     let pending = Pending::Merged(Arc::clone(chunk), enclosed);
     let question = Question::Merge(question);
@@ -252,18 +266,18 @@ fn exchange(
 /// The planned pages as stretches, in ascending order. With `encloses` they reach over private pages where the slots allow
 /// it.
 fn stretches(pages: &Pages, encloses: bool) -> Vec<Stretch> {
+    let slots = pages.slots();
     let mut all: Vec<Stretch> = Vec::new();
     for page in pages.busy.pages() {
-        let zero = match pages.tag(page) {
-            Tag::Planned => false,
-            Tag::PlannedZero => true,
+        let slot = match pages.tag(page) {
+            Tag::Planned => slots.get(page).copied(),
+            Tag::PlannedZero => None,
             _ => continue,
         };
         let follows = |last: &&mut Stretch| {
-            let (before, between) = (last.end - 1, page - last.end);
-            let next_slot = || pages.slot(before).0 + 1 + between as u64 == pages.slot(page).0;
-            let near = between == 0 || encloses && span::can_enclose(pages, last.end, page);
-            last.zero == zero && near && (zero && between == 0 || !zero && next_slot())
+            let next = page == last.end;
+            let encloses = || encloses && span::can_enclose(pages, last.end, page);
+            last.slot(page) == slot && (next || slot.is_some() && encloses())
         };
         match all.last_mut().filter(follows) {
             Some(last) => {
@@ -275,22 +289,23 @@ fn stretches(pages: &Pages, encloses: bool) -> Vec<Stretch> {
                 end: page + 1,
                 pages: 1,
                 joins: false,
-                zero,
+                slot,
             }),
         }
     }
-    for stretch in &mut all {
-        stretch.joins = !stretch.zero && joins(pages, stretch);
+    let merged = |page: usize| {
+        pages
+            .merged
+            .contains(page)
+            .then(|| slots.get(page).copied())
+    };
+    for stretch in all.iter_mut().filter(|stretch| stretch.slot.is_some()) {
+        let before = stretch.first.checked_sub(1).and_then(merged).flatten();
+        let after = merged(stretch.end).flatten();
+        stretch.joins = before.map(|slot| slot.plus(1)) == stretch.slot
+            || after.is_some() && after == stretch.slot(stretch.end);
     }
     all
-}
-
-fn joins(pages: &Pages, stretch: &Stretch) -> bool {
-    let (first, last) = (stretch.first, stretch.end - 1);
-    let merged = |page: usize| pages.merged.contains(page).then(|| pages.slot(page).0);
-    let before = first.checked_sub(1).and_then(merged);
-    before.is_some_and(|slot| slot + 1 == pages.slot(first).0)
-        || merged(last + 1).is_some_and(|slot| slot == pages.slot(last).0 + 1)
 }
 
 /// The shortest run worth its two mappings: 1 while the guest has used less than half of its
@@ -330,11 +345,15 @@ pub(crate) fn take_merged(
     counters.cpu_ns.fetch_max(merged.cpu_ns, Relaxed);
     counters.window_ns.fetch_max(merged.window_ns, Relaxed);
     let view = guest.realm.slots.view();
+    let slots = pages.slots();
     let mut again = 0;
     for (page, outcome) in outcomes.filter(|(_, outcome)| *outcome != PageOutcome::NotAsked) {
         match outcome {
             PageOutcome::Merged => {
-                view.join(pages.slot(page));
+                slots
+                    .get(page)
+                    .into_iter()
+                    .for_each(|&slot| view.join(slot));
                 pages.set(page, Tag::Merged);
                 again += u64::from(pages.stored.contains(page));
                 pages.stored.insert(page);

@@ -160,14 +160,32 @@ impl Slots {
             return;
         }
         self.remove(page);
-        if !self.goes_on(page, slot) {
-            self.split(page);
+        if self.goes_on(page, slot) {
+            self.holders.insert(page); // the rule, as pages of a run come in order
+            return;
         }
+        self.split(page);
         if !self.goes_on(page, slot) {
             self.insert(self.count_to(page), Step::new(page, slot));
         }
         self.holders.insert(page);
         self.join(self.count_to(page));
+    }
+
+    /// The slots of all pages, `none` where a page has none.
+    pub(crate) fn all(&self, none: Slot) -> [Slot; CHUNK_PAGES] {
+        let mut all = [none; CHUNK_PAGES];
+        let mut ahead = self.steps.iter().peekable();
+        let mut step = None;
+        for page in self.holders.pages() {
+            while let Some(next) = ahead.next_if(|next| next.page() <= page) {
+                step = Some(next);
+            }
+            if let (Some(slot), Some(step)) = (all.get_mut(page), step) {
+                *slot = step.slot(page);
+            }
+        }
+        all
     }
 
     /// Whether the slots up to `page` make this one its slot.
@@ -267,8 +285,10 @@ mod tests {
                     }
                     prop_assert_eq!(slots.get(page), oracle[page]);
                 }
+                let all = slots.all(Slot(u64::MAX));
                 for (page, &slot) in oracle.iter().enumerate() {
                     prop_assert_eq!(slots.get(page), slot, "page {}", page);
+                    prop_assert_eq!(all[page], slot.unwrap_or(Slot(u64::MAX)));
                 }
                 let lines: Vec<_> = (0..).zip(&oracle).filter_map(|(page, slot)| Some((*slot)?.0 - page)).collect();
                 prop_assert_eq!(slots.steps.len(), lines.chunk_by(|a, b| a == b).count());

@@ -275,6 +275,11 @@ impl Pages {
         self.slots.get(page).unwrap_or(NO_SLOT)
     }
 
+    /// The slots of all pages; those without have one that no store has.
+    pub(crate) fn slots(&self) -> [Slot; CHUNK_PAGES] {
+        self.slots.all(NO_SLOT)
+    }
+
     /// Makes `page` a candidate, in the index `home`.
     pub(crate) fn set_candidate(&mut self, page: usize, fingerprint: Fingerprint, home: StoreId) {
         self.set(page, Tag::Candidate);
