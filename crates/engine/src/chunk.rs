@@ -248,6 +248,14 @@ impl Pages {
         Tag::of(self.byte(page))
     }
 
+    /// What is known of the 64 pages of a word, if that is the same for all.
+    pub(crate) fn tag_of_word(&self, word: usize) -> Option<Tag> {
+        let bytes = self.tags.get(word * 64..)?.first_chunk::<64>()?;
+        let [first, ..] = bytes;
+        let same = bytes.iter().all(|byte| byte == first);
+        same.then(|| Tag::of(*first))
+    }
+
     /// How often merging `page` failed lately.
     pub(crate) fn level(&self, page: usize) -> u8 {
         self.byte(page) >> 4
@@ -348,8 +356,8 @@ impl Pages {
             *byte = level << 4 | tag as u8;
         }
         if before != tag {
-            self.move_class(before, tag);
-            self.sort_bits(page, tag);
+            self.move_class(before, tag, 1);
+            self.sort_bits(page / 64, 1 << (page % 64), tag);
             if before == Tag::Candidate {
                 self.fingerprints.remove(page);
             }
@@ -359,7 +367,22 @@ impl Pages {
         }
     }
 
-    fn move_class(&mut self, before: Tag, after: Tag) {
+    /// Changes what is known of the 64 pages of a word, of which one thing was known that holds nothing.
+    pub(crate) fn set_word(&mut self, word: usize, tag: Tag) {
+        let (first, before) = (word * 64, self.tag(word * 64));
+        debug_assert!(before != Tag::Candidate && !before.has_slot(), "{before:?}");
+        let level = if tag.keeps_level() {
+            self.level(first)
+        } else {
+            0
+        };
+        let bytes = self.tags.get_mut(first..first + 64).unwrap_or_default();
+        bytes.fill(level << 4 | tag as u8);
+        self.move_class(before, tag, 64);
+        self.sort_bits(word, u64::MAX, tag);
+    }
+
+    fn move_class(&mut self, before: Tag, after: Tag, pages: u16) {
         let mut change = |tag: Tag, by: u16| {
             if let Some(class) = tag.class()
                 && let Some(count) = self.counts.get_mut(class as usize)
@@ -367,13 +390,12 @@ impl Pages {
                 *count = count.wrapping_add(by);
             }
         };
-        change(before, u16::MAX);
-        change(after, 1);
+        change(before, pages.wrapping_neg());
+        change(after, pages);
     }
 
-    fn sort_bits(&mut self, page: usize, tag: Tag) {
-        let (word, bit) = (page / 64, 1u64 << (page % 64));
-        let wanted = |on: bool| if on { bit } else { 0 };
+    fn sort_bits(&mut self, word: usize, bits: u64, tag: Tag) {
+        let wanted = |on: bool| if on { bits } else { 0 };
         let merged = tag == Tag::Merged;
         let busy = matches!(
             tag,
@@ -386,7 +408,7 @@ impl Pages {
             (&mut self.merged, merged),
         ] {
             if let Some(place) = set.0.get_mut(word) {
-                *place = *place & !bit | wanted(on);
+                *place = *place & !bits | wanted(on);
             }
         }
     }

@@ -101,6 +101,7 @@ pub(crate) struct Process {
     beneath: BTreeMap<u64, u64>,
     pub(crate) children: Vec<Child>,
     pub(crate) reads: u64,
+    pub(crate) scans: u64,
     /// Whoever reads its memory sleeps.
     pub(crate) hangs: Option<Arc<(Mutex<bool>, Condvar)>>,
 }

@@ -18,6 +18,7 @@ use wire::{Answer, PageBits, Question};
 
 use crate::account::{Ledger, Lifeline};
 use crate::adopt::{self, Mapped};
+use crate::calm::Calm;
 use crate::chunk::{Chunk, Pages};
 use crate::offers::Offers;
 use crate::page::{CLASSES, Class, StoreId};
@@ -27,8 +28,7 @@ use crate::store::PageBytes;
 /// A guest's address space.
 pub(crate) trait Memory: Send + Sync {
     /// Looks at the pages of `range` and arms the written ones again, as
-    /// [`sys::pagemap::Pagemap::scan`]; may stop before the end of the range also when `runs` is not
-    /// full.
+    /// [`sys::pagemap::Pagemap::scan`].
     ///
     /// # Errors
     /// When the guest cannot be looked at.
@@ -261,6 +261,7 @@ pub(crate) struct Guest {
     pub(crate) talk: Mutex<Talk>,
     pub(crate) ledger: Mutex<Ledger>,
     pub(crate) offers: Mutex<Offers>,
+    pub(crate) calm: Mutex<Calm>,
     pub(crate) counters: Counters,
     standing: AtomicU8,
     late: AtomicBool,
@@ -322,6 +323,7 @@ impl Guest {
             }),
             ledger: Mutex::new(Ledger::new(line)),
             offers: Mutex::default(),
+            calm: Mutex::default(),
             counters,
             standing: AtomicU8::new(Standing::Served as u8),
             late: AtomicBool::new(true),

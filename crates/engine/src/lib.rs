@@ -53,6 +53,7 @@ mod adopt;
 mod ask;
 mod bequest;
 mod bodies;
+mod calm;
 mod check;
 mod chunk;
 mod engine;

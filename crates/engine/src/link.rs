@@ -23,10 +23,6 @@ use crate::nodes::Atlas;
 use crate::page::{Slot, StoreId};
 use crate::store::PageBytes;
 
-/// Bytes scanned at a time. The kernel holds the guest's memory map all along: about 0.3 ms here
-/// where every sixteenth page begins a mapping.
-const SCAN_BYTES: u64 = 64 << 20;
-
 /// The memory of a process.
 #[derive(Debug)]
 pub(crate) struct ProcessMemory {
@@ -83,9 +79,7 @@ fn raw_pid(pid: u32) -> Option<rustix::process::Pid> {
 
 impl Memory for ProcessMemory {
     fn scan(&self, range: Range<u64>, runs: &mut [PageRun]) -> std::io::Result<(usize, u64)> {
-        let end = (range.start / SCAN_BYTES + 1) * SCAN_BYTES;
-        let piece = range.start..range.end.min(end);
-        Ok(without_yielding(|| self.pagemap.scan(piece, runs))?)
+        Ok(without_yielding(|| self.pagemap.scan(range, runs))?)
     }
 
     fn peek(&self, range: Range<u64>, runs: &mut [PageRun]) -> std::io::Result<(usize, u64)> {

@@ -8,6 +8,7 @@ use sys::pagemap::{Categories, PageRun};
 use wire::{Answer, CHUNK_BYTES, CHUNK_PAGES, Changes, PAGE_BYTES, Question, RunMode};
 
 use crate::ask;
+use crate::calm;
 use crate::chunk::Chunk;
 use crate::guest::{Fault, Guest, Link, Pending, Standing, Talk};
 use crate::nodes::{Patrol, Rules};
@@ -270,6 +271,9 @@ fn scan(
     guest.counters.regions.store(ranges.len() as u64, Relaxed);
     let mut unseen = Ok(());
     let mut patrol = Patrol::new(guest, terms.rules);
+    let mut calm = lock(&guest.calm);
+    let mut glance = calm.begin(terms.mode == RunMode::Unmerge);
+    let mut stirred = Vec::new();
     let mut sweep = Sweep::new(guest, &mut offers, |chunk: &Arc<Chunk>, seen: &Seen| {
         let Some(mut pages) = chunk.try_lock() else {
             return; // a worker is stuck with it
@@ -282,7 +286,8 @@ fn scan(
             return;
         }
         let now = (terms.round, again);
-        let mut waiting = track::observe(chunk, &mut pages, &seen, now, effects);
+        let observed = track::observe(chunk, &mut pages, &seen, now, effects);
+        let mut waiting = observed.waits;
         if terms.mode == RunMode::Run {
             waiting |= patrol.check(chunk, &mut pages, effects);
         }
@@ -295,8 +300,15 @@ fn scan(
         if wanted && chunk.enqueue() {
             found.push(Arc::clone(chunk));
         }
+        if wanted || observed.stirs {
+            stirred.push(chunk.address);
+        }
     });
-    for range in ranges {
+    for range in ranges.into_iter().flat_map(calm::blocks) {
+        if glance.leaves_out(range.start) {
+            sweep.leave_out(&range);
+            continue;
+        }
         let mut at = range.start;
         while at < range.end {
             let (filled, next) = guest.memory.scan(at..range.end, runs)?;
@@ -308,6 +320,7 @@ fn scan(
         }
     }
     sweep.finish();
+    glance.end(&stirred);
     patrol.end();
     unseen
 }

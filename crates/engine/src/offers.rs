@@ -286,6 +286,13 @@ impl<'a, F: FnMut(&Arc<Chunk>, &Seen)> Sweep<'a, F> {
         }
     }
 
+    /// Leaves `range` out; what is known of its chunks stays.
+    pub(crate) fn leave_out(&mut self, range: &Range<u64>) {
+        self.flush();
+        self.look_at_empty(range.start / CHUNK * CHUNK);
+        self.next = self.next.max(range.end.next_multiple_of(CHUNK));
+    }
+
     fn flush(&mut self) {
         if !std::mem::take(&mut self.any) {
             return;

@@ -119,14 +119,23 @@ pub(crate) struct Again {
     pub(crate) ages: bool,
 }
 
-/// Takes over what was seen of `chunk`. Returns whether pages wait to be read or merged.
+/// What a look at a chunk came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Observed {
+    /// Pages wait to be read or merged.
+    pub(crate) waits: bool,
+    /// Not all of it was as it had been, or may stay so.
+    pub(crate) stirs: bool,
+}
+
+/// Takes over what was seen of `chunk`.
 pub(crate) fn observe(
     chunk: &Chunk,
     pages: &mut Pages,
     seen: &Seen,
     (round, again): (Round, Again),
     effects: &mut Effects,
-) -> bool {
+) -> Observed {
     pages.huge = seen.huge;
     pages.kept &= seen.huge;
     let watched = pages.watched();
@@ -136,8 +145,16 @@ pub(crate) fn observe(
         0
     };
     let retries = pages.count(Class::Pinned) + pages.count(Class::Skipped) + broken > 0;
+    let mut stirs = false;
     for word in 0..WORDS {
         let mut attention = attention(pages, seen, &watched, word, retries);
+        stirs |= attention != 0;
+        if attention == u64::MAX
+            && let Some(after) = in_step(pages, seen, word)
+        {
+            pages.set_word(word, after);
+            continue;
+        }
         while attention != 0 {
             let page = word * 64 + attention.trailing_zeros() as usize;
             attention &= attention - 1;
@@ -145,7 +162,26 @@ pub(crate) fn observe(
         }
     }
     let waits = |tag| matches!(tag, Tag::Settled | Tag::Planned | Tag::PlannedZero);
-    pages.busy.pages().any(|page| waits(pages.tag(page)))
+    Observed {
+        waits: pages.busy.pages().any(|page| waits(pages.tag(page))),
+        stirs,
+    }
+}
+
+/// What becomes of the 64 pages of a word, when it is the same for all: plain memory that is there, ages, and holds
+/// nothing yet. So it is with most of a guest when it is first looked at.
+fn in_step(pages: &Pages, seen: &Seen, word: usize) -> Option<Tag> {
+    let get = |bits: &PageBits| bits.0.get(word).copied().unwrap_or(0);
+    let before = pages.tag_of_word(word)?;
+    let ages = matches!(before, Tag::Absent | Tag::Written | Tag::Resting);
+    let special = [&seen.file, &seen.zero, &seen.swapped, &pages.stored];
+    let plain = get(&seen.present) == u64::MAX && special.iter().all(|bits| get(bits) == 0);
+    let written = match get(&seen.written) {
+        0 => false,
+        u64::MAX => true,
+        _ => return None,
+    };
+    (ages && plain).then(|| age(before, written, false))
 }
 
 fn attention(pages: &Pages, seen: &Seen, watched: &PageBits, word: usize, retries: bool) -> u64 {

@@ -78,6 +78,34 @@ fn a_page_is_read_once() {
 }
 
 #[test]
+fn calm_memory_is_looked_at_half_as_often() {
+    let lab = Lab::new();
+    let [a, b] = twins(&lab);
+    let scans = || lab.world(|world| [a, b].map(|guest| world.processes[guest].scans));
+    lab.rounds(8);
+    let before = scans();
+    lab.rounds(20);
+    assert_eq!(scans(), before.map(|scans| scans + 10));
+    fill(&lab, a, 100..101, |_| 5);
+    lab.rounds(2);
+    let status = lab.status();
+    assert_eq!((status.pages_sharing, status.pages_volatile), (15, 1));
+    let before = scans();
+    lab.rounds(2);
+    assert_eq!(
+        scans(),
+        [before[0] + 2, before[1] + 1],
+        "the other one rests"
+    );
+    assert_eq!(lab.status().pages_volatile, 0);
+    // Whoever breaks everything leaves nothing out.
+    lab.rounds(8);
+    lab.core.knobs.set_mode(RunMode::Unmerge);
+    lab.round();
+    assert_eq!(lab.status().pages_sharing, 0);
+}
+
+#[test]
 fn a_page_written_in_every_period_is_left_alone() {
     let lab = Lab::new();
     let [a, _] = twins(&lab);

@@ -3,15 +3,15 @@
 use crate::fake::Lab;
 use crate::trials::{fill, slot};
 
-/// Two guests that share a whole chunk, pages 512 to 1023, and a third one.
+/// Two guests that share a whole chunk, pages 512 to 1023, and a third one that has just come.
 fn crowd(lab: &Lab) -> [usize; 3] {
-    let guests = [0; 3].map(|_| lab.guest("d", 2));
-    for &guest in &guests[..2] {
+    let [a, b] = [0; 2].map(|_| lab.guest("d", 2));
+    for guest in [a, b] {
         fill(lab, guest, 512..1024, |page| page);
     }
     lab.rounds(4);
     assert_eq!(lab.status().pages_shared, 512);
-    guests
+    [a, b, lab.guest("d", 2)]
 }
 
 fn reads(lab: &Lab, guest: usize) -> u64 {

@@ -118,6 +118,7 @@ impl FakeMemory {
 
 impl Memory for FakeMemory {
     fn scan(&self, range: Range<u64>, runs: &mut [PageRun]) -> std::io::Result<(usize, u64)> {
+        lock(&self.world).processes[self.process].scans += 1;
         self.walk(range, runs, true)
     }
 

@@ -46,8 +46,8 @@ fn look(chunk: &Chunk, seen: &Seen) -> (bool, Effects) {
 fn look_again(chunk: &Chunk, seen: &Seen, again: Again) -> (bool, Effects) {
     let mut effects = Effects::default();
     let now = (Round(1), again);
-    let waits = observe(chunk, &mut chunk.lock(), seen, now, &mut effects);
-    (waits, effects)
+    let observed = observe(chunk, &mut chunk.lock(), seen, now, &mut effects);
+    (observed.waits, effects)
 }
 
 fn seen(parts: &[(usize, usize, Categories)]) -> Seen {
@@ -73,6 +73,57 @@ fn a_page_settles_after_two_quiet_scans() {
     assert_eq!(tags(&chunk), [Tag::Settled, Tag::Written]);
     assert!(!look(&chunk, &seen(&[])).0);
     assert_eq!(tags(&chunk), [Tag::Absent, Tag::Absent]);
+}
+
+#[test]
+fn a_word_in_step_goes_the_way_of_its_pages() {
+    let (zero, swapped) = (Categories::ZERO, Categories::SWAPPED);
+    let sights = [
+        PRESENT,
+        written(),
+        PRESENT.and(zero),
+        written().and(swapped),
+    ];
+    let tags = [
+        Tag::Absent,
+        Tag::Written,
+        Tag::Resting,
+        Tag::Settled,
+        Tag::Candidate,
+    ];
+    for (before, sight) in tags
+        .iter()
+        .flat_map(|tag| sights.map(|sight| (*tag, sight)))
+    {
+        let states: Vec<_> = (0..128).map(|page| (page, before)).collect();
+        // The first word is seen whole; of the second one page is gone, so its pages go one by one.
+        let chunk = chunk(&states);
+        let (_, effects) = look(&chunk, &seen(&[(0, 127, sight)]));
+        let mut pages = chunk.lock();
+        let after = pages.tag(0);
+        assert!(
+            (0..127).all(|page| pages.tag(page) == after),
+            "{before:?} {sight:?}"
+        );
+        for bits in [pages.busy, pages.still, pages.merged] {
+            assert_eq!(bits.0[0] & u64::MAX >> 1, bits.0[1], "{before:?} {sight:?}");
+            assert!(bits.0[0] == 0 || bits.0[0] == u64::MAX);
+        }
+        let changes = pages.take_changes();
+        let there: i64 = changes.iter().sum();
+        assert_eq!(there, 127);
+        assert_eq!(
+            after.class().map(|class| changes[class as usize]),
+            Some(127)
+        );
+        let forgotten = if before == Tag::Candidate && after != before {
+            128
+        } else {
+            0
+        };
+        let gone = if before == Tag::Candidate { 1 } else { 0 };
+        assert_eq!(effects.forget.len(), forgotten.max(gone));
+    }
 }
 
 #[test]
