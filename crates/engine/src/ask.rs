@@ -363,12 +363,19 @@ pub(crate) fn take_merged(
                 again += u64::from(pages.stored.contains(page));
                 pages.stored.remove(page); // it is anonymous memory again
             }
-            // It is what it was, in another place, and the next scan finds it written.
-            PageOutcome::Enclosed => pages.stored.insert(page),
+            // It is what it was, in another place, and the next scan finds it written. To read it before would
+            // be in vain.
+            PageOutcome::Enclosed => {
+                pages.stored.insert(page);
+                if pages.tag(page) == Tag::Settled {
+                    pages.set(page, Tag::Written);
+                }
+            }
             refused => refuse(chunk, pages, page, refused, effects),
         }
     }
     counters.merged_again.fetch_add(again, Relaxed);
+    pages.show(&guest.realm.patterns, chunk.place);
     Ok(())
 }
 

@@ -119,7 +119,7 @@ impl Step {
 }
 
 /// The slots of a chunk's pages.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Slots {
     /// The pages that have one.
     holders: PageBits,

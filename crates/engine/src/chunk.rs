@@ -29,6 +29,7 @@ use wire::{CHUNK_PAGES, PageBits};
 use crate::bodies::{Fingerprints, Slots};
 use crate::guest::Guest;
 use crate::page::{CLASSES, Class, Fingerprint, Site, Slot, StoreId, Tag};
+use crate::patterns::{self, Patterns};
 
 /// Words of a page set.
 pub(crate) const WORDS: usize = CHUNK_PAGES / 64;
@@ -281,6 +282,13 @@ impl Pages {
     /// The slot of a planned, asked or merged page.
     pub(crate) fn slot(&self, page: usize) -> Slot {
         self.slots.get(page).unwrap_or(NO_SLOT)
+    }
+
+    /// Notes in `patterns` how the chunk at `place` is merged, if enough of it is.
+    pub(crate) fn show(&self, patterns: &Patterns, place: u64) {
+        if self.count(Class::Merged) >= patterns::LEAST {
+            patterns.note(place, &self.slots);
+        }
     }
 
     /// The slots of all pages; those without have one that no store has.

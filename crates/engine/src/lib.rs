@@ -75,6 +75,7 @@ mod options;
 mod order;
 mod pace;
 mod page;
+mod patterns;
 mod plan;
 mod read;
 mod realm;

@@ -14,8 +14,9 @@
 //!
 //! How twins get their slots is told in [`publish`].
 //!
-//! Before anything is read, groups of pages that very likely equal neighbouring slots are planned by a look
-//! at their ends, and those that very likely are private are left for a later visit: see [`guess`].
+//! Before anything is read, a chunk that is most likely like one of another guest is planned like that one: see
+//! [`follow`]. Else groups of pages that very likely equal neighbouring slots are planned by a look at their ends, and
+//! those that very likely are private are left for a later visit: see [`guess`].
 //!
 //! Where there are several nodes, a batch is asked for its nodes too, after it was read: see
 //! [`nodes`](crate::nodes).
@@ -32,6 +33,7 @@
 //! locked at once: the finder sets a bit and queues the chunk ([`Chunk::promote`]), and its next job
 //! looks the fingerprint up again. It trusts nothing: the slot may have come and gone meanwhile.
 
+mod follow;
 mod guess;
 mod publish;
 
@@ -268,6 +270,12 @@ impl<'a> Plan<'a> {
     /// Whether `page` waits to be read.
     fn is_settled(&self, page: usize) -> bool {
         self.pages.tag(page) == Tag::Settled && self.pages.offered.contains(page)
+    }
+
+    /// Whether what `page` is may be guessed: nothing is known against it.
+    fn is_fresh(&self, page: usize) -> bool {
+        let fresh = self.is_settled(page) && self.pages.level(page) == 0;
+        fresh && !self.pages.later.contains(page)
     }
 
     /// Whether pages of two nodes must not share.

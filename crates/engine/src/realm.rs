@@ -10,6 +10,7 @@ use crate::chunk::{Chunks, Pages};
 use crate::guest::Guest;
 use crate::index::Index;
 use crate::page::{Entry, Fingerprint, Site, Slot, StoreId, Tag};
+use crate::patterns::Patterns;
 use crate::store::Store;
 
 /// What a domain has for a node.
@@ -26,6 +27,7 @@ pub(crate) struct Realm {
     others: Vec<Floor>,
     pub(crate) slots: Slots,
     pub(crate) chunks: Chunks,
+    pub(crate) patterns: Patterns,
     /// What former engines left here.
     pub(crate) inherited: Mutex<Inherited>,
     /// Dead slots whose frames the kernel did not take back yet.
@@ -52,6 +54,7 @@ impl Realm {
             others,
             slots: Slots::new(home),
             chunks: Chunks::default(),
+            patterns: Patterns::default(),
             inherited: Mutex::default(),
             unpunched: Mutex::default(),
             bequest: None,
@@ -198,7 +201,7 @@ impl Realm {
         let inherited = lock(&self.inherited).memory_bytes();
         let unpunched = lock(&self.unpunched).capacity() * size_of::<Range<u64>>();
         let tables = self.slots.memory_bytes() + self.chunks.memory_bytes() + unpunched;
-        indexes.sum::<usize>() + tables + inherited
+        indexes.sum::<usize>() + tables + inherited + self.patterns.memory_bytes()
     }
 }
 

@@ -45,14 +45,19 @@ enum Found {
 }
 
 /// What the pages of a chunk were found to be, by page.
-struct Known([Option<Found>; CHUNK_PAGES]);
+pub(super) struct Known([Option<Found>; CHUNK_PAGES]);
 
 impl Known {
+    pub(super) fn nothing() -> Self {
+        Self([None; CHUNK_PAGES])
+    }
+
     fn at(&self, page: usize) -> Option<Found> {
         self.0.get(page).copied().flatten()
     }
 
-    fn slot(&self, page: usize) -> Option<Slot> {
+    /// The slot that a page equals.
+    pub(super) fn slot(&self, page: usize) -> Option<Slot> {
         match self.at(page) {
             Some(Found::Slot(slot)) => Some(slot),
             _ => None,
@@ -75,7 +80,7 @@ impl Known {
 }
 
 impl Plan<'_> {
-    /// Plans the groups whose ends fit; leaves in `settled` what is to be read.
+    /// Plans what can be planned unread; leaves in `settled` what is to be read.
     ///
     /// # Errors
     /// When the guest's memory cannot be read.
@@ -85,15 +90,24 @@ impl Plan<'_> {
         if self.whole || self.is_bound() || self.realm().slots.live() < GROUP as u64 {
             return Ok(());
         }
-        let is_fresh = |page: usize| {
-            let fresh = self.is_settled(page) && self.pages.level(page) == 0;
-            fresh && !self.pages.later.contains(page)
-        };
+        if !self.follow(desk)? {
+            self.guess_groups(desk)?;
+        }
+        let later = self.pages.later;
+        settled.retain(|&page| {
+            let page = usize::from(page);
+            self.pages.tag(page) == Tag::Settled && !later.contains(page)
+        });
+        Ok(())
+    }
+
+    /// Plans the groups whose ends fit.
+    fn guess_groups(&mut self, desk: &mut Desk) -> std::io::Result<()> {
         let groups: Vec<usize> = (0..CHUNK_PAGES)
             .step_by(GROUP)
-            .filter(|&first| (first..first + GROUP).all(is_fresh))
+            .filter(|&first| (first..first + GROUP).all(|page| self.is_fresh(page)))
             .collect();
-        let mut known = Known([None; CHUNK_PAGES]);
+        let mut known = Known::nothing();
         self.probe(desk, groups.iter().copied(), &mut known)?;
         let begins = groups.iter().filter(|&&first| known.slot(first).is_some());
         let is_shared = 2 * begins.count() >= groups.len();
@@ -120,16 +134,11 @@ impl Plan<'_> {
                 (first..first + GROUP).for_each(|page| self.pages.later.insert(page));
             }
         }
-        let later = self.pages.later;
-        settled.retain(|&page| {
-            let page = usize::from(page);
-            self.pages.tag(page) == Tag::Settled && !later.contains(page)
-        });
         Ok(())
     }
 
     /// Reads `pages`, ascending and at most a batch, and notes what they are.
-    fn probe(
+    pub(super) fn probe(
         &self,
         desk: &mut Desk,
         pages: impl Iterator<Item = usize>,

@@ -1,0 +1,73 @@
+//! Following: a chunk that is planned as the chunk at the same place of another guest was merged.
+//!
+//! ```text
+//!   pattern   70 71 72 73  ·  ·  90 91 92 93 94  ·      slots, by page
+//!   chunk      ●  ?  ?  ?  ○  ○   ?  ●  ?  ?  ●  ○      ● sampled, equal   ? planned unread   ○ left for later
+//! ```
+//!
+//! [`SAMPLES`] pages, spread over the pattern, are read. If each equals its slot of the pattern, all are planned for
+//! theirs. As with all guesses the agent compares every byte before it merges (I1), refs are taken before it
+//! is asked (I4), and a page that was something else costs what a page costs that was written meanwhile. What the
+//! pattern does not have is most likely private and waits until all other chunks have been visited.
+//!
+//! Where guests are not alike the first sample tells, and one page was read in vain.
+
+use wire::CHUNK_PAGES;
+
+use super::guess::Known;
+use super::{Desk, Plan};
+use crate::account::Taken;
+use crate::bodies::Slots;
+use crate::patterns::LEAST;
+
+/// Pages read of a chunk that may be like the pattern.
+const SAMPLES: usize = 8;
+
+impl Plan<'_> {
+    /// Plans the pages that are likely merged as the pattern says, if the chunk is like it. False if it is not.
+    ///
+    /// # Errors
+    /// When the guest's memory cannot be read.
+    pub(super) fn follow(&mut self, desk: &mut Desk) -> std::io::Result<bool> {
+        let Some(pattern) = self.realm().patterns.get(self.chunk.place) else {
+            return Ok(false);
+        };
+        let (alike, others): (Vec<_>, Vec<_>) = (0..CHUNK_PAGES)
+            .filter(|&page| self.is_fresh(page))
+            .partition(|&page| pattern.get(page).is_some());
+        if alike.len() < LEAST || !self.is_like(&pattern, &alike, desk)? {
+            return Ok(false);
+        }
+        let view = self.realm().slots.view();
+        for page in alike {
+            if let Some(slot) = pattern.get(page)
+                && view.try_ref(slot) == Taken::Won
+            {
+                self.pages.set_planned(page, slot);
+            }
+        }
+        others
+            .into_iter()
+            .for_each(|page| self.pages.later.insert(page));
+        Ok(true)
+    }
+
+    /// Whether samples of these pages equal their slots.
+    fn is_like(&self, pattern: &Slots, alike: &[usize], desk: &mut Desk) -> std::io::Result<bool> {
+        let last = alike.len().saturating_sub(1);
+        let samples = (0..SAMPLES).filter_map(|n| alike.get(n * last / (SAMPLES - 1)).copied());
+        let samples: Vec<_> = samples.collect();
+        let (first, more) = samples.split_at(1.min(samples.len()));
+        let mut known = Known::nothing();
+        for part in [first, more] {
+            self.probe(desk, part.iter().copied(), &mut known)?;
+            if part
+                .iter()
+                .any(|&page| known.slot(page) != pattern.get(page))
+            {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
