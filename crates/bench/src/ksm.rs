@@ -127,6 +127,10 @@ impl Contender for KsmContender {
         Ok(true)
     }
 
+    fn is_done(&mut self) -> Result<bool, BenchError> {
+        Ok(true)
+    }
+
     fn process(&self) -> u32 {
         self.thread
     }

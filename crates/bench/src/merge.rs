@@ -46,6 +46,11 @@ pub trait Contender {
     /// # Errors
     /// It does not answer.
     fn has_begun(&mut self) -> Result<bool, BenchError>;
+    /// Whether it has looked at all that was offered; true if it cannot tell.
+    ///
+    /// # Errors
+    /// It does not answer.
+    fn is_done(&mut self) -> Result<bool, BenchError>;
     /// The process or kernel thread that works for it. The guests' own CPU time and memory are
     /// counted as its agents'.
     fn process(&self) -> u32;
@@ -280,7 +285,7 @@ impl<'a> Run<'a> {
             });
             let settled =
                 curve.is_flat(self.ideal, FLAT) && curve.reached(self.ideal, 50).is_some();
-            if settled || self.offered.elapsed() > self.plan.limit {
+            if settled && self.contender.is_done()? || self.offered.elapsed() > self.plan.limit {
                 return Ok(curve);
             }
             self.plan.pause(SAMPLE)?;

@@ -258,6 +258,12 @@ impl Contender for PageOne {
         Ok(now.pages_shared + now.pages_unshared + now.zero_pages > 0)
     }
 
+    fn is_done(&mut self) -> Result<bool, BenchError> {
+        // What is private lies among what is shared and settles after that is merged.
+        let now = status::ask(&self.socket()).map_err(Self::failed)?;
+        Ok(now.pages_volatile == 0)
+    }
+
     fn process(&self) -> u32 {
         self.daemon.id()
     }
