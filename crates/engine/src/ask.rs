@@ -294,14 +294,12 @@ fn stretches(pages: &Pages, encloses: bool) -> Vec<Stretch> {
         }
     }
     let merged = |page: usize| {
-        pages
-            .merged
-            .contains(page)
-            .then(|| slots.get(page).copied())
+        let slot = slots.get(page).copied();
+        slot.filter(|_| pages.merged.contains(page))
     };
     for stretch in all.iter_mut().filter(|stretch| stretch.slot.is_some()) {
-        let before = stretch.first.checked_sub(1).and_then(merged).flatten();
-        let after = merged(stretch.end).flatten();
+        let before = stretch.first.checked_sub(1).and_then(merged);
+        let after = merged(stretch.end);
         stretch.joins = before.map(|slot| slot.plus(1)) == stretch.slot
             || after.is_some() && after == stretch.slot(stretch.end);
     }
@@ -350,10 +348,9 @@ pub(crate) fn take_merged(
     for (page, outcome) in outcomes.filter(|(_, outcome)| *outcome != PageOutcome::NotAsked) {
         match outcome {
             PageOutcome::Merged => {
-                slots
-                    .get(page)
-                    .into_iter()
-                    .for_each(|&slot| view.join(slot));
+                if let Some(&slot) = slots.get(page) {
+                    view.join(slot);
+                }
                 pages.set(page, Tag::Merged);
                 again += u64::from(pages.stored.contains(page));
                 pages.stored.insert(page);

@@ -9,8 +9,6 @@
 //! theirs. As with all guesses the agent compares every byte before it merges (I1), refs are taken before it
 //! is asked (I4), and a page that was something else costs what a page costs that was written meanwhile. What the
 //! pattern does not have is most likely private and waits until all other chunks have been visited.
-//!
-//! Where guests are not alike the first sample tells, and one page was read in vain.
 
 use wire::CHUNK_PAGES;
 
@@ -57,9 +55,9 @@ impl Plan<'_> {
         let last = alike.len().saturating_sub(1);
         let samples = (0..SAMPLES).filter_map(|n| alike.get(n * last / (SAMPLES - 1)).copied());
         let samples: Vec<_> = samples.collect();
-        let (first, more) = samples.split_at(1.min(samples.len()));
         let mut known = Known::nothing();
-        for part in [first, more] {
+        // The first alone: where guests are not alike it tells.
+        for part in samples.split_inclusive(|page| Some(page) == samples.first()) {
             self.probe(desk, part.iter().copied(), &mut known)?;
             if part
                 .iter()
