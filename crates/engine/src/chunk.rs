@@ -350,12 +350,15 @@ impl Pages {
 
     /// Changes what is known of `page`.
     pub(crate) fn set(&mut self, page: usize, tag: Tag) {
-        let level = if tag.keeps_level() {
-            self.level(page)
-        } else {
-            0
-        };
-        self.set_with(page, tag, level);
+        self.set_with(page, tag, self.level_as(page, tag));
+    }
+
+    /// The level that `page` has when it becomes `tag`.
+    fn level_as(&self, page: usize, tag: Tag) -> u8 {
+        match tag.keeps_level() {
+            true => self.level(page),
+            false => 0,
+        }
     }
 
     fn set_with(&mut self, page: usize, tag: Tag, level: u8) {
@@ -379,11 +382,7 @@ impl Pages {
     pub(crate) fn set_word(&mut self, word: usize, tag: Tag) {
         let (first, before) = (word * 64, self.tag(word * 64));
         debug_assert!(before != Tag::Candidate && !before.has_slot(), "{before:?}");
-        let level = if tag.keeps_level() {
-            self.level(first)
-        } else {
-            0
-        };
+        let level = self.level_as(first, tag);
         let bytes = self.tags.get_mut(first..first + 64).unwrap_or_default();
         bytes.fill(level << 4 | tag as u8);
         self.move_class(before, tag, 64);

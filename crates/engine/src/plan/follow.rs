@@ -15,7 +15,7 @@ use wire::CHUNK_PAGES;
 use super::guess::Known;
 use super::{Desk, Plan};
 use crate::account::Taken;
-use crate::bodies::Slots;
+use crate::page::Slot;
 use crate::patterns::LEAST;
 
 /// Pages read of a chunk that may be like the pattern.
@@ -30,17 +30,19 @@ impl Plan<'_> {
         let Some(pattern) = self.realm().patterns.get(self.chunk.place) else {
             return Ok(false);
         };
-        let (alike, others): (Vec<_>, Vec<_>) = (0..CHUNK_PAGES)
-            .filter(|&page| self.is_fresh(page))
-            .partition(|&page| pattern.get(page).is_some());
-        if alike.len() < LEAST || !self.is_like(&pattern, &alike, desk)? {
+        let (mut alike, mut others) = (Vec::new(), Vec::new());
+        for page in (0..CHUNK_PAGES).filter(|&page| self.is_fresh(page)) {
+            match pattern.get(page) {
+                Some(slot) => alike.push((page, slot)),
+                None => others.push(page),
+            }
+        }
+        if alike.len() < LEAST || !self.is_like(&alike, desk)? {
             return Ok(false);
         }
         let view = self.realm().slots.view();
-        for page in alike {
-            if let Some(slot) = pattern.get(page)
-                && view.try_ref(slot) == Taken::Won
-            {
+        for (page, slot) in alike {
+            if view.try_ref(slot) == Taken::Won {
                 self.pages.set_planned(page, slot);
             }
         }
@@ -50,19 +52,17 @@ impl Plan<'_> {
         Ok(true)
     }
 
-    /// Whether samples of these pages equal their slots.
-    fn is_like(&self, pattern: &Slots, alike: &[usize], desk: &mut Desk) -> std::io::Result<bool> {
+    /// Whether samples of these pages equal the slots beside them.
+    fn is_like(&self, alike: &[(usize, Slot)], desk: &mut Desk) -> std::io::Result<bool> {
         let last = alike.len().saturating_sub(1);
         let samples = (0..SAMPLES).filter_map(|n| alike.get(n * last / (SAMPLES - 1)).copied());
         let samples: Vec<_> = samples.collect();
         let mut known = Known::nothing();
         // The first alone: where guests are not alike it tells.
-        for part in samples.split_inclusive(|page| Some(page) == samples.first()) {
-            self.probe(desk, part.iter().copied(), &mut known)?;
-            if part
-                .iter()
-                .any(|&page| known.slot(page) != pattern.get(page))
-            {
+        for part in samples.split_inclusive(|sample| Some(sample) == samples.first()) {
+            self.probe(desk, part.iter().map(|&(page, _)| page), &mut known)?;
+            let differs = |&(page, slot): &(usize, Slot)| known.slot(page) != Some(slot);
+            if part.iter().any(differs) {
                 return Ok(false);
             }
         }
