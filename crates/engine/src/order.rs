@@ -1,18 +1,20 @@
 //! The order in which the chunks of a round are visited.
 //!
 //! Equal guests have equal things at equal places. Chunks are visited by place, so that equal content is
-//! worked close in time, while its canonical pages and index entries are still in the cache; but each guest
-//! lags behind the one before it:
+//! worked close in time, while its canonical pages and index entries are still in the cache; but the second guest of
+//! a domain lags behind the first, and all others behind the second:
 //!
 //! ```text
-//!   guest 0   0  1  2  3  4  5        a lag of 2: in one column stand places
-//!   guest 1         0  1  2  3        that are visited one after the other
-//!   guest 2               0  1
+//!   guest 0   0  1  2  3  4  5           a lag of 2: in one column stand places
+//!   guest 1         0  1  2  3  4  5     that are visited one after the other
+//!   guest 2               0  1  2  3
+//!   guest 3               0  1  2  3
 //! ```
 //!
 //! Without the lag several workers visit one place of several guests at the same time. Then the third guest
 //! comes before the second has found the twins of the first and has given them slots, and all its pages are
-//! read that could have been guessed.
+//! read that could have been guessed. From then on a place is visited in all guests at once: their agents
+//! compare with the same canonical pages, and all but the first find them in the cache.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,7 +23,9 @@ use crate::chunk::Chunk;
 use crate::guest::Guest;
 
 /// Jobs between the visits of one place in two guests, for each worker that may work at a time.
-const BETWEEN: usize = 8;
+const BETWEEN: u64 = 8;
+/// Guests that it takes to find out what they share.
+const FINDERS: u64 = 2;
 
 /// The order for some guests.
 pub(crate) struct Order {
@@ -32,10 +36,16 @@ pub(crate) struct Order {
 impl Order {
     /// The order for `guests` in this sequence, and as many `workers` at a time.
     pub(crate) fn new(guests: &[Arc<Guest>], workers: u16) -> Self {
-        let lag = (BETWEEN * usize::from(workers)).div_ceil(guests.len().max(1));
-        let lags = (0..).step_by(lag.max(1));
+        let lag = (BETWEEN * u64::from(workers)).div_ceil(guests.len().max(1) as u64);
+        let mut seen: HashMap<&str, u64> = HashMap::new();
+        let lags = guests.iter().map(|guest| {
+            let before = seen.entry(&guest.realm.domain).or_default();
+            let lags = (*before).min(FINDERS) * lag.max(1);
+            *before += 1;
+            (guest.number, lags)
+        });
         Self {
-            lags: guests.iter().map(|guest| guest.number).zip(lags).collect(),
+            lags: lags.collect(),
         }
     }
 
@@ -56,11 +66,12 @@ mod tests {
     use crate::realm::lock;
 
     #[test]
-    fn each_guest_lags_behind_the_one_before_it() {
+    fn a_place_is_visited_first_in_one_guest_then_in_another_then_in_all() {
         let lab = Lab::new();
-        (1..=3).for_each(|pid| {
+        (1..=4).for_each(|pid| {
             lab.guest("d", pid);
         });
+        lab.guest("e", 5);
         let guests = lock(&lab.core.guests).clone();
         let create = |guest: &Arc<Guest>, place| guest.realm.chunks.create(guest, 0, place);
         let all = guests
@@ -68,21 +79,28 @@ mod tests {
             .flat_map(|guest| (0..20).filter_map(move |place| create(guest, place)));
         let mut chunks: Vec<_> = all.collect();
         Order::new(&guests, 1).sort(&mut chunks);
+        assert_eq!(chunks.len(), 100);
         let when = |guest: usize, place: u64| {
-            chunks.iter().position(|chunk| {
+            let is = |chunk: &Arc<Chunk>| {
                 let its = chunk.guest.upgrade().map(|guest| guest.number);
                 its == Some(guests[guest].number) && chunk.place == place
-            })
+            };
+            chunks.iter().position(is).unwrap()
         };
-        assert_eq!(chunks.len(), 60);
         for place in 0..20 {
-            for guest in 1..3 {
-                let (before, after) = (when(guest - 1, place), when(guest, place));
-                assert!(after >= before.map(|before| before + 3), "{guest} {place}");
+            // Those of a domain: the second behind the first, all others behind the second.
+            for (before, after) in [(0, 1), (1, 2), (1, 3)] {
+                let between = when(after, place).checked_sub(when(before, place));
+                assert!(
+                    between >= Some(3),
+                    "{before} {after} at {place}: {between:?}"
+                );
             }
+            assert!(when(2, place).abs_diff(when(3, place)) < guests.len());
+            assert!(when(4, place).abs_diff(when(0, place)) < guests.len());
             assert!(place == 0 || when(0, place - 1) < when(0, place));
         }
         // In the middle all guests are at work.
-        assert!(when(2, 2) < when(0, 9));
+        assert!(when(3, 2) < when(0, 9));
     }
 }
