@@ -13,7 +13,7 @@
 //!                 └─ broken, discarded: release, wait for lifelines, punch
 //! ```
 //!
-//! The [`helm`] begins the rounds, [`workers`] do their jobs. In a round:
+//! The [`helm`] begins the rounds, [`workers`] do their jobs, which stand in a [`queue`]. In a round:
 //!
 //! * [`track`]: a page not written during two whole periods is settled. One `PAGEMAP_SCAN` a round
 //!   tells it, also for merged pages, and costs nearly nothing where nothing happens.
@@ -77,6 +77,7 @@ mod pace;
 mod page;
 mod patterns;
 mod plan;
+mod queue;
 mod read;
 mod realm;
 mod remember;

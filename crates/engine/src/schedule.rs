@@ -36,10 +36,11 @@ use crate::nodes::Rules;
 use crate::order::Order;
 use crate::pace::{self, Supply};
 use crate::plan::{self, Context, Desk, Plan};
+use crate::queue::{Job, Queue, Visit};
 use crate::read::Hasher;
 use crate::realm::{Effects, Realm, lock};
 use crate::track::Round;
-use crate::workers::{Crew, Job, Post, Queue, Visit};
+use crate::workers::{Crew, Post};
 
 /// Runs of pages taken from one scan: 48 KiB.
 const SCAN_RUNS: usize = 2048;
