@@ -270,7 +270,7 @@ fn stretches(pages: &Pages, encloses: bool) -> Vec<Stretch> {
     let mut all: Vec<Stretch> = Vec::new();
     for page in pages.busy.pages() {
         let slot = match pages.tag(page) {
-            Tag::Planned => slots.get(page).copied(),
+            Tag::Planned => slots.get(page).copied().flatten(),
             Tag::PlannedZero => None,
             _ => continue,
         };
@@ -294,7 +294,7 @@ fn stretches(pages: &Pages, encloses: bool) -> Vec<Stretch> {
         }
     }
     let merged = |page: usize| {
-        let slot = slots.get(page).copied();
+        let slot = slots.get(page).copied().flatten();
         slot.filter(|_| pages.merged.contains(page))
     };
     for stretch in all.iter_mut().filter(|stretch| stretch.slot.is_some()) {
@@ -348,7 +348,7 @@ pub(crate) fn take_merged(
     for (page, outcome) in outcomes.filter(|(_, outcome)| *outcome != PageOutcome::NotAsked) {
         match outcome {
             PageOutcome::Merged => {
-                if let Some(&slot) = slots.get(page) {
+                if let Some(&Some(slot)) = slots.get(page) {
                     view.join(slot);
                 }
                 pages.set(page, Tag::Merged);

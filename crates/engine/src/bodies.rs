@@ -119,7 +119,7 @@ impl Step {
 }
 
 /// The slots of a chunk's pages.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Slots {
     /// The pages that have one.
     holders: PageBits,
@@ -172,9 +172,9 @@ impl Slots {
         self.join(self.count_to(page));
     }
 
-    /// The slots of all pages, `none` where a page has none.
-    pub(crate) fn all(&self, none: Slot) -> [Slot; CHUNK_PAGES] {
-        let mut all = [none; CHUNK_PAGES];
+    /// The slots of all pages.
+    pub(crate) fn all(&self) -> [Option<Slot>; CHUNK_PAGES] {
+        let mut all = [None; CHUNK_PAGES];
         let mut ahead = self.steps.iter().peekable();
         let mut step = None;
         for page in self.holders.pages() {
@@ -182,7 +182,7 @@ impl Slots {
                 step = Some(next);
             }
             if let (Some(slot), Some(step)) = (all.get_mut(page), step) {
-                *slot = step.slot(page);
+                *slot = Some(step.slot(page));
             }
         }
         all
@@ -285,10 +285,10 @@ mod tests {
                     }
                     prop_assert_eq!(slots.get(page), oracle[page]);
                 }
-                let all = slots.all(Slot(u64::MAX));
+                let all = slots.all();
                 for (page, &slot) in oracle.iter().enumerate() {
                     prop_assert_eq!(slots.get(page), slot, "page {}", page);
-                    prop_assert_eq!(all[page], slot.unwrap_or(Slot(u64::MAX)));
+                    prop_assert_eq!(all[page], slot);
                 }
                 let lines: Vec<_> = (0..).zip(&oracle).filter_map(|(page, slot)| Some((*slot)?.0 - page)).collect();
                 prop_assert_eq!(slots.steps.len(), lines.chunk_by(|a, b| a == b).count());

@@ -291,9 +291,9 @@ impl Pages {
         }
     }
 
-    /// The slots of all pages; those without have one that no store has.
-    pub(crate) fn slots(&self) -> [Slot; CHUNK_PAGES] {
-        self.slots.all(NO_SLOT)
+    /// The slots of all planned, asked and merged pages.
+    pub(crate) fn slots(&self) -> [Option<Slot>; CHUNK_PAGES] {
+        self.slots.all()
     }
 
     /// Makes `page` a candidate, in the index `home`.

@@ -27,8 +27,10 @@ impl Patterns {
 
     /// Notes how the chunk at `place` is merged now.
     pub(crate) fn note(&self, place: u64, slots: &Slots) {
-        let pattern = Arc::new(slots.clone());
-        lock(&self.0).insert(place, pattern);
+        let mut patterns = lock(&self.0);
+        if patterns.get(&place).is_none_or(|known| **known != *slots) {
+            patterns.insert(place, Arc::new(slots.clone()));
+        }
     }
 
     /// Bytes of memory on the heap.
