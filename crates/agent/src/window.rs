@@ -51,18 +51,18 @@ use wire::{CHUNK_PAGES, Merge, MergeOp, PAGE_BYTES, PageOutcome, Target};
 mod again;
 mod copies;
 mod held;
+mod items;
 mod span;
 mod staging;
 
 use self::copies::Copies;
 use self::held::Held;
+use self::items::{BATCH_PAGES, Item, Items, adjacent, each_run, equal_run, pages};
 use self::span::Aside;
 use self::staging::Staging;
 use crate::lock::Guard;
 use crate::table::Reading;
 
-/// Pages out of reach at a time: bounds how long a guest's thread can wait.
-const BATCH_PAGES: usize = 64;
 /// How often an operation that the kernel asks to repeat is repeated before the page is left.
 const PATIENCE: usize = 16;
 
@@ -83,9 +83,6 @@ pub(crate) struct Window {
     /// What still makes others sleep, because it could not be let go.
     held: Held,
 }
-
-/// A page and its target: its place in the chunk, and what becomes of it.
-type Item = (usize, Target);
 
 /// What the pages of one question have in common.
 struct Job<'a> {
@@ -171,20 +168,17 @@ impl Window {
                 return pages(question).for_each(|(page, _)| set(outcomes, page, why));
             }
         };
-        let access = Access::ReadWrite;
         let mut job = Job {
             chunk,
-            access,
+            access: Access::ReadWrite,
             attributes,
             lock_future,
             store,
             outcomes,
             aside: None,
         };
-        let mut batch = [(0usize, Target::Zeros); BATCH_PAGES];
-        let mut len = 0;
-        let mut again = [(0usize, Target::Zeros); CHUNK_PAGES];
-        let mut agains = 0;
+        let mut batch = Items::<BATCH_PAGES>::new();
+        let mut again = Items::<CHUNK_PAGES>::new();
         let mut vma: Option<Vma> = None;
         for (page, target) in pages(question) {
             if !offered.contains(page) {
@@ -192,47 +186,44 @@ impl Window {
                 continue;
             }
             if stored.contains(page) {
-                if target != Target::Enclosed
-                    && let Some(item) = again.get_mut(agains)
-                {
-                    *item = (page, target);
-                    agains += 1;
+                if target != Target::Enclosed {
+                    again.push((page, target));
                 }
                 continue;
             }
-            let at = chunk + page * PAGE_BYTES;
-            if vma.is_none_or(|vma| vma.end <= at) {
-                vma = self.maps.find(at).ok().flatten();
-            }
-            let access = match vma.filter(|vma| vma.start <= at) {
-                None => {
-                    set(job.outcomes, page, PageOutcome::Gone);
+            let access = match self.access(&mut vma, chunk + page * PAGE_BYTES) {
+                Ok(access) => access,
+                Err(why) => {
+                    set(job.outcomes, page, why);
                     continue;
                 }
-                Some(vma) => vma.mergeable(),
             };
-            let Some(access) = access else {
-                set(job.outcomes, page, PageOutcome::Unsupported);
-                continue;
-            };
-            if access != job.access || len == BATCH_PAGES {
-                self.batch(guard, &mut job, batch.get(..len).unwrap_or_default());
-                len = 0;
+            if access != job.access || batch.is_full() {
+                self.batch(guard, &mut job, batch.take());
                 job.access = access;
             }
-            if let Some(item) = batch.get_mut(len) {
-                *item = (page, target);
-                len += 1;
-            }
+            batch.push((page, target));
         }
-        self.batch(guard, &mut job, batch.get(..len).unwrap_or_default());
+        self.batch(guard, &mut job, batch.take());
         span::close(&mut job);
-        self.merge_again(guard, &mut job, again.get(..agains).unwrap_or_default());
+        self.merge_again(guard, &mut job, again.take());
         for (first, count) in offered.runs() {
             // The new mappings are tracked too: a write to a merged page must be seen.
             let (start, len) = (chunk + first * PAGE_BYTES, count * PAGE_BYTES);
             let _ = self.uffd.register(start, len, Watch::Track);
         }
+    }
+
+    /// What the mapping at `at` allows, if pages of it can be merged. `vma` is the mapping of the page before.
+    ///
+    /// # Errors
+    /// The outcome of a page there.
+    fn access(&mut self, vma: &mut Option<Vma>, at: usize) -> Result<Access, PageOutcome> {
+        if vma.is_none_or(|vma| vma.end <= at) {
+            *vma = self.maps.find(at).ok().flatten();
+        }
+        let vma = vma.filter(|vma| vma.start <= at).ok_or(PageOutcome::Gone)?;
+        vma.mergeable().ok_or(PageOutcome::Unsupported)
     }
 
     /// Takes the batch's pages out, and puts something equal in their place.
@@ -461,51 +452,9 @@ impl Window {
     }
 }
 
-/// The pages a question names, with their slots.
-fn pages(question: &Merge) -> impl Iterator<Item = Item> + '_ {
-    let ops = question.ops().iter();
-    ops.flat_map(|op| (0..op.pages).map(|n| (usize::from(op.first + n), op.target.nth(n))))
-}
-
 fn set(outcomes: &mut Outcomes, page: usize, outcome: PageOutcome) {
     if let Some(place) = outcomes.get_mut(page) {
         *place = outcome;
-    }
-}
-
-/// How many items from `at` on are neighbours in the chunk.
-fn adjacent(items: &[Item], at: usize) -> usize {
-    let rest = items.get(at..).unwrap_or_default();
-    1 + rest
-        .windows(2)
-        .take_while(|w| matches!(w, [a, b] if a.0 + 1 == b.0))
-        .count()
-}
-
-/// How many items from `at` on are equal to their slots and can be mapped by one call.
-fn equal_run(items: &[Item], equal: &[bool], at: usize) -> usize {
-    let follows = |a: &Item, b: &Item| match (a.1, b.1) {
-        (Target::Zeros, Target::Zeros) => a.0 + 1 == b.0,
-        (Target::Slot(x), Target::Slot(y)) => a.0 + 1 == b.0 && x + 1 == y,
-        _ => false,
-    };
-    let mut run = 1;
-    while let (Some(a), Some(b)) = (items.get(at + run - 1), items.get(at + run))
-        && equal.get(at + run) == Some(&true)
-        && follows(a, b)
-    {
-        run += 1;
-    }
-    run
-}
-
-/// Calls `each` with the place and the length of every run of neighbours.
-fn each_run(items: &[Item], mut each: impl FnMut(usize, usize)) {
-    let mut at = 0;
-    while at < items.len() {
-        let run = adjacent(items, at);
-        each(at, run);
-        at += run;
     }
 }
 
