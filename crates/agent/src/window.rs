@@ -1,6 +1,6 @@
 //! The merge window: why no byte is ever lost (I1).
 //!
-//! For one chunk, in batches of [`BATCH_PAGES`]:
+//! For one chunk, in batches of at most [`BATCH_PAGES`]:
 //!
 //! ```text
 //!   chunk (guest)          staging (agent)         store
@@ -57,7 +57,7 @@ mod staging;
 
 use self::copies::Copies;
 use self::held::Held;
-use self::items::{BATCH_PAGES, Item, Items, adjacent, each_run, equal_run, pages};
+use self::items::{BATCH_PAGES, Batch, Item, Items, adjacent, each_run, equal_run, pages};
 use self::span::Aside;
 use self::staging::Staging;
 use crate::lock::Guard;
@@ -177,7 +177,7 @@ impl Window {
             outcomes,
             aside: None,
         };
-        let mut batch = Items::<BATCH_PAGES>::new();
+        let mut batch = Batch::new();
         let mut again = Items::<CHUNK_PAGES>::new();
         let mut vma: Option<Vma> = None;
         for (page, target) in pages(question) {
@@ -198,11 +198,11 @@ impl Window {
                     continue;
                 }
             };
-            if access != job.access || batch.is_full() {
+            if access != job.access || !batch.push((page, target)) {
                 self.batch(guard, &mut job, batch.take());
                 job.access = access;
+                batch.push((page, target));
             }
-            batch.push((page, target));
         }
         self.batch(guard, &mut job, batch.take());
         span::close(&mut job);

@@ -23,6 +23,10 @@ use super::{PageOutcome, Target, Watch};
 use super::{adjacent, equal_run, left, mapping, now, page_at, set};
 use sys::pagemap::{Categories, PageRun};
 
+/// Pages frozen at a time. One of them that was written since leaves all as they are.
+const MOST: usize = 64;
+const _: () = assert!(MOST <= BATCH_PAGES);
+
 impl Window {
     /// Merges stored pages, neighbours together.
     pub(super) fn merge_again(&mut self, guard: &mut Guard, job: &mut Job<'_>, items: &[Item]) {
@@ -35,7 +39,7 @@ impl Window {
                 Some((end, access)) => {
                     run = adjacent(items, at)
                         .min((end - start) / PAGE_BYTES)
-                        .min(BATCH_PAGES);
+                        .min(MOST);
                     job.access = access;
                     let items = items.get(at..at + run).unwrap_or_default();
                     self.merge_run(guard, job, items, start);
