@@ -267,10 +267,11 @@ fn exchange(
 /// it.
 fn stretches(pages: &Pages, encloses: bool) -> Vec<Stretch> {
     let slots = pages.slots();
+    let slot_of = |page: usize| slots.get(page).copied().flatten();
     let mut all: Vec<Stretch> = Vec::new();
     for page in pages.busy.pages() {
         let slot = match pages.tag(page) {
-            Tag::Planned => slots.get(page).copied().flatten(),
+            Tag::Planned => slot_of(page),
             Tag::PlannedZero => None,
             _ => continue,
         };
@@ -293,10 +294,7 @@ fn stretches(pages: &Pages, encloses: bool) -> Vec<Stretch> {
             }),
         }
     }
-    let merged = |page: usize| {
-        let slot = slots.get(page).copied().flatten();
-        slot.filter(|_| pages.merged.contains(page))
-    };
+    let merged = |page: usize| slot_of(page).filter(|_| pages.merged.contains(page));
     for stretch in all.iter_mut().filter(|stretch| stretch.slot.is_some()) {
         let before = stretch.first.checked_sub(1).and_then(merged);
         let after = merged(stretch.end);

@@ -16,6 +16,7 @@ use sdtree::SdTree;
 use wire::{CHUNK_BYTES, PAGE_BYTES, RunMode};
 
 use crate::account::{Home, Lifeline};
+use crate::guest::Guest;
 use crate::nodes::Rules;
 use crate::page::{Slot, StoreId};
 use crate::read::Hasher;
@@ -555,6 +556,14 @@ impl Lab {
             self.world(|world| world.new_tie(&domain));
         }
         self.check();
+    }
+
+    /// A lab with a guest of one chunk.
+    pub(crate) fn with_guest() -> (Self, Arc<Guest>) {
+        let lab = Self::new();
+        lab.guest("d", 1);
+        let guest = Arc::clone(&lock(&lab.core.guests)[0]);
+        (lab, guest)
     }
 
     /// A guest that offers `chunks` chunks whole; gives its number.

@@ -204,16 +204,9 @@ mod tests {
     use super::*;
     use crate::fake::Lab;
 
-    fn one_guest() -> (Lab, Arc<Guest>) {
-        let lab = Lab::new();
-        lab.guest("d", 1);
-        let guest = Arc::clone(&lock(&lab.core.guests)[0]);
-        (lab, guest)
-    }
-
     #[test]
     fn promoted_chunks_come_soon_but_not_at_once() {
-        let (_lab, guest) = one_guest();
+        let (_lab, guest) = Lab::with_guest();
         let chunk = guest.realm.chunks.create(&guest, 0, 0).expect("a chunk");
         for (jobs, place) in [(0, 0), (3, 3), (100, SOON)] {
             let queue = Queue::default();
@@ -230,7 +223,7 @@ mod tests {
 
     #[test]
     fn whole_visits_come_when_there_is_nothing_else() {
-        let (_lab, guest) = one_guest();
+        let (_lab, guest) = Lab::with_guest();
         let chunk = guest.realm.chunks.create(&guest, 0, 0).expect("a chunk");
         let queue = Queue::default();
         assert!(chunk.enqueue_whole() && !chunk.enqueue_whole());
@@ -249,7 +242,7 @@ mod tests {
 
     #[test]
     fn a_worker_that_pauses_leaves_the_job_and_ends_when_told() {
-        let (_lab, guest) = one_guest();
+        let (_lab, guest) = Lab::with_guest();
         let queue = Queue::default();
         queue.set_workers(1, 1);
         queue.add([Job::Look(guest, false)]);

@@ -282,13 +282,6 @@ mod tests {
     use super::*;
     use crate::fake::Lab;
 
-    fn one_guest() -> (Lab, Arc<Guest>) {
-        let lab = Lab::new();
-        lab.guest("d", 1);
-        let guest = Arc::clone(&lock(&lab.core.guests)[0]);
-        (lab, guest)
-    }
-
     #[test]
     fn a_sleep_lasts_while_somebody_looks() {
         let begin = Instant::now();
@@ -307,7 +300,7 @@ mod tests {
 
     #[test]
     fn who_waits_for_a_guest_gives_its_turn_to_another() {
-        let (_lab, guest) = one_guest();
+        let (_lab, guest) = Lab::with_guest();
         let queue = Queue::default();
         queue.set_workers(2, 1);
         queue.add([(); 2].map(|()| Job::Look(Arc::clone(&guest), false)));

@@ -32,6 +32,10 @@ impl<const ROOM: usize> Items<ROOM> {
         fits
     }
 
+    fn all(&self) -> &[Item] {
+        self.items.get(..self.len).unwrap_or_default()
+    }
+
     /// The items; there are none then.
     pub(super) fn take(&mut self) -> &[Item] {
         let len = std::mem::take(&mut self.len);
@@ -43,7 +47,6 @@ impl<const ROOM: usize> Items<ROOM> {
 pub(super) struct Batch {
     items: Items<BATCH_PAGES>,
     runs: usize,
-    last: Option<Item>,
 }
 
 impl Batch {
@@ -51,24 +54,24 @@ impl Batch {
         Self {
             items: Items::new(),
             runs: 0,
-            last: None,
         }
     }
 
     /// Adds an item; false if there is no room for it.
     pub(super) fn push(&mut self, item: Item) -> bool {
-        let goes_on = self.last.is_some_and(|last| follows(last, item));
+        let last = self.items.all().last();
+        let goes_on = last.is_some_and(|&last| follows(last, item));
         let runs = self.runs + usize::from(!goes_on);
         let fits = runs <= BATCH_RUNS && self.items.push(item);
         if fits {
-            (self.runs, self.last) = (runs, Some(item));
+            self.runs = runs;
         }
         fits
     }
 
     /// The items; there are none then.
     pub(super) fn take(&mut self) -> &[Item] {
-        (self.runs, self.last) = (0, None);
+        self.runs = 0;
         self.items.take()
     }
 }
