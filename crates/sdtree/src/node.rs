@@ -45,6 +45,7 @@
 use crate::canary::{Canary, Mortal};
 use crate::counters::garbage;
 use crate::key::{Bits, Stored};
+use crate::pool::Owned;
 use crate::reclaim::Guard;
 use crate::sync::{AcqRel, Acquire, AtomicPtr, prefetch};
 use std::marker::PhantomData;
@@ -208,7 +209,7 @@ impl<'g, K: Stored, V: Copy + Send + Sync + 'static> Word<'g, K, V> {
             return Target::Empty;
         }
         // SAFETY: a word other than empty holds the address of a live node of the kind that LEAF tells: `leaf_word` and `split`
-        // are the only makers of such words, from boxes they have just leaked. The node is not freed while 'g lasts: it was
+        // are the only makers of such words, from nodes they have just given away. The node is not freed while 'g lasts: it was
         // linked at some time after the guard was made (the edge was reachable for this thread), so it is retired after that,
         // and `Guard::defer` waits for this guard. Nodes are only ever shared, except for their atomic edges.
         unsafe {
@@ -222,8 +223,8 @@ impl<'g, K: Stored, V: Copy + Send + Sync + 'static> Word<'g, K, V> {
 }
 
 impl<K: Stored, V: Copy + Send + Sync + 'static> Leaf<K, V> {
-    pub(crate) fn new(key: K, value: V) -> Box<Self> {
-        Box::new(Self {
+    pub(crate) fn new(key: K, value: V) -> Owned<Self> {
+        Owned::new(Self {
             key,
             value,
             canary: Canary::new(),
@@ -322,8 +323,8 @@ impl<K: Stored, V: Copy + Send + Sync + 'static> Edge<K, V> {
     pub(crate) fn fill(
         &self,
         vacant: Word<'_, K, V>,
-        leaf: Box<Leaf<K, V>>,
-    ) -> Result<(), Box<Leaf<K, V>>> {
+        leaf: Owned<Leaf<K, V>>,
+    ) -> Result<(), Owned<Leaf<K, V>>> {
         debug_assert!(vacant.is_empty() && !vacant.is_frozen());
         let new = leaf_word(leaf);
         self.exchange(vacant, new).map_err(|_| unlinked_leaf(new))
@@ -334,8 +335,8 @@ impl<K: Stored, V: Copy + Send + Sync + 'static> Edge<K, V> {
         &self,
         below: Word<'_, K, V>,
         fork: Fork,
-        leaf: Box<Leaf<K, V>>,
-    ) -> Result<(), Box<Leaf<K, V>>> {
+        leaf: Owned<Leaf<K, V>>,
+    ) -> Result<(), Owned<Leaf<K, V>>> {
         debug_assert!(!below.is_empty() && !below.is_frozen());
         let new = leaf_word(leaf);
         let words = if fork.side == 0 {
@@ -343,7 +344,7 @@ impl<K: Stored, V: Copy + Send + Sync + 'static> Edge<K, V> {
         } else {
             [below.raw, new]
         };
-        let branch = Box::into_raw(Box::new(Branch {
+        let branch = Owned::into_raw(Owned::new(Branch {
             edges: words.map(Self::new),
             bit: fork.bit,
             lead: fork.lead,
@@ -353,7 +354,7 @@ impl<K: Stored, V: Copy + Send + Sync + 'static> Edge<K, V> {
         self.exchange(below, branch.cast()).map_err(|_| {
             // SAFETY: `branch` was leaked above, and the failed CAS published it to nobody. Edges own nothing: the subtree
             // below stays as it is, and the leaf goes back to the caller.
-            drop(unsafe { Box::from_raw(branch) });
+            drop(unsafe { Owned::from_raw(branch) });
             unlinked_leaf(new)
         })
     }
@@ -362,9 +363,9 @@ impl<K: Stored, V: Copy + Send + Sync + 'static> Edge<K, V> {
     pub(crate) fn replace(
         &self,
         old: Word<'_, K, V>,
-        leaf: Box<Leaf<K, V>>,
+        leaf: Owned<Leaf<K, V>>,
         guard: &Guard,
-    ) -> Result<(), Box<Leaf<K, V>>> {
+    ) -> Result<(), Owned<Leaf<K, V>>> {
         debug_assert!(!old.is_frozen());
         let new = leaf_word(leaf);
         match self.exchange(old, new) {
@@ -457,10 +458,10 @@ impl<K: Stored, V: Copy + Send + Sync + 'static> Edge<K, V> {
             // edge is visited once. Nodes that were unlinked have been retired, and no edge of a linked node leads to them.
             unsafe {
                 if word.raw.addr() & LEAF == 0 {
-                    let mut branch = Box::from_raw(word.node::<Branch<K, V>>());
+                    let mut branch = Owned::from_raw(word.node::<Branch<K, V>>());
                     pending.extend(branch.edges.iter_mut().map(take_word));
                 } else {
-                    drop(Box::from_raw(word.node::<Leaf<K, V>>()));
+                    drop(Owned::from_raw(word.node::<Leaf<K, V>>()));
                 }
             }
         }
@@ -481,18 +482,18 @@ fn assert_fits(addr: usize) {
 }
 
 /// The word for a new leaf, which it owns.
-fn leaf_word<K: Stored, V: Copy + Send + Sync + 'static>(leaf: Box<Leaf<K, V>>) -> *mut () {
+fn leaf_word<K: Stored, V: Copy + Send + Sync + 'static>(leaf: Owned<Leaf<K, V>>) -> *mut () {
     let tag = usize::from(leaf.key().tag());
-    let leaf = Box::into_raw(leaf).cast::<()>();
+    let leaf = Owned::into_raw(leaf).cast::<()>();
     assert_fits(leaf.addr());
     leaf.map_addr(|addr| addr | tag << TAG_SHIFT | LEAF)
 }
 
 /// The leaf of a word that `leaf_word` made and no CAS has published.
-fn unlinked_leaf<K: Stored, V: Copy + Send + Sync + 'static>(word: *mut ()) -> Box<Leaf<K, V>> {
+fn unlinked_leaf<K: Stored, V: Copy + Send + Sync + 'static>(word: *mut ()) -> Owned<Leaf<K, V>> {
     let leaf = Word::<K, V>::new(word).node::<Leaf<K, V>>();
     // SAFETY: the callers leaked this very leaf by `leaf_word`, and their CAS failed: nobody else has seen the word.
-    unsafe { Box::from_raw(leaf) }
+    unsafe { Owned::from_raw(leaf) }
 }
 
 /// A node that was unlinked. Whoever holds one is the only one that will free the node.
@@ -509,11 +510,11 @@ unsafe impl Send for Garbage {}
 
 impl Garbage {
     fn leaf<K: Stored, V: Copy + Send + Sync + 'static>(word: Word<'_, K, V>) -> Self {
-        Self::new::<Leaf<K, V>>(word.node())
+        Self::new::<Leaf<K, V>>(word.node(), free_node::<Leaf<K, V>>)
     }
 
     fn branch<K: Stored, V: Copy + Send + Sync + 'static>(word: Word<'_, K, V>) -> Self {
-        Self::new::<Branch<K, V>>(word.node())
+        Self::new::<Branch<K, V>>(word.node(), free_node::<Branch<K, V>>)
     }
 
     /// The branch at the root of a slot that has moved to the grown directory.
@@ -525,14 +526,14 @@ impl Garbage {
 
     /// Something else that was unlinked.
     pub(crate) fn boxed<T: Mortal + Send>(node: Box<T>) -> Self {
-        Self::new(Box::into_raw(node))
+        Self::new(Box::into_raw(node), free_box::<T>)
     }
 
-    fn new<T: Mortal>(node: *mut T) -> Self {
+    fn new<T: Mortal>(node: *mut T, free: unsafe fn(*mut ())) -> Self {
         garbage::retired(size_of::<T>());
         Self {
             node: node.cast(),
-            free: free::<T>,
+            free,
             // SAFETY: the node is alive until `free` is called.
             #[cfg(loom)]
             canary: unsafe { ptr::from_ref((*node).canary()) },
@@ -548,7 +549,7 @@ impl Garbage {
 
     /// Frees the node. The collector calls it when no guard can lead to the node any more.
     pub(crate) fn free(self) {
-        // SAFETY: `node` came from a box of the type that `free` is made for. Only the thread whose CAS unlinked the node made
+        // SAFETY: `node` came from an owner of the kind that `free` is made for. Only the thread whose CAS unlinked the node made
         // this value (N4: a node is unlinked once), `self` is consumed, and the collector has waited for all guards under which
         // the node could be reached.
         unsafe { (self.free)(self.node) }
@@ -556,8 +557,16 @@ impl Garbage {
 }
 
 /// # Safety
-/// `node` came from `Box<T>::into_raw`, and nobody else uses it.
-unsafe fn free<T>(node: *mut ()) {
+/// `node` came from [`Owned::into_raw`], and nobody else uses it.
+unsafe fn free_node<T>(node: *mut ()) {
+    // SAFETY: the caller's promise.
+    drop(unsafe { Owned::from_raw(node.cast::<T>()) });
+    garbage::freed(size_of::<T>());
+}
+
+/// # Safety
+/// `node` came from [`Box::into_raw`], and nobody else uses it.
+unsafe fn free_box<T>(node: *mut ()) {
     // SAFETY: the caller's promise.
     drop(unsafe { Box::from_raw(node.cast::<T>()) });
     garbage::freed(size_of::<T>());

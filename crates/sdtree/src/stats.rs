@@ -6,6 +6,7 @@ use crate::directory::Directory;
 use crate::fixed::SdTree;
 use crate::key::Stored;
 use crate::node::{Branch, Edge, Leaf, Target};
+use crate::pool::pool_bytes;
 use crate::tree::Tree;
 
 /// A view of a tree, taken by a walk over all of it. Exact when nobody changes the tree.
@@ -38,6 +39,8 @@ pub struct Stats {
     pub garbage_nodes: u64,
     /// Bytes of those nodes.
     pub garbage_bytes: u64,
+    /// Bytes of all blocks for nodes that the process has, in use and free. It grows only: blocks are used again.
+    pub pool_bytes: u64,
 }
 
 impl<K: Stored, V: Copy + Send + Sync + 'static> Tree<K, V> {
@@ -67,6 +70,7 @@ impl<K: Stored, V: Copy + Send + Sync + 'static> Tree<K, V> {
             memory_bytes: self.memory_bytes() as u64,
             garbage_nodes,
             garbage_bytes,
+            pool_bytes: pool_bytes(),
             ..Stats::default()
         };
         for index in 0..directory.len() {

@@ -27,6 +27,7 @@ use crate::counters::{Counter, Counters};
 use crate::directory::{Current, Directory, DirectoryMemory, Growth};
 use crate::key::{Bits, Stored};
 use crate::node::{Branch, Edge, Fork, Leaf, Owner, Splice, Target, Word};
+use crate::pool::Owned;
 use crate::reclaim::{Collector, Guard};
 use std::sync::Arc;
 
@@ -407,7 +408,7 @@ impl<K: Stored, V: Copy + Send + Sync + 'static> Tree<K, V> {
 enum Fresh<K, V> {
     Key(K),
     /// An insertion lost a race after it had made its leaf.
-    Leaf(Box<Leaf<K, V>>),
+    Leaf(Owned<Leaf<K, V>>),
 }
 
 impl<K: Stored, V: Copy + Send + Sync + 'static> Fresh<K, V> {
@@ -418,7 +419,7 @@ impl<K: Stored, V: Copy + Send + Sync + 'static> Fresh<K, V> {
         }
     }
 
-    fn into_leaf(self, value: V) -> Box<Leaf<K, V>> {
+    fn into_leaf(self, value: V) -> Owned<Leaf<K, V>> {
         match self {
             Self::Key(key) => Leaf::new(key, value),
             Self::Leaf(leaf) => leaf,
