@@ -1,6 +1,9 @@
 use proptest::prelude::*;
 
+use super::question::{OP_BYTES, SLOT_LIMIT};
 use super::*;
+use crate::codec::MAX_MESSAGE;
+use crate::page::{CHUNK_PAGES, PageOutcome};
 
 fn packet(encode: impl FnOnce(&mut [u8; MAX_MESSAGE]) -> usize) -> Vec<u8> {
     let mut out = [0; MAX_MESSAGE];
@@ -134,7 +137,8 @@ proptest! {
         entries in prop::collection::vec((0u64..1 << 30, prop::option::of(0u32..100), any::<[[u64; 8]; 2]>()), 0..Changes::MAX),
         outcomes in prop::collection::vec(0u8..10, CHUNK_PAGES),
     ) {
-        let mut changes = Changes { more, cpu_ns: numbers[0], memory_bytes: numbers[1], ..Changes::new() };
+        let mut changes = Changes::new();
+        (changes.more, changes.cpu_ns, changes.memory_bytes) = (more, numbers[0], numbers[1]);
         for (chunk, whole, [offered, stored]) in entries {
             let chunk = chunk << 21;
             let change = match whole {

@@ -1,0 +1,176 @@
+//! The handshake: who calls, and the engine's consent.
+
+use super::{KIND_HELLO, KIND_WELCOME, expect_kind};
+use crate::codec::{DecodeError, MAX_MESSAGE, Reader, Writer};
+
+/// The most stores (one a node) a [`Welcome`] can hand over.
+pub const MAX_STORES: usize = 64;
+
+/// [`Answer::Failed`](crate::Answer::Failed): userfaultfd could not be opened, or lacks a feature.
+pub const STEP_USERFAULTFD: u8 = 0;
+/// [`Answer::Failed`](crate::Answer::Failed): memory or /proc was refused to the agent.
+pub const STEP_MEMORY: u8 = 1;
+/// [`Answer::Failed`](crate::Answer::Failed): the welcome came without its descriptors.
+pub const STEP_DESCRIPTORS: u8 = 2;
+
+/// Who opens a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// An agent inside a guest.
+    Agent,
+    /// The command line.
+    Control,
+}
+
+/// A short name: the domain a guest asks for. At most 63 bytes of UTF-8.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Name {
+    bytes: [u8; Self::MAX],
+    len: u8,
+}
+
+impl Name {
+    /// The longest name, in bytes.
+    pub const MAX: usize = 63;
+
+    /// No name.
+    pub const EMPTY: Self = Self {
+        bytes: [0; Self::MAX],
+        len: 0,
+    };
+
+    /// A name from text; `None` when it is too long or holds control characters.
+    #[must_use]
+    pub fn new(text: &str) -> Option<Self> {
+        let len = u8::try_from(text.len()).ok()?;
+        let mut bytes = [0; Self::MAX];
+        bytes
+            .get_mut(..text.len())?
+            .copy_from_slice(text.as_bytes());
+        (!text.chars().any(char::is_control)).then_some(Self { bytes, len })
+    }
+
+    /// The name's text; empty when none was given.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        let used = self.bytes.get(..usize::from(self.len)).unwrap_or_default();
+        core::str::from_utf8(used).unwrap_or_default()
+    }
+}
+
+impl Default for Name {
+    fn default() -> Self {
+        Self {
+            bytes: [0; Self::MAX],
+            len: 0,
+        }
+    }
+}
+
+/// The first packet of every connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// Who calls.
+    pub role: Role,
+    /// The domain the guest would like inside the one its policy gives it. It can only narrow.
+    pub domain: Name,
+}
+
+impl Hello {
+    /// Writes the packet, gives its length in bytes.
+    pub fn encode(&self, out: &mut [u8; MAX_MESSAGE]) -> usize {
+        let mut w = Writer::new(out);
+        let role = match self.role {
+            Role::Agent => 0,
+            Role::Control => 1,
+        };
+        w.u8(KIND_HELLO)
+            .u16(crate::VERSION)
+            .u8(role)
+            .u8(self.domain.len)
+            .put(&self.domain.bytes);
+        w.len()
+    }
+
+    /// Reads the packet.
+    ///
+    /// # Errors
+    /// Anything but a well-formed hello of this version.
+    pub fn decode(packet: &[u8]) -> Result<Self, DecodeError> {
+        let mut r = Reader::new(packet);
+        expect_kind(&mut r, KIND_HELLO)?;
+        match r.u16()? {
+            crate::VERSION => {}
+            other => return Err(DecodeError::Version(other)),
+        }
+        let role = match r.u8()? {
+            0 => Role::Agent,
+            1 => Role::Control,
+            value => {
+                return Err(DecodeError::Range {
+                    field: "role",
+                    value: value.into(),
+                });
+            }
+        };
+        let len = r.u8()?;
+        let text = r.take(Name::MAX)?;
+        let bad = DecodeError::Range {
+            field: "domain",
+            value: len.into(),
+        };
+        let text = text.get(..usize::from(len)).ok_or(bad)?;
+        let domain = core::str::from_utf8(text)
+            .ok()
+            .and_then(Name::new)
+            .ok_or(bad)?;
+        r.finish()?;
+        Ok(Self { role, domain })
+    }
+}
+
+/// The engine's consent. The packet carries descriptors: the lifeline, the domain's tie (mapped as
+/// a lifeline is, until a later session has adopted what this one merged), then `stores` stores
+/// (read-only), then, when `device` is set, `/dev/userfaultfd`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Welcome {
+    /// How many stores follow, one a node; at least 1, at most [`MAX_STORES`].
+    pub stores: u16,
+    /// Whether the userfaultfd device comes along.
+    pub device: bool,
+}
+
+impl Welcome {
+    /// Writes the packet, gives its length in bytes.
+    pub fn encode(&self, out: &mut [u8; MAX_MESSAGE]) -> usize {
+        let mut w = Writer::new(out);
+        w.u8(KIND_WELCOME)
+            .u16(crate::VERSION)
+            .u16(self.stores)
+            .u8(self.device.into());
+        w.len()
+    }
+
+    /// Reads the packet.
+    ///
+    /// # Errors
+    /// Anything but a well-formed welcome of this version.
+    pub fn decode(packet: &[u8]) -> Result<Self, DecodeError> {
+        let mut r = Reader::new(packet);
+        expect_kind(&mut r, KIND_WELCOME)?;
+        match r.u16()? {
+            crate::VERSION => {}
+            other => return Err(DecodeError::Version(other)),
+        }
+        let stores = r.u16()?;
+        if stores == 0 || usize::from(stores) > MAX_STORES {
+            return Err(DecodeError::Range {
+                field: "stores",
+                value: stores.into(),
+            });
+        }
+        let device = r.u8()? != 0;
+        r.finish()?;
+        Ok(Self { stores, device })
+    }
+}
