@@ -40,10 +40,11 @@ use sys::pagemap::{Categories, PageRun};
 use wire::{CHUNK_BYTES, CHUNK_PAGES, PAGE_BYTES};
 
 use crate::account::{Lifeline, View};
-use crate::chunk::{Chunk, Pages};
+use crate::chunk::Chunk;
 use crate::guest::Guest;
 use crate::nodes::Rules;
 use crate::page::{Entry, Fingerprint, Slot, StoreId, Tag};
+use crate::pages::Pages;
 use crate::read::Hasher;
 use crate::realm::{Effects, Realm, lock};
 

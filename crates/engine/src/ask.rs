@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 
 use wire::{Answer, CHUNK_PAGES, Merge, Merged, PageBits, PageOutcome, Question, Target, Unmerge};
 
-use crate::chunk::{Chunk, Pages};
+use crate::chunk::Chunk;
 use crate::guest::{Fault, Guest, Pending, Talk};
 use crate::page::{Slot, StoreId, Tag};
+use crate::pages::Pages;
 use crate::plan::withdraw_some;
 use crate::realm::Effects;
 use crate::span;

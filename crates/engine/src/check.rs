@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use wire::CHUNK_PAGES;
 
-use crate::chunk::{Chunk, Pages};
+use crate::chunk::Chunk;
 use crate::guest::{Guest, Standing};
 use crate::nodes::Rules;
 use crate::page::{CLASSES, Class, Entry, Slot, StoreId, Tag};
+use crate::pages::Pages;
 use crate::realm::{Realm, lock};
 use crate::schedule::Core;
 

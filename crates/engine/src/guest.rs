@@ -19,9 +19,10 @@ use wire::{Answer, PageBits, Question};
 use crate::account::{Ledger, Lifeline};
 use crate::adopt::{self, Mapped};
 use crate::calm::Calm;
-use crate::chunk::{Chunk, Pages};
+use crate::chunk::Chunk;
 use crate::offers::Offers;
 use crate::page::{CLASSES, Class, StoreId};
+use crate::pages::Pages;
 use crate::realm::{Effects, Realm, lock};
 use crate::store::PageBytes;
 

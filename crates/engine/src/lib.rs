@@ -75,6 +75,7 @@ mod options;
 mod order;
 mod pace;
 mod page;
+mod pages;
 mod patterns;
 mod plan;
 mod queue;

@@ -350,7 +350,7 @@ fn find_merged(guest: &Guest, found: &mut Vec<Arc<Chunk>>) {
     }
 }
 
-fn has_plans(pages: &crate::chunk::Pages) -> bool {
+fn has_plans(pages: &crate::pages::Pages) -> bool {
     let mut busy = pages.busy.pages();
     busy.any(|page| pages.tag(page).is_planned())
 }

@@ -24,9 +24,10 @@ use numa::topology::Source;
 use wire::PAGE_BYTES;
 
 use crate::account::Home;
-use crate::chunk::{Chunk, Pages};
+use crate::chunk::Chunk;
 use crate::guest::Guest;
 use crate::page::{StoreId, Tag};
+use crate::pages::Pages;
 use crate::realm::Effects;
 
 /// Pages of a guest whose nodes are asked for again in one round: 256 MiB, about 15 ms.

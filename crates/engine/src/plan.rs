@@ -43,10 +43,11 @@ use std::sync::atomic::AtomicU64;
 use wire::{CHUNK_PAGES, PageBits};
 
 use crate::account::{Run, Taken, View};
-use crate::chunk::{Chunk, Pages};
+use crate::chunk::Chunk;
 use crate::guest::{Fault, Guest};
 use crate::nodes::{self, Rules};
 use crate::page::{Entry, Fingerprint, Site, Slot, StoreId, Tag};
+use crate::pages::Pages;
 use crate::read::{BATCH, Batch, Hasher};
 use crate::realm::{Effects, Realm};
 use crate::span::Layout;

@@ -6,10 +6,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::account::{Home, Slots};
 use crate::adopt::Inherited;
 use crate::bequest::Bequest;
-use crate::chunk::{Chunks, Pages};
+use crate::chunk::Chunks;
 use crate::guest::Guest;
 use crate::index::Index;
 use crate::page::{Entry, Fingerprint, Site, Slot, StoreId, Tag};
+use crate::pages::Pages;
 use crate::patterns::Patterns;
 use crate::store::Store;
 

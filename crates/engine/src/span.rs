@@ -9,9 +9,9 @@
 //! A page that is enclosed cannot be moved any more, so merging it later takes a guest without pins (see
 //! `sys::pins`). Where that cannot be, and where its new frame might be on another node, nothing is enclosed.
 
-use crate::chunk::Pages;
 use crate::guest::Guest;
 use crate::page::{Slot, Tag};
+use crate::pages::Pages;
 
 /// The most private pages in a row that are enclosed: copying them, reading them once more, and the
 /// numbers spent for them (24 bytes each) have to be cheaper than two mappings.

@@ -25,10 +25,10 @@
 
 use std::sync::Arc;
 
-use crate::chunk::Pages;
 use crate::guest::{Guest, Standing};
 use crate::nodes::Rules;
 use crate::page::{Class, Tag};
+use crate::pages::Pages;
 use crate::plan;
 use crate::realm::{Effects, lock};
 use crate::schedule::Core;

@@ -33,8 +33,9 @@ use wire::{CHUNK_PAGES, PageBits};
 
 use sys::pagemap::Categories;
 
-use crate::chunk::{Chunk, NEVER, Pages, WORDS};
+use crate::chunk::{Chunk, WORDS};
 use crate::page::{Class, Tag};
+use crate::pages::{NEVER, Pages};
 use crate::realm::Effects;
 
 /// What a scan showed of a chunk.
