@@ -20,8 +20,10 @@
 //! exec at once, that are made by clone without hooks, or that lost their agent.
 
 mod chains;
+mod home;
 mod ledger;
 mod slots;
 
+pub(crate) use home::Home;
 pub(crate) use ledger::{Ledger, Lifeline};
-pub(crate) use slots::{Home, Run, Slots, Taken, View};
+pub(crate) use slots::{Run, Slots, Taken, View};

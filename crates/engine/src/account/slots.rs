@@ -16,83 +16,33 @@
 //! The tempting alternative, one heap for all domains, would let a guest tell from the gaps between
 //! its slots how much the guests of other domains merge (I6).
 //!
-//! Life of a slot: unused (refs 0) → published (refs 1 and content, before the index names it) →
-//! refs rise and fall → refs 0 for good. [`View::try_ref`] never raises 0, so the last drop is
-//! final: whoever made it removes the index entry and punches the page (I5).
+//! The refs, and with them the life of a slot, are told in [`view`].
+
+mod view;
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::ops::Range;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 use std::sync::atomic::{AtomicU32, AtomicU64};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Mutex, PoisonError, RwLock};
 
-use numa::heap::{Block, Heap, HeapError, HeapView, MAX_ORDER, Request, ZoneId};
-use numa::{NodeId, Topology};
+use numa::heap::{Block, Heap, HeapError, HeapView, MAX_ORDER};
 
 use crate::account::chains::Chains;
+use crate::account::home::{Home, STORE};
 use crate::page::{Fingerprint, Slot, StoreId};
+
+pub(crate) use view::{Taken, View};
 
 /// Slots in a segment.
 const SEGMENT: u64 = 1 << MAX_ORDER;
 const SEGMENT_SLOTS: usize = 1 << MAX_ORDER;
 /// Slots a bucket grows by: 128 MiB of a store, and 40 KiB of the heap's tables while one of them lives.
 const GROWTH: u64 = 64 * SEGMENT;
-/// The heap's only zone.
-const STORE: ZoneId = ZoneId(0);
-const ZONES: [&str; 1] = ["store"];
 
 /// Numbers a worker may give out.
 pub(crate) type Run = Range<u64>;
-
-/// Where a domain's stores are.
-#[derive(Clone, Debug)]
-pub(crate) struct Home {
-    /// The machine's nodes.
-    pub(crate) topology: Arc<Topology>,
-    /// The node of each store, ascending; at least one.
-    pub(crate) nodes: Arc<[NodeId]>,
-    /// Slots with refs, of all domains.
-    live: Arc<AtomicU64>,
-}
-
-impl Home {
-    /// A store on each node with memory, as many as an agent takes; `None` when no node has any.
-    pub(crate) fn new(topology: Topology) -> Option<Self> {
-        let nodes = topology.memory_nodes().map(|node| node.id);
-        let nodes: Arc<[NodeId]> = nodes.take(wire::MAX_STORES).collect();
-        let topology = Arc::new(topology);
-        let live = Arc::default();
-        (!nodes.is_empty()).then_some(Self {
-            topology,
-            nodes,
-            live,
-        })
-    }
-
-    /// The stores with their nodes.
-    pub(crate) fn stores(&self) -> impl Iterator<Item = (StoreId, NodeId)> + '_ {
-        (0..).map(StoreId).zip(self.nodes.iter().copied())
-    }
-
-    fn node(&self, store: StoreId) -> NodeId {
-        self.nodes.get(store.index()).copied().unwrap_or_default()
-    }
-
-    /// A heap without slots.
-    pub(crate) fn heap(&self) -> Heap {
-        Heap::new(&self.topology, ZONES)
-    }
-
-    /// A segment's worth of the store's node, for this thread.
-    fn request(&self, store: StoreId) -> Request {
-        let node = self.node(store);
-        let (cpu, _) = sys::mempolicy::current_cpu_and_node();
-        let here = self.topology.node_of_cpu(cpu).unwrap_or(node);
-        let request = Request::new(node, STORE).order(MAX_ORDER);
-        request.exact_node().exact_zone().running_on(here)
-    }
-}
 
 #[derive(Debug)]
 struct Segment {
@@ -170,17 +120,6 @@ pub(crate) struct Slots {
     pub(crate) chains: Chains,
     /// Pages that may share a slot.
     limit: AtomicU32,
-}
-
-/// What became of an attempt to take a ref.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Taken {
-    /// The slot has one ref more.
-    Won,
-    /// It has as many as it may have.
-    Full,
-    /// It has none any more, and gets none.
-    Dead,
 }
 
 impl Slots {
@@ -381,149 +320,15 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Refs of slots. Drop it before [`Slots::take_run`] and [`Slots::bury`].
-pub(crate) struct View<'a> {
-    slots: &'a Slots,
-    segments: RwLockReadGuard<'a, Segments>,
-}
-
-impl View<'_> {
-    fn find(&self, slot: Slot) -> Option<(&Segment, usize)> {
-        let segment = self.segments.get(&(slot.0 / SEGMENT))?;
-        Some((segment, usize::try_from(slot.0 % SEGMENT).ok()?))
-    }
-
-    fn count(&self, slot: Slot, which: fn(&Segment) -> &[AtomicU32]) -> Option<&AtomicU32> {
-        let (segment, at) = self.find(slot)?;
-        which(segment).get(at)
-    }
-
-    fn refs(&self, slot: Slot) -> Option<&AtomicU32> {
-        self.count(slot, |segment| &segment.refs)
-    }
-
-    fn sites(&self, slot: Slot) -> Option<&AtomicU32> {
-        self.count(slot, |segment| &segment.sites)
-    }
-
-    /// Gives a fresh slot its key and its first ref. Its content is written, the index does not
-    /// name it yet: the release store is seen by whoever wins a ref after finding the entry.
-    #[allow(clippy::cast_possible_truncation)] // the two halves, on purpose
-    pub(crate) fn publish(&self, slot: Slot, key: Fingerprint) {
-        let Some((segment, at)) = self.find(slot) else {
-            return;
-        };
-        if let (Some([low, high]), Some(refs)) = (segment.keys.get(at), segment.refs.get(at)) {
-            low.store(key.0 as u64, Relaxed);
-            high.store((key.0 >> 64) as u64, Relaxed);
-            refs.store(1, Release);
-            self.slots.live.fetch_add(1, Relaxed);
-            self.slots.home.live.fetch_add(1, Relaxed);
-        }
-    }
-
-    /// Takes a ref unless the slot has none any more, or too many.
-    pub(crate) fn try_ref(&self, slot: Slot) -> Taken {
-        let limit = self.slots.limit.load(Relaxed);
-        let more = |refs: u32| (refs > 0 && refs < limit).then(|| refs + 1);
-        let Some(refs) = self.refs(slot) else {
-            return Taken::Dead;
-        };
-        match refs.fetch_update(AcqRel, Acquire, more) {
-            Ok(_) => Taken::Won,
-            Err(0) => Taken::Dead,
-            Err(_) => Taken::Full,
-        }
-    }
-
-    /// Whether the slot has as many refs as it may have.
-    pub(crate) fn is_full(&self, slot: Slot) -> bool {
-        let limit = self.slots.limit.load(Relaxed);
-        self.refs(slot)
-            .is_some_and(|refs| refs.load(Acquire) >= limit)
-    }
-
-    /// Takes a ref for a page that maps the slot already, however many share it; false for a dead one.
-    pub(crate) fn claim(&self, slot: Slot) -> bool {
-        let more = |refs: u32| (refs > 0).then(|| refs.checked_add(1)).flatten();
-        self.refs(slot)
-            .is_some_and(|refs| refs.fetch_update(AcqRel, Acquire, more).is_ok())
-    }
-
-    /// Whether the slot has refs.
-    pub(crate) fn is_alive(&self, slot: Slot) -> bool {
-        self.refs(slot).is_some_and(|refs| refs.load(Acquire) > 0)
-    }
-
-    /// Drops a ref; gives the key when it was the last.
-    pub(crate) fn unref(&self, slot: Slot) -> Option<Fingerprint> {
-        let refs = self.refs(slot)?;
-        let before = refs.fetch_sub(1, AcqRel);
-        debug_assert!(before > 0, "{slot} lost a ref it did not have");
-        if before == self.slots.limit.load(Relaxed) / 2 + 1
-            && self.slots.chains.count() > 0
-            && let Some(key) = self.key(slot)
-        {
-            self.slots.chains.note_room(key, slot);
-        }
-        if before != 1 {
-            return None;
-        }
-        self.slots.live.fetch_sub(1, Relaxed);
-        self.slots.home.live.fetch_sub(1, Relaxed);
-        self.key(slot)
-    }
-
-    /// The key a slot was published with.
-    pub(crate) fn key(&self, slot: Slot) -> Option<Fingerprint> {
-        let (segment, at) = self.find(slot)?;
-        let [low, high] = segment.keys.get(at)?;
-        let (low, high) = (low.load(Relaxed), high.load(Relaxed));
-        Some(Fingerprint(u128::from(high) << 64 | u128::from(low)))
-    }
-
-    /// Notes that one more page maps the slot.
-    pub(crate) fn join(&self, slot: Slot) {
-        if self
-            .sites(slot)
-            .is_some_and(|sites| sites.fetch_add(1, AcqRel) == 0)
-        {
-            self.slots.shared.fetch_add(1, Relaxed);
-        }
-    }
-
-    /// Notes that one page less maps the slot.
-    pub(crate) fn leave(&self, slot: Slot) {
-        if self
-            .sites(slot)
-            .is_some_and(|sites| sites.fetch_sub(1, AcqRel) == 1)
-        {
-            self.slots.shared.fetch_sub(1, Relaxed);
-        }
-    }
-
-    /// Refs and sites of a slot; zeros when its segment is gone.
-    pub(crate) fn counts(&self, slot: Slot) -> (u32, u32) {
-        let load = |count: Option<&AtomicU32>| count.map_or(0, |count| count.load(Acquire));
-        (load(self.refs(slot)), load(self.sites(slot)))
-    }
-
-    /// Every slot with refs.
-    pub(crate) fn live(&self) -> impl Iterator<Item = Slot> + '_ {
-        let numbers = self.segments.keys().copied();
-        let slots = numbers.flat_map(|number| number * SEGMENT..(number + 1) * SEGMENT);
-        slots.map(Slot).filter(|&slot| self.counts(slot).0 > 0)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use numa::Topology;
     use std::collections::HashSet;
 
-    const FIRST: StoreId = StoreId(0);
+    pub(super) const FIRST: StoreId = StoreId(0);
 
-    fn slots() -> Slots {
+    pub(super) fn slots() -> Slots {
         Slots::new(Home::new(Topology::live().unwrap()).unwrap())
     }
 
@@ -550,24 +355,6 @@ mod tests {
     }
 
     #[test]
-    fn the_last_drop_is_final() {
-        let slots = slots();
-        let mut run = slots.take_run(FIRST).unwrap();
-        let slot = Slot(run.next().unwrap());
-        slots.give_back(run);
-        let view = slots.view();
-        assert_eq!(view.try_ref(slot), Taken::Dead, "not published");
-        view.publish(slot, Fingerprint(77));
-        slots.set_limit(2);
-        assert_eq!(view.try_ref(slot), Taken::Won);
-        assert_eq!(view.try_ref(slot), Taken::Full);
-        assert_eq!(view.unref(slot), None);
-        assert_eq!(view.unref(slot), Some(Fingerprint(77)));
-        assert_eq!(view.try_ref(slot), Taken::Dead, "for good");
-        assert_eq!(slots.live(), 0);
-    }
-
-    #[test]
     fn numbers_are_given_once_and_dead_segments_freed() {
         let slots = slots();
         let run = slots.take_run(FIRST).unwrap();
@@ -581,20 +368,6 @@ mod tests {
         slots.bury(&dead[511..]);
         assert!(slots.memory_bytes() < held);
         assert_eq!(slots.view().counts(dead[0]), (0, 0));
-    }
-
-    #[test]
-    fn a_slot_is_shared_from_its_first_site_to_its_last() {
-        let slots = slots();
-        let slot = Slot(slots.take_run(FIRST).unwrap().start);
-        let view = slots.view();
-        view.join(slot);
-        view.join(slot);
-        assert_eq!(slots.shared(), 1);
-        view.leave(slot);
-        assert_eq!((slots.shared(), view.counts(slot)), (1, (0, 1)));
-        view.leave(slot);
-        assert_eq!(slots.shared(), 0);
     }
 
     /// In use, retired and all slots of the heap.
