@@ -3,30 +3,24 @@
 //! a promise: writes a slot twice, punches one that is mapped, mixes domains or (when it must not)
 //! nodes, or gives a page a slot of other content.
 //!
-//! A page's content is a number, 0 for zeros, spread over its bytes.
+//! A page's content is a number, 0 for zeros, spread over its bytes. The [`lab`] runs an engine in this
+//! world.
 
 mod agent;
+mod lab;
 mod memory;
+mod store;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
 
-use sdtree::SdTree;
-use wire::{CHUNK_BYTES, PAGE_BYTES, RunMode};
+use wire::{CHUNK_BYTES, PAGE_BYTES};
 
-use crate::account::{Home, Lifeline};
-use crate::guest::Guest;
-use crate::nodes::Rules;
-use crate::page::{Slot, StoreId};
-use crate::read::Hasher;
-use crate::realm::{Floor, Realm, lock};
-use crate::schedule::{Core, Knobs, Scratch};
-use crate::store::{PageBytes, Store};
-use crate::workers::{Alone, Crew};
+use crate::account::Lifeline;
+use crate::realm::lock;
 
-pub(crate) use agent::{FakeLink, Manners};
-pub(crate) use memory::FakeMemory;
+pub(crate) use agent::Manners;
+pub(crate) use lab::Lab;
 
 /// Where a fake guest's region begins.
 pub(crate) const BASE: u64 = 64 * CHUNK_BYTES as u64;
@@ -344,104 +338,6 @@ impl World {
 /// The world behind its lock.
 pub(crate) type Shared = Arc<Mutex<World>>;
 
-struct FakeStore {
-    world: Shared,
-    domain: String,
-    id: StoreId,
-}
-
-impl FakeStore {
-    /// Every slot ever written, its content, and whether it still has it.
-    fn slots(&self) -> Vec<(Slot, u64, bool)> {
-        let world = lock(&self.world);
-        let Some(shelf) = world.shelves.get(&self.domain) else {
-            return Vec::new();
-        };
-        let own = shelf
-            .written
-            .iter()
-            .map(|(&slot, &content)| (Slot(slot), content, !shelf.punched.contains(&slot)));
-        own.filter(|(slot, _, _)| slot.store() == self.id).collect()
-    }
-}
-
-/// The bytes of a page with this content.
-pub(crate) fn bytes(content: u64) -> PageBytes {
-    let mut page = [0; PAGE_BYTES];
-    for (at, part) in (0u64..).zip(page.chunks_exact_mut(8)) {
-        let word = if content == 0 {
-            0
-        } else {
-            content.wrapping_mul(at * 2 + 1)
-        };
-        part.copy_from_slice(&word.to_le_bytes());
-    }
-    page
-}
-
-fn content(page: &PageBytes) -> u64 {
-    let (first, _) = page.split_first_chunk().unwrap();
-    let content = u64::from_le_bytes(*first);
-    assert_eq!(*page, bytes(content), "a torn page reached the store");
-    content
-}
-
-impl Store for FakeStore {
-    fn write(&self, first: Slot, pages: &[&PageBytes]) -> std::io::Result<()> {
-        let mut world = lock(&self.world);
-        for (slot, page) in (first.0..).zip(pages) {
-            let content = content(page);
-            let known = world
-                .seen
-                .get(&self.domain)
-                .is_some_and(|seen| seen.contains(&content));
-            assert!(known, "I6: content {content} was never in {}", self.domain);
-            assert_eq!(Slot(slot).store(), self.id, "a slot of another store");
-            let shelf = world.shelves.entry(self.domain.clone()).or_default();
-            let twice = shelf.written.insert(slot, content).is_some();
-            assert!(!twice, "I3: slot {slot} is written twice");
-        }
-        Ok(())
-    }
-
-    fn punch(&self, first: Slot, count: u64) -> std::io::Result<()> {
-        let mut world = lock(&self.world);
-        for slot in first.0..first.0 + count {
-            assert_eq!(
-                world.mapped(&self.domain, slot),
-                (0, 0),
-                "I5: punching mapped slot {slot}"
-            );
-            let shelf = world.shelves.get_mut(&self.domain).unwrap();
-            assert!(
-                shelf.written.contains_key(&slot),
-                "slot {slot} was never written"
-            );
-            assert!(shelf.punched.insert(slot), "slot {slot} is punched twice");
-        }
-        Ok(())
-    }
-
-    fn end(&self) -> std::io::Result<u64> {
-        let last = self.slots().pop();
-        Ok(last.map_or(0, |(slot, _, _)| slot.number() + 1))
-    }
-
-    fn each(&self, each: &mut dyn FnMut(Slot, &PageBytes)) -> std::io::Result<()> {
-        let live = self.slots().into_iter().filter(|(_, _, live)| *live);
-        live.for_each(|(slot, content, _)| each(slot, &bytes(content)));
-        Ok(())
-    }
-
-    fn number(&self) -> u64 {
-        u64::from(self.id.0)
-    }
-
-    fn share(&self) -> std::io::Result<std::os::fd::OwnedFd> {
-        Err(std::io::ErrorKind::Unsupported.into())
-    }
-}
-
 struct FakeLine {
     world: Shared,
     line: usize,
@@ -450,225 +346,5 @@ struct FakeLine {
 impl Lifeline for FakeLine {
     fn is_free(&self) -> bool {
         lock(&self.world).holders[self.line] == 0
-    }
-}
-
-/// A core in a fake world, its rounds driven by hand.
-pub(crate) struct Lab {
-    pub(crate) world: Shared,
-    pub(crate) core: Arc<Core>,
-    options: crate::Options,
-    alone: Alone,
-}
-
-fn home(options: &crate::Options) -> Home {
-    let topology = options.topology.clone();
-    Home::new(topology.unwrap_or_else(|| numa::Topology::live().unwrap())).unwrap()
-}
-
-fn new_core(world: &Shared, options: &crate::Options) -> Core {
-    let (world, home) = (Arc::clone(world), home(options));
-    let begin = move |domain: &str| {
-        // A realm that ended leaves nothing behind; a new one has a new store.
-        let mut old = lock(&world);
-        old.shelves.remove(domain);
-        old.ties.remove(domain);
-        old.new_tie(domain);
-        drop(old);
-        new_realm(&world, &home, domain)
-    };
-    let knobs = Knobs::new(options, 65530);
-    Core::new(knobs, Hasher::new().unwrap(), Box::new(begin))
-}
-
-fn new_realm(world: &Shared, home: &Home, domain: &str) -> std::io::Result<Realm> {
-    Realm::new(domain, home.clone(), |id| {
-        let store = FakeStore {
-            world: Arc::clone(world),
-            domain: domain.to_owned(),
-            id,
-        };
-        Ok(Floor {
-            index: Box::new(SdTree::<u64>::new()),
-            store: Box::new(store),
-        })
-    })
-}
-
-impl Lab {
-    pub(crate) fn new() -> Self {
-        Self::with(crate::Options {
-            threads: 1,
-            patience: Duration::ZERO,
-            ..crate::Options::default()
-        })
-    }
-
-    /// A lab on a machine with this many nodes, and this many pages to a copy.
-    pub(crate) fn on_nodes(nodes: usize, across: bool, limit: u32) -> Self {
-        let spec = format!("fake={nodes}").parse().unwrap();
-        let topology = numa::Topology::live().unwrap().emulate(&spec).unwrap();
-        Self::with(crate::Options {
-            threads: 1,
-            patience: Duration::ZERO,
-            merge_across_nodes: across,
-            max_page_sharing: limit,
-            topology: Some(topology),
-            ..crate::Options::default()
-        })
-    }
-
-    pub(crate) fn with(options: crate::Options) -> Self {
-        let world = Shared::default();
-        lock(&world).bound = !options.merge_across_nodes;
-        Self {
-            core: Arc::new(new_core(&world, &options)),
-            world,
-            options,
-            alone: Alone(Mutex::new(Scratch::new())),
-        }
-    }
-
-    /// Kills the engine at once; another one takes over its stores and ties. Agents deal with what
-    /// they were asked last, or find the connection closed.
-    pub(crate) fn succeed(&mut self, deal: bool) {
-        self.world(|world| {
-            for process in 0..world.processes.len() {
-                if deal && !world.processes[process].dead {
-                    world.deal(process);
-                }
-                world.processes[process].connection = 0;
-            }
-        });
-        let rules = self.core.knobs.rules();
-        self.options.merge_across_nodes = rules.across_nodes;
-        self.options.max_page_sharing = rules.max_sharing;
-        self.core = Arc::new(new_core(&self.world, &self.options));
-        let domains = self.world(|world| world.ties.clone());
-        for (domain, ties) in domains {
-            let realm = new_realm(&self.world, &home(&self.options), &domain).unwrap();
-            let line = |line| -> Box<dyn Lifeline> {
-                let world = Arc::clone(&self.world);
-                Box::new(FakeLine { world, line })
-            };
-            let ties = ties.into_iter().map(|tie| (tie as u64, line(tie)));
-            self.core.inherit(realm, ties.collect()).unwrap();
-            self.world(|world| world.new_tie(&domain));
-        }
-        self.check();
-    }
-
-    /// A lab with a guest of one chunk.
-    pub(crate) fn with_guest() -> (Self, Arc<Guest>) {
-        let lab = Self::new();
-        lab.guest("d", 1);
-        let guest = Arc::clone(&lock(&lab.core.guests)[0]);
-        (lab, guest)
-    }
-
-    /// A guest that offers `chunks` chunks whole; gives its number.
-    pub(crate) fn guest(&self, domain: &str, chunks: u64) -> usize {
-        let process = {
-            let mut world = lock(&self.world);
-            world.processes.push(Process {
-                domain: domain.to_owned(),
-                offered: (0..chunks).collect(),
-                ..Process::default()
-            });
-            world.processes.len() - 1
-        };
-        self.connect(process);
-        process
-    }
-
-    /// Connects a process's agent (again).
-    pub(crate) fn connect(&self, process: usize) {
-        let domain = self.world(|world| world.processes[process].domain.clone());
-        let realm = self.core.realm(&domain).unwrap();
-        let mut world = lock(&self.world);
-        let line = world.new_line();
-        let tie = *world.ties[&domain].last().unwrap();
-        world.hold(line);
-        world.hold(tie);
-        let its = &mut world.processes[process];
-        its.kept.append(&mut its.lines);
-        its.kept.extend(its.tie.replace(tie));
-        its.lines.push(line);
-        its.connections += 1;
-        its.connection = its.connections;
-        its.changed = its.offered.clone();
-        its.mail = agent::Mail::greeting();
-        drop(world);
-        let memory = Box::new(FakeMemory::new(&self.world, process));
-        let link = Box::new(FakeLink::new(&self.world, process));
-        let line = Box::new(FakeLine {
-            world: Arc::clone(&self.world),
-            line,
-        });
-        let pid = u32::try_from(process).unwrap();
-        self.core.admit(pid, realm, memory, link, line);
-    }
-
-    /// Does something to the world.
-    pub(crate) fn world<T>(&self, act: impl FnOnce(&mut World) -> T) -> T {
-        act(&mut lock(&self.world))
-    }
-
-    /// A round on this thread, then all assertions.
-    pub(crate) fn round(&self) {
-        self.round_by(&self.alone);
-    }
-
-    /// A round by this crew, then all assertions.
-    pub(crate) fn round_by(&self, crew: &dyn Crew) {
-        self.core.round(crew, true);
-        self.check();
-    }
-
-    /// Rounds without looking for work, to unmerge.
-    pub(crate) fn unmerge(&self) {
-        self.core.knobs.set_mode(RunMode::Unmerge);
-        self.core.round(&self.alone, false);
-        self.check();
-    }
-
-    /// Asks for other rules; gives the pages in the way.
-    pub(crate) fn switch(&self, rules: Rules) -> u64 {
-        let shared = self.core.switch(rules);
-        if shared == 0 {
-            lock(&self.world).bound = !rules.across_nodes;
-        }
-        self.check();
-        shared
-    }
-
-    /// Rounds until pages written before are settled and merged, and promotions done.
-    pub(crate) fn rounds(&self, count: usize) {
-        (0..count).for_each(|_| self.round());
-    }
-
-    fn check(&self) {
-        crate::check::check(&self.core);
-        let world = lock(&self.world);
-        world.assert_contents();
-        for (domain, shelf) in &world.shelves {
-            let realms = lock(&self.core.realms);
-            for &slot in shelf
-                .written
-                .keys()
-                .filter(|slot| !shelf.punched.contains(slot))
-            {
-                let refs = realms
-                    .get(domain)
-                    .map_or(0, |realm| realm.slots.view().counts(Slot(slot)).0);
-                let own = world.accounted(domain, slot);
-                assert!(refs as usize >= own, "I4: slot {slot}");
-                assert!(refs > 0, "slot {slot} leaks a frame");
-            }
-        }
-    }
-
-    pub(crate) fn status(&self) -> wire::Status {
-        crate::status::status(&self.core)
     }
 }

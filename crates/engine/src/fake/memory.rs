@@ -7,7 +7,8 @@ use sys::pagemap::{Categories, PageRun};
 use sys::process::Remote;
 use wire::PAGE_BYTES;
 
-use super::{BASE, Place, Process, Shared, Touch, bytes};
+use super::store::bytes;
+use super::{BASE, Place, Process, Shared, Touch};
 use crate::adopt::Mapped;
 use crate::guest::Memory;
 use crate::page::{Slot, StoreId};
