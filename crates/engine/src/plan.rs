@@ -12,7 +12,7 @@
 //!   a slot that dies  ─▶ exchange the dead entry for the page as candidate
 //! ```
 //!
-//! How twins get their slots is told in [`publish`].
+//! How a fingerprint is looked up is told in [`resolve`](mod@resolve), how twins get their slots in [`publish`].
 //!
 //! Before anything is read, a chunk that is most likely like one of another guest is planned like that one: see
 //! [`follow`]. Else groups of pages that very likely equal neighbouring slots are planned by a look at their ends, and
@@ -36,22 +36,25 @@
 mod follow;
 mod guess;
 mod publish;
+mod resolve;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use wire::{CHUNK_PAGES, PageBits};
 
-use crate::account::{Run, Taken, View};
+use crate::account::{Run, View};
 use crate::chunk::Chunk;
 use crate::guest::{Fault, Guest};
 use crate::nodes::{self, Rules};
-use crate::page::{Entry, Fingerprint, Site, Slot, StoreId, Tag};
+use crate::page::{Entry, Fingerprint, StoreId, Tag};
 use crate::pages::Pages;
 use crate::read::{BATCH, Batch, Hasher};
 use crate::realm::{Effects, Realm};
 use crate::span::Layout;
 use crate::store::PageBytes;
+
+use resolve::{Found, Scope, resolve};
 
 /// Where promoted chunks are queued.
 pub(crate) trait Promotions {
@@ -116,21 +119,6 @@ struct Twin {
     current: Entry,
 }
 
-/// Where a page looks for its equals.
-#[derive(Clone, Copy)]
-struct Scope {
-    index: StoreId,
-    /// Whether only slots of that node count: what else the index names is from before a change of
-    /// the rules.
-    bound: bool,
-}
-
-impl Scope {
-    fn takes(self, slot: Slot) -> bool {
-        !self.bound || slot.store() == self.index
-    }
-}
-
 /// The indexes that some pages belong in: all in the first, or each as its node has it.
 struct Homes(Option<Vec<Option<StoreId>>>);
 
@@ -141,63 +129,6 @@ impl Homes {
             None => Some(StoreId::default()),
             Some(homes) => homes.get(at).copied().flatten(),
         }
-    }
-}
-
-/// What the index knows of a fingerprint.
-enum Found {
-    /// The page itself is the candidate now.
-    Own,
-    /// A slot, with a ref for the page.
-    Canonical(Slot),
-    /// Another page is the candidate, or a slot is full: this entry is to be replaced.
-    Twin(Entry),
-    /// Others were faster, several times: try in the next round.
-    Lost,
-}
-
-/// How often a lookup starts over before it gives way to others.
-const ATTEMPTS: usize = 16;
-
-fn resolve(realm: &Realm, view: &View<'_>, scope: Scope, key: Fingerprint, site: Site) -> Found {
-    let own = Entry::Candidate(site);
-    let index = realm.index(scope.index);
-    for _ in 0..ATTEMPTS {
-        match index.get_or_insert(key, own) {
-            None => return Found::Own,
-            Some(Entry::Candidate(other)) if other == site => return Found::Own,
-            Some(other @ Entry::Candidate(_)) => return Found::Twin(other),
-            Some(named @ Entry::Canonical(slot)) => {
-                let taken = match scope.takes(slot) {
-                    true => view.try_ref(slot),
-                    false => Taken::Dead, // for these pages
-                };
-                match taken {
-                    Taken::Won => return Found::Canonical(slot),
-                    Taken::Full => return find_room(realm, view, scope, key, slot),
-                    Taken::Dead if index.compare_exchange(key, named, own).is_ok() => {
-                        return Found::Own;
-                    }
-                    Taken::Dead => {}
-                }
-            }
-        }
-    }
-    Found::Lost
-}
-
-/// A copy that has room again is named instead of the full one. It has a ref of ours by then, so it
-/// does not die before the index names it. A lost exchange changes nothing: the copy serves.
-fn find_room(realm: &Realm, view: &View<'_>, scope: Scope, key: Fingerprint, full: Slot) -> Found {
-    let chains = &realm.slots.chains;
-    let named = Entry::Canonical(full);
-    match chains.take_roomy((scope.index, key), full) {
-        Some(slot) if scope.takes(slot) && view.try_ref(slot) == Taken::Won => {
-            let index = realm.index(scope.index);
-            let _ = index.compare_exchange(key, named, Entry::Canonical(slot));
-            Found::Canonical(slot)
-        }
-        _ => Found::Twin(named),
     }
 }
 
