@@ -250,6 +250,13 @@ impl<K: Stored, V: Copy + Send + Sync + 'static> Leaf<K, V> {
     }
 }
 
+/// Branches, and leaves of numbers, fit the pool's blocks.
+#[cfg(not(loom))]
+const _: () = {
+    type Key = crate::key::Key16;
+    assert!(size_of::<Leaf<Key, u64>>() == 24 && size_of::<Branch<Key, u64>>() == 24);
+};
+
 impl<K, V> Mortal for Leaf<K, V> {
     fn canary(&self) -> &Canary {
         &self.canary

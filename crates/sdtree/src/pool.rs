@@ -1,21 +1,7 @@
-//! Where nodes live: blocks of three words, which the process's trees share.
+//! Where nodes live, and who owns one that is in no tree.
 //!
-//! ```text
-//!   thread A   hot ▢▢▢▢        spare ▢▢▢▢▢▢▢▢        a node comes from `hot` and goes back to it
-//!   thread B   hot ▢▢▢▢▢▢      spare
-//!                                                    a full chain goes to the depot, a thread
-//!   depot      ▢▢▢▢▢▢▢▢  ▢▢▢▢▢▢▢▢  …                 that has none left takes one from there
-//! ```
-//!
-//! A node of 24 bytes would take 32 of malloc's, and a lock whenever threads meet there. Here a thread that makes nodes and frees
-//! them goes to its own two chains, and once in [`CHAIN`] times to the depot, a lock-free queue (crossbeam's). Only when that is
-//! empty is the global allocator asked, for a whole chain: with two chains a thread that swings between them asks nobody.
-//!
-//! - M1 A block is in one place: in a node's hands, or once in one chain; a chain is one thread's or the depot's.
-//! - M2 Blocks do not go back to the allocator. What one tree has freed serves the next.
-//!
-//! Whatever is larger than a block or aligned more strictly comes from the global allocator, and so does everything under
-//! `cfg(loom)`.
+//! Nodes of up to three words live in [`blocks`]; whatever is larger or aligned more strictly comes from the global allocator. So
+//! does everything in models and in fuzzing, for tools that watch each node.
 
 use std::alloc::Layout;
 use std::ops::{Deref, DerefMut};
@@ -84,16 +70,19 @@ impl<T> Drop for Owned<T> {
     }
 }
 
-#[cfg(loom)]
+#[cfg(not(any(loom, fuzzing)))]
+mod blocks;
+
+#[cfg(not(any(loom, fuzzing)))]
+use blocks::{allocate, deallocate};
+#[cfg(any(loom, fuzzing))]
 use global::{allocate, deallocate};
-#[cfg(not(loom))]
-use pooled::{allocate, deallocate};
 
-#[cfg(not(loom))]
-pub(crate) use pooled::pool_bytes;
+#[cfg(not(any(loom, fuzzing)))]
+pub(crate) use blocks::pool_bytes;
 
-/// No blocks: models watch each node.
-#[cfg(loom)]
+/// No blocks.
+#[cfg(any(loom, fuzzing))]
 pub(crate) fn pool_bytes() -> u64 {
     0
 }
@@ -117,173 +106,7 @@ mod global {
     }
 }
 
-#[cfg(not(loom))]
-mod pooled {
-    use super::{Layout, NonNull, global};
-    use crossbeam_queue::SegQueue;
-    use std::cell::Cell;
-    use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-
-    /// Memory for a node. In a free one the first word leads to the next of its chain.
-    #[repr(C)]
-    pub(super) struct Block {
-        next: Option<NonNull<Block>>,
-        _rest: [usize; 2],
-    }
-
-    /// The blocks of a full chain: 3 KiB.
-    pub(super) const CHAIN: usize = 128;
-
-    /// Free blocks.
-    #[derive(Default)]
-    struct Chain {
-        first: Option<NonNull<Block>>,
-        len: usize,
-    }
-
-    // SAFETY: a chain owns its blocks (M1).
-    unsafe impl Send for Chain {}
-
-    impl Chain {
-        fn is_full(&self) -> bool {
-            self.len == CHAIN
-        }
-
-        #[inline]
-        fn push(&mut self, block: NonNull<Block>) {
-            let next = self.first.replace(block);
-            // SAFETY: nobody else uses a free block, and there is room for the word.
-            unsafe { (&raw mut (*block.as_ptr()).next).write(next) };
-            self.len += 1;
-        }
-
-        #[inline]
-        fn pop(&mut self) -> Option<NonNull<Block>> {
-            let block = self.first?;
-            // SAFETY: it is a block of this chain, and `push` wrote the word.
-            self.first = unsafe { (&raw const (*block.as_ptr()).next).read() };
-            self.len -= 1;
-            Some(block)
-        }
-    }
-
-    /// Chains that no thread has.
-    static DEPOT: SegQueue<Chain> = SegQueue::new();
-    /// Bytes of all blocks there are. Relaxed: a figure for people.
-    static BYTES: AtomicU64 = AtomicU64::new(0);
-
-    /// Bytes of all blocks, in use and free.
-    pub(crate) fn pool_bytes() -> u64 {
-        BYTES.load(Relaxed)
-    }
-
-    /// A chain from the depot, else of new blocks.
-    #[cold]
-    fn full_chain() -> Chain {
-        if let Some(chain) = DEPOT.pop() {
-            return chain;
-        }
-        let layout = Layout::new::<[Block; CHAIN]>();
-        let first = global::allocate(layout).cast::<Block>();
-        BYTES.fetch_add(layout.size() as u64, Relaxed);
-        let mut chain = Chain::default();
-        // From the last on, so that neighbours are given out in ascending order.
-        for at in (0..CHAIN).rev() {
-            // SAFETY: `allocate` returned memory for so many blocks.
-            chain.push(unsafe { first.add(at) });
-        }
-        chain
-    }
-
-    /// One thread's free blocks.
-    #[derive(Default)]
-    struct Cache {
-        hot: Cell<Chain>,
-        /// Full or empty.
-        spare: Cell<Chain>,
-    }
-
-    impl Cache {
-        #[inline]
-        fn take(&self) -> NonNull<Block> {
-            let mut hot = self.hot.take();
-            loop {
-                if let Some(block) = hot.pop() {
-                    self.hot.set(hot);
-                    return block;
-                }
-                hot = self.spare.take();
-                if hot.len == 0 {
-                    hot = full_chain();
-                }
-            }
-        }
-
-        #[inline]
-        fn give(&self, block: NonNull<Block>) {
-            let mut hot = self.hot.take();
-            if hot.is_full() {
-                let spare = self.spare.replace(hot);
-                hot = Chain::default();
-                if spare.len > 0 {
-                    DEPOT.push(spare);
-                }
-            }
-            hot.push(block);
-            self.hot.set(hot);
-        }
-    }
-
-    impl Drop for Cache {
-        fn drop(&mut self) {
-            for chain in [self.hot.take(), self.spare.take()] {
-                if chain.len > 0 {
-                    DEPOT.push(chain);
-                }
-            }
-        }
-    }
-
-    thread_local! {
-        static CACHE: Cache = const {
-            Cache {
-                hot: Cell::new(Chain { first: None, len: 0 }),
-                spare: Cell::new(Chain { first: None, len: 0 }),
-            }
-        };
-    }
-
-    /// Whether memory of this layout comes from blocks.
-    const fn is_block(layout: Layout) -> bool {
-        let block = Layout::new::<Block>();
-        layout.size() <= block.size() && layout.align() <= block.align()
-    }
-
-    #[inline]
-    pub(super) fn allocate(layout: Layout) -> NonNull<u8> {
-        if !is_block(layout) {
-            return global::allocate(layout);
-        }
-        let block = CACHE.try_with(Cache::take);
-        // A thread that ends may have no cache any more.
-        block.unwrap_or_else(|_| Cache::default().take()).cast()
-    }
-
-    /// # Safety
-    /// `memory` came from `allocate`, for the same layout, and nobody uses it any more.
-    #[inline]
-    pub(super) unsafe fn deallocate(memory: NonNull<u8>, layout: Layout) {
-        if !is_block(layout) {
-            // SAFETY: the caller's promise, and `allocate` took it from there.
-            return unsafe { global::deallocate(memory, layout) };
-        }
-        let block = memory.cast();
-        let given = CACHE.try_with(|cache| cache.give(block));
-        given.unwrap_or_else(|_| Cache::default().give(block));
-    }
-}
-
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, fuzzing))))]
 mod tests {
     use super::*;
     use std::cell::RefCell;

@@ -1,0 +1,288 @@
+//! Blocks of three words for nodes, which the process's trees share.
+//!
+//! ```text
+//!   thread A   hot ▢▢▢▢        spare ▢▢▢▢▢▢▢▢        a node comes from `hot` and goes back to it
+//!   thread B   hot ▢▢▢▢▢▢      spare
+//!                                                    a full chain goes to the depot, a thread
+//!   depot      ▢▢▢▢▢▢▢▢  ▢▢▢▢▢▢▢▢  …                 that has none left takes one from there
+//! ```
+//!
+//! A node of 24 bytes would take 32 of malloc's, and a lock whenever threads meet there. Here a thread that makes nodes and frees
+//! them goes to its own two chains, and once in 128 times to the depot. It does not wait there: a thread that finds the depot busy
+//! makes new blocks, or keeps those it has until it comes again. (Only threads that end wait.) Two chains, so that a thread which
+//! swings between making and freeing asks nobody.
+//!
+//! - M1 A block is in one place: in a node's hands, or once in one chain; a chain is one thread's or the depot's.
+//! - M2 Blocks do not go back to the allocator. What one tree has freed serves the next, and there are as many as were ever
+//!   needed at a time, garbage included.
+
+use super::{Layout, NonNull, global};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+
+/// Memory for a node. In a free one the first word leads to the next of its chain.
+#[repr(C)]
+struct Block {
+    next: Option<NonNull<Block>>,
+    _rest: [usize; 2],
+}
+
+/// The blocks of a full chain: 3 KiB.
+const CHAIN: usize = 128;
+
+/// Free blocks.
+#[derive(Default)]
+struct Chain {
+    first: Option<NonNull<Block>>,
+    len: usize,
+}
+
+// SAFETY: a chain owns its blocks (M1).
+unsafe impl Send for Chain {}
+
+impl Chain {
+    /// So many new blocks as a chain has.
+    #[cold]
+    fn fresh() -> Self {
+        let layout = Layout::new::<[Block; CHAIN]>();
+        let first = global::allocate(layout).cast::<Block>();
+        BYTES.fetch_add(layout.size() as u64, Relaxed);
+        let mut chain = Self::default();
+        // From the last on, so that neighbours are given out in ascending order.
+        for at in (0..CHAIN).rev() {
+            // SAFETY: `allocate` returned memory for so many blocks, which nobody else knows.
+            unsafe { chain.push(first.add(at)) };
+        }
+        chain
+    }
+
+    fn is_full(&self) -> bool {
+        self.len >= CHAIN
+    }
+
+    /// # Safety
+    /// Nobody else uses the block, and it is in no chain.
+    #[inline]
+    unsafe fn push(&mut self, block: NonNull<Block>) {
+        let next = self.first.replace(block);
+        // SAFETY: the block is the chain's from now on, and has room for the word.
+        unsafe { (&raw mut (*block.as_ptr()).next).write(next) };
+        self.len += 1;
+    }
+
+    #[inline]
+    fn pop(&mut self) -> Option<NonNull<Block>> {
+        let block = self.first?;
+        // SAFETY: it is a block of this chain, and `push` wrote the word.
+        self.first = unsafe { (&raw const (*block.as_ptr()).next).read() };
+        self.len -= 1;
+        Some(block)
+    }
+}
+
+/// Chains that no thread has.
+static DEPOT: Mutex<Depot> = Mutex::new(Depot(Vec::new()));
+/// Bytes of all blocks there are. Relaxed: a figure for people.
+static BYTES: AtomicU64 = AtomicU64::new(0);
+
+/// None of its chains is empty.
+struct Depot(Vec<Chain>);
+
+impl Depot {
+    /// The depot, unless somebody is there.
+    fn try_enter() -> Option<MutexGuard<'static, Self>> {
+        match DEPOT.try_lock() {
+            Ok(depot) => Some(depot),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// For threads that end.
+    fn enter() -> MutexGuard<'static, Self> {
+        DEPOT.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a chain of any length in, and pours it into the last one: chains do not become ever shorter.
+    fn put(&mut self, mut chain: Chain) {
+        if chain.is_full() {
+            return self.0.push(chain);
+        }
+        while let Some(block) = chain.pop() {
+            match self.0.last_mut().filter(|last| !last.is_full()) {
+                // SAFETY: it has just been taken out of the other chain.
+                Some(last) => unsafe { last.push(block) },
+                None => {
+                    // SAFETY: as above.
+                    unsafe { chain.push(block) };
+                    return self.0.push(chain);
+                }
+            }
+        }
+    }
+}
+
+/// Bytes of all blocks, in use and free.
+pub(crate) fn pool_bytes() -> u64 {
+    BYTES.load(Relaxed)
+}
+
+/// One thread's free blocks.
+#[derive(Default)]
+struct Cache {
+    hot: Cell<Chain>,
+    /// Full or empty.
+    spare: Cell<Chain>,
+}
+
+impl Cache {
+    #[inline]
+    fn take(&self) -> NonNull<Block> {
+        let mut hot = self.hot.take();
+        loop {
+            if let Some(block) = hot.pop() {
+                self.hot.set(hot);
+                return block;
+            }
+            hot = self.another();
+        }
+    }
+
+    /// A chain for one that is empty.
+    #[cold]
+    fn another(&self) -> Chain {
+        let spare = self.spare.take();
+        match spare.len {
+            0 => {
+                let depot = Depot::try_enter().and_then(|mut depot| depot.0.pop());
+                depot.unwrap_or_else(Chain::fresh)
+            }
+            _ => spare,
+        }
+    }
+
+    /// # Safety
+    /// Nobody else uses the block, and it is in no chain.
+    #[inline]
+    unsafe fn give(&self, block: NonNull<Block>) {
+        let mut hot = self.hot.take();
+        if hot.is_full() {
+            hot = self.put_aside(hot);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { hot.push(block) };
+        self.hot.set(hot);
+    }
+
+    /// Makes room for a chain that is full, if the depot is free; else it goes on growing.
+    #[cold]
+    fn put_aside(&self, hot: Chain) -> Chain {
+        let spare = self.spare.take();
+        if spare.len > 0 {
+            let Some(mut depot) = Depot::try_enter() else {
+                self.spare.set(spare);
+                return hot;
+            };
+            depot.put(spare);
+        }
+        self.spare.set(hot);
+        Chain::default()
+    }
+}
+
+impl Drop for Cache {
+    fn drop(&mut self) {
+        let mut depot = Depot::enter();
+        depot.put(self.hot.take());
+        depot.put(self.spare.take());
+    }
+}
+
+thread_local! {
+    static CACHE: Cache = const {
+        Cache {
+            hot: Cell::new(Chain { first: None, len: 0 }),
+            spare: Cell::new(Chain { first: None, len: 0 }),
+        }
+    };
+}
+
+/// Whether memory of this layout comes from blocks.
+const fn is_block(layout: Layout) -> bool {
+    let block = Layout::new::<Block>();
+    layout.size() <= block.size() && layout.align() <= block.align()
+}
+
+#[inline]
+pub(super) fn allocate(layout: Layout) -> NonNull<u8> {
+    if !is_block(layout) {
+        return global::allocate(layout);
+    }
+    let block = CACHE.try_with(Cache::take);
+    // A thread that ends may have no cache any more.
+    block.unwrap_or_else(|_| Cache::default().take()).cast()
+}
+
+/// # Safety
+/// `memory` came from `allocate`, for the same layout, and nobody uses it any more.
+#[inline]
+pub(super) unsafe fn deallocate(memory: NonNull<u8>, layout: Layout) {
+    if !is_block(layout) {
+        // SAFETY: the caller's promise, and `allocate` took it from there.
+        return unsafe { global::deallocate(memory, layout) };
+    }
+    let block = memory.cast();
+    // SAFETY: the caller's promise: it is a block that a node has given up.
+    let given = CACHE.try_with(|cache| unsafe { cache.give(block) });
+    // SAFETY: as above, and there was no cache to take it.
+    given.unwrap_or_else(|_| unsafe { Cache::default().give(block) });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Owned;
+    use super::*;
+
+    fn address(node: &Owned<[u64; 3]>) -> usize {
+        (&raw const **node).addr()
+    }
+
+    /// Chains are given out by the thread that frees them, in whatever order.
+    fn sorted(nodes: &[Owned<[u64; 3]>]) -> Vec<usize> {
+        let mut addresses: Vec<_> = nodes.iter().map(address).collect();
+        addresses.sort_unstable();
+        addresses
+    }
+
+    #[test]
+    fn a_thread_that_finds_the_depot_busy_loses_nothing() {
+        let make = || (0..1000).map(|at| Owned::new([at; 3])).collect::<Vec<_>>();
+        let depot = Depot::enter();
+        let nodes = make();
+        let before = sorted(&nodes);
+        drop(nodes); // eight chains, of which it would have given six away
+        let nodes = make();
+        assert_eq!(sorted(&nodes), before);
+        drop(depot);
+        drop(nodes);
+    }
+
+    #[test]
+    fn many_short_chains_make_few() {
+        let mut depot = Depot(Vec::new());
+        for len in 1..=100 {
+            let mut long = Chain::fresh(); // the rest of it is lost: a test may
+            let mut short = Chain::default();
+            for _ in 0..len {
+                // SAFETY: it comes out of another chain.
+                unsafe { short.push(long.pop().expect("a full chain")) };
+            }
+            depot.put(short);
+        }
+        let lens: Vec<_> = depot.0.iter().map(|chain| chain.len).collect();
+        assert_eq!(lens.iter().sum::<usize>(), 5050);
+        assert_eq!(lens.len(), 5050_usize.div_ceil(CHAIN));
+        assert!(lens.iter().all(|&len| len > 0));
+    }
+}
