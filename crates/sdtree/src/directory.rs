@@ -36,6 +36,7 @@ use crate::canary::{Canary, Mortal};
 use crate::counters::{Counter, Counters};
 use crate::key::{Bits, Stored};
 use crate::node::{Edge, Garbage, Target, Word};
+use crate::pool::Owned;
 use crate::reclaim::Guard;
 use crate::sync::{AcqRel, Acquire, AtomicPtr, AtomicUsize, Relaxed, prefetch};
 use std::alloc::Layout;
@@ -181,7 +182,7 @@ impl<K: Stored, V: Copy + Send + Sync + 'static> Directory<K, V> {
         bits: u32,
         memory: &Arc<dyn DirectoryMemory>,
         counters: &Arc<Counters>,
-    ) -> Option<Box<Self>> {
+    ) -> Option<Owned<Self>> {
         Self::over(
             ptr::null_mut(),
             bits.min(MAX_DIRECTORY_BITS),
@@ -196,8 +197,8 @@ impl<K: Stored, V: Copy + Send + Sync + 'static> Directory<K, V> {
         bits: u32,
         memory: &Arc<dyn DirectoryMemory>,
         counters: &Arc<Counters>,
-    ) -> Option<Box<Self>> {
-        Some(Box::new(Self {
+    ) -> Option<Owned<Self>> {
+        Some(Owned::new(Self {
             slots: Slots::new(1 << bits, memory)?,
             bits,
             canary: Canary::new(),
@@ -328,9 +329,9 @@ impl<K: Stored, V: Copy + Send + Sync + 'static> Directory<K, V> {
         // Release: partner of the acquire in `older`.
         let older = self.older.swap(ptr::null_mut(), AcqRel);
         if !older.is_null() {
-            // SAFETY: it came from a box, is the current directory no more, and no new guard can reach it: the only way to it was
+            // SAFETY: an owner gave it away, it is the current directory no more, and no new guard can reach it: the only way to it was
             // the pointer that this thread has just swapped out. Each slot is moved once, so only one thread gets here.
-            guard.defer(Garbage::boxed(unsafe { Box::from_raw(older) }));
+            guard.defer(Garbage::owned(unsafe { Owned::from_raw(older) }));
         }
     }
 
@@ -361,22 +362,22 @@ pub(crate) enum Growth {
 pub(crate) struct Current<K, V>(AtomicPtr<Directory<K, V>>);
 
 impl<K: Stored, V: Copy + Send + Sync + 'static> Current<K, V> {
-    pub(crate) fn new(first: Box<Directory<K, V>>) -> Self {
-        Self(AtomicPtr::new(Box::into_raw(first)))
+    pub(crate) fn new(first: Owned<Directory<K, V>>) -> Self {
+        Self(AtomicPtr::new(Owned::into_raw(first)))
     }
 
     #[inline]
     pub(crate) fn load<'g>(&'g self, _guard: &'g Guard) -> &'g Directory<K, V> {
         // Acquire: partner of the release in `replace`.
         let current = self.0.load(Acquire);
-        // SAFETY: it came from a box, and is not freed before it has been replaced and all its slots have moved, and then only
+        // SAFETY: an owner gave it away, and it is not freed before it has been replaced and all its slots have moved, and then only
         // when this guard is gone. A shared borrow of `self` rules out `drop_nodes`, the only mutable use.
         unsafe { &*current }
     }
 
     /// Publishes a directory of twice the slots of `old`, all unset, over it. The old one lives on as its `older`.
     pub(crate) fn grow(&self, old: &Directory<K, V>, memory: &Arc<dyn DirectoryMemory>) -> Growth {
-        // Not `old` itself: the directory will be freed through the pointer that its box gave away.
+        // Not `old` itself: the directory will be freed through the pointer that its owner gave away.
         let current = self.0.load(Acquire);
         if !ptr::eq(current, old) {
             return Growth::Lost;
@@ -384,7 +385,7 @@ impl<K: Stored, V: Copy + Send + Sync + 'static> Current<K, V> {
         let Some(grown) = Directory::over(current, old.bits + 1, memory, &old.counters) else {
             return Growth::Refused;
         };
-        let new = Box::into_raw(grown);
+        let new = Owned::into_raw(grown);
         // Release: the new directory is written before it is seen; partner of the acquire in `load`.
         if self
             .0
@@ -394,7 +395,7 @@ impl<K: Stored, V: Copy + Send + Sync + 'static> Current<K, V> {
             return Growth::Done;
         }
         // SAFETY: leaked above, and published to nobody.
-        drop(unsafe { Box::from_raw(new) });
+        drop(unsafe { Owned::from_raw(new) });
         Growth::Lost
     }
 
@@ -402,8 +403,8 @@ impl<K: Stored, V: Copy + Send + Sync + 'static> Current<K, V> {
     pub(crate) fn drop_all(&mut self, guard: &Guard) {
         let current = self.0.swap(ptr::null_mut(), AcqRel);
         if !current.is_null() {
-            // SAFETY: it came from a box, and `&mut self` proves that nobody else can reach it.
-            unsafe { Box::from_raw(current) }.drop_nodes(guard);
+            // SAFETY: an owner gave it away, and `&mut self` proves that nobody else can reach it.
+            unsafe { Owned::from_raw(current) }.drop_nodes(guard);
         }
     }
 }

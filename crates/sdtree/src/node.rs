@@ -517,11 +517,11 @@ unsafe impl Send for Garbage {}
 
 impl Garbage {
     fn leaf<K: Stored, V: Copy + Send + Sync + 'static>(word: Word<'_, K, V>) -> Self {
-        Self::new::<Leaf<K, V>>(word.node(), free_node::<Leaf<K, V>>)
+        Self::new::<Leaf<K, V>>(word.node())
     }
 
     fn branch<K: Stored, V: Copy + Send + Sync + 'static>(word: Word<'_, K, V>) -> Self {
-        Self::new::<Branch<K, V>>(word.node(), free_node::<Branch<K, V>>)
+        Self::new::<Branch<K, V>>(word.node())
     }
 
     /// The branch at the root of a slot that has moved to the grown directory.
@@ -532,15 +532,15 @@ impl Garbage {
     }
 
     /// Something else that was unlinked.
-    pub(crate) fn boxed<T: Mortal + Send>(node: Box<T>) -> Self {
-        Self::new(Box::into_raw(node), free_box::<T>)
+    pub(crate) fn owned<T: Mortal + Send>(node: Owned<T>) -> Self {
+        Self::new(Owned::into_raw(node))
     }
 
-    fn new<T: Mortal>(node: *mut T, free: unsafe fn(*mut ())) -> Self {
+    fn new<T: Mortal>(node: *mut T) -> Self {
         garbage::retired(size_of::<T>());
         Self {
             node: node.cast(),
-            free,
+            free: free::<T>,
             // SAFETY: the node is alive until `free` is called.
             #[cfg(loom)]
             canary: unsafe { ptr::from_ref((*node).canary()) },
@@ -556,7 +556,7 @@ impl Garbage {
 
     /// Frees the node. The collector calls it when no guard can lead to the node any more.
     pub(crate) fn free(self) {
-        // SAFETY: `node` came from an owner of the kind that `free` is made for. Only the thread whose CAS unlinked the node made
+        // SAFETY: `node` came from an owner of the type that `free` is made for. Only the thread whose CAS unlinked the node made
         // this value (N4: a node is unlinked once), `self` is consumed, and the collector has waited for all guards under which
         // the node could be reached.
         unsafe { (self.free)(self.node) }
@@ -565,16 +565,8 @@ impl Garbage {
 
 /// # Safety
 /// `node` came from [`Owned::into_raw`], and nobody else uses it.
-unsafe fn free_node<T>(node: *mut ()) {
+unsafe fn free<T>(node: *mut ()) {
     // SAFETY: the caller's promise.
     drop(unsafe { Owned::from_raw(node.cast::<T>()) });
-    garbage::freed(size_of::<T>());
-}
-
-/// # Safety
-/// `node` came from [`Box::into_raw`], and nobody else uses it.
-unsafe fn free_box<T>(node: *mut ()) {
-    // SAFETY: the caller's promise.
-    drop(unsafe { Box::from_raw(node.cast::<T>()) });
     garbage::freed(size_of::<T>());
 }

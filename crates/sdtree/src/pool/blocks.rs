@@ -132,7 +132,7 @@ pub(crate) fn pool_bytes() -> u64 {
 #[derive(Default)]
 struct Cache {
     hot: Cell<Chain>,
-    /// Full or empty.
+    /// Empty, or full at least.
     spare: Cell<Chain>,
 }
 
@@ -244,26 +244,39 @@ mod tests {
     use super::super::Owned;
     use super::*;
 
-    fn address(node: &Owned<[u64; 3]>) -> usize {
-        (&raw const **node).addr()
+    type Node = [u64; 3];
+
+    fn make() -> Vec<Owned<Node>> {
+        (0..1000).map(|at| Owned::new([at; 3])).collect()
     }
 
-    /// Chains are given out by the thread that frees them, in whatever order.
-    fn sorted(nodes: &[Owned<[u64; 3]>]) -> Vec<usize> {
+    /// Where the nodes are, in ascending order.
+    fn addresses(nodes: &[Owned<Node>]) -> Vec<usize> {
+        let address = |node: &Owned<Node>| (&raw const **node).addr();
         let mut addresses: Vec<_> = nodes.iter().map(address).collect();
         addresses.sort_unstable();
         addresses
     }
 
     #[test]
+    fn blocks_of_a_thread_are_distinct_and_aligned() {
+        let nodes = make();
+        let addresses = addresses(&nodes);
+        let apart = |two: &[usize]| two[1] - two[0] >= size_of::<Node>();
+        assert!(addresses.windows(2).all(apart));
+        let aligned = |address: &usize| address.is_multiple_of(align_of::<Node>());
+        assert!(addresses.iter().all(aligned));
+        assert!(pool_bytes() >= 24_000);
+    }
+
+    #[test]
     fn a_thread_that_finds_the_depot_busy_loses_nothing() {
-        let make = || (0..1000).map(|at| Owned::new([at; 3])).collect::<Vec<_>>();
         let depot = Depot::enter();
         let nodes = make();
-        let before = sorted(&nodes);
+        let before = addresses(&nodes);
         drop(nodes); // eight chains, of which it would have given six away
         let nodes = make();
-        assert_eq!(sorted(&nodes), before);
+        assert_eq!(addresses(&nodes), before);
         drop(depot);
         drop(nodes);
     }
