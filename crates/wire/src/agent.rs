@@ -28,13 +28,6 @@ const KIND_MERGED: u8 = 8;
 const KIND_UNMERGE: u8 = 9;
 const KIND_UNMERGED: u8 = 10;
 
-fn expect_kind(r: &mut Reader<'_>, want: u8) -> Result<(), DecodeError> {
-    match r.u8()? {
-        kind if kind == want => Ok(()),
-        kind => Err(DecodeError::Kind(kind)),
-    }
-}
-
 /// Addresses above the user half of any 64-bit address space are nobody's.
 const ADDRESS_LIMIT: u64 = 1 << 57;
 

@@ -1,6 +1,6 @@
 //! The handshake: who calls, and the engine's consent.
 
-use super::{KIND_HELLO, KIND_WELCOME, expect_kind};
+use super::{KIND_HELLO, KIND_WELCOME};
 use crate::codec::{DecodeError, MAX_MESSAGE, Reader, Writer};
 
 /// The most stores (one a node) a [`Welcome`] can hand over.
@@ -98,11 +98,7 @@ impl Hello {
     /// Anything but a well-formed hello of this version.
     pub fn decode(packet: &[u8]) -> Result<Self, DecodeError> {
         let mut r = Reader::new(packet);
-        expect_kind(&mut r, KIND_HELLO)?;
-        match r.u16()? {
-            crate::VERSION => {}
-            other => return Err(DecodeError::Version(other)),
-        }
+        expect_head(&mut r, KIND_HELLO)?;
         let role = match r.u8()? {
             0 => Role::Agent,
             1 => Role::Control,
@@ -157,11 +153,7 @@ impl Welcome {
     /// Anything but a well-formed welcome of this version.
     pub fn decode(packet: &[u8]) -> Result<Self, DecodeError> {
         let mut r = Reader::new(packet);
-        expect_kind(&mut r, KIND_WELCOME)?;
-        match r.u16()? {
-            crate::VERSION => {}
-            other => return Err(DecodeError::Version(other)),
-        }
+        expect_head(&mut r, KIND_WELCOME)?;
         let stores = r.u16()?;
         if stores == 0 || usize::from(stores) > MAX_STORES {
             return Err(DecodeError::Range {
@@ -172,5 +164,17 @@ impl Welcome {
         let device = r.u8()? != 0;
         r.finish()?;
         Ok(Self { stores, device })
+    }
+}
+
+/// What both packets begin with: their kind, and the version.
+fn expect_head(r: &mut Reader<'_>, want: u8) -> Result<(), DecodeError> {
+    match r.u8()? {
+        kind if kind == want => {}
+        kind => return Err(DecodeError::Kind(kind)),
+    }
+    match r.u16()? {
+        crate::VERSION => Ok(()),
+        other => Err(DecodeError::Version(other)),
     }
 }
