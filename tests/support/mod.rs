@@ -143,6 +143,14 @@ impl Guest {
         self.run(&format!("advise 0 {pages} 12"));
     }
 
+    /// Maps `pages` pages over those it has, fills them with other content, and offers them.
+    #[track_caller]
+    pub fn renew(&mut self, pages: usize, seed: u64) {
+        self.run(&format!("mapover 0 {pages}"));
+        self.run(&format!("fill 0 {pages} {seed}"));
+        self.run(&format!("advise 0 {pages} 12"));
+    }
+
     /// Maps `pages` pages.
     #[track_caller]
     pub fn map(&mut self, pages: usize) {
@@ -165,5 +173,13 @@ impl Drop for Guest {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
+    }
+}
+
+/// Each guest compares its memory with what it wrote there.
+#[track_caller]
+pub fn check(guests: &mut [Guest]) {
+    for guest in guests {
+        guest.run("check");
     }
 }

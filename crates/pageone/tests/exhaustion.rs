@@ -19,7 +19,7 @@ use common::{
 use memcg::Memcg;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use support::Guest;
+use support::{Guest, check};
 
 const MIB_PAGES: usize = 256;
 
@@ -30,12 +30,6 @@ fn sharing(place: &Place, pages: usize) {
         let status: Value = serde_json::from_slice(&status).ok()?;
         (count(&status, "pages_sharing") >= pages as u64).then_some(())
     });
-}
-
-fn check(guests: &mut [Guest]) {
-    for guest in guests {
-        guest.run("check");
-    }
 }
 
 /// A daemon that the shell starts, after `setup`.
@@ -68,9 +62,7 @@ fn pair(place: &Place, pages: usize) -> [Guest; 2] {
 /// Other content, in memory that was never merged.
 fn renew(guests: &mut [Guest], pages: usize, seed: u64) {
     for guest in guests {
-        guest.run(&format!("mapover 0 {pages}"));
-        guest.run(&format!("fill 0 {pages} {seed}"));
-        guest.run(&format!("advise 0 {pages} 12"));
+        guest.renew(pages, seed);
     }
 }
 

@@ -279,9 +279,7 @@ impl Stage {
         self.seed += 1000;
         let seed = self.seed;
         for guest in &mut self.guests {
-            guest.run(&format!("mapover 0 {PAGES}"));
-            guest.run(&format!("fill 0 {PAGES} {seed}"));
-            guest.run(&format!("advise 0 {PAGES} 12"));
+            guest.renew(PAGES, seed);
         }
     }
 

@@ -13,7 +13,10 @@ use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
-use common::{Place, Running, alone, count, daemon, json, output, pageone, status, text, wait_for};
+use common::{
+    Place, Running, alone, child, count, daemon, guests_of, held, json, output, pageone, status,
+    text, wait_for,
+};
 use serde_json::Value;
 use support::Guest;
 use sys::keeper::{Inbox, Note};
@@ -42,10 +45,7 @@ impl Kept {
 
     /// The process id of the daemon itself, when there is one.
     fn child(&self) -> Option<u32> {
-        let keeper = self.keeper.0.id();
-        let children = format!("/proc/{keeper}/task/{keeper}/children");
-        let children = std::fs::read_to_string(children).unwrap();
-        children.trim().parse().ok()
+        child(self.keeper.0.id())
     }
 
     fn kill_child(&self, signal: i32) {
@@ -70,15 +70,7 @@ impl Kept {
 
     /// What the keeper holds of the memory files with this name.
     fn held(&self, name: &str) -> Vec<PathBuf> {
-        let folder = format!("/proc/{}/fd", self.keeper.0.id());
-        let links = std::fs::read_dir(folder).unwrap().flatten();
-        let links = links.map(|entry| entry.path());
-        let wanted = format!("/memfd:pageone-{name}");
-        let is_wanted = |link: &PathBuf| {
-            let target = std::fs::read_link(link).unwrap_or_default();
-            target.to_string_lossy().starts_with(&wanted)
-        };
-        links.filter(is_wanted).collect()
+        held(self.keeper.0.id(), name)
     }
 
     /// Pages in the only store.
@@ -162,10 +154,6 @@ fn sharing_goes_on_over_the_daemons_deaths() {
         });
     }
     end(kept);
-}
-
-fn guests_of(status: &Value) -> usize {
-    status["guests"].as_array().map_or(0, Vec::len)
 }
 
 /// Ends the keeper: nothing is left.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use common::{
     PATIENCE, Place, Running, alone, classed_and_present, count, daemon, json, output, pageone,
-    wait_for,
+    paired, wait_for,
 };
 use serde_json::Value;
 use support::Guest;
@@ -44,12 +44,6 @@ fn status_when(place: &Place, what: &str, done: impl Fn(&Value) -> bool) -> Valu
 
 fn guests(status: &Value) -> &[Value] {
     status["guests"].as_array().unwrap()
-}
-
-/// Whether `pages` canonical pages have two sharers each. Both counters are asked: a page may count
-/// as merged a moment before its slot counts as shared.
-fn paired(status: &Value, pages: usize) -> bool {
-    count(status, "pages_sharing") == pages as u64 && count(status, "pages_shared") == pages as u64
 }
 
 fn merged(status: &Value) -> u64 {

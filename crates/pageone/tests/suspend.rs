@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use common::{Place, Running, alone, classed_and_present, count, daemon, json, wait_for};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::time::{ClockId, Timespec, clock_gettime, clock_settime};
-use support::Guest;
+use support::{Guest, check};
 use sys::signals::SIGTERM;
 
 const PAGES: usize = 1024;
@@ -43,11 +43,9 @@ impl Stage {
     fn renew(&mut self, seed: u64) {
         for guest in &mut self.guests {
             match guest.memory {
-                0 => guest.map(PAGES),
-                _ => drop(guest.run(&format!("mapover 0 {PAGES}"))),
+                0 => guest.offer(PAGES, seed),
+                _ => guest.renew(PAGES, seed),
             }
-            guest.run(&format!("fill 0 {PAGES} {seed}"));
-            guest.run(&format!("advise 0 {PAGES} 12"));
         }
     }
 
@@ -59,9 +57,7 @@ impl Stage {
             let (classed, present) = classed_and_present(&status);
             (shared == [pages; 2] && classed == present && present == 2 * pages).then_some(())
         });
-        for guest in &mut self.guests {
-            guest.run("check");
-        }
+        check(&mut self.guests);
     }
 
     fn pids(&self) -> [Pid; 3] {

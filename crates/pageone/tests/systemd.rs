@@ -20,10 +20,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-use common::{Place, Running, alone, count, output, pageone, text, wait_for};
+use common::{
+    Place, Running, alone, child, count, guests_of, held, output, pageone, paired, text, wait_for,
+};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use support::Guest;
+use support::{Guest, check};
 
 /// Pages of a guest: 8 MiB.
 const PAGES: usize = 2048;
@@ -197,6 +199,16 @@ impl Machine {
         Some(machine)
     }
 
+    /// One whose daemon has merged two equal guests.
+    fn with_merged_guests() -> Option<(Self, [Guest; 2])> {
+        let machine = Self::boot()?;
+        machine.tell(&["start"]);
+        machine.hurry();
+        let guests = [machine.guest(), machine.guest()];
+        machine.when("two equal guests to be merged", shared);
+        Some((machine, guests))
+    }
+
     /// The process id of systemd, seen from here.
     fn init(&self) -> Option<u32> {
         // What `timeout` starts becomes `unshare`, whose child becomes systemd.
@@ -249,11 +261,7 @@ impl Machine {
 
     /// How many of PageONE's memory files systemd itself holds.
     fn held(&self) -> usize {
-        let folder = format!("/proc/{}/fd", self.init().unwrap());
-        let links = fs::read_dir(folder).unwrap().flatten();
-        let targets = links.filter_map(|link| fs::read_link(link.path()).ok());
-        let is_ours = |target: &PathBuf| target.to_string_lossy().starts_with("/memfd:pageone-");
-        targets.filter(is_ours).count()
+        held(self.init().unwrap(), "").len()
     }
 
     /// What the daemons said.
@@ -334,23 +342,9 @@ impl Drop for Machine {
     }
 }
 
-/// The only child of a process, if it has one.
-fn child(pid: u32) -> Option<u32> {
-    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
-    children.trim().parse().ok()
-}
-
 /// Whether two guests share all their pages.
 fn shared(status: &Value) -> bool {
-    count(status, "pages_shared") == PAGES as u64 && count(status, "pages_sharing") == PAGES as u64
-}
-
-fn guests_of(status: &Value) -> usize {
-    status["guests"].as_array().map_or(0, Vec::len)
-}
-
-fn check(guests: &mut [Guest]) {
-    guests.iter_mut().for_each(|guest| drop(guest.run("check")));
+    paired(status, PAGES)
 }
 
 /// The frames behind some pages; after a check, for a merged page is present only when it was touched.
@@ -445,13 +439,9 @@ fn sharing_goes_on_over_kills_and_restarts() {
 #[test]
 fn a_wrong_configuration_may_be_mended_within_a_minute() {
     let _alone = alone();
-    let Some(machine) = Machine::boot() else {
+    let Some((machine, mut guests)) = Machine::with_merged_guests() else {
         return;
     };
-    machine.tell(&["start"]);
-    machine.hurry();
-    let mut guests = [machine.guest(), machine.guest()];
-    machine.when("two equal guests to be merged", shared);
     machine.place.file("config.toml", "threads = \"many\"\n");
     let said = output(machine.systemctl().args(["restart", UNIT]));
     assert!(!said.status.success(), "a wrong configuration is told");
@@ -477,13 +467,9 @@ fn a_wrong_configuration_may_be_mended_within_a_minute() {
 #[test]
 fn a_stop_gives_up_what_was_kept_and_no_byte() {
     let _alone = alone();
-    let Some(machine) = Machine::boot() else {
+    let Some((machine, mut guests)) = Machine::with_merged_guests() else {
         return;
     };
-    machine.tell(&["start"]);
-    machine.hurry();
-    let mut guests = [machine.guest(), machine.guest()];
-    machine.when("two equal guests to be merged", shared);
     let before = frames(&mut guests);
     assert_eq!(machine.held(), KEPT);
     machine.tell(&["stop"]);
@@ -502,9 +488,7 @@ fn a_stop_gives_up_what_was_kept_and_no_byte() {
     assert_eq!(frames(&mut guests), before);
     // What is mapped anew is merged as ever.
     for guest in &mut guests {
-        guest.run(&format!("mapover 0 {PAGES}"));
-        guest.run(&format!("fill 0 {PAGES} 200"));
-        guest.run(&format!("advise 0 {PAGES} 12"));
+        guest.renew(PAGES, 200);
     }
     machine.when("new memory to be merged", shared);
     check(&mut guests);

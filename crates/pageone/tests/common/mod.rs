@@ -144,6 +144,36 @@ pub(crate) fn count(status: &serde_json::Value, name: &str) -> u64 {
         .unwrap_or_else(|| panic!("{name} in {status}"))
 }
 
+/// Whether `pages` canonical pages have two sharers each. Both counters are asked: a page may count
+/// as merged a moment before its slot counts as shared.
+pub(crate) fn paired(status: &serde_json::Value, pages: usize) -> bool {
+    ["pages_shared", "pages_sharing"].map(|name| count(status, name)) == [pages as u64; 2]
+}
+
+/// How many guests a status tells of.
+pub(crate) fn guests_of(status: &serde_json::Value) -> usize {
+    status["guests"].as_array().map_or(0, Vec::len)
+}
+
+/// The only child of a process, if it has one.
+pub(crate) fn child(pid: u32) -> Option<u32> {
+    let children = format!("/proc/{pid}/task/{pid}/children");
+    let children = std::fs::read_to_string(children).ok()?;
+    children.trim().parse().ok()
+}
+
+/// What the process `pid` holds of PageONE's memory files whose names begin so.
+pub(crate) fn held(pid: u32, name: &str) -> Vec<PathBuf> {
+    let folder = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("a process");
+    let links = folder.flatten().map(|entry| entry.path());
+    let wanted = format!("/memfd:pageone-{name}");
+    let is_wanted = |link: &PathBuf| {
+        let target = std::fs::read_link(link).unwrap_or_default();
+        target.to_string_lossy().starts_with(&wanted)
+    };
+    links.filter(is_wanted).collect()
+}
+
 /// Both sides of I9: the pages of all classes, and the pages present in all guests.
 pub(crate) fn classed_and_present(status: &serde_json::Value) -> (u64, u64) {
     let classes = [
