@@ -91,7 +91,8 @@ pub(crate) fn remap(guard: &mut Guard, call: Remap) -> Result<usize> {
     relocate(guard, call, access, offered)
 }
 
-fn pass(call: Remap) -> Result<usize> {
+/// The call as it came.
+pub(crate) fn pass(call: Remap) -> Result<usize> {
     let flags = call.flags.cast_unsigned() as usize;
     let args = [call.old, call.old_len, call.new_len, flags, call.to, 0];
     // SAFETY: the guest's own call.

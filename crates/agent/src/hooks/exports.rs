@@ -1,0 +1,141 @@
+//! The C functions that stand before libc's: they set `errno` and turn pointers into numbers.
+
+use std::ffi::{c_int, c_void};
+
+use rustix::io::{Errno, Result};
+
+use super::{locks, memory};
+use crate::api::{c_result, fail};
+use crate::remap::Remap;
+
+fn c_int_result(result: Result<usize>) -> c_int {
+    c_result(result.map(drop))
+}
+
+fn c_pointer(result: Result<usize>) -> *mut c_void {
+    match result {
+        Ok(address) => std::ptr::with_exposed_provenance_mut(address),
+        Err(errno) => {
+            fail(errno);
+            libc::MAP_FAILED
+        }
+    }
+}
+
+fn number(value: c_int) -> usize {
+    value.cast_unsigned() as usize
+}
+
+/// madvise(2).
+#[unsafe(no_mangle)]
+extern "C" fn madvise(addr: *mut c_void, len: usize, advice: c_int) -> c_int {
+    c_int_result(memory::madvise(addr.addr(), len, advice))
+}
+
+/// posix_madvise(3): gives the error number.
+#[unsafe(no_mangle)]
+extern "C" fn posix_madvise(addr: *mut c_void, len: usize, advice: c_int) -> c_int {
+    let result = memory::posix_madvise(addr.addr(), len, advice);
+    result.map_or_else(Errno::raw_os_error, |()| 0)
+}
+
+/// munmap(2).
+#[unsafe(no_mangle)]
+extern "C" fn munmap(addr: *mut c_void, len: usize) -> c_int {
+    c_int_result(memory::munmap(addr.addr(), len))
+}
+
+/// mmap(2).
+#[unsafe(no_mangle)]
+extern "C" fn mmap(
+    addr: *mut c_void,
+    len: usize,
+    prot: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: i64,
+) -> *mut c_void {
+    // An offset is a number of bytes; the kernel takes its bits as they are.
+    #[allow(clippy::cast_possible_truncation)]
+    let offset = offset.cast_unsigned() as usize;
+    // A descriptor of -1 must reach the kernel as -1.
+    #[allow(clippy::cast_possible_truncation)]
+    let fd = i64::from(fd).cast_unsigned() as usize;
+    let args = [addr.addr(), len, number(prot), number(flags), fd, offset];
+    c_pointer(memory::mmap(args))
+}
+
+/// mmap(2), under the name that 32-bit offsets once made necessary.
+#[unsafe(no_mangle)]
+extern "C" fn mmap64(
+    addr: *mut c_void,
+    len: usize,
+    prot: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: i64,
+) -> *mut c_void {
+    mmap(addr, len, prot, flags, fd, offset)
+}
+
+/// mremap(2). C declares the target as a variable argument; it arrives in the fifth register.
+#[unsafe(no_mangle)]
+extern "C" fn mremap(
+    addr: *mut c_void,
+    old_len: usize,
+    new_len: usize,
+    flags: c_int,
+    to: *mut c_void,
+) -> *mut c_void {
+    let (old, to) = (addr.addr(), to.addr());
+    c_pointer(memory::mremap(Remap {
+        old,
+        old_len,
+        new_len,
+        flags,
+        to,
+    }))
+}
+
+/// mprotect(2).
+#[unsafe(no_mangle)]
+extern "C" fn mprotect(addr: *mut c_void, len: usize, prot: c_int) -> c_int {
+    c_int_result(memory::mprotect(addr.addr(), len, number(prot)))
+}
+
+/// pkey_mprotect(2).
+#[unsafe(no_mangle)]
+extern "C" fn pkey_mprotect(addr: *mut c_void, len: usize, prot: c_int, key: c_int) -> c_int {
+    let (prot, key) = (number(prot), number(key));
+    c_int_result(memory::pkey_mprotect(addr.addr(), len, prot, key))
+}
+
+/// mlock(2).
+#[unsafe(no_mangle)]
+extern "C" fn mlock(addr: *const c_void, len: usize) -> c_int {
+    c_int_result(locks::mlock(addr.addr(), len))
+}
+
+/// mlock2(2).
+#[unsafe(no_mangle)]
+extern "C" fn mlock2(addr: *const c_void, len: usize, flags: u32) -> c_int {
+    c_int_result(locks::mlock2(addr.addr(), len, flags as usize))
+}
+
+/// munlock(2).
+#[unsafe(no_mangle)]
+extern "C" fn munlock(addr: *const c_void, len: usize) -> c_int {
+    c_int_result(locks::munlock(addr.addr(), len))
+}
+
+/// mlockall(2).
+#[unsafe(no_mangle)]
+extern "C" fn mlockall(flags: c_int) -> c_int {
+    c_int_result(locks::mlockall(number(flags)))
+}
+
+/// munlockall(2).
+#[unsafe(no_mangle)]
+extern "C" fn munlockall() -> c_int {
+    c_int_result(locks::munlockall())
+}
