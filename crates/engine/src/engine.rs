@@ -98,7 +98,12 @@ impl Engine {
             let maker = maker.clone();
             move |domain: &str| maker.new_realm(domain)
         };
-        let core = Arc::new(Core::new(knobs, hasher, Box::new(new_realm)));
+        let core = Arc::new(Core::new(
+            knobs,
+            options.limits,
+            hasher,
+            Box::new(new_realm),
+        ));
         if let Some((keeper, kept)) = legacy {
             maker.take_over(&core, &keeper, kept);
         }
@@ -145,7 +150,7 @@ impl Engine {
         let no_tie = std::io::Error::from(std::io::ErrorKind::Unsupported);
         let tie = realm.bequest.as_ref().ok_or(no_tie)?.tie()?;
         let line = link.welcome(tie.as_fd(), &stores, device)?;
-        core.admit(peer.pid, realm, memory, link, line);
+        core.admit(peer, realm, memory, link, line);
         Ok(())
     }
 

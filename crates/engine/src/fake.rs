@@ -65,6 +65,7 @@ pub(crate) struct Child {
 #[derive(Debug, Default)]
 pub(crate) struct Process {
     pub(crate) domain: String,
+    pub(crate) uid: u32,
     pub(crate) pages: BTreeMap<u64, Place>,
     /// The node of each page that is not on the first.
     pub(crate) nodes: BTreeMap<u64, u8>,
@@ -99,6 +100,17 @@ pub(crate) struct Process {
     pub(crate) scans: u64,
     /// Whoever reads its memory sleeps.
     pub(crate) hangs: Option<Arc<(Mutex<bool>, Condvar)>>,
+}
+
+impl Process {
+    /// What the kernel says of the process with this number.
+    fn peer(&self, number: usize) -> sys::socket::Peer {
+        sys::socket::Peer {
+            pid: u32::try_from(number).unwrap(),
+            uid: self.uid,
+            gid: self.uid,
+        }
+    }
 }
 
 /// A store as the world sees it.

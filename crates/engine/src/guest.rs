@@ -25,6 +25,7 @@ use crate::page::{CLASSES, Class, StoreId};
 use crate::pages::Pages;
 use crate::realm::{Effects, Realm, lock};
 use crate::store::PageBytes;
+use crate::users::User;
 
 /// A guest's address space.
 pub(crate) trait Memory: Send + Sync {
@@ -257,6 +258,7 @@ impl Counters {
 pub(crate) struct Guest {
     pub(crate) number: u64,
     pub(crate) pid: u32,
+    pub(crate) user: Arc<User>,
     pub(crate) realm: Arc<Realm>,
     pub(crate) memory: Box<dyn Memory>,
     pub(crate) talk: Mutex<Talk>,
@@ -303,6 +305,7 @@ impl Guest {
     pub(crate) fn new(
         number: u64,
         pid: u32,
+        user: Arc<User>,
         realm: Arc<Realm>,
         memory: Box<dyn Memory>,
         link: Box<dyn Link>,
@@ -316,6 +319,7 @@ impl Guest {
         Self {
             number,
             pid,
+            user,
             realm,
             memory,
             talk: Mutex::new(Talk {
@@ -406,6 +410,12 @@ impl Guest {
         cpu_ns.load(Relaxed).min(talk_ns.load(Relaxed))
     }
 
+    /// Notes how many bytes of tables the guest takes.
+    pub(crate) fn note_tables(&self, bytes: u64) {
+        let before = self.counters.table_bytes.swap(bytes, Relaxed);
+        self.user.note_tables(before, bytes);
+    }
+
     /// Begins a round: nobody rests any more.
     pub(crate) fn begin_round(&self) {
         self.overtime_ns.store(0, Relaxed);
@@ -479,6 +489,12 @@ impl Guest {
         self.standing() == Standing::Ghost
             && lock(&self.ledger).is_empty()
             && lock(&self.offers).chunks.is_empty()
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        self.note_tables(0);
     }
 }
 

@@ -103,8 +103,9 @@ mod trials_guess;
 mod trials_nodes;
 #[cfg(test)]
 mod trials_spans;
+mod users;
 mod workers;
 
 pub use engine::Engine;
 pub use error::EngineError;
-pub use options::Options;
+pub use options::{Limits, Options};

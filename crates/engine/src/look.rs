@@ -88,7 +88,7 @@ pub(crate) fn look(
         retire(guest, effects);
     }
     let tables = lock(&guest.offers).memory_bytes() + lock(&guest.ledger).memory_bytes();
-    guest.counters.table_bytes.store(tables as u64, Relaxed);
+    guest.note_tables(tables as u64);
 }
 
 /// Takes answers that are owed, then asks what changed. False when the agent still owes one.

@@ -46,6 +46,51 @@ pub struct Options {
     /// The machine's nodes; `None`: as the kernel shows them. An emulated topology makes the engine
     /// treat parts of memory as nodes.
     pub topology: Option<Topology>,
+    /// What one process and one user may take of the engine.
+    pub limits: Limits,
+}
+
+/// What one process and one user may take of the engine. A guest at a limit keeps what it has; the rest of
+/// its memory is left alone, and its status names the limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Ranges of addresses that a process may offer.
+    pub regions_per_process: u64,
+    /// Chunks of 2 MiB that a process may offer, whether there is memory in them or not.
+    pub chunks_per_process: u64,
+    /// MiB of the engine's tables for the guests of a process.
+    pub table_mib_per_process: u64,
+    /// MiB of the engine's tables for all guests of a user.
+    pub table_mib_per_user: u64,
+    /// Threads of the engine that may sleep in looks at one user's memory. At the limit none of his guests is
+    /// looked at before one of the threads is back.
+    pub stuck_threads_per_user: u32,
+    /// The same for all users. Beyond it a guest in which a thread gets stuck is dropped at once.
+    pub stuck_threads: u32,
+    /// Descriptors of a process that are looked at for pins. A process with more counts as one that may hold pins.
+    pub descriptors_per_process: u32,
+}
+
+/// One part in so many of the memory is the most that a user's tables take: the tables of memory none of whose pages
+/// is shared take one part in 200.
+const TABLES_OF_USER: u64 = 32;
+/// The least that a user's tables may take, in MiB.
+const LEAST_TABLES_MIB: u64 = 64;
+
+impl Default for Limits {
+    fn default() -> Self {
+        let memory = sys::meminfo::total_mib().unwrap_or(0); // of a host that does not tell: the least
+        let table_mib_per_user = (memory / TABLES_OF_USER).max(LEAST_TABLES_MIB);
+        Self {
+            regions_per_process: 1 << 16,
+            chunks_per_process: 1 << 20,
+            table_mib_per_process: (table_mib_per_user / 2).max(LEAST_TABLES_MIB),
+            table_mib_per_user,
+            stuck_threads_per_user: 4,
+            stuck_threads: 64,
+            descriptors_per_process: 4096,
+        }
+    }
 }
 
 impl Default for Options {
@@ -66,6 +111,7 @@ impl Default for Options {
             max_page_sharing: 256,
             store_limit_mib: 0,
             topology: None,
+            limits: Limits::default(),
         }
     }
 }

@@ -231,7 +231,12 @@ impl Plant {
         };
         let knobs = Knobs::new(&options, 65530);
         let plant = Self {
-            core: Core::new(knobs, Hasher::new().unwrap(), Box::new(new_realm)),
+            core: Core::new(
+                knobs,
+                options.limits,
+                Hasher::new().unwrap(),
+                Box::new(new_realm),
+            ),
             alone: Alone(Mutex::new(Scratch::new())),
             questions: Arc::default(),
         };
@@ -252,8 +257,13 @@ impl Plant {
             questions: Arc::clone(&self.questions),
         };
         let pid = u32::try_from(number).unwrap();
+        let peer = sys::socket::Peer {
+            pid,
+            uid: 0,
+            gid: 0,
+        };
         let (memory, link) = (Box::new(memory), Box::new(link));
-        self.core.admit(pid, realm, memory, link, Box::new(Held));
+        self.core.admit(peer, realm, memory, link, Box::new(Held));
     }
 
     /// Rounds; gives how long one took, and how many questions it put.

@@ -22,6 +22,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use sys::pagemap::PageRun;
+use sys::socket::Peer;
 use wire::{CHUNK_PAGES, Pace, RunMode, Thp};
 
 use crate::account::Lifeline;
@@ -33,6 +34,7 @@ use crate::govern::Governor;
 use crate::guest::{Guest, Link, Memory};
 use crate::look::{self, Terms};
 use crate::nodes::Rules;
+use crate::options::Limits;
 use crate::order::Order;
 use crate::pace::{self, Supply};
 use crate::plan::{self, Context, Desk, Plan};
@@ -40,6 +42,7 @@ use crate::queue::{Job, Queue, Visit};
 use crate::read::Hasher;
 use crate::realm::{Effects, Realm, lock};
 use crate::track::Round;
+use crate::users::Users;
 use crate::workers::{Crew, Post};
 
 /// Runs of pages taken from one scan: 48 KiB.
@@ -227,6 +230,7 @@ pub(crate) struct Core {
     governor: Governor,
     pub(crate) queue: Queue,
     pub(crate) guests: Mutex<Vec<Arc<Guest>>>,
+    pub(crate) users: Users,
     pub(crate) realms: Mutex<BTreeMap<String, Arc<Realm>>>,
     hasher: Hasher,
     new_realm: NewRealm,
@@ -250,8 +254,9 @@ pub(crate) struct Core {
 
 impl Core {
     /// A core without guests.
-    pub(crate) fn new(knobs: Knobs, hasher: Hasher, new_realm: NewRealm) -> Self {
+    pub(crate) fn new(knobs: Knobs, limits: Limits, hasher: Hasher, new_realm: NewRealm) -> Self {
         Self {
+            users: Users::new(limits),
             knobs,
             governor: Governor::new(),
             queue: Queue::default(),
@@ -289,14 +294,15 @@ impl Core {
     /// Takes a guest in that has been welcomed.
     pub(crate) fn admit(
         &self,
-        pid: u32,
+        peer: Peer,
         realm: Arc<Realm>,
         memory: Box<dyn Memory>,
         link: Box<dyn Link>,
         line: Box<dyn Lifeline>,
     ) {
         let number = self.next_guest.fetch_add(1, Relaxed);
-        let guest = Guest::new(number, pid, realm, memory, link, line);
+        let user = self.users.get(peer.uid);
+        let guest = Guest::new(number, peer.pid, user, realm, memory, link, line);
         lock(&self.guests).push(Arc::new(guest));
     }
 

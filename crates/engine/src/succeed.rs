@@ -278,9 +278,15 @@ mod tests {
 
         fn succeed(&self, nodes: usize, kept: Vec<Kept>) -> Core {
             let maker = self.maker(nodes);
-            let knobs = Knobs::new(&crate::Options::default(), 65530);
+            let options = crate::Options::default();
+            let knobs = Knobs::new(&options, 65530);
             let new_realm = |_: &str| Err(std::io::ErrorKind::Unsupported.into());
-            let core = Core::new(knobs, Hasher::new().unwrap(), Box::new(new_realm));
+            let core = Core::new(
+                knobs,
+                options.limits,
+                Hasher::new().unwrap(),
+                Box::new(new_realm),
+            );
             maker.take_over(&core, &self.keeper, kept);
             core
         }

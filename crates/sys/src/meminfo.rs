@@ -50,6 +50,14 @@ impl MemInfo {
     }
 }
 
+/// All memory, in MiB.
+///
+/// # Errors
+/// As [`MemInfo::read`].
+pub fn total_mib() -> io::Result<u64> {
+    MemInfo::read().map(|info| info.total >> 20)
+}
+
 /// Bytes of free memory that lie in the CPUs' own lists. After many pages were freed, a CPU may keep
 /// more than a gibibyte for its next allocations and give it back over minutes, and
 /// [`MemInfo::available`] does not count it: `pagesets` of `/proc/zoneinfo`.

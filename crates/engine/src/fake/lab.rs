@@ -44,7 +44,12 @@ fn new_core(world: &Shared, options: &crate::Options) -> Core {
         new_realm(&world, &home, domain)
     };
     let knobs = Knobs::new(options, 65530);
-    Core::new(knobs, Hasher::new().unwrap(), Box::new(begin))
+    Core::new(
+        knobs,
+        options.limits,
+        Hasher::new().unwrap(),
+        Box::new(begin),
+    )
 }
 
 fn new_realm(world: &Shared, home: &Home, domain: &str) -> std::io::Result<Realm> {
@@ -171,8 +176,8 @@ impl Lab {
             world: Arc::clone(&self.world),
             line,
         });
-        let pid = u32::try_from(process).unwrap();
-        self.core.admit(pid, realm, memory, link, line);
+        let peer = self.world(|world| world.processes[process].peer(process));
+        self.core.admit(peer, realm, memory, link, line);
     }
 
     /// Does something to the world.

@@ -1,0 +1,104 @@
+//! Users: what all guests of one user id take of the engine together, and what they may.
+//!
+//! A guest is a process of a user, and whoever may start one may start many. So each limit by process has one by user
+//! beside it ([`Limits`](crate::Limits)). At a limit a guest keeps what it has, and the rest is left alone with a reason:
+//! to drop it would let a neighbour of the same user do harm by growing.
+
+#![allow(dead_code)] // the looks and the workers come to use all of it
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::{Arc, Mutex, Weak};
+
+use crate::options::Limits;
+use crate::realm::lock;
+
+/// All guests of one user id.
+#[derive(Debug)]
+pub(crate) struct User {
+    pub(crate) uid: u32,
+    pub(crate) limits: Limits,
+    /// Bytes of the engine's tables.
+    tables: AtomicU64,
+    /// Threads that sleep in looks at the memory of his guests.
+    stuck: AtomicU32,
+    /// Those of all users.
+    all_stuck: Arc<AtomicU32>,
+}
+
+impl User {
+    /// Notes that his tables take `now` bytes for a guest for which they took `before`.
+    pub(crate) fn note_tables(&self, before: u64, now: u64) {
+        match now.checked_sub(before) {
+            Some(more) => self.tables.fetch_add(more, Relaxed),
+            None => self.tables.fetch_sub(before - now, Relaxed),
+        };
+    }
+
+    /// Bytes of the engine's tables.
+    pub(crate) fn table_bytes(&self) -> u64 {
+        self.tables.load(Relaxed)
+    }
+
+    /// Notes that a thread sleeps in a look at a guest's memory; false when there are too many in all.
+    pub(crate) fn lose_thread(&self) -> bool {
+        self.stuck.fetch_add(1, Relaxed);
+        self.all_stuck.fetch_add(1, Relaxed) < self.limits.stuck_threads
+    }
+
+    /// Notes that one is back.
+    pub(crate) fn regain_thread(&self) {
+        for count in [&self.stuck, &*self.all_stuck] {
+            let before = count.fetch_sub(1, Relaxed);
+            assert!(before > 0, "a thread came back that was not lost");
+        }
+    }
+
+    /// Whether as many threads sleep in looks at his guests' memory as may.
+    pub(crate) fn is_stuck(&self) -> bool {
+        self.stuck.load(Relaxed) >= self.limits.stuck_threads_per_user
+    }
+}
+
+/// The users who have guests.
+#[derive(Debug)]
+pub(crate) struct Users {
+    limits: Limits,
+    all: Mutex<BTreeMap<u32, Weak<User>>>,
+    stuck: Arc<AtomicU32>,
+}
+
+impl Users {
+    /// Nobody yet.
+    pub(crate) fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            all: Mutex::default(),
+            stuck: Arc::default(),
+        }
+    }
+
+    /// The user with this id.
+    pub(crate) fn get(&self, uid: u32) -> Arc<User> {
+        let mut all = lock(&self.all);
+        if let Some(user) = all.get(&uid).and_then(Weak::upgrade) {
+            return user;
+        }
+        all.retain(|_, user| user.strong_count() > 0);
+        let user = Arc::new(User {
+            uid,
+            limits: self.limits,
+            tables: AtomicU64::new(0),
+            stuck: AtomicU32::new(0),
+            all_stuck: Arc::clone(&self.stuck),
+        });
+        all.insert(uid, Arc::downgrade(&user));
+        user
+    }
+
+    /// Threads that sleep in looks at guests' memory.
+    pub(crate) fn stuck_threads(&self) -> u32 {
+        self.stuck.load(Relaxed)
+    }
+}
