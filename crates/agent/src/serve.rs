@@ -16,7 +16,7 @@ use sys::socket::{self, Received};
 use sys::uffd::{Freezer, Uffd};
 use wire::{
     Answer, Changes, Hello, MAX_MESSAGE, MAX_STORES, Merged, Name, PageBits, PageOutcome, Question,
-    Role, Unmerge, Welcome,
+    Ready, Reception, Role, Unmerge, Welcome,
 };
 
 use crate::lines;
@@ -161,7 +161,10 @@ fn session(socket: &OwnedFd) -> Result<()> {
     socket::send(socket, buffer.get(..len).unwrap_or_default(), &[])?;
     let mut received = socket::recv(socket, &mut buffer)?;
     let packet = buffer.get(..received.len).unwrap_or_default();
-    let welcome = Welcome::decode(packet).map_err(|_| Errno::PROTO)?;
+    let welcome = match Reception::decode(packet).map_err(|_| Errno::PROTO)? {
+        Reception::Welcome(welcome) => welcome,
+        Reception::Refused(_) => return Err(Errno::ACCESS),
+    };
     sys::thread::allow_tracer(socket::peer(socket)?.pid);
     let mut session = match Session::new(welcome, &mut received) {
         Ok(session) => session,
@@ -175,7 +178,11 @@ fn session(socket: &OwnedFd) -> Result<()> {
         report::everything(&mut guard);
         guard.process().serving.store(SERVED, Ordering::Relaxed);
     }
-    answer(socket, &mut buffer, &Answer::Ready)?;
+    let ready = Ready {
+        thread: sys::process::thread_id(),
+        line: session.lifeline as u64,
+    };
+    answer(socket, &mut buffer, &Answer::Ready(ready))?;
     let result = session.serve(socket, &mut buffer);
     session.end();
     result

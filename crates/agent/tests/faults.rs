@@ -88,7 +88,7 @@ impl Story {
 
     /// Connects the agent, which comes again after a failure.
     fn try_connect(&mut self) -> bool {
-        (0..3).any(|_| self.engine.try_accept() == Some(Answer::Ready))
+        (0..3).any(|_| matches!(self.engine.try_accept(), Some(Answer::Ready(_))))
     }
 
     fn ask(&mut self, question: &Question) -> Option<Answer> {

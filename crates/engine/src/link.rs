@@ -312,8 +312,9 @@ mod tests {
     fn answers_come_late_wrong_or_never() {
         let (mut link, agent) = pair();
         assert!(link.receive(Duration::from_millis(5)).unwrap().is_none());
-        answer(&agent, &Answer::Ready);
-        assert_eq!(link.receive(Duration::ZERO).unwrap(), Some(Answer::Ready));
+        let ready = Answer::Ready(wire::Ready::default());
+        answer(&agent, &ready);
+        assert_eq!(link.receive(Duration::ZERO).unwrap(), Some(ready));
         sys::socket::send(&agent, &[99], &[]).unwrap();
         let fault = link.receive(Duration::ZERO).unwrap_err();
         assert!(matches!(fault, Fault::Malformed(_)), "{fault}");

@@ -144,7 +144,7 @@ fn take_late(
     effects: &mut Effects,
 ) -> Result<(), Fault> {
     match (pending, answer) {
-        (Pending::Ready(_), Answer::Ready) => {
+        (Pending::Ready(_), Answer::Ready(_)) => {
             tracing::info!(
                 pid = guest.pid,
                 domain = guest.realm.domain,

@@ -18,7 +18,7 @@ use sys::pagemap::{Categories, PageRun};
 use sys::process::Remote;
 use wire::{
     Answer, CHUNK_BYTES, CHUNK_PAGES, Change, Changes, Merged, PAGE_BYTES, PageOutcome, Question,
-    Target,
+    Ready, Target,
 };
 
 use crate::account::{Home, Lifeline};
@@ -252,7 +252,7 @@ impl Plant {
         };
         let link = Agent {
             chunks,
-            answers: VecDeque::from([Answer::Ready]),
+            answers: VecDeque::from([Answer::Ready(Ready::default())]),
             told: false,
             questions: Arc::clone(&self.questions),
         };

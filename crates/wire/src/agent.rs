@@ -10,7 +10,8 @@ use crate::page::{CHUNK_BYTES, PageBits};
 
 pub use answer::{Answer, Change, Changes, Merged};
 pub use hello::{
-    Hello, MAX_STORES, Name, Role, STEP_DESCRIPTORS, STEP_MEMORY, STEP_USERFAULTFD, Welcome,
+    Hello, MAX_STORES, Name, Ready, Reason, Reception, Role, STEP_DESCRIPTORS, STEP_MEMORY,
+    STEP_USERFAULTFD, Welcome,
 };
 pub use question::{MAX_OPS, Merge, MergeOp, Question, Target, Unmerge};
 
@@ -27,6 +28,7 @@ const KIND_MERGE: u8 = 7;
 const KIND_MERGED: u8 = 8;
 const KIND_UNMERGE: u8 = 9;
 const KIND_UNMERGED: u8 = 10;
+const KIND_REFUSED: u8 = 11;
 
 /// Addresses above the user half of any 64-bit address space are nobody's.
 const ADDRESS_LIMIT: u64 = 1 << 57;

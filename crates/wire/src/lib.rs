@@ -7,7 +7,7 @@
 //! ```text
 //!  agent                          engine              command line              engine
 //!    │ Hello{Agent, domain} ────────▶│                     │ Hello{Control} ─────▶│
-//!    │◀──────── Welcome + descriptors│                     │ JSON request ───────▶│
+//!    │◀──────── Welcome + descriptors│ (or Refused)        │ JSON request ───────▶│
 //!    │ Ready ───────────────────────▶│                     │◀── JSON reply, parts │
 //!    │◀───────────────── Sync / Merge / Unmerge            (see `status`)
 //!    │ Changes / Merged / Unmerged ─▶│
@@ -31,7 +31,8 @@ mod status;
 
 pub use agent::{
     ANSWER_HEAD, Answer, Change, Changes, Hello, MAX_OPS, MAX_STORES, Merge, MergeOp, Merged, Name,
-    Question, Role, STEP_DESCRIPTORS, STEP_MEMORY, STEP_USERFAULTFD, Target, Unmerge, Welcome,
+    Question, Ready, Reason, Reception, Role, STEP_DESCRIPTORS, STEP_MEMORY, STEP_USERFAULTFD,
+    Target, Unmerge, Welcome,
 };
 pub use codec::{DecodeError, MAX_MESSAGE};
 #[cfg(feature = "status")]
@@ -41,4 +42,4 @@ pub use page::{CHUNK_BYTES, CHUNK_PAGES, PAGE_BYTES, PageBits, PageOutcome};
 pub use status::{GuestStatus, Pace, Reply, Request, RunMode, Setting, Status, Thp};
 
 /// The version of this protocol; both sides must speak the same one.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;

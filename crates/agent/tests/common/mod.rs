@@ -72,7 +72,8 @@ impl Engine {
     }
 
     pub(crate) fn accept(&mut self) {
-        assert_eq!(self.try_accept(), Some(Answer::Ready));
+        let answer = self.try_accept();
+        assert!(matches!(answer, Some(Answer::Ready(_))), "{answer:?}");
     }
 
     /// Accepts an agent and welcomes it; gives its answer, unless it is gone before.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use wire::{
     Answer, CHUNK_BYTES, CHUNK_PAGES, Change, Changes, Merge, Merged, PageBits, PageOutcome,
-    Question, Target,
+    Question, Ready, Target,
 };
 
 use super::{BASE, FakeLine, Place, Process, Shared, Touch, World};
@@ -48,7 +48,7 @@ impl Mail {
     pub(crate) fn greeting() -> Self {
         Self {
             questions: VecDeque::new(),
-            answers: VecDeque::from([Answer::Ready]),
+            answers: VecDeque::from([Answer::Ready(Ready::default())]),
         }
     }
 }
@@ -194,7 +194,7 @@ impl World {
             Manners::Invents => outcomes[511] = PageOutcome::Merged,
             Manners::Oversteps => outcomes[511] = PageOutcome::Enclosed,
             Manners::Forgets => outcomes = [PageOutcome::NotAsked; CHUNK_PAGES],
-            Manners::Confuses => return Answer::Ready,
+            Manners::Confuses => return Answer::Ready(Ready::default()),
             _ => {}
         }
         Answer::Merged(Merged {
@@ -318,7 +318,7 @@ fn stored(process: &Process, chunk: u64) -> PageBits {
 
 fn sync(process: &mut Process) -> Vec<Answer> {
     if process.manners == Manners::Confuses {
-        return vec![Answer::Ready];
+        return vec![Answer::Ready(Ready::default())];
     }
     let changes = std::mem::take(&mut process.changed)
         .into_iter()

@@ -2,7 +2,7 @@
 
 use super::{
     ADDRESS_LIMIT, ANSWER_HEAD, KIND_CHANGES, KIND_FAILED, KIND_MERGED, KIND_READY, KIND_UNMERGED,
-    bits, chunk_address, put_bits,
+    Ready, bits, chunk_address, put_bits,
 };
 use crate::codec::{DecodeError, MAX_MESSAGE, Reader, Writer};
 use crate::page::{CHUNK_BYTES, CHUNK_PAGES, PageBits, PageOutcome};
@@ -165,7 +165,7 @@ pub struct Merged {
 #[allow(clippy::large_enum_variant)] // encoded from place once an answer; the agent cannot box
 pub enum Answer {
     /// The handshake is complete: userfaultfd works and has every feature needed.
-    Ready,
+    Ready(Ready),
     /// The agent cannot serve; it closes the connection after this.
     Failed {
         /// The operating system's error number.
@@ -191,8 +191,9 @@ impl Answer {
     pub fn encode(&self, out: &mut [u8; MAX_MESSAGE]) -> usize {
         let mut w = Writer::new(out);
         match self {
-            Self::Ready => {
+            Self::Ready(ready) => {
                 w.u8(KIND_READY);
+                ready.encode(&mut w);
             }
             Self::Failed { errno, step } => {
                 w.u8(KIND_FAILED).u16(*errno).u8(*step);
@@ -219,7 +220,7 @@ impl Answer {
     pub fn decode(packet: &[u8]) -> Result<Self, DecodeError> {
         let mut r = Reader::new(packet);
         let answer = match r.u8()? {
-            KIND_READY => Self::Ready,
+            KIND_READY => Self::Ready(Ready::decode(&mut r)?),
             KIND_FAILED => Self::Failed {
                 errno: r.u16()?,
                 step: r.u8()?,

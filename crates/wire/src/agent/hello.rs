@@ -1,7 +1,8 @@
 //! The handshake: who calls, and the engine's consent.
 
-use super::{KIND_HELLO, KIND_WELCOME};
+use super::{ADDRESS_LIMIT, KIND_HELLO, KIND_REFUSED, KIND_WELCOME};
 use crate::codec::{DecodeError, MAX_MESSAGE, Reader, Writer};
+use crate::page::PAGE_BYTES;
 
 /// The most stores (one a node) a [`Welcome`] can hand over.
 pub const MAX_STORES: usize = 64;
@@ -164,6 +165,130 @@ impl Welcome {
         let device = r.u8()? != 0;
         r.finish()?;
         Ok(Self { stores, device })
+    }
+}
+
+/// What the agent says of itself when it is ready. The engine asks the kernel whether it is true.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ready {
+    /// Number of the thread that speaks, in its own namespace of processes. It is not its process's first: as
+    /// long as it lives its process runs no other program.
+    pub thread: u32,
+    /// Where it has mapped the lifeline of the [`Welcome`].
+    pub line: u64,
+}
+
+impl Ready {
+    pub(super) fn encode(&self, w: &mut Writer<'_>) {
+        w.u32(self.thread).u64(self.line);
+    }
+
+    pub(super) fn decode(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        let (thread, line) = (r.u32()?, r.u64()?);
+        match line {
+            0 => {}
+            line if line % PAGE_BYTES as u64 == 0 && line < ADDRESS_LIMIT => {}
+            value => {
+                return Err(DecodeError::Range {
+                    field: "line",
+                    value,
+                });
+            }
+        }
+        Ok(Self { thread, line })
+    }
+}
+
+/// The engine's answer to an agent's [`Hello`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(clippy::large_enum_variant)] // decoded into place once a connection; the agent cannot box
+pub enum Reception {
+    /// The guest is welcome.
+    Welcome(Welcome),
+    /// It is not, for this reason; the connection ends.
+    Refused(Reason),
+}
+
+impl Reception {
+    /// Reads the packet.
+    ///
+    /// # Errors
+    /// Anything but a well-formed answer to a hello, of this version.
+    pub fn decode(packet: &[u8]) -> Result<Self, DecodeError> {
+        match packet.first() {
+            Some(&KIND_REFUSED) => Reason::decode(packet).map(Self::Refused),
+            _ => Welcome::decode(packet).map(Self::Welcome),
+        }
+    }
+}
+
+/// Why a guest is refused, in words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reason {
+    bytes: [u8; Self::MAX],
+    len: u16,
+}
+
+impl Reason {
+    /// The longest reason, in bytes.
+    pub const MAX: usize = 500;
+
+    /// A reason from text: what is too long is cut, and control characters become spaces.
+    #[must_use]
+    pub fn new(text: &str) -> Self {
+        let mut reason = Self {
+            bytes: [0; Self::MAX],
+            len: 0,
+        };
+        let mut len = 0;
+        for char in text.chars() {
+            let char = if char.is_control() { ' ' } else { char };
+            let Some(place) = reason.bytes.get_mut(len..len + char.len_utf8()) else {
+                break;
+            };
+            len += char.encode_utf8(place).len();
+        }
+        reason.len = u16::try_from(len).unwrap_or(0);
+        reason
+    }
+
+    /// The reason's text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        let used = self.bytes.get(..usize::from(self.len)).unwrap_or_default();
+        core::str::from_utf8(used).unwrap_or_default()
+    }
+
+    /// Writes the packet, gives its length in bytes.
+    pub fn encode(&self, out: &mut [u8; MAX_MESSAGE]) -> usize {
+        let mut w = Writer::new(out);
+        w.u8(KIND_REFUSED)
+            .u16(crate::VERSION)
+            .u16(self.len)
+            .put(self.as_str().as_bytes());
+        w.len()
+    }
+
+    /// Reads the packet.
+    ///
+    /// # Errors
+    /// Anything but a well-formed refusal of this version.
+    pub fn decode(packet: &[u8]) -> Result<Self, DecodeError> {
+        let mut r = Reader::new(packet);
+        expect_head(&mut r, KIND_REFUSED)?;
+        let len = r.u16()?;
+        let bad = DecodeError::Range {
+            field: "reason",
+            value: len.into(),
+        };
+        let text = match usize::from(len) {
+            len @ ..=Self::MAX => r.take(len)?,
+            _ => return Err(bad),
+        };
+        r.finish()?;
+        let text = core::str::from_utf8(text).map_err(|_| bad)?;
+        let plain = !text.chars().any(char::is_control);
+        plain.then(|| Self::new(text)).ok_or(bad)
     }
 }
 

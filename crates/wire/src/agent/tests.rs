@@ -94,6 +94,23 @@ fn overlapping_runs_and_stray_addresses_are_refused() {
 }
 
 #[test]
+fn a_reason_has_no_second_line() {
+    let reason = Reason::new("one\ntwo\u{1b}");
+    assert_eq!(reason.as_str(), "one two ");
+    let mut bytes = packet(|out| reason.encode(out));
+    bytes[5] = b'\n';
+    let bad = Reception::decode(&bytes);
+    let is_bad = matches!(
+        bad,
+        Err(DecodeError::Range {
+            field: "reason",
+            ..
+        })
+    );
+    assert!(is_bad, "{bad:?}");
+}
+
+#[test]
 fn another_version_is_named() {
     let hello = Hello {
         role: Role::Agent,
@@ -114,6 +131,17 @@ proptest! {
     }
 
     #[test]
+    fn refusals_and_readiness_return(text in "\\PC{0,300}", thread: u32, page in 0..ADDRESS_LIMIT >> 12) {
+        let reason = Reason::new(&text);
+        prop_assert!(text.starts_with(reason.as_str()));
+        prop_assert!(text.len() > Reason::MAX - 4 || text == reason.as_str());
+        let refused = Reception::decode(&packet(|out| reason.encode(out)));
+        prop_assert_eq!(refused, Ok(Reception::Refused(reason)));
+        let ready = Answer::Ready(Ready { thread, line: page << 12 });
+        prop_assert_eq!(Answer::decode(&packet(|out| ready.encode(out))), Ok(ready));
+    }
+
+    #[test]
     fn merges_return(pages in prop::collection::btree_map(0u16..512, prop::option::of(0..SLOT_LIMIT), 0..512)) {
         let mut merge = Merge::new(7 << 21, 1);
         for (&page, &slot) in &pages {
@@ -126,7 +154,7 @@ proptest! {
     #[test]
     fn any_bytes_decode_or_fail(bytes in prop::collection::vec(any::<u8>(), 0..2000)) {
         let _ = Hello::decode(&bytes);
-        let _ = Welcome::decode(&bytes);
+        let _ = Reception::decode(&bytes);
         let _ = Question::decode(&bytes);
         let _ = Answer::decode(&bytes);
     }
