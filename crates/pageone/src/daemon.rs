@@ -198,7 +198,7 @@ fn start_log(filter: Option<&str>) -> Result<()> {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(|| crate::log::Line)
-        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        .with_ansi(false)
         .init();
     Ok(())
 }

@@ -1,17 +1,24 @@
 //! The daemon's socket in the file system: one daemon a path, and none left behind.
 //!
 //! A daemon that was killed leaves its socket file. Nobody listens at it, so connecting is refused:
-//! that file is stale and is replaced. Looking and replacing happen under a lock of the folder, so
+//! that file is stale and is replaced. Looking and replacing happen under a lock, so
 //! of two daemons that start together one wins and the other sees it.
+//!
+//! The lock is that of a file beside the socket, `SOCKET.lock`, which only the daemon's user can open. The folder
+//! itself would do, were it not that any user who may read it can lock it (flock(2) asks for no right to
+//! write), and keep the daemon from starting for as long. The file stays when the daemon ends: of two that wait for the lock of a
+//! file that a third removes, each would have a lock of its own.
 
-use std::fs::{self, File, Permissions};
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
+use sys::foreign::Foreign;
 
 /// The name under which a keeper holds the socket.
 pub(crate) const NAME: &str = "listener";
@@ -20,7 +27,7 @@ pub(crate) const NAME: &str = "listener";
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ListenError {
     /// A live process listens there.
-    #[error("{path} is in use: process {pid} ({comm}) serves it", path = path.display())]
+    #[error("{path} is in use: process {pid} ({}) serves it", Foreign(comm), path = path.display())]
     Occupied {
         path: PathBuf,
         pid: u32,
@@ -30,6 +37,10 @@ pub(crate) enum ListenError {
     #[error("{path} exists and is not a stale socket of pageone: remove it, or name another \
              socket ({why})", path = path.display())]
     Foreign { path: PathBuf, why: String },
+    /// The lock's file may be locked by others too.
+    #[error("{path} is not a lock of this daemon's own: {why}; remove it, or name a socket in a \
+             folder where other users cannot make files", path = path.display())]
+    Lock { path: PathBuf, why: String },
     /// The system refuses.
     #[error("cannot listen at {path}: {source}", path = path.display())]
     System { path: PathBuf, source: io::Error },
@@ -51,7 +62,7 @@ impl Listener {
             path: path.to_owned(),
             source,
         };
-        let _lock = lock_folder(path).map_err(system)?;
+        let _lock = lock(path)?;
         clear(path)?;
         let bind = || {
             let socket = sys::socket::listen(path)?;
@@ -95,10 +106,7 @@ impl Listener {
 /// # Errors
 /// Somebody else's file or a live daemon's socket is there, and stays.
 pub(crate) fn sweep(path: &Path) -> Result<(), ListenError> {
-    let _lock = lock_folder(path).map_err(|source| ListenError::System {
-        path: path.to_owned(),
-        source,
-    })?;
+    let _lock = lock(path)?;
     clear(path)
 }
 
@@ -122,11 +130,45 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
     Ok((meta.dev(), meta.ino()))
 }
 
-fn lock_folder(path: &Path) -> io::Result<File> {
-    let folder = path.parent().filter(|p| !p.as_os_str().is_empty());
-    let folder = File::open(folder.unwrap_or(Path::new(".")))?;
-    flock(&folder, FlockOperation::LockExclusive)?;
-    Ok(folder)
+/// Waits for the lock of `socket`, which only processes of this user and root can hold.
+fn lock(socket: &Path) -> Result<File, ListenError> {
+    let mut name = OsString::from(socket);
+    name.push(".lock");
+    let path = PathBuf::from(name);
+    let system = |source| ListenError::System {
+        path: path.clone(),
+        source,
+    };
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).mode(0o600);
+    // Not through a link of somebody else's, and no wait at somebody else's pipe.
+    let options = options.custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed());
+    let file = match options.open(&path) {
+        Err(error) if error.raw_os_error() == Some(Errno::LOOP.raw_os_error()) => {
+            return Err(foreign_lock(&path, "it is a symbolic link".to_owned()));
+        }
+        opened => opened.map_err(system)?,
+    };
+    let meta = file.metadata().map_err(system)?;
+    let own = rustix::process::geteuid().as_raw();
+    let why = match meta {
+        _ if !meta.is_file() => "it is no regular file".to_owned(),
+        _ if meta.uid() != own => format!("it belongs to user {}", meta.uid()),
+        _ if meta.mode() & 0o077 != 0 => "other users can open it".to_owned(),
+        _ if meta.nlink() != 1 => "it has a second name".to_owned(),
+        _ => {
+            flock(&file, FlockOperation::LockExclusive).map_err(|error| system(error.into()))?;
+            return Ok(file);
+        }
+    };
+    Err(foreign_lock(&path, why))
+}
+
+fn foreign_lock(path: &Path, why: String) -> ListenError {
+    ListenError::Lock {
+        path: path.to_owned(),
+        why,
+    }
 }
 
 /// Removes a stale socket at `path`.
@@ -220,6 +262,43 @@ mod tests {
         let nowhere = folder.path().join("no/such/folder");
         let error = Listener::bind(&nowhere, 0o600).unwrap_err();
         assert!(matches!(error, ListenError::System { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_lock_that_others_could_hold_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let lock = folder.path().join("s.lock");
+        let refused = || match Listener::bind(&path, 0o600) {
+            Err(ListenError::Lock { why, .. }) => why,
+            other => panic!("{other:?}"),
+        };
+        std::os::unix::fs::symlink(folder.path().join("t"), &lock).unwrap();
+        assert!(refused().contains("symbolic link"));
+        assert!(!folder.path().join("t").exists(), "followed");
+        fs::remove_file(&lock).unwrap();
+        fs::write(&lock, "").unwrap();
+        fs::set_permissions(&lock, Permissions::from_mode(0o640)).unwrap();
+        assert!(refused().contains("other users can open"));
+        fs::set_permissions(&lock, Permissions::from_mode(0o600)).unwrap();
+        fs::hard_link(&lock, folder.path().join("u")).unwrap();
+        assert!(refused().contains("second name"));
+        fs::remove_file(folder.path().join("u")).unwrap();
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(&lock, Some(61_001), None).unwrap();
+            assert!(refused().contains("user 61001"));
+            std::os::unix::fs::chown(&lock, Some(0), None).unwrap();
+        }
+        drop(Listener::bind(&path, 0o600).unwrap());
+        assert_eq!(fs::metadata(&lock).unwrap().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_locked_folder_is_no_obstacle() {
+        let folder = tempfile::tempdir().unwrap();
+        let held = File::open(folder.path()).unwrap();
+        flock(&held, FlockOperation::LockExclusive).unwrap();
+        drop(Listener::bind(&folder.path().join("s"), 0o600).unwrap());
     }
 
     #[test]

@@ -3,7 +3,11 @@
 //! Whoever may connect can make the daemon say something, as often as it likes. A log that is read
 //! slowly, or not at all, must not stop the poll loop for that (I8): a line that does not fit at once is
 //! left out, and so are lines beyond [`MOST`] in ten seconds. How many were left out is said before
-//! the next line that goes out.
+//! the next line that goes out. A line is at most [`LONGEST`] bytes, for which a pipe that is ready has room.
+//!
+//! Strangers choose names that are logged. Where such a name is formatted it is wrapped in
+//! [`sys::foreign::Foreign`]; should a place forget it, the line is escaped here once more, as a whole: one call of
+//! [`Line`] is one line, whatever is in it. For the same reason the log has no colours.
 
 use std::io::{self, Write};
 use std::os::fd::AsFd;
@@ -11,10 +15,13 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use sys::foreign::Foreign;
 
 /// Lines in a window.
 const MOST: u32 = 100;
 const WINDOW: Duration = Duration::from_secs(10);
+/// Bytes in a line: less than the page that a ready pipe has free.
+const LONGEST: usize = 4000;
 
 static BUDGET: Mutex<Budget> = Mutex::new(Budget {
     began: None,
@@ -56,13 +63,28 @@ impl Write for Line {
             writeln!(stderr, "pageone: {} lines left out here", budget.left_out)?;
             budget.left_out = 0;
         }
-        stderr.write_all(text)?;
+        stderr.write_all(one_line(text).as_bytes())?;
         Ok(text.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
+}
+
+/// `text` as one line that is no longer than [`LONGEST`], in which nothing acts on the reader's terminal.
+fn one_line(text: &[u8]) -> String {
+    let text = String::from_utf8_lossy(text);
+    let mut line = Foreign(text.trim_end_matches('\n')).to_string();
+    if line.len() >= LONGEST {
+        let fits = (0..=LONGEST - 4)
+            .rev()
+            .find(|&end| line.is_char_boundary(end));
+        line.truncate(fits.unwrap_or(0));
+        line.push('…');
+    }
+    line.push('\n');
+    line
 }
 
 /// Whether a line can be written at once: a pipe says so when a page of it is free.
@@ -93,6 +115,26 @@ mod tests {
         assert_eq!(taken(&mut budget, Duration::ZERO), MOST as usize);
         assert_eq!(taken(&mut budget, WINDOW / 2), 0);
         assert_eq!(taken(&mut budget, WINDOW), MOST as usize);
+    }
+
+    #[test]
+    fn whatever_is_said_is_one_line() {
+        let line = |text: &str| one_line(text.as_bytes());
+        assert_eq!(line("plain\n"), "plain\n");
+        assert_eq!(
+            line("a\nWARN b\r\x1b[1m\u{2028}\n"),
+            "a\\nWARN b\\r\\u{1b}[1m\\u{2028}\n"
+        );
+        assert_eq!(one_line(b"\xff\n"), "\u{fffd}\n");
+        for text in ["x", "ä", "\n", "\u{1f600}"] {
+            let line = line(&(text.repeat(5000) + "y"));
+            assert!(
+                line.len() <= LONGEST && line.ends_with("…\n"),
+                "{}",
+                line.len()
+            );
+            assert_eq!(line.matches('\n').count(), 1);
+        }
     }
 
     #[test]

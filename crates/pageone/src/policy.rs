@@ -25,6 +25,7 @@ use std::path::Path;
 pub use file::PolicyError;
 use ids::Ids;
 use pattern::Pattern;
+use sys::foreign::Foreign;
 
 /// What the kernel says of a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,8 +42,7 @@ impl fmt::Display for Who {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "user {} (group {}", self.uid, self.gid)?;
         match &self.cgroup {
-            // Quoted: a guest may have named its own cgroup.
-            Some(path) => write!(f, ", cgroup {path:?})"),
+            Some(path) => write!(f, ", cgroup `{}`)", Foreign(path)),
             None => write!(f, ")"),
         }
     }
@@ -68,7 +68,7 @@ pub enum Refusal {
         who: Who,
     },
     /// A name that no rule gives to this peer.
-    #[error("no rule of the policy gives the domain `{name}` to {who}")]
+    #[error("no rule of the policy gives the domain `{}` to {who}", Foreign(name))]
     Name {
         /// The name.
         name: String,

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Result, bail};
+use sys::foreign::Foreign;
 use wire::{GuestStatus, Reply, Request, RunMode, Status};
 
 use crate::{client, human, paths};
@@ -182,8 +183,8 @@ fn guests(text: &mut String, guests: &[GuestStatus]) {
             text,
             "{:>8} {:<16} {:<20} {:>7} {:>10} {:>10} {:>10} {:>8} {:>8} {:>10} {:>7}{}",
             guest.pid,
-            printable(&guest.comm),
-            printable(&guest.domain),
+            Foreign(&guest.comm),
+            Foreign(&guest.domain),
             guest.regions,
             guest.pages,
             guest.pages_sharing,
@@ -199,12 +200,6 @@ fn guests(text: &mut String, guests: &[GuestStatus]) {
             }
         );
     }
-}
-
-/// A guest chooses its own name: nothing in it may reach the terminal as a command.
-fn printable(name: &str) -> String {
-    let shown = |c: char| if c.is_control() { '?' } else { c };
-    name.chars().map(shown).collect()
 }
 
 #[cfg(test)]

@@ -2,7 +2,9 @@
 
 mod common;
 
-use std::process::Stdio;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
 
 use common::{Place, Running, daemon, json, output, pageone, status, text, wait_for};
 use sys::signals::{SIGINT, SIGTERM};
@@ -41,6 +43,32 @@ fn an_occupied_socket_is_refused_and_a_stale_one_replaced() {
     assert!(place.socket().exists(), "a killed daemon cannot tidy up");
     let _third = daemon(&place, &[]);
     assert!(status(&place).status.success());
+}
+
+#[test]
+fn another_users_lock_of_the_folder_keeps_nobody_from_starting() {
+    let place = Place::new();
+    let mode = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(place.path(), mode).expect("a mode");
+    let mut flock = Command::new("flock");
+    flock
+        .arg(place.path())
+        .args(["sh", "-c", "echo held; sleep 600"]);
+    if rustix::process::geteuid().is_root() {
+        flock.uid(61_001).gid(61_001);
+    }
+    // A group of its own, with the shell in it that has inherited the lock.
+    let mut held = Running::start(flock.stdout(Stdio::piped()).process_group(0));
+    let mut said = [0; 5];
+    let mut from = held.0.stdout.take().expect("a pipe");
+    std::io::Read::read_exact(&mut from, &mut said).expect("it is locked");
+    let _daemon = daemon(&place, &[]);
+    let group = i32::try_from(held.0.id()).ok();
+    let group = group
+        .and_then(rustix::process::Pid::from_raw)
+        .expect("a group");
+    rustix::process::kill_process_group(group, rustix::process::Signal::KILL).expect("killed");
+    held.end();
 }
 
 #[test]

@@ -7,6 +7,7 @@
 //! directly and returns errors as values.
 
 pub mod fault;
+pub mod foreign;
 pub mod keeper;
 pub mod ksm;
 pub mod mapping;

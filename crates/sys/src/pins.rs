@@ -26,7 +26,10 @@ impl fmt::Display for Pin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Memory(kib) => write!(f, "{kib} KiB of its memory are pinned"),
-            Self::Descriptor(fd, what) => write!(f, "its descriptor {fd} ({what}) can pin memory"),
+            Self::Descriptor(fd, what) => {
+                let what = crate::foreign::Foreign(what);
+                write!(f, "its descriptor {fd} ({what}) can pin memory")
+            }
         }
     }
 }
