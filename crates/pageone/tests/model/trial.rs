@@ -1,0 +1,179 @@
+//! One list, run twice, and the two traces compared.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::common::{Place, Running, daemon};
+use crate::list::{self, Line};
+use crate::support::{agent, root};
+
+/// The longest a list may take: a program that does not end by then hangs.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The daemon and the compiled program.
+pub(crate) struct Stage {
+    place: Place,
+    program: PathBuf,
+    next: AtomicUsize,
+    _daemon: Running,
+}
+
+/// The first line at which the traces are not the same.
+pub(crate) struct Difference {
+    alone: String,
+    under: String,
+}
+
+impl Difference {
+    /// The call, and the first lines that only one of the traces has.
+    pub(crate) fn in_short(&self) -> String {
+        let name = self.alone.lines().next().unwrap_or_default();
+        let name = name.split(" =").next().unwrap_or_default();
+        let only = |sign: char, of: &str, other: &str| -> String {
+            let lines = of
+                .lines()
+                .filter(|line| !other.lines().any(|same| same == *line));
+            lines
+                .take(3)
+                .map(|line| format!("\n  {sign} {line}"))
+                .collect()
+        };
+        let (alone, under) = (&self.alone, &self.under);
+        format!(
+            "[{name}]{}{}",
+            only('-', alone, under),
+            only('+', under, alone)
+        )
+    }
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "--- the kernel alone\n{}", self.alone)?;
+        writeln!(f, "+++ under PageONE\n{}", self.under)?;
+        writeln!(f, "in short: {}", self.in_short())
+    }
+}
+
+impl Stage {
+    pub(crate) fn new() -> Self {
+        let place = Place::new();
+        let program = build(&place);
+        let args = ["--merge-period", "20ms", "--broken-rest", "20ms"];
+        let running = daemon(&place, &args);
+        Self {
+            place,
+            program,
+            next: AtomicUsize::new(0),
+            _daemon: running,
+        }
+    }
+
+    /// Where the traces of a list differ; adds to `stored` how many pages were seen in a store.
+    pub(crate) fn difference(&self, lines: &[Line], stored: &mut usize) -> Option<Difference> {
+        let alone = self.run(lines, false);
+        let under = self.run(lines, true);
+        *stored += stored_pages(&under);
+        let (alone, under) = (blocks(&alone), blocks(&under));
+        if alone == under {
+            return None;
+        }
+        let again = blocks(&self.run(lines, false));
+        assert!(
+            alone == again,
+            "the model itself is not steady:\n{}\n{}",
+            list::text(lines),
+            first_difference(&alone, &again)
+        );
+        Some(first_difference(&alone, &under))
+    }
+
+    /// Keeps a list for later.
+    pub(crate) fn keep(&self, name: &str, lines: &[Line]) -> PathBuf {
+        let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("model-{name}.list"));
+        std::fs::write(&file, list::text(lines)).unwrap();
+        file
+    }
+
+    /// Runs a list and gives the trace, with the program's end as its last line.
+    fn run(&self, lines: &[Line], under: bool) -> String {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let folder = self.place.path().join(format!("run-{number}"));
+        std::fs::create_dir(&folder).unwrap();
+        let (list, trace) = (folder.join("list"), folder.join("trace"));
+        std::fs::write(&list, list::text(lines)).unwrap();
+        let mut command = Command::new("setarch");
+        command.arg("-R").arg(&self.program);
+        command.args([&list, &trace, &folder]);
+        command
+            .arg(if under { "0" } else { "1" })
+            .stdin(Stdio::null());
+        if under {
+            command.env("LD_PRELOAD", agent());
+            command.env("PAGEONE_SOCKET", self.place.socket());
+        }
+        let end = end_of(&mut Running::start(&mut command));
+        let trace = std::fs::read_to_string(&trace).unwrap_or_default();
+        std::fs::remove_dir_all(&folder).unwrap();
+        format!("{trace}\n0 ended: {end}\n")
+    }
+}
+
+fn build(place: &Place) -> PathBuf {
+    let sources = std::fs::read_dir(root().join("tests/model")).unwrap();
+    let sources = sources.map(|entry| entry.unwrap().path());
+    let program = place.path().join("model");
+    let mut cc = Command::new("cc");
+    cc.args(["-O2", "-g", "-Wall", "-Wextra", "-pthread", "-o"])
+        .arg(&program)
+        .args(sources.filter(|path| path.extension().is_some_and(|kind| kind == "c")));
+    assert!(cc.status().expect("a C compiler is installed").success());
+    program
+}
+
+fn end_of(running: &mut Running) -> String {
+    let deadline = Instant::now() + PATIENCE;
+    while Instant::now() < deadline {
+        if let Some(status) = running.0.try_wait().unwrap() {
+            return status.to_string();
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    format!("not at all, in {PATIENCE:?}")
+}
+
+/// The trace by lines of the list; a line's text may have several of its own, which begin with spaces.
+fn blocks(trace: &str) -> Vec<String> {
+    let mut blocks: Vec<String> = Vec::new();
+    for line in trace.lines().filter(|line| !line.trim().is_empty()) {
+        let kept = line.split(" stored=").next().unwrap_or(line);
+        match blocks.last_mut().filter(|_| line.starts_with(' ')) {
+            Some(block) => *block = format!("{block}\n{kept}"),
+            None => blocks.push(kept.to_owned()),
+        }
+    }
+    blocks
+}
+
+fn first_difference(alone: &[String], under: &[String]) -> Difference {
+    let longest = alone.len().max(under.len());
+    let at = (0..longest).find(|&at| alone.get(at) != under.get(at));
+    let text = |blocks: &[String]| {
+        let block = at.and_then(|at| blocks.get(at));
+        block.cloned().unwrap_or_else(|| "(nothing)".to_owned())
+    };
+    Difference {
+        alone: text(alone),
+        under: text(under),
+    }
+}
+
+fn stored_pages(trace: &str) -> usize {
+    let counts = trace.lines().filter_map(|line| line.split_once(" stored="));
+    counts
+        .filter_map(|(_, count)| count.parse::<usize>().ok())
+        .sum()
+}

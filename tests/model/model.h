@@ -1,0 +1,75 @@
+/*
+ * A program that makes memory calls as a list says, and writes down what it sees.
+ *
+ *   main.c    the list, the threads, the calls
+ *   view.c    the mappings and the bytes of the arena, as text
+ *   blocks.c  malloc's memory, brk, thread stacks
+ *   family.c  children
+ *
+ * `model LIST TRACE FOLDER PLAIN` runs a list; the same list runs twice, without PageONE and
+ * under it, and crates/pageone/tests/model compares the two traces line by line. So a trace holds nothing that
+ * may differ: no address outside the arena, no time, no count of resident pages.
+ *
+ * A line of a list: THREAD NAME ARGUMENT...; its line of the trace: NUMBER NAME RESULT.
+ */
+#ifndef MODEL_H
+#define MODEL_H
+
+#define _GNU_SOURCE
+#include <stddef.h>
+#include <stdint.h>
+
+#define PAGE 4096ul
+#define CHUNK_PAGES 512ul
+/* The arena: where the list's calls go. It begins with a chunk of PageONE's, and nothing else lies near. */
+#define ARENA 0x200000000000ul
+#define ARENA_PAGES (3 * CHUNK_PAGES)
+#define FILE_PAGES 256ul
+
+/* Contents of pages: 0 is zeros. */
+#define CONTENTS 6u
+
+void say(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void fill_page(void *page, unsigned content);
+/* Writes a page as a thread does; gives the signal that hit it, or 0. */
+int write_page(unsigned char *page, unsigned content);
+int write_byte(unsigned char *at, unsigned char value);
+/* Reads a page as a thread does; gives the signal that hit it, or 0. */
+int read_page(const unsigned char *page, unsigned char *into);
+void must(int worked, const char *call);
+
+/* view.c */
+struct file {
+	const char *name;
+	int fd;
+};
+extern struct file files[3];
+/* Says the mappings of a range, merged where only PageONE's division keeps them apart. */
+void say_mappings(uintptr_t start, uintptr_t end);
+/* Says the contents of the mapped pages of a range. */
+void say_contents(uintptr_t start, uintptr_t end);
+void say_files(void);
+void say_bytes(const void *bytes, size_t len);
+void say_everything(void);
+/* Waits until merging has come to rest: no page more lies in a store. */
+void settle(void);
+/* Whether all of a range is mapped and may be written; `anonymous`: and belongs to no file. */
+int is_writable(uintptr_t start, uintptr_t end, int anonymous);
+
+/* blocks.c */
+void block_malloc(size_t id, size_t len, unsigned content);
+void block_realloc(size_t id, size_t len);
+void block_free(size_t id);
+void block_offer(size_t id);
+void say_blocks(void);
+void say_heap(void);
+void heap_move(long pages);
+void heap_fill(size_t first, size_t count, unsigned content);
+void heap_advise(size_t first, size_t count, int advice);
+void stack_begin(size_t id, unsigned content);
+void stack_end(size_t id);
+
+/* family.c */
+void family(const char *kind, size_t first, size_t count, unsigned content);
+
+#endif
