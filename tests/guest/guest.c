@@ -202,6 +202,8 @@ static int ask_child(char command)
 	return bad;
 }
 
+#include "forks.h"
+
 /* ---- commands ---- */
 
 static void say(long result)
@@ -474,6 +476,10 @@ int main(void)
 		}
 		COMMAND("unpin") { ring_close(&ring); say(0); }
 		COMMAND("fork") say(do_fork((int)a));
+		COMMAND("forks") say(make_forks(a));
+		COMMAND("cycle") say(start_cycle(a));
+		COMMAND("stopcycle") say(stop_cycle());
+		COMMAND("rawexit") raw_exit(a, b);
 		COMMAND("childcheck") say(ask_child('c') ? -EILSEQ : 0);
 		COMMAND("childwrite") say(ask_child('w') ? -EILSEQ : 0);
 		COMMAND("childdiscard") say(ask_child('d') ? -EILSEQ : 0);

@@ -25,6 +25,7 @@
 
 #![allow(rustdoc::private_intra_doc_links)] // all modules are private; their docs are for readers
 
+mod alone;
 mod api;
 mod discard;
 mod hooks;

@@ -1,19 +1,35 @@
 //! One lock orders the guest's calls over offered memory and the agent's windows.
 //!
 //! It lives in a page that fork gives to a child as zeros (`MADV_WIPEONFORK`): however a child was
-//! made, it starts with a free lock and without an agent, also when the fork fell into a window.
-//! A child that shares memory (vfork, posix_spawn) shares the lock, as it must.
+//! made, it starts with a free lock and without an agent. A child that shares memory (vfork,
+//! posix_spawn) shares the lock, as it must.
 //!
 //! The holder has all signals blocked, so no handler of the same thread can want it again. It is
-//! held for one window or one system call at a time.
+//! held for one window or one system call at a time, and its holder waits for nothing but the kernel.
+//! So it comes after every other lock of the process, and no order of locks can hang on it.
+//!
+//! **Forks.** Nobody holds the lock over a fork: libc takes malloc's locks on the way, and a thread that
+//! has one of these may want this lock. A fork must only not fall into a window, for the pages that are
+//! out would be missing in the child. So [`begin_fork`] waits for the window that is under way, and
+//! until [`end_fork`] none begins. A hook of another thread may be half-way when the kernel forks; see
+//! [`hooks`](crate::hooks).
+//!
+//! **Holders that vanish.** A fork child inherits nothing of the page, and so not that a thread it does
+//! not have was half-way. A thread may also be killed alone, by a seccomp filter. The lock's word
+//! names its holder, so a thread that waits long takes it from a holder that is gone. [`HELD`] is
+//! not wiped: the next holder finds it set and mistrusts the table (see [`Table::mistrust`]).
 //!
 //! Orderings: taking is Acquire, giving back is Release, and they are each other's partners:
 //! everything in [`Table`] is written under the lock and read under it.
 
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
+use rustix::event::Timespec;
+use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::thread::futex;
+use sys::process::thread_id;
+use sys::task;
 use sys::thread::{SignalMask, block_signals, restore_signals};
 
 use crate::table::Table;
@@ -21,13 +37,40 @@ use crate::table::Table;
 /// What a fork child must not inherit.
 #[derive(Default)]
 pub(crate) struct PerProcess {
-    /// 0 free, 1 held, 2 held and wanted.
+    /// The number of the thread that holds the lock, and [`WANTED`]; 0 when it is free.
     word: AtomicU32,
+    /// Forks that have begun and not ended.
+    forking: AtomicU32,
+    /// The namespace of the numbers in `word`; 0 when it is not known.
+    namespace: AtomicU64,
+    /// [`EXITED`] and the code with which a thread left by its own system call; 0 while none has.
+    exit: AtomicU64,
     /// Whether the agent's thread runs in this process.
     pub(crate) started: AtomicU32,
     /// Whether an engine serves this process now: one of the constants below. Changed under the lock.
     pub(crate) serving: AtomicU32,
 }
+
+/// A thread has left by itself.
+const EXITED: u64 = 1 << 32;
+
+/// A thread waits for the lock, or did.
+const WANTED: u32 = 1 << 31;
+
+/// Whether the table is being changed. Unlike the lock, fork children inherit it.
+static HELD: AtomicBool = AtomicBool::new(false);
+
+/// After so long a waiting thread asks whether the holder lives.
+const LONG: Timespec = Timespec {
+    tv_sec: 1,
+    tv_nsec: 0,
+};
+
+/// So long a window waits for forks to end.
+const FORK: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 100_000_000,
+};
 
 /// [`PerProcess::serving`]: nobody has been looked for yet.
 pub(crate) const SEARCHING: u32 = 0;
@@ -80,15 +123,105 @@ pub(crate) struct Guard {
 pub(crate) fn lock() -> Option<Guard> {
     let page = per_process()?;
     let mask = block_signals();
-    let free = page
-        .word
-        .compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed);
-    if free.is_err() {
-        while page.word.swap(2, Ordering::Acquire) != 0 {
-            let _ = futex::wait(&page.word, futex::Flags::PRIVATE, 2, None);
+    page.take(thread_id());
+    let mut guard = Guard { page, mask };
+    // Relaxed: the lock orders it, and a child is ordered by its fork.
+    if HELD.swap(true, Ordering::Relaxed) {
+        guard.table().mistrust();
+    }
+    Some(guard)
+}
+
+/// Takes the lock for a window, which must not begin during a fork; `None` too when forks took long.
+pub(crate) fn lock_between_forks() -> Option<Guard> {
+    let page = per_process()?;
+    loop {
+        let guard = lock()?;
+        let forking = page.forking.load(Ordering::Relaxed);
+        if forking == 0 {
+            return Some(guard);
+        }
+        drop(guard);
+        let none = futex::Flags::PRIVATE;
+        if futex::wait(&page.forking, none, forking, Some(&FORK)) == Err(Errno::TIMEDOUT) {
+            return None;
         }
     }
-    Some(Guard { page, mask })
+}
+
+/// Waits for the window under way; from here none begins in this process until [`end_fork`].
+pub(crate) fn begin_fork() {
+    // Relaxed: `lock_between_forks` looks at it under the same lock.
+    if let Some(guard) = lock() {
+        guard.page.forking.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Ends what [`begin_fork`] began, in the parent. In a child the page is zeros.
+pub(crate) fn end_fork() {
+    let Some(page) = per_process() else { return };
+    let less = |forking: u32| forking.checked_sub(1);
+    let order = Ordering::Relaxed;
+    if page.forking.fetch_update(order, order, less) == Ok(1) {
+        let _ = futex::wake(&page.forking, futex::Flags::PRIVATE, 1);
+    }
+}
+
+impl PerProcess {
+    /// Remembers which namespace thread numbers belong to.
+    pub(crate) fn note_namespace(&self) {
+        let namespace = task::namespace().unwrap_or(0);
+        self.namespace.store(namespace, Ordering::Relaxed);
+    }
+
+    /// Remembers that the calling thread leaves with this code.
+    pub(crate) fn note_exit(&self, code: i32) {
+        let code = u64::from(code.cast_unsigned());
+        self.exit.store(EXITED | code, Ordering::Relaxed);
+    }
+
+    /// The code of the last thread that said so.
+    pub(crate) fn last_exit(&self) -> Option<i32> {
+        let noted = self.exit.load(Ordering::Relaxed);
+        #[allow(clippy::cast_possible_truncation)] // the upper half is the mark
+        (noted & EXITED != 0).then_some((noted as u32).cast_signed())
+    }
+
+    fn take(&self, me: u32) {
+        let mut word = self.swap(0, me);
+        while let Err(now) = word {
+            word = match now {
+                // Others may wait as well.
+                0 => self.swap(0, me | WANTED),
+                _ if now & WANTED == 0 => match self.swap(now, now | WANTED) {
+                    Ok(()) => Err(now | WANTED),
+                    other => other,
+                },
+                _ => self.wait(now, me),
+            };
+        }
+    }
+
+    /// Waits until the word changes, and takes the lock from a holder that is gone.
+    fn wait(&self, now: u32, me: u32) -> std::result::Result<(), u32> {
+        let waited = futex::wait(&self.word, futex::Flags::PRIVATE, now, Some(&LONG));
+        if waited == Err(Errno::TIMEDOUT) && self.is_gone(now & !WANTED) {
+            return self.swap(now, me | WANTED);
+        }
+        Err(self.word.load(Ordering::Relaxed))
+    }
+
+    fn swap(&self, from: u32, to: u32) -> std::result::Result<(), u32> {
+        let order = (Ordering::Acquire, Ordering::Relaxed);
+        let swapped = self.word.compare_exchange(from, to, order.0, order.1);
+        swapped.map(drop)
+    }
+
+    /// Whether a holder has ended. A thread that counts in another namespace cannot tell.
+    fn is_gone(&self, holder: u32) -> bool {
+        let known = self.namespace.load(Ordering::Relaxed);
+        known != 0 && task::namespace() == Some(known) && task::is_gone(holder)
+    }
 }
 
 impl Guard {
@@ -102,26 +235,53 @@ impl Guard {
     pub(crate) fn process(&self) -> &'static PerProcess {
         self.page
     }
-
-    /// Keeps the lock held over a fork; [`Guard::resume`] takes it back, in the parent.
-    pub(crate) fn suspend(self) -> SignalMask {
-        let mask = self.mask;
-        std::mem::forget(self);
-        mask
-    }
-
-    /// # Safety
-    /// The lock must be held through [`Guard::suspend`] by this thread.
-    pub(crate) unsafe fn resume(mask: SignalMask) -> Option<Self> {
-        per_process().map(|page| Self { page, mask })
-    }
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        if self.page.word.swap(0, Ordering::Release) == 2 {
+        HELD.store(false, Ordering::Relaxed);
+        if self.page.word.swap(0, Ordering::Release) & WANTED != 0 {
             let _ = futex::wake(&self.page.word, futex::Flags::PRIVATE, 1);
         }
         restore_signals(self.mask);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lock_of_a_thread_that_ended_is_taken() {
+        let page = PerProcess::default();
+        page.note_namespace();
+        let ended = std::thread::spawn(thread_id).join().unwrap();
+        page.word.store(ended, Ordering::Relaxed);
+        let begun = std::time::Instant::now();
+        page.take(thread_id());
+        assert!(begun.elapsed().as_millis() >= 900, "not at once");
+        assert_eq!(page.word.load(Ordering::Relaxed) & !WANTED, thread_id());
+    }
+
+    #[test]
+    fn a_holder_of_another_namespace_is_not_judged() {
+        let page = PerProcess::default();
+        assert!(!page.is_gone(u32::MAX), "not known");
+        page.namespace.store(1, Ordering::Relaxed);
+        assert!(!page.is_gone(u32::MAX), "another");
+        page.note_namespace();
+        assert!(page.is_gone(u32::MAX));
+        assert!(!page.is_gone(thread_id()));
+    }
+
+    #[test]
+    fn the_end_of_a_fork_that_did_not_begin_is_nothing() {
+        end_fork();
+        begin_fork();
+        begin_fork();
+        end_fork();
+        assert!(lock_between_forks().is_none());
+        end_fork();
+        assert!(lock_between_forks().is_some());
     }
 }

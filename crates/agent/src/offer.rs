@@ -65,7 +65,11 @@ pub(crate) fn offer(start: usize, len: usize, to_ksm: bool) -> Result<Then> {
         },
     )?;
     drop(guard);
-    if process.started.swap(1, Ordering::Relaxed) == 0 && serve::start().is_err() {
+    if process.started.swap(1, Ordering::Relaxed) != 0 {
+        return Ok(if pass_on { Then::PassOn } else { Then::Done });
+    }
+    process.note_namespace();
+    if serve::start().is_err() {
         process.started.store(0, Ordering::Relaxed);
         return Ok(if to_ksm { Then::PassOn } else { Then::Done });
     }

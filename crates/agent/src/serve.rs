@@ -9,7 +9,7 @@ use std::ffi::CStr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::Timespec;
 use rustix::io::{Errno, Result};
 use rustix::time::{ClockId, clock_gettime};
 use sys::socket::{self, Received};
@@ -19,10 +19,11 @@ use wire::{
     Ready, Reception, Role, Unmerge, Welcome,
 };
 
+use crate::alone::Alone;
 use crate::lines;
-use crate::lock::{ALONE, Guard, SEARCHING, SERVED, lock};
+use crate::lock::{ALONE, Guard, SEARCHING, SERVED, lock, lock_between_forks};
 use crate::report;
-use crate::window::Window;
+use crate::window::{self, Window};
 
 const PATH_BYTES: usize = 108;
 
@@ -109,11 +110,13 @@ extern "C" fn main() -> ! {
     sys::thread::set_name(c"pageone-agent");
     // SAFETY: this thread's descriptors are copies that nothing uses.
     unsafe { sys::thread::close_all_but(&[]) };
+    let alone = Alone::new();
     loop {
         if let Ok(socket) = connect() {
-            let _ = session(&socket);
+            let _ = session(&socket, &alone);
         }
         leave_alone();
+        alone.leave_if_last();
         let second = rustix::time::Timespec {
             tv_sec: 1,
             tv_nsec: 0,
@@ -151,7 +154,7 @@ struct Session {
 }
 
 /// Serves until the engine closes the connection or says something unintelligible.
-fn session(socket: &OwnedFd) -> Result<()> {
+fn session(socket: &OwnedFd, alone: &Alone) -> Result<()> {
     let mut buffer = [0; MAX_MESSAGE];
     let hello = Hello {
         role: Role::Agent,
@@ -159,6 +162,7 @@ fn session(socket: &OwnedFd) -> Result<()> {
     };
     let len = hello.encode(&mut buffer);
     socket::send(socket, buffer.get(..len).unwrap_or_default(), &[])?;
+    alone.wait(socket, None)?;
     let mut received = socket::recv(socket, &mut buffer)?;
     let packet = buffer.get(..received.len).unwrap_or_default();
     let welcome = match Reception::decode(packet).map_err(|_| Errno::PROTO)? {
@@ -183,7 +187,7 @@ fn session(socket: &OwnedFd) -> Result<()> {
         line: session.lifeline as u64,
     };
     answer(socket, &mut buffer, &Answer::Ready(ready))?;
-    let result = session.serve(socket, &mut buffer);
+    let result = session.serve(socket, alone, &mut buffer);
     session.end();
     result
 }
@@ -220,9 +224,14 @@ impl Session {
         })
     }
 
-    fn serve(&mut self, socket: &OwnedFd, buffer: &mut [u8; MAX_MESSAGE]) -> Result<()> {
+    fn serve(
+        &mut self,
+        socket: &OwnedFd,
+        alone: &Alone,
+        buffer: &mut [u8; MAX_MESSAGE],
+    ) -> Result<()> {
         loop {
-            self.wait(socket)?;
+            self.wait(socket, alone)?;
             let mut received = socket::recv(socket, buffer)?;
             if received.len == 0 {
                 return Ok(());
@@ -258,12 +267,15 @@ impl Session {
         }
     }
 
-    /// Waits for the next question while there is something to be done besides.
-    fn wait(&mut self, socket: &OwnedFd) -> Result<()> {
-        while self.window.is_holding() && !poll_for(socket, HELD_AGAIN)? {
+    /// Waits for the next question; memory that could not be let go is tried again meanwhile.
+    fn wait(&mut self, socket: &OwnedFd, alone: &Alone) -> Result<()> {
+        loop {
+            let holding = self.window.is_holding();
+            if alone.wait(socket, holding.then_some(HELD_AGAIN))? {
+                return Ok(());
+            }
             self.window.let_held_go();
         }
-        Ok(())
     }
 
     /// Holds the new lifeline before it lets go of the old: a child forked at any moment has one.
@@ -304,10 +316,13 @@ impl Session {
         self.window.longest_ns = 0;
         let store = self.stores.get(usize::from(question.store));
         let store = store.and_then(Option::as_ref).map(AsFd::as_fd);
-        if let (Some(mut guard), Some(store)) = (lock(), store) {
-            let locks = report::locks_future();
-            self.window
-                .merge(&mut guard, question, store, locks, &mut outcomes);
+        match (lock_between_forks(), store) {
+            (Some(mut guard), Some(store)) => {
+                let locks = report::locks_future();
+                self.window
+                    .merge(&mut guard, question, store, locks, &mut outcomes);
+            }
+            _ => window::put_off(question, &mut outcomes),
         }
         Merged {
             outcomes,
@@ -330,16 +345,6 @@ const HELD_AGAIN: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 10_000_000,
 };
-
-/// Waits at most `wait` for a packet; whether there is one, or the other end is gone.
-fn poll_for(socket: &OwnedFd, wait: Timespec) -> Result<bool> {
-    let mut ready = [PollFd::new(socket, PollFlags::IN)];
-    match poll(&mut ready, Some(&wait)) {
-        Ok(ready) => Ok(ready > 0),
-        Err(Errno::INTR) => Ok(true),
-        Err(errno) => Err(errno),
-    }
-}
 
 /// Gives the named stored pages private frames, and tells which have them.
 fn unmerge(question: &Unmerge) -> PageBits {

@@ -224,6 +224,15 @@ impl Table<'_> {
         }
     }
 
+    /// A thread that was changing the table is gone, so it may say of memory that it is offered which was
+    /// unmapped. Then nothing is offered any more: memory is left unmerged until it is offered again.
+    /// What is known of stores stays, for there it is the kernel that is asked.
+    pub(crate) fn mistrust(&mut self) {
+        self.each_known(0, ADDRESS_LIMIT, |_, _, chunk| {
+            chunk.offered = PageBits::EMPTY;
+        });
+    }
+
     /// Bytes of memory the table holds.
     pub(crate) fn memory_bytes(&self) -> usize {
         let pages = (KNOWN.load(Ordering::Relaxed) * size_of::<Chunk>()).div_ceil(PAGE_BYTES);

@@ -26,8 +26,8 @@
 //!
 //! Who could break it, and what stops them:
 //! - the guest's own munmap, mmap, mremap, madvise, mprotect over the chunk: wait for the lock;
-//! - fork: libc's fork waits for the lock as well (see [`hooks`](crate::hooks)); a child made
-//!   by a bare clone(2) in the middle would miss the pages that are out, and is a documented limit;
+//! - fork: no window begins while libc forks, and a fork waits for the one under way (see
+//!   [`lock`](crate::lock)); a child made past libc would miss the pages that are out: a documented limit;
 //! - the engine's death: nothing here asks it anything;
 //! - a system call that slips past the hooks and unmaps the chunk: MOVE and registration fail, and
 //!   a failed page is given back or dropped with the mapping it belonged to.
@@ -450,6 +450,12 @@ impl Window {
     fn ways(&self, job: &Job<'_>, at: usize, page: usize) -> (usize, usize) {
         (job.chunk + page * PAGE_BYTES, self.staging.place(at))
     }
+}
+
+/// The outcomes of a question for which there is no window now.
+pub(crate) fn put_off(question: &Merge, outcomes: &mut Outcomes) {
+    let asked = pages(question).filter(|item| item.1 != Target::Enclosed);
+    asked.for_each(|(page, _)| set(outcomes, page, PageOutcome::Again));
 }
 
 fn set(outcomes: &mut Outcomes, page: usize, outcome: PageOutcome) {

@@ -23,6 +23,7 @@ pub mod raw;
 pub mod residence;
 pub mod signals;
 pub mod socket;
+pub mod task;
 pub mod thread;
 pub mod uffd;
 pub mod usage;

@@ -19,6 +19,8 @@ use crate::lock::{Guard, lock};
 use crate::serve;
 use crate::table::touches;
 
+#[cfg(target_arch = "x86_64")]
+mod by_number;
 mod exports;
 mod fork;
 pub(crate) mod locks;
@@ -28,6 +30,8 @@ pub(crate) mod memory;
 extern "C" fn begin() {
     // SAFETY: the loader runs this while the process has one thread.
     unsafe { serve::configure() };
+    // Made before anybody forks, it is there when a fork begins.
+    let _ = crate::lock::per_process();
     fork::begin();
 }
 

@@ -1,0 +1,88 @@
+//! syscall(2), which makes any call by its number.
+//!
+//! Forks by number go the way of all forks ([`fork`](super::fork)). Everything else enters the kernel as
+//! in libc's own function: from a leaf that touches no stack, because there are calls that come
+//! back on another one. So a fork that brings a stack of its own along is left alone too. The code of a thread that
+//! ends by number is noted, for the agent's thread may have to end the process with it (see [`alone`](crate::alone)).
+
+use std::ffi::c_long;
+
+use crate::api::fail;
+
+// rdi number; rsi, rdx, rcx, r8, r9 and one on the stack: arguments. 56 is clone, whose flags come
+// first and whose stack second; 57 is fork; 435 is clone3, whose structure has its flags at 0 and its stack
+// at 40; 60 is exit. 0x100 is CLONE_VM: such a child uses the parent's memory, and misses nothing.
+/// syscall(2).
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+unsafe extern "C" fn syscall(number: c_long) -> c_long {
+    core::arch::naked_asm!(
+        "endbr64",
+        "cmp $56, %rdi",
+        "je 3f",
+        "cmp $57, %rdi",
+        "je 5f",
+        "cmp $435, %rdi",
+        "je 4f",
+        "cmp $60, %rdi",
+        "je 7f",
+        "2:",
+        "mov %rdi, %rax",
+        "mov %rsi, %rdi",
+        "mov %rdx, %rsi",
+        "mov %rcx, %rdx",
+        "mov %r8, %r10",
+        "mov %r9, %r8",
+        "mov 8(%rsp), %r9",
+        "syscall",
+        "cmp $-4095, %rax",
+        "jae 6f",
+        "ret",
+        "3:",
+        "test $0x100, %esi",
+        "jnz 2b",
+        "test %rdx, %rdx",
+        "jnz 2b",
+        "jmp {fork}",
+        "4:",
+        "cmp $64, %rdx",
+        "jb 2b",
+        "test %rsi, %rsi",
+        "jz 2b",
+        "testl $0x100, (%rsi)",
+        "jnz 2b",
+        "cmpq $0, 40(%rsi)",
+        "jne 2b",
+        "5:",
+        "jmp {fork}",
+        "6:",
+        "mov %rax, %rdi",
+        "jmp {failed}",
+        "7:",
+        "mov %esi, %edi",
+        "jmp {exit}",
+        fork = sym fork,
+        failed = sym failed,
+        exit = sym exit,
+        options(att_syntax)
+    )
+}
+
+extern "C" fn fork(number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize) -> c_long {
+    match super::fork::by_number(number, [a, b, c, d, e, 0]) {
+        Ok(child) => child.cast_signed() as c_long,
+        Err(errno) => fail(errno).into(),
+    }
+}
+
+extern "C" fn exit(code: i32) -> ! {
+    if let Some(process) = crate::lock::per_process() {
+        process.note_exit(code);
+    }
+    sys::thread::leave(code)
+}
+
+extern "C" fn failed(result: c_long) -> c_long {
+    let code = i32::try_from(-result).unwrap_or(0);
+    fail(rustix::io::Errno::from_raw_os_error(code)).into()
+}

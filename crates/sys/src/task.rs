@@ -1,0 +1,163 @@
+//! Whether tasks still live: the holder of a lock, and the threads of this process.
+//!
+//! Nothing here allocates, sets `errno` or needs thread-local storage.
+//!
+//! Source: proc_pid_stat(5).
+
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::{Errno, Result};
+use rustix::process::Pid;
+
+/// Which namespace the numbers of this process's threads belong to; `None` where /proc is not there.
+#[must_use]
+pub fn namespace() -> Option<u64> {
+    let stat = rustix::fs::stat(c"/proc/self/ns/pid").ok()?;
+    Some(stat.st_ino)
+}
+
+/// Whether the task with this number has ended. When in doubt it lives. The number must belong to the
+/// caller's namespace.
+#[must_use]
+pub fn is_gone(number: u32) -> bool {
+    let Some(pid) = i32::try_from(number).ok().and_then(Pid::from_raw) else {
+        return true;
+    };
+    if rustix::process::test_kill_process(pid) == Err(Errno::SRCH) {
+        return true;
+    }
+    // A thread group's first thread stays as a zombie while others live.
+    let mut path = *b"/proc/..........\0\0\0\0\0\0";
+    write_path(&mut path, number);
+    let stat = std::ffi::CStr::from_bytes_until_nul(&path).ok().map(open);
+    stat.and_then(Result::ok)
+        .and_then(|file| Stat::read(&file).ok())
+        .is_some_and(|stat| stat.has_ended)
+}
+
+/// Writes `/proc/NUMBER/stat` and a zero.
+fn write_path(path: &mut [u8; 22], number: u32) {
+    let mut digits = [0u8; 10];
+    let (mut rest, mut first) = (number, digits.len());
+    while first == digits.len() || rest > 0 {
+        first -= 1;
+        digits[first] = b'0' + u8::try_from(rest % 10).unwrap_or(0);
+        rest /= 10;
+    }
+    let text = b"/proc/".iter().chain(&digits[first..]).chain(b"/stat\0");
+    path.iter_mut().zip(text).for_each(|(to, from)| *to = *from);
+}
+
+fn open(path: &std::ffi::CStr) -> Result<OwnedFd> {
+    rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// What `/proc/PID/stat` says.
+struct Stat {
+    has_ended: bool,
+    /// Threads of the process, an ended first one included while others live.
+    threads: u32,
+    /// With what the task ended, as wait(2) tells it.
+    code: i32,
+}
+
+impl Stat {
+    fn read(file: &OwnedFd) -> Result<Self> {
+        let mut buffer = [0u8; 512];
+        let len = rustix::io::pread(file, &mut buffer, 0)?;
+        Self::parse(buffer.get(..len).unwrap_or_default()).ok_or(Errno::INVAL)
+    }
+
+    fn parse(text: &[u8]) -> Option<Self> {
+        // The name, in parentheses, may hold anything.
+        let name_ends = text.iter().rposition(|&byte| byte == b')')?;
+        let mut fields = text.get(name_ends + 2..)?.split(|&byte| byte == b' ');
+        let state = fields.next()?;
+        let number =
+            |field| -> Option<i32> { std::str::from_utf8(field).ok()?.trim_end().parse().ok() };
+        Some(Self {
+            has_ended: matches!(state, b"Z" | b"X" | b"x"),
+            threads: number(fields.nth(16)?)?.unsigned_abs(),
+            code: number(fields.nth(31)?)?,
+        })
+    }
+}
+
+/// The first thread of this process, whose end the others can notice.
+#[derive(Debug)]
+pub struct Leader(OwnedFd);
+
+impl Leader {
+    /// The first thread of this process.
+    ///
+    /// # Errors
+    /// Whatever opening `/proc/self/stat` gives.
+    pub fn of_this_process() -> Result<Self> {
+        open(c"/proc/self/stat").map(Self)
+    }
+
+    /// The code it ended with, if it has ended and one other thread is left: the caller.
+    #[must_use]
+    pub fn left_one(&self) -> Option<i32> {
+        let stat = Stat::read(&self.0).ok();
+        let last = stat.filter(|stat| stat.has_ended && stat.threads == 2);
+        last.map(|stat| stat.code >> 8)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_read_whatever_the_name() {
+        let stat = |text: &str| {
+            let stat = Stat::parse(text.as_bytes()).unwrap();
+            (stat.has_ended, stat.threads, stat.code)
+        };
+        let before = "1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16";
+        let after = "0 ".repeat(31);
+        let line = |name, threads| format!("77 ({name}) {before} {threads} {after}1792\n");
+        assert_eq!(
+            stat(&line("a) Z", 3).replace(") 1", ") S 1")),
+            (false, 3, 1792)
+        );
+        assert_eq!(stat(&line("", 2).replace(") 1", ") Z 1")), (true, 2, 1792));
+        assert!(Stat::parse(b"77 (cut) S 1 2").is_none());
+        assert!(Stat::parse(b"").is_none());
+    }
+
+    #[test]
+    fn a_path_has_the_number() {
+        for (number, wanted) in [(0, "/proc/0/stat"), (u32::MAX, "/proc/4294967295/stat")] {
+            let mut path = [b'.'; 22];
+            write_path(&mut path, number);
+            let path = std::ffi::CStr::from_bytes_until_nul(&path).unwrap();
+            assert_eq!(path.to_str().unwrap(), wanted);
+        }
+    }
+
+    #[test]
+    fn an_ended_thread_is_gone_and_this_one_is_not() {
+        assert!(!is_gone(crate::process::thread_id()) && is_gone(0) && is_gone(u32::MAX));
+        let ended = std::thread::spawn(crate::process::thread_id)
+            .join()
+            .unwrap();
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        while !is_gone(ended) {
+            assert!(std::time::Instant::now() < deadline);
+            std::thread::yield_now();
+        }
+        // A zombie has ended.
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        while !is_gone(child.id()) {
+            assert!(std::time::Instant::now() < deadline);
+            std::thread::yield_now();
+        }
+        child.wait().unwrap();
+        let leader = Leader::of_this_process().unwrap();
+        assert!(leader.left_one().is_none());
+        assert!(namespace().is_some());
+    }
+}
