@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use numa::{HeapView, NodeId};
 use sys::keeper::{Keeper, Kept};
 use sys::process;
+use sys::stranger::Stranger;
 use wire::{RunMode, Setting, Status};
 
 use crate::account::Home;
@@ -126,23 +127,20 @@ impl Engine {
     /// Takes a guest whose hello has been read, into `domain`. Never blocks: the rest of the
     /// handshake happens in the next round. A guest that cannot be admitted is told by the end of
     /// its connection, the log by a warning.
-    pub fn admit(&self, socket: OwnedFd, peer: sys::socket::Peer, domain: &str) {
-        match self.welcome(socket, peer, domain) {
+    pub fn admit(&self, caller: Stranger, domain: &str) {
+        let peer = caller.peer();
+        match self.welcome(caller, domain) {
             Ok(()) => self.helm.tell(|signal| signal.nudge = true),
             Err(error) => tracing::warn!(pid = peer.pid, %error, "a guest cannot be admitted"),
         }
     }
 
-    fn welcome(
-        &self,
-        socket: OwnedFd,
-        peer: sys::socket::Peer,
-        domain: &str,
-    ) -> std::io::Result<()> {
+    fn welcome(&self, caller: Stranger, domain: &str) -> std::io::Result<()> {
         let core = &self.helm.core;
+        let peer = caller.peer();
         let atlas = Arc::clone(&self.atlas);
         let memory = Box::new(ProcessMemory::open(peer.pid, atlas)?);
-        let mut link = Box::new(SocketLink::new(socket)?);
+        let mut link = Box::new(SocketLink::new(caller));
         let realm = core.realm(domain)?;
         let stores = realm.floors().map(|floor| floor.store.share());
         let stores = stores.collect::<std::io::Result<Vec<_>>>()?;
@@ -339,8 +337,7 @@ mod tests {
             return;
         };
         let (ours, theirs) = sys::socket::pair().unwrap();
-        let peer = sys::socket::peer(&ours).unwrap();
-        engine.admit(ours, peer, "somebody");
+        engine.admit(Stranger::new(ours).unwrap(), "somebody");
         while engine.status().full_scans < 3 {
             std::thread::sleep(Duration::from_millis(1));
         }

@@ -13,6 +13,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use sys::pagemap::{PageRun, Pagemap};
 use sys::process::{self, Remote, without_yielding};
+use sys::stranger::Stranger;
 use sys::{memfd, mempolicy, vma};
 use wire::{Answer, MAX_MESSAGE, Question, Welcome};
 
@@ -176,7 +177,7 @@ const SENDING: Duration = Duration::from_millis(200);
 
 /// The connection to an agent.
 pub(crate) struct SocketLink {
-    socket: OwnedFd,
+    socket: Stranger,
     buffer: Box<[u8; MAX_MESSAGE]>,
     /// The lifeline that goes out with the next sync.
     line: Option<OwnedFd>,
@@ -184,16 +185,12 @@ pub(crate) struct SocketLink {
 
 impl SocketLink {
     /// Takes over a connection whose hello has been read.
-    ///
-    /// # Errors
-    /// When the socket cannot be made non-blocking.
-    pub(crate) fn new(socket: OwnedFd) -> std::io::Result<Self> {
-        rustix::io::ioctl_fionbio(&socket, true)?;
-        Ok(Self {
+    pub(crate) fn new(socket: Stranger) -> Self {
+        Self {
             socket,
             buffer: Box::new([0; MAX_MESSAGE]),
             line: None,
-        })
+        }
     }
 
     /// Welcomes the agent: hands over a lifeline, the domain's tie, the stores, and the userfaultfd device if there
@@ -252,13 +249,14 @@ impl Link for SocketLink {
         if !process::wait_readable(&self.socket, wait).map_err(broken)? {
             return Ok(None);
         }
-        match sys::socket::recv(&self.socket, &mut *self.buffer) {
-            Ok(received) if received.len == 0 => Err(Fault::Closed),
-            Ok(received) => {
-                let packet = self.buffer.get(..received.len).unwrap_or_default();
+        match self.socket.recv(&mut *self.buffer) {
+            Ok(0) => Err(Fault::Closed),
+            Ok(len) => {
+                let packet = self.buffer.get(..len).unwrap_or_default();
                 Ok(Some(Answer::decode(packet)?))
             }
             Err(Errno::AGAIN) => Ok(None),
+            Err(Errno::PERM) => Err(Fault::Contradiction("it came with descriptors")),
             Err(Errno::CONNRESET) => Err(Fault::Closed),
             Err(error) => Err(broken(error)),
         }
@@ -273,7 +271,7 @@ mod tests {
 
     fn pair() -> (SocketLink, OwnedFd) {
         let (ours, theirs) = sys::socket::pair().unwrap();
-        (SocketLink::new(ours).unwrap(), theirs)
+        (SocketLink::new(Stranger::new(ours).unwrap()), theirs)
     }
 
     fn answer(socket: &OwnedFd, answer: &Answer) {

@@ -12,7 +12,7 @@
 //! among them, the time they have for it, the requests that wait, and the time a caller has to take
 //! its reply. Two lanes, because unmerging everything takes long and must not hide the counters.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -26,6 +26,7 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use sys::fault::{self, Point};
 use sys::process;
 use sys::socket::{self, Peer};
+use sys::stranger::{self, Stranger};
 use wire::{Hello, MAX_MESSAGE, Reply, Request, Role};
 
 use crate::listener::Listener;
@@ -45,8 +46,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// A connection between its first byte and the engine or a lane.
 struct Pending {
-    socket: OwnedFd,
-    peer: Peer,
+    socket: Stranger,
     deadline: Instant,
     control: bool,
 }
@@ -158,7 +158,7 @@ impl Server {
 
     fn accept(&mut self) {
         self.accept_after = None;
-        let socket = match socket::accept(&self.listener) {
+        let socket = match Stranger::accept(&self.listener) {
             Ok(socket) => socket,
             Err(error) => {
                 tracing::warn!("cannot take a connection: {error}");
@@ -166,18 +166,15 @@ impl Server {
                 return;
             }
         };
-        let Ok(peer) = socket::peer(&socket) else {
-            return;
-        };
-        let same = self.pending.iter().filter(|p| p.peer.uid == peer.uid);
-        if same.count() >= MAX_PENDING_OF_USER {
-            tracing::warn!("user {} has too many unfinished connections", peer.uid);
-            return;
+        let uid = socket.peer().uid;
+        let same = self.pending.iter().filter(|p| p.socket.peer().uid == uid);
+        if same.count() + stranger::unclosed(uid) >= MAX_PENDING_OF_USER {
+            let why = format!("user {uid} has {MAX_PENDING_OF_USER} unfinished connections");
+            return self.refusals.tell(&why);
         }
         let deadline = Instant::now() + PATIENCE;
         self.pending.push(Pending {
             socket,
-            peer,
             deadline,
             control: false,
         });
@@ -199,12 +196,23 @@ impl Server {
         }
     }
 
-    fn read(&mut self, pending: Pending) -> Step {
+    fn read(&mut self, mut pending: Pending) -> Step {
         let mut packet = [0; MAX_MESSAGE];
-        let Ok(received) = socket::recv(&pending.socket, &mut packet) else {
-            return Step::Done;
+        let len = match pending.socket.recv(&mut packet) {
+            Ok(len) => len,
+            Err(Errno::AGAIN) => return Step::Wait(pending),
+            Err(Errno::PERM) => {
+                let peer = pending.socket.peer();
+                let why = format!(
+                    "process {} of user {} sends descriptors",
+                    peer.pid, peer.uid
+                );
+                self.refusals.tell(&why);
+                return Step::Done;
+            }
+            Err(_) => return Step::Done,
         };
-        match &packet[..received.len] {
+        match packet.get(..len).unwrap_or_default() {
             [] => Step::Done,
             request if pending.control => {
                 self.request(pending, request);
@@ -218,7 +226,7 @@ impl Server {
         let hello = match Hello::decode(packet) {
             Ok(hello) => hello,
             Err(error) => {
-                tracing::warn!("process {} is refused: {error}", pending.peer.pid);
+                tracing::warn!("process {} is refused: {error}", pending.socket.peer().pid);
                 return Step::Done;
             }
         };
@@ -230,7 +238,7 @@ impl Server {
         }
         let who = self.who(&pending);
         match self.policy.domain(&who, hello.domain.as_str()) {
-            Ok(domain) => self.engine.admit(pending.socket, pending.peer, &domain),
+            Ok(domain) => self.engine.admit(pending.socket, &domain),
             Err(refusal) => self.refusals.tell(&refusal.to_string()),
         }
         Step::Done
@@ -239,7 +247,7 @@ impl Server {
     /// What the kernel says of the peer. Its cgroup is that of the process that connected: it is read
     /// by number, and counts only if that process is still there afterwards.
     fn who(&self, pending: &Pending) -> Who {
-        let Peer { pid, uid, gid } = pending.peer;
+        let Peer { pid, uid, gid } = pending.socket.peer();
         let look = || {
             let pidfd = socket::peer_pidfd(&pending.socket)?;
             let path = process::cgroup(pid)?;
@@ -282,7 +290,7 @@ impl Server {
     }
 }
 
-type Waiting = (OwnedFd, Request);
+type Waiting = (Stranger, Request);
 
 /// A thread that answers one kind of request, in order.
 struct Lane {
@@ -305,7 +313,7 @@ impl Lane {
         }
     }
 
-    fn push(&self, socket: OwnedFd, request: Request) {
+    fn push(&self, socket: Stranger, request: Request) {
         let Some(queue) = &self.queue else { return };
         if let Err(full) = queue.try_send((socket, request)) {
             let (std::sync::mpsc::TrySendError::Full((socket, _))
@@ -352,11 +360,13 @@ fn done(turned: Result<(), engine::EngineError>) -> Reply {
 }
 
 /// Sends a reply. A caller that has gone, or does not take it in time, has lost it.
-fn reply(socket: &OwnedFd, reply: &Reply) {
+fn reply(socket: &Stranger, reply: &Reply) {
     let Ok(json) = serde_json::to_vec(reply) else {
         return;
     };
-    if set_socket_timeout(socket, Timeout::Send, Some(PATIENCE)).is_err() {
+    let waits = rustix::io::ioctl_fionbio(socket, false)
+        .and_then(|()| set_socket_timeout(socket, Timeout::Send, Some(PATIENCE)));
+    if waits.is_err() {
         return;
     }
     for part in wire::reply_parts(&json) {

@@ -23,6 +23,7 @@ pub mod raw;
 pub mod residence;
 pub mod signals;
 pub mod socket;
+pub mod stranger;
 pub mod task;
 pub mod thread;
 pub mod uffd;

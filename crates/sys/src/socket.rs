@@ -54,12 +54,15 @@ fn seqpacket() -> Result<OwnedFd> {
     )
 }
 
-/// Listens at `path`, which must not exist yet.
+/// Listens at `path`, which must not exist yet. Connections bring no descriptors
+/// ([`refuse_descriptors`](crate::stranger::refuse_descriptors)).
 ///
 /// # Errors
 /// `ADDRINUSE` when the path exists; whatever socket(2), bind(2) and listen(2) give.
 pub fn listen(path: &Path) -> Result<OwnedFd> {
     let socket = seqpacket()?;
+    // Before the first connection can be made. Where the kernel cannot, `Stranger` takes care.
+    crate::stranger::refuse_descriptors(&socket);
     net::bind(&socket, &SocketAddrUnix::new(path)?)?;
     net::listen(&socket, BACKLOG)?;
     Ok(socket)
@@ -84,10 +87,11 @@ pub fn listening_path(socket: &impl AsFd) -> Result<PathBuf> {
 /// # Errors
 /// What listen(2) gives.
 pub fn take_over(listener: &impl AsFd) -> Result<()> {
+    crate::stranger::refuse_descriptors(listener);
     net::listen(listener, BACKLOG)
 }
 
-/// Takes the next connection.
+/// Takes the next connection, of a peer that is trusted: see [`Stranger`](crate::stranger::Stranger) for others.
 ///
 /// # Errors
 /// Whatever accept4(2) gives.

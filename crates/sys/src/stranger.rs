@@ -1,0 +1,400 @@
+//! A connection to a process that is not trusted: nothing of it gets in but bytes.
+//!
+//! A packet may carry descriptors of any kind, and the last one to let go of a descriptor closes what is
+//! behind it. That can take as long as the sender likes: a TCP socket with `SO_LINGER` and unsent data, a file of a
+//! file system that does not answer. It is waited for by the thread whose call let go: recvmsg(2) that had no room for the
+//! descriptors, as well as close(2) of a Unix socket in whose queue they lie. So:
+//!
+//! ```text
+//!  sender ── with descriptors ──▶ EPERM       SO_PASSRIGHTS is off (Linux 6.16), from before the connection was made
+//!                 │ older kernel
+//!                 ▼ queue ──▶ looked at before it is taken ──▶ no descriptors: taken
+//!                                │ descriptors: it stays, and the connection ends
+//!                                ▼
+//!                    the socket goes to a thread that does nothing but close
+//! ```
+//!
+//! The tempting alternatives fail: to receive the descriptors and close them waits just the same, and so does giving recvmsg(2) no
+//! room. Asking what a descriptor is before it is closed needs it received, and many kinds can make one wait.
+//!
+//! The look is `MSG_PEEK` without room for descriptors: `MSG_CTRUNC` tells that there are some, and the references
+//! that the look took are not the last ones, for the packet stays in the queue. Only the owner of a [`Stranger`] takes from
+//! its queue, so what was looked at is what is taken. At the end the socket is shut down: then nothing more
+//! arrives, and a queue that is found free of descriptors stays so and is closed at once.
+//!
+//! Source: unix(7); net/unix/af_unix.c (`unix_dgram_recvmsg`, `unix_release_sock`), net/core/scm.c.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustix::io::{Errno, Result};
+use rustix::net::{Shutdown, SocketFlags, shutdown};
+
+use crate::fault::{self, Point};
+use crate::socket::{self, Peer};
+
+/// The most threads that close; each user has one at most.
+const MOST_CLOSERS: usize = 16;
+/// Packets looked at before a socket is closed; a thread that may wait closes one with more. The kernel's default
+/// room for what one sender has under way is some 300 packets.
+const LOOKED_AT: usize = 1024;
+/// `SO_PASSRIGHTS`, which libc does not name.
+const PASS_RIGHTS: libc::c_int = 83;
+
+/// Has the kernel refuse descriptors for `socket`: whoever sends some gets EPERM. Connections inherit it from the
+/// socket that listens. False where the kernel cannot.
+pub fn refuse_descriptors(socket: &impl AsFd) -> bool {
+    let off: libc::c_int = 0;
+    // SAFETY: the kernel reads 4 bytes of `off`, an int.
+    let done = unsafe {
+        libc::setsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            PASS_RIGHTS,
+            (&raw const off).cast(),
+            4,
+        )
+    };
+    done == 0
+}
+
+/// A connection to a process that is not trusted. Nothing here waits, dropping it included.
+#[derive(Debug)]
+pub struct Stranger {
+    /// `None` only while it is dropped.
+    socket: Option<OwnedFd>,
+    peer: Peer,
+}
+
+impl Stranger {
+    /// Takes the next connection.
+    ///
+    /// # Errors
+    /// Whatever accept4(2) and getsockopt(2) give.
+    pub fn accept(listener: &impl AsFd) -> Result<Self> {
+        fault::check(Point::Accept)?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        Self::new(rustix::net::accept_with(listener, flags)?)
+    }
+
+    /// One end of a connection.
+    ///
+    /// # Errors
+    /// Whatever ioctl(2) and getsockopt(2) give.
+    pub fn new(socket: OwnedFd) -> Result<Self> {
+        let ready = rustix::io::ioctl_fionbio(&socket, true)
+            .and_then(|()| rustix::net::sockopt::set_socket_passcred(&socket, true));
+        let peer = ready.and_then(|()| socket::peer(&socket));
+        // Dropped with care also when there is no peer to name.
+        let nobody = Peer {
+            pid: 0,
+            uid: u32::MAX,
+            gid: u32::MAX,
+        };
+        let stranger = Self {
+            socket: Some(socket),
+            peer: *peer.as_ref().unwrap_or(&nobody),
+        };
+        refuse_descriptors(&stranger);
+        peer.map(|_| stranger)
+    }
+
+    /// The process that made the connection.
+    #[must_use]
+    pub fn peer(&self) -> Peer {
+        self.peer
+    }
+
+    /// Takes the next packet; 0 bytes when the peer has closed.
+    ///
+    /// # Errors
+    /// `AGAIN` when nothing waits. `PERM` when the packet carries descriptors, which are not taken: the
+    /// connection is to be dropped. `MSGSIZE` when the packet does not fit (it is lost); whatever else recvmsg(2)
+    /// gives.
+    pub fn recv(&mut self, buffer: &mut [u8]) -> Result<usize> {
+        fault::check(Point::Receive)?;
+        if receive(self, &mut [], libc::MSG_PEEK)?.has_descriptors() {
+            return Err(Errno::PERM);
+        }
+        let taken = receive(self, buffer, 0)?;
+        // Only this value takes from the queue, so it is the packet that was looked at.
+        assert!(!taken.has_descriptors(), "a packet has changed");
+        match taken.flags & libc::MSG_TRUNC {
+            0 => Ok(taken.len),
+            _ => Err(Errno::MSGSIZE),
+        }
+    }
+}
+
+impl AsFd for Stranger {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_ref().expect("it is not dropped").as_fd()
+    }
+}
+
+impl Drop for Stranger {
+    fn drop(&mut self) {
+        if let Some(socket) = self.socket.take()
+            && !is_harmless(&socket)
+        {
+            CLOSERS.give(self.peer.uid, socket);
+        }
+    }
+}
+
+/// Connections of a user that wait to be closed.
+#[must_use]
+pub fn unclosed(uid: u32) -> usize {
+    let work = CLOSERS.lock();
+    let waiting = work.waiting.iter().filter(|(user, _)| *user == uid);
+    waiting.count() + work.closing.iter().filter(|user| **user == uid).count()
+}
+
+/// Ends the connection; true when nothing in its queue could make close(2) wait.
+fn is_harmless(socket: &OwnedFd) -> bool {
+    if shutdown(socket, Shutdown::Both).is_err() {
+        return false;
+    }
+    for _ in 0..LOOKED_AT {
+        match receive(socket, &mut [], libc::MSG_PEEK) {
+            Ok(seen) if !seen.is_packet => return true,
+            Ok(seen) if !seen.has_descriptors() => {}
+            _ => return false,
+        }
+        if receive(socket, &mut [], 0).is_err() {
+            return false;
+        }
+    }
+    false
+}
+
+/// What a look at a queue found.
+struct Seen {
+    len: usize,
+    flags: libc::c_int,
+    /// A packet, if an empty one, and not the end of the connection.
+    is_packet: bool,
+}
+
+impl Seen {
+    fn has_descriptors(&self) -> bool {
+        self.flags & libc::MSG_CTRUNC != 0
+    }
+}
+
+/// recvmsg(2) without waiting and without room for descriptors.
+///
+/// There is room for the sender's credentials alone, which come first (`SO_PASSCRED`): an end has none, which tells it from an
+/// empty packet. They are not read: the socket's peer is known already.
+fn receive(socket: &impl AsFd, buffer: &mut [u8], flags: libc::c_int) -> Result<Seen> {
+    /// `CMSG_SPACE` of a `ucred`: 16 bytes of head and 12 of content, filled up to a multiple of 8.
+    type Room = [u64; 4];
+    let mut room: Room = [0; 4];
+    let mut part = libc::iovec {
+        iov_base: buffer.as_mut_ptr().cast(),
+        iov_len: buffer.len(),
+    };
+    loop {
+        // SAFETY: plain numbers and pointers, for which zero is valid and means: none.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = &raw mut part;
+        message.msg_iovlen = 1;
+        message.msg_control = (&raw mut room).cast();
+        message.msg_controllen = size_of::<Room>();
+        let flags = flags | libc::MSG_DONTWAIT;
+        // SAFETY: the kernel writes at most `iov_len` bytes to `buffer` and `msg_controllen` bytes to `room`, both
+        // borrowed exclusively, and numbers to `message`. Credentials fill the room, so no descriptor is made.
+        let got = unsafe { libc::recvmsg(socket.as_fd().as_raw_fd(), &raw mut message, flags) };
+        match usize::try_from(got) {
+            Ok(len) => {
+                return Ok(Seen {
+                    len,
+                    flags: message.msg_flags,
+                    is_packet: message.msg_controllen > 0,
+                });
+            }
+            Err(_) => match Errno::from_io_error(&std::io::Error::last_os_error()) {
+                Some(Errno::INTR) => {}
+                error => return Err(error.unwrap_or(Errno::IO)),
+            },
+        }
+    }
+}
+
+/// Sockets that wait to be closed, and the users for whom a thread is closing one.
+struct Work {
+    waiting: VecDeque<(u32, OwnedFd)>,
+    closing: Vec<u32>,
+}
+
+/// The work of all closers. It is bounded: threads by their number, and by one a user, so that a
+/// user whose sockets do not close holds up nobody else's; sockets by what the kernel lets a user have under way,
+/// for each waits because at least one descriptor of its peer lies in its queue.
+struct Closers(Mutex<Work>);
+
+static CLOSERS: Closers = Closers(Mutex::new(Work {
+    waiting: VecDeque::new(),
+    closing: Vec::new(),
+}));
+
+impl Closers {
+    fn lock(&self) -> MutexGuard<'_, Work> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn give(&'static self, uid: u32, socket: OwnedFd) {
+        let mut work = self.lock();
+        work.waiting.push_back((uid, socket));
+        if work.closing.len() == MOST_CLOSERS || work.closing.contains(&uid) {
+            return;
+        }
+        work.closing.push(uid);
+        let thread = std::thread::Builder::new().name("closer".to_owned());
+        if thread.spawn(move || self.close(uid)).is_err() {
+            // Tried again with the next socket.
+            work.closing.retain(|user| *user != uid);
+        }
+    }
+
+    /// Closes sockets of one user after another, while there are any.
+    fn close(&self, mut uid: u32) {
+        loop {
+            let mut work = self.lock();
+            let next = work.waiting.iter().position(|(user, _)| *user == uid);
+            let next = next.or_else(|| {
+                work.closing.retain(|user| *user != uid);
+                let Work { waiting, closing } = &*work;
+                waiting.iter().position(|(user, _)| !closing.contains(user))
+            });
+            let Some((user, socket)) = next.and_then(|at| work.waiting.remove(at)) else {
+                return;
+            };
+            if user != uid {
+                work.closing.push(user);
+                uid = user;
+            }
+            drop(work);
+            drop(socket);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    /// A connection as a kernel before 6.16 makes it: the stranger may send descriptors.
+    fn pair() -> (Stranger, OwnedFd) {
+        let (ours, theirs) = socket::pair().unwrap();
+        let stranger = Stranger::new(ours).unwrap();
+        let on: libc::c_int = 1;
+        // SAFETY: the kernel reads 4 bytes of `on`, an int.
+        unsafe {
+            let at = stranger.as_fd().as_raw_fd();
+            libc::setsockopt(at, libc::SOL_SOCKET, PASS_RIGHTS, (&raw const on).cast(), 4);
+        }
+        (stranger, theirs)
+    }
+
+    /// A TCP connection whose close waits for `LINGER`, and its other end, which reads nothing.
+    fn lingering() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (other, _) = listener.accept().unwrap();
+        rustix::net::sockopt::set_socket_linger(&stream, Some(LINGER)).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        while stream.write(&[0; 1 << 20]).is_ok() {}
+        (stream, other)
+    }
+
+    const LINGER: Duration = Duration::from_secs(3);
+    const AT_ONCE: Duration = Duration::from_millis(500);
+
+    #[track_caller]
+    fn wait_for(mut done: impl FnMut() -> bool) {
+        let begin = Instant::now();
+        while !done() {
+            assert!(begin.elapsed() < 10 * LINGER, "waited in vain");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    #[test]
+    fn bytes_go_both_ways_and_an_end_is_an_end() {
+        let (mut stranger, theirs) = pair();
+        let mut buffer = [0; 8];
+        assert_eq!(stranger.recv(&mut buffer), Err(Errno::AGAIN));
+        for packet in [&b"hello"[..], b"", b"four"] {
+            socket::send(&theirs, packet, &[]).unwrap();
+            assert_eq!(stranger.recv(&mut buffer), Ok(packet.len()));
+            assert_eq!(&buffer[..packet.len()], packet);
+        }
+        socket::send(&theirs, &[1; 9], &[]).unwrap();
+        assert_eq!(stranger.recv(&mut buffer), Err(Errno::MSGSIZE));
+        socket::send(&stranger, b"back", &[]).unwrap();
+        assert_eq!(socket::recv(&theirs, &mut buffer).unwrap().len, 4);
+        drop(theirs);
+        assert_eq!(stranger.recv(&mut buffer), Ok(0));
+    }
+
+    #[test]
+    fn the_kernel_refuses_descriptors_where_it_can() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let listener = socket::listen(&path).unwrap();
+        if !refuse_descriptors(&listener) {
+            return eprintln!("skipped: SO_PASSRIGHTS needs Linux 6.16");
+        }
+        let client = socket::connect(&path).unwrap();
+        // Before anybody has taken the connection.
+        let sent = socket::send(&client, b"x", &[client.as_fd()]);
+        assert_eq!(sent, Err(Errno::PERM));
+        let mut stranger = Stranger::accept(&listener).unwrap();
+        assert_eq!(stranger.peer().pid, std::process::id());
+        let sent = socket::send(&client, b"x", &[client.as_fd()]);
+        assert_eq!(sent, Err(Errno::PERM));
+        socket::send(&client, b"x", &[]).unwrap();
+        assert_eq!(stranger.recv(&mut [0; 8]), Ok(1));
+    }
+
+    #[test]
+    fn a_descriptor_that_does_not_close_holds_up_nobody() {
+        let begin = Instant::now();
+        let (mut stranger, theirs) = pair();
+        let uid = stranger.peer().uid;
+        socket::send(&theirs, b"", &[]).unwrap();
+        let (stream, mut other) = lingering();
+        socket::send(&theirs, b"x", &[stream.as_fd()]).unwrap();
+        drop(stream);
+        let mut buffer = [0; 8];
+        assert_eq!(stranger.recv(&mut buffer), Ok(0));
+        for _ in 0..2 {
+            assert_eq!(stranger.recv(&mut buffer), Err(Errno::PERM));
+        }
+        let closing = Instant::now();
+        drop(stranger);
+        assert!(closing.elapsed() < AT_ONCE, "{:?}", closing.elapsed());
+        assert!(unclosed(uid) > 0);
+        // A second one of the same user waits for the first, and one that has nothing is closed at once.
+        let (second, theirs) = pair();
+        socket::send(&theirs, b"x", &[theirs.as_fd()]).unwrap();
+        drop(second);
+        let (third, theirs) = pair();
+        socket::send(&theirs, b"x", &[]).unwrap();
+        drop(third);
+        assert_eq!(socket::send(&theirs, b"x", &[]), Err(Errno::PIPE));
+        assert!(closing.elapsed() < AT_ONCE, "{:?}", closing.elapsed());
+        wait_for(|| unclosed(uid) == 0);
+        assert!(
+            begin.elapsed() >= LINGER,
+            "the socket did not linger: nothing was tested"
+        );
+        other.set_nonblocking(true).unwrap();
+        let _ = other.read(&mut buffer);
+    }
+}
