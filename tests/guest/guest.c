@@ -23,6 +23,7 @@
 #include <unistd.h>
 
 #include "../../crates/agent/include/pageone.h"
+#include "rights.h"
 #include "ring.h"
 
 #define PAGE 4096ul
@@ -484,6 +485,7 @@ int main(void)
 		COMMAND("childwrite") say(ask_child('w') ? -EILSEQ : 0);
 		COMMAND("childdiscard") say(ask_child('d') ? -EILSEQ : 0);
 		COMMAND("childexit") { close(to_child); say(waitpid(child, NULL, 0) == child ? 0 : -ECHILD); }
+		COMMAND("rights") say(rights(line));
 		COMMAND("pid") say(getpid());
 		COMMAND("byte") say(mem[a * PAGE + b]);
 		COMMAND("quit") return 0;

@@ -32,6 +32,7 @@ use sys::process::thread_id;
 use sys::task;
 use sys::thread::{SignalMask, block_signals, restore_signals};
 
+use crate::life::Life;
 use crate::table::Table;
 
 /// What a fork child must not inherit.
@@ -45,8 +46,8 @@ pub(crate) struct PerProcess {
     namespace: AtomicU64,
     /// [`EXITED`] and the code with which a thread left by its own system call; 0 while none has.
     exit: AtomicU64,
-    /// Whether the agent's thread runs in this process.
-    pub(crate) started: AtomicU32,
+    /// The agent's thread.
+    pub(crate) life: Life,
     /// Whether an engine serves this process now: one of the constants below. Changed under the lock.
     pub(crate) serving: AtomicU32,
 }
@@ -90,6 +91,14 @@ pub(crate) fn per_process() -> Option<&'static PerProcess> {
     }
     // SAFETY: the page is never unmapped, and zeros are a valid `PerProcess`.
     Some(unsafe { &*page })
+}
+
+/// The page of this process, if there is one.
+pub(crate) fn existing() -> Option<&'static PerProcess> {
+    // Acquire: as in `per_process`.
+    let page = PAGE.load(Ordering::Acquire);
+    // SAFETY: as in `per_process`.
+    (!page.is_null()).then(|| unsafe { &*page })
 }
 
 fn make_page() -> Option<*mut PerProcess> {

@@ -7,6 +7,7 @@ use sys::mapping::{self, Access};
 use sys::vma::Maps;
 use wire::{CHUNK_BYTES, PAGE_BYTES};
 
+use crate::life;
 use crate::lock::{ALONE, Guard, lock};
 use crate::serve;
 use crate::table::{ADDRESS_LIMIT, Reading, pages_of};
@@ -64,15 +65,9 @@ pub(crate) fn offer(start: usize, len: usize, to_ksm: bool) -> Result<Then> {
             has: pass_on,
         },
     )?;
+    let begun = life::begin(&guard);
     drop(guard);
-    if process.started.swap(1, Ordering::Relaxed) != 0 {
-        return Ok(if pass_on { Then::PassOn } else { Then::Done });
-    }
-    process.note_namespace();
-    if serve::start().is_err() {
-        process.started.store(0, Ordering::Relaxed);
-        return Ok(if to_ksm { Then::PassOn } else { Then::Done });
-    }
+    let pass_on = pass_on || to_ksm && begun.is_err();
     Ok(if pass_on { Then::PassOn } else { Then::Done })
 }
 

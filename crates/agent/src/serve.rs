@@ -2,17 +2,19 @@
 //!
 //! Everything here runs on the thread of `sys::thread`: no thread-local storage, no libc heap.
 //! When the engine goes, the guest keeps its merged pages (the store lives as long as they do),
-//! new offers are passed on, and the thread looks for an engine every second.
+//! new offers are passed on, and the thread looks for an engine every second. While one is there and it fails, it
+//! waits longer from time to time, up to a minute, and a new offer begins anew.
 
 use std::cell::UnsafeCell;
 use std::ffi::CStr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use rustix::event::Timespec;
 use rustix::io::{Errno, Result};
 use rustix::time::{ClockId, clock_gettime};
-use sys::socket::{self, Received};
+use sys::socket::Received;
 use sys::uffd::{Freezer, Uffd};
 use wire::{
     Answer, Changes, Hello, MAX_MESSAGE, MAX_STORES, Merged, Name, PageBits, PageOutcome, Question,
@@ -20,8 +22,10 @@ use wire::{
 };
 
 use crate::alone::Alone;
+use crate::life::{self, Life};
 use crate::lines;
-use crate::lock::{ALONE, Guard, SEARCHING, SERVED, lock, lock_between_forks};
+use crate::link::Link;
+use crate::lock::{ALONE, Guard, SEARCHING, SERVED, lock, lock_between_forks, per_process};
 use crate::report;
 use crate::window::{self, Window};
 
@@ -97,31 +101,53 @@ pub(crate) unsafe fn configure() {
     }
 }
 
-/// Starts the agent's thread.
-///
-/// # Errors
-/// What clone(2) gives.
-pub(crate) fn start() -> Result<()> {
-    // SAFETY: the thread's code keeps to what `sys::thread` allows.
-    unsafe { sys::thread::spawn(main) }.map(drop)
+/// The agent's thread.
+pub(crate) extern "C" fn main() -> ! {
+    if sys::thread::leave_descriptors().is_ok() {
+        sys::thread::set_name(c"pageone-agent");
+        if let Some(process) = per_process() {
+            run(&process.life);
+        }
+    }
+    sys::thread::leave(0)
 }
 
-extern "C" fn main() -> ! {
-    sys::thread::set_name(c"pageone-agent");
-    // SAFETY: this thread's descriptors are copies that nothing uses.
-    unsafe { sys::thread::close_all_but(&[]) };
+/// The shortest time between two attempts to find an engine.
+const SECOND: Duration = Duration::from_secs(1);
+/// The longest, while an engine is there and it fails.
+const MINUTE: Duration = Duration::from_secs(60);
+
+fn run(life: &'static Life) {
     let alone = Alone::new();
-    loop {
-        if let Ok(socket) = connect() {
-            let _ = session(&socket, &alone);
+    if life.is_hasty() {
+        life.nap(life.offers(), life::HASTE, life::HASTE, &alone);
+    }
+    let mut pause = SECOND;
+    while !life.must_end() {
+        let seen = life.offers();
+        let ended = match connect(life, &alone) {
+            Ok(link) => session(&link),
+            // It costs nothing to ask whether there is one, and it shall not wait for its guests.
+            Err(Errno::NOENT | Errno::CONNREFUSED | Errno::AGAIN) => Ok(()),
+            Err(errno) => Err(errno),
+        };
+        if life.must_end() {
+            break;
         }
         leave_alone();
         alone.leave_if_last();
-        let second = rustix::time::Timespec {
-            tv_sec: 1,
-            tv_nsec: 0,
+        let failed = ended.is_err();
+        let more = life.nap(seen, SECOND, if failed { pause } else { SECOND }, &alone);
+        pause = match failed && !more {
+            true => (pause * 2).min(MINUTE),
+            false => SECOND,
         };
-        let _ = rustix::thread::nanosleep(&second);
+    }
+    // The next thread may find an engine at once: what is offered meanwhile is not passed on.
+    if let Some(guard) = lock() {
+        let serving = &guard.process().serving;
+        let order = Ordering::Relaxed;
+        let _ = serving.compare_exchange(SERVED, SEARCHING, order, order);
     }
 }
 
@@ -137,12 +163,12 @@ fn leave_alone() {
     }
 }
 
-fn connect() -> Result<OwnedFd> {
+fn connect<'a>(life: &'a Life, alone: &'a Alone) -> Result<Link<'a>> {
     let path = CStr::from_bytes_until_nul(&config().path).map_err(|_| Errno::NAMETOOLONG)?;
     if path.is_empty() {
         return Err(Errno::NOENT);
     }
-    socket::connect(path)
+    Link::connect(path, life, alone)
 }
 
 /// What one connection to an engine holds.
@@ -154,27 +180,33 @@ struct Session {
 }
 
 /// Serves until the engine closes the connection or says something unintelligible.
-fn session(socket: &OwnedFd, alone: &Alone) -> Result<()> {
+///
+/// # Errors
+/// The session did not begin.
+fn session(link: &Link<'_>) -> Result<()> {
     let mut buffer = [0; MAX_MESSAGE];
     let hello = Hello {
         role: Role::Agent,
         domain: config().domain,
     };
     let len = hello.encode(&mut buffer);
-    socket::send(socket, buffer.get(..len).unwrap_or_default(), &[])?;
-    alone.wait(socket, None)?;
-    let mut received = socket::recv(socket, &mut buffer)?;
+    link.send(buffer.get(..len).unwrap_or_default())?;
+    let mut received = link.receive(&mut buffer)?;
     let packet = buffer.get(..received.len).unwrap_or_default();
     let welcome = match Reception::decode(packet).map_err(|_| Errno::PROTO)? {
         Reception::Welcome(welcome) => welcome,
         Reception::Refused(_) => return Err(Errno::ACCESS),
     };
-    sys::thread::allow_tracer(socket::peer(socket)?.pid);
+    sys::thread::allow_tracer(link.peer.pid);
     let mut session = match Session::new(welcome, &mut received) {
         Ok(session) => session,
         Err((step, errno)) => {
-            let errno = u16::try_from(errno.raw_os_error()).unwrap_or_default();
-            return answer(socket, &mut buffer, &Answer::Failed { errno, step });
+            let number = u16::try_from(errno.raw_os_error()).unwrap_or_default();
+            let failed = Answer::Failed {
+                errno: number,
+                step,
+            };
+            return link.answer(&mut buffer, &failed).and(Err(errno));
         }
     };
     drop(received);
@@ -186,15 +218,11 @@ fn session(socket: &OwnedFd, alone: &Alone) -> Result<()> {
         thread: sys::process::thread_id(),
         line: session.lifeline as u64,
     };
-    answer(socket, &mut buffer, &Answer::Ready(ready))?;
-    let result = session.serve(socket, alone, &mut buffer);
+    link.answer(&mut buffer, &Answer::Ready(ready))?;
+    // However it ends, it had begun.
+    let _ = session.serve(link, &mut buffer);
     session.end();
-    result
-}
-
-fn answer(socket: &OwnedFd, buffer: &mut [u8; MAX_MESSAGE], answer: &Answer) -> Result<()> {
-    let len = answer.encode(buffer);
-    socket::send(socket, buffer.get(..len).unwrap_or_default(), &[])
+    Ok(())
 }
 
 impl Session {
@@ -224,15 +252,10 @@ impl Session {
         })
     }
 
-    fn serve(
-        &mut self,
-        socket: &OwnedFd,
-        alone: &Alone,
-        buffer: &mut [u8; MAX_MESSAGE],
-    ) -> Result<()> {
+    fn serve(&mut self, link: &Link<'_>, buffer: &mut [u8; MAX_MESSAGE]) -> Result<()> {
         loop {
-            self.wait(socket, alone)?;
-            let mut received = socket::recv(socket, buffer)?;
+            self.wait(link)?;
+            let mut received = link.receive(buffer)?;
             if received.len == 0 {
                 return Ok(());
             }
@@ -246,32 +269,26 @@ impl Session {
                     if adopted {
                         lines::keep_only(&[self.lifeline, self.tie]);
                     }
-                    self.sync(socket, buffer)?;
+                    self.sync(link, buffer)?;
                 }
                 Question::Merge(question) => {
                     let merged = self.merge(&question);
-                    answer(socket, buffer, &Answer::Merged(merged))?;
+                    link.answer(buffer, &Answer::Merged(merged))?;
                 }
                 Question::Unmerge(question) => {
                     let pages = unmerge(&question);
-                    answer(
-                        socket,
-                        buffer,
-                        &Answer::Unmerged {
-                            cpu_ns: cpu_ns(),
-                            pages,
-                        },
-                    )?;
+                    let cpu_ns = cpu_ns();
+                    link.answer(buffer, &Answer::Unmerged { cpu_ns, pages })?;
                 }
             }
         }
     }
 
-    /// Waits for the next question; memory that could not be let go is tried again meanwhile.
-    fn wait(&mut self, socket: &OwnedFd, alone: &Alone) -> Result<()> {
+    /// Waits for the next question, and does what is to be done besides.
+    fn wait(&mut self, link: &Link<'_>) -> Result<()> {
         loop {
-            let holding = self.window.is_holding();
-            if alone.wait(socket, holding.then_some(HELD_AGAIN))? {
+            let holds = self.window.is_holding();
+            if link.wait(holds.then_some(&HELD_AGAIN))? {
                 return Ok(());
             }
             self.window.let_held_go();
@@ -286,7 +303,7 @@ impl Session {
     }
 
     /// Begins a round: tells what changed.
-    fn sync(&mut self, socket: &OwnedFd, buffer: &mut [u8; MAX_MESSAGE]) -> Result<()> {
+    fn sync(&mut self, link: &Link<'_>, buffer: &mut [u8; MAX_MESSAGE]) -> Result<()> {
         self.window.rest();
         report::read_attributes();
         if let Some(mut guard) = lock() {
@@ -304,7 +321,7 @@ impl Session {
                 changes.memory_bytes = memory_bytes(&mut guard);
             }
             let more = changes.more;
-            answer(socket, buffer, &part)?;
+            link.answer(buffer, &part)?;
             if !more {
                 return Ok(());
             }

@@ -45,13 +45,9 @@ pub struct Received {
     pub descriptors: [Option<OwnedFd>; MAX_DESCRIPTORS],
 }
 
-fn seqpacket() -> Result<OwnedFd> {
-    net::socket_with(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        SocketFlags::CLOEXEC,
-        None,
-    )
+fn seqpacket(flags: SocketFlags) -> Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | flags;
+    net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
 }
 
 /// Listens at `path`, which must not exist yet. Connections bring no descriptors
@@ -60,7 +56,7 @@ fn seqpacket() -> Result<OwnedFd> {
 /// # Errors
 /// `ADDRINUSE` when the path exists; whatever socket(2), bind(2) and listen(2) give.
 pub fn listen(path: &Path) -> Result<OwnedFd> {
-    let socket = seqpacket()?;
+    let socket = seqpacket(SocketFlags::empty())?;
     // Before the first connection can be made. Where the kernel cannot, `Stranger` takes care.
     crate::stranger::refuse_descriptors(&socket);
     net::bind(&socket, &SocketAddrUnix::new(path)?)?;
@@ -106,7 +102,17 @@ pub fn accept(listener: &impl AsFd) -> Result<OwnedFd> {
 /// `NOENT` when there is no socket, `CONNREFUSED` when nobody listens at it (a stale one), and
 /// whatever else connect(2) gives.
 pub fn connect<P: rustix::path::Arg>(path: P) -> Result<OwnedFd> {
-    let socket = seqpacket()?;
+    let socket = seqpacket(SocketFlags::empty())?;
+    net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket)
+}
+
+/// As [`connect`], but the socket never blocks, not even here.
+///
+/// # Errors
+/// As [`connect`]; `AGAIN` when too many wait to be accepted.
+pub fn connect_at_once<P: rustix::path::Arg>(path: P) -> Result<OwnedFd> {
+    let socket = seqpacket(SocketFlags::NONBLOCK)?;
     net::connect(&socket, &SocketAddrUnix::new(path)?)?;
     Ok(socket)
 }

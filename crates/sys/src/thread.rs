@@ -5,17 +5,22 @@
 //! makes the process wait for a thread that never ends when its last own thread leaves. So the
 //! agent's thread comes from clone(2) itself:
 //!
-//! - it shares memory and signal dispositions, and has **its own descriptor table**: a host that
-//!   closes all descriptors closes none of the agent's, never sees them, and hands none of them
-//!   to a child;
+//! - its clone has the very flags that libc's has, for there are filters that allow no others. So it shares
+//!   the descriptor table until its first call, [`leave_descriptors`], gives it **a table of its own**: a host
+//!   that closes all descriptors closes none of the agent's, never sees them, and hands none to a child;
 //! - it has a thread-control block of its own, all zeros: code on it must not use thread-local
 //!   storage beyond what a zeroed block serves (libc's `errno` is fine, Rust's `thread_local!`
 //!   and panics are not);
-//! - all its signals are blocked.
+//! - all its signals are blocked. One of them, sent to it alone, wakes it: see [`Bell`];
+//! - when it ends, the kernel clears a word. From then on nothing runs in its [`Room`], though the kernel
+//!   may count it as a thread of the process for a moment longer: see [`is_gone`].
 //!
 //! Source: clone(2), and the x86-64 ABI supplement on thread-local storage.
 
-use rustix::io::Result;
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::atomic::AtomicU32;
+
+use rustix::io::{Errno, Result};
 
 use crate::mapping;
 
@@ -24,49 +29,91 @@ const STACK_BYTES: usize = 256 * 1024;
 const TLS_BYTES: usize = 64 * 1024;
 const CONTROL_BYTES: usize = 4096;
 
-/// Starts `entry` on a thread of its own and gives its thread id. `entry` must not return.
+/// Memory for a thread: its stack, thread-local storage and control block. One thread at a time may use it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room(usize);
+
+impl Room {
+    /// A new room.
+    ///
+    /// # Errors
+    /// `NOMEM` when memory is exhausted.
+    pub fn new() -> Result<Self> {
+        let base = mapping::area(STACK_BYTES + TLS_BYTES + CONTROL_BYTES, 4096)?;
+        // The lowest page of the stack catches an overflow.
+        let args = [base, 4096, 0, 0, 0, 0];
+        // SAFETY: the page lies in the area just made and nothing uses it.
+        let _ = unsafe { crate::raw::call(libc::SYS_mprotect, args) };
+        Ok(Self(base))
+    }
+
+    /// Its address, from which [`Room::at`] makes it again.
+    #[must_use]
+    pub fn address(self) -> usize {
+        self.0
+    }
+
+    /// The room at an address.
+    ///
+    /// # Safety
+    /// The address must be that of a room, made in this process or in one it was forked from.
+    #[must_use]
+    pub unsafe fn at(address: usize) -> Self {
+        Self(address)
+    }
+
+    /// Where the stack ends.
+    fn stack(self) -> usize {
+        self.0 + STACK_BYTES
+    }
+
+    /// A control block of zeros but for two words.
+    fn control(self) -> usize {
+        let control = self.0 + STACK_BYTES + TLS_BYTES;
+        let block = std::ptr::with_exposed_provenance_mut::<usize>(control);
+        // SAFETY: the block lies in the room, which nobody uses. The ABI wants its first word to point
+        // to itself; libc keeps a second such pointer two words on.
+        unsafe {
+            std::ptr::write_bytes(block, 0, CONTROL_BYTES / size_of::<usize>());
+            *block = control;
+            *block.add(2) = control;
+        }
+        control
+    }
+}
+
+/// Starts `entry` on a thread of its own and gives its number, which `number` holds until the thread has ended.
+/// `entry` must not return, and must begin with [`leave_descriptors`].
 ///
 /// # Errors
-/// `NOMEM` or `AGAIN` when memory or the number of threads is exhausted.
+/// `AGAIN` when the number of threads is exhausted; what else clone(2) gives.
 ///
 /// # Safety
-/// `entry` must keep to what the module's head says of code on such a thread.
+/// `entry` must keep to what the module's head says of code on such a thread, and nothing else may use the
+/// room until `number` is 0.
 #[cfg(target_arch = "x86_64")]
-pub unsafe fn spawn(entry: extern "C" fn() -> !) -> Result<u32> {
-    let base = mapping::area(STACK_BYTES + TLS_BYTES + CONTROL_BYTES, 4096)?;
-    let control = base + STACK_BYTES + TLS_BYTES;
-    let block = std::ptr::with_exposed_provenance_mut::<usize>(control);
-    // SAFETY: the block lies in the area just made. The ABI wants its first word to point to
-    // itself; libc keeps a second such pointer two words on.
-    unsafe {
-        *block = control;
-        *block.add(2) = control;
-    }
-    // The lowest page of the stack catches an overflow.
-    let args = [base, 4096, 0, 0, 0, 0];
-    // SAFETY: the page lies in the area just made and nothing uses it.
-    let _ = unsafe { crate::raw::call(libc::SYS_mprotect, args) };
+pub unsafe fn spawn(
+    room: Room,
+    number: &'static AtomicU32,
+    entry: extern "C" fn() -> !,
+) -> Result<u32> {
+    let (stack, control) = (room.stack(), room.control());
     let old = block_signals();
-    // SAFETY: the stack and the control block are this thread's alone and are never freed.
-    let started = unsafe { clone(base + STACK_BYTES, control, entry) };
+    // SAFETY: the stack and the control block are this thread's alone until it has ended.
+    let started = unsafe { clone(stack, control, number.as_ptr(), entry) };
     restore_signals(old);
-    if started.is_err() {
-        // SAFETY: no thread runs on the area.
-        let _ = unsafe { mapping::unmap(base, STACK_BYTES + TLS_BYTES + CONTROL_BYTES) };
-    }
     started
 }
 
 /// # Safety
-/// `stack` must be the upper end of a free stack, `control` a thread-control block.
+/// `stack` must be the upper end of a free stack, `control` a thread-control block, `number` a word for good.
 #[cfg(target_arch = "x86_64")]
-unsafe fn clone(stack: usize, control: usize, entry: extern "C" fn() -> !) -> Result<u32> {
-    let flags = libc::CLONE_VM
-        | libc::CLONE_FS
-        | libc::CLONE_SIGHAND
-        | libc::CLONE_THREAD
-        | libc::CLONE_SYSVSEM
-        | libc::CLONE_SETTLS;
+unsafe fn clone(
+    stack: usize,
+    control: usize,
+    number: *mut u32,
+    entry: extern "C" fn() -> !,
+) -> Result<u32> {
     let ret: i64;
     // SAFETY: the child runs on a stack of its own and never comes back here: it clears the
     // frame pointer, ends the chain of frames with a zero, and calls `entry`, which does not
@@ -83,10 +130,10 @@ unsafe fn clone(stack: usize, control: usize, entry: extern "C" fn() -> !) -> Re
             "ud2",
             "2:",
             inlateout("rax") libc::SYS_clone => ret,
-            in("rdi") i64::from(flags),
+            in("rdi") i64::from(CLONE_FLAGS),
             in("rsi") stack & !15,
-            in("rdx") 0usize,
-            in("r10") 0usize,
+            in("rdx") number,
+            in("r10") number,
             in("r8") control,
             in("r12") entry,
             lateout("rcx") _, lateout("r11") _,
@@ -94,9 +141,85 @@ unsafe fn clone(stack: usize, control: usize, entry: extern "C" fn() -> !) -> Re
     }
     match u32::try_from(ret) {
         Ok(tid) => Ok(tid),
-        Err(_) => Err(rustix::io::Errno::from_raw_os_error(
-            i32::try_from(-ret).unwrap_or(0),
-        )),
+        Err(_) => Err(Errno::from_raw_os_error(i32::try_from(-ret).unwrap_or(0))),
+    }
+}
+
+/// What libc's pthread_create asks clone(2) for.
+pub const CLONE_FLAGS: i32 = libc::CLONE_VM
+    | libc::CLONE_FS
+    | libc::CLONE_FILES
+    | libc::CLONE_SIGHAND
+    | libc::CLONE_THREAD
+    | libc::CLONE_SYSVSEM
+    | libc::CLONE_SETTLS
+    | libc::CLONE_PARENT_SETTID
+    | libc::CLONE_CHILD_CLEARTID;
+
+/// Gives the calling thread an empty descriptor table of its own. The kernel copies nothing that it would close
+/// again, so no file hears of it.
+///
+/// # Errors
+/// What close_range(2) gives: then the thread still shares its table, and must end.
+pub fn leave_descriptors() -> Result<()> {
+    const UNSHARE: usize = 2;
+    let args = [0, u32::MAX as usize, UNSHARE, 0, 0, 0];
+    // SAFETY: only the new table is emptied, which nothing uses yet.
+    unsafe { crate::raw::call(libc::SYS_close_range, args) }.map(drop)
+}
+
+fn signal(number: u32, signal: i32) -> Result<()> {
+    let process = rustix::process::getpid().as_raw_pid().unsigned_abs();
+    let signal = signal.unsigned_abs() as usize;
+    let args = [process as usize, number as usize, signal, 0, 0, 0];
+    // SAFETY: the thread named is one of the caller's process, or none.
+    unsafe { crate::raw::call(libc::SYS_tgkill, args) }.map(drop)
+}
+
+/// Whether the kernel counts no thread of this number in this process any more.
+#[must_use]
+pub fn is_gone(number: u32) -> bool {
+    signal(number, 0) == Err(Errno::SRCH)
+}
+
+/// The signal of [`Bell`]: nothing sends it, and a kernel without memory still delivers it.
+const RING: i32 = libc::SIGSTKFLT;
+
+/// By which other threads of the process wake the thread that made it: readable once it rang. Descriptors do not
+/// reach this thread from others, for it has a table of its own; a signal does, and one that is blocked calls no
+/// handler and waits.
+#[derive(Debug)]
+pub struct Bell(OwnedFd);
+
+impl Bell {
+    /// The calling thread's bell.
+    ///
+    /// # Errors
+    /// `MFILE`, `NFILE` or `NOMEM` when descriptors or memory are exhausted.
+    pub fn new() -> Result<Self> {
+        let mask: u64 = 1 << (RING - 1);
+        let set = (&raw const mask).expose_provenance();
+        let flags = (libc::SFD_CLOEXEC | libc::SFD_NONBLOCK).unsigned_abs() as usize;
+        // SAFETY: the set is the 8 bytes the kernel reads; -1 asks for a new descriptor.
+        let made =
+            unsafe { crate::raw::call(libc::SYS_signalfd4, [usize::MAX, set, 8, flags, 0, 0]) };
+        let fd = made.and_then(|fd| i32::try_from(fd).map_err(|_| Errno::BADF))?;
+        // SAFETY: the call has just made this descriptor, and nobody else knows it.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// Rings for the thread with this number, if it is one of this process.
+    ///
+    /// # Errors
+    /// `SRCH` when it is not.
+    pub fn ring(number: u32) -> Result<()> {
+        signal(number, RING)
+    }
+}
+
+impl AsFd for Bell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 
@@ -152,33 +275,6 @@ pub fn restore_signals(mask: SignalMask) {
     let _ = unsafe { crate::raw::call(libc::SYS_rt_sigprocmask, args) };
 }
 
-/// Closes every descriptor of the calling thread's own table but the listed ones, which ascend.
-///
-/// # Safety
-/// The thread's table must be its own (see [`spawn`]), and nothing may use the others.
-pub unsafe fn close_all_but(keep: &[i32]) {
-    let close = |from: u32, to: u32| {
-        if from <= to {
-            // SAFETY: the caller's promise.
-            let _ = unsafe {
-                crate::raw::call(
-                    libc::SYS_close_range,
-                    [from as usize, to as usize, 0, 0, 0, 0],
-                )
-            };
-        }
-    };
-    let mut from = 0u32;
-    for &kept in keep {
-        let kept = kept.cast_unsigned();
-        if kept > from {
-            close(from, kept - 1);
-        }
-        from = kept + 1;
-    }
-    close(from, u32::MAX);
-}
-
 /// Ends the calling thread and nothing else, past libc: [`spawn`]'s threads end so.
 pub fn leave(code: i32) -> ! {
     loop {
@@ -211,43 +307,55 @@ pub fn allow_tracer(pid: u32) {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::atomic::Ordering;
+
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
     use super::*;
 
-    static SEEN: AtomicU32 = AtomicU32::new(0);
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    static RANG: AtomicU32 = AtomicU32::new(0);
 
     extern "C" fn entry() -> ! {
+        leave_descriptors().unwrap();
         set_name(c"sys-test");
-        // SAFETY: this thread's table is its own.
-        unsafe { close_all_but(&[1]) };
         // `errno` must be this thread's own: make a libc call fail.
         // SAFETY: closing no descriptor.
         unsafe { libc::close(-1) };
-        // Relaxed is enough: the word itself is the message.
-        SEEN.store(1, Ordering::Relaxed);
-        rustix::thread::futex::wake(&SEEN, rustix::thread::futex::Flags::empty(), 1).ok();
-        loop {
-            // SAFETY: ends this thread alone.
-            let _ = unsafe { crate::raw::call(libc::SYS_exit, [0; 6]) };
+        let bell = Bell::new().unwrap();
+        let mut ready = [PollFd::new(&bell, PollFlags::IN)];
+        let minute = Timespec {
+            tv_sec: 60,
+            tv_nsec: 0,
+        };
+        if poll(&mut ready, Some(&minute)) == Ok(1) {
+            RANG.fetch_add(1, Ordering::Relaxed);
         }
+        drop(bell);
+        leave(0)
     }
 
     #[test]
-    fn a_thread_has_its_own_descriptors_and_errno() {
+    fn a_thread_has_its_own_descriptors_and_errno_and_ends_when_told() {
         let folder = tempfile::tempdir().unwrap();
         let file = std::fs::File::create(folder.path().join("file")).unwrap();
-        // SAFETY: libc's errno of this thread.
-        unsafe { *libc::__errno_location() = 77 };
-        // SAFETY: `entry` keeps to a zeroed control block.
-        unsafe { spawn(entry) }.unwrap();
-        for _ in 0..5000 {
-            if SEEN.load(Ordering::Relaxed) == 1 {
-                break;
+        let room = Room::new().unwrap();
+        for turn in 1..=3 {
+            // SAFETY: libc's errno of this thread.
+            unsafe { *libc::__errno_location() = 77 };
+            // SAFETY: `entry` keeps to a zeroed control block; the thread before has ended.
+            let number = unsafe { spawn(room, &NUMBER, entry) }.unwrap();
+            // SAFETY: as above.
+            assert_eq!(unsafe { *libc::__errno_location() }, 77);
+            assert!(!is_gone(number));
+            Bell::ring(number).unwrap();
+            let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
+            while NUMBER.load(Ordering::Acquire) != 0 || !is_gone(number) {
+                assert!(std::time::Instant::now() < deadline, "the thread runs");
+                std::thread::yield_now();
             }
-            std::thread::sleep(std::time::Duration::from_millis(1));
+            assert_eq!(RANG.load(Ordering::Relaxed), turn);
+            file.metadata().expect("still open here");
         }
-        assert_eq!(SEEN.load(Ordering::Relaxed), 1, "the thread ran");
-        file.metadata().expect("still open here");
     }
 }

@@ -1,5 +1,6 @@
 //! syscall(2), which makes any call by its number.
 //!
+//! Calls that change what the program may do go the way of all such calls ([`rights`]), whose table has a bit for each.
 //! Forks by number go the way of all forks ([`fork`](super::fork)). Everything else enters the kernel as
 //! in libc's own function: from a leaf that touches no stack, because there are calls that come
 //! back on another one. So a fork that brings a stack of its own along is left alone too. The code of a thread that
@@ -7,6 +8,7 @@
 
 use std::ffi::c_long;
 
+use super::rights;
 use crate::api::fail;
 
 // rdi number; rsi, rdx, rcx, r8, r9 and one on the stack: arguments. 56 is clone, whose flags come
@@ -26,6 +28,11 @@ unsafe extern "C" fn syscall(number: c_long) -> c_long {
         "je 4f",
         "cmp $60, %rdi",
         "je 7f",
+        "cmp ${bits}, %rdi",
+        "jae 2f",
+        "lea {hooked_bits}(%rip), %rax",
+        "bt %rdi, (%rax)",
+        "jc {rights}",
         "2:",
         "mov %rdi, %rax",
         "mov %rsi, %rdi",
@@ -64,6 +71,9 @@ unsafe extern "C" fn syscall(number: c_long) -> c_long {
         fork = sym fork,
         failed = sym failed,
         exit = sym exit,
+        bits = const rights::BITS,
+        hooked_bits = sym rights::HOOKED_BITS,
+        rights = sym rights::by_number,
         options(att_syntax)
     )
 }

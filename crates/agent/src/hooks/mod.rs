@@ -25,6 +25,7 @@ mod exports;
 mod fork;
 pub(crate) mod locks;
 pub(crate) mod memory;
+mod rights;
 
 /// Runs before the program's `main`.
 extern "C" fn begin() {
@@ -33,6 +34,7 @@ extern "C" fn begin() {
     // Made before anybody forks, it is there when a fork begins.
     let _ = crate::lock::per_process();
     fork::begin();
+    rights::begin();
 }
 
 #[used]

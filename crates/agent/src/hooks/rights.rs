@@ -1,0 +1,254 @@
+//! Calls that change what the program may do: the agent's thread ends before them, and a new one inherits what they
+//! left (see [`life`]).
+//!
+//! libc's functions that set users and groups make the call in every thread that libc knows. So these hooks go on
+//! to libc's own functions, which are looked up at the start; all others enter the kernel themselves. Where libc calls
+//! such a function's body itself, in the child of posix_spawn say, no agent is concerned.
+//!
+//! A call that narrows nothing costs a restart of the agent, and nothing else; so whatever may narrow counts.
+
+use std::ffi::{CStr, c_char, c_int, c_long, c_ulong, c_void};
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use libc::{gid_t, uid_t};
+use rustix::io::{Errno, Result};
+
+use super::call;
+use crate::api::fail;
+use crate::life;
+
+/// Looks libc's own functions up.
+pub(super) fn begin() {
+    for (name, place) in LIBC {
+        // SAFETY: the name is terminated; the result is only called with its own signature.
+        let next = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+        place.store(next, Ordering::Relaxed);
+    }
+}
+
+/// Makes libc's call while no agent runs. It sets `errno` itself.
+fn by_libc(call: impl FnOnce() -> c_int) -> c_int {
+    life::without_agent(call).unwrap_or_else(fail)
+}
+
+/// Makes a system call while no agent runs.
+fn without_agent(number: i64, args: [usize; 6]) -> c_long {
+    answer(life::without_agent(|| call(number, args)).and_then(|result| result))
+}
+
+fn answer(result: Result<usize>) -> c_long {
+    #[allow(clippy::cast_possible_wrap)] // the kernel's results are numbers of this kind
+    result.map_or_else(|errno| fail(errno).into(), |value| value as c_long)
+}
+
+macro_rules! libc_functions {
+    ($($(#[$doc:meta])* $name:ident($($arg:ident: $kind:ty),*) or $call:expr;)*) => {
+        /// Where libc's own functions are.
+        #[allow(non_upper_case_globals)]
+        mod own {
+            use super::{AtomicPtr, c_void};
+            $(pub(super) static $name: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());)*
+        }
+
+        static LIBC: &[(&CStr, &AtomicPtr<c_void>)] = &[$((
+            // SAFETY: the text ends with its only zero.
+            unsafe { CStr::from_bytes_with_nul_unchecked(concat!(stringify!($name), "\0").as_bytes()) },
+            &own::$name,
+        ),)*];
+
+        $($(#[$doc])*
+        #[unsafe(no_mangle)]
+        extern "C" fn $name($($arg: $kind),*) -> c_int {
+            by_libc(|| {
+                let next = own::$name.load(Ordering::Relaxed);
+                if next.is_null() {
+                    // Before the lookup there is one thread.
+                    let result: Result<usize> = $call;
+                    return result.map_or_else(fail, |_| 0);
+                }
+                // SAFETY: the address is that of libc's function of this name, which has this signature.
+                let next: extern "C" fn($($kind),*) -> c_int = unsafe { std::mem::transmute(next) };
+                next($($arg),*)
+            })
+        })*
+    };
+}
+
+/// Leaves a number as it is.
+const SAME: usize = u32::MAX as usize;
+
+fn ids(number: i64, ids: [usize; 3]) -> Result<usize> {
+    let [a, b, c] = ids;
+    call(number, [a, b, c, 0, 0, 0])
+}
+
+libc_functions! {
+    /// setuid(2).
+    setuid(user: uid_t) or ids(libc::SYS_setuid, [user as usize, 0, 0]);
+    /// setgid(2).
+    setgid(group: gid_t) or ids(libc::SYS_setgid, [group as usize, 0, 0]);
+    /// seteuid(2).
+    seteuid(user: uid_t) or ids(libc::SYS_setresuid, [SAME, user as usize, SAME]);
+    /// setegid(2).
+    setegid(group: gid_t) or ids(libc::SYS_setresgid, [SAME, group as usize, SAME]);
+    /// setreuid(2).
+    setreuid(real: uid_t, effective: uid_t)
+        or ids(libc::SYS_setreuid, [real as usize, effective as usize, 0]);
+    /// setregid(2).
+    setregid(real: gid_t, effective: gid_t)
+        or ids(libc::SYS_setregid, [real as usize, effective as usize, 0]);
+    /// setresuid(2).
+    setresuid(real: uid_t, effective: uid_t, saved: uid_t)
+        or ids(libc::SYS_setresuid, [real as usize, effective as usize, saved as usize]);
+    /// setresgid(2).
+    setresgid(real: gid_t, effective: gid_t, saved: gid_t)
+        or ids(libc::SYS_setresgid, [real as usize, effective as usize, saved as usize]);
+    /// setgroups(2).
+    setgroups(count: usize, groups: *const gid_t)
+        or ids(libc::SYS_setgroups, [count, groups.expose_provenance(), 0]);
+    /// initgroups(3), which calls the body of setgroups.
+    initgroups(user: *const c_char, group: gid_t) or { let _ = (user, group); Err(Errno::NOSYS) };
+    /// setfsuid(2), for the calling thread alone. Gives the user before.
+    setfsuid(user: uid_t) or ids(libc::SYS_setfsuid, [user as usize, 0, 0]);
+    /// setfsgid(2), for the calling thread alone. Gives the group before.
+    setfsgid(group: gid_t) or ids(libc::SYS_setfsgid, [group as usize, 0, 0]);
+}
+
+fn c_int_of(result: c_long) -> c_int {
+    #[allow(clippy::cast_possible_truncation)] // these calls give small numbers
+    let small = result as c_int;
+    small
+}
+
+/// capset(2).
+#[unsafe(no_mangle)]
+extern "C" fn capset(header: *mut c_void, data: *const c_void) -> c_int {
+    let (header, data) = (header.expose_provenance(), data.expose_provenance());
+    c_int_of(without_agent(libc::SYS_capset, [header, data, 0, 0, 0, 0]))
+}
+
+/// setns(2).
+#[unsafe(no_mangle)]
+extern "C" fn setns(fd: c_int, kind: c_int) -> c_int {
+    let args = [
+        fd.cast_unsigned() as usize,
+        kind.cast_unsigned() as usize,
+        0,
+        0,
+        0,
+        0,
+    ];
+    c_int_of(without_agent(libc::SYS_setns, args))
+}
+
+/// unshare(2).
+#[unsafe(no_mangle)]
+extern "C" fn unshare(what: c_int) -> c_int {
+    let args = [what.cast_unsigned() as usize, 0, 0, 0, 0, 0];
+    c_int_of(without_agent(libc::SYS_unshare, args))
+}
+
+/// chroot(2).
+#[unsafe(no_mangle)]
+extern "C" fn chroot(path: *const c_char) -> c_int {
+    let args = [path.expose_provenance(), 0, 0, 0, 0, 0];
+    c_int_of(without_agent(libc::SYS_chroot, args))
+}
+
+/// prctl(2). C declares all but the option as variable arguments; they arrive in registers.
+#[unsafe(no_mangle)]
+extern "C" fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int {
+    #[allow(clippy::cast_possible_truncation)] // numbers of 64 bits
+    let args = [a as usize, b as usize, c as usize, d as usize];
+    c_int_of(system_call(
+        libc::SYS_prctl,
+        [
+            option.cast_unsigned() as usize,
+            args[0],
+            args[1],
+            args[2],
+            args[3],
+            0,
+        ],
+    ))
+}
+
+/// The options of prctl(2) by which a thread, or the process, gives something up.
+const NARROWING: [c_int; 7] = [
+    libc::PR_SET_DUMPABLE,
+    libc::PR_SET_SECCOMP,
+    libc::PR_CAPBSET_DROP,
+    libc::PR_SET_SECUREBITS,
+    libc::PR_SET_NO_NEW_PRIVS,
+    libc::PR_CAP_AMBIENT,
+    libc::PR_SET_KEEPCAPS,
+];
+
+/// Whether a system call may change what the program may do.
+fn narrows(number: i64, args: &[usize; 6]) -> bool {
+    match number {
+        libc::SYS_prctl => NARROWING
+            .iter()
+            .any(|&option| args[0] & SAME == option.unsigned_abs() as usize),
+        number => HOOKED.contains(&number),
+    }
+}
+
+/// Makes a system call as libc's `syscall` does, if it is one of [`HOOKED`].
+fn system_call(number: i64, args: [usize; 6]) -> c_long {
+    match narrows(number, &args) {
+        true => without_agent(number, args),
+        false => answer(call(number, args)),
+    }
+}
+
+/// What [`syscall`] does not leave to the kernel at once.
+const HOOKED: &[i64] = &[
+    libc::SYS_setuid,
+    libc::SYS_setgid,
+    libc::SYS_setreuid,
+    libc::SYS_setregid,
+    libc::SYS_setresuid,
+    libc::SYS_setresgid,
+    libc::SYS_setgroups,
+    libc::SYS_setfsuid,
+    libc::SYS_setfsgid,
+    libc::SYS_capset,
+    libc::SYS_prctl,
+    libc::SYS_seccomp,
+    libc::SYS_landlock_restrict_self,
+    libc::SYS_setns,
+    libc::SYS_unshare,
+    libc::SYS_chroot,
+    libc::SYS_pivot_root,
+    libc::SYS_keyctl,
+];
+
+/// One more than the highest number of a call that [`HOOKED_BITS`] knows of.
+pub(super) const BITS: usize = 512;
+
+/// A bit for each call of [`HOOKED`].
+pub(super) static HOOKED_BITS: [u64; BITS / 64] = {
+    let (mut bits, mut at) = ([0; BITS / 64], 0);
+    while at < HOOKED.len() {
+        let number = HOOKED[at];
+        #[allow(clippy::cast_possible_truncation)] // a small number
+        let word = (number / 64).unsigned_abs() as usize;
+        bits[word] |= 1 << (number % 64);
+        at += 1;
+    }
+    bits
+};
+
+/// syscall(2) with one of [`HOOKED`].
+pub(super) extern "C" fn by_number(
+    number: c_long,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> c_long {
+    system_call(number, [a, b, c, d, e, f])
+}

@@ -1,0 +1,136 @@
+//! The connection to an engine, and the bell by which other threads call the agent away from it.
+//!
+//! The socket never blocks: whatever the thread waits for, it waits for the bell too. So a call before which the agent
+//! must end waits for no engine, however slow it is.
+
+use std::ffi::CStr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{Errno, Result};
+use sys::socket::{self, Peer, Received};
+use sys::thread::Bell;
+use wire::{Answer, MAX_MESSAGE};
+
+use crate::alone::Alone;
+use crate::life::Life;
+
+/// A connection that no engine has answered on yet.
+pub(crate) struct Link<'a> {
+    socket: OwnedFd,
+    bell: Bell,
+    life: &'a Life,
+    alone: &'a Alone,
+    /// Who serves at the other end.
+    pub(crate) peer: Peer,
+}
+
+/// The user that stands for all those who have no number in this user namespace.
+const OVERFLOW: u32 = 65534;
+
+impl<'a> Link<'a> {
+    /// Connects to the engine at `path`, if it is root's or of the agent's own user: it will read all the memory
+    /// that is offered.
+    ///
+    /// # Errors
+    /// `NOENT` and `CONNREFUSED` when no engine serves there, `PERM` when it is another user's.
+    pub(crate) fn connect(path: &CStr, life: &'a Life, alone: &'a Alone) -> Result<Self> {
+        let (bell, socket) = (Bell::new()?, socket::connect_at_once(path)?);
+        let peer = socket::peer(&socket)?;
+        let own = rustix::process::geteuid().as_raw();
+        let trusted = peer.uid == 0 || peer.uid == own && own != OVERFLOW;
+        let link = Self {
+            socket,
+            bell,
+            life,
+            alone,
+            peer,
+        };
+        trusted.then_some(link).ok_or(Errno::PERM)
+    }
+
+    /// Waits for a packet, at most `wait`; whether there is one, or the other end is gone.
+    ///
+    /// # Errors
+    /// `CANCELED` when the agent shall end.
+    pub(crate) fn wait(&self, wait: Option<&Timespec>) -> Result<bool> {
+        self.wait_for(PollFlags::IN, wait)
+    }
+
+    fn wait_for(&self, what: PollFlags, most: Option<&Timespec>) -> Result<bool> {
+        loop {
+            let mut ready = [
+                PollFd::new(&self.socket, what),
+                PollFd::new(&self.bell, PollFlags::IN),
+            ];
+            let mut polled = poll(&mut ready, Some(most.unwrap_or(&SECOND)));
+            if self.life.must_end() {
+                return Err(Errno::CANCELED);
+            }
+            if polled.is_ok_and(|ready| ready > 0) && ready[0].revents().is_empty() {
+                // The program sent itself the signal. It is not ours to take, so the bell is no help.
+                polled = poll(&mut ready[..1], Some(&DEAF));
+            }
+            match polled {
+                Ok(0) if most.is_some() => return Ok(false),
+                Ok(0) => self.alone.leave_if_last(),
+                Ok(_) => return Ok(true),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+    }
+
+    /// Takes the next packet; of length 0 when the other end is gone.
+    ///
+    /// # Errors
+    /// `CANCELED` when the agent shall end; what recvmsg(2) gives.
+    pub(crate) fn receive(&self, buffer: &mut [u8; MAX_MESSAGE]) -> Result<Received> {
+        loop {
+            match socket::recv(&self.socket, buffer) {
+                Err(Errno::AGAIN) => self.wait_for(PollFlags::IN, None).map(drop)?,
+                received => return received,
+            }
+        }
+    }
+
+    /// Sends a packet.
+    ///
+    /// # Errors
+    /// `CANCELED` when the agent shall end; what sendmsg(2) gives.
+    pub(crate) fn send(&self, packet: &[u8]) -> Result<()> {
+        loop {
+            match socket::send(&self.socket, packet, &[]) {
+                Err(Errno::AGAIN) => self.wait_for(PollFlags::OUT, None).map(drop)?,
+                sent => return sent,
+            }
+        }
+    }
+
+    /// Sends an answer.
+    ///
+    /// # Errors
+    /// As [`Link::send`].
+    pub(crate) fn answer(&self, buffer: &mut [u8; MAX_MESSAGE], answer: &Answer) -> Result<()> {
+        let len = answer.encode(buffer);
+        self.send(buffer.get(..len).unwrap_or_default())
+    }
+}
+
+impl AsFd for Link<'_> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// How often an agent that waits looks whether its thread is the last.
+const SECOND: Timespec = Timespec {
+    tv_sec: 1,
+    tv_nsec: 0,
+};
+
+/// How often an agent whose bell rings for nothing looks whether it shall end.
+const DEAF: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 100_000_000,
+};

@@ -1,0 +1,181 @@
+/*
+ * Calls by which a process changes what it may do, each by its name.
+ */
+#include <grp.h>
+#include <linux/capability.h>
+#include <linux/filter.h>
+#include <linux/landlock.h>
+#include <linux/seccomp.h>
+#include <sched.h>
+#include <stddef.h>
+#include <sys/fsuid.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+
+/* capset(2) has no declaration in libc's headers. */
+int capset(struct __user_cap_header_struct *, const struct __user_cap_data_struct *);
+
+static long drop_capability(unsigned capability)
+{
+	struct __user_cap_header_struct head = { _LINUX_CAPABILITY_VERSION_3, 0 };
+	struct __user_cap_data_struct data[2];
+	if (syscall(SYS_capget, &head, data))
+		return -1;
+	data[capability / 32].effective &= ~(1u << capability % 32);
+	data[capability / 32].permitted &= ~(1u << capability % 32);
+	return capset(&head, data);
+}
+
+static long restrict_files(void)
+{
+	struct landlock_ruleset_attr attr = { .handled_access_fs = LANDLOCK_ACCESS_FS_MAKE_BLOCK };
+	int rules = (int)syscall(SYS_landlock_create_ruleset, &attr, sizeof attr, 0);
+	if (rules < 0)
+		return -1;
+	long result = syscall(SYS_landlock_restrict_self, rules, 0);
+	close(rules);
+	return result;
+}
+
+static long enter_own(const char *kind)
+{
+	char path[64];
+	snprintf(path, sizeof path, "/proc/self/ns/%s", kind);
+	int fd = open(path, O_RDONLY);
+	long result = fd < 0 ? -1 : setns(fd, 0);
+	close(fd);
+	return result;
+}
+
+/*
+ * A filter by which every call goes on but number `call`, which has `action`. How it is installed: 0 prctl, 1 seccomp
+ * by libc's syscall, 2 the same for all threads, 3 by an instruction of this program's, 4 the same for all threads.
+ */
+static long filter(unsigned call, unsigned action, int how)
+{
+	struct sock_filter code[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, action),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog program = { sizeof code / sizeof *code, code };
+	long result;
+	switch (how) {
+	case 0:
+		return prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program, 0, 0);
+	case 1:
+	case 2:
+		return syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, how == 2 ? SECCOMP_FILTER_FLAG_TSYNC : 0ul, &program);
+	default:
+		__asm__ volatile("syscall"
+				 : "=a"(result)
+				 : "0"(SYS_seccomp), "D"(SECCOMP_SET_MODE_FILTER),
+				   "S"(how == 4 ? SECCOMP_FILTER_FLAG_TSYNC : 0ul), "d"(&program)
+				 : "rcx", "r11", "memory");
+		errno = result < 0 ? (int)-result : 0;
+		return result < 0 ? -1 : result;
+	}
+}
+
+static long change_rights(const char *what, unsigned long a, unsigned long b, unsigned long c)
+{
+	gid_t groups[] = { (gid_t)a };
+#define CALL(name, call) if (strcmp(what, name) == 0) return call;
+	CALL("setuid", setuid((uid_t)a))
+	CALL("setgid", setgid((gid_t)a))
+	CALL("seteuid", seteuid((uid_t)a))
+	CALL("setegid", setegid((gid_t)a))
+	CALL("setreuid", setreuid((uid_t)a, (uid_t)b))
+	CALL("setregid", setregid((gid_t)a, (gid_t)b))
+	CALL("setresuid", setresuid((uid_t)a, (uid_t)b, (uid_t)c))
+	CALL("setresgid", setresgid((gid_t)a, (gid_t)b, (gid_t)c))
+	CALL("setfsuid", setfsuid((uid_t)a))
+	CALL("setfsgid", setfsgid((gid_t)a))
+	CALL("setgroups", setgroups(1, groups))
+	CALL("initgroups", initgroups("root", (gid_t)a))
+	CALL("rawsetresuid", syscall(SYS_setresuid, a, b, c))
+	CALL("capset", drop_capability((unsigned)a))
+	CALL("bounding", prctl(PR_CAPBSET_DROP, a, 0, 0, 0))
+	CALL("securebits", prctl(PR_SET_SECUREBITS, a, 0, 0, 0))
+	CALL("nonewprivs", prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+	CALL("dumpable", prctl(PR_SET_DUMPABLE, a, 0, 0, 0))
+	CALL("landlock", restrict_files())
+	CALL("unshare", unshare((int)a))
+	CALL("setns", enter_own("net"))
+	CALL("chroot", chroot("/"))
+	CALL("filter", filter((unsigned)a, (unsigned)b, (int)c))
+	errno = ENOSYS;
+	return -1;
+}
+
+/* ---- the same in another thread, in a signal handler, and in a child of vfork ---- */
+
+static struct change {
+	const char *what;
+	unsigned long a, b, c;
+	long result;
+} change;
+
+static void *make_change(void *arg)
+{
+	struct change *it = arg;
+	it->result = change_rights(it->what, it->a, it->b, it->c);
+	it->result = it->result < 0 ? -errno : it->result;
+	return arg;
+}
+
+static void on_signal(int signal)
+{
+	(void)signal;
+	make_change(&change);
+}
+
+static int rights_open[2] = { -1, -1 };
+
+/* A thread that makes a change and then waits for the end of the process. */
+static void *change_and_stay(void *arg)
+{
+	make_change(arg);
+	while (write(rights_open[1], "", 1) == 1)
+		pause();
+	return NULL;
+}
+
+/* "rights WHERE:WHAT NUMBERS", as in "rights m:setuid 1234". */
+static long rights(const char *line)
+{
+	pthread_t thread;
+	static char what[64];
+	char where, byte;
+	change = (struct change){ .what = what };
+	if (sscanf(line, "%*s %c:%63s %lu %lu %lu", &where, what, &change.a, &change.b, &change.c) < 2)
+		return -EINVAL;
+	switch (where) {
+	case 'm':
+		make_change(&change);
+		return change.result;
+	case 't':
+		pthread_create(&thread, NULL, make_change, &change);
+		pthread_join(thread, NULL);
+		return change.result;
+	case 'o': /* a thread that stays */
+		if (pipe(rights_open) || pthread_create(&thread, NULL, change_and_stay, &change))
+			return -EAGAIN;
+		return read(rights_open[0], &byte, 1) == 1 ? change.result : -EPIPE;
+	case 's':
+		signal(SIGUSR2, on_signal);
+		raise(SIGUSR2);
+		return change.result;
+	case 'v': {
+		pid_t pid = vfork();
+		if (pid == 0) {
+			make_change(&change);
+			_exit(0);
+		}
+		waitpid(pid, NULL, 0);
+		return change.result;
+	}
+	}
+	return -EINVAL;
+}
