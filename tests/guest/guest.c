@@ -33,6 +33,7 @@
 #pragma weak pageone_register
 #pragma weak pageone_unregister
 #pragma weak pageone_served
+#pragma weak pageone_sees_libc
 
 static unsigned char *mem, *shadow;
 static size_t pages;
@@ -96,6 +97,8 @@ static void *writer(void *arg)
 	atomic_fetch_add(&operations, done);
 	return NULL;
 }
+
+#include "heap.h"
 
 /* ---- a thread that reads a file into the region past the page cache ---- */
 
@@ -477,6 +480,15 @@ int main(void)
 		}
 		COMMAND("unpin") { ring_close(&ring); say(0); }
 		COMMAND("fork") say(do_fork((int)a));
+		COMMAND("heap") say(heap(a, (int)b));
+		COMMAND("free") say(free_block());
+		COMMAND("realloc") say(resize_block(a));
+		COMMAND("calloc") say(fresh_block(a));
+		COMMAND("fresh") say(map_fresh());
+		COMMAND("mapfile") { sscanf(line, "%*s %511s", path); say(map_file(path)); }
+		COMMAND("stack") say(start_stack(a));
+		COMMAND("endstack") say(end_stack());
+		COMMAND("seeslibc") say(pageone_sees_libc ? pageone_sees_libc() : 0);
 		COMMAND("forks") say(make_forks(a));
 		COMMAND("cycle") say(start_cycle(a));
 		COMMAND("stopcycle") say(stop_cycle());

@@ -12,8 +12,9 @@
  *
  * A program that uses madvise(MADV_MERGEABLE) needs none of these calls.
  *
- * Unmap or remap offered memory through libc's munmap, mmap and mremap, not
- * through system calls of your own; withdraw malloc's memory before free.
+ * Unmap or remap offered memory through libc, not through system calls of
+ * your own. malloc's memory may be freed as ever; where pageone_sees_libc
+ * says 0, withdraw it first.
  */
 #ifndef PAGEONE_H
 #define PAGEONE_H
@@ -46,6 +47,14 @@ int pageone_unregister(void *addr, size_t len);
 
 /* Returns 1 while an engine serves this process, else 0. */
 int pageone_served(void);
+
+/*
+ * Returns 1 when the calls that libc makes for itself are seen (free of a
+ * large block, trims, thread stacks), else 0: the library was loaded when
+ * the process had threads already, /proc is not there, or this libc is not
+ * known to it.
+ */
+int pageone_sees_libc(void);
 
 #ifdef __cplusplus
 }

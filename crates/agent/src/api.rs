@@ -41,3 +41,9 @@ extern "C" fn pageone_served() -> i32 {
     });
     i32::from(served)
 }
+
+/// Whether libc's own calls are seen: 1 or 0; see `pageone.h`.
+#[unsafe(no_mangle)]
+extern "C" fn pageone_sees_libc() -> i32 {
+    i32::from(crate::takeover::sees_libc())
+}

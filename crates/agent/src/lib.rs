@@ -20,8 +20,9 @@
 //! another library could have replaced. The thread has its own descriptor table and is unknown to
 //! libc (see `sys::thread`). Without an engine everything is passed on as it came.
 //!
-//! What slips past: system calls made without libc's functions, and those libc makes for itself
-//! (free of a large block). They cannot show a guest anything but its own old content or zeros.
+//! - [`takeover`] makes the calls that libc makes for itself come through the hooks too.
+//!
+//! What slips past: system calls made without libc's functions.
 
 #![allow(rustdoc::private_intra_doc_links)] // all modules are private; their docs are for readers
 
@@ -38,4 +39,6 @@ mod remap;
 mod report;
 mod serve;
 mod table;
+#[cfg(target_arch = "x86_64")]
+mod takeover;
 mod window;

@@ -6,6 +6,8 @@
 //! allocates nor touches `errno`: these wrappers go through rustix, which enters the kernel
 //! directly and returns errors as values.
 
+#[cfg(target_arch = "x86_64")]
+pub mod entry;
 pub mod fault;
 pub mod foreign;
 pub mod keeper;

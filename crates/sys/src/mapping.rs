@@ -350,6 +350,14 @@ impl OwnMemory {
         }
         Ok(())
     }
+
+    /// Writes bytes whatever the mapping allows, if it is private: its file stays as it is.
+    pub(crate) fn write(&self, at: usize, bytes: &[u8]) -> Result<()> {
+        match rustix::io::pwrite(&self.0, bytes, at as u64)? {
+            written if written == bytes.len() => Ok(()),
+            _ => Err(Errno::IO),
+        }
+    }
 }
 
 /// Removes the mappings of `[start, start + len)`.

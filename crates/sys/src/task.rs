@@ -36,6 +36,15 @@ pub fn is_gone(number: u32) -> bool {
         .is_some_and(|stat| stat.has_ended)
 }
 
+/// How many threads this process has.
+///
+/// # Errors
+/// Whatever opening `/proc/self/stat` gives.
+pub fn threads() -> Result<u32> {
+    let stat = open(c"/proc/self/stat")?;
+    Stat::read(&stat).map(|stat| stat.threads)
+}
+
 /// Writes `/proc/NUMBER/stat` and a zero.
 fn write_path(path: &mut [u8; 22], number: u32) {
     let mut digits = [0u8; 10];
@@ -158,6 +167,6 @@ mod tests {
         child.wait().unwrap();
         let leader = Leader::of_this_process().unwrap();
         assert!(leader.left_one().is_none());
-        assert!(namespace().is_some());
+        assert!(namespace().is_some() && threads().unwrap() > 0);
     }
 }

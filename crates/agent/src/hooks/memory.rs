@@ -78,6 +78,22 @@ pub(crate) fn mremap(remap: Remap) -> Result<usize> {
     }
 }
 
+/// brk(2), as the kernel has it: gives the end of the heap.
+pub(crate) fn brk(end: usize) -> Result<usize> {
+    let args = |end| [end, 0, 0, 0, 0, 0];
+    let old = call(libc::SYS_brk, args(0))?;
+    let (from, to) = (end.min(old), end.max(old));
+    let mut held = guard(from, to - from).filter(|_| end != 0);
+    let new = call(libc::SYS_brk, args(end))?;
+    if let Some(guard) = &mut held {
+        // What was behind the lower end is gone, or has come just now.
+        let from = old.min(new).next_multiple_of(PAGE_BYTES);
+        let to = old.max(new).next_multiple_of(PAGE_BYTES);
+        discard::forget(guard, from, to - from);
+    }
+    Ok(new)
+}
+
 /// mprotect(2).
 pub(crate) fn mprotect(start: usize, len: usize, prot: usize) -> Result<usize> {
     let args = [start, len, prot, 0, 0, 0];

@@ -35,6 +35,11 @@ extern "C" fn begin() {
     let _ = crate::lock::per_process();
     fork::begin();
     rights::begin();
+    // SAFETY: this is the constructor.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        crate::takeover::begin();
+    };
 }
 
 #[used]
