@@ -1,0 +1,436 @@
+//! A daemon of root's, two honest guests of one user that merge with each other, and what must hold of them while
+//! others attack.
+
+use std::collections::HashSet;
+use std::fs;
+use std::io::BufRead;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::attacker::Attacker;
+use crate::common::{
+    Place, Running, alone, count, held, json, output, pageone, status, text, wait_for,
+};
+use crate::figures::{Footprint, time};
+use crate::support::{self, Guest};
+use crate::{programs, stores};
+
+/// Users that no system has: the honest guests', one who comes later, the attacker's.
+pub(crate) const HONEST: u32 = 61_001;
+pub(crate) const LATE: u32 = 61_002;
+pub(crate) const ATTACKER: u32 = 61_004;
+
+/// Pages that each honest guest offers.
+pub(crate) const PAGES: usize = 512;
+/// How long rounds are counted, and how often at most until enough are.
+const WINDOW: Duration = Duration::from_millis(1200);
+const WINDOWS: usize = 6;
+/// How often something is tried that must be done within a second.
+const TRIES: usize = 4;
+
+/// A second; where other work keeps the processors busy, as many as threads share one.
+pub(crate) fn a_second() -> Duration {
+    static WHEN_QUIET: std::sync::OnceLock<f64> = std::sync::OnceLock::new();
+    let seconds = WHEN_QUIET.get_or_init(|| {
+        let load = fs::read_to_string("/proc/loadavg").unwrap();
+        let load: f64 = load.split(' ').next().unwrap().parse().unwrap();
+        let cpus = std::thread::available_parallelism().unwrap().get();
+        1.0 + load / f64::from(u32::try_from(cpus).unwrap())
+    });
+    Duration::from_secs_f64(*seconds)
+}
+
+/// What was measured before the attack.
+#[derive(Debug)]
+pub(crate) struct Ease {
+    footprint: Footprint,
+    rounds: u64,
+}
+
+pub(crate) struct Arena {
+    // In this order they end.
+    pub(crate) pair: Vec<Guest>,
+    daemon: Running,
+    log: Arc<Mutex<String>>,
+    pub(crate) place: Place,
+    pub(crate) secret: Vec<u8>,
+    seed: u64,
+    /// SIGTERM goes to the process that was started, which keeps the daemon.
+    is_kept: bool,
+    _alone: MutexGuard<'static, ()>,
+}
+
+/// A place that all users can reach, with copies of the programs; and the secret that root alone may read.
+fn open_place() -> (Place, Vec<u8>) {
+    let place = Place::new();
+    let copy = |from: &Path, name: &str| {
+        let to = place.path().join(name);
+        fs::copy(from, &to).unwrap();
+        fs::set_permissions(to, fs::Permissions::from_mode(0o755)).unwrap();
+    };
+    copy(&support::agent(), "libpageone_agent.so");
+    copy(support::guest_program(false), "guest");
+    copy(Path::new(env!("CARGO_BIN_EXE_pageone")), "pageone");
+    copy(programs::attackers(), "hostile");
+    copy(programs::dropper(), "dropper");
+    let secret = programs::install_setuid(place.path());
+    fs::set_permissions(place.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    (place, secret)
+}
+
+fn is_root() -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        eprintln!("skipped: only root can run attackers as users of their own");
+    }
+    root
+}
+
+impl Arena {
+    /// A daemon with the policy of its own, and the honest pair merged; `None` where this is not root.
+    pub(crate) fn new() -> Option<Self> {
+        Self::with(&[])
+    }
+
+    /// The same, with more arguments for the daemon.
+    pub(crate) fn with(args: &[&str]) -> Option<Self> {
+        let mut arena = Self::empty(args, None)?;
+        arena.pair = (0..2).map(|_| arena.guest(HONEST)).collect();
+        arena.renew();
+        Some(arena)
+    }
+
+    /// The same without guests, with a policy.
+    pub(crate) fn empty(args: &[&str], policy: Option<&str>) -> Option<Self> {
+        if !is_root() {
+            return None;
+        }
+        let alone = alone();
+        a_second();
+        let (place, secret) = open_place();
+        let mut command = pageone();
+        command.arg("daemon").arg("--socket").arg(place.socket());
+        command.args(["--merge-period", "100ms"]).args(args);
+        if let Some(text) = policy {
+            command.arg("--policy").arg(place.file("policy.toml", text));
+        }
+        command.env_remove("PAGEONE_LOG");
+        let mut daemon = Running::start(command.stderr(std::process::Stdio::piped()));
+        let log = read_log(&mut daemon);
+        wait_for("the daemon", || {
+            status(&place).status.success().then_some(())
+        });
+        Some(Self {
+            pair: Vec::new(),
+            daemon,
+            log,
+            place,
+            secret,
+            seed: 0,
+            is_kept: args.contains(&"--keep"),
+            _alone: alone,
+        })
+    }
+
+    /// The daemon's own process.
+    pub(crate) fn pid(&self) -> u32 {
+        let started = self.daemon.0.id();
+        match self.is_kept {
+            true => crate::common::child(started).unwrap(),
+            false => started,
+        }
+    }
+
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.place.path().join(name)
+    }
+
+    /// A guest of user `uid`; it connects when it offers.
+    pub(crate) fn guest(&self, uid: u32) -> Guest {
+        let guest = Command::new(self.file("guest"));
+        Guest::from(&mut self.under_agent(guest, &self.place.socket(), uid))
+    }
+
+    /// `command` as user `uid`, under the agent, with the daemon at `socket`.
+    pub(crate) fn under_agent(&self, mut command: Command, socket: &Path, uid: u32) -> Command {
+        command.uid(uid).gid(uid).current_dir("/");
+        command.env("LD_PRELOAD", self.file("libpageone_agent.so"));
+        command.env("PAGEONE_SOCKET", socket);
+        command.env_remove("PAGEONE_DOMAIN");
+        command
+    }
+
+    /// An attack by [`ATTACKER`]; waits until it stands.
+    pub(crate) fn attack(&self, verb: &str, args: &[&str]) -> Attacker {
+        self.attack_through(&[], verb, args)
+    }
+
+    /// The same, started through another command.
+    pub(crate) fn attack_through(&self, through: &[&str], verb: &str, args: &[&str]) -> Attacker {
+        let hostile = self.file("hostile");
+        let mut words = through.to_vec();
+        words.push(hostile.to_str().unwrap());
+        let uid = ATTACKER.to_string();
+        let mut command = Command::new(words[0]);
+        command.args(&words[1..]).args([&uid, verb]);
+        command.arg(self.place.socket()).args(args).current_dir("/");
+        let mut attacker = Attacker::start(&mut command);
+        attacker.wait_for("ready");
+        attacker
+    }
+
+    /// A folder in which everybody may make files.
+    pub(crate) fn public_folder(&self) -> PathBuf {
+        let folder = self.file("public");
+        fs::create_dir(&folder).unwrap();
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).unwrap();
+        folder
+    }
+
+    /// What `pageone WORDS` says to user `uid`.
+    pub(crate) fn command(&self, uid: u32, words: &[&str]) -> std::process::Output {
+        let mut command = Command::new(self.file("pageone"));
+        command.uid(uid).gid(uid).current_dir("/");
+        command
+            .env("PAGEONE_SOCKET", "")
+            .env_remove("PAGEONE_DOMAIN");
+        let (verb, rest) = words.split_first().unwrap();
+        command.arg(verb).arg("--socket").arg(self.place.socket());
+        output(command.args(rest))
+    }
+
+    pub(crate) fn log(&self) -> String {
+        self.log.lock().unwrap().clone()
+    }
+
+    pub(crate) fn rounds(&self) -> u64 {
+        count(&json(&self.place), "full_scans")
+    }
+
+    /// Waits for `rounds` more rounds.
+    pub(crate) fn let_pass(&self, rounds: u64) {
+        let end = self.rounds() + rounds;
+        wait_for("some rounds", || (self.rounds() >= end).then_some(()));
+    }
+
+    /// Gives the honest guests new content, equal in both, and waits until all of it is merged.
+    pub(crate) fn renew(&mut self) {
+        self.seed += 1_000_000;
+        for guest in &mut self.pair {
+            match guest.memory {
+                0 => guest.offer(PAGES, self.seed),
+                _ => guest.renew(PAGES, self.seed),
+            }
+        }
+        wait_for("the honest guests to be merged", || {
+            let status = json(&self.place);
+            let merged = |guest: &Guest| pages_sharing(&status, guest.pid) == Some(PAGES as u64);
+            self.pair.iter().all(merged).then_some(())
+        });
+    }
+
+    fn rounds_in_a_window(&self) -> u64 {
+        let begin = self.rounds();
+        std::thread::sleep(WINDOW);
+        self.rounds() - begin
+    }
+
+    fn measure_ease(&self) -> Ease {
+        Ease {
+            rounds: self.rounds_in_a_window(),
+            footprint: Footprint::of(self.pid()),
+        }
+    }
+
+    /// Asserts all that must hold, while the attack that `begin` starts is on, and after it.
+    pub(crate) fn withstands(mut self, begin: impl Fn(&Self) -> Attacker) {
+        let ease = self.measure_ease();
+        let attacker = begin(&self);
+        self.is_at_ease(&ease, &attacker);
+        drop(attacker);
+        self.recovers(&ease);
+        let _again = begin(&self);
+        self.ends_in_time();
+    }
+
+    /// Asserts what must hold while an attack is on.
+    fn is_at_ease(&mut self, ease: &Ease, attacker: &Attacker) {
+        self.answers_in_time();
+        self.serves_in_time();
+        self.keeps_pace(ease);
+        self.renew();
+        for guest in &mut self.pair {
+            guest.run("check");
+        }
+        self.is_bounded(ease);
+        self.gives_nothing_away(attacker);
+        self.unmerges_in_time();
+    }
+
+    fn is_bounded(&self, ease: &Ease) {
+        let now = Footprint::of(self.pid());
+        assert!(now.is_bounded(&ease.footprint), "{now:?} from {ease:?}");
+    }
+
+    /// Rounds come at least half as often as before.
+    fn keeps_pace(&self, ease: &Ease) {
+        let mut seen = Vec::new();
+        let kept = (0..WINDOWS).any(|_| {
+            seen.push(self.rounds_in_a_window());
+            seen.last().is_some_and(|&rounds| rounds * 2 >= ease.rounds)
+        });
+        assert!(
+            kept,
+            "{seen:?} rounds in {WINDOW:?}, {} before",
+            ease.rounds
+        );
+    }
+
+    fn answers_in_time(&self) {
+        in_time("a status", || {
+            let (took, answer) = time(|| status(&self.place));
+            assert!(answer.status.success(), "{}", text(&answer.stderr));
+            took
+        });
+    }
+
+    /// A guest that comes now is served within a second of its hello.
+    fn serves_in_time(&self) {
+        let mut fresh = self.ready_to_join();
+        in_time("a join", || {
+            let mut guest = std::mem::replace(&mut fresh, self.ready_to_join());
+            let (took, ()) = time(|| {
+                guest.run("advise 0 64 12");
+                wait_for("a join", || (guest.run("served") == "1").then_some(()));
+            });
+            took
+        });
+    }
+
+    /// A guest that has filled its memory and offers none of it yet.
+    fn ready_to_join(&self) -> Guest {
+        let mut guest = self.guest(LATE);
+        guest.map(64);
+        guest.run("fill 0 64 5");
+        guest
+    }
+
+    fn unmerges_in_time(&self) {
+        let socket = self.place.socket();
+        let turn = |knob: &str| {
+            let done = output(pageone().arg("set").arg("--socket").arg(&socket).arg(knob));
+            assert!(done.status.success(), "{knob}: {}", text(&done.stderr));
+        };
+        in_time("set run=2", || time(|| turn("run=2")).0);
+        turn("run=1");
+    }
+
+    /// No store of the attacker's has a byte of the honest guests, no store at all one of the secret.
+    pub(crate) fn gives_nothing_away(&self, attacker: &Attacker) {
+        self.keeps_the_secret();
+        let mut foreign = HashSet::new();
+        for guest in &self.pair {
+            foreign.extend(stores::offered(guest, PAGES));
+        }
+        for store in attacker.stores() {
+            let pages = stores::pages(&store);
+            let leaked = pages
+                .iter()
+                .filter(|page| foreign.contains(*page) || stores::tells(page, &self.secret));
+            assert_eq!(leaked.count(), 0, "foreign pages in {}", store.display());
+        }
+    }
+
+    /// No store holds anything of the secret.
+    pub(crate) fn keeps_the_secret(&self) {
+        for store in held(self.pid(), "store") {
+            let pages = stores::pages(&store);
+            let leaked = pages
+                .iter()
+                .filter(|page| stores::tells(page, &self.secret));
+            let leaked = leaked.count();
+            assert_eq!(leaked, 0, "pages of the secret in {}", store.display());
+        }
+    }
+
+    /// The daemon is what it was before the attack.
+    fn recovers(&self, ease: &Ease) {
+        let mut last = Footprint::of(self.pid());
+        let end = Instant::now() + Duration::from_secs(20);
+        while !last.is_back(&ease.footprint) && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(50));
+            last = Footprint::of(self.pid());
+        }
+        assert!(last.is_back(&ease.footprint), "{last:?} from {ease:?}");
+    }
+
+    /// A daemon that starts beside this one, in the same folder, serves within some seconds.
+    pub(crate) fn has_room_for_another(&self) {
+        let socket = self.file("another.sock");
+        let mut command = pageone();
+        command.arg("daemon").arg("--socket").arg(&socket);
+        let _another = Running::start(command.stderr(std::process::Stdio::null()));
+        let end = Instant::now() + 5 * a_second();
+        let serves = || {
+            let asked = output(pageone().args(["status", "--socket"]).arg(&socket));
+            asked.status.success()
+        };
+        while !serves() {
+            assert!(Instant::now() < end, "the other daemon does not start");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// SIGTERM ends the daemon within a second, and it has not said a word of a panic.
+    fn ends_in_time(mut self) {
+        self.pair.clear();
+        let pid = match self.is_kept {
+            true => self.daemon.0.id(),
+            false => self.pid(),
+        };
+        let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        let (took, code) = time(|| self.daemon.end());
+        assert_eq!(code, 0, "{}", self.log());
+        assert!(took <= a_second(), "the daemon took {took:?} to end");
+        assert!(!self.log().contains("panicked"), "{}", self.log());
+    }
+}
+
+fn read_log(daemon: &mut Running) -> Arc<Mutex<String>> {
+    let log = Arc::new(Mutex::new(String::new()));
+    let all = Arc::clone(&log);
+    let lines = std::io::BufReader::new(daemon.0.stderr.take().unwrap());
+    std::thread::spawn(move || {
+        for line in lines.split(b'\n').map_while(Result::ok) {
+            let line = String::from_utf8_lossy(&line).into_owned();
+            all.lock().unwrap().push_str(&(line + "\n"));
+        }
+    });
+    log
+}
+
+/// Pages of a guest that share; `None` when the daemon does not serve it.
+fn pages_sharing(status: &Value, pid: u32) -> Option<u64> {
+    let guests = status["guests"].as_array().unwrap();
+    let guest = guests.iter().find(|guest| guest["pid"] == pid)?;
+    Some(count(guest, "pages_sharing"))
+}
+
+/// Asserts that `what`, which says how long it took, takes a second at most, in one of some tries.
+fn in_time(name: &str, mut what: impl FnMut() -> Duration) {
+    let mut took = Vec::new();
+    for _ in 0..TRIES {
+        took.push(what());
+        if took.last().is_some_and(|took| *took <= a_second()) {
+            return;
+        }
+    }
+    panic!("{name} took {took:?}, and is to take {:?}", a_second());
+}

@@ -1,0 +1,115 @@
+//! Nobody waits for a stranger: floods, bombs, and agents that stall or lie.
+
+use std::cell::RefCell;
+use std::path::PathBuf;
+use std::process::Command;
+
+use crate::arena::{Arena, HONEST};
+use crate::support::Guest;
+
+/// A test for each attack that needs nothing of the place.
+macro_rules! attacks {
+    ($($(#[$attribute:meta])* $name:ident: $verb:literal $($arg:literal)*;)*) => {$(
+        #[test]
+        $(#[$attribute])*
+        fn $name() {
+            if let Some(arena) = Arena::new() {
+                arena.withstands(|arena| arena.attack($verb, &[$($arg),*]));
+            }
+        }
+    )*};
+}
+
+attacks! {
+    #[ignore = "the engine does not bound it as yet"]
+    silent_agents: "silent" "400";
+    connections_without_a_hello: "dumb" "300";
+    #[ignore = "the engine does not bound it as yet"]
+    thousands_of_sessions_of_one_process: "sessions" "5000";
+    hundreds_of_processes: "many-processes" "300";
+    #[ignore = "the engine does not bound it as yet"]
+    stopped_agents: "stopped" "60";
+    an_agent_that_lies: "liar";
+    #[ignore = "the engine does not bound it as yet"]
+    requests_whose_replies_nobody_takes: "slow-reader" "200";
+    #[ignore = "the engine does not bound it as yet"]
+    thousands_of_domains: "domains" "1000";
+    #[ignore = "the engine does not bound it as yet"]
+    lingering_sockets: "linger";
+    #[ignore = "the engine does not bound it as yet"]
+    sockets_inside_sockets: "nested" "3000";
+    bundles_of_descriptors: "bundles";
+    #[ignore = "the engine does not bound it as yet"]
+    thousands_of_descriptors_to_look_at: "descriptor-bomb" "18900" "50";
+    #[ignore = "the engine does not bound it as yet"]
+    a_million_chunks_of_one_page: "chunk-flood";
+    an_offer_of_all_addresses: "endless-offer" "67108864";
+    an_offer_of_a_thousandfold: "endless-offer" "8192" "0x20000000000";
+    #[ignore = "the engine does not bound it as yet"]
+    a_storm_of_syncs: "sync-storm";
+    #[ignore = "the engine does not bound it as yet"]
+    reads_that_do_not_return: "stall" "16";
+}
+
+#[test]
+#[ignore = "the engine does not bound it as yet"]
+fn domains_that_fill_the_keeper() {
+    if let Some(arena) = Arena::with(&["--keep"]) {
+        arena.withstands(|arena| arena.attack("domains", &["1000"]));
+    }
+}
+
+/// A file system's folder; what is mounted there goes with it.
+struct Mounted(PathBuf);
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).output();
+    }
+}
+
+fn has_fuse() -> bool {
+    let there = std::path::Path::new("/dev/fuse").exists();
+    if !there {
+        eprintln!("skipped: there is no /dev/fuse");
+    }
+    there
+}
+
+#[test]
+#[ignore = "the engine does not bound it as yet"]
+fn a_file_system_that_hangs_in_an_honest_guest() {
+    let Some(arena) = Arena::new().filter(|_| has_fuse()) else {
+        return;
+    };
+    let mounted = Mounted(arena.public_folder());
+    let holders: RefCell<Vec<Guest>> = RefCell::default();
+    let folder = mounted.0.to_str().unwrap().to_owned();
+    arena.withstands(|arena| {
+        holders.borrow_mut().clear();
+        let _ = Command::new("umount").arg("-l").arg(&folder).output();
+        let attacker = arena.attack("hung-fuse", &[&folder]);
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "exec 9<\"$1\"; exec \"$2\"", "sh", &folder]);
+        shell.arg(arena.file("guest"));
+        let mut holder = Guest::from(&mut arena.under_agent(shell, &arena.place.socket(), HONEST));
+        holder.offer(64, 99);
+        holders.borrow_mut().push(holder);
+        arena.let_pass(1);
+        attacker
+    });
+}
+
+#[test]
+#[ignore = "the engine does not bound it as yet"]
+fn pages_of_a_file_system_that_hangs() {
+    let Some(arena) = Arena::new().filter(|_| has_fuse()) else {
+        return;
+    };
+    let mounted = Mounted(arena.public_folder());
+    let folder = mounted.0.to_str().unwrap().to_owned();
+    arena.withstands(|arena| {
+        let _ = Command::new("umount").arg("-l").arg(&folder).output();
+        arena.attack("fuse-pages", &[&folder])
+    });
+}

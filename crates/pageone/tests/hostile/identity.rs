@@ -1,0 +1,227 @@
+//! A guest is an address space: attacks that would have the engine read another one, or serve a process that is not
+//! what it seems.
+
+use std::process::Command;
+
+use crate::arena::Arena;
+use crate::attacker::Attacker;
+use crate::common::held;
+use crate::stores;
+
+/// Rounds in which whatever settles is read and planned.
+const ROUNDS: u64 = 20;
+
+/// Whether the machine lets users run setuid programs from the place of the tests; says so when not.
+fn runs_setuid(arena: &Arena) -> bool {
+    let folder = arena.place.path();
+    let flags = Command::new("findmnt")
+        .args(["-no", "OPTIONS", "-T"])
+        .arg(folder)
+        .output();
+    let nosuid = flags.is_ok_and(|out| String::from_utf8_lossy(&out.stdout).contains("nosuid"));
+    if nosuid {
+        eprintln!("skipped: {} is mounted nosuid", folder.display());
+    }
+    !nosuid
+}
+
+/// Withstands an attack that executes the setuid program.
+fn withstands_exec(verb: &str) {
+    let Some(arena) = Arena::new() else { return };
+    if !runs_setuid(&arena) {
+        return;
+    }
+    let program = arena.file("setuid");
+    let program = program.to_str().unwrap().to_owned();
+    arena.withstands(|arena| {
+        let attacker = arena.attack(verb, &[&program]);
+        arena.let_pass(ROUNDS);
+        attacker
+    });
+}
+
+#[test]
+#[ignore = "memory is read by process number as yet"]
+fn exec_of_a_setuid_program() {
+    withstands_exec("deputy");
+}
+
+#[test]
+#[ignore = "memory is read by process number as yet"]
+fn exec_of_a_setuid_program_beside_a_dead_thread() {
+    withstands_exec("zombie-deputy");
+}
+
+#[test]
+fn exec_of_a_setuid_program_before_hello() {
+    withstands_exec("early-deputy");
+}
+
+/// The stack of a process: its first page in the last chunk, and how many pages follow.
+fn stack(pid: u32) -> (u64, usize) {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    let line = maps.lines().find(|line| line.ends_with("[stack]")).unwrap();
+    let (start, end) = line.split(' ').next().unwrap().split_once('-').unwrap();
+    let [start, end] = [start, end].map(|hex| u64::from_str_radix(hex, 16).unwrap());
+    let first = start.max((end - 1) / wire::CHUNK_BYTES as u64 * wire::CHUNK_BYTES as u64);
+    (first, usize::try_from((end - first) / 4096).unwrap())
+}
+
+#[test]
+#[ignore = "memory is read by process number as yet"]
+fn exec_of_su() {
+    let Some(arena) = Arena::new() else { return };
+    if !std::path::Path::new("/bin/su").exists() {
+        return eprintln!("skipped: there is no su");
+    }
+    let mut attacker = arena.attack("su-deputy", &["/bin/su", "-c", "true", "root"]);
+    if attacker
+        .said
+        .last()
+        .is_some_and(|line| line.contains("refused"))
+    {
+        return;
+    }
+    let name = || std::fs::read_to_string(format!("/proc/{}/comm", attacker.pid()));
+    crate::common::wait_for("su", || (name().unwrap().trim() == "su").then_some(()));
+    let (at, pages) = stack(attacker.pid());
+    attacker.tell(&format!("{at:x} {pages:x}"));
+    attacker.wait_for("offered");
+    arena.let_pass(ROUNDS);
+    let foreign = stores::memory(attacker.pid(), at, pages);
+    assert!(!foreign.is_empty(), "su has a stack");
+    for store in held(arena.pid(), "store") {
+        let leaked = stores::pages(&store)
+            .into_iter()
+            .filter(|page| foreign.contains(page));
+        assert_eq!(
+            leaked.count(),
+            0,
+            "pages of su's stack in {}",
+            store.display()
+        );
+    }
+}
+
+/// Set in the process that runs a test inside a PID namespace.
+const INSIDE: &str = "PAGEONE_HOSTILE_INSIDE";
+/// Runs a command in a PID namespace of its own.
+const NAMESPACE: [&str; 5] = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"];
+
+/// Has an attacker reuse a number, which root forces in the namespace that `through` makes, or in this one.
+fn reuses_a_number(through: &[&str], verb: &str) {
+    let Some(arena) = Arena::new() else { return };
+    let secret = arena.file("secret");
+    let secret = secret.to_str().unwrap().to_owned();
+    arena.withstands(|arena| {
+        let attacker = arena.attack_through(through, verb, &[&secret]);
+        arena.let_pass(ROUNDS);
+        attacker
+    });
+}
+
+/// The same in the daemon's own namespace: the test runs again in one, with daemon, guests and attacker.
+fn reuses_a_number_inside(test: &str, verb: &str) {
+    if std::env::var_os(INSIDE).is_some() {
+        return reuses_a_number(&[], verb);
+    }
+    let _alone = crate::common::alone();
+    let mut again = Command::new(NAMESPACE[0]);
+    again
+        .args(&NAMESPACE[1..])
+        .arg(std::env::current_exe().unwrap());
+    again
+        .args(["--exact", test, "--nocapture"])
+        .env(INSIDE, "1");
+    let out = crate::common::output(&mut again);
+    let said = crate::common::text(&out.stdout) + &crate::common::text(&out.stderr);
+    assert!(out.status.success(), "{said}");
+    assert!(said.contains("1 passed"), "{said}");
+}
+
+#[test]
+#[ignore = "memory is read by process number as yet"]
+fn a_number_reused_before_hello() {
+    let name = "identity::a_number_reused_before_hello";
+    reuses_a_number_inside(name, "reused-before");
+}
+
+#[test]
+fn a_number_reused_before_hello_in_another_namespace() {
+    reuses_a_number(&NAMESPACE, "reused-before");
+}
+
+#[test]
+#[ignore = "memory is read by process number as yet"]
+fn a_number_reused_after_hello() {
+    let name = "identity::a_number_reused_after_hello";
+    reuses_a_number_inside(name, "reused-after");
+}
+
+#[test]
+fn a_number_reused_after_hello_in_another_namespace() {
+    reuses_a_number(&NAMESPACE, "reused-after");
+}
+
+/// What an attacker says of its own service.
+fn said_of(verb: &str) -> Option<(Arena, Attacker)> {
+    let arena = Arena::empty(&[], None)?;
+    let attacker = arena.attack(verb, &[]);
+    Some((arena, attacker))
+}
+
+/// Asserts that such a process is not served, and that the log says why.
+fn refuses(verb: &str, why: &str) {
+    let Some((arena, attacker)) = said_of(verb) else {
+        return;
+    };
+    let last = attacker.said.last().unwrap();
+    assert!(last.ends_with("refused"), "{last}");
+    assert!(arena.log().contains(why), "{}", arena.log());
+}
+
+#[test]
+#[ignore = "a process may have many sessions as yet"]
+fn a_process_has_one_session() {
+    let Some((_arena, attacker)) = said_of("twice") else {
+        return;
+    };
+    assert_eq!(attacker.said, ["ready, twice: 1"]);
+}
+
+#[test]
+#[ignore = "the speaker proves nothing as yet"]
+fn a_connection_that_was_passed_on() {
+    refuses("passed", "refused");
+}
+
+#[test]
+#[ignore = "ids are not compared as yet"]
+fn a_process_whose_user_ids_differ() {
+    refuses("ids-differ", "refused");
+}
+
+#[test]
+#[ignore = "secret processes are served as yet"]
+fn a_process_that_is_not_dumpable() {
+    refuses("undumpable", "refused");
+}
+
+#[test]
+fn root_of_a_user_namespace_is_a_user_like_others() {
+    let Some((arena, attacker)) = said_of("inside-userns") else {
+        return;
+    };
+    let all = attacker.said.join("\n");
+    if all.contains("no user namespaces") {
+        return eprintln!("skipped: users may not make user namespaces here");
+    }
+    assert!(all.contains("may not control"), "{all}");
+    let status = crate::common::json(&arena.place);
+    let root = status["guests"].as_array().unwrap().iter();
+    assert_eq!(
+        root.filter(|guest| guest["domain"] == "uid:0").count(),
+        0,
+        "{status}"
+    );
+}

@@ -1,0 +1,95 @@
+//! The threat model (docs/security.md) names a test in each row of its tables, and each of these tests exists.
+#![allow(clippy::unwrap_used)] // a helper that fails is a test that fails
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The heading of the last column of a table of attacks.
+const COLUMN: &str = "the test";
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn cells(line: &str) -> Vec<&str> {
+    let inner = line.trim().trim_start_matches('|').trim_end_matches('|');
+    inner.split('|').map(str::trim).collect()
+}
+
+/// The rows of all tables whose last column names tests, by line.
+fn rows(text: &str) -> Vec<&str> {
+    let mut rows = Vec::new();
+    let mut in_table = false;
+    for line in text.lines() {
+        let is_row = line.starts_with('|');
+        match is_row {
+            true if cells(line).last() == Some(&COLUMN) => in_table = true,
+            true if in_table && !line.starts_with("|---") => rows.push(line),
+            true => {}
+            false => in_table = false,
+        }
+    }
+    rows
+}
+
+/// The names in backquotes in the last cell of a row.
+fn tests_of(row: &str) -> Vec<&str> {
+    let cells = cells(row);
+    let last = cells.last().unwrap();
+    last.split('`').skip(1).step_by(2).collect()
+}
+
+fn sources(folder: &Path, into: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap().flatten() {
+        let path = entry.path();
+        match path.is_dir() {
+            true => sources(&path, into),
+            false if path.extension().is_some_and(|kind| kind == "rs") => into.push(path),
+            false => {}
+        }
+    }
+}
+
+/// The names of all tests: functions under `#[test]`, and the lines
+/// `name: "verb" ...;` of the attackers' macro.
+fn all_tests() -> BTreeSet<String> {
+    let mut files = Vec::new();
+    sources(&root().join("crates"), &mut files);
+    let mut names = BTreeSet::new();
+    for file in files {
+        let text = fs::read_to_string(&file).unwrap();
+        let mut attributes = Vec::new();
+        for line in text.lines().map(str::trim) {
+            if line.starts_with("#[") {
+                attributes.push(line);
+                continue;
+            }
+            let has = |begin: &str| attributes.iter().any(|line| line.starts_with(begin));
+            let function = line.strip_prefix("fn ").filter(|_| has("#[test]"));
+            let name = function.and_then(|rest| rest.split('(').next());
+            let attack = line.split_once(": \"").filter(|_| line.ends_with(';'));
+            let name = name.or(attack.map(|(name, _)| name));
+            if let Some(name) = name {
+                names.insert(name.to_owned());
+            }
+            attributes.clear();
+        }
+    }
+    names
+}
+
+#[test]
+fn each_row_of_the_threat_model_names_a_test() {
+    let text = fs::read_to_string(root().join("docs/security.md")).unwrap();
+    let rows = rows(&text);
+    assert!(rows.len() > 30, "{} rows are read", rows.len());
+    let tests = all_tests();
+    for row in rows {
+        let named = tests_of(row);
+        assert!(!named.is_empty(), "no test in: {row}");
+        for name in named {
+            assert!(tests.contains(name), "there is no test `{name}`, in: {row}");
+        }
+    }
+}
