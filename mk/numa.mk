@@ -11,7 +11,7 @@ bench-hashdist: ## Shows a table on one node and spread over four, in a guest
 	@sed -n '/^hashdist=0/,/^== /p' target/vm/numa-four.out
 
 bench-numa: ## Measures the heap, the ACPI reader and node queries
-	$(CARGO) bench -p numa
+	$(CARGO) bench $(BENCH_PROFILE) -p numa
 
 numa-core: ## Checks that the ACPI reader needs core and alloc only
 	$(CARGO) clippy -p numa --no-default-features -- -D warnings

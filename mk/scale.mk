@@ -1,5 +1,8 @@
 # How the engine's cost grows, in simulation.
 .PHONY: scale
 
-scale: ## Simulates up to 10000 guests and 100 million pages on 16 nodes (minutes, 8 GiB)
-	$(CARGO) test --release -p engine scale -- --ignored --nocapture --test-threads 1
+SCALE_GUESTS ?= 10000
+SCALE_PROFILE ?= --release
+
+scale: ## Simulates up to SCALE_GUESTS (10000) guests and 100 million pages on 16 nodes (minutes, 8 GiB)
+	SCALE_GUESTS=$(SCALE_GUESTS) $(CARGO) test $(SCALE_PROFILE) -p engine scale -- --ignored --nocapture --test-threads 1

@@ -2,6 +2,8 @@
 
 LOOM_MAX_PREEMPTIONS ?= 3
 SDTREE_STRESS_ROUNDS ?= 100000
+STRESS_CASES ?= 20000
+STRESS_PROFILE ?= --release
 
 .PHONY: loom miri stress bench-sdtree
 
@@ -21,8 +23,8 @@ miri: ## Runs the unit tests of the SD tree under miri, if it is installed
 	fi
 
 stress: ## Runs the property and linearizability tests for long
-	PROPTEST_CASES=20000 $(CARGO) test --release -p sdtree -p one
-	SDTREE_STRESS_ROUNDS=$(SDTREE_STRESS_ROUNDS) $(CARGO) test --release -p sdtree --test linearizability
+	PROPTEST_CASES=$(STRESS_CASES) $(CARGO) test $(STRESS_PROFILE) -p sdtree -p one
+	SDTREE_STRESS_ROUNDS=$(SDTREE_STRESS_ROUNDS) $(CARGO) test $(STRESS_PROFILE) -p sdtree --test linearizability
 
 bench-sdtree: ## Measures the SD tree beside other maps
-	$(CARGO) bench -p sdtree --features peers
+	$(CARGO) bench $(BENCH_PROFILE) -p sdtree --features peers

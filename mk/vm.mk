@@ -5,6 +5,15 @@ vm: ## Fetches QEMU and the kernels of the test guests
 	@tests/vm/prepare cloud generic
 
 .PHONY: test-vm
-test-vm: setup ## Merges the memory of four QEMU guests that check their files
+VM_GUESTS ?= 4
+
+test: test-vm-short
+
+.PHONY: test-vm-short
+test-vm-short: setup # With two guests, all its checks.
 	$(CARGO) build -p pageone -p agent
-	@tests/vm/merge
+	@tests/vm/merge 2
+
+test-vm: setup ## Merges the memory of VM_GUESTS (4) QEMU guests that check their files
+	$(CARGO) build -p pageone -p agent
+	@tests/vm/merge $(VM_GUESTS)

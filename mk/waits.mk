@@ -1,6 +1,8 @@
 # How long a guest's writes wait while its pages are merged and broken.
 .PHONY: bench-waits
 
-bench-waits: ## Measures how long writes wait with a million equal pages in four guests
+WAITS_PAGES ?= 250000
+
+bench-waits: ## Measures how long writes wait with WAITS_PAGES (250000) equal pages in each of four guests
 	$(CARGO) build --workspace
-	$(CARGO) test -p pageone --test copies -- --ignored --nocapture --test-threads=1
+	WAITS_PAGES=$(WAITS_PAGES) $(CARGO) test -p pageone --test copies -- --ignored --nocapture --test-threads=1

@@ -168,6 +168,8 @@ static void child_main(int in, int out)
 					mem[p * PAGE + 5] ^= 0x5a;
 					shadow[p * PAGE + 5] ^= 0x5a;
 				}
+		if (command == 'o')
+			bad |= madvise(mem, pages * PAGE, MADV_MERGEABLE) != 0;
 		if (command == 'd')
 			for (size_t p = 1; p < pages; p += 3)
 				if (!absent[p] && madvise(mem + p * PAGE, PAGE, MADV_DONTNEED) == 0)
@@ -496,6 +498,7 @@ int main(void)
 		COMMAND("childcheck") say(ask_child('c') ? -EILSEQ : 0);
 		COMMAND("childwrite") say(ask_child('w') ? -EILSEQ : 0);
 		COMMAND("childdiscard") say(ask_child('d') ? -EILSEQ : 0);
+		COMMAND("childoffer") say(ask_child('o') ? -EILSEQ : 0);
 		COMMAND("childexit") { close(to_child); say(waitpid(child, NULL, 0) == child ? 0 : -ECHILD); }
 		COMMAND("rights") say(rights(line));
 		COMMAND("pid") say(getpid());

@@ -30,11 +30,11 @@ static size_t page_count(const struct block *block)
 	return block->at && end > start ? (end - start) / PAGE : 0;
 }
 
+/* The same 16 bytes again and again: where in its page a block begins is malloc's affair. */
 static void fill_block(struct block *block, unsigned content)
 {
-	memset(block->at, 0x77, block->len);
-	for (size_t i = 0; i < page_count(block); i++)
-		fill_page(first_page(block) + i * PAGE, content);
+	for (size_t i = 0; i < block->len; i++)
+		block->at[i] = (unsigned char)(content * 37 + i % 16);
 }
 
 void block_malloc(size_t id, size_t len, unsigned content)
@@ -48,7 +48,6 @@ void block_malloc(size_t id, size_t len, unsigned content)
 	}
 }
 
-/* The block may come to lie otherwise in its pages: what is compared is the sum over its bytes. */
 void block_realloc(size_t id, size_t len)
 {
 	struct block *block = &blocks[id % BLOCKS];
@@ -76,6 +75,28 @@ void block_offer(size_t id)
 	size_t pages = page_count(block);
 	if (pages)
 		say(" %d", madvise(first_page(block), pages * PAGE, MADV_MERGEABLE));
+}
+
+void block_stores(size_t id)
+{
+	uintptr_t start = (uintptr_t)first_page(&blocks[id % BLOCKS]);
+	say(" %zu", stored(start, start + page_count(&blocks[id % BLOCKS]) * PAGE));
+}
+
+void block_becomes_file(size_t id)
+{
+	struct block *block = &blocks[id % BLOCKS];
+	unsigned char *at = first_page(block);
+	size_t len = page_count(block) * PAGE;
+	block_free(id);
+	if (mmap(at, len, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE, files[0].fd, 0) != at) {
+		say(" the place is taken");
+		return;
+	}
+	say(" %d", madvise(at, len, MADV_DONTNEED));
+	say_mappings((uintptr_t)at, (uintptr_t)at + len);
+	say_contents((uintptr_t)at, (uintptr_t)at + len);
+	munmap(at, len);
 }
 
 void say_blocks(void)

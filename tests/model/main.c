@@ -194,6 +194,12 @@ static void do_munmap(const struct call *call)
 	say_result(munmap(at(call), len(call)));
 }
 
+/* Past libc, where no hook is. */
+static void do_raw_munmap(const struct call *call)
+{
+	say_result(syscall(SYS_munmap, at(call), len(call)));
+}
+
 /* a: the first page's content; b: how far the next one's is from it. */
 static void do_fill(const struct call *call)
 {
@@ -447,6 +453,14 @@ static void do_look(const struct call *call)
 }
 
 static void do_family(const struct call *call) { family(call->kind, call->first, call->count, (unsigned)call->a); }
+static void do_stores(const struct call *call)
+{
+	uintptr_t start = (uintptr_t)at(call);
+	say(" %zu", stored(start, start + len(call)));
+}
+
+static void do_block_stores(const struct call *call) { block_stores(call->first); }
+static void do_block_becomes_file(const struct call *call) { block_becomes_file(call->first); }
 static void do_malloc(const struct call *call) { block_malloc(call->first, call->count * PAGE, (unsigned)call->a); }
 static void do_realloc(const struct call *call) { block_realloc(call->first, call->count * PAGE); }
 static void do_dealloc(const struct call *call) { block_free(call->first); }
@@ -462,7 +476,7 @@ static const struct {
 	const char *name;
 	void (*run)(const struct call *);
 } calls[] = {
-	{ "map", do_map }, { "munmap", do_munmap }, { "fill", do_fill }, { "poke", do_poke },
+	{ "map", do_map }, { "munmap", do_munmap }, { "raw-munmap", do_raw_munmap }, { "fill", do_fill }, { "poke", do_poke },
 	{ "below", do_touch_below }, { "madvise", do_advise }, { "free-lazily", do_free },
 	{ "process_madvise", do_process_advise }, { "register", do_register }, { "unregister", do_unregister },
 	{ "mprotect", do_protect }, { "pkey_mprotect", do_key }, { "mlock", do_lock },
@@ -470,7 +484,8 @@ static const struct {
 	{ "mremap", do_remap }, { "mbind", do_bind }, { "set_mempolicy", do_policy }, { "mseal", do_seal },
 	{ "remap_file_pages", do_remap_file }, { "msync", do_sync }, { "read", do_read }, { "write", do_write },
 	{ "userfaultfd", do_userfault }, { "storm", do_storm }, { "settle", do_settle }, { "check", do_check },
-	{ "look", do_look }, { "family", do_family }, { "malloc", do_malloc }, { "realloc", do_realloc },
+	{ "look", do_look }, { "stores", do_stores }, { "block-stores", do_block_stores },
+	{ "block-becomes-file", do_block_becomes_file }, { "family", do_family }, { "malloc", do_malloc }, { "realloc", do_realloc },
 	{ "dealloc", do_dealloc }, { "block-offer", do_block_offer }, { "trim", do_trim }, { "brk", do_heap },
 	{ "heap-fill", do_heap_fill }, { "heap-madvise", do_heap_advise }, { "stack-begin", do_stack_begin },
 	{ "stack-end", do_stack_end },

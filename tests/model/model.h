@@ -51,6 +51,8 @@ void say_contents(uintptr_t start, uintptr_t end);
 void say_files(void);
 void say_bytes(const void *bytes, size_t len);
 void say_everything(void);
+/* How many pages of a range lie in mappings of a store. */
+size_t stored(uintptr_t start, uintptr_t end);
 /* Waits until merging has come to rest: no page more lies in a store. */
 void settle(void);
 /* Whether all of a range is mapped and may be written; `anonymous`: and belongs to no file. */
@@ -61,6 +63,10 @@ void block_malloc(size_t id, size_t len, unsigned content);
 void block_realloc(size_t id, size_t len);
 void block_free(size_t id);
 void block_offer(size_t id);
+/* Says how much of a block lies in a store: of one that is not offered, nothing. */
+void block_stores(size_t id);
+/* Frees a block and maps a file where it was. */
+void block_becomes_file(size_t id);
 void say_blocks(void);
 void say_heap(void);
 void heap_move(long pages);

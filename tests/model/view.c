@@ -15,6 +15,7 @@
  *   mg  a guest's offer is the agent's affair; without PageONE it is KSM's
  *   uw, um, ui  PageONE tracks writes with a userfaultfd, and holds pages with another
  *   sd  the kernel sets and clears it as it likes
+ *   gu  may hold guards: said of a whole mapping, however it was divided; guards are seen by their signals
  *   counts of resident, shared and swapped pages: to change these is PageONE's purpose
  * A mapping of a store stands for the anonymous memory that the guest offered.
  */
@@ -57,7 +58,7 @@ static void add_policy(struct mapping *m, const char *line)
 
 static void add_flags(struct mapping *m, char *flags)
 {
-	static const char *left_out[] = { "mg", "uw", "um", "ui", "sd" };
+	static const char *left_out[] = { "mg", "uw", "um", "ui", "sd", "gu" };
 	for (char *flag = strtok(flags, " "); flag; flag = strtok(NULL, " ")) {
 		int keep = 1;
 		for (size_t i = 0; i < sizeof left_out / sizeof *left_out; i++)
@@ -213,25 +214,25 @@ void say_contents(uintptr_t start, uintptr_t end)
 {
 	char last[32] = "", name[32];
 	size_t run = 0, n = look(start, end);
+	uintptr_t behind = 0; /* the end of the last mapping: how they are divided is said elsewhere */
 	if (memory < 0)
 		memory = open("/proc/self/mem", O_RDONLY | O_CLOEXEC);
 	for (size_t i = 0; i < n; i++) {
 		struct mapping m = found[0][i];
 		for (uintptr_t at = m.start; at < m.end; at += PAGE) {
 			content_of(at, m.attributes[0] == 'r', name, sizeof name);
-			if (strcmp(name, last) || at == m.start) {
+			if (strcmp(name, last) || at != behind) {
 				say_run(last, run);
 				run = 0;
 			}
-			if (at == m.start)
+			if (at != behind)
 				say("\n  %lu:", (at - start) / PAGE);
 			strcpy(last, name);
+			behind = at + PAGE;
 			run++;
 		}
-		say_run(last, run);
-		run = 0;
-		last[0] = 0;
 	}
+	say_run(last, run);
 }
 
 /* A child must not look through its parent's descriptor. */
@@ -277,15 +278,20 @@ void say_everything(void)
 	say_heap();
 }
 
-static size_t stored(void)
+size_t stored(uintptr_t from, uintptr_t to)
 {
 	size_t pages = 0;
 	unsigned long start, end;
 	read_text("/proc/self/maps", text);
-	for (char *line = text; line && *line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL) {
-		const char *store = strstr(line, "/memfd:pageone-store"), *stop = strchr(line, '\n');
-		if (store && stop && store < stop && sscanf(line, "%lx-%lx", &start, &end) == 2)
-			pages += (end - start) / PAGE;
+	for (char *line = text, *next; line && *line; line = next) {
+		next = strchr(line, '\n');
+		if (next)
+			*next++ = 0;
+		if (!strstr(line, "/memfd:pageone-store") || sscanf(line, "%lx-%lx", &start, &end) != 2)
+			continue;
+		start = start < from ? from : start;
+		end = end > to ? to : end;
+		pages += end > start ? (end - start) / PAGE : 0;
 	}
 	return pages;
 }
@@ -296,7 +302,7 @@ void settle(void)
 	/* A few periods of merging without change; longer while there is nothing yet. */
 	for (int i = 0; i < 40 && same < (last ? 4 : 12); i++) {
 		usleep(20000);
-		size_t now = stored();
+		size_t now = stored(0, UINTPTR_MAX);
 		same = now == last ? same + 1 : 0;
 		last = now;
 	}

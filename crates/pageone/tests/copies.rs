@@ -101,16 +101,16 @@ fn two_pages_to_a_copy() {
 #[test]
 #[ignore = "takes 8 GiB and a minute; prints figures"]
 fn how_long_writes_wait() {
-    const PAGES: usize = 250_000;
+    let pages = std::env::var("WAITS_PAGES").map_or(250_000, |text| text.parse().unwrap());
     let _alone = alone();
     let place = Place::new();
     let _daemon = start(&place, "", "1s");
-    let mut guests = equal(&place, 4, PAGES);
+    let mut guests = equal(&place, 4, pages);
     let begin = Instant::now();
     guests
         .iter_mut()
         .for_each(|guest| guest.tell("probe 20000 2000"));
-    let wanted = 4 * PAGES as u64 * 9 / 10;
+    let wanted = 4 * pages as u64 * 9 / 10;
     let status = status_when(&place, "most to be merged", |s| merged(s) >= wanted);
     println!(
         "nine of ten merged after {:.1} s",

@@ -37,6 +37,7 @@ pub(crate) fn text(lines: &[Line]) -> String {
 pub(crate) fn read(text: &str) -> Vec<Line> {
     let line = |text: &str| {
         let words: Vec<&str> = text.split_whitespace().collect();
+        // What a call does not need may be left out.
         let number = |at: usize| words.get(at).map_or(0, |word| word.parse::<i64>().unwrap());
         let size = |at: usize| usize::try_from(number(at)).unwrap();
         Line {

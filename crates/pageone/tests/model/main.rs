@@ -5,6 +5,7 @@
 //!   list.rs    a random list of calls ──▶ tests/model/ ── without PageONE ─▶ trace ┐
 //!                                    └──▶ tests/model/ ── under PageONE ───▶ trace ┴▶ equal, line by line?
 //!   trial.rs   runs and compares;  shrink.rs   takes lines away while the traces still differ
+//!   named.rs   short lists for what is easily got wrong, each a test of its own
 //! ```
 //!
 //! The trace of a line is what the call returned; some lines write down all bytes, all files and the mappings
@@ -19,6 +20,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod list;
+mod named;
 mod shrink;
 #[path = "../../../../tests/support/mod.rs"]
 mod support;

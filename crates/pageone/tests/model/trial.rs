@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::common::{Place, Running, daemon};
+use crate::common::{Place, Running, pageone, status, wait_for};
 use crate::list::{self, Line};
 use crate::support::{agent, root};
 
@@ -62,8 +62,7 @@ impl Stage {
     pub(crate) fn new() -> Self {
         let place = Place::new();
         let program = build(&place);
-        let args = ["--merge-period", "20ms", "--broken-rest", "20ms"];
-        let running = daemon(&place, &args);
+        let running = daemon(&place);
         Self {
             place,
             program,
@@ -120,6 +119,21 @@ impl Stage {
         std::fs::remove_dir_all(&folder).unwrap();
         format!("{trace}\n0 ended: {end}\n")
     }
+}
+
+/// A daemon in a session of its own: its threads are of idle priority, and the kernel shares the processors
+/// out by sessions.
+fn daemon(place: &Place) -> Running {
+    let mut command = Command::new("setsid");
+    let plain = pageone();
+    command.arg(plain.get_program()).arg("daemon");
+    command.args(["--merge-period", "20ms", "--broken-rest", "20ms"]);
+    command.arg("--socket").arg(place.socket());
+    let running = Running::start(command.stdin(Stdio::null()).env_remove("LD_PRELOAD"));
+    wait_for("the daemon", || {
+        status(place).status.success().then_some(())
+    });
+    running
 }
 
 fn build(place: &Place) -> PathBuf {

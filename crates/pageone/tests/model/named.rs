@@ -1,0 +1,324 @@
+//! Short lists for what is easily got wrong, each a test with a name.
+//!
+//! The numbers of a line are: thread, call, kind, first page, pages, and what the call takes besides
+//! (`tests/model/main.c`). Advice 4 is DONTNEED, 12 MERGEABLE.
+
+use crate::common::alone;
+use crate::list;
+use crate::trial::Stage;
+
+/// 64 pages that are merged: offered, equal to many others, and given time.
+const MERGED: &str = "
+    0 map private 0 64 16
+    0 fill - 0 64 1 1
+    0 madvise - 0 64 12
+    0 settle
+";
+/// How often a list is tried: what the engine does in between is new each time.
+const TRIES: usize = 2;
+
+/// Fails where a program sees another thing under PageONE than without it.
+#[track_caller]
+fn same(text: &str) {
+    let _alone = alone();
+    let stage = Stage::new();
+    let lines = list::read(text);
+    let mut stored = 0;
+    for _ in 0..TRIES {
+        if let Some(found) = stage.difference(&lines, &mut stored) {
+            panic!("{found}");
+        }
+    }
+    let must_merge = text.contains("settle");
+    assert!(
+        stored > 0 || !must_merge,
+        "nothing was merged: nothing was tested"
+    );
+}
+
+/// As [`same`], over memory that is merged.
+#[track_caller]
+fn same_after_merging(text: &str) {
+    same(&format!("{MERGED}{text}\n0 check"));
+}
+
+#[test]
+#[ignore = "not so yet"]
+fn a_shared_file_grows_as_a_file_beside_offered_memory() {
+    same(
+        "0 map private 0 64 16
+         0 fill - 0 64 1 1
+         0 madvise - 0 64 12
+         0 map file 64 32 16 0
+         0 mremap - 64 32 1 48
+         0 fill - 64 48 3
+         0 check",
+    );
+}
+
+#[test]
+fn a_file_mapped_where_a_freed_block_was_stays_a_file() {
+    same(
+        "0 malloc - 1 700 3
+         0 block-offer - 1
+         0 settle
+         0 block-becomes-file - 1
+         0 check",
+    );
+}
+
+#[test]
+#[ignore = "not so yet"]
+fn a_lock_of_one_buffer_says_nothing_of_the_next() {
+    same_after_merging(
+        "0 map private 100 4 16
+         0 mlock - 100 4
+         0 madvise - 0 16 4
+         0 check
+         0 mlock - 32 16
+         0 munlock - 100 4
+         0 madvise - 32 16 4",
+    );
+}
+
+#[test]
+fn memory_kept_from_children_is_that_and_no_more() {
+    same_after_merging(
+        "0 madvise - 5 1 10
+         0 look
+         0 settle
+         0 look
+         0 family fork 8 4 2
+         0 madvise - 5 1 11",
+    );
+}
+
+#[test]
+#[ignore = "not so yet"]
+fn memory_wiped_for_children_is_wiped() {
+    same_after_merging(
+        "0 madvise - 8 8 18
+         0 settle
+         0 family fork 0 16 2
+         0 look
+         0 madvise - 8 8 19
+         0 family fork 0 16 2",
+    );
+}
+
+#[test]
+#[ignore = "not so yet"]
+fn memory_that_moves_keeps_what_was_said_of_it() {
+    same_after_merging(
+        "0 madvise - 0 16 10
+         0 madvise - 16 16 16
+         0 madvise - 32 16 14
+         0 mlock - 48 16
+         0 settle
+         0 mremap - 0 16 3 16 128
+         0 mremap - 16 16 3 24 160
+         0 mremap - 32 16 3 16 192
+         0 mremap - 48 16 3 32 224
+         0 look
+         0 settle",
+    );
+}
+
+#[test]
+#[ignore = "not so yet"]
+fn merged_memory_moves_grows_and_shrinks_as_one() {
+    same_after_merging(
+        "0 mremap - 0 64 3 64 128
+         0 settle
+         0 mremap - 128 64 1 100
+         0 settle
+         0 mremap - 128 100 0 40
+         0 mremap - 128 40 7 40 256
+         0 check
+         0 mremap - 256 40 5 20
+         0 mremap - 256 40 0 41",
+    );
+}
+
+#[test]
+#[ignore = "not so yet"]
+fn guards_are_put_up_and_taken_down() {
+    same_after_merging(
+        "0 madvise - 4 8 102
+         0 check
+         0 fill - 0 16 5
+         0 settle
+         0 madvise - 6 4 103
+         0 check
+         0 fill - 6 4 2",
+    );
+}
+
+#[test]
+#[ignore = "not so yet"]
+fn a_file_can_be_punched_beside_merged_memory() {
+    same_after_merging(
+        "0 map memfd 64 32 16 3
+         0 madvise - 64 16 9
+         0 check
+         0 madvise - 0 16 9
+         0 madvise - 60 8 9",
+    );
+}
+
+#[test]
+#[ignore = "not so yet"]
+fn a_stack_that_was_merged_still_grows() {
+    same(
+        "0 map growsdown 1500 16 16
+         0 fill - 1500 16 1 1
+         0 madvise - 1500 16 12
+         0 settle
+         0 below - 1500 1
+         0 check
+         0 settle
+         0 below - 1499 1
+         0 check",
+    );
+}
+
+#[test]
+#[ignore = "not so yet"]
+fn a_memory_policy_is_kept_and_nobody_elses() {
+    same_after_merging(
+        "0 mbind - 16 16 2 0
+         0 look
+         0 settle
+         0 mremap - 0 64 3 64 128
+         0 look
+         0 mbind - 128 64 0 0",
+    );
+}
+
+#[test]
+#[ignore = "not so yet"]
+fn sealed_memory_can_be_discarded_and_nothing_else() {
+    same_after_merging(
+        "0 mseal - 0 32
+         0 madvise - 0 16 4
+         0 check
+         0 munmap - 16 4
+         0 mprotect - 16 4 1
+         0 mremap - 16 4 3 4 128
+         0 map private 16 4 16
+         0 settle
+         0 fill - 16 8 3",
+    );
+}
+
+#[test]
+#[ignore = "not so yet"]
+fn advice_through_a_descriptor_of_oneself_is_advice() {
+    same_after_merging(
+        "0 process_madvise - 0 16 4
+         0 check
+         0 process_madvise - 10 16 10
+         0 process_madvise - 30 8 102",
+    );
+}
+
+#[test]
+fn what_takes_the_place_of_offered_memory_is_not_offered() {
+    same(
+        "0 malloc - 1 700 3
+         0 malloc - 2 700 3
+         0 block-offer - 1
+         0 block-offer - 2
+         0 settle
+         0 dealloc - 1
+         0 malloc - 1 700 3
+         0 settle
+         0 settle
+         0 settle
+         0 settle
+         0 block-stores - 1
+         0 map private 0 64 16
+         0 fill - 0 64 1 1
+         0 madvise - 0 64 12
+         0 settle
+         0 raw-munmap - 0 64
+         0 map private 0 64 16
+         0 fill - 0 64 1 1
+         0 settle
+         0 settle
+         0 settle
+         0 settle
+         0 stores - 0 64",
+    );
+}
+
+#[test]
+fn a_freed_block_gives_way_to_any_other_memory() {
+    same(
+        "0 malloc - 1 700 3
+         0 block-offer - 1
+         0 settle
+         0 realloc - 1 300
+         0 check
+         0 settle
+         0 realloc - 1 700
+         0 check
+         0 dealloc - 1
+         0 trim
+         0 malloc - 2 700 4
+         0 check
+         0 stack-begin - 0 0 3
+         0 settle
+         0 stack-end - 0
+         0 stack-begin - 1 0 4
+         0 stack-end - 1
+         0 brk - 0 0 300
+         0 heap-fill - 0 300 2
+         0 heap-madvise - 0 300 12
+         0 settle
+         0 brk - 0 0 -200
+         0 brk - 0 0 200
+         0 check",
+    );
+}
+
+#[test]
+#[ignore = "not so yet"]
+fn a_program_may_watch_offered_memory_itself() {
+    same_after_merging(
+        "0 userfaultfd - 0 64 1
+         0 userfaultfd - 0 64 2
+         0 userfaultfd - 16 8 3
+         0 check
+         0 settle",
+    );
+}
+
+#[test]
+fn every_kind_of_child_has_all_memory() {
+    same_after_merging(
+        "0 family fork 0 64 2
+         0 family _Fork 0 64 3
+         0 family clone 0 64 4
+         0 family vfork 0 64 5
+         1 family fork 0 64 6",
+    );
+}
+
+#[test]
+#[ignore = "not so yet"]
+fn discards_of_every_sort_bring_zeros() {
+    same_after_merging(
+        "0 madvise - 0 8 4
+         0 free-lazily - 8 8 2
+         0 madvise - 16 8 24
+         0 mprotect - 24 8 1
+         0 madvise - 24 8 4
+         0 mprotect - 32 8 0
+         0 madvise - 32 8 4
+         0 map private 40 8 16
+         0 munmap - 48 8
+         0 settle
+         0 madvise - 0 64 4",
+    );
+}
