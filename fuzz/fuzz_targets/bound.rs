@@ -32,7 +32,7 @@ unsafe impl GlobalAlloc for Counting {
 }
 
 /// Does `work` and fails if more than `limit` bytes of heap were in use for it at any time.
-pub fn bounded<T>(limit: usize, work: impl FnOnce() -> T) -> T {
+pub(crate) fn bounded<T>(limit: usize, work: impl FnOnce() -> T) -> T {
     let before = LIVE.load(Relaxed);
     PEAK.store(before, Relaxed);
     let done = work();

@@ -1,24 +1,8 @@
-//! Configurations from anywhere: no panic, memory in proportion to the text, values in their ranges.
+//! The properties of `props/config.rs`, under libFuzzer.
 #![no_main]
 
 mod bound;
+#[path = "../props/config.rs"]
+mod props;
 
-use std::time::Duration;
-
-use bound::bounded;
-use libfuzzer_sys::fuzz_target;
-use pageone::config::Config;
-
-fuzz_target!(|text: &str| {
-    // A log filter may hold regular expressions, which are compiled: that is the constant part.
-    let parsed = bounded(4096 * text.len() + (16 << 20), || Config::parse(text));
-    let Ok(config) = parsed else { return };
-    let day = Duration::from_secs(86_400);
-    assert!(config.threads.is_none_or(|n| (1..=1024).contains(&n)));
-    assert!(
-        config
-            .merge_period
-            .is_none_or(|time| (Duration::from_millis(10)..=day).contains(&time))
-    );
-    assert_eq!(Config::parse(text).as_ref(), Ok(&config));
-});
+libfuzzer_sys::fuzz_target!(|text: &str| props::check(text));

@@ -54,6 +54,10 @@ pub struct Options {
 /// its memory is left alone, and its status names the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
+    /// Connections to the daemon that are no guests'. With more, the user who has most loses one.
+    pub connections: usize,
+    /// Those of one user among them.
+    pub connections_per_user: usize,
     /// Ranges of addresses that a process may offer.
     pub regions_per_process: u64,
     /// Chunks of 2 MiB that a process may offer, whether there is memory in them or not.
@@ -82,6 +86,8 @@ impl Default for Limits {
         let memory = sys::meminfo::total_mib().unwrap_or(0); // of a host that does not tell: the least
         let table_mib_per_user = (memory / TABLES_OF_USER).max(LEAST_TABLES_MIB);
         Self {
+            connections: 256,
+            connections_per_user: 64,
             regions_per_process: 1 << 16,
             chunks_per_process: 1 << 20,
             table_mib_per_process: (table_mib_per_user / 2).max(LEAST_TABLES_MIB),

@@ -101,12 +101,16 @@ fn describe(guest: &Guest, census: &Census) -> GuestStatus {
     let pages = |class| census.pages(class);
     GuestStatus {
         pid: guest.pid,
+        uid: guest.user.uid,
         comm: guest.memory.name(),
         domain: guest.realm.domain.clone(),
         regions: guest.counters.regions.load(Relaxed),
         pages: census.present(),
         pages_sharing: pages(Class::Merged),
         zero_pages: pages(Class::Zero) + pages(Class::Zeroed),
+        pages_unshared: pages(Class::Unshared),
+        pages_volatile: pages(Class::Volatile),
+        pages_skipped: pages(Class::Broken) + pages(Class::Pinned) + pages(Class::Skipped),
         pages_stored: guest.counters.stored(),
         pages_broken: pages(Class::Broken),
         pages_pinned: pages(Class::Pinned),

@@ -86,6 +86,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     let (listener, stores) = listen(inherited, &path, policy.socket_mode(), keeper.as_deref())?;
     raise_descriptor_limit();
     let options = options(args, &config)?;
+    let limits = options.limits;
     let engine = match &keeper {
         Some(keeper) => Engine::succeed(options, Arc::clone(keeper), stores),
         None => Engine::start(options),
@@ -97,7 +98,8 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     {
         tracing::warn!("cannot tell that this daemon serves: {error}");
     }
-    let server = Server::new(listener, policy, Arc::clone(&engine));
+    let server = Server::new(listener, policy, limits, &engine);
+    let server = server.context("cannot serve")?;
     server.serve(signals.as_fd(), |server| heed(&signals, server, file))?;
     tracing::info!("stopping");
     host::stop_engine(engine);

@@ -3,8 +3,9 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use engine::Engine;
@@ -30,8 +31,9 @@ impl Host {
         let folder = folder.context("cannot make a folder for the socket")?;
         let socket = folder.path().join("pageone.sock");
         let listener = Listener::bind(&socket, 0o600)?;
+        let limits = options.limits;
         let engine = Arc::new(Engine::start(options).context("cannot start the engine")?);
-        let server = Server::new(listener, Policy::here(), Arc::clone(&engine));
+        let server = Server::new(listener, Policy::here(), limits, &engine)?;
         let (end, stop) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         let serve = move || server.serve(end.as_fd(), |_| Ok(true));
         let server = thread::Builder::new()
@@ -67,10 +69,29 @@ impl Host {
     }
 }
 
-/// Stops an engine that nobody else uses any more.
+/// How long an engine may take to stop.
+const FAREWELL: Duration = Duration::from_millis(700);
+
+/// Stops an engine, if that can be done soon: else it ends with the process, which does no harm. Guests finish
+/// alone what they are at, as when the process is killed.
 pub(crate) fn stop_engine(engine: Arc<Engine>) {
-    match Arc::try_unwrap(engine) {
-        Ok(engine) => engine.stop(),
-        Err(_) => tracing::error!("the engine is still in use and ends with the process"),
+    let (done, wait) = mpsc::channel();
+    let stop = move || {
+        // The lanes have ended, or are at something that does not end soon.
+        let mut engine = Some(engine);
+        while let Some(shared) = engine.take() {
+            match Arc::try_unwrap(shared) {
+                Ok(alone) => alone.stop(),
+                Err(shared) => {
+                    thread::sleep(Duration::from_millis(1));
+                    engine = Some(shared);
+                }
+            }
+        }
+        let _ = done.send(());
+    };
+    let stopping = thread::Builder::new().name("stop".to_owned()).spawn(stop);
+    if stopping.is_err() || wait.recv_timeout(FAREWELL).is_err() {
+        tracing::info!("the engine is busy and ends with the process");
     }
 }

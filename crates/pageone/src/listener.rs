@@ -66,6 +66,7 @@ impl Listener {
         clear(path)?;
         let bind = || {
             let socket = sys::socket::listen(path)?;
+            rustix::io::ioctl_fionbio(&socket, true)?;
             fs::set_permissions(path, Permissions::from_mode(mode))?;
             Ok((socket, identity(path)?))
         };
@@ -87,6 +88,7 @@ impl Listener {
             return None;
         }
         sys::socket::take_over(&socket).ok()?;
+        rustix::io::ioctl_fionbio(&socket, true).ok()?;
         Some(Self {
             socket,
             path: path.to_owned(),

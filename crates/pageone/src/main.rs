@@ -12,6 +12,7 @@ mod demo_guest;
 mod guest;
 mod host;
 mod keep;
+mod lane;
 mod launch;
 mod listener;
 mod log;

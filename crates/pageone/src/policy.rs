@@ -1,4 +1,4 @@
-//! Who may connect, in which trust domain its pages are shared, and who may turn knobs.
+//! Who may connect, in which trust domain its pages are shared, who may see all guests, and who may turn knobs.
 //!
 //! The domain comes from what the kernel says of the peer (user, group, cgroup), never from the
 //! peer's word. Without a policy file each user is a domain, and a name that a guest asks for only
@@ -194,7 +194,7 @@ impl Rule {
     }
 }
 
-/// Who gets which domain, and who may control.
+/// Who gets which domain, who may see everybody's guests, and who may turn knobs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
     /// The daemon's own user id.
@@ -202,7 +202,9 @@ pub struct Policy {
     rules: Vec<Rule>,
     /// Whether a peer that no rule fits has its user's domain.
     default_uid: bool,
-    /// Who may control, besides root and the daemon's user.
+    /// Who may see what all guests have, besides root and the daemon's user.
+    monitor: Option<Peers>,
+    /// Who may turn knobs, besides these.
     control: Option<Peers>,
 }
 
@@ -224,6 +226,7 @@ impl Policy {
             own,
             rules: vec![Rule { peers, says }],
             default_uid: false,
+            monitor: None,
             control: None,
         }
     }
@@ -293,11 +296,24 @@ impl Policy {
         }
     }
 
-    /// Whether a peer may see the counters and turn the knobs: they tell of all users' guests.
+    /// Whether a user is root, or the one that the daemon runs as: these could do to the daemon whatever they like.
+    #[must_use]
+    pub fn is_master(&self, uid: u32) -> bool {
+        uid == 0 || uid == self.own
+    }
+
+    /// Whether a peer may see the counters of everybody's guests. Others see those of their own.
+    #[must_use]
+    pub fn may_monitor(&self, who: &Who) -> bool {
+        let named = self.monitor.as_ref().is_some_and(|peers| peers.fit(who));
+        self.is_master(who.uid) || named
+    }
+
+    /// Whether a peer may turn the knobs. That is no right to see anything.
     #[must_use]
     pub fn may_control(&self, who: &Who) -> bool {
         let named = self.control.as_ref().is_some_and(|peers| peers.fit(who));
-        who.uid == 0 || who.uid == self.own || named
+        self.is_master(who.uid) || named
     }
 }
 

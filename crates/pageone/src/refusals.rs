@@ -1,33 +1,78 @@
-//! What the log says of refused guests: an agent asks again every second, and is told of once.
+//! What the log says of refused guests and callers: an agent asks again and again, and is told of once.
+//!
+//! A user may have as many reasons as he makes up names. So each user has a bounded number of lines, and the log
+//! says when they are used up; a user who fills his own lines takes none of another's.
 
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
-/// How many refusals are remembered. A user that makes up more reasons than that fills the log no
-/// faster than it may connect.
-const REMEMBERED: usize = 256;
+/// Reasons of one user that the log tells.
+const REASONS: usize = 16;
+/// Users that are remembered. With more, all is forgotten: that takes as many user ids.
+const USERS: usize = 1024;
+/// After this time a reason is told again.
+const FORGOTTEN: Duration = Duration::from_secs(3600);
 
 /// The refusals that the log has already.
 #[derive(Debug, Default)]
-pub(crate) struct Refusals(VecDeque<String>);
+pub(crate) struct Refusals(Mutex<Told>);
+
+#[derive(Debug, Default)]
+struct Told {
+    since: Option<Instant>,
+    users: BTreeMap<u32, Vec<String>>,
+}
+
+/// What becomes of a reason.
+#[derive(Debug, PartialEq, Eq)]
+enum Say {
+    New,
+    /// And it is the last one of this user.
+    Last,
+    Again,
+}
 
 impl Refusals {
-    /// Logs `why`: as a warning when it is new, for those who look closely when it is not.
-    pub(crate) fn tell(&mut self, why: &str) {
-        match self.is_new(why) {
-            true => tracing::warn!("a guest is refused: {why}"),
-            false => tracing::debug!("a guest is refused again: {why}"),
+    /// Logs why a process of user `uid` is refused: as a warning when it is new, for those who look closely
+    /// when it is not.
+    pub(crate) fn tell(&self, uid: u32, why: &str) {
+        match self.note(uid, why, Instant::now()) {
+            Say::Again => tracing::debug!("refused again: {why}"),
+            Say::New => tracing::warn!("refused: {why}"),
+            Say::Last => {
+                tracing::warn!("refused: {why}");
+                tracing::warn!("further reasons for refusing user {uid} are not told for a while");
+            }
         }
     }
 
-    fn is_new(&mut self, why: &str) -> bool {
-        if self.0.iter().any(|told| told == why) {
-            return false;
+    /// Forgets all: what comes is new.
+    pub(crate) fn forget(&self) {
+        *self.lock() = Told::default();
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Told> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note(&self, uid: u32, why: &str, now: Instant) -> Say {
+        let mut told = self.lock();
+        if told.since.is_none_or(|since| now - since >= FORGOTTEN) || told.users.len() > USERS {
+            *told = Told {
+                since: Some(now),
+                users: BTreeMap::new(),
+            };
         }
-        if self.0.len() == REMEMBERED {
-            self.0.pop_front();
+        let reasons = told.users.entry(uid).or_default();
+        if reasons.len() == REASONS || reasons.iter().any(|reason| reason == why) {
+            return Say::Again;
         }
-        self.0.push_back(why.to_owned());
-        true
+        reasons.push(why.to_owned());
+        match reasons.len() {
+            REASONS => Say::Last,
+            _ => Say::New,
+        }
     }
 }
 
@@ -36,13 +81,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_new_is_told_once_and_memory_is_bounded() {
-        let mut refusals = Refusals::default();
-        assert!(refusals.is_new("a") && !refusals.is_new("a"));
-        for n in 0..REMEMBERED {
-            assert!(refusals.is_new(&n.to_string()));
-        }
-        assert_eq!(refusals.0.len(), REMEMBERED);
-        assert!(refusals.is_new("a"), "forgotten by now");
+    fn what_is_new_is_told_once_and_each_user_has_his_lines() {
+        let refusals = Refusals::default();
+        let now = Instant::now();
+        let note = |uid, why: &str| refusals.note(uid, why, now);
+        assert_eq!(
+            (note(1, "a"), note(1, "a"), note(2, "a")),
+            (Say::New, Say::Again, Say::New)
+        );
+        let said: Vec<_> = (0..100).map(|n| note(1, &n.to_string())).collect();
+        assert_eq!(
+            said.iter().filter(|say| **say != Say::Again).count(),
+            REASONS - 1
+        );
+        assert_eq!(said.iter().filter(|say| **say == Say::Last).count(), 1);
+        assert_eq!(note(2, "b"), Say::New, "another user's lines");
+        (0..3000).for_each(|uid| drop(note(uid, "x")));
+        assert!(refusals.lock().users.len() <= USERS + 1);
+        assert_eq!(refusals.note(1, "c", now + FORGOTTEN), Say::New);
+        refusals.forget();
+        assert_eq!(note(2, "b"), Say::New);
     }
 }

@@ -2,91 +2,208 @@
 //! answers the command line.
 //!
 //! ```text
-//!              ┌── poll loop, one thread ──┐
-//!  connect ───▶│ pending: Hello, in 5 s    │── agent ──▶ policy ──▶ engine.admit
-//!              │          request, in 5 s  │── status, heap ─▶ lane (a thread) ─▶ reply
-//!              └───────────────────────────┘── set ──────────▶ lane (a thread) ─▶ reply
+//!              ┌───────────── poll loop, one thread ─────────────┐
+//!  connect ───▶│ Hello, in 5 s ─▶ policy ─ agent ────────────────┼──▶ door ─▶ engine.admit
+//!              │    └─▶ Request, in 5 s ─▶ policy ─▶ Asked ──────┼──▶ monitor, own, control
+//!              │                            Reply, in 10 s ◀─────┼─────────┘ packets
+//!              └─────────────────────────────────────────────────┘
 //! ```
 //!
-//! Everything is bounded (I8): the connections that have not said who they are, those of one user
-//! among them, the time they have for it, the requests that wait, and the time a caller has to take
-//! its reply. Two lanes, because unmerging everything takes long and must not hide the counters.
+//! Everything is bounded (I8): the connections that are no guests', those of one user among them, the
+//! time they have, and the requests that wait. When all places are taken, the user who has most loses the oldest
+//! of his (the queues' rule of dropping from the longest): so nobody is kept out by any number of others.
+//!
+//! **Nobody is waited for.** The thread of the loop reads and writes without waiting, and lets go of a connection without
+//! waiting ([`Stranger`]). A reply that its caller does not take stays here, not in a thread. What may take its time has
+//! a thread of its own ([`lane`]): looks that see everybody's guests, looks at one's own, knobs (unmerging takes long),
+//! and the door, because a new domain has to be told to a keeper that may be slow.
+//!
+//! | thread | may wait for | at most |
+//! |---|---|---|
+//! | poll loop | something to do: ppoll(2) | – |
+//! | | `/proc/PID/cgroup`, if the policy asks for cgroups: the kernel's own lock | no stranger holds it |
+//! | | the policy's file, at SIGHUP | its file system: the administrator's |
+//! | | standard error | nothing: a line that does not fit at once is left out |
+//! | door | the keeper's queue | 2 s a message; domains are bounded by user |
+//! | | memory for a packet | 200 ms |
+//! | monitor, own | the engine's short locks | a worker holds none while it waits for a guest |
+//! | control | the driver: the end of a round, unmerging | 5 s without any progress |
+//! | closers | descriptors of strangers | as long as they like: one thread a user, 16 in all |
+//! | keeper (`--keep`) | ppoll(2); it receives from the daemon alone | – |
+//!
+//! At the end none but the poll loop is waited for.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::thread::{self, JoinHandle};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use engine::Engine;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use engine::{Engine, Limits};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use sys::fault::{self, Point};
 use sys::process;
 use sys::socket::{self, Peer};
 use sys::stranger::{self, Stranger};
-use wire::{Hello, MAX_MESSAGE, Reply, Request, Role};
+use wire::{Hello, MAX_MESSAGE, Reason, Reply, Request, Role};
 
+use crate::lane::{self, Answer, Answers, Asked, AskedOwn, Lane};
 use crate::listener::Listener;
 use crate::policy::{Policy, Who};
 use crate::refusals::Refusals;
 
-/// Connections that have not said who they are.
-const MAX_PENDING: usize = 256;
-/// Those of one user among them, so that one user cannot keep all others out.
-const MAX_PENDING_OF_USER: usize = 64;
-/// Requests that wait in a lane.
-const MAX_WAITING: usize = 16;
-/// Time to say who one is, to send a request, or to take a reply.
+/// Requests of one user that wait.
+const MAX_ASKED_OF_USER: usize = 4;
+/// Connections taken before others get their turn.
+const MAX_ACCEPTS: usize = 16;
+/// Time to say who one is, or to send a request.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Time to take a reply.
+const TAKING: Duration = Duration::from_secs(10);
 /// After a failed accept (no descriptors left), time before the next one.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// A connection between its first byte and the engine or a lane.
-struct Pending {
+/// A connection that is no guest's.
+struct Caller {
+    number: u64,
     socket: Stranger,
-    deadline: Instant,
-    control: bool,
+    stage: Stage,
+    /// When the present stage is to be over.
+    deadline: Option<Instant>,
 }
 
-/// What became of a pending connection.
+/// How far a caller has come.
+enum Stage {
+    /// It is to say who it is.
+    Hello,
+    /// It is to send a request.
+    Request,
+    /// A lane has its request.
+    Asked,
+    /// It is to take these packets.
+    Reply(std::vec::IntoIter<Vec<u8>>),
+}
+
+/// What became of a caller.
 enum Step {
     Done,
-    Wait(Pending),
+    Wait(Caller),
+}
+
+impl Caller {
+    fn uid(&self) -> u32 {
+        self.socket.peer().uid
+    }
+
+    fn waits_for(&self) -> PollFlags {
+        match self.stage {
+            Stage::Hello | Stage::Request => PollFlags::IN,
+            // Its end is told in any case.
+            Stage::Asked => PollFlags::empty(),
+            Stage::Reply(_) => PollFlags::OUT,
+        }
+    }
+
+    fn is_asking(&self) -> bool {
+        matches!(self.stage, Stage::Asked)
+    }
+
+    /// Gives it the packets of a reply, as far as it takes them.
+    fn reply(mut self, packets: Vec<Vec<u8>>) -> Step {
+        self.stage = Stage::Reply(packets.into_iter());
+        self.deadline = Some(Instant::now() + TAKING);
+        self.write()
+    }
+
+    fn refuse(self, why: String) -> Step {
+        self.reply(lane::packets(&Reply::Refused(why)))
+    }
+
+    fn write(mut self) -> Step {
+        let Stage::Reply(packets) = &mut self.stage else {
+            return Step::Wait(self);
+        };
+        while let Some(packet) = packets.as_slice().first() {
+            match socket::send_within(&self.socket, packet, &[], Duration::ZERO) {
+                Ok(()) => drop(packets.next()),
+                Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => return Step::Wait(self),
+                Err(_) => return Step::Done,
+            }
+        }
+        Step::Done
+    }
+}
+
+/// A guest on its way to the engine.
+struct Joining {
+    socket: Stranger,
+    domain: String,
 }
 
 /// The poll loop's state.
 pub(crate) struct Server {
     listener: Listener,
     policy: Policy,
+    limits: Limits,
     refusals: Refusals,
-    engine: Arc<Engine>,
-    pending: Vec<Pending>,
+    callers: Vec<Caller>,
+    next_caller: u64,
     accept_after: Option<Instant>,
-    status: Lane,
-    set: Lane,
+    answers: Receiver<Answer>,
+    wake: Arc<rustix::fd::OwnedFd>,
+    monitor: Lane<Asked>,
+    own: Lane<AskedOwn>,
+    control: Lane<Asked>,
+    door: Lane<Joining>,
+}
+
+/// What a wait has found.
+#[derive(Default)]
+struct Ready {
+    told: bool,
+    accept: bool,
+    answers: bool,
+    callers: Vec<bool>,
 }
 
 impl Server {
     /// Serves `engine` at `listener`, once [`serve`](Self::serve) is called.
-    pub(crate) fn new(listener: Listener, policy: Policy, engine: Arc<Engine>) -> Self {
-        let (status, set) = (Lane::new("status", &engine), Lane::new("set", &engine));
-        Self {
+    ///
+    /// # Errors
+    /// What eventfd(2) gives.
+    pub(crate) fn new(
+        listener: Listener,
+        policy: Policy,
+        limits: Limits,
+        engine: &Arc<Engine>,
+    ) -> std::io::Result<Self> {
+        let wake = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
+        let wake = Arc::new(wake);
+        let (to, answers) = channel();
+        let to = Answers {
+            to,
+            wake: Arc::clone(&wake),
+        };
+        Ok(Self {
             listener,
             policy,
-            refusals: Refusals::default(),
-            engine,
-            pending: Vec::new(),
+            limits,
+            callers: Vec::new(),
+            next_caller: 0,
             accept_after: None,
-            status,
-            set,
-        }
+            answers,
+            wake,
+            monitor: lane::monitor(engine, &to),
+            own: lane::own(engine, &to),
+            control: lane::control(engine, &to),
+            door: door(engine),
+            refusals: Refusals::default(),
+        })
     }
 
-    /// Serves until `heed`, called when `told` is readable, says that it is over; then closes the socket
-    /// and waits for the lanes.
+    /// Serves until `heed`, called when `told` is readable, says that it is over; then closes the socket.
     ///
     /// # Errors
     /// Waiting fails, or `heed`: nothing else stops it.
@@ -96,12 +213,15 @@ impl Server {
         heed: impl Fn(&mut Self) -> std::io::Result<bool>,
     ) -> std::io::Result<()> {
         loop {
-            let (is_told, accept, ready) = self.wait(told)?;
-            if is_told && heed(&mut self)? {
+            let ready = self.wait(told)?;
+            if ready.told && heed(&mut self)? {
                 return Ok(());
             }
-            self.advance(&ready);
-            if accept {
+            self.advance(&ready.callers);
+            if ready.answers {
+                self.take_answers();
+            }
+            if ready.accept {
                 self.accept();
             }
         }
@@ -113,28 +233,28 @@ impl Server {
         match Policy::read(file) {
             Ok(policy) => {
                 self.policy = policy;
-                self.refusals = Refusals::default();
+                self.refusals.forget();
                 tracing::info!("the policy {} is read again", file.display());
             }
             Err(error) => tracing::error!("the policy stays as it was: {error}"),
         }
     }
 
-    /// Sleeps until something is to be done: what is told, a new connection, which pending ones are ready.
-    fn wait(&self, told: BorrowedFd<'_>) -> std::io::Result<(bool, bool, Vec<bool>)> {
+    /// Sleeps until something is to be done.
+    fn wait(&self, told: BorrowedFd<'_>) -> std::io::Result<Ready> {
         let now = Instant::now();
-        let accepting =
-            self.pending.len() < MAX_PENDING && self.accept_after.is_none_or(|after| after <= now);
-        let mut fds = vec![PollFd::from_borrowed_fd(told, PollFlags::IN)];
-        let pending = self.pending.iter().map(|p| p.socket.as_fd());
-        fds.extend(pending.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-        if accepting {
-            fds.push(PollFd::from_borrowed_fd(
-                self.listener.as_fd(),
-                PollFlags::IN,
-            ));
-        }
-        let deadlines = self.pending.iter().map(|p| p.deadline);
+        let accepting = self.accept_after.is_none_or(|after| after <= now);
+        let mut fds = vec![
+            PollFd::from_borrowed_fd(told, PollFlags::IN),
+            PollFd::new(&*self.wake, PollFlags::IN),
+            PollFd::new(
+                &self.listener,
+                [PollFlags::empty(), PollFlags::IN][usize::from(accepting)],
+            ),
+        ];
+        let callers = self.callers.iter();
+        fds.extend(callers.map(|caller| PollFd::new(&caller.socket, caller.waits_for())));
+        let deadlines = self.callers.iter().filter_map(|caller| caller.deadline);
         let next = deadlines
             .chain(self.accept_after.filter(|_| !accepting))
             .min();
@@ -142,114 +262,182 @@ impl Server {
         let wait = wait.and_then(|wait| Timespec::try_from(wait).ok());
         match fault::check(Point::Poll).and_then(|()| poll(&mut fds, wait.as_ref())) {
             Ok(_) => {}
-            Err(Errno::INTR) => return Ok((false, false, vec![])),
+            Err(Errno::INTR) => return Ok(Ready::default()),
             Err(error @ (Errno::NOMEM | Errno::AGAIN)) => {
                 tracing::warn!("cannot wait for connections: {error}");
                 thread::sleep(ACCEPT_PAUSE);
-                return Ok((false, false, vec![]));
+                return Ok(Ready::default());
             }
             Err(error) => return Err(error.into()),
         }
-        let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
-        let (is_told, rest) = (ready[0], &ready[1..]);
-        let (pending, listener) = rest.split_at(self.pending.len());
-        Ok((is_told, listener.first() == Some(&true), pending.to_vec()))
+        let mut ready = fds.iter().map(|fd| !fd.revents().is_empty());
+        let mut next = || ready.next().unwrap_or(false);
+        Ok(Ready {
+            told: next(),
+            answers: next(),
+            accept: next() && accepting,
+            callers: ready.collect(),
+        })
     }
 
     fn accept(&mut self) {
         self.accept_after = None;
-        let socket = match Stranger::accept(&self.listener) {
-            Ok(socket) => socket,
-            Err(error) => {
-                tracing::warn!("cannot take a connection: {error}");
-                self.accept_after = Some(Instant::now() + ACCEPT_PAUSE);
-                return;
+        for _ in 0..MAX_ACCEPTS {
+            match Stranger::accept(&self.listener) {
+                Ok(socket) => self.welcome(socket),
+                Err(Errno::AGAIN) => return,
+                Err(error) => {
+                    tracing::warn!("cannot take a connection: {error}");
+                    self.accept_after = Some(Instant::now() + ACCEPT_PAUSE);
+                    return;
+                }
             }
-        };
-        let uid = socket.peer().uid;
-        let same = self.pending.iter().filter(|p| p.socket.peer().uid == uid);
-        if same.count() + stranger::unclosed(uid) >= MAX_PENDING_OF_USER {
-            let why = format!("user {uid} has {MAX_PENDING_OF_USER} unfinished connections");
-            return self.refusals.tell(&why);
         }
-        let deadline = Instant::now() + PATIENCE;
-        self.pending.push(Pending {
+    }
+
+    /// Takes a connection in, if its user has a place.
+    fn welcome(&mut self, socket: Stranger) {
+        let uid = socket.peer().uid;
+        let same = self.callers.iter().filter(|caller| caller.uid() == uid);
+        let most = self.limits.connections_per_user;
+        let taken = same.count() + stranger::unclosed(uid);
+        let over = taken >= most && !self.policy.is_master(uid);
+        if over || !self.make_room(uid) {
+            let why = format!(
+                "user {uid} has {taken} unfinished connections (limits: connections_per_user = {most}, \
+                 connections = {})",
+                self.limits.connections
+            );
+            return self.refusals.tell(uid, &why);
+        }
+        self.next_caller += 1;
+        self.callers.push(Caller {
+            number: self.next_caller,
             socket,
-            deadline,
-            control: false,
+            stage: Stage::Hello,
+            deadline: Some(Instant::now() + PATIENCE),
         });
     }
 
-    /// Takes each pending connection that is ready or late one step further.
+    /// Whether there is a place for one more of this user's: if all are taken, the user who has most loses his
+    /// oldest, unless it is this one.
+    fn make_room(&mut self, uid: u32) -> bool {
+        if self.callers.len() < self.limits.connections {
+            return true;
+        }
+        let mut counts = std::collections::BTreeMap::<u32, usize>::new();
+        for caller in &self.callers {
+            *counts.entry(caller.uid()).or_default() += 1;
+        }
+        let own = counts.get(&uid).copied().unwrap_or(0);
+        let most = counts.into_iter().max_by_key(|(_, count)| *count);
+        let Some((greediest, _)) = most.filter(|(_, count)| *count > own + 1) else {
+            return false;
+        };
+        let oldest = self.callers.iter().position(|c| c.uid() == greediest);
+        oldest.is_some_and(|oldest| {
+            drop(self.callers.remove(oldest));
+            true
+        })
+    }
+
+    /// Takes each caller that is ready or late one step further.
     fn advance(&mut self, ready: &[bool]) {
         let now = Instant::now();
         let ready = ready.iter().copied().chain(std::iter::repeat(false));
-        for (pending, ready) in std::mem::take(&mut self.pending).into_iter().zip(ready) {
-            let step = match ready {
-                true => self.read(pending),
-                false if pending.deadline <= now => Step::Done,
-                false => Step::Wait(pending),
+        for (caller, ready) in std::mem::take(&mut self.callers).into_iter().zip(ready) {
+            let late = caller.deadline.is_some_and(|deadline| deadline <= now);
+            let step = match (&caller.stage, ready) {
+                (Stage::Hello | Stage::Request, true) => self.read(caller),
+                (Stage::Reply(_), true) => caller.write(),
+                // It is gone.
+                (Stage::Asked, true) => Step::Done,
+                (_, false) if late => Step::Done,
+                (_, false) => Step::Wait(caller),
             };
-            if let Step::Wait(pending) = step {
-                self.pending.push(pending);
+            if let Step::Wait(caller) = step {
+                self.callers.push(caller);
             }
         }
     }
 
-    fn read(&mut self, mut pending: Pending) -> Step {
+    fn take_answers(&mut self) {
+        let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
+        while let Ok((number, packets)) = self.answers.try_recv() {
+            let at = self
+                .callers
+                .iter()
+                .position(|caller| caller.number == number);
+            // Without a place, the caller has gone meanwhile.
+            let Some(at) = at else { continue };
+            if let Step::Wait(caller) = self.callers.remove(at).reply(packets) {
+                self.callers.push(caller);
+            }
+        }
+    }
+
+    fn read(&mut self, caller: Caller) -> Step {
         let mut packet = [0; MAX_MESSAGE];
-        let len = match pending.socket.recv(&mut packet) {
+        let len = match caller.socket.recv(&mut packet) {
+            Ok(0) => return Step::Done,
             Ok(len) => len,
-            Err(Errno::AGAIN) => return Step::Wait(pending),
+            Err(Errno::AGAIN) => return Step::Wait(caller),
             Err(Errno::PERM) => {
-                let peer = pending.socket.peer();
-                let why = format!(
-                    "process {} of user {} sends descriptors",
-                    peer.pid, peer.uid
-                );
-                self.refusals.tell(&why);
+                let Peer { pid, uid, .. } = caller.socket.peer();
+                let why = format!("process {pid} of user {uid} sends descriptors");
+                self.refusals.tell(uid, &why);
                 return Step::Done;
             }
             Err(_) => return Step::Done,
         };
-        match packet.get(..len).unwrap_or_default() {
-            [] => Step::Done,
-            request if pending.control => {
-                self.request(pending, request);
-                Step::Done
-            }
-            hello => self.hello(pending, hello),
+        let packet = packet.get(..len).unwrap_or_default();
+        match caller.stage {
+            Stage::Hello => self.hello(caller, packet),
+            _ => self.request(caller, packet),
         }
     }
 
-    fn hello(&mut self, pending: Pending, packet: &[u8]) -> Step {
+    fn hello(&mut self, caller: Caller, packet: &[u8]) -> Step {
+        let Peer { pid, uid, .. } = caller.socket.peer();
         let hello = match Hello::decode(packet) {
             Ok(hello) => hello,
             Err(error) => {
-                tracing::warn!("process {} is refused: {error}", pending.socket.peer().pid);
+                let why = format!("process {pid} of user {uid}: {error}");
+                self.refusals.tell(uid, &why);
                 return Step::Done;
             }
         };
         if hello.role == Role::Control {
-            return Step::Wait(Pending {
-                control: true,
-                ..pending
+            return Step::Wait(Caller {
+                stage: Stage::Request,
+                ..caller
             });
         }
-        let who = self.who(&pending);
-        match self.policy.domain(&who, hello.domain.as_str()) {
-            Ok(domain) => self.engine.admit(pending.socket, &domain),
-            Err(refusal) => self.refusals.tell(&refusal.to_string()),
+        let who = self.who(&caller);
+        let joining = match self.policy.domain(&who, hello.domain.as_str()) {
+            Ok(domain) => self.door.push(Joining {
+                socket: caller.socket,
+                domain,
+            }),
+            Err(refusal) => {
+                let why = refusal.to_string();
+                refuse_guest(&caller.socket, &why);
+                self.refusals.tell(uid, &why);
+                return Step::Done;
+            }
+        };
+        if let Err(Joining { socket, .. }) = joining {
+            refuse_guest(&socket, "too many processes wait to be guests");
         }
         Step::Done
     }
 
     /// What the kernel says of the peer. Its cgroup is that of the process that connected: it is read
     /// by number, and counts only if that process is still there afterwards.
-    fn who(&self, pending: &Pending) -> Who {
-        let Peer { pid, uid, gid } = pending.socket.peer();
+    fn who(&self, caller: &Caller) -> Who {
+        let Peer { pid, uid, gid } = caller.socket.peer();
         let look = || {
-            let pidfd = socket::peer_pidfd(&pending.socket)?;
+            let pidfd = socket::peer_pidfd(&caller.socket)?;
             let path = process::cgroup(pid)?;
             match process::has_exited(&pidfd) {
                 false => Ok(path),
@@ -264,114 +452,82 @@ impl Server {
         Who { uid, gid, cgroup }
     }
 
-    fn request(&self, pending: Pending, packet: &[u8]) {
-        let who = self.who(&pending);
-        let socket = pending.socket;
-        let request = serde_json::from_slice(packet);
-        if let Ok(Request::Domain(name)) = &request {
-            let answer = match self.policy.domain(&who, name) {
-                Ok(domain) => Reply::Domain(domain),
-                Err(refusal) => Reply::Refused(refusal.to_string()),
-            };
-            return reply(&socket, &answer);
-        }
-        if !self.policy.may_control(&who) {
-            let why = format!("user {} may not control this daemon", who.uid);
-            return reply(&socket, &Reply::Refused(why));
-        }
-        match request {
-            Ok(look @ (Request::Status | Request::Heap)) => self.status.push(socket, look),
-            Ok(request) => self.set.push(socket, request),
-            Err(error) => {
-                let why = format!("the request is not understood: {error}");
-                reply(&socket, &Reply::Refused(why));
-            }
-        }
-    }
-}
-
-type Waiting = (Stranger, Request);
-
-/// A thread that answers one kind of request, in order.
-struct Lane {
-    queue: Option<SyncSender<Waiting>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Lane {
-    fn new(name: &str, engine: &Arc<Engine>) -> Self {
-        let (queue, requests) = sync_channel(MAX_WAITING);
-        let engine = Arc::clone(engine);
-        let work = move || answer(&engine, &requests);
-        let thread = thread::Builder::new().name(name.to_owned()).spawn(work);
-        if let Err(error) = &thread {
-            tracing::error!("cannot start the thread for {name} requests: {error}");
-        }
-        Self {
-            queue: Some(queue),
-            thread: thread.ok(),
-        }
-    }
-
-    fn push(&self, socket: Stranger, request: Request) {
-        let Some(queue) = &self.queue else { return };
-        if let Err(full) = queue.try_send((socket, request)) {
-            let (std::sync::mpsc::TrySendError::Full((socket, _))
-            | std::sync::mpsc::TrySendError::Disconnected((socket, _))) = full;
-            reply(
-                &socket,
-                &Reply::Refused("too many requests wait".to_owned()),
-            );
-        }
-    }
-}
-
-impl Drop for Lane {
-    fn drop(&mut self) {
-        self.queue = None;
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-fn answer(engine: &Engine, requests: &Receiver<Waiting>) {
-    for (socket, request) in requests {
-        let answer = match request {
-            Request::Status => Reply::Status(Box::new(engine.status())),
-            Request::Heap => match serde_json::to_value(engine.heap()) {
-                Ok(heap) => Reply::Heap(heap),
-                Err(error) => Reply::Refused(format!("the heap cannot be written: {error}")),
-            },
-            // The poll loop has answered it: it is not for those who control alone.
-            Request::Domain(_) => Reply::Refused("this is not the place to ask".to_owned()),
-            Request::Set(settings) => done(engine.set(&settings)),
-            Request::SetUnmerged(settings) => done(engine.set_unmerged(&settings)),
+    fn request(&mut self, mut caller: Caller, packet: &[u8]) -> Step {
+        let request = match serde_json::from_slice(packet) {
+            Ok(request) => request,
+            Err(error) => return caller.refuse(format!("the request is not understood: {error}")),
         };
-        reply(&socket, &answer);
-    }
-}
-
-fn done(turned: Result<(), engine::EngineError>) -> Reply {
-    match turned {
-        Ok(()) => Reply::Done,
-        Err(error) => Reply::Refused(format!("{:#}", anyhow::Error::new(error))),
-    }
-}
-
-/// Sends a reply. A caller that has gone, or does not take it in time, has lost it.
-fn reply(socket: &Stranger, reply: &Reply) {
-    let Ok(json) = serde_json::to_vec(reply) else {
-        return;
-    };
-    let waits = rustix::io::ioctl_fionbio(socket, false)
-        .and_then(|()| set_socket_timeout(socket, Timeout::Send, Some(PATIENCE)));
-    if waits.is_err() {
-        return;
-    }
-    for part in wire::reply_parts(&json) {
-        if socket::send(socket, &part, &[]).is_err() {
-            return;
+        let who = self.who(&caller);
+        let asking = self
+            .callers
+            .iter()
+            .filter(|c| c.is_asking() && c.uid() == who.uid);
+        if asking.count() >= MAX_ASKED_OF_USER && !self.policy.is_master(who.uid) {
+            let why = format!("{MAX_ASKED_OF_USER} requests of user {} wait", who.uid);
+            return caller.refuse(why);
         }
+        let number = caller.number;
+        let pushed = match request {
+            Request::Domain(name) => {
+                let domain = self.policy.domain(&who, &name);
+                let reply =
+                    domain.map_or_else(|why| Reply::Refused(why.to_string()), Reply::Domain);
+                return caller.reply(lane::packets(&reply));
+            }
+            Request::Status if !self.policy.may_monitor(&who) => {
+                let uid = who.uid;
+                self.own
+                    .push(AskedOwn {
+                        caller: number,
+                        uid,
+                    })
+                    .is_ok()
+            }
+            Request::Heap if !self.policy.may_monitor(&who) => {
+                return caller.refuse(format!(
+                    "user {} may not see what all guests have: [monitor] in the policy gives that",
+                    who.uid
+                ));
+            }
+            request @ (Request::Status | Request::Heap) => self
+                .monitor
+                .push(Asked {
+                    caller: number,
+                    request,
+                })
+                .is_ok(),
+            Request::Set(_) | Request::SetUnmerged(_) if !self.policy.may_control(&who) => {
+                return caller.refuse(format!(
+                    "user {} may not control this daemon: [control] in the policy gives that",
+                    who.uid
+                ));
+            }
+            request @ (Request::Set(_) | Request::SetUnmerged(_)) => self
+                .control
+                .push(Asked {
+                    caller: number,
+                    request,
+                })
+                .is_ok(),
+        };
+        if !pushed {
+            return caller.refuse("too many requests wait".to_owned());
+        }
+        (caller.stage, caller.deadline) = (Stage::Asked, None);
+        Step::Wait(caller)
     }
+}
+
+/// Tells a process why it is no guest. What is not taken at once is lost.
+fn refuse_guest(socket: &Stranger, why: &str) {
+    let mut packet = [0; MAX_MESSAGE];
+    let len = Reason::new(why).encode(&mut packet);
+    let packet = packet.get(..len).unwrap_or_default();
+    let _ = socket::send_within(socket, packet, &[], Duration::ZERO);
+}
+
+/// The thread that hands guests to the engine.
+fn door(engine: &Arc<Engine>) -> Lane<Joining> {
+    let engine = Arc::clone(engine);
+    lane::door(move |Joining { socket, domain }: Joining| engine.admit(socket, &domain))
 }

@@ -89,6 +89,9 @@ fn table(status: &Status) -> String {
             ", no merging across nodes"
         }
     );
+    if status.only_user.is_some() {
+        text.push_str("only the guests of your own are counted\n\n");
+    }
     let mut line = |name: &str, value: String, note: &str| {
         let _ = writeln!(text, "{name:<14} {value:>12}  {note}");
     };

@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
-use common::{Place, Running, daemon, json, output, pageone, status, text, wait_for};
+use common::{Place, Running, daemon, json, output, pageone, status, text};
 use sys::signals::{SIGINT, SIGTERM};
 use wire::MAX_MESSAGE;
 
@@ -208,27 +208,6 @@ fn garbage_silence_and_size_do_no_harm() {
         daemon.0.try_wait().expect("wait").is_none(),
         "the daemon died"
     );
-}
-
-#[test]
-fn too_many_silent_callers_are_turned_away_and_then_let_in() {
-    let place = Place::new();
-    let _daemon = daemon(&place, &[]);
-    let connect = || sys::socket::connect(place.socket());
-    // More than one user may have: the daemon closes the rest at once and lives on.
-    let callers: Vec<_> = (0..100).filter_map(|_| connect().ok()).collect();
-    let closed = wait_for("the daemon to turn callers away", || {
-        let mut packet = [0; 16];
-        let nonblocking = rustix::fs::OFlags::NONBLOCK;
-        let gone = callers.iter().filter(|socket| {
-            rustix::fs::fcntl_setfl(socket, nonblocking).expect("flags");
-            sys::socket::recv(socket, &mut packet).is_ok_and(|got| got.len == 0)
-        });
-        Some(gone.count()).filter(|&gone| gone > 0)
-    });
-    assert!(closed <= 100 - 64, "{closed} turned away");
-    // Those that stay silent lose their place after a few seconds.
-    wait_for("a place", || status(&place).status.success().then_some(()));
 }
 
 #[test]

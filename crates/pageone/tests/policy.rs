@@ -276,16 +276,11 @@ fn a_name_is_for_those_whom_the_policy_gives_it() {
     let welcome = open.command(b, &["run", "--domain", "team", "--", "true"]);
     assert!(welcome.status.success(), "{}", text(&welcome.stderr));
 
-    assert!(
-        open.command(b, &["status"]).status.success(),
-        "the policy lets b control"
-    );
-    assert!(open.command(b, &["set", "threads=1"]).status.success());
-    for words in [&["status"][..], &["set", "threads=2"]] {
-        let refused = open.command(a, words);
-        assert!(!refused.status.success());
-        assert!(text(&refused.stderr).contains("may not control"));
-    }
+    let turned = open.command(b, &["set", "threads=1"]);
+    assert!(turned.status.success(), "the policy lets b control");
+    let refused = open.command(a, &["set", "threads=2"]);
+    assert!(!refused.status.success());
+    assert!(text(&refused.stderr).contains("may not control"));
 
     daemon.signal(15);
     assert_eq!(daemon.end(), 0);
@@ -298,6 +293,75 @@ fn a_name_is_for_those_whom_the_policy_gives_it() {
         "told once, though the agent asks each second: {log}"
     );
     assert!(refusals[0].contains("`team`") && refusals[0].contains(&c.to_string()));
+}
+
+#[test]
+fn a_user_sees_his_own_guests_and_two_rights_are_two() {
+    let _alone = alone();
+    if !is_root() {
+        return;
+    }
+    let open = Open::new();
+    let [plain, monitor, control] = USERS;
+    let policy = format!("[monitor]\nuid = {monitor}\n[control]\nuid = {control}\n");
+    let _daemon = open.daemon(&policy);
+    let mut guests = [plain, monitor].map(|uid| open.guest(uid, None));
+    guests.iter_mut().for_each(|guest| guest.offer(PAGES, 8));
+    open.status_when("both guests' pages", |status| {
+        count(status, "pages_unshared") == 2 * PAGES as u64
+    });
+    let status = |uid| {
+        let said = open.command(uid, &["status", "--json"]);
+        serde_json::from_slice::<Value>(&said.stdout).unwrap()
+    };
+    let own = status(plain);
+    let seen: Vec<_> = own["guests"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|g| &g["uid"])
+        .collect();
+    assert_eq!(
+        (seen, &own["only_user"]),
+        (vec![&Value::from(plain)], &Value::from(plain))
+    );
+    assert_eq!(count(&own, "pages_unshared"), PAGES as u64);
+    for hidden in [
+        "store_bytes",
+        "metadata_bytes",
+        "window_max_us",
+        "pages_shared",
+    ] {
+        assert_eq!(count(&own, hidden), 0, "{hidden}");
+    }
+    let all = status(monitor);
+    assert_eq!(
+        (common::guests_of(&all), &all["only_user"]),
+        (2, &Value::Null)
+    );
+    assert_eq!(
+        common::guests_of(&status(control)),
+        0,
+        "to turn is no right to see"
+    );
+
+    for (uid, may_turn, may_see) in [
+        (plain, false, false),
+        (monitor, false, true),
+        (control, true, false),
+    ] {
+        for (words, may, right) in [
+            (&["set", "merge_period=70ms"][..], may_turn, "[control]"),
+            (&["numa", "heap"], may_see, "[monitor]"),
+        ] {
+            let mut command = Command::new(open.place.path().join("pageone"));
+            command.uid(uid).gid(uid).current_dir("/").args(words);
+            let said = output(command.arg("--socket").arg(open.place.socket()));
+            let why = text(&said.stderr);
+            assert_eq!(said.status.success(), may, "{uid} {words:?}: {why}");
+            assert!(may || why.contains(right), "{why}");
+        }
+    }
 }
 
 /// Cgroups for a test, below a folder of their own; removed on drop.

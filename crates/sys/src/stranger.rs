@@ -18,8 +18,8 @@
 //! room. Asking what a descriptor is before it is closed needs it received, and many kinds can make one wait.
 //!
 //! The look is `MSG_PEEK` without room for descriptors: `MSG_CTRUNC` tells that there are some, and the references
-//! that the look took are not the last ones, for the packet stays in the queue. Only the owner of a [`Stranger`] takes from
-//! its queue, so what was looked at is what is taken. At the end the socket is shut down: then nothing more
+//! that the look took are not the last ones, for the packet stays in the queue. One thread takes from the queue of a
+//! [`Stranger`], so what was looked at is what is taken. At the end the socket is shut down: then nothing more
 //! arrives, and a queue that is found free of descriptors stays so and is closed at once.
 //!
 //! Source: unix(7); net/unix/af_unix.c (`unix_dgram_recvmsg`, `unix_release_sock`), net/core/scm.c.
@@ -106,19 +106,19 @@ impl Stranger {
         self.peer
     }
 
-    /// Takes the next packet; 0 bytes when the peer has closed.
+    /// Takes the next packet; 0 bytes when the peer has closed. For one thread at a time.
     ///
     /// # Errors
     /// `AGAIN` when nothing waits. `PERM` when the packet carries descriptors, which are not taken: the
     /// connection is to be dropped. `MSGSIZE` when the packet does not fit (it is lost); whatever else recvmsg(2)
     /// gives.
-    pub fn recv(&mut self, buffer: &mut [u8]) -> Result<usize> {
+    pub fn recv(&self, buffer: &mut [u8]) -> Result<usize> {
         fault::check(Point::Receive)?;
         if receive(self, &mut [], libc::MSG_PEEK)?.has_descriptors() {
             return Err(Errno::PERM);
         }
         let taken = receive(self, buffer, 0)?;
-        // Only this value takes from the queue, so it is the packet that was looked at.
+        // One thread takes from the queue, so it is the packet that was looked at.
         assert!(!taken.has_descriptors(), "a packet has changed");
         match taken.flags & libc::MSG_TRUNC {
             0 => Ok(taken.len),
@@ -326,7 +326,7 @@ mod tests {
 
     #[test]
     fn bytes_go_both_ways_and_an_end_is_an_end() {
-        let (mut stranger, theirs) = pair();
+        let (stranger, theirs) = pair();
         let mut buffer = [0; 8];
         assert_eq!(stranger.recv(&mut buffer), Err(Errno::AGAIN));
         for packet in [&b"hello"[..], b"", b"four"] {
@@ -354,7 +354,7 @@ mod tests {
         // Before anybody has taken the connection.
         let sent = socket::send(&client, b"x", &[client.as_fd()]);
         assert_eq!(sent, Err(Errno::PERM));
-        let mut stranger = Stranger::accept(&listener).unwrap();
+        let stranger = Stranger::accept(&listener).unwrap();
         assert_eq!(stranger.peer().pid, std::process::id());
         let sent = socket::send(&client, b"x", &[client.as_fd()]);
         assert_eq!(sent, Err(Errno::PERM));
@@ -365,7 +365,7 @@ mod tests {
     #[test]
     fn a_descriptor_that_does_not_close_holds_up_nobody() {
         let begin = Instant::now();
-        let (mut stranger, theirs) = pair();
+        let (stranger, theirs) = pair();
         let uid = stranger.peer().uid;
         socket::send(&theirs, b"", &[]).unwrap();
         let (stream, mut other) = lingering();

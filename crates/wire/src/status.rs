@@ -131,6 +131,8 @@ pub enum Reply {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Status {
+    /// The user whose guests alone are counted; none: everybody's are.
+    pub only_user: Option<u32>,
     /// Whether the engine merges: 0, 1 or 2.
     pub run: RunMode,
     /// Milliseconds between two looks at what was written.
@@ -202,12 +204,57 @@ pub struct Status {
     pub guests: Vec<GuestStatus>,
 }
 
+impl Status {
+    /// What user `uid` may know: the knobs, his guests, and the sums over these. Whatever else is counted tells of
+    /// others, so this names what stays. All his sharers count as `pages_sharing`: a canonical page is nobody's.
+    #[must_use]
+    pub fn of_user(&self, uid: u32) -> Self {
+        let guests: Vec<_> = self
+            .guests
+            .iter()
+            .filter(|guest| guest.uid == uid)
+            .cloned()
+            .collect();
+        let sum = |count: fn(&GuestStatus) -> u64| guests.iter().map(count).sum::<u64>();
+        let saved_bytes = sum(|guest| guest.saved_bytes);
+        Self {
+            only_user: Some(uid),
+            run: self.run,
+            merge_period_ms: self.merge_period_ms,
+            threads: self.threads,
+            use_zero_pages: self.use_zero_pages,
+            merge_across_nodes: self.merge_across_nodes,
+            max_page_sharing: self.max_page_sharing,
+            merge_again: self.merge_again,
+            cpu_limit: self.cpu_limit,
+            pace: self.pace,
+            effective_period_ms: self.effective_period_ms,
+            thp: self.thp,
+            store_limit_mib: self.store_limit_mib,
+            full_scans: self.full_scans,
+            pages_sharing: sum(|guest| guest.pages_sharing),
+            pages_unshared: sum(|guest| guest.pages_unshared),
+            pages_volatile: sum(|guest| guest.pages_volatile),
+            zero_pages: sum(|guest| guest.zero_pages),
+            pages_skipped: sum(|guest| guest.pages_skipped),
+            pages_broken: sum(|guest| guest.pages_broken),
+            pages_pinned: sum(|guest| guest.pages_pinned),
+            saved_bytes,
+            net_saved_bytes: i64::try_from(saved_bytes).unwrap_or(i64::MAX),
+            guests,
+            ..Self::default()
+        }
+    }
+}
+
 /// One guest's counters.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GuestStatus {
     /// Process id.
     pub pid: u32,
+    /// User id.
+    pub uid: u32,
     /// The command name, as in `/proc/PID/comm`.
     pub comm: String,
     /// The trust domain its pages are shared in.
@@ -220,6 +267,12 @@ pub struct GuestStatus {
     pub pages_sharing: u64,
     /// Pages that map the kernel's zero page.
     pub zero_pages: u64,
+    /// Settled pages seen once.
+    pub pages_unshared: u64,
+    /// Pages written lately, or not yet observed for two periods.
+    pub pages_volatile: u64,
+    /// Pages left alone.
+    pub pages_skipped: u64,
     /// Pages that lie in mappings of a store: those that share, and those written since.
     pub pages_stored: u64,
     /// Pages written after they were merged, and not to be merged again.
@@ -256,6 +309,48 @@ mod tests {
                 Pace::Fixed
             })),
         ]
+    }
+
+    #[test]
+    fn a_user_sees_his_guests_and_their_sums_alone() {
+        let guest = |uid, pages| GuestStatus {
+            uid,
+            pages,
+            pages_sharing: pages / 2,
+            pages_unshared: pages / 2,
+            saved_bytes: pages,
+            ..GuestStatus::default()
+        };
+        let all = Status {
+            threads: 3,
+            pages_shared: 100,
+            pages_sharing: 100,
+            pages_volatile: 9,
+            store_bytes: 1,
+            metadata_bytes: 1,
+            cpu_seconds: 1.0,
+            window_max_us: 1,
+            guests: vec![guest(7, 40), guest(8, 100), guest(7, 60)],
+            ..Status::default()
+        };
+        let own = all.of_user(7);
+        let expected = Status {
+            only_user: Some(7),
+            threads: 3,
+            pages_sharing: 50,
+            pages_unshared: 50,
+            saved_bytes: 100,
+            net_saved_bytes: 100,
+            guests: vec![guest(7, 40), guest(7, 60)],
+            ..Status::default()
+        };
+        assert_eq!(own, expected);
+        let none = Status {
+            only_user: Some(9),
+            threads: 3,
+            ..Status::default()
+        };
+        assert_eq!(all.of_user(9), none);
     }
 
     proptest! {

@@ -30,7 +30,8 @@ impl PolicyError {
 struct File {
     #[serde(default)]
     default: Otherwise,
-    control: Option<Spanned<Control>>,
+    monitor: Option<Spanned<Right>>,
+    control: Option<Spanned<Right>>,
     #[serde(default)]
     rule: Vec<Spanned<Words>>,
 }
@@ -43,9 +44,10 @@ enum Otherwise {
     Refuse,
 }
 
+/// Who has a right.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Control {
+struct Right {
     uid: Option<Ids>,
     gid: Option<Ids>,
 }
@@ -81,7 +83,12 @@ enum Per {
 
 pub(super) fn parse(text: &str, own: u32) -> Result<Policy, PolicyError> {
     let file: File = toml::from_str(text).map_err(|error| unreadable(text, &error))?;
-    let control = file.control.map(|control| read_control(text, control));
+    let right =
+        |right: Option<_>, name| right.map(|right| read_right(text, name, right)).transpose();
+    let (monitor, control) = (
+        right(file.monitor, "monitor")?,
+        right(file.control, "control")?,
+    );
     let mut rules: Vec<Rule> = Vec::new();
     for (words, number) in file.rule.into_iter().zip(1..) {
         let line = line(text, words.span().start);
@@ -97,7 +104,8 @@ pub(super) fn parse(text: &str, own: u32) -> Result<Policy, PolicyError> {
         own,
         rules,
         default_uid: matches!(file.default, Otherwise::Uid),
-        control: control.transpose()?,
+        monitor,
+        control,
     })
 }
 
@@ -119,12 +127,12 @@ fn unreadable(text: &str, error: &toml::de::Error) -> PolicyError {
     PolicyError::new(place, error.to_string().trim_end().to_owned())
 }
 
-fn read_control(text: &str, control: Spanned<Control>) -> Result<Peers, PolicyError> {
-    let line = line(text, control.span().start);
-    let Control { uid, gid } = control.into_inner();
+fn read_right(text: &str, name: &str, right: Spanned<Right>) -> Result<Peers, PolicyError> {
+    let line = line(text, right.span().start);
+    let Right { uid, gid } = right.into_inner();
     if uid.is_none() && gid.is_none() {
         let what = "it names nobody: give `uid` or `gid`, or leave it out".to_owned();
-        return Err(PolicyError::new(format!("control (line {line})"), what));
+        return Err(PolicyError::new(format!("{name} (line {line})"), what));
     }
     let cgroup = None;
     Ok(Peers { uid, gid, cgroup })

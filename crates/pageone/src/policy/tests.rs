@@ -90,7 +90,8 @@ fn the_packaged_example_says_what_its_comments_say() {
         Some("uid:1500/mine")
     );
     assert_eq!(domain(&inside(5000, "/x"), ""), None, "the default");
-    assert!(example.may_control(&who(990)) && !example.may_control(&who(1000)));
+    assert!(example.may_monitor(&who(990)) && !example.may_monitor(&who(1000)));
+    assert!(example.may_control(&who(991)) && !example.may_control(&who(990)));
 }
 
 #[test]
@@ -130,6 +131,7 @@ fn mistakes_are_named_with_rule_and_line() {
         ("defualt = 'uid'\n", "line 1", "defualt"),
         ("default = 'all'\n", "line 1", "all"),
         ("[control]\n", "control (line 1)", "nobody"),
+        ("\n[monitor]\n", "monitor (line 2)", "nobody"),
         (
             "\n[[rule]]\nuid = 1\nper = 'uid'\nuids = 2\n",
             "rule 1 (line 5)",
@@ -263,7 +265,7 @@ proptest! {
     #[test]
     fn any_lines_are_read_or_refused(
         lines in proptest::collection::vec(
-            "(\\[\\[rule\\]\\]|\\[control\\]|(uid|gid|cgroup|per|domain|names|split|refuse|default) = ([0-9]{1,11}|true|\"[-a-z0-9/*?]{0,8}\"|\\[(\"[-0-9/*a]{0,6}\"|, |7){0,4}\\])|[ -~]{0,10})",
+            "(\\[\\[rule\\]\\]|\\[control\\]|\\[monitor\\]|(uid|gid|cgroup|per|domain|names|split|refuse|default) = ([0-9]{1,11}|true|\"[-a-z0-9/*?]{0,8}\"|\\[(\"[-0-9/*a]{0,6}\"|, |7){0,4}\\])|[ -~]{0,10})",
             0..10,
         ),
     ) {
