@@ -40,6 +40,8 @@ static size_t pages;
 /* What a page should hold: the shadow's bytes, or nothing that can be said. */
 static unsigned char absent[MAX_PAGES];
 
+#include "calls.h"
+
 static uint64_t mix(uint64_t x)
 {
 	x ^= x >> 33;
@@ -503,6 +505,19 @@ int main(void)
 		COMMAND("rights") say(rights(line));
 		COMMAND("pid") say(getpid());
 		COMMAND("byte") say(mem[a * PAGE + b]);
+		COMMAND("padvise") {
+			long told = advise_by_descriptor(mem + a * PAGE, b * PAGE, (int)c);
+			if (told > 0 && c == MADV_DONTNEED)
+				memset(shadow + a * PAGE, 0, (size_t)told);
+			say(told);
+		}
+		COMMAND("unseen") {
+			memset(shadow + a * PAGE, 0, b * PAGE);
+			say(map_unseen(mem + a * PAGE, b * PAGE));
+		}
+		COMMAND("watch") say(watch(mem + a * PAGE, b * PAGE));
+		COMMAND("scatter") say(scatter(mem, shadow, a));
+		COMMAND("room") say(has_room());
 		COMMAND("quit") return 0;
 		else say(-ENOSYS);
 	}

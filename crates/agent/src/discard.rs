@@ -1,104 +1,64 @@
-//! Calls that discard or replace memory, over merged pages.
+//! Advice on memory, over merged pages.
 //!
 //! A merged page lies in a private mapping of a store. There the kernel's own `MADV_DONTNEED`
 //! would bring the canonical content back where the guest expects zeros, and `MADV_FREE` and
-//! `MADV_REMOVE` answer as for a file. So anonymous memory is put where a store was mapped,
-//! and the call then means what its manual page says. That may take a mapping more than the guest
-//! has left, which the same call over anonymous memory never does: then the pages are filled with
-//! zeros where they are, and stay mappings of the store.
+//! `MADV_REMOVE` answer as for a file. So a call over a range in which something may be stored looks at each
+//! mapping there, in the order of the kernel:
+//!
+//! | mapping | so |
+//! |---|---|
+//! | a store's | anonymous memory is put there, or the call is refused as for anonymous memory |
+//! | any other | the call as it came, for just these mappings |
+//!
+//! A discard may take a mapping more than the guest has left, which the same call over anonymous memory
+//! never does. Near that limit ([`scarce`]) the pages are filled with zeros where they are, and
+//! stay mappings of the store.
+//!
+//! Advice that changes what a mapping *is* finds it whole: see [`whole`](crate::whole).
+
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::io::{Errno, Result};
 use sys::mapping::{self, Access, Source};
-use sys::vma::Maps;
-use wire::{PAGE_BYTES, PageBits};
+use sys::vma::{Maps, Vma};
+use wire::{CHUNK_BYTES, PAGE_BYTES};
 
 use crate::lock::Guard;
-use crate::remap::pieces;
+use crate::report;
+use crate::stores::is_store;
 use crate::table::Chunk;
+use crate::whole::whole;
 
-/// Puts zero-filled anonymous memory over every stored page of `[start, start + len)`, or zeros where
-/// there is no mapping left for it. Gives whether no page in the range is stored any more.
-///
-/// # Errors
-/// `NOMEM` when the map count is exhausted and a page is not writable: some pages may be done, the
-/// others are untouched.
-fn make_anonymous(guard: &mut Guard, start: usize, len: usize) -> Result<bool> {
-    let maps = Maps::open().ok();
-    let mut result = Ok(true);
-    guard
-        .table()
-        .each_known(start, len, |address, pages, chunk| {
-            let mut stored = PageBits::EMPTY;
-            pages
-                .filter(|&page| chunk.stored.contains(page))
-                .for_each(|page| stored.insert(page));
-            for (first, count) in stored.runs() {
-                if let Ok(all) = result {
-                    let replaced = replace_run(maps.as_ref(), address, first, count, chunk);
-                    result = replaced.map(|replaced| all && replaced);
-                }
-            }
-        });
-    result
+/// `MADV_DONTNEED_LOCKED` (Linux 5.18).
+const DONTNEED_LOCKED: i32 = 24;
+/// `MADV_GUARD_INSTALL` (Linux 6.13).
+const GUARD_INSTALL: i32 = 102;
+/// `MADV_GUARD_REMOVE` (Linux 6.13).
+const GUARD_REMOVE: i32 = 103;
+
+/// What advice asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asks {
+    /// That pages go.
+    Discard,
+    /// Nothing that depends on what lies behind a private page, and nothing that lasts.
+    Little,
+    /// That the pages are of one kind or another.
+    Pages,
+    /// That the mapping is another from now on.
+    Mapping,
 }
 
-fn replace_run(
-    maps: Option<&Maps>,
-    address: usize,
-    first: usize,
-    count: usize,
-    chunk: &mut Chunk,
-) -> Result<bool> {
-    let mut all = true;
-    let (mut at, end) = (
-        address + first * PAGE_BYTES,
-        address + (first + count) * PAGE_BYTES,
-    );
-    while at < end {
-        let vma = maps.and_then(|maps| maps.find(at).ok().flatten());
-        let stop = vma.map_or(end, |vma| vma.end.min(end));
-        let access = vma.map_or(Access::ReadWrite, |vma| vma.access());
-        // SAFETY: the guest asked for this range to be discarded; the lock is held, so no window
-        // and no other hook works on it.
-        let replaced = unsafe {
-            mapping::replace(
-                at,
-                stop - at,
-                Source::Anonymous,
-                access,
-                chunk.attributes,
-                false,
-            )
-        };
-        match replaced {
-            Err((Errno::NOMEM, false)) if access == Access::ReadWrite => {
-                let place = std::ptr::with_exposed_provenance_mut::<u8>(at);
-                // SAFETY: the guest asked for this range to be discarded, and may write it.
-                unsafe { place.write_bytes(0, stop - at) };
-                all = false;
-            }
-            Err((errno, false)) => return Err(errno),
-            // Replaced, though perhaps not finished (a lock that no longer fits): the content is
-            // as asked.
-            Ok(()) | Err((_, true)) => {
-                for page in (at - address) / PAGE_BYTES..(stop - address) / PAGE_BYTES {
-                    chunk.stored.remove(page);
-                }
-            }
-        }
-        at = stop;
+fn asks(advice: i32) -> Asks {
+    match advice {
+        libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_REMOVE => Asks::Discard,
+        DONTNEED_LOCKED | GUARD_INSTALL => Asks::Discard,
+        libc::MADV_WILLNEED | libc::MADV_COLD | libc::MADV_PAGEOUT => Asks::Little,
+        libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE | GUARD_REMOVE => Asks::Little,
+        libc::MADV_COLLAPSE | libc::MADV_HWPOISON | libc::MADV_SOFT_OFFLINE => Asks::Pages,
+        // Advice that is not known here may be of any kind.
+        _ => Asks::Mapping,
     }
-    Ok(all)
-}
-
-/// Forgets `[start, start + len)`: the guest unmapped it or mapped something else there.
-pub(crate) fn forget(guard: &mut Guard, start: usize, len: usize) {
-    guard.table().each_known(start, len, |_, pages, chunk| {
-        for page in pages {
-            chunk.offered.remove(page);
-            chunk.stored.remove(page);
-        }
-    });
 }
 
 /// madvise(2) over a range that touches known chunks, with the lock held.
@@ -106,73 +66,189 @@ pub(crate) fn forget(guard: &mut Guard, start: usize, len: usize) {
 /// # Errors
 /// The kernel's own, as for anonymous memory.
 pub(crate) fn madvise(guard: &mut Guard, start: usize, len: usize, advice: i32) -> Result<()> {
-    /// `MADV_DONTNEED_LOCKED` (Linux 5.18).
-    const DONTNEED_LOCKED: i32 = 24;
-    let pass = || {
-        // SAFETY: the guest's own call.
-        unsafe { mapping::advise(start, len, advice) }
-    };
-    let Some(rounded) = len
-        .checked_next_multiple_of(PAGE_BYTES)
-        .filter(|_| start.is_multiple_of(PAGE_BYTES))
-    else {
-        return pass(); // refused by the kernel
-    };
-    match advice {
-        libc::MADV_DONTNEED | libc::MADV_FREE | DONTNEED_LOCKED => {
-            if advice != DONTNEED_LOCKED && any(guard, start, rounded, |c| c.attributes.locked) {
-                return pass(); // refused by the kernel, for all of the range
-            }
-            if make_anonymous(guard, start, rounded)? {
-                pass()
-            } else {
-                advise_anonymous(guard, start, rounded, advice)
-            }
-        }
-        libc::MADV_REMOVE if any(guard, start, rounded, |c| !c.stored.is_empty()) => {
-            Err(Errno::INVAL) // as for all anonymous memory
-        }
-        _ => {
-            let result = pass();
-            if result.is_ok() {
-                note(guard, start, rounded, advice);
-            }
-            result
-        }
+    let rounded = len.checked_next_multiple_of(PAGE_BYTES).unwrap_or(0);
+    let refused = !start.is_multiple_of(PAGE_BYTES) || rounded == 0;
+    // With no length the kernel tells only whether it knows the advice.
+    if refused || tell(start, 0, advice).is_err() {
+        return tell(start, len, advice);
     }
-}
-
-/// Gives the advice to all but the stored pages of a range: these hold zeros of their own by now.
-fn advise_anonymous(guard: &mut Guard, start: usize, len: usize, advice: i32) -> Result<()> {
-    let mut result = Ok(());
-    pieces(guard, start, len, |start, len, stored| {
-        if !stored && result.is_ok() {
-            // SAFETY: the guest's own call.
-            result = unsafe { mapping::advise(start, len, advice) };
+    let asks = asks(advice);
+    let stored = guard.table().may_be_stored(start, rounded);
+    let result = match asks {
+        _ if !stored => tell(start, len, advice),
+        Asks::Little => tell(start, len, advice),
+        Asks::Discard => discard(guard, start, rounded, advice),
+        Asks::Pages | Asks::Mapping => {
+            whole(guard, start, rounded).and_then(|()| tell(start, len, advice))
         }
-    });
+    };
+    if asks == Asks::Mapping {
+        unread(guard, start, rounded);
+    }
     result
 }
 
-fn any(guard: &mut Guard, start: usize, len: usize, test: impl Fn(&Chunk) -> bool) -> bool {
-    let mut found = false;
-    guard
-        .table()
-        .each_known(start, len, |_, _, chunk| found |= test(chunk));
-    found
+fn tell(start: usize, len: usize, advice: i32) -> Result<()> {
+    let args = [start, len, advice.cast_unsigned() as usize, 0, 0, 0];
+    // SAFETY: the guest's own call, or a part of it.
+    unsafe { sys::raw::call(libc::SYS_madvise, args) }.map(drop)
 }
 
-/// Remembers what the guest told the kernel of the range.
-fn note(guard: &mut Guard, start: usize, len: usize, advice: i32) {
+/// The mappings of a range may have changed.
+pub(crate) fn unread(guard: &mut Guard, start: usize, len: usize) {
     guard.table().each_known(start, len, |_, pages, chunk| {
-        chunk.set(&pages, |attributes| match advice {
-            libc::MADV_DONTFORK => attributes.dontfork = true,
-            libc::MADV_DOFORK => attributes.dontfork = false,
-            libc::MADV_DONTDUMP => attributes.dontdump = true,
-            libc::MADV_DODUMP => attributes.dontdump = false,
-            libc::MADV_HUGEPAGE => (attributes.huge, attributes.nohuge) = (true, false),
-            libc::MADV_NOHUGEPAGE => (attributes.huge, attributes.nohuge) = (false, true),
-            _ => {}
-        });
+        pages.for_each(|page| chunk.unread(page));
     });
+}
+
+/// Ends the offer of a range.
+pub(crate) fn withdraw(guard: &mut Guard, start: usize, len: usize) {
+    guard.table().each_known(start, len, |_, pages, chunk| {
+        pages.for_each(|page| chunk.withdraw(page));
+    });
+}
+
+/// Forgets `[start, start + len)`: the guest unmapped it or mapped something else there.
+pub(crate) fn forget(guard: &mut Guard, start: usize, len: usize) {
+    guard.table().each_known(start, len, |_, pages, chunk| {
+        pages.for_each(|page| chunk.forget(page));
+    });
+}
+
+/// Advice that discards, over a range in which something may be stored.
+fn discard(guard: &mut Guard, start: usize, len: usize, advice: i32) -> Result<()> {
+    let maps = Maps::open()?;
+    let (mut at, mut told, end) = (start, start, start + len);
+    // As the kernel, which goes on behind a hole and says so at the end.
+    let mut hole = Ok(());
+    let mut tell_to = |told: usize, to: usize| match tell(told, to - told, advice) {
+        Err(Errno::NOMEM) => {
+            hole = Err(Errno::NOMEM);
+            Ok(())
+        }
+        other => other,
+    };
+    while at < end {
+        let Some(vma) = maps.find(at)?.filter(|vma| vma.start < end) else {
+            break;
+        };
+        let (first, stop) = (vma.start.max(at), vma.end.min(end));
+        if is_store(&vma) {
+            if told < first {
+                tell_to(told, first)?;
+            }
+            if advice == libc::MADV_REMOVE || advice != DONTNEED_LOCKED && is_locked(first) {
+                return Err(Errno::INVAL); // as all anonymous memory, and all that is locked
+            }
+            make_anonymous(guard, &vma, first, stop)?;
+            told = if advice == GUARD_INSTALL { first } else { stop };
+        }
+        at = stop;
+    }
+    if told < end {
+        tell_to(told, end)?;
+    }
+    hole
+}
+
+/// Whether a store's mapping at `at` is locked.
+fn is_locked(at: usize) -> bool {
+    // The kernel asks that first, and then finds a private mapping, of which it removes nothing.
+    tell(at, PAGE_BYTES, libc::MADV_REMOVE) == Err(Errno::INVAL)
+}
+
+/// Puts empty anonymous memory over `[start, end)` of a store's mapping, or zeros where there is no mapping left
+/// for it.
+///
+/// # Errors
+/// `NOMEM` when the map count is exhausted and a page is not writable: some pages may be done, the
+/// others are untouched.
+fn make_anonymous(guard: &mut Guard, vma: &Vma, start: usize, end: usize) -> Result<()> {
+    let access = vma.access();
+    let mut at = start;
+    while at < end {
+        let (stop, attributes) = alike(guard, at, end);
+        let len = stop - at;
+        let splits = (vma.start < at) as usize + (stop < vma.end) as usize;
+        let zeros = access == Access::ReadWrite;
+        if zeros && len < LONG && splits > 0 && scarce(splits) {
+            fill_zeros(at, len);
+            at = stop;
+            continue;
+        }
+        let future = report::locks_future();
+        // SAFETY: the guest asked for this range to be discarded; the lock is held, so no window
+        // and no other hook works on it.
+        let replaced =
+            unsafe { mapping::replace(at, len, Source::Anonymous, access, attributes, future) };
+        match replaced {
+            Err((Errno::NOMEM, false)) if zeros => fill_zeros(at, len),
+            Err((errno, false)) => return Err(errno),
+            // Replaced, though perhaps not finished (a lock that no longer fits): the content is
+            // as asked.
+            Ok(()) | Err((_, true)) => {
+                guard.table().each_known(at, len, |_, pages, chunk| {
+                    pages.for_each(|page| Chunk::is_anonymous(chunk, page));
+                });
+            }
+        }
+        at = stop;
+    }
+    Ok(())
+}
+
+/// How far from `at` on the chunks have the same attributes, and these.
+fn alike(guard: &mut Guard, at: usize, end: usize) -> (usize, mapping::Attributes) {
+    let mut table = guard.table();
+    let mut of = |chunk: usize| {
+        table
+            .get(chunk)
+            .map(|chunk| chunk.attributes)
+            .unwrap_or_default()
+    };
+    let mut chunk = at & !(CHUNK_BYTES - 1);
+    let attributes = of(chunk);
+    chunk += CHUNK_BYTES;
+    while chunk < end && of(chunk) == attributes {
+        chunk += CHUNK_BYTES;
+    }
+    (chunk.min(end), attributes)
+}
+
+fn fill_zeros(at: usize, len: usize) {
+    let place = std::ptr::with_exposed_provenance_mut::<u8>(at);
+    // SAFETY: the guest asked for this range to be discarded, and may write it.
+    unsafe { place.write_bytes(0, len) };
+}
+
+/// A run of pages so long is worth its mappings.
+const LONG: usize = 64 * PAGE_BYTES;
+
+/// Mappings that may be made before they must be counted again: of those the engine leaves to the guest, half.
+static LEFT: AtomicUsize = AtomicUsize::new(4096);
+/// How often nothing was left, since they were counted.
+static REFUSED: AtomicUsize = AtomicUsize::new(0);
+/// So often it takes to count them again: a count takes as long as some thousand discards.
+const COUNT_AGAIN: usize = 16384;
+
+/// Whether `more` mappings would be too many: an eighth of what the kernel allows is the guest's own.
+/// Under the lock, so that nothing is counted twice.
+fn scarce(more: usize) -> bool {
+    let left = LEFT.load(Ordering::Relaxed);
+    if left >= more {
+        LEFT.store(left - more, Ordering::Relaxed);
+        REFUSED.store(0, Ordering::Relaxed);
+        return false;
+    }
+    let refused = REFUSED.fetch_add(1, Ordering::Relaxed);
+    if !refused.is_multiple_of(COUNT_AGAIN) {
+        return true;
+    }
+    let (limit, used) = (
+        mapping::limit().unwrap_or(0),
+        sys::vma::count().unwrap_or(usize::MAX),
+    );
+    let left = (limit - limit / 8).saturating_sub(used);
+    LEFT.store(left.saturating_sub(more), Ordering::Relaxed);
+    left < more
 }

@@ -38,7 +38,9 @@ mod offer;
 mod remap;
 mod report;
 mod serve;
+mod stores;
 mod table;
 #[cfg(target_arch = "x86_64")]
 mod takeover;
+mod whole;
 mod window;

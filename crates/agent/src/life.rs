@@ -64,6 +64,13 @@ pub(crate) struct Life {
     holds: AtomicU32,
 }
 
+impl Life {
+    /// Whether the agent's thread runs.
+    pub(crate) fn runs(&self) -> bool {
+        self.number.load(Ordering::Relaxed) != 0
+    }
+}
+
 const END: u32 = 1;
 const OFFER: u32 = 2;
 

@@ -50,6 +50,9 @@ pub(crate) struct PerProcess {
     pub(crate) life: Life,
     /// Whether an engine serves this process now: one of the constants below. Changed under the lock.
     pub(crate) serving: AtomicU32,
+    /// The agent's thread and, one more than their numbers there, its descriptors that track and freeze; zeros
+    /// where it has none. Changed under the lock.
+    pub(crate) lent: [AtomicU32; 3],
 }
 
 /// A thread has left by itself.

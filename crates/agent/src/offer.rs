@@ -7,10 +7,12 @@ use sys::mapping::{self, Access};
 use sys::vma::Maps;
 use wire::{CHUNK_BYTES, PAGE_BYTES};
 
+use crate::discard;
 use crate::life;
 use crate::lock::{ALONE, Guard, lock};
 use crate::serve;
-use crate::table::{ADDRESS_LIMIT, Reading, pages_of};
+use crate::table::{ADDRESS_LIMIT, pages_of};
+use crate::whole::whole;
 
 /// `MADV_POPULATE_WRITE` (Linux 5.14): makes pages private and writable at once.
 const POPULATE_WRITE: i32 = 23;
@@ -87,10 +89,8 @@ pub(crate) fn note(guard: &mut Guard, start: usize, len: usize, ksm: Ksm) -> Res
     for address in (start & !(CHUNK_BYTES - 1)..end).step_by(CHUNK_BYTES) {
         let chunk = table.make(address).ok_or(Errno::NOMEM)?;
         for page in pages_of(address, start, end) {
-            chunk.offered.insert(page);
+            chunk.offer(page);
         }
-        chunk.reading = Reading::Wanted;
-        chunk.untrackable = false;
         chunk.to_ksm |= ksm.may;
         chunk.in_ksm |= ksm.has;
         table.mark_dirty(address);
@@ -108,22 +108,22 @@ pub(crate) fn withdraw(start: usize, len: usize) -> Result<()> {
     let Some(mut guard) = lock() else {
         return Ok(());
     };
+    discard::withdraw(&mut guard, start, len);
+    if whole(&mut guard, start, len).is_ok() {
+        return Ok(());
+    }
+    // Where nothing keeps others from writing, the pages get frames of their own where they lie.
     let mut result = Ok(());
     guard
         .table()
         .each_known(start, len, |address, pages, chunk| {
             let mut stored = wire::PageBits::EMPTY;
-            for page in pages {
-                chunk.offered.remove(page);
-                if chunk.stored.contains(page) {
-                    stored.insert(page);
-                }
-            }
+            pages
+                .filter(|&page| chunk.stored.contains(page))
+                .for_each(|page| stored.insert(page));
             for (first, count) in stored.runs() {
-                result = result.and(make_private(
-                    address + first * PAGE_BYTES,
-                    count * PAGE_BYTES,
-                ));
+                let start = address + first * PAGE_BYTES;
+                result = result.and(make_private(start, count * PAGE_BYTES));
             }
         });
     result

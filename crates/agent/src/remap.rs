@@ -1,21 +1,20 @@
 //! mremap(2) over chunks that are known, with the lock held.
 //!
-//! A region with merged pages is many mappings, and the kernel remaps one at a time. Shrinking is
-//! unmapping the tail. Growing in place puts new memory behind the old. Moving gives the guest a
-//! fresh range: anonymous parts are remapped there, merged parts are copied, so that nothing at
-//! the new place refers to a store: the references of the old place end with it. Each part keeps
-//! what it allows, closed parts included.
+//! What is stored is made whole first ([`whole`](crate::whole)), so all attributes are the kernel's to carry. What is
+//! left is that windows cut one mapping into several, and the kernel remaps several only to a place of the same
+//! length, and only since 6.17. So when it refuses ([`Errno::FAULT`]), a range of anonymous memory that is alike is remapped
+//! mapping by mapping. The last of them is what grows, as the one mapping would.
 
 use rustix::io::{Errno, Result};
-use rustix::mm::MapFlags;
-use sys::mapping::{self, Access};
-use sys::vma::{Maps, Vma};
-use wire::{CHUNK_BYTES, PAGE_BYTES, PageBits};
+use rustix::mm::{MapFlags, ProtFlags};
+use sys::mapping;
+use sys::vma::Maps;
+use wire::{CHUNK_BYTES, PAGE_BYTES};
 
-use crate::discard::forget;
+use crate::discard::{forget, unread};
 use crate::lock::Guard;
-use crate::offer::{Ksm, note};
-use crate::table::pages_of;
+use crate::table::Chunk;
+use crate::whole::whole;
 
 const MAYMOVE: i32 = libc::MREMAP_MAYMOVE;
 const FIXED: i32 = libc::MREMAP_FIXED;
@@ -37,58 +36,29 @@ pub(crate) struct Remap {
 /// As mremap(2).
 pub(crate) fn remap(guard: &mut Guard, call: Remap) -> Result<usize> {
     let bad = !call.old.is_multiple_of(PAGE_BYTES) || call.new_len == 0 || call.old_len == 0;
-    let old_len = call
-        .old_len
-        .checked_next_multiple_of(PAGE_BYTES)
-        .filter(|_| !bad);
+    let old_len = call.old_len.checked_next_multiple_of(PAGE_BYTES);
     let new_len = call.new_len.checked_next_multiple_of(PAGE_BYTES);
-    let (Some(old_len), Some(new_len)) = (old_len, new_len) else {
+    let (Some(old_len), Some(new_len), false) = (old_len, new_len, bad) else {
         return pass(call);
     };
-    let call = Remap {
+    let rounded = Remap {
         old_len,
         new_len,
         ..call
     };
-    if call.flags & FIXED != 0 {
-        // The target is unmapped first, whatever comes of the move.
+    whole(guard, call.old, old_len).map_err(|_| Errno::NOMEM)?;
+    let result = match pass(call) {
+        Err(Errno::FAULT) => piece_by_piece(guard, rounded),
+        other => other,
+    };
+    // The target is unmapped first, whatever comes of the move.
+    if call.flags & FIXED != 0 && result != Err(Errno::INVAL) {
         forget(guard, call.to, new_len);
     }
-    let offered = offered_to_end(guard, call);
-    if is_one_mapping(call)? {
-        let new = pass(call)?;
-        follow(guard, call, new, offered);
-        return Ok(new);
+    if let Ok(new) = result {
+        follow(guard, rounded, new);
     }
-    let moves = call.flags & (FIXED | DONTUNMAP) != 0;
-    if !moves && new_len <= old_len {
-        // SAFETY: the guest gives the tail back.
-        unsafe { mapping::unmap(call.old + new_len, old_len - new_len) }.or_else(|errno| {
-            if new_len == old_len {
-                Ok(())
-            } else {
-                Err(errno)
-            }
-        })?;
-        forget(guard, call.old + new_len, old_len - new_len);
-        return Ok(call.old);
-    }
-    let access = access_at(call.old)?;
-    if !moves && grow_in_place(call, access).is_ok() {
-        if offered {
-            let _ = note(
-                guard,
-                call.old + call.old_len,
-                call.new_len - call.old_len,
-                Ksm::default(),
-            );
-        }
-        return Ok(call.old);
-    }
-    if call.flags & MAYMOVE == 0 {
-        return Err(Errno::NOMEM);
-    }
-    relocate(guard, call, access, offered)
+    result
 }
 
 /// The call as it came.
@@ -99,216 +69,167 @@ pub(crate) fn pass(call: Remap) -> Result<usize> {
     unsafe { sys::raw::call(libc::SYS_mremap, args) }
 }
 
-/// Whether the old range is offered to its end.
-fn offered_to_end(guard: &mut Guard, call: Remap) -> bool {
-    let mut offered = false;
-    guard
-        .table()
-        .each_known(call.old, call.old_len, |_, pages, chunk| {
-            offered = pages
-                .last()
-                .is_some_and(|page| chunk.offered.contains(page));
-        });
-    offered
-}
-
-/// Whether the kernel can do it alone: the old range is one anonymous mapping. Windows leave a
-/// region in several, also where nothing is merged any more.
-fn is_one_mapping(call: Remap) -> Result<bool> {
-    let vma = Maps::open()?.find(call.old)?;
-    Ok(vma.is_none_or(|vma| !vma.file && vma.end >= call.old + call.old_len))
-}
-
-fn access_at(address: usize) -> Result<Access> {
-    let vma = Maps::open()?.find(address)?.ok_or(Errno::FAULT)?;
-    Ok(vma.access())
-}
-
-fn grow_in_place(call: Remap, access: Access) -> Result<()> {
-    let tail = call.old + call.old_len;
-    place(
-        tail,
-        call.new_len - call.old_len,
-        access,
-        MapFlags::FIXED_NOREPLACE,
-    )
-    .map(drop)
-}
-
-fn place(at: usize, len: usize, access: Access, how: MapFlags) -> Result<usize> {
-    let at = std::ptr::with_exposed_provenance_mut(at);
-    let flags = MapFlags::PRIVATE | how;
-    // SAFETY: either a place of the kernel's choice, one that must be free, or the guest's target.
-    let made = unsafe { rustix::mm::mmap_anonymous(at, len, access.prot(), flags) }?;
-    Ok(made.expose_provenance())
-}
-
-fn relocate(guard: &mut Guard, call: Remap, access: Access, offered: bool) -> Result<usize> {
-    let fixed = call.flags & FIXED != 0;
-    let how = if fixed {
-        MapFlags::FIXED
-    } else {
-        MapFlags::empty()
+/// Remaps a range that windows may have cut.
+fn piece_by_piece(guard: &mut Guard, call: Remap) -> Result<usize> {
+    let maps = Maps::open()?;
+    let last = alike(guard, &maps, call)?;
+    let moves = call.flags & (FIXED | DONTUNMAP) != 0;
+    if !moves && call.new_len <= call.old_len {
+        let (start, len) = (call.old + call.new_len, call.old_len - call.new_len);
+        if len > 0 {
+            // SAFETY: the guest gives the tail back.
+            unsafe { mapping::unmap(start, len) }?;
+        }
+        return Ok(call.old);
+    }
+    let end = call.old + call.old_len;
+    let grown = Remap {
+        old: last,
+        old_len: end - last,
+        new_len: end - last + call.new_len.saturating_sub(call.old_len),
+        flags: 0,
+        to: 0,
     };
-    let new = place(
-        if fixed { call.to } else { 0 },
-        call.new_len,
-        Access::ReadWrite,
-        how,
-    )?;
+    if !moves && pass(grown).is_ok() {
+        return Ok(call.old);
+    }
+    if call.flags & MAYMOVE == 0 {
+        return Err(Errno::NOMEM);
+    }
+    relocate(&maps, call)
+}
+
+/// Whether the old range is anonymous memory that may have been one mapping; gives where its last mapping begins.
+fn alike(guard: &mut Guard, maps: &Maps, call: Remap) -> Result<usize> {
+    let end = call.old.checked_add(call.old_len).ok_or(Errno::FAULT)?;
+    let mut chunks = (call.old & !(CHUNK_BYTES - 1)..end).step_by(CHUNK_BYTES);
+    if !chunks.all(|chunk| guard.table().get(chunk).is_some()) {
+        return Err(Errno::FAULT);
+    }
+    let first = maps.find(call.old)?.ok_or(Errno::FAULT)?;
+    let mut vma = first;
+    loop {
+        let like = vma.is_anonymous() && vma.access() == first.access();
+        if !like || vma.start > call.old && vma.start >= end {
+            return Err(Errno::FAULT);
+        }
+        if vma.end >= end {
+            return Ok(vma.start.max(call.old));
+        }
+        let next = maps.find(vma.end)?.ok_or(Errno::FAULT)?;
+        if next.start != vma.end {
+            return Err(Errno::FAULT);
+        }
+        vma = next;
+    }
+}
+
+/// Moves the mappings of the old range one by one to a place that is kept for them.
+fn relocate(maps: &Maps, call: Remap) -> Result<usize> {
+    let fixed = call.flags & FIXED != 0;
+    let (at, how) = match fixed {
+        true => (call.to, MapFlags::FIXED),
+        false => (0, MapFlags::empty()),
+    };
+    let (at, flags) = (
+        std::ptr::with_exposed_provenance_mut(at),
+        MapFlags::PRIVATE | MapFlags::NORESERVE | how,
+    );
+    // SAFETY: a place of the kernel's choice, or the guest's target, which it gives up.
+    let made = unsafe { rustix::mm::mmap_anonymous(at, call.new_len, ProtFlags::empty(), flags) }?;
+    let new = made.expose_provenance();
     let kept = call.old_len.min(call.new_len);
-    let moved = carry(guard, call.old, new, kept);
-    if let Err(errno) = moved {
-        // What was remapped goes back piece by piece; what was copied is still in place.
-        carry_back(guard, call.old, new, kept);
-        // SAFETY: the range was made here.
-        let _ = unsafe { mapping::unmap(new, call.new_len) };
-        return Err(errno);
+    let mut done = 0;
+    while done < kept {
+        let step = maps.find(call.old + done).ok().flatten();
+        let end = step.map_or(call.old + kept, |vma| vma.end.min(call.old + kept));
+        let len = end - (call.old + done);
+        let last = done + len == kept;
+        let moved = pass(Remap {
+            old: call.old + done,
+            old_len: len,
+            new_len: if last { call.new_len - done } else { len },
+            flags: MAYMOVE | FIXED | call.flags & DONTUNMAP,
+            to: new + done,
+        });
+        if let Err(errno) = moved {
+            carry_back(maps, call.old, new, done);
+            // SAFETY: the range was made here.
+            let _ = unsafe { mapping::unmap(new, call.new_len) };
+            return Err(errno);
+        }
+        done += len;
     }
-    if call.new_len > kept {
-        // SAFETY: the new range is the guest's, and what was added is to be as the old one was.
-        unsafe { mapping::protect(new + kept, call.new_len - kept, access) }?;
+    if call.old_len > kept {
+        // SAFETY: the guest gives the tail back.
+        unsafe { mapping::unmap(call.old + kept, call.old_len - kept) }?;
     }
-    // SAFETY: the old range ends here, as the guest asked.
-    unsafe { mapping::unmap(call.old, call.old_len) }?;
-    if call.flags & DONTUNMAP != 0 {
-        place(call.old, call.old_len, access, MapFlags::FIXED)?;
-    }
-    follow(guard, call, new, offered);
     Ok(new)
 }
 
-/// The pieces of `[old, old + len)`: `(start, len, stored)`.
-pub(crate) fn pieces(
-    guard: &mut Guard,
-    old: usize,
-    len: usize,
-    mut each: impl FnMut(usize, usize, bool),
-) {
-    let mut at = old;
-    let end = old + len;
-    while at < end {
-        let chunk = at & !(CHUNK_BYTES - 1);
-        let stop = (chunk + CHUNK_BYTES).min(end);
-        let stored = guard
-            .table()
-            .get(chunk)
-            .map_or(PageBits::EMPTY, |chunk| chunk.stored);
-        let pages = pages_of(chunk, at, stop);
-        let mut first = pages.start;
-        while first < pages.end {
-            let kind = stored.contains(first);
-            let next = (first..pages.end).find(|&page| stored.contains(page) != kind);
-            let next = next.unwrap_or(pages.end);
-            each(
-                chunk + first * PAGE_BYTES,
-                (next - first) * PAGE_BYTES,
-                kind,
-            );
-            first = next;
-        }
-        at = stop;
-    }
-}
-
-fn carry(guard: &mut Guard, old: usize, new: usize, len: usize) -> Result<()> {
-    let mut result = Ok(());
-    pieces(guard, old, len, |start, len, stored| {
-        let to = new + (start - old);
-        if result.is_ok() {
-            result = if stored {
-                copy_piece(start, to, len)
-            } else {
-                remap_piece(start, to, len)
-            };
-        }
-    });
-    result
-}
-
-/// Copies a range of merged pages mapping by mapping to fresh memory, with what each allows.
-fn copy_piece(from: usize, to: usize, len: usize) -> Result<()> {
-    each_mapping(from, len, |vma, start, len| {
-        let to = to + (start - from);
-        let source = std::ptr::with_exposed_provenance::<u8>(start);
-        let target = std::ptr::with_exposed_provenance_mut::<u8>(to);
-        let (open, access) = (vma.read, vma.access());
-        // SAFETY: both ranges are mapped and distinct, the new one is writable and the old one
-        // readable, or made so here; the guest gives the old one up, so nobody may write it.
-        unsafe {
-            if !open {
-                mapping::protect(start, len, Access::Read)?;
-            }
-            std::ptr::copy_nonoverlapping(source, target, len);
-            if !open {
-                mapping::protect(start, len, access)?;
-            }
-            match access {
-                Access::ReadWrite => Ok(()),
-                _ => mapping::protect(to, len, access),
-            }
-        }
-    })
-}
-
-/// Calls `each` with every mapping of a range, and the start and length of its part there.
-fn each_mapping(
-    start: usize,
-    len: usize,
-    mut each: impl FnMut(Vma, usize, usize) -> Result<()>,
-) -> Result<()> {
-    let maps = Maps::open()?;
-    let (mut at, end) = (start, start + len);
-    while at < end {
-        let vma = maps.find(at)?.filter(|vma| vma.start <= at);
-        let vma = vma.ok_or(Errno::FAULT)?;
-        let stop = vma.end.min(end);
-        each(vma, at, stop - at)?;
-        at = stop;
-    }
-    Ok(())
-}
-
-/// Returns what [`carry`] remapped before it failed: the parts of the old range that are absent.
-fn carry_back(guard: &mut Guard, old: usize, new: usize, len: usize) {
-    let Ok(maps) = Maps::open() else { return };
-    pieces(guard, old, len, |start, len, _| {
-        let (mut at, end) = (start, start + len);
-        while at < end {
-            let next = maps
-                .find(at)
-                .ok()
-                .flatten()
-                .map_or((end, end), |v| (v.start, v.end));
-            let gap_end = next.0.min(end);
-            if gap_end > at {
-                let _ = remap_piece(new + (at - old), at, gap_end - at);
-            }
-            at = next.1.max(gap_end);
-        }
-    });
-}
-
-/// Remaps a range mapping by mapping, as kernels before 6.17 want it.
-fn remap_piece(from: usize, to: usize, len: usize) -> Result<()> {
-    each_mapping(from, len, |_, old, step| {
-        let (to, flags) = (to + (old - from), MAYMOVE | FIXED);
-        let (old_len, new_len) = (step, step);
-        pass(Remap {
-            old,
+/// Returns the first `done` bytes, which were moved from `old` to `new`.
+fn carry_back(maps: &Maps, old: usize, new: usize, done: usize) {
+    let mut at = 0;
+    while at < done {
+        let step = maps.find(new + at).ok().flatten();
+        let len = step.map_or(done, |vma| vma.end - new).min(done) - at;
+        let (old_len, new_len) = (len, len);
+        let (flags, to) = (MAYMOVE | FIXED, old + at);
+        let back = Remap {
+            old: new + at,
             old_len,
             new_len,
             flags,
             to,
-        })
-        .map(drop)
-    })
+        };
+        let _ = pass(back);
+        at += len.max(PAGE_BYTES);
+    }
 }
 
 /// Moves the offer along, as KSM's flag moves with a mapping.
-fn follow(guard: &mut Guard, call: Remap, new: usize, offered: bool) {
-    forget(guard, call.old, call.old_len);
-    if offered {
-        let _ = note(guard, new, call.new_len, Ksm::default());
+fn follow(guard: &mut Guard, call: Remap, new: usize) {
+    let (old, kept) = (call.old, call.old_len.min(call.new_len));
+    let last = is_offered(guard, old + call.old_len - PAGE_BYTES);
+    if new != old {
+        for at in (0..kept).step_by(PAGE_BYTES) {
+            let offered = is_offered(guard, old + at);
+            put(guard, new + at, offered);
+        }
+        if call.flags & DONTUNMAP == 0 {
+            forget(guard, old, call.old_len);
+        } else {
+            unread(guard, old, call.old_len);
+        }
+    } else if call.old_len > kept {
+        forget(guard, old + kept, call.old_len - kept);
+    }
+    for at in (kept..call.new_len).step_by(PAGE_BYTES) {
+        put(guard, new + at, last);
+    }
+}
+
+fn is_offered(guard: &mut Guard, at: usize) -> bool {
+    let (chunk, page) = (at & !(CHUNK_BYTES - 1), at % CHUNK_BYTES / PAGE_BYTES);
+    let mut table = guard.table();
+    table
+        .get(chunk)
+        .is_some_and(|chunk| chunk.offered.contains(page))
+}
+
+/// A new mapping has come to a page.
+fn put(guard: &mut Guard, at: usize, offered: bool) {
+    let (chunk, page) = (at & !(CHUNK_BYTES - 1), at % CHUNK_BYTES / PAGE_BYTES);
+    let mut table = guard.table();
+    let known = match offered {
+        true => table.make(chunk),
+        false => table.get(chunk),
+    };
+    if let Some(known) = known {
+        Chunk::forget(known, page);
+        if offered {
+            known.offer(page);
+        }
+        table.mark_dirty(chunk);
     }
 }

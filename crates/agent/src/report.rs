@@ -6,12 +6,14 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::io::Result;
+use rustix::io::Errno;
 use sys::uffd::{Uffd, Watch};
+use sys::vma::Maps;
 use wire::{CHUNK_BYTES, Change, Changes, PAGE_BYTES, PageBits};
 
 use crate::lock::{Guard, lock};
 use crate::serve::config;
+use crate::stores::is_store;
 use crate::table::{ADDRESS_LIMIT, Chunk, Reading, pages_of};
 
 /// Whether the process locks all future mappings (`MCL_FUTURE`).
@@ -32,6 +34,7 @@ pub(crate) fn everything(guard: &mut Guard) {
     guard.table().each_known(0, ADDRESS_LIMIT, |_, _, chunk| {
         if !chunk.offered.is_empty() {
             chunk.reading = Reading::Wanted;
+            chunk.fresh = chunk.offered;
         }
     });
 }
@@ -67,14 +70,14 @@ fn each_dirty_in(guard: &mut Guard, span: Range<usize>, mut each: impl FnMut(usi
     }
 }
 
-/// Reads the attributes of chunks that want it, taking the lock for moments only.
+/// Reads the attributes of chunks that want it, taking the lock for moments only. To be called when they are
+/// registered: only a mapping that is tracked is the one that was offered.
 pub(crate) fn read_attributes() {
     let (mut from, mut to) = (usize::MAX, 0);
     let Some(mut guard) = lock() else { return };
     each_dirty(&mut guard, |address, chunk| {
         if chunk.reading == Reading::Wanted {
-            chunk.reading = Reading::Begun;
-            chunk.mixed = false;
+            chunk.begin_reading();
             from = from.min(address);
             to = to.max(address + CHUNK_BYTES);
         }
@@ -83,24 +86,23 @@ pub(crate) fn read_attributes() {
     if from >= to {
         return;
     }
-    let read = sys::vma::attributes(from, to, |vma, attributes| {
-        // A store's mapping lacks what only means something to anonymous memory.
-        let Some(mut guard) = lock().filter(|_| !vma.file) else {
+    let read = sys::vma::attributes(from, to, |vma, told| {
+        // A store's mapping has what the chunk was found to have when it was merged.
+        let Some(mut guard) = lock().filter(|_| vma.is_anonymous()) else {
             return;
         };
         each_dirty_in(&mut guard, vma.start..vma.end, |address, chunk| {
             let (start, end) = (vma.start.max(address), vma.end.min(address + CHUNK_BYTES));
-            let mut pages = pages_of(address, start, end.max(start));
-            if start < end && pages.any(|page| chunk.offered.contains(page)) {
-                chunk.learn(attributes);
+            if start < end {
+                chunk.learn(pages_of(address, start, end), told);
             }
         });
     });
     let Some(mut guard) = lock() else { return };
     each_dirty(&mut guard, |_, chunk| {
         chunk.reading = match (chunk.reading, read) {
-            (Reading::Begun | Reading::Seen, Ok(())) => Reading::Done,
-            (Reading::Begun | Reading::Seen, Err(_)) => Reading::Wanted,
+            (Reading::Begun, Ok(())) => Reading::Done,
+            (Reading::Begun, Err(_)) => Reading::Wanted,
             (other, _) => other,
         }
     });
@@ -130,14 +132,9 @@ pub(crate) fn pass_on_to_ksm() {
     }
 }
 
-/// Registers the offered pages of chunks that changed for tracking, and takes them from KSM.
-pub(crate) fn watch(guard: &mut Guard, uffd: &Uffd) {
-    let mut ranges = Ranges {
-        uffd,
-        start: 0,
-        end: 0,
-        failed: false,
-    };
+/// Registers the fresh pages of chunks that changed for tracking, and takes them from KSM. An offer ends where the
+/// memory is of another kind, or another userfaultfd has it.
+pub(crate) fn watch(guard: &mut Guard, uffd: &Uffd, maps: &Maps) {
     each_dirty(guard, |address, chunk| {
         if chunk.in_ksm && !config().also_ksm {
             for (first, count) in chunk.offered.runs() {
@@ -149,50 +146,76 @@ pub(crate) fn watch(guard: &mut Guard, uffd: &Uffd) {
                 chunk.in_ksm = let_go.is_err();
             }
         }
-        for (first, count) in chunk.offered.runs() {
-            let start = address + first * PAGE_BYTES;
-            ranges.add(start, start + count * PAGE_BYTES);
-        }
     });
-    ranges.flush();
-    if ranges.failed {
-        each_dirty(guard, |address, chunk| {
-            let watched = chunk.offered.runs().try_for_each(|(first, count)| {
-                uffd.register(
-                    address + first * PAGE_BYTES,
-                    count * PAGE_BYTES,
-                    Watch::Track,
-                )
-            });
-            chunk.untrackable = watched.is_err();
+    let (mut start, mut end) = (0, 0);
+    let mut at = 0;
+    while let Some((from, to)) = next_fresh(guard, at) {
+        at = to;
+        // Neighbours are joined, so that a large region is one call.
+        if from != end {
+            register(guard, uffd, maps, start, end);
+            start = from;
+        }
+        end = to;
+    }
+    register(guard, uffd, maps, start, end);
+}
+
+/// The next run of fresh pages at or above `from` in a chunk that changed.
+fn next_fresh(guard: &mut Guard, from: usize) -> Option<(usize, usize)> {
+    let mut table = guard.table();
+    let mut at = from & !(CHUNK_BYTES - 1);
+    while let Some(address) = table.next(at, true) {
+        let first = from.saturating_sub(address) / PAGE_BYTES;
+        let fresh = table
+            .get(address)
+            .map_or(PageBits::EMPTY, |chunk| chunk.fresh);
+        let mut runs = fresh.runs().filter(|&(start, len)| start + len > first);
+        if let Some((start, len)) = runs.next() {
+            let start = start.max(first)..start + len;
+            return Some((
+                address + start.start * PAGE_BYTES,
+                address + start.end * PAGE_BYTES,
+            ));
+        }
+        at = address + CHUNK_BYTES;
+    }
+    None
+}
+
+/// Registers what of `[start, end)` can be merged, mapping by mapping.
+fn register(guard: &mut Guard, uffd: &Uffd, maps: &Maps, start: usize, end: usize) {
+    let mut at = start;
+    while at < end {
+        let Ok(vma) = maps.find(at) else { return };
+        let vma = vma.filter(|vma| vma.start < end);
+        let (first, stop, fits) = vma.map_or((end, end, false), |vma| {
+            let fits = vma.is_anonymous() || is_store(&vma);
+            (vma.start.max(at), vma.end.min(end), fits)
         });
+        each_page(guard, at, first, Chunk::forget);
+        let tracked = match fits {
+            true => uffd.register(first, stop - first, Watch::Track),
+            false => Err(Errno::INVAL),
+        };
+        match tracked {
+            Ok(()) => each_page(guard, first, stop, |chunk, page| chunk.fresh.remove(page)),
+            Err(Errno::INVAL | Errno::BUSY | Errno::PERM) => {
+                each_page(guard, first, stop, Chunk::withdraw);
+            }
+            Err(_) => {} // tried again at the next sync
+        }
+        at = stop;
     }
 }
 
-/// Joins neighbouring ranges, so that a large region is one call.
-struct Ranges<'a> {
-    uffd: &'a Uffd,
-    start: usize,
-    end: usize,
-    failed: bool,
-}
-
-impl Ranges<'_> {
-    fn add(&mut self, start: usize, end: usize) {
-        if start != self.end {
-            self.flush();
-            self.start = start;
-        }
-        self.end = end;
-    }
-
-    fn flush(&mut self) {
-        if self.end > self.start {
-            let len = self.end - self.start;
-            let done: Result<()> = self.uffd.register(self.start, len, Watch::Track);
-            self.failed |= done.is_err();
-        }
-        self.start = self.end;
+fn each_page(guard: &mut Guard, start: usize, end: usize, each: impl Fn(&mut Chunk, usize)) {
+    if start < end {
+        guard
+            .table()
+            .each_known(start, end - start, |_, pages, chunk| {
+                pages.for_each(|page| each(chunk, page));
+            });
     }
 }
 
@@ -212,11 +235,7 @@ pub(crate) fn fill(guard: &mut Guard, changes: &mut Changes) {
         if chunk.reading != Reading::Done && !chunk.offered.is_empty() {
             continue; // its turn comes when its attributes are known
         }
-        let offered = if chunk.untrackable {
-            PageBits::EMPTY
-        } else {
-            chunk.offered
-        };
+        let offered = chunk.mergeable();
         let stored = chunk.stored;
         let plain = offered == PageBits::FULL && stored.is_empty();
         let joins = |&(start, n): &(usize, u32)| start + n as usize * CHUNK_BYTES == address;

@@ -27,6 +27,8 @@ use crate::lines;
 use crate::link::Link;
 use crate::lock::{ALONE, Guard, SEARCHING, SERVED, lock, lock_between_forks, per_process};
 use crate::report;
+use crate::stores;
+use crate::whole;
 use crate::window::{self, Window};
 
 const PATH_BYTES: usize = 108;
@@ -212,17 +214,23 @@ fn session(link: &Link<'_>) -> Result<()> {
     drop(received);
     if let Some(mut guard) = lock() {
         report::everything(&mut guard);
+        whole::lend(&mut guard, Some(session.window.tools()));
         guard.process().serving.store(SERVED, Ordering::Relaxed);
     }
     let ready = Ready {
         thread: sys::process::thread_id(),
         line: session.lifeline as u64,
     };
-    link.answer(&mut buffer, &Answer::Ready(ready))?;
-    // However it ends, it had begun.
-    let _ = session.serve(link, &mut buffer);
+    let ready = link.answer(&mut buffer, &Answer::Ready(ready));
+    if ready.is_ok() {
+        // However it ends, it had begun.
+        let _ = session.serve(link, &mut buffer);
+    }
+    if let Some(mut guard) = lock() {
+        whole::lend(&mut guard, None);
+    }
     session.end();
-    Ok(())
+    ready
 }
 
 impl Session {
@@ -234,6 +242,12 @@ impl Session {
         let mut stores = [const { None }; MAX_STORES];
         for place in stores.iter_mut().take(usize::from(welcome.stores)) {
             *place = Some(descriptors.next().ok_or(missing)?);
+        }
+        for store in stores.iter().flatten() {
+            let noted = lock().map_or(Err(Errno::NOMEM), |mut guard| {
+                stores::note(&mut guard, store.as_fd())
+            });
+            noted.map_err(|errno| (wire::STEP_MEMORY, errno))?;
         }
         let device = descriptors.next().filter(|_| welcome.device);
         let device = device.as_ref().map(AsFd::as_fd);
@@ -305,10 +319,10 @@ impl Session {
     /// Begins a round: tells what changed.
     fn sync(&mut self, link: &Link<'_>, buffer: &mut [u8; MAX_MESSAGE]) -> Result<()> {
         self.window.rest();
-        report::read_attributes();
         if let Some(mut guard) = lock() {
-            report::watch(&mut guard, self.window.uffd());
+            report::watch(&mut guard, self.window.uffd(), self.window.maps());
         }
+        report::read_attributes();
         let mut part = Answer::Changes(Changes::new());
         loop {
             let Answer::Changes(changes) = &mut part else {

@@ -1,7 +1,7 @@
 //! What the agent knows of each chunk.
 //!
 //! A radix of two levels over the address: 8192 leaves of 8192 chunks cover the 2⁴⁷ bytes of user
-//! space. A leaf is reserved whole and costs memory only where chunks are used: 160 bytes for
+//! space. A leaf is reserved whole and costs memory only where chunks are used: 300 bytes for
 //! 2 MiB. Whether anything in a range is known can be asked without the lock, so calls over
 //! memory that was never offered cost a few loads.
 
@@ -9,7 +9,8 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
-use sys::mapping::Attributes;
+use sys::mapping::{Attributes, Policy};
+use sys::vma::Told;
 use wire::{CHUNK_BYTES, CHUNK_PAGES, PAGE_BYTES, PageBits};
 
 const LEAVES: usize = 8192;
@@ -28,30 +29,30 @@ pub(crate) enum Reading {
     Done,
     /// To be read before the chunk is reported.
     Wanted,
-    /// Being read, nothing seen yet.
+    /// Being read.
     Begun,
-    /// Being read, one mapping seen.
-    Seen,
 }
 
-/// One chunk of address space.
+/// One chunk of address space. All of it is a hint: the kernel's mappings are the truth, and what is
+/// wrong here costs a look at them, or a page that is not merged.
 pub(crate) struct Chunk {
     /// Pages the guest offers.
     pub(crate) offered: PageBits,
     /// Pages that lie in mappings of a store, merged or broken; some may be withdrawn.
     pub(crate) stored: PageBits,
-    /// What the kernel was told of the chunk's mappings.
+    /// Offered pages whose mapping is not registered yet for tracking. Nothing else is registered: a mapping that
+    /// comes to such an address unseen is not tracked, and what is not tracked is not merged.
+    pub(crate) fresh: PageBits,
+    /// Offered pages whose mapping has exactly `attributes`, which no call has changed since.
+    pub(crate) plain: PageBits,
+    /// What the kernel was told of the mappings of plain pages, and of stored ones when they were merged.
     pub(crate) attributes: Attributes,
-    /// The attributes differ inside the chunk: it is left alone.
-    pub(crate) mixed: bool,
-    /// Whether `attributes` tells the truth.
+    /// How far `plain` is known.
     pub(crate) reading: Reading,
     /// KSM may have it where no engine serves.
     pub(crate) to_ksm: bool,
     /// The offer was also passed to KSM.
     pub(crate) in_ksm: bool,
-    /// The memory cannot be tracked; it stays so until offered anew.
-    pub(crate) untrackable: bool,
 }
 
 /// Zeros are an empty leaf: the kernel makes it.
@@ -230,7 +231,24 @@ impl Table<'_> {
     pub(crate) fn mistrust(&mut self) {
         self.each_known(0, ADDRESS_LIMIT, |_, _, chunk| {
             chunk.offered = PageBits::EMPTY;
+            chunk.fresh = PageBits::EMPTY;
+            chunk.plain = PageBits::EMPTY;
         });
+    }
+
+    /// Whether a page of `[start, start + len)` may lie in a mapping of a store.
+    pub(crate) fn may_be_stored(&mut self, start: usize, len: usize) -> bool {
+        let end = start.saturating_add(len);
+        let mut at = start & !(CHUNK_BYTES - 1);
+        while let Some(chunk) = self.next(at, false).filter(|&chunk| chunk < end) {
+            if let Some(known) = self.get(chunk).filter(|known| !known.stored.is_empty())
+                && pages_of(chunk, start, end).any(|page| known.stored.contains(page))
+            {
+                return true;
+            }
+            at = chunk + CHUNK_BYTES;
+        }
+        false
     }
 
     /// Bytes of memory the table holds.
@@ -256,6 +274,8 @@ impl Chunk {
     pub(crate) const EMPTY: Self = Self {
         offered: PageBits::EMPTY,
         stored: PageBits::EMPTY,
+        fresh: PageBits::EMPTY,
+        plain: PageBits::EMPTY,
         attributes: Attributes {
             dontfork: false,
             dontdump: false,
@@ -263,38 +283,83 @@ impl Chunk {
             noreserve: false,
             huge: false,
             nohuge: false,
+            policy: Policy::DEFAULT,
         },
-        mixed: false,
         reading: Reading::Done,
         to_ksm: false,
         in_ksm: false,
-        untrackable: false,
     };
 
-    /// The guest changed an attribute over `pages` of the chunk.
-    pub(crate) fn set(&mut self, pages: &Range<usize>, change: impl FnOnce(&mut Attributes)) {
-        let before = self.attributes;
-        change(&mut self.attributes);
-        let whole = self
-            .offered
-            .runs()
-            .all(|(first, n)| pages.start <= first && first + n <= pages.end);
-        self.mixed |= !whole && self.attributes != before;
-        if self.reading != Reading::Done {
+    /// Notes an offer of `page`.
+    pub(crate) fn offer(&mut self, page: usize) {
+        self.offered.insert(page);
+        self.fresh.insert(page);
+        self.plain.remove(page);
+        self.reading = Reading::Wanted;
+    }
+
+    /// The guest takes `page` back: it is not merged any more, though it may be stored.
+    pub(crate) fn withdraw(&mut self, page: usize) {
+        self.offered.remove(page);
+        self.fresh.remove(page);
+        self.plain.remove(page);
+    }
+
+    /// The mapping of `page` is gone.
+    pub(crate) fn forget(&mut self, page: usize) {
+        self.withdraw(page);
+        self.stored.remove(page);
+    }
+
+    /// A call may have changed what the mapping of `page` has.
+    pub(crate) fn unread(&mut self, page: usize) {
+        self.plain.remove(page);
+        if self.offered.contains(page) {
             self.reading = Reading::Wanted;
         }
     }
 
-    /// The kernel says that some of the chunk's offered pages have these attributes.
-    pub(crate) fn learn(&mut self, attributes: Attributes) {
-        match self.reading {
-            Reading::Begun => {
-                self.attributes = attributes;
-                self.reading = Reading::Seen;
-            }
-            Reading::Seen => self.mixed |= self.attributes != attributes,
-            Reading::Done | Reading::Wanted => {}
+    /// A stored page has become anonymous, with the attributes it had.
+    pub(crate) fn is_anonymous(&mut self, page: usize) {
+        self.stored.remove(page);
+        if self.offered.contains(page) {
+            self.fresh.insert(page);
+            self.plain.insert(page);
         }
+    }
+
+    /// Begins to read which pages are plain.
+    pub(crate) fn begin_reading(&mut self) {
+        self.reading = Reading::Begun;
+        self.plain = PageBits::EMPTY;
+    }
+
+    /// The kernel says what a mapping of some offered pages has. The first decides for the chunk, unless
+    /// something is stored in it.
+    pub(crate) fn learn(&mut self, pages: Range<usize>, told: Option<Told>) {
+        let told = told.filter(|told| told.tracked && self.reading == Reading::Begun);
+        let Some(Told { attributes, .. }) = told else {
+            return;
+        };
+        if self.plain.is_empty() && self.stored.is_empty() {
+            self.attributes = attributes;
+        }
+        if self.attributes == attributes {
+            pages
+                .filter(|&page| self.offered.contains(page))
+                .for_each(|page| self.plain.insert(page));
+        }
+    }
+
+    /// The offered pages that can be merged.
+    pub(crate) fn mergeable(&self) -> PageBits {
+        let mut mergeable = PageBits::EMPTY;
+        for page in self.offered.pages() {
+            if self.plain.contains(page) || self.stored.contains(page) {
+                mergeable.insert(page);
+            }
+        }
+        mergeable
     }
 }
 

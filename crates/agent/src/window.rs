@@ -43,7 +43,7 @@ use std::os::fd::BorrowedFd;
 use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 use sys::mapping::{self, Access, Attributes, Source};
-use sys::pagemap::Pagemap;
+use sys::pagemap::{Categories, PageRun, Pagemap};
 use sys::uffd::{Freezer, Uffd, Watch};
 use sys::vma::{Maps, Vma};
 use wire::{CHUNK_PAGES, Merge, MergeOp, PAGE_BYTES, PageOutcome, Target};
@@ -119,6 +119,16 @@ impl Window {
         &self.uffd
     }
 
+    /// The list of this process's mappings.
+    pub(crate) fn maps(&self) -> &Maps {
+        &self.maps
+    }
+
+    /// What tracks this process, and what freezes.
+    pub(crate) fn tools(&self) -> (&Uffd, Option<&Freezer>) {
+        (&self.uffd, self.freezer.as_ref())
+    }
+
     /// Gives back the memory that only a merge needs.
     pub(crate) fn rest(&mut self) {
         self.copies.rest();
@@ -156,9 +166,7 @@ impl Window {
         #[allow(clippy::cast_possible_truncation)] // the decoder bounds addresses
         let chunk = question.chunk as usize;
         let (offered, stored, attributes) = match guard.table().get(chunk) {
-            Some(c) if !c.mixed && !c.untrackable && c.reading == Reading::Done => {
-                (c.offered, c.stored, c.attributes)
-            }
+            Some(c) if c.reading == Reading::Done => (c.mergeable(), c.stored, c.attributes),
             known => {
                 let why = if known.is_some() {
                     PageOutcome::Unsupported
@@ -207,11 +215,6 @@ impl Window {
         self.batch(guard, &mut job, batch.take());
         span::close(&mut job);
         self.merge_again(guard, &mut job, again.take());
-        for (first, count) in offered.runs() {
-            // The new mappings are tracked too: a write to a merged page must be seen.
-            let (start, len) = (chunk + first * PAGE_BYTES, count * PAGE_BYTES);
-            let _ = self.uffd.register(start, len, Watch::Track);
-        }
     }
 
     /// What the mapping at `at` allows, if pages of it can be merged. `vma` is the mapping of the page before.
@@ -228,6 +231,14 @@ impl Window {
 
     /// Takes the batch's pages out, and puts something equal in their place.
     fn batch(&mut self, guard: &mut Guard, job: &mut Job<'_>, items: &[Item]) {
+        // What is not armed is not even held, for that would register it.
+        self.refuse_unarmed(job, items);
+        let mut armed = Items::<BATCH_PAGES>::new();
+        let asked = items.iter().filter(|item| asked(job, item.0));
+        for &item in asked {
+            armed.push(item);
+        }
+        let items = armed.take();
         if items.is_empty() {
             return;
         }
@@ -243,6 +254,7 @@ impl Window {
         let began = now();
         let mut out = [false; BATCH_PAGES];
         self.hold(job, items);
+        self.refuse_unarmed(job, items);
         self.take_out(job, items, &mut out);
         let mut equal = [false; BATCH_PAGES];
         for (at, item) in items.iter().enumerate() {
@@ -294,6 +306,29 @@ impl Window {
         });
     }
 
+    /// Leaves pages as they are that were written since the engine looked, or never armed. So a mapping that came to
+    /// the place unseen is not merged: it was not tracked, whatever the table says, and holding it armed nothing.
+    fn refuse_unarmed(&self, job: &mut Job<'_>, items: &[Item]) {
+        let (Some(&(first, _)), Some(&(last, _))) = (items.first(), items.last()) else {
+            return;
+        };
+        let mut runs = [PageRun::default(); CHUNK_PAGES];
+        let page = |page: usize| (job.chunk + page * PAGE_BYTES) as u64;
+        let seen = self.pagemap.peek(page(first)..page(last + 1), &mut runs);
+        let seen = seen.map_or(&runs[..0], |(seen, _)| runs.get(..seen).unwrap_or_default());
+        let mut seen = seen.iter().peekable();
+        for &(at, target) in items {
+            while seen.next_if(|run| run.end <= page(at)).is_some() {}
+            let run = seen.peek().filter(|run| run.start <= page(at));
+            let armed = run.is_some_and(|run| !run.categories.has(Categories::WRITTEN));
+            // Of a page that stays private nothing is asked.
+            if !armed && target != Target::Enclosed && asked(job, at) {
+                let why = run.map_or(PageOutcome::Gone, |_| PageOutcome::Differs);
+                set(job.outcomes, at, why);
+            }
+        }
+    }
+
     /// Whoever slept goes on; what is still the guest's own memory is tracked as before.
     fn let_go(&mut self, job: &Job<'_>, items: &[Item]) {
         let own = |page: usize| {
@@ -312,7 +347,8 @@ impl Window {
                 let (start, len) = (job.chunk + page * PAGE_BYTES, (next - page) * PAGE_BYTES);
                 if own(page) && self.uffd.unregister(start, len).is_err() {
                     self.held.remember(start, len, false);
-                } else if own(page) {
+                } else {
+                    // The new mappings are tracked too: a write to a merged page must be seen.
                     let _ = self.uffd.register(start, len, Watch::Track);
                 }
                 let _ = self.uffd.wake(start, len);
@@ -325,11 +361,14 @@ impl Window {
     fn take_out(&mut self, job: &mut Job<'_>, items: &[Item], out: &mut [bool; BATCH_PAGES]) {
         let (mut at, mut tries) = (0, 0);
         while let Some(&(page, _)) = items.get(at) {
-            if job.outcomes.get(page) != Some(&PageOutcome::NotAsked) {
-                at += 1; // could not be held
+            if !asked(job, page) {
+                at += 1; // could not be held, or was written
                 continue;
             }
             let run = adjacent(items, at);
+            let run = (0..run)
+                .take_while(|n| items.get(at + n).is_some_and(|i| asked(job, i.0)))
+                .count();
             let (from, to) = self.ways(job, at, page);
             // SAFETY: the pages are offered, the lock keeps the guest's calls out, the staging
             // area is empty there. Whatever moves is put back or replaced by its equal.
@@ -456,6 +495,11 @@ impl Window {
 pub(crate) fn put_off(question: &Merge, outcomes: &mut Outcomes) {
     let asked = pages(question).filter(|item| item.1 != Target::Enclosed);
     asked.for_each(|(page, _)| set(outcomes, page, PageOutcome::Again));
+}
+
+/// Whether nothing is known yet of what became of a page.
+fn asked(job: &Job<'_>, page: usize) -> bool {
+    job.outcomes.get(page) == Some(&PageOutcome::NotAsked)
 }
 
 fn set(outcomes: &mut Outcomes, page: usize, outcome: PageOutcome) {

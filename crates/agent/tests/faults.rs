@@ -116,6 +116,7 @@ impl Story {
     }
 
     fn ask_merge(&mut self, question: Merge) -> usize {
+        scan(&self.guest);
         match self.ask(&Question::Merge(question)) {
             Some(Answer::Merged(merged)) => {
                 count(&merged, PageOutcome::Merged) + count(&merged, PageOutcome::Zeroed)

@@ -85,12 +85,12 @@ fn enclosed_pages_are_tracked() {
     engine.merge_span(guest.memory, 0, 512, 1000);
     engine.write(3000, 512, 9000);
     // Not armed since it was enclosed: whatever happened to it in the window shows as written.
-    let ask = |page: u16| engine.merge(guest.memory, page, 1, Some(3000 + u64::from(page)));
+    let ask = |page: u16| engine.merge_unarmed(guest.memory, page, 1, 3000 + u64::from(page));
     assert_eq!(ask(4).outcomes[4], PageOutcome::Differs);
     scan(&guest);
     assert_eq!(ask(4).outcomes[4], PageOutcome::Merged);
     guest.run("fill 7 1 9007");
-    let ask = |page: u16| engine.merge(guest.memory, page, 1, Some(3000 + u64::from(page)));
+    let ask = |page: u16| engine.merge_unarmed(guest.memory, page, 1, 3000 + u64::from(page));
     assert_eq!(
         ask(7).outcomes[7],
         PageOutcome::Differs,
@@ -163,6 +163,9 @@ fn every_call_over_a_span_keeps_its_meaning() {
     guest.run("childexit");
     guest.run("remap 256 1");
     guest.run("check");
+    // There is a hole: the kernel remaps no such range.
+    assert!(guest.ask("remap 512 1").is_err());
+    guest.run("mapover 50 6");
     guest.run("remap 512 1");
     guest.run("check");
     engine.sync();
@@ -172,6 +175,7 @@ fn every_call_over_a_span_keeps_its_meaning() {
 fn locked_memory_is_enclosed_too() {
     let (engine, mut guest) = strewn(5);
     guest.run("lock 0 512");
+    engine.sync();
     let merged = engine.merge_span(guest.memory, 0, 512, 1000);
     assert_eq!(count(&merged, PageOutcome::Merged), MERGED);
     assert_eq!(count(&merged, PageOutcome::Enclosed), PRIVATE);
@@ -215,10 +219,7 @@ fn write_between(discards: u32) {
             };
             assert!(question.push_as(page, target));
         }
-        engine.send(&wire::Question::Merge(question), None);
-        let wire::Answer::Merged(answer) = engine.receive() else {
-            panic!("not merged")
-        };
+        let answer = engine.ask_merge(question);
         merged += count(&answer, PageOutcome::Merged);
         enclosed += count(&answer, PageOutcome::Enclosed);
         longest = longest.max(answer.window_ns);

@@ -18,6 +18,7 @@ pub mod meminfo;
 pub mod memory;
 pub mod mempolicy;
 pub mod node;
+pub mod own;
 pub mod pagemap;
 pub mod pins;
 pub mod process;

@@ -62,6 +62,63 @@ pub struct Attributes {
     pub huge: bool,
     /// `MADV_NOHUGEPAGE`.
     pub nohuge: bool,
+    /// mbind(2).
+    pub policy: Policy,
+}
+
+/// On which of the first 64 nodes the pages of a range come to lie.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Policy {
+    /// `MPOL_DEFAULT` and so on, with the flags of the mode.
+    mode: u32,
+    nodes: u64,
+}
+
+impl Policy {
+    /// As get_mempolicy(2) takes and fills them: 1024 nodes, the most a kernel can have.
+    const WORDS: usize = 16;
+
+    /// No policy of the range's own.
+    pub const DEFAULT: Self = Self { mode: 0, nodes: 0 };
+
+    /// The policy of the mapping at `address`, without allocating.
+    ///
+    /// # Errors
+    /// `FAULT` where nothing is mapped, `RANGE` for one with more than 64 nodes.
+    pub fn at(address: usize) -> Result<Self> {
+        const AT_ADDRESS: usize = 2; // MPOL_F_ADDR
+        let (mut mode, mut nodes) = (0i32, [0u64; Self::WORDS]);
+        let (to, mask) = (
+            (&raw mut mode).expose_provenance(),
+            nodes.as_mut_ptr().expose_provenance(),
+        );
+        let args = [to, mask, Self::WORDS * 64, address, AT_ADDRESS, 0];
+        // SAFETY: the kernel writes an int, and at most so many bits.
+        match unsafe { crate::raw::call(libc::SYS_get_mempolicy, args) } {
+            Err(Errno::NOSYS) => return Ok(Self::default()), // a kernel without nodes
+            other => other?,
+        };
+        let [nodes, rest @ ..] = nodes;
+        if rest.iter().any(|&word| word != 0) {
+            return Err(Errno::RANGE);
+        }
+        let mode = mode.cast_unsigned();
+        Ok(Self { mode, nodes })
+    }
+
+    /// Gives the policy to a mapping.
+    ///
+    /// # Errors
+    /// What mbind(2) gives.
+    fn set(self, start: usize, len: usize) -> Result<()> {
+        if self == Self::DEFAULT {
+            return Ok(());
+        }
+        let mask = (&raw const self.nodes).expose_provenance();
+        let args = [start, len, self.mode as usize, mask, 65, 0];
+        // SAFETY: the kernel reads 64 bits of the mask; pages that are there stay.
+        unsafe { crate::raw::call(libc::SYS_mbind, args) }.map(drop)
+    }
 }
 
 /// What is mapped.
@@ -277,11 +334,16 @@ unsafe fn describe(
         // SAFETY: changes how the range is backed, not its content.
         let _ = unsafe { advise(start, len, advice) };
     }
+    // The policy of a private mapping of a file would be the file's.
+    if matches!(source, Source::Anonymous) {
+        attributes.policy.set(start, len)?;
+    }
     Ok(())
 }
 
 /// A new private area of zeros of `len` bytes, rounded up to whole pages, aligned to `align` (a power of two), that costs
-/// nothing until touched.
+/// nothing until touched. It is PageONE's own, and marked so: memory with advice on how it is read, which means
+/// nothing where there is no file, is never merged.
 ///
 /// # Errors
 /// `NOMEM` when the address space or the map count is exhausted.
@@ -303,6 +365,10 @@ pub fn area(len: usize, align: usize) -> Result<usize> {
         if tail > 0 {
             rustix::mm::munmap(pointer(aligned + len), tail)?;
         }
+        crate::raw::call(
+            libc::SYS_madvise,
+            [aligned, len, libc::MADV_RANDOM as usize, 0, 0, 0],
+        )?;
     }
     Ok(aligned)
 }
@@ -334,6 +400,29 @@ impl OwnMemory {
         rustix::fs::open(c"/proc/self/mem", flags, Mode::empty()).map(Self)
     }
 
+    /// Copies `[from, from + len)`, which need not be readable, to `to`, which need not be writable.
+    ///
+    /// # Errors
+    /// `IO` where a part is not mapped, or the kernel has `proc_mem.force_override` against it.
+    ///
+    /// # Safety
+    /// `[to, to + len)` must be the caller's.
+    pub unsafe fn copy(&self, from: usize, to: usize, len: usize) -> Result<()> {
+        let mut page = [0; PAGE];
+        for at in (0..len).step_by(PAGE) {
+            let whole = |bytes| {
+                if bytes == PAGE {
+                    Ok(())
+                } else {
+                    Err(Errno::IO)
+                }
+            };
+            rustix::io::pread(&self.0, &mut page, (from + at) as u64).and_then(whole)?;
+            rustix::io::pwrite(&self.0, &page, (to + at) as u64).and_then(whole)?;
+        }
+        Ok(())
+    }
+
     /// Gives each page of a range of private mappings a frame of its own, with the same content: a byte of
     /// it is written as it was read. Who may read and write the range stays as it is. Nobody else may
     /// be able to write to it meanwhile.
@@ -358,6 +447,20 @@ impl OwnMemory {
             _ => Err(Errno::IO),
         }
     }
+}
+
+/// How many mappings a process may have (`vm.max_map_count`), without allocating.
+///
+/// # Errors
+/// What reading /proc gives; `INVAL` for a text that is no number.
+pub fn limit() -> Result<usize> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let file = rustix::fs::open(c"/proc/sys/vm/max_map_count", flags, Mode::empty())?;
+    let mut text = [0; 20];
+    let len = rustix::io::pread(&file, &mut text, 0)?;
+    let text = std::str::from_utf8(text.get(..len).unwrap_or_default());
+    let number = text.ok().and_then(|text| text.trim().parse().ok());
+    number.ok_or(Errno::INVAL)
 }
 
 /// Removes the mappings of `[start, start + len)`.

@@ -28,6 +28,27 @@ const ZEROPAGE: Opcode = opcode::read_write::<raw::uffdio_zeropage>(TYPE, 4);
 const MOVE: Opcode = opcode::read_write::<raw::uffdio_move>(TYPE, 5);
 const WRITEPROTECT: Opcode = opcode::read_write::<raw::uffdio_writeprotect>(TYPE, 6);
 
+/// Takes a copy of descriptor `fd` of the thread `tid` of this process, whose table is its own.
+///
+/// # Errors
+/// `INVAL` before Linux 6.9, `MFILE` when there is no room for it, `BADF` or `SRCH` when it is gone.
+fn borrow(tid: u32, fd: u32) -> Result<OwnedFd> {
+    const THREAD: usize = libc::O_EXCL as usize; // PIDFD_THREAD
+    let owned = |number: usize| {
+        let number = i32::try_from(number).map_err(|_| Errno::BADF)?;
+        // SAFETY: the kernel has just handed out this descriptor; nobody else owns it.
+        Ok(unsafe { OwnedFd::from_raw_fd(number) })
+    };
+    let args = [tid as usize, THREAD, 0, 0, 0, 0];
+    // SAFETY: both calls take numbers only.
+    let thread: OwnedFd =
+        unsafe { crate::raw::call(libc::SYS_pidfd_open, args) }.and_then(owned)?;
+    let number = std::os::fd::AsRawFd::as_raw_fd(&thread).cast_unsigned() as usize;
+    let args = [number, fd as usize, 0, 0, 0, 0];
+    // SAFETY: as above.
+    unsafe { crate::raw::call(libc::SYS_pidfd_getfd, args) }.and_then(owned)
+}
+
 /// The features without which nothing works here; all are in Linux 6.8.
 pub const FEATURES: u64 = (raw::UFFD_FEATURE_WP_ASYNC
     | raw::UFFD_FEATURE_WP_UNPOPULATED
@@ -98,6 +119,14 @@ impl Uffd {
             return Self::from_device(device.as_fd());
         }
         Self::from_system_call()?.handshake(FEATURES)
+    }
+
+    /// The userfaultfd that thread `tid` of this process has as descriptor `fd`.
+    ///
+    /// # Errors
+    /// `INVAL` before Linux 6.9; `MFILE`, `BADF` or `SRCH`.
+    pub fn of_thread(tid: u32, fd: u32) -> Result<Self> {
+        borrow(tid, fd).map(Self)
     }
 
     fn from_system_call() -> Result<Self> {
@@ -293,6 +322,14 @@ impl Freezer {
         uffd.handshake(FREEZER_FEATURES).map(Self)
     }
 
+    /// The freezer that thread `tid` of this process has as descriptor `fd`.
+    ///
+    /// # Errors
+    /// As [`Uffd::of_thread`].
+    pub fn of_thread(tid: u32, fd: u32) -> Result<Self> {
+        Uffd::of_thread(tid, fd).map(Self)
+    }
+
     /// From here, who writes to `[start, start + len)` sleeps. The range must have no other
     /// userfaultfd.
     ///
@@ -323,6 +360,18 @@ impl Freezer {
     /// As [`Uffd::wake`].
     pub fn wake(&self, start: usize, len: usize) -> Result<()> {
         self.0.wake(start, len)
+    }
+}
+
+impl AsFd for Uffd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl AsFd for Freezer {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 

@@ -6,7 +6,7 @@
 //!
 //! Source: proc(5), `fs/proc/task_mmu.c`.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use linux_raw_sys::general as raw;
 use rustix::fs::{Mode, OFlags};
@@ -14,7 +14,7 @@ use rustix::io::{Errno, Result};
 use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
 
 use crate::fault::{self, Point};
-use crate::mapping::{Access, Attributes};
+use crate::mapping::{Access, Attributes, Policy};
 
 const QUERY: Opcode = opcode::read_write::<raw::procmap_query>(b'f', 17);
 
@@ -35,6 +35,33 @@ pub struct Vma {
     pub shared: bool,
     /// Whether a file lies behind it, memfds included.
     pub file: bool,
+    /// The file's device, and its number there; zeros where there is no file.
+    pub id: FileId,
+}
+
+/// What tells one file from all others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FileId {
+    /// Major and minor number of the device.
+    pub device: (u32, u32),
+    /// The number on the device.
+    pub inode: u64,
+}
+
+impl FileId {
+    /// The file behind a descriptor.
+    ///
+    /// # Errors
+    /// What fstat(2) gives.
+    pub fn of(file: BorrowedFd<'_>) -> Result<Self> {
+        let stat = rustix::fs::fstat(file)?;
+        let device = (
+            rustix::fs::major(stat.st_dev),
+            rustix::fs::minor(stat.st_dev),
+        );
+        let inode = stat.st_ino;
+        Ok(Self { device, inode })
+    }
 }
 
 impl Vma {
@@ -48,6 +75,12 @@ impl Vma {
             (true, false, false) => Access::Read,
             (false, false, false) => Access::None,
         }
+    }
+
+    /// Whether it is private memory without a file.
+    #[must_use]
+    pub fn is_anonymous(&self) -> bool {
+        !self.shared && !self.file
     }
 
     /// How this mapping may be accessed, when its pages can be merged at all: private, anonymous,
@@ -110,6 +143,10 @@ impl Maps {
             execute: has(raw::procmap_query_flags::PROCMAP_QUERY_VMA_EXECUTABLE),
             shared: has(raw::procmap_query_flags::PROCMAP_QUERY_VMA_SHARED),
             file: arg.inode != 0,
+            id: FileId {
+                device: (arg.dev_major, arg.dev_minor),
+                inode: arg.inode,
+            },
         }))
     }
 
@@ -124,26 +161,62 @@ impl Maps {
     }
 }
 
-/// Calls `each` with every mapping of `[start, end)` and its attributes, in ascending order.
+/// How many mappings this process has, by the text of its list.
+///
+/// # Errors
+/// What reading /proc gives.
+pub fn count() -> Result<usize> {
+    let mut lines = 0;
+    each_line(&Maps::open()?.0, usize::MAX, |_| {
+        lines += 1;
+        true
+    })?;
+    Ok(lines)
+}
+
+/// What only `smaps` tells of a mapping that may be merged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Told {
+    /// What a new mapping there must be told again.
+    pub attributes: Attributes,
+    /// Whether a userfaultfd tracks writes to it.
+    pub tracked: bool,
+}
+
+/// Calls `each` with every mapping of `[start, end)`, in ascending order, and what must be told a new mapping
+/// there. That is `None` where the mapping has anything that could not be told again: a flag beyond
+/// those known here, or a protection key.
 ///
 /// Reading `smaps` walks all page tables of the process (15 ms/GiB): for once, not for every period.
 ///
 /// # Errors
 /// What reading /proc gives.
-pub fn attributes(start: usize, end: usize, mut each: impl FnMut(Vma, Attributes)) -> Result<()> {
+pub fn attributes(start: usize, end: usize, mut each: impl FnMut(Vma, Option<Told>)) -> Result<()> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let smaps = rustix::fs::open(c"/proc/self/smaps", flags, Mode::empty())?;
-    let mut current: Option<Vma> = None;
+    let (mut current, mut keyed): (Option<Vma>, bool) = (None, false);
     each_line(&smaps, RECORD, |line| {
         if let Some(vma) = parse(line) {
-            current = Some(vma);
+            (current, keyed) = (Some(vma), false);
+        }
+        if let Some(key) = line.strip_prefix(b"ProtectionKey:") {
+            keyed = key.trim_ascii() != b"0";
         }
         let Some(flags) = line.strip_prefix(b"VmFlags:") else {
             return current.is_none_or(|vma| vma.start < end);
         };
         let inside = |vma: &Vma| vma.start < end && vma.end > start;
         if let Some(vma) = current.filter(inside) {
-            each(vma, flagged(flags));
+            let told = flagged(flags).filter(|_| !keyed);
+            // Where the mapping is gone by now the policy cannot be read, and nothing is merged.
+            let policy = Policy::at(vma.start.max(start)).ok();
+            each(
+                vma,
+                told.zip(policy).map(|(mut told, policy)| {
+                    told.attributes.policy = policy;
+                    told
+                }),
+            );
         }
         // The next mapping is not asked for if it can lie behind the range only.
         current.is_none_or(|vma| vma.end < end)
@@ -209,16 +282,39 @@ fn parse_private_file(line: &[u8]) -> Option<FileMapping> {
     })
 }
 
-fn flagged(flags: &[u8]) -> Attributes {
-    let has = |name: &[u8]| flags.split(|&b| b == b' ').any(|word| word == name);
-    Attributes {
-        dontfork: has(b"dc"),
-        dontdump: has(b"dd"),
-        locked: has(b"lo"),
-        noreserve: has(b"nr"),
-        huge: has(b"hg"),
-        nohuge: has(b"nh"),
-    }
+/// The flags by which a mapping may be merged. What is not here is not known to survive a replacement:
+/// `io pf mm de` and `ht` are other memory, `gd` grows, `wf` is wiped, `sl` must not be replaced, `dp` may
+/// vanish, `ss` and `bt` are code's, `rr` and `sr` mark the agent's own memory.
+const FLAGS: &[&[u8]] = &[
+    // What it allows, and may be made to allow: `PROCMAP_QUERY` tells, and every private mapping may.
+    b"rd", b"wr", b"mr", b"mw", b"me",
+    // Accounted: each mapping anew. Written softly: a hint to the tools that ask for it.
+    b"ac", b"sd",
+    // KSM: made to let go. Tracked, or held by a window: told again by registering.
+    b"mg", b"um", b"uw", // What `Attributes` has.
+    b"nr", b"dc", b"dd", b"hg", b"nh", b"lo", b"lf",
+];
+
+/// What the flags tell, if all of them are known.
+fn flagged(flags: &[u8]) -> Option<Told> {
+    let words = || {
+        flags
+            .split(u8::is_ascii_whitespace)
+            .filter(|word| !word.is_empty())
+    };
+    let has = |name: &[u8]| words().any(|word| word == name);
+    words().all(|word| FLAGS.contains(&word)).then(|| Told {
+        attributes: Attributes {
+            dontfork: has(b"dc"),
+            dontdump: has(b"dd"),
+            locked: has(b"lo"),
+            noreserve: has(b"nr"),
+            huge: has(b"hg"),
+            nohuge: has(b"nh"),
+            policy: Policy::default(),
+        },
+        tracked: has(b"uw"),
+    })
 }
 
 /// Parses the head line of a mapping: `start-end perms offset dev inode path`.
@@ -230,7 +326,15 @@ fn parse(line: &[u8]) -> Option<Vma> {
     let &[r, w, x, s] = words.next()? else {
         return None;
     };
-    let inode = words.nth(2)?;
+    let device = words.nth(1)?;
+    let inode = words.next()?;
+    let colon = device.iter().position(|&b| b == b':')?;
+    let number = |digits: Option<&[u8]>| u32::try_from(hex(digits?)?).ok();
+    let device = (
+        number(device.get(..colon))?,
+        number(device.get(colon + 1..))?,
+    );
+    let inode = std::str::from_utf8(inode).ok()?.parse().ok()?;
     Some(Vma {
         start,
         end,
@@ -238,7 +342,8 @@ fn parse(line: &[u8]) -> Option<Vma> {
         write: w == b'w',
         execute: x == b'x',
         shared: s == b's',
-        file: inode != b"0",
+        file: inode != 0,
+        id: FileId { device, inode },
     })
 }
 
@@ -295,7 +400,10 @@ mod tests {
 
     /// Two pages of memory, the second of which is for the caller's changes.
     fn two_pages() -> usize {
-        mapping::area(8192, 4096).unwrap()
+        let start = mapping::area(8192, 4096).unwrap();
+        // SAFETY: the area was just made here. It is to be as a guest's memory.
+        unsafe { mapping::advise(start, 8192, libc::MADV_NORMAL) }.unwrap();
+        start
     }
 
     #[test]
@@ -358,6 +466,20 @@ mod tests {
     }
 
     #[test]
+    fn only_known_flags_are_told() {
+        let text = b" rd wr mr mw me lo ac uw sd ";
+        let told = flagged(text).unwrap();
+        assert!(told.tracked && told.attributes.locked && !told.attributes.huge);
+        for strange in ["gd", "wf", "sl", "rr", "sr", "ht", "??"] {
+            assert_eq!(flagged(format!(" rd {strange} wr ").as_bytes()), None);
+        }
+        let start = mapping::area(4096, 4096).unwrap();
+        let mut seen = None;
+        attributes(start, start + 4096, |_, told| seen = Some(told)).unwrap();
+        assert_eq!(seen, Some(None), "the agent's own memory is never merged");
+    }
+
+    #[test]
     fn attributes_survive_a_replacement() {
         let start = two_pages();
         let set = Attributes {
@@ -371,7 +493,7 @@ mod tests {
         unsafe { mapping::replace(start, 4096, anonymous, Access::ReadWrite, set, false) }.unwrap();
         let mut seen = Vec::new();
         attributes(start, start + 8192, |vma, attributes| {
-            seen.push((vma.start, attributes))
+            seen.push((vma.start, attributes.unwrap().attributes))
         })
         .unwrap();
         assert_eq!(seen.len(), 2);

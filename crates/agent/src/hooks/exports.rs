@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 
 use rustix::io::{Errno, Result};
 
-use super::{locks, memory};
+use super::{ioctl as requests, locks, memory};
 use crate::api::{c_result, fail};
 use crate::remap::Remap;
 
@@ -138,4 +138,70 @@ extern "C" fn mlockall(flags: c_int) -> c_int {
 #[unsafe(no_mangle)]
 extern "C" fn munlockall() -> c_int {
     c_int_result(locks::munlockall())
+}
+
+/// mseal(2), which libc has since 2.40.
+#[unsafe(no_mangle)]
+extern "C" fn mseal(addr: *mut c_void, len: usize, flags: std::ffi::c_ulong) -> c_int {
+    #[allow(clippy::cast_possible_truncation)] // as wide as a register
+    let flags = flags as usize;
+    c_int_result(memory::mseal(addr.addr(), len, flags))
+}
+
+/// process_madvise(2).
+#[unsafe(no_mangle)]
+extern "C" fn process_madvise(
+    pidfd: c_int,
+    ranges: *const libc::iovec,
+    count: usize,
+    advice: c_int,
+    flags: u32,
+) -> isize {
+    let pidfd = number(pidfd);
+    let args = [
+        pidfd,
+        ranges.addr(),
+        count,
+        number(advice),
+        flags as usize,
+        0,
+    ];
+    match memory::process_madvise(args) {
+        Ok(told) => told.cast_signed(),
+        Err(errno) => fail(errno) as isize,
+    }
+}
+
+/// mbind(2), as libnuma has it.
+#[unsafe(no_mangle)]
+extern "C" fn mbind(
+    addr: *mut c_void,
+    len: usize,
+    mode: c_int,
+    nodes: *const c_void,
+    most: usize,
+    flags: u32,
+) -> std::ffi::c_long {
+    let args = [
+        addr.addr(),
+        len,
+        number(mode),
+        nodes.addr(),
+        most,
+        flags as usize,
+    ];
+    c_int_result(memory::mbind(args)).into()
+}
+
+/// ioctl(2). C declares the argument as a variable one; it arrives in the third register.
+#[unsafe(no_mangle)]
+extern "C" fn ioctl(fd: c_int, request: std::ffi::c_ulong, argument: *mut c_void) -> c_int {
+    #[allow(clippy::cast_possible_truncation)] // as wide as a register
+    let request = request as usize;
+    let args = [number(fd), request, argument.addr(), 0, 0, 0];
+    match requests::ioctl(args) {
+        #[allow(clippy::cast_possible_truncation)] // C has an int there
+        Ok(result) => result as c_int,
+        Err(errno) => fail(errno),
+    }
 }

@@ -1,6 +1,6 @@
 //! Calls that map, unmap, move and describe memory, as the kernel sees them.
 
-use rustix::io::Result;
+use rustix::io::{Errno, Result};
 use wire::PAGE_BYTES;
 
 use super::{call, guard, guarded};
@@ -8,7 +8,8 @@ use crate::discard;
 use crate::lock::lock;
 use crate::offer::{self, Then};
 use crate::remap::{self, Remap};
-use crate::table::touches;
+use crate::table::{ADDRESS_LIMIT, touches};
+use crate::whole::whole;
 
 /// madvise(2).
 pub(crate) fn madvise(start: usize, len: usize, advice: i32) -> Result<usize> {
@@ -43,11 +44,12 @@ fn pass_advice(start: usize, len: usize, advice: i32) -> Result<()> {
 pub(crate) fn posix_madvise(start: usize, len: usize, advice: i32) -> Result<()> {
     match advice {
         libc::POSIX_MADV_DONTNEED => Ok(()),
-        _ => pass_advice(start, len, advice),
+        _ => madvise(start, len, advice).map(drop),
     }
 }
 
-/// Makes a call that puts something else, or nothing, where the range was.
+/// Makes a call that puts something else, or nothing, where the range was. Also one that fails may have unmapped it:
+/// then what the table has of it is wrong, and costs a look.
 fn replacing(start: usize, len: usize, name: i64, args: [usize; 6]) -> Result<usize> {
     guarded(start, len, name, args, |guard| {
         discard::forget(guard, start, len.next_multiple_of(PAGE_BYTES));
@@ -62,28 +64,39 @@ pub(crate) fn munmap(start: usize, len: usize) -> Result<usize> {
 /// mmap(2): address, length, protection, flags, descriptor, offset.
 pub(crate) fn mmap(args: [usize; 6]) -> Result<usize> {
     let [start, len, _, flags, ..] = args;
-    if flags & libc::MAP_FIXED.cast_unsigned() as usize == 0 {
-        return call(libc::SYS_mmap, args);
+    if flags & libc::MAP_FIXED.cast_unsigned() as usize != 0 {
+        return replacing(start, len, libc::SYS_mmap, args);
     }
-    replacing(start, len, libc::SYS_mmap, args)
+    let made = call(libc::SYS_mmap, args)?;
+    // Nothing was mapped there: what is known of the place is of a mapping that went unseen.
+    if let Some(mut guard) = guard(made, len) {
+        discard::forget(&mut guard, made, len.next_multiple_of(PAGE_BYTES));
+    }
+    Ok(made)
 }
 
 /// mremap(2).
 pub(crate) fn mremap(remap: Remap) -> Result<usize> {
     let fixed = remap.flags & libc::MREMAP_FIXED != 0;
     let known = touches(remap.old, remap.old_len) || (fixed && touches(remap.to, remap.new_len));
-    match known.then(lock).flatten() {
-        Some(mut guard) => remap::remap(&mut guard, remap),
-        None => remap::pass(remap),
+    if let Some(mut guard) = known.then(lock).flatten() {
+        return remap::remap(&mut guard, remap);
     }
+    let new = remap::pass(remap)?;
+    if let Some(mut guard) = guard(new, remap.new_len) {
+        discard::forget(&mut guard, new, remap.new_len.next_multiple_of(PAGE_BYTES));
+    }
+    Ok(new)
 }
 
 /// brk(2), as the kernel has it: gives the end of the heap.
 pub(crate) fn brk(end: usize) -> Result<usize> {
     let args = |end| [end, 0, 0, 0, 0, 0];
     let old = call(libc::SYS_brk, args(0))?;
-    let (from, to) = (end.min(old), end.max(old));
-    let mut held = guard(from, to - from).filter(|_| end != 0);
+    if end == 0 {
+        return Ok(old);
+    }
+    let mut held = guard(end.min(old), end.max(old) - end.min(old));
     let new = call(libc::SYS_brk, args(end))?;
     if let Some(guard) = &mut held {
         // What was behind the lower end is gone, or has come just now.
@@ -103,5 +116,92 @@ pub(crate) fn mprotect(start: usize, len: usize, prot: usize) -> Result<usize> {
 /// pkey_mprotect(2).
 pub(crate) fn pkey_mprotect(start: usize, len: usize, prot: usize, key: usize) -> Result<usize> {
     let args = [start, len, prot, key, 0, 0];
-    guarded(start, len, libc::SYS_pkey_mprotect, args, |_| ())
+    changing(start, len, libc::SYS_pkey_mprotect, args)
 }
+
+/// mseal(2).
+pub(crate) fn mseal(start: usize, len: usize, flags: usize) -> Result<usize> {
+    changing(start, len, SYS_MSEAL, [start, len, flags, 0, 0, 0])
+}
+
+/// mbind(2).
+pub(crate) fn mbind(args: [usize; 6]) -> Result<usize> {
+    changing(args[0], args[1], libc::SYS_mbind, args)
+}
+
+/// set_mempolicy_home_node(2).
+pub(crate) fn set_mempolicy_home_node(args: [usize; 6]) -> Result<usize> {
+    changing(args[0], args[1], SYS_HOME_NODE, args)
+}
+
+/// process_madvise(2): pidfd, ranges, how many, advice, flags.
+pub(crate) fn process_madvise(args: [usize; 6]) -> Result<usize> {
+    const AT_ONCE: usize = 16;
+    let [pidfd, ranges, count, advice, flags, _] = args;
+    // Most of a process's calls go to others, or come before anything is known.
+    if !touches(0, ADDRESS_LIMIT) || flags != 0 || count > 1024 || !is_self(pidfd) {
+        return call(libc::SYS_process_madvise, args);
+    }
+    // The kernel says whether the ranges can be read, and sums them up; no advice is given so.
+    let (mut told, mut result) = (0, Ok(0));
+    for first in (0..count).step_by(AT_ONCE) {
+        let mut some = [[0usize; 2]; AT_ONCE];
+        let n = AT_ONCE.min(count - first);
+        read_own(ranges + first * 16, some.as_flattened_mut(), n * 16)?;
+        for &[start, len] in some.iter().take(n) {
+            // The low half of the register is the number.
+            #[allow(clippy::cast_possible_truncation)]
+            let advice = advice as i32;
+            result = madvise(start, len, advice);
+            if result.is_err() {
+                break;
+            }
+            told += len;
+        }
+        if result.is_err() {
+            break;
+        }
+    }
+    match told {
+        0 => result,
+        told => Ok(told),
+    }
+}
+
+/// Reads `bytes` bytes of this process, which may not be there.
+pub(super) fn read_own(at: usize, to: &mut [usize], bytes: usize) -> Result<()> {
+    let local = [to.as_mut_ptr().expose_provenance(), bytes];
+    let remote = [at, bytes];
+    let pid = rustix::process::getpid().as_raw_pid().cast_unsigned() as usize;
+    let vector = |pair: &[usize; 2]| pair.as_ptr().expose_provenance();
+    let args = [pid, vector(&local), 1, vector(&remote), 1, 0];
+    match call(libc::SYS_process_vm_readv, args) {
+        Ok(got) if got == bytes => Ok(()),
+        _ => Err(Errno::FAULT),
+    }
+}
+
+/// Whether a pidfd is this process's, or one of its threads'.
+fn is_self(pidfd: usize) -> bool {
+    // PIDFD_SELF_THREAD and PIDFD_SELF_THREAD_GROUP (Linux 6.14), and their first numbers.
+    #[allow(clippy::cast_possible_truncation)] // a descriptor is the low half of the register
+    let pidfd = pidfd as i32;
+    if matches!(pidfd, -10_000 | -10_001 | -20_000) {
+        return true;
+    }
+    u32::try_from(pidfd).is_ok_and(sys::own::is_own)
+}
+
+/// Makes a call after which a mapping is not what it was: it finds it whole.
+fn changing(start: usize, len: usize, name: i64, args: [usize; 6]) -> Result<usize> {
+    let Some(mut guard) = guard(start, len) else {
+        return call(name, args);
+    };
+    whole(&mut guard, start, len).map_err(|_| Errno::NOMEM)?;
+    let result = call(name, args);
+    discard::unread(&mut guard, start, len);
+    result
+}
+
+pub(super) const SYS_MSEAL: i64 = 462;
+pub(super) const SYS_HOME_NODE: i64 = 450;

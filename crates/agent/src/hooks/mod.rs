@@ -16,6 +16,7 @@
 use rustix::io::Result;
 
 use crate::lock::{Guard, lock};
+use crate::remap::Remap;
 use crate::serve;
 use crate::table::touches;
 
@@ -23,6 +24,7 @@ use crate::table::touches;
 mod by_number;
 mod exports;
 mod fork;
+pub(crate) mod ioctl;
 pub(crate) mod locks;
 pub(crate) mod memory;
 mod rights;
@@ -54,6 +56,41 @@ fn guard(start: usize, len: usize) -> Option<Guard> {
 fn call(number: i64, args: [usize; 6]) -> Result<usize> {
     // SAFETY: the guest's own call, as it came.
     unsafe { sys::raw::call(number, args) }
+}
+
+/// Makes a system call as its hook would; `None` for one that has no hook. For whatever else enters a call than
+/// the C functions.
+#[allow(dead_code)] // until libc's bodies come this way
+pub(crate) fn enter(number: i64, args: [usize; 6]) -> Option<Result<usize>> {
+    #[allow(clippy::cast_possible_truncation)] // the kernel takes the low half of the register
+    let low = |value: usize| value as u32 as i32;
+    let [a, b, c, d, e, _] = args;
+    Some(match number {
+        libc::SYS_madvise => memory::madvise(a, b, low(c)),
+        libc::SYS_munmap => memory::munmap(a, b),
+        libc::SYS_mmap => memory::mmap(args),
+        libc::SYS_mremap => memory::mremap(Remap {
+            old: a,
+            old_len: b,
+            new_len: c,
+            flags: low(d),
+            to: e,
+        }),
+        libc::SYS_brk => memory::brk(a),
+        libc::SYS_mprotect => memory::mprotect(a, b, c),
+        libc::SYS_pkey_mprotect => memory::pkey_mprotect(a, b, c, d),
+        libc::SYS_mlock => locks::mlock(a, b),
+        libc::SYS_mlock2 => locks::mlock2(a, b, c),
+        libc::SYS_munlock => locks::munlock(a, b),
+        libc::SYS_mlockall => locks::mlockall(a),
+        libc::SYS_munlockall => locks::munlockall(),
+        libc::SYS_mbind => memory::mbind(args),
+        libc::SYS_process_madvise => memory::process_madvise(args),
+        libc::SYS_ioctl => ioctl::ioctl(args),
+        memory::SYS_MSEAL => memory::mseal(a, b, c),
+        memory::SYS_HOME_NODE => memory::set_mempolicy_home_node(args),
+        _ => return None,
+    })
 }
 
 /// Makes a call over a range so that no window sees it half; `then` keeps the table in step with a

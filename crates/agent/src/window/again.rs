@@ -19,9 +19,9 @@
 //!   the microseconds between that look and the freeze.
 
 use super::{Access, BATCH_PAGES, Errno, Guard, Item, Job, PAGE_BYTES, Source, Window};
-use super::{PageOutcome, Target, Watch};
+use super::{Categories, PageOutcome, PageRun, Target, Watch};
 use super::{adjacent, equal_run, left, mapping, now, page_at, set};
-use sys::pagemap::{Categories, PageRun};
+use crate::stores::is_store;
 
 /// Pages frozen at a time. One of them that was written since leaves all as they are.
 const MOST: usize = 64;
@@ -49,7 +49,7 @@ impl Window {
         }
     }
 
-    /// Where the mapping of a file at `start` ends, and what it allows.
+    /// Where the mapping of a store at `start` ends, and what it allows.
     fn stored_at(&self, start: usize) -> Option<(usize, Access)> {
         let vma = self.maps.find(start).ok().flatten()?;
         let access = if vma.write {
@@ -57,7 +57,7 @@ impl Window {
         } else {
             Access::Read
         };
-        let plain = vma.file && vma.read && !vma.execute && !vma.shared;
+        let plain = is_store(&vma) && vma.read && !vma.execute;
         (plain && vma.start <= start).then_some((vma.end, access))
     }
 

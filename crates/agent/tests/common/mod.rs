@@ -174,7 +174,23 @@ impl Engine {
         self.ask_merge(span(chunk, first, count, slot))
     }
 
-    fn ask_merge(&self, question: Merge) -> Merged {
+    /// Arms the pages first, as an engine has done for all it asks for.
+    pub(crate) fn ask_merge(&self, question: Merge) -> Merged {
+        let pid = socket::peer(self.link.as_ref().unwrap()).unwrap().pid;
+        arm(pid, question.chunk);
+        self.ask_unarmed(question)
+    }
+
+    /// As [`Engine::merge`], but the pages are as the guest's last write left them.
+    pub(crate) fn merge_unarmed(&self, chunk: usize, first: u16, count: u16, slot: u64) -> Merged {
+        let mut question = Merge::new(chunk as u64, 0);
+        for page in 0..count {
+            assert!(question.push(first + page, Some(slot + u64::from(page))));
+        }
+        self.ask_unarmed(question)
+    }
+
+    pub(crate) fn ask_unarmed(&self, question: Merge) -> Merged {
         self.send(&Question::Merge(question), None);
         let Answer::Merged(merged) = self.receive() else {
             panic!("not merged")
@@ -230,8 +246,11 @@ pub(crate) fn ready(seed: u64) -> (Engine, Guest) {
 
 /// Arms what was written: from here a write shows.
 pub(crate) fn scan(guest: &Guest) {
-    let pagemap = Pagemap::open(guest.pid).unwrap();
-    let start = guest.memory as u64;
+    arm(guest.pid, guest.memory as u64);
+}
+
+fn arm(pid: u32, start: u64) {
+    let pagemap = Pagemap::open(pid).unwrap();
     let mut runs = [PageRun::default(); 512];
     pagemap.scan(start..start + 512 * 4096, &mut runs).unwrap();
 }

@@ -1,0 +1,285 @@
+//! Making memory whole: what a mapping of a store holds becomes anonymous memory again, in place.
+//!
+//! ```text
+//!   guest     a  b  c       mapped from a store; frozen: who writes sleeps, who reads goes on
+//!   aside     a  b  c       anonymous memory with the same attributes, copied where nobody looks
+//!   guest     a  b  c       mremap put it in place in one step; the sleepers wake
+//! ```
+//!
+//! Then the kernel's own calls do what they do to any anonymous memory, attributes and errors
+//! included. So whatever has no answer of its own for merged memory asks for this first.
+//!
+//! Why no byte is lost:
+//! - a thread, vCPU or system call that writes: its fault sleeps from before the copy until the new mapping is
+//!   there, and is then repeated. Write-protecting ends with a flush, so what came before is in the copy;
+//! - a pin that was taken to write: the copy is another frame, as after a fork. It is the price of a call that
+//!   asks for other memory while I/O goes on into it;
+//! - a thread that reads finds the old mapping or the new one, which hold the same;
+//! - a window, or another hook: waits for the lock, which the caller holds;
+//! - fork: waits for the lock. A process without an agent's descriptors and with a single thread needs no
+//!   freeze: nobody else is there to write;
+//! - whatever fails before the new mapping is in place leaves the old one there, thawed.
+//!
+//! It runs on the guest's own threads, which do not have the agent's descriptors: `pidfd_getfd` copies them
+//! from the agent's thread, for as long as it takes.
+//!
+//! The tempting alternative, to write each page where it lies, gives it a frame of its own and leaves it in a
+//! mapping of a file, which mbind, mseal, MADV_WIPEONFORK or another userfaultfd will not take.
+
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::atomic::Ordering;
+
+use rustix::io::{Errno, Result};
+use sys::mapping::{self, Access, Attributes, OwnMemory, Source};
+use sys::uffd::{Freezer, Uffd, Watch};
+use sys::vma::Maps;
+use wire::{CHUNK_BYTES, PAGE_BYTES};
+
+use crate::lock::Guard;
+use crate::report;
+use crate::stores::is_store;
+use crate::table::Chunk;
+
+/// Lends the agent's descriptors to hooks; nothing without them.
+pub(crate) fn lend(guard: &mut Guard, tools: Option<(&Uffd, Option<&Freezer>)>) {
+    let number = |fd: std::os::fd::BorrowedFd<'_>| fd.as_raw_fd().cast_unsigned() + 1;
+    let thread = || rustix::thread::gettid().as_raw_pid().cast_unsigned();
+    let [tid, uffd, freezer] = &guard.process().lent;
+    tid.store(tools.map_or(0, |_| thread()), Ordering::Relaxed);
+    uffd.store(
+        tools.map_or(0, |tools| number(tools.0.as_fd())),
+        Ordering::Relaxed,
+    );
+    let frozen = tools.and_then(|tools| tools.1);
+    freezer.store(frozen.map_or(0, |f| number(f.as_fd())), Ordering::Relaxed);
+}
+
+/// Makes all stored pages of `[start, start + len)` anonymous, with the content and the attributes they have.
+/// What fails leaves the pages before it so, and the others as they were.
+///
+/// # Errors
+/// `NOMEM` without room for the copies; what userfaultfd and /proc give where other threads cannot be
+/// kept from writing.
+pub(crate) fn whole(guard: &mut Guard, start: usize, len: usize) -> Result<()> {
+    if !guard.table().may_be_stored(start, len) {
+        return Ok(());
+    }
+    let (maps, still) = (Maps::open()?, Still::of(guard)?);
+    let (mut at, end) = (start & !(PAGE_BYTES - 1), start.saturating_add(len));
+    while at < end {
+        let Some(vma) = maps.find(at)?.filter(|vma| vma.start < end) else {
+            break;
+        };
+        let (first, stop) = (
+            vma.start.max(at),
+            vma.end.min(end.next_multiple_of(PAGE_BYTES)),
+        );
+        if is_store(&vma) {
+            let mut copy = Copy::new(first, stop, vma.access());
+            let made = copy.make_all(guard, &still);
+            copy.close();
+            made?;
+        }
+        at = stop;
+    }
+    Ok(())
+}
+
+/// Stops tracking a range of which nothing is stored.
+///
+/// # Errors
+/// What pidfd_getfd(2) and userfaultfd give.
+pub(crate) fn untrack(guard: &mut Guard, start: usize, len: usize) -> Result<()> {
+    let lent = guard.process().lent.each_ref();
+    let [tid, uffd, _] = lent.map(|number| number.load(Ordering::Relaxed));
+    let Some(uffd) = uffd.checked_sub(1) else {
+        return Ok(()); // nothing tracks
+    };
+    let uffd = Uffd::of_thread(tid, uffd)?;
+    let maps = Maps::open()?;
+    let (mut at, end) = (start, start + len);
+    while at < end {
+        let Some(vma) = maps.find(at)?.filter(|vma| vma.start < end) else {
+            break;
+        };
+        let (first, stop) = (vma.start.max(at), vma.end.min(end));
+        // Another's registration is refused; what is not registered does not mind.
+        if vma.is_anonymous() {
+            let _ = uffd.unregister(first, stop - first);
+        }
+        at = stop;
+    }
+    Ok(())
+}
+
+/// What keeps other threads from writing.
+enum Still {
+    /// There are none.
+    Alone,
+    Frozen {
+        /// What tracks the memory, and has to let go of it first.
+        uffd: Option<Uffd>,
+        freezer: Freezer,
+    },
+}
+
+impl Still {
+    fn of(guard: &Guard) -> Result<Self> {
+        let lent = guard.process().lent.each_ref();
+        let [tid, uffd, freezer] = lent.map(|number| number.load(Ordering::Relaxed));
+        let uffd = match uffd.checked_sub(1) {
+            Some(fd) => Some(Uffd::of_thread(tid, fd)?),
+            None if sys::task::threads()? <= 1 + u32::from(guard.process().life.runs()) => {
+                return Ok(Self::Alone);
+            }
+            None => None,
+        };
+        let freezer = match freezer.checked_sub(1) {
+            Some(fd) => Freezer::of_thread(tid, fd)?,
+            None => Freezer::open(None)?,
+        };
+        Ok(Self::Frozen { uffd, freezer })
+    }
+
+    fn begin(&self, start: usize, len: usize) -> Result<()> {
+        let Self::Frozen { uffd, freezer } = self else {
+            return Ok(());
+        };
+        if let Some(uffd) = uffd {
+            uffd.unregister(start, len)?;
+        }
+        freezer
+            .freeze(start, len)
+            .inspect_err(|_| self.give_up(start, len))
+    }
+
+    /// The range is as it was: it thaws, and is tracked again.
+    fn give_up(&self, start: usize, len: usize) {
+        /// Only memory for the kernel's own records can be missing, and its split mappings become fewer.
+        const PATIENCE: usize = 10_000;
+        let Self::Frozen { uffd, freezer } = self else {
+            return;
+        };
+        let thawed = (0..PATIENCE).any(|_| {
+            let thawed = freezer.thaw(start, len).is_ok();
+            if !thawed {
+                rustix::thread::sched_yield();
+            }
+            thawed
+        });
+        if let Some(uffd) = uffd.as_ref().filter(|_| thawed) {
+            let _ = uffd.register(start, len, Watch::Track);
+        }
+    }
+
+    /// Something else is there by now.
+    fn end(&self, start: usize, len: usize) {
+        if let Self::Frozen { freezer, .. } = self {
+            let _ = freezer.wake(start, len);
+        }
+    }
+}
+
+/// A mapping of a store, or a part of one, and the memory that takes its place.
+///
+/// That is cut from one mapping made aside, so the kernel joins the parts again where they lie.
+struct Copy {
+    at: usize,
+    end: usize,
+    access: Access,
+    /// Where the copy of the page at `at` will be; nothing before the first.
+    aside: Option<usize>,
+    attributes: Attributes,
+}
+
+impl Copy {
+    fn new(at: usize, end: usize, access: Access) -> Self {
+        Self {
+            at,
+            end,
+            access,
+            aside: None,
+            attributes: Attributes::default(),
+        }
+    }
+
+    /// A chunk at a time: so long others wait.
+    fn make_all(&mut self, guard: &mut Guard, still: &Still) -> Result<()> {
+        while self.at < self.end {
+            let chunk = self.at & !(CHUNK_BYTES - 1);
+            let len = self.end.min(chunk + CHUNK_BYTES) - self.at;
+            let known = guard.table().get(chunk).map(|chunk| chunk.attributes);
+            let aside = self.open(known.unwrap_or_default())?;
+            still.begin(self.at, len)?;
+            match self.put(aside, len) {
+                Ok(()) => still.end(self.at, len),
+                Err(errno) => {
+                    still.give_up(self.at, len);
+                    still.end(self.at, len);
+                    return Err(errno);
+                }
+            }
+            guard.table().each_known(self.at, len, |_, pages, chunk| {
+                pages.for_each(|page| Chunk::is_anonymous(chunk, page));
+            });
+            self.at += len;
+            self.aside = Some(aside + len).filter(|_| self.at < self.end);
+        }
+        Ok(())
+    }
+
+    /// Makes the memory aside, for all that is left, unless there is some of the kind.
+    fn open(&mut self, attributes: Attributes) -> Result<usize> {
+        if let Some(aside) = self.aside.filter(|_| self.attributes == attributes) {
+            return Ok(aside);
+        }
+        self.close();
+        let locks = attributes.locked || report::locks_future();
+        let len = self.end - self.at;
+        let aside = mapping::aside(len, Source::Anonymous, Access::ReadWrite, attributes, locks)?;
+        (self.aside, self.attributes) = (Some(aside), attributes);
+        Ok(aside)
+    }
+
+    fn close(&mut self) {
+        if let Some(aside) = self.aside.take() {
+            // SAFETY: what is left of the memory made aside, which nobody else knows.
+            let _ = unsafe { mapping::unmap(aside, self.end - self.at) };
+        }
+    }
+
+    /// Copies `len` bytes, which nobody writes, and puts the copy in their place.
+    fn put(&self, aside: usize, len: usize) -> Result<()> {
+        const POPULATE_WRITE: i32 = 23;
+        // SAFETY: the memory aside is ours, and writable; what is read is mapped by the caller's word. The place
+        // holds what the copy holds.
+        unsafe {
+            mapping::advise(aside, len, POPULATE_WRITE)?;
+            match self.access {
+                Access::None => OwnMemory::open()?.copy(self.at, aside, len)?,
+                _ => std::ptr::copy_nonoverlapping(
+                    std::ptr::with_exposed_provenance::<u8>(self.at),
+                    std::ptr::with_exposed_provenance_mut::<u8>(aside),
+                    len,
+                ),
+            }
+            if self.access != Access::ReadWrite {
+                mapping::protect(aside, len, self.access)?;
+            }
+            mapping::place(aside, self.at, len).or_else(|errno| self.mend(errno, aside, len))
+        }
+    }
+
+    /// Where [`mapping::place`] failed after it had unmapped the place, it is filled before anybody may touch it.
+    fn mend(&self, errno: Errno, aside: usize, len: usize) -> Result<()> {
+        let locks = self.attributes.locked || report::locks_future();
+        match mapping::mend(self.at, len, Source::Anonymous, self.attributes, locks) {
+            // SAFETY: the place is ours to fill: the call that got us here asked for it.
+            Ok(()) => unsafe {
+                OwnMemory::open()?.copy(aside, self.at, len)?;
+                mapping::protect(self.at, len, self.access)
+            },
+            Err(_) => Err(errno), // it is there still
+        }
+    }
+}

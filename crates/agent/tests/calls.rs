@@ -1,0 +1,236 @@
+//! Calls over merged memory that the kernel must answer as it does without PageONE: by what is mapped there, and
+//! not by what a table says.
+
+#![allow(clippy::unwrap_used)] // a helper that fails is a test that fails
+
+#[path = "../../../tests/support/mod.rs"]
+mod support;
+
+mod common;
+
+use common::{Engine, count, ready, scan};
+use support::Guest;
+use wire::{Change, PageOutcome};
+
+const DONTNEED: i32 = 4;
+const FREE: i32 = 8;
+const REMOVE: i32 = 9;
+const DONTFORK: i32 = 10;
+const MERGEABLE: i32 = 12;
+const UNMERGEABLE: i32 = 13;
+const DONTDUMP: i32 = 16;
+const WIPEONFORK: i32 = 18;
+const KEEPONFORK: i32 = 19;
+const GUARD_INSTALL: i32 = 102;
+const GUARD_REMOVE: i32 = 103;
+
+fn merged(seed: u64) -> (Engine, Guest) {
+    let (engine, guest) = ready(seed);
+    let merged = engine.merge(guest.memory, 0, 512, Some(1000));
+    assert_eq!(count(&merged, PageOutcome::Merged), 512);
+    (engine, guest)
+}
+
+/// The flags of the mapping that holds a page.
+fn flags(guest: &Guest, page: usize) -> String {
+    let smaps = std::fs::read_to_string(format!("/proc/{}/smaps", guest.pid)).unwrap();
+    let address = guest.memory + page * 4096;
+    let mut inside = false;
+    for line in smaps.lines() {
+        if let Some((range, _)) = line.split_once(' ').filter(|pair| pair.0.contains('-')) {
+            let (start, end) = range.split_once('-').unwrap();
+            let [start, end] = [start, end].map(|text| usize::from_str_radix(text, 16).unwrap());
+            inside = (start..end).contains(&address);
+        }
+        if let Some(flags) = line.strip_prefix("VmFlags:").filter(|_| inside) {
+            return format!("{flags} ");
+        }
+    }
+    panic!("page {page} is not mapped")
+}
+
+/// Pages offered and stored, by the last word of the agent.
+fn told(engine: &Engine) -> (usize, usize) {
+    let changes = engine.sync();
+    let last = changes.last().map(|change| match change {
+        Change::Chunk {
+            offered, stored, ..
+        } => (offered.len(), stored.len()),
+        Change::Whole { chunks, .. } => (*chunks as usize * 512, 0),
+    });
+    last.expect("something changed")
+}
+
+#[test]
+fn locks_count_where_they_are() {
+    let (_engine, mut guest) = merged(3);
+    guest.run("lock 300 8");
+    guest.run("check");
+    guest.run(&format!("advise 0 10 {DONTNEED}"));
+    assert!(guest.ask(&format!("advise 295 10 {DONTNEED}")).is_err());
+    assert!(guest.ask(&format!("advise 302 1 {FREE}")).is_err());
+    // As the kernel goes: what comes before the lock is gone, nothing else.
+    (295..300).for_each(|page| assert_eq!(guest.run(&format!("byte {page} 9")), "0"));
+    guest.run("zero 295 5");
+    guest.run("check");
+    guest.run("unlock 300 8");
+    guest.run(&format!("advise 302 1 {DONTNEED}"));
+    guest.run("check");
+}
+
+#[test]
+fn attributes_stay_where_they_were_put() {
+    let (engine, mut guest) = merged(4);
+    guest.run(&format!("advise 10 4 {DONTFORK}"));
+    guest.run(&format!("advise 12 4 {DONTDUMP}"));
+    guest.run(&format!("advise 100 4 {WIPEONFORK}"));
+    guest.run("check");
+    for round in 0..2 {
+        let has = |page, flag| flags(&guest, page).contains(flag);
+        let page = [9, 10, 11, 12, 13, 14, 15, 16];
+        assert_eq!(
+            page.map(|page| has(page, " dc ")),
+            [0, 1, 1, 1, 1, 0, 0, 0].map(|n| n > 0)
+        );
+        assert_eq!(
+            page.map(|page| has(page, " dd ")),
+            [0, 0, 0, 1, 1, 1, 1, 0].map(|n| n > 0)
+        );
+        assert!(has(100, " wf ") && !has(99, " wf "), "round {round}");
+        // Discarded, they are what they were.
+        guest.run(&format!("advise 8 12 {DONTNEED}"));
+        guest.run(&format!("advise 98 12 {DONTNEED}"));
+    }
+    guest.run(&format!("advise 100 4 {KEEPONFORK}"));
+    guest.run("fill 0 512 4");
+    engine.sync();
+    engine.merge(guest.memory, 0, 512, Some(1000));
+    guest.run("check");
+}
+
+#[test]
+fn guards_leave_zeros_behind() {
+    let (_engine, mut guest) = merged(5);
+    guest.run(&format!("advise 20 4 {GUARD_INSTALL}"));
+    guest.run(&format!("advise 18 8 {GUARD_REMOVE}"));
+    guest.run("zero 20 4");
+    guest.run("check");
+    assert!(guest.ask(&format!("advise 30 1 {REMOVE}")).is_err());
+    guest.run("check");
+}
+
+#[test]
+fn advice_by_descriptor_is_advice() {
+    let (_engine, mut guest) = merged(6);
+    assert_eq!(
+        guest.run(&format!("padvise 10 5 {DONTNEED}")),
+        (5 * 4096).to_string()
+    );
+    guest.run("check");
+}
+
+#[test]
+fn an_offer_made_again_is_the_same_offer() {
+    let (engine, mut guest) = ready(6);
+    engine.merge(guest.memory, 0, 100, Some(1000));
+    guest.run(&format!("advise 0 512 {MERGEABLE}"));
+    guest.run(&format!("advise 90 20 {MERGEABLE}"));
+    assert_eq!(told(&engine), (512, 100));
+    let merged = engine.merge(guest.memory, 100, 412, Some(1100));
+    assert_eq!(count(&merged, PageOutcome::Merged), 412);
+    guest.run("check");
+}
+
+#[test]
+fn memory_that_comes_unseen_is_not_merged() {
+    let (engine, mut guest) = ready(7);
+    engine.merge(guest.memory, 0, 256, Some(1000));
+    // The same content, so that comparing keeps nothing from being merged.
+    for first in [100, 300] {
+        guest.run(&format!("unseen {first} 10"));
+        for page in first..first + 10 {
+            guest.run(&format!("fill {page} 1 {}", 7 + page));
+        }
+    }
+    engine.sync();
+    scan(&guest);
+    engine.merge(guest.memory, 0, 512, Some(1000));
+    let merged = engine.merge(guest.memory, 0, 512, Some(1000));
+    for page in (100..110).chain(300..310) {
+        assert_ne!(merged.outcomes[page], PageOutcome::Merged, "page {page}");
+        assert!(
+            !flags(&guest, page).contains(" uw "),
+            "page {page} is tracked"
+        );
+    }
+    // And calls over it are the kernel's alone.
+    guest.run(&format!("advise 100 5 {DONTNEED}"));
+    guest.run(&format!("advise 300 5 {FREE}"));
+    guest.run("check");
+}
+
+#[test]
+fn a_program_gets_its_own_userfaultfd() {
+    let (engine, mut guest) = ready(8);
+    engine.merge(guest.memory, 0, 256, Some(1000));
+    guest.run("watch 128 256");
+    guest.run("check");
+    assert_eq!(
+        told(&engine),
+        (256, 128),
+        "the offer of these pages has ended"
+    );
+    let merged = engine.merge(guest.memory, 128, 256, Some(1128));
+    assert_eq!(count(&merged, PageOutcome::Merged), 0);
+    guest.run("check");
+}
+
+#[test]
+fn a_writer_loses_nothing_while_memory_is_made_whole() {
+    let (engine, mut guest) = merged(4);
+    guest.run("writers 2 0 0");
+    let mut merged = 0;
+    for round in 0..60 {
+        let advice = if round % 2 == 0 {
+            WIPEONFORK
+        } else {
+            UNMERGEABLE
+        };
+        guest.run(&format!("advise 0 512 {advice}"));
+        guest.run(&format!("advise 0 512 {KEEPONFORK}"));
+        guest.run(&format!("advise 0 512 {MERGEABLE}"));
+        engine.sync();
+        let again = engine.merge(guest.memory, 0, 512, Some(1000));
+        merged += count(&again, PageOutcome::Merged);
+    }
+    println!("{}", guest.run("stop"));
+    guest.run("check");
+    println!("{merged} pages merged");
+}
+
+#[test]
+fn scattered_discards_leave_mappings() {
+    const CHUNKS: usize = 137;
+    let mut engine = Engine::new();
+    let mut guest = engine.guest();
+    engine.write(1000, 512 * CHUNKS as u64, 5);
+    guest.offer(512 * CHUNKS, 5);
+    engine.accept();
+    engine.sync();
+    let mut merged = 0;
+    for chunk in 0..CHUNKS {
+        let slot = 1000 + 512 * chunk as u64;
+        let answer = engine.merge(guest.memory + chunk * (2 << 20), 0, 512, Some(slot));
+        merged += count(&answer, PageOutcome::Merged);
+    }
+    assert_eq!(merged, 512 * CHUNKS);
+    guest.run(&format!("scatter {}", 512 * CHUNKS));
+    guest.run("room");
+    guest.run("check");
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", guest.pid)).unwrap();
+    let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap();
+    let limit: usize = limit.trim().parse().unwrap();
+    // What the guest mapped since the last count comes on top.
+    let mappings = maps.lines().count();
+    assert!(mappings <= limit - limit / 8 + 64, "{mappings}");
+}

@@ -1,0 +1,74 @@
+//! What a process asks about itself inside a hook: nothing here allocates or sets `errno`.
+
+use std::ffi::CStr;
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::{Errno, Result};
+
+/// `/proc/self/FOLDER/NUMBER`, as a C string in a buffer.
+fn path<'a>(buffer: &'a mut [u8; 48], folder: &str, number: u32) -> Result<&'a CStr> {
+    let mut digits = [0u8; 10];
+    let (mut first, mut rest) = (digits.len(), number);
+    loop {
+        first -= 1;
+        *digits.get_mut(first).ok_or(Errno::INVAL)? = b'0' + u8::try_from(rest % 10).unwrap_or(0);
+        rest /= 10;
+        if rest == 0 {
+            break;
+        }
+    }
+    let parts = [
+        &b"/proc/self/"[..],
+        folder.as_bytes(),
+        b"/",
+        digits.get(first..).unwrap_or(&[]),
+    ];
+    let text = parts.iter().flat_map(|part| part.iter());
+    buffer.fill(0);
+    buffer
+        .iter_mut()
+        .zip(text)
+        .for_each(|(to, from)| *to = *from);
+    CStr::from_bytes_until_nul(buffer).map_err(|_| Errno::INVAL)
+}
+
+/// Whether `pidfd` stands for this process, or for one of its threads.
+#[must_use]
+pub fn is_own(pidfd: u32) -> bool {
+    pid_of(pidfd).is_ok_and(is_thread)
+}
+
+fn pid_of(pidfd: u32) -> Result<u32> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let mut buffer = [0; 48];
+    let info = rustix::fs::open(path(&mut buffer, "fdinfo", pidfd)?, flags, Mode::empty())?;
+    let mut text = [0; 512];
+    let len = rustix::io::pread(&info, &mut text, 0)?;
+    let text = std::str::from_utf8(text.get(..len).unwrap_or_default());
+    let pid = text.ok().and_then(|text| {
+        let line = text.lines().find_map(|line| line.strip_prefix("Pid:"));
+        line.and_then(|pid| pid.trim().parse().ok())
+    });
+    pid.ok_or(Errno::BADF)
+}
+
+fn is_thread(tid: u32) -> bool {
+    let mut buffer = [0; 48];
+    path(&mut buffer, "task", tid).is_ok_and(|task| rustix::fs::stat(task).is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    #[test]
+    fn a_pidfd_of_ones_own_is_known() {
+        let own = crate::process::open_pidfd(std::process::id()).unwrap();
+        assert!(is_own(own.as_raw_fd().cast_unsigned()));
+        let init = crate::process::open_pidfd(1).unwrap();
+        assert!(!is_own(init.as_raw_fd().cast_unsigned()));
+        assert!(!is_own(0) && !is_own(u32::MAX));
+    }
+}

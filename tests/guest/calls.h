@@ -1,0 +1,80 @@
+/*
+ * Calls that few programs make over memory of their own: by a process descriptor, past libc, with a userfaultfd.
+ */
+#include <linux/userfaultfd.h>
+#include <sys/ioctl.h>
+#include <sys/uio.h>
+
+/* Advice to oneself, in two pieces where there is more than one page. */
+static long advise_by_descriptor(unsigned char *at, size_t len, int advice)
+{
+	size_t first = len > PAGE ? PAGE : len;
+	struct iovec parts[2] = { { at, first }, { at + first, len - first } };
+	int self = (int)syscall(SYS_pidfd_open, getpid(), 0);
+	if (self < 0)
+		return -errno;
+	long told = process_madvise(self, parts, len > first ? 2 : 1, advice, 0);
+	long result = told < 0 ? -errno : told;
+	close(self);
+	return result;
+}
+
+/* Maps memory over some pages so that nobody sees it but the kernel. */
+static long map_unseen(unsigned char *at, size_t len)
+{
+	register long r10 __asm__("r10") = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
+	register long r8 __asm__("r8") = -1;
+	register long r9 __asm__("r9") = 0;
+	long result = SYS_mmap;
+	__asm__ volatile("syscall"
+			 : "+a"(result)
+			 : "D"(at), "S"(len), "d"(PROT_READ | PROT_WRITE), "r"(r10), "r"(r8), "r"(r9)
+			 : "rcx", "r11", "memory");
+	return result < 0 ? result : 0;
+}
+
+/* Registers a userfaultfd of one's own, and protects the pages with it; a write would wait for ever. */
+static long watch(unsigned char *at, size_t len)
+{
+	static int fd = -1;
+	if (fd < 0)
+		fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC);
+	struct uffdio_api api = { .api = UFFD_API };
+	struct uffdio_register wanted = {
+		.range = { (uintptr_t)at, len },
+		.mode = UFFDIO_REGISTER_MODE_WP,
+	};
+	struct uffdio_writeprotect protect = { wanted.range, UFFDIO_WRITEPROTECT_MODE_WP };
+	if (fd < 0 || ioctl(fd, UFFDIO_API, &api) || ioctl(fd, UFFDIO_REGISTER, &wanted) ||
+	    ioctl(fd, UFFDIO_WRITEPROTECT, &protect))
+		return -errno;
+	return 0;
+}
+
+/* Discards every second page, each with a call of its own. */
+static long scatter(unsigned char *at, unsigned char *copy, size_t count)
+{
+	for (size_t page = 0; page < count; page += 2) {
+		if (madvise(at + page * PAGE, PAGE, MADV_DONTNEED))
+			return -errno;
+		memset(copy + page * PAGE, 0, PAGE);
+	}
+	return 0;
+}
+
+static void *nothing(void *arg)
+{
+	return arg;
+}
+
+/* Whether there are mappings left for what a program cannot do without. */
+static long has_room(void)
+{
+	pthread_t thread;
+	void *block = malloc(64ul << 20);
+	if (!block)
+		return -ENOMEM;
+	free(block);
+	int error = pthread_create(&thread, NULL, nothing, NULL);
+	return error ? -error : -pthread_join(thread, NULL);
+}
