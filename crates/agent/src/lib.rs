@@ -28,7 +28,9 @@
 
 mod alone;
 mod api;
+mod calls;
 mod discard;
+mod filter;
 mod hooks;
 mod life;
 mod lines;
@@ -42,5 +44,7 @@ mod stores;
 mod table;
 #[cfg(target_arch = "x86_64")]
 mod takeover;
+
+mod trial;
 mod whole;
 mod window;

@@ -31,11 +31,15 @@ use std::time::Duration;
 use rustix::event::Timespec;
 use rustix::io::{Errno, Result};
 use rustix::thread::futex;
+use sys::rights::Rights;
 use sys::thread::{self, Bell, Room};
 
 use crate::alone::Alone;
 use crate::lock::{self, Guard, PerProcess, lock};
+use crate::offer;
 use crate::serve;
+use crate::table::{ADDRESS_LIMIT, touches};
+use crate::trial;
 
 /// The longest that a call waits for the agent's end. A window takes milliseconds.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -60,6 +64,8 @@ pub(crate) struct Life {
     started_ms: AtomicU64,
     /// Whether that was soon after the one before.
     hasty: AtomicBool,
+    /// Why it shall end, for the engine: a step and a number, see [`Why`].
+    why: AtomicU32,
     /// Calls under way for which no agent may run.
     holds: AtomicU32,
 }
@@ -74,10 +80,73 @@ impl Life {
 const END: u32 = 1;
 const OFFER: u32 = 2;
 
+/// Why no agent runs in this process and its children any more; 0 while one may. A fork child inherits what bars it.
+static BARRED: AtomicU32 = AtomicU32::new(0);
+
+/// What the engine is told when the agent leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Why {
+    /// One of the `STEP_` numbers.
+    pub(crate) step: u8,
+    /// A system call's number, or 0.
+    pub(crate) number: u16,
+}
+
+impl Why {
+    /// The program changes its rights.
+    const RIGHTS: Self = Self {
+        step: wire::STEP_RIGHTS,
+        number: 0,
+    };
+
+    /// The program's threads have different rights.
+    pub(crate) const THREADS: Self = Self {
+        step: wire::STEP_THREADS,
+        number: 0,
+    };
+
+    /// A filter refuses a system call; 0 for one that is not known.
+    pub(crate) fn filter(number: i64) -> Self {
+        let number = u16::try_from(number).unwrap_or(0);
+        Self {
+            step: wire::STEP_FILTER,
+            number,
+        }
+    }
+
+    fn bits(self) -> u32 {
+        u32::from(self.step) << 16 | u32::from(self.number)
+    }
+
+    #[allow(clippy::cast_possible_truncation)] // as `bits` puts them together
+    fn from_bits(bits: u32) -> Self {
+        let (step, number) = ((bits >> 16) as u8, bits as u16);
+        Self { step, number }
+    }
+}
+
+/// Filters that were read before they were installed, in this process or in those it was forked from.
+static READ: AtomicU32 = AtomicU32::new(0);
+
+/// Notes that a filter was installed that allows all calls of the agent's.
+pub(crate) fn note_read_filter() {
+    READ.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Whether no agent may ever run again.
+pub(crate) fn is_barred() -> bool {
+    BARRED.load(Ordering::Relaxed) != 0
+}
+
+/// From here no agent starts in this process.
+pub(crate) fn bar(why: Why) {
+    BARRED.store(why.bits(), Ordering::Relaxed);
+}
+
 /// Where a thread of this process, or of the parent that it inherited this from, has run: memory that is used again.
 static ROOM: AtomicUsize = AtomicUsize::new(0);
 
-/// Sees to it that the agent runs: there is a new offer.
+/// Sees to it that the agent runs: there is a new offer. If no agent can run any more, what was noted of it is of no use.
 ///
 /// # Errors
 /// What mmap(2) and clone(2) give.
@@ -100,9 +169,19 @@ fn start(guard: &Guard) -> Result<()> {
     let life = &guard.process().life;
     // Acquire pairs with the kernel's clearing of the word: the room is free.
     let runs = life.number.load(Ordering::Acquire) != 0;
+    if is_barred() {
+        return Err(Errno::PERM);
+    }
     let may = life.holds.load(Ordering::Relaxed) == 0;
     if runs || !may || life.owner.load(Ordering::Relaxed) != process_number() {
         return Ok(());
+    }
+    let room = room()?;
+    if Rights::own()?.filter_count() > READ.load(Ordering::Relaxed)
+        && let Some(refused) = trial::first_refused(room)
+    {
+        bar(Why::filter(refused));
+        return Err(Errno::PERM);
     }
     life.orders.fetch_and(!END, Ordering::Relaxed);
     let now_ms = u64::try_from(now().as_millis()).unwrap_or(u64::MAX);
@@ -112,7 +191,7 @@ fn start(guard: &Guard) -> Result<()> {
     guard.process().note_namespace();
     // SAFETY: the thread's code keeps to what `sys::thread` allows; the room is free, and only the holder of
     // the lock gives it to a thread.
-    let number = unsafe { thread::spawn(room()?, &life.number, serve::main) }?;
+    let number = unsafe { thread::spawn(room, &life.number, serve::main) }?;
     life.last.store(number, Ordering::Relaxed);
     Ok(())
 }
@@ -134,10 +213,13 @@ fn room() -> Result<Room> {
 /// # Errors
 /// `AGAIN` when the agent's thread did not end: the call was not made.
 pub(crate) fn without_agent<T>(call: impl FnOnce() -> T) -> Result<T> {
+    if is_barred() {
+        return Ok(call());
+    }
     let Some(page) = lock::existing().filter(|page| page.life.is_ours()) else {
         return Ok(call());
     };
-    hold(&page.life);
+    hold(&page.life, Why::RIGHTS);
     let result = match page.life.wait_for_end() {
         true => Ok(call()),
         false => Err(Errno::AGAIN),
@@ -146,9 +228,47 @@ pub(crate) fn without_agent<T>(call: impl FnOnce() -> T) -> Result<T> {
     result
 }
 
-fn hold(life: &Life) {
+/// Makes a call after which no agent can work, if it succeeds: all merged memory is made private before it, and the
+/// hooks have nothing left to do after it.
+///
+/// # Errors
+/// As [`without_agent`], and the call's own.
+pub(crate) fn without_agent_for_good<T>(why: Why, call: impl FnOnce() -> Result<T>) -> Result<T> {
+    if is_barred() {
+        return call();
+    }
+    let Some(page) = lock::existing().filter(|page| page.life.is_ours()) else {
+        // Perhaps a fork child with merged memory and no agent.
+        give_back();
+        return call().inspect(|_| bar(why));
+    };
+    hold(&page.life, why);
+    if !page.life.wait_for_end() {
+        release(page);
+        return Err(Errno::AGAIN);
+    }
+    // What the agent did not give back, or another thread has offered since.
+    give_back();
+    let result = call().inspect(|_| bar(why));
+    if result.is_err() {
+        release(page);
+    }
+    result
+}
+
+/// Gives the program all its memory back: private, and not offered any more.
+pub(crate) fn give_back() {
+    if touches(0, ADDRESS_LIMIT)
+        && let Some(mut guard) = lock()
+    {
+        offer::give_back(&mut guard);
+    }
+}
+
+fn hold(life: &Life, why: Why) {
     let guard = lock();
     life.holds.fetch_add(1, Ordering::Relaxed);
+    life.why.store(why.bits(), Ordering::Relaxed);
     life.orders.fetch_or(END, Ordering::Relaxed);
     drop(guard);
 }
@@ -193,6 +313,11 @@ impl Life {
             let _ = rustix::thread::nanosleep(&MOMENT);
         }
         self.ended()
+    }
+
+    /// Why the thread shall end.
+    pub(crate) fn why(&self) -> Why {
+        Why::from_bits(self.why.load(Ordering::Relaxed))
     }
 
     /// Whether the agent's thread shall end.

@@ -13,7 +13,7 @@ use sys::thread::Bell;
 use wire::{Answer, MAX_MESSAGE};
 
 use crate::alone::Alone;
-use crate::life::Life;
+use crate::life::{Life, Why};
 
 /// A connection that no engine has answered on yet.
 pub(crate) struct Link<'a> {
@@ -79,6 +79,11 @@ impl<'a> Link<'a> {
                 Err(errno) => return Err(errno),
             }
         }
+    }
+
+    /// Why the agent shall end.
+    pub(crate) fn why(&self) -> Why {
+        self.life.why()
     }
 
     /// Takes the next packet; of length 0 when the other end is gone.

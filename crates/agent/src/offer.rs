@@ -49,6 +49,9 @@ pub(crate) fn whole_pages(start: usize, len: usize) -> Result<usize> {
 /// `INVAL` for a range that is not made of pages, `NOMEM` when some of it is not mapped or there
 /// is no memory to note it.
 pub(crate) fn offer(start: usize, len: usize, to_ksm: bool) -> Result<Then> {
+    if life::is_barred() {
+        return Ok(if to_ksm { Then::PassOn } else { Then::Done });
+    }
     let len = whole_pages(start, len)?;
     // msync with MS_ASYNC does nothing but check that everything is mapped.
     let args = [start, len, libc::MS_ASYNC as usize, 0, 0, 0];
@@ -68,6 +71,9 @@ pub(crate) fn offer(start: usize, len: usize, to_ksm: bool) -> Result<Then> {
         },
     )?;
     let begun = life::begin(&guard);
+    if life::is_barred() {
+        give_back(&mut guard);
+    }
     drop(guard);
     let pass_on = pass_on || to_ksm && begun.is_err();
     Ok(if pass_on { Then::PassOn } else { Then::Done })
@@ -96,6 +102,28 @@ pub(crate) fn note(guard: &mut Guard, start: usize, len: usize, ksm: Ksm) -> Res
         table.mark_dirty(address);
     }
     Ok(())
+}
+
+/// Takes everything back, and forgets it: from here the hooks pass all calls on.
+pub(crate) fn give_back(guard: &mut Guard) {
+    // What cannot be made anonymous becomes private where it lies.
+    let _ = whole(guard, 0, ADDRESS_LIMIT);
+    let mut table = guard.table();
+    table.each_known(0, ADDRESS_LIMIT, |address, _, chunk| {
+        chunk.offered = wire::PageBits::EMPTY;
+        let stored = chunk.stored;
+        for (first, count) in stored.runs() {
+            // Without memory for it the pages stay merged, and are known to be.
+            if make_private(address + first * PAGE_BYTES, count * PAGE_BYTES).is_ok() {
+                (first..first + count).for_each(|page| chunk.stored.remove(page));
+            }
+        }
+    });
+    let mut at = 0;
+    while let Some(address) = table.next(at, false) {
+        table.mark_clean(address);
+        at = address + CHUNK_BYTES;
+    }
 }
 
 /// Takes `[start, start + len)` back and gives every merged page in it a private copy.

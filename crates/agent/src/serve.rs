@@ -14,6 +14,7 @@ use std::time::Duration;
 use rustix::event::Timespec;
 use rustix::io::{Errno, Result};
 use rustix::time::{ClockId, clock_gettime};
+use sys::rights::{Difference, Rights};
 use sys::socket::Received;
 use sys::uffd::{Freezer, Uffd};
 use wire::{
@@ -22,7 +23,7 @@ use wire::{
 };
 
 use crate::alone::Alone;
-use crate::life::{self, Life};
+use crate::life::{self, Life, Why};
 use crate::lines;
 use crate::link::Link;
 use crate::lock::{ALONE, Guard, SEARCHING, SERVED, lock, lock_between_forks, per_process};
@@ -107,8 +108,9 @@ pub(crate) unsafe fn configure() {
 pub(crate) extern "C" fn main() -> ! {
     if sys::thread::leave_descriptors().is_ok() {
         sys::thread::set_name(c"pageone-agent");
-        if let Some(process) = per_process() {
-            run(&process.life);
+        // Without /proc there is no session either.
+        if let (Some(process), Ok(rights)) = (per_process(), Rights::own()) {
+            run(&process.life, rights);
         }
     }
     sys::thread::leave(0)
@@ -119,7 +121,7 @@ const SECOND: Duration = Duration::from_secs(1);
 /// The longest, while an engine is there and it fails.
 const MINUTE: Duration = Duration::from_secs(60);
 
-fn run(life: &'static Life) {
+fn run(life: &'static Life, rights: Rights) {
     let alone = Alone::new();
     if life.is_hasty() {
         life.nap(life.offers(), life::HASTE, life::HASTE, &alone);
@@ -127,13 +129,16 @@ fn run(life: &'static Life) {
     let mut pause = SECOND;
     while !life.must_end() {
         let seen = life.offers();
+        if life.must_end() || differs(&rights).is_some() {
+            break;
+        }
         let ended = match connect(life, &alone) {
-            Ok(link) => session(&link),
+            Ok(link) => session(&link, rights),
             // It costs nothing to ask whether there is one, and it shall not wait for its guests.
             Err(Errno::NOENT | Errno::CONNREFUSED | Errno::AGAIN) => Ok(()),
             Err(errno) => Err(errno),
         };
-        if life.must_end() {
+        if life.must_end() || differs(&rights).is_some() {
             break;
         }
         leave_alone();
@@ -145,8 +150,10 @@ fn run(life: &'static Life) {
             false => SECOND,
         };
     }
-    // The next thread may find an engine at once: what is offered meanwhile is not passed on.
-    if let Some(guard) = lock() {
+    if !life.must_end() {
+        leave_alone();
+    } else if let Some(guard) = lock() {
+        // The next thread may find an engine at once: what is offered meanwhile is not passed on.
         let serving = &guard.process().serving;
         let order = Ordering::Relaxed;
         let _ = serving.compare_exchange(SERVED, SEARCHING, order, order);
@@ -179,13 +186,15 @@ struct Session {
     stores: [Option<OwnedFd>; MAX_STORES],
     lifeline: usize,
     tie: usize,
+    /// What this thread could do when it began.
+    rights: Rights,
 }
 
 /// Serves until the engine closes the connection or says something unintelligible.
 ///
 /// # Errors
 /// The session did not begin.
-fn session(link: &Link<'_>) -> Result<()> {
+fn session(link: &Link<'_>, rights: Rights) -> Result<()> {
     let mut buffer = [0; MAX_MESSAGE];
     let hello = Hello {
         role: Role::Agent,
@@ -200,7 +209,7 @@ fn session(link: &Link<'_>) -> Result<()> {
         Reception::Refused(_) => return Err(Errno::ACCESS),
     };
     sys::thread::allow_tracer(link.peer.pid);
-    let mut session = match Session::new(welcome, &mut received) {
+    let mut session = match Session::new(welcome, &mut received, rights) {
         Ok(session) => session,
         Err((step, errno)) => {
             let number = u16::try_from(errno.raw_os_error()).unwrap_or_default();
@@ -224,7 +233,9 @@ fn session(link: &Link<'_>) -> Result<()> {
     let ready = link.answer(&mut buffer, &Answer::Ready(ready));
     if ready.is_ok() {
         // However it ends, it had begun.
-        let _ = session.serve(link, &mut buffer);
+        if session.serve(link, &mut buffer) == Err(Errno::CANCELED) {
+            farewell(link, &mut buffer, link.why());
+        }
     }
     if let Some(mut guard) = lock() {
         whole::lend(&mut guard, None);
@@ -234,7 +245,11 @@ fn session(link: &Link<'_>) -> Result<()> {
 }
 
 impl Session {
-    fn new(welcome: Welcome, received: &mut Received) -> std::result::Result<Self, (u8, Errno)> {
+    fn new(
+        welcome: Welcome,
+        received: &mut Received,
+        rights: Rights,
+    ) -> std::result::Result<Self, (u8, Errno)> {
         let mut descriptors = received.descriptors.iter_mut().filter_map(Option::take);
         let missing = (wire::STEP_DESCRIPTORS, Errno::BADF);
         let lifeline = descriptors.next().ok_or(missing)?;
@@ -263,6 +278,7 @@ impl Session {
             stores,
             lifeline,
             tie,
+            rights,
         })
     }
 
@@ -282,6 +298,11 @@ impl Session {
                     }
                     if adopted {
                         lines::keep_only(&[self.lifeline, self.tie]);
+                    }
+                    // Before the first window of a round: all is as it was when this thread began.
+                    if let Some(why) = differs(&self.rights) {
+                        farewell(link, buffer, why);
+                        return Ok(());
                     }
                     self.sync(link, buffer)?;
                 }
@@ -368,6 +389,36 @@ impl Session {
         if !stored {
             lines::keep_only(&[]);
         }
+    }
+}
+
+/// Tells the engine why the agent leaves. If all memory has to be given back, that is done first: the engine may
+/// take it that nothing is merged.
+fn farewell(link: &Link<'_>, buffer: &mut [u8; MAX_MESSAGE], why: Why) {
+    if why.step == wire::STEP_FILTER {
+        life::give_back();
+    }
+    let Why { step, number } = why;
+    let _ = link.answer(
+        buffer,
+        &Answer::Failed {
+            errno: number,
+            step,
+        },
+    );
+}
+
+/// Why the agent may not go on, if threads of the program have changed their rights in a way that no hook saw, or the
+/// program was not the same throughout when this thread was made. A filter that was not read may refuse anything.
+fn differs(rights: &Rights) -> Option<Why> {
+    match rights.differ_elsewhere() {
+        Ok(None) => None,
+        Ok(Some(Difference::Filters)) => {
+            life::bar(Why::filter(0));
+            life::give_back();
+            Some(Why::filter(0))
+        }
+        Ok(Some(Difference::Credentials)) | Err(_) => Some(Why::THREADS),
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use common::{Engine, count, ready};
 use support::Guest;
-use wire::PageOutcome;
+use wire::{Answer, PageOutcome, Question};
 
 /// What `/proc/PID/task/TID/status` says of a thread's rights, but for filters.
 fn rights(pid: u32, thread: u32) -> Option<Vec<String>> {
@@ -194,6 +194,153 @@ fn a_process_becomes_single_threaded_for_a_new_user_namespace() {
     guest.run("rights m:unshare 268435456");
     guest.run("check");
     same_rights(&guest, "unshare");
+}
+
+/// What a filter can do with a call: kill the process or the thread, SIGSYS, EPERM, ENOSYS.
+const ACTIONS: [u32; 5] = [0x8000_0000, 0, 0x3_0000, 0x5_0001, 0x5_0026];
+
+/// The numbers of the calls in the agent's table, but for the one that this guest's own commands need.
+fn calls() -> Vec<u16> {
+    let table = std::fs::read_to_string(support::root().join("crates/agent/src/calls.rs")).unwrap();
+    let table = table.split("#[cfg(test)]").next().unwrap();
+    let header = std::fs::read_to_string("/usr/include/x86_64-linux-gnu/asm/unistd_64.h").unwrap();
+    let number = |name: &str| {
+        let mut lines = header.lines();
+        let found = lines.find_map(|line| line.strip_prefix(&format!("#define __NR_{name} ")));
+        found
+            .unwrap_or_else(|| panic!("{name}"))
+            .trim()
+            .parse()
+            .unwrap()
+    };
+    let names = table.split("libc::SYS_").skip(1);
+    let names = names.map(|rest| {
+        rest.split(|c: char| !c.is_alphanumeric() && c != '_')
+            .next()
+            .unwrap()
+    });
+    let calls: Vec<u16> = names.filter(|&name| name != "read").map(number).collect();
+    assert!(calls.len() > 30);
+    calls
+}
+
+#[test]
+fn no_filter_costs_a_byte_or_a_life_whatever_it_refuses() {
+    let mut how = 0;
+    for call in calls() {
+        for action in ACTIONS {
+            let (engine, mut guest) = ready(5);
+            engine.merge(guest.memory, 0, 512, Some(1000));
+            guest.run("rights m:nonewprivs");
+            how = (how + 1) % 3;
+            let what = format!("rights m:filter {call} {action} {how}");
+            guest.run(&what);
+            assert_eq!(agents(guest.pid), [0; 0], "{what}");
+            guest.run("check");
+            guest.run("fill 0 40 9");
+            guest.run("check");
+            assert!(!has_agent_back(&engine), "{what}");
+        }
+    }
+}
+
+#[test]
+fn no_filter_from_before_costs_a_life_either() {
+    for call in calls() {
+        // What the program, its loader, and the first offer before the trial call themselves.
+        let own = [
+            2, 3, 9, 10, 11, 13, 14, 17, 26, 28, 39, 56, 60, 72, 186, 202,
+        ];
+        for action in ACTIONS.iter().filter(|_| !own.contains(&call)) {
+            let engine = Engine::new();
+            let mut guest = engine.guest();
+            // By an instruction of the guest's own, before its first offer.
+            guest.run(&format!("rights m:filter {call} {action} 3"));
+            guest.offer(512, 5);
+            guest.run("check");
+            let refused_by_nature = [62, 323, 434, 438].contains(&call);
+            assert!(
+                refused_by_nature || agents(guest.pid).is_empty(),
+                "{call} {action:x}"
+            );
+        }
+    }
+}
+
+/// Whether an agent that connects says hello again before it is asked anything.
+fn has_agent_back(engine: &Engine) -> bool {
+    let moment = Duration::from_millis(1);
+    sys::process::wait_readable(&engine.listener, moment).unwrap() && {
+        // It was there between the two calls, and has gone.
+        let link = sys::socket::accept(&engine.listener).unwrap();
+        let mut buffer = [0; wire::MAX_MESSAGE];
+        while sys::socket::recv(&link, &mut buffer).is_ok_and(|packet| packet.len > 0) {}
+        false
+    }
+}
+
+#[test]
+fn the_engine_hears_which_call_a_filter_refuses() {
+    let (engine, mut guest) = ready(5);
+    engine.merge(guest.memory, 0, 512, Some(1000));
+    // mremap, by seccomp(2), which root may without no_new_privs.
+    guest.run("rights m:filter 25 327681 1");
+    let step = wire::STEP_FILTER;
+    assert_eq!(engine.receive(), Answer::Failed { errno: 25, step });
+    guest.run("check");
+    // Nothing is a store's any more.
+    assert!(common::is_free(&engine.lifeline), "the lifeline is held");
+}
+
+#[test]
+fn an_agent_comes_back_under_a_filter_that_leaves_its_calls_alone() {
+    for how in 0..3 {
+        let (mut engine, mut guest) = ready(5);
+        engine.merge(guest.memory, 0, 100, Some(1000));
+        // ptrace: EPERM.
+        guest.run(&format!("rights m:filter 101 327681 {how}"));
+        let step = wire::STEP_RIGHTS;
+        assert_eq!(engine.receive(), Answer::Failed { errno: 0, step });
+        engine.accept();
+        same_rights(&guest, "filter");
+        assert_eq!(number_of(guest.pid, agent(guest.pid), "Seccomp:"), 2);
+        engine.sync();
+        let merged = engine.merge(guest.memory, 100, 412, Some(1100));
+        assert_eq!(count(&merged, PageOutcome::Merged), 412);
+        guest.run("check");
+    }
+}
+
+#[test]
+fn a_filter_behind_the_agents_back_ends_it_before_the_next_round() {
+    for action in ACTIONS {
+        let (engine, mut guest) = ready(5);
+        engine.merge(guest.memory, 0, 512, Some(1000));
+        // mmap, by an instruction of the guest's own.
+        guest.run(&format!("rights m:filter 9 {action} 3"));
+        let sync = Question::Sync {
+            lifeline: false,
+            adopted: false,
+        };
+        engine.send(&sync, None);
+        let step = wire::STEP_FILTER;
+        assert_eq!(engine.receive(), Answer::Failed { errno: 0, step });
+        guest.run("check");
+        wait_until("the agent's end", || agents(guest.pid).is_empty());
+        assert!(common::is_free(&engine.lifeline), "the lifeline is held");
+    }
+}
+
+#[test]
+fn threads_of_different_rights_have_no_agent() {
+    let (engine, mut guest) = ready(5);
+    engine.merge(guest.memory, 0, 512, Some(1000));
+    // One thread alone becomes another user, and stays.
+    guest.run("rights o:rawsetresuid 1234 1234 1234");
+    let step = wire::STEP_RIGHTS;
+    assert_eq!(engine.receive(), Answer::Failed { errno: 0, step });
+    wait_until("the agent's end", || agents(guest.pid).is_empty());
+    guest.run("check");
 }
 
 /// Guests of other users find the socket.

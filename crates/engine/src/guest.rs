@@ -110,7 +110,7 @@ pub(crate) enum Fault {
     #[error("contradictory answer: {0}")]
     Contradiction(&'static str),
     /// The agent cannot work.
-    #[error("the agent failed at step {step}, error {errno}")]
+    #[error("{}", crate::parting::words(*step, *errno))]
     Failed {
         /// The agent's step.
         step: u8,
@@ -358,6 +358,9 @@ impl Guest {
         match (first, fault) {
             (Err(_), _) => {}
             (Ok(_), Fault::Closed) => tracing::debug!(pid = self.pid, "the guest left"),
+            (Ok(_), Fault::Failed { step, .. }) if *step == wire::STEP_RIGHTS => {
+                tracing::debug!(pid = self.pid, %fault, "the guest left");
+            }
             (Ok(_), _) => tracing::warn!(pid = self.pid, %fault, "the guest is dropped"),
         }
     }

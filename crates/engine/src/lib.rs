@@ -76,6 +76,7 @@ mod order;
 mod pace;
 mod page;
 mod pages;
+mod parting;
 mod patterns;
 mod plan;
 mod queue;

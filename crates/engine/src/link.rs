@@ -239,7 +239,11 @@ impl Link for SocketLink {
         let descriptors: Vec<_> = line.iter().map(AsFd::as_fd).collect();
         match sys::socket::send_within(&self.socket, packet, &descriptors, SENDING) {
             Ok(()) => Ok(()),
-            Err(Errno::PIPE | Errno::CONNRESET) => Err(Fault::Closed),
+            // Perhaps the agent said why it left.
+            Err(Errno::PIPE | Errno::CONNRESET) => match self.receive(Duration::ZERO) {
+                Err(why @ Fault::Failed { .. }) => Err(why),
+                _ => Err(Fault::Closed),
+            },
             Err(error) => Err(Fault::Broken(error.into())),
         }
     }
@@ -253,7 +257,10 @@ impl Link for SocketLink {
             Ok(0) => Err(Fault::Closed),
             Ok(len) => {
                 let packet = self.buffer.get(..len).unwrap_or_default();
-                Ok(Some(Answer::decode(packet)?))
+                match Answer::decode(packet)? {
+                    Answer::Failed { errno, step } => Err(Fault::Failed { step, errno }),
+                    answer => Ok(Some(answer)),
+                }
             }
             Err(Errno::AGAIN) => Ok(None),
             Err(Errno::PERM) => Err(Fault::Contradiction("it came with descriptors")),

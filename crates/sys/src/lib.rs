@@ -24,6 +24,7 @@ pub mod pins;
 pub mod process;
 pub mod raw;
 pub mod residence;
+pub mod rights;
 pub mod signals;
 pub mod socket;
 pub mod stranger;

@@ -100,15 +100,16 @@ pub unsafe fn spawn(
     let (stack, control) = (room.stack(), room.control());
     let old = block_signals();
     // SAFETY: the stack and the control block are this thread's alone until it has ended.
-    let started = unsafe { clone(stack, control, number.as_ptr(), entry) };
+    let started = unsafe { clone(CLONE_FLAGS, stack, control, number.as_ptr(), entry) };
     restore_signals(old);
     started
 }
 
 /// # Safety
-/// `stack` must be the upper end of a free stack, `control` a thread-control block, `number` a word for good.
+/// `stack` must be the upper end of a free stack, `control` a thread-control block, `number` a word for good, if the flags ask for them.
 #[cfg(target_arch = "x86_64")]
 unsafe fn clone(
+    flags: i32,
     stack: usize,
     control: usize,
     number: *mut u32,
@@ -130,7 +131,7 @@ unsafe fn clone(
             "ud2",
             "2:",
             inlateout("rax") libc::SYS_clone => ret,
-            in("rdi") i64::from(CLONE_FLAGS),
+            in("rdi") i64::from(flags),
             in("rsi") stack & !15,
             in("rdx") number,
             in("r10") number,
@@ -143,6 +144,43 @@ unsafe fn clone(
         Ok(tid) => Ok(tid),
         Err(_) => Err(Errno::from_raw_os_error(i32::try_from(-ret).unwrap_or(0))),
     }
+}
+
+/// Runs `entry` in a child of its own that shares the memory, and waits for its end, which no other wait sees.
+///
+/// # Errors
+/// What clone(2) gives.
+///
+/// # Safety
+/// The room must be free; `entry` must end by [`leave`], and keep to system calls and memory that is its own.
+#[cfg(target_arch = "x86_64")]
+pub unsafe fn wait_for_child(room: Room, entry: extern "C" fn() -> !) -> Result<()> {
+    const FLAGS: i32 = libc::CLONE_VM | libc::CLONE_VFORK;
+    let old = block_signals();
+    // SAFETY: the stack is free until the child has ended, and this thread sleeps until then.
+    let made = unsafe { clone(FLAGS, room.stack(), 0, std::ptr::null_mut(), entry) };
+    restore_signals(old);
+    let args = [
+        made? as usize,
+        0,
+        libc::__WALL.unsigned_abs() as usize,
+        0,
+        0,
+        0,
+    ];
+    // SAFETY: it has ended. That another thread's wait for all kinds of children has seen it is no matter.
+    let _ = unsafe { crate::raw::call(libc::SYS_wait4, args) };
+    Ok(())
+}
+
+/// The end of the calling process, however it comes, leaves no core file: one byte is less than any has, and asks
+/// no helper to take it.
+pub fn leave_no_core() {
+    let limit: [u64; 2] = [1, 1];
+    let new = (&raw const limit).expose_provenance();
+    let core = libc::RLIMIT_CORE as usize;
+    // SAFETY: the limit is the 16 bytes the kernel reads.
+    let _ = unsafe { crate::raw::call(libc::SYS_prlimit64, [0, core, new, 0, 0, 0]) };
 }
 
 /// What libc's pthread_create asks clone(2) for.

@@ -359,7 +359,11 @@ const RECORD: usize = 512;
 
 /// Calls `each` with every line of the file, of which at most `piece` bytes are read at a time, until it says false.
 /// Lines longer than the buffer are cut; what is asked of them stands at their front.
-fn each_line(file: &OwnedFd, piece: usize, mut each: impl FnMut(&[u8]) -> bool) -> Result<()> {
+pub(crate) fn each_line(
+    file: &OwnedFd,
+    piece: usize,
+    mut each: impl FnMut(&[u8]) -> bool,
+) -> Result<()> {
     const LONGEST: usize = 4096;
     let mut buffer = [0u8; 2 * LONGEST];
     let (mut filled, mut offset, mut cut) = (0, 0u64, false);

@@ -31,8 +31,8 @@ mod status;
 
 pub use agent::{
     ANSWER_HEAD, Answer, Change, Changes, Hello, MAX_OPS, MAX_STORES, Merge, MergeOp, Merged, Name,
-    Question, Ready, Reason, Reception, Role, STEP_DESCRIPTORS, STEP_MEMORY, STEP_USERFAULTFD,
-    Target, Unmerge, Welcome,
+    Question, Ready, Reason, Reception, Role, STEP_DESCRIPTORS, STEP_FILTER, STEP_MEMORY,
+    STEP_RIGHTS, STEP_THREADS, STEP_USERFAULTFD, Target, Unmerge, Welcome,
 };
 pub use codec::{DecodeError, MAX_MESSAGE};
 #[cfg(feature = "status")]

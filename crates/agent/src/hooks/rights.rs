@@ -15,7 +15,8 @@ use rustix::io::{Errno, Result};
 
 use super::call;
 use crate::api::fail;
-use crate::life;
+use crate::calls;
+use crate::life::{self, Why};
 
 /// Looks libc's own functions up.
 pub(super) fn begin() {
@@ -196,10 +197,85 @@ fn narrows(number: i64, args: &[usize; 6]) -> bool {
 
 /// Makes a system call as libc's `syscall` does, if it is one of [`HOOKED`].
 fn system_call(number: i64, args: [usize; 6]) -> c_long {
-    match narrows(number, &args) {
-        true => without_agent(number, args),
-        false => answer(call(number, args)),
+    match Filter::installed_by(number, &args) {
+        Filter::Asks => answer(call(number, args)),
+        Filter::None if !narrows(number, &args) => answer(call(number, args)),
+        Filter::None => without_agent(number, args),
+        Filter::Good => {
+            let install = || call(number, args).inspect(|_| life::note_read_filter());
+            answer(life::without_agent(install).and_then(|result| result))
+        }
+        Filter::Refuses(refused) => {
+            let why = Why::filter(refused);
+            answer(life::without_agent_for_good(why, || call(number, args)))
+        }
     }
+}
+
+/// What a call does with seccomp filters.
+enum Filter {
+    /// It has nothing to do with them.
+    None,
+    /// It only asks.
+    Asks,
+    /// The agent can work under this one.
+    Good,
+    /// This one refuses a call of the agent's.
+    Refuses(i64),
+}
+
+impl Filter {
+    fn installed_by(number: i64, args: &[usize; 6]) -> Self {
+        const STRICT: usize = 1;
+        const FILTER: usize = 2;
+        let (mode, program) = match number {
+            libc::SYS_seccomp => (args[0] + 1, args[2]),
+            libc::SYS_prctl if args[0] & SAME == libc::PR_SET_SECCOMP.unsigned_abs() as usize => {
+                (args[1], args[2])
+            }
+            _ => return Self::None,
+        };
+        match mode {
+            STRICT => Self::Refuses(libc::SYS_mmap),
+            FILTER => Self::of(program),
+            _ => Self::Asks,
+        }
+    }
+
+    fn of(program: usize) -> Self {
+        // Not ours to judge: the kernel says what it says without us.
+        if !is_mapped(program, size_of::<libc::sock_fprog>()) {
+            return Self::Asks;
+        }
+        // SAFETY: the program hands the kernel this structure, and it is mapped.
+        let libc::sock_fprog { len, filter } = unsafe {
+            std::ptr::with_exposed_provenance::<libc::sock_fprog>(program).read_unaligned()
+        };
+        let bytes = usize::from(len) * size_of::<libc::sock_filter>();
+        if len == 0 || !filter.is_aligned() || !is_mapped(filter.expose_provenance(), bytes) {
+            return Self::Asks;
+        }
+        // SAFETY: so many instructions are mapped there, and a program that changes them meanwhile deceives itself.
+        let filter = unsafe { std::slice::from_raw_parts(filter, usize::from(len)) };
+        calls::first_refused(filter).map_or(Self::Good, Self::Refuses)
+    }
+}
+
+/// Whether all of a range is mapped.
+fn is_mapped(start: usize, len: usize) -> bool {
+    let first = start & !(wire::PAGE_BYTES - 1);
+    let Some(end) = start.checked_add(len) else {
+        return false;
+    };
+    let args = [
+        first,
+        end - first,
+        libc::MS_ASYNC.unsigned_abs() as usize,
+        0,
+        0,
+        0,
+    ];
+    call(libc::SYS_msync, args).is_ok()
 }
 
 /// What [`syscall`] does not leave to the kernel at once.

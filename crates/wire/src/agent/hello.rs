@@ -13,6 +13,13 @@ pub const STEP_USERFAULTFD: u8 = 0;
 pub const STEP_MEMORY: u8 = 1;
 /// [`Answer::Failed`](crate::Answer::Failed): the welcome came without its descriptors.
 pub const STEP_DESCRIPTORS: u8 = 2;
+/// [`Answer::Failed`](crate::Answer::Failed): the program changes its rights; a new agent comes.
+pub const STEP_RIGHTS: u8 = 3;
+/// [`Answer::Failed`](crate::Answer::Failed): a seccomp filter refuses the call whose number stands for the error, or
+/// is not known (0). Nothing is merged any more, and no agent comes.
+pub const STEP_FILTER: u8 = 4;
+/// [`Answer::Failed`](crate::Answer::Failed): the program's threads have different rights.
+pub const STEP_THREADS: u8 = 5;
 
 /// Who opens a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

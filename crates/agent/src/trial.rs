@@ -1,0 +1,73 @@
+//! Whether filters that were there before the agent let it work. They cannot be read, so a child tries.
+//!
+//! A container's or a service's filter comes with exec. The kernel shows it to none but root's debuggers. So before an
+//! agent starts in a process that has filters, a child makes each call of the table, with arguments that the kernel
+//! refuses before it does anything. The answers tell: a filter answers with an error that the kernel would not
+//! give, or the child does not live to the end of the table.
+//!
+//! The child shares the memory, so that it costs nothing however large the program is, but not the descriptors. The program
+//! never sees it: it sends no signal when it ends, and waits that do not ask for such children pass it by. It
+//! leaves no core.
+//!
+//! **The limit**: a filter that kills for clone itself cannot be found out in this way.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rustix::io::Errno;
+use sys::thread::{self, Room};
+
+use crate::calls::{Arg, CALLS, Call};
+
+/// How many calls of the table were made and allowed.
+static PASSED: AtomicUsize = AtomicUsize::new(0);
+
+/// The number of the first call that the calling thread's filters refuse. `room` is free, and so it is afterwards.
+pub(crate) fn first_refused(room: Room) -> Option<i64> {
+    PASSED.store(0, Ordering::Relaxed);
+    // SAFETY: the room is free, and `child` needs no thread-local storage.
+    let made = unsafe { thread::wait_for_child(room, child) };
+    let passed = PASSED.load(Ordering::Relaxed);
+    match made {
+        Ok(()) => CALLS.get(passed).map(|call| call.number),
+        Err(_) => Some(libc::SYS_clone),
+    }
+}
+
+extern "C" fn child() -> ! {
+    thread::leave_no_core();
+    for call in CALLS {
+        if !is_allowed(call) {
+            break;
+        }
+        PASSED.fetch_add(1, Ordering::Relaxed);
+    }
+    thread::leave(0)
+}
+
+fn is_allowed(call: &Call) -> bool {
+    match call.number {
+        // This child was made by the one, ends by the other, and should send nothing to others.
+        libc::SYS_clone | libc::SYS_exit | libc::SYS_kill => return true,
+        _ => {}
+    }
+    let args = call.args.map(|arg| match arg {
+        // No address, no descriptor, no length.
+        Arg::Any => usize::MAX,
+        Arg::In(values) => values.first().map_or(usize::MAX, |&value| {
+            usize::try_from(value).unwrap_or(usize::MAX)
+        }),
+    });
+    // SAFETY: the kernel refuses these arguments, or does something to this child alone.
+    let result = unsafe { sys::raw::call(call.number, args) };
+    // Without these the agent does less, and all errors are expected.
+    let spared = [
+        libc::SYS_userfaultfd,
+        libc::SYS_pidfd_open,
+        libc::SYS_pidfd_getfd,
+    ];
+    match result {
+        Err(_) if spared.contains(&call.number) => true,
+        Err(Errno::PERM | Errno::NOSYS | Errno::ACCESS) => false,
+        _ => true,
+    }
+}

@@ -1,0 +1,41 @@
+//! Why an agent leaves, in words.
+
+use std::io::Error;
+
+/// What an agent's step and number mean.
+pub(crate) fn words(step: u8, number: u16) -> String {
+    let error = Error::from_raw_os_error(i32::from(number));
+    match step {
+        wire::STEP_USERFAULTFD => format!(
+            "userfaultfd is refused to it: {error} (remedy: a daemon of root's, or vm.unprivileged_userfaultfd=1)"
+        ),
+        wire::STEP_MEMORY => format!(
+            "memory or its own /proc is refused to it: {error} (a program that changed its user hides from /proc \
+             until prctl(PR_SET_DUMPABLE, 1))"
+        ),
+        wire::STEP_RIGHTS => "the program changes its rights, and a new agent comes".to_owned(),
+        wire::STEP_FILTER if number == 0 => {
+            "a seccomp filter that the agent could not read; nothing of the program is merged"
+                .to_owned()
+        }
+        wire::STEP_FILTER => {
+            format!(
+                "a seccomp filter refuses system call {number}; nothing of the program is merged"
+            )
+        }
+        wire::STEP_THREADS => "the program's threads have different rights".to_owned(),
+        _ => format!("the agent failed at step {step}: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::words;
+
+    #[test]
+    fn a_reason_names_the_call_or_the_error() {
+        assert!(words(wire::STEP_FILTER, 25).contains("system call 25"));
+        assert!(words(wire::STEP_USERFAULTFD, 1).contains("Operation not permitted"));
+        assert!(words(99, 12).contains("step 99"));
+    }
+}

@@ -1,0 +1,164 @@
+//! What threads of this process may do, as the kernel tells it.
+//!
+//! Nothing here allocates, sets `errno` or needs thread-local storage.
+//!
+//! Source: proc_pid_status(5).
+
+use std::ffi::CStr;
+use std::mem::MaybeUninit;
+
+use rustix::fs::{Mode, OFlags, RawDir};
+use rustix::io::{Errno, Result};
+
+/// The rights of a thread. Two that are equal have the same; landlock and namespaces the kernel does not tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rights {
+    /// Users, groups, capabilities.
+    credentials: u64,
+    /// no_new_privs, and how many filters there are.
+    filters: u64,
+    filter_count: u32,
+}
+
+/// How another thread differs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Difference {
+    /// It has other filters, or more of them.
+    Filters,
+    /// It has other users, groups or capabilities.
+    Credentials,
+}
+
+const CREDENTIALS: [&[u8]; 8] = [
+    b"Uid:", b"Gid:", b"Groups:", b"CapInh:", b"CapPrm:", b"CapEff:", b"CapBnd:", b"CapAmb:",
+];
+const FILTERS: [&[u8]; 3] = [b"NoNewPrivs:", b"Seccomp:", b"Seccomp_filters:"];
+
+impl Rights {
+    /// The calling thread's.
+    ///
+    /// # Errors
+    /// What reading /proc gives.
+    pub fn own() -> Result<Self> {
+        Self::read(c"/proc/thread-self/status")
+    }
+
+    fn read(path: &CStr) -> Result<Self> {
+        let status = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+        let (mut credentials, mut filters, mut filter_count) = (START, START, 0);
+        crate::vma::each_line(&status, usize::MAX, |line| {
+            let is = |name: &&[u8]| line.starts_with(name);
+            if CREDENTIALS.iter().any(is) {
+                credentials = mix(credentials, line);
+            } else if FILTERS.iter().any(is) {
+                filters = mix(filters, line);
+                if let Some(count) = line.strip_prefix(b"Seccomp_filters:") {
+                    let count = std::str::from_utf8(count.trim_ascii()).ok();
+                    filter_count = count
+                        .and_then(|count| count.parse().ok())
+                        .unwrap_or(u32::MAX);
+                }
+            }
+            true
+        })?;
+        Ok(Self {
+            credentials,
+            filters,
+            filter_count,
+        })
+    }
+
+    /// How many seccomp filters look at the thread's calls.
+    #[must_use]
+    pub fn filter_count(&self) -> u32 {
+        self.filter_count
+    }
+
+    /// How some other thread of this process differs from these rights, the worse way if there are several. The
+    /// calling thread is not looked at.
+    ///
+    /// # Errors
+    /// What reading /proc gives.
+    pub fn differ_elsewhere(&self) -> Result<Option<Difference>> {
+        let own = rustix::thread::gettid().as_raw_pid();
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let tasks = rustix::fs::open(c"/proc/self/task", flags, Mode::empty())?;
+        let mut space = [MaybeUninit::uninit(); 2048];
+        let mut entries = RawDir::new(&tasks, &mut space);
+        let mut found = None;
+        while let Some(entry) = entries.next() {
+            let entry = entry?;
+            let name = entry.file_name().to_bytes();
+            let number = std::str::from_utf8(name)
+                .ok()
+                .and_then(|name| name.parse().ok());
+            if number.is_none() || number == Some(own) {
+                continue;
+            }
+            match Self::read(&Path::of(name)) {
+                // The thread has ended.
+                Err(Errno::NOENT | Errno::SRCH) => {}
+                Err(errno) => return Err(errno),
+                Ok(other) if other.filters != self.filters => return Ok(Some(Difference::Filters)),
+                Ok(other) if other != *self => found = Some(Difference::Credentials),
+                Ok(_) => {}
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// `/proc/self/task/NUMBER/status`.
+struct Path([u8; 48]);
+
+impl Path {
+    fn of(number: &[u8]) -> Self {
+        let mut path = [0; 48];
+        let parts = [b"/proc/self/task/", number, b"/status"];
+        let text = parts.iter().flat_map(|part| part.iter());
+        path.iter_mut()
+            .take(47)
+            .zip(text)
+            .for_each(|(to, from)| *to = *from);
+        Self(path)
+    }
+}
+
+impl std::ops::Deref for Path {
+    type Target = CStr;
+
+    fn deref(&self) -> &CStr {
+        CStr::from_bytes_until_nul(&self.0).unwrap_or_default()
+    }
+}
+
+const START: u64 = 0xcbf2_9ce4_8422_2325;
+
+/// FNV-1a.
+fn mix(hash: u64, line: &[u8]) -> u64 {
+    line.iter().fold(hash, |hash, &byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_with_no_new_privs_differs_by_its_filters() {
+        let before = Rights::own().unwrap();
+        assert_eq!(Rights::own().unwrap(), before);
+        std::thread::spawn(move || {
+            // Threads of other tests come and go, all with the same rights.
+            assert_eq!(before.differ_elsewhere(), Ok(None));
+            // SAFETY: PR_SET_NO_NEW_PRIVS takes numbers, and is for this thread alone.
+            unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
+            let narrow = Rights::own().unwrap();
+            assert_ne!(narrow, before);
+            assert_eq!(narrow.differ_elsewhere(), Ok(Some(Difference::Filters)));
+        })
+        .join()
+        .unwrap();
+    }
+}
