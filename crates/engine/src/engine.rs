@@ -141,7 +141,10 @@ impl Engine {
         let atlas = Arc::clone(&self.atlas);
         let memory = Box::new(ProcessMemory::open(peer.pid, atlas)?);
         let mut link = Box::new(SocketLink::new(caller));
+        core.check_quota(peer.uid, domain)
+            .map_err(std::io::Error::other)?;
         let realm = core.realm(domain)?;
+        realm.owner.get_or_init(|| peer.uid);
         let stores = realm.floors().map(|floor| floor.store.share());
         let stores = stores.collect::<std::io::Result<Vec<_>>>()?;
         let device = self.device.as_ref().map(AsFd::as_fd);

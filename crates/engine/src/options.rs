@@ -58,6 +58,14 @@ pub struct Limits {
     pub connections: usize,
     /// Those of one user among them.
     pub connections_per_user: usize,
+    /// Processes that are guests.
+    pub guests: u64,
+    /// Those of one user among them.
+    pub guests_per_user: u64,
+    /// Domains. Each takes three descriptors of a keeper, and one more for each further node: 2048 in all.
+    pub domains: u64,
+    /// Those that one user's guests began.
+    pub domains_per_user: u64,
     /// Ranges of addresses that a process may offer.
     pub regions_per_process: u64,
     /// Chunks of 2 MiB that a process may offer, whether there is memory in them or not.
@@ -75,6 +83,12 @@ pub struct Limits {
     pub descriptors_per_process: u32,
 }
 
+/// Descriptors that a keeper holds.
+const KEPT: u64 = 2048;
+/// Descriptors that a guest takes: four, and some for older lifelines.
+const DESCRIPTORS: u64 = 8;
+const LEAST_GUESTS: u64 = 64;
+
 /// One part in so many of the memory is the most that a user's tables take: the tables of memory none of whose pages
 /// is shared take one part in 200.
 const TABLES_OF_USER: u64 = 32;
@@ -88,6 +102,10 @@ impl Default for Limits {
         Self {
             connections: 256,
             connections_per_user: 64,
+            guests: (sys::process::descriptor_limit() / DESCRIPTORS).max(LEAST_GUESTS),
+            guests_per_user: 1024,
+            domains: KEPT / 3,
+            domains_per_user: 512,
             regions_per_process: 1 << 16,
             chunks_per_process: 1 << 20,
             table_mib_per_process: (table_mib_per_user / 2).max(LEAST_TABLES_MIB),

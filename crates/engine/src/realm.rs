@@ -1,7 +1,7 @@
 //! A realm: what the guests of one domain share. Pages of two realms never meet (I6).
 
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::account::{Home, Slots};
 use crate::adopt::Inherited;
@@ -24,6 +24,8 @@ pub(crate) struct Floor {
 /// Indexes, stores and tables of one domain.
 pub(crate) struct Realm {
     pub(crate) domain: String,
+    /// The user whose guest was the first here in this engine's time.
+    pub(crate) owner: OnceLock<u32>,
     first: Floor,
     others: Vec<Floor>,
     pub(crate) slots: Slots,
@@ -51,6 +53,7 @@ impl Realm {
         let others = others.collect::<std::io::Result<_>>()?;
         Ok(Self {
             domain: domain.to_owned(),
+            owner: OnceLock::new(),
             first: floor(StoreId::default())?,
             others,
             slots: Slots::new(home),

@@ -79,6 +79,11 @@ impl Users {
         }
     }
 
+    /// What each may take.
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
     /// The user with this id.
     pub(crate) fn get(&self, uid: u32) -> Arc<User> {
         let mut all = lock(&self.all);

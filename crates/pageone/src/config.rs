@@ -1,5 +1,6 @@
 //! The daemon's configuration file, TOML. Keys are those of the flags; a flag wins over the file.
 
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -47,11 +48,65 @@ pub struct Config {
     /// The most canonical pages, like `"25%"`, `"16GiB"` or `4096` (MiB); 0 (`"none"`) for no limit.
     #[serde(default, deserialize_with = "store_limit")]
     pub store_limit: Option<u64>,
+    /// What one process and one user may take.
+    #[serde(default)]
+    pub limits: Limits,
     /// The policy file.
     pub policy: Option<PathBuf>,
     /// What to log, like `"info"` or `"engine=debug"`.
     #[serde(default, deserialize_with = "log")]
     pub log: Option<String>,
+}
+
+/// What the table `limits` may say; what it leaves out is as [`engine::Limits::default`] has it.
+#[derive(Debug, Default, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields)]
+pub struct Limits {
+    connections: Option<NonZeroU32>,
+    connections_per_user: Option<NonZeroU32>,
+    guests: Option<NonZeroU32>,
+    guests_per_user: Option<NonZeroU32>,
+    domains: Option<NonZeroU32>,
+    domains_per_user: Option<NonZeroU32>,
+    regions_per_process: Option<NonZeroU32>,
+    chunks_per_process: Option<NonZeroU32>,
+    table_mib_per_process: Option<NonZeroU32>,
+    table_mib_per_user: Option<NonZeroU32>,
+    stuck_threads_per_user: Option<NonZeroU32>,
+    stuck_threads: Option<NonZeroU32>,
+    descriptors_per_process: Option<NonZeroU32>,
+}
+
+impl Limits {
+    /// The limits, with the defaults of this machine.
+    #[must_use]
+    pub fn over_defaults(&self) -> engine::Limits {
+        let default = engine::Limits::default();
+        let wide = |said: Option<NonZeroU32>, default| said.map_or(default, |n| u64::from(n.get()));
+        let narrow = |said: Option<NonZeroU32>, default| said.map_or(default, NonZeroU32::get);
+        let places = |said: Option<NonZeroU32>, default| said.map_or(default, |n| n.get() as usize);
+        engine::Limits {
+            connections: places(self.connections, default.connections),
+            connections_per_user: places(self.connections_per_user, default.connections_per_user),
+            guests: wide(self.guests, default.guests),
+            guests_per_user: wide(self.guests_per_user, default.guests_per_user),
+            domains: wide(self.domains, default.domains),
+            domains_per_user: wide(self.domains_per_user, default.domains_per_user),
+            regions_per_process: wide(self.regions_per_process, default.regions_per_process),
+            chunks_per_process: wide(self.chunks_per_process, default.chunks_per_process),
+            table_mib_per_process: wide(self.table_mib_per_process, default.table_mib_per_process),
+            table_mib_per_user: wide(self.table_mib_per_user, default.table_mib_per_user),
+            stuck_threads_per_user: narrow(
+                self.stuck_threads_per_user,
+                default.stuck_threads_per_user,
+            ),
+            stuck_threads: narrow(self.stuck_threads, default.stuck_threads),
+            descriptors_per_process: narrow(
+                self.descriptors_per_process,
+                default.descriptors_per_process,
+            ),
+        }
+    }
 }
 
 impl Config {
@@ -165,7 +220,7 @@ mod tests {
     fn all_keys_are_read() {
         let text = "socket = '/x'\nthreads = 4\nmerge_period = '2s'\nuse_zero_pages = false\n\
                     merge_across_nodes = 0\nnuma = 'fake=4'\nmax_page_sharing = 2\n\
-                    merge_again = false\nrun = 0\ncpu_limit = 25\npace = 'auto'\npolicy = '/p'\nstore_limit = '2GiB'\nthp = 'keep'\nlog = 'debug'\n";
+                    merge_again = false\nrun = 0\ncpu_limit = 25\npace = 'auto'\npolicy = '/p'\nstore_limit = '2GiB'\nthp = 'keep'\nlog = 'debug'\n[limits]\nguests_per_user = 7\n";
         let expected = Config {
             socket: Some("/x".into()),
             threads: Some(4),
@@ -179,11 +234,17 @@ mod tests {
             cpu_limit: Some(25),
             pace: Some(Pace::Auto),
             thp: Some(Thp::Keep),
+            limits: Limits {
+                guests_per_user: NonZeroU32::new(7),
+                ..Limits::default()
+            },
             policy: Some("/p".into()),
             store_limit: Some(2048),
             log: Some("debug".to_owned()),
         };
         assert_eq!(parse(text).unwrap(), expected);
+        assert_eq!(expected.limits.over_defaults().guests_per_user, 7);
+        assert_eq!(Limits::default().over_defaults(), engine::Limits::default());
         assert_eq!(parse("").unwrap(), Config::default());
         assert_eq!(parse("cpu_limit = 'none'").unwrap().cpu_limit, Some(0));
     }
@@ -224,6 +285,8 @@ mod tests {
             ("\nnuma = 'real'\n", "numa", "line 2"),
             ("max_page_sharing = 1\n", "max_page_sharing", "line 1"),
             ("threads == 2\n", "threads", "line 1"),
+            ("[limits]\nguest = 2\n", "guest", "line 2"),
+            ("[limits]\nguests = 0\n", "guests", "line 2"),
         ] {
             let error = format!("{:#}", parse(text).unwrap_err());
             assert!(

@@ -186,6 +186,7 @@ fn options(args: &Args, config: &Config) -> Result<engine::Options> {
             .store_limit
             .or(config.store_limit)
             .unwrap_or(default.store_limit_mib),
+        limits: config.limits.over_defaults(),
         topology: topology.context("cannot emulate these nodes")?,
         ..default
     })

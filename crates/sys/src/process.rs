@@ -246,6 +246,13 @@ pub fn sleep_number(tid: u32) -> Option<u64> {
     sleeps.then_some(number)
 }
 
+/// How many descriptors this process may have open at most.
+#[must_use]
+pub fn descriptor_limit() -> u64 {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    limit.maximum.unwrap_or(u64::MAX)
+}
+
 /// Raises this process's limit of open descriptors to what it may have: a guest takes four.
 ///
 /// # Errors
