@@ -72,7 +72,7 @@ void many_processes(const char *path, char **args)
 		serve(all, 1, NULL, 3600 * 1000);
 		_exit(0);
 	}
-	rest(1500);
+	rest(800);
 	say("ready");
 	hold();
 }

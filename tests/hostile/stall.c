@@ -39,7 +39,7 @@ void stall(const char *path, char **args)
 		serve(&s, 1, &offers, 3600 * 1000);
 		_exit(0);
 	}
-	rest(1500);
+	rest(800);
 	say("ready");
 	hold();
 }
@@ -104,6 +104,8 @@ static void mount_fuse(const char *folder, int hangs)
 		fail("mount");
 	if (child() == 0)
 		serve_fuse(hangs);
+	/* With its server the file system ends. */
+	close(fuse);
 }
 
 /* hung-fuse FOLDER: mounts a file system there that does not answer statfs. An honest guest holds a folder of it. */

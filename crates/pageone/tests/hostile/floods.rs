@@ -30,13 +30,10 @@ attacks! {
     #[ignore = "the engine does not bound it as yet"]
     stopped_agents: "stopped" "60";
     an_agent_that_lies: "liar";
-    #[ignore = "the engine does not bound it as yet"]
     requests_whose_replies_nobody_takes: "slow-reader" "200";
     #[ignore = "the engine does not bound it as yet"]
     thousands_of_domains: "domains" "1000";
-    #[ignore = "the engine does not bound it as yet"]
     lingering_sockets: "linger";
-    #[ignore = "the engine does not bound it as yet"]
     sockets_inside_sockets: "nested" "3000";
     bundles_of_descriptors: "bundles";
     #[ignore = "the engine does not bound it as yet"]
@@ -47,7 +44,6 @@ attacks! {
     an_offer_of_a_thousandfold: "endless-offer" "8192" "0x20000000000";
     #[ignore = "the engine does not bound it as yet"]
     a_storm_of_syncs: "sync-storm";
-    #[ignore = "the engine does not bound it as yet"]
     reads_that_do_not_return: "stall" "16";
 }
 
@@ -101,7 +97,6 @@ fn a_file_system_that_hangs_in_an_honest_guest() {
 }
 
 #[test]
-#[ignore = "the engine does not bound it as yet"]
 fn pages_of_a_file_system_that_hangs() {
     let Some(arena) = Arena::new().filter(|_| has_fuse()) else {
         return;

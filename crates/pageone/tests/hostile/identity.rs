@@ -47,7 +47,6 @@ fn exec_of_a_setuid_program() {
 }
 
 #[test]
-#[ignore = "memory is read by process number as yet"]
 fn exec_of_a_setuid_program_beside_a_dead_thread() {
     withstands_exec("zombie-deputy");
 }
@@ -87,7 +86,7 @@ fn exec_of_su() {
     let (at, pages) = stack(attacker.pid());
     attacker.tell(&format!("{at:x} {pages:x}"));
     attacker.wait_for("offered");
-    arena.let_pass(ROUNDS);
+    arena.let_pass(2 * ROUNDS);
     let foreign = stores::memory(attacker.pid(), at, pages);
     assert!(!foreign.is_empty(), "su has a stack");
     for store in held(arena.pid(), "store") {
@@ -152,7 +151,6 @@ fn a_number_reused_before_hello_in_another_namespace() {
 }
 
 #[test]
-#[ignore = "memory is read by process number as yet"]
 fn a_number_reused_after_hello() {
     let name = "identity::a_number_reused_after_hello";
     reuses_a_number_inside(name, "reused-after");
