@@ -69,7 +69,8 @@ pub(crate) fn madvise(guard: &mut Guard, start: usize, len: usize, advice: i32) 
     let rounded = len.checked_next_multiple_of(PAGE_BYTES).unwrap_or(0);
     let refused = !start.is_multiple_of(PAGE_BYTES) || rounded == 0;
     // With no length the kernel tells only whether it knows the advice.
-    if refused || tell(start, 0, advice).is_err() {
+    let old = matches!(advice, libc::MADV_DONTNEED | libc::MADV_FREE);
+    if refused || !old && tell(start, 0, advice).is_err() {
         return tell(start, len, advice);
     }
     let asks = asks(advice);

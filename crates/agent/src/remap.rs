@@ -2,8 +2,8 @@
 //!
 //! What is stored is made whole first ([`whole`](crate::whole)), so all attributes are the kernel's to carry. What is
 //! left is that windows cut one mapping into several, and the kernel remaps several only to a place of the same
-//! length, and only since 6.17. So when it refuses ([`Errno::FAULT`]), a range of anonymous memory that is alike is remapped
-//! mapping by mapping. The last of them is what grows, as the one mapping would.
+//! length, only since 6.17, and none that are tracked. So a range of several mappings of anonymous memory that are alike is
+//! remapped mapping by mapping. The last of them is what grows, as the one mapping would.
 
 use rustix::io::{Errno, Result};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -47,9 +47,10 @@ pub(crate) fn remap(guard: &mut Guard, call: Remap) -> Result<usize> {
         ..call
     };
     whole(guard, call.old, old_len).map_err(|_| Errno::NOMEM)?;
-    let result = match pass(call) {
-        Err(Errno::FAULT) => piece_by_piece(guard, rounded),
-        other => other,
+    // Asked first: a move of several mappings that the kernel refuses half-way stays half done.
+    let result = match is_cut(guard, rounded) {
+        true => piece_by_piece(guard, rounded),
+        false => pass(call),
     };
     // The target is unmapped first, whatever comes of the move.
     if call.flags & FIXED != 0 && result != Err(Errno::INVAL) {
@@ -67,6 +68,12 @@ pub(crate) fn pass(call: Remap) -> Result<usize> {
     let args = [call.old, call.old_len, call.new_len, flags, call.to, 0];
     // SAFETY: the guest's own call.
     unsafe { sys::raw::call(libc::SYS_mremap, args) }
+}
+
+/// Whether the old range is several mappings that may have been one.
+fn is_cut(guard: &mut Guard, call: Remap) -> bool {
+    let Ok(maps) = Maps::open() else { return false };
+    alike(guard, &maps, call).is_ok_and(|last| last > call.old)
 }
 
 /// Remaps a range that windows may have cut.

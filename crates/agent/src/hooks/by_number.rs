@@ -68,9 +68,12 @@ unsafe extern "C" fn syscall(number: c_long) -> c_long {
         "7:",
         "mov %esi, %edi",
         "jmp {exit}",
+        "8:",
+        "jmp {memory}",
         fork = sym fork,
         failed = sym failed,
         exit = sym exit,
+        memory = sym memory,
         bits = const rights::BITS,
         hooked_bits = sym rights::HOOKED_BITS,
         rights = sym rights::by_number,
@@ -82,6 +85,23 @@ extern "C" fn fork(number: c_long, a: usize, b: usize, c: usize, d: usize, e: us
     match super::fork::by_number(number, [a, b, c, d, e, 0]) {
         Ok(child) => child.cast_signed() as c_long,
         Err(errno) => fail(errno).into(),
+    }
+}
+
+/// Calls over memory that libc has no function for: mbind, set_mempolicy_home_node, mseal.
+extern "C" fn memory(
+    number: c_long,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> c_long {
+    match super::enter(number, [a, b, c, d, e, f]) {
+        Some(Ok(result)) => result.cast_signed() as c_long,
+        Some(Err(errno)) => fail(errno).into(),
+        None => fail(rustix::io::Errno::NOSYS).into(),
     }
 }
 

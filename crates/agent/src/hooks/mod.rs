@@ -60,7 +60,6 @@ fn call(number: i64, args: [usize; 6]) -> Result<usize> {
 
 /// Makes a system call as its hook would; `None` for one that has no hook. For whatever else enters a call than
 /// the C functions.
-#[allow(dead_code)] // until libc's bodies come this way
 pub(crate) fn enter(number: i64, args: [usize; 6]) -> Option<Result<usize>> {
     #[allow(clippy::cast_possible_truncation)] // the kernel takes the low half of the register
     let low = |value: usize| value as u32 as i32;
