@@ -176,6 +176,8 @@ static void child_main(int in, int out)
 			for (size_t p = 1; p < pages; p += 3)
 				if (!absent[p] && madvise(mem + p * PAGE, PAGE, MADV_DONTNEED) == 0)
 					memset(shadow + p * PAGE, 0, PAGE);
+		if (command == 'o')
+			bad |= madvise(mem, pages * PAGE, MADV_MERGEABLE) != 0;
 		for (size_t p = 0; p < pages; p++)
 			bad |= differs(p);
 		if (write(out, &bad, 1) != 1)
@@ -499,6 +501,7 @@ int main(void)
 		COMMAND("rawexit") raw_exit(a, b);
 		COMMAND("childcheck") say(ask_child('c') ? -EILSEQ : 0);
 		COMMAND("childwrite") say(ask_child('w') ? -EILSEQ : 0);
+		COMMAND("childoffer") say(ask_child('o') ? -EILSEQ : 0);
 		COMMAND("childdiscard") say(ask_child('d') ? -EILSEQ : 0);
 		COMMAND("childoffer") say(ask_child('o') ? -EILSEQ : 0);
 		COMMAND("childexit") { close(to_child); say(waitpid(child, NULL, 0) == child ? 0 : -ECHILD); }

@@ -176,6 +176,7 @@ pub(crate) fn claim(guest: &Guest, effects: &mut Effects) -> std::io::Result<boo
         lock(&realm.inherited).claimed = true;
     }
     let mut found: Vec<(Arc<Chunk>, BTreeSet<usize>)> = Vec::new();
+    let mut claimed = 0;
     {
         let offers = lock(&guest.offers);
         let view = realm.slots.view();
@@ -191,9 +192,10 @@ pub(crate) fn claim(guest: &Guest, effects: &mut Effects) -> std::io::Result<boo
                 all = false;
                 continue;
             };
-            all &= claim_piece(&view, &mut pages, address, &piece, looks);
+            all &= claim_piece(&view, &mut pages, address, &piece, looks, &mut claimed);
         }
     }
+    guest.kin.add(claimed, || guest.memory.parent());
     for (chunk, looks) in &found {
         if let Some(mut pages) = chunk.try_lock() {
             find_broken(guest, chunk, &mut pages, looks, effects)?;
@@ -223,6 +225,7 @@ fn claim_piece(
     chunk: u64,
     piece: &Mapped,
     looks: &mut BTreeSet<usize>,
+    claimed: &mut u64,
 ) -> bool {
     let place = |address: u64| usize::try_from((address - chunk) / PAGE).unwrap_or(CHUNK_PAGES);
     let mut all = true;
@@ -234,6 +237,7 @@ fn claim_piece(
                 if view.claim(slot) {
                     view.join(slot);
                     pages.set_merged(page, slot);
+                    *claimed += 1;
                 }
                 // A slot that is dead was broken here before it died.
                 looks.insert(page);

@@ -20,6 +20,7 @@ use crate::account::{Ledger, Lifeline};
 use crate::adopt::{self, Mapped};
 use crate::calm::Calm;
 use crate::chunk::Chunk;
+use crate::kin::Kin;
 use crate::offers::Offers;
 use crate::page::{CLASSES, Class, StoreId};
 use crate::pages::Pages;
@@ -71,6 +72,11 @@ pub(crate) trait Memory: Send + Sync {
 
     /// The command name.
     fn name(&self) -> String;
+
+    /// The number of the process that it is a child of.
+    fn parent(&self) -> Option<u32> {
+        None
+    }
 }
 
 /// The connection to a guest's agent.
@@ -275,6 +281,7 @@ pub(crate) struct Guest {
     merges_again: AtomicBool,
     pins: Mutex<Pins>,
     claims: Mutex<Claims>,
+    pub(crate) kin: Kin,
 }
 
 /// What is known of what may hold a guest's pages pinned.
@@ -337,6 +344,7 @@ impl Guest {
             merges_again: AtomicBool::new(false),
             pins: Mutex::default(),
             claims: Mutex::new(Claims::Open(0)),
+            kin: Kin::default(),
         }
     }
 

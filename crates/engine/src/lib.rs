@@ -67,6 +67,7 @@ mod helm;
 #[cfg(test)]
 mod histories;
 mod index;
+mod kin;
 mod link;
 mod look;
 mod nodes;

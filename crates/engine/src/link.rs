@@ -159,6 +159,10 @@ impl Memory for ProcessMemory {
     fn name(&self) -> String {
         process::comm(self.pid)
     }
+
+    fn parent(&self) -> Option<u32> {
+        process::parent(self.pid)
+    }
 }
 
 impl Lifeline for memfd::Lifeline {

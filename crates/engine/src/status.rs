@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use wire::{GuestStatus, PAGE_BYTES, Status};
 
 use crate::guest::{Census, Guest, Standing};
+use crate::kin::{Relative, shared_by_fork};
 use crate::page::Class;
 use crate::realm::{Realm, lock};
 use crate::schedule::Core;
@@ -77,6 +78,7 @@ fn add_realm<'a>(status: &mut Status, realm: &Realm, guests: impl Iterator<Item 
     status.stable_node_dups += realm.slots.chains.copies();
     let first = status.guests.len();
     let mut merged = 0;
+    let mut relatives = Vec::new();
     for guest in guests.filter(|guest| guest.standing() != Standing::Ghost) {
         let census = guest.counters.census();
         let pages = |class| census.pages(class);
@@ -87,14 +89,21 @@ fn add_realm<'a>(status: &mut Status, realm: &Realm, guests: impl Iterator<Item 
         status.pages_pinned += pages(Class::Pinned);
         status.pages_skipped += pages(Class::Broken) + pages(Class::Pinned) + pages(Class::Skipped);
         merged += pages(Class::Merged);
+        relatives.push(Relative {
+            pid: guest.pid,
+            kin: &guest.kin,
+            merged: pages(Class::Merged),
+        });
         status.guests.push(describe(guest, &census));
     }
     // While workers are at it, a page may count as merged a moment before or after its slot does.
     let shared = realm.slots.shared().min(merged);
     status.pages_shared += shared;
     status.pages_sharing += merged - shared;
+    let by_fork = shared_by_fork(&relatives);
+    let saved = (merged - shared).saturating_sub(by_fork.iter().sum());
     let new = status.guests.get_mut(first..).unwrap_or_default();
-    status.saved_bytes += divide_saving(new, merged - shared);
+    status.saved_bytes += divide_saving(new, &by_fork, saved);
 }
 
 fn describe(guest: &Guest, census: &Census) -> GuestStatus {
@@ -121,17 +130,19 @@ fn describe(guest: &Guest, census: &Census) -> GuestStatus {
     }
 }
 
-/// Adds to each guest its part of `sharing` saved pages, in proportion to its merged pages, such
-/// that the parts add up exactly. Gives the sum of all guests' savings.
-fn divide_saving(guests: &mut [GuestStatus], sharing: u64) -> u64 {
-    let all: u64 = guests.iter().map(|guest| guest.pages_sharing).sum();
+/// Adds to each guest its part of `saved` pages, in proportion to those of its merged pages that are not
+/// shared `by_fork`, such that the parts add up exactly. Gives the sum of all guests' savings.
+fn divide_saving(guests: &mut [GuestStatus], by_fork: &[u64], saved: u64) -> u64 {
+    let own = |guest: &GuestStatus, by_fork: &u64| guest.pages_sharing.saturating_sub(*by_fork);
+    let both = guests.iter().zip(by_fork);
+    let all: u64 = both.map(|(guest, by_fork)| own(guest, by_fork)).sum();
     let part = |pages: u64| {
-        let exact = u128::from(sharing) * u128::from(pages) / u128::from(all.max(1));
+        let exact = u128::from(saved) * u128::from(pages) / u128::from(all.max(1));
         u64::try_from(exact).unwrap_or(0)
     };
     let (mut before, mut sum) = (0, 0);
-    for guest in guests {
-        let after = before + guest.pages_sharing;
+    for (guest, by_fork) in guests.iter_mut().zip(by_fork) {
+        let after = before + own(guest, by_fork);
         guest.saved_bytes += (part(after) - part(before)) * PAGE;
         sum += guest.saved_bytes;
         before = after;
@@ -150,9 +161,12 @@ mod tests {
             ..GuestStatus::default()
         };
         let mut guests = [guest(1), guest(0), guest(7), guest(5)];
-        assert_eq!(divide_saving(&mut guests, 10), 10 * PAGE);
+        assert_eq!(divide_saving(&mut guests, &[0; 4], 10), 10 * PAGE);
         assert_eq!(guests.iter().map(|g| g.saved_bytes).sum::<u64>(), 10 * PAGE);
         assert_eq!(guests[1].saved_bytes, 0);
-        assert_eq!(divide_saving(&mut [], 3), 0);
+        assert_eq!(divide_saving(&mut [], &[], 3), 0);
+        let mut guests = [guest(7), guest(7)];
+        assert_eq!(divide_saving(&mut guests, &[0, 7], 3), 3 * PAGE);
+        assert_eq!(guests.map(|guest| guest.saved_bytes), [3 * PAGE, 0]);
     }
 }

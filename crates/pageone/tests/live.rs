@@ -300,6 +300,28 @@ fn a_fork_child_keeps_its_pages_when_the_parent_is_gone() {
 }
 
 #[test]
+fn children_that_are_guests_save_nothing_that_fork_does_not() {
+    let _alone = alone();
+    let (place, _daemon, mut one, mut two) = pair();
+    let saved = count(&json(&place), "saved_bytes");
+    for _ in 0..3 {
+        one.run("fork");
+        one.run("childoffer");
+    }
+    let status = status_when(&place, "the children's pages to be claimed", |status| {
+        merged(status) == 5 * PAGES as u64
+    });
+    assert_eq!(count(&status, "saved_bytes"), saved, "{status}");
+    // The children end with their parent.
+    drop(one);
+    let status = status_when(&place, "the family to be gone", |status| {
+        guests(status).len() == 1
+    });
+    assert_eq!(count(&status, "saved_bytes"), 0, "{status}");
+    two.run("check");
+}
+
+#[test]
 fn pinned_pages_are_counted_and_the_data_arrives() {
     let _alone = alone();
     let place = Place::new();

@@ -103,6 +103,15 @@ pub fn comm(pid: u32) -> String {
     name.trim_end().to_owned()
 }
 
+/// The process that `pid` is a child of; `None` when there is no such process.
+#[must_use]
+pub fn parent(pid: u32) -> Option<u32> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name stands in brackets and may hold anything.
+    let (_, rest) = stat.rsplit_once(')')?;
+    rest.split_ascii_whitespace().nth(1)?.parse().ok()
+}
+
 /// The path of `pid`'s cgroup of version 2, as seen from this process's cgroup namespace.
 ///
 /// The number alone does not tell who is meant: a caller that holds a descriptor of the process
