@@ -15,6 +15,7 @@
  *   mg  a guest's offer is the agent's affair; without PageONE it is KSM's
  *   uw, um, ui  PageONE tracks writes with a userfaultfd, and holds pages with another
  *   sd  the kernel sets and clears it as it likes
+ *   ac  counted as used where memory is promised strictly: pages that may not be written count when they may
  *   gu  may hold guards: said of a whole mapping, however it was divided; guards are seen by their signals
  *   counts of resident, shared and swapped pages: to change these is PageONE's purpose
  * A mapping of a store stands for the anonymous memory that the guest offered.
@@ -58,7 +59,7 @@ static void add_policy(struct mapping *m, const char *line)
 
 static void add_flags(struct mapping *m, char *flags)
 {
-	static const char *left_out[] = { "mg", "uw", "um", "ui", "sd", "gu" };
+	static const char *left_out[] = { "mg", "uw", "um", "ui", "sd", "ac", "gu" };
 	for (char *flag = strtok(flags, " "); flag; flag = strtok(NULL, " ")) {
 		int keep = 1;
 		for (size_t i = 0; i < sizeof left_out / sizeof *left_out; i++)

@@ -195,6 +195,40 @@ void lock_for_now(void)
 	must(munlock(at(run), run.count * PAGE) == 0, "munlock");
 }
 
+/*
+ * Memory of another kind in the middle of the region, for a moment: a file's, shared. It is offered, discarded and
+ * moved like the rest, and must stay the file's.
+ */
+void foreign_for_now(void)
+{
+	static unsigned char page[PAGE];
+	struct run run = draw_run(48);
+	uint64_t content = draw_content();
+	int fd = memfd_create("foreign", MFD_CLOEXEC);
+	must(fd >= 0 && ftruncate(fd, (off_t)(run.count * PAGE)) == 0, "memfd_create");
+	unpin(run);
+	must(mmap(at(run), run.count * PAGE, READ_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == at(run), "mmap");
+	for (size_t i = 0; i < run.count; i++)
+		pattern(at(run) + i * PAGE, content + i);
+	if (draw(2))
+		offer();
+	if (draw(2))
+		must(madvise(at(run), run.count * PAGE, MADV_DONTNEED) == 0, "madvise(DONTNEED)");
+	usleep((unsigned)draw(40000));
+	for (size_t i = 0; i < run.count; i++) {
+		pattern(page, content + i);
+		errno = 0;
+		must(memcmp(at(run) + i * PAGE, page, PAGE) == 0, "MISMATCH: a page of a foreign mapping");
+		at(run)[i * PAGE] ^= 0x5a;
+		must(pread(fd, page, 1, (off_t)(i * PAGE)) == 1 && page[0] == at(run)[i * PAGE],
+		     "MISMATCH: a write to a foreign mapping did not reach its file");
+	}
+	close(fd);
+	map_at(run);
+	if (draw(4))
+		offer_run(run);
+}
+
 void huge(void)
 {
 	struct run run = { draw(pages / CHUNK_PAGES) * CHUNK_PAGES, CHUNK_PAGES };

@@ -40,6 +40,7 @@ static const struct {
 	{ "protect", protect, 30 },
 	{ "probe", probe, 20 },
 	{ "lock", lock_for_now, 6 },
+	{ "foreign memory", foreign_for_now, 12 },
 	{ "huge pages", huge, 4 },
 	{ "grow", grow, 8 },
 	{ "shrink", shrink, 8 },

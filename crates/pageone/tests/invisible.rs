@@ -77,7 +77,6 @@ fn the_agents_own_memory_cannot_be_offered() {
 }
 
 #[test]
-#[ignore = "not so yet"]
 fn a_sandbox_that_allows_threads_allows_merging() {
     ends_well("sandbox");
 }
@@ -129,7 +128,6 @@ fn mappings(pid: u32) -> usize {
 }
 
 #[test]
-#[ignore = "not so yet"]
 fn discards_page_by_page_leave_the_guest_its_mappings() {
     const PAGES: usize = 80_000;
     let _alone = alone();

@@ -21,10 +21,16 @@ pub(crate) fn madvise(start: usize, len: usize, advice: i32) -> Result<usize> {
         },
         libc::MADV_UNMERGEABLE => {
             let passed = pass_advice(start, len, advice);
-            if touches(start, len) {
+            let withdrawn = if touches(start, len) {
                 offer::withdraw(start, len)
             } else {
                 passed
+            };
+            // A hole in the range is an error, whatever became of the rest.
+            if passed == Err(Errno::NOMEM) {
+                passed
+            } else {
+                withdrawn
             }
         }
         _ => match guard(start, len) {

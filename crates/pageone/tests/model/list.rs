@@ -110,10 +110,12 @@ const ADVICE: [(i64, usize); 24] = [
 ];
 
 /// Calls that wait for the product, each with the reason; none is drawn.
-const PENDING: &[(&str, &str)] = &[(
-    "userfaultfd",
-    "PageONE tracks offered memory with one of its own",
-)];
+const PENDING: &[(&str, &str)] = &[
+    ("mremap", "a range of several mappings moves in parts"),
+    ("mbind", "the kernel gives the policy to the store"),
+    ("set_mempolicy", "as mbind"),
+    ("mseal", "sealed memory cannot be made whole"),
+];
 
 /// splitmix64.
 struct Random(u64);
