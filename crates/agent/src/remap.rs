@@ -13,7 +13,7 @@ use wire::{CHUNK_BYTES, PAGE_BYTES};
 
 use crate::discard::{forget, unread};
 use crate::lock::Guard;
-use crate::table::Chunk;
+use crate::table::{ADDRESS_LIMIT, Chunk};
 use crate::whole::whole;
 
 const MAYMOVE: i32 = libc::MREMAP_MAYMOVE;
@@ -48,7 +48,7 @@ pub(crate) fn remap(guard: &mut Guard, call: Remap) -> Result<usize> {
     };
     whole(guard, call.old, old_len).map_err(|_| Errno::NOMEM)?;
     // Asked first: a move of several mappings that the kernel refuses half-way stays half done.
-    let result = match is_cut(guard, rounded) {
+    let result = match is_sound(rounded) && is_cut(guard, rounded) {
         true => piece_by_piece(guard, rounded),
         false => pass(call),
     };
@@ -68,6 +68,18 @@ pub(crate) fn pass(call: Remap) -> Result<usize> {
     let args = [call.old, call.old_len, call.new_len, flags, call.to, 0];
     // SAFETY: the guest's own call.
     unsafe { sys::raw::call(libc::SYS_mremap, args) }
+}
+
+/// Whether the kernel would find no fault with the arguments as such. A call with others is passed on, for its answer.
+fn is_sound(call: Remap) -> bool {
+    let has = |flag| call.flags & flag != 0;
+    let known = call.flags & !(MAYMOVE | FIXED | DONTUNMAP) == 0;
+    let moves = !has(FIXED) && !has(DONTUNMAP) || has(MAYMOVE);
+    let fits = !has(DONTUNMAP) || call.old_len == call.new_len;
+    let behind = |a: usize, len: usize, b: usize| a.checked_add(len).is_some_and(|end| end <= b);
+    let apart = behind(call.to, call.new_len, call.old) || behind(call.old, call.old_len, call.to);
+    let lies = call.to.is_multiple_of(PAGE_BYTES) && behind(call.to, call.new_len, ADDRESS_LIMIT);
+    known && moves && fits && (!has(FIXED) || lies && apart)
 }
 
 /// Whether the old range is several mappings that may have been one.
@@ -109,10 +121,7 @@ fn piece_by_piece(guard: &mut Guard, call: Remap) -> Result<usize> {
 /// Whether the old range is anonymous memory that may have been one mapping; gives where its last mapping begins.
 fn alike(guard: &mut Guard, maps: &Maps, call: Remap) -> Result<usize> {
     let end = call.old.checked_add(call.old_len).ok_or(Errno::FAULT)?;
-    let mut chunks = (call.old & !(CHUNK_BYTES - 1)..end).step_by(CHUNK_BYTES);
-    if !chunks.all(|chunk| guard.table().get(chunk).is_some()) {
-        return Err(Errno::FAULT);
-    }
+    let mut known = |at: usize| guard.table().get(at & !(CHUNK_BYTES - 1)).is_some();
     let first = maps.find(call.old)?.ok_or(Errno::FAULT)?;
     let mut vma = first;
     loop {
@@ -124,7 +133,8 @@ fn alike(guard: &mut Guard, maps: &Maps, call: Remap) -> Result<usize> {
             return Ok(vma.start.max(call.old));
         }
         let next = maps.find(vma.end)?.ok_or(Errno::FAULT)?;
-        if next.start != vma.end {
+        // Offers and windows cut inside a known chunk, or at its ends.
+        if next.start != vma.end || !known(vma.end) && !known(vma.end - 1) {
             return Err(Errno::FAULT);
         }
         vma = next;
