@@ -96,7 +96,9 @@ mod tests {
         );
         assert_eq!(said.iter().filter(|say| **say == Say::Last).count(), 1);
         assert_eq!(note(2, "b"), Say::New, "another user's lines");
-        (0..3000).for_each(|uid| drop(note(uid, "x")));
+        for uid in 0..3000 {
+            let _ = note(uid, "x");
+        }
         assert!(refusals.lock().users.len() <= USERS + 1);
         assert_eq!(refusals.note(1, "c", now + FORGOTTEN), Say::New);
         refusals.forget();

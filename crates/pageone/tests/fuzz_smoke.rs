@@ -72,10 +72,13 @@ const WORDS: [&str; 32] = [
     "\u{202e}",
 ];
 
+/// What must hold of any bytes.
+type Check = dyn Fn(&[u8]);
+
 struct Target {
     name: &'static str,
     seeds: Vec<Vec<u8>>,
-    check: Box<dyn Fn(&[u8])>,
+    check: Box<Check>,
 }
 
 fn packet(encode: impl FnOnce(&mut [u8; MAX_MESSAGE]) -> usize) -> Vec<u8> {
@@ -214,7 +217,7 @@ fn notes() -> Target {
     }
 }
 
-fn as_text(check: fn(&str)) -> Box<dyn Fn(&[u8])> {
+fn as_text(check: fn(&str)) -> Box<Check> {
     Box::new(move |bytes| check(&String::from_utf8_lossy(bytes)))
 }
 
