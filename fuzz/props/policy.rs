@@ -2,7 +2,7 @@
 //! domain is of one of the known forms and of the peer that asked.
 
 use crate::bound::bounded;
-use pageone::policy::{Policy, Who};
+use pageone::policy::{Cgroup, Policy, Who};
 
 const CGROUPS: [&str; 4] = [
     "/",
@@ -25,7 +25,10 @@ pub(crate) fn check(text: &str) {
         let who = Who {
             uid,
             gid: uid + 1,
-            cgroup: Some((*cgroup).to_owned()),
+            cgroup: Some(Cgroup {
+                id: 77,
+                path: (*cgroup).to_owned(),
+            }),
         };
         for name in ["", "build", "x", "uid:1"] {
             if let Ok(domain) = policy.domain(&who, name) {
@@ -44,7 +47,8 @@ fn is_his(who: &Who, name: &str, domain: &str) {
     let own = [format!("uid:{}", who.uid), format!("gid:{}", who.gid)];
     let plain = own.iter().any(|own| domain == own);
     let split = own.iter().any(|own| *domain == format!("{own}/{name}"));
-    let cgroup = who.cgroup.as_ref().map(|path| format!("cgroup:{path}"));
+    let its = who.cgroup.as_ref();
+    let cgroup = its.map(|cgroup| format!("cgroup:{}{}", cgroup.id, cgroup.path));
     let fits = match (name, domain.strip_prefix("name:")) {
         ("", Some(named)) => !named.is_empty(),
         ("", None) => plain || cgroup.as_deref() == Some(domain),

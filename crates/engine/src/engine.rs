@@ -7,21 +7,24 @@ use std::thread::JoinHandle;
 
 use numa::{HeapView, NodeId};
 use sys::keeper::{Keeper, Kept};
-use sys::process;
+use sys::process::{self, Cgroup};
 use sys::stranger::Stranger;
 use wire::{RunMode, Setting, Status};
 
 use crate::account::Home;
-use crate::error::EngineError;
+use crate::account::Lifeline;
+use crate::error::{EngineError, Refusal};
 use crate::facilities;
+use crate::guest::REFUSED;
 use crate::helm::{self, Helm};
-use crate::link::{ProcessMemory, SocketLink};
+use crate::link::SocketLink;
 use crate::nodes::Atlas;
 use crate::options::{Options, check_value};
 use crate::read::Hasher;
-use crate::realm::lock;
+use crate::realm::{Realm, lock};
 use crate::remember::Turned;
 use crate::schedule::{Core, Knobs};
+use crate::space::{Applicant, ProcessMemory};
 use crate::succeed::Maker;
 use crate::workers::{STUCK, Workers};
 
@@ -38,6 +41,13 @@ pub struct Engine {
     /// `/dev/userfaultfd`, to hand to guests; `None` when this process may not open it.
     device: Option<OwnedFd>,
     driver: Option<JoinHandle<()>>,
+}
+
+/// What the engine has of a guest that was welcomed.
+struct Welcomed {
+    realm: Arc<Realm>,
+    memory: ProcessMemory,
+    line: Box<dyn Lifeline>,
 }
 
 impl Engine {
@@ -125,34 +135,58 @@ impl Engine {
     }
 
     /// Takes a guest whose hello has been read, into `domain`. Never blocks: the rest of the
-    /// handshake happens in the next round. A guest that cannot be admitted is told by the end of
-    /// its connection, the log by a warning.
-    pub fn admit(&self, caller: Stranger, domain: &str) {
+    /// handshake happens in the next round. A guest that cannot be admitted is told why, and so is the log. One whose
+    /// domain rests on its `cgroup` leaves it with the cgroup.
+    pub fn admit(&self, caller: Stranger, domain: &str, cgroup: Option<Cgroup>) {
         let peer = caller.peer();
-        match self.welcome(caller, domain) {
-            Ok(()) => self.helm.tell(|signal| signal.nudge = true),
-            Err(error) => tracing::warn!(pid = peer.pid, %error, "a guest cannot be admitted"),
+        let mut link = Box::new(SocketLink::new(caller));
+        let applicant = Applicant::new(link.socket(), cgroup);
+        match applicant.and_then(|applicant| self.welcome(&mut link, applicant, domain)) {
+            Ok(its) => {
+                let core = &self.helm.core;
+                core.admit(peer, its.realm, Box::new(its.memory), link, its.line);
+                self.helm.tell(|signal| signal.nudge = true);
+            }
+            Err(why) => {
+                let why = why.to_string();
+                link.refuse(&why);
+                REFUSED.tell(peer.uid, &why);
+            }
         }
     }
 
-    fn welcome(&self, caller: Stranger, domain: &str) -> std::io::Result<()> {
+    fn welcome(
+        &self,
+        link: &mut SocketLink,
+        applicant: Applicant,
+        domain: &str,
+    ) -> Result<Welcomed, Refusal> {
         let core = &self.helm.core;
-        let peer = caller.peer();
-        let atlas = Arc::clone(&self.atlas);
-        let memory = Box::new(ProcessMemory::open(peer.pid, atlas)?);
-        let mut link = Box::new(SocketLink::new(caller));
-        core.check_quota(peer.uid, domain)
-            .map_err(std::io::Error::other)?;
+        let (pid, uid) = (applicant.pid(), applicant.uid());
+        // Of two with this number one has ended, and the applicant lives.
+        if core.has_session(pid) {
+            return Err(Refusal::Session { pid });
+        }
+        core.check_quota(uid, domain)?;
         let realm = core.realm(domain)?;
-        realm.owner.get_or_init(|| peer.uid);
+        realm.owner.get_or_init(|| uid);
         let stores = realm.floors().map(|floor| floor.store.share());
         let stores = stores.collect::<std::io::Result<Vec<_>>>()?;
         let device = self.device.as_ref().map(AsFd::as_fd);
         let no_tie = std::io::Error::from(std::io::ErrorKind::Unsupported);
         let tie = realm.bequest.as_ref().ok_or(no_tie)?.tie()?;
-        let line = link.welcome(tie.as_fd(), &stores, device)?;
-        core.admit(peer, realm, memory, link, line);
-        Ok(())
+        let (line, number) = link.welcome(tie.as_fd(), &stores, device)?;
+        let memory = ProcessMemory::new(
+            applicant,
+            link.socket().watch(),
+            number,
+            Arc::clone(&self.atlas),
+        );
+        Ok(Welcomed {
+            realm,
+            memory,
+            line,
+        })
     }
 
     /// The counters.
@@ -340,7 +374,7 @@ mod tests {
             return;
         };
         let (ours, theirs) = sys::socket::pair().unwrap();
-        engine.admit(Stranger::new(ours).unwrap(), "somebody");
+        engine.admit(Stranger::new(ours).unwrap(), "somebody", None);
         while engine.status().full_scans < 3 {
             std::thread::sleep(Duration::from_millis(1));
         }

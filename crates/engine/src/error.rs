@@ -1,4 +1,10 @@
-//! What can go wrong when an engine starts, or a knob is turned.
+//! What can go wrong when an engine starts, a knob is turned, or a process would be a guest.
+
+use sys::credentials::Credentials;
+use sys::process::Cgroup;
+use sys::socket::Peer;
+
+use crate::quota::OverQuota;
 
 /// Why the engine cannot start or a knob cannot turn.
 #[derive(Debug, thiserror::Error)]
@@ -59,4 +65,79 @@ pub enum EngineError {
         /// The kernel's answer.
         source: std::io::Error,
     },
+}
+
+/// Why a process may not be a guest, or not any longer.
+#[derive(Debug, thiserror::Error)]
+pub enum Refusal {
+    /// Its ids are not all those with which it connected.
+    #[error(
+        "thread {thread} of process {} runs as {ids}, and all have to be of user {} and group {}, as it \
+         connected",
+        peer.pid, peer.uid, peer.gid
+    )]
+    Ids {
+        /// With which ids it connected.
+        peer: Peer,
+        /// The thread that has others.
+        thread: u32,
+        /// These.
+        ids: Credentials,
+    },
+    /// Its memory is a secret.
+    #[error(
+        "the memory of process {pid} is a secret (PR_SET_DUMPABLE, as after a change of user or without the \
+         right to read its program)"
+    )]
+    Secret {
+        /// The process.
+        pid: u32,
+    },
+    /// Its agent named a thread that cannot vouch for it.
+    #[error(
+        "process {pid} has no thread {number} besides its first, by which its agent could be known"
+    )]
+    NoWitness {
+        /// The process.
+        pid: u32,
+        /// The thread's number as the agent knows it.
+        number: u32,
+    },
+    /// The speaker is another process.
+    #[error("the agent that speaks for process {pid} does not live in its memory")]
+    Elsewhere {
+        /// The process that connected.
+        pid: u32,
+    },
+    /// It is served already.
+    #[error("process {pid} has a session already")]
+    Session {
+        /// The process.
+        pid: u32,
+    },
+    /// It has another cgroup than the one by which it has its domain.
+    #[error(
+        "process {pid} has gone from cgroup {:?} (number {}) to {:?} ({})",
+        from.path, from.id, to.path, to.id
+    )]
+    Moved {
+        /// The process.
+        pid: u32,
+        /// Where it connected.
+        from: Cgroup,
+        /// Where it is.
+        to: Cgroup,
+    },
+    /// Its user has as much as he may.
+    #[error(transparent)]
+    Quota(#[from] OverQuota),
+    /// It is no more what it was.
+    #[error("process {pid} has ended, or runs another program")]
+    Gone {
+        /// The process.
+        pid: u32,
+    },
+    /// The system refuses.
+    #[error(transparent)]
+    System(#[from] std::io::Error),
 }

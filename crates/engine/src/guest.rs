@@ -9,27 +9,43 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use sys::pagemap::PageRun;
 use sys::process::Remote;
-use wire::{Answer, PageBits, Question};
+use wire::{Answer, PageBits, Question, Ready};
 
 use crate::account::{Ledger, Lifeline};
 use crate::adopt::{self, Mapped};
 use crate::calm::Calm;
 use crate::chunk::Chunk;
+use crate::error::Refusal;
 use crate::kin::Kin;
 use crate::offers::Offers;
 use crate::page::{CLASSES, Class, StoreId};
 use crate::pages::Pages;
 use crate::realm::{Effects, Realm, lock};
+use crate::refusals::Refusals;
 use crate::store::PageBytes;
 use crate::users::User;
 
 /// A guest's address space.
+///
+/// Nothing but [`Self::has_exited`], [`Self::has_left`] and [`Self::name`] may be asked before it is admitted (I10).
 pub(crate) trait Memory: Send + Sync {
+    /// Admits the address space in which the agent that is `ready` lives, once.
+    ///
+    /// # Errors
+    /// Why it may not be a guest.
+    fn admit(&self, ready: Ready) -> Result<(), Refusal>;
+
+    /// Whether the process is still one that may be in its domain.
+    ///
+    /// # Errors
+    /// Why not.
+    fn compare(&self) -> Result<(), Refusal>;
+
     /// Looks at the pages of `range` and arms the written ones again, as
     /// [`sys::pagemap::Pagemap::scan`].
     ///
@@ -67,8 +83,11 @@ pub(crate) trait Memory: Send + Sync {
     /// How many mappings the process has.
     fn mappings(&self) -> Option<u64>;
 
-    /// Whether the process has ended.
+    /// Whether the process has ended, or runs another program.
     fn has_exited(&self) -> bool;
+
+    /// The same, or its agent has closed the connection.
+    fn has_left(&self) -> bool;
 
     /// The command name.
     fn name(&self) -> String;
@@ -132,6 +151,12 @@ pub(crate) enum Fault {
     /// Its memory cannot be looked at.
     #[error("its memory cannot be looked at: {0}")]
     Unreadable(std::io::Error),
+    /// It may not be a guest.
+    #[error(transparent)]
+    Unfit(#[from] Refusal),
+    /// It may no longer be in its domain.
+    #[error("it has left its domain: {0}")]
+    Left(String),
     /// Reading its memory does not return.
     #[error("reading its memory does not return")]
     Stuck,
@@ -282,6 +307,8 @@ pub(crate) struct Guest {
     pins: Mutex<Pins>,
     claims: Mutex<Claims>,
     pub(crate) kin: Kin,
+    /// Why it may no longer be in its domain, and since when that is known.
+    leaving: OnceLock<(String, Instant)>,
 }
 
 /// What is known of what may hold a guest's pages pinned.
@@ -291,6 +318,12 @@ struct Pins {
     /// Looks in a row that found nothing.
     clean: u32,
 }
+
+/// What the log has of processes that may not be guests.
+pub(crate) static REFUSED: Refusals = Refusals::new();
+
+/// How long a guest may take to give the pages it shared with its former domain private copies.
+const PARTING: Duration = Duration::from_secs(10);
 
 /// Looks in a row that must find nothing before broken pages are merged again: what was closed
 /// before the first may still be at work then, and is done before the second.
@@ -318,10 +351,6 @@ impl Guest {
         link: Box<dyn Link>,
         line: Box<dyn Lifeline>,
     ) -> Self {
-        let counters = Counters::default();
-        let vmas = memory.mappings().unwrap_or(0);
-        counters.vmas.store(vmas, Relaxed);
-        counters.vmas_before.store(vmas, Relaxed);
         let pending = Some(Pending::Ready(Instant::now()));
         Self {
             number,
@@ -336,7 +365,7 @@ impl Guest {
             ledger: Mutex::new(Ledger::new(line)),
             offers: Mutex::default(),
             calm: Mutex::default(),
-            counters,
+            counters: Counters::default(),
             standing: AtomicU8::new(Standing::Served as u8),
             late: AtomicBool::new(true),
             overtime_ns: AtomicU64::new(0),
@@ -345,6 +374,56 @@ impl Guest {
             pins: Mutex::default(),
             claims: Mutex::new(Claims::Open(0)),
             kin: Kin::default(),
+            leaving: OnceLock::new(),
+        }
+    }
+
+    /// Takes the guest in: its agent is `ready`.
+    ///
+    /// # Errors
+    /// Why it may not be one.
+    pub(crate) fn enter(&self, ready: Ready) -> Result<(), Refusal> {
+        self.memory.admit(ready)?;
+        let vmas = self.memory.mappings().unwrap_or(0);
+        self.counters.vmas.store(vmas, Relaxed);
+        self.counters.vmas_before.store(vmas, Relaxed);
+        Ok(())
+    }
+
+    /// Looks whether the guest may still be in its domain; false when that cannot be told now, and so nothing may be
+    /// done with it. One that may not be is unmerged first, while its agent answers.
+    ///
+    /// # Errors
+    /// It is no guest at all any longer.
+    pub(crate) fn compare(&self) -> Result<bool, Fault> {
+        match self.memory.compare() {
+            Ok(()) => Ok(true),
+            Err(Refusal::Gone { .. }) => Err(Fault::Closed),
+            Err(Refusal::System(error)) => {
+                tracing::warn!(pid = self.pid, %error, "whose a guest is cannot be told now");
+                Ok(false)
+            }
+            Err(why) => {
+                let since = (why.to_string(), Instant::now());
+                if self.leaving.set(since).is_ok() {
+                    tracing::info!(pid = self.pid, "a guest leaves its domain: {why}");
+                }
+                Ok(true)
+            }
+        }
+    }
+
+    /// Whether the guest leaves its domain: nothing more of it is merged.
+    pub(crate) fn leaves(&self) -> bool {
+        self.leaving.get().is_some()
+    }
+
+    /// Ends the service of a guest that leaves when all its pages are private, or it took too long.
+    pub(crate) fn part(&self) {
+        if let Some((why, since)) = self.leaving.get()
+            && (self.counters.pages(Class::Merged) == 0 || since.elapsed() > PARTING)
+        {
+            self.condemn(&Fault::Left(why.clone()));
         }
     }
 
@@ -369,6 +448,7 @@ impl Guest {
             (Ok(_), Fault::Failed { step, .. }) if *step == wire::STEP_RIGHTS => {
                 tracing::debug!(pid = self.pid, %fault, "the guest left");
             }
+            (Ok(_), Fault::Unfit(why)) => REFUSED.tell(self.user.uid, &why.to_string()),
             (Ok(_), _) => tracing::warn!(pid = self.pid, %fault, "the guest is dropped"),
         }
     }

@@ -37,10 +37,11 @@
 //! * I6 A realm (indexes, stores, slots, chunks) belongs to one domain; nothing crosses. Inside it
 //!   nothing crosses nodes unless the rules say so: see [`nodes`] and [`switch`].
 //! * I7 No guest thread waits for the engine: the engine asks, only agents answer; what holds a lock of
-//!   a guest's memory is short and done at ordinary priority: see [`link`].
+//!   a guest's memory is short and done at ordinary priority: see [`space`].
 //! * I8 Whatever an agent does costs the engine that guest: bounded answers, bounded patience, and
 //!   a contradiction ends the service.
 //! * I9 Every present page has exactly one tag, and a tag one class.
+//! * I10 All that is read of a guest belonged at that moment to the address space that was admitted: see [`space`].
 //!
 //! All stages run behind traits ([`guest::Memory`], [`guest::Link`], [`store::Store`],
 //! [`account::Lifeline`], [`index::Index`]), so the tests run them against fakes that die, lie and
@@ -84,10 +85,12 @@ mod queue;
 mod quota;
 mod read;
 mod realm;
+mod refusals;
 mod remember;
 #[cfg(test)]
 mod scale;
 mod schedule;
+mod space;
 mod span;
 mod status;
 mod store;
@@ -110,6 +113,7 @@ mod users;
 mod workers;
 
 pub use engine::Engine;
-pub use error::EngineError;
+pub use error::{EngineError, Refusal};
 pub use options::{Limits, Options};
 pub use quota::OverQuota;
+pub use refusals::Refusals;

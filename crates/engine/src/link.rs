@@ -1,169 +1,15 @@
-//! The real thing: a guest's memory through `/proc` and process_vm_readv, its agent by socket.
-//!
-//! Whatever takes the lock of a guest's memory map is done at ordinary priority, and in pieces: a
-//! worker runs on idle CPUs only, and one that lost its CPU with that lock held would keep the guest
-//! waiting (I7).
+//! The connection to a real guest's agent, by socket.
 
-use std::io::IoSliceMut;
-use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::io::Errno;
-use sys::pagemap::{PageRun, Pagemap};
-use sys::process::{self, Remote, without_yielding};
 use sys::stranger::Stranger;
-use sys::{memfd, mempolicy, vma};
-use wire::{Answer, MAX_MESSAGE, Question, Welcome};
+use sys::{memfd, process};
+use wire::{Answer, MAX_MESSAGE, Question, Reason, Welcome};
 
 use crate::account::Lifeline;
-use crate::adopt::Mapped;
-use crate::guest::{Fault, Link, Memory};
-use crate::nodes::Atlas;
-use crate::page::{Slot, StoreId};
-use crate::store::PageBytes;
-
-/// The memory of a process.
-#[derive(Debug)]
-pub(crate) struct ProcessMemory {
-    pid: u32,
-    pidfd: OwnedFd,
-    pagemap: Pagemap,
-    atlas: Arc<Atlas>,
-}
-
-impl ProcessMemory {
-    /// Opens the memory of `pid`.
-    ///
-    /// # Errors
-    /// When the process is gone, or this one may not look into it.
-    pub(crate) fn open(pid: u32, atlas: Arc<Atlas>) -> std::io::Result<Self> {
-        let memory = Self {
-            pid,
-            pidfd: process::open_pidfd(pid)?,
-            pagemap: Pagemap::open(pid)?,
-            atlas,
-        };
-        match memory.has_exited() {
-            // Then both descriptors were opened on the same process.
-            false => Ok(memory),
-            true => Err(std::io::ErrorKind::NotFound.into()),
-        }
-    }
-
-    fn ask_nodes(&self, pages: &[usize]) -> std::io::Result<Vec<Option<StoreId>>> {
-        let mut nodes = vec![-1; pages.len()];
-        mempolicy::pages_to_nodes(raw_pid(self.pid), pages, &mut nodes)?;
-        Ok(nodes.iter().map(|&node| self.atlas.of_node(node)).collect())
-    }
-
-    fn ask_frames(&self, pages: &[usize]) -> std::io::Result<Vec<Option<StoreId>>> {
-        let (Some(&first), Some(&last)) = (pages.first(), pages.last()) else {
-            return Ok(Vec::new());
-        };
-        let range = first as u64..(last + wire::PAGE_BYTES) as u64;
-        let frames = self.pagemap.frames(range)?;
-        let store = |&page: &usize| {
-            let frame = frames.get(page.checked_sub(first)? / wire::PAGE_BYTES);
-            frame.and_then(|&frame| self.atlas.of_frame(frame))
-        };
-        Ok(pages.iter().map(store).collect())
-    }
-}
-
-fn raw_pid(pid: u32) -> Option<rustix::process::Pid> {
-    i32::try_from(pid)
-        .ok()
-        .and_then(rustix::process::Pid::from_raw)
-}
-
-impl Memory for ProcessMemory {
-    fn scan(&self, range: Range<u64>, runs: &mut [PageRun]) -> std::io::Result<(usize, u64)> {
-        Ok(without_yielding(|| self.pagemap.scan(range, runs))?)
-    }
-
-    fn peek(&self, range: Range<u64>, runs: &mut [PageRun]) -> std::io::Result<(usize, u64)> {
-        Ok(without_yielding(|| self.pagemap.peek(range, runs))?)
-    }
-
-    fn read(&self, ranges: &[Remote], pages: &mut [&mut PageBytes]) -> std::io::Result<usize> {
-        let mut local: Vec<_> = pages
-            .iter_mut()
-            .map(|page| IoSliceMut::new(page.as_mut_slice()))
-            .collect();
-        let read = match without_yielding(|| process::read_memory(self.pid, ranges, &mut local)) {
-            Ok(bytes) => bytes / wire::PAGE_BYTES,
-            // Not there, or no memory to look at it just now: the pages are tried again.
-            Err(Errno::FAULT | Errno::NOMEM | Errno::AGAIN | Errno::INTR) => 0,
-            Err(error) => return Err(error.into()),
-        };
-        // The number names whoever runs under it now: after an exec a program that offered
-        // nothing, after an exit a stranger. What was read counts only if the address space of
-        // the page map was still the process's own afterwards.
-        match self.pagemap.is_alive() {
-            true => Ok(read),
-            false => Err(std::io::ErrorKind::NotFound.into()),
-        }
-    }
-
-    fn stores(&self, pages: &[usize]) -> Vec<Option<StoreId>> {
-        let stores = match &*self.atlas {
-            Atlas::One => return vec![Some(StoreId::default()); pages.len()],
-            // Frame numbers tell the node.
-            Atlas::Ranges(_) => without_yielding(|| self.ask_frames(pages)),
-            Atlas::Nodes(_) => without_yielding(|| self.ask_nodes(pages)),
-        };
-        // A process that is gone has its pages nowhere; the next look finds out.
-        stores.unwrap_or_else(|_| vec![None; pages.len()])
-    }
-
-    fn pins(&self) -> Option<String> {
-        match sys::pins::find(self.pid) {
-            Ok(pin) => pin.map(|pin| pin.to_string()),
-            Err(error) => Some(format!("its descriptors cannot be looked at: {error}")),
-        }
-    }
-
-    fn mapped(&self, stores: &[u64], each: &mut dyn FnMut(Mapped)) -> std::io::Result<bool> {
-        let device = memfd::device()?;
-        let mut none_else = true;
-        let each_file = |file: vma::FileMapping| {
-            let store = stores.iter().position(|&store| store == file.inode);
-            let id = store.and_then(|store| u8::try_from(store).ok());
-            match id.filter(|_| file.device == device).map(StoreId) {
-                Some(id) => {
-                    let first = Slot(id.first_slot().0 + file.offset / wire::PAGE_BYTES as u64);
-                    let range = file.range;
-                    each(Mapped { range, first });
-                }
-                None => none_else &= !file.path.starts_with(crate::store::PATH),
-            }
-        };
-        without_yielding(|| vma::private_files(self.pid, each_file))?;
-        // As in `read`: the number may be another process's by now.
-        match self.pagemap.is_alive() {
-            true => Ok(none_else),
-            false => Err(std::io::ErrorKind::NotFound.into()),
-        }
-    }
-
-    fn mappings(&self) -> Option<u64> {
-        process::count_mappings(self.pid).ok()
-    }
-
-    fn has_exited(&self) -> bool {
-        process::has_exited(&self.pidfd)
-    }
-
-    fn name(&self) -> String {
-        process::comm(self.pid)
-    }
-
-    fn parent(&self) -> Option<u32> {
-        process::parent(self.pid)
-    }
-}
+use crate::guest::{Fault, Link};
 
 impl Lifeline for memfd::Lifeline {
     fn is_free(&self) -> bool {
@@ -197,8 +43,20 @@ impl SocketLink {
         }
     }
 
+    /// The connection.
+    pub(crate) fn socket(&self) -> &Stranger {
+        &self.socket
+    }
+
+    /// Tells the agent that its guest is refused, and why. An agent that does not take it has lost it.
+    pub(crate) fn refuse(&mut self, why: &str) {
+        let len = Reason::new(why).encode(&mut self.buffer);
+        let packet = self.buffer.get(..len).unwrap_or_default();
+        let _ = sys::socket::send_within(&self.socket, packet, &[], Duration::ZERO);
+    }
+
     /// Welcomes the agent: hands over a lifeline, the domain's tie, the stores, and the userfaultfd device if there
-    /// is one.
+    /// is one. Gives the lifeline and its number.
     ///
     /// # Errors
     /// When the connection is broken or descriptors are exhausted.
@@ -207,8 +65,9 @@ impl SocketLink {
         tie: BorrowedFd<'_>,
         stores: &[OwnedFd],
         device: Option<BorrowedFd<'_>>,
-    ) -> std::io::Result<Box<dyn Lifeline>> {
+    ) -> std::io::Result<(Box<dyn Lifeline>, u64)> {
         let line = memfd::Lifeline::new()?;
+        let number = memfd::number(line.as_fd())?;
         let welcome = Welcome {
             stores: u16::try_from(stores.len()).unwrap_or(u16::MAX),
             device: device.is_some(),
@@ -222,7 +81,7 @@ impl SocketLink {
             .collect();
         let packet = self.buffer.get(..len).unwrap_or_default();
         sys::socket::send_within(&self.socket, packet, &descriptors, SENDING)?;
-        Ok(Box::new(line))
+        Ok((Box::new(line), number))
     }
 }
 
@@ -297,12 +156,13 @@ mod tests {
         let store = memfd::Store::new("pageone-test").unwrap();
         let stores = [(); 2].map(|()| store.share().unwrap());
         let tie = memfd::Lifeline::new().unwrap();
-        let line = link.welcome(tie.as_fd(), &stores, None).unwrap();
+        let (line, told) = link.welcome(tie.as_fd(), &stores, None).unwrap();
         let mut buffer = [0; MAX_MESSAGE];
         let mut received = sys::socket::recv(&agent, &mut buffer).unwrap();
         let welcome = Welcome::decode(&buffer[..received.len]).unwrap();
         assert_eq!((welcome.stores, welcome.device), (2, false));
         let theirs = received.descriptors[0].take().unwrap();
+        assert_eq!(memfd::number(&theirs).unwrap(), told);
         let access = sys::mapping::Access::ReadWrite;
         sys::mapping::share(theirs.as_fd(), 0, 4096, access).unwrap();
         assert!(!line.is_free());
@@ -334,23 +194,5 @@ mod tests {
             adopted: false,
         });
         assert!(matches!(sent, Err(Fault::Closed)));
-    }
-
-    #[test]
-    fn memory_is_read_only_while_it_is_the_same() {
-        let child = std::process::Command::new("sleep").arg("60").spawn();
-        let mut child = child.unwrap();
-        let memory = ProcessMemory::open(child.id(), Arc::new(Atlas::One)).unwrap();
-        let mut page = [0; wire::PAGE_BYTES];
-        let nowhere = Remote {
-            start: 4096,
-            len: wire::PAGE_BYTES,
-        };
-        assert_eq!(memory.read(&[nowhere], &mut [&mut page]).unwrap(), 0);
-        assert!(memory.mappings().unwrap() > 0 && !memory.name().is_empty());
-        child.kill().unwrap();
-        child.wait().unwrap();
-        assert!(memory.has_exited());
-        assert!(memory.read(&[nowhere], &mut [&mut page]).is_err());
     }
 }

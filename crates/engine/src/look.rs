@@ -45,6 +45,18 @@ pub(crate) struct Terms {
 }
 
 impl Terms {
+    /// For a guest that leaves its domain nothing is left but to be unmerged.
+    fn of(self, guest: &Guest) -> Self {
+        match guest.leaves() {
+            false => self,
+            true => Self {
+                mode: RunMode::Unmerge,
+                scan: false,
+                ..self
+            },
+        }
+    }
+
     /// How the broken pages of `guest` are treated. Asks the guest's descriptors what they are.
     fn again(&self, guest: &Guest) -> Again {
         let pins = || guest.memory.pins();
@@ -69,6 +81,7 @@ pub(crate) fn look(
     }
     let served = guest.standing() == Standing::Served;
     if served && catch_up(guest, terms, effects) {
+        let terms = terms.of(guest);
         guest.settle();
         if let Err(error) = guest.claim(effects) {
             guest.condemn(&Fault::Unreadable(error));
@@ -83,6 +96,7 @@ pub(crate) fn look(
         } else if terms.mode == RunMode::Unmerge {
             find_merged(guest, found);
         }
+        guest.part();
     }
     if guest.standing() != Standing::Served {
         retire(guest, effects);
@@ -144,7 +158,12 @@ fn take_late(
     effects: &mut Effects,
 ) -> Result<(), Fault> {
     match (pending, answer) {
-        (Pending::Ready(_), Answer::Ready(_)) => {
+        (Pending::Ready(_), &Answer::Ready(ready)) => {
+            // A stranger's execve may hold up who opens its memory: a guest that has left is not waited for.
+            if guest.memory.has_left() {
+                return Err(Fault::Closed);
+            }
+            guest.enter(ready)?;
             tracing::info!(
                 pid = guest.pid,
                 domain = guest.realm.domain,
@@ -182,6 +201,9 @@ fn sync(
     patience: Duration,
     effects: &mut Effects,
 ) -> Result<bool, Fault> {
+    if !guest.compare()? {
+        return Ok(false);
+    }
     let link = talk.link.as_mut().ok_or(Fault::Closed)?;
     let renew = lock(&guest.ledger).wants_renewal() && give_line(guest, link.as_mut());
     let adopted = guest.take_adopted();

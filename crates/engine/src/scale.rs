@@ -23,6 +23,7 @@ use wire::{
 
 use crate::account::{Home, Lifeline};
 use crate::adopt::Mapped;
+use crate::error::Refusal;
 use crate::guest::{Fault, Link, Memory};
 use crate::page::{Slot, StoreId};
 use crate::read::Hasher;
@@ -57,6 +58,14 @@ impl Simulated {
 }
 
 impl Memory for Simulated {
+    fn admit(&self, _ready: Ready) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    fn compare(&self) -> Result<(), Refusal> {
+        Ok(())
+    }
+
     fn scan(&self, range: Range<u64>, runs: &mut [PageRun]) -> std::io::Result<(usize, u64)> {
         let first = self.looks.fetch_add(1, Relaxed) == 0;
         let present = Categories::PRESENT;
@@ -109,6 +118,10 @@ impl Memory for Simulated {
 
     fn has_exited(&self) -> bool {
         false
+    }
+
+    fn has_left(&self) -> bool {
+        self.has_exited()
     }
 
     fn name(&self) -> String {

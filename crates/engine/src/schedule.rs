@@ -31,7 +31,7 @@ use crate::ask::{self, Asked, Manner};
 use crate::bequest::Bequest;
 use crate::chunk::Chunk;
 use crate::govern::Governor;
-use crate::guest::{Guest, Link, Memory};
+use crate::guest::{Guest, Link, Memory, Standing};
 use crate::look::{self, Terms};
 use crate::nodes::Rules;
 use crate::options::Limits;
@@ -291,6 +291,13 @@ impl Core {
         Ok(realm)
     }
 
+    /// Whether a process has a session: the number belongs to one that lives.
+    pub(crate) fn has_session(&self, pid: u32) -> bool {
+        let guests = lock(&self.guests);
+        let mut its = guests.iter().filter(|guest| guest.pid == pid);
+        its.any(|guest| guest.standing() == Standing::Served && !guest.memory.has_left())
+    }
+
     /// Takes a guest in that has been welcomed.
     pub(crate) fn admit(
         &self,
@@ -390,7 +397,8 @@ impl Core {
 
     /// Between rounds: retires guests that have ended, settles what they left behind.
     pub(crate) fn reap(&self, scratch: &mut Scratch) {
-        let ended = |guest: &Arc<Guest>| guest.memory.has_exited();
+        let ended =
+            |guest: &Arc<Guest>| guest.standing() == Standing::Condemned || guest.memory.has_left();
         let ended: Vec<_> = lock(&self.guests)
             .iter()
             .filter(|guest| ended(guest))
@@ -463,7 +471,10 @@ impl Core {
             worth_splitting: self.knobs.worth_splitting(),
             step_aside: &|| post.step_aside(&self.queue),
         };
-        let mode = self.knobs.mode();
+        let mode = match guest.leaves() {
+            false => self.knobs.mode(),
+            true => RunMode::Unmerge,
+        };
         let mut waits = false;
         let asked = if mode == RunMode::Run {
             let context = Context {
@@ -494,6 +505,7 @@ impl Core {
         guest.realm.apply(&guest, effects);
         guest.counters.take_over(&mut pages);
         drop(pages);
+        guest.part();
         if asked == Asked::Busy && chunk.enqueue() {
             let again = Job::Chunk(Arc::clone(chunk), Visit::Insisting);
             self.queue.add([again]);

@@ -19,7 +19,6 @@ mod log;
 mod numa;
 mod paths;
 mod program;
-mod refusals;
 mod run;
 mod server;
 mod set;

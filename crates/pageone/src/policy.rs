@@ -12,7 +12,7 @@
 //! ```
 //!
 //! No two grants make the same text for different domains: `uid:7`, `uid:7/NAME`, `gid:7`,
-//! `gid:7/NAME`, `cgroup:PATH` and `name:NAME` differ in what is before the colon, only numbers stand
+//! `gid:7/NAME`, `cgroup:NUMBER/PATH` and `name:NAME` differ in what is before the colon, only numbers stand
 //! before a slash, and only `name:` is shared by several rules, on purpose.
 
 mod file;
@@ -26,6 +26,7 @@ pub use file::PolicyError;
 use ids::Ids;
 use pattern::Pattern;
 use sys::foreign::Foreign;
+pub use sys::process::Cgroup;
 
 /// What the kernel says of a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,15 +35,15 @@ pub struct Who {
     pub uid: u32,
     /// Effective group id when it connected.
     pub gid: u32,
-    /// Path of its cgroup, version 2; `None` when nobody looked, or it cannot be known.
-    pub cgroup: Option<String>,
+    /// Its cgroup; `None` when nobody looked, or it cannot be known.
+    pub cgroup: Option<Cgroup>,
 }
 
 impl fmt::Display for Who {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "user {} (group {}", self.uid, self.gid)?;
         match &self.cgroup {
-            Some(path) => write!(f, ", cgroup `{}`)", Foreign(path)),
+            Some(cgroup) => write!(f, ", cgroup `{}`)", Foreign(&cgroup.path)),
             None => write!(f, ")"),
         }
     }
@@ -100,8 +101,8 @@ struct Peers {
 impl Peers {
     fn fit(&self, who: &Who) -> bool {
         let in_cgroup = |patterns: &Vec<Pattern>| {
-            let path = who.cgroup.as_deref();
-            path.is_some_and(|path| patterns.iter().any(|p| p.matches(path)))
+            let cgroup = who.cgroup.as_ref();
+            cgroup.is_some_and(|cgroup| patterns.iter().any(|p| p.matches(&cgroup.path)))
         };
         self.uid.as_ref().is_none_or(|ids| ids.contains(who.uid))
             && self.gid.as_ref().is_none_or(|ids| ids.contains(who.gid))
@@ -144,7 +145,11 @@ impl Grant {
         match self {
             Self::User => Some(format!("uid:{}", who.uid)),
             Self::Group => Some(format!("gid:{}", who.gid)),
-            Self::Cgroup => who.cgroup.as_ref().map(|path| format!("cgroup:{path}")),
+            // The number too: a cgroup that is made again at this path is another.
+            Self::Cgroup => {
+                let cgroup = who.cgroup.as_ref()?;
+                Some(format!("cgroup:{}{}", cgroup.id, cgroup.path))
+            }
             Self::Named(name) => Some(format!("name:{name}")),
         }
     }

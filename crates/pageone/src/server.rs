@@ -40,11 +40,11 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use engine::{Engine, Limits};
+use engine::{Engine, Limits, Refusals};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use sys::fault::{self, Point};
-use sys::process;
+use sys::process::{self, Cgroup};
 use sys::socket::{self, Peer};
 use sys::stranger::{self, Stranger};
 use wire::{Hello, MAX_MESSAGE, Reason, Reply, Request, Role};
@@ -52,7 +52,6 @@ use wire::{Hello, MAX_MESSAGE, Reason, Reply, Request, Role};
 use crate::lane::{self, Answer, Answers, Asked, AskedOwn, Lane};
 use crate::listener::Listener;
 use crate::policy::{Policy, Who};
-use crate::refusals::Refusals;
 
 /// Requests of one user that wait.
 const MAX_ASKED_OF_USER: usize = 4;
@@ -140,6 +139,8 @@ impl Caller {
 struct Joining {
     socket: Stranger,
     domain: String,
+    /// The cgroup on which the domain rests.
+    cgroup: Option<Cgroup>,
 }
 
 /// The poll loop's state.
@@ -418,6 +419,7 @@ impl Server {
             Ok(domain) => self.door.push(Joining {
                 socket: caller.socket,
                 domain,
+                cgroup: who.cgroup,
             }),
             Err(refusal) => {
                 let why = refusal.to_string();
@@ -438,9 +440,9 @@ impl Server {
         let Peer { pid, uid, gid } = caller.socket.peer();
         let look = || {
             let pidfd = socket::peer_pidfd(&caller.socket)?;
-            let path = process::cgroup(pid)?;
+            let cgroup = process::cgroup(pid)?;
             match process::has_exited(&pidfd) {
-                false => Ok(path),
+                false => Ok(cgroup),
                 true => Err(std::io::Error::from(std::io::ErrorKind::NotFound)),
             }
         };
@@ -529,5 +531,7 @@ fn refuse_guest(socket: &Stranger, why: &str) {
 /// The thread that hands guests to the engine.
 fn door(engine: &Arc<Engine>) -> Lane<Joining> {
     let engine = Arc::clone(engine);
-    lane::door(move |Joining { socket, domain }: Joining| engine.admit(socket, &domain))
+    lane::door(move |joining: Joining| {
+        engine.admit(joining.socket, &joining.domain, joining.cgroup);
+    })
 }

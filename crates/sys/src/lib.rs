@@ -6,6 +6,7 @@
 //! allocates nor touches `errno`: these wrappers go through rustix, which enters the kernel
 //! directly and returns errors as values.
 
+pub mod credentials;
 #[cfg(target_arch = "x86_64")]
 pub mod entry;
 pub mod fault;
@@ -33,4 +34,5 @@ pub mod thread;
 pub mod uffd;
 pub mod usage;
 pub mod vma;
+pub mod witness;
 pub mod zeroed;

@@ -2,12 +2,13 @@
 
 use std::cell::Cell;
 use std::io::IoSliceMut;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::{Errno, Result};
-use rustix::process::{Pid, PidfdFlags};
+use rustix::process::Pid;
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::fault::{self, Point};
@@ -62,16 +63,6 @@ fn last_error() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
-/// A descriptor that refers to the process `pid` for good, however its number is used again.
-///
-/// # Errors
-/// `SRCH` when there is no such process.
-pub fn open_pidfd(pid: u32) -> Result<OwnedFd> {
-    fault::check(Point::Pidfd)?;
-    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
-    rustix::process::pidfd_open(pid.ok_or(Errno::SRCH)?, PidfdFlags::empty())
-}
-
 /// Whether the process behind `pidfd` has ended.
 #[must_use]
 pub fn has_exited(pidfd: &impl AsFd) -> bool {
@@ -112,22 +103,71 @@ pub fn parent(pid: u32) -> Option<u32> {
     rest.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
-/// The path of `pid`'s cgroup of version 2, as seen from this process's cgroup namespace.
+/// A cgroup of version 2.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cgroup {
+    /// Its number: that of its folder, and of no other ever, also not of one made at the same path later.
+    pub id: u64,
+    /// Its path, as seen from this process's cgroup namespace.
+    pub path: String,
+}
+
+/// The cgroup of process `pid`.
 ///
 /// The number alone does not tell who is meant: a caller that holds a descriptor of the process
-/// ([`open_pidfd`], [`crate::socket::peer_pidfd`]) and finds it alive *after* this call has read the
+/// ([`crate::socket::peer_pidfd`]) and finds it alive *after* this call has read the
 /// right one.
 ///
 /// # Errors
-/// What open(2) and read(2) give; `InvalidData` when the process has no cgroup of version 2, or one
-/// whose path is not plain text.
-pub fn cgroup(pid: u32) -> std::io::Result<String> {
+/// What open(2), read(2) and stat(2) give; `InvalidData` when the process has no cgroup of version 2, or one
+/// whose path is not plain text; `NotFound` where no cgroups of version 2 are mounted; `WouldBlock` when it moves
+/// about.
+pub fn cgroup(pid: u32) -> std::io::Result<Cgroup> {
+    use std::os::unix::fs::MetadataExt;
+    const TRIES: usize = 3;
+    let id = |path: &str| {
+        let folder = cgroup_mount()?.join(path.trim_start_matches('/'));
+        Ok::<_, std::io::Error>(std::fs::metadata(folder)?.ino())
+    };
+    let mut path = cgroup_path(pid)?;
+    for _ in 0..TRIES {
+        let (before, again, after) = (id(&path), cgroup_path(pid)?, id(&path));
+        // A folder that had the number before and after had it when the process was found inside: cgroups are
+        // not renamed, and their numbers not used again.
+        match (before, after) {
+            (Ok(before), Ok(after)) if before == after && again == path => {
+                return Ok(Cgroup { id: after, path });
+            }
+            (_, Err(error)) if again == path => return Err(error),
+            _ => path = again,
+        }
+    }
+    Err(std::io::ErrorKind::WouldBlock.into())
+}
+
+fn cgroup_path(pid: u32) -> std::io::Result<String> {
     fault::check(Point::Proc)?;
     let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
     let path = text.lines().find_map(|line| line.strip_prefix("0::"));
-    let plain = path.filter(|path| path.starts_with('/') && !path.chars().any(char::is_control));
+    let is_plain = |path: &&str| {
+        // One outside of this namespace has no folder here.
+        let inside = !path.split('/').any(|part| part == "..");
+        path.starts_with('/') && inside && !path.chars().any(char::is_control)
+    };
     let bad = || std::io::Error::from(std::io::ErrorKind::InvalidData);
-    plain.map(str::to_owned).ok_or_else(bad)
+    path.filter(is_plain).map(str::to_owned).ok_or_else(bad)
+}
+
+/// Where cgroups of version 2 are mounted.
+fn cgroup_mount() -> std::io::Result<PathBuf> {
+    let mounts = std::fs::read_to_string("/proc/self/mounts")?;
+    let place = mounts.lines().find_map(|line| {
+        let mut fields = line.split(' ').skip(1);
+        let place = fields.next()?;
+        (fields.next()? == "cgroup2").then(|| PathBuf::from(place))
+    });
+    let none = || std::io::Error::new(std::io::ErrorKind::NotFound, "no cgroup2 is mounted");
+    place.ok_or_else(none)
 }
 
 /// How many mappings `pid` has: lines of `/proc/PID/maps`, about 1 µs each to count.
@@ -262,7 +302,7 @@ pub fn descriptor_limit() -> u64 {
     limit.maximum.unwrap_or(u64::MAX)
 }
 
-/// Raises this process's limit of open descriptors to what it may have: a guest takes four.
+/// Raises this process's limit of open descriptors to what it may have: a guest takes five.
 ///
 /// # Errors
 /// Whatever setrlimit(2) gives.
@@ -375,23 +415,57 @@ mod tests {
             .arg("60")
             .spawn()
             .unwrap();
-        let pidfd = open_pidfd(child.id()).unwrap();
+        let pid = Pid::from_raw(child.id().cast_signed()).unwrap();
+        let flags = rustix::process::PidfdFlags::empty();
+        let pidfd = rustix::process::pidfd_open(pid, flags).unwrap();
         assert!(!has_exited(&pidfd));
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(has_exited(&pidfd));
-        assert!(open_pidfd(child.id()).is_err());
     }
 
     #[test]
     fn this_process_can_be_described() {
         let me = std::process::id();
         assert!(!comm(me).is_empty());
-        assert!(cgroup(me).unwrap().starts_with('/'));
+        match cgroup_mount() {
+            Ok(_) => {
+                let own = cgroup(me).unwrap();
+                assert!(own.path.starts_with('/') && own.id > 0);
+            }
+            Err(error) => eprintln!("skipped: {error}"),
+        }
         assert!(count_mappings(me).unwrap() > 5);
         assert!(max_map_count().unwrap() > 1000);
         assert!(available_memory().unwrap() > 1 << 20);
         assert!(cpu_time() > Duration::ZERO);
+    }
+
+    #[test]
+    fn a_cgroup_made_again_is_another() {
+        let folder =
+            cgroup_mount().map(|mount| mount.join(format!("pageone-{}", std::process::id())));
+        let made = folder.and_then(|folder| std::fs::create_dir(&folder).map(|()| folder));
+        let folder = match made {
+            Ok(folder) => folder,
+            Err(error) => return eprintln!("skipped: no cgroup can be made: {error}"),
+        };
+        let found = [(); 2].map(|()| {
+            let mut child = std::process::Command::new("sleep");
+            let mut child = child.arg("60").spawn().unwrap();
+            let _ = std::fs::create_dir(&folder);
+            std::fs::write(folder.join("cgroup.procs"), child.id().to_string()).unwrap();
+            let found = cgroup(child.id());
+            child.kill().unwrap();
+            child.wait().unwrap();
+            // The kernel lets go of the last process a moment after its end is told.
+            while std::fs::remove_dir(&folder).is_err() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            found.unwrap()
+        });
+        assert_eq!(found[0].path, found[1].path);
+        assert_ne!(found[0].id, found[1].id);
     }
 
     #[test]

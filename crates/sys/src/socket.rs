@@ -11,6 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::{Errno, Result};
 use rustix::net::{
     self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
@@ -149,6 +150,7 @@ pub fn peer(socket: &impl AsFd) -> Result<Peer> {
 /// # Errors
 /// Whatever getsockopt(2) gives; where the process has ended, that is an error of its own.
 pub fn peer_pidfd(socket: &impl AsFd) -> Result<OwnedFd> {
+    fault::check(Point::Pidfd)?;
     let mut descriptor: libc::c_int = -1;
     let mut len: libc::socklen_t = 4;
     // SAFETY: the kernel writes at most `len` bytes into `descriptor`, an int of 4 bytes.
@@ -166,6 +168,15 @@ pub fn peer_pidfd(socket: &impl AsFd) -> Result<OwnedFd> {
         0 => Ok(unsafe { OwnedFd::from_raw_fd(descriptor) }),
         _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
     }
+}
+
+/// Whether the other end of `socket` is closed. What it sent before can still be received.
+#[must_use]
+pub fn has_hung_up(socket: &impl AsFd) -> bool {
+    let mut fds = [PollFd::new(socket, PollFlags::empty())];
+    let now = Timespec::default();
+    let _ = rustix::event::poll(&mut fds, Some(&now));
+    fds.iter().any(|fd| fd.revents().contains(PollFlags::HUP))
 }
 
 /// How long sending is tried when the kernel has no memory for it, and how often.
@@ -285,7 +296,11 @@ mod tests {
         let mut buffer = [0; 16];
         assert_eq!(recv(&b, &mut buffer).err(), Some(Errno::MSGSIZE));
         assert_eq!(recv(&b, &mut buffer).unwrap().len, 4);
+        send(&a, &[9; 5], &[]).unwrap();
+        assert!(!has_hung_up(&b));
         drop(a);
+        assert!(has_hung_up(&b));
+        assert_eq!(recv(&b, &mut buffer).unwrap().len, 5);
         assert_eq!(recv(&b, &mut buffer).unwrap().len, 0);
         assert_eq!(send(&b, b"x", &[]).err(), Some(Errno::PIPE));
     }

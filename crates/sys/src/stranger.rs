@@ -25,8 +25,8 @@
 //! Source: unix(7); net/unix/af_unix.c (`unix_dgram_recvmsg`, `unix_release_sock`), net/core/scm.c.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::io::{Errno, Result};
 use rustix::net::{Shutdown, SocketFlags, shutdown};
@@ -65,6 +65,24 @@ pub struct Stranger {
     /// `None` only while it is dropped.
     socket: Option<OwnedFd>,
     peer: Peer,
+    watch: Watch,
+}
+
+/// Tells from any thread whether a [`Stranger`] has left, also while another thread talks to him.
+#[derive(Clone, Debug)]
+pub struct Watch(Arc<Mutex<Option<RawFd>>>);
+
+impl Watch {
+    /// Whether either end of the connection is closed.
+    #[must_use]
+    pub fn has_left(&self) -> bool {
+        let open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        open.is_none_or(|number| {
+            // SAFETY: the number stands here only while the stranger holds the descriptor open; to let go of it he
+            // needs the lock that is held here.
+            socket::has_hung_up(&unsafe { BorrowedFd::borrow_raw(number) })
+        })
+    }
 }
 
 impl Stranger {
@@ -92,12 +110,20 @@ impl Stranger {
             uid: u32::MAX,
             gid: u32::MAX,
         };
+        let number = socket.as_raw_fd();
         let stranger = Self {
+            watch: Watch(Arc::new(Mutex::new(Some(number)))),
             socket: Some(socket),
             peer: *peer.as_ref().unwrap_or(&nobody),
         };
         refuse_descriptors(&stranger);
         peer.map(|_| stranger)
+    }
+
+    /// What tells whether he has left.
+    #[must_use]
+    pub fn watch(&self) -> Watch {
+        self.watch.clone()
     }
 
     /// The process that made the connection.
@@ -135,6 +161,8 @@ impl AsFd for Stranger {
 
 impl Drop for Stranger {
     fn drop(&mut self) {
+        // Before anybody else's descriptor can have the number.
+        *self.watch.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
         if let Some(socket) = self.socket.take()
             && !is_harmless(&socket)
         {

@@ -123,16 +123,9 @@ impl Maps {
     }
 
     fn query(&self, address: usize) -> Result<Option<Vma>> {
-        // SAFETY: all fields are integers, for which zero is a value.
-        let mut arg: raw::procmap_query = unsafe { std::mem::zeroed() };
-        arg.size = size_of::<raw::procmap_query>() as u64;
-        arg.query_flags = raw::procmap_query_flags::PROCMAP_QUERY_COVERING_OR_NEXT_VMA as u64;
-        arg.query_addr = address as u64;
-        // SAFETY: the structure is what PROCMAP_QUERY takes; it asks for no strings.
-        match unsafe { ioctl(self.0.as_fd(), Updater::<QUERY, _>::new(&mut arg)) } {
-            Err(Errno::NOENT) => return Ok(None),
-            other => other?,
-        }
+        let Some(arg) = query(&self.0, address as u64)? else {
+            return Ok(None);
+        };
         let has = |flag: raw::procmap_query_flags| arg.vma_flags & flag as u64 != 0;
         #[allow(clippy::cast_possible_truncation)] // addresses of this process
         Ok(Some(Vma {
@@ -158,6 +151,21 @@ impl Maps {
             found.is_none()
         })?;
         Ok(found)
+    }
+}
+
+/// Asks for the mapping that holds `address`, or the next one above.
+fn query(maps: &OwnedFd, address: u64) -> Result<Option<raw::procmap_query>> {
+    // SAFETY: all fields are integers, for which zero is a value.
+    let mut arg: raw::procmap_query = unsafe { std::mem::zeroed() };
+    arg.size = size_of::<raw::procmap_query>() as u64;
+    arg.query_flags = raw::procmap_query_flags::PROCMAP_QUERY_COVERING_OR_NEXT_VMA as u64;
+    arg.query_addr = address;
+    // SAFETY: the structure is what PROCMAP_QUERY takes; it asks for no strings.
+    match unsafe { ioctl(maps.as_fd(), Updater::<QUERY, _>::new(&mut arg)) } {
+        Ok(()) => Ok(Some(arg)),
+        Err(Errno::NOENT) => Ok(None),
+        Err(error) => Err(error),
     }
 }
 
@@ -223,7 +231,7 @@ pub fn attributes(start: usize, end: usize, mut each: impl FnMut(Vma, Option<Tol
     })
 }
 
-/// A private mapping of a file, in some process.
+/// A mapping of a file, in some process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileMapping {
     /// First address and the one after the last.
@@ -238,6 +246,12 @@ pub struct FileMapping {
     pub path: String,
 }
 
+fn open_maps(pid: u32) -> Result<OwnedFd> {
+    fault::check(Point::Proc)?;
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    rustix::fs::open(format!("/proc/{pid}/maps"), flags, Mode::empty())
+}
+
 /// Calls `each` with every private mapping of a file in the process `pid`, in ascending order.
 ///
 /// What is mapped all the time this takes is shown, though parts of it may be joined or split
@@ -246,18 +260,45 @@ pub struct FileMapping {
 /// # Errors
 /// What reading /proc gives.
 pub fn private_files(pid: u32, mut each: impl FnMut(FileMapping)) -> Result<()> {
-    fault::check(Point::Proc)?;
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-    let maps = rustix::fs::open(format!("/proc/{pid}/maps"), flags, Mode::empty())?;
-    each_line(&maps, usize::MAX, |line| {
-        if let Some(found) = parse_private_file(line) {
+    each_line(&open_maps(pid)?, usize::MAX, |line| {
+        if let Some((found, false)) = parse_file(line) {
             each(found);
         }
         true
     })
 }
 
-fn parse_private_file(line: &[u8]) -> Option<FileMapping> {
+/// Device and number of the file that the process `pid` maps shared at `address`, if it does.
+///
+/// # Errors
+/// What reading /proc gives.
+pub fn shared_file(pid: u32, address: u64) -> Result<Option<((u32, u32), u64)>> {
+    let maps = open_maps(pid)?;
+    let shared = raw::procmap_query_flags::PROCMAP_QUERY_VMA_SHARED as u64;
+    match query(&maps, address) {
+        Err(Errno::NOTTY | Errno::INVAL) => {}
+        answer => {
+            let is_it = |vma: &raw::procmap_query| {
+                vma.vma_start <= address && vma.vma_flags & shared != 0 && vma.inode != 0
+            };
+            let found = answer?.filter(is_it);
+            return Ok(found.map(|vma| ((vma.dev_major, vma.dev_minor), vma.inode)));
+        }
+    }
+    let mut found = None;
+    each_line(&maps, usize::MAX, |line| {
+        if let Some((file, true)) = parse_file(line)
+            && file.range.contains(&address)
+        {
+            found = Some((file.device, file.inode));
+        }
+        found.is_none()
+    })?;
+    Ok(found)
+}
+
+/// The mapping of a file that a line tells of, and whether it is shared.
+fn parse_file(line: &[u8]) -> Option<(FileMapping, bool)> {
     let mut words = line;
     let mut word = || {
         let end = words.iter().position(|&b| b == b' ')?;
@@ -267,19 +308,20 @@ fn parse_private_file(line: &[u8]) -> Option<FileMapping> {
     };
     let hex = |text: &str| u64::from_str_radix(text, 16).ok();
     let (start, end) = word()?.split_once('-')?;
-    let private = word()?.ends_with('p');
+    let shared = word()?.ends_with('s');
     let offset = hex(word()?)?;
     let (major, minor) = word()?.split_once(':')?;
     let number = |text: &str| u32::from_str_radix(text, 16).ok();
     let inode = word()?.parse().ok()?;
     let path = String::from_utf8_lossy(words).into_owned();
-    (private && inode != 0).then_some(FileMapping {
+    let found = FileMapping {
         range: hex(start)?..hex(end)?,
         offset,
         device: (number(major)?, number(minor)?),
         inode,
         path,
-    })
+    };
+    (inode != 0).then_some((found, shared))
 }
 
 /// The flags by which a mapping may be merged. What is not here is not known to survive a replacement:
@@ -420,8 +462,15 @@ mod tests {
         let access = Access::ReadWrite;
         // SAFETY: the area is this test's.
         unsafe { mapping::replace(start + 4096, 8192, source, access, attributes, false) }.unwrap();
-        let _shared = mapping::share(store.as_fd(), 0, 4096, Access::Read).unwrap();
+        let shared = mapping::share(store.as_fd(), 0, 4096, Access::Read).unwrap() as u64;
         let number = crate::memfd::number(&store).unwrap();
+        let own = std::process::id();
+        let device = crate::memfd::device().unwrap();
+        assert_eq!(shared_file(own, shared), Ok(Some((device, number))));
+        for other in [shared + 4096, start as u64, start as u64 + 4096] {
+            let found = shared_file(own, other).unwrap();
+            assert!(found.is_none_or(|(_, inode)| inode != number));
+        }
         let mut found = Vec::new();
         private_files(std::process::id(), |file| found.push(file)).unwrap();
         found.retain(|file| file.inode == number);

@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use sys::pagemap::{Categories, PageRun};
 use sys::process::Remote;
-use wire::PAGE_BYTES;
+use wire::{PAGE_BYTES, Ready};
 
 use super::store::bytes;
 use super::{BASE, Place, Process, Shared, Touch};
 use crate::adopt::Mapped;
+use crate::error::Refusal;
 use crate::guest::Memory;
 use crate::page::{Slot, StoreId};
 use crate::realm::lock;
@@ -118,6 +119,14 @@ impl FakeMemory {
 }
 
 impl Memory for FakeMemory {
+    fn admit(&self, _ready: Ready) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    fn compare(&self) -> Result<(), Refusal> {
+        Ok(())
+    }
+
     fn scan(&self, range: Range<u64>, runs: &mut [PageRun]) -> std::io::Result<(usize, u64)> {
         lock(&self.world).processes[self.process].scans += 1;
         self.walk(range, runs, true)
@@ -197,6 +206,10 @@ impl Memory for FakeMemory {
 
     fn has_exited(&self) -> bool {
         lock(&self.world).processes[self.process].dead
+    }
+
+    fn has_left(&self) -> bool {
+        self.has_exited()
     }
 
     fn name(&self) -> String {

@@ -11,7 +11,10 @@ fn who(uid: u32) -> Who {
 
 fn inside(uid: u32, cgroup: &str) -> Who {
     Who {
-        cgroup: Some(cgroup.to_owned()),
+        cgroup: Some(Cgroup {
+            id: 77,
+            path: cgroup.to_owned(),
+        }),
         ..who(uid)
     }
 }
@@ -63,8 +66,14 @@ fn the_packaged_example_says_what_its_comments_say() {
         64055,
         "/machine.slice/machine-qemu\\x2d1\\x2dweb.scope/libvirt/emulator",
     );
-    let path = vm.cgroup.clone().unwrap();
-    assert_eq!(domain(&vm, ""), Some(format!("cgroup:{path}")));
+    let cgroup = vm.cgroup.clone().unwrap();
+    let wanted = format!("cgroup:77{}", cgroup.path);
+    assert_eq!(domain(&vm, ""), Some(wanted));
+    let made_again = Who {
+        cgroup: Some(Cgroup { id: 78, ..cgroup }),
+        ..vm.clone()
+    };
+    assert_ne!(domain(&vm, ""), domain(&made_again, ""));
     assert_eq!(domain(&vm, "build"), None);
     assert_eq!(domain(&inside(990, "/x"), ""), None);
     assert_eq!(domain(&inside(990, "/machine.slice/a.scope"), ""), None);

@@ -16,7 +16,7 @@ const FORGOTTEN: Duration = Duration::from_secs(3600);
 
 /// The refusals that the log has already.
 #[derive(Debug, Default)]
-pub(crate) struct Refusals(Mutex<Told>);
+pub struct Refusals(Mutex<Told>);
 
 #[derive(Debug, Default)]
 struct Told {
@@ -34,9 +34,18 @@ enum Say {
 }
 
 impl Refusals {
+    /// None yet.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self(Mutex::new(Told {
+            since: None,
+            users: BTreeMap::new(),
+        }))
+    }
+
     /// Logs why a process of user `uid` is refused: as a warning when it is new, for those who look closely
     /// when it is not.
-    pub(crate) fn tell(&self, uid: u32, why: &str) {
+    pub fn tell(&self, uid: u32, why: &str) {
         match self.note(uid, why, Instant::now()) {
             Say::Again => tracing::debug!("refused again: {why}"),
             Say::New => tracing::warn!("refused: {why}"),
@@ -48,7 +57,7 @@ impl Refusals {
     }
 
     /// Forgets all: what comes is new.
-    pub(crate) fn forget(&self) {
+    pub fn forget(&self) {
         *self.lock() = Told::default();
     }
 

@@ -1,0 +1,136 @@
+//! Whose process another one is: the ids of its threads, and whether its memory is a secret.
+//!
+//! Everything here goes by number; see [`crate::witness`] for how to know whose it was.
+//!
+//! Source: proc(5), credentials(7), `task_dump_owner()` in `fs/proc/base.c`.
+
+use std::fmt;
+use std::os::unix::fs::MetadataExt;
+
+use crate::fault::{self, Point};
+
+/// The ids of a thread: real, effective, saved and of the file system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Credentials {
+    /// User ids.
+    pub users: [u32; 4],
+    /// Group ids.
+    pub groups: [u32; 4],
+}
+
+impl Credentials {
+    /// Those of a thread all of whose ids are these.
+    #[must_use]
+    pub fn plain(user: u32, group: u32) -> Self {
+        Self {
+            users: [user; 4],
+            groups: [group; 4],
+        }
+    }
+
+    /// Those of `thread` of process `pid`.
+    ///
+    /// # Errors
+    /// What reading /proc gives, `NotFound` or `ESRCH` when the thread is gone; `InvalidData` for a text
+    /// without the ids.
+    pub fn of(pid: u32, thread: u32) -> std::io::Result<Self> {
+        fault::check(Point::Proc)?;
+        let text = std::fs::read_to_string(format!("/proc/{pid}/task/{thread}/status"))?;
+        let bad = || std::io::Error::from(std::io::ErrorKind::InvalidData);
+        Self::parse(&text).ok_or_else(bad)
+    }
+
+    fn parse(status: &str) -> Option<Self> {
+        let ids = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+            let mut numbers = line.split_ascii_whitespace().map(str::parse);
+            let mut next = || numbers.next()?.ok();
+            Some([next()?, next()?, next()?, next()?])
+        };
+        Some(Self {
+            users: ids("Uid:")?,
+            groups: ids("Gid:")?,
+        })
+    }
+}
+
+impl fmt::Display for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let list = |f: &mut fmt::Formatter<'_>, ids: [u32; 4]| match ids {
+            [id, others @ ..] if others == [id; 3] => write!(f, "{id}"),
+            [real, effective, saved, files] => write!(
+                f,
+                "{effective} (real {real}, saved {saved}, for files {files})"
+            ),
+        };
+        write!(f, "user ")?;
+        list(f, self.users)?;
+        write!(f, ", group ")?;
+        list(f, self.groups)
+    }
+}
+
+/// Whether process `pid`, whose effective user is `user`, is one whose memory others must not see
+/// (`PR_SET_DUMPABLE`): the kernel gives its files in /proc to the super-user then. Of the super-user's own
+/// processes it cannot be told, and this says no.
+///
+/// # Errors
+/// What stat(2) gives.
+pub fn is_secret(pid: u32, user: u32) -> std::io::Result<bool> {
+    fault::check(Point::Proc)?;
+    // Not the folder itself: that always belongs to the user.
+    let owner = std::fs::metadata(format!("/proc/{pid}/maps"))?.uid();
+    Ok(owner != user)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::process::CommandExt;
+    use std::process::{Child, Command};
+
+    fn end(mut child: Child) {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn ids_are_read_and_told() {
+        let own = std::process::id();
+        let user = rustix::process::geteuid().as_raw();
+        let group = rustix::process::getegid().as_raw();
+        let ids = Credentials::of(own, crate::process::thread_id()).unwrap();
+        assert_eq!(ids, Credentials::plain(user, group));
+        assert!(Credentials::of(own, u32::MAX).is_err());
+        assert_eq!(ids.to_string(), format!("user {user}, group {group}"));
+        let status = "Name:\tx\nUid:\t1\t2\t3\t4\nGid:\t5\t5\t5\t5\n";
+        let ids = Credentials::parse(status).unwrap();
+        assert_eq!((ids.users, ids.groups), ([1, 2, 3, 4], [5; 4]));
+        let told = "user 2 (real 1, saved 3, for files 4), group 5";
+        assert_eq!(ids.to_string(), told);
+        assert_eq!(
+            Credentials::parse("Uid:\t1\t2\t3\nGid:\t5\t5\t5\t5\n"),
+            None
+        );
+    }
+
+    #[test]
+    fn a_secret_process_is_told() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: only root can become another user");
+            return;
+        }
+        for (secret, dumpable) in [(false, 1), (true, 0)] {
+            let mut perl = Command::new("perl");
+            let script = "syscall(157, 4, 0 + $ARGV[0], 0, 0, 0); print \"\\n\"; sleep 60";
+            perl.args(["-e", &format!("$| = 1; {script}"), &dumpable.to_string()]);
+            perl.uid(61_010).gid(61_010).current_dir("/");
+            perl.stdout(std::process::Stdio::piped());
+            let mut child = perl.spawn().unwrap();
+            let mut line = [0; 1];
+            std::io::Read::read_exact(&mut child.stdout.take().unwrap(), &mut line).unwrap();
+            assert_eq!(is_secret(child.id(), 61_010).unwrap(), secret);
+            end(child);
+        }
+    }
+}
