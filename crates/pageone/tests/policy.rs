@@ -364,6 +364,51 @@ fn a_user_sees_his_own_guests_and_two_rights_are_two() {
     }
 }
 
+#[test]
+fn guests_and_domains_of_a_user_are_bounded_and_the_limit_is_named() {
+    let _alone = alone();
+    if !is_root() {
+        return;
+    }
+    let open = Open::new();
+    let config = "log = 'info'\n[limits]\nguests_per_user = 2\ndomains_per_user = 1\n";
+    let config = open.place.file("pageone.toml", config);
+    let config = [
+        "--merge-period",
+        "100ms",
+        "--config",
+        config.to_str().unwrap(),
+    ];
+    let mut daemon = daemon(&open.place, &config);
+    let said = Said::of(daemon.0.stderr.take().unwrap());
+    let [a, b, _] = USERS;
+    let join = |uid, domain| {
+        let mut guest = open.guest(uid, domain);
+        guest.offer(PAGES, 9);
+        guest
+    };
+    let served = |pids: &[u32]| {
+        open.status_when("these guests", |status| {
+            let guests = status["guests"].as_array().unwrap();
+            let there = |pid: &u32| guests.iter().any(|guest| guest["pid"] == *pid);
+            guests.len() == pids.len() && pids.iter().all(there)
+        });
+    };
+    let first = join(a, None);
+    served(&[first.pid]);
+    let split = join(a, Some("x"));
+    said.wait_for("domains_per_user = 1");
+    let second = join(a, None);
+    served(&[first.pid, second.pid]);
+    let third = join(a, None);
+    said.wait_for("guests_per_user = 2");
+    let other = join(b, None);
+    served(&[first.pid, second.pid, other.pid]);
+    check(&mut [first, split, second, third, other]);
+    daemon.signal(sys::signals::SIGTERM);
+    assert_eq!(daemon.end(), 0);
+}
+
 /// Cgroups for a test, below a folder of their own; removed on drop.
 struct Cgroups {
     folder: PathBuf,

@@ -81,7 +81,6 @@ fn a_client_without_rights() {
 }
 
 #[test]
-#[ignore = "agents serve any server as yet"]
 fn a_server_of_another_user() {
     let Some(arena) = Arena::empty(&[], None) else {
         return;
@@ -109,7 +108,6 @@ fn a_server_of_another_user() {
 
 /// What a program that gave its rights up says of its threads, and of what its own hostile code could do.
 #[test]
-#[ignore = "the agent keeps rights as yet"]
 fn the_agents_thread_of_a_program_that_drops_its_rights() {
     let Some(arena) = Arena::empty(&[], None) else {
         return;
@@ -167,7 +165,6 @@ impl Drop for Cgroup {
 }
 
 #[test]
-#[ignore = "a cgroup is known by its path as yet"]
 fn a_cgroup_made_again_by_another_tenant() {
     let (tenant, away) = match (Cgroup::new("tenant"), Cgroup::new("away")) {
         (Ok(tenant), Ok(away)) => (tenant, away),
