@@ -16,7 +16,7 @@ build: setup ## Builds the command and the agent, optimized
 demo: build ## Merges the memory of six live guests and shows what came back
 	target/release/pageone demo
 
-test: setup fmt clippy doc unit ## Everything that CI runs
+test: setup vm fmt clippy doc unit ## Everything that CI runs
 
 fmt: ## Checks the formatting
 	$(CARGO) fmt --all --check
