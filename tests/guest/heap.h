@@ -20,7 +20,7 @@ static long use_block(size_t count)
 static long heap(size_t count, int by_brk)
 {
 	if (by_brk)
-		mallopt(M_MMAP_THRESHOLD, 1 << 30);
+		(mallopt(M_MMAP_THRESHOLD, 1 << 30), mallopt(M_TOP_PAD, 0)); /* freed, it all goes */
 	block = malloc(count * PAGE + HUGE_PAGE);
 	return use_block(count);
 }

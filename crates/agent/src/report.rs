@@ -76,7 +76,8 @@ pub(crate) fn read_attributes() {
     let (mut from, mut to) = (usize::MAX, 0);
     let Some(mut guard) = lock() else { return };
     each_dirty(&mut guard, |address, chunk| {
-        if chunk.reading == Reading::Wanted {
+        // What could not be registered is tried again first.
+        if chunk.reading == Reading::Wanted && chunk.fresh.is_empty() {
             chunk.begin_reading();
             from = from.min(address);
             to = to.max(address + CHUNK_BYTES);
@@ -232,8 +233,9 @@ pub(crate) fn fill(guard: &mut Guard, changes: &mut Changes) {
             table.mark_clean(address);
             continue;
         };
-        if chunk.reading != Reading::Done && !chunk.offered.is_empty() {
-            continue; // its turn comes when its attributes are known
+        let ready = chunk.reading == Reading::Done && chunk.fresh.is_empty();
+        if !ready && !chunk.offered.is_empty() {
+            continue; // its turn comes when it is registered and its attributes are known
         }
         let offered = chunk.mergeable();
         let stored = chunk.stored;

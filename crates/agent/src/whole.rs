@@ -153,7 +153,7 @@ impl Still {
             .inspect_err(|_| self.give_up(start, len))
     }
 
-    /// The range is as it was: it thaws, and is tracked again.
+    /// The range is as it was: it thaws, is tracked again, and the sleepers wake.
     fn give_up(&self, start: usize, len: usize) {
         /// Only memory for the kernel's own records can be missing, and its split mappings become fewer.
         const PATIENCE: usize = 10_000;
@@ -170,6 +170,7 @@ impl Still {
         if let Some(uffd) = uffd.as_ref().filter(|_| thawed) {
             let _ = uffd.register(start, len, Watch::Track);
         }
+        let _ = freezer.wake(start, len);
     }
 
     /// Something else is there by now.
@@ -215,7 +216,6 @@ impl Copy {
                 Ok(()) => still.end(self.at, len),
                 Err(errno) => {
                     still.give_up(self.at, len);
-                    still.end(self.at, len);
                     return Err(errno);
                 }
             }

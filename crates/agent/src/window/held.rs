@@ -59,6 +59,8 @@ impl Window {
             };
             if let_go.is_ok() {
                 let _ = self.uffd.register(start, len, Watch::Track);
+                // Letting go wakes those who miss a page, not those who want to write a frozen one.
+                let _ = freezer.map_or(Ok(()), |freezer| freezer.wake(start, len));
                 range.len = 0;
             }
         }
