@@ -229,6 +229,8 @@ fn session(link: &Link<'_>, rights: Rights) -> Result<()> {
     let ready = Ready {
         thread: sys::process::thread_id(),
         line: session.lifeline as u64,
+        journal: session.window.journal() as u64,
+        uffd: session.window.uffd().number(),
     };
     let ready = link.answer(&mut buffer, &Answer::Ready(ready));
     if ready.is_ok() {

@@ -129,6 +129,11 @@ impl Window {
         (&self.uffd, self.freezer.as_ref())
     }
 
+    /// The page with the journal of the pages that are out; the staging area is behind it.
+    pub(crate) fn journal(&self) -> usize {
+        self.staging.journal_at()
+    }
+
     /// Gives back the memory that only a merge needs.
     pub(crate) fn rest(&mut self) {
         self.copies.rest();
@@ -253,6 +258,8 @@ impl Window {
         let have = self.copies.fill(job.store, items);
         let began = now();
         let mut out = [false; BATCH_PAGES];
+        let homes = items.iter().map(|item| job.chunk + item.0 * PAGE_BYTES);
+        self.staging.journal().note(homes);
         self.hold(job, items);
         self.refuse_unarmed(job, items);
         self.take_out(job, items, &mut out);
@@ -287,6 +294,8 @@ impl Window {
             };
             at += step;
         }
+        // Each page is back or replaced: should this thread end, there is nothing to bring back.
+        self.staging.journal().clear();
         self.let_go(job, items);
         self.longest_ns = self.longest_ns.max(now().saturating_sub(began));
         // SAFETY: what is still staged was replaced by something equal.

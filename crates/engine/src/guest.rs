@@ -83,6 +83,12 @@ pub(crate) trait Memory: Send + Sync {
     /// How many mappings the process has.
     fn mappings(&self) -> Option<u64>;
 
+    /// Brings back the pages that a dead agent has left out of reach, and lets go of the guest's userfaultfd. False
+    /// while the agent's thread still ends. The `last` time it is let go of in any case.
+    fn rescue(&self, _last: bool) -> bool {
+        true
+    }
+
     /// Whether the process has ended, or runs another program.
     fn has_exited(&self) -> bool;
 
@@ -580,6 +586,7 @@ impl Guest {
         self.standing() == Standing::Ghost
             && lock(&self.ledger).is_empty()
             && lock(&self.offers).chunks.is_empty()
+            && self.memory.rescue(false)
     }
 }
 

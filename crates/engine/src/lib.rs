@@ -87,6 +87,7 @@ mod read;
 mod realm;
 mod refusals;
 mod remember;
+mod rescue;
 #[cfg(test)]
 mod scale;
 mod schedule;

@@ -401,6 +401,7 @@ fn retire(guest: &Guest, effects: &mut Effects) {
         talk.pending = None;
     }
     guest.bury();
+    guest.memory.rescue(false);
     lock(&guest.offers).withdraw_all(guest, effects);
     guest.realm.apply(guest, effects);
     guest.settle();

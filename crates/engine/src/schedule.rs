@@ -291,11 +291,18 @@ impl Core {
         Ok(realm)
     }
 
-    /// Whether a process has a session: the number belongs to one that lives.
+    /// Whether a process has a session: the number belongs to one that lives. One that it had lets go of the
+    /// process's userfaultfd, for a mapping takes one at a time.
     pub(crate) fn has_session(&self, pid: u32) -> bool {
         let guests = lock(&self.guests);
-        let mut its = guests.iter().filter(|guest| guest.pid == pid);
-        its.any(|guest| guest.standing() == Standing::Served && !guest.memory.has_left())
+        let its = guests.iter().filter(|guest| guest.pid == pid);
+        let lives =
+            |guest: &&Arc<Guest>| guest.standing() == Standing::Served && !guest.memory.has_left();
+        let (live, left): (Vec<_>, Vec<_>) = its.partition(lives);
+        for guest in left {
+            guest.memory.rescue(true);
+        }
+        !live.is_empty()
     }
 
     /// Takes a guest in that has been welcomed.

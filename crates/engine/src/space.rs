@@ -27,7 +27,7 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use rustix::io::Errno;
 use rustix::process::Pid;
@@ -45,6 +45,8 @@ use crate::error::Refusal;
 use crate::guest::Memory;
 use crate::nodes::Atlas;
 use crate::page::{Slot, StoreId};
+use crate::realm::lock;
+use crate::rescue::Guard;
 use crate::store::PageBytes;
 
 /// Threads whose ids a look compares besides the first and the agent's: 15 µs each.
@@ -167,6 +169,8 @@ pub(crate) struct ProcessMemory {
     space: OnceLock<Space>,
     /// Which threads are compared next.
     turn: AtomicUsize,
+    /// None where the kernel cannot give one.
+    guard: Mutex<Option<Guard>>,
     atlas: Arc<Atlas>,
 }
 
@@ -179,6 +183,7 @@ impl ProcessMemory {
             line,
             space: OnceLock::new(),
             turn: AtomicUsize::new(0),
+            guard: Mutex::default(),
             atlas,
         }
     }
@@ -251,6 +256,15 @@ impl ProcessMemory {
 impl Memory for ProcessMemory {
     fn admit(&self, ready: Ready) -> Result<(), Refusal> {
         let space = self.find(ready)?;
+        let guard = space
+            .witness
+            .vouch(|| Guard::stand(space.witness.thread(), &ready));
+        match guard.map_err(std::io::Error::from).flatten() {
+            Ok(guard) => *lock(&self.guard) = Some(guard),
+            Err(error) => {
+                tracing::debug!(pid = self.pid(), %error, "no guard: its pages need its agent")
+            }
+        }
         let first = self.space.set(space).is_ok();
         assert!(first, "I10: process {} is admitted once", self.pid());
         Ok(())
@@ -340,6 +354,23 @@ impl Memory for ProcessMemory {
         count.ok()?.ok()
     }
 
+    fn rescue(&self, last: bool) -> bool {
+        let mut place = lock(&self.guard);
+        let Some(guard) = place.take_if(|guard| last || guard.may_rescue()) else {
+            return place.is_none();
+        };
+        let pid = self.pid();
+        match guard.rescue(self) {
+            Ok(0) => {}
+            Ok(pages) => {
+                tracing::warn!(pid, pages, "the agent died in a window: its pages are back")
+            }
+            // As a rule its memory is gone with it.
+            Err(error) => tracing::debug!(pid, %error, "nothing to rescue"),
+        }
+        true
+    }
+
     fn has_exited(&self) -> bool {
         self.applicant.has_exited() || self.space.get().is_some_and(|space| !space.witness.lives())
     }
@@ -392,6 +423,7 @@ mod tests {
         let ready = Ready {
             thread: told.recv().unwrap(),
             line: at as u64,
+            ..Ready::default()
         };
         (ready, end, thread)
     }

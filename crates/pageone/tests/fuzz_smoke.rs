@@ -111,6 +111,7 @@ fn agent_messages() -> Vec<Vec<u8>> {
         Answer::Ready(Ready {
             thread: 7,
             line: 0x7000_0000_0000,
+            ..Ready::default()
         }),
         Answer::Failed { errno: 12, step: 3 },
         Answer::Changes(Changes::new()),

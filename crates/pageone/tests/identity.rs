@@ -107,6 +107,7 @@ fn join(engine: &Path) -> OwnedFd {
         &Answer::Ready(Ready {
             thread,
             line: line as u64,
+            ..Ready::default()
         }),
     );
     link

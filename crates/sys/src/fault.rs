@@ -6,6 +6,8 @@
 //! FIRST one fails; with COUNT no more than so many. Needs no memory and no lock, so it works inside a
 //! guest.
 //!
+//! An ERRNO of [`KILLED`] kills the process there, one of [`ENDED`] ends the thread alone.
+//!
 //! Where [`VARIABLE`] is a path, it names a [`Board`]: a page of a file that the process shares with
 //! the test, which changes what fails while the process runs, and sees how often it did.
 
@@ -14,6 +16,11 @@ use rustix::io::Result;
 
 /// The environment variable that says what fails.
 pub const VARIABLE: &std::ffi::CStr = c"PAGEONE_FAULT";
+
+/// As an error number: the process is killed.
+pub const KILLED: u32 = 1000;
+/// As an error number: the thread ends.
+pub const ENDED: u32 = 1001;
 
 macro_rules! points {
     ($($(#[$doc:meta])* $point:ident = $name:literal,)*) => {
@@ -124,7 +131,7 @@ mod armed {
 
     use rustix::io::{Errno, Result};
 
-    use super::{POINTS, Point};
+    use super::{ENDED, KILLED, POINTS, Point};
     use crate::mapping::{Access, PAGE, share};
 
     const NONE: u32 = u32::MAX;
@@ -192,12 +199,27 @@ mod armed {
             let count = self.count.load(Relaxed);
             let more = |failed: u32| (failed < count).then(|| failed + 1);
             match turn && self.failed.fetch_update(Relaxed, Relaxed, more).is_ok() {
-                true => Err(Errno::from_raw_os_error(
-                    self.errno.load(Relaxed).cast_signed(),
-                )),
+                true => Err(fail(self.errno.load(Relaxed))),
                 false => Ok(()),
             }
         }
+    }
+
+    const SIGKILL: usize = libc::SIGKILL as usize;
+
+    /// The error with this number, unless it is the end of the process or the thread.
+    fn fail(number: u32) -> Errno {
+        let pid = std::process::id() as usize;
+        let ends = match number {
+            KILLED => Some((libc::SYS_kill, [pid, SIGKILL, 0, 0, 0, 0])),
+            ENDED => Some((libc::SYS_exit, [0; 6])),
+            _ => None,
+        };
+        if let Some((call, args)) = ends {
+            // SAFETY: neither returns; a test wants them where nothing is put in order before.
+            let _ = unsafe { crate::raw::call(call, args) };
+        }
+        Errno::from_raw_os_error(number.cast_signed())
     }
 
     static OWN: State = State::new();

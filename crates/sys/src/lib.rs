@@ -11,6 +11,7 @@ pub mod credentials;
 pub mod entry;
 pub mod fault;
 pub mod foreign;
+pub mod guardian;
 pub mod keeper;
 pub mod ksm;
 pub mod mapping;

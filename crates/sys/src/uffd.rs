@@ -9,7 +9,7 @@
 //! Source: `fs/userfaultfd.c`, `Documentation/admin-guide/mm/userfaultfd.rst`.
 
 use std::ffi::c_void;
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use linux_raw_sys::general as raw;
 use rustix::fs::{Mode, OFlags};
@@ -144,6 +144,12 @@ impl Uffd {
         // SAFETY: UFFDIO_API reads and fills the structure it is given.
         unsafe { ioctl(&self.0, Updater::<API, _>::new(&mut api)) }?;
         Ok(self)
+    }
+
+    /// The descriptor's number in the calling thread's table.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        self.0.as_raw_fd().unsigned_abs()
     }
 
     /// Registers `[start, start + len)` in `mode`. The kernel only ever adds to what a mapping
@@ -373,6 +379,20 @@ impl AsFd for Freezer {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
+}
+
+/// Fills the absent page at `home`, in the memory that `uffd` belongs to, with `page` of this process.
+pub(crate) fn fill(uffd: BorrowedFd<'_>, home: u64, page: &[u8; 4096]) -> Result<()> {
+    let mut arg = raw::uffdio_copy {
+        dst: home,
+        src: page.as_ptr().expose_provenance() as u64,
+        len: page.len() as u64,
+        mode: 0,
+        copy: 0,
+    };
+    // SAFETY: the structure is what UFFDIO_COPY takes. It reads `page`, and writes no memory of this process unless
+    // `uffd` is its own.
+    unsafe { ioctl(uffd, Updater::<COPY, _>::new(&mut arg)) }
 }
 
 fn range(start: usize, len: usize) -> raw::uffdio_range {

@@ -3,6 +3,7 @@
 
 mod answer;
 mod hello;
+mod journal;
 mod question;
 
 use crate::codec::{DecodeError, Reader, Writer};
@@ -13,6 +14,7 @@ pub use hello::{
     Hello, MAX_STORES, Name, Ready, Reason, Reception, Role, STEP_DESCRIPTORS, STEP_FILTER,
     STEP_MEMORY, STEP_RIGHTS, STEP_THREADS, STEP_USERFAULTFD, Welcome,
 };
+pub use journal::{Journal, MAX_OUT};
 pub use question::{MAX_OPS, Merge, MergeOp, Question, Target, Unmerge};
 
 /// Bytes of an answer before its list: kind, flags, counters.

@@ -30,9 +30,9 @@ mod page;
 mod status;
 
 pub use agent::{
-    ANSWER_HEAD, Answer, Change, Changes, Hello, MAX_OPS, MAX_STORES, Merge, MergeOp, Merged, Name,
-    Question, Ready, Reason, Reception, Role, STEP_DESCRIPTORS, STEP_FILTER, STEP_MEMORY,
-    STEP_RIGHTS, STEP_THREADS, STEP_USERFAULTFD, Target, Unmerge, Welcome,
+    ANSWER_HEAD, Answer, Change, Changes, Hello, Journal, MAX_OPS, MAX_OUT, MAX_STORES, Merge,
+    MergeOp, Merged, Name, Question, Ready, Reason, Reception, Role, STEP_DESCRIPTORS, STEP_FILTER,
+    STEP_MEMORY, STEP_RIGHTS, STEP_THREADS, STEP_USERFAULTFD, Target, Unmerge, Welcome,
 };
 pub use codec::{DecodeError, MAX_MESSAGE};
 #[cfg(feature = "status")]

@@ -4,7 +4,7 @@ use wire::{Merge, Target};
 
 /// Pages out of reach at a time, and runs of them: both bound how long a guest's thread can wait. A page takes about
 /// a microsecond, a run ten times as long.
-pub(super) const BATCH_PAGES: usize = 128;
+pub(super) const BATCH_PAGES: usize = wire::MAX_OUT;
 const BATCH_RUNS: usize = 32;
 
 /// A page and its target: its place in the chunk, and what becomes of it.

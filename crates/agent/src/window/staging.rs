@@ -3,13 +3,13 @@
 use rustix::io::Result;
 use sys::mapping::{self, Access};
 use sys::uffd::{Uffd, Watch};
-use wire::PAGE_BYTES;
+use wire::{Journal, PAGE_BYTES};
 
 use super::BATCH_PAGES;
 
 const BYTES: usize = BATCH_PAGES * PAGE_BYTES;
 
-/// Room for the pages of a batch. It lives as long as the process: what was moved here may exist nowhere else.
+/// Room for the pages of a batch, behind a page with the [`Journal`] of them. It lives as long as the process: what was moved here may exist nowhere else.
 pub(super) struct Staging {
     start: usize,
     access: Access,
@@ -22,10 +22,11 @@ impl Staging {
     /// # Errors
     /// What mmap and userfaultfd give.
     pub(super) fn new(uffd: &Uffd) -> Result<Self> {
-        let start = mapping::area(BYTES, PAGE_BYTES)?;
+        let journal = mapping::area(PAGE_BYTES + BYTES, PAGE_BYTES)?;
+        let start = journal + PAGE_BYTES;
         // SAFETY: the area was just made here.
         unsafe {
-            mapping::advise(start, BYTES, libc::MADV_DONTFORK)?;
+            mapping::advise(journal, PAGE_BYTES + BYTES, libc::MADV_DONTFORK)?;
             mapping::advise(start, BYTES, libc::MADV_NOHUGEPAGE).ok();
         }
         uffd.register(start, BYTES, Watch::Track)?;
@@ -35,6 +36,18 @@ impl Staging {
             locked: false,
             is_empty: true,
         })
+    }
+
+    /// The page before the area.
+    pub(super) fn journal_at(&self) -> usize {
+        self.start - PAGE_BYTES
+    }
+
+    /// Which pages are out.
+    pub(super) fn journal(&self) -> &Journal {
+        // SAFETY: the page was made with the area, which lives as long as the process; zeros are a journal
+        // without pages, and all of it is atomic.
+        unsafe { &*std::ptr::with_exposed_provenance(self.journal_at()) }
     }
 
     /// The address of place `at`.

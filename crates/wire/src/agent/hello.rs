@@ -183,26 +183,33 @@ pub struct Ready {
     pub thread: u32,
     /// Where it has mapped the lifeline of the [`Welcome`].
     pub line: u64,
+    /// Where its [`Journal`](crate::Journal) is.
+    pub journal: u64,
+    /// Its userfaultfd, a number in the table of the thread that speaks.
+    pub uffd: u32,
 }
 
 impl Ready {
     pub(super) fn encode(&self, w: &mut Writer<'_>) {
-        w.u32(self.thread).u64(self.line);
+        w.u32(self.thread).u32(self.uffd);
+        w.u64(self.line).u64(self.journal);
     }
 
     pub(super) fn decode(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
-        let (thread, line) = (r.u32()?, r.u64()?);
-        match line {
-            0 => {}
-            line if line % PAGE_BYTES as u64 == 0 && line < ADDRESS_LIMIT => {}
-            value => {
-                return Err(DecodeError::Range {
-                    field: "line",
-                    value,
-                });
-            }
-        }
-        Ok(Self { thread, line })
+        Ok(Self {
+            thread: r.u32()?,
+            uffd: r.u32()?,
+            line: page_address(r, "line")?,
+            journal: page_address(r, "journal")?,
+        })
+    }
+}
+
+/// An address of a page; 0 for none.
+fn page_address(r: &mut Reader<'_>, field: &'static str) -> Result<u64, DecodeError> {
+    match r.u64()? {
+        at if at % PAGE_BYTES as u64 == 0 && at < ADDRESS_LIMIT => Ok(at),
+        value => Err(DecodeError::Range { field, value }),
     }
 }
 

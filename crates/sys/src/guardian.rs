@@ -1,0 +1,63 @@
+//! A guest's userfaultfd in the hands of another process: what gives pages back when the guest's agent dies.
+//!
+//! While pages are out of reach, a thread that touches one sleeps for as long as the userfaultfd is open anywhere.
+//! The agent has it, and dies with its process. But another process can share the memory (`CLONE_VM` without
+//! `CLONE_THREAD`), live on, and read zeros where the pages were. So the engine holds the userfaultfd too. It can
+//! fill an absent page from outside; moving pages it cannot (`UFFDIO_MOVE` wants the caller's own memory).
+//!
+//! The descriptor is fetched (`pidfd_getfd`) from the table of the agent's thread. A guest is never asked to send one: closing a
+//! stranger's descriptor can take as long as the stranger likes. `PIDFD_THREAD` is Linux 6.9.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+use rustix::io::{Errno, Result};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags};
+
+use crate::mapping::PAGE;
+use crate::{process, uffd};
+
+/// The link of a userfaultfd in /proc. A file's begins with a slash.
+const KIND: &[u8] = b"anon_inode:[userfaultfd]";
+
+/// A userfaultfd of another process, and the thread it was fetched from.
+#[derive(Debug)]
+pub struct Guardian {
+    uffd: OwnedFd,
+    thread: OwnedFd,
+}
+
+impl Guardian {
+    /// Takes a copy of descriptor `number` of the thread `thread`.
+    ///
+    /// # Errors
+    /// `INVAL` before Linux 6.9, or if the descriptor is no userfaultfd; `SRCH` or `BADF` when thread or descriptor do
+    /// not exist, `PERM` without the right to trace the process.
+    pub fn fetch(thread: u32, number: u32) -> Result<Self> {
+        let thread = i32::try_from(thread).ok().and_then(Pid::from_raw);
+        // The flag has the bit of O_EXCL.
+        let of_thread = PidfdFlags::from_bits_retain(libc::O_EXCL.cast_unsigned());
+        let thread = rustix::process::pidfd_open(thread.ok_or(Errno::SRCH)?, of_thread)?;
+        let number = i32::try_from(number).map_err(|_| Errno::BADF)?;
+        let uffd = rustix::process::pidfd_getfd(&thread, number, PidfdGetfdFlags::empty())?;
+        let link = format!("/proc/self/fd/{}", uffd.as_raw_fd());
+        match rustix::fs::readlink(link, Vec::new())?.as_bytes() == KIND {
+            true => Ok(Self { uffd, thread }),
+            false => Err(Errno::INVAL),
+        }
+    }
+
+    /// Whether the thread has ended.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        process::has_exited(&self.thread)
+    }
+
+    /// Fills the absent page at `home` with `page`, and wakes who sleeps on it.
+    ///
+    /// # Errors
+    /// `EXIST` where a page is, `NOENT` where nothing is registered, `SRCH` when nobody has the memory any more;
+    /// `AGAIN` while mappings change.
+    pub fn fill(&self, home: u64, page: &[u8; PAGE]) -> Result<()> {
+        uffd::fill(self.uffd.as_fd(), home, page)
+    }
+}
