@@ -61,13 +61,16 @@ fn is_thread(tid: u32) -> bool {
 mod tests {
     use std::os::fd::AsRawFd;
 
+    use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
     use super::*;
 
     #[test]
     fn a_pidfd_of_ones_own_is_known() {
-        let own = crate::process::open_pidfd(std::process::id()).unwrap();
+        let pidfd = |pid| pidfd_open(pid, PidfdFlags::empty()).unwrap();
+        let own = pidfd(rustix::process::getpid());
         assert!(is_own(own.as_raw_fd().cast_unsigned()));
-        let init = crate::process::open_pidfd(1).unwrap();
+        let init = pidfd(Pid::INIT);
         assert!(!is_own(init.as_raw_fd().cast_unsigned()));
         assert!(!is_own(0) && !is_own(u32::MAX));
     }
