@@ -259,7 +259,7 @@ impl Memory for ProcessMemory {
         let guard = space
             .witness
             .vouch(|| Guard::stand(space.witness.thread(), &ready));
-        match guard.map_err(std::io::Error::from).flatten() {
+        match guard.map_err(std::io::Error::from).and_then(|stood| stood) {
             Ok(guard) => *lock(&self.guard) = Some(guard),
             Err(error) => {
                 tracing::debug!(pid = self.pid(), %error, "no guard: its pages need its agent")
