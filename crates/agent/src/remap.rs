@@ -46,6 +46,9 @@ pub(crate) fn remap(guard: &mut Guard, call: Remap) -> Result<usize> {
         new_len,
         ..call
     };
+    if is_refused(rounded) {
+        return pass(call);
+    }
     whole(guard, call.old, old_len).map_err(|_| Errno::NOMEM)?;
     // Asked first: a move of several mappings that the kernel refuses half-way stays half done.
     let result = match is_sound(rounded) && is_cut(guard, rounded) {
@@ -60,6 +63,23 @@ pub(crate) fn remap(guard: &mut Guard, call: Remap) -> Result<usize> {
         follow(guard, rounded, new);
     }
     result
+}
+
+/// Whether the kernel refuses the call for its form alone, before it looks at any mapping.
+fn is_refused(call: Remap) -> bool {
+    let Remap { flags, to, .. } = call;
+    let unknown = flags & !(MAYMOVE | FIXED | DONTUNMAP) != 0;
+    if flags & (FIXED | DONTUNMAP) == 0 || unknown {
+        return unknown;
+    }
+    let (end, target) = (
+        call.old.saturating_add(call.old_len),
+        to.saturating_add(call.new_len),
+    );
+    let resized = flags & DONTUNMAP != 0 && call.old_len != call.new_len;
+    let overlaps = end > to && target > call.old;
+    let misplaced = !to.is_multiple_of(PAGE_BYTES) || target > ADDRESS_LIMIT;
+    flags & MAYMOVE == 0 || resized || overlaps || misplaced
 }
 
 /// The call as it came.

@@ -13,7 +13,7 @@ use crate::api::fail;
 
 // rdi number; rsi, rdx, rcx, r8, r9 and one on the stack: arguments. 56 is clone, whose flags come
 // first and whose stack second; 57 is fork; 435 is clone3, whose structure has its flags at 0 and its stack
-// at 40; 60 is exit. 0x100 is CLONE_VM: such a child uses the parent's memory, and misses nothing.
+// at 40; 60 is exit; 237 is mbind, 450 set_mempolicy_home_node, 462 mseal. 0x100 is CLONE_VM: such a child uses the parent's memory, and misses nothing.
 /// syscall(2).
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
@@ -28,6 +28,12 @@ unsafe extern "C" fn syscall(number: c_long) -> c_long {
         "je 4f",
         "cmp $60, %rdi",
         "je 7f",
+        "cmp $237, %rdi",
+        "je 8f",
+        "cmp $450, %rdi",
+        "je 8f",
+        "cmp $462, %rdi",
+        "je 8f",
         "cmp ${bits}, %rdi",
         "jae 2f",
         "lea {hooked_bits}(%rip), %rax",

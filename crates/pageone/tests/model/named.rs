@@ -104,7 +104,6 @@ fn memory_wiped_for_children_is_wiped() {
 }
 
 #[test]
-#[ignore = "not so yet"]
 fn memory_that_moves_keeps_what_was_said_of_it() {
     same_after_merging(
         "0 madvise - 0 16 10
@@ -122,7 +121,6 @@ fn memory_that_moves_keeps_what_was_said_of_it() {
 }
 
 #[test]
-#[ignore = "not so yet"]
 fn merged_memory_moves_grows_and_shrinks_as_one() {
     same_after_merging(
         "0 mremap - 0 64 3 64 128
@@ -177,7 +175,6 @@ fn a_stack_that_was_offered_still_grows() {
 }
 
 #[test]
-#[ignore = "not so yet"]
 fn a_memory_policy_is_kept_and_nobody_elses() {
     same_after_merging(
         "0 mbind - 16 16 2 0
@@ -190,7 +187,6 @@ fn a_memory_policy_is_kept_and_nobody_elses() {
 }
 
 #[test]
-#[ignore = "not so yet"]
 fn sealed_memory_can_be_discarded_and_nothing_else() {
     same_after_merging(
         "0 mseal - 0 32
