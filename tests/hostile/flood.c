@@ -181,3 +181,26 @@ void slow_reader(const char *path, char **args)
 	say("ready");
 	hold();
 }
+
+/* hello-storm N: so many threads connect, say hello and go, as fast as they can. */
+static void *say_and_go(void *path)
+{
+	for (;;) {
+		int to = dial(path);
+		if (to < 0)
+			continue;
+		say_hello(to, "");
+		close(to);
+	}
+	return NULL;
+}
+
+void hello_storm(const char *path, char **args)
+{
+	pthread_t thread;
+	for (int i = number(args, 2); i > 0; i--)
+		pthread_create(&thread, NULL, say_and_go, (void *)path);
+	rest(300);
+	say("ready");
+	hold();
+}

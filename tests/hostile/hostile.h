@@ -88,9 +88,9 @@ verb deputy, zombie_deputy, early_deputy, su_deputy;
 /* reuse.c */
 verb reused_before, reused_after;
 /* person.c */
-verb twice, passed, ids_differ, undumpable, inside_userns;
+verb twice, passed, ids_differ, undumpable, turns_secret, inside_userns;
 /* flood.c */
-verb silent, dumb, sessions, many_processes, domains, stopped, liar, slow_reader;
+verb silent, dumb, sessions, many_processes, domains, stopped, liar, slow_reader, hello_storm;
 /* offers.c */
 verb chunk_flood, endless_offer, sync_storm;
 /* bomb.c */

@@ -65,6 +65,25 @@ void undumpable(const char *path, char **args)
 	try(path, "undumpable");
 }
 
+/* turns-secret: the same, once it is served. */
+void turns_secret(const char *path, char **args)
+{
+	(void)args;
+	struct session s;
+	int joined = join(&s, path, "");
+	if (joined == 0)
+		serve(&s, 1, NULL, 500);
+	if (joined || s.syncs == 0) {
+		say("ready, not served at all");
+		hold();
+	}
+	prctl(PR_SET_DUMPABLE, 0);
+	serve(&s, 1, NULL, 3000);
+	say("ready, turns secret: %s", s.socket >= 0 ? "served" : "refused");
+	if (s.socket >= 0)
+		serve(&s, 1, NULL, -1);
+}
+
 static void map_root(const char *file, uid_t uid)
 {
 	char text[64];

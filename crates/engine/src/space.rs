@@ -279,7 +279,10 @@ impl Memory for ProcessMemory {
         let checked = self
             .applicant
             .check_all([pid, witness.thread()].into_iter().chain(some));
-        let checked = checked.and_then(|()| self.applicant.check_cgroup());
+        let checked = checked.and_then(|()| match is_secret(pid, self.applicant.uid())? {
+            true => Err(Refusal::Secret { pid }),
+            false => self.applicant.check_cgroup(),
+        });
         witness
             .vouch(|| checked)
             .map_err(|_| Refusal::Gone { pid })?

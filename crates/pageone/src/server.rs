@@ -11,7 +11,8 @@
 //!
 //! Everything is bounded (I8): the connections that are no guests', those of one user among them, the
 //! time they have, and the requests that wait. When all places are taken, the user who has most loses the oldest
-//! of his (the queues' rule of dropping from the longest): so nobody is kept out by any number of others.
+//! of his (the queues' rule of dropping from the longest), also where each has but one: so nobody is kept out by any
+//! number of others.
 //!
 //! **Nobody is waited for.** The thread of the loop reads and writes without waiting, and lets go of a connection without
 //! waiting ([`Stranger`]). A reply that its caller does not take stays here, not in a thread. What may take its time has
@@ -321,7 +322,8 @@ impl Server {
     }
 
     /// Whether there is a place for one more of this user's: if all are taken, the user who has most loses his
-    /// oldest, unless it is this one.
+    /// oldest, unless it is this one. A newcomer gets a place in any case: one person may be many users
+    /// (`/etc/subuid`), and those who mean it well need theirs for a moment only.
     fn make_room(&mut self, uid: u32) -> bool {
         if self.callers.len() < self.limits.connections {
             return true;
@@ -330,12 +332,12 @@ impl Server {
         for caller in &self.callers {
             *counts.entry(caller.uid()).or_default() += 1;
         }
-        let own = counts.get(&uid).copied().unwrap_or(0);
-        let most = counts.into_iter().max_by_key(|(_, count)| *count);
-        let Some((greediest, _)) = most.filter(|(_, count)| *count > own + 1) else {
+        let of = |uid: u32| counts.get(&uid).copied().unwrap_or(0);
+        let (own, most) = (of(uid), counts.values().copied().max().unwrap_or(0));
+        if own > 0 && most <= own + 1 {
             return false;
-        };
-        let oldest = self.callers.iter().position(|c| c.uid() == greediest);
+        }
+        let oldest = self.callers.iter().position(|c| of(c.uid()) == most);
         oldest.is_some_and(|oldest| {
             drop(self.callers.remove(oldest));
             true

@@ -210,6 +210,26 @@ fn too_many_silent_callers_are_turned_away_and_then_let_in() {
 }
 
 #[test]
+fn a_newcomer_gets_a_place_among_users_who_have_one_each() {
+    let _alone = alone();
+    if !is_root() {
+        return;
+    }
+    let place = open_place();
+    let config = place.file("pageone.toml", "[limits]\nconnections = 8\n");
+    let _daemon = daemon(&place, &["--config", config.to_str().expect("text")]);
+    let many_ids = 62_000..62_008;
+    let held: Vec<_> = many_ids
+        .map(|uid| as_user(uid, || connect(&place)))
+        .collect();
+    let begin = Instant::now();
+    let reply = as_user(STRANGERS[0], || ask(&place, &Request::Status));
+    assert!(matches!(reply, Reply::Status(_)), "{reply:?}");
+    assert!(begin.elapsed() < PROMPT, "{:?}", begin.elapsed());
+    drop(held);
+}
+
+#[test]
 fn names_that_strangers_choose_forge_no_line_of_the_log() {
     let _alone = alone();
     let place = open_place();

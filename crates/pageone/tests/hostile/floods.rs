@@ -45,6 +45,7 @@ attacks! {
     #[ignore = "the engine does not bound it as yet"]
     a_storm_of_syncs: "sync-storm";
     reads_that_do_not_return: "stall" "16";
+    a_storm_of_hellos: "hello-storm" "1";
 }
 
 #[test]

@@ -199,6 +199,11 @@ fn a_process_that_is_not_dumpable() {
 }
 
 #[test]
+fn a_process_that_is_not_dumpable_any_more() {
+    refuses("turns-secret", "is a secret");
+}
+
+#[test]
 fn root_of_a_user_namespace_is_a_user_like_others() {
     let Some((arena, attacker)) = said_of("inside-userns") else {
         return;
