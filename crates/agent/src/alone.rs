@@ -1,8 +1,8 @@
 //! A process that has ended is not kept alive.
 //!
 //! A process ends when its last thread does, and the agent's thread is one. Where the last of the host's own threads
-//! leaves by exit(2) alone, past libc, the agent's would stay for ever. So every second it looks whether it is
-//! the only one left. Then it leaves in the same way. The process ends with the code of the thread that ends last,
+//! leaves by exit(2) alone, past libc, the agent's would stay for ever. So at each sync, and each
+//! second without a question, it looks whether it is the only one left. Then it leaves in the same way. The process ends with the code of the thread that ends last,
 //! so this one takes the code of the last that left through libc's syscall(2), else the first thread's.
 //!
 //! The kernel tells nobody of this moment: a pidfd of the first thread is readable when all others have

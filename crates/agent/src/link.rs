@@ -81,6 +81,11 @@ impl<'a> Link<'a> {
         }
     }
 
+    /// Ends the calling thread when it is the only one left of its process.
+    pub(crate) fn leave_if_last(&self) {
+        self.alone.leave_if_last();
+    }
+
     /// Why the agent shall end.
     pub(crate) fn why(&self) -> Why {
         self.life.why()

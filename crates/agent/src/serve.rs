@@ -294,6 +294,7 @@ impl Session {
             let packet = buffer.get(..received.len).unwrap_or_default();
             match Question::decode(packet).map_err(|_| Errno::PROTO)? {
                 Question::Sync { lifeline, adopted } => {
+                    link.leave_if_last();
                     if lifeline {
                         let new = received.descriptors.iter_mut().find_map(Option::take);
                         self.renew(&new.ok_or(Errno::PROTO)?)?;

@@ -66,7 +66,6 @@ fn fork_does_not_hang_on_the_handlers_of_a_library() {
 }
 
 #[test]
-#[ignore = "a limit: where the first thread has left by exit(2) before, the last one's leaves the agent behind"]
 fn the_last_thread_ends_the_process() {
     ends_well("raw-exit");
 }
