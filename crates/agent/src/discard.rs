@@ -14,7 +14,8 @@
 //! never does. Near that limit ([`scarce`]) the pages are filled with zeros where they are, and
 //! stay mappings of the store.
 //!
-//! Advice that changes what a mapping *is* finds it whole: see [`whole`](crate::whole).
+//! Advice that changes what a mapping *is* finds it whole: see [`whole`](crate::whole). In a process that has pinned
+//! memory it goes to the mapping of the store instead, for a copy would not be what is pinned.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -79,6 +80,8 @@ pub(crate) fn madvise(guard: &mut Guard, start: usize, len: usize, advice: i32) 
         _ if !stored => tell(start, len, advice),
         Asks::Little => tell(start, len, advice),
         Asks::Discard => discard(guard, start, rounded, advice),
+        // Pinned pages keep their frames: I/O goes on into them.
+        Asks::Pages | Asks::Mapping if sys::task::pins() => tell(start, len, advice),
         Asks::Pages | Asks::Mapping => {
             whole(guard, start, rounded).and_then(|()| tell(start, len, advice))
         }

@@ -107,7 +107,9 @@ pub(crate) fn note(guard: &mut Guard, start: usize, len: usize, ksm: Ksm) -> Res
 /// Takes everything back, and forgets it: from here the hooks pass all calls on.
 pub(crate) fn give_back(guard: &mut Guard) {
     // What cannot be made anonymous becomes private where it lies.
-    let _ = whole(guard, 0, ADDRESS_LIMIT);
+    if !sys::task::pins() {
+        let _ = whole(guard, 0, ADDRESS_LIMIT);
+    }
     let mut table = guard.table();
     table.each_known(0, ADDRESS_LIMIT, |address, _, chunk| {
         chunk.offered = wire::PageBits::EMPTY;
@@ -137,10 +139,12 @@ pub(crate) fn withdraw(start: usize, len: usize) -> Result<()> {
         return Ok(());
     };
     discard::withdraw(&mut guard, start, len);
-    if whole(&mut guard, start, len).is_ok() {
+    let stored = guard.table().may_be_stored(start, len);
+    if !stored || !sys::task::pins() && whole(&mut guard, start, len).is_ok() {
         return Ok(());
     }
-    // Where nothing keeps others from writing, the pages get frames of their own where they lie.
+    // Pinned pages keep their frames: all pages get frames of their own where they lie. So also where nothing
+    // keeps others from writing.
     let mut result = Ok(());
     guard
         .table()
