@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
-use wire::{Answer, CHUNK_PAGES, Merge, Merged, PageBits, PageOutcome, Question, Target, Unmerge};
+use wire::{Answer, Merge, Merged, PageBits, PageOutcome, Question, Target, Unmerge};
 
 use crate::chunk::Chunk;
 use crate::guest::{Fault, Guest, Pending, Talk};
@@ -91,6 +91,7 @@ pub(crate) fn merge(
     // A question for each store; one is the rule. What is not asked for stays planned.
     while guest.takes_jobs(manner.patience) && talk.pending.is_none() {
         let store = |s: &Stretch| s.slot.map(Slot::store);
+        // Zeros are of no store: where there is nothing else the question names the first.
         let first = stretches.iter().find_map(store).unwrap_or_default();
         let other = |s: &mut Stretch| store(s).is_some_and(|its| its != first);
         let later: Vec<_> = stretches.extract_if(.., other).collect();
@@ -347,9 +348,10 @@ pub(crate) fn take_merged(
     for (page, outcome) in outcomes.filter(|(_, outcome)| *outcome != PageOutcome::NotAsked) {
         match outcome {
             PageOutcome::Merged => {
-                if let Some(&Some(slot)) = slots.get(page) {
-                    view.join(slot);
-                }
+                let slot = slots[page];
+                view.join(
+                    slot.unwrap_or_else(|| panic!("page {page} was asked for and has no slot")),
+                );
                 pages.set(page, Tag::Merged);
                 again += u64::from(pages.stored.contains(page));
                 pages.stored.insert(page);
@@ -367,11 +369,12 @@ pub(crate) fn take_merged(
                     pages.set(page, Tag::Written);
                 }
             }
-            refused => refuse(chunk, pages, page, refused, effects),
+            refused => refuse(pages, page, refused, effects),
         }
     }
     counters.merged_again.fetch_add(again, Relaxed);
-    pages.show(&guest.realm.patterns, chunk.place);
+    let most = guest.user.limits.table_bytes_per_user();
+    pages.show(&guest.realm.patterns, chunk.place, most);
     Ok(())
 }
 
@@ -390,17 +393,10 @@ fn fits(tag: Tag, outcome: PageOutcome) -> bool {
 }
 
 /// A page the agent did not merge: it never mapped its slot, so the ref goes at once.
-fn refuse(
-    chunk: &Chunk,
-    pages: &mut Pages,
-    page: usize,
-    outcome: PageOutcome,
-    effects: &mut Effects,
-) {
+fn refuse(pages: &mut Pages, page: usize, outcome: PageOutcome, effects: &mut Effects) {
     if pages.tag(page) == Tag::Asked {
         effects.unref.push(pages.slot(page));
     }
-    debug_assert!(page < CHUNK_PAGES, "page {page} of chunk {}", chunk.id);
     match outcome {
         PageOutcome::Differs => pages.distrust(page),
         PageOutcome::Gone => pages.set(page, Tag::Absent),

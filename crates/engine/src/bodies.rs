@@ -54,7 +54,7 @@ impl Fingerprints {
     fn place(&self, page: usize) -> usize {
         let (word, bit) = (page / 64, page % 64);
         let before = self.candidates.0.iter().take(word).copied();
-        let own = self.candidates.0.get(word).copied().unwrap_or(0) & !(u64::MAX << bit);
+        let own = self.candidates.0[word] & !(u64::MAX << bit);
         let words = before.chain([own]);
         words.map(|word| word.count_ones() as usize).sum()
     }
@@ -62,7 +62,7 @@ impl Fingerprints {
     /// That of a candidate.
     pub(crate) fn get(&self, page: usize) -> Option<Fingerprint> {
         match self.candidates.contains(page) {
-            true => self.list.get(self.place(page)).copied(),
+            true => Some(self.list[self.place(page)]),
             false => None,
         }
     }
@@ -71,10 +71,9 @@ impl Fingerprints {
     pub(crate) fn set(&mut self, page: usize, fingerprint: Fingerprint) {
         let place = self.place(page);
         if self.candidates.contains(page) {
-            if let Some(old) = self.list.get_mut(place) {
-                *old = fingerprint;
-            }
-        } else if page < CHUNK_PAGES {
+            self.list[place] = fingerprint;
+        } else {
+            assert!(page < CHUNK_PAGES, "page {page} of a chunk");
             make_room(&mut self.list);
             self.list.insert(place, fingerprint);
             self.candidates.insert(page);
@@ -102,8 +101,8 @@ struct Step(u64);
 
 impl Step {
     fn new(page: usize, slot: Slot) -> Self {
-        debug_assert!(slot.0 >> SLOT_BITS == 0, "{slot}");
-        Self((page as u64) << SLOT_BITS | slot.0 & ((1 << SLOT_BITS) - 1))
+        assert!(slot.0 >> SLOT_BITS == 0, "{slot} is none of any store");
+        Self((page as u64) << SLOT_BITS | slot.0)
     }
 
     #[allow(clippy::cast_possible_truncation)] // ten bits
@@ -149,16 +148,17 @@ impl Slots {
     /// That of `page`.
     pub(crate) fn get(&self, page: usize) -> Option<Slot> {
         match self.holders.contains(page) {
-            true => Some(self.last_of(self.count_to(page))?.slot(page)),
+            true => {
+                let step = self.last_of(self.count_to(page));
+                Some(step.expect("a holder has a step").slot(page))
+            }
             false => None,
         }
     }
 
     /// Gives `page` a slot.
     pub(crate) fn set(&mut self, page: usize, slot: Slot) {
-        if page >= CHUNK_PAGES {
-            return;
-        }
+        assert!(page < CHUNK_PAGES, "page {page} of a chunk");
         self.remove(page);
         if self.goes_on(page, slot) {
             self.holders.insert(page); // the rule, as pages of a run come in order
@@ -181,9 +181,7 @@ impl Slots {
             while let Some(next) = ahead.next_if(|next| next.page() <= page) {
                 step = Some(next);
             }
-            if let (Some(slot), Some(step)) = (all.get_mut(page), step) {
-                *slot = Some(step.slot(page));
-            }
+            all[page] = Some(step.expect("a holder has a step").slot(page));
         }
         all
     }
@@ -304,7 +302,5 @@ mod tests {
         slots.set(0, Slot(greatest.0 - 511));
         assert_eq!(slots.get(CHUNK_PAGES - 1), Some(greatest));
         assert_eq!(slots.steps.len(), 1, "a hole does not end a run");
-        slots.set(CHUNK_PAGES, Slot(1));
-        assert_eq!(slots.get(CHUNK_PAGES), None);
     }
 }

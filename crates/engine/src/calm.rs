@@ -89,14 +89,22 @@ impl Glance<'_> {
         self.now.entry(number).or_insert_with(next).left_out
     }
 
-    /// Ends the look, which found something at these addresses.
-    pub(crate) fn end(mut self, stirred: &[u64]) {
+    /// Whether this look has not come to the block of `address` yet.
+    pub(crate) fn begins_block(&self, address: u64) -> bool {
+        !self.now.contains_key(&(address / BLOCK))
+    }
+
+    /// Ends the look at the blocks from that of address `from` up to that of `next`, or at all behind, which found something
+    /// at these addresses.
+    pub(crate) fn end(mut self, stirred: &[u64], from: u64, next: Option<u64>) {
         for address in stirred {
             if let Some(block) = self.now.get_mut(&(address / BLOCK)) {
                 block.quiet = 0;
             }
         }
-        *self.before = self.now;
+        let seen = from / BLOCK..next.map_or(u64::MAX, |next| next / BLOCK);
+        self.before.retain(|block, _| !seen.contains(block));
+        self.before.append(&mut self.now);
     }
 }
 
@@ -108,7 +116,7 @@ mod tests {
         let mut glance = calm.begin(false);
         let all = blocks.iter().map(|block| glance.leaves_out(block * BLOCK));
         let all = all.collect();
-        glance.end(stirred);
+        glance.end(stirred, 0, None);
         all
     }
 
@@ -140,7 +148,7 @@ mod tests {
         look(&mut calm, &[0], &[]);
         assert_eq!(calm.0.len(), 1);
         assert_eq!(look(&mut calm, &[7], &[]), [false]);
-        calm.begin(true).end(&[]);
+        calm.begin(true).end(&[], 0, None);
         assert!(calm.0.is_empty());
     }
 }

@@ -52,6 +52,9 @@ pub(crate) fn check(core: &Core) {
 
 /// I9, part one: the counters of a guest are those of its pages. False when a chunk is stuck.
 fn check_guest(guest: &Guest, held: &mut HashMap<Slot, Held>) -> bool {
+    if guest.is_stuck() {
+        return false;
+    }
     for slot in lock(&guest.ledger).waiting() {
         held.entry(slot).or_default().refs += 1;
     }

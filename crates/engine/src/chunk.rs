@@ -39,6 +39,8 @@ pub(crate) struct Chunk {
     /// Its place in the region: see [`order`](crate::order).
     pub(crate) place: u64,
     pub(crate) guest: Weak<Guest>,
+    /// The guest's user.
+    pub(crate) uid: u32,
     promoted: [AtomicU64; WORDS],
     queued: AtomicBool,
     /// Whether it stands in the queue for a whole visit.
@@ -65,15 +67,16 @@ impl Chunk {
     pub(crate) fn site(&self, page: usize) -> Site {
         Site {
             chunk: self.id,
-            page: u16::try_from(page).unwrap_or(0),
+            page: match u16::try_from(page) {
+                Ok(page) if usize::from(page) < CHUNK_PAGES => page,
+                _ => panic!("page {page} of chunk {}", self.id),
+            },
         }
     }
 
     /// Notes that the candidate at `page` has a slot now.
     pub(crate) fn promote(&self, page: u16) {
-        if let Some(word) = self.promoted.get(usize::from(page) / 64) {
-            word.fetch_or(1 << (page % 64), AcqRel);
-        }
+        self.promoted[usize::from(page) / 64].fetch_or(1 << (page % 64), AcqRel);
     }
 
     /// Takes the candidates promoted since the last time.
@@ -140,6 +143,7 @@ impl Chunks {
             address,
             place,
             guest: Arc::downgrade(guest),
+            uid: guest.user.uid,
             promoted: [const { AtomicU64::new(0) }; WORDS],
             queued: AtomicBool::new(false),
             queued_whole: AtomicBool::new(false),
@@ -149,17 +153,21 @@ impl Chunks {
         if at == table.places.len() {
             table.places.push(None);
         }
-        *table.places.get_mut(at)? = Some(Arc::clone(&chunk));
+        let before = table.places[at].replace(Arc::clone(&chunk));
+        assert!(before.is_none(), "two chunks with the number {id}");
         Some(chunk)
     }
 
     /// Frees the number of a chunk none of whose pages is in the index any more.
     pub(crate) fn remove(&self, chunk: &Chunk) {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(place) = table.places.get_mut(chunk.id as usize) {
-            *place = None;
-            table.free.push(chunk.id);
-        }
+        let removed = table.places[chunk.id as usize].take();
+        assert!(
+            removed.is_some_and(|its| std::ptr::eq(&*its, chunk)),
+            "chunk {} is removed by another",
+            chunk.id
+        );
+        table.free.push(chunk.id);
     }
 
     /// The chunk with this number.

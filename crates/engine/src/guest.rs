@@ -7,14 +7,15 @@
 //! answers make it rest.
 
 use std::ops::Range;
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use sys::pagemap::PageRun;
 use sys::process::Remote;
-use wire::{Answer, PageBits, Question, Ready};
+use wire::{Answer, Changes, PageBits, Question, Ready};
 
 use crate::account::{Ledger, Lifeline};
 use crate::adopt::{self, Mapped};
@@ -22,9 +23,10 @@ use crate::calm::Calm;
 use crate::chunk::Chunk;
 use crate::error::Refusal;
 use crate::kin::Kin;
-use crate::offers::Offers;
+use crate::offers::{AtLimit, Offers};
 use crate::page::{CLASSES, Class, StoreId};
 use crate::pages::Pages;
+use crate::post::{self, Watched};
 use crate::realm::{Effects, Realm, lock};
 use crate::refusals::Refusals;
 use crate::store::PageBytes;
@@ -70,8 +72,9 @@ pub(crate) trait Memory: Send + Sync {
     /// ascending order; `None` where the page is gone, or on a node without store.
     fn stores(&self, pages: &[usize]) -> Vec<Option<StoreId>>;
 
-    /// What may hold pages of the process pinned for long, in words; `None` when nothing does.
-    fn pins(&self) -> Option<String>;
+    /// What may hold pages of the process pinned for long, in words; `None` when nothing does. Looks at `most`
+    /// descriptors.
+    fn pins(&self, most: u32) -> Option<String>;
 
     /// Calls `each` with every part of the address space that maps one of the stores with these
     /// numbers privately. False when other stores are mapped too.
@@ -83,11 +86,12 @@ pub(crate) trait Memory: Send + Sync {
     /// How many mappings the process has.
     fn mappings(&self) -> Option<u64>;
 
-    /// Brings back the pages that a dead agent has left out of reach, and lets go of the guest's userfaultfd. False
-    /// while the agent's thread still ends. The `last` time it is let go of in any case.
-    fn rescue(&self, _last: bool) -> bool {
-        true
-    }
+    /// Brings back the pages that a dead agent has left out of reach, and lets go of the guest's userfaultfd. Not
+    /// while the agent's thread still ends, but the `last` time in any case.
+    fn rescue(&self, last: bool);
+
+    /// Whether it holds the guest's userfaultfd. Never blocks.
+    fn is_guarded(&self) -> bool;
 
     /// Whether the process has ended, or runs another program.
     fn has_exited(&self) -> bool;
@@ -117,6 +121,9 @@ pub(crate) trait Link: Send {
     /// # Errors
     /// When the connection is broken.
     fn send(&mut self, question: &Question) -> Result<(), Fault>;
+
+    /// What tells that an answer has come, to wait for many at once.
+    fn bell(&self) -> Option<BorrowedFd<'_>>;
 
     /// Takes an answer, after waiting at most `wait` for it.
     ///
@@ -151,9 +158,6 @@ pub(crate) enum Fault {
     /// The agent did not finish the handshake.
     #[error("no handshake within {0:?}")]
     Silent(Duration),
-    /// More chunks than a guest may offer.
-    #[error("more than {0} chunks are offered")]
-    TooMuch(u64),
     /// Its memory cannot be looked at.
     #[error("its memory cannot be looked at: {0}")]
     Unreadable(std::io::Error),
@@ -185,12 +189,20 @@ pub(crate) enum Standing {
 pub(crate) enum Pending {
     /// The welcome, sent at this moment.
     Ready(Instant),
-    /// A sync.
-    Changes,
+    /// A sync; of the part that was taken last, this is left.
+    Changes(Option<Box<Rest>>),
     /// A merge of this chunk: its asked pages, and these, which may be enclosed between them.
     Merged(Arc<Chunk>, PageBits),
     /// An unmerge of these pages.
     Unmerged(Arc<Chunk>, PageBits),
+}
+
+/// A part of the answer to a sync that is taken.
+#[derive(Debug)]
+pub(crate) struct Rest {
+    pub(crate) changes: Changes,
+    /// Entries taken.
+    pub(crate) taken: usize,
 }
 
 /// The conversation with the agent: at most one question is open.
@@ -198,6 +210,10 @@ pub(crate) struct Talk {
     /// `None` when the guest is retired.
     pub(crate) link: Option<Box<dyn Link>>,
     pub(crate) pending: Option<Pending>,
+    /// The round of the last sync.
+    pub(crate) synced: Option<u64>,
+    /// Time that its answers took in this round.
+    pub(crate) spent: Duration,
 }
 
 /// What is counted of a guest, readable at any time.
@@ -305,12 +321,23 @@ pub(crate) struct Guest {
     pub(crate) counters: Counters,
     standing: AtomicU8,
     late: AtomicBool,
+    /// It has been looked at in this round.
+    ready: AtomicBool,
+    /// Work waits for its answer.
+    awaited: AtomicBool,
+    /// Where its next look goes on, if the last was not finished.
+    pub(crate) progress: AtomicU64,
+    /// Threads that sleep in a look at its memory.
+    stuck: AtomicU32,
     overtime_ns: AtomicU64,
     /// Chunks below this address are asked for their nodes when all others have been.
     pub(crate) patrolled: AtomicU64,
+    /// Pages of them that may still be asked for in this round.
+    pub(crate) patrol_left: AtomicUsize,
     /// Broken pages may be merged again, as the last look found.
     merges_again: AtomicBool,
     pins: Mutex<Pins>,
+    refusal: Mutex<Option<AtLimit>>,
     claims: Mutex<Claims>,
     pub(crate) kin: Kin,
     /// Why it may no longer be in its domain, and since when that is known.
@@ -363,10 +390,12 @@ impl Guest {
             pid,
             user,
             realm,
-            memory,
+            memory: Box::new(Watched(memory)),
             talk: Mutex::new(Talk {
                 link: Some(link),
                 pending,
+                synced: None,
+                spent: Duration::ZERO,
             }),
             ledger: Mutex::new(Ledger::new(line)),
             offers: Mutex::default(),
@@ -374,10 +403,16 @@ impl Guest {
             counters: Counters::default(),
             standing: AtomicU8::new(Standing::Served as u8),
             late: AtomicBool::new(true),
+            ready: AtomicBool::new(false),
+            awaited: AtomicBool::new(true),
+            progress: AtomicU64::new(0),
+            stuck: AtomicU32::new(0),
             overtime_ns: AtomicU64::new(0),
             patrolled: AtomicU64::new(0),
+            patrol_left: AtomicUsize::new(0),
             merges_again: AtomicBool::new(false),
             pins: Mutex::default(),
+            refusal: Mutex::default(),
             claims: Mutex::new(Claims::Open(0)),
             kin: Kin::default(),
             leaving: OnceLock::new(),
@@ -472,7 +507,8 @@ impl Guest {
     /// Whether the guest takes jobs in this round.
     pub(crate) fn takes_jobs(&self, patience: Duration) -> bool {
         let overtime = Duration::from_nanos(self.overtime_ns.load(Relaxed));
-        self.is_responsive() && overtime <= patience * 4
+        let ready = self.is_ready() && !self.is_stuck() && !self.user.is_stuck();
+        ready && self.is_responsive() && overtime <= patience * 4
     }
 
     /// Notes whether the agent owes an answer.
@@ -507,22 +543,129 @@ impl Guest {
         cpu_ns.load(Relaxed).min(talk_ns.load(Relaxed))
     }
 
+    /// Why no more `bytes` of tables may be had.
+    pub(crate) fn lacks_room(&self, bytes: u64) -> Option<AtLimit> {
+        let (limits, mib) = (&self.user.limits, 1 << 20);
+        let own = self.counters.table_bytes.load(Relaxed) + bytes;
+        let all = self.user.table_bytes() + bytes;
+        match () {
+            () if own > limits.table_mib_per_process.saturating_mul(mib) => {
+                Some(AtLimit::ProcessTables)
+            }
+            () if all > limits.table_mib_per_user.saturating_mul(mib) => Some(AtLimit::UserTables),
+            () => None,
+        }
+    }
+
+    /// Notes why some of its memory is left alone.
+    pub(crate) fn note_refusal(&self, refusal: Option<AtLimit>) {
+        let mut noted = lock(&self.refusal);
+        if let Some(why) = refusal.filter(|_| refusal != *noted) {
+            let limits = &self.user.limits;
+            tracing::warn!(
+                pid = self.pid,
+                uid = self.user.uid,
+                "{}",
+                why.describe(limits)
+            );
+        }
+        *noted = refusal;
+    }
+
+    /// Why some of its memory is left alone, in words.
+    pub(crate) fn refusal(&self) -> Option<String> {
+        let why = *lock(&self.refusal);
+        why.map(|why| why.describe(&self.user.limits))
+    }
+
+    /// Notes that a table that had `before` bytes has `now`.
+    pub(crate) fn change_tables(&self, before: usize, now: usize) {
+        let tables = &self.counters.table_bytes;
+        let (before, now) = (before as u64, now as u64);
+        match now.checked_sub(before) {
+            Some(more) => tables.fetch_add(more, Relaxed),
+            None => tables.fetch_sub(before - now, Relaxed),
+        };
+        self.user.note_tables(before, now);
+    }
+
     /// Notes how many bytes of tables the guest takes.
     pub(crate) fn note_tables(&self, bytes: u64) {
         let before = self.counters.table_bytes.swap(bytes, Relaxed);
         self.user.note_tables(before, bytes);
     }
 
-    /// Begins a round: nobody rests any more.
+    /// Begins a round: nobody rests any more, and no chunk is worked before the look.
     pub(crate) fn begin_round(&self) {
         self.overtime_ns.store(0, Relaxed);
+        self.ready.store(false, Release);
+        if let Ok(mut talk) = self.talk.try_lock() {
+            talk.spent = Duration::ZERO;
+        }
+    }
+
+    /// Notes that the look of this round is done.
+    pub(crate) fn end_look(&self) {
+        self.set_late(false);
+        self.ready.store(true, Release);
+    }
+
+    /// Whether it has been looked at in this round.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.ready.load(Acquire)
+    }
+
+    /// Whether work waits for its answer.
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.awaited.load(Acquire)
+    }
+
+    /// Notes whether work waits for its next answer.
+    pub(crate) fn set_awaited(&self, awaited: bool) {
+        self.awaited.store(awaited, Release);
+    }
+
+    /// Notes that a thread sleeps in a look at its memory. Nobody looks before the thread is back.
+    pub(crate) fn lose_thread(&self) {
+        self.stuck.fetch_add(1, AcqRel);
+        tracing::debug!(pid = self.pid, "a look at its memory takes long");
+        if !self.user.lose_thread() {
+            self.condemn(&Fault::Stuck);
+        }
+    }
+
+    /// Notes that the thread is back.
+    pub(crate) fn regain_thread(&self) {
+        let before = self.stuck.fetch_sub(1, AcqRel);
+        assert!(
+            before > 0,
+            "a thread came back that {} did not have",
+            self.pid
+        );
+        self.user.regain_thread();
+    }
+
+    /// Whether a thread sleeps in a look at its memory.
+    pub(crate) fn is_stuck(&self) -> bool {
+        self.stuck.load(Acquire) > 0
+    }
+
+    /// Ends the service because its memory cannot be looked at, unless it was the look that was given up.
+    pub(crate) fn fail(&self, error: std::io::Error) {
+        if !post::is_given_up(&error) {
+            self.condemn(&Fault::Unreadable(error));
+        }
     }
 
     /// Notes what a look found that may hold pages pinned; true when it is long enough ago that
     /// anything was.
     pub(crate) fn note_pins(&self, held: Option<String>) -> bool {
         let mut pins = lock(&self.pins);
-        pins.clean = if held.is_some() { 0 } else { pins.clean + 1 };
+        pins.clean = if held.is_some() {
+            0
+        } else {
+            pins.clean.saturating_add(1)
+        };
         if let Some(held) = &held
             && pins.held.is_none()
         {
@@ -530,6 +673,17 @@ impl Guest {
         }
         pins.held = held;
         pins.clean >= CLEAN_LOOKS
+    }
+
+    /// Whether the next look is to tell whether it is long enough ago that something was held.
+    pub(crate) fn wants_pins(&self) -> bool {
+        let pins = lock(&self.pins);
+        pins.held.is_none() && pins.clean < CLEAN_LOOKS
+    }
+
+    /// Whether it is long enough ago that a look found something that may hold pages pinned.
+    pub(crate) fn is_clean(&self) -> bool {
+        lock(&self.pins).clean >= CLEAN_LOOKS
     }
 
     /// What may hold pages pinned, as the last look found.
@@ -576,7 +730,7 @@ impl Guest {
 
     /// Settles the refs whose lifelines are free.
     pub(crate) fn settle(&self) {
-        let gone = self.standing() == Standing::Ghost;
+        let gone = self.standing() == Standing::Ghost && self.has_nothing_more();
         let mut settled = lock(&self.ledger).settle(gone);
         self.realm.drop_refs(&mut settled);
     }
@@ -585,8 +739,14 @@ impl Guest {
     pub(crate) fn is_gone(&self) -> bool {
         self.standing() == Standing::Ghost
             && lock(&self.ledger).is_empty()
-            && lock(&self.offers).chunks.is_empty()
-            && self.memory.rescue(false)
+            && self.has_nothing_more()
+            && !self.memory.is_guarded()
+    }
+
+    /// Whether no more refs of it can come to the ledger: no chunk is left, and no thread that has one at hand.
+    fn has_nothing_more(&self) -> bool {
+        let empty = |offers: MutexGuard<'_, Offers>| offers.chunks.is_empty();
+        !self.is_stuck() && self.offers.try_lock().is_ok_and(empty)
     }
 }
 

@@ -11,7 +11,7 @@ use crate::nodes::Rules;
 use crate::pace::{Pacer, Supply};
 use crate::page::Class;
 use crate::realm::lock;
-use crate::schedule::{Core, Knobs, Scratch};
+use crate::schedule::{Core, Knobs};
 use crate::workers::Workers;
 
 /// How often ended guests are looked for between rounds.
@@ -180,7 +180,6 @@ impl Tempo {
 /// Begins a round every period; in between, does what cannot wait.
 pub(crate) fn drive(helm: &Helm, workers: &Workers) {
     let core = &helm.core;
-    let mut scratch = Scratch::new();
     let mut last: Option<Instant> = None;
     let mut tempo = Tempo::default();
     while !helm.is_stopped() {
@@ -216,7 +215,8 @@ pub(crate) fn drive(helm: &Helm, workers: &Workers) {
             continue;
         }
         helm.wait(due.min(now + REAP));
-        core.reap(&mut scratch);
+        workers.watch();
+        core.reap(workers);
     }
     workers.stop();
     lock(&core.guests).clear();

@@ -81,6 +81,7 @@ mod pages;
 mod parting;
 mod patterns;
 mod plan;
+mod post;
 mod queue;
 mod quota;
 mod read;
@@ -107,10 +108,13 @@ mod trials_copies;
 #[cfg(test)]
 mod trials_guess;
 #[cfg(test)]
+mod trials_hostile;
+#[cfg(test)]
 mod trials_nodes;
 #[cfg(test)]
 mod trials_spans;
 mod users;
+mod waiting;
 mod workers;
 
 pub use engine::Engine;

@@ -111,6 +111,10 @@ impl Link for SocketLink {
         }
     }
 
+    fn bell(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.socket.as_fd())
+    }
+
     fn receive(&mut self, wait: Duration) -> Result<Option<Answer>, Fault> {
         let broken = |error: Errno| Fault::Broken(error.into());
         if !process::wait_readable(&self.socket, wait).map_err(broken)? {

@@ -5,22 +5,23 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use sys::pagemap::{Categories, PageRun};
-use wire::{Answer, CHUNK_BYTES, CHUNK_PAGES, Changes, PAGE_BYTES, Question, RunMode};
+use wire::{Answer, CHUNK_BYTES, CHUNK_PAGES, Question, RunMode};
 
 use crate::ask;
 use crate::calm;
 use crate::chunk::Chunk;
-use crate::guest::{Fault, Guest, Link, Pending, Standing, Talk};
+use crate::guest::{Fault, Guest, Link, Pending, Rest, Standing, Talk};
 use crate::nodes::{Patrol, Rules};
-use crate::offers::Sweep;
+use crate::offers::{News, Sweep, place};
 use crate::page::Class;
 use crate::realm::{Effects, lock};
 use crate::track::{self, Again, Round, Seen};
 
 /// How long an agent may take for the handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// Parts of one sync's answer that are taken in one round.
-const MAX_PARTS: usize = 1 << 14;
+/// How long a worker takes parts of a sync's answer, and how long it scans, before others have their turn.
+const SYNC_TIME: Duration = Duration::from_millis(20);
+const SCAN_TIME: Duration = Duration::from_millis(20);
 /// Rounds after which the mappings of a quiet guest are counted again.
 const RECOUNT: u64 = 16;
 /// The bound on a guest's mappings counts as loose when this part of it is a guess, and matters when it is
@@ -57,14 +58,37 @@ impl Terms {
         }
     }
 
-    /// How the broken pages of `guest` are treated. Asks the guest's descriptors what they are.
+    /// How the broken pages of `guest` are treated. Asks the guest's descriptors what they are, as often as broken pages
+    /// grow older: a page is written when it is pinned, so it settles only after two such looks.
     fn again(&self, guest: &Guest) -> Again {
-        let pins = || guest.memory.pins();
+        let ages = self.round.0.is_multiple_of(self.broken_rounds.max(1));
+        let clean = match self.merge_again && (ages || guest.wants_pins()) {
+            true => guest.note_pins(guest.memory.pins(guest.user.limits.descriptors_per_process)),
+            false => guest.is_clean(),
+        };
         Again {
-            allowed: self.merge_again && guest.note_pins(pins()),
+            allowed: self.merge_again && clean,
+            ages,
+        }
+    }
+
+    /// The same in the rest of a look.
+    fn same(&self, guest: &Guest) -> Again {
+        Again {
+            allowed: guest.merges_again(),
             ages: self.round.0.is_multiple_of(self.broken_rounds.max(1)),
         }
     }
+}
+
+/// How far a look came.
+pub(crate) enum Looked {
+    /// Done, as far as there was something to look at.
+    Done,
+    /// It goes on when the agent has answered.
+    Waits,
+    /// It goes on when others had their turn.
+    GoesOn,
 }
 
 /// Looks at `guest`; `found` gets the chunks with work.
@@ -74,70 +98,133 @@ pub(crate) fn look(
     effects: &mut Effects,
     runs: &mut [PageRun],
     found: &mut Vec<Arc<Chunk>>,
-) {
-    guest.begin_round();
+) -> Looked {
     if guest.standing() == Standing::Served && guest.memory.has_exited() {
         guest.condemn(&Fault::Closed);
     }
     let served = guest.standing() == Standing::Served;
-    if served && catch_up(guest, terms, effects) {
-        let terms = terms.of(guest);
-        guest.settle();
-        if let Err(error) = guest.claim(effects) {
-            guest.condemn(&Fault::Unreadable(error));
-        }
-        if terms.scan {
-            let scanned = scan(guest, terms, effects, runs, found);
-            guest.realm.apply(guest, effects);
-            if let Err(error) = scanned {
-                guest.condemn(&Fault::Unreadable(error));
+    if served && (guest.is_stuck() || guest.user.is_stuck()) {
+        return Looked::Done; // and not ready: its chunks wait, too
+    }
+    if served {
+        match catch_up(guest, terms, effects) {
+            Caught::Up => {}
+            Caught::Waits => return Looked::Waits,
+            Caught::Never => {
+                guest.set_late(true);
+                guest.set_awaited(false);
+                return Looked::Done;
             }
-            recount(guest, terms);
-        } else if terms.mode == RunMode::Unmerge {
-            find_merged(guest, found);
         }
+        guest.part();
+    }
+    let mut goes_on = false;
+    if guest.standing() == Standing::Served {
+        goes_on = look_at_memory(guest, terms.of(guest), effects, runs, found);
         guest.part();
     }
     if guest.standing() != Standing::Served {
         retire(guest, effects);
+    } else if goes_on {
+        return Looked::GoesOn;
+    } else if !guest.is_stuck() {
+        guest.set_awaited(true);
+        guest.end_look();
     }
-    let tables = lock(&guest.offers).memory_bytes() + lock(&guest.ledger).memory_bytes();
-    guest.note_tables(tables as u64);
+    if !guest.is_stuck() {
+        let offers = lock(&guest.offers);
+        let tables = offers.memory_bytes() + lock(&guest.ledger).memory_bytes();
+        guest.note_refusal(offers.refusal());
+        guest.note_tables(tables as u64);
+    }
+    Looked::Done
 }
 
-/// Takes answers that are owed, then asks what changed. False when the agent still owes one.
-fn catch_up(guest: &Arc<Guest>, terms: Terms, effects: &mut Effects) -> bool {
+/// The part of a look for which the agent is not needed; true when there is more to see.
+fn look_at_memory(
+    guest: &Arc<Guest>,
+    terms: Terms,
+    effects: &mut Effects,
+    runs: &mut [PageRun],
+    found: &mut Vec<Arc<Chunk>>,
+) -> bool {
+    guest.settle();
+    if let Err(error) = guest.claim(effects) {
+        guest.fail(error);
+    }
+    let mut goes_on = false;
+    if terms.scan {
+        let scanned = scan(guest, terms, effects, runs, found);
+        guest.realm.apply(guest, effects);
+        match scanned {
+            Ok(more) => goes_on = more,
+            Err(error) => guest.fail(error),
+        }
+        if !goes_on {
+            recount(guest, terms);
+        }
+    } else if terms.mode == RunMode::Unmerge {
+        find_merged(guest, found);
+    }
+    goes_on
+}
+
+/// Whether the agent has told all it has to.
+enum Caught {
+    Up,
+    Waits,
+    /// Not in this round.
+    Never,
+}
+
+/// Takes answers that are owed, then asks what changed.
+fn catch_up(guest: &Arc<Guest>, terms: Terms, effects: &mut Effects) -> Caught {
     let Ok(mut talk) = guest.talk.try_lock() else {
-        return false; // a worker is stuck
+        return Caught::Never; // a worker is stuck
     };
-    let caught_up = take_pending(guest, &mut talk, terms.patience, effects)
-        .and_then(|free| Ok(free && sync(guest, &mut talk, terms.patience, effects)?));
-    let caught_up = caught_up.unwrap_or_else(|fault| {
-        guest.condemn(&fault);
-        false
-    });
-    guest.set_late(talk.pending.is_some());
-    caught_up && guest.standing() == Standing::Served
+    let most = terms.patience * 4;
+    match hear(guest, &mut talk, terms.round.0, effects) {
+        Ok(true) => Caught::Up,
+        Ok(false) if talk.pending.is_none() || talk.spent > most => Caught::Never,
+        Ok(false) => Caught::Waits,
+        Err(fault) => {
+            guest.condemn(&fault);
+            Caught::Up
+        }
+    }
 }
 
-fn take_pending(
+/// Takes what has come, and asks in each round once; false when the agent owes an answer.
+fn hear(
     guest: &Arc<Guest>,
     talk: &mut Talk,
-    patience: Duration,
+    round: u64,
     effects: &mut Effects,
 ) -> Result<bool, Fault> {
+    loop {
+        if talk.pending.is_some() {
+            if !take_pending(guest, talk, effects)? {
+                return Ok(false);
+            }
+        } else if talk.synced == Some(round) {
+            return Ok(true);
+        } else if sync(guest, talk)? {
+            talk.synced = Some(round);
+        } else {
+            return Ok(false); // and nothing was asked
+        }
+    }
+}
+
+fn take_pending(guest: &Arc<Guest>, talk: &mut Talk, effects: &mut Effects) -> Result<bool, Fault> {
     let Some(pending) = talk.pending.take() else {
         return Ok(true);
     };
-    if let Pending::Changes = pending {
-        return take_changes(guest, talk, Duration::ZERO, effects);
+    if let Pending::Changes(rest) = pending {
+        return take_changes(guest, talk, rest, effects);
     }
     let link = talk.link.as_mut().ok_or(Fault::Closed)?;
-    let wait = match pending {
-        Pending::Ready(_) => patience, // it is on its way
-        _ => Duration::ZERO,
-    };
-    let Some(answer) = link.receive(wait)? else {
+    let Some(answer) = link.receive(Duration::ZERO)? else {
         if let Pending::Ready(since) = pending
             && since.elapsed() > HANDSHAKE
         {
@@ -195,12 +282,7 @@ fn take_late(
     }
 }
 
-fn sync(
-    guest: &Arc<Guest>,
-    talk: &mut Talk,
-    patience: Duration,
-    effects: &mut Effects,
-) -> Result<bool, Fault> {
+fn sync(guest: &Guest, talk: &mut Talk) -> Result<bool, Fault> {
     if !guest.compare()? {
         return Ok(false);
     }
@@ -211,7 +293,8 @@ fn sync(
         lifeline: renew,
         adopted,
     })?;
-    take_changes(guest, talk, patience, effects)
+    talk.pending = Some(Pending::Changes(None));
+    Ok(true)
 }
 
 /// Gives the guest a new lifeline with the next sync. Without one its refs wait: a daemon that has no
@@ -227,106 +310,153 @@ fn give_line(guest: &Guest, link: &mut dyn Link) -> bool {
     true
 }
 
-/// Takes the parts of an answer to a sync; false when some are still to come.
+/// Takes the parts of an answer to a sync that have come, the `rest` of the last one first; false when some are still
+/// to come or to take.
 fn take_changes(
     guest: &Arc<Guest>,
     talk: &mut Talk,
-    patience: Duration,
+    rest: Option<Box<Rest>>,
     effects: &mut Effects,
 ) -> Result<bool, Fault> {
     let begin = Instant::now();
-    let taken = take_parts(guest, talk, patience, effects);
-    guest.note_talk(begin.elapsed());
+    let taken = take_parts(guest, talk, rest, begin + SYNC_TIME, effects);
+    let took = begin.elapsed();
+    talk.spent += took;
+    guest.note_talk(took);
     taken
 }
 
 fn take_parts(
     guest: &Arc<Guest>,
     talk: &mut Talk,
-    patience: Duration,
+    mut rest: Option<Box<Rest>>,
+    deadline: Instant,
     effects: &mut Effects,
 ) -> Result<bool, Fault> {
-    let link = talk.link.as_mut().ok_or(Fault::Closed)?;
-    let deadline = Instant::now() + patience * 4;
-    for _ in 0..MAX_PARTS {
-        match link.receive(patience)? {
-            Some(Answer::Changes(changes)) => {
-                take_part(guest, &changes, effects)?;
-                if !changes.more {
-                    return Ok(true);
-                }
-            }
-            Some(_) => return Err(Fault::Contradiction("not the answer to a sync")),
-            None => break,
+    let mut news = News::default();
+    loop {
+        let link = talk.link.as_mut().ok_or(Fault::Closed)?;
+        let part = match rest.take() {
+            Some(rest) => Some(rest),
+            None => next_part(link.as_mut())?,
+        };
+        let Some(mut part) = part else {
+            talk.pending = Some(Pending::Changes(None));
+            return Ok(false);
+        };
+        if !take_part(guest, &mut part, &mut news, deadline, effects)? {
+            talk.pending = Some(Pending::Changes(Some(part)));
+            return Ok(false);
         }
-        if Instant::now() > deadline && !patience.is_zero() {
+        if !part.changes.more {
+            return Ok(true);
+        }
+    }
+}
+
+fn next_part(link: &mut dyn Link) -> Result<Option<Box<Rest>>, Fault> {
+    match link.receive(Duration::ZERO)? {
+        Some(Answer::Changes(changes)) => Ok(Some(Box::new(Rest { changes, taken: 0 }))),
+        Some(_) => Err(Fault::Contradiction("not the answer to a sync")),
+        None => Ok(None),
+    }
+}
+
+/// Takes a part of an answer; false when there was no time for all of it.
+fn take_part(
+    guest: &Arc<Guest>,
+    part: &mut Rest,
+    news: &mut News,
+    deadline: Instant,
+    effects: &mut Effects,
+) -> Result<bool, Fault> {
+    let counters = &guest.counters;
+    counters.cpu_ns.fetch_max(part.changes.cpu_ns, Relaxed);
+    counters
+        .agent_bytes
+        .store(part.changes.memory_bytes, Relaxed);
+    let mut offers = lock(&guest.offers);
+    let entries = part.changes.entries().iter().skip(part.taken);
+    let mut taken = 0;
+    for change in entries {
+        offers.change(guest, change, news, effects);
+        taken += 1;
+        if Instant::now() > deadline {
             break;
         }
     }
-    talk.pending = Some(Pending::Changes);
-    Ok(false)
-}
-
-fn take_part(guest: &Arc<Guest>, changes: &Changes, effects: &mut Effects) -> Result<(), Fault> {
-    let counters = &guest.counters;
-    counters.cpu_ns.fetch_max(changes.cpu_ns, Relaxed);
-    counters.agent_bytes.store(changes.memory_bytes, Relaxed);
-    let mut offers = lock(&guest.offers);
-    for change in changes.entries() {
-        offers.change(guest, change, effects)?;
-    }
+    part.taken += taken;
     guest.realm.apply(guest, effects);
-    Ok(())
+    Ok(part.taken == part.changes.entries().len())
 }
 
+/// Scans what is watched, for [`SCAN_TIME`] at most; true when there is more of it.
 fn scan(
     guest: &Arc<Guest>,
     terms: Terms,
     effects: &mut Effects,
     runs: &mut [PageRun],
     found: &mut Vec<Arc<Chunk>>,
-) -> std::io::Result<()> {
-    let again = terms.again(guest);
+) -> std::io::Result<bool> {
+    let deadline = Instant::now() + SCAN_TIME;
+    let from = guest.progress.load(Relaxed);
+    let again = match from {
+        0 => terms.again(guest),
+        _ => terms.same(guest),
+    };
     guest.set_merges_again(again.allowed);
     let mut offers = lock(&guest.offers);
-    let ranges = offers.scans().to_vec();
-    guest.counters.regions.store(ranges.len() as u64, Relaxed);
+    let ranges = offers.scans(from);
+    guest
+        .counters
+        .regions
+        .store(offers.regions() as u64, Relaxed);
     let mut unseen = Ok(());
-    let mut patrol = Patrol::new(guest, terms.rules);
+    let mut patrol = Patrol::new(guest, terms.rules, from == 0);
     let mut calm = lock(&guest.calm);
-    let mut glance = calm.begin(terms.mode == RunMode::Unmerge);
+    let mut glance = calm.begin(terms.mode == RunMode::Unmerge && from == 0);
     let mut stirred = Vec::new();
-    let mut sweep = Sweep::new(guest, &mut offers, |chunk: &Arc<Chunk>, seen: &Seen| {
-        let Some(mut pages) = chunk.try_lock() else {
-            return; // a worker is stuck with it
-        };
-        let mut seen = *seen;
-        if track::needs_second_look(&pages, &seen)
-            && let Err(error) = look_again(guest, chunk, &mut seen)
-        {
-            unseen = Err(error);
-            return;
-        }
-        let now = (terms.round, again);
-        let observed = track::observe(chunk, &mut pages, &seen, now, effects);
-        let mut waiting = observed.waits;
-        if terms.mode == RunMode::Run {
-            waiting |= patrol.check(chunk, &mut pages, effects);
-        }
-        guest.counters.take_over(&mut pages);
-        let wanted = match terms.mode {
-            RunMode::Run => waiting || chunk.has_promoted(),
-            RunMode::Stop => waiting && has_plans(&pages),
-            RunMode::Unmerge => waiting && has_plans(&pages) || pages.count(Class::Merged) > 0,
-        };
-        if wanted && chunk.enqueue() {
-            found.push(Arc::clone(chunk));
-        }
-        if wanted || observed.stirs {
-            stirred.push(chunk.address);
-        }
-    });
+    let mut sweep = Sweep::new(
+        guest,
+        &mut offers,
+        from,
+        |chunk: &Arc<Chunk>, seen: &Seen| {
+            let Some(mut pages) = chunk.try_lock() else {
+                return; // a worker is stuck with it
+            };
+            let mut seen = *seen;
+            if track::needs_second_look(&pages, &seen)
+                && let Err(error) = look_again(guest, chunk, &mut seen)
+            {
+                unseen = Err(error);
+                return;
+            }
+            let now = (terms.round, again);
+            let observed = track::observe(chunk, &mut pages, &seen, now, effects);
+            let mut waiting = observed.waits;
+            if terms.mode == RunMode::Run {
+                waiting |= patrol.check(chunk, &mut pages, effects);
+            }
+            guest.counters.take_over(&mut pages);
+            let wanted = match terms.mode {
+                RunMode::Run => waiting || chunk.has_promoted(),
+                RunMode::Stop => waiting && has_plans(&pages),
+                RunMode::Unmerge => waiting && has_plans(&pages) || pages.count(Class::Merged) > 0,
+            };
+            if wanted && chunk.enqueue() {
+                found.push(Arc::clone(chunk));
+            }
+            if wanted || observed.stirs {
+                stirred.push(chunk.address);
+            }
+        },
+    );
+    let mut next = None;
     for range in ranges.into_iter().flat_map(calm::blocks) {
+        if Instant::now() > deadline && glance.begins_block(range.start) {
+            next = Some(range.start);
+            break;
+        }
         if glance.leaves_out(range.start) {
             sweep.leave_out(&range);
             continue;
@@ -341,10 +471,12 @@ fn scan(
             at = next;
         }
     }
-    sweep.finish();
-    glance.end(&stirred);
-    patrol.end();
-    unseen
+    sweep.finish(next.unwrap_or(u64::MAX));
+    glance.end(&stirred, from, next);
+    patrol.end(next.is_none());
+    unseen?;
+    guest.progress.store(next.unwrap_or(0), Relaxed);
+    Ok(next.is_some())
 }
 
 /// Adds to `seen` which pages of the chunk are a file's.
@@ -352,10 +484,12 @@ fn look_again(guest: &Guest, chunk: &Chunk, seen: &mut Seen) -> std::io::Result<
     let mut runs = [PageRun::default(); CHUNK_PAGES];
     let range = chunk.address..chunk.address + CHUNK_BYTES as u64;
     let (filled, _) = guest.memory.peek(range, &mut runs)?;
-    let page = |at: u64| usize::try_from((at - chunk.address) / PAGE_BYTES as u64).unwrap_or(0);
     for run in runs.iter().take(filled) {
         if run.categories.has(Categories::FILE) {
-            seen.add_file(page(run.start), page(run.end));
+            seen.add_file(
+                place(chunk.address, run.start),
+                place(chunk.address, run.end),
+            );
         }
     }
     Ok(())
@@ -386,10 +520,14 @@ fn recount(guest: &Guest, terms: Terms) {
     let most = counters.vmas.load(Relaxed) + added;
     let loose = added > most / QUARTER && most > terms.max_mappings / QUARTER;
     let due = added > 0 && (rests || loose);
-    if (due || (terms.round.0 + guest.number).is_multiple_of(RECOUNT))
+    let first = counters.vmas.load(Relaxed) == 0;
+    if (due || first || (terms.round.0 + guest.number).is_multiple_of(RECOUNT))
         && let Some(vmas) = guest.memory.mappings()
     {
         counters.vmas.store(vmas, Relaxed);
+        if first {
+            counters.vmas_before.store(vmas, Relaxed);
+        }
         counters.vmas_added.store(0, Relaxed);
     }
 }
@@ -401,8 +539,14 @@ fn retire(guest: &Guest, effects: &mut Effects) {
         talk.pending = None;
     }
     guest.bury();
-    guest.memory.rescue(false);
-    lock(&guest.offers).withdraw_all(guest, effects);
+    // A thread that sleeps in a look at its memory may hold them; there will be another look.
+    if let Ok(mut offers) = guest.offers.try_lock() {
+        offers.withdraw_all(guest, effects);
+    }
     guest.realm.apply(guest, effects);
     guest.settle();
+    // Last, because this may be where the thread stays.
+    if !guest.is_stuck() && !guest.user.is_stuck() {
+        guest.memory.rescue(false);
+    }
 }

@@ -89,7 +89,7 @@ impl Atlas {
 fn by_number(home: &Home) -> Vec<Option<StoreId>> {
     let mut stores = Vec::new();
     for (store, node) in home.stores() {
-        let at = usize::try_from(node.0).unwrap_or(usize::MAX);
+        let at = usize::try_from(node.0).expect("a node's number");
         stores.resize(at + 1, None);
         if let Some(place) = stores.get_mut(at) {
             *place = Some(store);
@@ -114,7 +114,7 @@ fn ranges(topology: &Topology, home: &Home) -> Option<Vec<(Range<u64>, StoreId)>
 
 /// The addresses of pages of a chunk, as questions take them.
 pub(crate) fn addresses(chunk: &Chunk, pages: impl Iterator<Item = usize>) -> Vec<usize> {
-    let base = usize::try_from(chunk.address).unwrap_or(usize::MAX);
+    let base = usize::try_from(chunk.address).expect("an address of this machine");
     pages.map(|page| base + page * PAGE_BYTES).collect()
 }
 
@@ -124,17 +124,19 @@ pub(crate) struct Patrol<'a> {
     rules: Rules,
     /// Chunks below were looked at in former rounds.
     from: u64,
+    /// Pages that may still be asked for in this round.
     left: usize,
 }
 
 impl<'a> Patrol<'a> {
-    /// Begins where the last round stopped.
-    pub(crate) fn new(guest: &'a Guest, rules: Rules) -> Self {
+    /// Goes on where it stopped; with `begins` it is another round's.
+    pub(crate) fn new(guest: &'a Guest, rules: Rules, begins: bool) -> Self {
+        let left = guest.patrol_left.load(Relaxed);
         Self {
             guest,
             rules,
             from: guest.patrolled.load(Relaxed),
-            left: BUDGET,
+            left: if begins { BUDGET } else { left },
         }
     }
 
@@ -191,9 +193,14 @@ impl<'a> Patrol<'a> {
         all.filter(moved).map(|(page, _)| page).collect()
     }
 
-    /// Notes where the next round goes on.
-    pub(crate) fn end(self) {
-        let next = if self.left == 0 { self.from + 1 } else { 0 };
+    /// Notes where to go on; with `ends` in the next round.
+    pub(crate) fn end(self, ends: bool) {
+        let next = match ends {
+            true if self.left > 0 => 0,
+            true => self.from + 1,
+            false => self.from,
+        };
         self.guest.patrolled.store(next, Relaxed);
+        self.guest.patrol_left.store(self.left, Relaxed);
     }
 }

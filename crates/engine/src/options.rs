@@ -95,6 +95,13 @@ const TABLES_OF_USER: u64 = 32;
 /// The least that a user's tables may take, in MiB.
 const LEAST_TABLES_MIB: u64 = 64;
 
+impl Limits {
+    /// Bytes of the engine's tables for all guests of a user.
+    pub(crate) fn table_bytes_per_user(&self) -> usize {
+        usize::try_from(self.table_mib_per_user.saturating_mul(1 << 20)).unwrap_or(usize::MAX)
+    }
+}
+
 impl Default for Limits {
     fn default() -> Self {
         let memory = sys::meminfo::total_mib().unwrap_or(0); // of a host that does not tell: the least

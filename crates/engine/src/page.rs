@@ -172,10 +172,7 @@ impl Tag {
 
     /// The tag in the low half of a byte.
     pub(crate) fn of(byte: u8) -> Self {
-        Self::ALL
-            .get(usize::from(byte & 15))
-            .copied()
-            .unwrap_or_default()
+        Self::ALL[usize::from(byte & 15)]
     }
 
     /// Where the page counts; `None` when it is absent.

@@ -26,9 +26,6 @@ const MAX_LEVEL: u8 = 6;
 /// The level of a page that is not tried again before it is written.
 pub(crate) const NEVER: u8 = 15;
 
-/// What a page without slot has.
-const NO_SLOT: Slot = Slot(u64::MAX);
-
 /// What is known of the pages of one chunk.
 #[derive(Debug)]
 pub(crate) struct Pages {
@@ -83,7 +80,7 @@ impl Pages {
     }
 
     fn byte(&self, page: usize) -> u8 {
-        self.tags.get(page).copied().unwrap_or(0)
+        self.tags[page]
     }
 
     /// What is known of `page`.
@@ -106,7 +103,8 @@ impl Pages {
 
     /// The fingerprint of a candidate.
     pub(crate) fn fingerprint(&self, page: usize) -> Fingerprint {
-        self.fingerprints.get(page).unwrap_or(Fingerprint(0))
+        let its = self.fingerprints.get(page);
+        its.unwrap_or_else(|| panic!("page {page} is no candidate: {:?}", self.tag(page)))
     }
 
     /// The candidates, in ascending order.
@@ -123,13 +121,14 @@ impl Pages {
 
     /// The slot of a planned, asked or merged page.
     pub(crate) fn slot(&self, page: usize) -> Slot {
-        self.slots.get(page).unwrap_or(NO_SLOT)
+        let its = self.slots.get(page);
+        its.unwrap_or_else(|| panic!("page {page} has no slot: {:?}", self.tag(page)))
     }
 
-    /// Notes in `patterns` how the chunk at `place` is merged, if enough of it is.
-    pub(crate) fn show(&self, patterns: &Patterns, place: u64) {
+    /// Notes in `patterns`, which take at most so many bytes, how the chunk at `place` is merged, if enough of it is.
+    pub(crate) fn show(&self, patterns: &Patterns, place: u64, most: usize) {
         if self.count(Class::Merged) >= patterns::LEAST {
-            patterns.note(place, &self.slots);
+            patterns.note(place, &self.slots, most);
         }
     }
 
@@ -146,18 +145,16 @@ impl Pages {
             let homes = self
                 .homes
                 .get_or_insert_with(|| Box::new([StoreId::default(); CHUNK_PAGES]));
-            if let Some(place) = homes.get_mut(page) {
-                *place = home;
-            }
+            homes[page] = home;
         }
     }
 
     /// The index that a candidate is in.
     pub(crate) fn home(&self, page: usize) -> StoreId {
-        let homes = self.homes.as_ref();
-        homes
-            .and_then(|homes| homes.get(page).copied())
-            .unwrap_or_default()
+        match &self.homes {
+            None => StoreId::default(), // all are in the first
+            Some(homes) => homes[page],
+        }
     }
 
     /// Plans `page` for a slot that it holds a ref of.
@@ -205,9 +202,7 @@ impl Pages {
 
     fn set_with(&mut self, page: usize, tag: Tag, level: u8) {
         let before = self.tag(page);
-        if let Some(byte) = self.tags.get_mut(page) {
-            *byte = level << 4 | tag as u8;
-        }
+        self.tags[page] = level << 4 | tag as u8;
         if before != tag {
             self.move_class(before, tag, 1);
             self.sort_bits(page / 64, 1 << (page % 64), tag);
@@ -223,24 +218,24 @@ impl Pages {
     /// Changes what is known of the 64 pages of a word, of which one thing was known that holds nothing.
     pub(crate) fn set_word(&mut self, word: usize, tag: Tag) {
         let (first, before) = (word * 64, self.tag(word * 64));
-        debug_assert!(before != Tag::Candidate && !before.has_slot(), "{before:?}");
+        let holds = before == Tag::Candidate || before.has_slot();
+        assert!(!holds, "64 pages at once that are {before:?}");
         let level = self.level_as(first, tag);
-        let bytes = self.tags.get_mut(first..first + 64).unwrap_or_default();
-        bytes.fill(level << 4 | tag as u8);
+        self.tags[first..first + 64].fill(level << 4 | tag as u8);
         self.move_class(before, tag, 64);
         self.sort_bits(word, u64::MAX, tag);
     }
 
     fn move_class(&mut self, before: Tag, after: Tag, pages: u16) {
-        let mut change = |tag: Tag, by: u16| {
-            if let Some(class) = tag.class()
-                && let Some(count) = self.counts.get_mut(class as usize)
-            {
-                *count = count.wrapping_add(by);
-            }
-        };
-        change(before, pages.wrapping_neg());
-        change(after, pages);
+        if let Some(class) = before.class() {
+            let count = &mut self.counts[class as usize];
+            let less = count.checked_sub(pages);
+            *count =
+                less.unwrap_or_else(|| panic!("{pages} pages less of {count} that are {before:?}"));
+        }
+        if let Some(class) = after.class() {
+            self.counts[class as usize] += pages;
+        }
     }
 
     fn sort_bits(&mut self, word: usize, bits: u64, tag: Tag) {
@@ -256,18 +251,14 @@ impl Pages {
             (&mut self.still, still),
             (&mut self.merged, merged),
         ] {
-            if let Some(place) = set.0.get_mut(word) {
-                *place = *place & !bits | wanted(on);
-            }
+            let place = &mut set.0[word];
+            *place = *place & !bits | wanted(on);
         }
     }
 
     /// How many pages count in `class`.
     pub(crate) fn count(&self, class: Class) -> usize {
-        self.counts
-            .get(class as usize)
-            .copied()
-            .map_or(0, usize::from)
+        self.counts[class as usize].into()
     }
 
     /// What changed in each class since the last call.
@@ -282,7 +273,7 @@ impl Pages {
 
     /// By how much the number of stored pages changed since the last call.
     pub(crate) fn take_stored_change(&mut self) -> i64 {
-        let now = u16::try_from(self.stored.len()).unwrap_or(u16::MAX);
+        let now = u16::try_from(self.stored.len()).expect("at most 512 pages");
         let before = std::mem::replace(&mut self.shown_stored, now);
         i64::from(now) - i64::from(before)
     }
@@ -364,12 +355,12 @@ mod tests {
         pages.set_candidate(2, Fingerprint(7), StoreId(0));
         assert!(pages.memory_bytes() > empty);
         pages.set_planned(2, Slot(5));
-        assert_eq!(pages.fingerprint(2), Fingerprint(0));
+        assert_eq!(pages.fingerprints.get(2), None);
         pages.set(2, Tag::Asked);
         pages.set(2, Tag::Merged);
-        assert_eq!((pages.slot(2), pages.slot(3)), (Slot(5), NO_SLOT));
+        assert_eq!((pages.slot(2), pages.slots.get(3)), (Slot(5), None));
         pages.set(2, Tag::Written);
-        assert_eq!((pages.slot(2), pages.memory_bytes()), (NO_SLOT, empty));
+        assert_eq!((pages.slots.get(2), pages.memory_bytes()), (None, empty));
     }
 
     #[test]
@@ -389,5 +380,40 @@ mod tests {
             .for_each(|page| pages.set(page, Tag::Written));
         pages.shrink();
         assert_eq!(pages.memory_bytes(), empty);
+    }
+
+    /// What the engine calls impossible ends it: the next one goes on with the stores, and no page with a default.
+    #[test]
+    fn impossible_states_are_not_answered_by_a_default() {
+        use std::panic::catch_unwind;
+        let planted: [(&str, fn()); 6] = [
+            ("a page out of range", || {
+                let _ = Pages::new().tag(512);
+            }),
+            ("a slot of none", || {
+                let _ = Pages::new().slot(3);
+            }),
+            ("a fingerprint of none", || {
+                let _ = Pages::new().fingerprint(3);
+            }),
+            ("a store of none", || {
+                let lab = crate::fake::Lab::new();
+                drop(lab.core.realm("d").unwrap().store(StoreId(9)).end());
+            }),
+            ("a ref of a slot without segment", || {
+                let lab = crate::fake::Lab::new();
+                let realm = lab.core.realm("d").unwrap();
+                let _ = realm.slots.view().unref(Slot(5));
+            }),
+            ("a ref below zero", || {
+                let lab = crate::fake::Lab::new();
+                let realm = lab.core.realm("d").unwrap();
+                let slot = Slot(realm.slots.take_run(StoreId(0)).unwrap().start);
+                let _ = realm.slots.view().unref(slot);
+            }),
+        ];
+        for (state, plant) in planted {
+            assert!(catch_unwind(plant).is_err(), "{state} went on");
+        }
     }
 }

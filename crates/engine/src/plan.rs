@@ -45,7 +45,7 @@ use wire::{CHUNK_PAGES, PageBits};
 
 use crate::account::{Run, View};
 use crate::chunk::Chunk;
-use crate::guest::{Fault, Guest};
+use crate::guest::Guest;
 use crate::nodes::{self, Rules};
 use crate::page::{Entry, Fingerprint, StoreId, Tag};
 use crate::pages::Pages;
@@ -189,7 +189,7 @@ impl<'a> Plan<'a> {
             .guess(desk, &mut settled)
             .and_then(|()| self.read(desk, &settled));
         if let Err(error) = read {
-            self.guest.condemn(&Fault::Unreadable(error));
+            self.guest.fail(error);
         }
         desk.settled = settled;
         self.adopt_promoted();
@@ -269,17 +269,14 @@ impl<'a> Plan<'a> {
         while !rest.is_empty() {
             let part = rest.get(..BATCH).unwrap_or(rest);
             let memory = &*self.guest.memory;
-            let read = desk
-                .batch
-                .fill(memory, self.chunk.address, part)?
-                .min(part.len());
-            self.look_up(desk, part.get(..read).unwrap_or_default());
+            let read = desk.batch.fill(memory, self.chunk.address, part)?;
+            self.look_up(desk, &part[..read]);
             let mut done = read;
             if let Some(&unreadable) = part.get(read) {
                 self.pages.back_off(unreadable.into(), Tag::Skipped);
                 done += 1;
             }
-            rest = rest.get(done..).unwrap_or_default();
+            rest = &rest[done..];
         }
         Ok(())
     }
@@ -287,7 +284,7 @@ impl<'a> Plan<'a> {
     fn look_up(&mut self, desk: &mut Desk, part: &[u16]) {
         let mut keys = [None; BATCH];
         for (at, key) in keys.iter_mut().enumerate().take(part.len()) {
-            *key = desk.batch.page(at).and_then(|page| self.key(page));
+            *key = self.key(desk.batch.page(at));
         }
         let homes = self.homes(part.iter().map(|&page| page.into()));
         let mut reads = std::mem::take(&mut desk.repeats);

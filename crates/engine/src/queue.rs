@@ -1,6 +1,17 @@
 //! The jobs of a round, and whose turn it is.
+//!
+//! Each user has a lane, and the next job comes from the lane for which least was done in this round. So with any
+//! number of guests, and whatever they make a job cost, one user makes another's round twice as long at most:
+//!
+//! ```text
+//!   uid 1000   look look chunk chunk                  done after twice its own time
+//!   uid 6666   look ┄┄┄┄┄┄┄ look ┄┄┄┄┄┄ look ┄┄┄┄     goes on alone, until the round is cut
+//! ```
+//!
+//! Inside a lane jobs keep their order. The tempting alternative, a share for each guest, would give most to the user
+//! who starts most processes.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -19,6 +30,16 @@ pub(crate) enum Job {
     Look(Arc<Guest>, bool),
     /// A visit of a chunk.
     Chunk(Arc<Chunk>, Visit),
+}
+
+impl Job {
+    /// The user whom it is done for.
+    pub(crate) fn uid(&self) -> u32 {
+        match self {
+            Self::Look(guest, _) => guest.user.uid,
+            Self::Chunk(chunk, _) => chunk.uid,
+        }
+    }
 }
 
 /// How a chunk is visited.
@@ -49,12 +70,38 @@ pub(crate) struct Queue {
     idle: Condvar,
 }
 
+/// The jobs of one user's guests.
 #[derive(Default)]
-struct Inner {
+struct Lane {
     jobs: VecDeque<Job>,
     /// Chunks that get a whole visit when there are no other jobs.
     later: VecDeque<Arc<Chunk>>,
+    /// Jobs begun and not done.
     active: usize,
+    /// How long workers had a turn for it in this round.
+    spent: Duration,
+}
+
+impl Lane {
+    fn is_empty(&self) -> bool {
+        self.jobs.is_empty() && self.later.is_empty()
+    }
+
+    fn is_busy(&self) -> bool {
+        self.active > 0 || !self.is_empty()
+    }
+
+    fn next(&mut self) -> Option<Job> {
+        let whole = |chunk| Job::Chunk(chunk, Visit::Whole);
+        let next = self.jobs.pop_front();
+        next.or_else(|| self.later.pop_front().map(whole))
+    }
+}
+
+#[derive(Default)]
+struct Inner {
+    /// By user id.
+    lanes: BTreeMap<u32, Lane>,
     /// Workers with this number or a higher one end.
     workers: usize,
     /// How many may work at a time.
@@ -65,30 +112,62 @@ struct Inner {
 
 impl Inner {
     fn is_empty(&self) -> bool {
-        self.jobs.is_empty() && self.later.is_empty()
+        self.lanes.values().all(Lane::is_empty)
     }
 
-    /// The next job, and a turn to do it.
+    fn is_idle(&self) -> bool {
+        !self.lanes.values().any(Lane::is_busy)
+    }
+
+    /// The next job, and a turn to do it: of the user for whom least was done in this round.
     fn begin(&mut self) -> Option<Job> {
-        let whole = |chunk| Job::Chunk(chunk, Visit::Whole);
-        let next = self.jobs.pop_front();
-        let job = next.or_else(|| self.later.pop_front().map(whole))?;
-        self.active += 1;
+        let lanes = self.lanes.values_mut().filter(|lane| !lane.is_empty());
+        let lane = lanes.min_by_key(|lane| lane.spent)?;
+        let job = lane.next()?;
+        lane.active += 1;
         self.working += 1;
         Some(job)
+    }
+
+    /// The lane of a job that was begun.
+    fn lane_of(&mut self, uid: u32) -> &mut Lane {
+        let lane = self.lanes.get_mut(&uid);
+        lane.unwrap_or_else(|| panic!("a job of user {uid}, who has no lane"))
+    }
+
+    fn give_turn_back(&mut self, uid: u32, took: Duration) {
+        assert!(self.working > 0, "a turn came back that nobody had");
+        self.working -= 1;
+        self.lane_of(uid).spent += took;
     }
 }
 
 impl Queue {
+    /// Begins a round: nobody has had anything yet.
+    pub(crate) fn begin_round(&self) {
+        let mut inner = lock(&self.inner);
+        inner.lanes.retain(|_, lane| lane.is_busy());
+        let lanes = inner.lanes.values_mut();
+        lanes.for_each(|lane| lane.spent = Duration::ZERO);
+    }
+
     /// Adds jobs.
     pub(crate) fn add(&self, jobs: impl IntoIterator<Item = Job>) {
-        lock(&self.inner).jobs.extend(jobs);
+        let mut inner = lock(&self.inner);
+        for job in jobs {
+            let lane = inner.lanes.entry(job.uid()).or_default();
+            lane.jobs.push_back(job);
+        }
+        drop(inner);
         self.work.notify_all();
     }
 
     /// Adds a chunk whose whole visit can wait.
     pub(crate) fn add_later(&self, chunk: Arc<Chunk>) {
-        lock(&self.inner).later.push_back(chunk);
+        let mut inner = lock(&self.inner);
+        let lane = inner.lanes.entry(chunk.uid).or_default();
+        lane.later.push_back(chunk);
+        drop(inner);
         self.work.notify_one();
     }
 
@@ -125,23 +204,36 @@ impl Queue {
         }
     }
 
-    /// Takes a worker's turn back before its job is done.
-    pub(crate) fn end_turn(&self) {
+    /// Takes a worker's turn back, which it `took` for a job of user `uid`, before the job is done.
+    pub(crate) fn end_turn(&self, uid: u32, took: Duration) {
         let mut inner = lock(&self.inner);
-        inner.working -= 1;
+        inner.give_turn_back(uid, took);
         if !inner.is_empty() {
             self.work.notify_one();
         }
     }
 
-    /// Notes that a job is done, by a worker that still `has_turn` or does not.
-    pub(crate) fn done(&self, has_turn: bool) {
+    /// Notes that a job of user `uid` is done, by a worker that still has its turn since `took`, or has none.
+    pub(crate) fn done(&self, uid: u32, took: Option<Duration>) {
         let mut inner = lock(&self.inner);
-        inner.active -= 1;
-        inner.working -= usize::from(has_turn);
-        if inner.active == 0 && inner.is_empty() {
+        if let Some(took) = took {
+            inner.give_turn_back(uid, took);
+        }
+        let lane = inner.lane_of(uid);
+        assert!(lane.active > 0, "a job of user {uid} was done twice");
+        lane.active -= 1;
+        if inner.is_idle() {
             self.idle.notify_all();
         }
+    }
+
+    /// Whether jobs are left for such users only, for whom more was done in this round than for any other, and
+    /// more than `floor`.
+    pub(crate) fn is_left_to_the_greedy(&self, floor: Duration) -> bool {
+        let inner = lock(&self.inner);
+        let (busy, done): (Vec<_>, Vec<_>) = inner.lanes.values().partition(|lane| lane.is_busy());
+        let most = done.iter().map(|lane| lane.spent).max();
+        most.is_some_and(|most| busy.iter().all(|lane| lane.spent > most.max(floor)))
     }
 
     /// Sets how many workers there shall be, and how many of them may work at a time.
@@ -159,10 +251,9 @@ impl Queue {
     /// Waits at most `wait` until nothing is left to do.
     pub(crate) fn wait_idle(&self, wait: Duration) -> bool {
         let inner = lock(&self.inner);
-        let busy = |inner: &mut Inner| inner.active > 0 || !inner.is_empty();
         let (_inner, timeout) = self
             .idle
-            .wait_timeout_while(inner, wait, busy)
+            .wait_timeout_while(inner, wait, |inner| !inner.is_idle())
             .unwrap_or_else(PoisonError::into_inner);
         !timeout.timed_out()
     }
@@ -170,14 +261,16 @@ impl Queue {
     /// Drops the jobs not begun.
     pub(crate) fn clear(&self) {
         let mut inner = lock(&self.inner);
-        // They stand in the queue no more.
-        for job in std::mem::take(&mut inner.jobs) {
-            if let Job::Chunk(chunk, visit) = job {
-                chunk.start(visit.is_whole());
+        for lane in inner.lanes.values_mut() {
+            // They stand in the queue no more.
+            for job in std::mem::take(&mut lane.jobs) {
+                if let Job::Chunk(chunk, visit) = job {
+                    chunk.start(visit.is_whole());
+                }
             }
+            let later = std::mem::take(&mut lane.later);
+            later.into_iter().for_each(|chunk| chunk.start(true));
         }
-        let later = std::mem::take(&mut inner.later);
-        later.into_iter().for_each(|chunk| chunk.start(true));
         self.idle.notify_all();
     }
 
@@ -190,8 +283,10 @@ impl Queue {
 impl Promotions for Queue {
     fn push(&self, chunk: Arc<Chunk>) {
         let mut inner = lock(&self.inner);
-        let at = inner.jobs.len().min(SOON);
-        inner.jobs.insert(at, Job::Chunk(chunk, Visit::First));
+        let jobs = &mut inner.lanes.entry(chunk.uid).or_default().jobs;
+        let at = jobs.len().min(SOON);
+        jobs.insert(at, Job::Chunk(chunk, Visit::First));
+        drop(inner);
         self.work.notify_one();
     }
 }

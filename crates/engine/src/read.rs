@@ -51,9 +51,8 @@ impl Hasher {
 
     /// The fingerprint of a page, zeros too.
     pub(crate) fn fingerprint_any(&self, page: &PageBytes) -> Fingerprint {
-        // The only error is a secret that is too short; then all pages look alike and none merges.
         let hash = xxhash3_128::Hasher::oneshot_with_secret(&self.secret, page);
-        Fingerprint(hash.unwrap_or_default())
+        Fingerprint(hash.expect("the secret is long enough"))
     }
 }
 
@@ -92,6 +91,7 @@ impl Batch {
         address: u64,
         pages: &[u16],
     ) -> std::io::Result<usize> {
+        assert!(pages.len() <= BATCH, "{} pages for a batch", pages.len());
         self.ranges.clear();
         for &page in pages {
             let start = address + u64::from(page) * wire::PAGE_BYTES as u64;
@@ -109,12 +109,18 @@ impl Batch {
             .take(pages.len())
             .map(|room| &mut room.0)
             .collect();
-        memory.read(&self.ranges, &mut room)
+        let read = memory.read(&self.ranges, &mut room)?;
+        assert!(
+            read <= pages.len(),
+            "{read} pages of {} were read",
+            pages.len()
+        );
+        Ok(read)
     }
 
     /// The `at`th page of the batch.
-    pub(crate) fn page(&self, at: usize) -> Option<&PageBytes> {
-        self.room.get(at).map(|room| &room.0)
+    pub(crate) fn page(&self, at: usize) -> &PageBytes {
+        &self.room[at].0
     }
 }
 

@@ -66,10 +66,11 @@ impl Realm {
     }
 
     fn floor(&self, store: StoreId) -> &Floor {
-        let other = store.index().checked_sub(1);
-        other
-            .and_then(|at| self.others.get(at))
-            .unwrap_or(&self.first)
+        let Some(at) = store.index().checked_sub(1) else {
+            return &self.first;
+        };
+        let other = self.others.get(at);
+        other.unwrap_or_else(|| panic!("domain {} has no store {}", self.domain, store.0))
     }
 
     /// The index of the pages of a store's node.

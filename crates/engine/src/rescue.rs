@@ -19,21 +19,56 @@
 //!   registered yet. In both cases the kernel refuses;
 //! - what a hostile guest writes into the journal names places in memory that its own userfaultfd serves.
 //!
+//! The journal and the staging area are a stranger's memory, and reading them may take for ever. So workers do it, in
+//! looks at guests that have left; before a process has its next session, a thread of its own does ([`let_go`]).
+//!
 //! What is left: an engine that dies together with the agent.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use sys::guardian::Guardian;
 use sys::pagemap::{Categories, PageRun};
 use wire::{Journal, MAX_OUT, PAGE_BYTES, Ready};
 
-use crate::guest::Memory;
+use crate::guest::{Guest, Memory};
 use crate::store::PageBytes;
 
 /// How often a page is tried while the guest changes its mappings.
 const PATIENCE: u32 = 1000;
+
+/// How long a process that wants its next session is kept waiting for what it left in the last one.
+const NEXT_SESSION: Duration = Duration::from_millis(50);
+
+/// Ends the guard of a guest that has left, so that its process may have its next session; false when that takes long.
+/// Until it is done its thread counts as one that the guest keeps.
+pub(crate) fn let_go(guest: &Arc<Guest>) -> bool {
+    if !guest.memory.is_guarded() {
+        return true;
+    }
+    if guest.is_stuck() || guest.user.is_stuck() {
+        return false;
+    }
+    guest.lose_thread();
+    let (tell, told) = mpsc::channel();
+    let its = Arc::clone(guest);
+    let rescue = move || {
+        its.memory.rescue(true);
+        its.regain_thread();
+        let _ = tell.send(()); // or nobody waits any more
+    };
+    let begun = std::thread::Builder::new()
+        .name("pageone-rescue".into())
+        .spawn(rescue);
+    if begun.is_err() {
+        guest.regain_thread();
+        return false;
+    }
+    told.recv_timeout(NEXT_SESSION).is_ok()
+}
 
 /// What is needed to bring a guest's pages back.
 #[derive(Debug)]

@@ -104,7 +104,7 @@ impl Memory for Simulated {
         vec![Some(StoreId(node)); pages.len()]
     }
 
-    fn pins(&self) -> Option<String> {
+    fn pins(&self, _most: u32) -> Option<String> {
         None
     }
 
@@ -114,6 +114,12 @@ impl Memory for Simulated {
 
     fn mappings(&self) -> Option<u64> {
         Some(50)
+    }
+
+    fn rescue(&self, _last: bool) {}
+
+    fn is_guarded(&self) -> bool {
+        false
     }
 
     fn has_exited(&self) -> bool {
@@ -174,6 +180,10 @@ impl Link for Agent {
         };
         self.answers.push_back(answer);
         Ok(())
+    }
+
+    fn bell(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+        None
     }
 
     fn receive(&mut self, _wait: Duration) -> Result<Option<Answer>, Fault> {

@@ -6,8 +6,9 @@
 //!  workers       ════════════════════            ══════════════════════
 //! ```
 //!
-//! Both halves of a round are jobs in one queue, so 10 000 guests keep all workers busy. Looks and chunk
-//! jobs never run at the same time, so a look has its guest to itself.
+//! Both halves of a round are jobs in one queue, so 10 000 guests keep all workers busy. No chunk of a guest is worked
+//! before its look of the round is done, so a look has its guest to itself. The halves overlap for guests whose
+//! agents answer late, and for users whose looks take longer than all others': nobody waits for these.
 //!
 //! What is most likely shared comes first: a first visit of a chunk may leave pages for a whole visit, which
 //! comes when all first ones are done.
@@ -32,18 +33,21 @@ use crate::bequest::Bequest;
 use crate::chunk::Chunk;
 use crate::govern::Governor;
 use crate::guest::{Guest, Link, Memory, Standing};
-use crate::look::{self, Terms};
+use crate::look::{self, Looked, Terms};
 use crate::nodes::Rules;
 use crate::options::Limits;
 use crate::order::Order;
 use crate::pace::{self, Supply};
-use crate::plan::{self, Context, Desk, Plan};
+use crate::plan::{self, Context, Desk, Plan, Promotions};
+use crate::post::Post;
 use crate::queue::{Job, Queue, Visit};
 use crate::read::Hasher;
 use crate::realm::{Effects, Realm, lock};
+use crate::rescue;
 use crate::track::Round;
 use crate::users::Users;
-use crate::workers::{Crew, Post};
+use crate::waiting::{Looks, Waiting};
+use crate::workers::Crew;
 
 /// Runs of pages taken from one scan: 48 KiB.
 const SCAN_RUNS: usize = 2048;
@@ -221,6 +225,14 @@ impl Scratch {
     }
 }
 
+/// Chunks with work that looks found.
+#[derive(Default)]
+struct Finds {
+    /// The order is made: what is found from here on is worked as it comes.
+    at_work: bool,
+    chunks: Vec<Arc<Chunk>>,
+}
+
 /// Makes a realm for a domain.
 pub(crate) type NewRealm = Box<dyn Fn(&str) -> std::io::Result<Realm> + Send + Sync>;
 
@@ -234,7 +246,8 @@ pub(crate) struct Core {
     pub(crate) realms: Mutex<BTreeMap<String, Arc<Realm>>>,
     hasher: Hasher,
     new_realm: NewRealm,
-    found: Mutex<Vec<Arc<Chunk>>>,
+    found: Mutex<Finds>,
+    pub(crate) waiting: Waiting,
     next_guest: AtomicU64,
     /// Rounds begun, short ones included.
     rounds: AtomicU64,
@@ -265,6 +278,7 @@ impl Core {
             hasher,
             new_realm,
             found: Mutex::default(),
+            waiting: Waiting::default(),
             next_guest: AtomicU64::new(0),
             rounds: AtomicU64::new(0),
             full_scans: AtomicU64::new(0),
@@ -295,14 +309,13 @@ impl Core {
     /// process's userfaultfd, for a mapping takes one at a time.
     pub(crate) fn has_session(&self, pid: u32) -> bool {
         let guests = lock(&self.guests);
-        let its = guests.iter().filter(|guest| guest.pid == pid);
+        let its = guests.iter().filter(|guest| guest.pid == pid).cloned();
+        let its: Vec<_> = its.collect();
+        drop(guests);
         let lives =
-            |guest: &&Arc<Guest>| guest.standing() == Standing::Served && !guest.memory.has_left();
-        let (live, left): (Vec<_>, Vec<_>) = its.partition(lives);
-        for guest in left {
-            guest.memory.rescue(true);
-        }
-        !live.is_empty()
+            |guest: &Arc<Guest>| guest.standing() == Standing::Served && !guest.memory.has_left();
+        its.iter()
+            .any(|guest| lives(guest) || !rescue::let_go(guest))
     }
 
     /// Takes a guest in that has been welcomed.
@@ -325,29 +338,48 @@ impl Core {
         let begin = Instant::now();
         self.knobs.look_at_supply();
         self.rounds.fetch_add(1, Relaxed);
-        let guests = lock(&self.guests).clone();
+        let mut guests = lock(&self.guests).clone();
         let order = Order::new(&guests, self.knobs.threads.load(Relaxed));
+        // Those first that a cut left out the last time.
+        guests.sort_by_key(|guest| guest.is_ready());
+        guests.iter().for_each(|guest| guest.begin_round());
+        self.queue.begin_round();
         self.queue
             .add(guests.into_iter().map(|guest| Job::Look(guest, scan)));
-        crew.run(self, None);
+        let (period, patience) = (self.knobs.period(), self.knobs.patience);
+        crew.look(self, &Looks::new(begin, patience, period));
+        self.waiting.note_late();
         let looked = begin.elapsed();
-        let mut found = std::mem::take(&mut *lock(&self.found));
+        let mut found = self.take_found();
         order.sort(&mut found);
         let work = found.len();
-        self.queue.add(
-            found
-                .into_iter()
-                .map(|chunk| Job::Chunk(chunk, Visit::First)),
-        );
-        let least = self.knobs.period().max(self.knobs.patience);
+        self.queue.add(found.into_iter().map(first_visit));
+        let least = period.max(patience);
         let lasts = (looked * LOOK_SHARE).clamp(least, least * MOST_PERIODS);
-        crew.run(self, Some(begin + lasts));
+        crew.work(self, begin + lasts);
+        self.waiting.give_up();
+        lock(&self.found).at_work = false;
         self.settle_inherited();
         self.tidy();
         if scan {
             self.full_scans.fetch_add(1, Relaxed);
         }
         tracing::debug!(chunks = work, took = ?begin.elapsed(), "a round is done");
+    }
+
+    /// Takes what the looks have found so far; from now on it is worked as it comes.
+    fn take_found(&self) -> Vec<Arc<Chunk>> {
+        let mut found = lock(&self.found);
+        found.at_work = true;
+        std::mem::take(&mut found.chunks)
+    }
+
+    fn note_found(&self, chunks: &mut Vec<Arc<Chunk>>) {
+        let mut found = lock(&self.found);
+        match found.at_work {
+            true => self.queue.add(chunks.drain(..).map(first_visit)),
+            false => found.chunks.append(chunks),
+        }
     }
 
     /// Forgets guests and realms of which nothing is left.
@@ -402,18 +434,24 @@ impl Core {
         }
     }
 
-    /// Between rounds: retires guests that have ended, settles what they left behind.
-    pub(crate) fn reap(&self, scratch: &mut Scratch) {
+    /// Between rounds: retires guests that have ended, settles what they left behind. Their memory may be slow, so
+    /// this is done by workers, too.
+    pub(crate) fn reap(&self, crew: &dyn Crew) {
         let ended =
             |guest: &Arc<Guest>| guest.standing() == Standing::Condemned || guest.memory.has_left();
-        let ended: Vec<_> = lock(&self.guests)
+        let guests = lock(&self.guests);
+        let ended: Vec<_> = guests
             .iter()
             .filter(|guest| ended(guest))
             .cloned()
             .collect();
-        ended
-            .into_iter()
-            .for_each(|guest| self.look(&guest, false, scratch));
+        drop(guests);
+        if !ended.is_empty() {
+            let looks = ended.into_iter().map(|guest| Job::Look(guest, false));
+            self.queue.add(looks);
+            crew.work(self, Instant::now() + self.knobs.patience);
+            self.waiting.give_up();
+        }
         self.settle_inherited();
         self.tidy();
     }
@@ -457,8 +495,12 @@ impl Core {
             found,
             ..
         } = scratch;
-        look::look(guest, terms, effects, runs, found);
-        lock(&self.found).append(found);
+        match look::look(guest, terms, effects, runs, found) {
+            Looked::Done => {}
+            Looked::Waits => self.waiting.add(guest, scan),
+            Looked::GoesOn => self.queue.add([Job::Look(Arc::clone(guest), scan)]),
+        }
+        self.note_found(found);
     }
 
     fn work(&self, chunk: &Arc<Chunk>, visit: Visit, scratch: &mut Scratch, post: &Post) {
@@ -469,7 +511,11 @@ impl Core {
         if !guest.takes_jobs(self.knobs.patience) {
             return;
         }
-        let mut pages = chunk.lock();
+        // Another worker is at it, and looks again at the end whether something came. Or it is stuck, and not waited for.
+        let Some(mut pages) = chunk.try_lock() else {
+            return;
+        };
+        let before = pages.memory_bytes();
         let effects = &mut scratch.effects;
         let manner = Manner {
             patience: self.knobs.patience,
@@ -501,7 +547,10 @@ impl Core {
                 visit.is_whole(),
             );
             waits = plan.make(&mut scratch.desk);
-            ask::merge(&guest, chunk, &mut pages, effects, manner)
+            match post.is_abandoned() {
+                true => Asked::Done,
+                false => ask::merge(&guest, chunk, &mut pages, effects, manner),
+            }
         } else {
             plan::withdraw(chunk, &mut pages, effects);
             match mode {
@@ -511,8 +560,16 @@ impl Core {
         };
         guest.realm.apply(&guest, effects);
         guest.counters.take_over(&mut pages);
+        guest.change_tables(before, pages.memory_bytes());
         drop(pages);
         guest.part();
+        if post.is_abandoned() {
+            return; // the next look finds what is left
+        }
+        let came = mode == RunMode::Run && chunk.has_promoted();
+        if came && asked != Asked::Busy && chunk.enqueue() {
+            self.queue.push(Arc::clone(chunk));
+        }
         if asked == Asked::Busy && chunk.enqueue() {
             let again = Job::Chunk(Arc::clone(chunk), Visit::Insisting);
             self.queue.add([again]);
@@ -521,4 +578,8 @@ impl Core {
             self.queue.add_later(Arc::clone(chunk));
         }
     }
+}
+
+fn first_visit(chunk: Arc<Chunk>) -> Job {
+    Job::Chunk(chunk, Visit::First)
 }

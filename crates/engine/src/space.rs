@@ -322,8 +322,11 @@ impl Memory for ProcessMemory {
         stores.unwrap_or_else(|_| vec![None; pages.len()])
     }
 
-    fn pins(&self) -> Option<String> {
-        let found = self.space().witness.vouch(|| sys::pins::find(self.pid()));
+    fn pins(&self, most: u32) -> Option<String> {
+        let found = self
+            .space()
+            .witness
+            .vouch(|| sys::pins::find(self.pid(), most));
         match found.map_err(std::io::Error::from).and_then(|found| found) {
             Ok(pin) => pin.map(|pin| pin.to_string()),
             Err(error) => Some(format!("its descriptors cannot be looked at: {error}")),
@@ -357,10 +360,11 @@ impl Memory for ProcessMemory {
         count.ok()?.ok()
     }
 
-    fn rescue(&self, last: bool) -> bool {
-        let mut place = lock(&self.guard);
-        let Some(guard) = place.take_if(|guard| last || guard.may_rescue()) else {
-            return place.is_none();
+    fn rescue(&self, last: bool) {
+        // Nobody waits for the lock while the guest's memory is read.
+        let taken = lock(&self.guard).take_if(|guard| last || guard.may_rescue());
+        let Some(guard) = taken else {
+            return;
         };
         let pid = self.pid();
         match guard.rescue(self) {
@@ -371,7 +375,10 @@ impl Memory for ProcessMemory {
             // As a rule its memory is gone with it.
             Err(error) => tracing::debug!(pid, %error, "nothing to rescue"),
         }
-        true
+    }
+
+    fn is_guarded(&self) -> bool {
+        lock(&self.guard).is_some()
     }
 
     fn has_exited(&self) -> bool {

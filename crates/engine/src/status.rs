@@ -124,6 +124,7 @@ fn describe(guest: &Guest, census: &Census) -> GuestStatus {
         pages_broken: pages(Class::Broken),
         pages_pinned: pages(Class::Pinned),
         pins: guest.pins(),
+        at_limit: guest.refusal(),
         saved_bytes: pages(Class::Zeroed) * PAGE,
         vmas: guest.counters.vmas.load(Relaxed),
         responsive: guest.is_responsive(),

@@ -25,7 +25,7 @@
 
 use std::sync::Arc;
 
-use crate::guest::{Guest, Standing};
+use crate::guest::{Fault, Guest, Standing};
 use crate::nodes::Rules;
 use crate::page::{Class, Tag};
 use crate::pages::Pages;
@@ -43,6 +43,13 @@ impl Core {
         let served: Vec<_> = guests
             .into_iter()
             .filter(|guest| guest.standing() == Standing::Served)
+            .collect();
+        // A thread that wakes up with the old rules must not find its guest in service.
+        let stuck = served.iter().filter(|guest| guest.is_stuck());
+        stuck.for_each(|guest| guest.condemn(&Fault::Stuck));
+        let served: Vec<_> = served
+            .into_iter()
+            .filter(|guest| !guest.is_stuck())
             .collect();
         let shared = served.iter().map(count_shared).sum();
         if shared == 0 {

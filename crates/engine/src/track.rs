@@ -96,7 +96,7 @@ pub(crate) fn needs_second_look(pages: &Pages, seen: &Seen) -> bool {
         .map(|(present, written)| present & written);
     stored
         .into_iter()
-        .any(|stored| stored & seen.next().unwrap_or(0) != 0)
+        .any(|stored| stored & seen.next().expect("as many words") != 0)
 }
 
 /// The present round, which decides whose back-off ends.
@@ -172,7 +172,7 @@ pub(crate) fn observe(
 /// What becomes of the 64 pages of a word, when it is the same for all: plain memory that is there, ages, and holds
 /// nothing yet. So it is with most of a guest when it is first looked at.
 fn in_step(pages: &Pages, seen: &Seen, word: usize) -> Option<Tag> {
-    let get = |bits: &PageBits| bits.0.get(word).copied().unwrap_or(0);
+    let get = |bits: &PageBits| bits.0[word];
     let before = pages.tag_of_word(word)?;
     let ages = matches!(before, Tag::Absent | Tag::Written | Tag::Resting);
     let special = [&seen.file, &seen.zero, &seen.swapped, &pages.stored];
@@ -186,7 +186,7 @@ fn in_step(pages: &Pages, seen: &Seen, word: usize) -> Option<Tag> {
 }
 
 fn attention(pages: &Pages, seen: &Seen, watched: &PageBits, word: usize, retries: bool) -> u64 {
-    let get = |bits: &PageBits| bits.0.get(word).copied().unwrap_or(0);
+    let get = |bits: &PageBits| bits.0[word];
     let (busy, still, merged) = (get(&pages.busy), get(&pages.still), get(&pages.merged));
     let present = get(&seen.present) & get(watched);
     let (written, file) = (get(&seen.written), get(&seen.file));

@@ -4,8 +4,6 @@
 //! beside it ([`Limits`](crate::Limits)). At a limit a guest keeps what it has, and the rest is left alone with a reason:
 //! to drop it would let a neighbour of the same user do harm by growing.
 
-#![allow(dead_code)] // the looks and the workers come to use all of it
-
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -103,6 +101,7 @@ impl Users {
     }
 
     /// Threads that sleep in looks at guests' memory.
+    #[cfg(test)]
     pub(crate) fn stuck_threads(&self) -> u32 {
         self.stuck.load(Relaxed)
     }

@@ -5,13 +5,31 @@
 //! of the whole process, and the other way round: [`find`] knows the kinds of descriptors that
 //! never pin, and names the first that is of another kind.
 //!
-//! Source: proc(5) (`VmPin`), `Documentation/core-api/pin_user_pages.rst`, `io_uring/fdinfo.c`.
+//! | a descriptor | is known by | harmless |
+//! |---|---|---|
+//! | anonymous | its name, `anon_inode:…` | [`ANONYMOUS`] |
+//! | a socket | its protocol, an extended attribute of each socket | [`SOCKETS`] |
+//! | a pipe | its name | always |
+//! | a device | its path in `/dev` | [`DEVICES`] |
+//! | a file, a folder | its flags, and the type of the file system that it is mounted from | without `O_DIRECT`, [`FILE_SYSTEMS`] |
+//!
+//! Among those that are not: io_uring (the kernel shows registered buffers and files, but neither rings of provided
+//! buffers nor registered memory), `AF_XDP` (umem), RDMA (`/dev/infiniband`), VFIO and iommufd, SEV (`/dev/sev`), vhost-scsi.
+//!
+//! All of it comes from `/proc`, whatever hangs: the file system itself is not asked, because one that does not answer
+//! would keep the caller. The tempting alternative, statfs(2) in a thread of its own with a deadline, loses a thread a
+//! guest.
+//!
+//! Source: proc(5) (`VmPin`), `Documentation/core-api/pin_user_pages.rst`, `io_uring/fdinfo.c`, `net/socket.c`
+//! (`sockfs_xattr_get`).
 
+use std::collections::HashMap;
 use std::fmt;
 use std::fs;
-use std::io;
+use std::io::{self, Read};
 
 use rustix::fs::OFlags;
+use rustix::io::Errno;
 
 /// Something that may hold pages pinned.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,15 +38,20 @@ pub enum Pin {
     Memory(u64),
     /// A descriptor: its number and what it is.
     Descriptor(u32, String),
+    /// More descriptors or threads than were looked at.
+    Crowd(u32),
 }
 
 impl fmt::Display for Pin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Memory(kib) => write!(f, "{kib} KiB of its memory are pinned"),
-            Self::Descriptor(fd, what) => {
-                let what = crate::foreign::Foreign(what);
-                write!(f, "its descriptor {fd} ({what}) can pin memory")
+            Self::Descriptor(fd, what) => write!(f, "its descriptor {fd} ({what}) can pin memory"),
+            Self::Crowd(most) => {
+                write!(
+                    f,
+                    "it has more than {most} descriptors or threads to look at"
+                )
             }
         }
     }
@@ -48,6 +71,30 @@ const ANONYMOUS: [&str; 12] = [
     "kvm-vcpu",
     "kvm-vm-stats",
     "kvm-vcpu-stats",
+];
+
+/// Protocols whose sockets copy what they receive. What they send without a copy is read only.
+const SOCKETS: [&str; 20] = [
+    "UNIX",
+    "UNIX-STREAM",
+    "UNIX-DGRAM",
+    "TCP",
+    "TCPv6",
+    "MPTCP",
+    "MPTCPv6",
+    "UDP",
+    "UDPv6",
+    "UDP-Lite",
+    "UDPLITEv6",
+    "RAW",
+    "RAWv6",
+    "PING",
+    "PINGv6",
+    "NETLINK",
+    "PACKET",
+    "AF_VSOCK",
+    "SCTP",
+    "SCTPv6",
 ];
 
 /// Devices that never pin the memory of their process; names that end in `/` are folders.
@@ -70,50 +117,72 @@ const DEVICES: [&str; 14] = [
 
 /// File systems whose files copy what is read from them, unless opened with `O_DIRECT`. FUSE and
 /// 9P are not among them: they may let the other side write into the reader's pages.
-const FILE_SYSTEMS: [i64; 21] = [
-    0xEF53,      // ext4
-    0x5846_5342, // xfs
-    0x9123_683E, // btrfs
-    0xF2F5_2010, // f2fs
-    0x2FC1_2FC1, // zfs
-    0x4D44,      // vfat
-    0x9660,      // iso9660
-    0x7371_7368, // squashfs
-    0xE0F5_E1E2, // erofs
-    0x794C_7630, // overlayfs
-    0x6969,      // nfs
-    0x0102_1994, // tmpfs
-    0x8584_58F6, // ramfs
-    0x9584_58F6, // hugetlbfs
-    0x9FA0,      // proc
-    0x6265_6572, // sysfs
-    0x6367_7270, // cgroup2
-    0x0027_E0EB, // cgroup
-    0x6462_6720, // debugfs
-    0x7472_6163, // tracefs
-    0x1CD1,      // devpts
+const FILE_SYSTEMS: [&str; 27] = [
+    "ext2",
+    "ext3",
+    "ext4",
+    "xfs",
+    "btrfs",
+    "f2fs",
+    "zfs",
+    "vfat",
+    "iso9660",
+    "squashfs",
+    "erofs",
+    "overlay",
+    "nfs",
+    "nfs4",
+    "rootfs",
+    "tmpfs",
+    "devtmpfs",
+    "ramfs",
+    "hugetlbfs",
+    "proc",
+    "sysfs",
+    "cgroup",
+    "cgroup2",
+    "debugfs",
+    "tracefs",
+    "securityfs",
+    "devpts",
 ];
 
-/// The first thing found by which `pid`'s pages may be pinned; `None` when there is nothing.
+/// The most of a list of mounts that is read: a process may have 100 000.
+const MOST_MOUNT_BYTES: u64 = 1 << 20;
+/// The most tables of descriptors of a process that are looked at.
+const MOST_TABLES: usize = 16;
+
+/// The first thing found by which `pid`'s pages may be pinned; `None` when there is nothing. Looks at `most`
+/// descriptors and threads, and never waits for a file system.
 ///
 /// # Errors
 /// What reading `/proc/PID` gives, mostly that the process is gone.
-pub fn find(pid: u32) -> io::Result<Option<Pin>> {
+pub fn find(pid: u32, most: u32) -> io::Result<Option<Pin>> {
     crate::fault::check(crate::fault::Point::Proc)?;
     if let Some(kib) = pinned_kib(pid)? {
         return Ok(Some(Pin::Memory(kib)));
     }
+    let mut search = Search {
+        mounts: Mounts::new(pid),
+        most,
+        left: most,
+    };
     let mut tables = Vec::new();
+    let mut threads = 0;
     for task in fs::read_dir(format!("/proc/{pid}/task"))? {
         let Some(task) = number(&task?) else {
             continue;
         };
+        threads += 1;
+        if threads > most || tables.len() > MOST_TABLES {
+            return Ok(Some(Pin::Crowd(most)));
+        }
         // Threads share one table of descriptors, as a rule.
         if tables.iter().any(|&known| share_files(known, task)) {
             continue;
         }
         tables.push(task);
-        if let Some(pin) = find_in(pid, task)? {
+        if let Some(pin) = search.find_in(pid, task)? {
             return Ok(Some(pin));
         }
     }
@@ -138,77 +207,162 @@ fn share_files(one: u32, other: u32) -> bool {
     unsafe { libc::syscall(libc::SYS_kcmp, one, other, KCMP_FILES, 0, 0) == 0 }
 }
 
-fn find_in(pid: u32, task: u32) -> io::Result<Option<Pin>> {
-    let folder = format!("/proc/{pid}/task/{task}");
-    let entries = match fs::read_dir(format!("{folder}/fd")) {
-        Err(error) if is_gone(&error) => return Ok(None), // the thread has ended
-        other => other?,
-    };
-    for entry in entries {
-        let Some(fd) = number(&entry?) else {
-            continue;
-        };
-        match harmless(&folder, fd) {
-            Ok(None) => {}
-            Ok(Some(what)) => return Ok(Some(Pin::Descriptor(fd, what))),
-            Err(error) if is_gone(&error) => {} // closed meanwhile
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(None)
-}
-
 fn is_gone(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
 }
 
-/// `None` when the descriptor cannot pin memory, else what it is.
-fn harmless(folder: &str, fd: u32) -> io::Result<Option<String>> {
-    let path = format!("{folder}/fd/{fd}");
-    let target = fs::read_link(&path)?;
-    let target = target.to_string_lossy();
-    if target.starts_with("socket:") || target.starts_with("pipe:") {
-        return Ok(None);
-    }
-    if let Some(kind) = target.strip_prefix("anon_inode:") {
-        return match kind {
-            "[io_uring]" => ring(folder, fd),
-            _ if ANONYMOUS.contains(&kind.split(':').next().unwrap_or(kind)) => Ok(None),
-            _ => Ok(Some(target.into_owned())),
-        };
-    }
-    if let Some(device) = target.strip_prefix("/dev/") {
-        let known = |name: &&str| match name.strip_suffix('/') {
-            Some(_) => device.starts_with(*name),
-            None => device == *name,
-        };
-        return Ok((!DEVICES.iter().any(known)).then(|| target.into_owned()));
-    }
-    if flags(folder, fd)?.contains(OFlags::DIRECT) {
-        return Ok(Some(format!("{target}, open with O_DIRECT")));
-    }
-    let kind = rustix::fs::statfs(path)?.f_type;
-    let known = target.starts_with("/memfd:") || FILE_SYSTEMS.contains(&kind);
-    Ok((!known).then(|| format!("{target}, on a file system of type {kind:#x}")))
+/// One search of a process.
+struct Search {
+    mounts: Mounts,
+    most: u32,
+    /// Descriptors that may still be looked at.
+    left: u32,
 }
 
-/// A ring pins buffers that are registered with it, and keeps files that are.
-fn ring(folder: &str, fd: u32) -> io::Result<Option<String>> {
-    let info = fs::read_to_string(format!("{folder}/fdinfo/{fd}"))?;
-    let none = |name: &str| {
-        let line = info.lines().find_map(|line| line.strip_prefix(name));
-        line.and_then(|line| line.trim().parse::<u64>().ok()) == Some(0)
+impl Search {
+    fn find_in(&mut self, pid: u32, task: u32) -> io::Result<Option<Pin>> {
+        let folder = format!("/proc/{pid}/task/{task}");
+        let entries = match fs::read_dir(format!("{folder}/fd")) {
+            Err(error) if is_gone(&error) => return Ok(None), // the thread has ended
+            other => other?,
+        };
+        for entry in entries {
+            let Some(fd) = number(&entry?) else {
+                continue;
+            };
+            if self.left == 0 {
+                return Ok(Some(Pin::Crowd(self.most)));
+            }
+            self.left -= 1;
+            match self.harmless(&folder, fd) {
+                Ok(None) => {}
+                Ok(Some(what)) => return Ok(Some(Pin::Descriptor(fd, what))),
+                Err(error) if is_gone(&error) => {} // closed meanwhile
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(None)
+    }
+
+    /// `None` when the descriptor cannot pin memory, else what it is.
+    fn harmless(&mut self, folder: &str, fd: u32) -> io::Result<Option<String>> {
+        let path = format!("{folder}/fd/{fd}");
+        let target = fs::read_link(&path)?;
+        let target = target.to_string_lossy();
+        let unless = |harmless: bool| (!harmless).then(|| target.clone().into_owned());
+        if target.starts_with("pipe:") {
+            return Ok(None);
+        }
+        if target.starts_with("socket:") {
+            return socket(&path);
+        }
+        if let Some(kind) = target.strip_prefix("anon_inode:") {
+            let kind = kind.split(':').next().unwrap_or(kind);
+            return Ok(unless(ANONYMOUS.contains(&kind)));
+        }
+        if let Some(device) = target.strip_prefix("/dev/") {
+            let known = |name: &&str| match name.strip_suffix('/') {
+                Some(_) => device.starts_with(*name),
+                None => device == *name,
+            };
+            return Ok(unless(DEVICES.iter().any(known)));
+        }
+        let info = Info::read(folder, fd)?;
+        if info.flags.contains(OFlags::DIRECT) {
+            return Ok(Some(format!("{target}, open with O_DIRECT")));
+        }
+        if target.starts_with("/memfd:") {
+            return Ok(None);
+        }
+        let kind = self.mounts.kind(info.mount);
+        let known = kind.is_some_and(|kind| FILE_SYSTEMS.contains(&kind));
+        let kind = kind.unwrap_or("unknown");
+        Ok((!known).then(|| format!("{target}, on a file system of type {kind}")))
+    }
+}
+
+/// `None` for a socket of a known protocol, else what it is.
+fn socket(path: &str) -> io::Result<Option<String>> {
+    let mut name = [0; 64];
+    let len = match rustix::fs::getxattr(path, "system.sockprotoname", &mut name) {
+        Ok(len) => len,
+        Err(Errno::NOENT) => return Err(Errno::NOENT.into()),
+        Err(_) => 0,
     };
-    let harmless = none("UserBufs:") && none("UserFiles:");
-    Ok((!harmless).then(|| "an io_uring with registered buffers or files".to_owned()))
+    let name = name.get(..len).unwrap_or_default();
+    let name = String::from_utf8_lossy(name);
+    let name = name.trim_end_matches('\0');
+    let known = SOCKETS.contains(&name);
+    Ok((!known).then(|| format!("a socket of protocol {name:?}")))
 }
 
-fn flags(folder: &str, fd: u32) -> io::Result<OFlags> {
-    let info = fs::read_to_string(format!("{folder}/fdinfo/{fd}"))?;
-    let line = info.lines().find_map(|line| line.strip_prefix("flags:"));
-    let bits = line.and_then(|line| u32::from_str_radix(line.trim(), 8).ok());
-    let bad = || io::Error::from(io::ErrorKind::InvalidData);
-    bits.map(OFlags::from_bits_retain).ok_or_else(bad)
+/// What the kernel says of a descriptor.
+struct Info {
+    flags: OFlags,
+    /// The mount that the file was opened in.
+    mount: u64,
+}
+
+impl Info {
+    fn read(folder: &str, fd: u32) -> io::Result<Self> {
+        let info = fs::read_to_string(format!("{folder}/fdinfo/{fd}"))?;
+        let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name));
+        let flags = field("flags:").and_then(|bits| u32::from_str_radix(bits.trim(), 8).ok());
+        let mount = field("mnt_id:").and_then(|id| id.trim().parse().ok());
+        let bad = || io::Error::from(io::ErrorKind::InvalidData);
+        Ok(Self {
+            flags: OFlags::from_bits_retain(flags.ok_or_else(bad)?),
+            mount: mount.ok_or_else(bad)?,
+        })
+    }
+}
+
+/// The types of mounts by number: those of a process, of this one and of the first, from which it may have descriptors.
+struct Mounts {
+    pid: u32,
+    /// `None` before they are needed.
+    kinds: Option<HashMap<u64, String>>,
+}
+
+impl Mounts {
+    fn new(pid: u32) -> Self {
+        Self { pid, kinds: None }
+    }
+
+    fn kind(&mut self, mount: u64) -> Option<&str> {
+        let pid = self.pid;
+        let kinds = self.kinds.get_or_insert_with(|| {
+            let mut kinds = HashMap::new();
+            // What cannot be read is not known, and counts as what may pin.
+            for path in [
+                format!("/proc/{pid}/mountinfo"),
+                "/proc/self/mountinfo".to_owned(),
+                // Where a descriptor may come from that both got from others.
+                "/proc/1/mountinfo".to_owned(),
+            ] {
+                let _ = read_mounts(&path, &mut kinds);
+            }
+            kinds
+        });
+        kinds.get(&mount).map(String::as_str)
+    }
+}
+
+fn read_mounts(path: &str, kinds: &mut HashMap<u64, String>) -> io::Result<()> {
+    let mut text = Vec::new();
+    fs::File::open(path)?
+        .take(MOST_MOUNT_BYTES)
+        .read_to_end(&mut text)?;
+    let text = String::from_utf8_lossy(&text);
+    kinds.extend(text.lines().filter_map(mount));
+    Ok(())
+}
+
+/// The number and the type of a line of mountinfo: `22 27 0:21 / /proc rw - proc proc rw`.
+fn mount(line: &str) -> Option<(u64, String)> {
+    let number = line.split(' ').next()?.parse().ok()?;
+    let (_, system) = line.split_once(" - ")?;
+    Some((number, system.split(' ').next()?.to_owned()))
 }
 
 #[cfg(test)]
@@ -227,7 +381,7 @@ mod tests {
 
     fn found(input: Stdio) -> Option<Pin> {
         let mut child = child(input);
-        let found = find(child.id());
+        let found = find(child.id(), 1000);
         child.kill().unwrap();
         child.wait().unwrap();
         found.unwrap()
@@ -272,7 +426,7 @@ mod tests {
         let mut child = child(Stdio::null());
         child.kill().unwrap();
         child.wait().unwrap();
-        assert!(find(child.id()).is_err());
+        assert!(find(child.id(), 1000).is_err());
     }
 
     #[test]
@@ -283,5 +437,57 @@ mod tests {
             assert!(!share_files(own, other), "it has ended");
         });
         assert!(share_files(own, own));
+    }
+
+    #[test]
+    fn sockets_are_told_by_their_protocol() {
+        let (one, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        assert_eq!(found(std::os::fd::OwnedFd::from(one).into()), None);
+        let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        assert_eq!(found(std::os::fd::OwnedFd::from(tcp).into()), None);
+        // SAFETY: makes a descriptor, or fails.
+        let xdp = unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW, 0) };
+        if xdp < 0 {
+            eprintln!("skipped: no right to an AF_XDP socket");
+            return;
+        }
+        // SAFETY: it was just made, and belongs to nobody else.
+        let xdp = unsafe { <std::os::fd::OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(xdp) };
+        let pin = found(xdp.into()).unwrap();
+        assert!(pin.to_string().contains("XDP"), "{pin}");
+    }
+
+    #[test]
+    fn a_ring_can_pin_what_the_kernel_does_not_show() {
+        let mut parameters = [0_u32; 30];
+        // SAFETY: the kernel fills the parameters, which are 120 bytes.
+        let ring = unsafe { libc::syscall(libc::SYS_io_uring_setup, 8, &raw mut parameters) };
+        let Ok(ring) = i32::try_from(ring) else {
+            return;
+        };
+        if ring < 0 {
+            eprintln!("skipped: io_uring is disabled");
+            return;
+        }
+        // SAFETY: it was just made, and belongs to nobody else.
+        let ring = unsafe { <std::os::fd::OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(ring) };
+        let pin = found(ring.into()).unwrap();
+        assert!(pin.to_string().contains("io_uring"), "{pin}");
+    }
+
+    #[test]
+    fn a_crowd_is_not_looked_at_to_its_end() {
+        let mut child = child(Stdio::null());
+        let found = find(child.id(), 2);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(found.unwrap(), Some(Pin::Crowd(2)));
+    }
+
+    #[test]
+    fn mounts_are_told_by_their_numbers() {
+        let line = "40 27 0:35 / /mnt/a\\040b rw,relatime shared:1 - fuse.x y rw";
+        assert_eq!(mount(line), Some((40, "fuse.x".to_owned())));
+        assert_eq!(mount("40 27 0:35 / /mnt"), None);
     }
 }

@@ -87,6 +87,26 @@ pub fn wait_readable(fd: &impl AsFd, wait: Duration) -> Result<bool> {
     }
 }
 
+/// Waits at most `wait` until one of `fds` has something to read or its other end is gone; tells which.
+///
+/// # Errors
+/// As [`wait_readable`].
+pub fn wait_some(fds: &[impl AsFd], wait: Duration) -> Result<Vec<bool>> {
+    fault::check(Point::Poll)?;
+    let mut polled: Vec<_> = fds
+        .iter()
+        .map(|fd| PollFd::new(fd, PollFlags::IN))
+        .collect();
+    let wait = Timespec {
+        tv_sec: i64::try_from(wait.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: wait.subsec_nanos().into(),
+    };
+    match rustix::event::poll(&mut polled, Some(&wait)) {
+        Ok(_) | Err(Errno::INTR) => Ok(polled.iter().map(|fd| !fd.revents().is_empty()).collect()),
+        Err(error) => Err(error),
+    }
+}
+
 /// The command name of `pid`; empty when there is no such process.
 #[must_use]
 pub fn comm(pid: u32) -> String {

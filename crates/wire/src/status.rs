@@ -281,6 +281,8 @@ pub struct GuestStatus {
     pub pages_pinned: u64,
     /// What may hold pages pinned for long, so that written pages are not merged again.
     pub pins: Option<String>,
+    /// The limit at which the guest is, so that a part of its memory is left alone, in words.
+    pub at_limit: Option<String>,
     /// The guest's part of the saving, in bytes; the parts add up to the whole.
     pub saved_bytes: u64,
     /// Mappings of the process, as counted against `vm.max_map_count`.

@@ -50,7 +50,8 @@ impl Table {
             .is_some_and(|chain| chain.members.len() < 2)
             && let Some(chain) = self.chains.remove(&key)
         {
-            self.copies -= chain.members.len();
+            let copies = self.copies.checked_sub(chain.members.len());
+            self.copies = copies.expect("a copy of a chain is counted");
         }
     }
 }
@@ -116,7 +117,8 @@ impl Chains {
                 };
                 chain.roomy.remove(&slot);
                 if chain.members.remove(&slot) {
-                    table.copies -= 1;
+                    let copies = table.copies.checked_sub(1);
+                    table.copies = copies.expect("a copy of a chain is counted");
                     table.trim((home, key));
                 }
             }

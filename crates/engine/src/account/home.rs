@@ -43,7 +43,8 @@ impl Home {
     }
 
     pub(super) fn node(&self, store: StoreId) -> NodeId {
-        self.nodes.get(store.index()).copied().unwrap_or_default()
+        let node = self.nodes.get(store.index());
+        *node.unwrap_or_else(|| panic!("there is no store {}", store.0))
     }
 
     /// A heap without slots.

@@ -43,9 +43,11 @@ impl Ledger {
 
     /// Notes that the guest itself no longer maps `slots`.
     pub(crate) fn release(&mut self, slots: &mut Vec<Slot>) {
-        if let Some(current) = self.epochs.back_mut() {
-            current.released.append(slots);
-        }
+        // The last epoch stays while the guest has chunks: refs without one would never end.
+        let current = self.epochs.back_mut();
+        let current =
+            current.unwrap_or_else(|| panic!("{} refs of a guest that is gone", slots.len()));
+        current.released.append(slots);
     }
 
     /// Whether a new lifeline would let something go.
@@ -67,6 +69,9 @@ impl Ledger {
     pub(crate) fn settle(&mut self, gone: bool) -> Vec<Slot> {
         let keep = usize::from(!gone);
         let mut settled = Vec::new();
+        if gone && self.epochs.iter().all(|epoch| epoch.released.is_empty()) {
+            self.epochs.clear(); // nothing waits for anybody
+        }
         while self.epochs.len() > keep
             && let Some(oldest) = self.epochs.front()
             && oldest.line.is_free()

@@ -198,12 +198,16 @@ impl Slots {
             self.heap.grow(node, STORE, start..start + SEGMENT)?;
             // Nothing else of this bucket is free.
             let block = self.heap.alloc(self.home.request(store))?;
-            debug_assert_eq!(block.slots(), start..start + SEGMENT);
+            assert_eq!(
+                block.slots(),
+                start..start + SEGMENT,
+                "a block of another segment"
+            );
             let segment = Segment::new(block);
             let dead = SEGMENT - part.len() as u64;
             segment
                 .dead
-                .store(u32::try_from(dead).unwrap_or(0), Relaxed);
+                .store(u32::try_from(dead).expect("at most a segment"), Relaxed);
             let mut segments = self
                 .segments
                 .write()
@@ -219,10 +223,13 @@ impl Slots {
 
     /// Puts unused slots of a run back.
     pub(crate) fn give_back(&self, run: Run) {
-        let supply = self.supplies.get(Slot(run.start).store().index());
-        if let Some(supply) = supply.filter(|_| !run.is_empty()) {
-            lock(&supply.spare).push(run);
+        if run.is_empty() {
+            return;
         }
+        let store = Slot(run.start).store();
+        let supply = self.supplies.get(store.index());
+        let supply = supply.unwrap_or_else(|| panic!("there is no store {}", store.0));
+        lock(&supply.spare).push(run);
     }
 
     /// Access to refs, for a batch of operations.
@@ -240,9 +247,11 @@ impl Slots {
         let view = self.view();
         for slot in dead {
             let number = slot.0 / SEGMENT;
-            if let Some(segment) = view.segments.get(&number)
-                && u64::from(segment.dead.fetch_add(1, AcqRel)) + 1 == SEGMENT
-            {
+            let segment = view.segments.get(&number);
+            let segment = segment.unwrap_or_else(|| panic!("{slot} died and has no segment"));
+            let dead = u64::from(segment.dead.fetch_add(1, AcqRel)) + 1;
+            assert!(dead <= SEGMENT, "{slot} died twice, or one beside it");
+            if dead == SEGMENT {
                 empty.push(number);
             }
         }
@@ -254,7 +263,10 @@ impl Slots {
                 .unwrap_or_else(PoisonError::into_inner);
             for segment in empty.iter().filter_map(|number| segments.remove(number)) {
                 let retired = self.heap.retire(segment.block);
-                debug_assert!(retired.is_ok(), "{retired:?}");
+                assert!(
+                    retired.is_ok(),
+                    "a block that is not the heap's: {retired:?}"
+                );
             }
         }
     }
@@ -351,7 +363,6 @@ mod tests {
         let view = slots.heap_view();
         let of = |node: usize| (view.buckets[node].allocated, view.buckets[node].retired);
         assert_eq!([0, 1, 2].map(of), [(1024, 0), (512, 0), (0, 512)]);
-        assert!(slots.take_run(StoreId(3)).is_err());
     }
 
     #[test]
@@ -428,8 +439,8 @@ mod tests {
             let mut numbers = Vec::new();
             for _ in 0..100 {
                 let mut run = slots.take_run(FIRST).unwrap();
-                numbers.extend(run.by_ref().take(200));
-                let dead: Vec<_> = numbers.iter().rev().take(200).copied().map(Slot).collect();
+                let dead: Vec<_> = run.by_ref().take(200).map(Slot).collect();
+                numbers.extend(dead.iter().map(|slot| slot.0));
                 slots.bury(&dead);
                 slots.give_back(run);
             }

@@ -112,6 +112,10 @@ impl Link for FakeLink {
         Ok(())
     }
 
+    fn bell(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+        None
+    }
+
     fn receive(&mut self, _wait: Duration) -> Result<Option<Answer>, Fault> {
         let mut world = lock(&self.world);
         if world.processes[self.process].connection != self.connection {

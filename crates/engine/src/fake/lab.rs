@@ -139,10 +139,16 @@ impl Lab {
 
     /// A guest that offers `chunks` chunks whole; gives its number.
     pub(crate) fn guest(&self, domain: &str, chunks: u64) -> usize {
+        self.guest_of(domain, chunks, 0)
+    }
+
+    /// The same, of this user.
+    pub(crate) fn guest_of(&self, domain: &str, chunks: u64, uid: u32) -> usize {
         let process = {
             let mut world = lock(&self.world);
             world.processes.push(Process {
                 domain: domain.to_owned(),
+                uid,
                 offered: (0..chunks).collect(),
                 ..Process::default()
             });

@@ -176,7 +176,7 @@ impl Memory for FakeMemory {
         pages.iter().map(store).collect()
     }
 
-    fn pins(&self) -> Option<String> {
+    fn pins(&self, _most: u32) -> Option<String> {
         let pinned = &lock(&self.world).processes[self.process].pinned;
         (!pinned.is_empty()).then(|| format!("{} pages", pinned.len()))
     }
@@ -202,6 +202,12 @@ impl Memory for FakeMemory {
 
     fn mappings(&self) -> Option<u64> {
         Some(lock(&self.world).processes[self.process].vmas)
+    }
+
+    fn rescue(&self, _last: bool) {}
+
+    fn is_guarded(&self) -> bool {
+        false
     }
 
     fn has_exited(&self) -> bool {

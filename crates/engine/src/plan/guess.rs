@@ -151,7 +151,7 @@ impl Plan<'_> {
         let memory = &*self.guest.memory;
         let read = desk.batch.fill(memory, self.chunk.address, &pages)?;
         let index = self.realm().index(StoreId::default());
-        let key = |at| desk.batch.page(at).and_then(|page| self.key(page));
+        let key = |at| self.key(desk.batch.page(at));
         let keys: Vec<_> = (0..read).map(key).collect();
         let wanted: Vec<_> = keys.iter().copied().flatten().collect();
         index.expect(&wanted);
@@ -161,9 +161,7 @@ impl Plan<'_> {
                 Some(None) => Found::New,
                 _ => Found::Other,
             };
-            if let Some(known) = known.0.get_mut(usize::from(page)) {
-                *known = Some(found);
-            }
+            known.0[usize::from(page)] = Some(found);
         }
         Ok(())
     }

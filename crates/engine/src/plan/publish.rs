@@ -74,18 +74,13 @@ impl Plan<'_> {
         if !spent.is_empty() {
             self.realm().slots.bury(&spent);
         }
-        if let Some(place) = self.runs.get_mut(at) {
-            *place = run;
-        }
+        self.runs[at] = run;
         Ok(slots)
     }
 
     fn publish_run(&mut self, batch: &Batch, twins: &[Twin], first: Slot) {
         let slots = || (first.0..).map(Slot);
-        let bytes: Vec<_> = twins
-            .iter()
-            .filter_map(|twin| batch.page(twin.read.at))
-            .collect();
+        let bytes: Vec<_> = twins.iter().map(|twin| batch.page(twin.read.at)).collect();
         if let Err(error) = self.realm().store(first.store()).write(first, &bytes) {
             tracing::warn!(%error, "the store cannot take canonical pages");
             // A part of them may be written.
@@ -130,6 +125,7 @@ impl Plan<'_> {
     fn promote(&self, candidate: Site) {
         if candidate.chunk == self.chunk.id {
             self.chunk.promote(candidate.page); // adopted at the end of this job
+        // Where there is none any more it was withdrawn after its entry was found.
         } else if let Some(chunk) = self.realm().chunks.get(candidate.chunk) {
             chunk.promote(candidate.page);
             if chunk.enqueue() {

@@ -29,6 +29,8 @@ pub(crate) struct View<'a> {
 }
 
 impl View<'_> {
+    /// The segment of a slot; none when all its slots are dead. Index, patterns and guests name such slots, so looking
+    /// one up is no error; whoever holds a ref of one has broken I4.
     fn find(&self, slot: Slot) -> Option<(&Segment, usize)> {
         let segment = self.segments.get(&(slot.0 / SEGMENT))?;
         Some((segment, usize::try_from(slot.0 % SEGMENT).ok()?))
@@ -51,16 +53,15 @@ impl View<'_> {
     /// name it yet: the release store is seen by whoever wins a ref after finding the entry.
     #[allow(clippy::cast_possible_truncation)] // the two halves, on purpose
     pub(crate) fn publish(&self, slot: Slot, key: Fingerprint) {
-        let Some((segment, at)) = self.find(slot) else {
-            return;
-        };
-        if let (Some([low, high]), Some(refs)) = (segment.keys.get(at), segment.refs.get(at)) {
-            low.store(key.0 as u64, Relaxed);
-            high.store((key.0 >> 64) as u64, Relaxed);
-            refs.store(1, Release);
-            self.slots.live.fetch_add(1, Relaxed);
-            self.slots.home.live.fetch_add(1, Relaxed);
-        }
+        let found = self.find(slot);
+        let (segment, at) = found.unwrap_or_else(|| panic!("{slot} is new and has no segment"));
+        let [low, high] = &segment.keys[at];
+        low.store(key.0 as u64, Relaxed);
+        high.store((key.0 >> 64) as u64, Relaxed);
+        let before = segment.refs[at].swap(1, Release);
+        assert_eq!(before, 0, "{slot} is published twice");
+        self.slots.live.fetch_add(1, Relaxed);
+        self.slots.home.live.fetch_add(1, Relaxed);
     }
 
     /// Takes a ref unless the slot has none any more, or too many.
@@ -98,9 +99,10 @@ impl View<'_> {
 
     /// Drops a ref; gives the key when it was the last.
     pub(crate) fn unref(&self, slot: Slot) -> Option<Fingerprint> {
-        let refs = self.refs(slot)?;
+        let refs = self.refs(slot);
+        let refs = refs.unwrap_or_else(|| panic!("{slot} loses a ref and has no segment"));
         let before = refs.fetch_sub(1, AcqRel);
-        debug_assert!(before > 0, "{slot} lost a ref it did not have");
+        assert!(before > 0, "{slot} lost a ref it did not have");
         if before == self.slots.limit.load(Relaxed) / 2 + 1
             && self.slots.chains.count() > 0
             && let Some(key) = self.key(slot)
@@ -125,20 +127,20 @@ impl View<'_> {
 
     /// Notes that one more page maps the slot.
     pub(crate) fn join(&self, slot: Slot) {
-        if self
-            .sites(slot)
-            .is_some_and(|sites| sites.fetch_add(1, AcqRel) == 0)
-        {
+        let sites = self.sites(slot);
+        let sites = sites.unwrap_or_else(|| panic!("{slot} is mapped and has no segment"));
+        if sites.fetch_add(1, AcqRel) == 0 {
             self.slots.shared.fetch_add(1, Relaxed);
         }
     }
 
     /// Notes that one page less maps the slot.
     pub(crate) fn leave(&self, slot: Slot) {
-        if self
-            .sites(slot)
-            .is_some_and(|sites| sites.fetch_sub(1, AcqRel) == 1)
-        {
+        let sites = self.sites(slot);
+        let sites = sites.unwrap_or_else(|| panic!("{slot} was mapped and has no segment"));
+        let before = sites.fetch_sub(1, AcqRel);
+        assert!(before > 0, "{slot} lost a page it did not have");
+        if before == 1 {
             self.slots.shared.fetch_sub(1, Relaxed);
         }
     }
