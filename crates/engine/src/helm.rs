@@ -17,7 +17,9 @@ use crate::workers::Workers;
 /// How often ended guests are looked for between rounds.
 const REAP: Duration = Duration::from_secs(1);
 /// How long unmerging goes on without any progress.
-const UNMERGE_PATIENCE: Duration = Duration::from_secs(5);
+const UNMERGE_PATIENCE: Duration = Duration::from_millis(700);
+/// Progress: the time that a page may take to come back, at 64 MiB/s. Agents that take longer are not waited for.
+const UNMERGE_PACE: Duration = Duration::from_micros(61);
 
 /// Where the driver takes its orders.
 pub(crate) struct Helm {
@@ -223,18 +225,22 @@ pub(crate) fn drive(helm: &Helm, workers: &Workers) {
     lock(&core.realms).clear();
 }
 
-/// Unmerges until nothing is merged or nothing moves any more.
+/// Unmerges until nothing is merged or too little moves: each page that comes back earns [`UNMERGE_PACE`], and
+/// no more is put by than [`UNMERGE_PATIENCE`]. What is left comes back in later rounds.
 fn unmerge_all(helm: &Helm, workers: &Workers) {
     let core = &helm.core;
     let wishes = lock(&helm.signal).wishes;
-    let (mut left, mut moved) = (merged(core), Instant::now());
-    while left > 0 && moved.elapsed() < UNMERGE_PATIENCE && !helm.is_stopped() {
+    let mut left = merged(core);
+    let mut end = Instant::now() + UNMERGE_PATIENCE;
+    while left > 0 && Instant::now() < end && !helm.is_stopped() {
         core.round(workers, false);
         let now = merged(core);
-        if now == left {
+        let back = left.saturating_sub(now);
+        let earned = UNMERGE_PACE.saturating_mul(u32::try_from(back).unwrap_or(u32::MAX));
+        end = (end + earned).min(Instant::now() + UNMERGE_PATIENCE);
+        left = now;
+        if back == 0 {
             std::thread::sleep(core.knobs.patience.max(Duration::from_millis(1)));
-        } else {
-            (left, moved) = (now, Instant::now());
         }
     }
     helm.tell(|signal| {

@@ -354,7 +354,11 @@ impl Core {
         order.sort(&mut found);
         let work = found.len();
         self.queue.add(found.into_iter().map(first_visit));
-        let least = period.max(patience);
+        // Whoever waits for unmerging asks after each round whether enough moves.
+        let least = match scan {
+            true => period.max(patience),
+            false => patience,
+        };
         let lasts = (looked * LOOK_SHARE).clamp(least, least * MOST_PERIODS);
         crew.work(self, begin + lasts);
         self.waiting.give_up();

@@ -77,6 +77,12 @@ struct Worker {
     thread: std::thread::JoinHandle<()>,
 }
 
+impl Worker {
+    fn has_ended(&self) -> bool {
+        self.thread.is_finished()
+    }
+}
+
 /// Worker threads.
 pub(crate) struct Workers {
     core: Arc<Core>,
@@ -107,9 +113,15 @@ impl Workers {
         let wanted = turns * THREADS_A_TURN;
         self.core.queue.set_workers(wanted, turns);
         let mut list = lock(&self.list);
-        while list.len() > wanted {
-            if let Some(worker) = list.pop() {
-                let _ = worker.thread.join();
+        // One too many ends after its job. It may sleep in a guest's memory, so nobody waits for it.
+        while list.len() > wanted && list.last().is_some_and(Worker::has_ended) {
+            list.pop();
+        }
+        for (number, worker) in list.iter_mut().enumerate().take(wanted) {
+            if worker.has_ended()
+                && let Ok(new) = self.hire(number)
+            {
+                *worker = new;
             }
         }
         while list.len() < wanted {
@@ -164,7 +176,9 @@ impl Workers {
             self.watch();
         }
         for worker in lock(&self.list).drain(..) {
-            let _ = worker.thread.join();
+            if !worker.post.is_abandoned() {
+                let _ = worker.thread.join();
+            }
         }
     }
 }
