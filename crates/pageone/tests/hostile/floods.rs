@@ -21,36 +21,27 @@ macro_rules! attacks {
 }
 
 attacks! {
-    #[ignore = "the engine does not bound it as yet"]
     silent_agents: "silent" "400";
     connections_without_a_hello: "dumb" "300";
-    #[ignore = "the engine does not bound it as yet"]
     thousands_of_sessions_of_one_process: "sessions" "5000";
     hundreds_of_processes: "many-processes" "300";
-    #[ignore = "the engine does not bound it as yet"]
     stopped_agents: "stopped" "60";
     an_agent_that_lies: "liar";
     requests_whose_replies_nobody_takes: "slow-reader" "200";
-    #[ignore = "the engine does not bound it as yet"]
     thousands_of_domains: "domains" "1000";
     lingering_sockets: "linger";
     sockets_inside_sockets: "nested" "3000";
     bundles_of_descriptors: "bundles";
-    #[ignore = "the engine does not bound it as yet"]
     thousands_of_descriptors_to_look_at: "descriptor-bomb" "18900" "50";
-    #[ignore = "the engine does not bound it as yet"]
     a_million_chunks_of_one_page: "chunk-flood";
     an_offer_of_all_addresses: "endless-offer" "67108864";
     an_offer_of_a_thousandfold: "endless-offer" "8192" "0x20000000000";
-    #[ignore = "the engine does not bound it as yet"]
     a_storm_of_syncs: "sync-storm";
-    #[ignore = "the engine does not bound it as yet"]
     reads_that_do_not_return: "stall" "16";
     a_storm_of_hellos: "hello-storm" "1";
 }
 
 #[test]
-#[ignore = "the engine does not bound it as yet"]
 fn domains_that_fill_the_keeper() {
     if let Some(arena) = Arena::with(&["--keep"]) {
         arena.withstands(|arena| arena.attack("domains", &["1000"]));
@@ -75,7 +66,6 @@ fn has_fuse() -> bool {
 }
 
 #[test]
-#[ignore = "the engine does not bound it as yet"]
 fn a_file_system_that_hangs_in_an_honest_guest() {
     let Some(arena) = Arena::new().filter(|_| has_fuse()) else {
         return;
