@@ -125,7 +125,7 @@ fn guests_do_not_suffer_from_a_daemon_whose_calls_fail_for_want_of_memory() {
 fn a_daemon_without_descriptors_serves_whom_it_can_and_the_others_later() {
     let _alone = alone();
     let place = Place::new();
-    let mut daemon = daemon_after("ulimit -n 48", &place);
+    let mut daemon = daemon_after("ulimit -n 128", &place);
     let mut guests: Vec<Guest> = (0..24).map(|_| Guest::start(&place.socket())).collect();
     for guest in &mut guests {
         guest.offer(64, 5);
@@ -140,7 +140,7 @@ fn a_daemon_without_descriptors_serves_whom_it_can_and_the_others_later() {
         served.filter(|served| served == "1").count()
     };
     let first = served(&mut guests);
-    println!("{first} of 24 guests are served with 48 descriptors");
+    println!("{first} of 24 guests are served with 128 descriptors");
     assert!((2..24).contains(&first), "{first} guests are served");
     check(&mut guests);
     // Those that go make room for those that wait.
