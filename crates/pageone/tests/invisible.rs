@@ -121,6 +121,21 @@ fn memory_offered_again_and_again_is_merged_all_the_same() {
     guests.iter_mut().for_each(|guest| drop(guest.run("check")));
 }
 
+/// Two guests that share their `pages` pages.
+fn merged_pair(place: &Place, pages: usize) -> [Guest; 2] {
+    let mut guests = [Guest::start(&place.socket()), Guest::start(&place.socket())];
+    guests.iter_mut().for_each(|guest| guest.offer(pages, 7));
+    wait_for("all pages to be merged", || {
+        (sharing(place) >= nearly_all(pages)).then_some(())
+    });
+    guests
+}
+
+/// So many of `pages` pages count as all.
+fn nearly_all(pages: usize) -> u64 {
+    pages as u64 * 95 / 100
+}
+
 fn mappings(pid: u32) -> usize {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
     maps.lines().count()
@@ -132,12 +147,7 @@ fn discards_page_by_page_leave_the_guest_its_mappings() {
     let _alone = alone();
     let place = Place::new();
     let _daemon = daemon(&place);
-    let mut guests = [Guest::start(&place.socket()), Guest::start(&place.socket())];
-    guests.iter_mut().for_each(|guest| guest.offer(PAGES, 7));
-    let enough = PAGES as u64 * 95 / 100;
-    wait_for("all pages to be merged", || {
-        (sharing(&place) >= enough).then_some(())
-    });
+    let mut guests = merged_pair(&place, PAGES);
     let [guest, _] = &mut guests;
     let most: usize = std::fs::read_to_string("/proc/sys/vm/max_map_count")
         .unwrap()
@@ -162,19 +172,14 @@ fn what_fork_shares_already_is_not_counted_as_saved() {
     let _alone = alone();
     let place = Place::new();
     let _daemon = daemon(&place);
-    let mut guests = [Guest::start(&place.socket()), Guest::start(&place.socket())];
-    guests.iter_mut().for_each(|guest| guest.offer(PAGES, 7));
-    let enough = PAGES as u64 * 95 / 100;
-    wait_for("all pages to be merged", || {
-        (sharing(&place) >= enough).then_some(())
-    });
+    let mut guests = merged_pair(&place, PAGES);
     let [one, _] = &mut guests;
     one.run("fork 0");
     one.run("childoffer");
     wait_for("the child to be a guest, and adopted", || {
         let status = json(&place);
         let guests = status["guests"].as_array().unwrap();
-        let stored = |guest: &serde_json::Value| count(guest, "pages_stored") >= enough;
+        let stored = |guest: &serde_json::Value| count(guest, "pages_stored") >= nearly_all(PAGES);
         (guests.len() == 3 && guests.iter().all(stored)).then_some(())
     });
     // Without merging two copies would be there: the guests', one of which a child shares by fork.
