@@ -7,11 +7,11 @@
 //!
 //! | a descriptor | is known by | harmless |
 //! |---|---|---|
-//! | anonymous | its name, `anon_inode:…` | [`ANONYMOUS`] |
-//! | a socket | its protocol, an extended attribute of each socket | [`SOCKETS`] |
+//! | anonymous | its name, `anon_inode:…` | `ANONYMOUS` |
+//! | a socket | its protocol, an extended attribute of each socket | `SOCKETS` |
 //! | a pipe | its name | always |
-//! | a device | its path in `/dev` | [`DEVICES`] |
-//! | a file, a folder | its flags, and the type of the file system that it is mounted from | without `O_DIRECT`, [`FILE_SYSTEMS`] |
+//! | a device | its path in `/dev` | `DEVICES` |
+//! | a file, a folder | its flags, and the type of the file system that it is mounted from | without `O_DIRECT`, `FILE_SYSTEMS` |
 //!
 //! Among those that are not: io_uring (the kernel shows registered buffers and files, but neither rings of provided
 //! buffers nor registered memory), `AF_XDP` (umem), RDMA (`/dev/infiniband`), VFIO and iommufd, SEV (`/dev/sev`), vhost-scsi.
