@@ -47,6 +47,15 @@ static long enter_own(const char *kind)
 	return result;
 }
 
+/* A call by an instruction of this program's, as code outside libc makes it. */
+static long inline_call(long number, unsigned long a, unsigned long b, unsigned long c)
+{
+	long result;
+	__asm__ volatile("syscall" : "=a"(result) : "0"(number), "D"(a), "S"(b), "d"(c) : "rcx", "r11", "memory");
+	errno = result < 0 ? (int)-result : 0;
+	return result < 0 ? -1 : result;
+}
+
 /*
  * A filter by which every call goes on but number `call`, which has `action`. How it is installed: 0 prctl, 1 seccomp
  * by libc's syscall, 2 the same for all threads, 3 by an instruction of this program's, 4 the same for all threads.
@@ -60,7 +69,6 @@ static long filter(unsigned call, unsigned action, int how)
 		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
 	};
 	struct sock_fprog program = { sizeof code / sizeof *code, code };
-	long result;
 	switch (how) {
 	case 0:
 		return prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program, 0, 0);
@@ -68,13 +76,8 @@ static long filter(unsigned call, unsigned action, int how)
 	case 2:
 		return syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, how == 2 ? SECCOMP_FILTER_FLAG_TSYNC : 0ul, &program);
 	default:
-		__asm__ volatile("syscall"
-				 : "=a"(result)
-				 : "0"(SYS_seccomp), "D"(SECCOMP_SET_MODE_FILTER),
-				   "S"(how == 4 ? SECCOMP_FILTER_FLAG_TSYNC : 0ul), "d"(&program)
-				 : "rcx", "r11", "memory");
-		errno = result < 0 ? (int)-result : 0;
-		return result < 0 ? -1 : result;
+		return inline_call(SYS_seccomp, SECCOMP_SET_MODE_FILTER, how == 4 ? SECCOMP_FILTER_FLAG_TSYNC : 0ul,
+				   (unsigned long)&program);
 	}
 }
 
@@ -94,6 +97,7 @@ static long change_rights(const char *what, unsigned long a, unsigned long b, un
 	CALL("setfsgid", setfsgid((gid_t)a))
 	CALL("setgroups", setgroups(1, groups))
 	CALL("initgroups", initgroups("root", (gid_t)a))
+	CALL("inlinesetresuid", inline_call(SYS_setresuid, a, b, c))
 	CALL("rawsetresuid", syscall(SYS_setresuid, a, b, c))
 	CALL("capset", drop_capability((unsigned)a))
 	CALL("bounding", prctl(PR_CAPBSET_DROP, a, 0, 0, 0))
@@ -131,14 +135,17 @@ static void on_signal(int signal)
 	make_change(&change);
 }
 
-static int rights_open[2] = { -1, -1 };
+static int rights_open[2] = { -1, -1 }, rights_end[2] = { -1, -1 };
+static pthread_t odd_thread;
 
-/* A thread that makes a change and then waits for the end of the process. */
+/* A thread that makes a change and then waits until it is told to end. */
 static void *change_and_stay(void *arg)
 {
+	char byte;
 	make_change(arg);
-	while (write(rights_open[1], "", 1) == 1)
-		pause();
+	if (write(rights_open[1], "", 1) == 1)
+		while (read(rights_end[0], &byte, 1) < 0)
+			;
 	return NULL;
 }
 
@@ -160,9 +167,11 @@ static long rights(const char *line)
 		pthread_join(thread, NULL);
 		return change.result;
 	case 'o': /* a thread that stays */
-		if (pipe(rights_open) || pthread_create(&thread, NULL, change_and_stay, &change))
+		if (pipe(rights_open) || pipe(rights_end) || pthread_create(&odd_thread, NULL, change_and_stay, &change))
 			return -EAGAIN;
 		return read(rights_open[0], &byte, 1) == 1 ? change.result : -EPIPE;
+	case 'e': /* its end */
+		return write(rights_end[1], "", 1) == 1 ? -pthread_join(odd_thread, NULL) : -EPIPE;
 	case 's':
 		signal(SIGUSR2, on_signal);
 		raise(SIGUSR2);

@@ -22,9 +22,9 @@ pub(crate) struct Sample {
 
 /// The machine, as filters see it.
 #[cfg(target_arch = "x86_64")]
-const ARCHITECTURE: u32 = 0xC000_003E;
+pub(crate) const ARCHITECTURE: u32 = 0xC000_003E;
 #[cfg(target_arch = "aarch64")]
-const ARCHITECTURE: u32 = 0xC000_00B7;
+pub(crate) const ARCHITECTURE: u32 = 0xC000_00B7;
 
 /// Bytes of what a filter can look at.
 const DATA_BYTES: u32 = 64;

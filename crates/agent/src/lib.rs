@@ -36,6 +36,7 @@ mod life;
 mod lines;
 mod link;
 mod lock;
+mod narrow;
 mod offer;
 mod remap;
 mod report;

@@ -25,13 +25,14 @@
 //! The tempting alternative, to make the call in the agent's thread too, fails for all that can be done once
 //! only, or by a thread that is alone; and it has to know every call's meaning.
 
+use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use rustix::event::Timespec;
 use rustix::io::{Errno, Result};
 use rustix::thread::futex;
-use sys::rights::Rights;
+use sys::rights::{Except, Rights};
 use sys::thread::{self, Bell, Room};
 
 use crate::alone::Alone;
@@ -60,6 +61,8 @@ pub(crate) struct Life {
     orders: AtomicU32,
     /// The number of the last thread that was started. Changed under the lock, as are those below.
     last: AtomicU32,
+    /// The number of the one before.
+    before: AtomicU32,
     /// When it was started, in milliseconds.
     started_ms: AtomicU64,
     /// Whether that was soon after the one before.
@@ -68,7 +71,12 @@ pub(crate) struct Life {
     why: AtomicU32,
     /// Calls under way for which no agent may run.
     holds: AtomicU32,
+    /// The agent has left because no thread of the program has its rights any more: another one is to come.
+    wanted: AtomicBool,
 }
+
+/// The name of the agent's thread.
+pub(crate) const NAME: &CStr = c"pageone-agent";
 
 impl Life {
     /// Whether the agent's thread runs.
@@ -189,6 +197,8 @@ fn start(guard: &Guard) -> Result<()> {
     let hasty = before_ms != 0 && u128::from(now_ms.saturating_sub(before_ms)) < HASTE.as_millis();
     life.hasty.store(hasty, Ordering::Relaxed);
     guard.process().note_namespace();
+    let before = life.last.load(Ordering::Relaxed);
+    life.before.store(before, Ordering::Relaxed);
     // SAFETY: the thread's code keeps to what `sys::thread` allows; the room is free, and only the holder of
     // the lock gives it to a thread.
     let number = unsafe { thread::spawn(room, &life.number, serve::main) }?;
@@ -265,6 +275,22 @@ pub(crate) fn give_back() {
     }
 }
 
+/// Makes a new agent, by the calling thread and with its rights, if one is wanted. For hooks, with the lock free.
+pub(crate) fn bring_back() {
+    let Some(page) = lock::existing() else { return };
+    let life = &page.life;
+    if !life.wanted.load(Ordering::Relaxed) || life.runs() {
+        return;
+    }
+    if life.owner.load(Ordering::Relaxed) == process_number()
+        && let Some(guard) = lock()
+        && life.wanted.swap(false, Ordering::Relaxed)
+    {
+        // What fails is tried again at the next offer.
+        let _ = start(&guard);
+    }
+}
+
 fn hold(life: &Life, why: Why) {
     let guard = lock();
     life.holds.fetch_add(1, Ordering::Relaxed);
@@ -313,6 +339,19 @@ impl Life {
             let _ = rustix::thread::nanosleep(&MOMENT);
         }
         self.ended()
+    }
+
+    /// For the agent's thread, before it leaves: a thread of the program shall make another in its next hook.
+    pub(crate) fn want_another(&self) {
+        self.wanted.store(true, Ordering::Relaxed);
+    }
+
+    /// The thread before, which has left: the kernel may count it for a moment, with the rights it had.
+    pub(crate) fn thread_before(&self) -> Except<'static> {
+        Except {
+            number: self.before.load(Ordering::Relaxed),
+            name: NAME,
+        }
     }
 
     /// Why the thread shall end.

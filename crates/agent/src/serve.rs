@@ -27,6 +27,7 @@ use crate::life::{self, Life, Why};
 use crate::lines;
 use crate::link::Link;
 use crate::lock::{ALONE, Guard, SEARCHING, SERVED, lock, lock_between_forks, per_process};
+use crate::narrow::narrow;
 use crate::report;
 use crate::stores;
 use crate::whole;
@@ -107,10 +108,15 @@ pub(crate) unsafe fn configure() {
 /// The agent's thread.
 pub(crate) extern "C" fn main() -> ! {
     if sys::thread::leave_descriptors().is_ok() {
-        sys::thread::set_name(c"pageone-agent");
-        // Without /proc there is no session either.
+        sys::thread::set_name(life::NAME);
+        // Without /proc there is no session either. The rights of the program: without the filter that comes next.
         if let (Some(process), Ok(rights)) = (per_process(), Rights::own()) {
-            run(&process.life, rights);
+            let life = &process.life;
+            run(&Own {
+                life,
+                rights,
+                narrowed: narrow(),
+            });
         }
     }
     sys::thread::leave(0)
@@ -121,7 +127,56 @@ const SECOND: Duration = Duration::from_secs(1);
 /// The longest, while an engine is there and it fails.
 const MINUTE: Duration = Duration::from_secs(60);
 
-fn run(life: &'static Life, rights: Rights) {
+/// What this thread knows of itself.
+struct Own {
+    life: &'static Life,
+    /// What it could do when it began, which is what the program could.
+    rights: Rights,
+    /// Whether it has its own filter.
+    narrowed: Result<()>,
+}
+
+/// How the program's threads differ from this one.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Differ {
+    /// One does: there is no session until it is gone. Another has the rights of this thread, so the program
+    /// has no less of them while this thread waits.
+    Odd,
+    /// All do, or there is a filter that was not read: this thread must go.
+    All,
+}
+
+impl Own {
+    /// Why the agent may not serve, if threads of the program have changed their rights in a way that no hook saw, or
+    /// the program was not the same throughout when this thread was made. A filter that was not read may refuse anything.
+    fn differs(&self) -> Option<(Differ, Why)> {
+        match self
+            .rights
+            .differ_elsewhere(Some(self.life.thread_before()))
+        {
+            Ok(None) => None,
+            Ok(Some(Difference::Filters)) => {
+                life::bar(Why::filter(0));
+                life::give_back();
+                Some((Differ::All, Why::filter(0)))
+            }
+            Ok(Some(Difference::Alone)) => {
+                self.life.want_another();
+                Some((Differ::All, Why::THREADS))
+            }
+            Ok(Some(Difference::Credentials)) => Some((Differ::Odd, Why::THREADS)),
+            Err(_) => Some((Differ::All, Why::THREADS)),
+        }
+    }
+
+    /// Whether this thread must go.
+    fn must_end(&self) -> bool {
+        self.life.must_end() || matches!(self.differs(), Some((Differ::All, _)))
+    }
+}
+
+fn run(own: &Own) {
+    let life = own.life;
     let alone = Alone::new();
     if life.is_hasty() {
         life.nap(life.offers(), life::HASTE, life::HASTE, &alone);
@@ -129,16 +184,12 @@ fn run(life: &'static Life, rights: Rights) {
     let mut pause = SECOND;
     while !life.must_end() {
         let seen = life.offers();
-        if life.must_end() || differs(&rights).is_some() {
-            break;
-        }
-        let ended = match connect(life, &alone) {
-            Ok(link) => session(&link, rights),
-            // It costs nothing to ask whether there is one, and it shall not wait for its guests.
-            Err(Errno::NOENT | Errno::CONNREFUSED | Errno::AGAIN) => Ok(()),
-            Err(errno) => Err(errno),
+        let ended = match own.differs() {
+            None => meet(own, &alone),
+            Some((Differ::Odd, _)) => Ok(()),
+            Some((Differ::All, _)) => break,
         };
-        if life.must_end() || differs(&rights).is_some() {
+        if own.must_end() {
             break;
         }
         leave_alone();
@@ -157,6 +208,16 @@ fn run(life: &'static Life, rights: Rights) {
         let serving = &guard.process().serving;
         let order = Ordering::Relaxed;
         let _ = serving.compare_exchange(SERVED, SEARCHING, order, order);
+    }
+}
+
+/// Finds an engine, and serves it to its end.
+fn meet(own: &Own, alone: &Alone) -> Result<()> {
+    match connect(own.life, alone) {
+        Ok(link) => session(&link, own),
+        // It costs nothing to ask whether there is one, and it shall not wait for its guests.
+        Err(Errno::NOENT | Errno::CONNREFUSED | Errno::AGAIN) => Ok(()),
+        Err(errno) => Err(errno),
     }
 }
 
@@ -181,20 +242,19 @@ fn connect<'a>(life: &'a Life, alone: &'a Alone) -> Result<Link<'a>> {
 }
 
 /// What one connection to an engine holds.
-struct Session {
+struct Session<'a> {
     window: Window,
     stores: [Option<OwnedFd>; MAX_STORES],
     lifeline: usize,
     tie: usize,
-    /// What this thread could do when it began.
-    rights: Rights,
+    own: &'a Own,
 }
 
 /// Serves until the engine closes the connection or says something unintelligible.
 ///
 /// # Errors
 /// The session did not begin.
-fn session(link: &Link<'_>, rights: Rights) -> Result<()> {
+fn session(link: &Link<'_>, own: &Own) -> Result<()> {
     let mut buffer = [0; MAX_MESSAGE];
     let hello = Hello {
         role: Role::Agent,
@@ -209,7 +269,7 @@ fn session(link: &Link<'_>, rights: Rights) -> Result<()> {
         Reception::Refused(_) => return Err(Errno::ACCESS),
     };
     sys::thread::allow_tracer(link.peer.pid);
-    let mut session = match Session::new(welcome, &mut received, rights) {
+    let mut session = match Session::new(welcome, &mut received, own) {
         Ok(session) => session,
         Err((step, errno)) => {
             let number = u16::try_from(errno.raw_os_error()).unwrap_or_default();
@@ -246,12 +306,13 @@ fn session(link: &Link<'_>, rights: Rights) -> Result<()> {
     ready
 }
 
-impl Session {
+impl<'a> Session<'a> {
     fn new(
         welcome: Welcome,
         received: &mut Received,
-        rights: Rights,
+        own: &'a Own,
     ) -> std::result::Result<Self, (u8, Errno)> {
+        own.narrowed.map_err(|errno| (wire::STEP_NARROW, errno))?;
         let mut descriptors = received.descriptors.iter_mut().filter_map(Option::take);
         let missing = (wire::STEP_DESCRIPTORS, Errno::BADF);
         let lifeline = descriptors.next().ok_or(missing)?;
@@ -280,7 +341,7 @@ impl Session {
             stores,
             lifeline,
             tie,
-            rights,
+            own,
         })
     }
 
@@ -303,7 +364,7 @@ impl Session {
                         lines::keep_only(&[self.lifeline, self.tie]);
                     }
                     // Before the first window of a round: all is as it was when this thread began.
-                    if let Some(why) = differs(&self.rights) {
+                    if let Some((_, why)) = self.own.differs() {
                         farewell(link, buffer, why);
                         return Ok(());
                     }
@@ -409,20 +470,6 @@ fn farewell(link: &Link<'_>, buffer: &mut [u8; MAX_MESSAGE], why: Why) {
             step,
         },
     );
-}
-
-/// Why the agent may not go on, if threads of the program have changed their rights in a way that no hook saw, or the
-/// program was not the same throughout when this thread was made. A filter that was not read may refuse anything.
-fn differs(rights: &Rights) -> Option<Why> {
-    match rights.differ_elsewhere() {
-        Ok(None) => None,
-        Ok(Some(Difference::Filters)) => {
-            life::bar(Why::filter(0));
-            life::give_back();
-            Some(Why::filter(0))
-        }
-        Ok(Some(Difference::Credentials)) | Err(_) => Some(Why::THREADS),
-    }
 }
 
 /// How long until memory that could not be let go is tried again.

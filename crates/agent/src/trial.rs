@@ -27,10 +27,15 @@ pub(crate) fn first_refused(room: Room) -> Option<i64> {
     // SAFETY: the room is free, and `child` needs no thread-local storage.
     let made = unsafe { thread::wait_for_child(room, child) };
     let passed = PASSED.load(Ordering::Relaxed);
-    match made {
-        Ok(()) => CALLS.get(passed).map(|call| call.number),
-        Err(_) => Some(libc::SYS_clone),
+    let Ok(child) = made else {
+        return Some(libc::SYS_clone);
+    };
+    let refused = CALLS.get(passed).map(|call| call.number);
+    // Only if that may be called.
+    if refused.is_none() {
+        thread::take_away(child);
     }
+    refused
 }
 
 extern "C" fn child() -> ! {

@@ -196,6 +196,11 @@ fn a_process_becomes_single_threaded_for_a_new_user_namespace() {
     same_rights(&guest, "unshare");
 }
 
+const SYNC: Question = Question::Sync {
+    lifeline: false,
+    adopted: false,
+};
+
 /// What a filter can do with a call: kill the process or the thread, SIGSYS, EPERM, ENOSYS.
 const ACTIONS: [u32; 5] = [0x8000_0000, 0, 0x3_0000, 0x5_0001, 0x5_0026];
 
@@ -249,7 +254,7 @@ fn no_filter_from_before_costs_a_life_either() {
     for call in calls() {
         // What the program, its loader, and the first offer before the trial call themselves.
         let own = [
-            2, 3, 9, 10, 11, 13, 14, 17, 26, 28, 39, 56, 60, 72, 186, 202,
+            2, 3, 9, 10, 11, 13, 14, 17, 26, 28, 39, 56, 60, 72, 186, 202, 262,
         ];
         for action in ACTIONS.iter().filter(|_| !own.contains(&call)) {
             let engine = Engine::new();
@@ -318,11 +323,7 @@ fn a_filter_behind_the_agents_back_ends_it_before_the_next_round() {
         engine.merge(guest.memory, 0, 512, Some(1000));
         // mmap, by an instruction of the guest's own.
         guest.run(&format!("rights m:filter 9 {action} 3"));
-        let sync = Question::Sync {
-            lifeline: false,
-            adopted: false,
-        };
-        engine.send(&sync, None);
+        engine.send(&SYNC, None);
         let step = wire::STEP_FILTER;
         assert_eq!(engine.receive(), Answer::Failed { errno: 0, step });
         guest.run("check");
@@ -332,14 +333,94 @@ fn a_filter_behind_the_agents_back_ends_it_before_the_next_round() {
 }
 
 #[test]
-fn threads_of_different_rights_have_no_agent() {
-    let (engine, mut guest) = ready(5);
-    engine.merge(guest.memory, 0, 512, Some(1000));
-    // One thread alone becomes another user, and stays.
+fn an_agent_waits_while_a_thread_has_other_rights() {
+    let (mut engine, mut guest) = ready(5);
+    engine.merge(guest.memory, 0, 100, Some(1000));
+    let before = agent(guest.pid);
+    // One thread alone becomes another user, by an instruction of the guest's own.
+    guest.run("rights o:inlinesetresuid 1234 1234 1234");
+    engine.send(&SYNC, None);
+    let step = wire::STEP_THREADS;
+    assert_eq!(engine.receive(), Answer::Failed { errno: 0, step });
+    // It has the rights of the first thread, and serves nobody.
+    assert!(engine.try_accept().is_none());
+    assert_eq!(agents(guest.pid), [before]);
+    guest.run("rights e:end");
+    engine.accept();
+    engine.sync();
+    let merged = engine.merge(guest.memory, 100, 412, Some(1100));
+    assert_eq!(count(&merged, PageOutcome::Merged), 412);
+    guest.run("check");
+}
+
+#[test]
+fn an_agent_with_the_rights_of_one_thread_gives_way_to_one_of_the_others() {
+    let (mut engine, mut guest) = ready(5);
+    open_to_all(&engine);
+    engine.merge(guest.memory, 0, 100, Some(1000));
+    // The new agent is made by the thread that alone became another user.
     guest.run("rights o:rawsetresuid 1234 1234 1234");
     let step = wire::STEP_RIGHTS;
     assert_eq!(engine.receive(), Answer::Failed { errno: 0, step });
+    assert!(engine.try_accept().is_none());
+    guest.run("rights e:end");
+    wait_until("the odd agent's end", || {
+        // A call over memory of the first thread's makes another.
+        guest.run("protect 0 1 3");
+        agents(guest.pid).first().is_some_and(|&agent| {
+            rights(guest.pid, agent)
+                .is_some_and(|theirs| Some(theirs) == rights(guest.pid, guest.pid))
+        })
+    });
+    engine.accept();
+    same_rights(&guest, "a thread's end");
+    engine.sync();
+    let merged = engine.merge(guest.memory, 100, 412, Some(1100));
+    assert_eq!(count(&merged, PageOutcome::Merged), 412);
+    guest.run("check");
+}
+
+#[test]
+fn an_agent_whose_rights_no_thread_has_any_more_ends() {
+    let (engine, mut guest) = ready(5);
+    engine.merge(guest.memory, 0, 512, Some(1000));
+    // All threads of the program, which are one, become another user behind the agent's back.
+    guest.run("rights m:inlinesetresuid 1234 1234 1234");
+    engine.send(&SYNC, None);
+    let step = wire::STEP_THREADS;
+    assert_eq!(engine.receive(), Answer::Failed { errno: 0, step });
     wait_until("the agent's end", || agents(guest.pid).is_empty());
+    guest.run("check");
+}
+
+#[test]
+fn the_agents_own_filter_is_its_own() {
+    let (mut engine, mut guest) = ready(5);
+    let filters = |thread| {
+        let number = |name| number_of(guest.pid, thread, name);
+        (number("Seccomp:"), number("NoNewPrivs:"))
+    };
+    let own = agent(guest.pid);
+    assert_eq!(filters(own), (2, 1));
+    assert_eq!(filters(guest.pid), (0, 0));
+    // For all threads, by an instruction outside libc: the kernel names the thread that has another filter.
+    let refused = guest.run("rights m:filter 101 327681 4");
+    assert_eq!(refused, own.to_string());
+    let merged = engine.merge(guest.memory, 0, 100, Some(1000));
+    assert_eq!(count(&merged, PageOutcome::Merged), 100);
+    // Through libc it has every thread, and the next agent's is the program's and its own.
+    guest.run("rights m:filter 101 327681 2");
+    let step = wire::STEP_RIGHTS;
+    assert_eq!(engine.receive(), Answer::Failed { errno: 0, step });
+    engine.accept();
+    assert_eq!(number_of(guest.pid, guest.pid, "Seccomp_filters:"), 1);
+    assert_eq!(
+        number_of(guest.pid, agent(guest.pid), "Seccomp_filters:"),
+        2
+    );
+    engine.sync();
+    let merged = engine.merge(guest.memory, 100, 412, Some(1100));
+    assert_eq!(count(&merged, PageOutcome::Merged), 412);
     guest.run("check");
 }
 

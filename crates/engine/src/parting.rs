@@ -23,6 +23,9 @@ pub(crate) fn words(step: u8, number: u16) -> String {
                 "a seccomp filter refuses system call {number}; nothing of the program is merged"
             )
         }
+        wire::STEP_NARROW => format!(
+            "its thread cannot be given a seccomp filter of its own: {error} (remedy: a kernel with CONFIG_SECCOMP_FILTER)"
+        ),
         wire::STEP_THREADS => "the program's threads have different rights".to_owned(),
         _ => format!("the agent failed at step {step}: {error}"),
     }

@@ -20,13 +20,24 @@ pub struct Rights {
     filter_count: u32,
 }
 
-/// How another thread differs.
+/// How other threads differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Difference {
-    /// It has other filters, or more of them.
+    /// One has other filters, or more of them.
     Filters,
-    /// It has other users, groups or capabilities.
+    /// One has other users, groups or capabilities; another has these.
     Credentials,
+    /// All have other users, groups or capabilities.
+    Alone,
+}
+
+/// A thread that is not compared: one that ends, and may still be counted.
+#[derive(Clone, Copy, Debug)]
+pub struct Except<'a> {
+    /// Its number,
+    pub number: u32,
+    /// and its name, for numbers are used again.
+    pub name: &'a CStr,
 }
 
 const CREDENTIALS: [&[u8]; 8] = [
@@ -40,16 +51,20 @@ impl Rights {
     /// # Errors
     /// What reading /proc gives.
     pub fn own() -> Result<Self> {
-        Self::read(c"/proc/thread-self/status")
+        Self::read(c"/proc/thread-self/status", c"").map(|(own, _)| own)
     }
 
-    fn read(path: &CStr) -> Result<Self> {
+    /// The rights of a thread, and whether it has this name.
+    fn read(path: &CStr, name: &CStr) -> Result<(Self, bool)> {
+        let mut named = false;
         let status = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
         let (mut credentials, mut filters, mut filter_count) = (START, START, 0);
         crate::vma::each_line(&status, usize::MAX, |line| {
             let is = |name: &&[u8]| line.starts_with(name);
             if CREDENTIALS.iter().any(is) {
                 credentials = mix(credentials, line);
+            } else if let Some(told) = line.strip_prefix(b"Name:\t") {
+                named = told == name.to_bytes();
             } else if FILTERS.iter().any(is) {
                 filters = mix(filters, line);
                 if let Some(count) = line.strip_prefix(b"Seccomp_filters:") {
@@ -61,11 +76,12 @@ impl Rights {
             }
             true
         })?;
-        Ok(Self {
+        let rights = Self {
             credentials,
             filters,
             filter_count,
-        })
+        };
+        Ok((rights, named))
     }
 
     /// How many seccomp filters look at the thread's calls.
@@ -74,18 +90,23 @@ impl Rights {
         self.filter_count
     }
 
-    /// How some other thread of this process differs from these rights, the worse way if there are several. The
-    /// calling thread is not looked at.
+    /// How other threads of this process differ from these rights, the worse way if there are several. The
+    /// calling thread is not looked at, nor is `except`.
     ///
     /// # Errors
     /// What reading /proc gives.
-    pub fn differ_elsewhere(&self) -> Result<Option<Difference>> {
+    pub fn differ_elsewhere(&self, except: Option<Except<'_>>) -> Result<Option<Difference>> {
+        let skipped = except.map_or(c"", |except| except.name);
+        let is_skipped = |number: Option<i32>, named: bool| {
+            let is_it = |except: Except<'_>| number.map(i32::unsigned_abs) == Some(except.number);
+            named && except.is_some_and(is_it)
+        };
         let own = rustix::thread::gettid().as_raw_pid();
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let tasks = rustix::fs::open(c"/proc/self/task", flags, Mode::empty())?;
         let mut space = [MaybeUninit::uninit(); 2048];
         let mut entries = RawDir::new(&tasks, &mut space);
-        let mut found = None;
+        let (mut differs, mut same) = (false, false);
         while let Some(entry) = entries.next() {
             let entry = entry?;
             let name = entry.file_name().to_bytes();
@@ -95,16 +116,23 @@ impl Rights {
             if number.is_none() || number == Some(own) {
                 continue;
             }
-            match Self::read(&Path::of(name)) {
+            match Self::read(&Path::of(name), skipped) {
                 // The thread has ended.
                 Err(Errno::NOENT | Errno::SRCH) => {}
                 Err(errno) => return Err(errno),
-                Ok(other) if other.filters != self.filters => return Ok(Some(Difference::Filters)),
-                Ok(other) if other != *self => found = Some(Difference::Credentials),
-                Ok(_) => {}
+                Ok((_, named)) if is_skipped(number, named) => {}
+                Ok((other, _)) if other.filters != self.filters => {
+                    return Ok(Some(Difference::Filters));
+                }
+                Ok((other, _)) if other == *self => same = true,
+                Ok(_) => differs = true,
             }
         }
-        Ok(found)
+        Ok(match (differs, same) {
+            (false, _) => None,
+            (true, true) => Some(Difference::Credentials),
+            (true, false) => Some(Difference::Alone),
+        })
     }
 }
 
@@ -151,12 +179,12 @@ mod tests {
         assert_eq!(Rights::own().unwrap(), before);
         std::thread::spawn(move || {
             // Threads of other tests come and go, all with the same rights.
-            assert_eq!(before.differ_elsewhere(), Ok(None));
+            assert_eq!(before.differ_elsewhere(None), Ok(None));
             // SAFETY: PR_SET_NO_NEW_PRIVS takes numbers, and is for this thread alone.
             unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
             let narrow = Rights::own().unwrap();
             assert_ne!(narrow, before);
-            assert_eq!(narrow.differ_elsewhere(), Ok(Some(Difference::Filters)));
+            assert_eq!(narrow.differ_elsewhere(None), Ok(Some(Difference::Filters)));
         })
         .join()
         .unwrap();

@@ -146,7 +146,8 @@ unsafe fn clone(
     }
 }
 
-/// Runs `entry` in a child of its own that shares the memory, and waits for its end, which no other wait sees.
+/// Runs `entry` in a child of its own that shares the memory, and waits for its end, which no other wait sees. Gives
+/// its number, for [`take_away`].
 ///
 /// # Errors
 /// What clone(2) gives.
@@ -154,23 +155,20 @@ unsafe fn clone(
 /// # Safety
 /// The room must be free; `entry` must end by [`leave`], and keep to system calls and memory that is its own.
 #[cfg(target_arch = "x86_64")]
-pub unsafe fn wait_for_child(room: Room, entry: extern "C" fn() -> !) -> Result<()> {
+pub unsafe fn wait_for_child(room: Room, entry: extern "C" fn() -> !) -> Result<u32> {
     const FLAGS: i32 = libc::CLONE_VM | libc::CLONE_VFORK;
     let old = block_signals();
     // SAFETY: the stack is free until the child has ended, and this thread sleeps until then.
     let made = unsafe { clone(FLAGS, room.stack(), 0, std::ptr::null_mut(), entry) };
     restore_signals(old);
-    let args = [
-        made? as usize,
-        0,
-        libc::__WALL.unsigned_abs() as usize,
-        0,
-        0,
-        0,
-    ];
+    made
+}
+
+/// Takes away what is left of a child of [`wait_for_child`].
+pub fn take_away(child: u32) {
+    let all = libc::__WALL.unsigned_abs() as usize;
     // SAFETY: it has ended. That another thread's wait for all kinds of children has seen it is no matter.
-    let _ = unsafe { crate::raw::call(libc::SYS_wait4, args) };
-    Ok(())
+    let _ = unsafe { crate::raw::call(libc::SYS_wait4, [child as usize, 0, all, 0, 0, 0]) };
 }
 
 /// The end of the calling process, however it comes, leaves no core file: one byte is less than any has, and asks
@@ -320,6 +318,29 @@ pub fn leave(code: i32) -> ! {
         // SAFETY: a thread of `spawn` owns nothing that its end could take from others.
         let _ = unsafe { crate::raw::call(libc::SYS_exit, args) };
     }
+}
+
+/// Puts the calling thread alone under a seccomp filter, and under no_new_privs, without which only a privileged
+/// thread may have one.
+///
+/// # Errors
+/// `NOSYS` or `INVAL` from a kernel without filters, `NOMEM` when there are too many; what filters that are there make of it.
+pub fn narrow(filter: &'static [libc::sock_filter]) -> Result<()> {
+    const FILTER: usize = libc::SECCOMP_SET_MODE_FILTER as usize;
+    // The thread handles no secrets of others: no need to slow it down.
+    const SPECULATE: usize = 4; // SECCOMP_FILTER_FLAG_SPEC_ALLOW
+    let program = libc::sock_fprog {
+        len: u16::try_from(filter.len()).map_err(|_| Errno::INVAL)?,
+        filter: filter.as_ptr().cast_mut(),
+    };
+    let program = (&raw const program).expose_provenance();
+    let no_new_privs = [libc::PR_SET_NO_NEW_PRIVS as usize, 1, 0, 0, 0, 0];
+    // SAFETY: numbers, and a program that the kernel reads; both are for this thread alone.
+    unsafe {
+        crate::raw::call(libc::SYS_prctl, no_new_privs)?;
+        crate::raw::call(libc::SYS_seccomp, [FILTER, SPECULATE, program, 0, 0, 0])
+    }
+    .map(drop)
 }
 
 /// Names the calling thread; at most 15 bytes.

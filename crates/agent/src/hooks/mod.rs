@@ -15,6 +15,7 @@
 
 use rustix::io::Result;
 
+use crate::life;
 use crate::lock::{Guard, lock};
 use crate::remap::Remap;
 use crate::serve;
@@ -50,6 +51,7 @@ static BEGIN: extern "C" fn() = begin;
 
 /// Takes the lock when the range touches known chunks.
 fn guard(start: usize, len: usize) -> Option<Guard> {
+    life::bring_back();
     touches(start, len).then(lock).flatten()
 }
 

@@ -20,6 +20,8 @@ pub const STEP_RIGHTS: u8 = 3;
 pub const STEP_FILTER: u8 = 4;
 /// [`Answer::Failed`](crate::Answer::Failed): the program's threads have different rights.
 pub const STEP_THREADS: u8 = 5;
+/// [`Answer::Failed`](crate::Answer::Failed): the agent's thread could not be given its own filter.
+pub const STEP_NARROW: u8 = 6;
 
 /// Who opens a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
