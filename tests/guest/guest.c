@@ -514,6 +514,12 @@ int main(void)
 				memset(shadow + a * PAGE, 0, (size_t)told);
 			say(told);
 		}
+		COMMAND("nadvise") {
+			long told = syscall(SYS_madvise, mem + a * PAGE, b * PAGE, c);
+			if (told == 0 && c == MADV_DONTNEED)
+				memset(shadow + a * PAGE, 0, b * PAGE);
+			say(told);
+		}
 		COMMAND("unseen") {
 			memset(shadow + a * PAGE, 0, b * PAGE);
 			say(map_unseen(mem + a * PAGE, b * PAGE));

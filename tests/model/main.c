@@ -197,7 +197,12 @@ static void do_munmap(const struct call *call)
 /* Past libc, where no hook is. */
 static void do_raw_munmap(const struct call *call)
 {
-	say_result(syscall(SYS_munmap, at(call), len(call)));
+	long result;
+	__asm__ volatile("syscall"
+			 : "=a"(result)
+			 : "a"(SYS_munmap), "D"(at(call)), "S"(len(call))
+			 : "rcx", "r11", "memory");
+	say(" %ld", result);
 }
 
 /* a: the first page's content; b: how far the next one's is from it. */
@@ -315,13 +320,38 @@ static void do_remap(const struct call *call)
 	unsigned char *target = (unsigned char *)ARENA + call->c * (long)PAGE;
 	size_t bytes = (size_t)call->b * PAGE;
 	unsigned char *place = mremap(at(call), len(call), bytes, (int)call->a, target);
+	int error = errno;
 	say_place(place);
+	if (place == MAP_FAILED && error == EFAULT && is_alike((uintptr_t)at(call), (uintptr_t)at(call) + len(call)))
+		say(" divided");
 	if (place == MAP_FAILED || (place >= (unsigned char *)ARENA && place < (unsigned char *)ARENA + ARENA_PAGES * PAGE))
 		return;
 	say_mappings((uintptr_t)place, (uintptr_t)place + bytes);
 	say_contents((uintptr_t)place, (uintptr_t)place + bytes);
 	say("\n  back");
 	munmap(place, bytes);
+}
+
+/* A move that the kernel alone refused. */
+static void do_divided(const struct call *call)
+{
+	(void)call;
+	say(" EFAULT divided");
+}
+
+/* The same calls through syscall(2); a: advice or protection. */
+static void do_by_number(const struct call *call)
+{
+	static const struct {
+		const char *kind;
+		long number;
+	} numbers[] = {
+		{ "madvise", SYS_madvise }, { "mprotect", SYS_mprotect }, { "munmap", SYS_munmap },
+		{ "mlock", SYS_mlock }, { "munlock", SYS_munlock },
+	};
+	for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+		if (strcmp(numbers[i].kind, call->kind) == 0)
+			say_result(syscall(numbers[i].number, at(call), len(call), call->a));
 }
 
 static void do_bind(const struct call *call)
@@ -452,6 +482,16 @@ static void do_look(const struct call *call)
 	say_mappings(ARENA, ARENA + ARENA_PAGES * PAGE);
 }
 
+/* Nothing is offered any more: the memory has all that it would have without PageONE. */
+static void do_take_back(const struct call *call)
+{
+	(void)call;
+	madvise((void *)ARENA, ARENA_PAGES * PAGE, MADV_UNMERGEABLE);
+	nothing_merged = 1;
+	say_everything();
+	nothing_merged = 0;
+}
+
 static void do_family(const struct call *call) { family(call->kind, call->first, call->count, (unsigned)call->a); }
 static void do_stores(const struct call *call)
 {
@@ -481,10 +521,10 @@ static const struct {
 	{ "process_madvise", do_process_advise }, { "register", do_register }, { "unregister", do_unregister },
 	{ "mprotect", do_protect }, { "pkey_mprotect", do_key }, { "mlock", do_lock },
 	{ "mlock-onfault", do_lock_on_fault }, { "munlock", do_unlock }, { "mlockall", do_lock_all },
-	{ "mremap", do_remap }, { "mbind", do_bind }, { "set_mempolicy", do_policy }, { "mseal", do_seal },
+	{ "mremap", do_remap }, { "by-number", do_by_number }, { "divided", do_divided }, { "mbind", do_bind }, { "set_mempolicy", do_policy }, { "mseal", do_seal },
 	{ "remap_file_pages", do_remap_file }, { "msync", do_sync }, { "read", do_read }, { "write", do_write },
 	{ "userfaultfd", do_userfault }, { "storm", do_storm }, { "settle", do_settle }, { "check", do_check },
-	{ "look", do_look }, { "stores", do_stores }, { "block-stores", do_block_stores },
+	{ "look", do_look }, { "take-back", do_take_back }, { "stores", do_stores }, { "block-stores", do_block_stores },
 	{ "block-becomes-file", do_block_becomes_file }, { "family", do_family }, { "malloc", do_malloc }, { "realloc", do_realloc },
 	{ "dealloc", do_dealloc }, { "block-offer", do_block_offer }, { "trim", do_trim }, { "brk", do_heap },
 	{ "heap-fill", do_heap_fill }, { "heap-madvise", do_heap_advise }, { "stack-begin", do_stack_begin },

@@ -44,6 +44,8 @@ struct file {
 	int fd;
 };
 extern struct file files[3];
+/* Set when all is taken back: then more of the flags is compared. */
+extern int nothing_merged;
 /* Says the mappings of a range, merged where only PageONE's division keeps them apart. */
 void say_mappings(uintptr_t start, uintptr_t end);
 /* Says the contents of the mapped pages of a range. */
@@ -57,6 +59,8 @@ size_t stored(uintptr_t start, uintptr_t end);
 void settle(void);
 /* Whether all of a range is mapped and may be written; `anonymous`: and belongs to no file. */
 int is_writable(uintptr_t start, uintptr_t end, int anonymous);
+/* Whether all of a range is anonymous memory of which the kernel tells the same. */
+int is_alike(uintptr_t start, uintptr_t end);
 
 /* blocks.c */
 void block_malloc(size_t id, size_t len, unsigned content);

@@ -17,6 +17,8 @@
  *   sd  the kernel sets and clears it as it likes
  *   ac  counted as used where memory is promised strictly: pages that may not be written count when they may
  *   gu  may hold guards: said of a whole mapping, however it was divided; guards are seen by their signals
+ *   lf  locked memory that was merged is locked on fault
+ *   hg, nh  come back with the anonymous memory: compared at the end, when nothing is merged any more
  *   counts of resident, shared and swapped pages: to change these is PageONE's purpose
  * A mapping of a store stands for the anonymous memory that the guest offered.
  */
@@ -29,6 +31,7 @@ struct mapping {
 
 static char text[TEXT], policies[TEXT];
 static struct mapping found[2][MAPPINGS];
+int nothing_merged;
 
 static size_t read_text(const char *path, char *into)
 {
@@ -59,10 +62,11 @@ static void add_policy(struct mapping *m, const char *line)
 
 static void add_flags(struct mapping *m, char *flags)
 {
-	static const char *left_out[] = { "mg", "uw", "um", "ui", "sd", "ac", "gu" };
+	static const char *left_out[] = { "mg", "uw", "um", "ui", "sd", "ac", "gu", "lf", "hg", "nh" };
+	size_t count = sizeof left_out / sizeof *left_out - (nothing_merged ? 2 : 0);
 	for (char *flag = strtok(flags, " "); flag; flag = strtok(NULL, " ")) {
 		int keep = 1;
-		for (size_t i = 0; i < sizeof left_out / sizeof *left_out; i++)
+		for (size_t i = 0; i < count; i++)
 			keep &= strcmp(flag, left_out[i]) != 0;
 		if (keep && strlen(m->attributes) < 120)
 			strcat(strcat(m->attributes, " "), flag);
@@ -322,4 +326,13 @@ int is_writable(uintptr_t start, uintptr_t end, int anonymous)
 		at = m->end;
 	}
 	return at == end;
+}
+
+int is_alike(uintptr_t start, uintptr_t end)
+{
+	nothing_merged = 1;
+	size_t n = look(start, end);
+	nothing_merged = 0;
+	struct mapping *m = found[0];
+	return n == 1 && !m->is_file && m->start == start && m->end == end;
 }

@@ -1,17 +1,19 @@
 //! Offering memory, taking it back, and starting the agent's thread at the first offer.
 
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use rustix::io::{Errno, Result};
 use sys::mapping::{self, Access};
+use sys::pagemap::{PageRun, Pagemap};
 use sys::vma::Maps;
-use wire::{CHUNK_BYTES, PAGE_BYTES};
+use wire::{CHUNK_BYTES, PAGE_BYTES, PageBits};
 
 use crate::discard;
 use crate::life;
-use crate::lock::{ALONE, Guard, lock};
+use crate::lock::{ALONE, Guard, SERVED, lock};
 use crate::serve;
-use crate::table::{ADDRESS_LIMIT, pages_of};
+use crate::table::{ADDRESS_LIMIT, pages_of, set_of};
 use crate::whole::whole;
 
 /// `MADV_POPULATE_WRITE` (Linux 5.14): makes pages private and writable at once.
@@ -88,20 +90,55 @@ pub(crate) struct Ksm {
     pub(crate) has: bool,
 }
 
-/// Notes an offer.
+/// Notes an offer. Of what is offered already, and tracked, nothing changes, and the engine hears nothing: a program
+/// may offer its memory as often as it likes.
 pub(crate) fn note(guard: &mut Guard, start: usize, len: usize, ksm: Ksm) -> Result<()> {
+    let served = guard.process().serving.load(Ordering::Relaxed) == SERVED;
     let mut table = guard.table();
-    let end = start + len;
+    let (mut pagemap, end) = (None, start + len);
     for address in (start & !(CHUNK_BYTES - 1)..end).step_by(CHUNK_BYTES) {
         let chunk = table.make(address).ok_or(Errno::NOMEM)?;
-        for page in pages_of(address, start, end) {
-            chunk.offer(page);
+        let pages = pages_of(address, start, end);
+        let mut new = set_of(pages.clone().filter(|&page| !chunk.offered.contains(page)));
+        let known = |page| chunk.offered.contains(page) && !chunk.fresh.contains(page);
+        if served && pages.clone().any(known) {
+            pagemap = pagemap.or_else(|| Pagemap::own().ok());
+            note_untracked(pagemap.as_ref(), address, pages, &mut new);
         }
+        new.pages().for_each(|page| chunk.offer(page));
+        let changes = !new.is_empty() || ksm.has && !chunk.in_ksm;
         chunk.to_ksm |= ksm.may;
         chunk.in_ksm |= ksm.has;
-        table.mark_dirty(address);
+        if changes {
+            table.mark_dirty(address);
+        }
     }
     Ok(())
+}
+
+/// Adds the pages that no userfaultfd tracks: another mapping has come there unseen, and this is its own offer.
+fn note_untracked(
+    pagemap: Option<&Pagemap>,
+    chunk: usize,
+    pages: Range<usize>,
+    new: &mut PageBits,
+) {
+    let (mut at, end) = (
+        chunk + pages.start * PAGE_BYTES,
+        chunk + pages.end * PAGE_BYTES,
+    );
+    let mut runs = [PageRun::default(); 16];
+    while let Some(pagemap) = pagemap
+        && let Ok(filled) = pagemap.untracked(at as u64..end as u64, &mut runs)
+        && let Some(found) = runs.get(..filled).filter(|found| !found.is_empty())
+    {
+        for run in found {
+            #[allow(clippy::cast_possible_truncation)] // addresses of this process
+            let (start, stop) = (run.start as usize, run.end as usize);
+            pages_of(chunk, start, stop).for_each(|page| new.insert(page));
+            at = stop;
+        }
+    }
 }
 
 /// Takes everything back, and forgets it: from here the hooks pass all calls on.

@@ -1,20 +1,25 @@
 //! mremap(2) over chunks that are known, with the lock held.
 //!
 //! What is stored is made whole first ([`whole`](crate::whole)), so all attributes are the kernel's to carry. What is
-//! left is that windows cut one mapping into several, and the kernel remaps several only to a place of the same
-//! length, only since 6.17, and none that are tracked. So a range of several mappings of anonymous memory that are alike is
-//! remapped mapping by mapping. The last of them is what grows, as the one mapping would.
+//! left is that windows cut one mapping into several. The kernel remaps several only to a place of the same length,
+//! only since 6.17, and none that are tracked. So for such a move the range is tracked no longer, and the call is the
+//! kernel's. Else a range of several mappings that are alike in all that the kernel tells is remapped mapping by mapping.
+//! The last of them is what grows, as the one mapping would.
+//!
+//! **The limit**: mappings that are alike, and that the kernel alone keeps apart for the history of their pages, are remapped
+//! too, where it alone says EFAULT.
 
 use rustix::io::{Errno, Result};
 use rustix::mm::{MapFlags, ProtFlags};
 use sys::mapping;
+use sys::pagemap::Pagemap;
 use sys::vma::Maps;
 use wire::{CHUNK_BYTES, PAGE_BYTES};
 
 use crate::discard::{forget, unread};
 use crate::lock::Guard;
-use crate::table::{ADDRESS_LIMIT, Chunk};
-use crate::whole::whole;
+use crate::table::{ADDRESS_LIMIT, Chunk, set_of};
+use crate::whole::{self, whole};
 
 const MAYMOVE: i32 = libc::MREMAP_MAYMOVE;
 const FIXED: i32 = libc::MREMAP_FIXED;
@@ -50,16 +55,15 @@ pub(crate) fn remap(guard: &mut Guard, call: Remap) -> Result<usize> {
         return pass(call);
     }
     whole(guard, call.old, old_len).map_err(|_| Errno::NOMEM)?;
-    // Asked first: a move of several mappings that the kernel refuses half-way stays half done.
-    let result = match is_sound(rounded) && is_cut(guard, rounded) {
-        true => piece_by_piece(guard, rounded),
+    let result = match is_sound(rounded) {
+        true => carry_out(guard, rounded),
         false => pass(call),
     };
-    // The target is unmapped first, whatever comes of the move.
-    if call.flags & FIXED != 0 && result != Err(Errno::INVAL) {
-        forget(guard, call.to, new_len);
-    }
+    // A call that fails may have unmapped the target, or not: what is known of it stays, and costs a look.
     if let Ok(new) = result {
+        if call.flags & FIXED != 0 {
+            forget(guard, call.to, new_len);
+        }
         follow(guard, rounded, new);
     }
     result
@@ -102,16 +106,65 @@ fn is_sound(call: Remap) -> bool {
     known && moves && fits && (!has(FIXED) || lies && apart)
 }
 
-/// Whether the old range is several mappings that may have been one.
-fn is_cut(guard: &mut Guard, call: Remap) -> bool {
-    let Ok(maps) = Maps::open() else { return false };
-    alike(guard, &maps, call).is_ok_and(|last| last > call.old)
+fn carry_out(guard: &mut Guard, call: Remap) -> Result<usize> {
+    let maps = Maps::open().map_err(|_| Errno::NOMEM)?;
+    let first = maps.find(call.old)?;
+    if first.is_none_or(|vma| vma.start > call.old || vma.end >= call.old + call.old_len) {
+        return pass(call);
+    }
+    let only_moves =
+        call.flags & FIXED != 0 && call.flags & DONTUNMAP == 0 && call.new_len == call.old_len;
+    let mut refused = None;
+    if only_moves {
+        refused = match is_let_go(guard, call) {
+            true => match pass(call).or_else(|errno| go_on(&maps, call, errno)) {
+                Err(Errno::FAULT) => Some(Errno::FAULT),
+                result => return result,
+            },
+            // What is tracked would be refused when its turn comes, with a part moved.
+            false => Some(Errno::NOMEM),
+        };
+    }
+    match (cut(&maps, call), refused) {
+        (Some(last), _) => piece_by_piece(&maps, call, last),
+        (None, Some(errno)) => Err(errno),
+        (None, None) => pass(call),
+    }
 }
 
-/// Remaps a range that windows may have cut.
-fn piece_by_piece(guard: &mut Guard, call: Remap) -> Result<usize> {
-    let maps = Maps::open()?;
-    let last = alike(guard, &maps, call)?;
+/// Moves the rest of several mappings. A signal may have come upon the kernel at one that KSM may merge: it begins anew then,
+/// and finds nothing at the start.
+fn go_on(maps: &Maps, call: Remap, errno: Errno) -> Result<usize> {
+    let (mut at, end) = (call.old, call.old + call.old_len);
+    let is_begun = maps.find(at)?.is_none_or(|vma| vma.start > at);
+    if errno != Errno::FAULT || !is_begun {
+        return Err(errno);
+    }
+    while let Some(vma) = maps.find(at)?.filter(|vma| vma.start < end) {
+        let len = vma.end.min(end) - vma.start;
+        pass(Remap {
+            old: vma.start,
+            old_len: len,
+            new_len: len,
+            flags: MAYMOVE | FIXED,
+            to: call.to + (vma.start - call.old),
+        })?;
+        at = vma.start + len;
+    }
+    Ok(call.to)
+}
+
+/// Ends the tracking of the old range, and tells whether nothing of it is tracked.
+fn is_let_go(guard: &mut Guard, call: Remap) -> bool {
+    let _ = whole::untrack(guard, call.old, call.old_len);
+    fresh(guard, call.old, call.old_len);
+    let range = call.old as u64..(call.old + call.old_len) as u64;
+    let tracked = Pagemap::own().and_then(|map| map.is_tracked(range));
+    tracked == Ok(false)
+}
+
+/// Remaps a range that windows may have cut, whose last mapping begins at `last`.
+fn piece_by_piece(maps: &Maps, call: Remap, last: usize) -> Result<usize> {
     let moves = call.flags & (FIXED | DONTUNMAP) != 0;
     if !moves && call.new_len <= call.old_len {
         let (start, len) = (call.old + call.new_len, call.old_len - call.new_len);
@@ -135,30 +188,37 @@ fn piece_by_piece(guard: &mut Guard, call: Remap) -> Result<usize> {
     if call.flags & MAYMOVE == 0 {
         return Err(Errno::NOMEM);
     }
-    relocate(&maps, call)
+    relocate(maps, call)
 }
 
-/// Whether the old range is anonymous memory that may have been one mapping; gives where its last mapping begins.
-fn alike(guard: &mut Guard, maps: &Maps, call: Remap) -> Result<usize> {
-    let end = call.old.checked_add(call.old_len).ok_or(Errno::FAULT)?;
-    let mut known = |at: usize| guard.table().get(at & !(CHUNK_BYTES - 1)).is_some();
-    let first = maps.find(call.old)?.ok_or(Errno::FAULT)?;
+/// Where the last mapping of the old range begins, if all of them may have been one: side by side, anonymous, alike.
+fn cut(maps: &Maps, call: Remap) -> Option<usize> {
+    let end = call.old + call.old_len;
+    let first = maps
+        .find(call.old)
+        .ok()?
+        .filter(|vma| vma.start <= call.old)?;
     let mut vma = first;
-    loop {
-        let like = vma.is_anonymous() && vma.access() == first.access();
-        if !like || vma.start > call.old && vma.start >= end {
-            return Err(Errno::FAULT);
-        }
+    while vma.is_anonymous() && vma.access() == first.access() {
         if vma.end >= end {
-            return Ok(vma.start.max(call.old));
+            let alike = sys::vma::are_alike(call.old, end).is_ok_and(|alike| alike);
+            return alike.then_some(vma.start);
         }
-        let next = maps.find(vma.end)?.ok_or(Errno::FAULT)?;
-        // Offers and windows cut inside a known chunk, or at its ends.
-        if next.start != vma.end || !known(vma.end) && !known(vma.end - 1) {
-            return Err(Errno::FAULT);
+        let next = maps.find(vma.end).ok()??;
+        if next.start != vma.end {
+            return None;
         }
         vma = next;
     }
+    None
+}
+
+/// What is offered of a range is not tracked any more, wherever it is by now.
+fn fresh(guard: &mut Guard, start: usize, len: usize) {
+    guard.table().each_known(start, len, |_, pages, chunk| {
+        let offered = set_of(pages.filter(|&page| chunk.offered.contains(page)));
+        offered.pages().for_each(|page| chunk.fresh.insert(page));
+    });
 }
 
 /// Moves the mappings of the old range one by one to a place that is kept for them.

@@ -15,6 +15,7 @@ use crate::lock::{Guard, lock};
 use crate::serve::config;
 use crate::stores::is_store;
 use crate::table::{ADDRESS_LIMIT, Chunk, Reading, pages_of};
+use crate::whole;
 
 /// Whether the process locks all future mappings (`MCL_FUTURE`).
 static LOCKS_FUTURE: AtomicBool = AtomicBool::new(false);
@@ -33,7 +34,9 @@ pub(crate) fn locks_future() -> bool {
 pub(crate) fn everything(guard: &mut Guard) {
     guard.table().each_known(0, ADDRESS_LIMIT, |_, _, chunk| {
         if !chunk.offered.is_empty() {
+            // What came unseen meanwhile is registered with the rest, so all is read anew.
             chunk.reading = Reading::Wanted;
+            chunk.plain = PageBits::EMPTY;
             chunk.fresh = chunk.offered;
         }
     });
@@ -78,7 +81,7 @@ pub(crate) fn read_attributes() {
     each_dirty(&mut guard, |address, chunk| {
         // What could not be registered is tried again first.
         if chunk.reading == Reading::Wanted && chunk.fresh.is_empty() {
-            chunk.begin_reading();
+            chunk.reading = Reading::Begun;
             from = from.min(address);
             to = to.max(address + CHUNK_BYTES);
         }
@@ -148,6 +151,7 @@ pub(crate) fn watch(guard: &mut Guard, uffd: &Uffd, maps: &Maps) {
             }
         }
     });
+    untrack_forgotten(guard, uffd, maps);
     let (mut start, mut end) = (0, 0);
     let mut at = 0;
     while let Some((from, to)) = next_fresh(guard, at) {
@@ -160,6 +164,27 @@ pub(crate) fn watch(guard: &mut Guard, uffd: &Uffd, maps: &Maps) {
         end = to;
     }
     register(guard, uffd, maps, start, end);
+}
+
+/// Ends the tracking of chunks of which nothing is known any more: what is tracked cannot be moved with its neighbours, nor
+/// be given to a userfaultfd of the program.
+fn untrack_forgotten(guard: &mut Guard, uffd: &Uffd, maps: &Maps) {
+    let (mut start, mut end) = (0, 0);
+    let untrack = |start, end| {
+        // What fails is tracked for nothing.
+        let _ = whole::untrack_by(uffd, maps, start, end);
+    };
+    each_dirty(guard, |address, chunk| {
+        if !chunk.offered.is_empty() || !chunk.stored.is_empty() {
+            return;
+        }
+        if address != end {
+            untrack(start, end);
+            start = address;
+        }
+        end = address + CHUNK_BYTES;
+    });
+    untrack(start, end);
 }
 
 /// The next run of fresh pages at or above `from` in a chunk that changed.
@@ -200,7 +225,7 @@ fn register(guard: &mut Guard, uffd: &Uffd, maps: &Maps, start: usize, end: usiz
             false => Err(Errno::INVAL),
         };
         match tracked {
-            Ok(()) => each_page(guard, first, stop, |chunk, page| chunk.fresh.remove(page)),
+            Ok(()) => each_page(guard, first, stop, Chunk::is_tracked),
             Err(Errno::INVAL | Errno::BUSY | Errno::PERM) => {
                 each_page(guard, first, stop, Chunk::withdraw);
             }
@@ -220,23 +245,22 @@ fn each_page(guard: &mut Guard, start: usize, end: usize, each: impl Fn(&mut Chu
     }
 }
 
-/// Fills one part of the answer; `more` says whether another must follow.
-pub(crate) fn fill(guard: &mut Guard, changes: &mut Changes) {
+/// Fills one part of the answer, from the chunk at `at` on; `more` says whether another must follow.
+///
+/// A chunk of which something is not known yet is told of as far as it is known, and again at the next sync: a page
+/// that is offered anew holds its neighbours up for nothing.
+pub(crate) fn fill(guard: &mut Guard, changes: &mut Changes, at: &mut usize) {
     let mut table = guard.table();
-    let mut at = 0;
     // A run of whole chunks is told in one entry, once its end is known: its place is kept free.
     let mut whole: Option<(usize, u32)> = None;
     changes.more = false;
-    while let Some(address) = table.next(at, true) {
-        at = address + CHUNK_BYTES;
+    while let Some(address) = table.next(*at, true) {
         let Some(chunk) = table.get(address) else {
             table.mark_clean(address);
             continue;
         };
-        let ready = chunk.reading == Reading::Done && chunk.fresh.is_empty();
-        if !ready && !chunk.offered.is_empty() {
-            continue; // its turn comes when it is registered and its attributes are known
-        }
+        let known = chunk.reading == Reading::Done && chunk.fresh.is_empty();
+        let again = !known && !chunk.offered.is_empty();
         let offered = chunk.mergeable();
         let stored = chunk.stored;
         let plain = offered == PageBits::FULL && stored.is_empty();
@@ -258,7 +282,10 @@ pub(crate) fn fill(guard: &mut Guard, changes: &mut Changes) {
                 });
             }
         }
-        table.mark_clean(address);
+        *at = address + CHUNK_BYTES;
+        if !again {
+            table.mark_clean(address);
+        }
     }
     push_whole(changes, whole);
 }

@@ -408,7 +408,7 @@ impl<'a> Session<'a> {
             report::watch(&mut guard, self.window.uffd(), self.window.maps());
         }
         report::read_attributes();
-        let mut part = Answer::Changes(Changes::new());
+        let (mut part, mut at) = (Answer::Changes(Changes::new()), 0);
         loop {
             let Answer::Changes(changes) = &mut part else {
                 return Ok(());
@@ -416,7 +416,7 @@ impl<'a> Session<'a> {
             changes.clear();
             changes.cpu_ns = cpu_ns();
             if let Some(mut guard) = lock() {
-                report::fill(&mut guard, changes);
+                report::fill(&mut guard, changes, &mut at);
                 changes.memory_bytes = memory_bytes(&mut guard);
             }
             let more = changes.more;

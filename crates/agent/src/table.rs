@@ -269,6 +269,13 @@ pub(crate) fn pages_of(chunk: usize, start: usize, end: usize) -> Range<usize> {
     first.min(CHUNK_PAGES)..last.min(CHUNK_PAGES)
 }
 
+/// The set of some pages.
+pub(crate) fn set_of(pages: impl Iterator<Item = usize>) -> PageBits {
+    let mut set = PageBits::EMPTY;
+    pages.for_each(|page| set.insert(page));
+    set
+}
+
 impl Chunk {
     /// Nothing known.
     pub(crate) const EMPTY: Self = Self {
@@ -290,12 +297,20 @@ impl Chunk {
         in_ksm: false,
     };
 
-    /// Notes an offer of `page`.
+    /// Notes an offer of `page`, whose mapping is not tracked.
     pub(crate) fn offer(&mut self, page: usize) {
         self.offered.insert(page);
         self.fresh.insert(page);
         self.plain.remove(page);
-        self.reading = Reading::Wanted;
+    }
+
+    /// The mapping of `page` is tracked from now on.
+    pub(crate) fn is_tracked(&mut self, page: usize) {
+        self.fresh.remove(page);
+        if self.offered.contains(page) && !self.plain.contains(page) && !self.stored.contains(page)
+        {
+            self.reading = Reading::Wanted;
+        }
     }
 
     /// The guest takes `page` back: it is not merged any more, though it may be stored.
@@ -328,38 +343,31 @@ impl Chunk {
         }
     }
 
-    /// Begins to read which pages are plain.
-    pub(crate) fn begin_reading(&mut self) {
-        self.reading = Reading::Begun;
-        self.plain = PageBits::EMPTY;
-    }
-
     /// The kernel says what a mapping of some offered pages has. The first decides for the chunk, unless
-    /// something is stored in it.
+    /// others of it are plain, or something is stored in it. A page offered since the reading began may have
+    /// another mapping: it is fresh.
     pub(crate) fn learn(&mut self, pages: Range<usize>, told: Option<Told>) {
-        let told = told.filter(|told| told.tracked && self.reading == Reading::Begun);
-        let Some(Told { attributes, .. }) = told else {
+        if self.reading != Reading::Begun {
+            return;
+        }
+        let known = pages.filter(|&page| self.offered.contains(page) && !self.fresh.contains(page));
+        let known = set_of(known);
+        known.pages().for_each(|page| self.plain.remove(page));
+        let Some(Told { attributes, .. }) = told.filter(|told| told.tracked) else {
             return;
         };
         if self.plain.is_empty() && self.stored.is_empty() {
             self.attributes = attributes;
         }
         if self.attributes == attributes {
-            pages
-                .filter(|&page| self.offered.contains(page))
-                .for_each(|page| self.plain.insert(page));
+            known.pages().for_each(|page| self.plain.insert(page));
         }
     }
 
     /// The offered pages that can be merged.
     pub(crate) fn mergeable(&self) -> PageBits {
-        let mut mergeable = PageBits::EMPTY;
-        for page in self.offered.pages() {
-            if self.plain.contains(page) || self.stored.contains(page) {
-                mergeable.insert(page);
-            }
-        }
-        mergeable
+        let can = |&page: &usize| self.plain.contains(page) || self.stored.contains(page);
+        set_of(self.offered.pages().filter(can))
     }
 }
 

@@ -96,8 +96,12 @@ pub(crate) fn untrack(guard: &mut Guard, start: usize, len: usize) -> Result<()>
         return Ok(()); // nothing tracks
     };
     let uffd = Uffd::of_thread(tid, uffd)?;
-    let maps = Maps::open()?;
-    let (mut at, end) = (start, start + len);
+    untrack_by(&uffd, &Maps::open()?, start, start + len)
+}
+
+/// As [`untrack`], by who has the descriptors.
+pub(crate) fn untrack_by(uffd: &Uffd, maps: &Maps, start: usize, end: usize) -> Result<()> {
+    let mut at = start;
     while at < end {
         let Some(vma) = maps.find(at)?.filter(|vma| vma.start < end) else {
             break;

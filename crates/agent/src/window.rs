@@ -61,7 +61,6 @@ use self::items::{BATCH_PAGES, Batch, Item, Items, adjacent, each_run, equal_run
 use self::span::Aside;
 use self::staging::Staging;
 use crate::lock::Guard;
-use crate::table::Reading;
 
 /// How often an operation that the kernel asks to repeat is repeated before the page is left.
 const PATIENCE: usize = 16;
@@ -171,14 +170,10 @@ impl Window {
         #[allow(clippy::cast_possible_truncation)] // the decoder bounds addresses
         let chunk = question.chunk as usize;
         let (offered, stored, attributes) = match guard.table().get(chunk) {
-            Some(c) if c.reading == Reading::Done => (c.mergeable(), c.stored, c.attributes),
-            known => {
-                let why = if known.is_some() {
-                    PageOutcome::Unsupported
-                } else {
-                    PageOutcome::Gone
-                };
-                return pages(question).for_each(|(page, _)| set(outcomes, page, why));
+            Some(c) => (c.mergeable(), c.stored, c.attributes),
+            None => {
+                let gone = |(page, _)| set(outcomes, page, PageOutcome::Gone);
+                return pages(question).for_each(gone);
             }
         };
         let mut job = Job {

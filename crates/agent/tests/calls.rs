@@ -130,12 +130,22 @@ fn advice_by_descriptor_is_advice() {
 }
 
 #[test]
+fn advice_by_number_is_advice() {
+    let (engine, mut guest) = merged(10);
+    assert_eq!(guest.run(&format!("nadvise 10 5 {DONTNEED}")), "0");
+    guest.run("check");
+    guest.run(&format!("nadvise 20 20 {UNMERGEABLE}"));
+    assert_eq!(told(&engine), (512 - 20, 512 - 5 - 20));
+}
+
+#[test]
 fn an_offer_made_again_is_the_same_offer() {
     let (engine, mut guest) = ready(6);
     engine.merge(guest.memory, 0, 100, Some(1000));
+    engine.sync();
     guest.run(&format!("advise 0 512 {MERGEABLE}"));
     guest.run(&format!("advise 90 20 {MERGEABLE}"));
-    assert_eq!(told(&engine), (512, 100));
+    assert!(engine.sync().is_empty(), "nothing has changed");
     let merged = engine.merge(guest.memory, 100, 412, Some(1100));
     assert_eq!(count(&merged, PageOutcome::Merged), 412);
     guest.run("check");
@@ -166,6 +176,22 @@ fn memory_that_comes_unseen_is_not_merged() {
     // And calls over it are the kernel's alone.
     guest.run(&format!("advise 100 5 {DONTNEED}"));
     guest.run(&format!("advise 300 5 {FREE}"));
+    guest.run("check");
+}
+
+#[test]
+fn memory_that_came_unseen_and_is_offered_is_merged() {
+    let (engine, mut guest) = ready(9);
+    guest.run("unseen 100 10");
+    for page in 100..110 {
+        guest.run(&format!("fill {page} 1 {}", 9 + page));
+    }
+    guest.run(&format!("advise 0 512 {MERGEABLE}"));
+    engine.sync();
+    assert!(flags(&guest, 105).contains(" uw "), "it is tracked");
+    scan(&guest);
+    let merged = engine.merge(guest.memory, 0, 512, Some(1000));
+    assert_eq!(count(&merged, PageOutcome::Merged), 512);
     guest.run("check");
 }
 

@@ -98,7 +98,6 @@ fn sharing(place: &Place) -> u64 {
 }
 
 #[test]
-#[ignore = "a limit: memory offered without a pause is always new to the engine"]
 fn memory_offered_again_and_again_is_merged_all_the_same() {
     const PAGES: usize = 8192;
     let _alone = alone();

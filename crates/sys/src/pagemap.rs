@@ -116,6 +116,44 @@ impl Pagemap {
         self.walk(range, runs, 0, raw::PAGE_IS_FILE)
     }
 
+    /// Fills `runs` with pages of `range` that no userfaultfd tracks, in ascending order, and returns how many. Mappings
+    /// that are tracked are passed over whole, holes too.
+    ///
+    /// # Errors
+    /// As for [`Self::scan`].
+    pub fn untracked(&self, range: Range<u64>, runs: &mut [PageRun]) -> Result<usize> {
+        self.by_tracking(range, runs, raw::PAGE_IS_WPALLOWED)
+    }
+
+    /// Whether a userfaultfd tracks a mapping of `range`.
+    ///
+    /// # Errors
+    /// As for [`Self::scan`].
+    pub fn is_tracked(&self, range: Range<u64>) -> Result<bool> {
+        let found = self.by_tracking(range, &mut [PageRun::default()], 0);
+        found.map(|found| found > 0)
+    }
+
+    fn by_tracking(&self, range: Range<u64>, runs: &mut [PageRun], inverted: u32) -> Result<usize> {
+        fault::check(Point::Scan)?;
+        let mut arg = raw::pm_scan_arg {
+            size: size_of::<raw::pm_scan_arg>() as u64,
+            flags: 0,
+            start: range.start,
+            end: range.end,
+            walk_end: range.start,
+            vec: runs.as_mut_ptr() as u64,
+            vec_len: runs.len() as u64,
+            max_pages: 0,
+            category_inverted: inverted.into(),
+            category_mask: raw::PAGE_IS_WPALLOWED.into(),
+            category_anyof_mask: 0,
+            return_mask: raw::PAGE_IS_WPALLOWED.into(),
+        };
+        // SAFETY: as in `walk`.
+        unsafe { ioctl(&self.0, Walk(&mut arg)) }
+    }
+
     fn walk(
         &self,
         range: Range<u64>,

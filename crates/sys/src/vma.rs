@@ -231,6 +231,43 @@ pub fn attributes(start: usize, end: usize, mut each: impl FnMut(Vma, Option<Tol
     })
 }
 
+/// Whether the kernel tells the same of all mappings of `[start, end)`, but for what PageONE adds or loses.
+///
+/// # Errors
+/// What reading /proc gives.
+pub fn are_alike(start: usize, end: usize) -> Result<bool> {
+    /// Tracked, or held; locked on fault, as merged memory is; and what is no program's concern.
+    const APART: &[&[u8]] = &[b"um", b"uw", b"ui", b"lf", b"mg", b"sd", b"ac", b"gu"];
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let smaps = rustix::fs::open(c"/proc/self/smaps", flags, Mode::empty())?;
+    let (mut current, mut key): (Option<Vma>, usize) = (None, 0);
+    let (mut first, mut alike) = (None, true);
+    each_line(&smaps, RECORD, |line| {
+        if let Some(vma) = parse(line) {
+            (current, key) = (Some(vma), 0);
+        }
+        if let Some(digits) = line.strip_prefix(b"ProtectionKey:") {
+            key = hex(digits.trim_ascii()).unwrap_or(usize::MAX);
+        }
+        let Some(vma) = current.filter(|vma| vma.end > start) else {
+            return true;
+        };
+        if let Some(flags) = line.strip_prefix(b"VmFlags:") {
+            let words = flags.split(u8::is_ascii_whitespace);
+            // The order is the kernel's, so equal lines give equal sums.
+            let mixed = words.filter(|word| !APART.contains(word)).flatten();
+            let mixed = mixed.fold(0u64, |sum, &letter| {
+                (sum ^ u64::from(letter)).wrapping_mul(0x0100_0000_01b3)
+            });
+            let told = (mixed, key, Policy::at(vma.start.max(start)).ok());
+            alike &= *first.get_or_insert(told) == told;
+            return vma.end < end;
+        }
+        vma.start < end
+    })?;
+    Ok(alike && first.is_some())
+}
+
 /// A mapping of a file, in some process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileMapping {

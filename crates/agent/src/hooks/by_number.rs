@@ -1,19 +1,23 @@
 //! syscall(2), which makes any call by its number.
 //!
-//! Calls that change what the program may do go the way of all such calls ([`rights`]), whose table has a bit for each.
-//! Forks by number go the way of all forks ([`fork`](super::fork)). Everything else enters the kernel as
-//! in libc's own function: from a leaf that touches no stack, because there are calls that come
-//! back on another one. So a fork that brings a stack of its own along is left alone too. The code of a thread that
+//! Calls that change what the program may do go the way of all such calls ([`rights`]), and calls over memory that of
+//! theirs ([`enter`](super::enter)); a table for either has a bit for each. Forks by number go the way of all forks
+//! ([`fork`](super::fork)). Everything else enters the kernel as in libc's own function: from a leaf that touches
+//! no stack, because there are calls that come back on another one. So does a fork that brings a stack of its own along:
+//! windows wait for it, but its child returns at once, with what its stack holds. The code of a thread that
 //! ends by number is noted, for the agent's thread may have to end the process with it (see [`alone`](crate::alone)).
 
 use std::ffi::c_long;
 
-use super::rights;
+use super::{BITS, rights};
 use crate::api::fail;
+use crate::lock::{begin_fork, end_fork};
 
 // rdi number; rsi, rdx, rcx, r8, r9 and one on the stack: arguments. 56 is clone, whose flags come
 // first and whose stack second; 57 is fork; 435 is clone3, whose structure has its flags at 0 and its stack
-// at 40; 60 is exit; 237 is mbind, 450 set_mempolicy_home_node, 462 mseal. 0x100 is CLONE_VM: such a child uses the parent's memory, and misses nothing.
+// at 40; 60 is exit. 0x100 is CLONE_VM: such a child uses the parent's memory, and misses nothing.
+// 8 begins a fork on another stack: six arguments, and the stack on its 16 bytes again for a call. Its child finds
+// nothing of this stack; what `begin_fork` counted is zero there.
 /// syscall(2).
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
@@ -28,17 +32,14 @@ unsafe extern "C" fn syscall(number: c_long) -> c_long {
         "je 4f",
         "cmp $60, %rdi",
         "je 7f",
-        "cmp $237, %rdi",
-        "je 8f",
-        "cmp $450, %rdi",
-        "je 8f",
-        "cmp $462, %rdi",
-        "je 8f",
         "cmp ${bits}, %rdi",
         "jae 2f",
-        "lea {hooked_bits}(%rip), %rax",
+        "lea {rights_bits}(%rip), %rax",
         "bt %rdi, (%rax)",
         "jc {rights}",
+        "lea {memory_bits}(%rip), %rax",
+        "bt %rdi, (%rax)",
+        "jc {memory}",
         "2:",
         "mov %rdi, %rax",
         "mov %rsi, %rdi",
@@ -55,7 +56,7 @@ unsafe extern "C" fn syscall(number: c_long) -> c_long {
         "test $0x100, %esi",
         "jnz 2b",
         "test %rdx, %rdx",
-        "jnz 2b",
+        "jnz 8f",
         "jmp {fork}",
         "4:",
         "cmp $64, %rdx",
@@ -65,7 +66,7 @@ unsafe extern "C" fn syscall(number: c_long) -> c_long {
         "testl $0x100, (%rsi)",
         "jnz 2b",
         "cmpq $0, 40(%rsi)",
-        "jne 2b",
+        "jne 8f",
         "5:",
         "jmp {fork}",
         "6:",
@@ -75,13 +76,46 @@ unsafe extern "C" fn syscall(number: c_long) -> c_long {
         "mov %esi, %edi",
         "jmp {exit}",
         "8:",
-        "jmp {memory}",
+        "push %rdi",
+        "push %rsi",
+        "push %rdx",
+        "push %rcx",
+        "push %r8",
+        "push %r9",
+        "sub $8, %rsp",
+        "call {begin}",
+        "add $8, %rsp",
+        "pop %r9",
+        "pop %r8",
+        "pop %r10",
+        "pop %rdx",
+        "pop %rsi",
+        "pop %rax",
+        "mov %rsi, %rdi",
+        "mov %rdx, %rsi",
+        "mov %r10, %rdx",
+        "mov %r8, %r10",
+        "mov %r9, %r8",
+        "mov 8(%rsp), %r9",
+        "syscall",
+        "test %rax, %rax",
+        "jz 9f",
+        "push %rax",
+        "call {end}",
+        "pop %rax",
+        "cmp $-4095, %rax",
+        "jae 6b",
+        "9:",
+        "ret",
         fork = sym fork,
+        begin = sym begin,
+        end = sym end,
         failed = sym failed,
         exit = sym exit,
         memory = sym memory,
-        bits = const rights::BITS,
-        hooked_bits = sym rights::HOOKED_BITS,
+        bits = const BITS,
+        rights_bits = sym rights::HOOKED_BITS,
+        memory_bits = sym super::MEMORY_BITS,
         rights = sym rights::by_number,
         options(att_syntax)
     )
@@ -94,7 +128,15 @@ extern "C" fn fork(number: c_long, a: usize, b: usize, c: usize, d: usize, e: us
     }
 }
 
-/// Calls over memory that libc has no function for: mbind, set_mempolicy_home_node, mseal.
+extern "C" fn begin() {
+    begin_fork();
+}
+
+extern "C" fn end() {
+    end_fork();
+}
+
+/// Calls over memory.
 extern "C" fn memory(
     number: c_long,
     a: usize,

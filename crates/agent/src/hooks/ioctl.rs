@@ -6,8 +6,9 @@
 use rustix::io::Result;
 use wire::PAGE_BYTES;
 
-use super::{call, guard};
+use super::call;
 use crate::discard;
+use crate::lock::{existing, lock};
 use crate::whole::{self, whole};
 
 /// `UFFDIO_REGISTER`.
@@ -27,7 +28,8 @@ fn let_go(register: usize) -> Result<()> {
     let mut range = [0usize; 2];
     super::memory::read_own(register, &mut range, 16)?;
     let [start, len] = range;
-    let Some(mut guard) = guard(start, len) else {
+    // Memory that is offered no more may still be tracked.
+    let Some(mut guard) = existing().and_then(|_| lock()) else {
         return Ok(());
     };
     if !start.is_multiple_of(PAGE_BYTES) || !len.is_multiple_of(PAGE_BYTES) {

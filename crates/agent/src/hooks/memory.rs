@@ -5,7 +5,7 @@ use wire::PAGE_BYTES;
 
 use super::{call, guard, guarded};
 use crate::discard;
-use crate::lock::lock;
+use crate::lock::{existing, lock};
 use crate::offer::{self, Then};
 use crate::remap::{self, Remap};
 use crate::table::{ADDRESS_LIMIT, touches};
@@ -88,7 +88,14 @@ pub(crate) fn mremap(remap: Remap) -> Result<usize> {
     if let Some(mut guard) = known.then(lock).flatten() {
         return remap::remap(&mut guard, remap);
     }
-    let new = remap::pass(remap)?;
+    let new = match remap::pass(remap) {
+        // Windows that are long forgotten may have cut the range.
+        Err(Errno::FAULT) if existing().is_some() => {
+            let mut guard = lock().ok_or(Errno::FAULT)?;
+            return remap::remap(&mut guard, remap);
+        }
+        passed => passed?,
+    };
     if let Some(mut guard) = guard(new, remap.new_len) {
         discard::forget(&mut guard, new, remap.new_len.next_multiple_of(PAGE_BYTES));
     }

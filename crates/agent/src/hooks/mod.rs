@@ -60,6 +60,44 @@ fn call(number: i64, args: [usize; 6]) -> Result<usize> {
     unsafe { sys::raw::call(number, args) }
 }
 
+/// Calls over memory that have a hook.
+const MEMORY: &[i64] = &[
+    libc::SYS_madvise,
+    libc::SYS_munmap,
+    libc::SYS_mmap,
+    libc::SYS_mremap,
+    libc::SYS_brk,
+    libc::SYS_mprotect,
+    libc::SYS_pkey_mprotect,
+    libc::SYS_mlock,
+    libc::SYS_mlock2,
+    libc::SYS_munlock,
+    libc::SYS_mlockall,
+    libc::SYS_munlockall,
+    libc::SYS_mbind,
+    libc::SYS_process_madvise,
+    libc::SYS_ioctl,
+    memory::SYS_MSEAL,
+    memory::SYS_HOME_NODE,
+];
+
+/// One more than the highest number of a call that [`Bits`] can name.
+const BITS: usize = 512;
+
+/// A bit for each of some calls.
+type Bits = [u64; BITS / 64];
+
+const fn bits_of(numbers: &[i64]) -> Bits {
+    let (mut bits, mut at) = ([0; BITS / 64], 0);
+    while at < numbers.len() {
+        #[allow(clippy::cast_possible_truncation)] // a small number
+        let word = (numbers[at] / 64).unsigned_abs() as usize;
+        bits[word] |= 1 << (numbers[at] % 64);
+        at += 1;
+    }
+    bits
+}
+
 /// Makes a system call as its hook would; `None` for one that has no hook. For whatever else enters a call than
 /// the C functions.
 pub(crate) fn enter(number: i64, args: [usize; 6]) -> Option<Result<usize>> {
@@ -93,6 +131,10 @@ pub(crate) fn enter(number: i64, args: [usize; 6]) -> Option<Result<usize>> {
         _ => return None,
     })
 }
+
+/// A bit for each call of [`MEMORY`].
+#[cfg(target_arch = "x86_64")]
+static MEMORY_BITS: Bits = bits_of(MEMORY);
 
 /// Makes a call over a range so that no window sees it half; `then` keeps the table in step with a
 /// call that succeeded, before the lock is given back.

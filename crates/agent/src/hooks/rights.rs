@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use libc::{gid_t, uid_t};
 use rustix::io::{Errno, Result};
 
-use super::call;
+use super::{Bits, bits_of, call};
 use crate::api::fail;
 use crate::calls;
 use crate::life::{self, Why};
@@ -300,21 +300,8 @@ const HOOKED: &[i64] = &[
     libc::SYS_keyctl,
 ];
 
-/// One more than the highest number of a call that [`HOOKED_BITS`] knows of.
-pub(super) const BITS: usize = 512;
-
 /// A bit for each call of [`HOOKED`].
-pub(super) static HOOKED_BITS: [u64; BITS / 64] = {
-    let (mut bits, mut at) = ([0; BITS / 64], 0);
-    while at < HOOKED.len() {
-        let number = HOOKED[at];
-        #[allow(clippy::cast_possible_truncation)] // a small number
-        let word = (number / 64).unsigned_abs() as usize;
-        bits[word] |= 1 << (number % 64);
-        at += 1;
-    }
-    bits
-};
+pub(super) static HOOKED_BITS: Bits = bits_of(HOOKED);
 
 /// syscall(2) with one of [`HOOKED`].
 pub(super) extern "C" fn by_number(

@@ -28,6 +28,17 @@ impl fmt::Display for Line {
     }
 }
 
+impl Line {
+    /// The same with another call.
+    pub(crate) fn named(&self, name: &str) -> Self {
+        let name = name.to_owned();
+        Self {
+            name,
+            ..self.clone()
+        }
+    }
+}
+
 /// A list as the program reads it.
 pub(crate) fn text(lines: &[Line]) -> String {
     lines.iter().map(|line| format!("{line}\n")).collect()
@@ -109,14 +120,6 @@ const ADVICE: [(i64, usize); 24] = [
     (103, 3),
 ];
 
-/// Calls that wait for the product, each with the reason; none is drawn.
-const PENDING: &[(&str, &str)] = &[
-    ("mremap", "a range of several mappings moves in parts"),
-    ("mbind", "the kernel gives the policy to the store"),
-    ("set_mempolicy", "as mbind"),
-    ("mseal", "sealed memory cannot be made whole"),
-];
-
 /// splitmix64.
 struct Random(u64);
 
@@ -164,14 +167,8 @@ impl Random {
 pub(crate) fn draw(seed: u64) -> Vec<Line> {
     let mut random = Random(seed);
     let mut lines = begin(&mut random);
-    let mut calls = 0;
-    while calls < LENGTH {
-        let line = draw_line(&mut random);
-        if PENDING.iter().any(|(tag, _)| *tag == tag_of(&line)) {
-            continue;
-        }
-        lines.push(line);
-        calls += 1;
+    for _ in 0..LENGTH {
+        lines.push(draw_line(&mut random));
         match random.below(12) {
             0 | 1 => lines.push(call("settle")),
             2..=4 => lines.push(call("check")),
@@ -179,17 +176,13 @@ pub(crate) fn draw(seed: u64) -> Vec<Line> {
             _ => {}
         }
     }
-    lines.extend([call("check"), call("settle"), call("check")]);
+    lines.extend([
+        call("check"),
+        call("settle"),
+        call("check"),
+        call("take-back"),
+    ]);
     lines
-}
-
-/// The name of a call, and which of its kinds it is.
-fn tag_of(line: &Line) -> String {
-    match line.name.as_str() {
-        "madvise" | "process_madvise" => format!("{} {}", line.name, line.numbers[0]),
-        "map" | "family" => format!("{} {}", line.name, line.kind),
-        name => name.to_owned(),
-    }
 }
 
 fn call(name: &str) -> Line {
@@ -259,6 +252,7 @@ fn draw_line(random: &mut Random) -> Line {
         (advise, 60),
         (free_lazily, 4),
         (process_advise, 8),
+        (by_number, 10),
         (register, 4),
         (unregister, 2),
         (map_over, 16),
@@ -334,6 +328,24 @@ fn free_lazily(random: &mut Random) -> Line {
 fn process_advise(random: &mut Random) -> Line {
     let advice = random.weighted(&ADVICE);
     over("process_madvise", random.range(), [advice, 0, 0])
+}
+
+fn by_number(random: &mut Random) -> Line {
+    const COLLAPSE: i64 = 25;
+    let kind = random.of(&[
+        "madvise", "madvise", "mprotect", "munmap", "mlock", "munlock",
+    ]);
+    let value = match kind {
+        "madvise" => random.weighted(&ADVICE),
+        "mprotect" => random.of(&[0, 1, 3, 3]),
+        _ => 0,
+    };
+    // Whether a huge page can be made is not the same twice.
+    let value = if value == COLLAPSE { 4 } else { value };
+    Line {
+        kind: kind.to_owned(),
+        ..over("by-number", random.range(), [value, 0, 0])
+    }
 }
 
 fn register(random: &mut Random) -> Line {
