@@ -187,7 +187,8 @@ impl Window {
         };
         let mut batch = Batch::new();
         let mut again = Items::<CHUNK_PAGES>::new();
-        let mut vma: Option<Vma> = None;
+        // MOVE takes pages of one mapping.
+        let (mut vma, mut end): (Option<Vma>, _) = (None, 0);
         for (page, target) in pages(question) {
             if !offered.contains(page) {
                 set(job.outcomes, page, PageOutcome::Gone);
@@ -206,9 +207,10 @@ impl Window {
                     continue;
                 }
             };
-            if access != job.access || !batch.push((page, target)) {
+            let its_end = vma.map_or(0, |vma| vma.end);
+            if access != job.access || its_end != end || !batch.push((page, target)) {
                 self.batch(guard, &mut job, batch.take());
-                job.access = access;
+                (job.access, end) = (access, its_end);
                 batch.push((page, target));
             }
         }
