@@ -1,6 +1,10 @@
 # PageONE's front door. `make demo` shows it at work; `make test` is what CI runs.
 CARGO ?= cargo
 export CARGO_TERM_COLOR ?= auto
+# cargo's profile of what is shown or measured: release, or dev.
+PROFILE ?= release
+BUILT := target/$(PROFILE:dev=debug)
+DEMO ?=
 
 .PHONY: help demo build test fmt clippy doc unit setup clean
 
@@ -11,10 +15,10 @@ setup: ## Installs what the machine lacks
 	@packaging/setup
 
 build: setup ## Builds the command and the agent, optimized
-	$(CARGO) build --release --workspace
+	$(CARGO) build --profile $(PROFILE) --workspace
 
 demo: build ## Merges the memory of six live guests and shows what came back
-	target/release/pageone demo
+	$(BUILT)/pageone demo $(DEMO)
 
 test: setup vm fmt clippy doc unit ## Everything that CI runs
 

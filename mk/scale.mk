@@ -2,7 +2,6 @@
 .PHONY: scale
 
 SCALE_GUESTS ?= 10000
-SCALE_PROFILE ?= --release
 
 scale: ## Simulates up to SCALE_GUESTS (10000) guests and 100 million pages on 16 nodes (minutes, 8 GiB)
-	SCALE_GUESTS=$(SCALE_GUESTS) $(CARGO) test $(SCALE_PROFILE) -p engine scale -- --ignored --nocapture --test-threads 1
+	SCALE_GUESTS=$(SCALE_GUESTS) $(CARGO) test --profile $(PROFILE) --workspace --lib scale -- --ignored --nocapture --test-threads 1

@@ -10,9 +10,8 @@ VM_GUESTS ?= 4
 test: test-vm-short
 
 .PHONY: test-vm-short
-test-vm-short: setup # With two guests, all its checks.
-	$(CARGO) build -p pageone -p agent
-	@tests/vm/merge 2
+test-vm-short: # With two guests, all its checks.
+	$(MAKE) test-vm VM_GUESTS=2
 
 test-vm: setup ## Merges the memory of VM_GUESTS (4) QEMU guests that check their files
 	$(CARGO) build -p pageone -p agent

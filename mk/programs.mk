@@ -1,0 +1,13 @@
+# Programs of others with all their memory offered: see tests/programs/.
+.PHONY: test-programs test-programs-short
+
+FULL ?= --full
+
+test: test-programs-short
+
+test-programs-short: # Without PostgreSQL, and some of CPython's tests.
+	$(MAKE) test-programs FULL=
+
+test-programs: setup ## Compares redis, CPython, stress-ng and PostgreSQL with all their memory merged with what they are without
+	$(CARGO) build -p pageone -p agent
+	@tests/programs/run $(FULL)

@@ -1,0 +1,29 @@
+# Every target that the README, the documents and `make help` name is made by `make test`, here in a form of seconds:
+# what is never run breaks. crates/pageone/tests/targets.rs finds those that are missing.
+.PHONY: short msrv
+
+MSRV := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
+# As `make unit` builds, and little to do.
+SHORT := PROFILE=dev DEMO="--guests 2 --mib 48" SCALE_GUESTS=100 STRESS_CASES=64 SDTREE_STRESS_ROUNDS=200 \
+	SDTREE_KEYS=20000 SDTREE_ROUNDS=1 SDTREE_PAGES=2000 WAITS_PAGES=5000 MIRI_TESTS=pool::blocks FUZZ_SECONDS=2 FUZZ_SMOKE_SECONDS=6
+
+test: msrv short
+
+# After `make unit`, which builds most of it.
+short: unit ## Runs each demonstration, bench, simulation and fuzz target for a moment
+	$(MAKE) demo $(SHORT)
+	$(MAKE) scale $(SHORT)
+	$(MAKE) stress $(SHORT)
+	$(MAKE) bench-waits $(SHORT)
+	$(MAKE) bench-sdtree $(SHORT)
+	$(MAKE) bench-numa $(SHORT)
+	$(MAKE) miri $(SHORT)
+	$(MAKE) fuzz $(SHORT)
+	$(MAKE) fuzz-smoke $(SHORT)
+
+msrv: ## Checks that the oldest Rust that the manifest names will do, if it is installed
+	@if rustup run $(MSRV) cargo --version >/dev/null 2>&1; then \
+		CARGO_TARGET_DIR=target/msrv rustup run $(MSRV) cargo check --workspace; \
+	else \
+		echo "msrv: skipped: there is no Rust $(MSRV) (rustup toolchain install $(MSRV))"; \
+	fi
