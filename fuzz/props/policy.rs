@@ -27,7 +27,7 @@ pub(crate) fn check(text: &str) {
             gid: uid + 1,
             cgroup: Some(Cgroup {
                 id: 77,
-                path: (*cgroup).to_owned(),
+                path: (*cgroup).into(),
             }),
         };
         for name in ["", "build", "x", "uid:1"] {

@@ -30,6 +30,7 @@ mod alone;
 mod api;
 mod calls;
 mod discard;
+mod domain;
 mod filter;
 mod hooks;
 mod life;

@@ -79,6 +79,13 @@ pub(crate) struct Life {
 pub(crate) const NAME: &CStr = c"pageone-agent";
 
 impl Life {
+    /// How many threads besides the caller's write to no memory of the program: the agent's, unless it is the caller.
+    pub(crate) fn idle_threads(&self) -> u32 {
+        let number = self.number.load(Ordering::Relaxed);
+        let own = rustix::thread::gettid().as_raw_pid().unsigned_abs();
+        u32::from(number != 0 && number != own)
+    }
+
     /// Whether the agent's thread runs.
     pub(crate) fn runs(&self) -> bool {
         self.number.load(Ordering::Relaxed) != 0

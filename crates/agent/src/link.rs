@@ -86,6 +86,11 @@ impl<'a> Link<'a> {
         self.alone.leave_if_last();
     }
 
+    /// The life of the agent's thread.
+    pub(crate) fn life(&self) -> &Life {
+        self.life
+    }
+
     /// Why the agent shall end.
     pub(crate) fn why(&self) -> Why {
         self.life.why()

@@ -141,6 +141,40 @@ fn note_untracked(
     }
 }
 
+/// Gives the program frames of its own for all merged pages, a chunk at a time; what it offers stays offered. Where a page cannot be
+/// made anonymous it gets its frame where it lies.
+///
+/// # Errors
+/// `NOMEM` when the frames do not fit, `CANCELED` when `must_end` says so.
+pub(crate) fn own_all(must_end: impl Fn() -> bool) -> Result<()> {
+    let mut at = 0;
+    loop {
+        // The program's own calls have their turn between two chunks.
+        let mut guard = lock().ok_or(Errno::NOMEM)?;
+        let mut table = guard.table();
+        let Some(address) = table.next(at, false) else {
+            return Ok(());
+        };
+        at = address + CHUNK_BYTES;
+        let stored = table
+            .get(address)
+            .map_or(wire::PageBits::EMPTY, |chunk| chunk.stored);
+        if stored.is_empty() {
+            continue;
+        }
+        if must_end() {
+            return Err(Errno::CANCELED);
+        }
+        table.mark_dirty(address);
+        if !sys::task::pins() && whole(&mut guard, address, CHUNK_BYTES).is_ok() {
+            continue;
+        }
+        for (first, count) in stored.runs() {
+            make_private(address + first * PAGE_BYTES, count * PAGE_BYTES)?;
+        }
+    }
+}
+
 /// Takes everything back, and forgets it: from here the hooks pass all calls on.
 pub(crate) fn give_back(guard: &mut Guard) {
     // What cannot be made anonymous becomes private where it lies.

@@ -23,6 +23,7 @@ use wire::{
 };
 
 use crate::alone::Alone;
+use crate::domain;
 use crate::life::{self, Life, Why};
 use crate::lines;
 use crate::link::Link;
@@ -266,7 +267,10 @@ fn session(link: &Link<'_>, own: &Own) -> Result<()> {
     let packet = buffer.get(..received.len).unwrap_or_default();
     let welcome = match Reception::decode(packet).map_err(|_| Errno::PROTO)? {
         Reception::Welcome(welcome) => welcome,
-        Reception::Refused(_) => return Err(Errno::ACCESS),
+        Reception::Refused(reason) => {
+            // What is not its own by then is tried again with the next refusal.
+            return domain::settle(reason.domain, &[], link.life()).and(Err(Errno::ACCESS));
+        }
     };
     sys::thread::allow_tracer(link.peer.pid);
     let mut session = match Session::new(welcome, &mut received, own) {
@@ -282,8 +286,17 @@ fn session(link: &Link<'_>, own: &Own) -> Result<()> {
     };
     drop(received);
     if let Some(mut guard) = lock() {
-        report::everything(&mut guard);
         whole::lend(&mut guard, Some(session.window.tools()));
+    }
+    let its = [session.lifeline, session.tie];
+    if let Err(errno) = domain::settle(welcome.domain, &its, link.life()) {
+        // Nothing was merged in this domain.
+        its.into_iter().for_each(lines::release);
+        return_tools(&mut session);
+        return Err(errno);
+    }
+    if let Some(mut guard) = lock() {
+        report::everything(&mut guard);
         guard.process().serving.store(SERVED, Ordering::Relaxed);
     }
     let ready = Ready {
@@ -299,11 +312,15 @@ fn session(link: &Link<'_>, own: &Own) -> Result<()> {
             farewell(link, &mut buffer, link.why());
         }
     }
+    return_tools(&mut session);
+    ready
+}
+
+fn return_tools(session: &mut Session) {
     if let Some(mut guard) = lock() {
         whole::lend(&mut guard, None);
     }
     session.end();
-    ready
 }
 
 impl<'a> Session<'a> {

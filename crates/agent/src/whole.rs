@@ -133,7 +133,7 @@ impl Still {
         let [tid, uffd, freezer] = lent.map(|number| number.load(Ordering::Relaxed));
         let uffd = match uffd.checked_sub(1) {
             Some(fd) => Some(Uffd::of_thread(tid, fd)?),
-            None if sys::task::threads()? <= 1 + u32::from(guard.process().life.runs()) => {
+            None if sys::task::threads()? <= guard.process().life.idle_threads() + 1 => {
                 return Ok(Self::Alone);
             }
             None => None,

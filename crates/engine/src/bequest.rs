@@ -4,6 +4,7 @@
 //! ```text
 //!  note.INODE.DOMAIN     pageone 1            a page of text only engines see
 //!                        domain uid:0/web
+//!                        owner 1000           the user whose guest began it
 //!  store.INODE.DOMAIN    store 0 2071         a line for each node's store, by inode
 //!  tie.INODE.DOMAIN      tie 2072             and for each tie that guests were ever given
 //!                        end
@@ -91,6 +92,8 @@ pub(crate) fn name(kind: Kind, number: u64, domain: &str) -> String {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Will {
     pub(crate) domain: String,
+    /// The user whose guest began it; none until there was a guest.
+    pub(crate) owner: Option<u32>,
     /// Node and number of each store.
     pub(crate) stores: Vec<(u32, u64)>,
     /// Numbers of the ties.
@@ -100,6 +103,9 @@ pub(crate) struct Will {
 impl Will {
     fn text(&self) -> String {
         let mut text = format!("pageone 1\ndomain {}\n", self.domain);
+        if let Some(owner) = self.owner {
+            text.push_str(&format!("owner {owner}\n"));
+        }
         for (node, number) in &self.stores {
             text.push_str(&format!("store {node} {number}\n"));
         }
@@ -115,6 +121,7 @@ impl Will {
         let mut lines = body.lines();
         let mut will = Self {
             domain: lines.next()?.strip_prefix("domain ")?.to_owned(),
+            owner: None,
             stores: Vec::new(),
             ties: Vec::new(),
         };
@@ -126,10 +133,18 @@ impl Will {
                     will.stores.push((node.parse().ok()?, number.parse().ok()?));
                 }
                 "tie" => will.ties.push(rest.parse().ok()?),
+                "owner" if will.owner.is_none() => will.owner = Some(rest.parse().ok()?),
                 _ => return None,
             }
         }
         Some(will)
+    }
+}
+
+impl Will {
+    /// Descriptors that a keeper holds for it: the note among them.
+    pub(crate) fn descriptors(&self) -> u64 {
+        (self.stores.len() + self.ties.len() + 1) as u64
     }
 }
 
@@ -174,6 +189,7 @@ impl Bequest {
         let tie = Lifeline::new()?;
         let mut will = Will {
             domain: domain.to_owned(),
+            owner: None,
             stores: Vec::new(),
             ties: vec![memfd::number(tie.as_fd())?],
         };
@@ -290,6 +306,25 @@ impl Bequest {
         state.tie.share()
     }
 
+    /// Notes whose guest began the domain: its descriptors count as this user's.
+    pub(crate) fn own(&self, uid: u32) {
+        let mut state = lock(&self.state);
+        state.will.owner = Some(uid);
+        if state.kept {
+            let told = self.write(&state);
+            self.judge(&mut state, told);
+        }
+    }
+
+    /// Descriptors that the keeper holds.
+    pub(crate) fn kept(&self) -> u64 {
+        let state = lock(&self.state);
+        match state.kept && self.keeper.is_some() {
+            true => state.will.descriptors(),
+            false => 0,
+        }
+    }
+
     /// Notes that a former engine's tie is free.
     pub(crate) fn untie(&self, number: u64) {
         let mut state = lock(&self.state);
@@ -316,6 +351,7 @@ mod tests {
     fn a_note_returns_what_was_written_and_only_whole() {
         let will = Will {
             domain: "uid:4294967295/some name: ä%".to_owned(),
+            owner: Some(u32::MAX),
             stores: vec![(0, 12), (3, u64::MAX)],
             ties: vec![7, 8],
         };
@@ -330,6 +366,7 @@ mod tests {
         assert_eq!(Will::parse(&text.replace("tie 8", "tie x")), None);
         // The largest note fits its page.
         let largest = Will {
+            owner: Some(u32::MAX),
             domain: "ä".repeat(50),
             stores: vec![(u32::MAX, u64::from(u32::MAX)); wire::MAX_STORES],
             ties: vec![u64::from(u32::MAX); MAX_TIES + 1],

@@ -9,19 +9,19 @@ use numa::{HeapView, NodeId};
 use sys::keeper::{Keeper, Kept};
 use sys::process::{self, Cgroup};
 use sys::stranger::Stranger;
-use wire::{RunMode, Setting, Status};
+use wire::{DomainMark, RunMode, Setting, Status};
 
 use crate::account::Home;
 use crate::account::Lifeline;
 use crate::error::{EngineError, Refusal};
 use crate::facilities;
-use crate::guest::REFUSED;
 use crate::helm::{self, Helm};
 use crate::link::SocketLink;
 use crate::nodes::Atlas;
 use crate::options::{Options, check_value};
 use crate::read::Hasher;
 use crate::realm::{Realm, lock};
+use crate::refusals::Refusals;
 use crate::remember::Turned;
 use crate::schedule::{Core, Knobs};
 use crate::space::{Applicant, ProcessMemory};
@@ -48,6 +48,16 @@ struct Welcomed {
     realm: Arc<Realm>,
     memory: ProcessMemory,
     line: Box<dyn Lifeline>,
+}
+
+/// What stands for a domain on the wire: of its name, so that it is the same for the next engine. An agent does
+/// with it nothing that could harm another, so nobody gains by two names with one mark.
+#[must_use]
+pub fn mark(domain: &str) -> DomainMark {
+    let hash = twox_hash::XxHash3_128::oneshot(domain.as_bytes());
+    #[allow(clippy::cast_possible_truncation)] // both halves
+    let halves = [hash as u64, (hash >> 64) as u64];
+    DomainMark(halves)
 }
 
 impl Engine {
@@ -138,19 +148,22 @@ impl Engine {
     /// handshake happens in the next round. A guest that cannot be admitted is told why, and so is the log. One whose
     /// domain rests on its `cgroup` leaves it with the cgroup.
     pub fn admit(&self, caller: Stranger, domain: &str, cgroup: Option<Cgroup>) {
-        let peer = caller.peer();
+        let (core, peer) = (&self.helm.core, caller.peer());
         let mut link = Box::new(SocketLink::new(caller));
         let applicant = Applicant::new(link.socket(), cgroup);
         match applicant.and_then(|applicant| self.welcome(&mut link, applicant, domain)) {
             Ok(its) => {
-                let core = &self.helm.core;
                 core.admit(peer, its.realm, Box::new(its.memory), link, its.line);
                 self.helm.tell(|signal| signal.nudge = true);
             }
             Err(why) => {
+                let mark = match why.is_about_the_process() {
+                    true => DomainMark::NONE,
+                    false => mark(domain),
+                };
                 let why = why.to_string();
-                link.refuse(&why);
-                REFUSED.tell(peer.uid, &why);
+                link.refuse(&why, mark);
+                core.users.refusals.tell(peer.uid, peer.pid, &why);
             }
         }
     }
@@ -167,15 +180,18 @@ impl Engine {
         if core.has_session(pid) {
             return Err(Refusal::Session { pid });
         }
+        if let Some(left) = core.users.pause(uid) {
+            return Err(Refusal::Haste { uid, left });
+        }
         core.check_quota(uid, domain)?;
         let realm = core.realm(domain)?;
-        realm.owner.get_or_init(|| uid);
+        realm.note_guest_of(uid);
         let stores = realm.floors().map(|floor| floor.store.share());
         let stores = stores.collect::<std::io::Result<Vec<_>>>()?;
         let device = self.device.as_ref().map(AsFd::as_fd);
         let no_tie = std::io::Error::from(std::io::ErrorKind::Unsupported);
         let tie = realm.bequest.as_ref().ok_or(no_tie)?.tie()?;
-        let (line, number) = link.welcome(tie.as_fd(), &stores, device)?;
+        let (line, number) = link.welcome(mark(domain), tie.as_fd(), &stores, device)?;
         let memory = ProcessMemory::new(
             applicant,
             link.socket().watch(),
@@ -187,6 +203,12 @@ impl Engine {
             memory,
             line,
         })
+    }
+
+    /// Why processes are not served: what the log and the status tell.
+    #[must_use]
+    pub fn refusals(&self) -> Arc<Refusals> {
+        Arc::clone(&self.helm.core.users.refusals)
     }
 
     /// The counters.

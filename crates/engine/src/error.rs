@@ -19,6 +19,16 @@ pub enum EngineError {
         /// The kernel's answer.
         source: std::io::Error,
     },
+    /// What the engine needs of the kernel could not be tried.
+    #[error("{what} cannot be tried: {remedy}")]
+    Untried {
+        /// The facility.
+        what: &'static str,
+        /// What is short, and what to do about it.
+        remedy: &'static str,
+        /// The kernel's answer.
+        source: std::io::Error,
+    },
     /// A setting lies outside its range.
     #[error("{knob} cannot be {value}: it takes {range}")]
     Range {
@@ -117,7 +127,7 @@ pub enum Refusal {
     },
     /// It has another cgroup than the one by which it has its domain.
     #[error(
-        "process {pid} has gone from cgroup {:?} (number {}) to {:?} ({})",
+        "process {pid} has gone from cgroup {} (number {}) to {} ({})",
         from.path, from.id, to.path, to.id
     )]
     Moved {
@@ -127,6 +137,16 @@ pub enum Refusal {
         from: Cgroup,
         /// Where it is.
         to: Cgroup,
+    },
+    /// To look at its user's processes took long.
+    #[error(
+        "processes of user {uid} have many threads, all of which are looked at: for {left:?} no more are"
+    )]
+    Haste {
+        /// The user.
+        uid: u32,
+        /// How long from now.
+        left: std::time::Duration,
     },
     /// Its user has as much as he may.
     #[error(transparent)]
@@ -140,4 +160,19 @@ pub enum Refusal {
     /// The system refuses.
     #[error(transparent)]
     System(#[from] std::io::Error),
+}
+
+impl Refusal {
+    /// Whether it says that this process may be in no domain at all, and not that there is no place or time for it.
+    pub(crate) fn is_about_the_process(&self) -> bool {
+        match self {
+            Self::Ids { .. }
+            | Self::Secret { .. }
+            | Self::NoWitness { .. }
+            | Self::Elsewhere { .. }
+            | Self::Moved { .. }
+            | Self::Gone { .. } => true,
+            Self::Session { .. } | Self::Haste { .. } | Self::Quota(_) | Self::System(_) => false,
+        }
+    }
 }

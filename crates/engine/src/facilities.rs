@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use numa::Topology;
+use rustix::io::Errno;
 
 use crate::account::Home;
 use crate::error::EngineError;
@@ -11,17 +12,8 @@ use crate::nodes::Atlas;
 /// Tries what the engine and its guests need of the kernel; gives the userfaultfd device where this
 /// process may open it.
 pub(crate) fn userfaultfd() -> Result<Option<OwnedFd>, EngineError> {
-    let missing = |what, needs| {
-        move |error: rustix::io::Errno| EngineError::Missing {
-            what,
-            needs,
-            source: error.into(),
-        }
-    };
-    sys::pagemap::probe().map_err(missing(
-        "PAGEMAP_SCAN",
-        "Linux 6.7 or newer with /proc mounted",
-    ))?;
+    let needs = "Linux 6.7 or newer with /proc mounted";
+    sys::pagemap::probe().map_err(|error| cannot_try("PAGEMAP_SCAN", needs, error))?;
     let device = sys::uffd::Uffd::device().ok();
     let tried = match &device {
         Some(device) => sys::uffd::Uffd::from_device(device.as_fd()),
@@ -30,14 +22,45 @@ pub(crate) fn userfaultfd() -> Result<Option<OwnedFd>, EngineError> {
     match tried {
         Ok(_) => Ok(device),
         // Guests may have a right of their own that this process lacks.
-        Err(rustix::io::Errno::PERM | rustix::io::Errno::ACCESS) => {
+        Err(Errno::PERM | Errno::ACCESS) => {
             tracing::warn!("no right to userfaultfd here: guests need one of their own");
             Ok(None)
         }
-        Err(error) => Err(missing(
+        Err(error) => Err(cannot_try(
             "userfaultfd with WP_ASYNC and MOVE",
             "Linux 6.8 or newer built with CONFIG_USERFAULTFD",
-        )(error)),
+            error,
+        )),
+    }
+}
+
+/// Why a facility could not be tried: the kernel lacks it, or this process lacks something at the moment.
+fn cannot_try(what: &'static str, needs: &'static str, error: Errno) -> EngineError {
+    let remedy = match error {
+        Errno::MFILE => {
+            "this process has no descriptors left: raise its limit (ulimit -n, LimitNOFILE=)"
+        }
+        Errno::NFILE => {
+            "the machine has no descriptors left: raise fs.file-max, or end what holds them"
+        }
+        Errno::NOMEM | Errno::AGAIN => {
+            "memory is short: free some, or raise the limit of this process's cgroup (memory.max)"
+        }
+        Errno::PERM | Errno::ACCESS => {
+            "it is forbidden here: run as root, or allow it (seccomp, LSM, hidepid of /proc)"
+        }
+        _ => {
+            return EngineError::Missing {
+                what,
+                needs,
+                source: error.into(),
+            };
+        }
+    };
+    EngineError::Untried {
+        what,
+        remedy,
+        source: error.into(),
     }
 }
 
@@ -78,4 +101,24 @@ pub(crate) fn atlas(home: &Home) -> Result<Atlas, EngineError> {
         }
     }
     Ok(atlas)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_short_is_not_called_missing() {
+        let said = |errno| cannot_try("PAGEMAP_SCAN", "Linux 6.7", errno).to_string();
+        for (errno, remedy) in [
+            (Errno::MFILE, "LimitNOFILE"),
+            (Errno::NFILE, "fs.file-max"),
+            (Errno::NOMEM, "memory.max"),
+            (Errno::ACCESS, "run as root"),
+        ] {
+            let said = said(errno);
+            assert!(said.contains(remedy) && !said.contains("missing"), "{said}");
+        }
+        assert_eq!(said(Errno::NOTTY), "PAGEMAP_SCAN is missing: Linux 6.7");
+    }
 }

@@ -13,6 +13,8 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, A
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
+use rustix::time::{ClockId, clock_gettime};
+use sys::foreign::ForeignName;
 use sys::pagemap::PageRun;
 use sys::process::Remote;
 use wire::{Answer, Changes, PageBits, Question, Ready};
@@ -28,7 +30,6 @@ use crate::page::{CLASSES, Class, StoreId};
 use crate::pages::Pages;
 use crate::post::{self, Watched};
 use crate::realm::{Effects, Realm, lock};
-use crate::refusals::Refusals;
 use crate::store::PageBytes;
 use crate::users::User;
 
@@ -100,7 +101,7 @@ pub(crate) trait Memory: Send + Sync {
     fn has_left(&self) -> bool;
 
     /// The command name.
-    fn name(&self) -> String;
+    fn name(&self) -> ForeignName;
 
     /// The number of the process that it is a child of.
     fn parent(&self) -> Option<u32> {
@@ -352,9 +353,6 @@ struct Pins {
     clean: u32,
 }
 
-/// What the log has of processes that may not be guests.
-pub(crate) static REFUSED: Refusals = Refusals::new();
-
 /// How long a guest may take to give the pages it shared with its former domain private copies.
 const PARTING: Duration = Duration::from_secs(10);
 
@@ -424,7 +422,12 @@ impl Guest {
     /// # Errors
     /// Why it may not be one.
     pub(crate) fn enter(&self, ready: Ready) -> Result<(), Refusal> {
-        self.memory.admit(ready)?;
+        let begin = thread_time();
+        let admitted = self.memory.admit(ready);
+        self.user
+            .note_admission(thread_time().saturating_sub(begin));
+        admitted?;
+        self.user.refusals.forget_process(self.user.uid, self.pid);
         let vmas = self.memory.mappings().unwrap_or(0);
         self.counters.vmas.store(vmas, Relaxed);
         self.counters.vmas_before.store(vmas, Relaxed);
@@ -489,9 +492,19 @@ impl Guest {
             (Ok(_), Fault::Failed { step, .. }) if *step == wire::STEP_RIGHTS => {
                 tracing::debug!(pid = self.pid, %fault, "the guest left");
             }
-            (Ok(_), Fault::Unfit(why)) => REFUSED.tell(self.user.uid, &why.to_string()),
-            (Ok(_), _) => tracing::warn!(pid = self.pid, %fault, "the guest is dropped"),
+            (Ok(_), Fault::Unfit(why)) => self.tell(&why.to_string()),
+            (Ok(_), _) => self.tell(&format!("process {} is dropped: {fault}", self.pid)),
         }
+    }
+
+    /// Says why it is not served any longer.
+    fn tell(&self, why: &str) {
+        self.user.refusals.tell(self.user.uid, self.pid, why);
+    }
+
+    /// Why it may no longer be in its domain.
+    pub(crate) fn why_it_leaves(&self) -> Option<String> {
+        self.leaving.get().map(|(why, _)| why.clone())
     }
 
     /// Notes that the guest is retired.
@@ -748,6 +761,12 @@ impl Guest {
         let empty = |offers: MutexGuard<'_, Offers>| offers.chunks.is_empty();
         !self.is_stuck() && self.offers.try_lock().is_ok_and(empty)
     }
+}
+
+/// CPU time of the calling thread.
+fn thread_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::try_from(time).unwrap_or_default()
 }
 
 impl Drop for Guest {

@@ -117,7 +117,7 @@ mod users;
 mod waiting;
 mod workers;
 
-pub use engine::Engine;
+pub use engine::{Engine, mark};
 pub use error::{EngineError, Refusal};
 pub use options::{Limits, Options};
 pub use quota::OverQuota;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use sys::stranger::Stranger;
 use sys::{memfd, process};
-use wire::{Answer, MAX_MESSAGE, Question, Reason, Welcome};
+use wire::{Answer, DomainMark, MAX_MESSAGE, Question, Reason, Welcome};
 
 use crate::account::Lifeline;
 use crate::guest::{Fault, Link};
@@ -48,20 +48,22 @@ impl SocketLink {
         &self.socket
     }
 
-    /// Tells the agent that its guest is refused, and why. An agent that does not take it has lost it.
-    pub(crate) fn refuse(&mut self, why: &str) {
-        let len = Reason::new(why).encode(&mut self.buffer);
+    /// Tells the agent that its guest is refused, why, and which `domain` it would be in. An agent that does not take it
+    /// has lost it.
+    pub(crate) fn refuse(&mut self, why: &str, domain: DomainMark) {
+        let len = Reason::new(why, domain).encode(&mut self.buffer);
         let packet = self.buffer.get(..len).unwrap_or_default();
         let _ = sys::socket::send_within(&self.socket, packet, &[], Duration::ZERO);
     }
 
-    /// Welcomes the agent: hands over a lifeline, the domain's tie, the stores, and the userfaultfd device if there
+    /// Welcomes the agent in `domain`: hands over a lifeline, the domain's tie, the stores, and the userfaultfd device if there
     /// is one. Gives the lifeline and its number.
     ///
     /// # Errors
     /// When the connection is broken or descriptors are exhausted.
     pub(crate) fn welcome(
         &mut self,
+        domain: DomainMark,
         tie: BorrowedFd<'_>,
         stores: &[OwnedFd],
         device: Option<BorrowedFd<'_>>,
@@ -71,6 +73,7 @@ impl SocketLink {
         let welcome = Welcome {
             stores: u16::try_from(stores.len()).unwrap_or(u16::MAX),
             device: device.is_some(),
+            domain,
         };
         let len = welcome.encode(&mut self.buffer);
         let stores = stores.iter().map(AsFd::as_fd);
@@ -160,11 +163,14 @@ mod tests {
         let store = memfd::Store::new("pageone-test").unwrap();
         let stores = [(); 2].map(|()| store.share().unwrap());
         let tie = memfd::Lifeline::new().unwrap();
-        let (line, told) = link.welcome(tie.as_fd(), &stores, None).unwrap();
+        let (line, told) = link
+            .welcome(DomainMark([7, 8]), tie.as_fd(), &stores, None)
+            .unwrap();
         let mut buffer = [0; MAX_MESSAGE];
         let mut received = sys::socket::recv(&agent, &mut buffer).unwrap();
         let welcome = Welcome::decode(&buffer[..received.len]).unwrap();
         assert_eq!((welcome.stores, welcome.device), (2, false));
+        assert_eq!(welcome.domain, DomainMark([7, 8]));
         let theirs = received.descriptors[0].take().unwrap();
         assert_eq!(memfd::number(&theirs).unwrap(), told);
         let access = sys::mapping::Access::ReadWrite;

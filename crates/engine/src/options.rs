@@ -66,6 +66,10 @@ pub struct Limits {
     pub domains: u64,
     /// Those that one user's guests began.
     pub domains_per_user: u64,
+    /// Descriptors that a keeper holds for the domains: what its own limit is.
+    pub kept_descriptors: u64,
+    /// Those for the domains that one user's guests began.
+    pub kept_descriptors_per_user: u64,
     /// Ranges of addresses that a process may offer.
     pub regions_per_process: u64,
     /// Chunks of 2 MiB that a process may offer, whether there is memory in them or not.
@@ -113,6 +117,8 @@ impl Default for Limits {
             guests_per_user: 1024,
             domains: KEPT / 3,
             domains_per_user: 512,
+            kept_descriptors: KEPT,
+            kept_descriptors_per_user: KEPT / 4 * 3,
             regions_per_process: 1 << 16,
             chunks_per_process: 1 << 20,
             table_mib_per_process: (table_mib_per_user / 2).max(LEAST_TABLES_MIB),

@@ -287,7 +287,7 @@ impl Memory for Watched {
         self.0.has_exited()
     }
 
-    fn name(&self) -> String {
+    fn name(&self) -> sys::foreign::ForeignName {
         self.0.name()
     }
 }

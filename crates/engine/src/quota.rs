@@ -4,14 +4,17 @@
 //! quarters of the whole, the next three quarters of the rest, and whoever comes always finds something. Equal
 //! shares, the tempting alternative, would need the number of users who are yet to come.
 //!
-//! A domain belongs to the user whose guest began it. It costs the keeper three descriptors and more, of which that has a fixed
-//! number, so a user who makes up names must not take them all.
+//! A domain belongs to the user whose guest began it, for the next engine too. It costs the keeper three descriptors, one more a
+//! node, and one more for each former engine whose guests are not all back. A keeper has a fixed number of these, so
+//! they are counted as they are, beside the domains: a user who makes up names, or keeps old ties, must not take them all.
 //!
 //! Source: A. Choudhury, E. Hahne: *Dynamic Queue Length Thresholds for Shared-Memory Packet Switches*, 1998.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::realm::lock;
+use crate::bequest::Bequest;
+use crate::realm::{Realm, lock};
 use crate::schedule::Core;
 
 /// Times what is free for all that a user may have.
@@ -20,7 +23,7 @@ const GREED: u64 = 3;
 /// Why a process may not be one more guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "user {uid} has {own} {what}, of {all} in all: one more is beyond his share (limits: {what}_per_user = \
+    "user {uid} has {own} {what}: one more is beyond his share (limits: {what}_per_user = \
      {per_user}, {what} = {total})"
 )]
 pub struct OverQuota {
@@ -44,10 +47,9 @@ impl OverQuota {
 }
 
 impl Core {
-    /// Whether a process of user `uid` may be one more guest, in `domain`. Root and the user of the engine may what
-    /// the machine can.
+    /// Whether a process of user `uid` may be one more guest, in `domain`.
     pub(crate) fn check_quota(&self, uid: u32, domain: &str) -> Result<(), OverQuota> {
-        if uid == 0 || uid == rustix::process::geteuid().as_raw() {
+        if is_master(uid) {
             return Ok(());
         }
         let limits = self.users.limits();
@@ -66,7 +68,7 @@ impl Core {
         if realms.contains_key(domain) {
             return Ok(());
         }
-        let is_his = |realm: &&Arc<crate::realm::Realm>| realm.owner.get() == Some(&uid);
+        let is_his = |realm: &&Arc<Realm>| realm.owner.get() == Some(&uid);
         let domains = OverQuota {
             what: "domains",
             own: realms.values().filter(is_his).count() as u64,
@@ -75,8 +77,44 @@ impl Core {
             total: limits.domains,
             ..guests
         };
-        domains.check()
+        domains.check()?;
+        let kept = self.kept_descriptors(uid, &realms);
+        kept.check()
     }
+
+    fn kept_descriptors(&self, uid: u32, realms: &BTreeMap<String, Arc<Realm>>) -> OverQuota {
+        let limits = self.users.limits();
+        let kept = |realm: &Arc<Realm>| realm.bequest.as_ref().map_or(0, Bequest::kept);
+        let his = realms
+            .values()
+            .filter(|realm| realm.owner.get() == Some(&uid));
+        OverQuota {
+            what: "kept_descriptors",
+            uid,
+            own: his.map(kept).sum(),
+            all: realms.values().map(kept).sum(),
+            per_user: limits.kept_descriptors_per_user,
+            total: limits.kept_descriptors,
+        }
+    }
+
+    /// Whether a former engine's domain of user `uid` may go on, that takes `more` descriptors of the keeper.
+    pub(crate) fn check_kept(&self, uid: u32, more: u64) -> Result<(), OverQuota> {
+        if is_master(uid) {
+            return Ok(());
+        }
+        let kept = self.kept_descriptors(uid, &lock(&self.realms));
+        let own = kept.own + more;
+        match own <= kept.per_user && kept.all + more <= kept.total {
+            true => Ok(()),
+            false => Err(OverQuota { own, ..kept }),
+        }
+    }
+}
+
+/// Root and the user of the engine may what the machine can.
+pub(crate) fn is_master(uid: u32) -> bool {
+    uid == 0 || uid == rustix::process::geteuid().as_raw()
 }
 
 #[cfg(test)]

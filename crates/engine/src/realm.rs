@@ -24,7 +24,7 @@ pub(crate) struct Floor {
 /// Indexes, stores and tables of one domain.
 pub(crate) struct Realm {
     pub(crate) domain: String,
-    /// The user whose guest was the first here in this engine's time.
+    /// The user whose guest was the first here.
     pub(crate) owner: OnceLock<u32>,
     first: Floor,
     others: Vec<Floor>,
@@ -63,6 +63,14 @@ impl Realm {
             unpunched: Mutex::default(),
             bequest: None,
         })
+    }
+
+    /// Notes that a guest of user `uid` is there; the first one began the domain.
+    pub(crate) fn note_guest_of(&self, uid: u32) {
+        let is_first = self.owner.set(uid).is_ok();
+        if let Some(bequest) = self.bequest.as_ref().filter(|_| is_first) {
+            bequest.own(uid);
+        }
     }
 
     fn floor(&self, store: StoreId) -> &Floor {

@@ -130,8 +130,8 @@ impl Memory for Simulated {
         self.has_exited()
     }
 
-    fn name(&self) -> String {
-        "simulated".to_owned()
+    fn name(&self) -> sys::foreign::ForeignName {
+        "simulated".into()
     }
 }
 

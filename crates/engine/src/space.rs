@@ -32,6 +32,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use rustix::io::Errno;
 use rustix::process::Pid;
 use sys::credentials::{Credentials, is_secret};
+use sys::foreign::ForeignName;
 use sys::pagemap::{PageRun, Pagemap};
 use sys::process::{self, Cgroup, Remote, without_yielding};
 use sys::socket::Peer;
@@ -389,11 +390,11 @@ impl Memory for ProcessMemory {
         self.has_exited() || self.watch.has_left()
     }
 
-    fn name(&self) -> String {
+    fn name(&self) -> ForeignName {
         let name = process::comm(self.pid());
         match self.has_exited() {
             false => name,
-            true => String::new(),
+            true => ForeignName::default(),
         }
     }
 
@@ -461,7 +462,7 @@ mod tests {
         assert_eq!(memory.read(&[nowhere], &mut [&mut page]).unwrap(), 0);
         assert_eq!(memory.read(&[there], &mut [&mut page]).unwrap(), 1);
         assert_eq!(page, [7; wire::PAGE_BYTES]);
-        assert!(memory.mappings().unwrap() > 0 && !memory.name().is_empty());
+        assert!(memory.mappings().unwrap() > 0 && !memory.name().raw().is_empty());
         assert!(!memory.has_left());
         drop(end);
         thread.join().unwrap();
@@ -469,7 +470,7 @@ mod tests {
             std::thread::yield_now();
         }
         assert!(memory.read(&[there], &mut [&mut page]).is_err());
-        assert!(memory.mappings().is_none() && memory.name().is_empty());
+        assert!(memory.mappings().is_none() && memory.name().raw().is_empty());
         assert!(memory.mapped(&[], &mut |_| {}).is_err());
         assert!(memory.compare().is_err());
     }

@@ -36,6 +36,7 @@ pub(crate) fn status(core: &Core) -> Status {
         effective_period_ms: u64::try_from(core.knobs.period().as_millis()).unwrap_or(u64::MAX),
         full_scans: core.full_scans.load(Relaxed),
         window_max_us: core.gone_window_ns.load(Relaxed) / 1000,
+        unserved: core.users.refusals.list(),
         ..Status::default()
     };
     let mut cpu_ns = core.gone_cpu_ns.load(Relaxed);
@@ -112,7 +113,7 @@ fn describe(guest: &Guest, census: &Census) -> GuestStatus {
         pid: guest.pid,
         uid: guest.user.uid,
         comm: guest.memory.name(),
-        domain: guest.realm.domain.clone(),
+        domain: guest.realm.domain.as_str().into(),
         regions: guest.counters.regions.load(Relaxed),
         pages: census.present(),
         pages_sharing: pages(Class::Merged),
@@ -125,6 +126,8 @@ fn describe(guest: &Guest, census: &Census) -> GuestStatus {
         pages_pinned: pages(Class::Pinned),
         pins: guest.pins(),
         at_limit: guest.refusal(),
+        leaves: guest.why_it_leaves(),
+        stuck: guest.is_stuck() || guest.user.is_stuck(),
         saved_bytes: pages(Class::Zeroed) * PAGE,
         vmas: guest.counters.vmas.load(Relaxed),
         responsive: guest.is_responsive(),

@@ -15,6 +15,7 @@ use crate::account::Home;
 use crate::adopt::Tie;
 use crate::bequest::{self, Bequest, Kind, MAX_TIES, Will};
 use crate::page::StoreId;
+use crate::quota::OverQuota;
 use crate::realm::{Floor, Realm};
 use crate::schedule::Core;
 use crate::store::Memfd;
@@ -41,6 +42,8 @@ enum Misfit {
     Twice,
     #[error("a guest has sealed one of its ties")]
     Tampered,
+    #[error(transparent)]
+    Quota(#[from] OverQuota),
     #[error(transparent)]
     Adopt(#[from] memfd::AdoptError),
     #[error(transparent)]
@@ -121,7 +124,7 @@ impl Maker {
         pool: &mut Pool,
     ) -> bool {
         let parts = self.take_parts(core, &mut will, pool);
-        let domain = will.domain.clone();
+        let (domain, owner) = (will.domain.clone(), will.owner);
         let taken = parts.and_then(|(stores, ties)| {
             // From here on the next engine gets this one's tie too, or nothing.
             let bequest = Bequest::go_on(note.try_clone()?, will.clone(), Arc::clone(keeper));
@@ -129,6 +132,9 @@ impl Maker {
         });
         let taken = taken.and_then(|(stores, ties, bequest)| {
             let realm = self.realm(&domain, stores, bequest)?;
+            if let Some(owner) = owner {
+                realm.owner.get_or_init(|| owner);
+            }
             Ok(core.inherit(realm, ties)?)
         });
         if let Err(misfit) = &taken {
@@ -147,7 +153,12 @@ impl Maker {
         will: &mut Will,
         pool: &mut Pool,
     ) -> Result<(Vec<Memfd>, Vec<Tie>), Misfit> {
-        Ok((self.take_stores(core, will, pool)?, take_ties(will, pool)?))
+        let parts = (self.take_stores(core, will, pool)?, take_ties(will, pool)?);
+        if let Some(owner) = will.owner {
+            // And this engine's tie.
+            core.check_kept(owner, will.descriptors() + 1)?;
+        }
+        Ok(parts)
     }
 
     fn take_stores(&self, core: &Core, will: &Will, pool: &mut Pool) -> Result<Vec<Memfd>, Misfit> {
@@ -265,6 +276,7 @@ mod tests {
         /// What an engine leaves that wrote two pages, and whose tie somebody maps.
         fn legacy(&self) -> Vec<Kept> {
             let realm = self.maker(1).new_realm("uid:0/x").unwrap();
+            realm.note_guest_of(61_001);
             let pages = [[1; wire::PAGE_BYTES], [2; wire::PAGE_BYTES]];
             let store = realm.store(StoreId::default());
             store.write(Slot(5), &[&pages[0], &pages[1]]).unwrap();
@@ -277,16 +289,15 @@ mod tests {
         }
 
         fn succeed(&self, nodes: usize, kept: Vec<Kept>) -> Core {
+            self.succeed_within(crate::Limits::default(), nodes, kept)
+        }
+
+        fn succeed_within(&self, limits: crate::Limits, nodes: usize, kept: Vec<Kept>) -> Core {
             let maker = self.maker(nodes);
             let options = crate::Options::default();
             let knobs = Knobs::new(&options, 65530);
             let new_realm = |_: &str| Err(std::io::ErrorKind::Unsupported.into());
-            let core = Core::new(
-                knobs,
-                options.limits,
-                Hasher::new().unwrap(),
-                Box::new(new_realm),
-            );
+            let core = Core::new(knobs, limits, Hasher::new().unwrap(), Box::new(new_realm));
             maker.take_over(&core, &self.keeper, kept);
             core
         }
@@ -357,6 +368,23 @@ mod tests {
             assert!(kept.is_empty(), "{what}: {kept:?}");
             names.retain(|name| !forgotten.contains(name));
             assert!(names.is_empty(), "{what}: {names:?} are kept for ever");
+        }
+    }
+
+    #[test]
+    fn a_user_has_his_share_of_the_keeper() {
+        // Store, note and two ties.
+        for (share, taken) in [(4, true), (3, false)] {
+            let post = Post::new();
+            let limits = crate::Limits {
+                kept_descriptors_per_user: share,
+                ..crate::Limits::default()
+            };
+            let core = post.succeed_within(limits, 1, post.legacy());
+            assert_eq!(core.has_realm("uid:0/x"), taken, "{share}");
+            let another = core.check_quota(61_001, "uid:61001/y");
+            assert_eq!(another.is_ok(), !taken, "the next engine knows whose it is");
+            assert!(core.check_quota(61_002, "uid:61002").is_ok());
         }
     }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use sys::foreign::Foreign;
 use wire::{Hello, MAX_MESSAGE, Name, Reply, ReplyReader, Request, Role};
 
 /// Asks the daemon at `socket`, and waits for its reply for `patience` at most.
@@ -27,7 +28,11 @@ pub(crate) fn ask(socket: &Path, request: &Request, patience: Duration) -> Resul
         sys::socket::send(&connection, &packet[..len], &[])?;
         sys::socket::send(&connection, &serde_json::to_vec(request)?, &[])?;
         let reply = receive(&connection)?;
-        Ok(serde_json::from_slice(&reply)?)
+        // A reason may quote names that others chose.
+        Ok(match serde_json::from_slice(&reply)? {
+            Reply::Refused(why) => Reply::Refused(Foreign(&why).to_string()),
+            reply => reply,
+        })
     };
     talk().with_context(|| format!("no reply from the daemon at {}", socket.display()))
 }

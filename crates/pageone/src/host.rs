@@ -75,6 +75,7 @@ const FAREWELL: Duration = Duration::from_millis(700);
 /// Stops an engine, if that can be done soon: else it ends with the process, which does no harm. Guests finish
 /// alone what they are at, as when the process is killed.
 pub(crate) fn stop_engine(engine: Arc<Engine>) {
+    sys::process::yield_no_more();
     let (done, wait) = mpsc::channel();
     let stop = move || {
         // The lanes have ended, or are at something that does not end soon.

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
-use sys::foreign::Foreign;
+use sys::foreign::ForeignName;
 
 /// The name under which a keeper holds the socket.
 pub(crate) const NAME: &str = "listener";
@@ -27,11 +27,11 @@ pub(crate) const NAME: &str = "listener";
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ListenError {
     /// A live process listens there.
-    #[error("{path} is in use: process {pid} ({}) serves it", Foreign(comm), path = path.display())]
+    #[error("{path} is in use: process {pid} ({comm}) serves it", path = path.display())]
     Occupied {
         path: PathBuf,
         pid: u32,
-        comm: String,
+        comm: ForeignName,
     },
     /// Something that is no socket of ours is there, and is left alone.
     #[error("{path} exists and is not a stale socket of pageone: remove it, or name another \

@@ -43,7 +43,7 @@ impl fmt::Display for Who {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "user {} (group {}", self.uid, self.gid)?;
         match &self.cgroup {
-            Some(cgroup) => write!(f, ", cgroup `{}`)", Foreign(&cgroup.path)),
+            Some(cgroup) => write!(f, ", cgroup `{}`)", cgroup.path),
             None => write!(f, ")"),
         }
     }
@@ -102,7 +102,7 @@ impl Peers {
     fn fit(&self, who: &Who) -> bool {
         let in_cgroup = |patterns: &Vec<Pattern>| {
             let cgroup = who.cgroup.as_ref();
-            cgroup.is_some_and(|cgroup| patterns.iter().any(|p| p.matches(&cgroup.path)))
+            cgroup.is_some_and(|cgroup| patterns.iter().any(|p| p.matches(cgroup.path.raw())))
         };
         self.uid.as_ref().is_none_or(|ids| ids.contains(who.uid))
             && self.gid.as_ref().is_none_or(|ids| ids.contains(who.gid))
@@ -148,7 +148,7 @@ impl Grant {
             // The number too: a cgroup that is made again at this path is another.
             Self::Cgroup => {
                 let cgroup = who.cgroup.as_ref()?;
-                Some(format!("cgroup:{}{}", cgroup.id, cgroup.path))
+                Some(format!("cgroup:{}{}", cgroup.id, cgroup.path.raw()))
             }
             Self::Named(name) => Some(format!("name:{name}")),
         }

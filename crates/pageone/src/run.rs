@@ -12,6 +12,7 @@ use numa::placement::{NodeRequest, Strictness};
 use numa::{MemoryReport, Topology};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, Signal, kill_process};
+use sys::foreign::Foreign;
 use sys::signals::{self, Signals};
 use wire::{Reply, Request};
 
@@ -122,7 +123,9 @@ fn start(args: &Args) -> Result<ExitCode> {
 fn ask_for_domain(socket: &Path, name: Option<&str>) -> Result<()> {
     let request = Request::Domain(name.unwrap_or_default().to_owned());
     match (client::ask(socket, &request, PATIENCE)?, name) {
-        (Reply::Refused(why), Some(name)) => bail!("the domain `{name}` is refused: {why}"),
+        (Reply::Refused(why), Some(name)) => {
+            bail!("the domain `{}` is refused: {why}", Foreign(name))
+        }
         (Reply::Refused(why), None) => {
             eprintln!("pageone: {why}: it runs, but its memory is not merged");
             Ok(())

@@ -48,14 +48,12 @@ use sys::fault::{self, Point};
 use sys::process::{self, Cgroup};
 use sys::socket::{self, Peer};
 use sys::stranger::{self, Stranger};
-use wire::{Hello, MAX_MESSAGE, Reason, Reply, Request, Role};
+use wire::{DomainMark, Hello, MAX_MESSAGE, Reason, Reply, Request, Role};
 
-use crate::lane::{self, Answer, Answers, Asked, AskedOwn, Lane};
+use crate::lane::{self, Answer, Answers, Asked, Lane};
 use crate::listener::Listener;
 use crate::policy::{Policy, Who};
 
-/// Requests of one user that wait.
-const MAX_ASKED_OF_USER: usize = 4;
 /// Connections taken before others get their turn.
 const MAX_ACCEPTS: usize = 16;
 /// Time to say who one is, or to send a request.
@@ -106,10 +104,6 @@ impl Caller {
         }
     }
 
-    fn is_asking(&self) -> bool {
-        matches!(self.stage, Stage::Asked)
-    }
-
     /// Gives it the packets of a reply, as far as it takes them.
     fn reply(mut self, packets: Vec<Vec<u8>>) -> Step {
         self.stage = Stage::Reply(packets.into_iter());
@@ -149,14 +143,15 @@ pub(crate) struct Server {
     listener: Listener,
     policy: Policy,
     limits: Limits,
-    refusals: Refusals,
+    refusals: Arc<Refusals>,
     callers: Vec<Caller>,
     next_caller: u64,
     accept_after: Option<Instant>,
     answers: Receiver<Answer>,
-    wake: Arc<rustix::fd::OwnedFd>,
+    /// Where the lanes give them.
+    to: Answers,
     monitor: Lane<Asked>,
-    own: Lane<AskedOwn>,
+    own: Lane<Asked>,
     control: Lane<Asked>,
     door: Lane<Joining>,
 }
@@ -182,11 +177,10 @@ impl Server {
         engine: &Arc<Engine>,
     ) -> std::io::Result<Self> {
         let wake = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
-        let wake = Arc::new(wake);
         let (to, answers) = channel();
         let to = Answers {
             to,
-            wake: Arc::clone(&wake),
+            wake: Arc::new(wake),
         };
         Ok(Self {
             listener,
@@ -196,12 +190,12 @@ impl Server {
             next_caller: 0,
             accept_after: None,
             answers,
-            wake,
             monitor: lane::monitor(engine, &to),
             own: lane::own(engine, &to),
             control: lane::control(engine, &to),
             door: door(engine),
-            refusals: Refusals::default(),
+            to,
+            refusals: engine.refusals(),
         })
     }
 
@@ -248,7 +242,7 @@ impl Server {
         let accepting = self.accept_after.is_none_or(|after| after <= now);
         let mut fds = vec![
             PollFd::from_borrowed_fd(told, PollFlags::IN),
-            PollFd::new(&*self.wake, PollFlags::IN),
+            PollFd::new(&*self.to.wake, PollFlags::IN),
             PollFd::new(
                 &self.listener,
                 [PollFlags::empty(), PollFlags::IN][usize::from(accepting)],
@@ -299,10 +293,11 @@ impl Server {
 
     /// Takes a connection in, if its user has a place.
     fn welcome(&mut self, socket: Stranger) {
-        let uid = socket.peer().uid;
+        let Peer { pid, uid, .. } = socket.peer();
         let same = self.callers.iter().filter(|caller| caller.uid() == uid);
         let most = self.limits.connections_per_user;
-        let taken = same.count() + stranger::unclosed(uid);
+        // What waits at the door has not been answered either.
+        let taken = same.count() + stranger::unclosed(uid) + self.door.waiting(uid);
         let over = taken >= most && !self.policy.is_master(uid);
         if over || !self.make_room(uid) {
             let why = format!(
@@ -310,7 +305,7 @@ impl Server {
                  connections = {})",
                 self.limits.connections
             );
-            return self.refusals.tell(uid, &why);
+            return self.refusals.tell(uid, pid, &why);
         }
         self.next_caller += 1;
         self.callers.push(Caller {
@@ -322,8 +317,7 @@ impl Server {
     }
 
     /// Whether there is a place for one more of this user's: if all are taken, the user who has most loses his
-    /// oldest, unless it is this one. A newcomer gets a place in any case: one person may be many users
-    /// (`/etc/subuid`), and those who mean it well need theirs for a moment only.
+    /// oldest ([`lane::gives_way`]).
     fn make_room(&mut self, uid: u32) -> bool {
         if self.callers.len() < self.limits.connections {
             return true;
@@ -332,12 +326,9 @@ impl Server {
         for caller in &self.callers {
             *counts.entry(caller.uid()).or_default() += 1;
         }
-        let of = |uid: u32| counts.get(&uid).copied().unwrap_or(0);
-        let (own, most) = (of(uid), counts.values().copied().max().unwrap_or(0));
-        if own > 0 && most <= own + 1 {
-            return false;
-        }
-        let oldest = self.callers.iter().position(|c| of(c.uid()) == most);
+        let counts = counts.iter().map(|(&user, &count)| (user, count));
+        let loser = lane::gives_way(counts, uid);
+        let oldest = loser.and_then(|loser| self.callers.iter().position(|c| c.uid() == loser));
         oldest.is_some_and(|oldest| {
             drop(self.callers.remove(oldest));
             true
@@ -365,7 +356,7 @@ impl Server {
     }
 
     fn take_answers(&mut self) {
-        let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
+        let _ = rustix::io::read(&*self.to.wake, &mut [0; 8]);
         while let Ok((number, packets)) = self.answers.try_recv() {
             let at = self
                 .callers
@@ -388,7 +379,7 @@ impl Server {
             Err(Errno::PERM) => {
                 let Peer { pid, uid, .. } = caller.socket.peer();
                 let why = format!("process {pid} of user {uid} sends descriptors");
-                self.refusals.tell(uid, &why);
+                self.refusals.tell(uid, pid, &why);
                 return Step::Done;
             }
             Err(_) => return Step::Done,
@@ -406,7 +397,7 @@ impl Server {
             Ok(hello) => hello,
             Err(error) => {
                 let why = format!("process {pid} of user {uid}: {error}");
-                self.refusals.tell(uid, &why);
+                self.refusals.tell(uid, pid, &why);
                 return Step::Done;
             }
         };
@@ -418,20 +409,22 @@ impl Server {
         }
         let who = self.who(&caller);
         let joining = match self.policy.domain(&who, hello.domain.as_str()) {
-            Ok(domain) => self.door.push(Joining {
+            Ok(domain) => Joining {
                 socket: caller.socket,
                 domain,
                 cgroup: who.cgroup,
-            }),
+            },
             Err(refusal) => {
                 let why = refusal.to_string();
-                refuse_guest(&caller.socket, &why);
-                self.refusals.tell(uid, &why);
+                refuse_guest(&caller.socket, &why, DomainMark::NONE);
+                self.refusals.tell(uid, pid, &why);
                 return Step::Done;
             }
         };
-        if let Err(Joining { socket, .. }) = joining {
-            refuse_guest(&socket, "too many processes wait to be guests");
+        // How many wait of a user is bounded where his connections are.
+        if let Some(Joining { socket, domain, .. }) = self.door.push(uid, usize::MAX, joining) {
+            let mark = engine::mark(&domain);
+            refuse_guest(&socket, "too many processes wait to be guests", mark);
         }
         Step::Done
     }
@@ -462,70 +455,43 @@ impl Server {
             Err(error) => return caller.refuse(format!("the request is not understood: {error}")),
         };
         let who = self.who(&caller);
-        let asking = self
-            .callers
-            .iter()
-            .filter(|c| c.is_asking() && c.uid() == who.uid);
-        if asking.count() >= MAX_ASKED_OF_USER && !self.policy.is_master(who.uid) {
-            let why = format!("{MAX_ASKED_OF_USER} requests of user {} wait", who.uid);
-            return caller.refuse(why);
-        }
-        let number = caller.number;
-        let pushed = match request {
+        let uid = who.uid;
+        let lane = match &request {
             Request::Domain(name) => {
-                let domain = self.policy.domain(&who, &name);
+                let domain = self.policy.domain(&who, name);
                 let reply =
                     domain.map_or_else(|why| Reply::Refused(why.to_string()), Reply::Domain);
                 return caller.reply(lane::packets(&reply));
             }
-            Request::Status if !self.policy.may_monitor(&who) => {
-                let uid = who.uid;
-                self.own
-                    .push(AskedOwn {
-                        caller: number,
-                        uid,
-                    })
-                    .is_ok()
-            }
+            Request::Status if !self.policy.may_monitor(&who) => &self.own,
             Request::Heap if !self.policy.may_monitor(&who) => {
                 return caller.refuse(format!(
-                    "user {} may not see what all guests have: [monitor] in the policy gives that",
-                    who.uid
+                    "user {uid} may not see what all guests have: [monitor] in the policy gives that"
                 ));
             }
-            request @ (Request::Status | Request::Heap) => self
-                .monitor
-                .push(Asked {
-                    caller: number,
-                    request,
-                })
-                .is_ok(),
+            Request::Status | Request::Heap => &self.monitor,
             Request::Set(_) | Request::SetUnmerged(_) if !self.policy.may_control(&who) => {
                 return caller.refuse(format!(
-                    "user {} may not control this daemon: [control] in the policy gives that",
-                    who.uid
+                    "user {uid} may not control this daemon: [control] in the policy gives that"
                 ));
             }
-            request @ (Request::Set(_) | Request::SetUnmerged(_)) => self
-                .control
-                .push(Asked {
-                    caller: number,
-                    request,
-                })
-                .is_ok(),
+            Request::Set(_) | Request::SetUnmerged(_) => &self.control,
         };
-        if !pushed {
-            return caller.refuse("too many requests wait".to_owned());
-        }
+        let asked = Asked {
+            caller: caller.number,
+            uid,
+            request,
+        };
+        lane.ask(asked, self.policy.is_master(uid), &self.to);
         (caller.stage, caller.deadline) = (Stage::Asked, None);
         Step::Wait(caller)
     }
 }
 
-/// Tells a process why it is no guest. What is not taken at once is lost.
-fn refuse_guest(socket: &Stranger, why: &str) {
+/// Tells a process why it is no guest, and which domain it would be in. What is not taken at once is lost.
+fn refuse_guest(socket: &Stranger, why: &str, domain: DomainMark) {
     let mut packet = [0; MAX_MESSAGE];
-    let len = Reason::new(why).encode(&mut packet);
+    let len = Reason::new(why, domain).encode(&mut packet);
     let packet = packet.get(..len).unwrap_or_default();
     let _ = socket::send_within(socket, packet, &[], Duration::ZERO);
 }

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use sys::foreign::Foreign;
-use wire::{GuestStatus, Reply, Request, RunMode, Status};
+use sys::foreign::{Foreign, plain_json};
+use wire::{GuestStatus, Reply, Request, RunMode, Status, Unserved};
 
 use crate::{client, human, paths};
 
@@ -53,7 +53,7 @@ pub(crate) fn ask(socket: &Path) -> Result<Status> {
 fn show(args: &Args, status: &Status) -> Result<()> {
     let mut out = std::io::stdout().lock();
     let text = match args.json {
-        true => serde_json::to_string(status)? + "\n",
+        true => plain_json(&serde_json::to_string(status)?) + "\n",
         false => table(status),
     };
     let clear = args.watch.is_some() && !args.json && out.is_terminal();
@@ -116,7 +116,49 @@ fn table(status: &Status) -> String {
     }
     text.push('\n');
     guests(&mut text, &status.guests);
+    left_alone(&mut text, &status.guests);
+    unserved(&mut text, &status.unserved);
     text
+}
+
+/// Why memory of guests is left alone, a line a reason.
+fn left_alone(text: &mut String, guests: &[GuestStatus]) {
+    let all = guests.iter().flat_map(|guest| {
+        let leaves = guest.leaves.as_ref();
+        let pins = guest.pins.as_ref();
+        let stuck = guest
+            .stuck
+            .then(|| "a look at its memory does not return".to_owned());
+        let reasons = [
+            leaves.map(|why| format!("it leaves its domain: {why}")),
+            stuck,
+            guest.at_limit.clone(),
+            pins.map(|why| format!("written pages are not merged again: {why}")),
+        ];
+        reasons.into_iter().flatten().map(|why| (guest.pid, why))
+    });
+    for (n, (pid, why)) in all.enumerate() {
+        let head = if n == 0 {
+            "\nleft alone, in part or whole:\n"
+        } else {
+            ""
+        };
+        let _ = writeln!(text, "{head}{pid:>8} {}", Foreign(&why));
+    }
+}
+
+/// Processes that are no guests.
+fn unserved(text: &mut String, unserved: &[Unserved]) {
+    for (n, one) in unserved.iter().enumerate() {
+        let head = if n == 0 { "\nnot served:\n" } else { "" };
+        let ago = humantime::format_duration(Duration::from_secs(one.seconds));
+        let times = match one.times {
+            1 => String::new(),
+            times => format!(", {times} times"),
+        };
+        let (pid, uid, why) = (one.pid, one.uid, Foreign(&one.why));
+        let _ = writeln!(text, "{head}{pid:>8} user {uid}: {why} ({ago} ago{times})");
+    }
 }
 
 /// The classes of pages, each page in exactly one of the first six.
@@ -186,8 +228,8 @@ fn guests(text: &mut String, guests: &[GuestStatus]) {
             text,
             "{:>8} {:<16} {:<20} {:>7} {:>10} {:>10} {:>10} {:>8} {:>8} {:>10} {:>7}{}",
             guest.pid,
-            Foreign(&guest.comm),
-            Foreign(&guest.domain),
+            guest.comm,
+            guest.domain,
             guest.regions,
             guest.pages,
             guest.pages_sharing,
@@ -212,9 +254,10 @@ mod tests {
     fn status() -> Status {
         let guest = GuestStatus {
             pid: 77,
-            comm: "qemu\x1b[2J".to_owned(),
-            domain: "uid:0".to_owned(),
+            comm: "qemu\x1b[2J".into(),
+            domain: "uid:0".into(),
             responsive: false,
+            leaves: Some("it is\x1b somebody else".to_owned()),
             ..GuestStatus::default()
         };
         Status {
@@ -225,6 +268,13 @@ mod tests {
             saved_bytes: 5 << 20,
             net_saved_bytes: -4096,
             guests: vec![guest],
+            unserved: vec![Unserved {
+                pid: 78,
+                uid: 1000,
+                why: "it has \x1b no place".to_owned(),
+                times: 3,
+                seconds: 5,
+            }],
             ..Status::default()
         }
     }
@@ -242,6 +292,14 @@ mod tests {
         );
         assert!(
             text.contains("77") && text.contains("does not answer"),
+            "{text}"
+        );
+        assert!(
+            text.contains("      77 it leaves its domain: it is"),
+            "{text}"
+        );
+        assert!(
+            text.contains("78 user 1000: it has") && text.contains("(5s ago, 3 times)"),
             "{text}"
         );
         assert!(!text.contains('\x1b'), "an escape sequence went through");

@@ -21,8 +21,8 @@ use std::time::{Duration, Instant};
 use random::Random;
 use sys::keeper::{Inbox, Note};
 use wire::{
-    Answer, Changes, GuestStatus, Hello, MAX_MESSAGE, Name, Question, Ready, Reason, Reply,
-    Request, Role, Setting, Status, Welcome,
+    Answer, Changes, DomainMark, GuestStatus, Hello, MAX_MESSAGE, Name, Question, Ready, Reason,
+    Reply, Request, Role, Setting, Status, Welcome,
 };
 
 /// Inputs that broke something once.
@@ -96,6 +96,7 @@ fn agent_messages() -> Vec<Vec<u8>> {
     let welcome = Welcome {
         stores: 3,
         device: true,
+        domain: DomainMark([1, 2]),
     };
     let questions = [
         Question::Sync {
@@ -119,7 +120,7 @@ fn agent_messages() -> Vec<Vec<u8>> {
     let mut seeds = vec![
         packet(|out| hello.encode(out)),
         packet(|out| welcome.encode(out)),
-        packet(|out| Reason::new("no room").encode(out)),
+        packet(|out| Reason::new("no room", DomainMark::NONE).encode(out)),
     ];
     seeds.extend(
         questions
@@ -155,7 +156,7 @@ fn requests() -> Vec<Vec<u8>> {
     let guest = GuestStatus {
         pid: 7,
         uid: 1000,
-        comm: "qemu".to_owned(),
+        comm: "qemu".into(),
         ..GuestStatus::default()
     };
     let status = Status {

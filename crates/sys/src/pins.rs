@@ -31,13 +31,15 @@ use std::io::{self, Read};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
+use crate::foreign::ForeignName;
+
 /// Something that may hold pages pinned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Pin {
     /// Pages pinned for long, as the kernel counts them, in KiB.
     Memory(u64),
     /// A descriptor: its number and what it is.
-    Descriptor(u32, String),
+    Descriptor(u32, ForeignName),
     /// More descriptors or threads than were looked at.
     Crowd(u32),
 }
@@ -236,7 +238,7 @@ impl Search {
             self.left -= 1;
             match self.harmless(&folder, fd) {
                 Ok(None) => {}
-                Ok(Some(what)) => return Ok(Some(Pin::Descriptor(fd, what))),
+                Ok(Some(what)) => return Ok(Some(Pin::Descriptor(fd, what.into()))),
                 Err(error) if is_gone(&error) => {} // closed meanwhile
                 Err(error) => return Err(error),
             }

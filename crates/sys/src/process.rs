@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::io::IoSliceMut;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -12,6 +13,7 @@ use rustix::process::Pid;
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::fault::{self, Point};
+use crate::foreign::ForeignName;
 
 /// The most ranges one [`read_memory`] takes (`UIO_MAXIOV`).
 pub const MAX_RANGES: usize = 1024;
@@ -109,9 +111,10 @@ pub fn wait_some(fds: &[impl AsFd], wait: Duration) -> Result<Vec<bool>> {
 
 /// The command name of `pid`; empty when there is no such process.
 #[must_use]
-pub fn comm(pid: u32) -> String {
-    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    name.trim_end().to_owned()
+pub fn comm(pid: u32) -> ForeignName {
+    let name = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+    let name = String::from_utf8_lossy(&name);
+    name.strip_suffix('\n').unwrap_or(&name).into()
 }
 
 /// The process that `pid` is a child of; `None` when there is no such process.
@@ -129,7 +132,7 @@ pub struct Cgroup {
     /// Its number: that of its folder, and of no other ever, also not of one made at the same path later.
     pub id: u64,
     /// Its path, as seen from this process's cgroup namespace.
-    pub path: String,
+    pub path: ForeignName,
 }
 
 /// The cgroup of process `pid`.
@@ -156,7 +159,10 @@ pub fn cgroup(pid: u32) -> std::io::Result<Cgroup> {
         // not renamed, and their numbers not used again.
         match (before, after) {
             (Ok(before), Ok(after)) if before == after && again == path => {
-                return Ok(Cgroup { id: after, path });
+                return Ok(Cgroup {
+                    id: after,
+                    path: path.into(),
+                });
             }
             (_, Err(error)) if again == path => return Err(error),
             _ => path = again,
@@ -285,11 +291,33 @@ pub fn without_yielding<T>(act: impl FnOnce() -> T) -> T {
     act()
 }
 
+/// Whether threads yield to nobody any more.
+static HURRIES: AtomicBool = AtomicBool::new(false);
+
+/// From here on all threads of this process have ordinary priority. A process has ended when its last thread has, and one that
+/// yields to everyone needs a CPU for that too: any user could keep them busy, and the process alive.
+pub fn yield_no_more() {
+    HURRIES.store(true, Ordering::Relaxed);
+    let threads = crate::witness::threads(std::process::id());
+    for thread in threads.into_iter().flatten() {
+        // A thread that has ended is no error, and without the right to it all stays slow.
+        let _ = set_policy_of(thread.cast_signed(), libc::SCHED_OTHER);
+    }
+}
+
 fn set_policy(policy: i32) -> Result<()> {
+    match policy == libc::SCHED_IDLE && HURRIES.load(Ordering::Relaxed) {
+        true => Ok(()),
+        false => set_policy_of(0, policy),
+    }
+}
+
+/// Sets the policy of a thread, 0 for the calling one.
+fn set_policy_of(thread: i32, policy: i32) -> Result<()> {
     // SAFETY: `sched_param` is plain numbers, for which zero is valid and is what both policies want.
     let param = unsafe { std::mem::zeroed() };
-    // SAFETY: the call reads `param`; 0 names the calling thread.
-    match unsafe { libc::sched_setscheduler(0, policy, &raw const param) } {
+    // SAFETY: the call reads `param`, and changes nothing but when threads run.
+    match unsafe { libc::sched_setscheduler(thread, policy, &raw const param) } {
         0 => Ok(()),
         _ => Err(last_error()),
     }
@@ -447,11 +475,11 @@ mod tests {
     #[test]
     fn this_process_can_be_described() {
         let me = std::process::id();
-        assert!(!comm(me).is_empty());
+        assert!(!comm(me).raw().is_empty());
         match cgroup_mount() {
             Ok(_) => {
                 let own = cgroup(me).unwrap();
-                assert!(own.path.starts_with('/') && own.id > 0);
+                assert!(own.path.raw().starts_with('/') && own.id > 0);
             }
             Err(error) => eprintln!("skipped: {error}"),
         }

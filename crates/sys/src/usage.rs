@@ -36,7 +36,7 @@ pub fn kernel_thread(name: &str) -> io::Result<Option<u32>> {
         let pid = entry.file_name().to_str().and_then(|pid| pid.parse().ok());
         // Kernel threads have no memory: their statm is all zeros, and nobody can fake that.
         if let Some(pid) = pid
-            && comm(pid) == name
+            && comm(pid).raw() == name
             && fs::read_to_string(entry.path().join("statm")).is_ok_and(|s| s.starts_with("0 "))
         {
             return Ok(Some(pid));
@@ -103,6 +103,6 @@ mod tests {
     fn kernel_threads_are_told_from_processes() {
         assert_eq!(kernel_thread("kthreadd").unwrap().unwrap_or(2), 2);
         let own = comm(std::process::id());
-        assert_eq!(kernel_thread(&own).unwrap(), None);
+        assert_eq!(kernel_thread(own.raw()).unwrap(), None);
     }
 }

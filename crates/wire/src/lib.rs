@@ -30,17 +30,17 @@ mod page;
 mod status;
 
 pub use agent::{
-    ANSWER_HEAD, Answer, Change, Changes, Hello, Journal, MAX_OPS, MAX_OUT, MAX_STORES, Merge,
-    MergeOp, Merged, Name, Question, Ready, Reason, Reception, Role, STEP_DESCRIPTORS, STEP_FILTER,
-    STEP_MEMORY, STEP_NARROW, STEP_RIGHTS, STEP_THREADS, STEP_USERFAULTFD, Target, Unmerge,
-    Welcome,
+    ANSWER_HEAD, Answer, Change, Changes, DomainMark, Hello, Journal, MAX_OPS, MAX_OUT, MAX_STORES,
+    Merge, MergeOp, Merged, Name, Question, Ready, Reason, Reception, Role, STEP_DESCRIPTORS,
+    STEP_FILTER, STEP_MEMORY, STEP_NARROW, STEP_RIGHTS, STEP_THREADS, STEP_USERFAULTFD, Target,
+    Unmerge, Welcome,
 };
 pub use codec::{DecodeError, MAX_MESSAGE};
 #[cfg(feature = "status")]
 pub use control::{MAX_REPLY, ReplyError, ReplyReader, reply_parts};
 pub use page::{CHUNK_BYTES, CHUNK_PAGES, PAGE_BYTES, PageBits, PageOutcome};
 #[cfg(feature = "status")]
-pub use status::{GuestStatus, Pace, Reply, Request, RunMode, Setting, Status, Thp};
+pub use status::{GuestStatus, Pace, Reply, Request, RunMode, Setting, Status, Thp, Unserved};
 
 /// The version of this protocol; both sides must speak the same one.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;

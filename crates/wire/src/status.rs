@@ -1,6 +1,7 @@
 //! What the command line asks and sees: JSON, with KSM's names where KSM has the thing.
 
 use serde::{Deserialize, Serialize};
+use sys::foreign::ForeignName;
 
 /// Whether the engine merges. The numbers are KSM's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -202,6 +203,8 @@ pub struct Status {
     pub window_max_us: u64,
     /// The guests.
     pub guests: Vec<GuestStatus>,
+    /// Processes that are no guests, or not any longer, and why; of the last hour, as far as they live.
+    pub unserved: Vec<Unserved>,
 }
 
 impl Status {
@@ -242,9 +245,31 @@ impl Status {
             saved_bytes,
             net_saved_bytes: i64::try_from(saved_bytes).unwrap_or(i64::MAX),
             guests,
+            unserved: self
+                .unserved
+                .iter()
+                .filter(|unserved| unserved.uid == uid)
+                .cloned()
+                .collect(),
             ..Self::default()
         }
     }
+}
+
+/// A process that is no guest, or not any longer.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Unserved {
+    /// Process id: of the last one for which the reason was given.
+    pub pid: u32,
+    /// User id.
+    pub uid: u32,
+    /// Why, in words.
+    pub why: String,
+    /// How often.
+    pub times: u64,
+    /// Seconds since the last time.
+    pub seconds: u64,
 }
 
 /// One guest's counters.
@@ -256,9 +281,9 @@ pub struct GuestStatus {
     /// User id.
     pub uid: u32,
     /// The command name, as in `/proc/PID/comm`.
-    pub comm: String,
+    pub comm: ForeignName,
     /// The trust domain its pages are shared in.
-    pub domain: String,
+    pub domain: ForeignName,
     /// Contiguous ranges the guest offers.
     pub regions: u64,
     /// Pages present in its regions.
@@ -283,6 +308,10 @@ pub struct GuestStatus {
     pub pins: Option<String>,
     /// The limit at which the guest is, so that a part of its memory is left alone, in words.
     pub at_limit: Option<String>,
+    /// Why it may no longer be in its domain: its pages are unmerged, and it has to come back elsewhere.
+    pub leaves: Option<String>,
+    /// A look at its memory does not return, so that nobody looks.
+    pub stuck: bool,
     /// The guest's part of the saving, in bytes; the parts add up to the whole.
     pub saved_bytes: u64,
     /// Mappings of the process, as counted against `vm.max_map_count`.
@@ -323,6 +352,10 @@ mod tests {
             saved_bytes: pages,
             ..GuestStatus::default()
         };
+        let unserved = |uid| Unserved {
+            uid,
+            ..Unserved::default()
+        };
         let all = Status {
             threads: 3,
             pages_shared: 100,
@@ -333,6 +366,7 @@ mod tests {
             cpu_seconds: 1.0,
             window_max_us: 1,
             guests: vec![guest(7, 40), guest(8, 100), guest(7, 60)],
+            unserved: vec![unserved(8), unserved(7)],
             ..Status::default()
         };
         let own = all.of_user(7);
@@ -344,6 +378,7 @@ mod tests {
             saved_bytes: 100,
             net_saved_bytes: 100,
             guests: vec![guest(7, 40), guest(7, 60)],
+            unserved: vec![unserved(7)],
             ..Status::default()
         };
         assert_eq!(own, expected);

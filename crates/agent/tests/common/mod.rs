@@ -9,7 +9,8 @@ use rustix::fs::{MemfdFlags, SealFlags, memfd_create};
 use sys::pagemap::{PageRun, Pagemap};
 use sys::socket;
 use wire::{
-    Answer, Change, Hello, MAX_MESSAGE, Merge, Merged, PageOutcome, Question, Role, Target, Welcome,
+    Answer, Change, DomainMark, Hello, MAX_MESSAGE, Merge, Merged, PageOutcome, Question, Role,
+    Target, Welcome,
 };
 
 use crate::support::Guest;
@@ -36,6 +37,8 @@ pub(crate) struct Engine {
     pub(crate) store: File,
     pub(crate) lifeline: OwnedFd,
     pub(crate) tie: OwnedFd,
+    /// What the next welcome says.
+    pub(crate) domain: DomainMark,
 }
 
 impl Engine {
@@ -51,6 +54,7 @@ impl Engine {
             store,
             lifeline: new_lifeline(),
             tie: new_lifeline(),
+            domain: DomainMark([1, 0]),
         }
     }
 
@@ -93,6 +97,7 @@ impl Engine {
         let len = Welcome {
             stores: 1,
             device: true,
+            domain: self.domain,
         }
         .encode(&mut buffer);
         let lines = [self.lifeline.as_fd(), self.tie.as_fd()];

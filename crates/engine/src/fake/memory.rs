@@ -218,7 +218,7 @@ impl Memory for FakeMemory {
         self.has_exited()
     }
 
-    fn name(&self) -> String {
-        "fake".to_owned()
+    fn name(&self) -> sys::foreign::ForeignName {
+        "fake".into()
     }
 }

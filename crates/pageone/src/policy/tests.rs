@@ -13,7 +13,7 @@ fn inside(uid: u32, cgroup: &str) -> Who {
     Who {
         cgroup: Some(Cgroup {
             id: 77,
-            path: cgroup.to_owned(),
+            path: cgroup.into(),
         }),
         ..who(uid)
     }
@@ -67,7 +67,7 @@ fn the_packaged_example_says_what_its_comments_say() {
         "/machine.slice/machine-qemu\\x2d1\\x2dweb.scope/libvirt/emulator",
     );
     let cgroup = vm.cgroup.clone().unwrap();
-    let wanted = format!("cgroup:77{}", cgroup.path);
+    let wanted = format!("cgroup:77{}", cgroup.path.raw());
     assert_eq!(domain(&vm, ""), Some(wanted));
     let made_again = Who {
         cgroup: Some(Cgroup { id: 78, ..cgroup }),

@@ -77,6 +77,26 @@ impl Default for Name {
     }
 }
 
+/// Stands for a trust domain. It is the same for all engines, so an agent that comes from one to another can tell
+/// whether what it has merged is its new domain's too.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DomainMark(pub [u64; 2]);
+
+impl DomainMark {
+    /// No domain.
+    pub const NONE: Self = Self([0; 2]);
+
+    fn encode(self, w: &mut Writer<'_>) {
+        self.0.iter().for_each(|&half| {
+            w.u64(half);
+        });
+    }
+
+    fn decode(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        Ok(Self([r.u64()?, r.u64()?]))
+    }
+}
+
 /// The first packet of every connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
@@ -144,6 +164,8 @@ pub struct Welcome {
     pub stores: u16,
     /// Whether the userfaultfd device comes along.
     pub device: bool,
+    /// The domain in which the guest is served from here on.
+    pub domain: DomainMark,
 }
 
 impl Welcome {
@@ -154,6 +176,7 @@ impl Welcome {
             .u16(crate::VERSION)
             .u16(self.stores)
             .u8(self.device.into());
+        self.domain.encode(&mut w);
         w.len()
     }
 
@@ -172,8 +195,13 @@ impl Welcome {
             });
         }
         let device = r.u8()? != 0;
+        let domain = DomainMark::decode(&mut r)?;
         r.finish()?;
-        Ok(Self { stores, device })
+        Ok(Self {
+            stores,
+            device,
+            domain,
+        })
     }
 }
 
@@ -221,7 +249,8 @@ fn page_address(r: &mut Reader<'_>, field: &'static str) -> Result<u64, DecodeEr
 pub enum Reception {
     /// The guest is welcome.
     Welcome(Welcome),
-    /// It is not, for this reason; the connection ends.
+    /// It is not, for this reason; the connection ends. What it has merged in another domain than the one
+    /// named it is to make its own.
     Refused(Reason),
 }
 
@@ -238,9 +267,11 @@ impl Reception {
     }
 }
 
-/// Why a guest is refused, in words.
+/// Why a guest is refused, in words; and which domain it would be in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reason {
+    /// The domain, [`DomainMark::NONE`] where it may be in none.
+    pub domain: DomainMark,
     bytes: [u8; Self::MAX],
     len: u16,
 }
@@ -251,8 +282,9 @@ impl Reason {
 
     /// A reason from text: what is too long is cut, and control characters become spaces.
     #[must_use]
-    pub fn new(text: &str) -> Self {
+    pub fn new(text: &str, domain: DomainMark) -> Self {
         let mut reason = Self {
+            domain,
             bytes: [0; Self::MAX],
             len: 0,
         };
@@ -278,10 +310,9 @@ impl Reason {
     /// Writes the packet, gives its length in bytes.
     pub fn encode(&self, out: &mut [u8; MAX_MESSAGE]) -> usize {
         let mut w = Writer::new(out);
-        w.u8(KIND_REFUSED)
-            .u16(crate::VERSION)
-            .u16(self.len)
-            .put(self.as_str().as_bytes());
+        w.u8(KIND_REFUSED).u16(crate::VERSION);
+        self.domain.encode(&mut w);
+        w.u16(self.len).put(self.as_str().as_bytes());
         w.len()
     }
 
@@ -292,6 +323,7 @@ impl Reason {
     pub fn decode(packet: &[u8]) -> Result<Self, DecodeError> {
         let mut r = Reader::new(packet);
         expect_head(&mut r, KIND_REFUSED)?;
+        let domain = DomainMark::decode(&mut r)?;
         let len = r.u16()?;
         let bad = DecodeError::Range {
             field: "reason",
@@ -304,7 +336,7 @@ impl Reason {
         r.finish()?;
         let text = core::str::from_utf8(text).map_err(|_| bad)?;
         let plain = !text.chars().any(char::is_control);
-        plain.then(|| Self::new(text)).ok_or(bad)
+        plain.then(|| Self::new(text, domain)).ok_or(bad)
     }
 }
 

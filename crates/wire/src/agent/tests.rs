@@ -95,10 +95,11 @@ fn overlapping_runs_and_stray_addresses_are_refused() {
 
 #[test]
 fn a_reason_has_no_second_line() {
-    let reason = Reason::new("one\ntwo\u{1b}");
+    let reason = Reason::new("one\ntwo\u{1b}", DomainMark([3, 4]));
     assert_eq!(reason.as_str(), "one two ");
     let mut bytes = packet(|out| reason.encode(out));
-    bytes[5] = b'\n';
+    assert_eq!(Reception::decode(&bytes), Ok(Reception::Refused(reason)));
+    bytes[21] = b'\n';
     let bad = Reception::decode(&bytes);
     let is_bad = matches!(
         bad,
@@ -132,7 +133,7 @@ proptest! {
 
     #[test]
     fn refusals_and_readiness_return(text in "\\PC{0,300}", thread: u32, page in 0..ADDRESS_LIMIT >> 12) {
-        let reason = Reason::new(&text);
+        let reason = Reason::new(&text, DomainMark::NONE);
         prop_assert!(text.starts_with(reason.as_str()));
         prop_assert!(text.len() > Reason::MAX - 4 || text == reason.as_str());
         let refused = Reception::decode(&packet(|out| reason.encode(out)));

@@ -1,0 +1,67 @@
+//! The trust domain whose pages this process maps: what it leaves, it does not go on sharing.
+//!
+//! ```text
+//!   merged in A ──▶ the program changes its user, its cgroup, … ──▶ hello ──▶ welcome to B, or refused
+//!                                                                                  │ not A
+//!                              ready in B ◀── A's lifeline and tie go ◀── every page is the program's own
+//! ```
+//!
+//! **Invariant**: when an agent says that it is ready in a domain, no page of its process shares a frame with another.
+//! The engine of A has pages unmerged only if it sees its guest leave while the agent answers. A program that changes its rights takes
+//! the agent away first. So each engine says with its answer to hello which domain the process is in, also where it refuses it,
+//! and the agent compares. What it cannot make its own keeps it from being ready: it tries again with its next hello.
+//!
+//! The program writes on meanwhile. A page becomes anonymous only while nobody can write it ([`crate::whole`]); without a
+//! userfaultfd, as where it is refused and has no right to one, each page gets its frame where it lies, by a write fault.
+//! It becomes anonymous then when a welcome brings the device.
+//!
+//! What is merged in a window while this goes on: nothing, for the same thread does both. What a fork child inherits is
+//! its parent's domain, as are the pages. A child that never offers anything has no agent, and shares with its
+//! parent's domain what it shares by fork.
+//!
+//! The tempting alternatives: to compare users says nothing of cgroups and policies; to compare stores gives up what
+//! was merged in the same domain before an engine died without a keeper.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::io::{Errno, Result};
+use wire::DomainMark;
+
+use crate::life::Life;
+use crate::lines;
+use crate::lock::lock;
+use crate::offer;
+use crate::report;
+
+/// Of the domain in which this process or the parent that it inherited its memory from merged last. Only the agent's thread
+/// writes it, while nothing is merged: a child that is forked in between has nothing of either.
+static MERGED_IN: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+
+fn merged_in() -> DomainMark {
+    DomainMark(
+        MERGED_IN
+            .each_ref()
+            .map(|half| half.load(Ordering::Relaxed)),
+    )
+}
+
+/// Makes everything the program's own that was merged in another domain than this, and lets go of all lines but
+/// `these`.
+///
+/// # Errors
+/// `NOMEM` where the copies do not fit; `CANCELED` when the agent shall end. Then some is still merged.
+pub(crate) fn settle(domain: DomainMark, these: &[usize], life: &Life) -> Result<()> {
+    if merged_in() == domain {
+        return Ok(());
+    }
+    offer::own_all(|| life.must_end())?;
+    let mut guard = lock().ok_or(Errno::NOMEM)?;
+    // Pinned pages got frames of their own where they lie.
+    if !report::anything_stored(&mut guard) {
+        lines::keep_only(these);
+    }
+    for (half, now) in MERGED_IN.iter().zip(domain.0) {
+        half.store(now, Ordering::Relaxed);
+    }
+    Ok(())
+}
