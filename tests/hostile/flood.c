@@ -182,6 +182,34 @@ void slow_reader(const char *path, char **args)
 	hold();
 }
 
+/* ask-storm N: so many threads ask for the status without pause; each second one goes before the reply. */
+static void *ask_on(void *path)
+{
+	unsigned char hello[1 + 2 + 1 + 1 + 63] = { 1, PROTOCOL & 0xff, PROTOCOL >> 8, 1 };
+	static __thread unsigned char reply[MAX_MESSAGE];
+	for (unsigned asked = 0;; asked++) {
+		int to = dial(path);
+		if (to < 0)
+			continue;
+		send(to, hello, sizeof hello, MSG_NOSIGNAL);
+		send(to, "\"status\"", 8, MSG_NOSIGNAL);
+		if (asked % 2)
+			recv(to, reply, sizeof reply, 0);
+		close(to);
+	}
+	return NULL;
+}
+
+void ask_storm(const char *path, char **args)
+{
+	pthread_t thread;
+	for (int i = number(args, 8); i > 0; i--)
+		pthread_create(&thread, NULL, ask_on, (void *)path);
+	rest(300);
+	say("ready");
+	hold();
+}
+
 /* hello-storm N: so many threads connect, say hello and go, as fast as they can. */
 static void *say_and_go(void *path)
 {

@@ -90,7 +90,7 @@ verb reused_before, reused_after;
 /* person.c */
 verb twice, passed, ids_differ, undumpable, turns_secret, inside_userns;
 /* flood.c */
-verb silent, dumb, sessions, many_processes, domains, stopped, liar, slow_reader, hello_storm;
+verb silent, dumb, sessions, many_processes, domains, stopped, liar, slow_reader, hello_storm, ask_storm;
 /* offers.c */
 verb chunk_flood, endless_offer, sync_storm;
 /* bomb.c */

@@ -11,6 +11,7 @@ static const struct { const char *name; verb *run; int stays_root; } verbs[] = {
 	{ "silent", silent, 0 }, { "dumb", dumb, 0 }, { "sessions", sessions, 0 },
 	{ "many-processes", many_processes, 0 }, { "domains", domains, 0 }, { "stopped", stopped, 0 },
 	{ "liar", liar, 0 }, { "slow-reader", slow_reader, 0 }, { "hello-storm", hello_storm, 0 },
+	{ "ask-storm", ask_storm, 0 },
 	{ "chunk-flood", chunk_flood, 0 }, { "endless-offer", endless_offer, 0 }, { "sync-storm", sync_storm, 0 },
 	{ "linger", linger, 0 }, { "nested", nested, 0 }, { "bundles", bundles, 0 },
 	{ "descriptor-bomb", descriptor_bomb, 0 },

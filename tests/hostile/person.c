@@ -35,7 +35,7 @@ void passed(const char *path, char **args)
 	int socket = dial(path);
 	if (child() == 0) {
 		struct session s;
-		int refused = say_hello(socket, "") || take_welcome(&s, socket, 2000) || say_ready(&s);
+		int refused = say_hello(socket, "") || take_welcome(&s, socket, 60000) || say_ready(&s);
 		if (!refused)
 			serve(&s, 1, NULL, 500);
 		say("ready, passed: %s", !refused && s.socket >= 0 && s.syncs > 0 ? "served" : "refused");

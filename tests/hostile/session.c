@@ -105,11 +105,11 @@ unsigned second_thread(void)
 
 int say_ready(struct session *s)
 {
-	unsigned char packet[13] = { 3 };
+	unsigned char packet[1 + 4 + 4 + 8 + 8] = { 3 }; /* thread, userfaultfd, lifeline, journal */
 	uint32_t thread = second_thread();
 	uint64_t line = (uint64_t)s->line_map;
 	memcpy(packet + 1, &thread, 4);
-	memcpy(packet + 5, &line, 8);
+	memcpy(packet + 9, &line, 8);
 	return send(s->socket, packet, sizeof packet, MSG_NOSIGNAL) < 0 ? -errno : 0;
 }
 

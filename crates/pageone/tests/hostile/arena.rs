@@ -34,6 +34,21 @@ const WINDOWS: usize = 6;
 /// How often something is tried that must be done within a second.
 const TRIES: usize = 4;
 
+/// Lets no work but this process's and its children's have much of the processors, where that can be done (the `cpu`
+/// controller of cgroups version 1). Workers run on idle CPUs only, so other work on a busy machine makes them as slow as any
+/// attack. The empty group stays for the next tests.
+fn claim_processors() {
+    let group = Path::new("/sys/fs/cgroup/cpu/pageone-hostile");
+    let claim = || {
+        fs::create_dir_all(group)?;
+        fs::write(group.join("cpu.shares"), "20000")?;
+        fs::write(group.join("cgroup.procs"), std::process::id().to_string())
+    };
+    if Path::new("/sys/fs/cgroup/cpu/cpu.shares").exists() {
+        let _ = claim();
+    }
+}
+
 /// A second; where other work keeps the processors busy, as many as threads share one.
 pub(crate) fn a_second() -> Duration {
     static WHEN_QUIET: std::sync::OnceLock<f64> = std::sync::OnceLock::new();
@@ -112,6 +127,7 @@ impl Arena {
             return None;
         }
         let alone = alone();
+        claim_processors();
         a_second();
         let (place, secret) = open_place();
         let mut command = pageone();
@@ -171,12 +187,21 @@ impl Arena {
         self.attack_through(&[], verb, args)
     }
 
+    /// The same by another user.
+    pub(crate) fn attack_as(&self, uid: u32, verb: &str, args: &[&str]) -> Attacker {
+        self.start_attack(uid, &[], verb, args)
+    }
+
     /// The same, started through another command.
     pub(crate) fn attack_through(&self, through: &[&str], verb: &str, args: &[&str]) -> Attacker {
+        self.start_attack(ATTACKER, through, verb, args)
+    }
+
+    fn start_attack(&self, uid: u32, through: &[&str], verb: &str, args: &[&str]) -> Attacker {
         let hostile = self.file("hostile");
         let mut words = through.to_vec();
         words.push(hostile.to_str().unwrap());
-        let uid = ATTACKER.to_string();
+        let uid = uid.to_string();
         let mut command = Command::new(words[0]);
         command.args(&words[1..]).args([&uid, verb]);
         command.arg(self.place.socket()).args(args).current_dir("/");
@@ -295,6 +320,15 @@ impl Arena {
     fn answers_in_time(&self) {
         in_time("a status", || {
             let (took, answer) = time(|| status(&self.place));
+            assert!(answer.status.success(), "{}", text(&answer.stderr));
+            took
+        });
+    }
+
+    /// A user who may not see others' guests has his own status within a second, and is never refused.
+    pub(crate) fn answers_a_user_in_time(&self) {
+        in_time("a user's own status", || {
+            let (took, answer) = time(|| self.command(LATE, &["status"]));
             assert!(answer.status.success(), "{}", text(&answer.stderr));
             took
         });

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::path::PathBuf;
 use std::process::Command;
 
-use crate::arena::{Arena, HONEST};
+use crate::arena::{ATTACKER, Arena, HONEST};
 use crate::support::Guest;
 
 /// A test for each attack that needs nothing of the place.
@@ -38,8 +38,18 @@ attacks! {
     an_offer_of_a_thousandfold: "endless-offer" "8192" "0x20000000000";
     a_storm_of_syncs: "sync-storm";
     reads_that_do_not_return: "stall" "16";
-    #[ignore = "failed once beside other tests: not understood yet"]
     a_storm_of_hellos: "hello-storm" "1";
+    a_storm_of_hellos_by_many_threads: "hello-storm" "8";
+}
+
+#[test]
+fn users_who_ask_without_pause() {
+    let Some(arena) = Arena::new() else { return };
+    let ask = |n| arena.attack_as(ATTACKER + 1 + n, "ask-storm", &["8"]);
+    let _attackers: Vec<_> = (0..6).map(ask).collect();
+    for _ in 0..4 {
+        arena.answers_a_user_in_time();
+    }
 }
 
 #[test]

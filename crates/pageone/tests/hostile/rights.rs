@@ -1,13 +1,14 @@
 //! What an attacker has a name or a descriptor of: stores, lines, the socket's folder, the log, the agent's thread, a
 //! cgroup of another tenant's, the path at which agents look for their daemon.
 
+use std::collections::HashSet;
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
-use crate::arena::{ATTACKER, Arena, HONEST};
+use crate::arena::{ATTACKER, Arena, HONEST, PAGES};
 use crate::attacker::Attacker;
-use crate::common::{json, text};
+use crate::common::{json, text, wait_for};
 use crate::support::Guest;
 
 #[test]
@@ -35,25 +36,74 @@ fn a_lock_on_the_sockets_folder() {
     arena.has_room_for_another();
 }
 
+/// Whether a character does something to a line.
+fn acts(c: char) -> bool {
+    c.is_control() || "\u{202e}\u{200b}\u{feff}".contains(c)
+}
+
 #[test]
 fn names_that_write_lines_of_their_own() {
     let Some(arena) = Arena::new() else { return };
     let folder = arena.public_folder().join("names");
     let _attacker = arena.attack("forge", &[folder.to_str().unwrap()]);
     arena.let_pass(5);
-    let log = arena.log();
-    let forged = |line: &str| {
-        line.contains('\u{1b}') || line.starts_with("2026-01-01T00") || line.starts_with("forged")
+    let forged = |line: &&str| {
+        let begins = |word: &&str| line.trim_start().starts_with(*word);
+        line.chars().any(acts) || ["2026-01-01T00", "forged"].iter().any(begins)
     };
-    let lines: Vec<_> = log.lines().filter(|line| forged(line)).collect();
+    let clean = |what: &str, said: &str| {
+        let lines: Vec<_> = said.lines().filter(forged).collect();
+        assert!(lines.is_empty(), "{what}: {lines:?}");
+    };
+    for uid in [0, ATTACKER] {
+        for words in [&["status"][..], &["status", "--json"]] {
+            let shown = arena.command(uid, words);
+            assert!(shown.status.success(), "{}", text(&shown.stderr));
+            let shown = text(&shown.stdout);
+            assert!(
+                shown.contains("forged"),
+                "its names are to be seen: {shown}"
+            );
+            clean("status", &shown);
+        }
+    }
+    let log = arena.log();
+    assert!(log.contains("forged"), "{log}");
+    clean("the log", &log);
+}
+
+/// The same where a cgroup's path is part of the domain, and a request quotes what it does not understand.
+#[test]
+fn names_of_cgroups_and_requests() {
+    const NAME: &str = "forged\u{202e}\u{200b}\u{feff}";
+    let group = match Cgroup::new(NAME) {
+        Ok(group) => group,
+        Err(why) => return eprintln!("skipped: {why}"),
+    };
+    let policy = "default = 'refuse'\n[[rule]]\ncgroup = '/**'\nper = 'cgroup'\n";
+    let Some(arena) = Arena::empty(&[], Some(policy)) else {
+        return;
+    };
+    let mut guest = arena.guest(HONEST);
+    group.put(guest.pid);
+    guest.offer(64, 5);
+    wait_for("it is served", || {
+        (guest.run("served") == "1").then_some(())
+    });
+    let mut shown = String::new();
+    for words in [&["status"][..], &["status", "--json"]] {
+        shown.push_str(&text(&arena.command(HONEST, words).stdout));
+    }
+    let asked = arena.command(HONEST, &["run", "--domain", NAME, "--", "true"]);
+    assert!(!asked.status.success());
+    shown.push_str(&text(&asked.stderr));
+    shown.push_str(&arena.log());
+    assert!(shown.matches("forged").count() >= 4, "{shown}");
+    let lines: Vec<_> = shown
+        .lines()
+        .filter(|line| line.chars().any(acts))
+        .collect();
     assert!(lines.is_empty(), "{lines:?}");
-    let shown = arena.command(0, &["status"]);
-    assert!(shown.status.success(), "{}", text(&shown.stderr));
-    assert!(
-        !text(&shown.stdout).contains('\u{1b}'),
-        "{}",
-        text(&shown.stdout)
-    );
 }
 
 #[test]
@@ -120,6 +170,77 @@ fn the_agents_thread_of_a_program_that_drops_its_rights() {
     assert!(said.contains("served as root"), "{said}");
     assert!(!said.contains("a thread has other rights"), "{said}");
     assert!(!said.contains("stolen"), "{said}");
+}
+
+/// Frames of the pages that a guest has offered.
+fn frames(guest: &mut Guest) -> Vec<u64> {
+    guest.run("check"); // so they are there
+    let frame = |page| guest.frame(page).unwrap();
+    (0..PAGES).map(frame).collect()
+}
+
+/// The numbers of the stores that a process maps.
+fn mapped_stores(pid: u32) -> HashSet<String> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    let stores = maps
+        .lines()
+        .filter(|line| line.contains("/memfd:pageone-store"));
+    let number = |line: &str| line.split_whitespace().nth(4).unwrap().to_owned();
+    stores.map(number).collect()
+}
+
+/// Waits until both guests have all their pages merged, in the domain.
+fn merged(arena: &Arena, guests: [&Guest; 2], domain: &str) {
+    wait_for(domain, || {
+        let status = json(&arena.place);
+        let its = |pid| {
+            let guests = status["guests"].as_array().unwrap().iter();
+            let mut its = guests.filter(|guest| guest["pid"] == pid && guest["domain"] == domain);
+            its.next()
+                .is_some_and(|guest| guest["pages_sharing"] == PAGES)
+        };
+        guests.iter().all(|guest| its(guest.pid)).then_some(())
+    });
+}
+
+/// One that root started merges with root's, becomes an ordinary user, and merges with that user's. In between nothing
+/// of it is shared with anybody.
+#[test]
+fn a_guest_that_changes_its_user() {
+    let Some(arena) = Arena::empty(&[], None) else {
+        return;
+    };
+    let [mut left, mut guest] = [0; 2].map(|uid| arena.guest(uid));
+    left.offer(PAGES, 5);
+    guest.offer(PAGES, 5);
+    merged(&arena, [&left, &guest], "uid:0");
+    assert_eq!(frames(&mut left), frames(&mut guest));
+    let former = mapped_stores(guest.pid);
+    assert_eq!(former.len(), 1);
+
+    // It is a secret after this, and belongs nowhere.
+    guest.run(&format!("rights m:setresgid {HONEST} {HONEST} {HONEST}"));
+    guest.run(&format!("rights m:setresuid {HONEST} {HONEST} {HONEST}"));
+    let kept: HashSet<_> = frames(&mut left).into_iter().collect();
+    let mut shared = || {
+        let own = frames(&mut guest).into_iter();
+        own.filter(|frame| kept.contains(frame)).count()
+    };
+    wait_for("its own pages", || (shared() == 0).then_some(()));
+
+    guest.run("rights m:dumpable 1");
+    let mut other = arena.guest(HONEST);
+    other.offer(PAGES, 5);
+    let domain = format!("uid:{HONEST}");
+    merged(&arena, [&guest, &other], &domain);
+    assert_eq!(frames(&mut guest), frames(&mut other));
+    let now = mapped_stores(guest.pid);
+    assert!(
+        now.len() == 1 && now.is_disjoint(&former),
+        "{now:?} {former:?}"
+    );
+    assert!(frames(&mut guest).iter().all(|frame| !kept.contains(frame)));
+    assert_eq!(mapped_stores(left.pid), former);
 }
 
 /// A cgroup of version 2 for a test; removed on drop.
