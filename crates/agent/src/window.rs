@@ -320,7 +320,7 @@ impl Window {
         };
         let mut runs = [PageRun::default(); CHUNK_PAGES];
         let page = |page: usize| (job.chunk + page * PAGE_BYTES) as u64;
-        let seen = self.pagemap.peek(page(first)..page(last + 1), &mut runs);
+        let seen = self.pagemap.glance(page(first)..page(last + 1), &mut runs);
         let seen = seen.map_or(&runs[..0], |(seen, _)| runs.get(..seen).unwrap_or_default());
         let mut seen = seen.iter().peekable();
         for &(at, target) in items {

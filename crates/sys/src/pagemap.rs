@@ -116,6 +116,14 @@ impl Pagemap {
         self.walk(range, runs, 0, raw::PAGE_IS_FILE)
     }
 
+    /// As [`Self::peek`], without a word of files, and so as fast as [`Self::scan`].
+    ///
+    /// # Errors
+    /// As for [`Self::scan`].
+    pub fn glance(&self, range: Range<u64>, runs: &mut [PageRun]) -> Result<(usize, u64)> {
+        self.walk(range, runs, 0, 0)
+    }
+
     /// Fills `runs` with pages of `range` that no userfaultfd tracks, in ascending order, and returns how many. Mappings
     /// that are tracked are passed over whole, holes too.
     ///

@@ -100,7 +100,7 @@ impl Window {
     fn note_written(&self, job: &mut Job<'_>, items: &[Item], start: usize) -> bool {
         let mut runs = [PageRun::default(); BATCH_PAGES];
         let range = start as u64..(start + items.len() * PAGE_BYTES) as u64;
-        let seen = self.pagemap.peek(range, &mut runs).map(|seen| seen.0);
+        let seen = self.pagemap.glance(range, &mut runs).map(|seen| seen.0);
         let written = |at: usize| {
             let address = (start + at * PAGE_BYTES) as u64;
             let run = runs.iter().take(seen.unwrap_or(0));
