@@ -51,10 +51,12 @@ static long watch(unsigned char *at, size_t len)
 	return 0;
 }
 
-/* Discards every second page, each with a call of its own. */
-static long scatter(unsigned char *at, unsigned char *copy, size_t count)
+/* Discards every second page, each with a call of its own; with `far` none is near the one before. */
+static long scatter(unsigned char *at, unsigned char *copy, size_t count, int far)
 {
-	for (size_t page = 0; page < count; page += 2) {
+	size_t half = (count + 1) / 2;
+	for (size_t i = 0; i < half; i++) {
+		size_t page = 2 * (far ? i * 1000003 % half : i);
 		if (madvise(at + page * PAGE, PAGE, MADV_DONTNEED))
 			return -errno;
 		memset(copy + page * PAGE, 0, PAGE);

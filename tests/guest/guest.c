@@ -41,6 +41,7 @@ static size_t pages;
 static unsigned char absent[MAX_PAGES];
 
 #include "calls.h"
+#include "costs.h"
 
 static uint64_t mix(uint64_t x)
 {
@@ -525,8 +526,11 @@ int main(void)
 			say(map_unseen(mem + a * PAGE, b * PAGE));
 		}
 		COMMAND("watch") say(watch(mem + a * PAGE, b * PAGE));
-		COMMAND("scatter") say(scatter(mem, shadow, a));
+		COMMAND("scatter") say(scatter(mem, shadow, a, (int)b));
 		COMMAND("room") say(has_room());
+		COMMAND("discards") cost_of_discards(a, b, c);
+		COMMAND("calls") cost_of_calls(a);
+		COMMAND("reads") cost_of_reads(a, b);
 		COMMAND("quit") return 0;
 		else say(-ENOSYS);
 	}
