@@ -14,6 +14,9 @@
 //! never does. Near that limit ([`scarce`]) the pages are filled with zeros where they are, and
 //! stay mappings of the store.
 //!
+//! A discard of one merged page costs some four times the kernel's own: two thirds are the look and the new mapping. Where
+//! discards follow each other the memory that comes next is made whole in good time: see [`ahead`].
+//!
 //! Advice that changes what a mapping *is* finds it whole: see [`whole`](crate::whole). In a process that has pinned
 //! memory it goes to the mapping of the store instead, for a copy would not be what is pinned.
 
@@ -24,6 +27,7 @@ use sys::mapping::{self, Access, Source};
 use sys::vma::{Maps, Vma};
 use wire::{CHUNK_BYTES, PAGE_BYTES};
 
+use crate::ahead;
 use crate::lock::Guard;
 use crate::report;
 use crate::stores::is_store;
@@ -86,8 +90,10 @@ pub(crate) fn madvise(guard: &mut Guard, start: usize, len: usize, advice: i32) 
             whole(guard, start, rounded).and_then(|()| tell(start, len, advice))
         }
     };
-    if asks == Asks::Mapping {
-        unread(guard, start, rounded);
+    match asks {
+        Asks::Mapping => unread(guard, start, rounded),
+        Asks::Discard if result.is_ok() => ahead::discarded(guard, start, rounded, stored),
+        _ => {}
     }
     result
 }
@@ -237,7 +243,7 @@ const COUNT_AGAIN: usize = 16384;
 
 /// Whether `more` mappings would be too many: an eighth of what the kernel allows is the guest's own.
 /// Under the lock, so that nothing is counted twice.
-fn scarce(more: usize) -> bool {
+pub(crate) fn scarce(more: usize) -> bool {
     let left = LEFT.load(Ordering::Relaxed);
     if left >= more {
         LEFT.store(left - more, Ordering::Relaxed);

@@ -26,6 +26,7 @@
 
 #![allow(rustdoc::private_intra_doc_links)] // all modules are private; their docs are for readers
 
+mod ahead;
 mod alone;
 mod api;
 mod calls;

@@ -31,6 +31,7 @@ use std::sync::atomic::Ordering;
 
 use rustix::io::{Errno, Result};
 use sys::mapping::{self, Access, Attributes, OwnMemory, Source};
+use sys::pagemap::{Categories, PageRun, Pagemap};
 use sys::uffd::{Freezer, Uffd, Watch};
 use sys::vma::Maps;
 use wire::{CHUNK_BYTES, PAGE_BYTES};
@@ -61,6 +62,22 @@ pub(crate) fn lend(guard: &mut Guard, tools: Option<(&Uffd, Option<&Freezer>)>) 
 /// `NOMEM` without room for the copies; what userfaultfd and /proc give where other threads cannot be
 /// kept from writing.
 pub(crate) fn whole(guard: &mut Guard, start: usize, len: usize) -> Result<()> {
+    make(guard, start, len, None)
+}
+
+/// As [`whole`], though only of pages that nobody has written since they were merged, in runs of [`SHORTEST`] and more.
+/// Nobody asked for that, so pages stay that may be pinned: to pin a page for writing makes it private first.
+///
+/// # Errors
+/// As [`whole`], and what reading the page map gives.
+pub(crate) fn whole_unwritten(guard: &mut Guard, start: usize, len: usize) -> Result<()> {
+    make(guard, start, len, Some(&Pagemap::own()?))
+}
+
+/// A shorter run is not worth its calls.
+const SHORTEST: usize = 4 * PAGE_BYTES;
+
+fn make(guard: &mut Guard, start: usize, len: usize, unwritten: Option<&Pagemap>) -> Result<()> {
     if !guard.table().may_be_stored(start, len) {
         return Ok(());
     }
@@ -76,7 +93,7 @@ pub(crate) fn whole(guard: &mut Guard, start: usize, len: usize) -> Result<()> {
         );
         if is_store(&vma) {
             let mut copy = Copy::new(first, stop, vma.access());
-            let made = copy.make_all(guard, &still);
+            let made = copy.make_all(guard, &still, unwritten);
             copy.close();
             made?;
         }
@@ -145,13 +162,23 @@ impl Still {
         Ok(Self::Frozen { uffd, freezer })
     }
 
-    fn begin(&self, start: usize, len: usize) -> Result<()> {
-        let Self::Frozen { uffd, freezer } = self else {
-            return Ok(());
-        };
-        if let Some(uffd) = uffd {
+    /// From here nobody writes the range. With `touch` its pages are brought into the page table before, where the
+    /// kernel brings their neighbours along as long as nothing tracks them.
+    fn begin(&self, start: usize, len: usize, touch: bool) -> Result<()> {
+        const POPULATE_READ: i32 = 22;
+        if let Self::Frozen {
+            uffd: Some(uffd), ..
+        } = self
+        {
             uffd.unregister(start, len)?;
         }
+        if touch {
+            // SAFETY: reads. What cannot be read stays away, and is left alone.
+            let _ = unsafe { mapping::advise(start, len, POPULATE_READ) };
+        }
+        let Self::Frozen { freezer, .. } = self else {
+            return Ok(());
+        };
         freezer
             .freeze(start, len)
             .inspect_err(|_| self.give_up(start, len))
@@ -209,27 +236,90 @@ impl Copy {
     }
 
     /// A chunk at a time: so long others wait.
-    fn make_all(&mut self, guard: &mut Guard, still: &Still) -> Result<()> {
+    fn make_all(
+        &mut self,
+        guard: &mut Guard,
+        still: &Still,
+        unwritten: Option<&Pagemap>,
+    ) -> Result<()> {
         while self.at < self.end {
             let chunk = self.at & !(CHUNK_BYTES - 1);
             let len = self.end.min(chunk + CHUNK_BYTES) - self.at;
             let known = guard.table().get(chunk).map(|chunk| chunk.attributes);
             let aside = self.open(known.unwrap_or_default())?;
-            still.begin(self.at, len)?;
-            match self.put(aside, len) {
-                Ok(()) => still.end(self.at, len),
-                Err(errno) => {
-                    still.give_up(self.at, len);
-                    return Err(errno);
-                }
-            }
-            guard.table().each_known(self.at, len, |_, pages, chunk| {
-                pages.for_each(|page| Chunk::is_anonymous(chunk, page));
-            });
+            still.begin(self.at, len, unwritten.is_some())?;
+            let made = match unwritten {
+                None => self.put_all(guard, still, self.at, len),
+                Some(pagemap) => self.put_unwritten(guard, still, pagemap, len),
+            };
+            // All of it is in place or given back by now.
             self.at += len;
             self.aside = Some(aside + len).filter(|_| self.at < self.end);
+            made?;
         }
         Ok(())
+    }
+
+    /// Puts copies in place of `[at, at + len)`, which thaws.
+    fn put_all(&self, guard: &mut Guard, still: &Still, at: usize, len: usize) -> Result<()> {
+        if let Err(errno) = self.put(at, len) {
+            self.leave(still, at, len);
+            return Err(errno);
+        }
+        still.end(at, len);
+        guard.table().each_known(at, len, |_, pages, chunk| {
+            pages.for_each(|page| Chunk::is_anonymous(chunk, page));
+        });
+        Ok(())
+    }
+
+    /// The same of the first `len` bytes, where the frames are the store's. Asked when all is frozen: from here on no
+    /// page becomes private.
+    fn put_unwritten(
+        &self,
+        guard: &mut Guard,
+        still: &Still,
+        pagemap: &Pagemap,
+        len: usize,
+    ) -> Result<()> {
+        const SHARED: Categories = Categories::PRESENT.and(Categories::FILE);
+        let (mut at, end) = (self.at, self.at + len);
+        let mut result = Ok(());
+        while at < end && result.is_ok() {
+            let mut run = [PageRun::default()];
+            let seen = pagemap.peek(at as u64..end as u64, &mut run);
+            let [run] = run;
+            #[allow(clippy::cast_possible_truncation)] // addresses of this process
+            let (first, stop) = match seen {
+                Ok((0, _)) | Err(_) => (end, end),
+                Ok(_) => (run.start as usize, run.end as usize),
+            };
+            result = seen.map(drop);
+            let fits = run.categories.has(SHARED) && stop - first >= SHORTEST;
+            let from = if fits { first } else { stop };
+            self.leave(still, at, from - at);
+            if result.is_ok() && from < stop {
+                result = self.put_all(guard, still, from, stop - from);
+            }
+            at = stop;
+        }
+        self.leave(still, at, end - at);
+        result
+    }
+
+    /// Leaves `[at, at + len)` as it is, thawed, and drops the memory aside for it.
+    fn leave(&self, still: &Still, at: usize, len: usize) {
+        if len > 0 {
+            still.give_up(at, len);
+            let aside = self.aside_of(at);
+            // SAFETY: memory made aside, which nobody else knows, and which nothing has taken away.
+            let _ = aside.map(|aside| unsafe { mapping::unmap(aside, len) });
+        }
+    }
+
+    /// Where the copy of the page at `at` will be.
+    fn aside_of(&self, at: usize) -> Option<usize> {
+        self.aside.map(|aside| aside + (at - self.at))
     }
 
     /// Makes the memory aside, for all that is left, unless there is some of the kind.
@@ -252,17 +342,18 @@ impl Copy {
         }
     }
 
-    /// Copies `len` bytes, which nobody writes, and puts the copy in their place.
-    fn put(&self, aside: usize, len: usize) -> Result<()> {
+    /// Copies the `len` bytes at `at`, which nobody writes, and puts the copy in their place.
+    fn put(&self, at: usize, len: usize) -> Result<()> {
         const POPULATE_WRITE: i32 = 23;
+        let aside = self.aside_of(at).ok_or(Errno::NOMEM)?;
         // SAFETY: the memory aside is ours, and writable; what is read is mapped by the caller's word. The place
         // holds what the copy holds.
         unsafe {
             mapping::advise(aside, len, POPULATE_WRITE)?;
             match self.access {
-                Access::None => OwnMemory::open()?.copy(self.at, aside, len)?,
+                Access::None => OwnMemory::open()?.copy(at, aside, len)?,
                 _ => std::ptr::copy_nonoverlapping(
-                    std::ptr::with_exposed_provenance::<u8>(self.at),
+                    std::ptr::with_exposed_provenance::<u8>(at),
                     std::ptr::with_exposed_provenance_mut::<u8>(aside),
                     len,
                 ),
@@ -270,18 +361,20 @@ impl Copy {
             if self.access != Access::ReadWrite {
                 mapping::protect(aside, len, self.access)?;
             }
-            mapping::place(aside, self.at, len).or_else(|errno| self.mend(errno, aside, len))
+            mapping::place(aside, at, len).or_else(|errno| self.mend(errno, aside, at, len))
         }
     }
 
     /// Where [`mapping::place`] failed after it had unmapped the place, it is filled before anybody may touch it.
-    fn mend(&self, errno: Errno, aside: usize, len: usize) -> Result<()> {
+    fn mend(&self, errno: Errno, aside: usize, at: usize, len: usize) -> Result<()> {
         let locks = self.attributes.locked || report::locks_future();
-        match mapping::mend(self.at, len, Source::Anonymous, self.attributes, locks) {
+        match mapping::mend(at, len, Source::Anonymous, self.attributes, locks) {
             // SAFETY: the place is ours to fill: the call that got us here asked for it.
             Ok(()) => unsafe {
-                OwnMemory::open()?.copy(aside, self.at, len)?;
-                mapping::protect(self.at, len, self.access)
+                OwnMemory::open()?.copy(aside, at, len)?;
+                mapping::protect(at, len, self.access)?;
+                let _ = mapping::unmap(aside, len);
+                Ok(())
             },
             Err(_) => Err(errno), // it is there still
         }

@@ -250,7 +250,7 @@ fn scattered_discards_leave_mappings() {
         merged += count(&answer, PageOutcome::Merged);
     }
     assert_eq!(merged, 512 * CHUNKS);
-    guest.run(&format!("scatter {}", 512 * CHUNKS));
+    guest.run(&format!("scatter {} 1", 512 * CHUNKS));
     guest.run("room");
     guest.run("check");
     let maps = std::fs::read_to_string(format!("/proc/{}/maps", guest.pid)).unwrap();
@@ -259,4 +259,57 @@ fn scattered_discards_leave_mappings() {
     // What the guest mapped since the last count comes on top.
     let mappings = maps.lines().count();
     assert!(mappings <= limit - limit / 8 + 64, "{mappings}");
+}
+
+/// Discards pages one by one, from `first` on.
+fn discard_each(guest: &mut Guest, pages: impl Iterator<Item = usize>) {
+    for page in pages {
+        guest.run(&format!("advise {page} 1 {DONTNEED}"));
+    }
+}
+
+#[test]
+fn what_lies_ahead_of_discards_is_made_whole_but_for_what_was_written() {
+    let (engine, mut guest) = merged(9);
+    // Whoever pins a page to write to it has written it.
+    guest.run("fill 60 3 4");
+    let frames: Vec<_> = (0..512).map(|page| guest.frame(page)).collect();
+    discard_each(&mut guest, 0..50);
+    guest.run("check");
+    let now: Vec<_> = (0..512).map(|page| guest.frame(page)).collect();
+    assert_eq!(
+        now[60..63],
+        frames[60..63],
+        "written pages keep their frames"
+    );
+    assert!(frames[60..63].iter().all(Option::is_some));
+    let (_, stored) = told(&engine);
+    // At 16 pages 16 more, at 33 as many again, up to the written ones; three behind them are not worth it.
+    let merged = 512 - 60;
+    assert_eq!(stored, merged, "as much as was discarded, and no more");
+    discard_each(&mut guest, (300..400).rev());
+    guest.run("check");
+    let (offered, stored) = told(&engine);
+    assert_eq!(offered, 512);
+    assert!((merged - 200..merged - 100).contains(&stored), "{stored}");
+    // All of it can be merged again.
+    guest.run("fill 0 512 9");
+    engine.sync();
+    engine.merge(guest.memory, 0, 512, Some(1000));
+    guest.run("check");
+}
+
+#[test]
+fn a_writer_loses_nothing_ahead_of_discards() {
+    let (engine, mut guest) = merged(10);
+    for _ in 0..12 {
+        guest.run("writers 2 0 1");
+        guest.run("scatter 512");
+        let said = guest.run("stop");
+        assert!(said.contains(" 0 mismatches"), "{said}");
+        guest.run("check");
+        guest.run("fill 0 512 10");
+        engine.sync();
+        engine.merge(guest.memory, 0, 512, Some(1000));
+    }
 }
