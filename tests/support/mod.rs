@@ -91,18 +91,33 @@ impl Guest {
 
     /// Starts a guest by a command of the caller's.
     pub fn from(command: &mut Command) -> Self {
+        Self::try_from(command).unwrap()
+    }
+
+    /// The same, unless the command cannot be run.
+    pub fn try_from(command: &mut Command) -> std::io::Result<Self> {
         let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut process = command.spawn().unwrap();
+        let mut process = command.spawn()?;
         let to = process.stdin.take().unwrap();
         let from = BufReader::new(process.stdout.take().unwrap());
         let pid = process.id();
-        Self {
+        Ok(Self {
             process,
             to,
             from,
             pid,
             memory: 0,
-        }
+        })
+    }
+
+    /// Gives a command, and takes the answer of a guest that may have ended.
+    pub fn ask_if_it_lives(&mut self, command: &str) -> Option<String> {
+        writeln!(self.to, "{command}")
+            .and_then(|()| self.to.flush())
+            .ok()?;
+        let mut line = String::new();
+        self.from.read_line(&mut line).ok()?;
+        line.trim_end().strip_prefix("ok ").map(str::to_owned)
     }
 
     /// Gives a command, takes the answer.

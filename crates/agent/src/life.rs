@@ -140,12 +140,30 @@ impl Why {
     }
 }
 
-/// Filters that were read before they were installed, in this process or in those it was forked from.
+/// Filters that were read before they were installed, or tried before all else, in this process or in those it was forked from.
 static READ: AtomicU32 = AtomicU32::new(0);
 
 /// Notes that a filter was installed that allows all calls of the agent's.
 pub(crate) fn note_read_filter() {
     READ.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Looks whether the program runs under filters from its first instruction on, and whether they let the agent work. Bars it if
+/// not, and makes no call then that the loader has not made.
+///
+/// # Safety
+/// To be called before all else in the constructor.
+pub(crate) unsafe fn look_at_first_filters() {
+    // Without /proc there is no session either.
+    let filters = Rights::filters_before_all().unwrap_or(u32::MAX);
+    if filters == 0 {
+        return;
+    }
+    // SAFETY: this is the constructor.
+    match unsafe { trial::first_refused() } {
+        Some(refused) => bar(Why::filter(refused)),
+        None => READ.store(filters, Ordering::Relaxed),
+    }
 }
 
 /// Whether no agent may ever run again.
@@ -191,13 +209,14 @@ fn start(guard: &Guard) -> Result<()> {
     if runs || !may || life.owner.load(Ordering::Relaxed) != process_number() {
         return Ok(());
     }
-    let room = room()?;
-    if Rights::own()?.filter_count() > READ.load(Ordering::Relaxed)
-        && let Some(refused) = trial::first_refused(room)
-    {
-        bar(Why::filter(refused));
-        return Err(Errno::PERM);
+    if Rights::own()?.filter_count() > READ.load(Ordering::Relaxed) {
+        // SAFETY: the caller's guard is the lock.
+        if let Some(refused) = unsafe { trial::first_refused() } {
+            bar(Why::filter(refused));
+            return Err(Errno::PERM);
+        }
     }
+    let room = room()?;
     life.orders.fetch_and(!END, Ordering::Relaxed);
     let now_ms = u64::try_from(now().as_millis()).unwrap_or(u64::MAX);
     let before_ms = life.started_ms.swap(now_ms, Ordering::Relaxed);

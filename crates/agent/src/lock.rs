@@ -32,7 +32,7 @@ use sys::process::thread_id;
 use sys::task;
 use sys::thread::{SignalMask, block_signals, restore_signals};
 
-use crate::life::Life;
+use crate::life::{self, Life};
 use crate::table::Table;
 
 /// What a fork child must not inherit.
@@ -163,6 +163,9 @@ pub(crate) fn lock_between_forks() -> Option<Guard> {
 
 /// Waits for the window under way; from here none begins in this process until [`end_fork`].
 pub(crate) fn begin_fork() {
+    if life::is_barred() {
+        return;
+    }
     // Relaxed: `lock_between_forks` looks at it under the same lock.
     if let Some(guard) = lock() {
         guard.page.forking.fetch_add(1, Ordering::Relaxed);
@@ -171,7 +174,7 @@ pub(crate) fn begin_fork() {
 
 /// Ends what [`begin_fork`] began, in the parent. In a child the page is zeros.
 pub(crate) fn end_fork() {
-    let Some(page) = per_process() else { return };
+    let Some(page) = existing() else { return };
     let less = |forking: u32| forking.checked_sub(1);
     let order = Ordering::Relaxed;
     if page.forking.fetch_update(order, order, less) == Ok(1) {

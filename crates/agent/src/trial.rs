@@ -1,9 +1,21 @@
 //! Whether filters that were there before the agent let it work. They cannot be read, so a child tries.
 //!
-//! A container's or a service's filter comes with exec. The kernel shows it to none but root's debuggers. So before an
-//! agent starts in a process that has filters, a child makes each call of the table, with arguments that the kernel
-//! refuses before it does anything. The answers tell: a filter answers with an error that the kernel would not
-//! give, or the child does not live to the end of the table.
+//! A container's or a service's filter comes with exec. The kernel shows it to none but root's debuggers. So a child
+//! makes each call of the table, with arguments that the kernel refuses before it does anything. The answers tell: a
+//! filter answers with an error that the kernel would not give, or the child does not live to the end of the table.
+//!
+//! ```text
+//!   the loader ─▶ constructor: are there filters? (openat, read, close: the loader made them too)
+//!                   │ yes                                      │ no
+//!                   ▼                                          ▼
+//!                 a child tries the table ── all allowed ──▶ the agent as ever
+//!                   │ one is not
+//!                   ▼
+//!                 no agent: no hook makes a call that the program did not ask for
+//! ```
+//!
+//! It comes before everything else in the constructor: each call of the agent's may be the one that kills, and libc
+//! takes some answers for impossible ones. Filters that came later, past libc, are tried before the thread starts.
 //!
 //! The child shares the memory, so that it costs nothing however large the program is, but not the descriptors. The program
 //! never sees it: it sends no signal when it ends, and waits that do not ask for such children pass it by. It
@@ -11,21 +23,36 @@
 //!
 //! **The limit**: a filter that kills for clone itself cannot be found out in this way.
 
+use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::io::Errno;
-use sys::thread::{self, Room};
+use sys::thread;
 
 use crate::calls::{Arg, CALLS, Call};
 
 /// How many calls of the table were made and allowed.
 static PASSED: AtomicUsize = AtomicUsize::new(0);
 
-/// The number of the first call that the calling thread's filters refuse. `room` is free, and so it is afterwards.
-pub(crate) fn first_refused(room: Room) -> Option<i64> {
+/// The child's stack: memory for it would take a call.
+#[repr(align(16))]
+struct Stack(UnsafeCell<[u8; STACK_BYTES]>);
+const STACK_BYTES: usize = 32 * 1024;
+
+// SAFETY: one child at a time uses it: in the constructor there is one thread, and later the lock is held.
+unsafe impl Sync for Stack {}
+
+static STACK: Stack = Stack(UnsafeCell::new([0; STACK_BYTES]));
+
+/// The number of the first call that the calling thread's filters refuse.
+///
+/// # Safety
+/// To be called in the constructor, or with the lock held: one child at a time.
+pub(crate) unsafe fn first_refused() -> Option<i64> {
     PASSED.store(0, Ordering::Relaxed);
-    // SAFETY: the room is free, and `child` needs no thread-local storage.
-    let made = unsafe { thread::wait_for_child(room, child) };
+    let stack = STACK.0.get().expose_provenance() + STACK_BYTES;
+    // SAFETY: the stack is free by the caller's promise, and `child` needs no thread-local storage.
+    let made = unsafe { thread::wait_for_child(stack, child) };
     let passed = PASSED.load(Ordering::Relaxed);
     let Ok(child) = made else {
         return Some(libc::SYS_clone);
@@ -39,6 +66,8 @@ pub(crate) fn first_refused(room: Room) -> Option<i64> {
 }
 
 extern "C" fn child() -> ! {
+    // Signals to the whole process group reach it too, and handlers are the program's.
+    let _ = thread::block_signals();
     thread::leave_no_core();
     for call in CALLS {
         if !is_allowed(call) {
@@ -46,7 +75,11 @@ extern "C" fn child() -> ! {
         }
         PASSED.fetch_add(1, Ordering::Relaxed);
     }
-    thread::leave(0)
+    thread::leave_whatever(|| {
+        let is_exit = |call: &Call| call.number == libc::SYS_exit;
+        let exit = CALLS.iter().position(is_exit).unwrap_or_default();
+        PASSED.fetch_min(exit, Ordering::Relaxed);
+    })
 }
 
 fn is_allowed(call: &Call) -> bool {

@@ -272,6 +272,114 @@ fn no_filter_from_before_costs_a_life_either() {
     }
 }
 
+/// A guest that runs under a filter from its first instruction on, with the agent or without. What it says to each of
+/// the things that a guest does; nothing where it has no more to say.
+fn life_under(engine: &Engine, call: u16, action: u32, with_agent: bool) -> Vec<Option<String>> {
+    let mut command = std::process::Command::new(support::guest_program(false));
+    if with_agent {
+        command.env("LD_PRELOAD", support::agent());
+        command.env("PAGEONE_SOCKET", engine.socket());
+    }
+    command.stderr(std::process::Stdio::null());
+    begins_under(&mut command, call, action);
+    let Ok(mut guest) = Guest::try_from(&mut command) else {
+        return Vec::new();
+    };
+    let lines = [
+        "map 64",
+        "fill 0 64 5",
+        "advise 0 64 12",
+        "check",
+        "fill 0 40 9",
+        "check",
+        "advise 0 64 13",
+        "check",
+    ];
+    let mut answers: Vec<_> = lines
+        .iter()
+        .map(|line| guest.ask_if_it_lives(line))
+        .collect();
+    // The address differs.
+    answers[0] = answers[0].take().map(|_| String::new());
+    answers
+}
+
+/// Makes a command begin under a filter.
+fn begins_under(command: &mut std::process::Command, call: u16, action: u32) {
+    use std::os::unix::process::CommandExt;
+    let filter = move || match install(call, action) {
+        true => Ok(()),
+        false => Err(std::io::Error::last_os_error()),
+    };
+    // SAFETY: between fork and exec one system call is made, and nothing is allocated.
+    unsafe { command.pre_exec(filter) };
+}
+
+/// Puts the calling thread under a filter by which all calls go on but `call`, which has `action`.
+fn install(call: u16, action: u32) -> bool {
+    let code = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
+    let mut filter = [
+        code(0x20, 0, 0, 0),
+        code(0x15, 0, 1, u32::from(call)),
+        code(0x06, 0, 0, action),
+        code(0x06, 0, 0, 0x7fff_0000),
+    ];
+    let program = libc::sock_fprog {
+        len: 4,
+        filter: filter.as_mut_ptr(),
+    };
+    // SAFETY: the kernel reads the program; root needs no more.
+    unsafe {
+        libc::prctl(
+            libc::PR_SET_SECCOMP,
+            libc::SECCOMP_MODE_FILTER,
+            &raw const program,
+        ) == 0
+    }
+}
+
+#[test]
+fn a_filter_from_before_the_program_costs_it_nothing() {
+    let engine = Engine::new();
+    let mut failed = Vec::new();
+    for call in calls() {
+        for action in ACTIONS {
+            let without = life_under(&engine, call, action, false);
+            if without.is_empty() || without.contains(&None) {
+                continue; // the program itself does not live under it
+            }
+            let with = life_under(&engine, call, action, true);
+            // A limit: whether a child may be made is not to be found out without one.
+            let kills_for_clone = call == 56 && !(0x5_0000..=0x7fff_0000).contains(&action);
+            if with != without && !kills_for_clone {
+                failed.push(format!("{call} {action:x}: {with:?}"));
+            }
+        }
+    }
+    assert!(failed.is_empty(), "{failed:#?}");
+}
+
+#[test]
+fn a_filter_from_before_the_program_that_allows_its_calls_lets_the_agent_work() {
+    let mut engine = Engine::new();
+    let mut command = std::process::Command::new(support::guest_program(false));
+    command.env("LD_PRELOAD", support::agent());
+    command.env("PAGEONE_SOCKET", engine.socket());
+    // ptrace: EPERM.
+    begins_under(&mut command, 101, 0x5_0001);
+    let mut guest = Guest::from(&mut command);
+    engine.write(1000, 512, 5);
+    guest.offer(512, 5);
+    engine.accept();
+    assert_eq!(guest.run("seeslibc"), "1");
+    engine.sync();
+    let merged = engine.merge(guest.memory, 0, 512, Some(1000));
+    assert_eq!(count(&merged, PageOutcome::Merged), 512);
+    // It is no surprise before the next round either.
+    engine.sync();
+    guest.run("check");
+}
+
 /// Whether an agent that connects says hello again before it is asked anything.
 fn has_agent_back(engine: &Engine) -> bool {
     let moment = Duration::from_millis(1);

@@ -440,6 +440,18 @@ impl OwnMemory {
         Ok(())
     }
 
+    /// Fills `to` with what is at an address, which may be any.
+    ///
+    /// # Errors
+    /// `IO` where a part is not mapped.
+    pub fn read(&self, at: usize, to: &mut [u8]) -> Result<()> {
+        let wanted = to.len();
+        match rustix::io::pread(&self.0, to, at as u64)? {
+            got if got == wanted => Ok(()),
+            _ => Err(Errno::IO),
+        }
+    }
+
     /// Writes bytes whatever the mapping allows, if it is private: its file stays as it is.
     pub(crate) fn write(&self, at: usize, bytes: &[u8]) -> Result<()> {
         match rustix::io::pwrite(&self.0, bytes, at as u64)? {

@@ -68,10 +68,7 @@ impl Rights {
             } else if FILTERS.iter().any(is) {
                 filters = mix(filters, line);
                 if let Some(count) = line.strip_prefix(b"Seccomp_filters:") {
-                    let count = std::str::from_utf8(count.trim_ascii()).ok();
-                    filter_count = count
-                        .and_then(|count| count.parse().ok())
-                        .unwrap_or(u32::MAX);
+                    filter_count = count_of(count);
                 }
             }
             true
@@ -82,6 +79,34 @@ impl Rights {
             filter_count,
         };
         Ok((rights, named))
+    }
+
+    /// How many seccomp filters look at the calls of this process's first thread, asked with nothing but calls that
+    /// every loader makes: openat, read, close.
+    ///
+    /// # Errors
+    /// What these give.
+    pub fn filters_before_all() -> Result<u32> {
+        let at = libc::AT_FDCWD.cast_unsigned() as usize;
+        let path = c"/proc/self/status".as_ptr().expose_provenance();
+        let flags = (libc::O_RDONLY | libc::O_CLOEXEC).cast_unsigned() as usize;
+        // SAFETY: the path is terminated.
+        let fd = unsafe { crate::raw::call(libc::SYS_openat, [at, path, flags, 0, 0, 0]) }?;
+        let read = |into: &mut [u8], _| {
+            let to = into.as_mut_ptr().expose_provenance();
+            // SAFETY: the kernel writes at most so many bytes.
+            unsafe { crate::raw::call(libc::SYS_read, [fd, to, into.len(), 0, 0, 0]) }
+        };
+        let mut count = 0;
+        let told = crate::vma::each_line_by(read, usize::MAX, |line| {
+            if let Some(number) = line.strip_prefix(b"Seccomp_filters:") {
+                count = count_of(number);
+            }
+            true
+        });
+        // SAFETY: the descriptor was made here, and nothing else knows it.
+        let _ = unsafe { crate::raw::call(libc::SYS_close, [fd, 0, 0, 0, 0, 0]) };
+        told.map(|()| count)
     }
 
     /// How many seccomp filters look at the thread's calls.
@@ -136,6 +161,13 @@ impl Rights {
     }
 }
 
+/// A number in a line; the greatest for what is none.
+fn count_of(text: &[u8]) -> u32 {
+    let text = std::str::from_utf8(text.trim_ascii()).ok();
+    let count = text.and_then(|text| text.parse().ok());
+    count.unwrap_or(u32::MAX)
+}
+
 /// `/proc/self/task/NUMBER/status`.
 struct Path([u8; 48]);
 
@@ -178,6 +210,7 @@ mod tests {
         let before = Rights::own().unwrap();
         assert_eq!(Rights::own().unwrap(), before);
         std::thread::spawn(move || {
+            assert_eq!(Rights::filters_before_all(), Ok(before.filter_count()));
             // Threads of other tests come and go, all with the same rights.
             assert_eq!(before.differ_elsewhere(None), Ok(None));
             // SAFETY: PR_SET_NO_NEW_PRIVS takes numbers, and is for this thread alone.

@@ -147,21 +147,19 @@ unsafe fn clone(
 }
 
 /// Runs `entry` in a child of its own that shares the memory, and waits for its end, which no other wait sees. Gives
-/// its number, for [`take_away`].
+/// its number, for [`take_away`]. Makes no call but clone(2).
 ///
 /// # Errors
 /// What clone(2) gives.
 ///
 /// # Safety
-/// The room must be free; `entry` must end by [`leave`], and keep to system calls and memory that is its own.
+/// `stack` must be the upper end of a stack that is free; `entry` must end its process, and keep to system calls and
+/// memory that is its own. Its first should block its signals, if the caller's are not.
 #[cfg(target_arch = "x86_64")]
-pub unsafe fn wait_for_child(room: Room, entry: extern "C" fn() -> !) -> Result<u32> {
+pub unsafe fn wait_for_child(stack: usize, entry: extern "C" fn() -> !) -> Result<u32> {
     const FLAGS: i32 = libc::CLONE_VM | libc::CLONE_VFORK;
-    let old = block_signals();
     // SAFETY: the stack is free until the child has ended, and this thread sleeps until then.
-    let made = unsafe { clone(FLAGS, room.stack(), 0, std::ptr::null_mut(), entry) };
-    restore_signals(old);
-    made
+    unsafe { clone(FLAGS, stack, 0, std::ptr::null_mut(), entry) }
 }
 
 /// Takes away what is left of a child of [`wait_for_child`].
@@ -341,6 +339,25 @@ pub fn narrow(filter: &'static [libc::sock_filter]) -> Result<()> {
         crate::raw::call(libc::SYS_seccomp, [FILTER, SPECULATE, program, 0, 0, 0])
     }
     .map(drop)
+}
+
+/// Ends the calling process, one of [`wait_for_child`], whatever filters make of it. `refused` runs where they refuse
+/// exit(2), by which threads end.
+pub fn leave_whatever(refused: impl Fn()) -> ! {
+    // SAFETY: each of these ends the process, which owns nothing, or does nothing.
+    let _ = unsafe { crate::raw::call(libc::SYS_exit, [0; 6]) };
+    loop {
+        refused();
+        let own = rustix::process::getpid().as_raw_pid().unsigned_abs() as usize;
+        let kill = [own, libc::SIGKILL.unsigned_abs() as usize, 0, 0, 0, 0];
+        // SAFETY: as above; the number is this process's.
+        unsafe {
+            let _ = crate::raw::call(libc::SYS_exit_group, [0; 6]);
+            let _ = crate::raw::call(libc::SYS_kill, kill);
+            // An address that nothing is at.
+            std::ptr::null_mut::<u8>().write_volatile(0);
+        }
+    }
 }
 
 /// Names the calling thread; at most 15 bytes.

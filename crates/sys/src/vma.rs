@@ -441,6 +441,16 @@ const RECORD: usize = 512;
 pub(crate) fn each_line(
     file: &OwnedFd,
     piece: usize,
+    each: impl FnMut(&[u8]) -> bool,
+) -> Result<()> {
+    let read = |into: &mut [u8], offset| rustix::io::pread(file, into, offset);
+    each_line_by(read, piece, each)
+}
+
+/// The same of what `read` gives: as much as it likes, from an offset on.
+pub(crate) fn each_line_by(
+    mut read: impl FnMut(&mut [u8], u64) -> Result<usize>,
+    piece: usize,
     mut each: impl FnMut(&[u8]) -> bool,
 ) -> Result<()> {
     const LONGEST: usize = 4096;
@@ -449,7 +459,7 @@ pub(crate) fn each_line(
     loop {
         let space = buffer.get_mut(filled..).unwrap_or_default();
         let (space, _) = space.split_at_mut(piece.min(space.len()));
-        let got = rustix::io::pread(file, space, offset)?;
+        let got = read(space, offset)?;
         if got == 0 {
             return Ok(());
         }

@@ -154,7 +154,7 @@ extern "C" fn memory(
 }
 
 extern "C" fn exit(code: i32) -> ! {
-    if let Some(process) = crate::lock::per_process() {
+    if let Some(process) = crate::lock::existing() {
         process.note_exit(code);
     }
     sys::thread::leave(code)

@@ -1,6 +1,7 @@
 //! Calls that map, unmap, move and describe memory, as the kernel sees them.
 
 use rustix::io::{Errno, Result};
+use sys::mapping::OwnMemory;
 use wire::PAGE_BYTES;
 
 use super::{call, guard, guarded};
@@ -183,15 +184,15 @@ pub(crate) fn process_madvise(args: [usize; 6]) -> Result<usize> {
 
 /// Reads `bytes` bytes of this process, which may not be there.
 pub(super) fn read_own(at: usize, to: &mut [usize], bytes: usize) -> Result<()> {
-    let local = [to.as_mut_ptr().expose_provenance(), bytes];
-    let remote = [at, bytes];
-    let pid = rustix::process::getpid().as_raw_pid().cast_unsigned() as usize;
-    let vector = |pair: &[usize; 2]| pair.as_ptr().expose_provenance();
-    let args = [pid, vector(&local), 1, vector(&remote), 1, 0];
-    match call(libc::SYS_process_vm_readv, args) {
-        Ok(got) if got == bytes => Ok(()),
-        _ => Err(Errno::FAULT),
+    let mut piece = [0; 16 * 16];
+    let piece = piece.get_mut(..bytes).ok_or(Errno::FAULT)?;
+    OwnMemory::open()
+        .and_then(|memory| memory.read(at, piece))
+        .map_err(|_| Errno::FAULT)?;
+    for (word, bytes) in to.iter_mut().zip(piece.chunks_exact(8)) {
+        *word = usize::from_ne_bytes(bytes.try_into().map_err(|_| Errno::FAULT)?);
     }
+    Ok(())
 }
 
 /// Whether a pidfd is this process's, or one of its threads'.

@@ -32,12 +32,17 @@ mod rights;
 
 /// Runs before the program's `main`.
 extern "C" fn begin() {
+    // SAFETY: this is the constructor.
+    unsafe { life::look_at_first_filters() };
+    rights::begin();
+    if life::is_barred() {
+        return;
+    }
     // SAFETY: the loader runs this while the process has one thread.
     unsafe { serve::configure() };
     // Made before anybody forks, it is there when a fork begins.
     let _ = crate::lock::per_process();
     fork::begin();
-    rights::begin();
     // SAFETY: this is the constructor.
     #[cfg(target_arch = "x86_64")]
     unsafe {
