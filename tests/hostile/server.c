@@ -13,7 +13,7 @@ static void welcome(int to)
 {
 	int descriptors[] = { memory_file("pageone-lifeline", PAGE), memory_file("pageone-lifeline", PAGE),
 			      memory_file("pageone-store", 1 << 20) };
-	unsigned char packet[] = { 2, PROTOCOL & 0xff, PROTOCOL >> 8, 1, 0, 0 };
+	unsigned char packet[6 + 16] = { 2, PROTOCOL & 0xff, PROTOCOL >> 8, 1, 0, 0 }; /* and no domain */
 	union { char room[CMSG_SPACE(sizeof descriptors)]; struct cmsghdr align; } control = { { 0 } };
 	struct iovec part = { packet, sizeof packet };
 	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control,
