@@ -485,6 +485,18 @@ int main(void)
 				memcpy(shadow + p * PAGE, mem + p * PAGE, PAGE);
 			say(got);
 		}
+		COMMAND("provide") {
+			memset(mem + a * PAGE, 0, PAGE);
+			memset(shadow + a * PAGE, 0, PAGE);
+			say(ring_provide(&ring, mem + a * PAGE));
+		}
+		COMMAND("take") {
+			/* What lies outside the region is no matter here. */
+			static char buffer[64];
+			int got = ring_take(&ring, mem + a * PAGE, buffer, sizeof buffer);
+			memcpy(shadow + a * PAGE, mem + a * PAGE, PAGE);
+			say(got == 8 && memcmp(buffer, "provided", 8) ? -EILSEQ : got);
+		}
 		COMMAND("unpin") { ring_close(&ring); say(0); }
 		COMMAND("fork") say(do_fork((int)a));
 		COMMAND("heap") say(heap(a, (int)b));

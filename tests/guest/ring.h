@@ -1,4 +1,4 @@
-/* One io_uring with one fixed buffer: the pages stay pinned while it is open. */
+/* One io_uring with one fixed buffer, or with a ring of provided buffers: the pages stay pinned while it is open. */
 #ifndef TEST_GUEST_RING_H
 #define TEST_GUEST_RING_H
 
@@ -13,6 +13,8 @@
 
 struct ring {
 	int fd;
+	/* Of the next transfer: flags, and the group from which its buffer is taken. */
+	unsigned flags, group;
 	char *rings;
 	size_t rings_len, sqes_len;
 	struct io_uring_sqe *sqes;
@@ -27,7 +29,7 @@ static inline void ring_close(struct ring *ring)
 	ring->fd = -1;
 }
 
-/* Opens a ring and pins a buffer; gives 0 or a negative error number. */
+/* Opens a ring and pins a buffer, if there is one; gives 0 or a negative error number. */
 static inline int ring_open(struct ring *ring, void *buffer, size_t len)
 {
 	memset(ring, 0, sizeof *ring);
@@ -42,7 +44,7 @@ static inline int ring_open(struct ring *ring, void *buffer, size_t len)
 	ring->sqes = mmap(NULL, ring->sqes_len, prot, flags, ring->fd, IORING_OFF_SQES);
 	struct iovec range = { buffer, len };
 	if (ring->rings == MAP_FAILED || (void *)ring->sqes == MAP_FAILED ||
-	    syscall(SYS_io_uring_register, ring->fd, IORING_REGISTER_BUFFERS, &range, 1) < 0) {
+	    (len && syscall(SYS_io_uring_register, ring->fd, IORING_REGISTER_BUFFERS, &range, 1) < 0)) {
 		int error = errno;
 		ring_close(ring);
 		return -error;
@@ -67,6 +69,8 @@ static inline int ring_do(struct ring *ring, int opcode, int file, void *buffer,
 	sqe->fd = file;
 	sqe->addr = (uint64_t)(uintptr_t)buffer;
 	sqe->len = (uint32_t)len;
+	sqe->flags = (uint8_t)ring->flags;
+	sqe->buf_group = (uint16_t)ring->group;
 	sq_array[at] = at;
 	__atomic_store_n(sq_tail, tail + 1, __ATOMIC_RELEASE);
 	unsigned submit = 1, head = *cq_head;
@@ -79,6 +83,43 @@ static inline int ring_do(struct ring *ring, int opcode, int file, void *buffer,
 	int result = cqes[head & *cq_mask].res;
 	__atomic_store_n(cq_head, head + 1, __ATOMIC_RELEASE);
 	return result;
+}
+
+/*
+ * Makes a page of memory the ring of provided buffers of a new io_uring: the kernel keeps the page's frame, and shows it
+ * nobody. Gives 0 or a negative error number.
+ */
+static inline int ring_provide(struct ring *ring, void *page)
+{
+	int opened = ring_open(ring, NULL, 0);
+	if (opened < 0)
+		return opened;
+	struct io_uring_buf_reg reg = { .ring_addr = (uint64_t)(uintptr_t)page, .ring_entries = 8, .bgid = 7 };
+	if (syscall(SYS_io_uring_register, ring->fd, IORING_REGISTER_PBUF_RING, &reg, 1) < 0) {
+		int error = errno;
+		ring_close(ring);
+		return -error;
+	}
+	return 0;
+}
+
+/* Reads from a pipe into a buffer that the kernel takes from the ring of provided ones: the number of bytes, or an error. */
+static inline int ring_take(struct ring *ring, void *page, void *buffer, size_t len)
+{
+	struct io_uring_buf_ring *provided = page;
+	int ends[2];
+	provided->bufs[0].addr = (uint64_t)(uintptr_t)buffer;
+	provided->bufs[0].len = (uint32_t)len;
+	provided->bufs[0].bid = 0;
+	__atomic_store_n(&provided->tail, 1, __ATOMIC_RELEASE);
+	if (pipe(ends) < 0 || write(ends[1], "provided", 8) != 8)
+		return -errno;
+	ring->flags = IOSQE_BUFFER_SELECT, ring->group = 7;
+	int got = ring_do(ring, IORING_OP_READ, ends[0], NULL, len);
+	ring->flags = ring->group = 0;
+	close(ends[0]);
+	close(ends[1]);
+	return got;
 }
 
 #endif

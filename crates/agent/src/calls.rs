@@ -265,7 +265,7 @@ pub(crate) const CALLS: &[Call] = &[
         "open",
         libc::SYS_open,
         second(OPENS),
-        "the own maps, smaps, pagemap, status, mem; /dev/userfaultfd",
+        "the own maps, smaps, pagemap, status, mem, coredump_filter; /dev/userfaultfd",
     ),
     call(
         All,
@@ -279,7 +279,7 @@ pub(crate) const CALLS: &[Call] = &[
         "pwrite64",
         libc::SYS_pwrite64,
         ANY,
-        "makes pages private that are read-only, through the own mem",
+        "makes pages private that are read-only, through the own mem; core dumps hold merged pages",
     ),
     call(
         Thread,

@@ -7,6 +7,7 @@
 //! directly and returns errors as values.
 
 pub mod credentials;
+pub mod dump;
 #[cfg(target_arch = "x86_64")]
 pub mod entry;
 pub mod fault;
