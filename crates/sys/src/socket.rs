@@ -243,7 +243,7 @@ pub fn recv(socket: &impl AsFd, buffer: &mut [u8]) -> Result<Received> {
     let message = retry(|| net::recvmsg(socket, &mut parts, &mut ancillary, flags))?;
     let mut received = Received {
         len: message.bytes,
-        descriptors: [const { None }; _],
+        descriptors: [const { None }; MAX_DESCRIPTORS],
     };
     let arrived = ancillary.drain().filter_map(|message| match message {
         RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
