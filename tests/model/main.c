@@ -231,12 +231,20 @@ static void do_touch_below(const struct call *call)
 	say(" %d", write_byte(at(call) - 1, 7));
 }
 
+/* KSM's flag divides mappings, and an offer to PageONE does not: it goes again where there is no PageONE. */
+static void offered_to_ksm(const struct call *call)
+{
+	if (plain && call->a == MADV_MERGEABLE)
+		madvise(at(call), len(call), MADV_UNMERGEABLE);
+}
+
 static void do_advise(const struct call *call)
 {
 	int result = madvise(at(call), len(call), (int)call->a);
 	/* Whether a huge page can be made depends on the frames that are free, and on which are shared. */
 	if (call->a != MADV_COLLAPSE)
 		say_result(result);
+	offered_to_ksm(call);
 }
 
 /* Each page has its old content or zeros; which of them is the kernel's affair. Then it is written. */
@@ -267,6 +275,7 @@ static void do_process_advise(const struct call *call)
 	struct iovec parts[2] = { { at(call), half }, { at(call) + half, len(call) - half } };
 	say_result(process_madvise(self, half ? parts : parts + 1, half ? 2 : 1, (int)call->a, 0));
 	close(self);
+	offered_to_ksm(call);
 }
 
 static void do_register(const struct call *call)
@@ -352,6 +361,8 @@ static void do_by_number(const struct call *call)
 	for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
 		if (strcmp(numbers[i].kind, call->kind) == 0)
 			say_result(syscall(numbers[i].number, at(call), len(call), call->a));
+	if (strcmp(call->kind, "madvise") == 0)
+		offered_to_ksm(call);
 }
 
 static void do_bind(const struct call *call)

@@ -19,6 +19,7 @@
  *   gu  may hold guards: said of a whole mapping, however it was divided; guards are seen by their signals
  *   lf  locked memory that was merged is locked on fault
  *   hg, nh  come back with the anonymous memory: compared at the end, when nothing is merged any more
+ *   the memory policy  merged memory shows none, and has it again with the anonymous memory: compared at the end
  *   counts of resident, shared and swapped pages: to change these is PageONE's purpose
  * A mapping of a store stands for the anonymous memory that the guest offered.
  */
@@ -109,7 +110,8 @@ static size_t read_mappings(struct mapping *into, uintptr_t from, uintptr_t to)
 				m->start = from;
 			}
 			m->end = end < to ? end : to;
-			add_policy(m, policies);
+			if (nothing_merged)
+				add_policy(m, policies);
 		} else if (m && strncmp(line, "ProtectionKey:", 14) == 0) {
 			snprintf(m->attributes + strlen(m->attributes), 16, " key%d", atoi(line + 14));
 		} else if (m && strncmp(line, "VmFlags:", 8) == 0) {
