@@ -155,6 +155,22 @@ static int read_fixed(const char *path, size_t first, size_t count)
 	return result;
 }
 
+/* Reads new content into the pinned buffer, through the pin, and tells whether it is in the memory then. */
+static long transfer(size_t first, size_t count)
+{
+	static unsigned char content;
+	unsigned char *expected = shadow + first * PAGE;
+	int fd = memfd_create("content", MFD_CLOEXEC);
+	memset(expected, ++content, count * PAGE);
+	if (fd < 0 || write(fd, expected, count * PAGE) != (ssize_t)(count * PAGE))
+		return -EIO;
+	int result = ring_do(&ring, IORING_OP_READ_FIXED, fd, mem + first * PAGE, count * PAGE);
+	close(fd);
+	if (result != (int)(count * PAGE))
+		return result < 0 ? result : -EIO;
+	return memcmp(mem + first * PAGE, expected, count * PAGE) ? -EILSEQ : 0;
+}
+
 /* ---- a fork child that compares when told ---- */
 
 static int to_child = -1, from_child = -1;
@@ -497,6 +513,7 @@ int main(void)
 			memcpy(shadow + a * PAGE, mem + a * PAGE, PAGE);
 			say(got == 8 && memcmp(buffer, "provided", 8) ? -EILSEQ : got);
 		}
+		COMMAND("transfer") say(transfer(a, b));
 		COMMAND("unpin") { ring_close(&ring); say(0); }
 		COMMAND("fork") say(do_fork((int)a));
 		COMMAND("heap") say(heap(a, (int)b));

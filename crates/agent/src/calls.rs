@@ -248,6 +248,13 @@ pub(crate) const CALLS: &[Call] = &[
     ),
     call(
         All,
+        "restart_syscall",
+        libc::SYS_restart_syscall,
+        ANY,
+        "goes on waiting when the program was stopped",
+    ),
+    call(
+        All,
         "sched_yield",
         libc::SYS_sched_yield,
         ANY,
@@ -282,11 +289,11 @@ pub(crate) const CALLS: &[Call] = &[
         "makes pages private that are read-only, through the own mem; core dumps hold merged pages",
     ),
     call(
-        Thread,
+        All,
         "getdents64",
         libc::SYS_getdents64,
         ANY,
-        "lists the program's threads",
+        "lists the program's threads and descriptors",
     ),
     call(All, "fstat", libc::SYS_fstat, ANY, "which file a store is"),
     call(
@@ -301,8 +308,22 @@ pub(crate) const CALLS: &[Call] = &[
         All,
         "fcntl",
         libc::SYS_fcntl,
-        second(&[1]),
-        "checks descriptors (builds with assertions)",
+        second(&[1, 3]),
+        "checks descriptors (builds with assertions); may they pin memory",
+    ),
+    call(
+        All,
+        "readlinkat",
+        libc::SYS_readlinkat,
+        ANY,
+        "may the program's descriptors pin memory",
+    ),
+    call(
+        All,
+        "fgetxattr",
+        libc::SYS_fgetxattr,
+        ANY,
+        "the same, of sockets",
     ),
     call(
         All,

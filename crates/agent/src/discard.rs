@@ -17,8 +17,7 @@
 //! A discard of one merged page costs some four times the kernel's own: two thirds are the look and the new mapping. Where
 //! discards follow each other the memory that comes next is made whole in good time: see [`ahead`].
 //!
-//! Advice that changes what a mapping *is* finds it whole: see [`whole`](crate::whole). In a process that has pinned
-//! memory it goes to the mapping of the store instead, for a copy would not be what is pinned.
+//! Advice that changes what a mapping *is* finds it whole: see [`whole`](crate::whole).
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -32,7 +31,7 @@ use crate::lock::Guard;
 use crate::report;
 use crate::stores::is_store;
 use crate::table::Chunk;
-use crate::whole::whole;
+use crate::whole::{attributes_at, whole};
 
 /// `MADV_DONTNEED_LOCKED` (Linux 5.18).
 const DONTNEED_LOCKED: i32 = 24;
@@ -84,8 +83,6 @@ pub(crate) fn madvise(guard: &mut Guard, start: usize, len: usize, advice: i32) 
         _ if !stored => tell(start, len, advice),
         Asks::Little => tell(start, len, advice),
         Asks::Discard => discard(guard, start, rounded, advice),
-        // Pinned pages keep their frames: I/O goes on into them.
-        Asks::Pages | Asks::Mapping if sys::task::pins() => tell(start, len, advice),
         Asks::Pages | Asks::Mapping => {
             whole(guard, start, rounded).and_then(|()| tell(start, len, advice))
         }
@@ -192,7 +189,8 @@ fn make_anonymous(guard: &mut Guard, vma: &Vma, start: usize, end: usize) -> Res
         let replaced =
             unsafe { mapping::replace(at, len, Source::Anonymous, access, attributes, future) };
         match replaced {
-            Err((Errno::NOMEM, false)) if zeros => fill_zeros(at, len),
+            // Sealed, too, which keeps a mapping from being replaced and its owner from nothing else.
+            Err((Errno::NOMEM | Errno::PERM, false)) if zeros => fill_zeros(at, len),
             Err((errno, false)) => return Err(errno),
             // Replaced, though perhaps not finished (a lock that no longer fits): the content is
             // as asked.
@@ -211,18 +209,16 @@ fn make_anonymous(guard: &mut Guard, vma: &Vma, start: usize, end: usize) -> Res
 fn alike(guard: &mut Guard, at: usize, end: usize) -> (usize, mapping::Attributes) {
     let mut table = guard.table();
     let mut of = |chunk: usize| {
-        table
-            .get(chunk)
-            .map(|chunk| chunk.attributes)
-            .unwrap_or_default()
+        let known = table.get(chunk);
+        known.map(|chunk| (chunk.attributes, chunk.odd))
     };
     let mut chunk = at & !(CHUNK_BYTES - 1);
-    let attributes = of(chunk);
+    let first = of(chunk);
     chunk += CHUNK_BYTES;
-    while chunk < end && of(chunk) == attributes {
+    while chunk < end && of(chunk) == first {
         chunk += CHUNK_BYTES;
     }
-    (chunk.min(end), attributes)
+    (chunk.min(end), attributes_at(guard, at))
 }
 
 fn fill_zeros(at: usize, len: usize) {

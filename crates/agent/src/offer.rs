@@ -166,7 +166,7 @@ pub(crate) fn own_all(must_end: impl Fn() -> bool) -> Result<()> {
             return Err(Errno::CANCELED);
         }
         table.mark_dirty(address);
-        if !sys::task::pins() && whole(&mut guard, address, CHUNK_BYTES).is_ok() {
+        if whole(&mut guard, address, CHUNK_BYTES).is_ok() {
             continue;
         }
         for (first, count) in stored.runs() {
@@ -178,9 +178,7 @@ pub(crate) fn own_all(must_end: impl Fn() -> bool) -> Result<()> {
 /// Takes everything back, and forgets it: from here the hooks pass all calls on.
 pub(crate) fn give_back(guard: &mut Guard) {
     // What cannot be made anonymous becomes private where it lies.
-    if !sys::task::pins() {
-        let _ = whole(guard, 0, ADDRESS_LIMIT);
-    }
+    let _ = whole(guard, 0, ADDRESS_LIMIT);
     let mut table = guard.table();
     table.each_known(0, ADDRESS_LIMIT, |address, _, chunk| {
         chunk.offered = wire::PageBits::EMPTY;
@@ -210,12 +208,11 @@ pub(crate) fn withdraw(start: usize, len: usize) -> Result<()> {
         return Ok(());
     };
     discard::withdraw(&mut guard, start, len);
-    let stored = guard.table().may_be_stored(start, len);
-    if !stored || !sys::task::pins() && whole(&mut guard, start, len).is_ok() {
+    // What may be pinned stays where it lies, and is private.
+    if whole(&mut guard, start, len).is_ok() {
         return Ok(());
     }
-    // Pinned pages keep their frames: all pages get frames of their own where they lie. So also where nothing
-    // keeps others from writing.
+    // Nothing keeps others from writing: all pages get frames of their own where they lie.
     let mut result = Ok(());
     guard
         .table()

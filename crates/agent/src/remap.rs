@@ -18,6 +18,7 @@ use wire::{CHUNK_BYTES, PAGE_BYTES};
 
 use crate::discard::{forget, unread};
 use crate::lock::Guard;
+use crate::stores::is_store;
 use crate::table::{ADDRESS_LIMIT, Chunk, set_of};
 use crate::whole::{self, whole};
 
@@ -108,37 +109,42 @@ fn is_sound(call: Remap) -> bool {
 
 fn carry_out(guard: &mut Guard, call: Remap) -> Result<usize> {
     let maps = Maps::open().map_err(|_| Errno::NOMEM)?;
-    let first = maps.find(call.old)?;
-    if first.is_none_or(|vma| vma.start > call.old || vma.end >= call.old + call.old_len) {
-        return pass(call);
-    }
-    let only_moves =
-        call.flags & FIXED != 0 && call.flags & DONTUNMAP == 0 && call.new_len == call.old_len;
-    let mut refused = None;
-    if only_moves {
-        refused = match is_let_go(guard, call) {
-            true => match pass(call).or_else(|errno| go_on(&maps, call, errno)) {
-                Err(Errno::FAULT) => Some(Errno::FAULT),
-                result => return result,
-            },
-            // What is tracked would be refused when its turn comes, with a part moved.
-            false => Some(Errno::NOMEM),
+    let first = maps.find(call.old)?.filter(|vma| vma.start <= call.old);
+    if first.is_none_or(|vma| vma.end >= call.old + call.old_len) {
+        return match first.is_some_and(|vma| is_store(&vma)) && call.new_len > call.old_len {
+            // It would grow by other pages of the store.
+            true => Err(Errno::NOMEM),
+            false => pass(call),
         };
     }
-    match (cut(&maps, call), refused) {
-        (Some(last), _) => piece_by_piece(&maps, call, last),
-        (None, Some(errno)) => Err(errno),
-        (None, None) => pass(call),
+    let only_moves = call.flags & FIXED != 0 && call.new_len == call.old_len;
+    // What stays mapped does not tell how far a move came: one mapping by the other, if that may be.
+    let stays = call.flags & DONTUNMAP != 0;
+    if !only_moves || stays {
+        match cut(&maps, call) {
+            Some(last) => return piece_by_piece(&maps, call, last),
+            None if !only_moves => return pass(call),
+            None => {}
+        }
+    }
+    if !is_let_go(guard, call) {
+        // What is tracked would be refused when its turn comes, with a part moved.
+        let last = cut(&maps, call).ok_or(Errno::NOMEM)?;
+        return piece_by_piece(&maps, call, last);
+    }
+    match pass(call) {
+        Err(Errno::FAULT) if !stays => go_on(&maps, call),
+        result => result,
     }
 }
 
-/// Moves the rest of several mappings. A signal may have come upon the kernel at one that KSM may merge: it begins anew then,
-/// and finds nothing at the start.
-fn go_on(maps: &Maps, call: Remap, errno: Errno) -> Result<usize> {
+/// Goes on where a move of several mappings was refused. An older kernel refuses it as such; others begin it anew
+/// when a signal comes upon them at a mapping that KSM may merge, and find nothing at the start.
+fn go_on(maps: &Maps, call: Remap) -> Result<usize> {
     let (mut at, end) = (call.old, call.old + call.old_len);
-    let is_begun = maps.find(at)?.is_none_or(|vma| vma.start > at);
-    if errno != Errno::FAULT || !is_begun {
-        return Err(errno);
+    if maps.find(at)?.is_some_and(|vma| vma.start <= at) {
+        let last = cut(maps, call).ok_or(Errno::FAULT)?;
+        return piece_by_piece(maps, call, last);
     }
     while let Some(vma) = maps.find(at)?.filter(|vma| vma.start < end) {
         let len = vma.end.min(end) - vma.start;
@@ -175,6 +181,11 @@ fn piece_by_piece(maps: &Maps, call: Remap, last: usize) -> Result<usize> {
         return Ok(call.old);
     }
     let end = call.old + call.old_len;
+    // What may be pinned lies in a store's mapping, which would grow by other pages of the store.
+    let islands = maps.find(last)?.is_some_and(|vma| is_store(&vma));
+    if islands && call.new_len > call.old_len {
+        return Err(Errno::NOMEM);
+    }
     let grown = Remap {
         old: last,
         old_len: end - last,
@@ -191,7 +202,8 @@ fn piece_by_piece(maps: &Maps, call: Remap, last: usize) -> Result<usize> {
     relocate(maps, call)
 }
 
-/// Where the last mapping of the old range begins, if all of them may have been one: side by side, anonymous, alike.
+/// Where the last mapping of the old range begins, if all of them may have been one: side by side, alike, and anonymous, or
+/// what may be pinned of such memory.
 fn cut(maps: &Maps, call: Remap) -> Option<usize> {
     let end = call.old + call.old_len;
     let first = maps
@@ -199,7 +211,7 @@ fn cut(maps: &Maps, call: Remap) -> Option<usize> {
         .ok()?
         .filter(|vma| vma.start <= call.old)?;
     let mut vma = first;
-    while vma.is_anonymous() && vma.access() == first.access() {
+    while (vma.is_anonymous() || is_store(&vma)) && vma.access() == first.access() {
         if vma.end >= end {
             let alike = sys::vma::are_alike(call.old, end).is_ok_and(|alike| alike);
             return alike.then_some(vma.start);
@@ -303,6 +315,28 @@ fn follow(guard: &mut Guard, call: Remap, new: usize) {
     }
     for at in (kept..call.new_len).step_by(PAGE_BYTES) {
         put(guard, new + at, last);
+    }
+    note_islands(guard, new, kept);
+}
+
+/// What may be pinned lies in a store's mapping still, with attributes that only the kernel knows here.
+fn note_islands(guard: &mut Guard, start: usize, len: usize) {
+    let Ok(maps) = Maps::open() else { return };
+    let (mut at, end) = (start, start + len);
+    while let Ok(Some(vma)) = maps.find(at)
+        && vma.start < end
+    {
+        let range = vma.start.max(at)..vma.end.min(end);
+        for page in range.step_by(PAGE_BYTES).filter(|_| is_store(&vma)) {
+            let (chunk, page) = (page & !(CHUNK_BYTES - 1), page % CHUNK_BYTES / PAGE_BYTES);
+            let mut table = guard.table();
+            if let Some(known) = table.make(chunk) {
+                known.stored.insert(page);
+                known.odd = true;
+            }
+            table.mark_dirty(chunk);
+        }
+        at = vma.end;
     }
 }
 

@@ -47,6 +47,8 @@ pub(crate) struct Chunk {
     pub(crate) plain: PageBits,
     /// What the kernel was told of the mappings of plain pages, and of stored ones when they were merged.
     pub(crate) attributes: Attributes,
+    /// A stored page may lie in a mapping with attributes of its own, given to it where it lies. The kernel tells them.
+    pub(crate) odd: bool,
     /// How far `plain` is known.
     pub(crate) reading: Reading,
     /// KSM may have it where no engine serves.
@@ -292,6 +294,7 @@ impl Chunk {
             nohuge: false,
             policy: Policy::DEFAULT,
         },
+        odd: false,
         reading: Reading::Done,
         to_ksm: false,
         in_ksm: false,
@@ -329,6 +332,7 @@ impl Chunk {
     /// A call may have changed what the mapping of `page` has.
     pub(crate) fn unread(&mut self, page: usize) {
         self.plain.remove(page);
+        self.odd |= self.stored.contains(page);
         if self.offered.contains(page) {
             self.reading = Reading::Wanted;
         }
@@ -337,6 +341,7 @@ impl Chunk {
     /// A stored page has become anonymous, with the attributes it had.
     pub(crate) fn is_anonymous(&mut self, page: usize) {
         self.stored.remove(page);
+        self.odd &= !self.stored.is_empty();
         if self.offered.contains(page) {
             self.fresh.insert(page);
             self.plain.insert(page);

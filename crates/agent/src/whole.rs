@@ -12,8 +12,9 @@
 //! Why no byte is lost:
 //! - a thread, vCPU or system call that writes: its fault sleeps from before the copy until the new mapping is
 //!   there, and is then repeated. Write-protecting ends with a flush, so what came before is in the copy;
-//! - a pin that was taken to write: the copy is another frame, as after a fork. It is the price of a call that
-//!   asks for other memory while I/O goes on into it;
+//! - a pin that was taken to write: I/O goes on into its frame, and a copy would be another. Such a pin has made the page
+//!   private, and a new one faults, and sleeps. So where the process may pin memory (`sys::pins`), private pages
+//!   stay where they lie: islands of the store's mapping, whose numbers stay in the table;
 //! - a thread that reads finds the old mapping or the new one, which hold the same;
 //! - a window, or another hook: waits for the lock, which the caller holds;
 //! - fork: waits for the lock. A process without an agent's descriptors and with a single thread needs no
@@ -34,12 +35,12 @@ use sys::mapping::{self, Access, Attributes, OwnMemory, Source};
 use sys::pagemap::{Categories, PageRun, Pagemap};
 use sys::uffd::{Freezer, Uffd, Watch};
 use sys::vma::Maps;
-use wire::{CHUNK_BYTES, PAGE_BYTES};
+use wire::{CHUNK_BYTES, PAGE_BYTES, PageBits};
 
 use crate::lock::Guard;
 use crate::report;
 use crate::stores::is_store;
-use crate::table::Chunk;
+use crate::table::{Chunk, pages_of};
 
 /// Lends the agent's descriptors to hooks; nothing without them.
 pub(crate) fn lend(guard: &mut Guard, tools: Option<(&Uffd, Option<&Freezer>)>) {
@@ -82,6 +83,7 @@ fn make(guard: &mut Guard, start: usize, len: usize, unwritten: Option<&Pagemap>
         return Ok(());
     }
     let (maps, still) = (Maps::open()?, Still::of(guard)?);
+    let mut pins = Pins::new()?;
     let (mut at, end) = (start & !(PAGE_BYTES - 1), start.saturating_add(len));
     while at < end {
         let Some(vma) = maps.find(at)?.filter(|vma| vma.start < end) else {
@@ -93,13 +95,77 @@ fn make(guard: &mut Guard, start: usize, len: usize, unwritten: Option<&Pagemap>
         );
         if is_store(&vma) {
             let mut copy = Copy::new(first, stop, vma.access());
-            let made = copy.make_all(guard, &still, unwritten);
+            let made = copy.make_all(guard, &still, unwritten, &mut pins);
             copy.close();
             made?;
         }
         at = stop;
     }
     Ok(())
+}
+
+/// Which pages may be pinned.
+struct Pins {
+    pagemap: Pagemap,
+    /// Whether the process may pin memory, once that was asked.
+    may: Option<bool>,
+}
+
+impl Pins {
+    fn new() -> Result<Self> {
+        let pagemap = Pagemap::own()?;
+        Ok(Self { pagemap, may: None })
+    }
+
+    /// The pages of a frozen part of a chunk that may be pinned: private ones, if the process has what pins.
+    fn of(&mut self, start: usize, len: usize) -> Result<PageBits> {
+        let (mut private, mut at) = (PageBits::EMPTY, start as u64);
+        let (chunk, end) = (start & !(CHUNK_BYTES - 1), (start + len) as u64);
+        while at < end {
+            let mut runs = [PageRun::default(); 64];
+            let (filled, stopped) = self.pagemap.peek(at..end, &mut runs)?;
+            for run in runs.iter().take(filled) {
+                let is_private = run.categories.has(Categories::PRESENT)
+                    && !run.categories.has(Categories::FILE);
+                #[allow(clippy::cast_possible_truncation)] // addresses of this process
+                let (first, last) = (run.start as usize, run.end as usize);
+                let pages = pages_of(chunk, first, last).filter(|_| is_private);
+                pages.for_each(|page| private.insert(page));
+            }
+            at = stopped;
+        }
+        let may = !private.is_empty() && *self.may.get_or_insert_with(sys::pins::own);
+        Ok(if may { private } else { PageBits::EMPTY })
+    }
+}
+
+/// What must be told new memory in the place of a store's mapping at `at`: as it was when it was merged, or what the mapping
+/// was given since, where it lies.
+pub(crate) fn attributes_at(guard: &mut Guard, at: usize) -> Attributes {
+    let mut table = guard.table();
+    let Some(chunk) = table.get(at & !(CHUNK_BYTES - 1)) else {
+        return Attributes::default();
+    };
+    let mut known = chunk.attributes;
+    if chunk.odd {
+        let _ = sys::vma::attributes(at, at + PAGE_BYTES, |_, told| {
+            let Some(given) = told.map(|told| told.attributes) else {
+                return;
+            };
+            let size = if given.huge || given.nohuge {
+                given
+            } else {
+                known
+            };
+            known = Attributes {
+                huge: size.huge,
+                nohuge: size.nohuge,
+                policy: known.policy,
+                ..given
+            };
+        });
+    }
+    known
 }
 
 /// Stops tracking a range of which nothing is stored.
@@ -241,15 +307,16 @@ impl Copy {
         guard: &mut Guard,
         still: &Still,
         unwritten: Option<&Pagemap>,
+        pins: &mut Pins,
     ) -> Result<()> {
         while self.at < self.end {
             let chunk = self.at & !(CHUNK_BYTES - 1);
             let len = self.end.min(chunk + CHUNK_BYTES) - self.at;
-            let known = guard.table().get(chunk).map(|chunk| chunk.attributes);
-            let aside = self.open(known.unwrap_or_default())?;
+            let attributes = attributes_at(guard, self.at);
+            let aside = self.open(attributes)?;
             still.begin(self.at, len, unwritten.is_some())?;
             let made = match unwritten {
-                None => self.put_all(guard, still, self.at, len),
+                None => self.put_but(guard, still, len, pins.of(self.at, len)),
                 Some(pagemap) => self.put_unwritten(guard, still, pagemap, len),
             };
             // All of it is in place or given back by now.
@@ -271,6 +338,32 @@ impl Copy {
             pages.for_each(|page| Chunk::is_anonymous(chunk, page));
         });
         Ok(())
+    }
+
+    /// The same of the first `len` bytes, but for the pages that are `kept`.
+    fn put_but(
+        &self,
+        guard: &mut Guard,
+        still: &Still,
+        len: usize,
+        kept: Result<PageBits>,
+    ) -> Result<()> {
+        let page = |at: usize| at % CHUNK_BYTES / PAGE_BYTES;
+        let (mut at, end) = (self.at, self.at + len);
+        let mut result = kept.map(drop);
+        let kept = kept.unwrap_or(PageBits::FULL);
+        while at < end {
+            let stays = kept.contains(page(at));
+            let mut next = (at + PAGE_BYTES..end).step_by(PAGE_BYTES);
+            let stop = next.find(|&next| kept.contains(page(next)) != stays);
+            let part = stop.unwrap_or(end) - at;
+            match stays || result.is_err() {
+                true => self.leave(still, at, part),
+                false => result = self.put_all(guard, still, at, part),
+            }
+            at += part;
+        }
+        result
     }
 
     /// The same of the first `len` bytes, where the frames are the store's. Asked when all is frozen: from here on no
@@ -335,6 +428,7 @@ impl Copy {
         Ok(aside)
     }
 
+    /// Gives back what is left of the memory made aside.
     fn close(&mut self) {
         if let Some(aside) = self.aside.take() {
             // SAFETY: what is left of the memory made aside, which nobody else knows.

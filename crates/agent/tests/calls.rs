@@ -234,6 +234,52 @@ fn a_writer_loses_nothing_while_memory_is_made_whole() {
     println!("{merged} pages merged");
 }
 
+/// The kernel lets a thread that waits go on by a call of its own.
+#[test]
+fn a_program_that_was_stopped_goes_on() {
+    let mut guest = Guest::start(std::path::Path::new("/nowhere/pageone.sock"));
+    guest.offer(512, 12);
+    let pid = rustix::process::Pid::from_raw(guest.pid.cast_signed()).unwrap();
+    for _ in 0..5 {
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
+    }
+    guest.run("check");
+}
+
+/// I/O into registered buffers goes on into their frames: whatever is asked of the memory, it must arrive.
+#[test]
+fn pinned_pages_keep_their_frames() {
+    let (_engine, mut guest) = merged(11);
+    if guest.run("pin 100 8").starts_with('-') {
+        return eprintln!("skipped: no io_uring here");
+    }
+    let arrives = |guest: &mut Guest, first: usize, call: &str| {
+        guest.run(call);
+        assert_eq!(guest.run(&format!("transfer {first} 8")), "0", "{call}");
+        guest.run("check");
+    };
+    arrives(&mut guest, 100, "lock 0 512");
+    arrives(&mut guest, 100, "unlock 0 512");
+    for advice in [DONTFORK, DONTDUMP, UNMERGEABLE, MERGEABLE] {
+        arrives(&mut guest, 100, &format!("advise 0 512 {advice}"));
+    }
+    arrives(&mut guest, 100, "protect 0 512 3");
+    // What was asked of them in their place stays with what comes there.
+    guest.run("unpin");
+    guest.run(&format!("advise 0 512 {DONTNEED}"));
+    for page in [50, 103, 300] {
+        let flags = flags(&guest, page);
+        assert!(
+            flags.contains(" dc ") && flags.contains(" dd "),
+            "{page}: {flags}"
+        );
+    }
+    guest.run("check");
+}
+
 #[test]
 fn scattered_discards_leave_mappings() {
     const CHUNKS: usize = 137;

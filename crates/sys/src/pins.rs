@@ -24,11 +24,14 @@
 //! (`sockfs_xattr_get`).
 
 use std::collections::HashMap;
+use std::ffi::CStr;
 use std::fmt;
 use std::fs;
 use std::io::{self, Read};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
-use rustix::fs::OFlags;
+use rustix::fs::{Mode, OFlags, RawDir};
 use rustix::io::Errno;
 
 use crate::foreign::ForeignName;
@@ -258,16 +261,8 @@ impl Search {
         if target.starts_with("socket:") {
             return socket(&path);
         }
-        if let Some(kind) = target.strip_prefix("anon_inode:") {
-            let kind = kind.split(':').next().unwrap_or(kind);
-            return Ok(unless(ANONYMOUS.contains(&kind)));
-        }
-        if let Some(device) = target.strip_prefix("/dev/") {
-            let known = |name: &&str| match name.strip_suffix('/') {
-                Some(_) => device.starts_with(*name),
-                None => device == *name,
-            };
-            return Ok(unless(DEVICES.iter().any(known)));
+        if let Some(known) = is_known(&target) {
+            return Ok(unless(known));
         }
         let info = Info::read(folder, fd)?;
         if info.flags.contains(OFlags::DIRECT) {
@@ -281,6 +276,77 @@ impl Search {
         let kind = kind.unwrap_or("unknown");
         Ok((!known).then(|| format!("{target}, on a file system of type {kind}")))
     }
+}
+
+/// Whether something without a file system is known not to pin; `None` for a file.
+fn is_known(target: &str) -> Option<bool> {
+    if let Some(kind) = target.strip_prefix("anon_inode:") {
+        let kind = kind.split(':').next().unwrap_or(kind);
+        return Some(ANONYMOUS.contains(&kind));
+    }
+    let device = target.strip_prefix("/dev/")?;
+    let known = |name: &&str| match name.strip_suffix('/') {
+        Some(_) => device.starts_with(*name),
+        None => device == *name,
+    };
+    Some(DEVICES.iter().any(known))
+}
+
+/// The most descriptors of its own that a process looks at.
+const MOST_OWN: usize = 4096;
+
+/// Whether this process may have pinned memory: as [`find`], but without allocation, of the first thread's descriptors, and of
+/// files it asks for `O_DIRECT` only. Yes where it cannot be told.
+#[must_use]
+pub fn own() -> bool {
+    const NONE: &[u8] = b"\nVmPin:\t       0 kB\n";
+    let mut status = [0u8; 4096];
+    let open = |path: &CStr, flags| rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty());
+    let read = open(c"/proc/self/status", OFlags::RDONLY)
+        .and_then(|file| rustix::io::pread(file, &mut status, 0));
+    let status = status.get(..read.unwrap_or(0)).unwrap_or_default();
+    let none = status.windows(NONE.len()).any(|line| line == NONE);
+    let folder = open(c"/proc/self/fd", OFlags::RDONLY | OFlags::DIRECTORY);
+    !none || folder.map_err(drop).and_then(|folder| each_own(&folder)) != Ok(())
+}
+
+/// Fails at the first descriptor by which memory may be pinned.
+fn each_own(folder: &OwnedFd) -> Result<(), ()> {
+    let mut space = [MaybeUninit::uninit(); 2048];
+    let (mut entries, mut left) = (RawDir::new(folder, &mut space), MOST_OWN);
+    while let Some(entry) = entries.next() {
+        let entry = entry.map_err(drop)?;
+        let name = entry.file_name();
+        let number = name.to_str().ok().and_then(|name| name.parse().ok());
+        left = left.checked_sub(1).ok_or(())?;
+        match number.map(|number| is_harmless_own(folder, name, number)) {
+            None | Some(Ok(true) | Err(Errno::NOENT | Errno::BADF)) => {} // a dot, harmless, closed meanwhile
+            Some(Ok(false) | Err(_)) => return Err(()),
+        }
+    }
+    Ok(())
+}
+
+fn is_harmless_own(folder: &OwnedFd, name: &CStr, number: i32) -> Result<bool, Errno> {
+    let mut space = [MaybeUninit::uninit(); 256];
+    let (target, _) = rustix::fs::readlinkat_raw(folder, name, &mut space)?;
+    let target = std::str::from_utf8(target).unwrap_or("/");
+    if target.starts_with("pipe:") {
+        return Ok(true);
+    }
+    if let Some(known) = is_known(target) {
+        return Ok(known);
+    }
+    // SAFETY: looked at only; a number that was closed meanwhile is refused, or is another descriptor of this process.
+    let fd = unsafe { BorrowedFd::borrow_raw(number) };
+    if target.starts_with("socket:") {
+        let mut name = [0; 64];
+        let len = rustix::fs::fgetxattr(fd, c"system.sockprotoname", &mut name)?;
+        let name = name.get(..len).unwrap_or_default();
+        let name = std::str::from_utf8(name).unwrap_or_default();
+        return Ok(SOCKETS.contains(&name.trim_end_matches('\0')));
+    }
+    Ok(!rustix::fs::fcntl_getfl(fd)?.contains(OFlags::DIRECT))
 }
 
 /// `None` for a socket of a known protocol, else what it is.
@@ -387,6 +453,38 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         found.unwrap()
+    }
+
+    /// In a process of its own: other tests of this one have descriptors of all kinds.
+    #[test]
+    fn a_process_knows_its_own_pins() {
+        if std::env::var_os("PINS_OWN").is_some() {
+            let before = own();
+            let ring = ring();
+            return println!("pins {before} {} {}", own(), ring.is_none());
+        }
+        let name = "pins::tests::a_process_knows_its_own_pins";
+        let mut again = Command::new(std::env::current_exe().unwrap());
+        let again = again
+            .args(["--exact", name, "--nocapture"])
+            .env("PINS_OWN", "1");
+        let said = again.stdin(Stdio::null()).output().unwrap().stdout;
+        let said = String::from_utf8(said).unwrap();
+        if said.contains("pins false false true") {
+            return eprintln!("skipped: no io_uring here");
+        }
+        assert!(said.contains("pins false true false"), "{said}");
+    }
+
+    fn ring() -> Option<OwnedFd> {
+        use std::os::fd::FromRawFd;
+        let mut params = [0u32; 30];
+        // SAFETY: the structure has 120 bytes, and a descriptor that comes is nobody else's.
+        unsafe {
+            let fd = libc::syscall(libc::SYS_io_uring_setup, 2, params.as_mut_ptr());
+            let fd = i32::try_from(fd).unwrap();
+            (fd >= 0).then(|| OwnedFd::from_raw_fd(fd))
+        }
     }
 
     #[test]

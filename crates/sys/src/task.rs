@@ -45,16 +45,6 @@ pub fn threads() -> Result<u32> {
     Stat::read(&stat).map(|stat| stat.threads)
 }
 
-/// Whether memory of this process is pinned, as the kernel counts it (`VmPin`); yes where that cannot be read.
-#[must_use]
-pub fn pins() -> bool {
-    const NONE: &[u8] = b"\nVmPin:\t       0 kB\n";
-    let mut status = [0u8; 4096];
-    let read = open(c"/proc/self/status").and_then(|file| rustix::io::pread(file, &mut status, 0));
-    let status = status.get(..read.unwrap_or(0)).unwrap_or_default();
-    !status.windows(NONE.len()).any(|line| line == NONE)
-}
-
 /// Writes `/proc/NUMBER/stat` and a zero.
 fn write_path(path: &mut [u8; 22], number: u32) {
     let mut digits = [0u8; 10];

@@ -2,6 +2,7 @@
 
 use rustix::io::{Errno, Result};
 use sys::mapping::OwnMemory;
+use sys::vma::Maps;
 use wire::PAGE_BYTES;
 
 use super::{call, guard, guarded};
@@ -9,6 +10,7 @@ use crate::discard;
 use crate::lock::{existing, lock};
 use crate::offer::{self, Then};
 use crate::remap::{self, Remap};
+use crate::stores::is_store;
 use crate::table::{ADDRESS_LIMIT, touches};
 use crate::whole::whole;
 
@@ -212,9 +214,27 @@ fn changing(start: usize, len: usize, name: i64, args: [usize; 6]) -> Result<usi
         return call(name, args);
     };
     whole(&mut guard, start, len).map_err(|_| Errno::NOMEM)?;
+    // The policy of a store's mapping is the store's, and not this process's to set.
+    let of_store = matches!(name, libc::SYS_mbind | SYS_HOME_NODE);
+    if of_store && guard.table().may_be_stored(start, len) && is_any_stored(start, len)? {
+        return Err(Errno::NOMEM);
+    }
     let result = call(name, args);
     discard::unread(&mut guard, start, len);
     result
+}
+
+/// Whether a mapping of the range is a store's: what may be pinned was left as it lies.
+fn is_any_stored(start: usize, len: usize) -> Result<bool> {
+    let maps = Maps::open()?;
+    let (mut at, end) = (start, start.saturating_add(len));
+    while let Some(vma) = maps.find(at)?.filter(|vma| vma.start < end) {
+        if is_store(&vma) {
+            return Ok(true);
+        }
+        at = vma.end;
+    }
+    Ok(false)
 }
 
 pub(super) const SYS_MSEAL: i64 = 462;

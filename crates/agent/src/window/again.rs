@@ -31,10 +31,12 @@ impl Window {
     /// Merges stored pages, neighbours together.
     pub(super) fn merge_again(&mut self, guard: &mut Guard, job: &mut Job<'_>, items: &[Item]) {
         let mut at = 0;
+        let odd = guard.table().get(job.chunk).is_none_or(|chunk| chunk.odd);
         while let Some(&(page, _)) = items.get(at) {
             let start = job.chunk + page * PAGE_BYTES;
             let mut run = 1;
-            match self.stored_at(start) {
+            // What has attributes of its own would lose them.
+            match self.stored_at(start).filter(|_| !odd) {
                 None => set(job.outcomes, page, PageOutcome::Unsupported),
                 Some((end, access)) => {
                     run = adjacent(items, at)
