@@ -100,7 +100,10 @@ pub(crate) fn look(
     found: &mut Vec<Arc<Chunk>>,
 ) -> Looked {
     if guest.standing() == Standing::Served && guest.memory.has_exited() {
-        guest.condemn(&Fault::Closed);
+        let talk = guest.talk.try_lock().ok();
+        guest.condemn(&talk.map_or(Fault::Closed, |mut talk| {
+            last_word(&mut talk, Fault::Closed)
+        }));
     }
     let served = guest.standing() == Standing::Served;
     if served && (guest.is_stuck() || guest.user.is_stuck()) {
@@ -188,9 +191,19 @@ fn catch_up(guest: &Arc<Guest>, terms: Terms, effects: &mut Effects) -> Caught {
         Ok(false) if talk.pending.is_none() || talk.spent > most => Caught::Never,
         Ok(false) => Caught::Waits,
         Err(fault) => {
-            guest.condemn(&fault);
+            guest.condemn(&last_word(&mut talk, fault));
             Caught::Up
         }
+    }
+}
+
+/// The reason that the agent gave before it left, if it gave one.
+fn last_word(talk: &mut Talk, fault: Fault) -> Fault {
+    let closed = matches!(fault, Fault::Closed);
+    let link = talk.link.as_mut().filter(|_| closed);
+    match link.map(|link| link.receive(Duration::ZERO)) {
+        Some(Err(why @ Fault::Failed { .. })) => why,
+        _ => fault,
     }
 }
 
