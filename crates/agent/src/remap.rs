@@ -117,6 +117,13 @@ fn carry_out(guard: &mut Guard, call: Remap) -> Result<usize> {
             false => pass(call),
         };
     }
+    if call.flags & FIXED != 0 && call.new_len < call.old_len {
+        // As the kernel: the tail goes before anything asks whether the rest may move.
+        // SAFETY: the guest gives the tail back.
+        unsafe { mapping::unmap(call.old + call.new_len, call.old_len - call.new_len) }?;
+        let old_len = call.new_len;
+        return carry_out(guard, Remap { old_len, ..call });
+    }
     let only_moves = call.flags & FIXED != 0 && call.new_len == call.old_len;
     // What stays mapped does not tell how far a move came: one mapping by the other, if that may be.
     let stays = call.flags & DONTUNMAP != 0;
