@@ -41,6 +41,7 @@ use crate::offer;
 use crate::serve;
 use crate::table::{ADDRESS_LIMIT, touches};
 use crate::trial;
+use crate::whole::whole;
 
 /// The longest that a call waits for the agent's end. A window takes milliseconds.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -109,8 +110,14 @@ pub(crate) struct Why {
 
 impl Why {
     /// The program changes its rights.
-    const RIGHTS: Self = Self {
+    pub(crate) const RIGHTS: Self = Self {
         step: wire::STEP_RIGHTS,
+        number: 0,
+    };
+
+    /// The program goes where the agent may find neither /proc nor an engine.
+    pub(crate) const ELSEWHERE: Self = Self {
+        step: wire::STEP_ELSEWHERE,
         number: 0,
     };
 
@@ -247,17 +254,19 @@ fn room() -> Result<Room> {
 /// Makes a call that changes the program's rights, while no agent runs.
 ///
 /// # Errors
-/// `AGAIN` when the agent's thread did not end: the call was not made.
-pub(crate) fn without_agent<T>(call: impl FnOnce() -> T) -> Result<T> {
+/// `AGAIN` when the agent's thread did not end, and as [`settle`]: the call was not made.
+pub(crate) fn without_agent<T>(why: Why, call: impl FnOnce() -> T) -> Result<T> {
     if is_barred() {
         return Ok(call());
     }
     let Some(page) = lock::existing().filter(|page| page.life.is_ours()) else {
+        // Perhaps a fork child with merged memory and no agent.
+        settle(why)?;
         return Ok(call());
     };
-    hold(&page.life, Why::RIGHTS);
+    hold(&page.life, why);
     let result = match page.life.wait_for_end() {
-        true => Ok(call()),
+        true => settle(why).map(|()| call()),
         false => Err(Errno::AGAIN),
     };
     release(page);
@@ -290,6 +299,21 @@ pub(crate) fn without_agent_for_good<T>(why: Why, call: impl FnOnce() -> Result<
         release(page);
     }
     result
+}
+
+/// Makes all merged memory private before the program goes where hooks may find no /proc: no discard could tell a store's
+/// mapping from others there. It stays offered.
+///
+/// # Errors
+/// `NOMEM` when the copies do not fit, or nothing keeps other threads from writing.
+pub(crate) fn settle(why: Why) -> Result<()> {
+    if why.step == wire::STEP_ELSEWHERE
+        && touches(0, ADDRESS_LIMIT)
+        && let Some(mut guard) = lock()
+    {
+        whole(&mut guard, 0, ADDRESS_LIMIT).map_err(|_| Errno::NOMEM)?;
+    }
+    Ok(())
 }
 
 /// Gives the program all its memory back: private, and not offered any more.

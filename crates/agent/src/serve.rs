@@ -475,12 +475,14 @@ impl<'a> Session<'a> {
     }
 }
 
-/// Tells the engine why the agent leaves. If all memory has to be given back, that is done first: the engine may
+/// Tells the engine why the agent leaves. If all memory has to be private, that is done first: the engine may
 /// take it that nothing is merged.
 fn farewell(link: &Link<'_>, buffer: &mut [u8; MAX_MESSAGE], why: Why) {
     if why.step == wire::STEP_FILTER {
         life::give_back();
     }
+    // What fails is tried again before the program's call, which then fails.
+    let _ = life::settle(why);
     let Why { step, number } = why;
     let _ = link.answer(
         buffer,

@@ -492,6 +492,9 @@ impl Guest {
             (Ok(_), Fault::Failed { step, .. }) if *step == wire::STEP_RIGHTS => {
                 tracing::debug!(pid = self.pid, %fault, "the guest left");
             }
+            (Ok(_), Fault::Failed { step, .. }) if *step == wire::STEP_ELSEWHERE => {
+                tracing::info!(pid = self.pid, %fault, "the guest left");
+            }
             (Ok(_), Fault::Unfit(why)) => self.tell(&why.to_string()),
             (Ok(_), _) => self.tell(&format!("process {} is dropped: {fault}", self.pid)),
         }

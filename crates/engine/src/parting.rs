@@ -23,6 +23,11 @@ pub(crate) fn words(step: u8, number: u16) -> String {
                 "a seccomp filter refuses system call {number}; nothing of the program is merged"
             )
         }
+        wire::STEP_ELSEWHERE => {
+            "the program goes to another root directory or namespace; a new agent comes if it \
+             finds /proc, this socket and a user that it may trust there; its memory is private until then"
+                .to_owned()
+        }
         wire::STEP_NARROW => format!(
             "its thread cannot be given a seccomp filter of its own: {error} (remedy: a kernel with CONFIG_SECCOMP_FILTER)"
         ),

@@ -166,7 +166,7 @@ fn knocks(engine: &Path) {
     says(&greet(engine).map_or_else(|why| why, |_| "admitted".to_owned()));
 }
 
-/// Has the agent; one of its threads becomes another user, and ends.
+/// Has the agent; one of its threads becomes another user, and may end.
 fn turns_its_coat() {
     let mut memory = sys::memory::Anonymous::new(PAGES * wire::PAGE_BYTES).unwrap();
     let byte = |at: usize| (at / 512 % 251 + at / wire::PAGE_BYTES % 7 + 1).to_le_bytes()[0];
@@ -183,6 +183,13 @@ fn turns_its_coat() {
                 turned = Some(other_user());
                 says("turned");
             }
+            "turn back" => {
+                if let Some((end, thread)) = turned.take() {
+                    drop(end);
+                    thread.join().unwrap();
+                }
+                says("turned back");
+            }
             "check" => {
                 let mut bytes = memory.iter().enumerate();
                 assert!(bytes.all(|(at, &found)| found == byte(at)));
@@ -193,18 +200,18 @@ fn turns_its_coat() {
     }
 }
 
-/// A thread of another user, until what this gives is dropped.
-fn other_user() -> std::sync::mpsc::Sender<()> {
+/// A thread of another user, until the sender is dropped.
+fn other_user() -> (std::sync::mpsc::Sender<()>, std::thread::JoinHandle<()>) {
     let (end, ended) = std::sync::mpsc::channel();
     let (tell, told) = std::sync::mpsc::channel();
-    std::thread::spawn(move || {
+    let thread = std::thread::spawn(move || {
         let user = rustix::process::Uid::from_raw(USER);
         rustix::thread::set_thread_res_uid(user, user, user).unwrap();
         tell.send(()).unwrap();
         let _ = ended.recv();
     });
     told.recv().unwrap();
-    end
+    (end, thread)
 }
 
 /// What the actors do: in the test's own process nothing.
@@ -261,7 +268,7 @@ fn a_program_that_is_run_in_its_place_is_no_guest() {
 }
 
 #[test]
-fn a_guest_that_changes_its_user_is_unmerged_and_leaves() {
+fn a_guest_that_changes_its_user_is_unmerged_leaves_and_may_come_back() {
     let _alone = alone();
     if !rustix::process::geteuid().is_root() {
         return eprintln!("skipped: only root can become another user");
@@ -298,6 +305,16 @@ fn a_guest_that_changes_its_user_is_unmerged_and_leaves() {
     // Its agent may ask again: as long as the thread lives it is refused.
     std::thread::sleep(Duration::from_secs(3));
     assert_eq!(guests_of(&json(&place)), 1);
+    turncoat.tell("turn back");
+    assert_eq!(turncoat.says(), "turned back");
+    wait_for("the turncoat to come back and merge", || {
+        let status = json(&place);
+        (guests_of(&status) == 2 && merged(&status) == all).then_some(())
+    });
+    for actor in &mut actors {
+        actor.tell("check");
+        assert_eq!(actor.says(), "right");
+    }
     drop(actors);
     daemon.signal(15);
     assert_eq!(daemon.end(), 0);
@@ -307,6 +324,53 @@ fn a_guest_that_changes_its_user_is_unmerged_and_leaves() {
         .filter(|line| line.contains("leaves its domain"));
     assert_eq!(told.count(), 1, "{log}");
     assert!(log.contains("user 61021"), "{log}");
+}
+
+/// The shape of Chromium's sandbox: a user namespace, an empty root directory, no capability, and a filter for all threads.
+#[test]
+fn a_sandbox_like_chromiums_leaves_every_byte_right() {
+    let _alone = alone();
+    let place = Place::new();
+    let mut daemon = daemon(&place, &["--merge-period", "100ms"]);
+    let guest = || {
+        let mut guest = support::Guest::start(&place.socket());
+        guest.offer(PAGES, 5);
+        guest
+    };
+    let merged =
+        |status: &serde_json::Value| count(status, "pages_shared") + count(status, "pages_sharing");
+    let (mut sandboxed, mut other) = (guest(), guest());
+    wait_for("pages to merge", || {
+        (merged(&json(&place)) == 2 * PAGES as u64).then_some(())
+    });
+    sandboxed.run("rights m:sandbox");
+    for words in [
+        "check",
+        "fill 0 100 9",
+        "advise 200 100 4",
+        "mapover 400 50",
+        "check",
+    ] {
+        sandboxed.run(words);
+    }
+    wait_for("the guest to leave", || {
+        (guests_of(&json(&place)) == 1).then_some(())
+    });
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", sandboxed.pid)).unwrap();
+    assert_eq!(tasks.count(), 1, "an agent");
+    // Nobody else's saving is less for it.
+    let mut third = guest();
+    wait_for("pages to merge again", || {
+        (merged(&json(&place)) == 2 * PAGES as u64).then_some(())
+    });
+    for guest in [&mut sandboxed, &mut other, &mut third] {
+        guest.run("check");
+    }
+    drop((sandboxed, other, third));
+    daemon.signal(15);
+    assert_eq!(daemon.end(), 0);
+    let log = daemon.stderr();
+    assert!(log.contains("another root directory or namespace"), "{log}");
 }
 
 #[test]

@@ -29,12 +29,18 @@ pub(super) fn begin() {
 
 /// Makes libc's call while no agent runs. It sets `errno` itself.
 fn by_libc(call: impl FnOnce() -> c_int) -> c_int {
-    life::without_agent(call).unwrap_or_else(fail)
+    life::without_agent(Why::RIGHTS, call).unwrap_or_else(fail)
 }
 
 /// Makes a system call while no agent runs.
 fn without_agent(number: i64, args: [usize; 6]) -> c_long {
-    answer(life::without_agent(|| call(number, args)).and_then(|result| result))
+    const NAMESPACES: usize = (libc::CLONE_NEWNS | libc::CLONE_NEWUSER).unsigned_abs() as usize;
+    let why = match number {
+        libc::SYS_chroot | libc::SYS_pivot_root | libc::SYS_setns => Why::ELSEWHERE,
+        libc::SYS_unshare if args[0] & NAMESPACES != 0 => Why::ELSEWHERE,
+        _ => Why::RIGHTS,
+    };
+    answer(life::without_agent(why, || call(number, args)).and_then(|result| result))
 }
 
 fn answer(result: Result<usize>) -> c_long {
@@ -206,7 +212,7 @@ fn system_call(number: i64, args: [usize; 6]) -> c_long {
         Filter::None => without_agent(number, args),
         Filter::Good => {
             let install = || call(number, args).inspect(|_| life::note_read_filter());
-            answer(life::without_agent(install).and_then(|result| result))
+            answer(life::without_agent(Why::RIGHTS, install).and_then(|result| result))
         }
         Filter::Refuses(refused) => {
             let why = Why::filter(refused);

@@ -22,6 +22,9 @@ pub const STEP_FILTER: u8 = 4;
 pub const STEP_THREADS: u8 = 5;
 /// [`Answer::Failed`](crate::Answer::Failed): the agent's thread could not be given its own filter.
 pub const STEP_NARROW: u8 = 6;
+/// [`Answer::Failed`](crate::Answer::Failed): the program goes to another root directory or namespace; a new agent comes
+/// if it finds /proc and an engine there.
+pub const STEP_ELSEWHERE: u8 = 7;
 
 /// Who opens a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
