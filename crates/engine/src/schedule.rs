@@ -347,7 +347,8 @@ impl Core {
         self.queue
             .add(guests.into_iter().map(|guest| Job::Look(guest, scan)));
         let (period, patience) = (self.knobs.period(), self.knobs.patience);
-        crew.look(self, &Looks::new(begin, patience, period));
+        let looks = Looks::new(begin, patience, period);
+        crew.look(self, &looks);
         self.waiting.note_late();
         let looked = begin.elapsed();
         let mut found = self.take_found();
@@ -360,7 +361,7 @@ impl Core {
             false => patience,
         };
         let lasts = (looked * LOOK_SHARE).clamp(least, least * MOST_PERIODS);
-        crew.work(self, begin + lasts);
+        crew.work(self, looks.end(), begin + lasts);
         self.waiting.give_up();
         lock(&self.found).at_work = false;
         self.settle_inherited();
@@ -453,7 +454,8 @@ impl Core {
         if !ended.is_empty() {
             let looks = ended.into_iter().map(|guest| Job::Look(guest, false));
             self.queue.add(looks);
-            crew.work(self, Instant::now() + self.knobs.patience);
+            let begin = Instant::now();
+            crew.work(self, begin, begin + self.knobs.patience);
             self.waiting.give_up();
         }
         self.settle_inherited();

@@ -11,8 +11,8 @@
 //!
 //! Work begins when the agents have answered that did so the last time, at the latest after the *grace*: the patience,
 //! and half a period where that is shorter. So any number of silent agents lengthens a round by half, and only once:
-//! an agent that was late is not waited for. It loses nothing but its place in the order: its look comes when its
-//! answer does, among the chunks of the others.
+//! work does not wait for an agent that was late. It loses nothing but its place in the order: its look comes when its
+//! answer does, among the chunks of the others, or in what is left of the grace when those are done.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -50,6 +50,11 @@ impl Waiting {
         all.iter().any(|entry| entry.guest.is_awaited())
     }
 
+    /// Whether there are any.
+    pub(crate) fn is_any(&self) -> bool {
+        !lock(&self.0).is_empty()
+    }
+
     /// Notes that all of them are late.
     pub(crate) fn note_late(&self) {
         for entry in &*lock(&self.0) {
@@ -82,6 +87,11 @@ impl Looks {
         }
     }
 
+    /// When the grace is over.
+    pub(crate) fn end(&self) -> Instant {
+        self.begin + self.grace
+    }
+
     /// What is left of the grace.
     pub(crate) fn left(&self) -> Duration {
         self.grace.saturating_sub(self.begin.elapsed())
@@ -98,8 +108,8 @@ impl Looks {
 }
 
 impl Core {
-    /// Waits at most `wait` for answers; the guests that gave one are looked at again.
-    pub(crate) fn take_answers(&self, wait: Duration) {
+    /// Waits at most `wait` for answers; the guests that gave one are looked at again. Whether there are any.
+    pub(crate) fn take_answers(&self, wait: Duration) -> bool {
         let entries = std::mem::take(&mut *lock(&self.waiting.0));
         let ready = poll(&entries, wait);
         let mut ready = ready.into_iter();
@@ -107,8 +117,10 @@ impl Core {
             .into_iter()
             .partition(|_| ready.next() == Some(true));
         lock(&self.waiting.0).extend(still);
+        let any = !came.is_empty();
         let jobs = came.into_iter().map(|e| Job::Look(e.guest, e.scan));
         self.queue.add(jobs);
+        any
     }
 }
 
@@ -122,6 +134,12 @@ fn poll(entries: &[Entry], wait: Duration) -> Vec<bool> {
     let bells: Vec<_> = bells.collect();
     let there: Vec<_> = bells.iter().flatten().collect();
     if there.is_empty() {
+        // Others talk to all of them.
+        std::thread::sleep(if entries.is_empty() {
+            Duration::ZERO
+        } else {
+            wait.min(GLIMPSE)
+        });
         return Vec::new();
     }
     // Without memory for it the next glimpse finds the same answers.

@@ -39,8 +39,9 @@ pub(crate) trait Crew {
     /// Returns when all looks are done that work waits for: see [`Waiting`](crate::waiting::Waiting).
     fn look(&self, core: &Core, looks: &Looks);
 
-    /// Returns when the queue is idle, at `cut` at the latest (jobs begun are finished).
-    fn work(&self, core: &Core, cut: Instant);
+    /// Returns when the queue is idle, and no answer can come any more before `late`; at `cut` at the latest (jobs
+    /// begun are finished).
+    fn work(&self, core: &Core, late: Instant, cut: Instant);
 }
 
 /// Runs all jobs on the calling thread.
@@ -67,7 +68,7 @@ impl Crew for Alone {
         self.run(core);
     }
 
-    fn work(&self, core: &Core, _cut: Instant) {
+    fn work(&self, core: &Core, _late: Instant, _cut: Instant) {
         self.run(core);
     }
 }
@@ -221,19 +222,23 @@ impl Crew for Workers {
         }
     }
 
-    fn work(&self, core: &Core, cut: Instant) {
+    fn work(&self, core: &Core, late: Instant, cut: Instant) {
+        let left_to = |end: Instant| end.saturating_duration_since(Instant::now());
         loop {
-            let left = cut.saturating_duration_since(Instant::now());
+            let left = left_to(cut);
             if left.is_zero() {
                 core.queue.clear();
             }
-            if core
-                .queue
-                .wait_idle(left.clamp(Duration::from_millis(20), WATCH))
+            let watch = left.clamp(Duration::from_millis(20), WATCH);
+            let idle = core.queue.wait_idle(watch);
+            // With nothing else to do the late ones are waited for: else a quick round would never hear them.
+            let wait = if idle { left_to(late) } else { Duration::ZERO };
+            let came = core.take_answers(wait.min(WATCH));
+            if idle
+                && (left.is_zero() || !came && (left_to(late).is_zero() || !core.waiting.is_any()))
             {
                 return;
             }
-            core.take_answers(Duration::ZERO);
             self.attend();
         }
     }
