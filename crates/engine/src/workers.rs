@@ -231,12 +231,14 @@ impl Crew for Workers {
             }
             let watch = left.clamp(Duration::from_millis(20), WATCH);
             let idle = core.queue.wait_idle(watch);
+            if idle && left.is_zero() {
+                return;
+            }
             // With nothing else to do the late ones are waited for: else a quick round would never hear them.
             let wait = if idle { left_to(late) } else { Duration::ZERO };
             let came = core.take_answers(wait.min(WATCH));
-            if idle
-                && (left.is_zero() || !came && (left_to(late).is_zero() || !core.waiting.is_any()))
-            {
+            let may_come = core.waiting.is_any() && !left_to(late).is_zero();
+            if idle && !came && !may_come {
                 return;
             }
             self.attend();
