@@ -20,7 +20,7 @@ use crate::discard::{forget, unread};
 use crate::lock::Guard;
 use crate::stores::is_store;
 use crate::table::{ADDRESS_LIMIT, Chunk, set_of};
-use crate::whole::{self, whole};
+use crate::whole::{self, Untracked, whole};
 
 const MAYMOVE: i32 = libc::MREMAP_MAYMOVE;
 const FIXED: i32 = libc::MREMAP_FIXED;
@@ -169,7 +169,7 @@ fn go_on(maps: &Maps, call: Remap) -> Result<usize> {
 
 /// Ends the tracking of the old range, and tells whether nothing of it is tracked.
 fn is_let_go(guard: &mut Guard, call: Remap) -> bool {
-    let _ = whole::untrack(guard, call.old, call.old_len);
+    let _ = whole::untrack(guard, call.old, call.old_len, Untracked::All);
     fresh(guard, call.old, call.old_len);
     let range = call.old as u64..(call.old + call.old_len) as u64;
     let tracked = Pagemap::own().and_then(|map| map.is_tracked(range));

@@ -15,7 +15,7 @@ use crate::lock::{Guard, lock};
 use crate::serve::config;
 use crate::stores::is_store;
 use crate::table::{ADDRESS_LIMIT, Chunk, Reading, pages_of};
-use crate::whole;
+use crate::whole::{self, Untracked};
 
 /// Whether the process locks all future mappings (`MCL_FUTURE`).
 static LOCKS_FUTURE: AtomicBool = AtomicBool::new(false);
@@ -172,7 +172,7 @@ fn untrack_forgotten(guard: &mut Guard, uffd: &Uffd, maps: &Maps) {
     let (mut start, mut end) = (0, 0);
     let untrack = |start, end| {
         // What fails is tracked for nothing.
-        let _ = whole::untrack_by(uffd, maps, start, end);
+        let _ = whole::untrack_by(uffd, maps, start..end, Untracked::Anonymous);
     };
     each_dirty(guard, |address, chunk| {
         if !chunk.offered.is_empty() || !chunk.stored.is_empty() {

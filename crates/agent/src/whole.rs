@@ -27,6 +27,7 @@
 //! The tempting alternative, to write each page where it lies, gives it a frame of its own and leaves it in a
 //! mapping of a file, which mbind, mseal, MADV_WIPEONFORK or another userfaultfd will not take.
 
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::Ordering;
 
@@ -168,30 +169,43 @@ pub(crate) fn attributes_at(guard: &mut Guard, at: usize) -> Attributes {
     known
 }
 
-/// Stops tracking a range of which nothing is stored.
+/// Which mappings of a range are no longer tracked.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Untracked {
+    Anonymous,
+    /// And those of stores, in which only what may be pinned is left.
+    All,
+}
+
+/// Stops tracking a range, in which no page is merged.
 ///
 /// # Errors
 /// What pidfd_getfd(2) and userfaultfd give.
-pub(crate) fn untrack(guard: &mut Guard, start: usize, len: usize) -> Result<()> {
+pub(crate) fn untrack(guard: &mut Guard, start: usize, len: usize, which: Untracked) -> Result<()> {
     let lent = guard.process().lent.each_ref();
     let [tid, uffd, _] = lent.map(|number| number.load(Ordering::Relaxed));
     let Some(uffd) = uffd.checked_sub(1) else {
         return Ok(()); // nothing tracks
     };
     let uffd = Uffd::of_thread(tid, uffd)?;
-    untrack_by(&uffd, &Maps::open()?, start, start + len)
+    untrack_by(&uffd, &Maps::open()?, start..start + len, which)
 }
 
 /// As [`untrack`], by who has the descriptors.
-pub(crate) fn untrack_by(uffd: &Uffd, maps: &Maps, start: usize, end: usize) -> Result<()> {
-    let mut at = start;
+pub(crate) fn untrack_by(
+    uffd: &Uffd,
+    maps: &Maps,
+    range: Range<usize>,
+    which: Untracked,
+) -> Result<()> {
+    let (mut at, end) = (range.start, range.end);
     while at < end {
         let Some(vma) = maps.find(at)?.filter(|vma| vma.start < end) else {
             break;
         };
         let (first, stop) = (vma.start.max(at), vma.end.min(end));
         // Another's registration is refused; what is not registered does not mind.
-        if vma.is_anonymous() {
+        if vma.is_anonymous() || which == Untracked::All && is_store(&vma) {
             let _ = uffd.unregister(first, stop - first);
         }
         at = stop;

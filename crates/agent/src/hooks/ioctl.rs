@@ -9,7 +9,7 @@ use wire::PAGE_BYTES;
 use super::call;
 use crate::discard;
 use crate::lock::{existing, lock};
-use crate::whole::{self, whole};
+use crate::whole::{self, Untracked, whole};
 
 /// `UFFDIO_REGISTER`.
 const REGISTER: usize = 0xc020_aa00;
@@ -37,5 +37,5 @@ fn let_go(register: usize) -> Result<()> {
     }
     whole(&mut guard, start, len)?;
     discard::withdraw(&mut guard, start, len);
-    whole::untrack(&mut guard, start, len)
+    whole::untrack(&mut guard, start, len, Untracked::Anonymous)
 }
