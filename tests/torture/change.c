@@ -249,12 +249,14 @@ static unsigned char *fresh_place(void)
 
 /*
  * mremap(2) wants memory of one kind, which this guest's own discards and advice may have split:
- * what the kernel refuses for that (EFAULT) is copied, so that the same seed goes the same way.
+ * what the kernel refuses for that (EFAULT) is copied, so that the same seed goes the same way. So is what may be
+ * pinned, which does not grow (ENOMEM, docs/memory-calls.md).
  */
 static void *remap(unsigned char *old, size_t from, size_t to, int flags, void *target)
 {
 	void *place = mremap(old, from * PAGE, to * PAGE, flags, target);
-	if (place != MAP_FAILED || errno != EFAULT)
+	int pinned = errno == ENOMEM && to > from && pins_memory();
+	if (place != MAP_FAILED || (errno != EFAULT && !pinned))
 		return place;
 	size_t kept = from < to ? from : to;
 	int fixed = flags & MREMAP_FIXED ? MAP_FIXED : 0;
