@@ -108,8 +108,8 @@ impl Looks {
 }
 
 impl Core {
-    /// Waits at most `wait` for answers; the guests that gave one are looked at again. Whether there are any.
-    pub(crate) fn take_answers(&self, wait: Duration) -> bool {
+    /// Waits at most `wait` for answers; the guests that gave one are looked at again.
+    pub(crate) fn take_answers(&self, wait: Duration) {
         let entries = std::mem::take(&mut *lock(&self.waiting.0));
         let ready = poll(&entries, wait);
         let mut ready = ready.into_iter();
@@ -117,10 +117,8 @@ impl Core {
             .into_iter()
             .partition(|_| ready.next() == Some(true));
         lock(&self.waiting.0).extend(still);
-        let any = !came.is_empty();
         let jobs = came.into_iter().map(|e| Job::Look(e.guest, e.scan));
         self.queue.add(jobs);
-        any
     }
 }
 

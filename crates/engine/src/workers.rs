@@ -222,7 +222,7 @@ impl Crew for Workers {
         }
     }
 
-    fn work(&self, core: &Core, late: Instant, cut: Instant) {
+    fn work(&self, core: &Core, late: Instant, mut cut: Instant) {
         let left_to = |end: Instant| end.saturating_duration_since(Instant::now());
         loop {
             let left = left_to(cut);
@@ -230,17 +230,17 @@ impl Crew for Workers {
                 core.queue.clear();
             }
             let watch = left.clamp(Duration::from_millis(20), WATCH);
-            let idle = core.queue.wait_idle(watch);
-            if idle && left.is_zero() {
-                return;
+            let mut wait = Duration::ZERO;
+            if core.queue.wait_idle(watch) {
+                // The late ones have what is left of the grace when all else is done, and no more: without it a quick
+                // round would never hear them.
+                cut = cut.min(late);
+                wait = left_to(cut);
+                if wait.is_zero() || !core.waiting.is_any() {
+                    return;
+                }
             }
-            // With nothing else to do the late ones are waited for: else a quick round would never hear them.
-            let wait = if idle { left_to(late) } else { Duration::ZERO };
-            let came = core.take_answers(wait.min(WATCH));
-            let may_come = core.waiting.is_any() && !left_to(late).is_zero();
-            if idle && !came && !may_come {
-                return;
-            }
+            core.take_answers(wait.min(WATCH));
             self.attend();
         }
     }
