@@ -18,8 +18,6 @@ short: unit ## Runs each demonstration, bench, simulation and fuzz target for a 
 	$(MAKE) bench-calls $(SHORT)
 	$(MAKE) bench-sdtree $(SHORT)
 	$(MAKE) bench-numa $(SHORT)
-	$(MAKE) miri $(SHORT)
-	$(MAKE) fuzz $(SHORT)
 	$(MAKE) fuzz-smoke $(SHORT)
 
 msrv: ## Checks that the oldest Rust that the manifest names will do, if it is installed
