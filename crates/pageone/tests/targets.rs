@@ -9,13 +9,14 @@ use std::process::Command;
 
 /// The targets that `make test` does not make: itself, what undoes its work, the random part of what `make unit`
 /// runs from a list, what wants a nightly toolchain, and real programs, of which CPython's tests may hang.
-const NOT_TESTED: [&str; 8] = [
+const NOT_TESTED: [&str; 9] = [
     "test",
     "help",
     "clean",
     "model",
     "miri",
     "fuzz",
+    "fuzz-sdtree",
     "test-programs",
     "test-programs-short",
 ];
