@@ -42,15 +42,7 @@ static unsigned char absent[MAX_PAGES];
 
 #include "calls.h"
 #include "costs.h"
-
-static uint64_t mix(uint64_t x)
-{
-	x ^= x >> 33;
-	x *= 0xff51afd7ed558ccdull;
-	x ^= x >> 33;
-	x *= 0xc4ceb9fe1a85ec53ull;
-	return x ^ (x >> 33);
-}
+#include "mix.h"
 
 static void pattern(void *page, uint64_t seed)
 {

@@ -17,6 +17,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "mix.h"
+
 #define PAGE 4096ul
 #define ROUNDS 3
 /* A test that failed leaves nothing behind: seconds. */
@@ -25,15 +27,6 @@
 static unsigned char *mem;
 static size_t pages;
 static uint64_t own;
-
-static uint64_t mix(uint64_t x)
-{
-	x ^= x >> 33;
-	x *= 0xff51afd7ed558ccdull;
-	x ^= x >> 33;
-	x *= 0xc4ceb9fe1a85ec53ull;
-	return x ^ (x >> 33);
-}
 
 /* Word `i` of page `page`: some pages are zeros, some this process's alone, most like all others'. */
 static uint64_t word(size_t page, size_t i)

@@ -182,6 +182,17 @@ void slow_reader(const char *path, char **args)
 	hold();
 }
 
+/* So many threads do the same without end. */
+static void storm(void *(*does)(void *), const char *path, int threads)
+{
+	pthread_t thread;
+	for (int i = threads; i > 0; i--)
+		pthread_create(&thread, NULL, does, (void *)path);
+	rest(300);
+	say("ready");
+	hold();
+}
+
 /* ask-storm N: so many threads ask for the status without pause; each second one goes before the reply. */
 static void *ask_on(void *path)
 {
@@ -202,12 +213,7 @@ static void *ask_on(void *path)
 
 void ask_storm(const char *path, char **args)
 {
-	pthread_t thread;
-	for (int i = number(args, 8); i > 0; i--)
-		pthread_create(&thread, NULL, ask_on, (void *)path);
-	rest(300);
-	say("ready");
-	hold();
+	storm(ask_on, path, number(args, 8));
 }
 
 /* hello-storm N: so many threads connect, say hello and go, as fast as they can. */
@@ -225,10 +231,5 @@ static void *say_and_go(void *path)
 
 void hello_storm(const char *path, char **args)
 {
-	pthread_t thread;
-	for (int i = number(args, 2); i > 0; i--)
-		pthread_create(&thread, NULL, say_and_go, (void *)path);
-	rest(300);
-	say("ready");
-	hold();
+	storm(say_and_go, path, number(args, 2));
 }

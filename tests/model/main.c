@@ -1,5 +1,6 @@
 /* The list, the threads that carry it out, and the calls on the arena. */
 #include "model.h"
+#include "../guest/mix.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -99,15 +100,6 @@ static int guard_begin(void)
 	if (signal_ == 0) { guard_begin(); statement; } \
 	guarded = 0; \
 	signal_; })
-
-static uint64_t mix(uint64_t x)
-{
-	x ^= x >> 33;
-	x *= 0xff51afd7ed558ccdull;
-	x ^= x >> 33;
-	x *= 0xc4ceb9fe1a85ec53ull;
-	return x ^ (x >> 33);
-}
 
 void fill_page(void *page, unsigned content)
 {

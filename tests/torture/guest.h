@@ -23,6 +23,8 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "../guest/mix.h"
+
 #define PAGE 4096ul
 #define CHUNK_PAGES 512ul
 #define CHUNK (CHUNK_PAGES * PAGE)
@@ -65,7 +67,6 @@ struct run {
 	size_t first, count;
 };
 
-uint64_t mix(uint64_t x);
 /* Begins the draws of a step; `draw(n)` gives a number below n. */
 void draws_of(unsigned long number);
 uint64_t draw(uint64_t below);

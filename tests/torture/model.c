@@ -21,15 +21,6 @@ const char *operation = "start";
 
 static uint64_t stream;
 
-uint64_t mix(uint64_t x)
-{
-	x ^= x >> 33;
-	x *= 0xff51afd7ed558ccdull;
-	x ^= x >> 33;
-	x *= 0xc4ceb9fe1a85ec53ull;
-	return x ^ (x >> 33);
-}
-
 void draws_of(unsigned long number)
 {
 	stream = mix(mix(mix(seed + 1) + guest) + ((uint64_t)generation << 40)) + mix(number + 1);

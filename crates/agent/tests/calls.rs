@@ -8,7 +8,7 @@ mod support;
 
 mod common;
 
-use common::{Engine, count, ready, scan};
+use common::{Engine, count, merged_chunks, ready, scan};
 use support::Guest;
 use wire::{Change, PageOutcome};
 
@@ -283,19 +283,7 @@ fn pinned_pages_keep_their_frames() {
 #[test]
 fn scattered_discards_leave_mappings() {
     const CHUNKS: usize = 137;
-    let mut engine = Engine::new();
-    let mut guest = engine.guest();
-    engine.write(1000, 512 * CHUNKS as u64, 5);
-    guest.offer(512 * CHUNKS, 5);
-    engine.accept();
-    engine.sync();
-    let mut merged = 0;
-    for chunk in 0..CHUNKS {
-        let slot = 1000 + 512 * chunk as u64;
-        let answer = engine.merge(guest.memory + chunk * (2 << 20), 0, 512, Some(slot));
-        merged += count(&answer, PageOutcome::Merged);
-    }
-    assert_eq!(merged, 512 * CHUNKS);
+    let (_engine, mut guest) = merged_chunks(CHUNKS);
     guest.run(&format!("scatter {} 1", 512 * CHUNKS));
     guest.run("room");
     guest.run("check");

@@ -13,9 +13,8 @@ mod common;
 
 use std::process::Command;
 
-use common::{Engine, count};
+use common::{Engine, merged_chunks};
 use support::{Guest, guest_program};
-use wire::PageOutcome;
 
 /// How much is measured: 1 in tests.
 fn scale() -> usize {
@@ -26,24 +25,6 @@ fn scale() -> usize {
 fn numbers(answer: &str) -> Vec<f64> {
     let words = answer.split_whitespace();
     words.map(|word| word.parse().unwrap()).collect()
-}
-
-/// A guest whose `chunks` chunks are merged.
-fn merged(chunks: usize) -> (Engine, Guest) {
-    let mut engine = Engine::new();
-    let mut guest = engine.guest();
-    engine.write(1000, 512 * chunks as u64, 5);
-    guest.offer(512 * chunks, 5);
-    engine.accept();
-    engine.sync();
-    let mut merged = 0;
-    for chunk in 0..chunks {
-        let slot = 1000 + 512 * chunk as u64;
-        let answer = engine.merge(guest.memory + chunk * (2 << 20), 0, 512, Some(slot));
-        merged += count(&answer, PageOutcome::Merged);
-    }
-    assert_eq!(merged, 512 * chunks);
-    (engine, guest)
 }
 
 /// Discards pages one by one, and gives how many times the kernel's own a call takes.
@@ -62,7 +43,7 @@ fn discards(guest: &mut Guest, name: &str, first: usize, step: usize, pages: usi
 fn discards_of_merged_pages() {
     let chunks = 8 * scale();
     let quarter = 512 * chunks / 4;
-    let (_engine, mut guest) = merged(chunks);
+    let (_engine, mut guest) = merged_chunks(chunks);
     let far = discards(
         &mut guest,
         "merged, far from each other",
@@ -116,7 +97,7 @@ fn median(of: &mut [f64]) -> f64 {
 #[test]
 fn first_reads_of_merged_pages() {
     let chunks = 8 * scale();
-    let (_engine, mut guest) = merged(chunks);
+    let (_engine, mut guest) = merged_chunks(chunks);
     let pages = 512 * chunks;
     let read = numbers(&guest.run(&format!("reads 0 {pages}")))[0];
     let again = numbers(&guest.run(&format!("reads 0 {pages}")))[0];

@@ -145,18 +145,10 @@ impl Pagemap {
     fn by_tracking(&self, range: Range<u64>, runs: &mut [PageRun], inverted: u32) -> Result<usize> {
         fault::check(Point::Scan)?;
         let mut arg = raw::pm_scan_arg {
-            size: size_of::<raw::pm_scan_arg>() as u64,
-            flags: 0,
-            start: range.start,
-            end: range.end,
-            walk_end: range.start,
-            vec: runs.as_mut_ptr() as u64,
-            vec_len: runs.len() as u64,
-            max_pages: 0,
             category_inverted: inverted.into(),
             category_mask: raw::PAGE_IS_WPALLOWED.into(),
-            category_anyof_mask: 0,
             return_mask: raw::PAGE_IS_WPALLOWED.into(),
+            ..asks(&range, runs)
         };
         // SAFETY: as in `walk`.
         unsafe { ioctl(&self.0, Walk(&mut arg)) }
@@ -174,18 +166,10 @@ impl Pagemap {
         let wanted = interesting | raw::PAGE_IS_WRITTEN | raw::PAGE_IS_PFNZERO;
         let wanted = wanted | raw::PAGE_IS_HUGE | besides;
         let mut arg = raw::pm_scan_arg {
-            size: size_of::<raw::pm_scan_arg>() as u64,
             flags: flags.into(),
-            start: range.start,
-            end: range.end,
-            walk_end: range.start,
-            vec: runs.as_mut_ptr() as u64,
-            vec_len: runs.len() as u64,
-            max_pages: 0,
-            category_inverted: 0,
-            category_mask: 0,
             category_anyof_mask: interesting.into(),
             return_mask: wanted.into(),
+            ..asks(&range, runs)
         };
         // SAFETY: `arg` is the structure this request takes; `vec` and `vec_len` describe `runs`,
         // which stays exclusively borrowed over the call and whose element has the kernel's layout.
@@ -262,6 +246,24 @@ pub fn probe() -> Result<()> {
     let here = Pagemap::open(std::process::id())?;
     here.peek(0..PAGE_BYTES, &mut [PageRun::default()])
         .map(drop)
+}
+
+/// A scan of `range` into `runs`, of no category yet.
+fn asks(range: &Range<u64>, runs: &mut [PageRun]) -> raw::pm_scan_arg {
+    raw::pm_scan_arg {
+        size: size_of::<raw::pm_scan_arg>() as u64,
+        flags: 0,
+        start: range.start,
+        end: range.end,
+        walk_end: range.start,
+        vec: runs.as_mut_ptr() as u64,
+        vec_len: runs.len() as u64,
+        max_pages: 0,
+        category_inverted: 0,
+        category_mask: 0,
+        category_anyof_mask: 0,
+        return_mask: 0,
+    }
 }
 
 #[cfg(test)]

@@ -259,3 +259,21 @@ fn arm(pid: u32, start: u64) {
     let mut runs = [PageRun::default(); 512];
     pagemap.scan(start..start + 512 * 4096, &mut runs).unwrap();
 }
+
+/// A guest whose `chunks` chunks are merged.
+pub(crate) fn merged_chunks(chunks: usize) -> (Engine, Guest) {
+    let mut engine = Engine::new();
+    let mut guest = engine.guest();
+    engine.write(1000, 512 * chunks as u64, 5);
+    guest.offer(512 * chunks, 5);
+    engine.accept();
+    engine.sync();
+    let mut merged = 0;
+    for chunk in 0..chunks {
+        let slot = 1000 + 512 * chunk as u64;
+        let answer = engine.merge(guest.memory + chunk * (2 << 20), 0, 512, Some(slot));
+        merged += count(&answer, PageOutcome::Merged);
+    }
+    assert_eq!(merged, 512 * chunks);
+    (engine, guest)
+}
