@@ -3,9 +3,11 @@
 
 FULL ?= --full
 
+test: test-programs-short
+
 test-programs-short: # Without PostgreSQL, and some of CPython's tests.
 	$(MAKE) test-programs FULL=
 
 test-programs: setup ## Compares redis, CPython, stress-ng and PostgreSQL with all their memory merged with what they are without
-	$(CARGO) build -p pageone -p agent
+	$(CARGO) build --workspace
 	@tests/programs/run $(FULL)

@@ -42,6 +42,7 @@ static unsigned char absent[MAX_PAGES];
 
 #include "calls.h"
 #include "costs.h"
+#include "maps.h"
 #include "mix.h"
 
 static void pattern(void *page, uint64_t seed)
@@ -335,6 +336,11 @@ static long check(void)
 	return 0;
 }
 
+static void offer_mapping(unsigned long start, unsigned long end)
+{
+	(void)!madvise((void *)start, end - start, MADV_MERGEABLE);
+}
+
 static long advise(size_t first, size_t count, int advice)
 {
 	long result = errno_of(madvise(mem + first * PAGE, count * PAGE, advice));
@@ -472,6 +478,7 @@ int main(void)
 		COMMAND("zero") say(zero(a, b));
 		COMMAND("check") { if (check() == 0) say(0); }
 		COMMAND("advise") say(advise(a, b, (int)c));
+		COMMAND("offerall") { each_anonymous(1, offer_mapping); say(0); }
 		COMMAND("register") say(errno_of(pageone_register(mem + a * PAGE, b * PAGE)));
 		COMMAND("unregister") say(errno_of(pageone_unregister(mem + a * PAGE, b * PAGE)));
 		COMMAND("served") say(pageone_served ? pageone_served() : 0);
@@ -525,7 +532,6 @@ int main(void)
 		COMMAND("childwrite") say(ask_child('w') ? -EILSEQ : 0);
 		COMMAND("childoffer") say(ask_child('o') ? -EILSEQ : 0);
 		COMMAND("childdiscard") say(ask_child('d') ? -EILSEQ : 0);
-		COMMAND("childoffer") say(ask_child('o') ? -EILSEQ : 0);
 		COMMAND("childexit") { close(to_child); say(waitpid(child, NULL, 0) == child ? 0 : -ECHILD); }
 		COMMAND("rights") say(rights(line));
 		COMMAND("pid") say(getpid());

@@ -9,21 +9,17 @@
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <signal.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
-#include <fcntl.h>
 #include <unistd.h>
 
+#include "../guest/maps.h"
+
 #define LEAST (64ul << 10)
-#define TEXT (4ul << 20)
 
 #define MOST 4096
 #define PAUSE_US 50000
 #define ROUNDS 60
 
-static char text[TEXT];
 static struct { unsigned long start, end; } offered[MOST];
 static size_t count;
 
@@ -43,35 +39,13 @@ static void offer(unsigned long start, unsigned long end)
 	offered[count++].end = end;
 }
 
-static void offer_all(void)
-{
-	size_t len = 0;
-	ssize_t got;
-	int fd = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
-	while (fd >= 0 && (got = read(fd, text + len, TEXT - 1 - len)) > 0)
-		len += (size_t)got;
-	close(fd);
-	text[len] = 0;
-	for (char *line = text, *next; line && *line; line = next) {
-		unsigned long start, end, inode;
-		char perms[8];
-		next = strchr(line, '\n');
-		if (next)
-			*next++ = 0;
-		if (sscanf(line, "%lx-%lx %7s %*s %*s %lu", &start, &end, perms, &inode) != 4)
-			continue;
-		if (strncmp(perms, "rw", 2) == 0 && perms[3] == 'p' && inode == 0 && end - start >= LEAST)
-			offer(start, end);
-	}
-}
-
 static void *offer_again(void *arg)
 {
 	for (unsigned round = 0;; round++) {
 		/* What took the place of another mapping looks like it. */
 		if (round % ROUNDS == 0)
 			count = 0;
-		offer_all();
+		each_anonymous(LEAST, offer);
 		usleep(PAUSE_US);
 	}
 	return arg;

@@ -40,6 +40,7 @@ mod link;
 mod lock;
 mod narrow;
 mod offer;
+mod own;
 mod remap;
 mod report;
 mod serve;

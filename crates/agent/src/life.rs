@@ -38,6 +38,7 @@ use sys::thread::{self, Bell, Room};
 use crate::alone::Alone;
 use crate::lock::{self, Guard, PerProcess, lock};
 use crate::offer;
+use crate::own;
 use crate::serve;
 use crate::table::{ADDRESS_LIMIT, touches};
 use crate::trial;
@@ -223,6 +224,7 @@ fn start(guard: &Guard) -> Result<()> {
             return Err(Errno::PERM);
         }
     }
+    own::mark()?;
     let room = room()?;
     life.orders.fetch_and(!END, Ordering::Relaxed);
     let now_ms = u64::try_from(now().as_millis()).unwrap_or(u64::MAX);

@@ -8,6 +8,8 @@ mod support;
 
 mod common;
 
+use std::ops::Range;
+
 use common::{Engine, count, is_free, new_lifeline, ready, scan};
 use support::Guest;
 use wire::{Answer, Change, Merge, PageBits, PageOutcome, Question, Unmerge};
@@ -587,4 +589,94 @@ fn a_program_linked_with_the_agent_uses_the_header() {
         panic!("{changes:?}")
     };
     assert!(offered.is_empty());
+}
+
+/// The memory of the agent in a process: its variables, in front of which the library (or the program it is linked
+/// into) is mapped, and what it mapped itself.
+fn own_memory(pid: u32, image: &str) -> (Range<u64>, Vec<Range<u64>>) {
+    let smaps = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
+    let (mut mapping, mut image_end, mut variables, mut mapped) = (0..0, 0, None, Vec::new());
+    for line in smaps.lines() {
+        let mut words = line.split_whitespace();
+        let first = words.next().unwrap();
+        if let Some((start, end)) = first.split_once('-') {
+            let number = |text| u64::from_str_radix(text, 16).unwrap();
+            mapping = number(start)..number(end);
+            let path = words.nth(4);
+            if path.is_some_and(|path| path.contains(image)) {
+                image_end = mapping.end;
+            } else if mapping.start == image_end && path != Some("[heap]") {
+                variables = Some(mapping.clone());
+            }
+        } else if first == "VmFlags:" && words.any(|flag| flag == "rr") {
+            mapped.push(mapping.clone());
+        }
+    }
+    (variables.unwrap(), mapped)
+}
+
+/// A program may offer every mapping it finds. Were a page of the agent's frozen by the agent, it would wait for itself.
+fn the_agents_own_memory_cannot_be_offered(linked: bool, image: &str) {
+    let mut engine = Engine::new();
+    let mut guest = Guest::start_as(&engine.socket(), linked, None);
+    guest.map(512);
+    guest.run("fill 0 512 7");
+    guest.run("offerall");
+    engine.accept();
+    let mut told = PageSet::default();
+    for _ in 0..3 {
+        for change in engine.sync() {
+            told.note(change);
+        }
+        // With what the agent has mapped meanwhile.
+        guest.run("offerall");
+    }
+    assert!(
+        told.has(guest.memory as u64),
+        "the guest's own pages are offered"
+    );
+    let (variables, mapped) = own_memory(guest.pid, image);
+    assert!(
+        mapped.len() >= 4,
+        "the table, the stack, the journal, the copies: {mapped:x?}"
+    );
+    for own in mapped.iter().chain([&variables]) {
+        for page in own.clone().step_by(4096) {
+            assert!(!told.has(page), "{page:x} of {own:x?} is the agent's");
+        }
+    }
+    guest.run("check");
+}
+
+#[test]
+fn the_agents_own_memory_cannot_be_offered_when_it_is_preloaded() {
+    the_agents_own_memory_cannot_be_offered(false, "libpageone_agent.so");
+}
+
+#[test]
+fn the_agents_own_memory_cannot_be_offered_when_it_is_linked() {
+    the_agents_own_memory_cannot_be_offered(true, "-true");
+}
+
+/// The pages that were ever told as offered.
+#[derive(Default)]
+struct PageSet(std::collections::HashSet<u64>);
+
+impl PageSet {
+    fn note(&mut self, change: Change) {
+        match change {
+            Change::Whole { chunk, chunks } => {
+                let end = chunk + u64::from(chunks) * wire::CHUNK_BYTES as u64;
+                self.0.extend((chunk..end).step_by(4096));
+            }
+            Change::Chunk { chunk, offered, .. } => {
+                let pages = offered.pages().map(|page| chunk + page as u64 * 4096);
+                self.0.extend(pages);
+            }
+        }
+    }
+
+    fn has(&self, page: u64) -> bool {
+        self.0.contains(&page)
+    }
 }

@@ -342,8 +342,7 @@ unsafe fn describe(
 }
 
 /// A new private area of zeros of `len` bytes, rounded up to whole pages, aligned to `align` (a power of two), that costs
-/// nothing until touched. It is PageONE's own, and marked so: memory with advice on how it is read, which means
-/// nothing where there is no file, is never merged.
+/// nothing until touched. It is PageONE's own, and marked so ([`mark_own`]).
 ///
 /// # Errors
 /// `NOMEM` when the address space or the map count is exhausted.
@@ -365,12 +364,23 @@ pub fn area(len: usize, align: usize) -> Result<usize> {
         if tail > 0 {
             rustix::mm::munmap(pointer(aligned + len), tail)?;
         }
-        crate::raw::call(
-            libc::SYS_madvise,
-            [aligned, len, libc::MADV_RANDOM as usize, 0, 0, 0],
-        )?;
+        mark_own(aligned, len)?;
     }
     Ok(aligned)
+}
+
+/// Marks memory as PageONE's own: what has advice on how it is read is never merged, and where there is no file such
+/// advice means nothing.
+///
+/// # Errors
+/// `NOMEM` when some of it is not mapped, or the map count is exhausted.
+///
+/// # Safety
+/// The memory must be the caller's.
+pub unsafe fn mark_own(start: usize, len: usize) -> Result<()> {
+    let args = [start, len, libc::MADV_RANDOM as usize, 0, 0, 0];
+    // SAFETY: advice on how memory is read changes no content; the caller's promise.
+    unsafe { crate::raw::call(libc::SYS_madvise, args) }.map(drop)
 }
 
 /// Maps `len` bytes of `file` from `offset` on, shared, at a place of the kernel's choice.
