@@ -1,6 +1,8 @@
 # Fuzzing: a target for each file of fuzz/fuzz_targets that is a program.
 
 FUZZ_SECONDS ?= 60
+# More for libFuzzer, such as -verbosity=0.
+FUZZ_SAYS ?=
 FUZZ_TARGETS := acpi config policy sdtree wire
 # What cargo-fuzz passes, for machines without it: coverage counters for libFuzzer, and the address sanitizer.
 FUZZ_FLAGS := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
@@ -20,7 +22,7 @@ $(FUZZ_TARGETS:%=fuzz-%): fuzz-%:
 	@if $(CARGO) +nightly --version >/dev/null 2>&1; then \
 		mkdir -p fuzz/corpus/$* fuzz/artifacts/$* && cd fuzz && \
 		RUSTFLAGS="$(FUZZ_FLAGS)" $(CARGO) +nightly run --release --target x86_64-unknown-linux-gnu --bin $* -- \
-			-artifact_prefix=artifacts/$*/ -max_total_time=$(FUZZ_SECONDS) $(FUZZ_ARGS) corpus/$*; \
+			-artifact_prefix=artifacts/$*/ -max_total_time=$(FUZZ_SECONDS) $(FUZZ_SAYS) $(FUZZ_ARGS) corpus/$*; \
 	else \
 		echo "fuzz-$*: skipped: there is no nightly toolchain (rustup toolchain install nightly)"; \
 	fi

@@ -5,7 +5,7 @@
 MSRV := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 # As `make unit` builds, and little to do.
 SHORT := PROFILE=dev DEMO="--guests 2 --mib 48" SCALE_GUESTS=100 STRESS_CASES=64 SDTREE_STRESS_ROUNDS=200 \
-	CALLS_SCALE=1 SDTREE_KEYS=20000 SDTREE_ROUNDS=1 SDTREE_PAGES=2000 WAITS_PAGES=5000 MIRI_TESTS=pool::blocks FUZZ_SECONDS=2 FUZZ_SMOKE_SECONDS=6
+	CALLS_SCALE=1 SDTREE_KEYS=20000 SDTREE_ROUNDS=1 SDTREE_PAGES=2000 WAITS_PAGES=5000 MIRI_TESTS=pool::blocks FUZZ_SECONDS=2 FUZZ_SAYS=-verbosity=0 FUZZ_SMOKE_SECONDS=6
 
 test: msrv short
 
@@ -19,6 +19,8 @@ short: unit ## Runs each demonstration, bench, simulation and fuzz target for a 
 	$(MAKE) bench-sdtree $(SHORT)
 	$(MAKE) bench-numa $(SHORT)
 	$(MAKE) fuzz-smoke $(SHORT)
+	$(MAKE) fuzz $(SHORT)
+	$(MAKE) miri $(SHORT)
 
 msrv: ## Checks that the oldest Rust that the manifest names will do, if it is installed
 	@if rustup run $(MSRV) cargo --version >/dev/null 2>&1; then \
