@@ -1,10 +1,33 @@
-//! `pageone bench`: measures and compares.
+//! `pageone bench`: comparisons of PageONE with KSM, by the same guests, the same clock, the same measure.
+//!
+//! ```text
+//!  content ──▶ guests (processes) ──offer──▶ a contender merges ──▶ samples ──▶ rows
+//!  what is in     fill, offer, verify        KSM, or PageONE        every 50 ms   t50, t95, CPU,
+//!  each page                                 behind one trait       /proc/meminfo  saved, metadata
+//! ```
+//!
+//! Whatever a contender says of itself is not used: savings come from /proc/meminfo, CPU time from
+//! /proc/PID/stat, so that both are measured by the same rule. The saving is by how much the guests'
+//! proportional memory shrank; the net saving, which the times are taken from, is what MemAvailable
+//! gained since just before the guests offered their memory, so that every overhead is in it.
 
+mod content;
+mod curve;
+mod error;
+pub(crate) mod guest;
+mod guests;
 mod hashdist;
+mod ksm;
+mod measure;
 mod merge;
+mod probe;
+mod report;
 mod timing;
 
 use clap::Subcommand;
+
+pub use content::Content;
+pub use guests::{Answer, Guest};
 
 /// The measurements.
 #[derive(Subcommand)]

@@ -1,5 +1,14 @@
 //! `pageone daemon`: the engine of the machine, until SIGTERM, or for good with [`keep`].
 
+pub mod config;
+pub(crate) mod host;
+mod keep;
+mod lane;
+pub(crate) mod listener;
+mod log;
+pub mod policy;
+mod server;
+
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,11 +23,12 @@ use sys::signals::{SIGHUP, SIGINT, SIGTERM, Signals};
 use tracing_subscriber::EnvFilter;
 use wire::Pace;
 
-use crate::config::Config;
-use crate::listener::Listener;
-use crate::policy::Policy;
-use crate::server::Server;
-use crate::{host, human, keep, listener, paths};
+use config::Config;
+use listener::Listener;
+use policy::Policy;
+use server::Server;
+
+use crate::{human, paths};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -200,7 +210,7 @@ fn start_log(filter: Option<&str>) -> Result<()> {
     };
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(|| crate::log::Line)
+        .with_writer(|| log::Line)
         .with_ansi(false)
         .init();
     Ok(())

@@ -1,18 +1,20 @@
 //! `pageone demo`: live guests of this machine, merged before one's eyes.
 
+pub(crate) mod guest;
+
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use bench::{Answer, Guest};
 use indicatif::{ProgressBar, ProgressStyle};
 use sys::meminfo::MemInfo;
 use wire::Status;
 
-use crate::demo_guest::{Layout, available_file_pages};
-use crate::host::Host;
-use crate::launch::Launch;
+use crate::bench::{Answer, Guest};
+use crate::daemon::host::Host;
+use crate::run::launch::Launch;
 use crate::{human, paths};
+use guest::{Layout, available_file_pages};
 
 const MIB: u64 = 1 << 20;
 /// Memory that the demo leaves to everything else.

@@ -6,7 +6,7 @@ use wire::{Pace, Thp};
 
 /// Bytes with a unit, three digits or so: `1.25 GiB`.
 #[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
-pub fn bytes(bytes: i64) -> String {
+pub(crate) fn bytes(bytes: i64) -> String {
     let size = bytes.unsigned_abs() as f64;
     let sign = if bytes < 0 { "-" } else { "" };
     let units = ["B", "KiB", "MiB", "GiB", "TiB"];
@@ -21,7 +21,7 @@ pub fn bytes(bytes: i64) -> String {
 }
 
 /// Unsigned bytes with a unit.
-pub fn size(bytes_: u64) -> String {
+pub(crate) fn size(bytes_: u64) -> String {
     bytes(i64::try_from(bytes_).unwrap_or(i64::MAX))
 }
 
@@ -29,7 +29,7 @@ pub fn size(bytes_: u64) -> String {
 ///
 /// # Errors
 /// No time, or one outside 10 ms to a day.
-pub fn period(text: &str) -> Result<Duration, String> {
+pub(crate) fn period(text: &str) -> Result<Duration, String> {
     let time = humantime::parse_duration(text)
         .map_err(|error| format!("`{text}` is no time ({error}); write it like 20s or 500ms"))?;
     let (least, most) = (Duration::from_millis(10), Duration::from_secs(86_400));
@@ -43,7 +43,7 @@ pub fn period(text: &str) -> Result<Duration, String> {
 ///
 /// # Errors
 /// No number from 2 to 1000000.
-pub fn sharing(text: &str) -> Result<u32, String> {
+pub(crate) fn sharing(text: &str) -> Result<u32, String> {
     match text.parse() {
         Ok(pages @ 2..=1_000_000) => Ok(pages),
         _ => Err(format!("`{text}` is not a number of pages, 2 to 1000000")),
@@ -54,7 +54,7 @@ pub fn sharing(text: &str) -> Result<u32, String> {
 ///
 /// # Errors
 /// No number from 1 to 1024.
-pub fn threads(text: &str) -> Result<u16, String> {
+pub(crate) fn threads(text: &str) -> Result<u16, String> {
     match text.parse() {
         Ok(threads @ 1..=1024) => Ok(threads),
         _ => Err(format!("`{text}` is not a number of threads, 1 to 1024")),
@@ -65,7 +65,7 @@ pub fn threads(text: &str) -> Result<u16, String> {
 ///
 /// # Errors
 /// Neither; the engine knows how many CPUs there are, and so the most that makes sense.
-pub fn cpu_limit(text: &str) -> Result<u32, String> {
+pub(crate) fn cpu_limit(text: &str) -> Result<u32, String> {
     let number = text.strip_suffix('%').unwrap_or(text);
     match (text, number.parse()) {
         ("none", _) => Ok(0),
@@ -81,7 +81,7 @@ pub fn cpu_limit(text: &str) -> Result<u32, String> {
 ///
 /// # Errors
 /// None of these.
-pub fn store_limit(text: &str) -> Result<u64, String> {
+pub(crate) fn store_limit(text: &str) -> Result<u64, String> {
     let bad = || format!("`{text}` is no limit: write MiB, like 4096, or 16GiB, 25% or none");
     let number = |digits: &str| digits.parse::<u64>().ok().filter(|&number| number > 0);
     if text == "none" {
@@ -107,7 +107,7 @@ pub fn store_limit(text: &str) -> Result<u64, String> {
 ///
 /// # Errors
 /// Another word.
-pub fn thp(text: &str) -> Result<Thp, String> {
+pub(crate) fn thp(text: &str) -> Result<Thp, String> {
     match text {
         "keep" => Ok(Thp::Keep),
         "split" => Ok(Thp::Split),
@@ -120,7 +120,7 @@ pub fn thp(text: &str) -> Result<Thp, String> {
 ///
 /// # Errors
 /// Neither.
-pub fn pace(text: &str) -> Result<Pace, String> {
+pub(crate) fn pace(text: &str) -> Result<Pace, String> {
     match text {
         "fixed" => Ok(Pace::Fixed),
         "auto" => Ok(Pace::Auto),

@@ -1,5 +1,8 @@
 //! `pageone run -- CMD`: runs a command as a guest of the daemon, or of an engine of its own.
 
+pub(crate) mod launch;
+mod program;
+
 use std::ffi::OsString;
 use std::os::fd::AsFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -16,9 +19,10 @@ use sys::foreign::Foreign;
 use sys::signals::{self, Signals};
 use wire::{Reply, Request};
 
-use crate::host::Host;
-use crate::launch::{self, Launch};
-use crate::program::{self, Obstacle};
+use launch::Launch;
+use program::Obstacle;
+
+use crate::daemon::host::Host;
 use crate::{client, human, paths};
 
 /// The exit code for a failure of `run` itself, as env(1) and its kin have it.

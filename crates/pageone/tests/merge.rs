@@ -5,8 +5,8 @@ mod common;
 
 use std::time::Duration;
 
-use bench::{Content, Guest};
 use numa::HeapView;
+use pageone::bench::{Content, Guest};
 
 use common::{
     Place, bench_guest, classed_and_present, count, daemon, json, need_agent, output, pageone,

@@ -5,10 +5,10 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use bench::Content;
 use common::{
     Place, bench_guest, count, daemon, json, need_agent, output, pageone, text, wait_for,
 };
+use pageone::bench::Content;
 use serde_json::Value;
 
 const PATIENCE: Duration = Duration::from_secs(60);

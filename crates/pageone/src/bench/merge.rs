@@ -6,16 +6,21 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use bench::{BenchError, Contender, Content, KsmContender, KsmGuard, Machine, Plan, Report, Row};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
 use sys::ksm::Ksm;
 use sys::signals::{self, Signals};
 use wire::{Reply, Request, Setting};
 
-use crate::guest::BenchGuest;
-use crate::launch::Launch;
-use crate::{client, human, paths, status};
+use super::content::Content;
+use super::error::BenchError;
+use super::guest::BenchGuest;
+use super::ksm::{KsmContender, KsmGuard};
+use super::measure::{self, Contender, Plan};
+use super::report::{Machine, Report, Row};
+use crate::run::launch::Launch;
+use crate::view::status;
+use crate::{client, human, paths};
 
 /// The period at which the steady state is measured: the default of daily life.
 const DAILY_PERIOD_MS: u64 = 20_000;
@@ -133,13 +138,13 @@ fn compare(args: &Args, interrupted: &dyn Fn() -> bool) -> Result<Vec<Row>> {
         match engine {
             Engine::Ksm => {
                 let mut ksm = KsmContender::new(Ksm::default())?;
-                rows.push(bench::measure(&plan, &mut ksm)?);
+                rows.push(measure::measure(&plan, &mut ksm)?);
             }
             Engine::Pageone => {
                 guard.as_ref().map_or(Ok(()), KsmGuard::pause)?;
                 for &threads in &args.threads {
                     let mut pageone = PageOne::start(&exe, threads, args.merge_period)?;
-                    rows.push(bench::measure(&plan, &mut pageone)?);
+                    rows.push(measure::measure(&plan, &mut pageone)?);
                 }
             }
         }

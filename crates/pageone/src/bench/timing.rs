@@ -4,11 +4,13 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use bench::{Guest, Machine, Timing};
 use wire::{Request, Setting, Status};
 
-use crate::host::Host;
-use crate::launch::Launch;
+use super::guests::Guest;
+use super::probe::Timing;
+use super::report::Machine;
+use crate::daemon::host::Host;
+use crate::run::launch::Launch;
 use crate::{client, human, paths};
 
 /// The longest wait for a guest to fill its memory, for the engine to merge it, or for a reply.

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use bench::{Content, Guest};
+use pageone::bench::{Content, Guest};
 
 /// The longest wait for anything here.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(90);

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sys::memory::Anonymous;
 
-use crate::content::Content;
-use crate::error::BenchError;
+use super::content::Content;
+use super::error::BenchError;
 
 const PAGE_BYTES: usize = 4096;
 
@@ -160,7 +160,7 @@ impl std::fmt::Display for Answer {
 ///
 /// # Errors
 /// No memory, or the parent's pipes fail.
-pub fn serve_guest(content: &Content, number: u64) -> io::Result<()> {
+pub(super) fn serve_guest(content: &Content, number: u64) -> io::Result<()> {
     let pages = usize::try_from(content.pages).map_err(|_| io::ErrorKind::OutOfMemory)?;
     let mut memory = Anonymous::new(pages * PAGE_BYTES)?;
     for (index, page) in (0..).zip(memory.chunks_exact_mut(PAGE_BYTES)) {

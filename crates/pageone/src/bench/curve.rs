@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// One look at the machine.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sample {
+pub(super) struct Sample {
     /// Since merging could start.
     pub at: Duration,
     /// Memory gained since before the guests offered theirs, in bytes; may be negative at first.
@@ -15,25 +15,19 @@ pub struct Sample {
 
 /// The samples of one run, in the order of time.
 #[derive(Clone, Debug, Default)]
-pub struct Curve {
+pub(super) struct Curve {
     samples: Vec<Sample>,
 }
 
 impl Curve {
     /// Adds the next sample.
-    pub fn push(&mut self, sample: Sample) {
+    pub(super) fn push(&mut self, sample: Sample) {
         self.samples.push(sample);
-    }
-
-    /// The last sample.
-    #[must_use]
-    pub fn last(&self) -> Option<&Sample> {
-        self.samples.last()
     }
 
     /// The first sample that shows `percent` of `ideal` bytes saved.
     #[must_use]
-    pub fn reached(&self, ideal: u64, percent: u8) -> Option<&Sample> {
+    pub(super) fn reached(&self, ideal: u64, percent: u8) -> Option<&Sample> {
         let goal = i128::from(ideal) * i128::from(percent);
         let enough = |sample: &&Sample| i128::from(sample.saved) * 100 >= goal;
         self.samples.iter().find(enough)
@@ -42,7 +36,7 @@ impl Curve {
     /// Whether the saving has stopped growing: over the last `window`, it gained less than 0.1 %
     /// of `ideal`.
     #[must_use]
-    pub fn is_flat(&self, ideal: u64, window: Duration) -> bool {
+    pub(super) fn is_flat(&self, ideal: u64, window: Duration) -> bool {
         let Some(last) = self.samples.last() else {
             return false;
         };
@@ -61,7 +55,7 @@ impl Curve {
 
     /// The median saving over the last `window`: what a single disturbed sample does not shift.
     #[must_use]
-    pub fn settled(&self, window: Duration) -> i64 {
+    pub(super) fn settled(&self, window: Duration) -> i64 {
         let end = self.samples.last().map_or(Duration::ZERO, |last| last.at);
         let late = self.samples.iter().filter(|s| s.at + window >= end);
         let mut saved: Vec<i64> = late.map(|s| s.saved).collect();

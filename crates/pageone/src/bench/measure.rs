@@ -14,11 +14,11 @@ use std::time::{Duration, Instant};
 use sys::meminfo::{self, MemInfo};
 use sys::usage;
 
-use crate::content::Content;
-use crate::curve::{Curve, Sample};
-use crate::error::BenchError;
-use crate::guests::Guest;
-use crate::report::Row;
+use super::content::Content;
+use super::curve::{Curve, Sample};
+use super::error::BenchError;
+use super::guests::Guest;
+use super::report::Row;
 
 const MIB: u64 = 1 << 20;
 /// Time between two samples.
@@ -29,7 +29,7 @@ const FLAT: Duration = Duration::from_secs(2);
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// What merges: KSM or PageONE, one at a time.
-pub trait Contender {
+pub(super) trait Contender {
     /// Its name in the rows.
     fn name(&self) -> &'static str;
     /// Its worker threads.
@@ -62,7 +62,7 @@ pub trait Contender {
 }
 
 /// What to run.
-pub struct Plan<'a> {
+pub(super) struct Plan<'a> {
     /// Number of guests.
     pub guests: u64,
     /// What is in them.
@@ -71,7 +71,7 @@ pub struct Plan<'a> {
     pub steady: Duration,
     /// Longest time from the offer to a settled saving.
     pub limit: Duration,
-    /// A command that runs [`crate::serve_guest`] as the guest of this number.
+    /// A command that runs [`serve_guest`](super::guests::serve_guest) as the guest of this number.
     pub guest: &'a dyn Fn(u64) -> Command,
     /// Whether the user has broken it off.
     pub interrupted: &'a dyn Fn() -> bool,
@@ -82,7 +82,7 @@ pub struct Plan<'a> {
 /// The memory that `guests` guests of `guest_mib` MiB take, in bytes: their pages, 2 % for page
 /// tables and whatever a merger keeps per page, and room for everything else to go on.
 #[must_use]
-pub fn memory_needed(guests: u64, guest_mib: u64) -> u64 {
+pub(super) fn memory_needed(guests: u64, guest_mib: u64) -> u64 {
     let own = guests.saturating_mul(guest_mib).saturating_mul(MIB);
     own.saturating_add(own / 50).saturating_add(512 * MIB)
 }
@@ -92,7 +92,7 @@ impl Plan<'_> {
     ///
     /// # Errors
     /// [`BenchError::Memory`] with the figures.
-    pub fn check_memory(&self) -> Result<(), BenchError> {
+    pub(super) fn check_memory(&self) -> Result<(), BenchError> {
         let guest_mib = self.content.pages / 256;
         let need = memory_needed(self.guests, guest_mib);
         let now = MemInfo::read().map_err(BenchError::system("cannot read memory"))?;
@@ -121,7 +121,7 @@ impl Plan<'_> {
 /// # Errors
 /// Too little memory, a guest or the contender failed, or the user broke it off. Bytes that are
 /// not what they should be are no error here but a figure of the row.
-pub fn measure(plan: &Plan<'_>, contender: &mut dyn Contender) -> Result<Row, BenchError> {
+pub(super) fn measure(plan: &Plan<'_>, contender: &mut dyn Contender) -> Result<Row, BenchError> {
     plan.check_memory()?;
     let title = format!("{}, {} threads", contender.name(), contender.threads());
     (plan.progress)(&format!("{title}: filling {} guests", plan.guests));

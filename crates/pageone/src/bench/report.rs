@@ -9,7 +9,7 @@ use sys::meminfo::MemInfo;
 
 /// One run: one engine with one number of threads.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Row {
+pub(super) struct Row {
     /// `pageone` or `ksm`.
     pub engine: String,
     /// Worker threads.
@@ -44,7 +44,7 @@ pub struct Row {
 
 /// The machine the figures belong to.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Machine {
+pub(super) struct Machine {
     /// `/proc/sys/kernel/osrelease`.
     pub kernel: String,
     /// The processor's name.
@@ -85,7 +85,7 @@ impl Row {
 impl Machine {
     /// This machine. What cannot be read is empty.
     #[must_use]
-    pub fn here() -> Self {
+    pub(super) fn here() -> Self {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let cpuinfo = read("/proc/cpuinfo");
         let model = cpuinfo
@@ -110,7 +110,7 @@ impl Machine {
 
 /// A whole comparison. `options` is what the caller was asked for.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Report<O> {
+pub(super) struct Report<O> {
     /// Where.
     pub machine: Machine,
     /// What was asked for.

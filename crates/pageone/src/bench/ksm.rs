@@ -12,12 +12,12 @@ use std::process::{Child, Command, Stdio};
 use sys::ksm::{Knobs, Ksm};
 use sys::usage;
 
-use crate::error::BenchError;
-use crate::merge::Contender;
+use super::error::BenchError;
+use super::measure::Contender;
 
 /// KSM's knobs as they were, put back on drop, or by the watchdog if this process is killed.
 #[derive(Debug)]
-pub struct KsmGuard {
+pub(super) struct KsmGuard {
     ksm: Ksm,
     saved: Knobs,
     watchdog: Child,
@@ -29,7 +29,7 @@ impl KsmGuard {
     ///
     /// # Errors
     /// KSM cannot be read or written, or the watchdog not be started.
-    pub fn take(ksm: Ksm, mut watchdog: Command) -> Result<Self, BenchError> {
+    pub(super) fn take(ksm: Ksm, mut watchdog: Command) -> Result<Self, BenchError> {
         let saved = ksm.save().map_err(BenchError::Ksm)?;
         let run = saved.get("run").unwrap_or("0").to_owned();
         ksm.write("run", &run).map_err(BenchError::Ksm)?;
@@ -52,7 +52,7 @@ impl KsmGuard {
     ///
     /// # Errors
     /// The kernel refuses.
-    pub fn pause(&self) -> Result<(), BenchError> {
+    pub(super) fn pause(&self) -> Result<(), BenchError> {
         self.ksm.write("run", "0").map_err(BenchError::Ksm)
     }
 }
@@ -75,7 +75,7 @@ impl Drop for KsmGuard {
 ///
 /// # Errors
 /// A word names no knob, or the kernel refuses a value.
-pub fn watch_ksm(ksm: &Ksm, words: &[String], mut input: impl Read) -> io::Result<()> {
+pub(super) fn watch_ksm(ksm: &Ksm, words: &[String], mut input: impl Read) -> io::Result<()> {
     let knobs = Knobs::from_words(words.iter().map(String::as_str));
     let knobs = knobs.ok_or_else(|| io::Error::other(format!("no KSM knobs: {words:?}")))?;
     let mut said = Vec::new();
@@ -89,7 +89,7 @@ pub fn watch_ksm(ksm: &Ksm, words: &[String], mut input: impl Read) -> io::Resul
 
 /// KSM, tuned to use one core fully.
 #[derive(Debug)]
-pub struct KsmContender {
+pub(super) struct KsmContender {
     ksm: Ksm,
     thread: u32,
 }
@@ -99,7 +99,7 @@ impl KsmContender {
     ///
     /// # Errors
     /// The kernel has no KSM, or this user may not turn it.
-    pub fn new(ksm: Ksm) -> Result<Self, BenchError> {
+    pub(super) fn new(ksm: Ksm) -> Result<Self, BenchError> {
         let thread = usage::kernel_thread("ksmd").map_err(BenchError::Ksm)?;
         let thread = thread.ok_or_else(|| BenchError::Ksm(io::ErrorKind::NotFound.into()))?;
         ksm.write("run", "0").map_err(BenchError::Ksm)?;

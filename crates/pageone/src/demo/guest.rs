@@ -17,8 +17,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use bench::Answer;
 use sys::memory::Anonymous;
+
+use crate::bench::Answer;
 
 /// Bytes in a page.
 pub(crate) const PAGE_BYTES: usize = 4096;

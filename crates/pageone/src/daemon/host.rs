@@ -10,9 +10,9 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use engine::Engine;
 
-use crate::listener::Listener;
-use crate::policy::Policy;
-use crate::server::Server;
+use super::listener::Listener;
+use super::policy::Policy;
+use super::server::Server;
 
 /// An engine and the thread that admits guests to it.
 pub(crate) struct Host {

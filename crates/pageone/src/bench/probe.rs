@@ -22,9 +22,9 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use sys::memory::Anonymous;
 
-use crate::content::Content;
-use crate::error::BenchError;
-use crate::guests::{Answer, Guest};
+use super::content::Content;
+use super::error::BenchError;
+use super::guests::{Answer, Guest};
 
 const PAGE_BYTES: usize = 4096;
 /// The pages of `fault_around_bytes`, 64 KiB.
@@ -35,7 +35,7 @@ const BUCKETS: usize = 32;
 /// What a page is to the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub(crate) enum Kind {
     /// Never offered.
     Private,
     /// Offered, settled, and the only one of its content.
@@ -48,7 +48,7 @@ pub enum Kind {
 
 impl Kind {
     /// All kinds, in the order of a report.
-    pub const ALL: [Self; 4] = [Self::Private, Self::Armed, Self::Merged, Self::Zero];
+    pub(crate) const ALL: [Self; 4] = [Self::Private, Self::Armed, Self::Merged, Self::Zero];
 
     fn name(self) -> &'static str {
         match self {
@@ -63,7 +63,7 @@ impl Kind {
 /// What the guest does to a page that it has left alone until the engine was done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Access {
+pub(crate) enum Access {
     /// Its first access writes.
     Write,
     /// Its first access reads.
@@ -86,7 +86,7 @@ impl Access {
 
 /// The times of one kind of access to one kind of page.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Latency {
+pub(crate) struct Latency {
     /// What was accessed.
     pub kind: Kind,
     /// How.
@@ -126,7 +126,7 @@ impl Latency {
 
 /// What was measured.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Timing {
+pub(crate) struct Timing {
     /// The median time between two looks at the clock with nothing in between, in nanoseconds: it is
     /// in all times.
     pub clock_ns: u64,
@@ -172,7 +172,7 @@ impl fmt::Display for Timing {
 
 /// How the guests of the measurement are filled.
 #[derive(Clone, Copy, Debug)]
-pub struct Probe {
+pub(super) struct Probe {
     /// Pages of each kind.
     pub pages: usize,
     /// All content follows from it.
@@ -202,7 +202,7 @@ impl Probe {
     ///
     /// # Errors
     /// No memory, or the parent's pipes fail.
-    pub fn serve_owner(self) -> io::Result<()> {
+    pub(super) fn serve_owner(self) -> io::Result<()> {
         let mut memory = self.memory()?;
         self.fill(1.0, 0, &mut memory);
         println!("{}", Answer::default());
@@ -220,7 +220,7 @@ impl Probe {
     ///
     /// # Errors
     /// No memory, or the parent's pipes fail.
-    pub fn serve_prober(self) -> io::Result<()> {
+    pub(super) fn serve_prober(self) -> io::Result<()> {
         let mut regions = [
             self.memory()?,
             self.memory()?,
@@ -301,7 +301,7 @@ impl Guest {
     ///
     /// # Errors
     /// The guest has gone, does not answer within `patience`, or says something else.
-    pub fn probe(&mut self, patience: Duration) -> Result<Timing, BenchError> {
+    pub(crate) fn probe(&mut self, patience: Duration) -> Result<Timing, BenchError> {
         self.tell("probe")?;
         let line = self.line(patience)?;
         serde_json::from_str(&line).map_err(|_| self.failed(format!("answered {line:?}")))

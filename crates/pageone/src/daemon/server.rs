@@ -50,9 +50,9 @@ use sys::socket::{self, Peer};
 use sys::stranger::{self, Stranger};
 use wire::{DomainMark, Hello, MAX_MESSAGE, Reason, Reply, Request, Role};
 
-use crate::lane::{self, Answer, Answers, Asked, Lane};
-use crate::listener::Listener;
-use crate::policy::{Policy, Who};
+use super::lane::{self, Answer, Answers, Asked, Lane};
+use super::listener::Listener;
+use super::policy::{Policy, Who};
 
 /// Connections taken before others get their turn.
 const MAX_ACCEPTS: usize = 16;

@@ -28,7 +28,7 @@ use sys::keeper::{Inbox, Kept, Note};
 use sys::process::{self, End};
 use sys::signals::{SIGCHLD, SIGHUP, SIGINT, SIGKILL, SIGTERM, Signals};
 
-use crate::listener;
+use super::listener;
 
 /// Descriptors kept at most: those of some 680 domains on one node. The names of more would not fit
 /// one variable of the next daemon's environment.
