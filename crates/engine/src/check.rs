@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use wire::CHUNK_PAGES;
 
-use crate::chunk::Chunk;
+use crate::domain::Realm;
+use crate::domain::chunk::Chunk;
+use crate::domain::pages::Pages;
 use crate::guest::{Guest, Standing};
-use crate::nodes::Rules;
 use crate::page::{CLASSES, Class, Entry, Slot, StoreId, Tag};
-use crate::pages::Pages;
-use crate::realm::{Realm, lock};
-use crate::schedule::Core;
+use crate::run::core::Core;
+use crate::scan::relocation::Rules;
+use crate::sync::lock;
 
 /// What the page tables say of a slot: refs they hold, pages that map it.
 #[derive(Default)]

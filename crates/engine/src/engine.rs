@@ -11,22 +11,23 @@ use sys::process::{self, Cgroup};
 use sys::stranger::Stranger;
 use wire::{DomainMark, RunMode, Setting, Status};
 
-use crate::account::Home;
-use crate::account::Lifeline;
+use crate::domain::Realm;
+use crate::domain::lifelines::Lifeline;
+use crate::domain::placement::Home;
 use crate::error::{EngineError, Refusal};
 use crate::facilities;
-use crate::helm::{self, Helm};
-use crate::link::SocketLink;
-use crate::nodes::Atlas;
+use crate::guest::process::{Applicant, ProcessMemory};
+use crate::guest::refusals::Refusals;
+use crate::guest::socket::SocketLink;
+use crate::handover::restore::Maker;
+use crate::handover::saved_knobs::Turned;
+use crate::merge::read::Hasher;
 use crate::options::{Options, check_value};
-use crate::read::Hasher;
-use crate::realm::{Realm, lock};
-use crate::refusals::Refusals;
-use crate::remember::Turned;
-use crate::schedule::{Core, Knobs};
-use crate::space::{Applicant, ProcessMemory};
-use crate::succeed::Maker;
-use crate::workers::{STUCK, Workers};
+use crate::run::core::{Core, Knobs};
+use crate::run::driver::{self, Helm};
+use crate::run::workers::{STUCK, Workers};
+use crate::scan::relocation::Atlas;
+use crate::sync::lock;
 
 /// A running engine. Dropping it stops it.
 #[derive(Debug)]
@@ -132,7 +133,7 @@ impl Engine {
         let its_helm = Arc::clone(&helm);
         let driver = std::thread::Builder::new()
             .name("pageone-driver".to_owned())
-            .spawn(move || helm::drive(&its_helm, &Workers::new(core, STUCK)))
+            .spawn(move || driver::drive(&its_helm, &Workers::new(core, STUCK)))
             .map_err(system("start a thread"))?;
         Ok(Self {
             helm,
@@ -299,7 +300,7 @@ impl Engine {
 
     fn check(&self, setting: &Setting) -> Result<(), EngineError> {
         if let Setting::Run(RunMode::Unmerge) = setting {
-            let needed = helm::merged(&self.helm.core) * wire::PAGE_BYTES as u64;
+            let needed = driver::merged(&self.helm.core) * wire::PAGE_BYTES as u64;
             let available = process::available_memory().unwrap_or(u64::MAX);
             if needed >= available {
                 return Err(EngineError::NoMemory { needed, available });

@@ -4,7 +4,7 @@ use sys::credentials::Credentials;
 use sys::process::Cgroup;
 use sys::socket::Peer;
 
-use crate::quota::OverQuota;
+use crate::run::quota::OverQuota;
 
 /// Why the engine cannot start or a knob cannot turn.
 #[derive(Debug, thiserror::Error)]

@@ -1,124 +1,99 @@
-//! PageONE's engine: finds pages with equal content in the memory of many guests and has each
+//! PageONE's engine: it finds pages with equal content in the memory of many guests, and has each
 //! guest's agent replace them by one canonical page.
 //!
-//! The engine runs in rounds, one every merge period. A page goes through it like this:
+//! # The problem
+//!
+//! Pages of many processes are equal, and they change while the engine looks at them. The engine reads them
+//! at idle priority, without stopping a guest. So each fact about a page may be false the moment it is known.
+//!
+//! # The two structures
+//!
+//! The *index* maps fingerprints to candidates and slots. It cannot be trusted: guests write while the engine
+//! reads, so an entry may be stale the moment it is made. The *slots* hold the canonical pages. They can be
+//! trusted: only the engine writes them, once, and a slot number is never used twice.
+//!
+//! The index is safe all the same, because nothing follows from an entry but a request. The agent compares
+//! all 4096 bytes at a moment when no thread can write them, and only then maps the slot.
+//!
+//! # The way of a page
+//!
+//! The engine runs in rounds, one every merge period. A page goes through a round like this:
 //!
 //! ```text
-//!            look (a job a guest)              chunk job (a job a chunk with settled pages)
+//!            look (a job a guest)              visit (a job a chunk with settled pages)
 //!  guest ──▶ sync: what is offered      ┌────▶ read: a batch, its fingerprints
 //!            scan: what was written     │      index: candidate, twin or slot?
 //!            track: ages of pages ──────┘      plan: slots in runs, refs first
-//!                 ▲                            ask: merge ──▶ agent: MOVE, compare, map
-//!                 │                            account: outcomes ◀──┘
+//!                 ▲                            request: merge ──▶ agent: MOVE, compare, map
+//!                 │                            outcomes ◀──────────┘
 //!                 └─ broken, discarded: release, wait for lifelines, punch
 //! ```
 //!
-//! The [`helm`] begins the rounds, [`workers`] do their jobs, which stand in a [`queue`]. In a round:
+//! * [`track`](scan::track): a page that was not written during two whole periods is settled. One `PAGEMAP_SCAN` a
+//!   round tells it, also for merged pages, and costs nearly nothing where nothing happens.
+//! * [`read`](merge::read): settled pages are read once and fingerprinted; read again only after a write.
+//! * [`index`](domain::index): a fingerprint seen for the first time becomes a candidate. Nothing is copied yet.
+//! * [`plan`](merge::plan): at the second sight a slot is written, and both pages are planned for it.
+//! * [`request`](merge::request): the agent merges a chunk in one window and answers what became of each page.
+//! * [`lifelines`](domain::lifelines): refs end on evidence and when no fork child can be left; then the page is punched.
 //!
-//! * [`track`]: a page not written during two whole periods is settled. One `PAGEMAP_SCAN` a round
-//!   tells it, also for merged pages, and costs nearly nothing where nothing happens.
-//! * [`read`]: settled pages are read once and fingerprinted; read again only after a write.
-//! * [`index`]: a fingerprint seen for the first time becomes a candidate. Nothing is copied yet.
-//! * [`plan`]: at the second sight a slot is written, and both pages are planned for it.
-//! * [`ask`]: the agent merges a chunk in one window and answers what became of each page.
-//! * [`account`]: refs end on evidence and when no fork child can be left; then the page is punched.
+//! # The folders
 //!
-//! Two structures matter. The *index* cannot be trusted: guests write while the engine reads, so
-//! its entries may be stale the moment they are made. The *slots* can: only the engine writes them,
-//! once, and a number is never used twice. The untrustworthy one is safe because nothing follows
-//! from it but a question: the agent compares all 4096 bytes, where nobody can write, before it maps.
+//! Each uses only those above it:
 //!
-//! What holds, by the numbers of the design; `check` asserts it after every round of debug builds:
+//! ```text
+//!  error options page sync   words, knobs, the lock helper
+//!  domain/     what the guests of a domain share: index, stores, slots, refs, lifelines, chunks with their pages
+//!  guest/      a process: its memory, its agent, the regions it offers, the counters
+//!  scan/       a look at a guest: what the agent says, what the page map shows
+//!  merge/      a visit of a chunk: read, look up, plan, request
+//!  run/        rounds, their jobs, the workers, the driver
+//!  handover/   what one engine leaves to the next
+//!  status check engine       the counters, the invariants, the API
+//! ```
+//!
+//! # The invariants
+//!
+//! By the numbers of the design; [`check`] asserts them after every round of debug builds:
 //!
 //! * I3 A slot's content never changes once its number leaves the engine: it is written before the
 //!   index names it, and punched only when dead; a number is never used twice.
-//! * I4 refs(slot) ≥ the guest pages that may map it, fork children included: see [`account`].
+//! * I4 refs(slot) ≥ the guest pages that may map it, fork children included: see [`lifelines`](domain::lifelines).
 //! * I5 A slot is punched only at refs = 0.
-//! * I6 A realm (indexes, stores, slots, chunks) belongs to one domain; nothing crosses. Inside it
-//!   nothing crosses nodes unless the rules say so: see [`nodes`] and [`switch`].
+//! * I6 Indexes, stores, slots and chunks belong to one domain; nothing crosses. Inside it nothing crosses
+//!   nodes unless the rules say so: see [`relocation`](scan::relocation) and [`switch`](run::switch).
 //! * I7 No guest thread waits for the engine: the engine asks, only agents answer; what holds a lock of
-//!   a guest's memory is short and done at ordinary priority: see [`space`].
+//!   a guest's memory is short and done at ordinary priority: see [`process`](guest::process).
 //! * I8 Whatever an agent does costs the engine that guest: bounded answers, bounded patience, and
 //!   a contradiction ends the service.
 //! * I9 Every present page has exactly one tag, and a tag one class.
-//! * I10 All that is read of a guest belonged at that moment to the address space that was admitted: see [`space`].
+//! * I10 All that is read of a guest belonged at that moment to the address space that was admitted: see
+//!   [`process`](guest::process).
 //!
-//! All stages run behind traits ([`guest::Memory`], [`guest::Link`], [`store::Store`],
-//! [`account::Lifeline`], [`index::Index`]), so the tests run them against fakes that die, lie and
-//! stall, without root and without a clock.
+//! Memory, connection, store, index and lifeline of a guest are traits, so the tests run the engine against
+//! fakes that die, lie and stall, without root and without a clock.
 #![forbid(unsafe_code)]
 #![allow(rustdoc::private_intra_doc_links)] // the stages are private; their docs are for readers
 
-mod account;
-mod adopt;
-mod ask;
-mod bequest;
-mod bodies;
-mod calm;
 mod check;
-mod chunk;
+mod domain;
 mod engine;
 mod error;
 mod facilities;
-#[cfg(test)]
-mod fake;
-mod govern;
 mod guest;
-mod helm;
-#[cfg(test)]
-mod histories;
-mod index;
-mod kin;
-mod link;
-mod look;
-mod nodes;
-mod offers;
+mod handover;
+mod merge;
 mod options;
-mod order;
-mod pace;
 mod page;
-mod pages;
-mod parting;
-mod patterns;
-mod plan;
-mod post;
-mod queue;
-mod quota;
-mod read;
-mod realm;
-mod refusals;
-mod remember;
-mod rescue;
-#[cfg(test)]
-mod scale;
-mod schedule;
-mod space;
-mod span;
+mod run;
+mod scan;
 mod status;
-mod store;
-mod succeed;
-mod switch;
-mod track;
+mod sync;
 #[cfg(test)]
-mod trials;
-#[cfg(test)]
-mod trials_adopt;
-#[cfg(test)]
-mod trials_copies;
-#[cfg(test)]
-mod trials_guess;
-#[cfg(test)]
-mod trials_hostile;
-#[cfg(test)]
-mod trials_nodes;
-#[cfg(test)]
-mod trials_spans;
-mod users;
-mod waiting;
-mod workers;
+mod testing;
 
 pub use engine::{Engine, mark};
 pub use error::{EngineError, Refusal};
+pub use guest::refusals::Refusals;
 pub use options::{Limits, Options};
-pub use quota::OverQuota;
-pub use refusals::Refusals;
+pub use run::quota::OverQuota;

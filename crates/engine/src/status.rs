@@ -5,11 +5,12 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use wire::{GuestStatus, PAGE_BYTES, Status};
 
+use crate::domain::Realm;
+use crate::guest::kin::{Relative, shared_by_fork};
 use crate::guest::{Census, Guest, Standing};
-use crate::kin::{Relative, shared_by_fork};
 use crate::page::Class;
-use crate::realm::{Realm, lock};
-use crate::schedule::Core;
+use crate::run::core::Core;
+use crate::sync::lock;
 
 const PAGE: u64 = PAGE_BYTES as u64;
 /// Kernel memory of one mapping: 2 around a merged run were measured at 520 to 600 bytes.

@@ -1,0 +1,184 @@
+//! A chunk: 512 pages of a guest, with what is known of them behind a lock: see [`pages`](crate::domain::pages).
+//!
+//! ```text
+//!  Chunk
+//!  ┌─────────────────────────┐
+//!  │ id, address             │
+//!  │ promoted  512 bits ◀────┼── any worker, no lock
+//!  │ queued                  │
+//!  │ pages     the lock ◀────┼── the worker whose job the chunk is
+//!  └─────────────────────────┘
+//! ```
+//!
+//! A worker that finds a twin of a candidate must tell the candidate's chunk, but may hold only its
+//! own chunk's lock. So it sets a bit in `promoted` and queues the chunk. `queued` keeps a chunk
+//! from standing in the queue twice: [`Chunk::start`] clears it *before* it takes the bits, and
+//! [`Chunk::promote`] sets the bit *before* it looks at the flag. A bit set too late to be taken
+//! therefore finds the flag down and queues the chunk again.
+
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError, Weak};
+
+use wire::{CHUNK_PAGES, PageBits};
+
+use crate::domain::pages::Pages;
+use crate::guest::Guest;
+use crate::page::Site;
+
+/// Words of a page set.
+pub(crate) const WORDS: usize = CHUNK_PAGES / 64;
+
+/// 2 MiB of a guest's address space.
+#[derive(Debug)]
+pub(crate) struct Chunk {
+    /// Its number in the realm; given to another chunk only after this one left the index.
+    pub(crate) id: u32,
+    /// Address in the guest.
+    pub(crate) address: u64,
+    /// Its place in the region: see [`order`](crate::run::order).
+    pub(crate) place: u64,
+    pub(crate) guest: Weak<Guest>,
+    /// The guest's user.
+    pub(crate) uid: u32,
+    promoted: [AtomicU64; WORDS],
+    queued: AtomicBool,
+    /// Whether it stands in the queue for a whole visit.
+    queued_whole: AtomicBool,
+    pages: Mutex<Pages>,
+}
+
+impl Chunk {
+    /// The pages, for the worker whose job this chunk is.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Pages> {
+        self.pages.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The pages, unless a worker is stuck with them.
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, Pages>> {
+        match self.pages.try_lock() {
+            Ok(pages) => Some(pages),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// The site of `page`.
+    pub(crate) fn site(&self, page: usize) -> Site {
+        Site {
+            chunk: self.id,
+            page: match u16::try_from(page) {
+                Ok(page) if usize::from(page) < CHUNK_PAGES => page,
+                _ => panic!("page {page} of chunk {}", self.id),
+            },
+        }
+    }
+
+    /// Notes that the candidate at `page` has a slot now.
+    pub(crate) fn promote(&self, page: u16) {
+        self.promoted[usize::from(page) / 64].fetch_or(1 << (page % 64), AcqRel);
+    }
+
+    /// Takes the candidates promoted since the last time.
+    pub(crate) fn take_promoted(&self) -> PageBits {
+        let mut bits = PageBits::EMPTY;
+        for (taken, word) in bits.0.iter_mut().zip(&self.promoted) {
+            *taken = word.swap(0, AcqRel);
+        }
+        bits
+    }
+
+    /// Whether candidates wait to hear of their slots.
+    pub(crate) fn has_promoted(&self) -> bool {
+        self.promoted.iter().any(|word| word.load(Acquire) != 0)
+    }
+
+    /// Marks the chunk as queued; false when it stands in the queue already.
+    pub(crate) fn enqueue(&self) -> bool {
+        !self.queued.swap(true, AcqRel)
+    }
+
+    /// Marks the chunk as queued for a whole visit; false when it is already.
+    pub(crate) fn enqueue_whole(&self) -> bool {
+        !self.queued_whole.swap(true, AcqRel)
+    }
+
+    /// Marks the chunk as taken from the queue, for a `whole` visit or another; before its promotions are taken.
+    pub(crate) fn start(&self, whole: bool) {
+        let queued = match whole {
+            true => &self.queued_whole,
+            false => &self.queued,
+        };
+        queued.store(false, Release);
+    }
+}
+
+/// All chunks of a realm by number.
+#[derive(Debug, Default)]
+pub(crate) struct Chunks {
+    table: RwLock<Table>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    places: Vec<Option<Arc<Chunk>>>,
+    free: Vec<u32>,
+}
+
+impl Chunks {
+    /// A new chunk; `None` when the numbers are exhausted.
+    pub(crate) fn create(
+        &self,
+        guest: &Arc<Guest>,
+        address: u64,
+        place: u64,
+    ) -> Option<Arc<Chunk>> {
+        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        let id = match table.free.pop() {
+            Some(id) => id,
+            None => u32::try_from(table.places.len()).ok()?,
+        };
+        let chunk = Arc::new(Chunk {
+            id,
+            address,
+            place,
+            guest: Arc::downgrade(guest),
+            uid: guest.user.uid,
+            promoted: [const { AtomicU64::new(0) }; WORDS],
+            queued: AtomicBool::new(false),
+            queued_whole: AtomicBool::new(false),
+            pages: Mutex::new(Pages::new()),
+        });
+        let at = id as usize;
+        if at == table.places.len() {
+            table.places.push(None);
+        }
+        let before = table.places[at].replace(Arc::clone(&chunk));
+        assert!(before.is_none(), "two chunks with the number {id}");
+        Some(chunk)
+    }
+
+    /// Frees the number of a chunk none of whose pages is in the index any more.
+    pub(crate) fn remove(&self, chunk: &Chunk) {
+        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        let removed = table.places[chunk.id as usize].take();
+        assert!(
+            removed.is_some_and(|its| std::ptr::eq(&*its, chunk)),
+            "chunk {} is removed by another",
+            chunk.id
+        );
+        table.free.push(chunk.id);
+    }
+
+    /// The chunk with this number.
+    pub(crate) fn get(&self, id: u32) -> Option<Arc<Chunk>> {
+        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        table.places.get(id as usize).cloned().flatten()
+    }
+
+    /// Bytes of memory the table itself holds.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        table.places.capacity() * 8 + table.free.capacity() * 4
+    }
+}

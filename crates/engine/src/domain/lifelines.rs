@@ -1,0 +1,200 @@
+//! Who may map what: refs of slots, and the lifelines that tell when a ref may go.
+//!
+//! A ref stands for one guest page that may map the slot (I4). It is taken before the agent is
+//! asked, and what ends it depends on what is known:
+//!
+//! ```text
+//!  planned, never asked                  ─▶ dropped at once: no mapping ever existed
+//!  asked, and the agent refused          ─▶ dropped at once: likewise
+//!  broken, discarded, asked in vain,     ─▶ release list of the guest's current lifeline epoch:
+//!  guest or connection gone                 a fork child may have inherited the mapping
+//! ```
+//!
+//! A lifeline is a page that the guest maps shared as long as its epoch lasts. Fork children
+//! inherit it together with everything else that is mapped then. With the next sync after a
+//! release the guest gets a new lifeline and unmaps the old one; as soon as nobody maps the old
+//! one (and all before it), no process is left that could have inherited what was released in its
+//! time. A connection that is merely lost is no evidence: the refs wait for the lifelines.
+//!
+//! The tempting alternative, to follow fork with an agent in each child, fails for children that
+//! exec at once, that are made by clone without hooks, or that lost their agent.
+
+use std::collections::VecDeque;
+
+use crate::page::Slot;
+
+/// Tells whether a process is left that holds it.
+pub(crate) trait Lifeline: Send {
+    /// Whether nobody holds it. Once free, free for good.
+    fn is_free(&self) -> bool;
+
+    /// Whether it can never tell: a guest tampered with it.
+    fn is_lost(&self) -> bool {
+        false
+    }
+}
+
+/// How many lifelines a guest has at most: each is a descriptor. When long-lived children keep
+/// old ones, releases gather in the current epoch instead.
+const MAX_EPOCHS: usize = 8;
+
+struct Epoch {
+    line: Box<dyn Lifeline>,
+    released: Vec<Slot>,
+}
+
+/// Lifeline epochs of a guest, oldest first. The last one is current.
+pub(crate) struct Ledger {
+    epochs: VecDeque<Epoch>,
+}
+
+impl Ledger {
+    /// A ledger whose first epoch has the lifeline of the handshake.
+    pub(crate) fn new(line: Box<dyn Lifeline>) -> Self {
+        let first = Epoch {
+            line,
+            released: Vec::new(),
+        };
+        Self {
+            epochs: VecDeque::from([first]),
+        }
+    }
+
+    /// Notes that the guest itself no longer maps `slots`.
+    pub(crate) fn release(&mut self, slots: &mut Vec<Slot>) {
+        // The last epoch stays while the guest has chunks: refs without one would never end.
+        let current = self.epochs.back_mut();
+        let current =
+            current.unwrap_or_else(|| panic!("{} refs of a guest that is gone", slots.len()));
+        current.released.append(slots);
+    }
+
+    /// Whether a new lifeline would let something go.
+    pub(crate) fn wants_renewal(&self) -> bool {
+        let current = self.epochs.back();
+        self.epochs.len() < MAX_EPOCHS && current.is_some_and(|epoch| !epoch.released.is_empty())
+    }
+
+    /// Begins an epoch. The guest may map its lifeline from now on.
+    pub(crate) fn renew(&mut self, line: Box<dyn Lifeline>) {
+        self.epochs.push_back(Epoch {
+            line,
+            released: Vec::new(),
+        });
+    }
+
+    /// The slots whose refs may go: those of all ended epochs with no holder, oldest first. The
+    /// current epoch ends only with its guest (`gone`): until then its lifeline may be on its way.
+    pub(crate) fn settle(&mut self, gone: bool) -> Vec<Slot> {
+        let keep = usize::from(!gone);
+        let mut settled = Vec::new();
+        if gone && self.epochs.iter().all(|epoch| epoch.released.is_empty()) {
+            self.epochs.clear(); // nothing waits for anybody
+        }
+        while self.epochs.len() > keep
+            && let Some(oldest) = self.epochs.front()
+            && oldest.line.is_free()
+            && let Some(epoch) = self.epochs.pop_front()
+        {
+            settled.extend(epoch.released);
+        }
+        settled
+    }
+
+    /// Whether nothing waits any more.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.epochs.is_empty()
+    }
+
+    /// The slots that wait.
+    pub(crate) fn waiting(&self) -> impl Iterator<Item = Slot> + '_ {
+        self.epochs
+            .iter()
+            .flat_map(|epoch| epoch.released.iter().copied())
+    }
+
+    /// Bytes of memory the ledger holds.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        let lists = self.epochs.iter().map(|epoch| epoch.released.capacity());
+        lists.sum::<usize>() * size_of::<Slot>() + self.epochs.capacity() * size_of::<Epoch>()
+    }
+}
+
+impl std::fmt::Debug for Ledger {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let lists = self.epochs.iter().map(|epoch| &epoch.released);
+        f.debug_list().entries(lists).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Line(Arc<AtomicBool>);
+
+    impl Line {
+        fn cut(&self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
+    impl Lifeline for Line {
+        fn is_free(&self) -> bool {
+            self.0.load(Ordering::Relaxed)
+        }
+    }
+
+    fn ledger(lines: &[Line]) -> Ledger {
+        let mut ledger = Ledger::new(Box::new(lines[0].clone()));
+        for (at, line) in (0..).zip(&lines[1..]) {
+            ledger.release(&mut vec![Slot(at)]);
+            assert!(ledger.wants_renewal());
+            ledger.renew(Box::new(line.clone()));
+        }
+        ledger
+    }
+
+    #[test]
+    fn a_ref_waits_for_its_lifeline_and_for_all_before_it() {
+        let lines = [(); 3].map(|()| Line::default());
+        let mut ledger = ledger(&lines);
+        lines[1].cut();
+        assert_eq!(
+            ledger.settle(false),
+            [],
+            "a child of the first epoch may live"
+        );
+        lines[0].cut();
+        assert_eq!(ledger.settle(false), [Slot(0), Slot(1)]);
+        assert_eq!(ledger.waiting().count(), 0);
+        assert!(!ledger.is_empty());
+    }
+
+    #[test]
+    fn the_current_lifeline_counts_only_when_its_guest_is_gone() {
+        let lines = [(); 1].map(|()| Line::default());
+        let mut ledger = ledger(&lines);
+        ledger.release(&mut vec![Slot(5)]);
+        lines[0].cut();
+        assert_eq!(
+            ledger.settle(false),
+            [],
+            "it may still be on its way to the guest"
+        );
+        assert_eq!(ledger.settle(true), [Slot(5)]);
+        assert!(ledger.is_empty());
+    }
+
+    #[test]
+    fn children_that_stay_cannot_use_up_descriptors() {
+        let lines = [(); MAX_EPOCHS].map(|()| Line::default());
+        let mut ledger = ledger(&lines);
+        ledger.release(&mut vec![Slot(9)]);
+        assert!(!ledger.wants_renewal());
+    }
+}

@@ -1,0 +1,271 @@
+//! A realm: what the guests of one domain share. Pages of two realms never meet (I6).
+
+pub(crate) mod chunk;
+pub(crate) mod copies;
+pub(crate) mod index;
+pub(crate) mod lifelines;
+pub(crate) mod pages;
+pub(crate) mod patterns;
+pub(crate) mod placement;
+pub(crate) mod refs;
+pub(crate) mod slots;
+pub(crate) mod sparse;
+pub(crate) mod store;
+
+use std::ops::Range;
+use std::sync::{Mutex, OnceLock};
+
+use crate::domain::chunk::Chunks;
+use crate::domain::index::Index;
+use crate::domain::pages::Pages;
+use crate::domain::patterns::Patterns;
+use crate::domain::placement::Home;
+use crate::domain::slots::Slots;
+use crate::domain::store::Store;
+use crate::guest::Guest;
+use crate::handover::manifest::Bequest;
+use crate::page::{Entry, Fingerprint, Site, Slot, StoreId, Tag};
+use crate::scan::claim::Inherited;
+use crate::sync::lock;
+
+/// What a domain has for a node.
+pub(crate) struct Floor {
+    /// Of the pages of the node; of all pages, on the first floor, while merging crosses nodes.
+    pub(crate) index: Box<dyn Index>,
+    pub(crate) store: Box<dyn Store>,
+}
+
+/// Indexes, stores and tables of one domain.
+pub(crate) struct Realm {
+    pub(crate) domain: String,
+    /// The user whose guest was the first here.
+    pub(crate) owner: OnceLock<u32>,
+    first: Floor,
+    others: Vec<Floor>,
+    pub(crate) slots: Slots,
+    pub(crate) chunks: Chunks,
+    pub(crate) patterns: Patterns,
+    /// What former engines left here.
+    pub(crate) inherited: Mutex<Inherited>,
+    /// Dead slots whose frames the kernel did not take back yet.
+    unpunched: Mutex<Vec<Range<u64>>>,
+    /// What this engine leaves to the next.
+    pub(crate) bequest: Option<Bequest>,
+}
+
+impl Realm {
+    /// An empty realm with the stores of `home`.
+    ///
+    /// # Errors
+    /// What `floor` gives.
+    pub(crate) fn new(
+        domain: &str,
+        home: Home,
+        mut floor: impl FnMut(StoreId) -> std::io::Result<Floor>,
+    ) -> std::io::Result<Self> {
+        let others = home.stores().skip(1).map(|(store, _)| floor(store));
+        let others = others.collect::<std::io::Result<_>>()?;
+        Ok(Self {
+            domain: domain.to_owned(),
+            owner: OnceLock::new(),
+            first: floor(StoreId::default())?,
+            others,
+            slots: Slots::new(home),
+            chunks: Chunks::default(),
+            patterns: Patterns::default(),
+            inherited: Mutex::default(),
+            unpunched: Mutex::default(),
+            bequest: None,
+        })
+    }
+
+    /// Notes that a guest of user `uid` is there; the first one began the domain.
+    pub(crate) fn note_guest_of(&self, uid: u32) {
+        let is_first = self.owner.set(uid).is_ok();
+        if let Some(bequest) = self.bequest.as_ref().filter(|_| is_first) {
+            bequest.own(uid);
+        }
+    }
+
+    fn floor(&self, store: StoreId) -> &Floor {
+        let Some(at) = store.index().checked_sub(1) else {
+            return &self.first;
+        };
+        let other = self.others.get(at);
+        other.unwrap_or_else(|| panic!("domain {} has no store {}", self.domain, store.0))
+    }
+
+    /// The index of the pages of a store's node.
+    pub(crate) fn index(&self, store: StoreId) -> &dyn Index {
+        &*self.floor(store).index
+    }
+
+    /// A store.
+    pub(crate) fn store(&self, store: StoreId) -> &dyn Store {
+        &*self.floor(store).store
+    }
+
+    /// Whether there is more than one node.
+    pub(crate) fn has_nodes(&self) -> bool {
+        !self.others.is_empty()
+    }
+
+    /// The numbers of all stores.
+    pub(crate) fn homes(&self) -> impl Iterator<Item = StoreId> {
+        (0..).map(StoreId).take(1 + self.others.len())
+    }
+
+    /// All stores, in their order.
+    pub(crate) fn floors(&self) -> impl Iterator<Item = &Floor> {
+        std::iter::once(&self.first).chain(&self.others)
+    }
+
+    /// Carries out what a change of page states entails, and empties `effects`.
+    pub(crate) fn apply(&self, guest: &Guest, effects: &mut Effects) {
+        for (home, key, site) in effects.forget.drain(..) {
+            self.index(home).remove_if(key, Entry::Candidate(site));
+        }
+        if !effects.leave.is_empty() {
+            let view = self.slots.view();
+            effects.leave.iter().for_each(|&slot| view.leave(slot));
+            effects.keep.append(&mut effects.leave);
+        }
+        if !effects.keep.is_empty() {
+            lock(&guest.ledger).release(&mut effects.keep);
+        }
+        self.drop_refs(&mut effects.unref);
+    }
+
+    /// Ends the refs of former engines when all their ties are free.
+    pub(crate) fn settle_inherited(&self) {
+        let mut inherited = lock(&self.inherited);
+        for number in inherited.take_free() {
+            if let Some(bequest) = &self.bequest {
+                bequest.untie(number);
+            }
+        }
+        let mut settled = inherited.settle();
+        if !settled.is_empty() {
+            tracing::info!(
+                domain = self.domain,
+                slots = settled.len(),
+                "all guests of former engines are adopted or gone"
+            );
+        }
+        // Not before they are dropped: `check` and `waits` look at both.
+        self.drop_refs(&mut settled);
+    }
+
+    /// Whether refs of former engines keep a realm without guests.
+    pub(crate) fn waits(&self) -> bool {
+        let inherited = lock(&self.inherited);
+        !inherited.waiting().is_empty() && inherited.can_end()
+    }
+
+    /// Drops a ref for each of `slots`; what nobody refers to any more leaves the index and gives
+    /// its frame back.
+    pub(crate) fn drop_refs(&self, slots: &mut Vec<Slot>) {
+        if slots.is_empty() {
+            return;
+        }
+        let view = self.slots.view();
+        let mut dead = Vec::new();
+        slots.retain(|&slot| match view.unref(slot) {
+            None => false,
+            Some(key) => {
+                dead.push((key, slot));
+                // The rules may have changed since it was entered: see `switch`.
+                for home in [slot.store(), StoreId::default()] {
+                    if self.index(home).remove_if(key, Entry::Canonical(slot)) {
+                        break;
+                    }
+                }
+                true
+            }
+        });
+        drop(view);
+        if !dead.is_empty() {
+            self.slots.chains.bury(dead.into_iter());
+        }
+        self.punch(slots);
+        slots.clear();
+    }
+
+    /// Gives the frames of slots without refs back, and notes that their numbers are spent.
+    pub(crate) fn punch(&self, dead: &mut [Slot]) {
+        dead.sort_unstable();
+        for run in dead.chunk_by(|a, b| a.0 + 1 == b.0) {
+            let Some(&Slot(first)) = run.first() else {
+                continue;
+            };
+            let run = first..first + run.len() as u64;
+            if let Err(error) = self.punch_run(run) {
+                tracing::warn!(%error, "the frames of dead slots are given back later");
+            }
+        }
+        self.slots.bury(dead);
+    }
+
+    /// Punches neighbours; what fails is tried again by [`Self::punch_again`].
+    fn punch_run(&self, run: Range<u64>) -> std::io::Result<()> {
+        let first = Slot(run.start);
+        let punched = self.store(first.store()).punch(first, run.end - run.start);
+        punched.inspect_err(|_| lock(&self.unpunched).push(run))
+    }
+
+    /// Tries again to give frames back.
+    pub(crate) fn punch_again(&self) {
+        let runs = std::mem::take(&mut *lock(&self.unpunched));
+        let mut failed = runs.into_iter().filter_map(|run| self.punch_run(run).err());
+        if let (Some(error), others) = (failed.next(), failed.count()) {
+            tracing::debug!(%error, others, "frames of dead slots are still held");
+        }
+    }
+
+    /// Bytes of memory the realm's tables hold, chunks aside.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        let indexes = self.floors().map(|floor| floor.index.memory_bytes());
+        let inherited = lock(&self.inherited).memory_bytes();
+        let unpunched = lock(&self.unpunched).capacity() * size_of::<Range<u64>>();
+        let tables = self.slots.memory_bytes() + self.chunks.memory_bytes() + unpunched;
+        indexes.sum::<usize>() + tables + inherited + self.patterns.memory_bytes()
+    }
+}
+
+impl std::fmt::Debug for Realm {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Realm")
+            .field("domain", &self.domain)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What follows from changes of page states. Collected while a chunk is locked, carried out by
+/// [`Realm::apply`].
+#[derive(Debug, Default)]
+pub(crate) struct Effects {
+    /// Candidates to remove from the index they are in.
+    pub(crate) forget: Vec<(StoreId, Fingerprint, Site)>,
+    /// Refs of slots that were never mapped: dropped at once.
+    pub(crate) unref: Vec<Slot>,
+    /// Merged pages that no longer map their slot: the ref waits for the lifeline.
+    pub(crate) leave: Vec<Slot>,
+    /// Asked pages whose fate is unknown: likewise.
+    pub(crate) keep: Vec<Slot>,
+}
+
+impl Effects {
+    /// Gives up what `page` holds; the caller sets its new state.
+    pub(crate) fn discard(&mut self, pages: &Pages, page: usize, site: Site) {
+        match pages.tag(page) {
+            Tag::Candidate => {
+                let entered = (pages.home(page), pages.fingerprint(page), site);
+                self.forget.push(entered);
+            }
+            Tag::Planned => self.unref.push(pages.slot(page)),
+            Tag::Asked => self.keep.push(pages.slot(page)),
+            Tag::Merged => self.leave.push(pages.slot(page)),
+            _ => {}
+        }
+    }
+}

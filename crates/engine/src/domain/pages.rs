@@ -1,0 +1,419 @@
+//! What is known of the pages of one chunk: one byte each, and more where it is of use.
+//!
+//! ```text
+//!  Pages (behind the chunk's lock)
+//!  ┌─────────────────────────────────────────────┐
+//!  │ tags    512 × (level, tag)                  │
+//!  │ bodies  fingerprints and slots              │
+//!  │ homes   512 × index of a candidate, if any  │
+//!  │ busy / still / merged   the tags, as bits   │
+//!  │ offered / stored        the agent's word    │
+//!  └─────────────────────────────────────────────┘
+//! ```
+//!
+//! Every present page is in exactly one of `busy` (looked at in every round), `still` (only when
+//! something happened to it) and `merged`. That makes a quiet chunk cost a few word operations.
+
+use wire::{CHUNK_PAGES, PageBits};
+
+use crate::domain::chunk::Chunk;
+use crate::domain::patterns::{self, Patterns};
+use crate::domain::sparse::{Fingerprints, Slots};
+use crate::page::{CLASSES, Class, Fingerprint, Slot, StoreId, Tag};
+
+/// A page is tried again every `2^level` rounds, at most this often halved.
+const MAX_LEVEL: u8 = 6;
+/// The level of a page that is not tried again before it is written.
+pub(crate) const NEVER: u8 = 15;
+
+/// What is known of the pages of one chunk.
+#[derive(Debug)]
+pub(crate) struct Pages {
+    tags: [u8; CHUNK_PAGES],
+    fingerprints: Fingerprints,
+    slots: Slots,
+    /// The index each candidate is in; `None` while all are in the first, as on a machine with one
+    /// node.
+    homes: Option<Box<[StoreId; CHUNK_PAGES]>>,
+    /// Pages to look at in every round.
+    pub(crate) busy: PageBits,
+    /// Pages that need a look only when something happened to them.
+    pub(crate) still: PageBits,
+    /// Merged pages.
+    pub(crate) merged: PageBits,
+    /// Pages the guest offers.
+    pub(crate) offered: PageBits,
+    /// Pages that lie in a mapping of a store, as the agent last said.
+    pub(crate) stored: PageBits,
+    /// Pages left for a whole visit; only the settled ones count.
+    pub(crate) later: PageBits,
+    counts: [u16; CLASSES],
+    shown: [u16; CLASSES],
+    shown_stored: u16,
+    /// Whether the chunk is one huge page, as the last look showed it.
+    pub(crate) huge: bool,
+    /// Whether it is left alone for that.
+    pub(crate) kept: bool,
+    shown_kept: bool,
+}
+
+impl Pages {
+    pub(crate) fn new() -> Self {
+        Self {
+            tags: [0; CHUNK_PAGES],
+            fingerprints: Fingerprints::default(),
+            slots: Slots::default(),
+            homes: None,
+            busy: PageBits::EMPTY,
+            still: PageBits::EMPTY,
+            merged: PageBits::EMPTY,
+            offered: PageBits::EMPTY,
+            stored: PageBits::EMPTY,
+            later: PageBits::EMPTY,
+            counts: [0; CLASSES],
+            shown: [0; CLASSES],
+            shown_stored: 0,
+            huge: false,
+            kept: false,
+            shown_kept: false,
+        }
+    }
+
+    fn byte(&self, page: usize) -> u8 {
+        self.tags[page]
+    }
+
+    /// What is known of `page`.
+    pub(crate) fn tag(&self, page: usize) -> Tag {
+        Tag::of(self.byte(page))
+    }
+
+    /// What is known of the 64 pages of a word, if that is the same for all.
+    pub(crate) fn tag_of_word(&self, word: usize) -> Option<Tag> {
+        let bytes = self.tags.get(word * 64..)?.first_chunk::<64>()?;
+        let [first, ..] = bytes;
+        let same = bytes.iter().all(|byte| byte == first);
+        same.then(|| Tag::of(*first))
+    }
+
+    /// How often merging `page` failed lately.
+    pub(crate) fn level(&self, page: usize) -> u8 {
+        self.byte(page) >> 4
+    }
+
+    /// The fingerprint of a candidate.
+    pub(crate) fn fingerprint(&self, page: usize) -> Fingerprint {
+        let its = self.fingerprints.get(page);
+        its.unwrap_or_else(|| panic!("page {page} is no candidate: {:?}", self.tag(page)))
+    }
+
+    /// The candidates, in ascending order.
+    pub(crate) fn candidates(&self) -> impl Iterator<Item = usize> + use<> {
+        self.fingerprints.candidates().pages()
+    }
+
+    /// The pages planned for a slot, in ascending order.
+    pub(crate) fn planned(&self) -> impl Iterator<Item = usize> + '_ {
+        self.busy
+            .pages()
+            .filter(|&page| self.tag(page) == Tag::Planned)
+    }
+
+    /// The slot of a planned, asked or merged page.
+    pub(crate) fn slot(&self, page: usize) -> Slot {
+        let its = self.slots.get(page);
+        its.unwrap_or_else(|| panic!("page {page} has no slot: {:?}", self.tag(page)))
+    }
+
+    /// Notes in `patterns`, which take at most so many bytes, how the chunk at `place` is merged, if enough of it is.
+    pub(crate) fn show(&self, patterns: &Patterns, place: u64, most: usize) {
+        if self.count(Class::Merged) >= patterns::LEAST {
+            patterns.note(place, &self.slots, most);
+        }
+    }
+
+    /// The slots of all planned, asked and merged pages.
+    pub(crate) fn slots(&self) -> [Option<Slot>; CHUNK_PAGES] {
+        self.slots.all()
+    }
+
+    /// Makes `page` a candidate, in the index `home`.
+    pub(crate) fn set_candidate(&mut self, page: usize, fingerprint: Fingerprint, home: StoreId) {
+        self.set(page, Tag::Candidate);
+        self.fingerprints.set(page, fingerprint);
+        if self.homes.is_some() || home != StoreId::default() {
+            let homes = self
+                .homes
+                .get_or_insert_with(|| Box::new([StoreId::default(); CHUNK_PAGES]));
+            homes[page] = home;
+        }
+    }
+
+    /// The index that a candidate is in.
+    pub(crate) fn home(&self, page: usize) -> StoreId {
+        match &self.homes {
+            None => StoreId::default(), // all are in the first
+            Some(homes) => homes[page],
+        }
+    }
+
+    /// Plans `page` for a slot that it holds a ref of.
+    pub(crate) fn set_planned(&mut self, page: usize, slot: Slot) {
+        self.set(page, Tag::Planned);
+        self.slots.set(page, slot);
+    }
+
+    /// Notes that `page` maps a slot since before this engine knew of it; it holds a ref.
+    pub(crate) fn set_merged(&mut self, page: usize, slot: Slot) {
+        self.set(page, Tag::Merged);
+        self.slots.set(page, slot);
+    }
+
+    /// Leaves `page` alone for twice as many rounds as last time.
+    pub(crate) fn back_off(&mut self, page: usize, tag: Tag) {
+        let level = self.level(page).saturating_add(1).min(MAX_LEVEL);
+        self.set_with(page, tag, level);
+    }
+
+    /// Notes that `page` was not what it was planned for: when it has settled again it is read, not
+    /// guessed.
+    pub(crate) fn distrust(&mut self, page: usize) {
+        let level = self.level(page).max(1);
+        self.set_with(page, Tag::Written, level);
+    }
+
+    /// Leaves `page` alone until it is written.
+    pub(crate) fn give_up(&mut self, page: usize) {
+        self.set_with(page, Tag::Skipped, NEVER);
+    }
+
+    /// Changes what is known of `page`.
+    pub(crate) fn set(&mut self, page: usize, tag: Tag) {
+        self.set_with(page, tag, self.level_as(page, tag));
+    }
+
+    /// The level that `page` has when it becomes `tag`.
+    fn level_as(&self, page: usize, tag: Tag) -> u8 {
+        match tag.keeps_level() {
+            true => self.level(page),
+            false => 0,
+        }
+    }
+
+    fn set_with(&mut self, page: usize, tag: Tag, level: u8) {
+        let before = self.tag(page);
+        self.tags[page] = level << 4 | tag as u8;
+        if before != tag {
+            self.move_class(before, tag, 1);
+            self.sort_bits(page / 64, 1 << (page % 64), tag);
+            if before == Tag::Candidate {
+                self.fingerprints.remove(page);
+            }
+            if before.has_slot() && !tag.has_slot() {
+                self.slots.remove(page);
+            }
+        }
+    }
+
+    /// Changes what is known of the 64 pages of a word, of which one thing was known that holds nothing.
+    pub(crate) fn set_word(&mut self, word: usize, tag: Tag) {
+        let (first, before) = (word * 64, self.tag(word * 64));
+        let holds = before == Tag::Candidate || before.has_slot();
+        assert!(!holds, "64 pages at once that are {before:?}");
+        let level = self.level_as(first, tag);
+        self.tags[first..first + 64].fill(level << 4 | tag as u8);
+        self.move_class(before, tag, 64);
+        self.sort_bits(word, u64::MAX, tag);
+    }
+
+    fn move_class(&mut self, before: Tag, after: Tag, pages: u16) {
+        if let Some(class) = before.class() {
+            let count = &mut self.counts[class as usize];
+            let less = count.checked_sub(pages);
+            *count =
+                less.unwrap_or_else(|| panic!("{pages} pages less of {count} that are {before:?}"));
+        }
+        if let Some(class) = after.class() {
+            self.counts[class as usize] += pages;
+        }
+    }
+
+    fn sort_bits(&mut self, word: usize, bits: u64, tag: Tag) {
+        let wanted = |on: bool| if on { bits } else { 0 };
+        let merged = tag == Tag::Merged;
+        let busy = matches!(
+            tag,
+            Tag::Written | Tag::Resting | Tag::Settled | Tag::Planned | Tag::PlannedZero
+        );
+        let still = !merged && !busy && tag != Tag::Absent;
+        for (set, on) in [
+            (&mut self.busy, busy),
+            (&mut self.still, still),
+            (&mut self.merged, merged),
+        ] {
+            let place = &mut set.0[word];
+            *place = *place & !bits | wanted(on);
+        }
+    }
+
+    /// How many pages count in `class`.
+    pub(crate) fn count(&self, class: Class) -> usize {
+        self.counts[class as usize].into()
+    }
+
+    /// What changed in each class since the last call.
+    pub(crate) fn take_changes(&mut self) -> [i64; CLASSES] {
+        let mut changes = [0; CLASSES];
+        for ((change, &now), shown) in changes.iter_mut().zip(&self.counts).zip(&mut self.shown) {
+            *change = i64::from(now) - i64::from(*shown);
+            *shown = now;
+        }
+        changes
+    }
+
+    /// By how much the number of stored pages changed since the last call.
+    pub(crate) fn take_stored_change(&mut self) -> i64 {
+        let now = u16::try_from(self.stored.len()).expect("at most 512 pages");
+        let before = std::mem::replace(&mut self.shown_stored, now);
+        i64::from(now) - i64::from(before)
+    }
+
+    /// By how much the number of chunks left alone changed since the last call.
+    pub(crate) fn take_kept_change(&mut self) -> i64 {
+        let before = std::mem::replace(&mut self.shown_kept, self.kept);
+        i64::from(self.kept) - i64::from(before)
+    }
+
+    /// Pages offered or stored: those whose state is looked at.
+    pub(crate) fn watched(&self) -> PageBits {
+        let mut bits = self.offered;
+        for (word, stored) in bits.0.iter_mut().zip(self.stored.0) {
+            *word |= stored;
+        }
+        bits
+    }
+
+    /// Bytes of memory this chunk holds.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        let bodies = self.fingerprints.memory_bytes() + self.slots.memory_bytes();
+        let homes = self.homes.as_ref().map_or(0, |homes| size_of_val(&**homes));
+        size_of::<Chunk>() + bodies + homes
+    }
+
+    /// Frees what no page needs any more.
+    pub(crate) fn shrink(&mut self) {
+        if self.homes.is_some() && self.count(Class::Unshared) == 0 {
+            self.homes = None;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_present_page_is_in_one_set_and_counts_once() {
+        let mut pages = Pages::new();
+        pages.set(1, Tag::Written);
+        pages.set_candidate(2, Fingerprint(7), StoreId(0));
+        pages.set_planned(3, Slot(9));
+        pages.set(3, Tag::Merged);
+        pages.set(64, Tag::Zero);
+        pages.set(64, Tag::Absent);
+        assert_eq!(
+            (pages.fingerprint(2), pages.slot(3)),
+            (Fingerprint(7), Slot(9))
+        );
+        let sets = [&pages.busy, &pages.still, &pages.merged];
+        assert_eq!(
+            sets.map(|set| set.runs().collect::<Vec<_>>()),
+            [[(1, 1)], [(2, 1)], [(3, 1)]]
+        );
+        assert_eq!(pages.take_changes(), [1, 1, 1, 0, 0, 0, 0, 0]);
+        pages.set(1, Tag::Broken);
+        assert_eq!(pages.take_changes(), [-1, 0, 0, 0, 0, 1, 0, 0]);
+        assert_eq!(pages.count(Class::Broken), 1);
+    }
+
+    #[test]
+    fn the_back_off_doubles_and_ends_with_success() {
+        let mut pages = Pages::new();
+        for level in [1, 2, 3, 4, 5, 6, 6] {
+            pages.back_off(5, Tag::Pinned);
+            assert_eq!((pages.level(5), pages.tag(5)), (level, Tag::Pinned));
+            pages.set(5, Tag::Settled);
+        }
+        pages.set(5, Tag::Merged);
+        assert_eq!(pages.level(5), 0);
+    }
+
+    #[test]
+    fn bodies_go_with_what_needs_them() {
+        let mut pages = Pages::new();
+        let empty = pages.memory_bytes();
+        pages.set_candidate(2, Fingerprint(7), StoreId(0));
+        assert!(pages.memory_bytes() > empty);
+        pages.set_planned(2, Slot(5));
+        assert_eq!(pages.fingerprints.get(2), None);
+        pages.set(2, Tag::Asked);
+        pages.set(2, Tag::Merged);
+        assert_eq!((pages.slot(2), pages.slots.get(3)), (Slot(5), None));
+        pages.set(2, Tag::Written);
+        assert_eq!((pages.slots.get(2), pages.memory_bytes()), (None, empty));
+    }
+
+    #[test]
+    fn a_candidate_remembers_its_index_where_there_are_several() {
+        let mut pages = Pages::new();
+        let empty = pages.memory_bytes();
+        pages.set_candidate(2, Fingerprint(7), StoreId(0));
+        let one = pages.memory_bytes();
+        assert!(one < empty + CHUNK_PAGES, "one node costs nothing");
+        pages.set_candidate(3, Fingerprint(8), StoreId(5));
+        assert_eq!((pages.home(2), pages.home(3)), (StoreId(0), StoreId(5)));
+        assert!(pages.memory_bytes() > one);
+        pages.set_candidate(3, Fingerprint(8), StoreId(0));
+        assert_eq!(pages.home(3), StoreId(0));
+        [2, 3]
+            .into_iter()
+            .for_each(|page| pages.set(page, Tag::Written));
+        pages.shrink();
+        assert_eq!(pages.memory_bytes(), empty);
+    }
+
+    /// What the engine calls impossible ends it: the next one goes on with the stores, and no page with a default.
+    #[test]
+    fn impossible_states_are_not_answered_by_a_default() {
+        use std::panic::catch_unwind;
+        let planted: [(&str, fn()); 6] = [
+            ("a page out of range", || {
+                let _ = Pages::new().tag(512);
+            }),
+            ("a slot of none", || {
+                let _ = Pages::new().slot(3);
+            }),
+            ("a fingerprint of none", || {
+                let _ = Pages::new().fingerprint(3);
+            }),
+            ("a store of none", || {
+                let lab = crate::testing::fake::Lab::new();
+                drop(lab.core.realm("d").unwrap().store(StoreId(9)).end());
+            }),
+            ("a ref of a slot without segment", || {
+                let lab = crate::testing::fake::Lab::new();
+                let realm = lab.core.realm("d").unwrap();
+                let _ = realm.slots.view().unref(Slot(5));
+            }),
+            ("a ref below zero", || {
+                let lab = crate::testing::fake::Lab::new();
+                let realm = lab.core.realm("d").unwrap();
+                let slot = Slot(realm.slots.take_run(StoreId(0)).unwrap().start);
+                let _ = realm.slots.view().unref(slot);
+            }),
+        ];
+        for (state, plant) in planted {
+            assert!(catch_unwind(plant).is_err(), "{state} went on");
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! Refs and sites of slots: guest pages that may map one, and those known to.
+//!
+//! Life of a slot: unused (refs 0) → published (refs 1 and content, before the index names it) →
+//! refs rise and fall → refs 0 for good. [`View::try_ref`] never raises 0, so the last drop is
+//! final: whoever made it removes the index entry and punches the page (I5).
+
+use std::sync::RwLockReadGuard;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+
+use crate::domain::slots::{SEGMENT, Segment, Segments, Slots};
+use crate::page::{Fingerprint, Slot};
+
+/// What became of an attempt to take a ref.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Taken {
+    /// The slot has one ref more.
+    Won,
+    /// It has as many as it may have.
+    Full,
+    /// It has none any more, and gets none.
+    Dead,
+}
+
+/// Refs of slots. Drop it before [`Slots::take_run`] and [`Slots::bury`].
+pub(crate) struct View<'a> {
+    pub(super) slots: &'a Slots,
+    pub(super) segments: RwLockReadGuard<'a, Segments>,
+}
+
+impl View<'_> {
+    /// The segment of a slot; none when all its slots are dead. Index, patterns and guests name such slots, so looking
+    /// one up is no error; whoever holds a ref of one has broken I4.
+    fn find(&self, slot: Slot) -> Option<(&Segment, usize)> {
+        let segment = self.segments.get(&(slot.0 / SEGMENT))?;
+        Some((segment, usize::try_from(slot.0 % SEGMENT).ok()?))
+    }
+
+    fn count(&self, slot: Slot, which: fn(&Segment) -> &[AtomicU32]) -> Option<&AtomicU32> {
+        let (segment, at) = self.find(slot)?;
+        which(segment).get(at)
+    }
+
+    fn refs(&self, slot: Slot) -> Option<&AtomicU32> {
+        self.count(slot, |segment| &segment.refs)
+    }
+
+    fn sites(&self, slot: Slot) -> Option<&AtomicU32> {
+        self.count(slot, |segment| &segment.sites)
+    }
+
+    /// Gives a fresh slot its key and its first ref. Its content is written, the index does not
+    /// name it yet: the release store is seen by whoever wins a ref after finding the entry.
+    #[allow(clippy::cast_possible_truncation)] // the two halves, on purpose
+    pub(crate) fn publish(&self, slot: Slot, key: Fingerprint) {
+        let found = self.find(slot);
+        let (segment, at) = found.unwrap_or_else(|| panic!("{slot} is new and has no segment"));
+        let [low, high] = &segment.keys[at];
+        low.store(key.0 as u64, Relaxed);
+        high.store((key.0 >> 64) as u64, Relaxed);
+        let before = segment.refs[at].swap(1, Release);
+        assert_eq!(before, 0, "{slot} is published twice");
+        self.slots.live.fetch_add(1, Relaxed);
+        self.slots.home.live.fetch_add(1, Relaxed);
+    }
+
+    /// Takes a ref unless the slot has none any more, or too many.
+    pub(crate) fn try_ref(&self, slot: Slot) -> Taken {
+        let limit = self.slots.limit.load(Relaxed);
+        let more = |refs: u32| (refs > 0 && refs < limit).then(|| refs + 1);
+        let Some(refs) = self.refs(slot) else {
+            return Taken::Dead;
+        };
+        match refs.fetch_update(AcqRel, Acquire, more) {
+            Ok(_) => Taken::Won,
+            Err(0) => Taken::Dead,
+            Err(_) => Taken::Full,
+        }
+    }
+
+    /// Whether the slot has as many refs as it may have.
+    pub(crate) fn is_full(&self, slot: Slot) -> bool {
+        let limit = self.slots.limit.load(Relaxed);
+        self.refs(slot)
+            .is_some_and(|refs| refs.load(Acquire) >= limit)
+    }
+
+    /// Takes a ref for a page that maps the slot already, however many share it; false for a dead one.
+    pub(crate) fn claim(&self, slot: Slot) -> bool {
+        let more = |refs: u32| (refs > 0).then(|| refs.checked_add(1)).flatten();
+        self.refs(slot)
+            .is_some_and(|refs| refs.fetch_update(AcqRel, Acquire, more).is_ok())
+    }
+
+    /// Whether the slot has refs.
+    pub(crate) fn is_alive(&self, slot: Slot) -> bool {
+        self.refs(slot).is_some_and(|refs| refs.load(Acquire) > 0)
+    }
+
+    /// Drops a ref; gives the key when it was the last.
+    pub(crate) fn unref(&self, slot: Slot) -> Option<Fingerprint> {
+        let refs = self.refs(slot);
+        let refs = refs.unwrap_or_else(|| panic!("{slot} loses a ref and has no segment"));
+        let before = refs.fetch_sub(1, AcqRel);
+        assert!(before > 0, "{slot} lost a ref it did not have");
+        if before == self.slots.limit.load(Relaxed) / 2 + 1
+            && self.slots.chains.count() > 0
+            && let Some(key) = self.key(slot)
+        {
+            self.slots.chains.note_room(key, slot);
+        }
+        if before != 1 {
+            return None;
+        }
+        self.slots.live.fetch_sub(1, Relaxed);
+        self.slots.home.live.fetch_sub(1, Relaxed);
+        self.key(slot)
+    }
+
+    /// The key a slot was published with.
+    pub(crate) fn key(&self, slot: Slot) -> Option<Fingerprint> {
+        let (segment, at) = self.find(slot)?;
+        let [low, high] = segment.keys.get(at)?;
+        let (low, high) = (low.load(Relaxed), high.load(Relaxed));
+        Some(Fingerprint(u128::from(high) << 64 | u128::from(low)))
+    }
+
+    /// Notes that one more page maps the slot.
+    pub(crate) fn join(&self, slot: Slot) {
+        let sites = self.sites(slot);
+        let sites = sites.unwrap_or_else(|| panic!("{slot} is mapped and has no segment"));
+        if sites.fetch_add(1, AcqRel) == 0 {
+            self.slots.shared.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Notes that one page less maps the slot.
+    pub(crate) fn leave(&self, slot: Slot) {
+        let sites = self.sites(slot);
+        let sites = sites.unwrap_or_else(|| panic!("{slot} was mapped and has no segment"));
+        let before = sites.fetch_sub(1, AcqRel);
+        assert!(before > 0, "{slot} lost a page it did not have");
+        if before == 1 {
+            self.slots.shared.fetch_sub(1, Relaxed);
+        }
+    }
+
+    /// Refs and sites of a slot; zeros when its segment is gone.
+    pub(crate) fn counts(&self, slot: Slot) -> (u32, u32) {
+        let load = |count: Option<&AtomicU32>| count.map_or(0, |count| count.load(Acquire));
+        (load(self.refs(slot)), load(self.sites(slot)))
+    }
+
+    /// Every slot with refs.
+    pub(crate) fn live(&self) -> impl Iterator<Item = Slot> + '_ {
+        let numbers = self.segments.keys().copied();
+        let slots = numbers.flat_map(|number| number * SEGMENT..(number + 1) * SEGMENT);
+        slots.map(Slot).filter(|&slot| self.counts(slot).0 > 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::slots::tests::{FIRST, slots};
+
+    #[test]
+    fn the_last_drop_is_final() {
+        let slots = slots();
+        let mut run = slots.take_run(FIRST).unwrap();
+        let slot = Slot(run.next().unwrap());
+        slots.give_back(run);
+        let view = slots.view();
+        assert_eq!(view.try_ref(slot), Taken::Dead, "not published");
+        view.publish(slot, Fingerprint(77));
+        slots.set_limit(2);
+        assert_eq!(view.try_ref(slot), Taken::Won);
+        assert_eq!(view.try_ref(slot), Taken::Full);
+        assert_eq!(view.unref(slot), None);
+        assert_eq!(view.unref(slot), Some(Fingerprint(77)));
+        assert_eq!(view.try_ref(slot), Taken::Dead, "for good");
+        assert_eq!(slots.live(), 0);
+    }
+
+    #[test]
+    fn a_slot_is_shared_from_its_first_site_to_its_last() {
+        let slots = slots();
+        let slot = Slot(slots.take_run(FIRST).unwrap().start);
+        let view = slots.view();
+        view.join(slot);
+        view.join(slot);
+        assert_eq!(slots.shared(), 1);
+        view.leave(slot);
+        assert_eq!((slots.shared(), view.counts(slot)), (1, (0, 1)));
+        view.leave(slot);
+        assert_eq!(slots.shared(), 0);
+    }
+}

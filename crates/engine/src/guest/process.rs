@@ -1,0 +1,526 @@
+//! The memory of a real guest: one address space, for as long as a witness vouches for it (I10).
+//!
+//! ```text
+//!  hello   who connected? ids, pidfd           refused: several ids, a secret process, a second session
+//!    ▼
+//!  ready   "I am thread T, the lifeline lies at A" ──▶ T is a thread of that process, not its first
+//!    │                                                 that process maps this lifeline at A
+//!    ▼                                                 all its threads have the ids that connected
+//!  looks   read by T's number ──▶ T lives ──▶ what was read is the guest's own
+//! ```
+//!
+//! The witness is the agent's thread ([`sys::witness`] has the proof). The page map is opened once and bound to its
+//! address space by the kernel. All else goes by number, and counts only if the witness lives *afterwards*.
+//!
+//! That the lifeline lies in this address space shows that the speaker lives there too, or that the process gave
+//! its consent: each session has a lifeline of its own, and only those to whom it was sent have it. So a
+//! socket that was handed to another process opens no memory, neither the one's nor the other's.
+//!
+//! Nothing of a process is looked at before it is admitted, but its ids.
+//!
+//! Whatever takes the lock of a guest's memory map is done at ordinary priority, and in pieces: a
+//! worker runs on idle CPUs only, and one that lost its CPU with that lock held would keep the guest
+//! waiting (I7).
+
+use std::io::IoSliceMut;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use rustix::io::Errno;
+use rustix::process::Pid;
+use sys::credentials::{Credentials, is_secret};
+use sys::foreign::ForeignName;
+use sys::pagemap::{PageRun, Pagemap};
+use sys::process::{self, Cgroup, Remote, without_yielding};
+use sys::socket::Peer;
+use sys::stranger::{Stranger, Watch};
+use sys::witness::{Witness, threads};
+use sys::{memfd, mempolicy, vma};
+use wire::Ready;
+
+use crate::domain::store::PageBytes;
+use crate::error::Refusal;
+use crate::guest::Memory;
+use crate::guest::rescue::Guard;
+use crate::page::{Slot, StoreId};
+use crate::scan::claim::Mapped;
+use crate::scan::relocation::Atlas;
+use crate::sync::lock;
+
+/// Threads whose ids a look compares besides the first and the agent's: 15 µs each.
+const THREADS_A_LOOK: usize = 8;
+/// Threads a guest may have whose ids are to be compared at all.
+const MOST_THREADS: usize = 1 << 15;
+
+/// A process that connected.
+#[derive(Debug)]
+pub(crate) struct Applicant {
+    peer: Peer,
+    pidfd: OwnedFd,
+    /// The cgroup on which its domain rests.
+    cgroup: Option<Cgroup>,
+}
+
+impl Applicant {
+    /// The process at the other end of `socket`, if it may be a guest as far as can be told without a look at
+    /// its memory. Never blocks.
+    ///
+    /// # Errors
+    /// Why it may not.
+    pub(crate) fn new(socket: &Stranger, cgroup: Option<Cgroup>) -> Result<Self, Refusal> {
+        let peer = socket.peer();
+        let pidfd = sys::socket::peer_pidfd(socket).map_err(std::io::Error::from)?;
+        let applicant = Self {
+            peer,
+            pidfd,
+            cgroup,
+        };
+        let Peer { pid, uid, .. } = peer;
+        let checked = applicant
+            .check(pid)
+            .and_then(|()| match is_secret(pid, uid)? {
+                true => Err(Refusal::Secret { pid }),
+                false => Ok(()),
+            });
+        // By number: it was this process's only if that has not ended.
+        match applicant.has_exited() {
+            false => checked.map(|()| applicant),
+            true => Err(Refusal::Gone { pid }),
+        }
+    }
+
+    /// Its number.
+    pub(crate) fn pid(&self) -> u32 {
+        self.peer.pid
+    }
+
+    /// Its user.
+    pub(crate) fn uid(&self) -> u32 {
+        self.peer.uid
+    }
+
+    fn has_exited(&self) -> bool {
+        process::has_exited(&self.pidfd)
+    }
+
+    /// Whether it is still in the cgroup on which its domain rests.
+    fn check_cgroup(&self) -> Result<(), Refusal> {
+        let Some(admitted) = &self.cgroup else {
+            return Ok(());
+        };
+        let pid = self.pid();
+        match process::cgroup(pid)? {
+            found if found.id == admitted.id => Ok(()),
+            found => Err(Refusal::Moved {
+                pid,
+                from: admitted.clone(),
+                to: found,
+            }),
+        }
+    }
+
+    /// Compares the ids of `thread` with those of the connection.
+    fn check(&self, thread: u32) -> Result<(), Refusal> {
+        let Peer { pid, uid, gid } = self.peer;
+        let ids = Credentials::of(pid, thread)?;
+        match ids == Credentials::plain(uid, gid) {
+            true => Ok(()),
+            false => Err(Refusal::Ids {
+                peer: self.peer,
+                thread,
+                ids,
+            }),
+        }
+    }
+
+    /// The same of some threads; those that have ended meanwhile are passed over.
+    fn check_all(&self, threads: impl IntoIterator<Item = u32>) -> Result<(), Refusal> {
+        let checked = threads.into_iter().map(|thread| self.check(thread));
+        checked.filter(|checked| !is_gone(checked)).collect()
+    }
+}
+
+fn is_gone(checked: &Result<(), Refusal>) -> bool {
+    let Err(Refusal::System(error)) = checked else {
+        return false;
+    };
+    error.kind() == std::io::ErrorKind::NotFound
+        || error.raw_os_error() == Some(Errno::SRCH.raw_os_error())
+}
+
+/// The address space that was admitted.
+#[derive(Debug)]
+struct Space {
+    witness: Witness,
+    pagemap: Pagemap,
+}
+
+/// The memory of a process.
+#[derive(Debug)]
+pub(crate) struct ProcessMemory {
+    applicant: Applicant,
+    /// The connection to its agent.
+    watch: Watch,
+    /// Number of the lifeline that it got with the welcome.
+    line: u64,
+    /// Set by [`Memory::admit`], once.
+    space: OnceLock<Space>,
+    /// Which threads are compared next.
+    turn: AtomicUsize,
+    /// None where the kernel cannot give one.
+    guard: Mutex<Option<Guard>>,
+    atlas: Arc<Atlas>,
+}
+
+impl ProcessMemory {
+    /// The memory of a process that was welcomed with the lifeline of this number.
+    pub(crate) fn new(applicant: Applicant, watch: Watch, line: u64, atlas: Arc<Atlas>) -> Self {
+        Self {
+            applicant,
+            watch,
+            line,
+            space: OnceLock::new(),
+            turn: AtomicUsize::new(0),
+            guard: Mutex::default(),
+            atlas,
+        }
+    }
+
+    fn pid(&self) -> u32 {
+        self.applicant.pid()
+    }
+
+    fn space(&self) -> &Space {
+        let Some(space) = self.space.get() else {
+            panic!(
+                "I10: process {} is looked at before it is admitted",
+                self.pid()
+            );
+        };
+        space
+    }
+
+    /// Finds the address space, and whether the speaker lives in it.
+    fn find(&self, ready: Ready) -> Result<Space, Refusal> {
+        let pid = self.pid();
+        let no_witness = Refusal::NoWitness {
+            pid,
+            number: ready.thread,
+        };
+        let witness = Witness::find(pid, ready.thread)?.ok_or(no_witness)?;
+        // From here on the witness is a thread of the process that connected, or that has ended.
+        let thread = witness.thread();
+        let pagemap = Pagemap::open(thread).map_err(std::io::Error::from)?;
+        let file = without_yielding(|| vma::shared_file(thread, ready.line));
+        let line = (memfd::device(), self.line);
+        let maps_it = file
+            .is_ok_and(|file| file.is_some_and(|(device, number)| (Ok(device), number) == line));
+        self.applicant.check_all(threads(pid)?.take(MOST_THREADS))?;
+        if is_secret(pid, self.applicant.peer.uid)? {
+            return Err(Refusal::Secret { pid });
+        }
+        if self.applicant.has_exited() || !witness.lives() {
+            return Err(Refusal::Gone { pid });
+        }
+        match maps_it {
+            true => Ok(Space { witness, pagemap }),
+            false => Err(Refusal::Elsewhere { pid }),
+        }
+    }
+
+    fn ask_nodes(&self, pages: &[usize]) -> std::io::Result<Vec<Option<StoreId>>> {
+        let witness = &self.space().witness;
+        let number = i32::try_from(witness.thread()).ok().and_then(Pid::from_raw);
+        let number = number.ok_or(std::io::ErrorKind::NotFound)?;
+        let mut nodes = vec![-1; pages.len()];
+        witness.vouch(|| mempolicy::pages_to_nodes(Some(number), pages, &mut nodes))??;
+        Ok(nodes.iter().map(|&node| self.atlas.of_node(node)).collect())
+    }
+
+    fn ask_frames(&self, pages: &[usize]) -> std::io::Result<Vec<Option<StoreId>>> {
+        let (Some(&first), Some(&last)) = (pages.first(), pages.last()) else {
+            return Ok(Vec::new());
+        };
+        let range = first as u64..(last + wire::PAGE_BYTES) as u64;
+        let frames = self.space().pagemap.frames(range)?;
+        let store = |&page: &usize| {
+            let frame = frames.get(page.checked_sub(first)? / wire::PAGE_BYTES);
+            frame.and_then(|&frame| self.atlas.of_frame(frame))
+        };
+        Ok(pages.iter().map(store).collect())
+    }
+}
+
+impl Memory for ProcessMemory {
+    fn admit(&self, ready: Ready) -> Result<(), Refusal> {
+        let space = self.find(ready)?;
+        let guard = space
+            .witness
+            .vouch(|| Guard::stand(space.witness.thread(), &ready));
+        match guard.map_err(std::io::Error::from).and_then(|stood| stood) {
+            Ok(guard) => *lock(&self.guard) = Some(guard),
+            Err(error) => {
+                tracing::debug!(pid = self.pid(), %error, "no guard: its pages need its agent")
+            }
+        }
+        let first = self.space.set(space).is_ok();
+        assert!(first, "I10: process {} is admitted once", self.pid());
+        Ok(())
+    }
+
+    fn compare(&self) -> Result<(), Refusal> {
+        let (pid, witness) = (self.pid(), &self.space().witness);
+        let skip = self.turn.fetch_add(THREADS_A_LOOK, Relaxed);
+        let all: Vec<_> = threads(pid)?.take(MOST_THREADS).collect();
+        let some = all.iter().copied().cycle().skip(skip % all.len().max(1));
+        let some = some.take(THREADS_A_LOOK.min(all.len()));
+        let checked = self
+            .applicant
+            .check_all([pid, witness.thread()].into_iter().chain(some));
+        let checked = checked.and_then(|()| match is_secret(pid, self.applicant.uid())? {
+            true => Err(Refusal::Secret { pid }),
+            false => self.applicant.check_cgroup(),
+        });
+        witness
+            .vouch(|| checked)
+            .map_err(|_| Refusal::Gone { pid })?
+    }
+
+    fn scan(&self, range: Range<u64>, runs: &mut [PageRun]) -> std::io::Result<(usize, u64)> {
+        Ok(without_yielding(|| self.space().pagemap.scan(range, runs))?)
+    }
+
+    fn peek(&self, range: Range<u64>, runs: &mut [PageRun]) -> std::io::Result<(usize, u64)> {
+        Ok(without_yielding(|| self.space().pagemap.peek(range, runs))?)
+    }
+
+    fn read(&self, ranges: &[Remote], pages: &mut [&mut PageBytes]) -> std::io::Result<usize> {
+        let mut local: Vec<_> = pages
+            .iter_mut()
+            .map(|page| IoSliceMut::new(page.as_mut_slice()))
+            .collect();
+        let witness = &self.space().witness;
+        let read = || process::read_memory(witness.thread(), ranges, &mut local);
+        match witness.vouch(|| without_yielding(read))? {
+            Ok(bytes) => Ok(bytes / wire::PAGE_BYTES),
+            // Not there, or no memory to look at it just now: the pages are tried again.
+            Err(Errno::FAULT | Errno::NOMEM | Errno::AGAIN | Errno::INTR) => Ok(0),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn stores(&self, pages: &[usize]) -> Vec<Option<StoreId>> {
+        let stores = match &*self.atlas {
+            Atlas::One => return vec![Some(StoreId::default()); pages.len()],
+            // Frame numbers tell the node.
+            Atlas::Ranges(_) => without_yielding(|| self.ask_frames(pages)),
+            Atlas::Nodes(_) => without_yielding(|| self.ask_nodes(pages)),
+        };
+        // A process that is gone has its pages nowhere; the next look finds out.
+        stores.unwrap_or_else(|_| vec![None; pages.len()])
+    }
+
+    fn pins(&self, most: u32) -> Option<String> {
+        let found = self
+            .space()
+            .witness
+            .vouch(|| sys::pins::find(self.pid(), most));
+        match found.map_err(std::io::Error::from).and_then(|found| found) {
+            Ok(pin) => pin.map(|pin| pin.to_string()),
+            Err(error) => Some(format!("its descriptors cannot be looked at: {error}")),
+        }
+    }
+
+    fn mapped(&self, stores: &[u64], each: &mut dyn FnMut(Mapped)) -> std::io::Result<bool> {
+        let device = memfd::device()?;
+        let mut none_else = true;
+        let each_file = |file: vma::FileMapping| {
+            let store = stores.iter().position(|&store| store == file.inode);
+            let id = store.and_then(|store| u8::try_from(store).ok());
+            match id.filter(|_| file.device == device).map(StoreId) {
+                Some(id) => {
+                    let first = Slot(id.first_slot().0 + file.offset / wire::PAGE_BYTES as u64);
+                    let range = file.range;
+                    each(Mapped { range, first });
+                }
+                None => none_else &= !file.path.starts_with(crate::domain::store::PATH),
+            }
+        };
+        let witness = &self.space().witness;
+        witness
+            .vouch(|| without_yielding(|| vma::private_files(witness.thread(), each_file)))??;
+        Ok(none_else)
+    }
+
+    fn mappings(&self) -> Option<u64> {
+        let witness = &self.space().witness;
+        let count = witness.vouch(|| process::count_mappings(witness.thread()));
+        count.ok()?.ok()
+    }
+
+    fn rescue(&self, last: bool) {
+        // Nobody waits for the lock while the guest's memory is read.
+        let taken = lock(&self.guard).take_if(|guard| last || guard.may_rescue());
+        let Some(guard) = taken else {
+            return;
+        };
+        let pid = self.pid();
+        match guard.rescue(self) {
+            Ok(0) => {}
+            Ok(pages) => {
+                tracing::warn!(pid, pages, "the agent died in a window: its pages are back")
+            }
+            // As a rule its memory is gone with it.
+            Err(error) => tracing::debug!(pid, %error, "nothing to rescue"),
+        }
+    }
+
+    fn is_guarded(&self) -> bool {
+        lock(&self.guard).is_some()
+    }
+
+    fn has_exited(&self) -> bool {
+        self.applicant.has_exited() || self.space.get().is_some_and(|space| !space.witness.lives())
+    }
+
+    fn has_left(&self) -> bool {
+        self.has_exited() || self.watch.has_left()
+    }
+
+    fn name(&self) -> ForeignName {
+        let name = process::comm(self.pid());
+        match self.has_exited() {
+            false => name,
+            true => ForeignName::default(),
+        }
+    }
+
+    fn parent(&self) -> Option<u32> {
+        let parent = self.space().witness.vouch(|| process::parent(self.pid()));
+        parent.ok()?
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn connected() -> (Stranger, OwnedFd, Applicant) {
+        let (ours, theirs) = sys::socket::pair().unwrap();
+        let ours = Stranger::new(ours).unwrap();
+        let applicant = Applicant::new(&ours, None).unwrap();
+        (ours, theirs, applicant)
+    }
+
+    /// A thread that maps a lifeline, until it is told to end.
+    fn speaker(
+        line: &memfd::Lifeline,
+    ) -> (
+        Ready,
+        std::sync::mpsc::Sender<()>,
+        std::thread::JoinHandle<()>,
+    ) {
+        let access = sys::mapping::Access::ReadWrite;
+        let at = sys::mapping::share(line.as_fd(), 0, wire::PAGE_BYTES, access).unwrap();
+        let (tell, told) = std::sync::mpsc::channel();
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            tell.send(process::thread_id()).unwrap();
+            let _ = ended.recv();
+        });
+        let ready = Ready {
+            thread: told.recv().unwrap(),
+            line: at as u64,
+            ..Ready::default()
+        };
+        (ready, end, thread)
+    }
+
+    #[test]
+    fn memory_is_read_only_while_a_witness_lives() {
+        let (ours, _theirs, applicant) = connected();
+        let line = memfd::Lifeline::new().unwrap();
+        let number = memfd::number(line.as_fd()).unwrap();
+        let memory = ProcessMemory::new(applicant, ours.watch(), number, Arc::new(Atlas::One));
+        let (ready, end, thread) = speaker(&line);
+        memory.admit(ready).unwrap();
+        memory.compare().unwrap();
+        let source = vec![7u8; 3 * wire::PAGE_BYTES];
+        let start = (source.as_ptr() as u64).next_multiple_of(wire::PAGE_BYTES as u64);
+        let there = Remote {
+            start,
+            len: wire::PAGE_BYTES,
+        };
+        let nowhere = Remote {
+            start: 4096,
+            ..there
+        };
+        let mut page = [0; wire::PAGE_BYTES];
+        assert_eq!(memory.read(&[nowhere], &mut [&mut page]).unwrap(), 0);
+        assert_eq!(memory.read(&[there], &mut [&mut page]).unwrap(), 1);
+        assert_eq!(page, [7; wire::PAGE_BYTES]);
+        assert!(memory.mappings().unwrap() > 0 && !memory.name().raw().is_empty());
+        assert!(!memory.has_left());
+        drop(end);
+        thread.join().unwrap();
+        while !memory.has_exited() {
+            std::thread::yield_now();
+        }
+        assert!(memory.read(&[there], &mut [&mut page]).is_err());
+        assert!(memory.mappings().is_none() && memory.name().raw().is_empty());
+        assert!(memory.mapped(&[], &mut |_| {}).is_err());
+        assert!(memory.compare().is_err());
+    }
+
+    #[test]
+    fn a_speaker_elsewhere_is_refused() {
+        let line = memfd::Lifeline::new().unwrap();
+        let number = memfd::number(line.as_fd()).unwrap();
+        let (ready, _end, _thread) = speaker(&line);
+        let refused = |ready, number| {
+            let (ours, _theirs, applicant) = connected();
+            let memory = ProcessMemory::new(applicant, ours.watch(), number, Arc::new(Atlas::One));
+            memory.admit(ready).unwrap_err().to_string()
+        };
+        let other = refused(ready, number + 1);
+        assert!(other.contains("does not live"), "{other}");
+        let beside = Ready {
+            line: ready.line + 4096,
+            ..ready
+        };
+        assert!(refused(beside, number).contains("does not live"));
+        let first = Ready {
+            thread: std::process::id(),
+            ..ready
+        };
+        assert!(refused(first, number).contains("thread"));
+        let (ours, _theirs, applicant) = connected();
+        let memory = ProcessMemory::new(applicant, ours.watch(), number, Arc::new(Atlas::One));
+        memory.admit(ready).unwrap();
+    }
+
+    #[test]
+    fn a_connection_that_is_closed_ends_the_session() {
+        for engine_first in [true, false] {
+            let (ours, theirs, applicant) = connected();
+            let memory = ProcessMemory::new(applicant, ours.watch(), 1, Arc::new(Atlas::One));
+            assert!(!memory.has_left());
+            match engine_first {
+                true => drop(ours),
+                false => drop(theirs),
+            }
+            assert!(memory.has_left() && !memory.has_exited());
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "I10")]
+    fn nothing_is_looked_at_before() {
+        let (ours, _theirs, applicant) = connected();
+        let memory = ProcessMemory::new(applicant, ours.watch(), 1, Arc::new(Atlas::One));
+        let _ = memory.mappings();
+    }
+}

@@ -1,0 +1,172 @@
+//! Users: what all guests of one user id take of the engine together, and what they may.
+//!
+//! A guest is a process of a user, and whoever may start one may start many. So each limit by process has one by user
+//! beside it ([`Limits`](crate::options::Limits)). At a limit a guest keeps what it has, and the rest is left alone with a reason:
+//! to drop it would let a neighbour of the same user do harm by growing.
+//!
+//! **Admission takes time by the thread**, for each is looked at, and a process may have tens of thousands. A user whose process took long
+//! gets no guest for four times as long ([`User::note_admission`]), whichever of his processes asks: to count by process would
+//! leave him all those that he can start.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+use crate::guest::refusals::Refusals;
+use crate::options::Limits;
+use crate::run::quota;
+use crate::sync::lock;
+
+/// All guests of one user id.
+#[derive(Debug)]
+pub(crate) struct User {
+    pub(crate) uid: u32,
+    pub(crate) limits: Limits,
+    /// Bytes of the engine's tables.
+    tables: AtomicU64,
+    /// Threads that sleep in looks at the memory of his guests.
+    stuck: AtomicU32,
+    /// Those of all users.
+    all_stuck: Arc<AtomicU32>,
+    pauses: Arc<Pauses>,
+    pub(crate) refusals: Arc<Refusals>,
+}
+
+/// Until when users get no more guests. They last longer than the users' guests.
+type Pauses = Mutex<BTreeMap<u32, Instant>>;
+
+/// What looking at a process may take before a pause follows. One with a thousand threads takes less.
+const CHEAP: Duration = Duration::from_millis(50);
+/// Times that the pause is as long.
+const PAUSE: u32 = 4;
+
+impl User {
+    /// Notes that his tables take `now` bytes for a guest for which they took `before`.
+    pub(crate) fn note_tables(&self, before: u64, now: u64) {
+        match now.checked_sub(before) {
+            Some(more) => self.tables.fetch_add(more, Relaxed),
+            None => self.tables.fetch_sub(before - now, Relaxed),
+        };
+    }
+
+    /// Bytes of the engine's tables.
+    pub(crate) fn table_bytes(&self) -> u64 {
+        self.tables.load(Relaxed)
+    }
+
+    /// Notes that a thread sleeps in a look at a guest's memory; false when there are too many in all.
+    pub(crate) fn lose_thread(&self) -> bool {
+        self.stuck.fetch_add(1, Relaxed);
+        self.all_stuck.fetch_add(1, Relaxed) < self.limits.stuck_threads
+    }
+
+    /// Notes that one is back.
+    pub(crate) fn regain_thread(&self) {
+        for count in [&self.stuck, &*self.all_stuck] {
+            let before = count.fetch_sub(1, Relaxed);
+            assert!(before > 0, "a thread came back that was not lost");
+        }
+    }
+
+    /// Notes what it took of a processor to look whether a process of his may be a guest.
+    pub(crate) fn note_admission(&self, took: Duration) {
+        if took < CHEAP || quota::is_master(self.uid) {
+            return;
+        }
+        let now = Instant::now();
+        let mut pauses = lock(&self.pauses);
+        pauses.retain(|_, until| *until > now);
+        let until = pauses.entry(self.uid).or_insert(now);
+        *until += took * PAUSE;
+    }
+
+    /// Whether as many threads sleep in looks at his guests' memory as may.
+    pub(crate) fn is_stuck(&self) -> bool {
+        self.stuck.load(Relaxed) >= self.limits.stuck_threads_per_user
+    }
+}
+
+/// The users who have guests.
+#[derive(Debug)]
+pub(crate) struct Users {
+    limits: Limits,
+    all: Mutex<BTreeMap<u32, Weak<User>>>,
+    stuck: Arc<AtomicU32>,
+    pauses: Arc<Pauses>,
+    /// Why processes of users are not served.
+    pub(crate) refusals: Arc<Refusals>,
+}
+
+impl Users {
+    /// Nobody yet.
+    pub(crate) fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            all: Mutex::default(),
+            stuck: Arc::default(),
+            pauses: Arc::default(),
+            refusals: Arc::default(),
+        }
+    }
+
+    /// For how long a user gets no more guests.
+    pub(crate) fn pause(&self, uid: u32) -> Option<Duration> {
+        let until = *lock(&self.pauses).get(&uid)?;
+        let left = until.saturating_duration_since(Instant::now());
+        (!left.is_zero()).then_some(left)
+    }
+
+    /// What each may take.
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// The user with this id.
+    pub(crate) fn get(&self, uid: u32) -> Arc<User> {
+        let mut all = lock(&self.all);
+        if let Some(user) = all.get(&uid).and_then(Weak::upgrade) {
+            return user;
+        }
+        all.retain(|_, user| user.strong_count() > 0);
+        let user = Arc::new(User {
+            uid,
+            limits: self.limits,
+            tables: AtomicU64::new(0),
+            stuck: AtomicU32::new(0),
+            all_stuck: Arc::clone(&self.stuck),
+            pauses: Arc::clone(&self.pauses),
+            refusals: Arc::clone(&self.refusals),
+        });
+        all.insert(uid, Arc::downgrade(&user));
+        user
+    }
+
+    /// Threads that sleep in looks at guests' memory.
+    #[cfg(test)]
+    pub(crate) fn stuck_threads(&self) -> u32 {
+        self.stuck.load(Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_whose_processes_take_long_pauses_and_no_other() {
+        let users = Users::new(Limits::default());
+        let (user, other) = (users.get(61_001), users.get(61_002));
+        user.note_admission(CHEAP / 2);
+        assert_eq!(users.pause(61_001), None);
+        // However many of his processes come at once.
+        (0..3).for_each(|_| user.note_admission(Duration::from_secs(100)));
+        drop(user);
+        let left = users.pause(61_001).expect("a pause, also without guests");
+        assert!(left > Duration::from_secs(1100), "{left:?}");
+        assert_eq!(users.pause(other.uid), None);
+        users.get(0).note_admission(Duration::from_secs(100));
+        assert_eq!(users.pause(0), None);
+    }
+}

@@ -1,0 +1,409 @@
+//! What a domain leaves to the next engine, in a keeper's hands: its stores, its ties, and a note
+//! that says what belongs together.
+//!
+//! ```text
+//!  note.INODE.DOMAIN     pageone 1            a page of text only engines see
+//!                        domain uid:0/web
+//!                        owner 1000           the user whose guest began it
+//!  store.INODE.DOMAIN    store 0 2071         a line for each node's store, by inode
+//!  tie.INODE.DOMAIN      tie 2072             and for each tie that guests were ever given
+//!                        end
+//! ```
+//!
+//! A *tie* is a lifeline that all guests of a domain share as long as one engine lives. One
+//! descriptor is enough for the next engine to learn that no process is left that could map a slot
+//! of its predecessor's time; handing over the lifelines of all guests instead would take thousands of
+//! descriptors, and two messages to the keeper for every page that is written.
+//!
+//! A keeper may drop what it is given, and does not tell. So the note decides: it is memory that
+//! both engines see, it names a tie *before* any guest is given it, and the next engine adopts a
+//! domain only if it has every store and every tie that the note names. Else it starts afresh, and
+//! the guests keep their pages as if there had been no keeper.
+//!
+//! Guests have a tie's descriptor in their hands and may seal it. One that was tampered with is not
+//! given to another guest: the domain gets another tie, and is not handed over any more.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+
+use sys::keeper::Keeper;
+use sys::memfd::{self, Lifeline, Note};
+
+use crate::sync::lock;
+
+/// Ties a domain is handed over with. More gather only when engines die again and again before
+/// they have adopted their guests.
+pub(crate) const MAX_TIES: usize = 32;
+/// About how long a descriptor's name gets. The domain in it is for people to read, and cut: the note has it
+/// whole, and all names together must fit one variable of the environment (128 KiB).
+const NAMED: usize = 48;
+
+/// What kinds of descriptors are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// What belongs together.
+    Note,
+    /// Canonical pages.
+    Store,
+    /// What tells when a store's old mappings are gone.
+    Tie,
+    /// Knobs turned by hand: see [`crate::handover::saved_knobs`].
+    Knobs,
+}
+
+impl Kind {
+    const ALL: [(Self, &str); 4] = [
+        (Self::Note, "note."),
+        (Self::Store, "store."),
+        (Self::Tie, "tie."),
+        (Self::Knobs, "knobs."),
+    ];
+
+    /// The kind of a descriptor with this name.
+    pub(crate) fn of(name: &str) -> Option<Self> {
+        let kind = Self::ALL.iter().find(|(_, mark)| name.starts_with(mark));
+        kind.map(|(kind, _)| *kind)
+    }
+
+    fn mark(self) -> &'static str {
+        let mark = Self::ALL.iter().find(|(kind, _)| *kind == self);
+        mark.map_or("", |(_, mark)| mark)
+    }
+}
+
+/// A descriptor's name: printable, without a colon, and bounded, whatever the domain is called.
+pub(crate) fn name(kind: Kind, number: u64, domain: &str) -> String {
+    let mut name = format!("{}{number}.", kind.mark());
+    for byte in domain.bytes() {
+        if name.len() >= NAMED {
+            break;
+        }
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'-' | b'_' => {
+                name.push(char::from(byte));
+            }
+            _ => name.push_str(&format!("%{byte:02x}")),
+        }
+    }
+    name
+}
+
+/// What a note says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Will {
+    pub(crate) domain: String,
+    /// The user whose guest began it; none until there was a guest.
+    pub(crate) owner: Option<u32>,
+    /// Node and number of each store.
+    pub(crate) stores: Vec<(u32, u64)>,
+    /// Numbers of the ties.
+    pub(crate) ties: Vec<u64>,
+}
+
+impl Will {
+    fn text(&self) -> String {
+        let mut text = format!("pageone 1\ndomain {}\n", self.domain);
+        if let Some(owner) = self.owner {
+            text.push_str(&format!("owner {owner}\n"));
+        }
+        for (node, number) in &self.stores {
+            text.push_str(&format!("store {node} {number}\n"));
+        }
+        for number in &self.ties {
+            text.push_str(&format!("tie {number}\n"));
+        }
+        text + "end\n"
+    }
+
+    /// Reads a note; `None` for one that is not of this version, or not whole.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let body = text.strip_prefix("pageone 1\n")?.strip_suffix("\nend\n")?;
+        let mut lines = body.lines();
+        let mut will = Self {
+            domain: lines.next()?.strip_prefix("domain ")?.to_owned(),
+            owner: None,
+            stores: Vec::new(),
+            ties: Vec::new(),
+        };
+        for line in lines {
+            let (kind, rest) = line.split_once(' ')?;
+            match kind {
+                "store" => {
+                    let (node, number) = rest.split_once(' ')?;
+                    will.stores.push((node.parse().ok()?, number.parse().ok()?));
+                }
+                "tie" => will.ties.push(rest.parse().ok()?),
+                "owner" if will.owner.is_none() => will.owner = Some(rest.parse().ok()?),
+                _ => return None,
+            }
+        }
+        Some(will)
+    }
+}
+
+impl Will {
+    /// Descriptors that a keeper holds for it: the note among them.
+    pub(crate) fn descriptors(&self) -> u64 {
+        (self.stores.len() + self.ties.len() + 1) as u64
+    }
+}
+
+/// Takes the stores and ties of a will back from the keeper.
+pub(crate) fn forget(keeper: &Keeper, will: &Will) {
+    let stores = will.stores.iter().map(|&(_, number)| (Kind::Store, number));
+    let ties = will.ties.iter().map(|&number| (Kind::Tie, number));
+    let mut all = stores.chain(ties);
+    let forget = |(kind, number)| keeper.forget(&name(kind, number, &will.domain));
+    if let Err(error) = all.try_for_each(forget) {
+        tracing::warn!(domain = will.domain, %error, "the keeper keeps what nobody wants");
+    }
+}
+
+/// The ties, the note, and who keeps them.
+#[derive(Debug)]
+pub(crate) struct Bequest {
+    keeper: Option<Arc<Keeper>>,
+    note: Note,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// The tie that guests get.
+    tie: Lifeline,
+    will: Will,
+    /// Whether the keeper has it all.
+    kept: bool,
+}
+
+impl Bequest {
+    /// A new domain's. Without a keeper its tie is a tie all the same, and nobody's.
+    ///
+    /// # Errors
+    /// When memory files cannot be made.
+    pub(crate) fn new(
+        domain: &str,
+        stores: &[(u32, BorrowedFd<'_>)],
+        keeper: Option<Arc<Keeper>>,
+    ) -> std::io::Result<Self> {
+        let tie = Lifeline::new()?;
+        let mut will = Will {
+            domain: domain.to_owned(),
+            owner: None,
+            stores: Vec::new(),
+            ties: vec![memfd::number(tie.as_fd())?],
+        };
+        for (node, store) in stores {
+            will.stores.push((*node, memfd::number(store)?));
+        }
+        let bequest = Self {
+            keeper,
+            note: Note::new()?,
+            state: Mutex::new(State {
+                tie,
+                will,
+                kept: false,
+            }),
+        };
+        bequest.hand_over(stores);
+        Ok(bequest)
+    }
+
+    /// The domain of a former engine goes on, with its note and another tie.
+    ///
+    /// # Errors
+    /// When the tie cannot be made.
+    pub(crate) fn go_on(note: Note, mut will: Will, keeper: Arc<Keeper>) -> std::io::Result<Self> {
+        let tie = Lifeline::new()?;
+        will.ties.push(memfd::number(tie.as_fd())?);
+        let bequest = Self {
+            keeper: Some(keeper),
+            note,
+            state: Mutex::new(State {
+                tie,
+                will,
+                kept: true,
+            }),
+        };
+        let mut state = lock(&bequest.state);
+        let told = bequest
+            .keep_tie(&state)
+            .and_then(|()| bequest.write(&state));
+        bequest.judge(&mut state, told);
+        drop(state);
+        Ok(bequest)
+    }
+
+    fn hand_over(&self, stores: &[(u32, BorrowedFd<'_>)]) {
+        let Some(keeper) = &self.keeper else {
+            return;
+        };
+        let mut state = lock(&self.state);
+        let domain = &state.will.domain;
+        let keep = |kind, number, descriptor| keeper.keep(&name(kind, number, domain), descriptor);
+        let numbers = state.will.stores.iter().map(|&(_, number)| number);
+        let told = numbers
+            .zip(stores)
+            .try_for_each(|(number, (_, store))| keep(Kind::Store, number, *store))
+            .and_then(|()| keep(Kind::Note, memfd::number(&self.note)?, self.note.as_fd()))
+            .and_then(|()| self.keep_tie(&state))
+            .and_then(|()| self.write(&state));
+        state.kept = true;
+        self.judge(&mut state, told);
+    }
+
+    fn keep_tie(&self, state: &State) -> std::io::Result<()> {
+        let tie = state.tie.as_fd();
+        let name = name(Kind::Tie, memfd::number(tie)?, &state.will.domain);
+        self.keeper
+            .as_ref()
+            .map_or(Ok(()), |keeper| keeper.keep(&name, tie))
+    }
+
+    fn write(&self, state: &State) -> std::io::Result<()> {
+        Ok(self.note.write(&state.will.text())?)
+    }
+
+    fn judge(&self, state: &mut State, told: std::io::Result<()>) {
+        if let Err(error) = told {
+            let domain = &state.will.domain;
+            tracing::warn!(domain, %error, "the next engine will not have this domain's pages");
+            self.revoke(state);
+        }
+    }
+
+    /// Takes everything back from the keeper: the next engine starts afresh here.
+    fn revoke(&self, state: &mut State) {
+        let Some(keeper) = self.keeper.as_ref().filter(|_| state.kept) else {
+            return;
+        };
+        state.kept = false;
+        // First the note: then nothing else of this matters.
+        let emptied = self.note.write("").map_err(std::io::Error::from);
+        forget(keeper, &state.will);
+        let note = memfd::number(&self.note).map_err(std::io::Error::from);
+        let note = note.map(|number| name(Kind::Note, number, &state.will.domain));
+        let forgotten = note.and_then(|note| keeper.forget(&note));
+        for error in [emptied, forgotten].into_iter().filter_map(Result::err) {
+            tracing::warn!(domain = state.will.domain, %error, "the keeper keeps a note");
+        }
+    }
+
+    /// The tie for a new guest.
+    ///
+    /// # Errors
+    /// When descriptors are exhausted.
+    pub(crate) fn tie(&self) -> std::io::Result<OwnedFd> {
+        let mut state = lock(&self.state);
+        if state.tie.is_tampered() {
+            tracing::warn!(
+                domain = state.will.domain,
+                "a guest sealed its domain's tie: the next engine will not have this domain's pages"
+            );
+            self.revoke(&mut state);
+            state.tie = Lifeline::new()?;
+        }
+        state.tie.share()
+    }
+
+    /// Notes whose guest began the domain: its descriptors count as this user's.
+    pub(crate) fn own(&self, uid: u32) {
+        let mut state = lock(&self.state);
+        state.will.owner = Some(uid);
+        if state.kept {
+            let told = self.write(&state);
+            self.judge(&mut state, told);
+        }
+    }
+
+    /// Descriptors that the keeper holds.
+    pub(crate) fn kept(&self) -> u64 {
+        let state = lock(&self.state);
+        match state.kept && self.keeper.is_some() {
+            true => state.will.descriptors(),
+            false => 0,
+        }
+    }
+
+    /// Notes that a former engine's tie is free.
+    pub(crate) fn untie(&self, number: u64) {
+        let mut state = lock(&self.state);
+        state.will.ties.retain(|&tie| tie != number);
+        if let Some(keeper) = self.keeper.as_ref().filter(|_| state.kept) {
+            let old = name(Kind::Tie, number, &state.will.domain);
+            let told = self.write(&state).and_then(|()| keeper.forget(&old));
+            self.judge(&mut state, told);
+        }
+    }
+
+    /// The domain ends: nothing of it is mapped any more.
+    pub(crate) fn end(&self) {
+        self.revoke(&mut lock(&self.state));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sys::keeper::{Inbox, is_name};
+
+    #[test]
+    fn a_note_returns_what_was_written_and_only_whole() {
+        let will = Will {
+            domain: "uid:4294967295/some name: ä%".to_owned(),
+            owner: Some(u32::MAX),
+            stores: vec![(0, 12), (3, u64::MAX)],
+            ties: vec![7, 8],
+        };
+        let text = will.text();
+        assert_eq!(Will::parse(&text), Some(will.clone()));
+        for end in 0..text.len() {
+            if text.is_char_boundary(end) {
+                assert_eq!(Will::parse(&text[..end]), None, "{end}");
+            }
+        }
+        assert_eq!(Will::parse(&text.replace("pageone 1", "pageone 2")), None);
+        assert_eq!(Will::parse(&text.replace("tie 8", "tie x")), None);
+        // The largest note fits its page.
+        let largest = Will {
+            owner: Some(u32::MAX),
+            domain: "ä".repeat(50),
+            stores: vec![(u32::MAX, u64::from(u32::MAX)); wire::MAX_STORES],
+            ties: vec![u64::from(u32::MAX); MAX_TIES + 1],
+        };
+        Note::new().unwrap().write(&largest.text()).unwrap();
+    }
+
+    #[test]
+    fn any_domain_gives_a_name_a_keeper_takes() {
+        let long = "ä:".repeat(63);
+        for domain in ["", "uid:0/x y", "a\u{7f}\n", &long] {
+            let name = name(Kind::Store, u64::MAX, domain);
+            assert!(is_name(&name), "{name}");
+            assert_eq!(Kind::of(&name), Some(Kind::Store));
+        }
+        assert_eq!(name(Kind::Tie, 5, "uid:0/web"), "tie.5.uid%3a0/web");
+        assert_eq!(Kind::of("listener"), None);
+    }
+
+    #[test]
+    fn a_tampered_tie_is_given_to_nobody_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("notify");
+        let inbox = Inbox::bind(&path).unwrap();
+        let keeper = Arc::new(Keeper::at(path.as_os_str()).unwrap());
+        let store = sys::memfd::Store::new("pageone-store").unwrap();
+        let bequest = Bequest::new("d", &[(0, store.as_fd())], Some(keeper)).unwrap();
+        let notes = || std::iter::from_fn(|| inbox.next().unwrap()).count();
+        assert_eq!(notes(), 3);
+        let (a, b) = (bequest.tie().unwrap(), bequest.tie().unwrap());
+        assert_eq!(memfd::number(&a).unwrap(), memfd::number(&b).unwrap());
+        assert!(Will::parse(&bequest.note.read().unwrap()).is_some());
+        rustix::fs::fcntl_add_seals(&a, rustix::fs::SealFlags::FUTURE_WRITE).unwrap();
+        let c = bequest.tie().unwrap();
+        assert_ne!(memfd::number(&a).unwrap(), memfd::number(&c).unwrap());
+        assert_eq!((bequest.note.read().unwrap().as_str(), notes()), ("", 3));
+        bequest.end();
+        assert_eq!(notes(), 0, "there is nothing to take back any more");
+    }
+}

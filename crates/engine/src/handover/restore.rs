@@ -1,0 +1,415 @@
+//! Making realms: new ones, and those of a former engine out of what a keeper held.
+//!
+//! Every domain is taken over whole or not at all. What does not fit is named in a warning and taken
+//! back from the keeper; the domain then starts afresh with its first guest, and nobody's memory changes.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use sdtree::SdTree;
+use sys::keeper::{Keeper, Kept};
+use sys::memfd::{self, Lifeline, Note};
+
+use crate::domain::placement::Home;
+use crate::domain::store::Memfd;
+use crate::domain::{Floor, Realm};
+use crate::handover::manifest::{self, Bequest, Kind, MAX_TIES, Will};
+use crate::page::StoreId;
+use crate::run::core::Core;
+use crate::run::quota::OverQuota;
+use crate::scan::claim::Tie;
+
+/// Makes realms whose stores are at home.
+#[derive(Clone, Debug)]
+pub(crate) struct Maker {
+    pub(crate) home: Home,
+    pub(crate) keeper: Option<Arc<Keeper>>,
+}
+
+/// Why a domain is not taken over.
+#[derive(Debug, thiserror::Error)]
+enum Misfit {
+    #[error("its note is not whole, or of another version")]
+    Note,
+    #[error("the keeper has lost a store or a tie of it ({0})")]
+    Lost(u64),
+    #[error("its stores are on nodes {found:?}, and this machine has {wanted:?}")]
+    Nodes { found: Vec<u32>, wanted: Vec<u32> },
+    #[error("{0} former engines have not seen the end of their guests")]
+    Ties(usize),
+    #[error("another note names it too")]
+    Twice,
+    #[error("a guest has sealed one of its ties")]
+    Tampered,
+    #[error(transparent)]
+    Quota(#[from] OverQuota),
+    #[error(transparent)]
+    Adopt(#[from] memfd::AdoptError),
+    #[error(transparent)]
+    System(#[from] std::io::Error),
+}
+
+/// What was kept beside the notes, by number.
+type Pool = HashMap<u64, Kept>;
+
+impl Maker {
+    /// An empty realm.
+    ///
+    /// # Errors
+    /// When its memory files cannot be made.
+    pub(crate) fn new_realm(&self, domain: &str) -> std::io::Result<Realm> {
+        tracing::info!(domain, "a domain begins");
+        let stores = self.home.stores();
+        let stores = stores.map(|(id, _)| Memfd::new(id, self.real_node(id)));
+        let stores = stores.collect::<std::io::Result<Vec<_>>>()?;
+        let nodes = self.home.stores().map(|(_, node)| node.0);
+        let kept: Vec<_> = nodes.zip(stores.iter().map(Memfd::as_fd)).collect();
+        let bequest = Bequest::new(domain, &kept, self.keeper.clone())?;
+        self.realm(domain, stores, bequest)
+    }
+
+    /// The kernel's node for a store's pages; on a machine with one there is nothing to tell it.
+    fn real_node(&self, id: StoreId) -> Option<u32> {
+        let nodes = &self.home.nodes;
+        let node = nodes.get(id.index()).filter(|_| nodes.len() > 1)?;
+        self.home.topology.real_node(*node).map(|node| node.0)
+    }
+
+    fn realm(&self, domain: &str, stores: Vec<Memfd>, bequest: Bequest) -> std::io::Result<Realm> {
+        let mut stores: Vec<_> = stores.into_iter().map(Some).collect();
+        let mut realm = Realm::new(domain, self.home.clone(), |id| {
+            let store = stores.get_mut(id.index()).and_then(Option::take);
+            Ok(Floor {
+                index: Box::new(SdTree::<u64>::new()),
+                store: Box::new(store.ok_or(std::io::ErrorKind::NotFound)?),
+            })
+        })?;
+        realm.bequest = Some(bequest);
+        Ok(realm)
+    }
+
+    /// Takes over every domain that `kept` has whole, and has the keeper forget the rest.
+    pub(crate) fn take_over(&self, core: &Core, keeper: &Arc<Keeper>, kept: Vec<Kept>) {
+        let (mut notes, mut pool) = (Vec::new(), Pool::new());
+        for kept in kept {
+            match (Kind::of(&kept.name), memfd::number(&kept.descriptor)) {
+                (Some(Kind::Note), _) => notes.push(kept),
+                (Some(_), Ok(number)) => drop(pool.insert(number, kept)),
+                _ => forget(keeper, &kept.name, &"it is nothing of pageone's"),
+            }
+        }
+        for note in notes {
+            match read(note.descriptor) {
+                Ok((old, will)) => {
+                    if !self.take_domain(core, keeper, (&old, will), &mut pool) {
+                        // Void, should the keeper not hear of it.
+                        let _ = old.write("");
+                        forget(keeper, &note.name, &"it says nothing any more");
+                    }
+                }
+                Err(misfit) => forget(keeper, &note.name, &misfit),
+            }
+        }
+        for kept in pool.into_values() {
+            forget(keeper, &kept.name, &"no domain that goes on names it");
+        }
+    }
+
+    fn take_domain(
+        &self,
+        core: &Core,
+        keeper: &Arc<Keeper>,
+        (note, mut will): (&Note, Will),
+        pool: &mut Pool,
+    ) -> bool {
+        let parts = self.take_parts(core, &mut will, pool);
+        let (domain, owner) = (will.domain.clone(), will.owner);
+        let taken = parts.and_then(|(stores, ties)| {
+            // From here on the next engine gets this one's tie too, or nothing.
+            let bequest = Bequest::go_on(note.try_clone()?, will.clone(), Arc::clone(keeper));
+            Ok((stores, ties, bequest?))
+        });
+        let taken = taken.and_then(|(stores, ties, bequest)| {
+            let realm = self.realm(&domain, stores, bequest)?;
+            if let Some(owner) = owner {
+                realm.owner.get_or_init(|| owner);
+            }
+            Ok(core.inherit(realm, ties)?)
+        });
+        if let Err(misfit) = &taken {
+            tracing::warn!(
+                domain,
+                "a former engine's pages are not taken over: {misfit}"
+            );
+            manifest::forget(keeper, &will);
+        }
+        taken.is_ok()
+    }
+
+    fn take_parts(
+        &self,
+        core: &Core,
+        will: &mut Will,
+        pool: &mut Pool,
+    ) -> Result<(Vec<Memfd>, Vec<Tie>), Misfit> {
+        let parts = (self.take_stores(core, will, pool)?, take_ties(will, pool)?);
+        if let Some(owner) = will.owner {
+            // And this engine's tie.
+            core.check_kept(owner, will.descriptors() + 1)?;
+        }
+        Ok(parts)
+    }
+
+    fn take_stores(&self, core: &Core, will: &Will, pool: &mut Pool) -> Result<Vec<Memfd>, Misfit> {
+        if core.has_realm(&will.domain) {
+            return Err(Misfit::Twice);
+        }
+        let wanted: Vec<_> = self.home.stores().map(|(_, node)| node.0).collect();
+        let found: Vec<_> = will.stores.iter().map(|&(node, _)| node).collect();
+        if wanted != found {
+            return Err(Misfit::Nodes { found, wanted });
+        }
+        let take = |((id, _), &(_, number)): ((StoreId, _), &(u32, u64))| {
+            let store = take(pool, number)?;
+            Ok(Memfd::adopt(store, id, self.real_node(id))?)
+        };
+        self.home.stores().zip(&will.stores).map(take).collect()
+    }
+}
+
+fn read(note: OwnedFd) -> Result<(Note, Will), Misfit> {
+    let note = Note::adopt(note)?;
+    let text = note.read().map_err(std::io::Error::from)?;
+    let will = Will::parse(&text).ok_or(Misfit::Note)?;
+    Ok((note, will))
+}
+
+/// The ties that some process still holds; the others leave the will.
+fn take_ties(will: &mut Will, pool: &mut Pool) -> Result<Vec<Tie>, Misfit> {
+    if will.ties.len() >= MAX_TIES {
+        return Err(Misfit::Ties(will.ties.len()));
+    }
+    let mut ties: Vec<Tie> = Vec::new();
+    for &number in &will.ties {
+        let tie = Lifeline::adopt(take(pool, number)?)?;
+        if tie.is_lost() {
+            return Err(Misfit::Tampered);
+        }
+        ties.push((number, Box::new(tie)));
+    }
+    Ok(ties)
+}
+
+fn take(pool: &mut Pool, number: u64) -> Result<OwnedFd, Misfit> {
+    let kept = pool.remove(&number).ok_or(Misfit::Lost(number))?;
+    Ok(kept.descriptor)
+}
+
+fn forget(keeper: &Keeper, name: &str, why: &dyn std::fmt::Display) {
+    tracing::warn!("{name} is not taken over: {why}");
+    if let Err(error) = keeper.forget(name) {
+        tracing::warn!("the keeper goes on holding {name}: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use rustix::fs::{SealFlags, fcntl_add_seals};
+    use sys::keeper::{Inbox, Note as Told};
+
+    use super::*;
+    use crate::merge::read::Hasher;
+    use crate::page::Slot;
+    use crate::run::core::Knobs;
+    use crate::sync::lock;
+
+    /// What becomes of descriptors in a keeper's hands.
+    type Harm = Box<dyn Fn(&mut Vec<Kept>)>;
+
+    struct Post {
+        _folder: tempfile::TempDir,
+        inbox: Inbox,
+        keeper: Arc<Keeper>,
+    }
+
+    impl Post {
+        fn new() -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("notify");
+            let inbox = Inbox::bind(&path).unwrap();
+            let keeper = Arc::new(Keeper::at(path.as_os_str()).unwrap());
+            Self {
+                _folder: folder,
+                inbox,
+                keeper,
+            }
+        }
+
+        fn maker(&self, nodes: usize) -> Maker {
+            let spec = format!("fake={nodes}").parse().unwrap();
+            let topology = numa::Topology::live().unwrap().emulate(&spec).unwrap();
+            Maker {
+                home: Home::new(topology).unwrap(),
+                keeper: Some(Arc::clone(&self.keeper)),
+            }
+        }
+
+        /// What the keeper was given, and the names it was told to forget.
+        fn take(&self) -> (Vec<Kept>, Vec<String>) {
+            let (mut kept, mut forgotten) = (Vec::new(), Vec::new());
+            while let Some(told) = self.inbox.next().unwrap() {
+                match told {
+                    Told::Keep(name, mut descriptors) => kept.push(Kept {
+                        name,
+                        descriptor: descriptors.pop().unwrap(),
+                    }),
+                    Told::Forget(name) => forgotten.push(name),
+                    other => panic!("{other:?}"),
+                }
+            }
+            (kept, forgotten)
+        }
+
+        /// What an engine leaves that wrote two pages, and whose tie somebody maps.
+        fn legacy(&self) -> Vec<Kept> {
+            let realm = self.maker(1).new_realm("uid:0/x").unwrap();
+            realm.note_guest_of(61_001);
+            let pages = [[1; wire::PAGE_BYTES], [2; wire::PAGE_BYTES]];
+            let store = realm.store(StoreId::default());
+            store.write(Slot(5), &[&pages[0], &pages[1]]).unwrap();
+            let tie = realm.bequest.as_ref().unwrap().tie().unwrap();
+            let access = sys::mapping::Access::ReadWrite;
+            sys::mapping::share(tie.as_fd(), 0, wire::PAGE_BYTES, access).unwrap();
+            let (kept, forgotten) = self.take();
+            assert_eq!((kept.len(), forgotten.len()), (3, 0));
+            kept
+        }
+
+        fn succeed(&self, nodes: usize, kept: Vec<Kept>) -> Core {
+            self.succeed_within(crate::options::Limits::default(), nodes, kept)
+        }
+
+        fn succeed_within(
+            &self,
+            limits: crate::options::Limits,
+            nodes: usize,
+            kept: Vec<Kept>,
+        ) -> Core {
+            let maker = self.maker(nodes);
+            let options = crate::options::Options::default();
+            let knobs = Knobs::new(&options, 65530);
+            let new_realm = |_: &str| Err(std::io::ErrorKind::Unsupported.into());
+            let core = Core::new(knobs, limits, Hasher::new().unwrap(), Box::new(new_realm));
+            maker.take_over(&core, &self.keeper, kept);
+            core
+        }
+    }
+
+    fn find(kept: &[Kept], kind: Kind) -> usize {
+        let of_kind = |kept: &Kept| Kind::of(&kept.name) == Some(kind);
+        kept.iter().position(of_kind).unwrap()
+    }
+
+    #[test]
+    fn a_domain_goes_on_with_all_that_was_kept() {
+        let post = Post::new();
+        let kept = post.legacy();
+        let core = post.succeed(1, kept);
+        let realm = Arc::clone(&lock(&core.realms)["uid:0/x"]);
+        let live: Vec<_> = realm.slots.view().live().collect();
+        assert_eq!((live.len(), realm.index(StoreId::default()).len()), (2, 2));
+        assert_eq!(realm.slots.take_run(StoreId::default()).unwrap().start, 512);
+        realm.settle_inherited();
+        assert_eq!(realm.slots.live(), 2, "somebody holds the tie");
+        let (kept, forgotten) = post.take();
+        assert_eq!((kept.len(), forgotten.len()), (1, 0), "another tie");
+    }
+
+    #[test]
+    fn what_is_not_whole_starts_afresh() {
+        let lose = |kind| move |kept: &mut Vec<Kept>| drop(kept.remove(find(kept, kind)));
+        let seal = |kind, seal| {
+            move |kept: &mut Vec<Kept>| {
+                fcntl_add_seals(&kept[find(kept, kind)].descriptor, seal).unwrap();
+            }
+        };
+        let swap = |kind| {
+            move |kept: &mut Vec<Kept>| {
+                let other = std::fs::File::open("/proc/self/exe").unwrap();
+                let at = find(kept, kind);
+                kept[at].descriptor = other.into();
+            }
+        };
+        let harms: [(&str, usize, Harm); 9] = [
+            ("no store", 1, Box::new(lose(Kind::Store))),
+            ("no tie", 1, Box::new(lose(Kind::Tie))),
+            ("no note", 1, Box::new(lose(Kind::Note))),
+            (
+                "a sealed tie",
+                1,
+                Box::new(seal(Kind::Tie, SealFlags::SEAL)),
+            ),
+            (
+                "a sealed store",
+                1,
+                Box::new(seal(Kind::Store, SealFlags::GROW)),
+            ),
+            ("another tie", 1, Box::new(swap(Kind::Tie))),
+            ("another store", 1, Box::new(swap(Kind::Store))),
+            ("another note", 1, Box::new(swap(Kind::Note))),
+            ("other nodes", 2, Box::new(|_: &mut Vec<Kept>| ())),
+        ];
+        for (what, nodes, harm) in harms {
+            let post = Post::new();
+            let mut kept = post.legacy();
+            harm(&mut kept);
+            let mut names: Vec<_> = kept.iter().map(|kept| kept.name.clone()).collect();
+            let core = post.succeed(nodes, kept);
+            assert!(lock(&core.realms).is_empty(), "{what}");
+            let (kept, forgotten) = post.take();
+            assert!(kept.is_empty(), "{what}: {kept:?}");
+            names.retain(|name| !forgotten.contains(name));
+            assert!(names.is_empty(), "{what}: {names:?} are kept for ever");
+        }
+    }
+
+    #[test]
+    fn a_user_has_his_share_of_the_keeper() {
+        // Store, note and two ties.
+        for (share, taken) in [(4, true), (3, false)] {
+            let post = Post::new();
+            let limits = crate::options::Limits {
+                kept_descriptors_per_user: share,
+                ..crate::options::Limits::default()
+            };
+            let core = post.succeed_within(limits, 1, post.legacy());
+            assert_eq!(core.has_realm("uid:0/x"), taken, "{share}");
+            let another = core.check_quota(61_001, "uid:61001/y");
+            assert_eq!(another.is_ok(), !taken, "the next engine knows whose it is");
+            assert!(core.check_quota(61_002, "uid:61002").is_ok());
+        }
+    }
+
+    #[test]
+    fn a_tie_that_was_free_before_is_no_obstacle() {
+        let post = Post::new();
+        let kept = post.legacy();
+        // As an engine leaves it that found it free and was killed at once.
+        let realm = post.maker(1).new_realm("uid:1").unwrap();
+        drop(realm);
+        let (mut others, _) = post.take();
+        fcntl_add_seals(
+            &others[find(&others, Kind::Tie)].descriptor,
+            SealFlags::WRITE,
+        )
+        .unwrap();
+        others.extend(kept);
+        let core = post.succeed(1, others);
+        assert_eq!(lock(&core.realms).len(), 2);
+        core.tidy();
+        assert_eq!(lock(&core.realms).len(), 1, "nobody needs it");
+    }
+}

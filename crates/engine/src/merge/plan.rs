@@ -1,0 +1,458 @@
+//! Plan: which page maps which slot.
+//!
+//! A job is one chunk. Its settled pages are read and fingerprinted, and each fingerprint is looked
+//! up; what is found decides:
+//!
+//! ```text
+//!   nothing           ─▶ enter the page as candidate
+//!   a slot            ─▶ win a ref of it, plan the page for it
+//!   a full slot       ─▶ one of its copies that has room again, else as for a candidate
+//!   a candidate       ─▶ its twin: take the next slot of the run, write the bytes just read,
+//!                        publish (exchange the entry), plan the page, promote the candidate
+//!   a slot that dies  ─▶ exchange the dead entry for the page as candidate
+//! ```
+//!
+//! How a fingerprint is looked up is told in [`resolve`](mod@resolve), how twins get their slots in [`publish`].
+//!
+//! Before anything is read, a chunk that is most likely like one of another guest is planned like that one: see
+//! [`follow`]. Else groups of pages that very likely equal neighbouring slots are planned by a look at their ends, and
+//! those that very likely are private are left for a later visit: see [`guess`].
+//!
+//! Where there are several nodes, a batch is asked for its nodes too, after it was read: see
+//! [`nodes`](crate::scan::relocation).
+//!
+//! **Contents with many pages.** A slot takes `max_page_sharing` pages, then the next copy is named:
+//! see the chains of [`account`](crate::account). Neighbouring pages that are all equal would each
+//! map the same slot with a call and a mapping of its own, and a guest's mappings are few. So once a
+//! content has copies anyway, [`ROW`] pages of it in a row are looked up under keys of their own, by
+//! their place in the row: the rows of all guests meet as any run of different pages does, and
+//! map with one call. It costs at most `ROW` copies more of a content that has more than
+//! `max_page_sharing` pages.
+//!
+//! A candidate is promoted by whoever found its twin, in another chunk mostly. Two chunks are never
+//! locked at once: the finder sets a bit and queues the chunk ([`Chunk::promote`]), and its next job
+//! looks the fingerprint up again. It trusts nothing: the slot may have come and gone meanwhile.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use wire::{CHUNK_PAGES, PageBits};
+
+use crate::domain::chunk::Chunk;
+use crate::domain::pages::Pages;
+use crate::domain::refs::View;
+use crate::domain::slots::Run;
+use crate::domain::store::PageBytes;
+use crate::domain::{Effects, Realm};
+use crate::guest::Guest;
+use crate::merge::read::{BATCH, Batch, Hasher};
+use crate::merge::span::Layout;
+use crate::page::{Entry, Fingerprint, StoreId, Tag};
+use crate::scan::relocation::{self, Rules};
+
+use crate::merge::lookup::{Found, Scope, resolve};
+
+/// Where promoted chunks are queued.
+pub(crate) trait Promotions {
+    /// Queues a chunk whose candidates were promoted.
+    fn push(&self, chunk: Arc<Chunk>);
+}
+
+/// What a plan needs besides the chunk.
+pub(crate) struct Context<'a> {
+    pub(crate) hasher: &'a Hasher,
+    pub(crate) use_zero_pages: bool,
+    pub(crate) rules: Rules,
+    pub(crate) promotions: &'a dyn Promotions,
+    /// Slots that all stores together may have. Workers look at it a batch each, so it may be exceeded by
+    /// a batch a worker.
+    pub(crate) store_limit: u64,
+    /// Pages that got none for it.
+    pub(crate) over_limit: &'a AtomicU64,
+}
+
+/// Buffers of a worker.
+pub(crate) struct Desk {
+    pub(super) batch: Batch,
+    pub(super) settled: Vec<u16>,
+    pub(super) twins: Vec<Twin>,
+    pub(super) repeats: Vec<Read>,
+}
+
+/// Equal pages in a row that are looked up by their place in it.
+pub(super) const ROW: usize = 32;
+
+/// A page that was read.
+#[derive(Clone, Copy)]
+pub(super) struct Read {
+    pub(super) page: usize,
+    /// Its place in the batch.
+    pub(super) at: usize,
+    pub(super) key: Fingerprint,
+    /// The index it is looked up in.
+    pub(super) home: StoreId,
+    /// Whether it and the next ones are a row, looked up by their places.
+    pub(super) begins_row: bool,
+}
+
+impl Desk {
+    pub(crate) fn new() -> Self {
+        Self {
+            batch: Batch::new(),
+            settled: Vec::with_capacity(CHUNK_PAGES),
+            twins: Vec::with_capacity(BATCH),
+            repeats: Vec::with_capacity(BATCH),
+        }
+    }
+}
+
+/// A page that equals a candidate or a full slot, by fingerprint.
+pub(super) struct Twin {
+    pub(super) read: Read,
+    /// The store for its slot.
+    pub(super) store: StoreId,
+    /// What the index named when it was looked up.
+    pub(super) current: Entry,
+}
+
+/// The indexes that some pages belong in: all in the first, or each as its node has it.
+pub(super) struct Homes(Option<Vec<Option<StoreId>>>);
+
+impl Homes {
+    /// That of the `at`th page; `None` when its node has no index, or the page is gone.
+    fn of(&self, at: usize) -> Option<StoreId> {
+        match &self.0 {
+            None => Some(StoreId::default()),
+            Some(homes) => homes.get(at).copied().flatten(),
+        }
+    }
+}
+
+/// One chunk being planned.
+pub(crate) struct Plan<'a> {
+    pub(crate) context: &'a Context<'a>,
+    pub(crate) guest: &'a Guest,
+    pub(crate) chunk: &'a Chunk,
+    pub(crate) pages: &'a mut Pages,
+    pub(crate) effects: &'a mut Effects,
+    /// Slots to give out, by store.
+    pub(super) runs: Vec<Run>,
+    pub(super) layout: Layout,
+    /// Whether nothing is left for a later visit.
+    pub(super) whole: bool,
+}
+
+impl<'a> Plan<'a> {
+    pub(crate) fn new(
+        context: &'a Context<'a>,
+        guest: &'a Guest,
+        chunk: &'a Chunk,
+        pages: &'a mut Pages,
+        effects: &'a mut Effects,
+        whole: bool,
+    ) -> Self {
+        Self {
+            context,
+            guest,
+            chunk,
+            pages,
+            effects,
+            runs: Vec::new(),
+            layout: Layout::new(guest),
+            whole,
+        }
+    }
+
+    pub(super) fn realm(&self) -> &'a Realm {
+        &self.guest.realm
+    }
+
+    /// Plans what can be planned: afterwards planned pages hold refs and wait to be asked for. Tells whether
+    /// pages are left for a whole visit.
+    pub(crate) fn make(mut self, desk: &mut Desk) -> bool {
+        if self.whole {
+            self.pages.later = PageBits::EMPTY;
+        }
+        self.adopt_promoted();
+        let mut settled = std::mem::take(&mut desk.settled);
+        settled.clear();
+        let busy = self.pages.busy.pages();
+        settled.extend(
+            busy.filter(|&page| self.is_settled(page))
+                .filter_map(|page| u16::try_from(page).ok()),
+        );
+        let read = self
+            .guess(desk, &mut settled)
+            .and_then(|()| self.read(desk, &settled));
+        if let Err(error) = read {
+            self.guest.fail(error);
+        }
+        desk.settled = settled;
+        self.adopt_promoted();
+        let slots = &self.realm().slots;
+        let runs = std::mem::take(&mut self.runs);
+        runs.into_iter().for_each(|run| slots.give_back(run));
+        self.pages.later.pages().any(|page| self.is_settled(page))
+    }
+
+    /// Whether `page` waits to be read.
+    pub(super) fn is_settled(&self, page: usize) -> bool {
+        self.pages.tag(page) == Tag::Settled && self.pages.offered.contains(page)
+    }
+
+    /// Whether what `page` is may be guessed: nothing is known against it.
+    pub(super) fn is_fresh(&self, page: usize) -> bool {
+        let fresh = self.is_settled(page) && self.pages.level(page) == 0;
+        fresh && !self.pages.later.contains(page)
+    }
+
+    /// Whether pages of two nodes must not share.
+    pub(super) fn is_bound(&self) -> bool {
+        !self.context.rules.across_nodes && self.realm().has_nodes()
+    }
+
+    fn scope(&self, home: StoreId) -> Scope {
+        Scope {
+            index: home,
+            bound: self.is_bound(),
+        }
+    }
+
+    /// The indexes that pages belong in.
+    fn homes(&self, pages: impl Iterator<Item = usize>) -> Homes {
+        Homes(self.is_bound().then(|| self.ask_nodes(pages)))
+    }
+
+    fn ask_nodes(&self, pages: impl Iterator<Item = usize>) -> Vec<Option<StoreId>> {
+        let addresses = relocation::addresses(self.chunk, pages);
+        self.guest.memory.stores(&addresses)
+    }
+
+    /// Candidates that somebody found a twin of: each looks its fingerprint up again.
+    fn adopt_promoted(&mut self) {
+        let promoted: PageBits = self.chunk.take_promoted();
+        if promoted.is_empty() {
+            return;
+        }
+        let promoted: Vec<_> = promoted
+            .pages()
+            .filter(|&page| self.pages.tag(page) == Tag::Candidate)
+            .collect();
+        let homes = self.homes(promoted.iter().copied());
+        let realm = self.realm();
+        let view = realm.slots.view();
+        for (at, page) in promoted.into_iter().enumerate() {
+            let (key, site) = (self.pages.fingerprint(page), self.chunk.site(page));
+            let entered = self.pages.home(page);
+            if homes.of(at) != Some(entered) {
+                // It has moved to another node, or the rules have changed.
+                let index = realm.index(entered);
+                index.remove_if(key, Entry::Candidate(site));
+                self.pages.set(page, Tag::Settled);
+                continue;
+            }
+            match resolve(realm, &view, self.scope(entered), key, site) {
+                Found::Own => {}
+                Found::Canonical(slot) => self.pages.set_planned(page, slot),
+                // Its entry is another's by now: to be a twin it needs its bytes again.
+                Found::Twin(_) | Found::Lost => self.pages.set(page, Tag::Settled),
+            }
+        }
+    }
+
+    fn read(&mut self, desk: &mut Desk, settled: &[u16]) -> std::io::Result<()> {
+        let mut rest = settled;
+        while !rest.is_empty() {
+            let part = rest.get(..BATCH).unwrap_or(rest);
+            let memory = &*self.guest.memory;
+            let read = desk.batch.fill(memory, self.chunk.address, part)?;
+            self.look_up(desk, &part[..read]);
+            let mut done = read;
+            if let Some(&unreadable) = part.get(read) {
+                self.pages.back_off(unreadable.into(), Tag::Skipped);
+                done += 1;
+            }
+            rest = &rest[done..];
+        }
+        Ok(())
+    }
+
+    fn look_up(&mut self, desk: &mut Desk, part: &[u16]) {
+        let mut keys = [None; BATCH];
+        for (at, key) in keys.iter_mut().enumerate().take(part.len()) {
+            *key = self.key(desk.batch.page(at));
+        }
+        let homes = self.homes(part.iter().map(|&page| page.into()));
+        let mut reads = std::mem::take(&mut desk.repeats);
+        reads.clear();
+        for ((at, &page), key) in part.iter().enumerate().zip(keys) {
+            let page = usize::from(page);
+            match (key, homes.of(at)) {
+                (None, _) => self.pages.set(page, Tag::PlannedZero),
+                (_, None) => self.pages.back_off(page, Tag::Skipped),
+                (Some(key), Some(home)) => reads.push(Read {
+                    page,
+                    at,
+                    key,
+                    home,
+                    begins_row: false,
+                }),
+            }
+        }
+        self.spread_rows(&mut reads);
+        self.expect(&reads);
+        // Each time the first page of every content is dealt with, so this ends.
+        while !reads.is_empty() {
+            self.look_up_once(desk, &reads);
+            std::mem::swap(&mut reads, &mut desk.repeats);
+            desk.repeats.clear();
+        }
+        desk.repeats = reads;
+    }
+
+    /// Tells the indexes which pages are looked up next.
+    fn expect(&self, reads: &[Read]) {
+        for part in reads.chunk_by(|one, next| one.home == next.home) {
+            let mut keys = [Fingerprint(0); BATCH];
+            for (key, read) in keys.iter_mut().zip(part) {
+                *key = read.key;
+            }
+            if let (Some(read), Some(keys)) = (part.first(), keys.get(..part.len())) {
+                self.realm().index(read.home).expect(keys);
+            }
+        }
+    }
+
+    /// Looks pages up and publishes twins; pages that equal one of these are left in `repeats`.
+    fn look_up_once(&mut self, desk: &mut Desk, reads: &[Read]) {
+        desk.twins.clear();
+        let realm = self.realm();
+        let view = realm.slots.view();
+        let mut rest = reads;
+        while let Some(&read) = rest.first() {
+            let row = rest.get(..ROW).filter(|_| read.begins_row);
+            let (now, later) = rest.split_at(row.map_or(1, <[Read]>::len));
+            rest = later;
+            let same = |twin: &Twin| (twin.read.key, twin.read.home) == (read.key, read.home);
+            if desk.twins.iter().any(same) {
+                desk.repeats.extend(now);
+                continue;
+            }
+            let renewed = row.and_then(|row| self.find_full_row(&view, row));
+            for (at, &read) in now.iter().enumerate() {
+                let current = match &renewed {
+                    Some(entries) => entries.get(at).copied(),
+                    None => self.enter(&view, read),
+                };
+                desk.twins.extend(current.map(|current| Twin {
+                    read,
+                    store: read.home,
+                    current,
+                }));
+            }
+        }
+        drop(view);
+        self.choose_stores(&mut desk.twins);
+        self.publish(&desk.batch, &desk.twins);
+    }
+
+    /// The entries of a row of which a slot is full, unless other copies have room again. They are all replaced, so that the row has
+    /// neighbouring slots again, whoever filled which of them first.
+    fn find_full_row(&self, view: &View<'_>, row: &[Read]) -> Option<Vec<Entry>> {
+        let realm = self.realm();
+        let (mut entries, mut full) = (Vec::with_capacity(ROW), false);
+        for read in row {
+            let entry = realm.index(read.home).get(read.key)?;
+            match entry {
+                Entry::Canonical(slot) if self.scope(read.home).takes(slot) => {
+                    full |= view.is_full(slot);
+                }
+                _ => return None,
+            }
+            entries.push(entry);
+        }
+        let first = row.first().filter(|_| full)?;
+        let has_room = realm.slots.chains.has_room((first.home, first.key));
+        (!has_room).then_some(entries)
+    }
+
+    /// Gives equal pages in a row keys of their own, if their content has several copies.
+    fn spread_rows(&self, reads: &mut [Read]) {
+        let chains = &self.realm().slots.chains;
+        let mut rest = reads;
+        while rest.len() >= ROW {
+            let (row, _) = rest.split_at_mut(ROW);
+            let Some(&first) = row.first() else { return };
+            let follows = |(at, read): (usize, &Read)| {
+                read.page == first.page + at && (read.key, read.home) == (first.key, first.home)
+            };
+            let is_row = first.page.is_multiple_of(ROW) && row.iter().enumerate().all(follows);
+            let step = if is_row { ROW } else { 1 };
+            if is_row && chains.is_hot((first.home, first.key)) {
+                for (place, read) in row.iter_mut().enumerate() {
+                    read.key = first.key.at_place(place);
+                    read.begins_row = place == 0;
+                }
+            }
+            rest = rest.get_mut(step..).unwrap_or_default();
+        }
+    }
+
+    /// A canonical page goes to the node of the page it is made from, the first one if that has no
+    /// store.
+    fn choose_stores(&self, twins: &mut [Twin]) {
+        if self.is_bound() || !self.realm().has_nodes() || twins.is_empty() {
+            return;
+        }
+        let stores = self.ask_nodes(twins.iter().map(|twin| twin.read.page));
+        for (twin, store) in twins.iter_mut().zip(stores) {
+            twin.store = store.unwrap_or_default();
+        }
+    }
+
+    pub(super) fn key(&self, page: &PageBytes) -> Option<Fingerprint> {
+        let hasher = self.context.hasher;
+        match hasher.fingerprint(page) {
+            None if !self.context.use_zero_pages => Some(hasher.fingerprint_any(page)),
+            other => other,
+        }
+    }
+
+    /// Looks a settled page up and enters or plans it; gives the entry it is a twin of.
+    pub(super) fn enter(&mut self, view: &View<'_>, read: Read) -> Option<Entry> {
+        let Read {
+            page, key, home, ..
+        } = read;
+        let (scope, site) = (self.scope(home), self.chunk.site(page));
+        match resolve(self.realm(), view, scope, key, site) {
+            Found::Own => self.pages.set_candidate(page, key, home),
+            Found::Canonical(slot) => self.pages.set_planned(page, slot),
+            Found::Twin(current) => return Some(current),
+            Found::Lost => {}
+        }
+        None
+    }
+}
+
+/// Takes plans back that nobody asked for: their pages are settled again.
+pub(crate) fn withdraw(chunk: &Chunk, pages: &mut Pages, effects: &mut Effects) {
+    withdraw_some(chunk, pages, effects, 0..CHUNK_PAGES, |pages, page| {
+        pages.set(page, Tag::Settled);
+    });
+}
+
+/// Takes back the plans for some pages that nobody asked for; `then` says what these are now.
+pub(crate) fn withdraw_some(
+    chunk: &Chunk,
+    pages: &mut Pages,
+    effects: &mut Effects,
+    some: impl IntoIterator<Item = usize>,
+    then: impl Fn(&mut Pages, usize),
+) {
+    for page in some {
+        if pages.tag(page).is_planned() {
+            effects.discard(pages, page, chunk.site(page));
+            then(pages, page);
+        }
+    }
+}

@@ -1,0 +1,436 @@
+//! Ask: the questions to an agent, and what its answers make of the pages.
+//!
+//! The refs of asked pages were taken before (I4). An answer is checked as a whole before any of it
+//! counts: it must speak of exactly the pages that were asked for, in words that fit the question.
+//! One that does not condemns the guest, and all its refs then wait for its lifelines.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, MutexGuard, TryLockError};
+use std::time::{Duration, Instant};
+
+use wire::{Answer, Merge, Merged, PageBits, PageOutcome, Question, Target, Unmerge};
+
+use crate::domain::Effects;
+use crate::domain::chunk::Chunk;
+use crate::domain::pages::Pages;
+use crate::guest::{Fault, Guest, Pending, Talk};
+use crate::merge::plan::withdraw_some;
+use crate::merge::span;
+use crate::page::{Slot, StoreId, Tag};
+
+/// How questions are put.
+#[derive(Clone, Copy)]
+pub(crate) struct Manner<'a> {
+    /// How long to wait for an answer.
+    pub(crate) patience: Duration,
+    /// Mappings a guest may have, by `vm.max_map_count`.
+    pub(crate) max_mappings: u64,
+    /// Whether to wait while another worker talks to the guest.
+    pub(crate) insist: bool,
+    /// How many pages of a huge page must be saved for it to be split.
+    pub(crate) worth_splitting: usize,
+    /// Called before a wait: another worker can go on meanwhile.
+    pub(crate) step_aside: &'a dyn Fn(),
+}
+
+/// What became of an attempt to ask.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Asked {
+    /// Asked, or nothing to ask, or the guest takes no questions.
+    Done,
+    /// Another worker talks to the guest: come again, and insist.
+    Busy,
+}
+
+/// A stretch of pages that maps with one call: planned ones, and those enclosed between them.
+struct Stretch {
+    first: usize,
+    end: usize,
+    /// How many are planned.
+    pages: usize,
+    /// Whether it continues a merged neighbour, and so takes no new mapping.
+    joins: bool,
+    /// That of its first page, from which the others follow; none for zeros.
+    slot: Option<Slot>,
+}
+
+impl Stretch {
+    /// The slot that `page` has, or would have.
+    fn slot(&self, page: usize) -> Option<Slot> {
+        self.slot.map(|slot| slot.plus(page - self.first))
+    }
+}
+
+/// Merges the planned pages of a chunk, within the guest's budget of mappings.
+pub(crate) fn merge(
+    guest: &Guest,
+    chunk: &Arc<Chunk>,
+    pages: &mut Pages,
+    effects: &mut Effects,
+    manner: Manner<'_>,
+) -> Asked {
+    if !guest.merges_again() {
+        leave_broken(chunk, pages, effects);
+    }
+    leave_huge(chunk, pages, effects, manner.worth_splitting);
+    let mut stretches = stretches(pages, span::encloses(guest));
+    let least = least_run(guest, manner.max_mappings);
+    stretches.retain(|stretch| {
+        let fits = stretch.slot.is_none() || stretch.joins || stretch.pages >= least;
+        if !fits {
+            withdraw_some(chunk, pages, effects, stretch.first..stretch.end, skip);
+        }
+        fits
+    });
+    if stretches.is_empty() {
+        return Asked::Done;
+    }
+    let Some(mut talk) = take_talk(guest, manner) else {
+        return Asked::Busy;
+    };
+    // A question for each store; one is the rule. What is not asked for stays planned.
+    while guest.takes_jobs(manner.patience) && talk.pending.is_none() {
+        let store = |s: &Stretch| s.slot.map(Slot::store);
+        // Zeros are of no store: where there is nothing else the question names the first.
+        let first = stretches.iter().find_map(store).unwrap_or_default();
+        let other = |s: &mut Stretch| store(s).is_some_and(|its| its != first);
+        let later: Vec<_> = stretches.extract_if(.., other).collect();
+        ask_store(
+            guest, chunk, pages, effects, manner, &mut talk, first, &stretches,
+        );
+        if later.is_empty() {
+            break;
+        }
+        stretches = later;
+    }
+    Asked::Done
+}
+
+/// Merges stretches of one store, and of zeros.
+#[allow(clippy::too_many_arguments)] // the parts of a chunk's job, each borrowed on its own
+fn ask_store(
+    guest: &Guest,
+    chunk: &Arc<Chunk>,
+    pages: &mut Pages,
+    effects: &mut Effects,
+    manner: Manner<'_>,
+    talk: &mut Talk,
+    store: StoreId,
+    stretches: &[Stretch],
+) {
+    let mut question = Merge::new(chunk.address, store.0.into());
+    let (mut asked, mut enclosed) = (0, PageBits::EMPTY);
+    let all = stretches
+        .iter()
+        .flat_map(|s| (s.first..s.end).map(|page| (page, s.slot(page))));
+    for (page, slot) in all {
+        let (target, tag) = match (pages.tag(page), slot) {
+            (Tag::Planned, Some(slot)) => (Target::Slot(slot.number()), Some(Tag::Asked)),
+            (Tag::PlannedZero, _) => (Target::Zeros, Some(Tag::AskedZero)),
+            _ => (Target::Enclosed, None),
+        };
+        if u16::try_from(page).is_ok_and(|page| question.push_as(page, target)) {
+            asked += 1;
+            match tag {
+                Some(tag) => pages.set(page, tag),
+                None => enclosed.insert(page),
+            }
+        }
+    }
+    let new = stretches
+        .iter()
+        .filter(|s| s.slot.is_some() && !s.joins)
+        .count() as u64;
+    guest.counters.vmas_added.fetch_add(2 * new, Relaxed);
+    let pending = Pending::Merged(Arc::clone(chunk), enclosed);
+    let question = Question::Merge(question);
+    match exchange(guest, talk, &question, pending, asked, manner) {
+        Some(Answer::Merged(merged)) => {
+            let answer = (&merged, enclosed);
+            judge(guest, take_merged(guest, chunk, pages, answer, effects));
+        }
+        Some(_) => guest.condemn(&Fault::Contradiction("not the answer to a merge")),
+        None => {}
+    }
+}
+
+/// What becomes of a page whose plan is tried again when its back-off ends.
+fn skip(pages: &mut Pages, page: usize) {
+    pages.back_off(page, Tag::Skipped);
+}
+
+/// Takes back the plans for a chunk that is one huge page, unless splitting it is worth it.
+fn leave_huge(chunk: &Chunk, pages: &mut Pages, effects: &mut Effects, worth: usize) {
+    let is_planned = |page: &usize| pages.tag(*page).is_planned();
+    pages.kept = pages.huge && pages.busy.pages().filter(is_planned).count() < worth;
+    if pages.kept {
+        let busy = pages.busy;
+        withdraw_some(chunk, pages, effects, busy.pages(), skip);
+    }
+}
+
+/// Takes back the plans for broken pages, which are not to be merged again now.
+fn leave_broken(chunk: &Chunk, pages: &mut Pages, effects: &mut Effects) {
+    let mut broken = pages.busy;
+    for (broken, stored) in broken.0.iter_mut().zip(pages.stored.0) {
+        *broken &= stored;
+    }
+    withdraw_some(chunk, pages, effects, broken.pages(), |pages, page| {
+        pages.set(page, Tag::Broken);
+    });
+}
+
+/// Gives the merged pages of a chunk private copies.
+pub(crate) fn unmerge(
+    guest: &Guest,
+    chunk: &Arc<Chunk>,
+    pages: &mut Pages,
+    effects: &mut Effects,
+    manner: Manner<'_>,
+) -> Asked {
+    let wanted = pages.merged;
+    if wanted.is_empty() {
+        return Asked::Done;
+    }
+    let Some(mut talk) = take_talk(guest, manner) else {
+        return Asked::Busy;
+    };
+    if !guest.takes_jobs(manner.patience) || talk.pending.is_some() {
+        return Asked::Done;
+    }
+    let question = Question::Unmerge(Unmerge {
+        chunk: chunk.address,
+        pages: wanted,
+    });
+    let pending = Pending::Unmerged(Arc::clone(chunk), wanted);
+    let answer = exchange(guest, &mut talk, &question, pending, wanted.len(), manner);
+    drop(talk);
+    match answer {
+        Some(Answer::Unmerged {
+            cpu_ns,
+            pages: private,
+        }) => {
+            let taken = take_unmerged(guest, chunk, pages, (wanted, private, cpu_ns), effects);
+            judge(guest, taken);
+        }
+        Some(_) => guest.condemn(&Fault::Contradiction("not the answer to an unmerge")),
+        None => {}
+    }
+    Asked::Done
+}
+
+fn judge(guest: &Guest, taken: Result<(), Fault>) {
+    if let Err(fault) = taken {
+        guest.condemn(&fault);
+    }
+}
+
+fn take_talk<'g>(guest: &'g Guest, manner: Manner<'_>) -> Option<MutexGuard<'g, Talk>> {
+    match guest.talk.try_lock() {
+        Ok(talk) => Some(talk),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        // Whoever holds it lets go after the patience at the latest.
+        Err(TryLockError::WouldBlock) if manner.insist => {
+            (manner.step_aside)();
+            Some(crate::sync::lock(&guest.talk))
+        }
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
+/// Puts a question and waits for the answer; a late one stays pending.
+fn exchange(
+    guest: &Guest,
+    talk: &mut Talk,
+    question: &Question,
+    pending: Pending,
+    asked: usize,
+    manner: Manner<'_>,
+) -> Option<Answer> {
+    let link = talk.link.as_mut()?;
+    let begin = Instant::now();
+    let answer = link.send(question).and_then(|()| {
+        (manner.step_aside)();
+        link.receive(manner.patience)
+    });
+    guest.note_time(begin.elapsed(), asked);
+    match answer {
+        Ok(Some(answer)) => return Some(answer),
+        Ok(None) => {
+            talk.pending = Some(pending);
+            guest.set_late(true);
+        }
+        Err(fault) => guest.condemn(&fault),
+    }
+    None
+}
+
+/// The planned pages as stretches, in ascending order. With `encloses` they reach over private pages where the slots allow
+/// it.
+fn stretches(pages: &Pages, encloses: bool) -> Vec<Stretch> {
+    let slots = pages.slots();
+    let slot_of = |page: usize| slots.get(page).copied().flatten();
+    let mut all: Vec<Stretch> = Vec::new();
+    for page in pages.busy.pages() {
+        let slot = match pages.tag(page) {
+            Tag::Planned => slot_of(page),
+            Tag::PlannedZero => None,
+            _ => continue,
+        };
+        let follows = |last: &&mut Stretch| {
+            let next = page == last.end;
+            let encloses = || encloses && span::can_enclose(pages, last.end, page);
+            last.slot(page) == slot && (next || slot.is_some() && encloses())
+        };
+        match all.last_mut().filter(follows) {
+            Some(last) => {
+                last.pages += 1;
+                last.end = page + 1;
+            }
+            None => all.push(Stretch {
+                first: page,
+                end: page + 1,
+                pages: 1,
+                joins: false,
+                slot,
+            }),
+        }
+    }
+    let merged = |page: usize| slot_of(page).filter(|_| pages.merged.contains(page));
+    for stretch in all.iter_mut().filter(|stretch| stretch.slot.is_some()) {
+        let before = stretch.first.checked_sub(1).and_then(merged);
+        let after = merged(stretch.end);
+        stretch.joins = before.map(|slot| slot.plus(1)) == stretch.slot
+            || after.is_some() && after == stretch.slot(stretch.end);
+    }
+    all
+}
+
+/// The shortest run worth its two mappings: 1 while the guest has used less than half of its
+/// budget, then doubling, 512 at the end, none beyond it. The budget leaves a quarter of the
+/// kernel's limit, at least 4096 mappings, to the guest itself.
+fn least_run(guest: &Guest, max_mappings: u64) -> usize {
+    let budget = max_mappings.saturating_sub((max_mappings / 4).max(4096));
+    let counters = &guest.counters;
+    let used = counters.vmas.load(Relaxed) + counters.vmas_added.load(Relaxed);
+    let half = budget / 2;
+    match used {
+        _ if used >= budget => usize::MAX,
+        _ if used < half => 1,
+        _ => 2 << ((used - half) * 9 / (budget - half)).min(8),
+    }
+}
+
+/// Accounts the answer to a merge, with the pages that it may say are enclosed.
+///
+/// # Errors
+/// When the answer does not fit what was asked; none of it counts then.
+pub(crate) fn take_merged(
+    guest: &Guest,
+    chunk: &Chunk,
+    pages: &mut Pages,
+    (merged, enclosed): (&Merged, PageBits),
+    effects: &mut Effects,
+) -> Result<(), Fault> {
+    let outcomes = merged.outcomes.iter().copied().enumerate();
+    if !outcomes.clone().all(|(page, outcome)| {
+        let may_enclose = enclosed.contains(page) && outcome == PageOutcome::Enclosed;
+        may_enclose || fits(pages.tag(page), outcome)
+    }) {
+        return Err(Fault::Contradiction("outcomes that fit no question"));
+    }
+    let counters = &guest.counters;
+    counters.cpu_ns.fetch_max(merged.cpu_ns, Relaxed);
+    counters.window_ns.fetch_max(merged.window_ns, Relaxed);
+    let view = guest.realm.slots.view();
+    let slots = pages.slots();
+    let mut again = 0;
+    for (page, outcome) in outcomes.filter(|(_, outcome)| *outcome != PageOutcome::NotAsked) {
+        match outcome {
+            PageOutcome::Merged => {
+                let slot = slots[page];
+                view.join(
+                    slot.unwrap_or_else(|| panic!("page {page} was asked for and has no slot")),
+                );
+                pages.set(page, Tag::Merged);
+                again += u64::from(pages.stored.contains(page));
+                pages.stored.insert(page);
+            }
+            PageOutcome::Zeroed => {
+                pages.set(page, Tag::Zeroed);
+                again += u64::from(pages.stored.contains(page));
+                pages.stored.remove(page); // it is anonymous memory again
+            }
+            // It is what it was, in another place, and the next scan finds it written. To read it before would
+            // be in vain.
+            PageOutcome::Enclosed => {
+                pages.stored.insert(page);
+                if pages.tag(page) == Tag::Settled {
+                    pages.set(page, Tag::Written);
+                }
+            }
+            refused => refuse(pages, page, refused, effects),
+        }
+    }
+    counters.merged_again.fetch_add(again, Relaxed);
+    let most = guest.user.limits.table_bytes_per_user();
+    pages.show(&guest.realm.patterns, chunk.place, most);
+    Ok(())
+}
+
+fn fits(tag: Tag, outcome: PageOutcome) -> bool {
+    match tag {
+        Tag::Asked => !matches!(
+            outcome,
+            PageOutcome::NotAsked | PageOutcome::Zeroed | PageOutcome::Enclosed
+        ),
+        Tag::AskedZero => !matches!(
+            outcome,
+            PageOutcome::NotAsked | PageOutcome::Merged | PageOutcome::Enclosed
+        ),
+        _ => outcome == PageOutcome::NotAsked,
+    }
+}
+
+/// A page the agent did not merge: it never mapped its slot, so the ref goes at once.
+fn refuse(pages: &mut Pages, page: usize, outcome: PageOutcome, effects: &mut Effects) {
+    if pages.tag(page) == Tag::Asked {
+        effects.unref.push(pages.slot(page));
+    }
+    match outcome {
+        PageOutcome::Differs => pages.distrust(page),
+        PageOutcome::Gone => pages.set(page, Tag::Absent),
+        PageOutcome::Pinned => pages.back_off(page, Tag::Pinned),
+        PageOutcome::Unsupported => pages.give_up(page),
+        _ => pages.back_off(page, Tag::Skipped),
+    }
+}
+
+/// Accounts the answer to an unmerge: `(asked, private, cpu_ns)`.
+///
+/// # Errors
+/// When the answer names pages that were not asked for; none of it counts then.
+pub(crate) fn take_unmerged(
+    guest: &Guest,
+    chunk: &Chunk,
+    pages: &mut Pages,
+    (asked, private, cpu_ns): (PageBits, PageBits, u64),
+    effects: &mut Effects,
+) -> Result<(), Fault> {
+    if private
+        .0
+        .iter()
+        .zip(asked.0)
+        .any(|(private, asked)| private & !asked != 0)
+    {
+        return Err(Fault::Contradiction("pages that were not to be unmerged"));
+    }
+    guest.counters.cpu_ns.fetch_max(cpu_ns, Relaxed);
+    for page in private.pages() {
+        if pages.tag(page) == Tag::Merged {
+            effects.discard(pages, page, chunk.site(page));
+            pages.set(page, Tag::Broken);
+        }
+    }
+    Ok(())
+}

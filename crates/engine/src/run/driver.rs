@@ -1,0 +1,250 @@
+//! The helm: a thread that begins a round every period, and what it is told in between.
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use wire::{Pace, Setting};
+
+use crate::error::EngineError;
+use crate::guest::Standing;
+use crate::page::Class;
+use crate::run::core::{Core, Knobs};
+use crate::run::pace::{Pacer, Supply};
+use crate::run::workers::Workers;
+use crate::scan::relocation::Rules;
+use crate::sync::lock;
+
+/// How often ended guests are looked for between rounds.
+const REAP: Duration = Duration::from_secs(1);
+/// How long unmerging goes on without any progress.
+const UNMERGE_PATIENCE: Duration = Duration::from_millis(700);
+/// Progress: the time that a page may take to come back, at 64 MiB/s. Agents that take longer are not waited for.
+const UNMERGE_PACE: Duration = Duration::from_micros(61);
+
+/// Where the driver takes its orders.
+pub(crate) struct Helm {
+    pub(crate) core: Arc<Core>,
+    signal: Mutex<Signal>,
+    /// The signal changed.
+    changed: Condvar,
+}
+
+impl std::fmt::Debug for Helm {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Helm").finish_non_exhaustive()
+    }
+}
+
+/// What the driver is told and tells.
+#[derive(Default)]
+pub(crate) struct Signal {
+    pub(crate) stop: bool,
+    /// Guests or knobs changed: look at the clock again.
+    pub(crate) nudge: bool,
+    /// Unmerging: how often asked for, how often finished, and what was left the last time.
+    wishes: u64,
+    granted: u64,
+    left: u64,
+    /// New rules asked for, and what became of the last ones: how many pages are shared.
+    rules: Option<Rules>,
+    shared: Option<u64>,
+}
+
+impl Helm {
+    /// The helm of `core`, with nothing told yet.
+    pub(crate) fn new(core: Arc<Core>) -> Self {
+        Self {
+            core,
+            signal: Mutex::default(),
+            changed: Condvar::new(),
+        }
+    }
+
+    pub(crate) fn tell(&self, change: impl FnOnce(&mut Signal)) {
+        change(&mut lock(&self.signal));
+        self.changed.notify_all();
+    }
+
+    /// Waits until the driver has unmerged what can be.
+    pub(crate) fn unmerge(&self) -> Result<(), EngineError> {
+        let mut signal = lock(&self.signal);
+        signal.wishes += 1;
+        let ticket = signal.wishes;
+        self.changed.notify_all();
+        let waits = |signal: &mut Signal| signal.granted < ticket && !signal.stop;
+        let signal = self
+            .changed
+            .wait_while(signal, waits)
+            .unwrap_or_else(PoisonError::into_inner);
+        match signal.left {
+            0 => Ok(()),
+            left => Err(EngineError::Unmerging { left }),
+        }
+    }
+
+    /// Has the driver change the rules as `settings` say; waits for it.
+    pub(crate) fn switch(&self, settings: &[Setting]) -> Result<(), EngineError> {
+        let now = self.core.knobs.rules();
+        let mut rules = now;
+        let mut knob = "";
+        for setting in settings {
+            match *setting {
+                Setting::MergeAcrossNodes(on) if on != rules.across_nodes => {
+                    rules.across_nodes = on;
+                    knob = "merge_across_nodes";
+                }
+                Setting::MaxPageSharing(pages) if pages != rules.max_sharing => {
+                    rules.max_sharing = pages;
+                    knob = "max_page_sharing";
+                }
+                _ => {}
+            }
+        }
+        if rules == now {
+            return Ok(());
+        }
+        let mut signal = lock(&self.signal);
+        (signal.rules, signal.shared) = (Some(rules), None);
+        self.changed.notify_all();
+        let waits = |signal: &mut Signal| signal.shared.is_none() && !signal.stop;
+        let mut signal = self
+            .changed
+            .wait_while(signal, waits)
+            .unwrap_or_else(PoisonError::into_inner);
+        match signal.shared.take() {
+            Some(0) => Ok(()),
+            Some(pages) => Err(EngineError::Shared { knob, pages }),
+            None => Err(EngineError::Ends),
+        }
+    }
+
+    /// Waits until something is told, at most until `due`.
+    fn wait(&self, due: Instant) {
+        let signal = lock(&self.signal);
+        let quiet = |signal: &mut Signal| {
+            let idle = signal.wishes == signal.granted && signal.rules.is_none();
+            !signal.stop && !signal.nudge && idle
+        };
+        let left = due.saturating_duration_since(Instant::now());
+        let waited = self.changed.wait_timeout_while(signal, left, quiet);
+        let (mut signal, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        signal.nudge = false;
+    }
+
+    fn wishes_unmerge(&self) -> bool {
+        let signal = lock(&self.signal);
+        signal.wishes > signal.granted
+    }
+
+    fn is_stopped(&self) -> bool {
+        lock(&self.signal).stop
+    }
+}
+
+/// Pages that guests in service map from stores.
+pub(crate) fn merged(core: &Core) -> u64 {
+    let guests = lock(&core.guests);
+    let served = guests
+        .iter()
+        .filter(|guest| guest.standing() == Standing::Served);
+    served
+        .map(|guest| guest.counters.pages(Class::Merged))
+        .sum()
+}
+
+/// A newly admitted guest needs a moment for the handshake before its first look is of use.
+const GREETING: Duration = Duration::from_millis(20);
+
+/// How the period follows the host's memory, looked at as often as ended guests are.
+#[derive(Default)]
+struct Tempo {
+    pacer: Pacer,
+    looked: Option<Instant>,
+}
+
+impl Tempo {
+    fn keep(&mut self, knobs: &Knobs) {
+        if knobs.pace() == Pace::Fixed {
+            (self.pacer, self.looked) = (Pacer::default(), None);
+            return knobs.set_step(0);
+        }
+        if self.looked.is_some_and(|looked| looked.elapsed() < REAP) {
+            return;
+        }
+        self.looked = Some(Instant::now());
+        match Supply::read() {
+            Ok(supply) => knobs.set_step(self.pacer.observe(supply)),
+            Err(error) => tracing::debug!(%error, "cannot tell how much memory there is"),
+        }
+    }
+}
+
+/// Begins a round every period; in between, does what cannot wait.
+pub(crate) fn drive(helm: &Helm, workers: &Workers) {
+    let core = &helm.core;
+    let mut last: Option<Instant> = None;
+    let mut tempo = Tempo::default();
+    while !helm.is_stopped() {
+        workers.resize();
+        tempo.keep(&core.knobs);
+        if helm.wishes_unmerge() {
+            unmerge_all(helm, workers);
+        }
+        let rules = lock(&helm.signal).rules.take();
+        if let Some(rules) = rules {
+            let left = core.switch(rules);
+            helm.tell(|signal| signal.shared = Some(left));
+        }
+        let now = Instant::now();
+        let empty = lock(&core.guests).is_empty();
+        // Without guests there is no period to keep: the first guest begins one.
+        let due = match last {
+            _ if empty => now + core.knobs.period().max(REAP),
+            None => now,
+            Some(last) => last + core.knobs.period(),
+        };
+        if empty {
+            last = None;
+        } else if due <= now {
+            if last.is_none() {
+                std::thread::sleep(GREETING);
+            }
+            last = Some(Instant::now());
+            core.round(workers, true);
+            if cfg!(debug_assertions) {
+                crate::check::check(core);
+            }
+            continue;
+        }
+        helm.wait(due.min(now + REAP));
+        workers.watch();
+        core.reap(workers);
+    }
+    workers.stop();
+    lock(&core.guests).clear();
+    lock(&core.realms).clear();
+}
+
+/// Unmerges until nothing is merged or too little moves: each page that comes back earns [`UNMERGE_PACE`], and
+/// no more is put by than [`UNMERGE_PATIENCE`]. What is left comes back in later rounds.
+fn unmerge_all(helm: &Helm, workers: &Workers) {
+    let core = &helm.core;
+    let wishes = lock(&helm.signal).wishes;
+    let mut left = merged(core);
+    let mut end = Instant::now() + UNMERGE_PATIENCE;
+    while left > 0 && Instant::now() < end && !helm.is_stopped() {
+        core.round(workers, false);
+        let now = merged(core);
+        let back = left.saturating_sub(now);
+        let earned = UNMERGE_PACE.saturating_mul(u32::try_from(back).unwrap_or(u32::MAX));
+        end = (end + earned).min(Instant::now() + UNMERGE_PATIENCE);
+        left = now;
+        if back == 0 {
+            std::thread::sleep(core.knobs.patience.max(Duration::from_millis(1)));
+        }
+    }
+    helm.tell(|signal| {
+        signal.granted = wishes;
+        signal.left = left;
+    });
+}

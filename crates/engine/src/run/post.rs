@@ -1,0 +1,368 @@
+//! Where a worker says what it is at, and how one is found that does not come back from a guest's memory.
+//!
+//! Reading memory can take as long as its owner likes: a page fault that only the guest's own handler answers, a file of
+//! a file system that hangs, a lock of its memory map that a call of its own holds. No signal ends such a sleep. So each
+//! look at a guest's memory goes through [`in_guest`], and a watch ([`Post::is_lost`]) gives a worker up that has slept in
+//! one for [`STALL`](crate::run::workers::STALL):
+//!
+//! ```text
+//!   worker   chunk ─▶ in_guest ┄┄┄ asleep ┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄▶ back: Err(GivenUp), ends
+//!   watch         .    .    .   lost: its turn and its place go to a new thread
+//!   guest         served        rests: nobody looks at it ┄┄┄┄┄┄▶ served again, or dropped after STUCK
+//! ```
+//!
+//! A fork of a great process or the memory of a host that swaps make honest guests slow in the same way. They lose the
+//! time and nothing else: the thread comes back, and its guest is served again. What such a thread has read never
+//! counts, because its call fails whatever the kernel gave.
+//!
+//! The tempting alternative, to wait for longer before a worker is given up, makes all others wait as long.
+
+use std::cell::RefCell;
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use crate::error::Refusal;
+use crate::guest::{Guest, Memory};
+use crate::run::queue::{Job, Queue};
+use crate::sync::lock;
+
+/// The worker has been given up while it looked at a guest's memory.
+#[derive(Debug, thiserror::Error)]
+#[error("the look took too long")]
+pub(crate) struct GivenUp;
+
+/// Whether an error says that the worker has been given up, and nothing of the guest.
+pub(crate) fn is_given_up(error: &io::Error) -> bool {
+    error
+        .get_ref()
+        .is_some_and(<dyn std::error::Error + Send + Sync>::is::<GivenUp>)
+}
+
+thread_local! {
+    /// That of this thread, if it is a worker.
+    static OWN: RefCell<Option<Arc<Post>>> = const { RefCell::new(None) };
+}
+
+/// Does `act`, which looks at a guest's memory and may sleep for as long as the guest likes.
+///
+/// # Errors
+/// Those of `act`, and [`GivenUp`] when the worker was given up meanwhile or before.
+fn in_guest<T>(act: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    let Some(post) = OWN.with_borrow(Clone::clone) else {
+        return act(); // no worker: nobody else waits for it
+    };
+    let given_up = || io::Error::other(GivenUp);
+    if !post.enter() {
+        return Err(given_up());
+    }
+    let done = act();
+    match post.leave() {
+        true => done,
+        false => Err(given_up()),
+    }
+}
+
+/// Where a worker says what it is at.
+#[derive(Default)]
+pub(crate) struct Post(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    thread: u32,
+    /// Since when it has a turn.
+    turn: Option<Instant>,
+    /// The user whose job is being done.
+    uid: u32,
+    /// The guest whose job is being done.
+    guest: Option<Arc<Guest>>,
+    /// Whether it looks at the guest's memory.
+    inside: bool,
+    asleep: Option<Sleep>,
+    abandoned: bool,
+}
+
+/// A sleep in which a thread was seen again and again.
+#[derive(Clone, Copy)]
+struct Sleep {
+    number: u64,
+    /// When it was seen last.
+    seen: Instant,
+    /// How long it has lasted, as far as somebody looked.
+    lasted: Duration,
+}
+
+impl Sleep {
+    /// The sleep `number`, seen at `now`, after `before`. When more than `most` has passed between, it was this process
+    /// that stood still: a frozen host is not a worker that is stuck.
+    fn go_on(number: u64, now: Instant, before: Option<Self>, most: Duration) -> Self {
+        let same = before.filter(|before| before.number == number);
+        let lasted = same.map_or(Duration::ZERO, |before| {
+            before.lasted + now.saturating_duration_since(before.seen).min(most)
+        });
+        Self {
+            number,
+            seen: now,
+            lasted,
+        }
+    }
+}
+
+impl Post {
+    /// The post of the calling thread from now on.
+    pub(crate) fn take_up(self: &Arc<Self>) {
+        lock(&self.0).thread = sys::process::thread_id();
+        OWN.set(Some(Arc::clone(self)));
+    }
+
+    pub(crate) fn begin(&self, job: &Job) {
+        let mut state = lock(&self.0);
+        state.turn = Some(Instant::now());
+        state.uid = job.uid();
+        state.guest = match job {
+            Job::Look(guest, _) => Some(Arc::clone(guest)),
+            Job::Chunk(chunk, _) => chunk.guest.upgrade(),
+        };
+    }
+
+    /// Whose job it does, and how long it had its turn, if it has it still; from now on it has none.
+    pub(crate) fn take_turn(&self) -> (u32, Option<Duration>) {
+        let mut state = lock(&self.0);
+        let turn = state.turn.take();
+        (state.uid, turn.map(|since| since.elapsed()))
+    }
+
+    /// Lets another worker have this one's turn.
+    pub(crate) fn step_aside(&self, queue: &Queue) {
+        if let (uid, Some(took)) = self.take_turn() {
+            queue.end_turn(uid, took);
+        }
+    }
+
+    fn enter(&self) -> bool {
+        let mut state = lock(&self.0);
+        (state.inside, state.asleep) = (true, None);
+        !state.abandoned
+    }
+
+    fn leave(&self) -> bool {
+        let mut state = lock(&self.0);
+        state.inside = false;
+        !state.abandoned
+    }
+
+    /// Ends the job; false when the worker has been given up meanwhile.
+    pub(crate) fn end(&self) -> bool {
+        let mut state = lock(&self.0);
+        let guest = state.guest.take();
+        state.asleep = None;
+        if let Some(guest) = guest.filter(|_| state.abandoned) {
+            guest.regain_thread();
+        }
+        !state.abandoned
+    }
+
+    pub(crate) fn is_abandoned(&self) -> bool {
+        lock(&self.0).abandoned
+    }
+
+    /// Whether the thread has ended its last job.
+    pub(crate) fn is_free(&self) -> bool {
+        lock(&self.0).guest.is_none()
+    }
+
+    /// How long the worker has been in one sleep in its guest's memory; counts at most `most` since the last call.
+    fn sleeps(&self, most: Duration) -> Option<Duration> {
+        let mut state = lock(&self.0);
+        let thread = state.inside.then_some(state.thread);
+        let sleep = thread.and_then(sys::process::sleep_number);
+        let now = Instant::now();
+        state.asleep = sleep.map(|number| Sleep::go_on(number, now, state.asleep, most));
+        state.asleep.map(|sleep| sleep.lasted)
+    }
+
+    /// Gives the worker up if it has slept in its guest's memory for longer than `limit`.
+    pub(crate) fn is_lost(&self, limit: Duration) -> bool {
+        let slept = self.sleeps(limit / 2);
+        let mut state = lock(&self.0);
+        // It may have come back between the two.
+        let lost = slept.is_some_and(|slept| slept >= limit) && state.inside && !state.abandoned;
+        if lost {
+            state.abandoned = true;
+            state.guest.iter().for_each(|guest| guest.lose_thread());
+        }
+        lost
+    }
+
+    /// Condemns the guest of a worker given up that still sleeps after `limit`.
+    pub(crate) fn end_patience(&self, limit: Duration) {
+        let slept = self.sleeps(Duration::from_secs(2));
+        if slept.is_some_and(|slept| slept > limit)
+            && let Some(guest) = &lock(&self.0).guest
+        {
+            guest.condemn(&crate::guest::Fault::Stuck);
+        }
+    }
+}
+
+/// A guest's memory, each look at which is watched.
+pub(crate) struct Watched(pub(crate) Box<dyn Memory>);
+
+impl Memory for Watched {
+    fn admit(&self, ready: wire::Ready) -> Result<(), Refusal> {
+        in_guest(|| Ok(self.0.admit(ready))).unwrap_or_else(|error| Err(Refusal::System(error)))
+    }
+
+    fn compare(&self) -> Result<(), Refusal> {
+        in_guest(|| Ok(self.0.compare())).unwrap_or_else(|error| Err(Refusal::System(error)))
+    }
+
+    fn parent(&self) -> Option<u32> {
+        self.0.parent()
+    }
+
+    fn has_left(&self) -> bool {
+        self.0.has_left()
+    }
+
+    fn scan(
+        &self,
+        range: std::ops::Range<u64>,
+        runs: &mut [sys::pagemap::PageRun],
+    ) -> io::Result<(usize, u64)> {
+        in_guest(|| self.0.scan(range, runs))
+    }
+
+    fn peek(
+        &self,
+        range: std::ops::Range<u64>,
+        runs: &mut [sys::pagemap::PageRun],
+    ) -> io::Result<(usize, u64)> {
+        in_guest(|| self.0.peek(range, runs))
+    }
+
+    fn read(
+        &self,
+        ranges: &[sys::process::Remote],
+        pages: &mut [&mut crate::domain::store::PageBytes],
+    ) -> io::Result<usize> {
+        in_guest(|| self.0.read(ranges, pages))
+    }
+
+    fn stores(&self, pages: &[usize]) -> Vec<Option<crate::page::StoreId>> {
+        // Nobody follows up on pages that are nowhere.
+        in_guest(|| Ok(self.0.stores(pages))).unwrap_or_else(|_| vec![None; pages.len()])
+    }
+
+    fn pins(&self, most: u32) -> Option<String> {
+        in_guest(|| Ok(self.0.pins(most))).unwrap_or_else(|error| Some(error.to_string()))
+    }
+
+    fn mapped(
+        &self,
+        stores: &[u64],
+        each: &mut dyn FnMut(crate::scan::claim::Mapped),
+    ) -> io::Result<bool> {
+        in_guest(|| self.0.mapped(stores, each))
+    }
+
+    fn mappings(&self) -> Option<u64> {
+        in_guest(|| Ok(self.0.mappings())).ok().flatten()
+    }
+
+    fn rescue(&self, last: bool) {
+        // Where it is given up, nobody else has the guard: what the thread does when it is back counts.
+        let rescue = || {
+            self.0.rescue(last);
+            Ok(())
+        };
+        in_guest(rescue).unwrap_or_default();
+    }
+
+    fn is_guarded(&self) -> bool {
+        self.0.is_guarded()
+    }
+
+    fn has_exited(&self) -> bool {
+        self.0.has_exited()
+    }
+
+    fn name(&self) -> sys::foreign::ForeignName {
+        self.0.name()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::fake::Lab;
+
+    #[test]
+    fn a_sleep_counts_only_while_somebody_looks() {
+        let begin = Instant::now();
+        let at = |ms| begin + Duration::from_millis(ms);
+        let most = Duration::from_millis(50);
+        let go_on = |number, ms, before| Sleep::go_on(number, at(ms), before, most);
+        let mut sleep = go_on(7, 0, None);
+        for ms in [30, 60] {
+            sleep = go_on(7, ms, Some(sleep));
+        }
+        assert_eq!(sleep.lasted, Duration::from_millis(60));
+        // The host was suspended for an hour.
+        sleep = go_on(7, 3_600_000, Some(sleep));
+        assert_eq!(sleep.lasted, Duration::from_millis(60) + most);
+        sleep = go_on(8, 3_600_001, Some(sleep));
+        assert_eq!(sleep.lasted, Duration::ZERO, "another sleep");
+    }
+
+    #[test]
+    fn who_waits_for_a_guest_gives_its_turn_to_another() {
+        let (_lab, guest) = Lab::with_guest();
+        let queue = Queue::default();
+        queue.set_workers(2, 1);
+        queue.add([(); 2].map(|()| Job::Look(Arc::clone(&guest), false)));
+        let post = Post::default();
+        post.begin(&queue.take(0, || Duration::ZERO).expect("a job"));
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| tell.send(queue.take(1, || Duration::ZERO).is_some()));
+            let early = told.recv_timeout(Duration::from_millis(50));
+            assert!(early.is_err(), "one works at a time");
+            post.step_aside(&queue);
+            assert_eq!(told.recv_timeout(Duration::from_secs(60)), Ok(true));
+        });
+        post.step_aside(&queue); // it has none to give
+        assert_eq!(post.take_turn().1, None);
+        queue.done(0, None);
+        assert!(!queue.wait_idle(Duration::ZERO));
+        queue.done(0, Some(Duration::ZERO));
+        assert!(queue.wait_idle(Duration::ZERO));
+    }
+
+    #[test]
+    fn what_a_thread_reads_that_was_given_up_does_not_count() {
+        let (_lab, guest) = Lab::with_guest();
+        std::thread::spawn(move || {
+            let post = Arc::new(Post::default());
+            post.take_up();
+            post.begin(&Job::Look(Arc::clone(&guest), false));
+            assert_eq!(in_guest(|| Ok(1)).expect("it counts"), 1);
+            let late = in_guest(|| {
+                lock(&post.0).abandoned = true;
+                guest.lose_thread();
+                Ok(2)
+            });
+            assert!(is_given_up(&late.expect_err("it does not count")));
+            let asked = std::cell::Cell::new(false);
+            let after = in_guest(|| {
+                asked.set(true);
+                Ok(())
+            });
+            assert!(after.is_err() && !asked.get(), "nor is anything read later");
+            assert!(guest.is_stuck());
+            assert!(!post.end() && !guest.is_stuck());
+        })
+        .join()
+        .expect("no panic");
+    }
+}

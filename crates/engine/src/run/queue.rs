@@ -1,0 +1,362 @@
+//! The jobs of a round, and whose turn it is.
+//!
+//! Each user has a lane, and the next job comes from the lane for which least was done in this round. So with any
+//! number of guests, and whatever they make a job cost, one user makes another's round twice as long at most:
+//!
+//! ```text
+//!   uid 1000   look look chunk chunk                  done after twice its own time
+//!   uid 6666   look ┄┄┄┄┄┄┄ look ┄┄┄┄┄┄ look ┄┄┄┄     goes on alone, until the round is cut
+//! ```
+//!
+//! Inside a lane jobs keep their order. The tempting alternative, a share for each guest, would give most to the user
+//! who starts most processes.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::domain::chunk::Chunk;
+use crate::guest::Guest;
+use crate::merge::plan::Promotions;
+use crate::sync::lock;
+
+/// Jobs before that of a chunk whose candidates were promoted. By then whoever found their twins has found the others of the
+/// chunk too, and the canonical pages are still in the cache.
+const SOON: usize = 16;
+
+/// A piece of work.
+pub(crate) enum Job {
+    /// A look at a guest; whether to scan it too.
+    Look(Arc<Guest>, bool),
+    /// A visit of a chunk.
+    Chunk(Arc<Chunk>, Visit),
+}
+
+impl Job {
+    /// The user whom it is done for.
+    pub(crate) fn uid(&self) -> u32 {
+        match self {
+            Self::Look(guest, _) => guest.user.uid,
+            Self::Chunk(chunk, _) => chunk.uid,
+        }
+    }
+}
+
+/// How a chunk is visited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Visit {
+    /// What promises little may be left.
+    First,
+    /// As the first, but while another worker talks to the guest this one waits for it.
+    Insisting,
+    /// Everything is read that is to be read.
+    Whole,
+}
+
+impl Visit {
+    /// Whether nothing is left for another visit.
+    pub(crate) fn is_whole(self) -> bool {
+        self == Self::Whole
+    }
+}
+
+/// Jobs to do.
+#[derive(Default)]
+pub(crate) struct Queue {
+    inner: Mutex<Inner>,
+    /// There are jobs, or a worker shall end.
+    work: Condvar,
+    /// Nothing is left to do.
+    idle: Condvar,
+}
+
+/// The jobs of one user's guests.
+#[derive(Default)]
+struct Lane {
+    jobs: VecDeque<Job>,
+    /// Chunks that get a whole visit when there are no other jobs.
+    later: VecDeque<Arc<Chunk>>,
+    /// Jobs begun and not done.
+    active: usize,
+    /// How long workers had a turn for it in this round.
+    spent: Duration,
+}
+
+impl Lane {
+    fn is_empty(&self) -> bool {
+        self.jobs.is_empty() && self.later.is_empty()
+    }
+
+    fn is_busy(&self) -> bool {
+        self.active > 0 || !self.is_empty()
+    }
+
+    fn next(&mut self) -> Option<Job> {
+        let whole = |chunk| Job::Chunk(chunk, Visit::Whole);
+        let next = self.jobs.pop_front();
+        next.or_else(|| self.later.pop_front().map(whole))
+    }
+}
+
+#[derive(Default)]
+struct Inner {
+    /// By user id.
+    lanes: BTreeMap<u32, Lane>,
+    /// Workers with this number or a higher one end.
+    workers: usize,
+    /// How many may work at a time.
+    turns: usize,
+    /// How many do.
+    working: usize,
+}
+
+impl Inner {
+    fn is_empty(&self) -> bool {
+        self.lanes.values().all(Lane::is_empty)
+    }
+
+    fn is_idle(&self) -> bool {
+        !self.lanes.values().any(Lane::is_busy)
+    }
+
+    /// The next job, and a turn to do it: of the user for whom least was done in this round.
+    fn begin(&mut self) -> Option<Job> {
+        let lanes = self.lanes.values_mut().filter(|lane| !lane.is_empty());
+        let lane = lanes.min_by_key(|lane| lane.spent)?;
+        let job = lane.next()?;
+        lane.active += 1;
+        self.working += 1;
+        Some(job)
+    }
+
+    /// The lane of a job that was begun.
+    fn lane_of(&mut self, uid: u32) -> &mut Lane {
+        let lane = self.lanes.get_mut(&uid);
+        lane.unwrap_or_else(|| panic!("a job of user {uid}, who has no lane"))
+    }
+
+    fn give_turn_back(&mut self, uid: u32, took: Duration) {
+        assert!(self.working > 0, "a turn came back that nobody had");
+        self.working -= 1;
+        self.lane_of(uid).spent += took;
+    }
+}
+
+impl Queue {
+    /// Begins a round: nobody has had anything yet.
+    pub(crate) fn begin_round(&self) {
+        let mut inner = lock(&self.inner);
+        inner.lanes.retain(|_, lane| lane.is_busy());
+        let lanes = inner.lanes.values_mut();
+        lanes.for_each(|lane| lane.spent = Duration::ZERO);
+    }
+
+    /// Adds jobs.
+    pub(crate) fn add(&self, jobs: impl IntoIterator<Item = Job>) {
+        let mut inner = lock(&self.inner);
+        for job in jobs {
+            let lane = inner.lanes.entry(job.uid()).or_default();
+            lane.jobs.push_back(job);
+        }
+        drop(inner);
+        self.work.notify_all();
+    }
+
+    /// Adds a chunk whose whole visit can wait.
+    pub(crate) fn add_later(&self, chunk: Arc<Chunk>) {
+        let mut inner = lock(&self.inner);
+        let lane = inner.lanes.entry(chunk.uid).or_default();
+        lane.later.push_back(chunk);
+        drop(inner);
+        self.work.notify_one();
+    }
+
+    /// The next job, if there is one.
+    #[cfg(test)]
+    pub(crate) fn try_take(&self) -> Option<Job> {
+        lock(&self.inner).begin()
+    }
+
+    /// The next job, with a turn to do it; waits for both, and before for as long as `pause` says: a worker
+    /// that waits holds no chunk and no guest. `None`: the worker shall end.
+    pub(crate) fn take(&self, worker: usize, pause: impl Fn() -> Duration) -> Option<Job> {
+        let mut inner = lock(&self.inner);
+        loop {
+            if worker >= inner.workers {
+                // Somebody may wait for the turn that this worker gave back.
+                self.work.notify_all();
+                return None;
+            }
+            if inner.is_empty() || inner.working >= inner.turns {
+                inner = self
+                    .work
+                    .wait(inner)
+                    .unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            let pause = pause();
+            if pause.is_zero() {
+                return inner.begin();
+            }
+            // Woken early by new jobs and knobs, it asks again.
+            let waited = self.work.wait_timeout(inner, pause);
+            inner = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Takes a worker's turn back, which it `took` for a job of user `uid`, before the job is done.
+    pub(crate) fn end_turn(&self, uid: u32, took: Duration) {
+        let mut inner = lock(&self.inner);
+        inner.give_turn_back(uid, took);
+        if !inner.is_empty() {
+            self.work.notify_one();
+        }
+    }
+
+    /// Notes that a job of user `uid` is done, by a worker that still has its turn since `took`, or has none.
+    pub(crate) fn done(&self, uid: u32, took: Option<Duration>) {
+        let mut inner = lock(&self.inner);
+        if let Some(took) = took {
+            inner.give_turn_back(uid, took);
+        }
+        let lane = inner.lane_of(uid);
+        assert!(lane.active > 0, "a job of user {uid} was done twice");
+        lane.active -= 1;
+        if inner.is_idle() {
+            self.idle.notify_all();
+        }
+    }
+
+    /// Whether jobs are left for such users only, for whom more was done in this round than for any other, and
+    /// more than `floor`.
+    pub(crate) fn is_left_to_the_greedy(&self, floor: Duration) -> bool {
+        let inner = lock(&self.inner);
+        let (busy, done): (Vec<_>, Vec<_>) = inner.lanes.values().partition(|lane| lane.is_busy());
+        let most = done.iter().map(|lane| lane.spent).max();
+        most.is_some_and(|most| busy.iter().all(|lane| lane.spent > most.max(floor)))
+    }
+
+    /// Sets how many workers there shall be, and how many of them may work at a time.
+    pub(crate) fn set_workers(&self, workers: usize, turns: usize) {
+        let mut inner = lock(&self.inner);
+        (inner.workers, inner.turns) = (workers, turns);
+        self.work.notify_all();
+    }
+
+    /// Lets workers that wait look again at why.
+    pub(crate) fn wake(&self) {
+        self.work.notify_all();
+    }
+
+    /// Waits at most `wait` until nothing is left to do.
+    pub(crate) fn wait_idle(&self, wait: Duration) -> bool {
+        let inner = lock(&self.inner);
+        let (_inner, timeout) = self
+            .idle
+            .wait_timeout_while(inner, wait, |inner| !inner.is_idle())
+            .unwrap_or_else(PoisonError::into_inner);
+        !timeout.timed_out()
+    }
+
+    /// Drops the jobs not begun.
+    pub(crate) fn clear(&self) {
+        let mut inner = lock(&self.inner);
+        for lane in inner.lanes.values_mut() {
+            // They stand in the queue no more.
+            for job in std::mem::take(&mut lane.jobs) {
+                if let Job::Chunk(chunk, visit) = job {
+                    chunk.start(visit.is_whole());
+                }
+            }
+            let later = std::mem::take(&mut lane.later);
+            later.into_iter().for_each(|chunk| chunk.start(true));
+        }
+        self.idle.notify_all();
+    }
+
+    /// Whether nothing waits.
+    pub(crate) fn is_empty(&self) -> bool {
+        lock(&self.inner).is_empty()
+    }
+}
+
+impl Promotions for Queue {
+    fn push(&self, chunk: Arc<Chunk>) {
+        let mut inner = lock(&self.inner);
+        let jobs = &mut inner.lanes.entry(chunk.uid).or_default().jobs;
+        let at = jobs.len().min(SOON);
+        jobs.insert(at, Job::Chunk(chunk, Visit::First));
+        drop(inner);
+        self.work.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+    use std::sync::atomic::Ordering::Relaxed;
+
+    use super::*;
+    use crate::testing::fake::Lab;
+
+    #[test]
+    fn promoted_chunks_come_soon_but_not_at_once() {
+        let (_lab, guest) = Lab::with_guest();
+        let chunk = guest.realm.chunks.create(&guest, 0, 0).expect("a chunk");
+        for (jobs, place) in [(0, 0), (3, 3), (100, SOON)] {
+            let queue = Queue::default();
+            queue.add((0..jobs).map(|_| Job::Look(Arc::clone(&guest), false)));
+            queue.push(Arc::clone(&chunk));
+            let all: Vec<_> = std::iter::from_fn(|| queue.try_take()).collect();
+            let is_chunk = |job: &Job| matches!(job, Job::Chunk(..));
+            assert_eq!(
+                (all.len(), all.iter().position(is_chunk)),
+                (jobs + 1, Some(place))
+            );
+        }
+    }
+
+    #[test]
+    fn whole_visits_come_when_there_is_nothing_else() {
+        let (_lab, guest) = Lab::with_guest();
+        let chunk = guest.realm.chunks.create(&guest, 0, 0).expect("a chunk");
+        let queue = Queue::default();
+        assert!(chunk.enqueue_whole() && !chunk.enqueue_whole());
+        queue.add_later(Arc::clone(&chunk));
+        queue.add([Job::Look(guest, false)]);
+        assert!(matches!(queue.try_take(), Some(Job::Look(..))));
+        let whole = |job| matches!(job, Some(Job::Chunk(_, Visit::Whole)));
+        assert!(!queue.is_empty() && whole(queue.try_take()) && queue.is_empty());
+        queue.add_later(Arc::clone(&chunk));
+        queue.clear();
+        assert!(
+            queue.is_empty() && chunk.enqueue_whole(),
+            "it stands there no more"
+        );
+    }
+
+    #[test]
+    fn a_worker_that_pauses_leaves_the_job_and_ends_when_told() {
+        let (_lab, guest) = Lab::with_guest();
+        let queue = Queue::default();
+        queue.set_workers(1, 1);
+        queue.add([Job::Look(guest, false)]);
+        let asked = AtomicUsize::new(0);
+        let pause = || {
+            asked.fetch_add(1, Relaxed);
+            Duration::from_secs(3600)
+        };
+        std::thread::scope(|scope| {
+            let worker = scope.spawn(|| queue.take(0, pause).is_some());
+            while asked.load(Relaxed) == 0 {
+                std::thread::yield_now();
+            }
+            assert!(!queue.is_empty(), "the job waits as well");
+            assert!(!queue.wait_idle(Duration::ZERO));
+            queue.set_workers(0, 0);
+            assert!(!worker.join().expect("no panic"), "it ends without the job");
+        });
+        queue.set_workers(1, 1);
+        assert!(queue.take(0, || Duration::ZERO).is_some());
+    }
+}

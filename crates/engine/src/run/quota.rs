@@ -1,0 +1,159 @@
+//! Quotas at the door: how many guests and how many domains a user may have.
+//!
+//! Each user has a number of his own, and at no time more than three times what is free for all. So one user alone gets up to three
+//! quarters of the whole, the next three quarters of the rest, and whoever comes always finds something. Equal
+//! shares, the tempting alternative, would need the number of users who are yet to come.
+//!
+//! A domain belongs to the user whose guest began it, for the next engine too. It costs the keeper three descriptors, one more a
+//! node, and one more for each former engine whose guests are not all back. A keeper has a fixed number of these, so
+//! they are counted as they are, beside the domains: a user who makes up names, or keeps old ties, must not take them all.
+//!
+//! Source: A. Choudhury, E. Hahne: *Dynamic Queue Length Thresholds for Shared-Memory Packet Switches*, 1998.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::domain::Realm;
+use crate::handover::manifest::Bequest;
+use crate::run::core::Core;
+use crate::sync::lock;
+
+/// Times what is free for all that a user may have.
+const GREED: u64 = 3;
+
+/// Why a process may not be one more guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "user {uid} has {own} {what}: one more is beyond his share (limits: {what}_per_user = \
+     {per_user}, {what} = {total})"
+)]
+pub struct OverQuota {
+    what: &'static str,
+    uid: u32,
+    own: u64,
+    all: u64,
+    per_user: u64,
+    total: u64,
+}
+
+impl OverQuota {
+    /// Whether a user may have one more.
+    fn check(self) -> Result<(), Self> {
+        let free = self.total.saturating_sub(self.all);
+        match self.own < self.per_user && self.own < GREED * free {
+            true => Ok(()),
+            false => Err(self),
+        }
+    }
+}
+
+impl Core {
+    /// Whether a process of user `uid` may be one more guest, in `domain`.
+    pub(crate) fn check_quota(&self, uid: u32, domain: &str) -> Result<(), OverQuota> {
+        if is_master(uid) {
+            return Ok(());
+        }
+        let limits = self.users.limits();
+        let guests = lock(&self.guests);
+        let his = guests.iter().filter(|guest| guest.user.uid == uid).count();
+        let guests = OverQuota {
+            what: "guests",
+            uid,
+            own: his as u64,
+            all: guests.len() as u64,
+            per_user: limits.guests_per_user,
+            total: limits.guests,
+        };
+        guests.check()?;
+        let realms = lock(&self.realms);
+        if realms.contains_key(domain) {
+            return Ok(());
+        }
+        let is_his = |realm: &&Arc<Realm>| realm.owner.get() == Some(&uid);
+        let domains = OverQuota {
+            what: "domains",
+            own: realms.values().filter(is_his).count() as u64,
+            all: realms.len() as u64,
+            per_user: limits.domains_per_user,
+            total: limits.domains,
+            ..guests
+        };
+        domains.check()?;
+        let kept = self.kept_descriptors(uid, &realms);
+        kept.check()
+    }
+
+    fn kept_descriptors(&self, uid: u32, realms: &BTreeMap<String, Arc<Realm>>) -> OverQuota {
+        let limits = self.users.limits();
+        let kept = |realm: &Arc<Realm>| realm.bequest.as_ref().map_or(0, Bequest::kept);
+        let his = realms
+            .values()
+            .filter(|realm| realm.owner.get() == Some(&uid));
+        OverQuota {
+            what: "kept_descriptors",
+            uid,
+            own: his.map(kept).sum(),
+            all: realms.values().map(kept).sum(),
+            per_user: limits.kept_descriptors_per_user,
+            total: limits.kept_descriptors,
+        }
+    }
+
+    /// Whether a former engine's domain of user `uid` may go on, that takes `more` descriptors of the keeper.
+    pub(crate) fn check_kept(&self, uid: u32, more: u64) -> Result<(), OverQuota> {
+        if is_master(uid) {
+            return Ok(());
+        }
+        let kept = self.kept_descriptors(uid, &lock(&self.realms));
+        let own = kept.own + more;
+        match own <= kept.per_user && kept.all + more <= kept.total {
+            true => Ok(()),
+            false => Err(OverQuota { own, ..kept }),
+        }
+    }
+}
+
+/// Root and the user of the engine may what the machine can.
+pub(crate) fn is_master(uid: u32) -> bool {
+    uid == 0 || uid == rustix::process::geteuid().as_raw()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn quota(own: u64, all: u64) -> OverQuota {
+        OverQuota {
+            what: "guests",
+            uid: 7,
+            own,
+            all,
+            per_user: 500,
+            total: 1000,
+        }
+    }
+
+    #[test]
+    fn a_user_has_his_number_and_others_find_something() {
+        assert!(quota(499, 499).check().is_ok());
+        let over = quota(500, 500).check().unwrap_err().to_string();
+        for words in [
+            "user 7 has 500 guests",
+            "guests_per_user = 500",
+            "guests = 1000",
+        ] {
+            assert!(over.contains(words), "{over}");
+        }
+        // However many greedy users came before, the next one gets something.
+        let (mut all, mut users) = (0, 0);
+        while all < 999 {
+            let mut own = 0;
+            while quota(own, all).check().is_ok() {
+                (own, all) = (own + 1, all + 1);
+            }
+            users += 1;
+            assert!(own > 0, "user {users} got nothing at {all}");
+        }
+        assert!(users >= 5, "{users}");
+    }
+}

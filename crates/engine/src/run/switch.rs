@@ -1,0 +1,95 @@
+//! Changing what may be shared with what, while guests are served.
+//!
+//! The rules change between two rounds, when no worker is at work, and only while nothing is
+//! shared: no page of a guest in service is merged, or asked for. Plans made under the old rules
+//! are taken back. So a page never maps a slot that the new rules forbid (I6).
+//!
+//! What stays are entries of indexes, and slots whose refs wait for lifelines. They are harmless:
+//!
+//! ```text
+//!  1 → 0   first index: candidates of all nodes    ─▶ the patrol settles those of other nodes again
+//!                       slots of other stores      ─▶ nobody's scope takes them: whoever finds one
+//!                                                     puts itself in its place
+//!  0 → 1   other indexes: candidates               ─▶ the patrol settles them again
+//!                         slots                    ─▶ nobody looks there
+//!  a slot that dies leaves the index of its store and the first: it never was in another
+//! ```
+//!
+//! A copy with more refs than a new `max_page_sharing` allows is full, whatever its refs wait for.
+//!
+//! A worker that was given up may wake up with the old rules. Its guest is condemned by then, so
+//! it asks nothing; what it enters is stale from the start, as above.
+//!
+//! The tempting alternative, to empty all indexes, would have to lock every chunk, and one of them
+//! may be held by a worker that is stuck.
+
+use std::sync::Arc;
+
+use crate::domain::Effects;
+use crate::domain::pages::Pages;
+use crate::guest::{Fault, Guest, Standing};
+use crate::merge::plan;
+use crate::page::{Class, Tag};
+use crate::run::core::Core;
+use crate::scan::relocation::Rules;
+use crate::sync::lock;
+
+impl Core {
+    /// Changes the rules, unless pages are shared; gives how many are. Between rounds only.
+    pub(crate) fn switch(&self, rules: Rules) -> u64 {
+        if rules == self.knobs.rules() {
+            return 0;
+        }
+        let guests: Vec<_> = lock(&self.guests).clone();
+        let served: Vec<_> = guests
+            .into_iter()
+            .filter(|guest| guest.standing() == Standing::Served)
+            .collect();
+        // A thread that wakes up with the old rules must not find its guest in service.
+        let stuck = served.iter().filter(|guest| guest.is_stuck());
+        stuck.for_each(|guest| guest.condemn(&Fault::Stuck));
+        let served: Vec<_> = served
+            .into_iter()
+            .filter(|guest| !guest.is_stuck())
+            .collect();
+        let shared = served.iter().map(count_shared).sum();
+        if shared == 0 {
+            served.iter().for_each(withdraw);
+            self.knobs.set_rules(rules);
+            let realms = lock(&self.realms);
+            let slots = realms.values().map(|realm| &realm.slots);
+            slots.for_each(|slots| slots.set_limit(rules.max_sharing));
+        }
+        shared
+    }
+}
+
+fn count_shared(guest: &Arc<Guest>) -> u64 {
+    let offers = lock(&guest.offers);
+    let chunks = offers.chunks.values();
+    // A chunk that a stuck worker holds belongs to a guest that is being dropped.
+    let counts = chunks.filter_map(|chunk| chunk.try_lock().map(|pages| shared_in(&pages)));
+    counts.sum::<usize>() as u64
+}
+
+fn shared_in(pages: &Pages) -> usize {
+    let merged = pages.count(Class::Merged);
+    let asked = match pages.count(Class::Volatile) {
+        0 => 0,
+        _ => (0..wire::CHUNK_PAGES)
+            .filter(|&page| pages.tag(page) == Tag::Asked)
+            .count(),
+    };
+    merged + asked
+}
+
+fn withdraw(guest: &Arc<Guest>) {
+    let mut effects = Effects::default();
+    for chunk in lock(&guest.offers).chunks.values() {
+        if let Some(mut pages) = chunk.try_lock() {
+            plan::withdraw(chunk, &mut pages, &mut effects);
+            guest.realm.apply(guest, &mut effects);
+            guest.counters.take_over(&mut pages);
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! Waiting for many agents at once.
+//!
+//! A look asks its guest what changed, and ends when the answer is not there yet: no worker waits. The driver polls all
+//! connections together and has those looked at again whose answers came:
+//!
+//! ```text
+//!   looks    ask ask ask ask …   take,scan  take,scan │ take,scan
+//!   driver   ┄┄┄┄┄┄┄┄┄ poll ┄┄┄┄┄┄┄┄┄┄┄┄┄┄ grace over  │ ┄┄ poll now and then
+//!   chunks                                            │ chunk chunk chunk …
+//! ```
+//!
+//! Work begins when the agents have answered that did so the last time, at the latest after the *grace*: the patience,
+//! and half a period where that is shorter. So any number of silent agents lengthens a round by half, and only once:
+//! work does not wait for an agent that was late. It loses nothing but its place in the order: its look comes when its
+//! answer does, among the chunks of the others, or in what is left of the grace when those are done.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use crate::guest::Guest;
+use crate::run::core::Core;
+use crate::run::queue::Job;
+use crate::sync::lock;
+
+/// Time between two looks for answers while there is other work.
+const GLIMPSE: Duration = Duration::from_millis(2);
+/// The part of a period that one user's looks may take before the chunks of the others are worked.
+const FLOOR: u32 = 4;
+
+/// A guest that owes an answer.
+struct Entry {
+    guest: Arc<Guest>,
+    scan: bool,
+}
+
+/// The guests that owe answers.
+#[derive(Default)]
+pub(crate) struct Waiting(Mutex<Vec<Entry>>);
+
+impl Waiting {
+    /// Adds a guest whose look goes on when it has answered.
+    pub(crate) fn add(&self, guest: &Arc<Guest>, scan: bool) {
+        let guest = Arc::clone(guest);
+        lock(&self.0).push(Entry { guest, scan });
+    }
+
+    /// Whether work has to wait for one of them.
+    pub(crate) fn awaits(&self) -> bool {
+        let all = lock(&self.0);
+        all.iter().any(|entry| entry.guest.is_awaited())
+    }
+
+    /// Whether there are any.
+    pub(crate) fn is_any(&self) -> bool {
+        !lock(&self.0).is_empty()
+    }
+
+    /// Notes that all of them are late.
+    pub(crate) fn note_late(&self) {
+        for entry in &*lock(&self.0) {
+            entry.guest.set_late(true);
+            entry.guest.set_awaited(false);
+        }
+    }
+
+    /// Ends the round for those that did not answer.
+    pub(crate) fn give_up(&self) {
+        self.note_late();
+        lock(&self.0).clear();
+    }
+}
+
+/// The first half of a round.
+pub(crate) struct Looks {
+    begin: Instant,
+    grace: Duration,
+    /// The time that each user's looks may take whatever the others' do.
+    pub(crate) floor: Duration,
+}
+
+impl Looks {
+    pub(crate) fn new(begin: Instant, patience: Duration, period: Duration) -> Self {
+        Self {
+            begin,
+            grace: patience.min(period / 2),
+            floor: period / FLOOR,
+        }
+    }
+
+    /// When the grace is over.
+    pub(crate) fn end(&self) -> Instant {
+        self.begin + self.grace
+    }
+
+    /// What is left of the grace.
+    pub(crate) fn left(&self) -> Duration {
+        self.grace.saturating_sub(self.begin.elapsed())
+    }
+
+    pub(crate) fn grace_is_over(&self) -> bool {
+        self.left().is_zero()
+    }
+
+    /// How long to wait before the next look for answers while there is other work.
+    pub(crate) fn glimpse(&self) -> Duration {
+        self.left().min(GLIMPSE)
+    }
+}
+
+impl Core {
+    /// Waits at most `wait` for answers; the guests that gave one are looked at again.
+    pub(crate) fn take_answers(&self, wait: Duration) {
+        let entries = std::mem::take(&mut *lock(&self.waiting.0));
+        let ready = poll(&entries, wait);
+        let mut ready = ready.into_iter();
+        let (came, still): (Vec<_>, Vec<_>) = entries
+            .into_iter()
+            .partition(|_| ready.next() == Some(true));
+        lock(&self.waiting.0).extend(still);
+        let jobs = came.into_iter().map(|e| Job::Look(e.guest, e.scan));
+        self.queue.add(jobs);
+    }
+}
+
+/// Which of the guests have answered, after waiting at most `wait`. Nobody else talks to them meanwhile.
+fn poll(entries: &[Entry], wait: Duration) -> Vec<bool> {
+    let talks = entries.iter().map(|entry| entry.guest.talk.try_lock().ok());
+    let talks: Vec<_> = talks.collect();
+    let bells = talks
+        .iter()
+        .map(|talk| talk.as_ref()?.link.as_ref()?.bell());
+    let bells: Vec<_> = bells.collect();
+    let there: Vec<_> = bells.iter().flatten().collect();
+    if there.is_empty() {
+        // Others talk to all of them.
+        std::thread::sleep(if entries.is_empty() {
+            Duration::ZERO
+        } else {
+            wait.min(GLIMPSE)
+        });
+        return Vec::new();
+    }
+    // Without memory for it the next glimpse finds the same answers.
+    let ready = sys::process::wait_some(&there, wait).unwrap_or_default();
+    let mut ready = ready.into_iter();
+    let rings = |bell: &Option<_>| bell.is_some() && ready.next() == Some(true);
+    bells.iter().map(rings).collect()
+}

@@ -1,0 +1,264 @@
+//! Who does the jobs: threads that take them from the [`queue`](crate::run::queue), at idle priority.
+//!
+//! As many workers as the knob says work at a time: they have turns. There are [`THREADS_A_TURN`] times as many
+//! threads, because a worker that waits for an agent's answer gives its turn to another:
+//!
+//! ```text
+//!   worker 0   plan ask ┄┄┄┄┄┄ take  plan ask ┄┄┄┄┄┄┄ take      ┄ waits, without a turn
+//!   worker 1            plan  ask ┄┄┄┄┄ take  plan ask ┄┄┄
+//! ```
+//!
+//! What is left to do when the answer is there is short, and done without a turn: so nobody who holds a
+//! guest's connection ever waits for one.
+//!
+//! Looks at a hostile guest's memory can block for as long as it likes. Such a worker is given up after [`STALL`], and
+//! replaced: see [`post`](crate::run::post). Its guest rests until the thread is back, and is dropped after [`STUCK`].
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use crate::run::core::{Core, Scratch};
+use crate::run::post::Post;
+use crate::run::waiting::Looks;
+use crate::sync::lock;
+
+/// How long a worker may sleep in a guest's memory before it is replaced.
+pub(crate) const STALL: Duration = Duration::from_millis(100);
+/// How long before its guest is dropped. A fork of a process of 1 TiB takes some seconds.
+pub(crate) const STUCK: Duration = Duration::from_secs(20);
+/// How often workers are looked at while they are at work.
+const WATCH: Duration = Duration::from_millis(25);
+/// Threads for each worker that may work at a time. With two, it happened that both waited.
+const THREADS_A_TURN: usize = 3;
+/// Heaps that the workers allocate from, if there are not more turns.
+const LEAST_HEAPS: u16 = 2;
+
+/// Who runs the jobs of a round.
+pub(crate) trait Crew {
+    /// Returns when all looks are done that work waits for: see [`Waiting`](crate::run::waiting::Waiting).
+    fn look(&self, core: &Core, looks: &Looks);
+
+    /// Returns when the queue is idle, and no answer can come any more before `late`; at `cut` at the latest (jobs
+    /// begun are finished).
+    fn work(&self, core: &Core, late: Instant, cut: Instant);
+}
+
+/// Runs all jobs on the calling thread.
+#[cfg(test)]
+pub(crate) struct Alone(pub(crate) Mutex<Scratch>);
+
+#[cfg(test)]
+impl Alone {
+    fn run(&self, core: &Core) {
+        let mut scratch = lock(&self.0);
+        while let Some(job) = core.queue.try_take() {
+            let post = Post::default();
+            post.begin(&job);
+            core.do_job(job, &mut scratch, &post);
+            let (uid, took) = post.take_turn();
+            core.queue.done(uid, took);
+        }
+    }
+}
+
+#[cfg(test)]
+impl Crew for Alone {
+    fn look(&self, core: &Core, _looks: &Looks) {
+        self.run(core);
+    }
+
+    fn work(&self, core: &Core, _late: Instant, _cut: Instant) {
+        self.run(core);
+    }
+}
+
+struct Worker {
+    post: Arc<Post>,
+    thread: std::thread::JoinHandle<()>,
+}
+
+impl Worker {
+    fn has_ended(&self) -> bool {
+        self.thread.is_finished()
+    }
+}
+
+/// Worker threads.
+pub(crate) struct Workers {
+    core: Arc<Core>,
+    list: Mutex<Vec<Worker>>,
+    /// Posts of threads that were given up and are not back.
+    lost: Mutex<Vec<Arc<Post>>>,
+    limit: Duration,
+}
+
+impl Workers {
+    /// Threads that wait for jobs. A guest that keeps one asleep for longer than `limit` is dropped.
+    pub(crate) fn new(core: Arc<Core>, limit: Duration) -> Self {
+        let turns = core.knobs.threads.load(Relaxed);
+        sys::process::limit_heaps(turns.max(LEAST_HEAPS));
+        let workers = Self {
+            core,
+            list: Mutex::default(),
+            lost: Mutex::default(),
+            limit,
+        };
+        workers.resize();
+        workers
+    }
+
+    /// Starts or ends threads until there are as many as the knob says.
+    pub(crate) fn resize(&self) {
+        let turns = usize::from(self.core.knobs.threads.load(Relaxed)).max(1);
+        let wanted = turns * THREADS_A_TURN;
+        self.core.queue.set_workers(wanted, turns);
+        let mut list = lock(&self.list);
+        // One too many ends after its job. It may sleep in a guest's memory, so nobody waits for it.
+        while list.len() > wanted && list.last().is_some_and(Worker::has_ended) {
+            list.pop();
+        }
+        for (number, worker) in list.iter_mut().enumerate().take(wanted) {
+            if worker.has_ended()
+                && let Ok(new) = self.hire(number)
+            {
+                *worker = new;
+            }
+        }
+        while list.len() < wanted {
+            match self.hire(list.len()) {
+                Ok(worker) => list.push(worker),
+                Err(error) => {
+                    tracing::error!(%error, "cannot start a worker");
+                    break;
+                }
+            }
+        }
+    }
+
+    fn hire(&self, number: usize) -> std::io::Result<Worker> {
+        sys::fault::check(sys::fault::Point::Thread)?;
+        let (core, post) = (Arc::clone(&self.core), Arc::new(Post::default()));
+        let its_post = Arc::clone(&post);
+        let thread = std::thread::Builder::new()
+            .name(format!("pageone-{number}"))
+            .spawn(move || labour(&core, &its_post, number))?;
+        Ok(Worker { post, thread })
+    }
+
+    /// Replaces workers that sleep in a guest's memory, and drops guests that keep one for too long.
+    pub(crate) fn watch(&self) {
+        for (number, worker) in lock(&self.list).iter_mut().enumerate() {
+            if worker.post.is_lost(STALL) {
+                let (uid, took) = worker.post.take_turn();
+                self.core.queue.done(uid, took);
+                self.core.queue.wake();
+                lock(&self.lost).push(Arc::clone(&worker.post));
+            }
+            // Where no thread can be started, the next look tries again.
+            if worker.post.is_abandoned()
+                && let Ok(new) = self.hire(number)
+            {
+                *worker = new; // the old thread goes on alone until its guest lets it go
+            }
+        }
+        lock(&self.lost).retain(|post| {
+            post.end_patience(self.limit);
+            !post.is_free()
+        });
+    }
+
+    /// Ends all threads but stuck ones.
+    pub(crate) fn stop(&self) {
+        self.core.queue.clear();
+        self.core.queue.set_workers(0, 0);
+        while !self.core.queue.wait_idle(WATCH) {
+            self.core.queue.clear();
+            self.watch();
+        }
+        for worker in lock(&self.list).drain(..) {
+            if !worker.post.is_abandoned() {
+                let _ = worker.thread.join();
+            }
+        }
+    }
+}
+
+impl Workers {
+    /// What is to be done now and then while workers are at work.
+    fn attend(&self) {
+        self.watch();
+        // Where none could be started, nobody would ever do the jobs.
+        if lock(&self.list).is_empty() {
+            self.resize();
+        }
+    }
+}
+
+impl Crew for Workers {
+    fn look(&self, core: &Core, looks: &Looks) {
+        let mut watched = Instant::now();
+        loop {
+            let over = looks.grace_is_over();
+            let awaits = !over && core.waiting.awaits();
+            let idle = core
+                .queue
+                .wait_idle(if awaits { looks.glimpse() } else { WATCH });
+            if idle && !awaits || core.queue.is_left_to_the_greedy(looks.floor) {
+                // Those whose answers came in the last moment have their looks with the chunks.
+                return;
+            }
+            if awaits {
+                core.take_answers(if idle {
+                    looks.left().min(WATCH)
+                } else {
+                    Duration::ZERO
+                });
+            }
+            if watched.elapsed() >= WATCH {
+                self.attend();
+                watched = Instant::now();
+            }
+        }
+    }
+
+    fn work(&self, core: &Core, late: Instant, mut cut: Instant) {
+        let left_to = |end: Instant| end.saturating_duration_since(Instant::now());
+        loop {
+            let left = left_to(cut);
+            if left.is_zero() {
+                core.queue.clear();
+            }
+            let watch = left.clamp(Duration::from_millis(20), WATCH);
+            let mut wait = Duration::ZERO;
+            if core.queue.wait_idle(watch) {
+                // The late ones have what is left of the grace when all else is done, and no more: without it a quick
+                // round would never hear them.
+                cut = cut.min(late);
+                wait = left_to(cut);
+                if wait.is_zero() || !core.waiting.is_any() {
+                    return;
+                }
+            }
+            core.take_answers(wait.min(WATCH));
+            self.attend();
+        }
+    }
+}
+
+fn labour(core: &Core, post: &Arc<Post>, number: usize) {
+    if let Err(error) = sys::process::yield_to_everyone() {
+        tracing::warn!(%error, "a worker cannot step back behind other threads");
+    }
+    post.take_up();
+    let mut scratch = Scratch::new();
+    while let Some(job) = core.queue.take(number, || core.pause()) {
+        post.begin(&job);
+        core.do_job(job, &mut scratch, post);
+        if !post.end() {
+            return;
+        }
+        let (uid, took) = post.take_turn();
+        core.queue.done(uid, took);
+    }
+}

@@ -1,0 +1,278 @@
+//! Taking over from an engine that is gone: its stores, and what its guests map of them.
+//!
+//! ```text
+//!  at start      stores ──▶ numbers begin behind the last     note ──▶ stores, ties
+//!                       └─▶ live slots: fingerprint, index, one ref each ("the predecessor's")
+//!  a guest       comes back ─▶ sync ─▶ claim: /proc/PID/maps ─▶ a ref for each page ─▶ Merged
+//!                       next sync: adopted ─▶ the agent lets go of its old lines
+//!  every round   all old ties free? ─▶ the predecessor's refs end
+//! ```
+//!
+//! The invariants, over the change of engines:
+//!
+//! * I3 A number that was ever given to an agent had been written, so it lies below the store's
+//!   end, and numbers begin behind that. What a slot holds was written before and is not written
+//!   again; an old process that still runs could, so a keeper starts a new one only when the old one
+//!   is gone.
+//! * I4 Whoever may map a slot of an old store holds an old tie: agents map it before their first
+//!   window, fork passes both on, and an agent unmaps it only when told that its pages are adopted.
+//!   Until all old ties are free the predecessor's ref stands for all those mappings, known or not.
+//!   A page that is claimed gets a ref of its own *before* its agent is told. What the guest
+//!   breaks, discards or remaps between the reading of its mappings and that moment ends this new
+//!   ref the ordinary way; what it forks in between holds the old tie, or came after the claim
+//!   and holds the new lifeline, which the refs it may need wait for.
+//! * I5 The predecessor's refs end all at once, when no process is left that could have inherited
+//!   from its time.
+//!
+//! What a guest maps is read from the kernel, never from the agent's word; the agent only says in
+//! which pages it takes part (a page it does not report as stored is not claimed, and the agent is not
+//! told). A walk through the mappings shows whatever is mapped all the time it takes (proc(5)), and
+//! none is added meanwhile: only windows map stores, a window is asked for by this guest's own
+//! jobs, and none runs during its look. Old windows ended before the agent connected again.
+//!
+//! The same serves an agent that lost its connection to an engine that lives.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::sync::Arc;
+
+use sys::pagemap::{Categories, PageRun};
+use wire::{CHUNK_BYTES, CHUNK_PAGES, PAGE_BYTES};
+
+use crate::domain::chunk::Chunk;
+use crate::domain::lifelines::Lifeline;
+use crate::domain::pages::Pages;
+use crate::domain::refs::View;
+use crate::domain::{Effects, Realm};
+use crate::guest::Guest;
+use crate::merge::read::Hasher;
+use crate::page::{Entry, Fingerprint, Slot, StoreId, Tag};
+use crate::scan::relocation::Rules;
+use crate::sync::lock;
+
+const CHUNK: u64 = CHUNK_BYTES as u64;
+const PAGE: u64 = PAGE_BYTES as u64;
+
+/// Part of a guest's address space that maps a store privately.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Mapped {
+    /// Addresses, of whole pages.
+    pub(crate) range: Range<u64>,
+    /// The slot at its start.
+    pub(crate) first: Slot,
+}
+
+/// A tie of a former engine, and its number.
+pub(crate) type Tie = (u64, Box<dyn Lifeline>);
+
+/// What former engines left in a domain: a ref of each slot in `slots`, until all ties are free.
+#[derive(Default)]
+pub(crate) struct Inherited {
+    ties: Vec<Tie>,
+    slots: Vec<Slot>,
+    /// Whether pages were ever claimed. They are as they were merged: the rules may have changed while
+    /// their guest was away, and others may have come to share their slots.
+    claimed: bool,
+}
+
+impl Inherited {
+    /// Whether pages may be shared as the present rules would not have it.
+    pub(crate) fn has_claims(&self) -> bool {
+        self.claimed
+    }
+
+    /// Ties found free since the last time, for good.
+    pub(crate) fn take_free(&mut self) -> Vec<u64> {
+        let (free, held) = std::mem::take(&mut self.ties)
+            .into_iter()
+            .partition(|(_, tie)| tie.is_free());
+        self.ties = held;
+        let free: Vec<Tie> = free;
+        free.into_iter().map(|(number, _)| number).collect()
+    }
+
+    /// The slots whose refs may end now.
+    pub(crate) fn settle(&mut self) -> Vec<Slot> {
+        match self.ties.is_empty() {
+            true => std::mem::take(&mut self.slots),
+            false => Vec::new(),
+        }
+    }
+
+    /// The slots that wait.
+    pub(crate) fn waiting(&self) -> &[Slot] {
+        &self.slots
+    }
+
+    /// Whether a tie will tell when these refs end.
+    pub(crate) fn can_end(&self) -> bool {
+        self.ties.iter().all(|(_, tie)| !tie.is_lost())
+    }
+
+    /// Bytes of memory the list holds.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.slots.capacity() * size_of::<Slot>()
+    }
+}
+
+/// Takes over what the stores of a new realm hold. Gives how many slots are live.
+///
+/// # Errors
+/// When a store cannot be read; the realm must not be used then.
+pub(crate) fn take_over(
+    realm: &Realm,
+    ties: Vec<Tie>,
+    hasher: &Hasher,
+    rules: Rules,
+) -> std::io::Result<usize> {
+    let mut slots = Vec::new();
+    for home in realm.homes() {
+        let store = realm.store(home);
+        let mut live: Vec<(Slot, Fingerprint)> = Vec::new();
+        store.each(&mut |slot, page| live.push((slot, hasher.fingerprint_any(page))))?;
+        let taken = realm.slots.adopt(home, store.end()?, &live);
+        taken.map_err(std::io::Error::other)?;
+        let named = match rules.across_nodes {
+            true => StoreId::default(),
+            false => home,
+        };
+        live.iter().for_each(|&entry| enter(realm, named, entry));
+        slots.extend(live.iter().map(|&(slot, _)| slot));
+    }
+    let live = slots.len();
+    *lock(&realm.inherited) = Inherited {
+        ties,
+        slots,
+        claimed: false,
+    };
+    Ok(live)
+}
+
+/// Enters an old slot into an index. Of two with the same content one is a copy beside the other,
+/// with room for more pages.
+fn enter(realm: &Realm, home: StoreId, (slot, key): (Slot, Fingerprint)) {
+    if let Some(Entry::Canonical(first)) =
+        realm.index(home).get_or_insert(key, Entry::Canonical(slot))
+    {
+        let chains = &realm.slots.chains;
+        chains.add((home, key), first, slot, |_| true);
+        chains.note_room(key, slot);
+    }
+}
+
+/// Takes a ref for each page of `guest` that maps a slot since before this session. True when all
+/// are accounted for; else the agent has not told of all of them yet.
+///
+/// # Errors
+/// When the guest's mappings or pages cannot be looked at.
+pub(crate) fn claim(guest: &Guest, effects: &mut Effects) -> std::io::Result<bool> {
+    let realm = &guest.realm;
+    let numbers: Vec<_> = realm.floors().map(|floor| floor.store.number()).collect();
+    let mut mapped = Vec::new();
+    // Pages of another domain's store, or of one that was not taken over, are not for this engine's
+    // refs to count: then the agent keeps its old lines, and is not told.
+    let mut all = guest
+        .memory
+        .mapped(&numbers, &mut |piece| mapped.push(piece))?;
+    if !mapped.is_empty() {
+        lock(&realm.inherited).claimed = true;
+    }
+    let mut found: Vec<(Arc<Chunk>, BTreeSet<usize>)> = Vec::new();
+    let mut claimed = 0;
+    {
+        let offers = lock(&guest.offers);
+        let view = realm.slots.view();
+        for (address, piece) in mapped.iter().flat_map(by_chunk) {
+            let Some(chunk) = offers.chunks.get(&address) else {
+                all = false;
+                continue;
+            };
+            if found.last().is_none_or(|(last, _)| last.id != chunk.id) {
+                found.push((Arc::clone(chunk), BTreeSet::new()));
+            }
+            let (Some(mut pages), Some((_, looks))) = (chunk.try_lock(), found.last_mut()) else {
+                all = false;
+                continue;
+            };
+            all &= claim_piece(&view, &mut pages, address, &piece, looks, &mut claimed);
+        }
+    }
+    guest.kin.add(claimed, || guest.memory.parent());
+    for (chunk, looks) in &found {
+        if let Some(mut pages) = chunk.try_lock() {
+            find_broken(guest, chunk, &mut pages, looks, effects)?;
+            guest.counters.take_over(&mut pages);
+        }
+    }
+    realm.apply(guest, effects);
+    Ok(all)
+}
+
+/// A mapped part as pieces of one chunk each, with the chunks' addresses.
+fn by_chunk(mapped: &Mapped) -> impl Iterator<Item = (u64, Mapped)> + '_ {
+    let Range { start, end } = mapped.range;
+    let chunks = (start / CHUNK * CHUNK..end).step_by(CHUNK_BYTES);
+    chunks.map(move |chunk| {
+        let range = start.max(chunk)..end.min(chunk + CHUNK);
+        let first = Slot(mapped.first.0 + (range.start - start) / PAGE);
+        (chunk, Mapped { range, first })
+    })
+}
+
+/// Claims what a chunk maps; notes in `looks` the pages that may be broken. False when the agent has
+/// not told of all of it.
+fn claim_piece(
+    view: &View<'_>,
+    pages: &mut Pages,
+    chunk: u64,
+    piece: &Mapped,
+    looks: &mut BTreeSet<usize>,
+    claimed: &mut u64,
+) -> bool {
+    let place = |address: u64| usize::try_from((address - chunk) / PAGE).unwrap_or(CHUNK_PAGES);
+    let mut all = true;
+    for (page, slot) in (place(piece.range.start)..place(piece.range.end)).zip(piece.first.0..) {
+        let slot = Slot(slot);
+        match pages.tag(page) {
+            _ if !pages.stored.contains(page) => all = false,
+            Tag::Absent | Tag::Foreign => {
+                if view.claim(slot) {
+                    view.join(slot);
+                    pages.set_merged(page, slot);
+                    *claimed += 1;
+                }
+                // A slot that is dead was broken here before it died.
+                looks.insert(page);
+            }
+            // This session knows more of it than that it is mapped.
+            _ => {}
+        }
+    }
+    all
+}
+
+/// Finds the claimed pages that hold a private frame. A frame that is swapped out, or what looks
+/// like it, may be a page of the store: it counts as merged, which costs a ref and no byte.
+fn find_broken(
+    guest: &Guest,
+    chunk: &Chunk,
+    pages: &mut Pages,
+    looks: &BTreeSet<usize>,
+    effects: &mut Effects,
+) -> std::io::Result<()> {
+    let mut runs = [PageRun::default(); CHUNK_PAGES];
+    let range = chunk.address..chunk.address + CHUNK;
+    let (filled, _) = guest.memory.peek(range, &mut runs)?;
+    let place = |at: u64| usize::try_from((at - chunk.address) / PAGE).unwrap_or(CHUNK_PAGES);
+    let elsewhere = |run: &&PageRun| {
+        run.categories.has(Categories::FILE) || run.categories.has(Categories::SWAPPED)
+    };
+    let own = runs.iter().take(filled).filter(|run| !elsewhere(run));
+    for page in own.flat_map(|run| place(run.start)..place(run.end)) {
+        if looks.contains(&page) {
+            effects.discard(pages, page, chunk.site(page));
+            pages.set(page, Tag::Broken);
+        }
+    }
+    Ok(())
+}

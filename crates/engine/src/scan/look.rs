@@ -1,0 +1,567 @@
+//! A look at one guest, the first half of a round: late answers, news from the agent, the scan.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use sys::pagemap::{Categories, PageRun};
+use wire::{Answer, CHUNK_BYTES, CHUNK_PAGES, Question, RunMode};
+
+use crate::domain::Effects;
+use crate::domain::chunk::Chunk;
+use crate::guest::idle;
+use crate::guest::regions::{News, Sweep, place};
+use crate::guest::{Fault, Guest, Link, Pending, Rest, Standing, Talk};
+use crate::merge::request;
+use crate::page::Class;
+use crate::scan::relocation::{Patrol, Rules};
+use crate::scan::track::{self, Again, Round, Seen};
+use crate::sync::lock;
+
+/// How long an agent may take for the handshake.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// How long a worker takes parts of a sync's answer, and how long it scans, before others have their turn.
+const SYNC_TIME: Duration = Duration::from_millis(20);
+const SCAN_TIME: Duration = Duration::from_millis(20);
+/// Rounds after which the mappings of a quiet guest are counted again.
+const RECOUNT: u64 = 16;
+/// The bound on a guest's mappings counts as loose when this part of it is a guess, and matters when it is
+/// over this part of what the guest may have.
+const QUARTER: u64 = 4;
+
+/// What a look needs besides the guest.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms {
+    pub(crate) round: Round,
+    pub(crate) mode: RunMode,
+    pub(crate) patience: Duration,
+    /// Whether to scan; without, only merged pages to unmerge are found.
+    pub(crate) scan: bool,
+    pub(crate) rules: Rules,
+    /// Whether broken pages are merged again where that is safe.
+    pub(crate) merge_again: bool,
+    /// Mappings a guest may have, by `vm.max_map_count`.
+    pub(crate) max_mappings: u64,
+    /// Rounds after which a broken page is older by one.
+    pub(crate) broken_rounds: u64,
+}
+
+impl Terms {
+    /// For a guest that leaves its domain nothing is left but to be unmerged.
+    fn of(self, guest: &Guest) -> Self {
+        match guest.leaves() {
+            false => self,
+            true => Self {
+                mode: RunMode::Unmerge,
+                scan: false,
+                ..self
+            },
+        }
+    }
+
+    /// How the broken pages of `guest` are treated. Asks the guest's descriptors what they are, as often as broken pages
+    /// grow older: a page is written when it is pinned, so it settles only after two such looks.
+    fn again(&self, guest: &Guest) -> Again {
+        let ages = self.round.0.is_multiple_of(self.broken_rounds.max(1));
+        let clean = match self.merge_again && (ages || guest.wants_pins()) {
+            true => guest.note_pins(guest.memory.pins(guest.user.limits.descriptors_per_process)),
+            false => guest.is_clean(),
+        };
+        Again {
+            allowed: self.merge_again && clean,
+            ages,
+        }
+    }
+
+    /// The same in the rest of a look.
+    fn same(&self, guest: &Guest) -> Again {
+        Again {
+            allowed: guest.merges_again(),
+            ages: self.round.0.is_multiple_of(self.broken_rounds.max(1)),
+        }
+    }
+}
+
+/// How far a look came.
+pub(crate) enum Looked {
+    /// Done, as far as there was something to look at.
+    Done,
+    /// It goes on when the agent has answered.
+    Waits,
+    /// It goes on when others had their turn.
+    GoesOn,
+}
+
+/// Looks at `guest`; `found` gets the chunks with work.
+pub(crate) fn look(
+    guest: &Arc<Guest>,
+    terms: Terms,
+    effects: &mut Effects,
+    runs: &mut [PageRun],
+    found: &mut Vec<Arc<Chunk>>,
+) -> Looked {
+    if guest.standing() == Standing::Served && guest.memory.has_exited() {
+        let talk = guest.talk.try_lock().ok();
+        guest.condemn(&talk.map_or(Fault::Closed, |mut talk| {
+            last_word(&mut talk, Fault::Closed)
+        }));
+    }
+    let served = guest.standing() == Standing::Served;
+    if served && (guest.is_stuck() || guest.user.is_stuck()) {
+        return Looked::Done; // and not ready: its chunks wait, too
+    }
+    if served {
+        match catch_up(guest, terms, effects) {
+            Caught::Up => {}
+            Caught::Waits => return Looked::Waits,
+            Caught::Never => {
+                guest.set_late(true);
+                guest.set_awaited(false);
+                return Looked::Done;
+            }
+        }
+        guest.part();
+    }
+    let mut goes_on = false;
+    if guest.standing() == Standing::Served {
+        goes_on = look_at_memory(guest, terms.of(guest), effects, runs, found);
+        guest.part();
+    }
+    if guest.standing() != Standing::Served {
+        retire(guest, effects);
+    } else if goes_on {
+        return Looked::GoesOn;
+    } else if !guest.is_stuck() {
+        guest.set_awaited(true);
+        guest.end_look();
+    }
+    if !guest.is_stuck() {
+        let offers = lock(&guest.offers);
+        let tables = offers.memory_bytes() + lock(&guest.ledger).memory_bytes();
+        guest.note_refusal(offers.refusal());
+        guest.note_tables(tables as u64);
+    }
+    Looked::Done
+}
+
+/// The part of a look for which the agent is not needed; true when there is more to see.
+fn look_at_memory(
+    guest: &Arc<Guest>,
+    terms: Terms,
+    effects: &mut Effects,
+    runs: &mut [PageRun],
+    found: &mut Vec<Arc<Chunk>>,
+) -> bool {
+    guest.settle();
+    if let Err(error) = guest.claim(effects) {
+        guest.fail(error);
+    }
+    let mut goes_on = false;
+    if terms.scan {
+        let scanned = scan(guest, terms, effects, runs, found);
+        guest.realm.apply(guest, effects);
+        match scanned {
+            Ok(more) => goes_on = more,
+            Err(error) => guest.fail(error),
+        }
+        if !goes_on {
+            recount(guest, terms);
+        }
+    } else if terms.mode == RunMode::Unmerge {
+        find_merged(guest, found);
+    }
+    goes_on
+}
+
+/// Whether the agent has told all it has to.
+enum Caught {
+    Up,
+    Waits,
+    /// Not in this round.
+    Never,
+}
+
+/// Takes answers that are owed, then asks what changed.
+fn catch_up(guest: &Arc<Guest>, terms: Terms, effects: &mut Effects) -> Caught {
+    let Ok(mut talk) = guest.talk.try_lock() else {
+        return Caught::Never; // a worker is stuck
+    };
+    let most = terms.patience * 4;
+    match hear(guest, &mut talk, terms.round.0, effects) {
+        Ok(true) => Caught::Up,
+        Ok(false) if talk.pending.is_none() || talk.spent > most => Caught::Never,
+        Ok(false) => Caught::Waits,
+        Err(fault) => {
+            guest.condemn(&last_word(&mut talk, fault));
+            Caught::Up
+        }
+    }
+}
+
+/// The reason that the agent gave before it left, if it gave one.
+fn last_word(talk: &mut Talk, fault: Fault) -> Fault {
+    let closed = matches!(fault, Fault::Closed);
+    let link = talk.link.as_mut().filter(|_| closed);
+    match link.map(|link| link.receive(Duration::ZERO)) {
+        Some(Err(why @ Fault::Failed { .. })) => why,
+        _ => fault,
+    }
+}
+
+/// Takes what has come, and asks in each round once; false when the agent owes an answer.
+fn hear(
+    guest: &Arc<Guest>,
+    talk: &mut Talk,
+    round: u64,
+    effects: &mut Effects,
+) -> Result<bool, Fault> {
+    loop {
+        if talk.pending.is_some() {
+            if !take_pending(guest, talk, effects)? {
+                return Ok(false);
+            }
+        } else if talk.synced == Some(round) {
+            return Ok(true);
+        } else if sync(guest, talk)? {
+            talk.synced = Some(round);
+        } else {
+            return Ok(false); // and nothing was asked
+        }
+    }
+}
+
+fn take_pending(guest: &Arc<Guest>, talk: &mut Talk, effects: &mut Effects) -> Result<bool, Fault> {
+    let Some(pending) = talk.pending.take() else {
+        return Ok(true);
+    };
+    if let Pending::Changes(rest) = pending {
+        return take_changes(guest, talk, rest, effects);
+    }
+    let link = talk.link.as_mut().ok_or(Fault::Closed)?;
+    let Some(answer) = link.receive(Duration::ZERO)? else {
+        if let Pending::Ready(since) = pending
+            && since.elapsed() > HANDSHAKE
+        {
+            return Err(Fault::Silent(HANDSHAKE));
+        }
+        talk.pending = Some(pending);
+        return Ok(false);
+    };
+    take_late(guest, &pending, &answer, effects)?;
+    guest.realm.apply(guest, effects);
+    Ok(true)
+}
+
+fn take_late(
+    guest: &Guest,
+    pending: &Pending,
+    answer: &Answer,
+    effects: &mut Effects,
+) -> Result<(), Fault> {
+    match (pending, answer) {
+        (Pending::Ready(_), &Answer::Ready(ready)) => {
+            // A stranger's execve may hold up who opens its memory: a guest that has left is not waited for.
+            if guest.memory.has_left() {
+                return Err(Fault::Closed);
+            }
+            guest.enter(ready)?;
+            tracing::info!(
+                pid = guest.pid,
+                domain = guest.realm.domain,
+                "a guest joins"
+            );
+            Ok(())
+        }
+        (Pending::Ready(_), &Answer::Failed { errno, step }) => Err(Fault::Failed { step, errno }),
+        (Pending::Merged(chunk, enclosed), Answer::Merged(merged)) => {
+            let mut pages = chunk.try_lock().ok_or(Fault::Stuck)?;
+            let taken =
+                request::take_merged(guest, chunk, &mut pages, (merged, *enclosed), effects);
+            guest.counters.take_over(&mut pages);
+            taken
+        }
+        (
+            Pending::Unmerged(chunk, asked),
+            &Answer::Unmerged {
+                cpu_ns,
+                pages: private,
+            },
+        ) => {
+            let mut pages = chunk.try_lock().ok_or(Fault::Stuck)?;
+            let parts = (*asked, private, cpu_ns);
+            let taken = request::take_unmerged(guest, chunk, &mut pages, parts, effects);
+            guest.counters.take_over(&mut pages);
+            taken
+        }
+        _ => Err(Fault::Contradiction("an answer to another question")),
+    }
+}
+
+fn sync(guest: &Guest, talk: &mut Talk) -> Result<bool, Fault> {
+    if !guest.compare()? {
+        return Ok(false);
+    }
+    let link = talk.link.as_mut().ok_or(Fault::Closed)?;
+    let renew = lock(&guest.ledger).wants_renewal() && give_line(guest, link.as_mut());
+    let adopted = guest.take_adopted();
+    link.send(&Question::Sync {
+        lifeline: renew,
+        adopted,
+    })?;
+    talk.pending = Some(Pending::Changes(None));
+    Ok(true)
+}
+
+/// Gives the guest a new lifeline with the next sync. Without one its refs wait: a daemon that has no
+/// descriptors left still serves those it serves.
+fn give_line(guest: &Guest, link: &mut dyn Link) -> bool {
+    match link.lifeline() {
+        Ok(line) => lock(&guest.ledger).renew(line),
+        Err(error) => {
+            tracing::warn!(pid = guest.pid, %error, "no new lifeline for a guest");
+            return false;
+        }
+    }
+    true
+}
+
+/// Takes the parts of an answer to a sync that have come, the `rest` of the last one first; false when some are still
+/// to come or to take.
+fn take_changes(
+    guest: &Arc<Guest>,
+    talk: &mut Talk,
+    rest: Option<Box<Rest>>,
+    effects: &mut Effects,
+) -> Result<bool, Fault> {
+    let begin = Instant::now();
+    let taken = take_parts(guest, talk, rest, begin + SYNC_TIME, effects);
+    let took = begin.elapsed();
+    talk.spent += took;
+    guest.note_talk(took);
+    taken
+}
+
+fn take_parts(
+    guest: &Arc<Guest>,
+    talk: &mut Talk,
+    mut rest: Option<Box<Rest>>,
+    deadline: Instant,
+    effects: &mut Effects,
+) -> Result<bool, Fault> {
+    let mut news = News::default();
+    loop {
+        let link = talk.link.as_mut().ok_or(Fault::Closed)?;
+        let part = match rest.take() {
+            Some(rest) => Some(rest),
+            None => next_part(link.as_mut())?,
+        };
+        let Some(mut part) = part else {
+            talk.pending = Some(Pending::Changes(None));
+            return Ok(false);
+        };
+        if !take_part(guest, &mut part, &mut news, deadline, effects)? {
+            talk.pending = Some(Pending::Changes(Some(part)));
+            return Ok(false);
+        }
+        if !part.changes.more {
+            return Ok(true);
+        }
+    }
+}
+
+fn next_part(link: &mut dyn Link) -> Result<Option<Box<Rest>>, Fault> {
+    match link.receive(Duration::ZERO)? {
+        Some(Answer::Changes(changes)) => Ok(Some(Box::new(Rest { changes, taken: 0 }))),
+        Some(_) => Err(Fault::Contradiction("not the answer to a sync")),
+        None => Ok(None),
+    }
+}
+
+/// Takes a part of an answer; false when there was no time for all of it.
+fn take_part(
+    guest: &Arc<Guest>,
+    part: &mut Rest,
+    news: &mut News,
+    deadline: Instant,
+    effects: &mut Effects,
+) -> Result<bool, Fault> {
+    let counters = &guest.counters;
+    counters.cpu_ns.fetch_max(part.changes.cpu_ns, Relaxed);
+    counters
+        .agent_bytes
+        .store(part.changes.memory_bytes, Relaxed);
+    let mut offers = lock(&guest.offers);
+    let entries = part.changes.entries().iter().skip(part.taken);
+    let mut taken = 0;
+    for change in entries {
+        offers.change(guest, change, news, effects);
+        taken += 1;
+        if Instant::now() > deadline {
+            break;
+        }
+    }
+    part.taken += taken;
+    guest.realm.apply(guest, effects);
+    Ok(part.taken == part.changes.entries().len())
+}
+
+/// Scans what is watched, for [`SCAN_TIME`] at most; true when there is more of it.
+fn scan(
+    guest: &Arc<Guest>,
+    terms: Terms,
+    effects: &mut Effects,
+    runs: &mut [PageRun],
+    found: &mut Vec<Arc<Chunk>>,
+) -> std::io::Result<bool> {
+    let deadline = Instant::now() + SCAN_TIME;
+    let from = guest.progress.load(Relaxed);
+    let again = match from {
+        0 => terms.again(guest),
+        _ => terms.same(guest),
+    };
+    guest.set_merges_again(again.allowed);
+    let mut offers = lock(&guest.offers);
+    let ranges = offers.scans(from);
+    guest
+        .counters
+        .regions
+        .store(offers.regions() as u64, Relaxed);
+    let mut unseen = Ok(());
+    let mut patrol = Patrol::new(guest, terms.rules, from == 0);
+    let mut calm = lock(&guest.calm);
+    let mut glance = calm.begin(terms.mode == RunMode::Unmerge && from == 0);
+    let mut stirred = Vec::new();
+    let mut sweep = Sweep::new(
+        guest,
+        &mut offers,
+        from,
+        |chunk: &Arc<Chunk>, seen: &Seen| {
+            let Some(mut pages) = chunk.try_lock() else {
+                return; // a worker is stuck with it
+            };
+            let mut seen = *seen;
+            if track::needs_second_look(&pages, &seen)
+                && let Err(error) = look_again(guest, chunk, &mut seen)
+            {
+                unseen = Err(error);
+                return;
+            }
+            let now = (terms.round, again);
+            let observed = track::observe(chunk, &mut pages, &seen, now, effects);
+            let mut waiting = observed.waits;
+            if terms.mode == RunMode::Run {
+                waiting |= patrol.check(chunk, &mut pages, effects);
+            }
+            guest.counters.take_over(&mut pages);
+            let wanted = match terms.mode {
+                RunMode::Run => waiting || chunk.has_promoted(),
+                RunMode::Stop => waiting && has_plans(&pages),
+                RunMode::Unmerge => waiting && has_plans(&pages) || pages.count(Class::Merged) > 0,
+            };
+            if wanted && chunk.enqueue() {
+                found.push(Arc::clone(chunk));
+            }
+            if wanted || observed.stirs {
+                stirred.push(chunk.address);
+            }
+        },
+    );
+    let mut next = None;
+    for range in ranges.into_iter().flat_map(idle::blocks) {
+        if Instant::now() > deadline && glance.begins_block(range.start) {
+            next = Some(range.start);
+            break;
+        }
+        if glance.leaves_out(range.start) {
+            sweep.leave_out(&range);
+            continue;
+        }
+        let mut at = range.start;
+        while at < range.end {
+            let (filled, next) = guest.memory.scan(at..range.end, runs)?;
+            runs.iter().take(filled).for_each(|run| sweep.add(run));
+            if next <= at {
+                break;
+            }
+            at = next;
+        }
+    }
+    sweep.finish(next.unwrap_or(u64::MAX));
+    glance.end(&stirred, from, next);
+    patrol.end(next.is_none());
+    unseen?;
+    guest.progress.store(next.unwrap_or(0), Relaxed);
+    Ok(next.is_some())
+}
+
+/// Adds to `seen` which pages of the chunk are a file's.
+fn look_again(guest: &Guest, chunk: &Chunk, seen: &mut Seen) -> std::io::Result<()> {
+    let mut runs = [PageRun::default(); CHUNK_PAGES];
+    let range = chunk.address..chunk.address + CHUNK_BYTES as u64;
+    let (filled, _) = guest.memory.peek(range, &mut runs)?;
+    for run in runs.iter().take(filled) {
+        if run.categories.has(Categories::FILE) {
+            seen.add_file(
+                place(chunk.address, run.start),
+                place(chunk.address, run.end),
+            );
+        }
+    }
+    Ok(())
+}
+
+fn find_merged(guest: &Guest, found: &mut Vec<Arc<Chunk>>) {
+    for chunk in lock(&guest.offers).chunks.values() {
+        let merged = chunk
+            .try_lock()
+            .is_some_and(|pages| pages.count(Class::Merged) > 0);
+        if merged && chunk.enqueue() {
+            found.push(Arc::clone(chunk));
+        }
+    }
+}
+
+fn has_plans(pages: &crate::domain::pages::Pages) -> bool {
+    let mut busy = pages.busy.pages();
+    busy.any(|page| pages.tag(page).is_planned())
+}
+
+/// Counting mappings costs about 1 µs each. So it is done when the most that merging can have made of
+/// them matters and is a loose bound, when merging has come to rest, and now and then.
+fn recount(guest: &Guest, terms: Terms) {
+    let counters = &guest.counters;
+    let added = counters.vmas_added.load(Relaxed);
+    let rests = counters.vmas_seen.swap(added, Relaxed) == added;
+    let most = counters.vmas.load(Relaxed) + added;
+    let loose = added > most / QUARTER && most > terms.max_mappings / QUARTER;
+    let due = added > 0 && (rests || loose);
+    let first = counters.vmas.load(Relaxed) == 0;
+    if (due || first || (terms.round.0 + guest.number).is_multiple_of(RECOUNT))
+        && let Some(vmas) = guest.memory.mappings()
+    {
+        counters.vmas.store(vmas, Relaxed);
+        if first {
+            counters.vmas_before.store(vmas, Relaxed);
+        }
+        counters.vmas_added.store(0, Relaxed);
+    }
+}
+
+/// Ends the connection and moves all refs to the lifelines' ledger; frees what is free already.
+fn retire(guest: &Guest, effects: &mut Effects) {
+    if let Ok(mut talk) = guest.talk.try_lock() {
+        talk.link = None;
+        talk.pending = None;
+    }
+    guest.bury();
+    // A thread that sleeps in a look at its memory may hold them; there will be another look.
+    if let Ok(mut offers) = guest.offers.try_lock() {
+        offers.withdraw_all(guest, effects);
+    }
+    guest.realm.apply(guest, effects);
+    guest.settle();
+    // Last, because this may be where the thread stays.
+    if !guest.is_stuck() && !guest.user.is_stuck() {
+        guest.memory.rescue(false);
+    }
+}

@@ -1,0 +1,6 @@
+//! Scan: what became of the pages of a guest since the last look.
+
+pub(crate) mod claim;
+pub(crate) mod look;
+pub(crate) mod relocation;
+pub(crate) mod track;

@@ -1,0 +1,322 @@
+//! Track: what a scan of the page map says becomes what is known of each page.
+//!
+//! ```text
+//!              first seen          quiet          quiet          read
+//!   Absent ───────────────▶ Written ───▶ Resting ───▶ Settled ─────────▶ Candidate, Planned, …
+//!      ▲                      ▲  └──────────┴────────────┴──── written ──────┘
+//!      └── no frame any more ─┴── from every state; what the page held is given up
+//! ```
+//!
+//! A broken page goes the same way again, where the guest holds nothing that could pin it
+//! ([`Again`]); else it stays broken.
+//!
+//! One scan tells it, for anonymous and for merged pages alike:
+//!
+//! | page is | the scan shows | so it |
+//! |---|---|---|
+//! | merged | nothing, or a frame that is not written | is still merged |
+//! | merged | a frame that is written | is broken, or touched for the first time: a second look |
+//! | merged | in the second look, the file's frame | is still merged |
+//! | merged | in the second look, another frame, or swap | is broken: the guest wrote it |
+//! | broken | written, and in the second look the file's frame | was discarded past the agent |
+//! | anonymous | written | was written during the last period, or was never armed |
+//! | anonymous | the zero page | takes no frame |
+//!
+//! The second look is at single chunks, because telling a file's frame from an anonymous one costs
+//! the kernel a cache miss a page. It misses no broken page: breaking one writes it, and whoever
+//! writes a page disarms it. (A merged page may also show as swapped without being written:
+//! reclaim leaves such a marker where an armed page of a file was.)
+//!
+//! A quiet chunk costs a few operations on words of 64 pages and touches no tag.
+
+use wire::{CHUNK_PAGES, PageBits};
+
+use sys::pagemap::Categories;
+
+use crate::domain::Effects;
+use crate::domain::chunk::{Chunk, WORDS};
+use crate::domain::pages::{NEVER, Pages};
+use crate::page::{Class, Tag};
+
+/// What a scan showed of a chunk.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Seen {
+    present: PageBits,
+    written: PageBits,
+    file: PageBits,
+    zero: PageBits,
+    swapped: PageBits,
+    huge: bool,
+}
+
+impl Seen {
+    /// Adds what a second look told of the pages from `first` up to `end`.
+    pub(crate) fn add_file(&mut self, first: usize, end: usize) {
+        fill_bits(&mut self.file, first, end);
+    }
+
+    /// Adds the pages from `first` up to `end`.
+    pub(crate) fn add(&mut self, first: usize, end: usize, categories: Categories) {
+        let mut fill = |set: fn(&mut Self) -> &mut PageBits, wanted: Categories| {
+            if categories.has(wanted) {
+                fill_bits(set(self), first, end);
+            }
+        };
+        fill(|seen| &mut seen.present, Categories::EMPTY);
+        fill(|seen| &mut seen.written, Categories::WRITTEN);
+        fill(|seen| &mut seen.zero, Categories::ZERO);
+        fill(|seen| &mut seen.swapped, Categories::SWAPPED);
+        self.huge |= categories.has(Categories::HUGE);
+    }
+}
+
+fn fill_bits(bits: &mut PageBits, first: usize, end: usize) {
+    for (at, word) in bits.0.iter_mut().enumerate() {
+        let (low, high) = (first.max(at * 64), end.min(at * 64 + 64));
+        if low < high {
+            *word |= u64::MAX >> (64 - (high - low)) << (low - at * 64);
+        }
+    }
+}
+
+/// Whether only a second look tells what became of stored pages that were seen: those written since
+/// the last scan.
+pub(crate) fn needs_second_look(pages: &Pages, seen: &Seen) -> bool {
+    let stored = pages
+        .stored
+        .0
+        .iter()
+        .zip(pages.merged.0)
+        .map(|(stored, merged)| stored | merged);
+    let mut seen = seen
+        .present
+        .0
+        .iter()
+        .zip(seen.written.0)
+        .map(|(present, written)| present & written);
+    stored
+        .into_iter()
+        .any(|stored| stored & seen.next().expect("as many words") != 0)
+}
+
+/// The present round, which decides whose back-off ends.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Round(pub(crate) u64);
+
+impl Round {
+    /// Whether pages of `chunk` at this level are tried again: once in `2^level` rounds.
+    fn is_due(self, chunk: &Chunk, level: u8) -> bool {
+        level != NEVER && (self.0 ^ u64::from(chunk.id)) & ((1 << level) - 1) == 0
+    }
+}
+
+/// How the broken pages of a guest are treated in this round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Again {
+    /// They may be merged again: nothing of the guest can have pinned them.
+    pub(crate) allowed: bool,
+    /// They grow older: at most twice a second, so that whatever a system call pinned for itself
+    /// before they were armed is long let go when they have settled.
+    pub(crate) ages: bool,
+}
+
+/// What a look at a chunk came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Observed {
+    /// Pages wait to be read or merged.
+    pub(crate) waits: bool,
+    /// Not all of it was as it had been, or may stay so.
+    pub(crate) stirs: bool,
+}
+
+/// Takes over what was seen of `chunk`.
+pub(crate) fn observe(
+    chunk: &Chunk,
+    pages: &mut Pages,
+    seen: &Seen,
+    (round, again): (Round, Again),
+    effects: &mut Effects,
+) -> Observed {
+    pages.huge = seen.huge;
+    pages.kept &= seen.huge;
+    let watched = pages.watched();
+    let broken = if again.allowed {
+        pages.count(Class::Broken)
+    } else {
+        0
+    };
+    let retries = pages.count(Class::Pinned) + pages.count(Class::Skipped) + broken > 0;
+    let mut stirs = false;
+    for word in 0..WORDS {
+        let mut attention = attention(pages, seen, &watched, word, retries);
+        stirs |= attention != 0;
+        if attention == u64::MAX
+            && let Some(after) = in_step(pages, seen, word)
+        {
+            pages.set_word(word, after);
+            continue;
+        }
+        while attention != 0 {
+            let page = word * 64 + attention.trailing_zeros() as usize;
+            attention &= attention - 1;
+            step(chunk, pages, page, seen, (round, again), effects);
+        }
+    }
+    let waits = |tag| matches!(tag, Tag::Settled | Tag::Planned | Tag::PlannedZero);
+    Observed {
+        waits: pages.busy.pages().any(|page| waits(pages.tag(page))),
+        stirs,
+    }
+}
+
+/// What becomes of the 64 pages of a word, when it is the same for all: plain memory that is there, ages, and holds
+/// nothing yet. So it is with most of a guest when it is first looked at.
+fn in_step(pages: &Pages, seen: &Seen, word: usize) -> Option<Tag> {
+    let get = |bits: &PageBits| bits.0[word];
+    let before = pages.tag_of_word(word)?;
+    let ages = matches!(before, Tag::Absent | Tag::Written | Tag::Resting);
+    let special = [&seen.file, &seen.zero, &seen.swapped, &pages.stored];
+    let plain = get(&seen.present) == u64::MAX && special.iter().all(|bits| get(bits) == 0);
+    let written = match get(&seen.written) {
+        0 => false,
+        u64::MAX => true,
+        _ => return None,
+    };
+    (ages && plain).then(|| age(before, written, false))
+}
+
+fn attention(pages: &Pages, seen: &Seen, watched: &PageBits, word: usize, retries: bool) -> u64 {
+    let get = |bits: &PageBits| bits.0[word];
+    let (busy, still, merged) = (get(&pages.busy), get(&pages.still), get(&pages.merged));
+    let present = get(&seen.present) & get(watched);
+    let (written, file) = (get(&seen.written), get(&seen.file));
+    let broken = merged & present & written & !file;
+    let moved = still & (!present | written | file | if retries { u64::MAX } else { 0 });
+    let came = present & !(busy | still | merged);
+    busy | broken | moved | came
+}
+
+fn step(
+    chunk: &Chunk,
+    pages: &mut Pages,
+    page: usize,
+    seen: &Seen,
+    (round, again): (Round, Again),
+    effects: &mut Effects,
+) {
+    let before = pages.tag(page);
+    let after = match before {
+        // Only broken ones get here; and of a question under way only its answer tells.
+        Tag::Merged => broken(pages, page, again),
+        Tag::Asked | Tag::AskedZero => return,
+        _ if !seen.present.contains(page) => Tag::Absent,
+        _ if seen.file.contains(page) => Tag::Foreign,
+        _ if pages.stored.contains(page) => {
+            match step_stored(chunk, pages, page, seen, (round, again)) {
+                Some(after) => after,
+                None => return,
+            }
+        }
+        Tag::Zeroed if seen.zero.contains(page) => return,
+        _ if seen.zero.contains(page) => Tag::Zero,
+        Tag::Pinned | Tag::Skipped => match retry(chunk, pages, page, seen, round) {
+            Some(after) => after,
+            None => return,
+        },
+        _ => age(
+            before,
+            seen.written.contains(page),
+            seen.swapped.contains(page),
+        ),
+    };
+    if after != before {
+        effects.discard(pages, page, chunk.site(page));
+        pages.set(page, after);
+    }
+}
+
+/// What a page is that the guest wrote since it was merged.
+fn broken(pages: &Pages, page: usize, again: Again) -> Tag {
+    match again.allowed && pages.offered.contains(page) {
+        true => Tag::Written,
+        false => Tag::Broken,
+    }
+}
+
+/// A page in a mapping of a store that does not show as the store's.
+fn step_stored(
+    chunk: &Chunk,
+    pages: &mut Pages,
+    page: usize,
+    seen: &Seen,
+    (round, again): (Round, Again),
+) -> Option<Tag> {
+    let written = seen.written.contains(page);
+    match pages.tag(page) {
+        // Not written, so not looked at twice: it may be the store's own, of a former engine.
+        Tag::Absent | Tag::Foreign | Tag::Zero | Tag::Zeroed if !written => Some(Tag::Foreign),
+        Tag::Absent | Tag::Foreign | Tag::Zero | Tag::Zeroed | Tag::Broken => {
+            Some(broken(pages, page, again))
+        }
+        _ if broken(pages, page, again) == Tag::Broken => Some(Tag::Broken),
+        Tag::Pinned | Tag::Skipped => retry(chunk, pages, page, seen, round),
+        _ if !written && !again.ages => None,
+        before => Some(age(before, written, seen.swapped.contains(page))),
+    }
+}
+
+/// A page that could not be merged: given up for good until it is written, else tried again when
+/// its back-off ends.
+fn retry(chunk: &Chunk, pages: &mut Pages, page: usize, seen: &Seen, round: Round) -> Option<Tag> {
+    let (level, written) = (pages.level(page), seen.written.contains(page));
+    if level == NEVER {
+        if written {
+            pages.set(page, Tag::Absent); // begins afresh, without level
+        }
+        return written.then_some(Tag::Written);
+    }
+    let after = if written { Tag::Written } else { Tag::Settled };
+    round.is_due(chunk, level).then_some(after)
+}
+
+/// An anonymous page. One that is swapped out takes no frame now: it is not read back in, so it
+/// does not settle.
+fn age(before: Tag, written: bool, swapped: bool) -> Tag {
+    match before {
+        _ if written => Tag::Written,
+        Tag::Written | Tag::Resting | Tag::Settled if swapped => Tag::Written,
+        Tag::Written => Tag::Resting,
+        Tag::Resting => Tag::Settled,
+        Tag::Absent | Tag::Zero | Tag::Zeroed | Tag::Foreign => Tag::Written,
+        other => other,
+    }
+}
+
+/// Takes over what the agent says of `chunk`: which pages it offers, which lie in a store's mapping.
+/// A merged page that no longer does was discarded, unmapped or remapped: that is evidence.
+pub(crate) fn set_bits(
+    chunk: &Chunk,
+    pages: &mut Pages,
+    offered: PageBits,
+    stored: PageBits,
+    effects: &mut Effects,
+) {
+    pages.offered = offered;
+    pages.stored = stored;
+    pages.kept &= !offered.is_empty();
+    for page in 0..CHUNK_PAGES {
+        let stays = match pages.tag(page) {
+            Tag::Absent => continue,
+            Tag::Merged | Tag::Broken | Tag::Foreign => stored.contains(page),
+            _ => offered.contains(page),
+        };
+        if !stays {
+            effects.discard(pages, page, chunk.site(page));
+            pages.set(page, Tag::Absent);
+        }
+    }
+    pages.shrink();
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,234 @@
+use sys::pagemap::Categories;
+
+use super::*;
+use crate::page::{Fingerprint, Slot, StoreId};
+use crate::sync::lock;
+use crate::testing::fake::Lab;
+
+const PRESENT: Categories = Categories::PRESENT;
+
+fn written() -> Categories {
+    PRESENT.and(Categories::WRITTEN)
+}
+
+/// A chunk of 4 offered pages with these states and a stored set.
+fn chunk(states: &[(usize, Tag)]) -> std::sync::Arc<Chunk> {
+    let lab = Lab::new();
+    lab.guest("d", 1);
+    let guest = lock(&lab.core.guests)[0].clone();
+    let chunk = guest.realm.chunks.create(&guest, 0, 0).unwrap();
+    let mut pages = chunk.lock();
+    pages.offered = PageBits::FULL;
+    for &(page, tag) in states {
+        match tag {
+            Tag::Candidate => pages.set_candidate(page, Fingerprint(70 + page as u128), StoreId(0)),
+            Tag::Merged => {
+                pages.set_planned(page, Slot(90 + page as u64));
+                pages.stored.insert(page);
+                pages.set(page, tag);
+            }
+            _ => pages.set(page, tag),
+        }
+    }
+    drop(pages);
+    chunk
+}
+
+const NEVER_AGAIN: Again = Again {
+    allowed: false,
+    ages: true,
+};
+
+fn look(chunk: &Chunk, seen: &Seen) -> (bool, Effects) {
+    look_again(chunk, seen, NEVER_AGAIN)
+}
+
+fn look_again(chunk: &Chunk, seen: &Seen, again: Again) -> (bool, Effects) {
+    let mut effects = Effects::default();
+    let now = (Round(1), again);
+    let observed = observe(chunk, &mut chunk.lock(), seen, now, &mut effects);
+    (observed.waits, effects)
+}
+
+fn seen(parts: &[(usize, usize, Categories)]) -> Seen {
+    let mut seen = Seen::default();
+    parts
+        .iter()
+        .for_each(|&(first, end, categories)| seen.add(first, end, categories));
+    seen
+}
+
+fn tags<const N: usize>(chunk: &Chunk) -> [Tag; N] {
+    std::array::from_fn(|page| chunk.lock().tag(page))
+}
+
+#[test]
+fn a_page_settles_after_two_quiet_scans() {
+    let chunk = chunk(&[]);
+    assert!(!look(&chunk, &seen(&[(0, 2, written())])).0);
+    assert!(!look(&chunk, &seen(&[(0, 2, PRESENT)])).0);
+    assert_eq!(tags(&chunk), [Tag::Resting, Tag::Resting]);
+    let (waits, _) = look(&chunk, &seen(&[(0, 1, PRESENT), (1, 2, written())]));
+    assert!(waits);
+    assert_eq!(tags(&chunk), [Tag::Settled, Tag::Written]);
+    assert!(!look(&chunk, &seen(&[])).0);
+    assert_eq!(tags(&chunk), [Tag::Absent, Tag::Absent]);
+}
+
+#[test]
+fn a_word_in_step_goes_the_way_of_its_pages() {
+    let (zero, swapped) = (Categories::ZERO, Categories::SWAPPED);
+    let sights = [
+        PRESENT,
+        written(),
+        PRESENT.and(zero),
+        written().and(swapped),
+    ];
+    let tags = [
+        Tag::Absent,
+        Tag::Written,
+        Tag::Resting,
+        Tag::Settled,
+        Tag::Candidate,
+    ];
+    for (before, sight) in tags
+        .iter()
+        .flat_map(|tag| sights.map(|sight| (*tag, sight)))
+    {
+        let states: Vec<_> = (0..128).map(|page| (page, before)).collect();
+        // The first word is seen whole; of the second one page is gone, so its pages go one by one.
+        let chunk = chunk(&states);
+        let (_, effects) = look(&chunk, &seen(&[(0, 127, sight)]));
+        let mut pages = chunk.lock();
+        let after = pages.tag(0);
+        assert!(
+            (0..127).all(|page| pages.tag(page) == after),
+            "{before:?} {sight:?}"
+        );
+        for bits in [pages.busy, pages.still, pages.merged] {
+            assert_eq!(bits.0[0] & u64::MAX >> 1, bits.0[1], "{before:?} {sight:?}");
+            assert!(bits.0[0] == 0 || bits.0[0] == u64::MAX);
+        }
+        let changes = pages.take_changes();
+        let there: i64 = changes.iter().sum();
+        assert_eq!(there, 127);
+        assert_eq!(
+            after.class().map(|class| changes[class as usize]),
+            Some(127)
+        );
+        let forgotten = if before == Tag::Candidate && after != before {
+            128
+        } else {
+            0
+        };
+        let gone = if before == Tag::Candidate { 1 } else { 0 };
+        assert_eq!(effects.forget.len(), forgotten.max(gone));
+    }
+}
+
+#[test]
+fn a_written_or_vanished_candidate_leaves_the_index() {
+    let chunk = chunk(&[
+        (0, Tag::Candidate),
+        (1, Tag::Candidate),
+        (2, Tag::Candidate),
+    ]);
+    let (_, effects) = look(&chunk, &seen(&[(0, 1, PRESENT), (1, 2, written())]));
+    assert_eq!(tags(&chunk), [Tag::Candidate, Tag::Written, Tag::Absent]);
+    let gone = [1, 2].map(|page| {
+        let key = Fingerprint(70 + page as u128);
+        (StoreId(0), key, chunk.site(page))
+    });
+    assert_eq!(effects.forget, gone);
+}
+
+#[test]
+fn a_merged_page_breaks_only_when_a_second_look_says_so() {
+    let merged = [0, 1, 2, 3, 4].map(|page| (page, Tag::Merged));
+    let chunk = chunk(&merged);
+    // Untouched, touched before, touched lately, written, a marker of reclaim.
+    let marker = Categories::SWAPPED;
+    let mut seen = seen(&[(1, 2, PRESENT), (2, 4, written()), (4, 5, marker)]);
+    assert!(needs_second_look(&chunk.lock(), &seen));
+    seen.add_file(1, 3);
+    let (_, effects) = look(&chunk, &seen);
+    let still = Tag::Merged;
+    assert_eq!(tags(&chunk), [still, still, still, Tag::Broken, still]);
+    assert_eq!(effects.leave, [Slot(93)]);
+}
+
+#[test]
+fn a_broken_page_settles_anew_where_that_is_safe() {
+    let chunk = chunk(&[(0, Tag::Merged), (1, Tag::Merged)]);
+    let again = |allowed, ages| Again { allowed, ages };
+    let states = |show: Categories, again: Again| {
+        let (_, effects) = look_again(&chunk, &seen(&[(0, 2, show)]), again);
+        (tags(&chunk), effects.leave.len())
+    };
+    chunk.lock().offered.remove(1);
+    let withdrawn = Tag::Broken;
+    let is = |tag: Tag| ([tag, withdrawn], 0);
+    let broken = states(written(), again(true, false));
+    assert_eq!(broken, ([Tag::Written, withdrawn], 2));
+    assert_eq!(states(PRESENT, again(true, false)), is(Tag::Written));
+    assert_eq!(states(PRESENT, again(true, true)), is(Tag::Resting));
+    assert_eq!(states(PRESENT, again(true, true)), is(Tag::Settled));
+    assert_eq!(states(PRESENT, again(false, true)), is(Tag::Broken));
+    assert_eq!(states(PRESENT, again(false, true)), is(Tag::Broken));
+    assert_eq!(states(PRESENT, again(true, true)), is(Tag::Written));
+    assert_eq!(states(PRESENT, again(true, true)), is(Tag::Resting));
+    assert_eq!(states(written(), again(true, false)), is(Tag::Written));
+}
+
+#[test]
+fn pages_of_a_former_engine_are_foreign_until_they_are_written() {
+    let chunk = chunk(&[]);
+    chunk.lock().stored = PageBits::FULL;
+    let again = Again {
+        allowed: true,
+        ages: true,
+    };
+    look_again(&chunk, &seen(&[(0, 2, PRESENT)]), again);
+    assert_eq!(tags(&chunk), [Tag::Foreign, Tag::Foreign]);
+    let mut seen = seen(&[(0, 2, written())]);
+    seen.add_file(1, 2);
+    look_again(&chunk, &seen, again);
+    assert_eq!(tags(&chunk), [Tag::Written, Tag::Foreign]);
+}
+
+#[test]
+fn quiet_merged_pages_need_no_second_look() {
+    let chunk = chunk(&[(0, Tag::Merged), (1, Tag::Written)]);
+    assert!(!needs_second_look(
+        &chunk.lock(),
+        &seen(&[(0, 1, PRESENT), (1, 2, written())])
+    ));
+}
+
+#[test]
+fn swapped_pages_are_not_read_back_in() {
+    let chunk = chunk(&[(0, Tag::Resting), (1, Tag::Candidate)]);
+    let (waits, _) = look(&chunk, &seen(&[(0, 2, Categories::SWAPPED)]));
+    assert!(!waits);
+    assert_eq!(tags(&chunk), [Tag::Written, Tag::Candidate]);
+}
+
+#[test]
+fn what_the_agent_takes_away_is_given_up() {
+    let chunk = chunk(&[
+        (0, Tag::Merged),
+        (1, Tag::Merged),
+        (2, Tag::Candidate),
+        (3, Tag::Zero),
+    ]);
+    let mut effects = Effects::default();
+    let (mut offered, mut stored) = (PageBits::EMPTY, PageBits::EMPTY);
+    offered.insert(0);
+    stored.insert(1);
+    set_bits(&chunk, &mut chunk.lock(), offered, stored, &mut effects);
+    assert_eq!(
+        tags(&chunk),
+        [Tag::Absent, Tag::Merged, Tag::Absent, Tag::Absent]
+    );
+    assert_eq!((effects.leave, effects.forget.len()), (vec![Slot(90)], 1));
+}

@@ -1,0 +1,253 @@
+//! A lab: an engine core in a fake world, and what the tests do with both.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use sdtree::SdTree;
+use wire::RunMode;
+
+use super::agent::{FakeLink, Mail};
+use super::memory::FakeMemory;
+use super::store::FakeStore;
+use super::{FakeLine, Process, Shared, World};
+use crate::domain::lifelines::Lifeline;
+use crate::domain::placement::Home;
+use crate::domain::{Floor, Realm};
+use crate::guest::Guest;
+use crate::merge::read::Hasher;
+use crate::page::Slot;
+use crate::run::core::{Core, Knobs, Scratch};
+use crate::run::workers::{Alone, Crew};
+use crate::scan::relocation::Rules;
+use crate::sync::lock;
+
+/// A core in a fake world, its rounds driven by hand.
+pub(crate) struct Lab {
+    pub(crate) world: Shared,
+    pub(crate) core: Arc<Core>,
+    options: crate::options::Options,
+    alone: Alone,
+}
+
+fn home(options: &crate::options::Options) -> Home {
+    let topology = options.topology.clone();
+    Home::new(topology.unwrap_or_else(|| numa::Topology::live().unwrap())).unwrap()
+}
+
+fn new_core(world: &Shared, options: &crate::options::Options) -> Core {
+    let (world, home) = (Arc::clone(world), home(options));
+    let begin = move |domain: &str| {
+        // A realm that ended leaves nothing behind; a new one has a new store.
+        let mut old = lock(&world);
+        old.shelves.remove(domain);
+        old.ties.remove(domain);
+        old.new_tie(domain);
+        drop(old);
+        new_realm(&world, &home, domain)
+    };
+    let knobs = Knobs::new(options, 65530);
+    Core::new(
+        knobs,
+        options.limits,
+        Hasher::new().unwrap(),
+        Box::new(begin),
+    )
+}
+
+fn new_realm(world: &Shared, home: &Home, domain: &str) -> std::io::Result<Realm> {
+    Realm::new(domain, home.clone(), |id| {
+        let store = FakeStore {
+            world: Arc::clone(world),
+            domain: domain.to_owned(),
+            id,
+        };
+        Ok(Floor {
+            index: Box::new(SdTree::<u64>::new()),
+            store: Box::new(store),
+        })
+    })
+}
+
+impl Lab {
+    pub(crate) fn new() -> Self {
+        Self::with(crate::options::Options {
+            threads: 1,
+            patience: Duration::ZERO,
+            ..crate::options::Options::default()
+        })
+    }
+
+    /// A lab on a machine with this many nodes, and this many pages to a copy.
+    pub(crate) fn on_nodes(nodes: usize, across: bool, limit: u32) -> Self {
+        let spec = format!("fake={nodes}").parse().unwrap();
+        let topology = numa::Topology::live().unwrap().emulate(&spec).unwrap();
+        Self::with(crate::options::Options {
+            threads: 1,
+            patience: Duration::ZERO,
+            merge_across_nodes: across,
+            max_page_sharing: limit,
+            topology: Some(topology),
+            ..crate::options::Options::default()
+        })
+    }
+
+    pub(crate) fn with(options: crate::options::Options) -> Self {
+        let world = Shared::default();
+        lock(&world).bound = !options.merge_across_nodes;
+        Self {
+            core: Arc::new(new_core(&world, &options)),
+            world,
+            options,
+            alone: Alone(Mutex::new(Scratch::new())),
+        }
+    }
+
+    /// Kills the engine at once; another one takes over its stores and ties. Agents deal with what
+    /// they were asked last, or find the connection closed.
+    pub(crate) fn succeed(&mut self, deal: bool) {
+        self.world(|world| {
+            for process in 0..world.processes.len() {
+                if deal && !world.processes[process].dead {
+                    world.deal(process);
+                }
+                world.processes[process].connection = 0;
+            }
+        });
+        let rules = self.core.knobs.rules();
+        self.options.merge_across_nodes = rules.across_nodes;
+        self.options.max_page_sharing = rules.max_sharing;
+        self.core = Arc::new(new_core(&self.world, &self.options));
+        let domains = self.world(|world| world.ties.clone());
+        for (domain, ties) in domains {
+            let realm = new_realm(&self.world, &home(&self.options), &domain).unwrap();
+            let line = |line| -> Box<dyn Lifeline> {
+                let world = Arc::clone(&self.world);
+                Box::new(FakeLine { world, line })
+            };
+            let ties = ties.into_iter().map(|tie| (tie as u64, line(tie)));
+            self.core.inherit(realm, ties.collect()).unwrap();
+            self.world(|world| world.new_tie(&domain));
+        }
+        self.check();
+    }
+
+    /// A lab with a guest of one chunk.
+    pub(crate) fn with_guest() -> (Self, Arc<Guest>) {
+        let lab = Self::new();
+        lab.guest("d", 1);
+        let guest = Arc::clone(&lock(&lab.core.guests)[0]);
+        (lab, guest)
+    }
+
+    /// A guest that offers `chunks` chunks whole; gives its number.
+    pub(crate) fn guest(&self, domain: &str, chunks: u64) -> usize {
+        self.guest_of(domain, chunks, 0)
+    }
+
+    /// The same, of this user.
+    pub(crate) fn guest_of(&self, domain: &str, chunks: u64, uid: u32) -> usize {
+        let process = {
+            let mut world = lock(&self.world);
+            world.processes.push(Process {
+                domain: domain.to_owned(),
+                uid,
+                offered: (0..chunks).collect(),
+                ..Process::default()
+            });
+            world.processes.len() - 1
+        };
+        self.connect(process);
+        process
+    }
+
+    /// Connects a process's agent (again).
+    pub(crate) fn connect(&self, process: usize) {
+        let domain = self.world(|world| world.processes[process].domain.clone());
+        let realm = self.core.realm(&domain).unwrap();
+        let mut world = lock(&self.world);
+        let line = world.new_line();
+        let tie = *world.ties[&domain].last().unwrap();
+        world.hold(line);
+        world.hold(tie);
+        let its = &mut world.processes[process];
+        its.kept.append(&mut its.lines);
+        its.kept.extend(its.tie.replace(tie));
+        its.lines.push(line);
+        its.connections += 1;
+        its.connection = its.connections;
+        its.changed = its.offered.clone();
+        its.mail = Mail::greeting();
+        drop(world);
+        let memory = Box::new(FakeMemory::new(&self.world, process));
+        let link = Box::new(FakeLink::new(&self.world, process));
+        let line = Box::new(FakeLine {
+            world: Arc::clone(&self.world),
+            line,
+        });
+        let peer = self.world(|world| world.processes[process].peer(process));
+        self.core.admit(peer, realm, memory, link, line);
+    }
+
+    /// Does something to the world.
+    pub(crate) fn world<T>(&self, act: impl FnOnce(&mut World) -> T) -> T {
+        act(&mut lock(&self.world))
+    }
+
+    /// A round on this thread, then all assertions.
+    pub(crate) fn round(&self) {
+        self.round_by(&self.alone);
+    }
+
+    /// A round by this crew, then all assertions.
+    pub(crate) fn round_by(&self, crew: &dyn Crew) {
+        self.core.round(crew, true);
+        self.check();
+    }
+
+    /// Rounds without looking for work, to unmerge.
+    pub(crate) fn unmerge(&self) {
+        self.core.knobs.set_mode(RunMode::Unmerge);
+        self.core.round(&self.alone, false);
+        self.check();
+    }
+
+    /// Asks for other rules; gives the pages in the way.
+    pub(crate) fn switch(&self, rules: Rules) -> u64 {
+        let shared = self.core.switch(rules);
+        if shared == 0 {
+            lock(&self.world).bound = !rules.across_nodes;
+        }
+        self.check();
+        shared
+    }
+
+    /// Rounds until pages written before are settled and merged, and promotions done.
+    pub(crate) fn rounds(&self, count: usize) {
+        (0..count).for_each(|_| self.round());
+    }
+
+    fn check(&self) {
+        crate::check::check(&self.core);
+        let world = lock(&self.world);
+        world.assert_contents();
+        for (domain, shelf) in &world.shelves {
+            let realms = lock(&self.core.realms);
+            for &slot in shelf
+                .written
+                .keys()
+                .filter(|slot| !shelf.punched.contains(slot))
+            {
+                let refs = realms
+                    .get(domain)
+                    .map_or(0, |realm| realm.slots.view().counts(Slot(slot)).0);
+                let own = world.accounted(domain, slot);
+                assert!(refs as usize >= own, "I4: slot {slot}");
+                assert!(refs > 0, "slot {slot} leaks a frame");
+            }
+        }
+    }
+
+    pub(crate) fn status(&self) -> wire::Status {
+        crate::status::status(&self.core)
+    }
+}

@@ -1,0 +1,152 @@
+//! Guests that cost what they can: memory that does not answer, floods of tables, storms of words.
+
+use std::time::Duration;
+
+use crate::run::workers::Workers;
+use crate::sync::lock;
+use crate::testing::fake::Lab;
+use crate::testing::trials::{fill, twins};
+
+/// A read that takes long, by a fork of a great process say, costs an honest guest the time and nothing else.
+#[test]
+fn a_guest_whose_memory_is_slow_goes_on_afterwards() {
+    let lab = Lab::with(crate::options::Options {
+        threads: 1,
+        ..crate::options::Options::default()
+    });
+    let [_, slow] = twins(&lab);
+    let hang = std::sync::Arc::new((std::sync::Mutex::new(true), std::sync::Condvar::new()));
+    lab.world(|world| world.processes[slow].hangs = Some(hang.clone()));
+    let crew = Workers::new(std::sync::Arc::clone(&lab.core), Duration::from_secs(3600));
+    while lab.core.users.stuck_threads() == 0 {
+        lab.round_by(&crew);
+    }
+    lab.round_by(&crew);
+    assert_eq!(lab.status().pages_shared, 0);
+    lab.world(|world| world.processes[slow].hangs = None);
+    *lock(&hang.0) = false;
+    hang.1.notify_all();
+    while lab.status().pages_shared == 0 {
+        lab.round_by(&crew);
+    }
+    assert_eq!(lab.core.users.stuck_threads(), 0);
+    assert_eq!(lab.status().guests.len(), 2);
+    crew.stop();
+}
+
+/// The threads of a user who loses too many are not lent to his guests any more; others have theirs.
+#[test]
+fn threads_that_a_user_can_keep_are_few() {
+    let lab = Lab::with(crate::options::Options {
+        threads: 1,
+        ..crate::options::Options::default()
+    });
+    twins(&lab);
+    let hang = std::sync::Arc::new((std::sync::Mutex::new(true), std::sync::Condvar::new()));
+    let hostile: Vec<_> = (0..20).map(|_| lab.guest_of("h", 1, 666)).collect();
+    for &guest in &hostile {
+        fill(&lab, guest, 100..116, |page| page);
+        lab.world(|world| world.processes[guest].hangs = Some(hang.clone()));
+    }
+    let crew = Workers::new(std::sync::Arc::clone(&lab.core), Duration::from_secs(3600));
+    (0..12).for_each(|_| lab.round_by(&crew));
+    let status = lab.status();
+    assert_eq!((status.pages_shared, status.pages_sharing), (16, 16));
+    let lost = lab.core.users.stuck_threads();
+    // One a turn more may be on its way when the limit is reached.
+    assert!((4..=7).contains(&lost), "{lost} threads");
+    lab.world(|world| {
+        for &guest in &hostile {
+            world.kill(guest);
+        }
+    });
+    *lock(&hang.0) = false;
+    hang.1.notify_all();
+    while lab.status().guests.len() > 2 {
+        std::thread::sleep(Duration::from_millis(5));
+        lab.round_by(&crew);
+    }
+    assert_eq!(lab.core.users.stuck_threads(), 0);
+    crew.stop();
+}
+
+/// A guest at a limit keeps what it has, and says at which.
+#[test]
+fn tables_end_at_a_limit() {
+    let limits = crate::options::Limits {
+        table_mib_per_user: 1,
+        ..crate::options::Limits::default()
+    };
+    let lab = Lab::with(crate::options::Options {
+        threads: 1,
+        patience: Duration::ZERO,
+        limits,
+        ..crate::options::Options::default()
+    });
+    twins(&lab);
+    let hostile = [(); 2].map(|()| lab.guest_of("h", 600, 666));
+    for guest in hostile {
+        fill(&lab, guest, (0..600).map(|chunk| chunk * 512), |page| {
+            page + 1
+        });
+    }
+    lab.rounds(5);
+    let status = lab.status();
+    let of = |pid: usize| {
+        let its = status.guests.iter().find(|g| g.pid as usize == pid);
+        its.unwrap()
+    };
+    assert!(hostile.iter().any(|&guest| of(guest).pages > 100));
+    let reason = hostile.iter().find_map(|&guest| of(guest).at_limit.clone());
+    let reason = reason.expect("a guest is at its limit");
+    assert!(reason.contains("table_mib_per_user = 1"), "{reason}");
+    let tables = lab.core.users.get(666).table_bytes();
+    assert!((1 << 19..5 << 18).contains(&tables), "{tables} bytes");
+    assert_eq!((of(0).at_limit.clone(), of(0).pages_sharing), (None, 16));
+    lab.world(|world| hostile.iter().for_each(|&guest| world.kill(guest)));
+    lab.rounds(2);
+    assert_eq!(lab.core.users.get(666).table_bytes(), 0);
+}
+
+/// Saying "everything" again and again costs no more than it takes to say it.
+#[test]
+fn a_storm_of_everything_costs_what_it_takes_to_send() {
+    use crate::guest::regions::News;
+    use wire::{CHUNK_BYTES, Change, PageBits};
+    let lab = Lab::new();
+    lab.guest("d", 1);
+    let guest = std::sync::Arc::clone(&lock(&lab.core.guests)[0]);
+    let (mut effects, mut news) = (crate::domain::Effects::default(), News::default());
+    let mut offers = lock(&guest.offers);
+    let base = crate::testing::fake::BASE;
+    let mut one = PageBits::EMPTY;
+    one.insert(1);
+    let mut change = |change: &Change| offers.change(&guest, change, &mut news, &mut effects);
+    for chunk in 0..20_000 {
+        let stored = PageBits::EMPTY;
+        let chunk = base + chunk * CHUNK_BYTES as u64;
+        let offered = one;
+        change(&Change::Chunk {
+            chunk,
+            offered,
+            stored,
+        });
+    }
+    let begin = std::time::Instant::now();
+    let everything = Change::Whole {
+        chunk: base,
+        chunks: 20_000,
+    };
+    (0..4 * 119).for_each(|_| change(&everything));
+    // 5.8 s when each went through all chunks.
+    assert!(
+        begin.elapsed() < Duration::from_millis(500),
+        "{:?}",
+        begin.elapsed()
+    );
+    let whole = offers
+        .chunks
+        .values()
+        .all(|chunk| chunk.lock().offered == PageBits::FULL);
+    assert!(whole && offers.chunks.len() == 20_000);
+}
