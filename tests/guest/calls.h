@@ -3,6 +3,7 @@
  */
 #include <linux/userfaultfd.h>
 #include <sys/ioctl.h>
+#include <sys/shm.h>
 #include <sys/uio.h>
 
 /* Advice to oneself, in two pieces where there is more than one page. */
@@ -31,6 +32,17 @@ static long map_unseen(unsigned char *at, size_t len)
 			 : "D"(at), "S"(len), "d"(PROT_READ | PROT_WRITE), "r"(r10), "r"(r8), "r"(r9)
 			 : "rcx", "r11", "memory");
 	return result < 0 ? result : 0;
+}
+
+/* Puts shared memory of System V there. */
+static long map_segment(unsigned char *at, size_t len)
+{
+	int id = shmget(IPC_PRIVATE, len, IPC_CREAT | 0600);
+	void *mapped = id < 0 ? (void *)-1 : shmat(id, at, SHM_REMAP);
+	long result = mapped == at ? 0 : -errno;
+	if (id >= 0)
+		shmctl(id, IPC_RMID, NULL);
+	return result;
 }
 
 /* Registers a userfaultfd of one's own, and protects the pages with it; a write would wait for ever. */

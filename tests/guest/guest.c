@@ -488,6 +488,7 @@ int main(void)
 		COMMAND("protect") say(errno_of(mprotect(mem + a * PAGE, b * PAGE, (int)c)));
 		COMMAND("lock") say(errno_of(mlock(mem + a * PAGE, b * PAGE)));
 		COMMAND("unlock") say(errno_of(munlock(mem + a * PAGE, b * PAGE)));
+		COMMAND("name") say(errno_of(prctl(PR_SET_VMA, PR_SET_VMA_ANON_NAME, mem + a * PAGE, b * PAGE, "named")));
 		COMMAND("bind") say(bind_to(a, b, (unsigned)c));
 		COMMAND("crowd") say(crowd(a));
 		COMMAND("writers") say(start_writers(a, b, c));
@@ -551,6 +552,10 @@ int main(void)
 		COMMAND("unseen") {
 			memset(shadow + a * PAGE, 0, b * PAGE);
 			say(map_unseen(mem + a * PAGE, b * PAGE));
+		}
+		COMMAND("segment") {
+			memset(shadow + a * PAGE, 0, b * PAGE);
+			say(map_segment(mem + a * PAGE, b * PAGE));
 		}
 		COMMAND("watch") say(watch(mem + a * PAGE, b * PAGE));
 		COMMAND("scatter") say(scatter(mem, shadow, a, (int)b));

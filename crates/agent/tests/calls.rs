@@ -109,6 +109,36 @@ fn attributes_stay_where_they_were_put() {
 }
 
 #[test]
+fn a_name_is_given_as_the_kernel_alone_would_give_it() {
+    let (engine, mut guest) = merged(5);
+    let mut other = engine.guest();
+    other.map(512);
+    // Some kernels know no names.
+    assert_eq!(guest.ask("name 20 4"), other.ask("name 20 4"));
+    assert_eq!(told(&engine), (512, 508), "four pages are the guest's own");
+    guest.run("check");
+}
+
+#[test]
+fn other_memory_over_merged_pages_is_left_alone() {
+    let (engine, mut guest) = merged(7);
+    guest.run("segment 100 10");
+    // The same content, so that comparing keeps nothing from being merged.
+    for page in 100..110 {
+        guest.run(&format!("fill {page} 1 {}", 7 + page));
+    }
+    engine.sync();
+    scan(&guest);
+    let merged = engine.merge(guest.memory, 100, 10, Some(1100));
+    assert_eq!(count(&merged, PageOutcome::Merged), 0);
+    // Shared memory is not freed.
+    assert!(guest.ask(&format!("advise 102 1 {FREE}")).is_err());
+    guest.run(&format!("advise 90 10 {DONTNEED}"));
+    guest.run(&format!("advise 110 10 {DONTNEED}"));
+    guest.run("check");
+}
+
+#[test]
 fn guards_leave_zeros_behind() {
     let (_engine, mut guest) = merged(5);
     guest.run(&format!("advise 20 4 {GUARD_INSTALL}"));

@@ -150,6 +150,14 @@ pub(crate) fn set_mempolicy_home_node(args: [usize; 6]) -> Result<usize> {
     changing(args[0], args[1], SYS_HOME_NODE, args)
 }
 
+/// What prctl(2) tells of a mapping: its name. The name of a mapping of a file is refused.
+pub(super) const SET_VMA: usize = 0x5356_4d41;
+
+/// prctl(2) with [`SET_VMA`]: option, attribute, address, length, name.
+pub(super) fn set_vma(args: [usize; 6]) -> Result<usize> {
+    changing(args[2], args[3], libc::SYS_prctl, args)
+}
+
 /// process_madvise(2): pidfd, ranges, how many, advice, flags.
 pub(crate) fn process_madvise(args: [usize; 6]) -> Result<usize> {
     const AT_ONCE: usize = 16;

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use libc::{gid_t, uid_t};
 use rustix::io::{Errno, Result};
 
-use super::{Bits, bits_of, call};
+use super::{Bits, bits_of, call, memory};
 use crate::api::fail;
 use crate::calls;
 use crate::life::{self, Why};
@@ -203,6 +203,9 @@ fn narrows(number: i64, args: &[usize; 6]) -> bool {
 
 /// Makes a system call as libc's `syscall` does, if it is one of [`HOOKED`].
 fn system_call(number: i64, args: [usize; 6]) -> c_long {
+    if number == libc::SYS_prctl && args[0] & SAME == memory::SET_VMA {
+        return answer(memory::set_vma(args));
+    }
     if life::is_barred() {
         return answer(call(number, args));
     }
