@@ -1,24 +1,8 @@
 //! The C API: `include/pageone.h`.
 
-use rustix::io::{Errno, Result};
-
+use crate::errno::c_result;
 use crate::lock::SERVED;
 use crate::offer::{self, Then};
-
-/// Sets `errno` the way C calls do: 0, or -1 with the reason there.
-pub(crate) fn c_result(result: Result<()>) -> i32 {
-    match result {
-        Ok(()) => 0,
-        Err(errno) => fail(errno),
-    }
-}
-
-/// Sets `errno`, gives -1.
-pub(crate) fn fail(errno: Errno) -> i32 {
-    // SAFETY: libc's errno of the calling thread, which is one of the guest's.
-    unsafe { *libc::__errno_location() = errno.raw_os_error() };
-    -1
-}
 
 /// Offers `[addr, addr + len)` for merging; see `pageone.h`.
 #[unsafe(no_mangle)]
@@ -45,5 +29,5 @@ extern "C" fn pageone_served() -> i32 {
 /// Whether libc's own calls are seen: 1 or 0; see `pageone.h`.
 #[unsafe(no_mangle)]
 extern "C" fn pageone_sees_libc() -> i32 {
-    i32::from(crate::takeover::sees_libc())
+    i32::from(crate::hooks::takeover::sees_libc())
 }

@@ -11,6 +11,10 @@
 //!
 //! Source: `kernel/seccomp.c`, `Documentation/networking/filter.rst`.
 
+pub(crate) mod calls;
+pub(crate) mod narrow;
+pub(crate) mod trial;
+
 use libc::sock_filter;
 
 /// A call, as far as it is known: `None` may be anything.

@@ -32,8 +32,8 @@ use sys::process::thread_id;
 use sys::task;
 use sys::thread::{SignalMask, block_signals, restore_signals};
 
-use crate::life::{self, Life};
 use crate::table::Table;
+use crate::thread::{self, Life};
 
 /// What a fork child must not inherit.
 #[derive(Default)]
@@ -163,7 +163,7 @@ pub(crate) fn lock_between_forks() -> Option<Guard> {
 
 /// Waits for the window under way; from here none begins in this process until [`end_fork`].
 pub(crate) fn begin_fork() {
-    if life::is_barred() {
+    if thread::is_barred() {
         return;
     }
     // Relaxed: `lock_between_forks` looks at it under the same lock.

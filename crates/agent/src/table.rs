@@ -190,6 +190,21 @@ impl Table<'_> {
         }
     }
 
+    /// Whether any page lies in a mapping of a store.
+    pub(crate) fn anything_stored(&mut self) -> bool {
+        let mut at = 0;
+        while let Some(address) = self.next(at, false) {
+            if self
+                .get(address)
+                .is_some_and(|chunk| !chunk.stored.is_empty())
+            {
+                return true;
+            }
+            at = address + CHUNK_BYTES;
+        }
+        false
+    }
+
     /// The first chunk at or above `from` that must be reported (`dirty`) or is known.
     pub(crate) fn next(&mut self, from: usize, dirty: bool) -> Option<usize> {
         let mut at = from.next_multiple_of(CHUNK_BYTES);

@@ -206,7 +206,8 @@ const ACTIONS: [u32; 5] = [0x8000_0000, 0, 0x3_0000, 0x5_0001, 0x5_0026];
 
 /// The numbers of the calls in the agent's table, but for the one that this guest's own commands need.
 fn calls() -> Vec<u16> {
-    let table = std::fs::read_to_string(support::root().join("crates/agent/src/calls.rs")).unwrap();
+    let table =
+        std::fs::read_to_string(support::root().join("crates/agent/src/filter/calls.rs")).unwrap();
     let table = table.split("#[cfg(test)]").next().unwrap();
     let header = std::fs::read_to_string("/usr/include/x86_64-linux-gnu/asm/unistd_64.h").unwrap();
     let number = |name: &str| {

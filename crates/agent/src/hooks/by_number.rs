@@ -1,16 +1,18 @@
 //! syscall(2), which makes any call by its number.
 //!
 //! Calls that change what the program may do go the way of all such calls ([`rights`]), and calls over memory that of
-//! theirs ([`enter`](super::enter)); a table for either has a bit for each. Forks by number go the way of all forks
+//! theirs ([`enter`](fn@enter)); a table for either has a bit for each. Forks by number go the way of all forks
 //! ([`fork`](super::fork)). Everything else enters the kernel as in libc's own function: from a leaf that touches
 //! no stack, because there are calls that come back on another one. So does a fork that brings a stack of its own along:
 //! windows wait for it, but its child returns at once, with what its stack holds. The code of a thread that
-//! ends by number is noted, for the agent's thread may have to end the process with it (see [`alone`](crate::alone)).
+//! ends by number is noted, for the agent's thread may have to end the process with it (see [`alone`](crate::session::alone)).
 
 use std::ffi::c_long;
 
-use super::{BITS, rights};
-use crate::api::fail;
+use super::call::BITS;
+use super::enter::{MEMORY_BITS, enter};
+use super::rights;
+use crate::errno::fail;
 use crate::lock::{begin_fork, end_fork};
 
 // rdi number; rsi, rdx, rcx, r8, r9 and one on the stack: arguments. 56 is clone, whose flags come
@@ -115,7 +117,7 @@ unsafe extern "C" fn syscall(number: c_long) -> c_long {
         memory = sym memory,
         bits = const BITS,
         rights_bits = sym rights::HOOKED_BITS,
-        memory_bits = sym super::MEMORY_BITS,
+        memory_bits = sym MEMORY_BITS,
         rights = sym rights::by_number,
         options(att_syntax)
     )
@@ -146,7 +148,7 @@ extern "C" fn memory(
     e: usize,
     f: usize,
 ) -> c_long {
-    match super::enter(number, [a, b, c, d, e, f]) {
+    match enter(number, [a, b, c, d, e, f]) {
         Some(Ok(result)) => result.cast_signed() as c_long,
         Some(Err(errno)) => fail(errno).into(),
         None => fail(rustix::io::Errno::NOSYS).into(),

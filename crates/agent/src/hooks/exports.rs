@@ -5,8 +5,8 @@ use std::ffi::{c_int, c_void};
 use rustix::io::{Errno, Result};
 
 use super::{ioctl as requests, locks, memory};
-use crate::api::{c_result, fail};
-use crate::remap::Remap;
+use crate::errno::{c_result, fail};
+use crate::mappings::remap::Remap;
 
 fn c_int_result(result: Result<usize>) -> c_int {
     c_result(result.map(drop))

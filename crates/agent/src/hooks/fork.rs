@@ -31,7 +31,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use rustix::io::Errno;
 
-use crate::api::fail;
+use crate::errno::fail;
 use crate::lock::{begin_fork, end_fork};
 
 extern "C" fn before() {

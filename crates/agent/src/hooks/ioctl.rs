@@ -6,10 +6,10 @@
 use rustix::io::Result;
 use wire::PAGE_BYTES;
 
-use super::call;
-use crate::discard;
+use super::call::call;
 use crate::lock::{existing, lock};
-use crate::whole::{self, Untracked, whole};
+use crate::mappings::discard;
+use crate::mappings::whole::{self, Untracked, whole};
 
 /// `UFFDIO_REGISTER`.
 const REGISTER: usize = 0xc020_aa00;

@@ -3,11 +3,10 @@
 use rustix::io::{Errno, Result};
 use wire::PAGE_BYTES;
 
-use super::{call, guard};
-use crate::discard::unread;
-use crate::report;
+use super::call::{call, guard};
+use crate::mappings::discard::unread;
+use crate::mappings::whole::{self, whole};
 use crate::table::ADDRESS_LIMIT;
-use crate::whole::whole;
 
 fn set_locked(start: usize, len: usize, name: i64, flags: usize) -> Result<usize> {
     // mlock takes any address and works on the pages around the range.
@@ -45,7 +44,7 @@ fn set_all_locked(name: i64, flags: usize, current: bool, future: bool) -> Resul
     }
     let result = call(name, [flags, 0, 0, 0, 0, 0]);
     if result.is_ok() {
-        report::set_locks_future(future);
+        whole::set_locks_future(future);
     }
     if let Some(guard) = held.as_mut().filter(|_| current) {
         unread(guard, 0, ADDRESS_LIMIT);

@@ -5,14 +5,14 @@ use sys::mapping::OwnMemory;
 use sys::vma::Maps;
 use wire::PAGE_BYTES;
 
-use super::{call, guard, guarded};
-use crate::discard;
+use super::call::{call, guard, guarded};
 use crate::lock::{existing, lock};
+use crate::mappings::discard;
+use crate::mappings::remap::{self, Remap};
+use crate::mappings::stores::is_store;
+use crate::mappings::whole::whole;
 use crate::offer::{self, Then};
-use crate::remap::{self, Remap};
-use crate::stores::is_store;
 use crate::table::{ADDRESS_LIMIT, touches};
-use crate::whole::whole;
 
 /// madvise(2).
 pub(crate) fn madvise(start: usize, len: usize, advice: i32) -> Result<usize> {

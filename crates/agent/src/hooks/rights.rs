@@ -13,10 +13,12 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use libc::{gid_t, uid_t};
 use rustix::io::{Errno, Result};
 
-use super::{Bits, bits_of, call, memory};
-use crate::api::fail;
-use crate::calls;
-use crate::life::{self, Why};
+use super::call::{Bits, bits_of, call};
+use super::memory;
+use crate::errno::fail;
+use crate::filter::calls;
+use crate::life;
+use crate::thread::{Why, is_barred};
 
 /// Looks libc's own functions up.
 pub(super) fn begin() {
@@ -206,7 +208,7 @@ fn system_call(number: i64, args: [usize; 6]) -> c_long {
     if number == libc::SYS_prctl && args[0] & SAME == memory::SET_VMA {
         return answer(memory::set_vma(args));
     }
-    if life::is_barred() {
+    if is_barred() {
         return answer(call(number, args));
     }
     match Filter::installed_by(number, &args) {

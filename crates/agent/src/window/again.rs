@@ -21,7 +21,7 @@
 use super::{Access, BATCH_PAGES, Errno, Guard, Item, Job, PAGE_BYTES, Source, Window};
 use super::{Categories, PageOutcome, PageRun, Target, Watch};
 use super::{adjacent, equal_run, left, mapping, now, page_at, set};
-use crate::stores::is_store;
+use crate::mappings::stores::is_store;
 
 /// Pages frozen at a time. One of them that was written since leaves all as they are.
 const MOST: usize = 64;

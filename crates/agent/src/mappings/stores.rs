@@ -9,7 +9,6 @@ use rustix::io::{Errno, Result};
 use sys::vma::{FileId, Vma};
 
 use crate::lock::Guard;
-use crate::report;
 
 /// Engines that die and come back without their stores bring new ones.
 const MOST: usize = 256;
@@ -59,7 +58,7 @@ pub(crate) fn note(guard: &mut Guard, store: std::os::fd::BorrowedFd<'_>) -> Res
         let free = |place: &&Place| place.inode.load(Ordering::Relaxed) == 0;
         STORES.iter().find(free)
     };
-    if free().is_none() && !report::anything_stored(guard) {
+    if free().is_none() && !guard.table().anything_stored() {
         // Nothing is mapped of any of them.
         for place in &STORES {
             place.inode.store(0, Ordering::Relaxed);

@@ -21,9 +21,9 @@ use rustix::io::{Errno, Result};
 use sys::entry::{Entry, Springboard};
 use sys::mapping::OwnMemory;
 
-use crate::api::fail;
-use crate::hooks::memory;
-use crate::remap::Remap;
+use super::memory;
+use crate::errno::fail;
+use crate::mappings::remap::Remap;
 
 /// Whether libc's own calls are seen.
 static SEEN: AtomicBool = AtomicBool::new(false);

@@ -5,7 +5,6 @@
 //! new offers are passed on, and the thread looks for an engine every second. While one is there and it fails, it
 //! waits longer from time to time, up to a minute, and a new offer begins anew.
 
-use std::cell::UnsafeCell;
 use std::ffi::CStr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
@@ -18,98 +17,28 @@ use sys::rights::{Difference, Rights};
 use sys::socket::Received;
 use sys::uffd::{Freezer, Uffd};
 use wire::{
-    Answer, Changes, Hello, MAX_MESSAGE, MAX_STORES, Merged, Name, PageBits, PageOutcome, Question,
+    Answer, Changes, Hello, MAX_MESSAGE, MAX_STORES, Merged, PageBits, PageOutcome, Question,
     Ready, Reception, Role, Unmerge, Welcome,
 };
 
-use crate::alone::Alone;
-use crate::domain;
-use crate::life::{self, Life, Why};
-use crate::lines;
-use crate::link::Link;
+use super::alone::Alone;
+use super::domain;
+use super::lines;
+use super::link::Link;
+use super::report;
+use crate::config::config;
+use crate::filter::narrow::narrow;
 use crate::lock::{ALONE, Guard, SEARCHING, SERVED, lock, lock_between_forks, per_process};
-use crate::narrow::narrow;
-use crate::report;
-use crate::stores;
-use crate::whole;
+use crate::mappings::private::{self, give_back_all};
+use crate::mappings::stores;
+use crate::mappings::whole;
+use crate::thread::{self, Life, Why};
 use crate::window::{self, Window};
-
-const PATH_BYTES: usize = 108;
-
-/// What the environment tells at the start of the process.
-pub(crate) struct Config {
-    /// Path of the engine's socket, ended by a zero.
-    path: [u8; PATH_BYTES],
-    domain: Name,
-    /// Whether offers are passed on to KSM even while an engine serves.
-    pub(crate) also_ksm: bool,
-}
-
-struct Cell(UnsafeCell<Config>);
-
-// SAFETY: written once by `configure`, before the process has a second thread; read afterwards.
-unsafe impl Sync for Cell {}
-
-static CONFIG: Cell = Cell(UnsafeCell::new(Config {
-    path: [0; PATH_BYTES],
-    domain: Name::EMPTY,
-    also_ksm: false,
-}));
-
-/// What the environment told.
-pub(crate) fn config() -> &'static Config {
-    // SAFETY: nothing writes any more.
-    unsafe { &*CONFIG.0.get() }
-}
-
-/// Reads the environment.
-///
-/// # Safety
-/// To be called once, while the process has one thread.
-pub(crate) unsafe fn configure() {
-    // SAFETY: the caller's promise.
-    let config = unsafe { &mut *CONFIG.0.get() };
-    let variable = |name: &CStr| {
-        // SAFETY: one thread, so the environment stands still; the text is copied below.
-        let value = unsafe { libc::getenv(name.as_ptr()) };
-        // SAFETY: getenv gives null or a terminated string.
-        (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) }.to_bytes())
-    };
-    let mut put = |parts: [&[u8]; 2]| {
-        let text = parts.iter().flat_map(|part| part.iter());
-        // The last byte stays zero; a path too long is cut and will not connect.
-        config
-            .path
-            .iter_mut()
-            .take(PATH_BYTES - 1)
-            .zip(text)
-            .for_each(|(to, from)| *to = *from);
-    };
-    match (variable(c"PAGEONE_SOCKET"), variable(c"XDG_RUNTIME_DIR")) {
-        (Some(path), _) => put([path, b""]),
-        (None, _) if rustix::process::geteuid().is_root() => put([b"/run/pageone.sock", b""]),
-        (None, Some(folder)) => put([folder, b"/pageone.sock"]),
-        (None, None) => {}
-    }
-    match variable(c"PAGEONE_DOMAIN").map(std::str::from_utf8) {
-        None => {}
-        Some(name) => match name.ok().and_then(Name::new) {
-            Some(name) => config.domain = name,
-            // Without its name the guest would be in a wider domain than it asks for.
-            None => config.path = [0; PATH_BYTES],
-        },
-    }
-    config.also_ksm = variable(c"PAGEONE_ALSO_KSM") == Some(b"1");
-    #[cfg(debug_assertions)]
-    if let Some(text) = variable(sys::fault::VARIABLE) {
-        sys::fault::arm(std::str::from_utf8(text).unwrap_or_default());
-    }
-}
 
 /// The agent's thread.
 pub(crate) extern "C" fn main() -> ! {
     if sys::thread::leave_descriptors().is_ok() {
-        sys::thread::set_name(life::NAME);
+        sys::thread::set_name(thread::NAME);
         // Without /proc there is no session either. The rights of the program: without the filter that comes next.
         if let (Some(process), Ok(rights)) = (per_process(), Rights::own()) {
             let life = &process.life;
@@ -157,8 +86,8 @@ impl Own {
         {
             Ok(None) => None,
             Ok(Some(Difference::Filters)) => {
-                life::bar(Why::filter(0));
-                life::give_back();
+                thread::bar(Why::filter(0));
+                give_back_all();
                 Some((Differ::All, Why::filter(0)))
             }
             Ok(Some(Difference::Alone)) => {
@@ -180,7 +109,9 @@ fn run(own: &Own) {
     let life = own.life;
     let alone = Alone::new();
     if life.is_hasty() {
-        life.nap(life.offers(), life::HASTE, life::HASTE, &alone);
+        life.nap(life.offers(), thread::HASTE, thread::HASTE, || {
+            alone.leave_if_last()
+        });
     }
     let mut pause = SECOND;
     while !life.must_end() {
@@ -196,7 +127,9 @@ fn run(own: &Own) {
         leave_alone();
         alone.leave_if_last();
         let failed = ended.is_err();
-        let more = life.nap(seen, SECOND, if failed { pause } else { SECOND }, &alone);
+        let more = life.nap(seen, SECOND, if failed { pause } else { SECOND }, || {
+            alone.leave_if_last()
+        });
         pause = match failed && !more {
             true => (pause * 2).min(MINUTE),
             false => SECOND,
@@ -453,7 +386,7 @@ impl<'a> Session<'a> {
         let store = store.and_then(Option::as_ref).map(AsFd::as_fd);
         match (lock_between_forks(), store) {
             (Some(mut guard), Some(store)) => {
-                let locks = report::locks_future();
+                let locks = whole::locks_future();
                 self.window
                     .merge(&mut guard, question, store, locks, &mut outcomes);
             }
@@ -468,7 +401,7 @@ impl<'a> Session<'a> {
 
     /// Lets go of all lines, unless pages of this process still map slots.
     fn end(&mut self) {
-        let stored = lock().is_none_or(|mut guard| report::anything_stored(&mut guard));
+        let stored = lock().is_none_or(|mut guard| guard.table().anything_stored());
         if !stored {
             lines::keep_only(&[]);
         }
@@ -479,10 +412,10 @@ impl<'a> Session<'a> {
 /// take it that nothing is merged.
 fn farewell(link: &Link<'_>, buffer: &mut [u8; MAX_MESSAGE], why: Why) {
     if why.step == wire::STEP_FILTER {
-        life::give_back();
+        give_back_all();
     }
     // What fails is tried again before the program's call, which then fails.
-    let _ = life::settle(why);
+    let _ = private::settle(why);
     let Why { step, number } = why;
     let _ = link.answer(
         buffer,
@@ -514,7 +447,8 @@ fn unmerge(question: &Unmerge) -> PageBits {
     for (first, count) in question.pages.runs() {
         for page in first..first + count {
             let start = address + page * wire::PAGE_BYTES;
-            if !stored.contains(page) || crate::offer::make_private(start, wire::PAGE_BYTES).is_ok()
+            if !stored.contains(page)
+                || crate::mappings::private::make_private(start, wire::PAGE_BYTES).is_ok()
             {
                 private.insert(page);
             }

@@ -12,8 +12,8 @@ use sys::socket::{self, Peer, Received};
 use sys::thread::Bell;
 use wire::{Answer, MAX_MESSAGE};
 
-use crate::alone::Alone;
-use crate::life::{Life, Why};
+use super::alone::Alone;
+use crate::thread::{Life, Why};
 
 /// A connection that no engine has answered on yet.
 pub(crate) struct Link<'a> {

@@ -29,7 +29,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use rustix::io::Errno;
 use sys::thread;
 
-use crate::calls::{Arg, CALLS, Call};
+use super::calls::{Arg, CALLS, Call};
 
 /// How many calls of the table were made and allowed.
 static PASSED: AtomicUsize = AtomicUsize::new(0);

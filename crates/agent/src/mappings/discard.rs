@@ -17,21 +17,19 @@
 //! A discard of one merged page costs some four times the kernel's own: two thirds are the look and the new mapping. Where
 //! discards follow each other the memory that comes next is made whole in good time: see [`ahead`].
 //!
-//! Advice that changes what a mapping *is* finds it whole: see [`whole`](crate::whole).
-
-use std::sync::atomic::{AtomicUsize, Ordering};
+//! Advice that changes what a mapping *is* finds it whole: see [`whole`](super::whole).
 
 use rustix::io::{Errno, Result};
 use sys::mapping::{self, Access, Source};
 use sys::vma::{Maps, Vma};
 use wire::{CHUNK_BYTES, PAGE_BYTES};
 
-use crate::ahead;
+use super::ahead;
+use super::scarce::scarce;
+use super::stores::is_store;
+use super::whole::{self, attributes_at, whole};
 use crate::lock::Guard;
-use crate::report;
-use crate::stores::is_store;
 use crate::table::Chunk;
-use crate::whole::{attributes_at, whole};
 
 /// `MADV_DONTNEED_LOCKED` (Linux 5.18).
 const DONTNEED_LOCKED: i32 = 24;
@@ -183,7 +181,7 @@ fn make_anonymous(guard: &mut Guard, vma: &Vma, start: usize, end: usize) -> Res
             at = stop;
             continue;
         }
-        let future = report::locks_future();
+        let future = whole::locks_future();
         // SAFETY: the guest asked for this range to be discarded; the lock is held, so no window
         // and no other hook works on it.
         let replaced =
@@ -229,32 +227,3 @@ fn fill_zeros(at: usize, len: usize) {
 
 /// A run of pages so long is worth its mappings.
 const LONG: usize = 64 * PAGE_BYTES;
-
-/// Mappings that may be made before they must be counted again: of those the engine leaves to the guest, half.
-static LEFT: AtomicUsize = AtomicUsize::new(4096);
-/// How often nothing was left, since they were counted.
-static REFUSED: AtomicUsize = AtomicUsize::new(0);
-/// So often it takes to count them again: a count takes as long as some thousand discards.
-const COUNT_AGAIN: usize = 16384;
-
-/// Whether `more` mappings would be too many: an eighth of what the kernel allows is the guest's own.
-/// Under the lock, so that nothing is counted twice.
-pub(crate) fn scarce(more: usize) -> bool {
-    let left = LEFT.load(Ordering::Relaxed);
-    if left >= more {
-        LEFT.store(left - more, Ordering::Relaxed);
-        REFUSED.store(0, Ordering::Relaxed);
-        return false;
-    }
-    let refused = REFUSED.fetch_add(1, Ordering::Relaxed);
-    if !refused.is_multiple_of(COUNT_AGAIN) {
-        return true;
-    }
-    let (limit, used) = (
-        mapping::limit().unwrap_or(0),
-        sys::vma::count().unwrap_or(usize::MAX),
-    );
-    let left = (limit - limit / 8).saturating_sub(used);
-    LEFT.store(left.saturating_sub(more), Ordering::Relaxed);
-    left < more
-}

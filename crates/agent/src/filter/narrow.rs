@@ -27,7 +27,7 @@
 use libc::sock_filter;
 use rustix::io::Result;
 
-use crate::calls::{Arg, By, CALLS, Call};
+use super::calls::{Arg, By, CALLS, Call};
 use crate::filter::ARCHITECTURE;
 
 /// What a call outside the table brings: `SECCOMP_RET_KILL_PROCESS`, or `EPERM`.
@@ -168,7 +168,7 @@ mod tests {
     use sys::thread::{self, Room};
 
     use super::*;
-    use crate::calls::first_refused_by_thread;
+    use crate::filter::calls::first_refused_by_thread;
     use crate::filter::{Sample, allows};
 
     /// The filter of a release.

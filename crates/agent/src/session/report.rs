@@ -4,31 +4,17 @@
 //! KSM is made to let go of it.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::io::Errno;
 use sys::uffd::{Uffd, Watch};
 use sys::vma::Maps;
 use wire::{CHUNK_BYTES, Change, Changes, PAGE_BYTES, PageBits};
 
+use crate::config::config;
 use crate::lock::{Guard, lock};
-use crate::serve::config;
-use crate::stores::is_store;
+use crate::mappings::stores::is_store;
+use crate::mappings::whole::{self, Untracked};
 use crate::table::{ADDRESS_LIMIT, Chunk, Reading, pages_of};
-use crate::whole::{self, Untracked};
-
-/// Whether the process locks all future mappings (`MCL_FUTURE`).
-static LOCKS_FUTURE: AtomicBool = AtomicBool::new(false);
-
-/// Notes whether the process locks all future mappings.
-pub(crate) fn set_locks_future(on: bool) {
-    LOCKS_FUTURE.store(on, Ordering::Relaxed);
-}
-
-/// Whether the process locks all future mappings.
-pub(crate) fn locks_future() -> bool {
-    LOCKS_FUTURE.load(Ordering::Relaxed)
-}
 
 /// To a new engine everything is news.
 pub(crate) fn everything(guard: &mut Guard) {
@@ -40,22 +26,6 @@ pub(crate) fn everything(guard: &mut Guard) {
             chunk.fresh = chunk.offered;
         }
     });
-}
-
-/// Whether any page lies in a mapping of a store.
-pub(crate) fn anything_stored(guard: &mut Guard) -> bool {
-    let mut table = guard.table();
-    let mut at = 0;
-    while let Some(address) = table.next(at, false) {
-        if table
-            .get(address)
-            .is_some_and(|chunk| !chunk.stored.is_empty())
-        {
-            return true;
-        }
-        at = address + CHUNK_BYTES;
-    }
-    false
 }
 
 fn each_dirty(guard: &mut Guard, each: impl FnMut(usize, &mut Chunk)) {

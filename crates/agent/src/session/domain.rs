@@ -11,7 +11,7 @@
 //! the agent away first. So each engine says with its answer to hello which domain the process is in, also where it refuses it,
 //! and the agent compares. What it cannot make its own keeps it from being ready: it tries again with its next hello.
 //!
-//! The program writes on meanwhile. A page becomes anonymous only while nobody can write it ([`crate::whole`]); without a
+//! The program writes on meanwhile. A page becomes anonymous only while nobody can write it ([`crate::mappings::whole`]); without a
 //! userfaultfd, as where it is refused and has no right to one, each page gets its frame where it lies, by a write fault.
 //! It becomes anonymous then when a welcome brings the device.
 //!
@@ -27,11 +27,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::io::{Errno, Result};
 use wire::DomainMark;
 
-use crate::life::Life;
-use crate::lines;
+use super::lines;
 use crate::lock::lock;
-use crate::offer;
-use crate::report;
+use crate::mappings::private::own_all;
+use crate::thread::Life;
 
 /// Of the domain in which this process or the parent that it inherited its memory from merged last. Only the agent's thread
 /// writes it, while nothing is merged: a child that is forked in between has nothing of either.
@@ -54,10 +53,10 @@ pub(crate) fn settle(domain: DomainMark, these: &[usize], life: &Life) -> Result
     if merged_in() == domain {
         return Ok(());
     }
-    offer::own_all(|| life.must_end())?;
+    own_all(|| life.must_end())?;
     let mut guard = lock().ok_or(Errno::NOMEM)?;
     // Pinned pages got frames of their own where they lie.
-    if !report::anything_stored(&mut guard) {
+    if !guard.table().anything_stored() {
         lines::keep_only(these);
     }
     for (half, now) in MERGED_IN.iter().zip(domain.0) {

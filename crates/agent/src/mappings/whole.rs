@@ -29,7 +29,7 @@
 
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::io::{Errno, Result};
 use sys::mapping::{self, Access, Attributes, OwnMemory, Source};
@@ -38,9 +38,8 @@ use sys::uffd::{Freezer, Uffd, Watch};
 use sys::vma::Maps;
 use wire::{CHUNK_BYTES, PAGE_BYTES, PageBits};
 
+use super::stores::is_store;
 use crate::lock::Guard;
-use crate::report;
-use crate::stores::is_store;
 use crate::table::{Chunk, pages_of};
 
 /// Lends the agent's descriptors to hooks; nothing without them.
@@ -55,6 +54,19 @@ pub(crate) fn lend(guard: &mut Guard, tools: Option<(&Uffd, Option<&Freezer>)>) 
     );
     let frozen = tools.and_then(|tools| tools.1);
     freezer.store(frozen.map_or(0, |f| number(f.as_fd())), Ordering::Relaxed);
+}
+
+/// Whether the process locks all future mappings (`MCL_FUTURE`).
+static LOCKS_FUTURE: AtomicBool = AtomicBool::new(false);
+
+/// Notes whether the process locks all future mappings.
+pub(crate) fn set_locks_future(on: bool) {
+    LOCKS_FUTURE.store(on, Ordering::Relaxed);
+}
+
+/// Whether the process locks all future mappings.
+pub(crate) fn locks_future() -> bool {
+    LOCKS_FUTURE.load(Ordering::Relaxed)
 }
 
 /// Makes all stored pages of `[start, start + len)` anonymous, with the content and the attributes they have.
@@ -435,7 +447,7 @@ impl Copy {
             return Ok(aside);
         }
         self.close();
-        let locks = attributes.locked || report::locks_future();
+        let locks = attributes.locked || locks_future();
         let len = self.end - self.at;
         let aside = mapping::aside(len, Source::Anonymous, Access::ReadWrite, attributes, locks)?;
         (self.aside, self.attributes) = (Some(aside), attributes);
@@ -475,7 +487,7 @@ impl Copy {
 
     /// Where [`mapping::place`] failed after it had unmapped the place, it is filled before anybody may touch it.
     fn mend(&self, errno: Errno, aside: usize, at: usize, len: usize) -> Result<()> {
-        let locks = self.attributes.locked || report::locks_future();
+        let locks = self.attributes.locked || locks_future();
         match mapping::mend(at, len, Source::Anonymous, self.attributes, locks) {
             // SAFETY: the place is ours to fill: the call that got us here asked for it.
             Ok(()) => unsafe {

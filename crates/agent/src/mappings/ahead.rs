@@ -11,7 +11,7 @@
 //!
 //! **The price**: pages that were merged have frames of their own, until they are discarded or merged anew. Never more
 //! pages than the trail is long, so a guest that stops has at most given back as much as it took. That they are no longer
-//! merged is to the engine as if the guest had asked for it ([`whole`](crate::whole)).
+//! merged is to the engine as if the guest had asked for it ([`whole`](super::whole)).
 //!
 //! **What must hold.** Nobody asked for another frame behind these pages. So a page that may be pinned stays: one that was
 //! written since it was merged, as all are that somebody has pinned to write to; and all where the kernel counts pinned memory.
@@ -23,9 +23,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use wire::PAGE_BYTES;
 
-use crate::discard::scarce;
+use super::scarce::scarce;
+use super::whole::whole_unwritten;
 use crate::lock::Guard;
-use crate::whole::whole_unwritten;
 
 /// So far from the last discard the next may be, for a trail: between two of them another page may stay.
 const GAP: usize = 4 * PAGE_BYTES;

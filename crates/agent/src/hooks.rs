@@ -1,0 +1,55 @@
+//! What stands before libc's calls.
+//!
+//! ```text
+//!   exports   the C functions that replace libc's: errno, pointers
+//!      ▼
+//!   memory, locks   each call as the kernel sees it: numbers in, `Result<usize>` out
+//!      ▼
+//!   discard, remap, offer   what a call means over merged memory
+//! ```
+//!
+//! Each hook enters the kernel itself, so it needs no lookup of the function it replaces and can
+//! run before libc is ready. Calls that do not touch known chunks go straight through. The others
+//! take the lock, so that no merge window works on the range meanwhile, and then keep the table
+//! in step with what the kernel did.
+
+#[cfg(target_arch = "x86_64")]
+mod by_number;
+mod call;
+mod enter;
+mod exports;
+mod fork;
+mod ioctl;
+mod locks;
+mod memory;
+mod rights;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod takeover;
+
+use crate::config;
+use crate::life;
+use crate::thread::is_barred;
+
+/// Runs before the program's `main`.
+extern "C" fn begin() {
+    // SAFETY: this is the constructor.
+    unsafe { life::look_at_first_filters() };
+    rights::begin();
+    if is_barred() {
+        return;
+    }
+    // SAFETY: the loader runs this while the process has one thread.
+    unsafe { config::configure() };
+    // Made before anybody forks, it is there when a fork begins.
+    let _ = crate::lock::per_process();
+    fork::begin();
+    // SAFETY: this is the constructor.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        takeover::begin();
+    };
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static BEGIN: extern "C" fn() = begin;

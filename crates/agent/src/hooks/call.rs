@@ -1,0 +1,52 @@
+//! A guest's own call, with the lock where it needs it.
+
+use rustix::io::Result;
+
+use crate::life;
+use crate::lock::{Guard, lock};
+use crate::table::touches;
+
+/// Takes the lock when the range touches known chunks.
+pub(super) fn guard(start: usize, len: usize) -> Option<Guard> {
+    life::bring_back();
+    touches(start, len).then(lock).flatten()
+}
+
+pub(super) fn call(number: i64, args: [usize; 6]) -> Result<usize> {
+    // SAFETY: the guest's own call, as it came.
+    unsafe { sys::raw::call(number, args) }
+}
+
+/// One more than the highest number of a call that [`Bits`] can name.
+pub(super) const BITS: usize = 512;
+
+/// A bit for each of some calls.
+pub(super) type Bits = [u64; BITS / 64];
+
+pub(super) const fn bits_of(numbers: &[i64]) -> Bits {
+    let (mut bits, mut at) = ([0; BITS / 64], 0);
+    while at < numbers.len() {
+        #[allow(clippy::cast_possible_truncation)] // a small number
+        let word = (numbers[at] / 64).unsigned_abs() as usize;
+        bits[word] |= 1 << (numbers[at] % 64);
+        at += 1;
+    }
+    bits
+}
+
+/// Makes a call over a range so that no window sees it half; `then` keeps the table in step with a
+/// call that succeeded, before the lock is given back.
+pub(super) fn guarded(
+    start: usize,
+    len: usize,
+    name: i64,
+    args: [usize; 6],
+    then: impl FnOnce(&mut Guard),
+) -> Result<usize> {
+    let mut held = guard(start, len);
+    let result = call(name, args);
+    if let (Some(guard), Ok(_)) = (&mut held, result) {
+        then(guard);
+    }
+    result
+}

@@ -1,0 +1,9 @@
+//! Calls of the program over merged memory, and merged memory made the program's own.
+
+pub(crate) mod ahead;
+pub(crate) mod discard;
+pub(crate) mod private;
+pub(crate) mod remap;
+pub(crate) mod scarce;
+pub(crate) mod stores;
+pub(crate) mod whole;

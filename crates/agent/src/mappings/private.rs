@@ -1,0 +1,148 @@
+//! Merged memory becomes the program's own: for good, for a move to another domain, or where it can no longer be kept.
+
+use rustix::io::{Errno, Result};
+use sys::mapping::{self, Access};
+use sys::vma::Maps;
+use wire::{CHUNK_BYTES, PAGE_BYTES, PageBits};
+
+use super::whole::whole;
+use crate::lock::{Guard, lock};
+use crate::table::{ADDRESS_LIMIT, touches};
+use crate::thread::Why;
+
+/// `MADV_POPULATE_WRITE` (Linux 5.14): makes pages private and writable at once.
+const POPULATE_WRITE: i32 = 23;
+
+/// Gives the program frames of its own for all merged pages, a chunk at a time; what it offers stays offered. Where a page cannot be
+/// made anonymous it gets its frame where it lies.
+///
+/// # Errors
+/// `NOMEM` when the frames do not fit, `CANCELED` when `must_end` says so.
+pub(crate) fn own_all(must_end: impl Fn() -> bool) -> Result<()> {
+    let mut at = 0;
+    loop {
+        // The program's own calls have their turn between two chunks.
+        let mut guard = lock().ok_or(Errno::NOMEM)?;
+        let mut table = guard.table();
+        let Some(address) = table.next(at, false) else {
+            return Ok(());
+        };
+        at = address + CHUNK_BYTES;
+        let stored = table
+            .get(address)
+            .map_or(PageBits::EMPTY, |chunk| chunk.stored);
+        if stored.is_empty() {
+            continue;
+        }
+        if must_end() {
+            return Err(Errno::CANCELED);
+        }
+        table.mark_dirty(address);
+        if whole(&mut guard, address, CHUNK_BYTES).is_ok() {
+            continue;
+        }
+        for (first, count) in stored.runs() {
+            make_private(address + first * PAGE_BYTES, count * PAGE_BYTES)?;
+        }
+    }
+}
+
+/// Takes everything back, and forgets it: from here the hooks pass all calls on.
+pub(crate) fn give_back(guard: &mut Guard) {
+    // What cannot be made anonymous becomes private where it lies.
+    let _ = whole(guard, 0, ADDRESS_LIMIT);
+    let mut table = guard.table();
+    table.each_known(0, ADDRESS_LIMIT, |address, _, chunk| {
+        chunk.offered = PageBits::EMPTY;
+        let stored = chunk.stored;
+        for (first, count) in stored.runs() {
+            // Without memory for it the pages stay merged, and are known to be.
+            if make_private(address + first * PAGE_BYTES, count * PAGE_BYTES).is_ok() {
+                (first..first + count).for_each(|page| chunk.stored.remove(page));
+            }
+        }
+    });
+    let mut at = 0;
+    while let Some(address) = table.next(at, false) {
+        table.mark_clean(address);
+        at = address + CHUNK_BYTES;
+    }
+}
+
+/// Makes all merged memory private before the program goes where hooks may find no /proc: no discard could tell a store's
+/// mapping from others there. It stays offered.
+///
+/// # Errors
+/// `NOMEM` when the copies do not fit, or nothing keeps other threads from writing.
+pub(crate) fn settle(why: Why) -> Result<()> {
+    if why.step == wire::STEP_ELSEWHERE
+        && touches(0, ADDRESS_LIMIT)
+        && let Some(mut guard) = lock()
+    {
+        whole(&mut guard, 0, ADDRESS_LIMIT).map_err(|_| Errno::NOMEM)?;
+    }
+    Ok(())
+}
+
+/// Gives the program all its memory back: private, and not offered any more.
+pub(crate) fn give_back_all() {
+    if touches(0, ADDRESS_LIMIT)
+        && let Some(mut guard) = lock()
+    {
+        give_back(&mut guard);
+    }
+}
+
+/// Gives every page of a range of store mappings a private frame with the same content.
+///
+/// # Errors
+/// `NOMEM` when the frames do not fit.
+pub(crate) fn make_private(start: usize, len: usize) -> Result<()> {
+    match populate(start, len) {
+        Err(Errno::INVAL | Errno::FAULT) => make_parts_private(start, len),
+        result => result,
+    }
+}
+
+fn populate(start: usize, len: usize) -> Result<()> {
+    // SAFETY: populating changes no content.
+    unsafe { mapping::advise(start, len, POPULATE_WRITE) }
+}
+
+/// As [`make_private`] where the guest has taken the right to write away for now, here and there.
+fn make_parts_private(start: usize, len: usize) -> Result<()> {
+    let maps = Maps::open()?;
+    let (mut at, end) = (start, start + len);
+    while at < end {
+        let vma = maps.find(at)?.filter(|vma| vma.start <= at);
+        let vma = vma.ok_or(Errno::NOMEM)?;
+        let stop = vma.end.min(end);
+        match vma.access() {
+            Access::ReadWrite | Access::All => populate(at, stop - at)?,
+            access => make_read_only_private(at, stop - at, access)?,
+        }
+        at = stop;
+    }
+    Ok(())
+}
+
+/// As [`make_private`] where nobody may write: to a page that somebody writes meanwhile a byte could be lost.
+/// The guest may count on the signal for a write, so the right is not given back even for a moment, if
+/// that can be avoided.
+fn make_read_only_private(start: usize, len: usize, access: Access) -> Result<()> {
+    let memory = mapping::OwnMemory::open();
+    // The machine's policy may forbid it, and the kernel has one answer for that and for no memory.
+    if memory
+        .and_then(|memory| memory.make_private(start, len))
+        .is_ok()
+    {
+        return Ok(());
+    }
+    // SAFETY: the guest's own hooks wait for the lock; what it had allowed is put back.
+    unsafe {
+        mapping::protect(start, len, Access::ReadWrite)?;
+        let result = populate(start, len);
+        mapping::protect(start, len, access)?;
+        result
+    }
+}

@@ -1,0 +1,34 @@
+//! Mappings are few: how many more the agent may make before the program's own run out.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use sys::mapping;
+
+/// Mappings that may be made before they must be counted again: of those the engine leaves to the guest, half.
+static LEFT: AtomicUsize = AtomicUsize::new(4096);
+/// How often nothing was left, since they were counted.
+static REFUSED: AtomicUsize = AtomicUsize::new(0);
+/// So often it takes to count them again: a count takes as long as some thousand discards.
+const COUNT_AGAIN: usize = 16384;
+
+/// Whether `more` mappings would be too many: an eighth of what the kernel allows is the guest's own.
+/// Under the lock, so that nothing is counted twice.
+pub(crate) fn scarce(more: usize) -> bool {
+    let left = LEFT.load(Ordering::Relaxed);
+    if left >= more {
+        LEFT.store(left - more, Ordering::Relaxed);
+        REFUSED.store(0, Ordering::Relaxed);
+        return false;
+    }
+    let refused = REFUSED.fetch_add(1, Ordering::Relaxed);
+    if !refused.is_multiple_of(COUNT_AGAIN) {
+        return true;
+    }
+    let (limit, used) = (
+        mapping::limit().unwrap_or(0),
+        sys::vma::count().unwrap_or(usize::MAX),
+    );
+    let left = (limit - limit / 8).saturating_sub(used);
+    LEFT.store(left.saturating_sub(more), Ordering::Relaxed);
+    left < more
+}

@@ -1,0 +1,245 @@
+//! What is known of the agent's thread, and why none may run; see [`life`](crate::life) for how it starts and ends.
+
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use rustix::event::Timespec;
+use rustix::thread::futex;
+use sys::rights::Except;
+use sys::thread::{self, Bell};
+
+/// The longest that a call waits for the agent's end. A window takes milliseconds.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The longest that it waits for the kernel to forget a thread that has ended.
+const LINGER: Duration = Duration::from_secs(1);
+/// A thread that is started so soon after the one before waits as long before it connects: some programs change their
+/// user to and fro.
+pub(crate) const HASTE: Duration = Duration::from_secs(1);
+
+/// What is known of the agent's thread; a fork child starts with zeros.
+#[derive(Default)]
+pub(crate) struct Life {
+    /// The process whose memory is offered; 0 before the first offer.
+    pub(crate) owner: AtomicU32,
+    /// The thread's number. The kernel clears it when the thread ends, and wakes who waits.
+    pub(crate) number: AtomicU32,
+    /// Whether the thread shall end ([`END`]), and how many offers there were (times [`OFFER`]).
+    pub(crate) orders: AtomicU32,
+    /// The number of the last thread that was started. Changed under the lock, as are those below.
+    pub(crate) last: AtomicU32,
+    /// The number of the one before.
+    pub(crate) before: AtomicU32,
+    /// When it was started, in milliseconds.
+    pub(crate) started_ms: AtomicU64,
+    /// Whether that was soon after the one before.
+    pub(crate) hasty: AtomicBool,
+    /// Why it shall end, for the engine: a step and a number, see [`Why`].
+    pub(crate) why: AtomicU32,
+    /// Calls under way for which no agent may run.
+    pub(crate) holds: AtomicU32,
+    /// The agent has left because no thread of the program has its rights any more: another one is to come.
+    pub(crate) wanted: AtomicBool,
+}
+
+/// The name of the agent's thread.
+pub(crate) const NAME: &CStr = c"pageone-agent";
+
+impl Life {
+    /// How many threads besides the caller's write to no memory of the program: the agent's, unless it is the caller.
+    pub(crate) fn idle_threads(&self) -> u32 {
+        let number = self.number.load(Ordering::Relaxed);
+        let own = rustix::thread::gettid().as_raw_pid().unsigned_abs();
+        u32::from(number != 0 && number != own)
+    }
+
+    /// Whether the agent's thread runs.
+    pub(crate) fn runs(&self) -> bool {
+        self.number.load(Ordering::Relaxed) != 0
+    }
+}
+
+pub(crate) const END: u32 = 1;
+pub(crate) const OFFER: u32 = 2;
+
+/// Why no agent runs in this process and its children any more; 0 while one may. A fork child inherits what bars it.
+static BARRED: AtomicU32 = AtomicU32::new(0);
+
+/// What the engine is told when the agent leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Why {
+    /// One of the `STEP_` numbers.
+    pub(crate) step: u8,
+    /// A system call's number, or 0.
+    pub(crate) number: u16,
+}
+
+impl Why {
+    /// The program changes its rights.
+    pub(crate) const RIGHTS: Self = Self {
+        step: wire::STEP_RIGHTS,
+        number: 0,
+    };
+
+    /// The program goes where the agent may find neither /proc nor an engine.
+    pub(crate) const ELSEWHERE: Self = Self {
+        step: wire::STEP_ELSEWHERE,
+        number: 0,
+    };
+
+    /// The program's threads have different rights.
+    pub(crate) const THREADS: Self = Self {
+        step: wire::STEP_THREADS,
+        number: 0,
+    };
+
+    /// A filter refuses a system call; 0 for one that is not known.
+    pub(crate) fn filter(number: i64) -> Self {
+        let number = u16::try_from(number).unwrap_or(0);
+        Self {
+            step: wire::STEP_FILTER,
+            number,
+        }
+    }
+
+    pub(crate) fn bits(self) -> u32 {
+        u32::from(self.step) << 16 | u32::from(self.number)
+    }
+
+    #[allow(clippy::cast_possible_truncation)] // as `bits` puts them together
+    fn from_bits(bits: u32) -> Self {
+        let (step, number) = ((bits >> 16) as u8, bits as u16);
+        Self { step, number }
+    }
+}
+
+/// Whether no agent may ever run again.
+pub(crate) fn is_barred() -> bool {
+    BARRED.load(Ordering::Relaxed) != 0
+}
+
+/// From here no agent starts in this process.
+pub(crate) fn bar(why: Why) {
+    BARRED.store(why.bits(), Ordering::Relaxed);
+}
+
+pub(crate) fn process_number() -> u32 {
+    rustix::process::getpid().as_raw_pid().unsigned_abs()
+}
+
+impl Life {
+    /// Whether the agent, if there is one, belongs to the calling process.
+    pub(crate) fn is_ours(&self) -> bool {
+        let number = self.number.load(Ordering::Acquire);
+        let ours = self.owner.load(Ordering::Relaxed) == process_number();
+        // A child in a new namespace may have its parent's number. It has none of its threads.
+        ours && (number == 0 || !thread::is_gone(number) || self.ended())
+    }
+
+    fn ended(&self) -> bool {
+        self.number.load(Ordering::Acquire) == 0
+    }
+
+    /// Waits until the thread is gone, and tells whether it has ended.
+    pub(crate) fn wait_for_end(&self) -> bool {
+        let number = self.last.load(Ordering::Relaxed);
+        let _ = futex::wake(&self.orders, futex::Flags::PRIVATE, 1);
+        if !self.ended() {
+            let _ = Bell::ring(number);
+        }
+        let end = now() + PATIENCE;
+        while !self.ended() && now() < end {
+            // The kernel wakes one of those who wait, so each looks by itself too. It wakes as for shared memory.
+            let _ = futex::wait(&self.number, futex::Flags::empty(), number, Some(&LOOK));
+        }
+        // It runs no more. A number that stays may be another thread's by now.
+        let end = now() + LINGER;
+        while number != 0 && !thread::is_gone(number) && now() < end {
+            let _ = rustix::thread::nanosleep(&MOMENT);
+        }
+        self.ended()
+    }
+
+    /// For the agent's thread, before it leaves: a thread of the program shall make another in its next hook.
+    pub(crate) fn want_another(&self) {
+        self.wanted.store(true, Ordering::Relaxed);
+    }
+
+    /// The thread before, which has left: the kernel may count it for a moment, with the rights it had.
+    pub(crate) fn thread_before(&self) -> Except<'static> {
+        Except {
+            number: self.before.load(Ordering::Relaxed),
+            name: NAME,
+        }
+    }
+
+    /// Why the thread shall end.
+    pub(crate) fn why(&self) -> Why {
+        Why::from_bits(self.why.load(Ordering::Relaxed))
+    }
+
+    /// Whether the agent's thread shall end.
+    pub(crate) fn must_end(&self) -> bool {
+        self.orders.load(Ordering::Relaxed) & END != 0
+    }
+
+    /// How many offers there were, more or less.
+    pub(crate) fn offers(&self) -> u32 {
+        self.orders.load(Ordering::Relaxed) / OFFER
+    }
+
+    /// Sleeps for `long`; less long, but `least`, when there are more offers than `seen`. Wakes when the thread
+    /// shall end. Calls `each` every second, at least. Tells whether there were such offers.
+    pub(crate) fn nap(&self, seen: u32, least: Duration, long: Duration, each: impl Fn()) -> bool {
+        let began = now();
+        loop {
+            let (orders, past) = (
+                self.orders.load(Ordering::Relaxed),
+                now().saturating_sub(began),
+            );
+            let more = orders / OFFER != seen;
+            let left = if more { least } else { long }.saturating_sub(past);
+            if orders & END != 0 || left.is_zero() {
+                return more;
+            }
+            let time = Timespec {
+                tv_sec: left.as_secs().cast_signed(),
+                tv_nsec: left.subsec_nanos().into(),
+            };
+            let time = if left < Duration::from_secs(1) {
+                &time
+            } else {
+                &SECOND
+            };
+            let _ = futex::wait(&self.orders, futex::Flags::PRIVATE, orders, Some(time));
+            each();
+        }
+    }
+
+    /// Whether the thread was started soon after the one before.
+    pub(crate) fn is_hasty(&self) -> bool {
+        self.hasty.load(Ordering::Relaxed)
+    }
+}
+
+/// How often a thread that sleeps looks whether it is the last one.
+const SECOND: Timespec = Timespec {
+    tv_sec: 1,
+    tv_nsec: 0,
+};
+const LOOK: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 10_000_000,
+};
+const MOMENT: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 50_000,
+};
+
+pub(crate) fn now() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    Duration::new(
+        time.tv_sec.unsigned_abs(),
+        u32::try_from(time.tv_nsec).unwrap_or(0),
+    )
+}
