@@ -9,9 +9,9 @@ use crate::domain::Realm;
 use crate::domain::chunk::Chunk;
 use crate::domain::pages::Pages;
 use crate::guest::{Guest, Standing};
+use crate::options::Rules;
 use crate::page::{CLASSES, Class, Entry, Slot, StoreId, Tag};
 use crate::run::core::Core;
-use crate::scan::relocation::Rules;
 use crate::sync::lock;
 
 /// What the page tables say of a slot: refs they hold, pages that map it.

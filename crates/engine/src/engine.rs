@@ -13,6 +13,7 @@ use wire::{DomainMark, RunMode, Setting, Status};
 
 use crate::domain::Realm;
 use crate::domain::lifelines::Lifeline;
+use crate::domain::placement::Atlas;
 use crate::domain::placement::Home;
 use crate::error::{EngineError, Refusal};
 use crate::facilities;
@@ -23,10 +24,10 @@ use crate::handover::restore::Maker;
 use crate::handover::saved_knobs::Turned;
 use crate::merge::read::Hasher;
 use crate::options::{Options, check_value};
-use crate::run::core::{Core, Knobs};
+use crate::run::core::Core;
 use crate::run::driver::{self, Helm};
+use crate::run::knobs::Knobs;
 use crate::run::workers::{STUCK, Workers};
-use crate::scan::relocation::Atlas;
 use crate::sync::lock;
 
 /// A running engine. Dropping it stops it.
@@ -133,7 +134,14 @@ impl Engine {
         let its_helm = Arc::clone(&helm);
         let driver = std::thread::Builder::new()
             .name("pageone-driver".to_owned())
-            .spawn(move || driver::drive(&its_helm, &Workers::new(core, STUCK)))
+            .spawn(move || {
+                let check = |core: &Core| {
+                    if cfg!(debug_assertions) {
+                        crate::check::check(core);
+                    }
+                };
+                driver::drive(&its_helm, &Workers::new(core, STUCK), check);
+            })
             .map_err(system("start a thread"))?;
         Ok(Self {
             helm,
@@ -191,7 +199,7 @@ impl Engine {
         let stores = stores.collect::<std::io::Result<Vec<_>>>()?;
         let device = self.device.as_ref().map(AsFd::as_fd);
         let no_tie = std::io::Error::from(std::io::ErrorKind::Unsupported);
-        let tie = realm.bequest.as_ref().ok_or(no_tie)?.tie()?;
+        let tie = realm.legacy.as_ref().ok_or(no_tie)?.tie()?;
         let (line, number) = link.welcome(mark(domain), tie.as_fd(), &stores, device)?;
         let memory = ProcessMemory::new(
             applicant,

@@ -4,7 +4,20 @@ use sys::credentials::Credentials;
 use sys::process::Cgroup;
 use sys::socket::Peer;
 
-use crate::run::quota::OverQuota;
+/// Why a process may not be one more guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "user {uid} has {own} {what}: one more is beyond his share (limits: {what}_per_user = \
+     {per_user}, {what} = {total})"
+)]
+pub struct OverQuota {
+    pub(crate) what: &'static str,
+    pub(crate) uid: u32,
+    pub(crate) own: u64,
+    pub(crate) all: u64,
+    pub(crate) per_user: u64,
+    pub(crate) total: u64,
+}
 
 /// Why the engine cannot start or a knob cannot turn.
 #[derive(Debug, thiserror::Error)]

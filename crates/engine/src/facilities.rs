@@ -5,9 +5,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use numa::Topology;
 use rustix::io::Errno;
 
+use crate::domain::placement::Atlas;
 use crate::domain::placement::Home;
 use crate::error::EngineError;
-use crate::scan::relocation::Atlas;
 
 /// Tries what the engine and its guests need of the kernel; gives the userfaultfd device where this
 /// process may open it.

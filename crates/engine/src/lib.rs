@@ -93,7 +93,6 @@ mod sync;
 mod testing;
 
 pub use engine::{Engine, mark};
-pub use error::{EngineError, Refusal};
+pub use error::{EngineError, OverQuota, Refusal};
 pub use guest::refusals::Refusals;
 pub use options::{Limits, Options};
-pub use run::quota::OverQuota;

@@ -50,6 +50,15 @@ pub struct Options {
     pub limits: Limits,
 }
 
+/// What may be shared with what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Rules {
+    /// Whether pages of two nodes may share.
+    pub(crate) across_nodes: bool,
+    /// Pages that may share one copy; at least 2.
+    pub(crate) max_sharing: u32,
+}
+
 /// What one process and one user may take of the engine. A guest at a limit keeps what it has; the rest of
 /// its memory is left alone, and its status names the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,8 +6,9 @@ use std::sync::atomic::Ordering::Relaxed;
 use wire::{GuestStatus, PAGE_BYTES, Status};
 
 use crate::domain::Realm;
+use crate::guest::counters::Census;
 use crate::guest::kin::{Relative, shared_by_fork};
-use crate::guest::{Census, Guest, Standing};
+use crate::guest::{Guest, Standing};
 use crate::page::Class;
 use crate::run::core::Core;
 use crate::sync::lock;

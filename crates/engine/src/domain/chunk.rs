@@ -18,12 +18,11 @@
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
 
-use wire::{CHUNK_PAGES, PageBits};
+use wire::{CHUNK_PAGES, PAGE_BYTES, PageBits};
 
 use crate::domain::pages::Pages;
-use crate::guest::Guest;
 use crate::page::Site;
 
 /// Words of a page set.
@@ -38,7 +37,8 @@ pub(crate) struct Chunk {
     pub(crate) address: u64,
     /// Its place in the region: see [`order`](crate::run::order).
     pub(crate) place: u64,
-    pub(crate) guest: Weak<Guest>,
+    /// The number of the guest whose memory it is.
+    pub(crate) guest: u64,
     /// The guest's user.
     pub(crate) uid: u32,
     promoted: [AtomicU64; WORDS],
@@ -72,6 +72,12 @@ impl Chunk {
                 _ => panic!("page {page} of chunk {}", self.id),
             },
         }
+    }
+
+    /// The addresses of some pages, as questions to the kernel take them.
+    pub(crate) fn addresses(&self, pages: impl Iterator<Item = usize>) -> Vec<usize> {
+        let base = usize::try_from(self.address).expect("an address of this machine");
+        pages.map(|page| base + page * PAGE_BYTES).collect()
     }
 
     /// Notes that the candidate at `page` has a slot now.
@@ -129,7 +135,7 @@ impl Chunks {
     /// A new chunk; `None` when the numbers are exhausted.
     pub(crate) fn create(
         &self,
-        guest: &Arc<Guest>,
+        (guest, uid): (u64, u32),
         address: u64,
         place: u64,
     ) -> Option<Arc<Chunk>> {
@@ -142,8 +148,8 @@ impl Chunks {
             id,
             address,
             place,
-            guest: Arc::downgrade(guest),
-            uid: guest.user.uid,
+            guest,
+            uid,
             promoted: [const { AtomicU64::new(0) }; WORDS],
             queued: AtomicBool::new(false),
             queued_whole: AtomicBool::new(false),

@@ -127,6 +127,73 @@ impl std::fmt::Debug for Ledger {
     }
 }
 
+/// A tie of a former engine, and its number.
+pub(crate) type Tie = (u64, Box<dyn Lifeline>);
+
+/// What former engines left in a domain: a ref of each slot in `slots`, until all ties are free.
+#[derive(Default)]
+pub(crate) struct Inherited {
+    ties: Vec<Tie>,
+    slots: Vec<Slot>,
+    /// Whether pages were ever claimed. They are as they were merged: the rules may have changed while
+    /// their guest was away, and others may have come to share their slots.
+    claimed: bool,
+}
+
+impl Inherited {
+    /// The refs of `slots` end when all `ties` are free.
+    pub(crate) fn new(ties: Vec<Tie>, slots: Vec<Slot>) -> Self {
+        Self {
+            ties,
+            slots,
+            claimed: false,
+        }
+    }
+
+    /// Notes that pages were claimed.
+    pub(crate) fn note_claims(&mut self) {
+        self.claimed = true;
+    }
+
+    /// Whether pages may be shared as the present rules would not have it.
+    pub(crate) fn has_claims(&self) -> bool {
+        self.claimed
+    }
+
+    /// Ties found free since the last time, for good.
+    pub(crate) fn take_free(&mut self) -> Vec<u64> {
+        let (free, held) = std::mem::take(&mut self.ties)
+            .into_iter()
+            .partition(|(_, tie)| tie.is_free());
+        self.ties = held;
+        let free: Vec<Tie> = free;
+        free.into_iter().map(|(number, _)| number).collect()
+    }
+
+    /// The slots whose refs may end now.
+    pub(crate) fn settle(&mut self) -> Vec<Slot> {
+        match self.ties.is_empty() {
+            true => std::mem::take(&mut self.slots),
+            false => Vec::new(),
+        }
+    }
+
+    /// The slots that wait.
+    pub(crate) fn waiting(&self) -> &[Slot] {
+        &self.slots
+    }
+
+    /// Whether a tie will tell when these refs end.
+    pub(crate) fn can_end(&self) -> bool {
+        self.ties.iter().all(|(_, tie)| !tie.is_lost())
+    }
+
+    /// Bytes of memory the list holds.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.slots.capacity() * size_of::<Slot>()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;

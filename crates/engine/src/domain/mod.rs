@@ -2,7 +2,9 @@
 
 pub(crate) mod chunk;
 pub(crate) mod copies;
+pub(crate) mod effects;
 pub(crate) mod index;
+pub(crate) mod legacy;
 pub(crate) mod lifelines;
 pub(crate) mod pages;
 pub(crate) mod patterns;
@@ -16,16 +18,15 @@ use std::ops::Range;
 use std::sync::{Mutex, OnceLock};
 
 use crate::domain::chunk::Chunks;
+use crate::domain::effects::Effects;
 use crate::domain::index::Index;
-use crate::domain::pages::Pages;
+use crate::domain::legacy::Legacy;
+use crate::domain::lifelines::{Inherited, Ledger};
 use crate::domain::patterns::Patterns;
 use crate::domain::placement::Home;
 use crate::domain::slots::Slots;
 use crate::domain::store::Store;
-use crate::guest::Guest;
-use crate::handover::manifest::Bequest;
-use crate::page::{Entry, Fingerprint, Site, Slot, StoreId, Tag};
-use crate::scan::claim::Inherited;
+use crate::page::{Entry, Slot, StoreId};
 use crate::sync::lock;
 
 /// What a domain has for a node.
@@ -50,7 +51,7 @@ pub(crate) struct Realm {
     /// Dead slots whose frames the kernel did not take back yet.
     unpunched: Mutex<Vec<Range<u64>>>,
     /// What this engine leaves to the next.
-    pub(crate) bequest: Option<Bequest>,
+    pub(crate) legacy: Option<Box<dyn Legacy>>,
 }
 
 impl Realm {
@@ -75,15 +76,15 @@ impl Realm {
             patterns: Patterns::default(),
             inherited: Mutex::default(),
             unpunched: Mutex::default(),
-            bequest: None,
+            legacy: None,
         })
     }
 
     /// Notes that a guest of user `uid` is there; the first one began the domain.
     pub(crate) fn note_guest_of(&self, uid: u32) {
         let is_first = self.owner.set(uid).is_ok();
-        if let Some(bequest) = self.bequest.as_ref().filter(|_| is_first) {
-            bequest.own(uid);
+        if let Some(legacy) = self.legacy.as_ref().filter(|_| is_first) {
+            legacy.own(uid);
         }
     }
 
@@ -121,7 +122,7 @@ impl Realm {
     }
 
     /// Carries out what a change of page states entails, and empties `effects`.
-    pub(crate) fn apply(&self, guest: &Guest, effects: &mut Effects) {
+    pub(crate) fn apply(&self, ledger: &Mutex<Ledger>, effects: &mut Effects) {
         for (home, key, site) in effects.forget.drain(..) {
             self.index(home).remove_if(key, Entry::Candidate(site));
         }
@@ -131,7 +132,7 @@ impl Realm {
             effects.keep.append(&mut effects.leave);
         }
         if !effects.keep.is_empty() {
-            lock(&guest.ledger).release(&mut effects.keep);
+            lock(ledger).release(&mut effects.keep);
         }
         self.drop_refs(&mut effects.unref);
     }
@@ -140,8 +141,8 @@ impl Realm {
     pub(crate) fn settle_inherited(&self) {
         let mut inherited = lock(&self.inherited);
         for number in inherited.take_free() {
-            if let Some(bequest) = &self.bequest {
-                bequest.untie(number);
+            if let Some(legacy) = &self.legacy {
+                legacy.untie(number);
             }
         }
         let mut settled = inherited.settle();
@@ -237,35 +238,5 @@ impl std::fmt::Debug for Realm {
         f.debug_struct("Realm")
             .field("domain", &self.domain)
             .finish_non_exhaustive()
-    }
-}
-
-/// What follows from changes of page states. Collected while a chunk is locked, carried out by
-/// [`Realm::apply`].
-#[derive(Debug, Default)]
-pub(crate) struct Effects {
-    /// Candidates to remove from the index they are in.
-    pub(crate) forget: Vec<(StoreId, Fingerprint, Site)>,
-    /// Refs of slots that were never mapped: dropped at once.
-    pub(crate) unref: Vec<Slot>,
-    /// Merged pages that no longer map their slot: the ref waits for the lifeline.
-    pub(crate) leave: Vec<Slot>,
-    /// Asked pages whose fate is unknown: likewise.
-    pub(crate) keep: Vec<Slot>,
-}
-
-impl Effects {
-    /// Gives up what `page` holds; the caller sets its new state.
-    pub(crate) fn discard(&mut self, pages: &Pages, page: usize, site: Site) {
-        match pages.tag(page) {
-            Tag::Candidate => {
-                let entered = (pages.home(page), pages.fingerprint(page), site);
-                self.forget.push(entered);
-            }
-            Tag::Planned => self.unref.push(pages.slot(page)),
-            Tag::Asked => self.keep.push(pages.slot(page)),
-            Tag::Merged => self.leave.push(pages.slot(page)),
-            _ => {}
-        }
     }
 }

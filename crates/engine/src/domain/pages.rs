@@ -16,10 +16,10 @@
 
 use wire::{CHUNK_PAGES, PageBits};
 
-use crate::domain::chunk::Chunk;
+use crate::domain::effects::Effects;
 use crate::domain::patterns::{self, Patterns};
 use crate::domain::sparse::{Fingerprints, Slots};
-use crate::page::{CLASSES, Class, Fingerprint, Slot, StoreId, Tag};
+use crate::page::{CLASSES, Class, Fingerprint, Site, Slot, StoreId, Tag};
 
 /// A page is tried again every `2^level` rounds, at most this often halved.
 const MAX_LEVEL: u8 = 6;
@@ -169,6 +169,20 @@ impl Pages {
         self.slots.set(page, slot);
     }
 
+    /// Gives up what `page` holds; the caller sets its new state.
+    pub(crate) fn discard(&self, page: usize, site: Site, effects: &mut Effects) {
+        match self.tag(page) {
+            Tag::Candidate => {
+                let entered = (self.home(page), self.fingerprint(page), site);
+                effects.forget.push(entered);
+            }
+            Tag::Planned => effects.unref.push(self.slot(page)),
+            Tag::Asked => effects.keep.push(self.slot(page)),
+            Tag::Merged => effects.leave.push(self.slot(page)),
+            _ => {}
+        }
+    }
+
     /// Leaves `page` alone for twice as many rounds as last time.
     pub(crate) fn back_off(&mut self, page: usize, tag: Tag) {
         let level = self.level(page).saturating_add(1).min(MAX_LEVEL);
@@ -297,7 +311,7 @@ impl Pages {
     pub(crate) fn memory_bytes(&self) -> usize {
         let bodies = self.fingerprints.memory_bytes() + self.slots.memory_bytes();
         let homes = self.homes.as_ref().map_or(0, |homes| size_of_val(&**homes));
-        size_of::<Chunk>() + bodies + homes
+        bodies + homes
     }
 
     /// Frees what no page needs any more.

@@ -1,10 +1,13 @@
 //! Where a domain's stores are: one on each node with memory.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use numa::heap::{Heap, MAX_ORDER, Request, ZoneId};
+use numa::topology::Source;
 use numa::{NodeId, Topology};
+use wire::PAGE_BYTES;
 
 use crate::page::StoreId;
 
@@ -60,4 +63,74 @@ impl Home {
         let request = Request::new(node, STORE).order(MAX_ORDER);
         request.exact_node().exact_zone().running_on(here)
     }
+}
+
+/// How the kernel's word is understood.
+#[derive(Debug)]
+pub(crate) enum Atlas {
+    /// One store: nothing to ask.
+    One,
+    /// The store of each of the kernel's nodes.
+    Nodes(Vec<Option<StoreId>>),
+    /// The store of each range of physical addresses, in ascending order.
+    Ranges(Vec<(Range<u64>, StoreId)>),
+}
+
+impl Atlas {
+    /// The atlas of the stores of `home`; `None` for emulated nodes of which nobody says where in
+    /// memory they are.
+    pub(crate) fn new(home: &Home) -> Option<Self> {
+        if home.nodes.len() == 1 {
+            return Some(Self::One);
+        }
+        match home.topology.source {
+            Source::Emulated => ranges(&home.topology, home).map(Self::Ranges),
+            _ => Some(Self::Nodes(by_number(home))),
+        }
+    }
+
+    /// The store of a node by the kernel's answer, which may be an error number.
+    pub(crate) fn of_node(&self, answer: i32) -> Option<StoreId> {
+        match self {
+            Self::Nodes(stores) => stores.get(usize::try_from(answer).ok()?).copied()?,
+            _ => None,
+        }
+    }
+
+    /// The store of a frame.
+    pub(crate) fn of_frame(&self, frame: u64) -> Option<StoreId> {
+        let Self::Ranges(ranges) = self else {
+            return None;
+        };
+        let address = frame.checked_mul(PAGE_BYTES as u64)?;
+        let behind = ranges.partition_point(|(range, _)| range.start <= address);
+        let (range, store) = ranges.get(behind.checked_sub(1)?)?;
+        (frame != 0 && range.contains(&address)).then_some(*store)
+    }
+}
+
+fn by_number(home: &Home) -> Vec<Option<StoreId>> {
+    let mut stores = Vec::new();
+    for (store, node) in home.stores() {
+        let at = usize::try_from(node.0).expect("a node's number");
+        stores.resize(at + 1, None);
+        if let Some(place) = stores.get_mut(at) {
+            *place = Some(store);
+        }
+    }
+    stores
+}
+
+fn ranges(topology: &Topology, home: &Home) -> Option<Vec<(Range<u64>, StoreId)>> {
+    let mut all = Vec::new();
+    for (store, node) in home.stores() {
+        let ranges = &topology.node(node)?.ranges;
+        if ranges.is_empty() {
+            return None;
+        }
+        let own = ranges.iter().map(|r| (r.base..r.base + r.len_bytes, store));
+        all.extend(own);
+    }
+    all.sort_unstable_by_key(|(range, _)| range.start);
+    Some(all)
 }

@@ -4,12 +4,67 @@
 //! refs rise and fall → refs 0 for good. [`View::try_ref`] never raises 0, so the last drop is
 //! final: whoever made it removes the index entry and punches the page (I5).
 
-use std::sync::RwLockReadGuard;
-use std::sync::atomic::AtomicU32;
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use crate::domain::slots::{SEGMENT, Segment, Segments, Slots};
+use numa::heap::{Block, MAX_ORDER};
+
+use crate::domain::copies::Chains;
 use crate::page::{Fingerprint, Slot};
+
+/// Slots in a segment.
+pub(super) const SEGMENT: u64 = 1 << MAX_ORDER;
+pub(super) const SEGMENT_SLOTS: usize = 1 << MAX_ORDER;
+#[derive(Debug)]
+pub(crate) struct Segment {
+    pub(super) block: Block,
+    /// Guest pages that may map the slot.
+    pub(super) refs: [AtomicU32; SEGMENT_SLOTS],
+    /// Guest pages known to map the slot: at most refs.
+    pub(super) sites: [AtomicU32; SEGMENT_SLOTS],
+    pub(super) keys: [[AtomicU64; 2]; SEGMENT_SLOTS],
+    /// Slots whose number is spent and whose refs are 0.
+    pub(super) dead: AtomicU32,
+}
+
+impl Segment {
+    pub(super) fn new(block: Block) -> Self {
+        Self {
+            block,
+            refs: [const { AtomicU32::new(0) }; SEGMENT_SLOTS],
+            sites: [const { AtomicU32::new(0) }; SEGMENT_SLOTS],
+            keys: [const { [const { AtomicU64::new(0) }; 2] }; SEGMENT_SLOTS],
+            dead: AtomicU32::new(0),
+        }
+    }
+}
+
+/// Hashes one number by a multiplication.
+#[derive(Default)]
+pub(crate) struct Spread(u64);
+
+impl Hasher for Spread {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes
+            .iter()
+            .for_each(|&byte| self.write_u64(self.0 ^ u64::from(byte)));
+    }
+
+    fn write_u64(&mut self, word: u64) {
+        // 2^64 divided by the golden ratio. The rotation brings the high bits, and with them those
+        // of the store, to where the map takes its buckets from.
+        self.0 = word.wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(26);
+    }
+}
+
+pub(crate) type Segments = HashMap<u64, Box<Segment>, BuildHasherDefault<Spread>>;
 
 /// What became of an attempt to take a ref.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,9 +77,79 @@ pub(crate) enum Taken {
     Dead,
 }
 
-/// Refs of slots. Drop it before [`Slots::take_run`] and [`Slots::bury`].
+/// The refs of a domain's slots.
+#[derive(Debug)]
+pub(crate) struct Refs {
+    segments: RwLock<Segments>,
+    shared: AtomicU64,
+    live: AtomicU64,
+    /// Slots with refs, of all domains.
+    everywhere: Arc<AtomicU64>,
+    /// Copies of contents that one slot is not enough for.
+    pub(crate) chains: Chains,
+    /// Pages that may share a slot.
+    limit: AtomicU32,
+}
+
+impl Refs {
+    /// No refs yet; `everywhere` counts those of all domains.
+    pub(super) fn new(everywhere: Arc<AtomicU64>) -> Self {
+        Self {
+            segments: RwLock::default(),
+            shared: AtomicU64::new(0),
+            live: AtomicU64::new(0),
+            everywhere,
+            chains: Chains::default(),
+            limit: AtomicU32::new(u32::MAX),
+        }
+    }
+
+    /// Sets how many pages may share a slot.
+    pub(crate) fn set_limit(&self, limit: u32) {
+        self.limit.store(limit, Relaxed);
+    }
+
+    /// Access to refs, for a batch of operations.
+    pub(crate) fn view(&self) -> View<'_> {
+        View {
+            refs: self,
+            segments: self.segments(),
+        }
+    }
+
+    /// The segments, to look at.
+    pub(super) fn segments(&self) -> RwLockReadGuard<'_, Segments> {
+        self.segments.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The segments, to add and remove some.
+    pub(super) fn segments_mut(&self) -> RwLockWriteGuard<'_, Segments> {
+        self.segments
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Slots that at least one guest page is known to map.
+    pub(crate) fn shared(&self) -> u64 {
+        self.shared.load(Relaxed)
+    }
+
+    /// Slots with refs.
+    pub(crate) fn live(&self) -> u64 {
+        self.live.load(Relaxed)
+    }
+}
+
+impl Drop for Refs {
+    fn drop(&mut self) {
+        // Their stores go with them.
+        self.everywhere.fetch_sub(self.live(), Relaxed);
+    }
+}
+
+/// Refs of slots. Drop it before [`Refs::segments_mut`].
 pub(crate) struct View<'a> {
-    pub(super) slots: &'a Slots,
+    refs: &'a Refs,
     pub(super) segments: RwLockReadGuard<'a, Segments>,
 }
 
@@ -60,13 +185,13 @@ impl View<'_> {
         high.store((key.0 >> 64) as u64, Relaxed);
         let before = segment.refs[at].swap(1, Release);
         assert_eq!(before, 0, "{slot} is published twice");
-        self.slots.live.fetch_add(1, Relaxed);
-        self.slots.home.live.fetch_add(1, Relaxed);
+        self.refs.live.fetch_add(1, Relaxed);
+        self.refs.everywhere.fetch_add(1, Relaxed);
     }
 
     /// Takes a ref unless the slot has none any more, or too many.
     pub(crate) fn try_ref(&self, slot: Slot) -> Taken {
-        let limit = self.slots.limit.load(Relaxed);
+        let limit = self.refs.limit.load(Relaxed);
         let more = |refs: u32| (refs > 0 && refs < limit).then(|| refs + 1);
         let Some(refs) = self.refs(slot) else {
             return Taken::Dead;
@@ -80,7 +205,7 @@ impl View<'_> {
 
     /// Whether the slot has as many refs as it may have.
     pub(crate) fn is_full(&self, slot: Slot) -> bool {
-        let limit = self.slots.limit.load(Relaxed);
+        let limit = self.refs.limit.load(Relaxed);
         self.refs(slot)
             .is_some_and(|refs| refs.load(Acquire) >= limit)
     }
@@ -103,17 +228,17 @@ impl View<'_> {
         let refs = refs.unwrap_or_else(|| panic!("{slot} loses a ref and has no segment"));
         let before = refs.fetch_sub(1, AcqRel);
         assert!(before > 0, "{slot} lost a ref it did not have");
-        if before == self.slots.limit.load(Relaxed) / 2 + 1
-            && self.slots.chains.count() > 0
+        if before == self.refs.limit.load(Relaxed) / 2 + 1
+            && self.refs.chains.count() > 0
             && let Some(key) = self.key(slot)
         {
-            self.slots.chains.note_room(key, slot);
+            self.refs.chains.note_room(key, slot);
         }
         if before != 1 {
             return None;
         }
-        self.slots.live.fetch_sub(1, Relaxed);
-        self.slots.home.live.fetch_sub(1, Relaxed);
+        self.refs.live.fetch_sub(1, Relaxed);
+        self.refs.everywhere.fetch_sub(1, Relaxed);
         self.key(slot)
     }
 
@@ -130,7 +255,7 @@ impl View<'_> {
         let sites = self.sites(slot);
         let sites = sites.unwrap_or_else(|| panic!("{slot} is mapped and has no segment"));
         if sites.fetch_add(1, AcqRel) == 0 {
-            self.slots.shared.fetch_add(1, Relaxed);
+            self.refs.shared.fetch_add(1, Relaxed);
         }
     }
 
@@ -141,7 +266,7 @@ impl View<'_> {
         let before = sites.fetch_sub(1, AcqRel);
         assert!(before > 0, "{slot} lost a page it did not have");
         if before == 1 {
-            self.slots.shared.fetch_sub(1, Relaxed);
+            self.refs.shared.fetch_sub(1, Relaxed);
         }
     }
 

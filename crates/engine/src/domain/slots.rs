@@ -18,77 +18,22 @@
 //!
 //! The refs, and with them the life of a slot, are told in [`view`].
 
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
-use std::sync::atomic::{AtomicU32, AtomicU64};
-use std::sync::{Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex};
 
-use numa::heap::{Block, Heap, HeapError, HeapView, MAX_ORDER};
+use numa::heap::{Block, Heap, HeapError, HeapView};
 
-use crate::domain::copies::Chains;
 use crate::domain::placement::{Home, STORE};
+use crate::domain::refs::{Refs, SEGMENT, Segment};
 use crate::page::{Fingerprint, Slot, StoreId};
+use crate::sync::lock;
 
-use crate::domain::refs::View;
-
-/// Slots in a segment.
-pub(super) const SEGMENT: u64 = 1 << MAX_ORDER;
-const SEGMENT_SLOTS: usize = 1 << MAX_ORDER;
 /// Slots a bucket grows by: 128 MiB of a store, and 40 KiB of the heap's tables while one of them lives.
 const GROWTH: u64 = 64 * SEGMENT;
 
 /// Numbers a worker may give out.
 pub(crate) type Run = Range<u64>;
-
-#[derive(Debug)]
-pub(super) struct Segment {
-    block: Block,
-    /// Guest pages that may map the slot.
-    pub(super) refs: [AtomicU32; SEGMENT_SLOTS],
-    /// Guest pages known to map the slot: at most refs.
-    pub(super) sites: [AtomicU32; SEGMENT_SLOTS],
-    pub(super) keys: [[AtomicU64; 2]; SEGMENT_SLOTS],
-    /// Slots whose number is spent and whose refs are 0.
-    dead: AtomicU32,
-}
-
-impl Segment {
-    fn new(block: Block) -> Self {
-        Self {
-            block,
-            refs: [const { AtomicU32::new(0) }; SEGMENT_SLOTS],
-            sites: [const { AtomicU32::new(0) }; SEGMENT_SLOTS],
-            keys: [const { [const { AtomicU64::new(0) }; 2] }; SEGMENT_SLOTS],
-            dead: AtomicU32::new(0),
-        }
-    }
-}
-
-/// Hashes one number by a multiplication.
-#[derive(Default)]
-pub(super) struct Spread(u64);
-
-impl Hasher for Spread {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        bytes
-            .iter()
-            .for_each(|&byte| self.write_u64(self.0 ^ u64::from(byte)));
-    }
-
-    fn write_u64(&mut self, word: u64) {
-        // 2^64 divided by the golden ratio. The rotation brings the high bits, and with them those
-        // of the store, to where the map takes its buckets from.
-        self.0 = word.wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(26);
-    }
-}
-
-pub(super) type Segments = HashMap<u64, Box<Segment>, BuildHasherDefault<Spread>>;
 
 /// Numbers the heap was given for a store, all below `end`, and those it still has.
 #[derive(Debug, Default)]
@@ -107,37 +52,30 @@ struct Supply {
 /// The slots of a domain's stores.
 #[derive(Debug)]
 pub(crate) struct Slots {
-    pub(super) segments: RwLock<Segments>,
+    refs: Refs,
     pub(super) home: Home,
     heap: Heap,
     /// By store.
     supplies: Vec<Supply>,
-    pub(super) shared: AtomicU64,
-    pub(super) live: AtomicU64,
-    /// Copies of contents that one slot is not enough for.
-    pub(crate) chains: Chains,
-    /// Pages that may share a slot.
-    pub(super) limit: AtomicU32,
+}
+
+impl Deref for Slots {
+    type Target = Refs;
+
+    fn deref(&self) -> &Refs {
+        &self.refs
+    }
 }
 
 impl Slots {
     /// The slots of new stores.
     pub(crate) fn new(home: Home) -> Self {
         Self {
-            segments: RwLock::default(),
+            refs: Refs::new(Arc::clone(&home.live)),
             heap: home.heap(),
             supplies: home.nodes.iter().map(|_| Supply::default()).collect(),
             home,
-            shared: AtomicU64::new(0),
-            live: AtomicU64::new(0),
-            chains: Chains::default(),
-            limit: AtomicU32::new(u32::MAX),
         }
-    }
-
-    /// Sets how many pages may share a slot.
-    pub(crate) fn set_limit(&self, limit: u32) {
-        self.limit.store(limit, Relaxed);
     }
 
     /// Slots of a store to give out, neighbours together.
@@ -149,10 +87,7 @@ impl Slots {
         if let Some(spare) = supply.and_then(|supply| lock(&supply.spare).pop()) {
             return Ok(spare);
         }
-        let mut segments = self
-            .segments
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut segments = self.refs.segments_mut();
         let block = self.take_block(store)?;
         segments.insert(block.slot / SEGMENT, Box::new(Segment::new(block)));
         Ok(block.slots())
@@ -206,13 +141,10 @@ impl Slots {
             segment
                 .dead
                 .store(u32::try_from(dead).expect("at most a segment"), Relaxed);
-            let mut segments = self
-                .segments
-                .write()
-                .unwrap_or_else(PoisonError::into_inner);
+            let mut segments = self.refs.segments_mut();
             segments.insert(start / SEGMENT, Box::new(segment));
             drop(segments);
-            let view = self.view();
+            let view = self.refs.view();
             part.iter().for_each(|&(slot, key)| view.publish(slot, key));
         }
         growth.end = end.next_multiple_of(SEGMENT);
@@ -230,19 +162,11 @@ impl Slots {
         lock(&supply.spare).push(run);
     }
 
-    /// Access to refs, for a batch of operations.
-    pub(crate) fn view(&self) -> View<'_> {
-        View {
-            slots: self,
-            segments: self.segments.read().unwrap_or_else(PoisonError::into_inner),
-        }
-    }
-
     /// Notes that the numbers of `dead` are spent; frees segments with nothing left, and retires
     /// their blocks.
     pub(crate) fn bury(&self, dead: &[Slot]) {
         let mut empty = Vec::new();
-        let view = self.view();
+        let view = self.refs.view();
         for slot in dead {
             let number = slot.0 / SEGMENT;
             let segment = view.segments.get(&number);
@@ -255,10 +179,7 @@ impl Slots {
         }
         drop(view);
         if !empty.is_empty() {
-            let mut segments = self
-                .segments
-                .write()
-                .unwrap_or_else(PoisonError::into_inner);
+            let mut segments = self.refs.segments_mut();
             for segment in empty.iter().filter_map(|number| segments.remove(number)) {
                 let retired = self.heap.retire(segment.block);
                 assert!(
@@ -279,7 +200,7 @@ impl Slots {
     /// # Panics
     /// When one does not hold.
     pub(crate) fn check(&self) {
-        let segments = self.segments.read().unwrap_or_else(PoisonError::into_inner);
+        let segments = self.refs.segments();
         if let Err(broken) = self.heap.check() {
             panic!("the heap of slots: {broken}");
         }
@@ -296,16 +217,6 @@ impl Slots {
         );
     }
 
-    /// Slots that at least one guest page is known to map.
-    pub(crate) fn shared(&self) -> u64 {
-        self.shared.load(Relaxed)
-    }
-
-    /// Slots with refs.
-    pub(crate) fn live(&self) -> u64 {
-        self.live.load(Relaxed)
-    }
-
     /// Slots with refs in all domains of the same home.
     pub(crate) fn live_anywhere(&self) -> u64 {
         self.home.live.load(Relaxed)
@@ -313,21 +224,10 @@ impl Slots {
 
     /// Bytes of memory the slots hold.
     pub(crate) fn memory_bytes(&self) -> usize {
-        let segments = self.segments.read().unwrap_or_else(PoisonError::into_inner);
+        let segments = self.refs.segments();
         let tables = segments.len() * size_of::<Segment>() + segments.capacity() * 18;
         tables + self.heap.memory_bytes() + self.chains.memory_bytes()
     }
-}
-
-impl Drop for Slots {
-    fn drop(&mut self) {
-        // Their stores go with them.
-        self.home.live.fetch_sub(self.live(), Relaxed);
-    }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -398,7 +298,7 @@ pub(super) mod tests {
             let run = slots.take_run(FIRST).unwrap();
             assert_eq!(run.start % SEGMENT, 0);
             let numbers: Vec<_> = run.map(Slot).collect();
-            assert_eq!(numbers.len(), SEGMENT_SLOTS);
+            assert_eq!(numbers.len() as u64, SEGMENT);
             assert!(numbers.iter().all(|&slot| seen.insert(slot)), "{round}");
             match round % 2 {
                 0 => slots.bury(&numbers),

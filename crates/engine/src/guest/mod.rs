@@ -6,8 +6,11 @@
 //! the engine that guest, nothing else (I8): a malformed or contradictory answer condemns it, slow
 //! answers make it rest.
 
+pub(crate) mod agent;
+pub(crate) mod counters;
 pub(crate) mod idle;
 pub(crate) mod kin;
+pub(crate) mod memory;
 pub(crate) mod parting;
 pub(crate) mod process;
 pub(crate) mod refusals;
@@ -16,173 +19,27 @@ pub(crate) mod rescue;
 pub(crate) mod socket;
 pub(crate) mod users;
 
-use std::ops::Range;
-use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
-use sys::foreign::ForeignName;
-use sys::pagemap::PageRun;
-use sys::process::Remote;
-use wire::{Answer, Changes, PageBits, Question, Ready};
+use wire::Ready;
 
-use crate::domain::chunk::Chunk;
+use crate::domain::Realm;
+use crate::domain::effects::Effects;
 use crate::domain::lifelines::{Ledger, Lifeline};
-use crate::domain::pages::Pages;
-use crate::domain::store::PageBytes;
-use crate::domain::{Effects, Realm};
 use crate::error::Refusal;
+use crate::guest::agent::{Fault, Link, Pending, Talk};
+use crate::guest::counters::Counters;
 use crate::guest::idle::Calm;
 use crate::guest::kin::Kin;
+use crate::guest::memory::{Memory, is_given_up};
 use crate::guest::regions::{AtLimit, Offers};
 use crate::guest::users::User;
-use crate::page::{CLASSES, Class, StoreId};
-use crate::run::post::{self, Watched};
-use crate::scan::claim::{self, Mapped};
+use crate::page::Class;
 use crate::sync::lock;
-
-/// A guest's address space.
-///
-/// Nothing but [`Self::has_exited`], [`Self::has_left`] and [`Self::name`] may be asked before it is admitted (I10).
-pub(crate) trait Memory: Send + Sync {
-    /// Admits the address space in which the agent that is `ready` lives, once.
-    ///
-    /// # Errors
-    /// Why it may not be a guest.
-    fn admit(&self, ready: Ready) -> Result<(), Refusal>;
-
-    /// Whether the process is still one that may be in its domain.
-    ///
-    /// # Errors
-    /// Why not.
-    fn compare(&self) -> Result<(), Refusal>;
-
-    /// Looks at the pages of `range` and arms the written ones again, as
-    /// [`sys::pagemap::Pagemap::scan`].
-    ///
-    /// # Errors
-    /// When the guest cannot be looked at.
-    fn scan(&self, range: Range<u64>, runs: &mut [PageRun]) -> std::io::Result<(usize, u64)>;
-
-    /// Looks at the pages of `range` without arming them, and tells which are a file's, as
-    /// [`sys::pagemap::Pagemap::peek`].
-    ///
-    /// # Errors
-    /// When the guest cannot be looked at.
-    fn peek(&self, range: Range<u64>, runs: &mut [PageRun]) -> std::io::Result<(usize, u64)>;
-
-    /// Reads ranges one after another into `pages`; returns how many pages it could read.
-    ///
-    /// # Errors
-    /// When the guest is gone.
-    fn read(&self, ranges: &[Remote], pages: &mut [&mut PageBytes]) -> std::io::Result<usize>;
-
-    /// The store of the node that each of these pages of one chunk lies on, given by address in
-    /// ascending order; `None` where the page is gone, or on a node without store.
-    fn stores(&self, pages: &[usize]) -> Vec<Option<StoreId>>;
-
-    /// What may hold pages of the process pinned for long, in words; `None` when nothing does. Looks at `most`
-    /// descriptors.
-    fn pins(&self, most: u32) -> Option<String>;
-
-    /// Calls `each` with every part of the address space that maps one of the stores with these
-    /// numbers privately. False when other stores are mapped too.
-    ///
-    /// # Errors
-    /// When the guest cannot be looked at.
-    fn mapped(&self, stores: &[u64], each: &mut dyn FnMut(Mapped)) -> std::io::Result<bool>;
-
-    /// How many mappings the process has.
-    fn mappings(&self) -> Option<u64>;
-
-    /// Brings back the pages that a dead agent has left out of reach, and lets go of the guest's userfaultfd. Not
-    /// while the agent's thread still ends, but the `last` time in any case.
-    fn rescue(&self, last: bool);
-
-    /// Whether it holds the guest's userfaultfd. Never blocks.
-    fn is_guarded(&self) -> bool;
-
-    /// Whether the process has ended, or runs another program.
-    fn has_exited(&self) -> bool;
-
-    /// The same, or its agent has closed the connection.
-    fn has_left(&self) -> bool;
-
-    /// The command name.
-    fn name(&self) -> ForeignName;
-
-    /// The number of the process that it is a child of.
-    fn parent(&self) -> Option<u32> {
-        None
-    }
-}
-
-/// The connection to a guest's agent.
-pub(crate) trait Link: Send {
-    /// Makes the lifeline that the next [`Question::Sync`] takes along.
-    ///
-    /// # Errors
-    /// When descriptors are exhausted.
-    fn lifeline(&mut self) -> std::io::Result<Box<dyn Lifeline>>;
-
-    /// Sends a question, without waiting.
-    ///
-    /// # Errors
-    /// When the connection is broken.
-    fn send(&mut self, question: &Question) -> Result<(), Fault>;
-
-    /// What tells that an answer has come, to wait for many at once.
-    fn bell(&self) -> Option<BorrowedFd<'_>>;
-
-    /// Takes an answer, after waiting at most `wait` for it.
-    ///
-    /// # Errors
-    /// When the connection is broken or the answer malformed.
-    fn receive(&mut self, wait: Duration) -> Result<Option<Answer>, Fault>;
-}
-
-/// Why a guest is not served any longer.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum Fault {
-    /// The connection ended.
-    #[error("the connection ended")]
-    Closed,
-    /// The connection broke.
-    #[error("the connection broke: {0}")]
-    Broken(#[from] std::io::Error),
-    /// A packet that is no answer.
-    #[error("malformed answer: {0}")]
-    Malformed(#[from] wire::DecodeError),
-    /// An answer to something that was not asked.
-    #[error("contradictory answer: {0}")]
-    Contradiction(&'static str),
-    /// The agent cannot work.
-    #[error("{}", crate::guest::parting::words(*step, *errno))]
-    Failed {
-        /// The agent's step.
-        step: u8,
-        /// The operating system's error number.
-        errno: u16,
-    },
-    /// The agent did not finish the handshake.
-    #[error("no handshake within {0:?}")]
-    Silent(Duration),
-    /// Its memory cannot be looked at.
-    #[error("its memory cannot be looked at: {0}")]
-    Unreadable(std::io::Error),
-    /// It may not be a guest.
-    #[error(transparent)]
-    Unfit(#[from] Refusal),
-    /// It may no longer be in its domain.
-    #[error("it has left its domain: {0}")]
-    Left(String),
-    /// Reading its memory does not return.
-    #[error("reading its memory does not return")]
-    Stuck,
-}
 
 /// Where a guest stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -194,129 +51,6 @@ pub(crate) enum Standing {
     Condemned = 1,
     /// Retired; its refs wait for its lifelines.
     Ghost = 2,
-}
-
-/// What an agent still owes an answer to.
-#[derive(Debug)]
-pub(crate) enum Pending {
-    /// The welcome, sent at this moment.
-    Ready(Instant),
-    /// A sync; of the part that was taken last, this is left.
-    Changes(Option<Box<Rest>>),
-    /// A merge of this chunk: its asked pages, and these, which may be enclosed between them.
-    Merged(Arc<Chunk>, PageBits),
-    /// An unmerge of these pages.
-    Unmerged(Arc<Chunk>, PageBits),
-}
-
-/// A part of the answer to a sync that is taken.
-#[derive(Debug)]
-pub(crate) struct Rest {
-    pub(crate) changes: Changes,
-    /// Entries taken.
-    pub(crate) taken: usize,
-}
-
-/// The conversation with the agent: at most one question is open.
-pub(crate) struct Talk {
-    /// `None` when the guest is retired.
-    pub(crate) link: Option<Box<dyn Link>>,
-    pub(crate) pending: Option<Pending>,
-    /// The round of the last sync.
-    pub(crate) synced: Option<u64>,
-    /// Time that its answers took in this round.
-    pub(crate) spent: Duration,
-}
-
-/// What is counted of a guest, readable at any time.
-#[derive(Debug, Default)]
-pub(crate) struct Counters {
-    classes: [AtomicI64; CLASSES],
-    stored: AtomicI64,
-    huge_kept: AtomicI64,
-    /// CPU time of the agent, in nanoseconds.
-    pub(crate) cpu_ns: AtomicU64,
-    /// Time the engine has waited for the agent's answers, in nanoseconds.
-    talk_ns: AtomicU64,
-    /// Memory of the agent, in bytes.
-    pub(crate) agent_bytes: AtomicU64,
-    /// The longest window, in nanoseconds.
-    pub(crate) window_ns: AtomicU64,
-    /// Mappings, as last counted.
-    pub(crate) vmas: AtomicU64,
-    /// Mappings when the guest was admitted.
-    pub(crate) vmas_before: AtomicU64,
-    /// The most mappings that questions since the last count can have added.
-    pub(crate) vmas_added: AtomicU64,
-    /// The same at the last look.
-    pub(crate) vmas_seen: AtomicU64,
-    /// Pages merged that had been merged and written before.
-    pub(crate) merged_again: AtomicU64,
-    /// Contiguous ranges offered.
-    pub(crate) regions: AtomicU64,
-    /// Bytes of the engine's memory spent on this guest.
-    pub(crate) table_bytes: AtomicU64,
-}
-
-/// A guest's pages by class, at one moment.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Census([u64; CLASSES]);
-
-impl Census {
-    /// Pages of `class`.
-    pub(crate) fn pages(&self, class: Class) -> u64 {
-        self.0.get(class as usize).copied().unwrap_or(0)
-    }
-
-    /// Pages present.
-    pub(crate) fn present(&self) -> u64 {
-        self.0.iter().sum()
-    }
-}
-
-impl Counters {
-    /// Pages of `class`.
-    pub(crate) fn pages(&self, class: Class) -> u64 {
-        let count = self.classes.get(class as usize);
-        count.map_or(0, |count| u64::try_from(count.load(Relaxed)).unwrap_or(0))
-    }
-
-    /// Pages that lie in mappings of a store, merged or written since.
-    pub(crate) fn stored(&self) -> u64 {
-        u64::try_from(self.stored.load(Relaxed)).unwrap_or(0)
-    }
-
-    /// Chunks left alone because they are one huge page.
-    pub(crate) fn huge_kept(&self) -> u64 {
-        u64::try_from(self.huge_kept.load(Relaxed)).unwrap_or(0)
-    }
-
-    /// All classes, each read once: what is derived from one census adds up (I9), also while
-    /// workers move pages from class to class.
-    pub(crate) fn census(&self) -> Census {
-        let mut census = [0; CLASSES];
-        for (seen, count) in census.iter_mut().zip(&self.classes) {
-            *seen = u64::try_from(count.load(Relaxed)).unwrap_or(0);
-        }
-        Census(census)
-    }
-
-    /// Adds what changed in a chunk.
-    pub(crate) fn take_over(&self, pages: &mut Pages) {
-        for (count, change) in self.classes.iter().zip(pages.take_changes()) {
-            if change != 0 {
-                count.fetch_add(change, Relaxed);
-            }
-        }
-        let stored = pages.take_stored_change();
-        if stored != 0 {
-            self.stored.fetch_add(stored, Relaxed);
-        }
-        let kept = pages.take_kept_change();
-        if kept != 0 {
-            self.huge_kept.fetch_add(kept, Relaxed);
-        }
-    }
 }
 
 /// A process whose memory is deduplicated.
@@ -350,7 +84,7 @@ pub(crate) struct Guest {
     merges_again: AtomicBool,
     pins: Mutex<Pins>,
     refusal: Mutex<Option<AtLimit>>,
-    claims: Mutex<Claims>,
+    pub(crate) claims: Mutex<Claims>,
     pub(crate) kin: Kin,
     /// Why it may no longer be in its domain, and since when that is known.
     leaving: OnceLock<(String, Instant)>,
@@ -399,7 +133,7 @@ impl Guest {
             pid,
             user,
             realm,
-            memory: Box::new(Watched(memory)),
+            memory,
             talk: Mutex::new(Talk {
                 link: Some(link),
                 pending,
@@ -679,7 +413,7 @@ impl Guest {
 
     /// Ends the service because its memory cannot be looked at, unless it was the look that was given up.
     pub(crate) fn fail(&self, error: std::io::Error) {
-        if !post::is_given_up(&error) {
+        if !is_given_up(&error) {
             self.condemn(&Fault::Unreadable(error));
         }
     }
@@ -728,23 +462,6 @@ impl Guest {
         self.merges_again.load(Relaxed)
     }
 
-    /// Finds the pages merged before this session, until it has all of them.
-    ///
-    /// # Errors
-    /// When the guest cannot be looked at.
-    pub(crate) fn claim(&self, effects: &mut Effects) -> std::io::Result<()> {
-        let mut claims = lock(&self.claims);
-        if let Claims::Open(tries) = *claims {
-            // A guest that never tells of all its pages is not looked at in each round.
-            let due = tries == 0 || tries.is_power_of_two();
-            *claims = match due && claim::claim(self, effects)? {
-                true => Claims::Done,
-                false => Claims::Open(tries.saturating_add(1)),
-            };
-        }
-        Ok(())
-    }
-
     /// Whether the agent is to be told that its pages are adopted; once.
     pub(crate) fn take_adopted(&self) -> bool {
         let mut claims = lock(&self.claims);
@@ -753,6 +470,11 @@ impl Guest {
             *claims = Claims::Told;
         }
         done
+    }
+
+    /// Carries out what changes of page states entail, and empties `effects`.
+    pub(crate) fn apply(&self, effects: &mut Effects) {
+        self.realm.apply(&self.ledger, effects);
     }
 
     /// Settles the refs whose lifelines are free.

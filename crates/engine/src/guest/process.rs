@@ -41,13 +41,13 @@ use sys::witness::{Witness, threads};
 use sys::{memfd, mempolicy, vma};
 use wire::Ready;
 
+use crate::domain::placement::Atlas;
 use crate::domain::store::PageBytes;
 use crate::error::Refusal;
-use crate::guest::Memory;
+use crate::guest::memory::Mapped;
+use crate::guest::memory::Memory;
 use crate::guest::rescue::Guard;
 use crate::page::{Slot, StoreId};
-use crate::scan::claim::Mapped;
-use crate::scan::relocation::Atlas;
 use crate::sync::lock;
 
 /// Threads whose ids a look compares besides the first and the agent's: 15 µs each.

@@ -35,7 +35,8 @@ use sys::pagemap::{Categories, PageRun};
 use wire::{Journal, MAX_OUT, PAGE_BYTES, Ready};
 
 use crate::domain::store::PageBytes;
-use crate::guest::{Guest, Memory};
+use crate::guest::Guest;
+use crate::guest::memory::Memory;
 
 /// How often a page is tried while the guest changes its mappings.
 const PATIENCE: u32 = 1000;

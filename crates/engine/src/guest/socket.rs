@@ -9,7 +9,7 @@ use sys::{memfd, process};
 use wire::{Answer, DomainMark, MAX_MESSAGE, Question, Reason, Welcome};
 
 use crate::domain::lifelines::Lifeline;
-use crate::guest::{Fault, Link};
+use crate::guest::agent::{Fault, Link};
 
 impl Lifeline for memfd::Lifeline {
     fn is_free(&self) -> bool {

@@ -29,6 +29,7 @@ use std::sync::{Arc, Mutex};
 use sys::keeper::Keeper;
 use sys::memfd::{self, Lifeline, Note};
 
+use crate::domain::legacy::Legacy;
 use crate::sync::lock;
 
 /// Ties a domain is handed over with. More gather only when engines die again and again before
@@ -288,12 +289,10 @@ impl Bequest {
             tracing::warn!(domain = state.will.domain, %error, "the keeper keeps a note");
         }
     }
+}
 
-    /// The tie for a new guest.
-    ///
-    /// # Errors
-    /// When descriptors are exhausted.
-    pub(crate) fn tie(&self) -> std::io::Result<OwnedFd> {
+impl Legacy for Bequest {
+    fn tie(&self) -> std::io::Result<OwnedFd> {
         let mut state = lock(&self.state);
         if state.tie.is_tampered() {
             tracing::warn!(
@@ -306,8 +305,7 @@ impl Bequest {
         state.tie.share()
     }
 
-    /// Notes whose guest began the domain: its descriptors count as this user's.
-    pub(crate) fn own(&self, uid: u32) {
+    fn own(&self, uid: u32) {
         let mut state = lock(&self.state);
         state.will.owner = Some(uid);
         if state.kept {
@@ -316,8 +314,7 @@ impl Bequest {
         }
     }
 
-    /// Descriptors that the keeper holds.
-    pub(crate) fn kept(&self) -> u64 {
+    fn kept(&self) -> u64 {
         let state = lock(&self.state);
         match state.kept && self.keeper.is_some() {
             true => state.will.descriptors(),
@@ -325,8 +322,7 @@ impl Bequest {
         }
     }
 
-    /// Notes that a former engine's tie is free.
-    pub(crate) fn untie(&self, number: u64) {
+    fn untie(&self, number: u64) {
         let mut state = lock(&self.state);
         state.will.ties.retain(|&tie| tie != number);
         if let Some(keeper) = self.keeper.as_ref().filter(|_| state.kept) {
@@ -336,8 +332,7 @@ impl Bequest {
         }
     }
 
-    /// The domain ends: nothing of it is mapped any more.
-    pub(crate) fn end(&self) {
+    fn end(&self) {
         self.revoke(&mut lock(&self.state));
     }
 }

@@ -11,14 +11,17 @@ use sdtree::SdTree;
 use sys::keeper::{Keeper, Kept};
 use sys::memfd::{self, Lifeline, Note};
 
+use crate::domain::lifelines::{Inherited, Tie};
 use crate::domain::placement::Home;
 use crate::domain::store::Memfd;
 use crate::domain::{Floor, Realm};
+use crate::error::OverQuota;
 use crate::handover::manifest::{self, Bequest, Kind, MAX_TIES, Will};
-use crate::page::StoreId;
+use crate::merge::read::Hasher;
+use crate::options::Rules;
+use crate::page::{Entry, Fingerprint, Slot, StoreId};
 use crate::run::core::Core;
-use crate::run::quota::OverQuota;
-use crate::scan::claim::Tie;
+use crate::sync::lock;
 
 /// Makes realms whose stores are at home.
 #[derive(Clone, Debug)]
@@ -85,7 +88,7 @@ impl Maker {
                 store: Box::new(store.ok_or(std::io::ErrorKind::NotFound)?),
             })
         })?;
-        realm.bequest = Some(bequest);
+        realm.legacy = Some(Box::new(bequest));
         Ok(realm)
     }
 
@@ -135,7 +138,7 @@ impl Maker {
             if let Some(owner) = owner {
                 realm.owner.get_or_init(|| owner);
             }
-            Ok(core.inherit(realm, ties)?)
+            Ok(inherit(core, realm, ties)?)
         });
         if let Err(misfit) = &taken {
             tracing::warn!(
@@ -213,6 +216,56 @@ fn forget(keeper: &Keeper, name: &str, why: &dyn std::fmt::Display) {
     }
 }
 
+/// Takes over what the stores of a new realm hold. Gives how many slots are live.
+///
+/// # Errors
+/// When a store cannot be read; the realm must not be used then.
+fn load(realm: &Realm, ties: Vec<Tie>, hasher: &Hasher, rules: Rules) -> std::io::Result<usize> {
+    let mut slots = Vec::new();
+    for home in realm.homes() {
+        let store = realm.store(home);
+        let mut live: Vec<(Slot, Fingerprint)> = Vec::new();
+        store.each(&mut |slot, page| live.push((slot, hasher.fingerprint_any(page))))?;
+        let taken = realm.slots.adopt(home, store.end()?, &live);
+        taken.map_err(std::io::Error::other)?;
+        let named = match rules.across_nodes {
+            true => StoreId::default(),
+            false => home,
+        };
+        live.iter().for_each(|&entry| enter(realm, named, entry));
+        slots.extend(live.iter().map(|&(slot, _)| slot));
+    }
+    let live = slots.len();
+    *lock(&realm.inherited) = Inherited::new(ties, slots);
+    Ok(live)
+}
+
+/// Enters an old slot into an index. Of two with the same content one is a copy beside the other,
+/// with room for more pages.
+fn enter(realm: &Realm, home: StoreId, (slot, key): (Slot, Fingerprint)) {
+    if let Some(Entry::Canonical(first)) =
+        realm.index(home).get_or_insert(key, Entry::Canonical(slot))
+    {
+        let chains = &realm.slots.chains;
+        chains.add((home, key), first, slot, |_| true);
+        chains.note_room(key, slot);
+    }
+}
+
+/// Takes over from a former engine.
+///
+/// # Errors
+/// When its stores cannot be read.
+pub(crate) fn inherit(core: &Core, realm: Realm, ties: Vec<Tie>) -> std::io::Result<()> {
+    realm.slots.set_limit(core.knobs.rules().max_sharing);
+    let slots = load(&realm, ties, &core.hasher, core.knobs.rules());
+    // The keeper has this engine's tie by now.
+    let slots = slots.inspect_err(|_| realm.legacy.iter().for_each(|legacy| legacy.end()))?;
+    tracing::info!(domain = realm.domain, slots, "a domain goes on");
+    lock(&core.realms).insert(realm.domain.clone(), Arc::new(realm));
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsFd;
@@ -223,7 +276,7 @@ mod tests {
     use super::*;
     use crate::merge::read::Hasher;
     use crate::page::Slot;
-    use crate::run::core::Knobs;
+    use crate::run::knobs::Knobs;
     use crate::sync::lock;
 
     /// What becomes of descriptors in a keeper's hands.
@@ -280,7 +333,7 @@ mod tests {
             let pages = [[1; wire::PAGE_BYTES], [2; wire::PAGE_BYTES]];
             let store = realm.store(StoreId::default());
             store.write(Slot(5), &[&pages[0], &pages[1]]).unwrap();
-            let tie = realm.bequest.as_ref().unwrap().tie().unwrap();
+            let tie = realm.legacy.as_ref().unwrap().tie().unwrap();
             let access = sys::mapping::Access::ReadWrite;
             sys::mapping::share(tie.as_fd(), 0, wire::PAGE_BYTES, access).unwrap();
             let (kept, forgotten) = self.take();

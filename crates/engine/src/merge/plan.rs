@@ -38,17 +38,18 @@ use std::sync::atomic::AtomicU64;
 
 use wire::{CHUNK_PAGES, PageBits};
 
+use crate::domain::Realm;
 use crate::domain::chunk::Chunk;
+use crate::domain::effects::Effects;
 use crate::domain::pages::Pages;
 use crate::domain::refs::View;
 use crate::domain::slots::Run;
 use crate::domain::store::PageBytes;
-use crate::domain::{Effects, Realm};
 use crate::guest::Guest;
 use crate::merge::read::{BATCH, Batch, Hasher};
 use crate::merge::span::Layout;
+use crate::options::Rules;
 use crate::page::{Entry, Fingerprint, StoreId, Tag};
-use crate::scan::relocation::{self, Rules};
 
 use crate::merge::lookup::{Found, Scope, resolve};
 
@@ -224,7 +225,7 @@ impl<'a> Plan<'a> {
     }
 
     fn ask_nodes(&self, pages: impl Iterator<Item = usize>) -> Vec<Option<StoreId>> {
-        let addresses = relocation::addresses(self.chunk, pages);
+        let addresses = self.chunk.addresses(pages);
         self.guest.memory.stores(&addresses)
     }
 
@@ -451,7 +452,7 @@ pub(crate) fn withdraw_some(
 ) {
     for page in some {
         if pages.tag(page).is_planned() {
-            effects.discard(pages, page, chunk.site(page));
+            pages.discard(page, chunk.site(page), effects);
             then(pages, page);
         }
     }

@@ -13,7 +13,7 @@ use sys::process::Remote;
 use twox_hash::xxhash3_128;
 
 use crate::domain::store::PageBytes;
-use crate::guest::Memory;
+use crate::guest::memory::Memory;
 use crate::page::Fingerprint;
 
 /// Pages read at once: 256 KiB.

@@ -8,15 +8,17 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
-use wire::{Answer, Merge, Merged, PageBits, PageOutcome, Question, Target, Unmerge};
+use wire::{Answer, Merge, PageBits, Question, Target, Unmerge};
 
-use crate::domain::Effects;
 use crate::domain::chunk::Chunk;
+use crate::domain::effects::Effects;
 use crate::domain::pages::Pages;
-use crate::guest::{Fault, Guest, Pending, Talk};
+use crate::guest::Guest;
+use crate::guest::agent::{Fault, Pending, Talk};
 use crate::merge::plan::withdraw_some;
 use crate::merge::span;
 use crate::page::{Slot, StoreId, Tag};
+use crate::scan::outcomes::{take_merged, take_unmerged};
 
 /// How questions are put.
 #[derive(Clone, Copy)]
@@ -319,118 +321,4 @@ fn least_run(guest: &Guest, max_mappings: u64) -> usize {
         _ if used < half => 1,
         _ => 2 << ((used - half) * 9 / (budget - half)).min(8),
     }
-}
-
-/// Accounts the answer to a merge, with the pages that it may say are enclosed.
-///
-/// # Errors
-/// When the answer does not fit what was asked; none of it counts then.
-pub(crate) fn take_merged(
-    guest: &Guest,
-    chunk: &Chunk,
-    pages: &mut Pages,
-    (merged, enclosed): (&Merged, PageBits),
-    effects: &mut Effects,
-) -> Result<(), Fault> {
-    let outcomes = merged.outcomes.iter().copied().enumerate();
-    if !outcomes.clone().all(|(page, outcome)| {
-        let may_enclose = enclosed.contains(page) && outcome == PageOutcome::Enclosed;
-        may_enclose || fits(pages.tag(page), outcome)
-    }) {
-        return Err(Fault::Contradiction("outcomes that fit no question"));
-    }
-    let counters = &guest.counters;
-    counters.cpu_ns.fetch_max(merged.cpu_ns, Relaxed);
-    counters.window_ns.fetch_max(merged.window_ns, Relaxed);
-    let view = guest.realm.slots.view();
-    let slots = pages.slots();
-    let mut again = 0;
-    for (page, outcome) in outcomes.filter(|(_, outcome)| *outcome != PageOutcome::NotAsked) {
-        match outcome {
-            PageOutcome::Merged => {
-                let slot = slots[page];
-                view.join(
-                    slot.unwrap_or_else(|| panic!("page {page} was asked for and has no slot")),
-                );
-                pages.set(page, Tag::Merged);
-                again += u64::from(pages.stored.contains(page));
-                pages.stored.insert(page);
-            }
-            PageOutcome::Zeroed => {
-                pages.set(page, Tag::Zeroed);
-                again += u64::from(pages.stored.contains(page));
-                pages.stored.remove(page); // it is anonymous memory again
-            }
-            // It is what it was, in another place, and the next scan finds it written. To read it before would
-            // be in vain.
-            PageOutcome::Enclosed => {
-                pages.stored.insert(page);
-                if pages.tag(page) == Tag::Settled {
-                    pages.set(page, Tag::Written);
-                }
-            }
-            refused => refuse(pages, page, refused, effects),
-        }
-    }
-    counters.merged_again.fetch_add(again, Relaxed);
-    let most = guest.user.limits.table_bytes_per_user();
-    pages.show(&guest.realm.patterns, chunk.place, most);
-    Ok(())
-}
-
-fn fits(tag: Tag, outcome: PageOutcome) -> bool {
-    match tag {
-        Tag::Asked => !matches!(
-            outcome,
-            PageOutcome::NotAsked | PageOutcome::Zeroed | PageOutcome::Enclosed
-        ),
-        Tag::AskedZero => !matches!(
-            outcome,
-            PageOutcome::NotAsked | PageOutcome::Merged | PageOutcome::Enclosed
-        ),
-        _ => outcome == PageOutcome::NotAsked,
-    }
-}
-
-/// A page the agent did not merge: it never mapped its slot, so the ref goes at once.
-fn refuse(pages: &mut Pages, page: usize, outcome: PageOutcome, effects: &mut Effects) {
-    if pages.tag(page) == Tag::Asked {
-        effects.unref.push(pages.slot(page));
-    }
-    match outcome {
-        PageOutcome::Differs => pages.distrust(page),
-        PageOutcome::Gone => pages.set(page, Tag::Absent),
-        PageOutcome::Pinned => pages.back_off(page, Tag::Pinned),
-        PageOutcome::Unsupported => pages.give_up(page),
-        _ => pages.back_off(page, Tag::Skipped),
-    }
-}
-
-/// Accounts the answer to an unmerge: `(asked, private, cpu_ns)`.
-///
-/// # Errors
-/// When the answer names pages that were not asked for; none of it counts then.
-pub(crate) fn take_unmerged(
-    guest: &Guest,
-    chunk: &Chunk,
-    pages: &mut Pages,
-    (asked, private, cpu_ns): (PageBits, PageBits, u64),
-    effects: &mut Effects,
-) -> Result<(), Fault> {
-    if private
-        .0
-        .iter()
-        .zip(asked.0)
-        .any(|(private, asked)| private & !asked != 0)
-    {
-        return Err(Fault::Contradiction("pages that were not to be unmerged"));
-    }
-    guest.counters.cpu_ns.fetch_max(cpu_ns, Relaxed);
-    for page in private.pages() {
-        if pages.tag(page) == Tag::Merged {
-            effects.discard(pages, page, chunk.site(page));
-            pages.set(page, Tag::Broken);
-        }
-    }
-    Ok(())
 }

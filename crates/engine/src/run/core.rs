@@ -17,36 +17,35 @@
 //! long for the period it is cut later, by [`LOOK_SHARE`]: while there is work, little time goes to them.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicI8, AtomicU8, AtomicU16, AtomicU32, AtomicU64};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use sys::pagemap::PageRun;
 use sys::socket::Peer;
-use wire::{CHUNK_PAGES, Pace, RunMode, Thp};
+use wire::RunMode;
 
+use crate::domain::Realm;
 use crate::domain::chunk::Chunk;
+use crate::domain::effects::Effects;
 use crate::domain::lifelines::Lifeline;
-use crate::domain::{Effects, Realm};
+use crate::guest::agent::Link;
+use crate::guest::memory::Memory;
 use crate::guest::rescue;
 use crate::guest::users::Users;
-use crate::guest::{Guest, Link, Memory, Standing};
-use crate::handover::manifest::Bequest;
+use crate::guest::{Guest, Standing};
 use crate::merge::plan::{self, Context, Desk, Plan, Promotions};
 use crate::merge::read::Hasher;
 use crate::merge::request::{self, Asked, Manner};
 use crate::options::Limits;
 use crate::run::cpu_limit::Governor;
+use crate::run::knobs::Knobs;
 use crate::run::order::Order;
-use crate::run::pace::{self, Supply};
-use crate::run::post::Post;
+use crate::run::post::{Post, Watched};
 use crate::run::queue::{Job, Queue, Visit};
 use crate::run::waiting::{Looks, Waiting};
-use crate::run::workers::Crew;
-use crate::scan::claim::{self, Tie};
 use crate::scan::look::{self, Looked, Terms};
-use crate::scan::relocation::Rules;
 use crate::scan::track::Round;
 use crate::sync::lock;
 
@@ -57,155 +56,6 @@ const SCAN_RUNS: usize = 2048;
 const LOOK_SHARE: u32 = 64;
 /// And at most so many periods.
 const MOST_PERIODS: u32 = 4;
-
-/// The knobs.
-#[derive(Debug)]
-pub(crate) struct Knobs {
-    run: AtomicU8,
-    pub(crate) use_zero_pages: AtomicBool,
-    pub(crate) merge_again: AtomicBool,
-    pub(crate) period_ms: AtomicU64,
-    pub(crate) threads: AtomicU16,
-    /// Percent of a core; 0 for no limit.
-    pub(crate) cpu_limit: AtomicU32,
-    auto_pace: AtomicBool,
-    /// How often the period is doubled at present; halved, if negative.
-    pace_step: AtomicI8,
-    across_nodes: AtomicBool,
-    max_sharing: AtomicU32,
-    thp: AtomicU8,
-    /// 0 for no limit.
-    pub(crate) store_limit_mib: AtomicU64,
-    /// Whether the host was short of memory when the round began.
-    short: AtomicBool,
-    broken_rest: Duration,
-    pub(crate) patience: Duration,
-    pub(crate) max_mappings: u64,
-}
-
-impl Knobs {
-    /// The knobs as `options` wants them.
-    pub(crate) fn new(options: &crate::options::Options, max_mappings: u64) -> Self {
-        let period = u64::try_from(options.merge_period.as_millis());
-        Self {
-            run: AtomicU8::new(options.run.into()),
-            use_zero_pages: AtomicBool::new(options.use_zero_pages),
-            merge_again: AtomicBool::new(options.merge_again),
-            period_ms: AtomicU64::new(period.unwrap_or(u64::MAX)),
-            threads: AtomicU16::new(options.threads),
-            cpu_limit: AtomicU32::new(options.cpu_limit),
-            auto_pace: AtomicBool::new(options.pace == Pace::Auto),
-            pace_step: AtomicI8::new(0),
-            across_nodes: AtomicBool::new(options.merge_across_nodes),
-            max_sharing: AtomicU32::new(options.max_page_sharing),
-            thp: AtomicU8::new(options.thp as u8),
-            store_limit_mib: AtomicU64::new(options.store_limit_mib),
-            short: AtomicBool::new(false),
-            broken_rest: options.broken_rest,
-            patience: options.patience,
-            max_mappings,
-        }
-    }
-
-    /// Whether to merge.
-    pub(crate) fn mode(&self) -> RunMode {
-        RunMode::try_from(self.run.load(Acquire)).unwrap_or_default()
-    }
-
-    /// Changes whether to merge. A job that read the old mode holds its chunk's lock until it is
-    /// done, so whoever locks the chunk after this call sees what it did.
-    pub(crate) fn set_mode(&self, mode: RunMode) {
-        self.run.store(mode.into(), Release);
-    }
-
-    /// What may be shared with what.
-    pub(crate) fn rules(&self) -> Rules {
-        Rules {
-            across_nodes: self.across_nodes.load(Acquire),
-            max_sharing: self.max_sharing.load(Acquire),
-        }
-    }
-
-    /// Changes what may be shared with what; nothing must be shared (see [`crate::run::switch`]).
-    pub(crate) fn set_rules(&self, rules: Rules) {
-        self.across_nodes.store(rules.across_nodes, Release);
-        self.max_sharing.store(rules.max_sharing, Release);
-    }
-
-    /// Slots that all stores together may have.
-    fn store_limit(&self) -> u64 {
-        const MIB_PAGES: u64 = (1 << 20) / wire::PAGE_BYTES as u64;
-        match self.store_limit_mib.load(Relaxed) {
-            0 => u64::MAX,
-            mib => mib.saturating_mul(MIB_PAGES),
-        }
-    }
-
-    /// Rounds after which a broken page is older by one.
-    fn broken_rounds(&self) -> u64 {
-        let period = u64::try_from(self.period().as_millis()).unwrap_or(u64::MAX);
-        let rest = u64::try_from(self.broken_rest.as_millis()).unwrap_or(u64::MAX);
-        rest.div_ceil(period.max(1))
-    }
-
-    /// The time between two looks at present.
-    pub(crate) fn period(&self) -> Duration {
-        let knob = Duration::from_millis(self.period_ms.load(Relaxed));
-        pace::at_step(knob, self.pace_step.load(Relaxed))
-    }
-
-    /// How the period is chosen.
-    pub(crate) fn pace(&self) -> Pace {
-        match self.auto_pace.load(Relaxed) {
-            true => Pace::Auto,
-            false => Pace::Fixed,
-        }
-    }
-
-    /// What is done with chunks that are one huge page.
-    pub(crate) fn thp(&self) -> Thp {
-        match self.thp.load(Relaxed) {
-            0 => Thp::Keep,
-            1 => Thp::Split,
-            _ => Thp::Auto,
-        }
-    }
-
-    /// Changes what is done with chunks that are one huge page.
-    pub(crate) fn set_thp(&self, thp: Thp) {
-        self.thp.store(thp as u8, Relaxed);
-    }
-
-    /// How many pages of a huge page must be saved for it to be split.
-    fn worth_splitting(&self) -> usize {
-        match self.thp() {
-            Thp::Keep => usize::MAX,
-            Thp::Auto if !self.short.load(Relaxed) => CHUNK_PAGES / 2,
-            Thp::Auto | Thp::Split => 0,
-        }
-    }
-
-    /// Looks whether the host is short of memory, where something depends on it.
-    pub(crate) fn look_at_supply(&self) {
-        if self.thp() == Thp::Auto {
-            // Who cannot tell is not in need.
-            let short = Supply::read().is_ok_and(Supply::is_short);
-            self.short.store(short, Relaxed);
-        }
-    }
-
-    /// Changes how the period is chosen.
-    pub(crate) fn set_pace(&self, pace: Pace) {
-        self.auto_pace.store(pace == Pace::Auto, Relaxed);
-    }
-
-    /// Sets how often the period is doubled.
-    pub(crate) fn set_step(&self, step: i8) {
-        if self.pace_step.swap(step, Relaxed) != step {
-            tracing::info!(period = ?self.period(), "the pace changes");
-        }
-    }
-}
 
 /// Buffers of a worker.
 pub(crate) struct Scratch {
@@ -237,6 +87,16 @@ struct Finds {
 /// Makes a realm for a domain.
 pub(crate) type NewRealm = Box<dyn Fn(&str) -> std::io::Result<Realm> + Send + Sync>;
 
+/// Who runs the jobs of a round.
+pub(crate) trait Crew {
+    /// Returns when all looks are done that work waits for: see [`Waiting`](Waiting).
+    fn look(&self, core: &Core, looks: &Looks);
+
+    /// Returns when the queue is idle, and no answer can come any more before `late`; at `cut` at the latest (jobs
+    /// begun are finished).
+    fn work(&self, core: &Core, late: Instant, cut: Instant);
+}
+
 /// Everything the workers share.
 pub(crate) struct Core {
     pub(crate) knobs: Knobs,
@@ -245,7 +105,7 @@ pub(crate) struct Core {
     pub(crate) guests: Mutex<Vec<Arc<Guest>>>,
     pub(crate) users: Users,
     pub(crate) realms: Mutex<BTreeMap<String, Arc<Realm>>>,
-    hasher: Hasher,
+    pub(crate) hasher: Hasher,
     new_realm: NewRealm,
     found: Mutex<Finds>,
     pub(crate) waiting: Waiting,
@@ -319,6 +179,30 @@ impl Core {
             .any(|guest| lives(guest) || !rescue::let_go(guest))
     }
 
+    /// The guest with this number, unless it is gone.
+    pub(crate) fn guest(&self, number: u64) -> Option<Arc<Guest>> {
+        let guests = lock(&self.guests);
+        // They come and stay in the order of their numbers.
+        let at = guests.partition_point(|guest| guest.number < number);
+        guests
+            .get(at)
+            .filter(|guest| guest.number == number)
+            .cloned()
+    }
+
+    /// Whose memory a job is about; none when that guest is gone.
+    pub(crate) fn guest_of(&self, job: &Job) -> Option<Arc<Guest>> {
+        match job {
+            Job::Look(guest, _) => Some(Arc::clone(guest)),
+            Job::Chunk(chunk, _) => self.guest(chunk.guest),
+        }
+    }
+
+    /// Waits at most `wait` for answers; the guests that gave one are looked at again.
+    pub(crate) fn take_answers(&self, wait: Duration) {
+        self.queue.add(self.waiting.take_answers(wait));
+    }
+
     /// Takes a guest in that has been welcomed.
     pub(crate) fn admit(
         &self,
@@ -328,10 +212,13 @@ impl Core {
         link: Box<dyn Link>,
         line: Box<dyn Lifeline>,
     ) {
-        let number = self.next_guest.fetch_add(1, Relaxed);
         let user = self.users.get(peer.uid);
+        let memory = Box::new(Watched(memory));
+        // Under the lock, for `guest` looks for it by its number.
+        let mut guests = lock(&self.guests);
+        let number = self.next_guest.fetch_add(1, Relaxed);
         let guest = Guest::new(number, peer.pid, user, realm, memory, link, line);
-        lock(&self.guests).push(Arc::new(guest));
+        guests.push(Arc::new(guest));
     }
 
     /// A round. With `scan` unset, only late answers are taken and merged pages unmerged.
@@ -406,8 +293,8 @@ impl Core {
         });
         lock(&self.realms).retain(|_, realm| {
             let stays = Arc::strong_count(realm) > 1 || realm.waits();
-            if let Some(bequest) = realm.bequest.as_ref().filter(|_| !stays) {
-                bequest.end();
+            if let Some(legacy) = realm.legacy.as_ref().filter(|_| !stays) {
+                legacy.end();
             }
             stays
         });
@@ -416,20 +303,6 @@ impl Core {
     /// Whether there is a realm of `domain`.
     pub(crate) fn has_realm(&self, domain: &str) -> bool {
         lock(&self.realms).contains_key(domain)
-    }
-
-    /// Takes over from a former engine.
-    ///
-    /// # Errors
-    /// When its stores cannot be read.
-    pub(crate) fn inherit(&self, realm: Realm, ties: Vec<Tie>) -> std::io::Result<()> {
-        realm.slots.set_limit(self.knobs.rules().max_sharing);
-        let slots = claim::take_over(&realm, ties, &self.hasher, self.knobs.rules());
-        // The keeper has this engine's tie by now.
-        let slots = slots.inspect_err(|_| realm.bequest.iter().for_each(Bequest::end))?;
-        tracing::info!(domain = realm.domain, slots, "a domain goes on");
-        lock(&self.realms).insert(realm.domain.clone(), Arc::new(realm));
-        Ok(())
     }
 
     fn settle_inherited(&self) {
@@ -512,7 +385,7 @@ impl Core {
 
     fn work(&self, chunk: &Arc<Chunk>, visit: Visit, scratch: &mut Scratch, post: &Post) {
         chunk.start(visit.is_whole());
-        let Some(guest) = chunk.guest.upgrade() else {
+        let Some(guest) = self.guest(chunk.guest) else {
             return;
         };
         if !guest.takes_jobs(self.knobs.patience) {
@@ -565,7 +438,7 @@ impl Core {
                 _ => Asked::Done,
             }
         };
-        guest.realm.apply(&guest, effects);
+        guest.apply(effects);
         guest.counters.take_over(&mut pages);
         guest.change_tables(before, pages.memory_bytes());
         drop(pages);

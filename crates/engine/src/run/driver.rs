@@ -7,11 +7,12 @@ use wire::{Pace, Setting};
 
 use crate::error::EngineError;
 use crate::guest::Standing;
+use crate::options::Rules;
 use crate::page::Class;
-use crate::run::core::{Core, Knobs};
+use crate::run::core::Core;
+use crate::run::knobs::Knobs;
 use crate::run::pace::{Pacer, Supply};
 use crate::run::workers::Workers;
-use crate::scan::relocation::Rules;
 use crate::sync::lock;
 
 /// How often ended guests are looked for between rounds.
@@ -179,8 +180,8 @@ impl Tempo {
     }
 }
 
-/// Begins a round every period; in between, does what cannot wait.
-pub(crate) fn drive(helm: &Helm, workers: &Workers) {
+/// Begins a round every period, each followed by `after_round`; in between, does what cannot wait.
+pub(crate) fn drive(helm: &Helm, workers: &Workers, after_round: fn(&Core)) {
     let core = &helm.core;
     let mut last: Option<Instant> = None;
     let mut tempo = Tempo::default();
@@ -211,9 +212,7 @@ pub(crate) fn drive(helm: &Helm, workers: &Workers) {
             }
             last = Some(Instant::now());
             core.round(workers, true);
-            if cfg!(debug_assertions) {
-                crate::check::check(core);
-            }
+            after_round(core);
             continue;
         }
         helm.wait(due.min(now + REAP));

@@ -3,6 +3,7 @@
 pub(crate) mod core;
 pub(crate) mod cpu_limit;
 pub(crate) mod driver;
+pub(crate) mod knobs;
 pub(crate) mod order;
 pub(crate) mod pace;
 pub(crate) mod post;

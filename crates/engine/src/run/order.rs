@@ -52,8 +52,7 @@ impl Order {
     /// Sorts chunks of these guests.
     pub(crate) fn sort(&self, chunks: &mut [Arc<Chunk>]) {
         chunks.sort_by_cached_key(|chunk| {
-            let guest = chunk.guest.upgrade();
-            let lag = guest.and_then(|guest| self.lags.get(&guest.number).copied());
+            let lag = self.lags.get(&chunk.guest).copied();
             (chunk.place + lag.unwrap_or(0), chunk.id)
         });
     }
@@ -73,7 +72,12 @@ mod tests {
         });
         lab.guest("e", 5);
         let guests = lock(&lab.core.guests).clone();
-        let create = |guest: &Arc<Guest>, place| guest.realm.chunks.create(guest, 0, place);
+        let create = |guest: &Arc<Guest>, place| {
+            guest
+                .realm
+                .chunks
+                .create((guest.number, guest.user.uid), 0, place)
+        };
         let all = guests
             .iter()
             .flat_map(|guest| (0..20).filter_map(move |place| create(guest, place)));
@@ -82,7 +86,7 @@ mod tests {
         assert_eq!(chunks.len(), 100);
         let when = |guest: usize, place: u64| {
             let is = |chunk: &Arc<Chunk>| {
-                let its = chunk.guest.upgrade().map(|guest| guest.number);
+                let its = Some(chunk.guest);
                 its == Some(guests[guest].number) && chunk.place == place
             };
             chunks.iter().position(is).unwrap()

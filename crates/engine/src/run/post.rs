@@ -23,21 +23,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::error::Refusal;
-use crate::guest::{Guest, Memory};
+use crate::guest::Guest;
+use crate::guest::memory::{GivenUp, Memory};
 use crate::run::queue::{Job, Queue};
 use crate::sync::lock;
-
-/// The worker has been given up while it looked at a guest's memory.
-#[derive(Debug, thiserror::Error)]
-#[error("the look took too long")]
-pub(crate) struct GivenUp;
-
-/// Whether an error says that the worker has been given up, and nothing of the guest.
-pub(crate) fn is_given_up(error: &io::Error) -> bool {
-    error
-        .get_ref()
-        .is_some_and(<dyn std::error::Error + Send + Sync>::is::<GivenUp>)
-}
 
 thread_local! {
     /// That of this thread, if it is a worker.
@@ -115,14 +104,11 @@ impl Post {
         OWN.set(Some(Arc::clone(self)));
     }
 
-    pub(crate) fn begin(&self, job: &Job) {
+    pub(crate) fn begin(&self, job: &Job, guest: Option<Arc<Guest>>) {
         let mut state = lock(&self.0);
         state.turn = Some(Instant::now());
         state.uid = job.uid();
-        state.guest = match job {
-            Job::Look(guest, _) => Some(Arc::clone(guest)),
-            Job::Chunk(chunk, _) => chunk.guest.upgrade(),
-        };
+        state.guest = guest;
     }
 
     /// Whose job it does, and how long it had its turn, if it has it still; from now on it has none.
@@ -200,7 +186,7 @@ impl Post {
         if slept.is_some_and(|slept| slept > limit)
             && let Some(guest) = &lock(&self.0).guest
         {
-            guest.condemn(&crate::guest::Fault::Stuck);
+            guest.condemn(&crate::guest::agent::Fault::Stuck);
         }
     }
 }
@@ -261,7 +247,7 @@ impl Memory for Watched {
     fn mapped(
         &self,
         stores: &[u64],
-        each: &mut dyn FnMut(crate::scan::claim::Mapped),
+        each: &mut dyn FnMut(crate::guest::memory::Mapped),
     ) -> io::Result<bool> {
         in_guest(|| self.0.mapped(stores, each))
     }
@@ -322,7 +308,8 @@ mod tests {
         queue.set_workers(2, 1);
         queue.add([(); 2].map(|()| Job::Look(Arc::clone(&guest), false)));
         let post = Post::default();
-        post.begin(&queue.take(0, || Duration::ZERO).expect("a job"));
+        let job = queue.take(0, || Duration::ZERO).expect("a job");
+        post.begin(&job, Some(guest));
         let (tell, told) = std::sync::mpsc::channel();
         std::thread::scope(|scope| {
             scope.spawn(|| tell.send(queue.take(1, || Duration::ZERO).is_some()));
@@ -345,14 +332,19 @@ mod tests {
         std::thread::spawn(move || {
             let post = Arc::new(Post::default());
             post.take_up();
-            post.begin(&Job::Look(Arc::clone(&guest), false));
+            post.begin(
+                &Job::Look(Arc::clone(&guest), false),
+                Some(Arc::clone(&guest)),
+            );
             assert_eq!(in_guest(|| Ok(1)).expect("it counts"), 1);
             let late = in_guest(|| {
                 lock(&post.0).abandoned = true;
                 guest.lose_thread();
                 Ok(2)
             });
-            assert!(is_given_up(&late.expect_err("it does not count")));
+            assert!(crate::guest::memory::is_given_up(
+                &late.expect_err("it does not count")
+            ));
             let asked = std::cell::Cell::new(false);
             let after = in_guest(|| {
                 asked.set(true);

@@ -302,7 +302,11 @@ mod tests {
     #[test]
     fn promoted_chunks_come_soon_but_not_at_once() {
         let (_lab, guest) = Lab::with_guest();
-        let chunk = guest.realm.chunks.create(&guest, 0, 0).expect("a chunk");
+        let chunk = guest
+            .realm
+            .chunks
+            .create((guest.number, guest.user.uid), 0, 0)
+            .expect("a chunk");
         for (jobs, place) in [(0, 0), (3, 3), (100, SOON)] {
             let queue = Queue::default();
             queue.add((0..jobs).map(|_| Job::Look(Arc::clone(&guest), false)));
@@ -319,7 +323,11 @@ mod tests {
     #[test]
     fn whole_visits_come_when_there_is_nothing_else() {
         let (_lab, guest) = Lab::with_guest();
-        let chunk = guest.realm.chunks.create(&guest, 0, 0).expect("a chunk");
+        let chunk = guest
+            .realm
+            .chunks
+            .create((guest.number, guest.user.uid), 0, 0)
+            .expect("a chunk");
         let queue = Queue::default();
         assert!(chunk.enqueue_whole() && !chunk.enqueue_whole());
         queue.add_later(Arc::clone(&chunk));

@@ -14,27 +14,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::domain::Realm;
-use crate::handover::manifest::Bequest;
+use crate::error::OverQuota;
+use crate::guest::users::is_master;
 use crate::run::core::Core;
 use crate::sync::lock;
 
 /// Times what is free for all that a user may have.
 const GREED: u64 = 3;
-
-/// Why a process may not be one more guest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "user {uid} has {own} {what}: one more is beyond his share (limits: {what}_per_user = \
-     {per_user}, {what} = {total})"
-)]
-pub struct OverQuota {
-    what: &'static str,
-    uid: u32,
-    own: u64,
-    all: u64,
-    per_user: u64,
-    total: u64,
-}
 
 impl OverQuota {
     /// Whether a user may have one more.
@@ -85,7 +71,7 @@ impl Core {
 
     fn kept_descriptors(&self, uid: u32, realms: &BTreeMap<String, Arc<Realm>>) -> OverQuota {
         let limits = self.users.limits();
-        let kept = |realm: &Arc<Realm>| realm.bequest.as_ref().map_or(0, Bequest::kept);
+        let kept = |realm: &Arc<Realm>| realm.legacy.as_ref().map_or(0, |legacy| legacy.kept());
         let his = realms
             .values()
             .filter(|realm| realm.owner.get() == Some(&uid));
@@ -111,11 +97,6 @@ impl Core {
             false => Err(OverQuota { own, ..kept }),
         }
     }
-}
-
-/// Root and the user of the engine may what the machine can.
-pub(crate) fn is_master(uid: u32) -> bool {
-    uid == 0 || uid == rustix::process::geteuid().as_raw()
 }
 
 #[cfg(test)]

@@ -25,13 +25,14 @@
 
 use std::sync::Arc;
 
-use crate::domain::Effects;
+use crate::domain::effects::Effects;
 use crate::domain::pages::Pages;
-use crate::guest::{Fault, Guest, Standing};
+use crate::guest::agent::Fault;
+use crate::guest::{Guest, Standing};
 use crate::merge::plan;
+use crate::options::Rules;
 use crate::page::{Class, Tag};
 use crate::run::core::Core;
-use crate::scan::relocation::Rules;
 use crate::sync::lock;
 
 impl Core {
@@ -88,7 +89,7 @@ fn withdraw(guest: &Arc<Guest>) {
     for chunk in lock(&guest.offers).chunks.values() {
         if let Some(mut pages) = chunk.try_lock() {
             plan::withdraw(chunk, &mut pages, &mut effects);
-            guest.realm.apply(guest, &mut effects);
+            guest.apply(&mut effects);
             guest.counters.take_over(&mut pages);
         }
     }

@@ -18,7 +18,6 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::guest::Guest;
-use crate::run::core::Core;
 use crate::run::queue::Job;
 use crate::sync::lock;
 
@@ -42,6 +41,18 @@ impl Waiting {
     pub(crate) fn add(&self, guest: &Arc<Guest>, scan: bool) {
         let guest = Arc::clone(guest);
         lock(&self.0).push(Entry { guest, scan });
+    }
+
+    /// Waits at most `wait` for answers; gives the looks at the guests that gave one.
+    pub(crate) fn take_answers(&self, wait: Duration) -> impl Iterator<Item = Job> + use<> {
+        let entries = std::mem::take(&mut *lock(&self.0));
+        let ready = poll(&entries, wait);
+        let mut ready = ready.into_iter();
+        let (came, still): (Vec<_>, Vec<_>) = entries
+            .into_iter()
+            .partition(|_| ready.next() == Some(true));
+        lock(&self.0).extend(still);
+        came.into_iter().map(|e| Job::Look(e.guest, e.scan))
     }
 
     /// Whether work has to wait for one of them.
@@ -104,21 +115,6 @@ impl Looks {
     /// How long to wait before the next look for answers while there is other work.
     pub(crate) fn glimpse(&self) -> Duration {
         self.left().min(GLIMPSE)
-    }
-}
-
-impl Core {
-    /// Waits at most `wait` for answers; the guests that gave one are looked at again.
-    pub(crate) fn take_answers(&self, wait: Duration) {
-        let entries = std::mem::take(&mut *lock(&self.waiting.0));
-        let ready = poll(&entries, wait);
-        let mut ready = ready.into_iter();
-        let (came, still): (Vec<_>, Vec<_>) = entries
-            .into_iter()
-            .partition(|_| ready.next() == Some(true));
-        lock(&self.waiting.0).extend(still);
-        let jobs = came.into_iter().map(|e| Job::Look(e.guest, e.scan));
-        self.queue.add(jobs);
     }
 }
 

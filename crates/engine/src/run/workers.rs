@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::run::core::{Core, Scratch};
+use crate::run::core::{Core, Crew, Scratch};
 use crate::run::post::Post;
 use crate::run::waiting::Looks;
 use crate::sync::lock;
@@ -34,16 +34,6 @@ const THREADS_A_TURN: usize = 3;
 /// Heaps that the workers allocate from, if there are not more turns.
 const LEAST_HEAPS: u16 = 2;
 
-/// Who runs the jobs of a round.
-pub(crate) trait Crew {
-    /// Returns when all looks are done that work waits for: see [`Waiting`](crate::run::waiting::Waiting).
-    fn look(&self, core: &Core, looks: &Looks);
-
-    /// Returns when the queue is idle, and no answer can come any more before `late`; at `cut` at the latest (jobs
-    /// begun are finished).
-    fn work(&self, core: &Core, late: Instant, cut: Instant);
-}
-
 /// Runs all jobs on the calling thread.
 #[cfg(test)]
 pub(crate) struct Alone(pub(crate) Mutex<Scratch>);
@@ -54,7 +44,7 @@ impl Alone {
         let mut scratch = lock(&self.0);
         while let Some(job) = core.queue.try_take() {
             let post = Post::default();
-            post.begin(&job);
+            post.begin(&job, core.guest_of(&job));
             core.do_job(job, &mut scratch, &post);
             let (uid, took) = post.take_turn();
             core.queue.done(uid, took);
@@ -253,7 +243,7 @@ fn labour(core: &Core, post: &Arc<Post>, number: usize) {
     post.take_up();
     let mut scratch = Scratch::new();
     while let Some(job) = core.queue.take(number, || core.pause()) {
-        post.begin(&job);
+        post.begin(&job, core.guest_of(&job));
         core.do_job(job, &mut scratch, post);
         if !post.end() {
             return;

@@ -40,124 +40,32 @@ use sys::pagemap::{Categories, PageRun};
 use wire::{CHUNK_BYTES, CHUNK_PAGES, PAGE_BYTES};
 
 use crate::domain::chunk::Chunk;
-use crate::domain::lifelines::Lifeline;
+use crate::domain::effects::Effects;
 use crate::domain::pages::Pages;
 use crate::domain::refs::View;
-use crate::domain::{Effects, Realm};
-use crate::guest::Guest;
-use crate::merge::read::Hasher;
-use crate::page::{Entry, Fingerprint, Slot, StoreId, Tag};
-use crate::scan::relocation::Rules;
+use crate::guest::memory::Mapped;
+use crate::guest::{Claims, Guest};
+use crate::page::{Slot, Tag};
 use crate::sync::lock;
 
 const CHUNK: u64 = CHUNK_BYTES as u64;
 const PAGE: u64 = PAGE_BYTES as u64;
 
-/// Part of a guest's address space that maps a store privately.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Mapped {
-    /// Addresses, of whole pages.
-    pub(crate) range: Range<u64>,
-    /// The slot at its start.
-    pub(crate) first: Slot,
-}
-
-/// A tie of a former engine, and its number.
-pub(crate) type Tie = (u64, Box<dyn Lifeline>);
-
-/// What former engines left in a domain: a ref of each slot in `slots`, until all ties are free.
-#[derive(Default)]
-pub(crate) struct Inherited {
-    ties: Vec<Tie>,
-    slots: Vec<Slot>,
-    /// Whether pages were ever claimed. They are as they were merged: the rules may have changed while
-    /// their guest was away, and others may have come to share their slots.
-    claimed: bool,
-}
-
-impl Inherited {
-    /// Whether pages may be shared as the present rules would not have it.
-    pub(crate) fn has_claims(&self) -> bool {
-        self.claimed
-    }
-
-    /// Ties found free since the last time, for good.
-    pub(crate) fn take_free(&mut self) -> Vec<u64> {
-        let (free, held) = std::mem::take(&mut self.ties)
-            .into_iter()
-            .partition(|(_, tie)| tie.is_free());
-        self.ties = held;
-        let free: Vec<Tie> = free;
-        free.into_iter().map(|(number, _)| number).collect()
-    }
-
-    /// The slots whose refs may end now.
-    pub(crate) fn settle(&mut self) -> Vec<Slot> {
-        match self.ties.is_empty() {
-            true => std::mem::take(&mut self.slots),
-            false => Vec::new(),
-        }
-    }
-
-    /// The slots that wait.
-    pub(crate) fn waiting(&self) -> &[Slot] {
-        &self.slots
-    }
-
-    /// Whether a tie will tell when these refs end.
-    pub(crate) fn can_end(&self) -> bool {
-        self.ties.iter().all(|(_, tie)| !tie.is_lost())
-    }
-
-    /// Bytes of memory the list holds.
-    pub(crate) fn memory_bytes(&self) -> usize {
-        self.slots.capacity() * size_of::<Slot>()
-    }
-}
-
-/// Takes over what the stores of a new realm hold. Gives how many slots are live.
+/// Finds the pages merged before this session, until it has all of them.
 ///
 /// # Errors
-/// When a store cannot be read; the realm must not be used then.
-pub(crate) fn take_over(
-    realm: &Realm,
-    ties: Vec<Tie>,
-    hasher: &Hasher,
-    rules: Rules,
-) -> std::io::Result<usize> {
-    let mut slots = Vec::new();
-    for home in realm.homes() {
-        let store = realm.store(home);
-        let mut live: Vec<(Slot, Fingerprint)> = Vec::new();
-        store.each(&mut |slot, page| live.push((slot, hasher.fingerprint_any(page))))?;
-        let taken = realm.slots.adopt(home, store.end()?, &live);
-        taken.map_err(std::io::Error::other)?;
-        let named = match rules.across_nodes {
-            true => StoreId::default(),
-            false => home,
+/// When the guest cannot be looked at.
+pub(crate) fn claim_open(guest: &Guest, effects: &mut Effects) -> std::io::Result<()> {
+    let mut claims = lock(&guest.claims);
+    if let Claims::Open(tries) = *claims {
+        // A guest that never tells of all its pages is not looked at in each round.
+        let due = tries == 0 || tries.is_power_of_two();
+        *claims = match due && claim(guest, effects)? {
+            true => Claims::Done,
+            false => Claims::Open(tries.saturating_add(1)),
         };
-        live.iter().for_each(|&entry| enter(realm, named, entry));
-        slots.extend(live.iter().map(|&(slot, _)| slot));
     }
-    let live = slots.len();
-    *lock(&realm.inherited) = Inherited {
-        ties,
-        slots,
-        claimed: false,
-    };
-    Ok(live)
-}
-
-/// Enters an old slot into an index. Of two with the same content one is a copy beside the other,
-/// with room for more pages.
-fn enter(realm: &Realm, home: StoreId, (slot, key): (Slot, Fingerprint)) {
-    if let Some(Entry::Canonical(first)) =
-        realm.index(home).get_or_insert(key, Entry::Canonical(slot))
-    {
-        let chains = &realm.slots.chains;
-        chains.add((home, key), first, slot, |_| true);
-        chains.note_room(key, slot);
-    }
+    Ok(())
 }
 
 /// Takes a ref for each page of `guest` that maps a slot since before this session. True when all
@@ -165,7 +73,7 @@ fn enter(realm: &Realm, home: StoreId, (slot, key): (Slot, Fingerprint)) {
 ///
 /// # Errors
 /// When the guest's mappings or pages cannot be looked at.
-pub(crate) fn claim(guest: &Guest, effects: &mut Effects) -> std::io::Result<bool> {
+fn claim(guest: &Guest, effects: &mut Effects) -> std::io::Result<bool> {
     let realm = &guest.realm;
     let numbers: Vec<_> = realm.floors().map(|floor| floor.store.number()).collect();
     let mut mapped = Vec::new();
@@ -175,7 +83,7 @@ pub(crate) fn claim(guest: &Guest, effects: &mut Effects) -> std::io::Result<boo
         .memory
         .mapped(&numbers, &mut |piece| mapped.push(piece))?;
     if !mapped.is_empty() {
-        lock(&realm.inherited).claimed = true;
+        lock(&realm.inherited).note_claims();
     }
     let mut found: Vec<(Arc<Chunk>, BTreeSet<usize>)> = Vec::new();
     let mut claimed = 0;
@@ -204,7 +112,7 @@ pub(crate) fn claim(guest: &Guest, effects: &mut Effects) -> std::io::Result<boo
             guest.counters.take_over(&mut pages);
         }
     }
-    realm.apply(guest, effects);
+    guest.apply(effects);
     Ok(all)
 }
 
@@ -270,7 +178,7 @@ fn find_broken(
     let own = runs.iter().take(filled).filter(|run| !elsewhere(run));
     for page in own.flat_map(|run| place(run.start)..place(run.end)) {
         if looks.contains(&page) {
-            effects.discard(pages, page, chunk.site(page));
+            pages.discard(page, chunk.site(page), effects);
             pages.set(page, Tag::Broken);
         }
     }

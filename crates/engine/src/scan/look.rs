@@ -7,15 +7,18 @@ use std::time::{Duration, Instant};
 use sys::pagemap::{Categories, PageRun};
 use wire::{Answer, CHUNK_BYTES, CHUNK_PAGES, Question, RunMode};
 
-use crate::domain::Effects;
 use crate::domain::chunk::Chunk;
+use crate::domain::effects::Effects;
+use crate::domain::pages::Pages;
+use crate::guest::agent::{Fault, Link, Pending, Rest, Talk};
 use crate::guest::idle;
-use crate::guest::regions::{News, Sweep, place};
-use crate::guest::{Fault, Guest, Link, Pending, Rest, Standing, Talk};
-use crate::merge::request;
+use crate::guest::{Guest, Standing};
+use crate::options::Rules;
 use crate::page::Class;
-use crate::scan::relocation::{Patrol, Rules};
+use crate::scan::offers::{News, Sweep, place};
+use crate::scan::relocation::Patrol;
 use crate::scan::track::{self, Again, Round, Seen};
+use crate::scan::{claim, outcomes};
 use crate::sync::lock;
 
 /// How long an agent may take for the handshake.
@@ -153,13 +156,13 @@ fn look_at_memory(
     found: &mut Vec<Arc<Chunk>>,
 ) -> bool {
     guest.settle();
-    if let Err(error) = guest.claim(effects) {
+    if let Err(error) = claim::claim_open(guest, effects) {
         guest.fail(error);
     }
     let mut goes_on = false;
     if terms.scan {
         let scanned = scan(guest, terms, effects, runs, found);
-        guest.realm.apply(guest, effects);
+        guest.apply(effects);
         match scanned {
             Ok(more) => goes_on = more,
             Err(error) => guest.fail(error),
@@ -248,7 +251,7 @@ fn take_pending(guest: &Arc<Guest>, talk: &mut Talk, effects: &mut Effects) -> R
         return Ok(false);
     };
     take_late(guest, &pending, &answer, effects)?;
-    guest.realm.apply(guest, effects);
+    guest.apply(effects);
     Ok(true)
 }
 
@@ -276,7 +279,7 @@ fn take_late(
         (Pending::Merged(chunk, enclosed), Answer::Merged(merged)) => {
             let mut pages = chunk.try_lock().ok_or(Fault::Stuck)?;
             let taken =
-                request::take_merged(guest, chunk, &mut pages, (merged, *enclosed), effects);
+                outcomes::take_merged(guest, chunk, &mut pages, (merged, *enclosed), effects);
             guest.counters.take_over(&mut pages);
             taken
         }
@@ -289,7 +292,7 @@ fn take_late(
         ) => {
             let mut pages = chunk.try_lock().ok_or(Fault::Stuck)?;
             let parts = (*asked, private, cpu_ns);
-            let taken = request::take_unmerged(guest, chunk, &mut pages, parts, effects);
+            let taken = outcomes::take_unmerged(guest, chunk, &mut pages, parts, effects);
             guest.counters.take_over(&mut pages);
             taken
         }
@@ -401,7 +404,7 @@ fn take_part(
         }
     }
     part.taken += taken;
-    guest.realm.apply(guest, effects);
+    guest.apply(effects);
     Ok(part.taken == part.changes.entries().len())
 }
 
@@ -521,7 +524,7 @@ fn find_merged(guest: &Guest, found: &mut Vec<Arc<Chunk>>) {
     }
 }
 
-fn has_plans(pages: &crate::domain::pages::Pages) -> bool {
+fn has_plans(pages: &Pages) -> bool {
     let mut busy = pages.busy.pages();
     busy.any(|page| pages.tag(page).is_planned())
 }
@@ -558,7 +561,7 @@ fn retire(guest: &Guest, effects: &mut Effects) {
     if let Ok(mut offers) = guest.offers.try_lock() {
         offers.withdraw_all(guest, effects);
     }
-    guest.realm.apply(guest, effects);
+    guest.apply(effects);
     guest.settle();
     // Last, because this may be where the thread stays.
     if !guest.is_stuck() && !guest.user.is_stuck() {

@@ -2,5 +2,7 @@
 
 pub(crate) mod claim;
 pub(crate) mod look;
+pub(crate) mod offers;
+pub(crate) mod outcomes;
 pub(crate) mod relocation;
 pub(crate) mod track;

@@ -16,107 +16,17 @@
 //! turn, so that a guest with fewer candidates has each of them where it belongs after one period.
 //! What the kernel moves in the microseconds between question and window is merged where it was.
 
-use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
-use numa::Topology;
-use numa::topology::Source;
-use wire::PAGE_BYTES;
-
-use crate::domain::Effects;
 use crate::domain::chunk::Chunk;
+use crate::domain::effects::Effects;
 use crate::domain::pages::Pages;
-use crate::domain::placement::Home;
 use crate::guest::Guest;
+use crate::options::Rules;
 use crate::page::{StoreId, Tag};
 
 /// Pages of a guest whose nodes are asked for again in one round: 256 MiB, about 15 ms.
 const BUDGET: usize = 1 << 16;
-
-/// What may be shared with what.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Rules {
-    /// Whether pages of two nodes may share.
-    pub(crate) across_nodes: bool,
-    /// Pages that may share one copy; at least 2.
-    pub(crate) max_sharing: u32,
-}
-
-/// How the kernel's word is understood.
-#[derive(Debug)]
-pub(crate) enum Atlas {
-    /// One store: nothing to ask.
-    One,
-    /// The store of each of the kernel's nodes.
-    Nodes(Vec<Option<StoreId>>),
-    /// The store of each range of physical addresses, in ascending order.
-    Ranges(Vec<(Range<u64>, StoreId)>),
-}
-
-impl Atlas {
-    /// The atlas of the stores of `home`; `None` for emulated nodes of which nobody says where in
-    /// memory they are.
-    pub(crate) fn new(home: &Home) -> Option<Self> {
-        if home.nodes.len() == 1 {
-            return Some(Self::One);
-        }
-        match home.topology.source {
-            Source::Emulated => ranges(&home.topology, home).map(Self::Ranges),
-            _ => Some(Self::Nodes(by_number(home))),
-        }
-    }
-
-    /// The store of a node by the kernel's answer, which may be an error number.
-    pub(crate) fn of_node(&self, answer: i32) -> Option<StoreId> {
-        match self {
-            Self::Nodes(stores) => stores.get(usize::try_from(answer).ok()?).copied()?,
-            _ => None,
-        }
-    }
-
-    /// The store of a frame.
-    pub(crate) fn of_frame(&self, frame: u64) -> Option<StoreId> {
-        let Self::Ranges(ranges) = self else {
-            return None;
-        };
-        let address = frame.checked_mul(PAGE_BYTES as u64)?;
-        let behind = ranges.partition_point(|(range, _)| range.start <= address);
-        let (range, store) = ranges.get(behind.checked_sub(1)?)?;
-        (frame != 0 && range.contains(&address)).then_some(*store)
-    }
-}
-
-fn by_number(home: &Home) -> Vec<Option<StoreId>> {
-    let mut stores = Vec::new();
-    for (store, node) in home.stores() {
-        let at = usize::try_from(node.0).expect("a node's number");
-        stores.resize(at + 1, None);
-        if let Some(place) = stores.get_mut(at) {
-            *place = Some(store);
-        }
-    }
-    stores
-}
-
-fn ranges(topology: &Topology, home: &Home) -> Option<Vec<(Range<u64>, StoreId)>> {
-    let mut all = Vec::new();
-    for (store, node) in home.stores() {
-        let ranges = &topology.node(node)?.ranges;
-        if ranges.is_empty() {
-            return None;
-        }
-        let own = ranges.iter().map(|r| (r.base..r.base + r.len_bytes, store));
-        all.extend(own);
-    }
-    all.sort_unstable_by_key(|(range, _)| range.start);
-    Some(all)
-}
-
-/// The addresses of pages of a chunk, as questions take them.
-pub(crate) fn addresses(chunk: &Chunk, pages: impl Iterator<Item = usize>) -> Vec<usize> {
-    let base = usize::try_from(chunk.address).expect("an address of this machine");
-    pages.map(|page| base + page * PAGE_BYTES).collect()
-}
 
 /// Finds candidates and plans of a guest that are in the wrong place, in one round.
 pub(crate) struct Patrol<'a> {
@@ -159,7 +69,7 @@ impl<'a> Patrol<'a> {
             false => self.find_moved(chunk, pages),
         };
         for &page in &wrong {
-            effects.discard(pages, page, chunk.site(page));
+            pages.discard(page, chunk.site(page), effects);
             pages.set(page, Tag::Settled);
         }
         !wrong.is_empty()
@@ -180,7 +90,7 @@ impl<'a> Patrol<'a> {
         let here = self
             .guest
             .memory
-            .stores(&addresses(chunk, held.iter().copied()));
+            .stores(&chunk.addresses(held.iter().copied()));
         // Of a page that is gone the scan tells.
         let moved = |&(page, here): &(usize, Option<StoreId>)| {
             let there = match pages.tag(page) {

@@ -33,8 +33,8 @@ use wire::{CHUNK_PAGES, PageBits};
 
 use sys::pagemap::Categories;
 
-use crate::domain::Effects;
 use crate::domain::chunk::{Chunk, WORDS};
+use crate::domain::effects::Effects;
 use crate::domain::pages::{NEVER, Pages};
 use crate::page::{Class, Tag};
 
@@ -230,7 +230,7 @@ fn step(
         ),
     };
     if after != before {
-        effects.discard(pages, page, chunk.site(page));
+        pages.discard(page, chunk.site(page), effects);
         pages.set(page, after);
     }
 }
@@ -311,7 +311,7 @@ pub(crate) fn set_bits(
             _ => offered.contains(page),
         };
         if !stays {
-            effects.discard(pages, page, chunk.site(page));
+            pages.discard(page, chunk.site(page), effects);
             pages.set(page, Tag::Absent);
         }
     }

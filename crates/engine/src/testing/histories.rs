@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use wire::{PageOutcome, RunMode};
 
-use crate::scan::relocation::Rules;
+use crate::options::Rules;
 use crate::sync::lock;
 use crate::testing::fake::{Lab, Manners};
 

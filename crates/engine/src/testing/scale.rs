@@ -26,12 +26,14 @@ use crate::domain::placement::Home;
 use crate::domain::store::{PageBytes, Store};
 use crate::domain::{Floor, Realm};
 use crate::error::Refusal;
-use crate::guest::{Fault, Link, Memory};
+use crate::guest::agent::{Fault, Link};
+use crate::guest::memory::Mapped;
+use crate::guest::memory::Memory;
 use crate::merge::read::Hasher;
 use crate::page::{Slot, StoreId};
-use crate::run::core::{Core, Knobs, Scratch};
+use crate::run::core::{Core, Scratch};
+use crate::run::knobs::Knobs;
 use crate::run::workers::Alone;
-use crate::scan::claim::Mapped;
 
 const BASE: u64 = 64 * CHUNK_BYTES as u64;
 const NODES: u64 = 16;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use wire::RunMode;
 
-use crate::scan::relocation::Rules;
+use crate::options::Rules;
 use crate::testing::fake::{Lab, Place};
 use crate::testing::trials::{fill, slot};
 

@@ -111,12 +111,12 @@ fn tables_end_at_a_limit() {
 /// Saying "everything" again and again costs no more than it takes to say it.
 #[test]
 fn a_storm_of_everything_costs_what_it_takes_to_send() {
-    use crate::guest::regions::News;
+    use crate::scan::offers::News;
     use wire::{CHUNK_BYTES, Change, PageBits};
     let lab = Lab::new();
     lab.guest("d", 1);
     let guest = std::sync::Arc::clone(&lock(&lab.core.guests)[0]);
-    let (mut effects, mut news) = (crate::domain::Effects::default(), News::default());
+    let (mut effects, mut news) = (crate::domain::effects::Effects::default(), News::default());
     let mut offers = lock(&guest.offers);
     let base = crate::testing::fake::BASE;
     let mut one = PageBits::EMPTY;

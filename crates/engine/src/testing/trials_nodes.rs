@@ -2,8 +2,8 @@
 
 use wire::RunMode;
 
+use crate::options::Rules;
 use crate::page::{Slot, StoreId};
-use crate::scan::relocation::Rules;
 use crate::testing::fake::{Lab, Manners};
 use crate::testing::trials::{fill, slot};
 

@@ -16,7 +16,11 @@ fn chunk(states: &[(usize, Tag)]) -> std::sync::Arc<Chunk> {
     let lab = Lab::new();
     lab.guest("d", 1);
     let guest = lock(&lab.core.guests)[0].clone();
-    let chunk = guest.realm.chunks.create(&guest, 0, 0).unwrap();
+    let chunk = guest
+        .realm
+        .chunks
+        .create((guest.number, guest.user.uid), 0, 0)
+        .unwrap();
     let mut pages = chunk.lock();
     pages.offered = PageBits::FULL;
     for &(page, tag) in states {

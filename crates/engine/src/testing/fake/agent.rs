@@ -11,7 +11,7 @@ use wire::{
 
 use super::{BASE, FakeLine, Place, Process, Shared, Touch, World};
 use crate::domain::lifelines::Lifeline;
-use crate::guest::{Fault, Link};
+use crate::guest::agent::{Fault, Link};
 use crate::sync::lock;
 
 /// How an agent behaves.

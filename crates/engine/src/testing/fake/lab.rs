@@ -15,10 +15,12 @@ use crate::domain::placement::Home;
 use crate::domain::{Floor, Realm};
 use crate::guest::Guest;
 use crate::merge::read::Hasher;
+use crate::options::Rules;
 use crate::page::Slot;
-use crate::run::core::{Core, Knobs, Scratch};
-use crate::run::workers::{Alone, Crew};
-use crate::scan::relocation::Rules;
+use crate::run::core::Crew;
+use crate::run::core::{Core, Scratch};
+use crate::run::knobs::Knobs;
+use crate::run::workers::Alone;
 use crate::sync::lock;
 
 /// A core in a fake world, its rounds driven by hand.
@@ -125,7 +127,7 @@ impl Lab {
                 Box::new(FakeLine { world, line })
             };
             let ties = ties.into_iter().map(|tie| (tie as u64, line(tie)));
-            self.core.inherit(realm, ties.collect()).unwrap();
+            crate::handover::restore::inherit(&self.core, realm, ties.collect()).unwrap();
             self.world(|world| world.new_tie(&domain));
         }
         self.check();

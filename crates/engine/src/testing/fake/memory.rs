@@ -11,9 +11,9 @@ use super::store::bytes;
 use super::{BASE, Place, Process, Shared, Touch};
 use crate::domain::store::PageBytes;
 use crate::error::Refusal;
-use crate::guest::Memory;
+use crate::guest::memory::Mapped;
+use crate::guest::memory::Memory;
 use crate::page::{Slot, StoreId};
-use crate::scan::claim::Mapped;
 use crate::sync::lock;
 
 const PAGE: u64 = PAGE_BYTES as u64;

@@ -1,0 +1,17 @@
+//! What follows from changes of page states, beyond the pages themselves.
+
+use crate::page::{Fingerprint, Site, Slot, StoreId};
+
+/// What follows from changes of page states. Collected while a chunk is locked, carried out by
+/// [`Realm::apply`](crate::domain::Realm::apply).
+#[derive(Debug, Default)]
+pub(crate) struct Effects {
+    /// Candidates to remove from the index they are in.
+    pub(crate) forget: Vec<(StoreId, Fingerprint, Site)>,
+    /// Refs of slots that were never mapped: dropped at once.
+    pub(crate) unref: Vec<Slot>,
+    /// Merged pages that no longer map their slot: the ref waits for the lifeline.
+    pub(crate) leave: Vec<Slot>,
+    /// Asked pages whose fate is unknown: likewise.
+    pub(crate) keep: Vec<Slot>,
+}

@@ -1,0 +1,98 @@
+//! What is counted of a guest.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicI64, AtomicU64};
+
+use crate::domain::pages::Pages;
+use crate::page::{CLASSES, Class};
+
+/// What is counted of a guest, readable at any time.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    classes: [AtomicI64; CLASSES],
+    stored: AtomicI64,
+    huge_kept: AtomicI64,
+    /// CPU time of the agent, in nanoseconds.
+    pub(crate) cpu_ns: AtomicU64,
+    /// Time the engine has waited for the agent's answers, in nanoseconds.
+    pub(crate) talk_ns: AtomicU64,
+    /// Memory of the agent, in bytes.
+    pub(crate) agent_bytes: AtomicU64,
+    /// The longest window, in nanoseconds.
+    pub(crate) window_ns: AtomicU64,
+    /// Mappings, as last counted.
+    pub(crate) vmas: AtomicU64,
+    /// Mappings when the guest was admitted.
+    pub(crate) vmas_before: AtomicU64,
+    /// The most mappings that questions since the last count can have added.
+    pub(crate) vmas_added: AtomicU64,
+    /// The same at the last look.
+    pub(crate) vmas_seen: AtomicU64,
+    /// Pages merged that had been merged and written before.
+    pub(crate) merged_again: AtomicU64,
+    /// Contiguous ranges offered.
+    pub(crate) regions: AtomicU64,
+    /// Bytes of the engine's memory spent on this guest.
+    pub(crate) table_bytes: AtomicU64,
+}
+
+/// A guest's pages by class, at one moment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Census([u64; CLASSES]);
+
+impl Census {
+    /// Pages of `class`.
+    pub(crate) fn pages(&self, class: Class) -> u64 {
+        self.0.get(class as usize).copied().unwrap_or(0)
+    }
+
+    /// Pages present.
+    pub(crate) fn present(&self) -> u64 {
+        self.0.iter().sum()
+    }
+}
+
+impl Counters {
+    /// Pages of `class`.
+    pub(crate) fn pages(&self, class: Class) -> u64 {
+        let count = self.classes.get(class as usize);
+        count.map_or(0, |count| u64::try_from(count.load(Relaxed)).unwrap_or(0))
+    }
+
+    /// Pages that lie in mappings of a store, merged or written since.
+    pub(crate) fn stored(&self) -> u64 {
+        u64::try_from(self.stored.load(Relaxed)).unwrap_or(0)
+    }
+
+    /// Chunks left alone because they are one huge page.
+    pub(crate) fn huge_kept(&self) -> u64 {
+        u64::try_from(self.huge_kept.load(Relaxed)).unwrap_or(0)
+    }
+
+    /// All classes, each read once: what is derived from one census adds up (I9), also while
+    /// workers move pages from class to class.
+    pub(crate) fn census(&self) -> Census {
+        let mut census = [0; CLASSES];
+        for (seen, count) in census.iter_mut().zip(&self.classes) {
+            *seen = u64::try_from(count.load(Relaxed)).unwrap_or(0);
+        }
+        Census(census)
+    }
+
+    /// Adds what changed in a chunk.
+    pub(crate) fn take_over(&self, pages: &mut Pages) {
+        for (count, change) in self.classes.iter().zip(pages.take_changes()) {
+            if change != 0 {
+                count.fetch_add(change, Relaxed);
+            }
+        }
+        let stored = pages.take_stored_change();
+        if stored != 0 {
+            self.stored.fetch_add(stored, Relaxed);
+        }
+        let kept = pages.take_kept_change();
+        if kept != 0 {
+            self.huge_kept.fetch_add(kept, Relaxed);
+        }
+    }
+}

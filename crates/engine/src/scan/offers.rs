@@ -1,0 +1,317 @@
+//! What a guest offers, as its agent tells it and as scans find pages in it.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::sync::Arc;
+
+use sys::pagemap::PageRun;
+use wire::{CHUNK_BYTES, CHUNK_PAGES, Change, PAGE_BYTES, PageBits};
+
+use crate::domain::chunk::Chunk;
+use crate::domain::effects::Effects;
+use crate::domain::pages::Pages;
+use crate::guest::Guest;
+use crate::guest::regions::{AtLimit, Offers, Spans};
+use crate::scan::track::{self, Seen};
+
+const CHUNK: u64 = CHUNK_BYTES as u64;
+const PAGE: u64 = PAGE_BYTES as u64;
+
+/// Bytes that a chunk costs at least, in the engine's tables.
+const TABLE_BYTES: usize = size_of::<Chunk>() + 32;
+/// What is known of the chunks while an answer is taken.
+///
+/// An agent may say "everything" of 20 000 chunks as often as it likes, in 13 bytes. So only chunks of which it said something
+/// else before are gone through: each cost an entry of its own.
+#[derive(Debug, Default)]
+pub(crate) struct News {
+    /// The chunks that are not offered whole with nothing stored; found when they are first needed.
+    odd: Option<BTreeSet<u64>>,
+}
+
+impl News {
+    fn note_odd(&mut self, chunk: u64) {
+        if let Some(odd) = &mut self.odd {
+            odd.insert(chunk);
+        }
+    }
+
+    fn forget(&mut self, chunk: u64) {
+        if let Some(odd) = &mut self.odd {
+            odd.remove(&chunk);
+        }
+    }
+}
+
+fn is_whole(pages: &Pages) -> bool {
+    pages.offered == PageBits::FULL && pages.stored.is_empty()
+}
+
+impl Offers {
+    /// Takes over a change the agent reports. Where the guest is at a limit it keeps what it has.
+    pub(crate) fn change(
+        &mut self,
+        guest: &Guest,
+        change: &Change,
+        news: &mut News,
+        effects: &mut Effects,
+    ) {
+        match *change {
+            Change::Chunk {
+                chunk,
+                offered,
+                stored,
+            } if offered.is_empty() && stored.is_empty() => {
+                self.withdraw(guest, chunk, effects);
+                news.forget(chunk);
+            }
+            Change::Chunk {
+                chunk,
+                offered,
+                stored,
+            } => {
+                let range = chunk..chunk + CHUNK;
+                let refused = self.watch(guest, range.clone());
+                let table = match refused.is_empty() {
+                    true => self.open(guest, chunk),
+                    false => None,
+                };
+                match table {
+                    Some(table) => {
+                        self.set_bits(guest, &table, offered, stored, effects);
+                        news.note_odd(chunk);
+                    }
+                    // Without a table it would be scanned whole, and not all of it may be.
+                    None => self.spans.remove(range),
+                }
+            }
+            Change::Whole { chunk, chunks } => {
+                let range = chunk..chunk + u64::from(chunks) * CHUNK;
+                self.watch(guest, range.clone());
+                self.make_whole(guest, range, news, effects);
+            }
+        }
+    }
+
+    /// All chunks of a range are offered whole.
+    fn make_whole(
+        &mut self,
+        guest: &Guest,
+        range: Range<u64>,
+        news: &mut News,
+        effects: &mut Effects,
+    ) {
+        let chunks = &self.chunks;
+        let odd = news.odd.get_or_insert_with(|| {
+            let is_odd = |chunk: &Chunk| chunk.try_lock().is_none_or(|pages| !is_whole(&pages));
+            let odd = chunks.iter().filter(|(_, chunk)| is_odd(chunk));
+            odd.map(|(&address, _)| address).collect()
+        });
+        let here: Vec<_> = odd.range(range).copied().collect();
+        for address in here {
+            odd.remove(&address);
+            if let Some(chunk) = self.chunks.get(&address) {
+                self.set_bits(guest, chunk, PageBits::FULL, PageBits::EMPTY, effects);
+            }
+        }
+    }
+
+    /// Watches a range from now on, as far as the limits go; gives what is not watched of it.
+    fn watch(&mut self, guest: &Guest, range: Range<u64>) -> Range<u64> {
+        if range.is_empty() || self.spans.covers(&range) {
+            return range.end..range.end;
+        }
+        let limits = &guest.user.limits;
+        let Range { start, end } = range;
+        let room = limits.chunks_per_process.saturating_mul(CHUNK);
+        let fits = end.min(start.saturating_add(room.saturating_sub(self.spans.bytes)));
+        let refusal = match () {
+            () if self.spans.ends.len() as u64 >= limits.regions_per_process
+                && !self.spans.adjoins(&range) =>
+            {
+                Some((AtLimit::Regions, start))
+            }
+            () => (fits < end).then_some((AtLimit::Chunks, fits)),
+        };
+        let end_watched = refusal.map_or(end, |(_, at)| at);
+        if start < end_watched {
+            self.spans.insert(start..end_watched);
+            self.stale = true;
+        }
+        if let Some((why, _)) = refusal {
+            self.refused = Some(why);
+        }
+        end_watched..end
+    }
+
+    fn set_bits(
+        &self,
+        guest: &Guest,
+        chunk: &Chunk,
+        offered: PageBits,
+        stored: PageBits,
+        effects: &mut Effects,
+    ) {
+        // A chunk that a stuck worker holds belongs to a guest that is being dropped.
+        if let Some(mut pages) = chunk.try_lock() {
+            track::set_bits(chunk, &mut pages, offered, stored, effects);
+            guest.counters.take_over(&mut pages);
+        }
+    }
+
+    /// The chunk at `address`, made if need be, as offered whole; `None` where there is no room for its table.
+    fn open(&mut self, guest: &Guest, address: u64) -> Option<Arc<Chunk>> {
+        if let Some(chunk) = self.chunks.get(&address) {
+            return Some(Arc::clone(chunk));
+        }
+        if let Some(why) = guest.lacks_room(TABLE_BYTES as u64) {
+            self.short = Some(why);
+            return None;
+        }
+        let start = self.spans.find(address).unwrap_or(address);
+        let place = (address - start) / CHUNK;
+        let chunk = guest
+            .realm
+            .chunks
+            .create((guest.number, guest.user.uid), address, place)?;
+        chunk.lock().offered = PageBits::FULL;
+        guest.change_tables(0, TABLE_BYTES);
+        self.chunks.insert(address, Arc::clone(&chunk));
+        Some(chunk)
+    }
+
+    fn withdraw(&mut self, guest: &Guest, address: u64, effects: &mut Effects) {
+        self.spans.remove(address..address + CHUNK);
+        self.stale = true;
+        self.close(guest, address, effects);
+        // A hole makes two spans of one. Beyond the limit the second goes.
+        if self.spans.ends.len() as u64 > guest.user.limits.regions_per_process
+            && let Some((&start, &end)) = self.spans.ends.range(address..).next()
+        {
+            self.refused = Some(AtLimit::Regions);
+            self.spans.remove(start..end);
+            let all: Vec<_> = self.chunks.range(start..end).map(|(&at, _)| at).collect();
+            all.into_iter()
+                .for_each(|at| self.close(guest, at, effects));
+        }
+    }
+
+    /// Forgets a chunk.
+    fn close(&mut self, guest: &Guest, address: u64, effects: &mut Effects) {
+        if self
+            .chunks
+            .get(&address)
+            .is_some_and(|chunk| chunk.try_lock().is_none())
+        {
+            return; // a worker is stuck with it: the guest will be dropped
+        }
+        if let Some(chunk) = self.chunks.remove(&address) {
+            self.set_bits(guest, &chunk, PageBits::EMPTY, PageBits::EMPTY, effects);
+            guest.apply(effects);
+            guest.realm.chunks.remove(&chunk);
+            let bytes = chunk
+                .try_lock()
+                .map_or(0, |pages| pages.memory_bytes() + size_of::<Chunk>());
+            guest.change_tables(bytes, 0);
+        }
+    }
+
+    /// Withdraws everything; chunks that a stuck worker holds stay for the next time.
+    pub(crate) fn withdraw_all(&mut self, guest: &Guest, effects: &mut Effects) {
+        let all: Vec<_> = self.chunks.keys().copied().collect();
+        for address in all {
+            self.close(guest, address, effects);
+        }
+        self.spans = Spans::default();
+        self.scans = Vec::new();
+    }
+}
+
+/// Turns the runs of a scan, in ascending order, into a look at each chunk.
+pub(crate) struct Sweep<'a, F> {
+    guest: &'a Guest,
+    offers: &'a mut Offers,
+    /// The chunk that `seen` belongs to.
+    current: u64,
+    seen: Seen,
+    any: bool,
+    /// Chunks below have been looked at.
+    next: u64,
+    look: F,
+}
+
+impl<'a, F: FnMut(&Arc<Chunk>, &Seen)> Sweep<'a, F> {
+    /// A sweep from address `from` on.
+    pub(crate) fn new(guest: &'a Guest, offers: &'a mut Offers, from: u64, look: F) -> Self {
+        Self {
+            guest,
+            offers,
+            current: 0,
+            seen: Seen::default(),
+            any: false,
+            next: from / CHUNK * CHUNK,
+            look,
+        }
+    }
+
+    /// Adds a run of pages.
+    pub(crate) fn add(&mut self, run: &PageRun) {
+        assert!(
+            run.start >= self.next,
+            "a scan went back to {:x}",
+            run.start
+        );
+        let mut at = run.start;
+        while at < run.end {
+            let chunk = at / CHUNK * CHUNK;
+            if chunk != self.current {
+                self.flush();
+                self.current = chunk;
+            }
+            let end = run.end.min(chunk + CHUNK);
+            self.seen
+                .add(place(chunk, at), place(chunk, end), run.categories);
+            self.any = true;
+            at = end;
+        }
+    }
+
+    /// Leaves `range` out; what is known of its chunks stays.
+    pub(crate) fn leave_out(&mut self, range: &Range<u64>) {
+        self.flush();
+        self.look_at_empty(range.start / CHUNK * CHUNK);
+        self.next = self.next.max(range.end.next_multiple_of(CHUNK));
+    }
+
+    fn flush(&mut self) {
+        if !std::mem::take(&mut self.any) {
+            return;
+        }
+        self.look_at_empty(self.current);
+        if let Some(chunk) = self.offers.open(self.guest, self.current) {
+            (self.look)(&chunk, &self.seen);
+        }
+        self.next = self.current + CHUNK;
+        self.seen = Seen::default();
+    }
+
+    fn look_at_empty(&mut self, end: u64) {
+        for (_, chunk) in self.offers.chunks.range(self.next..end.max(self.next)) {
+            (self.look)(chunk, &Seen::default());
+        }
+    }
+
+    /// Looks at the chunks behind the last run, below address `end`.
+    pub(crate) fn finish(mut self, end: u64) {
+        self.flush();
+        self.look_at_empty(end / CHUNK * CHUNK);
+    }
+}
+
+/// The place of an address in the chunk at `chunk`; that of its end is behind the last page.
+pub(crate) fn place(chunk: u64, address: u64) -> usize {
+    let pages = address.checked_sub(chunk).map(|bytes| bytes / PAGE);
+    let place = pages.and_then(|pages| usize::try_from(pages).ok());
+    let place = place.filter(|&place| place <= CHUNK_PAGES);
+    place.unwrap_or_else(|| panic!("address {address:x} is outside the chunk at {chunk:x}"))
+}
