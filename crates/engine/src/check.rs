@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use wire::CHUNK_PAGES;
 
-use crate::domain::Realm;
+use crate::domain::Domain;
 use crate::domain::chunk::Chunk;
 use crate::domain::pages::Pages;
 use crate::guest::{Guest, Standing};
@@ -21,31 +21,31 @@ struct Held {
     sites: u32,
 }
 
-/// Asserts I4, I5, I6 and I9 for all realms, and the invariants of their heaps of slots. Does nothing while a stuck worker holds a chunk.
+/// Asserts I4, I5, I6 and I9 for all domains, and the invariants of their heaps of slots. Does nothing while a stuck worker holds a chunk.
 ///
 /// # Panics
 /// When an invariant does not hold.
 pub(crate) fn check(core: &Core) {
-    let realms: Vec<_> = lock(&core.realms).values().cloned().collect();
+    let domains: Vec<_> = lock(&core.domains).values().cloned().collect();
     let guests: Vec<_> = lock(&core.guests).clone();
-    for realm in &realms {
-        realm.slots.check();
-        let view = realm.slots.view();
-        realm.slots.chains.check(|slot| view.is_alive(slot));
+    for domain in &domains {
+        domain.slots.check();
+        let view = domain.slots.view();
+        domain.slots.chains.check(|slot| view.is_alive(slot));
         drop(view);
         let own: Vec<_> = guests
             .iter()
-            .filter(|guest| Arc::ptr_eq(&guest.realm, realm))
+            .filter(|guest| Arc::ptr_eq(&guest.domain, domain))
             .collect();
         let mut held = HashMap::new();
-        for &slot in lock(&realm.inherited).waiting() {
+        for &slot in lock(&domain.inherited).waiting() {
             held.entry(slot).or_insert_with(Held::default).refs += 1;
         }
         if own.iter().all(|guest| check_guest(guest, &mut held)) {
-            check_slots(realm, &held, core.knobs.rules());
-            realm
-                .homes()
-                .for_each(|home| check_index(realm, home, core.knobs.rules()));
+            check_slots(domain, &held, core.knobs.rules());
+            domain
+                .stores()
+                .for_each(|home| check_index(domain, home, core.knobs.rules()));
         }
     }
     check_status(core);
@@ -66,12 +66,12 @@ fn check_guest(guest: &Guest, held: &mut HashMap<Slot, Held>) -> bool {
             return false;
         };
         assert_eq!(chunk.address, address);
-        let known = guest.realm.chunks.get(chunk.id);
+        let known = guest.domain.chunks.get(chunk.id);
         let its_own = known.is_some_and(|known| Arc::ptr_eq(&known, chunk));
-        assert!(its_own, "I6: chunk {} is not the realm's own", chunk.id);
+        assert!(its_own, "I6: chunk {} is not the domain's own", chunk.id);
         check_pages(chunk, &pages, &mut counts, held);
         stored += pages.stored.len() as u64;
-        check_candidates(&guest.realm, chunk, &pages);
+        check_candidates(&guest.domain, chunk, &pages);
     }
     assert_eq!(guest.counters.stored(), stored, "stored of {}", guest.pid);
     const ALL: [Class; CLASSES] = [
@@ -132,10 +132,10 @@ fn check_pages(
 }
 
 /// A candidate is in the index, or has been told that its entry went to a slot.
-fn check_candidates(realm: &Realm, chunk: &Chunk, pages: &Pages) {
+fn check_candidates(domain: &Domain, chunk: &Chunk, pages: &Pages) {
     let still = pages.still.pages();
     for page in still.filter(|&page| pages.tag(page) == Tag::Candidate) {
-        let entry = realm.index(pages.home(page)).get(pages.fingerprint(page));
+        let entry = domain.index(pages.home(page)).get(pages.fingerprint(page));
         let own = entry == Some(Entry::Candidate(chunk.site(page)));
         assert!(
             own || chunk.has_promoted(),
@@ -146,9 +146,9 @@ fn check_candidates(realm: &Realm, chunk: &Chunk, pages: &Pages) {
 }
 
 /// I4 and I5: refs are exactly what the tables hold, nothing dead is held, nothing held is dead.
-fn check_slots(realm: &Realm, held: &HashMap<Slot, Held>, rules: Rules) {
-    let claims = lock(&realm.inherited).has_claims();
-    let view = realm.slots.view();
+fn check_slots(domain: &Domain, held: &HashMap<Slot, Held>, rules: Rules) {
+    let claims = lock(&domain.inherited).has_claims();
+    let view = domain.slots.view();
     let mut shared = 0;
     for (&slot, held) in held {
         assert_eq!(
@@ -170,16 +170,16 @@ fn check_slots(realm: &Realm, held: &HashMap<Slot, Held>, rules: Rules) {
             "I4: {slot} has refs that nobody holds"
         );
     }
-    assert_eq!(realm.slots.live(), held.len() as u64, "live slots");
-    assert_eq!(realm.slots.shared(), shared, "I9: slots with a site");
+    assert_eq!(domain.slots.live(), held.len() as u64, "live slots");
+    assert_eq!(domain.slots.shared(), shared, "I9: slots with a site");
 }
 
 /// Entries name live slots under their own key, and pages that are candidates under it. A slot that
 /// is where the rules want none is from before a change, and nobody's (I6).
-fn check_index(realm: &Realm, home: StoreId, rules: Rules) {
-    let claims = lock(&realm.inherited).has_claims();
-    let view = realm.slots.view();
-    realm.index(home).for_each(&mut |key, entry| match entry {
+fn check_index(domain: &Domain, home: StoreId, rules: Rules) {
+    let claims = lock(&domain.inherited).has_claims();
+    let view = domain.slots.view();
+    domain.index(home).for_each(&mut |key, entry| match entry {
         Entry::Canonical(slot) => {
             let wanted = match rules.across_nodes {
                 true => home == StoreId::default(),
@@ -202,7 +202,7 @@ fn check_index(realm: &Realm, home: StoreId, rules: Rules) {
             );
         }
         Entry::Candidate(site) => {
-            let chunk = realm.chunks.get(site.chunk);
+            let chunk = domain.chunks.get(site.chunk);
             let chunk = chunk.unwrap_or_else(|| panic!("{site:?} is in the index, its chunk gone"));
             if let Some(pages) = chunk.try_lock() {
                 let page = usize::from(site.page);

@@ -11,21 +11,21 @@ use sys::process::{self, Cgroup};
 use sys::stranger::Stranger;
 use wire::{DomainMark, RunMode, Setting, Status};
 
-use crate::domain::Realm;
+use crate::domain::Domain;
 use crate::domain::lifelines::Lifeline;
 use crate::domain::placement::Atlas;
-use crate::domain::placement::Home;
+use crate::domain::placement::Placement;
 use crate::error::{EngineError, Refusal};
 use crate::facilities;
 use crate::guest::process::{Applicant, ProcessMemory};
 use crate::guest::refusals::Refusals;
 use crate::guest::socket::SocketLink;
-use crate::handover::restore::Maker;
-use crate::handover::saved_knobs::Turned;
+use crate::handover::restore::Restorer;
+use crate::handover::saved_knobs::SavedKnobs;
 use crate::merge::read::Hasher;
 use crate::options::{Options, check_value};
 use crate::run::core::Core;
-use crate::run::driver::{self, Helm};
+use crate::run::driver::{self, Driver};
 use crate::run::knobs::Knobs;
 use crate::run::workers::{STUCK, Workers};
 use crate::sync::lock;
@@ -33,21 +33,21 @@ use crate::sync::lock;
 /// A running engine. Dropping it stops it.
 #[derive(Debug)]
 pub struct Engine {
-    helm: Arc<Helm>,
+    driver: Arc<Driver>,
     /// Where stores are made.
-    home: Home,
+    placement: Placement,
     /// Where a guest's pages are.
     atlas: Arc<Atlas>,
     /// Held while knobs are turned.
-    turned: Mutex<Turned>,
+    turned: Mutex<SavedKnobs>,
     /// `/dev/userfaultfd`, to hand to guests; `None` when this process may not open it.
     device: Option<OwnedFd>,
-    driver: Option<JoinHandle<()>>,
+    thread: Option<JoinHandle<()>>,
 }
 
 /// What the engine has of a guest that was welcomed.
 struct Welcomed {
-    realm: Arc<Realm>,
+    domain: Arc<Domain>,
     memory: ProcessMemory,
     line: Box<dyn Lifeline>,
 }
@@ -76,7 +76,7 @@ impl Engine {
     ///
     /// # Errors
     /// As [`Self::start`].
-    pub fn succeed(
+    pub fn restore(
         options: Options,
         keeper: Arc<Keeper>,
         kept: Vec<Kept>,
@@ -90,8 +90,8 @@ impl Engine {
     ) -> Result<Self, EngineError> {
         options.check()?;
         let turned = match &mut legacy {
-            Some((keeper, kept)) => Turned::take_over(&mut options, Some(Arc::clone(keeper)), kept),
-            None => Turned::default(),
+            Some((keeper, kept)) => SavedKnobs::load(&mut options, Some(Arc::clone(keeper)), kept),
+            None => SavedKnobs::default(),
         };
         let device = facilities::userfaultfd()?;
         let system = |what| move |source| EngineError::System { what, source };
@@ -101,38 +101,40 @@ impl Engine {
             tracing::warn!(%error, "cannot raise the limit of open descriptors");
         }
         let knobs = Knobs::new(&options, max_mappings);
-        let home = facilities::home(options.topology).map_err(system("read the NUMA topology"))?;
-        let atlas = Arc::new(facilities::atlas(&home)?);
-        let real = |node: NodeId| home.topology.real_node(node).unwrap_or(node);
+        let placement =
+            facilities::placement(options.topology).map_err(system("read the NUMA topology"))?;
+        let atlas = Arc::new(facilities::atlas(&placement)?);
+        let real = |node: NodeId| placement.topology.real_node(node).unwrap_or(node);
         tracing::info!(
-            nodes = home.nodes.len(),
+            nodes = placement.nodes.len(),
             across = options.merge_across_nodes,
             "a store a node: {:?}",
-            home.nodes
+            placement
+                .nodes
                 .iter()
                 .map(|&node| real(node).0)
                 .collect::<Vec<_>>()
         );
-        let maker = Maker {
-            home: home.clone(),
+        let restorer = Restorer {
+            placement: placement.clone(),
             keeper: legacy.as_ref().map(|(keeper, _)| Arc::clone(keeper)),
         };
-        let new_realm = {
-            let maker = maker.clone();
-            move |domain: &str| maker.new_realm(domain)
+        let new_domain = {
+            let restorer = restorer.clone();
+            move |domain: &str| restorer.new_domain(domain)
         };
         let core = Arc::new(Core::new(
             knobs,
             options.limits,
             hasher,
-            Box::new(new_realm),
+            Box::new(new_domain),
         ));
         if let Some((keeper, kept)) = legacy {
-            maker.take_over(&core, &keeper, kept);
+            restorer.restore(&core, &keeper, kept);
         }
-        let helm = Arc::new(Helm::new(Arc::clone(&core)));
-        let its_helm = Arc::clone(&helm);
-        let driver = std::thread::Builder::new()
+        let driver = Arc::new(Driver::new(Arc::clone(&core)));
+        let its_driver = Arc::clone(&driver);
+        let thread = std::thread::Builder::new()
             .name("pageone-driver".to_owned())
             .spawn(move || {
                 let check = |core: &Core| {
@@ -140,16 +142,16 @@ impl Engine {
                         crate::check::check(core);
                     }
                 };
-                driver::drive(&its_helm, &Workers::new(core, STUCK), check);
+                driver::drive(&its_driver, &Workers::new(core, STUCK), check);
             })
             .map_err(system("start a thread"))?;
         Ok(Self {
-            helm,
-            home,
+            driver,
+            placement,
             atlas,
             turned: Mutex::new(turned),
             device,
-            driver: Some(driver),
+            thread: Some(thread),
         })
     }
 
@@ -157,13 +159,13 @@ impl Engine {
     /// handshake happens in the next round. A guest that cannot be admitted is told why, and so is the log. One whose
     /// domain rests on its `cgroup` leaves it with the cgroup.
     pub fn admit(&self, caller: Stranger, domain: &str, cgroup: Option<Cgroup>) {
-        let (core, peer) = (&self.helm.core, caller.peer());
+        let (core, peer) = (&self.driver.core, caller.peer());
         let mut link = Box::new(SocketLink::new(caller));
         let applicant = Applicant::new(link.socket(), cgroup);
         match applicant.and_then(|applicant| self.welcome(&mut link, applicant, domain)) {
             Ok(its) => {
-                core.admit(peer, its.realm, Box::new(its.memory), link, its.line);
-                self.helm.tell(|signal| signal.nudge = true);
+                core.admit(peer, its.domain, Box::new(its.memory), link, its.line);
+                self.driver.tell(|signal| signal.nudge = true);
             }
             Err(why) => {
                 let mark = match why.is_about_the_process() {
@@ -181,9 +183,9 @@ impl Engine {
         &self,
         link: &mut SocketLink,
         applicant: Applicant,
-        domain: &str,
+        name: &str,
     ) -> Result<Welcomed, Refusal> {
-        let core = &self.helm.core;
+        let core = &self.driver.core;
         let (pid, uid) = (applicant.pid(), applicant.uid());
         // Of two with this number one has ended, and the applicant lives.
         if core.has_session(pid) {
@@ -192,15 +194,15 @@ impl Engine {
         if let Some(left) = core.users.pause(uid) {
             return Err(Refusal::Haste { uid, left });
         }
-        core.check_quota(uid, domain)?;
-        let realm = core.realm(domain)?;
-        realm.note_guest_of(uid);
-        let stores = realm.floors().map(|floor| floor.store.share());
+        core.check_quota(uid, name)?;
+        let domain = core.domain(name)?;
+        domain.note_guest_of(uid);
+        let stores = domain.nodes().map(|node| node.store.share());
         let stores = stores.collect::<std::io::Result<Vec<_>>>()?;
         let device = self.device.as_ref().map(AsFd::as_fd);
         let no_tie = std::io::Error::from(std::io::ErrorKind::Unsupported);
-        let tie = realm.legacy.as_ref().ok_or(no_tie)?.tie()?;
-        let (line, number) = link.welcome(mark(domain), tie.as_fd(), &stores, device)?;
+        let tie = domain.legacy.as_ref().ok_or(no_tie)?.tie()?;
+        let (line, number) = link.welcome(mark(name), tie.as_fd(), &stores, device)?;
         let memory = ProcessMemory::new(
             applicant,
             link.socket().watch(),
@@ -208,7 +210,7 @@ impl Engine {
             Arc::clone(&self.atlas),
         );
         Ok(Welcomed {
-            realm,
+            domain,
             memory,
             line,
         })
@@ -217,23 +219,23 @@ impl Engine {
     /// Why processes are not served: what the log and the status tell.
     #[must_use]
     pub fn refusals(&self) -> Arc<Refusals> {
-        Arc::clone(&self.helm.core.users.refusals)
+        Arc::clone(&self.driver.core.users.refusals)
     }
 
     /// The counters.
     #[must_use]
     pub fn status(&self) -> Status {
-        crate::status::status(&self.helm.core)
+        crate::status::status(&self.driver.core)
     }
 
     /// The slots of all stores by node and zone, with their counters. A domain's last guest takes
     /// the domain's store along, and so its slots and counters.
     #[must_use]
     pub fn heap(&self) -> HeapView {
-        let realms: Vec<_> = lock(&self.helm.core.realms).values().cloned().collect();
-        let mut sum = self.home.heap().view();
-        for realm in realms {
-            sum.add(&realm.slots.heap_view());
+        let domains: Vec<_> = lock(&self.driver.core.domains).values().cloned().collect();
+        let mut sum = self.placement.heap().view();
+        for domain in domains {
+            sum.add(&domain.slots.heap_view());
         }
         sum
     }
@@ -259,10 +261,10 @@ impl Engine {
         let mut noted = lock(&self.turned);
         let all = [&[Setting::Run(RunMode::Unmerge)], settings].concat();
         all.iter().try_for_each(|setting| self.check(setting))?;
-        let knobs = &self.helm.core.knobs;
+        let knobs = &self.driver.core.knobs;
         let former = knobs.mode();
         knobs.set_mode(RunMode::Unmerge);
-        let unmerged = self.helm.unmerge();
+        let unmerged = self.driver.unmerge();
         let turned = unmerged.and_then(|()| self.turn(settings, &mut noted));
         if !settings
             .iter()
@@ -271,16 +273,16 @@ impl Engine {
         {
             knobs.set_mode(former);
         }
-        self.helm.tell(|signal| signal.nudge = true);
+        self.driver.tell(|signal| signal.nudge = true);
         turned
     }
 
-    fn turn(&self, settings: &[Setting], turned: &mut Turned) -> Result<(), EngineError> {
+    fn turn(&self, settings: &[Setting], turned: &mut SavedKnobs) -> Result<(), EngineError> {
         settings
             .iter()
             .try_for_each(|setting| self.check(setting))?;
-        let knobs = &self.helm.core.knobs;
-        self.helm.switch(settings)?;
+        let knobs = &self.driver.core.knobs;
+        self.driver.switch(settings)?;
         for setting in settings {
             match *setting {
                 Setting::Run(mode) => knobs.set_mode(mode),
@@ -297,18 +299,18 @@ impl Engine {
             tracing::info!(?setting, "a knob is turned");
         }
         turned.note(settings);
-        self.helm.core.queue.wake();
-        self.helm.tell(|signal| signal.nudge = true);
+        self.driver.core.queue.wake();
+        self.driver.tell(|signal| signal.nudge = true);
         match settings.contains(&Setting::Run(RunMode::Unmerge)) && knobs.mode() == RunMode::Unmerge
         {
-            true => self.helm.unmerge(),
+            true => self.driver.unmerge(),
             false => Ok(()),
         }
     }
 
     fn check(&self, setting: &Setting) -> Result<(), EngineError> {
         if let Setting::Run(RunMode::Unmerge) = setting {
-            let needed = driver::merged(&self.helm.core) * wire::PAGE_BYTES as u64;
+            let needed = driver::merged(&self.driver.core) * wire::PAGE_BYTES as u64;
             let available = process::available_memory().unwrap_or(u64::MAX);
             if needed >= available {
                 return Err(EngineError::NoMemory { needed, available });
@@ -323,10 +325,10 @@ impl Engine {
     }
 
     fn end(&mut self) {
-        self.helm.tell(|signal| signal.stop = true);
-        self.helm.core.queue.clear();
-        if let Some(driver) = self.driver.take() {
-            let _ = driver.join();
+        self.driver.tell(|signal| signal.stop = true);
+        self.driver.core.queue.clear();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
         }
     }
 }

@@ -6,7 +6,7 @@ use numa::Topology;
 use rustix::io::Errno;
 
 use crate::domain::placement::Atlas;
-use crate::domain::placement::Home;
+use crate::domain::placement::Placement;
 use crate::error::EngineError;
 
 /// Tries what the engine and its guests need of the kernel; gives the userfaultfd device where this
@@ -65,22 +65,22 @@ fn cannot_try(what: &'static str, needs: &'static str, error: Errno) -> EngineEr
 }
 
 /// Where stores are made: one on each node with memory.
-pub(crate) fn home(topology: Option<Topology>) -> std::io::Result<Home> {
+pub(crate) fn placement(topology: Option<Topology>) -> std::io::Result<Placement> {
     let topology = match topology {
         Some(topology) => topology,
         None => Topology::live().map_err(std::io::Error::other)?,
     };
-    Home::new(topology).ok_or_else(|| std::io::Error::other("no node has memory"))
+    Placement::new(topology).ok_or_else(|| std::io::Error::other("no node has memory"))
 }
 
 /// How to tell where pages are, tried on a page of this process.
-pub(crate) fn atlas(home: &Home) -> Result<Atlas, EngineError> {
+pub(crate) fn atlas(placement: &Placement) -> Result<Atlas, EngineError> {
     let missing = |what, needs, source| EngineError::Missing {
         what,
         needs,
         source,
     };
-    let atlas = Atlas::new(home).ok_or_else(|| {
+    let atlas = Atlas::new(placement).ok_or_else(|| {
         missing(
             "the place of emulated nodes in physical memory",
             "a kernel with memory hot-plug (/sys/devices/system/memory)",

@@ -65,7 +65,7 @@ impl fmt::Display for Slot {
     }
 }
 
-/// A page of a guest: its chunk's number in the realm, and the page's place in the chunk.
+/// A page of a guest: its chunk's number in the domain, and the page's place in the chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Site {
     pub(crate) chunk: u32,

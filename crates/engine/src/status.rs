@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use wire::{GuestStatus, PAGE_BYTES, Status};
 
-use crate::domain::Realm;
+use crate::domain::Domain;
 use crate::guest::counters::Census;
 use crate::guest::kin::{Relative, shared_by_fork};
 use crate::guest::{Guest, Standing};
@@ -19,7 +19,7 @@ const MAPPING_BYTES: u64 = 280;
 
 /// All counters at this moment. Nothing is locked that a worker holds for long.
 pub(crate) fn status(core: &Core) -> Status {
-    let realms: Vec<_> = lock(&core.realms).values().cloned().collect();
+    let domains: Vec<_> = lock(&core.domains).values().cloned().collect();
     let guests: Vec<_> = lock(&core.guests).clone();
     let mut status = Status {
         run: core.knobs.mode(),
@@ -43,9 +43,9 @@ pub(crate) fn status(core: &Core) -> Status {
     };
     let mut cpu_ns = core.gone_cpu_ns.load(Relaxed);
     let mut slab = 0u64;
-    for realm in &realms {
-        let own = |guest: &&Arc<Guest>| Arc::ptr_eq(&guest.realm, realm);
-        add_realm(&mut status, realm, guests.iter().filter(own));
+    for domain in &domains {
+        let own = |guest: &&Arc<Guest>| Arc::ptr_eq(&guest.domain, domain);
+        add_domain(&mut status, domain, guests.iter().filter(own));
     }
     for guest in &guests {
         let counters = &guest.counters;
@@ -74,11 +74,15 @@ fn seconds(nanoseconds: u64) -> f64 {
     nanoseconds as f64 / 1e9
 }
 
-fn add_realm<'a>(status: &mut Status, realm: &Realm, guests: impl Iterator<Item = &'a Arc<Guest>>) {
-    status.metadata_bytes += realm.memory_bytes() as u64;
-    status.store_bytes += realm.slots.live() * PAGE;
-    status.stable_node_chains += realm.slots.chains.count();
-    status.stable_node_dups += realm.slots.chains.copies();
+fn add_domain<'a>(
+    status: &mut Status,
+    domain: &Domain,
+    guests: impl Iterator<Item = &'a Arc<Guest>>,
+) {
+    status.metadata_bytes += domain.memory_bytes() as u64;
+    status.store_bytes += domain.slots.live() * PAGE;
+    status.stable_node_chains += domain.slots.chains.count();
+    status.stable_node_dups += domain.slots.chains.copies();
     let first = status.guests.len();
     let mut merged = 0;
     let mut relatives = Vec::new();
@@ -100,7 +104,7 @@ fn add_realm<'a>(status: &mut Status, realm: &Realm, guests: impl Iterator<Item 
         status.guests.push(describe(guest, &census));
     }
     // While workers are at it, a page may count as merged a moment before or after its slot does.
-    let shared = realm.slots.shared().min(merged);
+    let shared = domain.slots.shared().min(merged);
     status.pages_shared += shared;
     status.pages_sharing += merged - shared;
     let by_fork = shared_by_fork(&relatives);
@@ -115,7 +119,7 @@ fn describe(guest: &Guest, census: &Census) -> GuestStatus {
         pid: guest.pid,
         uid: guest.user.uid,
         comm: guest.memory.name(),
-        domain: guest.realm.domain.as_str().into(),
+        domain: guest.domain.name.as_str().into(),
         regions: guest.counters.regions.load(Relaxed),
         pages: census.present(),
         pages_sharing: pages(Class::Merged),

@@ -98,7 +98,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     let options = options(args, &config)?;
     let limits = options.limits;
     let engine = match &keeper {
-        Some(keeper) => Engine::succeed(options, Arc::clone(keeper), stores),
+        Some(keeper) => Engine::restore(options, Arc::clone(keeper), stores),
         None => Engine::start(options),
     };
     let engine = Arc::new(engine.context("cannot start the engine")?);

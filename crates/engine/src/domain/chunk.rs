@@ -31,7 +31,7 @@ pub(crate) const WORDS: usize = CHUNK_PAGES / 64;
 /// 2 MiB of a guest's address space.
 #[derive(Debug)]
 pub(crate) struct Chunk {
-    /// Its number in the realm; given to another chunk only after this one left the index.
+    /// Its number in the domain; given to another chunk only after this one left the index.
     pub(crate) id: u32,
     /// Address in the guest.
     pub(crate) address: u64,
@@ -119,7 +119,7 @@ impl Chunk {
     }
 }
 
-/// All chunks of a realm by number.
+/// All chunks of a domain by number.
 #[derive(Debug, Default)]
 pub(crate) struct Chunks {
     table: RwLock<Table>,

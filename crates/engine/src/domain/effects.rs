@@ -3,7 +3,7 @@
 use crate::page::{Fingerprint, Site, Slot, StoreId};
 
 /// What follows from changes of page states. Collected while a chunk is locked, carried out by
-/// [`Realm::apply`](crate::domain::Realm::apply).
+/// [`Domain::apply`](crate::domain::Domain::apply).
 #[derive(Debug, Default)]
 pub(crate) struct Effects {
     /// Candidates to remove from the index they are in.

@@ -1,4 +1,4 @@
-//! A realm: what the guests of one domain share. Pages of two realms never meet (I6).
+//! A domain: what its guests share. Pages of two domains never meet (I6).
 
 pub(crate) mod chunk;
 pub(crate) mod copies;
@@ -23,26 +23,26 @@ use crate::domain::index::Index;
 use crate::domain::legacy::Legacy;
 use crate::domain::lifelines::{Inherited, Ledger};
 use crate::domain::patterns::Patterns;
-use crate::domain::placement::Home;
+use crate::domain::placement::Placement;
 use crate::domain::slots::Slots;
 use crate::domain::store::Store;
 use crate::page::{Entry, Slot, StoreId};
 use crate::sync::lock;
 
-/// What a domain has for a node.
-pub(crate) struct Floor {
-    /// Of the pages of the node; of all pages, on the first floor, while merging crosses nodes.
+/// The index and the store of a node.
+pub(crate) struct PerNode {
+    /// Of the pages of the node; of all pages, in the first, while merging crosses nodes.
     pub(crate) index: Box<dyn Index>,
     pub(crate) store: Box<dyn Store>,
 }
 
-/// Indexes, stores and tables of one domain.
-pub(crate) struct Realm {
-    pub(crate) domain: String,
+/// Indexes, stores and tables that the guests of one domain share.
+pub(crate) struct Domain {
+    pub(crate) name: String,
     /// The user whose guest was the first here.
     pub(crate) owner: OnceLock<u32>,
-    first: Floor,
-    others: Vec<Floor>,
+    first: PerNode,
+    others: Vec<PerNode>,
     pub(crate) slots: Slots,
     pub(crate) chunks: Chunks,
     pub(crate) patterns: Patterns,
@@ -54,24 +54,24 @@ pub(crate) struct Realm {
     pub(crate) legacy: Option<Box<dyn Legacy>>,
 }
 
-impl Realm {
-    /// An empty realm with the stores of `home`.
+impl Domain {
+    /// An empty domain with the stores of `placement`.
     ///
     /// # Errors
-    /// What `floor` gives.
+    /// What `make` gives.
     pub(crate) fn new(
-        domain: &str,
-        home: Home,
-        mut floor: impl FnMut(StoreId) -> std::io::Result<Floor>,
+        name: &str,
+        placement: Placement,
+        mut make: impl FnMut(StoreId) -> std::io::Result<PerNode>,
     ) -> std::io::Result<Self> {
-        let others = home.stores().skip(1).map(|(store, _)| floor(store));
+        let others = placement.stores().skip(1).map(|(store, _)| make(store));
         let others = others.collect::<std::io::Result<_>>()?;
         Ok(Self {
-            domain: domain.to_owned(),
+            name: name.to_owned(),
             owner: OnceLock::new(),
-            first: floor(StoreId::default())?,
+            first: make(StoreId::default())?,
             others,
-            slots: Slots::new(home),
+            slots: Slots::new(placement),
             chunks: Chunks::default(),
             patterns: Patterns::default(),
             inherited: Mutex::default(),
@@ -88,22 +88,22 @@ impl Realm {
         }
     }
 
-    fn floor(&self, store: StoreId) -> &Floor {
+    fn node(&self, store: StoreId) -> &PerNode {
         let Some(at) = store.index().checked_sub(1) else {
             return &self.first;
         };
         let other = self.others.get(at);
-        other.unwrap_or_else(|| panic!("domain {} has no store {}", self.domain, store.0))
+        other.unwrap_or_else(|| panic!("domain {} has no store {}", self.name, store.0))
     }
 
     /// The index of the pages of a store's node.
     pub(crate) fn index(&self, store: StoreId) -> &dyn Index {
-        &*self.floor(store).index
+        &*self.node(store).index
     }
 
     /// A store.
     pub(crate) fn store(&self, store: StoreId) -> &dyn Store {
-        &*self.floor(store).store
+        &*self.node(store).store
     }
 
     /// Whether there is more than one node.
@@ -112,12 +112,12 @@ impl Realm {
     }
 
     /// The numbers of all stores.
-    pub(crate) fn homes(&self) -> impl Iterator<Item = StoreId> {
+    pub(crate) fn stores(&self) -> impl Iterator<Item = StoreId> {
         (0..).map(StoreId).take(1 + self.others.len())
     }
 
     /// All stores, in their order.
-    pub(crate) fn floors(&self) -> impl Iterator<Item = &Floor> {
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = &PerNode> {
         std::iter::once(&self.first).chain(&self.others)
     }
 
@@ -148,7 +148,7 @@ impl Realm {
         let mut settled = inherited.settle();
         if !settled.is_empty() {
             tracing::info!(
-                domain = self.domain,
+                domain = self.name,
                 slots = settled.len(),
                 "all guests of former engines are adopted or gone"
             );
@@ -157,7 +157,7 @@ impl Realm {
         self.drop_refs(&mut settled);
     }
 
-    /// Whether refs of former engines keep a realm without guests.
+    /// Whether refs of former engines keep a domain without guests.
     pub(crate) fn waits(&self) -> bool {
         let inherited = lock(&self.inherited);
         !inherited.waiting().is_empty() && inherited.can_end()
@@ -223,9 +223,9 @@ impl Realm {
         }
     }
 
-    /// Bytes of memory the realm's tables hold, chunks aside.
+    /// Bytes of memory the domain's tables hold, chunks aside.
     pub(crate) fn memory_bytes(&self) -> usize {
-        let indexes = self.floors().map(|floor| floor.index.memory_bytes());
+        let indexes = self.nodes().map(|node| node.index.memory_bytes());
         let inherited = lock(&self.inherited).memory_bytes();
         let unpunched = lock(&self.unpunched).capacity() * size_of::<Range<u64>>();
         let tables = self.slots.memory_bytes() + self.chunks.memory_bytes() + unpunched;
@@ -233,10 +233,10 @@ impl Realm {
     }
 }
 
-impl std::fmt::Debug for Realm {
+impl std::fmt::Debug for Domain {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Realm")
-            .field("domain", &self.domain)
+        f.debug_struct("Domain")
+            .field("name", &self.name)
             .finish_non_exhaustive()
     }
 }

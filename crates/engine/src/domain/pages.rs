@@ -18,7 +18,7 @@ use wire::{CHUNK_PAGES, PageBits};
 
 use crate::domain::effects::Effects;
 use crate::domain::patterns::{self, Patterns};
-use crate::domain::sparse::{Fingerprints, Slots};
+use crate::domain::sparse::{Fingerprints, PageSlots};
 use crate::page::{CLASSES, Class, Fingerprint, Site, Slot, StoreId, Tag};
 
 /// A page is tried again every `2^level` rounds, at most this often halved.
@@ -31,7 +31,7 @@ pub(crate) const NEVER: u8 = 15;
 pub(crate) struct Pages {
     tags: [u8; CHUNK_PAGES],
     fingerprints: Fingerprints,
-    slots: Slots,
+    slots: PageSlots,
     /// The index each candidate is in; `None` while all are in the first, as on a machine with one
     /// node.
     homes: Option<Box<[StoreId; CHUNK_PAGES]>>,
@@ -62,7 +62,7 @@ impl Pages {
         Self {
             tags: [0; CHUNK_PAGES],
             fingerprints: Fingerprints::default(),
-            slots: Slots::default(),
+            slots: PageSlots::default(),
             homes: None,
             busy: PageBits::EMPTY,
             still: PageBits::EMPTY,
@@ -412,18 +412,18 @@ mod tests {
             }),
             ("a store of none", || {
                 let lab = crate::testing::fake::Lab::new();
-                drop(lab.core.realm("d").unwrap().store(StoreId(9)).end());
+                drop(lab.core.domain("d").unwrap().store(StoreId(9)).end());
             }),
             ("a ref of a slot without segment", || {
                 let lab = crate::testing::fake::Lab::new();
-                let realm = lab.core.realm("d").unwrap();
-                let _ = realm.slots.view().unref(Slot(5));
+                let domain = lab.core.domain("d").unwrap();
+                let _ = domain.slots.view().unref(Slot(5));
             }),
             ("a ref below zero", || {
                 let lab = crate::testing::fake::Lab::new();
-                let realm = lab.core.realm("d").unwrap();
-                let slot = Slot(realm.slots.take_run(StoreId(0)).unwrap().start);
-                let _ = realm.slots.view().unref(slot);
+                let domain = lab.core.domain("d").unwrap();
+                let slot = Slot(domain.slots.take_run(StoreId(0)).unwrap().start);
+                let _ = domain.slots.view().unref(slot);
             }),
         ];
         for (state, plant) in planted {

@@ -10,36 +10,36 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use crate::domain::sparse::Slots;
+use crate::domain::sparse::PageSlots;
 use crate::sync::lock;
 
 /// The fewest merged pages that make a pattern worth following.
 pub(crate) const LEAST: usize = 64;
 
-/// The patterns of a realm.
+/// The patterns of a domain.
 #[derive(Debug, Default)]
 pub(crate) struct Patterns(Mutex<Table>);
 
 #[derive(Debug, Default)]
 struct Table {
-    by_place: HashMap<u64, Arc<Slots>>,
+    by_place: HashMap<u64, Arc<PageSlots>>,
     /// What they take, about.
     bytes: usize,
 }
 
 /// What a pattern takes, about.
-fn cost(slots: &Slots) -> usize {
-    2 * size_of::<(u64, Arc<Slots>)>() + size_of::<Slots>() + slots.memory_bytes()
+fn cost(slots: &PageSlots) -> usize {
+    2 * size_of::<(u64, Arc<PageSlots>)>() + size_of::<PageSlots>() + slots.memory_bytes()
 }
 
 impl Patterns {
     /// That of `place`.
-    pub(crate) fn get(&self, place: u64) -> Option<Arc<Slots>> {
+    pub(crate) fn get(&self, place: u64) -> Option<Arc<PageSlots>> {
         lock(&self.0).by_place.get(&place).cloned()
     }
 
     /// Notes how the chunk at `place` is merged now, unless all patterns would take more than `most` bytes.
-    pub(crate) fn note(&self, place: u64, slots: &Slots, most: usize) {
+    pub(crate) fn note(&self, place: u64, slots: &PageSlots, most: usize) {
         let mut table = lock(&self.0);
         let known = table.by_place.get(&place);
         if known.is_some_and(|known| **known == *slots) {
@@ -68,7 +68,7 @@ mod tests {
     #[test]
     fn places_without_end_take_no_more_than_they_may() {
         let patterns = Patterns::default();
-        let mut slots = Slots::default();
+        let mut slots = PageSlots::default();
         slots.set(3, Slot(7));
         let most = 10 * cost(&slots.clone());
         (0..100).for_each(|place| patterns.note(place, &slots, most));

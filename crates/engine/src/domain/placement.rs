@@ -17,7 +17,7 @@ const ZONES: [&str; 1] = ["store"];
 
 /// Where a domain's stores are.
 #[derive(Clone, Debug)]
-pub(crate) struct Home {
+pub(crate) struct Placement {
     /// The machine's nodes.
     pub(crate) topology: Arc<Topology>,
     /// The node of each store, ascending; at least one.
@@ -26,7 +26,7 @@ pub(crate) struct Home {
     pub(super) live: Arc<AtomicU64>,
 }
 
-impl Home {
+impl Placement {
     /// A store on each node with memory, as many as an agent takes; `None` when no node has any.
     pub(crate) fn new(topology: Topology) -> Option<Self> {
         let nodes = topology.memory_nodes().map(|node| node.id);
@@ -77,15 +77,15 @@ pub(crate) enum Atlas {
 }
 
 impl Atlas {
-    /// The atlas of the stores of `home`; `None` for emulated nodes of which nobody says where in
+    /// The atlas of the stores of `placement`; `None` for emulated nodes of which nobody says where in
     /// memory they are.
-    pub(crate) fn new(home: &Home) -> Option<Self> {
-        if home.nodes.len() == 1 {
+    pub(crate) fn new(placement: &Placement) -> Option<Self> {
+        if placement.nodes.len() == 1 {
             return Some(Self::One);
         }
-        match home.topology.source {
-            Source::Emulated => ranges(&home.topology, home).map(Self::Ranges),
-            _ => Some(Self::Nodes(by_number(home))),
+        match placement.topology.source {
+            Source::Emulated => ranges(&placement.topology, placement).map(Self::Ranges),
+            _ => Some(Self::Nodes(by_number(placement))),
         }
     }
 
@@ -109,9 +109,9 @@ impl Atlas {
     }
 }
 
-fn by_number(home: &Home) -> Vec<Option<StoreId>> {
+fn by_number(placement: &Placement) -> Vec<Option<StoreId>> {
     let mut stores = Vec::new();
-    for (store, node) in home.stores() {
+    for (store, node) in placement.stores() {
         let at = usize::try_from(node.0).expect("a node's number");
         stores.resize(at + 1, None);
         if let Some(place) = stores.get_mut(at) {
@@ -121,9 +121,9 @@ fn by_number(home: &Home) -> Vec<Option<StoreId>> {
     stores
 }
 
-fn ranges(topology: &Topology, home: &Home) -> Option<Vec<(Range<u64>, StoreId)>> {
+fn ranges(topology: &Topology, placement: &Placement) -> Option<Vec<(Range<u64>, StoreId)>> {
     let mut all = Vec::new();
-    for (store, node) in home.stores() {
+    for (store, node) in placement.stores() {
         let ranges = &topology.node(node)?.ranges;
         if ranges.is_empty() {
             return None;

@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex};
 
 use numa::heap::{Block, Heap, HeapError, HeapView};
 
-use crate::domain::placement::{Home, STORE};
+use crate::domain::placement::{Placement, STORE};
 use crate::domain::refs::{Refs, SEGMENT, Segment};
 use crate::page::{Fingerprint, Slot, StoreId};
 use crate::sync::lock;
@@ -53,7 +53,7 @@ struct Supply {
 #[derive(Debug)]
 pub(crate) struct Slots {
     refs: Refs,
-    pub(super) home: Home,
+    pub(super) placement: Placement,
     heap: Heap,
     /// By store.
     supplies: Vec<Supply>,
@@ -69,12 +69,12 @@ impl Deref for Slots {
 
 impl Slots {
     /// The slots of new stores.
-    pub(crate) fn new(home: Home) -> Self {
+    pub(crate) fn new(placement: Placement) -> Self {
         Self {
-            refs: Refs::new(Arc::clone(&home.live)),
-            heap: home.heap(),
-            supplies: home.nodes.iter().map(|_| Supply::default()).collect(),
-            home,
+            refs: Refs::new(Arc::clone(&placement.live)),
+            heap: placement.heap(),
+            supplies: placement.nodes.iter().map(|_| Supply::default()).collect(),
+            placement,
         }
     }
 
@@ -94,7 +94,7 @@ impl Slots {
     }
 
     fn take_block(&self, store: StoreId) -> Result<Block, HeapError> {
-        let node = self.home.node(store);
+        let node = self.placement.node(store);
         let none = HeapError::NoBucket { node, zone: STORE };
         let mut growth = lock(&self.supplies.get(store.index()).ok_or(none)?.growth);
         if growth.left == 0 {
@@ -103,24 +103,24 @@ impl Slots {
                 .grow(node, STORE, first + growth.end..first + end)?;
             *growth = Growth { end, left: GROWTH };
         }
-        let block = self.heap.alloc(self.home.request(store))?;
+        let block = self.heap.alloc(self.placement.request(store))?;
         growth.left -= SEGMENT;
         Ok(block)
     }
 
-    /// Takes over the slots of a store that another engine filled up to number `end`: each of `live`, in
+    /// Restores the slots of a store that another engine filled up to number `end`: each of `live`, in
     /// ascending order, gets a ref. Numbers below `end` are not given out any more, nor those of a
     /// segment that it begins (I3).
     ///
     /// # Errors
     /// The heap does not know the store's node, or has its numbers already.
-    pub(crate) fn adopt(
+    pub(crate) fn restore(
         &self,
         store: StoreId,
         end: u64,
         live: &[(Slot, Fingerprint)],
     ) -> Result<(), HeapError> {
-        let node = self.home.node(store);
+        let node = self.placement.node(store);
         let none = HeapError::NoBucket { node, zone: STORE };
         let mut growth = lock(&self.supplies.get(store.index()).ok_or(none)?.growth);
         for part in live.chunk_by(|(a, _), (b, _)| a.0 / SEGMENT == b.0 / SEGMENT) {
@@ -130,7 +130,7 @@ impl Slots {
             let start = first.0 / SEGMENT * SEGMENT;
             self.heap.grow(node, STORE, start..start + SEGMENT)?;
             // Nothing else of this bucket is free.
-            let block = self.heap.alloc(self.home.request(store))?;
+            let block = self.heap.alloc(self.placement.request(store))?;
             assert_eq!(
                 block.slots(),
                 start..start + SEGMENT,
@@ -217,9 +217,9 @@ impl Slots {
         );
     }
 
-    /// Slots with refs in all domains of the same home.
+    /// Slots with refs in all domains of the same placement.
     pub(crate) fn live_anywhere(&self) -> u64 {
-        self.home.live.load(Relaxed)
+        self.placement.live.load(Relaxed)
     }
 
     /// Bytes of memory the slots hold.
@@ -239,14 +239,14 @@ pub(super) mod tests {
     pub(in crate::domain) const FIRST: StoreId = StoreId(0);
 
     pub(in crate::domain) fn slots() -> Slots {
-        Slots::new(Home::new(Topology::live().unwrap()).unwrap())
+        Slots::new(Placement::new(Topology::live().unwrap()).unwrap())
     }
 
     #[test]
     fn stores_have_numbers_of_their_own() {
         let spec = "fake=3".parse().unwrap();
         let topology = Topology::live().unwrap().emulate(&spec).unwrap();
-        let slots = Slots::new(Home::new(topology).unwrap());
+        let slots = Slots::new(Placement::new(topology).unwrap());
         let runs = [0, 1, 2, 0].map(|store| slots.take_run(StoreId(store)).unwrap());
         let first = |run: &Run| (Slot(run.start).store().0, Slot(run.start).number());
         assert_eq!(

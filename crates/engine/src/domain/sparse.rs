@@ -119,14 +119,14 @@ impl Step {
 
 /// The slots of a chunk's pages.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Slots {
+pub(crate) struct PageSlots {
     /// The pages that have one.
     holders: PageBits,
     /// In the order of the pages. Each has a holder before the next, and goes on otherwise than the last.
     steps: Vec<Step>,
 }
 
-impl Slots {
+impl PageSlots {
     /// How many steps there are up to `page`: the last of them says what slot it has.
     fn count_to(&self, page: usize) -> usize {
         self.steps.partition_point(|step| step.page() <= page)
@@ -270,7 +270,7 @@ mod tests {
         /// Runs of few pages and few slots, so that they meet, cover each other and go on as others.
         #[test]
         fn slots_agree_with_an_array(ops in vec((0..40usize, 1..12usize, 0..5u8, 0..4u64), 0..200)) {
-            let (mut slots, mut oracle) = (Slots::default(), [None; CHUNK_PAGES]);
+            let (mut slots, mut oracle) = (PageSlots::default(), [None; CHUNK_PAGES]);
             for (first, len, op, line) in ops {
                 // From the first page up, or from the last down.
                 let each = (0..len).map(|at| if op % 2 == 0 { first + at } else { first + len - 1 - at });
@@ -296,7 +296,7 @@ mod tests {
 
     #[test]
     fn the_greatest_slot_on_the_last_page_fits() {
-        let mut slots = Slots::default();
+        let mut slots = PageSlots::default();
         let greatest = Slot((1 << SLOT_BITS) - 1);
         slots.set(CHUNK_PAGES - 1, greatest);
         slots.set(0, Slot(greatest.0 - 511));

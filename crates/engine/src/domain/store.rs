@@ -81,7 +81,7 @@ impl Memfd {
     ///
     /// # Errors
     /// When the descriptor is no such store.
-    pub(crate) fn adopt(file: OwnedFd, id: StoreId, node: Option<u32>) -> std::io::Result<Self> {
+    pub(crate) fn restore(file: OwnedFd, id: StoreId, node: Option<u32>) -> std::io::Result<Self> {
         let file = sys::memfd::Store::adopt(file, NAME).map_err(std::io::Error::other)?;
         Self::of(file, id, node)
     }

@@ -80,7 +80,7 @@ impl Counters {
     }
 
     /// Adds what changed in a chunk.
-    pub(crate) fn take_over(&self, pages: &mut Pages) {
+    pub(crate) fn count(&self, pages: &mut Pages) {
         for (count, change) in self.classes.iter().zip(pages.take_changes()) {
             if change != 0 {
                 count.fetch_add(change, Relaxed);

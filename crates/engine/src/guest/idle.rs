@@ -1,4 +1,4 @@
-//! Calm: memory in which nothing happens is looked at half as often.
+//! IdleBlocks: memory in which nothing happens is looked at half as often.
 //!
 //! A look costs the kernel a walk of the page tables, and on a host at rest these walks are all that is left to
 //! pay. So a guest's memory is watched in blocks, and of one that was found as it had been twice in a row
@@ -33,7 +33,7 @@ pub(crate) fn blocks(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
 
 /// What is known of a guest's blocks.
 #[derive(Debug, Default)]
-pub(crate) struct Calm(BTreeMap<u64, Block>);
+pub(crate) struct IdleBlocks(BTreeMap<u64, Block>);
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Block {
@@ -60,7 +60,7 @@ impl Block {
     }
 }
 
-impl Calm {
+impl IdleBlocks {
     /// Begins a look; with `all` nothing is left out.
     pub(crate) fn begin(&mut self, all: bool) -> Glance<'_> {
         if all {
@@ -112,8 +112,8 @@ impl Glance<'_> {
 mod tests {
     use super::*;
 
-    fn look(calm: &mut Calm, blocks: &[u64], stirred: &[u64]) -> Vec<bool> {
-        let mut glance = calm.begin(false);
+    fn look(idle: &mut IdleBlocks, blocks: &[u64], stirred: &[u64]) -> Vec<bool> {
+        let mut glance = idle.begin(false);
         let all = blocks.iter().map(|block| glance.leaves_out(block * BLOCK));
         let all = all.collect();
         glance.end(stirred, 0, None);
@@ -122,8 +122,8 @@ mod tests {
 
     #[test]
     fn a_quiet_block_is_looked_at_every_other_time_until_it_is_written() {
-        let mut calm = Calm::default();
-        let mut left_out = |stirred: &[u64]| look(&mut calm, &[0], stirred) == [true];
+        let mut idle = IdleBlocks::default();
+        let mut left_out = |stirred: &[u64]| look(&mut idle, &[0], stirred) == [true];
         let looks: Vec<_> = (0..7).map(|_| left_out(&[])).collect();
         let expected = [false, false, true, false, true, false, true];
         assert_eq!(looks, expected);
@@ -134,21 +134,21 @@ mod tests {
 
     #[test]
     fn blocks_take_turns_and_are_told_apart() {
-        let mut calm = Calm::default();
-        (0..8).for_each(|_| drop(look(&mut calm, &[0, 1, 2], &[2 * BLOCK])));
-        let next = look(&mut calm, &[0, 1, 2], &[]);
+        let mut idle = IdleBlocks::default();
+        (0..8).for_each(|_| drop(look(&mut idle, &[0, 1, 2], &[2 * BLOCK])));
+        let next = look(&mut idle, &[0, 1, 2], &[]);
         assert_ne!(next[0], next[1]);
         assert!(!next[2]);
     }
 
     #[test]
     fn what_is_no_longer_offered_is_forgotten() {
-        let mut calm = Calm::default();
-        (0..8).for_each(|_| drop(look(&mut calm, &[0, 7], &[])));
-        look(&mut calm, &[0], &[]);
-        assert_eq!(calm.0.len(), 1);
-        assert_eq!(look(&mut calm, &[7], &[]), [false]);
-        calm.begin(true).end(&[], 0, None);
-        assert!(calm.0.is_empty());
+        let mut idle = IdleBlocks::default();
+        (0..8).for_each(|_| drop(look(&mut idle, &[0, 7], &[])));
+        look(&mut idle, &[0], &[]);
+        assert_eq!(idle.0.len(), 1);
+        assert_eq!(look(&mut idle, &[7], &[]), [false]);
+        idle.begin(true).end(&[], 0, None);
+        assert!(idle.0.is_empty());
     }
 }

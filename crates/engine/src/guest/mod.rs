@@ -27,13 +27,13 @@ use std::time::{Duration, Instant};
 use rustix::time::{ClockId, clock_gettime};
 use wire::Ready;
 
-use crate::domain::Realm;
+use crate::domain::Domain;
 use crate::domain::effects::Effects;
 use crate::domain::lifelines::{Ledger, Lifeline};
 use crate::error::Refusal;
 use crate::guest::agent::{Fault, Link, Pending, Talk};
 use crate::guest::counters::Counters;
-use crate::guest::idle::Calm;
+use crate::guest::idle::IdleBlocks;
 use crate::guest::kin::Kin;
 use crate::guest::memory::{Memory, is_given_up};
 use crate::guest::regions::{AtLimit, Offers};
@@ -58,12 +58,12 @@ pub(crate) struct Guest {
     pub(crate) number: u64,
     pub(crate) pid: u32,
     pub(crate) user: Arc<User>,
-    pub(crate) realm: Arc<Realm>,
+    pub(crate) domain: Arc<Domain>,
     pub(crate) memory: Box<dyn Memory>,
     pub(crate) talk: Mutex<Talk>,
     pub(crate) ledger: Mutex<Ledger>,
     pub(crate) offers: Mutex<Offers>,
-    pub(crate) calm: Mutex<Calm>,
+    pub(crate) idle_blocks: Mutex<IdleBlocks>,
     pub(crate) counters: Counters,
     standing: AtomicU8,
     late: AtomicBool,
@@ -122,7 +122,7 @@ impl Guest {
         number: u64,
         pid: u32,
         user: Arc<User>,
-        realm: Arc<Realm>,
+        domain: Arc<Domain>,
         memory: Box<dyn Memory>,
         link: Box<dyn Link>,
         line: Box<dyn Lifeline>,
@@ -132,7 +132,7 @@ impl Guest {
             number,
             pid,
             user,
-            realm,
+            domain,
             memory,
             talk: Mutex::new(Talk {
                 link: Some(link),
@@ -142,7 +142,7 @@ impl Guest {
             }),
             ledger: Mutex::new(Ledger::new(line)),
             offers: Mutex::default(),
-            calm: Mutex::default(),
+            idle_blocks: Mutex::default(),
             counters: Counters::default(),
             standing: AtomicU8::new(Standing::Served as u8),
             late: AtomicBool::new(true),
@@ -474,14 +474,14 @@ impl Guest {
 
     /// Carries out what changes of page states entail, and empties `effects`.
     pub(crate) fn apply(&self, effects: &mut Effects) {
-        self.realm.apply(&self.ledger, effects);
+        self.domain.apply(&self.ledger, effects);
     }
 
     /// Settles the refs whose lifelines are free.
     pub(crate) fn settle(&self) {
         let gone = self.standing() == Standing::Ghost && self.has_nothing_more();
         let mut settled = lock(&self.ledger).settle(gone);
-        self.realm.drop_refs(&mut settled);
+        self.domain.drop_refs(&mut settled);
     }
 
     /// Whether nothing of the guest is left.

@@ -91,7 +91,7 @@ pub(crate) fn name(kind: Kind, number: u64, domain: &str) -> String {
 
 /// What a note says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Will {
+pub(crate) struct Manifest {
     pub(crate) domain: String,
     /// The user whose guest began it; none until there was a guest.
     pub(crate) owner: Option<u32>,
@@ -101,7 +101,7 @@ pub(crate) struct Will {
     pub(crate) ties: Vec<u64>,
 }
 
-impl Will {
+impl Manifest {
     fn text(&self) -> String {
         let mut text = format!("pageone 1\ndomain {}\n", self.domain);
         if let Some(owner) = self.owner {
@@ -120,7 +120,7 @@ impl Will {
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let body = text.strip_prefix("pageone 1\n")?.strip_suffix("\nend\n")?;
         let mut lines = body.lines();
-        let mut will = Self {
+        let mut manifest = Self {
             domain: lines.next()?.strip_prefix("domain ")?.to_owned(),
             owner: None,
             stores: Vec::new(),
@@ -131,38 +131,43 @@ impl Will {
             match kind {
                 "store" => {
                     let (node, number) = rest.split_once(' ')?;
-                    will.stores.push((node.parse().ok()?, number.parse().ok()?));
+                    manifest
+                        .stores
+                        .push((node.parse().ok()?, number.parse().ok()?));
                 }
-                "tie" => will.ties.push(rest.parse().ok()?),
-                "owner" if will.owner.is_none() => will.owner = Some(rest.parse().ok()?),
+                "tie" => manifest.ties.push(rest.parse().ok()?),
+                "owner" if manifest.owner.is_none() => manifest.owner = Some(rest.parse().ok()?),
                 _ => return None,
             }
         }
-        Some(will)
+        Some(manifest)
     }
 }
 
-impl Will {
+impl Manifest {
     /// Descriptors that a keeper holds for it: the note among them.
     pub(crate) fn descriptors(&self) -> u64 {
         (self.stores.len() + self.ties.len() + 1) as u64
     }
 }
 
-/// Takes the stores and ties of a will back from the keeper.
-pub(crate) fn forget(keeper: &Keeper, will: &Will) {
-    let stores = will.stores.iter().map(|&(_, number)| (Kind::Store, number));
-    let ties = will.ties.iter().map(|&number| (Kind::Tie, number));
+/// Takes the stores and ties of a manifest back from the keeper.
+pub(crate) fn forget(keeper: &Keeper, manifest: &Manifest) {
+    let stores = manifest
+        .stores
+        .iter()
+        .map(|&(_, number)| (Kind::Store, number));
+    let ties = manifest.ties.iter().map(|&number| (Kind::Tie, number));
     let mut all = stores.chain(ties);
-    let forget = |(kind, number)| keeper.forget(&name(kind, number, &will.domain));
+    let forget = |(kind, number)| keeper.forget(&name(kind, number, &manifest.domain));
     if let Err(error) = all.try_for_each(forget) {
-        tracing::warn!(domain = will.domain, %error, "the keeper keeps what nobody wants");
+        tracing::warn!(domain = manifest.domain, %error, "the keeper keeps what nobody wants");
     }
 }
 
 /// The ties, the note, and who keeps them.
 #[derive(Debug)]
-pub(crate) struct Bequest {
+pub(crate) struct Handover {
     keeper: Option<Arc<Keeper>>,
     note: Note,
     state: Mutex<State>,
@@ -172,12 +177,12 @@ pub(crate) struct Bequest {
 struct State {
     /// The tie that guests get.
     tie: Lifeline,
-    will: Will,
+    manifest: Manifest,
     /// Whether the keeper has it all.
     kept: bool,
 }
 
-impl Bequest {
+impl Handover {
     /// A new domain's. Without a keeper its tie is a tie all the same, and nobody's.
     ///
     /// # Errors
@@ -188,51 +193,55 @@ impl Bequest {
         keeper: Option<Arc<Keeper>>,
     ) -> std::io::Result<Self> {
         let tie = Lifeline::new()?;
-        let mut will = Will {
+        let mut manifest = Manifest {
             domain: domain.to_owned(),
             owner: None,
             stores: Vec::new(),
             ties: vec![memfd::number(tie.as_fd())?],
         };
         for (node, store) in stores {
-            will.stores.push((*node, memfd::number(store)?));
+            manifest.stores.push((*node, memfd::number(store)?));
         }
-        let bequest = Self {
+        let handover = Self {
             keeper,
             note: Note::new()?,
             state: Mutex::new(State {
                 tie,
-                will,
+                manifest,
                 kept: false,
             }),
         };
-        bequest.hand_over(stores);
-        Ok(bequest)
+        handover.hand_over(stores);
+        Ok(handover)
     }
 
     /// The domain of a former engine goes on, with its note and another tie.
     ///
     /// # Errors
     /// When the tie cannot be made.
-    pub(crate) fn go_on(note: Note, mut will: Will, keeper: Arc<Keeper>) -> std::io::Result<Self> {
+    pub(crate) fn go_on(
+        note: Note,
+        mut manifest: Manifest,
+        keeper: Arc<Keeper>,
+    ) -> std::io::Result<Self> {
         let tie = Lifeline::new()?;
-        will.ties.push(memfd::number(tie.as_fd())?);
-        let bequest = Self {
+        manifest.ties.push(memfd::number(tie.as_fd())?);
+        let handover = Self {
             keeper: Some(keeper),
             note,
             state: Mutex::new(State {
                 tie,
-                will,
+                manifest,
                 kept: true,
             }),
         };
-        let mut state = lock(&bequest.state);
-        let told = bequest
+        let mut state = lock(&handover.state);
+        let told = handover
             .keep_tie(&state)
-            .and_then(|()| bequest.write(&state));
-        bequest.judge(&mut state, told);
+            .and_then(|()| handover.write(&state));
+        handover.judge(&mut state, told);
         drop(state);
-        Ok(bequest)
+        Ok(handover)
     }
 
     fn hand_over(&self, stores: &[(u32, BorrowedFd<'_>)]) {
@@ -240,9 +249,9 @@ impl Bequest {
             return;
         };
         let mut state = lock(&self.state);
-        let domain = &state.will.domain;
+        let domain = &state.manifest.domain;
         let keep = |kind, number, descriptor| keeper.keep(&name(kind, number, domain), descriptor);
-        let numbers = state.will.stores.iter().map(|&(_, number)| number);
+        let numbers = state.manifest.stores.iter().map(|&(_, number)| number);
         let told = numbers
             .zip(stores)
             .try_for_each(|(number, (_, store))| keep(Kind::Store, number, *store))
@@ -255,19 +264,19 @@ impl Bequest {
 
     fn keep_tie(&self, state: &State) -> std::io::Result<()> {
         let tie = state.tie.as_fd();
-        let name = name(Kind::Tie, memfd::number(tie)?, &state.will.domain);
+        let name = name(Kind::Tie, memfd::number(tie)?, &state.manifest.domain);
         self.keeper
             .as_ref()
             .map_or(Ok(()), |keeper| keeper.keep(&name, tie))
     }
 
     fn write(&self, state: &State) -> std::io::Result<()> {
-        Ok(self.note.write(&state.will.text())?)
+        Ok(self.note.write(&state.manifest.text())?)
     }
 
     fn judge(&self, state: &mut State, told: std::io::Result<()>) {
         if let Err(error) = told {
-            let domain = &state.will.domain;
+            let domain = &state.manifest.domain;
             tracing::warn!(domain, %error, "the next engine will not have this domain's pages");
             self.revoke(state);
         }
@@ -281,22 +290,22 @@ impl Bequest {
         state.kept = false;
         // First the note: then nothing else of this matters.
         let emptied = self.note.write("").map_err(std::io::Error::from);
-        forget(keeper, &state.will);
+        forget(keeper, &state.manifest);
         let note = memfd::number(&self.note).map_err(std::io::Error::from);
-        let note = note.map(|number| name(Kind::Note, number, &state.will.domain));
+        let note = note.map(|number| name(Kind::Note, number, &state.manifest.domain));
         let forgotten = note.and_then(|note| keeper.forget(&note));
         for error in [emptied, forgotten].into_iter().filter_map(Result::err) {
-            tracing::warn!(domain = state.will.domain, %error, "the keeper keeps a note");
+            tracing::warn!(domain = state.manifest.domain, %error, "the keeper keeps a note");
         }
     }
 }
 
-impl Legacy for Bequest {
+impl Legacy for Handover {
     fn tie(&self) -> std::io::Result<OwnedFd> {
         let mut state = lock(&self.state);
         if state.tie.is_tampered() {
             tracing::warn!(
-                domain = state.will.domain,
+                domain = state.manifest.domain,
                 "a guest sealed its domain's tie: the next engine will not have this domain's pages"
             );
             self.revoke(&mut state);
@@ -307,7 +316,7 @@ impl Legacy for Bequest {
 
     fn own(&self, uid: u32) {
         let mut state = lock(&self.state);
-        state.will.owner = Some(uid);
+        state.manifest.owner = Some(uid);
         if state.kept {
             let told = self.write(&state);
             self.judge(&mut state, told);
@@ -317,16 +326,16 @@ impl Legacy for Bequest {
     fn kept(&self) -> u64 {
         let state = lock(&self.state);
         match state.kept && self.keeper.is_some() {
-            true => state.will.descriptors(),
+            true => state.manifest.descriptors(),
             false => 0,
         }
     }
 
     fn untie(&self, number: u64) {
         let mut state = lock(&self.state);
-        state.will.ties.retain(|&tie| tie != number);
+        state.manifest.ties.retain(|&tie| tie != number);
         if let Some(keeper) = self.keeper.as_ref().filter(|_| state.kept) {
-            let old = name(Kind::Tie, number, &state.will.domain);
+            let old = name(Kind::Tie, number, &state.manifest.domain);
             let told = self.write(&state).and_then(|()| keeper.forget(&old));
             self.judge(&mut state, told);
         }
@@ -344,23 +353,26 @@ mod tests {
 
     #[test]
     fn a_note_returns_what_was_written_and_only_whole() {
-        let will = Will {
+        let manifest = Manifest {
             domain: "uid:4294967295/some name: ä%".to_owned(),
             owner: Some(u32::MAX),
             stores: vec![(0, 12), (3, u64::MAX)],
             ties: vec![7, 8],
         };
-        let text = will.text();
-        assert_eq!(Will::parse(&text), Some(will.clone()));
+        let text = manifest.text();
+        assert_eq!(Manifest::parse(&text), Some(manifest.clone()));
         for end in 0..text.len() {
             if text.is_char_boundary(end) {
-                assert_eq!(Will::parse(&text[..end]), None, "{end}");
+                assert_eq!(Manifest::parse(&text[..end]), None, "{end}");
             }
         }
-        assert_eq!(Will::parse(&text.replace("pageone 1", "pageone 2")), None);
-        assert_eq!(Will::parse(&text.replace("tie 8", "tie x")), None);
+        assert_eq!(
+            Manifest::parse(&text.replace("pageone 1", "pageone 2")),
+            None
+        );
+        assert_eq!(Manifest::parse(&text.replace("tie 8", "tie x")), None);
         // The largest note fits its page.
-        let largest = Will {
+        let largest = Manifest {
             owner: Some(u32::MAX),
             domain: "ä".repeat(50),
             stores: vec![(u32::MAX, u64::from(u32::MAX)); wire::MAX_STORES],
@@ -388,17 +400,17 @@ mod tests {
         let inbox = Inbox::bind(&path).unwrap();
         let keeper = Arc::new(Keeper::at(path.as_os_str()).unwrap());
         let store = sys::memfd::Store::new("pageone-store").unwrap();
-        let bequest = Bequest::new("d", &[(0, store.as_fd())], Some(keeper)).unwrap();
+        let handover = Handover::new("d", &[(0, store.as_fd())], Some(keeper)).unwrap();
         let notes = || std::iter::from_fn(|| inbox.next().unwrap()).count();
         assert_eq!(notes(), 3);
-        let (a, b) = (bequest.tie().unwrap(), bequest.tie().unwrap());
+        let (a, b) = (handover.tie().unwrap(), handover.tie().unwrap());
         assert_eq!(memfd::number(&a).unwrap(), memfd::number(&b).unwrap());
-        assert!(Will::parse(&bequest.note.read().unwrap()).is_some());
+        assert!(Manifest::parse(&handover.note.read().unwrap()).is_some());
         rustix::fs::fcntl_add_seals(&a, rustix::fs::SealFlags::FUTURE_WRITE).unwrap();
-        let c = bequest.tie().unwrap();
+        let c = handover.tie().unwrap();
         assert_ne!(memfd::number(&a).unwrap(), memfd::number(&c).unwrap());
-        assert_eq!((bequest.note.read().unwrap().as_str(), notes()), ("", 3));
-        bequest.end();
+        assert_eq!((handover.note.read().unwrap().as_str(), notes()), ("", 3));
+        handover.end();
         assert_eq!(notes(), 0, "there is nothing to take back any more");
     }
 }

@@ -1,7 +1,24 @@
-//! Making realms: new ones, and those of a former engine out of what a keeper held.
+//! Restore: domains out of what a keeper held, and new ones.
 //!
-//! Every domain is taken over whole or not at all. What does not fit is named in a warning and taken
-//! back from the keeper; the domain then starts afresh with its first guest, and nobody's memory changes.
+//! ```text
+//!  at start      stores ──▶ numbers begin behind the last     manifest ──▶ stores, ties
+//!                       └─▶ live slots: fingerprint, index, one ref each ("the predecessor's")
+//!  a guest       comes back ─▶ its pages are claimed: see `scan::claim`
+//!  every round   all old ties free? ─▶ the predecessor's refs end
+//! ```
+//!
+//! Every domain is restored whole or not at all. One that does not fit is named in a warning and taken back from the
+//! keeper. It then starts afresh with its first guest, and no guest's memory changes.
+//!
+//! The invariants, over the change of engines:
+//!
+//! * I3 A number that was ever given to an agent had been written, so it lies below the store's end, and numbers
+//!   begin behind that. A slot is not written again; an old process that still runs could do it, so a keeper starts
+//!   a new one only when the old one is gone.
+//! * I4 A process that may map a slot of an old store holds an old tie: agents map it before their first window,
+//!   fork passes both on, and an agent unmaps it only when told that its pages are adopted. Until all old ties are
+//!   free the predecessor's ref stands for all those mappings, known or not.
+//! * I5 The predecessor's refs end all at once, when no process is left that could have inherited from its time.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -12,21 +29,21 @@ use sys::keeper::{Keeper, Kept};
 use sys::memfd::{self, Lifeline, Note};
 
 use crate::domain::lifelines::{Inherited, Tie};
-use crate::domain::placement::Home;
+use crate::domain::placement::Placement;
 use crate::domain::store::Memfd;
-use crate::domain::{Floor, Realm};
+use crate::domain::{Domain, PerNode};
 use crate::error::OverQuota;
-use crate::handover::manifest::{self, Bequest, Kind, MAX_TIES, Will};
+use crate::handover::manifest::{self, Handover, Kind, MAX_TIES, Manifest};
 use crate::merge::read::Hasher;
 use crate::options::Rules;
 use crate::page::{Entry, Fingerprint, Slot, StoreId};
 use crate::run::core::Core;
 use crate::sync::lock;
 
-/// Makes realms whose stores are at home.
+/// Makes domains with stores on each node.
 #[derive(Clone, Debug)]
-pub(crate) struct Maker {
-    pub(crate) home: Home,
+pub(crate) struct Restorer {
+    pub(crate) placement: Placement,
     pub(crate) keeper: Option<Arc<Keeper>>,
 }
 
@@ -56,44 +73,49 @@ enum Misfit {
 /// What was kept beside the notes, by number.
 type Pool = HashMap<u64, Kept>;
 
-impl Maker {
-    /// An empty realm.
+impl Restorer {
+    /// An empty domain.
     ///
     /// # Errors
     /// When its memory files cannot be made.
-    pub(crate) fn new_realm(&self, domain: &str) -> std::io::Result<Realm> {
-        tracing::info!(domain, "a domain begins");
-        let stores = self.home.stores();
+    pub(crate) fn new_domain(&self, name: &str) -> std::io::Result<Domain> {
+        tracing::info!(domain = name, "a domain begins");
+        let stores = self.placement.stores();
         let stores = stores.map(|(id, _)| Memfd::new(id, self.real_node(id)));
         let stores = stores.collect::<std::io::Result<Vec<_>>>()?;
-        let nodes = self.home.stores().map(|(_, node)| node.0);
+        let nodes = self.placement.stores().map(|(_, node)| node.0);
         let kept: Vec<_> = nodes.zip(stores.iter().map(Memfd::as_fd)).collect();
-        let bequest = Bequest::new(domain, &kept, self.keeper.clone())?;
-        self.realm(domain, stores, bequest)
+        let handover = Handover::new(name, &kept, self.keeper.clone())?;
+        self.domain(name, stores, handover)
     }
 
     /// The kernel's node for a store's pages; on a machine with one there is nothing to tell it.
     fn real_node(&self, id: StoreId) -> Option<u32> {
-        let nodes = &self.home.nodes;
+        let nodes = &self.placement.nodes;
         let node = nodes.get(id.index()).filter(|_| nodes.len() > 1)?;
-        self.home.topology.real_node(*node).map(|node| node.0)
+        self.placement.topology.real_node(*node).map(|node| node.0)
     }
 
-    fn realm(&self, domain: &str, stores: Vec<Memfd>, bequest: Bequest) -> std::io::Result<Realm> {
+    fn domain(
+        &self,
+        name: &str,
+        stores: Vec<Memfd>,
+        handover: Handover,
+    ) -> std::io::Result<Domain> {
         let mut stores: Vec<_> = stores.into_iter().map(Some).collect();
-        let mut realm = Realm::new(domain, self.home.clone(), |id| {
+        let mut domain = Domain::new(name, self.placement.clone(), |id| {
             let store = stores.get_mut(id.index()).and_then(Option::take);
-            Ok(Floor {
+            Ok(PerNode {
                 index: Box::new(SdTree::<u64>::new()),
                 store: Box::new(store.ok_or(std::io::ErrorKind::NotFound)?),
             })
         })?;
-        realm.legacy = Some(Box::new(bequest));
-        Ok(realm)
+        domain.legacy = Some(Box::new(handover));
+        Ok(domain)
     }
 
-    /// Takes over every domain that `kept` has whole, and has the keeper forget the rest.
-    pub(crate) fn take_over(&self, core: &Core, keeper: &Arc<Keeper>, kept: Vec<Kept>) {
+    /// Restores every domain that `kept` has whole, and has the keeper forget the rest.
+    pub(crate) fn restore(&self, core: &Core, keeper: &Arc<Keeper>, kept: Vec<Kept>) {
         let (mut notes, mut pool) = (Vec::new(), Pool::new());
         for kept in kept {
             match (Kind::of(&kept.name), memfd::number(&kept.descriptor)) {
@@ -104,8 +126,8 @@ impl Maker {
         }
         for note in notes {
             match read(note.descriptor) {
-                Ok((old, will)) => {
-                    if !self.take_domain(core, keeper, (&old, will), &mut pool) {
+                Ok((old, manifest)) => {
+                    if !self.restore_one(core, keeper, (&old, manifest), &mut pool) {
                         // Void, should the keeper not hear of it.
                         let _ = old.write("");
                         forget(keeper, &note.name, &"it says nothing any more");
@@ -119,33 +141,33 @@ impl Maker {
         }
     }
 
-    fn take_domain(
+    fn restore_one(
         &self,
         core: &Core,
         keeper: &Arc<Keeper>,
-        (note, mut will): (&Note, Will),
+        (note, mut manifest): (&Note, Manifest),
         pool: &mut Pool,
     ) -> bool {
-        let parts = self.take_parts(core, &mut will, pool);
-        let (domain, owner) = (will.domain.clone(), will.owner);
+        let parts = self.take_parts(core, &mut manifest, pool);
+        let (name, owner) = (manifest.domain.clone(), manifest.owner);
         let taken = parts.and_then(|(stores, ties)| {
             // From here on the next engine gets this one's tie too, or nothing.
-            let bequest = Bequest::go_on(note.try_clone()?, will.clone(), Arc::clone(keeper));
-            Ok((stores, ties, bequest?))
+            let handover = Handover::go_on(note.try_clone()?, manifest.clone(), Arc::clone(keeper));
+            Ok((stores, ties, handover?))
         });
-        let taken = taken.and_then(|(stores, ties, bequest)| {
-            let realm = self.realm(&domain, stores, bequest)?;
+        let taken = taken.and_then(|(stores, ties, handover)| {
+            let domain = self.domain(&name, stores, handover)?;
             if let Some(owner) = owner {
-                realm.owner.get_or_init(|| owner);
+                domain.owner.get_or_init(|| owner);
             }
-            Ok(inherit(core, realm, ties)?)
+            Ok(resume(core, domain, ties)?)
         });
         if let Err(misfit) = &taken {
             tracing::warn!(
-                domain,
+                domain = name,
                 "a former engine's pages are not taken over: {misfit}"
             );
-            manifest::forget(keeper, &will);
+            manifest::forget(keeper, &manifest);
         }
         taken.is_ok()
     }
@@ -153,48 +175,60 @@ impl Maker {
     fn take_parts(
         &self,
         core: &Core,
-        will: &mut Will,
+        manifest: &mut Manifest,
         pool: &mut Pool,
     ) -> Result<(Vec<Memfd>, Vec<Tie>), Misfit> {
-        let parts = (self.take_stores(core, will, pool)?, take_ties(will, pool)?);
-        if let Some(owner) = will.owner {
+        let parts = (
+            self.take_stores(core, manifest, pool)?,
+            take_ties(manifest, pool)?,
+        );
+        if let Some(owner) = manifest.owner {
             // And this engine's tie.
-            core.check_kept(owner, will.descriptors() + 1)?;
+            core.check_kept(owner, manifest.descriptors() + 1)?;
         }
         Ok(parts)
     }
 
-    fn take_stores(&self, core: &Core, will: &Will, pool: &mut Pool) -> Result<Vec<Memfd>, Misfit> {
-        if core.has_realm(&will.domain) {
+    fn take_stores(
+        &self,
+        core: &Core,
+        manifest: &Manifest,
+        pool: &mut Pool,
+    ) -> Result<Vec<Memfd>, Misfit> {
+        if core.has_domain(&manifest.domain) {
             return Err(Misfit::Twice);
         }
-        let wanted: Vec<_> = self.home.stores().map(|(_, node)| node.0).collect();
-        let found: Vec<_> = will.stores.iter().map(|&(node, _)| node).collect();
+        let wanted: Vec<_> = self.placement.stores().map(|(_, node)| node.0).collect();
+        let found: Vec<_> = manifest.stores.iter().map(|&(node, _)| node).collect();
         if wanted != found {
             return Err(Misfit::Nodes { found, wanted });
         }
         let take = |((id, _), &(_, number)): ((StoreId, _), &(u32, u64))| {
             let store = take(pool, number)?;
-            Ok(Memfd::adopt(store, id, self.real_node(id))?)
+            Ok(Memfd::restore(store, id, self.real_node(id))?)
         };
-        self.home.stores().zip(&will.stores).map(take).collect()
+        self.placement
+            .stores()
+            .zip(&manifest.stores)
+            .map(take)
+            .collect()
     }
 }
 
-fn read(note: OwnedFd) -> Result<(Note, Will), Misfit> {
+fn read(note: OwnedFd) -> Result<(Note, Manifest), Misfit> {
     let note = Note::adopt(note)?;
     let text = note.read().map_err(std::io::Error::from)?;
-    let will = Will::parse(&text).ok_or(Misfit::Note)?;
-    Ok((note, will))
+    let manifest = Manifest::parse(&text).ok_or(Misfit::Note)?;
+    Ok((note, manifest))
 }
 
-/// The ties that some process still holds; the others leave the will.
-fn take_ties(will: &mut Will, pool: &mut Pool) -> Result<Vec<Tie>, Misfit> {
-    if will.ties.len() >= MAX_TIES {
-        return Err(Misfit::Ties(will.ties.len()));
+/// The ties that some process still holds; the others leave the manifest.
+fn take_ties(manifest: &mut Manifest, pool: &mut Pool) -> Result<Vec<Tie>, Misfit> {
+    if manifest.ties.len() >= MAX_TIES {
+        return Err(Misfit::Ties(manifest.ties.len()));
     }
     let mut ties: Vec<Tie> = Vec::new();
-    for &number in &will.ties {
+    for &number in &manifest.ties {
         let tie = Lifeline::adopt(take(pool, number)?)?;
         if tie.is_lost() {
             return Err(Misfit::Tampered);
@@ -216,53 +250,54 @@ fn forget(keeper: &Keeper, name: &str, why: &dyn std::fmt::Display) {
     }
 }
 
-/// Takes over what the stores of a new realm hold. Gives how many slots are live.
+/// Reads what the stores of a new domain hold. Gives how many slots are live.
 ///
 /// # Errors
-/// When a store cannot be read; the realm must not be used then.
-fn load(realm: &Realm, ties: Vec<Tie>, hasher: &Hasher, rules: Rules) -> std::io::Result<usize> {
+/// When a store cannot be read; the domain must not be used then.
+fn load(domain: &Domain, ties: Vec<Tie>, hasher: &Hasher, rules: Rules) -> std::io::Result<usize> {
     let mut slots = Vec::new();
-    for home in realm.homes() {
-        let store = realm.store(home);
+    for home in domain.stores() {
+        let store = domain.store(home);
         let mut live: Vec<(Slot, Fingerprint)> = Vec::new();
         store.each(&mut |slot, page| live.push((slot, hasher.fingerprint_any(page))))?;
-        let taken = realm.slots.adopt(home, store.end()?, &live);
+        let taken = domain.slots.restore(home, store.end()?, &live);
         taken.map_err(std::io::Error::other)?;
         let named = match rules.across_nodes {
             true => StoreId::default(),
             false => home,
         };
-        live.iter().for_each(|&entry| enter(realm, named, entry));
+        live.iter().for_each(|&entry| enter(domain, named, entry));
         slots.extend(live.iter().map(|&(slot, _)| slot));
     }
     let live = slots.len();
-    *lock(&realm.inherited) = Inherited::new(ties, slots);
+    *lock(&domain.inherited) = Inherited::new(ties, slots);
     Ok(live)
 }
 
 /// Enters an old slot into an index. Of two with the same content one is a copy beside the other,
 /// with room for more pages.
-fn enter(realm: &Realm, home: StoreId, (slot, key): (Slot, Fingerprint)) {
-    if let Some(Entry::Canonical(first)) =
-        realm.index(home).get_or_insert(key, Entry::Canonical(slot))
+fn enter(domain: &Domain, home: StoreId, (slot, key): (Slot, Fingerprint)) {
+    if let Some(Entry::Canonical(first)) = domain
+        .index(home)
+        .get_or_insert(key, Entry::Canonical(slot))
     {
-        let chains = &realm.slots.chains;
+        let chains = &domain.slots.chains;
         chains.add((home, key), first, slot, |_| true);
         chains.note_room(key, slot);
     }
 }
 
-/// Takes over from a former engine.
+/// Puts a domain of a former engine among those of this one.
 ///
 /// # Errors
 /// When its stores cannot be read.
-pub(crate) fn inherit(core: &Core, realm: Realm, ties: Vec<Tie>) -> std::io::Result<()> {
-    realm.slots.set_limit(core.knobs.rules().max_sharing);
-    let slots = load(&realm, ties, &core.hasher, core.knobs.rules());
+pub(crate) fn resume(core: &Core, domain: Domain, ties: Vec<Tie>) -> std::io::Result<()> {
+    domain.slots.set_limit(core.knobs.rules().max_sharing);
+    let slots = load(&domain, ties, &core.hasher, core.knobs.rules());
     // The keeper has this engine's tie by now.
-    let slots = slots.inspect_err(|_| realm.legacy.iter().for_each(|legacy| legacy.end()))?;
-    tracing::info!(domain = realm.domain, slots, "a domain goes on");
-    lock(&core.realms).insert(realm.domain.clone(), Arc::new(realm));
+    let slots = slots.inspect_err(|_| domain.legacy.iter().for_each(|legacy| legacy.end()))?;
+    tracing::info!(domain = domain.name, slots, "a domain goes on");
+    lock(&core.domains).insert(domain.name.clone(), Arc::new(domain));
     Ok(())
 }
 
@@ -301,11 +336,11 @@ mod tests {
             }
         }
 
-        fn maker(&self, nodes: usize) -> Maker {
+        fn restorer(&self, nodes: usize) -> Restorer {
             let spec = format!("fake={nodes}").parse().unwrap();
             let topology = numa::Topology::live().unwrap().emulate(&spec).unwrap();
-            Maker {
-                home: Home::new(topology).unwrap(),
+            Restorer {
+                placement: Placement::new(topology).unwrap(),
                 keeper: Some(Arc::clone(&self.keeper)),
             }
         }
@@ -328,12 +363,12 @@ mod tests {
 
         /// What an engine leaves that wrote two pages, and whose tie somebody maps.
         fn legacy(&self) -> Vec<Kept> {
-            let realm = self.maker(1).new_realm("uid:0/x").unwrap();
-            realm.note_guest_of(61_001);
+            let domain = self.restorer(1).new_domain("uid:0/x").unwrap();
+            domain.note_guest_of(61_001);
             let pages = [[1; wire::PAGE_BYTES], [2; wire::PAGE_BYTES]];
-            let store = realm.store(StoreId::default());
+            let store = domain.store(StoreId::default());
             store.write(Slot(5), &[&pages[0], &pages[1]]).unwrap();
-            let tie = realm.legacy.as_ref().unwrap().tie().unwrap();
+            let tie = domain.legacy.as_ref().unwrap().tie().unwrap();
             let access = sys::mapping::Access::ReadWrite;
             sys::mapping::share(tie.as_fd(), 0, wire::PAGE_BYTES, access).unwrap();
             let (kept, forgotten) = self.take();
@@ -351,12 +386,12 @@ mod tests {
             nodes: usize,
             kept: Vec<Kept>,
         ) -> Core {
-            let maker = self.maker(nodes);
+            let restorer = self.restorer(nodes);
             let options = crate::options::Options::default();
             let knobs = Knobs::new(&options, 65530);
-            let new_realm = |_: &str| Err(std::io::ErrorKind::Unsupported.into());
-            let core = Core::new(knobs, limits, Hasher::new().unwrap(), Box::new(new_realm));
-            maker.take_over(&core, &self.keeper, kept);
+            let new_domain = |_: &str| Err(std::io::ErrorKind::Unsupported.into());
+            let core = Core::new(knobs, limits, Hasher::new().unwrap(), Box::new(new_domain));
+            restorer.restore(&core, &self.keeper, kept);
             core
         }
     }
@@ -371,12 +406,15 @@ mod tests {
         let post = Post::new();
         let kept = post.legacy();
         let core = post.succeed(1, kept);
-        let realm = Arc::clone(&lock(&core.realms)["uid:0/x"]);
-        let live: Vec<_> = realm.slots.view().live().collect();
-        assert_eq!((live.len(), realm.index(StoreId::default()).len()), (2, 2));
-        assert_eq!(realm.slots.take_run(StoreId::default()).unwrap().start, 512);
-        realm.settle_inherited();
-        assert_eq!(realm.slots.live(), 2, "somebody holds the tie");
+        let domain = Arc::clone(&lock(&core.domains)["uid:0/x"]);
+        let live: Vec<_> = domain.slots.view().live().collect();
+        assert_eq!((live.len(), domain.index(StoreId::default()).len()), (2, 2));
+        assert_eq!(
+            domain.slots.take_run(StoreId::default()).unwrap().start,
+            512
+        );
+        domain.settle_inherited();
+        assert_eq!(domain.slots.live(), 2, "somebody holds the tie");
         let (kept, forgotten) = post.take();
         assert_eq!((kept.len(), forgotten.len()), (1, 0), "another tie");
     }
@@ -421,7 +459,7 @@ mod tests {
             harm(&mut kept);
             let mut names: Vec<_> = kept.iter().map(|kept| kept.name.clone()).collect();
             let core = post.succeed(nodes, kept);
-            assert!(lock(&core.realms).is_empty(), "{what}");
+            assert!(lock(&core.domains).is_empty(), "{what}");
             let (kept, forgotten) = post.take();
             assert!(kept.is_empty(), "{what}: {kept:?}");
             names.retain(|name| !forgotten.contains(name));
@@ -439,7 +477,7 @@ mod tests {
                 ..crate::options::Limits::default()
             };
             let core = post.succeed_within(limits, 1, post.legacy());
-            assert_eq!(core.has_realm("uid:0/x"), taken, "{share}");
+            assert_eq!(core.has_domain("uid:0/x"), taken, "{share}");
             let another = core.check_quota(61_001, "uid:61001/y");
             assert_eq!(another.is_ok(), !taken, "the next engine knows whose it is");
             assert!(core.check_quota(61_002, "uid:61002").is_ok());
@@ -451,8 +489,8 @@ mod tests {
         let post = Post::new();
         let kept = post.legacy();
         // As an engine leaves it that found it free and was killed at once.
-        let realm = post.maker(1).new_realm("uid:1").unwrap();
-        drop(realm);
+        let domain = post.restorer(1).new_domain("uid:1").unwrap();
+        drop(domain);
         let (mut others, _) = post.take();
         fcntl_add_seals(
             &others[find(&others, Kind::Tie)].descriptor,
@@ -461,8 +499,8 @@ mod tests {
         .unwrap();
         others.extend(kept);
         let core = post.succeed(1, others);
-        assert_eq!(lock(&core.realms).len(), 2);
+        assert_eq!(lock(&core.domains).len(), 2);
         core.tidy();
-        assert_eq!(lock(&core.realms).len(), 1, "nobody needs it");
+        assert_eq!(lock(&core.domains).len(), 1, "nobody needs it");
     }
 }

@@ -32,7 +32,7 @@ type Turn = (Setting, Setting);
 
 /// What was turned, and who keeps it.
 #[derive(Debug, Default)]
-pub(crate) struct Turned {
+pub(crate) struct SavedKnobs {
     keeper: Option<Arc<Keeper>>,
     /// Made when there is something to write.
     note: Option<Note>,
@@ -40,10 +40,10 @@ pub(crate) struct Turned {
     turns: Vec<Turn>,
 }
 
-impl Turned {
+impl SavedKnobs {
     /// Of an engine that starts with `options`; what a former one left in `kept` is taken out of there,
     /// and changes them.
-    pub(crate) fn take_over(
+    pub(crate) fn load(
         options: &mut Options,
         keeper: Option<Arc<Keeper>>,
         kept: &mut Vec<Kept>,
@@ -211,19 +211,19 @@ mod tests {
             name: kept.name.clone(),
             descriptor: kept.descriptor.try_clone().unwrap(),
         };
-        let mut first = Turned::take_over(&mut Options::default(), keeper(), &mut Vec::new());
+        let mut first = SavedKnobs::load(&mut Options::default(), keeper(), &mut Vec::new());
         first.note(&others());
         let kept = take(&inbox);
         assert_eq!(Kind::of(&kept.name), Some(Kind::Knobs));
 
         let (mut options, mut all) = (Options::default(), vec![copy(&kept)]);
-        let mut second = Turned::take_over(&mut options, keeper(), &mut all);
+        let mut second = SavedKnobs::load(&mut options, keeper(), &mut all);
         assert!(
             all.is_empty() && inbox.next().unwrap().is_none(),
             "the same note"
         );
         assert_eq!(settings(&options), others());
-        // Turned back by hand.
+        // SavedKnobs back by hand.
         let threads = Setting::Threads(Options::default().threads);
         second.note(&[threads, Setting::CpuLimit(9)]);
         let mut options = Options {
@@ -231,12 +231,12 @@ mod tests {
             merge_again: false,
             ..Options::default()
         };
-        Turned::take_over(&mut options, keeper(), &mut vec![copy(&kept)]);
+        SavedKnobs::load(&mut options, keeper(), &mut vec![copy(&kept)]);
         assert!(settings(&options).contains(&threads));
         assert_eq!((options.cpu_limit, options.run), (9, RunMode::Stop));
         // What was configured anew wins, and for good.
         let mut options = Options::default();
-        Turned::take_over(&mut options, keeper(), &mut vec![kept]);
+        SavedKnobs::load(&mut options, keeper(), &mut vec![kept]);
         assert_eq!((options.pace, options.merge_again), (Pace::Fixed, true));
         assert_eq!((options.cpu_limit, options.thp), (9, Thp::Keep));
     }
@@ -250,7 +250,7 @@ mod tests {
             descriptor: note.as_fd().try_clone_to_owned().unwrap(),
         }];
         let mut options = Options::default();
-        Turned::take_over(&mut options, None, &mut kept);
+        SavedKnobs::load(&mut options, None, &mut kept);
         assert_eq!(settings(&options), settings(&Options::default()));
     }
 }

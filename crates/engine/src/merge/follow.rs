@@ -27,7 +27,7 @@ impl Plan<'_> {
     /// # Errors
     /// When the guest's memory cannot be read.
     pub(super) fn follow(&mut self, desk: &mut Desk) -> std::io::Result<bool> {
-        let Some(pattern) = self.realm().patterns.get(self.chunk.place) else {
+        let Some(pattern) = self.domain().patterns.get(self.chunk.place) else {
             return Ok(false);
         };
         let (mut alike, mut others) = (Vec::new(), Vec::new());
@@ -40,7 +40,7 @@ impl Plan<'_> {
         if alike.len() < LEAST || !self.is_like(&alike, desk)? {
             return Ok(false);
         }
-        let view = self.realm().slots.view();
+        let view = self.domain().slots.view();
         for (page, slot) in alike {
             if view.try_ref(slot) == Taken::Won {
                 self.pages.set_planned(page, slot);

@@ -87,7 +87,7 @@ impl Plan<'_> {
     pub(super) fn guess(&mut self, desk: &mut Desk, settled: &mut Vec<u16>) -> std::io::Result<()> {
         // Pages that are bound to their nodes would have to be asked for these one by one, and a whole visit is
         // for pages that were not guessed at the first.
-        if self.whole || self.is_bound() || self.realm().slots.live() < GROUP as u64 {
+        if self.whole || self.is_bound() || self.domain().slots.live() < GROUP as u64 {
             return Ok(());
         }
         if !self.follow(desk)? {
@@ -150,7 +150,7 @@ impl Plan<'_> {
         }
         let memory = &*self.guest.memory;
         let read = desk.batch.fill(memory, self.chunk.address, &pages)?;
-        let index = self.realm().index(StoreId::default());
+        let index = self.domain().index(StoreId::default());
         let key = |at| self.key(desk.batch.page(at));
         let keys: Vec<_> = (0..read).map(key).collect();
         let wanted: Vec<_> = keys.iter().copied().flatten().collect();
@@ -171,7 +171,7 @@ impl Plan<'_> {
         let Some(slot) = known.slot(first) else {
             return;
         };
-        let view = self.realm().slots.view();
+        let view = self.domain().slots.view();
         for place in 0..GROUP {
             let slot = slot.plus(place);
             if view.try_ref(slot) == Taken::Won {

@@ -2,7 +2,7 @@
 //!
 //! Other workers change the index meanwhile, and slots die: an exchange that is lost starts the lookup over.
 
-use crate::domain::Realm;
+use crate::domain::Domain;
 use crate::domain::refs::{Taken, View};
 use crate::page::{Entry, Fingerprint, Site, Slot, StoreId};
 
@@ -37,14 +37,14 @@ pub(super) enum Found {
 const ATTEMPTS: usize = 16;
 
 pub(super) fn resolve(
-    realm: &Realm,
+    domain: &Domain,
     view: &View<'_>,
     scope: Scope,
     key: Fingerprint,
     site: Site,
 ) -> Found {
     let own = Entry::Candidate(site);
-    let index = realm.index(scope.index);
+    let index = domain.index(scope.index);
     for _ in 0..ATTEMPTS {
         match index.get_or_insert(key, own) {
             None => return Found::Own,
@@ -57,7 +57,7 @@ pub(super) fn resolve(
                 };
                 match taken {
                     Taken::Won => return Found::Canonical(slot),
-                    Taken::Full => return find_room(realm, view, scope, key, slot),
+                    Taken::Full => return find_room(domain, view, scope, key, slot),
                     Taken::Dead if index.compare_exchange(key, named, own).is_ok() => {
                         return Found::Own;
                     }
@@ -71,12 +71,18 @@ pub(super) fn resolve(
 
 /// A copy that has room again is named instead of the full one. It has a ref of ours by then, so it
 /// does not die before the index names it. A lost exchange changes nothing: the copy serves.
-fn find_room(realm: &Realm, view: &View<'_>, scope: Scope, key: Fingerprint, full: Slot) -> Found {
-    let chains = &realm.slots.chains;
+fn find_room(
+    domain: &Domain,
+    view: &View<'_>,
+    scope: Scope,
+    key: Fingerprint,
+    full: Slot,
+) -> Found {
+    let chains = &domain.slots.chains;
     let named = Entry::Canonical(full);
     match chains.take_roomy((scope.index, key), full) {
         Some(slot) if scope.takes(slot) && view.try_ref(slot) == Taken::Won => {
-            let index = realm.index(scope.index);
+            let index = domain.index(scope.index);
             let _ = index.compare_exchange(key, named, Entry::Canonical(slot));
             Found::Canonical(slot)
         }

@@ -38,7 +38,7 @@ use std::sync::atomic::AtomicU64;
 
 use wire::{CHUNK_PAGES, PageBits};
 
-use crate::domain::Realm;
+use crate::domain::Domain;
 use crate::domain::chunk::Chunk;
 use crate::domain::effects::Effects;
 use crate::domain::pages::Pages;
@@ -164,8 +164,8 @@ impl<'a> Plan<'a> {
         }
     }
 
-    pub(super) fn realm(&self) -> &'a Realm {
-        &self.guest.realm
+    pub(super) fn domain(&self) -> &'a Domain {
+        &self.guest.domain
     }
 
     /// Plans what can be planned: afterwards planned pages hold refs and wait to be asked for. Tells whether
@@ -174,7 +174,7 @@ impl<'a> Plan<'a> {
         if self.whole {
             self.pages.later = PageBits::EMPTY;
         }
-        self.adopt_promoted();
+        self.plan_promoted();
         let mut settled = std::mem::take(&mut desk.settled);
         settled.clear();
         let busy = self.pages.busy.pages();
@@ -189,8 +189,8 @@ impl<'a> Plan<'a> {
             self.guest.fail(error);
         }
         desk.settled = settled;
-        self.adopt_promoted();
-        let slots = &self.realm().slots;
+        self.plan_promoted();
+        let slots = &self.domain().slots;
         let runs = std::mem::take(&mut self.runs);
         runs.into_iter().for_each(|run| slots.give_back(run));
         self.pages.later.pages().any(|page| self.is_settled(page))
@@ -209,7 +209,7 @@ impl<'a> Plan<'a> {
 
     /// Whether pages of two nodes must not share.
     pub(super) fn is_bound(&self) -> bool {
-        !self.context.rules.across_nodes && self.realm().has_nodes()
+        !self.context.rules.across_nodes && self.domain().has_nodes()
     }
 
     fn scope(&self, home: StoreId) -> Scope {
@@ -230,7 +230,7 @@ impl<'a> Plan<'a> {
     }
 
     /// Candidates that somebody found a twin of: each looks its fingerprint up again.
-    fn adopt_promoted(&mut self) {
+    fn plan_promoted(&mut self) {
         let promoted: PageBits = self.chunk.take_promoted();
         if promoted.is_empty() {
             return;
@@ -240,19 +240,19 @@ impl<'a> Plan<'a> {
             .filter(|&page| self.pages.tag(page) == Tag::Candidate)
             .collect();
         let homes = self.homes(promoted.iter().copied());
-        let realm = self.realm();
-        let view = realm.slots.view();
+        let domain = self.domain();
+        let view = domain.slots.view();
         for (at, page) in promoted.into_iter().enumerate() {
             let (key, site) = (self.pages.fingerprint(page), self.chunk.site(page));
             let entered = self.pages.home(page);
             if homes.of(at) != Some(entered) {
                 // It has moved to another node, or the rules have changed.
-                let index = realm.index(entered);
+                let index = domain.index(entered);
                 index.remove_if(key, Entry::Candidate(site));
                 self.pages.set(page, Tag::Settled);
                 continue;
             }
-            match resolve(realm, &view, self.scope(entered), key, site) {
+            match resolve(domain, &view, self.scope(entered), key, site) {
                 Found::Own => {}
                 Found::Canonical(slot) => self.pages.set_planned(page, slot),
                 // Its entry is another's by now: to be a twin it needs its bytes again.
@@ -319,7 +319,7 @@ impl<'a> Plan<'a> {
                 *key = read.key;
             }
             if let (Some(read), Some(keys)) = (part.first(), keys.get(..part.len())) {
-                self.realm().index(read.home).expect(keys);
+                self.domain().index(read.home).expect(keys);
             }
         }
     }
@@ -327,8 +327,8 @@ impl<'a> Plan<'a> {
     /// Looks pages up and publishes twins; pages that equal one of these are left in `repeats`.
     fn look_up_once(&mut self, desk: &mut Desk, reads: &[Read]) {
         desk.twins.clear();
-        let realm = self.realm();
-        let view = realm.slots.view();
+        let domain = self.domain();
+        let view = domain.slots.view();
         let mut rest = reads;
         while let Some(&read) = rest.first() {
             let row = rest.get(..ROW).filter(|_| read.begins_row);
@@ -360,10 +360,10 @@ impl<'a> Plan<'a> {
     /// The entries of a row of which a slot is full, unless other copies have room again. They are all replaced, so that the row has
     /// neighbouring slots again, whoever filled which of them first.
     fn find_full_row(&self, view: &View<'_>, row: &[Read]) -> Option<Vec<Entry>> {
-        let realm = self.realm();
+        let domain = self.domain();
         let (mut entries, mut full) = (Vec::with_capacity(ROW), false);
         for read in row {
-            let entry = realm.index(read.home).get(read.key)?;
+            let entry = domain.index(read.home).get(read.key)?;
             match entry {
                 Entry::Canonical(slot) if self.scope(read.home).takes(slot) => {
                     full |= view.is_full(slot);
@@ -373,13 +373,13 @@ impl<'a> Plan<'a> {
             entries.push(entry);
         }
         let first = row.first().filter(|_| full)?;
-        let has_room = realm.slots.chains.has_room((first.home, first.key));
+        let has_room = domain.slots.chains.has_room((first.home, first.key));
         (!has_room).then_some(entries)
     }
 
     /// Gives equal pages in a row keys of their own, if their content has several copies.
     fn spread_rows(&self, reads: &mut [Read]) {
-        let chains = &self.realm().slots.chains;
+        let chains = &self.domain().slots.chains;
         let mut rest = reads;
         while rest.len() >= ROW {
             let (row, _) = rest.split_at_mut(ROW);
@@ -402,7 +402,7 @@ impl<'a> Plan<'a> {
     /// A canonical page goes to the node of the page it is made from, the first one if that has no
     /// store.
     fn choose_stores(&self, twins: &mut [Twin]) {
-        if self.is_bound() || !self.realm().has_nodes() || twins.is_empty() {
+        if self.is_bound() || !self.domain().has_nodes() || twins.is_empty() {
             return;
         }
         let stores = self.ask_nodes(twins.iter().map(|twin| twin.read.page));
@@ -425,7 +425,7 @@ impl<'a> Plan<'a> {
             page, key, home, ..
         } = read;
         let (scope, site) = (self.scope(home), self.chunk.site(page));
-        match resolve(self.realm(), view, scope, key, site) {
+        match resolve(self.domain(), view, scope, key, site) {
             Found::Own => self.pages.set_candidate(page, key, home),
             Found::Canonical(slot) => self.pages.set_planned(page, slot),
             Found::Twin(current) => return Some(current),

@@ -50,7 +50,7 @@ impl Plan<'_> {
 
     /// How many more slots stores may have.
     fn room(&self) -> usize {
-        let taken = self.realm().slots.live_anywhere();
+        let taken = self.domain().slots.live_anywhere();
         usize::try_from(self.context.store_limit.saturating_sub(taken)).unwrap_or(usize::MAX)
     }
 
@@ -63,7 +63,7 @@ impl Plan<'_> {
         let left = self.runs.get_mut(at).map(std::mem::take);
         let mut run = match left.filter(|run| !run.is_empty()) {
             Some(run) => run,
-            None => self.realm().slots.take_run(store)?,
+            None => self.domain().slots.take_run(store)?,
         };
         let before = run.start;
         let wanted = twins.iter().map(|twin| twin.read.page);
@@ -72,7 +72,7 @@ impl Plan<'_> {
         let left_out = |slot: &Slot| taken.next_if_eq(&slot).is_none();
         let spent: Vec<_> = (before..run.start).map(Slot).filter(left_out).collect();
         if !spent.is_empty() {
-            self.realm().slots.bury(&spent);
+            self.domain().slots.bury(&spent);
         }
         self.runs[at] = run;
         Ok(slots)
@@ -81,22 +81,22 @@ impl Plan<'_> {
     fn publish_run(&mut self, batch: &Batch, twins: &[Twin], first: Slot) {
         let slots = || (first.0..).map(Slot);
         let bytes: Vec<_> = twins.iter().map(|twin| batch.page(twin.read.at)).collect();
-        if let Err(error) = self.realm().store(first.store()).write(first, &bytes) {
+        if let Err(error) = self.domain().store(first.store()).write(first, &bytes) {
             tracing::warn!(%error, "the store cannot take canonical pages");
             // A part of them may be written.
             let mut spent: Vec<_> = slots().take(twins.len()).collect();
-            self.realm().punch(&mut spent);
+            self.domain().punch(&mut spent);
             return self.skip(twins);
         }
-        let realm = self.realm();
-        let view = realm.slots.view();
+        let domain = self.domain();
+        let view = domain.slots.view();
         for (twin, slot) in twins.iter().zip(slots()) {
             let Read {
                 page, key, home, ..
             } = twin.read;
             view.publish(slot, key);
             let canonical = Entry::Canonical(slot);
-            let index = realm.index(home);
+            let index = domain.index(home);
             if index
                 .compare_exchange(key, twin.current, canonical)
                 .is_err()
@@ -110,7 +110,7 @@ impl Plan<'_> {
                 Entry::Candidate(site) => self.promote(site),
                 Entry::Canonical(full) => {
                     let alive = |slot| view.is_alive(slot);
-                    realm.slots.chains.add((home, key), full, slot, alive);
+                    domain.slots.chains.add((home, key), full, slot, alive);
                 }
             }
         }
@@ -126,7 +126,7 @@ impl Plan<'_> {
         if candidate.chunk == self.chunk.id {
             self.chunk.promote(candidate.page); // adopted at the end of this job
         // Where there is none any more it was withdrawn after its entry was found.
-        } else if let Some(chunk) = self.realm().chunks.get(candidate.chunk) {
+        } else if let Some(chunk) = self.domain().chunks.get(candidate.chunk) {
             chunk.promote(candidate.page);
             if chunk.enqueue() {
                 self.context.promotions.push(chunk);

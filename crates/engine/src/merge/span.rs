@@ -19,7 +19,7 @@ const MOST: usize = 8;
 
 /// Whether pages of `guest` may be enclosed in this round.
 pub(crate) fn encloses(guest: &Guest) -> bool {
-    guest.merges_again() && !guest.realm.has_nodes()
+    guest.merges_again() && !guest.domain.has_nodes()
 }
 
 /// Whether all pages from `first` up to `end`, at most [`MOST`], can lie inside a mapping that their neighbours get.

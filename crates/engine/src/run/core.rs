@@ -26,7 +26,7 @@ use sys::pagemap::PageRun;
 use sys::socket::Peer;
 use wire::RunMode;
 
-use crate::domain::Realm;
+use crate::domain::Domain;
 use crate::domain::chunk::Chunk;
 use crate::domain::effects::Effects;
 use crate::domain::lifelines::Lifeline;
@@ -84,8 +84,8 @@ struct Finds {
     chunks: Vec<Arc<Chunk>>,
 }
 
-/// Makes a realm for a domain.
-pub(crate) type NewRealm = Box<dyn Fn(&str) -> std::io::Result<Realm> + Send + Sync>;
+/// Makes a domain of this name.
+pub(crate) type NewDomain = Box<dyn Fn(&str) -> std::io::Result<Domain> + Send + Sync>;
 
 /// Who runs the jobs of a round.
 pub(crate) trait Crew {
@@ -104,9 +104,9 @@ pub(crate) struct Core {
     pub(crate) queue: Queue,
     pub(crate) guests: Mutex<Vec<Arc<Guest>>>,
     pub(crate) users: Users,
-    pub(crate) realms: Mutex<BTreeMap<String, Arc<Realm>>>,
+    pub(crate) domains: Mutex<BTreeMap<String, Arc<Domain>>>,
     pub(crate) hasher: Hasher,
-    new_realm: NewRealm,
+    new_domain: NewDomain,
     found: Mutex<Finds>,
     pub(crate) waiting: Waiting,
     next_guest: AtomicU64,
@@ -128,16 +128,16 @@ pub(crate) struct Core {
 
 impl Core {
     /// A core without guests.
-    pub(crate) fn new(knobs: Knobs, limits: Limits, hasher: Hasher, new_realm: NewRealm) -> Self {
+    pub(crate) fn new(knobs: Knobs, limits: Limits, hasher: Hasher, new_domain: NewDomain) -> Self {
         Self {
             users: Users::new(limits),
             knobs,
             governor: Governor::new(),
             queue: Queue::default(),
             guests: Mutex::default(),
-            realms: Mutex::default(),
+            domains: Mutex::default(),
             hasher,
-            new_realm,
+            new_domain,
             found: Mutex::default(),
             waiting: Waiting::default(),
             next_guest: AtomicU64::new(0),
@@ -151,19 +151,19 @@ impl Core {
         }
     }
 
-    /// The realm of `domain`, made if need be.
+    /// The domain of this `name`, made if need be.
     ///
     /// # Errors
     /// When its store cannot be made.
-    pub(crate) fn realm(&self, domain: &str) -> std::io::Result<Arc<Realm>> {
-        let mut realms = lock(&self.realms);
-        if let Some(realm) = realms.get(domain) {
-            return Ok(Arc::clone(realm));
+    pub(crate) fn domain(&self, name: &str) -> std::io::Result<Arc<Domain>> {
+        let mut domains = lock(&self.domains);
+        if let Some(domain) = domains.get(name) {
+            return Ok(Arc::clone(domain));
         }
-        let realm = Arc::new((self.new_realm)(domain)?);
-        realm.slots.set_limit(self.knobs.rules().max_sharing);
-        realms.insert(domain.to_owned(), Arc::clone(&realm));
-        Ok(realm)
+        let domain = Arc::new((self.new_domain)(name)?);
+        domain.slots.set_limit(self.knobs.rules().max_sharing);
+        domains.insert(name.to_owned(), Arc::clone(&domain));
+        Ok(domain)
     }
 
     /// Whether a process has a session: the number belongs to one that lives. One that it had lets go of the
@@ -207,7 +207,7 @@ impl Core {
     pub(crate) fn admit(
         &self,
         peer: Peer,
-        realm: Arc<Realm>,
+        domain: Arc<Domain>,
         memory: Box<dyn Memory>,
         link: Box<dyn Link>,
         line: Box<dyn Lifeline>,
@@ -217,7 +217,7 @@ impl Core {
         // Under the lock, for `guest` looks for it by its number.
         let mut guests = lock(&self.guests);
         let number = self.next_guest.fetch_add(1, Relaxed);
-        let guest = Guest::new(number, peer.pid, user, realm, memory, link, line);
+        let guest = Guest::new(number, peer.pid, user, domain, memory, link, line);
         guests.push(Arc::new(guest));
     }
 
@@ -275,7 +275,7 @@ impl Core {
         }
     }
 
-    /// Forgets guests and realms of which nothing is left.
+    /// Forgets guests and domains of which nothing is left.
     pub(crate) fn tidy(&self) {
         lock(&self.guests).retain(|guest| {
             let gone = guest.is_gone();
@@ -291,25 +291,25 @@ impl Core {
             }
             !gone
         });
-        lock(&self.realms).retain(|_, realm| {
-            let stays = Arc::strong_count(realm) > 1 || realm.waits();
-            if let Some(legacy) = realm.legacy.as_ref().filter(|_| !stays) {
+        lock(&self.domains).retain(|_, domain| {
+            let stays = Arc::strong_count(domain) > 1 || domain.waits();
+            if let Some(legacy) = domain.legacy.as_ref().filter(|_| !stays) {
                 legacy.end();
             }
             stays
         });
     }
 
-    /// Whether there is a realm of `domain`.
-    pub(crate) fn has_realm(&self, domain: &str) -> bool {
-        lock(&self.realms).contains_key(domain)
+    /// Whether there is a domain of this `name`.
+    pub(crate) fn has_domain(&self, name: &str) -> bool {
+        lock(&self.domains).contains_key(name)
     }
 
     fn settle_inherited(&self) {
-        let realms: Vec<_> = lock(&self.realms).values().cloned().collect();
-        for realm in realms {
-            realm.settle_inherited();
-            realm.punch_again();
+        let domains: Vec<_> = lock(&self.domains).values().cloned().collect();
+        for domain in domains {
+            domain.settle_inherited();
+            domain.punch_again();
         }
     }
 
@@ -439,7 +439,7 @@ impl Core {
             }
         };
         guest.apply(effects);
-        guest.counters.take_over(&mut pages);
+        guest.counters.count(&mut pages);
         guest.change_tables(before, pages.memory_bytes());
         drop(pages);
         guest.part();

@@ -1,4 +1,4 @@
-//! The helm: a thread that begins a round every period, and what it is told in between.
+//! The driver: a thread that begins a round every period, and what it is told in between.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -23,16 +23,16 @@ const UNMERGE_PATIENCE: Duration = Duration::from_millis(700);
 const UNMERGE_PACE: Duration = Duration::from_micros(61);
 
 /// Where the driver takes its orders.
-pub(crate) struct Helm {
+pub(crate) struct Driver {
     pub(crate) core: Arc<Core>,
     signal: Mutex<Signal>,
     /// The signal changed.
     changed: Condvar,
 }
 
-impl std::fmt::Debug for Helm {
+impl std::fmt::Debug for Driver {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Helm").finish_non_exhaustive()
+        f.debug_struct("Driver").finish_non_exhaustive()
     }
 }
 
@@ -51,8 +51,8 @@ pub(crate) struct Signal {
     shared: Option<u64>,
 }
 
-impl Helm {
-    /// The helm of `core`, with nothing told yet.
+impl Driver {
+    /// The driver of `core`, with nothing told yet.
     pub(crate) fn new(core: Arc<Core>) -> Self {
         Self {
             core,
@@ -181,20 +181,20 @@ impl Tempo {
 }
 
 /// Begins a round every period, each followed by `after_round`; in between, does what cannot wait.
-pub(crate) fn drive(helm: &Helm, workers: &Workers, after_round: fn(&Core)) {
-    let core = &helm.core;
+pub(crate) fn drive(driver: &Driver, workers: &Workers, after_round: fn(&Core)) {
+    let core = &driver.core;
     let mut last: Option<Instant> = None;
     let mut tempo = Tempo::default();
-    while !helm.is_stopped() {
+    while !driver.is_stopped() {
         workers.resize();
         tempo.keep(&core.knobs);
-        if helm.wishes_unmerge() {
-            unmerge_all(helm, workers);
+        if driver.wishes_unmerge() {
+            unmerge_all(driver, workers);
         }
-        let rules = lock(&helm.signal).rules.take();
+        let rules = lock(&driver.signal).rules.take();
         if let Some(rules) = rules {
             let left = core.switch(rules);
-            helm.tell(|signal| signal.shared = Some(left));
+            driver.tell(|signal| signal.shared = Some(left));
         }
         let now = Instant::now();
         let empty = lock(&core.guests).is_empty();
@@ -215,23 +215,23 @@ pub(crate) fn drive(helm: &Helm, workers: &Workers, after_round: fn(&Core)) {
             after_round(core);
             continue;
         }
-        helm.wait(due.min(now + REAP));
+        driver.wait(due.min(now + REAP));
         workers.watch();
         core.reap(workers);
     }
     workers.stop();
     lock(&core.guests).clear();
-    lock(&core.realms).clear();
+    lock(&core.domains).clear();
 }
 
 /// Unmerges until nothing is merged or too little moves: each page that comes back earns [`UNMERGE_PACE`], and
 /// no more is put by than [`UNMERGE_PATIENCE`]. What is left comes back in later rounds.
-fn unmerge_all(helm: &Helm, workers: &Workers) {
-    let core = &helm.core;
-    let wishes = lock(&helm.signal).wishes;
+fn unmerge_all(driver: &Driver, workers: &Workers) {
+    let core = &driver.core;
+    let wishes = lock(&driver.signal).wishes;
     let mut left = merged(core);
     let mut end = Instant::now() + UNMERGE_PATIENCE;
-    while left > 0 && Instant::now() < end && !helm.is_stopped() {
+    while left > 0 && Instant::now() < end && !driver.is_stopped() {
         core.round(workers, false);
         let now = merged(core);
         let back = left.saturating_sub(now);
@@ -242,7 +242,7 @@ fn unmerge_all(helm: &Helm, workers: &Workers) {
             std::thread::sleep(core.knobs.patience.max(Duration::from_millis(1)));
         }
     }
-    helm.tell(|signal| {
+    driver.tell(|signal| {
         signal.granted = wishes;
         signal.left = left;
     });

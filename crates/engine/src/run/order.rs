@@ -39,7 +39,7 @@ impl Order {
         let lag = (BETWEEN * u64::from(workers)).div_ceil(guests.len().max(1) as u64);
         let mut seen: HashMap<&str, u64> = HashMap::new();
         let lags = guests.iter().map(|guest| {
-            let before = seen.entry(&guest.realm.domain).or_default();
+            let before = seen.entry(&guest.domain.name).or_default();
             let lags = (*before).min(FINDERS) * lag.max(1);
             *before += 1;
             (guest.number, lags)
@@ -74,7 +74,7 @@ mod tests {
         let guests = lock(&lab.core.guests).clone();
         let create = |guest: &Arc<Guest>, place| {
             guest
-                .realm
+                .domain
                 .chunks
                 .create((guest.number, guest.user.uid), 0, place)
         };

@@ -303,7 +303,7 @@ mod tests {
     fn promoted_chunks_come_soon_but_not_at_once() {
         let (_lab, guest) = Lab::with_guest();
         let chunk = guest
-            .realm
+            .domain
             .chunks
             .create((guest.number, guest.user.uid), 0, 0)
             .expect("a chunk");
@@ -324,7 +324,7 @@ mod tests {
     fn whole_visits_come_when_there_is_nothing_else() {
         let (_lab, guest) = Lab::with_guest();
         let chunk = guest
-            .realm
+            .domain
             .chunks
             .create((guest.number, guest.user.uid), 0, 0)
             .expect("a chunk");

@@ -13,7 +13,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::domain::Realm;
+use crate::domain::Domain;
 use crate::error::OverQuota;
 use crate::guest::users::is_master;
 use crate::run::core::Core;
@@ -34,8 +34,8 @@ impl OverQuota {
 }
 
 impl Core {
-    /// Whether a process of user `uid` may be one more guest, in `domain`.
-    pub(crate) fn check_quota(&self, uid: u32, domain: &str) -> Result<(), OverQuota> {
+    /// Whether a process of user `uid` may be one more guest, in the domain of this `name`.
+    pub(crate) fn check_quota(&self, uid: u32, name: &str) -> Result<(), OverQuota> {
         if is_master(uid) {
             return Ok(());
         }
@@ -51,35 +51,35 @@ impl Core {
             total: limits.guests,
         };
         guests.check()?;
-        let realms = lock(&self.realms);
-        if realms.contains_key(domain) {
+        let domains = lock(&self.domains);
+        if domains.contains_key(name) {
             return Ok(());
         }
-        let is_his = |realm: &&Arc<Realm>| realm.owner.get() == Some(&uid);
-        let domains = OverQuota {
+        let is_his = |domain: &&Arc<Domain>| domain.owner.get() == Some(&uid);
+        let begun = OverQuota {
             what: "domains",
-            own: realms.values().filter(is_his).count() as u64,
-            all: realms.len() as u64,
+            own: domains.values().filter(is_his).count() as u64,
+            all: domains.len() as u64,
             per_user: limits.domains_per_user,
             total: limits.domains,
             ..guests
         };
-        domains.check()?;
-        let kept = self.kept_descriptors(uid, &realms);
+        begun.check()?;
+        let kept = self.kept_descriptors(uid, &domains);
         kept.check()
     }
 
-    fn kept_descriptors(&self, uid: u32, realms: &BTreeMap<String, Arc<Realm>>) -> OverQuota {
+    fn kept_descriptors(&self, uid: u32, domains: &BTreeMap<String, Arc<Domain>>) -> OverQuota {
         let limits = self.users.limits();
-        let kept = |realm: &Arc<Realm>| realm.legacy.as_ref().map_or(0, |legacy| legacy.kept());
-        let his = realms
+        let kept = |domain: &Arc<Domain>| domain.legacy.as_ref().map_or(0, |legacy| legacy.kept());
+        let his = domains
             .values()
-            .filter(|realm| realm.owner.get() == Some(&uid));
+            .filter(|domain| domain.owner.get() == Some(&uid));
         OverQuota {
             what: "kept_descriptors",
             uid,
             own: his.map(kept).sum(),
-            all: realms.values().map(kept).sum(),
+            all: domains.values().map(kept).sum(),
             per_user: limits.kept_descriptors_per_user,
             total: limits.kept_descriptors,
         }
@@ -90,7 +90,7 @@ impl Core {
         if is_master(uid) {
             return Ok(());
         }
-        let kept = self.kept_descriptors(uid, &lock(&self.realms));
+        let kept = self.kept_descriptors(uid, &lock(&self.domains));
         let own = kept.own + more;
         match own <= kept.per_user && kept.all + more <= kept.total {
             true => Ok(()),

@@ -57,8 +57,8 @@ impl Core {
         if shared == 0 {
             served.iter().for_each(withdraw);
             self.knobs.set_rules(rules);
-            let realms = lock(&self.realms);
-            let slots = realms.values().map(|realm| &realm.slots);
+            let domains = lock(&self.domains);
+            let slots = domains.values().map(|domain| &domain.slots);
             slots.for_each(|slots| slots.set_limit(rules.max_sharing));
         }
         shared
@@ -90,7 +90,7 @@ fn withdraw(guest: &Arc<Guest>) {
         if let Some(mut pages) = chunk.try_lock() {
             plan::withdraw(chunk, &mut pages, &mut effects);
             guest.apply(&mut effects);
-            guest.counters.take_over(&mut pages);
+            guest.counters.count(&mut pages);
         }
     }
 }

@@ -1,36 +1,19 @@
-//! Taking over from an engine that is gone: its stores, and what its guests map of them.
+//! Claims: pages that a guest merged before its session.
 //!
 //! ```text
-//!  at start      stores ──▶ numbers begin behind the last     note ──▶ stores, ties
-//!                       └─▶ live slots: fingerprint, index, one ref each ("the predecessor's")
-//!  a guest       comes back ─▶ sync ─▶ claim: /proc/PID/maps ─▶ a ref for each page ─▶ Merged
-//!                       next sync: adopted ─▶ the agent lets go of its old lines
-//!  every round   all old ties free? ─▶ the predecessor's refs end
+//!  a guest comes back ─▶ sync ─▶ claim: /proc/PID/maps ─▶ a ref for each page ─▶ Merged
+//!                        next sync: adopted ─▶ the agent lets go of its old lines
 //! ```
 //!
-//! The invariants, over the change of engines:
+//! It comes back to the next engine, or to the same one after it lost its connection. A page that is claimed gets a
+//! ref of its own *before* its agent is told (I4). What the guest breaks, discards or remaps between the reading of
+//! its mappings and that moment ends this new ref the ordinary way. What it forks in between holds the old tie, or
+//! came after the claim and holds the new lifeline, which the refs it may need wait for.
 //!
-//! * I3 A number that was ever given to an agent had been written, so it lies below the store's
-//!   end, and numbers begin behind that. What a slot holds was written before and is not written
-//!   again; an old process that still runs could, so a keeper starts a new one only when the old one
-//!   is gone.
-//! * I4 Whoever may map a slot of an old store holds an old tie: agents map it before their first
-//!   window, fork passes both on, and an agent unmaps it only when told that its pages are adopted.
-//!   Until all old ties are free the predecessor's ref stands for all those mappings, known or not.
-//!   A page that is claimed gets a ref of its own *before* its agent is told. What the guest
-//!   breaks, discards or remaps between the reading of its mappings and that moment ends this new
-//!   ref the ordinary way; what it forks in between holds the old tie, or came after the claim
-//!   and holds the new lifeline, which the refs it may need wait for.
-//! * I5 The predecessor's refs end all at once, when no process is left that could have inherited
-//!   from its time.
-//!
-//! What a guest maps is read from the kernel, never from the agent's word; the agent only says in
-//! which pages it takes part (a page it does not report as stored is not claimed, and the agent is not
-//! told). A walk through the mappings shows whatever is mapped all the time it takes (proc(5)), and
-//! none is added meanwhile: only windows map stores, a window is asked for by this guest's own
-//! jobs, and none runs during its look. Old windows ended before the agent connected again.
-//!
-//! The same serves an agent that lost its connection to an engine that lives.
+//! The kernel says what a guest maps. The agent only says in which pages it takes part: a page that it does not
+//! report as stored is not claimed, and the agent is not told. A walk through the mappings shows each mapping that
+//! exists all the time it takes (proc(5)), and none is added meanwhile. Only windows map stores, a window is asked
+//! for by this guest's own jobs, and none runs during its look. Old windows ended before the agent connected again.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -55,12 +38,12 @@ const PAGE: u64 = PAGE_BYTES as u64;
 ///
 /// # Errors
 /// When the guest cannot be looked at.
-pub(crate) fn claim_open(guest: &Guest, effects: &mut Effects) -> std::io::Result<()> {
+pub(crate) fn claim(guest: &Guest, effects: &mut Effects) -> std::io::Result<()> {
     let mut claims = lock(&guest.claims);
     if let Claims::Open(tries) = *claims {
         // A guest that never tells of all its pages is not looked at in each round.
         let due = tries == 0 || tries.is_power_of_two();
-        *claims = match due && claim(guest, effects)? {
+        *claims = match due && claim_all(guest, effects)? {
             true => Claims::Done,
             false => Claims::Open(tries.saturating_add(1)),
         };
@@ -73,9 +56,9 @@ pub(crate) fn claim_open(guest: &Guest, effects: &mut Effects) -> std::io::Resul
 ///
 /// # Errors
 /// When the guest's mappings or pages cannot be looked at.
-fn claim(guest: &Guest, effects: &mut Effects) -> std::io::Result<bool> {
-    let realm = &guest.realm;
-    let numbers: Vec<_> = realm.floors().map(|floor| floor.store.number()).collect();
+fn claim_all(guest: &Guest, effects: &mut Effects) -> std::io::Result<bool> {
+    let domain = &guest.domain;
+    let numbers: Vec<_> = domain.nodes().map(|node| node.store.number()).collect();
     let mut mapped = Vec::new();
     // Pages of another domain's store, or of one that was not taken over, are not for this engine's
     // refs to count: then the agent keeps its old lines, and is not told.
@@ -83,13 +66,13 @@ fn claim(guest: &Guest, effects: &mut Effects) -> std::io::Result<bool> {
         .memory
         .mapped(&numbers, &mut |piece| mapped.push(piece))?;
     if !mapped.is_empty() {
-        lock(&realm.inherited).note_claims();
+        lock(&domain.inherited).note_claims();
     }
     let mut found: Vec<(Arc<Chunk>, BTreeSet<usize>)> = Vec::new();
     let mut claimed = 0;
     {
         let offers = lock(&guest.offers);
-        let view = realm.slots.view();
+        let view = domain.slots.view();
         for (address, piece) in mapped.iter().flat_map(by_chunk) {
             let Some(chunk) = offers.chunks.get(&address) else {
                 all = false;
@@ -109,7 +92,7 @@ fn claim(guest: &Guest, effects: &mut Effects) -> std::io::Result<bool> {
     for (chunk, looks) in &found {
         if let Some(mut pages) = chunk.try_lock() {
             find_broken(guest, chunk, &mut pages, looks, effects)?;
-            guest.counters.take_over(&mut pages);
+            guest.counters.count(&mut pages);
         }
     }
     guest.apply(effects);

@@ -156,7 +156,7 @@ fn look_at_memory(
     found: &mut Vec<Arc<Chunk>>,
 ) -> bool {
     guest.settle();
-    if let Err(error) = claim::claim_open(guest, effects) {
+    if let Err(error) = claim::claim(guest, effects) {
         guest.fail(error);
     }
     let mut goes_on = false;
@@ -268,11 +268,7 @@ fn take_late(
                 return Err(Fault::Closed);
             }
             guest.enter(ready)?;
-            tracing::info!(
-                pid = guest.pid,
-                domain = guest.realm.domain,
-                "a guest joins"
-            );
+            tracing::info!(pid = guest.pid, domain = guest.domain.name, "a guest joins");
             Ok(())
         }
         (Pending::Ready(_), &Answer::Failed { errno, step }) => Err(Fault::Failed { step, errno }),
@@ -280,7 +276,7 @@ fn take_late(
             let mut pages = chunk.try_lock().ok_or(Fault::Stuck)?;
             let taken =
                 outcomes::take_merged(guest, chunk, &mut pages, (merged, *enclosed), effects);
-            guest.counters.take_over(&mut pages);
+            guest.counters.count(&mut pages);
             taken
         }
         (
@@ -293,7 +289,7 @@ fn take_late(
             let mut pages = chunk.try_lock().ok_or(Fault::Stuck)?;
             let parts = (*asked, private, cpu_ns);
             let taken = outcomes::take_unmerged(guest, chunk, &mut pages, parts, effects);
-            guest.counters.take_over(&mut pages);
+            guest.counters.count(&mut pages);
             taken
         }
         _ => Err(Fault::Contradiction("an answer to another question")),
@@ -431,8 +427,8 @@ fn scan(
         .store(offers.regions() as u64, Relaxed);
     let mut unseen = Ok(());
     let mut patrol = Patrol::new(guest, terms.rules, from == 0);
-    let mut calm = lock(&guest.calm);
-    let mut glance = calm.begin(terms.mode == RunMode::Unmerge && from == 0);
+    let mut idle = lock(&guest.idle_blocks);
+    let mut glance = idle.begin(terms.mode == RunMode::Unmerge && from == 0);
     let mut stirred = Vec::new();
     let mut sweep = Sweep::new(
         guest,
@@ -455,7 +451,7 @@ fn scan(
             if terms.mode == RunMode::Run {
                 waiting |= patrol.check(chunk, &mut pages, effects);
             }
-            guest.counters.take_over(&mut pages);
+            guest.counters.count(&mut pages);
             let wanted = match terms.mode {
                 RunMode::Run => waiting || chunk.has_promoted(),
                 RunMode::Stop => waiting && has_plans(&pages),

@@ -155,7 +155,7 @@ impl Offers {
         // A chunk that a stuck worker holds belongs to a guest that is being dropped.
         if let Some(mut pages) = chunk.try_lock() {
             track::set_bits(chunk, &mut pages, offered, stored, effects);
-            guest.counters.take_over(&mut pages);
+            guest.counters.count(&mut pages);
         }
     }
 
@@ -171,7 +171,7 @@ impl Offers {
         let start = self.spans.find(address).unwrap_or(address);
         let place = (address - start) / CHUNK;
         let chunk = guest
-            .realm
+            .domain
             .chunks
             .create((guest.number, guest.user.uid), address, place)?;
         chunk.lock().offered = PageBits::FULL;
@@ -208,7 +208,7 @@ impl Offers {
         if let Some(chunk) = self.chunks.remove(&address) {
             self.set_bits(guest, &chunk, PageBits::EMPTY, PageBits::EMPTY, effects);
             guest.apply(effects);
-            guest.realm.chunks.remove(&chunk);
+            guest.domain.chunks.remove(&chunk);
             let bytes = chunk
                 .try_lock()
                 .map_or(0, |pages| pages.memory_bytes() + size_of::<Chunk>());

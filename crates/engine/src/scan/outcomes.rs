@@ -35,7 +35,7 @@ pub(crate) fn take_merged(
     let counters = &guest.counters;
     counters.cpu_ns.fetch_max(merged.cpu_ns, Relaxed);
     counters.window_ns.fetch_max(merged.window_ns, Relaxed);
-    let view = guest.realm.slots.view();
+    let view = guest.domain.slots.view();
     let slots = pages.slots();
     let mut again = 0;
     for (page, outcome) in outcomes.filter(|(_, outcome)| *outcome != PageOutcome::NotAsked) {
@@ -67,7 +67,7 @@ pub(crate) fn take_merged(
     }
     counters.merged_again.fetch_add(again, Relaxed);
     let most = guest.user.limits.table_bytes_per_user();
-    pages.show(&guest.realm.patterns, chunk.place, most);
+    pages.show(&guest.domain.patterns, chunk.place, most);
     Ok(())
 }
 

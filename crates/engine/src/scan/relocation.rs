@@ -1,4 +1,4 @@
-//! Nodes: which store a page belongs to by where it lies, and pages that have moved.
+//! Relocation: pages that the kernel has moved to another node.
 //!
 //! A domain has a store and an index for each node with memory. While merging crosses nodes, all
 //! pages use the first index, and a new canonical page goes to the store of the node of the page
@@ -58,7 +58,7 @@ impl<'a> Patrol<'a> {
         pages: &mut Pages,
         effects: &mut Effects,
     ) -> bool {
-        if !self.guest.realm.has_nodes() {
+        if !self.guest.domain.has_nodes() {
             return false;
         }
         let wrong = match self.rules.across_nodes {

@@ -223,7 +223,7 @@ fn end(lab: &Lab) {
     }
     lab.rounds(2);
     assert!(lock(&lab.core.guests).is_empty(), "ghosts stay");
-    assert!(lock(&lab.core.realms).is_empty(), "realms stay");
+    assert!(lock(&lab.core.domains).is_empty(), "domains stay");
     assert_eq!(
         lab.world(|world| world.frames("a") + world.frames("b")),
         0,

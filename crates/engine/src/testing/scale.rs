@@ -22,9 +22,9 @@ use wire::{
 };
 
 use crate::domain::lifelines::Lifeline;
-use crate::domain::placement::Home;
+use crate::domain::placement::Placement;
 use crate::domain::store::{PageBytes, Store};
-use crate::domain::{Floor, Realm};
+use crate::domain::{Domain, PerNode};
 use crate::error::Refusal;
 use crate::guest::agent::{Fault, Link};
 use crate::guest::memory::Mapped;
@@ -241,10 +241,10 @@ impl Plant {
     fn new(guests: u64, chunks: u32) -> Self {
         let spec = format!("fake={NODES}").parse().unwrap();
         let topology = numa::Topology::live().unwrap().emulate(&spec).unwrap();
-        let home = Home::new(topology).unwrap();
-        let new_realm = move |domain: &str| {
-            Realm::new(domain, home.clone(), |_| {
-                Ok(Floor {
+        let placement = Placement::new(topology).unwrap();
+        let new_domain = move |domain: &str| {
+            Domain::new(domain, placement.clone(), |_| {
+                Ok(PerNode {
                     index: Box::new(SdTree::<u64>::new()),
                     store: Box::new(Nowhere),
                 })
@@ -261,7 +261,7 @@ impl Plant {
                 knobs,
                 options.limits,
                 Hasher::new().unwrap(),
-                Box::new(new_realm),
+                Box::new(new_domain),
             ),
             alone: Alone(Mutex::new(Scratch::new())),
             questions: Arc::default(),
@@ -271,7 +271,7 @@ impl Plant {
     }
 
     fn admit(&self, number: u64, chunks: u32) {
-        let realm = self.core.realm("all").unwrap();
+        let domain = self.core.domain("all").unwrap();
         let memory = Simulated {
             number,
             looks: AtomicU64::new(0),
@@ -289,7 +289,7 @@ impl Plant {
             gid: 0,
         };
         let (memory, link) = (Box::new(memory), Box::new(link));
-        self.core.admit(peer, realm, memory, link, Box::new(Held));
+        self.core.admit(peer, domain, memory, link, Box::new(Held));
     }
 
     /// Rounds; gives how long one took, and how many questions it put.
@@ -307,7 +307,7 @@ fn measure(guests: u64, chunks: u32) {
     let plant = Plant::new(guests, chunks);
     plant.rounds(2);
     let (merging, asked) = plant.rounds(1);
-    plant.rounds(2); // until calm memory is left out every other time
+    plant.rounds(2); // until idle blocks are left out every other time
     let (quiet, syncs) = plant.rounds(4);
     let status = crate::status::status(&plant.core);
     let merged = status.pages_shared + status.pages_sharing;

@@ -287,7 +287,7 @@ fn a_guest_that_dies_leaves_nothing_behind() {
     lab.world(|world| world.end_child(a));
     lab.round();
     assert_eq!(lab.world(|world| world.frames("d")), 0);
-    assert!(lock(&lab.core.realms).is_empty() && lock(&lab.core.guests).is_empty());
+    assert!(lock(&lab.core.domains).is_empty() && lock(&lab.core.guests).is_empty());
 }
 
 #[test]
@@ -477,8 +477,8 @@ fn withdrawn_chunks_leave_the_index() {
         ),
         (0, 0, 16)
     );
-    let realm = lab.core.realm("d").unwrap();
-    assert_eq!(realm.index(StoreId(0)).len(), 16);
+    let domain = lab.core.domain("d").unwrap();
+    assert_eq!(domain.index(StoreId(0)).len(), 16);
     lab.world(|world| world.offer(a, 0, true));
     lab.rounds(4);
     assert_eq!(
@@ -604,7 +604,7 @@ fn a_guest_whose_memory_hangs_costs_a_thread_and_no_more() {
             break;
         }
     }
-    assert!(lock(&lab.core.guests).is_empty() && lock(&lab.core.realms).is_empty());
+    assert!(lock(&lab.core.guests).is_empty() && lock(&lab.core.domains).is_empty());
     assert_eq!(lab.core.users.stuck_threads(), 0);
     crew.stop();
 }

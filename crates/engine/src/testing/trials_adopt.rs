@@ -69,7 +69,7 @@ fn guests_that_come_back_share_as_before() {
     }
     lab.round();
     assert_eq!(frames(&lab), 0);
-    assert!(lock(&lab.core.realms).is_empty());
+    assert!(lock(&lab.core.domains).is_empty());
 }
 
 #[test]
@@ -110,10 +110,10 @@ fn a_domain_without_guests_goes_when_the_last_tie_does() {
     lab.succeed(true);
     lab.world(|world| world.kill(a));
     lab.rounds(2);
-    assert_eq!((frames(&lab), lock(&lab.core.realms).len()), (16, 1));
+    assert_eq!((frames(&lab), lock(&lab.core.domains).len()), (16, 1));
     lab.world(|world| world.kill(b));
     lab.rounds(1);
-    assert_eq!((frames(&lab), lock(&lab.core.realms).len()), (0, 0));
+    assert_eq!((frames(&lab), lock(&lab.core.domains).len()), (0, 0));
 }
 
 #[test]

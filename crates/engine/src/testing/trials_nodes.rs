@@ -97,8 +97,8 @@ fn a_candidate_that_moves_is_found_on_its_new_node() {
     lab.round();
     assert_eq!(shared(&lab), (16, 16), "within one period");
     assert!((0..16).all(|page| store(&lab, a, page) == Some(0)));
-    let realm = lab.core.realm("d").unwrap();
-    let entries = [0, 1].map(|home| realm.index(StoreId(home)).len());
+    let domain = lab.core.domain("d").unwrap();
+    let entries = [0, 1].map(|home| domain.index(StoreId(home)).len());
     assert_eq!(entries, [16, 0], "the old entries are gone");
 }
 
@@ -153,9 +153,9 @@ fn stale_slots_of_a_fork_child_are_nobodys() {
     lab.unmerge();
     assert_eq!(lab.switch(WITHIN), 0);
     lab.core.knobs.set_mode(RunMode::Run);
-    let realm = lab.core.realm("d").unwrap();
+    let domain = lab.core.domain("d").unwrap();
     assert_eq!(
-        realm.index(StoreId(0)).len(),
+        domain.index(StoreId(0)).len(),
         16,
         "stale entries of living slots"
     );
@@ -181,8 +181,8 @@ fn candidates_follow_a_change_of_the_rules_both_ways() {
     fill(&lab, a, 0..16, |page| page + 1);
     place(&lab, a, 0..16, 1);
     lab.rounds(4);
-    let realm = lab.core.realm("d").unwrap();
-    let entries = || [0, 1].map(|home| realm.index(StoreId(home)).len());
+    let domain = lab.core.domain("d").unwrap();
+    let entries = || [0, 1].map(|home| domain.index(StoreId(home)).len());
     assert_eq!(entries(), [16, 0]);
     assert_eq!(lab.switch(WITHIN), 0);
     lab.round();
@@ -227,6 +227,6 @@ fn many_candidates_are_checked_in_turn() {
     let asked = lab.world(|world| world.queries);
     assert!(asked <= (1 << 16) + 2 * 512, "{asked} pages in one round");
     lab.rounds(2);
-    let realm = lab.core.realm("d").unwrap();
-    assert_eq!(realm.index(StoreId(1)).len(), 1024);
+    let domain = lab.core.domain("d").unwrap();
+    assert_eq!(domain.index(StoreId(1)).len(), 1024);
 }

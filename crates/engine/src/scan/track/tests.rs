@@ -17,7 +17,7 @@ fn chunk(states: &[(usize, Tag)]) -> std::sync::Arc<Chunk> {
     lab.guest("d", 1);
     let guest = lock(&lab.core.guests)[0].clone();
     let chunk = guest
-        .realm
+        .domain
         .chunks
         .create((guest.number, guest.user.uid), 0, 0)
         .unwrap();

@@ -11,8 +11,8 @@ use super::memory::FakeMemory;
 use super::store::FakeStore;
 use super::{FakeLine, Process, Shared, World};
 use crate::domain::lifelines::Lifeline;
-use crate::domain::placement::Home;
-use crate::domain::{Floor, Realm};
+use crate::domain::placement::Placement;
+use crate::domain::{Domain, PerNode};
 use crate::guest::Guest;
 use crate::merge::read::Hasher;
 use crate::options::Rules;
@@ -31,21 +31,21 @@ pub(crate) struct Lab {
     alone: Alone,
 }
 
-fn home(options: &crate::options::Options) -> Home {
+fn placement(options: &crate::options::Options) -> Placement {
     let topology = options.topology.clone();
-    Home::new(topology.unwrap_or_else(|| numa::Topology::live().unwrap())).unwrap()
+    Placement::new(topology.unwrap_or_else(|| numa::Topology::live().unwrap())).unwrap()
 }
 
 fn new_core(world: &Shared, options: &crate::options::Options) -> Core {
-    let (world, home) = (Arc::clone(world), home(options));
+    let (world, placement) = (Arc::clone(world), placement(options));
     let begin = move |domain: &str| {
-        // A realm that ended leaves nothing behind; a new one has a new store.
+        // A domain that ended leaves nothing behind; a new one has a new store.
         let mut old = lock(&world);
         old.shelves.remove(domain);
         old.ties.remove(domain);
         old.new_tie(domain);
         drop(old);
-        new_realm(&world, &home, domain)
+        new_domain(&world, &placement, domain)
     };
     let knobs = Knobs::new(options, 65530);
     Core::new(
@@ -56,14 +56,14 @@ fn new_core(world: &Shared, options: &crate::options::Options) -> Core {
     )
 }
 
-fn new_realm(world: &Shared, home: &Home, domain: &str) -> std::io::Result<Realm> {
-    Realm::new(domain, home.clone(), |id| {
+fn new_domain(world: &Shared, placement: &Placement, domain: &str) -> std::io::Result<Domain> {
+    Domain::new(domain, placement.clone(), |id| {
         let store = FakeStore {
             world: Arc::clone(world),
             domain: domain.to_owned(),
             id,
         };
-        Ok(Floor {
+        Ok(PerNode {
             index: Box::new(SdTree::<u64>::new()),
             store: Box::new(store),
         })
@@ -120,15 +120,15 @@ impl Lab {
         self.options.max_page_sharing = rules.max_sharing;
         self.core = Arc::new(new_core(&self.world, &self.options));
         let domains = self.world(|world| world.ties.clone());
-        for (domain, ties) in domains {
-            let realm = new_realm(&self.world, &home(&self.options), &domain).unwrap();
+        for (name, ties) in domains {
+            let domain = new_domain(&self.world, &placement(&self.options), &name).unwrap();
             let line = |line| -> Box<dyn Lifeline> {
                 let world = Arc::clone(&self.world);
                 Box::new(FakeLine { world, line })
             };
             let ties = ties.into_iter().map(|tie| (tie as u64, line(tie)));
-            crate::handover::restore::inherit(&self.core, realm, ties.collect()).unwrap();
-            self.world(|world| world.new_tie(&domain));
+            crate::handover::restore::resume(&self.core, domain, ties.collect()).unwrap();
+            self.world(|world| world.new_tie(&name));
         }
         self.check();
     }
@@ -164,11 +164,11 @@ impl Lab {
 
     /// Connects a process's agent (again).
     pub(crate) fn connect(&self, process: usize) {
-        let domain = self.world(|world| world.processes[process].domain.clone());
-        let realm = self.core.realm(&domain).unwrap();
+        let name = self.world(|world| world.processes[process].domain.clone());
+        let domain = self.core.domain(&name).unwrap();
         let mut world = lock(&self.world);
         let line = world.new_line();
-        let tie = *world.ties[&domain].last().unwrap();
+        let tie = *world.ties[&name].last().unwrap();
         world.hold(line);
         world.hold(tie);
         let its = &mut world.processes[process];
@@ -187,7 +187,7 @@ impl Lab {
             line,
         });
         let peer = self.world(|world| world.processes[process].peer(process));
-        self.core.admit(peer, realm, memory, link, line);
+        self.core.admit(peer, domain, memory, link, line);
     }
 
     /// Does something to the world.
@@ -233,15 +233,15 @@ impl Lab {
         let world = lock(&self.world);
         world.assert_contents();
         for (domain, shelf) in &world.shelves {
-            let realms = lock(&self.core.realms);
+            let domains = lock(&self.core.domains);
             for &slot in shelf
                 .written
                 .keys()
                 .filter(|slot| !shelf.punched.contains(slot))
             {
-                let refs = realms
+                let refs = domains
                     .get(domain)
-                    .map_or(0, |realm| realm.slots.view().counts(Slot(slot)).0);
+                    .map_or(0, |domain| domain.slots.view().counts(Slot(slot)).0);
                 let own = world.accounted(domain, slot);
                 assert!(refs as usize >= own, "I4: slot {slot}");
                 assert!(refs > 0, "slot {slot} leaks a frame");
