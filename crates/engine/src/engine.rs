@@ -1,8 +1,8 @@
 //! The engine as its owner sees it: start, admit guests, read counters, turn knobs, stop.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use numa::{HeapView, NodeId};
@@ -28,7 +28,7 @@ use crate::run::core::Core;
 use crate::run::driver::{self, Driver};
 use crate::run::knobs::Knobs;
 use crate::run::workers::{STUCK, Workers};
-use crate::sync::lock;
+use crate::sync::{KNOBS, Ordered, lock};
 
 /// A running engine. Dropping it stops it.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ pub struct Engine {
     /// Where a guest's pages are.
     atlas: Arc<Atlas>,
     /// Held while knobs are turned.
-    turned: Mutex<SavedKnobs>,
+    turned: Ordered<SavedKnobs, KNOBS>,
     /// `/dev/userfaultfd`, to hand to guests; `None` when this process may not open it.
     device: Option<OwnedFd>,
     thread: Option<JoinHandle<()>>,
@@ -149,7 +149,7 @@ impl Engine {
             driver,
             placement,
             atlas,
-            turned: Mutex::new(turned),
+            turned: Ordered::new(turned),
             device,
             thread: Some(thread),
         })

@@ -1,8 +1,211 @@
-//! Locks.
+//! Locks, and the order in which a thread may take them.
+//!
+//! A thread that holds a lock takes only locks further down:
+//!
+//! ```text
+//!   KNOBS      the knobs turned by hand      held while they are turned
+//!   BUDGET     the CPU time                  under the queue's lock, too
+//!   GUESTS     the list of guests
+//!   DOMAINS    the table of domains
+//!   CHUNK      the pages of a chunk          only tried: a job or a look has it, or comes again
+//!   TALK       the connection to an agent    a job that insists waits for it, with its chunk
+//!   CLAIMS     pages of former sessions
+//!   OFFERS     the regions of a guest
+//!   IDLE       its idle blocks
+//!   LEDGER     its refs that wait for lifelines
+//!   INHERITED  the refs of former engines
+//!   HANDOVER   the manifest of a domain
+//! ```
+//!
+//! Debug builds assert this at each lock. A lock that is only tried may be tried at any time, for a thread that
+//! gets nothing does not wait; what the thread takes afterwards must still stand below it. That is how a look
+//! reaches the pages of a chunk with OFFERS held, while a job waits for TALK with its chunk held.
+//!
+//! All other locks are plain mutexes. A thread that holds one takes no lock of this list, with one exception: the
+//! queue's, see BUDGET.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+
+pub(crate) const KNOBS: u8 = 0;
+pub(crate) const BUDGET: u8 = 1;
+pub(crate) const GUESTS: u8 = 2;
+pub(crate) const DOMAINS: u8 = 3;
+pub(crate) const CHUNK: u8 = 4;
+pub(crate) const TALK: u8 = 5;
+pub(crate) const CLAIMS: u8 = 6;
+pub(crate) const OFFERS: u8 = 7;
+pub(crate) const IDLE: u8 = 8;
+pub(crate) const LEDGER: u8 = 9;
+pub(crate) const INHERITED: u8 = 10;
+pub(crate) const HANDOVER: u8 = 11;
+
+/// A mutex with a place in the order.
+#[derive(Debug, Default)]
+pub(crate) struct Ordered<T, const PLACE: u8>(Mutex<T>);
+
+impl<T, const PLACE: u8> Ordered<T, PLACE> {
+    pub(crate) const fn new(value: T) -> Self {
+        Self(Mutex::new(value))
+    }
+
+    /// Takes the lock, unless another thread has it.
+    pub(crate) fn try_lock(&self) -> Option<Guard<'_, T>> {
+        let inner = match self.0.try_lock() {
+            Ok(inner) => inner,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        let held = Held::note(PLACE);
+        Some(Guard { inner, _held: held })
+    }
+}
+
+/// A lock of the order that is held.
+pub(crate) struct Guard<'a, T> {
+    inner: MutexGuard<'a, T>,
+    _held: Held,
+}
+
+impl<T> Deref for Guard<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.inner
+    }
+}
+
+impl<T> DerefMut for Guard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.inner
+    }
+}
 
 /// Locks; a thread that panicked while it held the lock has ended the whole process.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+///
+/// # Panics
+/// In debug builds, when the thread holds a lock that stands at the same place or below.
+pub(crate) fn lock<L: Locks>(mutex: &L) -> L::Guard<'_> {
+    mutex.lock_in_order()
+}
+
+/// What [`lock`] takes.
+pub(crate) trait Locks {
+    type Guard<'a>
+    where
+        Self: 'a;
+
+    fn lock_in_order(&self) -> Self::Guard<'_>;
+}
+
+impl<T> Locks for Mutex<T> {
+    type Guard<'a>
+        = MutexGuard<'a, T>
+    where
+        T: 'a;
+
+    fn lock_in_order(&self) -> MutexGuard<'_, T> {
+        self.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T, const PLACE: u8> Locks for Ordered<T, PLACE> {
+    type Guard<'a>
+        = Guard<'a, T>
+    where
+        T: 'a;
+
+    fn lock_in_order(&self) -> Guard<'_, T> {
+        held::assert_above(PLACE);
+        let inner = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let held = Held::note(PLACE);
+        Guard { inner, _held: held }
+    }
+}
+
+impl<L: Locks> Locks for Arc<L> {
+    type Guard<'a>
+        = L::Guard<'a>
+    where
+        L: 'a;
+
+    fn lock_in_order(&self) -> L::Guard<'_> {
+        L::lock_in_order(self)
+    }
+}
+
+use held::Held;
+
+/// The places of the locks that a thread holds.
+#[cfg(debug_assertions)]
+mod held {
+    use std::cell::RefCell;
+
+    thread_local! {
+        static HELD: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    }
+
+    pub(super) fn assert_above(place: u8) {
+        HELD.with_borrow(|held| {
+            let above = held.iter().all(|&held| held < place);
+            assert!(above, "the order of locks: {place} under {held:?}");
+        });
+    }
+
+    /// A place, until it is dropped.
+    pub(super) struct Held(u8);
+
+    impl Held {
+        pub(super) fn note(place: u8) -> Self {
+            HELD.with_borrow_mut(|held| held.push(place));
+            Self(place)
+        }
+    }
+
+    impl Drop for Held {
+        fn drop(&mut self) {
+            HELD.with_borrow_mut(|held| {
+                let at = held.iter().rposition(|&place| place == self.0);
+                held.swap_remove(at.expect("a lock that is held has its place noted"));
+            });
+        }
+    }
+}
+
+#[cfg(not(debug_assertions))]
+mod held {
+    pub(super) fn assert_above(_place: u8) {}
+
+    pub(super) struct Held;
+
+    impl Held {
+        pub(super) fn note(_place: u8) -> Self {
+            Self
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn locks_are_taken_downwards() {
+        let (above, below) = (Ordered::<_, TALK>::new(1), Ordered::<_, LEDGER>::new(2));
+        let sum = *lock(&above) + *lock(&below);
+        assert_eq!(sum, 3);
+        let held = lock(&below);
+        let tried = above.try_lock();
+        assert!(tried.is_some(), "a try never waits");
+        drop((held, tried));
+        drop(lock(&above));
+    }
+
+    #[test]
+    #[should_panic(expected = "the order of locks: 5 under [9]")]
+    fn upwards_is_a_fault() {
+        let (above, below) = (Ordered::<_, TALK>::new(1), Ordered::<_, LEDGER>::new(2));
+        let _held = lock(&below);
+        drop(lock(&above));
+    }
 }

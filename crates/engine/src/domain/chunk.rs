@@ -18,12 +18,13 @@
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use wire::{CHUNK_PAGES, PAGE_BYTES, PageBits};
 
 use crate::domain::pages::Pages;
 use crate::page::Site;
+use crate::sync::{CHUNK, Guard, Ordered};
 
 /// Words of a page set.
 pub(crate) const WORDS: usize = CHUNK_PAGES / 64;
@@ -45,22 +46,19 @@ pub(crate) struct Chunk {
     queued: AtomicBool,
     /// Whether it stands in the queue for a whole visit.
     queued_whole: AtomicBool,
-    pages: Mutex<Pages>,
+    pages: Ordered<Pages, CHUNK>,
 }
 
 impl Chunk {
-    /// The pages, for the worker whose job this chunk is.
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Pages> {
-        self.pages.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The pages, unless another thread is at work with them.
+    pub(crate) fn try_lock(&self) -> Option<Guard<'_, Pages>> {
+        self.pages.try_lock()
     }
 
-    /// The pages, unless a worker is stuck with them.
-    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, Pages>> {
-        match self.pages.try_lock() {
-            Ok(pages) => Some(pages),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
+    /// The pages, for a test in which nothing else is at work.
+    #[cfg(test)]
+    pub(crate) fn lock(&self) -> Guard<'_, Pages> {
+        self.try_lock().expect("nothing else is at work")
     }
 
     /// The site of `page`.
@@ -132,12 +130,13 @@ struct Table {
 }
 
 impl Chunks {
-    /// A new chunk; `None` when the numbers are exhausted.
+    /// A new chunk of which these pages are offered; `None` when the numbers are exhausted.
     pub(crate) fn create(
         &self,
         (guest, uid): (u64, u32),
         address: u64,
         place: u64,
+        offered: PageBits,
     ) -> Option<Arc<Chunk>> {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         let id = match table.free.pop() {
@@ -153,7 +152,7 @@ impl Chunks {
             promoted: [const { AtomicU64::new(0) }; WORDS],
             queued: AtomicBool::new(false),
             queued_whole: AtomicBool::new(false),
-            pages: Mutex::new(Pages::new()),
+            pages: Ordered::new(Pages::new(offered)),
         });
         let at = id as usize;
         if at == table.places.len() {

@@ -27,7 +27,7 @@ use crate::domain::placement::Placement;
 use crate::domain::slots::Slots;
 use crate::domain::store::Store;
 use crate::page::{Entry, Slot, StoreId};
-use crate::sync::lock;
+use crate::sync::{INHERITED, LEDGER, Ordered, lock};
 
 /// The index and the store of a node.
 pub(crate) struct PerNode {
@@ -47,7 +47,7 @@ pub(crate) struct Domain {
     pub(crate) chunks: Chunks,
     pub(crate) patterns: Patterns,
     /// What former engines left here.
-    pub(crate) inherited: Mutex<Inherited>,
+    pub(crate) inherited: Ordered<Inherited, INHERITED>,
     /// Dead slots whose frames the kernel did not take back yet.
     unpunched: Mutex<Vec<Range<u64>>>,
     /// What this engine leaves to the next.
@@ -74,7 +74,7 @@ impl Domain {
             slots: Slots::new(placement),
             chunks: Chunks::default(),
             patterns: Patterns::default(),
-            inherited: Mutex::default(),
+            inherited: Ordered::default(),
             unpunched: Mutex::default(),
             legacy: None,
         })
@@ -122,7 +122,7 @@ impl Domain {
     }
 
     /// Carries out what a change of page states entails, and empties `effects`.
-    pub(crate) fn apply(&self, ledger: &Mutex<Ledger>, effects: &mut Effects) {
+    pub(crate) fn apply(&self, ledger: &Ordered<Ledger, LEDGER>, effects: &mut Effects) {
         for (home, key, site) in effects.forget.drain(..) {
             self.index(home).remove_if(key, Entry::Candidate(site));
         }

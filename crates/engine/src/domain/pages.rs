@@ -58,7 +58,7 @@ pub(crate) struct Pages {
 }
 
 impl Pages {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(offered: PageBits) -> Self {
         Self {
             tags: [0; CHUNK_PAGES],
             fingerprints: Fingerprints::default(),
@@ -67,7 +67,7 @@ impl Pages {
             busy: PageBits::EMPTY,
             still: PageBits::EMPTY,
             merged: PageBits::EMPTY,
-            offered: PageBits::EMPTY,
+            offered,
             stored: PageBits::EMPTY,
             later: PageBits::EMPTY,
             counts: [0; CLASSES],
@@ -328,7 +328,7 @@ mod tests {
 
     #[test]
     fn every_present_page_is_in_one_set_and_counts_once() {
-        let mut pages = Pages::new();
+        let mut pages = Pages::new(PageBits::EMPTY);
         pages.set(1, Tag::Written);
         pages.set_candidate(2, Fingerprint(7), StoreId(0));
         pages.set_planned(3, Slot(9));
@@ -352,7 +352,7 @@ mod tests {
 
     #[test]
     fn the_back_off_doubles_and_ends_with_success() {
-        let mut pages = Pages::new();
+        let mut pages = Pages::new(PageBits::EMPTY);
         for level in [1, 2, 3, 4, 5, 6, 6] {
             pages.back_off(5, Tag::Pinned);
             assert_eq!((pages.level(5), pages.tag(5)), (level, Tag::Pinned));
@@ -364,7 +364,7 @@ mod tests {
 
     #[test]
     fn bodies_go_with_what_needs_them() {
-        let mut pages = Pages::new();
+        let mut pages = Pages::new(PageBits::EMPTY);
         let empty = pages.memory_bytes();
         pages.set_candidate(2, Fingerprint(7), StoreId(0));
         assert!(pages.memory_bytes() > empty);
@@ -379,7 +379,7 @@ mod tests {
 
     #[test]
     fn a_candidate_remembers_its_index_where_there_are_several() {
-        let mut pages = Pages::new();
+        let mut pages = Pages::new(PageBits::EMPTY);
         let empty = pages.memory_bytes();
         pages.set_candidate(2, Fingerprint(7), StoreId(0));
         let one = pages.memory_bytes();
@@ -402,13 +402,13 @@ mod tests {
         use std::panic::catch_unwind;
         let planted: [(&str, fn()); 6] = [
             ("a page out of range", || {
-                let _ = Pages::new().tag(512);
+                let _ = Pages::new(PageBits::EMPTY).tag(512);
             }),
             ("a slot of none", || {
-                let _ = Pages::new().slot(3);
+                let _ = Pages::new(PageBits::EMPTY).slot(3);
             }),
             ("a fingerprint of none", || {
-                let _ = Pages::new().fingerprint(3);
+                let _ = Pages::new(PageBits::EMPTY).fingerprint(3);
             }),
             ("a store of none", || {
                 let lab = crate::testing::fake::Lab::new();

@@ -21,7 +21,7 @@ pub(crate) mod users;
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
@@ -39,7 +39,7 @@ use crate::guest::memory::{Memory, is_given_up};
 use crate::guest::regions::{AtLimit, Offers};
 use crate::guest::users::User;
 use crate::page::Class;
-use crate::sync::lock;
+use crate::sync::{CLAIMS, Guard, IDLE, LEDGER, OFFERS, Ordered, TALK, lock};
 
 /// Where a guest stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,10 +60,10 @@ pub(crate) struct Guest {
     pub(crate) user: Arc<User>,
     pub(crate) domain: Arc<Domain>,
     pub(crate) memory: Box<dyn Memory>,
-    pub(crate) talk: Mutex<Talk>,
-    pub(crate) ledger: Mutex<Ledger>,
-    pub(crate) offers: Mutex<Offers>,
-    pub(crate) idle_blocks: Mutex<IdleBlocks>,
+    pub(crate) talk: Ordered<Talk, TALK>,
+    pub(crate) ledger: Ordered<Ledger, LEDGER>,
+    pub(crate) offers: Ordered<Offers, OFFERS>,
+    pub(crate) idle_blocks: Ordered<IdleBlocks, IDLE>,
     pub(crate) counters: Counters,
     standing: AtomicU8,
     late: AtomicBool,
@@ -84,7 +84,7 @@ pub(crate) struct Guest {
     merges_again: AtomicBool,
     pins: Mutex<Pins>,
     refusal: Mutex<Option<AtLimit>>,
-    pub(crate) claims: Mutex<Claims>,
+    pub(crate) claims: Ordered<Claims, CLAIMS>,
     pub(crate) kin: Kin,
     /// Why it may no longer be in its domain, and since when that is known.
     leaving: OnceLock<(String, Instant)>,
@@ -134,15 +134,15 @@ impl Guest {
             user,
             domain,
             memory,
-            talk: Mutex::new(Talk {
+            talk: Ordered::new(Talk {
                 link: Some(link),
                 pending,
                 synced: None,
                 spent: Duration::ZERO,
             }),
-            ledger: Mutex::new(Ledger::new(line)),
-            offers: Mutex::default(),
-            idle_blocks: Mutex::default(),
+            ledger: Ordered::new(Ledger::new(line)),
+            offers: Ordered::default(),
+            idle_blocks: Ordered::default(),
             counters: Counters::default(),
             standing: AtomicU8::new(Standing::Served as u8),
             late: AtomicBool::new(true),
@@ -156,7 +156,7 @@ impl Guest {
             merges_again: AtomicBool::new(false),
             pins: Mutex::default(),
             refusal: Mutex::default(),
-            claims: Mutex::new(Claims::Open(0)),
+            claims: Ordered::new(Claims::Open(0)),
             kin: Kin::default(),
             leaving: OnceLock::new(),
         }
@@ -360,7 +360,7 @@ impl Guest {
     pub(crate) fn begin_round(&self) {
         self.overtime_ns.store(0, Relaxed);
         self.ready.store(false, Release);
-        if let Ok(mut talk) = self.talk.try_lock() {
+        if let Some(mut talk) = self.talk.try_lock() {
             talk.spent = Duration::ZERO;
         }
     }
@@ -494,8 +494,8 @@ impl Guest {
 
     /// Whether no more refs of it can come to the ledger: no chunk is left, and no thread that has one at hand.
     fn has_nothing_more(&self) -> bool {
-        let empty = |offers: MutexGuard<'_, Offers>| offers.chunks.is_empty();
-        !self.is_stuck() && self.offers.try_lock().is_ok_and(empty)
+        let empty = |offers: Guard<'_, Offers>| offers.chunks.is_empty();
+        !self.is_stuck() && self.offers.try_lock().is_some_and(empty)
     }
 }
 

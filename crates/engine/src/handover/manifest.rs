@@ -24,13 +24,13 @@
 //! given to another guest: the domain gets another tie, and is not handed over any more.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use sys::keeper::Keeper;
 use sys::memfd::{self, Lifeline, Note};
 
 use crate::domain::legacy::Legacy;
-use crate::sync::lock;
+use crate::sync::{HANDOVER, Ordered, lock};
 
 /// Ties a domain is handed over with. More gather only when engines die again and again before
 /// they have adopted their guests.
@@ -170,7 +170,7 @@ pub(crate) fn forget(keeper: &Keeper, manifest: &Manifest) {
 pub(crate) struct Handover {
     keeper: Option<Arc<Keeper>>,
     note: Note,
-    state: Mutex<State>,
+    state: Ordered<State, HANDOVER>,
 }
 
 #[derive(Debug)]
@@ -205,7 +205,7 @@ impl Handover {
         let handover = Self {
             keeper,
             note: Note::new()?,
-            state: Mutex::new(State {
+            state: Ordered::new(State {
                 tie,
                 manifest,
                 kept: false,
@@ -229,7 +229,7 @@ impl Handover {
         let handover = Self {
             keeper: Some(keeper),
             note,
-            state: Mutex::new(State {
+            state: Ordered::new(State {
                 tie,
                 manifest,
                 kept: true,

@@ -4,8 +4,8 @@
 //! counts: it must speak of exactly the pages that were asked for, in words that fit the question.
 //! One that does not condemns the guest, and all its refs then wait for its lifelines.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use wire::{Answer, Merge, PageBits, Question, Target, Unmerge};
@@ -19,6 +19,7 @@ use crate::merge::plan::withdraw_some;
 use crate::merge::span;
 use crate::page::{Slot, StoreId, Tag};
 use crate::scan::outcomes::{take_merged, take_unmerged};
+use crate::sync::{Guard, lock};
 
 /// How questions are put.
 #[derive(Clone, Copy)]
@@ -227,17 +228,14 @@ fn judge(guest: &Guest, taken: Result<(), Fault>) {
     }
 }
 
-fn take_talk<'g>(guest: &'g Guest, manner: Manner<'_>) -> Option<MutexGuard<'g, Talk>> {
-    match guest.talk.try_lock() {
-        Ok(talk) => Some(talk),
-        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-        // Whoever holds it lets go after the patience at the latest.
-        Err(TryLockError::WouldBlock) if manner.insist => {
+fn take_talk<'g>(guest: &'g Guest, manner: Manner<'_>) -> Option<Guard<'g, Talk>> {
+    // The thread that holds it lets go after the patience at the latest.
+    guest.talk.try_lock().or_else(|| {
+        manner.insist.then(|| {
             (manner.step_aside)();
-            Some(crate::sync::lock(&guest.talk))
-        }
-        Err(TryLockError::WouldBlock) => None,
-    }
+            lock(&guest.talk)
+        })
+    })
 }
 
 /// Puts a question and waits for the answer; a late one stays pending.

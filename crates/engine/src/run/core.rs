@@ -47,7 +47,7 @@ use crate::run::queue::{Job, Queue, Visit};
 use crate::run::waiting::{Looks, Waiting};
 use crate::scan::look::{self, Looked, Terms};
 use crate::scan::track::Round;
-use crate::sync::lock;
+use crate::sync::{DOMAINS, GUESTS, Ordered, lock};
 
 /// Runs of pages taken from one scan: 48 KiB.
 const SCAN_RUNS: usize = 2048;
@@ -102,9 +102,9 @@ pub(crate) struct Core {
     pub(crate) knobs: Knobs,
     governor: Governor,
     pub(crate) queue: Queue,
-    pub(crate) guests: Mutex<Vec<Arc<Guest>>>,
+    pub(crate) guests: Ordered<Vec<Arc<Guest>>, GUESTS>,
     pub(crate) users: Users,
-    pub(crate) domains: Mutex<BTreeMap<String, Arc<Domain>>>,
+    pub(crate) domains: Ordered<BTreeMap<String, Arc<Domain>>, DOMAINS>,
     pub(crate) hasher: Hasher,
     new_domain: NewDomain,
     found: Mutex<Finds>,
@@ -134,8 +134,8 @@ impl Core {
             knobs,
             governor: Governor::new(),
             queue: Queue::default(),
-            guests: Mutex::default(),
-            domains: Mutex::default(),
+            guests: Ordered::default(),
+            domains: Ordered::default(),
             hasher,
             new_domain,
             found: Mutex::default(),

@@ -12,10 +12,9 @@
 //! [`Guest::charged_ns`](crate::guest::Guest::charged_ns)): all CPU time the host pays for merging.
 //! Unmerging is not limited: somebody waits for it.
 
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use crate::sync::lock;
+use crate::sync::{BUDGET, Ordered, lock};
 
 /// Time whose share may be saved up while there is nothing to do.
 const BURST: Duration = Duration::from_millis(200);
@@ -72,14 +71,14 @@ impl Budget {
 /// The budget of an engine's workers.
 pub(crate) struct Governor {
     begin: Instant,
-    budget: Mutex<Option<Budget>>,
+    budget: Ordered<Option<Budget>, BUDGET>,
 }
 
 impl Governor {
     pub(crate) fn new() -> Self {
         Self {
             begin: Instant::now(),
-            budget: Mutex::default(),
+            budget: Ordered::default(),
         }
     }
 

@@ -73,10 +73,12 @@ mod tests {
         lab.guest("e", 5);
         let guests = lock(&lab.core.guests).clone();
         let create = |guest: &Arc<Guest>, place| {
-            guest
-                .domain
-                .chunks
-                .create((guest.number, guest.user.uid), 0, place)
+            guest.domain.chunks.create(
+                (guest.number, guest.user.uid),
+                0,
+                place,
+                wire::PageBits::EMPTY,
+            )
         };
         let all = guests
             .iter()

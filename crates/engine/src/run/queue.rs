@@ -305,7 +305,7 @@ mod tests {
         let chunk = guest
             .domain
             .chunks
-            .create((guest.number, guest.user.uid), 0, 0)
+            .create((guest.number, guest.user.uid), 0, 0, wire::PageBits::EMPTY)
             .expect("a chunk");
         for (jobs, place) in [(0, 0), (3, 3), (100, SOON)] {
             let queue = Queue::default();
@@ -326,7 +326,7 @@ mod tests {
         let chunk = guest
             .domain
             .chunks
-            .create((guest.number, guest.user.uid), 0, 0)
+            .create((guest.number, guest.user.uid), 0, 0, wire::PageBits::EMPTY)
             .expect("a chunk");
         let queue = Queue::default();
         assert!(chunk.enqueue_whole() && !chunk.enqueue_whole());

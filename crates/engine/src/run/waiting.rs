@@ -120,7 +120,7 @@ impl Looks {
 
 /// Which of the guests have answered, after waiting at most `wait`. Nobody else talks to them meanwhile.
 fn poll(entries: &[Entry], wait: Duration) -> Vec<bool> {
-    let talks = entries.iter().map(|entry| entry.guest.talk.try_lock().ok());
+    let talks = entries.iter().map(|entry| entry.guest.talk.try_lock());
     let talks: Vec<_> = talks.collect();
     let bells = talks
         .iter()

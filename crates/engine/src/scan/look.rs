@@ -104,7 +104,7 @@ pub(crate) fn look(
     found: &mut Vec<Arc<Chunk>>,
 ) -> Looked {
     if guest.standing() == Standing::Served && guest.memory.has_exited() {
-        let talk = guest.talk.try_lock().ok();
+        let talk = guest.talk.try_lock();
         guest.condemn(&talk.map_or(Fault::Closed, |mut talk| {
             last_word(&mut talk, Fault::Closed)
         }));
@@ -186,7 +186,7 @@ enum Caught {
 
 /// Takes answers that are owed, then asks what changed.
 fn catch_up(guest: &Arc<Guest>, terms: Terms, effects: &mut Effects) -> Caught {
-    let Ok(mut talk) = guest.talk.try_lock() else {
+    let Some(mut talk) = guest.talk.try_lock() else {
         return Caught::Never; // a worker is stuck
     };
     let most = terms.patience * 4;
@@ -548,13 +548,13 @@ fn recount(guest: &Guest, terms: Terms) {
 
 /// Ends the connection and moves all refs to the lifelines' ledger; frees what is free already.
 fn retire(guest: &Guest, effects: &mut Effects) {
-    if let Ok(mut talk) = guest.talk.try_lock() {
+    if let Some(mut talk) = guest.talk.try_lock() {
         talk.link = None;
         talk.pending = None;
     }
     guest.bury();
     // A thread that sleeps in a look at its memory may hold them; there will be another look.
-    if let Ok(mut offers) = guest.offers.try_lock() {
+    if let Some(mut offers) = guest.offers.try_lock() {
         offers.withdraw_all(guest, effects);
     }
     guest.apply(effects);

@@ -170,11 +170,12 @@ impl Offers {
         }
         let start = self.spans.find(address).unwrap_or(address);
         let place = (address - start) / CHUNK;
-        let chunk = guest
-            .domain
-            .chunks
-            .create((guest.number, guest.user.uid), address, place)?;
-        chunk.lock().offered = PageBits::FULL;
+        let chunk = guest.domain.chunks.create(
+            (guest.number, guest.user.uid),
+            address,
+            place,
+            PageBits::FULL,
+        )?;
         guest.change_tables(0, TABLE_BYTES);
         self.chunks.insert(address, Arc::clone(&chunk));
         Some(chunk)

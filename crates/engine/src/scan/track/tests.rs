@@ -19,7 +19,7 @@ fn chunk(states: &[(usize, Tag)]) -> std::sync::Arc<Chunk> {
     let chunk = guest
         .domain
         .chunks
-        .create((guest.number, guest.user.uid), 0, 0)
+        .create((guest.number, guest.user.uid), 0, 0, wire::PageBits::EMPTY)
         .unwrap();
     let mut pages = chunk.lock();
     pages.offered = PageBits::FULL;
