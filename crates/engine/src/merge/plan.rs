@@ -65,6 +65,10 @@ pub(crate) struct Context<'a> {
     pub(crate) use_zero_pages: bool,
     pub(crate) rules: Rules,
     pub(crate) promotions: &'a dyn Promotions,
+    /// How many pages of a huge page must be saved for it to be split.
+    pub(crate) worth_splitting: usize,
+    /// Whether the guest may have new mappings, by its budget.
+    pub(crate) may_map: bool,
     /// Slots that all stores together may have. Workers look at it a batch each, so it may be exceeded by
     /// a batch a worker.
     pub(crate) store_limit: u64,
@@ -141,6 +145,12 @@ pub(crate) struct Plan<'a> {
     pub(super) layout: Layout,
     /// Whether nothing is left for a later visit.
     pub(super) whole: bool,
+    /// Whether twins get slots. Else they are put down in `unpublished`.
+    pub(super) publishes: bool,
+    /// Pages that equal a candidate or a full slot and got no slot.
+    pub(super) unpublished: PageBits,
+    /// Candidates of this chunk that some of these equal.
+    pub(super) partners: PageBits,
 }
 
 impl<'a> Plan<'a> {
@@ -161,6 +171,9 @@ impl<'a> Plan<'a> {
             runs: Vec::new(),
             layout: Layout::new(guest),
             whole,
+            publishes: true,
+            unpublished: PageBits::EMPTY,
+            partners: PageBits::EMPTY,
         }
     }
 
@@ -182,9 +195,12 @@ impl<'a> Plan<'a> {
             busy.filter(|&page| self.is_settled(page))
                 .filter_map(|page| u16::try_from(page).ok()),
         );
+        let reserved = self.pages.huge && self.context.worth_splitting > 0;
+        self.publishes = !reserved && self.context.may_map;
         let read = self
             .guess(desk, &mut settled)
-            .and_then(|()| self.read(desk, &settled));
+            .and_then(|()| self.read(desk, &settled))
+            .and_then(|()| self.weigh(desk, &mut settled));
         if let Err(error) = read {
             self.guest.fail(error);
         }
@@ -194,6 +210,30 @@ impl<'a> Plan<'a> {
         let runs = std::mem::take(&mut self.runs);
         runs.into_iter().for_each(|run| slots.give_back(run));
         self.pages.later.pages().any(|page| self.is_settled(page))
+    }
+
+    /// Decides about the twins that got no slot: those of a huge page that is worth splitting get one now, for which
+    /// they are read again. The others are left alone for a while. So no slot is written that no page will map.
+    fn weigh(&mut self, desk: &mut Desk, settled: &mut Vec<u16>) -> std::io::Result<()> {
+        let twins = std::mem::take(&mut self.unpublished);
+        if twins.is_empty() {
+            return Ok(());
+        }
+        let partners = self.partners.pages();
+        let partners = partners.filter(|&page| self.pages.tag(page) == Tag::Candidate);
+        let busy = self.pages.busy.pages();
+        let planned = busy.filter(|&page| self.pages.tag(page).is_planned());
+        let saved = twins.len() + partners.count() + planned.count();
+        let worth = !self.pages.huge || saved >= self.context.worth_splitting;
+        if !worth || !self.context.may_map {
+            let skip = |page| self.pages.back_off(page, Tag::Skipped);
+            twins.pages().for_each(skip);
+            return Ok(());
+        }
+        self.publishes = true;
+        settled.clear();
+        settled.extend(twins.pages().filter_map(|page| u16::try_from(page).ok()));
+        self.read(desk, settled)
     }
 
     /// Whether `page` waits to be read.

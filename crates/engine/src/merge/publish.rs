@@ -17,6 +17,9 @@ use crate::page::{Entry, Site, Slot, StoreId, Tag};
 impl Plan<'_> {
     /// Gives twins slots, as many neighbours at once as the run of numbers allows.
     pub(super) fn publish(&mut self, batch: &Batch, twins: &[Twin]) {
+        if !self.publishes {
+            return self.put_down(twins);
+        }
         for part in twins.chunk_by(|one, next| one.store == next.store) {
             let mut rest = part;
             while let Some(twin) = rest.first() {
@@ -44,6 +47,18 @@ impl Plan<'_> {
                     }
                     rest = later;
                 }
+            }
+        }
+    }
+
+    /// Notes twins that get no slot now, and the candidates of this chunk that they equal.
+    fn put_down(&mut self, twins: &[Twin]) {
+        for twin in twins {
+            self.unpublished.insert(twin.read.page);
+            if let Entry::Candidate(site) = twin.current
+                && site.chunk == self.chunk.id
+            {
+                self.partners.insert(site.page.into());
             }
         }
     }

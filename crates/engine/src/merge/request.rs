@@ -306,6 +306,11 @@ fn stretches(pages: &Pages, encloses: bool) -> Vec<Stretch> {
     all
 }
 
+/// Whether `guest` may have new mappings at all.
+pub(crate) fn may_map(guest: &Guest, max_mappings: u64) -> bool {
+    least_run(guest, max_mappings) < usize::MAX
+}
+
 /// The shortest run worth its two mappings: 1 while the guest has used less than half of its
 /// budget, then doubling, 512 at the end, none beyond it. The budget leaves a quarter of the
 /// kernel's limit, at least 4096 mappings, to the guest itself.

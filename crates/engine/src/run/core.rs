@@ -415,6 +415,8 @@ impl Core {
                 use_zero_pages: self.knobs.use_zero_pages.load(Relaxed),
                 rules: self.knobs.rules(),
                 promotions: &self.queue,
+                worth_splitting: manner.worth_splitting,
+                may_map: request::may_map(&guest, manner.max_mappings),
                 store_limit: self.knobs.store_limit(),
                 over_limit: &self.pages_over_limit,
             };

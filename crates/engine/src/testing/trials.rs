@@ -216,6 +216,37 @@ fn a_huge_page_is_split_only_when_that_is_worth_it() {
 }
 
 #[test]
+fn no_slot_is_written_for_a_huge_page_that_stays_whole() {
+    let lab = Lab::new();
+    let guests = [lab.guest("d", 1), lab.guest("d", 1)];
+    for guest in guests {
+        lab.world(|world| world.processes[guest].huge = (0..1).collect());
+        fill(&lab, guest, 0..512, |page| match page {
+            0..16 | 32..40 => page % 32 + 1,
+            _ => 100_000 * (guest as u64 + 1) + page,
+        });
+    }
+    let spent = || {
+        let domain = lab.core.domain("d").unwrap();
+        let run = domain.slots.take_run(StoreId::default()).unwrap();
+        let first = run.start;
+        domain.slots.give_back(run);
+        first
+    };
+    for thp in [wire::Thp::Keep, wire::Thp::Auto] {
+        lab.core.knobs.set_thp(thp);
+        lab.rounds(20);
+        assert_eq!(lab.status().pages_sharing, 0);
+        assert_eq!(lab.status().huge_pages_kept, 2);
+        assert_eq!(spent(), 0, "no number of a slot was given out");
+    }
+    lab.core.knobs.set_thp(wire::Thp::Split);
+    lab.rounds(70);
+    let status = lab.status();
+    assert_eq!(status.pages_shared + status.pages_sharing, 48);
+}
+
+#[test]
 fn nothing_is_merged_again_while_something_may_be_pinned() {
     let lab = Lab::new();
     let [a, b] = twins(&lab);
