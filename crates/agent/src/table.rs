@@ -353,12 +353,19 @@ impl Chunk {
         }
     }
 
-    /// A stored page has become anonymous, with the attributes it had.
+    /// A stored page has become anonymous, with the attributes it had: those of the chunk, or its own.
     pub(crate) fn is_anonymous(&mut self, page: usize) {
+        let own = self.odd;
         self.stored.remove(page);
         self.odd &= !self.stored.is_empty();
-        if self.offered.contains(page) {
-            self.fresh.insert(page);
+        if !self.offered.contains(page) {
+            return;
+        }
+        self.fresh.insert(page);
+        if own {
+            self.plain.remove(page);
+            self.reading = Reading::Wanted;
+        } else {
             self.plain.insert(page);
         }
     }
@@ -395,6 +402,37 @@ impl Chunk {
 mod tests {
     use super::*;
     use crate::lock::lock;
+
+    #[test]
+    fn a_page_with_attributes_of_its_own_is_read_before_it_is_merged_again() {
+        let (stored, told) = (set_of(3..5), Attributes::default());
+        let mut chunk = Chunk {
+            offered: stored,
+            stored,
+            ..Chunk::EMPTY
+        };
+        chunk.is_anonymous(4);
+        assert!(chunk.mergeable().contains(4));
+        // The other stays in the store, and is given something there.
+        chunk.unread(3);
+        chunk.is_anonymous(3);
+        assert!(!chunk.mergeable().contains(3));
+        chunk.is_tracked(3);
+        assert_eq!(chunk.reading, Reading::Wanted);
+        chunk.reading = Reading::Begun;
+        let dontfork = Attributes {
+            dontfork: true,
+            ..told
+        };
+        let told = |attributes| {
+            Some(Told {
+                attributes,
+                tracked: true,
+            })
+        };
+        chunk.learn(3..4, told(dontfork));
+        assert!(!chunk.mergeable().contains(3) && chunk.mergeable().contains(4));
+    }
 
     #[test]
     fn chunks_come_and_go() {
