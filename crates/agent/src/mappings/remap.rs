@@ -118,11 +118,15 @@ fn carry_out(guard: &mut Guard, call: Remap) -> Result<usize> {
         };
     }
     if call.flags & FIXED != 0 && call.new_len < call.old_len {
-        // As the kernel: the tail goes before anything asks whether the rest may move.
-        // SAFETY: the guest gives the tail back.
-        unsafe { mapping::unmap(call.old + call.new_len, call.old_len - call.new_len) }?;
+        // As the kernel: the rest must be one mapping; then the tail goes before anything asks whether the rest may move.
         let old_len = call.new_len;
-        return carry_out(guard, Remap { old_len, ..call });
+        let rest = Remap { old_len, ..call };
+        if first.is_some_and(|vma| vma.end >= call.old + old_len) || cut(&maps, rest).is_none() {
+            return pass(call);
+        }
+        // SAFETY: the guest gives the tail back.
+        unsafe { mapping::unmap(call.old + old_len, call.old_len - old_len) }?;
+        return carry_out(guard, rest);
     }
     let only_moves = call.flags & FIXED != 0 && call.new_len == call.old_len;
     // What stays mapped does not tell how far a move came: one mapping by the other, if that may be.
@@ -243,9 +247,11 @@ fn fresh(guard: &mut Guard, start: usize, len: usize) {
 /// Moves the mappings of the old range one by one to a place that is kept for them.
 fn relocate(maps: &Maps, call: Remap) -> Result<usize> {
     let fixed = call.flags & FIXED != 0;
-    let (at, how) = match fixed {
-        true => (call.to, MapFlags::FIXED),
-        false => (0, MapFlags::empty()),
+    // Where the old mapping stays, the target is a wish.
+    let (at, how) = match (fixed, call.flags & DONTUNMAP != 0) {
+        (true, _) => (call.to, MapFlags::FIXED),
+        (false, true) => (call.to, MapFlags::empty()),
+        (false, false) => (0, MapFlags::empty()),
     };
     let (at, flags) = (
         std::ptr::with_exposed_provenance_mut(at),
