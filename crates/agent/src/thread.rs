@@ -118,6 +118,20 @@ pub(crate) fn is_barred() -> bool {
     BARRED.load(Ordering::Relaxed) != 0
 }
 
+/// Whether all memory was given back to the program.
+static GIVEN_BACK: AtomicBool = AtomicBool::new(false);
+
+/// Everything was given back, but for what may be pinned, which the table still knows.
+pub(crate) fn note_given_back() {
+    GIVEN_BACK.store(true, Ordering::Relaxed);
+}
+
+/// Whether a hook may look at the mappings. Where no agent may run, a filter of the program's may refuse the calls that it
+/// takes, or kill for them. Then the table has to do.
+pub(crate) fn may_look() -> bool {
+    !(is_barred() && GIVEN_BACK.load(Ordering::Relaxed))
+}
+
 /// From here no agent starts in this process.
 pub(crate) fn bar(why: Why) {
     BARRED.store(why.bits(), Ordering::Relaxed);

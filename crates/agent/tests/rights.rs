@@ -251,6 +251,34 @@ fn no_filter_costs_a_byte_or_a_life_whatever_it_refuses() {
 }
 
 #[test]
+fn what_may_be_pinned_is_discarded_under_a_filter_too() {
+    // By open(2) the hooks look at mappings: a filter kills for it, or refuses it.
+    for action in [0x8000_0000_u32, 0x5_0001] {
+        let (engine, mut guest) = ready(5);
+        engine.merge(guest.memory, 0, 512, Some(1000));
+        // The pin makes these pages private, and they stay where they lie.
+        guest.run("pin 10 4");
+        guest.run("rights m:nonewprivs");
+        guest.run(&format!("rights m:filter 2 {action} 0"));
+        assert_eq!(agents(guest.pid), [0; 0]);
+        guest.run("check");
+        guest.run("advise 8 4 4");
+        guest.run("check");
+        guest.run("advise 12 1 24");
+        guest.run("check");
+        guest.run("fill 8 6 9");
+        guest.run("advise 13 1 8");
+        guest.run("advise 0 512 4");
+        guest.run("check");
+        // A mapping that comes in the place of such pages is the program's alone.
+        guest.run("mapover 10 4");
+        guest.run("fill 10 4 7");
+        guest.run("advise 10 4 4");
+        guest.run("check");
+    }
+}
+
+#[test]
 fn no_filter_from_before_costs_a_life_either() {
     for call in calls() {
         // What the program, its loader, and the first offer before the trial call themselves.

@@ -13,6 +13,7 @@ use crate::mappings::stores::is_store;
 use crate::mappings::whole::whole;
 use crate::offer::{self, Then};
 use crate::table::{ADDRESS_LIMIT, touches};
+use crate::thread;
 
 /// madvise(2).
 pub(crate) fn madvise(start: usize, len: usize, advice: i32) -> Result<usize> {
@@ -224,6 +225,7 @@ fn changing(start: usize, len: usize, name: i64, args: [usize; 6]) -> Result<usi
     whole(&mut guard, start, len).map_err(|_| Errno::NOMEM)?;
     // The policy of a store's mapping is the store's, and not this process's to set.
     let of_store = matches!(name, libc::SYS_mbind | SYS_HOME_NODE);
+    let of_store = of_store && thread::may_look();
     if of_store && guard.table().may_be_stored(start, len) && is_any_stored(start, len)? {
         return Err(Errno::NOMEM);
     }

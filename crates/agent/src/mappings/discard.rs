@@ -30,6 +30,7 @@ use super::stores::is_store;
 use super::whole::{self, attributes_at, whole};
 use crate::lock::Guard;
 use crate::table::Chunk;
+use crate::thread;
 
 /// `MADV_DONTNEED_LOCKED` (Linux 5.18).
 const DONTNEED_LOCKED: i32 = 24;
@@ -80,6 +81,7 @@ pub(crate) fn madvise(guard: &mut Guard, start: usize, len: usize, advice: i32) 
     let result = match asks {
         _ if !stored => tell(start, len, advice),
         Asks::Little => tell(start, len, advice),
+        Asks::Discard if !thread::may_look() => discard_unseen(guard, start, rounded, advice),
         Asks::Discard => discard(guard, start, rounded, advice),
         Asks::Pages | Asks::Mapping => {
             whole(guard, start, rounded).and_then(|()| tell(start, len, advice))
@@ -87,7 +89,9 @@ pub(crate) fn madvise(guard: &mut Guard, start: usize, len: usize, advice: i32) 
     };
     match asks {
         Asks::Mapping => unread(guard, start, rounded),
-        Asks::Discard if result.is_ok() => ahead::discarded(guard, start, rounded, stored),
+        Asks::Discard if result.is_ok() && thread::may_look() => {
+            ahead::discarded(guard, start, rounded, stored)
+        }
         _ => {}
     }
     result
@@ -154,6 +158,47 @@ fn discard(guard: &mut Guard, start: usize, len: usize, advice: i32) -> Result<(
         tell_to(told, end)?;
     }
     hole
+}
+
+/// As [`discard`], where the mappings cannot be looked at: what is stored gets its zeros where it lies, if it may be
+/// written, by no other call than madvise(2). **The limit**: what may not be written gets canonical content.
+fn discard_unseen(guard: &mut Guard, start: usize, len: usize, advice: i32) -> Result<()> {
+    const POPULATE_WRITE: i32 = 23;
+    if !matches!(
+        advice,
+        libc::MADV_DONTNEED | DONTNEED_LOCKED | libc::MADV_FREE
+    ) {
+        return tell(start, len, advice);
+    }
+    let (mut at, end) = (start, start + len);
+    let mut hole = Ok(());
+    while at < end {
+        let stored = is_stored(guard, at);
+        let mut pages = (at..end).step_by(PAGE_BYTES);
+        let stop = pages
+            .find(|&page| is_stored(guard, page) != stored)
+            .unwrap_or(end);
+        if stored
+            && !(advice != DONTNEED_LOCKED && is_locked(at))
+            && tell(at, stop - at, POPULATE_WRITE).is_ok()
+        {
+            fill_zeros(at, stop - at);
+        } else {
+            match tell(at, stop - at, advice) {
+                Err(Errno::NOMEM) => hole = Err(Errno::NOMEM),
+                other => other?,
+            }
+        }
+        at = stop;
+    }
+    hole
+}
+
+/// Whether the table says that a page lies in a store's mapping.
+pub(crate) fn is_stored(guard: &mut Guard, at: usize) -> bool {
+    let mut table = guard.table();
+    let chunk = table.get(at & !(CHUNK_BYTES - 1));
+    chunk.is_some_and(|chunk| chunk.stored.contains(at % CHUNK_BYTES / PAGE_BYTES))
 }
 
 /// Whether a store's mapping at `at` is locked.

@@ -8,7 +8,7 @@ use wire::{CHUNK_BYTES, PAGE_BYTES, PageBits};
 use super::whole::whole;
 use crate::lock::{Guard, lock};
 use crate::table::{ADDRESS_LIMIT, touches};
-use crate::thread::Why;
+use crate::thread::{self, Why};
 
 /// `MADV_POPULATE_WRITE` (Linux 5.14): makes pages private and writable at once.
 const POPULATE_WRITE: i32 = 23;
@@ -47,19 +47,16 @@ pub(crate) fn own_all(must_end: impl Fn() -> bool) -> Result<()> {
     }
 }
 
-/// Takes everything back, and forgets it: from here the hooks pass all calls on.
+/// Takes everything back. What may be pinned stays in a store's mapping, private, and known: without that a discard
+/// would bring canonical content back there. All other memory is forgotten, and the hooks pass calls over it on.
 pub(crate) fn give_back(guard: &mut Guard) {
-    // What cannot be made anonymous becomes private where it lies.
+    // What cannot be made anonymous becomes private where it lies; without memory for it the pages stay merged.
     let _ = whole(guard, 0, ADDRESS_LIMIT);
     let mut table = guard.table();
-    table.each_known(0, ADDRESS_LIMIT, |address, _, chunk| {
-        chunk.offered = PageBits::EMPTY;
-        let stored = chunk.stored;
-        for (first, count) in stored.runs() {
-            // Without memory for it the pages stay merged, and are known to be.
-            if make_private(address + first * PAGE_BYTES, count * PAGE_BYTES).is_ok() {
-                (first..first + count).for_each(|page| chunk.stored.remove(page));
-            }
+    table.each_known(0, ADDRESS_LIMIT, |address, pages, chunk| {
+        pages.for_each(|page| chunk.withdraw(page));
+        for (first, count) in chunk.stored.runs() {
+            let _ = make_private(address + first * PAGE_BYTES, count * PAGE_BYTES);
         }
     });
     let mut at = 0;
@@ -67,6 +64,7 @@ pub(crate) fn give_back(guard: &mut Guard) {
         table.mark_clean(address);
         at = address + CHUNK_BYTES;
     }
+    thread::note_given_back();
 }
 
 /// Makes all merged memory private before the program goes where hooks may find no /proc: no discard could tell a store's

@@ -16,11 +16,12 @@ use sys::pagemap::Pagemap;
 use sys::vma::Maps;
 use wire::{CHUNK_BYTES, PAGE_BYTES};
 
-use super::discard::{forget, unread};
+use super::discard::{forget, is_stored, unread};
 use super::stores::is_store;
 use super::whole::{self, Untracked, whole};
 use crate::lock::Guard;
 use crate::table::{ADDRESS_LIMIT, Chunk, set_of};
+use crate::thread;
 
 const MAYMOVE: i32 = libc::MREMAP_MAYMOVE;
 const FIXED: i32 = libc::MREMAP_FIXED;
@@ -57,8 +58,8 @@ pub(crate) fn remap(guard: &mut Guard, call: Remap) -> Result<usize> {
     }
     whole(guard, call.old, old_len).map_err(|_| Errno::NOMEM)?;
     let result = match is_sound(rounded) {
-        true => carry_out(guard, rounded),
-        false => pass(call),
+        true if thread::may_look() => carry_out(guard, rounded),
+        _ => pass(call),
     };
     // A call that fails may have unmapped the target, or not: what is known of it stays, and costs a look.
     if let Ok(new) = result {
@@ -316,7 +317,11 @@ fn follow(guard: &mut Guard, call: Remap, new: usize) {
     if new != old {
         for at in (0..kept).step_by(PAGE_BYTES) {
             let offered = is_offered(guard, old + at);
+            let stored = !thread::may_look() && is_stored(guard, old + at);
             put(guard, new + at, offered);
+            if stored {
+                note_island(guard, new + at);
+            }
         }
         if call.flags & DONTUNMAP == 0 {
             forget(guard, old, call.old_len);
@@ -334,6 +339,9 @@ fn follow(guard: &mut Guard, call: Remap, new: usize) {
 
 /// What may be pinned lies in a store's mapping still, with attributes that only the kernel knows here.
 fn note_islands(guard: &mut Guard, start: usize, len: usize) {
+    if !thread::may_look() {
+        return;
+    }
     let Ok(maps) = Maps::open() else { return };
     let (mut at, end) = (start, start + len);
     while let Ok(Some(vma)) = maps.find(at)
@@ -341,16 +349,20 @@ fn note_islands(guard: &mut Guard, start: usize, len: usize) {
     {
         let range = vma.start.max(at)..vma.end.min(end);
         for page in range.step_by(PAGE_BYTES).filter(|_| is_store(&vma)) {
-            let (chunk, page) = (page & !(CHUNK_BYTES - 1), page % CHUNK_BYTES / PAGE_BYTES);
-            let mut table = guard.table();
-            if let Some(known) = table.make(chunk) {
-                known.stored.insert(page);
-                known.odd = true;
-            }
-            table.mark_dirty(chunk);
+            note_island(guard, page);
         }
         at = vma.end;
     }
+}
+
+fn note_island(guard: &mut Guard, at: usize) {
+    let (chunk, page) = (at & !(CHUNK_BYTES - 1), at % CHUNK_BYTES / PAGE_BYTES);
+    let mut table = guard.table();
+    if let Some(known) = table.make(chunk) {
+        known.stored.insert(page);
+        known.odd = true;
+    }
+    table.mark_dirty(chunk);
 }
 
 fn is_offered(guard: &mut Guard, at: usize) -> bool {

@@ -41,6 +41,7 @@ use wire::{CHUNK_BYTES, PAGE_BYTES, PageBits};
 use super::stores::is_store;
 use crate::lock::Guard;
 use crate::table::{Chunk, pages_of};
+use crate::thread;
 
 /// Lends the agent's descriptors to hooks; nothing without them.
 pub(crate) fn lend(guard: &mut Guard, tools: Option<(&Uffd, Option<&Freezer>)>) {
@@ -92,7 +93,7 @@ pub(crate) fn whole_unwritten(guard: &mut Guard, start: usize, len: usize) -> Re
 const SHORTEST: usize = 4 * PAGE_BYTES;
 
 fn make(guard: &mut Guard, start: usize, len: usize, unwritten: Option<&Pagemap>) -> Result<()> {
-    if !guard.table().may_be_stored(start, len) {
+    if !thread::may_look() || !guard.table().may_be_stored(start, len) {
         return Ok(());
     }
     let (maps, still) = (Maps::open()?, Still::of(guard)?);
