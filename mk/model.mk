@@ -4,5 +4,5 @@
 LIST ?=
 
 model: setup ## Compares what a program sees with PageONE and without, for MINUTES (1), or again with SEED or LIST
-	$(CARGO) build -p pageone -p agent
-	MINUTES=$(MINUTES) SEED=$(SEED) LIST=$(LIST) $(CARGO) test -p pageone --test model -- --ignored --nocapture
+	$(CARGO) build --workspace
+	MINUTES=$(MINUTES) SEED=$(SEED) LIST=$(LIST) $(CARGO) test --workspace --test model -- --ignored --nocapture

@@ -21,6 +21,7 @@ short: unit ## Runs each demonstration, bench, simulation and fuzz target for a 
 	$(MAKE) fuzz-smoke $(SHORT)
 	$(MAKE) fuzz $(SHORT)
 	$(MAKE) miri $(SHORT)
+	$(MAKE) model $(SHORT)
 
 msrv: ## Checks that the oldest Rust that the manifest names will do, if it is installed
 	@if rustup run $(MSRV) cargo --version >/dev/null 2>&1; then \

@@ -52,8 +52,8 @@ static inline int ring_open(struct ring *ring, void *buffer, size_t len)
 	return 0;
 }
 
-/* Does one transfer between the start of a file and the pinned buffer, through the pin. */
-static inline int ring_do(struct ring *ring, int opcode, int file, void *buffer, size_t len)
+/* Does one transfer between a file and the pinned buffer, through the pin. */
+static inline int ring_do_at(struct ring *ring, int opcode, int file, void *buffer, size_t len, uint64_t offset)
 {
 	unsigned *sq_tail = (unsigned *)(ring->rings + ring->p.sq_off.tail);
 	unsigned *sq_mask = (unsigned *)(ring->rings + ring->p.sq_off.ring_mask);
@@ -69,6 +69,7 @@ static inline int ring_do(struct ring *ring, int opcode, int file, void *buffer,
 	sqe->fd = file;
 	sqe->addr = (uint64_t)(uintptr_t)buffer;
 	sqe->len = (uint32_t)len;
+	sqe->off = offset;
 	sqe->flags = (uint8_t)ring->flags;
 	sqe->buf_group = (uint16_t)ring->group;
 	sq_array[at] = at;
@@ -83,6 +84,12 @@ static inline int ring_do(struct ring *ring, int opcode, int file, void *buffer,
 	int result = cqes[head & *cq_mask].res;
 	__atomic_store_n(cq_head, head + 1, __ATOMIC_RELEASE);
 	return result;
+}
+
+/* The same with the start of the file. */
+static inline int ring_do(struct ring *ring, int opcode, int file, void *buffer, size_t len)
+{
+	return ring_do_at(ring, opcode, file, buffer, len, 0);
 }
 
 /*

@@ -5,13 +5,19 @@
 #include <errno.h>
 #include <malloc.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <linux/prctl.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #define BLOCKS 12
 #define STACKS 6
+#define SKIP_4 "%*s%*s%*s%*s"
+#define SKIP_16 SKIP_4 SKIP_4 SKIP_4 SKIP_4
+#define SKIP_22 SKIP_16 SKIP_4 "%*s%*s"
 
 static struct block {
 	unsigned char *at;
@@ -115,6 +121,35 @@ void say_blocks(void)
 static unsigned char *heap;
 static size_t heap_pages;
 
+/* What the kernel says of this process's memory, as prctl(2) wants it. */
+static struct prctl_mm_map mm_map(void)
+{
+	struct prctl_mm_map map = { .brk = (uintptr_t)sbrk(0), .exe_fd = (uint32_t)-1 };
+	unsigned long code[2], stack, rest[7];
+	char text[1024];
+	FILE *stat = fopen("/proc/self/stat", "re");
+	must(stat && fgets(text, sizeof text, stat), "/proc/self/stat");
+	fclose(stat);
+	/* Behind the name: fields 26 to 28, and 45 to 51. */
+	const char *at = strrchr(text, ')');
+	must(sscanf(at, ") %*c" SKIP_22 "%lu %lu %lu" SKIP_16 "%lu %lu %lu %lu %lu %lu %lu", &code[0], &code[1], &stack, &rest[0],
+		    &rest[1], &rest[2], &rest[3], &rest[4], &rest[5], &rest[6]) == 10, "/proc/self/stat");
+	map.start_code = code[0], map.end_code = code[1], map.start_stack = stack;
+	map.start_data = rest[0], map.end_data = rest[1], map.start_brk = rest[2];
+	map.arg_start = rest[3], map.arg_end = rest[4], map.env_start = rest[5], map.env_end = rest[6];
+	return map;
+}
+
+void heap_here(unsigned char *place)
+{
+	struct prctl_mm_map map = mm_map();
+	map.start_brk = map.brk = (uintptr_t)place;
+	int error = prctl(PR_SET_MM, PR_SET_MM_MAP, &map, sizeof map, 0) ? errno : 0;
+	say(" %d", error);
+	if (!error)
+		heap = place;
+}
+
 void heap_move(long pages)
 {
 	unsigned char *end = sbrk(0);
@@ -180,7 +215,7 @@ static void *on_stack(void *arg)
 	unsigned char *first = (unsigned char *)(((uintptr_t)area + PAGE - 1) & ~(PAGE - 1));
 	size_t pages = DEEP / PAGE - 8;
 	static _Thread_local unsigned char page[PAGE];
-	/* A thread's stack may have been another's: libc has given its pages back. */
+	/* A thread's stack may have been another's: libc has given its pages back, or it was mapped anew. */
 	for (size_t i = 0; i < pages * PAGE; i++)
 		stack->garbage += first[i] != 0;
 	for (size_t i = 0; i < pages; i++)
@@ -194,6 +229,15 @@ static void *on_stack(void *arg)
 	return NULL;
 }
 
+/* The first of these stacks lies in the arena, as a program may wish: beside the list's memory. */
+static void *stack_in_arena(void)
+{
+	unsigned char *at = (unsigned char *)ARENA + STACK_FIRST * PAGE;
+	int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK | MAP_FIXED;
+	must(mmap(at, STACK_PAGES * PAGE, PROT_READ | PROT_WRITE, flags, -1, 0) == at, "mmap");
+	return at;
+}
+
 void stack_begin(size_t id, unsigned content)
 {
 	struct stack *stack = &stacks[id % STACKS];
@@ -202,7 +246,12 @@ void stack_begin(size_t id, unsigned content)
 	*stack = (struct stack){ .begun = 1, .content = content };
 	pthread_barrier_init(&stack->ready, NULL, 2);
 	pthread_barrier_init(&stack->end, NULL, 2);
-	int error = pthread_create(&stack->thread, NULL, on_stack, stack);
+	pthread_attr_t attributes;
+	pthread_attr_init(&attributes);
+	if (id % STACKS == 0)
+		pthread_attr_setstack(&attributes, stack_in_arena(), STACK_PAGES * PAGE);
+	int error = pthread_create(&stack->thread, &attributes, on_stack, stack);
+	pthread_attr_destroy(&attributes);
 	stack->begun = error == 0;
 	if (error == 0)
 		pthread_barrier_wait(&stack->ready);

@@ -23,7 +23,7 @@ static void live(size_t first, size_t count, unsigned content)
 	for (size_t i = 0; i < count; i += 3)
 		say(" %d", write_page(at + i * PAGE, content));
 	for (size_t i = 1; i < count; i += 3)
-		say(" %d", madvise(at + i * PAGE, PAGE, MADV_DONTNEED));
+		say(" %d", madvise(at + i * PAGE, PAGE, MADV_DONTNEED) ? errno : 0);
 	say("\n  afterwards:");
 	say_contents((uintptr_t)at, (uintptr_t)at + count * PAGE);
 }

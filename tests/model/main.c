@@ -143,10 +143,7 @@ static size_t len(const struct call *call)
 	return call->count * PAGE;
 }
 
-static const struct kind {
-	const char *name;
-	int prot, flags, file; /* file: -1 none */
-} kinds[] = {
+static const struct kind kinds[] = {
 	{ "private", PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1 },
 	{ "readable", PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1 },
 	{ "closed", PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1 },
@@ -164,21 +161,28 @@ static const struct kind {
 	{ "huge", PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB, -1 },
 };
 
-/* a: more flags; b: the page of the file. */
-static void do_map(const struct call *call)
+void *map_kind(const char *name, void *place, size_t len, int flags, long file_page)
 {
 	for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
 		const struct kind *kind = &kinds[i];
-		if (strcmp(kind->name, call->kind))
+		if (strcmp(kind->name, name))
 			continue;
 		int file = kind->file < 0 ? -1 : files[kind->file].fd;
-		long offset = kind->file < 0 ? 0 : call->b * (long)PAGE;
-		void *place = mmap(at(call), len(call), kind->prot, kind->flags | (int)call->a, file, offset);
-		say_place(place);
-		/* Not in the arena: it goes back at once. */
-		if (place != MAP_FAILED && place != at(call))
-			munmap(place, len(call));
+		long offset = kind->file < 0 ? 0 : file_page * (long)PAGE;
+		return mmap(place, len, kind->prot, kind->flags | flags, file, offset);
 	}
+	must(0, name);
+	return MAP_FAILED;
+}
+
+/* a: more flags; b: the page of the file. */
+static void do_map(const struct call *call)
+{
+	void *place = map_kind(call->kind, at(call), len(call), (int)call->a, call->b);
+	say_place(place);
+	/* Not in the arena: it goes back at once. */
+	if (place != MAP_FAILED && place != at(call))
+		munmap(place, len(call));
 }
 
 static void do_munmap(const struct call *call)
@@ -323,7 +327,8 @@ static void do_remap(const struct call *call)
 	unsigned char *place = mremap(at(call), len(call), bytes, (int)call->a, target);
 	int error = errno;
 	say_place(place);
-	if (place == MAP_FAILED && error == EFAULT && is_alike((uintptr_t)at(call), (uintptr_t)at(call) + len(call)))
+	size_t kept = len(call) < bytes ? len(call) : bytes;
+	if (place == MAP_FAILED && error == EFAULT && is_alike((uintptr_t)at(call), (uintptr_t)at(call) + kept))
 		say(" divided");
 	if (place == MAP_FAILED || (place >= (unsigned char *)ARENA && place < (unsigned char *)ARENA + ARENA_PAGES * PAGE))
 		return;
@@ -357,11 +362,44 @@ static void do_by_number(const struct call *call)
 		offered_to_ksm(call);
 }
 
+/* Which of two errors a range has that deserves both depends on how its memory is divided. */
 static void do_bind(const struct call *call)
 {
 	unsigned long nodes[16] = { 1 };
 	int empty = call->a == 0 || call->a == 4; /* MPOL_DEFAULT, MPOL_LOCAL */
-	say_result(syscall(SYS_mbind, at(call), len(call), call->a, empty ? NULL : nodes, empty ? 0ul : 1024ul, call->b));
+	long result = syscall(SYS_mbind, at(call), len(call), call->a, empty ? NULL : nodes, empty ? 0ul : 1024ul, call->b);
+	if (result < 0 && (errno == EIO || errno == EFAULT) && has_hole((uintptr_t)at(call), (uintptr_t)at(call) + len(call)))
+		say(" EFAULT or EIO");
+	else
+		say_result(result);
+}
+
+static void do_home_node(const struct call *call)
+{
+	const long set_mempolicy_home_node = 450;
+	say_result(syscall(set_mempolicy_home_node, at(call), len(call), call->a, 0ul));
+}
+
+/* a, b: the nodes from which and to which, a bit each. */
+static void do_migrate(const struct call *call)
+{
+	unsigned long from[16] = { (unsigned long)call->a }, to[16] = { (unsigned long)call->b };
+	say_result(syscall(SYS_migrate_pages, 0, 1024ul, from, to));
+}
+
+/* a: the flags of a move to the first node, or 0 for a question. Which pages are there, and which are zeros, is not told. */
+static void do_move_pages(const struct call *call)
+{
+	static void *pages[ARENA_PAGES];
+	static int nodes[ARENA_PAGES], status[ARENA_PAGES];
+	for (size_t i = 0; i < call->count; i++) {
+		pages[i] = at(call) + i * PAGE;
+		nodes[i] = 0;
+	}
+	say_result(syscall(SYS_move_pages, 0, call->count, pages, call->a ? nodes : NULL, status, call->a));
+	for (size_t i = 0; i < call->count; i++)
+		if (status[i] && status[i] != -ENOENT && status[i] != -EFAULT)
+			say(" %zu:%d", i, status[i]);
 }
 
 static void do_policy(const struct call *call)
@@ -512,6 +550,13 @@ static void do_trim(const struct call *call) { (void)call; malloc_trim(0); }
 static void do_heap(const struct call *call) { heap_move(call->a); }
 static void do_heap_fill(const struct call *call) { heap_fill(call->first, call->count, (unsigned)call->a); }
 static void do_heap_advise(const struct call *call) { heap_advise(call->first, call->count, (int)call->a); }
+static void do_heap_here(const struct call *call) { heap_here(at(call)); }
+static void do_loose(const struct call *call) { loose_begin(call->first, call->kind, call->count, (unsigned)call->a); }
+static void do_loose_end(const struct call *call) { loose_end(call->first); }
+static void do_pin(const struct call *call) { pin(call->first, call->count); }
+static void do_unpin(const struct call *call) { (void)call; unpin(); }
+static void do_fixed_read(const struct call *call) { fixed(1, call->first, call->count, call->a); }
+static void do_fixed_write(const struct call *call) { fixed(0, call->first, call->count, call->a); }
 static void do_stack_begin(const struct call *call) { stack_begin(call->first, (unsigned)call->a); }
 static void do_stack_end(const struct call *call) { stack_end(call->first); }
 
@@ -531,7 +576,9 @@ static const struct {
 	{ "block-becomes-file", do_block_becomes_file }, { "family", do_family }, { "malloc", do_malloc }, { "realloc", do_realloc },
 	{ "dealloc", do_dealloc }, { "block-offer", do_block_offer }, { "trim", do_trim }, { "brk", do_heap },
 	{ "heap-fill", do_heap_fill }, { "heap-madvise", do_heap_advise }, { "stack-begin", do_stack_begin },
-	{ "stack-end", do_stack_end },
+	{ "stack-end", do_stack_end }, { "heap-here", do_heap_here }, { "loose", do_loose }, { "loose-end", do_loose_end },
+	{ "home-node", do_home_node }, { "migrate_pages", do_migrate }, { "move_pages", do_move_pages }, { "pin", do_pin },
+	{ "unpin", do_unpin }, { "fixed-read", do_fixed_read }, { "fixed-write", do_fixed_write },
 };
 
 /* ---- the threads: a line is one thread's, and the next line begins when it is done ---- */
@@ -608,7 +655,8 @@ int main(int argc, char **argv)
 	trace = open(argv[2], O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0600);
 	must(list && trace >= 0, "open");
 	plain = atoi(argv[4]);
-	/* Large blocks are mappings of their own, always; and the heap is brk's alone. */
+	/* Large blocks are mappings of their own, always; and what brk moves is not malloc's, which has enough. */
+	mallopt(M_TOP_PAD, 4 << 20);
 	mallopt(M_MMAP_THRESHOLD, 64 << 10);
 	mallopt(M_TRIM_THRESHOLD, 64 << 10);
 	free(malloc(32 << 10));

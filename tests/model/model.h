@@ -4,6 +4,8 @@
  *   main.c    the list, the threads, the calls
  *   view.c    the mappings and the bytes of the arena, as text
  *   blocks.c  malloc's memory, brk, thread stacks
+ *   loose.c   mappings where the kernel puts them, beside libc's
+ *   pins.c    memory that an io_uring keeps
  *   family.c  children
  *
  * `model LIST TRACE FOLDER PLAIN` runs a list; the same list runs twice, without PageONE and
@@ -25,6 +27,9 @@
 #define ARENA 0x200000000000ul
 #define ARENA_PAGES (3 * CHUNK_PAGES)
 #define FILE_PAGES 256ul
+/* The stack of a thread in the arena, which no line touches; its bytes are compared by the thread alone. */
+#define STACK_FIRST 1408ul
+#define STACK_PAGES 80ul
 
 /* Contents of pages: 0 is zeros. */
 #define CONTENTS 6u
@@ -37,6 +42,14 @@ int write_byte(unsigned char *at, unsigned char value);
 /* Reads a page as a thread does; gives the signal that hit it, or 0. */
 int read_page(const unsigned char *page, unsigned char *into);
 void must(int worked, const char *call);
+
+/* main.c */
+struct kind {
+	const char *name;
+	int prot, flags, file; /* file: -1 none */
+};
+/* Maps memory of a kind. */
+void *map_kind(const char *name, void *place, size_t len, int flags, long file_page);
 
 /* view.c */
 struct file {
@@ -59,6 +72,8 @@ size_t stored(uintptr_t start, uintptr_t end);
 void settle(void);
 /* Whether all of a range is mapped and may be written; `anonymous`: and belongs to no file. */
 int is_writable(uintptr_t start, uintptr_t end, int anonymous);
+/* Whether something of a range is not mapped. */
+int has_hole(uintptr_t start, uintptr_t end);
 /* Whether all of a range is anonymous memory of which the kernel tells the same. */
 int is_alike(uintptr_t start, uintptr_t end);
 
@@ -73,11 +88,24 @@ void block_stores(size_t id);
 void block_becomes_file(size_t id);
 void say_blocks(void);
 void say_heap(void);
+/* From now on the heap begins there, if the kernel lets this process say so. */
+void heap_here(unsigned char *place);
 void heap_move(long pages);
 void heap_fill(size_t first, size_t count, unsigned content);
 void heap_advise(size_t first, size_t count, int advice);
 void stack_begin(size_t id, unsigned content);
 void stack_end(size_t id);
+
+/* loose.c */
+void loose_begin(size_t id, const char *kind, size_t pages, unsigned content);
+void loose_end(size_t id);
+void say_loose(void);
+
+/* pins.c */
+void pin(size_t first, size_t count);
+void unpin(void);
+/* Between a page of a file and the first page of the run that is pinned, past the page tables. */
+void fixed(int read, size_t first, size_t count, long file_page);
 
 /* family.c */
 void family(const char *kind, size_t first, size_t count, unsigned content);

@@ -105,13 +105,13 @@ static size_t read_mappings(struct mapping *into, uintptr_t from, uintptr_t to)
 			m->start = start;
 			m->end = end;
 			begin_mapping(m, line, perms, offset);
+			if (nothing_merged)
+				add_policy(m, policies);
 			if (start < from) {
 				m->offset += (from - start) / PAGE;
 				m->start = from;
 			}
 			m->end = end < to ? end : to;
-			if (nothing_merged)
-				add_policy(m, policies);
 		} else if (m && strncmp(line, "ProtectionKey:", 14) == 0) {
 			snprintf(m->attributes + strlen(m->attributes), 16, " key%d", atoi(line + 14));
 		} else if (m && strncmp(line, "VmFlags:", 8) == 0) {
@@ -279,9 +279,11 @@ void say_files(void)
 void say_everything(void)
 {
 	say_mappings(ARENA, ARENA + ARENA_PAGES * PAGE);
-	say_contents(ARENA, ARENA + ARENA_PAGES * PAGE);
+	say_contents(ARENA, ARENA + STACK_FIRST * PAGE);
+	say_contents(ARENA + (STACK_FIRST + STACK_PAGES) * PAGE, ARENA + ARENA_PAGES * PAGE);
 	say_files();
 	say_blocks();
+	say_loose();
 	say_heap();
 }
 
@@ -328,6 +330,15 @@ int is_writable(uintptr_t start, uintptr_t end, int anonymous)
 		at = m->end;
 	}
 	return at == end;
+}
+
+int has_hole(uintptr_t start, uintptr_t end)
+{
+	size_t n = look(start, end);
+	uintptr_t at = start;
+	for (size_t i = 0; i < n && found[0][i].start == at; i++)
+		at = found[0][i].end;
+	return at < end;
 }
 
 int is_alike(uintptr_t start, uintptr_t end)

@@ -29,6 +29,18 @@ impl fmt::Display for Line {
 }
 
 impl Line {
+    /// Whether the call is one that is refused, or goes another way, where memory may be pinned.
+    fn is_refused_when_pinned(&self) -> bool {
+        const WIPEONFORK: i64 = 18;
+        let [a, new, _] = self.numbers;
+        match self.name.as_str() {
+            "mbind" | "home-node" | "userfaultfd" => true,
+            "mremap" => usize::try_from(new).is_ok_and(|new| new > self.count),
+            "madvise" | "process_madvise" | "by-number" => a == WIPEONFORK,
+            _ => false,
+        }
+    }
+
     /// The same with another call.
     pub(crate) fn named(&self, name: &str) -> Self {
         let name = name.to_owned();
@@ -68,7 +80,11 @@ pub(crate) fn read(text: &str) -> Vec<Line> {
 
 /// Pages of the arena that get mappings at first: two chunks. Behind them is room, for moves and growth.
 const BUSY: usize = 1024;
-const ALL: usize = 1536;
+const ALL: usize = 1400;
+/// Where the heap begins, if it lies in the arena: between mappings, or behind them.
+const HEAPS: [usize; 3] = [500, 800, 1040];
+/// How far it may grow where no mapping is in the way.
+const HEAP: usize = 160;
 /// A mapping that grows downwards, and the pages below it, which stay free for that.
 const DOWNWARD: usize = 1500;
 /// Calls of a list, without those that prepare it.
@@ -120,6 +136,16 @@ const ADVICE: [(i64, usize); 24] = [
     (103, 3),
 ];
 
+/// What a list is about, besides the calls that all lists have.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sort {
+    /// Nothing may be pinned: merged memory is the kernel's in all respects.
+    Free,
+    /// An io_uring keeps memory. Then some calls are refused that the kernel alone would carry out (`docs/memory-calls.md`),
+    /// and are not drawn.
+    Pinned,
+}
+
 /// splitmix64.
 struct Random(u64);
 
@@ -166,9 +192,13 @@ impl Random {
 /// The list of a seed.
 pub(crate) fn draw(seed: u64) -> Vec<Line> {
     let mut random = Random(seed);
+    let sort = match random.below(6) {
+        0 => Sort::Pinned,
+        _ => Sort::Free,
+    };
     let mut lines = begin(&mut random);
     for _ in 0..LENGTH {
-        lines.push(draw_line(&mut random));
+        lines.push(draw_line(&mut random, sort));
         match random.below(12) {
             0 | 1 => lines.push(call("settle")),
             2..=4 => lines.push(call("check")),
@@ -217,9 +247,28 @@ fn map(kind: &str, range: (usize, usize), flags: i64, file_page: usize) -> Line 
 /// Mappings of many kinds side by side, most of them private memory that is filled and offered.
 fn begin(random: &mut Random) -> Vec<Line> {
     let mut lines = vec![map("growsdown", (DOWNWARD, 16), 0, 0)];
+    let heap = match random.below(2) {
+        0 => random.of(&HEAPS),
+        _ => ALL,
+    };
+    if heap < ALL {
+        lines.push(over("heap-here", (heap, 1), [0; 3]));
+        lines.push(over("brk", (0, 0), [size(HEAP), 0, 0]));
+        lines.push(over("heap-fill", (0, HEAP), [random.content(), 0, 0]));
+        lines.push(over("heap-madvise", (0, HEAP), [12, 0, 0]));
+    }
     let mut at = 0;
     while at < BUSY {
+        if (heap..heap + HEAP).contains(&at) {
+            at = heap + HEAP;
+            continue;
+        }
         let count = random.of(&[16, 32, 64, 64, 128, 256]).min(BUSY - at);
+        let count = if at < heap {
+            count.min(heap - at)
+        } else {
+            count
+        };
         let kind = if random.below(10) < 6 {
             "private"
         } else {
@@ -238,13 +287,40 @@ fn begin(random: &mut Random) -> Vec<Line> {
         at += count;
     }
     lines.push(over("madvise", (DOWNWARD, 16), [12, 0, 0]));
+    for id in 0..random.below(4) {
+        lines.push(loose_of(random, id));
+    }
     lines.push(call("settle"));
     lines
 }
 
 type Make = fn(&mut Random) -> Line;
 
-fn draw_line(random: &mut Random) -> Line {
+/// Any call, and in a list of pins those of pins.
+fn draw_line(random: &mut Random, sort: Sort) -> Line {
+    match sort {
+        Sort::Free => draw_any(random),
+        Sort::Pinned if random.below(4) == 0 => draw_pin(random),
+        Sort::Pinned => loop {
+            let line = draw_any(random);
+            if !line.is_refused_when_pinned() {
+                break line;
+            }
+        },
+    }
+}
+
+fn draw_pin(random: &mut Random) -> Line {
+    let file_page = size(random.below(128));
+    match random.below(8) {
+        0 | 1 => over("pin", random.range(), [0; 3]),
+        2 => over("unpin", (0, 1), [0; 3]),
+        3..6 => over("fixed-read", (random.below(512), 1), [file_page, 0, 0]),
+        _ => over("fixed-write", (random.below(512), 1), [file_page, 0, 0]),
+    }
+}
+
+fn draw_any(random: &mut Random) -> Line {
     let calls: &[(Make, usize)] = &[
         (fill, 24),
         (poke, 8),
@@ -264,6 +340,9 @@ fn draw_line(random: &mut Random) -> Line {
         (remap, 16),
         (bind, 5),
         (policy, 1),
+        (home_node, 2),
+        (migrate, 1),
+        (move_pages, 3),
         (seal, 1),
         (remap_file, 1),
         (sync, 2),
@@ -275,6 +354,7 @@ fn draw_line(random: &mut Random) -> Line {
         (block, 24),
         (heap, 12),
         (stack, 8),
+        (loose, 10),
     ];
     let make = random.weighted(calls);
     let line = make(random);
@@ -433,6 +513,27 @@ fn policy(random: &mut Random) -> Line {
     over("set_mempolicy", (0, 1), [random.of(&[0, 1, 2, 3, 4]), 0, 0])
 }
 
+fn home_node(random: &mut Random) -> Line {
+    over("home-node", random.range(), [random.of(&[0, 0, 1]), 0, 0])
+}
+
+fn migrate(random: &mut Random) -> Line {
+    over(
+        "migrate_pages",
+        (0, 1),
+        [random.of(&[1, 3]), random.of(&[1, 1, 2]), 0],
+    )
+}
+
+fn move_pages(random: &mut Random) -> Line {
+    // A question; to where the pages are, those of others too; and what the kernel does not know.
+    over(
+        "move_pages",
+        random.range(),
+        [random.of(&[0, 2, 2, 4, 1]), 0, 0],
+    )
+}
+
 fn seal(random: &mut Random) -> Line {
     over("mseal", random.range(), [0; 3])
 }
@@ -509,5 +610,26 @@ fn stack(random: &mut Random) -> Line {
     match random.below(2) {
         0 => over("stack-begin", range, [random.content().max(1), 0, 0]),
         _ => over("stack-end", range, [0; 3]),
+    }
+}
+
+fn loose(random: &mut Random) -> Line {
+    let id = random.below(8);
+    match random.below(2) {
+        0 => over("loose-end", (id, 0), [0; 3]),
+        _ => loose_of(random, id),
+    }
+}
+
+/// A mapping where the kernel puts it.
+fn loose_of(random: &mut Random, id: usize) -> Line {
+    let kind = random.of(&KINDS);
+    let pages = match kind {
+        "huge" => 512,
+        _ => random.of(&[1, 4, 16, 64]),
+    };
+    Line {
+        kind: kind.to_owned(),
+        ..over("loose", (id, pages), [random.content(), 0, 0])
     }
 }

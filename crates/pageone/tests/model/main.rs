@@ -31,10 +31,12 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use list::Line;
-use trial::{Difference, Stage};
+use trial::{Difference, HugePages, Stage};
 
 /// Programs at a time: they sleep most of the time, waiting until their pages are merged.
 const JOBS: usize = 4;
+/// One of so many lists may not be the same twice without PageONE either: a busy machine has its ways.
+const MOST_UNSTEADY: usize = 50;
 /// How often the list of a given seed is tried.
 const TRIES: usize = 20;
 
@@ -92,12 +94,18 @@ fn try_many(stage: &Stage, first: u64, time: Duration) -> Option<(u64, Differenc
     let (merged, tried) = (merged.into_inner(), tried.into_inner());
     println!("model: {tried} lists from seed {first} on, {merged} pages seen in a store");
     assert!(merged > 0, "nothing was merged: nothing was tested");
+    let unsteady = stage.unsteady();
+    assert!(
+        unsteady <= 1 + tried / MOST_UNSTEADY,
+        "the model itself is not steady: {unsteady} lists of {tried}"
+    );
     found.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[test]
 #[ignore = "a minute and more: make model"]
 fn a_program_sees_what_the_kernel_alone_would_show_it() {
+    let _huge = HugePages::reserve();
     let stage = Stage::new();
     let minutes: f64 = variable("MINUTES").unwrap_or(1.0);
     let failed = if let Some(path) = variable::<String>("LIST") {
