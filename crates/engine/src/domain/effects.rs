@@ -15,3 +15,16 @@ pub(crate) struct Effects {
     /// Asked pages whose fate is unknown: likewise.
     pub(crate) keep: Vec<Slot>,
 }
+
+impl Effects {
+    /// Whether nothing follows.
+    pub(crate) fn is_empty(&self) -> bool {
+        let Self {
+            forget,
+            unref,
+            leave,
+            keep,
+        } = self;
+        forget.is_empty() && unref.is_empty() && leave.is_empty() && keep.is_empty()
+    }
+}

@@ -7,6 +7,7 @@
 //! answers make it rest.
 
 pub(crate) mod agent;
+pub(crate) mod change;
 pub(crate) mod counters;
 pub(crate) mod idle;
 pub(crate) mod kin;
@@ -28,7 +29,6 @@ use rustix::time::{ClockId, clock_gettime};
 use wire::Ready;
 
 use crate::domain::Domain;
-use crate::domain::effects::Effects;
 use crate::domain::lifelines::{Ledger, Lifeline};
 use crate::error::Refusal;
 use crate::guest::agent::{Fault, Link, Pending, Talk};
@@ -470,11 +470,6 @@ impl Guest {
             *claims = Claims::Told;
         }
         done
-    }
-
-    /// Carries out what changes of page states entail, and empties `effects`.
-    pub(crate) fn apply(&self, effects: &mut Effects) {
-        self.domain.apply(&self.ledger, effects);
     }
 
     /// Settles the refs whose lifelines are free.

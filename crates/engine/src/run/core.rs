@@ -392,11 +392,11 @@ impl Core {
             return;
         }
         // Another worker is at it, and looks again at the end whether something came. Or it is stuck, and not waited for.
-        let Some(mut pages) = chunk.try_lock() else {
+        let Some(mut change) = guest.change(chunk, &mut scratch.effects) else {
             return;
         };
-        let before = pages.memory_bytes();
-        let effects = &mut scratch.effects;
+        let before = change.memory_bytes();
+        let (pages, effects) = change.parts();
         let manner = Manner {
             patience: self.knobs.patience,
             max_mappings: self.knobs.max_mappings,
@@ -420,30 +420,21 @@ impl Core {
                 store_limit: self.knobs.store_limit(),
                 over_limit: &self.pages_over_limit,
             };
-            let plan = Plan::new(
-                &context,
-                &guest,
-                chunk,
-                &mut pages,
-                effects,
-                visit.is_whole(),
-            );
+            let plan = Plan::new(&context, &guest, chunk, pages, effects, visit.is_whole());
             waits = plan.make(&mut scratch.desk);
             match post.is_abandoned() {
                 true => Asked::Done,
-                false => request::merge(&guest, chunk, &mut pages, effects, manner),
+                false => request::merge(&guest, chunk, pages, effects, manner),
             }
         } else {
-            plan::withdraw(chunk, &mut pages, effects);
+            plan::withdraw(chunk, pages, effects);
             match mode {
-                RunMode::Unmerge => request::unmerge(&guest, chunk, &mut pages, effects, manner),
+                RunMode::Unmerge => request::unmerge(&guest, chunk, pages, effects, manner),
                 _ => Asked::Done,
             }
         };
-        guest.apply(effects);
-        guest.counters.count(&mut pages);
-        guest.change_tables(before, pages.memory_bytes());
-        drop(pages);
+        guest.change_tables(before, change.memory_bytes());
+        drop(change);
         guest.part();
         if post.is_abandoned() {
             return; // the next look finds what is left

@@ -87,10 +87,9 @@ fn shared_in(pages: &Pages) -> usize {
 fn withdraw(guest: &Arc<Guest>) {
     let mut effects = Effects::default();
     for chunk in lock(&guest.offers).chunks.values() {
-        if let Some(mut pages) = chunk.try_lock() {
-            plan::withdraw(chunk, &mut pages, &mut effects);
-            guest.apply(&mut effects);
-            guest.counters.count(&mut pages);
+        if let Some(mut change) = guest.change(chunk, &mut effects) {
+            let (pages, effects) = change.parts();
+            plan::withdraw(chunk, pages, effects);
         }
     }
 }

@@ -90,12 +90,11 @@ fn claim_all(guest: &Guest, effects: &mut Effects) -> std::io::Result<bool> {
     }
     guest.kin.add(claimed, || guest.memory.parent());
     for (chunk, looks) in &found {
-        if let Some(mut pages) = chunk.try_lock() {
-            find_broken(guest, chunk, &mut pages, looks, effects)?;
-            guest.counters.count(&mut pages);
+        if let Some(mut change) = guest.change(chunk, effects) {
+            let (pages, effects) = change.parts();
+            find_broken(guest, chunk, pages, looks, effects)?;
         }
     }
-    guest.apply(effects);
     Ok(all)
 }
 

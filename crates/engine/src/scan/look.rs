@@ -162,7 +162,6 @@ fn look_at_memory(
     let mut goes_on = false;
     if terms.scan {
         let scanned = scan(guest, terms, effects, runs, found);
-        guest.apply(effects);
         match scanned {
             Ok(more) => goes_on = more,
             Err(error) => guest.fail(error),
@@ -251,7 +250,6 @@ fn take_pending(guest: &Arc<Guest>, talk: &mut Talk, effects: &mut Effects) -> R
         return Ok(false);
     };
     take_late(guest, &pending, &answer, effects)?;
-    guest.apply(effects);
     Ok(true)
 }
 
@@ -273,11 +271,9 @@ fn take_late(
         }
         (Pending::Ready(_), &Answer::Failed { errno, step }) => Err(Fault::Failed { step, errno }),
         (Pending::Merged(chunk, enclosed), Answer::Merged(merged)) => {
-            let mut pages = chunk.try_lock().ok_or(Fault::Stuck)?;
-            let taken =
-                outcomes::take_merged(guest, chunk, &mut pages, (merged, *enclosed), effects);
-            guest.counters.count(&mut pages);
-            taken
+            let mut change = guest.change(chunk, effects).ok_or(Fault::Stuck)?;
+            let (pages, effects) = change.parts();
+            outcomes::take_merged(guest, chunk, pages, (merged, *enclosed), effects)
         }
         (
             Pending::Unmerged(chunk, asked),
@@ -286,11 +282,9 @@ fn take_late(
                 pages: private,
             },
         ) => {
-            let mut pages = chunk.try_lock().ok_or(Fault::Stuck)?;
-            let parts = (*asked, private, cpu_ns);
-            let taken = outcomes::take_unmerged(guest, chunk, &mut pages, parts, effects);
-            guest.counters.count(&mut pages);
-            taken
+            let mut change = guest.change(chunk, effects).ok_or(Fault::Stuck)?;
+            let (pages, effects) = change.parts();
+            outcomes::take_unmerged(guest, chunk, pages, (*asked, private, cpu_ns), effects)
         }
         _ => Err(Fault::Contradiction("an answer to another question")),
     }
@@ -400,7 +394,6 @@ fn take_part(
         }
     }
     part.taken += taken;
-    guest.apply(effects);
     Ok(part.taken == part.changes.entries().len())
 }
 
@@ -435,27 +428,27 @@ fn scan(
         &mut offers,
         from,
         |chunk: &Arc<Chunk>, seen: &Seen| {
-            let Some(mut pages) = chunk.try_lock() else {
+            let Some(mut change) = guest.change(chunk, effects) else {
                 return; // a worker is stuck with it
             };
+            let (pages, effects) = change.parts();
             let mut seen = *seen;
-            if track::needs_second_look(&pages, &seen)
+            if track::needs_second_look(pages, &seen)
                 && let Err(error) = look_again(guest, chunk, &mut seen)
             {
                 unseen = Err(error);
                 return;
             }
             let now = (terms.round, again);
-            let observed = track::observe(chunk, &mut pages, &seen, now, effects);
+            let observed = track::observe(chunk, pages, &seen, now, effects);
             let mut waiting = observed.waits;
             if terms.mode == RunMode::Run {
-                waiting |= patrol.check(chunk, &mut pages, effects);
+                waiting |= patrol.check(chunk, pages, effects);
             }
-            guest.counters.count(&mut pages);
             let wanted = match terms.mode {
                 RunMode::Run => waiting || chunk.has_promoted(),
-                RunMode::Stop => waiting && has_plans(&pages),
-                RunMode::Unmerge => waiting && has_plans(&pages) || pages.count(Class::Merged) > 0,
+                RunMode::Stop => waiting && has_plans(pages),
+                RunMode::Unmerge => waiting && has_plans(pages) || pages.count(Class::Merged) > 0,
             };
             if wanted && chunk.enqueue() {
                 found.push(Arc::clone(chunk));
@@ -557,7 +550,6 @@ fn retire(guest: &Guest, effects: &mut Effects) {
     if let Some(mut offers) = guest.offers.try_lock() {
         offers.withdraw_all(guest, effects);
     }
-    guest.apply(effects);
     guest.settle();
     // Last, because this may be where the thread stays.
     if !guest.is_stuck() && !guest.user.is_stuck() {

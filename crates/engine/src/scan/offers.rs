@@ -153,9 +153,9 @@ impl Offers {
         effects: &mut Effects,
     ) {
         // A chunk that a stuck worker holds belongs to a guest that is being dropped.
-        if let Some(mut pages) = chunk.try_lock() {
-            track::set_bits(chunk, &mut pages, offered, stored, effects);
-            guest.counters.count(&mut pages);
+        if let Some(mut change) = guest.change(chunk, effects) {
+            let (pages, effects) = change.parts();
+            track::set_bits(chunk, pages, offered, stored, effects);
         }
     }
 
@@ -208,7 +208,6 @@ impl Offers {
         }
         if let Some(chunk) = self.chunks.remove(&address) {
             self.set_bits(guest, &chunk, PageBits::EMPTY, PageBits::EMPTY, effects);
-            guest.apply(effects);
             guest.domain.chunks.remove(&chunk);
             let bytes = chunk
                 .try_lock()
