@@ -17,8 +17,9 @@
 //! 2. MOVE takes the pages out in one step each. From here no thread, vCPU or system call can see
 //!    or write them. What the kernel will not move (pinned, shared by fork) stays as it is; what it moved without
 //!    saying so is moved back.
-//! 3. Each page is compared with its canonical page, all 4096 bytes. Nobody can change either: the
-//!    one is only here, the other is never written again (I2, I3), so that [`copies`] of it do.
+//! 3. Each page is compared with its canonical page, all 4096 bytes. Neither can change: the page is
+//!    only here, and the canonical page is never written again (I2, I3). So a copy of it serves as well
+//!    ([`copies`]).
 //! 4. Equal runs are mapped from the store, zero pages become the kernel's, others move back.
 //! 5. What is not mapped from the store is registered for tracking alone again. The kernel only adds
 //!    to a registration, so this takes unregistering, and these pages look written at the next
