@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use common::{
-    PATIENCE, Place, Running, alone, count, daemon, json, output, pageone, text, wait_for,
+    Knob, PATIENCE, Place, Running, alone, count, daemon, json, output, pageone, text, wait_for,
 };
 use numa::{FakeSpec, NodeId, Topology};
 use serde_json::Value;
@@ -146,6 +146,46 @@ fn pages_of_two_nodes_meet_only_where_they_may() {
         guest.run("check");
     }
     assert_eq!(guests[0].frame(7), guests[2].frame(7));
+}
+
+/// What the kernel has counted.
+fn counted(name: &str) -> u64 {
+    let all = std::fs::read_to_string("/proc/vmstat").unwrap();
+    let mut lines = all.lines().filter_map(|line| line.split_once(' '));
+    let line = lines.find(|line| line.0 == name).expect("a counter");
+    line.1.parse().unwrap()
+}
+
+/// The kernel takes pages away for a moment, to see which node wants them, and moves them. On one node it only
+/// takes them away.
+#[test]
+fn a_kernel_that_balances_nodes_leaves_merged_memory_right() {
+    let _alone = alone();
+    let Some(_knob) = Knob::set("/proc/sys/kernel/numa_balancing", "1") else {
+        println!("skipped: this kernel does not balance nodes");
+        return;
+    };
+    let place = Place::new();
+    let _daemon = start(&place, "", &["--broken-rest", "100ms"]);
+    let mut guests = [(); 3].map(|()| Guest::start(&place.socket()));
+    for guest in &mut guests {
+        guest.map(PAGES);
+        refill(guest);
+    }
+    for round in 0..2 {
+        wait_for("pages to share", || {
+            (count(&json(&place), "pages_sharing") >= PAGES as u64).then_some(())
+        });
+        let before = counted("numa_pte_updates");
+        guests[0].run("writers 2 1");
+        wait_for("the kernel to take pages away", || {
+            (counted("numa_pte_updates") >= before + 100).then_some(())
+        });
+        let said = guests[0].run("stop");
+        assert!(said.ends_with(" 0 mismatches"), "round {round}: {said}");
+        guests.iter_mut().for_each(|guest| drop(guest.run("check")));
+        refill(&mut guests[0]);
+    }
 }
 
 /// Which of the emulated nodes each page of a guest is on, by its frame.

@@ -11,7 +11,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use common::{Place, Running, alone, count, daemon, json, need_agent, wait_for};
+use common::{Knob, Place, Running, alone, count, daemon, json, need_agent, wait_for};
 use rustix::process::{Resource, Rlimit, Signal};
 use support::{Guest, agent, check, guest_program};
 
@@ -271,33 +271,6 @@ fn swapped_memory_comes_back_and_is_merged() {
     check(&mut guests);
     wait_sharing(&place, PAGES as u64);
     check(&mut guests);
-}
-
-/// A file of the system that has its old content again when this is dropped.
-struct Knob(&'static str, String);
-
-impl Knob {
-    fn set(path: &'static str, value: &str) -> Option<Self> {
-        let text = fs::read_to_string(path).ok()?;
-        // Of a choice the one in brackets.
-        let old = text
-            .split(['[', ']'])
-            .nth(1)
-            .unwrap_or(&text)
-            .trim()
-            .to_owned();
-        let set = fs::write(path, value);
-        if set.is_err() {
-            eprintln!("skipped: {path} cannot be written");
-        }
-        set.ok().map(|()| Self(path, old))
-    }
-}
-
-impl Drop for Knob {
-    fn drop(&mut self) {
-        let _ = fs::write(self.0, &self.1);
-    }
 }
 
 #[test]

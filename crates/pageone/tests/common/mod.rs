@@ -239,3 +239,30 @@ pub(crate) fn bench_guest(place: &Place, number: u64, content: &Content) -> Gues
     guest.answer(Duration::from_secs(60)).expect("filled");
     guest
 }
+
+/// A file of the system that has its old content again when this is dropped.
+pub(crate) struct Knob(&'static str, String);
+
+impl Knob {
+    pub(crate) fn set(path: &'static str, value: &str) -> Option<Self> {
+        let text = std::fs::read_to_string(path).ok()?;
+        // Of a choice the one in brackets.
+        let old = text
+            .split(['[', ']'])
+            .nth(1)
+            .unwrap_or(&text)
+            .trim()
+            .to_owned();
+        let set = std::fs::write(path, value);
+        if set.is_err() {
+            eprintln!("skipped: {path} cannot be written");
+        }
+        set.ok().map(|()| Self(path, old))
+    }
+}
+
+impl Drop for Knob {
+    fn drop(&mut self) {
+        let _ = std::fs::write(self.0, &self.1);
+    }
+}
