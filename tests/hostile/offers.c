@@ -1,12 +1,15 @@
 /* What a guest may offer, and how much work that makes. */
 #include "hostile.h"
 
-/* chunk-flood CHUNKS: one page of each, so that every one needs a table of its own. No memory is there. */
+/* chunk-flood CHUNKS PAGES: of each word of pages these, else one page of each chunk: so every one needs a table of its
+ * own. No memory is there. */
 void chunk_flood(const char *path, char **args)
 {
 	static struct session s;
 	struct offers offers = { .first = 0x10000000000ul, .pages = { 1 } };
 	offers.chunks = args[0] ? strtoull(args[0], NULL, 0) : 1 << 20;
+	for (int i = 0; args[0] && args[1] && i < 8; i++)
+		offers.pages[i] = strtoull(args[1], NULL, 0);
 	int joined = join(&s, path, "");
 	say("ready, %d", joined);
 	for (struct pollfd end = { 0, POLLIN, 0 }; poll(&end, 1, 0) == 0;) {

@@ -326,7 +326,7 @@ impl Engine {
 
     fn end(&mut self) {
         self.driver.tell(|signal| signal.stop = true);
-        self.driver.core.queue.clear();
+        self.driver.core.queue.cut();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

@@ -31,6 +31,11 @@ pub(crate) fn blocks(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
     })
 }
 
+/// Whether two addresses lie in different blocks.
+pub(crate) fn are_apart(one: u64, other: u64) -> bool {
+    one / BLOCK != other / BLOCK
+}
+
 /// What is known of a guest's blocks.
 #[derive(Debug, Default)]
 pub(crate) struct IdleBlocks(BTreeMap<u64, Block>);

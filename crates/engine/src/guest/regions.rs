@@ -10,13 +10,17 @@ use std::sync::Arc;
 use wire::{CHUNK_BYTES, PAGE_BYTES, PageBits};
 
 use crate::domain::chunk::Chunk;
+use crate::guest::idle;
 use crate::options::Limits;
+use crate::page::Class;
 
 const CHUNK: u64 = CHUNK_BYTES as u64;
 const PAGE: u64 = PAGE_BYTES as u64;
 
 /// Bytes that a span costs, about.
 const SPAN_BYTES: usize = 32;
+/// Ranges after which a scan ends at the next block.
+const MOST_RANGES: usize = 8192;
 
 /// Disjoint ranges of addresses.
 #[derive(Debug, Default)]
@@ -116,6 +120,52 @@ impl AtLimit {
     }
 }
 
+/// A part of what is to be scanned.
+///
+/// Of a chunk that is watched in pieces its table says which. The tempting alternative, a list of all pieces, makes a guest that
+/// offers every second page cost more than four times what its tables do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    Whole(Range<u64>),
+    Pieces(u64),
+}
+
+impl Part {
+    fn start(&self) -> u64 {
+        match self {
+            Self::Whole(range) => range.start,
+            Self::Pieces(chunk) => *chunk,
+        }
+    }
+
+    fn end(&self) -> u64 {
+        match self {
+            Self::Whole(range) => range.end,
+            Self::Pieces(chunk) => chunk + CHUNK,
+        }
+    }
+}
+
+/// What one scan looks at.
+pub(crate) struct Scan {
+    /// In ascending order, disjoint.
+    pub(crate) ranges: Vec<Range<u64>>,
+    /// Where the next one goes on, at the beginning of a block.
+    pub(crate) rest: Option<u64>,
+}
+
+/// The pages of a chunk that are looked at; those of one that a stuck worker holds belong to a guest that is being dropped.
+pub(crate) fn watched(chunk: &Chunk) -> PageBits {
+    let pages = chunk.try_lock();
+    pages.map_or(PageBits::FULL, |pages| pages.watched())
+}
+
+/// Whether pages of a chunk may map slots.
+pub(crate) fn maps_slots(chunk: &Chunk) -> bool {
+    let pages = chunk.try_lock();
+    pages.is_none_or(|pages| !pages.stored.is_empty() || pages.count(Class::Merged) > 0)
+}
+
 /// The chunks of a guest.
 #[derive(Debug, Default)]
 pub(crate) struct Offers {
@@ -124,8 +174,10 @@ pub(crate) struct Offers {
     /// Chunks with something to know: partly offered, or with pages present. The other chunks of
     /// the spans are offered whole, and empty.
     pub(crate) chunks: BTreeMap<u64, Arc<Chunk>>,
-    /// The ranges to scan, in ascending order.
-    pub(crate) scans: Vec<Range<u64>>,
+    /// What is to be scanned, in ascending order.
+    scans: Vec<Part>,
+    /// Ranges that these were when they were found.
+    regions: usize,
     pub(crate) stale: bool,
     /// Why the last part of the memory was refused that the agent told of; it tells of each once.
     pub(crate) refused: Option<AtLimit>,
@@ -141,42 +193,74 @@ impl Offers {
 
     /// How many ranges are scanned.
     pub(crate) fn regions(&self) -> usize {
-        self.scans.len()
+        self.regions
     }
 
     /// The ranges to scan from address `from` on: what is offered or stored, nothing beside it. Pages that the guest did
     /// not offer may be write-protected for a purpose of its own.
-    pub(crate) fn scans(&mut self, from: u64) -> Vec<Range<u64>> {
+    pub(crate) fn scans(&mut self, from: u64) -> Scan {
         if from == 0 {
             self.short = None;
         }
         self.renew_scans();
-        let first = self.scans.partition_point(|range| range.end <= from);
-        let rest = self.scans.get(first..).unwrap_or_default().iter();
-        rest.map(|range| range.start.max(from)..range.end).collect()
+        let first = self.scans.partition_point(|part| part.end() <= from);
+        let mut ranges: Vec<Range<u64>> = Vec::new();
+        for part in self.scans.get(first..).unwrap_or_default() {
+            let start = part.start().max(from);
+            let apart = |last: &Range<u64>| idle::are_apart(last.end - 1, start);
+            if ranges.len() >= MOST_RANGES && ranges.last().is_some_and(apart) {
+                let rest = Some(start);
+                return Scan { ranges, rest };
+            }
+            self.each_piece(part, |piece| {
+                push_range(&mut ranges, piece.start.max(from)..piece.end);
+            });
+        }
+        Scan { ranges, rest: None }
+    }
+
+    fn each_piece(&self, part: &Part, mut each: impl FnMut(Range<u64>)) {
+        match part {
+            Part::Whole(range) => each(range.clone()),
+            Part::Pieces(chunk) => {
+                let watched = self.chunks.get(chunk).map(|its| watched(its));
+                for (first, count) in watched.unwrap_or_default().runs() {
+                    let start = chunk + first as u64 * PAGE;
+                    each(start..start + count as u64 * PAGE);
+                }
+            }
+        }
     }
 
     fn renew_scans(&mut self) {
         if std::mem::take(&mut self.stale) {
-            self.scans.clear();
+            let mut scans = Vec::new();
             for (&start, &end) in &self.spans.ends {
                 let mut whole = start;
                 for (&at, chunk) in self.chunks.range(start..end) {
-                    let watched = chunk
-                        .try_lock()
-                        .map_or(PageBits::FULL, |pages| pages.watched());
-                    if watched != PageBits::FULL {
-                        push_range(&mut self.scans, whole..at);
-                        for (first, count) in watched.runs() {
-                            let first = at + first as u64 * PAGE;
-                            push_range(&mut self.scans, first..first + count as u64 * PAGE);
-                        }
+                    if watched(chunk) != PageBits::FULL {
+                        scans.extend((whole < at).then_some(Part::Whole(whole..at)));
+                        scans.push(Part::Pieces(at));
                         whole = at + CHUNK;
                     }
                 }
-                push_range(&mut self.scans, whole..end);
+                scans.extend((whole < end).then_some(Part::Whole(whole..end)));
             }
+            let (mut regions, mut last) = (0, None);
+            for part in &scans {
+                self.each_piece(part, |piece| {
+                    regions += usize::from(last != Some(piece.start));
+                    last = Some(piece.end);
+                });
+            }
+            (self.scans, self.regions) = (scans, regions);
         }
+    }
+
+    /// Forgets what was watched; the chunks are gone.
+    pub(crate) fn forget_spans(&mut self) {
+        self.spans = Spans::default();
+        (self.scans, self.regions) = (Vec::new(), 0);
     }
 
     /// Bytes of memory the chunks hold.
@@ -186,7 +270,9 @@ impl Offers {
                 .try_lock()
                 .map(|pages| pages.memory_bytes() + size_of::<Chunk>() + 24)
         });
-        chunks.sum::<usize>() + self.scans.capacity() * 16 + self.spans.ends.len() * SPAN_BYTES
+        chunks.sum::<usize>()
+            + self.scans.capacity() * size_of::<Part>()
+            + self.spans.ends.len() * SPAN_BYTES
     }
 }
 

@@ -25,6 +25,8 @@ pub(crate) struct User {
     pub(crate) limits: Limits,
     /// Bytes of the engine's tables.
     tables: AtomicU64,
+    /// Those of all users.
+    all_tables: Arc<AtomicU64>,
     /// Threads that sleep in looks at the memory of his guests.
     stuck: AtomicU32,
     /// Those of all users.
@@ -38,16 +40,20 @@ type Pauses = Mutex<BTreeMap<u32, Instant>>;
 
 /// What looking at a process may take before a pause follows. One with a thousand threads takes less.
 const CHEAP: Duration = Duration::from_millis(50);
+/// Bytes by which the tables shrink before freed memory is given back.
+const SHRUNK: u64 = 32 << 20;
 /// Times that the pause is as long.
 const PAUSE: u32 = 4;
 
 impl User {
     /// Notes that his tables take `now` bytes for a guest for which they took `before`.
     pub(crate) fn note_tables(&self, before: u64, now: u64) {
-        match now.checked_sub(before) {
-            Some(more) => self.tables.fetch_add(more, Relaxed),
-            None => self.tables.fetch_sub(before - now, Relaxed),
-        };
+        for tables in [&self.tables, &*self.all_tables] {
+            match now.checked_sub(before) {
+                Some(more) => tables.fetch_add(more, Relaxed),
+                None => tables.fetch_sub(before - now, Relaxed),
+            };
+        }
     }
 
     /// Bytes of the engine's tables.
@@ -93,6 +99,9 @@ pub(crate) struct Users {
     limits: Limits,
     all: Mutex<BTreeMap<u32, Weak<User>>>,
     stuck: Arc<AtomicU32>,
+    /// Bytes of the engine's tables, and the most they were since freed memory was given back.
+    tables: Arc<AtomicU64>,
+    most_tables: AtomicU64,
     pauses: Arc<Pauses>,
     /// Why processes of users are not served.
     pub(crate) refusals: Arc<Refusals>,
@@ -105,6 +114,8 @@ impl Users {
             limits,
             all: Mutex::default(),
             stuck: Arc::default(),
+            tables: Arc::default(),
+            most_tables: AtomicU64::new(0),
             pauses: Arc::default(),
             refusals: Arc::default(),
         }
@@ -133,6 +144,7 @@ impl Users {
             uid,
             limits: self.limits,
             tables: AtomicU64::new(0),
+            all_tables: Arc::clone(&self.tables),
             stuck: AtomicU32::new(0),
             all_stuck: Arc::clone(&self.stuck),
             pauses: Arc::clone(&self.pauses),
@@ -140,6 +152,18 @@ impl Users {
         });
         all.insert(uid, Arc::downgrade(&user));
         user
+    }
+
+    /// Whether the tables have shrunk by so much that the host should have the memory: the allocator would keep it for this
+    /// process, and a guest that came with great tables and left would have taken it for good. One caller at a time.
+    pub(crate) fn tables_have_shrunk(&self) -> bool {
+        let now = self.tables.load(Relaxed);
+        let most = self.most_tables.fetch_max(now, Relaxed).max(now);
+        let shrunk = most - now >= SHRUNK;
+        if shrunk {
+            self.most_tables.store(now, Relaxed);
+        }
+        shrunk
     }
 
     /// Threads that sleep in looks at guests' memory.
@@ -157,6 +181,18 @@ pub(crate) fn is_master(uid: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn freed_memory_is_given_back_once_after_tables_shrank() {
+        let users = Users::new(Limits::default());
+        let user = users.get(61_001);
+        user.note_tables(0, 2 * SHRUNK);
+        assert!(!users.tables_have_shrunk(), "they grew");
+        user.note_tables(2 * SHRUNK, SHRUNK + 1);
+        assert!(!users.tables_have_shrunk(), "not by enough");
+        user.note_tables(SHRUNK + 1, SHRUNK);
+        assert!(users.tables_have_shrunk() && !users.tables_have_shrunk());
+    }
 
     #[test]
     fn a_user_whose_processes_take_long_pauses_and_no_other() {

@@ -14,7 +14,8 @@
 //! comes when all first ones are done.
 //!
 //! A round that outlasts the period is cut: what is left is found again by the next looks. Where looks take
-//! long for the period it is cut later, by [`LOOK_SHARE`]: while there is work, little time goes to them.
+//! long for the period it is cut later, by [`LOOK_SHARE`]: while there is work, little time goes to them. But one user's looks
+//! lengthen no round of others: once only he has jobs left, and had more than they, the period is all he gets.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
@@ -92,9 +93,20 @@ pub(crate) trait Crew {
     /// Returns when all looks are done that work waits for: see [`Waiting`](Waiting).
     fn look(&self, core: &Core, looks: &Looks);
 
-    /// Returns when the queue is idle, and no answer can come any more before `late`; at `cut` at the latest (jobs
-    /// begun are finished).
-    fn work(&self, core: &Core, late: Instant, cut: Instant);
+    /// Returns when the queue is idle, and no answer can come any more; at the latest when `ends` say (jobs begun are
+    /// finished).
+    fn work(&self, core: &Core, ends: Ends);
+}
+
+/// When the second half of a round ends.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ends {
+    /// Agents that are late are heard until then.
+    pub(crate) late: Instant,
+    /// From then on it is cut if jobs are left only to users for whom this time and more than for all others was spent.
+    pub(crate) fair: (Instant, Duration),
+    /// It is cut.
+    pub(crate) cut: Instant,
 }
 
 /// Everything the workers share.
@@ -249,7 +261,12 @@ impl Core {
             false => patience,
         };
         let lasts = (looked * LOOK_SHARE).clamp(least, least * MOST_PERIODS);
-        crew.work(self, looks.end(), begin + lasts);
+        let ends = Ends {
+            late: looks.end(),
+            fair: (begin + least, looks.floor),
+            cut: begin + lasts,
+        };
+        crew.work(self, ends);
         self.waiting.give_up();
         lock(&self.found).at_work = false;
         self.settle_inherited();
@@ -298,6 +315,9 @@ impl Core {
             }
             stays
         });
+        if self.users.tables_have_shrunk() {
+            sys::process::give_memory_back();
+        }
     }
 
     /// Whether there is a domain of this `name`.
@@ -327,9 +347,16 @@ impl Core {
         drop(guests);
         if !ended.is_empty() {
             let looks = ended.into_iter().map(|guest| Job::Look(guest, false));
+            self.queue.begin_round();
             self.queue.add(looks);
             let begin = Instant::now();
-            crew.work(self, begin, begin + self.knobs.patience);
+            let cut = begin + self.knobs.patience;
+            let ends = Ends {
+                late: begin,
+                fair: (cut, Duration::ZERO),
+                cut,
+            };
+            crew.work(self, ends);
             self.waiting.give_up();
         }
         self.settle_inherited();

@@ -8,7 +8,8 @@
 //!   uid 6666   look ┄┄┄┄┄┄┄ look ┄┄┄┄┄┄ look ┄┄┄┄     goes on alone, until the round is cut
 //! ```
 //!
-//! Inside a lane jobs keep their order. The tempting alternative, a share for each guest, would give most to the user
+//! A round that is cut takes no jobs any more, also none that jobs under way bring: a look that goes on would never end
+//! it. Inside a lane jobs keep their order. The tempting alternative, a share for each guest, would give most to the user
 //! who starts most processes.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -38,6 +39,13 @@ impl Job {
         match self {
             Self::Look(guest, _) => guest.user.uid,
             Self::Chunk(chunk, _) => chunk.uid,
+        }
+    }
+
+    /// Notes that it stands in the queue no more.
+    fn drop_unbegun(self) {
+        if let Self::Chunk(chunk, visit) = self {
+            chunk.start(visit.is_whole());
         }
     }
 }
@@ -108,11 +116,18 @@ struct Inner {
     turns: usize,
     /// How many do.
     working: usize,
+    /// Whether the round was cut: jobs that come are dropped.
+    cut: bool,
 }
 
 impl Inner {
     fn is_empty(&self) -> bool {
         self.lanes.values().all(Lane::is_empty)
+    }
+
+    /// The jobs of a user, who may be new; none can be added after a cut.
+    fn lane(&mut self, uid: u32) -> Option<&mut Lane> {
+        (!self.cut).then(|| self.lanes.entry(uid).or_default())
     }
 
     fn is_idle(&self) -> bool {
@@ -146,6 +161,7 @@ impl Queue {
     /// Begins a round: nobody has had anything yet.
     pub(crate) fn begin_round(&self) {
         let mut inner = lock(&self.inner);
+        inner.cut = false;
         inner.lanes.retain(|_, lane| lane.is_busy());
         let lanes = inner.lanes.values_mut();
         lanes.for_each(|lane| lane.spent = Duration::ZERO);
@@ -155,8 +171,10 @@ impl Queue {
     pub(crate) fn add(&self, jobs: impl IntoIterator<Item = Job>) {
         let mut inner = lock(&self.inner);
         for job in jobs {
-            let lane = inner.lanes.entry(job.uid()).or_default();
-            lane.jobs.push_back(job);
+            match inner.lane(job.uid()) {
+                Some(lane) => lane.jobs.push_back(job),
+                None => job.drop_unbegun(),
+            }
         }
         drop(inner);
         self.work.notify_all();
@@ -165,8 +183,10 @@ impl Queue {
     /// Adds a chunk whose whole visit can wait.
     pub(crate) fn add_later(&self, chunk: Arc<Chunk>) {
         let mut inner = lock(&self.inner);
-        let lane = inner.lanes.entry(chunk.uid).or_default();
-        lane.later.push_back(chunk);
+        match inner.lane(chunk.uid) {
+            Some(lane) => lane.later.push_back(chunk),
+            None => chunk.start(true),
+        }
         drop(inner);
         self.work.notify_one();
     }
@@ -258,16 +278,13 @@ impl Queue {
         !timeout.timed_out()
     }
 
-    /// Drops the jobs not begun.
-    pub(crate) fn clear(&self) {
+    /// Drops the jobs not begun, and all that come before the next round begins.
+    pub(crate) fn cut(&self) {
         let mut inner = lock(&self.inner);
+        inner.cut = true;
         for lane in inner.lanes.values_mut() {
-            // They stand in the queue no more.
-            for job in std::mem::take(&mut lane.jobs) {
-                if let Job::Chunk(chunk, visit) = job {
-                    chunk.start(visit.is_whole());
-                }
-            }
+            let jobs = std::mem::take(&mut lane.jobs);
+            jobs.into_iter().for_each(Job::drop_unbegun);
             let later = std::mem::take(&mut lane.later);
             later.into_iter().for_each(|chunk| chunk.start(true));
         }
@@ -283,9 +300,13 @@ impl Queue {
 impl Promotions for Queue {
     fn push(&self, chunk: Arc<Chunk>) {
         let mut inner = lock(&self.inner);
-        let jobs = &mut inner.lanes.entry(chunk.uid).or_default().jobs;
-        let at = jobs.len().min(SOON);
-        jobs.insert(at, Job::Chunk(chunk, Visit::First));
+        match inner.lane(chunk.uid) {
+            Some(Lane { jobs, .. }) => {
+                let at = jobs.len().min(SOON);
+                jobs.insert(at, Job::Chunk(chunk, Visit::First));
+            }
+            None => chunk.start(false),
+        }
         drop(inner);
         self.work.notify_one();
     }
@@ -336,11 +357,39 @@ mod tests {
         let whole = |job| matches!(job, Some(Job::Chunk(_, Visit::Whole)));
         assert!(!queue.is_empty() && whole(queue.try_take()) && queue.is_empty());
         queue.add_later(Arc::clone(&chunk));
-        queue.clear();
+        queue.cut();
         assert!(
             queue.is_empty() && chunk.enqueue_whole(),
             "it stands there no more"
         );
+        chunk.start(true);
+    }
+
+    #[test]
+    fn a_cut_round_takes_no_jobs_before_the_next() {
+        let (_lab, guest) = Lab::with_guest();
+        let chunk = guest
+            .domain
+            .chunks
+            .create((0, 0), 0, 0, wire::PageBits::FULL)
+            .expect("a chunk");
+        let queue = Queue::default();
+        let bring = || {
+            assert!(
+                chunk.enqueue() && chunk.enqueue_whole(),
+                "it stands nowhere"
+            );
+            queue.add([Job::Look(Arc::clone(&guest), true)]);
+            queue.push(Arc::clone(&chunk));
+            queue.add_later(Arc::clone(&chunk));
+        };
+        queue.cut();
+        (0..2).for_each(|_| bring());
+        assert!(queue.is_empty());
+        queue.begin_round();
+        bring();
+        let jobs = std::iter::from_fn(|| queue.try_take());
+        assert_eq!(jobs.count(), 3);
     }
 
     #[test]

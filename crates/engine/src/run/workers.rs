@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::run::core::{Core, Crew, Scratch};
+use crate::run::core::{Core, Crew, Ends, Scratch};
 use crate::run::post::Post;
 use crate::run::waiting::Looks;
 use crate::sync::lock;
@@ -58,7 +58,7 @@ impl Crew for Alone {
         self.run(core);
     }
 
-    fn work(&self, core: &Core, _late: Instant, _cut: Instant) {
+    fn work(&self, core: &Core, _ends: Ends) {
         self.run(core);
     }
 }
@@ -160,10 +160,10 @@ impl Workers {
 
     /// Ends all threads but stuck ones.
     pub(crate) fn stop(&self) {
-        self.core.queue.clear();
+        self.core.queue.cut();
         self.core.queue.set_workers(0, 0);
         while !self.core.queue.wait_idle(WATCH) {
-            self.core.queue.clear();
+            self.core.queue.cut();
             self.watch();
         }
         for worker in lock(&self.list).drain(..) {
@@ -212,14 +212,25 @@ impl Crew for Workers {
         }
     }
 
-    fn work(&self, core: &Core, late: Instant, mut cut: Instant) {
+    fn work(&self, core: &Core, ends: Ends) {
+        let Ends {
+            late,
+            fair: (fair, floor),
+            mut cut,
+        } = ends;
         let left_to = |end: Instant| end.saturating_duration_since(Instant::now());
         loop {
+            if left_to(fair).is_zero() && core.queue.is_left_to_the_greedy(floor) {
+                cut = cut.min(fair);
+            }
             let left = left_to(cut);
             if left.is_zero() {
-                core.queue.clear();
+                core.queue.cut();
             }
-            let watch = left.clamp(Duration::from_millis(20), WATCH);
+            let next = [left, left_to(fair)]
+                .into_iter()
+                .filter(|left| !left.is_zero());
+            let watch = next.min().map_or(WATCH, |next| next.min(WATCH));
             let mut wait = Duration::ZERO;
             if core.queue.wait_idle(watch) {
                 // The late ones have what is left of the grace when all else is done, and no more: without it a quick

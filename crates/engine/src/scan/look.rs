@@ -12,6 +12,7 @@ use crate::domain::effects::Effects;
 use crate::domain::pages::Pages;
 use crate::guest::agent::{Fault, Link, Pending, Rest, Talk};
 use crate::guest::idle;
+use crate::guest::regions::Scan;
 use crate::guest::{Guest, Standing};
 use crate::options::Rules;
 use crate::page::Class;
@@ -413,7 +414,7 @@ fn scan(
     };
     guest.set_merges_again(again.allowed);
     let mut offers = lock(&guest.offers);
-    let ranges = offers.scans(from);
+    let Scan { ranges, rest } = offers.scans(from);
     guest
         .counters
         .regions
@@ -458,7 +459,7 @@ fn scan(
             }
         },
     );
-    let mut next = None;
+    let mut next = rest;
     for range in ranges.into_iter().flat_map(idle::blocks) {
         if Instant::now() > deadline && glance.begins_block(range.start) {
             next = Some(range.start);

@@ -11,7 +11,7 @@ use crate::domain::chunk::Chunk;
 use crate::domain::effects::Effects;
 use crate::domain::pages::Pages;
 use crate::guest::Guest;
-use crate::guest::regions::{AtLimit, Offers, Spans};
+use crate::guest::regions::{AtLimit, Offers, maps_slots, watched};
 use crate::scan::track::{self, Seen};
 
 const CHUNK: u64 = CHUNK_BYTES as u64;
@@ -78,7 +78,9 @@ impl Offers {
                 };
                 match table {
                     Some(table) => {
+                        let before = watched(&table);
                         self.set_bits(guest, &table, offered, stored, effects);
+                        self.stale |= before != watched(&table);
                         news.note_odd(chunk);
                     }
                     // Without a table it would be scanned whole, and not all of it may be.
@@ -111,6 +113,7 @@ impl Offers {
         for address in here {
             odd.remove(&address);
             if let Some(chunk) = self.chunks.get(&address) {
+                self.stale |= watched(chunk) != PageBits::FULL;
                 self.set_bits(guest, chunk, PageBits::FULL, PageBits::EMPTY, effects);
             }
         }
@@ -185,9 +188,14 @@ impl Offers {
         self.spans.remove(address..address + CHUNK);
         self.stale = true;
         self.close(guest, address, effects);
-        // A hole makes two spans of one. Beyond the limit the second goes.
+        // A hole makes two spans of one. Beyond the limit the second goes, but never a page that may be merged: while the
+        // agent does not say that it maps its slot no more, the slot must stay. Then the tables bound how many there are.
         if self.spans.ends.len() as u64 > guest.user.limits.regions_per_process
             && let Some((&start, &end)) = self.spans.ends.range(address..).next()
+            && !self
+                .chunks
+                .range(start..end)
+                .any(|(_, chunk)| maps_slots(chunk))
         {
             self.refused = Some(AtLimit::Regions);
             self.spans.remove(start..end);
@@ -222,8 +230,7 @@ impl Offers {
         for address in all {
             self.close(guest, address, effects);
         }
-        self.spans = Spans::default();
-        self.scans = Vec::new();
+        self.forget_spans();
     }
 }
 

@@ -150,3 +150,79 @@ fn a_storm_of_everything_costs_what_it_takes_to_send() {
         .all(|chunk| chunk.lock().offered == PageBits::FULL);
     assert!(whole && offers.chunks.len() == 20_000);
 }
+
+/// A hole makes two regions of one. At the limit the second goes, but not while it has merged pages: their slots would go too.
+#[test]
+fn a_hole_at_the_limit_of_regions_costs_no_page() {
+    let limits = crate::options::Limits {
+        regions_per_process: 1,
+        ..crate::options::Limits::default()
+    };
+    let lab = Lab::with(crate::options::Options {
+        threads: 1,
+        patience: Duration::ZERO,
+        limits,
+        ..crate::options::Options::default()
+    });
+    let guests = [(); 2].map(|()| lab.guest("d", 3));
+    for guest in guests {
+        fill(&lab, guest, 1024..1040, |page| page);
+    }
+    lab.rounds(8);
+    assert_eq!(lab.status().pages_sharing, 16);
+    for guest in guests {
+        lab.world(|world| world.offer(guest, 1, false));
+    }
+    lab.rounds(12);
+    assert_eq!(lab.status().pages_sharing, 16);
+}
+
+/// Every second page offered makes more ranges than one scan takes. All are scanned in turn, each once, and what they cost is in
+/// the tables of their chunks.
+#[test]
+fn a_guest_of_many_pieces_is_scanned_in_parts() {
+    use crate::scan::offers::News;
+    use wire::{CHUNK_BYTES, Change, PageBits};
+    const CHUNKS: u64 = 200;
+    let lab = Lab::new();
+    lab.guest("d", 1);
+    let guest = std::sync::Arc::clone(&lock(&lab.core.guests)[0]);
+    let (mut effects, mut news) = (crate::domain::effects::Effects::default(), News::default());
+    let mut offers = lock(&guest.offers);
+    let mut offer = |offers: &mut crate::guest::regions::Offers, word: u64| {
+        for chunk in 0..CHUNKS {
+            let change = Change::Chunk {
+                chunk: crate::testing::fake::BASE + chunk * CHUNK_BYTES as u64,
+                offered: PageBits([word; 8]),
+                stored: PageBits::EMPTY,
+            };
+            offers.change(&guest, &change, &mut news, &mut effects);
+        }
+    };
+    let scanned = |offers: &mut crate::guest::regions::Offers| {
+        let (mut all, mut looks, mut from) = (Vec::new(), 0, Some(0));
+        while let Some(at) = from {
+            let scan = offers.scans(at);
+            all.extend(scan.ranges);
+            (from, looks) = (scan.rest, looks + 1);
+        }
+        assert!(all.is_sorted_by(|a, b| a.end < b.start));
+        (all.len(), looks)
+    };
+    offer(&mut offers, 0x5555_5555_5555_5555);
+    let before = offers.memory_bytes();
+    let (ranges, looks) = scanned(&mut offers);
+    assert_eq!(ranges as u64, CHUNKS * 256);
+    assert!(looks > 3, "{looks} looks");
+    let list = offers.memory_bytes() - before;
+    assert!(list < 64 * 1024, "{list} bytes of ranges");
+    assert_eq!(offers.regions(), ranges);
+    offer(&mut offers, 0x7777_7777_7777_7777);
+    assert_eq!(
+        scanned(&mut offers).0 as u64,
+        CHUNKS * 128,
+        "what came later"
+    );
+    offer(&mut offers, u64::MAX);
+    assert_eq!(scanned(&mut offers), (1, 1), "they are one");
+}
