@@ -1,30 +1,10 @@
 //! How a tree is made: its first directory, how far that may grow, and where its memory comes from.
 
-use crate::bytes::ByteTree;
 use crate::directory::{DirectoryMemory, GlobalMemory, MAX_DIRECTORY_BITS};
-use crate::fixed::SdTree;
+use crate::error::Error;
 use crate::key::Stored;
 use crate::tree::Tree;
 use std::sync::Arc;
-
-/// What can be wrong with a request. A lost race or an absent key is no error.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Error {
-    /// A byte string is too long to be a key.
-    #[error("a key of {len} bytes is over the limit of {max} bytes")]
-    KeyTooLong {
-        /// Its length, in bytes.
-        len: usize,
-        /// The limit, in bytes: [`MAX_KEY_BYTES`](crate::MAX_KEY_BYTES).
-        max: usize,
-    },
-    /// The hook had no memory for the first directory.
-    #[error("no memory for a directory of {slots} slots of 8 bytes")]
-    NoDirectoryMemory {
-        /// Slots asked for.
-        slots: usize,
-    },
-}
 
 /// Makes trees.
 ///
@@ -80,29 +60,9 @@ impl Builder {
         self
     }
 
-    /// Makes a tree of 16-byte keys.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::NoDirectoryMemory`].
-    pub fn build<V: Copy + Send + Sync + 'static>(self) -> Result<SdTree<V>, Error> {
-        self.tree().map(SdTree::over)
-    }
-
-    /// Makes a tree of byte strings.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::NoDirectoryMemory`].
-    pub fn build_bytes<K, V>(self) -> Result<ByteTree<K, V>, Error>
-    where
-        K: AsRef<[u8]> + Send + Sync + 'static,
-        V: Copy + Send + Sync + 'static,
-    {
-        self.tree().map(ByteTree::over)
-    }
-
-    fn tree<K: Stored, V: Copy + Send + Sync + 'static>(self) -> Result<Tree<K, V>, Error> {
+    pub(crate) fn tree<K: Stored, V: Copy + Send + Sync + 'static>(
+        self,
+    ) -> Result<Tree<K, V>, Error> {
         let bits = directory_bits(self.capacity).min(self.max_directory_bits);
         Tree::new(bits, self.max_directory_bits, self.memory)
             .ok_or(Error::NoDirectoryMemory { slots: 1 << bits })

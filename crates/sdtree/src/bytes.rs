@@ -1,7 +1,8 @@
 //! The tree of byte strings.
 
-use crate::build::{Builder, Error};
+use crate::build::Builder;
 use crate::counters::Counter;
+use crate::error::Error;
 use crate::iter::CHUNK;
 use crate::key::{Bytes, Lent, MAX_KEY_BYTES};
 use crate::tree::{Insert, Tree};
@@ -33,6 +34,21 @@ where
     V: Copy + Send + Sync + 'static,
 {
     pub(crate) tree: Tree<Lent<K>, V>,
+}
+
+impl Builder {
+    /// Makes a tree of byte strings.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoDirectoryMemory`].
+    pub fn build_bytes<K, V>(self) -> Result<ByteTree<K, V>, Error>
+    where
+        K: AsRef<[u8]> + Send + Sync + 'static,
+        V: Copy + Send + Sync + 'static,
+    {
+        self.tree().map(ByteTree::over)
+    }
 }
 
 impl<K, V> Default for ByteTree<K, V>

@@ -2,6 +2,7 @@
 
 use crate::build::Builder;
 use crate::counters::Counter;
+use crate::error::Error;
 use crate::iter::CHUNK;
 use crate::key::Key16;
 use crate::reclaim::Guard;
@@ -39,6 +40,17 @@ use std::collections::VecDeque;
 /// ```
 pub struct SdTree<V: Copy + Send + Sync + 'static> {
     pub(crate) tree: Tree<Key16, V>,
+}
+
+impl Builder {
+    /// Makes a tree of 16-byte keys.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoDirectoryMemory`].
+    pub fn build<V: Copy + Send + Sync + 'static>(self) -> Result<SdTree<V>, Error> {
+        self.tree().map(SdTree::over)
+    }
 }
 
 impl<V: Copy + Send + Sync + 'static> Default for SdTree<V> {

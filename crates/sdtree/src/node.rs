@@ -43,7 +43,7 @@
 //! its freezer saw, in particular the grown directory on account of which a slot was frozen.
 
 use crate::canary::{Canary, Mortal};
-use crate::counters::garbage;
+use crate::garbage::Garbage;
 use crate::key::{Bits, Stored};
 use crate::pool::Owned;
 use crate::reclaim::Guard;
@@ -503,18 +503,6 @@ fn unlinked_leaf<K: Stored, V: Copy + Send + Sync + 'static>(word: *mut ()) -> O
     unsafe { Owned::from_raw(leaf) }
 }
 
-/// A node that was unlinked. Whoever holds one is the only one that will free the node.
-pub(crate) struct Garbage {
-    node: *mut (),
-    free: unsafe fn(*mut ()),
-    #[cfg(loom)]
-    canary: *const Canary,
-}
-
-// SAFETY: the node in it holds a `K` and a `V`, both `Send` (`Stored` and the bounds of `Edge` ask for it), and no other thread
-// can reach the node when `free` is called.
-unsafe impl Send for Garbage {}
-
 impl Garbage {
     fn leaf<K: Stored, V: Copy + Send + Sync + 'static>(word: Word<'_, K, V>) -> Self {
         Self::new::<Leaf<K, V>>(word.node())
@@ -530,43 +518,4 @@ impl Garbage {
     ) -> Self {
         Self::branch(word)
     }
-
-    /// Something else that was unlinked.
-    pub(crate) fn owned<T: Mortal + Send>(node: Owned<T>) -> Self {
-        Self::new(Owned::into_raw(node))
-    }
-
-    fn new<T: Mortal>(node: *mut T) -> Self {
-        garbage::retired(size_of::<T>());
-        Self {
-            node: node.cast(),
-            free: free::<T>,
-            // SAFETY: the node is alive until `free` is called.
-            #[cfg(loom)]
-            canary: unsafe { ptr::from_ref((*node).canary()) },
-        }
-    }
-
-    /// Tells the model that no guard can lead to the node any more: whoever touches it from now on errs.
-    #[cfg(loom)]
-    pub(crate) fn declare_dead(&self) {
-        // SAFETY: the node is alive until `free` is called.
-        unsafe { (*self.canary).declare_dead() }
-    }
-
-    /// Frees the node. The collector calls it when no guard can lead to the node any more.
-    pub(crate) fn free(self) {
-        // SAFETY: `node` came from an owner of the type that `free` is made for. Only the thread whose CAS unlinked the node made
-        // this value (N4: a node is unlinked once), `self` is consumed, and the collector has waited for all guards under which
-        // the node could be reached.
-        unsafe { (self.free)(self.node) }
-    }
-}
-
-/// # Safety
-/// `node` came from [`Owned::into_raw`], and nobody else uses it.
-unsafe fn free<T>(node: *mut ()) {
-    // SAFETY: the caller's promise.
-    drop(unsafe { Owned::from_raw(node.cast::<T>()) });
-    garbage::freed(size_of::<T>());
 }

@@ -7,7 +7,7 @@
 //! Under `cfg(loom)` the collector is replaced by a strict one: it declares a node dead at the first moment at which
 //! no guard exists, and every later touch of that node fails the model.
 
-use crate::node::Garbage;
+use crate::garbage::Garbage;
 
 #[cfg(not(loom))]
 mod epoch {

@@ -124,16 +124,17 @@ pub use armed::{Board, arm, check};
 #[cfg(debug_assertions)]
 mod armed {
     use std::fs::File;
-    use std::os::fd::AsFd;
     use std::path::Path;
     use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
     use std::sync::atomic::{AtomicPtr, AtomicU32};
 
     use rustix::io::{Errno, Result};
+    use rustix::mm::{MapFlags, ProtFlags};
 
     use super::{ENDED, KILLED, POINTS, Point};
-    use crate::mapping::{Access, PAGE, share};
 
+    /// The size of a board.
+    const PAGE: usize = 4096;
     const NONE: u32 = u32::MAX;
 
     /// What fails, and how often it was called and did.
@@ -234,8 +235,10 @@ mod armed {
 
     /// Maps the page of a board for good.
     fn attach(file: &File) -> Result<*mut State> {
-        let at = share(file.as_fd(), 0, PAGE, Access::ReadWrite)?;
-        Ok(std::ptr::with_exposed_provenance_mut(at))
+        let (none, access) = (std::ptr::null_mut(), ProtFlags::READ | ProtFlags::WRITE);
+        // SAFETY: a fresh mapping at a place of the kernel's choice disturbs nothing.
+        let at = unsafe { rustix::mm::mmap(none, PAGE, access, MapFlags::SHARED, file, 0)? };
+        Ok(at.cast())
     }
 
     /// Takes over what is to fail, or the board where that stands; false when `text` cannot be

@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 /// Where the kernel keeps them.
-pub const FOLDER: &str = "/sys/kernel/mm/ksm";
+pub(crate) const FOLDER: &str = "/sys/kernel/mm/ksm";
 
 /// KSM of this machine, or a folder that looks like it.
 #[derive(Clone, Debug)]

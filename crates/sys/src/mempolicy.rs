@@ -92,6 +92,7 @@ impl Mode {
         }
     }
 
+    #[cfg(test)]
     fn from_number(number: libc::c_int) -> Option<Self> {
         [
             Self::Default,
@@ -177,7 +178,8 @@ pub fn set_mempolicy(mode: Mode, nodes: &NodeMask) -> io::Result<()> {
 ///
 /// # Errors
 /// ENOSYS on a kernel without NUMA; `Unsupported` for a mode this crate does not know.
-pub fn thread_policy() -> io::Result<(Mode, NodeMask)> {
+#[cfg(test)]
+pub(crate) fn thread_policy() -> io::Result<(Mode, NodeMask)> {
     policy(0, 0)
 }
 
@@ -185,10 +187,12 @@ pub fn thread_policy() -> io::Result<(Mode, NodeMask)> {
 ///
 /// # Errors
 /// EFAULT where nothing is mapped; otherwise as [`thread_policy`].
-pub fn policy_at(address: usize) -> io::Result<(Mode, NodeMask)> {
+#[cfg(test)]
+pub(crate) fn policy_at(address: usize) -> io::Result<(Mode, NodeMask)> {
     policy(address, raw::MPOL_F_ADDR)
 }
 
+#[cfg(test)]
 fn policy(address: usize, flags: u32) -> io::Result<(Mode, NodeMask)> {
     let mut number: libc::c_int = 0;
     let mut mask = NodeMask::EMPTY;

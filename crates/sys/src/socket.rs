@@ -52,14 +52,14 @@ fn seqpacket(flags: SocketFlags) -> Result<OwnedFd> {
 }
 
 /// Listens at `path`, which must not exist yet. Connections bring no descriptors
-/// ([`refuse_descriptors`](crate::stranger::refuse_descriptors)).
+/// ([`refuse_descriptors`]).
 ///
 /// # Errors
 /// `ADDRINUSE` when the path exists; whatever socket(2), bind(2) and listen(2) give.
 pub fn listen(path: &Path) -> Result<OwnedFd> {
     let socket = seqpacket(SocketFlags::empty())?;
     // Before the first connection can be made. Where the kernel cannot, `Stranger` takes care.
-    crate::stranger::refuse_descriptors(&socket);
+    refuse_descriptors(&socket);
     net::bind(&socket, &SocketAddrUnix::new(path)?)?;
     net::listen(&socket, BACKLOG)?;
     Ok(socket)
@@ -84,8 +84,28 @@ pub fn listening_path(socket: &impl AsFd) -> Result<PathBuf> {
 /// # Errors
 /// What listen(2) gives.
 pub fn take_over(listener: &impl AsFd) -> Result<()> {
-    crate::stranger::refuse_descriptors(listener);
+    refuse_descriptors(listener);
     net::listen(listener, BACKLOG)
+}
+
+/// `SO_PASSRIGHTS`, which libc does not name.
+pub(crate) const PASS_RIGHTS: libc::c_int = 83;
+
+/// Has the kernel refuse descriptors for `socket`: whoever sends some gets EPERM. Connections inherit it from the
+/// socket that listens. False where the kernel cannot.
+pub fn refuse_descriptors(socket: &impl AsFd) -> bool {
+    let off: libc::c_int = 0;
+    // SAFETY: the kernel reads 4 bytes of `off`, an int.
+    let done = unsafe {
+        libc::setsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            PASS_RIGHTS,
+            (&raw const off).cast(),
+            4,
+        )
+    };
+    done == 0
 }
 
 /// Takes the next connection, of a peer that is trusted: see [`Stranger`](crate::stranger::Stranger) for others.
@@ -172,7 +192,7 @@ pub fn peer_pidfd(socket: &impl AsFd) -> Result<OwnedFd> {
 
 /// Whether the other end of `socket` is closed. What it sent before can still be received.
 #[must_use]
-pub fn has_hung_up(socket: &impl AsFd) -> bool {
+pub(crate) fn has_hung_up(socket: &impl AsFd) -> bool {
     let mut fds = [PollFd::new(socket, PollFlags::empty())];
     let now = Timespec::default();
     let _ = rustix::event::poll(&mut fds, Some(&now));

@@ -39,25 +39,6 @@ const MOST_CLOSERS: usize = 16;
 /// Packets looked at before a socket is closed; a thread that may wait closes one with more. The kernel's default
 /// room for what one sender has under way is some 300 packets.
 const LOOKED_AT: usize = 1024;
-/// `SO_PASSRIGHTS`, which libc does not name.
-const PASS_RIGHTS: libc::c_int = 83;
-
-/// Has the kernel refuse descriptors for `socket`: whoever sends some gets EPERM. Connections inherit it from the
-/// socket that listens. False where the kernel cannot.
-pub fn refuse_descriptors(socket: &impl AsFd) -> bool {
-    let off: libc::c_int = 0;
-    // SAFETY: the kernel reads 4 bytes of `off`, an int.
-    let done = unsafe {
-        libc::setsockopt(
-            socket.as_fd().as_raw_fd(),
-            libc::SOL_SOCKET,
-            PASS_RIGHTS,
-            (&raw const off).cast(),
-            4,
-        )
-    };
-    done == 0
-}
 
 /// A connection to a process that is not trusted. Nothing here waits, dropping it included.
 #[derive(Debug)]
@@ -116,7 +97,7 @@ impl Stranger {
             socket: Some(socket),
             peer: *peer.as_ref().unwrap_or(&nobody),
         };
-        refuse_descriptors(&stranger);
+        socket::refuse_descriptors(&stranger);
         peer.map(|_| stranger)
     }
 
@@ -324,7 +305,13 @@ mod tests {
         // SAFETY: the kernel reads 4 bytes of `on`, an int.
         unsafe {
             let at = stranger.as_fd().as_raw_fd();
-            libc::setsockopt(at, libc::SOL_SOCKET, PASS_RIGHTS, (&raw const on).cast(), 4);
+            libc::setsockopt(
+                at,
+                libc::SOL_SOCKET,
+                socket::PASS_RIGHTS,
+                (&raw const on).cast(),
+                4,
+            );
         }
         (stranger, theirs)
     }
@@ -375,7 +362,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         let listener = socket::listen(&path).unwrap();
-        if !refuse_descriptors(&listener) {
+        if !socket::refuse_descriptors(&listener) {
             return eprintln!("skipped: SO_PASSRIGHTS needs Linux 6.16");
         }
         let client = socket::connect(&path).unwrap();
