@@ -1,23 +1,18 @@
 /* Memory that libc hands out: large blocks of malloc, the heap behind brk, stacks of threads. */
 #include "model.h"
+#include "../guest/brk.h"
 
 #include <alloca.h>
 #include <errno.h>
 #include <malloc.h>
 #include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <linux/prctl.h>
-#include <sys/prctl.h>
 #include <unistd.h>
 
 #define BLOCKS 12
 #define STACKS 6
-#define SKIP_4 "%*s%*s%*s%*s"
-#define SKIP_16 SKIP_4 SKIP_4 SKIP_4 SKIP_4
-#define SKIP_22 SKIP_16 SKIP_4 "%*s%*s"
 
 static struct block {
 	unsigned char *at;
@@ -121,30 +116,9 @@ void say_blocks(void)
 static unsigned char *heap;
 static size_t heap_pages;
 
-/* What the kernel says of this process's memory, as prctl(2) wants it. */
-static struct prctl_mm_map mm_map(void)
-{
-	struct prctl_mm_map map = { .brk = (uintptr_t)sbrk(0), .exe_fd = (uint32_t)-1 };
-	unsigned long code[2], stack, rest[7];
-	char text[1024];
-	FILE *stat = fopen("/proc/self/stat", "re");
-	must(stat && fgets(text, sizeof text, stat), "/proc/self/stat");
-	fclose(stat);
-	/* Behind the name: fields 26 to 28, and 45 to 51. */
-	const char *at = strrchr(text, ')');
-	must(sscanf(at, ") %*c" SKIP_22 "%lu %lu %lu" SKIP_16 "%lu %lu %lu %lu %lu %lu %lu", &code[0], &code[1], &stack, &rest[0],
-		    &rest[1], &rest[2], &rest[3], &rest[4], &rest[5], &rest[6]) == 10, "/proc/self/stat");
-	map.start_code = code[0], map.end_code = code[1], map.start_stack = stack;
-	map.start_data = rest[0], map.end_data = rest[1], map.start_brk = rest[2];
-	map.arg_start = rest[3], map.arg_end = rest[4], map.env_start = rest[5], map.env_end = rest[6];
-	return map;
-}
-
 void heap_here(unsigned char *place)
 {
-	struct prctl_mm_map map = mm_map();
-	map.start_brk = map.brk = (uintptr_t)place;
-	int error = prctl(PR_SET_MM, PR_SET_MM_MAP, &map, sizeof map, 0) ? errno : 0;
+	int error = -brk_begins(place, place);
 	say(" %d", error);
 	if (!error)
 		heap = place;

@@ -92,6 +92,7 @@ void must(int worked, const char *call);
 void write_bytes(void), write_pages(void), copy_pages(void), zero_pages(void), renew_chunk(void);
 void read_pages(void), discard(void), free_lazily(void), map_anew(void);
 void offer(void), withdraw(void), protect(void), probe(void), lock_for_now(void), foreign_for_now(void), huge(void);
+void heap_for_now(void), stack_for_now(void);
 int pins_memory(void);
 void grow(void), shrink(void), move_region(void), move_run(void);
 void direct_write(void), direct_read(void), buffered_read(void), piped_read(void);

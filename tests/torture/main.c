@@ -41,6 +41,8 @@ static const struct {
 	{ "probe", probe, 20 },
 	{ "lock", lock_for_now, 6 },
 	{ "foreign memory", foreign_for_now, 12 },
+	{ "heap", heap_for_now, 8 },
+	{ "stack", stack_for_now, 8 },
 	{ "huge pages", huge, 4 },
 	{ "grow", grow, 8 },
 	{ "shrink", shrink, 8 },
