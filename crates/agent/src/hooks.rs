@@ -13,6 +13,7 @@
 //! take the lock, so that no merge window works on the range meanwhile, and then keep the table
 //! in step with what the kernel did.
 
+mod api;
 #[cfg(target_arch = "x86_64")]
 mod by_number;
 mod call;
@@ -52,4 +53,8 @@ extern "C" fn begin() {
 
 #[used]
 #[unsafe(link_section = ".init_array")]
-static BEGIN: extern "C" fn() = begin;
+pub(crate) static BEGIN: extern "C" fn() = begin;
+
+/// As for the hooks: programs may have but weak references to the C functions, for which the linker takes nothing.
+#[used]
+static API: extern "C" fn(*mut libc::c_void, usize) -> i32 = api::pageone_register;

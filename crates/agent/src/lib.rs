@@ -12,8 +12,7 @@
 //!
 //! | place | for |
 //! |---|---|
-//! | [`api`] | `include/pageone.h` |
-//! | [`hooks`] | libc's calls keep their documented meaning over merged pages |
+//! | [`hooks`] | `include/pageone.h`; libc's calls keep their documented meaning over merged pages |
 //! | [`offer`] | memory is offered, and taken back |
 //! | [`life`] | the agent's thread starts and ends, with the rights of its program |
 //! | [`session`] | the thread: it answers the engine's questions |
@@ -32,7 +31,6 @@
 
 #![allow(rustdoc::private_intra_doc_links)] // all modules are private; their docs are for readers
 
-mod api;
 mod config;
 mod errno;
 mod filter;

@@ -8,6 +8,10 @@ use super::{ioctl as requests, locks, memory};
 use crate::errno::{c_result, fail};
 use crate::mappings::remap::Remap;
 
+/// Of an archive that a program links, the linker takes only the parts that are used: this part uses the constructor.
+#[used]
+static WITH: &extern "C" fn() = &super::BEGIN;
+
 fn c_int_result(result: Result<usize>) -> c_int {
     c_result(result.map(drop))
 }

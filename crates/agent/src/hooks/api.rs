@@ -6,7 +6,7 @@ use crate::offer::{self, Then};
 
 /// Offers `[addr, addr + len)` for merging; see `pageone.h`.
 #[unsafe(no_mangle)]
-extern "C" fn pageone_register(addr: *mut libc::c_void, len: usize) -> i32 {
+pub(super) extern "C" fn pageone_register(addr: *mut libc::c_void, len: usize) -> i32 {
     // Unlike madvise this never reaches KSM: who calls it asks for PageONE.
     c_result(offer::offer(addr.addr(), len, false).map(|_: Then| ()))
 }
@@ -29,5 +29,5 @@ extern "C" fn pageone_served() -> i32 {
 /// Whether libc's own calls are seen: 1 or 0; see `pageone.h`.
 #[unsafe(no_mangle)]
 extern "C" fn pageone_sees_libc() -> i32 {
-    i32::from(crate::hooks::takeover::sees_libc())
+    i32::from(super::takeover::sees_libc())
 }
