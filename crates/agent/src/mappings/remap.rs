@@ -125,8 +125,12 @@ fn carry_out(guard: &mut Guard, call: Remap) -> Result<usize> {
         if first.is_some_and(|vma| vma.end >= call.old + old_len) || cut(&maps, rest).is_none() {
             return pass(call);
         }
-        // SAFETY: the guest gives the tail back.
-        unsafe { mapping::unmap(call.old + old_len, call.old_len - old_len) }?;
+        // The target goes first: where it may not, as a part of a huge page, nothing is gone.
+        // SAFETY: the guest gives the target up, and the tail back.
+        unsafe {
+            mapping::unmap(call.to, call.new_len)?;
+            mapping::unmap(call.old + old_len, call.old_len - old_len)?;
+        }
         return carry_out(guard, rest);
     }
     let only_moves = call.flags & FIXED != 0 && call.new_len == call.old_len;

@@ -505,8 +505,15 @@ fn size(value: usize) -> i64 {
 }
 
 fn bind(random: &mut Random) -> Line {
-    let numbers = [random.of(&[0, 1, 2, 3, 4]), random.of(&[0, 0, 1, 2]), 0];
-    over("mbind", random.range(), numbers)
+    const LOCAL: i64 = 4;
+    const STRICT: i64 = 1;
+    let (mode, flags) = (random.of(&[0, 1, 2, 3, 4]), random.of(&[0, 0, 1, 2]));
+    // Whether a page is there, and is none of zeros, is not compared: each that is there would be misplaced.
+    let flags = match (mode, flags) {
+        (LOCAL, STRICT) => 0,
+        (_, flags) => flags,
+    };
+    over("mbind", random.range(), [mode, flags, 0])
 }
 
 fn policy(random: &mut Random) -> Line {
