@@ -125,13 +125,17 @@ fn carry_out(guard: &mut Guard, call: Remap) -> Result<usize> {
         if first.is_some_and(|vma| vma.end >= call.old + old_len) || cut(&maps, rest).is_none() {
             return pass(call);
         }
-        // The target goes first: where it may not, as a part of a huge page, nothing is gone.
-        // SAFETY: the guest gives the target up, and the tail back.
-        unsafe {
-            mapping::unmap(call.to, call.new_len)?;
-            mapping::unmap(call.old + old_len, call.old_len - old_len)?;
+        // The target goes first: where it may not, as a part of a huge page, nothing is gone. Another thread must find no
+        // hole there.
+        keep(call.to, call.new_len, MapFlags::FIXED)?;
+        // SAFETY: the guest gives the tail back.
+        let cut = unsafe { mapping::unmap(call.old + old_len, call.old_len - old_len) };
+        let moved = cut.and_then(|()| carry_out(guard, rest));
+        if moved.is_err() {
+            // SAFETY: the guest has given it up, and the kernel would have unmapped it by now.
+            let _ = unsafe { mapping::unmap(call.to, call.new_len) };
         }
-        return carry_out(guard, rest);
+        return moved;
     }
     let only_moves = call.flags & FIXED != 0 && call.new_len == call.old_len;
     // What stays mapped does not tell how far a move came: one mapping by the other, if that may be.
@@ -258,13 +262,7 @@ fn relocate(maps: &Maps, call: Remap) -> Result<usize> {
         (false, true) => (call.to, MapFlags::empty()),
         (false, false) => (0, MapFlags::empty()),
     };
-    let (at, flags) = (
-        std::ptr::with_exposed_provenance_mut(at),
-        MapFlags::PRIVATE | MapFlags::NORESERVE | how,
-    );
-    // SAFETY: a place of the kernel's choice, or the guest's target, which it gives up.
-    let made = unsafe { rustix::mm::mmap_anonymous(at, call.new_len, ProtFlags::empty(), flags) }?;
-    let new = made.expose_provenance();
+    let new = keep(at, call.new_len, how)?;
     let kept = call.old_len.min(call.new_len);
     let mut done = 0;
     while done < kept {
@@ -292,6 +290,15 @@ fn relocate(maps: &Maps, call: Remap) -> Result<usize> {
         unsafe { mapping::unmap(call.old + kept, call.old_len - kept) }?;
     }
     Ok(new)
+}
+
+/// Keeps a place: one of the kernel's choice, or, `FIXED`, the guest's target, which it gives up.
+fn keep(at: usize, len: usize, how: MapFlags) -> Result<usize> {
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | how;
+    let at = std::ptr::with_exposed_provenance_mut(at);
+    // SAFETY: nothing is replaced but what the guest gives up.
+    let made = unsafe { rustix::mm::mmap_anonymous(at, len, ProtFlags::empty(), flags) }?;
+    Ok(made.expose_provenance())
 }
 
 /// Returns the first `done` bytes, which were moved from `old` to `new`.
