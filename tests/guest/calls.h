@@ -20,6 +20,35 @@ static long advise_by_descriptor(unsigned char *at, size_t len, int advice)
 	return result;
 }
 
+#define TOLD(call) ((call) == -1 ? -(long)errno : 0l)
+
+/* Calls with lengths that no memory has: tells what each says. The kernel refuses them, or has nothing to do. */
+static void say_vast(unsigned char *at)
+{
+	static const int advices[] = { MADV_DONTNEED, MADV_FREE, MADV_REMOVE, MADV_DONTFORK, MADV_WIPEONFORK, MADV_HUGEPAGE,
+				       MADV_UNMERGEABLE, MADV_MERGEABLE, 22, 25, 102 };
+	static const size_t lengths[] = { -1ul, -PAGE, -10 * PAGE };
+	unsigned long mask[16] = { 1 };
+	printf("ok");
+	for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+		size_t len = lengths[i];
+		struct iovec parts[2] = { { at, PAGE }, { i ? at : (void *)-1l, i ? len : PAGE } };
+		for (size_t j = 0; j < sizeof advices / sizeof *advices; j++)
+			printf(" %ld", TOLD(madvise(at, len, advices[j])));
+		printf(" %ld %ld %ld", TOLD(mlock(at, len)), TOLD(munlock(at, len)), TOLD(munmap(at, len)));
+		printf(" %ld", TOLD(mprotect(at, len, PROT_READ | PROT_WRITE)));
+		printf(" %ld", TOLD(pkey_mprotect(at, len, PROT_READ | PROT_WRITE, -1)));
+		printf(" %ld", TOLD(syscall(SYS_mbind, at, len, 2, mask, 1024ul, 0)));
+		printf(" %ld", TOLD(syscall(462 /* mseal */, at, len, 0)));
+		printf(" %ld", TOLD(prctl(PR_SET_VMA, PR_SET_VMA_ANON_NAME, at, len, "vast")));
+		printf(" %ld", TOLD(mremap(at, len, len, MREMAP_MAYMOVE) == MAP_FAILED ? -1 : 0));
+		printf(" %ld", TOLD(mremap(at, PAGE, len, MREMAP_MAYMOVE) == MAP_FAILED ? -1 : 0));
+		printf(" %ld", TOLD(process_madvise(-10000, parts, 2, MADV_DONTNEED, 0)));
+	}
+	printf("\n");
+	fflush(stdout);
+}
+
 /* Maps memory over some pages so that nobody sees it but the kernel. */
 static long map_unseen(unsigned char *at, size_t len)
 {

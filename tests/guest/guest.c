@@ -549,6 +549,7 @@ int main(void)
 				memset(shadow + a * PAGE, 0, b * PAGE);
 			say(told);
 		}
+		COMMAND("vast") say_vast(mem + a * PAGE);
 		COMMAND("unseen") {
 			memset(shadow + a * PAGE, 0, b * PAGE);
 			say(map_unseen(mem + a * PAGE, b * PAGE));

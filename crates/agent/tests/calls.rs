@@ -160,6 +160,21 @@ fn advice_by_descriptor_is_advice() {
 }
 
 #[test]
+fn a_length_that_no_memory_has_is_refused_as_by_the_kernel() {
+    let (engine, mut guest) = merged(6);
+    // Nothing of it is offered.
+    let mut other = engine.guest();
+    other.map(512);
+    other.run("fill 0 512 6");
+    for page in [0, 300] {
+        let ask = format!("vast {page}");
+        assert_eq!(guest.run(&ask), other.run(&ask), "page {page}");
+        guest.run("check");
+        other.run("check");
+    }
+}
+
+#[test]
 fn advice_by_number_is_advice() {
     let (engine, mut guest) = merged(10);
     assert_eq!(guest.run(&format!("nadvise 10 5 {DONTNEED}")), "0");

@@ -161,36 +161,60 @@ pub(super) fn set_vma(args: [usize; 6]) -> Result<usize> {
 
 /// process_madvise(2): pidfd, ranges, how many, advice, flags.
 pub(crate) fn process_madvise(args: [usize; 6]) -> Result<usize> {
-    const AT_ONCE: usize = 16;
     let [pidfd, ranges, count, advice, flags, _] = args;
     // Most of a process's calls go to others, or come before anything is known.
     if !touches(0, ADDRESS_LIMIT) || flags != 0 || count > 1024 || !is_self(pidfd) {
         return call(libc::SYS_process_madvise, args);
     }
-    // The kernel says whether the ranges can be read, and sums them up; no advice is given so.
-    let (mut told, mut result) = (0, Ok(0));
+    // The low half of the register is the number.
+    #[allow(clippy::cast_possible_truncation)]
+    let advice = advice as i32;
+    // As the kernel, which looks at all ranges before it gives the first advice.
+    let mut sound = Ok(());
+    each_range(ranges, count, |start, len| {
+        if isize::try_from(len).is_err() {
+            return Err(Errno::INVAL);
+        }
+        let end = start.checked_add(len);
+        if end.is_none_or(|end| end > ADDRESS_LIMIT - PAGE_BYTES) {
+            sound = Err(Errno::FAULT);
+        }
+        Ok(())
+    })?;
+    sound?;
+    let mut told = 0;
+    let result = each_range(ranges, count, |start, len| {
+        let len = len.min(MOST_AT_ONCE - told);
+        madvise(start, len, advice)?;
+        told += len;
+        Ok(())
+    });
+    match told {
+        0 => result.map(|()| 0),
+        told => Ok(told),
+    }
+}
+
+/// What a call with ranges does at most; the rest of them counts as empty (`MAX_RW_COUNT`).
+const MOST_AT_ONCE: usize = 0x7fff_f000;
+
+/// Calls `each` with every range of a list of the program's, until one fails.
+fn each_range(
+    ranges: usize,
+    count: usize,
+    mut each: impl FnMut(usize, usize) -> Result<()>,
+) -> Result<()> {
+    const AT_ONCE: usize = 16;
     for first in (0..count).step_by(AT_ONCE) {
         let mut some = [[0usize; 2]; AT_ONCE];
         let n = AT_ONCE.min(count - first);
-        read_own(ranges + first * 16, some.as_flattened_mut(), n * 16)?;
+        let at = ranges.checked_add(first * 16).ok_or(Errno::FAULT)?;
+        read_own(at, some.as_flattened_mut(), n * 16)?;
         for &[start, len] in some.iter().take(n) {
-            // The low half of the register is the number.
-            #[allow(clippy::cast_possible_truncation)]
-            let advice = advice as i32;
-            result = madvise(start, len, advice);
-            if result.is_err() {
-                break;
-            }
-            told += len;
-        }
-        if result.is_err() {
-            break;
+            each(start, len)?;
         }
     }
-    match told {
-        0 => result,
-        told => Ok(told),
-    }
+    Ok(())
 }
 
 /// Reads `bytes` bytes of this process, which may not be there.

@@ -29,7 +29,7 @@ use super::scarce::scarce;
 use super::stores::is_store;
 use super::whole::{self, attributes_at, whole};
 use crate::lock::Guard;
-use crate::table::Chunk;
+use crate::table::{ADDRESS_LIMIT, Chunk};
 use crate::thread;
 
 /// `MADV_DONTNEED_LOCKED` (Linux 5.18).
@@ -70,7 +70,8 @@ fn asks(advice: i32) -> Asks {
 /// The kernel's own, as for anonymous memory.
 pub(crate) fn madvise(guard: &mut Guard, start: usize, len: usize, advice: i32) -> Result<()> {
     let rounded = len.checked_next_multiple_of(PAGE_BYTES).unwrap_or(0);
-    let refused = !start.is_multiple_of(PAGE_BYTES) || rounded == 0;
+    let has_end = start.checked_add(rounded).is_some();
+    let refused = !start.is_multiple_of(PAGE_BYTES) || rounded == 0 || !has_end;
     // With no length the kernel tells only whether it knows the advice.
     let old = matches!(advice, libc::MADV_DONTNEED | libc::MADV_FREE);
     if refused || !old && tell(start, 0, advice).is_err() {
@@ -170,7 +171,7 @@ fn discard_unseen(guard: &mut Guard, start: usize, len: usize, advice: i32) -> R
     ) {
         return tell(start, len, advice);
     }
-    let (mut at, end) = (start, start + len);
+    let (mut at, end) = (start, (start + len).min(ADDRESS_LIMIT));
     let mut hole = Ok(());
     while at < end {
         let stored = is_stored(guard, at);

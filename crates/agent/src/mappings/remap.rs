@@ -105,7 +105,8 @@ fn is_sound(call: Remap) -> bool {
     let behind = |a: usize, len: usize, b: usize| a.checked_add(len).is_some_and(|end| end <= b);
     let apart = behind(call.to, call.new_len, call.old) || behind(call.old, call.old_len, call.to);
     let lies = call.to.is_multiple_of(PAGE_BYTES) && behind(call.to, call.new_len, ADDRESS_LIMIT);
-    known && moves && fits && (!has(FIXED) || lies && apart)
+    let exists = behind(call.old, call.old_len, ADDRESS_LIMIT) && call.new_len <= ADDRESS_LIMIT;
+    known && moves && fits && exists && (!has(FIXED) || lies && apart)
 }
 
 fn carry_out(guard: &mut Guard, call: Remap) -> Result<usize> {

@@ -40,7 +40,7 @@ use wire::{CHUNK_BYTES, PAGE_BYTES, PageBits};
 
 use super::stores::is_store;
 use crate::lock::Guard;
-use crate::table::{Chunk, pages_of};
+use crate::table::{ADDRESS_LIMIT, Chunk, pages_of};
 use crate::thread;
 
 /// Lends the agent's descriptors to hooks; nothing without them.
@@ -98,15 +98,14 @@ fn make(guard: &mut Guard, start: usize, len: usize, unwritten: Option<&Pagemap>
     }
     let (maps, still) = (Maps::open()?, Still::of(guard)?);
     let mut pins = Pins::new()?;
-    let (mut at, end) = (start & !(PAGE_BYTES - 1), start.saturating_add(len));
+    // A call may name more than there is.
+    let end = start.saturating_add(len).min(ADDRESS_LIMIT);
+    let (mut at, end) = (start & !(PAGE_BYTES - 1), end.next_multiple_of(PAGE_BYTES));
     while at < end {
         let Some(vma) = maps.find(at)?.filter(|vma| vma.start < end) else {
             break;
         };
-        let (first, stop) = (
-            vma.start.max(at),
-            vma.end.min(end.next_multiple_of(PAGE_BYTES)),
-        );
+        let (first, stop) = (vma.start.max(at), vma.end.min(end));
         if is_store(&vma) {
             let mut copy = Copy::new(first, stop, vma.access());
             let made = copy.make_all(guard, &still, unwritten, &mut pins);
