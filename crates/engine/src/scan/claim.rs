@@ -73,19 +73,24 @@ fn claim_all(guest: &Guest, effects: &mut Effects) -> std::io::Result<bool> {
     {
         let offers = lock(&guest.offers);
         let view = domain.slots.view();
-        for (address, piece) in mapped.iter().flat_map(by_chunk) {
-            let Some(chunk) = offers.chunks.get(&address) else {
-                all = false;
-                continue;
-            };
-            if found.last().is_none_or(|(last, _)| last.id != chunk.id) {
-                found.push((Arc::clone(chunk), BTreeSet::new()));
+        for mapped in &mapped {
+            let chunks = mapped.range.start / CHUNK * CHUNK..mapped.range.end;
+            let mut known = 0;
+            for (&address, chunk) in offers.chunks.range(chunks.clone()) {
+                known += 1;
+                if found.last().is_none_or(|(last, _)| last.id != chunk.id) {
+                    found.push((Arc::clone(chunk), BTreeSet::new()));
+                }
+                let (Some(mut pages), Some((_, looks))) = (chunk.try_lock(), found.last_mut())
+                else {
+                    all = false;
+                    continue;
+                };
+                let piece = in_chunk(mapped, address);
+                all &= claim_piece(&view, &mut pages, address, &piece, looks, &mut claimed);
             }
-            let (Some(mut pages), Some((_, looks))) = (chunk.try_lock(), found.last_mut()) else {
-                all = false;
-                continue;
-            };
-            all &= claim_piece(&view, &mut pages, address, &piece, looks, &mut claimed);
+            // Chunks that the agent has not told of. The mapping may be as large as the address space.
+            all &= known == (chunks.end - chunks.start).div_ceil(CHUNK);
         }
     }
     guest.kin.add(claimed, || guest.memory.parent());
@@ -98,15 +103,12 @@ fn claim_all(guest: &Guest, effects: &mut Effects) -> std::io::Result<bool> {
     Ok(all)
 }
 
-/// A mapped part as pieces of one chunk each, with the chunks' addresses.
-fn by_chunk(mapped: &Mapped) -> impl Iterator<Item = (u64, Mapped)> + '_ {
+/// What of a mapped part lies in a chunk.
+fn in_chunk(mapped: &Mapped, chunk: u64) -> Mapped {
     let Range { start, end } = mapped.range;
-    let chunks = (start / CHUNK * CHUNK..end).step_by(CHUNK_BYTES);
-    chunks.map(move |chunk| {
-        let range = start.max(chunk)..end.min(chunk + CHUNK);
-        let first = Slot(mapped.first.0 + (range.start - start) / PAGE);
-        (chunk, Mapped { range, first })
-    })
+    let range = start.max(chunk)..end.min(chunk + CHUNK);
+    let first = Slot(mapped.first.0 + (range.start - start) / PAGE);
+    Mapped { range, first }
 }
 
 /// Claims what a chunk maps; notes in `looks` the pages that may be broken. False when the agent has

@@ -84,7 +84,10 @@ impl Offers {
                         news.note_odd(chunk);
                     }
                     // Without a table it would be scanned whole, and not all of it may be.
-                    None => self.spans.remove(range),
+                    None => {
+                        self.spans.remove(range);
+                        self.stale = true;
+                    }
                 }
             }
             Change::Whole { chunk, chunks } => {
