@@ -14,7 +14,7 @@
 //!
 //! **Gone means gone.** Some calls want a process of one thread (a new user namespace), and a thread that is
 //! about to end can still be made to do something. So the call waits until the kernel does not count the
-//! thread any more. If it does so for [`PATIENCE`], the call fails with `EAGAIN`: to go on would leave a thread with
+//! thread any more. If it does so for 10 s ([`thread`](crate::thread)), the call fails with `EAGAIN`: to go on would leave a thread with
 //! the old rights, which is what the program asks to be rid of.
 //!
 //! **No signals are blocked while the call is made**: libc's setuid signals all other threads and waits for them.

@@ -34,7 +34,7 @@
 //! * [`read`](merge::read): settled pages are read once and fingerprinted; read again only after a write.
 //! * [`index`](domain::index): a fingerprint seen for the first time becomes a candidate. Nothing is copied yet.
 //! * [`plan`](merge::plan): at the second sight a slot is written, and both pages are planned for it.
-//! * [`request`](merge::request): the agent merges a chunk in one window and answers what became of each page.
+//! * [`request`](merge::request): the agent merges the planned pages of a chunk, in windows, and answers what became of each.
 //! * [`lifelines`](domain::lifelines): refs end on evidence and when no fork child can be left; then the page is punched.
 //!
 //! # The folders
@@ -42,19 +42,19 @@
 //! Each uses only those above it:
 //!
 //! ```text
-//!  error options page sync   words, knobs, the lock helper
+//!  error options page sync   words, knobs, the locks and their order
 //!  domain/     what the guests of a domain share: index, stores, slots, refs, lifelines, chunks with their pages
 //!  guest/      a process: its memory, its agent, the regions it offers, the counters
 //!  scan/       a look at a guest: what the agent says, what the page map shows
 //!  merge/      a visit of a chunk: read, look up, plan, request
 //!  run/        rounds, their jobs, the workers, the driver
 //!  handover/   what one engine leaves to the next
-//!  status check engine       the counters, the invariants, the API
+//!  status check facilities engine   the counters, the invariants, what the machine must have, the API
 //! ```
 //!
 //! # The invariants
 //!
-//! By the numbers of the design; [`check`] asserts them after every round of debug builds:
+//! By the numbers of the design; [`check`] asserts I4, I5, I6 and I9 after rounds of debug builds:
 //!
 //! * I3 A slot's content never changes once its number leaves the engine: it is written before the
 //!   index names it, and punched only when dead; a number is never used twice.

@@ -21,8 +21,9 @@
 //! gets nothing does not wait; what the thread takes afterwards must still stand below it. That is how a look
 //! reaches the pages of a chunk with OFFERS held, while a job waits for TALK with its chunk held.
 //!
-//! All other locks are plain mutexes. A thread that holds one takes no lock of this list, with one exception: the
-//! queue's, see BUDGET.
+//! All other locks are plain mutexes, but for two read-write locks: the segments of [`refs`](crate::domain::refs), and
+//! the table of [`chunk`](crate::domain::chunk). A thread that holds one waits for no lock of this list, with one
+//! exception: the queue's, see BUDGET. No thread takes such a read-write lock to write while it holds it to read.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};

@@ -5,7 +5,7 @@
 //! ([`fork`](super::fork)). Everything else enters the kernel as in libc's own function: from a leaf that touches
 //! no stack, because there are calls that come back on another one. So does a fork that brings a stack of its own along:
 //! windows wait for it, but its child returns at once, with what its stack holds. The code of a thread that
-//! ends by number is noted, for the agent's thread may have to end the process with it (see [`alone`](crate::session::alone)).
+//! ends by number is noted, for the agent's thread may have to end the process with it (see `session/alone.rs`).
 
 use std::ffi::c_long;
 

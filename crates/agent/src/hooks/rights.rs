@@ -292,7 +292,7 @@ fn is_mapped(start: usize, len: usize) -> bool {
     call(libc::SYS_msync, args).is_ok()
 }
 
-/// What [`syscall`] does not leave to the kernel at once.
+/// What syscall(2) does not leave to the kernel at once.
 const HOOKED: &[i64] = &[
     libc::SYS_setuid,
     libc::SYS_setgid,

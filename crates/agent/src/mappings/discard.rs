@@ -17,7 +17,7 @@
 //! A discard of one merged page costs some four times the kernel's own: two thirds are the look and the new mapping. Where
 //! discards follow each other the memory that comes next is made whole in good time: see [`ahead`].
 //!
-//! Advice that changes what a mapping *is* finds it whole: see [`whole`](super::whole).
+//! Advice that changes what a mapping *is* finds it whole: see [`whole`](mod@whole).
 
 use rustix::io::{Errno, Result};
 use sys::mapping::{self, Access, Source};

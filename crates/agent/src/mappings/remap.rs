@@ -1,6 +1,6 @@
 //! mremap(2) over chunks that are known, with the lock held.
 //!
-//! What is stored is made whole first ([`whole`](super::whole)), so all attributes are the kernel's to carry. What is
+//! What is stored is made whole first ([`whole`](mod@whole)), so all attributes are the kernel's to carry. What is
 //! left is that windows cut one mapping into several. The kernel remaps several only to a place of the same length,
 //! only since 6.17, and none that are tracked. So for such a move the range is tracked no longer, and the call is the
 //! kernel's. Else a range of several mappings that are alike in all that the kernel tells is remapped mapping by mapping.

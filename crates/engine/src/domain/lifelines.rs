@@ -1,4 +1,4 @@
-//! Who may map what: refs of slots, and the lifelines that tell when a ref may go.
+//! Lifelines: they tell when a ref of a slot may go. The refs are counted in [`refs`](super::refs).
 //!
 //! A ref stands for one guest page that may map the slot (I4). It is taken before the agent is
 //! asked, and what ends it depends on what is known:

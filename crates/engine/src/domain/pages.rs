@@ -4,7 +4,7 @@
 //!  Pages (behind the chunk's lock)
 //!  ┌─────────────────────────────────────────────┐
 //!  │ tags    512 × (level, tag)                  │
-//!  │ bodies  fingerprints and slots              │
+//!  │ fingerprints, slots     see `sparse`        │
 //!  │ homes   512 × index of a candidate, if any  │
 //!  │ busy / still / merged   the tags, as bits   │
 //!  │ offered / stored        the agent's word    │

@@ -1,7 +1,7 @@
 //! Users: what all guests of one user id take of the engine together, and what they may.
 //!
 //! A guest is a process of a user, and whoever may start one may start many. So each limit by process has one by user
-//! beside it ([`Limits`](crate::options::Limits)). At a limit a guest keeps what it has, and the rest is left alone with a reason:
+//! beside it ([`Limits`]). At a limit a guest keeps what it has, and the rest is left alone with a reason:
 //! to drop it would let a neighbour of the same user do harm by growing.
 //!
 //! **Admission takes time by the thread**, for each is looked at, and a process may have tens of thousands. A user whose process took long

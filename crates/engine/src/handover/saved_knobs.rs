@@ -223,7 +223,7 @@ mod tests {
             "the same note"
         );
         assert_eq!(settings(&options), others());
-        // SavedKnobs back by hand.
+        // Turned back by hand.
         let threads = Setting::Threads(Options::default().threads);
         second.note(&[threads, Setting::CpuLimit(9)]);
         let mut options = Options {

@@ -1,4 +1,4 @@
-//! Resolve: one fingerprint looked up, its page entered as candidate or given a ref of a slot.
+//! Lookup: one fingerprint is looked up, and its page entered as candidate or given a ref of a slot.
 //!
 //! Other workers change the index meanwhile, and slots die: an exchange that is lost starts the lookup over.
 

@@ -12,17 +12,18 @@
 //!   a slot that dies  ─▶ exchange the dead entry for the page as candidate
 //! ```
 //!
-//! How a fingerprint is looked up is told in [`resolve`](mod@resolve), how twins get their slots in [`publish`].
+//! How a fingerprint is looked up is told in [`lookup`](super::lookup), how twins get their slots in
+//! [`publish`](super::publish).
 //!
 //! Before anything is read, a chunk that is most likely like one of another guest is planned like that one: see
-//! [`follow`]. Else groups of pages that very likely equal neighbouring slots are planned by a look at their ends, and
-//! those that very likely are private are left for a later visit: see [`guess`].
+//! [`follow`](super::follow). Else groups of pages that very likely equal neighbouring slots are planned by a look at their ends, and
+//! those that very likely are private are left for a later visit: see [`guess`](super::guess).
 //!
 //! Where there are several nodes, a batch is asked for its nodes too, after it was read: see
-//! [`nodes`](crate::scan::relocation).
+//! [`relocation`](crate::scan::relocation).
 //!
 //! **Contents with many pages.** A slot takes `max_page_sharing` pages, then the next copy is named:
-//! see the chains of [`account`](crate::account). Neighbouring pages that are all equal would each
+//! see [`copies`](crate::domain::copies). Neighbouring pages that are all equal would each
 //! map the same slot with a call and a mapping of its own, and a guest's mappings are few. So once a
 //! content has copies anyway, [`ROW`] pages of it in a row are looked up under keys of their own, by
 //! their place in the row: the rows of all guests meet as any run of different pages does, and

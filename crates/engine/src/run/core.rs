@@ -90,7 +90,7 @@ pub(crate) type NewDomain = Box<dyn Fn(&str) -> std::io::Result<Domain> + Send +
 
 /// Who runs the jobs of a round.
 pub(crate) trait Crew {
-    /// Returns when all looks are done that work waits for: see [`Waiting`](Waiting).
+    /// Returns when all looks are done that work waits for: see [`Waiting`].
     fn look(&self, core: &Core, looks: &Looks);
 
     /// Returns when the queue is idle, and no answer can come any more; at the latest when `ends` say (jobs begun are
