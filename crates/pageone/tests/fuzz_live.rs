@@ -17,7 +17,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use common::{Place, count, daemon, json, wait_for};
+use common::{PATIENCE, Place, count, daemon, json};
 use random::Random;
 use sys::socket;
 use wire::{Hello, MAX_MESSAGE, Name, Request, Role};
@@ -191,12 +191,21 @@ fn a_daemon_outlives_random_clients_and_answers_meanwhile() {
         "{late} late of {}: {longest:?}",
         took.len()
     );
-    wait_for("the daemon to be as it was", || {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
         let now = size(pid);
         let back =
             now[0] <= before[0] + 8 && now[1] <= before[1] + 2 && now[2] <= before[2] + (64 << 10);
-        (back && count(&json(&place), "pages_sharing") == 0).then_some(())
-    });
+        let sharing = count(&json(&place), "pages_sharing");
+        if back && sharing == 0 {
+            break;
+        }
+        assert!(
+            Instant::now() < deadline,
+            "descriptors, threads and KiB were {before:?}, and are {now:?}; {sharing} pages share"
+        );
+        std::thread::sleep(Duration::from_millis(100));
+    }
     daemon.signal(sys::signals::SIGTERM);
     assert_eq!(daemon.end(), 0, "{}", daemon.stderr());
 }
