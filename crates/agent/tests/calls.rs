@@ -175,6 +175,29 @@ fn a_length_that_no_memory_has_is_refused_as_by_the_kernel() {
 }
 
 #[test]
+fn a_program_without_free_descriptors_gets_its_zeros() {
+    use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
+    let (_engine, mut guest) = merged(6);
+    let pid = Pid::from_raw(i32::try_from(guest.pid).unwrap());
+    let before = getrlimit(Resource::Nofile);
+    let none = Rlimit {
+        current: Some(0),
+        maximum: before.maximum,
+    };
+    prlimit(pid, Resource::Nofile, none).unwrap();
+    guest.run(&format!("advise 10 5 {DONTNEED}"));
+    guest.run(&format!("advise 20 1 {DONTNEED}"));
+    // Compares the discarded pages with zeros.
+    guest.run("check");
+    assert!(guest.ask(&format!("advise 40 4 {DONTFORK}")).is_err());
+    guest.run("check");
+    prlimit(pid, Resource::Nofile, before).unwrap();
+    guest.run(&format!("advise 40 4 {DONTFORK}"));
+    guest.run(&format!("advise 12 20 {DONTNEED}"));
+    guest.run("check");
+}
+
+#[test]
 fn advice_by_number_is_advice() {
     let (engine, mut guest) = merged(10);
     assert_eq!(guest.run(&format!("nadvise 10 5 {DONTNEED}")), "0");

@@ -84,9 +84,9 @@ pub(crate) fn madvise(guard: &mut Guard, start: usize, len: usize, advice: i32) 
         Asks::Little => tell(start, len, advice),
         Asks::Discard if !thread::may_look() => discard_unseen(guard, start, rounded, advice),
         Asks::Discard => discard(guard, start, rounded, advice),
-        Asks::Pages | Asks::Mapping => {
-            whole(guard, start, rounded).and_then(|()| tell(start, len, advice))
-        }
+        Asks::Pages | Asks::Mapping => whole(guard, start, rounded)
+            .map_err(|_| Errno::NOMEM)
+            .and_then(|()| tell(start, len, advice)),
     };
     match asks {
         Asks::Mapping => unread(guard, start, rounded),
@@ -127,7 +127,11 @@ pub(crate) fn forget(guard: &mut Guard, start: usize, len: usize) {
 
 /// Advice that discards, over a range in which something may be stored.
 fn discard(guard: &mut Guard, start: usize, len: usize, advice: i32) -> Result<()> {
-    let maps = Maps::open()?;
+    let maps = match Maps::open() {
+        // Old content in the place of zeros would be worse than a page of zeros.
+        Err(Errno::MFILE | Errno::NFILE) => return discard_unseen(guard, start, len, advice),
+        maps => maps?,
+    };
     let (mut at, mut told, end) = (start, start, start + len);
     // As the kernel, which goes on behind a hole and says so at the end.
     let mut hole = Ok(());
@@ -161,7 +165,7 @@ fn discard(guard: &mut Guard, start: usize, len: usize, advice: i32) -> Result<(
     hole
 }
 
-/// As [`discard`], where the mappings cannot be looked at: what is stored gets its zeros where it lies, if it may be
+/// As [`discard`], where the mappings cannot be looked at, for a filter or for want of a descriptor: what is stored gets its zeros where it lies, if it may be
 /// written, by no other call than madvise(2). **The limit**: what may not be written gets canonical content.
 fn discard_unseen(guard: &mut Guard, start: usize, len: usize, advice: i32) -> Result<()> {
     const POPULATE_WRITE: i32 = 23;
