@@ -3,8 +3,6 @@
 
 FULL ?= --full
 
-test: test-programs-short
-
 test-programs-short: # Without PostgreSQL, and some of CPython's tests.
 	$(MAKE) test-programs FULL=
 
