@@ -53,7 +53,17 @@ impl Core {
             .into_iter()
             .filter(|guest| !guest.is_stuck())
             .collect();
-        let shared = served.iter().map(count_shared).sum();
+        // One that the next look will retire has its pages until then. A stuck one is waited for by nobody.
+        let condemned = lock(&self.guests)
+            .clone()
+            .into_iter()
+            .filter(|guest| guest.standing() == Standing::Condemned && !guest.is_stuck());
+        let shared = served
+            .iter()
+            .cloned()
+            .chain(condemned)
+            .map(|guest| count_shared(&guest))
+            .sum();
         if shared == 0 {
             served.iter().for_each(withdraw);
             self.knobs.set_rules(rules);
