@@ -187,6 +187,52 @@ fn a_call_does_not_wait_for_an_engine() {
     guest.run("check");
 }
 
+/// Connections until no more can wait for the engine.
+fn fill_the_queue(engine: &Engine) -> Vec<std::os::fd::OwnedFd> {
+    let connect = || sys::socket::connect_at_once(engine.socket());
+    std::iter::from_fn(|| connect().ok()).collect()
+}
+
+#[test]
+fn an_agent_finds_the_next_free_place_in_the_engines_queue() {
+    let took = std::iter::repeat_with(|| {
+        let engine = Engine::new();
+        let crowd = fill_the_queue(&engine);
+        let mut guest = engine.guest();
+        guest.offer(8, 3);
+        agent(guest.pid);
+        std::thread::sleep(Duration::from_millis(100));
+        for _ in &crowd {
+            drop(sys::socket::accept(&engine.listener).unwrap());
+        }
+        let freed = Instant::now();
+        assert!(sys::process::wait_readable(&engine.listener, Duration::from_secs(30)).unwrap());
+        freed.elapsed()
+    });
+    let took: Vec<_> = took.take(4).collect();
+    // An agent that does not look again before its next second takes nine tenths of one.
+    let is_short = |took: &Duration| *took < Duration::from_millis(400);
+    assert!(took.iter().any(is_short), "{took:?}");
+}
+
+#[test]
+fn a_call_does_not_wait_for_a_place_in_the_engines_queue() {
+    let engine = Engine::new();
+    let _crowd = fill_the_queue(&engine);
+    let mut guest = engine.guest();
+    guest.offer(8, 3);
+    agent(guest.pid);
+    let took = (9..13).map(|group| {
+        let begun = Instant::now();
+        guest.run(&format!("rights m:setgid {group}"));
+        begun.elapsed()
+    });
+    let took: Vec<_> = took.collect();
+    let is_short = |took: &Duration| *took < Duration::from_millis(400);
+    assert!(took.iter().any(is_short), "{took:?}");
+    guest.run("check");
+}
+
 #[test]
 fn a_process_becomes_single_threaded_for_a_new_user_namespace() {
     let (_engine, mut guest) = ready(9);

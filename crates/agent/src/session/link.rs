@@ -33,9 +33,10 @@ impl<'a> Link<'a> {
     /// that is offered.
     ///
     /// # Errors
-    /// `NOENT` and `CONNREFUSED` when no engine serves there, `PERM` when it is another user's.
+    /// `NOENT` and `CONNREFUSED` when no engine serves there, `AGAIN` when too many wait for it, `PERM` when it is
+    /// another user's.
     pub(crate) fn connect(path: &CStr, life: &'a Life, alone: &'a Alone) -> Result<Self> {
-        let (bell, socket) = (Bell::new()?, socket::connect_at_once(path)?);
+        let (socket, bell) = (socket::connect_at_once(path)?, Bell::new()?);
         let peer = socket::peer(&socket)?;
         let own = rustix::process::geteuid().as_raw();
         let trusted = peer.uid == 0 || peer.uid == own && own != OVERFLOW;

@@ -149,7 +149,7 @@ fn run(own: &Own) {
 fn meet(own: &Own, alone: &Alone) -> Result<()> {
     match connect(own.life, alone) {
         Ok(link) => session(&link, own),
-        // It costs nothing to ask whether there is one, and it shall not wait for its guests.
+        // It costs little to ask whether there is one, and it shall not wait for its guests.
         Err(Errno::NOENT | Errno::CONNREFUSED | Errno::AGAIN) => Ok(()),
         Err(errno) => Err(errno),
     }
@@ -167,12 +167,34 @@ fn leave_alone() {
     }
 }
 
+/// Connects to the engine. While too many wait to be taken by it, this is tried again and again for a second. Another user
+/// can fill that queue as fast as the engine empties it, but has no place in it for good: short pauses find a free one.
+///
+/// The tempting alternative, to wait in connect(2), cannot be ended: a call before which the agent must go would wait
+/// for the engine.
 fn connect<'a>(life: &'a Life, alone: &'a Alone) -> Result<Link<'a>> {
     let path = CStr::from_bytes_until_nul(&config().path).map_err(|_| Errno::NAMETOOLONG)?;
     if path.is_empty() {
         return Err(Errno::NOENT);
     }
-    Link::connect(path, life, alone)
+    let began = thread::now();
+    loop {
+        let past = thread::now().saturating_sub(began);
+        match Link::connect(path, life, alone) {
+            Err(Errno::AGAIN) if past < SECOND && !life.must_end() => {
+                let pause = until_next_try(past);
+                life.nap(life.offers(), pause, pause, || {});
+            }
+            connected => return connected,
+        }
+    }
+}
+
+/// How long to wait for a free place after waiting for `past`: some milliseconds, ever more of them, and never the same
+/// number, so that those who wait do not come all at once.
+fn until_next_try(past: Duration) -> Duration {
+    let most = Duration::from_millis(2) + past / 64;
+    most / 2 + most * (past.subsec_nanos() % 1024) / 2048
 }
 
 /// What one connection to an engine holds.
