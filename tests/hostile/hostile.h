@@ -97,6 +97,8 @@ verb chunk_flood, endless_offer, sync_storm;
 verb linger, nested, bundles, descriptor_bomb;
 /* stall.c */
 verb stall, hung_fuse, fuse_pages;
+/* lines.c */
+verb hung_write, pinned_lines;
 /* tamper.c */
 verb tamper, lock_folder, forge;
 /* server.c */

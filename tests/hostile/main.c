@@ -16,6 +16,7 @@ static const struct { const char *name; verb *run; int stays_root; } verbs[] = {
 	{ "linger", linger, 0 }, { "nested", nested, 0 }, { "bundles", bundles, 0 },
 	{ "descriptor-bomb", descriptor_bomb, 0 },
 	{ "stall", stall, 0 }, { "hung-fuse", hung_fuse, 1 }, { "fuse-pages", fuse_pages, 1 },
+	{ "hung-write", hung_write, 0 }, { "pinned-lines", pinned_lines, 0 },
 	{ "tamper", tamper, 0 }, { "lock-folder", lock_folder, 0 }, { "forge", forge, 0 },
 	{ "fake-server", fake_server, 0 },
 };

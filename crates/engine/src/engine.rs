@@ -94,6 +94,7 @@ impl Engine {
             None => SavedKnobs::default(),
         };
         let device = facilities::userfaultfd()?;
+        facilities::lifelines()?;
         let system = |what| move |source| EngineError::System { what, source };
         let max_mappings = process::max_map_count().map_err(system("read vm.max_map_count"))?;
         let hasher = Hasher::new().map_err(system("get random numbers"))?;

@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use numa::Topology;
 use rustix::io::Errno;
+use sys::memfd::Lifeline;
 
 use crate::domain::placement::Atlas;
 use crate::domain::placement::Placement;
@@ -31,6 +32,20 @@ pub(crate) fn userfaultfd() -> Result<Option<OwnedFd>, EngineError> {
             "Linux 6.8 or newer built with CONFIG_USERFAULTFD",
             error,
         )),
+    }
+}
+
+/// Tries whether a lifeline tells that it is held: without that no canonical page would ever be given back.
+pub(crate) fn lifelines() -> Result<(), EngineError> {
+    const WHAT: &str = "a lease on a memory file";
+    const NEEDS: &str = "fs.leases-enable=1, on a kernel built with CONFIG_FILE_LOCKING";
+    let tried = |error| cannot_try(WHAT, NEEDS, error);
+    let (line, held) = Lifeline::new().map_err(tried)?;
+    let before = line.ask().map_err(tried)?;
+    drop(held);
+    match (before, line.ask().map_err(tried)?) {
+        (false, true) => Ok(()),
+        _ => Err(tried(Errno::NOSYS)),
     }
 }
 

@@ -297,7 +297,7 @@ mod tests {
     #[test]
     fn descriptors_are_handed_over_and_taken_back_by_name() {
         let (keeper, inbox, _folder) = pair();
-        let line = Lifeline::new().unwrap();
+        let (line, _held) = Lifeline::new().unwrap();
         keeper.keep("a name, with %20", line.as_fd()).unwrap();
         keeper.forget("another").unwrap();
         keeper.ready().unwrap();
@@ -321,7 +321,7 @@ mod tests {
     #[test]
     fn what_is_no_name_is_refused_at_both_ends() {
         let (keeper, inbox, _folder) = pair();
-        let line = Lifeline::new().unwrap();
+        let (line, _held) = Lifeline::new().unwrap();
         for name in ["", "a:b", "a\nb", "ä", &"x".repeat(256)] {
             assert!(keeper.keep(name, line.as_fd()).is_err(), "{name:?}");
             assert!(keeper.forget(name).is_err(), "{name:?}");

@@ -69,8 +69,8 @@ mod tests {
     use sys::memfd::Lifeline;
 
     fn line() -> (Lifeline, usize) {
-        let line = Lifeline::new().unwrap();
-        let address = hold(&line.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        let (line, held) = Lifeline::new().unwrap();
+        let address = hold(&held).unwrap();
         (line, address)
     }
 

@@ -27,11 +27,6 @@ use crate::page::Slot;
 pub(crate) trait Lifeline: Send {
     /// Whether nobody holds it. Once free, free for good.
     fn is_free(&self) -> bool;
-
-    /// Whether it can never tell: a guest tampered with it.
-    fn is_lost(&self) -> bool {
-        false
-    }
 }
 
 /// How many lifelines a guest has at most: each is a descriptor. When long-lived children keep
@@ -181,11 +176,6 @@ impl Inherited {
     /// The slots that wait.
     pub(crate) fn waiting(&self) -> &[Slot] {
         &self.slots
-    }
-
-    /// Whether a tie will tell when these refs end.
-    pub(crate) fn can_end(&self) -> bool {
-        self.ties.iter().all(|(_, tie)| !tie.is_lost())
     }
 
     /// Bytes of memory the list holds.

@@ -159,8 +159,7 @@ impl Domain {
 
     /// Whether refs of former engines keep a domain without guests.
     pub(crate) fn waits(&self) -> bool {
-        let inherited = lock(&self.inherited);
-        !inherited.waiting().is_empty() && inherited.can_end()
+        !lock(&self.inherited).waiting().is_empty()
     }
 
     /// Drops a ref for each of `slots`; what nobody refers to any more leaves the index and gives

@@ -406,6 +406,8 @@ impl Memory for ProcessMemory {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use super::*;
 
     fn connected() -> (Stranger, OwnedFd, Applicant) {
@@ -417,7 +419,7 @@ mod tests {
 
     /// A thread that maps a lifeline, until it is told to end.
     fn speaker(
-        line: &memfd::Lifeline,
+        line: &OwnedFd,
     ) -> (
         Ready,
         std::sync::mpsc::Sender<()>,
@@ -442,10 +444,10 @@ mod tests {
     #[test]
     fn memory_is_read_only_while_a_witness_lives() {
         let (ours, _theirs, applicant) = connected();
-        let line = memfd::Lifeline::new().unwrap();
-        let number = memfd::number(line.as_fd()).unwrap();
+        let (line, held) = memfd::Lifeline::new().unwrap();
+        let number = line.number();
         let memory = ProcessMemory::new(applicant, ours.watch(), number, Arc::new(Atlas::One));
-        let (ready, end, thread) = speaker(&line);
+        let (ready, end, thread) = speaker(&held);
         memory.admit(ready).unwrap();
         memory.compare().unwrap();
         let source = vec![7u8; 3 * wire::PAGE_BYTES];
@@ -477,9 +479,9 @@ mod tests {
 
     #[test]
     fn a_speaker_elsewhere_is_refused() {
-        let line = memfd::Lifeline::new().unwrap();
-        let number = memfd::number(line.as_fd()).unwrap();
-        let (ready, _end, _thread) = speaker(&line);
+        let (line, held) = memfd::Lifeline::new().unwrap();
+        let number = line.number();
+        let (ready, _end, _thread) = speaker(&held);
         let refused = |ready, number| {
             let (ours, _theirs, applicant) = connected();
             let memory = ProcessMemory::new(applicant, ours.watch(), number, Arc::new(Atlas::One));

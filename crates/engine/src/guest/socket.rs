@@ -15,10 +15,6 @@ impl Lifeline for memfd::Lifeline {
     fn is_free(&self) -> bool {
         memfd::Lifeline::is_free(self)
     }
-
-    fn is_lost(&self) -> bool {
-        memfd::Lifeline::is_lost(self)
-    }
 }
 
 /// How long a question is tried while the kernel has no memory for it. The worker that asks holds the
@@ -68,8 +64,8 @@ impl SocketLink {
         stores: &[OwnedFd],
         device: Option<BorrowedFd<'_>>,
     ) -> std::io::Result<(Box<dyn Lifeline>, u64)> {
-        let line = memfd::Lifeline::new()?;
-        let number = memfd::number(line.as_fd())?;
+        let (line, held) = memfd::Lifeline::new()?;
+        let number = line.number();
         let welcome = Welcome {
             stores: u16::try_from(stores.len()).unwrap_or(u16::MAX),
             device: device.is_some(),
@@ -77,7 +73,7 @@ impl SocketLink {
         };
         let len = welcome.encode(&mut self.buffer);
         let stores = stores.iter().map(AsFd::as_fd);
-        let descriptors: Vec<_> = [line.as_fd(), tie]
+        let descriptors: Vec<_> = [held.as_fd(), tie]
             .into_iter()
             .chain(stores)
             .chain(device)
@@ -90,8 +86,8 @@ impl SocketLink {
 
 impl Link for SocketLink {
     fn lifeline(&mut self) -> std::io::Result<Box<dyn Lifeline>> {
-        let line = memfd::Lifeline::new()?;
-        self.line = Some(line.share()?);
+        let (line, held) = memfd::Lifeline::new()?;
+        self.line = Some(held);
         Ok(Box::new(line))
     }
 
@@ -162,7 +158,7 @@ mod tests {
         let (mut link, agent) = pair();
         let store = memfd::Store::new("pageone-test").unwrap();
         let stores = [(); 2].map(|()| store.share().unwrap());
-        let tie = memfd::Lifeline::new().unwrap();
+        let (_, tie) = memfd::Lifeline::new().unwrap();
         let (line, told) = link
             .welcome(DomainMark([7, 8]), tie.as_fd(), &stores, None)
             .unwrap();

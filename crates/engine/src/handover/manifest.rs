@@ -20,12 +20,13 @@
 //! domain only if it has every store and every tie that the note names. Else it starts afresh, and
 //! the guests keep their pages as if there had been no keeper.
 //!
-//! Guests have a tie's descriptor in their hands and may seal it. One that was tampered with is not
-//! given to another guest: the domain gets another tie, and is not handed over any more.
+//! Guests have another description of a tie, one that can write. The keeper and the next engine have
+//! only the one that asks whether a guest is left (see [`Lifeline`]).
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use sys::fault::{self, Point};
 use sys::keeper::Keeper;
 use sys::memfd::{self, Lifeline, Note};
 
@@ -175,8 +176,9 @@ pub(crate) struct Handover {
 
 #[derive(Debug)]
 struct State {
-    /// The tie that guests get.
     tie: Lifeline,
+    /// By which guests hold it; so does this engine as long as it lives.
+    held: OwnedFd,
     manifest: Manifest,
     /// Whether the keeper has it all.
     kept: bool,
@@ -192,12 +194,12 @@ impl Handover {
         stores: &[(u32, BorrowedFd<'_>)],
         keeper: Option<Arc<Keeper>>,
     ) -> std::io::Result<Self> {
-        let tie = Lifeline::new()?;
+        let (tie, held) = Lifeline::new()?;
         let mut manifest = Manifest {
             domain: domain.to_owned(),
             owner: None,
             stores: Vec::new(),
-            ties: vec![memfd::number(tie.as_fd())?],
+            ties: vec![tie.number()],
         };
         for (node, store) in stores {
             manifest.stores.push((*node, memfd::number(store)?));
@@ -207,6 +209,7 @@ impl Handover {
             note: Note::new()?,
             state: Ordered::new(State {
                 tie,
+                held,
                 manifest,
                 kept: false,
             }),
@@ -224,13 +227,14 @@ impl Handover {
         mut manifest: Manifest,
         keeper: Arc<Keeper>,
     ) -> std::io::Result<Self> {
-        let tie = Lifeline::new()?;
-        manifest.ties.push(memfd::number(tie.as_fd())?);
+        let (tie, held) = Lifeline::new()?;
+        manifest.ties.push(tie.number());
         let handover = Self {
             keeper: Some(keeper),
             note,
             state: Ordered::new(State {
                 tie,
+                held,
                 manifest,
                 kept: true,
             }),
@@ -263,11 +267,11 @@ impl Handover {
     }
 
     fn keep_tie(&self, state: &State) -> std::io::Result<()> {
-        let tie = state.tie.as_fd();
-        let name = name(Kind::Tie, memfd::number(tie)?, &state.manifest.domain);
+        let tie = &state.tie;
+        let name = name(Kind::Tie, tie.number(), &state.manifest.domain);
         self.keeper
             .as_ref()
-            .map_or(Ok(()), |keeper| keeper.keep(&name, tie))
+            .map_or(Ok(()), |keeper| keeper.keep(&name, tie.as_fd()))
     }
 
     fn write(&self, state: &State) -> std::io::Result<()> {
@@ -302,16 +306,8 @@ impl Handover {
 
 impl Legacy for Handover {
     fn tie(&self) -> std::io::Result<OwnedFd> {
-        let mut state = lock(&self.state);
-        if state.tie.is_tampered() {
-            tracing::warn!(
-                domain = state.manifest.domain,
-                "a guest sealed its domain's tie: the next engine will not have this domain's pages"
-            );
-            self.revoke(&mut state);
-            state.tie = Lifeline::new()?;
-        }
-        state.tie.share()
+        fault::check(Point::Duplicate)?;
+        lock(&self.state).held.try_clone()
     }
 
     fn own(&self, uid: u32) {
@@ -394,23 +390,36 @@ mod tests {
     }
 
     #[test]
-    fn a_tampered_tie_is_given_to_nobody_else() {
+    fn guests_get_the_tie_that_can_write_and_the_keeper_the_one_that_asks() {
+        use rustix::fs::{OFlags, fcntl_getfl};
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("notify");
         let inbox = Inbox::bind(&path).unwrap();
         let keeper = Arc::new(Keeper::at(path.as_os_str()).unwrap());
         let store = sys::memfd::Store::new("pageone-store").unwrap();
         let handover = Handover::new("d", &[(0, store.as_fd())], Some(keeper)).unwrap();
-        let notes = || std::iter::from_fn(|| inbox.next().unwrap()).count();
-        assert_eq!(notes(), 3);
-        let (a, b) = (handover.tie().unwrap(), handover.tie().unwrap());
-        assert_eq!(memfd::number(&a).unwrap(), memfd::number(&b).unwrap());
-        assert!(Manifest::parse(&handover.note.read().unwrap()).is_some());
-        rustix::fs::fcntl_add_seals(&a, rustix::fs::SealFlags::FUTURE_WRITE).unwrap();
-        let c = handover.tie().unwrap();
-        assert_ne!(memfd::number(&a).unwrap(), memfd::number(&c).unwrap());
-        assert_eq!((handover.note.read().unwrap().as_str(), notes()), ("", 3));
-        handover.end();
-        assert_eq!(notes(), 0, "there is nothing to take back any more");
+        let mut kept = None;
+        while let Some(told) = inbox.next().unwrap() {
+            if let sys::keeper::Note::Keep(name, mut files) = told
+                && Kind::of(&name) == Some(Kind::Tie)
+            {
+                kept = files.pop();
+            }
+        }
+        let (kept, given) = (kept.unwrap(), handover.tie().unwrap());
+        assert_eq!(
+            memfd::number(&kept).unwrap(),
+            memfd::number(&given).unwrap()
+        );
+        let access = |file: &OwnedFd| fcntl_getfl(file).unwrap() & OFlags::ACCMODE;
+        assert_eq!(
+            (access(&kept), access(&given)),
+            (OFlags::RDONLY, OFlags::RDWR)
+        );
+        let successors = Lifeline::adopt(kept).unwrap();
+        drop(given);
+        assert!(!successors.is_free(), "this engine lives");
+        drop(handover);
+        assert!(successors.is_free());
     }
 }

@@ -60,8 +60,6 @@ enum Misfit {
     Ties(usize),
     #[error("another note names it too")]
     Twice,
-    #[error("a guest has sealed one of its ties")]
-    Tampered,
     #[error(transparent)]
     Quota(#[from] OverQuota),
     #[error(transparent)]
@@ -230,9 +228,6 @@ fn take_ties(manifest: &mut Manifest, pool: &mut Pool) -> Result<Vec<Tie>, Misfi
     let mut ties: Vec<Tie> = Vec::new();
     for &number in &manifest.ties {
         let tie = Lifeline::adopt(take(pool, number)?)?;
-        if tie.is_lost() {
-            return Err(Misfit::Tampered);
-        }
         ties.push((number, Box::new(tie)));
     }
     Ok(ties)
@@ -303,7 +298,7 @@ pub(crate) fn resume(core: &Core, domain: Domain, ties: Vec<Tie>) -> std::io::Re
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
+    use std::os::fd::{AsFd, AsRawFd};
 
     use rustix::fs::{SealFlags, fcntl_add_seals};
     use sys::keeper::{Inbox, Note as Told};
@@ -434,15 +429,17 @@ mod tests {
                 kept[at].descriptor = other.into();
             }
         };
+        let open_to_write = |kept: &mut Vec<Kept>| {
+            let at = find(kept, Kind::Tie);
+            let path = format!("/proc/self/fd/{}", kept[at].descriptor.as_raw_fd());
+            let mut options = std::fs::OpenOptions::new();
+            kept[at].descriptor = options.read(true).write(true).open(path).unwrap().into();
+        };
         let harms: [(&str, usize, Harm); 9] = [
             ("no store", 1, Box::new(lose(Kind::Store))),
             ("no tie", 1, Box::new(lose(Kind::Tie))),
             ("no note", 1, Box::new(lose(Kind::Note))),
-            (
-                "a sealed tie",
-                1,
-                Box::new(seal(Kind::Tie, SealFlags::SEAL)),
-            ),
+            ("a tie that can write", 1, Box::new(open_to_write)),
             (
                 "a sealed store",
                 1,
@@ -488,15 +485,10 @@ mod tests {
     fn a_tie_that_was_free_before_is_no_obstacle() {
         let post = Post::new();
         let kept = post.legacy();
-        // As an engine leaves it that found it free and was killed at once.
+        // As an engine leaves it that had no guest.
         let domain = post.restorer(1).new_domain("uid:1").unwrap();
         drop(domain);
         let (mut others, _) = post.take();
-        fcntl_add_seals(
-            &others[find(&others, Kind::Tie)].descriptor,
-            SealFlags::WRITE,
-        )
-        .unwrap();
         others.extend(kept);
         let core = post.succeed(1, others);
         assert_eq!(lock(&core.domains).len(), 2);

@@ -163,6 +163,23 @@ impl Arena {
         }
     }
 
+    /// Kills the daemon's own process; its keeper starts another one, and the honest guests come back.
+    pub(crate) fn restart(&self) {
+        let former = self.pid();
+        let pid = rustix::process::Pid::from_raw(i32::try_from(former).unwrap()).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+        wait_for("another daemon", || {
+            let started = crate::common::child(self.daemon.0.id())?;
+            let serves = status(&self.place).status.success();
+            (started != former && serves).then_some(())
+        });
+        wait_for("the honest guests to be back", || {
+            let status = json(&self.place);
+            let is_back = |guest: &Guest| pages_sharing(&status, guest.pid) == Some(PAGES as u64);
+            self.pair.iter().all(is_back).then_some(())
+        });
+    }
+
     pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.place.path().join(name)
     }

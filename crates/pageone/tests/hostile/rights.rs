@@ -22,8 +22,55 @@ fn descriptors_of_a_session() {
             "{:?}",
             attacker.said
         );
+        let changes = |line: &&String| {
+            let what = line.strip_prefix("went through: ").unwrap_or_default();
+            let content = WRITTEN.iter().any(|way| what.starts_with(way));
+            line.starts_with("went") && !content
+        };
+        let changed: Vec<_> = attacker.said.iter().filter(changes).collect();
+        assert!(changed.is_empty(), "more than a page of bytes: {changed:?}");
         attacker
     });
+}
+
+/// What changes the bytes of a line only, which mean nothing.
+const WRITTEN: [&str; 6] = [
+    "write",
+    "punch",
+    "allocate",
+    "copy into",
+    "map shared and",
+    "mprotect",
+];
+
+/// The daemon asks whether a line is free, while the kernel holds the line's lock for the attacker.
+#[test]
+fn a_write_into_its_lines_that_hangs() {
+    if let Some(arena) = Arena::new() {
+        arena.withstands(|arena| arena.attack("hung-write", &[]));
+    }
+}
+
+#[test]
+fn a_write_into_its_lines_that_hangs_over_a_restart() {
+    if let Some(arena) = Arena::with(&["--keep"]) {
+        arena.withstands(|arena| {
+            let attacker = arena.attack("hung-write", &[]);
+            arena.restart();
+            attacker
+        });
+    }
+}
+
+#[test]
+fn pins_on_lines_over_a_restart() {
+    if let Some(arena) = Arena::with(&["--keep"]) {
+        arena.withstands(|arena| {
+            let attacker = arena.attack("pinned-lines", &["40"]);
+            arena.restart();
+            attacker
+        });
+    }
 }
 
 #[test]
