@@ -440,10 +440,22 @@ mod tests {
     use std::os::unix::fs::OpenOptionsExt;
     use std::process::{Child, Command, Stdio};
 
-    /// A process whose standard input is `input`, and nothing else of note.
+    /// A process whose standard input is `input`, and nothing else of note: what other tests have open and would hand
+    /// on ends with the exec.
     fn child(input: Stdio) -> Child {
+        use std::os::unix::process::CommandExt;
         let mut sleep = Command::new("sleep");
         sleep.arg("60").stdin(input).stdout(Stdio::null());
+        let keep_three = || {
+            let flags = libc::CLOSE_RANGE_CLOEXEC.cast_signed();
+            // SAFETY: marks descriptors of the child alone.
+            match unsafe { libc::close_range(3, libc::c_uint::MAX, flags) } {
+                0 => Ok(()),
+                _ => Err(io::Error::last_os_error()),
+            }
+        };
+        // SAFETY: it makes one system call, and nothing of the parent's.
+        unsafe { sleep.pre_exec(keep_three) };
         sleep.stderr(Stdio::null()).spawn().unwrap()
     }
 
