@@ -3,6 +3,8 @@
 
 FULL ?= --full
 
+test: test-programs-short
+
 test-programs-short: # Without PostgreSQL, and some of CPython's tests.
 	$(MAKE) test-programs FULL=
 
