@@ -2,7 +2,7 @@
 .PHONY: vm
 
 vm: ## Fetches QEMU and the kernels of the test guests
-	@tests/vm/prepare cloud generic
+	@tests/vm/prepare cloud generic balloon
 
 .PHONY: test-vm
 VM_GUESTS ?= 4
@@ -16,3 +16,14 @@ test-vm-short: # With two guests, all its checks.
 test-vm: setup ## Merges the memory of VM_GUESTS (4) QEMU guests that check their files
 	$(CARGO) build -p pageone -p agent
 	@tests/vm/merge $(VM_GUESTS)
+
+.PHONY: test-recycle test-recycle-short
+
+test: test-recycle-short
+
+test-recycle-short: # With two guests, all its checks.
+	$(MAKE) test-recycle VM_GUESTS=2
+
+test-recycle: setup ## Has VM_GUESTS (4) QEMU guests delete what they hold, and the host get it back
+	$(CARGO) build -p pageone -p agent
+	@tests/vm/recycle $(VM_GUESTS)

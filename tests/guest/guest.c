@@ -32,6 +32,7 @@
 
 #pragma weak pageone_register
 #pragma weak pageone_unregister
+#pragma weak pageone_recycle
 #pragma weak pageone_served
 #pragma weak pageone_sees_libc
 
@@ -357,6 +358,14 @@ static long advise(size_t first, size_t count, int advice)
 	return result;
 }
 
+static long recycle(size_t first, size_t count)
+{
+	long result = errno_of(pageone_recycle(mem + first * PAGE, count * PAGE));
+	if (result == 0)
+		memset(shadow + first * PAGE, 0, count * PAGE);
+	return result;
+}
+
 static long map_over(size_t first, size_t count)
 {
 	void *at = mmap(mem + first * PAGE, count * PAGE, PROT_READ | PROT_WRITE,
@@ -481,6 +490,7 @@ int main(void)
 		COMMAND("offerall") { each_anonymous(1, offer_mapping); say(0); }
 		COMMAND("register") say(errno_of(pageone_register(mem + a * PAGE, b * PAGE)));
 		COMMAND("unregister") say(errno_of(pageone_unregister(mem + a * PAGE, b * PAGE)));
+		COMMAND("recycle") say(recycle(a, b));
 		COMMAND("served") say(pageone_served ? pageone_served() : 0);
 		COMMAND("unmap") say(unmap(a, b));
 		COMMAND("mapover") say(map_over(a, b));

@@ -45,6 +45,18 @@ int pageone_register(void *addr, size_t len);
  */
 int pageone_unregister(void *addr, size_t len);
 
+/*
+ * Says that the content of [addr, addr + len) no longer matters: the pages
+ * are given back to the host now, and read as zeros until they are written.
+ * For allocators, runtimes and VMMs that know of free pages. Both addr and
+ * len must be multiples of the page size. It does what madvise(MADV_DONTNEED)
+ * does, and pageone status counts such pages apart.
+ *
+ * Returns 0, or -1 with errno EINVAL (not whole pages, or locked memory) or
+ * ENOMEM (some of the range is not mapped; the rest is done).
+ */
+int pageone_recycle(void *addr, size_t len);
+
 /* Returns 1 while an engine serves this process, else 0. */
 int pageone_served(void);
 

@@ -50,6 +50,8 @@ pub(crate) struct PerProcess {
     pub(crate) life: Life,
     /// Whether an engine serves this process now: one of the constants below. Changed under the lock.
     pub(crate) serving: AtomicU32,
+    /// Pages of which the program told that their content no longer matters, and the engine does not know yet.
+    pub(crate) told: AtomicU64,
     /// The agent's thread and, one more than their numbers there, its descriptors that track and freeze; zeros
     /// where it has none. Changed under the lock.
     pub(crate) lent: [AtomicU32; 3],

@@ -57,6 +57,7 @@ fn told(engine: &Engine) -> (usize, usize) {
             offered, stored, ..
         } => (offered.len(), stored.len()),
         Change::Whole { chunks, .. } => (*chunks as usize * 512, 0),
+        Change::Recycled { .. } => panic!("it is told first: {changes:?}"),
     });
     last.expect("something changed")
 }
@@ -106,6 +107,41 @@ fn attributes_stay_where_they_were_put() {
     engine.sync();
     engine.merge(guest.memory, 0, 512, Some(1000));
     guest.run("check");
+}
+
+fn tells_of_recycling(engine: &Engine) -> bool {
+    let changes = engine.sync();
+    let is_told = |change: &Change| matches!(change, Change::Recycled { .. });
+    changes.iter().any(is_told)
+}
+
+#[test]
+fn recycled_pages_read_as_zeros_and_are_told_of() {
+    let (engine, mut guest) = merged(6);
+    guest.run("recycle 10 20");
+    guest.run("check");
+    assert_eq!(guest.run("byte 15 9"), "0");
+    let changes = engine.sync();
+    let [
+        Change::Recycled { pages: 20 },
+        Change::Chunk {
+            offered, stored, ..
+        },
+    ] = changes[..]
+    else {
+        panic!("{changes:?}")
+    };
+    assert_eq!((offered.len(), stored.len()), (512, 492));
+    assert!(!tells_of_recycling(&engine), "told once");
+    // The kernel's own errors, and none of the pages is lost.
+    guest.run("lock 100 1");
+    let refused = guest.ask("recycle 100 2");
+    assert!(refused.is_err(), "locked: {refused:?}");
+    guest.run("unmap 500 2");
+    assert!(guest.ask("recycle 500 2").is_err(), "no memory");
+    guest.run("unlock 100 1");
+    guest.run("check");
+    assert!(!tells_of_recycling(&engine), "what fails is not told of");
 }
 
 #[test]

@@ -109,7 +109,7 @@ fn a_stack_that_libc_keeps_is_discarded() {
     let changes = engine.sync();
     let stored = |change: &Change| match change {
         Change::Chunk { stored, .. } => *stored,
-        Change::Whole { .. } => PageBits::EMPTY,
+        Change::Whole { .. } | Change::Recycled { .. } => PageBits::EMPTY,
     };
     assert!(changes.iter().all(|change| stored(change).is_empty()));
 }

@@ -63,6 +63,8 @@ pub(crate) fn status(core: &Core) -> Status {
         slab += now.load(Relaxed).saturating_sub(before.load(Relaxed)) * MAPPING_BYTES;
     }
     status.metadata_bytes = status.metadata_bytes.saturating_add(slab);
+    let of_guests = guests.iter().map(|guest| guest.counters.recycled());
+    status.pages_recycled = of_guests.chain([*lock(&core.gone_recycled)]).sum();
     let net = i128::from(status.saved_bytes) - i128::from(status.metadata_bytes);
     status.net_saved_bytes = i64::try_from(net).unwrap_or(i64::MIN);
     status.cpu_seconds = sys::process::cpu_time().as_secs_f64() + seconds(cpu_ns);
@@ -130,6 +132,7 @@ fn describe(guest: &Guest, census: &Census) -> GuestStatus {
         pages_stored: guest.counters.stored(),
         pages_broken: pages(Class::Broken),
         pages_pinned: pages(Class::Pinned),
+        pages_recycled: guest.counters.recycled(),
         pins: guest.pins(),
         at_limit: guest.refusal(),
         leaves: guest.why_it_leaves(),

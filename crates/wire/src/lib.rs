@@ -40,7 +40,9 @@ pub use codec::{DecodeError, MAX_MESSAGE};
 pub use control::{MAX_REPLY, ReplyError, ReplyReader, reply_parts};
 pub use page::{CHUNK_BYTES, CHUNK_PAGES, PAGE_BYTES, PageBits, PageOutcome};
 #[cfg(feature = "status")]
-pub use status::{GuestStatus, Pace, Reply, Request, RunMode, Setting, Status, Thp, Unserved};
+pub use status::{
+    GuestStatus, Pace, Recycled, Reply, Request, RunMode, Setting, Status, Thp, Unserved,
+};
 
 /// The version of this protocol; both sides must speak the same one.
 pub const VERSION: u16 = 4;

@@ -191,6 +191,8 @@ pub struct Status {
     pub pages_pinned: u64,
     /// Pages merged so far that had been merged and written before.
     pub pages_merged_again: u64,
+    /// Pages recycled so far: their guests gave them up.
+    pub pages_recycled: Recycled,
     /// Frames given back so far and still saved, in bytes: `pages_sharing` and our zero pages.
     pub saved_bytes: u64,
     /// `saved_bytes` less kernel slab, page tables and our own memory; may be negative.
@@ -242,6 +244,7 @@ impl Status {
             pages_skipped: sum(|guest| guest.pages_skipped),
             pages_broken: sum(|guest| guest.pages_broken),
             pages_pinned: sum(|guest| guest.pages_pinned),
+            pages_recycled: guests.iter().map(|guest| guest.pages_recycled).sum(),
             saved_bytes,
             net_saved_bytes: i64::try_from(saved_bytes).unwrap_or(i64::MAX),
             guests,
@@ -253,6 +256,37 @@ impl Status {
                 .collect(),
             ..Self::default()
         }
+    }
+}
+
+/// Pages that were given back because their content no longer mattered, each counted once, when a scan finds it so. What a
+/// guest uses again before the next scan is not counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Recycled {
+    /// Discarded by the guest: `MADV_DONTNEED` of a VMM for its guest's balloon or free page reports, or of an allocator.
+    pub discarded: u64,
+    /// Filled with zeros by the guest, and merged with the kernel's zero page.
+    pub zeroed: u64,
+    /// Discarded by `pageone_recycle`.
+    pub told: u64,
+}
+
+impl Recycled {
+    /// The pages of all ways.
+    #[must_use]
+    pub fn pages(&self) -> u64 {
+        self.discarded + self.zeroed + self.told
+    }
+}
+
+impl std::iter::Sum for Recycled {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Self::default(), |sum, one| Self {
+            discarded: sum.discarded + one.discarded,
+            zeroed: sum.zeroed + one.zeroed,
+            told: sum.told + one.told,
+        })
     }
 }
 
@@ -304,6 +338,8 @@ pub struct GuestStatus {
     pub pages_broken: u64,
     /// Pages the kernel would not move.
     pub pages_pinned: u64,
+    /// Pages recycled so far.
+    pub pages_recycled: Recycled,
     /// What may hold pages pinned for long, so that written pages are not merged again.
     pub pins: Option<String>,
     /// The limit at which the guest is, so that a part of its memory is left alone, in words.

@@ -1,6 +1,7 @@
 //! The C API: `include/pageone.h`.
 
 use crate::errno::c_result;
+use crate::hooks::memory;
 use crate::lock::SERVED;
 use crate::offer::{self, Then};
 
@@ -15,6 +16,12 @@ pub(super) extern "C" fn pageone_register(addr: *mut libc::c_void, len: usize) -
 #[unsafe(no_mangle)]
 extern "C" fn pageone_unregister(addr: *mut libc::c_void, len: usize) -> i32 {
     c_result(offer::withdraw(addr.addr(), len))
+}
+
+/// The content of `[addr, addr + len)` no longer matters; see `pageone.h`.
+#[unsafe(no_mangle)]
+extern "C" fn pageone_recycle(addr: *mut libc::c_void, len: usize) -> i32 {
+    c_result(memory::recycle(addr.addr(), len))
 }
 
 /// Whether an engine serves this process now: 1 or 0; see `pageone.h`.

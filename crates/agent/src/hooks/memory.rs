@@ -1,5 +1,7 @@
 //! Calls that map, unmap, move and describe memory, as the kernel sees them.
 
+use std::sync::atomic::Ordering;
+
 use rustix::io::{Errno, Result};
 use sys::mapping::OwnMemory;
 use sys::vma::Maps;
@@ -48,6 +50,25 @@ pub(crate) fn madvise(start: usize, len: usize, advice: i32) -> Result<usize> {
 fn pass_advice(start: usize, len: usize, advice: i32) -> Result<()> {
     let advice = advice.cast_unsigned() as usize;
     call(libc::SYS_madvise, [start, len, advice, 0, 0, 0]).map(drop)
+}
+
+/// Discards the whole pages `[start, start + len)`, of which the guest says that their content no longer matters, and
+/// notes how many for the engine.
+///
+/// # Errors
+/// `INVAL` for a range that is not made of whole pages; else the kernel's own, as for `MADV_DONTNEED`.
+pub(crate) fn recycle(start: usize, len: usize) -> Result<()> {
+    // Rounded up, it would take bytes of which nothing was said.
+    if offer::whole_pages(start, len)? != len {
+        return Err(Errno::INVAL);
+    }
+    madvise(start, len, libc::MADV_DONTNEED)?;
+    if let Some(process) = existing() {
+        let pages = (len / PAGE_BYTES) as u64;
+        // Relaxed: a count.
+        process.told.fetch_add(pages, Ordering::Relaxed);
+    }
+    Ok(())
 }
 
 /// posix_madvise(3), whose DONTNEED discards nothing.

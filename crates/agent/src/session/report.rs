@@ -4,6 +4,7 @@
 //! KSM is made to let go of it.
 
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 use sys::uffd::{Uffd, Watch};
@@ -212,6 +213,15 @@ fn each_page(guard: &mut Guard, start: usize, end: usize, each: impl Fn(&mut Chu
             .each_known(start, end - start, |_, pages, chunk| {
                 pages.for_each(|page| each(chunk, page));
             });
+    }
+}
+
+/// Tells in an empty part of the answer how many pages the program gave up.
+pub(crate) fn tell_recycled(guard: &mut Guard, changes: &mut Changes) {
+    // Relaxed: a count. What is told and does not arrive is not counted.
+    match guard.process().told.swap(0, Ordering::Relaxed) {
+        0 => {}
+        pages => assert!(changes.push(Change::Recycled { pages })),
     }
 }
 

@@ -390,6 +390,7 @@ impl<'a> Session<'a> {
             changes.clear();
             changes.cpu_ns = cpu_ns();
             if let Some(mut guard) = lock() {
+                report::tell_recycled(&mut guard, changes);
                 report::fill(&mut guard, changes, &mut at);
                 changes.memory_bytes = memory_bytes(&mut guard);
             }

@@ -55,6 +55,17 @@ pub(crate) struct Pages {
     /// Whether it is left alone for that.
     pub(crate) kept: bool,
     shown_kept: bool,
+    /// Recycled since the last count.
+    recycled: Recycled,
+}
+
+/// Pages that gave their frames back because their content no longer mattered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Recycled {
+    /// Discarded: they are offered still, and there no more.
+    pub(crate) discarded: u64,
+    /// Full of zeros, and merged with the kernel's zero page.
+    pub(crate) zeroed: u64,
 }
 
 impl Pages {
@@ -76,6 +87,7 @@ impl Pages {
             huge: false,
             kept: false,
             shown_kept: false,
+            recycled: Recycled::default(),
         }
     }
 
@@ -220,6 +232,7 @@ impl Pages {
         if before != tag {
             self.move_class(before, tag, 1);
             self.sort_bits(page / 64, 1 << (page % 64), tag);
+            self.recycled.zeroed += u64::from(tag == Tag::Zeroed);
             if before == Tag::Candidate {
                 self.fingerprints.remove(page);
             }
@@ -283,6 +296,21 @@ impl Pages {
             *shown = now;
         }
         changes
+    }
+
+    /// Notes that `page` has no frame of its own any more, nor maps one of a store's: the guest discarded it.
+    pub(crate) fn set_discarded(&mut self, page: usize) {
+        let had_one = !matches!(
+            self.tag(page),
+            Tag::Absent | Tag::Zero | Tag::Zeroed | Tag::Foreign
+        );
+        self.recycled.discarded += u64::from(had_one);
+        self.set(page, Tag::Absent);
+    }
+
+    /// The pages recycled since the last call.
+    pub(crate) fn take_recycled(&mut self) -> Recycled {
+        std::mem::take(&mut self.recycled)
     }
 
     /// By how much the number of stored pages changed since the last call.

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicI64, AtomicU64};
 
-use crate::domain::pages::Pages;
+use crate::domain::pages::{Pages, Recycled};
 use crate::page::{CLASSES, Class};
 
 /// What is counted of a guest, readable at any time.
@@ -30,6 +30,14 @@ pub(crate) struct Counters {
     pub(crate) vmas_seen: AtomicU64,
     /// Pages merged that had been merged and written before.
     pub(crate) merged_again: AtomicU64,
+    /// Pages recycled, by way.
+    discarded: AtomicU64,
+    zeroed: AtomicU64,
+    told: AtomicU64,
+    /// Pages of which the guest told that their content no longer matters, and that no scan has found gone yet.
+    told_lately: AtomicU64,
+    /// Of these, what the guest told of since the last scan ended.
+    told_since: AtomicU64,
     /// Contiguous ranges offered.
     pub(crate) regions: AtomicU64,
     /// Bytes of the engine's memory spent on this guest.
@@ -79,6 +87,42 @@ impl Counters {
         Census(census)
     }
 
+    /// Notes that the guest told of `pages` pages that their content no longer matters.
+    pub(crate) fn tell(&self, pages: u64) {
+        for told in [&self.told_lately, &self.told_since] {
+            let more = |before: u64| Some(before.saturating_add(pages));
+            let _ = told.fetch_update(Relaxed, Relaxed, more);
+        }
+    }
+
+    /// A scan of all memory has ended. What the guest told of before the last one, and no scan found gone, had no frames.
+    pub(crate) fn end_scan(&self) {
+        let new = self.told_since.swap(0, Relaxed);
+        self.told_lately.fetch_min(new, Relaxed);
+    }
+
+    /// Of the pages that are gone as many as the guest told of went for that.
+    fn count_recycled(&self, recycled: Recycled) {
+        if recycled == Recycled::default() {
+            return;
+        }
+        let less = |told: u64| Some(told.saturating_sub(recycled.discarded));
+        let before = self.told_lately.fetch_update(Relaxed, Relaxed, less);
+        let told = before.expect("always some").min(recycled.discarded);
+        self.told.fetch_add(told, Relaxed);
+        self.discarded.fetch_add(recycled.discarded - told, Relaxed);
+        self.zeroed.fetch_add(recycled.zeroed, Relaxed);
+    }
+
+    /// The pages recycled so far: discarded, zeroed, told of.
+    pub(crate) fn recycled(&self) -> wire::Recycled {
+        wire::Recycled {
+            discarded: self.discarded.load(Relaxed),
+            zeroed: self.zeroed.load(Relaxed),
+            told: self.told.load(Relaxed),
+        }
+    }
+
     /// Adds what changed in a chunk.
     pub(crate) fn count(&self, pages: &mut Pages) {
         for (count, change) in self.classes.iter().zip(pages.take_changes()) {
@@ -90,6 +134,7 @@ impl Counters {
         if stored != 0 {
             self.stored.fetch_add(stored, Relaxed);
         }
+        self.count_recycled(pages.take_recycled());
         let kept = pages.take_kept_change();
         if kept != 0 {
             self.huge_kept.fetch_add(kept, Relaxed);

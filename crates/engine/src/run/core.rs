@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use sys::pagemap::PageRun;
 use sys::socket::Peer;
-use wire::RunMode;
+use wire::{Recycled, RunMode};
 
 use crate::domain::Domain;
 use crate::domain::chunk::Chunk;
@@ -136,6 +136,7 @@ pub(crate) struct Core {
     pub(crate) gone_window_ns: AtomicU64,
     /// Pages that guests that are gone had merged again.
     pub(crate) gone_merged_again: AtomicU64,
+    pub(crate) gone_recycled: Mutex<Recycled>,
 }
 
 impl Core {
@@ -160,6 +161,7 @@ impl Core {
             gone_charged_ns: AtomicU64::new(0),
             gone_window_ns: AtomicU64::new(0),
             gone_merged_again: AtomicU64::new(0),
+            gone_recycled: Mutex::default(),
         }
     }
 
@@ -302,6 +304,9 @@ impl Core {
                     .fetch_add(counters.cpu_ns.load(Relaxed), Relaxed);
                 self.gone_merged_again
                     .fetch_add(counters.merged_again.load(Relaxed), Relaxed);
+                let mut recycled = lock(&self.gone_recycled);
+                *recycled = [*recycled, counters.recycled()].into_iter().sum();
+                drop(recycled);
                 self.gone_charged_ns.fetch_add(guest.charged_ns(), Relaxed);
                 self.gone_window_ns
                     .fetch_max(counters.window_ns.load(Relaxed), Relaxed);

@@ -484,6 +484,9 @@ fn scan(
     patrol.end(next.is_none());
     unseen?;
     guest.progress.store(next.unwrap_or(0), Relaxed);
+    if next.is_none() {
+        guest.counters.end_scan();
+    }
     Ok(next.is_some())
 }
 

@@ -95,6 +95,7 @@ impl Offers {
                 self.watch(guest, range.clone());
                 self.make_whole(guest, range, news, effects);
             }
+            Change::Recycled { pages } => guest.counters.tell(pages),
         }
     }
 

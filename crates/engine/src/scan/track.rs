@@ -231,7 +231,10 @@ fn step(
     };
     if after != before {
         pages.discard(page, chunk.site(page), effects);
-        pages.set(page, after);
+        match after {
+            Tag::Absent => pages.set_discarded(page),
+            _ => pages.set(page, after),
+        }
     }
 }
 
@@ -293,7 +296,8 @@ fn age(before: Tag, written: bool, swapped: bool) -> Tag {
 }
 
 /// Takes over what the agent says of `chunk`: which pages it offers, which lie in a store's mapping.
-/// A merged page that no longer does was discarded, unmapped or remapped: that is evidence.
+/// A merged page that no longer does was discarded, unmapped or remapped: that is evidence. If it is offered still, it was
+/// discarded or made private: the next scan tells.
 pub(crate) fn set_bits(
     chunk: &Chunk,
     pages: &mut Pages,
@@ -312,7 +316,10 @@ pub(crate) fn set_bits(
         };
         if !stays {
             pages.discard(page, chunk.site(page), effects);
-            pages.set(page, Tag::Absent);
+            pages.set(page, Tag::Absent); // and its level ends
+            if offered.contains(page) {
+                pages.set(page, Tag::Written);
+            }
         }
     }
     pages.shrink();

@@ -74,6 +74,8 @@ pub(crate) struct Process {
     pub(crate) offered: BTreeSet<u64>,
     pub(crate) changed: BTreeSet<u64>,
     pub(crate) pinned: BTreeSet<u64>,
+    /// Pages of which it told that their content no longer matters, since the last sync.
+    pub(crate) told: u64,
     /// Chunks that are one huge page.
     pub(crate) huge: BTreeSet<u64>,
     pub(crate) dead: bool,

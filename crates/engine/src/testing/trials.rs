@@ -301,6 +301,49 @@ fn a_broken_page_releases_its_slot_when_no_child_is_left() {
 }
 
 #[test]
+fn recycled_pages_are_counted_once_by_their_way() {
+    let lab = Lab::new();
+    let [a, b] = twins(&lab);
+    lab.rounds(3);
+    let recycled = || {
+        let wire::Recycled {
+            discarded,
+            zeroed,
+            told,
+        } = lab.status().pages_recycled;
+        (discarded, zeroed, told)
+    };
+    assert_eq!(recycled(), (0, 0, 0));
+    // Merged pages, discarded and told of; and one that is used again at once.
+    lab.world(|world| (100..105).for_each(|page| world.discard(a, page)));
+    lab.world(|world| (105..108).for_each(|page| world.discard(b, page)));
+    fill(&lab, a, 104..105, |_| 77);
+    lab.world(|world| world.processes[b].told = 3);
+    lab.rounds(2);
+    assert_eq!(recycled(), (4, 0, 3));
+    // Pages of their own, and pages filled with zeros, merged ones among them.
+    fill(&lab, a, 300..310, |page| page);
+    lab.rounds(4);
+    lab.world(|world| (300..305).for_each(|page| world.discard(a, page)));
+    fill(&lab, a, 305..312, |_| 0);
+    fill(&lab, a, 110..112, |_| 0);
+    lab.rounds(5);
+    assert_eq!(recycled(), (9, 9, 3));
+    // What is told of and was not there is no credit for what goes later.
+    lab.world(|world| world.processes[a].told = 1000);
+    lab.rounds(3);
+    lab.world(|world| world.discard(a, 306));
+    fill(&lab, a, 400..402, |page| page);
+    lab.rounds(2);
+    lab.world(|world| (400..402).for_each(|page| world.discard(a, page)));
+    lab.rounds(2);
+    assert_eq!(recycled(), (11, 9, 3), "a zero page has no frame");
+    lab.world(|world| world.kill(a));
+    lab.rounds(3);
+    assert_eq!(recycled(), (11, 9, 3), "guests that have gone count on");
+}
+
+#[test]
 fn a_guest_that_dies_leaves_nothing_behind() {
     let lab = Lab::new();
     let [a, b] = twins(&lab);

@@ -111,6 +111,16 @@ fn table(status: &Status) -> String {
         ),
     };
     line("stored", human::size(status.store_bytes), &note);
+    let wire::Recycled {
+        discarded,
+        zeroed,
+        told,
+    } = status.pages_recycled;
+    line(
+        "recycled",
+        status.pages_recycled.pages().to_string(),
+        &format!("pages given up so far: {discarded} discarded, {zeroed} zeroed, {told} told"),
+    );
     for (name, pages, note) in classes(status) {
         line(name, pages.to_string(), note);
     }

@@ -27,6 +27,11 @@ pub enum Change {
         /// How many chunks.
         chunks: u32,
     },
+    /// The guest told of so many pages that their content no longer matters (`pageone_recycle`).
+    Recycled {
+        /// How many pages.
+        pages: u64,
+    },
 }
 
 /// A part of the answer to [`Question::Sync`](crate::Question::Sync); `more` parts follow unless it is false.
@@ -100,6 +105,7 @@ impl Changes {
                     stored: bits(r)?,
                 },
                 1 => whole(r)?,
+                2 => Change::Recycled { pages: r.u64()? },
                 kind => {
                     return Err(DecodeError::Range {
                         field: "change",
@@ -137,6 +143,9 @@ impl Changes {
                 }
                 Change::Whole { chunk, chunks } => {
                     w.u8(1).u64(*chunk).u32(*chunks);
+                }
+                Change::Recycled { pages } => {
+                    w.u8(2).u64(*pages);
                 }
             }
         }

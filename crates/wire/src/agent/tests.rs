@@ -177,6 +177,7 @@ proptest! {
             };
             prop_assert!(changes.push(change));
         }
+        let _ = changes.push(Change::Recycled { pages: numbers[1] });
         let mut merged = Merged { outcomes: [PageOutcome::NotAsked; CHUNK_PAGES], cpu_ns: numbers[0], window_ns: numbers[1] };
         for (place, number) in merged.outcomes.iter_mut().zip(outcomes) {
             *place = PageOutcome::from_wire(number).unwrap_or(PageOutcome::NotAsked);
@@ -197,6 +198,7 @@ proptest! {
             merge.push(page, slot);
         }
         let mut changes = Changes::new();
+        changes.push(Change::Recycled { pages: 5 });
         changes.push(Change::Whole { chunk: 1 << 21, chunks: 9 });
         changes.push(Change::Chunk { chunk: 1 << 22, offered: PageBits::FULL, stored: PageBits::EMPTY });
         let mut packets = [

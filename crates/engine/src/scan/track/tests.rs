@@ -232,7 +232,8 @@ fn what_the_agent_takes_away_is_given_up() {
     set_bits(&chunk, &mut chunk.lock(), offered, stored, &mut effects);
     assert_eq!(
         tags(&chunk),
-        [Tag::Absent, Tag::Merged, Tag::Absent, Tag::Absent]
+        [Tag::Written, Tag::Merged, Tag::Absent, Tag::Absent],
+        "of what is offered still the scan tells whether it is there"
     );
     assert_eq!((effects.leave, effects.forget.len()), (vec![Slot(90)], 1));
 }

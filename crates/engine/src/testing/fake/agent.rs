@@ -324,6 +324,7 @@ fn sync(process: &mut Process) -> Vec<Answer> {
     if process.manners == Manners::Confuses {
         return vec![Answer::Ready(Ready::default())];
     }
+    let told = std::mem::take(&mut process.told);
     let changes = std::mem::take(&mut process.changed)
         .into_iter()
         .map(|chunk| {
@@ -345,7 +346,8 @@ fn sync(process: &mut Process) -> Vec<Answer> {
                 },
             }
         });
-    let changes = changes.collect::<Vec<_>>();
+    let told = (told > 0).then_some(Change::Recycled { pages: told });
+    let changes = told.into_iter().chain(changes).collect::<Vec<_>>();
     // In parts of two, so that parts are tried too.
     let parts = changes.len().div_ceil(2).max(1);
     let part = |at: usize| {

@@ -1,0 +1,69 @@
+//! Page recycling: frames of memory that guests gave up come back to the host, and status says by which way.
+#![allow(clippy::unwrap_used)] // a helper that fails is a test that fails
+
+mod common;
+#[path = "../../../tests/support/mod.rs"]
+mod support;
+
+use common::{Place, alone, count, daemon, json, wait_for};
+use serde_json::Value;
+use support::Guest;
+
+/// Pages of a guest: 16 MiB.
+const PAGES: usize = 4096;
+const DONTNEED: i32 = 4;
+
+/// Pages recycled so far, in all or of one guest: discarded, zeroed, told of.
+fn recycled(counts: &Value) -> [u64; 3] {
+    let recycled = &counts["pages_recycled"];
+    ["discarded", "zeroed", "told"].map(|way| count(recycled, way))
+}
+
+#[test]
+fn what_guests_give_up_comes_back_and_is_counted_by_its_way() {
+    let _alone = alone();
+    let place = Place::new();
+    let _daemon = daemon(&place, &["--merge-period", "50ms"]);
+    let mut guests = [(); 2].map(|()| Guest::start(&place.socket()));
+    for guest in &mut guests {
+        guest.offer(PAGES, 5);
+    }
+    let before = wait_until_shared(&place, PAGES);
+    assert_eq!(recycled(&before), [0; 3]);
+
+    for guest in &mut guests {
+        for page in 0..512 {
+            guest.run(&format!("advise {} 1 {DONTNEED}", page * 2)); // as a balloon does
+        }
+        guest.run(&format!("advise 1024 1024 {DONTNEED}")); // as an allocator does
+        guest.run("recycle 2048 1024");
+        guest.run("zero 3072 512");
+    }
+    let by_way = [512 + 1024, 512, 1024];
+    let left = (PAGES as u64 - by_way.iter().sum::<u64>()) * 4096;
+    let after = wait_for("all that was given up to come back", || {
+        let status = json(&place);
+        let is_back = count(&status, "store_bytes") == left;
+        (is_back && recycled(&status) == by_way.map(|pages| 2 * pages)).then_some(status)
+    });
+    for guest in after["guests"].as_array().unwrap() {
+        assert_eq!(recycled(guest), by_way);
+    }
+    for guest in &mut guests {
+        guest.run("check");
+        guest.run(&format!("fill 0 {PAGES} 6"));
+    }
+    wait_until_shared(&place, PAGES);
+    for guest in &mut guests {
+        guest.run("check");
+    }
+}
+
+fn wait_until_shared(place: &Place, pages: usize) -> Value {
+    let wanted = [pages as u64, pages as u64];
+    wait_for("all pages to be shared", || {
+        let status = json(place);
+        let shared = ["pages_shared", "pages_sharing"].map(|name| count(&status, name));
+        (shared == wanted).then_some(status)
+    })
+}
