@@ -41,6 +41,11 @@ static size_t pages;
 /* What a page should hold: the shadow's bytes, or nothing that can be said. */
 static unsigned char absent[MAX_PAGES];
 
+static long errno_of(long result)
+{
+	return result < 0 ? -errno : result;
+}
+
 #include "calls.h"
 #include "costs.h"
 #include "maps.h"
@@ -224,6 +229,7 @@ static int ask_child(char command)
 }
 
 #include "forks.h"
+#include "ground.h"
 
 /* ---- commands ---- */
 
@@ -234,11 +240,6 @@ static void say(long result)
 	else
 		printf("ok %ld\n", result);
 	fflush(stdout);
-}
-
-static long errno_of(long result)
-{
-	return result < 0 ? -errno : result;
 }
 
 static long map(size_t count)
@@ -533,6 +534,8 @@ int main(void)
 		COMMAND("fresh") say(map_fresh());
 		COMMAND("mapfile") { sscanf(line, "%*s %511s", path); say(map_file(path)); }
 		COMMAND("stack") say(start_stack(a));
+		COMMAND("standing") say(call_from_within(a, b, (int)c));
+		COMMAND("childstanding") say(call_in_child(a, b, (int)c));
 		COMMAND("endstack") say(end_stack());
 		COMMAND("seeslibc") say(pageone_sees_libc ? pageone_sees_libc() : 0);
 		COMMAND("forks") say(make_forks(a));

@@ -451,3 +451,39 @@ fn a_writer_loses_nothing_ahead_of_discards() {
         engine.merge(guest.memory, 0, 512, Some(1000));
     }
 }
+
+#[test]
+fn a_thread_on_a_stack_in_merged_memory_makes_it_whole() {
+    for (how, left) in [(0, 0..64), (1, 0..64), (2, 1..64), (3, 1..64), (4, 1..312)] {
+        let (engine, mut guest) = merged(8);
+        assert_eq!(
+            guest.ask(&format!("standing 256 64 {how}")),
+            Ok("0".into()),
+            "call {how}"
+        );
+        guest.run("check");
+        let (_, stored) = told(&engine);
+        // But for what the thread stood on, all is as the kernel alone would have it.
+        assert!(
+            left.contains(&stored),
+            "call {how}: {stored} pages are stored"
+        );
+        guest.run(&format!("advise 0 512 {MERGEABLE}"));
+        guest.run("fill 0 512 8");
+        guest.run("unlock 0 512");
+        guest.run("check");
+    }
+}
+
+#[test]
+fn a_child_of_one_thread_on_such_a_stack_does_so_too() {
+    let (_engine, mut guest) = merged(8);
+    for how in [0, 1, 2, 3, 4] {
+        assert_eq!(
+            guest.ask(&format!("childstanding 256 64 {how}")),
+            Ok("0".into()),
+            "call {how}"
+        );
+    }
+    guest.run("check");
+}

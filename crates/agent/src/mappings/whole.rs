@@ -19,7 +19,15 @@
 //! - a window, or another hook: waits for the lock, which the caller holds;
 //! - fork: waits for the lock. A process without an agent's descriptors and with a single thread needs no
 //!   freeze: nobody else is there to write;
-//! - whatever fails before the new mapping is in place leaves the old one there, thawed.
+//! - whatever fails before the new mapping is in place leaves the old one there, thawed;
+//! - the calling thread itself: see below.
+//!
+//! **The ground it stands on.** The thread that makes memory whole may have its own stack or control block there, in a pool of stacks
+//! say. Frozen, its next push would sleep with the lock held, for ever; so would the kernel's write to the area of
+//! restartable sequences, after a preemption. Where there is no other thread and nothing is frozen, what it pushed
+//! between copy and mremap would be lost. So pages that it stands on ([`Footing`]) are never frozen and never copied. They get
+//! private frames where they lie, as those that may be pinned: the fault that does it runs on this very thread, so no write comes
+//! between. Other threads may have stacks in what is frozen: they sleep and wake. [`Still::begin`] asserts it.
 //!
 //! It runs on the guest's own threads, which do not have the agent's descriptors: `pidfd_getfd` copies them
 //! from the agent's thread, for as long as it takes.
@@ -32,12 +40,14 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::io::{Errno, Result};
+use sys::footing::{self, Footing};
 use sys::mapping::{self, Access, Attributes, OwnMemory, Source};
 use sys::pagemap::{Categories, PageRun, Pagemap};
 use sys::uffd::{Freezer, Uffd, Watch};
 use sys::vma::Maps;
 use wire::{CHUNK_BYTES, PAGE_BYTES, PageBits};
 
+use super::private::make_private;
 use super::stores::is_store;
 use crate::lock::Guard;
 use crate::table::{ADDRESS_LIMIT, Chunk, pages_of};
@@ -97,7 +107,7 @@ fn make(guard: &mut Guard, start: usize, len: usize, unwritten: Option<&Pagemap>
         return Ok(());
     }
     let (maps, still) = (Maps::open()?, Still::of(guard)?);
-    let mut pins = Pins::new()?;
+    let (mut pins, footing) = (Pins::new()?, Footing::here());
     // A call may name more than there is.
     let end = start.saturating_add(len).min(ADDRESS_LIMIT);
     let (mut at, end) = (start & !(PAGE_BYTES - 1), end.next_multiple_of(PAGE_BYTES));
@@ -106,11 +116,21 @@ fn make(guard: &mut Guard, start: usize, len: usize, unwritten: Option<&Pagemap>
             break;
         };
         let (first, stop) = (vma.start.max(at), vma.end.min(end));
-        if is_store(&vma) {
-            let mut copy = Copy::new(first, stop, vma.access());
-            let made = copy.make_all(guard, &still, unwritten, &mut pins);
-            copy.close();
-            made?;
+        at = first;
+        while at < stop && is_store(&vma) {
+            let (own, end) = footing.part(at, stop);
+            // What nobody may write is no ground to stand on.
+            if own && vma.write {
+                if unwritten.is_none() {
+                    make_private(at, end - at)?;
+                }
+            } else {
+                let mut copy = Copy::new(at, end, vma.access());
+                let made = copy.make_all(guard, &still, unwritten, &mut pins);
+                copy.close();
+                made?;
+            }
+            at = end;
         }
         at = stop;
     }
@@ -258,6 +278,10 @@ impl Still {
     /// kernel brings their neighbours along as long as nothing tracks them.
     fn begin(&self, start: usize, len: usize, touch: bool) -> Result<()> {
         const POPULATE_READ: i32 = 22;
+        assert!(
+            !footing::stands_on(start, len),
+            "the thread would freeze itself"
+        );
         if let Self::Frozen {
             uffd: Some(uffd), ..
         } = self

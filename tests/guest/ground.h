@@ -1,0 +1,110 @@
+/*
+ * Calls over the region by a thread whose own stack lies in it, as a coroutine's does in a pool of stacks.
+ */
+#include <sys/prctl.h>
+#include <ucontext.h>
+
+static struct {
+	size_t first, count;
+	int how;
+	long result;
+} standing;
+
+/* One of the calls over the whole region, or a row of discards that comes near the stack. */
+static long call_on_ground(void)
+{
+	size_t first = standing.first;
+	switch (standing.how) {
+	case 0: return errno_of(mlockall(MCL_CURRENT | MCL_ONFAULT));
+	case 1: return errno_of(mlock(mem, pages * PAGE));
+	case 2: return errno_of(madvise(mem, pages * PAGE, MADV_DONTFORK));
+	case 3: return errno_of(madvise(mem, pages * PAGE, MADV_UNMERGEABLE));
+	case 4:
+		for (size_t p = first > 200 ? first - 200 : 0; p < first; p++) {
+			if (madvise(mem + p * PAGE, PAGE, MADV_DONTNEED))
+				return -errno;
+			memset(shadow + p * PAGE, 0, PAGE);
+		}
+		return 0;
+	default: return -EINVAL;
+	}
+}
+
+/* What lies on the stack is still there after the call. */
+static __attribute__((noinline)) long call_between_frames(unsigned depth)
+{
+	volatile uint64_t frame[64];
+	for (size_t i = 0; i < 64; i++)
+		frame[i] = mix(depth * 64 + i);
+	long result = depth ? call_between_frames(depth - 1) : call_on_ground();
+	for (size_t i = 0; i < 64; i++)
+		if (frame[i] != mix(depth * 64 + i))
+			return -EILSEQ;
+	return result;
+}
+
+static void *stand(void *arg)
+{
+	standing.result = call_between_frames(20);
+	return arg;
+}
+
+static void forget_ground(void)
+{
+	memset(absent + standing.first, 1, standing.count);
+}
+
+/* The call by a thread whose stack and control block are `count` pages of the region; it has 15 seconds. */
+static long call_from_within(size_t first, size_t count, int how)
+{
+	pthread_attr_t attributes;
+	pthread_t thread;
+	standing.first = first;
+	standing.count = count;
+	standing.how = how;
+	forget_ground();
+	pthread_attr_init(&attributes);
+	pthread_attr_setstack(&attributes, mem + first * PAGE, count * PAGE);
+	int error = pthread_create(&thread, &attributes, stand, NULL);
+	if (error)
+		return -error;
+	/* A thread that sleeps for ever takes along who looks at its control block: the alarm ends them all. */
+	alarm(15);
+	error = pthread_join(thread, NULL);
+	alarm(0);
+	return error ? -error : standing.result;
+}
+
+static ucontext_t at_home, on_ground;
+
+static void step(void)
+{
+	stand(NULL);
+}
+
+/* The same by a child of one thread, that goes on on such a stack, and then compares all its memory. */
+static long call_in_child(size_t first, size_t count, int how)
+{
+	standing.first = first;
+	standing.count = count;
+	standing.how = how;
+	pid_t made = fork();
+	if (made == 0) {
+		forget_ground();
+		getcontext(&on_ground);
+		on_ground.uc_stack.ss_sp = mem + first * PAGE;
+		on_ground.uc_stack.ss_size = count * PAGE;
+		on_ground.uc_link = &at_home;
+		makecontext(&on_ground, step, 0);
+		swapcontext(&at_home, &on_ground);
+		_exit(standing.result ? (int)-standing.result : forks_bad() ? EILSEQ : 0);
+	}
+	for (int i = 0, status; i < 1000; i++) {
+		if (waitpid(made, &status, WNOHANG) == made)
+			return WIFEXITED(status) ? -WEXITSTATUS(status) : -ECHILD;
+		usleep(10000);
+	}
+	kill(made, SIGKILL);
+	waitpid(made, NULL, 0);
+	return -ETIMEDOUT;
+}
