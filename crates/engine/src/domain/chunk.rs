@@ -23,6 +23,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use wire::{CHUNK_PAGES, PAGE_BYTES, PageBits};
 
 use crate::domain::pages::Pages;
+use crate::guest::worn::Worn;
 use crate::page::Site;
 use crate::sync::{CHUNK, Guard, Ordered};
 
@@ -42,6 +43,8 @@ pub(crate) struct Chunk {
     pub(crate) guest: u64,
     /// The guest's user.
     pub(crate) uid: u32,
+    /// Whether looks leave it out.
+    pub(crate) worn: Worn,
     promoted: [AtomicU64; WORDS],
     queued: AtomicBool,
     /// Whether it stands in the queue for a whole visit.
@@ -149,6 +152,7 @@ impl Chunks {
             place,
             guest,
             uid,
+            worn: Worn::default(),
             promoted: [const { AtomicU64::new(0) }; WORDS],
             queued: AtomicBool::new(false),
             queued_whole: AtomicBool::new(false),

@@ -19,6 +19,7 @@ pub(crate) mod regions;
 pub(crate) mod rescue;
 pub(crate) mod socket;
 pub(crate) mod users;
+pub(crate) mod worn;
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};

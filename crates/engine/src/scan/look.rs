@@ -1,5 +1,6 @@
 //! A look at one guest, the first half of a round: late answers, news from the agent, the scan.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -415,6 +416,12 @@ fn scan(
     guest.set_merges_again(again.allowed);
     let mut offers = lock(&guest.offers);
     let Scan { ranges, rest } = offers.scans(from);
+    let mut worn = match terms.mode {
+        RunMode::Run => offers.worn(from),
+        RunMode::Stop | RunMode::Unmerge => Vec::new(),
+    }
+    .into_iter()
+    .peekable();
     guest
         .counters
         .regions
@@ -440,6 +447,7 @@ fn scan(
                 unseen = Err(error);
                 return;
             }
+            let worn = seen.worn(pages);
             let now = (terms.round, again);
             let observed = track::observe(chunk, pages, &seen, now, effects);
             let mut waiting = observed.waits;
@@ -454,12 +462,14 @@ fn scan(
             if wanted && chunk.enqueue() {
                 found.push(Arc::clone(chunk));
             }
+            let merged = u32::try_from(pages.count(Class::Merged)).unwrap_or(u32::MAX);
+            chunk.worn.note(seen.count_present(), worn, merged);
             if wanted || observed.stirs {
                 stirred.push(chunk.address);
             }
         },
     );
-    let mut next = rest;
+    let (mut next, mut rested) = (rest, 0);
     for range in ranges.into_iter().flat_map(idle::blocks) {
         if Instant::now() > deadline && glance.begins_block(range.start) {
             next = Some(range.start);
@@ -469,15 +479,19 @@ fn scan(
             sweep.leave_out(&range);
             continue;
         }
-        let mut at = range.start;
-        while at < range.end {
-            let (filled, next) = guest.memory.scan(at..range.end, runs)?;
-            runs.iter().take(filled).for_each(|run| sweep.add(run));
-            if next <= at {
-                break;
+        // A range may be a part of a chunk only.
+        let mut from = range.start.max(rested);
+        while let Some(chunk) = worn.next_if(|chunk| chunk.address < range.end) {
+            let end = chunk.address + CHUNK_BYTES as u64;
+            // Its block may have been left out.
+            if end > from {
+                scan_range(guest, from..chunk.address, runs, &mut sweep)?;
+                sweep.leave_out(&(chunk.address..end));
+                chunk.worn.leave_out();
+                (from, rested) = (end, end);
             }
-            at = next;
         }
+        scan_range(guest, from..range.end, runs, &mut sweep)?;
     }
     sweep.finish(next.unwrap_or(u64::MAX));
     glance.end(&stirred, from, next);
@@ -488,6 +502,24 @@ fn scan(
         guest.counters.end_scan();
     }
     Ok(next.is_some())
+}
+
+fn scan_range<F: FnMut(&Arc<Chunk>, &Seen)>(
+    guest: &Guest,
+    range: Range<u64>,
+    runs: &mut [PageRun],
+    sweep: &mut Sweep<'_, F>,
+) -> std::io::Result<()> {
+    let mut at = range.start;
+    while at < range.end {
+        let (filled, next) = guest.memory.scan(at..range.end, runs)?;
+        runs.iter().take(filled).for_each(|run| sweep.add(run));
+        if next <= at {
+            break;
+        }
+        at = next;
+    }
+    Ok(())
 }
 
 /// Adds to `seen` which pages of the chunk are a file's.

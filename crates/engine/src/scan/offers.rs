@@ -228,6 +228,13 @@ impl Offers {
         }
     }
 
+    /// The chunks from address `from` on that rest.
+    pub(crate) fn worn(&self, from: u64) -> Vec<Arc<Chunk>> {
+        let chunks = self.chunks.range(from / CHUNK * CHUNK..);
+        let worn = chunks.filter(|(_, chunk)| chunk.worn.rests());
+        worn.map(|(_, chunk)| Arc::clone(chunk)).collect()
+    }
+
     /// Withdraws everything; chunks that a stuck worker holds stay for the next time.
     pub(crate) fn withdraw_all(&mut self, guest: &Guest, effects: &mut Effects) {
         let all: Vec<_> = self.chunks.keys().copied().collect();

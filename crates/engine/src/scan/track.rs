@@ -50,6 +50,23 @@ pub(crate) struct Seen {
 }
 
 impl Seen {
+    /// How many pages are there.
+    pub(crate) fn count_present(&self) -> u32 {
+        self.present.0.iter().map(|word| word.count_ones()).sum()
+    }
+
+    /// How many pages were armed, and written since.
+    pub(crate) fn worn(&self, pages: &Pages) -> u32 {
+        let written = self.present.0.iter().zip(self.written.0);
+        let armed = pages.busy.0.iter().zip(pages.still.0);
+        let worn = written
+            .zip(armed)
+            .map(|((present, written), (busy, still))| {
+                (present & written & (busy | still)).count_ones()
+            });
+        worn.sum()
+    }
+
     /// Adds what a second look told of the pages from `first` up to `end`.
     pub(crate) fn add_file(&mut self, first: usize, end: usize) {
         fill_bits(&mut self.file, first, end);
