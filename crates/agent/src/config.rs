@@ -2,6 +2,7 @@
 
 use std::cell::UnsafeCell;
 use std::ffi::CStr;
+use std::time::Duration;
 
 use wire::Name;
 
@@ -14,6 +15,10 @@ pub(crate) struct Config {
     pub(crate) domain: Name,
     /// Whether offers are passed on to KSM even while an engine serves.
     pub(crate) also_ksm: bool,
+    /// Whether all memory is offered, and how long the process has to have lived: see [`any`](crate::any).
+    pub(crate) any: Option<Duration>,
+    /// Whether memory that was advised to be of huge pages is offered with it.
+    pub(crate) any_huge: bool,
 }
 
 struct Cell(UnsafeCell<Config>);
@@ -25,6 +30,8 @@ static CONFIG: Cell = Cell(UnsafeCell::new(Config {
     path: [0; PATH_BYTES],
     domain: Name::EMPTY,
     also_ksm: false,
+    any: None,
+    any_huge: false,
 }));
 
 /// What the environment told.
@@ -71,6 +78,12 @@ pub(crate) unsafe fn configure() {
         },
     }
     config.also_ksm = variable(c"PAGEONE_ALSO_KSM") == Some(b"1");
+    // A time that is no number is no word at all.
+    let any = variable(c"PAGEONE_ANY").and_then(|text| std::str::from_utf8(text).ok());
+    config.any = any
+        .and_then(|ms| ms.parse().ok())
+        .map(Duration::from_millis);
+    config.any_huge = variable(c"PAGEONE_ANY_HUGE") == Some(b"1");
     #[cfg(debug_assertions)]
     if let Some(text) = variable(sys::fault::VARIABLE) {
         sys::fault::arm(std::str::from_utf8(text).unwrap_or_default());

@@ -27,6 +27,7 @@ mod rights;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod takeover;
 
+use crate::any;
 use crate::config;
 use crate::life;
 use crate::thread::is_barred;
@@ -41,6 +42,7 @@ extern "C" fn begin() {
     }
     // SAFETY: the loader runs this while the process has one thread.
     unsafe { config::configure() };
+    crate::own::find();
     // Made before anybody forks, it is there when a fork begins.
     let _ = crate::lock::per_process();
     fork::begin();
@@ -49,6 +51,7 @@ extern "C" fn begin() {
     unsafe {
         takeover::begin();
     };
+    any::begin();
 }
 
 #[used]

@@ -14,6 +14,7 @@
 //! |---|---|
 //! | [`hooks`] | `include/pageone.h`; libc's calls keep their documented meaning over merged pages |
 //! | [`offer`] | memory is offered, and taken back |
+//! | [`any`] | all memory of a program that offers nothing is offered for it |
 //! | [`life`] | the agent's thread starts and ends, with the rights of its program |
 //! | [`session`] | the thread: it answers the engine's questions |
 //! | [`window`] | the protocol in which no byte can be lost (I1) |
@@ -31,6 +32,7 @@
 
 #![allow(rustdoc::private_intra_doc_links)] // all modules are private; their docs are for readers
 
+mod any;
 mod config;
 mod errno;
 mod filter;

@@ -32,6 +32,7 @@ use rustix::thread::futex;
 use sys::rights::Rights;
 use sys::thread::{self, Room};
 
+use crate::any;
 use crate::filter::trial;
 use crate::lock::{self, Guard, PerProcess, lock};
 use crate::mappings::private::{give_back_all, settle};
@@ -182,6 +183,7 @@ pub(crate) fn without_agent_for_good<T>(why: Why, call: impl FnOnce() -> Result<
 
 /// Makes a new agent, by the calling thread and with its rights, if one is wanted. For hooks, with the lock free.
 pub(crate) fn bring_back() {
+    any::begin_late();
     let Some(page) = lock::existing() else { return };
     let life = &page.life;
     if !life.wanted.load(Ordering::Relaxed) || life.runs() {

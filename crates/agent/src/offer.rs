@@ -7,10 +7,10 @@ use rustix::io::{Errno, Result};
 use sys::pagemap::{PageRun, Pagemap};
 use wire::{CHUNK_BYTES, PAGE_BYTES, PageBits};
 
+use crate::any;
 use crate::config::config;
 use crate::life;
 use crate::lock::{ALONE, Guard, SERVED, lock};
-use crate::mappings::discard;
 use crate::mappings::private::{give_back, make_private};
 use crate::mappings::whole::whole;
 use crate::table::{ADDRESS_LIMIT, pages_of, set_of};
@@ -104,6 +104,8 @@ pub(crate) fn note(guard: &mut Guard, start: usize, len: usize, ksm: Ksm) -> Res
         }
         new.pages().for_each(|page| chunk.offer(page));
         let changes = !new.is_empty() || ksm.has && !chunk.in_ksm;
+        chunk.any = false;
+        pages_of(address, start, end).for_each(|page| chunk.kept.remove(page));
         chunk.to_ksm |= ksm.may;
         chunk.in_ksm |= ksm.has;
         if changes {
@@ -148,7 +150,7 @@ pub(crate) fn withdraw(start: usize, len: usize) -> Result<()> {
     let Some(mut guard) = lock() else {
         return Ok(());
     };
-    discard::withdraw(&mut guard, start, len);
+    any::keep(&mut guard, start, len);
     // What may be pinned stays where it lies, and is private.
     if whole(&mut guard, start, len).is_ok() {
         return Ok(());

@@ -13,6 +13,8 @@ use sys::mapping::{Attributes, Policy};
 use sys::vma::Told;
 use wire::{CHUNK_BYTES, CHUNK_PAGES, PAGE_BYTES, PageBits};
 
+use crate::any;
+
 const LEAVES: usize = 8192;
 const CHUNKS: usize = 8192;
 const LEAF_SPAN: usize = CHUNKS * CHUNK_BYTES;
@@ -45,6 +47,11 @@ pub(crate) struct Chunk {
     pub(crate) fresh: PageBits,
     /// Offered pages whose mapping has exactly `attributes`, which no call has changed since.
     pub(crate) plain: PageBits,
+    /// Pages that are offered only if the program says so itself: it took them back, or the kernel has words of its own
+    /// there. See [`any`](crate::any).
+    pub(crate) kept: PageBits,
+    /// All that is offered was offered for the program, not by it.
+    pub(crate) any: bool,
     /// What the kernel was told of the mappings of plain pages, and of stored ones when they were merged.
     pub(crate) attributes: Attributes,
     /// A stored page may lie in a mapping with attributes of its own, given to it where it lies. The kernel tells them.
@@ -183,7 +190,7 @@ impl Table<'_> {
         };
         set_bit(&leaf.dirty, index, false);
         let cell = self.cell(leaf, index);
-        if cell.offered.is_empty() && cell.stored.is_empty() {
+        if cell.offered.is_empty() && cell.stored.is_empty() && cell.kept.is_empty() {
             *cell = Chunk::EMPTY;
             set_bit(&leaf.live, index, false);
             KNOWN.fetch_sub(1, Ordering::Relaxed);
@@ -300,6 +307,8 @@ impl Chunk {
         stored: PageBits::EMPTY,
         fresh: PageBits::EMPTY,
         plain: PageBits::EMPTY,
+        kept: PageBits::EMPTY,
+        any: false,
         attributes: Attributes {
             dontfork: false,
             dontdump: false,
@@ -342,6 +351,13 @@ impl Chunk {
     pub(crate) fn forget(&mut self, page: usize) {
         self.withdraw(page);
         self.stored.remove(page);
+        self.kept.remove(page);
+    }
+
+    /// The guest takes `page` back, and it is not offered for it again.
+    pub(crate) fn keep(&mut self, page: usize) {
+        self.withdraw(page);
+        self.kept.insert(page);
     }
 
     /// A call may have changed what the mapping of `page` has.
@@ -380,7 +396,8 @@ impl Chunk {
         let known = pages.filter(|&page| self.offered.contains(page) && !self.fresh.contains(page));
         let known = set_of(known);
         known.pages().for_each(|page| self.plain.remove(page));
-        let Some(Told { attributes, .. }) = told.filter(|told| told.tracked) else {
+        let fits = |told: &Told| told.tracked && (!self.any || any::admits(&told.attributes));
+        let Some(Told { attributes, .. }) = told.filter(fits) else {
             return;
         };
         if self.plain.is_empty() && self.stored.is_empty() {

@@ -122,6 +122,7 @@ fn start_guests(args: &Args, layout: Layout, host: &Host) -> Result<Vec<Guest>> 
         socket: host.socket(),
         domain: None,
         also_ksm: false,
+        any: None,
     };
     let mut guests = Vec::new();
     for number in 0..args.guests {

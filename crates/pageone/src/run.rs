@@ -19,7 +19,7 @@ use sys::foreign::Foreign;
 use sys::signals::{self, Signals};
 use wire::{Reply, Request};
 
-use launch::Launch;
+use launch::{Any, Launch};
 use program::Obstacle;
 
 use crate::daemon::host::Host;
@@ -50,6 +50,15 @@ pub(crate) struct Args {
     /// Tell the kernel's KSM of the memory as well
     #[arg(long)]
     also_ksm: bool,
+    /// Offer all memory of the command and its children, as they are
+    #[arg(long)]
+    any: bool,
+    /// With --any: how long a process has to have lived
+    #[arg(long, value_name = "TIME", value_parser = human::period, default_value = "2s", requires = "any")]
+    any_after: Duration,
+    /// With --any: also memory that was advised to be of huge pages
+    #[arg(long, requires = "any")]
+    any_huge: bool,
     /// CPUs and memory of this NUMA node, or of the one that fits best by free memory and distance
     #[arg(long, value_name = "N|auto")]
     node: Option<NodeRequest>,
@@ -105,6 +114,10 @@ fn start(args: &Args) -> Result<ExitCode> {
         socket: socket.as_deref().unwrap_or(&agent),
         domain: args.domain.as_deref(),
         also_ksm: args.also_ksm,
+        any: args.any.then_some(Any {
+            after: args.any_after,
+            huge: args.any_huge,
+        }),
     };
     let absence = match &socket {
         Ok(path) => match sys::socket::connect(path) {

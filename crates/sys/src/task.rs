@@ -4,9 +4,10 @@
 //!
 //! Source: proc_pid_stat(5).
 
+use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{Mode, OFlags, RawDir};
 use rustix::io::{Errno, Result};
 use rustix::process::Pid;
 
@@ -34,6 +35,40 @@ pub fn is_gone(number: u32) -> bool {
     stat.and_then(Result::ok)
         .and_then(|file| Stat::read(&file).ok())
         .is_some_and(|stat| stat.has_ended)
+}
+
+/// Calls `each` with the number of every thread of this process.
+///
+/// # Errors
+/// What reading /proc gives.
+pub fn each_thread(mut each: impl FnMut(u32)) -> Result<()> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let tasks = rustix::fs::open(c"/proc/self/task", flags, Mode::empty())?;
+    let mut space = [MaybeUninit::uninit(); 2048];
+    let mut entries = RawDir::new(&tasks, &mut space);
+    while let Some(entry) = entries.next() {
+        let name = entry?;
+        let name = std::str::from_utf8(name.file_name().to_bytes()).ok();
+        if let Some(number) = name.and_then(|name| name.parse().ok()) {
+            each(number);
+        }
+    }
+    Ok(())
+}
+
+/// Where a thread of this process has its list of robust locks (get_robust_list(2)), if it has one. libc keeps the word that the
+/// kernel clears at the thread's end in the same line of the cache.
+#[must_use]
+pub fn robust_list(thread: u32) -> Option<usize> {
+    let (mut head, mut len) = (0usize, 0usize);
+    let (to, size) = (
+        (&raw mut head).expose_provenance(),
+        (&raw mut len).expose_provenance(),
+    );
+    let args = [thread as usize, to, size, 0, 0, 0];
+    // SAFETY: the kernel writes an address and a length.
+    unsafe { crate::raw::call(libc::SYS_get_robust_list, args) }.ok()?;
+    (head != 0).then_some(head)
 }
 
 /// How many threads this process has.

@@ -295,6 +295,13 @@ pub(crate) const CALLS: &[Call] = &[
         ANY,
         "lists the program's threads and descriptors",
     ),
+    call(
+        Thread,
+        "get_robust_list",
+        libc::SYS_get_robust_list,
+        ANY,
+        "finds the kernel's words of a thread, which stay in place",
+    ),
     call(All, "fstat", libc::SYS_fstat, ANY, "which file a store is"),
     call(
         All,

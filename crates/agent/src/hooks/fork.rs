@@ -31,6 +31,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use rustix::io::Errno;
 
+use crate::any;
 use crate::errno::fail;
 use crate::lock::{begin_fork, end_fork};
 
@@ -42,10 +43,14 @@ extern "C" fn after() {
     end_fork();
 }
 
+extern "C" fn child() {
+    any::begin();
+}
+
 /// Registers the handlers that libc's fork runs.
 pub(super) fn begin() {
     // SAFETY: the handlers keep to what fork handlers may do.
-    unsafe { libc::pthread_atfork(Some(before), Some(after), None) };
+    unsafe { libc::pthread_atfork(Some(before), Some(after), Some(child)) };
     LIBC_FORK.find();
     LIBC_CLONE.find();
 }
@@ -83,8 +88,9 @@ fn forking<T: PartialEq + From<bool>>(fork: impl FnOnce() -> T) -> T {
     begin_fork();
     let child = fork();
     // In the child the count is zero already.
-    if child != T::from(false) {
-        end_fork();
+    match child == T::from(false) {
+        true => any::begin(),
+        false => end_fork(),
     }
     child
 }
@@ -140,8 +146,9 @@ pub(super) fn by_number(number: c_long, args: [usize; 6]) -> rustix::io::Result<
     begin_fork();
     // SAFETY: the guest's own call, as it came; the child goes on on a copy of this very stack.
     let child = unsafe { sys::raw::call(number, args) };
-    if child != Ok(0) {
-        end_fork();
+    match child == Ok(0) {
+        true => any::begin(),
+        false => end_fork(),
     }
     child
 }

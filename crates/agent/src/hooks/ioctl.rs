@@ -7,8 +7,8 @@ use rustix::io::Result;
 use wire::PAGE_BYTES;
 
 use super::call::call;
+use crate::any;
 use crate::lock::{existing, lock};
-use crate::mappings::discard;
 use crate::mappings::whole::{self, Untracked, whole};
 
 /// `UFFDIO_REGISTER`.
@@ -36,6 +36,6 @@ fn let_go(register: usize) -> Result<()> {
         return Ok(()); // refused by the kernel
     }
     whole(&mut guard, start, len)?;
-    discard::withdraw(&mut guard, start, len);
+    any::keep(&mut guard, start, len);
     whole::untrack(&mut guard, start, len, Untracked::Anonymous)
 }

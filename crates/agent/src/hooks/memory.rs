@@ -8,6 +8,7 @@ use sys::vma::Maps;
 use wire::PAGE_BYTES;
 
 use super::call::{call, guard, guarded};
+use crate::config::config;
 use crate::lock::{existing, lock};
 use crate::mappings::discard;
 use crate::mappings::remap::{self, Remap};
@@ -27,7 +28,7 @@ pub(crate) fn madvise(start: usize, len: usize, advice: i32) -> Result<usize> {
         },
         libc::MADV_UNMERGEABLE => {
             let passed = pass_advice(start, len, advice);
-            let withdrawn = if touches(start, len) {
+            let withdrawn = if touches(start, len) || config().any.is_some() {
                 offer::withdraw(start, len)
             } else {
                 passed

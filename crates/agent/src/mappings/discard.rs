@@ -111,13 +111,6 @@ pub(crate) fn unread(guard: &mut Guard, start: usize, len: usize) {
     });
 }
 
-/// Ends the offer of a range.
-pub(crate) fn withdraw(guard: &mut Guard, start: usize, len: usize) {
-    guard.table().each_known(start, len, |_, pages, chunk| {
-        pages.for_each(|page| chunk.withdraw(page));
-    });
-}
-
 /// Forgets `[start, start + len)`: the guest unmapped it or mapped something else there.
 pub(crate) fn forget(guard: &mut Guard, start: usize, len: usize) {
     guard.table().each_known(start, len, |_, pages, chunk| {

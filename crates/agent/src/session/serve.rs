@@ -26,6 +26,7 @@ use super::domain;
 use super::lines;
 use super::link::Link;
 use super::report;
+use crate::any::{self, Walks};
 use crate::config::config;
 use crate::filter::narrow::narrow;
 use crate::lock::{ALONE, Guard, SEARCHING, SERVED, lock, lock_between_forks, per_process};
@@ -110,6 +111,12 @@ fn run(own: &Own) {
     let alone = Alone::new();
     if life.is_hasty() {
         life.nap(life.offers(), thread::HASTE, thread::HASTE, || {
+            alone.leave_if_last()
+        });
+    }
+    if let Some(after) = config().any {
+        // A short life costs nothing more. What the program offers itself does not wait for it.
+        life.nap(life.offers(), Duration::ZERO, after, || {
             alone.leave_if_last()
         });
     }
@@ -204,6 +211,7 @@ struct Session<'a> {
     lifeline: usize,
     tie: usize,
     own: &'a Own,
+    walks: Walks,
 }
 
 /// Serves until the engine closes the connection or says something unintelligible.
@@ -316,6 +324,7 @@ impl<'a> Session<'a> {
             lifeline,
             tie,
             own,
+            walks: Walks::default(),
         })
     }
 
@@ -378,6 +387,9 @@ impl<'a> Session<'a> {
     /// Begins a round: tells what changed.
     fn sync(&mut self, link: &Link<'_>, buffer: &mut [u8; MAX_MESSAGE]) -> Result<()> {
         self.window.rest();
+        // What cannot be read now is looked at again.
+        let _ = self.walks.offer_all(self.window.maps());
+        any::keep_words();
         if let Some(mut guard) = lock() {
             report::watch(&mut guard, self.window.uffd(), self.window.maps());
         }

@@ -249,6 +249,7 @@ impl Contender for PageOne {
             socket: &self.socket(),
             domain: None,
             also_ksm: false,
+            any: None,
         };
         launch.equip(guest);
     }

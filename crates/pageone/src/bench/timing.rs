@@ -72,6 +72,7 @@ fn measure(args: &Args) -> Result<Timing> {
         socket: host.socket(),
         domain: None,
         also_ksm: false,
+        any: None,
     };
     let mut owner = start(args, launch, "owner")?;
     let mut prober = start(args, launch, "prober")?;

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Result, bail};
 use wire::Name;
@@ -18,6 +19,17 @@ pub(crate) struct Launch<'a> {
     pub(crate) domain: Option<&'a str>,
     /// Whether the kernel's KSM is told as well.
     pub(crate) also_ksm: bool,
+    /// Whether all memory is offered.
+    pub(crate) any: Option<Any>,
+}
+
+/// How all memory is offered.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Any {
+    /// So long a process has to have lived.
+    pub(crate) after: Duration,
+    /// Whether memory is offered with it that was advised to be of huge pages.
+    pub(crate) huge: bool,
 }
 
 impl Launch<'_> {
@@ -38,6 +50,14 @@ impl Launch<'_> {
         match self.also_ksm {
             true => command.env("PAGEONE_ALSO_KSM", "1"),
             false => command.env_remove("PAGEONE_ALSO_KSM"),
+        };
+        match self.any {
+            Some(any) => command.env("PAGEONE_ANY", any.after.as_millis().to_string()),
+            None => command.env_remove("PAGEONE_ANY"),
+        };
+        match self.any.is_some_and(|any| any.huge) {
+            true => command.env("PAGEONE_ANY_HUGE", "1"),
+            false => command.env_remove("PAGEONE_ANY_HUGE"),
         };
     }
 }
@@ -68,6 +88,10 @@ mod tests {
             socket: Path::new("/run/x.sock"),
             domain: Some("blue"),
             also_ksm: false,
+            any: Some(Any {
+                after: Duration::from_secs(2),
+                huge: false,
+            }),
         };
         let mut command = Command::new("true");
         launch.equip(&mut command);
@@ -77,6 +101,8 @@ mod tests {
         assert_eq!(value("PAGEONE_SOCKET"), Some("/run/x.sock"));
         assert_eq!(value("PAGEONE_DOMAIN"), Some("blue"));
         assert_eq!(value("PAGEONE_ALSO_KSM"), None);
+        assert_eq!(value("PAGEONE_ANY"), Some("2000"));
+        assert_eq!(value("PAGEONE_ANY_HUGE"), None);
     }
 
     #[test]

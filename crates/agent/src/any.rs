@@ -1,0 +1,416 @@
+//! Programs that offer nothing: all their memory is offered for them (`pageone run --any`).
+//!
+//! It is the memory that prctl(PR_SET_MEMORY_MERGE) gives to KSM, less what one table below leaves out. The hooks know
+//! only what passes libc, so it is the kernel that is asked, at each sync:
+//!
+//! ```text
+//!   sync ─▶ walk: PROCMAP_QUERY, mapping by mapping ─▶ something that the table does not know, for the second time?
+//!                                                        └─▶ read: smaps, with the flags ─▶ the rules ─▶ offers
+//!                                                                                              │
+//!              registered under the lock if it is anonymous still, read again, armed ◀─────────┘   (as every offer)
+//! ```
+//!
+//! A walk costs 0.5 µs a mapping, smaps walks all page tables. Both are made so rarely that they take 2 % of the time at
+//! most. Memory that comes and goes between two walks is never read about.
+//!
+//! **What this relies on.** An offer by the program says that its memory may be absent for a moment. Here no program says so:
+//!
+//! - A1 *The agent's thread touches no memory that it may have taken out*: it would sleep for ever. Its own memory, and the
+//!   variables of the library whose string functions it calls, are marked ([`own`](crate::own)); marked memory
+//!   has a flag that no rule admits, however it was offered. It has its own stack and thread-local storage, calls
+//!   no allocator, and its library is bound when it is loaded.
+//! - A2 *The kernel finds its own words of a thread that ends.* It clears the word at which others join a thread, and
+//!   reads the list of robust locks, in a thread that is ending; and a thread that is ending does not sleep on an absent page, it
+//!   goes on without. Then a join would never return. libc keeps both words in one line of the cache. So the pages where threads
+//!   have them are kept back at each sync ([`keep_words`]). A thread that is younger than the sync wrote that page when it
+//!   was made, and what was written since the engine looked is not taken out. One that is younger than that look at the page sleeps at
+//!   its first instruction of libc, which is long before it ends.
+//! - A3 *What is offered by mistake is not merged.* Between the reading and the offer a mapping may be exchanged, by a call
+//!   that no hook sees. Registering, reading again and arming are the same as for every other offer, and refuse what is of
+//!   another kind; the rules are asked again with the second reading.
+//! - A4 *A thread in a hook never waits for a page while the agent waits for its lock.* Windows hold the lock, so while a hook has
+//!   it nothing is out. What a window could not let go of ([`held`](crate::window)) is let go of without the lock.
+//!
+//! Stacks of signals, of coroutines, the heap, arenas and thread-local storage need nothing more: whoever touches them, the
+//! kernel included, sleeps until the window ends.
+//!
+//! **Children of fork** get an agent of their own when they have lived for a while, as programs do. The thread is made in
+//! the fork and sleeps. What a child still shares by fork stays so: MOVE refuses such a page.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use rustix::io::Result;
+use sys::mapping::{Access, Attributes};
+use sys::task;
+use sys::vma::{Maps, Told, Vma};
+use wire::{CHUNK_BYTES, PAGE_BYTES};
+
+use crate::config::config;
+use crate::life;
+use crate::lock::{Guard, existing, lock};
+use crate::table::{ADDRESS_LIMIT, Chunk, pages_of, set_of};
+use crate::thread::{is_barred, now};
+
+/// The smallest mapping that is offered.
+const LEAST: usize = 64 << 10;
+/// A look that took so long is followed by a pause so many times as long.
+const SPARING: u32 = 50;
+/// After so long everything is read again: flags change, and mappings are exchanged unseen.
+const AGAIN: Duration = Duration::from_secs(64);
+
+/// Memory that is left alone.
+struct Rule {
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "it is for readers; a test reads it")
+    )]
+    what: &'static str,
+    is: Is,
+}
+
+/// How it is known.
+enum Is {
+    /// By the mapping.
+    Mapping(fn(&Vma) -> bool),
+    /// By a flag that is not known to survive a replacement, or a protection key.
+    Strange,
+    /// By the flags that are known.
+    Flagged(fn(&Attributes) -> bool),
+}
+
+use Is::{Flagged, Mapping, Strange};
+
+const fn rule(what: &'static str, is: Is) -> Rule {
+    Rule { what, is }
+}
+
+/// The rules: what one of them says is not offered.
+const RULES: &[Rule] = &[
+    rule("shared, or of a file", Mapping(|vma| !vma.is_anonymous())),
+    rule(
+        "not to be read and written, or executable",
+        Mapping(|vma| vma.access() != Access::ReadWrite),
+    ),
+    rule(
+        "smaller than 64 KiB",
+        Mapping(|vma| vma.end - vma.start < LEAST),
+    ),
+    rule(
+        "growing stacks; wiped on fork; sealed; droppable; with a key; the agent's own",
+        Strange,
+    ),
+    rule("locked", Flagged(|told| told.locked)),
+    rule(
+        "stacks of threads: no huge pages",
+        Flagged(|told| told.nohuge),
+    ),
+    rule(
+        "advised to be of huge pages, unless --any-huge",
+        Flagged(|told| told.huge && !config().any_huge),
+    ),
+];
+
+/// Whether a mapping may be offered as far as its flags are not needed to tell.
+fn looks_fit(vma: &Vma) -> bool {
+    !RULES
+        .iter()
+        .any(|rule| matches!(rule.is, Mapping(is) if is(vma)))
+}
+
+/// Whether a mapping with these attributes, and no strange flag, may be offered.
+pub(crate) fn admits(told: &Attributes) -> bool {
+    !RULES
+        .iter()
+        .any(|rule| matches!(rule.is, Flagged(is) if is(told)))
+}
+
+/// Whether a mapping may be offered.
+fn fits(vma: &Vma, told: Option<&Told>) -> bool {
+    let strange = RULES.iter().any(|rule| matches!(rule.is, Strange)) && told.is_none();
+    looks_fit(vma) && !strange && told.is_none_or(|told| admits(&told.attributes))
+}
+
+/// Starts the agent's thread in a process all of whose memory is to be offered: in the constructor, and in a fork child.
+pub(crate) fn begin() {
+    if config().any.is_none() || is_barred() {
+        return;
+    }
+    if let Some(guard) = lock() {
+        // What fails is tried again at the next hook.
+        let _ = life::begin(&guard);
+    }
+}
+
+/// The same for a child that was made in a way that runs no code of ours in it. For hooks, with the lock free.
+pub(crate) fn begin_late() {
+    let is_new = |life: &crate::thread::Life| life.owner.load(Ordering::Relaxed) == 0;
+    if config().any.is_some() && existing().is_some_and(|page| is_new(&page.life)) {
+        begin();
+    }
+}
+
+/// The guest takes a range back, and it is not offered for it again.
+pub(crate) fn keep(guard: &mut Guard, start: usize, len: usize) {
+    let mut table = guard.table();
+    let any = config().any.is_some();
+    let end = start.saturating_add(len).min(ADDRESS_LIMIT);
+    for address in (start & !(CHUNK_BYTES - 1)..end).step_by(CHUNK_BYTES) {
+        let known = match any {
+            true => table.make(address),
+            false => table.get(address),
+        };
+        if let Some(chunk) = known {
+            let pages = pages_of(address, start, end);
+            match any {
+                true => pages.for_each(|page| chunk.keep(page)),
+                false => pages.for_each(|page| chunk.withdraw(page)),
+            }
+            table.mark_dirty(address);
+        }
+    }
+}
+
+/// Keeps back the pages that hold the kernel's words of a thread (A2), whoever offered them.
+pub(crate) fn keep_words() {
+    let kept = task::each_thread(|thread| {
+        let Some(word) = task::robust_list(thread) else {
+            return;
+        };
+        let page = word & !(PAGE_BYTES - 1);
+        if crate::table::touches(page, 1)
+            && let Some(mut guard) = lock()
+            && let Some(chunk) = guard.table().get(page)
+            && let at = (page & (CHUNK_BYTES - 1)) / PAGE_BYTES
+            && !chunk.kept.contains(at)
+        {
+            chunk.keep(at);
+            guard.table().mark_dirty(page & !(CHUNK_BYTES - 1));
+        }
+    });
+    // Without the list of threads no window may begin; the session's next look at them fails too, and ends it.
+    let _ = kept;
+}
+
+/// Some addresses, by a hash: more may seem to be in it than are.
+#[derive(Clone, Copy, Debug, Default)]
+struct Some1024([u64; 16]);
+
+impl Some1024 {
+    fn place(address: usize) -> (usize, u64) {
+        let mixed = (address as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54;
+        ((mixed / 64) as usize % 16, 1 << (mixed % 64))
+    }
+
+    fn insert(&mut self, address: usize) {
+        let (word, bit) = Self::place(address);
+        if let Some(word) = self.0.get_mut(word) {
+            *word |= bit;
+        }
+    }
+
+    fn contains(&self, address: usize) -> bool {
+        let (word, bit) = Self::place(address);
+        self.0.get(word).is_some_and(|word| word & bit != 0)
+    }
+}
+
+/// What the agent's thread remembers of its walks.
+#[derive(Debug, Default)]
+pub(crate) struct Walks {
+    /// Where unknown memory began in the last walk.
+    seen: Some1024,
+    /// Where memory began that was unknown still after the last reading.
+    refused: Some1024,
+    /// Earliest times.
+    next_walk: Duration,
+    next_reading: Duration,
+    /// When `refused` is no longer believed.
+    again: Duration,
+}
+
+impl Walks {
+    /// Offers what has come.
+    ///
+    /// # Errors
+    /// What reading /proc gives.
+    pub(crate) fn offer_all(&mut self, maps: &Maps) -> Result<()> {
+        let begun = now();
+        if config().any.is_none() || begun < self.next_walk {
+            return Ok(());
+        }
+        if begun >= self.again {
+            self.refused = Some1024::default();
+            self.again = begun + AGAIN;
+        }
+        let mut seen = Some1024::default();
+        let mut ripe = false;
+        each_unknown(maps, |start| {
+            ripe |= self.seen.contains(start) && !self.refused.contains(start);
+            seen.insert(start);
+        })?;
+        self.seen = seen;
+        let walked = now();
+        self.next_walk = walked + (walked - begun) * SPARING;
+        if !ripe || walked < self.next_reading {
+            return Ok(());
+        }
+        read()?;
+        let mut refused = Some1024::default();
+        each_unknown(maps, |start| refused.insert(start))?;
+        self.refused = refused;
+        let read = now();
+        self.next_reading = read + (read - walked) * SPARING;
+        Ok(())
+    }
+}
+
+/// Calls `each` with the start of each mapping that looks fit and of which the table does not know all.
+fn each_unknown(maps: &Maps, mut each: impl FnMut(usize)) -> Result<()> {
+    let mut at = 0;
+    while let Some(vma) = maps.find(at)?.filter(|vma| vma.start < ADDRESS_LIMIT) {
+        at = vma.end;
+        if looks_fit(&vma) && is_unknown(&vma) {
+            each(vma.start);
+        }
+    }
+    Ok(())
+}
+
+fn is_unknown(vma: &Vma) -> bool {
+    let Some(mut guard) = lock() else {
+        return false;
+    };
+    let mut table = guard.table();
+    chunks(vma).any(|address| {
+        table.get(address).is_none_or(|chunk| {
+            if chunk.offered == wire::PageBits::FULL {
+                return false;
+            }
+            let mut pages = pages_of(address, vma.start, vma.end);
+            pages.any(|page| !chunk.offered.contains(page) && !chunk.kept.contains(page))
+        })
+    })
+}
+
+fn chunks(vma: &Vma) -> impl Iterator<Item = usize> {
+    (vma.start & !(CHUNK_BYTES - 1)..vma.end.min(ADDRESS_LIMIT)).step_by(CHUNK_BYTES)
+}
+
+/// Reads the flags of all mappings, and offers what no rule leaves out.
+fn read() -> Result<()> {
+    sys::vma::attributes(0, ADDRESS_LIMIT, |vma, told| {
+        if fits(&vma, told.as_ref())
+            && let Some(mut guard) = lock()
+        {
+            note(&mut guard, &vma, told.is_some_and(|told| told.tracked));
+        }
+    })
+}
+
+/// Notes the offer of a mapping. What is offered already and tracked stays as it is.
+fn note(guard: &mut Guard, vma: &Vma, tracked: bool) {
+    let mut table = guard.table();
+    for address in chunks(vma) {
+        let Some(chunk) = table.make(address) else {
+            return;
+        };
+        let is_new = |chunk: &Chunk, page| {
+            let lost = !tracked && !chunk.fresh.contains(page);
+            !chunk.kept.contains(page) && (!chunk.offered.contains(page) || lost)
+        };
+        let pages = pages_of(address, vma.start, vma.end);
+        let new = set_of(pages.filter(|&page| is_new(chunk, page)));
+        chunk.any |= chunk.offered.is_empty();
+        new.pages().for_each(|page| chunk.offer(page));
+        if !new.is_empty() {
+            table.mark_dirty(address);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_rule_leaves_something_out_that_the_others_admit() {
+        let vma = Vma {
+            start: 0x10_0000,
+            end: 0x20_0000,
+            read: true,
+            write: true,
+            execute: false,
+            shared: false,
+            file: false,
+            id: sys::vma::FileId::default(),
+        };
+        let told = Told {
+            attributes: Attributes::default(),
+            tracked: false,
+        };
+        let flagged = |change: fn(&mut Attributes)| {
+            let mut told = told;
+            change(&mut told.attributes);
+            (vma, Some(told))
+        };
+        let mapped = |change: fn(&mut Vma)| {
+            let mut vma = vma;
+            change(&mut vma);
+            (vma, Some(told))
+        };
+        assert!(fits(&vma, Some(&told)));
+        let left_out = [
+            mapped(|vma| vma.file = true),
+            mapped(|vma| vma.execute = true),
+            mapped(|vma| vma.end = vma.start + LEAST - PAGE_BYTES),
+            (vma, None),
+            flagged(|told| told.locked = true),
+            flagged(|told| told.nohuge = true),
+            flagged(|told| told.huge = true),
+        ];
+        assert_eq!(left_out.len(), RULES.len());
+        for ((vma, told), rule) in left_out.iter().zip(RULES) {
+            assert!(!fits(vma, told.as_ref()), "{}", rule.what);
+        }
+    }
+
+    #[test]
+    fn memory_that_was_taken_back_is_not_offered_again() {
+        let base = 0x7ab0_0000_0000_usize;
+        let vma = Vma {
+            start: base + PAGE_BYTES,
+            end: base + 2 * CHUNK_BYTES,
+            read: true,
+            write: true,
+            execute: false,
+            shared: false,
+            file: false,
+            id: sys::vma::FileId::default(),
+        };
+        let mut guard = lock().unwrap();
+        note(&mut guard, &vma, false);
+        let mut table = guard.table();
+        let chunk = table.get(base).unwrap();
+        assert!(!chunk.offered.contains(0) && chunk.offered.contains(1) && chunk.any);
+        chunk.keep(5);
+        note(&mut guard, &vma, false);
+        let mut table = guard.table();
+        let chunk = table.get(base).unwrap();
+        assert!(!chunk.offered.contains(5) && chunk.kept.contains(5));
+        // Tracked, all is known; what another mapping took the place of is offered anew.
+        chunk.fresh = wire::PageBits::EMPTY;
+        note(&mut guard, &vma, true);
+        assert!(guard.table().get(base).unwrap().fresh.is_empty());
+        note(&mut guard, &vma, false);
+        assert!(guard.table().get(base).unwrap().fresh.contains(1));
+        // What is gone is forgotten; then the place is as any other.
+        for at in [base, base + CHUNK_BYTES] {
+            let mut table = guard.table();
+            let chunk = table.get(at).unwrap();
+            (0..wire::CHUNK_PAGES).for_each(|page| chunk.forget(page));
+            table.mark_clean(at);
+            assert!(table.get(at).is_none());
+        }
+    }
+}

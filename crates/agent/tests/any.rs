@@ -1,0 +1,261 @@
+//! Programs that offer nothing: all their memory is offered for them, but for what a rule leaves out.
+
+#![allow(clippy::unwrap_used)] // a helper that fails is a test that fails
+
+#[path = "../../../tests/support/mod.rs"]
+mod support;
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use common::{Engine, count};
+use support::{agent, root};
+use wire::{CHUNK_BYTES, Change, PAGE_BYTES, PageBits, PageOutcome};
+
+const LEN: usize = 4 << 20;
+
+fn program() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let name = format!("any-{}", std::process::id());
+        let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        let mut cc = Command::new("cc");
+        cc.args(["-O2", "-Wall", "-Wextra", "-pthread", "-o"])
+            .arg(&program);
+        cc.arg(root().join("tests/guest/any.c"));
+        assert!(cc.status().expect("a C compiler is installed").success());
+        program
+    })
+}
+
+/// What the engine has heard of a guest: for each chunk the pages that are offered.
+type Heard = BTreeMap<usize, PageBits>;
+
+/// The program as a guest that offers nothing by itself.
+struct Any {
+    engine: Engine,
+    process: Child,
+    lines: BufReader<std::process::ChildStdout>,
+    /// Where each kind of memory lies.
+    places: BTreeMap<String, usize>,
+    heard: Heard,
+}
+
+impl Drop for Any {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+impl Any {
+    fn start(variables: &[(&str, &str)]) -> Self {
+        let engine = Engine::new();
+        let mut command = Command::new(program());
+        command
+            .env("LD_PRELOAD", agent())
+            .env("PAGEONE_SOCKET", engine.socket())
+            .env("PAGEONE_ANY", "100")
+            .envs(variables.iter().copied());
+        let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = command.spawn().unwrap();
+        let lines = BufReader::new(process.stdout.take().unwrap());
+        engine.write(1000, 512, 5);
+        let mut any = Self {
+            engine,
+            process,
+            lines,
+            places: BTreeMap::new(),
+            heard: Heard::new(),
+        };
+        any.listen();
+        any.engine.accept();
+        any
+    }
+
+    /// Takes the program's lines up to the end of an answer.
+    fn listen(&mut self) {
+        loop {
+            let mut line = String::new();
+            assert!(self.lines.read_line(&mut line).unwrap() > 0, "it has ended");
+            let words: Vec<_> = line.split_whitespace().collect();
+            let &["ok", kind, at, _] = &words[..] else {
+                panic!("{line}");
+            };
+            if kind == "end" {
+                return;
+            }
+            self.places.insert(kind.to_owned(), at.parse().unwrap());
+        }
+    }
+
+    fn tell(&mut self, line: &str) {
+        writeln!(self.process.stdin.as_ref().unwrap(), "{line}").unwrap();
+        self.listen();
+    }
+
+    fn sync(&mut self) {
+        for change in self.engine.sync() {
+            match change {
+                Change::Whole { chunk, chunks } => {
+                    for number in 0..chunks as usize {
+                        let at = usize::try_from(chunk).unwrap() + number * CHUNK_BYTES;
+                        self.heard.insert(at, PageBits::FULL);
+                    }
+                }
+                Change::Chunk { chunk, offered, .. } => {
+                    self.heard.insert(usize::try_from(chunk).unwrap(), offered);
+                }
+            }
+        }
+    }
+
+    /// How many of the bytes from `at` on are offered.
+    fn offered(&self, at: usize, len: usize) -> usize {
+        let is_offered = |page: &usize| {
+            let chunk = page & !(CHUNK_BYTES - 1);
+            let number = (page - chunk) / PAGE_BYTES;
+            let heard = self.heard.get(&chunk);
+            heard.is_some_and(|offered| offered.contains(number))
+        };
+        let pages = (at & !(PAGE_BYTES - 1)..at + len).step_by(PAGE_BYTES);
+        pages.filter(is_offered).count() * PAGE_BYTES
+    }
+
+    fn of(&self, kind: &str) -> usize {
+        self.offered(self.places[kind], LEN)
+    }
+
+    /// Asks until so much of a kind is offered.
+    #[track_caller]
+    fn until(&mut self, kind: &str, least: usize) {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while self.of(kind) < least {
+            assert!(Instant::now() < deadline, "{kind}: {}", self.of(kind));
+            std::thread::sleep(Duration::from_millis(20));
+            self.sync();
+        }
+    }
+}
+
+#[test]
+fn all_memory_is_offered_but_for_what_a_rule_leaves_out() {
+    let mut any = Any::start(&[]);
+    any.until("plain", LEN);
+    any.until("heap", LEN - PAGE_BYTES);
+    // A second look, for all that was found meanwhile.
+    any.tell("more");
+    any.until("more", LEN);
+    for kind in [
+        "small", "shared", "stack", "read", "code", "huge", "wiped", "locked",
+    ] {
+        let len = if kind == "small" {
+            15 * PAGE_BYTES
+        } else {
+            LEN
+        };
+        assert_eq!(any.offered(any.places[kind], len), 0, "{kind}");
+    }
+    any.tell("lock");
+    any.sync();
+    any.sync();
+    assert_eq!(any.of("plain"), 0, "it is locked now");
+}
+
+#[test]
+fn memory_that_is_to_be_of_huge_pages_is_offered_if_that_is_wanted() {
+    let mut any = Any::start(&[("PAGEONE_ANY_HUGE", "1")]);
+    any.until("huge", LEN);
+}
+
+#[test]
+fn memory_that_the_program_takes_back_stays_its_own_until_it_offers_it() {
+    let mut any = Any::start(&[]);
+    any.until("plain", LEN);
+    any.tell("takeback");
+    for _ in 0..20 {
+        any.sync();
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(any.of("plain"), LEN / 2);
+    any.tell("offer");
+    any.until("plain", LEN);
+}
+
+#[test]
+fn libcs_variables_and_the_agents_are_marked() {
+    let mut any = Any::start(&[]);
+    any.until("plain", LEN);
+    let smaps = std::fs::read_to_string(format!("/proc/{}/smaps", any.process.id())).unwrap();
+    let (mut behind, mut checked) = (String::new(), 0);
+    let mut wanted = false;
+    for line in smaps.lines() {
+        let words: Vec<_> = line.split_whitespace().collect();
+        if words[0].contains('-') {
+            // Variables without a value lie behind those with one.
+            let is_anonymous = words.len() == 5 && words[1] == "rw-p";
+            wanted = is_anonymous
+                && ["libc.so", "pageone_agent"]
+                    .iter()
+                    .any(|name| behind.contains(name));
+            behind = words.last().unwrap().to_string();
+        } else if words[0] == "VmFlags:" && wanted {
+            assert!(words.contains(&"rr"), "{line}");
+            checked += 1;
+        }
+    }
+    assert_eq!(checked, 2);
+}
+
+#[test]
+fn the_page_with_the_kernels_words_of_a_thread_stays_in_place() {
+    let mut any = Any::start(&[]);
+    any.until("own", LEN / 2);
+    // The word at which libc joins a thread.
+    let word = any.places["thread"] + 0x2d0;
+    let (chunk, page) = (word & !(CHUNK_BYTES - 1), word % CHUNK_BYTES / PAGE_BYTES);
+    assert!(
+        any.offered(chunk, CHUNK_BYTES) > 0,
+        "its neighbours are offered"
+    );
+    assert_eq!(any.offered(word, 1), 0);
+    let page = u16::try_from(page).unwrap();
+    let merged = any.engine.merge(chunk, page, 1, Some(1000));
+    assert_eq!(count(&merged, PageOutcome::Gone), 1);
+    let merged = any.engine.merge(chunk, 0, 1, Some(1000));
+    assert_eq!(
+        count(&merged, PageOutcome::Differs),
+        1,
+        "and it is asked of these"
+    );
+    any.tell("join");
+}
+
+#[test]
+fn a_fork_child_has_an_agent_of_its_own_after_a_while() {
+    for way in ["fork", "forkbynumber"] {
+        let mut any = Any::start(&[("PAGEONE_ANY", "1000")]);
+        any.until("plain", LEN);
+        let begun = Instant::now();
+        any.tell(way);
+        any.engine.accept();
+        assert!(begun.elapsed() >= Duration::from_millis(900), "{way}");
+        let child = sys::socket::peer(any.engine.link.as_ref().unwrap())
+            .unwrap()
+            .pid;
+        assert_eq!(child, u32::try_from(any.places["child"]).unwrap());
+        any.heard.clear();
+        any.until("plain", LEN);
+        // Its memory is shared by fork, and left so.
+        let merged = any.engine.merge(any.places["plain"], 0, 8, Some(1000));
+        assert_eq!(count(&merged, PageOutcome::Pinned), 8, "{merged:?}");
+        let child = rustix::process::Pid::from_raw(child.cast_signed()).unwrap();
+        rustix::process::kill_process(child, rustix::process::Signal::KILL).unwrap();
+    }
+}

@@ -1,0 +1,90 @@
+//! `pageone run --any`: programs that offer nothing are merged as they are.
+
+mod common;
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+use common::{Place, count, daemon, guests_of, json, need_agent, pageone, wait_for};
+
+/// `tests/guest/any.c`, built.
+fn program(place: &Place) -> PathBuf {
+    let program = place.path().join("any");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/guest/any.c");
+    let mut cc = Command::new("cc");
+    cc.args(["-O2", "-pthread", "-o"]).arg(&program).arg(source);
+    assert!(cc.status().expect("a C compiler").success());
+    program
+}
+
+struct Guest(Child, BufReader<std::process::ChildStdout>);
+
+impl Guest {
+    fn start(place: &Place, program: &PathBuf, flags: &[&str]) -> Self {
+        need_agent();
+        let mut command = pageone();
+        command.arg("run").arg("--socket").arg(place.socket());
+        command.args(flags).arg("--").arg(program);
+        let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("a guest");
+        let lines = BufReader::new(child.stdout.take().expect("stdout"));
+        let mut guest = Self(child, lines);
+        guest.listen();
+        guest
+    }
+
+    fn listen(&mut self) {
+        let mut line = String::new();
+        while !line.starts_with("ok end") {
+            line.clear();
+            assert!(self.1.read_line(&mut line).expect("a line") > 0);
+        }
+    }
+
+    fn tell(&mut self, line: &str) {
+        writeln!(self.0.stdin.as_ref().expect("stdin"), "{line}").expect("told");
+        self.listen();
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Pages of one mapping of the program.
+const PAGES: u64 = 1024;
+
+#[test]
+fn programs_that_offer_nothing_are_merged_as_they_are() {
+    let place = Place::new();
+    let program = program(&place);
+    let _daemon = daemon(&place, &["--merge-period", "50ms"]);
+    let flags = ["--any", "--any-after", "200ms"];
+    let mut guests = [(); 2].map(|()| Guest::start(&place, &program, &flags));
+    let sharing = |least: u64| {
+        wait_for("merging", || {
+            (count(&json(&place), "pages_sharing") >= least).then_some(())
+        });
+    };
+    // The mapping, the heap, and the memory in which a thread has its stack, but for some pages.
+    sharing(3 * PAGES - 64);
+    guests.iter_mut().for_each(|guest| guest.tell("more"));
+    sharing(4 * PAGES - 64);
+    guests.iter_mut().for_each(|guest| guest.tell("join"));
+}
+
+#[test]
+fn without_the_flag_nothing_is_offered() {
+    let place = Place::new();
+    let program = program(&place);
+    let _daemon = daemon(&place, &["--merge-period", "50ms"]);
+    let _plain = Guest::start(&place, &program, &[]);
+    let _any = Guest::start(&place, &program, &["--any", "--any-after", "200ms"]);
+    wait_for("the other", || {
+        (guests_of(&json(&place)) == 1).then_some(())
+    });
+}

@@ -1,0 +1,116 @@
+/*
+ * A program that offers nothing, for tests: it has a mapping of each kind, tells where, and does what a line says.
+ *
+ * Each mapping is 4 MiB, filled with content that another such process has too, and lies apart from the others.
+ */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define LEN (4ul << 20)
+#define PAGE 4096ul
+
+static char *apart(size_t len, int prot, int flags)
+{
+	char *all = mmap(NULL, len + (4 << 20), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	char *at = (char *)(((uintptr_t)all + (2 << 20)) & ~((2ul << 20) - 1));
+	char *made = mmap(at, len, prot, flags | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+	if (made != at)
+		abort();
+	return made;
+}
+
+static void fill(const char *kind, char *at, size_t len)
+{
+	for (size_t i = 0; i < len; i += PAGE)
+		snprintf(at + i, 64, "page %zu of %s", i / PAGE, kind);
+}
+
+static void tell(const char *kind, void *at, size_t len)
+{
+	printf("ok %s %zu %zu\n", kind, (size_t)at, len);
+}
+
+static char *make(const char *kind, size_t len, int flags)
+{
+	char *at = apart(len, PROT_READ | PROT_WRITE, flags);
+	fill(kind, at, len);
+	tell(kind, at, len);
+	return at;
+}
+
+static int go[2];
+
+static void *idle(void *arg)
+{
+	char byte;
+	if (read(go[0], &byte, 1) != 1)
+		abort();
+	return arg;
+}
+
+int main(void)
+{
+	const int private = MAP_PRIVATE;
+	char line[64], *plain = make("plain", LEN, private);
+	make("small", 15 * PAGE, private);
+	make("shared", LEN, MAP_SHARED);
+	make("stack", LEN, private | MAP_STACK);
+	mprotect(make("read", LEN, private), LEN, PROT_READ);
+	mprotect(make("code", LEN, private), LEN, PROT_READ | PROT_WRITE | PROT_EXEC);
+	madvise(make("huge", LEN, private), LEN, MADV_HUGEPAGE);
+	madvise(make("wiped", LEN, private), LEN, MADV_WIPEONFORK);
+	struct rlimit limit = { 64 << 20, 64 << 20 };
+	setrlimit(RLIMIT_MEMLOCK, &limit);
+	mlock(make("locked", LEN, private), LEN);
+
+	char *heap = sbrk(LEN);
+	fill("heap", heap, LEN);
+	tell("heap", heap, LEN);
+
+	/* A thread whose stack, and libc's words of it, lie in memory of the program's. */
+	char *stack = make("own", LEN, private);
+	pthread_attr_t attr;
+	pthread_t thread;
+	pthread_attr_init(&attr);
+	pthread_attr_setstack(&attr, stack, LEN);
+	if (pipe(go) || pthread_create(&thread, &attr, idle, NULL))
+		abort();
+	tell("thread", (void *)thread, 0);
+	tell("end", NULL, 0);
+	fflush(stdout);
+
+	while (fgets(line, sizeof(line), stdin)) {
+		line[strcspn(line, "\n")] = 0;
+		if (!strcmp(line, "takeback")) {
+			madvise(plain, LEN / 2, MADV_UNMERGEABLE);
+		} else if (!strcmp(line, "offer")) {
+			madvise(plain, LEN / 2, MADV_MERGEABLE);
+		} else if (!strcmp(line, "lock")) {
+			mlock(plain, LEN);
+		} else if (!strcmp(line, "more")) {
+			make("more", LEN, private);
+		} else if (!strcmp(line, "join")) {
+			if (write(go[1], "", 1) != 1 || pthread_join(thread, NULL))
+				abort();
+		} else if (!strncmp(line, "fork", 4)) {
+			int child = !strcmp(line, "fork") ? fork() : (int)syscall(SYS_clone, 17, 0, 0, 0, 0);
+			if (child == 0) {
+				pause();
+				_exit(0);
+			}
+			printf("ok child %d 0\n", child);
+		}
+		tell("end", NULL, 0);
+		fflush(stdout);
+	}
+	return 0;
+}
