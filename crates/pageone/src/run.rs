@@ -16,6 +16,7 @@ use numa::{MemoryReport, Topology};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, Signal, kill_process};
 use sys::foreign::Foreign;
+use sys::ksm::Ksm;
 use sys::signals::{self, Signals};
 use wire::{Reply, Request};
 
@@ -53,12 +54,15 @@ pub(crate) struct Args {
     /// Offer all memory of the command and its children, as they are
     #[arg(long)]
     any: bool,
-    /// With --any: how long a process has to have lived
-    #[arg(long, value_name = "TIME", value_parser = human::period, default_value = "2s", requires = "any")]
+    /// With --any, or where the policy says so: how long a process has to have lived
+    #[arg(long, value_name = "TIME", value_parser = human::period, default_value = "2s")]
     any_after: Duration,
-    /// With --any: also memory that was advised to be of huge pages
-    #[arg(long, requires = "any")]
+    /// The same: also memory that was advised to be of huge pages
+    #[arg(long)]
     any_huge: bool,
+    /// Which one merges
+    #[arg(long, value_enum, default_value_t = Backend::Pageone)]
+    backend: Backend,
     /// CPUs and memory of this NUMA node, or of the one that fits best by free memory and distance
     #[arg(long, value_name = "N|auto")]
     node: Option<NodeRequest>,
@@ -71,6 +75,25 @@ pub(crate) struct Args {
     /// The command and its arguments
     #[arg(required = true, last = true, value_name = "CMD")]
     command: Vec<OsString>,
+}
+
+/// Which one merges.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Backend {
+    /// PageONE's engine
+    Pageone,
+    /// The kernel's KSM, which is told to take all memory of the command; nothing else of PageONE is at work
+    Ksm,
+}
+
+impl Args {
+    /// How all memory is offered.
+    fn all(&self) -> Any {
+        Any {
+            after: self.any_after,
+            huge: self.any_huge,
+        }
+    }
 }
 
 pub(crate) fn main(args: &Args) -> ExitCode {
@@ -95,6 +118,9 @@ fn start(args: &Args) -> Result<ExitCode> {
     args.domain
         .as_deref()
         .map_or(Ok(()), launch::check_domain)?;
+    if args.backend == Backend::Ksm {
+        return by_ksm(args, name);
+    }
     let obstacle = program::obstacle(&file);
     if let Some(obstacle) = &obstacle {
         eprintln!(
@@ -114,16 +140,14 @@ fn start(args: &Args) -> Result<ExitCode> {
         socket: socket.as_deref().unwrap_or(&agent),
         domain: args.domain.as_deref(),
         also_ksm: args.also_ksm,
-        any: args.any.then_some(Any {
-            after: args.any_after,
-            huge: args.any_huge,
-        }),
+        any: args.any.then_some(args.all()),
     };
     let absence = match &socket {
         Ok(path) => match sys::socket::connect(path) {
             Ok(_) => {
-                ask_for_domain(path, args.domain.as_deref())?;
-                launch.equip(&mut command);
+                let ruled = ask_for_domain(path, args.domain.as_deref())?;
+                let any = launch.any.or(ruled.then_some(args.all()));
+                Launch { any, ..launch }.equip(&mut command);
                 place(args.node)?;
                 return Err(failed_exec(&mut command));
             }
@@ -135,9 +159,30 @@ fn start(args: &Args) -> Result<ExitCode> {
     embed(args, launch, &mut command)
 }
 
+/// Becomes the command, all of whose memory is KSM's to merge, and that of its children.
+fn by_ksm(args: &Args, name: &OsString) -> Result<ExitCode> {
+    if args.domain.is_some() || args.any || args.also_ksm {
+        bail!(
+            "KSM knows no domains and takes all memory: leave --domain, --any and --also-ksm out"
+        );
+    }
+    sys::residence::offer_memory_to_ksm().context(
+        "the kernel does not let its KSM have all memory of this process: \
+         it takes CAP_SYS_RESOURCE, Linux 6.4 and CONFIG_KSM",
+    )?;
+    if !matches!(Ksm::default().number("run"), Ok(1)) {
+        eprintln!("pageone: KSM does not run: write 1 to /sys/kernel/mm/ksm/run");
+    }
+    place(args.node)?;
+    let mut command = Command::new(name);
+    command.args(&args.command[1..]);
+    Err(failed_exec(&mut command))
+}
+
 /// Asks the daemon whether the command will be a guest in the domain it asks for: the command will
-/// be this process. Without a name a refusal only means that nothing is merged.
-fn ask_for_domain(socket: &Path, name: Option<&str>) -> Result<()> {
+/// be this process. Without a name a refusal only means that nothing is merged. Tells whether the policy has all its memory
+/// offered.
+fn ask_for_domain(socket: &Path, name: Option<&str>) -> Result<bool> {
     let request = Request::Domain(name.unwrap_or_default().to_owned());
     match (client::ask(socket, &request, PATIENCE)?, name) {
         (Reply::Refused(why), Some(name)) => {
@@ -145,9 +190,10 @@ fn ask_for_domain(socket: &Path, name: Option<&str>) -> Result<()> {
         }
         (Reply::Refused(why), None) => {
             eprintln!("pageone: {why}: it runs, but its memory is not merged");
-            Ok(())
+            Ok(false)
         }
-        _ => Ok(()),
+        (Reply::DomainOfAny(_), _) => Ok(true),
+        _ => Ok(false),
     }
 }
 

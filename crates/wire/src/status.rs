@@ -119,6 +119,8 @@ pub enum Reply {
     Heap(serde_json::Value),
     /// To [`Request::Domain`].
     Domain(String),
+    /// The same, and all memory shall be offered.
+    DomainOfAny(String),
     /// Done.
     Done,
     /// Not done: why.

@@ -173,6 +173,8 @@ enum Says {
 struct Rule {
     peers: Peers,
     says: Says,
+    /// Whether all memory of programs under `pageone run` is offered.
+    any: bool,
 }
 
 impl Rule {
@@ -229,7 +231,11 @@ impl Policy {
         let peers = Peers::default();
         Self {
             own,
-            rules: vec![Rule { peers, says }],
+            rules: vec![Rule {
+                peers,
+                says,
+                any: false,
+            }],
             default_uid: false,
             monitor: None,
             control: None,
@@ -299,6 +305,14 @@ impl Policy {
             None if self.default_uid => Ok(format!("uid:{}", who.uid)),
             None => Err(Refusal::Nobody { who }),
         }
+    }
+
+    /// Whether the rule that gives `who` its domain has all memory offered of the programs that `pageone run` starts.
+    #[must_use]
+    pub fn offers_any(&self, who: &Who, name: &str) -> bool {
+        let mut rules = self.rules.iter();
+        let deciding = rules.find(|rule| rule.decide(who, name).is_some());
+        deciding.is_some_and(|rule| rule.any) && self.domain(who, name).is_ok()
     }
 
     /// Whether a user is root, or the one that the daemon runs as: these could do to the daemon whatever they like.

@@ -459,8 +459,12 @@ impl Server {
         let lane = match &request {
             Request::Domain(name) => {
                 let domain = self.policy.domain(&who, name);
-                let reply =
-                    domain.map_or_else(|why| Reply::Refused(why.to_string()), Reply::Domain);
+                let any = self.policy.offers_any(&who, name);
+                let reply = match domain {
+                    Ok(domain) if any => Reply::DomainOfAny(domain),
+                    Ok(domain) => Reply::Domain(domain),
+                    Err(why) => Reply::Refused(why.to_string()),
+                };
                 return caller.reply(lane::packets(&reply));
             }
             Request::Status if !self.policy.may_monitor(&who) => &self.own,

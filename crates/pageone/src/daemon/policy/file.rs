@@ -64,6 +64,7 @@ struct Words {
     names: Option<Vec<String>>,
     split: Option<bool>,
     refuse: Option<bool>,
+    any: Option<bool>,
 }
 
 #[derive(Deserialize)]
@@ -150,7 +151,14 @@ fn read(words: Words) -> Result<Rule, String> {
         );
     }
     let peers = Peers { uid, gid, cgroup };
-    Ok(Rule { peers, says })
+    let any = match (words.any, &says) {
+        (Some(false), _) => return Err("`any = false` says nothing: leave it out".to_owned()),
+        (Some(true), Says::Refuse) => {
+            return Err("it refuses, so no memory is offered: leave `any` out".to_owned());
+        }
+        (any, _) => any.is_some(),
+    };
+    Ok(Rule { peers, says, any })
 }
 
 fn read_patterns(patterns: Patterns) -> Result<Vec<Pattern>, String> {

@@ -41,6 +41,20 @@ fn without_a_file_a_name_only_narrows_the_domain_of_its_user() {
 }
 
 #[test]
+fn the_rule_that_decides_says_whether_all_memory_is_offered() {
+    let text = "[[rule]]\nuid = 7\nper = 'uid'\nany = true\n[[rule]]\nuid = '7-8'\nnames = ['a']\n";
+    let policy = policy(text);
+    assert!(policy.offers_any(&who(7), ""));
+    assert!(!policy.offers_any(&who(7), "a"), "another rule decides");
+    assert!(!policy.offers_any(&who(8), "") && !policy.offers_any(&who(9), ""));
+    assert!(!Policy::without_file(0).offers_any(&who(7), ""));
+    for mistake in ["refuse = true\nany = true", "per = 'uid'\nany = false"] {
+        let text = format!("[[rule]]\nuid = 7\n{mistake}\n");
+        assert!(Policy::parse(&text, 0).is_err(), "{mistake}");
+    }
+}
+
+#[test]
 fn a_users_daemon_serves_that_user() {
     for user in [
         Policy::without_file(7),
