@@ -37,7 +37,7 @@
 //! **Children of fork** get an agent of their own when they have lived for a while, as programs do. The thread is made in
 //! the fork and sleeps. What a child still shares by fork stays so: MOVE refuses such a page.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::io::Result;
@@ -131,11 +131,15 @@ fn fits(vma: &Vma, told: Option<&Told>) -> bool {
     looks_fit(vma) && !strange && told.is_none_or(|told| admits(&told.attributes))
 }
 
+/// Whether the constructor has begun. A fork child inherits it.
+static BEGUN: AtomicBool = AtomicBool::new(false);
+
 /// Starts the agent's thread in a process all of whose memory is to be offered: in the constructor, and in a fork child.
 pub(crate) fn begin() {
     if config().any.is_none() || is_barred() {
         return;
     }
+    BEGUN.store(true, Ordering::Relaxed);
     if let Some(guard) = lock() {
         // What fails is tried again at the next hook.
         let _ = life::begin(&guard);
@@ -145,7 +149,7 @@ pub(crate) fn begin() {
 /// The same for a child that was made in a way that runs no code of ours in it. For hooks, with the lock free.
 pub(crate) fn begin_late() {
     let is_new = |life: &crate::thread::Life| life.owner.load(Ordering::Relaxed) == 0;
-    if config().any.is_some() && existing().is_some_and(|page| is_new(&page.life)) {
+    if BEGUN.load(Ordering::Relaxed) && existing().is_some_and(|page| is_new(&page.life)) {
         begin();
     }
 }

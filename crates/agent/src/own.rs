@@ -73,8 +73,8 @@ unsafe extern "C" fn each_image(
     let reaches = |header: &libc::Elf64_Phdr| span(base, header);
     for (function, other) in functions.iter().zip(&OTHERS) {
         if loaded().any(|header| reaches(header).contains(function)) {
-            let variables = loaded().map(|header| anonymous(base, header));
-            if let Some(range) = variables.filter(|range| !range.is_empty()).last() {
+            let mut variables = loaded().map(|header| anonymous(base, header));
+            if let Some(range) = variables.rfind(|range| !range.is_empty()) {
                 let [start, end] = other;
                 start.store(range.start, Ordering::Relaxed);
                 end.store(range.end, Ordering::Relaxed);

@@ -15,6 +15,7 @@
 //!
 //! A seed gives the same list again; when the engine merges is new in each run, so a seed is tried several
 //! times. `LIST=file` runs a list of one's own. `FIRST=n` begins at a seed of one's own, `ALL=1` goes on after a difference, and prints one line for each.
+//! With `ANY=1` all memory of the program is offered, not only what its list offers.
 #![allow(clippy::unwrap_used)] // a helper that fails is a test that fails
 
 #[path = "../common/mod.rs"]

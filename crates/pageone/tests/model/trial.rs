@@ -122,6 +122,9 @@ impl Stage {
         if under {
             command.env("LD_PRELOAD", agent());
             command.env("PAGEONE_SOCKET", self.place.socket());
+            if std::env::var_os("ANY").is_some_and(|any| !any.is_empty()) {
+                command.env("PAGEONE_ANY", "1");
+            }
         }
         let end = end_of(&mut Running::start(&mut command));
         let trace = std::fs::read_to_string(&trace).unwrap_or_default();
