@@ -2,7 +2,8 @@
 .PHONY: model
 
 LIST ?=
+ANY ?=
 
 model: setup ## Compares what a program sees with PageONE and without, for MINUTES (1), or again with SEED or LIST
 	$(CARGO) build --workspace
-	MINUTES=$(MINUTES) SEED=$(SEED) LIST=$(LIST) $(CARGO) test --workspace --test model -- --ignored --nocapture
+	MINUTES=$(MINUTES) SEED=$(SEED) LIST=$(LIST) ANY=$(ANY) $(CARGO) test --workspace --test model -- --ignored --nocapture

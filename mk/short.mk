@@ -14,6 +14,7 @@ short: unit ## Runs each demonstration, bench, simulation and fuzz target for a 
 	$(MAKE) demo $(SHORT)
 	$(MAKE) scale $(SHORT)
 	$(MAKE) stress $(SHORT)
+	$(MAKE) test-reach REACH=
 	$(MAKE) bench-waits $(SHORT)
 	$(MAKE) bench-calls $(SHORT)
 	$(MAKE) bench-sdtree $(SHORT)
