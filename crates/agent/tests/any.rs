@@ -112,6 +112,7 @@ impl Any {
                 Change::Chunk { chunk, offered, .. } => {
                     self.heard.insert(usize::try_from(chunk).unwrap(), offered);
                 }
+                Change::Recycled { .. } => {}
             }
         }
     }
