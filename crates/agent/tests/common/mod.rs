@@ -29,6 +29,9 @@ pub(crate) fn pattern(seed: u64) -> Vec<u8> {
         .collect()
 }
 
+/// How often a page that would not move is asked for.
+const TRIES: usize = 5;
+
 /// An engine with one guest, that asks what the test says.
 pub(crate) struct Engine {
     pub(crate) folder: tempfile::TempDir,
@@ -164,13 +167,29 @@ impl Engine {
         self.sync_with(None)
     }
 
-    /// Asks for pages `first..first + count` of the guest's first chunk to map slots from `slot`.
+    /// Asks for pages `first..first + count` of the guest's first chunk to map slots from `slot`. A page that the
+    /// kernel has in hand for a moment, to compact memory say, is asked for again, as an engine does in its next round.
     pub(crate) fn merge(&self, chunk: usize, first: u16, count: u16, slot: Option<u64>) -> Merged {
-        let mut question = Merge::new(chunk as u64, 0);
-        for page in 0..count {
-            assert!(question.push(first + page, slot.map(|slot| slot + u64::from(page))));
+        let mut left: Vec<u16> = (first..first + count).collect();
+        let mut all: Option<Merged> = None;
+        for _ in 0..TRIES {
+            let mut question = Merge::new(chunk as u64, 0);
+            for &page in &left {
+                assert!(question.push(page, slot.map(|slot| slot + u64::from(page - first))));
+            }
+            let answer = self.ask_merge(question);
+            let merged = all.get_or_insert(answer);
+            for &page in &left {
+                merged.outcomes[usize::from(page)] = answer.outcomes[usize::from(page)];
+            }
+            let outcome = |page: &u16| merged.outcomes[usize::from(*page)];
+            left.retain(|page| matches!(outcome(page), PageOutcome::Pinned | PageOutcome::Again));
+            if left.is_empty() {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(2));
         }
-        self.ask_merge(question)
+        all.unwrap()
     }
 
     /// Asks for pages of the first chunk to map slots from `slot` on, with every third page from the second on private
