@@ -9,6 +9,7 @@
 #include <sched.h>
 #include <stddef.h>
 #include <sys/fsuid.h>
+#include <sys/personality.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
@@ -136,6 +137,8 @@ static long change_rights(const char *what, unsigned long a, unsigned long b, un
 	CALL("landlock", restrict_files())
 	CALL("unshare", unshare((int)a))
 	CALL("setns", enter_own("net"))
+	CALL("personality", personality(a))
+	CALL("rawpersonality", syscall(SYS_personality, a))
 	CALL("chroot", chroot("/"))
 	CALL("sandbox", enter_sandbox())
 	CALL("filter", filter((unsigned)a, (unsigned)b, (int)c))

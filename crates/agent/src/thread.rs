@@ -93,6 +93,12 @@ impl Why {
         number: 0,
     };
 
+    /// The program has the kernel make all that it reads executable.
+    pub(crate) const EXECUTABLE: Self = Self {
+        step: wire::STEP_EXECUTABLE,
+        number: 0,
+    };
+
     /// A filter refuses a system call; 0 for one that is not known.
     pub(crate) fn filter(number: i64) -> Self {
         let number = u16::try_from(number).unwrap_or(0);
@@ -100,6 +106,11 @@ impl Why {
             step: wire::STEP_FILTER,
             number,
         }
+    }
+
+    /// Whether no agent comes after this one: all memory is the program's own from then on.
+    pub(crate) fn is_for_good(self) -> bool {
+        matches!(self.step, wire::STEP_FILTER | wire::STEP_EXECUTABLE)
     }
 
     pub(crate) fn bits(self) -> u32 {

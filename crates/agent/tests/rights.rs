@@ -576,6 +576,42 @@ fn an_agent_whose_rights_no_thread_has_any_more_ends() {
     guest.run("check");
 }
 
+/// Mappings of the guest's memory that may be executed.
+fn executable(guest: &Guest) -> Vec<String> {
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", guest.pid)).unwrap();
+    let region = guest.memory..guest.memory + (2 << 20);
+    let its = maps.lines().filter(|line| {
+        let (start, rest) = line.split_once('-').unwrap();
+        let start = usize::from_str_radix(start, 16).unwrap();
+        region.contains(&start) && rest.split(' ').nth(1).unwrap().contains('x')
+    });
+    its.map(str::to_owned).collect()
+}
+
+/// From then on the kernel makes what can be read executable in each new mapping and each protection, ours included.
+#[test]
+fn where_what_is_read_can_be_executed_nothing_is_merged() {
+    for call in ["personality", "rawpersonality"] {
+        let (mut engine, mut guest) = ready(7);
+        let merged = engine.merge(guest.memory, 0, 512, Some(1000));
+        assert_eq!(count(&merged, PageOutcome::Merged), 512);
+        // To ask changes nothing, and another bit (ADDR_NO_RANDOMIZE) little.
+        let before = agent(guest.pid);
+        guest.run(&format!("rights m:{call} 4294967295"));
+        assert_eq!(agents(guest.pid), [before], "{call}");
+        guest.run(&format!("rights m:{call} 262144"));
+        engine.accept();
+        guest.run(&format!("rights m:{call} 4194304"));
+        assert!(agents(guest.pid).is_empty(), "{call}");
+        guest.run("advise 10 5 4");
+        guest.run("advise 40 4 10");
+        guest.run("check");
+        assert_eq!(executable(&guest), Vec::<String>::new(), "{call}");
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", guest.pid)).unwrap();
+        assert!(!maps.contains("memfd:store"), "{call}: {maps}");
+    }
+}
+
 #[test]
 fn the_agents_own_filter_is_its_own() {
     let (mut engine, mut guest) = ready(5);

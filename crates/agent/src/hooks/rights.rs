@@ -157,6 +157,14 @@ extern "C" fn unshare(what: c_int) -> c_int {
     c_int_of(without_agent(libc::SYS_unshare, args))
 }
 
+/// personality(2).
+#[unsafe(no_mangle)]
+extern "C" fn personality(persona: c_ulong) -> c_int {
+    #[allow(clippy::cast_possible_truncation)] // a number of 64 bits
+    let args = [persona as usize, 0, 0, 0, 0, 0];
+    c_int_of(system_call(libc::SYS_personality, args))
+}
+
 /// chroot(2).
 #[unsafe(no_mangle)]
 extern "C" fn chroot(path: *const c_char) -> c_int {
@@ -199,8 +207,19 @@ fn narrows(number: i64, args: &[usize; 6]) -> bool {
         libc::SYS_prctl => NARROWING
             .iter()
             .any(|&option| args[0] & SAME == option.unsigned_abs() as usize),
+        // The agent's thread has a personality of its own: the next one has the caller's.
+        libc::SYS_personality => args[0] & SAME != SAME,
         number => HOOKED.contains(&number),
     }
+}
+
+/// Whether the kernel makes all that the caller reads executable after this call: what PageONE maps or protects in a hook
+/// would be so too. Such a program's memory is executable from its start as a rule, and never merged. Here it is given
+/// back before. The tempting alternative, to drop the bit for each call of ours, takes a call that filters refuse.
+fn implies_exec(number: i64, args: &[usize; 6]) -> bool {
+    const READ_IMPLIES_EXEC: usize = 0x40_0000;
+    let asks = args[0] & SAME == SAME;
+    number == libc::SYS_personality && !asks && args[0] & READ_IMPLIES_EXEC != 0
 }
 
 /// Makes a system call as libc's `syscall` does, if it is one of [`HOOKED`].
@@ -210,6 +229,10 @@ fn system_call(number: i64, args: [usize; 6]) -> c_long {
     }
     if is_barred() {
         return answer(call(number, args));
+    }
+    if implies_exec(number, &args) {
+        let made = life::without_agent_for_good(Why::EXECUTABLE, || call(number, args));
+        return answer(made);
     }
     match Filter::installed_by(number, &args) {
         Filter::Asks => answer(call(number, args)),
@@ -312,6 +335,7 @@ const HOOKED: &[i64] = &[
     libc::SYS_chroot,
     libc::SYS_pivot_root,
     libc::SYS_keyctl,
+    libc::SYS_personality,
 ];
 
 /// A bit for each call of [`HOOKED`].

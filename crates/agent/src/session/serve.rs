@@ -446,7 +446,7 @@ impl<'a> Session<'a> {
 /// Tells the engine why the agent leaves. If all memory has to be private, that is done first: the engine may
 /// take it that nothing is merged.
 fn farewell(link: &Link<'_>, buffer: &mut [u8; MAX_MESSAGE], why: Why) {
-    if why.step == wire::STEP_FILTER {
+    if why.is_for_good() {
         give_back_all();
     }
     // What fails is tried again before the program's call, which then fails.

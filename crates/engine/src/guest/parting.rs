@@ -31,6 +31,10 @@ pub(crate) fn words(step: u8, number: u16) -> String {
         wire::STEP_NARROW => format!(
             "its thread cannot be given a seccomp filter of its own: {error} (remedy: a kernel with CONFIG_SECCOMP_FILTER)"
         ),
+        wire::STEP_EXECUTABLE => {
+            "the program makes all that it reads executable (READ_IMPLIES_EXEC); nothing of it is merged"
+                .to_owned()
+        }
         wire::STEP_THREADS => "the program's threads have different rights".to_owned(),
         _ => format!("the agent failed at step {step}: {error}"),
     }

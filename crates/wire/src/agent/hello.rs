@@ -25,6 +25,9 @@ pub const STEP_NARROW: u8 = 6;
 /// [`Answer::Failed`](crate::Answer::Failed): the program goes to another root directory or namespace; a new agent comes
 /// if it finds /proc and an engine there.
 pub const STEP_ELSEWHERE: u8 = 7;
+/// [`Answer::Failed`](crate::Answer::Failed): the program has the kernel make all that it reads executable
+/// (`READ_IMPLIES_EXEC`). Nothing is merged any more, and no agent comes.
+pub const STEP_EXECUTABLE: u8 = 8;
 
 /// Who opens a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
