@@ -2,7 +2,6 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::thread::JoinHandle;
 
 use numa::{HeapView, NodeId};
@@ -23,7 +22,7 @@ use crate::guest::socket::SocketLink;
 use crate::handover::restore::Restorer;
 use crate::handover::saved_knobs::SavedKnobs;
 use crate::merge::read::Hasher;
-use crate::options::{Options, check_value};
+use crate::options::Options;
 use crate::run::core::Core;
 use crate::run::driver::{self, Driver};
 use crate::run::knobs::Knobs;
@@ -90,7 +89,9 @@ impl Engine {
     ) -> Result<Self, EngineError> {
         options.check()?;
         let turned = match &mut legacy {
-            Some((keeper, kept)) => SavedKnobs::load(&mut options, Some(Arc::clone(keeper)), kept),
+            Some((keeper, kept)) => {
+                SavedKnobs::load(&mut options.knobs, Some(Arc::clone(keeper)), kept)
+            }
             None => SavedKnobs::default(),
         };
         let device = facilities::userfaultfd()?;
@@ -108,7 +109,7 @@ impl Engine {
         let real = |node: NodeId| placement.topology.real_node(node).unwrap_or(node);
         tracing::info!(
             nodes = placement.nodes.len(),
-            across = options.merge_across_nodes,
+            across = options.knobs.merge_across_nodes,
             "a store a node: {:?}",
             placement
                 .nodes
@@ -260,11 +261,11 @@ impl Engine {
     /// As [`Self::set`]; then no knob is turned, and merging goes on as before.
     pub fn set_unmerged(&self, settings: &[Setting]) -> Result<(), EngineError> {
         let mut noted = lock(&self.turned);
-        let all = [&[Setting::Run(RunMode::Unmerge)], settings].concat();
-        all.iter().try_for_each(|setting| self.check(setting))?;
+        self.check(&[Setting::Run(RunMode::Unmerge)])?;
+        self.check(settings)?;
         let knobs = &self.driver.core.knobs;
-        let former = knobs.mode();
-        knobs.set_mode(RunMode::Unmerge);
+        let former = knobs.values().run;
+        knobs.turn([Setting::Run(RunMode::Unmerge)]);
         let unmerged = self.driver.unmerge();
         let turned = unmerged.and_then(|()| self.turn(settings, &mut noted));
         if !settings
@@ -272,52 +273,45 @@ impl Engine {
             .any(|setting| matches!(setting, Setting::Run(_)))
             || turned.is_err()
         {
-            knobs.set_mode(former);
+            knobs.turn([Setting::Run(former)]);
         }
         self.driver.tell(|signal| signal.nudge = true);
         turned
     }
 
     fn turn(&self, settings: &[Setting], turned: &mut SavedKnobs) -> Result<(), EngineError> {
-        settings
-            .iter()
-            .try_for_each(|setting| self.check(setting))?;
+        self.check(settings)?;
         let knobs = &self.driver.core.knobs;
         self.driver.switch(settings)?;
+        knobs.turn(settings.iter().copied());
         for setting in settings {
-            match *setting {
-                Setting::Run(mode) => knobs.set_mode(mode),
-                Setting::MergePeriodMs(period) => knobs.period_ms.store(period, Relaxed),
-                Setting::Threads(threads) => knobs.threads.store(threads, Relaxed),
-                Setting::UseZeroPages(on) => knobs.use_zero_pages.store(on, Relaxed),
-                Setting::MergeAcrossNodes(_) | Setting::MaxPageSharing(_) => {} // rules, above
-                Setting::MergeAgain(on) => knobs.merge_again.store(on, Relaxed),
-                Setting::CpuLimit(percent) => knobs.cpu_limit.store(percent, Relaxed),
-                Setting::Pace(pace) => knobs.set_pace(pace),
-                Setting::Thp(thp) => knobs.set_thp(thp),
-                Setting::StoreLimitMib(mib) => knobs.store_limit_mib.store(mib, Relaxed),
-            }
             tracing::info!(?setting, "a knob is turned");
         }
         turned.note(settings);
         self.driver.core.queue.wake();
         self.driver.tell(|signal| signal.nudge = true);
-        match settings.contains(&Setting::Run(RunMode::Unmerge)) && knobs.mode() == RunMode::Unmerge
-        {
+        match settings.contains(&Setting::Run(RunMode::Unmerge)) {
             true => self.driver.unmerge(),
             false => Ok(()),
         }
     }
 
-    fn check(&self, setting: &Setting) -> Result<(), EngineError> {
-        if let Setting::Run(RunMode::Unmerge) = setting {
+    fn check(&self, settings: &[Setting]) -> Result<(), EngineError> {
+        for (at, setting) in settings.iter().enumerate() {
+            setting.check()?;
+            let knob = setting.key();
+            if settings[..at].iter().any(|before| before.key() == knob) {
+                return Err(EngineError::Twice { knob });
+            }
+        }
+        if settings.contains(&Setting::Run(RunMode::Unmerge)) {
             let needed = driver::merged(&self.driver.core) * wire::PAGE_BYTES as u64;
             let available = process::available_memory().unwrap_or(u64::MAX);
             if needed >= available {
                 return Err(EngineError::NoMemory { needed, available });
             }
         }
-        check_value(setting)
+        Ok(())
     }
 
     /// Ends the workers. Guests keep their merged memory: it lives as long as they map it.
@@ -344,12 +338,15 @@ impl Drop for Engine {
 mod tests {
     use super::*;
     use std::time::Duration;
-    use wire::Pace;
+    use wire::{KnobValues, Pace};
 
     fn engine() -> Option<Engine> {
         let options = Options {
-            threads: 2,
-            merge_period: Duration::from_millis(10),
+            knobs: KnobValues {
+                threads: 2,
+                merge_period_ms: 10,
+                ..KnobValues::default()
+            },
             ..Options::default()
         };
         match Engine::start(options) {
@@ -370,7 +367,10 @@ mod tests {
         let wrong = [Setting::UseZeroPages(false), Setting::Threads(0)];
         let refused = engine.set(&wrong).unwrap_err().to_string();
         assert_eq!(refused, "threads cannot be 0: it takes 1 to 1024");
-        assert!(engine.status().use_zero_pages, "nothing was turned");
+        let twice = [Setting::UseZeroPages(false), Setting::UseZeroPages(false)];
+        let refused = engine.set(&twice).unwrap_err().to_string();
+        assert_eq!(refused, "use_zero_pages is named twice");
+        assert!(engine.status().knobs.use_zero_pages, "nothing was turned");
         let right = [
             Setting::UseZeroPages(false),
             Setting::Threads(3),
@@ -380,7 +380,7 @@ mod tests {
             Setting::Run(RunMode::Unmerge),
         ];
         engine.set(&right).unwrap();
-        let status = engine.status();
+        let status = engine.status().knobs;
         assert_eq!((status.cpu_limit, status.pace), (50, Pace::Auto));
         assert_eq!((status.threads, status.merge_period_ms), (3, 50));
         assert_eq!(
@@ -397,9 +397,9 @@ mod tests {
         };
         let refused = engine.set(&[Setting::CpuLimit(10_000_000)]).unwrap_err();
         assert!(refused.to_string().contains("cpu_limit"), "{refused}");
-        let status = engine.status();
+        let status = engine.status().knobs;
         assert_eq!((status.cpu_limit, status.pace), (0, Pace::Fixed));
-        assert_eq!(status.effective_period_ms, status.merge_period_ms);
+        assert_eq!(engine.status().effective_period_ms, status.merge_period_ms);
     }
 
     #[test]
@@ -427,12 +427,15 @@ mod tests {
     #[test]
     fn a_period_out_of_range_is_refused_at_start() {
         let options = Options {
-            merge_period: Duration::from_millis(1),
+            knobs: KnobValues {
+                merge_period_ms: 1,
+                ..KnobValues::default()
+            },
             ..Options::default()
         };
         let error = Engine::start(options).unwrap_err();
         assert!(
-            matches!(error, EngineError::Range { value: 1, .. }),
+            error.to_string().contains("merge_period cannot be 1"),
             "{error}"
         );
     }

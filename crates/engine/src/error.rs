@@ -43,14 +43,13 @@ pub enum EngineError {
         source: std::io::Error,
     },
     /// A setting lies outside its range.
-    #[error("{knob} cannot be {value}: it takes {range}")]
-    Range {
+    #[error(transparent)]
+    Range(#[from] wire::OutOfRange),
+    /// A knob stands twice among those to turn.
+    #[error("{knob} is named twice")]
+    Twice {
         /// The knob's name.
         knob: &'static str,
-        /// The value asked for.
-        value: u64,
-        /// What it takes.
-        range: &'static str,
     },
     /// Private copies of all merged pages would not fit memory.
     #[error("unmerging needs {needed} bytes of memory, {available} are available")]

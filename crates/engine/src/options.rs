@@ -3,46 +3,18 @@
 use std::time::Duration;
 
 use numa::Topology;
-use wire::{Pace, RunMode, Setting, Thp};
-
-use crate::error::EngineError;
-
-/// Milliseconds a merge period may last: from 10 to a day.
-const PERIODS_MS: std::ops::RangeInclusive<u64> = 10..=86_400_000;
-const PERIODS: &str = "10 to 86400000 milliseconds";
-const MAX_THREADS: u64 = 1024;
-const MAX_SHARING: u64 = 1_000_000;
+use wire::{KnobValues, OutOfRange};
 
 /// How an engine starts.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Worker threads; at least 1.
-    pub threads: u16,
-    /// The time between two looks at what was written.
-    pub merge_period: Duration,
-    /// Whether pages of zeros map the kernel's zero page.
-    pub use_zero_pages: bool,
-    /// Whether pages are merged again that the guest wrote since, where nothing can pin them.
-    pub merge_again: bool,
-    /// The least time in which such a page grows older by one of its two periods: longer than any
+    /// The knobs.
+    pub knobs: KnobValues,
+    /// The least time in which a broken page grows older by one of its two periods: longer than any
     /// system call keeps a page pinned for itself.
     pub broken_rest: Duration,
-    /// Whether to merge from the start.
-    pub run: RunMode,
-    /// The most CPU time to use, in percent of a core; 0 for no limit.
-    pub cpu_limit: u32,
-    /// How the period is chosen.
-    pub pace: Pace,
-    /// What is done with chunks that are one huge page.
-    pub thp: Thp,
     /// How long a worker waits for an agent's answer before it turns to other guests.
     pub patience: Duration,
-    /// Whether pages of different nodes may share.
-    pub merge_across_nodes: bool,
-    /// Pages that may share one copy; at least 2.
-    pub max_page_sharing: u32,
-    /// The most canonical pages that all stores hold, in MiB; 0 for no limit.
-    pub store_limit_mib: u64,
     /// The machine's nodes; `None`: as the kernel shows them. An emulated topology makes the engine
     /// treat parts of memory as nodes.
     pub topology: Option<Topology>,
@@ -57,6 +29,15 @@ pub(crate) struct Rules {
     pub(crate) across_nodes: bool,
     /// Pages that may share one copy; at least 2.
     pub(crate) max_sharing: u32,
+}
+
+impl Rules {
+    pub(crate) fn of(knobs: &KnobValues) -> Self {
+        Self {
+            across_nodes: knobs.merge_across_nodes,
+            max_sharing: knobs.max_page_sharing,
+        }
+    }
 }
 
 /// What one process and one user may take of the engine. A guest at a limit keeps what it has; the rest of
@@ -141,21 +122,10 @@ impl Default for Limits {
 
 impl Default for Options {
     fn default() -> Self {
-        let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Self {
-            threads: u16::try_from(cpus).unwrap_or(u16::MAX),
-            merge_period: Duration::from_secs(20),
-            use_zero_pages: true,
-            merge_again: true,
+            knobs: KnobValues::default(),
             broken_rest: Duration::from_millis(500),
-            run: RunMode::Run,
-            cpu_limit: 0,
-            pace: Pace::Fixed,
-            thp: Thp::Split,
             patience: Duration::from_millis(50),
-            merge_across_nodes: true,
-            max_page_sharing: 256,
-            store_limit_mib: 0,
             topology: None,
             limits: Limits::default(),
         }
@@ -164,55 +134,8 @@ impl Default for Options {
 
 impl Options {
     /// Whether each knob takes its value.
-    pub(crate) fn check(&self) -> Result<(), EngineError> {
-        let period = u64::try_from(self.merge_period.as_millis()).unwrap_or(u64::MAX);
-        check_value(&Setting::MergePeriodMs(period))?;
-        check_value(&Setting::Threads(self.threads))?;
-        check_value(&Setting::CpuLimit(self.cpu_limit))?;
-        check_value(&Setting::MaxPageSharing(self.max_page_sharing))
-    }
-}
-
-/// Whether a knob takes a value at all.
-pub(crate) fn check_value(setting: &Setting) -> Result<(), EngineError> {
-    match *setting {
-        Setting::MergePeriodMs(period) => {
-            check_range("merge_period_ms", period, PERIODS_MS, PERIODS)
-        }
-        Setting::Threads(threads) => {
-            check_range("threads", threads.into(), 1..=MAX_THREADS, "1 to 1024")
-        }
-        Setting::CpuLimit(percent) => check_cpu_limit(percent),
-        Setting::MaxPageSharing(pages) => {
-            let range = "2 to 1000000";
-            check_range("max_page_sharing", pages.into(), 2..=MAX_SHARING, range)
-        }
-        Setting::Run(_)
-        | Setting::UseZeroPages(_)
-        | Setting::MergeAgain(_)
-        | Setting::MergeAcrossNodes(_)
-        | Setting::Thp(_)
-        | Setting::StoreLimitMib(_)
-        | Setting::Pace(_) => Ok(()),
-    }
-}
-
-/// 0 is no limit; beyond all CPUs there is nothing to limit.
-fn check_cpu_limit(percent: u32) -> Result<(), EngineError> {
-    let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let most = (cpus as u64).saturating_mul(100);
-    let range = "1 to 100 for each CPU, or 0 for no limit";
-    check_range("cpu_limit", percent.into(), 0..=most, range)
-}
-
-fn check_range(
-    knob: &'static str,
-    value: u64,
-    allowed: std::ops::RangeInclusive<u64>,
-    range: &'static str,
-) -> Result<(), EngineError> {
-    match allowed.contains(&value) {
-        true => Ok(()),
-        false => Err(EngineError::Range { knob, value, range }),
+    pub(crate) fn check(&self) -> Result<(), OutOfRange> {
+        let settings = self.knobs.settings();
+        settings.iter().try_for_each(wire::Setting::check)
     }
 }

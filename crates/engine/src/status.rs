@@ -22,19 +22,9 @@ pub(crate) fn status(core: &Core) -> Status {
     let domains: Vec<_> = lock(&core.domains).values().cloned().collect();
     let guests: Vec<_> = lock(&core.guests).clone();
     let mut status = Status {
-        run: core.knobs.mode(),
-        merge_period_ms: core.knobs.period_ms.load(Relaxed),
-        threads: core.knobs.threads.load(Relaxed),
-        use_zero_pages: core.knobs.use_zero_pages.load(Relaxed),
-        merge_across_nodes: core.knobs.rules().across_nodes,
-        max_page_sharing: core.knobs.rules().max_sharing,
-        merge_again: core.knobs.merge_again.load(Relaxed),
-        thp: core.knobs.thp(),
-        store_limit_mib: core.knobs.store_limit_mib.load(Relaxed),
+        knobs: core.knobs.values(),
         pages_over_limit: core.pages_over_limit.load(Relaxed),
         pages_merged_again: core.gone_merged_again.load(Relaxed),
-        cpu_limit: core.knobs.cpu_limit.load(Relaxed),
-        pace: core.knobs.pace(),
         effective_period_ms: u64::try_from(core.knobs.period().as_millis()).unwrap_or(u64::MAX),
         full_scans: core.full_scans.load(Relaxed),
         window_max_us: core.gone_window_ns.load(Relaxed) / 1000,

@@ -15,6 +15,7 @@
 //!   LEDGER     its refs that wait for lifelines
 //!   INHERITED  the refs of former engines
 //!   HANDOVER   the manifest of a domain
+//!   VALUES     the knobs' values             held to copy them
 //! ```
 //!
 //! Debug builds assert this at each lock. A lock that is only tried may be tried at any time, for a thread that
@@ -40,6 +41,7 @@ pub(crate) const IDLE: u8 = 8;
 pub(crate) const LEDGER: u8 = 9;
 pub(crate) const INHERITED: u8 = 10;
 pub(crate) const HANDOVER: u8 = 11;
+pub(crate) const VALUES: u8 = 12;
 
 /// A mutex with a place in the order.
 #[derive(Debug, Default)]

@@ -21,38 +21,23 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sys::keeper::{Keeper, Kept};
 use sys::signals::{SIGHUP, SIGINT, SIGTERM, Signals};
 use tracing_subscriber::EnvFilter;
-use wire::Pace;
 
 use config::Config;
 use listener::Listener;
 use policy::Policy;
 use server::Server;
 
-use crate::{human, paths};
+use crate::knobs::KnobFlags;
+use crate::paths;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Where to listen [default: /run/pageone.sock as root, else $XDG_RUNTIME_DIR/pageone.sock]
     #[arg(long)]
     socket: Option<PathBuf>,
-    /// Workers at work at a time, at idle priority [default: one a CPU]
-    #[arg(long, value_parser = human::threads)]
-    threads: Option<u16>,
-    /// Time between two looks at what was written [default: 20s]
-    #[arg(long, value_name = "TIME", value_parser = human::period)]
-    merge_period: Option<Duration>,
     /// The least time in which written pages grow older, for tests that write without pause
     #[arg(long, hide = true, value_name = "TIME", value_parser = humantime::parse_duration)]
     broken_rest: Option<Duration>,
-    /// The most CPU time to use, in percent of a core [default: none]
-    #[arg(long, value_name = "PERCENT|none", value_parser = human::cpu_limit)]
-    cpu_limit: Option<u32>,
-    /// auto: the period is shorter while memory is short, longer while it is ample [default: fixed]
-    #[arg(long, value_name = "fixed|auto", value_parser = human::pace)]
-    pace: Option<Pace>,
-    /// The most canonical pages to hold: MiB, 16GiB, or 25% of the memory [default: none]
-    #[arg(long, value_name = "SIZE|none", value_parser = human::store_limit)]
-    store_limit: Option<u64>,
     /// Who may be a guest, in which domain, and who may control [default: a domain for each user]
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
@@ -62,10 +47,11 @@ pub(crate) struct Args {
     /// Treat parts of memory as NUMA nodes: fake=4, fake=2U, fake=512M
     #[arg(long, value_name = "SPEC")]
     numa: Option<FakeSpec>,
-    /// A file with these keys, and socket, use_zero_pages, merge_again, merge_across_nodes,
-    /// max_page_sharing, run, log
+    /// A TOML file with all knobs, socket, policy, numa, log and [limits]; a flag wins over it
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    #[command(flatten)]
+    knobs: KnobFlags,
 }
 
 pub(crate) fn main(args: &Args) -> Result<()> {
@@ -173,29 +159,8 @@ fn options(args: &Args, config: &Config) -> Result<engine::Options> {
     let emulate = |spec| Topology::live().and_then(|live| live.emulate(spec));
     let topology = fake.map(emulate).transpose();
     Ok(engine::Options {
-        threads: args.threads.or(config.threads).unwrap_or(default.threads),
-        merge_period: args
-            .merge_period
-            .or(config.merge_period)
-            .unwrap_or(default.merge_period),
-        use_zero_pages: config.use_zero_pages.unwrap_or(default.use_zero_pages),
-        merge_again: config.merge_again.unwrap_or(default.merge_again),
+        knobs: args.knobs.over(config.knobs),
         broken_rest: args.broken_rest.unwrap_or(default.broken_rest),
-        run: config.run.unwrap_or(default.run),
-        cpu_limit: args
-            .cpu_limit
-            .or(config.cpu_limit)
-            .unwrap_or(default.cpu_limit),
-        pace: args.pace.or(config.pace).unwrap_or(default.pace),
-        thp: config.thp.unwrap_or(default.thp),
-        merge_across_nodes: config
-            .merge_across_nodes
-            .unwrap_or(default.merge_across_nodes),
-        max_page_sharing: config.max_page_sharing.unwrap_or(default.max_page_sharing),
-        store_limit_mib: args
-            .store_limit
-            .or(config.store_limit)
-            .unwrap_or(default.store_limit_mib),
         limits: config.limits.over_defaults(),
         topology: topology.context("cannot emulate these nodes")?,
         ..default

@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use sys::meminfo::MemInfo;
-use wire::Status;
+use wire::{KnobValues, Status};
 
 use crate::bench::{Answer, Guest};
 use crate::daemon::host::Host;
+use crate::knobs::KnobFlags;
 use crate::run::launch::Launch;
 use crate::{human, paths};
 use guest::{Layout, available_file_pages};
@@ -34,12 +35,8 @@ pub(crate) struct Args {
     /// Memory of each guest, in MiB
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u64).range(16..=1 << 20))]
     mib: u64,
-    /// Worker threads [default: one a CPU]
-    #[arg(long, value_parser = human::threads)]
-    threads: Option<u16>,
-    /// Time between two looks at what was written; short, so that the demo is
-    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = human::period)]
-    merge_period: Duration,
+    #[command(flatten)]
+    knobs: KnobFlags,
 }
 
 /// What the demo found.
@@ -55,11 +52,14 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     let mib = fit(args.guests, args.mib)?;
     let pages = usize::try_from(mib * 256)?;
     let layout = Layout::new(pages, available_file_pages(pages));
-    let default = engine::Options::default();
+    // Short, so that the demo is.
+    let knobs = args.knobs.over(KnobValues {
+        merge_period_ms: 1000,
+        ..KnobValues::default()
+    });
     let options = engine::Options {
-        threads: args.threads.unwrap_or(default.threads),
-        merge_period: args.merge_period,
-        ..default
+        knobs,
+        ..engine::Options::default()
     };
     println!(
         "{} guests of {mib} MiB: {} % files of this machine, {} % zeros, the rest private; a look \
@@ -67,7 +67,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
         args.guests,
         layout.files * 100 / pages,
         layout.zeros * 100 / pages,
-        humantime::format_duration(args.merge_period),
+        humantime::format_duration(Duration::from_millis(knobs.merge_period_ms)),
     );
     let host = Host::start(options)?;
     let outcome = show(args, layout, &host);
@@ -102,7 +102,7 @@ fn fit(guests: u64, mib: u64) -> Result<u64> {
 fn show(args: &Args, layout: Layout, host: &Host) -> Result<Outcome> {
     let mut guests = start_guests(args, layout, host)?;
     let before = proportional(&guests)?;
-    let took = merge(args, layout, host, &mut guests)?;
+    let took = merge(layout, host, &mut guests)?;
     let answers = verify(&mut guests)?;
     let status = host.status();
     Ok(Outcome {
@@ -151,7 +151,7 @@ fn bar(len: u64, template: &str) -> ProgressBar {
 
 /// Offers the memory and follows the merging until nothing more is gained for a while; gives the
 /// time from the offer to the last gain.
-fn merge(args: &Args, layout: Layout, host: &Host, guests: &mut [Guest]) -> Result<Duration> {
+fn merge(layout: Layout, host: &Host, guests: &mut [Guest]) -> Result<Duration> {
     let begin = Instant::now();
     collect(guests, "offer", PATIENCE)?;
     let ideal = layout.ideal_saved_bytes(guests.len());
@@ -159,7 +159,8 @@ fn merge(args: &Args, layout: Layout, host: &Host, guests: &mut [Guest]) -> Resu
         ideal,
         "merging   {bar:30} {bytes} of {total_bytes} saved, {elapsed}{msg}",
     );
-    let patience = (args.merge_period * 3).max(Duration::from_secs(3));
+    let period = Duration::from_millis(host.status().knobs.merge_period_ms);
+    let patience = (period * 3).max(Duration::from_secs(3));
     let (mut best, mut grown) = (0, Instant::now());
     while begin.elapsed() < LIMIT {
         std::thread::sleep(Duration::from_millis(250));

@@ -22,6 +22,7 @@ mod daemon;
 mod demo;
 mod guest;
 mod human;
+mod knobs;
 mod paths;
 mod run;
 mod view;
@@ -48,7 +49,7 @@ enum Verb {
     Run(run::Args),
     /// Shows the counters
     Status(view::status::Args),
-    /// Turns knobs: run, merge_period, threads, use_zero_pages, cpu_limit, pace
+    /// Turns knobs of a running daemon
     Set(view::set::Args),
     /// Merges the memory of live guests on this machine and shows what came back
     Demo(demo::Args),

@@ -18,13 +18,14 @@ use rustix::process::{Pid, Signal, kill_process};
 use sys::foreign::Foreign;
 use sys::ksm::Ksm;
 use sys::signals::{self, Signals};
-use wire::{Reply, Request};
+use wire::{KnobValues, Reply, Request};
 
 use launch::{Any, Launch};
 use program::Obstacle;
 
 use crate::daemon::host::Host;
-use crate::{client, human, paths};
+use crate::knobs::KnobFlags;
+use crate::{client, paths};
 
 /// The exit code for a failure of `run` itself, as env(1) and its kin have it.
 const OWN_FAILURE: u8 = 125;
@@ -66,15 +67,11 @@ pub(crate) struct Args {
     /// CPUs and memory of this NUMA node, or of the one that fits best by free memory and distance
     #[arg(long, value_name = "N|auto")]
     node: Option<NodeRequest>,
-    /// Worker threads, without a daemon
-    #[arg(long, value_parser = human::threads)]
-    threads: Option<u16>,
-    /// Time between two looks at what was written, without a daemon
-    #[arg(long, value_name = "TIME", value_parser = human::period)]
-    merge_period: Option<Duration>,
     /// The command and its arguments
     #[arg(required = true, last = true, value_name = "CMD")]
     command: Vec<OsString>,
+    #[command(flatten)]
+    knobs: KnobFlags,
 }
 
 /// Which one merges.
@@ -217,11 +214,9 @@ fn failed_exec(command: &mut Command) -> anyhow::Error {
 fn embed(args: &Args, launch: Launch<'_>, command: &mut Command) -> Result<ExitCode> {
     let waited = [&FORWARDED[..], &[signals::SIGCHLD]].concat();
     let signals = Signals::block(&waited).context("cannot wait for signals")?;
-    let default = engine::Options::default();
     let host = Host::start(engine::Options {
-        threads: args.threads.unwrap_or(default.threads),
-        merge_period: args.merge_period.unwrap_or(default.merge_period),
-        ..default
+        knobs: args.knobs.over(KnobValues::default()),
+        ..engine::Options::default()
     })?;
     let launch = Launch {
         socket: host.socket(),

@@ -1,4 +1,4 @@
-//! The documents name files and sections that exist, and the README stays short.
+//! The documents name files and sections that exist and each knob, and the README stays short.
 #![allow(clippy::unwrap_used)] // a helper that fails is a test that fails
 
 use std::fs;
@@ -100,4 +100,19 @@ fn the_readme_is_short() {
     let readme = fs::read_to_string(root().join("README.md")).unwrap();
     let words = readme.split_whitespace().count();
     assert!(words <= README_WORDS, "{words} words");
+}
+
+#[test]
+fn each_knob_has_its_row() {
+    let manual = fs::read_to_string(root().join("docs/cli.md")).unwrap();
+    for knob in wire::KNOBS {
+        let flag = format!("--{} {}", knob.key.replace('_', "-"), knob.form);
+        let flag = flag.replace('|', "\\|");
+        let default = match knob.default.contains(' ') {
+            true => knob.default.to_owned(),
+            false => format!("`{}`", knob.default),
+        };
+        let row = format!("| `{flag}` | `{}` | {default} | ", knob.key);
+        assert!(manual.contains(&row), "no row: {row}");
+    }
 }

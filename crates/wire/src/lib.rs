@@ -25,6 +25,8 @@ mod agent;
 mod codec;
 #[cfg(feature = "status")]
 mod control;
+#[cfg(feature = "status")]
+mod knobs;
 mod page;
 #[cfg(feature = "status")]
 mod status;
@@ -38,11 +40,11 @@ pub use agent::{
 pub use codec::{DecodeError, MAX_MESSAGE};
 #[cfg(feature = "status")]
 pub use control::{MAX_REPLY, ReplyError, ReplyReader, reply_parts};
+#[cfg(feature = "status")]
+pub use knobs::{KNOBS, Knob, KnobValues, OutOfRange, Pace, RunMode, Setting, Thp};
 pub use page::{CHUNK_BYTES, CHUNK_PAGES, PAGE_BYTES, PageBits, PageOutcome};
 #[cfg(feature = "status")]
-pub use status::{
-    GuestStatus, Pace, Recycled, Reply, Request, RunMode, Setting, Status, Thp, Unserved,
-};
+pub use status::{GuestStatus, Recycled, Reply, Request, Status, Unserved};
 
 /// The version of this protocol; both sides must speak the same one.
 pub const VERSION: u16 = 4;

@@ -3,95 +3,7 @@
 use serde::{Deserialize, Serialize};
 use sys::foreign::ForeignName;
 
-/// Whether the engine merges. The numbers are KSM's.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(into = "u8", try_from = "u8")]
-pub enum RunMode {
-    /// 0: nothing new is merged; what is merged stays merged.
-    Stop,
-    /// 1: merge.
-    #[default]
-    Run,
-    /// 2: give every merged page a private copy again, and merge nothing.
-    Unmerge,
-}
-
-impl From<RunMode> for u8 {
-    fn from(mode: RunMode) -> Self {
-        match mode {
-            RunMode::Stop => 0,
-            RunMode::Run => 1,
-            RunMode::Unmerge => 2,
-        }
-    }
-}
-
-impl TryFrom<u8> for RunMode {
-    type Error = String;
-
-    fn try_from(number: u8) -> Result<Self, String> {
-        match number {
-            0 => Ok(Self::Stop),
-            1 => Ok(Self::Run),
-            2 => Ok(Self::Unmerge),
-            other => Err(format!(
-                "run is 0 (stop), 1 (run) or 2 (unmerge all), not {other}"
-            )),
-        }
-    }
-}
-
-/// How the period between two looks is chosen.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Pace {
-    /// It is the merge period.
-    #[default]
-    Fixed,
-    /// It is shorter while the host is short of memory, and longer while memory is ample.
-    Auto,
-}
-
-/// What is done with chunks that are one huge page: merging any page of one splits it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Thp {
-    /// They are left alone.
-    Keep,
-    /// They are split for any saving, as KSM does.
-    #[default]
-    Split,
-    /// They are split when half of their pages are saved, or memory is short.
-    Auto,
-}
-
-/// One knob and its new value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Setting {
-    /// Whether the engine merges.
-    Run(RunMode),
-    /// Milliseconds between two looks at what was written.
-    MergePeriodMs(u64),
-    /// Worker threads.
-    Threads(u16),
-    /// Whether pages of zeros map the kernel's zero page.
-    UseZeroPages(bool),
-    /// Whether pages of different NUMA nodes may share. Refused while pages are shared.
-    MergeAcrossNodes(bool),
-    /// Pages that may share one copy. Refused while pages are shared.
-    MaxPageSharing(u32),
-    /// What is done with chunks that are one huge page.
-    Thp(Thp),
-    /// Whether pages are merged again that were written after they were merged.
-    MergeAgain(bool),
-    /// The most CPU time to use, in percent of a core; 0 for no limit.
-    CpuLimit(u32),
-    /// How the period is chosen.
-    Pace(Pace),
-    /// The most canonical pages to hold, in MiB; 0 for no limit.
-    StoreLimitMib(u64),
-}
+use crate::knobs::{KnobValues, Setting};
 
 /// What the command line asks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -136,30 +48,11 @@ pub enum Reply {
 pub struct Status {
     /// The user whose guests alone are counted; none: everybody's are.
     pub only_user: Option<u32>,
-    /// Whether the engine merges: 0, 1 or 2.
-    pub run: RunMode,
-    /// Milliseconds between two looks at what was written.
-    pub merge_period_ms: u64,
-    /// Worker threads.
-    pub threads: u16,
-    /// Whether pages of zeros map the kernel's zero page.
-    pub use_zero_pages: bool,
-    /// Whether pages of different NUMA nodes may share.
-    pub merge_across_nodes: bool,
-    /// Pages that may share one copy.
-    pub max_page_sharing: u32,
-    /// Whether pages are merged again that were written after they were merged.
-    pub merge_again: bool,
-    /// The most CPU time to use, in percent of a core; 0 for no limit.
-    pub cpu_limit: u32,
-    /// How the period is chosen.
-    pub pace: Pace,
+    /// The knobs.
+    #[serde(flatten)]
+    pub knobs: KnobValues,
     /// Milliseconds between two looks at present: `merge_period_ms` times 1/4 to 4, by the pace.
     pub effective_period_ms: u64,
-    /// What is done with chunks that are one huge page.
-    pub thp: Thp,
-    /// The most canonical pages that stores may hold, in MiB; 0 for no limit.
-    pub store_limit_mib: u64,
     /// Canonical pages that stores hold, in bytes: those shared, and those that fork children or guests
     /// with old lifelines may still map.
     pub store_bytes: u64,
@@ -213,7 +106,7 @@ pub struct Status {
 
 impl Status {
     /// What user `uid` may know: the knobs, his guests, and the sums over these. Whatever else is counted tells of
-    /// others, so this names what stays. All his sharers count as `pages_sharing`: a canonical page is nobody's.
+    /// others, and is 0. All his sharers count as `pages_sharing`: a canonical page is nobody's.
     #[must_use]
     pub fn of_user(&self, uid: u32) -> Self {
         let guests: Vec<_> = self
@@ -226,29 +119,29 @@ impl Status {
         let saved_bytes = sum(|guest| guest.saved_bytes);
         Self {
             only_user: Some(uid),
-            run: self.run,
-            merge_period_ms: self.merge_period_ms,
-            threads: self.threads,
-            use_zero_pages: self.use_zero_pages,
-            merge_across_nodes: self.merge_across_nodes,
-            max_page_sharing: self.max_page_sharing,
-            merge_again: self.merge_again,
-            cpu_limit: self.cpu_limit,
-            pace: self.pace,
+            knobs: self.knobs,
             effective_period_ms: self.effective_period_ms,
-            thp: self.thp,
-            store_limit_mib: self.store_limit_mib,
+            store_bytes: 0,
+            pages_over_limit: 0,
+            huge_pages_kept: 0,
             full_scans: self.full_scans,
+            pages_shared: 0,
             pages_sharing: sum(|guest| guest.pages_sharing),
+            stable_node_chains: 0,
+            stable_node_dups: 0,
             pages_unshared: sum(|guest| guest.pages_unshared),
             pages_volatile: sum(|guest| guest.pages_volatile),
             zero_pages: sum(|guest| guest.zero_pages),
             pages_skipped: sum(|guest| guest.pages_skipped),
             pages_broken: sum(|guest| guest.pages_broken),
             pages_pinned: sum(|guest| guest.pages_pinned),
+            pages_merged_again: 0,
             pages_recycled: guests.iter().map(|guest| guest.pages_recycled).sum(),
             saved_bytes,
             net_saved_bytes: i64::try_from(saved_bytes).unwrap_or(i64::MAX),
+            metadata_bytes: 0,
+            cpu_seconds: 0.0,
+            window_max_us: 0,
             guests,
             unserved: self
                 .unserved
@@ -256,7 +149,6 @@ impl Status {
                 .filter(|unserved| unserved.uid == uid)
                 .cloned()
                 .collect(),
-            ..Self::default()
         }
     }
 }
@@ -361,23 +253,35 @@ pub struct GuestStatus {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::knobs::{Pace, RunMode, Thp};
     use proptest::prelude::*;
 
     fn setting() -> impl Strategy<Value = Setting> {
-        prop_oneof![
-            (0_u8..3).prop_map(|mode| Setting::Run(RunMode::try_from(mode).unwrap_or_default())),
-            any::<u64>().prop_map(Setting::MergePeriodMs),
-            any::<u16>().prop_map(Setting::Threads),
-            any::<bool>().prop_map(Setting::UseZeroPages),
-            any::<bool>().prop_map(Setting::MergeAgain),
-            any::<u32>().prop_map(Setting::CpuLimit),
-            any::<u64>().prop_map(Setting::StoreLimitMib),
-            any::<bool>().prop_map(|auto| Setting::Pace(if auto {
-                Pace::Auto
-            } else {
-                Pace::Fixed
-            })),
-        ]
+        let numbers = any::<(u16, u32, u64, bool)>();
+        let which = any::<prop::sample::Index>();
+        (numbers, 0_u8..3, which).prop_map(|((threads, pages, long, on), mode, which)| {
+            let values = KnobValues {
+                run: RunMode::try_from(mode).unwrap_or_default(),
+                merge_period_ms: long,
+                threads,
+                use_zero_pages: on,
+                merge_across_nodes: on,
+                max_page_sharing: pages,
+                merge_again: on,
+                cpu_limit: pages,
+                pace: if on { Pace::Auto } else { Pace::Fixed },
+                thp: if on { Thp::Auto } else { Thp::Keep },
+                store_limit_mib: long,
+            };
+            *which.get(&values.settings())
+        })
+    }
+
+    fn knobs() -> KnobValues {
+        KnobValues {
+            threads: 3,
+            ..KnobValues::default()
+        }
     }
 
     #[test]
@@ -395,7 +299,7 @@ mod tests {
             ..Unserved::default()
         };
         let all = Status {
-            threads: 3,
+            knobs: knobs(),
             pages_shared: 100,
             pages_sharing: 100,
             pages_volatile: 9,
@@ -410,7 +314,7 @@ mod tests {
         let own = all.of_user(7);
         let expected = Status {
             only_user: Some(7),
-            threads: 3,
+            knobs: knobs(),
             pages_sharing: 50,
             pages_unshared: 50,
             saved_bytes: 100,
@@ -422,7 +326,7 @@ mod tests {
         assert_eq!(own, expected);
         let none = Status {
             only_user: Some(9),
-            threads: 3,
+            knobs: knobs(),
             ..Status::default()
         };
         assert_eq!(all.of_user(9), none);

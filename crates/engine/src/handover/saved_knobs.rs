@@ -19,11 +19,9 @@ use std::sync::Arc;
 
 use sys::keeper::{Keeper, Kept};
 use sys::memfd::{self, Note};
-use wire::Setting;
+use wire::{KnobValues, Setting};
 
 use crate::handover::manifest::{self, Kind};
-use crate::options::Options;
-use crate::options::check_value;
 
 const HEAD: &str = "pageone knobs 1\n";
 
@@ -41,16 +39,16 @@ pub(crate) struct SavedKnobs {
 }
 
 impl SavedKnobs {
-    /// Of an engine that starts with `options`; what a former one left in `kept` is taken out of there,
+    /// Of an engine that starts with `knobs`; what a former one left in `kept` is taken out of there,
     /// and changes them.
     pub(crate) fn load(
-        options: &mut Options,
+        knobs: &mut KnobValues,
         keeper: Option<Arc<Keeper>>,
         kept: &mut Vec<Kept>,
     ) -> Self {
         let mut turned = Self {
             keeper,
-            start: settings(options),
+            start: knobs.settings(),
             ..Self::default()
         };
         for kept in kept.extract_if(.., |kept| Kind::of(&kept.name) == Some(Kind::Knobs)) {
@@ -67,7 +65,7 @@ impl SavedKnobs {
         }
         for &(_, setting) in &turned.turns {
             tracing::info!(?setting, "a knob is as it was turned by hand");
-            apply(options, setting);
+            knobs.turn(setting);
         }
         if turned.note.is_some() {
             turned.write();
@@ -84,7 +82,8 @@ impl SavedKnobs {
                 "a knob's flag or configuration has changed since it was turned"
             );
         }
-        now && check_value(&setting)
+        now && setting
+            .check()
             .inspect_err(|why| tracing::warn!("a knob is not turned again: {why}"))
             .is_ok()
     }
@@ -137,61 +136,27 @@ fn read(kept: Kept) -> Result<(Note, Vec<Turn>), String> {
     Ok((note, turns))
 }
 
-/// All knobs as `options` has them.
-fn settings(options: &Options) -> Vec<Setting> {
-    let period = u64::try_from(options.merge_period.as_millis());
-    vec![
-        Setting::Run(options.run),
-        Setting::MergePeriodMs(period.unwrap_or(u64::MAX)),
-        Setting::Threads(options.threads),
-        Setting::UseZeroPages(options.use_zero_pages),
-        Setting::MergeAcrossNodes(options.merge_across_nodes),
-        Setting::MaxPageSharing(options.max_page_sharing),
-        Setting::Thp(options.thp),
-        Setting::MergeAgain(options.merge_again),
-        Setting::CpuLimit(options.cpu_limit),
-        Setting::Pace(options.pace),
-        Setting::StoreLimitMib(options.store_limit_mib),
-    ]
-}
-
-fn apply(options: &mut Options, setting: Setting) {
-    match setting {
-        Setting::Run(mode) => options.run = mode,
-        Setting::MergePeriodMs(ms) => options.merge_period = std::time::Duration::from_millis(ms),
-        Setting::Threads(threads) => options.threads = threads,
-        Setting::UseZeroPages(on) => options.use_zero_pages = on,
-        Setting::MergeAcrossNodes(on) => options.merge_across_nodes = on,
-        Setting::MaxPageSharing(pages) => options.max_page_sharing = pages,
-        Setting::Thp(thp) => options.thp = thp,
-        Setting::MergeAgain(on) => options.merge_again = on,
-        Setting::CpuLimit(percent) => options.cpu_limit = percent,
-        Setting::Pace(pace) => options.pace = pace,
-        Setting::StoreLimitMib(mib) => options.store_limit_mib = mib,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use sys::keeper::{Inbox, Note as Told};
     use wire::{Pace, RunMode, Thp};
 
-    /// One of each kind, none as by default.
-    fn others() -> Vec<Setting> {
-        vec![
-            Setting::Run(RunMode::Stop),
-            Setting::MergePeriodMs(1234),
-            Setting::Threads(1000),
-            Setting::UseZeroPages(false),
-            Setting::MergeAcrossNodes(false),
-            Setting::MaxPageSharing(1_000_000),
-            Setting::Thp(Thp::Keep),
-            Setting::MergeAgain(false),
-            Setting::CpuLimit(7),
-            Setting::Pace(Pace::Auto),
-            Setting::StoreLimitMib(u64::MAX),
-        ]
+    /// None as by default.
+    fn others() -> KnobValues {
+        KnobValues {
+            run: RunMode::Stop,
+            merge_period_ms: 1234,
+            threads: 1000,
+            use_zero_pages: false,
+            merge_across_nodes: false,
+            max_page_sharing: 1_000_000,
+            thp: Thp::Keep,
+            merge_again: false,
+            cpu_limit: 7,
+            pace: Pace::Auto,
+            store_limit_mib: u64::MAX,
+        }
     }
 
     #[test]
@@ -211,34 +176,37 @@ mod tests {
             name: kept.name.clone(),
             descriptor: kept.descriptor.try_clone().unwrap(),
         };
-        let mut first = SavedKnobs::load(&mut Options::default(), keeper(), &mut Vec::new());
-        first.note(&others());
+        let mut first = SavedKnobs::load(&mut KnobValues::default(), keeper(), &mut Vec::new());
+        first.note(&others().settings());
         let kept = take(&inbox);
         assert_eq!(Kind::of(&kept.name), Some(Kind::Knobs));
 
-        let (mut options, mut all) = (Options::default(), vec![copy(&kept)]);
-        let mut second = SavedKnobs::load(&mut options, keeper(), &mut all);
+        let (mut knobs, mut all) = (KnobValues::default(), vec![copy(&kept)]);
+        let mut second = SavedKnobs::load(&mut knobs, keeper(), &mut all);
         assert!(
             all.is_empty() && inbox.next().unwrap().is_none(),
             "the same note"
         );
-        assert_eq!(settings(&options), others());
+        assert_eq!(knobs, others());
+        let default = KnobValues::default();
+        let both = others().settings().into_iter().zip(default.settings());
+        assert!(both.into_iter().all(|(other, default)| other != default));
         // Turned back by hand.
-        let threads = Setting::Threads(Options::default().threads);
+        let threads = Setting::Threads(KnobValues::default().threads);
         second.note(&[threads, Setting::CpuLimit(9)]);
-        let mut options = Options {
+        let mut knobs = KnobValues {
             pace: Pace::Auto,
             merge_again: false,
-            ..Options::default()
+            ..KnobValues::default()
         };
-        SavedKnobs::load(&mut options, keeper(), &mut vec![copy(&kept)]);
-        assert!(settings(&options).contains(&threads));
-        assert_eq!((options.cpu_limit, options.run), (9, RunMode::Stop));
+        SavedKnobs::load(&mut knobs, keeper(), &mut vec![copy(&kept)]);
+        assert!(knobs.settings().contains(&threads));
+        assert_eq!((knobs.cpu_limit, knobs.run), (9, RunMode::Stop));
         // What was configured anew wins, and for good.
-        let mut options = Options::default();
-        SavedKnobs::load(&mut options, keeper(), &mut vec![kept]);
-        assert_eq!((options.pace, options.merge_again), (Pace::Fixed, true));
-        assert_eq!((options.cpu_limit, options.thp), (9, Thp::Keep));
+        let mut knobs = KnobValues::default();
+        SavedKnobs::load(&mut knobs, keeper(), &mut vec![kept]);
+        assert_eq!((knobs.pace, knobs.merge_again), (Pace::Fixed, true));
+        assert_eq!((knobs.cpu_limit, knobs.thp), (9, Thp::Keep));
     }
 
     #[test]
@@ -249,8 +217,8 @@ mod tests {
             name: manifest::name(Kind::Knobs, 1, ""),
             descriptor: note.as_fd().try_clone_to_owned().unwrap(),
         }];
-        let mut options = Options::default();
-        SavedKnobs::load(&mut options, None, &mut kept);
-        assert_eq!(settings(&options), settings(&Options::default()));
+        let mut knobs = KnobValues::default();
+        SavedKnobs::load(&mut knobs, None, &mut kept);
+        assert_eq!(knobs, KnobValues::default());
     }
 }

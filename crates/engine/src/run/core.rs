@@ -39,9 +39,9 @@ use crate::guest::{Guest, Standing};
 use crate::merge::plan::{self, Context, Desk, Plan, Promotions};
 use crate::merge::read::Hasher;
 use crate::merge::request::{self, Asked, Manner};
-use crate::options::Limits;
+use crate::options::{Limits, Rules};
 use crate::run::cpu_limit::Governor;
-use crate::run::knobs::Knobs;
+use crate::run::knobs::{self, Knobs};
 use crate::run::order::Order;
 use crate::run::post::{Post, Watched};
 use crate::run::queue::{Job, Queue, Visit};
@@ -241,7 +241,7 @@ impl Core {
         self.knobs.look_at_supply();
         self.rounds.fetch_add(1, Relaxed);
         let mut guests = lock(&self.guests).clone();
-        let order = Order::new(&guests, self.knobs.threads.load(Relaxed));
+        let order = Order::new(&guests, self.knobs.values().threads);
         // Those first that a cut left out the last time.
         guests.sort_by_key(|guest| guest.is_ready());
         guests.iter().for_each(|guest| guest.begin_round());
@@ -370,9 +370,10 @@ impl Core {
 
     /// How long a worker is to wait before its next job, by the limit of CPU time.
     pub(crate) fn pause(&self) -> Duration {
-        let limit = match self.knobs.mode() {
+        let knobs = self.knobs.values();
+        let limit = match knobs.run {
             RunMode::Unmerge => 0,
-            _ => self.knobs.cpu_limit.load(Relaxed),
+            _ => knobs.cpu_limit,
         };
         self.governor.pause(limit, || {
             let guests = lock(&self.guests);
@@ -391,13 +392,14 @@ impl Core {
     }
 
     fn look(&self, guest: &Arc<Guest>, scan: bool, scratch: &mut Scratch) {
+        let knobs = self.knobs.values();
         let terms = Terms {
             round: Round(self.rounds.load(Relaxed)),
-            mode: self.knobs.mode(),
+            mode: knobs.run,
             patience: self.knobs.patience,
             scan,
-            rules: self.knobs.rules(),
-            merge_again: self.knobs.merge_again.load(Relaxed),
+            rules: Rules::of(&knobs),
+            merge_again: knobs.merge_again,
             max_mappings: self.knobs.max_mappings,
             broken_rounds: self.knobs.broken_rounds(),
         };
@@ -429,27 +431,28 @@ impl Core {
         };
         let before = change.memory_bytes();
         let (pages, effects) = change.parts();
+        let knobs = self.knobs.values();
         let manner = Manner {
             patience: self.knobs.patience,
             max_mappings: self.knobs.max_mappings,
             insist: visit == Visit::Insisting || self.queue.is_empty(),
-            worth_splitting: self.knobs.worth_splitting(),
+            worth_splitting: self.knobs.worth_splitting(knobs.thp),
             step_aside: &|| post.step_aside(&self.queue),
         };
         let mode = match guest.leaves() {
-            false => self.knobs.mode(),
+            false => knobs.run,
             true => RunMode::Unmerge,
         };
         let mut waits = false;
         let asked = if mode == RunMode::Run {
             let context = Context {
                 hasher: &self.hasher,
-                use_zero_pages: self.knobs.use_zero_pages.load(Relaxed),
-                rules: self.knobs.rules(),
+                use_zero_pages: knobs.use_zero_pages,
+                rules: Rules::of(&knobs),
                 promotions: &self.queue,
                 worth_splitting: manner.worth_splitting,
                 may_map: request::may_map(&guest, manner.max_mappings),
-                store_limit: self.knobs.store_limit(),
+                store_limit: knobs::store_limit(&knobs),
                 over_limit: &self.pages_over_limit,
             };
             let plan = Plan::new(&context, &guest, chunk, pages, effects, visit.is_whole());

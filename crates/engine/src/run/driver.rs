@@ -165,7 +165,7 @@ struct Tempo {
 
 impl Tempo {
     fn keep(&mut self, knobs: &Knobs) {
-        if knobs.pace() == Pace::Fixed {
+        if knobs.values().pace == Pace::Fixed {
             (self.pacer, self.looked) = (Pacer::default(), None);
             return knobs.set_step(0);
         }

@@ -25,6 +25,8 @@
 
 use std::sync::Arc;
 
+use wire::Setting;
+
 use crate::domain::effects::Effects;
 use crate::domain::pages::Pages;
 use crate::guest::agent::Fault;
@@ -66,7 +68,10 @@ impl Core {
             .sum();
         if shared == 0 {
             served.iter().for_each(withdraw);
-            self.knobs.set_rules(rules);
+            self.knobs.turn([
+                Setting::MergeAcrossNodes(rules.across_nodes),
+                Setting::MaxPageSharing(rules.max_sharing),
+            ]);
             let domains = lock(&self.domains);
             let slots = domains.values().map(|domain| &domain.slots);
             slots.for_each(|slots| slots.set_limit(rules.max_sharing));

@@ -14,7 +14,6 @@
 //! Looks at a hostile guest's memory can block for as long as it likes. Such a worker is given up after [`STALL`], and
 //! replaced: see [`post`](crate::run::post). Its guest rests until the thread is back, and is dropped after [`STUCK`].
 
-use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -86,7 +85,7 @@ pub(crate) struct Workers {
 impl Workers {
     /// Threads that wait for jobs. A guest that keeps one asleep for longer than `limit` is dropped.
     pub(crate) fn new(core: Arc<Core>, limit: Duration) -> Self {
-        let turns = core.knobs.threads.load(Relaxed);
+        let turns = core.knobs.values().threads;
         sys::process::limit_heaps(turns.max(LEAST_HEAPS));
         let workers = Self {
             core,
@@ -100,7 +99,7 @@ impl Workers {
 
     /// Starts or ends threads until there are as many as the knob says.
     pub(crate) fn resize(&self) {
-        let turns = usize::from(self.core.knobs.threads.load(Relaxed)).max(1);
+        let turns = usize::from(self.core.knobs.values().threads).max(1);
         let wanted = turns * THREADS_A_TURN;
         self.core.queue.set_workers(wanted, turns);
         let mut list = lock(&self.list);

@@ -128,15 +128,15 @@ fn happen(lab: &mut Lab, guest: usize, event: &Event) {
     match *event {
         Event::Rounds(count) => lab.rounds(count),
         Event::Succeed(deal, back) => succeed(lab, deal, back),
-        Event::Mode(mode) => lab.core.knobs.set_mode(mode),
+        Event::Mode(mode) => lab.core.knobs.turn([wire::Setting::Run(mode)]),
         Event::Switch(rules) => {
-            let former = lab.core.knobs.mode();
+            let former = lab.core.knobs.values().run;
             // Once without a right to: it must be refused as long as something is shared.
             if lab.switch(rules) > 0 {
                 lab.unmerge();
                 lab.unmerge();
                 lab.switch(rules);
-                lab.core.knobs.set_mode(former);
+                lab.core.knobs.turn([wire::Setting::Run(former)]);
             }
         }
         Event::EndChild => lab.world(|world| world.end_child(guest)),
@@ -209,7 +209,7 @@ fn succeed(lab: &mut Lab, deal: bool, back: u8) {
 
 /// Ends everything: nothing must be left, whatever happened before.
 fn end(lab: &Lab) {
-    lab.core.knobs.set_mode(RunMode::Run);
+    lab.core.knobs.turn([wire::Setting::Run(RunMode::Run)]);
     lab.rounds(2);
     for guest in 0..GUESTS {
         lab.world(|world| {

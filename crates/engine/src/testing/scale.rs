@@ -252,7 +252,10 @@ impl Plant {
         };
         let options = crate::options::Options {
             patience: Duration::from_secs(1),
-            merge_across_nodes: false,
+            knobs: wire::KnobValues {
+                merge_across_nodes: false,
+                ..wire::KnobValues::default()
+            },
             ..crate::options::Options::default()
         };
         let knobs = Knobs::new(&options, 65530);

@@ -104,7 +104,7 @@ fn calm_memory_is_looked_at_half_as_often() {
     assert_eq!(lab.status().pages_volatile, 0);
     // Whoever breaks everything leaves nothing out.
     lab.rounds(8);
-    lab.core.knobs.set_mode(RunMode::Unmerge);
+    lab.core.knobs.turn([wire::Setting::Run(RunMode::Unmerge)]);
     lab.round();
     assert_eq!(lab.status().pages_sharing, 0);
 }
@@ -148,10 +148,8 @@ fn zero_pages_are_given_back_without_slots() {
         (lab.status().zero_pages, lab.status().pages_volatile),
         (8, 1)
     );
-    lab.core
-        .knobs
-        .use_zero_pages
-        .store(false, std::sync::atomic::Ordering::Relaxed);
+    let off = wire::Setting::UseZeroPages(false);
+    lab.core.knobs.turn([off]);
     fill(&lab, a, 20..24, |_| 0);
     lab.rounds(4);
     let status = lab.status();
@@ -200,17 +198,17 @@ fn a_huge_page_is_split_only_when_that_is_worth_it() {
         let status = lab.status();
         (status.pages_sharing, status.huge_pages_kept)
     };
-    lab.core.knobs.set_thp(wire::Thp::Keep);
+    lab.core.knobs.turn([wire::Setting::Thp(wire::Thp::Keep)]);
     lab.rounds(5);
     assert_eq!(state(), (0, 4));
-    lab.core.knobs.set_thp(wire::Thp::Auto);
+    lab.core.knobs.turn([wire::Setting::Thp(wire::Thp::Auto)]);
     lab.rounds(70);
     assert_eq!(
         state(),
         (300, 2),
         "the chunks with most pages saved are split"
     );
-    lab.core.knobs.set_thp(wire::Thp::Split);
+    lab.core.knobs.turn([wire::Setting::Thp(wire::Thp::Split)]);
     lab.rounds(70);
     assert_eq!(state(), (316, 0));
 }
@@ -234,13 +232,13 @@ fn no_slot_is_written_for_a_huge_page_that_stays_whole() {
         first
     };
     for thp in [wire::Thp::Keep, wire::Thp::Auto] {
-        lab.core.knobs.set_thp(thp);
+        lab.core.knobs.turn([wire::Setting::Thp(thp)]);
         lab.rounds(20);
         assert_eq!(lab.status().pages_sharing, 0);
         assert_eq!(lab.status().huge_pages_kept, 2);
         assert_eq!(spent(), 0, "no number of a slot was given out");
     }
-    lab.core.knobs.set_thp(wire::Thp::Split);
+    lab.core.knobs.turn([wire::Setting::Thp(wire::Thp::Split)]);
     lab.rounds(70);
     let status = lab.status();
     assert_eq!(status.pages_shared + status.pages_sharing, 48);
@@ -263,10 +261,8 @@ fn nothing_is_merged_again_while_something_may_be_pinned() {
     lab.rounds(6);
     let status = lab.status();
     assert_eq!((status.pages_broken, status.pages_sharing), (0, 16));
-    lab.core
-        .knobs
-        .merge_again
-        .store(false, std::sync::atomic::Ordering::Relaxed);
+    let off = wire::Setting::MergeAgain(false);
+    lab.core.knobs.turn([off]);
     fill(&lab, a, 100..108, |page| 7000 + page);
     lab.rounds(6);
     assert_eq!(lab.status().pages_broken, 8);
@@ -417,9 +413,9 @@ fn a_late_answer_counts_when_it_comes() {
     fill(&lab, b, 300..310, |page| page);
     lab.rounds(2);
     lab.world(|world| world.processes[b].manners = Manners::Honest);
-    lab.core.knobs.set_mode(RunMode::Stop);
+    lab.core.knobs.turn([wire::Setting::Run(RunMode::Stop)]);
     lab.round();
-    lab.core.knobs.set_mode(RunMode::Run);
+    lab.core.knobs.turn([wire::Setting::Run(RunMode::Run)]);
     lab.world(|world| world.kill(b));
     lab.rounds(4);
     assert_eq!(lab.status().pages_unshared, 10);
@@ -507,14 +503,14 @@ fn domains_share_nothing() {
 #[test]
 fn stop_merges_nothing_and_unmerge_makes_all_private() {
     let lab = Lab::new();
-    lab.core.knobs.set_mode(RunMode::Stop);
+    lab.core.knobs.turn([wire::Setting::Run(RunMode::Stop)]);
     let [a, b] = twins(&lab);
     lab.rounds(5);
     assert_eq!(
         (lab.status().pages_volatile, lab.status().pages_shared),
         (32, 0)
     );
-    lab.core.knobs.set_mode(RunMode::Run);
+    lab.core.knobs.turn([wire::Setting::Run(RunMode::Run)]);
     lab.round();
     assert_eq!(lab.status().pages_sharing, 16);
     lab.world(|world| world.processes[a].manners = Manners::Stalls);
@@ -601,7 +597,10 @@ fn mappings_are_spent_on_long_runs() {
 #[test]
 fn many_workers_agree() {
     let options = crate::options::Options {
-        threads: 4,
+        knobs: wire::KnobValues {
+            threads: 4,
+            ..wire::KnobValues::default()
+        },
         patience: Duration::from_millis(200),
         ..crate::options::Options::default()
     };
@@ -638,7 +637,10 @@ fn many_workers_agree() {
 #[test]
 fn a_guest_whose_memory_hangs_costs_a_thread_and_no_more() {
     let options = crate::options::Options {
-        threads: 1,
+        knobs: wire::KnobValues {
+            threads: 1,
+            ..wire::KnobValues::default()
+        },
         ..crate::options::Options::default()
     };
     let lab = Lab::with(options);

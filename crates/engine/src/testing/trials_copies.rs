@@ -151,7 +151,7 @@ fn the_limit_changes_only_under_nothing_shared() {
     lab.world(|world| world.fork(a)); // its copy stays, with more refs than are allowed now
     lab.unmerge();
     assert_eq!(lab.switch(two), 0);
-    lab.core.knobs.set_mode(RunMode::Run);
+    lab.core.knobs.turn([wire::Setting::Run(RunMode::Run)]);
     for guest in [a, b] {
         lab.world(|world| (0..100).for_each(|page| world.discard(guest, page)));
     }

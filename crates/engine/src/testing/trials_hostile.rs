@@ -20,7 +20,10 @@ fn all_come_back(lab: &Lab) {
 #[test]
 fn a_guest_whose_memory_is_slow_goes_on_afterwards() {
     let lab = Lab::with(crate::options::Options {
-        threads: 1,
+        knobs: wire::KnobValues {
+            threads: 1,
+            ..wire::KnobValues::default()
+        },
         ..crate::options::Options::default()
     });
     let [_, slow] = twins(&lab);
@@ -47,7 +50,10 @@ fn a_guest_whose_memory_is_slow_goes_on_afterwards() {
 #[test]
 fn threads_that_a_user_can_keep_are_few() {
     let lab = Lab::with(crate::options::Options {
-        threads: 1,
+        knobs: wire::KnobValues {
+            threads: 1,
+            ..wire::KnobValues::default()
+        },
         ..crate::options::Options::default()
     });
     twins(&lab);
@@ -87,7 +93,10 @@ fn tables_end_at_a_limit() {
         ..crate::options::Limits::default()
     };
     let lab = Lab::with(crate::options::Options {
-        threads: 1,
+        knobs: wire::KnobValues {
+            threads: 1,
+            ..wire::KnobValues::default()
+        },
         patience: Duration::ZERO,
         limits,
         ..crate::options::Options::default()
@@ -168,7 +177,10 @@ fn a_hole_at_the_limit_of_regions_costs_no_page() {
         ..crate::options::Limits::default()
     };
     let lab = Lab::with(crate::options::Options {
-        threads: 1,
+        knobs: wire::KnobValues {
+            threads: 1,
+            ..wire::KnobValues::default()
+        },
         patience: Duration::ZERO,
         limits,
         ..crate::options::Options::default()

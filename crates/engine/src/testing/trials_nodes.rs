@@ -131,7 +131,7 @@ fn the_rules_change_only_under_nothing_shared() {
     assert_eq!((shared(&lab), lab.switch(WITHIN)), ((16, 16), 32));
     lab.unmerge();
     assert_eq!((shared(&lab), lab.switch(WITHIN)), ((0, 0), 0));
-    lab.core.knobs.set_mode(RunMode::Run);
+    lab.core.knobs.turn([wire::Setting::Run(RunMode::Run)]);
     // What was merged is broken; new pages with the old content meet stale slots.
     for guest in [a, b] {
         lab.world(|world| (0..16).for_each(|page| world.discard(guest, page)));
@@ -152,7 +152,7 @@ fn stale_slots_of_a_fork_child_are_nobodys() {
     lab.world(|world| world.fork(a));
     lab.unmerge();
     assert_eq!(lab.switch(WITHIN), 0);
-    lab.core.knobs.set_mode(RunMode::Run);
+    lab.core.knobs.turn([wire::Setting::Run(RunMode::Run)]);
     let domain = lab.core.domain("d").unwrap();
     assert_eq!(
         domain.index(StoreId(0)).len(),
@@ -201,10 +201,10 @@ fn plans_under_way_do_not_outlive_the_rules() {
     // Asked, and no answer: that is in the way.
     lab.world(|world| world.processes[b].manners = Manners::Stalls);
     lab.world(|world| world.processes[a].manners = Manners::Stalls);
-    lab.core.knobs.set_mode(RunMode::Stop);
+    lab.core.knobs.turn([wire::Setting::Run(RunMode::Stop)]);
     lab.round();
     assert_eq!(lab.switch(WITHIN), 0, "nothing was asked for yet");
-    lab.core.knobs.set_mode(RunMode::Run);
+    lab.core.knobs.turn([wire::Setting::Run(RunMode::Run)]);
     for guest in [a, b] {
         lab.world(|world| world.processes[guest].manners = Manners::Honest);
     }

@@ -85,9 +85,12 @@ fn what_may_be_pinned_is_not_enclosed() {
     assert_eq!(lab.status().pages_shared, 40);
     assert!(private().all(|page| !is_enclosed(&lab, guests[1], page)));
     let lab = Lab::with(crate::options::Options {
-        threads: 1,
+        knobs: wire::KnobValues {
+            threads: 1,
+            merge_again: false,
+            ..wire::KnobValues::default()
+        },
         patience: std::time::Duration::ZERO,
-        merge_again: false,
         ..crate::options::Options::default()
     });
     let guests = strewn(&lab, 2);
@@ -153,11 +156,11 @@ fn unmerging_leaves_private_pages_alone() {
     let lab = Lab::new();
     strewn(&lab, 2);
     lab.rounds(4);
-    lab.core.knobs.set_mode(RunMode::Unmerge);
+    lab.core.knobs.turn([wire::Setting::Run(RunMode::Unmerge)]);
     lab.rounds(2);
     let status = lab.status();
     assert_eq!((status.pages_shared, status.pages_sharing), (0, 0));
-    lab.core.knobs.set_mode(RunMode::Run);
+    lab.core.knobs.turn([wire::Setting::Run(RunMode::Run)]);
     lab.rounds(6);
     assert_eq!(lab.status().pages_shared, 40);
 }

@@ -56,7 +56,7 @@ pub(crate) struct Args {
     #[arg(long, value_delimiter = ',', default_value = "pageone,ksm")]
     engines: Vec<Engine>,
     /// Worker threads of PageONE, a row each (KSM has one thread)
-    #[arg(long, value_delimiter = ',', default_value = "1,2", value_parser = human::threads)]
+    #[arg(long, value_delimiter = ',', default_value = "1,2", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Vec<u16>,
     /// Print JSON
     #[arg(long)]

@@ -4,7 +4,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use wire::{Request, Setting, Status};
+use wire::{KnobValues, Request, Setting, Status};
 
 use super::guests::Guest;
 use super::probe::Timing;
@@ -63,7 +63,10 @@ pub(crate) fn main(args: &Args) -> Result<()> {
 
 fn measure(args: &Args) -> Result<Timing> {
     let host = Host::start(engine::Options {
-        merge_period: args.merge_period,
+        knobs: KnobValues {
+            merge_period_ms: u64::try_from(args.merge_period.as_millis())?,
+            ..KnobValues::default()
+        },
         ..engine::Options::default()
     })?;
     let agent = paths::agent()?;

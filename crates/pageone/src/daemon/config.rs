@@ -2,59 +2,28 @@
 
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::str::FromStr;
 
 use anyhow::{Context, Result};
 use numa::FakeSpec;
-use serde::{Deserialize, Deserializer, de::Error as _};
-use wire::{Pace, RunMode, Thp};
-
-use crate::human;
+use serde::Deserialize;
+use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, Visitor};
+use wire::{KNOBS, Knob, KnobValues};
 
 /// What the file may say. A key that is not here is an error that names it and its line.
-#[derive(Debug, Default, Deserialize, PartialEq)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Default, PartialEq)]
 pub struct Config {
     /// Path of the socket.
     pub socket: Option<PathBuf>,
-    /// Worker threads.
-    #[serde(default, deserialize_with = "threads")]
-    pub threads: Option<u16>,
-    /// Time between two looks at what was written, like `"20s"`.
-    #[serde(default, deserialize_with = "period")]
-    pub merge_period: Option<Duration>,
-    /// Whether pages of zeros map the kernel's zero page.
-    pub use_zero_pages: Option<bool>,
-    /// Whether pages of different NUMA nodes may share: 0 or 1, as KSM has it, or true or false.
-    #[serde(default, deserialize_with = "switch")]
-    pub merge_across_nodes: Option<bool>,
-    /// Pages that may share one copy.
-    #[serde(default, deserialize_with = "sharing")]
-    pub max_page_sharing: Option<u32>,
+    /// The knobs, with the defaults of those that it leaves out.
+    pub knobs: KnobValues,
     /// Parts of memory to treat as nodes, like `"fake=4"`.
-    #[serde(default, deserialize_with = "numa")]
     pub numa: Option<FakeSpec>,
-    /// Whether pages are merged again that were written after they were merged.
-    pub merge_again: Option<bool>,
-    /// 0 stop, 1 run, 2 unmerge all.
-    pub run: Option<RunMode>,
-    /// The most CPU time to use, in percent of a core, like `25`; 0 (`"none"`) for no limit.
-    #[serde(default, deserialize_with = "cpu_limit")]
-    pub cpu_limit: Option<u32>,
-    /// How the period is chosen: `"fixed"` or `"auto"`.
-    pub pace: Option<Pace>,
-    /// What is done with chunks that are one huge page: `"keep"`, `"split"` or `"auto"`.
-    pub thp: Option<Thp>,
-    /// The most canonical pages, like `"25%"`, `"16GiB"` or `4096` (MiB); 0 (`"none"`) for no limit.
-    #[serde(default, deserialize_with = "store_limit")]
-    pub store_limit: Option<u64>,
     /// What one process and one user may take.
-    #[serde(default)]
     pub limits: Limits,
     /// The policy file.
     pub policy: Option<PathBuf>,
     /// What to log, like `"info"` or `"engine=debug"`.
-    #[serde(default, deserialize_with = "log")]
     pub log: Option<String>,
 }
 
@@ -136,85 +105,86 @@ impl Config {
     }
 }
 
-fn threads<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u16>, D::Error> {
-    let number = i64::deserialize(from)?;
-    human::threads(&number.to_string())
-        .map(Some)
-        .map_err(D::Error::custom)
+impl<'de> Deserialize<'de> for Config {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_map(Keys)
+    }
 }
 
-#[derive(Deserialize)]
-#[serde(untagged, expecting = "a number, or a text like \"none\"")]
-enum Limit {
-    Number(i64),
-    Text(String),
-}
+/// Reads the keys of the file. Errors arise where a value is read, so that they have its line.
+struct Keys;
 
-impl Limit {
-    fn text(self) -> String {
-        match self {
-            Self::Number(number) => number.to_string(),
-            Self::Text(text) => text,
+impl<'de> Visitor<'de> for Keys {
+    type Value = Config;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("keys and values")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Config, A::Error> {
+        let mut config = Config::default();
+        while let Some(key) = map.next_key::<String>()? {
+            match (key.as_str(), Knob::named(&key)) {
+                ("socket", _) => config.socket = Some(map.next_value()?),
+                ("policy", _) => config.policy = Some(map.next_value()?),
+                ("limits", _) => config.limits = map.next_value()?,
+                ("numa", _) => config.numa = Some(map.next_value_seed(Text(FakeSpec::from_str))?),
+                ("log", _) => config.log = Some(map.next_value_seed(Text(log))?),
+                (_, Some(knob)) => {
+                    let setting = map.next_value_seed(Text(|text: &str| knob.parse(text)))?;
+                    config.knobs.turn(setting);
+                }
+                (_, None) => map.next_value_seed(Text(|_: &str| Err(unknown(&key))))?,
+            }
         }
+        Ok(config)
     }
 }
 
-fn cpu_limit<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
-    let text = Limit::deserialize(from)?.text();
-    human::cpu_limit(&text).map(Some).map_err(D::Error::custom)
+fn unknown(key: &str) -> String {
+    let knobs = KNOBS.iter().map(|knob| knob.key).collect::<Vec<_>>();
+    format!(
+        "there is no key `{key}`; the keys are socket, policy, numa, log, limits and the knobs {}",
+        knobs.join(", ")
+    )
 }
 
-fn store_limit<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
-    let text = Limit::deserialize(from)?.text();
-    human::store_limit(&text)
-        .map(Some)
-        .map_err(D::Error::custom)
-}
-
-fn sharing<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
-    let number = i64::deserialize(from)?;
-    human::sharing(&number.to_string())
-        .map(Some)
-        .map_err(D::Error::custom)
-}
-
-fn period<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
-    let text = String::deserialize(from)?;
-    human::period(&text).map(Some).map_err(D::Error::custom)
-}
-
-fn switch<'de, D: Deserializer<'de>>(from: D) -> Result<Option<bool>, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(untagged, expecting = "neither 0 or 1 nor true or false")]
-    enum Switch {
-        Word(bool),
-        Number(u64),
-    }
-    match Switch::deserialize(from)? {
-        Switch::Word(on) => Ok(Some(on)),
-        Switch::Number(number @ 0..=1) => Ok(Some(number == 1)),
-        Switch::Number(other) => Err(D::Error::custom(format!("{other} is neither 0 nor 1"))),
+fn log(text: &str) -> Result<String, String> {
+    match tracing_subscriber::EnvFilter::try_new(text) {
+        Ok(_) => Ok(text.to_owned()),
+        Err(error) => Err(format!("`{text}` is no log filter: {error}")),
     }
 }
 
-fn numa<'de, D: Deserializer<'de>>(from: D) -> Result<Option<FakeSpec>, D::Error> {
-    let text = String::deserialize(from)?;
-    text.parse().map(Some).map_err(D::Error::custom)
-}
+/// A value that is read as a text, whichever of the file's kinds it has.
+struct Text<F>(F);
 
-fn log<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
-    let text = String::deserialize(from)?;
-    match tracing_subscriber::EnvFilter::try_new(&text) {
-        Ok(_) => Ok(Some(text)),
-        Err(error) => Err(D::Error::custom(format!(
-            "`{text}` is no log filter: {error}"
-        ))),
+impl<'de, T, E: std::fmt::Display, F: FnOnce(&str) -> Result<T, E>> DeserializeSeed<'de>
+    for Text<F>
+{
+    type Value = T;
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<T, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged, expecting = "a number, a text, true or false")]
+        enum Value {
+            Switch(bool),
+            Number(i64),
+            Text(String),
+        }
+        let text = match Value::deserialize(from)? {
+            Value::Switch(on) => on.to_string(),
+            Value::Number(number) => number.to_string(),
+            Value::Text(text) => text,
+        };
+        (self.0)(&text).map_err(D::Error::custom)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use wire::{Pace, RunMode, Thp};
 
     fn parse(text: &str) -> Result<Config> {
         let folder = tempfile::tempdir()?;
@@ -230,30 +200,32 @@ mod tests {
                     merge_again = false\nrun = 0\ncpu_limit = 25\npace = 'auto'\npolicy = '/p'\nstore_limit = '2GiB'\nthp = 'keep'\nlog = 'debug'\n[limits]\nguests_per_user = 7\n";
         let expected = Config {
             socket: Some("/x".into()),
-            threads: Some(4),
-            merge_period: Some(Duration::from_secs(2)),
-            use_zero_pages: Some(false),
-            merge_across_nodes: Some(false),
-            max_page_sharing: Some(2),
+            knobs: KnobValues {
+                run: RunMode::Stop,
+                merge_period_ms: 2000,
+                threads: 4,
+                use_zero_pages: false,
+                merge_across_nodes: false,
+                max_page_sharing: 2,
+                merge_again: false,
+                cpu_limit: 25,
+                pace: Pace::Auto,
+                thp: Thp::Keep,
+                store_limit_mib: 2048,
+            },
             numa: Some("fake=4".parse().unwrap()),
-            merge_again: Some(false),
-            run: Some(RunMode::Stop),
-            cpu_limit: Some(25),
-            pace: Some(Pace::Auto),
-            thp: Some(Thp::Keep),
             limits: Limits {
                 guests_per_user: NonZeroU32::new(7),
                 ..Limits::default()
             },
             policy: Some("/p".into()),
-            store_limit: Some(2048),
             log: Some("debug".to_owned()),
         };
         assert_eq!(parse(text).unwrap(), expected);
         assert_eq!(expected.limits.over_defaults().guests_per_user, 7);
         assert_eq!(Limits::default().over_defaults(), engine::Limits::default());
         assert_eq!(parse("").unwrap(), Config::default());
-        assert_eq!(parse("cpu_limit = 'none'").unwrap().cpu_limit, Some(0));
+        assert_eq!(parse("cpu_limit = 'none'").unwrap().knobs.cpu_limit, 0);
     }
 
     proptest::proptest! {
@@ -265,7 +237,7 @@ mod tests {
             ),
         ) {
             if let Ok(config) = Config::parse(&lines.join("\n")) {
-                proptest::prop_assert!(config.threads.is_none_or(|n| (1..=1024).contains(&n)));
+                proptest::prop_assert!(config.knobs.settings().iter().all(|knob| knob.check().is_ok()));
             }
         }
     }

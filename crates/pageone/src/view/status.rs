@@ -67,23 +67,23 @@ fn show(args: &Args, status: &Status) -> Result<()> {
 }
 
 fn table(status: &Status) -> String {
-    let mode = match status.run {
+    let mode = match status.knobs.run {
         RunMode::Stop => "stopped",
         RunMode::Run => "running",
         RunMode::Unmerge => "unmerging",
     };
     let period = Duration::from_millis(status.effective_period_ms);
-    let limit = match status.cpu_limit {
+    let limit = match status.knobs.cpu_limit {
         0 => String::new(),
         percent => format!(", at most {percent} % of a core"),
     };
     let mut text = format!(
         "{mode}, {} threads{limit}, a look every {}, {} rounds, {:.1} s of CPU{}\n\n",
-        status.threads,
+        status.knobs.threads,
         humantime::format_duration(period),
         status.full_scans,
         status.cpu_seconds,
-        if status.merge_across_nodes {
+        if status.knobs.merge_across_nodes {
             ""
         } else {
             ", no merging across nodes"
@@ -102,7 +102,7 @@ fn table(status: &Status) -> String {
         "less all overhead",
     );
     line("metadata", human::size(status.metadata_bytes), "");
-    let note = match status.store_limit_mib {
+    let note = match status.knobs.store_limit_mib {
         0 => "canonical pages".to_owned(),
         mib => format!(
             "canonical pages, at most {}; {} pages got none",
@@ -260,6 +260,7 @@ fn guests(text: &mut String, guests: &[GuestStatus]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use wire::KnobValues;
 
     fn status() -> Status {
         let guest = GuestStatus {
@@ -271,10 +272,12 @@ mod tests {
             ..GuestStatus::default()
         };
         Status {
-            threads: 3,
-            merge_period_ms: 10_000,
+            knobs: KnobValues {
+                threads: 3,
+                cpu_limit: 25,
+                ..KnobValues::default()
+            },
             effective_period_ms: 20_000,
-            cpu_limit: 25,
             saved_bytes: 5 << 20,
             net_saved_bytes: -4096,
             guests: vec![guest],

@@ -73,7 +73,10 @@ fn new_domain(world: &Shared, placement: &Placement, domain: &str) -> std::io::R
 impl Lab {
     pub(crate) fn new() -> Self {
         Self::with(crate::options::Options {
-            threads: 1,
+            knobs: wire::KnobValues {
+                threads: 1,
+                ..wire::KnobValues::default()
+            },
             patience: Duration::ZERO,
             ..crate::options::Options::default()
         })
@@ -84,10 +87,13 @@ impl Lab {
         let spec = format!("fake={nodes}").parse().unwrap();
         let topology = numa::Topology::live().unwrap().emulate(&spec).unwrap();
         Self::with(crate::options::Options {
-            threads: 1,
+            knobs: wire::KnobValues {
+                threads: 1,
+                merge_across_nodes: across,
+                max_page_sharing: limit,
+                ..wire::KnobValues::default()
+            },
             patience: Duration::ZERO,
-            merge_across_nodes: across,
-            max_page_sharing: limit,
             topology: Some(topology),
             ..crate::options::Options::default()
         })
@@ -95,7 +101,7 @@ impl Lab {
 
     pub(crate) fn with(options: crate::options::Options) -> Self {
         let world = Shared::default();
-        lock(&world).bound = !options.merge_across_nodes;
+        lock(&world).bound = !options.knobs.merge_across_nodes;
         Self {
             core: Arc::new(new_core(&world, &options)),
             world,
@@ -116,8 +122,8 @@ impl Lab {
             }
         });
         let rules = self.core.knobs.rules();
-        self.options.merge_across_nodes = rules.across_nodes;
-        self.options.max_page_sharing = rules.max_sharing;
+        self.options.knobs.merge_across_nodes = rules.across_nodes;
+        self.options.knobs.max_page_sharing = rules.max_sharing;
         self.core = Arc::new(new_core(&self.world, &self.options));
         let domains = self.world(|world| world.ties.clone());
         for (name, ties) in domains {
@@ -208,7 +214,7 @@ impl Lab {
 
     /// Rounds without looking for work, to unmerge.
     pub(crate) fn unmerge(&self) {
-        self.core.knobs.set_mode(RunMode::Unmerge);
+        self.core.knobs.turn([wire::Setting::Run(RunMode::Unmerge)]);
         self.core.round(&self.alone, false);
         self.check();
     }

@@ -1,0 +1,127 @@
+//! The engine's knobs as flags, and as pairs of `set`: both come from [`wire::KNOBS`].
+
+use clap::{Arg, ArgMatches, Command, FromArgMatches};
+use wire::{KNOBS, Knob, KnobValues, Setting};
+
+/// The knobs that flags name.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct KnobFlags(Vec<Setting>);
+
+impl KnobFlags {
+    /// The values with which an engine starts: these flags win over `values`.
+    pub(crate) fn over(&self, mut values: KnobValues) -> KnobValues {
+        self.0.iter().for_each(|&setting| values.turn(setting));
+        values
+    }
+}
+
+impl clap::Args for KnobFlags {
+    fn augment_args(command: Command) -> Command {
+        KNOBS.iter().fold(command, |command, knob| {
+            let help = format!("{} [default: {}]", knob.about.trim(), knob.default);
+            let flag = Arg::new(knob.key)
+                .long(knob.key.replace('_', "-"))
+                .value_name(knob.form)
+                .value_parser(|text: &str| knob.parse(text))
+                .help(help)
+                .help_heading("Knobs");
+            command.arg(flag)
+        })
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for KnobFlags {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let named = |knob: &Knob| matches.get_one::<Setting>(knob.key).copied();
+        Ok(Self(KNOBS.iter().filter_map(named).collect()))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+/// One `KEY=VALUE`.
+///
+/// # Errors
+/// What is wrong with it, naming the key.
+pub(crate) fn pair(text: &str) -> Result<Setting, String> {
+    let keys = || KNOBS.iter().map(|knob| knob.key).collect::<Vec<_>>();
+    let Some((key, value)) = text.split_once('=') else {
+        return Err(format!(
+            "write KEY=VALUE; the keys are {}",
+            keys().join(", ")
+        ));
+    };
+    match Knob::named(key) {
+        Some(knob) => knob.parse(value).map_err(|why| format!("{key}: {why}")),
+        None => Err(format!(
+            "there is no key `{key}`; the keys are {}",
+            keys().join(", ")
+        )),
+    }
+}
+
+/// All pairs that [`pair`] takes, for a help text.
+pub(crate) fn pairs() -> String {
+    let pairs = KNOBS
+        .iter()
+        .map(|knob| format!("{}={}", knob.key, knob.form));
+    format!("Knobs and values: {}", pairs.collect::<Vec<_>>().join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Args;
+    use wire::RunMode;
+
+    #[test]
+    fn each_knob_has_a_flag_and_a_pair() {
+        for knob in KNOBS {
+            let value = if knob.form == "N" { "7" } else { knob.default };
+            let setting = knob.parse(value).unwrap();
+            let flag = format!("--{}", knob.key.replace('_', "-"));
+            let command = KnobFlags::augment_args(Command::new("x"));
+            let matches = command.get_matches_from(["x", &flag, value]);
+            let flags = KnobFlags::from_arg_matches(&matches).unwrap();
+            assert_eq!(flags.0, [setting]);
+            assert_eq!(pair(&format!("{}={value}", knob.key)), Ok(setting));
+        }
+    }
+
+    #[test]
+    fn flags_win_over_values() {
+        let flags = KnobFlags(vec![Setting::Threads(3)]);
+        let values = KnobValues {
+            threads: 9,
+            run: RunMode::Stop,
+            ..KnobValues::default()
+        };
+        assert_eq!(
+            flags.over(values),
+            KnobValues {
+                threads: 3,
+                ..values
+            }
+        );
+    }
+
+    #[test]
+    fn a_wrong_pair_is_named_with_its_key() {
+        for (bad, said) in [
+            ("run", "KEY=VALUE"),
+            ("runs=1", "merge_period"),
+            ("threads=0", "threads: "),
+            ("merge_period=20", "merge_period: "),
+        ] {
+            let error = pair(bad).unwrap_err();
+            assert!(error.contains(said), "{bad}: {error}");
+        }
+    }
+}
