@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use wire::{CHUNK_PAGES, PageBits};
 
@@ -38,7 +39,7 @@ pub(crate) fn check(core: &Core) {
             .filter(|guest| Arc::ptr_eq(&guest.domain, domain))
             .collect();
         let mut held = HashMap::new();
-        for &slot in lock(&domain.inherited).waiting() {
+        for &slot in lock(&domain.former).waiting() {
             held.entry(slot).or_insert_with(Held::default).refs += 1;
         }
         if own.iter().all(|guest| check_guest(guest, &mut held)) {
@@ -168,7 +169,7 @@ fn check_candidates(domain: &Domain, chunk: &Chunk, pages: &Pages) {
 
 /// I4 and I5: refs are exactly what the tables hold, nothing dead is held, nothing held is dead.
 fn check_slots(domain: &Domain, held: &HashMap<Slot, Held>, rules: Rules) {
-    let claims = lock(&domain.inherited).has_claims();
+    let claims = domain.has_claims.load(Relaxed);
     let view = domain.slots.view();
     let mut shared = 0;
     for (&slot, held) in held {
@@ -198,7 +199,7 @@ fn check_slots(domain: &Domain, held: &HashMap<Slot, Held>, rules: Rules) {
 /// Entries name live slots under their own key, and pages that are candidates under it. A slot that
 /// is where the rules want none is from before a change, and nobody's (I6).
 fn check_index(domain: &Domain, home: StoreId, rules: Rules) {
-    let claims = lock(&domain.inherited).has_claims();
+    let claims = domain.has_claims.load(Relaxed);
     let view = domain.slots.view();
     domain.index(home).for_each(&mut |key, entry| match entry {
         Entry::Canonical(slot) => {

@@ -13,7 +13,7 @@
 //!   OFFERS     the regions of a guest
 //!   IDLE       its idle blocks
 //!   LEDGER     its refs that wait for lifelines
-//!   INHERITED  the refs of former engines
+//!   FORMER     the refs of former engines
 //!   HANDOVER   the manifest of a domain
 //!   VALUES     the knobs' values             held to copy them
 //! ```
@@ -39,7 +39,7 @@ pub(crate) const CLAIMS: u8 = 6;
 pub(crate) const OFFERS: u8 = 7;
 pub(crate) const IDLE: u8 = 8;
 pub(crate) const LEDGER: u8 = 9;
-pub(crate) const INHERITED: u8 = 10;
+pub(crate) const FORMER: u8 = 10;
 pub(crate) const HANDOVER: u8 = 11;
 pub(crate) const VALUES: u8 = 12;
 

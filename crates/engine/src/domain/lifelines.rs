@@ -33,9 +33,50 @@ pub(crate) trait Lifeline: Send {
 /// old ones, releases gather in the current epoch instead.
 const MAX_EPOCHS: usize = 8;
 
-struct Epoch {
-    line: Box<dyn Lifeline>,
+/// A line, and its number if a keeper holds it.
+pub(crate) type Line = (Option<u64>, Box<dyn Lifeline>);
+
+/// Refs that wait until no process holds any of some lines. For a guest that is one line at a time. What former engines
+/// left in a domain is an epoch too: a ref of each slot, until all their ties are free.
+#[derive(Default)]
+pub(crate) struct Epoch {
+    lines: Vec<Line>,
     released: Vec<Slot>,
+}
+
+impl Epoch {
+    /// The refs of `released` end when all `lines` are free.
+    pub(crate) fn new(lines: Vec<Line>, released: Vec<Slot>) -> Self {
+        Self { lines, released }
+    }
+
+    fn begin(line: Box<dyn Lifeline>) -> Self {
+        Self::new(vec![(None, line)], Vec::new())
+    }
+
+    /// Lets go of the lines that are free by now; gives the numbers of those that a keeper holds.
+    pub(crate) fn take_free(&mut self) -> Vec<u64> {
+        let free = self.lines.extract_if(.., |(_, line)| line.is_free());
+        free.filter_map(|(number, _)| number).collect()
+    }
+
+    /// The slots whose refs may end now: all, or none while a line is held.
+    pub(crate) fn settle(&mut self) -> Vec<Slot> {
+        match self.lines.is_empty() {
+            true => std::mem::take(&mut self.released),
+            false => Vec::new(),
+        }
+    }
+
+    /// The slots that wait.
+    pub(crate) fn waiting(&self) -> &[Slot] {
+        &self.released
+    }
+
+    /// Bytes of memory the epoch holds.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.released.capacity() * size_of::<Slot>() + self.lines.capacity() * size_of::<Line>()
+    }
 }
 
 /// Lifeline epochs of a guest, oldest first. The last one is current.
@@ -46,12 +87,8 @@ pub(crate) struct Ledger {
 impl Ledger {
     /// A ledger whose first epoch has the lifeline of the handshake.
     pub(crate) fn new(line: Box<dyn Lifeline>) -> Self {
-        let first = Epoch {
-            line,
-            released: Vec::new(),
-        };
         Self {
-            epochs: VecDeque::from([first]),
+            epochs: VecDeque::from([Epoch::begin(line)]),
         }
     }
 
@@ -72,10 +109,7 @@ impl Ledger {
 
     /// Begins an epoch. The guest may map its lifeline from now on.
     pub(crate) fn renew(&mut self, line: Box<dyn Lifeline>) {
-        self.epochs.push_back(Epoch {
-            line,
-            released: Vec::new(),
-        });
+        self.epochs.push_back(Epoch::begin(line));
     }
 
     /// The slots whose refs may go: those of all ended epochs with no holder, oldest first. The
@@ -87,11 +121,14 @@ impl Ledger {
             self.epochs.clear(); // nothing waits for anybody
         }
         while self.epochs.len() > keep
-            && let Some(oldest) = self.epochs.front()
-            && oldest.line.is_free()
-            && let Some(epoch) = self.epochs.pop_front()
+            && let Some(oldest) = self.epochs.front_mut()
         {
-            settled.extend(epoch.released);
+            oldest.take_free();
+            if !oldest.lines.is_empty() {
+                break;
+            }
+            settled.append(&mut oldest.released);
+            self.epochs.pop_front();
         }
         settled
     }
@@ -110,8 +147,8 @@ impl Ledger {
 
     /// Bytes of memory the ledger holds.
     pub(crate) fn memory_bytes(&self) -> usize {
-        let lists = self.epochs.iter().map(|epoch| epoch.released.capacity());
-        lists.sum::<usize>() * size_of::<Slot>() + self.epochs.capacity() * size_of::<Epoch>()
+        let epochs = self.epochs.iter().map(Epoch::memory_bytes);
+        epochs.sum::<usize>() + self.epochs.capacity() * size_of::<Epoch>()
     }
 }
 
@@ -119,68 +156,6 @@ impl std::fmt::Debug for Ledger {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let lists = self.epochs.iter().map(|epoch| &epoch.released);
         f.debug_list().entries(lists).finish()
-    }
-}
-
-/// A tie of a former engine, and its number.
-pub(crate) type Tie = (u64, Box<dyn Lifeline>);
-
-/// What former engines left in a domain: a ref of each slot in `slots`, until all ties are free.
-#[derive(Default)]
-pub(crate) struct Inherited {
-    ties: Vec<Tie>,
-    slots: Vec<Slot>,
-    /// Whether pages were ever claimed. They are as they were merged: the rules may have changed while
-    /// their guest was away, and others may have come to share their slots.
-    claimed: bool,
-}
-
-impl Inherited {
-    /// The refs of `slots` end when all `ties` are free.
-    pub(crate) fn new(ties: Vec<Tie>, slots: Vec<Slot>) -> Self {
-        Self {
-            ties,
-            slots,
-            claimed: false,
-        }
-    }
-
-    /// Notes that pages were claimed.
-    pub(crate) fn note_claims(&mut self) {
-        self.claimed = true;
-    }
-
-    /// Whether pages may be shared as the present rules would not have it.
-    pub(crate) fn has_claims(&self) -> bool {
-        self.claimed
-    }
-
-    /// Ties found free since the last time, for good.
-    pub(crate) fn take_free(&mut self) -> Vec<u64> {
-        let (free, held) = std::mem::take(&mut self.ties)
-            .into_iter()
-            .partition(|(_, tie)| tie.is_free());
-        self.ties = held;
-        let free: Vec<Tie> = free;
-        free.into_iter().map(|(number, _)| number).collect()
-    }
-
-    /// The slots whose refs may end now.
-    pub(crate) fn settle(&mut self) -> Vec<Slot> {
-        match self.ties.is_empty() {
-            true => std::mem::take(&mut self.slots),
-            false => Vec::new(),
-        }
-    }
-
-    /// The slots that wait.
-    pub(crate) fn waiting(&self) -> &[Slot] {
-        &self.slots
-    }
-
-    /// Bytes of memory the list holds.
-    pub(crate) fn memory_bytes(&self) -> usize {
-        self.slots.capacity() * size_of::<Slot>()
     }
 }
 
@@ -230,6 +205,20 @@ mod tests {
         assert_eq!(ledger.settle(false), [Slot(0), Slot(1)]);
         assert_eq!(ledger.waiting().count(), 0);
         assert!(!ledger.is_empty());
+    }
+
+    #[test]
+    fn what_former_engines_left_waits_for_all_their_ties() {
+        let lines = [(); 2].map(|()| Line::default());
+        let ties = (7..).zip(&lines);
+        let ties = ties.map(|(number, line)| (Some(number), Box::new(line.clone()) as _));
+        let mut former = Epoch::new(ties.collect(), vec![Slot(1), Slot(2)]);
+        lines[1].cut();
+        assert_eq!((former.take_free(), former.settle()), (vec![8], vec![]));
+        lines[0].cut();
+        assert_eq!(former.take_free(), [7], "each is told once");
+        assert_eq!(former.settle(), [Slot(1), Slot(2)]);
+        assert!(former.waiting().is_empty());
     }
 
     #[test]

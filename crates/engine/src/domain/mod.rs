@@ -15,19 +15,20 @@ pub(crate) mod sparse;
 pub(crate) mod store;
 
 use std::ops::Range;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, OnceLock};
 
 use crate::domain::chunk::Chunks;
 use crate::domain::effects::Effects;
 use crate::domain::index::Index;
 use crate::domain::legacy::Legacy;
-use crate::domain::lifelines::{Inherited, Ledger};
+use crate::domain::lifelines::{Epoch, Ledger};
 use crate::domain::patterns::Patterns;
 use crate::domain::placement::Placement;
 use crate::domain::slots::Slots;
 use crate::domain::store::Store;
 use crate::page::{Entry, Slot, StoreId};
-use crate::sync::{INHERITED, LEDGER, Ordered, lock};
+use crate::sync::{FORMER, LEDGER, Ordered, lock};
 
 /// The index and the store of a node.
 pub(crate) struct PerNode {
@@ -47,7 +48,10 @@ pub(crate) struct Domain {
     pub(crate) chunks: Chunks,
     pub(crate) patterns: Patterns,
     /// What former engines left here.
-    pub(crate) inherited: Ordered<Inherited, INHERITED>,
+    pub(crate) former: Ordered<Epoch, FORMER>,
+    /// Whether pages were ever claimed. They are as they were merged: the rules may have changed while their guest was
+    /// away, and others may have come to share their slots.
+    pub(crate) has_claims: AtomicBool,
     /// Dead slots whose frames the kernel did not take back yet.
     unpunched: Mutex<Vec<Range<u64>>>,
     /// What this engine leaves to the next.
@@ -74,7 +78,8 @@ impl Domain {
             slots: Slots::new(placement),
             chunks: Chunks::default(),
             patterns: Patterns::default(),
-            inherited: Ordered::default(),
+            former: Ordered::default(),
+            has_claims: AtomicBool::new(false),
             unpunched: Mutex::default(),
             legacy: None,
         })
@@ -138,14 +143,14 @@ impl Domain {
     }
 
     /// Ends the refs of former engines when all their ties are free.
-    pub(crate) fn settle_inherited(&self) {
-        let mut inherited = lock(&self.inherited);
-        for number in inherited.take_free() {
+    pub(crate) fn settle_former(&self) {
+        let mut former = lock(&self.former);
+        for number in former.take_free() {
             if let Some(legacy) = &self.legacy {
                 legacy.untie(number);
             }
         }
-        let mut settled = inherited.settle();
+        let mut settled = former.settle();
         if !settled.is_empty() {
             tracing::info!(
                 domain = self.name,
@@ -159,7 +164,7 @@ impl Domain {
 
     /// Whether refs of former engines keep a domain without guests.
     pub(crate) fn waits(&self) -> bool {
-        !lock(&self.inherited).waiting().is_empty()
+        !lock(&self.former).waiting().is_empty()
     }
 
     /// Drops a ref for each of `slots`; what nobody refers to any more leaves the index and gives
@@ -225,10 +230,10 @@ impl Domain {
     /// Bytes of memory the domain's tables hold, chunks aside.
     pub(crate) fn memory_bytes(&self) -> usize {
         let indexes = self.nodes().map(|node| node.index.memory_bytes());
-        let inherited = lock(&self.inherited).memory_bytes();
+        let former = lock(&self.former).memory_bytes();
         let unpunched = lock(&self.unpunched).capacity() * size_of::<Range<u64>>();
         let tables = self.slots.memory_bytes() + self.chunks.memory_bytes() + unpunched;
-        indexes.sum::<usize>() + tables + inherited + self.patterns.memory_bytes()
+        indexes.sum::<usize>() + tables + former + self.patterns.memory_bytes()
     }
 }
 

@@ -28,7 +28,7 @@ use sdtree::SdTree;
 use sys::keeper::{Keeper, Kept};
 use sys::memfd::{self, Lifeline, Note};
 
-use crate::domain::lifelines::{Inherited, Tie};
+use crate::domain::lifelines::{Epoch, Line};
 use crate::domain::placement::Placement;
 use crate::domain::store::Memfd;
 use crate::domain::{Domain, PerNode};
@@ -175,7 +175,7 @@ impl Restorer {
         core: &Core,
         manifest: &mut Manifest,
         pool: &mut Pool,
-    ) -> Result<(Vec<Memfd>, Vec<Tie>), Misfit> {
+    ) -> Result<(Vec<Memfd>, Vec<Line>), Misfit> {
         let parts = (
             self.take_stores(core, manifest, pool)?,
             take_ties(manifest, pool)?,
@@ -221,14 +221,14 @@ fn read(note: OwnedFd) -> Result<(Note, Manifest), Misfit> {
 }
 
 /// The ties that some process still holds; the others leave the manifest.
-fn take_ties(manifest: &mut Manifest, pool: &mut Pool) -> Result<Vec<Tie>, Misfit> {
+fn take_ties(manifest: &mut Manifest, pool: &mut Pool) -> Result<Vec<Line>, Misfit> {
     if manifest.ties.len() >= MAX_TIES {
         return Err(Misfit::Ties(manifest.ties.len()));
     }
-    let mut ties: Vec<Tie> = Vec::new();
+    let mut ties: Vec<Line> = Vec::new();
     for &number in &manifest.ties {
         let tie = Lifeline::adopt(take(pool, number)?)?;
-        ties.push((number, Box::new(tie)));
+        ties.push((Some(number), Box::new(tie)));
     }
     Ok(ties)
 }
@@ -249,7 +249,7 @@ fn forget(keeper: &Keeper, name: &str, why: &dyn std::fmt::Display) {
 ///
 /// # Errors
 /// When a store cannot be read; the domain must not be used then.
-fn load(domain: &Domain, ties: Vec<Tie>, hasher: &Hasher, rules: Rules) -> std::io::Result<usize> {
+fn load(domain: &Domain, ties: Vec<Line>, hasher: &Hasher, rules: Rules) -> std::io::Result<usize> {
     let mut slots = Vec::new();
     for home in domain.stores() {
         let store = domain.store(home);
@@ -265,7 +265,7 @@ fn load(domain: &Domain, ties: Vec<Tie>, hasher: &Hasher, rules: Rules) -> std::
         slots.extend(live.iter().map(|&(slot, _)| slot));
     }
     let live = slots.len();
-    *lock(&domain.inherited) = Inherited::new(ties, slots);
+    *lock(&domain.former) = Epoch::new(ties, slots);
     Ok(live)
 }
 
@@ -286,7 +286,7 @@ fn enter(domain: &Domain, home: StoreId, (slot, key): (Slot, Fingerprint)) {
 ///
 /// # Errors
 /// When its stores cannot be read.
-pub(crate) fn resume(core: &Core, domain: Domain, ties: Vec<Tie>) -> std::io::Result<()> {
+pub(crate) fn resume(core: &Core, domain: Domain, ties: Vec<Line>) -> std::io::Result<()> {
     domain.slots.set_limit(core.knobs.rules().max_sharing);
     let slots = load(&domain, ties, &core.hasher, core.knobs.rules());
     // The keeper has this engine's tie by now.
@@ -408,7 +408,7 @@ mod tests {
             domain.slots.take_run(StoreId::default()).unwrap().start,
             512
         );
-        domain.settle_inherited();
+        domain.settle_former();
         assert_eq!(domain.slots.live(), 2, "somebody holds the tie");
         let (kept, forgotten) = post.take();
         assert_eq!((kept.len(), forgotten.len()), (1, 0), "another tie");

@@ -271,7 +271,7 @@ impl Core {
         crew.work(self, ends);
         self.waiting.give_up();
         lock(&self.found).at_work = false;
-        self.settle_inherited();
+        self.settle_former();
         self.tidy();
         if scan {
             self.full_scans.fetch_add(1, Relaxed);
@@ -330,10 +330,10 @@ impl Core {
         lock(&self.domains).contains_key(name)
     }
 
-    fn settle_inherited(&self) {
+    fn settle_former(&self) {
         let domains: Vec<_> = lock(&self.domains).values().cloned().collect();
         for domain in domains {
-            domain.settle_inherited();
+            domain.settle_former();
             domain.punch_again();
         }
     }
@@ -364,7 +364,7 @@ impl Core {
             crew.work(self, ends);
             self.waiting.give_up();
         }
-        self.settle_inherited();
+        self.settle_former();
         self.tidy();
     }
 

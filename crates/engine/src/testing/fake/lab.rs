@@ -132,7 +132,7 @@ impl Lab {
                 let world = Arc::clone(&self.world);
                 Box::new(FakeLine { world, line })
             };
-            let ties = ties.into_iter().map(|tie| (tie as u64, line(tie)));
+            let ties = ties.into_iter().map(|tie| (Some(tie as u64), line(tie)));
             crate::handover::restore::resume(&self.core, domain, ties.collect()).unwrap();
             self.world(|world| world.new_tie(&name));
         }
