@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!   KNOBS      the knobs turned by hand      held while they are turned
-//!   BUDGET     the CPU time                  under the queue's lock, too
+//!   BUDGET     the CPU time
 //!   GUESTS     the list of guests
 //!   DOMAINS    the table of domains
 //!   CHUNK      the pages of a chunk          only tried: a job or a look has it, or comes again
@@ -15,6 +15,9 @@
 //!   LEDGER     its refs that wait for lifelines
 //!   FORMER     the refs of former engines
 //!   HANDOVER   the manifest of a domain
+//!   SEGMENTS   the refs of slots             read for a batch of operations
+//!   CHUNKS     the table of chunks
+//!   QUEUE      the jobs                      nothing is taken under it; a worker waits for jobs with it
 //!   VALUES     the knobs' values             held to copy them
 //! ```
 //!
@@ -22,12 +25,15 @@
 //! gets nothing does not wait; what the thread takes afterwards must still stand below it. That is how a look
 //! reaches the pages of a chunk with OFFERS held, while a job waits for TALK with its chunk held.
 //!
-//! All other locks are plain mutexes, but for two read-write locks: the segments of [`refs`](crate::domain::refs), and
-//! the table of [`chunk`](crate::domain::chunk). A thread that holds one waits for no lock of this list, with one
-//! exception: the queue's, see BUDGET. No thread takes such a read-write lock to write while it holds it to read.
+//! SEGMENTS and CHUNKS are read-write locks. To read one twice at a time is a fault as well: a writer that came between
+//! would wait for the first, and the second for the writer.
+//!
+//! All other locks are plain mutexes: a thread that holds one waits for no lock of this list but QUEUE and VALUES.
 
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::Duration;
 
 pub(crate) const KNOBS: u8 = 0;
 pub(crate) const BUDGET: u8 = 1;
@@ -41,7 +47,10 @@ pub(crate) const IDLE: u8 = 8;
 pub(crate) const LEDGER: u8 = 9;
 pub(crate) const FORMER: u8 = 10;
 pub(crate) const HANDOVER: u8 = 11;
-pub(crate) const VALUES: u8 = 12;
+pub(crate) const SEGMENTS: u8 = 12;
+pub(crate) const CHUNKS: u8 = 13;
+pub(crate) const QUEUE: u8 = 14;
+pub(crate) const VALUES: u8 = 15;
 
 /// A mutex with a place in the order.
 #[derive(Debug, Default)]
@@ -64,23 +73,65 @@ impl<T, const PLACE: u8> Ordered<T, PLACE> {
     }
 }
 
+/// A read-write lock with a place in the order.
+#[derive(Debug, Default)]
+pub(crate) struct OrderedRw<T, const PLACE: u8>(RwLock<T>);
+
+impl<T, const PLACE: u8> OrderedRw<T, PLACE> {
+    /// Locks it to read; as [`lock`].
+    pub(crate) fn read(&self) -> InOrder<RwLockReadGuard<'_, T>> {
+        held::assert_above(PLACE);
+        let inner = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let held = Held::note(PLACE);
+        InOrder { inner, _held: held }
+    }
+
+    /// Locks it to write; as [`lock`].
+    pub(crate) fn write(&self) -> InOrder<RwLockWriteGuard<'_, T>> {
+        held::assert_above(PLACE);
+        let inner = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let held = Held::note(PLACE);
+        InOrder { inner, _held: held }
+    }
+}
+
 /// A lock of the order that is held.
-pub(crate) struct Guard<'a, T> {
-    inner: MutexGuard<'a, T>,
+pub(crate) struct InOrder<G> {
+    inner: G,
     _held: Held,
 }
 
-impl<T> Deref for Guard<'_, T> {
-    type Target = T;
+/// A mutex of the order that is held.
+pub(crate) type Guard<'a, T> = InOrder<MutexGuard<'a, T>>;
 
-    fn deref(&self) -> &T {
+impl<G: Deref> Deref for InOrder<G> {
+    type Target = G::Target;
+
+    fn deref(&self) -> &G::Target {
         &self.inner
     }
 }
 
-impl<T> DerefMut for Guard<'_, T> {
-    fn deref_mut(&mut self) -> &mut T {
+impl<G: DerefMut> DerefMut for InOrder<G> {
+    fn deref_mut(&mut self) -> &mut G::Target {
         &mut self.inner
+    }
+}
+
+impl<T> Guard<'_, T> {
+    /// Waits for `changed`, without the lock meanwhile.
+    pub(crate) fn wait(mut self, changed: &Condvar) -> Self {
+        self.inner = changed
+            .wait(self.inner)
+            .unwrap_or_else(PoisonError::into_inner);
+        self
+    }
+
+    /// The same for `most` at the most.
+    pub(crate) fn wait_at_most(mut self, changed: &Condvar, most: Duration) -> Self {
+        let waited = changed.wait_timeout(self.inner, most);
+        self.inner = waited.unwrap_or_else(PoisonError::into_inner).0;
+        self
     }
 }
 
@@ -202,6 +253,14 @@ mod tests {
         assert!(tried.is_some(), "a try never waits");
         drop((held, tried));
         drop(lock(&above));
+    }
+
+    #[test]
+    #[should_panic(expected = "the order of locks: 12 under [12]")]
+    fn to_read_twice_at_a_time_is_a_fault() {
+        let table = OrderedRw::<u8, SEGMENTS>::default();
+        let _held = table.read();
+        drop(table.read());
     }
 
     #[test]

@@ -16,16 +16,16 @@
 //! [`Chunk::promote`] sets the bit *before* it looks at the flag. A bit set too late to be taken
 //! therefore finds the flag down and queues the chunk again.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, PoisonError, RwLock};
 
 use wire::{CHUNK_PAGES, PAGE_BYTES, PageBits};
 
 use crate::domain::pages::Pages;
 use crate::guest::worn::Worn;
 use crate::page::Site;
-use crate::sync::{CHUNK, Guard, Ordered};
+use crate::sync::{CHUNK, CHUNKS, Guard, Ordered, OrderedRw};
 
 /// Words of a page set.
 pub(crate) const WORDS: usize = CHUNK_PAGES / 64;
@@ -123,7 +123,7 @@ impl Chunk {
 /// All chunks of a domain by number.
 #[derive(Debug, Default)]
 pub(crate) struct Chunks {
-    table: RwLock<Table>,
+    table: OrderedRw<Table, CHUNKS>,
 }
 
 #[derive(Debug, Default)]
@@ -141,7 +141,7 @@ impl Chunks {
         place: u64,
         offered: PageBits,
     ) -> Option<Arc<Chunk>> {
-        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        let mut table = self.table.write();
         let id = match table.free.pop() {
             Some(id) => id,
             None => u32::try_from(table.places.len()).ok()?,
@@ -169,7 +169,7 @@ impl Chunks {
 
     /// Frees the number of a chunk none of whose pages is in the index any more.
     pub(crate) fn remove(&self, chunk: &Chunk) {
-        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        let mut table = self.table.write();
         let removed = table.places[chunk.id as usize].take();
         assert!(
             removed.is_some_and(|its| std::ptr::eq(&*its, chunk)),
@@ -181,13 +181,13 @@ impl Chunks {
 
     /// The chunk with this number.
     pub(crate) fn get(&self, id: u32) -> Option<Arc<Chunk>> {
-        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        let table = self.table.read();
         table.places.get(id as usize).cloned().flatten()
     }
 
     /// Bytes of memory the table itself holds.
     pub(crate) fn memory_bytes(&self) -> usize {
-        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        let table = self.table.read();
         table.places.capacity() * 8 + table.free.capacity() * 4
     }
 }

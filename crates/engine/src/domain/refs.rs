@@ -8,12 +8,13 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, RwLockReadGuard, RwLockWriteGuard};
 
 use numa::heap::{Block, MAX_ORDER};
 
 use crate::domain::copies::Chains;
 use crate::page::{Fingerprint, Slot};
+use crate::sync::{InOrder, OrderedRw, SEGMENTS};
 
 /// Slots in a segment.
 pub(super) const SEGMENT: u64 = 1 << MAX_ORDER;
@@ -80,7 +81,7 @@ pub(crate) enum Taken {
 /// The refs of a domain's slots.
 #[derive(Debug)]
 pub(crate) struct Refs {
-    segments: RwLock<Segments>,
+    segments: OrderedRw<Segments, SEGMENTS>,
     shared: AtomicU64,
     live: AtomicU64,
     /// Slots with refs, of all domains.
@@ -95,7 +96,7 @@ impl Refs {
     /// No refs yet; `everywhere` counts those of all domains.
     pub(super) fn new(everywhere: Arc<AtomicU64>) -> Self {
         Self {
-            segments: RwLock::default(),
+            segments: OrderedRw::default(),
             shared: AtomicU64::new(0),
             live: AtomicU64::new(0),
             everywhere,
@@ -118,15 +119,13 @@ impl Refs {
     }
 
     /// The segments, to look at.
-    pub(super) fn segments(&self) -> RwLockReadGuard<'_, Segments> {
-        self.segments.read().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn segments(&self) -> InOrder<RwLockReadGuard<'_, Segments>> {
+        self.segments.read()
     }
 
     /// The segments, to add and remove some.
-    pub(super) fn segments_mut(&self) -> RwLockWriteGuard<'_, Segments> {
-        self.segments
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn segments_mut(&self) -> InOrder<RwLockWriteGuard<'_, Segments>> {
+        self.segments.write()
     }
 
     /// Slots that at least one guest page is known to map.
@@ -150,7 +149,7 @@ impl Drop for Refs {
 /// Refs of slots. Drop it before [`Refs::segments_mut`].
 pub(crate) struct View<'a> {
     refs: &'a Refs,
-    pub(super) segments: RwLockReadGuard<'a, Segments>,
+    pub(super) segments: InOrder<RwLockReadGuard<'a, Segments>>,
 }
 
 impl View<'_> {

@@ -13,13 +13,13 @@
 //! who starts most processes.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Condvar};
+use std::time::{Duration, Instant};
 
 use crate::domain::chunk::Chunk;
 use crate::guest::Guest;
 use crate::merge::plan::Promotions;
-use crate::sync::lock;
+use crate::sync::{Ordered, QUEUE, lock};
 
 /// Jobs before that of a chunk whose candidates were promoted. By then whoever found their twins has found the others of the
 /// chunk too, and the canonical pages are still in the cache.
@@ -71,7 +71,7 @@ impl Visit {
 /// Jobs to do.
 #[derive(Default)]
 pub(crate) struct Queue {
-    inner: Mutex<Inner>,
+    inner: Ordered<Inner, QUEUE>,
     /// There are jobs, or a worker shall end.
     work: Condvar,
     /// Nothing is left to do.
@@ -150,6 +150,11 @@ impl Inner {
         lane.unwrap_or_else(|| panic!("a job of user {uid}, who has no lane"))
     }
 
+    /// Whether a job waits, and a turn for it.
+    fn has_work(&self) -> bool {
+        !self.is_empty() && self.working < self.turns
+    }
+
     fn give_turn_back(&mut self, uid: u32, took: Duration) {
         assert!(self.working > 0, "a turn came back that nobody had");
         self.working -= 1;
@@ -200,27 +205,27 @@ impl Queue {
     /// The next job, with a turn to do it; waits for both, and before for as long as `pause` says: a worker
     /// that waits holds no chunk and no guest. `None`: the worker shall end.
     pub(crate) fn take(&self, worker: usize, pause: impl Fn() -> Duration) -> Option<Job> {
-        let mut inner = lock(&self.inner);
         loop {
+            let inner = lock(&self.inner);
             if worker >= inner.workers {
-                // Somebody may wait for the turn that this worker gave back.
+                // Another worker may wait for the turn that this one gave back.
                 self.work.notify_all();
                 return None;
             }
-            if inner.is_empty() || inner.working >= inner.turns {
-                inner = self
-                    .work
-                    .wait(inner)
-                    .unwrap_or_else(PoisonError::into_inner);
+            if !inner.has_work() {
+                drop(inner.wait(&self.work));
                 continue;
             }
+            drop(inner); // the pause sums over all guests
             let pause = pause();
-            if pause.is_zero() {
-                return inner.begin();
+            let mut inner = lock(&self.inner);
+            if inner.has_work() && worker < inner.workers {
+                if pause.is_zero() {
+                    return inner.begin();
+                }
+                // Woken early by new jobs and knobs, it asks again.
+                drop(inner.wait_at_most(&self.work, pause));
             }
-            // Woken early by new jobs and knobs, it asks again.
-            let waited = self.work.wait_timeout(inner, pause);
-            inner = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
@@ -270,12 +275,16 @@ impl Queue {
 
     /// Waits at most `wait` until nothing is left to do.
     pub(crate) fn wait_idle(&self, wait: Duration) -> bool {
-        let inner = lock(&self.inner);
-        let (_inner, timeout) = self
-            .idle
-            .wait_timeout_while(inner, wait, |inner| !inner.is_idle())
-            .unwrap_or_else(PoisonError::into_inner);
-        !timeout.timed_out()
+        let end = Instant::now() + wait;
+        let mut inner = lock(&self.inner);
+        while !inner.is_idle() {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            inner = inner.wait_at_most(&self.idle, left);
+        }
+        true
     }
 
     /// Drops the jobs not begun, and all that come before the next round begins.
