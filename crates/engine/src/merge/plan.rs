@@ -146,6 +146,8 @@ pub(crate) struct Plan<'a> {
     pub(super) layout: Layout,
     /// Whether nothing is left for a later visit.
     pub(super) whole: bool,
+    /// Whether broken pages are merged again. Else they are not read; the next look finds them broken.
+    merges_again: bool,
     /// Whether twins get slots. Else they are put down in `unpublished`.
     pub(super) publishes: bool,
     /// Pages that equal a candidate or a full slot and got no slot.
@@ -172,6 +174,7 @@ impl<'a> Plan<'a> {
             runs: Vec::new(),
             layout: Layout::new(guest),
             whole,
+            merges_again: guest.merges_again(),
             publishes: true,
             unpublished: PageBits::EMPTY,
             partners: PageBits::EMPTY,
@@ -239,7 +242,8 @@ impl<'a> Plan<'a> {
 
     /// Whether `page` waits to be read.
     pub(super) fn is_settled(&self, page: usize) -> bool {
-        self.pages.tag(page) == Tag::Settled && self.pages.offered.contains(page)
+        let is_left = !self.merges_again && self.pages.stored.contains(page);
+        self.pages.tag(page) == Tag::Settled && self.pages.offered.contains(page) && !is_left
     }
 
     /// Whether what `page` is may be guessed: nothing is known against it.

@@ -1,11 +1,14 @@
 //! The stages together, in a fake world, one story each.
 
+use std::sync::Mutex;
 use std::time::Duration;
 
 use wire::{PageOutcome, RunMode};
 
 use crate::page::StoreId;
-use crate::run::workers::Workers;
+use crate::run::core::{Core, Crew, Ends, Scratch};
+use crate::run::waiting::Looks;
+use crate::run::workers::{Alone, Workers};
 use crate::sync::lock;
 use crate::testing::fake::{Lab, Manners, Place};
 
@@ -266,6 +269,43 @@ fn nothing_is_merged_again_while_something_may_be_pinned() {
     fill(&lab, a, 100..108, |page| 7000 + page);
     lab.rounds(6);
     assert_eq!(lab.status().pages_broken, 8);
+}
+
+/// Pins come between the looks and the visits.
+struct PinsBetween(Alone);
+
+impl Crew for PinsBetween {
+    fn look(&self, core: &Core, looks: &Looks) {
+        self.0.look(core, looks);
+        for guest in lock(&core.guests).iter() {
+            guest.set_merges_again(false);
+        }
+    }
+
+    fn work(&self, core: &Core, ends: Ends) {
+        self.0.work(core, ends);
+    }
+}
+
+#[test]
+fn broken_pages_that_are_not_to_be_merged_are_not_read() {
+    let lab = Lab::new();
+    let [a, b] = twins(&lab);
+    lab.rounds(4);
+    for guest in [a, b] {
+        fill(&lab, guest, 100..116, |page| 5000 + page);
+    }
+    let read = || lab.world(|world| (world.processes[a].reads, world.processes[b].reads));
+    let (before, written) = (read(), lab.world(|world| world.frames("d")));
+    let pins = PinsBetween(Alone(Mutex::new(Scratch::new())));
+    (0..6).for_each(|_| lab.round_by(&pins));
+    assert_eq!(read(), before);
+    assert!(
+        lab.world(|world| world.frames("d")) <= written,
+        "no slot is published"
+    );
+    lab.rounds(6);
+    assert_eq!(lab.status().pages_sharing, 16, "the pins are gone");
 }
 
 #[test]
