@@ -1,6 +1,6 @@
 //! The engine as its owner sees it: start, admit guests, read counters, turn knobs, stop.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -15,7 +15,7 @@ use crate::domain::lifelines::Lifeline;
 use crate::domain::placement::Atlas;
 use crate::domain::placement::Placement;
 use crate::error::{EngineError, Refusal};
-use crate::facilities;
+use crate::facilities::{self, Right};
 use crate::guest::process::{Applicant, ProcessMemory};
 use crate::guest::refusals::Refusals;
 use crate::guest::socket::SocketLink;
@@ -39,8 +39,8 @@ pub struct Engine {
     atlas: Arc<Atlas>,
     /// Held while knobs are turned.
     turned: Ordered<SavedKnobs, KNOBS>,
-    /// `/dev/userfaultfd`, to hand to guests; `None` when this process may not open it.
-    device: Option<OwnedFd>,
+    /// The right to userfaultfd, to hand to guests.
+    right: Right,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -94,7 +94,7 @@ impl Engine {
             }
             None => SavedKnobs::default(),
         };
-        let device = facilities::userfaultfd()?;
+        let right = facilities::userfaultfd()?;
         facilities::lifelines()?;
         let system = |what| move |source| EngineError::System { what, source };
         let max_mappings = process::max_map_count().map_err(system("read vm.max_map_count"))?;
@@ -152,7 +152,7 @@ impl Engine {
             placement,
             atlas,
             turned: Ordered::new(turned),
-            device,
+            right,
             thread: Some(thread),
         })
     }
@@ -201,7 +201,10 @@ impl Engine {
         domain.note_guest_of(uid);
         let stores = domain.nodes().map(|node| node.store.share());
         let stores = stores.collect::<std::io::Result<Vec<_>>>()?;
-        let device = self.device.as_ref().map(AsFd::as_fd);
+        let device = match &self.right {
+            Right::Lends(device) => Some(device.as_fd()),
+            Right::Own | Right::None => None,
+        };
         let no_tie = std::io::Error::from(std::io::ErrorKind::Unsupported);
         let tie = domain.legacy.as_ref().ok_or(no_tie)?.tie()?;
         let (line, number) = link.welcome(mark(name), tie.as_fd(), &stores, device)?;
@@ -222,6 +225,12 @@ impl Engine {
     #[must_use]
     pub fn refusals(&self) -> Arc<Refusals> {
         Arc::clone(&self.driver.core.users.refusals)
+    }
+
+    /// Whether guests without a right of their own to userfaultfd can be merged.
+    #[must_use]
+    pub fn gives_right(&self) -> bool {
+        !matches!(self.right, Right::None)
     }
 
     /// The counters.

@@ -10,9 +10,19 @@ use crate::domain::placement::Atlas;
 use crate::domain::placement::Placement;
 use crate::error::EngineError;
 
-/// Tries what the engine and its guests need of the kernel; gives the userfaultfd device where this
-/// process may open it.
-pub(crate) fn userfaultfd() -> Result<Option<OwnedFd>, EngineError> {
+/// What this process may do with userfaultfd.
+#[derive(Debug)]
+pub(crate) enum Right {
+    /// It may open the device, and hands it to guests.
+    Lends(OwnedFd),
+    /// It may use the system call. Its guests may too, if they have its rights.
+    Own,
+    /// Neither: guests need a right of their own.
+    None,
+}
+
+/// Tries what the engine and its guests need of the kernel.
+pub(crate) fn userfaultfd() -> Result<Right, EngineError> {
     let needs = "Linux 6.7 or newer with /proc mounted";
     sys::pagemap::probe().map_err(|error| cannot_try("PAGEMAP_SCAN", needs, error))?;
     let device = sys::uffd::Uffd::device().ok();
@@ -21,11 +31,11 @@ pub(crate) fn userfaultfd() -> Result<Option<OwnedFd>, EngineError> {
         None => sys::uffd::Uffd::open(),
     };
     match tried {
-        Ok(_) => Ok(device),
+        Ok(_) => Ok(device.map_or(Right::Own, Right::Lends)),
         // Guests may have a right of their own that this process lacks.
         Err(Errno::PERM | Errno::ACCESS) => {
             tracing::warn!("no right to userfaultfd here: guests need one of their own");
-            Ok(None)
+            Ok(Right::None)
         }
         Err(error) => Err(cannot_try(
             "userfaultfd with WP_ASYNC and MOVE",

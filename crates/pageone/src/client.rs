@@ -51,9 +51,13 @@ fn receive(connection: &impl std::os::fd::AsFd) -> Result<Vec<u8>> {
     }
 }
 
-fn absent(socket: &Path, error: Errno) -> anyhow::Error {
+/// Why no daemon was reached at `socket`.
+pub(crate) fn absent(socket: &Path, error: Errno) -> anyhow::Error {
+    use std::os::unix::fs::FileTypeExt;
     let at = socket.display();
+    let other = |meta: std::fs::Metadata| !meta.file_type().is_socket();
     match error {
+        _ if std::fs::metadata(socket).is_ok_and(other) => anyhow::anyhow!("{at} is no socket"),
         Errno::NOENT => anyhow::anyhow!("no daemon at {at}: start one with `pageone daemon`"),
         Errno::CONNREFUSED => anyhow::anyhow!(
             "no daemon at {at}: the one that made this socket has ended; start one with `pageone \
@@ -62,5 +66,19 @@ fn absent(socket: &Path, error: Errno) -> anyhow::Error {
         Errno::ACCESS => anyhow::anyhow!("this user may not talk to the daemon at {at}"),
         other => anyhow::Error::new(io::Error::from(other))
             .context(format!("cannot connect to the daemon at {at}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_is_no_socket_and_no_daemon_that_ended() {
+        let folder = tempfile::tempdir().unwrap();
+        let said = absent(folder.path(), Errno::CONNREFUSED).to_string();
+        assert!(said.contains("is no socket"), "{said}");
+        let said = absent(&folder.path().join("x"), Errno::NOENT).to_string();
+        assert!(said.contains("no daemon at"), "{said}");
     }
 }

@@ -30,6 +30,9 @@ use server::Server;
 use crate::knobs::KnobFlags;
 use crate::paths;
 
+/// The user that stands for all users who have no number in this user namespace.
+pub(crate) const OVERFLOW: u32 = 65534;
+
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Where to listen [default: /run/pageone.sock as root, else $XDG_RUNTIME_DIR/pageone.sock]
@@ -89,6 +92,11 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     };
     let engine = Arc::new(engine.context("cannot start the engine")?);
     tracing::info!("serving at {}", path.display());
+    if rustix::process::geteuid().as_raw() == OVERFLOW {
+        tracing::warn!(
+            "no agent trusts a daemon of user {OVERFLOW}, which stands for unknown users"
+        );
+    }
     if let Some(keeper) = &keeper
         && let Err(error) = keeper.ready()
     {
@@ -171,7 +179,11 @@ fn options(args: &Args, config: &Config) -> Result<engine::Options> {
 fn start_log(filter: Option<&str>) -> Result<()> {
     let filter = match filter {
         Some(filter) => EnvFilter::try_new(filter)?,
-        None => EnvFilter::try_from_env("PAGEONE_LOG").or_else(|_| EnvFilter::try_new("info"))?,
+        None => match std::env::var("PAGEONE_LOG") {
+            Ok(filter) => EnvFilter::try_new(&filter)
+                .with_context(|| format!("PAGEONE_LOG: `{filter}` is no log filter"))?,
+            Err(_) => EnvFilter::try_new("info")?,
+        },
     };
     tracing_subscriber::fmt()
         .with_env_filter(filter)

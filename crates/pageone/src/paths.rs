@@ -8,7 +8,24 @@ use anyhow::{Context, Result, bail};
 /// The file name of the agent's library.
 const AGENT: &str = "libpageone_agent.so";
 
-/// The socket to use: the one asked for, or root's, or the user's own.
+/// The socket of root's daemon.
+const OF_ROOT: &str = "/run/pageone.sock";
+
+/// Where a daemon is asked: at the socket asked for, else at the user's own if there is one, else at root's, which serves
+/// all users.
+///
+/// # Errors
+/// As [`socket`].
+pub(crate) fn served(asked: Option<&Path>) -> Result<PathBuf> {
+    let own = socket(asked);
+    let has_own = own.as_ref().is_ok_and(|own| own.exists());
+    match asked {
+        None if !has_own && Path::new(OF_ROOT).exists() => Ok(PathBuf::from(OF_ROOT)),
+        _ => own,
+    }
+}
+
+/// Where a daemon listens: at the socket asked for, else at root's or the user's own.
 ///
 /// # Errors
 /// A user without `XDG_RUNTIME_DIR` has no default.
@@ -17,7 +34,7 @@ pub(crate) fn socket(asked: Option<&Path>) -> Result<PathBuf> {
         return Ok(path.to_owned());
     }
     if rustix::process::geteuid().is_root() {
-        return Ok(PathBuf::from("/run/pageone.sock"));
+        return Ok(PathBuf::from(OF_ROOT));
     }
     let folder = env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty());
     let folder = folder.context("XDG_RUNTIME_DIR is not set: name a socket with --socket")?;
@@ -80,6 +97,7 @@ mod tests {
     fn an_asked_socket_is_taken_as_it_is() {
         let asked = Path::new("/somewhere/x.sock");
         assert_eq!(socket(Some(asked)).unwrap(), asked);
+        assert_eq!(served(Some(asked)).unwrap(), asked);
     }
 
     #[test]

@@ -23,9 +23,10 @@ use wire::{KnobValues, Reply, Request};
 use launch::{Any, Launch};
 use program::Obstacle;
 
+use crate::daemon::OVERFLOW;
 use crate::daemon::host::Host;
 use crate::knobs::KnobFlags;
-use crate::{client, paths};
+use crate::{client, human, paths};
 
 /// The exit code for a failure of `run` itself, as env(1) and its kin have it.
 const OWN_FAILURE: u8 = 125;
@@ -131,7 +132,7 @@ fn start(args: &Args) -> Result<ExitCode> {
         return Err(failed_exec(&mut command));
     }
     let agent = paths::agent()?;
-    let socket = paths::socket(args.socket.as_deref());
+    let socket = paths::served(args.socket.as_deref());
     let launch = Launch {
         agent: &agent,
         socket: socket.as_deref().unwrap_or(&agent),
@@ -141,14 +142,15 @@ fn start(args: &Args) -> Result<ExitCode> {
     };
     let absence = match &socket {
         Ok(path) => match sys::socket::connect(path) {
-            Ok(_) => {
+            Ok(connection) => {
+                warn_of_stranger(path, &connection);
                 let ruled = ask_for_domain(path, args.domain.as_deref())?;
                 let any = launch.any.or(ruled.then_some(args.all()));
                 Launch { any, ..launch }.equip(&mut command);
                 place(args.node)?;
                 return Err(failed_exec(&mut command));
             }
-            Err(_) => format!("no daemon at {}", path.display()),
+            Err(error) => format!("{:#}", client::absent(path, error)),
         },
         Err(error) => error.to_string(),
     };
@@ -174,6 +176,19 @@ fn by_ksm(args: &Args, name: &OsString) -> Result<ExitCode> {
     let mut command = Command::new(name);
     command.args(&args.command[1..]);
     Err(failed_exec(&mut command))
+}
+
+/// An agent serves root's daemon or its own user's, and says nothing of others.
+fn warn_of_stranger(path: &Path, connection: &impl AsFd) {
+    let own = rustix::process::geteuid().as_raw();
+    let peer = sys::socket::peer(connection).map_or(OVERFLOW, |peer| peer.uid);
+    if peer != 0 && (peer != own || own == OVERFLOW) {
+        eprintln!(
+            "pageone: the daemon at {} is of user {peer}, whom agents of user {own} do not trust: the \
+             command runs, but its memory is not merged",
+            path.display()
+        );
+    }
 }
 
 /// Asks the daemon whether the command will be a guest in the domain it asks for: the command will
@@ -218,6 +233,15 @@ fn embed(args: &Args, launch: Launch<'_>, command: &mut Command) -> Result<ExitC
         knobs: args.knobs.over(KnobValues::default()),
         ..engine::Options::default()
     })?;
+    if !host.gives_right() {
+        eprintln!(
+            "pageone: this user has no right to userfaultfd, so the command runs, but its memory is not merged: \
+             have root start `pageone daemon`, or set vm.unprivileged_userfaultfd to 1"
+        );
+    }
+    if rustix::process::geteuid().as_raw() == OVERFLOW {
+        eprintln!("pageone: no agent trusts an engine of user {OVERFLOW}: nothing is merged");
+    }
     let launch = Launch {
         socket: host.socket(),
         ..launch

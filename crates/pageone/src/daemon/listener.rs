@@ -42,7 +42,7 @@ pub(crate) enum ListenError {
              folder where other users cannot make files", path = path.display())]
     Lock { path: PathBuf, why: String },
     /// The system refuses.
-    #[error("cannot listen at {path}: {source}", path = path.display())]
+    #[error("cannot listen at {path}", path = path.display())]
     System { path: PathBuf, source: io::Error },
 }
 
@@ -138,7 +138,7 @@ fn lock(socket: &Path) -> Result<File, ListenError> {
     name.push(".lock");
     let path = PathBuf::from(name);
     let system = |source| ListenError::System {
-        path: path.clone(),
+        path: socket.to_owned(),
         source,
     };
     let mut options = OpenOptions::new();

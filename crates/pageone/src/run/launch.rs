@@ -65,11 +65,11 @@ impl Launch<'_> {
 /// Checks the name of a domain, before an agent would quietly drop it.
 ///
 /// # Errors
-/// It is too long, or has control characters.
+/// It is empty, too long, or has control characters.
 pub(crate) fn check_domain(domain: &str) -> Result<()> {
-    if Name::new(domain).is_none() {
+    if domain.is_empty() || Name::new(domain).is_none() {
         bail!(
-            "`{domain}` is no domain: at most {} bytes, no control characters",
+            "`{domain}` is no domain: 1 to {} bytes, no control characters",
             Name::MAX
         );
     }
@@ -80,6 +80,11 @@ pub(crate) fn check_domain(domain: &str) -> Result<()> {
 mod tests {
     use super::*;
     use std::collections::HashMap;
+
+    #[test]
+    fn an_empty_name_is_no_domain() {
+        assert!(check_domain("").is_err() && check_domain("blue").is_ok());
+    }
 
     #[test]
     fn the_environment_says_it_all() {

@@ -25,7 +25,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn main(args: &Args) -> Result<()> {
-    let socket = paths::socket(args.socket.as_deref())?;
+    let socket = paths::served(args.socket.as_deref())?;
     let request = match args.unmerge {
         true => Request::SetUnmerged(args.settings.clone()),
         false => Request::Set(args.settings.clone()),

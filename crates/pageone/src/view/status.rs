@@ -27,7 +27,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn main(args: &Args) -> Result<()> {
-    let socket = paths::socket(args.socket.as_deref())?;
+    let socket = paths::served(args.socket.as_deref())?;
     loop {
         let status = ask(&socket)?;
         show(args, &status)?;

@@ -33,7 +33,7 @@ impl HeapViewer {
     pub(crate) fn run(self) -> anyhow::Result<()> {
         let view = match &self.from {
             Some(file) => read(file)?,
-            None => ask(&paths::socket(self.socket.as_deref())?)?,
+            None => ask(&paths::served(self.socket.as_deref())?)?,
         };
         if self.json {
             return print_json(&view);
