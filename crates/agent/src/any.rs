@@ -20,7 +20,7 @@
 //!   has a flag that no rule admits, however it was offered. It has its own stack and thread-local storage, calls
 //!   no allocator, and its library is bound when it is loaded.
 //! - A2 *The kernel finds its own words of a thread that ends.* It clears the word at which others join a thread, and
-//!   reads the list of robust locks, in a thread that is ending; and a thread that is ending does not sleep on an absent page, it
+//!   reads the list of robust locks, in a thread that is ending. And a thread that is ending does not sleep on an absent page, it
 //!   goes on without. Then a join would never return. libc keeps both words in one line of the cache. So the pages where threads
 //!   have them are kept back at each sync ([`keep_words`]). A thread that is younger than the sync wrote that page when it
 //!   was made, and what was written since the engine looked is not taken out. One that is younger than that look at the page sleeps at

@@ -23,7 +23,7 @@
 //! **A child that shares memory** (vfork) sees all this, but the agent is no thread of its own: it leaves it alone.
 //!
 //! The tempting alternative, to make the call in the agent's thread too, fails for all that can be done once
-//! only, or by a thread that is alone; and it has to know every call's meaning.
+//! only, or by a thread that is alone. And it has to know every call's meaning.
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 

@@ -96,7 +96,7 @@ fn check_guest(guest: &Guest, held: &mut HashMap<Slot, Held>) -> bool {
     true
 }
 
-/// By words, for most hold pages of one kind only: a guest that offers one page of each of its chunks makes the
+/// By words, for most hold pages of one kind only. A guest that offers one page of each of its chunks makes the
 /// engine keep 512, and to check them is to take less time than a round.
 fn check_pages(
     chunk: &Chunk,

@@ -1,6 +1,6 @@
 //! What the kernel makes of our placement, on whatever machine this runs on.
 //!
-//! On a machine with one node most of this is trivial; `make test-numa` runs it in guests with several, and says by
+//! On a machine with one node most of this is trivial. `make test-numa` runs it in guests with several, and says by
 //! PAGEONE_TEST_NODES how many nodes a guest must turn out to have, so that nothing is skipped there unnoticed.
 
 #![allow(

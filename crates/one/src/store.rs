@@ -6,7 +6,7 @@
 //!
 //! - S1 A count that is zero never rises: handles are added only by a CAS from a count above zero.
 //! - S2 At most one object with given bytes has a count above zero. The index holds at most one object for given bytes, and an
-//!   object is taken out of it only at zero, by its own identity: not by the bytes, which may be those of its successor.
+//!   object is taken out of it only at zero, by its own identity. It is not taken out by the bytes, which may be those of its successor.
 //! - S3 The bytes live as long as any handle does, whatever the index holds.
 
 use crate::stats::{Counters, Stats};

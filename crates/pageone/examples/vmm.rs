@@ -10,11 +10,11 @@
 //! A round: the vCPU asks (`in`) in which pages to increment and where to begin, compares each
 //! sixteenth word of every page with its address, increments, and tells (`out`) how many words were
 //! wrong. Sixteen rounds see all words. The program runs in long mode with all memory mapped where
-//! it is, so that only the second level of translation (or KVM's shadow of the first), and with it
+//! it is. So only the second level of translation (or KVM's shadow of the first), and with it
 //! the MMU notifiers, lies between the vCPU and merged pages. Where KVM has no hardware to
 //! run a guest on it emulates it, a million instructions a second: hence the sixteenths.
 //!
-//! Commands on standard input, one line each, answered by one line as `tests/guest/guest.c` does:
+//! Commands on standard input, one line each, answered by one line as `tests/guest/guest.c` does. They are
 //! `rounds` (rounds done), `write N` (one round that increments in each Nth page), `check` (the host
 //! compares), `address` (of the data in this process).
 

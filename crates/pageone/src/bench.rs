@@ -8,7 +8,7 @@
 //!
 //! Whatever a contender says of itself is not used: savings come from /proc/meminfo, CPU time from
 //! /proc/PID/stat, so that both are measured by the same rule. The saving is by how much the guests'
-//! proportional memory shrank; the net saving, which the times are taken from, is what MemAvailable
+//! proportional memory shrank. The net saving, which the times are taken from, is what MemAvailable
 //! gained since just before the guests offered their memory, so that every overhead is in it.
 
 mod content;

@@ -12,7 +12,7 @@
 //! client   human  paths       a question to a daemon, words for people, where things are
 //! ```
 //!
-//! Exit codes: 0 done, 1 failed, 2 wrong usage; `run` passes on its command's code, and has 125 for
+//! Exit codes: 0 done, 1 failed, 2 wrong usage. `run` passes on its command's code, and has 125 for
 //! a failure of its own, 126 for a command that is not executable, 127 for one that is not found.
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! The documents name files and sections that exist and each knob, and the README stays short.
+//! The documents name files and sections that exist and each knob, the README stays short, and so do the sentences of
+//! comments.
 #![allow(clippy::unwrap_used)] // a helper that fails is a test that fails
 
 use std::fs;
@@ -115,4 +116,97 @@ fn each_knob_has_its_row() {
         let row = format!("| `{flag}` | `{}` | {default} | ", knob.key);
         assert!(manual.contains(&row), "no row: {row}");
     }
+}
+
+/// Words that a sentence of a comment may have.
+const SENTENCE_WORDS: usize = 35;
+
+/// All Rust files below `folder`.
+fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true => sources(&path, found),
+            false if path.extension().is_some_and(|ext| ext == "rs") => found.push(path),
+            false => {}
+        }
+    }
+}
+
+/// The paragraphs of the comments in `text`; code, tables, pictures and headings left out.
+fn paragraphs(text: &str) -> Vec<String> {
+    let (mut all, mut paragraph, mut picture) = (Vec::new(), String::new(), false);
+    for line in text.lines() {
+        let comment = line.trim_start().strip_prefix("//");
+        let Some(comment) = comment.map(|text| text.trim_start_matches(['/', '!'])) else {
+            all.push(std::mem::take(&mut paragraph));
+            picture = false;
+            continue;
+        };
+        let words = comment.strip_prefix(' ').unwrap_or(comment);
+        picture ^= words.starts_with("```");
+        let is_item = ["- ", "* "].iter().any(|mark| words.starts_with(mark))
+            || words
+                .trim_start_matches(|c: char| c.is_ascii_digit())
+                .starts_with(". ");
+        let ends = picture
+            || words.trim().is_empty()
+            || ["```", "   ", "|", "#"]
+                .iter()
+                .any(|mark| words.starts_with(mark));
+        if ends || is_item {
+            all.push(std::mem::take(&mut paragraph));
+        }
+        if !ends {
+            paragraph.push_str(words);
+            paragraph.push(' ');
+        }
+    }
+    all.push(paragraph);
+    all
+}
+
+/// Sentences of more words than they may have.
+fn long_sentences(paragraph: &str) -> Vec<String> {
+    let (mut long, mut sentence) = (Vec::new(), Vec::new());
+    let mut words = paragraph.split_whitespace().peekable();
+    while let Some(word) = words.next() {
+        sentence.push(word);
+        let begins = |next: &&str| next.starts_with(|c: char| !c.is_lowercase());
+        if words.peek().is_none()
+            || word
+                .trim_end_matches(['*', ')', '"'])
+                .ends_with(['.', '!', '?'])
+                && words.peek().is_some_and(begins)
+        {
+            if sentence.len() > SENTENCE_WORDS {
+                long.push(sentence.join(" "));
+            }
+            sentence.clear();
+        }
+    }
+    long
+}
+
+#[test]
+fn the_sentences_of_comments_are_short() {
+    let mut files = Vec::new();
+    sources(&root().join("crates"), &mut files);
+    assert!(files.len() > 200, "{} files", files.len());
+    let mut long = Vec::new();
+    for file in files {
+        let text = fs::read_to_string(&file).unwrap();
+        for sentence in paragraphs(&text)
+            .iter()
+            .flat_map(|text| long_sentences(text))
+        {
+            long.push(format!("{}: {sentence}", file.display()));
+        }
+    }
+    assert!(
+        long.is_empty(),
+        "{} sentences are too long:\n{}",
+        long.len(),
+        long.join("\n")
+    );
 }

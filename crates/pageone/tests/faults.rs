@@ -1,4 +1,4 @@
-//! Every system call of the stores and of the engine fails in its turn, in a daemon that serves: guests
+//! Every system call of the stores and of the engine fails in its turn, in a daemon that serves. Guests
 //! keep their bytes, the daemon lives, and once the calls work again pages are merged again and nothing
 //! is left behind. The daemon checks its invariants after every round.
 //!

@@ -1,5 +1,5 @@
 //! QEMU takes a snapshot in the background and migrates by postcopy, both with a userfaultfd of its own on memory that
-//! PageONE has merged: PageONE lets go of it, and no byte differs at the other side.
+//! PageONE has merged. PageONE lets go of it, and no byte differs at the other side.
 #![allow(clippy::unwrap_used)] // a helper that fails is a test that fails
 
 mod common;

@@ -1,6 +1,6 @@
 //! `cargo bench -p sdtree --features peers --bench maps`: 4 M random 16-byte keys, against other concurrent maps.
 //!
-//! Each map and number of threads runs in a process of its own: insert all keys, look all of them up in another order, look up
+//! Each map and number of threads runs in a process of its own. It has four steps: insert all keys, look all of them up in another order, look up
 //! as many absent ones, remove all in a third order. Rounds go over all maps before the next begins, so that a noisy minute
 //! hits all alike; the table shows medians. Heap bytes are the growth of the resident set over the insertions.
 //!

@@ -1,7 +1,7 @@
 //! Keys as bit strings.
 //!
-//! The trie sees a key as a string of bits, bit 0 first and most significant. It asks four things of a key, and nothing else:
-//! its first 32 bits (for the directory), one bit, the first bit in which it differs from another key, and a 16-bit tag that
+//! The trie sees a key as a string of bits, bit 0 first and most significant. It asks four things of a key, and nothing else.
+//! These are its first 32 bits (for the directory), one bit, the first bit in which it differs from another key, and a 16-bit tag that
 //! leaf words carry.
 //!
 //! A 16-byte key is its own bit string. A byte string of any length up to [`MAX_KEY_BYTES`] reads as a digest of it, then its
@@ -14,7 +14,7 @@
 //!
 //! Only the digest is stored; bits past the end are computed. Two keys have equal bit strings exactly when they are equal, also
 //! if one is a prefix of the other: the digest decides nothing, it only spreads. It is what lets the directory do its work for
-//! pages that begin alike: without it, lookups of pages that differ after 128 zeros took 1.5 times as long as of pages that
+//! pages that begin alike. Without it, lookups of pages that differ after 128 zeros took 1.5 times as long as of pages that
 //! differ at once (18 branches against none), with it the same. It needs no secret: whoever makes digests collide gets
 //! the path-compressed trie on the bytes, whose paths are no longer than the key.
 

@@ -30,8 +30,8 @@
 //!   a directory slot or a linked branch.) A node that was unlinked is never linked again.
 //! - N5 All keys that were ever below a branch share the bits before `bit`, and lie at the edge that their `bit` names.
 //!
-//! N3 and N4 are why the CAS on an edge that turns a node out is also the proof that it is unreachable for new searches: it may
-//! be retired at once, by the one thread whose CAS succeeded. N4 also disarms ABA: a word that is compared is one that this
+//! N3 and N4 are why the CAS on an edge that turns a node out is also the proof that it is unreachable for new searches. It may
+//! be retired at once, by the one thread whose CAS succeeded. N4 also disarms ABA. A word that is compared is one that this
 //! thread loaded under its guard, its node cannot have been freed and allocated anew since, and it cannot have been unlinked and
 //! linked again. A branch or leaf may leave an edge and come back to it (a branch put above it, and unlinked again); then
 //! everything that was true of the word is true again.
@@ -208,8 +208,8 @@ impl<'g, K: Stored, V: Copy + Send + Sync + 'static> Word<'g, K, V> {
         if self.is_empty() {
             return Target::Empty;
         }
-        // SAFETY: a word other than empty holds the address of a live node of the kind that LEAF tells: `leaf_word` and `split`
-        // are the only makers of such words, from nodes they have just given away. The node is not freed while 'g lasts: it was
+        // SAFETY: a word other than empty holds the address of a live node of the kind that LEAF tells. `leaf_word` and `split`
+        // are the only makers of such words, from nodes they have just given away. The node is not freed while 'g lasts. It was
         // linked at some time after the guard was made (the edge was reachable for this thread), so it is retired after that,
         // and `Guard::defer` waits for this guard. Nodes are only ever shared, except for their atomic edges.
         unsafe {

@@ -1,7 +1,7 @@
 //! Searching and changing: the lock-free algorithm over words and slots.
 //!
 //! A search goes from the directory slot of its key down the branches, looks at one bit of the key at each, and compares the
-//! whole key once, at the leaf: paths are compressed (as in Morrison's PATRICIA), so a branch tests only a bit in which two keys
+//! whole key once, at the leaf. Paths are compressed (as in Morrison's PATRICIA), so a branch tests only a bit in which two keys
 //! below it differ, and no bit is tested twice.
 //!
 //! An insertion that ends at a leaf with another key puts a branch on the first bit in which the two differ, over the first edge
@@ -13,14 +13,14 @@
 //!
 //! The set of pairs changes in four of the edge changes of `node.rs` and in none of the others, so a change takes effect at its
 //! CAS. A value read counts from a moment between the load of the edge above its leaf and the moment at which that edge was
-//! frozen, if it was; a search that meets nodes already unlinked reads frozen edges, and each of them was part of the tree until
+//! frozen, if it was. A search that meets nodes already unlinked reads frozen edges, and each of them was part of the tree until
 //! after the search began: it had found the node linked. A miss counts from the last moment at which the path was part of the
 //! tree, for by N5 the key can be on no other path then. `docs/sdtree.md` goes through the cases.
 //!
 //! # Why nobody waits
 //!
 //! A search follows at most one branch per bit of its key, and ends. A change starts again only if its edge was changed by
-//! another operation that succeeded, or if it has itself unlinked a marked branch or moved a slot; each of these happens once
+//! another operation that succeeded, or if it has itself unlinked a marked branch or moved a slot. Each of these happens once
 //! per removal or slot.
 
 use crate::counters::{Counter, Counters};
@@ -269,7 +269,7 @@ impl<K: Stored, V: Copy + Send + Sync + 'static> Tree<K, V> {
                 Target::Leaf(leaf) => match leaf.stored().first_difference(key) {
                     None => return Insert::Existing(leaf.value()),
                     // The path ends at the leaf's edge if no branch lies beyond the bit. Otherwise the edge above the first of
-                    // those is the one, and the path must be walked with the bit in mind: the same path, if it leads to a leaf
+                    // those is the one, and the path must be walked with the bit in mind. It is the same path, if it leads to a leaf
                     // that differs in the same bit, so that all keys below `split` are known to differ there.
                     Some(bit) if place.last_bit.is_none_or(|last| last < bit) => {
                         Some((place.edge, place.word, Fork::at(bit, key)))

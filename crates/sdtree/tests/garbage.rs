@@ -157,7 +157,7 @@ fn garbage_is_bounded_and_freed_once() {
     a_destructor_may_use_the_tree();
     blocks_are_used_again();
     // Each round retires three nodes. A worker that the scheduler takes away in mid-operation holds up the freeing for its
-    // time slice, so the most ever seen is some 10 000 nodes now and then; without freeing it would be all 600 000.
+    // time slice, so the most ever seen is some 10 000 nodes now and then. Without freeing it would be all 600 000.
     let most = steady_load(2, 100_000);
     assert!(most < 300_000, "most garbage seen: {most} nodes");
     let other = SdTree::<u64>::new();

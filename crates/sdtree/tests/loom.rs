@@ -1,7 +1,7 @@
 //! Models: loom runs these small programs through all interleavings (up to `LOOM_MAX_PREEMPTIONS` forced switches), and through
 //! all values that the memory orderings allow a load to see. `make loom` runs them.
 //!
-//! The tree is the real one, over loom's atomics; the collector is the strict one of `reclaim.rs`: a node is dead at the first
+//! The tree is the real one, over loom's atomics. The collector is the strict one of `reclaim.rs`: a node is dead at the first
 //! moment without a guard after it was retired, and any later touch of it fails the model.
 #![cfg(loom)]
 

@@ -1,7 +1,7 @@
 //! Text that a stranger chose, on its way to a log or a terminal.
 //!
 //! A process names itself, its cgroup, its files and the domain it asks for. A line feed in such a name would
-//! begin a line of the attacker's own, an escape sequence would command the reader's terminal, and characters
+//! begin a line of the attacker's own. An escape sequence would command the reader's terminal. Characters
 //! that turn the direction of writing would show a line in another order than it has. So such a name is a [`ForeignName`] from where
 //! it is read: it has no way to be shown but escaped. A text that is borrowed for a moment is wrapped in [`Foreign`].
 //! The tempting alternative, to refuse such names, is no way: the kernel has accepted them.
@@ -87,7 +87,8 @@ pub fn plain_json(json: &str) -> String {
 /// Whether a character does something to the text around it instead of being seen.
 ///
 /// These are the control characters, those that end a line or a paragraph, those that turn the direction
-/// of writing, and those without a width (Unicode 16, categories Cc, Zl, Zp and Cf where they are not part of a script).
+/// of writing, and those without a width. In Unicode 16 these are the categories Cc, Zl and Zp, and Cf where it is not part
+/// of a script.
 #[must_use]
 pub fn acts(c: char) -> bool {
     c.is_control()

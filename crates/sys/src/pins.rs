@@ -2,7 +2,7 @@
 //!
 //! Whoever pinned a page (direct I/O in flight, a registered buffer, a device) writes its frame
 //! without a page fault. The kernel tells nobody which pages are pinned, so the question is asked
-//! of the whole process, and the other way round: [`find`] knows the kinds of descriptors that
+//! of the whole process, and the other way round. [`find`] knows the kinds of descriptors that
 //! never pin, and names the first that is of another kind.
 //!
 //! | a descriptor | is known by | harmless |

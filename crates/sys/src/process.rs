@@ -143,7 +143,7 @@ pub struct Cgroup {
 ///
 /// # Errors
 /// What open(2), read(2) and stat(2) give; `InvalidData` when the process has no cgroup of version 2, or one
-/// whose path is not plain text; `NotFound` where no cgroups of version 2 are mounted; `WouldBlock` when it moves
+/// whose path is not plain text. `NotFound` where no cgroups of version 2 are mounted; `WouldBlock` when it moves
 /// about.
 pub fn cgroup(pid: u32) -> std::io::Result<Cgroup> {
     use std::os::unix::fs::MetadataExt;

@@ -203,7 +203,7 @@ pub(crate) fn has_hung_up(socket: &impl AsFd) -> bool {
 const TRYING: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Sends one packet, with `descriptors`; waits while the peer's queue is full, unless the socket
+/// Sends one packet, with `descriptors`. It waits while the peer's queue is full, unless the socket
 /// is non-blocking, and up to two seconds while there is no memory for the packet: a full control
 /// group is no reason to part.
 ///

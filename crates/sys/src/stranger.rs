@@ -238,7 +238,7 @@ struct Work {
 }
 
 /// The work of all closers. It is bounded: threads by their number, and by one a user, so that a
-/// user whose sockets do not close holds up nobody else's; sockets by what the kernel lets a user have under way,
+/// user whose sockets do not close holds up nobody else's. Sockets are bounded by what the kernel lets a user have under way,
 /// for each waits because at least one descriptor of its peer lies in its queue.
 struct Closers(Mutex<Work>);
 

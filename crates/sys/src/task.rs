@@ -56,7 +56,7 @@ pub fn each_thread(mut each: impl FnMut(u32)) -> Result<()> {
     Ok(())
 }
 
-/// Where a thread of this process has its list of robust locks (get_robust_list(2)), if it has one. libc keeps the word that the
+/// Where a thread of this process has its list of robust locks (get_robust_list(2)), if it has one. The C library keeps the word that the
 /// kernel clears at the thread's end in the same line of the cache.
 #[must_use]
 pub fn robust_list(thread: u32) -> Option<usize> {

@@ -1,12 +1,12 @@
 //! A thread that its process does not know of.
 //!
 //! The agent must be able to start inside any call of its host: under malloc's lock, between fork
-//! and exec, in a process that counts its threads. pthread_create allocates and takes locks, and
+//! and exec, in a process that counts its threads. The usual call, pthread_create, allocates and takes locks. It also
 //! makes the process wait for a thread that never ends when its last own thread leaves. So the
 //! agent's thread comes from clone(2) itself:
 //!
 //! - its clone has the very flags that libc's has, for there are filters that allow no others. So it shares
-//!   the descriptor table until its first call, [`leave_descriptors`], gives it **a table of its own**: a host
+//!   the descriptor table until its first call, [`leave_descriptors`], gives it **a table of its own**. A host
 //!   that closes all descriptors closes none of the agent's, never sees them, and hands none to a child;
 //! - it has a thread-control block of its own, all zeros: code on it must not use thread-local
 //!   storage beyond what a zeroed block serves (libc's `errno` is fine, Rust's `thread_local!`

@@ -70,10 +70,10 @@ pub enum Watch {
 
 /// How far a move came, by what the kernel tells.
 ///
-/// It may have moved more. From Linux 6.18 on, until "userfaultfd: reset err to be 0 when move_pages_ptes
-/// succeeded" (August 2026), a page that is locked for a moment, because it is being migrated say, is moved all
-/// the same, with the neighbours that go with it, and none of them is counted: the move stops before them, with
-/// `EXIST` or `NOENT`. So who may not lose pages has to see that what was not told of is back, too.
+/// It may have moved more. This holds from Linux 6.18 on, until "userfaultfd: reset err to be 0 when move_pages_ptes
+/// succeeded" (August 2026). A page that is locked for a moment, by a migration say, is moved all the same, with the
+/// neighbours that go with it. None of them is counted: the move stops before them, with `EXIST` or `NOENT`. So a
+/// caller that must not lose pages has to see that all it was not told of is back, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moved {
     /// Bytes moved, from the start of the range.

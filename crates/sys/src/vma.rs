@@ -361,7 +361,7 @@ fn parse_file(line: &[u8]) -> Option<(FileMapping, bool)> {
     (inode != 0).then_some((found, shared))
 }
 
-/// The flags by which a mapping may be merged. What is not here is not known to survive a replacement:
+/// The flags by which a mapping may be merged. What is not here is not known to survive a replacement.
 /// `io pf mm de` and `ht` are other memory, `gd` grows, `wf` is wiped, `sl` must not be replaced, `dp` may
 /// vanish, `ss` and `bt` are code's, `rr` and `sr` mark the agent's own memory.
 const FLAGS: &[&[u8]] = &[

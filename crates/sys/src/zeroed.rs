@@ -96,7 +96,7 @@ impl<T> Deref for ZeroedSlice<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: `new` mapped at least `len` elements, aligned to a page and so to T; the pages read as zeros
+        // SAFETY: `new` mapped at least `len` elements, aligned to a page and so to T. The pages read as zeros
         // until written, and zeros are a valid T (FromZeros); the mapping lives as long as `self`.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }

@@ -14,7 +14,7 @@
 //! ```
 //!
 //! After the handshake only the engine asks, one question at a time, and the agent answers in
-//! order: a guest never has to push, so no hook of a guest ever waits for a socket (I7).
+//! order. A guest never has to push, so no hook of a guest ever waits for a socket (I7).
 //!
 //! The agent's messages need no allocation and no `std`: the agent runs inside foreign processes.
 //! Every decoder is total: any bytes give a message or a [`DecodeError`] (I8).

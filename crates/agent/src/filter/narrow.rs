@@ -17,7 +17,7 @@
 //! it would be imposed on the agent in the middle of a window; if it kills for mmap, pages are lost. An error that
 //! seccomp(2) documents is better than a lost byte.
 //!
-//! **What is not in the table fails** with `EPERM`, as if the program's own filter said so; in builds with assertions
+//! **What is not in the table fails** with `EPERM`, as if the program's own filter said so. In builds with assertions
 //! it ends the process, so that a test finds the call that is missing in the table.
 //!
 //! The tempting alternative, a filter that kills the thread, would lose what a window holds for a call that somebody forgot.

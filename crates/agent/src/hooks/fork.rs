@@ -12,15 +12,15 @@
 //! | vfork, posix_spawn, system, popen | nothing to do: the child uses the parent's memory, and sleeps on absent pages as a thread does |
 //!
 //! **The tempting alternative**, to hold the agent's lock from the first handler to the last, hangs: libc
-//! takes malloc's locks after all handlers, and a library's handler may take its own after ours; a thread that
+//! takes malloc's locks after all handlers, and a library's handler may take its own after ours. A thread that
 //! has one of these may be in a hook and want the agent's lock.
 //!
 //! **A hook of another thread may be half-way** when the kernel forks. It works on memory that its own thread is
 //! unmapping, discarding or moving. The kernel orders neither that call nor this fork before the other, so
 //! the child must expect the one as well as the other, page by page for discards. It does not have the thread that
-//! made the call, so none of its code knows how the call ended. Two things would be seen all the same, and are not:
-//! every page that is not part of the call is as it was, because each step of a hook is a system call over the
-//! call's own range; and the table, which may be half changed, is mistrusted (see [`lock`](crate::lock)).
+//! made the call, so none of its code knows how the call ended. Two things would be seen all the same, and are not.
+//! Every page that is not part of the call is as it was, because each step of a hook is a system call over the
+//! call's own range. And the table, which may be half changed, is mistrusted (see [`lock`](crate::lock)).
 //!
 //! **The limit**: a child made by a system call instruction outside libc, such as a Go program's own.
 //! It may fall into a window, and then reads zeros where the pages were. `UFFD_FEATURE_EVENT_FORK` would

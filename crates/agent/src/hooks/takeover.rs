@@ -5,7 +5,7 @@
 //! themselves, and need nothing of what was overwritten.
 //!
 //! **When not**: while the process has other threads (the agent was loaded late), which may be executing the bytes;
-//! where /proc is not mounted or not to be written; where a body begins in a way that is not known; in a libc
+//! where /proc is not mounted or not to be written. Nor where a body begins in a way that is not known; in a libc
 //! that is not glibc; in a static program. Then only calls that come by name are seen, and [`SEEN`] says so. Either
 //! all bodies are taken over or none: they are looked at before one is written.
 //!

@@ -158,7 +158,7 @@ fn discard(guard: &mut Guard, start: usize, len: usize, advice: i32) -> Result<(
     hole
 }
 
-/// As [`discard`], where the mappings cannot be looked at, for a filter or for want of a descriptor: what is stored gets its zeros where it lies, if it may be
+/// As [`discard`], where the mappings cannot be looked at, for a filter or for want of a descriptor. What is stored gets its zeros where it lies, if it may be
 /// written, by no other call than madvise(2). **The limit**: what may not be written gets canonical content.
 fn discard_unseen(guard: &mut Guard, start: usize, len: usize, advice: i32) -> Result<()> {
     const POPULATE_WRITE: i32 = 23;

@@ -33,7 +33,7 @@
 //! from the agent's thread, for as long as it takes.
 //!
 //! The tempting alternative, to write each page where it lies, gives it a frame of its own and leaves it in a
-//! mapping of a file, which mbind, mseal, MADV_WIPEONFORK or another userfaultfd will not take.
+//! mapping of a file. Such a mapping is not taken by mbind, mseal, MADV_WIPEONFORK or another userfaultfd.
 
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};

@@ -11,7 +11,7 @@
 //! the agent away first. So each engine says with its answer to hello which domain the process is in, also where it refuses it,
 //! and the agent compares. What it cannot make its own keeps it from being ready: it tries again with its next hello.
 //!
-//! The program writes on meanwhile. A page becomes anonymous only while nobody can write it ([`crate::mappings::whole`]); without a
+//! The program writes on meanwhile. A page becomes anonymous only while nobody can write it ([`crate::mappings::whole`]). Without a
 //! userfaultfd, as where it is refused and has no right to one, each page gets its frame where it lies, by a write fault.
 //! It becomes anonymous then when a welcome brings the device.
 //!

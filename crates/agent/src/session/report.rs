@@ -227,7 +227,7 @@ pub(crate) fn tell_recycled(guard: &mut Guard, changes: &mut Changes) {
 
 /// Fills one part of the answer, from the chunk at `at` on; `more` says whether another must follow.
 ///
-/// A chunk of which something is not known yet is told of as far as it is known, and again at the next sync: a page
+/// A chunk of which something is not known yet is told of as far as it is known, and again at the next sync. A page
 /// that is offered anew holds its neighbours up for nothing.
 pub(crate) fn fill(guard: &mut Guard, changes: &mut Changes, at: &mut usize) {
     let mut table = guard.table();

@@ -13,7 +13,7 @@
 //!   translations, so it came before, or faults;
 //! - I/O into the page, which needs no translation. MOVE refuses pinned pages; here nothing would.
 //!   A pin to write with is taken by a write fault, and a write fault shows in the page map. So a
-//!   page written since the engine last looked stays as it is, and the engine asks only for pages not
+//!   page written since the engine last looked stays as it is. And the engine asks only for pages not
 //!   written for two periods, of guests without anything that holds pins that long (see
 //!   `sys::pins`). What is left is I/O that a process of this kind begins on a settled page in
 //!   the microseconds between that look and the freeze.

@@ -16,7 +16,7 @@
 //! Why no byte is lost, beyond what [`window`](super) says:
 //! - a private page was taken out like the others, so it is not pinned, and nobody writes it while it
 //!   is copied;
-//! - no thread ever finds a place of the store that was never written: whatever has no page, would not move, or
+//! - no thread ever finds a place of the store that was never written. Whatever has no page, would not move, or
 //!   differs ends the span, and the mapping comes into place with all its private pages;
 //! - whatever fails before it is in place leaves all pages in the staging area, from where they go back.
 //!

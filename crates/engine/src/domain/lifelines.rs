@@ -12,7 +12,7 @@
 //!
 //! A lifeline is a page that the guest maps shared as long as its epoch lasts. Fork children
 //! inherit it together with everything else that is mapped then. With the next sync after a
-//! release the guest gets a new lifeline and unmaps the old one; as soon as nobody maps the old
+//! release the guest gets a new lifeline and unmaps the old one. As soon as nobody maps the old
 //! one (and all before it), no process is left that could have inherited what was released in its
 //! time. A connection that is merely lost is no evidence: the refs wait for the lifelines.
 //!

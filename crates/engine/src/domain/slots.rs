@@ -6,7 +6,7 @@
 //!           refs sites key                    numbers to neighbouring pages, one after another
 //! ```
 //!
-//! Each store is on a node and has numbers of its own: its slots carry the store's number in their
+//! Each store is on a node and has numbers of its own. Its slots carry the store's number in their
 //! high bits (see [`Slot`]), so one table holds them all, and the heap has a bucket a node.
 //!
 //! A segment is a block of the domain's heap: free there, then allocated while its segment is in

@@ -10,7 +10,7 @@
 //! inherited the page from its parent. The second is assumed where the parent is a guest of the same domain. Of a
 //! family whose parent has ended, one child's claims count, for they share with each other alone.
 //!
-//! All this is for the counters, so it is estimated on the low side: a child's claims are taken to be those of its pages that
+//! All this is for the counters, so it is estimated on the low side. A child's claims are taken to be those of its pages that
 //! are merged, up to their number, though it may have written some and merged others since.
 
 use std::collections::{HashMap, HashSet};

@@ -13,12 +13,12 @@
 //! address space by the kernel. All else goes by number, and counts only if the witness lives *afterwards*.
 //!
 //! That the lifeline lies in this address space shows that the speaker lives there too, or that the process gave
-//! its consent: each session has a lifeline of its own, and only those to whom it was sent have it. So a
+//! its consent. Each session has a lifeline of its own, and only those to whom it was sent have it. So a
 //! socket that was handed to another process opens no memory, neither the one's nor the other's.
 //!
 //! Nothing of a process is looked at before it is admitted, but its ids.
 //!
-//! Whatever takes the lock of a guest's memory map is done at ordinary priority, and in pieces: a
+//! Whatever takes the lock of a guest's memory map is done at ordinary priority, and in pieces. A
 //! worker runs on idle CPUs only, and one that lost its CPU with that lock held would keep the guest
 //! waiting (I7).
 

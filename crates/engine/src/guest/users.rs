@@ -154,7 +154,7 @@ impl Users {
         user
     }
 
-    /// Whether the tables have shrunk by so much that the host should have the memory: the allocator would keep it for this
+    /// Whether the tables have shrunk by so much that the host should have the memory. The allocator would keep it for this
     /// process, and a guest that came with great tables and left would have taken it for good. One caller at a time.
     pub(crate) fn tables_have_shrunk(&self) -> bool {
         let now = self.tables.load(Relaxed);

@@ -12,11 +12,11 @@
 //!
 //! A *tie* is a lifeline that all guests of a domain share as long as one engine lives. One
 //! descriptor is enough for the next engine to learn that no process is left that could map a slot
-//! of its predecessor's time; handing over the lifelines of all guests instead would take thousands of
+//! of its predecessor's time. Handing over the lifelines of all guests instead would take thousands of
 //! descriptors, and two messages to the keeper for every page that is written.
 //!
-//! A keeper may drop what it is given, and does not tell. So the note decides: it is memory that
-//! both engines see, it names a tie *before* any guest is given it, and the next engine adopts a
+//! A keeper may drop what it is given, and does not tell. So the note decides. It is memory that
+//! both engines see, and it names a tie *before* any guest is given it. The next engine adopts a
 //! domain only if it has every store and every tie that the note names. Else it starts afresh, and
 //! the guests keep their pages as if there had been no keeper.
 //!

@@ -15,7 +15,7 @@
 //! * I3 A number that was ever given to an agent had been written, so it lies below the store's end, and numbers
 //!   begin behind that. A slot is not written again; an old process that still runs could do it, so a keeper starts
 //!   a new one only when the old one is gone.
-//! * I4 A process that may map a slot of an old store holds an old tie: agents map it before their first window,
+//! * I4 A process that may map a slot of an old store holds an old tie. Agents map it before their first window,
 //!   fork passes both on, and an agent unmaps it only when told that its pages are adopted. Until all old ties are
 //!   free the predecessor's ref stands for all those mappings, known or not.
 //! * I5 The predecessor's refs end all at once, when no process is left that could have inherited from its time.

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! [`SAMPLES`] pages, spread over the pattern, are read. If each equals its slot of the pattern, all are planned for
-//! theirs. As with all guesses the agent compares every byte before it merges (I1), refs are taken before it
-//! is asked (I4), and a page that was something else costs what a page costs that was written meanwhile. What the
+//! theirs. As with all guesses the agent compares every byte before it merges (I1), and refs are taken before it
+//! is asked (I4). A page that was something else costs what a page costs that was written meanwhile. What the
 //! pattern does not have is most likely private and waits until all other chunks have been visited.
 
 use wire::CHUNK_PAGES;

@@ -6,15 +6,14 @@
 //!   slot   70               85  86              101
 //! ```
 //!
-//! Neighbours have neighbouring slots. So where the first and the last page of a group of [`GROUP`]
-//! equal slots that are as far apart as they are, the pages between most likely equal the slots
-//! between, and the agent, who compares every byte before it merges (I1), is the one who finds
-//! out. Of a run that some guest shares already this saves reading, hashing and looking up seven
-//! pages of eight.
+//! Neighbours have neighbouring slots. The first and the last page of a group of [`GROUP`] may equal slots that
+//! are as far apart as they are. Then the pages between most likely equal the slots between. The agent compares
+//! every byte before it merges (I1), and finds out. Of a run that some guest shares already this saves reading,
+//! hashing and looking up seven pages of eight.
 //!
 //! Where at least half of a chunk's groups are so, what is in it that others share is in slots by now. A group of
-//! it of which nobody else has the ends or the middle is most likely private: it is put off until all other chunks have been visited,
-//! so that what saves memory comes first. It has to be read all the same, then. Where shared and private pages
+//! it of which no other guest has the ends or the middle is most likely private. It is put off until all other chunks have
+//! been visited: pages that save memory come first. It has to be read all the same, then. Where shared and private pages
 //! alternate in short runs, which shows in many groups with one end of each, nothing is put off: all that is
 //! shared is to be mapped together.
 //!

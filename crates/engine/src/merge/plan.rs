@@ -26,7 +26,7 @@
 //! see [`copies`](crate::domain::copies). Neighbouring pages that are all equal would each
 //! map the same slot with a call and a mapping of its own, and a guest's mappings are few. So once a
 //! content has copies anyway, [`ROW`] pages of it in a row are looked up under keys of their own, by
-//! their place in the row: the rows of all guests meet as any run of different pages does, and
+//! their place in the row. The rows of all guests meet as any run of different pages does, and
 //! map with one call. It costs at most `ROW` copies more of a content that has more than
 //! `max_page_sharing` pages.
 //!

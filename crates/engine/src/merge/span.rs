@@ -1,7 +1,7 @@
 //! Spans: merged pages with private ones between them that map with one call.
 //!
 //! A run of merged pages costs its guest two mappings and a call, however short it is. Where private pages are
-//! strewn between merged ones, new slots get numbers at the distance of their pages ([`Layout`]), so that a single
+//! strewn between merged ones, new slots get numbers at the distance of their pages ([`Layout`]). So a single
 //! mapping of the store fits all of them, in each guest that has these contents at such places. The
 //! numbers between are spent (I3). The private pages go inside the mapping, as pages that were merged and
 //! written since: the agent's window makes sure that nobody finds a place that has no page.

@@ -1,7 +1,7 @@
 //! The order in which the chunks of a round are visited.
 //!
 //! Equal guests have equal things at equal places. Chunks are visited by place, so that equal content is
-//! worked close in time, while its canonical pages and index entries are still in the cache; but the second guest of
+//! worked close in time, while its canonical pages and index entries are still in the cache. But the second guest of
 //! a domain lags behind the first, and all others behind the second:
 //!
 //! ```text

@@ -10,9 +10,9 @@
 //! with one node nothing is asked and nothing remembered.
 //!
 //! The kernel may move a page whenever it likes, and does not tell. So a page's node is asked again
-//! whenever something is about to follow from it: of a candidate when its twin is found, of a
+//! whenever something is about to follow from it. It is asked of a candidate when its twin is found, of a
 //! planned page that was not asked for in its own job, and of all candidates in each round. The
-//! last costs 0.2 µs a page and is bounded: at most [`BUDGET`] pages of a guest in one round, in
+//! last costs 0.2 µs a page and is bounded. Asked are at most [`BUDGET`] pages of a guest in one round, in
 //! turn, so that a guest with fewer candidates has each of them where it belongs after one period.
 //! What the kernel moves in the microseconds between question and window is merged where it was.
 

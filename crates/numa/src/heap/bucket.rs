@@ -2,14 +2,14 @@
 //!
 //! A block of order k is 2^k slots that begin at a multiple of 2^k. Its buddy is the other half of the block of order
 //! k + 1 around it; when both are free they are one. A free block has its bit in the set of its order, an allocated
-//! one its order in the table of heads: 1¼ bytes a slot in all, and the lowest slots go first, so that what is taken
+//! one its order in the table of heads. That is 1¼ bytes a slot in all, and the lowest slots go first, so that what is taken
 //! one after the other makes runs.
 //!
 //! The last few single slots that came back wait in a magazine, unmerged: a slot that goes and comes at once would
 //! split a chunk nine times and merge it nine times. They count as free blocks of order 0, the next single slots are
 //! taken from there, and they merge as soon as a request finds no block otherwise.
 //!
-//! A span whose slots are all retired is only counted: an owner that never uses a number twice adds ranges and
+//! A span whose slots are all retired is only counted. An owner that never uses a number twice adds ranges and
 //! retires blocks for as long as it runs, and needs memory for the ranges that still hold something.
 
 use std::ops::Range;

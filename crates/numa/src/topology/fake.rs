@@ -8,9 +8,9 @@
 //! | `fake=2:10,21,21,10` | two, with these distances, row by row |
 //!
 //! Without distances, parts of one node are as near to each other as the node is to itself, and otherwise as far as
-//! their nodes are, as in the kernel. Two things differ from it on purpose: CPUs are dealt out to the parts in turn,
-//! so that each has one node (the kernel shows every CPU in all parts of its node), and nodes without memory stay
-//! what they are, behind the emulated ones. The placement of an emulated node goes to its backing node, so everything
+//! their nodes are, as in the kernel. Two things differ from it on purpose. CPUs are dealt out to the parts in turn,
+//! so that each has one node; the kernel shows every CPU in all parts of its node. Nodes without memory stay
+//! as they are, behind the emulated ones. The placement of an emulated node goes to its backing node, so everything
 //! node-aware runs on a machine with one node.
 
 use std::fmt;

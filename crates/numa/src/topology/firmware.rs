@@ -1,6 +1,6 @@
 //! The topology that firmware tables describe.
 //!
-//! Node numbers are those that Linux gives on x86 (`acpi_numa_init` in drivers/acpi/numa/srat.c): each enabled entry
+//! Node numbers are those that Linux gives on x86 (`acpi_numa_init` in drivers/acpi/numa/srat.c). Each enabled entry
 //! takes the next free number for a domain not seen before, CPUs and generic initiators first, in the table's order,
 //! then memory. So the topology of a machine's own tables equals that of its sysfs.
 

@@ -11,8 +11,8 @@
 //! - T1 There is at least one node; node numbers ascend and may have gaps.
 //! - T2 The distance matrix has a row and a column for each *online* node, in the nodes' order.
 //! - T3 A distance is at least 10, and 10 from a node to itself; 255 means no way.
-//! - T4 A CPU is in one node only, except on a kernel that emulates nodes (there each emulated node shows all CPUs of
-//!   the node it is made of) and in what is emulated over such a kernel's nodes.
+//! - T4 A CPU is in one node only, except on a kernel that emulates nodes, and in an emulation over such nodes. There
+//!   each emulated node shows all CPUs of the node it is made of.
 //! - T5 An emulated node has a backing node of the topology that it was made from.
 
 mod error;

@@ -1,6 +1,6 @@
 //! `pageone bench hashdist`: the demonstration of the 2004 series on boot hash distribution, in user space.
 //!
-//! A table is made on one node, then one that is spread over all nodes with memory; each time the nodes' memory is
+//! A table is made on one node, then one that is spread over all nodes with memory. Each time the nodes' memory is
 //! shown before and after, and threads on all CPUs look up random entries. The first table stays while the second is
 //! made: pages that a process gives back wait on its CPU's own lists, and taking them again would not show. The largest table of the mail, 512 MiB for TCP's
 //! established connections on 16 nodes with 62 097 440 kB, sets the default size for any machine.

@@ -64,7 +64,7 @@ pub(crate) struct Args {
     /// Give each guest the runs in an order of its own
     #[arg(long)]
     shuffle: bool,
-    /// All content follows from it
+    /// The number from which all content is made: the same number makes the same content
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// PageONE's period until all is merged; afterwards it is 20 s

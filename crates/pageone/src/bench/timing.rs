@@ -25,7 +25,7 @@ pub(crate) struct Args {
     /// Pages of each kind
     #[arg(long, default_value_t = 16384, value_parser = clap::value_parser!(u32).range(32..=1 << 20))]
     pages: u32,
-    /// All content follows from it
+    /// The number from which all content is made: the same number makes the same content
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// PageONE's period until all is merged

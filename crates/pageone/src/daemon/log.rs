@@ -1,12 +1,12 @@
 //! The daemon's log on standard error: bounded, and never waited for.
 //!
 //! Whoever may connect can make the daemon say something, as often as it likes. A log that is read
-//! slowly, or not at all, must not stop the poll loop for that (I8): a line that does not fit at once is
+//! slowly, or not at all, must not stop the poll loop for that (I8). A line that does not fit at once is
 //! left out, and so are lines beyond [`MOST`] in ten seconds. How many were left out is said before
 //! the next line that goes out. A line is at most [`LONGEST`] bytes, for which a pipe that is ready has room.
 //!
 //! Strangers choose names that are logged. Where such a name is formatted it is wrapped in
-//! [`sys::foreign::Foreign`]; should a place forget it, the line is escaped here once more, as a whole: one call of
+//! [`sys::foreign::Foreign`]. Should a place forget it, the line is escaped here once more, as a whole: one call of
 //! [`Line`] is one line, whatever is in it. For the same reason the log has no colours.
 
 use std::io::{self, Write};

@@ -11,7 +11,7 @@
 //!                                               a domain, or a refusal
 //! ```
 //!
-//! No two grants make the same text for different domains: `uid:7`, `uid:7/NAME`, `gid:7`,
+//! No two grants make the same text for different domains. `uid:7`, `uid:7/NAME`, `gid:7`,
 //! `gid:7/NAME`, `cgroup:NUMBER/PATH` and `name:NAME` differ in what is before the colon, only numbers stand
 //! before a slash, and only `name:` is shared by several rules, on purpose.
 

@@ -1,7 +1,7 @@
 //! The daemon's knobs, and turning them without waiting.
 //!
 //! A knob is drawn only if the daemon's status names it, so the list may name knobs that a daemon
-//! does not have. `run=2` takes as long as the slowest guest, and guests are stopped here: so a knob
+//! does not have. `run=2` takes as long as the slowest guest, and guests are stopped here. So a knob
 //! is turned by a process of its own, at most one at a time, and its end is asked for later.
 
 use std::process::{Child, Stdio};

@@ -1,6 +1,6 @@
 //! Patterns for paths of cgroups: `*` and `?` inside a name, `**` for any number of names.
 //!
-//! A matcher of our own, because a guest may choose its cgroup's name (a delegated subtree): this one
+//! A matcher of our own, because a guest may choose its cgroup's name (a delegated subtree). This one
 //! takes at most the product of the lengths, where common ones take a time that grows with a power
 //! of the name's length. Both levels, names in a path and characters in a name, are the same
 //! algorithm: on a mismatch the last star takes one item more, and no earlier star needs a second try.
