@@ -1,7 +1,7 @@
 //! Patterns: which slots the pages of a chunk were merged with last, by the chunk's place in its region.
 //!
 //! Equal guests have equal things at equal places, so the next guest's chunk at the same place is most likely merged
-//! in the same way: see [`follow`](crate::merge::plan). A pattern holds no refs, and its slots may be dead or full by then:
+//! in the same way: see [`predict`](crate::merge::predict). A pattern holds no refs, and its slots may be dead or full by then:
 //! whoever uses it wins a ref of each or reads the page.
 //!
 //! There is one for each place, so they take less than a thousandth of the memory of the largest guest. A guest may claim places

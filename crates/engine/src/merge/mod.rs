@@ -1,9 +1,8 @@
 //! Merge: which page maps which slot, and the request to the agent that makes it so.
 
-pub(crate) mod follow;
-pub(crate) mod guess;
 pub(crate) mod lookup;
 pub(crate) mod plan;
+pub(crate) mod predict;
 pub(crate) mod publish;
 pub(crate) mod read;
 pub(crate) mod request;

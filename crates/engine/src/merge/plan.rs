@@ -15,9 +15,8 @@
 //! How a fingerprint is looked up is told in [`lookup`](super::lookup), how twins get their slots in
 //! [`publish`](super::publish).
 //!
-//! Before anything is read, a chunk that is most likely like one of another guest is planned like that one: see
-//! [`follow`](super::follow). Else groups of pages that very likely equal neighbouring slots are planned by a look at their ends, and
-//! those that very likely are private are left for a later visit: see [`guess`](super::guess).
+//! Before anything is read, a prediction plans pages that very likely equal slots, and puts those off that very likely
+//! are private: see [`predict`](super::predict).
 //!
 //! Where there are several nodes, a batch is asked for its nodes too, after it was read: see
 //! [`relocation`](crate::scan::relocation).
@@ -202,7 +201,7 @@ impl<'a> Plan<'a> {
         let reserved = self.pages.huge && self.context.worth_splitting > 0;
         self.publishes = !reserved && self.context.may_map;
         let read = self
-            .guess(desk, &mut settled)
+            .predict(desk, &mut settled)
             .and_then(|()| self.read(desk, &settled))
             .and_then(|()| self.weigh(desk, &mut settled));
         if let Err(error) = read {
@@ -246,7 +245,7 @@ impl<'a> Plan<'a> {
         self.pages.tag(page) == Tag::Settled && self.pages.offered.contains(page) && !is_left
     }
 
-    /// Whether what `page` is may be guessed: nothing is known against it.
+    /// Whether `page` may be predicted: nothing is known against it.
     pub(super) fn is_fresh(&self, page: usize) -> bool {
         let fresh = self.is_settled(page) && self.pages.level(page) == 0;
         fresh && !self.pages.later.contains(page)

@@ -1,0 +1,234 @@
+//! Prediction: pages that are planned unread, because samples say which slots they equal.
+//!
+//! A prediction proposes pairs of a page and a slot. Samples of it are read. If they are as proposed, the pairs are
+//! accepted; else the pages are read like all others. Pages without a pair are most likely private. They are put off until
+//! all other chunks have been visited: pages that save memory come first. Two sources propose:
+//!
+//! ```text
+//!   the pattern of the place      slots by page, as the chunk there of another guest was merged last
+//!     pattern   70 71 72 73  ·  ·  90 91 92 93 94  ·
+//!     chunk      ●  ?  ?  ?  ○  ○   ?  ●  ?  ?  ●  ○      ● sampled, equal   ? planned unread   ○ put off
+//!
+//!   groups of 16                  neighbours have neighbouring slots
+//!     slot   70               85  86              101
+//!     page   ●  ?  ?  ?  ?  ?  ●   ●  ?  ?  ?  ?  ?  ●   ○
+//! ```
+//!
+//! **The pattern.** [`SAMPLES`] pages, spread over it, are read. If each equals its slot, all are planned for theirs.
+//!
+//! **Groups.** The first and the last page of a group of [`GROUP`] may equal slots that are as far apart as they are. Then
+//! the pages between most likely equal the slots between. Of a run that some guest shares already this saves reading,
+//! hashing and looking up seven pages of eight. Where at least half of a chunk's groups are so, what is in it that others
+//! share is in slots by now. A group of it of which no other guest has the ends or the middle is put off. Where shared and
+//! private pages alternate in short runs, which shows in many groups with one end of each, nothing is put off: all that is
+//! shared is to be mapped together.
+//!
+//! The agent compares every byte before it merges (I1), and each pair takes its ref before the agent is asked (I4). A wrong
+//! one costs what any page costs that was written between the reading and the merge. From then on the page has a back-off
+//! level, and such pages are read.
+
+use wire::CHUNK_PAGES;
+
+use crate::domain::patterns::LEAST;
+use crate::domain::refs::Taken;
+use crate::merge::plan::{Desk, Plan};
+use crate::page::{Entry, Slot, StoreId, Tag};
+
+/// Pages read of a chunk that may be like the pattern.
+const SAMPLES: usize = 4;
+/// Pages that are predicted together.
+const GROUP: usize = 16;
+/// Nothing is put off where more than one in so many groups has a shared and a private end.
+const MIXED: usize = 4;
+
+/// What pages of a chunk most likely are.
+#[derive(Default)]
+struct Prediction {
+    /// Pages, and the slots that they equal.
+    pairs: Vec<(usize, Slot)>,
+    /// Pages that no other guest has.
+    put_off: Vec<usize>,
+}
+
+/// What a probe found a page to be.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Probed {
+    /// It equals this slot.
+    Slot(Slot),
+    /// No page is known to be like it.
+    New,
+    /// Zeros, or like a candidate.
+    Other,
+}
+
+/// What the pages of a chunk were found to be, by page.
+struct Known([Option<Probed>; CHUNK_PAGES]);
+
+impl Known {
+    fn nothing() -> Self {
+        Self([None; CHUNK_PAGES])
+    }
+
+    fn at(&self, page: usize) -> Option<Probed> {
+        self.0.get(page).copied().flatten()
+    }
+
+    /// The slot that a page equals.
+    fn slot(&self, page: usize) -> Option<Slot> {
+        match self.at(page) {
+            Some(Probed::Slot(slot)) => Some(slot),
+            _ => None,
+        }
+    }
+
+    /// Whether two pages equal slots that are as far apart as they are.
+    fn fit(&self, first: usize, last: usize) -> bool {
+        let (first_slot, last_slot) = (self.slot(first), self.slot(last));
+        first_slot.is_some_and(|slot| last_slot == Some(slot.plus(last - first)))
+    }
+
+    /// Whether no other guest has the ends and the middle of a group.
+    fn is_new(&self, first: usize) -> bool {
+        let new = |page| self.at(page) == Some(Probed::New);
+        [0, GROUP / 2, GROUP - 1]
+            .iter()
+            .all(|place| new(first + place))
+    }
+}
+
+impl Plan<'_> {
+    /// Plans pages that can be planned unread; leaves in `settled` what is to be read.
+    ///
+    /// # Errors
+    /// When the guest's memory cannot be read.
+    pub(super) fn predict(
+        &mut self,
+        desk: &mut Desk,
+        settled: &mut Vec<u16>,
+    ) -> std::io::Result<()> {
+        // Pages that are bound to their nodes would have to be asked for these one by one, and a whole visit is
+        // for pages that were not predicted at the first.
+        if self.whole || self.is_bound() || self.domain().slots.live() < GROUP as u64 {
+            return Ok(());
+        }
+        let prediction = match self.propose_pattern() {
+            Some(pattern) if self.holds(&pattern, desk)? => pattern,
+            _ => self.propose_groups(desk)?,
+        };
+        self.accept(prediction);
+        let later = self.pages.later;
+        settled.retain(|&page| {
+            let page = usize::from(page);
+            self.pages.tag(page) == Tag::Settled && !later.contains(page)
+        });
+        Ok(())
+    }
+
+    /// Plans the pairs that win a ref, and leaves the rest for a later visit.
+    fn accept(&mut self, prediction: Prediction) {
+        let view = self.domain().slots.view();
+        for (page, slot) in prediction.pairs {
+            if view.try_ref(slot) == Taken::Won {
+                self.pages.set_planned(page, slot);
+            }
+        }
+        for page in prediction.put_off {
+            self.pages.later.insert(page);
+        }
+    }
+
+    /// As the chunk at the same place was merged last.
+    fn propose_pattern(&self) -> Option<Prediction> {
+        let pattern = self.domain().patterns.get(self.chunk.place)?;
+        let mut prediction = Prediction::default();
+        for page in (0..CHUNK_PAGES).filter(|&page| self.is_fresh(page)) {
+            match pattern.get(page) {
+                Some(slot) => prediction.pairs.push((page, slot)),
+                None => prediction.put_off.push(page),
+            }
+        }
+        (prediction.pairs.len() >= LEAST).then_some(prediction)
+    }
+
+    /// Whether samples of the pairs are as proposed.
+    fn holds(&self, prediction: &Prediction, desk: &mut Desk) -> std::io::Result<bool> {
+        let pairs = &prediction.pairs;
+        let last = pairs.len().saturating_sub(1);
+        let samples = (0..SAMPLES).filter_map(|n| pairs.get(n * last / (SAMPLES - 1)).copied());
+        let samples: Vec<_> = samples.collect();
+        let mut known = Known::nothing();
+        self.probe(desk, samples.iter().map(|&(page, _)| page), &mut known)?;
+        let equals = |&(page, slot): &(usize, Slot)| known.slot(page) == Some(slot);
+        Ok(samples.iter().all(equals))
+    }
+
+    /// The groups whose ends fit.
+    fn propose_groups(&self, desk: &mut Desk) -> std::io::Result<Prediction> {
+        let groups: Vec<usize> = (0..CHUNK_PAGES)
+            .step_by(GROUP)
+            .filter(|&first| (first..first + GROUP).all(|page| self.is_fresh(page)))
+            .collect();
+        let mut known = Known::nothing();
+        self.probe(desk, groups.iter().copied(), &mut known)?;
+        let begins = groups.iter().filter(|&&first| known.slot(first).is_some());
+        let is_shared = 2 * begins.count() >= groups.len();
+        // The start of the next group tells as much as the end of this one.
+        let more = groups.iter().flat_map(|&first| {
+            let (middle, last) = (first + GROUP / 2, first + GROUP - 1);
+            match known.at(first) {
+                Some(Probed::Slot(_)) if !known.fit(first, first + GROUP) => [None, Some(last)],
+                Some(Probed::New) if is_shared => [Some(middle), Some(last)],
+                _ => [None; 2],
+            }
+        });
+        let more: Vec<usize> = more.flatten().collect();
+        self.probe(desk, more.into_iter(), &mut known)?;
+        let fits = |first| known.fit(first, first + GROUP - 1) || known.fit(first, first + GROUP);
+        let mixed = groups
+            .iter()
+            .filter(|&&first| !fits(first) && !known.is_new(first));
+        let puts_off = is_shared && MIXED * mixed.count() <= groups.len();
+        let mut prediction = Prediction::default();
+        for first in groups {
+            let group = first..first + GROUP;
+            match known.slot(first).filter(|_| fits(first)) {
+                Some(slot) => {
+                    let pairs = group.map(|page| (page, slot.plus(page - first)));
+                    prediction.pairs.extend(pairs);
+                }
+                None if puts_off && known.is_new(first) => prediction.put_off.extend(group),
+                None => {}
+            }
+        }
+        Ok(prediction)
+    }
+
+    /// Reads `pages`, ascending and at most a batch, and notes what they are.
+    fn probe(
+        &self,
+        desk: &mut Desk,
+        pages: impl Iterator<Item = usize>,
+        known: &mut Known,
+    ) -> std::io::Result<()> {
+        let pages: Vec<u16> = pages.filter_map(|page| page.try_into().ok()).collect();
+        if pages.is_empty() {
+            return Ok(());
+        }
+        let memory = &*self.guest.memory;
+        let read = desk.batch.fill(memory, self.chunk.address, &pages)?;
+        let index = self.domain().index(StoreId::default());
+        let key = |at| self.key(desk.batch.page(at));
+        let keys: Vec<_> = (0..read).map(key).collect();
+        let wanted: Vec<_> = keys.iter().copied().flatten().collect();
+        index.expect(&wanted);
+        for (&page, key) in pages.iter().zip(keys) {
+            let found = match key.map(|key| index.get(key)) {
+                Some(Some(Entry::Canonical(slot))) => Probed::Slot(slot),
+                Some(None) => Probed::New,
+                _ => Probed::Other,
+            };
+            known.0[usize::from(page)] = Some(found);
+        }
+        Ok(())
+    }
+}
