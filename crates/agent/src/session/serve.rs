@@ -40,17 +40,33 @@ use crate::window::{self, Window};
 pub(crate) extern "C" fn main() -> ! {
     if sys::thread::leave_descriptors().is_ok() {
         sys::thread::set_name(thread::NAME);
-        // Without /proc there is no session either. The rights of the program: without the filter that comes next.
-        if let (Some(process), Ok(rights)) = (per_process(), Rights::own()) {
-            let life = &process.life;
-            run(&Own {
-                life,
-                rights,
-                narrowed: narrow(),
-            });
+        if let Some(process) = per_process() {
+            begin(&process.life);
         }
     }
     sys::thread::leave(0)
+}
+
+fn begin(life: &'static Life) {
+    let alone = Alone::new();
+    if let Some(after) = config().any {
+        // A short life costs no filter of the thread's own. What the program offers itself does not wait for it.
+        life.nap(life.offers(), Duration::ZERO, after, || {
+            alone.leave_if_last()
+        });
+        if life.must_end() {
+            return;
+        }
+    }
+    // Without /proc there is no session either. The rights of the program: without the filter that comes next.
+    if let Ok(rights) = Rights::own() {
+        let own = Own {
+            life,
+            rights,
+            narrowed: narrow(),
+        };
+        run(&own, &alone);
+    }
 }
 
 /// The shortest time between two attempts to find an engine.
@@ -106,17 +122,10 @@ impl Own {
     }
 }
 
-fn run(own: &Own) {
+fn run(own: &Own, alone: &Alone) {
     let life = own.life;
-    let alone = Alone::new();
     if life.is_hasty() {
         life.nap(life.offers(), thread::HASTE, thread::HASTE, || {
-            alone.leave_if_last()
-        });
-    }
-    if let Some(after) = config().any {
-        // A short life costs nothing more. What the program offers itself does not wait for it.
-        life.nap(life.offers(), Duration::ZERO, after, || {
             alone.leave_if_last()
         });
     }
@@ -124,7 +133,7 @@ fn run(own: &Own) {
     while !life.must_end() {
         let seen = life.offers();
         let ended = match own.differs() {
-            None => meet(own, &alone),
+            None => meet(own, alone),
             Some((Differ::Odd, _)) => Ok(()),
             Some((Differ::All, _)) => break,
         };
