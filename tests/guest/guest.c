@@ -230,6 +230,7 @@ static int ask_child(char command)
 
 #include "forks.h"
 #include "ground.h"
+#include "hole.h"
 
 /* ---- commands ---- */
 
@@ -534,6 +535,10 @@ int main(void)
 		COMMAND("fresh") say(map_fresh());
 		COMMAND("mapfile") { sscanf(line, "%*s %511s", path); say(map_file(path)); }
 		COMMAND("stack") say(start_stack(a));
+		COMMAND("hole") say(make_hole(a));
+		COMMAND("tryhole") say(try_hole());
+		COMMAND("usehole") say(start_hole());
+		COMMAND("endhole") say(stop_hole());
 		COMMAND("standing") say(call_from_within(a, b, (int)c));
 		COMMAND("childstanding") say(call_in_child(a, b, (int)c));
 		COMMAND("endstack") say(end_stack());

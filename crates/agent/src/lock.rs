@@ -26,11 +26,11 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use rustix::event::Timespec;
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags};
 use rustix::thread::futex;
 use sys::process::thread_id;
 use sys::task;
 use sys::thread::{SignalMask, block_signals, restore_signals};
+use wire::PAGE_BYTES;
 
 use crate::table::Table;
 use crate::thread::{self, Life};
@@ -107,21 +107,17 @@ pub(crate) fn existing() -> Option<&'static PerProcess> {
 }
 
 fn make_page() -> Option<*mut PerProcess> {
-    let prot = ProtFlags::READ | ProtFlags::WRITE;
-    let none = std::ptr::null_mut();
-    // SAFETY: a fresh mapping disturbs nothing.
-    let made = unsafe { rustix::mm::mmap_anonymous(none, 4096, prot, MapFlags::PRIVATE) }.ok()?;
-    let address = made.expose_provenance();
+    let address = sys::mapping::area(PAGE_BYTES).ok()?;
     // SAFETY: the page was just made here.
-    unsafe { sys::mapping::advise(address, 4096, libc::MADV_WIPEONFORK) }.ok()?;
-    let made = made.cast::<PerProcess>();
+    unsafe { sys::mapping::advise(address, PAGE_BYTES, libc::MADV_WIPEONFORK) }.ok()?;
+    let made = std::ptr::with_exposed_provenance_mut::<PerProcess>(address);
     // Release pairs with the Acquire in `per_process`; a thread that came first has won.
     let order = (Ordering::Release, Ordering::Acquire);
     match PAGE.compare_exchange(std::ptr::null_mut(), made, order.0, order.1) {
         Ok(_) => Some(made),
         Err(winner) => {
             // SAFETY: nobody else knows the page.
-            let _ = unsafe { sys::mapping::unmap(address, 4096) };
+            let _ = unsafe { sys::mapping::unmap(address, PAGE_BYTES) };
             Some(winner)
         }
     }

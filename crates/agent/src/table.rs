@@ -157,7 +157,7 @@ impl Table<'_> {
     pub(crate) fn make(&mut self, address: usize) -> Option<&mut Chunk> {
         let place = TOP.get(address / LEAF_SPAN)?;
         if place.load(Ordering::Relaxed).is_null() {
-            let leaf = sys::mapping::area(size_of::<Leaf>(), PAGE_BYTES).ok()?;
+            let leaf = sys::mapping::area(size_of::<Leaf>()).ok()?;
             // The table must reach fork children: their merged pages are merged still.
             // SAFETY: the area was just made here.
             unsafe { sys::mapping::advise(leaf, size_of::<Leaf>(), libc::MADV_NOHUGEPAGE) }.ok();

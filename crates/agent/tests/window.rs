@@ -682,3 +682,38 @@ impl PageSet {
         self.0.contains(&page)
     }
 }
+
+#[test]
+fn nothing_of_the_agent_lies_where_the_program_was() {
+    const CHUNKS: usize = 12;
+    let mut engine = Engine::new();
+    let mut guest = engine.guest();
+    engine.write(1000, 512 * CHUNKS as u64, 5);
+    guest.map(512 * CHUNKS);
+    guest.run(&format!("fill 0 {} 5", 512 * CHUNKS));
+    // Two mebibytes and a large place: what is made aside has sizes of both kinds.
+    guest.run("hole 64");
+    guest.run(&format!("advise 0 {} 12", 512 * CHUNKS));
+    engine.accept();
+    engine.sync();
+    // Table, stack, staging area, copies and lines are there.
+    guest.run("tryhole");
+    guest.run("usehole");
+    let mut merged = 0;
+    for chunk in 0..CHUNKS {
+        let at = guest.memory + chunk * (2 << 20);
+        let slot = 1000 + 512 * chunk as u64;
+        merged += count(&engine.merge_span(at, 0, 512, slot), PageOutcome::Merged);
+    }
+    assert!(merged > 256 * CHUNKS, "{merged} pages merged");
+    let lifeline = common::new_lifeline();
+    engine.sync_with(Some(&lifeline));
+    // What is merged is locked, and so made whole aside; what is merged then is mapped by way of aside as well.
+    guest.run(&format!("lock 0 {}", 256 * CHUNKS));
+    engine.sync();
+    engine.merge(guest.memory, 0, 512, Some(1000));
+    guest.run(&format!("unlock 0 {}", 512 * CHUNKS));
+    guest.run("endhole");
+    guest.run("tryhole");
+    guest.run("check");
+}

@@ -103,7 +103,7 @@ impl Springboard {
     /// # Errors
     /// What mmap gives.
     pub fn new() -> Result<Self> {
-        let start = crate::mapping::area(Self::ROOM, 4096)?;
+        let start = crate::mapping::area_near_libraries(Self::ROOM)?;
         Ok(Self { start, used: 0 })
     }
 

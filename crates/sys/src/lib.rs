@@ -6,6 +6,7 @@
 //! allocates nor touches `errno`. These wrappers go through rustix, which enters the kernel
 //! directly and returns errors as values.
 
+mod apart;
 pub mod credentials;
 pub mod dump;
 #[cfg(target_arch = "x86_64")]

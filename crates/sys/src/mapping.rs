@@ -4,6 +4,7 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
+use crate::apart::{Use, map_apart};
 use crate::fault::{self, Point};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, Result};
@@ -184,7 +185,7 @@ unsafe fn replace_locked(
     })
 }
 
-/// Maps `source` at a place of the kernel's choice, with `access` and `attributes`, to be finished
+/// Maps `source` at a place apart (`sys::apart`), with `access` and `attributes`, to be finished
 /// there and then [`place`]d. `locks` says that `attributes.locked` is to be set or cleared.
 ///
 /// A mapping that is locked while it may be written would be filled by write faults at once, and
@@ -200,13 +201,14 @@ pub fn aside(
     attributes: Attributes,
     locks: bool,
 ) -> Result<usize> {
-    let (none, flags) = (std::ptr::null_mut(), flags(attributes));
+    let flags = flags(attributes);
     let prot = match locks {
         true => ProtFlags::empty(),
         false => access.prot(),
     };
-    // SAFETY: a fresh mapping at a place of the kernel's choice disturbs nothing.
-    let made = unsafe { map(none, len, source, prot, flags) }?;
+    // SAFETY: a fresh mapping where nothing is disturbs nothing.
+    let fresh = |at| unsafe { map(at, len, source, prot, flags) };
+    let made = map_apart(Use::Passing, len, fresh)?;
     let start = made.expose_provenance();
     // SAFETY: all is about the mapping just made.
     let done = unsafe {
@@ -341,32 +343,38 @@ unsafe fn describe(
     Ok(())
 }
 
-/// A new private area of zeros of `len` bytes, rounded up to whole pages, aligned to `align` (a power of two), that costs
-/// nothing until touched. It is PageONE's own, and marked so ([`mark_own`]).
+/// A new private area of zeros of `len` bytes, rounded up to whole pages, that costs nothing until touched. It is
+/// PageONE's own, lies apart from the program's memory (`sys::apart`), and is marked so ([`mark_own`]).
 ///
 /// # Errors
 /// `NOMEM` when the address space or the map count is exhausted.
-pub fn area(len: usize, align: usize) -> Result<usize> {
-    let len = len.checked_next_multiple_of(4096).ok_or(Errno::NOMEM)?;
+pub fn area(len: usize) -> Result<usize> {
+    let len = len.checked_next_multiple_of(PAGE).ok_or(Errno::NOMEM)?;
+    let start = map_apart(Use::Area, len, |at| zeros(at, len))?;
+    own(start, len)
+}
+
+/// The same at a place of the kernel's choice: near libraries that were just mapped. For what is made before the program runs.
+///
+/// # Errors
+/// As [`area`].
+pub(crate) fn area_near_libraries(len: usize) -> Result<usize> {
+    let start = zeros(std::ptr::null_mut(), len)?;
+    own(start, len)
+}
+
+fn zeros(at: *mut std::ffi::c_void, len: usize) -> Result<*mut std::ffi::c_void> {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
     let prot = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a fresh mapping at a place of the kernel's choice disturbs nothing.
-    let start =
-        unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), len + align, prot, flags)? };
+    // SAFETY: a fresh mapping where nothing is disturbs nothing.
+    unsafe { rustix::mm::mmap_anonymous(at, len, prot, flags) }
+}
+
+fn own(start: *mut std::ffi::c_void, len: usize) -> Result<usize> {
     let start = start.expose_provenance();
-    let aligned = start.next_multiple_of(align);
-    // SAFETY: both cuts lie in the mapping just made, outside the part that is kept.
-    unsafe {
-        if aligned > start {
-            rustix::mm::munmap(pointer(start), aligned - start)?;
-        }
-        let tail = start + align - aligned;
-        if tail > 0 {
-            rustix::mm::munmap(pointer(aligned + len), tail)?;
-        }
-        mark_own(aligned, len)?;
-    }
-    Ok(aligned)
+    // SAFETY: the area was just made.
+    unsafe { mark_own(start, len) }?;
+    Ok(start)
 }
 
 /// Marks memory as PageONE's own: what has advice on how it is read is never merged, and where there is no file such
@@ -383,17 +391,16 @@ pub unsafe fn mark_own(start: usize, len: usize) -> Result<()> {
     unsafe { crate::raw::call(libc::SYS_madvise, args) }.map(drop)
 }
 
-/// Maps `len` bytes of `file` from `offset` on, shared, at a place of the kernel's choice.
+/// Maps `len` bytes of `file` from `offset` on, shared, at a place apart (`sys::apart`).
 ///
 /// # Errors
 /// What mmap(2) gives.
 pub fn share(file: BorrowedFd<'_>, offset: u64, len: usize, access: Access) -> Result<usize> {
     fault::check(Point::Share)?;
-    let at = std::ptr::null_mut();
-    // SAFETY: a fresh mapping at a place of the kernel's choice disturbs nothing.
-    let start =
-        unsafe { rustix::mm::mmap(at, len, access.prot(), MapFlags::SHARED, file, offset)? };
-    Ok(start.expose_provenance())
+    // SAFETY: a fresh mapping where nothing is disturbs nothing.
+    let fresh =
+        |at| unsafe { rustix::mm::mmap(at, len, access.prot(), MapFlags::SHARED, file, offset) };
+    map_apart(Use::Line, len, fresh).map(|start| start.expose_provenance())
 }
 
 /// This process's memory as a file: what is read-only, or not even that, can be written there too.

@@ -278,7 +278,7 @@ mod tests {
 
     impl Area {
         fn new() -> Self {
-            Self(crate::mapping::area(LEN, 4096).unwrap())
+            Self(crate::mapping::area(LEN).unwrap())
         }
 
         fn write(&self, page: usize) {
@@ -384,7 +384,7 @@ mod tests {
     #[test]
     fn long_walks_see_every_page_once() {
         const MANY: usize = 5000;
-        let at = crate::mapping::area(MANY * 4096, 4096).unwrap();
+        let at = crate::mapping::area(MANY * 4096).unwrap();
         // A huge page would make one run of many.
         // SAFETY: the mapping is this test's own, and empty.
         unsafe { crate::mapping::advise(at, MANY * 4096, libc::MADV_NOHUGEPAGE) }.ok();

@@ -39,7 +39,7 @@ impl Room {
     /// # Errors
     /// `NOMEM` when memory is exhausted.
     pub fn new() -> Result<Self> {
-        let base = mapping::area(STACK_BYTES + TLS_BYTES + CONTROL_BYTES, 4096)?;
+        let base = mapping::area(STACK_BYTES + TLS_BYTES + CONTROL_BYTES)?;
         // The lowest page of the stack catches an overflow.
         let args = [base, 4096, 0, 0, 0, 0];
         // SAFETY: the page lies in the area just made and nothing uses it.

@@ -493,7 +493,7 @@ mod tests {
 
     /// Two pages of memory, the second of which is for the caller's changes.
     fn two_pages() -> usize {
-        let start = mapping::area(8192, 4096).unwrap();
+        let start = mapping::area(8192).unwrap();
         // SAFETY: the area was just made here. It is to be as a guest's memory.
         unsafe { mapping::advise(start, 8192, libc::MADV_NORMAL) }.unwrap();
         start
@@ -503,7 +503,7 @@ mod tests {
     fn private_mappings_of_a_file_are_found_with_their_place_in_it() {
         let store = crate::memfd::Store::new("pageone-test").unwrap();
         store.write(0, &[&[1; 4096]; 8]).unwrap();
-        let start = mapping::area(8 * 4096, 4096).unwrap();
+        let start = mapping::area(8 * 4096).unwrap();
         let source = Source::Store(store.as_fd(), 3 * 4096);
         let attributes = Attributes::default();
         let access = Access::ReadWrite;
@@ -573,7 +573,7 @@ mod tests {
         for strange in ["gd", "wf", "sl", "rr", "sr", "ht", "??"] {
             assert_eq!(flagged(format!(" rd {strange} wr ").as_bytes()), None);
         }
-        let start = mapping::area(4096, 4096).unwrap();
+        let start = mapping::area(4096).unwrap();
         let mut seen = None;
         attributes(start, start + 4096, |_, told| seen = Some(told)).unwrap();
         assert_eq!(seen, Some(None), "the agent's own memory is never merged");

@@ -24,7 +24,7 @@ impl Copies {
     /// # Errors
     /// What mmap gives.
     pub(super) fn new() -> Result<Self> {
-        let start = mapping::area(BYTES, PAGE_BYTES)?;
+        let start = mapping::area(BYTES)?;
         // SAFETY: the area was just made here.
         unsafe { mapping::advise(start, BYTES, libc::MADV_DONTFORK)? };
         Ok(Self { start })

@@ -22,7 +22,7 @@ impl Staging {
     /// # Errors
     /// What mmap and userfaultfd give.
     pub(super) fn new(uffd: &Uffd) -> Result<Self> {
-        let journal = mapping::area(PAGE_BYTES + BYTES, PAGE_BYTES)?;
+        let journal = mapping::area(PAGE_BYTES + BYTES)?;
         let start = journal + PAGE_BYTES;
         // SAFETY: the area was just made here.
         unsafe {
