@@ -324,6 +324,9 @@ static void do_remap(const struct call *call)
 {
 	unsigned char *target = (unsigned char *)ARENA + call->c * (long)PAGE;
 	size_t bytes = (size_t)call->b * PAGE;
+	/* It unlocks what stays: all of the mapping, though only a part of it moves, and merging divides mappings. */
+	if (call->a & MREMAP_DONTUNMAP)
+		munlock(at(call), len(call));
 	unsigned char *place = mremap(at(call), len(call), bytes, (int)call->a, target);
 	int error = errno;
 	say_place(place);
