@@ -1,6 +1,7 @@
-"""Data as a program has them, in MIB megabytes: texts, numbers and records. On each line "work" looks at all of it, changes a little,
+"""Data as a program has them, in MIB megabytes: columns of numbers, texts and records. On each line "work" looks at all of it, changes a little,
 and says a digest and how many milliseconds that took. With WORKERS it forks so many, and they work."""
 
+import array
 import hashlib
 import os
 import sys
@@ -12,15 +13,18 @@ WORKERS = int(sys.argv[2])
 
 def build():
     line = b"%08d the same words in each process, as from one file on disk; " * 16
-    texts = [line % tuple([number] * 16) for number in range(MIB * 512)]
-    records = [{"id": number, "name": "name %d" % number, "tags": [number, number + 1]} for number in range(MIB * 500)]
-    return texts, records, bytearray(os.urandom(1) * 4096)
+    texts = [line % tuple([number] * 16) for number in range(MIB * 128)]
+    records = [{"id": number, "name": "name %d" % number, "tags": [number, number + 1]} for number in range(MIB * 250)]
+    columns = [array.array("d", range(number, number + 131072)) for number in range(MIB // 2)]
+    return texts, records, columns, bytearray(os.urandom(1) * 4096)
 
 
-def work(texts, records, mine, turn):
+def work(texts, records, columns, mine, turn):
     digest = hashlib.sha256()
     for text in texts:
         digest.update(text)
+    for column in columns:
+        digest.update(column)
     # Counts of references are written by this.
     total = sum(record["id"] * record["tags"][1] + len(record["name"]) for record in records)
     records[turn % len(records)]["id"] = turn
