@@ -92,7 +92,7 @@ verb twice, passed, ids_differ, undumpable, turns_secret, inside_userns;
 /* flood.c */
 verb silent, dumb, sessions, many_processes, domains, stopped, liar, slow_reader, hello_storm, ask_storm;
 /* offers.c */
-verb chunk_flood, endless_offer, sync_storm;
+verb chunk_flood, endless_offer, sync_storm, fill_store;
 /* bomb.c */
 verb linger, nested, bundles, descriptor_bomb;
 /* stall.c */

@@ -13,6 +13,7 @@ static const struct { const char *name; verb *run; int stays_root; } verbs[] = {
 	{ "liar", liar, 0 }, { "slow-reader", slow_reader, 0 }, { "hello-storm", hello_storm, 0 },
 	{ "ask-storm", ask_storm, 0 },
 	{ "chunk-flood", chunk_flood, 0 }, { "endless-offer", endless_offer, 0 }, { "sync-storm", sync_storm, 0 },
+	{ "fill-store", fill_store, 0 },
 	{ "linger", linger, 0 }, { "nested", nested, 0 }, { "bundles", bundles, 0 },
 	{ "descriptor-bomb", descriptor_bomb, 0 },
 	{ "stall", stall, 0 }, { "hung-fuse", hung_fuse, 1 }, { "fuse-pages", fuse_pages, 1 },

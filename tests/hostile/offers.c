@@ -79,3 +79,28 @@ void sync_storm(const char *path, char **args)
 	}
 	hold();
 }
+
+/* fill-store N: pairs of equal pages in so many chunks, all of which it says it has merged. It keeps every page of the store. */
+void fill_store(const char *path, char **args)
+{
+	static struct session s;
+	struct offers offers = { .first = 0x30000000000ul, .chunks = (uint64_t)atoi(args[0]) };
+	char *region = map_at(offers.first, offers.chunks * 512);
+	for (uint64_t i = 0; i < offers.chunks; i++) {
+		char *chunk = region + i * CHUNK;
+		fill(chunk, 256, i + 1000);
+		memcpy(chunk + CHUNK / 2, chunk, CHUNK / 2);
+	}
+	while (join(&s, path, "") != 0)
+		rest(50);
+	if (watch(&s, offers.first, offers.chunks * CHUNK, 0) < 0)
+		fail("userfaultfd");
+	/* Until nothing more is merged, for want of pages or of room. */
+	for (unsigned before = 0, quiet = 0, all = 0; quiet < 10 && all < 200; all++) {
+		serve(&s, 1, &offers, 100);
+		quiet = s.merges > 0 && s.merges == before ? quiet + 1 : 0;
+		before = s.merges;
+	}
+	say("ready, %u merges", s.merges);
+	serve(&s, 1, &offers, -1);
+}

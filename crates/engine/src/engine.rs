@@ -198,7 +198,7 @@ impl Engine {
         }
         core.check_quota(uid, name)?;
         let domain = core.domain(name)?;
-        domain.note_guest_of(uid);
+        domain.note_guest_of(&core.users.get(uid));
         let stores = domain.nodes().map(|node| node.store.share());
         let stores = stores.collect::<std::io::Result<Vec<_>>>()?;
         let device = match &self.right {

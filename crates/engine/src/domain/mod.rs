@@ -16,7 +16,7 @@ pub(crate) mod store;
 
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::domain::chunk::Chunks;
 use crate::domain::effects::Effects;
@@ -27,6 +27,7 @@ use crate::domain::patterns::Patterns;
 use crate::domain::placement::Placement;
 use crate::domain::slots::Slots;
 use crate::domain::store::Store;
+use crate::guest::users::User;
 use crate::page::{Entry, Slot, StoreId};
 use crate::sync::{FORMER, LEDGER, Ordered, lock};
 
@@ -41,7 +42,7 @@ pub(crate) struct PerNode {
 pub(crate) struct Domain {
     pub(crate) name: String,
     /// The user whose guest was the first here.
-    pub(crate) owner: OnceLock<u32>,
+    owner: OnceLock<Arc<User>>,
     first: PerNode,
     others: Vec<PerNode>,
     pub(crate) slots: Slots,
@@ -85,12 +86,34 @@ impl Domain {
         })
     }
 
-    /// Notes that a guest of user `uid` is there; the first one began the domain.
-    pub(crate) fn note_guest_of(&self, uid: u32) {
-        let is_first = self.owner.set(uid).is_ok();
-        if let Some(legacy) = self.legacy.as_ref().filter(|_| is_first) {
-            legacy.own(uid);
+    /// Notes that a guest of this user is there; the first one began the domain.
+    pub(crate) fn note_guest_of(&self, user: &Arc<User>) {
+        if self.own(user) {
+            user.say(|| tracing::info!(domain = self.name, "a domain begins"));
+            if let Some(legacy) = &self.legacy {
+                legacy.own(user.uid);
+            }
         }
+    }
+
+    /// From now on it is this user's, and its slots count as his; false where it has an owner.
+    pub(crate) fn own(&self, user: &Arc<User>) -> bool {
+        let is_first = self.owner.set(Arc::clone(user)).is_ok();
+        if is_first {
+            self.slots.charge(user.slots());
+        }
+        is_first
+    }
+
+    /// Whether it is user `uid`'s.
+    pub(crate) fn is_of(&self, uid: u32) -> bool {
+        self.owner.get().is_some_and(|user| user.uid == uid)
+    }
+
+    /// How many more slots it may have while `free` are free for all domains.
+    pub(crate) fn room(&self, free: u64) -> u64 {
+        let his = self.owner.get().map_or(u64::MAX, |user| user.room(free));
+        free.min(his)
     }
 
     fn node(&self, store: StoreId) -> &PerNode {

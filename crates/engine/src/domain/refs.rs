@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64};
-use std::sync::{Arc, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, OnceLock, RwLockReadGuard, RwLockWriteGuard};
 
 use numa::heap::{Block, MAX_ORDER};
 
@@ -86,6 +86,8 @@ pub(crate) struct Refs {
     live: AtomicU64,
     /// Slots with refs, of all domains.
     everywhere: Arc<AtomicU64>,
+    /// Those of the user to whom the domain belongs.
+    his: OnceLock<Arc<AtomicU64>>,
     /// Copies of contents that one slot is not enough for.
     pub(crate) chains: Chains,
     /// Pages that may share a slot.
@@ -100,6 +102,7 @@ impl Refs {
             shared: AtomicU64::new(0),
             live: AtomicU64::new(0),
             everywhere,
+            his: OnceLock::new(),
             chains: Chains::default(),
             limit: AtomicU32::new(u32::MAX),
         }
@@ -137,12 +140,30 @@ impl Refs {
     pub(crate) fn live(&self) -> u64 {
         self.live.load(Relaxed)
     }
+
+    /// Counts slots with refs in `his`, too; the first one only.
+    pub(crate) fn charge(&self, his: &Arc<AtomicU64>) {
+        // Nobody looks at refs now, so the number stays what it is.
+        let _alone = self.segments_mut();
+        if self.his.set(Arc::clone(his)).is_ok() {
+            his.fetch_add(self.live(), Relaxed);
+        }
+    }
+
+    /// All counts of slots with refs.
+    fn counts(&self) -> impl Iterator<Item = &AtomicU64> {
+        let his = self.his.get().map(|his| &**his);
+        [&self.live, &*self.everywhere].into_iter().chain(his)
+    }
 }
 
 impl Drop for Refs {
     fn drop(&mut self) {
         // Their stores go with them.
-        self.everywhere.fetch_sub(self.live(), Relaxed);
+        let live = self.live();
+        self.counts().for_each(|count| {
+            count.fetch_sub(live, Relaxed);
+        });
     }
 }
 
@@ -184,8 +205,9 @@ impl View<'_> {
         high.store((key.0 >> 64) as u64, Relaxed);
         let before = segment.refs[at].swap(1, Release);
         assert_eq!(before, 0, "{slot} is published twice");
-        self.refs.live.fetch_add(1, Relaxed);
-        self.refs.everywhere.fetch_add(1, Relaxed);
+        self.refs.counts().for_each(|count| {
+            count.fetch_add(1, Relaxed);
+        });
     }
 
     /// Takes a ref unless the slot has none any more, or too many.
@@ -236,8 +258,9 @@ impl View<'_> {
         if before != 1 {
             return None;
         }
-        self.refs.live.fetch_sub(1, Relaxed);
-        self.refs.everywhere.fetch_sub(1, Relaxed);
+        self.refs.counts().for_each(|count| {
+            count.fetch_sub(1, Relaxed);
+        });
         self.key(slot)
     }
 

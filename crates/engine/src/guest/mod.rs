@@ -85,6 +85,8 @@ pub(crate) struct Guest {
     merges_again: AtomicBool,
     pins: Mutex<Pins>,
     refusal: Mutex<Option<AtLimit>>,
+    /// The last of its pages that were to get slots got none, for want of room.
+    short_of_slots: AtomicBool,
     pub(crate) claims: Ordered<Claims, CLAIMS>,
     pub(crate) kin: Kin,
     /// Why it may no longer be in its domain, and since when that is known.
@@ -157,6 +159,7 @@ impl Guest {
             merges_again: AtomicBool::new(false),
             pins: Mutex::default(),
             refusal: Mutex::default(),
+            short_of_slots: AtomicBool::new(false),
             claims: Ordered::new(Claims::Open(0)),
             kin: Kin::default(),
             leaving: OnceLock::new(),
@@ -190,13 +193,18 @@ impl Guest {
             Ok(()) => Ok(true),
             Err(Refusal::Gone { .. }) => Err(Fault::Closed),
             Err(Refusal::System(error)) => {
-                tracing::warn!(pid = self.pid, %error, "whose a guest is cannot be told now");
+                let unknown = || {
+                    tracing::warn!(pid = self.pid, %error, "whose a guest is cannot be told now");
+                };
+                self.user.say(unknown);
                 Ok(false)
             }
             Err(why) => {
                 let since = (why.to_string(), Instant::now());
                 if self.leaving.set(since).is_ok() {
-                    tracing::info!(pid = self.pid, "a guest leaves its domain: {why}");
+                    let leaves =
+                        || tracing::info!(pid = self.pid, "a guest leaves its domain: {why}");
+                    self.user.say(leaves);
                 }
                 Ok(true)
             }
@@ -239,7 +247,8 @@ impl Guest {
                 tracing::debug!(pid = self.pid, %fault, "the guest left");
             }
             (Ok(_), Fault::Failed { step, .. }) if *step == wire::STEP_ELSEWHERE => {
-                tracing::info!(pid = self.pid, %fault, "the guest left");
+                let left = || tracing::info!(pid = self.pid, %fault, "the guest left");
+                self.user.say(left);
             }
             (Ok(_), Fault::Unfit(why)) => self.tell(&why.to_string()),
             (Ok(_), _) => self.tell(&format!("process {} is dropped: {fault}", self.pid)),
@@ -321,15 +330,13 @@ impl Guest {
 
     /// Notes why some of its memory is left alone.
     pub(crate) fn note_refusal(&self, refusal: Option<AtLimit>) {
+        let short = self.short_of_slots.load(Relaxed);
+        let refusal = refusal.or(short.then_some(AtLimit::Store));
         let mut noted = lock(&self.refusal);
         if let Some(why) = refusal.filter(|_| refusal != *noted) {
-            let limits = &self.user.limits;
-            tracing::warn!(
-                pid = self.pid,
-                uid = self.user.uid,
-                "{}",
-                why.describe(limits)
-            );
+            let (pid, uid) = (self.pid, self.user.uid);
+            let why = why.describe(&self.user.limits);
+            self.user.say(|| tracing::warn!(pid, uid, "{why}"));
         }
         *noted = refusal;
     }
@@ -338,6 +345,11 @@ impl Guest {
     pub(crate) fn refusal(&self) -> Option<String> {
         let why = *lock(&self.refusal);
         why.map(|why| why.describe(&self.user.limits))
+    }
+
+    /// Notes whether there was room for slots of its pages.
+    pub(crate) fn set_short_of_slots(&self, short: bool) {
+        self.short_of_slots.store(short, Relaxed);
     }
 
     /// Notes that a table that had `before` bytes has `now`.
@@ -431,7 +443,9 @@ impl Guest {
         if let Some(held) = &held
             && pins.held.is_none()
         {
-            tracing::info!(pid = self.pid, "written pages are not merged again: {held}");
+            let pid = self.pid;
+            let held = || tracing::info!(pid, "written pages are not merged again: {held}");
+            self.user.say(held);
         }
         pins.held = held;
         pins.clean >= CLEAN_LOOKS

@@ -11,6 +11,7 @@ use wire::{CHUNK_BYTES, PAGE_BYTES, PageBits};
 
 use crate::domain::chunk::Chunk;
 use crate::guest::idle;
+use crate::guest::users::GREED;
 use crate::options::Limits;
 use crate::page::Class;
 
@@ -105,6 +106,8 @@ pub(crate) enum AtLimit {
     ProcessTables,
     /// `table_mib_per_user`
     UserTables,
+    /// `store_limit`
+    Store,
 }
 
 impl AtLimit {
@@ -115,6 +118,12 @@ impl AtLimit {
             Self::Chunks => (limits.chunks_per_process, "chunks_per_process"),
             Self::ProcessTables => (limits.table_mib_per_process, "table_mib_per_process"),
             Self::UserTables => (limits.table_mib_per_user, "table_mib_per_user"),
+            Self::Store => {
+                return format!(
+                    "a part of its memory is left alone (store_limit: no room, or its user has {GREED} times \
+                     what is free)"
+                );
+            }
         };
         format!("a part of its memory is left alone (limits: {knob} = {most})")
     }

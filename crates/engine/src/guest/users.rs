@@ -33,6 +33,37 @@ pub(crate) struct User {
     all_stuck: Arc<AtomicU32>,
     pauses: Arc<Pauses>,
     pub(crate) refusals: Arc<Refusals>,
+    /// Slots with refs in the domains that are his.
+    slots: Arc<AtomicU64>,
+    /// His part of the log.
+    lines: Mutex<Lines>,
+}
+
+/// Lines about a user's guests in the log that may be written in a window; the log has room for some such users.
+const MOST_LINES: u32 = 20;
+const WINDOW: Duration = Duration::from_secs(10);
+
+/// What was said of a user's guests.
+#[derive(Debug, Default)]
+struct Lines {
+    began: Option<Instant>,
+    said: u32,
+    left_out: u32,
+}
+
+impl Lines {
+    /// Whether one more line may be written; gives how many were left out before.
+    fn take(&mut self, now: Instant) -> Option<u32> {
+        if self.began.is_none_or(|began| now - began >= WINDOW) {
+            (self.began, self.said) = (Some(now), 0);
+        }
+        if self.said >= MOST_LINES {
+            self.left_out = self.left_out.saturating_add(1);
+            return None;
+        }
+        self.said += 1;
+        Some(std::mem::take(&mut self.left_out))
+    }
 }
 
 /// Until when users get no more guests. They last longer than the users' guests.
@@ -46,6 +77,40 @@ const SHRUNK: u64 = 32 << 20;
 const PAUSE: u32 = 4;
 
 impl User {
+    /// Slots with refs in the domains that are his.
+    pub(crate) fn slots(&self) -> &Arc<AtomicU64> {
+        &self.slots
+    }
+
+    /// How many more slots he may have while `free` are free for all: at no time more than [`GREED`] times what is free
+    /// afterwards.
+    pub(crate) fn room(&self, free: u64) -> u64 {
+        if is_master(self.uid) {
+            return u64::MAX;
+        }
+        let most = GREED.saturating_mul(free);
+        most.saturating_sub(self.slots.load(Relaxed)) / (GREED + 1)
+    }
+
+    /// Has `line` say something about his guests, unless his part of the log is used up: what one user's guests do must not
+    /// drown what is said of others.
+    pub(crate) fn say(&self, line: impl FnOnce()) {
+        if is_master(self.uid) {
+            return line();
+        }
+        let taken = lock(&self.lines).take(Instant::now());
+        if let Some(left_out) = taken {
+            if left_out > 0 {
+                tracing::info!(
+                    uid = self.uid,
+                    left_out,
+                    "lines about a user's guests are left out"
+                );
+            }
+            line();
+        }
+    }
+
     /// Notes that his tables take `now` bytes for a guest for which they took `before`.
     pub(crate) fn note_tables(&self, before: u64, now: u64) {
         for tables in [&self.tables, &*self.all_tables] {
@@ -149,6 +214,8 @@ impl Users {
             all_stuck: Arc::clone(&self.stuck),
             pauses: Arc::clone(&self.pauses),
             refusals: Arc::clone(&self.refusals),
+            slots: Arc::default(),
+            lines: Mutex::default(),
         });
         all.insert(uid, Arc::downgrade(&user));
         user
@@ -173,6 +240,9 @@ impl Users {
     }
 }
 
+/// Times what is free for all that a user may have: see [`quota`](crate::run::quota).
+pub(crate) const GREED: u64 = 3;
+
 /// Root and the user of the engine may what the machine can.
 pub(crate) fn is_master(uid: u32) -> bool {
     uid == 0 || uid == rustix::process::geteuid().as_raw()
@@ -192,6 +262,43 @@ mod tests {
         assert!(!users.tables_have_shrunk(), "not by enough");
         user.note_tables(SHRUNK + 1, SHRUNK);
         assert!(users.tables_have_shrunk() && !users.tables_have_shrunk());
+    }
+
+    #[test]
+    fn a_user_has_his_part_of_the_log() {
+        let users = Users::new(Limits::default());
+        let (loud, other) = (users.get(61_001), users.get(61_002));
+        let said = |user: &User, times| {
+            let mut said = 0;
+            (0..times).for_each(|_| user.say(|| said += 1));
+            said
+        };
+        assert_eq!(said(&loud, 500), MOST_LINES);
+        assert_eq!(said(&other, 5), 5);
+        let (mut lines, now) = (Lines::default(), Instant::now());
+        let taken = |lines: &mut Lines, at| (0..50).filter_map(|_| lines.take(at)).collect();
+        let first: Vec<u32> = taken(&mut lines, now);
+        let next: Vec<u32> = taken(&mut lines, now + WINDOW);
+        assert_eq!((first.len(), first[0]), (MOST_LINES as usize, 0));
+        assert_eq!((next.len(), next[0]), (first.len(), 50 - MOST_LINES));
+    }
+
+    #[test]
+    fn a_user_leaves_slots_for_others() {
+        let users = Users::new(Limits::default());
+        let (first, second) = (users.get(61_001), users.get(61_002));
+        let mut free = 1000;
+        for (user, his) in [(&first, 750), (&second, 187)] {
+            let room = user.room(free);
+            assert_eq!(room, his);
+            user.slots().fetch_add(room, Relaxed);
+            free -= room;
+            assert_eq!(user.room(free), 0);
+        }
+        assert_eq!(
+            (users.get(0).room(0), first.room(u64::MAX) > 1 << 60),
+            (u64::MAX, true)
+        );
     }
 
     #[test]

@@ -77,7 +77,6 @@ impl Restorer {
     /// # Errors
     /// When its memory files cannot be made.
     pub(crate) fn new_domain(&self, name: &str) -> std::io::Result<Domain> {
-        tracing::info!(domain = name, "a domain begins");
         let stores = self.placement.stores();
         let stores = stores.map(|(id, _)| Memfd::new(id, self.real_node(id)));
         let stores = stores.collect::<std::io::Result<Vec<_>>>()?;
@@ -156,7 +155,7 @@ impl Restorer {
         let taken = taken.and_then(|(stores, ties, handover)| {
             let domain = self.domain(&name, stores, handover)?;
             if let Some(owner) = owner {
-                domain.owner.get_or_init(|| owner);
+                domain.own(&core.users.get(owner));
             }
             Ok(resume(core, domain, ties)?)
         });
@@ -359,7 +358,8 @@ mod tests {
         /// What an engine leaves that wrote two pages, and whose tie somebody maps.
         fn legacy(&self) -> Vec<Kept> {
             let domain = self.restorer(1).new_domain("uid:0/x").unwrap();
-            domain.note_guest_of(61_001);
+            let users = crate::guest::users::Users::new(crate::options::Limits::default());
+            domain.note_guest_of(&users.get(61_001));
             let pages = [[1; wire::PAGE_BYTES], [2; wire::PAGE_BYTES]];
             let store = domain.store(StoreId::default());
             store.write(Slot(5), &[&pages[0], &pages[1]]).unwrap();

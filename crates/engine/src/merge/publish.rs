@@ -24,6 +24,7 @@ impl Plan<'_> {
             let mut rest = part;
             while let Some(twin) = rest.first() {
                 let room = self.room();
+                self.guest.set_short_of_slots(room == 0);
                 if room == 0 {
                     self.context
                         .over_limit
@@ -63,10 +64,11 @@ impl Plan<'_> {
         }
     }
 
-    /// How many more slots stores may have.
+    /// How many more slots stores may have, and the domain's user.
     fn room(&self) -> usize {
         let taken = self.domain().slots.live_anywhere();
-        usize::try_from(self.context.store_limit.saturating_sub(taken)).unwrap_or(usize::MAX)
+        let free = self.context.store_limit.saturating_sub(taken);
+        usize::try_from(self.domain().room(free)).unwrap_or(usize::MAX)
     }
 
     /// Takes slots of a store for twins, as many as the run of numbers has; those left out are spent.

@@ -246,21 +246,42 @@ pub(crate) fn drive(driver: &Driver, workers: &Workers, after_round: fn(&Core)) 
     lock(&core.domains).clear();
 }
 
-/// Unmerges until nothing is merged or too little moves: each page that comes back earns [`UNMERGE_PACE`], and
-/// no more is put by than [`UNMERGE_PATIENCE`]. What is left comes back in later rounds.
+/// How long unmerging goes on. Each page that comes back earns [`UNMERGE_PACE`], and no more is put by than
+/// [`UNMERGE_PATIENCE`]. A page comes back where fewer are merged than ever before: guests that come, claim pages and leave earn
+/// nothing. So in all it is one patience, and the pace of the pages that were merged at the beginning.
+struct Credit {
+    lowest: u64,
+    end: Instant,
+}
+
+impl Credit {
+    fn new(merged: u64, now: Instant) -> Self {
+        Self {
+            lowest: merged,
+            end: now + UNMERGE_PATIENCE,
+        }
+    }
+
+    /// Notes how many pages are merged; gives how many have come back.
+    fn note(&mut self, merged: u64, now: Instant) -> u64 {
+        let back = self.lowest.saturating_sub(merged);
+        self.lowest -= back;
+        let earned = UNMERGE_PACE.saturating_mul(u32::try_from(back).unwrap_or(u32::MAX));
+        self.end = (self.end + earned).min(now + UNMERGE_PATIENCE);
+        back
+    }
+}
+
+/// Unmerges until nothing is merged or the [`Credit`] is spent. What is left comes back in later rounds.
 fn unmerge_all(driver: &Driver, workers: &Workers) {
     let core = &driver.core;
     let wishes = lock(&driver.signal).wishes;
     let mut left = merged(core);
-    let mut end = Instant::now() + UNMERGE_PATIENCE;
-    while left > 0 && Instant::now() < end && !driver.is_stopped() {
+    let mut credit = Credit::new(left, Instant::now());
+    while left > 0 && Instant::now() < credit.end && !driver.is_stopped() {
         core.round(workers, false);
-        let now = merged(core);
-        let back = left.saturating_sub(now);
-        let earned = UNMERGE_PACE.saturating_mul(u32::try_from(back).unwrap_or(u32::MAX));
-        end = (end + earned).min(Instant::now() + UNMERGE_PATIENCE);
-        left = now;
-        if back == 0 {
+        left = merged(core);
+        if credit.note(left, Instant::now()) == 0 {
             std::thread::sleep(core.knobs.patience.max(Duration::from_millis(1)));
         }
     }
@@ -268,4 +289,39 @@ fn unmerge_all(driver: &Driver, workers: &Workers) {
         signal.granted = wishes;
         signal.left = left;
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_that_come_and_go_earn_no_time() {
+        const FIRST: u64 = 10_000;
+        const STEP: Duration = Duration::from_millis(50);
+        let begin = Instant::now();
+        let mut credit = Credit::new(FIRST, begin);
+        let mut now = begin;
+        // Each time 5000 are claimed and given up, and one more has come back.
+        let mut merged = FIRST;
+        while now < credit.end {
+            now += STEP;
+            credit.note(merged + 5000, now);
+            merged -= 1;
+            assert_eq!(credit.note(merged, now), 1);
+        }
+        let most = UNMERGE_PATIENCE + STEP;
+        assert!(now - begin <= most, "{:?}", now - begin);
+    }
+
+    #[test]
+    fn pages_that_come_back_earn_time_and_nothing_is_put_by() {
+        let begin = Instant::now();
+        let mut credit = Credit::new(1 << 20, begin);
+        assert_eq!(credit.note(1 << 19, begin), 1 << 19);
+        assert_eq!(credit.end, begin + UNMERGE_PATIENCE);
+        let later = begin + UNMERGE_PATIENCE / 2;
+        credit.note(1 << 18, later);
+        assert_eq!(credit.end, later + UNMERGE_PATIENCE);
+    }
 }

@@ -15,12 +15,9 @@ use std::sync::Arc;
 
 use crate::domain::Domain;
 use crate::error::OverQuota;
-use crate::guest::users::is_master;
+use crate::guest::users::{GREED, is_master};
 use crate::run::core::Core;
 use crate::sync::lock;
-
-/// Times what is free for all that a user may have.
-const GREED: u64 = 3;
 
 impl OverQuota {
     /// Whether a user may have one more.
@@ -55,7 +52,7 @@ impl Core {
         if domains.contains_key(name) {
             return Ok(());
         }
-        let is_his = |domain: &&Arc<Domain>| domain.owner.get() == Some(&uid);
+        let is_his = |domain: &&Arc<Domain>| domain.is_of(uid);
         let begun = OverQuota {
             what: "domains",
             own: domains.values().filter(is_his).count() as u64,
@@ -72,9 +69,7 @@ impl Core {
     fn kept_descriptors(&self, uid: u32, domains: &BTreeMap<String, Arc<Domain>>) -> OverQuota {
         let limits = self.users.limits();
         let kept = |domain: &Arc<Domain>| domain.legacy.as_ref().map_or(0, |legacy| legacy.kept());
-        let his = domains
-            .values()
-            .filter(|domain| domain.owner.get() == Some(&uid));
+        let his = domains.values().filter(|domain| domain.is_of(uid));
         OverQuota {
             what: "kept_descriptors",
             uid,

@@ -268,7 +268,9 @@ fn take_late(
                 return Err(Fault::Closed);
             }
             guest.enter(ready)?;
-            tracing::info!(pid = guest.pid, domain = guest.domain.name, "a guest joins");
+            let domain = &guest.domain.name;
+            let joins = || tracing::info!(pid = guest.pid, domain, "a guest joins");
+            guest.user.say(joins);
             Ok(())
         }
         (Pending::Ready(_), &Answer::Failed { errno, step }) => Err(Fault::Failed { step, errno }),

@@ -84,10 +84,7 @@ impl Offers {
                         news.note_odd(chunk);
                     }
                     // Without a table it would be scanned whole, and not all of it may be.
-                    None => {
-                        self.spans.remove(range);
-                        self.stale = true;
-                    }
+                    None => self.cut(guest, range, effects),
                 }
             }
             Change::Whole { chunk, chunks } => {
@@ -189,13 +186,19 @@ impl Offers {
     }
 
     fn withdraw(&mut self, guest: &Guest, address: u64, effects: &mut Effects) {
-        self.spans.remove(address..address + CHUNK);
-        self.stale = true;
         self.close(guest, address, effects);
-        // A hole makes two spans of one. Beyond the limit the second goes, but never a page that may be merged: while the
-        // agent does not say that it maps its slot no more, the slot must stay. Then the tables bound how many there are.
+        self.cut(guest, address..address + CHUNK, effects);
+    }
+
+    /// Watches a range no more. A hole makes two spans of one. Beyond the limit the second goes, but never a page that may
+    /// be merged: while the agent does not say that it maps its slot no more, the slot must stay. Then the tables bound
+    /// how many there are.
+    fn cut(&mut self, guest: &Guest, range: Range<u64>, effects: &mut Effects) {
+        let after = range.end;
+        self.spans.remove(range);
+        self.stale = true;
         if self.spans.ends.len() as u64 > guest.user.limits.regions_per_process
-            && let Some((&start, &end)) = self.spans.ends.range(address..).next()
+            && let Some((&start, &end)) = self.spans.ends.range(after..).next()
             && !self
                 .chunks
                 .range(start..end)

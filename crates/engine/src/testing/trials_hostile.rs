@@ -247,3 +247,43 @@ fn a_guest_of_many_pieces_is_scanned_in_parts() {
     offer(&mut offers, u64::MAX);
     assert_eq!(scanned(&mut offers), (1, 1), "they are one");
 }
+
+/// Where there is no room for a table, a chunk that is named alone leaves its range. Each such hole is a range more.
+#[test]
+fn holes_at_the_tables_limit_count() {
+    use crate::scan::offers::News;
+    use wire::{CHUNK_BYTES, Change, PageBits};
+    const REGIONS: u64 = 50;
+    let limits = crate::options::Limits {
+        table_mib_per_user: 0,
+        regions_per_process: REGIONS,
+        ..crate::options::Limits::default()
+    };
+    let lab = Lab::with(crate::options::Options {
+        limits,
+        ..crate::options::Options::default()
+    });
+    lab.guest_of("d", 1, 666);
+    let guest = std::sync::Arc::clone(&lock(&lab.core.guests)[0]);
+    let (mut effects, mut news) = (crate::domain::effects::Effects::default(), News::default());
+    let mut offers = lock(&guest.offers);
+    let base = crate::testing::fake::BASE;
+    let mut change = |change: &Change| offers.change(&guest, change, &mut news, &mut effects);
+    change(&Change::Whole {
+        chunk: base,
+        chunks: 10_000,
+    });
+    for hole in 0..5000 {
+        change(&Change::Chunk {
+            chunk: base + (2 * hole + 1) * CHUNK_BYTES as u64,
+            offered: PageBits::FULL,
+            stored: PageBits::EMPTY,
+        });
+    }
+    offers.scans(0);
+    assert!(
+        offers.regions() as u64 <= REGIONS + 1,
+        "{} ranges",
+        offers.regions()
+    );
+}

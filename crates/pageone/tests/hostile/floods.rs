@@ -42,6 +42,14 @@ attacks! {
     a_storm_of_hellos_by_many_threads: "hello-storm" "8";
 }
 
+/// A user takes all the room of the store that he can get; the honest guests, whose pages change, find room all the same.
+#[test]
+fn a_user_who_fills_the_store() {
+    if let Some(arena) = Arena::with(&["--store-limit", "32MiB"]) {
+        arena.withstands(|arena| arena.attack("fill-store", &["40"]));
+    }
+}
+
 #[test]
 fn users_who_ask_without_pause() {
     let Some(arena) = Arena::new() else { return };

@@ -172,6 +172,8 @@ impl Lab {
     pub(crate) fn connect(&self, process: usize) {
         let name = self.world(|world| world.processes[process].domain.clone());
         let domain = self.core.domain(&name).unwrap();
+        let uid = self.world(|world| world.processes[process].uid);
+        domain.note_guest_of(&self.core.users.get(uid));
         let mut world = lock(&self.world);
         let line = world.new_line();
         let tie = *world.ties[&name].last().unwrap();
