@@ -72,7 +72,7 @@ fn add_domain<'a>(
     guests: impl Iterator<Item = &'a Arc<Guest>>,
 ) {
     status.metadata_bytes += domain.memory_bytes() as u64;
-    status.store_bytes += domain.slots.live() * PAGE;
+    status.store_bytes += (domain.slots.live() + domain.slots.held()) * PAGE;
     status.stable_node_chains += domain.slots.chains.count();
     status.stable_node_dups += domain.slots.chains.copies();
     let first = status.guests.len();

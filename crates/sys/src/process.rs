@@ -244,6 +244,13 @@ pub fn cpu_time() -> Duration {
     Duration::new(secs, u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
+/// CPU time of the calling thread.
+#[must_use]
+pub fn thread_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::try_from(time).unwrap_or_default()
+}
+
 /// Has all threads together allocate from at most so many heaps, where the allocator is glibc's. It would
 /// start one a thread, and memory that is free in one is of no use to another. For before the threads start.
 pub fn limit_heaps(heaps: u16) {

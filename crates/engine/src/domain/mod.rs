@@ -17,6 +17,9 @@ pub(crate) mod store;
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+use sys::process::thread_time;
 
 use crate::domain::chunk::Chunks;
 use crate::domain::effects::Effects;
@@ -30,6 +33,14 @@ use crate::domain::store::Store;
 use crate::guest::users::User;
 use crate::page::{Entry, Slot, StoreId};
 use crate::sync::{FORMER, LEDGER, Ordered, lock};
+
+/// A run takes microseconds to punch, and the kernel looks at each mapping of the store for it. When it took a CPU so
+/// long, a guest has mapped the store some ten thousand times, and the next run would take as long: others do not wait for that.
+const SLOW_PUNCH: Duration = Duration::from_millis(5);
+
+fn pages_of(runs: &[Range<u64>]) -> u64 {
+    runs.iter().map(|run| run.end - run.start).sum()
+}
 
 /// The index and the store of a node.
 pub(crate) struct PerNode {
@@ -222,32 +233,59 @@ impl Domain {
     /// Gives the frames of slots without refs back, and notes that their numbers are spent.
     pub(crate) fn punch(&self, dead: &mut [Slot]) {
         dead.sort_unstable();
-        for run in dead.chunk_by(|a, b| a.0 + 1 == b.0) {
-            let Some(&Slot(first)) = run.first() else {
-                continue;
-            };
-            let run = first..first + run.len() as u64;
-            if let Err(error) = self.punch_run(run) {
-                tracing::warn!(%error, "the frames of dead slots are given back later");
-            }
+        let runs = dead.chunk_by(|a, b| a.0 + 1 == b.0).filter_map(|run| {
+            let &Slot(first) = run.first()?;
+            Some(first..first + run.len() as u64)
+        });
+        let (left, error) = self.punch_runs(runs);
+        if let Some(error) = error {
+            tracing::warn!(%error, "the frames of dead slots are given back later");
         }
+        self.slots.hold(pages_of(&left));
+        lock(&self.unpunched).extend(left);
         self.slots.bury(dead);
-    }
-
-    /// Punches neighbours; what fails is tried again by [`Self::punch_again`].
-    fn punch_run(&self, run: Range<u64>) -> std::io::Result<()> {
-        let first = Slot(run.start);
-        let punched = self.store(first.store()).punch(first, run.end - run.start);
-        punched.inspect_err(|_| lock(&self.unpunched).push(run))
     }
 
     /// Tries again to give frames back.
     pub(crate) fn punch_again(&self) {
         let runs = std::mem::take(&mut *lock(&self.unpunched));
-        let mut failed = runs.into_iter().filter_map(|run| self.punch_run(run).err());
-        if let (Some(error), others) = (failed.next(), failed.count()) {
-            tracing::debug!(%error, others, "frames of dead slots are still held");
+        let before = pages_of(&runs);
+        let (left, error) = self.punch_runs(runs.into_iter());
+        self.slots.let_go(before - pages_of(&left));
+        if let Some(error) = error {
+            let runs = left.len();
+            tracing::debug!(%error, runs, "frames of dead slots are still held");
         }
+        lock(&self.unpunched).extend(left);
+    }
+
+    /// Punches runs of neighbours up to the first that is slow. Gives what is left of them and what failed, for
+    /// [`Self::punch_again`], and an error of these.
+    fn punch_runs(
+        &self,
+        mut runs: impl Iterator<Item = Range<u64>>,
+    ) -> (Vec<Range<u64>>, Option<std::io::Error>) {
+        let (mut left, mut failed) = (Vec::new(), None);
+        for run in runs.by_ref() {
+            let (first, begin) = (Slot(run.start), thread_time());
+            if let Err(error) = self.store(first.store()).punch(first, run.end - run.start) {
+                failed = Some(error);
+                left.push(run);
+            }
+            if thread_time().saturating_sub(begin) > SLOW_PUNCH {
+                break;
+            }
+        }
+        left.extend(runs);
+        (left, failed)
+    }
+
+    /// Whether the frame of a dead slot waits to be given back.
+    #[cfg(test)]
+    pub(crate) fn is_unpunched(&self, slot: Slot) -> bool {
+        lock(&self.unpunched)
+            .iter()
+            .any(|run| run.contains(&slot.0))
     }
 
     /// Bytes of memory the domain's tables hold, chunks aside.

@@ -22,7 +22,7 @@ pub(crate) struct Placement {
     pub(crate) topology: Arc<Topology>,
     /// The node of each store, ascending; at least one.
     pub(crate) nodes: Arc<[NodeId]>,
-    /// Slots with refs, of all domains.
+    /// Slots with frames, of all domains.
     pub(super) live: Arc<AtomicU64>,
 }
 

@@ -84,7 +84,9 @@ pub(crate) struct Refs {
     segments: OrderedRw<Segments, SEGMENTS>,
     shared: AtomicU64,
     live: AtomicU64,
-    /// Slots with refs, of all domains.
+    /// Dead slots whose frames are not given back yet.
+    held: AtomicU64,
+    /// Slots with frames, of all domains: those with refs, and held ones.
     everywhere: Arc<AtomicU64>,
     /// Those of the user to whom the domain belongs.
     his: OnceLock<Arc<AtomicU64>>,
@@ -101,6 +103,7 @@ impl Refs {
             segments: OrderedRw::default(),
             shared: AtomicU64::new(0),
             live: AtomicU64::new(0),
+            held: AtomicU64::new(0),
             everywhere,
             his: OnceLock::new(),
             chains: Chains::default(),
@@ -136,6 +139,11 @@ impl Refs {
         self.shared.load(Relaxed)
     }
 
+    /// Dead slots whose frames are not given back yet.
+    pub(crate) fn held(&self) -> u64 {
+        self.held.load(Relaxed)
+    }
+
     /// Slots with refs.
     pub(crate) fn live(&self) -> u64 {
         self.live.load(Relaxed)
@@ -146,23 +154,46 @@ impl Refs {
         // Nobody looks at refs now, so the number stays what it is.
         let _alone = self.segments_mut();
         if self.his.set(Arc::clone(his)).is_ok() {
-            his.fetch_add(self.live(), Relaxed);
+            his.fetch_add(self.live() + self.held(), Relaxed);
         }
+    }
+
+    /// Counts dead slots whose frames are not given back yet.
+    pub(crate) fn hold(&self, slots: u64) {
+        let _same = self.segments();
+        self.held.fetch_add(slots, Relaxed);
+        self.sums().for_each(|sum| {
+            sum.fetch_add(slots, Relaxed);
+        });
+    }
+
+    /// The frames of so many held slots are given back.
+    pub(crate) fn let_go(&self, slots: u64) {
+        let _same = self.segments();
+        self.held.fetch_sub(slots, Relaxed);
+        self.sums().for_each(|sum| {
+            sum.fetch_sub(slots, Relaxed);
+        });
+    }
+
+    /// The sums in which the frames of this domain count.
+    fn sums(&self) -> impl Iterator<Item = &AtomicU64> {
+        let his = self.his.get().map(|his| &**his);
+        std::iter::once(&*self.everywhere).chain(his)
     }
 
     /// All counts of slots with refs.
     fn counts(&self) -> impl Iterator<Item = &AtomicU64> {
-        let his = self.his.get().map(|his| &**his);
-        [&self.live, &*self.everywhere].into_iter().chain(his)
+        std::iter::once(&self.live).chain(self.sums())
     }
 }
 
 impl Drop for Refs {
     fn drop(&mut self) {
         // Their stores go with them.
-        let live = self.live();
-        self.counts().for_each(|count| {
-            count.fetch_sub(live, Relaxed);
+        let frames = self.live() + self.held();
+        self.sums().for_each(|sum| {
+            sum.fetch_sub(frames, Relaxed);
         });
     }
 }

@@ -217,7 +217,7 @@ impl Slots {
         );
     }
 
-    /// Slots with refs in all domains of the same placement.
+    /// Slots with frames in all domains of the same placement.
     pub(crate) fn live_anywhere(&self) -> u64 {
         self.placement.live.load(Relaxed)
     }

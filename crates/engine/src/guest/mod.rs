@@ -26,7 +26,6 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize}
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use rustix::time::{ClockId, clock_gettime};
 use wire::Ready;
 
 use crate::domain::Domain;
@@ -171,10 +170,10 @@ impl Guest {
     /// # Errors
     /// Why it may not be one.
     pub(crate) fn enter(&self, ready: Ready) -> Result<(), Refusal> {
-        let begin = thread_time();
+        let begin = sys::process::thread_time();
         let admitted = self.memory.admit(ready);
         self.user
-            .note_admission(thread_time().saturating_sub(begin));
+            .note_admission(sys::process::thread_time().saturating_sub(begin));
         admitted?;
         self.user.refusals.forget_process(self.user.uid, self.pid);
         let vmas = self.memory.mappings().unwrap_or(0);
@@ -507,12 +506,6 @@ impl Guest {
         let empty = |offers: Guard<'_, Offers>| offers.chunks.is_empty();
         !self.is_stuck() && self.offers.try_lock().is_some_and(empty)
     }
-}
-
-/// CPU time of the calling thread.
-fn thread_time() -> Duration {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    Duration::try_from(time).unwrap_or_default()
 }
 
 impl Drop for Guest {

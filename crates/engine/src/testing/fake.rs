@@ -13,6 +13,7 @@ mod store;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
 
 use wire::{CHUNK_BYTES, PAGE_BYTES};
 
@@ -136,6 +137,8 @@ pub(crate) struct World {
     ties: BTreeMap<String, Vec<usize>>,
     /// Whether a page must not be asked to map a slot of another node.
     pub(crate) bound: bool,
+    /// CPU time of a punch.
+    pub(crate) punches_take: Duration,
     /// Pages whose node was asked for.
     pub(crate) queries: u64,
 }

@@ -18,6 +18,43 @@ fn all_come_back(lab: &Lab) {
 
 /// A read that takes long, by a fork of a great process say, costs an honest guest the time and nothing else.
 #[test]
+fn a_store_that_is_slow_to_punch_holds_nobody_up() {
+    let lab = Lab::new();
+    let [a, b] = twins(&lab);
+    lab.rounds(3);
+    let frames = || {
+        let status = lab.status();
+        let held = lab.world(|world| world.frames("d"));
+        assert_eq!(status.store_bytes, held as u64 * 4096, "they count");
+        held
+    };
+    assert_eq!(frames(), 16);
+    lab.world(|world| {
+        world.punches_take = Duration::from_millis(6);
+        for page in (100..116).step_by(2) {
+            world.discard(a, page);
+            world.discard(b, page);
+        }
+    });
+    let mut seen = Vec::new();
+    while seen.last() != Some(&8) {
+        lab.round();
+        seen.push(frames());
+        assert!(seen.len() < 20, "{seen:?}");
+    }
+    let steps = seen.windows(2).map(|pair| pair[0] - pair[1]);
+    assert!(steps.max() < Some(4), "a run or two a round: {seen:?}");
+    // What still waits goes at once when it is fast again.
+    lab.world(|world| (100..116).for_each(|page| world.discard(a, page)));
+    lab.world(|world| (100..116).for_each(|page| world.discard(b, page)));
+    lab.rounds(3);
+    assert!(frames() > 0);
+    lab.world(|world| world.punches_take = Duration::ZERO);
+    lab.rounds(3);
+    assert_eq!(frames(), 0);
+}
+
+#[test]
 fn a_guest_whose_memory_is_slow_goes_on_afterwards() {
     let lab = Lab::with(crate::options::Options {
         knobs: wire::KnobValues {

@@ -82,6 +82,8 @@ impl Store for FakeStore {
             );
             assert!(shelf.punched.insert(slot), "slot {slot} is punched twice");
         }
+        let began = sys::process::thread_time();
+        while sys::process::thread_time() - began < world.punches_take {}
         Ok(())
     }
 
