@@ -261,10 +261,4 @@ const MOMENT: Timespec = Timespec {
     tv_nsec: 50_000,
 };
 
-pub(crate) fn now() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    Duration::new(
-        time.tv_sec.unsigned_abs(),
-        u32::try_from(time.tv_nsec).unwrap_or(0),
-    )
-}
+pub(crate) use sys::clock::monotonic as now;

@@ -42,7 +42,6 @@
 use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;
-use rustix::time::{ClockId, clock_gettime};
 use sys::mapping::{self, Access, Attributes, Source};
 use sys::pagemap::{Categories, PageRun, Pagemap};
 use sys::uffd::{Freezer, Uffd, Watch};
@@ -548,6 +547,5 @@ fn retry(mut call: impl FnMut() -> rustix::io::Result<()>) -> rustix::io::Result
 }
 
 fn now() -> u64 {
-    let time = clock_gettime(ClockId::Monotonic);
-    time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
+    u64::try_from(sys::clock::monotonic().as_nanos()).unwrap_or(u64::MAX)
 }

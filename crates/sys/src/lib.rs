@@ -7,6 +7,7 @@
 //! directly and returns errors as values.
 
 mod apart;
+pub mod clock;
 pub mod credentials;
 pub mod dump;
 #[cfg(target_arch = "x86_64")]

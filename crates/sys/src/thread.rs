@@ -202,6 +202,44 @@ pub fn leave_descriptors() -> Result<()> {
     unsafe { crate::raw::call(libc::SYS_close_range, args) }.map(drop)
 }
 
+/// Gives the calling thread the ordinary class, the ordinary nice value, and the CPUs of the first thread besides its own.
+/// Others wait for it, and the thread that made it may be idle, in a real-time class, or bound to a busy CPU. What the kernel
+/// refuses stays as it is: without rights nothing leaves SCHED_IDLE, or gets a lower nice value.
+pub fn be_ordinary() {
+    const CPUS: usize = 8192;
+    let priority = 0i32;
+    let param = (&raw const priority).expose_provenance();
+    let ordinary = libc::SCHED_OTHER.unsigned_abs() as usize;
+    let mut cpus = [0usize; CPUS / usize::BITS as usize];
+    let first = rustix::process::getpid().as_raw_pid().unsigned_abs() as usize;
+    // SAFETY: the kernel reads the 4 bytes of the priority.
+    let _ =
+        unsafe { crate::raw::call(libc::SYS_sched_setscheduler, [0, ordinary, param, 0, 0, 0]) };
+    // SAFETY: numbers only.
+    let _ = unsafe { crate::raw::call(libc::SYS_setpriority, [0; 6]) };
+    let mut len = 0;
+    for thread in [0, first] {
+        let mut its = [0usize; CPUS / usize::BITS as usize];
+        let args = [
+            thread,
+            CPUS / 8,
+            (&raw mut its).expose_provenance(),
+            0,
+            0,
+            0,
+        ];
+        // SAFETY: the kernel writes at most so many bytes.
+        let Ok(filled) = (unsafe { crate::raw::call(libc::SYS_sched_getaffinity, args) }) else {
+            return;
+        };
+        len = len.max(filled);
+        cpus.iter_mut().zip(its).for_each(|(all, its)| *all |= its);
+    }
+    let args = [0, len, (&raw const cpus).expose_provenance(), 0, 0, 0];
+    // SAFETY: the kernel reads so many bytes.
+    let _ = unsafe { crate::raw::call(libc::SYS_sched_setaffinity, args) };
+}
+
 fn signal(number: u32, signal: i32) -> Result<()> {
     let process = rustix::process::getpid().as_raw_pid().unsigned_abs();
     let signal = signal.unsigned_abs() as usize;

@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use rustix::event::Timespec;
 use rustix::io::{Errno, Result};
-use rustix::time::{ClockId, clock_gettime};
 use sys::rights::{Difference, Rights};
 use sys::socket::Received;
 use sys::uffd::{Freezer, Uffd};
@@ -60,6 +59,10 @@ fn begin(life: &'static Life) {
     }
     // Without /proc there is no session either. The rights of the program: without the filter that comes next.
     if let Ok(rights) = Rights::own() {
+        // Filters may end a program for such calls, as QEMU's do (`resourcecontrol=deny`).
+        if rights.filter_count() == 0 {
+            sys::thread::be_ordinary();
+        }
         let own = Own {
             life,
             rights,
@@ -430,7 +433,7 @@ impl<'a> Session<'a> {
         let store = store.and_then(Option::as_ref).map(AsFd::as_fd);
         match (lock_between_forks(), store) {
             (Some(mut guard), Some(store)) => {
-                let locks = whole::locks_future();
+                let locks = sys::mapping::locks_future();
                 self.window
                     .merge(&mut guard, question, store, locks, &mut outcomes);
             }
@@ -508,6 +511,5 @@ fn memory_bytes(guard: &mut Guard) -> u64 {
 }
 
 fn cpu_ns() -> u64 {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
+    u64::try_from(sys::clock::of_thread().as_nanos()).unwrap_or(u64::MAX)
 }
