@@ -500,6 +500,11 @@ int main(void)
 		COMMAND("protect") say(errno_of(mprotect(mem + a * PAGE, b * PAGE, (int)c)));
 		COMMAND("lock") say(errno_of(mlock(mem + a * PAGE, b * PAGE)));
 		COMMAND("unlock") say(errno_of(munlock(mem + a * PAGE, b * PAGE)));
+		COMMAND("lockfuture") say(errno_of(mlockall(MCL_FUTURE)));
+		COMMAND("unlockall") say(errno_of(munlockall()));
+		COMMAND("notsc") say(errno_of(prctl(PR_SET_TSC, PR_TSC_SIGSEGV, 0, 0, 0)));
+		COMMAND("offerodd") say(offer_by_odd_thread(mem + a * PAGE, b * PAGE));
+		COMMAND("badstructures") say(give_bad_structures());
 		COMMAND("name") say(errno_of(prctl(PR_SET_VMA, PR_SET_VMA_ANON_NAME, mem + a * PAGE, b * PAGE, "named")));
 		COMMAND("bind") say(bind_to(a, b, (unsigned)c));
 		COMMAND("crowd") say(crowd(a));

@@ -35,7 +35,7 @@ use sys::thread::{self, Room};
 use crate::any;
 use crate::filter::trial;
 use crate::lock::{self, Guard, PerProcess, lock};
-use crate::mappings::private::{give_back_all, settle};
+use crate::mappings::private::{give_back_all, reachable, settle};
 use crate::own;
 use crate::session::serve;
 use crate::thread::{END, HASTE, Life, OFFER, Why, bar, is_barred, now, process_number};
@@ -142,11 +142,11 @@ pub(crate) fn without_agent<T>(why: Why, call: impl FnOnce() -> T) -> Result<T> 
     let Some(page) = lock::existing().filter(|page| page.life.is_ours()) else {
         // Perhaps a fork child with merged memory and no agent.
         settle(why)?;
-        return Ok(call());
+        return Ok(reachable(call));
     };
     hold(&page.life, why);
     let result = match page.life.wait_for_end() {
-        true => settle(why).map(|()| call()),
+        true => settle(why).map(|()| reachable(call)),
         false => Err(Errno::AGAIN),
     };
     release(page);

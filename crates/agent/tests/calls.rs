@@ -63,6 +63,18 @@ fn told(engine: &Engine) -> (usize, usize) {
 }
 
 #[test]
+fn to_unlock_nothing_leaves_memory_merged() {
+    let (_engine, mut guest) = merged(4);
+    let maps = |guest: &Guest| std::fs::read_to_string(format!("/proc/{}/maps", guest.pid));
+    guest.run("unlockall");
+    assert!(maps(&guest).unwrap().contains("memfd:store"));
+    guest.run("lock 0 1");
+    guest.run("unlockall");
+    assert!(!maps(&guest).unwrap().contains("memfd:store"));
+    guest.run("check");
+}
+
+#[test]
 fn locks_count_where_they_are() {
     let (_engine, mut guest) = merged(3);
     guest.run("lock 300 8");

@@ -88,7 +88,6 @@ fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
 
 /// What a program of root's does to be less, in an order in which each call still may.
 const CALLS: &[&str] = &[
-    "rights m:dumpable 1 0 0",
     "rights m:bounding 38 0 0",
     "rights m:securebits 16 0 0",
     "rights m:unshare 1024 0 0",
@@ -105,7 +104,7 @@ const CALLS: &[&str] = &[
     "rights m:setfsuid 86 0 0",
     "rights m:seteuid 87 0 0",
     "rights m:seteuid 0 0 0",
-    "rights m:setreuid 0 0 0",
+    "rights m:setreuid 88 0 0",
     "rights m:capset 21 0 0",
     "rights m:nonewprivs 0 0 0",
     "rights m:landlock 0 0 0",
@@ -140,13 +139,192 @@ fn the_agent_has_the_rights_of_its_program_after_each_call() {
     guest.run("check");
 }
 
+/// What a program without /proc may still do with memory that was merged.
+#[track_caller]
+fn calls_over_memory_succeed(guest: &mut Guest) {
+    for call in ["lock 0 8", "unlock 0 8", "remap 600 1", "advise 16 8 10"] {
+        guest.run(call);
+        guest.run("check");
+    }
+}
+
+#[test]
+fn a_call_that_changes_nothing_leaves_the_agent_alone() {
+    let (engine, mut guest) = ready(5);
+    engine.merge(guest.memory, 0, 512, Some(1000));
+    let before = agent(guest.pid);
+    for call in [
+        "setfsuid 4294967295",
+        "setfsuid 0",
+        "setfsgid 4294967295",
+        "setuid 0",
+        "setgid 0",
+        "seteuid 0",
+        "setegid 0",
+        "setreuid 4294967295 0",
+        "setregid 0 0",
+        "setresuid 0 4294967295 0",
+        "setresgid 0 0 0",
+        "rawsetresuid 0 0 0",
+        "dumpable 1",
+        "securebits 0",
+        "keepcaps 1",
+        "keepcaps 0",
+    ] {
+        guest.run(&format!("rights m:{call}"));
+        assert_eq!(agents(guest.pid), [before], "{call}");
+    }
+    // The saved user follows what is set.
+    guest.run("rights m:setfsuid 7");
+    assert_ne!(agent(guest.pid), before);
+    let before = agent(guest.pid);
+    guest.run("rights m:setuid 0");
+    assert_ne!(agent(guest.pid), before, "the one for files is another");
+    guest.run("check");
+}
+
+#[test]
+fn structures_that_cannot_be_read_end_no_program() {
+    let (engine, mut guest) = ready(5);
+    engine.merge(guest.memory, 0, 512, Some(1000));
+    guest.run("rights m:nonewprivs");
+    guest.run("badstructures");
+    guest.run("check");
+}
+
+/// The words of `/proc/PID/task/TID/stat` behind the name.
+fn stat(pid: u32, thread: u32) -> Vec<String> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/task/{thread}/stat")).unwrap();
+    let (_, words) = stat.rsplit_once(')').unwrap();
+    words.split_whitespace().map(str::to_owned).collect()
+}
+
+#[test]
+fn the_agent_is_an_ordinary_thread_whoever_makes_it() {
+    let mut engine = Engine::new();
+    let mut guest = engine.guest();
+    guest.map(512);
+    guest.run("fill 0 512 5");
+    guest.run("offerodd 0 512");
+    engine.accept();
+    let agent = agent(guest.pid);
+    let [nice, policy] = [16, 38].map(|at| stat(guest.pid, agent)[at].clone());
+    assert_eq!((nice.as_str(), policy.as_str()), ("0", "0"));
+    let cpus = |thread| {
+        let status =
+            std::fs::read_to_string(format!("/proc/{}/task/{thread}/status", guest.pid)).unwrap();
+        let line = status
+            .lines()
+            .find(|line| line.starts_with("Cpus_allowed:"));
+        line.unwrap().to_owned()
+    };
+    assert_eq!(cpus(agent), cpus(guest.pid));
+}
+
+#[test]
+fn a_program_may_have_no_clock_in_user_space() {
+    let mut engine = Engine::new();
+    let mut guest = engine.guest();
+    guest.map(512);
+    guest.run("fill 0 512 5");
+    guest.run("notsc");
+    guest.run("advise 0 512 12");
+    engine.write(1000, 512, 5);
+    engine.accept();
+    engine.sync();
+    let merged = engine.merge(guest.memory, 0, 512, Some(1000));
+    assert_eq!(count(&merged, PageOutcome::Merged), 512);
+    guest.run("rights m:setgid 5");
+    guest.run("check");
+}
+
+#[test]
+fn the_agents_memory_is_not_locked_with_the_programs() {
+    let mut engine = Engine::new();
+    let mut guest = engine.guest();
+    guest.map(512);
+    guest.run("fill 0 512 5");
+    guest.run("lockfuture");
+    guest.run("advise 0 512 12");
+    engine.accept();
+    let status = std::fs::read_to_string(format!("/proc/{}/status", guest.pid)).unwrap();
+    let locked = status.lines().find_map(|line| line.strip_prefix("VmLck:"));
+    let kib: u64 = locked
+        .unwrap()
+        .trim()
+        .trim_end_matches(" kB")
+        .parse()
+        .unwrap();
+    assert!(kib < 100, "{kib} KiB");
+}
+
+#[test]
+fn memory_is_whole_when_proc_goes_out_of_reach() {
+    // A program that changes its user is not dumpable any more, and its /proc is root's.
+    for (threads, call) in [
+        ("", "setuid 65534"),
+        ("writers 2 0 0", "setuid 65534"),
+        ("", "noread"),
+        ("writers 2 0 0", "noread"),
+    ] {
+        let (engine, mut guest) = ready(5);
+        engine.merge(guest.memory, 0, 512, Some(1000));
+        if !threads.is_empty() {
+            guest.run(threads);
+        }
+        guest.run(&format!("rights m:{call}"));
+        // Nothing keeps them from writing to memory that is made whole only now.
+        guest.run("lock 100 8");
+        guest.run("unlock 100 8");
+        if !threads.is_empty() {
+            guest.run("stop");
+        }
+        guest.run("check");
+        guest.run("advise 40 4 4");
+        guest.run("check");
+        calls_over_memory_succeed(&mut guest);
+    }
+}
+
+#[test]
+fn a_program_that_is_not_dumpable_any_more_keeps_its_calls() {
+    let (mut engine, mut guest) = ready(5);
+    open_to_all(&engine);
+    guest.run("rights m:setresuid 65534 65534 65534");
+    guest.run("rights m:dumpable 1");
+    engine.accept();
+    engine.sync();
+    let merged = engine.merge(guest.memory, 0, 512, Some(1000));
+    assert_eq!(count(&merged, PageOutcome::Merged), 512);
+    guest.run("rights m:dumpable 0");
+    calls_over_memory_succeed(&mut guest);
+}
+
+#[test]
+fn a_discard_leaves_zeros_where_proc_is_hidden() {
+    let (engine, mut guest) = ready(5);
+    engine.merge(guest.memory, 0, 512, Some(1000));
+    guest.run("rights m:hideproc");
+    guest.run("advise 40 4 4");
+    guest.run("check");
+    guest.run("advise 50 1 24");
+    guest.run("check");
+    assert!(guest.ask("advise 60 1 102").is_err(), "a guard");
+    guest.run("check");
+}
+
 #[test]
 fn calls_in_other_threads_and_in_handlers_count_as_well() {
     let (mut engine, mut guest) = ready(6);
     open_to_all(&engine);
     guest.run("writers 4 0 0");
     engine.merge(guest.memory, 0, 512, Some(1000));
-    for call in ["t:setgid 5", "s:setgid 6", "t:setuid 0", "s:setreuid 0 0"] {
+    for call in [
+        "t:setgid 5",
+        "s:setgid 6",
+        "t:setresgid 7 7 7",
+        "s:setregid 8 8",
+    ] {
         let before = agent(guest.pid);
         guest.run(&format!("rights {call}"));
         assert!(!agents(guest.pid).contains(&before), "{call}");

@@ -3,6 +3,7 @@
 //! Nothing here allocates or sets `errno`.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::apart::{Use, map_apart};
 use crate::fault::{self, Point};
@@ -343,15 +344,31 @@ unsafe fn describe(
     Ok(())
 }
 
+/// Whether the process locks all future mappings (`MCL_FUTURE`).
+static LOCKS_FUTURE: AtomicBool = AtomicBool::new(false);
+
+/// Notes whether the process locks all future mappings.
+pub fn set_locks_future(on: bool) {
+    LOCKS_FUTURE.store(on, Ordering::Relaxed);
+}
+
+/// Whether the process locks all future mappings, as far as that was noted.
+#[must_use]
+pub fn locks_future() -> bool {
+    LOCKS_FUTURE.load(Ordering::Relaxed)
+}
+
 /// A new private area of zeros of `len` bytes, rounded up to whole pages, that costs nothing until touched. It is
-/// PageONE's own, lies apart from the program's memory (`sys::apart`), and is marked so ([`mark_own`]).
+/// PageONE's own, lies apart from the program's memory (`sys::apart`), and is marked so ([`mark_own`]). Where a process
+/// locks all that it maps, the area counts as locked for a moment only.
 ///
 /// # Errors
 /// `NOMEM` when the address space or the map count is exhausted.
 pub fn area(len: usize) -> Result<usize> {
     let len = len.checked_next_multiple_of(PAGE).ok_or(Errno::NOMEM)?;
-    let start = map_apart(Use::Area, len, |at| zeros(at, len))?;
-    own(start, len)
+    let locks = locks_future();
+    let start = map_apart(Use::Area, len, |at| zeros(at, len, locks))?;
+    own(start, len, locks)
 }
 
 /// The same at a place of the kernel's choice: near libraries that were just mapped. For what is made before the program runs.
@@ -359,22 +376,31 @@ pub fn area(len: usize) -> Result<usize> {
 /// # Errors
 /// As [`area`].
 pub(crate) fn area_near_libraries(len: usize) -> Result<usize> {
-    let start = zeros(std::ptr::null_mut(), len)?;
-    own(start, len)
+    let start = zeros(std::ptr::null_mut(), len, false)?;
+    own(start, len, false)
 }
 
-fn zeros(at: *mut std::ffi::c_void, len: usize) -> Result<*mut std::ffi::c_void> {
+/// With `locks` without access: what is locked is not filled then.
+fn zeros(at: *mut std::ffi::c_void, len: usize, locks: bool) -> Result<*mut std::ffi::c_void> {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-    let prot = ProtFlags::READ | ProtFlags::WRITE;
+    let prot = match locks {
+        true => ProtFlags::empty(),
+        false => ProtFlags::READ | ProtFlags::WRITE,
+    };
     // SAFETY: a fresh mapping where nothing is disturbs nothing.
     unsafe { rustix::mm::mmap_anonymous(at, len, prot, flags) }
 }
 
-fn own(start: *mut std::ffi::c_void, len: usize) -> Result<usize> {
-    let start = start.expose_provenance();
+fn own(start: *mut std::ffi::c_void, len: usize, locks: bool) -> Result<usize> {
     // SAFETY: the area was just made.
-    unsafe { mark_own(start, len) }?;
-    Ok(start)
+    unsafe {
+        mark_own(start.expose_provenance(), len)?;
+        if locks {
+            rustix::mm::munlock(start, len)?;
+            rustix::mm::mprotect(start, len, Access::ReadWrite.mprotect())?;
+        }
+    }
+    Ok(start.expose_provenance())
 }
 
 /// Marks memory as PageONE's own: what has advice on how it is read is never merged, and where there is no file such

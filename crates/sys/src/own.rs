@@ -32,6 +32,18 @@ fn path<'a>(buffer: &'a mut [u8; 48], folder: &str, number: u32) -> Result<&'a C
     CStr::from_bytes_until_nul(buffer).map_err(|_| Errno::INVAL)
 }
 
+/// Whether some memory of this process is locked, by mlock(2) in any of its forms. In doubt it is.
+#[must_use]
+pub fn has_locked_memory() -> bool {
+    const NONE: &[u8] = b"\nVmLck:\t       0 kB\n";
+    let mut status = [0u8; 4096];
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let read = rustix::fs::open(c"/proc/self/status", flags, Mode::empty())
+        .and_then(|file| rustix::io::pread(&file, &mut status, 0));
+    let status = status.get(..read.unwrap_or(0)).unwrap_or_default();
+    !status.windows(NONE.len()).any(|line| line == NONE)
+}
+
 /// Whether `pidfd` stands for this process, or for one of its threads.
 #[must_use]
 pub fn is_own(pidfd: u32) -> bool {
@@ -64,6 +76,15 @@ mod tests {
     use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
     use super::*;
+
+    #[test]
+    fn locked_memory_is_noticed() {
+        let area = crate::mapping::area(4096).unwrap();
+        let at = std::ptr::with_exposed_provenance_mut(area);
+        // SAFETY: the page was just made; locking changes no content.
+        unsafe { rustix::mm::mlock(at, 4096) }.unwrap();
+        assert!(has_locked_memory());
+    }
 
     #[test]
     fn a_pidfd_of_ones_own_is_known() {

@@ -63,7 +63,7 @@ impl fmt::Display for Pin {
 }
 
 /// Kinds of anonymous descriptors that never pin the memory of their process.
-const ANONYMOUS: [&str; 12] = [
+const ANONYMOUS: [&str; 13] = [
     "[eventpoll]",
     "[eventfd]",
     "[signalfd]",
@@ -71,6 +71,7 @@ const ANONYMOUS: [&str; 12] = [
     "[pidfd]",
     "[userfaultfd]",
     "[fanotify]",
+    "[landlock-ruleset]",
     "inotify",
     "kvm-vm",
     "kvm-vcpu",
@@ -299,15 +300,40 @@ const MOST_OWN: usize = 4096;
 /// files it asks for `O_DIRECT` only. Yes where it cannot be told.
 #[must_use]
 pub fn own() -> bool {
-    const NONE: &[u8] = b"\nVmPin:\t       0 kB\n";
-    let mut status = [0u8; 4096];
-    let open = |path: &CStr, flags| rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty());
-    let read = open(c"/proc/self/status", OFlags::RDONLY)
-        .and_then(|file| rustix::io::pread(file, &mut status, 0));
-    let status = status.get(..read.unwrap_or(0)).unwrap_or_default();
-    let none = status.windows(NONE.len()).any(|line| line == NONE);
-    let folder = open(c"/proc/self/fd", OFlags::RDONLY | OFlags::DIRECTORY);
-    !none || folder.map_err(drop).and_then(|folder| each_own(&folder)) != Ok(())
+    Own::open().map_or(true, |own| own.may_pin())
+}
+
+/// Where this process looks for what pins: for who can open that now, and asks later.
+#[derive(Debug)]
+pub struct Own {
+    status: OwnedFd,
+    folder: OwnedFd,
+}
+
+impl Own {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// `NOENT` where /proc is not mounted, `ACCESS` without the right to it, `MFILE` without free descriptors.
+    pub fn open() -> Result<Self, Errno> {
+        let open = |path: &CStr, flags| rustix::fs::open(path, flags, Mode::empty());
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        Ok(Self {
+            status: open(c"/proc/self/status", flags)?,
+            folder: open(c"/proc/self/fd", flags | OFlags::DIRECTORY)?,
+        })
+    }
+
+    /// As [`own`], once.
+    #[must_use]
+    pub fn may_pin(&self) -> bool {
+        const NONE: &[u8] = b"\nVmPin:\t       0 kB\n";
+        let mut status = [0u8; 4096];
+        let read = rustix::io::pread(&self.status, &mut status, 0);
+        let status = status.get(..read.unwrap_or(0)).unwrap_or_default();
+        let none = status.windows(NONE.len()).any(|line| line == NONE);
+        !none || each_own(&self.folder) != Ok(())
+    }
 }
 
 /// Fails at the first descriptor by which memory may be pinned.

@@ -9,11 +9,12 @@
 
 use std::ffi::c_long;
 
-use super::call::BITS;
+use super::call::{BITS, is_readable};
 use super::enter::{MEMORY_BITS, enter};
 use super::rights;
 use crate::errno::fail;
 use crate::lock::{begin_fork, end_fork};
+use crate::thread::is_barred;
 
 // rdi number; rsi, rdx, rcx, r8, r9 and one on the stack: arguments. 56 is clone, whose flags come
 // first and whose stack second; 57 is fork; 435 is clone3, whose structure has its flags at 0 and its stack
@@ -65,10 +66,25 @@ unsafe extern "C" fn syscall(number: c_long) -> c_long {
         "jb 2b",
         "test %rsi, %rsi",
         "jz 2b",
-        "testl $0x100, (%rsi)",
-        "jnz 2b",
-        "cmpq $0, 40(%rsi)",
-        "jne 8f",
+        "push %rdi",
+        "push %rsi",
+        "push %rdx",
+        "push %rcx",
+        "push %r8",
+        "push %r9",
+        "sub $8, %rsp",
+        "mov %rsi, %rdi",
+        "call {kind}",
+        "add $8, %rsp",
+        "pop %r9",
+        "pop %r8",
+        "pop %rcx",
+        "pop %rdx",
+        "pop %rsi",
+        "pop %rdi",
+        "cmp $1, %eax",
+        "jb 2b",
+        "ja 8f",
         "5:",
         "jmp {fork}",
         "6:",
@@ -112,6 +128,7 @@ unsafe extern "C" fn syscall(number: c_long) -> c_long {
         fork = sym fork,
         begin = sym begin,
         end = sym end,
+        kind = sym kind,
         failed = sym failed,
         exit = sym exit,
         memory = sym memory,
@@ -127,6 +144,27 @@ extern "C" fn fork(number: c_long, a: usize, b: usize, c: usize, d: usize, e: us
     match super::fork::by_number(number, [a, b, c, d, e, 0]) {
         Ok(child) => child.cast_signed() as c_long,
         Err(errno) => fail(errno).into(),
+    }
+}
+
+/// What clone3(2) makes of the structure at an address: 0 for a thread, what shares memory, or an error; 1 for a child
+/// on a copy of this stack; 2 for one on another stack.
+extern "C" fn kind(structure: usize) -> u32 {
+    const STACK: usize = 5;
+    if is_barred() || !is_readable(structure, 48) {
+        return 0;
+    }
+    // SAFETY: the program hands the kernel these words, and they can be read.
+    let words = unsafe {
+        std::ptr::with_exposed_provenance::<[u64; STACK + 1]>(structure).read_unaligned()
+    };
+    match (
+        words[0] & libc::CLONE_VM.unsigned_abs() as u64,
+        words[STACK],
+    ) {
+        (0, 0) => 1,
+        (0, _) => 2,
+        _ => 0,
     }
 }
 

@@ -1,6 +1,7 @@
 //! A guest's own call, with the lock where it needs it.
 
-use rustix::io::Result;
+use rustix::io::{Errno, Result};
+use wire::PAGE_BYTES;
 
 use crate::life;
 use crate::lock::{Guard, lock};
@@ -15,6 +16,22 @@ pub(super) fn guard(start: usize, len: usize) -> Option<Guard> {
 pub(super) fn call(number: i64, args: [usize; 6]) -> Result<usize> {
     // SAFETY: the guest's own call, as it came.
     unsafe { sys::raw::call(number, args) }
+}
+
+/// Whether the kernel can read all of a range for the program: what a hook reads there itself must not end it.
+///
+/// Asked by a call that takes 8 bytes and refuses to do anything with them. /proc may be out of reach, and msync(2)
+/// tells of what is mapped without a right to it, too.
+pub(super) fn is_readable(start: usize, len: usize) -> bool {
+    const NO_SUCH_WAY: usize = 99;
+    let Some(end) = start.checked_add(len) else {
+        return false;
+    };
+    let first = start & !(PAGE_BYTES - 1);
+    (first..end).step_by(PAGE_BYTES).all(|page| {
+        let read = call(libc::SYS_rt_sigprocmask, [NO_SUCH_WAY, page, 0, 8, 0, 0]);
+        read == Err(Errno::INVAL)
+    })
 }
 
 /// One more than the highest number of a call that [`Bits`] can name.

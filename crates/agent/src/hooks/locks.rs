@@ -5,8 +5,8 @@ use wire::PAGE_BYTES;
 
 use super::call::{call, guard};
 use crate::mappings::discard::unread;
-use crate::mappings::whole::{self, whole};
-use crate::table::ADDRESS_LIMIT;
+use crate::mappings::whole::whole;
+use crate::table::{ADDRESS_LIMIT, touches};
 
 fn set_locked(start: usize, len: usize, name: i64, flags: usize) -> Result<usize> {
     // mlock takes any address and works on the pages around the range.
@@ -44,7 +44,7 @@ fn set_all_locked(name: i64, flags: usize, current: bool, future: bool) -> Resul
     }
     let result = call(name, [flags, 0, 0, 0, 0, 0]);
     if result.is_ok() {
-        whole::set_locks_future(future);
+        sys::mapping::set_locks_future(future);
     }
     if let Some(guard) = held.as_mut().filter(|_| current) {
         unread(guard, 0, ADDRESS_LIMIT);
@@ -61,5 +61,7 @@ pub(crate) fn mlockall(flags: usize) -> Result<usize> {
 
 /// munlockall(2).
 pub(crate) fn munlockall() -> Result<usize> {
-    set_all_locked(libc::SYS_munlockall, 0, true, false)
+    // Most programs that call it at their end have locked nothing.
+    let current = touches(0, ADDRESS_LIMIT) && sys::own::has_locked_memory();
+    set_all_locked(libc::SYS_munlockall, 0, current, false)
 }

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use libc::{gid_t, uid_t};
 use rustix::io::{Errno, Result};
 
-use super::call::{Bits, bits_of, call};
+use super::call::{Bits, bits_of, call, is_readable};
 use super::memory;
 use crate::errno::fail;
 use crate::filter::calls;
@@ -29,10 +29,16 @@ pub(super) fn begin() {
     }
 }
 
-/// Makes libc's call while no agent runs. It sets `errno` itself.
-fn by_libc(call: impl FnOnce() -> c_int) -> c_int {
-    life::without_agent(Why::RIGHTS, call).unwrap_or_else(fail)
+/// Makes libc's call while no agent runs, if it may change something. It sets `errno` itself.
+fn by_libc(as_call: Option<AsCall>, call: impl FnOnce() -> c_int) -> c_int {
+    match as_call {
+        Some((number, args)) if changes_nothing(number, &args) => call(),
+        _ => life::without_agent(Why::RIGHTS, call).unwrap_or_else(fail),
+    }
 }
+
+/// The system call that a function of libc's makes.
+type AsCall = (i64, [usize; 6]);
 
 /// Makes a system call while no agent runs.
 fn without_agent(number: i64, args: [usize; 6]) -> c_long {
@@ -51,7 +57,7 @@ fn answer(result: Result<usize>) -> c_long {
 }
 
 macro_rules! libc_functions {
-    ($($(#[$doc:meta])* $name:ident($($arg:ident: $kind:ty),*) or $call:expr;)*) => {
+    ($($(#[$doc:meta])* $name:ident($($arg:ident: $kind:ty),*) is $as_call:expr;)*) => {
         /// Where libc's own functions are.
         #[allow(non_upper_case_globals)]
         mod own {
@@ -68,12 +74,14 @@ macro_rules! libc_functions {
         $($(#[$doc])*
         #[unsafe(no_mangle)]
         extern "C" fn $name($($arg: $kind),*) -> c_int {
-            by_libc(|| {
+            let as_call: Option<AsCall> = $as_call;
+            by_libc(as_call, || {
                 let next = own::$name.load(Ordering::Relaxed);
                 if next.is_null() {
                     // Before the lookup there is one thread.
-                    let result: Result<usize> = $call;
-                    return result.map_or_else(fail, |_| 0);
+                    let made = as_call.ok_or(Errno::NOSYS);
+                    let made = made.and_then(|(number, args)| call(number, args));
+                    return made.map_or_else(fail, |_| 0);
                 }
                 // SAFETY: the address is that of libc's function of this name, which has this signature.
                 let next: extern "C" fn($($kind),*) -> c_int = unsafe { std::mem::transmute(next) };
@@ -86,41 +94,41 @@ macro_rules! libc_functions {
 /// Leaves a number as it is.
 const SAME: usize = u32::MAX as usize;
 
-fn ids(number: i64, ids: [usize; 3]) -> Result<usize> {
+fn ids(number: i64, ids: [usize; 3]) -> Option<AsCall> {
     let [a, b, c] = ids;
-    call(number, [a, b, c, 0, 0, 0])
+    Some((number, [a, b, c, 0, 0, 0]))
 }
 
 libc_functions! {
     /// setuid(2).
-    setuid(user: uid_t) or ids(libc::SYS_setuid, [user as usize, 0, 0]);
+    setuid(user: uid_t) is ids(libc::SYS_setuid, [user as usize, 0, 0]);
     /// setgid(2).
-    setgid(group: gid_t) or ids(libc::SYS_setgid, [group as usize, 0, 0]);
+    setgid(group: gid_t) is ids(libc::SYS_setgid, [group as usize, 0, 0]);
     /// seteuid(2).
-    seteuid(user: uid_t) or ids(libc::SYS_setresuid, [SAME, user as usize, SAME]);
+    seteuid(user: uid_t) is ids(libc::SYS_setresuid, [SAME, user as usize, SAME]);
     /// setegid(2).
-    setegid(group: gid_t) or ids(libc::SYS_setresgid, [SAME, group as usize, SAME]);
+    setegid(group: gid_t) is ids(libc::SYS_setresgid, [SAME, group as usize, SAME]);
     /// setreuid(2).
     setreuid(real: uid_t, effective: uid_t)
-        or ids(libc::SYS_setreuid, [real as usize, effective as usize, 0]);
+        is ids(libc::SYS_setreuid, [real as usize, effective as usize, 0]);
     /// setregid(2).
     setregid(real: gid_t, effective: gid_t)
-        or ids(libc::SYS_setregid, [real as usize, effective as usize, 0]);
+        is ids(libc::SYS_setregid, [real as usize, effective as usize, 0]);
     /// setresuid(2).
     setresuid(real: uid_t, effective: uid_t, saved: uid_t)
-        or ids(libc::SYS_setresuid, [real as usize, effective as usize, saved as usize]);
+        is ids(libc::SYS_setresuid, [real as usize, effective as usize, saved as usize]);
     /// setresgid(2).
     setresgid(real: gid_t, effective: gid_t, saved: gid_t)
-        or ids(libc::SYS_setresgid, [real as usize, effective as usize, saved as usize]);
+        is ids(libc::SYS_setresgid, [real as usize, effective as usize, saved as usize]);
     /// setgroups(2).
     setgroups(count: usize, groups: *const gid_t)
-        or ids(libc::SYS_setgroups, [count, groups.expose_provenance(), 0]);
+        is ids(libc::SYS_setgroups, [count, groups.expose_provenance(), 0]);
     /// initgroups(3), which calls the body of setgroups.
-    initgroups(user: *const c_char, group: gid_t) or { let _ = (user, group); Err(Errno::NOSYS) };
+    initgroups(user: *const c_char, group: gid_t) is { let _ = (user, group); None };
     /// setfsuid(2), for the calling thread alone. Gives the user before.
-    setfsuid(user: uid_t) or ids(libc::SYS_setfsuid, [user as usize, 0, 0]);
+    setfsuid(user: uid_t) is ids(libc::SYS_setfsuid, [user as usize, 0, 0]);
     /// setfsgid(2), for the calling thread alone. Gives the group before.
-    setfsgid(group: gid_t) or ids(libc::SYS_setfsgid, [group as usize, 0, 0]);
+    setfsgid(group: gid_t) is ids(libc::SYS_setfsgid, [group as usize, 0, 0]);
 }
 
 fn c_int_of(result: c_long) -> c_int {
@@ -191,14 +199,13 @@ extern "C" fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulon
 }
 
 /// The options of prctl(2) by which a thread, or the process, gives something up.
-const NARROWING: [c_int; 7] = [
+const NARROWING: [c_int; 6] = [
     libc::PR_SET_DUMPABLE,
     libc::PR_SET_SECCOMP,
     libc::PR_CAPBSET_DROP,
     libc::PR_SET_SECUREBITS,
     libc::PR_SET_NO_NEW_PRIVS,
     libc::PR_CAP_AMBIENT,
-    libc::PR_SET_KEEPCAPS,
 ];
 
 /// Whether a system call may change what the program may do.
@@ -222,6 +229,135 @@ fn implies_exec(number: i64, args: &[usize; 6]) -> bool {
     number == libc::SYS_personality && !asks && args[0] & READ_IMPLIES_EXEC != 0
 }
 
+/// Whether a call leaves the calling thread as it is: then no agent has to end for it. libc's function makes the same call in its
+/// other threads, and one that differs becomes as this one is. The agent compares itself with all of them before its next window.
+fn changes_nothing(number: i64, args: &[usize; 6]) -> bool {
+    #[allow(clippy::cast_possible_truncation)] // the kernel takes the low half of the register
+    let low = |at: usize| args.get(at).map_or(0, |&arg| arg as u32);
+    let option = |option: c_int| number == libc::SYS_prctl && low(0) == option.cast_unsigned();
+    let told = |get: c_int, of: usize| {
+        call(
+            libc::SYS_prctl,
+            [get.unsigned_abs() as usize, of, 0, 0, 0, 0],
+        )
+    };
+    if option(libc::PR_SET_DUMPABLE) {
+        return told(libc::PR_GET_DUMPABLE, 0) == Ok(args[1]);
+    }
+    if option(libc::PR_SET_NO_NEW_PRIVS) {
+        return told(libc::PR_GET_NO_NEW_PRIVS, 0) == Ok(args[1]);
+    }
+    if option(libc::PR_SET_SECUREBITS) {
+        return told(libc::PR_GET_SECUREBITS, 0) == Ok(args[1]);
+    }
+    if option(libc::PR_CAPBSET_DROP) {
+        return told(libc::PR_CAPBSET_READ, args[1]) == Ok(0);
+    }
+    if option(libc::PR_CAP_AMBIENT) {
+        return low(1) == libc::PR_CAP_AMBIENT_IS_SET.unsigned_abs();
+    }
+    Ids::change(number, [low(0), low(1), low(2)]).is_some_and(|(ids, wanted)| ids.are(wanted))
+}
+
+/// The users or the groups of the calling thread.
+#[derive(Clone, Copy)]
+struct Ids {
+    real: u32,
+    effective: u32,
+    saved: u32,
+    /// For files.
+    files: u32,
+}
+
+impl Ids {
+    /// What a call that sets them finds, and what it leaves if it succeeds; `None` for other calls.
+    fn change(number: i64, [a, b, c]: [u32; 3]) -> Option<(Self, Self)> {
+        const SAME: u32 = u32::MAX;
+        let (get, files, kind) = match number {
+            libc::SYS_setuid => (libc::SYS_getresuid, libc::SYS_setfsuid, Sets::All),
+            libc::SYS_setgid => (libc::SYS_getresgid, libc::SYS_setfsgid, Sets::All),
+            libc::SYS_setresuid => (libc::SYS_getresuid, libc::SYS_setfsuid, Sets::Each),
+            libc::SYS_setresgid => (libc::SYS_getresgid, libc::SYS_setfsgid, Sets::Each),
+            libc::SYS_setreuid => (libc::SYS_getresuid, libc::SYS_setfsuid, Sets::Two),
+            libc::SYS_setregid => (libc::SYS_getresgid, libc::SYS_setfsgid, Sets::Two),
+            libc::SYS_setfsuid => (libc::SYS_getresuid, libc::SYS_setfsuid, Sets::Files),
+            libc::SYS_setfsgid => (libc::SYS_getresgid, libc::SYS_setfsgid, Sets::Files),
+            _ => return None,
+        };
+        let now = Self::read(get, files)?;
+        let or = |wanted: u32, now: u32| if wanted == SAME { now } else { wanted };
+        let wanted = match kind {
+            Sets::All => Self {
+                real: a,
+                effective: a,
+                saved: a,
+                files: a,
+            },
+            Sets::Each => {
+                let effective = or(b, now.effective);
+                Self {
+                    real: or(a, now.real),
+                    effective,
+                    saved: or(c, now.saved),
+                    files: effective,
+                }
+            }
+            // It may set the saved one to the effective one.
+            Sets::Two => {
+                let effective = or(b, now.effective);
+                Self {
+                    real: or(a, now.real),
+                    effective,
+                    saved: effective,
+                    files: effective,
+                }
+            }
+            Sets::Files => Self {
+                files: or(a, now.files),
+                ..now
+            },
+        };
+        Some((now, wanted))
+    }
+
+    fn read(get: i64, set_files: i64) -> Option<Self> {
+        let mut ids = [0u32; 3];
+        let [real, effective, saved] = [0, 1, 2].map(|at| {
+            (&raw mut ids)
+                .cast::<u32>()
+                .wrapping_add(at)
+                .expose_provenance()
+        });
+        call(get, [real, effective, saved, 0, 0, 0]).ok()?;
+        // It gives the one there was, and sets none to this.
+        let files = call(set_files, [SAME, 0, 0, 0, 0, 0]).ok()?;
+        let [real, effective, saved] = ids;
+        Some(Self {
+            real,
+            effective,
+            saved,
+            files: u32::try_from(files).ok()?,
+        })
+    }
+
+    fn are(self, other: Self) -> bool {
+        let all = |ids: Self| [ids.real, ids.effective, ids.saved, ids.files];
+        all(self) == all(other)
+    }
+}
+
+/// What a call does to them.
+enum Sets {
+    /// All are the first argument. Without rights it sets fewer: one that changes them counts.
+    All,
+    /// The real, effective and saved one; that for files follows the effective one.
+    Each,
+    /// The real and the effective one.
+    Two,
+    /// The one for files alone.
+    Files,
+}
+
 /// Makes a system call as libc's `syscall` does, if it is one of [`HOOKED`].
 fn system_call(number: i64, args: [usize; 6]) -> c_long {
     if number == libc::SYS_prctl && args[0] & SAME == memory::SET_VMA {
@@ -236,7 +372,9 @@ fn system_call(number: i64, args: [usize; 6]) -> c_long {
     }
     match Filter::installed_by(number, &args) {
         Filter::Asks => answer(call(number, args)),
-        Filter::None if !narrows(number, &args) => answer(call(number, args)),
+        Filter::None if !narrows(number, &args) || changes_nothing(number, &args) => {
+            answer(call(number, args))
+        }
         Filter::None => without_agent(number, args),
         Filter::Good => {
             let install = || call(number, args).inspect(|_| life::note_read_filter());
@@ -280,39 +418,24 @@ impl Filter {
     }
 
     fn of(program: usize) -> Self {
+        const MOST: u16 = 4096; // BPF_MAXINSNS
         // Not ours to judge: the kernel says what it says without us.
-        if !is_mapped(program, size_of::<libc::sock_fprog>()) {
+        if !is_readable(program, size_of::<libc::sock_fprog>()) {
             return Self::Asks;
         }
-        // SAFETY: the program hands the kernel this structure, and it is mapped.
+        // SAFETY: the program hands the kernel this structure, and it can be read.
         let libc::sock_fprog { len, filter } = unsafe {
             std::ptr::with_exposed_provenance::<libc::sock_fprog>(program).read_unaligned()
         };
         let bytes = usize::from(len) * size_of::<libc::sock_filter>();
-        if len == 0 || !filter.is_aligned() || !is_mapped(filter.expose_provenance(), bytes) {
+        let refused = len == 0 || len > MOST || !filter.is_aligned();
+        if refused || !is_readable(filter.expose_provenance(), bytes) {
             return Self::Asks;
         }
-        // SAFETY: so many instructions are mapped there, and a program that changes them meanwhile deceives itself.
+        // SAFETY: so many instructions can be read there, and a program that changes them meanwhile deceives itself.
         let filter = unsafe { std::slice::from_raw_parts(filter, usize::from(len)) };
         calls::first_refused(filter).map_or(Self::Good, Self::Refuses)
     }
-}
-
-/// Whether all of a range is mapped.
-fn is_mapped(start: usize, len: usize) -> bool {
-    let first = start & !(wire::PAGE_BYTES - 1);
-    let Some(end) = start.checked_add(len) else {
-        return false;
-    };
-    let args = [
-        first,
-        end - first,
-        libc::MS_ASYNC.unsigned_abs() as usize,
-        0,
-        0,
-        0,
-    ];
-    call(libc::SYS_msync, args).is_ok()
 }
 
 /// What syscall(2) does not leave to the kernel at once.

@@ -27,7 +27,7 @@ use wire::{CHUNK_BYTES, PAGE_BYTES};
 use super::ahead;
 use super::scarce::scarce;
 use super::stores::is_store;
-use super::whole::{self, attributes_at, whole};
+use super::whole::{attributes_at, whole};
 use crate::lock::Guard;
 use crate::table::{ADDRESS_LIMIT, Chunk};
 use crate::thread;
@@ -120,10 +120,9 @@ pub(crate) fn forget(guard: &mut Guard, start: usize, len: usize) {
 
 /// Advice that discards, over a range in which something may be stored.
 fn discard(guard: &mut Guard, start: usize, len: usize, advice: i32) -> Result<()> {
-    let maps = match Maps::open() {
-        // Old content in the place of zeros would be worse than a page of zeros.
-        Err(Errno::MFILE | Errno::NFILE) => return discard_unseen(guard, start, len, advice),
-        maps => maps?,
+    // Old content in the place of zeros would be worse than a page of zeros.
+    let Ok(maps) = Maps::open() else {
+        return discard_unseen(guard, start, len, advice);
     };
     let (mut at, mut told, end) = (start, start, start + len);
     // As the kernel, which goes on behind a hole and says so at the end.
@@ -136,7 +135,10 @@ fn discard(guard: &mut Guard, start: usize, len: usize, advice: i32) -> Result<(
         other => other,
     };
     while at < end {
-        let Some(vma) = maps.find(at)?.filter(|vma| vma.start < end) else {
+        let Ok(found) = maps.find(at) else {
+            return discard_unseen(guard, told, end - told, advice).and(hole);
+        };
+        let Some(vma) = found.filter(|vma| vma.start < end) else {
             break;
         };
         let (first, stop) = (vma.start.max(at), vma.end.min(end));
@@ -158,15 +160,22 @@ fn discard(guard: &mut Guard, start: usize, len: usize, advice: i32) -> Result<(
     hole
 }
 
-/// As [`discard`], where the mappings cannot be looked at, for a filter or for want of a descriptor. What is stored gets its zeros where it lies, if it may be
-/// written, by no other call than madvise(2). **The limit**: what may not be written gets canonical content.
+/// As [`discard`], where the mappings cannot be looked at: for a filter, for want of a descriptor or of /proc. What is stored gets its
+/// zeros where it lies, if it may be written, by no other call than madvise(2). Guards over it are refused: canonical content
+/// would come from behind them. **The limit**: what may not be written gets canonical content.
 fn discard_unseen(guard: &mut Guard, start: usize, len: usize, advice: i32) -> Result<()> {
     const POPULATE_WRITE: i32 = 23;
     if !matches!(
         advice,
         libc::MADV_DONTNEED | DONTNEED_LOCKED | libc::MADV_FREE
     ) {
-        return tell(start, len, advice);
+        let end = (start + len).min(ADDRESS_LIMIT);
+        let mut pages = (start..end).step_by(PAGE_BYTES);
+        return match pages.any(|page| is_stored(guard, page)) {
+            true if advice == libc::MADV_REMOVE => Err(Errno::INVAL),
+            true => Err(Errno::NOMEM),
+            false => tell(start, len, advice),
+        };
     }
     let (mut at, end) = (start, (start + len).min(ADDRESS_LIMIT));
     let mut hole = Ok(());
@@ -224,7 +233,7 @@ fn make_anonymous(guard: &mut Guard, vma: &Vma, start: usize, end: usize) -> Res
             at = stop;
             continue;
         }
-        let future = whole::locks_future();
+        let future = sys::mapping::locks_future();
         // SAFETY: the guest asked for this range to be discarded; the lock is held, so no window
         // and no other hook works on it.
         let replaced =

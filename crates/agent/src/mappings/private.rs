@@ -5,7 +5,7 @@ use sys::mapping::{self, Access};
 use sys::vma::Maps;
 use wire::{CHUNK_BYTES, PAGE_BYTES, PageBits};
 
-use super::whole::whole;
+use super::whole::{Tools, whole, whole_if_out_of_reach};
 use crate::lock::{Guard, lock};
 use crate::table::{ADDRESS_LIMIT, touches};
 use crate::thread::{self, Why};
@@ -80,6 +80,23 @@ pub(crate) fn settle(why: Why) -> Result<()> {
         whole(&mut guard, 0, ADDRESS_LIMIT).map_err(|_| Errno::NOMEM)?;
     }
     Ok(())
+}
+
+/// Makes a call of the program's, while no agent runs. Where /proc is out of reach after it, as for a program that is not dumpable
+/// any more, all merged memory is made private: it stays offered.
+pub(crate) fn reachable<T>(call: impl FnOnce() -> T) -> T {
+    let known = touches(0, ADDRESS_LIMIT);
+    let tools = known
+        .then(lock)
+        .flatten()
+        .and_then(|mut guard| Tools::before_a_call(&mut guard));
+    let result = call();
+    if let Some(tools) = tools
+        && let Some(mut guard) = lock()
+    {
+        whole_if_out_of_reach(&mut guard, tools);
+    }
+    result
 }
 
 /// Gives the program all its memory back: private, and not offered any more.

@@ -37,11 +37,11 @@
 
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use rustix::io::{Errno, Result};
 use sys::footing::{self, Footing};
-use sys::mapping::{self, Access, Attributes, OwnMemory, Source};
+use sys::mapping::{self, Access, Attributes, OwnMemory, Source, locks_future};
 use sys::pagemap::{Categories, PageRun, Pagemap};
 use sys::uffd::{Freezer, Uffd, Watch};
 use sys::vma::Maps;
@@ -51,7 +51,7 @@ use super::private::make_private;
 use super::stores::is_store;
 use crate::lock::Guard;
 use crate::table::{ADDRESS_LIMIT, Chunk, pages_of};
-use crate::thread;
+use crate::thread::{self, Life};
 
 /// Lends the agent's descriptors to hooks; nothing without them.
 pub(crate) fn lend(guard: &mut Guard, tools: Option<(&Uffd, Option<&Freezer>)>) {
@@ -67,19 +67,6 @@ pub(crate) fn lend(guard: &mut Guard, tools: Option<(&Uffd, Option<&Freezer>)>) 
     freezer.store(frozen.map_or(0, |f| number(f.as_fd())), Ordering::Relaxed);
 }
 
-/// Whether the process locks all future mappings (`MCL_FUTURE`).
-static LOCKS_FUTURE: AtomicBool = AtomicBool::new(false);
-
-/// Notes whether the process locks all future mappings.
-pub(crate) fn set_locks_future(on: bool) {
-    LOCKS_FUTURE.store(on, Ordering::Relaxed);
-}
-
-/// Whether the process locks all future mappings.
-pub(crate) fn locks_future() -> bool {
-    LOCKS_FUTURE.load(Ordering::Relaxed)
-}
-
 /// Makes all stored pages of `[start, start + len)` anonymous, with the content and the attributes they have.
 /// What fails leaves the pages before it so, and the others as they were.
 ///
@@ -87,7 +74,16 @@ pub(crate) fn locks_future() -> bool {
 /// `NOMEM` without room for the copies; what userfaultfd and /proc give where other threads cannot be
 /// kept from writing.
 pub(crate) fn whole(guard: &mut Guard, start: usize, len: usize) -> Result<()> {
-    make(guard, start, len, None)
+    make(guard, start, len, None, None)
+}
+
+/// Makes all memory whole after a call, if that is out of reach since, with what was opened before it. Else, as where
+/// there was nothing to open, memory stays as it is.
+pub(crate) fn whole_if_out_of_reach(guard: &mut Guard, tools: Tools) {
+    let lost = Tools::open(guard).map_or(true, |mut tools| tools.pins.hide_some());
+    if lost && tools.still.holds_on() {
+        let _ = make(guard, 0, ADDRESS_LIMIT, None, Some(tools));
+    }
 }
 
 /// As [`whole`], though only of pages that nobody has written since they were merged, in runs of [`SHORTEST`] and more.
@@ -96,18 +92,53 @@ pub(crate) fn whole(guard: &mut Guard, start: usize, len: usize) -> Result<()> {
 /// # Errors
 /// As [`whole`], and what reading the page map gives.
 pub(crate) fn whole_unwritten(guard: &mut Guard, start: usize, len: usize) -> Result<()> {
-    make(guard, start, len, Some(&Pagemap::own()?))
+    make(guard, start, len, Some(&Pagemap::own()?), None)
 }
 
 /// A shorter run is not worth its calls.
 const SHORTEST: usize = 4 * PAGE_BYTES;
 
-fn make(guard: &mut Guard, start: usize, len: usize, unwritten: Option<&Pagemap>) -> Result<()> {
+/// What it takes to make memory whole.
+pub(crate) struct Tools {
+    maps: Maps,
+    still: Still,
+    pins: Pins,
+}
+
+impl Tools {
+    fn open(guard: &Guard) -> Result<Self> {
+        let (maps, still) = (Maps::open()?, Still::of(guard)?);
+        let pins = Pins::new();
+        Ok(Self { maps, still, pins })
+    }
+
+    /// For [`whole_if_out_of_reach`], when no agent runs; `None` where there is nothing to do for it.
+    pub(crate) fn before_a_call(guard: &mut Guard) -> Option<Self> {
+        if !thread::may_look() || !guard.table().may_be_stored(0, ADDRESS_LIMIT) {
+            return None;
+        }
+        let mut tools = Self::open(guard).ok()?;
+        tools.pins.own = sys::pins::Own::open().ok();
+        Some(tools)
+    }
+}
+
+fn make(
+    guard: &mut Guard,
+    start: usize,
+    len: usize,
+    unwritten: Option<&Pagemap>,
+    tools: Option<Tools>,
+) -> Result<()> {
     if !thread::may_look() || !guard.table().may_be_stored(start, len) {
         return Ok(());
     }
-    let (maps, still) = (Maps::open()?, Still::of(guard)?);
-    let (mut pins, footing) = (Pins::new()?, Footing::here());
+    let Tools {
+        maps,
+        still,
+        mut pins,
+    } = tools.map_or_else(|| Tools::open(guard), Ok)?;
+    let footing = Footing::here();
     // A call may name more than there is.
     let end = start.saturating_add(len).min(ADDRESS_LIMIT);
     let (mut at, end) = (start & !(PAGE_BYTES - 1), end.next_multiple_of(PAGE_BYTES));
@@ -139,24 +170,50 @@ fn make(guard: &mut Guard, start: usize, len: usize, unwritten: Option<&Pagemap>
 
 /// Which pages may be pinned.
 struct Pins {
-    pagemap: Pagemap,
+    /// Tells which pages are private; where there is none, all may be.
+    pagemap: Option<Pagemap>,
+    /// Where to ask whether the process may pin memory, where that was opened beforehand.
+    own: Option<sys::pins::Own>,
     /// Whether the process may pin memory, once that was asked.
     may: Option<bool>,
 }
 
 impl Pins {
-    fn new() -> Result<Self> {
-        let pagemap = Pagemap::own()?;
-        Ok(Self { pagemap, may: None })
+    fn new() -> Self {
+        let pagemap = Pagemap::own().ok();
+        Self {
+            pagemap,
+            own: None,
+            may: None,
+        }
     }
 
     /// The pages of a frozen part of a chunk that may be pinned: private ones, if the process has what pins.
-    fn of(&mut self, start: usize, len: usize) -> Result<PageBits> {
+    fn of(&mut self, start: usize, len: usize) -> PageBits {
+        let private = self.private(start, len).unwrap_or(PageBits::FULL);
+        let may = !private.is_empty() && self.may_pin();
+        if may { private } else { PageBits::EMPTY }
+    }
+
+    fn may_pin(&mut self) -> bool {
+        let own = self.own.as_ref();
+        *self
+            .may
+            .get_or_insert_with(|| own.map_or_else(sys::pins::own, sys::pins::Own::may_pin))
+    }
+
+    /// Whether pages may be pinned, and nothing tells which.
+    fn hide_some(&mut self) -> bool {
+        self.pagemap.is_none() && self.may_pin()
+    }
+
+    fn private(&self, start: usize, len: usize) -> Result<PageBits> {
+        let pagemap = self.pagemap.as_ref().ok_or(Errno::NOENT)?;
         let (mut private, mut at) = (PageBits::EMPTY, start as u64);
         let (chunk, end) = (start & !(CHUNK_BYTES - 1), (start + len) as u64);
         while at < end {
             let mut runs = [PageRun::default(); 64];
-            let (filled, stopped) = self.pagemap.peek(at..end, &mut runs)?;
+            let (filled, stopped) = pagemap.peek(at..end, &mut runs)?;
             for run in runs.iter().take(filled) {
                 let is_private = run.categories.has(Categories::PRESENT)
                     && !run.categories.has(Categories::FILE);
@@ -167,8 +224,7 @@ impl Pins {
             }
             at = stopped;
         }
-        let may = !private.is_empty() && *self.may.get_or_insert_with(sys::pins::own);
-        Ok(if may { private } else { PageBits::EMPTY })
+        Ok(private)
     }
 }
 
@@ -256,15 +312,20 @@ enum Still {
     },
 }
 
+/// Whether no thread but the caller's writes to this memory. A child of vfork shares it with more than its own.
+fn is_alone(life: &Life) -> Result<bool> {
+    let owner = life.owner.load(Ordering::Relaxed);
+    let shares = owner != 0 && owner != thread::process_number();
+    Ok(!shares && sys::task::threads()? <= life.idle_threads() + 1)
+}
+
 impl Still {
     fn of(guard: &Guard) -> Result<Self> {
         let lent = guard.process().lent.each_ref();
         let [tid, uffd, freezer] = lent.map(|number| number.load(Ordering::Relaxed));
         let uffd = match uffd.checked_sub(1) {
             Some(fd) => Some(Uffd::of_thread(tid, fd)?),
-            None if sys::task::threads()? <= guard.process().life.idle_threads() + 1 => {
-                return Ok(Self::Alone);
-            }
+            None if is_alone(&guard.process().life)? => return Ok(Self::Alone),
             None => None,
         };
         let freezer = match freezer.checked_sub(1) {
@@ -272,6 +333,17 @@ impl Still {
             None => Freezer::open(None)?,
         };
         Ok(Self::Frozen { uffd, freezer })
+    }
+
+    /// Whether it is as it was, after a call of the program's in which a handler of signals may have made a thread. Asks
+    /// nothing that takes rights: /proc/self/task has a link for each thread, and two more.
+    fn holds_on(&self) -> bool {
+        match self {
+            Self::Alone => {
+                rustix::fs::stat(c"/proc/self/task").is_ok_and(|task| task.st_nlink == 3)
+            }
+            Self::Frozen { .. } => true,
+        }
     }
 
     /// From here nobody writes the range. With `touch` its pages are brought into the page table before, where the
@@ -391,17 +463,10 @@ impl Copy {
     }
 
     /// The same of the first `len` bytes, but for the pages that are `kept`.
-    fn put_but(
-        &self,
-        guard: &mut Guard,
-        still: &Still,
-        len: usize,
-        kept: Result<PageBits>,
-    ) -> Result<()> {
+    fn put_but(&self, guard: &mut Guard, still: &Still, len: usize, kept: PageBits) -> Result<()> {
         let page = |at: usize| at % CHUNK_BYTES / PAGE_BYTES;
         let (mut at, end) = (self.at, self.at + len);
-        let mut result = kept.map(drop);
-        let kept = kept.unwrap_or(PageBits::FULL);
+        let mut result = Ok(());
         while at < end {
             let stays = kept.contains(page(at));
             let mut next = (at + PAGE_BYTES..end).step_by(PAGE_BYTES);
