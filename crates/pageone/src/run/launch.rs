@@ -35,12 +35,8 @@ pub(crate) struct Any {
 impl Launch<'_> {
     /// Puts it into the environment of `command`.
     pub(crate) fn equip(self, command: &mut Command) {
-        let mut preload = OsString::from(self.agent);
-        if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
-            preload.push(":");
-            preload.push(others);
-        }
-        command.env("LD_PRELOAD", preload);
+        let others = std::env::var_os("LD_PRELOAD");
+        command.env("LD_PRELOAD", preload(others, self.agent));
         let socket = std::path::absolute(self.socket);
         command.env("PAGEONE_SOCKET", socket.as_deref().unwrap_or(self.socket));
         match self.domain {
@@ -60,6 +56,17 @@ impl Launch<'_> {
             false => command.env_remove("PAGEONE_ANY_HUGE"),
         };
     }
+}
+
+/// The libraries to preload: the agent is the last. Its hooks enter the kernel themselves, so a function of the same name in
+/// another library has to come before.
+fn preload(others: Option<OsString>, agent: &Path) -> OsString {
+    let mut all = others.unwrap_or_default();
+    if !all.is_empty() {
+        all.push(":");
+    }
+    all.push(agent);
+    all
 }
 
 /// Checks the name of a domain, before an agent would quietly drop it.
@@ -102,7 +109,12 @@ mod tests {
         launch.equip(&mut command);
         let set: HashMap<_, _> = command.get_envs().collect();
         let value = |name: &str| set[std::ffi::OsStr::new(name)].and_then(|v| v.to_str());
-        assert!(value("LD_PRELOAD").unwrap().starts_with("/lib/agent.so"));
+        assert!(value("LD_PRELOAD").unwrap().ends_with("/lib/agent.so"));
+        assert_eq!(
+            preload(Some("/a.so".into()), launch.agent),
+            "/a.so:/lib/agent.so"
+        );
+        assert_eq!(preload(Some("".into()), launch.agent), "/lib/agent.so");
         assert_eq!(value("PAGEONE_SOCKET"), Some("/run/x.sock"));
         assert_eq!(value("PAGEONE_DOMAIN"), Some("blue"));
         assert_eq!(value("PAGEONE_ALSO_KSM"), None);

@@ -45,12 +45,16 @@ pub(crate) enum Obstacle {
     OtherLibc(String),
     #[error("is built for another kind of processor than the agent")]
     OtherMachine,
+    #[error(
+        "is built with a sanitizer ({0}), which ends a program that another library is loaded before"
+    )]
+    Sanitizer(String),
 }
 
 impl Obstacle {
     /// Whether the command would fail with the agent preloaded, rather than ignore it.
     pub(crate) fn is_fatal(&self) -> bool {
-        matches!(self, Self::OtherLibc(_))
+        matches!(self, Self::OtherLibc(_) | Self::Sanitizer(_))
     }
 }
 
@@ -126,6 +130,8 @@ fn is_secure(file: &Path) -> bool {
 
 const ELF_HEADER: usize = 64;
 const PROGRAM_HEADER: usize = 56;
+const PT_LOAD: u32 = 1;
+const PT_DYNAMIC: u32 = 2;
 const PT_INTERP: u32 = 3;
 
 /// Reads the headers of an ELF file (elf(5)); other files have none and no obstacle.
@@ -142,34 +148,90 @@ fn elf_obstacle(file: &File) -> Option<Obstacle> {
     if header[4..6] != own[4..6] || header[18..20] != own[18..20] {
         return Some(Obstacle::OtherMachine);
     }
-    let linker = dynamic_linker(file, &header)?;
+    let segments = segments(file, &header)?;
+    let linker = dynamic_linker(file, &segments)?;
     match linker {
         None => Some(Obstacle::Static),
         Some(linker) if linker.contains("ld-musl") => Some(Obstacle::OtherLibc(linker)),
-        Some(_) => None,
+        Some(_) => sanitizer(file, &segments).map(Obstacle::Sanitizer),
     }
 }
 
-/// The path in the PT_INTERP header, `Some(None)` when there is no such header.
-fn dynamic_linker(file: &File, header: &[u8; ELF_HEADER]) -> Option<Option<String>> {
+/// A program header.
+struct Segment {
+    kind: u64,
+    offset: u64,
+    address: u64,
+    len: u64,
+}
+
+fn segments(file: &File, header: &[u8; ELF_HEADER]) -> Option<Vec<Segment>> {
     let table = number(header, 32, 8)?;
     let (size, count) = (number(header, 54, 2)?, number(header, 56, 2)?);
     if usize::try_from(size).ok()? < PROGRAM_HEADER {
         return None;
     }
-    for at in 0..count {
+    let entries = (0..count).map(|at| {
         let mut entry = [0; PROGRAM_HEADER];
         let offset = table.checked_add(at * size)?;
         file.read_exact_at(&mut entry, offset).ok()?;
-        if number(&entry, 0, 4)? == u64::from(PT_INTERP) {
-            let len = number(&entry, 32, 8)?.min(4096);
-            let mut name = vec![0; usize::try_from(len).ok()?];
-            file.read_exact_at(&mut name, number(&entry, 8, 8)?).ok()?;
-            let name = String::from_utf8_lossy(&name);
-            return Some(Some(name.trim_end_matches('\0').to_owned()));
-        }
-    }
-    Some(None)
+        Some(Segment {
+            kind: number(&entry, 0, 4)?,
+            offset: number(&entry, 8, 8)?,
+            address: number(&entry, 16, 8)?,
+            len: number(&entry, 32, 8)?,
+        })
+    });
+    entries.collect()
+}
+
+/// The text in a file at an offset, up to a zero.
+fn text(file: &File, offset: u64, most: u64) -> Option<String> {
+    let mut text = vec![0; usize::try_from(most).ok()?];
+    let len = file.read_at(&mut text, offset).ok()?;
+    let text = text.get(..len)?.split(|&byte| byte == 0).next()?;
+    Some(String::from_utf8_lossy(text).into_owned())
+}
+
+/// The shared runtime of a sanitizer that the program names first or later among its libraries (`DT_NEEDED`), and that has
+/// to be the first of all that are loaded.
+fn sanitizer(file: &File, segments: &[Segment]) -> Option<String> {
+    const NEEDED: u64 = 1;
+    const STRINGS: u64 = 5;
+    let dynamic = segments
+        .iter()
+        .find(|part| part.kind == u64::from(PT_DYNAMIC))?;
+    let mut table = vec![0; usize::try_from(dynamic.len.min(1 << 16)).ok()?];
+    file.read_exact_at(&mut table, dynamic.offset).ok()?;
+    let entries = || {
+        table
+            .chunks_exact(16)
+            .filter_map(|entry| Some((number(entry, 0, 8)?, number(entry, 8, 8)?)))
+    };
+    let (_, strings) = entries().find(|entry| entry.0 == STRINGS)?;
+    let holds = |part: &&Segment| {
+        part.kind == u64::from(PT_LOAD)
+            && (part.address..part.address.saturating_add(part.len)).contains(&strings)
+    };
+    let part = segments.iter().find(holds)?;
+    let strings = strings - part.address + part.offset;
+    let needed = entries().filter(|entry| entry.0 == NEEDED);
+    let mut names = needed.filter_map(|(_, name)| text(file, strings.checked_add(name)?, 256));
+    names.find(|name| name.starts_with("libasan.so"))
+}
+
+/// The path in the PT_INTERP header, `Some(None)` when there is no such header.
+fn dynamic_linker(file: &File, segments: &[Segment]) -> Option<Option<String>> {
+    let named = segments
+        .iter()
+        .find(|part| part.kind == u64::from(PT_INTERP));
+    let Some(named) = named else {
+        return Some(None);
+    };
+    let mut name = vec![0; usize::try_from(named.len.min(4096)).ok()?];
+    file.read_exact_at(&mut name, named.offset).ok()?;
+    let name = String::from_utf8_lossy(&name);
+    Some(Some(name.trim_end_matches('\0').to_owned()))
 }
 
 /// The little-endian number of `len` bytes at `at`. (The agent runs on little-endian machines.)
@@ -272,6 +334,32 @@ mod tests {
         );
         let cut = script(folder, "f", &elf(PT_INTERP, "/lib")[..70], 0o755);
         assert_eq!(obstacle(&cut), None, "too short to tell");
+    }
+
+    #[test]
+    fn a_program_with_a_sanitizer_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let (source, program) = (folder.path().join("a.c"), folder.path().join("a"));
+        fs::write(&source, "int main(void) { return 0; }\n").unwrap();
+        let mut cc = std::process::Command::new("cc");
+        cc.args(["-fsanitize=address", "-o"])
+            .args([&program, &source]);
+        // A compiler may lack the runtime, or link it statically.
+        let dynamic = cc
+            .stderr(std::process::Stdio::null())
+            .status()
+            .is_ok_and(|s| s.success())
+            && fs::read(&program)
+                .unwrap()
+                .windows(10)
+                .any(|at| at == b"libasan.so");
+        if !dynamic {
+            eprintln!("skipped: no shared libasan");
+            return;
+        }
+        let found = obstacle(&program).unwrap();
+        assert!(matches!(&found, Obstacle::Sanitizer(name) if name.starts_with("libasan.so")));
+        assert!(found.is_fatal());
     }
 
     #[test]
