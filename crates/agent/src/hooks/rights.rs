@@ -229,8 +229,8 @@ fn implies_exec(number: i64, args: &[usize; 6]) -> bool {
     number == libc::SYS_personality && !asks && args[0] & READ_IMPLIES_EXEC != 0
 }
 
-/// Whether a call leaves the calling thread as it is: then no agent has to end for it. libc's function makes the same call in its
-/// other threads, and one that differs becomes as this one is. The agent compares itself with all of them before its next window.
+/// Whether a call leaves the calling thread as it is: then no agent has to end for it. In libc's other threads, too, libc makes the
+/// same call, and one that differs becomes as this one is. The agent compares itself with all of them before its next window.
 fn changes_nothing(number: i64, args: &[usize; 6]) -> bool {
     #[allow(clippy::cast_possible_truncation)] // the kernel takes the low half of the register
     let low = |at: usize| args.get(at).map_or(0, |&arg| arg as u32);
