@@ -33,7 +33,7 @@ doc: ## Builds the documentation, warnings denied
 
 unit: ## Runs all tests
 	$(CARGO) build --workspace
-	$(CARGO) test --workspace
+	$(CARGO) test --workspace --no-fail-fast
 
 clean: ## Removes what was built
 	$(CARGO) clean
