@@ -37,122 +37,26 @@
 //! **Children of fork** get an agent of their own when they have lived for a while, as programs do. The thread is made in
 //! the fork and sleeps. What a child still shares by fork stays so: MOVE refuses such a page.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+pub(crate) mod rules;
+
 use std::time::Duration;
 
 use rustix::io::Result;
-use sys::mapping::{Access, Attributes};
 use sys::task;
-use sys::vma::{Maps, Told, Vma};
+use sys::vma::{Maps, Vma};
 use wire::{CHUNK_BYTES, PAGE_BYTES};
 
 use crate::config::config;
-use crate::life;
-use crate::lock::{Guard, existing, lock};
-use crate::table::{ADDRESS_LIMIT, Chunk, pages_of, set_of};
-use crate::thread::{is_barred, now};
+use crate::lock::{Guard, lock};
+use rules::{fits, looks_fit};
 
-/// The smallest mapping that is offered.
-const LEAST: usize = 64 << 10;
+use crate::table::{ADDRESS_LIMIT, Chunk, pages_of, set_of};
+use crate::thread::now;
+
 /// A look that took so long is followed by a pause so many times as long.
 const SPARING: u32 = 50;
 /// After so long everything is read again: flags change, and mappings are exchanged unseen.
 const AGAIN: Duration = Duration::from_secs(64);
-
-/// Memory that is left alone.
-struct Rule {
-    #[cfg_attr(
-        not(test),
-        expect(dead_code, reason = "it is for readers; a test reads it")
-    )]
-    what: &'static str,
-    is: Is,
-}
-
-/// How it is known.
-enum Is {
-    /// By the mapping.
-    Mapping(fn(&Vma) -> bool),
-    /// By a flag that is not known to survive a replacement, or a protection key.
-    Strange,
-    /// By the flags that are known.
-    Flagged(fn(&Attributes) -> bool),
-}
-
-use Is::{Flagged, Mapping, Strange};
-
-const fn rule(what: &'static str, is: Is) -> Rule {
-    Rule { what, is }
-}
-
-/// The rules: what one of them says is not offered.
-const RULES: &[Rule] = &[
-    rule("shared, or of a file", Mapping(|vma| !vma.is_anonymous())),
-    rule(
-        "not to be read and written, or executable",
-        Mapping(|vma| vma.access() != Access::ReadWrite),
-    ),
-    rule(
-        "smaller than 64 KiB",
-        Mapping(|vma| vma.end - vma.start < LEAST),
-    ),
-    rule(
-        "growing stacks; wiped on fork; sealed; droppable; with a key; the agent's own",
-        Strange,
-    ),
-    rule("locked", Flagged(|told| told.locked)),
-    rule(
-        "stacks of threads: no huge pages",
-        Flagged(|told| told.nohuge),
-    ),
-    rule(
-        "advised to be of huge pages, unless --any-huge",
-        Flagged(|told| told.huge && !config().any_huge),
-    ),
-];
-
-/// Whether a mapping may be offered as far as its flags are not needed to tell.
-fn looks_fit(vma: &Vma) -> bool {
-    !RULES
-        .iter()
-        .any(|rule| matches!(rule.is, Mapping(is) if is(vma)))
-}
-
-/// Whether a mapping with these attributes, and no strange flag, may be offered.
-pub(crate) fn admits(told: &Attributes) -> bool {
-    !RULES
-        .iter()
-        .any(|rule| matches!(rule.is, Flagged(is) if is(told)))
-}
-
-/// Whether a mapping may be offered.
-fn fits(vma: &Vma, told: Option<&Told>) -> bool {
-    let strange = RULES.iter().any(|rule| matches!(rule.is, Strange)) && told.is_none();
-    looks_fit(vma) && !strange && told.is_none_or(|told| admits(&told.attributes))
-}
-
-/// Whether the constructor has begun. A fork child inherits it.
-static BEGUN: AtomicBool = AtomicBool::new(false);
-
-/// Starts the agent's thread in a process all of whose memory is to be offered: in the constructor, and in a fork child.
-pub(crate) fn begin() {
-    if config().any.is_none() || is_barred() {
-        return;
-    }
-    BEGUN.store(true, Ordering::Relaxed);
-    if let Some(guard) = lock() {
-        // What fails is tried again at the next hook.
-        let _ = life::begin(&guard);
-    }
-}
-
-/// The same for a child that was made in a way that runs no code of ours in it. For hooks, with the lock free.
-pub(crate) fn begin_late() {
-    let is_new = |life: &crate::thread::Life| life.owner.load(Ordering::Relaxed) == 0;
-    if BEGUN.load(Ordering::Relaxed) && existing().is_some_and(|page| is_new(&page.life)) {
-        begin();
-    }
-}
 
 /// The guest takes a range back, and it is not offered for it again.
 pub(crate) fn keep(guard: &mut Guard, start: usize, len: usize) {
@@ -336,48 +240,6 @@ fn note(guard: &mut Guard, vma: &Vma, tracked: bool) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn each_rule_leaves_something_out_that_the_others_admit() {
-        let vma = Vma {
-            start: 0x10_0000,
-            end: 0x20_0000,
-            read: true,
-            write: true,
-            execute: false,
-            shared: false,
-            file: false,
-            id: sys::vma::FileId::default(),
-        };
-        let told = Told {
-            attributes: Attributes::default(),
-            tracked: false,
-        };
-        let flagged = |change: fn(&mut Attributes)| {
-            let mut told = told;
-            change(&mut told.attributes);
-            (vma, Some(told))
-        };
-        let mapped = |change: fn(&mut Vma)| {
-            let mut vma = vma;
-            change(&mut vma);
-            (vma, Some(told))
-        };
-        assert!(fits(&vma, Some(&told)));
-        let left_out = [
-            mapped(|vma| vma.file = true),
-            mapped(|vma| vma.execute = true),
-            mapped(|vma| vma.end = vma.start + LEAST - PAGE_BYTES),
-            (vma, None),
-            flagged(|told| told.locked = true),
-            flagged(|told| told.nohuge = true),
-            flagged(|told| told.huge = true),
-        ];
-        assert_eq!(left_out.len(), RULES.len());
-        for ((vma, told), rule) in left_out.iter().zip(RULES) {
-            assert!(!fits(vma, told.as_ref()), "{}", rule.what);
-        }
-    }
 
     #[test]
     fn memory_that_was_taken_back_is_not_offered_again() {

@@ -27,7 +27,6 @@ mod rights;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod takeover;
 
-use crate::any;
 use crate::config;
 use crate::life;
 use crate::thread::is_barred;
@@ -51,7 +50,7 @@ extern "C" fn begin() {
     unsafe {
         takeover::begin();
     };
-    any::begin();
+    life::begin_for_all_memory();
 }
 
 #[used]

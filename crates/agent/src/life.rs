@@ -25,14 +25,14 @@
 //! The tempting alternative, to make the call in the agent's thread too, fails for all that can be done once
 //! only, or by a thread that is alone. And it has to know every call's meaning.
 
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use rustix::io::{Errno, Result};
 use rustix::thread::futex;
 use sys::rights::Rights;
 use sys::thread::{self, Room};
 
-use crate::any;
+use crate::config::config;
 use crate::filter::trial;
 use crate::lock::{self, Guard, PerProcess, lock};
 use crate::mappings::private::{give_back_all, reachable, settle};
@@ -181,9 +181,32 @@ pub(crate) fn without_agent_for_good<T>(why: Why, call: impl FnOnce() -> Result<
     result
 }
 
+/// Whether the constructor has begun. A fork child inherits it.
+static BEGUN: AtomicBool = AtomicBool::new(false);
+
+/// Starts the agent's thread in a process all of whose memory is to be offered: in the constructor, and in a fork child.
+pub(crate) fn begin_for_all_memory() {
+    if config().any.is_none() || is_barred() {
+        return;
+    }
+    BEGUN.store(true, Ordering::Relaxed);
+    if let Some(guard) = lock() {
+        // What fails is tried again at the next hook.
+        let _ = begin(&guard);
+    }
+}
+
+/// The same for a child that was made in a way that runs no code of ours in it.
+fn begin_late() {
+    let is_new = |life: &Life| life.owner.load(Ordering::Relaxed) == 0;
+    if BEGUN.load(Ordering::Relaxed) && lock::existing().is_some_and(|page| is_new(&page.life)) {
+        begin_for_all_memory();
+    }
+}
+
 /// Makes a new agent, by the calling thread and with its rights, if one is wanted. For hooks, with the lock free.
 pub(crate) fn bring_back() {
-    any::begin_late();
+    begin_late();
     let Some(page) = lock::existing() else { return };
     let life = &page.life;
     if !life.wanted.load(Ordering::Relaxed) || life.runs() {

@@ -2,6 +2,7 @@
 
 pub(crate) mod ahead;
 pub(crate) mod discard;
+pub(crate) mod frames;
 pub(crate) mod private;
 pub(crate) mod remap;
 pub(crate) mod scarce;

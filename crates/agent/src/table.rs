@@ -13,7 +13,7 @@ use sys::mapping::{Attributes, Policy};
 use sys::vma::Told;
 use wire::{CHUNK_BYTES, CHUNK_PAGES, PAGE_BYTES, PageBits};
 
-use crate::any;
+use crate::any::rules;
 
 const LEAVES: usize = 8192;
 const CHUNKS: usize = 8192;
@@ -396,7 +396,7 @@ impl Chunk {
         let known = pages.filter(|&page| self.offered.contains(page) && !self.fresh.contains(page));
         let known = set_of(known);
         known.pages().for_each(|page| self.plain.remove(page));
-        let fits = |told: &Told| told.tracked && (!self.any || any::admits(&told.attributes));
+        let fits = |told: &Told| told.tracked && (!self.any || rules::admits(&told.attributes));
         let Some(Told { attributes, .. }) = told.filter(fits) else {
             return;
         };

@@ -17,7 +17,6 @@ use crate::domain::placement::Placement;
 use crate::error::{EngineError, Refusal};
 use crate::facilities::{self, Right};
 use crate::guest::process::{Applicant, ProcessMemory};
-use crate::guest::refusals::Refusals;
 use crate::guest::socket::SocketLink;
 use crate::handover::restore::Restorer;
 use crate::handover::saved_knobs::SavedKnobs;
@@ -28,6 +27,7 @@ use crate::run::driver::{self, Driver};
 use crate::run::knobs::Knobs;
 use crate::run::workers::{STUCK, Workers};
 use crate::sync::{KNOBS, Ordered, lock};
+use crate::users::refusals::Refusals;
 
 /// A running engine. Dropping it stops it.
 #[derive(Debug)]

@@ -43,6 +43,7 @@
 //!
 //! ```text
 //!  error options page sync   words, knobs, the locks and their order
+//!  users/      what all guests of one user may take; why processes are not served
 //!  domain/     what the guests of a domain share: index, stores, slots, refs, lifelines, chunks with their pages
 //!  guest/      a process: its memory, its agent, the regions it offers, the counters
 //!  scan/       a look at a guest: what the agent says, what the page map shows
@@ -91,8 +92,9 @@ mod status;
 mod sync;
 #[cfg(test)]
 mod testing;
+mod users;
 
 pub use engine::{Engine, mark};
 pub use error::{EngineError, OverQuota, Refusal};
-pub use guest::refusals::Refusals;
 pub use options::{Limits, Options};
+pub use users::refusals::Refusals;

@@ -75,7 +75,7 @@ pub(crate) fn map_apart(
 
 fn hint(wanted: Use, len: usize, attempt: usize) -> usize {
     let next = |given: &AtomicUsize| {
-        let step = len.next_multiple_of(crate::mapping::PAGE);
+        let step = len.next_multiple_of(crate::PAGE);
         given.fetch_add(step, Ordering::Relaxed) % TIB
     };
     start()
@@ -110,7 +110,7 @@ mod tests {
     use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
     use super::*;
-    use crate::mapping::PAGE;
+    use crate::PAGE;
 
     fn make(wanted: Use, len: usize) -> usize {
         let (prot, flags) = (ProtFlags::READ, MapFlags::PRIVATE);

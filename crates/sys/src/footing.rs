@@ -16,7 +16,7 @@ use std::ops::Range;
 const REACH: usize = 64 * 1024;
 /// So far above the thread pointer libc's control block goes.
 const ABOVE: usize = 8192;
-const PAGE: usize = crate::mapping::PAGE;
+const PAGE: usize = crate::PAGE;
 
 /// The memory a thread stands on, in whole pages.
 #[derive(Clone, Debug)]

@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::io::{Errno, Result};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags};
 
-use crate::mapping::PAGE;
+use crate::PAGE;
 use crate::{process, uffd};
 
 /// The link of a userfaultfd in /proc. A file's begins with a slash.

@@ -41,3 +41,6 @@ pub mod usage;
 pub mod vma;
 pub mod witness;
 pub mod zeroed;
+
+/// Bytes of a page.
+pub(crate) const PAGE: usize = 4096;

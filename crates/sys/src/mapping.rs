@@ -5,14 +5,12 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::PAGE;
 use crate::apart::{Use, map_apart};
 use crate::fault::{self, Point};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, Result};
 use rustix::mm::{MapFlags, MlockFlags, MprotectFlags, MremapFlags, ProtFlags};
-
-/// Bytes of a page.
-pub(crate) const PAGE: usize = 4096;
 
 /// What a mapping allows. Writing and executing imply reading, as on x86-64. Pages are merged only
 /// where they are not executable, but their guest may make them so afterwards.

@@ -33,8 +33,9 @@ use rustix::fs::{
 };
 use rustix::io::{Errno, Result};
 
+use crate::PAGE;
 use crate::fault::{self, Point};
-use crate::mapping::{Access, PAGE, share, unmap};
+use crate::mapping::{Access, share, unmap};
 use crate::mempolicy::{self, Existing, NodeMask, mbind};
 
 const PAGE_BYTES: u64 = PAGE as u64;

@@ -21,7 +21,7 @@ use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, ioctl, opcode};
 use crate::fault::{self, Point};
 
 const SCAN: Opcode = opcode::read_write::<raw::pm_scan_arg>(b'f', 16);
-const PAGE_BYTES: u64 = crate::mapping::PAGE as u64;
+const PAGE_BYTES: u64 = crate::PAGE as u64;
 
 /// What the kernel says about a page. [`Categories::EMPTY`] stands for a hole.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

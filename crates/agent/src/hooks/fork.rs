@@ -31,8 +31,8 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use rustix::io::Errno;
 
-use crate::any;
 use crate::errno::fail;
+use crate::life;
 use crate::lock::{begin_fork, end_fork};
 
 extern "C" fn before() {
@@ -44,7 +44,7 @@ extern "C" fn after() {
 }
 
 extern "C" fn child() {
-    any::begin();
+    life::begin_for_all_memory();
 }
 
 /// Registers the handlers that libc's fork runs.
@@ -89,7 +89,7 @@ fn forking<T: PartialEq + From<bool>>(fork: impl FnOnce() -> T) -> T {
     let child = fork();
     // In the child the count is zero already.
     match child == T::from(false) {
-        true => any::begin(),
+        true => life::begin_for_all_memory(),
         false => end_fork(),
     }
     child
@@ -147,7 +147,7 @@ pub(super) fn by_number(number: c_long, args: [usize; 6]) -> rustix::io::Result<
     // SAFETY: the guest's own call, as it came; the child goes on on a copy of this very stack.
     let child = unsafe { sys::raw::call(number, args) };
     match child == Ok(0) {
-        true => any::begin(),
+        true => life::begin_for_all_memory(),
         false => end_fork(),
     }
     child

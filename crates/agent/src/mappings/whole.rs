@@ -47,7 +47,7 @@ use sys::uffd::{Freezer, Uffd, Watch};
 use sys::vma::Maps;
 use wire::{CHUNK_BYTES, PAGE_BYTES, PageBits};
 
-use super::private::make_private;
+use super::frames::make_private;
 use super::stores::is_store;
 use crate::lock::Guard;
 use crate::table::{ADDRESS_LIMIT, Chunk, pages_of};

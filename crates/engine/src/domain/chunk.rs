@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use wire::{CHUNK_PAGES, PAGE_BYTES, PageBits};
 
 use crate::domain::pages::Pages;
-use crate::guest::worn::Worn;
+use crate::domain::worn::Worn;
 use crate::page::Site;
 use crate::sync::{CHUNK, CHUNKS, Guard, Ordered, OrderedRw};
 

@@ -13,6 +13,7 @@ pub(crate) mod refs;
 pub(crate) mod slots;
 pub(crate) mod sparse;
 pub(crate) mod store;
+pub(crate) mod worn;
 
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;
@@ -30,9 +31,9 @@ use crate::domain::patterns::Patterns;
 use crate::domain::placement::Placement;
 use crate::domain::slots::Slots;
 use crate::domain::store::Store;
-use crate::guest::users::User;
 use crate::page::{Entry, Slot, StoreId};
 use crate::sync::{FORMER, LEDGER, Ordered, lock};
+use crate::users::User;
 
 /// A run takes microseconds to punch, and the kernel looks at each mapping of the store for it. When it took a CPU so
 /// long, a guest has mapped the store some ten thousand times, and the next run would take as long: others do not wait for that.

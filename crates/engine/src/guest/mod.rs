@@ -14,12 +14,9 @@ pub(crate) mod kin;
 pub(crate) mod memory;
 pub(crate) mod parting;
 pub(crate) mod process;
-pub(crate) mod refusals;
 pub(crate) mod regions;
 pub(crate) mod rescue;
 pub(crate) mod socket;
-pub(crate) mod users;
-pub(crate) mod worn;
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
@@ -37,9 +34,9 @@ use crate::guest::idle::IdleBlocks;
 use crate::guest::kin::Kin;
 use crate::guest::memory::{Memory, is_given_up};
 use crate::guest::regions::{AtLimit, Offers};
-use crate::guest::users::User;
 use crate::page::Class;
 use crate::sync::{CLAIMS, Guard, IDLE, LEDGER, OFFERS, Ordered, TALK, lock};
+use crate::users::User;
 
 /// Where a guest stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,9 +11,9 @@ use wire::{CHUNK_BYTES, PAGE_BYTES, PageBits};
 
 use crate::domain::chunk::Chunk;
 use crate::guest::idle;
-use crate::guest::users::GREED;
 use crate::options::Limits;
 use crate::page::Class;
+use crate::users::GREED;
 
 const CHUNK: u64 = CHUNK_BYTES as u64;
 const PAGE: u64 = PAGE_BYTES as u64;

@@ -358,7 +358,7 @@ mod tests {
         /// What an engine leaves that wrote two pages, and whose tie somebody maps.
         fn legacy(&self) -> Vec<Kept> {
             let domain = self.restorer(1).new_domain("uid:0/x").unwrap();
-            let users = crate::guest::users::Users::new(crate::options::Limits::default());
+            let users = crate::users::Users::new(crate::options::Limits::default());
             domain.note_guest_of(&users.get(61_001));
             let pages = [[1; wire::PAGE_BYTES], [2; wire::PAGE_BYTES]];
             let store = domain.store(StoreId::default());

@@ -34,7 +34,6 @@ use crate::domain::lifelines::Lifeline;
 use crate::guest::agent::Link;
 use crate::guest::memory::Memory;
 use crate::guest::rescue;
-use crate::guest::users::Users;
 use crate::guest::{Guest, Standing};
 use crate::merge::plan::{self, Context, Desk, Plan, Promotions};
 use crate::merge::read::Hasher;
@@ -49,6 +48,7 @@ use crate::run::waiting::{Looks, Waiting};
 use crate::scan::look::{self, Looked, Terms};
 use crate::scan::track::Round;
 use crate::sync::{DOMAINS, GUESTS, Ordered, lock};
+use crate::users::Users;
 
 /// Runs of pages taken from one scan: 48 KiB.
 const SCAN_RUNS: usize = 2048;

@@ -15,9 +15,9 @@ use std::sync::Arc;
 
 use crate::domain::Domain;
 use crate::error::OverQuota;
-use crate::guest::users::{GREED, is_master};
 use crate::run::core::Core;
 use crate::sync::lock;
+use crate::users::{GREED, is_master};
 
 impl OverQuota {
     /// Whether a user may have one more.

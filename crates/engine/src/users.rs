@@ -8,15 +8,17 @@
 //! gets no guest for four times as long ([`User::note_admission`]), whichever of his processes asks: to count by process would
 //! leave him all those that he can start.
 
+pub(crate) mod refusals;
+
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use crate::guest::refusals::Refusals;
 use crate::options::Limits;
 use crate::sync::lock;
+use crate::users::refusals::Refusals;
 
 /// All guests of one user id.
 #[derive(Debug)]

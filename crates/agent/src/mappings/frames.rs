@@ -1,0 +1,62 @@
+//! Pages of a store's mapping get frames of their own where they lie.
+
+use rustix::io::{Errno, Result};
+use sys::mapping::{self, Access};
+use sys::vma::Maps;
+
+/// `MADV_POPULATE_WRITE` (Linux 5.14): makes pages private and writable at once.
+const POPULATE_WRITE: i32 = 23;
+
+/// Gives every page of a range of store mappings a private frame with the same content.
+///
+/// # Errors
+/// `NOMEM` when the frames do not fit.
+pub(crate) fn make_private(start: usize, len: usize) -> Result<()> {
+    match populate(start, len) {
+        Err(Errno::INVAL | Errno::FAULT) => make_parts_private(start, len),
+        result => result,
+    }
+}
+
+fn populate(start: usize, len: usize) -> Result<()> {
+    // SAFETY: populating changes no content.
+    unsafe { mapping::advise(start, len, POPULATE_WRITE) }
+}
+
+/// As [`make_private`] where the guest has taken the right to write away for now, here and there.
+fn make_parts_private(start: usize, len: usize) -> Result<()> {
+    let maps = Maps::open()?;
+    let (mut at, end) = (start, start + len);
+    while at < end {
+        let vma = maps.find(at)?.filter(|vma| vma.start <= at);
+        let vma = vma.ok_or(Errno::NOMEM)?;
+        let stop = vma.end.min(end);
+        match vma.access() {
+            Access::ReadWrite | Access::All => populate(at, stop - at)?,
+            access => make_read_only_private(at, stop - at, access)?,
+        }
+        at = stop;
+    }
+    Ok(())
+}
+
+/// As [`make_private`] where nobody may write: to a page that somebody writes meanwhile a byte could be lost.
+/// The guest may count on the signal for a write, so the right is not given back even for a moment, if
+/// that can be avoided.
+fn make_read_only_private(start: usize, len: usize, access: Access) -> Result<()> {
+    let memory = mapping::OwnMemory::open();
+    // The machine's policy may forbid it, and the kernel has one answer for that and for no memory.
+    if memory
+        .and_then(|memory| memory.make_private(start, len))
+        .is_ok()
+    {
+        return Ok(());
+    }
+    // SAFETY: the guest's own hooks wait for the lock; what it had allowed is put back.
+    unsafe {
+        mapping::protect(start, len, Access::ReadWrite)?;
+        let result = populate(start, len);
+        mapping::protect(start, len, access)?;
+        result
+    }
+}
