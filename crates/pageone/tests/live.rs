@@ -99,10 +99,16 @@ fn equal_guests_share_frames_and_memory_comes_back() {
     two.run("check");
 }
 
+/// What a process takes of memory, its part of stores included; less its programs and libraries, of which its part rests on
+/// who else runs.
 fn proportional_kib(pid: u32) -> usize {
     let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap();
-    let line = text.lines().find(|line| line.starts_with("Pss:")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    let kib = |name| {
+        let line = text.lines().find(|line| line.starts_with(name)).unwrap();
+        let kib = line.split_whitespace().nth(1).unwrap();
+        kib.parse::<usize>().unwrap()
+    };
+    kib("Pss_Anon:") + kib("Pss_Shmem:")
 }
 
 #[test]
