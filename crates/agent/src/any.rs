@@ -46,10 +46,9 @@ use sys::task;
 use sys::vma::{Maps, Vma};
 use wire::{CHUNK_BYTES, PAGE_BYTES};
 
+use self::rules::{fits, looks_fit};
 use crate::config::config;
 use crate::lock::{Guard, lock};
-use rules::{fits, looks_fit};
-
 use crate::table::{ADDRESS_LIMIT, Chunk, pages_of, set_of};
 use crate::thread::now;
 
@@ -244,16 +243,7 @@ mod tests {
     #[test]
     fn memory_that_was_taken_back_is_not_offered_again() {
         let base = 0x7ab0_0000_0000_usize;
-        let vma = Vma {
-            start: base + PAGE_BYTES,
-            end: base + 2 * CHUNK_BYTES,
-            read: true,
-            write: true,
-            execute: false,
-            shared: false,
-            file: false,
-            id: sys::vma::FileId::default(),
-        };
+        let vma = rules::tests::anonymous(base + PAGE_BYTES..base + 2 * CHUNK_BYTES);
         let mut guard = lock().unwrap();
         note(&mut guard, &vma, false);
         let mut table = guard.table();

@@ -81,23 +81,30 @@ pub(super) fn fits(vma: &Vma, told: Option<&Told>) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
+    use std::ops::Range;
+
     use wire::PAGE_BYTES;
 
     use super::*;
 
-    #[test]
-    fn each_rule_leaves_something_out_that_the_others_admit() {
-        let vma = Vma {
-            start: 0x10_0000,
-            end: 0x20_0000,
+    /// A mapping that no rule leaves out.
+    pub(crate) fn anonymous(range: Range<usize>) -> Vma {
+        Vma {
+            start: range.start,
+            end: range.end,
             read: true,
             write: true,
             execute: false,
             shared: false,
             file: false,
             id: sys::vma::FileId::default(),
-        };
+        }
+    }
+
+    #[test]
+    fn each_rule_leaves_something_out_that_the_others_admit() {
+        let vma = anonymous(0x10_0000..0x20_0000);
         let told = Told {
             attributes: Attributes::default(),
             tracked: false,

@@ -267,15 +267,18 @@ impl Domain {
         mut runs: impl Iterator<Item = Range<u64>>,
     ) -> (Vec<Range<u64>>, Option<std::io::Error>) {
         let (mut left, mut failed) = (Vec::new(), None);
+        let mut begin = thread_time();
         for run in runs.by_ref() {
-            let (first, begin) = (Slot(run.start), thread_time());
+            let first = Slot(run.start);
             if let Err(error) = self.store(first.store()).punch(first, run.end - run.start) {
                 failed = Some(error);
                 left.push(run);
             }
-            if thread_time().saturating_sub(begin) > SLOW_PUNCH {
+            let end = thread_time();
+            if end.saturating_sub(begin) > SLOW_PUNCH {
                 break;
             }
+            begin = end;
         }
         left.extend(runs);
         (left, failed)
