@@ -8,7 +8,7 @@ mod support;
 
 use std::os::unix::fs::OpenOptionsExt;
 
-use common::{Place, alone, count, daemon, json, wait_for};
+use common::{Place, alone, count, daemon, json, wait_for, wait_for_sharing};
 use serde_json::Value;
 use support::Guest;
 
@@ -21,17 +21,6 @@ const GENERATIONS: usize = 5;
 fn generations() -> usize {
     let wanted = std::env::var("CHURN_GENERATIONS").ok();
     wanted.map_or(GENERATIONS, |number| number.parse().unwrap())
-}
-
-/// Waits until two guests share `pages` pages, after `again` pages were merged again.
-fn wait_for_sharing(place: &Place, pages: usize, again: u64) -> Value {
-    let wanted = [pages as u64, pages as u64];
-    wait_for("all pages to be shared", || {
-        let status = json(place);
-        let shared = ["pages_shared", "pages_sharing"].map(|name| count(&status, name));
-        let done = shared == wanted && count(&status, "pages_merged_again") >= again;
-        done.then_some(status)
-    })
 }
 
 /// Rewrites the same in each guest: all of its memory, a part, or single pages here and there. Gives

@@ -5,7 +5,7 @@ mod common;
 #[path = "../../../tests/support/mod.rs"]
 mod support;
 
-use common::{Place, alone, count, daemon, json, wait_for};
+use common::{Place, alone, count, daemon, json, wait_for, wait_for_sharing};
 use serde_json::Value;
 use support::Guest;
 
@@ -28,7 +28,7 @@ fn what_guests_give_up_comes_back_and_is_counted_by_its_way() {
     for guest in &mut guests {
         guest.offer(PAGES, 5);
     }
-    let before = wait_until_shared(&place, PAGES);
+    let before = wait_for_sharing(&place, PAGES, 0);
     assert_eq!(recycled(&before), [0; 3]);
 
     for guest in &mut guests {
@@ -53,17 +53,8 @@ fn what_guests_give_up_comes_back_and_is_counted_by_its_way() {
         guest.run("check");
         guest.run(&format!("fill 0 {PAGES} 6"));
     }
-    wait_until_shared(&place, PAGES);
+    wait_for_sharing(&place, PAGES, 0);
     for guest in &mut guests {
         guest.run("check");
     }
-}
-
-fn wait_until_shared(place: &Place, pages: usize) -> Value {
-    let wanted = [pages as u64, pages as u64];
-    wait_for("all pages to be shared", || {
-        let status = json(place);
-        let shared = ["pages_shared", "pages_sharing"].map(|name| count(&status, name));
-        (shared == wanted).then_some(status)
-    })
 }

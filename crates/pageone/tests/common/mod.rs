@@ -150,6 +150,17 @@ pub(crate) fn paired(status: &serde_json::Value, pages: usize) -> bool {
     ["pages_shared", "pages_sharing"].map(|name| count(status, name)) == [pages as u64; 2]
 }
 
+/// Waits until two guests share `pages` pages, after `again` pages were merged again.
+pub(crate) fn wait_for_sharing(place: &Place, pages: usize, again: u64) -> serde_json::Value {
+    let wanted = [pages as u64, pages as u64];
+    wait_for("all pages to be shared", || {
+        let status = json(place);
+        let shared = ["pages_shared", "pages_sharing"].map(|name| count(&status, name));
+        let done = shared == wanted && count(&status, "pages_merged_again") >= again;
+        done.then_some(status)
+    })
+}
+
 /// How many guests a status tells of.
 pub(crate) fn guests_of(status: &serde_json::Value) -> usize {
     status["guests"].as_array().map_or(0, Vec::len)
