@@ -14,6 +14,11 @@ help: ## Lists the targets
 setup: ## Installs what the machine lacks
 	@packaging/setup
 
+# `pageone --version` names it. Not in the tests' build, which would be built anew at each commit.
+ifeq ($(PROFILE),release)
+build: export PAGEONE_COMMIT ?= $(shell git describe --always --dirty 2>/dev/null)
+endif
+
 build: setup ## Builds the command and the agent, optimized
 	$(CARGO) build --profile $(PROFILE) --workspace
 

@@ -1,7 +1,9 @@
 # NUMA: guests with several nodes, figures, and the core-only build of the ACPI reader.
-.PHONY: test-numa bench-numa bench-hashdist numa-core
+.PHONY: test-numa bench-numa bench-hashdist bench-nodes numa-core
 
-NUMA_SHAPES ?= one two four cpuless hmat fake
+NUMA_SHAPES ?= one two four cpuless hmat fake unplug
+BENCH_NODES ?= 2 4 8
+BENCH_NODES_SIZES ?=
 
 test: numa-core test-numa bench-hashdist
 
@@ -13,6 +15,9 @@ bench-hashdist: NUMA_SHAPES := four
 bench-hashdist: test-numa ## Shows a table on one node and spread over four, in a guest
 	@grep -q '^hashdist=0' target/vm/numa-four.out
 	@sed -n '/^hashdist=0/,/^== /p' target/vm/numa-four.out
+
+bench-nodes: ## Shows where guests and their pages are with and without nodes in mind, in guests with 2, 4 and 8 nodes
+	tests/numa/bench $(BENCH_NODES_SIZES) $(BENCH_NODES)
 
 bench-numa: ## Measures the heap, the ACPI reader and node queries
 	$(CARGO) bench --profile $(PROFILE) -p numa

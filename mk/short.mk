@@ -5,13 +5,19 @@
 MSRV := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 # As `make unit` builds, and little to do. The model makes the same lists each time: a difference is then a change's.
 SHORT := PROFILE=dev DEMO="--guests 2 --mib 48" SCALE_GUESTS=100 STRESS_CASES=64 SDTREE_STRESS_ROUNDS=200 \
-	CALLS_SCALE=1 SDTREE_KEYS=20000 SDTREE_ROUNDS=1 SDTREE_PAGES=2000 WAITS_PAGES=5000 MIRI_TESTS=pool::blocks FUZZ_SECONDS=2 FUZZ_SAYS=-verbosity=0 FUZZ_SMOKE_SECONDS=6
+	CALLS_SCALE=1 SDTREE_KEYS=20000 SDTREE_ROUNDS=1 SDTREE_PAGES=2000 WAITS_PAGES=5000 MIRI_TESTS=pool::blocks FUZZ_SECONDS=2 FUZZ_SAYS=-verbosity=0 FUZZ_SMOKE_SECONDS=6 \
+	BENCH_NODES=2 BENCH_NODES_SIZES="--guests 4 --guest-mib 4" BENCH_OUT=target/bench-short BENCH_SCALE=short \
+	BENCH_FULL="merge churn --repeats 1 --guests 2 --guest-mib 16 --merge-period 100ms --limit 1s --phase 200ms --engines pageone-1"
 
 test: msrv short
 
 # After `make unit`, which builds most of it.
 short: unit ## Runs each demonstration, bench, simulation and fuzz target for a moment
 	$(MAKE) demo $(SHORT)
+	rm -rf target/bench-short
+	$(MAKE) bench $(SHORT)
+	$(MAKE) bench-full $(SHORT)
+	$(MAKE) deb $(SHORT)
 	$(MAKE) scale $(SHORT)
 	$(MAKE) stress $(SHORT)
 	$(MAKE) test-reach REACH=
@@ -19,10 +25,12 @@ short: unit ## Runs each demonstration, bench, simulation and fuzz target for a 
 	$(MAKE) bench-calls $(SHORT)
 	$(MAKE) bench-sdtree $(SHORT)
 	$(MAKE) bench-numa $(SHORT)
+	$(MAKE) bench-nodes $(SHORT)
 	$(MAKE) fuzz-smoke $(SHORT)
 	$(MAKE) fuzz $(SHORT)
 	$(MAKE) miri $(SHORT)
 	$(MAKE) model $(SHORT) SEED=7108
+	$(MAKE) attaches $(SHORT) ATTACHES=5
 
 msrv: ## Checks that the oldest Rust that the manifest names will do, if it is installed
 	@if rustup run $(MSRV) cargo --version >/dev/null 2>&1; then \

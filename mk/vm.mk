@@ -24,6 +24,7 @@ test: test-recycle-short
 test-recycle-short: # With two guests, all its checks.
 	$(MAKE) test-recycle VM_GUESTS=2
 
+# BESIDE="ksm none" has the same guests run with KSM, and with nothing, as well.
 test-recycle: setup ## Has VM_GUESTS (4) QEMU guests delete what they hold, and the host get it back
 	$(CARGO) build -p pageone -p agent
 	@tests/vm/recycle $(VM_GUESTS)

@@ -411,6 +411,15 @@ static long bind_to(size_t first, size_t count, unsigned node)
 	return errno_of(syscall(SYS_mbind, mem + first * PAGE, count * PAGE, bind, mask, 1024ul, move | strict));
 }
 
+/* Moves what this process maps on one node to another, also what others map: migratepages(8). */
+static long migrate(unsigned from, unsigned to)
+{
+	unsigned long old[16] = { 0 }, new[16] = { 0 };
+	old[from / 64] = 1ul << from % 64;
+	new[to / 64] = 1ul << to % 64;
+	return errno_of(syscall(SYS_migrate_pages, 0, 1024ul, old, new));
+}
+
 /* Uses up the mappings this process may have, but for `spare` of them; gives how many it took. */
 static long crowd(size_t spare)
 {
@@ -507,6 +516,7 @@ int main(void)
 		COMMAND("badstructures") say(give_bad_structures());
 		COMMAND("name") say(errno_of(prctl(PR_SET_VMA, PR_SET_VMA_ANON_NAME, mem + a * PAGE, b * PAGE, "named")));
 		COMMAND("bind") say(bind_to(a, b, (unsigned)c));
+		COMMAND("migrate") say(migrate((unsigned)a, (unsigned)b));
 		COMMAND("crowd") say(crowd(a));
 		COMMAND("writers") say(start_writers(a, b, c));
 		COMMAND("direct") say(start_direct(a, b, path));

@@ -102,9 +102,12 @@ static long map_file(const char *path)
 static pthread_t stacked;
 static atomic_int stack_ready, stack_done;
 
+/* libc keeps the end of a thread's stack, PTHREAD_STACK_MIN and its own frames: the region is far below it. */
+#define STACK_END (1 << 16)
+
 static void *use_stack(void *arg)
 {
-	size_t size = (size_t)arg * PAGE + HUGE_PAGE;
+	size_t size = (size_t)arg * PAGE + HUGE_PAGE + STACK_END;
 	block = __builtin_alloca(size);
 	use_block((size_t)arg);
 	atomic_store(&stack_ready, 1);

@@ -55,6 +55,7 @@ struct offers {
 	uint64_t first;      /* address of the first chunk */
 	uint64_t chunks;     /* how many */
 	uint64_t pages[8];   /* which pages of each; all zeros: a whole range in one entry */
+	int stored;          /* says that all of these pages lie in a store */
 	unsigned again;      /* every sync repeats the offers, this many times */
 };
 
@@ -70,6 +71,7 @@ int watch(struct session *s, uint64_t at, size_t bytes, int missing);
 struct offers offer_bait(void);
 unsigned second_thread(void);
 extern atomic_int second_thread_ends;
+extern unsigned userfaultfd_said;
 
 /* main.c */
 void say(const char *format, ...) __attribute__((format(printf, 1, 2)));
@@ -93,12 +95,18 @@ verb twice, passed, ids_differ, undumpable, turns_secret, inside_userns;
 verb silent, dumb, sessions, many_processes, domains, stopped, liar, slow_reader, hello_storm, ask_storm;
 /* offers.c */
 verb chunk_flood, endless_offer, sync_storm, fill_store;
+/* maps.c */
+verb store_maps, claims;
 /* bomb.c */
 verb linger, nested, bundles, descriptor_bomb;
 /* stall.c */
 verb stall, hung_fuse, fuse_pages;
 /* lines.c */
 verb hung_write, pinned_lines;
+/* locks.c */
+verb file_locks, pidfd_locks;
+/* odd.c */
+verb many_maps, map_storm, stops_early, headless, merge_storm;
 /* tamper.c */
 verb tamper, lock_folder, forge;
 /* server.c */

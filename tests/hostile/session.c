@@ -103,12 +103,16 @@ unsigned second_thread(void)
 	return number;
 }
 
+/* What the session says is its userfaultfd: with one that exists, the engine stands guard over its pages. */
+unsigned userfaultfd_said;
+
 int say_ready(struct session *s)
 {
 	unsigned char packet[1 + 4 + 4 + 8 + 8] = { 3 }; /* thread, userfaultfd, lifeline, journal */
 	uint32_t thread = second_thread();
 	uint64_t line = (uint64_t)s->line_map;
 	memcpy(packet + 1, &thread, 4);
+	memcpy(packet + 5, &userfaultfd_said, 4);
 	memcpy(packet + 9, &line, 8);
 	return send(s->socket, packet, sizeof packet, MSG_NOSIGNAL) < 0 ? -errno : 0;
 }
@@ -160,7 +164,7 @@ static int say_changes(struct session *s, const struct offers *offers, uint64_t 
 			continue;
 		}
 		memcpy(at, offers->pages, 64);
-		memset(at + 64, 0, 64);
+		memset(at + 64, offers->stored ? 0xff : 0, 64);
 		at += 128;
 	}
 	put(entries, count, 2);

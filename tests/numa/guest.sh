@@ -6,6 +6,9 @@ PAGEONE_AGENT=/bin/libpageone_agent.so
 PAGEONE_GUEST=/bin/guest
 export PAGEONE_TEST_NODES PAGEONE_BIN PAGEONE_AGENT PAGEONE_GUEST
 failed=0
+# For cpusets.
+mkdir -p /sys/fs/cgroup
+mount -t cgroup2 cgroup2 /sys/fs/cgroup && echo +cpuset >/sys/fs/cgroup/cgroup.subtree_control
 # Should the tests not end, the console says before the time limit what everybody waits for.
 (
   sleep 240
@@ -22,6 +25,11 @@ try() {
   echo "FAILED with status $?: $*"
   failed=1
 }
+if grep -q pageone.unplug /proc/cmdline; then
+  export PAGEONE_TEST_UNPLUG=1
+  try /tests/nodes --nocapture a_node_whose_memory
+  exit $failed
+fi
 if grep -q pageone.hashdist /proc/cmdline; then
   # Before anything else has taken and given back memory.
   try pageone bench hashdist

@@ -16,6 +16,8 @@ skip() {
 
 dir=$(mktemp -d "${TMPDIR:-/tmp}/pageone-vm.XXXXXX")
 socket=$dir/pageone.sock
+# The words before QEMU's, for a shell.
+launch="\"$bin/pageone\" run --socket \"$socket\" --"
 daemon='' boots=() passed=0 failed=0 samples=0 unequal=0 ending=''
 
 finish() {
@@ -100,7 +102,7 @@ say() {
 }
 
 start_guests() {
-  printf '#!/bin/sh\nexec "%s" run --socket "%s" -- qemu-system-x86_64 "$@"\n' "$bin/pageone" "$socket" >"$dir/qemu"
+  printf '#!/bin/sh\nexec %s qemu-system-x86_64 "$@"\n' "$launch" >"$dir/qemu"
   chmod +x "$dir/qemu"
   local guest
   for ((guest = 1; guest <= guests; guest++)); do

@@ -20,6 +20,7 @@
 #define PAGEONE_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -56,6 +57,32 @@ int pageone_unregister(void *addr, size_t len);
  * ENOMEM (some of the range is not mapped; the rest is done).
  */
 int pageone_recycle(void *addr, size_t len);
+
+/*
+ * Merges the offered pages of [addr, addr + len) now: what equals other memory
+ * of the domain at this moment, or zeros, need not have been quiet before. For
+ * clones of a snapshot, a machine that is paused, workers just started. addr
+ * and len as for pageone_register. Waits until it is done; other threads go on.
+ * It needs 64 KiB of stack.
+ *
+ * Returns the number of pages that share a copy now and did not before. As
+ * write(2) may write a part, it may have merged a part: another call goes on,
+ * or says why there is no more. Where no page was merged for one of these
+ * reasons it returns -1 with errno
+ *   EINVAL     addr and len as for pageone_register
+ *   ENOTCONN   no engine serves this process (see pageone_served), or it does
+ *              not merge (run=0), or it has ended
+ *   EBUSY      the kernel may write to this process's memory unseen (pageone
+ *              merge says why): it is merged when it has been quiet
+ *   EAGAIN     too many wait to have memory merged, or this process's agent
+ *              did not answer in time: ask again in a while
+ *   EPERM      the socket belongs to an engine of another user, not root's
+ *   EPROTO     the engine speaks another version of the protocol
+ *   ETIMEDOUT  the engine took no connection for ten seconds, or did not
+ *              answer for ten minutes; signals do not lengthen the wait
+ * or what socket(2) and connect(2) give.
+ */
+int64_t pageone_merge(void *addr, size_t len);
 
 /* Returns 1 while an engine serves this process, else 0. */
 int pageone_served(void);

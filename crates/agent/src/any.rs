@@ -37,18 +37,17 @@
 //! **Children of fork** get an agent of their own when they have lived for a while, as programs do. The thread is made in
 //! the fork and sleeps. What a child still shares by fork stays so: MOVE refuses such a page.
 
-pub(crate) mod rules;
-
 use std::time::Duration;
 
 use rustix::io::Result;
+use sys::rights::Threads;
 use sys::task;
 use sys::vma::{Maps, Vma};
 use wire::{CHUNK_BYTES, PAGE_BYTES};
 
-use self::rules::{fits, looks_fit};
 use crate::config::config;
 use crate::lock::{Guard, lock};
+use crate::rules::{fits, looks_fit};
 use crate::table::{ADDRESS_LIMIT, Chunk, pages_of, set_of};
 use crate::thread::now;
 
@@ -79,8 +78,8 @@ pub(crate) fn keep(guard: &mut Guard, start: usize, len: usize) {
 }
 
 /// Keeps back the pages that hold the kernel's words of a thread (A2), whoever offered them.
-pub(crate) fn keep_words() {
-    let kept = task::each_thread(|thread| {
+pub(crate) fn keep_words(threads: &Threads) {
+    let kept = threads.each(|thread| {
         let Some(word) = task::robust_list(thread) else {
             return;
         };
@@ -243,7 +242,7 @@ mod tests {
     #[test]
     fn memory_that_was_taken_back_is_not_offered_again() {
         let base = 0x7ab0_0000_0000_usize;
-        let vma = rules::tests::anonymous(base + PAGE_BYTES..base + 2 * CHUNK_BYTES);
+        let vma = crate::rules::tests::anonymous(base + PAGE_BYTES..base + 2 * CHUNK_BYTES);
         let mut guard = lock().unwrap();
         note(&mut guard, &vma, false);
         let mut table = guard.table();

@@ -46,13 +46,22 @@ pub(crate) fn config() -> &'static Config {
 /// To be called once, while the process has one thread.
 pub(crate) unsafe fn configure() {
     // SAFETY: the caller's promise.
+    unsafe {
+        configure_by(|name| {
+            // One thread, so the environment stands still; the text is copied.
+            let value = libc::getenv(name.as_ptr());
+            (!value.is_null()).then(|| CStr::from_ptr(value).to_bytes())
+        });
+    }
+}
+
+/// Takes the words that `variable` gives.
+///
+/// # Safety
+/// To be called once, before another thread uses [`config`].
+pub(crate) unsafe fn configure_by<'a>(variable: impl Fn(&CStr) -> Option<&'a [u8]>) {
+    // SAFETY: the caller's promise.
     let config = unsafe { &mut *CONFIG.0.get() };
-    let variable = |name: &CStr| {
-        // SAFETY: one thread, so the environment stands still; the text is copied below.
-        let value = unsafe { libc::getenv(name.as_ptr()) };
-        // SAFETY: getenv gives null or a terminated string.
-        (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) }.to_bytes())
-    };
     let mut put = |parts: [&[u8]; 2]| {
         let text = parts.iter().flat_map(|part| part.iter());
         // The last byte stays zero; a path too long is cut and will not connect.

@@ -1,10 +1,10 @@
 //! Whether a seccomp filter lets the agent work: the program is read, not tried.
 //!
-//! To try calls under a filter costs the life of who tries, if it kills; and to find out afterwards is too late, for a
-//! window whose mmap is refused loses what it took out. The kernel runs a filter with nothing but the call's number,
-//! its arguments, the architecture and the place of the instruction, so its answer can be worked out beforehand.
-//! What is not known then (addresses, lengths, places) may be anything: a branch that rests on it goes both ways, and
-//! the call counts as allowed only if every way ends in it.
+//! A filter that kills ends the process that tries calls under it. To find out afterwards is too late: a window whose
+//! mmap is refused loses the pages that it took out. The kernel runs a filter with nothing but the call's number, its
+//! arguments, the architecture and the place of the instruction, so its answer can be worked out beforehand. What is
+//! not known then (addresses, lengths, places) may be anything: a branch that rests on it goes both ways, and the call
+//! counts as allowed only if every way ends in it.
 //!
 //! A filter has no loops. But it may branch on the unknown so often that there are too many ways: then it counts as
 //! one that refuses.

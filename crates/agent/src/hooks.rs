@@ -15,15 +15,17 @@
 
 mod api;
 #[cfg(target_arch = "x86_64")]
-mod by_number;
+pub(crate) mod by_number;
 mod call;
 mod enter;
-mod exports;
-mod fork;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod entry;
+pub(crate) mod exports;
+pub(crate) mod fork;
 mod ioctl;
 mod locks;
 mod memory;
-mod rights;
+pub(crate) mod rights;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod takeover;
 

@@ -14,13 +14,15 @@
 //! |---|---|
 //! | [`hooks`] | `include/pageone.h`; libc's calls keep their documented meaning over merged pages |
 //! | [`offer`] | memory is offered, and taken back |
-//! | [`any`] | all memory of a program that offers nothing is offered for it |
+//! | [`any`], [`rules`] | all memory of a program that offers nothing is offered for it |
 //! | [`life`] | the agent's thread starts and ends, with the rights of its program |
+//! | [`now`] | the program asks for merging now |
 //! | [`session`] | the thread: it answers the engine's questions |
 //! | [`window`] | the protocol in which no byte can be lost (I1) |
 //! | [`mappings`] | merged memory is discarded, moved, or made the program's own |
 //! | [`lock`] | orders hooks and windows: a hook over offered memory waits for at most one window (I7) |
 //! | [`table`] | for each chunk, which pages are offered and which lie in mappings of a store |
+//! | [`attached`] | the same in a process that runs already, without the loader |
 //! | [`filter`], [`thread`], [`config`], [`own`] | the thread's calls, its state, its orders, its memory |
 //!
 //! **Where this code runs** is the difficulty: in any process, inside any call. So hooks never
@@ -33,6 +35,8 @@
 #![allow(rustdoc::private_intra_doc_links)] // all modules are private; their docs are for readers
 
 mod any;
+#[cfg(target_arch = "x86_64")]
+mod attached;
 mod config;
 mod errno;
 mod filter;
@@ -40,8 +44,10 @@ mod hooks;
 mod life;
 mod lock;
 mod mappings;
+mod now;
 mod offer;
 mod own;
+mod rules;
 mod session;
 mod table;
 mod thread;

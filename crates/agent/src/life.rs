@@ -39,6 +39,14 @@ use crate::mappings::private::{give_back_all, reachable, settle};
 use crate::own;
 use crate::session::serve;
 use crate::thread::{END, HASTE, Life, OFFER, Why, bar, is_barred, now, process_number};
+#[cfg(target_arch = "x86_64")]
+use crate::{
+    lock::{ALONE, SEARCHING},
+    session::{lines, report},
+    table,
+    thread::swap_bar,
+    window::staging,
+};
 
 /// Filters that were read before they were installed, or tried before all else, in this process or in those it was forked from.
 static READ: AtomicU32 = AtomicU32::new(0);
@@ -218,6 +226,83 @@ pub(crate) fn bring_back() {
     {
         // What fails is tried again at the next offer.
         let _ = start(&guard);
+    }
+}
+
+/// How often the end of the agent's thread is waited for, when it is taken out.
+#[cfg(target_arch = "x86_64")]
+const WAITS: u32 = 30;
+
+/// Ends the agent and makes all memory private, before it is taken out of the process: from here hooks do nothing of their own.
+/// What the program offers to the kernel's KSM is there again.
+///
+/// # Errors
+/// `AGAIN` when the agent's thread did not end, `NOMEM` when merged pages could not be made anonymous. Then the agent goes on.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn end_for_detach() -> Result<()> {
+    let page = lock::existing();
+    let ours = page.filter(|page| page.life.is_ours());
+    if let Some(page) = ours {
+        hold(&page.life, Why::DETACHED);
+    }
+    // All its pages are made whole by the agent's thread: each wait is of seconds.
+    let mut waits = 0..WAITS;
+    let ended = ours.is_none_or(|page| waits.any(|_| page.life.wait_for_end()));
+    let ended = if ended { Ok(()) } else { Err(Errno::AGAIN) };
+    let private = ended.and_then(|()| settle(Why::DETACHED)).and_then(|()| {
+        let mut guard = page.and_then(|_| lock());
+        // A page that may be pinned has a frame of its own, in a store's mapping. A discard without a hook would bring
+        // canonical content back there.
+        let stored = guard
+            .as_mut()
+            .is_some_and(|guard| guard.table().anything_stored());
+        match stored {
+            true => Err(Errno::BUSY),
+            false => Ok(()),
+        }
+    });
+    if private.is_err() {
+        ours.into_iter().for_each(release);
+        return private;
+    }
+    swap_bar(Why::DETACHED, true);
+    if let Some(guard) = page.and_then(|_| lock()) {
+        // Offers that are under way are passed on, as those from here are.
+        guard.process().serving.store(ALONE, Ordering::Relaxed);
+    }
+    if page.is_some() {
+        report::pass_on_to_ksm();
+    }
+    Ok(())
+}
+
+/// Takes [`end_for_detach`] back.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn go_on_after_all() {
+    swap_bar(Why::DETACHED, false);
+    if let Some(page) = lock::existing().filter(|page| page.life.is_ours()) {
+        page.serving.store(SEARCHING, Ordering::Relaxed);
+        release(page);
+    }
+}
+
+/// Unmaps all that the agent has beside its image.
+///
+/// # Safety
+/// [`end_for_detach`] was called, and no thread is in this image or comes into it, but the caller, which uses nothing of the agent after
+/// this.
+#[cfg(target_arch = "x86_64")]
+pub(crate) unsafe fn leave_nothing() {
+    lines::keep_only(&[]);
+    let room = ROOM.swap(0, Ordering::Relaxed);
+    // SAFETY: the agent's thread has ended, and the caller vouches for all others.
+    unsafe {
+        if room != 0 {
+            Room::at(room).unmap();
+        }
+        staging::unmap_all();
+        table::unmap_all();
+        lock::unmap_page();
     }
 }
 

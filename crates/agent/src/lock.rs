@@ -22,7 +22,7 @@
 //! Orderings: taking is Acquire, giving back is Release, and they are each other's partners:
 //! everything in [`Table`] is written under the lock and read under it.
 
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use rustix::event::Timespec;
 use rustix::io::Errno;
@@ -55,7 +55,14 @@ pub(crate) struct PerProcess {
     /// The agent's thread and, one more than their numbers there, its descriptors that track and freeze; zeros
     /// where it has none. Changed under the lock.
     pub(crate) lent: [AtomicU32; 3],
+    /// Threads that are in functions of libc's, from where they come back to hooks.
+    pub(crate) beyond: AtomicU32,
+    /// Pages with journals of windows, each with a staging area behind it; zeros for none.
+    pub(crate) journals: [AtomicUsize; JOURNALS],
 }
+
+/// Each session makes one. Beyond so many, staging areas stay until the process ends.
+const JOURNALS: usize = 32;
 
 /// A thread has left by itself.
 const EXITED: u64 = 1 << 32;
@@ -104,6 +111,32 @@ pub(crate) fn existing() -> Option<&'static PerProcess> {
     let page = PAGE.load(Ordering::Acquire);
     // SAFETY: as in `per_process`.
     (!page.is_null()).then(|| unsafe { &*page })
+}
+
+/// A function of libc's is called by a hook that it comes back to. In a child the page is zeros: `is_child` tells.
+pub(crate) fn beyond<T>(call: impl FnOnce() -> T, is_child: impl FnOnce(&T) -> bool) -> T {
+    let Some(page) = existing() else {
+        return call();
+    };
+    page.beyond.fetch_add(1, Ordering::Relaxed);
+    let result = call();
+    if !is_child(&result) {
+        page.beyond.fetch_sub(1, Ordering::Relaxed);
+    }
+    result
+}
+
+/// Unmaps the page of this process.
+///
+/// # Safety
+/// No thread is in this image or comes into it, but the caller, which uses neither the lock nor the table any more.
+#[cfg(target_arch = "x86_64")]
+pub(crate) unsafe fn unmap_page() {
+    let page = PAGE.swap(std::ptr::null_mut(), Ordering::Relaxed);
+    if !page.is_null() {
+        // SAFETY: `make_page` made it; the caller vouches that nobody uses it.
+        let _ = unsafe { sys::mapping::unmap(page.expose_provenance(), PAGE_BYTES) };
+    }
 }
 
 fn make_page() -> Option<*mut PerProcess> {

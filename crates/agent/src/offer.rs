@@ -79,6 +79,22 @@ pub(crate) fn offer(start: usize, len: usize, to_ksm: bool) -> Result<Then> {
     Ok(if pass_on { Then::PassOn } else { Then::Done })
 }
 
+/// Takes over what the program offered to the kernel before there was an agent.
+///
+/// # Errors
+/// As [`offer`], and what starting the agent's thread gives.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn take_over(start: usize, len: usize) -> Result<()> {
+    let len = whole_pages(start, len)?;
+    let mut guard = lock().ok_or(Errno::NOMEM)?;
+    let ksm = Ksm {
+        may: true,
+        has: true,
+    };
+    note(&mut guard, start, len, ksm)?;
+    life::begin(&guard)
+}
+
 /// What KSM has to do with an offer.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Ksm {

@@ -2,7 +2,9 @@
 
 mod alone;
 mod domain;
-mod lines;
+pub(crate) mod lines;
 mod link;
-mod report;
+pub(crate) mod report;
 pub(crate) mod serve;
+
+pub(crate) use link::is_trusted;

@@ -9,11 +9,11 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
-use sys::mapping::{Attributes, Policy};
+use sys::mapping::{Attributes, Order, Policy};
 use sys::vma::Told;
 use wire::{CHUNK_BYTES, CHUNK_PAGES, PAGE_BYTES, PageBits};
 
-use crate::any::rules;
+use crate::rules;
 
 const LEAVES: usize = 8192;
 const CHUNKS: usize = 8192;
@@ -99,6 +99,21 @@ pub(crate) fn touches(start: usize, len: usize) -> bool {
         at += CHUNK_BYTES;
     }
     false
+}
+
+/// Unmaps the table.
+///
+/// # Safety
+/// No thread is in this image or comes into it, but the caller, which does not use the table any more.
+#[cfg(target_arch = "x86_64")]
+pub(crate) unsafe fn unmap_all() {
+    for place in &TOP {
+        let leaf = place.swap(std::ptr::null_mut(), Ordering::Relaxed);
+        if !leaf.is_null() {
+            // SAFETY: `make` made it; the caller vouches that nobody uses it.
+            let _ = unsafe { sys::mapping::unmap(leaf.expose_provenance(), size_of::<Leaf>()) };
+        }
+    }
 }
 
 fn leaf_of(address: usize) -> Option<(&'static Leaf, usize)> {
@@ -316,6 +331,7 @@ impl Chunk {
             noreserve: false,
             huge: false,
             nohuge: false,
+            order: Order::Normal,
             policy: Policy::DEFAULT,
         },
         odd: false,

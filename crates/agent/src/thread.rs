@@ -43,7 +43,7 @@ pub(crate) struct Life {
 }
 
 /// The name of the agent's thread.
-pub(crate) const NAME: &CStr = c"pageone-agent";
+pub(crate) const NAME: &CStr = wire::AGENT_THREAD;
 
 impl Life {
     /// How many threads besides the caller's write to no memory of the program: the agent's, unless it is the caller.
@@ -75,27 +75,26 @@ pub(crate) struct Why {
 }
 
 impl Why {
+    const fn step(step: u8) -> Self {
+        Self { step, number: 0 }
+    }
+
     /// The program changes its rights.
-    pub(crate) const RIGHTS: Self = Self {
-        step: wire::STEP_RIGHTS,
-        number: 0,
-    };
+    pub(crate) const RIGHTS: Self = Self::step(wire::STEP_RIGHTS);
 
     /// The program goes where the agent may find neither /proc nor an engine.
-    pub(crate) const ELSEWHERE: Self = Self {
-        step: wire::STEP_ELSEWHERE,
-        number: 0,
-    };
+    pub(crate) const ELSEWHERE: Self = Self::step(wire::STEP_ELSEWHERE);
 
     /// The program's threads have different rights.
-    pub(crate) const THREADS: Self = Self {
-        step: wire::STEP_THREADS,
-        number: 0,
-    };
+    pub(crate) const THREADS: Self = Self::step(wire::STEP_THREADS);
 
     /// The program has the kernel make all that it reads executable.
-    pub(crate) const EXECUTABLE: Self = Self {
-        step: wire::STEP_EXECUTABLE,
+    pub(crate) const EXECUTABLE: Self = Self::step(wire::STEP_EXECUTABLE);
+
+    /// The agent is taken out of the process.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) const DETACHED: Self = Self {
+        step: wire::STEP_DETACHED,
         number: 0,
     };
 
@@ -146,6 +145,18 @@ pub(crate) fn may_look() -> bool {
 /// From here no agent starts in this process.
 pub(crate) fn bar(why: Why) {
     BARRED.store(why.bits(), Ordering::Relaxed);
+}
+
+/// Bars the agent for this reason alone, or no more.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn swap_bar(why: Why, is_barred: bool) {
+    let (from, to) = if is_barred {
+        (0, why.bits())
+    } else {
+        (why.bits(), 0)
+    };
+    // Another reason stays: it holds whether the agent is taken out or not.
+    let _ = BARRED.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed);
 }
 
 pub(crate) fn process_number() -> u32 {

@@ -53,7 +53,7 @@ mod copies;
 mod held;
 mod items;
 mod span;
-mod staging;
+pub(crate) mod staging;
 
 use self::copies::Copies;
 use self::held::Held;

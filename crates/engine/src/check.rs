@@ -83,6 +83,8 @@ fn check_guest(guest: &Guest, held: &mut HashMap<Slot, Held>) -> bool {
         Class::Zeroed,
         Class::Broken,
         Class::Pinned,
+        Class::Foreign,
+        Class::Unfit,
         Class::Skipped,
     ];
     for (class, count) in ALL.into_iter().zip(counts) {
@@ -106,9 +108,10 @@ fn check_pages(
 ) {
     let watched = pages.watched();
     for word in 0..CHUNK_PAGES / 64 {
-        let mut check = |bits: u64, tag: Tag| {
+        let mut check = |bits: u64, page: usize| {
+            let tag = pages.tag(page);
             check_alike(chunk, pages, &watched, (word, bits, tag));
-            if let Some(class) = tag.class() {
+            if let Some(class) = pages.class(page) {
                 counts[class as usize] += u64::from(bits.count_ones());
             }
             if tag.has_slot() {
@@ -117,8 +120,8 @@ fn check_pages(
             }
         };
         match pages.tag_of_word(word) {
-            Some(tag) => check(u64::MAX, tag),
-            None => (0..64).for_each(|bit| check(1 << bit, pages.tag(word * 64 + bit))),
+            Some(_) => check(u64::MAX, word * 64),
+            None => (0..64).for_each(|bit| check(1 << bit, word * 64 + bit)),
         }
     }
 }
@@ -147,7 +150,7 @@ fn check_alike(
         chunk.id
     );
     assert!(
-        tag.class().is_none() || watched.0[word] & bits == bits,
+        tag == Tag::Absent || watched.0[word] & bits == bits,
         "{tag:?} pages {bits:x} of word {word} of {} are not watched",
         chunk.id
     );
@@ -192,7 +195,14 @@ fn check_slots(domain: &Domain, held: &HashMap<Slot, Held>, rules: Rules) {
             "I4: {slot} has refs that nobody holds"
         );
     }
+    if !rules.across_nodes {
+        let mapped = held.iter().filter(|(_, held)| held.sites > 0);
+        let mut mapped: Vec<_> = mapped.map(|(&slot, _)| slot).collect();
+        domain.check_frames(&view, &mut mapped);
+    }
     assert_eq!(domain.slots.live(), held.len() as u64, "live slots");
+    let astray = view.live().filter(|&slot| view.is_astray(slot)).count();
+    assert_eq!(domain.slots.astray(), astray as u64, "slots astray");
     assert_eq!(domain.slots.shared(), shared, "I9: slots with a site");
 }
 

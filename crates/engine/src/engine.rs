@@ -1,14 +1,16 @@
 //! The engine as its owner sees it: start, admit guests, read counters, turn knobs, stop.
 
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use numa::{HeapView, NodeId};
+use sys::closers::Late;
 use sys::keeper::{Keeper, Kept};
 use sys::process::{self, Cgroup};
 use sys::stranger::Stranger;
-use wire::{DomainMark, RunMode, Setting, Status};
+use wire::{DomainMark, MergedNow, RunMode, Setting, Status};
 
 use crate::domain::Domain;
 use crate::domain::lifelines::Lifeline;
@@ -25,6 +27,7 @@ use crate::options::Options;
 use crate::run::core::Core;
 use crate::run::driver::{self, Driver};
 use crate::run::knobs::Knobs;
+use crate::run::wishes::Wish;
 use crate::run::workers::{STUCK, Workers};
 use crate::sync::{KNOBS, Ordered, lock};
 use crate::users::refusals::Refusals;
@@ -94,6 +97,7 @@ impl Engine {
             }
             None => SavedKnobs::default(),
         };
+        facilities::page_map()?;
         let right = facilities::userfaultfd()?;
         facilities::lifelines()?;
         let system = |what| move |source| EngineError::System { what, source };
@@ -102,10 +106,12 @@ impl Engine {
         if let Err(error) = process::raise_descriptor_limit() {
             tracing::warn!(%error, "cannot raise the limit of open descriptors");
         }
+        sys::pins::prepare();
         let knobs = Knobs::new(&options, max_mappings);
         let placement =
             facilities::placement(options.topology).map_err(system("read the NUMA topology"))?;
         let atlas = Arc::new(facilities::atlas(&placement)?);
+        placement.place_indexes(&options.knobs);
         let real = |node: NodeId| placement.topology.real_node(node).unwrap_or(node);
         tracing::info!(
             nodes = placement.nodes.len(),
@@ -199,8 +205,11 @@ impl Engine {
         core.check_quota(uid, name)?;
         let domain = core.domain(name)?;
         domain.note_guest_of(&core.users.get(uid));
-        let stores = domain.nodes().map(|node| node.store.share());
-        let stores = stores.collect::<std::io::Result<Vec<_>>>()?;
+        // A description for each guest: locks of one go with it. It is closed late, as others may have locks on the store.
+        let shared = domain.nodes().map(|node| node.store.share());
+        let late = |shared: std::io::Result<_>| shared.map(|store| Late::new(uid, store));
+        let shared = shared.map(late).collect::<std::io::Result<Vec<_>>>()?;
+        let stores: Vec<_> = shared.iter().map(|store| store.as_fd()).collect();
         let device = match &self.right {
             Right::Lends(device) => Some(device.as_fd()),
             Right::Own | Right::None => None,
@@ -213,6 +222,7 @@ impl Engine {
             link.socket().watch(),
             number,
             Arc::clone(&self.atlas),
+            *core.users.limits(),
         );
         Ok(Welcomed {
             domain,
@@ -249,6 +259,36 @@ impl Engine {
             sum.add(&domain.slots.heap_view());
         }
         sum
+    }
+
+    /// Merges the memory of guests at once, as far as it lies in `range`: what equals other memory at this moment need not have
+    /// been quiet. `tell` is called once with what came of it, by another thread or before this returns. It must not wait.
+    ///
+    /// A user may ask for guests of his own, with `all` for everybody's.
+    pub fn merge_now(
+        &self,
+        (uid, all): (u32, bool),
+        pids: &[u32],
+        range: Range<u64>,
+        tell: impl FnOnce(Result<MergedNow, EngineError>) + Send + 'static,
+    ) {
+        let core = &self.driver.core;
+        let run = core.knobs.values().run;
+        if run != RunMode::Run {
+            return tell(Err(EngineError::Halted { run: run.into() }));
+        }
+        match core.find_guests((uid, all), pids) {
+            Ok(guests) => {
+                core.wishes.add(Wish {
+                    uid,
+                    guests,
+                    range,
+                    tell: Box::new(tell),
+                });
+                self.driver.tell(|signal| signal.nudge = true);
+            }
+            Err(error) => tell(Err(error)),
+        }
     }
 
     /// Turns knobs, all or none. `run = 2` returns when the last merged page is private.
@@ -293,6 +333,7 @@ impl Engine {
         let knobs = &self.driver.core.knobs;
         self.driver.switch(settings)?;
         knobs.turn(settings.iter().copied());
+        self.placement.place_indexes(&knobs.values());
         for setting in settings {
             tracing::info!(?setting, "a knob is turned");
         }

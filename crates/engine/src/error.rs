@@ -70,6 +70,28 @@ pub enum EngineError {
         /// Pages that share a copy, or are about to.
         pages: u64,
     },
+    /// A process whose memory is to be merged now is no guest, or another user's.
+    #[error(
+        "process {pid} is no guest of this daemon, or another user's: `pageone status` lists yours"
+    )]
+    NoGuest {
+        /// The process.
+        pid: u32,
+    },
+    /// The engine is told not to merge.
+    #[error("nothing is merged now: run is {run} (pageone set run=1)")]
+    Halted {
+        /// The knob's value.
+        run: u8,
+    },
+    /// More wait for merging than may.
+    #[error(
+        "too many wait to have memory merged now, of one user at most {most}: ask again in a while"
+    )]
+    Crowd {
+        /// How many may.
+        most: usize,
+    },
     /// The engine ends.
     #[error("the engine ends")]
     Ends,
@@ -106,6 +128,12 @@ pub enum Refusal {
         /// These.
         ids: Credentials,
     },
+    /// It has no number where the engine runs.
+    #[error(
+        "a process that connected cannot be seen from here: a daemon in a container needs the PID namespace of the host \
+         (hostPID, --pid=host)"
+    )]
+    Hidden,
     /// Its memory is a secret.
     #[error(
         "the memory of process {pid} is a secret (PR_SET_DUMPABLE, as after a change of user or without the \
@@ -179,6 +207,7 @@ impl Refusal {
     pub(crate) fn is_about_the_process(&self) -> bool {
         match self {
             Self::Ids { .. }
+            | Self::Hidden
             | Self::Secret { .. }
             | Self::NoWitness { .. }
             | Self::Elsewhere { .. }

@@ -21,10 +21,37 @@ pub(crate) enum Right {
     None,
 }
 
-/// Tries what the engine and its guests need of the kernel.
-pub(crate) fn userfaultfd() -> Result<Right, EngineError> {
+/// What an engine needs of the kernel, each part tried in this process.
+#[derive(Debug)]
+pub struct Facilities {
+    /// `PAGEMAP_SCAN`.
+    pub page_map: Result<(), EngineError>,
+    /// userfaultfd with `WP_ASYNC` and `MOVE`; false where this process has no right to it.
+    pub userfaultfd: Result<bool, EngineError>,
+    /// Leases on memory files.
+    pub lifelines: Result<(), EngineError>,
+}
+
+impl Facilities {
+    /// Tries all of them.
+    #[must_use]
+    pub fn tried() -> Self {
+        Self {
+            page_map: page_map(),
+            userfaultfd: userfaultfd().map(|right| !matches!(right, Right::None)),
+            lifelines: lifelines(),
+        }
+    }
+}
+
+/// Tries whether the kernel tells of many pages at once what was written.
+pub(crate) fn page_map() -> Result<(), EngineError> {
     let needs = "Linux 6.7 or newer with /proc mounted";
-    sys::pagemap::probe().map_err(|error| cannot_try("PAGEMAP_SCAN", needs, error))?;
+    sys::pagemap::probe().map_err(|error| cannot_try("PAGEMAP_SCAN", needs, error))
+}
+
+/// Tries how pages can be held and moved.
+pub(crate) fn userfaultfd() -> Result<Right, EngineError> {
     let device = sys::uffd::Uffd::device().ok();
     let tried = match &device {
         Some(device) => sys::uffd::Uffd::from_device(device.as_fd()),

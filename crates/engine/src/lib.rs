@@ -96,5 +96,6 @@ mod users;
 
 pub use engine::{Engine, mark};
 pub use error::{EngineError, OverQuota, Refusal};
+pub use facilities::Facilities;
 pub use options::{Limits, Options};
 pub use users::refusals::Refusals;

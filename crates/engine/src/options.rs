@@ -60,6 +60,14 @@ pub struct Limits {
     pub kept_descriptors: u64,
     /// Those for the domains that one user's guests began.
     pub kept_descriptors_per_user: u64,
+    /// Descriptors of guests that are gone, which are not closed yet.
+    pub unclosed_descriptors: u64,
+    /// Those of one user's guests.
+    pub unclosed_descriptors_per_user: u64,
+    /// Files of `/proc` that were read of guests, and are not closed yet.
+    pub unclosed_texts: u64,
+    /// Those of one user's guests.
+    pub unclosed_texts_per_user: u64,
     /// Ranges of addresses that a process may offer.
     pub regions_per_process: u64,
     /// Chunks of 2 MiB that a process may offer, whether there is memory in them or not.
@@ -82,6 +90,7 @@ const KEPT: u64 = 2048;
 /// Descriptors that a guest takes: four, and some for older lifelines.
 const DESCRIPTORS: u64 = 8;
 const LEAST_GUESTS: u64 = 64;
+const GUESTS_OF_USER: u64 = 1024;
 
 /// One part in so many of the memory is the most that a user's tables take: the tables of memory none of whose pages
 /// is shared take one part in 200.
@@ -104,11 +113,16 @@ impl Default for Limits {
             connections: 256,
             connections_per_user: 64,
             guests: (sys::process::descriptor_limit() / DESCRIPTORS).max(LEAST_GUESTS),
-            guests_per_user: 1024,
+            guests_per_user: GUESTS_OF_USER,
             domains: KEPT / 3,
             domains_per_user: 512,
             kept_descriptors: KEPT,
             kept_descriptors_per_user: KEPT / 4 * 3,
+            unclosed_descriptors: (sys::process::descriptor_limit() / 4)
+                .max(LEAST_GUESTS * DESCRIPTORS),
+            unclosed_descriptors_per_user: GUESTS_OF_USER * DESCRIPTORS,
+            unclosed_texts: 512,
+            unclosed_texts_per_user: 64,
             regions_per_process: 1 << 16,
             chunks_per_process: 1 << 20,
             table_mib_per_process: (table_mib_per_user / 2).max(LEAST_TABLES_MIB),

@@ -29,6 +29,13 @@ impl StoreId {
     pub(crate) fn first_slot(self) -> Slot {
         Slot(u64::from(self.0) << NUMBER_BITS)
     }
+
+    /// The slot with this number, if it and the `pages - 1` after it can be slots of the store. A guest may map its store's file
+    /// far behind its end: such places are no slots, least of all of the next store.
+    pub(crate) fn slots(self, number: u64, pages: u64) -> Option<Slot> {
+        let end = number.checked_add(pages)?;
+        (end <= 1 << NUMBER_BITS).then(|| Slot(self.first_slot().0 + number))
+    }
 }
 
 /// Slots a store can have: their byte offsets fit a file.
@@ -106,6 +113,9 @@ impl Entry {
     }
 }
 
+/// The level of a page that is not tried again before it is written.
+pub(crate) const NEVER: u8 = 15;
+
 /// What the engine knows of a page. Four bits; the other four of its byte hold the back-off level.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
@@ -175,8 +185,8 @@ impl Tag {
         Self::ALL[usize::from(byte & 15)]
     }
 
-    /// Where the page counts; `None` when it is absent.
-    pub(crate) fn class(self) -> Option<Class> {
+    /// Where a page of this tag and back-off level counts; `None` when it is absent.
+    pub(crate) fn class(self, level: u8) -> Option<Class> {
         Some(match self {
             Self::Absent => return None,
             Self::Written
@@ -192,7 +202,9 @@ impl Tag {
             Self::Zero => Class::Zero,
             Self::Zeroed => Class::Zeroed,
             Self::Pinned => Class::Pinned,
-            Self::Foreign | Self::Skipped => Class::Skipped,
+            Self::Foreign => Class::Foreign,
+            Self::Skipped if level == NEVER => Class::Unfit,
+            Self::Skipped => Class::Skipped,
         })
     }
 
@@ -227,12 +239,27 @@ pub(crate) enum Class {
     Broken,
     /// `pages_pinned`, within `pages_skipped`.
     Pinned,
+    /// `pages_foreign`, within `pages_skipped`.
+    Foreign,
+    /// `pages_unfit`, within `pages_skipped`.
+    Unfit,
     /// The rest of `pages_skipped`.
     Skipped,
 }
 
+impl Class {
+    /// The parts of `pages_skipped`.
+    pub(crate) const LEFT_ALONE: [Self; 5] = [
+        Self::Broken,
+        Self::Pinned,
+        Self::Foreign,
+        Self::Unfit,
+        Self::Skipped,
+    ];
+}
+
 /// How many classes there are.
-pub(crate) const CLASSES: usize = 8;
+pub(crate) const CLASSES: usize = 10;
 
 #[cfg(test)]
 mod tests {
@@ -255,6 +282,15 @@ mod tests {
 
     #[test]
     fn a_slot_knows_its_store_and_its_number() {
+        let last = (1 << NUMBER_BITS) - 1;
+        assert_eq!(
+            StoreId(2).slots(7, 9),
+            Some(Slot(StoreId(2).first_slot().0 + 7))
+        );
+        assert_eq!(StoreId(2).slots(last, 1).map(Slot::store), Some(StoreId(2)));
+        assert_eq!(StoreId(2).slots(last, 2), None);
+        assert_eq!(StoreId(2).slots(1 << NUMBER_BITS, 1), None);
+        assert_eq!(StoreId(2).slots(u64::MAX, 2), None);
         let slot = Slot(StoreId(63).first_slot().0 + 77);
         assert_eq!((slot.store(), slot.number()), (StoreId(63), 77));
         assert_eq!(slot.to_string(), "slot 77 of store 63");

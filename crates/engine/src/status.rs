@@ -1,9 +1,12 @@
 //! The counters as the command line shows them.
 
+mod reasons;
+
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::SystemTime;
 
-use wire::{GuestStatus, PAGE_BYTES, Status};
+use wire::{GuestStatus, PAGE_BYTES, RunMode, Status, StoreNode};
 
 use crate::domain::Domain;
 use crate::guest::counters::Census;
@@ -27,12 +30,16 @@ pub(crate) fn status(core: &Core) -> Status {
         pages_merged_again: core.gone_merged_again.load(Relaxed),
         effective_period_ms: u64::try_from(core.knobs.period().as_millis()).unwrap_or(u64::MAX),
         full_scans: core.full_scans.load(Relaxed),
+        schema: wire::SCHEMA,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        host: sys::host::name(),
+        time: since_1970(),
+        uptime_seconds: core.started.elapsed().as_secs(),
         window_max_us: core.gone_window_ns.load(Relaxed) / 1000,
         unserved: core.users.refusals.list(),
         ..Status::default()
     };
     let mut cpu_ns = core.gone_cpu_ns.load(Relaxed);
-    let mut slab = 0u64;
     for domain in &domains {
         let own = |guest: &&Arc<Guest>| Arc::ptr_eq(&guest.domain, domain);
         add_domain(&mut status, domain, guests.iter().filter(own));
@@ -45,20 +52,42 @@ pub(crate) fn status(core: &Core) -> Status {
             .max(counters.window_ns.load(Relaxed) / 1000);
         status.huge_pages_kept += counters.huge_kept();
         status.pages_merged_again += counters.merged_again.load(Relaxed);
-        status.metadata_bytes = status
-            .metadata_bytes
-            .saturating_add(counters.table_bytes.load(Relaxed))
-            .saturating_add(counters.agent_bytes.load(Relaxed));
-        let (now, before) = (&counters.vmas, &counters.vmas_before);
-        slab += now.load(Relaxed).saturating_sub(before.load(Relaxed)) * MAPPING_BYTES;
+        status.metadata_bytes = status.metadata_bytes.saturating_add(own_cost(guest));
     }
-    status.metadata_bytes = status.metadata_bytes.saturating_add(slab);
     let of_guests = guests.iter().map(|guest| guest.counters.recycled());
     status.pages_recycled = of_guests.chain([*lock(&core.gone_recycled)]).sum();
     let net = i128::from(status.saved_bytes) - i128::from(status.metadata_bytes);
     status.net_saved_bytes = i64::try_from(net).unwrap_or(i64::MIN);
     status.cpu_seconds = sys::process::cpu_time().as_secs_f64() + seconds(cpu_ns);
+    status.first_merges_ms = until_first_merges(core, &status, &guests);
+    reasons::give(&mut status.guests);
     status
+}
+
+fn since_1970() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
+}
+
+/// Looks that a page takes until it is merged: it is seen, rests, and has settled.
+const LOOKS: u32 = 3;
+
+/// How long until the first pages are merged, in milliseconds: as long as none are, and some may be.
+fn until_first_merges(core: &Core, status: &Status, guests: &[Arc<Guest>]) -> Option<u64> {
+    let merged = status.pages_shared + status.pages_sharing + status.saved_bytes > 0;
+    if merged || status.knobs.run != RunMode::Run {
+        return None;
+    }
+    let offering = |guest: &&Arc<Guest>| guest.counters.regions.load(Relaxed) > 0;
+    let looks = guests.iter().filter(offering);
+    let looks = looks.map(|guest| guest.counters.looks.load(Relaxed));
+    // Those that were looked at more often have nothing that equals anything.
+    let more = looks.filter_map(|looks| (LOOKS - 1).checked_sub(u32::try_from(looks).ok()?));
+    let more = more.min()?;
+    let period = core.knobs.period();
+    let since = lock(&core.last_round).map_or(period, |last| last.elapsed());
+    let left = period.saturating_sub(since) + period * more;
+    u64::try_from(left.as_millis()).ok()
 }
 
 #[allow(clippy::cast_precision_loss)] // a figure to look at
@@ -75,9 +104,18 @@ fn add_domain<'a>(
     status.store_bytes += (domain.slots.live() + domain.slots.held()) * PAGE;
     status.stable_node_chains += domain.slots.chains.count();
     status.stable_node_dups += domain.slots.chains.copies();
+    let nodes = domain.frames.by_node().into_iter();
+    status
+        .store_nodes
+        .extend(nodes.map(|(node, found)| StoreNode {
+            domain: domain.name.as_str().into(),
+            node,
+            pages: found.pages,
+            astray: found.astray,
+        }));
     let first = status.guests.len();
     let mut merged = 0;
-    let mut relatives = Vec::new();
+    let (mut relatives, mut costs) = (Vec::new(), Vec::new());
     for guest in guests.filter(|guest| guest.standing() != Standing::Ghost) {
         let census = guest.counters.census();
         let pages = |class| census.pages(class);
@@ -86,7 +124,9 @@ fn add_domain<'a>(
         status.zero_pages += pages(Class::Zero) + pages(Class::Zeroed);
         status.pages_broken += pages(Class::Broken);
         status.pages_pinned += pages(Class::Pinned);
-        status.pages_skipped += pages(Class::Broken) + pages(Class::Pinned) + pages(Class::Skipped);
+        status.pages_foreign += pages(Class::Foreign);
+        status.pages_unfit += pages(Class::Unfit);
+        status.pages_skipped += census.left_alone();
         merged += pages(Class::Merged);
         relatives.push(Relative {
             pid: guest.pid,
@@ -94,6 +134,7 @@ fn add_domain<'a>(
             merged: pages(Class::Merged),
         });
         status.guests.push(describe(guest, &census));
+        costs.push(own_cost(guest));
     }
     // While workers are at it, a page may count as merged a moment before or after its slot does.
     let shared = domain.slots.shared().min(merged);
@@ -103,6 +144,20 @@ fn add_domain<'a>(
     let saved = (merged - shared).saturating_sub(by_fork.iter().sum());
     let new = status.guests.get_mut(first..).unwrap_or_default();
     status.saved_bytes += divide_saving(new, &by_fork, saved);
+    for (guest, cost) in new.iter_mut().zip(costs) {
+        let net = i128::from(guest.saved_bytes) - i128::from(cost);
+        guest.net_saved_bytes = i64::try_from(net).unwrap_or(i64::MIN);
+    }
+}
+
+/// Memory that a guest alone costs, in bytes: its tables, its agent, and the mappings it has more than before.
+fn own_cost(guest: &Guest) -> u64 {
+    let counters = &guest.counters;
+    let (now, before) = (&counters.vmas, &counters.vmas_before);
+    let slab = now.load(Relaxed).saturating_sub(before.load(Relaxed)) * MAPPING_BYTES;
+    let tables = counters.table_bytes.load(Relaxed);
+    let own = tables.saturating_add(counters.agent_bytes.load(Relaxed));
+    own.saturating_add(slab)
 }
 
 fn describe(guest: &Guest, census: &Census) -> GuestStatus {
@@ -118,16 +173,22 @@ fn describe(guest: &Guest, census: &Census) -> GuestStatus {
         zero_pages: pages(Class::Zero) + pages(Class::Zeroed),
         pages_unshared: pages(Class::Unshared),
         pages_volatile: pages(Class::Volatile),
-        pages_skipped: pages(Class::Broken) + pages(Class::Pinned) + pages(Class::Skipped),
+        pages_skipped: census.left_alone(),
         pages_stored: guest.counters.stored(),
         pages_broken: pages(Class::Broken),
         pages_pinned: pages(Class::Pinned),
+        pages_foreign: pages(Class::Foreign),
+        pages_unfit: pages(Class::Unfit),
         pages_recycled: guest.counters.recycled(),
         pins: guest.pins(),
         at_limit: guest.refusal(),
         leaves: guest.why_it_leaves(),
         stuck: guest.is_stuck() || guest.user.is_stuck(),
         saved_bytes: pages(Class::Zeroed) * PAGE,
+        net_saved_bytes: 0,
+        cpu_seconds: seconds(guest.counters.cpu_ns.load(Relaxed)),
+        name: None,
+        reasons: Vec::new(),
         vmas: guest.counters.vmas.load(Relaxed),
         responsive: guest.is_responsive(),
     }

@@ -16,6 +16,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
+use sys::closers::{self, Kind};
+
+use crate::error::OverQuota;
 use crate::options::Limits;
 use crate::sync::lock;
 use crate::users::refusals::Refusals;
@@ -66,6 +69,48 @@ impl Lines {
         self.said += 1;
         Some(std::mem::take(&mut self.left_out))
     }
+}
+
+impl OverQuota {
+    /// Whether a user may have one more.
+    pub(crate) fn check(self) -> Result<(), Self> {
+        let free = self.total.saturating_sub(self.all);
+        match self.own < self.per_user && self.own < GREED * free {
+            true => Ok(()),
+            false => Err(self),
+        }
+    }
+}
+
+/// Whether one more may wait to be closed of user `uid`: what does not close is a descriptor of the engine's.
+pub(crate) fn check_unclosed(limits: &Limits, uid: u32, kind: Kind) -> Result<(), OverQuota> {
+    let (what, per_user, total) = match kind {
+        // The server bounds them.
+        Kind::Connection => return Ok(()),
+        Kind::Session => (
+            "unclosed_descriptors",
+            limits.unclosed_descriptors_per_user,
+            limits.unclosed_descriptors,
+        ),
+        Kind::Text => (
+            "unclosed_texts",
+            limits.unclosed_texts_per_user,
+            limits.unclosed_texts,
+        ),
+    };
+    if is_master(uid) {
+        return Ok(());
+    }
+    let (own, all) = closers::unclosed(uid, kind);
+    let unclosed = OverQuota {
+        what,
+        uid,
+        own: own as u64,
+        all: all as u64,
+        per_user,
+        total,
+    };
+    unclosed.check()
 }
 
 /// Until when users get no more guests. They last longer than the users' guests.

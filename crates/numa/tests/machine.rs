@@ -381,7 +381,9 @@ fn a_process_is_placed_and_found_there() {
         .map(|&node| NodeRequest::Node(node))
         .chain([NodeRequest::Auto]);
     for request in requests {
-        let choice: Choice = request.choose(&topology, &memory, HELD * 4096).unwrap();
+        let choice: Choice = request
+            .choose(&topology, &memory, &BTreeMap::new(), HELD * 4096)
+            .unwrap();
         let child = {
             let (topology, choice) = (topology.clone(), choice.clone());
             // A child inherits from the thread that starts it.

@@ -112,6 +112,73 @@ fn impossible_tables_are_refused() {
     ));
 }
 
+/// A machine of `nodes` nodes with a CPU and a GiB each.
+fn even(nodes: u32) -> Topology {
+    let both = |node: u32| {
+        [
+            cpu(node, node.try_into().unwrap()),
+            memory(node, u64::from(node) * GIB, GIB),
+        ]
+    };
+    let distance = |at: u32| if at / nodes == at % nodes { 10 } else { 21 };
+    let distances: Vec<u8> = (0..nodes * nodes).map(distance).collect();
+    let names = (0..nodes).map(|number| (number, number)).collect();
+    let table = srat(3, (0..nodes).flat_map(both).collect());
+    let distances = slit(nodes as usize, &distances);
+    Topology::from_acpi(&table, Some(&distances), None)
+        .unwrap()
+        .with_logical_cpus(&names)
+}
+
+/// How many of `starts` processes, of which none has touched anything, go to each node.
+fn burst(
+    topology: &Topology,
+    free: &BTreeMap<NodeId, u64>,
+    starts: usize,
+    need: u64,
+) -> Vec<usize> {
+    let mut reserved = BTreeMap::new();
+    let mut counts = vec![0; topology.nodes.len()];
+    for _ in 0..starts {
+        let choice = Choice::beside(topology, free, &reserved, need).unwrap();
+        counts[choice.node.0 as usize] += 1;
+        for (node, bytes) in choice.claims() {
+            *reserved.entry(node).or_insert(0) += bytes;
+        }
+    }
+    counts
+}
+
+#[test]
+fn a_burst_of_starts_is_spread() {
+    for nodes in [2, 4] {
+        let topology = even(nodes);
+        for starts in [4, 8, 12, 16] {
+            // Little, as much as fits or some more, and a whole node's memory each: far more than there is.
+            for need in [GIB / 64, GIB / 4, GIB] {
+                let free = (0..nodes)
+                    .map(|node| (NodeId(node), GIB - u64::from(node)))
+                    .collect();
+                let counts = burst(&topology, &free, starts, need);
+                let share = starts / nodes as usize;
+                let even = |&count: &usize| count == share;
+                assert!(
+                    counts.iter().all(even),
+                    "{starts} of {need} on {nodes}: {counts:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn without_reservations_a_burst_goes_to_one_node() {
+    let topology = even(4);
+    let free = (0..4).map(|node| (NodeId(node), GIB)).collect();
+    let one = || Choice::auto(&topology, &free, GIB / 16).unwrap().node;
+    assert!((0..8).all(|_| one() == NodeId(0)));
+}
+
 proptest! {
     /// No node with CPUs is better than the chosen one, and bytes are neither lost nor taken twice.
     #[test]

@@ -5,6 +5,18 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// A store's counters. Exact when nobody changes the store.
 ///
 /// `references ≥ objects`, and `logical_bytes = stored_bytes + saved_bytes()`.
+///
+/// # Examples
+///
+/// ```
+/// let store = one::Store::new();
+/// let handles = [store.put(b"page")?, store.put(b"page")?, store.put(b"else")?];
+/// let stats = store.stats();
+/// assert_eq!((stats.objects, stats.references), (2, 3));
+/// assert_eq!((stats.stored_bytes, stats.logical_bytes), (8, 12));
+/// # drop(handles);
+/// # Ok::<(), one::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Different objects.
@@ -19,11 +31,30 @@ pub struct Stats {
 
 impl Stats {
     /// Bytes that need no memory because another object has them.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let store = one::Store::new();
+    /// let _handles = [store.put(b"page")?, store.put(b"page")?];
+    /// assert_eq!(store.stats().saved_bytes(), 4);
+    /// # Ok::<(), one::Error>(())
+    /// ```
     pub fn saved_bytes(&self) -> u64 {
         self.logical_bytes.saturating_sub(self.stored_bytes)
     }
 
     /// The part of all bytes that is duplicate, 0 to 1.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let store = one::Store::new();
+    /// assert_eq!(store.stats().duplicate_share(), 0.0);
+    /// let _handles = [store.put(b"page")?, store.put(b"page")?];
+    /// assert_eq!(store.stats().duplicate_share(), 0.5);
+    /// # Ok::<(), one::Error>(())
+    /// ```
     pub fn duplicate_share(&self) -> f64 {
         self.saved_bytes() as f64 / self.logical_bytes.max(1) as f64
     }

@@ -20,9 +20,25 @@ use std::sync::atomic::{
 };
 
 /// The longest object, in bytes: 1 MiB.
+///
+/// # Examples
+///
+/// ```
+/// let store = one::Store::new();
+/// let longest = vec![1; one::MAX_OBJECT_BYTES];
+/// assert!(store.put(&longest).is_ok());
+/// ```
 pub const MAX_OBJECT_BYTES: usize = sdtree::MAX_KEY_BYTES;
 
 /// What a store refuses.
+///
+/// # Examples
+///
+/// ```
+/// let store = one::Store::new();
+/// let len = one::MAX_OBJECT_BYTES + 1;
+/// assert_eq!(store.put(&vec![1; len]), Err(one::Error::TooLong { len }));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// The object is too long; cut it into blocks.
@@ -72,6 +88,16 @@ struct Shared {
 }
 
 /// A set of byte strings, each held once. Clones are the same store.
+///
+/// # Examples
+///
+/// ```
+/// let store = one::Store::new();
+/// let twin = store.clone();
+/// let handle = store.put(b"bytes")?;
+/// assert_eq!(twin.get(b"bytes"), Some(handle));
+/// # Ok::<(), one::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct Store(Arc<Shared>);
 
@@ -83,6 +109,12 @@ impl Default for Store {
 
 impl Store {
     /// An empty store.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// assert_eq!(one::Store::new().stats(), one::Stats::default());
+    /// ```
     pub fn new() -> Self {
         Self(Arc::new(Shared {
             index: ByteTree::new(),
@@ -97,6 +129,16 @@ impl Store {
     /// # Errors
     ///
     /// [`Error::TooLong`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let store = one::Store::new();
+    /// let (first, second) = (store.put(b"bytes")?, store.put(b"bytes")?);
+    /// assert_eq!(first, second);
+    /// assert_ne!(first, store.put(b"other bytes")?);
+    /// # Ok::<(), one::Error>(())
+    /// ```
     pub fn put(&self, bytes: &[u8]) -> Result<Handle, Error> {
         let mut fresh: Option<Arc<Object>> = None;
         loop {
@@ -121,6 +163,18 @@ impl Store {
     }
 
     /// One more handle to the object of these bytes, if there is one.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let store = one::Store::new();
+    /// assert_eq!(store.get(b"bytes"), None);
+    /// let handle = store.put(b"bytes")?;
+    /// assert_eq!(store.get(b"bytes").as_ref(), Some(&handle));
+    /// drop(handle);
+    /// assert_eq!(store.get(b"bytes"), None);
+    /// # Ok::<(), one::Error>(())
+    /// ```
     pub fn get(&self, bytes: &[u8]) -> Option<Handle> {
         let object = self
             .0
@@ -134,16 +188,45 @@ impl Store {
     }
 
     /// Gives a handle back, as dropping it does, and tells how many others there were.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let store = one::Store::new();
+    /// let (first, second) = (store.put(b"bytes")?, store.put(b"bytes")?);
+    /// assert_eq!(store.release(first), 1);
+    /// assert_eq!(store.release(second), 0);
+    /// # Ok::<(), one::Error>(())
+    /// ```
     pub fn release(&self, handle: Handle) -> u64 {
         handle.references() - 1
     }
 
     /// What deduplication has brought so far.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let store = one::Store::new();
+    /// let _handle = store.put(b"bytes")?;
+    /// assert_eq!(store.stats().objects, 1);
+    /// # Ok::<(), one::Error>(())
+    /// ```
     pub fn stats(&self) -> Stats {
         self.0.counters.view()
     }
 
     /// The bytes that the index takes, beside the objects.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let store = one::Store::new();
+    /// let empty = store.index_bytes();
+    /// let _handle = store.put(b"bytes")?;
+    /// assert!(store.index_bytes() > empty);
+    /// # Ok::<(), one::Error>(())
+    /// ```
     pub fn index_bytes(&self) -> usize {
         self.0.index.memory_bytes()
     }
@@ -153,6 +236,15 @@ impl Store {
     /// # Errors
     ///
     /// The first invariant found broken.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let store = one::Store::new();
+    /// let _handle = store.put(b"bytes")?;
+    /// assert!(store.check().is_ok());
+    /// # Ok::<(), one::Error>(())
+    /// ```
     pub fn check(&self) -> Result<(), Violation> {
         sdtree::check(&self.0.index)?;
         let (mut found, mut references) = (0, 0);
@@ -206,6 +298,16 @@ impl Shared {
 }
 
 /// A reference to an object of a store. Equal handles are to the same object. Dropping it gives it back.
+///
+/// # Examples
+///
+/// ```
+/// let store = one::Store::new();
+/// let handle = store.put(b"bytes")?;
+/// drop(store);
+/// assert_eq!(handle.bytes(), b"bytes");
+/// # Ok::<(), one::Error>(())
+/// ```
 pub struct Handle {
     object: Arc<Object>,
     store: Arc<Shared>,
@@ -213,16 +315,43 @@ pub struct Handle {
 
 impl Handle {
     /// The object's bytes.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let handle = one::Store::new().put(b"bytes")?;
+    /// assert_eq!(handle.bytes(), b"bytes");
+    /// # Ok::<(), one::Error>(())
+    /// ```
     pub fn bytes(&self) -> &[u8] {
         &self.object.bytes
     }
 
     /// A number that no other object of this store ever has.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let store = one::Store::new();
+    /// let before = store.put(b"bytes")?.id();
+    /// assert_ne!(store.put(b"bytes")?.id(), before, "the first object had gone");
+    /// # Ok::<(), one::Error>(())
+    /// ```
     pub fn id(&self) -> u64 {
         self.object.id
     }
 
     /// How many handles there are to the object, this one included.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let store = one::Store::new();
+    /// let handle = store.put(b"bytes")?;
+    /// let other = handle.clone();
+    /// assert_eq!(other.references(), 2);
+    /// # Ok::<(), one::Error>(())
+    /// ```
     pub fn references(&self) -> u64 {
         self.object.references.load(Relaxed)
     }

@@ -13,13 +13,17 @@
 
 mod content;
 mod curve;
+mod domains;
 mod error;
+pub(crate) mod family;
 pub(crate) mod guest;
 mod guests;
 mod hashdist;
 mod ksm;
 mod measure;
 mod merge;
+mod nodes;
+mod pageone;
 mod probe;
 mod report;
 mod timing;
@@ -34,18 +38,33 @@ pub use guests::{Answer, Guest};
 pub(crate) enum BenchCommand {
     /// The same guests merged by PageONE and by KSM: saving, time, CPU, overhead
     Merge(merge::Args),
+    /// Engines side by side at many tasks: a family of cases
+    Run(family::Args),
+    /// Writes the results of runs as a page with plots, and as Markdown
+    Report(family::ReportArgs),
+    /// Says what changed between two folders of results, beyond noise
+    Compare(family::CompareArgs),
     /// What the time of an access tells a guest about its page: the side channel, measured
     Timing(timing::Args),
-    /// A big table on one node and spread over all: memory by node, lookups per second
+    /// The directory of an index on one node and spread over all: memory by node, lookups per second
     Hashdist(hashdist::Hashdist),
+    /// Guests on all nodes, merged across and inside: where their pages are, and how evenly they reach them (a model)
+    Nodes(nodes::Nodes),
+    /// 4 to 16 guests at once, placed on nodes and left to the kernel: where they are, and how they reach their memory (a model)
+    Domains(domains::Domains),
 }
 
 impl BenchCommand {
     pub(crate) fn run(self) -> anyhow::Result<()> {
         match self {
             Self::Merge(args) => merge::main(&args),
+            Self::Run(args) => family::main(&args),
+            Self::Report(args) => family::report(&args),
+            Self::Compare(args) => family::compare(&args),
             Self::Timing(args) => timing::main(&args),
             Self::Hashdist(command) => command.run(),
+            Self::Nodes(command) => command.run(),
+            Self::Domains(command) => command.run(),
         }
     }
 }

@@ -31,6 +31,7 @@ pub(crate) fn ask(socket: &Path, request: &Request, patience: Duration) -> Resul
         // A reason may quote names that others chose.
         Ok(match serde_json::from_slice(&reply)? {
             Reply::Refused(why) => Reply::Refused(Foreign(&why).to_string()),
+            Reply::Crowded(why) => Reply::Crowded(Foreign(&why).to_string()),
             reply => reply,
         })
     };

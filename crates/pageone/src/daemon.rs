@@ -1,6 +1,8 @@
 //! `pageone daemon`: the engine of the machine, until SIGTERM, or for good with [`keep`].
 
+mod check;
 pub mod config;
+mod history;
 pub(crate) mod host;
 mod keep;
 mod lane;
@@ -16,19 +18,22 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use engine::Engine;
+use numa::placement::NodeRequest;
 use numa::{FakeSpec, Topology};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sys::keeper::{Keeper, Kept};
 use sys::signals::{SIGHUP, SIGINT, SIGTERM, Signals};
 use tracing_subscriber::EnvFilter;
 
+pub(crate) use check::ConfigCommand;
 use config::Config;
+use history::History;
 use listener::Listener;
 use policy::Policy;
 use server::Server;
 
 use crate::knobs::KnobFlags;
-use crate::paths;
+use crate::{node, paths};
 
 /// The user that stands for all users who have no number in this user namespace.
 pub(crate) const OVERFLOW: u32 = 65534;
@@ -41,48 +46,58 @@ pub(crate) struct Args {
     /// The least time in which written pages grow older, for tests that write without pause
     #[arg(long, hide = true, value_name = "TIME", value_parser = humantime::parse_duration)]
     broken_rest: Option<Duration>,
-    /// Who may be a guest, in which domain, and who may control [default: a domain for each user]
-    #[arg(long, value_name = "FILE")]
-    policy: Option<PathBuf>,
     /// Keep the daemon: start it again when it ends, with the stores of the one before
     #[arg(long)]
     keep: bool,
     /// Treat parts of memory as NUMA nodes: fake=4, fake=2U, fake=512M
     #[arg(long, value_name = "SPEC")]
     numa: Option<FakeSpec>,
-    /// A TOML file with all knobs, socket, policy, numa, log and [limits]; a flag wins over it
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
+    /// CPUs and memory of this NUMA node, or of the one that fits best by free memory and distance, for the daemon itself
+    #[arg(long, value_name = "N|auto")]
+    node: Option<NodeRequest>,
+    #[command(flatten)]
+    files: check::Files,
     #[command(flatten)]
     knobs: KnobFlags,
 }
 
-pub(crate) fn main(args: &Args) -> Result<()> {
-    // Before anything else is opened.
-    let inherited = sys::keeper::inherited();
-    let config = match &args.config {
-        Some(path) => Config::read(path)?,
-        None => Config::default(),
-    };
-    start_log(config.log.as_deref())?;
-    if args.keep {
-        return keep::main();
-    }
+/// Makes system calls of this process fail as `PAGEONE_FAULT` says, in builds with debug assertions.
+pub(crate) fn arm_faults() -> Result<()> {
     #[cfg(debug_assertions)]
     if let Some(text) = std::env::var_os("PAGEONE_FAULT") {
         let armed = sys::fault::arm(text.to_str().unwrap_or_default());
         anyhow::ensure!(armed, "PAGEONE_FAULT is not understood");
     }
-    // Before the first thread: each inherits the mask.
+    Ok(())
+}
+
+pub(crate) fn main(args: &Args) -> Result<()> {
+    // Before anything else is opened.
+    let inherited = sys::keeper::inherited();
+    let (config, named) = args.files.config()?;
+    start_log(config.log.as_deref())?;
+    if args.keep {
+        return keep::main();
+    }
+    arm_faults()?;
+    // Before the first thread: each inherits the CPUs, the memory's policy and the mask.
+    if let Some(node) = args.node.or(config.node) {
+        node::place(node, 0, None).context("cannot run on that node")?;
+    }
     let signals = Signals::block(&[SIGTERM, SIGINT, SIGHUP]).context("cannot wait for signals")?;
     let path = paths::socket(args.socket.as_deref().or(config.socket.as_deref()))?;
-    let file = args.policy.as_deref().or(config.policy.as_deref());
+    let file = args.files.policy(&config);
+    let file = file.as_deref();
     let policy = match file {
         Some(path) => Policy::read(path)?,
         None => Policy::here(),
     };
+    for path in named.iter().map(PathBuf::as_path).chain(file) {
+        tracing::info!("reads {}", path.display());
+    }
     let keeper = find_keeper();
-    let (listener, stores) = listen(inherited, &path, policy.socket_mode(), keeper.as_deref())?;
+    let (listener, mut stores) = listen(inherited, &path, policy.socket_mode(), keeper.as_deref())?;
+    let history = History::load(keeper.as_ref(), &mut stores);
     raise_descriptor_limit();
     let options = options(args, &config)?;
     let limits = options.limits;
@@ -102,11 +117,15 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     {
         tracing::warn!("cannot tell that this daemon serves: {error}");
     }
-    let server = Server::new(listener, policy, limits, &engine);
+    let server = Server::new(listener, policy, limits, &engine, history);
     let server = server.context("cannot serve")?;
     server.serve(signals.as_fd(), |server| heed(&signals, server, file))?;
     tracing::info!("stopping");
     host::stop_engine(engine);
+    // Its keeper hears of its end before what strangers have locks on is closed.
+    if let Err(error) = sys::heir::appoint() {
+        tracing::warn!("what is open is closed before this daemon ends: {error}");
+    }
     Ok(())
 }
 

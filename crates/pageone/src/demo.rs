@@ -18,8 +18,10 @@ use crate::{human, paths};
 use guest::{Layout, available_file_pages};
 
 const MIB: u64 = 1 << 20;
-/// Memory that the demo leaves to everything else.
-const RESERVE: u64 = 256 * MIB;
+/// Memory that the demo leaves to everything else: so much, or a tenth of all there is.
+const RESERVE: u64 = 1024 * MIB;
+/// The size of a guest where none is asked for and the memory is there.
+const USUAL_MIB: u64 = 256;
 /// The smallest guest that shows anything.
 const LEAST_MIB: u64 = 16;
 /// The longest time for merging.
@@ -32,9 +34,9 @@ pub(crate) struct Args {
     /// Number of guests
     #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u64).range(2..=1000))]
     guests: u64,
-    /// Memory of each guest, in MiB
-    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u64).range(16..=1 << 20))]
-    mib: u64,
+    /// Memory of each guest, in MiB [default: 256, or what fits]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(16..=1 << 20))]
+    mib: Option<u64>,
     #[command(flatten)]
     knobs: KnobFlags,
 }
@@ -49,7 +51,8 @@ struct Outcome {
 }
 
 pub(crate) fn main(args: &Args) -> Result<()> {
-    let mib = fit(args.guests, args.mib)?;
+    let memory = MemInfo::read().context("cannot read memory")?;
+    let mib = fit(args.guests, args.mib, memory)?;
     let pages = usize::try_from(mib * 256)?;
     let layout = Layout::new(pages, available_file_pages(pages));
     // Short, so that the demo is.
@@ -77,26 +80,25 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     verdict(&outcome)
 }
 
-/// The size of guests that fits the memory.
-fn fit(guests: u64, mib: u64) -> Result<u64> {
-    let available = MemInfo::read().context("cannot read memory")?.available;
+/// The size of guests: the one asked for, else the usual one or what fits the memory.
+///
+/// # Errors
+/// It does not fit.
+fn fit(guests: u64, asked: Option<u64>, memory: MemInfo) -> Result<u64> {
+    let reserve = RESERVE.max(memory.total / 10);
     // 5 % for page tables and what merging keeps per page.
-    let room = available.saturating_sub(RESERVE) * 20 / 21 / guests / MIB;
-    if room >= mib {
-        return Ok(mib);
-    }
-    if room < LEAST_MIB {
+    let room = memory.available.saturating_sub(reserve) * 20 / 21 / guests / MIB;
+    let least = asked.unwrap_or(LEAST_MIB);
+    if room < least {
         bail!(
-            "{guests} guests need {} MiB of memory at least, {} MiB are available",
-            (guests * LEAST_MIB * 21 / 20) + RESERVE / MIB,
-            available / MIB
+            "{guests} guests of {least} MiB need {} MiB of memory, {} MiB for everything else included, \
+             and {} MiB are available",
+            (guests * least * 21 / 20) + reserve / MIB,
+            reserve / MIB,
+            memory.available / MIB
         );
     }
-    println!(
-        "{} MiB are available: guests of {room} MiB instead of {mib}",
-        available / MIB
-    );
-    Ok(room)
+    Ok(asked.unwrap_or(room.min(USUAL_MIB)))
 }
 
 fn show(args: &Args, layout: Layout, host: &Host) -> Result<Outcome> {
@@ -117,13 +119,7 @@ fn show(args: &Args, layout: Layout, host: &Host) -> Result<Outcome> {
 fn start_guests(args: &Args, layout: Layout, host: &Host) -> Result<Vec<Guest>> {
     let exe = std::env::current_exe().context("cannot find out where this program is")?;
     let agent = paths::agent()?;
-    let launch = Launch {
-        agent: &agent,
-        socket: host.socket(),
-        domain: None,
-        also_ksm: false,
-        any: None,
-    };
+    let launch = Launch::new(&agent, host.socket());
     let mut guests = Vec::new();
     for number in 0..args.guests {
         let mut command = Command::new(&exe);
@@ -277,4 +273,41 @@ fn verdict(outcome: &Outcome) -> Result<()> {
         bail!("nothing was merged");
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gigabyte_or_a_tenth_is_kept_back_and_what_does_not_fit_is_refused() {
+        let memory = |total, available| MemInfo {
+            total: total * MIB,
+            available: available * MIB,
+            slab_unreclaimable: 0,
+            page_tables: 0,
+        };
+        let fits = |guests, asked, memory| fit(guests, asked, memory).ok();
+        assert_eq!(fits(6, None, memory(8192, 8000)), Some(256));
+        assert_eq!(fits(6, None, memory(2048, 1654)), Some(100), "it shrinks");
+        assert_eq!(
+            fits(6, Some(101), memory(2048, 1654)),
+            None,
+            "it was asked for"
+        );
+        assert_eq!(fits(6, Some(100), memory(2048, 1654)), Some(100));
+        assert_eq!(fits(6, None, memory(2048, 1100)), None);
+        assert_eq!(
+            fits(2, Some(1024), memory(40_960, 6144)),
+            None,
+            "a tenth is 4 GiB"
+        );
+        let said = fit(1000, Some(100_000), memory(8192, 8000))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            said.contains("105001024 MiB") && said.contains("8000 MiB are available"),
+            "{said}"
+        );
+    }
 }

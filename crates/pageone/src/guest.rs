@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 
+use crate::bench::family::{FakeProcess, WorkGuest};
 use crate::bench::guest::{BenchGuest, TimingGuest};
 use crate::demo;
 
@@ -9,6 +10,10 @@ use crate::demo;
 pub(crate) enum Kind {
     /// Memory whose content follows from a seed
     Bench(BenchGuest),
+    /// The same, worked on by orders
+    Work(WorkGuest),
+    /// An engine of known saving, time and CPU time
+    FakeEngine(FakeProcess),
     /// Pages of four kinds, whose accesses are timed
     Timing(TimingGuest),
     /// Files of this machine, private data and zeros, verified and rewritten all the time
@@ -18,6 +23,8 @@ pub(crate) enum Kind {
 pub(crate) fn main(kind: Kind) -> Result<()> {
     match kind {
         Kind::Bench(guest) => guest.main(),
+        Kind::Work(guest) => guest.main(),
+        Kind::FakeEngine(engine) => engine.main(),
         Kind::Timing(guest) => guest.main(),
         Kind::Demo(args) => demo::guest::main(&args),
     }

@@ -23,6 +23,39 @@ pub(crate) fn size(bytes_: u64) -> String {
     bytes(i64::try_from(bytes_).unwrap_or(i64::MAX))
 }
 
+/// Seconds with a unit: `2.5 min`.
+pub(crate) fn time(seconds: f64) -> String {
+    let units = [(86_400.0, "days"), (3600.0, "h"), (60.0, "min")];
+    match units.into_iter().find(|(unit, _)| seconds >= 2.0 * unit) {
+        Some((unit, name)) => format!("{:.1} {name}", seconds / unit),
+        None => format!("{seconds:.1} s"),
+    }
+}
+
+/// A size from a person: `512M`, `4GiB`, `1.5T`.
+///
+/// # Errors
+/// No size, none at all, or one beyond 64 bits.
+pub(crate) fn size_of(text: &str) -> Result<u64, String> {
+    let bytes = wire::size::bytes_of(text);
+    bytes.ok_or_else(|| format!("`{text}` is no size; write it like 512M or 4GiB"))
+}
+
+/// A text in lines of at most `width` characters, as far as its words allow.
+pub(crate) fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split_whitespace() {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= width => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}
+
 /// A time: `20s`, `500ms`, `2min`.
 ///
 /// # Errors
@@ -49,6 +82,22 @@ mod tests {
         assert_eq!(bytes(700 << 20), "700 MiB");
         assert_eq!(bytes(i64::MIN), "-8388608 TiB");
         assert_eq!(size(u64::MAX), "8388608 TiB");
+    }
+
+    #[test]
+    fn seconds_have_units() {
+        let times = [0.04, 119.9, 120.0, 7200.0, 400_000.0].map(time);
+        assert_eq!(times, ["0.0 s", "119.9 s", "2.0 min", "2.0 h", "4.6 days"]);
+    }
+
+    #[test]
+    fn lines_break_between_words() {
+        assert_eq!(
+            wrapped("a bc  def g", 4),
+            ["a bc", "def", "g"].map(str::to_owned)
+        );
+        assert_eq!(wrapped("abcdef g", 4), ["abcdef", "g"].map(str::to_owned));
+        assert!(wrapped(" ", 4).is_empty());
     }
 
     #[test]

@@ -19,8 +19,12 @@ impl clap::Args for KnobFlags {
     fn augment_args(command: Command) -> Command {
         KNOBS.iter().fold(command, |command, knob| {
             let help = format!("{} [default: {}]", knob.about.trim(), knob.default);
+            let long = knob.key.replace('_', "-");
+            // As the configuration and `set` spell it.
+            let alias = (long != knob.key).then_some(knob.key);
             let flag = Arg::new(knob.key)
-                .long(knob.key.replace('_', "-"))
+                .long(long)
+                .aliases(alias)
                 .value_name(knob.form)
                 .value_parser(|text: &str| knob.parse(text))
                 .help(help)
@@ -51,20 +55,29 @@ impl FromArgMatches for KnobFlags {
 /// # Errors
 /// What is wrong with it, naming the key.
 pub(crate) fn pair(text: &str) -> Result<Setting, String> {
-    let keys = || KNOBS.iter().map(|knob| knob.key).collect::<Vec<_>>();
     let Some((key, value)) = text.split_once('=') else {
-        return Err(format!(
-            "write KEY=VALUE; the keys are {}",
-            keys().join(", ")
-        ));
+        return Err(format!("write KEY=VALUE; the keys are {}", keys()));
     };
     match Knob::named(key) {
         Some(knob) => knob.parse(value).map_err(|why| format!("{key}: {why}")),
         None => Err(format!(
-            "there is no key `{key}`; the keys are {}",
-            keys().join(", ")
+            "there is no key `{key}`{}; the keys are {}",
+            did_you_mean(key),
+            keys()
         )),
     }
+}
+
+/// The keys of all knobs.
+pub(crate) fn keys() -> String {
+    let keys = KNOBS.iter().map(|knob| knob.key);
+    keys.collect::<Vec<_>>().join(", ")
+}
+
+/// The key that is most like `name`, as a question; nothing where none is like it.
+pub(crate) fn did_you_mean(name: &str) -> String {
+    let meant = Knob::like(name).map(|knob| format!(" (did you mean `{}`?)", knob.key));
+    meant.unwrap_or_default()
 }
 
 /// All pairs that [`pair`] takes, for a help text.
@@ -87,11 +100,15 @@ mod tests {
             let value = if knob.form == "N" { "7" } else { knob.default };
             let setting = knob.parse(value).unwrap();
             let flag = format!("--{}", knob.key.replace('_', "-"));
-            let command = KnobFlags::augment_args(Command::new("x"));
-            let matches = command.get_matches_from(["x", &flag, value]);
-            let flags = KnobFlags::from_arg_matches(&matches).unwrap();
-            assert_eq!(flags.0, [setting]);
-            assert_eq!(pair(&format!("{}={value}", knob.key)), Ok(setting));
+            for spelled in [flag.clone(), format!("--{}", knob.key)] {
+                let command = KnobFlags::augment_args(Command::new("x"));
+                let matches = command.get_matches_from(["x", &spelled, value]);
+                let flags = KnobFlags::from_arg_matches(&matches).unwrap();
+                assert_eq!(flags.0, [setting]);
+            }
+            for spelled in [knob.key, flag.trim_start_matches('-')] {
+                assert_eq!(pair(&format!("{spelled}={value}")), Ok(setting));
+            }
         }
     }
 
@@ -116,7 +133,8 @@ mod tests {
     fn a_wrong_pair_is_named_with_its_key() {
         for (bad, said) in [
             ("run", "KEY=VALUE"),
-            ("runs=1", "merge_period"),
+            ("xyzzy=1", "the keys are run, merge_period"),
+            ("merge-priod=1s", "did you mean `merge_period`?"),
             ("threads=0", "threads: "),
             ("merge_period=20", "merge_period: "),
         ] {

@@ -5,37 +5,55 @@
 //! ```text
 //! guest                       the processes that demo and bench start
 //! demo                        live guests of this machine's files
+//! dist                        the files of a package that come from the command line's table
 //! bench                       PageONE and KSM on the same guests, and other measurements
+//! ksm      status watch tune  KSM's state, and a goal for it; the guard of its knobs
+//! doctor                      what keeps memory from being merged
 //! view     status set numa    questions to a daemon, and tables
+//! merge                       has a daemon merge the memory of processes now
+//! serve    http metrics source    counters for a monitoring and a browser
+//! attach   image board target   an agent for a process that runs
 //! run      launch program     a command as a guest
+//! analyze  targets look sums  what merging would save
 //! daemon   server lane policy …   the engine of a machine and its socket
-//! client   human  paths       a question to a daemon, words for people, where things are
+//! client   node human paths   a question to a daemon, where a process goes, words for people, where things are
+//! plot                        curves as SVG
 //! ```
 //!
 //! Exit codes: 0 done, 1 failed, 2 wrong usage. `run` passes on its command's code, and has 125 for
 //! a failure of its own, 126 for a command that is not executable, 127 for one that is not found.
 #![forbid(unsafe_code)]
 
+mod analyze;
+#[cfg(target_arch = "x86_64")]
+mod attach;
 pub mod bench;
 mod client;
 mod daemon;
 mod demo;
+mod dist;
+mod doctor;
 mod guest;
 mod human;
 mod knobs;
+mod ksm;
+mod merge;
+mod node;
 mod paths;
+mod plot;
 mod run;
+mod serve;
 mod view;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 pub use daemon::{config, policy};
 
 /// Memory page deduplication for Linux hosts, in user space.
 #[derive(Parser)]
-#[command(version, arg_required_else_help = true)]
+#[command(name = "pageone", version = version(), arg_required_else_help = true)]
 struct Cli {
     #[command(subcommand)]
     verb: Verb,
@@ -47,24 +65,60 @@ enum Verb {
     Daemon(daemon::Args),
     /// Runs a command as a guest: what it offers for merging is merged
     Run(run::Args),
+    /// Makes running processes guests, without a restart
+    #[cfg(target_arch = "x86_64")]
+    Attach(attach::Args),
+    /// Takes the agents out again that attach has put into processes
+    #[cfg(target_arch = "x86_64")]
+    Detach(attach::Detach),
     /// Shows the counters
     Status(view::status::Args),
+    /// Shows the guests on the whole terminal, again and again
+    Top(view::top::Args),
     /// Turns knobs of a running daemon
     Set(view::set::Args),
+    /// Shows what merging would save, and changes nothing
+    Analyze(analyze::Args),
+    /// Finds out what keeps memory from being merged, and says what to do about it
+    Doctor(doctor::Args),
+    /// Merges the memory of guests now, and tells what that saved
+    Merge(merge::Args),
     /// Merges the memory of live guests on this machine and shows what came back
     Demo(demo::Args),
     /// Shows nodes, their memory, and what is on them
     #[command(subcommand)]
     Numa(view::NumaCommand),
+    /// Looks after the kernel's KSM, on hosts that stay with it
+    #[command(subcommand)]
+    Ksm(ksm::KsmCommand),
+    /// Serves metrics and a dashboard at an address of this machine
+    Serve(serve::Args),
+    /// Looks through the daemon's files without starting it
+    #[command(subcommand)]
+    Config(daemon::ConfigCommand),
     /// Measures and compares
     #[command(subcommand)]
     Bench(bench::BenchCommand),
+    /// Writes manual pages, completions and the example of a configuration, for packages
+    #[command(hide = true)]
+    Dist(dist::Args),
     /// A guest of the demo or the bench
     #[command(hide = true, subcommand)]
     Guest(guest::Kind),
-    /// Puts KSM's knobs back when the bench dies
+    /// Puts KSM's knobs back when the process dies that turned them
     #[command(hide = true)]
     KsmWatchdog { knobs: Vec<String> },
+}
+
+/// The version; with the protocol that daemon, agents and command have to share, and the commit where `make build` told it.
+fn version() -> String {
+    let protocol = wire::VERSION;
+    let commit = option_env!("PAGEONE_COMMIT").filter(|commit| !commit.is_empty());
+    let commit = commit.map_or(String::new(), |commit| format!(", commit {commit}"));
+    format!(
+        "{} (protocol {protocol}{commit})",
+        env!("CARGO_PKG_VERSION")
+    )
 }
 
 /// Runs the verb of the command line.
@@ -73,13 +127,25 @@ pub fn main() -> ExitCode {
     let result = match Cli::parse().verb {
         Verb::Daemon(args) => daemon::main(&args),
         Verb::Run(args) => return run::main(&args),
+        #[cfg(target_arch = "x86_64")]
+        Verb::Attach(args) => attach::main(&args),
+        #[cfg(target_arch = "x86_64")]
+        Verb::Detach(args) => attach::detach(&args),
         Verb::Status(args) => view::status::main(&args),
+        Verb::Top(args) => view::top::main(&args),
         Verb::Set(args) => view::set::main(&args),
+        Verb::Analyze(args) => analyze::main(&args),
+        Verb::Doctor(args) => return doctor::main(&args),
+        Verb::Merge(args) => merge::main(&args),
         Verb::Demo(args) => demo::main(&args),
         Verb::Numa(command) => command.run(),
+        Verb::Ksm(command) => command.run(),
+        Verb::Serve(args) => serve::main(&args),
+        Verb::Config(command) => command.run(),
         Verb::Bench(command) => command.run(),
+        Verb::Dist(args) => dist::main(&args, Cli::command()),
         Verb::Guest(kind) => guest::main(kind),
-        Verb::KsmWatchdog { knobs } => bench::guest::watch(&knobs),
+        Verb::KsmWatchdog { knobs } => ksm::watchdog(&knobs),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

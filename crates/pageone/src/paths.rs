@@ -1,6 +1,7 @@
 //! Where things are: the daemon's socket, the agent's library.
 
 use std::env;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -11,12 +12,18 @@ const AGENT: &str = "libpageone_agent.so";
 /// The socket of root's daemon.
 const OF_ROOT: &str = "/run/pageone.sock";
 
-/// Where a daemon is asked: at the socket asked for, else at the user's own if there is one, else at root's, which serves
-/// all users.
+/// Where a daemon is asked: at the socket asked for, else at that of `PAGEONE_SOCKET`, by which guests find theirs. Without
+/// either it is the user's own if there is one, else root's, which serves all users.
 ///
 /// # Errors
 /// As [`socket`].
 pub(crate) fn served(asked: Option<&Path>) -> Result<PathBuf> {
+    served_by(asked, env::var_os("PAGEONE_SOCKET"))
+}
+
+fn served_by(asked: Option<&Path>, named: Option<OsString>) -> Result<PathBuf> {
+    let named = named.filter(|path| !path.is_empty()).map(PathBuf::from);
+    let asked = asked.or(named.as_deref());
     let own = socket(asked);
     let has_own = own.as_ref().is_ok_and(|own| own.exists());
     match asked {
@@ -97,7 +104,11 @@ mod tests {
     fn an_asked_socket_is_taken_as_it_is() {
         let asked = Path::new("/somewhere/x.sock");
         assert_eq!(socket(Some(asked)).unwrap(), asked);
-        assert_eq!(served(Some(asked)).unwrap(), asked);
+        let named = || Some(OsString::from("/named.sock"));
+        assert_eq!(served_by(Some(asked), named()).unwrap(), asked);
+        assert_eq!(served_by(None, named()).unwrap(), Path::new("/named.sock"));
+        let empty = served_by(None, Some(OsString::new())).ok();
+        assert_eq!(empty, served_by(None, None).ok());
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! `pageone run -- CMD`: runs a command as a guest of the daemon, or of an engine of its own.
 
 pub(crate) mod launch;
-mod program;
+pub(crate) mod program;
+mod tally;
 
 use std::ffi::OsString;
 use std::os::fd::AsFd;
@@ -11,9 +12,8 @@ use std::process::{Child, Command, ExitCode, ExitStatus};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use numa::placement::{NodeRequest, Strictness};
-use numa::{MemoryReport, Topology};
-use rustix::event::{PollFd, PollFlags, poll};
+use numa::placement::NodeRequest;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process};
 use sys::foreign::Foreign;
 use sys::ksm::Ksm;
@@ -22,16 +22,19 @@ use wire::{KnobValues, Reply, Request};
 
 use launch::{Any, Launch};
 use program::Obstacle;
+use tally::Tally;
 
 use crate::daemon::OVERFLOW;
 use crate::daemon::host::Host;
 use crate::knobs::KnobFlags;
-use crate::{client, human, paths};
+use crate::{client, human, node, paths};
 
 /// The exit code for a failure of `run` itself, as env(1) and its kin have it.
 const OWN_FAILURE: u8 = 125;
 /// The longest wait for the daemon's word on the domain.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// The time between two looks at what an engine of its own saves.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(500);
 /// What is passed on to the command.
 const FORWARDED: [i32; 6] = [
     signals::SIGHUP,
@@ -68,6 +71,9 @@ pub(crate) struct Args {
     /// CPUs and memory of this NUMA node, or of the one that fits best by free memory and distance
     #[arg(long, value_name = "N|auto")]
     node: Option<NodeRequest>,
+    /// With --node: how much memory the command will take [default: what -m of QEMU says, or the limit of the cgroup]
+    #[arg(long, value_name = "SIZE", value_parser = human::size_of, requires = "node")]
+    need: Option<u64>,
     /// The command and its arguments
     #[arg(required = true, last = true, value_name = "CMD")]
     command: Vec<OsString>,
@@ -147,7 +153,7 @@ fn start(args: &Args) -> Result<ExitCode> {
                 let ruled = ask_for_domain(path, args.domain.as_deref())?;
                 let any = launch.any.or(ruled.then_some(args.all()));
                 Launch { any, ..launch }.equip(&mut command);
-                place(args.node)?;
+                place(args)?;
                 return Err(failed_exec(&mut command));
             }
             Err(error) => format!("{:#}", client::absent(path, error)),
@@ -172,7 +178,7 @@ fn by_ksm(args: &Args, name: &OsString) -> Result<ExitCode> {
     if !matches!(Ksm::default().number("run"), Ok(1)) {
         eprintln!("pageone: KSM does not run: write 1 to /sys/kernel/mm/ksm/run");
     }
-    place(args.node)?;
+    place(args)?;
     let mut command = Command::new(name);
     command.args(&args.command[1..]);
     Err(failed_exec(&mut command))
@@ -209,14 +215,16 @@ fn ask_for_domain(socket: &Path, name: Option<&str>) -> Result<bool> {
     }
 }
 
-/// Puts this thread, and what it starts, on the CPUs and the memory of the node asked for. How much
-/// memory the command will need is unknown, so `auto` looks at what is free and how far it is.
-fn place(node: Option<NodeRequest>) -> Result<()> {
-    let Some(node) = node else { return Ok(()) };
-    let topology = Topology::live()?;
-    let choice = node.choose(&topology, &MemoryReport::live()?, 0)?;
-    choice.apply(&topology, Strictness::Preferred)?;
-    Ok(())
+/// Puts this thread, and what it starts, on the CPUs and the memory of the node asked for. Gives the socket beside which that is noted.
+fn place(args: &Args) -> Result<Option<PathBuf>> {
+    let Some(request) = args.node else {
+        return Ok(None);
+    };
+    let need = args.need.unwrap_or_else(|| node::need(&args.command));
+    // A user without a place for a socket has none for notes.
+    let socket = paths::socket(args.socket.as_deref()).ok();
+    node::place(request, need, socket.as_deref())?;
+    Ok(socket)
 }
 
 /// Becomes the command; returns only if that fails.
@@ -233,6 +241,7 @@ fn embed(args: &Args, launch: Launch<'_>, command: &mut Command) -> Result<ExitC
         knobs: args.knobs.over(KnobValues::default()),
         ..engine::Options::default()
     })?;
+    let host_serves = host.gives_right() && rustix::process::geteuid().as_raw() != OVERFLOW;
     if !host.gives_right() {
         eprintln!(
             "pageone: this user has no right to userfaultfd, so the command runs, but its memory is not merged: \
@@ -248,23 +257,35 @@ fn embed(args: &Args, launch: Launch<'_>, command: &mut Command) -> Result<ExitC
     };
     launch.equip(command);
     // The engine's threads run already: only this thread and its children are placed.
-    place(args.node)?;
+    let noted = place(args)?;
     let child = signals::prepare_child(command, false).spawn();
     let mut child =
         child.with_context(|| format!("cannot run {}", command.get_program().display()))?;
-    let status = wait(&mut child, &signals);
+    if let Some(socket) = noted
+        && let Err(error) = node::hand_over(&socket, child.id())
+    {
+        eprintln!("pageone: {error:#}");
+    }
+    let mut tally = Tally::default();
+    let status = wait(&mut child, &signals, || tally.add(&host.status()));
+    let told = tally.told(host.status().cpu_seconds);
     host.stop()?;
+    if host_serves {
+        eprintln!("pageone: {told}");
+    }
     Ok(pass_on(status?))
 }
 
-/// Waits for the command, passing signals on to it.
-fn wait(child: &mut Child, signals: &Signals) -> Result<ExitStatus> {
+/// Waits for the command, passing signals on to it; looks at the counters in between.
+fn wait(child: &mut Child, signals: &Signals, mut look: impl FnMut()) -> Result<ExitStatus> {
+    let wait = Timespec::try_from(BETWEEN_LOOKS)?;
     loop {
         if let Some(status) = child.try_wait()? {
             return Ok(status);
         }
         let mut ready = [PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN)];
-        match poll(&mut ready, None) {
+        match poll(&mut ready, Some(&wait)) {
+            Ok(0) => look(),
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }

@@ -3,6 +3,7 @@
 mod common;
 
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use common::{Running, output, pageone, text, wait_for};
 use sys::ksm::Ksm;
@@ -114,6 +115,27 @@ fn ksm_is_measured_and_its_knobs_go_back() {
         running.end();
         wait_for("the knobs to go back", || {
             (ksm.save().expect("knobs") == before).then_some(())
+        });
+    }
+    kill_at_random(&ksm, &before);
+}
+
+/// Kills a comparison of KSM in its three forms at any point of its life: before a knob is turned, between two engines, in a run.
+fn kill_at_random(ksm: &Ksm, before: &sys::ksm::Knobs) {
+    for _ in 0..5 {
+        let number = std::fs::read_to_string("/proc/sys/kernel/random/uuid").expect("a number");
+        let number = u64::from_str_radix(&number[..4], 16).expect("a number");
+        let life = Duration::from_millis(number * 1500 / 0xffff);
+        let mut command = pageone();
+        command.args(["bench", "run", "merge", "--scale=short", "--limit=300ms"]);
+        command.arg("--engines=ksm-tuned,ksm-advisor,ksm");
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        let mut running = Running::start(&mut command);
+        std::thread::sleep(life);
+        running.signal(SIGKILL);
+        running.end();
+        wait_for(&format!("the knobs to go back after {life:?}"), || {
+            (ksm.save().expect("knobs") == *before).then_some(())
         });
     }
 }

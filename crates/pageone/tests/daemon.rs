@@ -130,6 +130,10 @@ fn knobs_turn_all_or_none() {
         "run=0",
     ]);
     assert!(done.status.success(), "{}", text(&done.stderr));
+    let turned = text(&done.stdout);
+    for line in ["merge_period: 20s → 1s 500ms\n", "threads: 1 → 2\n"] {
+        assert!(turned.contains(line), "{turned}");
+    }
     let now = json(&place);
     assert_eq!(
         (&now["threads"], &now["merge_period_ms"]),
@@ -244,4 +248,33 @@ fn a_reader_that_has_enough_is_no_error() {
     let mut watching = Running::start(command.stdout(Stdio::piped()));
     drop(watching.0.stdout.take());
     assert_eq!(watching.end(), 0);
+}
+
+#[test]
+fn knobs_are_listed_by_the_daemon_that_the_environment_names() {
+    let place = Place::new();
+    let _daemon = daemon(&place, &["--merge_period", "3s", "--store-limit", "2g"]);
+    let mut set = pageone();
+    let listed = output(set.arg("set").env("PAGEONE_SOCKET", place.socket()));
+    let listed = text(&listed.stdout);
+    let row = |key: &str| {
+        let row = listed.lines().find(|line| line.starts_with(key));
+        row.unwrap_or_default()
+            .split_whitespace()
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        row("merge_period"),
+        ["merge_period", "3s", "20s", "TIME"],
+        "{listed}"
+    );
+    assert_eq!(
+        row("store_limit"),
+        ["store_limit", "2048MiB", "none", "SIZE|none"]
+    );
+    let mut wrong = pageone();
+    let wrong = output(wrong.args(["set", "merge-priod=1s"]));
+    assert_eq!(wrong.status.code(), Some(2));
+    let said = text(&wrong.stderr);
+    assert!(said.contains("did you mean `merge_period`?"), "{said}");
 }

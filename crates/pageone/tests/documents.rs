@@ -188,6 +188,32 @@ fn long_sentences(paragraph: &str) -> Vec<String> {
     long
 }
 
+/// A file that gives a folder its name has a row of its own only where it does more than that.
+#[test]
+fn the_map_names_every_file_of_engine_and_agent() {
+    let map = fs::read_to_string(root().join("docs/code.md")).unwrap();
+    let mut missing = Vec::new();
+    for folder in ["crates/engine/src", "crates/agent/src"] {
+        let folder = root().join(folder);
+        let mut found = Vec::new();
+        sources(&folder, &mut found);
+        for file in &found {
+            let name = file.strip_prefix(&folder).unwrap();
+            let gives_a_name = name.ends_with("mod.rs")
+                || name.ends_with("lib.rs")
+                || name.ends_with("tests.rs")
+                || file.with_extension("").is_dir();
+            let is_test = name.starts_with("testing");
+            let named = |before: char| map.contains(&format!("{before}{}`", name.display()));
+            if !gives_a_name && !is_test && !named('`') && !named('/') {
+                missing.push(file.display().to_string());
+            }
+        }
+        assert!(found.len() > 40, "the sources are not there");
+    }
+    assert_eq!(missing, Vec::<String>::new(), "not in docs/code.md");
+}
+
 #[test]
 fn the_sentences_of_comments_are_short() {
     let mut files = Vec::new();

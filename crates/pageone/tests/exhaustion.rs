@@ -130,15 +130,18 @@ fn a_daemon_without_descriptors_serves_whom_it_can_and_the_others_later() {
     for guest in &mut guests {
         guest.offer(64, 5);
     }
-    // All ask to be served, not all can be.
-    std::thread::sleep(Duration::from_secs(3));
-    assert!(daemon.0.try_wait().unwrap().is_none(), "the daemon lives");
     let served = |guests: &mut [Guest]| {
         let served = guests
             .iter_mut()
             .filter_map(|guest| guest.ask("served").ok());
         served.filter(|served| served == "1").count()
     };
+    wait_for("some to be served", || {
+        (served(&mut guests) >= 2).then_some(())
+    });
+    // All ask to be served, not all can be, however long they ask.
+    std::thread::sleep(Duration::from_secs(3));
+    assert!(daemon.0.try_wait().unwrap().is_none(), "the daemon lives");
     let first = served(&mut guests);
     println!("{first} of 24 guests are served with 128 descriptors");
     assert!((2..24).contains(&first), "{first} guests are served");
@@ -250,8 +253,12 @@ fn stores_that_are_full_take_no_more_until_they_may() {
     let pages = 4 * MIB_PAGES;
     let mut guests = pair(&place, pages);
     wait_for("the stores to be full", || {
-        (count(&json(&place), "pages_over_limit") > 0).then_some(())
+        let status = json(&place);
+        let is_full = count(&status, "store_bytes") >= 1 << 20;
+        let is_shared = count(&status, "pages_sharing") > 0;
+        (count(&status, "pages_over_limit") > 0 && is_full && is_shared).then_some(())
     });
+    // And they stay so.
     std::thread::sleep(Duration::from_millis(500));
     let status = json(&place);
     let (shared, bytes) = (

@@ -11,6 +11,7 @@ mod common;
 #[path = "../../../tests/support/mod.rs"]
 mod support;
 
+use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -206,8 +207,14 @@ impl Stage {
         wait_for("dead slots to be given back", || {
             let engine = self.child().unwrap_or(self.daemon.0.id());
             let stores = descriptors(engine, "/memfd:pageone-store");
-            let blocks = |store: &PathBuf| std::fs::metadata(store).map_or(0, |meta| meta.blocks());
-            let held = stores.iter().map(blocks).sum::<u64>() / 8;
+            // A store has several descriptors.
+            let of = |store: &PathBuf| std::fs::metadata(store).ok();
+            let blocks: HashMap<_, _> = stores
+                .iter()
+                .filter_map(of)
+                .map(|meta| (meta.ino(), meta.blocks()))
+                .collect();
+            let held = blocks.values().sum::<u64>() / 8;
             (held == pages).then_some(())
         });
     }
@@ -293,7 +300,10 @@ impl Stage {
         wait_for("the daemon to let go of all", || {
             let child = self.child();
             let mut processes = std::iter::once(self.daemon.0.id()).chain(child);
-            let empty = processes.all(|pid| descriptors(pid, "/memfd:").is_empty());
+            // The history stays as long as its keeper does.
+            let files = |pid, name| descriptors(pid, name).len();
+            let empty =
+                processes.all(|pid| files(pid, "/memfd:") == files(pid, "/memfd:pageone-history"));
             let most = if child.is_some() { usize::MAX } else { idle };
             (empty && descriptors(self.daemon.0.id(), "").len() <= most).then_some(())
         });

@@ -394,6 +394,7 @@ fn a_keeper_is_told_what_to_keep_and_what_no_longer() {
     command.arg(place.socket()).stderr(Stdio::piped());
     let mut daemon = Running::start(command.env("NOTIFY_SOCKET", &address));
     note(&inbox, "the socket", keeps("listener"));
+    note(&inbox, "the history", keeps("history."));
     note(&inbox, "READY", |note| matches!(note, Note::Ready));
     let guest = Guest::start(&place.socket());
     let mut guest = guest;
@@ -411,5 +412,96 @@ fn a_keeper_is_told_what_to_keep_and_what_no_longer() {
     assert!(
         inbox.next().unwrap().is_none(),
         "an ordinary end takes nothing back"
+    );
+}
+
+/// `pageone status --since 1h` with more words.
+fn since(place: &Place, words: &[&str]) -> String {
+    let mut command = pageone();
+    command.args(["status", "--since", "1h", "--socket"]);
+    let said = output(command.arg(place.socket()).args(words));
+    text(&said.stdout)
+}
+
+fn samples(place: &Place) -> Vec<Value> {
+    serde_json::from_str(&since(place, &["--json"])).unwrap_or_default()
+}
+
+#[test]
+fn the_history_goes_on_and_has_a_gap_while_no_daemon_ran() {
+    let _alone = alone();
+    let kept = Kept::start();
+    let guests = [guest(&kept), guest(&kept)];
+    kept.when("two equal guests to be merged", shared_by(2));
+    let saved = PAGES as u64 * 4096;
+    let told = |what, wanted: &dyn Fn(&[Value]) -> bool| {
+        wait_for(what, || {
+            let samples = samples(&kept.place);
+            wanted(&samples).then_some(samples)
+        })
+    };
+    let all_saved = |samples: &[Value]| count(samples.last().unwrap(), "saved_bytes") == saved;
+    let before = told("a sample of the saving", &|samples| {
+        !samples.is_empty() && all_saved(samples)
+    });
+    // A daemon that is stopped takes no samples, like one that is dead; it is killed only then, so that none runs meanwhile.
+    let pid = i32::try_from(kept.child().unwrap()).unwrap();
+    let pid = rustix::process::Pid::from_raw(pid).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+    std::thread::sleep(Duration::from_secs(25)); // what a gap is
+    kept.kill_child(SIGKILL);
+    let after = told("the next daemon's sample", &|samples| {
+        samples.len() > before.len()
+    });
+    let (old, new) = after.split_at(before.len());
+    assert_eq!(old, before, "all samples of the daemon before");
+    let passed = count(&new[0], "at") - count(old.last().unwrap(), "at");
+    assert_eq!(count(&new[0], "unseen_seconds"), passed - 10, "{after:?}");
+    assert!(new[0]["cpu_seconds"].as_f64() >= old.last().unwrap()["cpu_seconds"].as_f64());
+    let table = since(&kept.place, &[]);
+    assert!(table.contains("no daemon, or no time for it: "), "{table}");
+    // Each daemon leaves it to the next one, and all to one file.
+    kept.kill_child(SIGTERM);
+    let last = told("one more daemon's", &|samples| samples.len() > after.len());
+    assert_eq!(last[..after.len()], after);
+    assert_eq!(kept.held("history").len(), 1);
+    drop(guests);
+    end(kept);
+}
+
+#[test]
+fn a_damaged_history_is_refused_and_said_so() {
+    let _alone = alone();
+    let kept = Kept::start();
+    wait_for("a sample", || {
+        (!samples(&kept.place).is_empty()).then_some(())
+    });
+    let archive = kept.held("history").remove(0);
+    let archive = std::fs::OpenOptions::new().write(true).open(archive);
+    std::os::unix::fs::FileExt::write_all_at(&archive.unwrap(), b"!", 100).unwrap();
+    let former = samples(&kept.place);
+    let begun = std::time::SystemTime::now();
+    kept.kill_child(SIGKILL);
+    let now = wait_for("the next daemon's sample", || {
+        Some(samples(&kept.place)).filter(|samples| !samples.is_empty())
+    });
+    let begun = begun
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap()
+        .as_secs();
+    assert!(
+        now.iter().all(|sample| count(sample, "at") >= begun),
+        "{former:?} {now:?}"
+    );
+    wait_for("the keeper to hear of it", || {
+        (kept.held("history").len() == 1).then_some(())
+    });
+    let mut kept = kept;
+    kept.keeper.signal(SIGTERM);
+    assert_eq!(kept.keeper.end(), 0);
+    let log = kept.keeper.stderr();
+    assert!(
+        log.contains("history is not taken over: its sample 0 is damaged"),
+        "{log}"
     );
 }

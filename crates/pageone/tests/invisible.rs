@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Place, Running, alone, count, json, output, pageone, status, wait_for};
+use common::{NO_FOLDER, Place, Running, alone, count, json, output, pageone, status, wait_for};
 use support::{Guest, agent, root};
 
 /// A daemon in a session of its own: its threads are of idle priority, and the kernel shares the processors
@@ -20,7 +20,12 @@ fn daemon(place: &Place) -> Running {
     command.arg(pageone().get_program()).arg("daemon");
     command.args(["--merge-period", "30ms", "--broken-rest", "30ms"]);
     command.arg("--socket").arg(place.socket());
-    let running = Running::start(command.stdin(Stdio::null()).env_remove("LD_PRELOAD"));
+    let running = Running::start(
+        command
+            .stdin(Stdio::null())
+            .env_remove("LD_PRELOAD")
+            .env("CONFIGURATION_DIRECTORY", NO_FOLDER),
+    );
     wait_for("the daemon", || {
         status(place).status.success().then_some(())
     });

@@ -7,6 +7,8 @@
 mod common;
 #[path = "../../../tests/support/mod.rs"]
 mod support;
+#[path = "nodes/unplug.rs"]
+mod unplug;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -146,6 +148,302 @@ fn pages_of_two_nodes_meet_only_where_they_may() {
         guest.run("check");
     }
     assert_eq!(guests[0].frame(7), guests[2].frame(7));
+}
+
+/// Canonical pages by node, and those of them that belong elsewhere, as the status has them.
+fn store_nodes(status: &Value) -> Vec<(u64, u64, u64)> {
+    let rows = status["store_nodes"].as_array().unwrap().iter();
+    let row = |row: &Value| {
+        (
+            count(row, "node"),
+            count(row, "pages"),
+            count(row, "astray"),
+        )
+    };
+    rows.map(row).collect()
+}
+
+/// Waits until the last walk over canonical pages found them so.
+fn wait_store_nodes(place: &Place, wanted: &[(u32, usize, usize)]) {
+    let wide =
+        |&(node, pages, astray): &(u32, usize, usize)| (node.into(), pages as u64, astray as u64);
+    let wanted: Vec<_> = wanted.iter().map(wide).collect();
+    let mut last = Vec::new();
+    let deadline = Instant::now() + PATIENCE;
+    while last != wanted {
+        assert!(Instant::now() < deadline, "waited for {wanted:?}: {last:?}");
+        std::thread::sleep(Duration::from_millis(20));
+        last = store_nodes(&json(place));
+    }
+}
+
+/// Two nodes with memory, where there are several. Of the test guests those with two nodes try it.
+fn two_nodes() -> Option<[u32; 2]> {
+    if std::env::var("PAGEONE_TEST_NODES").is_ok_and(|nodes| nodes != "2") {
+        println!("left to the guests with two nodes");
+        return None;
+    }
+    match memory_nodes()[..] {
+        [first, .., last] => Some([first, last]),
+        _ => {
+            println!("skipped: one node");
+            None
+        }
+    }
+}
+
+/// Has the kernel move all pages of a guest, those that it shares too. It leaves out those that are busy at the moment.
+fn move_all(guest: &mut Guest, from: u32, to: u32) {
+    let there = vec![i32::try_from(to).unwrap(); PAGES];
+    wait_for("all pages to be moved", || {
+        guest.run("check");
+        guest.run(&format!("migrate {from} {to}"));
+        (nodes(guest) == there).then_some(())
+    });
+}
+
+/// Pages by node of the daemon's own mappings that have this policy, as the kernel lists them.
+fn tables(daemon: &Running, policy: &str) -> BTreeMap<u32, u64> {
+    let maps = std::fs::read_to_string(format!("/proc/{}/numa_maps", daemon.0.id())).unwrap();
+    let is_table = |line: &&str| {
+        let mut words = line.split(' ').skip(1);
+        let its = words.next().unwrap_or_default();
+        its.starts_with(policy) && !words.any(|word| word.starts_with("file="))
+    };
+    let mut counts = BTreeMap::new();
+    for word in maps
+        .lines()
+        .filter(is_table)
+        .flat_map(|line| line.split(' '))
+    {
+        let numbers = word.strip_prefix('N').and_then(|word| word.split_once('='));
+        if let Some((node, pages)) = numbers {
+            let (node, pages): (u32, u64) = (node.parse().unwrap(), pages.parse().unwrap());
+            *counts.entry(node).or_insert(0) += pages;
+        }
+    }
+    counts
+}
+
+#[test]
+fn an_index_lies_over_all_nodes_or_on_its_own() {
+    const MANY: usize = 16 * PAGES;
+    // A directory of as many slots at least, of 8 bytes each.
+    const LEAST: u64 = MANY as u64 * 8 / 4096;
+    let _alone = alone();
+    let Some([first, last]) = two_nodes() else {
+        return;
+    };
+    let place = Place::new();
+    let daemon = start(&place, "", &[]);
+    let mut guest = Guest::start(&place.socket());
+    guest.map(MANY);
+    guest.run(&format!("bind 0 {MANY} {last}"));
+    guest.run(&format!("fill 0 {MANY} 5"));
+    guest.run(&format!("advise 0 {MANY} 12"));
+    wait_for("all pages to be in the index", || {
+        (count(&json(&place), "pages_unshared") == MANY as u64).then_some(())
+    });
+    let spread = wait_for("the directory to be on both nodes", || {
+        let spread = tables(&daemon, "interleave:");
+        (spread.values().sum::<u64>() >= LEAST).then_some(spread)
+    });
+    let [here, there] = [first, last].map(|node| spread.get(&node).copied().unwrap_or(0));
+    println!("with hashdist=on pages of the directory are on {spread:?}");
+    assert!(here.abs_diff(there) * 10 <= here + there, "{spread:?}");
+
+    set(&place, &["hashdist=off"]).unwrap();
+    assert!(tables(&daemon, "interleave:").is_empty());
+    let one = tables(&daemon, "prefer:");
+    println!("with hashdist=off: {one:?}");
+    assert!(
+        one.len() == 1 && one.values().sum::<u64>() >= LEAST,
+        "{one:?}"
+    );
+
+    set(&place, &["merge_across_nodes=0"]).unwrap();
+    let own = wait_for("the index of the node to have the pages", || {
+        let own = tables(&daemon, &format!("prefer:{last}"));
+        (own.values().sum::<u64>() >= LEAST).then_some(own)
+    });
+    println!("with merge_across_nodes=0: {own:?}");
+    assert_eq!(own.keys().collect::<Vec<_>>(), [&last]);
+    let others = tables(&daemon, &format!("prefer:{first}"));
+    assert!(others.keys().all(|&node| node == first), "{others:?}");
+    guest.run("check");
+}
+
+#[test]
+fn what_a_node_adds_to_its_index_is_on_the_node() {
+    const MANY: usize = 32 * PAGES;
+    let _alone = alone();
+    let Some([first, last]) = two_nodes() else {
+        return;
+    };
+    let place = Place::new();
+    let daemon = start(&place, "merge_across_nodes = 0", &[]);
+    let mut grown = Vec::new();
+    for node in [first, last] {
+        let before = tables(&daemon, "");
+        let mut guest = Guest::start(&place.socket());
+        guest.map(MANY);
+        guest.run(&format!("bind 0 {MANY} {node}"));
+        guest.run(&format!("fill 0 {MANY} 5"));
+        guest.run(&format!("advise 0 {MANY} 12"));
+        wait_for("all pages to be in the index", || {
+            (count(&json(&place), "pages_unshared") == MANY as u64).then_some(())
+        });
+        let after = tables(&daemon, "");
+        let of = |counts: &BTreeMap<u32, u64>, node| counts.get(&node).copied().unwrap_or(0);
+        let grew = [first, last].map(|node| of(&after, node).saturating_sub(of(&before, node)));
+        println!("a guest on node {node}: the daemon grew by {grew:?} pages");
+        grown.push(grew);
+        drop(guest);
+    }
+    // A directory of 256 KiB, 32 768 leaves of 24 bytes and as many branches; beside them what the engine knows of chunks.
+    let least = MANY as u64 * (8 + 24 + 24) / 4096;
+    for (at, grew) in grown.iter().enumerate() {
+        let [here, there] = [grew[at], grew[1 - at]];
+        assert!(here + there >= least && here >= 4 * there, "{grown:?}");
+    }
+}
+
+const APART: (&str, &[&str]) = ("merge_across_nodes = 0", &["--broken-rest", "100ms"]);
+
+#[test]
+fn copies_that_are_moved_to_another_node_are_left_by_all() {
+    let _alone = alone();
+    let Some([first, last]) = two_nodes() else {
+        return;
+    };
+    let place = Place::new();
+    let _daemon = start(&place, APART.0, APART.1);
+    let mut guests = vec![on_node(&place, first), on_node(&place, first)];
+    wait_shared(&place, (PAGES, PAGES));
+    guests[0].run("check"); // every page is there again
+    wait_store_nodes(&place, &[(first, PAGES, 0)]);
+    move_all(&mut guests[0], first, last);
+    // A guest that is bound to the first node never has a page on the other.
+    guests.push(on_node(&place, first));
+    let here = i32::try_from(first).unwrap();
+    wait_for("all three to share on their node", || {
+        let its = nodes(&guests[2]);
+        assert!(its.iter().all(|&node| node == here || node < 0), "{its:?}");
+        guests[2].run("check");
+        (shared(&json(&place)) == (PAGES as u64, 2 * PAGES as u64)).then_some(())
+    });
+    for guest in &mut guests {
+        guest.run("check");
+        assert_eq!(nodes(guest), vec![here; PAGES]);
+    }
+    assert_eq!(guests[0].frame(7), guests[2].frame(7));
+    wait_store_nodes(&place, &[(first, PAGES, 0)]);
+}
+
+#[test]
+fn across_nodes_copies_that_are_moved_stay_shared_and_are_shown_where_they_are() {
+    let _alone = alone();
+    let Some([first, last]) = two_nodes() else {
+        return;
+    };
+    let place = Place::new();
+    let _daemon = start(&place, "", APART.1);
+    let mut guests = [on_node(&place, first), on_node(&place, first)];
+    wait_shared(&place, (PAGES, PAGES));
+    guests[0].run("check");
+    wait_store_nodes(&place, &[(first, PAGES, 0)]);
+    move_all(&mut guests[0], first, last);
+    wait_store_nodes(&place, &[(last, PAGES, PAGES)]);
+    wait_shared(&place, (PAGES, PAGES));
+    let heap = output(
+        pageone()
+            .args(["numa", "heap", "--socket"])
+            .arg(place.socket()),
+    );
+    let said = text(&heap.stdout);
+    let row = format!("{last} {PAGES} {PAGES}");
+    let rows = said
+        .lines()
+        .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
+    assert!(rows.into_iter().any(|line| line == row), "{row}: {said}");
+    guests.iter_mut().for_each(|guest| drop(guest.run("check")));
+}
+
+/// A group whose members get their memory from one node; removed on drop.
+struct Cpuset(std::path::PathBuf);
+
+impl Cpuset {
+    fn new(node: u32) -> Option<Self> {
+        let root = std::path::Path::new("/sys/fs/cgroup");
+        let on = std::fs::read_to_string(root.join("cgroup.subtree_control")).unwrap_or_default();
+        if !on.split_whitespace().any(|name| name == "cpuset") {
+            println!("skipped: no cpusets of cgroup version 2");
+            return None;
+        }
+        let folder = root.join(format!("pageone-nodes-{}", std::process::id()));
+        std::fs::create_dir(&folder).unwrap();
+        let its = Self(folder);
+        its.set(node);
+        Some(its)
+    }
+
+    /// The kernel moves what members have.
+    fn set(&self, node: u32) {
+        std::fs::write(self.0.join("cpuset.mems"), node.to_string()).unwrap();
+    }
+}
+
+impl Drop for Cpuset {
+    fn drop(&mut self) {
+        // Members are gone a moment after they were waited for.
+        let gone = || std::fs::remove_dir(&self.0).is_ok();
+        let _ = (0..100).any(|_| {
+            gone() || {
+                std::thread::sleep(Duration::from_millis(20));
+                false
+            }
+        });
+    }
+}
+
+#[test]
+fn a_cpuset_that_changes_takes_its_guests_out_of_the_sharing() {
+    let _alone = alone();
+    let Some([first, last]) = two_nodes() else {
+        return;
+    };
+    let Some(cpuset) = Cpuset::new(first) else {
+        return;
+    };
+    let place = Place::new();
+    let _daemon = start(&place, APART.0, APART.1);
+    let enter =
+        |guest: &Guest| std::fs::write(cpuset.0.join("cgroup.procs"), guest.pid.to_string());
+    let mut guests: Vec<_> = (0..4)
+        .map(|number| {
+            let mut guest = Guest::start(&place.socket());
+            match number {
+                0 | 1 => enter(&guest).unwrap(),
+                _ => return on_node(&place, first),
+            }
+            guest.map(PAGES);
+            refill(&mut guest);
+            guest
+        })
+        .collect();
+    wait_shared(&place, (PAGES, 3 * PAGES));
+    guests.iter_mut().for_each(|guest| drop(guest.run("check")));
+    cpuset.set(last);
+    // Two of them share on each node afterwards.
+    wait_shared(&place, (2 * PAGES, 2 * PAGES));
+    let [here, there] = [first, last].map(|node| vec![i32::try_from(node).unwrap(); PAGES]);
+    for (number, guest) in guests.iter_mut().enumerate() {
+        guest.run("check");
+        let wanted = if number < 2 { &there } else { &here };
+        assert_eq!(&nodes(guest), wanted, "guest {number}");
+    }
+    wait_store_nodes(&place, &[(first, PAGES, 0), (last, PAGES, 0)]);
+    drop(guests);
 }
 
 /// What the kernel has counted.
@@ -333,5 +631,105 @@ fn emulation_that_cannot_be_is_refused_with_the_reason() {
         text(&refused.stderr).contains("four"),
         "{}",
         text(&refused.stderr)
+    );
+}
+
+/// The CPUs that a process may run on, as the kernel lists them.
+fn cpus(pid: u32) -> String {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+    line.unwrap().trim().to_owned()
+}
+
+/// Starts `count` guests at once, each of which says that it will need `need` and touches little.
+fn burst(place: &Place, count: usize, need: &str) -> Vec<Guest> {
+    let guest = |_| {
+        let mut command = pageone();
+        command.args(["run", "--node", "auto", "--need", need, "--socket"]);
+        command
+            .arg(place.socket())
+            .arg("--")
+            .arg(support::guest_program(false));
+        command.env("PAGEONE_AGENT", support::agent());
+        Guest::from(&mut command)
+    };
+    let mut guests: Vec<Guest> = (0..count).map(guest).collect();
+    guests.iter_mut().for_each(|guest| guest.offer(16, 3));
+    guests
+}
+
+#[test]
+fn guests_that_start_at_once_are_spread_over_the_nodes() {
+    let _alone = alone();
+    let place = Place::new();
+    let _daemon = start(&place, "", &[]);
+    let live = Topology::live().unwrap();
+    let nodes = live
+        .nodes
+        .iter()
+        .filter(|n| !n.cpus.is_empty() && n.memory_bytes > 0);
+    let nodes = nodes.count();
+    let free = numa::MemoryReport::live().unwrap().free_bytes();
+    // So much that a second one fits on a node only after each has one, however they differ otherwise.
+    let need = (free.values().min().unwrap() / 3) >> 20;
+    let guests = burst(&place, 2 * nodes, &format!("{need}M"));
+    let mut counts = BTreeMap::<String, usize>::new();
+    guests
+        .iter()
+        .for_each(|guest| *counts.entry(cpus(guest.pid)).or_default() += 1);
+    let notes = std::fs::read_to_string(place.socket().with_extension("starts")).unwrap();
+    assert_eq!(notes.lines().count(), 2 * nodes, "{notes}");
+    let uneven = live
+        .nodes
+        .iter()
+        .any(|n| n.cpus.is_empty() || n.memory_bytes == 0);
+    assert!(
+        uneven || counts.values().all(|&count| count == 2),
+        "{counts:?}"
+    );
+    let said = wait_for("all guests to be shown", || {
+        let output = output(
+            pageone()
+                .args(["numa", "guests", "--socket"])
+                .arg(place.socket()),
+        );
+        let said = text(&output.stdout);
+        let shown = |guest: &Guest| {
+            let pid = guest.pid.to_string();
+            said.lines().any(|line| line.trim_start().starts_with(&pid))
+        };
+        guests.iter().all(shown).then_some(said)
+    });
+    assert!(
+        said.lines().all(|line| line.chars().count() <= 80),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_daemon_on_a_node_serves() {
+    let _alone = alone();
+    let place = Place::new();
+    let live = Topology::live().unwrap();
+    let node = live
+        .nodes
+        .iter()
+        .rfind(|node| !node.cpus.is_empty())
+        .unwrap();
+    let daemon = start(&place, "", &["--node", &node.id.to_string()]);
+    let wanted = numa::format_list(&node.cpus);
+    assert_eq!(cpus(daemon.0.id()), wanted);
+    let mut command = pageone();
+    let refused = output(
+        command
+            .args(["daemon", "--node", "9999", "--socket"])
+            .arg(place.socket()),
+    );
+    let said = text(&refused.stderr);
+    assert!(
+        refused.status.code() == Some(1) && said.contains("node 9999"),
+        "{said}"
     );
 }

@@ -32,6 +32,17 @@ fn exit_codes_pass_through_with_and_without_a_daemon() {
         said.contains("err") && said.contains("no daemon at"),
         "{said}"
     );
+    if rustix::process::geteuid().is_root() {
+        let told = said.lines().last().unwrap_or_default();
+        assert!(
+            told.starts_with("pageone: saved at most 0 B, 0 B at the end, "),
+            "{said}"
+        );
+        assert!(
+            told.contains("other runs share nothing with this one"),
+            "{said}"
+        );
+    }
 
     let _daemon = daemon(&place, &[]);
     let served = run(&place, &["sh", "-c", "exit 9"]);

@@ -15,7 +15,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Percent of a core.
 const LIMIT: u32 = 10;
 /// How long the daemon works under the limit.
-const UNDER_LIMIT: Duration = Duration::from_secs(4);
+const UNDER_LIMIT: Duration = Duration::from_secs(2);
 
 /// 256 MiB a guest, all the same in all.
 fn content() -> Content {

@@ -30,6 +30,14 @@ impl Default for Builder {
 
 impl Builder {
     /// A small directory that grows as far as it can, from the global allocator.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let tree = sdtree::Builder::new().build::<u64>()?;
+    /// assert!(tree.is_empty());
+    /// # Ok::<(), sdtree::Error>(())
+    /// ```
     pub fn new() -> Self {
         Self {
             capacity: 0,
@@ -39,6 +47,14 @@ impl Builder {
     }
 
     /// Sizes the first directory for so many keys, if their leading bits are uniform.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let tree = sdtree::Builder::new().capacity(1_000).build::<u64>()?;
+    /// assert_eq!(tree.stats().directory_slots, 2_048);
+    /// # Ok::<(), sdtree::Error>(())
+    /// ```
     #[must_use]
     pub fn capacity(mut self, keys: usize) -> Self {
         self.capacity = keys;
@@ -47,6 +63,14 @@ impl Builder {
 
     /// Lets the directory use at most the first `bits` bits of the keys; 0 means a single trie.
     /// Values over [`MAX_DIRECTORY_BITS`] count as that.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let trie = sdtree::Builder::new().max_directory_bits(0).build::<u64>()?;
+    /// assert_eq!(trie.stats().directory_slots, 1);
+    /// # Ok::<(), sdtree::Error>(())
+    /// ```
     #[must_use]
     pub fn max_directory_bits(mut self, bits: u32) -> Self {
         self.max_directory_bits = bits.min(MAX_DIRECTORY_BITS);
@@ -54,6 +78,15 @@ impl Builder {
     }
 
     /// Takes the directory's memory from `memory`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    ///
+    /// let builder = sdtree::Builder::new().memory(Arc::new(sdtree::GlobalMemory));
+    /// assert!(builder.build::<u64>().is_ok());
+    /// ```
     #[must_use]
     pub fn memory(mut self, memory: Arc<dyn DirectoryMemory>) -> Self {
         self.memory = memory;

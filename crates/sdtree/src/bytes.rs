@@ -42,6 +42,15 @@ impl Builder {
     /// # Errors
     ///
     /// [`Error::NoDirectoryMemory`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let builder = sdtree::Builder::new().capacity(1_000);
+    /// let tree = builder.build_bytes::<&'static [u8], u32>()?;
+    /// assert_eq!(tree.get(b"page"), None);
+    /// # Ok::<(), sdtree::Error>(())
+    /// ```
     pub fn build_bytes<K, V>(self) -> Result<ByteTree<K, V>, Error>
     where
         K: AsRef<[u8]> + Send + Sync + 'static,
@@ -82,6 +91,13 @@ where
     /// # Panics
     ///
     /// If there is no memory for a few bytes.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let tree = sdtree::ByteTree::<&'static [u8], u32>::new();
+    /// assert!(tree.is_empty());
+    /// ```
     pub fn new() -> Self {
         match Builder::new().build_bytes() {
             Ok(tree) => tree,
@@ -94,11 +110,34 @@ where
     }
 
     /// The value of `key`. `None` for a string that is too long to be a key, as for any other absent one.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let tree = sdtree::ByteTree::<&'static [u8], u32>::new();
+    /// tree.get_or_insert(b"page", 1)?;
+    /// assert_eq!(tree.get(b"page"), Some(1));
+    /// assert_eq!(tree.get(b"pag"), None);
+    /// # Ok::<(), sdtree::Error>(())
+    /// ```
     pub fn get(&self, key: &[u8]) -> Option<V> {
         self.get_with(key, |_, value| value)
     }
 
     /// What `found` makes of the key and the value that are stored, if `key` is there: the way to the stored `K`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    ///
+    /// let tree = sdtree::ByteTree::<Arc<[u8]>, u32>::new();
+    /// let key: Arc<[u8]> = Arc::from(&b"page"[..]);
+    /// tree.get_or_insert(Arc::clone(&key), 1)?;
+    /// let stored = tree.get_with(b"page", |key, _| Arc::clone(key));
+    /// assert!(stored.is_some_and(|stored| Arc::ptr_eq(&stored, &key)));
+    /// # Ok::<(), sdtree::Error>(())
+    /// ```
     pub fn get_with<R>(&self, key: &[u8], found: impl FnOnce(&K, V) -> R) -> Option<R> {
         check_length(key).ok()?;
         let guard = self.tree.pin();
@@ -112,6 +151,17 @@ where
     /// # Errors
     ///
     /// [`Error::KeyTooLong`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use sdtree::Insert;
+    ///
+    /// let tree = sdtree::ByteTree::<&'static [u8], u32>::new();
+    /// assert_eq!(tree.get_or_insert(b"page", 1)?, Insert::Inserted);
+    /// assert_eq!(tree.get_or_insert(b"page", 2)?, Insert::Existing(1));
+    /// # Ok::<(), sdtree::Error>(())
+    /// ```
     pub fn get_or_insert(&self, key: K, value: V) -> Result<Insert<V>, Error> {
         check_length(key.as_ref())?;
         Ok(self
@@ -124,6 +174,17 @@ where
     /// # Errors
     ///
     /// The value that it has instead, or `None` if the key is absent.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let tree = sdtree::ByteTree::<&'static [u8], u32>::new();
+    /// tree.get_or_insert(b"page", 1)?;
+    /// assert_eq!(tree.compare_exchange(b"page", 1, 2), Ok(1));
+    /// assert_eq!(tree.compare_exchange(b"page", 1, 3), Err(Some(2)));
+    /// assert_eq!(tree.compare_exchange(b"pag", 1, 3), Err(None));
+    /// # Ok::<(), sdtree::Error>(())
+    /// ```
     pub fn compare_exchange(&self, key: &[u8], old: V, new: V) -> Result<V, Option<V>>
     where
         K: Clone,
@@ -137,6 +198,16 @@ where
     }
 
     /// Removes `key`, and returns the value that it had.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let tree = sdtree::ByteTree::<&'static [u8], u32>::new();
+    /// tree.get_or_insert(b"page", 1)?;
+    /// assert_eq!(tree.remove(b"page"), Some(1));
+    /// assert_eq!(tree.remove(b"page"), None);
+    /// # Ok::<(), sdtree::Error>(())
+    /// ```
     pub fn remove(&self, key: &[u8]) -> Option<V> {
         self.take(key, |_| true).ok()
     }
@@ -146,6 +217,16 @@ where
     /// # Errors
     ///
     /// The value that it has instead, or `None` if the key is absent.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let tree = sdtree::ByteTree::<&'static [u8], u32>::new();
+    /// tree.get_or_insert(b"page", 1)?;
+    /// assert_eq!(tree.remove_if(b"page", 2), Err(Some(1)));
+    /// assert_eq!(tree.remove_if(b"page", 1), Ok(1));
+    /// # Ok::<(), sdtree::Error>(())
+    /// ```
     pub fn remove_if(&self, key: &[u8], expected: V) -> Result<V, Option<V>>
     where
         V: PartialEq,
@@ -161,16 +242,44 @@ where
     }
 
     /// The number of keys; exact when nobody changes the tree.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let tree = sdtree::ByteTree::<&'static [u8], u32>::new();
+    /// tree.get_or_insert(b"page", 1)?;
+    /// assert_eq!(tree.len(), 1);
+    /// # Ok::<(), sdtree::Error>(())
+    /// ```
     pub fn len(&self) -> usize {
         usize::try_from(self.tree.counters().sum(Counter::Pairs)).unwrap_or(usize::MAX)
     }
 
     /// True if there are no keys.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let tree = sdtree::ByteTree::<&'static [u8], u32>::new();
+    /// tree.get_or_insert(b"", 1)?;
+    /// assert!(!tree.is_empty(), "the empty string is a key");
+    /// # Ok::<(), sdtree::Error>(())
+    /// ```
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// The pairs, in an order that means nothing; otherwise like [`SdTree::iter`](crate::SdTree::iter).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let tree = sdtree::ByteTree::<&'static [u8], u32>::new();
+    /// tree.get_or_insert(b"one", 1)?;
+    /// tree.get_or_insert(b"two", 2)?;
+    /// assert_eq!(tree.iter().map(|(_, value)| value).sum::<u32>(), 3);
+    /// # Ok::<(), sdtree::Error>(())
+    /// ```
     pub fn iter(&self) -> ByteIter<'_, K, V>
     where
         K: Clone,
@@ -184,6 +293,16 @@ where
     }
 
     /// Removes every key that is there all the time; keys inserted meanwhile may stay. The directory keeps its size.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let tree = sdtree::ByteTree::<&'static [u8], u32>::new();
+    /// tree.get_or_insert(b"page", 1)?;
+    /// tree.clear();
+    /// assert!(tree.is_empty());
+    /// # Ok::<(), sdtree::Error>(())
+    /// ```
     pub fn clear(&self)
     where
         K: Clone,
@@ -195,12 +314,33 @@ where
 
     /// The bytes that the tree has asked for, without those of the keys; like
     /// [`SdTree::memory_bytes`](crate::SdTree::memory_bytes).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let tree = sdtree::ByteTree::<&'static [u8], u32>::new();
+    /// let empty = tree.memory_bytes();
+    /// tree.get_or_insert(b"page", 1)?;
+    /// assert!(tree.memory_bytes() > empty);
+    /// # Ok::<(), sdtree::Error>(())
+    /// ```
     pub fn memory_bytes(&self) -> usize {
         self.tree.memory_bytes()
     }
 }
 
 /// The pairs of a tree. See [`ByteTree::iter`].
+///
+/// # Examples
+///
+/// ```
+/// let tree = sdtree::ByteTree::<&'static [u8], u32>::new();
+/// tree.get_or_insert(b"page", 1)?;
+/// let mut pairs: sdtree::ByteIter<'_, _, _> = tree.iter();
+/// assert_eq!(pairs.next(), Some((&b"page"[..], 1)));
+/// assert_eq!(pairs.next(), None);
+/// # Ok::<(), sdtree::Error>(())
+/// ```
 pub struct ByteIter<'t, K, V>
 where
     K: AsRef<[u8]> + Send + Sync + Clone + 'static,

@@ -13,6 +13,13 @@ use crate::reclaim::Guard;
 use crate::tree::Tree;
 
 /// An invariant that does not hold.
+///
+/// # Examples
+///
+/// ```
+/// let violation = sdtree::Violation::Count { what: "keys", counted: 2, found: 1 };
+/// assert_eq!(violation.to_string(), "keys: counted 2, found 1");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
     /// An edge below this slot is frozen or empty though no operation is under way.
@@ -191,6 +198,16 @@ impl<'g, K: Stored, V: Copy + Send + Sync + 'static> SlotWalk<'g, K, V> {
 }
 
 /// A tree whose invariants can be checked.
+///
+/// # Examples
+///
+/// ```
+/// use sdtree::Check;
+///
+/// let tree = sdtree::SdTree::<u64>::new();
+/// tree.get_or_insert(1, 10);
+/// assert_eq!(tree.check(), Ok(()));
+/// ```
 pub trait Check {
     /// Checks every structural invariant; for a tree that nobody changes meanwhile.
     ///
@@ -221,6 +238,15 @@ where
 /// # Errors
 ///
 /// The first invariant found broken.
+///
+/// # Examples
+///
+/// ```
+/// let tree = sdtree::ByteTree::<&'static [u8], u32>::new();
+/// tree.get_or_insert(b"page", 1)?;
+/// assert_eq!(sdtree::check(&tree), Ok(()));
+/// # Ok::<(), sdtree::Error>(())
+/// ```
 pub fn check(tree: &impl Check) -> Result<(), Violation> {
     tree.check()
 }

@@ -47,6 +47,13 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// The most bits that a directory can have: 2³⁰ slots, 8 GiB.
+///
+/// # Examples
+///
+/// ```
+/// let builder = sdtree::Builder::new().max_directory_bits(sdtree::MAX_DIRECTORY_BITS);
+/// assert!(builder.build::<u64>().is_ok());
+/// ```
 pub const MAX_DIRECTORY_BITS: u32 = 30;
 
 /// Where the directory's memory comes from; a hook, so that it can be spread over NUMA nodes or use huge pages.
@@ -55,6 +62,36 @@ pub const MAX_DIRECTORY_BITS: u32 = 30;
 ///
 /// Implementations keep the contract of [`std::alloc::GlobalAlloc`] for the two methods, and the memory that
 /// `allocate_zeroed` returns is zero.
+///
+/// # Examples
+///
+/// ```
+/// use sdtree::{DirectoryMemory, GlobalMemory};
+/// use std::alloc::Layout;
+/// use std::sync::Arc;
+///
+/// /// Refuses a directory over 1 MiB: the tree keeps the one it has, and grows in depth.
+/// struct AtMost1MiB;
+///
+/// // SAFETY: the global allocator's memory, or none.
+/// unsafe impl DirectoryMemory for AtMost1MiB {
+///     fn allocate_zeroed(&self, layout: Layout) -> *mut u8 {
+///         if layout.size() > 1 << 20 {
+///             return std::ptr::null_mut();
+///         }
+///         GlobalMemory.allocate_zeroed(layout)
+///     }
+///
+///     unsafe fn deallocate(&self, memory: *mut u8, layout: Layout) {
+///         // SAFETY: it came from there, by the caller's promise.
+///         unsafe { GlobalMemory.deallocate(memory, layout) }
+///     }
+/// }
+///
+/// let builder = sdtree::Builder::new().memory(Arc::new(AtMost1MiB));
+/// assert!(builder.clone().capacity(1_000).build::<u64>().is_ok());
+/// assert!(builder.capacity(1_000_000).build::<u64>().is_err());
+/// ```
 pub unsafe trait DirectoryMemory: Send + Sync {
     /// Returns zeroed memory of this size and alignment, or null if there is none. It must not unwind.
     fn allocate_zeroed(&self, layout: Layout) -> *mut u8;
@@ -68,6 +105,19 @@ pub unsafe trait DirectoryMemory: Send + Sync {
 }
 
 /// The global allocator.
+///
+/// # Examples
+///
+/// ```
+/// use sdtree::DirectoryMemory;
+/// use std::alloc::Layout;
+///
+/// let layout = Layout::new::<[u64; 8]>();
+/// let memory = sdtree::GlobalMemory.allocate_zeroed(layout);
+/// assert!(!memory.is_null());
+/// // SAFETY: it came from the same object for the same layout.
+/// unsafe { sdtree::GlobalMemory.deallocate(memory, layout) };
+/// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct GlobalMemory;
 

@@ -1,6 +1,15 @@
 //! What can be wrong with a request.
 
 /// What can be wrong with a request. A lost race or an absent key is no error.
+///
+/// # Examples
+///
+/// ```
+/// let tree = sdtree::ByteTree::<Vec<u8>, u32>::new();
+/// let (len, max) = (sdtree::MAX_KEY_BYTES + 1, sdtree::MAX_KEY_BYTES);
+/// let refused = tree.get_or_insert(vec![0; len], 1);
+/// assert_eq!(refused, Err(sdtree::Error::KeyTooLong { len, max }));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// A byte string is too long to be a key.

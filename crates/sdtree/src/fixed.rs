@@ -48,6 +48,14 @@ impl Builder {
     /// # Errors
     ///
     /// [`Error::NoDirectoryMemory`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let tree = sdtree::Builder::new().capacity(1_000).build::<u64>()?;
+    /// assert!(tree.is_empty());
+    /// # Ok::<(), sdtree::Error>(())
+    /// ```
     pub fn build<V: Copy + Send + Sync + 'static>(self) -> Result<SdTree<V>, Error> {
         self.tree().map(SdTree::over)
     }
@@ -65,6 +73,13 @@ impl<V: Copy + Send + Sync + 'static> SdTree<V> {
     /// # Panics
     ///
     /// If there is no memory for a few bytes.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let tree = sdtree::SdTree::<u64>::new();
+    /// assert!(tree.is_empty());
+    /// ```
     pub fn new() -> Self {
         Self::with_capacity(0)
     }
@@ -74,6 +89,13 @@ impl<V: Copy + Send + Sync + 'static> SdTree<V> {
     /// # Panics
     ///
     /// If there is no memory for the directory, 12 to 23 bytes a key; [`Builder::build`] tells that as an error.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let tree = sdtree::SdTree::<u64>::with_capacity(1_000);
+    /// assert_eq!(tree.stats().directory_slots, 2_048);
+    /// ```
     pub fn with_capacity(keys: usize) -> Self {
         match Builder::new().capacity(keys).build() {
             Ok(tree) => tree,
@@ -93,6 +115,17 @@ impl<V: Copy + Send + Sync + 'static> SdTree<V> {
 
     /// Pins once for many operations: cheaper for a loop, but memory that others unlink is not freed before the pin is
     /// dropped. Hold it for as long as a batch takes, no longer.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let tree = sdtree::SdTree::<u64>::new();
+    /// let pinned = tree.pin();
+    /// for key in 0..100 {
+    ///     pinned.get_or_insert(key, 0);
+    /// }
+    /// assert_eq!(tree.len(), 100);
+    /// ```
     pub fn pin(&self) -> Pinned<'_, V> {
         Pinned {
             tree: &self.tree,
@@ -117,12 +150,30 @@ impl<V: Copy + Send + Sync + 'static> SdTree<V> {
     }
 
     /// The value of `key`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let tree = sdtree::SdTree::<u64>::new();
+    /// tree.get_or_insert(1, 10);
+    /// assert_eq!((tree.get(1), tree.get(2)), (Some(10), None));
+    /// ```
     #[inline]
     pub fn get(&self, key: u128) -> Option<V> {
         self.pin().get(key)
     }
 
     /// The value that `key` has, or else gives it `value`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use sdtree::Insert;
+    ///
+    /// let tree = sdtree::SdTree::<u64>::new();
+    /// assert_eq!(tree.get_or_insert(1, 10), Insert::Inserted);
+    /// assert_eq!(tree.get_or_insert(1, 20), Insert::Existing(10));
+    /// ```
     #[inline]
     pub fn get_or_insert(&self, key: u128, value: V) -> Insert<V> {
         self.pin().get_or_insert(key, value)
@@ -133,6 +184,16 @@ impl<V: Copy + Send + Sync + 'static> SdTree<V> {
     /// # Errors
     ///
     /// The value that it has instead, or `None` if the key is absent.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let tree = sdtree::SdTree::<u64>::new();
+    /// tree.get_or_insert(1, 10);
+    /// assert_eq!(tree.compare_exchange(1, 10, 11), Ok(10));
+    /// assert_eq!(tree.compare_exchange(1, 10, 12), Err(Some(11)));
+    /// assert_eq!(tree.compare_exchange(2, 10, 12), Err(None));
+    /// ```
     #[inline]
     pub fn compare_exchange(&self, key: u128, old: V, new: V) -> Result<V, Option<V>>
     where
@@ -142,6 +203,14 @@ impl<V: Copy + Send + Sync + 'static> SdTree<V> {
     }
 
     /// Removes `key`, and returns the value that it had.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let tree = sdtree::SdTree::<u64>::new();
+    /// tree.get_or_insert(1, 10);
+    /// assert_eq!((tree.remove(1), tree.remove(1)), (Some(10), None));
+    /// ```
     #[inline]
     pub fn remove(&self, key: u128) -> Option<V> {
         self.pin().remove(key)
@@ -152,6 +221,15 @@ impl<V: Copy + Send + Sync + 'static> SdTree<V> {
     /// # Errors
     ///
     /// The value that it has instead, or `None` if the key is absent.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let tree = sdtree::SdTree::<u64>::new();
+    /// tree.get_or_insert(1, 10);
+    /// assert_eq!(tree.remove_if(1, 11), Err(Some(10)));
+    /// assert_eq!(tree.remove_if(1, 10), Ok(10));
+    /// ```
     #[inline]
     pub fn remove_if(&self, key: u128, expected: V) -> Result<V, Option<V>>
     where
@@ -161,17 +239,42 @@ impl<V: Copy + Send + Sync + 'static> SdTree<V> {
     }
 
     /// The number of keys; exact when nobody changes the tree.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let tree = sdtree::SdTree::<u64>::new();
+    /// tree.get_or_insert(1, 10);
+    /// assert_eq!(tree.len(), 1);
+    /// ```
     pub fn len(&self) -> usize {
         usize::try_from(self.tree.counters().sum(Counter::Pairs)).unwrap_or(usize::MAX)
     }
 
     /// True if there are no keys.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// assert!(sdtree::SdTree::<u64>::new().is_empty());
+    /// ```
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// The pairs, in the order of the keys. The iterator pins for 256 pairs at a time: it may be held as long as you like. It
     /// yields every pair that is there all the time, none twice, and none that was not there at some moment of the walk.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let tree = sdtree::SdTree::<u64>::new();
+    /// for key in [3, 1, 2] {
+    ///     tree.get_or_insert(key, 0);
+    /// }
+    /// let keys: Vec<u128> = tree.iter().map(|(key, _)| key).collect();
+    /// assert_eq!(keys, [1, 2, 3]);
+    /// ```
     pub fn iter(&self) -> Iter<'_, V> {
         Iter {
             tree: self,
@@ -182,6 +285,15 @@ impl<V: Copy + Send + Sync + 'static> SdTree<V> {
     }
 
     /// Removes every key that is there all the time; keys inserted meanwhile may stay. The directory keeps its size.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let tree = sdtree::SdTree::<u64>::new();
+    /// tree.get_or_insert(1, 10);
+    /// tree.clear();
+    /// assert!(tree.is_empty());
+    /// ```
     pub fn clear(&self) {
         for (key, _) in self {
             self.remove(key);
@@ -190,12 +302,30 @@ impl<V: Copy + Send + Sync + 'static> SdTree<V> {
 
     /// The bytes that the tree has asked of the allocator and the hook for: directory, branches and leaves. Not in it: what
     /// waits to be freed (see [`Stats`](crate::Stats)), and the allocator's own overhead.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let tree = sdtree::SdTree::<u64>::new();
+    /// let empty = tree.memory_bytes();
+    /// tree.get_or_insert(1, 10);
+    /// assert!(tree.memory_bytes() > empty);
+    /// ```
     pub fn memory_bytes(&self) -> usize {
         self.tree.memory_bytes()
     }
 }
 
 /// A tree and a pin: the same operations, for loops. See [`SdTree::pin`].
+///
+/// # Examples
+///
+/// ```
+/// let tree = sdtree::SdTree::<u64>::new();
+/// let pinned: sdtree::Pinned<'_, u64> = tree.pin();
+/// pinned.get_or_insert(1, 10);
+/// assert_eq!(pinned.get(1), Some(10));
+/// ```
 pub struct Pinned<'t, V: Copy + Send + Sync + 'static> {
     tree: &'t Tree<Key16, V>,
     guard: Guard,
@@ -203,6 +333,13 @@ pub struct Pinned<'t, V: Copy + Send + Sync + 'static> {
 
 impl<V: Copy + Send + Sync + 'static> Pinned<'_, V> {
     /// See [`SdTree::get`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let tree = sdtree::SdTree::<u64>::new();
+    /// assert_eq!(tree.pin().get(1), None);
+    /// ```
     #[inline]
     pub fn get(&self, key: u128) -> Option<V> {
         self.tree
@@ -210,6 +347,13 @@ impl<V: Copy + Send + Sync + 'static> Pinned<'_, V> {
     }
 
     /// See [`SdTree::get_or_insert`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let tree = sdtree::SdTree::<u64>::new();
+    /// assert_eq!(tree.pin().get_or_insert(1, 10), sdtree::Insert::Inserted);
+    /// ```
     #[inline]
     pub fn get_or_insert(&self, key: u128, value: V) -> Insert<V> {
         self.tree.get_or_insert(Key16::new(key), value, &self.guard)
@@ -220,6 +364,13 @@ impl<V: Copy + Send + Sync + 'static> Pinned<'_, V> {
     /// # Errors
     ///
     /// The value that the key has instead, or `None` if it is absent.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let tree = sdtree::SdTree::<u64>::new();
+    /// assert_eq!(tree.pin().compare_exchange(1, 10, 11), Err(None));
+    /// ```
     #[inline]
     pub fn compare_exchange(&self, key: u128, old: V, new: V) -> Result<V, Option<V>>
     where
@@ -231,6 +382,13 @@ impl<V: Copy + Send + Sync + 'static> Pinned<'_, V> {
     }
 
     /// See [`SdTree::remove`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let tree = sdtree::SdTree::<u64>::new();
+    /// assert_eq!(tree.pin().remove(1), None);
+    /// ```
     #[inline]
     pub fn remove(&self, key: u128) -> Option<V> {
         let key = Key16::new(key);
@@ -244,6 +402,13 @@ impl<V: Copy + Send + Sync + 'static> Pinned<'_, V> {
     /// # Errors
     ///
     /// The value that the key has instead, or `None` if it is absent.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let tree = sdtree::SdTree::<u64>::new();
+    /// assert_eq!(tree.pin().remove_if(1, 10), Err(None));
+    /// ```
     #[inline]
     pub fn remove_if(&self, key: u128, expected: V) -> Result<V, Option<V>>
     where
@@ -257,6 +422,15 @@ impl<V: Copy + Send + Sync + 'static> Pinned<'_, V> {
 }
 
 /// The pairs of a tree, ascending. See [`SdTree::iter`].
+///
+/// # Examples
+///
+/// ```
+/// let tree = sdtree::SdTree::<u64>::new();
+/// tree.get_or_insert(1, 10);
+/// let mut pairs: sdtree::Iter<'_, u64> = tree.iter();
+/// assert_eq!((pairs.next(), pairs.next()), (Some((1, 10)), None));
+/// ```
 pub struct Iter<'t, V: Copy + Send + Sync + 'static> {
     tree: &'t SdTree<V>,
     last: Option<u128>,

@@ -21,6 +21,14 @@
 use xxhash_rust::xxh3::xxh3_64;
 
 /// The longest byte string that can be a key: 1 MiB.
+///
+/// # Examples
+///
+/// ```
+/// let tree = sdtree::ByteTree::<Vec<u8>, u32>::new();
+/// let longest = vec![1; sdtree::MAX_KEY_BYTES];
+/// assert!(tree.get_or_insert(longest, 1).is_ok());
+/// ```
 pub const MAX_KEY_BYTES: usize = 1 << 20;
 
 /// The first of the bits that spell the bytes of a byte string.

@@ -49,5 +49,6 @@ pub use directory::{DirectoryMemory, GlobalMemory, MAX_DIRECTORY_BITS};
 pub use error::Error;
 pub use fixed::{Iter, Pinned, SdTree};
 pub use key::MAX_KEY_BYTES;
+pub use pool::set_home;
 pub use stats::Stats;
 pub use tree::Insert;

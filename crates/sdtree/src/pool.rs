@@ -70,6 +70,30 @@ impl<T> Drop for Owned<T> {
     }
 }
 
+/// Homes that threads can have, with 0 for none.
+pub(crate) const HOMES: usize = 65;
+
+/// Gives this thread a home: the memory of what it adds to trees, the directories aside, was freed by threads of the same
+/// home, or is new. So where the threads of a home run on one NUMA node, what they add is on that node.
+///
+/// Homes are 1 to 64; any other number is none, with which every thread begins.
+///
+/// # Examples
+///
+/// ```
+/// let tree = sdtree::SdTree::<u64>::new();
+/// sdtree::set_home(1);
+/// tree.get_or_insert(7, 70);
+/// sdtree::set_home(0);
+/// assert_eq!(tree.get(7), Some(70));
+/// ```
+pub fn set_home(home: usize) {
+    #[cfg(not(any(loom, fuzzing)))]
+    blocks::set_home(if home < HOMES { home } else { 0 });
+    #[cfg(any(loom, fuzzing))]
+    let _ = home < HOMES;
+}
+
 #[cfg(not(any(loom, fuzzing)))]
 mod blocks;
 

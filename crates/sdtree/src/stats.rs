@@ -10,6 +10,18 @@ use crate::pool::pool_bytes;
 use crate::tree::Tree;
 
 /// A view of a tree, taken by a walk over all of it. Exact when nobody changes the tree.
+///
+/// # Examples
+///
+/// ```
+/// let tree = sdtree::SdTree::<u64>::new();
+/// tree.get_or_insert(1, 10);
+/// tree.get_or_insert(2, 20);
+/// let stats = tree.stats();
+/// assert_eq!(stats.keys, 2);
+/// assert_eq!(stats.branches, stats.keys - stats.directory_slots_used);
+/// assert_eq!(stats.depth.iter().sum::<u64>(), stats.keys);
+/// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Stats {
     /// Keys.
@@ -104,6 +116,16 @@ impl Stats {
     }
 
     /// Branches on the path of a key, on average.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let trie = sdtree::Builder::new().max_directory_bits(0).build::<u64>()?;
+    /// trie.get_or_insert(1, 10);
+    /// trie.get_or_insert(2, 20);
+    /// assert_eq!(trie.stats().mean_depth(), 1.0, "one branch above both");
+    /// # Ok::<(), sdtree::Error>(())
+    /// ```
     pub fn mean_depth(&self) -> f64 {
         let steps: u64 = (0..)
             .zip(&self.depth)
@@ -115,6 +137,13 @@ impl Stats {
 
 impl<V: Copy + Send + Sync + 'static> SdTree<V> {
     /// Walks over the tree and tells what it looks like.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let tree = sdtree::SdTree::<u64>::new();
+    /// assert_eq!(tree.stats().keys, 0);
+    /// ```
     pub fn stats(&self) -> Stats {
         self.tree.stats()
     }
@@ -126,6 +155,15 @@ where
     V: Copy + Send + Sync + 'static,
 {
     /// Walks over the tree and tells what it looks like.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let tree = sdtree::ByteTree::<&'static [u8], u32>::new();
+    /// tree.get_or_insert(b"page", 1)?;
+    /// assert_eq!(tree.stats().keys, 1);
+    /// # Ok::<(), sdtree::Error>(())
+    /// ```
     pub fn stats(&self) -> Stats {
         self.tree.stats()
     }

@@ -42,6 +42,18 @@ const LOOK_EVERY: i64 = 64;
 const SLOTS_PER_INSERTION: usize = 8;
 
 /// What an insertion did.
+///
+/// # Examples
+///
+/// ```
+/// use sdtree::Insert;
+///
+/// let tree = sdtree::SdTree::<u64>::new();
+/// match tree.get_or_insert(1, 10) {
+///     Insert::Inserted => {}
+///     Insert::Existing(value) => panic!("an empty tree had {value}"),
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Insert<V> {
     /// The key was absent; now it has the value given.
@@ -52,6 +64,14 @@ pub enum Insert<V> {
 
 impl<V> Insert<V> {
     /// The value that was there before, if any.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let tree = sdtree::SdTree::<u64>::new();
+    /// assert_eq!(tree.get_or_insert(1, 10).existing(), None);
+    /// assert_eq!(tree.get_or_insert(1, 20).existing(), Some(10));
+    /// ```
     pub fn existing(self) -> Option<V> {
         match self {
             Self::Inserted => None,

@@ -35,7 +35,7 @@ impl Credentials {
     /// without the ids.
     pub fn of(pid: u32, thread: u32) -> std::io::Result<Self> {
         fault::check(Point::Proc)?;
-        let text = std::fs::read_to_string(format!("/proc/{pid}/task/{thread}/status"))?;
+        let text = crate::text::read(format!("/proc/{pid}/task/{thread}/status"))?;
         let bad = || std::io::Error::from(std::io::ErrorKind::InvalidData);
         Self::parse(&text).ok_or_else(bad)
     }

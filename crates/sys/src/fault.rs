@@ -106,6 +106,10 @@ points! {
     Poll = "poll",
     /// Starting a thread.
     Thread = "thread",
+    /// A step by which an agent is put into a running process.
+    Attach = "attach",
+    /// ptrace(2).
+    Ptrace = "ptrace",
 }
 
 /// Fails when it is this point's turn.

@@ -1,8 +1,12 @@
 //! KSM's knobs and counters in sysfs (Documentation/admin-guide/mm/ksm.rst).
 
+mod member;
+
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+
+pub use member::Member;
 
 /// Where the kernel keeps them.
 pub(crate) const FOLDER: &str = "/sys/kernel/mm/ksm";
@@ -11,6 +15,17 @@ pub(crate) const FOLDER: &str = "/sys/kernel/mm/ksm";
 #[derive(Clone, Debug)]
 pub struct Ksm {
     folder: PathBuf,
+}
+
+/// How KSM is to scan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tuning {
+    /// As the kernel does when nobody turns a knob: 100 pages, a pause of 20 ms.
+    Defaults,
+    /// From the defaults on as its own advisor says, whose goal is a time for a whole scan.
+    Advisor,
+    /// As fast as one core can.
+    Fast,
 }
 
 /// Knobs as they were found: names and values, in the order in which they are put back.
@@ -68,6 +83,16 @@ impl Ksm {
         self.folder.join("run").exists()
     }
 
+    /// Opens `run`, for a lock on it.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub fn open(&self) -> io::Result<fs::File> {
+        let path = self.folder.join("run");
+        let opened = fs::File::options().write(true).open(&path);
+        opened.map_err(|error| named(&path, &error))
+    }
+
     /// The value of `name`. Of a choice like `[none] scan-time`, the chosen word.
     ///
     /// # Errors
@@ -121,10 +146,15 @@ impl Ksm {
 
     /// Puts `knobs` back, all that can be; a knob that already has its value is not written.
     ///
+    /// While the advisor is on the kernel refuses values for what it owns, so it goes off first.
+    ///
     /// # Errors
     /// The first failure, after all were tried.
     pub fn restore(&self, knobs: &Knobs) -> io::Result<()> {
-        let mut result = Ok(());
+        let mut result = match knobs.get("advisor_mode") {
+            Some("none") => self.advise("none"),
+            _ => Ok(()),
+        };
         for (name, value) in &knobs.0 {
             let done = self.read(name).and_then(|now| match now == *value {
                 true => Ok(()),
@@ -135,16 +165,40 @@ impl Ksm {
         result
     }
 
-    /// Makes it scan as fast as one core can, without starting or stopping it.
+    /// Makes it scan as `tuning` says, without starting or stopping it.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write); `NotFound` for the advisor on a kernel without one.
+    pub fn tune(&self, tuning: Tuning) -> io::Result<()> {
+        self.advise("none")?;
+        let (sleep, pages) = match tuning {
+            Tuning::Defaults | Tuning::Advisor => ("20", "100"),
+            Tuning::Fast => ("0", "1000000"),
+        };
+        self.write("sleep_millisecs", sleep)?;
+        self.write("pages_to_scan", pages)?;
+        match tuning {
+            Tuning::Advisor => self.write("advisor_mode", "scan-time"),
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes it look at `pages` pages, sleep for `sleep` milliseconds, and so on. The advisor, which would set these itself, goes off.
     ///
     /// # Errors
     /// As [`write`](Self::write).
-    pub fn tune(&self) -> io::Result<()> {
-        if self.folder.join("advisor_mode").exists() {
-            self.write("advisor_mode", "none")?;
+    pub fn pace(&self, pages: u64, sleep: u64) -> io::Result<()> {
+        self.advise("none")?;
+        self.write("sleep_millisecs", &sleep.to_string())?;
+        self.write("pages_to_scan", &pages.to_string())
+    }
+
+    /// Sets the advisor's mode, where there is an advisor and it has another.
+    fn advise(&self, mode: &str) -> io::Result<()> {
+        match self.folder.join("advisor_mode").exists() && self.read("advisor_mode")? != mode {
+            true => self.write("advisor_mode", mode),
+            false => Ok(()),
         }
-        self.write("sleep_millisecs", "0")?;
-        self.write("pages_to_scan", "1000000")
     }
 }
 
@@ -175,10 +229,26 @@ mod tests {
         ]);
         let saved = ksm.save().unwrap();
         assert_eq!(saved.get("advisor_mode"), Some("scan-time"));
-        ksm.tune().unwrap();
+        ksm.tune(Tuning::Fast).unwrap();
         ksm.write("run", "0").unwrap();
         assert_eq!(ksm.number("sleep_millisecs").unwrap(), 0);
         assert_eq!(ksm.read("advisor_mode").unwrap(), "none");
+        ksm.restore(&saved).unwrap();
+        assert_eq!(ksm.save().unwrap(), saved);
+    }
+
+    #[test]
+    fn the_advisor_is_on_after_what_it_owns_was_written() {
+        let (_folder, ksm) = fake(&[
+            ("run", "0"),
+            ("sleep_millisecs", "7"),
+            ("pages_to_scan", "9"),
+            ("advisor_mode", "[none] scan-time\n"),
+        ]);
+        let saved = ksm.save().unwrap();
+        ksm.tune(Tuning::Advisor).unwrap();
+        assert_eq!(ksm.read("advisor_mode").unwrap(), "scan-time");
+        assert_eq!(ksm.number("pages_to_scan").unwrap(), 100);
         ksm.restore(&saved).unwrap();
         assert_eq!(ksm.save().unwrap(), saved);
     }
@@ -205,7 +275,7 @@ mod tests {
             ("sleep_millisecs", "20"),
         ]);
         let saved = ksm.save().unwrap();
-        ksm.tune().unwrap();
+        ksm.tune(Tuning::Fast).unwrap();
         fs::remove_file(folder.path().join("sleep_millisecs")).unwrap();
         fs::create_dir(folder.path().join("sleep_millisecs")).unwrap();
         assert!(ksm.restore(&saved).is_err());

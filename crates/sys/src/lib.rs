@@ -8,7 +8,11 @@
 
 mod apart;
 pub mod clock;
+pub mod closers;
+pub mod cpus;
 pub mod credentials;
+#[cfg(feature = "index")]
+pub mod directory;
 pub mod dump;
 #[cfg(target_arch = "x86_64")]
 pub mod entry;
@@ -16,6 +20,8 @@ pub mod fault;
 pub mod footing;
 pub mod foreign;
 pub mod guardian;
+pub mod heir;
+pub mod host;
 pub mod keeper;
 pub mod ksm;
 pub mod mapping;
@@ -23,6 +29,7 @@ pub mod memfd;
 pub mod meminfo;
 pub mod memory;
 pub mod mempolicy;
+mod mounts;
 pub mod node;
 pub mod own;
 pub mod pagemap;
@@ -31,11 +38,16 @@ pub mod process;
 pub mod raw;
 pub mod residence;
 pub mod rights;
+#[cfg(target_arch = "x86_64")]
+pub mod seize;
 pub mod signals;
 pub mod socket;
 pub mod stranger;
+pub mod subject;
 pub mod task;
+pub mod text;
 pub mod thread;
+pub mod title;
 pub mod uffd;
 pub mod usage;
 pub mod vma;

@@ -62,8 +62,32 @@ pub struct Attributes {
     pub huge: bool,
     /// `MADV_NOHUGEPAGE`.
     pub nohuge: bool,
+    /// `MADV_SEQUENTIAL` or `MADV_RANDOM`.
+    pub order: Order,
     /// mbind(2).
     pub policy: Policy,
+}
+
+/// The order in which the program says that it reads a range.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Order {
+    /// It says nothing.
+    #[default]
+    Normal,
+    /// `MADV_SEQUENTIAL`.
+    Sequential,
+    /// `MADV_RANDOM`.
+    Random,
+}
+
+impl Order {
+    const fn advice(self) -> Option<i32> {
+        match self {
+            Self::Normal => None,
+            Self::Sequential => Some(libc::MADV_SEQUENTIAL),
+            Self::Random => Some(libc::MADV_RANDOM),
+        }
+    }
 }
 
 /// On which of the first 64 nodes the pages of a range come to lie.
@@ -325,21 +349,32 @@ unsafe fn describe(
         // SAFETY: as above, for core dumps.
         unsafe { advise(start, len, libc::MADV_DONTDUMP) }?;
     }
-    if matches!(source, Source::Anonymous) && (attributes.huge || attributes.nohuge) {
-        let advice = if attributes.huge {
-            libc::MADV_HUGEPAGE
-        } else {
-            libc::MADV_NOHUGEPAGE
-        };
-        // A kernel built without huge pages refuses; nothing is lost then.
-        // SAFETY: changes how the range is backed, not its content.
-        let _ = unsafe { advise(start, len, advice) };
+    if let Some(advice) = attributes.order.advice() {
+        // SAFETY: as above, for the kernel's guess of the pages to come.
+        unsafe { advise(start, len, advice) }?;
     }
     // The policy of a private mapping of a file would be the file's.
     if matches!(source, Source::Anonymous) {
+        // SAFETY: as above, for huge pages.
+        unsafe { describe_size(start, len, attributes) };
         attributes.policy.set(start, len)?;
     }
     Ok(())
+}
+
+/// Tells the kernel what of `attributes` is about huge pages.
+///
+/// # Safety
+/// The range must be the caller's.
+pub unsafe fn describe_size(start: usize, len: usize, attributes: Attributes) {
+    let advice = match (attributes.huge, attributes.nohuge) {
+        (false, false) => return,
+        (true, _) => libc::MADV_HUGEPAGE,
+        (false, true) => libc::MADV_NOHUGEPAGE,
+    };
+    // A kernel built without huge pages refuses; nothing is lost then.
+    // SAFETY: changes how the range is backed, not its content.
+    let _ = unsafe { advise(start, len, advice) };
 }
 
 /// Whether the process locks all future mappings (`MCL_FUTURE`).

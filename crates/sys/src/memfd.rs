@@ -16,17 +16,21 @@
 //! It also waits 0.16 s for pins. So this is the rule for all files whose descriptor a guest has: no
 //! call on it takes the inode's lock. A lease takes spin locks only (`fs/locks.c`).
 //!
-//! A [`Note`] is a page of text for a successor.
+//! A [`Note`] is a page of text for a successor, an [`Archive`] a file of fixed size.
 //!
-//! All three can be had back from a descriptor that a former process made ([`Store::adopt`],
-//! [`Lifeline::adopt`], [`Note::adopt`]).
+//! All can be had back from a descriptor that a former process made ([`Store::adopt`],
+//! [`Lifeline::adopt`], [`Note::adopt`], [`Archive::adopt`]).
+
+mod archive;
 
 use std::io::IoSlice;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
+pub use archive::Archive;
 use rustix::fs::{
     FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags, SeekFrom, fallocate, fchmod,
     fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create, open,
@@ -35,8 +39,9 @@ use rustix::io::{Errno, Result};
 
 use crate::PAGE;
 use crate::fault::{self, Point};
-use crate::mapping::{Access, share, unmap};
+use crate::mapping::{Access, advise, share, unmap};
 use crate::mempolicy::{self, Existing, NodeMask, mbind};
+use crate::process::thread_time;
 
 const PAGE_BYTES: u64 = PAGE as u64;
 /// The most buffers one pwritev(2) takes.
@@ -279,6 +284,29 @@ impl Store {
         told
     }
 
+    /// The node of the frame of each of `pages`, ascending; `None` where the page has no frame in memory, in swap for one.
+    ///
+    /// **The caller keeps these pages from being punched meanwhile.** The kernel tells the node of mapped pages only, and to
+    /// map a hole of a memory file fills it: a frame that nobody would ever give back.
+    ///
+    /// # Errors
+    /// What mmap(2), mincore(2), madvise(2) and move_pages(2) give.
+    pub fn nodes(&self, pages: &[u64]) -> std::io::Result<Vec<Option<u32>>> {
+        let mut all = Vec::with_capacity(pages.len());
+        for part in pages.chunk_by(|a, b| a / WINDOW_PAGES as u64 == b / WINDOW_PAGES as u64) {
+            let (Some(&first), Some(&last)) = (part.first(), part.last()) else {
+                continue;
+            };
+            let len = usize::try_from(last + 1 - first).unwrap_or(0) * PAGE;
+            let at = share(self.0.as_fd(), first * PAGE_BYTES, len, Access::Read)?;
+            let asked = nodes_at(at, first, part);
+            // SAFETY: the mapping was made above and nothing refers to it.
+            unsafe { unmap(at, len) }?;
+            all.append(&mut asked?);
+        }
+        Ok(all)
+    }
+
     /// Pages that hold a frame.
     ///
     /// # Errors
@@ -296,6 +324,33 @@ impl Store {
         fault::check(Point::StoreShare)?;
         reopen(&self.0, OFlags::RDONLY)
     }
+}
+
+/// Pages that are mapped at a time to ask for their nodes: 2 MiB.
+const WINDOW_PAGES: usize = 512;
+
+/// The nodes of `pages`, less than a window apart, of a store that is mapped at `at` from page `first` on.
+fn nodes_at(at: usize, first: u64, pages: &[u64]) -> std::io::Result<Vec<Option<u32>>> {
+    let place = |page: u64| usize::try_from(page - first).expect("a place in a window");
+    let count = pages.last().map_or(0, |&last| place(last) + 1);
+    let mut resident = [0_u8; WINDOW_PAGES];
+    let resident = resident.get_mut(..count).unwrap_or_default();
+    // SAFETY: the kernel writes a byte for each of `count` pages, and the slice has as many.
+    if unsafe { libc::mincore(at as *mut libc::c_void, count * PAGE, resident.as_mut_ptr()) } != 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    let is_resident = |page: u64| resident.get(place(page)).is_some_and(|byte| byte & 1 == 1);
+    let there: Vec<u64> = pages.iter().copied().filter(|&p| is_resident(p)).collect();
+    for run in there.chunk_by(|a, b| a + 1 == *b) {
+        let start = run.first().map_or(at, |&page| at + place(page) * PAGE);
+        // SAFETY: the range lies in the caller's mapping; reading its pages in changes no byte of it.
+        unsafe { advise(start, run.len() * PAGE, libc::MADV_POPULATE_READ) }?;
+    }
+    let addresses: Vec<usize> = pages.iter().map(|&page| at + place(page) * PAGE).collect();
+    let mut nodes = vec![0; pages.len()];
+    mempolicy::pages_to_nodes(None, &addresses, &mut nodes)?;
+    // Of a page that is not there the kernel gives an error number.
+    Ok(nodes.into_iter().map(|node| node.try_into().ok()).collect())
 }
 
 impl AsFd for Store {
@@ -320,12 +375,19 @@ const LIFELINE_SEALS: SealFlags = SealFlags::SHRINK
 /// Sets the signal that tells of a lease that is to be broken; libc does not name it.
 const F_SETSIG: libc::c_int = 10;
 
+/// What a question whether a line is free takes of a processor at most, as a rule: a thousandth of this.
+const QUICK: Duration = Duration::from_millis(5);
+/// How many times as long a line rests that took longer.
+const REST: u32 = 100;
+
 /// A page whose only purpose is to be held.
 #[derive(Debug)]
 pub struct Lifeline {
     /// Can only read. It never leaves this process but for a keeper.
     file: OwnedFd,
     number: u64,
+    /// Until when it is not asked, because the last time took long.
+    rests_until: Mutex<Option<Instant>>,
 }
 
 impl Lifeline {
@@ -358,6 +420,7 @@ impl Lifeline {
         let line = Self {
             number: number(&file)?,
             file,
+            rests_until: Mutex::default(),
         };
         // A file of another user never gives a lease.
         line.ask().map(|_| line)
@@ -374,7 +437,24 @@ impl Lifeline {
     #[must_use]
     pub fn is_free(&self) -> bool {
         // Whatever keeps it from telling, `fs.leases-enable=0` for one: it is held.
-        fault::check(Point::Seal).is_ok() && self.ask().unwrap_or(false)
+        fault::check(Point::Seal).is_ok() && self.ask_if_quick().unwrap_or(false)
+    }
+
+    /// Asks, if the last time was quick. A lease takes the spin lock under which the kernel walks POSIX locks, and
+    /// a guest may take millions of these on its line.
+    fn ask_if_quick(&self) -> Result<bool> {
+        let mut rests_until = self
+            .rests_until
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if rests_until.is_some_and(|until| Instant::now() < until) {
+            return Ok(false);
+        }
+        let begin = thread_time();
+        let told = self.ask();
+        let took = thread_time().saturating_sub(begin);
+        *rests_until = (took > QUICK).then(|| Instant::now() + took * REST);
+        told
     }
 
     /// As [`is_free`](Self::is_free), and why it cannot tell.
@@ -542,8 +622,38 @@ mod tests {
                 assert_eq!(found, [wanted; 64], "slots from {first} on");
                 // SAFETY: the mapping was made above and nothing refers to it.
                 unsafe { unmap(at, 64 * PAGE) }.unwrap();
+                let pages: Vec<u64> = (first..first + 64).collect();
+                assert_eq!(store.nodes(&pages).unwrap(), [Some(node); 64]);
             }
         }
+    }
+
+    #[test]
+    fn nodes_are_asked_of_frames_and_no_hole_is_filled() {
+        let store = Store::new("pageone-test").unwrap();
+        let many = vec![&[7; PAGE]; 3];
+        [3, 510, 2000, 2010]
+            .iter()
+            .for_each(|&first| store.write(first, &many).unwrap());
+        let held = [3, 5, 510, 511, 512, 2000, 2002, 2010];
+        let nodes = match store.nodes(&held) {
+            Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => {
+                println!("skipped: the kernel knows of no nodes");
+                return;
+            }
+            nodes => nodes.unwrap(),
+        };
+        assert!(
+            nodes.len() == held.len() && nodes.iter().all(Option::is_some),
+            "{nodes:?}"
+        );
+        assert_eq!(store.pages().unwrap(), 12);
+        // Against the contract, but the kernel says that nothing is there, so nothing is mapped.
+        store.punch(5, 1).unwrap();
+        let nodes = store.nodes(&[4, 5, 100]).unwrap();
+        assert_eq!(nodes[1..], [None, None]);
+        assert!(nodes[0].is_some() && store.nodes(&[]).unwrap().is_empty());
+        assert_eq!(store.pages().unwrap(), 11);
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! The machine's memory at one moment: /proc/meminfo.
 
-use std::fs;
 use std::io;
 
+use crate::text;
 use crate::usage::kilobytes;
 
 /// The fields that tell where merged memory went, in bytes.
@@ -25,7 +25,7 @@ impl MemInfo {
     /// # Errors
     /// Whatever reading gives; `InvalidData` when a field is missing.
     pub fn read() -> io::Result<Self> {
-        Self::parse(&fs::read_to_string("/proc/meminfo")?)
+        Self::parse(&text::read("/proc/meminfo")?)
     }
 
     fn parse(text: &str) -> io::Result<Self> {
@@ -65,7 +65,7 @@ pub fn total_mib() -> io::Result<u64> {
 /// # Errors
 /// Whatever reading gives.
 pub fn cpu_lists() -> io::Result<u64> {
-    Ok(parse_cpu_lists(&fs::read_to_string("/proc/zoneinfo")?))
+    Ok(parse_cpu_lists(&text::read("/proc/zoneinfo")?))
 }
 
 fn parse_cpu_lists(text: &str) -> u64 {
@@ -83,7 +83,7 @@ fn parse_cpu_lists(text: &str) -> u64 {
 /// Whatever reading gives (kernels may be built or started without it); `InvalidData` when the figure
 /// is missing.
 pub fn stall_percent() -> io::Result<f64> {
-    parse_stall(&fs::read_to_string("/proc/pressure/memory")?)
+    parse_stall(&text::read("/proc/pressure/memory")?)
 }
 
 fn parse_stall(text: &str) -> io::Result<f64> {

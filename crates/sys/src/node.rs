@@ -24,7 +24,7 @@ fn invalid(path: &Path, what: impl std::fmt::Display) -> io::Error {
 /// # Errors
 /// As `std::fs::read_to_string`.
 pub(crate) fn read_text(path: &Path) -> io::Result<String> {
-    std::fs::read_to_string(path)
+    crate::text::read(path)
         .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
 }
 

@@ -198,7 +198,22 @@ impl Pagemap {
     /// # Errors
     /// Whatever pread(2) gives.
     pub fn frames(&self, range: Range<u64>) -> Result<Vec<u64>> {
-        const FRAME: u64 = (1 << 55) - 1;
+        let entries = self.entries(range)?;
+        Ok(entries.map(|entry| frame(entry).unwrap_or(0)).collect())
+    }
+
+    /// Of each page of `range` that other page tables have too, the frame number: 0 without the right
+    /// (`CAP_SYS_ADMIN`) to know it.
+    ///
+    /// # Errors
+    /// Whatever pread(2) gives.
+    pub fn shared_frames(&self, range: Range<u64>) -> Result<Vec<Option<u64>>> {
+        const EXCLUSIVE: u64 = 1 << 56;
+        let shared = |entry: u64| frame(entry).filter(|_| entry & EXCLUSIVE == 0);
+        Ok(self.entries(range)?.map(shared).collect())
+    }
+
+    fn entries(&self, range: Range<u64>) -> Result<impl Iterator<Item = u64> + use<>> {
         let pages = range.start / PAGE_BYTES..range.end.div_ceil(PAGE_BYTES);
         let len = usize::try_from(pages.end.saturating_sub(pages.start));
         let mut entries = vec![[0; 8]; len.unwrap_or(0)];
@@ -212,10 +227,14 @@ impl Pagemap {
                 }
             }
         }
-        let entries = entries.into_iter().map(u64::from_ne_bytes);
-        let frame = |entry: u64| if entry >> 63 == 1 { entry & FRAME } else { 0 };
-        Ok(entries.map(frame).collect())
+        Ok(entries.into_iter().map(u64::from_ne_bytes))
     }
+}
+
+/// The frame of an entry that is present.
+fn frame(entry: u64) -> Option<u64> {
+    const FRAME: u64 = (1 << 55) - 1;
+    (entry >> 63 == 1).then_some(entry & FRAME)
 }
 
 struct Walk<'a>(&'a mut raw::pm_scan_arg);

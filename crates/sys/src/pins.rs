@@ -20,14 +20,18 @@
 //! would keep the caller. The tempting alternative, statfs(2) in a thread of its own with a deadline, loses a thread a
 //! guest.
 //!
+//! **Borrowers.** A pin shows in the page's count, and UFFDIO_MOVE refuses such a page. A plain reference (FOLL_GET) does not
+//! show. So [`find_borrower`] asks for less: what may write to pages without a pin. Direct I/O on file systems that go through
+//! iomap or the block layer's helpers pins (`iov_iter_extract_pages`), that of others only refers. Before Linux 6.13 KVM, too,
+//! only refers to pages of a machine that runs a machine itself.
+//!
 //! Source: proc(5) (`VmPin`), `Documentation/core-api/pin_user_pages.rst`, `io_uring/fdinfo.c`, `net/socket.c`
 //! (`sockfs_xattr_get`).
 
-use std::collections::HashMap;
 use std::ffi::CStr;
 use std::fmt;
 use std::fs;
-use std::io::{self, Read};
+use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -35,6 +39,8 @@ use rustix::fs::{Mode, OFlags, RawDir};
 use rustix::io::Errno;
 
 use crate::foreign::ForeignName;
+use crate::mounts::{self, Mounts};
+use crate::{host, text};
 
 /// Something that may hold pages pinned.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -153,10 +159,16 @@ const FILE_SYSTEMS: [&str; 27] = [
     "devpts",
 ];
 
-/// The most of a list of mounts that is read: a process may have 100 000.
-const MOST_MOUNT_BYTES: u64 = 1 << 20;
+/// File systems whose direct I/O pins the pages it writes to.
+const PINNING: [&str; 7] = ["ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "vfat"];
+
 /// The most tables of descriptors of a process that are looked at.
 const MOST_TABLES: usize = 16;
+
+/// Opens what each search reads besides, so that later ones need no descriptor for it. What cannot be opened is tried again.
+pub fn prepare() {
+    let _ = mounts::hosts();
+}
 
 /// The first thing found by which `pid`'s pages may be pinned; `None` when there is nothing. Looks at `most`
 /// descriptors and threads, and never waits for a file system.
@@ -165,20 +177,33 @@ const MOST_TABLES: usize = 16;
 /// What reading `/proc/PID` gives, mostly that the process is gone.
 pub fn find(pid: u32, most: u32) -> io::Result<Option<Pin>> {
     crate::fault::check(crate::fault::Point::Proc)?;
-    if let Some(kib) = pinned_kib(pid)? {
-        return Ok(Some(Pin::Memory(kib)));
+    match pinned_kib(pid)? {
+        Some(kib) => Ok(Some(Pin::Memory(kib))),
+        None => search(pid, most, false),
     }
+}
+
+/// As [`find`], but what is known to pin whatever it writes to counts as harmless: memory that is pinned, and direct I/O on some
+/// file systems.
+///
+/// # Errors
+/// As [`find`].
+pub fn find_borrower(pid: u32, most: u32) -> io::Result<Option<Pin>> {
+    crate::fault::check(crate::fault::Point::Proc)?;
+    search(pid, most, true)
+}
+
+fn search(pid: u32, most: u32, may_pin: bool) -> io::Result<Option<Pin>> {
     let mut search = Search {
-        mounts: Mounts::new(pid),
+        mounts: Mounts::of(pid),
         most,
         left: most,
+        may_pin,
     };
     let mut tables = Vec::new();
     let mut threads = 0;
-    for task in fs::read_dir(format!("/proc/{pid}/task"))? {
-        let Some(task) = number(&task?) else {
-            continue;
-        };
+    let one_too_many = most.saturating_add(1) as usize;
+    for task in text::numbers(format!("/proc/{pid}/task"), one_too_many)? {
         threads += 1;
         if threads > most || tables.len() > MOST_TABLES {
             return Ok(Some(Pin::Crowd(most)));
@@ -195,12 +220,8 @@ pub fn find(pid: u32, most: u32) -> io::Result<Option<Pin>> {
     Ok(None)
 }
 
-fn number(entry: &fs::DirEntry) -> Option<u32> {
-    entry.file_name().to_str()?.parse().ok()
-}
-
 fn pinned_kib(pid: u32) -> io::Result<Option<u64>> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let status = text::read(format!("/proc/{pid}/status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmPin:"));
     let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse().ok());
     Ok(kib.filter(|&kib| kib > 0))
@@ -223,19 +244,19 @@ struct Search {
     most: u32,
     /// Descriptors that may still be looked at.
     left: u32,
+    /// Whether a descriptor is harmless that pins whatever it writes to.
+    may_pin: bool,
 }
 
 impl Search {
     fn find_in(&mut self, pid: u32, task: u32) -> io::Result<Option<Pin>> {
         let folder = format!("/proc/{pid}/task/{task}");
-        let entries = match fs::read_dir(format!("{folder}/fd")) {
+        let one_too_many = self.left.saturating_add(1) as usize;
+        let numbers = match text::numbers(format!("{folder}/fd"), one_too_many) {
             Err(error) if is_gone(&error) => return Ok(None), // the thread has ended
             other => other?,
         };
-        for entry in entries {
-            let Some(fd) = number(&entry?) else {
-                continue;
-            };
+        for fd in numbers {
             if self.left == 0 {
                 return Ok(Some(Pin::Crowd(self.most)));
             }
@@ -263,10 +284,14 @@ impl Search {
             return socket(&path);
         }
         if let Some(known) = is_known(&target) {
-            return Ok(unless(known));
+            let borrows = self.may_pin && is_machine(&target) && machines_borrow();
+            return Ok(unless(known && !borrows));
         }
         let info = Info::read(folder, fd)?;
-        if info.flags.contains(OFlags::DIRECT) {
+        let pins = |kind: &str| PINNING.contains(&kind);
+        if info.flags.contains(OFlags::DIRECT)
+            && !(self.may_pin && self.mounts.kind(info.mount).is_some_and(pins))
+        {
             return Ok(Some(format!("{target}, open with O_DIRECT")));
         }
         if target.starts_with("/memfd:") {
@@ -277,6 +302,21 @@ impl Search {
         let kind = kind.unwrap_or("unknown");
         Ok((!known).then(|| format!("{target}, on a file system of type {kind}")))
     }
+}
+
+fn is_machine(target: &str) -> bool {
+    target.starts_with("anon_inode:kvm-vm") || target.starts_with("anon_inode:kvm-vcpu")
+}
+
+/// Whether a machine in a machine may have the processor write to pages that KVM only refers to: so before Linux 6.13.
+fn machines_borrow() -> bool {
+    let is_old = |(major, minor)| (major, minor) < (6, 13);
+    let nested = |module| {
+        let path = format!("/sys/module/{module}/parameters/nested");
+        fs::read_to_string(path).is_ok_and(|on| matches!(on.trim(), "Y" | "1"))
+    };
+    host::version_of(&host::kernel_release()).is_none_or(is_old)
+        && ["kvm_intel", "kvm_amd"].into_iter().any(nested)
 }
 
 /// Whether something without a file system is known not to pin; `None` for a file.
@@ -399,7 +439,7 @@ struct Info {
 
 impl Info {
     fn read(folder: &str, fd: u32) -> io::Result<Self> {
-        let info = fs::read_to_string(format!("{folder}/fdinfo/{fd}"))?;
+        let info = text::read(format!("{folder}/fdinfo/{fd}"))?;
         let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name));
         let flags = field("flags:").and_then(|bits| u32::from_str_radix(bits.trim(), 8).ok());
         let mount = field("mnt_id:").and_then(|id| id.trim().parse().ok());
@@ -409,54 +449,6 @@ impl Info {
             mount: mount.ok_or_else(bad)?,
         })
     }
-}
-
-/// The types of mounts by number: those of a process, of this one and of the first, from which it may have descriptors.
-struct Mounts {
-    pid: u32,
-    /// `None` before they are needed.
-    kinds: Option<HashMap<u64, String>>,
-}
-
-impl Mounts {
-    fn new(pid: u32) -> Self {
-        Self { pid, kinds: None }
-    }
-
-    fn kind(&mut self, mount: u64) -> Option<&str> {
-        let pid = self.pid;
-        let kinds = self.kinds.get_or_insert_with(|| {
-            let mut kinds = HashMap::new();
-            // What cannot be read is not known, and counts as what may pin.
-            for path in [
-                format!("/proc/{pid}/mountinfo"),
-                "/proc/self/mountinfo".to_owned(),
-                // Where a descriptor may come from that both got from others.
-                "/proc/1/mountinfo".to_owned(),
-            ] {
-                let _ = read_mounts(&path, &mut kinds);
-            }
-            kinds
-        });
-        kinds.get(&mount).map(String::as_str)
-    }
-}
-
-fn read_mounts(path: &str, kinds: &mut HashMap<u64, String>) -> io::Result<()> {
-    let mut text = Vec::new();
-    fs::File::open(path)?
-        .take(MOST_MOUNT_BYTES)
-        .read_to_end(&mut text)?;
-    let text = String::from_utf8_lossy(&text);
-    kinds.extend(text.lines().filter_map(mount));
-    Ok(())
-}
-
-/// The number and the type of a line of mountinfo: `22 27 0:21 / /proc rw - proc proc rw`.
-fn mount(line: &str) -> Option<(u64, String)> {
-    let number = line.split(' ').next()?.parse().ok()?;
-    let (_, system) = line.split_once(" - ")?;
-    Some((number, system.split(' ').next()?.to_owned()))
 }
 
 #[cfg(test)]
@@ -620,12 +612,5 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!(found.unwrap(), Some(Pin::Crowd(2)));
-    }
-
-    #[test]
-    fn mounts_are_told_by_their_numbers() {
-        let line = "40 27 0:35 / /mnt/a\\040b rw,relatime shared:1 - fuse.x y rw";
-        assert_eq!(mount(line), Some((40, "fuse.x".to_owned())));
-        assert_eq!(mount("40 27 0:35 / /mnt"), None);
     }
 }

@@ -112,7 +112,7 @@ pub fn wait_some(fds: &[impl AsFd], wait: Duration) -> Result<Vec<bool>> {
 /// The command name of `pid`; empty when there is no such process.
 #[must_use]
 pub fn comm(pid: u32) -> ForeignName {
-    let name = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+    let name = crate::text::bytes(format!("/proc/{pid}/comm")).unwrap_or_default();
     let name = String::from_utf8_lossy(&name);
     name.strip_suffix('\n').unwrap_or(&name).into()
 }
@@ -120,10 +120,32 @@ pub fn comm(pid: u32) -> ForeignName {
 /// The process that `pid` is a child of; `None` when there is no such process.
 #[must_use]
 pub fn parent(pid: u32) -> Option<u32> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let stat = crate::text::read(format!("/proc/{pid}/stat")).ok()?;
     // The name stands in brackets and may hold anything.
     let (_, rest) = stat.rsplit_once(')')?;
     rest.split_ascii_whitespace().nth(1)?.parse().ok()
+}
+
+/// The processes that are children of `pid`, and their children, and so on.
+///
+/// # Errors
+/// `NOENT` when there is no such process, or the kernel has no lists of children.
+pub fn descendants(pid: u32) -> std::io::Result<Vec<u32>> {
+    let (mut all, mut visited) = (Vec::new(), 0);
+    let mut next = Some(pid);
+    while let Some(pid) = next {
+        for thread in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+            let children = std::fs::read_to_string(thread?.path().join("children"))?;
+            all.extend(
+                children
+                    .split_ascii_whitespace()
+                    .filter_map(|child| child.parse::<u32>().ok()),
+            );
+        }
+        next = all.get(visited).copied();
+        visited += 1;
+    }
+    Ok(all)
 }
 
 /// A cgroup of version 2.
@@ -173,7 +195,7 @@ pub fn cgroup(pid: u32) -> std::io::Result<Cgroup> {
 
 fn cgroup_path(pid: u32) -> std::io::Result<String> {
     fault::check(Point::Proc)?;
-    let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
+    let text = crate::text::read(format!("/proc/{pid}/cgroup"))?;
     let path = text.lines().find_map(|line| line.strip_prefix("0::"));
     let is_plain = |path: &&str| {
         // One outside of this namespace has no folder here.
@@ -196,14 +218,23 @@ fn cgroup_mount() -> std::io::Result<PathBuf> {
     place.ok_or_else(none)
 }
 
-/// How many mappings `pid` has: lines of `/proc/PID/maps`, about 1 µs each to count.
+/// The limit of this process's own cgroup of version 2, in bytes; none without one.
+#[must_use]
+pub fn cgroup_memory_limit() -> Option<u64> {
+    let path = cgroup_path(std::process::id()).ok()?;
+    let folder = cgroup_mount().ok()?.join(path.trim_start_matches('/'));
+    let limit = crate::text::read(folder.join("memory.max")).ok()?;
+    limit.trim().parse().ok()
+}
+
+/// How many mappings `pid`, a process of user `uid`, has: lines of `/proc/PID/maps`, about 1 µs each to count.
 ///
 /// # Errors
 /// What open(2) and read(2) give.
-pub fn count_mappings(pid: u32) -> std::io::Result<u64> {
+pub fn count_mappings(uid: u32, pid: u32) -> std::io::Result<u64> {
     use std::io::Read;
     fault::check(Point::Proc)?;
-    let mut file = std::fs::File::open(format!("/proc/{pid}/maps"))?;
+    let mut file = crate::text::Passing::open(uid, format!("/proc/{pid}/maps"))?;
     let mut part = vec![0; 64 * 1024];
     let mut lines = 0;
     loop {
@@ -219,7 +250,7 @@ pub fn count_mappings(pid: u32) -> std::io::Result<u64> {
 /// # Errors
 /// What reading the sysctl gives; `InvalidData` when it holds no number.
 pub fn max_map_count() -> std::io::Result<u64> {
-    let text = std::fs::read_to_string("/proc/sys/vm/max_map_count")?;
+    let text = crate::text::read("/proc/sys/vm/max_map_count")?;
     let bad = |_| std::io::Error::from(std::io::ErrorKind::InvalidData);
     text.trim().parse().map_err(bad)
 }
@@ -229,7 +260,7 @@ pub fn max_map_count() -> std::io::Result<u64> {
 /// # Errors
 /// What reading `/proc/meminfo` gives; `InvalidData` when the line is missing.
 pub fn available_memory() -> std::io::Result<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo")?;
+    let text = crate::text::read("/proc/meminfo")?;
     let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"));
     let kib = line.and_then(|l| l.trim().trim_end_matches(" kB").parse::<u64>().ok());
     let bad = || std::io::Error::from(std::io::ErrorKind::InvalidData);
@@ -313,14 +344,14 @@ static HURRIES: AtomicBool = AtomicBool::new(false);
 /// yields to everyone needs a CPU for that too: any user could keep them busy, and the process alive.
 pub fn yield_no_more() {
     HURRIES.store(true, Ordering::Relaxed);
-    let threads = crate::witness::threads(std::process::id());
+    let threads = crate::witness::threads(std::process::id(), usize::MAX);
     for thread in threads.into_iter().flatten() {
         // A thread that has ended is no error, and without the right to it all stays slow.
         let _ = set_policy_of(thread.cast_signed(), libc::SCHED_OTHER);
     }
 }
 
-fn set_policy(policy: i32) -> Result<()> {
+pub(crate) fn set_policy(policy: i32) -> Result<()> {
     match policy == libc::SCHED_IDLE && HURRIES.load(Ordering::Relaxed) {
         true => Ok(()),
         false => set_policy_of(0, policy),
@@ -351,7 +382,7 @@ pub fn thread_id() -> u32 {
 /// number stays, so does the sleep. `None` when it runs, or waits for nothing but a CPU.
 #[must_use]
 pub fn sleep_number(tid: u32) -> Option<u64> {
-    let status = std::fs::read_to_string(format!("/proc/self/task/{tid}/status")).ok()?;
+    let status = crate::text::read(format!("/proc/self/task/{tid}/status")).ok()?;
     let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
     let sleeps = field("State:")?.trim_start().starts_with(['S', 'D']);
     let number = field("voluntary_ctxt_switches:")?.trim().parse().ok()?;
@@ -434,6 +465,13 @@ pub fn end_of_child(pid: u32) -> Result<Option<End>> {
     }))
 }
 
+/// Takes away what is left of ended processes whose parents have gone, where this process is an init. No child whose end is
+/// to be told may be there.
+pub fn take_orphans_away() {
+    use rustix::process::{WaitOptions, wait};
+    while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
+}
+
 /// Sends `signal` to the child `pid`, whose end was not told yet.
 ///
 /// # Errors
@@ -498,7 +536,7 @@ mod tests {
             }
             Err(error) => eprintln!("skipped: {error}"),
         }
-        assert!(count_mappings(me).unwrap() > 5);
+        assert!(count_mappings(0, me).unwrap() > 5);
         assert!(max_map_count().unwrap() > 1000);
         assert!(available_memory().unwrap() > 1 << 20);
         assert!(cpu_time() > Duration::ZERO);

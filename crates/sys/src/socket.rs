@@ -151,17 +151,38 @@ pub fn pair() -> Result<(OwnedFd, OwnedFd)> {
     )
 }
 
-/// Who is at the other end of `socket`.
+/// Who is at the other end of `socket`. A process that cannot be seen from here, as the host's from the PID namespace of a
+/// container, has the number 0.
 ///
 /// # Errors
 /// Whatever getsockopt(2) gives.
 pub fn peer(socket: &impl AsFd) -> Result<Peer> {
-    let credentials = net::sockopt::socket_peercred(socket)?;
-    Ok(Peer {
-        pid: credentials.pid.as_raw_nonzero().get().unsigned_abs(),
-        uid: credentials.uid.as_raw(),
-        gid: credentials.gid.as_raw(),
-    })
+    // Not by rustix, whose type has no room for the number 0.
+    let mut found = libc::ucred {
+        pid: 0,
+        uid: u32::MAX,
+        gid: u32::MAX,
+    };
+    let mut len: libc::socklen_t = 12;
+    // Nor by libc's function, which an agent that was attached does without.
+    let args = [
+        socket.as_fd().as_raw_fd().unsigned_abs() as usize,
+        libc::SOL_SOCKET.unsigned_abs() as usize,
+        libc::SO_PEERCRED.unsigned_abs() as usize,
+        (&raw mut found).expose_provenance(),
+        (&raw mut len).expose_provenance(),
+        0,
+    ];
+    // SAFETY: the kernel writes at most `len` bytes into `found`, which has 12, and for which any bytes are valid.
+    unsafe { crate::raw::call(libc::SYS_getsockopt, args) }?;
+    match len {
+        12 => Ok(Peer {
+            pid: found.pid.unsigned_abs(),
+            uid: found.uid,
+            gid: found.gid,
+        }),
+        _ => Err(Errno::INVAL),
+    }
 }
 
 /// A descriptor that refers to the process that made the connection at the other end of `socket`

@@ -24,18 +24,16 @@
 //!
 //! Source: unix(7); net/unix/af_unix.c (`unix_dgram_recvmsg`, `unix_release_sock`), net/core/scm.c.
 
-use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::io::{Errno, Result};
 use rustix::net::{Shutdown, SocketFlags, shutdown};
 
+use crate::closers::{self, Kind};
 use crate::fault::{self, Point};
 use crate::socket::{self, Peer};
 
-/// The most threads that close; each user has one at most.
-const MOST_CLOSERS: usize = 16;
 /// Packets looked at before a socket is closed; a thread that may wait closes one with more. The kernel's default
 /// room for what one sender has under way is some 300 packets.
 const LOOKED_AT: usize = 1024;
@@ -147,17 +145,9 @@ impl Drop for Stranger {
         if let Some(socket) = self.socket.take()
             && !is_harmless(&socket)
         {
-            CLOSERS.give(self.peer.uid, socket);
+            closers::give(self.peer.uid, Kind::Connection, socket);
         }
     }
-}
-
-/// Connections of a user that wait to be closed.
-#[must_use]
-pub fn unclosed(uid: u32) -> usize {
-    let work = CLOSERS.lock();
-    let waiting = work.waiting.iter().filter(|(user, _)| *user == uid);
-    waiting.count() + work.closing.iter().filter(|user| **user == uid).count()
 }
 
 /// Ends the connection; true when nothing in its queue could make close(2) wait.
@@ -231,64 +221,6 @@ fn receive(socket: &impl AsFd, buffer: &mut [u8], flags: libc::c_int) -> Result<
     }
 }
 
-/// Sockets that wait to be closed, and the users for whom a thread is closing one.
-struct Work {
-    waiting: VecDeque<(u32, OwnedFd)>,
-    closing: Vec<u32>,
-}
-
-/// The work of all closers. It is bounded: threads by their number, and by one a user, so that a
-/// user whose sockets do not close holds up nobody else's. Sockets are bounded by what the kernel lets a user have under way,
-/// for each waits because at least one descriptor of its peer lies in its queue.
-struct Closers(Mutex<Work>);
-
-static CLOSERS: Closers = Closers(Mutex::new(Work {
-    waiting: VecDeque::new(),
-    closing: Vec::new(),
-}));
-
-impl Closers {
-    fn lock(&self) -> MutexGuard<'_, Work> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn give(&'static self, uid: u32, socket: OwnedFd) {
-        let mut work = self.lock();
-        work.waiting.push_back((uid, socket));
-        if work.closing.len() == MOST_CLOSERS || work.closing.contains(&uid) {
-            return;
-        }
-        work.closing.push(uid);
-        let thread = std::thread::Builder::new().name("closer".to_owned());
-        if thread.spawn(move || self.close(uid)).is_err() {
-            // Tried again with the next socket.
-            work.closing.retain(|user| *user != uid);
-        }
-    }
-
-    /// Closes sockets of one user after another, while there are any.
-    fn close(&self, mut uid: u32) {
-        loop {
-            let mut work = self.lock();
-            let next = work.waiting.iter().position(|(user, _)| *user == uid);
-            let next = next.or_else(|| {
-                work.closing.retain(|user| *user != uid);
-                let Work { waiting, closing } = &*work;
-                waiting.iter().position(|(user, _)| !closing.contains(user))
-            });
-            let Some((user, socket)) = next.and_then(|at| work.waiting.remove(at)) else {
-                return;
-            };
-            if user != uid {
-                work.closing.push(user);
-                uid = user;
-            }
-            drop(work);
-            drop(socket);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
@@ -296,6 +228,10 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
+
+    fn unclosed(uid: u32) -> usize {
+        closers::unclosed(uid, Kind::Connection).0
+    }
 
     /// A connection as a kernel before 6.16 makes it: the stranger may send descriptors.
     fn pair() -> (Stranger, OwnedFd) {

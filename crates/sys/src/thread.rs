@@ -62,6 +62,15 @@ impl Room {
         Self(address)
     }
 
+    /// Unmaps it.
+    ///
+    /// # Safety
+    /// No thread runs in it, nor will any.
+    pub unsafe fn unmap(self) {
+        // SAFETY: `new` made it; nobody uses it, as the caller vouches.
+        let _ = unsafe { mapping::unmap(self.0, STACK_BYTES + TLS_BYTES + CONTROL_BYTES) };
+    }
+
     /// Where the stack ends.
     fn stack(self) -> usize {
         self.0 + STACK_BYTES

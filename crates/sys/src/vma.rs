@@ -14,7 +14,8 @@ use rustix::io::{Errno, Result};
 use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
 
 use crate::fault::{self, Point};
-use crate::mapping::{Access, Attributes, Policy};
+use crate::mapping::{Access, Attributes, Order, Policy};
+use crate::text::Passing;
 
 const QUERY: Opcode = opcode::read_write::<raw::procmap_query>(b'f', 17);
 
@@ -155,7 +156,7 @@ impl Maps {
 }
 
 /// Asks for the mapping that holds `address`, or the next one above.
-fn query(maps: &OwnedFd, address: u64) -> Result<Option<raw::procmap_query>> {
+fn query(maps: &impl AsFd, address: u64) -> Result<Option<raw::procmap_query>> {
     // SAFETY: all fields are integers, for which zero is a value.
     let mut arg: raw::procmap_query = unsafe { std::mem::zeroed() };
     arg.size = size_of::<raw::procmap_query>() as u64;
@@ -192,14 +193,23 @@ pub struct Told {
 }
 
 /// Calls `each` with every mapping of `[start, end)`, in ascending order, and what must be told a new mapping
-/// there. That is `None` where the mapping has anything that could not be told again: a flag beyond
-/// those known here, or a protection key.
+/// there. That is `None` where the mapping must not be merged: it has a flag beyond those known here, or a protection key. So it
+/// is with advice on the order of reading, which marks the agent's own memory ([`mapping::mark_own`](crate::mapping::mark_own)).
+///
+/// # Errors
+/// As [`given`].
+pub fn attributes(start: usize, end: usize, mut each: impl FnMut(Vma, Option<Told>)) -> Result<()> {
+    let is_program = |told: &Told| told.attributes.order == Order::Normal;
+    given(start, end, |vma, told| each(vma, told.filter(is_program)))
+}
+
+/// As [`attributes`], of memory that is merged already: with the advice that it was given since.
 ///
 /// Reading `smaps` walks all page tables of the process (15 ms/GiB): for once, not for every period.
 ///
 /// # Errors
 /// What reading /proc gives.
-pub fn attributes(start: usize, end: usize, mut each: impl FnMut(Vma, Option<Told>)) -> Result<()> {
+pub fn given(start: usize, end: usize, mut each: impl FnMut(Vma, Option<Told>)) -> Result<()> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let smaps = rustix::fs::open(c"/proc/self/smaps", flags, Mode::empty())?;
     let (mut current, mut keyed): (Option<Vma>, bool) = (None, false);
@@ -283,21 +293,20 @@ pub struct FileMapping {
     pub path: String,
 }
 
-fn open_maps(pid: u32) -> Result<OwnedFd> {
+fn open_maps(uid: u32, pid: u32) -> Result<Passing> {
     fault::check(Point::Proc)?;
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-    rustix::fs::open(format!("/proc/{pid}/maps"), flags, Mode::empty())
+    Passing::open(uid, format!("/proc/{pid}/maps"))
 }
 
-/// Calls `each` with every private mapping of a file in the process `pid`, in ascending order.
+/// Calls `each` with every private mapping of a file in the process `pid` of user `uid`, in ascending order.
 ///
 /// What is mapped all the time this takes is shown, though parts of it may be joined or split
 /// meanwhile (`Documentation/filesystems/proc.rst`).
 ///
 /// # Errors
 /// What reading /proc gives.
-pub fn private_files(pid: u32, mut each: impl FnMut(FileMapping)) -> Result<()> {
-    each_line(&open_maps(pid)?, usize::MAX, |line| {
+pub fn private_files(uid: u32, pid: u32, mut each: impl FnMut(FileMapping)) -> Result<()> {
+    each_line(&open_maps(uid, pid)?, usize::MAX, |line| {
         if let Some((found, false)) = parse_file(line) {
             each(found);
         }
@@ -305,12 +314,12 @@ pub fn private_files(pid: u32, mut each: impl FnMut(FileMapping)) -> Result<()> 
     })
 }
 
-/// Device and number of the file that the process `pid` maps shared at `address`, if it does.
+/// Device and number of the file that the process `pid` of user `uid` maps shared at `address`, if it does.
 ///
 /// # Errors
 /// What reading /proc gives.
-pub fn shared_file(pid: u32, address: u64) -> Result<Option<((u32, u32), u64)>> {
-    let maps = open_maps(pid)?;
+pub fn shared_file(uid: u32, pid: u32, address: u64) -> Result<Option<((u32, u32), u64)>> {
+    let maps = open_maps(uid, pid)?;
     let shared = raw::procmap_query_flags::PROCMAP_QUERY_VMA_SHARED as u64;
     match query(&maps, address) {
         Err(Errno::NOTTY | Errno::INVAL) => {}
@@ -363,7 +372,7 @@ fn parse_file(line: &[u8]) -> Option<(FileMapping, bool)> {
 
 /// The flags by which a mapping may be merged. What is not here is not known to survive a replacement.
 /// `io pf mm de` and `ht` are other memory, `gd` grows, `wf` is wiped, `sl` must not be replaced, `dp` may
-/// vanish, `ss` and `bt` are code's, `rr` and `sr` mark the agent's own memory.
+/// vanish, `ss` and `bt` are code's.
 const FLAGS: &[&[u8]] = &[
     // What it allows, and may be made to allow: `PROCMAP_QUERY` tells, and every private mapping may.
     b"rd", b"wr", b"mr", b"mw", b"me",
@@ -371,7 +380,7 @@ const FLAGS: &[&[u8]] = &[
     b"ac", b"sd",
     // KSM: made to let go. Tracked, or held by a window: told again by registering.
     b"mg", b"um", b"uw", // What `Attributes` has.
-    b"nr", b"dc", b"dd", b"hg", b"nh", b"lo", b"lf",
+    b"nr", b"dc", b"dd", b"hg", b"nh", b"lo", b"lf", b"rr", b"sr",
 ];
 
 /// What the flags tell, if all of them are known.
@@ -390,6 +399,11 @@ fn flagged(flags: &[u8]) -> Option<Told> {
             noreserve: has(b"nr"),
             huge: has(b"hg"),
             nohuge: has(b"nh"),
+            order: match (has(b"rr"), has(b"sr")) {
+                (false, false) => Order::Normal,
+                (true, _) => Order::Random,
+                (false, true) => Order::Sequential,
+            },
             policy: Policy::default(),
         },
         tracked: has(b"uw"),
@@ -439,7 +453,7 @@ const RECORD: usize = 512;
 /// Calls `each` with every line of the file, of which at most `piece` bytes are read at a time, until it says false.
 /// Lines longer than the buffer are cut; what is asked of them stands at their front.
 pub(crate) fn each_line(
-    file: &OwnedFd,
+    file: &impl AsFd,
     piece: usize,
     each: impl FnMut(&[u8]) -> bool,
 ) -> Result<()> {
@@ -513,13 +527,13 @@ mod tests {
         let number = crate::memfd::number(&store).unwrap();
         let own = std::process::id();
         let device = crate::memfd::device().unwrap();
-        assert_eq!(shared_file(own, shared), Ok(Some((device, number))));
+        assert_eq!(shared_file(0, own, shared), Ok(Some((device, number))));
         for other in [shared + 4096, start as u64, start as u64 + 4096] {
-            let found = shared_file(own, other).unwrap();
+            let found = shared_file(0, own, other).unwrap();
             assert!(found.is_none_or(|(_, inode)| inode != number));
         }
         let mut found = Vec::new();
-        private_files(std::process::id(), |file| found.push(file)).unwrap();
+        private_files(0, std::process::id(), |file| found.push(file)).unwrap();
         found.retain(|file| file.inode == number);
         let [file] = &found[..] else {
             panic!("{found:?}")
@@ -570,9 +584,19 @@ mod tests {
         let text = b" rd wr mr mw me lo ac uw sd ";
         let told = flagged(text).unwrap();
         assert!(told.tracked && told.attributes.locked && !told.attributes.huge);
-        for strange in ["gd", "wf", "sl", "rr", "sr", "ht", "??"] {
+        for strange in ["gd", "wf", "sl", "ht", "??"] {
             assert_eq!(flagged(format!(" rd {strange} wr ").as_bytes()), None);
         }
+        let order = |flag: &str| {
+            flagged(format!(" rd {flag} wr ").as_bytes())
+                .unwrap()
+                .attributes
+                .order
+        };
+        assert_eq!(
+            (order("sr"), order("rr")),
+            (Order::Sequential, Order::Random)
+        );
         let start = mapping::area(4096).unwrap();
         let mut seen = None;
         attributes(start, start + 4096, |_, told| seen = Some(told)).unwrap();

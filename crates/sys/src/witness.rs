@@ -56,12 +56,12 @@ impl Witness {
         // Without a namespace of its own the number is the same.
         let thread = match Some(number).filter(is_it) {
             Some(thread) => Some(thread),
-            None => threads(pid)?.take(MOST_THREADS).find(is_it),
+            None => threads(pid, MOST_THREADS)?.find(is_it),
         };
         let Some(thread) = thread.filter(|&thread| thread != pid) else {
             return Ok(None);
         };
-        let made_by_kernel = flags(pid, thread).is_none_or(|flags| flags & KERNEL_MADE != 0);
+        let made_by_kernel = is_made_by_kernel(pid, thread);
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         let path = format!("/proc/{pid}/task/{thread}/comm");
         let sign = rustix::fs::open(path, flags, Mode::empty())?;
@@ -93,26 +93,30 @@ impl Witness {
     }
 }
 
-/// The numbers of a process's threads.
+/// The numbers of a process's threads, of `most` at most.
 ///
 /// # Errors
 /// What reading /proc gives.
-pub fn threads(pid: u32) -> std::io::Result<impl Iterator<Item = u32>> {
-    let folder = std::fs::read_dir(format!("/proc/{pid}/task"))?;
-    let number = |name: std::ffi::OsString| name.to_str()?.parse().ok();
-    Ok(folder.filter_map(move |entry| number(entry.ok()?.file_name())))
+pub fn threads(pid: u32, most: usize) -> std::io::Result<impl Iterator<Item = u32>> {
+    Ok(crate::text::numbers(format!("/proc/{pid}/task"), most)?.into_iter())
 }
 
 fn own_number(pid: u32, thread: u32) -> Option<u32> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/task/{thread}/status")).ok()?;
+    let status = crate::text::read(format!("/proc/{pid}/task/{thread}/status")).ok()?;
     let line = status
         .lines()
         .find_map(|line| line.strip_prefix("NSpid:"))?;
     line.split_ascii_whitespace().next_back()?.parse().ok()
 }
 
+/// Whether a thread never runs code of its process, as those of io_uring and vhost. One that has ended never does.
+#[must_use]
+pub fn is_made_by_kernel(pid: u32, thread: u32) -> bool {
+    flags(pid, thread).is_none_or(|flags| flags & KERNEL_MADE != 0)
+}
+
 fn flags(pid: u32, thread: u32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/task/{thread}/stat")).ok()?;
+    let stat = crate::text::read(format!("/proc/{pid}/task/{thread}/stat")).ok()?;
     // The name stands in brackets and may hold anything.
     let (_, rest) = stat.rsplit_once(')')?;
     rest.split_ascii_whitespace().nth(6)?.parse().ok()
@@ -135,7 +139,11 @@ mod tests {
         let number = told.recv().unwrap();
         let witness = Witness::find(own, number).unwrap().expect("a witness");
         assert_eq!((witness.thread(), witness.lives()), (number, true));
-        assert!(threads(own).unwrap().any(|thread| thread == number));
+        assert!(
+            threads(own, MOST_THREADS)
+                .unwrap()
+                .any(|thread| thread == number)
+        );
         assert_eq!(witness.vouch(|| 7), Ok(7));
         drop(end);
         thread.join().unwrap();

@@ -12,8 +12,8 @@ use crate::page::{CHUNK_BYTES, PageBits};
 pub use answer::{Answer, Change, Changes, Merged};
 pub use hello::{
     DomainMark, Hello, MAX_STORES, Name, Ready, Reason, Reception, Role, STEP_DESCRIPTORS,
-    STEP_ELSEWHERE, STEP_EXECUTABLE, STEP_FILTER, STEP_MEMORY, STEP_NARROW, STEP_RIGHTS,
-    STEP_THREADS, STEP_USERFAULTFD, Welcome,
+    STEP_DETACHED, STEP_ELSEWHERE, STEP_EXECUTABLE, STEP_FILTER, STEP_MEMORY, STEP_NARROW,
+    STEP_RIGHTS, STEP_THREADS, STEP_USERFAULTFD, Welcome,
 };
 pub use journal::{Journal, MAX_OUT};
 pub use question::{MAX_OPS, Merge, MergeOp, Question, Target, Unmerge};

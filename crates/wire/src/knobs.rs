@@ -4,10 +4,15 @@
 //! entry of [`KNOBS`]. From that entry come the daemon's flag, the key of its configuration file, the key of
 //! `pageone set`, and their help. Status and saved knobs carry the values and the messages as they are.
 
+mod text;
+
 use std::path::Path;
 
-use serde::de::{DeserializeOwned, IntoDeserializer, value};
 use serde::{Deserialize, Serialize};
+use text::{
+    bare, limit_text, mib_text, mode, number, on_text, percent, size_mib, switch, time_ms,
+    time_text, word, word_text,
+};
 
 /// Whether the engine merges. The numbers are KSM's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Serialize, Deserialize)]
@@ -87,11 +92,27 @@ pub struct Knob {
     parse: fn(&str) -> Result<Setting, String>,
 }
 
+/// How alike two names have to be for one to be meant by the other.
+const ALIKE: f64 = 0.7;
+
 impl Knob {
-    /// The knob with this key.
+    /// The knob with this key, also if it is written as a flag is: `merge-period`.
     #[must_use]
     pub fn named(key: &str) -> Option<&'static Self> {
+        let key = key.replace('-', "_");
         KNOBS.iter().find(|knob| knob.key == key)
+    }
+
+    /// The knob whose key is most like this name, if any is.
+    #[must_use]
+    pub fn like(name: &str) -> Option<&'static Self> {
+        let name = name.replace('-', "_");
+        let rated = KNOBS
+            .iter()
+            .map(|knob| (strsim::jaro(&name, knob.key), knob));
+        let best = rated.max_by(|(one, _), (other, _)| one.total_cmp(other));
+        best.filter(|(alike, _)| *alike > ALIKE)
+            .map(|(_, knob)| knob)
     }
 
     /// The value that `text` names.
@@ -115,11 +136,11 @@ pub struct OutOfRange {
 }
 
 /// The table: a field and its type, its message, its key, the form of its values, its default as text and as value,
-/// the reader of a text, and the values it takes.
+/// the reader of a text, the writer, and the values it takes.
 macro_rules! knobs {
     ($(
         $(#[doc = $about:literal])+
-        $field:ident: $type:ty, $message:ident, $key:literal = $form:literal, [$text:literal] $default:expr, $parse:expr, $takes:expr;
+        $field:ident: $type:ty, $message:ident, $key:literal = $form:literal, [$text:literal] $default:expr, $parse:expr, $show:expr, $takes:expr;
     )+) => {
         /// The values of all knobs.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -177,6 +198,15 @@ macro_rules! knobs {
             }
         }
 
+        /// The value as it would be written.
+        impl std::fmt::Display for Setting {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                match self {
+                    $(Self::$message(value) => f.pad(&$show(value)),)+
+                }
+            }
+        }
+
         /// All knobs.
         pub static KNOBS: &[Knob] = &[$(Knob {
             key: $key,
@@ -192,30 +222,33 @@ const MOST_THREADS: u16 = 1024;
 
 knobs! {
     /// Whether the engine merges: 0 stop, 1 run, 2 unmerge all
-    run: RunMode, Run, "run" = "0|1|2", ["1"] RunMode::Run, mode, None;
+    run: RunMode, Run, "run" = "0|1|2", ["1"] RunMode::Run, mode, |mode: &RunMode| u8::from(*mode).to_string(), None;
     /// The time between two looks at what was written
-    merge_period_ms: u64, MergePeriodMs, "merge_period" = "TIME", ["20s"] 20_000, time_ms,
+    merge_period_ms: u64, MergePeriodMs, "merge_period" = "TIME", ["20s"] 20_000, time_ms, time_text,
         Some((10, 86_400_000, "10 milliseconds to a day"));
     /// Workers at work at a time, at idle priority
-    threads: u16, Threads, "threads" = "N", ["one a CPU"] own_cpus(), number, Some((1, MOST_THREADS, "1 to 1024"));
+    threads: u16, Threads, "threads" = "N", ["one a CPU"] own_cpus(), number, bare,
+        Some((1, MOST_THREADS, "1 to 1024"));
     /// Whether pages of zeros map the kernel's zero page
-    use_zero_pages: bool, UseZeroPages, "use_zero_pages" = "true|false", ["true"] true, switch, None;
+    use_zero_pages: bool, UseZeroPages, "use_zero_pages" = "true|false", ["true"] true, switch, bare, None;
     /// Whether pages of different NUMA nodes may share; it cannot turn while pages are shared
-    merge_across_nodes: bool, MergeAcrossNodes, "merge_across_nodes" = "true|false", ["true"] true, switch, None;
+    merge_across_nodes: bool, MergeAcrossNodes, "merge_across_nodes" = "true|false", ["true"] true, switch, bare, None;
+    /// Whether the engine's big tables are spread over the nodes that use them, or are where the kernel puts them
+    hashdist: bool, Hashdist, "hashdist" = "on|off", ["on"] true, switch, on_text, None;
     /// Pages that may share one copy; it cannot turn while pages are shared
-    max_page_sharing: u32, MaxPageSharing, "max_page_sharing" = "N", ["256"] 256, number,
+    max_page_sharing: u32, MaxPageSharing, "max_page_sharing" = "N", ["256"] 256, number, bare,
         Some((2, 1_000_000, "2 to 1000000"));
     /// Whether pages are merged again that were written after they were merged
-    merge_again: bool, MergeAgain, "merge_again" = "true|false", ["true"] true, switch, None;
+    merge_again: bool, MergeAgain, "merge_again" = "true|false", ["true"] true, switch, bare, None;
     /// The most CPU time to use, in percent of a core
-    cpu_limit: u32, CpuLimit, "cpu_limit" = "PERCENT|none", ["none"] 0, percent,
+    cpu_limit: u32, CpuLimit, "cpu_limit" = "PERCENT|none", ["none"] 0, percent, limit_text,
         Some((0, 100 * all_cpus(), "1 to 100 for each CPU, or none"));
     /// How the period is chosen: auto makes it shorter while memory is short, and longer while it is ample
-    pace: Pace, Pace, "pace" = "fixed|auto", ["fixed"] Pace::Fixed, word, None;
+    pace: Pace, Pace, "pace" = "fixed|auto", ["fixed"] Pace::Fixed, word, word_text, None;
     /// What is done with chunks that are one huge page: auto splits them for half of their pages, or when memory is short
-    thp: Thp, Thp, "thp" = "keep|split|auto", ["split"] Thp::Split, word, None;
-    /// The most canonical pages to hold: MiB, 16GiB, or 25% of the memory
-    store_limit_mib: u64, StoreLimitMib, "store_limit" = "SIZE|none", ["none"] 0, size_mib, None;
+    thp: Thp, Thp, "thp" = "keep|split|auto", ["split"] Thp::Split, word, word_text, None;
+    /// The most canonical pages to hold: MiB, 16G, or 25% of the memory
+    store_limit_mib: u64, StoreLimitMib, "store_limit" = "SIZE|none", ["none"] 0, size_mib, mib_text, None;
 }
 
 /// The least value, the greatest, and both in words; none: the knob takes all.
@@ -250,71 +283,6 @@ fn all_cpus() -> u32 {
     }
 }
 
-fn mode(text: &str) -> Result<RunMode, String> {
-    let number: u8 = text.parse().map_err(|_| no_mode(text))?;
-    RunMode::try_from(number)
-}
-
-fn word<T: DeserializeOwned>(text: &str) -> Result<T, String> {
-    let word = IntoDeserializer::<value::Error>::into_deserializer(text);
-    T::deserialize(word).map_err(|error| error.to_string())
-}
-
-/// KSM writes 0 and 1.
-fn switch(text: &str) -> Result<bool, String> {
-    match text {
-        "1" | "true" => Ok(true),
-        "0" | "false" => Ok(false),
-        _ => Err(format!("`{text}` is neither true nor false")),
-    }
-}
-
-fn number<T: std::str::FromStr>(text: &str) -> Result<T, String> {
-    text.parse()
-        .map_err(|_| format!("`{text}` is no number for it"))
-}
-
-fn time_ms(text: &str) -> Result<u64, String> {
-    let time = humantime::parse_duration(text)
-        .map_err(|error| format!("`{text}` is no time ({error}); write it like 20s or 500ms"))?;
-    Ok(u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
-}
-
-/// Percent of one core; 0 for none.
-fn percent(text: &str) -> Result<u32, String> {
-    let number = text.strip_suffix('%').unwrap_or(text);
-    match (text, number.parse()) {
-        ("none", _) => Ok(0),
-        (_, Ok(percent @ 1..)) => Ok(percent),
-        _ => Err(format!(
-            "`{text}` is no limit: write percent of a core, like 25, or none"
-        )),
-    }
-}
-
-/// MiB; 0 for none.
-fn size_mib(text: &str) -> Result<u64, String> {
-    let bad = || format!("`{text}` is no limit: write MiB, like 4096, or 16GiB, 25% or none");
-    let number = |digits: &str| digits.parse::<u64>().ok().filter(|&number| number > 0);
-    if text == "none" {
-        return Ok(0);
-    }
-    if let Some(percent) = text.strip_suffix('%') {
-        let percent = number(percent)
-            .filter(|&percent| percent <= 100)
-            .ok_or_else(bad)?;
-        let memory = sys::meminfo::total_mib().map_err(|error| error.to_string())?;
-        return Ok((memory * percent / 100).max(1));
-    }
-    let (digits, unit) = match text.strip_suffix("GiB") {
-        Some(digits) => (digits, 1 << 10),
-        None => (text.strip_suffix("MiB").unwrap_or(text), 1),
-    };
-    number(digits)
-        .and_then(|mib| mib.checked_mul(unit))
-        .ok_or_else(bad)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -338,6 +306,46 @@ mod tests {
     }
 
     #[test]
+    fn a_value_that_is_shown_can_be_written() {
+        let mut values = KnobValues::default();
+        for text in [
+            "run=2",
+            "merge_period=1s 500ms",
+            "cpu_limit=30",
+            "pace=auto",
+            "store_limit=3MiB",
+        ] {
+            values.turn(read(text).unwrap());
+        }
+        for values in [values, KnobValues::default()] {
+            for setting in values.settings() {
+                assert_eq!(read(&format!("{}={setting}", setting.key())), Ok(setting));
+            }
+        }
+        let shown = values
+            .settings()
+            .iter()
+            .map(Setting::to_string)
+            .collect::<Vec<_>>();
+        assert!(
+            shown.starts_with(&["2".to_owned(), "1s 500ms".to_owned()]),
+            "{shown:?}"
+        );
+        assert!(
+            shown.ends_with(&["auto".to_owned(), "split".to_owned(), "3MiB".to_owned()]),
+            "{shown:?}"
+        );
+    }
+
+    #[test]
+    fn a_name_that_is_nearly_one_is_recognized() {
+        let like = |name| Knob::like(name).map(|knob| knob.key);
+        assert_eq!(like("merge-periods"), Some("merge_period"));
+        assert_eq!(like("cpulimit"), Some("cpu_limit"));
+        assert_eq!(like("xyzzy"), None);
+    }
+
+    #[test]
     fn values_are_read_as_people_write_them() {
         for (text, setting) in [
             ("run=2", Setting::Run(RunMode::Unmerge)),
@@ -347,6 +355,8 @@ mod tests {
             ("use_zero_pages=0", Setting::UseZeroPages(false)),
             ("max_page_sharing=2", Setting::MaxPageSharing(2)),
             ("merge_across_nodes=0", Setting::MergeAcrossNodes(false)),
+            ("hashdist=off", Setting::Hashdist(false)),
+            ("hashdist=1", Setting::Hashdist(true)),
             ("merge_again=true", Setting::MergeAgain(true)),
             ("cpu_limit=30", Setting::CpuLimit(30)),
             ("cpu_limit=30%", Setting::CpuLimit(30)),
@@ -355,6 +365,9 @@ mod tests {
             ("store_limit=512", Setting::StoreLimitMib(512)),
             ("store_limit=3MiB", Setting::StoreLimitMib(3)),
             ("store_limit=2GiB", Setting::StoreLimitMib(2048)),
+            ("store_limit=2T", Setting::StoreLimitMib(2 << 20)),
+            ("store-limit=1.5gb", Setting::StoreLimitMib(1536)),
+            ("merge-period=20s", Setting::MergePeriodMs(20_000)),
         ] {
             assert_eq!(read(text), Ok(setting));
         }
@@ -382,7 +395,8 @@ mod tests {
             ("pace=slow", "`fixed` or `auto`"),
             ("store_limit=0", "no limit"),
             ("store_limit=101%", "no limit"),
-            ("store_limit=1TB", "16GiB"),
+            ("store_limit=1kb", "no limit"),
+            ("store_limit=1XB", "16G"),
             ("thp=maybe", "`keep`, `split`, `auto`"),
             ("use_zero_pages=maybe", "maybe"),
             ("merge_across_nodes=2", "neither"),

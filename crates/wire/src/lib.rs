@@ -9,7 +9,7 @@
 //!    │ Hello{Agent, domain} ────────▶│                     │ Hello{Control} ─────▶│
 //!    │◀──────── Welcome + descriptors│ (or Refused)        │ JSON request ───────▶│
 //!    │ Ready ───────────────────────▶│                     │◀── JSON reply, parts │
-//!    │◀───────────────── Sync / Merge / Unmerge            (see `status`)
+//!    │◀───────────────── Sync / Merge / Unmerge            (see `request`)
 //!    │ Changes / Merged / Unmerged ─▶│
 //! ```
 //!
@@ -21,30 +21,50 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(feature = "status"), no_std)]
 
+/// The name of the agent's thread, by which tools tell its CPU time from the program's.
+pub const AGENT_THREAD: &core::ffi::CStr = c"pageone-agent";
+
 mod agent;
+pub mod attach;
 mod codec;
 #[cfg(feature = "status")]
 mod control;
 #[cfg(feature = "status")]
+mod history;
+#[cfg(feature = "status")]
 mod knobs;
+mod now;
 mod page;
 #[cfg(feature = "status")]
+mod request;
+#[cfg(feature = "status")]
+pub mod size;
+#[cfg(feature = "status")]
 mod status;
+#[cfg(feature = "status")]
+mod why;
 
 pub use agent::{
     ANSWER_HEAD, Answer, Change, Changes, DomainMark, Hello, Journal, MAX_OPS, MAX_OUT, MAX_STORES,
     Merge, MergeOp, Merged, Name, Question, Ready, Reason, Reception, Role, STEP_DESCRIPTORS,
-    STEP_ELSEWHERE, STEP_EXECUTABLE, STEP_FILTER, STEP_MEMORY, STEP_NARROW, STEP_RIGHTS,
-    STEP_THREADS, STEP_USERFAULTFD, Target, Unmerge, Welcome,
+    STEP_DETACHED, STEP_ELSEWHERE, STEP_EXECUTABLE, STEP_FILTER, STEP_MEMORY, STEP_NARROW,
+    STEP_RIGHTS, STEP_THREADS, STEP_USERFAULTFD, Target, Unmerge, Welcome,
 };
 pub use codec::{DecodeError, MAX_MESSAGE};
 #[cfg(feature = "status")]
 pub use control::{MAX_REPLY, ReplyError, ReplyReader, reply_parts};
 #[cfg(feature = "status")]
+pub use history::Sample;
+#[cfg(feature = "status")]
 pub use knobs::{KNOBS, Knob, KnobValues, OutOfRange, Pace, RunMode, Setting, Thp};
+pub use now::{Now, get_merged_now, put_merge_now};
 pub use page::{CHUNK_BYTES, CHUNK_PAGES, PAGE_BYTES, PageBits, PageOutcome};
 #[cfg(feature = "status")]
-pub use status::{GuestStatus, Recycled, Reply, Request, Status, Unserved};
+pub use request::{Cause, LeftAlone, MergeNow, MergedNow, Reply, Request};
+#[cfg(feature = "status")]
+pub use status::{GuestStatus, Recycled, SCHEMA, Status, StoreNode, Unserved};
+#[cfg(feature = "status")]
+pub use why::{WhyNot, WhyNotCode};
 
 /// The version of this protocol; both sides must speak the same one.
 pub const VERSION: u16 = 4;

@@ -1,43 +1,14 @@
-//! What the command line asks and sees: JSON, with KSM's names where KSM has the thing.
+//! The counters, as the command line sees them: JSON, with KSM's names where KSM has the thing.
 
 use serde::{Deserialize, Serialize};
 use sys::foreign::ForeignName;
 
-use crate::knobs::{KnobValues, Setting};
+use crate::knobs::KnobValues;
+use crate::why::{WhyNot, WhyNotCode};
 
-/// What the command line asks.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Request {
-    /// The counters.
-    Status,
-    /// The slots of all stores by node and zone.
-    Heap,
-    /// Which domain would the caller have as a guest that asks for this name (empty: for none)?
-    Domain(String),
-    /// Turn knobs, all or none.
-    Set(Vec<Setting>),
-    /// Give all merged pages private copies, turn knobs, and go on as before.
-    SetUnmerged(Vec<Setting>),
-}
-
-/// What the engine replies.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Reply {
-    /// To [`Request::Status`].
-    Status(Box<Status>),
-    /// To [`Request::Heap`]: a heap's view as the `numa` crate writes it, which this crate only carries.
-    Heap(serde_json::Value),
-    /// To [`Request::Domain`].
-    Domain(String),
-    /// The same, and all memory shall be offered.
-    DomainOfAny(String),
-    /// Done.
-    Done,
-    /// Not done: why.
-    Refused(String),
-}
+/// The number of the form in which [`Status`] is written. It grows when a field goes or changes its meaning; a field that is
+/// new leaves it.
+pub const SCHEMA: u32 = 1;
 
 /// The engine's counters at one moment.
 ///
@@ -46,6 +17,18 @@ pub enum Reply {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Status {
+    /// [`SCHEMA`] of the daemon that wrote it; 0 for one that had none yet.
+    pub schema: u32,
+    /// The daemon's version.
+    pub version: String,
+    /// The machine's name.
+    pub host: ForeignName,
+    /// When it was written, in seconds since 1970.
+    pub time: u64,
+    /// Seconds since the engine started.
+    pub uptime_seconds: u64,
+    /// Milliseconds until the first pages can be merged, about; none once some are, and while no guest offers memory.
+    pub first_merges_ms: Option<u64>,
     /// The user whose guests alone are counted; none: everybody's are.
     pub only_user: Option<u32>,
     /// The knobs.
@@ -84,6 +67,11 @@ pub struct Status {
     pub pages_broken: u64,
     /// Of the skipped ones, pages the kernel would not move (pinned, or shared by fork).
     pub pages_pinned: u64,
+    /// Of the skipped ones, pages that lie in a mapping of a file, or in a store of another engine.
+    pub pages_foreign: u64,
+    /// Of the skipped ones, pages in mappings of a kind that is not merged. The rest of the skipped ones got no room, or merging them
+    /// failed; they are tried again.
+    pub pages_unfit: u64,
     /// Pages merged so far that had been merged and written before.
     pub pages_merged_again: u64,
     /// Pages recycled so far: their guests gave them up.
@@ -98,6 +86,8 @@ pub struct Status {
     pub cpu_seconds: f64,
     /// The longest time a page was out of its guest's reach in a window, in microseconds.
     pub window_max_us: u64,
+    /// Canonical pages by domain and node, where they are by the kernel's word; empty on a machine with one node.
+    pub store_nodes: Vec<StoreNode>,
     /// The guests.
     pub guests: Vec<GuestStatus>,
     /// Processes that are no guests, or not any longer, and why; of the last hour, as far as they live.
@@ -109,15 +99,30 @@ impl Status {
     /// others, and is 0. All his sharers count as `pages_sharing`: a canonical page is nobody's.
     #[must_use]
     pub fn of_user(&self, uid: u32) -> Self {
-        let guests: Vec<_> = self
+        let mut guests: Vec<_> = self
             .guests
             .iter()
             .filter(|guest| guest.uid == uid)
             .cloned()
             .collect();
+        // Whether others are in a domain is theirs to know; only a user's own domain has no others.
+        for guest in guests
+            .iter_mut()
+            .filter(|guest| !guest.domain.raw().starts_with("uid:"))
+        {
+            guest
+                .reasons
+                .retain(|reason| reason.code != WhyNotCode::Alone);
+        }
         let sum = |count: fn(&GuestStatus) -> u64| guests.iter().map(count).sum::<u64>();
         let saved_bytes = sum(|guest| guest.saved_bytes);
         Self {
+            schema: self.schema,
+            version: self.version.clone(),
+            host: self.host.clone(),
+            time: self.time,
+            uptime_seconds: self.uptime_seconds,
+            first_merges_ms: self.first_merges_ms.filter(|_| !guests.is_empty()),
             only_user: Some(uid),
             knobs: self.knobs,
             effective_period_ms: self.effective_period_ms,
@@ -135,6 +140,8 @@ impl Status {
             pages_skipped: sum(|guest| guest.pages_skipped),
             pages_broken: sum(|guest| guest.pages_broken),
             pages_pinned: sum(|guest| guest.pages_pinned),
+            pages_foreign: sum(|guest| guest.pages_foreign),
+            pages_unfit: sum(|guest| guest.pages_unfit),
             pages_merged_again: 0,
             pages_recycled: guests.iter().map(|guest| guest.pages_recycled).sum(),
             saved_bytes,
@@ -142,6 +149,7 @@ impl Status {
             metadata_bytes: 0,
             cpu_seconds: 0.0,
             window_max_us: 0,
+            store_nodes: Vec::new(),
             guests,
             unserved: self
                 .unserved
@@ -184,6 +192,20 @@ impl std::iter::Sum for Recycled {
     }
 }
 
+/// Canonical pages of a domain on a node, as the last walk over all of them found them.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct StoreNode {
+    /// The trust domain.
+    pub domain: ForeignName,
+    /// The kernel's number of the node.
+    pub node: u32,
+    /// Canonical pages whose frames are on it.
+    pub pages: u64,
+    /// Those of them that belong to the store of another node.
+    pub astray: u64,
+}
+
 /// A process that is no guest, or not any longer.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -210,6 +232,8 @@ pub struct GuestStatus {
     pub uid: u32,
     /// The command name, as in `/proc/PID/comm`.
     pub comm: ForeignName,
+    /// What people know it by: a virtual machine, a container, a unit. None where only the command is known.
+    pub name: Option<ForeignName>,
     /// The trust domain its pages are shared in.
     pub domain: ForeignName,
     /// Contiguous ranges the guest offers.
@@ -232,6 +256,10 @@ pub struct GuestStatus {
     pub pages_broken: u64,
     /// Pages the kernel would not move.
     pub pages_pinned: u64,
+    /// Pages in a mapping of a file, or in a store of another engine.
+    pub pages_foreign: u64,
+    /// Pages in mappings of a kind that is not merged.
+    pub pages_unfit: u64,
     /// Pages recycled so far.
     pub pages_recycled: Recycled,
     /// What may hold pages pinned for long, so that written pages are not merged again.
@@ -244,6 +272,12 @@ pub struct GuestStatus {
     pub stuck: bool,
     /// The guest's part of the saving, in bytes; the parts add up to the whole.
     pub saved_bytes: u64,
+    /// The same less what the guest alone costs: its tables, its agent, its mappings; may be negative.
+    pub net_saved_bytes: i64,
+    /// CPU time of its agent, in seconds.
+    pub cpu_seconds: f64,
+    /// Why memory of it is not merged.
+    pub reasons: Vec<WhyNot>,
     /// Mappings of the process, as counted against `vm.max_map_count`.
     pub vmas: u64,
     /// Whether the agent answers in time.
@@ -253,29 +287,6 @@ pub struct GuestStatus {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::knobs::{Pace, RunMode, Thp};
-    use proptest::prelude::*;
-
-    fn setting() -> impl Strategy<Value = Setting> {
-        let numbers = any::<(u16, u32, u64, bool)>();
-        let which = any::<prop::sample::Index>();
-        (numbers, 0_u8..3, which).prop_map(|((threads, pages, long, on), mode, which)| {
-            let values = KnobValues {
-                run: RunMode::try_from(mode).unwrap_or_default(),
-                merge_period_ms: long,
-                threads,
-                use_zero_pages: on,
-                merge_across_nodes: on,
-                max_page_sharing: pages,
-                merge_again: on,
-                cpu_limit: pages,
-                pace: if on { Pace::Auto } else { Pace::Fixed },
-                thp: if on { Thp::Auto } else { Thp::Keep },
-                store_limit_mib: long,
-            };
-            *which.get(&values.settings())
-        })
-    }
 
     fn knobs() -> KnobValues {
         KnobValues {
@@ -324,36 +335,26 @@ mod tests {
             ..Status::default()
         };
         assert_eq!(own, expected);
+        let mut shared = guest(7, 1);
+        let alone = |code| WhyNot {
+            code,
+            pages: 0,
+            why: String::new(),
+        };
+        shared.reasons = vec![alone(WhyNotCode::Alone), alone(WhyNotCode::Busy)];
+        for (domain, seen) in [("uid:7", 2), ("name:team", 1)] {
+            shared.domain = domain.into();
+            let all = Status {
+                guests: vec![shared.clone()],
+                ..Status::default()
+            };
+            assert_eq!(all.of_user(7).guests[0].reasons.len(), seen, "{domain}");
+        }
         let none = Status {
             only_user: Some(9),
             knobs: knobs(),
             ..Status::default()
         };
         assert_eq!(all.of_user(9), none);
-    }
-
-    proptest! {
-        #[test]
-        fn requests_return(settings in prop::collection::vec(setting(), 0..9), name: String) {
-            let all = [Request::Set(settings), Request::Domain(name), Request::Status, Request::Heap];
-            for request in all {
-                let json = serde_json::to_vec(&request).expect("JSON");
-                let again: Request = serde_json::from_slice(&json).expect("a request");
-                prop_assert_eq!(again, request);
-            }
-        }
-
-        #[test]
-        fn texts_that_are_nearly_requests_are_read_or_refused(
-            words in prop::collection::vec(
-                prop::sample::select(vec!["{", "}", "[", "]", ":", ",", "\"set\"", "\"run\"", "\"pace\"", "1", "-1", "1e99", "null", "\"auto\"", "\"status\""]),
-                0..12,
-            ),
-        ) {
-            if let Ok(request) = serde_json::from_str::<Request>(&words.concat()) {
-                let json = serde_json::to_vec(&request).expect("JSON");
-                prop_assert_eq!(serde_json::from_slice::<Request>(&json).expect("a request"), request);
-            }
-        }
     }
 }

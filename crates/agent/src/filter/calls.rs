@@ -297,6 +297,13 @@ pub(crate) const CALLS: &[Call] = &[
     ),
     call(
         Thread,
+        "lseek",
+        libc::SYS_lseek,
+        [Any, In(&[0]), In(&[0]), Any, Any, Any],
+        "lists the program's threads again",
+    ),
+    call(
+        Thread,
         "get_robust_list",
         libc::SYS_get_robust_list,
         ANY,
@@ -315,8 +322,8 @@ pub(crate) const CALLS: &[Call] = &[
         All,
         "fcntl",
         libc::SYS_fcntl,
-        second(&[1, 3]),
-        "checks descriptors (builds with assertions); may they pin memory",
+        second(&[1, 3, 5]),
+        "checks descriptors (builds with assertions); may they pin memory; has a stranger locks on a file of /proc",
     ),
     call(
         All,

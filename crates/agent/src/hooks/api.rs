@@ -1,8 +1,9 @@
 //! The C API: `include/pageone.h`.
 
-use crate::errno::c_result;
+use crate::errno::{c_result, fail};
 use crate::hooks::memory;
 use crate::lock::SERVED;
+use crate::now;
 use crate::offer::{self, Then};
 
 /// Offers `[addr, addr + len)` for merging; see `pageone.h`.
@@ -22,6 +23,15 @@ extern "C" fn pageone_unregister(addr: *mut libc::c_void, len: usize) -> i32 {
 #[unsafe(no_mangle)]
 extern "C" fn pageone_recycle(addr: *mut libc::c_void, len: usize) -> i32 {
     c_result(memory::recycle(addr.addr(), len))
+}
+
+/// Has `[addr, addr + len)` merged now; see `pageone.h`.
+#[unsafe(no_mangle)]
+extern "C" fn pageone_merge(addr: *mut libc::c_void, len: usize) -> i64 {
+    match now::merge(addr.addr(), len) {
+        Ok(pages) => i64::try_from(pages).unwrap_or(i64::MAX),
+        Err(errno) => fail(errno).into(),
+    }
 }
 
 /// Whether an engine serves this process now: 1 or 0; see `pageone.h`.

@@ -7,20 +7,42 @@
 //! windows wait for it, but its child returns at once, with what its stack holds. The code of a thread that
 //! ends by number is noted, for the agent's thread may have to end the process with it (see `session/alone.rs`).
 
-use std::ffi::c_long;
+use std::ffi::{c_long, c_void};
+use std::sync::atomic::AtomicPtr;
 
-use super::call::{BITS, is_readable};
-use super::enter::{MEMORY_BITS, enter};
+use super::call::{BITS, Bits, bits_of, is_readable};
+use super::enter::{MEMORY, MEMORY_BITS, enter};
+use super::entry::Hook;
 use super::rights;
 use crate::errno::fail;
 use crate::lock::{begin_fork, end_fork};
 use crate::thread::is_barred;
 
-// rdi number; rsi, rdx, rcx, r8, r9 and one on the stack: arguments. 56 is clone, whose flags come
-// first and whose stack second; 57 is fork; 435 is clone3, whose structure has its flags at 0 and its stack
-// at 40; 60 is exit. 0x100 is CLONE_VM: such a child uses the parent's memory, and misses nothing.
-// 8 begins a fork on another stack: six arguments, and the stack on its 16 bytes again for a call. Its child finds
-// nothing of this stack; what `begin_fork` counted is zero there.
+/// For a libc that knows nothing of it.
+pub(crate) const ATTACHED: &[Hook] = &[Hook::before(c"syscall", syscall as *const c_void, &OWN)];
+
+/// libc's own, where this one stands before it.
+static OWN: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+
+/// All that does not go to the kernel at once, for [`attached`](crate::attached): a thread that is about to make one of these calls is
+/// not seen any more.
+#[unsafe(no_mangle)]
+static PAGEONE_NUMBERS: Bits = {
+    const FORKS: &[i64] = &[libc::SYS_clone, libc::SYS_fork, libc::SYS_clone3];
+    let parts = [bits_of(MEMORY), bits_of(rights::HOOKED), bits_of(FORKS)];
+    let (mut all, mut word) = ([0; BITS / 64], 0);
+    while word < all.len() {
+        all[word] = parts[0][word] | parts[1][word] | parts[2][word];
+        word += 1;
+    }
+    all
+};
+
+// The number is in rdi; the arguments are in rsi, rdx, rcx, r8, r9 and one on the stack. 56 is clone: its flags
+// come first, its stack second. 57 is fork, 60 is exit. 435 is clone3: its structure has its flags at 0 and its
+// stack at 40. With 0x100 (CLONE_VM) a child uses the parent's memory, and misses nothing. 8 begins a fork on
+// another stack: six arguments, and the stack on its 16 bytes again for a call. Its child finds nothing of this
+// stack; what `begin_fork` counted is zero there.
 /// syscall(2).
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
@@ -43,7 +65,13 @@ unsafe extern "C" fn syscall(number: c_long) -> c_long {
         "lea {memory_bits}(%rip), %rax",
         "bt %rdi, (%rax)",
         "jc {memory}",
+        // A thread may wait for long, as for a futex: not in the agent, which could not be taken out then.
         "2:",
+        "mov {own}(%rip), %rax",
+        "test %rax, %rax",
+        "jz 22f",
+        "jmp *%rax",
+        "22:",
         "mov %rdi, %rax",
         "mov %rsi, %rdi",
         "mov %rdx, %rsi",
@@ -125,6 +153,7 @@ unsafe extern "C" fn syscall(number: c_long) -> c_long {
         "jae 6b",
         "9:",
         "ret",
+        own = sym OWN,
         fork = sym fork,
         begin = sym begin,
         end = sym end,

@@ -8,7 +8,7 @@ use super::{ioctl, locks, memory};
 use crate::mappings::remap::Remap;
 
 /// Calls over memory that have a hook.
-const MEMORY: &[i64] = &[
+pub(super) const MEMORY: &[i64] = &[
     libc::SYS_madvise,
     libc::SYS_munmap,
     libc::SYS_mmap,

@@ -1,9 +1,13 @@
 //! The C functions that stand before libc's: they set `errno` and turn pointers into numbers.
 
 use std::ffi::{c_int, c_void};
+#[cfg(target_arch = "x86_64")]
+use std::sync::atomic::AtomicPtr;
 
 use rustix::io::{Errno, Result};
 
+#[cfg(target_arch = "x86_64")]
+use super::entry::Hook;
 use super::{ioctl as requests, locks, memory};
 use crate::errno::{c_result, fail};
 use crate::mappings::remap::Remap;
@@ -11,6 +15,22 @@ use crate::mappings::remap::Remap;
 /// Of an archive that a program links, the linker takes only the parts that are used: this part uses the constructor.
 #[used]
 static WITH: &extern "C" fn() = &super::BEGIN;
+
+/// Those that stand before a libc which knows nothing of them; what libc itself calls as well is in
+/// [`takeover`](super::takeover).
+#[cfg(target_arch = "x86_64")]
+pub(crate) const ATTACHED: &[Hook] = &[
+    Hook::alone(c"posix_madvise", posix_madvise as *const c_void),
+    Hook::alone(c"pkey_mprotect", pkey_mprotect as *const c_void),
+    Hook::alone(c"mlock", mlock as *const c_void),
+    Hook::alone(c"mlock2", mlock2 as *const c_void),
+    Hook::alone(c"munlock", munlock as *const c_void),
+    Hook::alone(c"mlockall", mlockall as *const c_void),
+    Hook::alone(c"munlockall", munlockall as *const c_void),
+    Hook::alone(c"mseal", mseal as *const c_void),
+    Hook::alone(c"process_madvise", process_madvise as *const c_void),
+    Hook::before(c"ioctl", ioctl_or_own as *const c_void, &OWN_IOCTL),
+];
 
 fn c_int_result(result: Result<usize>) -> c_int {
     c_result(result.map(drop))
@@ -195,6 +215,30 @@ extern "C" fn mbind(
         flags as usize,
     ];
     c_int_result(memory::mbind(args)).into()
+}
+
+/// libc's own ioctl(2), where a hook stands before it.
+#[cfg(target_arch = "x86_64")]
+static OWN_IOCTL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+
+/// ioctl(2): of all requests but one, the thread is in libc's own function, as before. It may be there for long (`KVM_RUN`), and
+/// an agent in which a thread is cannot be taken out.
+#[cfg(target_arch = "x86_64")]
+#[unsafe(naked)]
+unsafe extern "C" fn ioctl_or_own() -> c_int {
+    core::arch::naked_asm!(
+        "endbr64",
+        "cmp ${register}, %esi",
+        "je {ioctl}",
+        "mov {own}(%rip), %rax",
+        "test %rax, %rax",
+        "jz {ioctl}",
+        "jmp *%rax",
+        register = const requests::REGISTER,
+        ioctl = sym ioctl,
+        own = sym OWN_IOCTL,
+        options(att_syntax)
+    )
 }
 
 /// ioctl(2). C declares the argument as a variable one; it arrives in the third register.

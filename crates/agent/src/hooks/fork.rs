@@ -31,9 +31,11 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use rustix::io::Errno;
 
+#[cfg(target_arch = "x86_64")]
+use super::entry::Hook;
 use crate::errno::fail;
 use crate::life;
-use crate::lock::{begin_fork, end_fork};
+use crate::lock::{begin_fork, beyond, end_fork};
 
 extern "C" fn before() {
     begin_fork();
@@ -64,6 +66,13 @@ struct Next {
 static LIBC_FORK: Next = Next::new(c"_Fork");
 static LIBC_CLONE: Next = Next::new(c"clone");
 
+/// libc's fork calls the body of `_Fork`, so nothing else is needed where these stand at the entries.
+#[cfg(target_arch = "x86_64")]
+pub(crate) const ATTACHED: &[Hook] = &[
+    Hook::before(c"_Fork", _Fork as *const c_void, &LIBC_FORK.address),
+    Hook::before(c"clone", clone as *const c_void, &LIBC_CLONE.address),
+];
+
 impl Next {
     const fn new(name: &'static std::ffi::CStr) -> Self {
         let address = AtomicPtr::new(std::ptr::null_mut());
@@ -86,7 +95,7 @@ impl Next {
 /// Makes a child by `fork`, which gives 0 in the child and what libc gives in the parent.
 fn forking<T: PartialEq + From<bool>>(fork: impl FnOnce() -> T) -> T {
     begin_fork();
-    let child = fork();
+    let child = beyond(fork, |child| *child == T::from(false));
     // In the child the count is zero already.
     match child == T::from(false) {
         true => life::begin_for_all_memory(),

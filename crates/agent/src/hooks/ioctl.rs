@@ -12,7 +12,7 @@ use crate::lock::{existing, lock};
 use crate::mappings::whole::{self, Untracked, whole};
 
 /// `UFFDIO_REGISTER`.
-const REGISTER: usize = 0xc020_aa00;
+pub(super) const REGISTER: usize = 0xc020_aa00;
 
 /// ioctl(2): descriptor, request, argument.
 pub(crate) fn ioctl(args: [usize; 6]) -> Result<usize> {

@@ -14,10 +14,13 @@ use libc::{gid_t, uid_t};
 use rustix::io::{Errno, Result};
 
 use super::call::{Bits, bits_of, call, is_readable};
+#[cfg(target_arch = "x86_64")]
+use super::entry::Hook;
 use super::memory;
 use crate::errno::fail;
 use crate::filter::calls;
 use crate::life;
+use crate::lock::beyond;
 use crate::thread::{Why, is_barred};
 
 /// Looks libc's own functions up.
@@ -71,6 +74,15 @@ macro_rules! libc_functions {
             &own::$name,
         ),)*];
 
+        /// The same for a libc that knows nothing of these.
+        #[cfg(target_arch = "x86_64")]
+        pub(crate) const ATTACHED_BEFORE: &[Hook] = &[$(Hook::before(
+            // SAFETY: the text ends with its only zero.
+            unsafe { CStr::from_bytes_with_nul_unchecked(concat!(stringify!($name), "\0").as_bytes()) },
+            $name as *const c_void,
+            &own::$name,
+        ),)*];
+
         $($(#[$doc])*
         #[unsafe(no_mangle)]
         extern "C" fn $name($($arg: $kind),*) -> c_int {
@@ -85,7 +97,7 @@ macro_rules! libc_functions {
                 }
                 // SAFETY: the address is that of libc's function of this name, which has this signature.
                 let next: extern "C" fn($($kind),*) -> c_int = unsafe { std::mem::transmute(next) };
-                next($($arg),*)
+                beyond(|| next($($arg),*), |_| false)
             })
         })*
     };
@@ -197,6 +209,17 @@ extern "C" fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulon
         ],
     ))
 }
+
+/// Those of them that enter the kernel themselves.
+#[cfg(target_arch = "x86_64")]
+pub(crate) const ATTACHED: &[Hook] = &[
+    Hook::alone(c"capset", capset as *const c_void),
+    Hook::alone(c"setns", setns as *const c_void),
+    Hook::alone(c"unshare", unshare as *const c_void),
+    Hook::alone(c"personality", personality as *const c_void),
+    Hook::alone(c"chroot", chroot as *const c_void),
+    Hook::alone(c"prctl", prctl as *const c_void),
+];
 
 /// The options of prctl(2) by which a thread, or the process, gives something up.
 const NARROWING: [c_int; 6] = [
@@ -439,7 +462,7 @@ impl Filter {
 }
 
 /// What syscall(2) does not leave to the kernel at once.
-const HOOKED: &[i64] = &[
+pub(super) const HOOKED: &[i64] = &[
     libc::SYS_setuid,
     libc::SYS_setgid,
     libc::SYS_setreuid,

@@ -21,6 +21,7 @@ use rustix::io::{Errno, Result};
 use sys::entry::{Entry, Springboard};
 use sys::mapping::OwnMemory;
 
+use super::entry::Hook;
 use super::memory;
 use crate::errno::fail;
 use crate::mappings::remap::Remap;
@@ -57,6 +58,22 @@ fn bodies() -> [Body; BODIES] {
 pub(crate) fn sees_libc() -> bool {
     SEEN.load(Ordering::Relaxed)
 }
+
+/// Notes that they were taken over from outside.
+pub(crate) fn note_seen() {
+    SEEN.store(true, Ordering::Relaxed);
+}
+
+/// The bodies, for who takes them over from outside.
+pub(crate) const ATTACHED: &[Hook] = &[
+    Hook::alone(c"munmap", munmap as *const c_void),
+    Hook::alone(c"madvise", madvise as *const c_void),
+    Hook::alone(c"mprotect", mprotect as *const c_void),
+    Hook::alone(c"mmap", mmap as *const c_void),
+    Hook::alone(c"mremap", mremap as *const c_void),
+    Hook::alone(c"brk", brk as *const c_void),
+    Hook::variable(c"__curbrk", &END),
+];
 
 /// Takes the bodies over, if that is safe.
 ///

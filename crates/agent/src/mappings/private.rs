@@ -63,12 +63,16 @@ pub(crate) fn give_back(guard: &mut Guard) {
     thread::note_given_back();
 }
 
-/// Makes all merged memory private before the program goes where hooks may find no /proc: no discard could tell a store's
-/// mapping from others there. It stays offered.
+/// Makes all merged memory private before the program goes where hooks may find no /proc, for no discard could tell a store's
+/// mapping from others there, and before there are no hooks at all. It stays offered.
 ///
 /// # Errors
 /// `NOMEM` when the copies do not fit, or nothing keeps other threads from writing.
 pub(crate) fn settle(why: Why) -> Result<()> {
+    if why.step == wire::STEP_DETACHED {
+        // It may be much: the program's own calls have their turn.
+        return own_all(|| false);
+    }
     if why.step == wire::STEP_ELSEWHERE
         && touches(0, ADDRESS_LIMIT)
         && let Some(mut guard) = lock()

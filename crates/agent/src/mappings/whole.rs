@@ -237,7 +237,7 @@ pub(crate) fn attributes_at(guard: &mut Guard, at: usize) -> Attributes {
     };
     let mut known = chunk.attributes;
     if chunk.odd {
-        let _ = sys::vma::attributes(at, at + PAGE_BYTES, |_, told| {
+        let _ = sys::vma::given(at, at + PAGE_BYTES, |_, told| {
             let Some(given) = told.map(|told| told.attributes) else {
                 return;
             };
@@ -335,13 +335,10 @@ impl Still {
         Ok(Self::Frozen { uffd, freezer })
     }
 
-    /// Whether it is as it was, after a call of the program's in which a handler of signals may have made a thread. Asks
-    /// nothing that takes rights: /proc/self/task has a link for each thread, and two more.
+    /// Whether it is as it was, after a call of the program's in which a handler of signals may have made a thread.
     fn holds_on(&self) -> bool {
         match self {
-            Self::Alone => {
-                rustix::fs::stat(c"/proc/self/task").is_ok_and(|task| task.st_nlink == 3)
-            }
+            Self::Alone => sys::task::threads() == Ok(1),
             Self::Frozen { .. } => true,
         }
     }
@@ -438,7 +435,10 @@ impl Copy {
             let aside = self.open(attributes)?;
             still.begin(self.at, len, unwritten.is_some())?;
             let made = match unwritten {
-                None => self.put_but(guard, still, len, pins.of(self.at, len)),
+                None => {
+                    let kept = pins.of(self.at, len);
+                    self.put_but(guard, still, len, kept, attributes)
+                }
                 Some(pagemap) => self.put_unwritten(guard, still, pagemap, len),
             };
             // All of it is in place or given back by now.
@@ -462,8 +462,16 @@ impl Copy {
         Ok(())
     }
 
-    /// The same of the first `len` bytes, but for the pages that are `kept`.
-    fn put_but(&self, guard: &mut Guard, still: &Still, len: usize, kept: PageBits) -> Result<()> {
+    /// The same of the first `len` bytes, but for the pages that are `kept`: of those the mapping is told of huge pages
+    /// what a store's mapping does not know, for it stays.
+    fn put_but(
+        &self,
+        guard: &mut Guard,
+        still: &Still,
+        len: usize,
+        kept: PageBits,
+        attributes: Attributes,
+    ) -> Result<()> {
         let page = |at: usize| at % CHUNK_BYTES / PAGE_BYTES;
         let (mut at, end) = (self.at, self.at + len);
         let mut result = Ok(());
@@ -475,6 +483,10 @@ impl Copy {
             match stays || result.is_err() {
                 true => self.leave(still, at, part),
                 false => result = self.put_all(guard, still, at, part),
+            }
+            if stays {
+                // SAFETY: offered memory of the program's; its content is not touched.
+                unsafe { mapping::describe_size(at, part, attributes) };
             }
             at += part;
         }

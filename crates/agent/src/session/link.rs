@@ -28,6 +28,12 @@ pub(crate) struct Link<'a> {
 /// The user that stands for all those who have no number in this user namespace.
 const OVERFLOW: u32 = 65534;
 
+/// Whether an engine of this peer's may read the memory that is offered: root's, or one of the agent's own user.
+pub(crate) fn is_trusted(peer: &Peer) -> bool {
+    let own = rustix::process::geteuid().as_raw();
+    peer.uid == 0 || peer.uid == own && own != OVERFLOW
+}
+
 impl<'a> Link<'a> {
     /// Connects to the engine at `path`, if it is root's or of the agent's own user: it will read all the memory
     /// that is offered.
@@ -38,8 +44,7 @@ impl<'a> Link<'a> {
     pub(crate) fn connect(path: &CStr, life: &'a Life, alone: &'a Alone) -> Result<Self> {
         let (socket, bell) = (socket::connect_at_once(path)?, Bell::new()?);
         let peer = socket::peer(&socket)?;
-        let own = rustix::process::geteuid().as_raw();
-        let trusted = peer.uid == 0 || peer.uid == own && own != OVERFLOW;
+        let trusted = is_trusted(&peer);
         let link = Self {
             socket,
             bell,

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use rustix::event::Timespec;
 use rustix::io::{Errno, Result};
-use sys::rights::{Difference, Rights};
+use sys::rights::{Difference, Rights, Threads};
 use sys::socket::Received;
 use sys::uffd::{Freezer, Uffd};
 use wire::{
@@ -58,7 +58,7 @@ fn begin(life: &'static Life) {
         }
     }
     // Without /proc there is no session either. The rights of the program: without the filter that comes next.
-    if let Ok(rights) = Rights::own() {
+    if let (Ok(rights), Ok(threads)) = (Rights::own(), Threads::open()) {
         // Filters may end a program for such calls, as QEMU's do (`resourcecontrol=deny`).
         if rights.filter_count() == 0 {
             sys::thread::be_ordinary();
@@ -66,6 +66,7 @@ fn begin(life: &'static Life) {
         let own = Own {
             life,
             rights,
+            threads,
             narrowed: narrow(),
         };
         run(&own, &alone);
@@ -82,6 +83,8 @@ struct Own {
     life: &'static Life,
     /// What it could do when it began, which is what the program could.
     rights: Rights,
+    /// All of the program's.
+    threads: Threads,
     /// Whether it has its own filter.
     narrowed: Result<()>,
 }
@@ -100,10 +103,8 @@ impl Own {
     /// Why the agent may not serve, if threads of the program have changed their rights in a way that no hook saw, or
     /// the program was not the same throughout when this thread was made. A filter that was not read may refuse anything.
     fn differs(&self) -> Option<(Differ, Why)> {
-        match self
-            .rights
-            .differ_elsewhere(Some(self.life.thread_before()))
-        {
+        let before = self.life.thread_before();
+        match self.threads.differ_from(&self.rights, Some(before)) {
             Ok(None) => None,
             Ok(Some(Difference::Filters)) => {
                 thread::bar(Why::filter(0));
@@ -401,7 +402,7 @@ impl<'a> Session<'a> {
         self.window.rest();
         // What cannot be read now is looked at again.
         let _ = self.walks.offer_all(self.window.maps());
-        any::keep_words();
+        any::keep_words(&self.own.threads);
         if let Some(mut guard) = lock() {
             report::watch(&mut guard, self.window.uffd(), self.window.maps());
         }

@@ -1,13 +1,46 @@
 //! The staging area: where a batch's pages are while nobody can reach them.
 
+use std::sync::atomic::Ordering;
+
 use rustix::io::Result;
 use sys::mapping::{self, Access};
 use sys::uffd::{Uffd, Watch};
 use wire::{Journal, PAGE_BYTES};
 
 use super::BATCH_PAGES;
+use crate::lock::existing;
 
 const BYTES: usize = BATCH_PAGES * PAGE_BYTES;
+
+/// Notes where a journal lies, for [`unmap_all`].
+fn note(journal: usize) {
+    let order = Ordering::Relaxed;
+    if let Some(page) = existing() {
+        let mut free = page.journals.iter();
+        free.find(|place| place.compare_exchange(0, journal, order, order).is_ok());
+    }
+}
+
+/// Unmaps all staging areas of this process but those in which pages are.
+///
+/// # Safety
+/// There is no window, and none will be.
+#[cfg(target_arch = "x86_64")]
+pub(crate) unsafe fn unmap_all() {
+    let Some(page) = existing() else { return };
+    for place in &page.journals {
+        let at = place.swap(0, Ordering::Relaxed);
+        if at == 0 {
+            continue;
+        }
+        // SAFETY: `new` made it in this process, for the list is empty in a fork child; only this unmaps it.
+        let journal = unsafe { &*std::ptr::with_exposed_provenance::<Journal>(at) };
+        if journal.is_clear() {
+            // SAFETY: as above; without pages that are out, nothing in it exists nowhere else.
+            let _ = unsafe { mapping::unmap(at, PAGE_BYTES + BYTES) };
+        }
+    }
+}
 
 /// Room for the pages of a batch, behind a page with the [`Journal`] of them. It lives as long as the process: what was moved here may exist nowhere else.
 pub(super) struct Staging {
@@ -23,6 +56,7 @@ impl Staging {
     /// What mmap and userfaultfd give.
     pub(super) fn new(uffd: &Uffd) -> Result<Self> {
         let journal = mapping::area(PAGE_BYTES + BYTES)?;
+        note(journal);
         let start = journal + PAGE_BYTES;
         // SAFETY: the area was just made here.
         unsafe {

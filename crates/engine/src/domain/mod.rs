@@ -3,6 +3,7 @@
 pub(crate) mod chunk;
 pub(crate) mod copies;
 pub(crate) mod effects;
+pub(crate) mod frames;
 pub(crate) mod index;
 pub(crate) mod legacy;
 pub(crate) mod lifelines;
@@ -24,6 +25,7 @@ use sys::process::thread_time;
 
 use crate::domain::chunk::Chunks;
 use crate::domain::effects::Effects;
+use crate::domain::frames::Frames;
 use crate::domain::index::Index;
 use crate::domain::legacy::Legacy;
 use crate::domain::lifelines::{Epoch, Ledger};
@@ -60,6 +62,8 @@ pub(crate) struct Domain {
     pub(crate) slots: Slots,
     pub(crate) chunks: Chunks,
     pub(crate) patterns: Patterns,
+    /// Where canonical pages really are.
+    pub(crate) frames: Frames,
     /// What former engines left here.
     pub(crate) former: Ordered<Epoch, FORMER>,
     /// Whether pages were ever claimed. They are as they were merged: the rules may have changed while their guest was
@@ -91,6 +95,7 @@ impl Domain {
             slots: Slots::new(placement),
             chunks: Chunks::default(),
             patterns: Patterns::default(),
+            frames: Frames::default(),
             former: Ordered::default(),
             has_claims: AtomicBool::new(false),
             unpunched: Mutex::default(),

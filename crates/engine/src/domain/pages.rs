@@ -19,12 +19,10 @@ use wire::{CHUNK_PAGES, PageBits};
 use crate::domain::effects::Effects;
 use crate::domain::patterns::{self, Patterns};
 use crate::domain::sparse::{Fingerprints, PageSlots};
-use crate::page::{CLASSES, Class, Fingerprint, Site, Slot, StoreId, Tag};
+use crate::page::{CLASSES, Class, Fingerprint, NEVER, Site, Slot, StoreId, Tag};
 
 /// A page is tried again every `2^level` rounds, at most this often halved.
 const MAX_LEVEL: u8 = 6;
-/// The level of a page that is not tried again before it is written.
-pub(crate) const NEVER: u8 = 15;
 
 /// What is known of the pages of one chunk.
 #[derive(Debug)]
@@ -227,10 +225,10 @@ impl Pages {
     }
 
     fn set_with(&mut self, page: usize, tag: Tag, level: u8) {
-        let before = self.tag(page);
+        let (before, was) = (self.tag(page), self.class(page));
         self.tags[page] = level << 4 | tag as u8;
+        self.move_class(was, tag.class(level), 1);
         if before != tag {
-            self.move_class(before, tag, 1);
             self.sort_bits(page / 64, 1 << (page % 64), tag);
             self.recycled.zeroed += u64::from(tag == Tag::Zeroed);
             if before == Tag::Candidate {
@@ -247,20 +245,25 @@ impl Pages {
         let (first, before) = (word * 64, self.tag(word * 64));
         let holds = before == Tag::Candidate || before.has_slot();
         assert!(!holds, "64 pages at once that are {before:?}");
-        let level = self.level_as(first, tag);
+        let (level, was) = (self.level_as(first, tag), self.class(first));
         self.tags[first..first + 64].fill(level << 4 | tag as u8);
-        self.move_class(before, tag, 64);
+        self.move_class(was, tag.class(level), 64);
         self.sort_bits(word, u64::MAX, tag);
     }
 
-    fn move_class(&mut self, before: Tag, after: Tag, pages: u16) {
-        if let Some(class) = before.class() {
+    /// Where `page` counts.
+    pub(crate) fn class(&self, page: usize) -> Option<Class> {
+        self.tag(page).class(self.level(page))
+    }
+
+    fn move_class(&mut self, before: Option<Class>, after: Option<Class>, pages: u16) {
+        if let Some(class) = before {
             let count = &mut self.counts[class as usize];
             let less = count.checked_sub(pages);
             *count =
-                less.unwrap_or_else(|| panic!("{pages} pages less of {count} that are {before:?}"));
+                less.unwrap_or_else(|| panic!("{pages} pages less of {count} that are {class:?}"));
         }
-        if let Some(class) = after.class() {
+        if let Some(class) = after {
             self.counts[class as usize] += pages;
         }
     }
@@ -372,10 +375,16 @@ mod tests {
             sets.map(|set| set.runs().collect::<Vec<_>>()),
             [[(1, 1)], [(2, 1)], [(3, 1)]]
         );
-        assert_eq!(pages.take_changes(), [1, 1, 1, 0, 0, 0, 0, 0]);
+        assert_eq!(pages.take_changes(), [1, 1, 1, 0, 0, 0, 0, 0, 0, 0]);
         pages.set(1, Tag::Broken);
-        assert_eq!(pages.take_changes(), [-1, 0, 0, 0, 0, 1, 0, 0]);
+        assert_eq!(pages.take_changes(), [-1, 0, 0, 0, 0, 1, 0, 0, 0, 0]);
         assert_eq!(pages.count(Class::Broken), 1);
+        pages.back_off(1, Tag::Skipped);
+        assert_eq!(pages.take_changes(), [0, 0, 0, 0, 0, -1, 0, 0, 0, 1]);
+        pages.give_up(1);
+        assert_eq!(pages.take_changes(), [0, 0, 0, 0, 0, 0, 0, 0, 1, -1]);
+        pages.set(1, Tag::Foreign);
+        assert_eq!(pages.take_changes(), [0, 0, 0, 0, 0, 0, 0, 1, -1, 0]);
     }
 
     #[test]

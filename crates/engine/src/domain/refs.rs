@@ -27,17 +27,30 @@ pub(crate) struct Segment {
     /// Guest pages known to map the slot: at most refs.
     pub(super) sites: [AtomicU32; SEGMENT_SLOTS],
     pub(super) keys: [[AtomicU64; 2]; SEGMENT_SLOTS],
+    /// A bit a slot: it is astray, see [`frames`](crate::domain::frames).
+    astray: [AtomicU64; SEGMENT_SLOTS / 64],
     /// Slots whose number is spent and whose refs are 0.
     pub(super) dead: AtomicU32,
 }
 
 impl Segment {
+    /// The word of a slot's bit, and the bit.
+    fn astray(&self, at: usize) -> Option<(&AtomicU64, u64)> {
+        Some((self.astray.get(at / 64)?, 1 << (at % 64)))
+    }
+
+    fn is_astray(&self, at: usize) -> bool {
+        let its = self.astray(at);
+        its.is_some_and(|(word, bit)| word.load(Relaxed) & bit != 0)
+    }
+
     pub(super) fn new(block: Block) -> Self {
         Self {
             block,
             refs: [const { AtomicU32::new(0) }; SEGMENT_SLOTS],
             sites: [const { AtomicU32::new(0) }; SEGMENT_SLOTS],
             keys: [const { [const { AtomicU64::new(0) }; 2] }; SEGMENT_SLOTS],
+            astray: [const { AtomicU64::new(0) }; SEGMENT_SLOTS / 64],
             dead: AtomicU32::new(0),
         }
     }
@@ -84,6 +97,8 @@ pub(crate) struct Refs {
     segments: OrderedRw<Segments, SEGMENTS>,
     shared: AtomicU64,
     live: AtomicU64,
+    /// Slots with refs that are astray.
+    astray: AtomicU64,
     /// Dead slots whose frames are not given back yet.
     held: AtomicU64,
     /// Slots with frames, of all domains: those with refs, and held ones.
@@ -103,6 +118,7 @@ impl Refs {
             segments: OrderedRw::default(),
             shared: AtomicU64::new(0),
             live: AtomicU64::new(0),
+            astray: AtomicU64::new(0),
             held: AtomicU64::new(0),
             everywhere,
             his: OnceLock::new(),
@@ -142,6 +158,11 @@ impl Refs {
     /// Dead slots whose frames are not given back yet.
     pub(crate) fn held(&self) -> u64 {
         self.held.load(Relaxed)
+    }
+
+    /// Slots with refs that are astray.
+    pub(crate) fn astray(&self) -> u64 {
+        self.astray.load(Relaxed)
     }
 
     /// Slots with refs.
@@ -241,11 +262,14 @@ impl View<'_> {
         });
     }
 
-    /// Takes a ref unless the slot has none any more, or too many.
+    /// Takes a ref unless the slot has none any more, or too many, or is astray: that is dead for whoever comes now.
     pub(crate) fn try_ref(&self, slot: Slot) -> Taken {
         let limit = self.refs.limit.load(Relaxed);
         let more = |refs: u32| (refs > 0 && refs < limit).then(|| refs + 1);
-        let Some(refs) = self.refs(slot) else {
+        let Some((segment, at)) = self.find(slot) else {
+            return Taken::Dead;
+        };
+        let Some(refs) = segment.refs.get(at).filter(|_| !segment.is_astray(at)) else {
             return Taken::Dead;
         };
         match refs.fetch_update(AcqRel, Acquire, more) {
@@ -267,6 +291,24 @@ impl View<'_> {
         let more = |refs: u32| (refs > 0).then(|| refs.checked_add(1)).flatten();
         self.refs(slot)
             .is_some_and(|refs| refs.fetch_update(AcqRel, Acquire, more).is_ok())
+    }
+
+    /// Notes that the frame of a slot, of which the caller has a ref, is off its node.
+    pub(crate) fn set_astray(&self, slot: Slot) {
+        let found = self.find(slot);
+        let (segment, at) =
+            found.unwrap_or_else(|| panic!("{slot} is asked for and has no segment"));
+        if let Some((word, bit)) = segment.astray(at)
+            && word.fetch_or(bit, Relaxed) & bit == 0
+        {
+            self.refs.astray.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Whether the frame of a slot was found off its node.
+    pub(crate) fn is_astray(&self, slot: Slot) -> bool {
+        let found = self.find(slot);
+        found.is_some_and(|(segment, at)| segment.is_astray(at))
     }
 
     /// Whether the slot has refs.
@@ -292,6 +334,9 @@ impl View<'_> {
         self.refs.counts().for_each(|count| {
             count.fetch_sub(1, Relaxed);
         });
+        if self.is_astray(slot) {
+            self.refs.astray.fetch_sub(1, Relaxed);
+        }
         self.key(slot)
     }
 

@@ -78,6 +78,11 @@ impl Slots {
         }
     }
 
+    /// Has this thread work near a store: see [`Placement::work_near`].
+    pub(crate) fn work_near(&self, store: Option<StoreId>) {
+        self.placement.work_near(store);
+    }
+
     /// Slots of a store to give out, neighbours together.
     ///
     /// # Errors
@@ -149,6 +154,12 @@ impl Slots {
         }
         growth.end = end.next_multiple_of(SEGMENT);
         Ok(())
+    }
+
+    /// The number behind the last that was ever given out in a store.
+    pub(crate) fn end(&self, store: StoreId) -> u64 {
+        let supply = self.supplies.get(store.index());
+        supply.map_or(0, |supply| lock(&supply.growth).end)
     }
 
     /// Puts unused slots of a run back.

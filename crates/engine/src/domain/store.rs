@@ -35,6 +35,15 @@ pub(crate) trait Store: Send + Sync {
     /// When pages cannot be read.
     fn each(&self, each: &mut dyn FnMut(Slot, &PageBytes)) -> std::io::Result<()>;
 
+    /// The kernel's node for its frames; none where it may take them from any.
+    fn node(&self) -> Option<u32>;
+
+    /// The nodes of the frames of slots, ascending; `None` for one without a frame. The caller has a ref of each.
+    ///
+    /// # Errors
+    /// What the kernel gives.
+    fn nodes(&self, slots: &[Slot]) -> std::io::Result<Vec<Option<u32>>>;
+
     /// The number by which mappings of this store are known.
     fn number(&self) -> u64;
 
@@ -149,6 +158,15 @@ impl Store for Memfd {
             at = run.end;
         }
         Ok(())
+    }
+
+    fn node(&self) -> Option<u32> {
+        self.node.as_ref().map(|(node, _)| *node)
+    }
+
+    fn nodes(&self, slots: &[Slot]) -> std::io::Result<Vec<Option<u32>>> {
+        let numbers: Vec<_> = slots.iter().map(|slot| slot.number()).collect();
+        self.file.nodes(&numbers)
     }
 
     fn number(&self) -> u64 {

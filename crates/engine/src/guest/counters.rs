@@ -40,6 +40,8 @@ pub(crate) struct Counters {
     told_since: AtomicU64,
     /// Contiguous ranges offered.
     pub(crate) regions: AtomicU64,
+    /// Scans of all memory while something was offered.
+    pub(crate) looks: AtomicU64,
     /// Bytes of the engine's memory spent on this guest.
     pub(crate) table_bytes: AtomicU64,
 }
@@ -52,6 +54,14 @@ impl Census {
     /// Pages of `class`.
     pub(crate) fn pages(&self, class: Class) -> u64 {
         self.0.get(class as usize).copied().unwrap_or(0)
+    }
+
+    /// Pages left alone.
+    pub(crate) fn left_alone(&self) -> u64 {
+        Class::LEFT_ALONE
+            .into_iter()
+            .map(|class| self.pages(class))
+            .sum()
     }
 
     /// Pages present.
@@ -97,6 +107,8 @@ impl Counters {
 
     /// A scan of all memory has ended. What the guest told of before the last one, and no scan found gone, had no frames.
     pub(crate) fn end_scan(&self) {
+        self.looks
+            .fetch_add(u64::from(self.regions.load(Relaxed) > 0), Relaxed);
         let new = self.told_since.swap(0, Relaxed);
         self.told_lately.fetch_min(new, Relaxed);
     }

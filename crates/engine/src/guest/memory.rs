@@ -56,6 +56,10 @@ pub(crate) trait Memory: Send + Sync {
     /// descriptors.
     fn pins(&self, most: u32) -> Option<String>;
 
+    /// What may write to a page of the process that MOVE takes: by a reference to its frame that is no pin, for longer than a
+    /// call; in words. `None` when nothing does. Looks at `most` descriptors.
+    fn borrows(&self, most: u32) -> Option<String>;
+
     /// Calls `each` with every part of the address space that maps one of the stores with these
     /// numbers privately. False when other stores are mapped too.
     ///

@@ -9,6 +9,7 @@
 pub(crate) mod agent;
 pub(crate) mod change;
 pub(crate) mod counters;
+pub(crate) mod gains;
 pub(crate) mod idle;
 pub(crate) mod kin;
 pub(crate) mod memory;
@@ -30,6 +31,7 @@ use crate::domain::lifelines::{Ledger, Lifeline};
 use crate::error::Refusal;
 use crate::guest::agent::{Fault, Link, Pending, Talk};
 use crate::guest::counters::Counters;
+use crate::guest::gains::Gains;
 use crate::guest::idle::IdleBlocks;
 use crate::guest::kin::Kin;
 use crate::guest::memory::{Memory, is_given_up};
@@ -70,6 +72,11 @@ pub(crate) struct Guest {
     awaited: AtomicBool,
     /// Where its next look goes on, if the last was not finished.
     pub(crate) progress: AtomicU64,
+    /// The same in a pass in which its memory is merged at once, and whether that had no time for all of it.
+    pub(crate) pass_progress: AtomicU64,
+    cut_short: AtomicBool,
+    /// What it gains in that pass.
+    pub(crate) gains: Mutex<Option<Gains>>,
     /// Threads that sleep in a look at its memory.
     stuck: AtomicU32,
     overtime_ns: AtomicU64,
@@ -85,6 +92,8 @@ pub(crate) struct Guest {
     short_of_slots: AtomicBool,
     pub(crate) claims: Ordered<Claims, CLAIMS>,
     pub(crate) kin: Kin,
+    /// Why its memory was not merged at once when somebody asked for it the last time.
+    not_now: Mutex<Option<String>>,
     /// Why it may no longer be in its domain, and since when that is known.
     leaving: OnceLock<(String, Instant)>,
 }
@@ -148,6 +157,9 @@ impl Guest {
             ready: AtomicBool::new(false),
             awaited: AtomicBool::new(true),
             progress: AtomicU64::new(0),
+            pass_progress: AtomicU64::new(0),
+            cut_short: AtomicBool::new(false),
+            gains: Mutex::default(),
             stuck: AtomicU32::new(0),
             overtime_ns: AtomicU64::new(0),
             patrolled: AtomicU64::new(0),
@@ -158,6 +170,7 @@ impl Guest {
             short_of_slots: AtomicBool::new(false),
             claims: Ordered::new(Claims::Open(0)),
             kin: Kin::default(),
+            not_now: Mutex::default(),
             leaving: OnceLock::new(),
         }
     }
@@ -169,11 +182,13 @@ impl Guest {
     pub(crate) fn enter(&self, ready: Ready) -> Result<(), Refusal> {
         let begin = sys::process::thread_time();
         let admitted = self.memory.admit(ready);
+        // To count sixty thousand takes as long as to look at thousands of threads.
+        let vmas = admitted.as_ref().map_or(None, |()| self.memory.mappings());
         self.user
             .note_admission(sys::process::thread_time().saturating_sub(begin));
         admitted?;
         self.user.refusals.forget_process(self.user.uid, self.pid);
-        let vmas = self.memory.mappings().unwrap_or(0);
+        let vmas = vmas.unwrap_or(0);
         self.counters.vmas.store(vmas, Relaxed);
         self.counters.vmas_before.store(vmas, Relaxed);
         Ok(())
@@ -239,7 +254,9 @@ impl Guest {
         match (first, fault) {
             (Err(_), _) => {}
             (Ok(_), Fault::Closed) => tracing::debug!(pid = self.pid, "the guest left"),
-            (Ok(_), Fault::Failed { step, .. }) if *step == wire::STEP_RIGHTS => {
+            (Ok(_), Fault::Failed { step, .. })
+                if matches!(*step, wire::STEP_RIGHTS | wire::STEP_DETACHED) =>
+            {
                 tracing::debug!(pid = self.pid, %fault, "the guest left");
             }
             (Ok(_), Fault::Failed { step, .. }) if *step == wire::STEP_ELSEWHERE => {
@@ -461,6 +478,39 @@ impl Guest {
     /// What may hold pages pinned, as the last look found.
     pub(crate) fn pins(&self) -> Option<String> {
         lock(&self.pins).held.clone()
+    }
+
+    /// Begins a pass in which its memory is to be merged at once: all of it is looked at.
+    pub(crate) fn begin_now(&self) {
+        self.pass_progress.store(0, Relaxed);
+        self.cut_short.store(false, Relaxed);
+        *lock(&self.not_now) = None;
+    }
+
+    /// Notes that there was no time to look at all of its memory in this pass.
+    pub(crate) fn cut_look_short(&self) {
+        self.cut_short.store(true, Relaxed);
+    }
+
+    /// Whether there was no time for that.
+    pub(crate) fn is_cut_short(&self) -> bool {
+        self.cut_short.load(Relaxed)
+    }
+
+    /// Whether its pages may be merged without having been quiet for two periods. Whoever may write to a frame past the page
+    /// tables must be seen by MOVE, and MOVE sees pins only.
+    pub(crate) fn may_settle_at_once(&self) -> bool {
+        let found = self
+            .memory
+            .borrows(self.user.limits.descriptors_per_process);
+        let may = found.is_none();
+        *lock(&self.not_now) = found;
+        may
+    }
+
+    /// Why its memory was not merged at once.
+    pub(crate) fn why_not_now(&self) -> Option<String> {
+        lock(&self.not_now).clone()
     }
 
     /// Notes whether broken pages may be merged again in this round.

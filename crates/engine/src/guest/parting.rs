@@ -35,6 +35,7 @@ pub(crate) fn words(step: u8, number: u16) -> String {
             "the program makes all that it reads executable (READ_IMPLIES_EXEC); nothing of it is merged"
                 .to_owned()
         }
+        wire::STEP_DETACHED => "pageone detach has taken it out of the process".to_owned(),
         wire::STEP_THREADS => "the program's threads have different rights".to_owned(),
         _ => format!("the agent failed at step {step}: {error}"),
     }

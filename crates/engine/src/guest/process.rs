@@ -31,6 +31,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use rustix::io::Errno;
 use rustix::process::Pid;
+use sys::closers::{Kind, Late};
 use sys::credentials::{Credentials, is_secret};
 use sys::foreign::ForeignName;
 use sys::pagemap::{PageRun, Pagemap};
@@ -43,12 +44,14 @@ use wire::Ready;
 
 use crate::domain::placement::Atlas;
 use crate::domain::store::PageBytes;
-use crate::error::Refusal;
+use crate::error::{OverQuota, Refusal};
 use crate::guest::memory::Mapped;
 use crate::guest::memory::Memory;
 use crate::guest::rescue::Guard;
-use crate::page::{Slot, StoreId};
+use crate::options::Limits;
+use crate::page::StoreId;
 use crate::sync::lock;
+use crate::users::check_unclosed;
 
 /// Threads whose ids a look compares besides the first and the agent's: 15 µs each.
 const THREADS_A_LOOK: usize = 8;
@@ -59,7 +62,7 @@ const MOST_THREADS: usize = 1 << 15;
 #[derive(Debug)]
 pub(crate) struct Applicant {
     peer: Peer,
-    pidfd: OwnedFd,
+    pidfd: Late<OwnedFd>,
     /// The cgroup on which its domain rests.
     cgroup: Option<Cgroup>,
 }
@@ -72,7 +75,12 @@ impl Applicant {
     /// Why it may not.
     pub(crate) fn new(socket: &Stranger, cgroup: Option<Cgroup>) -> Result<Self, Refusal> {
         let peer = socket.peer();
+        // The number 0 means another process in each call that takes one: the caller, its group, none.
+        if peer.pid == 0 {
+            return Err(Refusal::Hidden);
+        }
         let pidfd = sys::socket::peer_pidfd(socket).map_err(std::io::Error::from)?;
+        let pidfd = Late::new(peer.uid, pidfd);
         let applicant = Self {
             peer,
             pidfd,
@@ -103,7 +111,7 @@ impl Applicant {
     }
 
     fn has_exited(&self) -> bool {
-        process::has_exited(&self.pidfd)
+        process::has_exited(&*self.pidfd)
     }
 
     /// Whether it is still in the cgroup on which its domain rests.
@@ -154,8 +162,8 @@ fn is_gone(checked: &Result<(), Refusal>) -> bool {
 /// The address space that was admitted.
 #[derive(Debug)]
 struct Space {
-    witness: Witness,
-    pagemap: Pagemap,
+    witness: Late<Witness>,
+    pagemap: Late<Pagemap>,
 }
 
 /// The memory of a process.
@@ -171,13 +179,20 @@ pub(crate) struct ProcessMemory {
     /// Which threads are compared next.
     turn: AtomicUsize,
     /// None where the kernel cannot give one.
-    guard: Mutex<Option<Guard>>,
+    guard: Mutex<Option<Late<Guard>>>,
     atlas: Arc<Atlas>,
+    limits: Limits,
 }
 
 impl ProcessMemory {
     /// The memory of a process that was welcomed with the lifeline of this number.
-    pub(crate) fn new(applicant: Applicant, watch: Watch, line: u64, atlas: Arc<Atlas>) -> Self {
+    pub(crate) fn new(
+        applicant: Applicant,
+        watch: Watch,
+        line: u64,
+        atlas: Arc<Atlas>,
+        limits: Limits,
+    ) -> Self {
         Self {
             applicant,
             watch,
@@ -186,6 +201,7 @@ impl ProcessMemory {
             turn: AtomicUsize::new(0),
             guard: Mutex::default(),
             atlas,
+            limits,
         }
     }
 
@@ -203,22 +219,31 @@ impl ProcessMemory {
         space
     }
 
+    /// Whether its mappings may be read: a file of `/proc` more that waits to be closed.
+    fn check_texts(&self) -> Result<u32, OverQuota> {
+        let uid = self.applicant.uid();
+        check_unclosed(&self.limits, uid, Kind::Text).map(|()| uid)
+    }
+
     /// Finds the address space, and whether the speaker lives in it.
     fn find(&self, ready: Ready) -> Result<Space, Refusal> {
-        let pid = self.pid();
+        let (pid, uid) = (self.pid(), self.check_texts()?);
         let no_witness = Refusal::NoWitness {
             pid,
             number: ready.thread,
         };
-        let witness = Witness::find(pid, ready.thread)?.ok_or(no_witness)?;
+        let late = |witness| Late::new(uid, witness);
+        let witness = Witness::find(pid, ready.thread)?.map(late);
+        let witness = witness.ok_or(no_witness)?;
         // From here on the witness is a thread of the process that connected, or that has ended.
         let thread = witness.thread();
         let pagemap = Pagemap::open(thread).map_err(std::io::Error::from)?;
-        let file = without_yielding(|| vma::shared_file(thread, ready.line));
+        let pagemap = Late::new(uid, pagemap);
+        let file = without_yielding(|| vma::shared_file(uid, thread, ready.line));
         let line = (memfd::device(), self.line);
         let maps_it = file
             .is_ok_and(|file| file.is_some_and(|(device, number)| (Ok(device), number) == line));
-        self.applicant.check_all(threads(pid)?.take(MOST_THREADS))?;
+        self.applicant.check_all(threads(pid, MOST_THREADS)?)?;
         if is_secret(pid, self.applicant.peer.uid)? {
             return Err(Refusal::Secret { pid });
         }
@@ -238,6 +263,17 @@ impl ProcessMemory {
         let mut nodes = vec![-1; pages.len()];
         witness.vouch(|| mempolicy::pages_to_nodes(Some(number), pages, &mut nodes))??;
         Ok(nodes.iter().map(|&node| self.atlas.of_node(node)).collect())
+    }
+
+    fn look_at_descriptors(
+        &self,
+        look: impl FnOnce(u32) -> std::io::Result<Option<sys::pins::Pin>>,
+    ) -> Option<String> {
+        let found = self.space().witness.vouch(|| look(self.pid()));
+        match found.map_err(std::io::Error::from).and_then(|found| found) {
+            Ok(pin) => pin.map(|pin| pin.to_string()),
+            Err(error) => Some(format!("its descriptors cannot be looked at: {error}")),
+        }
     }
 
     fn ask_frames(&self, pages: &[usize]) -> std::io::Result<Vec<Option<StoreId>>> {
@@ -261,7 +297,7 @@ impl Memory for ProcessMemory {
             .witness
             .vouch(|| Guard::stand(space.witness.thread(), &ready));
         match guard.map_err(std::io::Error::from).and_then(|stood| stood) {
-            Ok(guard) => *lock(&self.guard) = Some(guard),
+            Ok(guard) => *lock(&self.guard) = Some(Late::new(self.applicant.uid(), guard)),
             Err(error) => {
                 tracing::debug!(pid = self.pid(), %error, "no guard: its pages need its agent")
             }
@@ -274,7 +310,7 @@ impl Memory for ProcessMemory {
     fn compare(&self) -> Result<(), Refusal> {
         let (pid, witness) = (self.pid(), &self.space().witness);
         let skip = self.turn.fetch_add(THREADS_A_LOOK, Relaxed);
-        let all: Vec<_> = threads(pid)?.take(MOST_THREADS).collect();
+        let all: Vec<_> = threads(pid, MOST_THREADS)?.collect();
         let some = all.iter().copied().cycle().skip(skip % all.len().max(1));
         let some = some.take(THREADS_A_LOOK.min(all.len()));
         let checked = self
@@ -324,14 +360,11 @@ impl Memory for ProcessMemory {
     }
 
     fn pins(&self, most: u32) -> Option<String> {
-        let found = self
-            .space()
-            .witness
-            .vouch(|| sys::pins::find(self.pid(), most));
-        match found.map_err(std::io::Error::from).and_then(|found| found) {
-            Ok(pin) => pin.map(|pin| pin.to_string()),
-            Err(error) => Some(format!("its descriptors cannot be looked at: {error}")),
-        }
+        self.look_at_descriptors(|pid| sys::pins::find(pid, most))
+    }
+
+    fn borrows(&self, most: u32) -> Option<String> {
+        self.look_at_descriptors(|pid| sys::pins::find_borrower(pid, most))
     }
 
     fn mapped(&self, stores: &[u64], each: &mut dyn FnMut(Mapped)) -> std::io::Result<bool> {
@@ -340,24 +373,32 @@ impl Memory for ProcessMemory {
         let each_file = |file: vma::FileMapping| {
             let store = stores.iter().position(|&store| store == file.inode);
             let id = store.and_then(|store| u8::try_from(store).ok());
-            match id.filter(|_| file.device == device).map(StoreId) {
-                Some(id) => {
-                    let first = Slot(id.first_slot().0 + file.offset / wire::PAGE_BYTES as u64);
-                    let range = file.range;
-                    each(Mapped { range, first });
-                }
+            let id = id.filter(|_| file.device == device).map(StoreId);
+            let number = file.offset / wire::PAGE_BYTES as u64;
+            let pages = (file.range.end - file.range.start) / wire::PAGE_BYTES as u64;
+            match id.and_then(|id| id.slots(number, pages)) {
+                Some(first) => each(Mapped {
+                    range: file.range,
+                    first,
+                }),
                 None => none_else &= !file.path.starts_with(crate::domain::store::PATH),
             }
         };
         let witness = &self.space().witness;
-        witness
-            .vouch(|| without_yielding(|| vma::private_files(witness.thread(), each_file)))??;
+        let uid = self.check_texts().map_err(std::io::Error::other)?;
+        let read = || vma::private_files(uid, witness.thread(), each_file);
+        witness.vouch(|| without_yielding(read))??;
         Ok(none_else)
     }
 
     fn mappings(&self) -> Option<u64> {
         let witness = &self.space().witness;
-        let count = witness.vouch(|| process::count_mappings(witness.thread()));
+        let uid = self.check_texts();
+        let told = |why: &OverQuota| {
+            tracing::debug!(pid = self.pid(), "its mappings are not counted: {why}")
+        };
+        let uid = uid.inspect_err(told).ok()?;
+        let count = witness.vouch(|| process::count_mappings(uid, witness.thread()));
         count.ok()?.ok()
     }
 
@@ -446,7 +487,13 @@ mod tests {
         let (ours, _theirs, applicant) = connected();
         let (line, held) = memfd::Lifeline::new().unwrap();
         let number = line.number();
-        let memory = ProcessMemory::new(applicant, ours.watch(), number, Arc::new(Atlas::One));
+        let memory = ProcessMemory::new(
+            applicant,
+            ours.watch(),
+            number,
+            Arc::new(Atlas::One),
+            Limits::default(),
+        );
         let (ready, end, thread) = speaker(&held);
         memory.admit(ready).unwrap();
         memory.compare().unwrap();
@@ -484,7 +531,13 @@ mod tests {
         let (ready, _end, _thread) = speaker(&held);
         let refused = |ready, number| {
             let (ours, _theirs, applicant) = connected();
-            let memory = ProcessMemory::new(applicant, ours.watch(), number, Arc::new(Atlas::One));
+            let memory = ProcessMemory::new(
+                applicant,
+                ours.watch(),
+                number,
+                Arc::new(Atlas::One),
+                Limits::default(),
+            );
             memory.admit(ready).unwrap_err().to_string()
         };
         let other = refused(ready, number + 1);
@@ -500,7 +553,13 @@ mod tests {
         };
         assert!(refused(first, number).contains("thread"));
         let (ours, _theirs, applicant) = connected();
-        let memory = ProcessMemory::new(applicant, ours.watch(), number, Arc::new(Atlas::One));
+        let memory = ProcessMemory::new(
+            applicant,
+            ours.watch(),
+            number,
+            Arc::new(Atlas::One),
+            Limits::default(),
+        );
         memory.admit(ready).unwrap();
     }
 
@@ -508,7 +567,13 @@ mod tests {
     fn a_connection_that_is_closed_ends_the_session() {
         for engine_first in [true, false] {
             let (ours, theirs, applicant) = connected();
-            let memory = ProcessMemory::new(applicant, ours.watch(), 1, Arc::new(Atlas::One));
+            let memory = ProcessMemory::new(
+                applicant,
+                ours.watch(),
+                1,
+                Arc::new(Atlas::One),
+                Limits::default(),
+            );
             assert!(!memory.has_left());
             match engine_first {
                 true => drop(ours),
@@ -522,7 +587,13 @@ mod tests {
     #[should_panic(expected = "I10")]
     fn nothing_is_looked_at_before() {
         let (ours, _theirs, applicant) = connected();
-        let memory = ProcessMemory::new(applicant, ours.watch(), 1, Arc::new(Atlas::One));
+        let memory = ProcessMemory::new(
+            applicant,
+            ours.watch(),
+            1,
+            Arc::new(Atlas::One),
+            Limits::default(),
+        );
         let _ = memory.mappings();
     }
 }

@@ -104,7 +104,7 @@ impl Guard {
     ///
     /// # Errors
     /// When the guest cannot be looked at: as a rule, because nobody has its memory any more.
-    pub(crate) fn rescue(self, memory: &dyn Memory) -> std::io::Result<usize> {
+    pub(crate) fn rescue(&self, memory: &dyn Memory) -> std::io::Result<usize> {
         if !self.may_rescue() {
             return Ok(0);
         }

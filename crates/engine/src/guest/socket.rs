@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::io::Errno;
+use sys::closers::Late;
 use sys::stranger::Stranger;
 use sys::{memfd, process};
 use wire::{Answer, DomainMark, MAX_MESSAGE, Question, Reason, Welcome};
@@ -12,6 +13,13 @@ use crate::domain::lifelines::Lifeline;
 use crate::guest::agent::{Fault, Link};
 
 impl Lifeline for memfd::Lifeline {
+    fn is_free(&self) -> bool {
+        memfd::Lifeline::is_free(self)
+    }
+}
+
+/// A guest may have locks on its line.
+impl Lifeline for Late<memfd::Lifeline> {
     fn is_free(&self) -> bool {
         memfd::Lifeline::is_free(self)
     }
@@ -26,7 +34,7 @@ pub(crate) struct SocketLink {
     socket: Stranger,
     buffer: Box<[u8; MAX_MESSAGE]>,
     /// The lifeline that goes out with the next sync.
-    line: Option<OwnedFd>,
+    line: Option<Late<OwnedFd>>,
 }
 
 impl SocketLink {
@@ -42,6 +50,13 @@ impl SocketLink {
     /// The connection.
     pub(crate) fn socket(&self) -> &Stranger {
         &self.socket
+    }
+
+    /// A line, the descriptor of it that goes to the agent, and its number.
+    fn new_line(&self) -> std::io::Result<(Box<dyn Lifeline>, Late<OwnedFd>, u64)> {
+        let (line, held) = memfd::Lifeline::new()?;
+        let (number, uid) = (line.number(), self.socket.peer().uid);
+        Ok((Box::new(Late::new(uid, line)), Late::new(uid, held), number))
     }
 
     /// Tells the agent that its guest is refused, why, and which `domain` it would be in. An agent that does not take it
@@ -61,34 +76,32 @@ impl SocketLink {
         &mut self,
         domain: DomainMark,
         tie: BorrowedFd<'_>,
-        stores: &[OwnedFd],
+        stores: &[BorrowedFd<'_>],
         device: Option<BorrowedFd<'_>>,
     ) -> std::io::Result<(Box<dyn Lifeline>, u64)> {
-        let (line, held) = memfd::Lifeline::new()?;
-        let number = line.number();
+        let (line, held, number) = self.new_line()?;
         let welcome = Welcome {
             stores: u16::try_from(stores.len()).unwrap_or(u16::MAX),
             device: device.is_some(),
             domain,
         };
         let len = welcome.encode(&mut self.buffer);
-        let stores = stores.iter().map(AsFd::as_fd);
         let descriptors: Vec<_> = [held.as_fd(), tie]
             .into_iter()
-            .chain(stores)
+            .chain(stores.iter().copied())
             .chain(device)
             .collect();
         let packet = self.buffer.get(..len).unwrap_or_default();
         sys::socket::send_within(&self.socket, packet, &descriptors, SENDING)?;
-        Ok((Box::new(line), number))
+        Ok((line, number))
     }
 }
 
 impl Link for SocketLink {
     fn lifeline(&mut self) -> std::io::Result<Box<dyn Lifeline>> {
-        let (line, held) = memfd::Lifeline::new()?;
+        let (line, held, _) = self.new_line()?;
         self.line = Some(held);
-        Ok(Box::new(line))
+        Ok(line)
     }
 
     fn send(&mut self, question: &Question) -> Result<(), Fault> {
@@ -98,7 +111,7 @@ impl Link for SocketLink {
         };
         let len = question.encode(&mut self.buffer);
         let packet = self.buffer.get(..len).unwrap_or_default();
-        let descriptors: Vec<_> = line.iter().map(AsFd::as_fd).collect();
+        let descriptors: Vec<_> = line.iter().map(|line| line.as_fd()).collect();
         match sys::socket::send_within(&self.socket, packet, &descriptors, SENDING) {
             Ok(()) => Ok(()),
             // Perhaps the agent said why it left.
@@ -158,6 +171,7 @@ mod tests {
         let (mut link, agent) = pair();
         let store = memfd::Store::new("pageone-test").unwrap();
         let stores = [(); 2].map(|()| store.share().unwrap());
+        let stores = stores.each_ref().map(AsFd::as_fd);
         let (_, tie) = memfd::Lifeline::new().unwrap();
         let (line, told) = link
             .welcome(DomainMark([7, 8]), tie.as_fd(), &stores, None)

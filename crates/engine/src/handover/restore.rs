@@ -24,7 +24,6 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use sdtree::SdTree;
 use sys::keeper::{Keeper, Kept};
 use sys::memfd::{self, Lifeline, Note};
 
@@ -103,7 +102,7 @@ impl Restorer {
         let mut domain = Domain::new(name, self.placement.clone(), |id| {
             let store = stores.get_mut(id.index()).and_then(Option::take);
             Ok(PerNode {
-                index: Box::new(SdTree::<u64>::new()),
+                index: Box::new(self.placement.index(id)),
                 store: Box::new(store.ok_or(std::io::ErrorKind::NotFound)?),
             })
         })?;

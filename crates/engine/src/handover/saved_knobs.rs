@@ -150,6 +150,7 @@ mod tests {
             threads: 1000,
             use_zero_pages: false,
             merge_across_nodes: false,
+            hashdist: false,
             max_page_sharing: 1_000_000,
             thp: Thp::Keep,
             merge_again: false,

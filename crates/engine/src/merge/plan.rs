@@ -33,6 +33,7 @@
 //! locked at once: the finder sets a bit and queues the chunk ([`Chunk::promote`]), and its next job
 //! looks the fingerprint up again. It trusts nothing: the slot may have come and gone meanwhile.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
@@ -82,6 +83,8 @@ pub(crate) struct Desk {
     pub(super) settled: Vec<u16>,
     pub(super) twins: Vec<Twin>,
     pub(super) repeats: Vec<Read>,
+    /// The node where the worker runs; none: on all.
+    near: Option<StoreId>,
 }
 
 /// Equal pages in a row that are looked up by their place in it.
@@ -107,6 +110,7 @@ impl Desk {
             settled: Vec::with_capacity(CHUNK_PAGES),
             twins: Vec::with_capacity(BATCH),
             repeats: Vec::with_capacity(BATCH),
+            near: None,
         }
     }
 }
@@ -209,6 +213,7 @@ impl<'a> Plan<'a> {
         }
         desk.settled = settled;
         self.plan_promoted();
+        self.leave_astray();
         let slots = &self.domain().slots;
         let runs = std::mem::take(&mut self.runs);
         runs.into_iter().for_each(|run| slots.give_back(run));
@@ -305,6 +310,39 @@ impl<'a> Plan<'a> {
         }
     }
 
+    /// Takes plans back whose slots are off their nodes, before an agent hears of them (I6). Those found again may be new ones, because
+    /// their node is full: so the pages are left alone for a while, and longer each time.
+    fn leave_astray(&mut self) {
+        if !self.is_bound() {
+            return;
+        }
+        let mut slots: Vec<_> = self.pages.planned().map(|p| self.pages.slot(p)).collect();
+        let found = self.domain().find_astray(&mut slots);
+        let off: HashSet<_> = match found {
+            Ok(off) => off.into_iter().collect(),
+            Err(error) => {
+                tracing::debug!(%error, "the nodes of canonical pages are not known");
+                slots.into_iter().collect()
+            }
+        };
+        if off.is_empty() {
+            return;
+        }
+        let planned = self.pages.planned();
+        let wrong: Vec<_> = planned
+            .filter(|&page| off.contains(&self.pages.slot(page)))
+            .collect();
+        withdraw_some(
+            self.chunk,
+            self.pages,
+            self.effects,
+            wrong,
+            |pages, page| {
+                pages.back_off(page, Tag::Skipped);
+            },
+        );
+    }
+
     fn read(&mut self, desk: &mut Desk, settled: &[u16]) -> std::io::Result<()> {
         let mut rest = settled;
         while !rest.is_empty() {
@@ -328,6 +366,7 @@ impl<'a> Plan<'a> {
             *key = self.key(desk.batch.page(at));
         }
         let homes = self.homes(part.iter().map(|&page| page.into()));
+        self.go_near(desk, &homes);
         let mut reads = std::mem::take(&mut desk.repeats);
         reads.clear();
         for ((at, &page), key) in part.iter().enumerate().zip(keys) {
@@ -353,6 +392,19 @@ impl<'a> Plan<'a> {
             desk.repeats.clear();
         }
         desk.repeats = reads;
+    }
+
+    /// Has the worker go on where these pages are, while merging stays inside nodes. Those of a chunk are mostly on one node, so the
+    /// first one's decides.
+    fn go_near(&self, desk: &mut Desk, homes: &Homes) {
+        let near = match self.is_bound() {
+            true => homes.of(0).or(desk.near),
+            false => None,
+        };
+        if near != desk.near {
+            self.domain().slots.work_near(near);
+            desk.near = near;
+        }
     }
 
     /// Tells the indexes which pages are looked up next.

@@ -183,15 +183,15 @@ fn leave_broken(chunk: &Chunk, pages: &mut Pages, effects: &mut Effects) {
     });
 }
 
-/// Gives the merged pages of a chunk private copies.
+/// Gives these merged pages of a chunk private copies.
 pub(crate) fn unmerge(
     guest: &Guest,
     chunk: &Arc<Chunk>,
     pages: &mut Pages,
     effects: &mut Effects,
     manner: Manner<'_>,
+    wanted: PageBits,
 ) -> Asked {
-    let wanted = pages.merged;
     if wanted.is_empty() {
         return Asked::Done;
     }

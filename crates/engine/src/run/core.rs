@@ -13,6 +13,8 @@
 //! What is most likely shared comes first: a first visit of a chunk may leave pages for a whole visit, which
 //! comes when all first ones are done.
 //!
+//! Between two rounds a *pass* does the same for the guests that somebody wants merged now: see [`now`](crate::run::now).
+//!
 //! A round that outlasts the period is cut: what is left is found again by the next looks. Where looks take
 //! long for the period it is cut later, by [`LOOK_SHARE`]: while there is work, little time goes to them. But one user's looks
 //! lengthen no round of others: once only he has jobs left, and had more than they, the period is all he gets.
@@ -25,7 +27,7 @@ use std::time::{Duration, Instant};
 
 use sys::pagemap::PageRun;
 use sys::socket::Peer;
-use wire::{Recycled, RunMode};
+use wire::{PageBits, Recycled, RunMode};
 
 use crate::domain::Domain;
 use crate::domain::chunk::Chunk;
@@ -45,7 +47,9 @@ use crate::run::order::Order;
 use crate::run::post::{Post, Watched};
 use crate::run::queue::{Job, Queue, Visit};
 use crate::run::waiting::{Looks, Waiting};
-use crate::scan::look::{self, Looked, Terms};
+use crate::run::wishes::Wishes;
+use crate::scan::look::{self, Aim, Looked, Terms};
+use crate::scan::relocation;
 use crate::scan::track::Round;
 use crate::sync::{DOMAINS, GUESTS, Ordered, lock};
 use crate::users::Users;
@@ -55,6 +59,8 @@ const SCAN_RUNS: usize = 2048;
 
 /// While there is work, a round lasts at least so many times as long as its looks.
 const LOOK_SHARE: u32 = 64;
+/// The part of a period for which canonical pages are asked where they are.
+const WALK_PART: u32 = 100;
 /// And at most so many periods.
 const MOST_PERIODS: u32 = 4;
 
@@ -109,8 +115,29 @@ pub(crate) struct Ends {
     pub(crate) cut: Instant,
 }
 
+/// How long looks, and what follows from them, may take.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Span {
+    /// Agents are waited for in a part of it.
+    pub(crate) period: Duration,
+    /// After that it is fair by user.
+    pub(crate) least: Duration,
+    /// And after so long it is cut, if the looks took long.
+    pub(crate) most: Duration,
+}
+
+impl Span {
+    /// How long it lasts where the looks took so long.
+    fn lasts(&self, looked: Duration) -> Duration {
+        (looked * LOOK_SHARE).clamp(self.least, self.most)
+    }
+}
+
 /// Everything the workers share.
 pub(crate) struct Core {
+    pub(crate) started: Instant,
+    /// When the last round over all regions began.
+    pub(crate) last_round: Mutex<Option<Instant>>,
     pub(crate) knobs: Knobs,
     governor: Governor,
     pub(crate) queue: Queue,
@@ -124,6 +151,9 @@ pub(crate) struct Core {
     next_guest: AtomicU64,
     /// Rounds begun, short ones included.
     rounds: AtomicU64,
+    /// The number of the last sync: one a guest in each round, and in each pass.
+    syncs: AtomicU64,
+    pub(crate) wishes: Wishes,
     /// Rounds completed over all regions.
     pub(crate) full_scans: AtomicU64,
     /// Pages that got no slot because of the stores' limit.
@@ -143,6 +173,8 @@ impl Core {
     /// A core without guests.
     pub(crate) fn new(knobs: Knobs, limits: Limits, hasher: Hasher, new_domain: NewDomain) -> Self {
         Self {
+            started: Instant::now(),
+            last_round: Mutex::default(),
             users: Users::new(limits),
             knobs,
             governor: Governor::new(),
@@ -155,6 +187,8 @@ impl Core {
             waiting: Waiting::default(),
             next_guest: AtomicU64::new(0),
             rounds: AtomicU64::new(0),
+            syncs: AtomicU64::new(0),
+            wishes: Wishes::default(),
             full_scans: AtomicU64::new(0),
             pages_over_limit: AtomicU64::new(0),
             gone_cpu_ns: AtomicU64::new(0),
@@ -237,19 +271,52 @@ impl Core {
 
     /// A round. With `scan` unset, only late answers are taken and merged pages unmerged.
     pub(crate) fn round(&self, crew: &dyn Crew, scan: bool) {
+        if scan {
+            *lock(&self.last_round) = Some(Instant::now());
+        }
+        self.rounds.fetch_add(1, Relaxed);
+        let aim = if scan { Aim::Round } else { Aim::Hear };
+        let guests = lock(&self.guests).clone();
+        let looks = guests.into_iter().map(|guest| (guest, aim)).collect();
+        let (period, patience) = (self.knobs.period(), self.knobs.patience);
+        // Whoever waits for unmerging asks after each round whether enough moves.
+        let least = match scan {
+            true => period.max(patience),
+            false => patience,
+        };
+        let span = Span {
+            period,
+            least,
+            most: least * MOST_PERIODS,
+        };
+        self.look_and_work(crew, looks, span);
+        if scan {
+            self.walk_frames();
+            self.full_scans.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Looks at guests, and does what follows, as long as `span` says.
+    pub(crate) fn look_and_work(
+        &self,
+        crew: &dyn Crew,
+        mut looks: Vec<(Arc<Guest>, Aim)>,
+        span: Span,
+    ) {
         let begin = Instant::now();
         self.knobs.look_at_supply();
-        self.rounds.fetch_add(1, Relaxed);
-        let mut guests = lock(&self.guests).clone();
+        self.syncs.fetch_add(1, Relaxed);
+        let guests: Vec<_> = looks.iter().map(|(guest, _)| Arc::clone(guest)).collect();
         let order = Order::new(&guests, self.knobs.values().threads);
         // Those first that a cut left out the last time.
-        guests.sort_by_key(|guest| guest.is_ready());
+        looks.sort_by_key(|(guest, _)| guest.is_ready());
         guests.iter().for_each(|guest| guest.begin_round());
+        drop(guests); // one that ends in this round is to go with it
         self.queue.begin_round();
+        let looks = looks.into_iter();
         self.queue
-            .add(guests.into_iter().map(|guest| Job::Look(guest, scan)));
-        let (period, patience) = (self.knobs.period(), self.knobs.patience);
-        let looks = Looks::new(begin, patience, period);
+            .add(looks.map(|(guest, aim)| Job::Look(guest, aim)));
+        let looks = Looks::new(begin, self.knobs.patience, span.period);
         crew.look(self, &looks);
         self.waiting.note_late();
         let looked = begin.elapsed();
@@ -257,25 +324,16 @@ impl Core {
         order.sort(&mut found);
         let work = found.len();
         self.queue.add(found.into_iter().map(first_visit));
-        // Whoever waits for unmerging asks after each round whether enough moves.
-        let least = match scan {
-            true => period.max(patience),
-            false => patience,
-        };
-        let lasts = (looked * LOOK_SHARE).clamp(least, least * MOST_PERIODS);
         let ends = Ends {
             late: looks.end(),
-            fair: (begin + least, looks.floor),
-            cut: begin + lasts,
+            fair: (begin + span.least, looks.floor),
+            cut: begin + span.lasts(looked),
         };
         crew.work(self, ends);
         self.waiting.give_up();
         lock(&self.found).at_work = false;
         self.settle_former();
         self.tidy();
-        if scan {
-            self.full_scans.fetch_add(1, Relaxed);
-        }
         tracing::debug!(chunks = work, took = ?begin.elapsed(), "a round is done");
     }
 
@@ -291,6 +349,24 @@ impl Core {
         match found.at_work {
             true => self.queue.add(chunks.drain(..).map(first_visit)),
             false => found.chunks.append(chunks),
+        }
+    }
+
+    /// Asks where canonical pages really are, for a part of the period. Where there are several domains, each round begins with
+    /// another one.
+    fn walk_frames(&self) {
+        let bound = !self.knobs.rules().across_nodes;
+        let mut domains: Vec<_> = lock(&self.domains).values().cloned().collect();
+        let first = self.full_scans.load(Relaxed) % (domains.len() as u64).max(1);
+        domains.rotate_left(usize::try_from(first).expect("a place in a list"));
+        let budget = self.knobs.period() / WALK_PART;
+        let begin = sys::process::thread_time();
+        for domain in domains {
+            let spent = sys::process::thread_time().saturating_sub(begin);
+            let Some(left) = budget.checked_sub(spent) else {
+                return;
+            };
+            domain.walk_frames(bound, left);
         }
     }
 
@@ -351,7 +427,7 @@ impl Core {
             .collect();
         drop(guests);
         if !ended.is_empty() {
-            let looks = ended.into_iter().map(|guest| Job::Look(guest, false));
+            let looks = ended.into_iter().map(|guest| Job::Look(guest, Aim::Hear));
             self.queue.begin_round();
             self.queue.add(looks);
             let begin = Instant::now();
@@ -386,18 +462,19 @@ impl Core {
     /// Does a job, for the worker at `post`.
     pub(crate) fn do_job(&self, job: Job, scratch: &mut Scratch, post: &Post) {
         match job {
-            Job::Look(guest, scan) => self.look(&guest, scan, scratch),
+            Job::Look(guest, aim) => self.look(&guest, aim, scratch),
             Job::Chunk(chunk, visit) => self.work(&chunk, visit, scratch, post),
         }
     }
 
-    fn look(&self, guest: &Arc<Guest>, scan: bool, scratch: &mut Scratch) {
+    fn look(&self, guest: &Arc<Guest>, aim: Aim, scratch: &mut Scratch) {
         let knobs = self.knobs.values();
         let terms = Terms {
             round: Round(self.rounds.load(Relaxed)),
+            sync: self.syncs.load(Relaxed),
             mode: knobs.run,
             patience: self.knobs.patience,
-            scan,
+            aim,
             rules: Rules::of(&knobs),
             merge_again: knobs.merge_again,
             max_mappings: self.knobs.max_mappings,
@@ -411,8 +488,8 @@ impl Core {
         } = scratch;
         match look::look(guest, terms, effects, runs, found) {
             Looked::Done => {}
-            Looked::Waits => self.waiting.add(guest, scan),
-            Looked::GoesOn => self.queue.add([Job::Look(Arc::clone(guest), scan)]),
+            Looked::Waits => self.waiting.add(guest, aim),
+            Looked::GoesOn => self.queue.add([Job::Look(Arc::clone(guest), aim)]),
         }
         self.note_found(found);
     }
@@ -455,16 +532,25 @@ impl Core {
                 store_limit: knobs::store_limit(&knobs),
                 over_limit: &self.pages_over_limit,
             };
+            let strays = match self.knobs.is_short() {
+                true => PageBits::EMPTY, // there is no memory for copies: later
+                false => relocation::strays(&guest, pages, context.rules),
+            };
+            let unmerged = request::unmerge(&guest, chunk, pages, effects, manner, strays);
             let plan = Plan::new(&context, &guest, chunk, pages, effects, visit.is_whole());
             waits = plan.make(&mut scratch.desk);
             match post.is_abandoned() {
+                _ if unmerged == Asked::Busy => Asked::Busy,
                 true => Asked::Done,
                 false => request::merge(&guest, chunk, pages, effects, manner),
             }
         } else {
             plan::withdraw(chunk, pages, effects);
             match mode {
-                RunMode::Unmerge => request::unmerge(&guest, chunk, pages, effects, manner),
+                RunMode::Unmerge => {
+                    let merged = pages.merged;
+                    request::unmerge(&guest, chunk, pages, effects, manner, merged)
+                }
                 _ => Asked::Done,
             }
         };

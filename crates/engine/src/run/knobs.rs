@@ -77,9 +77,15 @@ impl Knobs {
         }
     }
 
+    /// Whether the host was short of memory when the round began.
+    pub(crate) fn is_short(&self) -> bool {
+        self.short.load(Relaxed)
+    }
+
     /// Looks whether the host is short of memory, where something depends on it.
     pub(crate) fn look_at_supply(&self) {
-        if self.values().thp == Thp::Auto {
+        let values = self.values();
+        if values.thp == Thp::Auto || !values.merge_across_nodes {
             // A host that cannot tell is not short.
             let short = Supply::read().is_ok_and(Supply::is_short);
             self.short.store(short, Relaxed);

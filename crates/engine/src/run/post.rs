@@ -244,6 +244,10 @@ impl Memory for Watched {
         in_guest(|| Ok(self.0.pins(most))).unwrap_or_else(|error| Some(error.to_string()))
     }
 
+    fn borrows(&self, most: u32) -> Option<String> {
+        in_guest(|| Ok(self.0.borrows(most))).unwrap_or_else(|error| Some(error.to_string()))
+    }
+
     fn mapped(
         &self,
         stores: &[u64],
@@ -281,6 +285,7 @@ impl Memory for Watched {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scan::look::Aim;
     use crate::testing::fake::Lab;
 
     #[test]
@@ -306,7 +311,7 @@ mod tests {
         let (_lab, guest) = Lab::with_guest();
         let queue = Queue::default();
         queue.set_workers(2, 1);
-        queue.add([(); 2].map(|()| Job::Look(Arc::clone(&guest), false)));
+        queue.add([(); 2].map(|()| Job::Look(Arc::clone(&guest), Aim::Hear)));
         let post = Post::default();
         let job = queue.take(0, || Duration::ZERO).expect("a job");
         post.begin(&job, Some(guest));
@@ -333,7 +338,7 @@ mod tests {
             let post = Arc::new(Post::default());
             post.take_up();
             post.begin(
-                &Job::Look(Arc::clone(&guest), false),
+                &Job::Look(Arc::clone(&guest), Aim::Hear),
                 Some(Arc::clone(&guest)),
             );
             assert_eq!(in_guest(|| Ok(1)).expect("it counts"), 1);

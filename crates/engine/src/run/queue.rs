@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use crate::domain::chunk::Chunk;
 use crate::guest::Guest;
 use crate::merge::plan::Promotions;
+use crate::scan::look::Aim;
 use crate::sync::{Ordered, QUEUE, lock};
 
 /// Jobs before that of a chunk whose candidates were promoted. By then whoever found their twins has found the others of the
@@ -27,8 +28,8 @@ const SOON: usize = 16;
 
 /// A piece of work.
 pub(crate) enum Job {
-    /// A look at a guest; whether to scan it too.
-    Look(Arc<Guest>, bool),
+    /// A look at a guest, and what it is for.
+    Look(Arc<Guest>, Aim),
     /// A visit of a chunk.
     Chunk(Arc<Chunk>, Visit),
 }
@@ -118,6 +119,8 @@ struct Inner {
     working: usize,
     /// Whether the round was cut: jobs that come are dropped.
     cut: bool,
+    /// Whether any were.
+    dropped: bool,
 }
 
 impl Inner {
@@ -127,6 +130,7 @@ impl Inner {
 
     /// The jobs of a user, who may be new; none can be added after a cut.
     fn lane(&mut self, uid: u32) -> Option<&mut Lane> {
+        self.dropped |= self.cut;
         (!self.cut).then(|| self.lanes.entry(uid).or_default())
     }
 
@@ -166,7 +170,7 @@ impl Queue {
     /// Begins a round: nobody has had anything yet.
     pub(crate) fn begin_round(&self) {
         let mut inner = lock(&self.inner);
-        inner.cut = false;
+        (inner.cut, inner.dropped) = (false, false);
         inner.lanes.retain(|_, lane| lane.is_busy());
         let lanes = inner.lanes.values_mut();
         lanes.for_each(|lane| lane.spent = Duration::ZERO);
@@ -291,6 +295,7 @@ impl Queue {
     pub(crate) fn cut(&self) {
         let mut inner = lock(&self.inner);
         inner.cut = true;
+        inner.dropped |= !inner.is_empty();
         for lane in inner.lanes.values_mut() {
             let jobs = std::mem::take(&mut lane.jobs);
             jobs.into_iter().for_each(Job::drop_unbegun);
@@ -298,6 +303,11 @@ impl Queue {
             later.into_iter().for_each(|chunk| chunk.start(true));
         }
         self.idle.notify_all();
+    }
+
+    /// Whether jobs of this round were dropped.
+    pub(crate) fn has_dropped(&self) -> bool {
+        lock(&self.inner).dropped
     }
 
     /// Whether nothing waits.
@@ -339,7 +349,7 @@ mod tests {
             .expect("a chunk");
         for (jobs, place) in [(0, 0), (3, 3), (100, SOON)] {
             let queue = Queue::default();
-            queue.add((0..jobs).map(|_| Job::Look(Arc::clone(&guest), false)));
+            queue.add((0..jobs).map(|_| Job::Look(Arc::clone(&guest), Aim::Hear)));
             queue.push(Arc::clone(&chunk));
             let all: Vec<_> = std::iter::from_fn(|| queue.try_take()).collect();
             let is_chunk = |job: &Job| matches!(job, Job::Chunk(..));
@@ -361,7 +371,7 @@ mod tests {
         let queue = Queue::default();
         assert!(chunk.enqueue_whole() && !chunk.enqueue_whole());
         queue.add_later(Arc::clone(&chunk));
-        queue.add([Job::Look(guest, false)]);
+        queue.add([Job::Look(guest, Aim::Hear)]);
         assert!(matches!(queue.try_take(), Some(Job::Look(..))));
         let whole = |job| matches!(job, Some(Job::Chunk(_, Visit::Whole)));
         assert!(!queue.is_empty() && whole(queue.try_take()) && queue.is_empty());
@@ -388,7 +398,7 @@ mod tests {
                 chunk.enqueue() && chunk.enqueue_whole(),
                 "it stands nowhere"
             );
-            queue.add([Job::Look(Arc::clone(&guest), true)]);
+            queue.add([Job::Look(Arc::clone(&guest), Aim::Round)]);
             queue.push(Arc::clone(&chunk));
             queue.add_later(Arc::clone(&chunk));
         };
@@ -406,7 +416,7 @@ mod tests {
         let (_lab, guest) = Lab::with_guest();
         let queue = Queue::default();
         queue.set_workers(1, 1);
-        queue.add([Job::Look(guest, false)]);
+        queue.add([Job::Look(guest, Aim::Hear)]);
         let asked = AtomicUsize::new(0);
         let pause = || {
             asked.fetch_add(1, Relaxed);

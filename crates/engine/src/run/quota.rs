@@ -8,27 +8,20 @@
 //! node, and one more for each former engine whose guests are not all back. A keeper has a fixed number of these, so
 //! they are counted as they are, beside the domains: a user who makes up names, or keeps old ties, must not take them all.
 //!
+//! What guests leave to be closed counts apart from the guests, by kind ([`check_unclosed`]): strangers may make it last.
+//!
 //! Source: A. Choudhury, E. Hahne: *Dynamic Queue Length Thresholds for Shared-Memory Packet Switches*, 1998.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use sys::closers::Kind;
+
 use crate::domain::Domain;
 use crate::error::OverQuota;
 use crate::run::core::Core;
 use crate::sync::lock;
-use crate::users::{GREED, is_master};
-
-impl OverQuota {
-    /// Whether a user may have one more.
-    fn check(self) -> Result<(), Self> {
-        let free = self.total.saturating_sub(self.all);
-        match self.own < self.per_user && self.own < GREED * free {
-            true => Ok(()),
-            false => Err(self),
-        }
-    }
-}
+use crate::users::{check_unclosed, is_master};
 
 impl Core {
     /// Whether a process of user `uid` may be one more guest, in the domain of this `name`.
@@ -37,6 +30,7 @@ impl Core {
             return Ok(());
         }
         let limits = self.users.limits();
+        check_unclosed(limits, uid, Kind::Session)?;
         let guests = lock(&self.guests);
         let his = guests.iter().filter(|guest| guest.user.uid == uid).count();
         let guests = OverQuota {

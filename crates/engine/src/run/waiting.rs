@@ -11,14 +11,15 @@
 //!
 //! Work begins when the agents have answered that did so the last time, at the latest after the *grace*: the patience,
 //! and half a period where that is shorter. So any number of silent agents lengthens a round by half, and only once:
-//! work does not wait for an agent that was late. It loses nothing but its place in the order: its look comes when its
-//! answer does, among the chunks of the others, or in what is left of the grace when those are done.
+//! work does not wait for an agent that was late. It loses only its place in the order. Its look comes when its answer
+//! does: among the chunks of the others, or after them in the rest of the grace.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::guest::Guest;
 use crate::run::queue::Job;
+use crate::scan::look::Aim;
 use crate::sync::lock;
 
 /// Time between two looks for answers while there is other work.
@@ -29,7 +30,7 @@ const FLOOR: u32 = 4;
 /// A guest that owes an answer.
 struct Entry {
     guest: Arc<Guest>,
-    scan: bool,
+    aim: Aim,
 }
 
 /// The guests that owe answers.
@@ -38,9 +39,9 @@ pub(crate) struct Waiting(Mutex<Vec<Entry>>);
 
 impl Waiting {
     /// Adds a guest whose look goes on when it has answered.
-    pub(crate) fn add(&self, guest: &Arc<Guest>, scan: bool) {
+    pub(crate) fn add(&self, guest: &Arc<Guest>, aim: Aim) {
         let guest = Arc::clone(guest);
-        lock(&self.0).push(Entry { guest, scan });
+        lock(&self.0).push(Entry { guest, aim });
     }
 
     /// Waits at most `wait` for answers; gives the looks at the guests that gave one.
@@ -52,7 +53,7 @@ impl Waiting {
             .into_iter()
             .partition(|_| ready.next() == Some(true));
         lock(&self.0).extend(still);
-        came.into_iter().map(|e| Job::Look(e.guest, e.scan))
+        came.into_iter().map(|e| Job::Look(e.guest, e.aim))
     }
 
     /// Whether work has to wait for one of them.

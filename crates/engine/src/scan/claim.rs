@@ -15,14 +15,14 @@
 //! exists all the time it takes (proc(5)), and none is added meanwhile. Only windows map stores, a window is asked
 //! for by this guest's own jobs, and none runs during its look. Old windows ended before the agent connected again.
 
-use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use sys::pagemap::{Categories, PageRun};
-use wire::{CHUNK_BYTES, CHUNK_PAGES, PAGE_BYTES};
+use wire::{CHUNK_BYTES, CHUNK_PAGES, PAGE_BYTES, PageBits};
 
+use crate::domain::Domain;
 use crate::domain::chunk::Chunk;
 use crate::domain::effects::Effects;
 use crate::domain::pages::Pages;
@@ -69,25 +69,28 @@ fn claim_all(guest: &Guest, effects: &mut Effects) -> std::io::Result<bool> {
     if !mapped.is_empty() {
         domain.has_claims.store(true, Relaxed);
     }
-    let mut found: Vec<(Arc<Chunk>, BTreeSet<usize>)> = Vec::new();
+    let mut found: Vec<(Arc<Chunk>, PageBits)> = Vec::new();
     let mut claimed = 0;
     {
         let offers = lock(&guest.offers);
         let view = domain.slots.view();
-        for mapped in &mapped {
+        for mapped in mapped
+            .iter()
+            .filter_map(|mapped| that_has_slots(domain, mapped))
+        {
             let chunks = mapped.range.start / CHUNK * CHUNK..mapped.range.end;
             let mut known = 0;
             for (&address, chunk) in offers.chunks.range(chunks.clone()) {
                 known += 1;
                 if found.last().is_none_or(|(last, _)| last.id != chunk.id) {
-                    found.push((Arc::clone(chunk), BTreeSet::new()));
+                    found.push((Arc::clone(chunk), PageBits::EMPTY));
                 }
                 let (Some(mut pages), Some((_, looks))) = (chunk.try_lock(), found.last_mut())
                 else {
                     all = false;
                     continue;
                 };
-                let piece = in_chunk(mapped, address);
+                let piece = in_chunk(&mapped, address);
                 all &= claim_piece(&view, &mut pages, address, &piece, looks, &mut claimed);
             }
             // Chunks that the agent has not told of. The mapping may be as large as the address space.
@@ -102,6 +105,17 @@ fn claim_all(guest: &Guest, effects: &mut Effects) -> std::io::Result<bool> {
         }
     }
     Ok(all)
+}
+
+/// What of a mapped part may have slots. A guest may map its store as far behind its end as it has addresses, 64 TiB say, and
+/// offer all of that.
+fn that_has_slots(domain: &Domain, mapped: &Mapped) -> Option<Mapped> {
+    let end = domain.slots.end(mapped.first.store());
+    let pages = end.checked_sub(mapped.first.number())?;
+    let Range { start, end } = mapped.range;
+    let range = start..end.min(start.saturating_add(pages.saturating_mul(PAGE)));
+    let first = mapped.first;
+    (!range.is_empty()).then_some(Mapped { range, first })
 }
 
 /// What of a mapped part lies in a chunk.
@@ -119,7 +133,7 @@ fn claim_piece(
     pages: &mut Pages,
     chunk: u64,
     piece: &Mapped,
-    looks: &mut BTreeSet<usize>,
+    looks: &mut PageBits,
     claimed: &mut u64,
 ) -> bool {
     let place = |address: u64| usize::try_from((address - chunk) / PAGE).unwrap_or(CHUNK_PAGES);
@@ -150,7 +164,7 @@ fn find_broken(
     guest: &Guest,
     chunk: &Chunk,
     pages: &mut Pages,
-    looks: &BTreeSet<usize>,
+    looks: &PageBits,
     effects: &mut Effects,
 ) -> std::io::Result<()> {
     let mut runs = [PageRun::default(); CHUNK_PAGES];
@@ -162,7 +176,7 @@ fn find_broken(
     };
     let own = runs.iter().take(filled).filter(|run| !elsewhere(run));
     for page in own.flat_map(|run| place(run.start)..place(run.end)) {
-        if looks.contains(&page) {
+        if looks.contains(page) {
             pages.discard(page, chunk.site(page), effects);
             pages.set(page, Tag::Broken);
         }

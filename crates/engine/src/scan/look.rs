@@ -18,7 +18,7 @@ use crate::guest::{Guest, Standing};
 use crate::options::Rules;
 use crate::page::Class;
 use crate::scan::offers::{News, Sweep, place};
-use crate::scan::relocation::Patrol;
+use crate::scan::relocation::{Patrol, strays};
 use crate::scan::track::{self, Again, Round, Seen};
 use crate::scan::{claim, outcomes};
 use crate::sync::lock;
@@ -34,14 +34,63 @@ const RECOUNT: u64 = 16;
 /// over this part of what the guest may have.
 const QUARTER: u64 = 4;
 
+/// What a look is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Aim {
+    /// To hear the agent, and to retire a guest that has ended; of its memory only merged pages to unmerge are found.
+    Hear,
+    /// The look of a round: all memory is scanned.
+    Round,
+    /// Somebody wants the memory between these addresses merged now: it is scanned, and settles at once. What is not seen
+    /// `until` then is left to the rounds.
+    Now {
+        start: u64,
+        end: u64,
+        until: Instant,
+    },
+}
+
+impl Aim {
+    /// To merge now what overlaps `range`. What is known is known of whole chunks.
+    pub(crate) fn now(range: &Range<u64>, until: Instant) -> Self {
+        const CHUNK: u64 = CHUNK_BYTES as u64;
+        Self::Now {
+            start: range.start / CHUNK * CHUNK,
+            end: range
+                .end
+                .checked_next_multiple_of(CHUNK)
+                .unwrap_or(u64::MAX),
+            until,
+        }
+    }
+
+    /// Whether no time is left for looks.
+    fn is_over(self) -> bool {
+        matches!(self, Self::Now { until, .. } if until <= Instant::now())
+    }
+
+    fn is_now(self) -> bool {
+        matches!(self, Self::Now { .. })
+    }
+
+    /// The addresses that are scanned.
+    fn reach(self) -> Range<u64> {
+        match self {
+            Self::Now { start, end, .. } => start..end,
+            Self::Hear | Self::Round => 0..u64::MAX,
+        }
+    }
+}
+
 /// What a look needs besides the guest.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {
     pub(crate) round: Round,
+    /// The number of the agent's next sync. It is not the round's: pages of a round grow older with time.
+    pub(crate) sync: u64,
     pub(crate) mode: RunMode,
     pub(crate) patience: Duration,
-    /// Whether to scan; without, only merged pages to unmerge are found.
-    pub(crate) scan: bool,
+    pub(crate) aim: Aim,
     pub(crate) rules: Rules,
     /// Whether broken pages are merged again where that is safe.
     pub(crate) merge_again: bool,
@@ -58,7 +107,7 @@ impl Terms {
             false => self,
             true => Self {
                 mode: RunMode::Unmerge,
-                scan: false,
+                aim: Aim::Hear,
                 ..self
             },
         }
@@ -74,6 +123,7 @@ impl Terms {
         };
         Again {
             allowed: self.merge_again && clean,
+            at_once: false,
             ages,
         }
     }
@@ -82,7 +132,9 @@ impl Terms {
     fn same(&self, guest: &Guest) -> Again {
         Again {
             allowed: guest.merges_again(),
-            ages: self.round.0.is_multiple_of(self.broken_rounds.max(1)),
+            at_once: self.aim.is_now(),
+            // No time has passed where somebody asks.
+            ages: !self.aim.is_now() && self.round.0.is_multiple_of(self.broken_rounds.max(1)),
         }
     }
 }
@@ -115,6 +167,10 @@ pub(crate) fn look(
     if served && (guest.is_stuck() || guest.user.is_stuck()) {
         return Looked::Done; // and not ready: its chunks wait, too
     }
+    if served && terms.aim.is_over() {
+        guest.cut_look_short();
+        return Looked::Done; // likewise
+    }
     if served {
         match catch_up(guest, terms, effects) {
             Caught::Up => {}
@@ -131,6 +187,10 @@ pub(crate) fn look(
     if guest.standing() == Standing::Served {
         goes_on = look_at_memory(guest, terms.of(guest), effects, runs, found);
         guest.part();
+    }
+    if goes_on && terms.aim.is_over() {
+        guest.cut_look_short();
+        goes_on = false; // and what it found is worked
     }
     if guest.standing() != Standing::Served {
         retire(guest, effects);
@@ -162,7 +222,7 @@ fn look_at_memory(
         guest.fail(error);
     }
     let mut goes_on = false;
-    if terms.scan {
+    if terms.aim != Aim::Hear {
         let scanned = scan(guest, terms, effects, runs, found);
         match scanned {
             Ok(more) => goes_on = more,
@@ -191,7 +251,7 @@ fn catch_up(guest: &Arc<Guest>, terms: Terms, effects: &mut Effects) -> Caught {
         return Caught::Never; // a worker is stuck
     };
     let most = terms.patience * 4;
-    match hear(guest, &mut talk, terms.round.0, effects) {
+    match hear(guest, &mut talk, terms.sync, effects) {
         Ok(true) => Caught::Up,
         Ok(false) if talk.pending.is_none() || talk.spent > most => Caught::Never,
         Ok(false) => Caught::Waits,
@@ -212,11 +272,11 @@ fn last_word(talk: &mut Talk, fault: Fault) -> Fault {
     }
 }
 
-/// Takes what has come, and asks in each round once; false when the agent owes an answer.
+/// Takes what has come, and asks once for each number; false when the agent owes an answer.
 fn hear(
     guest: &Arc<Guest>,
     talk: &mut Talk,
-    round: u64,
+    number: u64,
     effects: &mut Effects,
 ) -> Result<bool, Fault> {
     loop {
@@ -224,10 +284,10 @@ fn hear(
             if !take_pending(guest, talk, effects)? {
                 return Ok(false);
             }
-        } else if talk.synced == Some(round) {
+        } else if talk.synced == Some(number) {
             return Ok(true);
         } else if sync(guest, talk)? {
-            talk.synced = Some(round);
+            talk.synced = Some(number);
         } else {
             return Ok(false); // and nothing was asked
         }
@@ -409,18 +469,32 @@ fn scan(
     runs: &mut [PageRun],
     found: &mut Vec<Arc<Chunk>>,
 ) -> std::io::Result<bool> {
-    let deadline = Instant::now() + SCAN_TIME;
-    let from = guest.progress.load(Relaxed);
+    let turn = Instant::now() + SCAN_TIME;
+    let deadline = match terms.aim {
+        Aim::Now { until, .. } => turn.min(until),
+        Aim::Hear | Aim::Round => turn,
+    };
+    let at_once = terms.aim.is_now();
+    // A pass has a place of its own: or with wishes enough no round would ever come to the end.
+    let progress = match at_once {
+        true => &guest.pass_progress,
+        false => &guest.progress,
+    };
+    let from = progress.load(Relaxed);
+    if at_once && from == 0 && !guest.may_settle_at_once() {
+        return Ok(false);
+    }
+    let reach = terms.aim.reach();
     let again = match from {
-        0 => terms.again(guest),
+        0 if !at_once => terms.again(guest),
         _ => terms.same(guest),
     };
     guest.set_merges_again(again.allowed);
     let mut offers = lock(&guest.offers);
     let Scan { ranges, rest } = offers.scans(from);
     let mut worn = match terms.mode {
-        RunMode::Run => offers.worn(from),
-        RunMode::Stop | RunMode::Unmerge => Vec::new(),
+        RunMode::Run if !at_once => offers.worn(from),
+        _ => Vec::new(),
     }
     .into_iter()
     .peekable();
@@ -431,12 +505,13 @@ fn scan(
     let mut unseen = Ok(());
     let mut patrol = Patrol::new(guest, terms.rules, from == 0);
     let mut idle = lock(&guest.idle_blocks);
-    let mut glance = idle.begin(terms.mode == RunMode::Unmerge && from == 0);
+    let all = at_once || terms.mode == RunMode::Unmerge;
+    let mut glance = idle.begin(all && from == 0);
     let mut stirred = Vec::new();
     let mut sweep = Sweep::new(
         guest,
         &mut offers,
-        from,
+        from.max(reach.start),
         |chunk: &Arc<Chunk>, seen: &Seen| {
             let Some(mut change) = guest.change(chunk, effects) else {
                 return; // a worker is stuck with it
@@ -453,8 +528,9 @@ fn scan(
             let now = (terms.round, again);
             let observed = track::observe(chunk, pages, &seen, now, effects);
             let mut waiting = observed.waits;
-            if terms.mode == RunMode::Run {
+            if terms.mode == RunMode::Run && !at_once {
                 waiting |= patrol.check(chunk, pages, effects);
+                waiting |= !strays(guest, pages, terms.rules).is_empty();
             }
             let wanted = match terms.mode {
                 RunMode::Run => waiting || chunk.has_promoted(),
@@ -472,7 +548,10 @@ fn scan(
         },
     );
     let (mut next, mut rested) = (rest, 0);
-    for range in ranges.into_iter().flat_map(idle::blocks) {
+    let ranges = ranges
+        .into_iter()
+        .map(|range| range.start.max(reach.start)..range.end.min(reach.end));
+    for range in ranges.flat_map(idle::blocks) {
         if Instant::now() > deadline && glance.begins_block(range.start) {
             next = Some(range.start);
             break;
@@ -495,12 +574,15 @@ fn scan(
         }
         scan_range(guest, from..range.end, runs, &mut sweep)?;
     }
-    sweep.finish(next.unwrap_or(u64::MAX));
+    next = next.filter(|&next| next < reach.end);
+    sweep.finish(next.unwrap_or(reach.end));
     glance.end(&stirred, from, next);
-    patrol.end(next.is_none());
+    if !at_once {
+        patrol.end(next.is_none());
+    }
     unseen?;
-    guest.progress.store(next.unwrap_or(0), Relaxed);
-    if next.is_none() {
+    progress.store(next.unwrap_or(0), Relaxed);
+    if next.is_none() && !at_once {
         guest.counters.end_scan();
     }
     Ok(next.is_some())

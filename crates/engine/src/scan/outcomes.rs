@@ -13,6 +13,7 @@ use crate::domain::pages::Pages;
 use crate::guest::Guest;
 use crate::guest::agent::Fault;
 use crate::page::Tag;
+use crate::sync::lock;
 
 /// Accounts the answer to a merge, with the pages that it may say are enclosed.
 ///
@@ -38,19 +39,26 @@ pub(crate) fn take_merged(
     let view = guest.domain.slots.view();
     let slots = pages.slots();
     let mut again = 0;
+    let mut gains = lock(&guest.gains);
     for (page, outcome) in outcomes.filter(|(_, outcome)| *outcome != PageOutcome::NotAsked) {
         match outcome {
             PageOutcome::Merged => {
                 let slot = slots[page];
-                view.join(
-                    slot.unwrap_or_else(|| panic!("page {page} was asked for and has no slot")),
-                );
+                let slot =
+                    slot.unwrap_or_else(|| panic!("page {page} was asked for and has no slot"));
+                view.join(slot);
+                if let Some(gains) = &mut *gains {
+                    gains.add(slot);
+                }
                 pages.set(page, Tag::Merged);
                 again += u64::from(pages.stored.contains(page));
                 pages.stored.insert(page);
             }
             PageOutcome::Zeroed => {
                 pages.set(page, Tag::Zeroed);
+                if let Some(gains) = &mut *gains {
+                    gains.zeroed += 1;
+                }
                 again += u64::from(pages.stored.contains(page));
                 pages.stored.remove(page); // it is anonymous memory again
             }
@@ -65,6 +73,7 @@ pub(crate) fn take_merged(
             refused => refuse(pages, page, refused, effects),
         }
     }
+    drop(gains);
     counters.merged_again.fetch_add(again, Relaxed);
     let most = guest.user.limits.table_bytes_per_user();
     pages.show(&guest.domain.patterns, chunk.place, most);

@@ -15,6 +15,9 @@
 //! last costs 0.2 µs a page and is bounded. Asked are at most [`BUDGET`] pages of a guest in one round, in
 //! turn, so that a guest with fewer candidates has each of them where it belongs after one period.
 //! What the kernel moves in the microseconds between question and window is merged where it was.
+//!
+//! Canonical pages move, too: [`frames`](crate::domain::frames) finds those that are astray. While merging stays inside nodes the
+//! merged pages that map such a slot are found here. They get private copies, and settle where they are.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -24,9 +27,23 @@ use crate::domain::pages::Pages;
 use crate::guest::Guest;
 use crate::options::Rules;
 use crate::page::{StoreId, Tag};
+use wire::PageBits;
 
 /// Pages of a guest whose nodes are asked for again in one round: 256 MiB, about 15 ms.
 const BUDGET: usize = 1 << 16;
+
+/// The merged pages of a chunk that map slots which are astray, while that matters.
+pub(crate) fn strays(guest: &Guest, pages: &Pages, rules: Rules) -> PageBits {
+    let mut strays = PageBits::EMPTY;
+    let slots = &guest.domain.slots;
+    if !rules.across_nodes && slots.astray() > 0 && !pages.merged.is_empty() {
+        let view = slots.view();
+        let astray = |page: &usize| view.is_astray(pages.slot(*page));
+        let all = pages.merged.pages().filter(astray);
+        all.for_each(|page| strays.insert(page));
+    }
+    strays
+}
 
 /// Finds candidates and plans of a guest that are in the wrong place, in one round.
 pub(crate) struct Patrol<'a> {

@@ -10,6 +10,10 @@
 //! A broken page goes the same way again, where the guest holds nothing that could pin it
 //! ([`Again`]); else it stays broken.
 //!
+//! Where somebody asked for it, an anonymous page is settled in the first look that finds it armed and not written
+//! ([`Again::at_once`]). For these the two periods are thrift: the window compares. A page in a mapping of a store never settles so. MOVE does not see who has pinned it, and
+//! the two periods are what does.
+//!
 //! One scan tells it, for anonymous and for merged pages alike:
 //!
 //! | page is | the scan shows | so it |
@@ -35,8 +39,8 @@ use sys::pagemap::Categories;
 
 use crate::domain::chunk::{Chunk, WORDS};
 use crate::domain::effects::Effects;
-use crate::domain::pages::{NEVER, Pages};
-use crate::page::{Class, Tag};
+use crate::domain::pages::Pages;
+use crate::page::{Class, NEVER, Tag};
 
 /// What a scan showed of a chunk.
 #[derive(Clone, Copy, Debug, Default)]
@@ -127,12 +131,15 @@ impl Round {
     }
 }
 
-/// How the broken pages of a guest are treated in this round.
+/// How pages of a guest grow older in this look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Again {
-    /// They may be merged again: nothing of the guest can have pinned them.
+    /// Broken ones may be merged again: nothing of the guest can have pinned them.
     pub(crate) allowed: bool,
-    /// They grow older: at most twice a second, so that whatever a system call pinned for itself
+    /// Anonymous ones are settled as soon as a look finds them armed and unwritten: somebody asked for it, and MOVE sees
+    /// whoever may write them past the page tables.
+    pub(crate) at_once: bool,
+    /// Broken ones grow older: at most twice a second, so that whatever a system call pinned for itself
     /// before they were armed is long let go when they have settled.
     pub(crate) ages: bool,
 }
@@ -162,13 +169,15 @@ pub(crate) fn observe(
     } else {
         0
     };
-    let retries = pages.count(Class::Pinned) + pages.count(Class::Skipped) + broken > 0;
+    let waiting = [Class::Pinned, Class::Skipped, Class::Unfit, Class::Foreign];
+    let waiting: usize = waiting.into_iter().map(|class| pages.count(class)).sum();
+    let retries = waiting + broken > 0;
     let mut stirs = false;
     for word in 0..WORDS {
         let mut attention = attention(pages, seen, &watched, word, retries);
         stirs |= attention != 0;
         if attention == u64::MAX
-            && let Some(after) = in_step(pages, seen, word)
+            && let Some(after) = in_step(pages, seen, word, again)
         {
             pages.set_word(word, after);
             continue;
@@ -188,7 +197,7 @@ pub(crate) fn observe(
 
 /// What becomes of the 64 pages of a word, when it is the same for all: plain memory that is there, ages, and holds
 /// nothing yet. So it is with most of a guest when it is first looked at.
-fn in_step(pages: &Pages, seen: &Seen, word: usize) -> Option<Tag> {
+fn in_step(pages: &Pages, seen: &Seen, word: usize, again: Again) -> Option<Tag> {
     let get = |bits: &PageBits| bits.0[word];
     let before = pages.tag_of_word(word)?;
     let ages = matches!(before, Tag::Absent | Tag::Written | Tag::Resting);
@@ -199,7 +208,8 @@ fn in_step(pages: &Pages, seen: &Seen, word: usize) -> Option<Tag> {
         u64::MAX => true,
         _ => return None,
     };
-    (ages && plain).then(|| age(before, written, false))
+    let after = || at_once(again, age(before, written, false), written);
+    (ages && plain).then(after)
 }
 
 fn attention(pages: &Pages, seen: &Seen, watched: &PageBits, word: usize, retries: bool) -> u64 {
@@ -222,6 +232,8 @@ fn step(
     effects: &mut Effects,
 ) {
     let before = pages.tag(page);
+    let (written, swapped) = (seen.written.contains(page), seen.swapped.contains(page));
+    let must_wait = written || swapped;
     let after = match before {
         // Only broken ones get here; and of a question under way only its answer tells.
         Tag::Merged => broken(pages, page, again),
@@ -236,15 +248,11 @@ fn step(
         }
         Tag::Zeroed if seen.zero.contains(page) => return,
         _ if seen.zero.contains(page) => Tag::Zero,
-        Tag::Pinned | Tag::Skipped => match retry(chunk, pages, page, seen, round) {
-            Some(after) => after,
+        Tag::Pinned | Tag::Skipped => match retry(chunk, pages, page, seen, (round, again)) {
+            Some(after) => at_once(again, after, must_wait),
             None => return,
         },
-        _ => age(
-            before,
-            seen.written.contains(page),
-            seen.swapped.contains(page),
-        ),
+        _ => at_once(again, age(before, written, swapped), must_wait),
     };
     if after != before {
         pages.discard(page, chunk.site(page), effects);
@@ -279,7 +287,13 @@ fn step_stored(
             Some(broken(pages, page, again))
         }
         _ if broken(pages, page, again) == Tag::Broken => Some(Tag::Broken),
-        Tag::Pinned | Tag::Skipped => retry(chunk, pages, page, seen, round),
+        Tag::Pinned | Tag::Skipped => {
+            let again = Again {
+                at_once: false,
+                ..again
+            };
+            retry(chunk, pages, page, seen, (round, again))
+        }
         _ if !written && !again.ages => None,
         before => Some(age(before, written, seen.swapped.contains(page))),
     }
@@ -287,7 +301,13 @@ fn step_stored(
 
 /// A page that could not be merged: given up for good until it is written, else tried again when
 /// its back-off ends.
-fn retry(chunk: &Chunk, pages: &mut Pages, page: usize, seen: &Seen, round: Round) -> Option<Tag> {
+fn retry(
+    chunk: &Chunk,
+    pages: &mut Pages,
+    page: usize,
+    seen: &Seen,
+    (round, again): (Round, Again),
+) -> Option<Tag> {
     let (level, written) = (pages.level(page), seen.written.contains(page));
     if level == NEVER {
         if written {
@@ -296,7 +316,16 @@ fn retry(chunk: &Chunk, pages: &mut Pages, page: usize, seen: &Seen, round: Roun
         return written.then_some(Tag::Written);
     }
     let after = if written { Tag::Written } else { Tag::Settled };
-    round.is_due(chunk, level).then_some(after)
+    (again.at_once || round.is_due(chunk, level)).then_some(after)
+}
+
+/// What an anonymous page is instead of `after`, where it need not grow older to settle. One that is written has just been armed:
+/// whoever borrowed it before that has not been looked for since. One that is swapped out is not read back in.
+fn at_once(again: Again, after: Tag, must_wait: bool) -> Tag {
+    match after {
+        Tag::Written | Tag::Resting if again.at_once && !must_wait => Tag::Settled,
+        _ => after,
+    }
 }
 
 /// An anonymous page. One that is swapped out takes no frame now: it is not read back in, so it

@@ -75,6 +75,8 @@ pub(crate) struct Process {
     pub(crate) offered: BTreeSet<u64>,
     pub(crate) changed: BTreeSet<u64>,
     pub(crate) pinned: BTreeSet<u64>,
+    /// What may write to its pages unseen.
+    pub(crate) borrows: Option<String>,
     /// Pages of which it told that their content no longer matters, since the last sync.
     pub(crate) told: u64,
     /// Chunks that are one huge page.
@@ -101,6 +103,8 @@ pub(crate) struct Process {
     pub(crate) children: Vec<Child>,
     pub(crate) reads: u64,
     pub(crate) scans: u64,
+    /// How long each scan takes.
+    pub(crate) scan_takes: std::time::Duration,
     /// Whoever reads its memory sleeps.
     pub(crate) hangs: Option<Arc<(Mutex<bool>, Condvar)>>,
 }
@@ -122,6 +126,16 @@ pub(crate) struct Shelf {
     /// Content of each slot ever written.
     written: BTreeMap<u64, u64>,
     punched: BTreeSet<u64>,
+    /// The node of each frame that is not on its store's.
+    moved: BTreeMap<u64, u8>,
+}
+
+impl Shelf {
+    /// The node that the frame of a slot is on.
+    fn node(&self, slot: u64) -> u8 {
+        let moved = self.moved.get(&slot).copied();
+        moved.unwrap_or(crate::page::Slot(slot).store().0)
+    }
 }
 
 /// Everything.
@@ -141,6 +155,10 @@ pub(crate) struct World {
     pub(crate) punches_take: Duration,
     /// Pages whose node was asked for.
     pub(crate) queries: u64,
+    /// Slots whose node was asked for.
+    pub(crate) frame_queries: u64,
+    /// A node that has no memory left, and the one that new frames of its store come from.
+    pub(crate) full: Option<(u8, u8)>,
 }
 
 impl World {
@@ -195,6 +213,13 @@ impl World {
         self.shelves[domain].written[&slot]
     }
 
+    /// Slots that were ever written in the stores of `domain`.
+    pub(crate) fn slots_ever(&self, domain: &str) -> usize {
+        self.shelves
+            .get(domain)
+            .map_or(0, |shelf| shelf.written.len())
+    }
+
     /// Frames in use in the store of `domain`.
     pub(crate) fn frames(&self, domain: &str) -> usize {
         let shelf = self.shelves.get(domain);
@@ -223,6 +248,31 @@ impl World {
     /// Moves a page to another node; the kernel tells nobody.
     pub(crate) fn migrate(&mut self, process: usize, page: u64, node: u8) {
         self.processes[process].nodes.insert(page, node);
+    }
+
+    /// Moves the frames of the slots that pages of a process map, for all who map them; the kernel tells nobody.
+    pub(crate) fn migrate_slots(&mut self, process: usize, pages: std::ops::Range<u64>, node: u8) {
+        let process = &self.processes[process];
+        let Some(shelf) = self.shelves.get_mut(&process.domain) else {
+            return;
+        };
+        for place in process.pages.range(pages).map(|(_, place)| place) {
+            if let Place::Slot { slot, .. } = place {
+                shelf.moved.insert(*slot, node);
+            }
+        }
+    }
+
+    /// The nodes of the frames that pages of a process map.
+    pub(crate) fn slot_nodes(&self, process: usize) -> BTreeSet<u8> {
+        let process = &self.processes[process];
+        let shelf = &self.shelves[&process.domain];
+        let places = process.pages.values();
+        let slots = places.filter_map(|place| match place {
+            Place::Slot { slot, .. } => Some(shelf.node(*slot)),
+            _ => None,
+        });
+        slots.collect()
     }
 
     /// Pins a page to write to it, as direct I/O does: a write fault comes first.

@@ -59,11 +59,19 @@ enum Event {
         count: u64,
         node: u8,
     },
+    /// The frames of the slots that these pages map move.
+    Stray {
+        page: u64,
+        count: u64,
+        node: u8,
+    },
     /// Unmerge, then other rules.
     Switch(Rules),
     /// The engine is killed; whether agents deal with what it asked last, and who comes back.
     Succeed(bool, u8),
     Rounds(usize),
+    /// Somebody wants some guests merged now, in so many chunks.
+    Now(u8, u64),
 }
 
 /// Pages crowd at the ends of the chunks, where runs meet borders.
@@ -75,6 +83,7 @@ fn manners() -> impl Strategy<Value = Manners> {
     prop_oneof![
         8 => Just(Manners::Honest),
         2 => Just(Manners::Stalls),
+        1 => Just(Manners::Tires),
         1 => Just(Manners::Refuses(PageOutcome::Pinned)),
         1 => Just(Manners::Refuses(PageOutcome::Again)),
         1 => Just(Manners::Refuses(PageOutcome::Gone)),
@@ -117,8 +126,10 @@ fn event() -> impl Strategy<Value = Event> {
         1 => mode.prop_map(Event::Mode),
         2 => (any::<bool>(), any::<u8>()).prop_map(|(deal, back)| Event::Succeed(deal, back)),
         2 => (page(), 1u64..16, 0..NODES).prop_map(|(page, count, node)| Event::Migrate { page, count, node }),
+        2 => (page(), 1u64..16, 0..NODES).prop_map(|(page, count, node)| Event::Stray { page, count, node }),
         1 => rules().prop_map(Event::Switch),
         10 => (1usize..5).prop_map(Event::Rounds),
+        4 => (any::<u8>(), 1..=CHUNKS).prop_map(|(who, chunks)| Event::Now(who, chunks)),
     ]
 }
 
@@ -127,6 +138,13 @@ fn happen(lab: &mut Lab, guest: usize, event: &Event) {
     let dead = lab.world(|world| world.processes[guest].dead);
     match *event {
         Event::Rounds(count) => lab.rounds(count),
+        Event::Now(who, chunks) => {
+            let all: Vec<_> = (0..GUESTS)
+                .filter(|guest| who & (1 << guest) != 0)
+                .collect();
+            // One that is no guest now is named.
+            let _ = lab.merge_now(&all, 0..chunks * 512);
+        }
         Event::Succeed(deal, back) => succeed(lab, deal, back),
         Event::Mode(mode) => lab.core.knobs.turn([wire::Setting::Run(mode)]),
         Event::Switch(rules) => {
@@ -186,6 +204,9 @@ fn happen(lab: &mut Lab, guest: usize, event: &Event) {
         Event::Pin { page, on: false } => lab.world(|world| {
             world.processes[guest].pinned.remove(&page);
         }),
+        Event::Stray { page, count, node } => lab.world(|world| {
+            world.migrate_slots(guest, in_region(page, count), node);
+        }),
         Event::Offer { chunk, on } => lab.world(|world| world.offer(guest, chunk, on)),
         Event::Behave(manners) => lab.world(|world| world.processes[guest].manners = manners),
         Event::Fork => lab.world(|world| world.fork(guest)),
@@ -243,7 +264,7 @@ proptest! {
     ) {
         let mut lab = Lab::on_nodes(nodes, across, limit);
         let events = events.iter().filter(|(_, event)| {
-            nodes > 1 || !matches!(event, Event::Migrate { .. })
+            nodes > 1 || !matches!(event, Event::Migrate { .. } | Event::Stray { .. })
         });
         for domain in ["a", "a", "a", "b"] {
             lab.guest(domain, CHUNKS);

@@ -9,4 +9,5 @@ pub(crate) mod trials_copies;
 pub(crate) mod trials_guess;
 pub(crate) mod trials_hostile;
 pub(crate) mod trials_nodes;
+pub(crate) mod trials_now;
 pub(crate) mod trials_spans;

@@ -230,3 +230,113 @@ fn many_candidates_are_checked_in_turn() {
     let domain = lab.core.domain("d").unwrap();
     assert_eq!(domain.index(StoreId(1)).len(), 1024);
 }
+
+/// Guests of node 0 that share 16 copies there, and a lab that keeps pages of two nodes apart.
+fn merged_on_one_node() -> (Lab, [usize; 2]) {
+    let lab = Lab::on_nodes(2, false, 256);
+    let guests = pair(&lab, |_| 0);
+    lab.rounds(4);
+    assert_eq!(shared(&lab), (16, 16));
+    (lab, guests)
+}
+
+fn astray(lab: &Lab) -> u64 {
+    lab.core.domain("d").unwrap().slots.astray()
+}
+
+#[test]
+fn a_copy_that_moved_off_its_node_gets_no_new_sharer_and_loses_its_old_ones() {
+    let (lab, [a, b]) = merged_on_one_node();
+    lab.world(|world| world.migrate_slots(a, 0..16, 1));
+    let c = lab.guest("d", 1);
+    fill(&lab, c, 0..16, |page| page + 1);
+    // The world says so when a page is asked to map a frame of another node.
+    lab.round();
+    assert_eq!(astray(&lab), 16, "found within one round");
+    lab.rounds(8);
+    assert_eq!((shared(&lab), astray(&lab)), ((16, 32), 0));
+    for guest in [a, b, c] {
+        assert_eq!(lab.world(|world| world.slot_nodes(guest)), [0].into());
+    }
+    assert_eq!(
+        lab.world(|world| world.frames("d")),
+        16,
+        "the old copies are gone"
+    );
+}
+
+#[test]
+fn a_guest_that_moved_with_its_copies_leaves_those_who_stayed() {
+    let (lab, [a, b]) = merged_on_one_node();
+    let c = lab.guest("d", 1);
+    fill(&lab, c, 0..16, |page| page + 1);
+    lab.rounds(4);
+    assert_eq!(shared(&lab), (16, 32));
+    lab.world(|world| world.migrate_slots(a, 0..16, 1));
+    place(&lab, a, 0..16, 1);
+    lab.rounds(8);
+    assert_eq!((shared(&lab), lab.status().pages_unshared), ((16, 16), 16));
+    assert!((0..16).all(|page| slot(&lab, a, page).is_none()));
+    assert_eq!(lab.world(|world| world.slot_nodes(b)), [0].into());
+}
+
+#[test]
+fn copies_that_move_between_look_and_question_are_not_named() {
+    let (lab, [a, _]) = merged_on_one_node();
+    let c = lab.guest("d", 1);
+    fill(&lab, c, 0..16, |page| page + 1);
+    lab.rounds(2);
+    // The walk of the last round is over: only the question before the merge can tell.
+    lab.world(|world| world.migrate_slots(a, 0..8, 1));
+    lab.round();
+    let named = (0..16).filter(|&page| slot(&lab, c, page).is_some());
+    assert_eq!(named.collect::<Vec<_>>(), (8..16).collect::<Vec<_>>());
+    lab.rounds(10);
+    assert_eq!(shared(&lab), (16, 32));
+}
+
+#[test]
+fn a_node_that_is_full_has_no_copies_elsewhere() {
+    let lab = Lab::on_nodes(2, false, 256);
+    lab.world(|world| world.full = Some((0, 1)));
+    let _ = pair(&lab, |_| 0);
+    lab.rounds(24);
+    assert_eq!(
+        (shared(&lab), lab.world(|world| world.frames("d"))),
+        ((0, 0), 0)
+    );
+    let tries = lab.world(|world| world.slots_ever("d"));
+    assert!(tries < 16 * 8, "{tries} copies were made in vain");
+    lab.world(|world| world.full = None);
+    lab.rounds(70);
+    assert_eq!(shared(&lab), (16, 16));
+}
+
+#[test]
+fn across_nodes_copies_are_counted_where_they_are_and_left_there() {
+    let lab = Lab::on_nodes(2, true, 256);
+    let [a, _] = pair(&lab, |page| u8::from(page >= 4));
+    lab.rounds(4);
+    let by_node = || {
+        let nodes = lab.status().store_nodes;
+        let row = |at: &wire::StoreNode| (at.node, at.pages, at.astray);
+        nodes.iter().map(row).collect::<Vec<_>>()
+    };
+    assert_eq!(by_node(), [(0, 4, 0), (1, 12, 0)]);
+    lab.world(|world| world.migrate_slots(a, 0..2, 1));
+    lab.rounds(3);
+    assert_eq!(
+        (by_node(), shared(&lab)),
+        (vec![(0, 2, 0), (1, 14, 2)], (16, 16))
+    );
+    assert_eq!(astray(&lab), 0, "nothing is wrong with them");
+}
+
+#[test]
+fn one_node_is_not_asked_for_frames() {
+    let lab = Lab::new();
+    let _ = pair(&lab, |_| 0);
+    lab.rounds(6);
+    assert_eq!(lab.world(|world| world.frame_queries), 0);
+    assert!(lab.status().store_nodes.is_empty());
+}

@@ -1,9 +1,9 @@
 //! The node for a whole process, before it starts.
 //!
 //! For each node with CPUs, imagine the process there: its memory is taken from the nearest node that has some free,
-//! then from the next. The node with the least mean distance to all of that memory wins; among equals the one that
-//! keeps the most free memory, so that guests spread; then the lowest number. Looking at free memory alone would
-//! choose a node that is full of CPUs and far from its memory; looking at distance alone, a node that is full.
+//! then from the next. The node with the least mean distance to all of that memory wins. Among equals it is the one
+//! that keeps the most free memory, so that guests spread. Then comes the one that is promised least beyond what it has, then the lowest
+//! number. Looking at free memory alone would choose a node that is full of CPUs and far from its memory; looking at distance alone, a node that is full.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -50,7 +50,8 @@ impl FromStr for NodeRequest {
 }
 
 impl NodeRequest {
-    /// Chooses on this topology as it is filled now, for a process that needs `need_bytes` (0: little).
+    /// Chooses on this topology as it is filled now, for a process that needs `need_bytes` (0: little), beside others that
+    /// will still take what is `reserved`.
     ///
     /// # Errors
     /// As [`Choice::auto`] and [`Choice::at`].
@@ -58,11 +59,12 @@ impl NodeRequest {
         self,
         topology: &Topology,
         memory: &MemoryReport,
+        reserved: &BTreeMap<NodeId, u64>,
         need_bytes: u64,
     ) -> Result<Choice, PlacementError> {
         let free_bytes = memory.free_bytes();
         match self {
-            Self::Auto => Choice::auto(topology, &free_bytes, need_bytes),
+            Self::Auto => Choice::beside(topology, &free_bytes, reserved, need_bytes),
             Self::Node(node) => Choice::at(topology, node, &free_bytes, need_bytes),
         }
     }
@@ -93,6 +95,28 @@ impl Choice {
         free_bytes: &BTreeMap<NodeId, u64>,
         need_bytes: u64,
     ) -> Result<Self, PlacementError> {
+        Self::beside(topology, free_bytes, &BTreeMap::new(), need_bytes)
+    }
+
+    /// The same, where processes that started will still take what is `reserved` of the free memory; that may be more than there is.
+    ///
+    /// # Errors
+    /// As [`Self::auto`].
+    pub fn beside(
+        topology: &Topology,
+        free_bytes: &BTreeMap<NodeId, u64>,
+        reserved: &BTreeMap<NodeId, u64>,
+        need_bytes: u64,
+    ) -> Result<Self, PlacementError> {
+        let promised = |node: &NodeId| reserved.get(node).copied().unwrap_or(0);
+        let beyond = |choice: &Self| {
+            let free = free_bytes.get(&choice.node).copied().unwrap_or(0);
+            promised(&choice.node).saturating_sub(free)
+        };
+        let free_bytes: &BTreeMap<_, _> = &free_bytes
+            .iter()
+            .map(|(&node, free)| (node, free.saturating_sub(promised(&node))))
+            .collect();
         let choices = topology
             .cpu_nodes()
             .filter_map(|node| Self::at(topology, node.id, free_bytes, need_bytes).ok());
@@ -110,6 +134,7 @@ impl Choice {
                 .cmp(&two.missing_bytes)
                 .then(one.mean_distance.total_cmp(&two.mean_distance))
                 .then(kept(two).cmp(&kept(one)))
+                .then(beyond(one).cmp(&beyond(two)))
                 .then(one.node.cmp(&two.node))
         };
         choices.min_by(better).ok_or(PlacementError::NoNodes)
@@ -147,11 +172,10 @@ impl Choice {
             }
         }
         if memory.is_empty() {
-            let first = topology
-                .memory_nodes()
-                .next()
-                .ok_or(PlacementError::NoNodes)?;
-            memory.push((first.id, 0));
+            let has_memory = |id: &NodeId| topology.node(*id).is_some_and(|n| n.memory_bytes > 0);
+            let near = nearest.iter().copied().find(has_memory);
+            let first = near.or_else(|| topology.memory_nodes().next().map(|first| first.id));
+            memory.push((first.ok_or(PlacementError::NoNodes)?, 0));
         }
         let placed = need_bytes - left;
         let to_first = || {
@@ -171,6 +195,16 @@ impl Choice {
             memory,
             missing_bytes: left,
         })
+    }
+
+    /// What a process that goes there takes of each node in the end; what no node has, of the nearest.
+    #[must_use]
+    pub fn claims(&self) -> Vec<(NodeId, u64)> {
+        let mut claims = self.memory.clone();
+        if let Some((_, bytes)) = claims.first_mut() {
+            *bytes += self.missing_bytes;
+        }
+        claims
     }
 
     /// Applies the choice to this thread: its CPUs, and the policy of its memory. Whatever it executes, and its

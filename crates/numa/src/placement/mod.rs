@@ -4,9 +4,11 @@
 //! node runs on emulated ones too.
 
 mod choice;
+mod index;
 mod table;
 
 pub use choice::{Choice, NodeRequest, Strictness};
+pub use index::IndexMemory;
 pub use table::{Hashdist, InterleavedTable};
 
 use std::io;

@@ -9,7 +9,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::str::FromStr;
 
 use sys::mempolicy;
@@ -40,8 +40,8 @@ impl FromStr for Hashdist {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text.strip_prefix("hashdist=").unwrap_or(text) {
-            "0" => Ok(Self::OneNode),
-            "1" => Ok(Self::Spread),
+            "0" | "off" => Ok(Self::OneNode),
+            "1" | "on" => Ok(Self::Spread),
             _ => Err(format!("'{text}': hashdist is 0 or 1")),
         }
     }
@@ -79,19 +79,7 @@ impl<T: FromZeros> InterleavedTable<T> {
             Hashdist::Spread => topology.memory_nodes().map(|node| node.id).collect(),
             Hashdist::OneNode => vec![home_node(topology).ok_or(PlacementError::NoNodes)?],
         };
-        let huge_pages = slice.len_bytes() / HUGE_BYTES;
-        slice.allow_huge_pages(
-            nodes.len() == 1 || huge_pages / nodes.len().max(1) >= HUGE_PAGES_EACH,
-        );
-        let range = slice.as_ptr() as usize..slice.as_ptr() as usize + slice.len_bytes();
-        let policy = match hashdist {
-            Hashdist::Spread => Policy::Interleave(nodes.clone()),
-            Hashdist::OneNode => Policy::Preferred(nodes.clone()),
-        };
-        // A machine with one node needs no policy, and a kernel without NUMA has none.
-        if topology.nodes.len() > 1 {
-            place(topology, range, &policy, Existing::Stay)?;
-        }
+        lay_out(&slice, topology, &nodes, Existing::Stay)?;
         Ok(Self { slice, nodes })
     }
 
@@ -114,8 +102,54 @@ impl<T: FromZeros> InterleavedTable<T> {
     }
 }
 
+/// Tells the kernel where the pages of a table go: to these nodes in turn, or to the only one; and whether they may be huge.
+///
+/// # Errors
+/// As [`place`].
+pub(super) fn lay_out<T: FromZeros>(
+    slice: &ZeroedSlice<T>,
+    topology: &Topology,
+    nodes: &[NodeId],
+    existing: Existing,
+) -> Result<(), PlacementError> {
+    let huge_pages = slice.len_bytes() / HUGE_BYTES;
+    slice.allow_huge_pages(nodes.len() <= 1 || huge_pages / nodes.len() >= HUGE_PAGES_EACH);
+    // A machine with one node needs no policy, and a kernel without NUMA has none.
+    if topology.nodes.len() < 2 {
+        return Ok(());
+    }
+    let policy = match nodes.len() {
+        1 => Policy::Preferred(nodes.to_vec()),
+        _ => Policy::Interleave(nodes.to_vec()),
+    };
+    place(topology, range_of(slice), &policy, existing).map(drop)
+}
+
+pub(super) fn range_of<T>(slice: &ZeroedSlice<T>) -> Range<usize> {
+    let start = slice.as_ptr() as usize;
+    start..start + slice.len_bytes()
+}
+
+/// How many pages of a range of this process, of those that are present, are on which of the kernel's nodes.
+///
+/// # Errors
+/// The kernel has no move_pages(2).
+pub(super) fn pages_by_node(range: Range<usize>) -> io::Result<BTreeMap<NodeId, u64>> {
+    let pages: Vec<usize> = range.step_by(4096).collect();
+    let mut nodes = vec![0; QUERY_PAGES];
+    let mut counts = BTreeMap::new();
+    for pages in pages.chunks(QUERY_PAGES) {
+        let nodes = &mut nodes[..pages.len()];
+        mempolicy::pages_to_nodes(None, pages, nodes)?;
+        for node in nodes.iter().filter_map(|&node| u32::try_from(node).ok()) {
+            *counts.entry(NodeId(node)).or_insert(0) += 1;
+        }
+    }
+    Ok(counts)
+}
+
 /// The node this thread runs on, or the nearest one with memory.
-fn home_node(topology: &Topology) -> Option<NodeId> {
+pub(super) fn home_node(topology: &Topology) -> Option<NodeId> {
     let (cpu, _) = mempolicy::current_cpu_and_node();
     let here = topology
         .node_of_cpu(cpu)
@@ -140,20 +174,7 @@ impl<T> InterleavedTable<T> {
     /// # Errors
     /// The kernel has no move_pages(2).
     pub fn pages_by_node(&self) -> io::Result<BTreeMap<NodeId, u64>> {
-        let start = self.slice.as_ptr() as usize;
-        let pages: Vec<usize> = (start..start + self.slice.len_bytes())
-            .step_by(4096)
-            .collect();
-        let mut nodes = vec![0; QUERY_PAGES];
-        let mut counts = BTreeMap::new();
-        for pages in pages.chunks(QUERY_PAGES) {
-            let nodes = &mut nodes[..pages.len()];
-            mempolicy::pages_to_nodes(None, pages, nodes)?;
-            for node in nodes.iter().filter_map(|&node| u32::try_from(node).ok()) {
-                *counts.entry(NodeId(node)).or_insert(0) += 1;
-            }
-        }
-        Ok(counts)
+        pages_by_node(range_of(&self.slice))
     }
 }
 
@@ -168,5 +189,39 @@ impl<T> Deref for InterleavedTable<T> {
 impl<T> DerefMut for InterleavedTable<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         &mut self.slice
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the kernel was told of the mapping at this address, as smaps abbreviates it.
+    fn advice(address: usize) -> String {
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let first = format!("{address:x}-");
+        let mut lines = maps.lines().skip_while(|line| !line.starts_with(&first));
+        let flags = lines.find_map(|line| line.strip_prefix("VmFlags:"));
+        flags.unwrap().to_owned()
+    }
+
+    #[test]
+    fn a_table_on_one_node_may_have_huge_pages_on_every_machine() {
+        if !std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
+            return eprintln!("skipped: this kernel has no huge pages");
+        }
+        let live = Topology::live().unwrap();
+        for nodes in [1, 2] {
+            let spec = format!("fake={nodes}").parse().unwrap();
+            let machine = live.emulate(&spec).unwrap();
+            let new = |spread| InterleavedTable::<u64>::new(1 << 20, &machine, spread).unwrap();
+            let table = new(Hashdist::OneNode);
+            let flags = advice(table.as_ptr() as usize);
+            assert!(flags.contains(" hg"), "{nodes} nodes: {flags}");
+            // 8 MiB are four huge pages.
+            let table = new(Hashdist::Spread);
+            let flags = advice(table.as_ptr() as usize);
+            assert_eq!(flags.contains(" hg"), nodes == 1, "{nodes} nodes: {flags}");
+        }
     }
 }

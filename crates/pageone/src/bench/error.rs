@@ -28,6 +28,9 @@ pub enum BenchError {
         /// What happened.
         what: String,
     },
+    /// A program that a case is about is not installed.
+    #[error("there is no program `{0}` here")]
+    NoProgram(&'static str),
     /// KSM could not be read or turned.
     #[error("KSM: {0}")]
     Ksm(io::Error),

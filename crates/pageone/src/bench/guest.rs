@@ -1,11 +1,9 @@
-//! The bench's own processes: its guests, and the watchdog of KSM's knobs.
+//! The bench's own processes: its guests.
 
 use anyhow::{Context, Result};
-use sys::ksm::Ksm;
 
 use super::content::Content;
 use super::guests::serve_guest;
-use super::ksm;
 use super::probe::Probe;
 
 #[derive(clap::Args)]
@@ -85,9 +83,4 @@ impl TimingGuest {
         };
         served.context("this guest failed")
     }
-}
-
-/// The watchdog of KSM's knobs: puts them back when the bench dies.
-pub(crate) fn watch(knobs: &[String]) -> Result<()> {
-    ksm::watch_ksm(&Ksm::default(), knobs, std::io::stdin()).context("KSM's knobs are not back")
 }

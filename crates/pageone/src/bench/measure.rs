@@ -5,13 +5,16 @@
 //!          memory, CPU                       t = 0                                     CPU only
 //! ```
 //!
-//! Memory and CPU time count from the baseline, before the offer, so that whatever a contender
-//! prepares is charged to it; the time of t50 and t95 counts from the moment merging may start.
+//! Memory and CPU time count from the baseline, before the offer, so all preparation is charged to
+//! the contender. The time of t50 and t95 counts from the moment merging may start.
 
+use std::cell::Cell;
+use std::ffi::OsString;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use sys::meminfo::{self, MemInfo};
+use sys::signals::{self, Signals};
 use sys::usage;
 
 use super::content::Content;
@@ -36,6 +39,10 @@ pub(super) trait Contender {
     fn threads(&self) -> u16;
     /// Prepares the command of a guest, before any is started.
     fn equip(&self, guest: &mut Command);
+    /// The words of this program's command line that start another, all of whose memory may be merged. None: it is started as it is.
+    fn launcher(&self) -> Vec<OsString> {
+        Vec::new()
+    }
     /// All guests have offered their memory: it may begin.
     ///
     /// # Errors
@@ -51,9 +58,9 @@ pub(super) trait Contender {
     /// # Errors
     /// It does not answer.
     fn is_done(&mut self) -> Result<bool, BenchError>;
-    /// The process or kernel thread that works for it. The guests' own CPU time and memory are
-    /// counted as its agents'.
-    fn process(&self) -> u32;
+    /// The process or kernel thread that works for it, if there is one. The guests' own CPU time and
+    /// memory are counted as its agents'.
+    fn process(&self) -> Option<u32>;
     /// Merging is done: from now on it runs as in daily life.
     ///
     /// # Errors
@@ -87,24 +94,31 @@ pub(super) fn memory_needed(guests: u64, guest_mib: u64) -> u64 {
     own.saturating_add(own / 50).saturating_add(512 * MIB)
 }
 
+/// Checks that the machine has the memory for `guests` guests of `guest_mib` MiB.
+///
+/// # Errors
+/// [`BenchError::Memory`] with the figures.
+pub(super) fn check_memory(guests: u64, guest_mib: u64) -> Result<(), BenchError> {
+    let need = memory_needed(guests, guest_mib);
+    let now = MemInfo::read().map_err(BenchError::system("cannot read memory"))?;
+    if need <= now.available {
+        return Ok(());
+    }
+    Err(BenchError::Memory {
+        guests,
+        guest_mib,
+        need_mib: need / MIB,
+        have_mib: now.available / MIB,
+    })
+}
+
 impl Plan<'_> {
     /// Checks that the machine has the memory.
     ///
     /// # Errors
     /// [`BenchError::Memory`] with the figures.
     pub(super) fn check_memory(&self) -> Result<(), BenchError> {
-        let guest_mib = self.content.pages / 256;
-        let need = memory_needed(self.guests, guest_mib);
-        let now = MemInfo::read().map_err(BenchError::system("cannot read memory"))?;
-        if need <= now.available {
-            return Ok(());
-        }
-        Err(BenchError::Memory {
-            guests: self.guests,
-            guest_mib,
-            need_mib: need / MIB,
-            have_mib: now.available / MIB,
-        })
+        check_memory(self.guests, self.content.pages / 256)
     }
 
     fn pause(&self, time: Duration) -> Result<(), BenchError> {
@@ -167,7 +181,7 @@ impl<'a> Run<'a> {
         contender: &'a mut dyn Contender,
         guests: &'a mut [Guest],
     ) -> Result<Self, BenchError> {
-        let own = usage::anonymous_bytes(contender.process()).unwrap_or(0);
+        let own = own_bytes(contender);
         let ideal = plan.content.ideal_saved_bytes(plan.guests);
         let mut run = Self {
             plan,
@@ -181,7 +195,7 @@ impl<'a> Run<'a> {
             offered: Instant::now(),
         };
         run.content = run.content_now()?;
-        run.memory = run.memory_now()?;
+        run.memory = memory_now()?;
         run.cpu = run.cpu_now()?;
         run.offered = Instant::now();
         Ok(run)
@@ -189,24 +203,11 @@ impl<'a> Run<'a> {
 
     /// CPU time of the contender and of all guests, whose only work now is the agents'.
     fn cpu_now(&self) -> Result<Duration, BenchError> {
-        let engine = std::iter::once(self.contender.process());
+        let engine = self.contender.process().into_iter();
         let all = engine.chain(self.guests.iter().map(Guest::pid));
         let times = all.map(usage::cpu_time);
         let sum = times.sum::<std::io::Result<Duration>>();
         sum.map_err(BenchError::system("cannot read CPU times"))
-    }
-
-    /// What is available counts the CPUs' own free lists too: merging frees in bulk, and the kernel
-    /// takes minutes to empty them.
-    fn memory_now(&self) -> Result<MemInfo, BenchError> {
-        let read = || {
-            let info = MemInfo::read()?;
-            Ok(MemInfo {
-                available: info.available + meminfo::cpu_lists()?,
-                ..info
-            })
-        };
-        read().map_err(BenchError::system("cannot read memory"))
     }
 
     fn finish(mut self, title: &str) -> Result<Row, BenchError> {
@@ -220,7 +221,7 @@ impl<'a> Run<'a> {
             "{title}: {} s of steady state",
             self.plan.steady.as_secs()
         ));
-        let memory = self.memory_now()?;
+        let memory = memory_now()?;
         let cpu_total = self.cpu_now()?.saturating_sub(self.cpu);
         let steady = self.steady()?;
         (self.plan.progress)(&format!("{title}: verifying"));
@@ -277,7 +278,7 @@ impl<'a> Run<'a> {
     fn follow(&mut self, start: Instant) -> Result<Curve, BenchError> {
         let mut curve = Curve::default();
         loop {
-            let memory = self.memory_now()?;
+            let memory = memory_now()?;
             curve.push(Sample {
                 at: start.elapsed(),
                 saved: difference(memory.available, self.memory.available),
@@ -334,8 +335,7 @@ impl<'a> Run<'a> {
     }
 
     fn own_growth(&self) -> i64 {
-        let now = usage::anonymous_bytes(self.contender.process()).unwrap_or(0);
-        difference(now, self.own)
+        difference(own_bytes(self.contender), self.own)
     }
 
     fn metadata(&self, now: &MemInfo) -> i64 {
@@ -343,9 +343,47 @@ impl<'a> Run<'a> {
     }
 }
 
-fn difference(a: u64, b: u64) -> i64 {
+/// What is available counts the CPUs' own free lists too: merging frees in bulk, and the kernel
+/// takes minutes to empty them.
+///
+/// # Errors
+/// /proc cannot be read.
+pub(super) fn memory_now() -> Result<MemInfo, BenchError> {
+    let read = || {
+        let info = MemInfo::read()?;
+        Ok(MemInfo {
+            available: info.available + meminfo::cpu_lists()?,
+            ..info
+        })
+    };
+    read().map_err(BenchError::system("cannot read memory"))
+}
+
+/// Memory of the contender's own process; a kernel thread has none.
+fn own_bytes(contender: &dyn Contender) -> u64 {
+    let process = contender.process();
+    process.map_or(0, |pid| usage::anonymous_bytes(pid).unwrap_or(0))
+}
+
+pub(super) fn difference(a: u64, b: u64) -> i64 {
     let bytes = i128::from(a) - i128::from(b);
     i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
+/// Tells whether somebody has asked this process to end: once it was so, it stays so. The signals that ask end nothing by
+/// themselves any more.
+///
+/// # Errors
+/// The kernel does not let signals be waited for.
+pub(super) fn interrupted() -> Result<impl Fn() -> bool, BenchError> {
+    let waited = [signals::SIGINT, signals::SIGTERM, signals::SIGHUP];
+    let signals = Signals::block(&waited).map_err(BenchError::system("cannot wait for signals"))?;
+    let broken_off = Cell::new(false);
+    Ok(move || {
+        let now = signals.next().is_ok_and(|arrived| arrived.is_some());
+        broken_off.set(broken_off.get() || now);
+        broken_off.get()
+    })
 }
 
 #[cfg(test)]

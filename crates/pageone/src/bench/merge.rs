@@ -1,31 +1,20 @@
 //! `pageone bench merge`: the same guests merged by PageONE and by KSM.
 
-use std::cell::Cell;
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
-use sys::ksm::Ksm;
-use sys::signals::{self, Signals};
-use wire::{Reply, Request, Setting};
+use sys::ksm::{Ksm, Tuning};
 
 use super::content::Content;
-use super::error::BenchError;
 use super::guest::BenchGuest;
-use super::ksm::{KsmContender, KsmGuard};
-use super::measure::{self, Contender, Plan};
+use super::ksm::{self, KsmContender};
+use super::measure::{self, Plan};
+use super::pageone::PageOne;
 use super::report::{Machine, Report, Row};
-use crate::run::launch::Launch;
-use crate::view::status;
-use crate::{client, human, paths};
-
-/// The period at which the steady state is measured: the default of daily life.
-const DAILY_PERIOD_MS: u64 = 20_000;
-/// Time for a daemon to start, answer or end.
-const PATIENCE: Duration = Duration::from_secs(20);
+use crate::human;
+use crate::ksm::guard::KsmGuard;
 
 /// An engine to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
@@ -82,14 +71,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn main(args: &Args) -> Result<()> {
-    let waited = [signals::SIGINT, signals::SIGTERM, signals::SIGHUP];
-    let signals = Signals::block(&waited).context("cannot wait for signals")?;
-    let broken_off = Cell::new(false);
-    let interrupted = || {
-        let now = signals.next().is_ok_and(|arrived| arrived.is_some());
-        broken_off.set(broken_off.get() || now);
-        broken_off.get()
-    };
+    let interrupted = measure::interrupted()?;
     let rows = compare(args, &interrupted)?;
     let errors: u64 = rows.iter().map(|row| row.errors).sum();
     let report = Report {
@@ -132,12 +114,12 @@ fn compare(args: &Args, interrupted: &dyn Fn() -> bool) -> Result<Vec<Row>> {
         progress: &|text| eprintln!("{text}"),
     };
     plan.check_memory()?;
-    let guard = guard_ksm(args, &exe)?;
+    let guard = ksm::guard(args.engines.contains(&Engine::Ksm), &exe)?;
     let mut rows = Vec::new();
     for engine in &args.engines {
         match engine {
             Engine::Ksm => {
-                let mut ksm = KsmContender::new(Ksm::default())?;
+                let mut ksm = KsmContender::new(Ksm::default(), "ksm", Tuning::Fast)?;
                 rows.push(measure::measure(&plan, &mut ksm)?);
             }
             Engine::Pageone => {
@@ -152,155 +134,8 @@ fn compare(args: &Args, interrupted: &dyn Fn() -> bool) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Guards KSM's knobs, if this comparison has to turn any: KSM is to be measured, or it runs and
-/// would merge beside PageONE.
-fn guard_ksm(args: &Args, exe: &std::path::Path) -> Result<Option<KsmGuard>> {
-    let ksm = Ksm::default();
-    let wanted = args.engines.contains(&Engine::Ksm);
-    if !ksm.exists() {
-        return match wanted {
-            true => bail!("this kernel has no KSM: measure --engines pageone"),
-            false => Ok(None),
-        };
-    }
-    if !wanted && ksm.number("run")? == 0 {
-        return Ok(None);
-    }
-    let mut watchdog = Command::new(exe);
-    watchdog.arg("ksm-watchdog");
-    let guard = KsmGuard::take(ksm, watchdog);
-    Ok(Some(guard.context("turning KSM takes root")?))
-}
-
-/// PageONE as a contender: a daemon process of its own, as in daily life.
-struct PageOne {
-    daemon: Child,
-    threads: u16,
-    agent: PathBuf,
-    folder: tempfile::TempDir,
-}
-
-impl PageOne {
-    fn start(exe: &std::path::Path, threads: u16, period: Duration) -> Result<Self> {
-        let agent = paths::agent()?;
-        let folder = tempfile::tempdir()?;
-        let mut command = Command::new(exe);
-        command
-            .args(["daemon", "--socket"])
-            .arg(folder.path().join("socket"))
-            .args(["--threads", &threads.to_string()])
-            .args([
-                "--merge-period",
-                &humantime::format_duration(period).to_string(),
-            ])
-            .env("PAGEONE_LOG", "warn")
-            .stdin(Stdio::null())
-            .stdout(Stdio::null());
-        let daemon = signals::prepare_child(&mut command, true).spawn();
-        let daemon = daemon.context("cannot start the daemon")?;
-        let mut this = Self {
-            daemon,
-            threads,
-            agent,
-            folder,
-        };
-        this.wait_until_it_serves()?;
-        Ok(this)
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.folder.path().join("socket")
-    }
-
-    fn wait_until_it_serves(&mut self) -> Result<()> {
-        let deadline = Instant::now() + PATIENCE;
-        while status::ask(&self.socket()).is_err() {
-            if let Some(end) = self.daemon.try_wait()? {
-                bail!("the daemon ended early ({end})");
-            }
-            if Instant::now() > deadline {
-                bail!("the daemon does not answer");
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        Ok(())
-    }
-
-    fn failed(error: anyhow::Error) -> BenchError {
-        BenchError::Contender {
-            name: "pageone",
-            why: format!("{error:#}"),
-        }
-    }
-}
-
-impl Contender for PageOne {
-    fn name(&self) -> &'static str {
-        "pageone"
-    }
-
-    fn threads(&self) -> u16 {
-        self.threads
-    }
-
-    fn equip(&self, guest: &mut Command) {
-        let launch = Launch {
-            agent: &self.agent,
-            socket: &self.socket(),
-            domain: None,
-            also_ksm: false,
-            any: None,
-        };
-        launch.equip(guest);
-    }
-
-    fn allow(&mut self) -> Result<(), BenchError> {
-        Ok(())
-    }
-
-    fn has_begun(&mut self) -> Result<bool, BenchError> {
-        // What is settled is read, and what was read is in one of these classes.
-        let now = status::ask(&self.socket()).map_err(Self::failed)?;
-        Ok(now.pages_shared + now.pages_unshared + now.zero_pages > 0)
-    }
-
-    fn is_done(&mut self) -> Result<bool, BenchError> {
-        // What is private lies among what is shared and settles after that is merged.
-        let now = status::ask(&self.socket()).map_err(Self::failed)?;
-        Ok(now.pages_volatile == 0)
-    }
-
-    fn process(&self) -> u32 {
-        self.daemon.id()
-    }
-
-    fn relax(&mut self) -> Result<(), BenchError> {
-        let request = Request::Set(vec![Setting::MergePeriodMs(DAILY_PERIOD_MS)]);
-        match client::ask(&self.socket(), &request, PATIENCE) {
-            Ok(Reply::Done) => Ok(()),
-            Ok(other) => Err(Self::failed(anyhow::anyhow!("{other:?}"))),
-            Err(error) => Err(Self::failed(error)),
-        }
-    }
-}
-
-impl Drop for PageOne {
-    fn drop(&mut self) {
-        let pid = i32::try_from(self.daemon.id()).ok().and_then(Pid::from_raw);
-        if let Some(pid) = pid {
-            let _ = kill_process(pid, Signal::TERM);
-        }
-        let deadline = Instant::now() + PATIENCE;
-        while matches!(self.daemon.try_wait(), Ok(None)) && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        let _ = self.daemon.kill();
-        let _ = self.daemon.wait();
-    }
-}
-
 /// A time in the options, the way it is written on the command line.
-fn as_text<S: serde::Serializer>(time: &Duration, to: S) -> Result<S::Ok, S::Error> {
+pub(super) fn as_text<S: serde::Serializer>(time: &Duration, to: S) -> Result<S::Ok, S::Error> {
     to.collect_str(&humantime::format_duration(*time))
 }
 

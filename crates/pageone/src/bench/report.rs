@@ -3,7 +3,7 @@
 use std::fmt;
 use std::fs;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use sys::ksm::Ksm;
 use sys::meminfo::MemInfo;
 
@@ -43,7 +43,7 @@ pub(super) struct Row {
 }
 
 /// The machine the figures belong to.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Machine {
     /// `/proc/sys/kernel/osrelease`.
     pub kernel: String,

@@ -70,13 +70,7 @@ fn measure(args: &Args) -> Result<Timing> {
         ..engine::Options::default()
     })?;
     let agent = paths::agent()?;
-    let launch = Launch {
-        agent: &agent,
-        socket: host.socket(),
-        domain: None,
-        also_ksm: false,
-        any: None,
-    };
+    let launch = Launch::new(&agent, host.socket());
     let mut owner = start(args, launch, "owner")?;
     let mut prober = start(args, launch, "prober")?;
     for guest in [&mut owner, &mut prober] {

@@ -6,9 +6,12 @@ use std::str::FromStr;
 
 use anyhow::{Context, Result};
 use numa::FakeSpec;
+use numa::placement::NodeRequest;
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, Visitor};
-use wire::{KNOBS, Knob, KnobValues};
+use wire::{Knob, KnobValues};
+
+use crate::knobs::{did_you_mean, keys};
 
 /// What the file may say. A key that is not here is an error that names it and its line.
 #[derive(Debug, Default, PartialEq)]
@@ -19,6 +22,8 @@ pub struct Config {
     pub knobs: KnobValues,
     /// Parts of memory to treat as nodes, like `"fake=4"`.
     pub numa: Option<FakeSpec>,
+    /// The node for the daemon itself: a number, or `"auto"`.
+    pub node: Option<NodeRequest>,
     /// What one process and one user may take.
     pub limits: Limits,
     /// The policy file.
@@ -39,6 +44,10 @@ pub struct Limits {
     domains_per_user: Option<NonZeroU32>,
     kept_descriptors: Option<NonZeroU32>,
     kept_descriptors_per_user: Option<NonZeroU32>,
+    unclosed_descriptors: Option<NonZeroU32>,
+    unclosed_descriptors_per_user: Option<NonZeroU32>,
+    unclosed_texts: Option<NonZeroU32>,
+    unclosed_texts_per_user: Option<NonZeroU32>,
     regions_per_process: Option<NonZeroU32>,
     chunks_per_process: Option<NonZeroU32>,
     table_mib_per_process: Option<NonZeroU32>,
@@ -67,6 +76,16 @@ impl Limits {
             kept_descriptors_per_user: wide(
                 self.kept_descriptors_per_user,
                 default.kept_descriptors_per_user,
+            ),
+            unclosed_descriptors: wide(self.unclosed_descriptors, default.unclosed_descriptors),
+            unclosed_descriptors_per_user: wide(
+                self.unclosed_descriptors_per_user,
+                default.unclosed_descriptors_per_user,
+            ),
+            unclosed_texts: wide(self.unclosed_texts, default.unclosed_texts),
+            unclosed_texts_per_user: wide(
+                self.unclosed_texts_per_user,
+                default.unclosed_texts_per_user,
             ),
             regions_per_process: wide(self.regions_per_process, default.regions_per_process),
             chunks_per_process: wide(self.chunks_per_process, default.chunks_per_process),
@@ -129,6 +148,9 @@ impl<'de> Visitor<'de> for Keys {
                 ("policy", _) => config.policy = Some(map.next_value()?),
                 ("limits", _) => config.limits = map.next_value()?,
                 ("numa", _) => config.numa = Some(map.next_value_seed(Text(FakeSpec::from_str))?),
+                ("node", _) => {
+                    config.node = Some(map.next_value_seed(Text(NodeRequest::from_str))?);
+                }
                 ("log", _) => config.log = Some(map.next_value_seed(Text(log))?),
                 (_, Some(knob)) => {
                     let setting = map.next_value_seed(Text(|text: &str| knob.parse(text)))?;
@@ -142,10 +164,10 @@ impl<'de> Visitor<'de> for Keys {
 }
 
 fn unknown(key: &str) -> String {
-    let knobs = KNOBS.iter().map(|knob| knob.key).collect::<Vec<_>>();
     format!(
-        "there is no key `{key}`; the keys are socket, policy, numa, log, limits and the knobs {}",
-        knobs.join(", ")
+        "there is no key `{key}`{}; the keys are socket, policy, numa, node, log, limits and the knobs {}",
+        did_you_mean(key),
+        keys()
     )
 }
 
@@ -196,7 +218,7 @@ mod tests {
     #[test]
     fn all_keys_are_read() {
         let text = "socket = '/x'\nthreads = 4\nmerge_period = '2s'\nuse_zero_pages = false\n\
-                    merge_across_nodes = 0\nnuma = 'fake=4'\nmax_page_sharing = 2\n\
+                    merge_across_nodes = 0\nhashdist = 'off'\nnuma = 'fake=4'\nnode = 1\nmax_page_sharing = 2\n\
                     merge_again = false\nrun = 0\ncpu_limit = 25\npace = 'auto'\npolicy = '/p'\nstore_limit = '2GiB'\nthp = 'keep'\nlog = 'debug'\n[limits]\nguests_per_user = 7\n";
         let expected = Config {
             socket: Some("/x".into()),
@@ -206,6 +228,7 @@ mod tests {
                 threads: 4,
                 use_zero_pages: false,
                 merge_across_nodes: false,
+                hashdist: false,
                 max_page_sharing: 2,
                 merge_again: false,
                 cpu_limit: 25,
@@ -214,6 +237,7 @@ mod tests {
                 store_limit_mib: 2048,
             },
             numa: Some("fake=4".parse().unwrap()),
+            node: Some("1".parse().unwrap()),
             limits: Limits {
                 guests_per_user: NonZeroU32::new(7),
                 ..Limits::default()
@@ -262,6 +286,7 @@ mod tests {
             ("use_zero_pages = 'yes'\n", "use_zero_pages", "line 1"),
             ("merge_across_nodes = 2\n", "merge_across_nodes", "line 1"),
             ("\nnuma = 'real'\n", "numa", "line 2"),
+            ("node = 'best'\n", "node", "line 1"),
             ("max_page_sharing = 1\n", "max_page_sharing", "line 1"),
             ("threads == 2\n", "threads", "line 1"),
             ("[limits]\nguest = 2\n", "guest", "line 2"),

@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use engine::Engine;
 
+use super::history::History;
 use super::listener::Listener;
 use super::policy::Policy;
 use super::server::Server;
@@ -33,7 +34,13 @@ impl Host {
         let listener = Listener::bind(&socket, 0o600)?;
         let limits = options.limits;
         let engine = Arc::new(Engine::start(options).context("cannot start the engine")?);
-        let server = Server::new(listener, Policy::here(), limits, &engine)?;
+        let server = Server::new(
+            listener,
+            Policy::here(),
+            limits,
+            &engine,
+            History::default(),
+        )?;
         let (end, stop) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         let serve = move || server.serve(end.as_fd(), |_| Ok(true));
         let server = thread::Builder::new()

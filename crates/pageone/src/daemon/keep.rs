@@ -151,6 +151,8 @@ impl Keeper {
             if let Some(end) = process::end_of_child(child)? {
                 // What it sent before it died is in the queue.
                 self.read()?;
+                // Where this is a container's init, an earlier daemon's heir ended here.
+                process::take_orphans_away();
                 return Ok((!told).then_some(end));
             }
         }

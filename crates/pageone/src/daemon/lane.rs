@@ -21,9 +21,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use engine::Engine;
+use super::history::History;
+use engine::{Engine, EngineError};
 use rustix::fd::OwnedFd;
-use wire::{Reply, Request, Status};
+use wire::{MergeNow, Reply, Request, Status};
 
 /// Requests that wait in a lane, and those of one user among them.
 const MAX_WAITING: usize = 256;
@@ -163,19 +164,23 @@ impl<T: Send + 'static> Lane<T> {
     }
 }
 
-impl Lane<Asked> {
+impl<T: AsRef<Asked> + Send + 'static> Lane<T> {
     /// Gives a request to the thread. One that has no place is refused.
-    pub(crate) fn ask(&self, asked: Asked, is_master: bool, answers: &Answers) {
+    pub(crate) fn ask(&self, work: T, is_master: bool, answers: &Answers) {
         let most = match is_master {
             true => usize::MAX,
             false => MAX_WAITING_OF_USER,
         };
-        if let Some(lost) = self.push(asked.uid, most, asked) {
-            let why = format!(
-                "too many requests wait; of user {} at most {MAX_WAITING_OF_USER} may",
-                lost.uid
-            );
-            answers.give(lost.caller, &Reply::Refused(why));
+        let uid = work.as_ref().uid;
+        if let Some(lost) = self.push(uid, most, work) {
+            let Asked { caller, uid, .. } = lost.as_ref();
+            let why =
+                format!("too many requests wait; of user {uid} at most {MAX_WAITING_OF_USER} may");
+            let reply = match &lost.as_ref().request {
+                Request::Merge(_) => Reply::Crowded(why),
+                _ => Reply::Refused(why),
+            };
+            answers.give(*caller, &reply);
         }
     }
 }
@@ -192,6 +197,27 @@ pub(crate) struct Asked {
     pub(crate) caller: u64,
     pub(crate) uid: u32,
     pub(crate) request: Request,
+}
+
+impl AsRef<Self> for Asked {
+    fn as_ref(&self) -> &Self {
+        self
+    }
+}
+
+/// A request to merge memory now.
+pub(crate) struct Merging {
+    pub(crate) asked: Asked,
+    /// The process that asks.
+    pub(crate) pid: u32,
+    /// Whether it may ask for other users' processes.
+    pub(crate) all: bool,
+}
+
+impl AsRef<Asked> for Merging {
+    fn as_ref(&self) -> &Asked {
+        &self.asked
+    }
 }
 
 /// The packets of the reply to a caller.
@@ -225,7 +251,8 @@ pub(crate) fn packets(reply: &Reply) -> Vec<Vec<u8>> {
 }
 
 /// Counters of everybody, for those who may see them.
-pub(crate) fn monitor(engine: &Arc<Engine>, answers: &Answers) -> Lane<Asked> {
+pub(crate) fn monitor(engine: &Arc<Engine>, history: History, answers: &Answers) -> Lane<Asked> {
+    history.follow(engine);
     let (engine, answers) = (Arc::clone(engine), answers.clone());
     Lane::new(
         "monitor",
@@ -239,6 +266,7 @@ pub(crate) fn monitor(engine: &Arc<Engine>, answers: &Answers) -> Lane<Asked> {
                     Ok(heap) => Reply::Heap(heap),
                     Err(error) => Reply::Refused(format!("the heap cannot be written: {error}")),
                 },
+                Request::History { seconds, most } => Reply::History(history.last(seconds, most)),
                 _ => unreachable!("the poll loop sends looks only"),
             };
             answers.give(caller, &reply);
@@ -256,6 +284,33 @@ pub(crate) fn own(engine: &Arc<Engine>, answers: &Answers) -> Lane<Asked> {
         let reply = Reply::Status(Box::new(status.of_user(uid)));
         last = Some((at, status));
         answers.give(caller, &reply);
+    })
+}
+
+/// Has memory merged now. The engine replies when it is done, and meanwhile this thread takes the next request.
+pub(crate) fn merger(engine: &Arc<Engine>, answers: &Answers) -> Lane<Merging> {
+    let (engine, answers) = (Arc::clone(engine), answers.clone());
+    Lane::new("merger", MAX_WAITING, move |merging: Merging| {
+        let Merging { asked, pid, all } = merging;
+        let Request::Merge(MergeNow { pids, start, end }) = asked.request else {
+            unreachable!("the poll loop sends wishes to merge only");
+        };
+        let own = [pid];
+        let pids = if pids.is_empty() { &own[..] } else { &pids };
+        let answers = answers.clone();
+        engine.merge_now(
+            (asked.uid, all),
+            pids,
+            start..end.max(start),
+            move |merged| {
+                let reply = match merged {
+                    Ok(merged) => Reply::Merged(merged),
+                    Err(error @ EngineError::Crowd { .. }) => Reply::Crowded(error.to_string()),
+                    Err(error) => Reply::Refused(error.to_string()),
+                };
+                answers.give(asked.caller, &reply);
+            },
+        );
     })
 }
 

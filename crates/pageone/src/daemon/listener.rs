@@ -12,11 +12,11 @@
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use rustix::io::Errno;
 use sys::foreign::ForeignName;
 
@@ -67,7 +67,7 @@ impl Listener {
         let bind = || {
             let socket = sys::socket::listen(path)?;
             rustix::io::ioctl_fionbio(&socket, true)?;
-            fs::set_permissions(path, Permissions::from_mode(mode))?;
+            set_mode(path, mode)?;
             Ok((socket, identity(path)?))
         };
         let (socket, file) = bind().map_err(system)?;
@@ -130,6 +130,19 @@ impl Drop for Listener {
 fn identity(path: &Path) -> io::Result<(u64, u64)> {
     let meta = fs::symlink_metadata(path)?;
     Ok((meta.dev(), meta.ino()))
+}
+
+/// Gives the socket at `path` its mode, and no other file: whoever may write to the folder may put a link there meanwhile.
+fn set_mode(path: &Path, mode: u32) -> io::Result<()> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    let meta = file.metadata()?;
+    let own = rustix::process::geteuid().as_raw();
+    if !meta.file_type().is_socket() || meta.uid() != own || meta.nlink() != 1 {
+        return Err(io::Error::other("another file came to this path"));
+    }
+    let itself = format!("/proc/self/fd/{}", file.as_raw_fd());
+    fs::set_permissions(itself, Permissions::from_mode(mode))
 }
 
 /// Waits for the lock of `socket`, which only processes of this user and root can hold.
@@ -223,6 +236,28 @@ mod tests {
         let second = Listener::bind(&path, 0o666).unwrap();
         sys::socket::connect(&path).unwrap();
         drop(second);
+    }
+
+    #[test]
+    fn the_mode_goes_to_no_file_that_came_to_the_sockets_path() {
+        let folder = tempfile::tempdir().unwrap();
+        let [secret, link, socket] =
+            ["secret", "link", "socket"].map(|name| folder.path().join(name));
+        fs::write(&secret, "").unwrap();
+        fs::set_permissions(&secret, Permissions::from_mode(0o600)).unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
+        std::os::unix::fs::symlink(&secret, &link).unwrap();
+        for path in [&secret, &link] {
+            set_mode(path, 0o666).unwrap_err();
+            assert_eq!(mode(&secret), 0o600);
+        }
+        let _socket = sys::socket::listen(&socket).unwrap();
+        set_mode(&socket, 0o606).unwrap();
+        assert_eq!(mode(&socket), 0o606);
+        fs::remove_file(&link).unwrap();
+        std::os::unix::fs::symlink(&socket, &link).unwrap();
+        set_mode(&link, 0o666).unwrap_err();
+        assert_eq!(mode(&socket), 0o606);
     }
 
     #[test]

@@ -24,7 +24,7 @@ use std::path::Path;
 
 pub use file::PolicyError;
 use ids::Ids;
-use pattern::Pattern;
+pub(crate) use pattern::Pattern;
 use sys::foreign::Foreign;
 pub use sys::process::Cgroup;
 

@@ -4,7 +4,7 @@
 //! ```text
 //!              ┌───────────── poll loop, one thread ─────────────┐
 //!  connect ───▶│ Hello, in 5 s ─▶ policy ─ agent ────────────────┼──▶ door ─▶ engine.admit
-//!              │    └─▶ Request, in 5 s ─▶ policy ─▶ Asked ──────┼──▶ monitor, own, control
+//!              │    └─▶ Request, in 5 s ─▶ policy ─▶ Asked ──────┼──▶ monitor, own, control, merger
 //!              │                            Reply, in 10 s ◀─────┼─────────┘ packets
 //!              └─────────────────────────────────────────────────┘
 //! ```
@@ -28,8 +28,9 @@
 //! | door | the keeper's queue | 2 s a message; domains are bounded by user |
 //! | | memory for a packet | 200 ms |
 //! | monitor, own | the engine's short locks | a worker holds none while it waits for a guest |
+//! | merger | the engine's short locks | |
 //! | control | the driver: the end of a round, unmerging | 5 s without any progress |
-//! | closers | descriptors of strangers | as long as they like: one thread a user, 16 in all |
+//! | closers | descriptors of strangers, locks on files of guests | as long as they like: one thread a user, 32 in all |
 //! | keeper (`--keep`) | ppoll(2); it receives from the daemon alone | – |
 //!
 //! At the end none but the poll loop is waited for.
@@ -44,13 +45,15 @@ use std::time::{Duration, Instant};
 use engine::{Engine, Limits, Refusals};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
+use sys::closers::{self, Kind, Late};
 use sys::fault::{self, Point};
 use sys::process::{self, Cgroup};
 use sys::socket::{self, Peer};
-use sys::stranger::{self, Stranger};
+use sys::stranger::Stranger;
 use wire::{DomainMark, Hello, MAX_MESSAGE, Reason, Reply, Request, Role};
 
-use super::lane::{self, Answer, Answers, Asked, Lane};
+use super::history::History;
+use super::lane::{self, Answer, Answers, Asked, Lane, Merging};
 use super::listener::Listener;
 use super::policy::{Policy, Who};
 
@@ -153,6 +156,7 @@ pub(crate) struct Server {
     monitor: Lane<Asked>,
     own: Lane<Asked>,
     control: Lane<Asked>,
+    merger: Lane<Merging>,
     door: Lane<Joining>,
 }
 
@@ -175,6 +179,7 @@ impl Server {
         policy: Policy,
         limits: Limits,
         engine: &Arc<Engine>,
+        history: History,
     ) -> std::io::Result<Self> {
         let wake = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
         let (to, answers) = channel();
@@ -190,9 +195,10 @@ impl Server {
             next_caller: 0,
             accept_after: None,
             answers,
-            monitor: lane::monitor(engine, &to),
+            monitor: lane::monitor(engine, history, &to),
             own: lane::own(engine, &to),
             control: lane::control(engine, &to),
+            merger: lane::merger(engine, &to),
             door: door(engine),
             to,
             refusals: engine.refusals(),
@@ -297,7 +303,8 @@ impl Server {
         let same = self.callers.iter().filter(|caller| caller.uid() == uid);
         let most = self.limits.connections_per_user;
         // What waits at the door has not been answered either.
-        let taken = same.count() + stranger::unclosed(uid) + self.door.waiting(uid);
+        let taken =
+            same.count() + closers::unclosed(uid, Kind::Connection).0 + self.door.waiting(uid);
         let over = taken >= most && !self.policy.is_master(uid);
         if over || !self.make_room(uid) {
             let why = format!(
@@ -434,9 +441,9 @@ impl Server {
     fn who(&self, caller: &Caller) -> Who {
         let Peer { pid, uid, gid } = caller.socket.peer();
         let look = || {
-            let pidfd = socket::peer_pidfd(&caller.socket)?;
+            let pidfd = Late::new(uid, socket::peer_pidfd(&caller.socket)?);
             let cgroup = process::cgroup(pid)?;
-            match process::has_exited(&pidfd) {
+            match process::has_exited(&*pidfd) {
                 false => Ok(cgroup),
                 true => Err(std::io::Error::from(std::io::ErrorKind::NotFound)),
             }
@@ -468,18 +475,19 @@ impl Server {
                 return caller.reply(lane::packets(&reply));
             }
             Request::Status if !self.policy.may_monitor(&who) => &self.own,
-            Request::Heap if !self.policy.may_monitor(&who) => {
+            Request::Heap | Request::History { .. } if !self.policy.may_monitor(&who) => {
                 return caller.refuse(format!(
                     "user {uid} may not see what all guests have: [monitor] in the policy gives that"
                 ));
             }
-            Request::Status | Request::Heap => &self.monitor,
+            Request::Status | Request::Heap | Request::History { .. } => &self.monitor,
             Request::Set(_) | Request::SetUnmerged(_) if !self.policy.may_control(&who) => {
                 return caller.refuse(format!(
                     "user {uid} may not control this daemon: [control] in the policy gives that"
                 ));
             }
             Request::Set(_) | Request::SetUnmerged(_) => &self.control,
+            Request::Merge(_) => return self.merge(caller, uid, request),
         };
         let asked = Asked {
             caller: caller.number,
@@ -487,6 +495,23 @@ impl Server {
             request,
         };
         lane.ask(asked, self.policy.is_master(uid), &self.to);
+        (caller.stage, caller.deadline) = (Stage::Asked, None);
+        Step::Wait(caller)
+    }
+
+    /// A user may have the memory of his own guests merged now, the masters that of all.
+    fn merge(&self, mut caller: Caller, uid: u32, request: Request) -> Step {
+        let master = self.policy.is_master(uid);
+        let merging = Merging {
+            asked: Asked {
+                caller: caller.number,
+                uid,
+                request,
+            },
+            pid: caller.socket.peer().pid,
+            all: master,
+        };
+        self.merger.ask(merging, master, &self.to);
         (caller.stage, caller.deadline) = (Stage::Asked, None);
         Step::Wait(caller)
     }

@@ -32,7 +32,18 @@ pub(crate) struct Any {
     pub(crate) huge: bool,
 }
 
-impl Launch<'_> {
+impl<'a> Launch<'a> {
+    /// For a guest in its user's domain that offers its memory itself, to PageONE alone.
+    pub(crate) fn new(agent: &'a Path, socket: &'a Path) -> Self {
+        Self {
+            agent,
+            socket,
+            domain: None,
+            also_ksm: false,
+            any: None,
+        }
+    }
+
     /// Puts it into the environment of `command`.
     pub(crate) fn equip(self, command: &mut Command) {
         let others = std::env::var_os("LD_PRELOAD");

@@ -5,7 +5,7 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -104,6 +104,14 @@ pub(crate) fn obstacle(file: &Path) -> Option<Obstacle> {
     elf_obstacle(&File::open(&file).ok()?)
 }
 
+/// What keeps the agent out of a program as it was built, whoever starts it.
+///
+/// # Errors
+/// What opening it gives: whether anything does is not known then.
+pub(crate) fn built(file: &Path) -> io::Result<Option<Obstacle>> {
+    Ok(elf_obstacle(&File::open(file)?))
+}
+
 /// The program in a script's first line.
 fn interpreter(file: &Path) -> Option<PathBuf> {
     let mut line = Vec::new();
@@ -135,7 +143,7 @@ const PT_DYNAMIC: u32 = 2;
 const PT_INTERP: u32 = 3;
 
 /// Reads the headers of an ELF file (elf(5)); other files have none and no obstacle.
-fn elf_obstacle(file: &File) -> Option<Obstacle> {
+pub(crate) fn elf_obstacle(file: &File) -> Option<Obstacle> {
     let mut header = [0; ELF_HEADER];
     file.read_exact_at(&mut header, 0).ok()?;
     if header.get(..4) != Some(b"\x7fELF") {

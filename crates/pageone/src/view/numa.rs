@@ -3,6 +3,7 @@
 //! Each view reads a model of the `numa` crate and prints it, as a table or with `--json` as the model itself.
 
 mod draw;
+mod guests;
 mod heap;
 mod memory;
 mod process;
@@ -21,6 +22,8 @@ pub(crate) enum NumaCommand {
     Memory(memory::MemoryView),
     /// On which nodes a process has its pages
     Process(process::ProcessView),
+    /// All guests by node, and their canonical pages by domain and node
+    Guests(guests::GuestsView),
     /// The heap of slots by node and zone, and its counters
     Heap(heap::HeapViewer),
 }
@@ -31,6 +34,7 @@ impl NumaCommand {
             Self::Topology(view) => view.run(),
             Self::Memory(view) => view.run(),
             Self::Process(view) => view.run(),
+            Self::Guests(view) => view.run(),
             Self::Heap(view) => view.run(),
         }
     }

@@ -1,11 +1,13 @@
-//! `pageone set KEY=VALUE…`: turns knobs of a running daemon, all or none.
+//! `pageone set KEY=VALUE…`: turns knobs of a running daemon, all or none. Alone it lists them.
 
-use std::path::PathBuf;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use wire::{Reply, Request, Setting};
+use wire::{KNOBS, KnobValues, Reply, Request, Setting};
 
+use super::{print, status};
 use crate::{client, knobs, paths};
 
 /// `run=2` copies every merged page: that takes as long as the memory is large.
@@ -18,21 +20,84 @@ pub(crate) struct Args {
     socket: Option<PathBuf>,
     /// Give all merged pages private copies first, and go on as before afterwards: what may be
     /// shared with what cannot change while pages are shared
-    #[arg(long)]
+    #[arg(long, requires = "settings")]
     unmerge: bool,
-    #[arg(required = true, value_name = "KEY=VALUE", value_parser = knobs::pair, help = knobs::pairs())]
+    #[arg(value_name = "KEY=VALUE", value_parser = knobs::pair, help = knobs::pairs())]
     settings: Vec<Setting>,
 }
 
 pub(crate) fn main(args: &Args) -> Result<()> {
     let socket = paths::served(args.socket.as_deref())?;
+    if args.settings.is_empty() {
+        return print(&table(&status::ask(&socket)?.knobs));
+    }
+    // The knobs alone are of interest: a user who may turn them may see them.
+    let before = status::ask(&socket).ok().map(|status| status.knobs);
+    turn(&socket, args)?;
+    let lines = args.settings.iter().map(|new| change(before, new));
+    print(&lines.collect::<String>())
+}
+
+fn turn(socket: &Path, args: &Args) -> Result<()> {
     let request = match args.unmerge {
         true => Request::SetUnmerged(args.settings.clone()),
         false => Request::Set(args.settings.clone()),
     };
-    match client::ask(&socket, &request, PATIENCE)? {
+    match client::ask(socket, &request, PATIENCE)? {
         Reply::Done => Ok(()),
         Reply::Refused(why) => bail!("not set: {why}"),
         _ => bail!("the daemon replied with something else"),
+    }
+}
+
+/// The line that tells of one knob that was turned.
+fn change(before: Option<KnobValues>, new: &Setting) -> String {
+    let all = before.map_or_else(Vec::new, |values| values.settings());
+    let old = all.iter().find(|old| old.key() == new.key());
+    match old {
+        Some(old) => format!("{}: {old} → {new}\n", new.key()),
+        None => format!("{}: {new}\n", new.key()),
+    }
+}
+
+/// All knobs: their values, their defaults, their meaning.
+fn table(values: &KnobValues) -> String {
+    let mut text = format!("{:<19} {:<10} {:<10} VALUES\n", "KNOB", "VALUE", "DEFAULT");
+    for (knob, value) in KNOBS.iter().zip(values.settings()) {
+        let (key, default, form) = (knob.key, knob.default, knob.form);
+        let _ = writeln!(text, "{key:<19} {value:<10} {default:<10} {form}");
+        for line in crate::human::wrapped(knob.about.trim(), 74) {
+            let _ = writeln!(text, "      {line}");
+        }
+    }
+    text.push_str("\nTurn one with `pageone set KEY=VALUE`.\n");
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_has_each_knob_and_fits() {
+        let mut values = KnobValues::default();
+        values.turn(Setting::MergePeriodMs(1500));
+        let text = table(&values);
+        for knob in KNOBS {
+            assert!(text.contains(&format!("\n{} ", knob.key)), "{text}");
+        }
+        assert!(text.contains("1s 500ms   20s        TIME"), "{text}");
+        let longest = text.lines().map(|line| line.chars().count()).max();
+        assert!(longest <= Some(80), "{text}");
+    }
+
+    #[test]
+    fn a_change_names_both_values() {
+        let new = Setting::StoreLimitMib(1024);
+        assert_eq!(
+            change(Some(KnobValues::default()), &new),
+            "store_limit: none → 1024MiB\n"
+        );
+        assert_eq!(change(None, &new), "store_limit: 1024MiB\n");
     }
 }

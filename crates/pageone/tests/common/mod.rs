@@ -13,6 +13,9 @@ use pageone::bench::{Content, Guest};
 /// The longest wait for anything here.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 
+/// The folder of a daemon's files that no machine has: root's daemon would read /etc/pageone.
+pub(crate) const NO_FOLDER: &str = "/dev/null";
+
 /// The command under test, without what the caller's environment would tell it. PAGEONE_BIN names
 /// it where it is not where it was built, as in a test guest.
 pub(crate) fn pageone() -> Command {
@@ -27,6 +30,7 @@ pub(crate) fn pageone() -> Command {
     ] {
         command.env_remove(name);
     }
+    command.env("CONFIGURATION_DIRECTORY", NO_FOLDER);
     command.stdin(Stdio::null());
     command
 }
@@ -238,7 +242,18 @@ pub(crate) fn wait_for<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
 pub(crate) fn bench_guest(place: &Place, number: u64, content: &Content) -> Guest {
     let mut command = pageone();
     command.arg("run").arg("--socket").arg(place.socket());
-    command.args(["--", env!("CARGO_BIN_EXE_pageone"), "guest", "bench"]);
+    command.args(["--", env!("CARGO_BIN_EXE_pageone")]);
+    filled(command, number, content)
+}
+
+/// The same process, without a daemon: it offers its memory to KSM only, should it be told to.
+pub(crate) fn bench_process(number: u64, content: &Content) -> Guest {
+    filled(pageone(), number, content)
+}
+
+/// A guest that `command` starts, whose last words the guest's are.
+pub(crate) fn filled(mut command: Command, number: u64, content: &Content) -> Guest {
+    command.args(["guest", "bench"]);
     command.arg(format!("--number={number}"));
     command.arg(format!("--pages={}", content.pages));
     command.arg(format!("--seed={}", content.seed));

@@ -17,13 +17,14 @@ use crate::attacker::Attacker;
 use crate::common::{
     Place, Running, alone, count, held, json, output, pageone, status, text, wait_for,
 };
-use crate::figures::{Footprint, time};
+use crate::figures::{Footprint, system_time_beside, time};
 use crate::support::{self, Guest};
 use crate::{programs, stores};
 
-/// Users that no system has: the honest guests', one who comes later, the attacker's.
+/// Users that no system has: the honest guests', one who comes later, one who has many guests, the attacker's.
 pub(crate) const HONEST: u32 = 61_001;
 pub(crate) const LATE: u32 = 61_002;
+pub(crate) const CROWD: u32 = 61_003;
 pub(crate) const ATTACKER: u32 = 61_004;
 
 /// Pages that each honest guest offers.
@@ -334,6 +335,16 @@ impl Arena {
         );
     }
 
+    /// Asserts that the kernel works long for the daemon's closers only: nobody waits for these. What the workers take is the
+    /// look at descriptors of a guest whose agent keeps locked files open: the kernel walks the locks there, too, once.
+    pub(crate) fn closers_alone_take_long(&self) {
+        let so_far = || system_time_beside(self.pid(), "closer");
+        let (window, before) = (3 * a_second(), so_far());
+        std::thread::sleep(window);
+        let took = so_far().saturating_sub(before);
+        assert!(took < window / 3, "{took:?} in {window:?}");
+    }
+
     fn answers_in_time(&self) {
         in_time("a status", || {
             let (took, answer) = time(|| status(&self.place));
@@ -344,15 +355,30 @@ impl Arena {
 
     /// A user who may not see others' guests has his own status within a second, and is never refused.
     pub(crate) fn answers_a_user_in_time(&self) {
+        self.answers_in_time_to(LATE);
+    }
+
+    /// The same of user `uid`.
+    pub(crate) fn answers_in_time_to(&self, uid: u32) {
         in_time("a user's own status", || {
-            let (took, answer) = time(|| self.command(LATE, &["status"]));
+            let (took, answer) = time(|| self.command(uid, &["status"]));
             assert!(answer.status.success(), "{}", text(&answer.stderr));
             took
         });
     }
 
+    /// Waits until so many guests of user `uid` are served.
+    pub(crate) fn serves(&self, number: usize, uid: u32) {
+        wait_for("that many guests", || {
+            let status = json(&self.place);
+            let guests = status["guests"].as_array().unwrap();
+            let his = guests.iter().filter(|guest| guest["uid"] == uid);
+            (his.count() == number).then_some(())
+        });
+    }
+
     /// A guest that comes now is served within a second of its hello.
-    fn serves_in_time(&self) {
+    pub(crate) fn serves_in_time(&self) {
         let mut fresh = self.ready_to_join();
         in_time("a join", || {
             let mut guest = std::mem::replace(&mut fresh, self.ready_to_join());
@@ -446,7 +472,7 @@ impl Arena {
         }
     }
 
-    /// SIGTERM ends the daemon within a second, and it has not said a word of a panic.
+    /// SIGTERM ends the daemon within its time, and it has not said a word of a panic.
     fn ends_in_time(mut self) {
         self.pair.clear();
         let pid = match self.is_kept {

@@ -56,6 +56,21 @@ impl Footprint {
     }
 }
 
+/// What the kernel has done for the threads of a process that are not called `name`.
+pub(crate) fn system_time_beside(pid: u32, name: &str) -> Duration {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+    let ticks = threads.filter_map(|thread| {
+        // A thread that has ended meanwhile counts no more.
+        let stat = fs::read_to_string(thread.path().join("stat")).ok()?;
+        let (begin, rest) = stat.rsplit_once(") ")?;
+        let is_it = begin.split_once('(')?.1 == name;
+        let ticks: u64 = rest.split(' ').nth(12)?.parse().ok()?;
+        (!is_it).then_some(ticks)
+    });
+    let per_second = rustix::param::clock_ticks_per_second();
+    Duration::from_millis(ticks.sum::<u64>() * 1000 / per_second)
+}
+
 /// How long something takes.
 pub(crate) fn time<T>(what: impl FnOnce() -> T) -> (Duration, T) {
     let begin = Instant::now();

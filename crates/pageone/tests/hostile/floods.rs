@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::path::PathBuf;
 use std::process::Command;
 
-use crate::arena::{ATTACKER, Arena, HONEST};
+use crate::arena::{ATTACKER, Arena, CROWD, HONEST};
 use crate::support::Guest;
 
 /// A test for each attack that needs nothing of the place.
@@ -38,8 +38,15 @@ attacks! {
     an_offer_of_a_thousandfold: "endless-offer" "8192" "0x20000000000";
     a_storm_of_syncs: "sync-storm";
     reads_that_do_not_return: "stall" "16";
+    a_store_mapped_half_a_million_times: "store-maps" "8" "62500";
+    claims_of_all_there_is: "claims";
     a_storm_of_hellos: "hello-storm" "1";
     a_storm_of_hellos_by_many_threads: "hello-storm" "8";
+    guests_with_sixty_thousand_mappings: "many-maps" "8" "60000";
+    joins_with_sixty_thousand_mappings: "map-storm" "60000";
+    processes_that_stop_in_the_handshake: "stops-early" "60";
+    processes_whose_first_thread_has_ended: "headless" "60";
+    wishes_to_merge_without_pause: "merge-storm" "8";
 }
 
 /// A user takes all the room of the store that he can get; the honest guests, whose pages change, find room all the same.
@@ -48,6 +55,48 @@ fn a_user_who_fills_the_store() {
     if let Some(arena) = Arena::with(&["--store-limit", "32MiB"]) {
         arena.withstands(|arena| arena.attack("fill-store", &["40"]));
     }
+}
+
+/// The kernel walks all POSIX locks on a file whenever anybody closes it. An attacker has some hundred thousand on each file of its
+/// own session, and on those of an honest guest that everybody may read. Its agent, too, reads some of these.
+#[test]
+fn locks_on_what_others_close() {
+    let Some(arena) = Arena::new() else {
+        return;
+    };
+    let honest = format!("/proc/{}", arena.pair[0].pid);
+    let file = |name: &str| format!("{honest}/{name}");
+    let mut files = Vec::from(["status", "comm", "stat", "task", "mountinfo"].map(file));
+    for thread in std::fs::read_dir(file("task")).unwrap() {
+        let status = thread.unwrap().path().join("status");
+        files.push(status.to_str().unwrap().to_owned());
+    }
+    let mut args = vec!["250000"];
+    args.extend(files.iter().map(String::as_str));
+    arena.withstands(|arena| {
+        let attacker = arena.attack("file-locks", &args);
+        arena.closers_alone_take_long();
+        attacker
+    });
+}
+
+/// A user's guests end all at once, and what they leave does not close soon: a stranger has locks on some of their pidfds. That takes
+/// no connection's place, of theirs or of others.
+#[test]
+fn many_guests_that_end_at_once() {
+    let Some(arena) = Arena::new() else { return };
+    let crowd = arena.attack_as(CROWD, "many-processes", &["200"]);
+    arena.serves(200, CROWD);
+    let some: Vec<_> = crowd.pids().iter().map(u32::to_string).skip(1).collect();
+    let mut args = vec!["200000"];
+    args.extend(some.iter().map(String::as_str).step_by(20));
+    let _locks = arena.attack("pidfd-locks", &args);
+    drop(crowd);
+    for _ in 0..10 {
+        arena.answers_in_time_to(CROWD);
+    }
+    arena.serves_in_time();
+    arena.serves(0, CROWD);
 }
 
 #[test]

@@ -56,6 +56,26 @@ fn a_shared_file_grows_as_a_file_beside_offered_memory() {
 }
 
 #[test]
+fn advice_on_pinned_memory_stays_when_it_is_made_whole() {
+    // 1 RANDOM, 2 SEQUENTIAL, 10 DONTFORK, 16 DONTDUMP: given where pinned pages lie among merged ones.
+    same_after_merging(
+        "0 pin - 8 8
+         0 check
+         0 madvise - 4 8 2
+         0 madvise - 12 8 1
+         0 madvise - 8 4 10
+         0 madvise - 12 4 16
+         0 unpin - 0 1
+         0 unpin - 0 1
+         0 fill - 0 64 1 1
+         0 settle
+         0 settle
+         0 settle
+         0 take-back",
+    );
+}
+
+#[test]
 fn a_file_mapped_where_a_freed_block_was_stays_a_file() {
     same(
         "0 malloc - 1 700 3
@@ -267,6 +287,19 @@ fn a_freed_block_gives_way_to_any_other_memory() {
          0 settle
          0 brk - 0 0 -200
          0 brk - 0 0 200
+         0 check",
+    );
+}
+
+#[test]
+fn a_page_that_is_pinned_keeps_what_was_said_of_it() {
+    same(
+        "0 map stack 0 64 16 2
+         0 fill - 0 64 4 1
+         0 madvise - 0 64 12
+         0 settle
+         0 pin - 16 1
+         0 take-back
          0 check",
     );
 }

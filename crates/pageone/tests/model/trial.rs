@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::common::{Place, Running, pageone, status, wait_for};
+use crate::common::{NO_FOLDER, Place, Running, pageone, status, wait_for};
 use crate::list::{self, Line};
 use crate::support::{agent, root};
 
@@ -164,7 +164,12 @@ fn daemon(place: &Place) -> Running {
     command.arg(plain.get_program()).arg("daemon");
     command.args(["--merge-period", "20ms", "--broken-rest", "20ms"]);
     command.arg("--socket").arg(place.socket());
-    let running = Running::start(command.stdin(Stdio::null()).env_remove("LD_PRELOAD"));
+    let running = Running::start(
+        command
+            .stdin(Stdio::null())
+            .env_remove("LD_PRELOAD")
+            .env("CONFIGURATION_DIRECTORY", NO_FOLDER),
+    );
     wait_for("the daemon", || {
         status(place).status.success().then_some(())
     });

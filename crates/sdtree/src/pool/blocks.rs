@@ -15,11 +15,15 @@
 //! - M1 A block is in one place: in a node's hands, or once in one chain; a chain is one thread's or the depot's.
 //! - M2 Blocks do not go back to the allocator. What one tree has freed serves the next, and there are as many as were ever
 //!   needed at a time, garbage included.
+//! - M3 Each home has a depot. A thread goes to that of its home, and leaves its chains there, unless somebody is there, when it gets
+//!   another home. So blocks stay with their home, but for those that a thread frees for another: they become its own home's.
 
 use super::{Layout, NonNull, global};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+
+use super::HOMES;
 
 /// Memory for a node. In a free one the first word leads to the next of its chain.
 #[repr(C)]
@@ -81,8 +85,8 @@ impl Chain {
     }
 }
 
-/// Chains that no thread has.
-static DEPOT: Mutex<Depot> = Mutex::new(Depot(Vec::new()));
+/// Chains that no thread has, by home.
+static DEPOTS: [Mutex<Depot>; HOMES] = [const { Mutex::new(Depot(Vec::new())) }; HOMES];
 /// Bytes of all blocks there are. Relaxed: a figure for people.
 static BYTES: AtomicU64 = AtomicU64::new(0);
 
@@ -90,9 +94,9 @@ static BYTES: AtomicU64 = AtomicU64::new(0);
 struct Depot(Vec<Chain>);
 
 impl Depot {
-    /// The depot, unless somebody is there.
-    fn try_enter() -> Option<MutexGuard<'static, Self>> {
-        match DEPOT.try_lock() {
+    /// The depot of a home, unless somebody is there.
+    fn try_enter(home: usize) -> Option<MutexGuard<'static, Self>> {
+        match DEPOTS.get(home)?.try_lock() {
             Ok(depot) => Some(depot),
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
             Err(TryLockError::WouldBlock) => None,
@@ -100,8 +104,10 @@ impl Depot {
     }
 
     /// For threads that end.
-    fn enter() -> MutexGuard<'static, Self> {
-        DEPOT.lock().unwrap_or_else(PoisonError::into_inner)
+    fn enter(home: usize) -> MutexGuard<'static, Self> {
+        DEPOTS[home % HOMES]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes a chain of any length in, and pours it into the last one: chains do not become ever shorter.
@@ -134,9 +140,16 @@ struct Cache {
     hot: Cell<Chain>,
     /// Empty, or full at least.
     spare: Cell<Chain>,
+    home: Cell<usize>,
 }
 
 impl Cache {
+    /// Gives its chains to a depot.
+    fn empty(&self, depot: &mut Depot) {
+        depot.put(self.hot.take());
+        depot.put(self.spare.take());
+    }
+
     #[inline]
     fn take(&self) -> NonNull<Block> {
         let mut hot = self.hot.take();
@@ -155,8 +168,9 @@ impl Cache {
         let spare = self.spare.take();
         match spare.len {
             0 => {
-                let depot = Depot::try_enter().and_then(|mut depot| depot.0.pop());
-                depot.unwrap_or_else(Chain::fresh)
+                let depot = Depot::try_enter(self.home.get());
+                let chain = depot.and_then(|mut depot| depot.0.pop());
+                chain.unwrap_or_else(Chain::fresh)
             }
             _ => spare,
         }
@@ -180,7 +194,7 @@ impl Cache {
     fn put_aside(&self, hot: Chain) -> Chain {
         let spare = self.spare.take();
         if spare.len > 0 {
-            let Some(mut depot) = Depot::try_enter() else {
+            let Some(mut depot) = Depot::try_enter(self.home.get()) else {
                 self.spare.set(spare);
                 return hot;
             };
@@ -193,9 +207,7 @@ impl Cache {
 
 impl Drop for Cache {
     fn drop(&mut self) {
-        let mut depot = Depot::enter();
-        depot.put(self.hot.take());
-        depot.put(self.spare.take());
+        self.empty(&mut Depot::enter(self.home.get()));
     }
 }
 
@@ -204,8 +216,23 @@ thread_local! {
         Cache {
             hot: Cell::new(Chain { first: None, len: 0 }),
             spare: Cell::new(Chain { first: None, len: 0 }),
+            home: Cell::new(0),
         }
     };
+}
+
+/// From now on this thread's blocks come from that home's depot, or are new.
+pub(super) fn set_home(home: usize) {
+    // A thread that ends may have no cache any more.
+    let _ = CACHE.try_with(|cache| {
+        let before = cache.home.replace(home);
+        // Nobody waits: where the depot is busy, two chains at most come along.
+        if before != home
+            && let Some(mut depot) = Depot::try_enter(before)
+        {
+            cache.empty(&mut depot);
+        }
+    });
 }
 
 /// Whether memory of this layout comes from blocks.
@@ -271,7 +298,7 @@ mod tests {
 
     #[test]
     fn a_thread_that_finds_the_depot_busy_loses_nothing() {
-        let depot = Depot::enter();
+        let depot = Depot::enter(0);
         let nodes = make();
         let before = addresses(&nodes);
         drop(nodes); // eight chains, of which it would have given six away
@@ -279,6 +306,36 @@ mod tests {
         assert_eq!(addresses(&nodes), before);
         drop(depot);
         drop(nodes);
+    }
+
+    #[test]
+    fn each_home_has_its_blocks_back_and_no_other_has_them() {
+        // Homes that no other test has.
+        let [one, other] = [HOMES - 1, HOMES - 2];
+        set_home(one);
+        let first = addresses(&make());
+        set_home(other);
+        let nodes = make();
+        let second = addresses(&nodes);
+        assert!(
+            first
+                .iter()
+                .all(|address| second.binary_search(address).is_err())
+        );
+        drop(nodes);
+        set_home(one);
+        let again = addresses(&make());
+        set_home(0);
+        // Of whole chains it had a block or two of the last that it did not use.
+        let back = again
+            .iter()
+            .filter(|address| first.binary_search(address).is_ok());
+        assert!(back.count() + CHAIN >= first.len());
+        assert!(
+            again
+                .iter()
+                .all(|address| second.binary_search(address).is_err())
+        );
     }
 
     #[test]

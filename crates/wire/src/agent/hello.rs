@@ -28,6 +28,8 @@ pub const STEP_ELSEWHERE: u8 = 7;
 /// [`Answer::Failed`](crate::Answer::Failed): the program has the kernel make all that it reads executable
 /// (`READ_IMPLIES_EXEC`). Nothing is merged any more, and no agent comes.
 pub const STEP_EXECUTABLE: u8 = 8;
+/// [`Answer::Failed`](crate::Answer::Failed): `pageone detach` takes the agent out of the process, all memory of which is private.
+pub const STEP_DETACHED: u8 = 9;
 
 /// Who opens a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -37,6 +37,11 @@ impl Journal {
         self.count.store(0, Ordering::Release);
     }
 
+    /// Whether no page is out.
+    pub fn is_clear(&self) -> bool {
+        self.count.load(Ordering::Acquire) == 0
+    }
+
     /// The homes that a copy of the page names, in the order of their places.
     pub fn homes(page: &[u8; PAGE_BYTES]) -> impl Iterator<Item = u64> {
         let (words, _) = page.as_chunks::<8>();

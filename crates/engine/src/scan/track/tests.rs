@@ -40,6 +40,7 @@ fn chunk(states: &[(usize, Tag)]) -> std::sync::Arc<Chunk> {
 
 const NEVER_AGAIN: Again = Again {
     allowed: false,
+    at_once: false,
     ages: true,
 };
 
@@ -117,7 +118,7 @@ fn a_word_in_step_goes_the_way_of_its_pages() {
         let there: i64 = changes.iter().sum();
         assert_eq!(there, 127);
         assert_eq!(
-            after.class().map(|class| changes[class as usize]),
+            pages.class(0).map(|class| changes[class as usize]),
             Some(127)
         );
         let forgotten = if before == Tag::Candidate && after != before {
@@ -164,7 +165,11 @@ fn a_merged_page_breaks_only_when_a_second_look_says_so() {
 #[test]
 fn a_broken_page_settles_anew_where_that_is_safe() {
     let chunk = chunk(&[(0, Tag::Merged), (1, Tag::Merged)]);
-    let again = |allowed, ages| Again { allowed, ages };
+    let again = |allowed, ages| Again {
+        allowed,
+        at_once: false,
+        ages,
+    };
     let states = |show: Categories, again: Again| {
         let (_, effects) = look_again(&chunk, &seen(&[(0, 2, show)]), again);
         (tags(&chunk), effects.leave.len())
@@ -184,12 +189,91 @@ fn a_broken_page_settles_anew_where_that_is_safe() {
     assert_eq!(states(written(), again(true, false)), is(Tag::Written));
 }
 
+const AT_ONCE: Again = Again {
+    allowed: true,
+    at_once: true,
+    ages: false,
+};
+
+#[test]
+fn anonymous_pages_settle_at_once_where_that_is_asked_for() {
+    let tags_before = [Tag::Absent, Tag::Written, Tag::Resting, Tag::Candidate];
+    let states: Vec<_> = (0..64)
+        .map(|page| (page, tags_before[page / 16]))
+        .chain([(64, Tag::Pinned), (65, Tag::Skipped), (66, Tag::Resting)])
+        .collect();
+    let chunk = chunk(&states);
+    chunk.lock().give_up(65);
+    // What is written has just been armed: whoever borrowed it before is looked for after that only.
+    let (waits, _) = look_again(
+        &chunk,
+        &seen(&[(0, 48, written()), (48, 67, PRESENT)]),
+        AT_ONCE,
+    );
+    let found: [Tag; 67] = tags(&chunk);
+    assert!(
+        waits && found[..48].iter().all(|tag| *tag == Tag::Written),
+        "{found:?}"
+    );
+    let (waits, effects) = look_again(&chunk, &seen(&[(0, 66, PRESENT)]), AT_ONCE);
+    assert!(waits && effects.is_empty());
+    let found: [Tag; 67] = tags(&chunk);
+    assert!(
+        found[..48].iter().all(|tag| *tag == Tag::Settled),
+        "{found:?}"
+    );
+    assert!(
+        found[48..64].iter().all(|tag| *tag == Tag::Candidate),
+        "{found:?}"
+    );
+    assert_eq!(found[64..], [Tag::Settled, Tag::Skipped, Tag::Absent]);
+    let (_, effects) = look_again(&chunk, &seen(&[(0, 66, written())]), AT_ONCE);
+    assert_eq!(effects.forget.len(), 16, "what was written is read again");
+    let swapped = written().and(Categories::SWAPPED);
+    look_again(
+        &chunk,
+        &seen(&[(0, 64, swapped), (64, 66, written())]),
+        AT_ONCE,
+    );
+    assert_eq!(tags::<1>(&chunk), [Tag::Written], "and not read back in");
+}
+
+#[test]
+fn a_whole_word_settles_at_once_as_its_pages_do() {
+    let chunk = chunk(&[]);
+    look_again(&chunk, &seen(&[(0, 128, written())]), AT_ONCE);
+    assert!(tags::<128>(&chunk).iter().all(|tag| *tag == Tag::Written));
+    look_again(&chunk, &seen(&[(0, 128, PRESENT)]), AT_ONCE);
+    assert!(tags::<128>(&chunk).iter().all(|tag| *tag == Tag::Settled));
+}
+
+/// Nobody sees who has pinned them, so they take their two periods, whatever is asked for.
+#[test]
+fn pages_in_a_mapping_of_a_store_never_settle_at_once() {
+    let chunk = chunk(&[
+        (0, Tag::Merged),
+        (1, Tag::Broken),
+        (2, Tag::Written),
+        (3, Tag::Resting),
+        (4, Tag::Pinned),
+        (5, Tag::Absent),
+    ]);
+    (0..6).for_each(|page| chunk.lock().stored.insert(page));
+    chunk.lock().back_off(4, Tag::Pinned);
+    for show in [written(), PRESENT, PRESENT, PRESENT] {
+        look_again(&chunk, &seen(&[(0, 6, show)]), AT_ONCE);
+        let found: [Tag; 6] = tags(&chunk);
+        assert!(!found.contains(&Tag::Settled), "{found:?}");
+    }
+}
+
 #[test]
 fn pages_of_a_former_engine_are_foreign_until_they_are_written() {
     let chunk = chunk(&[]);
     chunk.lock().stored = PageBits::FULL;
     let again = Again {
         allowed: true,
+        at_once: false,
         ages: true,
     };
     look_again(&chunk, &seen(&[(0, 2, PRESENT)]), again);

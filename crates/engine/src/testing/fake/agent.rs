@@ -22,6 +22,8 @@ pub(crate) enum Manners {
     Honest,
     /// Takes questions, and deals with them only when it is honest again.
     Stalls,
+    /// Merges what it is asked for once, and stalls after that.
+    Tires,
     /// Refuses every page with this outcome.
     Refuses(PageOutcome),
     /// Claims that pages it was not asked for are merged.
@@ -145,7 +147,14 @@ impl World {
                     }
                     sync(&mut self.processes[process])
                 }
-                Question::Merge(merge) => vec![self.merge(process, &merge)],
+                Question::Merge(merge) => {
+                    let answer = self.merge(process, &merge);
+                    let manners = &mut self.processes[process].manners;
+                    if *manners == Manners::Tires {
+                        *manners = Manners::Stalls;
+                    }
+                    vec![answer]
+                }
                 Question::Unmerge(unmerge) => {
                     let chunk = (unmerge.chunk - BASE) / CHUNK_BYTES as u64;
                     vec![unmerge_pages(
@@ -171,6 +180,17 @@ impl World {
             for page in (chunk * 512 + u64::from(op.first)..).take(op.pages.into()) {
                 let node = nodes.get(&page).copied().unwrap_or(0);
                 assert_eq!(u16::from(node), merge.store, "I6: page {page} across nodes");
+            }
+            let shelf = &self.shelves[&self.processes[number].domain];
+            for step in 0..op.pages {
+                if let Target::Slot(slot) = op.target.nth(step) {
+                    let node = shelf.node((u64::from(merge.store) << 48) + slot);
+                    assert_eq!(
+                        u16::from(node),
+                        merge.store,
+                        "I6: slot {slot} is on another node"
+                    );
+                }
             }
         }
     }

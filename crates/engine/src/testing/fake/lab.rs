@@ -1,5 +1,6 @@
 //! A lab: an engine core in a fake world, and what the tests do with both.
 
+use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -20,8 +21,12 @@ use crate::page::Slot;
 use crate::run::core::Crew;
 use crate::run::core::{Core, Scratch};
 use crate::run::knobs::Knobs;
+use crate::run::wishes::Wish;
 use crate::run::workers::Alone;
 use crate::sync::lock;
+
+/// Tells what came of a wish.
+type Told = Receiver<Result<wire::MergedNow, crate::error::EngineError>>;
 
 /// A core in a fake world, its rounds driven by hand.
 pub(crate) struct Lab {
@@ -211,6 +216,46 @@ impl Lab {
     /// A round by this crew, then all assertions.
     pub(crate) fn round_by(&self, crew: &dyn Crew) {
         self.core.round(crew, true);
+        self.check();
+    }
+
+    /// Has these guests merged now, as far as they lie between these pages; gives what came of it.
+    pub(crate) fn merge_now(
+        &self,
+        processes: &[usize],
+        pages: std::ops::Range<u64>,
+    ) -> Result<wire::MergedNow, crate::error::EngineError> {
+        let told = self.wish(processes, pages)?;
+        self.grant();
+        told.try_recv().unwrap()
+    }
+
+    /// Asks for all memory of these guests to be merged now; tells what comes of it.
+    pub(crate) fn ask_to_merge(&self, processes: &[usize]) -> Told {
+        self.wish(processes, 0..1 << 20).unwrap()
+    }
+
+    fn wish(
+        &self,
+        processes: &[usize],
+        pages: std::ops::Range<u64>,
+    ) -> Result<Told, crate::error::EngineError> {
+        let pids = processes.iter().map(|&pid| u32::try_from(pid).unwrap());
+        let pids: Vec<_> = pids.collect();
+        let guests = self.core.find_guests((0, true), &pids)?;
+        let (tell, told) = std::sync::mpsc::channel();
+        self.core.wishes.add(Wish {
+            uid: 0,
+            guests,
+            range: super::address(pages.start)..super::address(pages.end),
+            tell: Box::new(move |merged| tell.send(merged).unwrap()),
+        });
+        Ok(told)
+    }
+
+    /// Grants what was asked for, then all assertions.
+    pub(crate) fn grant(&self) {
+        self.core.grant(&self.alone);
         self.check();
     }
 

@@ -128,7 +128,12 @@ impl Memory for FakeMemory {
     }
 
     fn scan(&self, range: Range<u64>, runs: &mut [PageRun]) -> std::io::Result<(usize, u64)> {
-        lock(&self.world).processes[self.process].scans += 1;
+        let takes = {
+            let process = &mut lock(&self.world).processes[self.process];
+            process.scans += 1;
+            process.scan_takes
+        };
+        std::thread::sleep(takes);
         self.walk(range, runs, true)
     }
 
@@ -179,6 +184,10 @@ impl Memory for FakeMemory {
     fn pins(&self, _most: u32) -> Option<String> {
         let pinned = &lock(&self.world).processes[self.process].pinned;
         (!pinned.is_empty()).then(|| format!("{} pages", pinned.len()))
+    }
+
+    fn borrows(&self, _most: u32) -> Option<String> {
+        lock(&self.world).processes[self.process].borrows.clone()
     }
 
     fn mapped(&self, _stores: &[u64], each: &mut dyn FnMut(Mapped)) -> std::io::Result<bool> {

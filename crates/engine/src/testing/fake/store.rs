@@ -52,6 +52,8 @@ fn content(page: &PageBytes) -> u64 {
 impl Store for FakeStore {
     fn write(&self, first: Slot, pages: &[&PageBytes]) -> std::io::Result<()> {
         let mut world = lock(&self.world);
+        let elsewhere = world.full.filter(|(full, _)| *full == self.id.0);
+        let elsewhere = elsewhere.map(|(_, other)| other);
         for (slot, page) in (first.0..).zip(pages) {
             let content = content(page);
             let known = world
@@ -61,6 +63,9 @@ impl Store for FakeStore {
             assert!(known, "I6: content {content} was never in {}", self.domain);
             assert_eq!(Slot(slot).store(), self.id, "a slot of another store");
             let shelf = world.shelves.entry(self.domain.clone()).or_default();
+            if let Some(full) = elsewhere {
+                shelf.moved.insert(slot, full);
+            }
             let twice = shelf.written.insert(slot, content).is_some();
             assert!(!twice, "I3: slot {slot} is written twice");
         }
@@ -96,6 +101,23 @@ impl Store for FakeStore {
         let live = self.slots().into_iter().filter(|(_, _, live)| *live);
         live.for_each(|(slot, content, _)| each(slot, &bytes(content)));
         Ok(())
+    }
+
+    fn node(&self) -> Option<u32> {
+        Some(self.id.0.into())
+    }
+
+    fn nodes(&self, slots: &[Slot]) -> std::io::Result<Vec<Option<u32>>> {
+        let mut world = lock(&self.world);
+        world.frame_queries += slots.len() as u64;
+        assert!(slots.is_sorted(), "slots that do not ascend: {slots:?}");
+        let shelf = world.shelves.entry(self.domain.clone()).or_default();
+        let node = |slot: &Slot| {
+            let holds = shelf.written.contains_key(&slot.0) && !shelf.punched.contains(&slot.0);
+            assert!(holds, "{slot} is a hole, and to ask for it would fill it");
+            Some(shelf.node(slot.0).into())
+        };
+        Ok(slots.iter().map(node).collect())
     }
 
     fn number(&self) -> u64 {

@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, de::Error as _};
 
 /// A pattern; equal when their texts are.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Pattern(Vec<Name>);
+pub(crate) struct Pattern(Vec<Name>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Name {
@@ -24,7 +24,7 @@ impl Pattern {
     ///
     /// # Errors
     /// What is wrong with it.
-    pub(super) fn parse(text: &str) -> Result<Self, String> {
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let bad = |why: &str| Err(format!("the pattern `{text}` {why}"));
         let Some(path) = text.strip_prefix('/') else {
             return bad("does not begin with `/`, as paths of cgroups do");
@@ -53,7 +53,7 @@ impl Pattern {
     }
 
     /// Whether `path` (absolute, as the kernel writes it) fits.
-    pub(super) fn matches(&self, path: &str) -> bool {
+    pub(crate) fn matches(&self, path: &str) -> bool {
         let Some(path) = path.strip_prefix('/') else {
             return false;
         };

@@ -8,9 +8,11 @@ use anyhow::{Context, bail};
 use clap::Args;
 use numa::HeapView;
 use numa::heap::ORDERS;
-use wire::{Reply, Request};
+use serde::{Deserialize, Serialize};
+use wire::{Reply, Request, StoreNode};
 
 use super::{print_json, table};
+use crate::view::status;
 use crate::{client, paths};
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -27,6 +29,16 @@ pub(crate) struct HeapViewer {
     /// Print JSON
     #[arg(long)]
     json: bool,
+}
+
+/// The heap, and where the frames of slots really are.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Slots {
+    #[serde(flatten)]
+    pub(crate) heap: HeapView,
+    /// By domain and node; empty on a machine with one node.
+    #[serde(default)]
+    pub(crate) store_nodes: Vec<StoreNode>,
 }
 
 impl HeapViewer {
@@ -47,17 +59,19 @@ impl HeapViewer {
 ///
 /// # Errors
 /// No daemon, or it refuses.
-fn ask(socket: &Path) -> anyhow::Result<HeapView> {
-    match client::ask(socket, &Request::Heap, PATIENCE)? {
+fn ask(socket: &Path) -> anyhow::Result<Slots> {
+    let heap = match client::ask(socket, &Request::Heap, PATIENCE)? {
         Reply::Heap(view) => {
-            serde_json::from_value(view).context("the daemon's heap is not of this version")
+            serde_json::from_value(view).context("the daemon's heap is not of this version")?
         }
         Reply::Refused(why) => bail!("no heap: {why}"),
         _ => bail!("the daemon replied with something else"),
-    }
+    };
+    let store_nodes = status::ask(socket)?.store_nodes;
+    Ok(Slots { heap, store_nodes })
 }
 
-fn read(path: &Path) -> anyhow::Result<HeapView> {
+fn read(path: &Path) -> anyhow::Result<Slots> {
     let mut text = String::new();
     if path == Path::new("-") {
         stdin().read_to_string(&mut text)?;
@@ -68,8 +82,30 @@ fn read(path: &Path) -> anyhow::Result<HeapView> {
     serde_json::from_str(&text).with_context(|| format!("{} is no heap's status", path.display()))
 }
 
-/// The heap as two tables: slots, and counters.
-pub(crate) fn render(view: &HeapView) -> String {
+/// Frames by the kernel's nodes: where canonical pages are, and how many of them belong to the store of another node.
+fn frames(all: &[StoreNode]) -> String {
+    let mut by_node = std::collections::BTreeMap::<u32, (u64, u64)>::new();
+    for one in all {
+        let (pages, astray) = by_node.entry(one.node).or_default();
+        (*pages, *astray) = (*pages + one.pages, *astray + one.astray);
+    }
+    if by_node.is_empty() {
+        return String::new();
+    }
+    let rows = by_node.iter();
+    let rows: Vec<_> = rows
+        .map(|(node, (pages, astray))| [u64::from(*node), *pages, *astray])
+        .map(|row| row.map(|number| number.to_string()).to_vec())
+        .collect();
+    format!(
+        "\nFrames, where the kernel has them\n{}",
+        table::render(&["Nid", "Frames", "Of another node's store"], &rows, &[])
+    )
+}
+
+/// The heap as tables: slots, counters, frames.
+pub(crate) fn render(all: &Slots) -> String {
+    let view = &all.heap;
     let orders: Vec<String> = (0..ORDERS).map(|order| format!("o{order}")).collect();
     let mut head = vec!["Nid", "Zone", "Slots", "Free", "In use", "Retired"];
     head.extend(orders.iter().map(String::as_str));
@@ -129,6 +165,7 @@ pub(crate) fn render(view: &HeapView) -> String {
         "\nCounters, in slots\n{}",
         table::render(&counter_head, &counters, &[1])
     ) + &format!("\nRequests that nothing could meet: {}\n", view.failed)
+        + &frames(&all.store_nodes)
 }
 
 #[cfg(test)]
@@ -151,7 +188,11 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), serde_json::to_string(&heap.view()).unwrap()).unwrap();
         let view = read(file.path()).unwrap();
-        assert_eq!(view, heap.view());
+        assert_eq!(
+            (&view.heap, view.store_nodes.len()),
+            (&heap.view(), 0),
+            "without frames: one node"
+        );
         let lines: Vec<Vec<String>> = render(&view)
             .lines()
             .map(|line| line.split_whitespace().map(str::to_owned).collect())

@@ -61,7 +61,7 @@ const RULES: &[Rule] = &[
 ];
 
 /// Whether a mapping may be offered as far as its flags are not needed to tell.
-pub(super) fn looks_fit(vma: &Vma) -> bool {
+pub(crate) fn looks_fit(vma: &Vma) -> bool {
     !RULES
         .iter()
         .any(|rule| matches!(rule.is, Mapping(is) if is(vma)))
@@ -75,7 +75,7 @@ pub(crate) fn admits(told: &Attributes) -> bool {
 }
 
 /// Whether a mapping may be offered.
-pub(super) fn fits(vma: &Vma, told: Option<&Told>) -> bool {
+pub(crate) fn fits(vma: &Vma, told: Option<&Told>) -> bool {
     let strange = RULES.iter().any(|rule| matches!(rule.is, Strange)) && told.is_none();
     looks_fit(vma) && !strange && told.is_none_or(|told| admits(&told.attributes))
 }

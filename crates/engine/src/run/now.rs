@@ -1,0 +1,229 @@
+//! Merging now: what somebody wants merged is merged at once, and he is told what that saved.
+//!
+//! ```text
+//!   rounds   ═══════┄┄┄┄┄┄┄┄┄┄┄┄┄═══════┄┄┄┄┄┄┄┄┄┄┄┄┄═══════
+//!   wishes          a ▼      b c ▼     │  ▼ d
+//!   passes            ═══        ════  └─────▶ ═══             between two rounds
+//! ```
+//!
+//! A wish names guests and addresses. A *pass* grants all wishes that are due together. It is a round of their guests alone
+//! ([`Core::look_and_work`]), in which nothing is left out for being idle or worn. It looks twice at least: the first look arms
+//! the pages, and what the second finds unwritten is settled ([`Again::at_once`](crate::scan::track::Again::at_once)).
+//!
+//! **Safe.** The two periods in which a page must not be written are thrift, where the window sees all who may write to it:
+//!
+//! | whoever writes to a page | is stopped by |
+//! |---|---|
+//! | a thread, a vCPU, a system call | the window, as ever: the page is absent |
+//! | I/O into a pinned page | MOVE, which refuses it |
+//! | I/O into a page that is referenced, not pinned | such a guest's memory is not settled: [`Guest::may_settle_at_once`] |
+//! | I/O into a page in a mapping of a store | these pages never settle at once |
+//!
+//! The order matters for the third row. Each look asks first whether the guest has a descriptor of that kind, and settles only
+//! pages that an *earlier* look has armed. So a reference to such a page is older than the question, and its descriptor is found;
+//! or it is younger than the arming, and shows as a write.
+//!
+//! The third kind is direct I/O of some file systems (NFS, 9P), and vhost-scsi. MOVE would take the page, and the I/O would go to
+//! a frame that is nobody's. In a round two periods without a write keep such pages out.
+//!
+//! **Fair.** A pass is a round: users have lanes in it, the CPU limit holds, workers run on idle CPUs only. It lasts a period at
+//! most: its looks end after half of the time that is left, however much memory there is, and what they found is worked in the other
+//! half. Where a round is due there is one pass before it and not two, so with any number of wishes the rounds take twice the
+//! time. A user whose pass took a while gets the next one after as long. A pass has its own place in a guest's memory, and leaves
+//! that of the rounds where it is: or a user who asks again and again would keep his rounds at the beginning.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use wire::{Cause, LeftAlone, MergedNow, PAGE_BYTES};
+
+use crate::error::EngineError;
+use crate::guest::gains::{self, Gains};
+use crate::guest::{Guest, Standing};
+use crate::page::Class;
+use crate::run::core::{Core, Crew, Span};
+use crate::run::wishes::Wish;
+use crate::scan::look::Aim;
+use crate::sync::lock;
+
+/// Times that a pass looks at its guests.
+const MOST_PASSES: usize = 4;
+/// Patiences for which agents are waited for that answer late: one that has just joined has all its memory to tell of.
+const LATE: u32 = 40;
+/// The part of what is left of a pass in which its guests are looked at.
+const LOOKS: u32 = 2;
+
+/// Pages of a guest that have no frame of their own.
+fn shared(guest: &Guest) -> u64 {
+    let pages = |class| guest.counters.pages(class);
+    match guest.standing() {
+        Standing::Served => pages(Class::Merged) + pages(Class::Zeroed),
+        Standing::Condemned | Standing::Ghost => 0,
+    }
+}
+
+/// Why a guest's memory was left alone in a pass.
+fn left_alone(guest: &Guest) -> Option<LeftAlone> {
+    let (cause, why) = match () {
+        () if guest.standing() != Standing::Served => {
+            (Cause::Gone, "it is no guest any more".to_owned())
+        }
+        () if guest.is_cut_short() => return None,
+        () if !guest.is_ready() => (Cause::Silent, "its agent does not answer".to_owned()),
+        () => {
+            let why = guest.why_not_now()?;
+            let words = "and the kernel does not tell which pages: they are merged when at rest";
+            (Cause::Unseen, format!("{why}, {words}"))
+        }
+    };
+    let pid = guest.pid;
+    Some(LeftAlone { pid, cause, why })
+}
+
+/// Guests of a pass, by number: the addresses that are wanted, their pages merged before, and what they gained.
+type Reach = BTreeMap<u64, Reached>;
+
+struct Reached {
+    guest: Arc<Guest>,
+    range: Range<u64>,
+    before: u64,
+    gains: Gains,
+}
+
+fn reach(wishes: &[Wish]) -> Reach {
+    let mut reach = Reach::new();
+    for wish in wishes {
+        for guest in &wish.guests {
+            let new = || Reached {
+                guest: Arc::clone(guest),
+                range: wish.range.clone(),
+                before: shared(guest),
+                gains: Gains::default(),
+            };
+            let Reached { range, .. } = reach.entry(guest.number).or_insert_with(new);
+            range.start = range.start.min(wish.range.start);
+            range.end = range.end.max(wish.range.end);
+        }
+    }
+    reach
+}
+
+/// Frames that each guest saved which wishes of this user name. Once a user, however many wishes he has.
+fn saved(reach: &Reach, wishes: &[Wish], uid: u32) -> BTreeMap<u64, u64> {
+    let his = wishes.iter().filter(|wish| wish.uid == uid);
+    let numbers: BTreeSet<u64> = his
+        .flat_map(|wish| wish.guests.iter().map(|guest| guest.number))
+        .collect();
+    let named = numbers.iter().filter_map(|number| reach.get(number));
+    let gains: Vec<_> = named.map(|its| (&its.guest, &its.gains)).collect();
+    numbers.into_iter().zip(gains::frames(&gains)).collect()
+}
+
+impl Core {
+    /// The served guests with these process numbers, if they are this user's or he may ask for `all`.
+    ///
+    /// # Errors
+    /// [`EngineError::NoGuest`] names the first that is none, or another's.
+    pub(crate) fn find_guests(
+        &self,
+        (uid, all): (u32, bool),
+        pids: &[u32],
+    ) -> Result<Vec<Arc<Guest>>, EngineError> {
+        let guests = lock(&self.guests);
+        let own = |guest: &&Arc<Guest>| all || guest.user.uid == uid;
+        let served = guests.iter().filter(own);
+        let served = served.filter(|guest| guest.standing() == Standing::Served);
+        let by_pid: BTreeMap<_, _> = served.map(|guest| (guest.pid, guest)).collect();
+        let find = |pid: &u32| match by_pid.get(pid) {
+            Some(guest) => Ok((*pid, Arc::clone(guest))),
+            None => Err(EngineError::NoGuest { pid: *pid }),
+        };
+        let found: BTreeMap<_, _> = pids.iter().map(find).collect::<Result<_, _>>()?;
+        Ok(found.into_values().collect())
+    }
+
+    /// Grants the wishes that are due, in one pass.
+    pub(crate) fn grant(&self, crew: &dyn Crew) {
+        let begin = Instant::now();
+        let wishes = self.wishes.take(begin);
+        let mut reach = reach(&wishes);
+        reach.values().for_each(|its| its.guest.begin_gains());
+        let finished = self.passes(crew, &reach);
+        for its in reach.values_mut() {
+            its.gains = its.guest.end_gains();
+        }
+        let users: BTreeSet<u32> = wishes.iter().map(|wish| wish.uid).collect();
+        let saved: BTreeMap<_, _> = users
+            .into_iter()
+            .map(|uid| (uid, saved(&reach, &wishes, uid)))
+            .collect();
+        let took = begin.elapsed();
+        for wish in wishes {
+            self.wishes.rest(wish.uid, took);
+            let frames = saved.get(&wish.uid);
+            let numbers = wish.guests.iter().map(|guest| guest.number);
+            let (mut pages, mut saved) = (0, 0);
+            for its in numbers.filter_map(|number| reach.get(&number)) {
+                let more = shared(&its.guest).saturating_sub(its.before);
+                let frames = frames.and_then(|frames| frames.get(&its.guest.number));
+                pages += more;
+                saved += frames.copied().unwrap_or(0).min(more);
+            }
+            let merged = MergedNow {
+                pages,
+                saved_bytes: saved * PAGE_BYTES as u64,
+                took_us: u64::try_from(took.as_micros()).unwrap_or(u64::MAX),
+                finished,
+                left_alone: wish
+                    .guests
+                    .iter()
+                    .filter_map(|guest| left_alone(guest))
+                    .collect(),
+            };
+            (wish.tell)(Ok(merged));
+        }
+    }
+
+    /// Rounds of these guests alone, while they bring something: pages that were guessed wrong are read by the next. Tells
+    /// whether nothing was left out for want of time.
+    fn passes(&self, crew: &dyn Crew, reach: &Reach) -> bool {
+        let begin = Instant::now();
+        let most = self.knobs.period().max(self.knobs.patience);
+        let guests = || reach.values().map(|its| &its.guest);
+        let merged = || guests().map(|guest| shared(guest)).sum::<u64>();
+        let is_late = |guest: &Arc<Guest>| {
+            let stuck = guest.is_stuck() || guest.user.is_stuck();
+            // It has not answered, or rests because its answers took long.
+            guest.standing() == Standing::Served && !guest.takes_jobs(self.knobs.patience) && !stuck
+        };
+        let late = self.knobs.patience * LATE;
+        let (mut before, mut left, mut passes) = (merged(), most, 0);
+        loop {
+            guests().for_each(|guest| guest.begin_now());
+            let until = Instant::now() + left / LOOKS;
+            let looks = reach
+                .values()
+                .map(|its| (Arc::clone(&its.guest), Aim::now(&its.range, until)));
+            let span = Span {
+                period: left,
+                least: left,
+                most: left,
+            };
+            self.look_and_work(crew, looks.collect(), span);
+            let cut = self.queue.has_dropped() || guests().any(|guest| guest.is_cut_short());
+            let now = merged();
+            left = most.saturating_sub(begin.elapsed());
+            let behind = cut || guests().any(is_late);
+            let waits = behind && begin.elapsed() < late;
+            // The first look arms: it need not bring anything.
+            let is_done = passes > 0 && (cut || now <= before);
+            passes += usize::from(!waits);
+            if left.is_zero() || !waits && is_done || passes == MOST_PASSES {
+                return !behind;
+            }
+            before = now;
+        }
+    }
+}

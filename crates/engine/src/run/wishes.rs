@@ -1,0 +1,209 @@
+//! Wishes that memory be merged now, until a pass grants them ([`now`](crate::run::now)).
+//!
+//! Where the list is full, the user who has most in it loses his last one to a user who has fewer. Root's wishes always have room.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use wire::MergedNow;
+
+use crate::error::EngineError;
+use crate::guest::Guest;
+use crate::sync::lock;
+use crate::users::is_master;
+
+/// Wishes that wait, and those of one user among them.
+const MOST: usize = 1024;
+const MOST_OF_USER: usize = 64;
+/// Is told what came of a wish.
+pub(crate) type Tell = Box<dyn FnOnce(Result<MergedNow, EngineError>) + Send>;
+
+/// That the memory of some guests be merged now.
+pub(crate) struct Wish {
+    /// Whose it is.
+    pub(crate) uid: u32,
+    pub(crate) guests: Vec<Arc<Guest>>,
+    pub(crate) range: Range<u64>,
+    pub(crate) tell: Tell,
+}
+
+/// The wishes that wait for a pass.
+#[derive(Default)]
+pub(crate) struct Wishes(Mutex<Waiting>);
+
+#[derive(Default)]
+struct Waiting {
+    list: Vec<Wish>,
+    /// When a user's next pass may begin.
+    rests: BTreeMap<u32, Instant>,
+    /// No pass will come any more.
+    closed: bool,
+}
+
+impl Waiting {
+    fn is_due(&self, wish: &Wish, now: Instant) -> bool {
+        self.rests.get(&wish.uid).is_none_or(|&rest| rest <= now)
+    }
+
+    /// Adds a wish; gives back one that there is no place for: this one, or the last one of the user who has most.
+    fn add(&mut self, wish: Wish) -> Option<Wish> {
+        if is_master(wish.uid) {
+            self.list.push(wish);
+            return None;
+        }
+        let mut counts = BTreeMap::<u32, usize>::new();
+        for uid in self.list.iter().map(|wish| wish.uid) {
+            *counts.entry(uid).or_default() += usize::from(!is_master(uid));
+        }
+        let own = counts.get(&wish.uid).copied().unwrap_or(0);
+        if own >= MOST_OF_USER {
+            return Some(wish);
+        }
+        if counts.values().sum::<usize>() < MOST {
+            self.list.push(wish);
+            return None;
+        }
+        let most = counts.into_iter().max_by_key(|&(_, count)| count);
+        let Some((greedy, _)) = most.filter(|&(_, count)| count > own + 1) else {
+            return Some(wish);
+        };
+        let last = self.list.iter().rposition(|wish| wish.uid == greedy);
+        let lost = self.list.remove(last.expect("he has most wishes"));
+        self.list.push(wish);
+        Some(lost)
+    }
+}
+
+impl Wishes {
+    /// Adds a wish. One too many is refused.
+    pub(crate) fn add(&self, wish: Wish) {
+        let mut waiting = lock(&self.0);
+        let (refused, why) = match waiting.closed {
+            true => (Some(wish), EngineError::Ends),
+            false => (waiting.add(wish), EngineError::Crowd { most: MOST_OF_USER }),
+        };
+        drop(waiting);
+        if let Some(refused) = refused {
+            (refused.tell)(Err(why));
+        }
+    }
+
+    /// When the first may be granted, `now` if nothing keeps it; `None` when there is none.
+    pub(crate) fn due(&self, now: Instant) -> Option<Instant> {
+        let waiting = lock(&self.0);
+        let due = |wish: &Wish| waiting.rests.get(&wish.uid).copied().unwrap_or(now);
+        waiting.list.iter().map(due).min()
+    }
+
+    /// Takes those that may be granted now.
+    pub(crate) fn take(&self, now: Instant) -> Vec<Wish> {
+        let mut waiting = lock(&self.0);
+        waiting.rests.retain(|_, rest| *rest > now);
+        let list = std::mem::take(&mut waiting.list);
+        let (due, rest) = list.into_iter().partition(|wish| waiting.is_due(wish, now));
+        waiting.list = rest;
+        due
+    }
+
+    /// Notes that a pass for this user ended now and took so long.
+    pub(crate) fn rest(&self, uid: u32, took: Duration) {
+        if !is_master(uid) {
+            lock(&self.0).rests.insert(uid, Instant::now() + took);
+        }
+    }
+
+    /// Refuses those that wait, and all that come: the engine ends.
+    pub(crate) fn close(&self) {
+        let mut waiting = lock(&self.0);
+        waiting.closed = true;
+        let list = std::mem::take(&mut waiting.list);
+        drop(waiting);
+        list.into_iter()
+            .for_each(|wish| (wish.tell)(Err(EngineError::Ends)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, channel};
+
+    use super::*;
+
+    fn add(wishes: &Wishes, uid: u32) -> Receiver<Result<MergedNow, EngineError>> {
+        let (tell, told) = channel();
+        wishes.add(Wish {
+            uid,
+            guests: Vec::new(),
+            range: 0..1,
+            tell: Box::new(move |merged| tell.send(merged).unwrap()),
+        });
+        told
+    }
+
+    fn taken(wishes: &Wishes, now: Instant) -> Vec<u32> {
+        wishes.take(now).into_iter().map(|wish| wish.uid).collect()
+    }
+
+    #[test]
+    fn who_had_a_pass_waits_as_long_and_others_do_not() {
+        let (wishes, now) = (Wishes::default(), Instant::now());
+        let hour = Duration::from_secs(3600);
+        assert!(wishes.due(now).is_none());
+        wishes.rest(7, hour);
+        wishes.rest(0, hour);
+        let told: Vec<_> = [7, 8, 0].map(|uid| add(&wishes, uid)).into();
+        assert_eq!(taken(&wishes, now), [8, 0], "root does not wait");
+        assert!(wishes.due(now).unwrap() >= now + hour);
+        assert_eq!(taken(&wishes, now + hour * 2), [7]);
+        assert!(told.iter().all(|told| told.try_recv().is_err()));
+    }
+
+    #[test]
+    fn a_full_list_takes_from_whoever_has_most() {
+        let wishes = Wishes::default();
+        let users = u32::try_from(MOST / MOST_OF_USER).unwrap();
+        let told: Vec<_> = (1000..1000 + users)
+            .flat_map(|uid| (0..MOST_OF_USER).map(move |_| uid))
+            .map(|uid| add(&wishes, uid))
+            .collect();
+        let lost = || {
+            let refused =
+                |told: &&Receiver<_>| matches!(told.try_recv(), Ok(Err(EngineError::Crowd { .. })));
+            told.iter().filter(refused).count()
+        };
+        assert_eq!(lost(), 0);
+        let others: Vec<_> = (0..10).map(|_| add(&wishes, 7)).collect();
+        assert!(others.iter().all(|told| told.try_recv().is_err()));
+        assert_eq!(lost(), 10, "a place for each of his");
+        // Root's take nobody's place.
+        let root: Vec<_> = (0..10).map(|_| add(&wishes, 0)).collect();
+        assert_eq!(lost(), 0);
+        let all = taken(&wishes, Instant::now());
+        assert_eq!(all.len(), MOST + 10);
+        for (uid, expected) in [(7, others.len()), (0, root.len())] {
+            assert_eq!(all.iter().filter(|its| **its == uid).count(), expected);
+        }
+        let least = MOST_OF_USER - 1;
+        for uid in 1000..1000 + users {
+            assert!(all.iter().filter(|its| **its == uid).count() >= least);
+        }
+    }
+
+    #[test]
+    fn one_too_many_is_refused_and_the_end_refuses_all() {
+        let wishes = Wishes::default();
+        let told: Vec<_> = (0..=MOST_OF_USER).map(|_| add(&wishes, 7)).collect();
+        let (last, first) = told.split_last().unwrap();
+        assert!(matches!(
+            last.try_recv(),
+            Ok(Err(EngineError::Crowd { .. }))
+        ));
+        let other = add(&wishes, 8);
+        wishes.close();
+        for told in first.iter().chain([&other, &add(&wishes, 9)]) {
+            assert!(matches!(told.try_recv(), Ok(Err(EngineError::Ends))));
+        }
+    }
+}

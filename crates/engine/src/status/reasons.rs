@@ -1,0 +1,170 @@
+//! Why memory of guests is not merged, as codes and in words.
+
+use std::collections::BTreeMap;
+
+use wire::{GuestStatus, WhyNot, WhyNotCode};
+
+/// Gives each guest its reasons.
+pub(super) fn give(guests: &mut [GuestStatus]) {
+    let mut members = BTreeMap::<String, usize>::new();
+    for guest in guests.iter() {
+        *members.entry(guest.domain.raw().to_owned()).or_default() += 1;
+    }
+    for guest in guests {
+        let alone = members.get(guest.domain.raw()) == Some(&1);
+        guest.reasons = reasons(guest, alone);
+    }
+}
+
+fn reasons(guest: &GuestStatus, alone: bool) -> Vec<WhyNot> {
+    use WhyNotCode as Code;
+    let whole = |is: bool, code, why: &str| is.then(|| because(code, 0, why.to_owned()));
+    let some = |code, pages: u64, why: &str| {
+        (pages > 0).then(|| because(code, pages, format!("{pages} pages {why}")))
+    };
+    let told = |code, before: &str, why: &Option<String>| {
+        let why = why.as_ref();
+        why.map(|why| because(code, 0, format!("{before}{why}")))
+    };
+    let GuestStatus {
+        pages_broken: broken,
+        pages_pinned: pinned,
+        pages_foreign: foreign,
+        pages_unfit: unfit,
+        ..
+    } = *guest;
+    let put_off = guest
+        .pages_skipped
+        .saturating_sub(broken + pinned + foreign + unfit);
+    let busy = match guest.pages_volatile >= guest.pages.div_ceil(2) {
+        true => guest.pages_volatile,
+        false => 0,
+    };
+    let written = match &guest.pins {
+        Some(pins) => Some(because(
+            Code::Broken,
+            broken,
+            format!("written pages are not merged again: {pins}"),
+        )),
+        None => some(
+            Code::Broken,
+            broken,
+            "were written after they were merged, and merge_again is off",
+        ),
+    };
+    let all = [
+        told(Code::Leaves, "it leaves its domain: ", &guest.leaves),
+        whole(
+            guest.stuck,
+            Code::Stuck,
+            "a look at its memory does not return",
+        ),
+        whole(
+            !guest.responsive,
+            Code::NoAnswer,
+            "its agent does not answer",
+        ),
+        told(Code::Limit, "", &guest.at_limit),
+        whole(
+            guest.regions == 0,
+            Code::NoOffer,
+            "it had offered no memory at the last look: `pageone run --any` offers all there is",
+        ),
+        whole(
+            alone,
+            Code::Alone,
+            "no other guest is in its domain: only its own pages can be equal",
+        ),
+        some(
+            Code::Busy,
+            busy,
+            "were written lately, or not yet observed for two periods",
+        ),
+        written,
+        some(
+            Code::Pinned,
+            pinned,
+            "are in use for I/O, or shared by fork",
+        ),
+        some(
+            Code::Foreign,
+            foreign,
+            "lie in mappings of files, or in stores of another engine",
+        ),
+        some(
+            Code::Unfit,
+            unfit,
+            "lie in mappings of a kind that is not merged",
+        ),
+        some(
+            Code::PutOff,
+            put_off,
+            "got no room or could not be merged, and are tried again",
+        ),
+    ];
+    all.into_iter().flatten().collect()
+}
+
+fn because(code: WhyNotCode, pages: u64, why: String) -> WhyNot {
+    WhyNot { code, pages, why }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_reason_is_given_with_its_pages_and_they_add_up() {
+        let well = GuestStatus {
+            domain: "a".into(),
+            responsive: true,
+            regions: 1,
+            pages: 100,
+            ..GuestStatus::default()
+        };
+        let skips = GuestStatus {
+            pages_skipped: 15,
+            pages_broken: 1,
+            pages_pinned: 2,
+            pages_foreign: 3,
+            pages_unfit: 4,
+            pages_volatile: 50,
+            ..well.clone()
+        };
+        let dumb = GuestStatus {
+            domain: "b".into(),
+            regions: 0,
+            responsive: false,
+            stuck: true,
+            leaves: Some("x".to_owned()),
+            at_limit: Some("y".to_owned()),
+            pins: Some("z".to_owned()),
+            ..GuestStatus::default()
+        };
+        let mut all = [well, skips, dumb];
+        give(&mut all);
+        let codes = |guest: &GuestStatus| guest.reasons.iter().map(|r| r.code).collect::<Vec<_>>();
+        use WhyNotCode as Code;
+        assert_eq!(codes(&all[0]), []);
+        let parts = [
+            Code::Broken,
+            Code::Pinned,
+            Code::Foreign,
+            Code::Unfit,
+            Code::PutOff,
+        ];
+        assert_eq!(codes(&all[1]), [&[Code::Busy][..], &parts].concat());
+        let pages: Vec<_> = all[1].reasons.iter().map(|reason| reason.pages).collect();
+        assert_eq!(pages, [50, 1, 2, 3, 4, 5]);
+        let silent = [
+            Code::Leaves,
+            Code::Stuck,
+            Code::NoAnswer,
+            Code::Limit,
+            Code::NoOffer,
+            Code::Alone,
+            Code::Broken,
+        ];
+        assert_eq!(codes(&all[2]), silent);
+    }
+}

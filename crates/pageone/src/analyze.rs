@@ -1,0 +1,135 @@
+//! `pageone analyze`: what merging would save, before anything is changed.
+//!
+//! ```text
+//! targets   the processes that are meant, the trust domain of each; or dumps
+//!    │
+//! parts     present private anonymous pages, by the page map; or a dump's ranges
+//!    │
+//! look      read and fingerprinted by several threads, twice: what changed between does not count
+//!    │
+//! sums      copies of each content: in a process, between processes, in a domain
+//!    │
+//! show      tables for people, JSON for programs; draw: bars
+//! ```
+//!
+//! Nothing of a process is changed: its page map is read without arming anything, and its memory by
+//! process_vm_readv(2), which brings in no page that is not there. Pages in swap stay there.
+
+mod draw;
+mod dump;
+mod look;
+mod parts;
+mod read;
+mod show;
+mod sums;
+mod targets;
+
+use std::hash::BuildHasher as _;
+use std::num::NonZero;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+
+use crate::human;
+use crate::policy::Policy;
+use look::Looker;
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    targets: targets::Args,
+    /// Time between the two looks: what changes meanwhile does not count
+    #[arg(long, value_name = "TIME", default_value = "40s", value_parser = human::period)]
+    look_again: Duration,
+    /// Count one content of N only, chosen by content, and give the error bound
+    #[arg(long, value_name = "1/N", default_value = "1/1", value_parser = part_of)]
+    sample_memory: NonZero<u64>,
+    /// Threads that read
+    #[arg(long, value_name = "N", default_value_t = processors(), value_parser = at_least_one::<NonZero<usize>>)]
+    threads: NonZero<usize>,
+    /// Use at most this much processor time, in percent of a core
+    #[arg(long, value_name = "PERCENT", value_parser = at_least_one::<NonZero<u32>>)]
+    cpu_limit: Option<NonZero<u32>>,
+    /// The policy whose domains are meant; without it each user is a domain
+    #[arg(long, value_name = "FILE")]
+    policy: Option<PathBuf>,
+    /// Draw the answer into this file (SVG)
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+fn processors() -> NonZero<usize> {
+    std::thread::available_parallelism().unwrap_or(NonZero::<usize>::MIN)
+}
+
+fn at_least_one<T: std::str::FromStr>(text: &str) -> Result<T, String> {
+    let wrong = |_| format!("`{text}` is no number from 1");
+    text.parse().map_err(wrong)
+}
+
+/// `1/16` or `16`: one content of 16.
+fn part_of(text: &str) -> Result<NonZero<u64>, String> {
+    let number = text.strip_prefix("1/").unwrap_or(text);
+    let wrong = |_| format!("`{text}` is no part of the memory; write it like 1/16");
+    number.parse().map_err(wrong)
+}
+
+pub(crate) fn main(args: &Args) -> Result<()> {
+    let policy = match &args.policy {
+        Some(path) => Policy::read(path)
+            .with_context(|| format!("cannot use the policy {}", path.display()))?,
+        None => Policy::here(),
+    };
+    let found = args.targets.find(&policy)?;
+    let looker = Looker {
+        threads: args.threads,
+        cpu_limit: args.cpu_limit,
+        one_of: args.sample_memory,
+        seed: std::hash::RandomState::new().hash_one(0),
+        quiet: args.json,
+    };
+    let (mut looked, mut parts) = looker.first(&found.targets)?;
+    if !args.targets.are_dumps() {
+        sums::keep_copies(&mut parts);
+        rest(args.look_again);
+        parts = looker.second(&found.targets, &mut looked, parts);
+    }
+    let report = sums::Report::new(&found, looked, &parts, args.sample_memory);
+    if let Some(file) = &args.plot {
+        let svg = draw::svg(&report)?;
+        std::fs::write(file, svg).with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    show::print(&report, args.json)
+}
+
+/// The time between the looks.
+fn rest(time: Duration) {
+    let bar = indicatif::ProgressBar::new_spinner();
+    bar.set_message(format!(
+        "the second look comes in {}",
+        humantime::format_duration(time)
+    ));
+    std::thread::sleep(time);
+    bar.finish_and_clear();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_written_as_fractions() {
+        let read = ["1/16", "16", "1/1"].map(|text| part_of(text).map(NonZero::get));
+        assert_eq!(read, [Ok(16), Ok(16), Ok(1)]);
+        for bad in ["", "0", "1/0", "2/3", "-4", "1/x"] {
+            assert!(
+                part_of(bad).is_err_and(|error| error.contains("1/16")),
+                "{bad}"
+            );
+        }
+    }
+}

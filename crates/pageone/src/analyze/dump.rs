@@ -1,0 +1,198 @@
+//! Memory dumps in the place of processes: QEMU's and libvirt's (ELF), LiME's, and plain images.
+//!
+//! ```text
+//! ELF     PT_LOAD segments: `dump-guest-memory FILE`, `virsh dump --memory-only`, gcore
+//! LiME    per range a header (magic `EMiL`, version 1, first and last address, 8 bytes) and its bytes
+//! plain   anything else whose length is whole pages
+//! ```
+
+use std::fs::File;
+use std::io::{Read as _, Seek as _, SeekFrom};
+use std::ops::Range;
+use std::path::Path;
+
+use anyhow::{Context as _, Result, bail};
+use object::elf::{FileHeader64, PT_LOAD};
+use object::read::elf::{FileHeader as _, ProgramHeader as _};
+use object::{Endianness, ReadCache};
+
+use super::parts::PAGE;
+
+/// ELF's word for 64 bits.
+const CLASS_64: u8 = 2;
+const LIME: [u8; 8] = *b"EMiL\x01\0\0\0";
+/// Ranges of a LiME dump at most: real machines have dozens.
+const MOST_RANGES: usize = 65_536;
+
+/// The places in a file where it has whole pages of memory.
+///
+/// # Errors
+/// The file cannot be read, is damaged, or has no memory.
+pub(crate) fn ranges(path: &Path) -> Result<Vec<Range<u64>>> {
+    let mut file = File::open(path)?;
+    let len = file.seek(SeekFrom::End(0))?;
+    file.rewind()?;
+    let mut head = [0; 8];
+    file.read_exact(&mut head)
+        .context("it is shorter than a header")?;
+    let ranges = match head {
+        LIME => lime(&mut file, len)?,
+        [0x7f, b'E', b'L', b'F', CLASS_64, ..] => elf(file)?,
+        [0x7f, b'E', b'L', b'F', ..] => bail!("it is an ELF file of another class than 64 bits"),
+        [b'K', b'D', b'U', b'M', b'P', ..] => {
+            bail!(
+                "it is a compressed kdump file; `dump-guest-memory FILE` without a format writes ELF"
+            )
+        }
+        _ if len.is_multiple_of(PAGE) => std::iter::once(0..len).collect(),
+        _ => bail!("it is no dump that is known here, and its length is not whole pages"),
+    };
+    let inside = |range: &Range<u64>| range.start <= range.end && range.end <= len;
+    if !ranges.iter().all(inside) {
+        bail!("its headers name memory beyond its end: it is cut short");
+    }
+    let ranges = disjoint(ranges);
+    let whole = |range: Range<u64>| range.start..range.end - (range.end - range.start) % PAGE;
+    let ranges: Vec<_> = ranges.into_iter().map(whole).collect();
+    match ranges.iter().all(Range::is_empty) {
+        true => bail!("it has no memory"),
+        false => Ok(ranges),
+    }
+}
+
+/// Ranges without what another one has too: segments may be names of the same memory.
+fn disjoint(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    ranges.sort_by_key(|range| range.start);
+    let mut end = 0;
+    for range in &mut ranges {
+        range.start = range.start.max(end).min(range.end.max(end));
+        range.end = range.end.max(range.start);
+        end = range.end;
+    }
+    ranges
+}
+
+fn elf(file: File) -> Result<Vec<Range<u64>>> {
+    let data = ReadCache::new(file);
+    let header = FileHeader64::<Endianness>::parse(&data)?;
+    let endian = header.endian()?;
+    let segments = header.program_headers(endian, &data)?.iter();
+    let memory = segments.filter(|segment| segment.p_type(endian) == PT_LOAD);
+    let place = |segment: &object::elf::ProgramHeader64<Endianness>| {
+        let start = segment.p_offset(endian);
+        start..start.saturating_add(segment.p_filesz(endian))
+    };
+    Ok(memory.map(place).collect())
+}
+
+fn lime(file: &mut File, len: u64) -> Result<Vec<Range<u64>>> {
+    let mut ranges = Vec::new();
+    let mut at = 0;
+    while at < len {
+        let mut header = [0; 32];
+        file.seek(SeekFrom::Start(at))?;
+        file.read_exact(&mut header)
+            .context("its last header is cut short")?;
+        let [magic, first, last, _] = *header.as_chunks::<8>().0 else {
+            bail!("its last header is cut short");
+        };
+        let (first, last) = (u64::from_le_bytes(first), u64::from_le_bytes(last));
+        let start = at + 32;
+        let bytes = last
+            .checked_sub(first)
+            .and_then(|bytes| bytes.checked_add(1));
+        match bytes.and_then(|bytes| start.checked_add(bytes)) {
+            Some(end) if magic == LIME && ranges.len() < MOST_RANGES => {
+                ranges.push(start..end);
+                at = end;
+            }
+            _ => bail!("byte {at} should begin a range, and does not"),
+        }
+    }
+    Ok(ranges)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(bytes: &[u8]) -> Result<Vec<(u64, u64)>, String> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), bytes).unwrap();
+        let ranges = ranges(file.path()).map_err(|error| format!("{error:#}"))?;
+        Ok(ranges
+            .into_iter()
+            .map(|range| (range.start, range.end))
+            .collect())
+    }
+
+    fn lime(ranges: &[(u64, usize)]) -> Vec<u8> {
+        let one = |&(first, bytes): &(u64, usize)| {
+            let last = first + bytes as u64 - 1;
+            let words = [u64::from_le_bytes(LIME), first, last, 0];
+            let mut range = words.map(u64::to_le_bytes).concat();
+            range.resize(range.len() + bytes, 7);
+            range
+        };
+        ranges.iter().flat_map(one).collect()
+    }
+
+    /// A core file with one segment, like QEMU's.
+    fn elf(offset: u64, bytes: u64, len: usize) -> Vec<u8> {
+        let mut file = vec![0; len];
+        file[..8].copy_from_slice(&[0x7f, b'E', b'L', b'F', 2, 1, 1, 0]);
+        let mut put = |at: usize, value: u64, size: usize| {
+            file[at..at + size].copy_from_slice(&value.to_le_bytes()[..size]);
+        };
+        put(16, 4, 2); // a core file
+        put(18, 62, 2); // x86-64
+        put(20, 1, 4);
+        put(32, 64, 8); // program headers follow
+        put(52, 64, 2);
+        put(54, 56, 2);
+        put(56, 1, 2); // one of them
+        put(64, PT_LOAD.0.into(), 4);
+        put(72, offset, 8);
+        put(96, bytes, 8);
+        put(104, bytes, 8);
+        file
+    }
+
+    #[test]
+    fn each_format_is_known() {
+        assert_eq!(of(&vec![1; 8192]), Ok(vec![(0, 8192)]));
+        assert_eq!(
+            of(&lime(&[(0x1000, 8192), (0x10_0000, 5000)])),
+            Ok(vec![(32, 8224), (8256, 12_352)])
+        );
+        assert_eq!(of(&elf(4096, 8192, 12_288)), Ok(vec![(4096, 12_288)]));
+    }
+
+    #[test]
+    fn memory_with_two_names_counts_once() {
+        let ranges = disjoint(vec![8192..16_384, 0..12_288, 4096..8192]);
+        let places: Vec<_> = ranges
+            .iter()
+            .map(|range| (range.start, range.end))
+            .collect();
+        assert_eq!(places, [(0, 12_288), (12_288, 12_288), (12_288, 16_384)]);
+    }
+
+    #[test]
+    fn damage_is_named() {
+        for (bytes, why) in [
+            (vec![], "shorter than a header"),
+            (vec![1; 5000], "not whole pages"),
+            (lime(&[(0, 8192)])[..8000].to_vec(), "cut short"),
+            ([lime(&[(0, 4096)]), vec![9; 64]].concat(), "byte 4128"),
+            (elf(4096, 8192, 8192), "cut short"),
+            (elf(4096, u64::MAX, 8192), "cut short"),
+            (elf(4096, 100, 8192), "no memory"),
+            (b"KDUMP   and more".to_vec(), "compressed kdump"),
+            (b"\x7fELF\x01 of 32 bits".to_vec(), "another class"),
+        ] {
+            let error = of(&bytes).unwrap_err();
+            assert!(error.contains(why), "{error}, not {why}");
+        }
+    }
+}

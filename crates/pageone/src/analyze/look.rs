@@ -1,0 +1,239 @@
+//! A look at the memory of processes by several threads, twice.
+
+use std::cell::Cell;
+use std::collections::{HashMap, HashSet};
+use std::num::NonZero;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::thread::ThreadId;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use serde::Serialize;
+
+use super::parts::{self, Part};
+use super::read::{Counts, Reader, read_again, read_all};
+use super::targets::{Source, Target};
+
+/// So long may a call take before its process is given up: its memory may be served by a program that sleeps.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What was seen of a process.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct Looked {
+    /// Present private anonymous pages.
+    pub(crate) pages: u64,
+    /// Pages whose frame another page of these processes was counted with: shared by fork or KSM.
+    pub(crate) shared_already: u64,
+    /// Those among them of which it is not known with whom: that takes CAP_SYS_ADMIN.
+    pub(crate) shared_unknown: u64,
+    /// Copies that changed between the looks.
+    pub(crate) changed: u64,
+    /// Pages that could not be read.
+    pub(crate) unread: u64,
+    /// Pages of files, in shared memory too: not counted.
+    pub(crate) files: u64,
+    /// Pages in swap: not counted.
+    pub(crate) swapped: u64,
+    /// Mappings now.
+    pub(crate) mappings: u64,
+    /// Why there is nothing of it.
+    pub(crate) error: Option<String>,
+}
+
+/// How to look.
+pub(crate) struct Looker {
+    pub(crate) threads: NonZero<usize>,
+    /// Percent of a core.
+    pub(crate) cpu_limit: Option<NonZero<u32>>,
+    /// One content of this many is kept.
+    pub(crate) one_of: NonZero<u64>,
+    /// What fingerprints depend on: nobody can aim at two contents with one.
+    pub(crate) seed: u64,
+    pub(crate) quiet: bool,
+}
+
+impl Looker {
+    /// The first look: all pages.
+    ///
+    /// # Errors
+    /// None of the processes could be looked at.
+    pub(crate) fn first(&self, targets: &[Target]) -> Result<(Vec<Looked>, Vec<Part>)> {
+        let mut frames = HashSet::new();
+        let (mut looked, mut parts) = (Vec::new(), Vec::new());
+        for (index, target) in (0..).zip(targets) {
+            let mut seen = Looked::default();
+            if let Err(error) =
+                parts::list(index, &target.source, &mut frames, &mut seen, &mut parts)
+            {
+                seen.error = Some(format!("{error:#}"));
+            }
+            looked.push(seen);
+        }
+        if let Some(error) = looked.iter().find_map(|seen| seen.error.as_deref())
+            && looked.iter().all(|seen| seen.error.is_some())
+        {
+            bail!("nothing can be looked at: {error}");
+        }
+        drop(frames);
+        let parts = self.read("the first look", targets, &mut looked, parts, read_all);
+        Ok((looked, parts))
+    }
+
+    /// The second look: what the first one kept, where it is still the same.
+    pub(crate) fn second(
+        &self,
+        targets: &[Target],
+        looked: &mut [Looked],
+        parts: Vec<Part>,
+    ) -> Vec<Part> {
+        self.read("the second look", targets, looked, parts, read_again)
+    }
+
+    /// Reads parts with all threads. A thread may sleep in the kernel for as long as another program wants: so
+    /// they are waited for with a limit, and such a process is left out.
+    fn read(
+        &self,
+        what: &str,
+        targets: &[Target],
+        looked: &mut [Looked],
+        parts: Vec<Part>,
+        act: Act,
+    ) -> Vec<Part> {
+        let bar = self.bar(what, &parts);
+        let mut outstanding = parts.len();
+        let crew = Arc::new(Crew {
+            sources: targets.iter().map(|target| target.source.clone()).collect(),
+            work: Mutex::new(parts),
+            busy: Mutex::default(),
+            stuck: targets.iter().map(|_| AtomicBool::new(false)).collect(),
+            reader: Reader::new(self),
+            act,
+        });
+        let (sender, results) = mpsc::channel();
+        let spawn = || {
+            let (crew, sender) = (Arc::clone(&crew), sender.clone());
+            std::thread::spawn(move || crew.work(&sender));
+        };
+        (0..self.threads.get()).for_each(|_| spawn());
+        let mut done = Vec::with_capacity(outstanding);
+        while outstanding > 0 {
+            if let Ok((part, counts)) = results.recv_timeout(PATIENCE / 20) {
+                let seen = &mut looked[part.target as usize];
+                seen.changed += counts.changed;
+                seen.unread += counts.unread;
+                bar.inc(part.pages.into());
+                done.push(part);
+                outstanding -= 1;
+            }
+            for target in crew.give_up() {
+                looked[target].error = Some("its memory does not answer".to_owned());
+                outstanding -= 1;
+                // The thread sleeps until that process answers or ends; another one takes its place.
+                spawn();
+            }
+        }
+        bar.finish_and_clear();
+        done.retain(|part| looked[part.target as usize].error.is_none());
+        done.sort_unstable_by_key(|part| (part.target, part.start));
+        done
+    }
+
+    fn bar(&self, what: &str, parts: &[Part]) -> indicatif::ProgressBar {
+        if self.quiet {
+            return indicatif::ProgressBar::hidden();
+        }
+        let pages = parts.iter().map(|part| u64::from(part.pages)).sum();
+        let style = indicatif::ProgressStyle::with_template("{msg} {wide_bar} {percent} % {eta}");
+        let bar = indicatif::ProgressBar::new(pages).with_message(what.to_owned());
+        bar.with_style(style.unwrap_or_else(|_| indicatif::ProgressStyle::default_bar()))
+    }
+}
+
+/// Threads that read parts, and what each reads since when.
+struct Crew {
+    sources: Vec<Source>,
+    work: Mutex<Vec<Part>>,
+    /// The process that a thread asks the kernel about, and since when.
+    busy: Mutex<HashMap<ThreadId, (usize, Instant)>>,
+    stuck: Vec<AtomicBool>,
+    reader: Reader,
+    act: Act,
+}
+
+type Act = fn(&Reader, &Calls, &Source, &mut Part) -> Counts;
+
+/// A thread's calls that may last for as long as another program likes.
+pub(crate) struct Calls<'a> {
+    crew: &'a Crew,
+    target: usize,
+    given_up: Cell<bool>,
+}
+
+impl Calls<'_> {
+    /// Does a call that takes locks of the process, at ordinary priority: a thread that held them and got no CPU would make the
+    /// process wait.
+    pub(crate) fn make<T>(&self, call: impl FnOnce() -> T) -> T {
+        let me = std::thread::current().id();
+        sys::process::without_yielding(|| {
+            lock(&self.crew.busy).insert(me, (self.target, Instant::now()));
+            let result = call();
+            if lock(&self.crew.busy).remove(&me).is_none() {
+                self.given_up.set(true);
+            }
+            result
+        })
+    }
+}
+
+impl Crew {
+    fn work(&self, results: &mpsc::Sender<(Part, Counts)>) {
+        // Programs are to be served first. Without the right to it the thread has ordinary priority.
+        let _ = sys::process::yield_to_everyone();
+        loop {
+            let Some(mut part) = lock(&self.work).pop() else {
+                return;
+            };
+            let target = part.target as usize;
+            let mut counts = Counts::default();
+            if !self.stuck[target].load(Relaxed) {
+                let calls = Calls {
+                    crew: self,
+                    target,
+                    given_up: Cell::new(false),
+                };
+                counts = (self.act)(&self.reader, &calls, &self.sources[target], &mut part);
+                if calls.given_up.get() {
+                    return; // another thread has taken the place of this one
+                }
+            }
+            // Nobody listens any more: the end is near.
+            if results.send((part, counts)).is_err() {
+                return;
+            }
+            self.reader.pause();
+        }
+    }
+
+    /// The processes of threads that have waited too long; each is given up once.
+    fn give_up(&self) -> Vec<usize> {
+        let late = |(_, since): &(usize, Instant)| since.elapsed() > PATIENCE;
+        let mut busy = lock(&self.busy);
+        let late: Vec<_> = busy
+            .iter()
+            .filter(|(_, at)| late(at))
+            .map(|(&thread, &(target, _))| (thread, target))
+            .collect();
+        late.into_iter()
+            .map(|(thread, target)| {
+                busy.remove(&thread);
+                self.stuck[target].store(true, Relaxed);
+                target
+            })
+            .collect()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,187 @@
+//! The answer as tables, or as JSON.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+
+use anyhow::Result;
+use sys::foreign::plain_json;
+
+use super::parts::PAGE;
+use super::sums::{Report, Row};
+use super::targets::Source;
+use crate::human::size;
+
+/// Rows of processes that are shown.
+const ROWS: usize = 20;
+
+/// Prints the answer.
+///
+/// # Errors
+/// Standard output fails.
+pub(crate) fn print(report: &Report, json: bool) -> Result<()> {
+    let text = match json {
+        true => plain_json(&serde_json::to_string(report)?) + "\n",
+        false => table(report)?,
+    };
+    let mut out = std::io::stdout().lock();
+    Ok(out.write_all(text.as_bytes()).and_then(|()| out.flush())?)
+}
+
+fn table(report: &Report) -> Result<String, std::fmt::Error> {
+    let mut text = String::new();
+    let savable = &report.savable;
+    writeln!(
+        text,
+        "savable {} of {} ({}), in {} processes",
+        size(savable.bytes),
+        size(report.present),
+        share(savable.bytes, report.present),
+        report.processes.len()
+    )?;
+    if report.sampled > 1 {
+        let (part, error) = (report.sampled, size(report.error));
+        writeln!(
+            text,
+            "  one content of {part} was counted: ± {error} with 95 % certainty"
+        )?;
+    }
+    writeln!(text, "  zeros              {:>10}", size(savable.zeros))?;
+    writeln!(text, "  within a process   {:>10}", size(savable.within))?;
+    writeln!(text, "  between processes  {:>10}", size(savable.between))?;
+    writeln!(
+        text,
+        "not counted: {} of copies that changed between the looks, {} shared already",
+        size(report.changed),
+        size(report.shared_already)
+    )?;
+    if report.shared_unknown > 0 {
+        writeln!(
+            text,
+            "  {} of these may be savable: root is told with whom they are shared",
+            size(report.shared_unknown)
+        )?;
+    }
+    kinds(report, &mut text)?;
+    writeln!(text, "\n{:40} {:>10}", "ENGINE", "SAVES")?;
+    for engine in &report.engines {
+        writeln!(text, "{:40} {:>10}", engine.name, size(engine.bytes))?;
+    }
+    processes(report, &mut text)?;
+    in_common(report, &mut text)?;
+    advice(report, &mut text)?;
+    Ok(text)
+}
+
+fn kinds(report: &Report, text: &mut String) -> std::fmt::Result {
+    writeln!(
+        text,
+        "\n{:12} {:>10} {:>10} {:>10} {:>10}",
+        "MEMORY", "SAVABLE", "ZEROS", "WITHIN", "BETWEEN"
+    )?;
+    for (kind, sum) in &report.kinds {
+        let name = kind.name();
+        let [all, zeros, within, between] =
+            [sum.bytes, sum.zeros, sum.within, sum.between].map(size);
+        writeln!(
+            text,
+            "{name:12} {all:>10} {zeros:>10} {within:>10} {between:>10}"
+        )?;
+    }
+    let sum = |of: fn(&Row) -> u64| size(report.processes.iter().map(of).sum::<u64>() * PAGE);
+    let files = sum(|row| row.looked.files);
+    let swapped = sum(|row| row.looked.swapped);
+    writeln!(
+        text,
+        "left as they are: {files} of files and shared memory, {swapped} in swap"
+    )
+}
+
+fn processes(report: &Report, text: &mut String) -> std::fmt::Result {
+    writeln!(
+        text,
+        "\n{:>8} {:16} {:14} {:>10} {:>10} {:>8} {:>8}",
+        "PID", "COMMAND", "DOMAIN", "PRESENT", "SHAREABLE", "RUNS", "MAPPINGS"
+    )?;
+    let mut rows: Vec<_> = report.processes.iter().collect();
+    rows.sort_by_key(|row| (std::cmp::Reverse(row.shareable), row.target.pid));
+    for row in rows.iter().take(ROWS) {
+        let domain = row.target.domain.as_deref().unwrap_or("refused");
+        writeln!(
+            text,
+            "{:>8} {:16} {:14} {:>10} {:>10} {:>8} {:>8}",
+            row.target.pid,
+            row.target.command,
+            domain,
+            size(row.looked.pages * PAGE),
+            size(row.shareable),
+            row.runs.map_or("-".to_owned(), |runs| runs.to_string()),
+            row.looked.mappings
+        )?;
+    }
+    if let Some(more) = rows.len().checked_sub(ROWS + 1) {
+        writeln!(text, "{:>8} and {} more: see --json", "", more + 1)?;
+    }
+    for row in rows {
+        if let Some(error) = &row.looked.error {
+            writeln!(
+                text,
+                "{:>8} {} is left out: {error}",
+                row.target.pid, row.target.command
+            )?;
+        }
+    }
+    Ok(())
+}
+
+fn in_common(report: &Report, text: &mut String) -> std::fmt::Result {
+    for (index, pair) in report.pairs.iter().enumerate() {
+        if index == 0 {
+            writeln!(text, "\nIN COMMON  PAIR")?;
+        }
+        writeln!(
+            text,
+            "{:>9}  {} {}",
+            size(pair.bytes),
+            pair.pids[0],
+            pair.pids[1]
+        )?;
+    }
+    for (index, group) in report.groups.iter().enumerate() {
+        if index == 0 {
+            writeln!(text, "\n    SAVES  GROUP, with what no other process has")?;
+        }
+        let pids: Vec<_> = group.pids.iter().take(8).map(u32::to_string).collect();
+        let more = match group.pids.len().saturating_sub(8) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        writeln!(text, "{:>9}  {}{more}", size(group.bytes), pids.join(" "))?;
+    }
+    Ok(())
+}
+
+fn advice(report: &Report, text: &mut String) -> std::fmt::Result {
+    if report
+        .processes
+        .iter()
+        .all(|row| matches!(row.target.source, Source::Dump(..)))
+    {
+        return Ok(());
+    }
+    let one = report.present / 100;
+    if report.savable.bytes <= one {
+        return writeln!(text, "\nless than 1 % would come back: it does not pay");
+    }
+    writeln!(
+        text,
+        "\nto get it: start `pageone daemon`, and each program by\n           `pageone run --any -- COMMAND`"
+    )
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a percentage")]
+fn share(part: u64, whole: u64) -> String {
+    match whole {
+        0 => "nothing is present".to_owned(),
+        _ => format!("{:.0} %", 100.0 * part as f64 / whole as f64),
+    }
+}

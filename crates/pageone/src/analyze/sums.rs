@@ -1,0 +1,493 @@
+//! Copies of each content, added up.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::num::NonZero;
+
+use serde::Serialize;
+use sys::ksm::Ksm;
+
+use super::look::Looked;
+use super::parts::{Kind, PAGE, Part};
+use super::read::ZEROS;
+use super::targets::{Found, Target};
+
+/// Groups and pairs that are told.
+const TOLD: usize = 10;
+/// A content that more processes have is left out of the table of pairs: their number grows by its square.
+const MOST_IN_PAIRS: usize = 64;
+/// Pairs, and groups, that are added up at most.
+const MOST_NOTED: usize = 100_000;
+
+/// Savable bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct Savable {
+    /// All of it.
+    pub(crate) bytes: u64,
+    /// Pages of zeros.
+    pub(crate) zeros: u64,
+    /// Copies within one process.
+    pub(crate) within: u64,
+    /// Copies of what another process has too.
+    pub(crate) between: u64,
+}
+
+/// What an engine would save.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Engine {
+    pub(crate) name: String,
+    pub(crate) bytes: u64,
+}
+
+/// Processes that have the same contents.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Group {
+    pub(crate) pids: Vec<u32>,
+    /// Bytes that these processes, and no others, have in common: what merging them saves.
+    pub(crate) bytes: u64,
+}
+
+/// Two processes, and the bytes of contents that both have.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Pair {
+    pub(crate) pids: [u32; 2],
+    pub(crate) bytes: u64,
+}
+
+/// A process, what was seen of it, and its share.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Row {
+    #[serde(flatten)]
+    pub(crate) target: Target,
+    #[serde(flatten)]
+    pub(crate) looked: Looked,
+    /// Bytes of pages that merging would replace or share, zeros included.
+    pub(crate) shareable: u64,
+    /// Runs of such pages: each is a mapping of its own, and cuts another in two.
+    /// Unknown of a sample.
+    pub(crate) runs: Option<u64>,
+}
+
+/// The answer.
+#[derive(Debug, Serialize)]
+pub(crate) struct Report {
+    pub(crate) schema: u32,
+    /// Bytes of present private anonymous pages.
+    pub(crate) present: u64,
+    /// Bytes of copies that changed between the looks.
+    pub(crate) changed: u64,
+    /// Bytes that fork or an engine shares already.
+    pub(crate) shared_already: u64,
+    /// Bytes among them that may be savable: it takes CAP_SYS_ADMIN to know with whom they are shared.
+    pub(crate) shared_unknown: u64,
+    /// With the domains of the policy: what PageONE saves.
+    pub(crate) savable: Savable,
+    /// One content of this many was counted.
+    pub(crate) sampled: u64,
+    /// With 95 % certainty the savable bytes are at most this far off.
+    pub(crate) error: u64,
+    pub(crate) kinds: BTreeMap<Kind, Savable>,
+    pub(crate) engines: Vec<Engine>,
+    pub(crate) groups: Vec<Group>,
+    pub(crate) pairs: Vec<Pair>,
+    pub(crate) processes: Vec<Row>,
+}
+
+/// A page of a process.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Page {
+    domain: u32,
+    print: u64,
+    target: u32,
+    kind: Kind,
+    mergeable: bool,
+}
+
+impl Report {
+    pub(crate) fn new(
+        found: &Found,
+        looked: Vec<Looked>,
+        parts: &[Part],
+        one_of: NonZero<u64>,
+    ) -> Self {
+        let scale = one_of.get();
+        let domains = numbers(&found.targets);
+        let mut pages = pages(parts, &domains);
+        let mut engines = engines(&mut pages, scale);
+        pages.sort_unstable();
+        pages.retain(|page| page.domain != REFUSED);
+        let mut sums = Sums::default();
+        for copies in pages.chunk_by(|a, b| (a.domain, a.print) == (b.domain, b.print)) {
+            sums.add(copies, scale);
+        }
+        let sum = |of: fn(&Looked) -> u64| looked.iter().map(of).sum::<u64>() * PAGE;
+        let (present, changed) = (sum(|seen| seen.pages), sum(|seen| seen.changed));
+        let shared_already = sum(|seen| seen.shared_already);
+        let shared_unknown = sum(|seen| seen.shared_unknown);
+        let pids: Vec<_> = found.targets.iter().map(|target| target.pid).collect();
+        let (groups, pairs) = (sums.groups(&pids, scale), sums.pairs(&pids, scale));
+        engines.insert(
+            0,
+            Engine {
+                name: "PageONE, the policy's domains".to_owned(),
+                bytes: sums.all.bytes,
+            },
+        );
+        let rows = rows(found, looked, parts, &domains, &sums.shared, scale);
+        Self {
+            schema: 1,
+            present,
+            changed,
+            shared_already,
+            shared_unknown,
+            savable: sums.all,
+            sampled: scale,
+            error: sums.error(scale),
+            kinds: sums.kinds,
+            engines,
+            groups,
+            pairs,
+            processes: rows,
+        }
+    }
+}
+
+/// Leaves out what the first look has found once only: the second look need not read it.
+pub(crate) fn keep_copies(parts: &mut [Part]) {
+    let prints = parts.iter().flat_map(|part| &part.prints);
+    let mut prints: Vec<_> = prints.map(|&(_, print)| print).collect();
+    prints.sort_unstable();
+    let copied = |copies: &&[u64]| copies.len() > 1 || copies[0] == ZEROS;
+    let copied: HashSet<_> = prints
+        .chunk_by(|a, b| a == b)
+        .filter(copied)
+        .map(|copies| copies[0])
+        .collect();
+    for part in parts {
+        part.prints.retain(|(_, print)| copied.contains(print));
+    }
+}
+
+/// The number of a process that the policy refuses.
+const REFUSED: u32 = u32::MAX;
+
+/// A number for each process's domain.
+fn numbers(targets: &[Target]) -> Vec<u32> {
+    let mut names = BTreeMap::new();
+    let mut number = |target: &Target| {
+        let next = u32::try_from(names.len()).unwrap_or(REFUSED);
+        let name = target.domain.as_ref()?;
+        Some(*names.entry(name.clone()).or_insert(next))
+    };
+    targets
+        .iter()
+        .map(|target| number(target).unwrap_or(REFUSED))
+        .collect()
+}
+
+fn pages(parts: &[Part], domains: &[u32]) -> Vec<Page> {
+    let of = |part: &Part| {
+        let (target, kind, mergeable) = (part.target, part.kind, part.mergeable);
+        let domain = domains[target as usize];
+        let page = move |&(_, print): &(u32, u64)| Page {
+            domain,
+            print,
+            target,
+            kind,
+            mergeable,
+        };
+        part.prints.iter().map(page).collect::<Vec<_>>()
+    };
+    parts.iter().flat_map(of).collect()
+}
+
+/// What is added up over the contents of all domains.
+#[derive(Default)]
+struct Sums {
+    all: Savable,
+    kinds: BTreeMap<Kind, Savable>,
+    /// Squares of what each content saves, in pages.
+    squares: f64,
+    shared: HashSet<(u32, u64)>,
+    groups: HashMap<Vec<u32>, u64>,
+    pairs: HashMap<[u32; 2], u64>,
+}
+
+impl Sums {
+    /// All copies of one content in one domain, in the order of their processes.
+    fn add(&mut self, copies: &[Page], scale: u64) {
+        let Some(&Page { domain, print, .. }) = copies.first() else {
+            return;
+        };
+        if print == ZEROS {
+            for page in copies {
+                let kind = self.kinds.entry(page.kind).or_default();
+                for sum in [kind, &mut self.all] {
+                    sum.bytes += PAGE;
+                    sum.zeros += PAGE;
+                }
+            }
+            return;
+        }
+        if copies.len() == 1 {
+            return;
+        }
+        self.shared.insert((domain, print));
+        let saved = (copies.len() - 1) as f64;
+        self.squares += saved * saved;
+        for two in copies.windows(2) {
+            let [before, page] = two else { continue };
+            let kind = self.kinds.entry(page.kind).or_default();
+            for sum in [kind, &mut self.all] {
+                sum.bytes += PAGE * scale;
+                match before.target == page.target {
+                    true => sum.within += PAGE * scale,
+                    false => sum.between += PAGE * scale,
+                }
+            }
+        }
+        let mut targets: Vec<_> = copies.iter().map(|page| page.target).collect();
+        targets.dedup();
+        if (2..=MOST_IN_PAIRS).contains(&targets.len()) {
+            self.note(targets);
+        }
+    }
+
+    /// Notes the processes that have a content in common.
+    fn note(&mut self, targets: Vec<u32>) {
+        for (at, &a) in targets.iter().enumerate() {
+            for &b in &targets[at + 1..] {
+                if self.pairs.len() < MOST_NOTED || self.pairs.contains_key(&[a, b]) {
+                    *self.pairs.entry([a, b]).or_default() += 1;
+                }
+            }
+        }
+        if self.groups.len() < MOST_NOTED || self.groups.contains_key(&targets) {
+            let saved = targets.len() as u64 - 1;
+            *self.groups.entry(targets).or_default() += saved;
+        }
+    }
+
+    /// The half width of the interval of 95 %, in bytes: contents are drawn independently, each with 1/`scale`.
+    #[expect(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "an estimate of an estimate"
+    )]
+    fn error(&self, scale: u64) -> u64 {
+        let scale = scale as f64;
+        let deviation = (scale * (scale - 1.0) * self.squares).sqrt();
+        (1.96 * deviation) as u64 * PAGE
+    }
+
+    fn groups(&mut self, pids: &[u32], scale: u64) -> Vec<Group> {
+        let pid = |&target: &u32| pids[target as usize];
+        let group = |(targets, pages): (Vec<u32>, u64)| Group {
+            pids: targets.iter().map(pid).collect(),
+            bytes: pages * PAGE * scale,
+        };
+        let mut groups: Vec<_> = self.groups.drain().map(group).collect();
+        groups.sort_by_key(|group| (Reverse(group.bytes), group.pids.clone()));
+        groups.truncate(TOLD);
+        groups
+    }
+
+    fn pairs(&mut self, pids: &[u32], scale: u64) -> Vec<Pair> {
+        let pid = |target: u32| pids[target as usize];
+        let pair = |(targets, pages): ([u32; 2], u64)| Pair {
+            pids: targets.map(pid),
+            bytes: pages * PAGE * scale,
+        };
+        let mut pairs: Vec<_> = self.pairs.drain().map(pair).collect();
+        pairs.sort_by_key(|pair| (Reverse(pair.bytes), pair.pids));
+        pairs.truncate(TOLD);
+        pairs
+    }
+}
+
+/// What engines that know no domains would save; orders the pages by content.
+fn engines(pages: &mut [Page], scale: u64) -> Vec<Engine> {
+    pages.sort_unstable_by_key(|page| page.print);
+    let ksm = Ksm::default();
+    let zeros = ksm.number("use_zero_pages").is_ok_and(|value| value == 1);
+    let runs = ksm.number("run").is_ok_and(|value| value == 1);
+    let saved = |may: fn(&Page) -> bool, zeros: bool| -> u64 {
+        let copies = pages.chunk_by(|a, b| a.print == b.print);
+        copies
+            .map(|copies| {
+                let pages = copies.iter().filter(|page| may(page)).count() as u64;
+                match copies.first() {
+                    Some(page) if page.print == ZEROS && zeros => pages * PAGE,
+                    Some(page) if page.print == ZEROS => pages.saturating_sub(1) * PAGE,
+                    _ => pages.saturating_sub(1) * PAGE * scale,
+                }
+            })
+            .sum()
+    };
+    let state = if runs {
+        "as it runs now"
+    } else {
+        "as it is now: off"
+    };
+    let all = saved(|_| true, true);
+    let offered = if runs {
+        saved(|page| page.mergeable, zeros)
+    } else {
+        0
+    };
+    [
+        ("PageONE, one domain for all".to_owned(), all),
+        (format!("KSM {state}"), offered),
+        (
+            "KSM, if all programs offered all memory".to_owned(),
+            saved(|_| true, zeros),
+        ),
+    ]
+    .map(|(name, bytes)| Engine { name, bytes })
+    .into()
+}
+
+fn rows(
+    found: &Found,
+    looked: Vec<Looked>,
+    parts: &[Part],
+    domains: &[u32],
+    shared: &HashSet<(u32, u64)>,
+    scale: u64,
+) -> Vec<Row> {
+    let row = |(target, looked): (&Target, Looked)| Row {
+        target: target.clone(),
+        looked,
+        shareable: 0,
+        runs: (scale == 1).then_some(0),
+    };
+    let mut rows: Vec<_> = found.targets.iter().zip(looked).map(row).collect();
+    // Where the last of these pages ended.
+    let mut last = None;
+    for part in parts {
+        let (row, domain) = (
+            &mut rows[part.target as usize],
+            domains[part.target as usize],
+        );
+        for &(place, print) in &part.prints {
+            if domain == REFUSED || print != ZEROS && !shared.contains(&(domain, print)) {
+                continue;
+            }
+            row.shareable += if print == ZEROS { PAGE } else { PAGE * scale };
+            let at = part.start + u64::from(place) * PAGE;
+            if let Some(runs) = &mut row.runs
+                && last != Some((part.target, at))
+            {
+                *runs += 1;
+            }
+            last = Some((part.target, at + PAGE));
+        }
+    }
+    rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::targets::Source;
+    use super::*;
+
+    fn found(domains: &[&str]) -> Found {
+        let target = |(pid, domain): (u32, &&str)| Target {
+            source: Source::Process(pid),
+            pid,
+            command: "x".into(),
+            domain: (!domain.is_empty()).then(|| (*domain).to_owned()),
+        };
+        Found {
+            targets: (1..).zip(domains).map(target).collect(),
+        }
+    }
+
+    fn part(target: u32, prints: &[u64]) -> Part {
+        Part {
+            target,
+            kind: Kind::Anonymous,
+            mergeable: target == 0,
+            start: 0x10_0000,
+            pages: u32::try_from(prints.len()).unwrap(),
+            prints: (0..).zip(prints.iter().copied()).collect(),
+        }
+    }
+
+    fn report(domains: &[&str], prints: &[&[u64]], one_of: u64) -> Report {
+        let parts: Vec<_> = (0..)
+            .zip(prints)
+            .map(|(at, prints)| part(at, prints))
+            .collect();
+        let looked = vec![Looked::default(); domains.len()];
+        Report::new(
+            &found(domains),
+            looked,
+            &parts,
+            NonZero::new(one_of).unwrap(),
+        )
+    }
+
+    #[test]
+    fn copies_within_and_between() {
+        // Two zeros; 5 three times in the first process and once in the second; 7 in both; 8 and 9 alone.
+        let report = report(&["a", "a"], &[&[0, 5, 5, 5, 8, 7], &[5, 0, 7, 9]], 1);
+        let savable = Savable {
+            bytes: 6 * PAGE,
+            zeros: 2 * PAGE,
+            within: 2 * PAGE,
+            between: 2 * PAGE,
+        };
+        assert_eq!(report.savable, savable);
+        assert_eq!(report.kinds[&Kind::Anonymous], savable);
+        assert_eq!(report.error, 0);
+        assert_eq!(report.pairs.len(), 1);
+        assert_eq!(
+            (report.pairs[0].pids, report.pairs[0].bytes),
+            ([1, 2], 2 * PAGE)
+        );
+        assert_eq!(
+            (report.groups[0].pids.as_slice(), report.groups[0].bytes),
+            (&[1, 2][..], 2 * PAGE)
+        );
+        let rows: Vec<_> = report
+            .processes
+            .iter()
+            .map(|row| (row.shareable, row.runs))
+            .collect();
+        // Runs: 0 5 5 5, then 7; and 5 0 7.
+        assert_eq!(rows, [(5 * PAGE, Some(2)), (3 * PAGE, Some(1))]);
+    }
+
+    #[test]
+    fn domains_share_nothing() {
+        let report = report(&["a", "b", ""], &[&[5, 6], &[5, 5], &[6, 6]], 1);
+        assert_eq!(report.savable.bytes, PAGE);
+        assert_eq!(report.savable.within, PAGE);
+        assert!(report.pairs.is_empty() && report.groups.is_empty());
+        let saved: Vec<_> = report.engines.iter().map(|engine| engine.bytes).collect();
+        assert_eq!(saved[..2], [PAGE, 4 * PAGE], "{:?}", report.engines);
+        // The policy refuses the third: nothing of it is shared.
+        assert_eq!(report.processes[2].shareable, 0);
+    }
+
+    #[test]
+    fn a_sample_stands_for_all_and_says_how_well() {
+        let prints: Vec<_> = (1..=100).collect();
+        let report = report(&["a", "a"], &[&prints, &prints], 16);
+        assert_eq!(report.savable.bytes, 100 * 16 * PAGE);
+        // 1.96 times the root of 16 · 15 · 100.
+        assert_eq!(report.error, 303 * PAGE);
+        assert_eq!(report.processes[0].runs, None);
+    }
+
+    #[test]
+    fn tables_are_bounded() {
+        let domains = vec!["a"; MOST_IN_PAIRS + 1];
+        let prints: Vec<&[u64]> = vec![&[5]; domains.len()];
+        let report = report(&domains, &prints, 1);
+        assert_eq!(report.savable.between, MOST_IN_PAIRS as u64 * PAGE);
+        assert!(report.pairs.is_empty());
+    }
+}

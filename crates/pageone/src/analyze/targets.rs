@@ -1,0 +1,144 @@
+//! The processes that are meant, and the trust domain of each; or memory dumps in their place.
+
+use std::fs::File;
+use std::os::unix::fs::FileTypeExt as _;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, bail};
+use procfs::process::{Process, all_processes};
+use serde::Serialize;
+use sys::foreign::ForeignName;
+
+use crate::policy::{Pattern, Policy, Who};
+
+#[derive(clap::Args)]
+#[group(id = "targets", required = true, multiple = true)]
+pub(crate) struct Args {
+    /// Processes to look at
+    #[arg(value_name = "PID")]
+    pids: Vec<u32>,
+    /// All processes with this command name, as `ps -o comm` shows it
+    #[arg(long, value_name = "NAME")]
+    comm: Vec<String>,
+    /// All processes in control groups that fit: `*` in a name, `**` for any number of names
+    #[arg(long, value_name = "GLOB", value_parser = Pattern::parse)]
+    cgroup: Vec<Pattern>,
+    /// All processes of this machine
+    #[arg(long)]
+    all: bool,
+    /// Memory dumps instead of processes: ELF (QEMU, libvirt, gcore), LiME, or plain
+    #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["pids", "comm", "cgroup", "all"])]
+    dump: Vec<PathBuf>,
+}
+
+/// Where memory is read.
+#[derive(Clone, Debug)]
+pub(crate) enum Source {
+    Process(u32),
+    Dump(PathBuf, Arc<File>),
+}
+
+/// A process whose memory is counted, or a dump.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Target {
+    #[serde(skip)]
+    pub(crate) source: Source,
+    /// The process, or the number of the dump, from 1.
+    pub(crate) pid: u32,
+    /// The command's name, or the file's.
+    pub(crate) command: ForeignName,
+    /// The trust domain it would get; `None` where the policy refuses it.
+    pub(crate) domain: Option<String>,
+}
+
+/// What was asked for.
+pub(crate) struct Found {
+    pub(crate) targets: Vec<Target>,
+}
+
+impl Args {
+    /// The processes that are meant, each once.
+    ///
+    /// # Errors
+    /// A number that is no process, no process at all, or a dump that cannot be opened.
+    pub(crate) fn find(&self, policy: &Policy) -> Result<Found> {
+        if !self.dump.is_empty() {
+            let targets = (1..)
+                .zip(&self.dump)
+                .map(|(number, path)| dump(number, path));
+            let targets = targets.collect::<Result<_>>()?;
+            return Ok(Found { targets });
+        }
+        let mut pids = self.pids.clone();
+        for &pid in &self.pids {
+            if let Err(error) = Process::new(pid.cast_signed()) {
+                bail!("there is no process {pid}: {error}");
+            }
+        }
+        if self.all || !self.comm.is_empty() || !self.cgroup.is_empty() {
+            // A process that ends meanwhile is none of ours.
+            let others = all_processes()?.filter_map(Result::ok);
+            let others = others.map(|process| process.pid.cast_unsigned());
+            pids.extend(others.filter(|&pid| pid != std::process::id() && self.fits(pid)));
+        }
+        pids.sort_unstable();
+        pids.dedup();
+        let targets: Vec<_> = pids.iter().filter_map(|&pid| target(pid, policy)).collect();
+        if targets.is_empty() {
+            bail!("no process fits: `ps -eo pid,comm,cgroup` shows names and control groups");
+        }
+        Ok(Found { targets })
+    }
+
+    /// Whether dumps are meant: their memory does not change.
+    pub(crate) fn are_dumps(&self) -> bool {
+        !self.dump.is_empty()
+    }
+
+    fn fits(&self, pid: u32) -> bool {
+        let name = sys::process::comm(pid);
+        let group = || sys::process::cgroup(pid);
+        self.all
+            || self.comm.iter().any(|comm| comm == name.raw())
+            || !self.cgroup.is_empty()
+                && group().is_ok_and(|group| {
+                    let path = group.path.raw();
+                    self.cgroup.iter().any(|pattern| pattern.matches(path))
+                })
+    }
+}
+
+/// A process with memory of its own: not one that has ended, and no thread of the kernel.
+fn target(pid: u32, policy: &Policy) -> Option<Target> {
+    let status = Process::new(pid.cast_signed()).ok()?.status().ok()?;
+    status.vmsize?;
+    let who = Who {
+        uid: status.euid,
+        gid: status.egid,
+        cgroup: sys::process::cgroup(pid).ok(),
+    };
+    Some(Target {
+        source: Source::Process(pid),
+        pid,
+        command: sys::process::comm(pid),
+        domain: policy.domain(&who, "").ok(),
+    })
+}
+
+fn dump(number: u32, path: &PathBuf) -> Result<Target> {
+    let kind = std::fs::metadata(path).map(|data| data.file_type());
+    let kind = kind.with_context(|| format!("cannot open {}", path.display()))?;
+    // To open a pipe would wait for its writer.
+    if !kind.is_file() && !kind.is_block_device() {
+        bail!("{} is neither a file nor a block device", path.display());
+    }
+    let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+    let name = path.file_name().unwrap_or(path.as_os_str());
+    Ok(Target {
+        source: Source::Dump(path.clone(), Arc::new(file)),
+        pid: number,
+        command: name.to_string_lossy().into_owned().into(),
+        domain: Some("dumps".to_owned()),
+    })
+}

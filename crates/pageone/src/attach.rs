@@ -1,0 +1,217 @@
+//! `pageone attach PID…`: an agent for a process that runs already.
+//!
+//! ```text
+//!   one thread held ─▶ memory for the image and the board ─▶ both written
+//!                        │
+//!                        ▼
+//!   all threads held ─▶ jumps written over libc's entries ─▶ the agent begins ─▶ all but one go on
+//!                        │
+//!                        ▼
+//!   what the program had offered to the kernel is offered to the agent ─▶ the last one goes on
+//! ```
+//!
+//! **What must hold**: no thread ever runs bytes that are half written, or a hook that has not all it needs, or makes a call that a hook
+//! should have seen. So jumps are written while all threads stand still, at a [`moment`] at which none is on its way to such a call.
+//! Each stands over one instruction ([`site`]), and the agent has begun before a thread goes on. Memory is offered
+//! after that: what the program unmaps from then on is seen. Whichever step fails, those before it are undone, in
+//! reverse, before a thread goes on.
+//!
+//! The loader is not asked. A thread may hold its lock, or malloc's, at the moment at which it is stopped.
+//!
+//! Each line uses only those below it:
+//!
+//! | file | for |
+//! |---|---|
+//! | [`work`] | the steps, and how each is undone |
+//! | [`mod@detach`] | the same, back again |
+//! | [`target`] | the process, and what speaks against it |
+//! | [`image`] | the agent's library, relocated |
+//! | [`moment`] | no thread stands behind a jump and before its call |
+//! | [`record`] | what was done, noted in the process |
+//! | [`board`], [`site`] | where jumps stand, and the code between them and the hooks |
+//! | [`elf`] | images |
+
+mod board;
+mod detach;
+mod elf;
+mod image;
+mod moment;
+mod record;
+mod site;
+mod target;
+mod work;
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use crate::run::launch;
+use crate::{client, human, paths};
+use image::Image;
+use target::Target;
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The daemon's socket
+    #[arg(long)]
+    socket: Option<PathBuf>,
+    /// Share pages only with guests of this name: of the same user, or as the policy says
+    #[arg(long)]
+    domain: Option<String>,
+    /// Offer all memory of the processes, not only what they offer themselves
+    #[arg(long)]
+    any: bool,
+    /// With --any: also memory that was advised to be of huge pages
+    #[arg(long, requires = "any")]
+    any_huge: bool,
+    /// Say what would be attached, and why not, and do nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// The processes
+    #[arg(required = true, value_name = "PID")]
+    pids: Vec<u32>,
+}
+
+#[derive(clap::Args)]
+pub(crate) struct Detach {
+    /// The processes
+    #[arg(required = true, value_name = "PID")]
+    pids: Vec<u32>,
+}
+
+/// `pageone detach`.
+pub(crate) fn detach(args: &Detach) -> Result<()> {
+    arm_faults();
+    let mut failed = false;
+    for &pid in &args.pids {
+        let detached = Target::look_for_agent(pid).and_then(|(target, record)| {
+            let name = target.name.to_string();
+            let done = detach::detach(target, &record)?;
+            Ok(format!("{pid} ({name}): {done}"))
+        });
+        match detached {
+            Ok(told) => println!("{told}"),
+            Err(error) => {
+                failed = true;
+                eprintln!("pageone: {pid} is not detached: {error:#}");
+            }
+        }
+    }
+    match failed {
+        true => bail!("not all of the processes are detached"),
+        false => Ok(()),
+    }
+}
+
+fn arm_faults() {
+    #[cfg(debug_assertions)]
+    if let Some(text) = std::env::var_os("PAGEONE_FAULT") {
+        sys::fault::arm(text.to_str().unwrap_or_default());
+    }
+}
+
+pub(crate) fn main(args: &Args) -> Result<()> {
+    arm_faults();
+    args.domain
+        .as_deref()
+        .map_or(Ok(()), launch::check_domain)?;
+    let socket = paths::served(args.socket.as_deref())?;
+    let socket = std::path::absolute(&socket).context("cannot find the daemon's socket")?;
+    let server = match args.dry_run {
+        true => None,
+        false => Some(server(&socket)?),
+    };
+    let file = paths::agent()?;
+    let library = std::fs::read(&file);
+    let library = library.with_context(|| format!("cannot read {}", file.display()))?;
+    let words = words(args, &socket)?;
+    let mut failed = false;
+    for &pid in &args.pids {
+        let attached = Target::look(pid).and_then(|target| {
+            let name = target.name.to_string();
+            if let Some(server) = server.filter(|&server| server != 0 && server != target.user) {
+                bail!(
+                    "its agent trusts root's daemon or its own user's: this one is of user {server}"
+                );
+            }
+            let image =
+                Image::of(&library).with_context(|| format!("cannot use {}", file.display()))?;
+            let told = match args.dry_run {
+                true => would(&target, image, args)?,
+                false => work::attach(target, image, &words)?.to_string(),
+            };
+            Ok(format!("{pid} ({name}): {told}"))
+        });
+        match attached {
+            Ok(told) => println!("{told}"),
+            Err(error) => {
+                failed = true;
+                eprintln!("pageone: {pid} is not attached: {error:#}");
+            }
+        }
+    }
+    match failed {
+        true => bail!("not all of the processes are attached"),
+        false => Ok(()),
+    }
+}
+
+/// The user of the daemon at the socket.
+fn server(socket: &Path) -> Result<u32> {
+    let connection = sys::socket::connect(socket);
+    let connection = connection.map_err(|error| client::absent(socket, error))?;
+    Ok(sys::socket::peer(&connection)
+        .context("the daemon is gone")?
+        .uid)
+}
+
+/// What the environment of a command would tell its agent.
+fn words(args: &Args, socket: &Path) -> Result<Vec<u8>> {
+    // A process that runs has lived.
+    const AFTER: Duration = Duration::ZERO;
+    let mut words = Vec::new();
+    let mut add = |name: &str, value: &[u8]| {
+        words.extend_from_slice(name.as_bytes());
+        words.push(b'=');
+        words.extend_from_slice(value);
+        words.push(0);
+    };
+    add("PAGEONE_SOCKET", socket.as_os_str().as_bytes());
+    if let Some(domain) = &args.domain {
+        add("PAGEONE_DOMAIN", domain.as_bytes());
+    }
+    if args.any {
+        add("PAGEONE_ANY", AFTER.as_millis().to_string().as_bytes());
+    }
+    if args.any_huge {
+        add("PAGEONE_ANY_HUGE", b"1");
+    }
+    words.push(0);
+    if words.len() > wire::attach::WORDS_BYTES {
+        bail!("the socket's path and the domain are too long");
+    }
+    Ok(words)
+}
+
+/// What would be done.
+fn would(target: &Target, mut image: Image, args: &Args) -> Result<String> {
+    let (libc, base) = target.libc()?;
+    image.relocate(base, base)?;
+    moment::Bodies::of(&libc, base, &image)?;
+    work::plan(target, &mut image, base, |name| {
+        libc.find(name).map(|at| base + at)
+    })?;
+    target.entry()?;
+    let offered: u64 = target
+        .offered()?
+        .iter()
+        .map(|range| range.end - range.start)
+        .sum();
+    Ok(match (args.any, offered) {
+        (true, _) => "would be attached; all its memory would be offered".to_owned(),
+        (false, 0) => "would be attached; it offers no memory yet: see --any".to_owned(),
+        (false, offered) => format!("would be attached; it offers {}", human::size(offered)),
+    })
+}

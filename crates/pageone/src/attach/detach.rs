@@ -1,0 +1,314 @@
+//! `pageone detach PID…`: the agent that `attach` put into a process is taken out again.
+//!
+//! ```text
+//!   one thread held, outside the agent ─▶ it ends the agent: all memory is private, hooks do nothing of their own
+//!                                          │
+//!                                          ▼
+//!   all threads held, none in the agent ─▶ libc's bytes written back ─▶ all but one go on
+//!                                          │
+//!                                          ▼
+//!   the agent's memory is unmapped ─▶ the last one goes on
+//! ```
+//!
+//! **What must hold**: no thread runs bytes that are half written, or comes back to memory that is gone; and no hook is gone while memory
+//! is merged. Each write, and the interleaving that could break it:
+//!
+//! | write | what could break it | what stops it |
+//! |---|---|---|
+//! | the agent ends | a window is under way; a hook has the lock | the agent's own end waits for both; all threads but the held one run |
+//! | | the held thread has the lock itself | it is outside the agent: its place, and those that signal handlers come back to, are looked at |
+//! | | a page is pinned, and stays in a store's mapping | that is refused: the agent goes on |
+//! | libc's bytes | a thread stands in a jump | a jump is one instruction, over one instruction |
+//! | | another tool has changed the bytes | they are compared first: the agent goes on |
+//! | unmapping | a thread is in the agent, or libc's function will come back there | none is when all stand still; with the jumps gone none comes |
+//! | | a fork child | has memory of its own, with an agent that does nothing of its own |
+//!
+//! A failure before libc's bytes are back has the agent go on. After that the process is detached, whatever fails: memory of the agent
+//! may stay, and nothing leads to it.
+
+use std::fmt;
+use std::fs;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::io::Errno;
+use sys::fault::{self, Point};
+use sys::seize::{self, Held, Place, Remote, SeizeError, Standstill};
+use sys::thread::{block_signals, restore_signals};
+
+use super::moment::{self, PAUSE, TRIES};
+use super::record::Record;
+use super::site::JUMP;
+use super::target::Target;
+use super::work::{FIRST, MUNMAP, PATIENCE, STOPS};
+
+/// What was done.
+pub(super) struct Done {
+    threads: usize,
+    stood: Duration,
+    held: Duration,
+    left: Option<anyhow::Error>,
+}
+
+impl fmt::Display for Done {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ms = |time: Duration| time.as_secs_f64() * 1000.0;
+        let (stood, held) = (ms(self.stood), ms(self.held));
+        let threads = self.threads;
+        write!(
+            f,
+            "detached: all its memory is its own; {threads} threads stood still for {stood:.1} ms, one for {held:.1} ms"
+        )?;
+        match &self.left {
+            None => Ok(()),
+            Some(error) => write!(
+                f,
+                "; memory of the agent stays, to which nothing leads ({error:#})"
+            ),
+        }
+    }
+}
+
+/// Takes the agent out of a process.
+///
+/// # Errors
+/// The reason why not; then the agent is there as before.
+pub(super) fn detach(target: Target, record: &Record) -> Result<Done> {
+    // A signal that ended this process now would end the other as well.
+    let mask = block_signals();
+    let result = seize::apart(|| with_thread(target, record));
+    restore_signals(mask);
+    result
+}
+
+fn with_thread(target: Target, record: &Record) -> Result<Done> {
+    let (libc, base) = target.libc()?;
+    let code = target.code_of_libc();
+    let inside = |patch: &super::board::Patch| {
+        code.iter()
+            .any(|range| range.start <= patch.at && patch.at + JUMP as u64 <= range.end)
+    };
+    if !record.patches.iter().all(inside) {
+        bail!("what is noted of its agent is not true");
+    }
+    let watch = Watch {
+        returns: moment::returns(&libc, base)?,
+        code: [record.image.clone(), record.board.clone()],
+    };
+    let begun = Instant::now();
+    let mut target = target;
+    let remote = watch.hold(&mut target)?;
+    let mut work = Work {
+        target,
+        remote,
+        record,
+    };
+    let result = work.all(&watch);
+    work.remote.finish()?;
+    let mut done = result?;
+    done.held = begun.elapsed();
+    Ok(done)
+}
+
+/// Looks whether threads are in the agent.
+struct Watch {
+    returns: Vec<u64>,
+    code: [Range<u64>; 2],
+}
+
+impl Watch {
+    /// Holds a thread that is not in the agent.
+    fn hold(&self, target: &mut Target) -> Result<Remote> {
+        fault::check(Point::Attach)?;
+        let mut inside = None;
+        for _ in 0..TRIES {
+            let threads = sys::witness::threads(target.pid, usize::MAX);
+            for thread in threads.context("the process is gone")? {
+                if is_agent(target.pid, thread)
+                    || sys::witness::is_made_by_kernel(target.pid, thread)
+                {
+                    continue;
+                }
+                let Some(held) = Held::stop(thread, FIRST)? else {
+                    continue;
+                };
+                let memory = target.memory.try_clone()?;
+                let remote = Remote::new(held, memory, target.entry()?)?;
+                inside = self.inside(target, &[remote.place()]);
+                if inside.is_none() {
+                    return Ok(remote);
+                }
+            }
+            std::thread::sleep(PAUSE);
+        }
+        match inside {
+            Some(thread) => busy(thread),
+            None => Err(SeizeError::Gone.into()),
+        }
+    }
+
+    /// A thread that is in the agent, or comes back there: from `errno`'s function, or from a signal handler. Those that come back from
+    /// libc's other functions are counted in the agent.
+    fn inside(&self, target: &mut Target, places: &[Place]) -> Option<u32> {
+        let is_in = |at: u64| self.code.iter().any(|range| range.contains(&at));
+        let found = places.iter().find(|place| {
+            let stack = moment::stack(target, place);
+            let base = place.stack.next_multiple_of(8);
+            let frames = (0..stack.len()).step_by(8);
+            let frames = frames.filter_map(|at| moment::frame(&self.returns, &stack, at));
+            let interrupted = frames.map(|(_, place)| place);
+            std::iter::once(**place).chain(interrupted).any(|place| {
+                let offset = place.stack.wrapping_sub(base);
+                let back = usize::try_from(offset).ok();
+                let back = back.and_then(|at| super::elf::number(&stack, at, 8));
+                is_in(place.at) || back.is_some_and(is_in)
+            })
+        });
+        found.map(|place| place.thread)
+    }
+}
+
+fn is_agent(pid: u32, thread: u32) -> bool {
+    let name = fs::read(format!("/proc/{pid}/task/{thread}/comm"));
+    name.is_ok_and(|name| name.trim_ascii_end() == b"pageone-agent")
+}
+
+fn busy<T>(thread: u32) -> Result<T> {
+    bail!(
+        "thread {thread} is in the agent whenever it is stopped, or a signal handler has interrupted it there; try again"
+    )
+}
+
+struct Work<'a> {
+    target: Target,
+    remote: Remote,
+    record: &'a Record,
+}
+
+impl Work<'_> {
+    fn all(&mut self, watch: &Watch) -> Result<Done> {
+        match self.run("end") {
+            Ok(0) => {}
+            Ok(result) => bail!(reason(result)),
+            Err(error) => {
+                // It may be in the middle of it, with a lock: nothing else is run there.
+                return Err(error.context("the agent could not be ended"));
+            }
+        }
+        let (still, since) = match self.take_jumps_out(watch) {
+            Ok(still) => still,
+            Err(error) => {
+                let again = self.run("again");
+                return Err(match again {
+                    Ok(_) => error,
+                    Err(left) => error.context(format!(
+                        "its agent stays and does nothing, for it could not go on ({left:#})"
+                    )),
+                });
+            }
+        };
+        let threads = still.count() + 1;
+        drop(still);
+        let stood = since.elapsed();
+        let left = self.leave().err();
+        Ok(Done {
+            threads,
+            stood,
+            held: Duration::ZERO,
+            left,
+        })
+    }
+
+    /// Has the thread call a function of the agent's.
+    fn run(&mut self, name: &str) -> Result<i64> {
+        fault::check(Point::Attach)?;
+        let call = self.record.function("call");
+        let args = [self.record.function(name), 0, 0];
+        let stack = self.record.image.end;
+        Ok(self.remote.run(call, args, stack, wire::attach::DONE)?)
+    }
+
+    /// Stops all other threads while none is in the agent, and writes libc's bytes back.
+    fn take_jumps_out(&mut self, watch: &Watch) -> Result<(Standstill, Instant)> {
+        fault::check(Point::Attach)?;
+        let own = [self.remote.thread()];
+        let mut still = Standstill::of(self.target.pid, &own, PATIENCE, STOPS)?;
+        for left in (0..TRIES).rev() {
+            let inside = watch.inside(&mut self.target, &still.places()?);
+            let beyond = match inside {
+                None => self.run("beyond")?,
+                Some(_) => 0,
+            };
+            match inside {
+                None if beyond == 0 => break,
+                Some(thread) if left == 0 => return busy(thread),
+                None if left == 0 => {
+                    bail!("{beyond} of its threads fork or change users at this moment; try again")
+                }
+                _ => still.again(PAUSE, PATIENCE, STOPS)?,
+            }
+        }
+        let since = still.since();
+        let written = self.write_back();
+        written.map(|()| (still, since))
+    }
+
+    fn write_back(&self) -> Result<()> {
+        let memory = &self.target.memory;
+        for patch in &self.record.patches {
+            let mut now = [0; JUMP];
+            memory.read_exact_at(&mut now, patch.at)?;
+            if now != patch.after {
+                bail!("its libc was changed meanwhile, by another tool");
+            }
+        }
+        for (done, patch) in self.record.patches.iter().enumerate() {
+            let written = fault::check(Point::Attach).map_err(std::io::Error::from);
+            let written = written.and_then(|()| memory.write_all_at(&patch.before, patch.at));
+            if let Err(error) = written {
+                // All jumps are there again before a thread goes on.
+                for patch in self.record.patches.iter().take(done + 1) {
+                    let restored = memory.write_all_at(&patch.after, patch.at);
+                    restored.context("its libc cannot be written: some of its calls are seen")?;
+                }
+                return Err(error).context("its libc cannot be written");
+            }
+        }
+        Ok(())
+    }
+
+    /// Unmaps all of the agent, to which nothing leads any more.
+    fn leave(&mut self) -> Result<()> {
+        self.run("leave")?;
+        self.target.set_dump(self.record.dump);
+        for range in [&self.record.board, &self.record.image] {
+            fault::check(Point::Attach)?;
+            let args = [range.start, range.end - range.start, 0, 0, 0, 0];
+            self.remote.call(MUNMAP, args)??;
+        }
+        Ok(())
+    }
+}
+
+/// What the agent's answer means.
+fn reason(result: i64) -> String {
+    let errno = i32::try_from(-result).map(Errno::from_raw_os_error);
+    match errno {
+        Ok(Errno::AGAIN) => {
+            "its agent's thread does not end (the process is stopped, or hangs); try again"
+                .to_owned()
+        }
+        Ok(Errno::BUSY) => {
+            "a device or file system may write to some of its merged pages (pins); try again"
+                .to_owned()
+        }
+        Ok(Errno::NOMEM) => {
+            "there is no memory for pages of its own, or they cannot be made so; try again"
+                .to_owned()
+        }
+        Ok(errno) => format!("its agent says: {errno}"),
+        Err(_) => format!("its agent gave {result}"),
+    }
+}

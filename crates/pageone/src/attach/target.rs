@@ -1,0 +1,430 @@
+//! A running process that is to get an agent: what it is, and what speaks against it.
+
+use std::fs::{self, File};
+use std::ops::Range;
+use std::os::unix::fs::{FileExt, MetadataExt};
+
+use anyhow::{Context, Result, bail};
+use rustix::io::Errno;
+use sys::foreign::ForeignName;
+
+use super::board::{BOARD_BYTES, Function, begins_with_jump, jump_at_beginning};
+use super::elf::Elf;
+use super::record::{RECORD_BYTES, Record};
+use super::site::SEEN;
+use crate::run::program::{self, Obstacle};
+
+/// What /proc tells of a mapping.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Mapping {
+    pub(super) range: Range<u64>,
+    executable: bool,
+    readable: bool,
+    offset: u64,
+    path: String,
+}
+
+impl Mapping {
+    fn parse(line: &str) -> Option<Self> {
+        let mut fields = line.splitn(6, ' ');
+        let (start, end) = fields.next()?.split_once('-')?;
+        let hex = |text| u64::from_str_radix(text, 16).ok();
+        let rights = fields.next()?;
+        let offset = hex(fields.next()?)?;
+        Some(Self {
+            range: hex(start)?..hex(end)?,
+            executable: rights.contains('x'),
+            readable: rights.contains('r'),
+            offset,
+            path: fields.nth(2).unwrap_or_default().trim_start().to_owned(),
+        })
+    }
+}
+
+impl Mapping {
+    fn is_libc(&self) -> bool {
+        let path = self.path.trim_end_matches(" (deleted)");
+        path.ends_with("/libc.so.6")
+    }
+}
+
+/// The process.
+pub(super) struct Target {
+    pub(super) pid: u32,
+    pub(super) name: ForeignName,
+    pub(super) memory: File,
+    pub(super) user: u32,
+    mappings: Vec<Mapping>,
+}
+
+impl Target {
+    /// The process with this number, if an agent can be put into it.
+    ///
+    /// # Errors
+    /// The reason why not.
+    pub(super) fn look(pid: u32) -> Result<Self> {
+        let target = Self::open(pid)?;
+        // Before its threads are looked at: an agent's has a filter.
+        target.has_none()?;
+        fits(pid)?;
+        Ok(target)
+    }
+
+    /// The process with this number, and what was done to it when an agent was put into it.
+    ///
+    /// # Errors
+    /// There is none that could be taken out.
+    pub(super) fn look_for_agent(pid: u32) -> Result<(Self, Record)> {
+        let target = Self::open(pid)?;
+        if target.has("libpageone_agent") {
+            bail!("its agent is a library of its own, from its start on (run, or linked)");
+        }
+        if !target.leads_elsewhere() {
+            bail!("it has no agent");
+        }
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).map_err(no_right)?;
+        if status.lines().any(|line| line.starts_with("State:\tT")) {
+            bail!("it is stopped, so its agent cannot end");
+        }
+        let record = target.record()?;
+        let record = record
+            .context("its libc was changed by another tool, or by an agent of another version")?;
+        Ok((target, record))
+    }
+
+    /// The note behind the board to which libc's munmap leads.
+    fn record(&self) -> Result<Option<Record>> {
+        let (libc, base) = self.libc()?;
+        let munmap = libc.find("munmap").context("its libc has no munmap")?;
+        let function = self.function(base + munmap)?;
+        let Some(board) = jump_at_beginning(&function) else {
+            return Ok(None);
+        };
+        let Some(end) = self.end_of_mapping(board) else {
+            return Ok(None);
+        };
+        // It is behind the code, to some page of which the jump leads.
+        let first = board & !4095;
+        let last = first + BOARD_BYTES as u64;
+        for at in (first..end.min(last + 1)).step_by(RECORD_BYTES) {
+            let mut bytes = [0; RECORD_BYTES];
+            self.memory.read_exact_at(&mut bytes, at)?;
+            let found = Record::decode(&bytes).filter(|record| record.board.contains(&board));
+            if found.is_some() {
+                return Ok(found);
+            }
+        }
+        Ok(None)
+    }
+
+    fn open(pid: u32) -> Result<Self> {
+        let folder = format!("/proc/{pid}");
+        let user = fs::metadata(&folder)
+            .context("there is no such process")?
+            .uid();
+        if pid == std::process::id() {
+            bail!("it is this very command");
+        }
+        let program = File::open(format!("{folder}/exe")).map_err(no_right)?;
+        if let Some(obstacle) = program::elf_obstacle(&program) {
+            bail!(reason(&obstacle));
+        }
+        let mut how = File::options();
+        let memory = how.read(true).write(true).open(format!("{folder}/mem"));
+        let mut target = Self {
+            pid,
+            name: sys::process::comm(pid),
+            memory: memory.map_err(no_right)?,
+            user,
+            mappings: Vec::new(),
+        };
+        target.look_again()?;
+        Ok(target)
+    }
+
+    /// Reads the mappings anew.
+    ///
+    /// # Errors
+    /// The process is gone.
+    pub(super) fn look_again(&mut self) -> Result<()> {
+        let maps = fs::read_to_string(format!("/proc/{}/maps", self.pid)).map_err(no_right)?;
+        self.mappings = maps.lines().filter_map(Mapping::parse).collect();
+        Ok(())
+    }
+
+    fn has(&self, part: &str) -> bool {
+        let mut mappings = self.mappings.iter();
+        mappings.any(|mapping| mapping.path.contains(part))
+    }
+
+    fn has_none(&self) -> Result<()> {
+        if self.has("libpageone_agent") || self.leads_elsewhere() {
+            bail!("it has an agent already (or another tool has changed its libc)");
+        }
+        if self.has("/libasan.so") {
+            bail!("it has a sanitizer, which knows all its memory");
+        }
+        Ok(())
+    }
+
+    fn leads_elsewhere(&self) -> bool {
+        let munmap = || {
+            let (libc, base) = self.libc().ok()?;
+            self.function(base + libc.find("munmap")?).ok()
+        };
+        munmap().is_some_and(|function| begins_with_jump(&function.code))
+    }
+
+    /// libc, as it lies in the process, and where.
+    ///
+    /// # Errors
+    /// It has none, or another one than glibc.
+    pub(super) fn libc(&self) -> Result<(Elf, u64)> {
+        const MOST: u64 = 16 << 20;
+        let parts = || self.mappings.iter().filter(|part| part.is_libc());
+        let first = parts().find(|mapping| mapping.offset == 0);
+        let first = first.context("it has no glibc (libc.so.6), or one that was renamed")?;
+        let base = first.range.start;
+        let end = parts().map(|mapping| mapping.range.end).max();
+        let len = end.unwrap_or(base).saturating_sub(base).min(MOST);
+        let mut bytes = vec![0; usize::try_from(len)?];
+        for part in parts().filter(|part| part.readable) {
+            let start = usize::try_from(part.range.start.saturating_sub(base))?;
+            let stop = usize::try_from(part.range.end.saturating_sub(base))?;
+            if let Some(place) = bytes.get_mut(start..stop) {
+                self.memory.read_exact_at(place, part.range.start)?;
+            }
+        }
+        let elf = Elf::loaded(bytes, base).context("its libc cannot be read")?;
+        Ok((elf, base))
+    }
+
+    /// Where its libc's code lies.
+    pub(super) fn code_of_libc(&self) -> Vec<Range<u64>> {
+        let parts = self.mappings.iter().filter(|part| part.executable);
+        let parts = parts.filter(|part| part.is_libc());
+        parts.map(|part| part.range.clone()).collect()
+    }
+
+    /// What its core dumps hold (core(5)).
+    pub(super) fn dump(&self) -> Option<u32> {
+        let text = fs::read_to_string(format!("/proc/{}/coredump_filter", self.pid)).ok()?;
+        u32::from_str_radix(text.trim_end(), 16).ok()
+    }
+
+    /// Puts back what they held, where the agent alone has changed it.
+    pub(super) fn set_dump(&self, before: Option<u32>) {
+        const PRIVATE_FILES: u32 = 1 << 2;
+        let Some(before) = before else { return };
+        if before & PRIVATE_FILES == 0 && self.dump() == Some(before | PRIVATE_FILES) {
+            // It changes nothing but dumps.
+            let path = format!("/proc/{}/coredump_filter", self.pid);
+            let _ = fs::write(path, format!("{before:#x}"));
+        }
+    }
+
+    /// How code begins in the process.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub(super) fn function(&self, at: u64) -> Result<Function> {
+        let mut code = [0; SEEN];
+        self.memory.read_exact_at(&mut code, at)?;
+        Ok(Function { at, code })
+    }
+
+    /// An instruction of the process by which it enters the kernel: in the kernel's own library.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(super) fn entry(&self) -> Result<u64> {
+        const ENTERS: [u8; 2] = [0x0f, 0x05];
+        let named = |name: &str| self.mappings.iter().find(|mapping| mapping.path == name);
+        let library = named("[vdso]").context("it has no vdso")?;
+        let len = library.range.end - library.range.start;
+        let mut code = vec![0; usize::try_from(len.min(1 << 20))?];
+        self.memory.read_exact_at(&mut code, library.range.start)?;
+        let at = code.windows(2).position(|two| two == ENTERS);
+        let at = at.context("its vdso has no system call")?;
+        Ok(library.range.start + at as u64)
+    }
+
+    /// A free place of so many bytes, as close to `near` as there is one.
+    pub(super) fn hole(&self, near: u64, len: u64) -> Option<u64> {
+        const LOWEST: u64 = 1 << 20;
+        const GAP: u64 = 1 << 21;
+        let starts = self.mappings.iter().map(|mapping| mapping.range.start);
+        let ends = self.mappings.iter().map(|mapping| mapping.range.end);
+        let holes = std::iter::once(LOWEST).chain(ends).zip(starts);
+        // A stack grows into the hole below it.
+        let holes = holes.filter(|(start, end)| end.saturating_sub(*start) >= len + GAP);
+        let sides = holes.flat_map(|(start, end)| {
+            let above = (end - len - GAP).max(start);
+            [start.max(LOWEST), above & !4095]
+        });
+        sides.min_by_key(|place| place.abs_diff(near))
+    }
+
+    /// Where the mapping ends that holds an address.
+    pub(super) fn end_of_mapping(&self, at: u64) -> Option<u64> {
+        let mut mappings = self.mappings.iter();
+        let found = mappings.find(|mapping| mapping.range.contains(&at));
+        found.map(|mapping| mapping.range.end)
+    }
+
+    /// Whether nothing is mapped in a range.
+    pub(super) fn is_free(&self, range: &Range<u64>) -> bool {
+        let overlaps =
+            |mapping: &Mapping| mapping.range.start < range.end && range.start < mapping.range.end;
+        !self.mappings.iter().any(overlaps)
+    }
+
+    /// The memory that the program offers to the kernel's KSM (MADV_MERGEABLE).
+    ///
+    /// # Errors
+    /// The process is gone.
+    pub(super) fn offered(&self) -> Result<Vec<Range<u64>>> {
+        let smaps = fs::read_to_string(format!("/proc/{}/smaps", self.pid)).map_err(no_right)?;
+        Ok(mergeable(&smaps))
+    }
+}
+
+fn mergeable(smaps: &str) -> Vec<Range<u64>> {
+    let mut found = Vec::new();
+    let mut last = None;
+    for line in smaps.lines() {
+        match line.strip_prefix("VmFlags:") {
+            Some(flags) if flags.split(' ').any(|flag| flag == "mg") => found.extend(last.take()),
+            Some(_) => {}
+            // Other lines have no such range at their beginning.
+            None => last = Mapping::parse(line).map(|mapping| mapping.range).or(last),
+        }
+    }
+    found
+}
+
+/// What a thread's status says against an agent.
+fn obstacle(status: &str) -> Option<String> {
+    let field = |name: &str| {
+        let mut lines = status.lines();
+        lines.find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim()))
+    };
+    if let Some(tracer) = field("TracerPid").filter(|&tracer| tracer != "0") {
+        return Some(format!(
+            "process {tracer} traces it already (a debugger, or strace)"
+        ));
+    }
+    if field("Seccomp").is_some_and(|mode| mode != "0") {
+        const FILTER: &str =
+            "it has a seccomp filter, which may end it for a call that it never made itself";
+        return Some(FILTER.to_owned());
+    }
+    let has_shadow = field("x86_Thread_features").is_some_and(|has| has.contains("shstk"));
+    has_shadow.then(|| "it has a shadow stack".to_owned())
+}
+
+/// Refuses a process that cannot be held, or in which an agent could not work.
+fn fits(pid: u32) -> Result<()> {
+    let own = |name: &str| fs::read_link(format!("/proc/self/ns/{name}")).ok();
+    let its = |name: &str| fs::read_link(format!("/proc/{pid}/ns/{name}")).map_err(no_right);
+    for thread in sys::witness::threads(pid, usize::MAX).map_err(no_right)? {
+        let Ok(status) = fs::read_to_string(format!("/proc/{pid}/task/{thread}/status")) else {
+            continue;
+        };
+        if let Some(obstacle) = obstacle(&status) {
+            bail!(obstacle);
+        }
+    }
+    if Some(its("mnt")?) != own("mnt") {
+        bail!(
+            "it lives in another mount namespace (a container), where the daemon's socket is not"
+        );
+    }
+    Ok(())
+}
+
+fn reason(obstacle: &Obstacle) -> String {
+    match obstacle {
+        Obstacle::Static => "it is linked statically: its calls cannot be seen".to_owned(),
+        Obstacle::OtherLibc(linker) => format!("it is linked for another C library ({linker})"),
+        Obstacle::OtherMachine => "it is built for another kind of processor".to_owned(),
+        Obstacle::Sanitizer(name) => format!("it is built with a sanitizer ({name})"),
+        Obstacle::Secure => "it has rights of its file".to_owned(),
+    }
+}
+
+/// The reason for an error of /proc.
+#[allow(clippy::needless_pass_by_value)] // for map_err
+fn no_right(error: std::io::Error) -> anyhow::Error {
+    match Errno::from_io_error(&error) {
+        Some(Errno::ACCESS | Errno::PERM) => anyhow::anyhow!(
+            "the kernel does not let this user trace it: that takes the process's own user (and 0 in \
+             /proc/sys/kernel/yama/ptrace_scope), or root"
+        ),
+        Some(Errno::SRCH | Errno::NOENT) => anyhow::anyhow!("the process is gone"),
+        _ => anyhow::Error::new(error).context("cannot look at the process"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SMAPS: &str = "\
+7f0000000000-7f0000001000 rw-p 00000000 00:00 0 \n\
+Rss:                   4 kB\n\
+VmFlags: rd wr mr mw me ac mg sd \n\
+7f0000002000-7f0000004000 rw-p 00000000 00:00 0                          [heap]\n\
+VmFlags: rd wr mr mw me ac sd \n";
+
+    #[test]
+    fn what_speaks_against_a_thread_is_found() {
+        let well = "Name:\ta\nTracerPid:\t0\nSeccomp:\t0\nx86_Thread_features:\t\n";
+        assert_eq!(obstacle(well), None);
+        assert_eq!(obstacle(""), None);
+        for (line, reason) in [
+            ("TracerPid:\t7\nSeccomp:\t2", "process 7 traces it"),
+            ("TracerPid:\t0\nSeccomp:\t2", "seccomp"),
+            ("Seccomp:\t1", "seccomp"),
+            ("x86_Thread_features:\tshstk wrss ", "shadow stack"),
+        ] {
+            let told = obstacle(line).unwrap();
+            assert!(told.contains(reason), "{told}");
+        }
+    }
+
+    #[test]
+    fn offered_memory_is_found() {
+        let found = mergeable(SMAPS);
+        assert_eq!(found, vec![0x7f00_0000_0000..0x7f00_0000_1000; 1]);
+    }
+
+    #[test]
+    fn a_mapping_is_read() {
+        let line = "7f0a1000-7f0a3000 r-xp 00026000 fe:00 1234     /usr/lib/a b/libc.so.6";
+        let mapping = Mapping::parse(line).unwrap();
+        assert_eq!(mapping.range, 0x7f0a_1000..0x7f0a_3000);
+        assert!(mapping.executable && mapping.readable);
+        assert_eq!(
+            (mapping.offset, mapping.path.as_str()),
+            (0x26000, "/usr/lib/a b/libc.so.6")
+        );
+        assert!(Mapping::parse("Rss:   4 kB").is_none());
+    }
+
+    #[test]
+    fn a_hole_is_the_closest_one() {
+        let maps = "100000000-200000000 r 0 0 0\n200400000-300000000 r 0 0 0";
+        let target = Target {
+            pid: 0,
+            name: sys::process::comm(std::process::id()),
+            memory: File::open("/proc/self/mem").unwrap(),
+            user: 0,
+            mappings: maps.lines().filter_map(Mapping::parse).collect(),
+        };
+        assert_eq!(target.hole(0x2_0000_1000, 0x2000), Some(0x2_0000_0000));
+        assert_eq!(target.hole(0x2_003f_0000, 0x2000), Some(0x2_001f_e000));
+        assert!(target.is_free(&(0x2_0000_0000..0x2_0000_2000)));
+        assert!(!target.is_free(&(0x2_003f_f000..0x2_0040_1000)));
+    }
+}

@@ -1,0 +1,428 @@
+//! The steps by which an agent comes into a process.
+
+use std::fmt;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::io::Errno;
+use sys::fault::{self, Point};
+use sys::seize::{self, Held, Remote, SeizeError, Standstill};
+use sys::thread::{block_signals, restore_signals};
+
+use super::board::{BOARD_BYTES, Board, Patch};
+use super::elf::Elf;
+use super::image::{ERRNO, Image, STACK_BYTES};
+use super::moment::{Bodies, PAUSE, TRIES};
+use super::record::{FUNCTIONS, RECORD_BYTES, Record};
+use super::site::JUMP;
+use super::target::Target;
+use crate::human;
+
+/// The longest that a process is held until all its threads stand.
+pub(super) const PATIENCE: Duration = Duration::from_millis(300);
+/// How often that is tried.
+pub(super) const STOPS: u32 = 10;
+/// The longest wait for the first one, which harms no other.
+pub(super) const FIRST: Duration = Duration::from_secs(5);
+
+const MMAP: i64 = 9;
+const MPROTECT: i64 = 10;
+pub(super) const MUNMAP: i64 = 11;
+const MADVISE: i64 = 28;
+const READ: u64 = 1;
+const WRITE: u64 = 2;
+const EXECUTE: u64 = 4;
+/// MAP_PRIVATE and MAP_ANONYMOUS.
+const PRIVATE: u64 = 0x22;
+const FIXED_NOREPLACE: u64 = 0x10_0000;
+/// Advice by which memory is known as an agent's own (`sys::mapping::mark_own`).
+const RANDOM: u64 = 1;
+
+/// What was done.
+pub(super) struct Done {
+    hooks: usize,
+    offered: u64,
+    refused: Vec<String>,
+    threads: usize,
+    stood: Duration,
+    held: Duration,
+}
+
+impl fmt::Display for Done {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ms = |time: Duration| time.as_secs_f64() * 1000.0;
+        write!(
+            f,
+            "attached: {} of libc's functions are seen, {} offered; {} threads stood still for {:.1} ms, one for {:.1} ms",
+            self.hooks,
+            human::size(self.offered),
+            self.threads,
+            ms(self.stood),
+            ms(self.held),
+        )?;
+        match self.refused.first() {
+            None => Ok(()),
+            Some(first) => {
+                let count = self.refused.len();
+                write!(f, "; {count} ranges could not be offered: {first}")
+            }
+        }
+    }
+}
+
+/// Something that was done to the process, and is undone when a later step fails.
+enum Undo {
+    Unmap(Range<u64>),
+    Restore(Patch),
+}
+
+/// A process, one thread of which works for us.
+struct Work {
+    target: Target,
+    remote: Remote,
+    /// All others, while jumps are written and the agent begins.
+    still: Option<Standstill>,
+    undo: Vec<Undo>,
+    /// Whether the thread may be in the image: that has to stay until the thread is back.
+    is_inside: bool,
+}
+
+/// Puts the agent into a process.
+///
+/// # Errors
+/// The reason why not; then the process is as it was, unless the reason says otherwise.
+pub(super) fn attach(target: Target, image: Image, words: &[u8]) -> Result<Done> {
+    // A signal that ended this process now would end the other as well.
+    let mask = block_signals();
+    let result = seize::apart(|| with_thread(target, image, words));
+    restore_signals(mask);
+    result
+}
+
+fn with_thread(mut target: Target, mut image: Image, words: &[u8]) -> Result<Done> {
+    let (libc, base) = target.libc()?;
+    image.relocate(0, 0)?;
+    let bodies = Bodies::of(&libc, base, &image)?;
+    let begun = Instant::now();
+    let remote = hold(&mut target, &bodies)?;
+    let mut work = Work {
+        target,
+        remote,
+        still: None,
+        undo: Vec::new(),
+        is_inside: false,
+    };
+    let mut result = work.all(image, (&libc, base), &bodies, words);
+    if let Err(error) = result {
+        result = Err(match work.undo_all() {
+            Ok(()) => error,
+            Err(left) => error.context(format!(
+                "parts of the agent stay in the process and do nothing, for what was done could not be undone ({left:#})"
+            )),
+        });
+    }
+    let Work { remote, still, .. } = work;
+    remote.finish()?;
+    drop(still);
+    let mut done = result?;
+    done.held = begun.elapsed();
+    Ok(done)
+}
+
+/// Holds a thread of the process that is not about to make a call which has a hook.
+fn hold(target: &mut Target, bodies: &Bodies) -> Result<Remote> {
+    fault::check(Point::Attach)?;
+    for left in (0..TRIES).rev() {
+        let threads = sys::witness::threads(target.pid, usize::MAX);
+        for thread in threads.context("the process is gone")? {
+            let held = match Held::stop(thread, FIRST) {
+                Ok(Some(held)) => held,
+                Ok(None) => continue,
+                Err(SeizeError::Refused) if sys::witness::is_made_by_kernel(target.pid, thread) => {
+                    continue;
+                }
+                Err(error) => return Err(error.into()),
+            };
+            let memory = target.memory.try_clone()?;
+            let remote = Remote::new(held, memory, target.entry()?)?;
+            match bodies.busy(target, &[remote.place()]) {
+                None => return Ok(remote),
+                Some(busy) if left == 0 => return busy.refuse(),
+                Some(_) => {}
+            }
+        }
+        std::thread::sleep(PAUSE);
+    }
+    Err(SeizeError::Gone.into())
+}
+
+impl Work {
+    fn all(
+        &mut self,
+        mut image: Image,
+        libc: (&Elf, u64),
+        bodies: &Bodies,
+        words: &[u8],
+    ) -> Result<Done> {
+        self.target.look_again()?;
+        let in_libc = |name: &str| libc.0.find(name).map(|at| libc.1 + at);
+        let errno = in_libc(ERRNO).context("its libc has no errno")?;
+        let base = self.map_image(&image)?;
+        image.relocate(base, errno)?;
+        image.set_words(words)?;
+        let near = self.map_board(libc.1)?;
+        let (board, hooks) = plan(&self.target, &mut image, near, in_libc)?;
+        let stack = base + image.len() as u64;
+        let functions = FUNCTIONS.map(|name| image.address(&format!("pageone_attached_{name}")));
+        let [call, end, again, beyond, leave] = functions;
+        let call = call?;
+        let record = Record {
+            image: base..stack,
+            board: near..near + (BOARD_BYTES + RECORD_BYTES) as u64,
+            functions: [call, end?, again?, beyond?, leave?],
+            dump: self.target.dump(),
+            patches: board.patches.clone(),
+        };
+        self.write_image(&image, base)?;
+        self.write_board(&board, &record, near)?;
+        let function = |name: &str| image.address(&format!("pageone_attached_{name}"));
+        let [begin, start, offer] = ["begin", "start", "offer"].map(function);
+        let (begin, start, offer) = (begin?, start?, offer?);
+
+        let still = self.stand_still(bodies)?;
+        let still = self.still.insert(still);
+        let (threads, since) = (still.count() + 1, still.since());
+        self.patch(&board)?;
+        self.is_inside = true;
+        let begun = self.run(call, [begin, 0, 0], stack);
+        // What is told of it is told after it has come back.
+        self.is_inside = matches!(&begun, Err(error) if !error.is::<Errno>());
+        begun.context("the agent does not begin")?;
+        // From here the agent is at home: nothing is undone any more.
+        self.undo.clear();
+        self.still = None;
+        let stood = since.elapsed();
+
+        let (mut offered, mut refused) = (0, Vec::new());
+        if let Err(error) = self.run(call, [start, 0, 0], stack) {
+            refused.push(format!("the agent does not start: {error}"));
+        }
+        for range in self.target.offered()? {
+            let len = range.end - range.start;
+            match self.run(call, [offer, range.start, len], stack) {
+                Ok(()) => offered += len,
+                Err(error) => refused.push(error.to_string()),
+            }
+        }
+        Ok(Done {
+            hooks,
+            offered,
+            refused,
+            threads,
+            stood,
+            held: Duration::ZERO,
+        })
+    }
+
+    /// A call in the process.
+    fn call(&mut self, name: &str, number: i64, args: [u64; 6]) -> Result<u64> {
+        fault::check(Point::Attach)?;
+        let result = self.remote.call(number, args)?;
+        result.with_context(|| format!("the process cannot make {name}"))
+    }
+
+    /// Has the thread call a function of the image.
+    fn run(&mut self, call: u64, args: [u64; 3], stack: u64) -> Result<()> {
+        fault::check(Point::Attach)?;
+        let result = self.remote.run(call, args, stack, wire::attach::DONE)?;
+        match i32::try_from(-result) {
+            Ok(0) => Ok(()),
+            Ok(code) => Err(Errno::from_raw_os_error(code).into()),
+            Err(_) => bail!("it gave {result}"),
+        }
+    }
+
+    /// Memory for the image, apart from all that the kernel would choose for the program (`sys::apart`).
+    fn map_image(&mut self, image: &Image) -> Result<u64> {
+        const TIB: u64 = 1 << 40;
+        const TRIES: u64 = 16;
+        let len = image.len() as u64;
+        let mut place = 0;
+        for _ in 0..TRIES {
+            let random = u64::from_le_bytes(random()?);
+            place = 34 * TIB + ((random % (4 * TIB)) & !0xfff);
+            if self.target.is_free(&(place..place + len)) {
+                break;
+            }
+        }
+        let base = self.map(place, len)?;
+        self.call("madvise", MADVISE, [base, len, RANDOM, 0, 0, 0])?;
+        Ok(base)
+    }
+
+    fn map_board(&mut self, near: u64) -> Result<u64> {
+        let len = (BOARD_BYTES + RECORD_BYTES) as u64;
+        let place = self.target.hole(near, len);
+        let place = place.context("there is no free place near its libc")?;
+        self.map(place, len)
+    }
+
+    /// Maps memory at a place where nothing is.
+    fn map(&mut self, place: u64, len: u64) -> Result<u64> {
+        let args = [
+            place,
+            len,
+            READ | WRITE,
+            PRIVATE | FIXED_NOREPLACE,
+            u64::MAX,
+            0,
+        ];
+        let at = self.call("mmap", MMAP, args)?;
+        self.undo.push(Undo::Unmap(at..at + len));
+        if at != place {
+            bail!("the kernel is older than Linux 4.17");
+        }
+        Ok(at)
+    }
+
+    fn write(&self, bytes: &[u8], at: u64) -> Result<()> {
+        fault::check(Point::Attach)?;
+        let written = self.target.memory.write_all_at(bytes, at);
+        written.context("its memory cannot be written")
+    }
+
+    fn write_image(&mut self, image: &Image, base: u64) -> Result<()> {
+        self.write(image.bytes(), base)?;
+        for segment in image.segments() {
+            let [execute, write, read] = [1, 2, 4].map(|bit| segment.rights & bit != 0);
+            let rights = [(read, READ), (write, WRITE), (execute, EXECUTE)];
+            let rights: u64 = rights
+                .iter()
+                .filter(|right| right.0)
+                .map(|right| right.1)
+                .sum();
+            let (start, len) = (segment.start as u64, (segment.end - segment.start) as u64);
+            let args = [base + start, len, rights, 0, 0, 0];
+            self.call("mprotect", MPROTECT, args)?;
+        }
+        debug_assert!(image.len() == image.bytes().len() + STACK_BYTES);
+        Ok(())
+    }
+
+    fn write_board(&mut self, board: &Board, record: &Record, at: u64) -> Result<()> {
+        self.write(&board.code, at)?;
+        let page = record.encode().context("there are too many functions")?;
+        self.write(&page, at + BOARD_BYTES as u64)?;
+        let len = (BOARD_BYTES + RECORD_BYTES) as u64;
+        let args = [at, len, READ | EXECUTE, 0, 0, 0];
+        self.call("mprotect", MPROTECT, args).map(drop)
+    }
+
+    /// Stops all other threads, at a moment at which none is about to make a call that no hook would see.
+    fn stand_still(&mut self, bodies: &Bodies) -> Result<Standstill> {
+        fault::check(Point::Attach)?;
+        let own = [self.remote.thread()];
+        let mut still = Standstill::of(self.target.pid, &own, PATIENCE, STOPS)?;
+        for _ in 1..TRIES {
+            if bodies.busy(&mut self.target, &still.places()?).is_none() {
+                return Ok(still);
+            }
+            still.again(PAUSE, PATIENCE, STOPS)?;
+        }
+        match bodies.busy(&mut self.target, &still.places()?) {
+            None => Ok(still),
+            Some(busy) => busy.refuse(),
+        }
+    }
+
+    /// Writes the jumps, where nothing has changed since they were planned.
+    fn patch(&mut self, board: &Board) -> Result<()> {
+        for patch in &board.patches {
+            let mut now = [0; JUMP];
+            self.target.memory.read_exact_at(&mut now, patch.at)?;
+            if now != patch.before {
+                bail!("its libc was changed meanwhile, by another tool");
+            }
+        }
+        for patch in &board.patches {
+            self.undo.push(Undo::Restore(patch.clone()));
+            self.write(&patch.after, patch.at)?;
+        }
+        Ok(())
+    }
+
+    /// Undoes all that was done, in reverse. What is left after one step that fails does nothing: a jump leads to an image that is
+    /// there.
+    fn undo_all(&mut self) -> Result<()> {
+        while let Some(done) = self.undo.pop() {
+            match done {
+                Undo::Restore(patch) => {
+                    let memory = &self.target.memory;
+                    let restored = memory.write_all_at(&patch.before, patch.at);
+                    restored.context("its libc cannot be written")?;
+                }
+                Undo::Unmap(range) => {
+                    if self.is_inside {
+                        self.remote.back()?;
+                        self.is_inside = false;
+                    }
+                    let args = [range.start, range.end - range.start, 0, 0, 0, 0];
+                    self.remote.call(MUNMAP, args)??;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The board for all hooks of the image, which learns where libc's own functions are; and how many hooks there are.
+///
+/// # Errors
+/// A function that cannot be hooked.
+pub(super) fn plan(
+    target: &Target,
+    image: &mut Image,
+    at: u64,
+    in_libc: impl Fn(&str) -> Option<u64>,
+) -> Result<(Board, usize)> {
+    // Not in every libc that is known.
+    const NEW: [&str; 4] = ["mseal", "process_madvise", "mlock2", "pkey_mprotect"];
+    // Their hooks can do without libc's own.
+    const ALONE_TOO: [&str; 2] = ["syscall", "ioctl"];
+    let mut board = Board::new(at);
+    let mut count = 0;
+    for hook in image.hooks()? {
+        let Some(function) = in_libc(&hook.name) else {
+            if NEW.contains(&hook.name.as_str()) {
+                continue;
+            }
+            bail!("its libc has no {}: it is older than glibc 2.34", hook.name);
+        };
+        let next = match hook.hook {
+            None => Some(function),
+            Some(hooked) => {
+                count += 1;
+                let code = target.function(function)?;
+                let own = board.hook(&code, hooked);
+                own.with_context(|| format!("its libc's {} cannot be hooked", hook.name))?
+            }
+        };
+        match (hook.next, next) {
+            (Some(place), Some(next)) => image.set(place, next)?,
+            (Some(_), None) if !ALONE_TOO.contains(&hook.name.as_str()) => {
+                bail!("{} has several ways", hook.name)
+            }
+            _ => {}
+        }
+    }
+    Ok((board, count))
+}
+
+fn random() -> Result<[u8; 8]> {
+    let mut bytes = [0; 8];
+    let flags = rustix::rand::GetRandomFlags::empty();
+    rustix::rand::getrandom(&mut bytes, flags).context("cannot draw a random number")?;
+    Ok(bytes)
+}

@@ -1,0 +1,304 @@
+//! The bench family: engines side by side at the same tasks, measured from outside by one rule.
+//!
+//! ```text
+//!  a case ──▶ session: guests, engine, meter ──▶ record ──▶ folder (a line of JSON a run)
+//!  a question   offer, work, break, verify        figures      │
+//!  a file each  samples every 50 ms               of a table   └──▶ tables, report, comparison
+//! ```
+//!
+//! Repetitions are interleaved: each engine has its turn before any has the next, and each turn begins with another engine. So what else
+//! the machine does hits all. The engine `none` merges nothing: its rows tell what the machine and the guests do alone.
+
+mod cases;
+mod compare;
+mod engine;
+mod fake;
+mod figures;
+mod fill;
+mod guest;
+mod histogram;
+mod job;
+mod memory;
+mod meter;
+mod page;
+mod record;
+mod session;
+mod summary;
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, bail};
+
+pub(crate) use compare::{Args as CompareArgs, main as compare};
+pub(crate) use fake::Engine as FakeProcess;
+pub(crate) use guest::Args as WorkGuest;
+pub(crate) use page::{Args as ReportArgs, main as report};
+
+use super::error::BenchError;
+use super::ksm;
+use super::measure;
+use super::report::Machine;
+use crate::human;
+use crate::ksm::guard::KsmGuard;
+use cases::{CASES, Case, Scale, Variant};
+use engine::Engine;
+use record::{Folder, Record, Setting};
+use session::Session;
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Cases, of merge, equal, unique, churn, latency, boot, programs [default: all]
+    #[arg(value_name = "CASE")]
+    cases: Vec<String>,
+    /// How much is done: what is not said otherwise below
+    #[arg(long, value_enum, default_value = "normal")]
+    scale: Scale,
+    /// What to measure
+    #[arg(long, value_delimiter = ',')]
+    engines: Option<Vec<Engine>>,
+    /// Runs of each engine at each task
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    repeats: Option<u32>,
+    /// Number of guests
+    #[arg(long, value_parser = clap::value_parser!(u64).range(2..=10_000))]
+    guests: Option<u64>,
+    /// Memory of each guest, in MiB
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
+    guest_mib: Option<u64>,
+    /// PageONE's period
+    #[arg(long, value_name = "TIME", value_parser = human::period)]
+    merge_period: Option<Duration>,
+    /// The longest time from the offer to a settled saving
+    #[arg(long, value_name = "TIME", value_parser = human::period)]
+    limit: Option<Duration>,
+    /// How long a phase of work lasts
+    #[arg(long, value_name = "TIME", value_parser = human::period)]
+    phase: Option<Duration>,
+    /// The number from which all content is made
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Keep each run in this folder; runs that it has already are not made again
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// A word that each run is kept with, say a commit
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    note: String,
+}
+
+impl Args {
+    fn engines(&self) -> Vec<Engine> {
+        self.engines.clone().unwrap_or_else(|| match self.scale {
+            Scale::Full => Engine::ALL.to_vec(),
+            Scale::Short | Scale::Normal => Engine::NORMAL.to_vec(),
+        })
+    }
+
+    fn repeats(&self) -> u32 {
+        self.repeats.unwrap_or(match self.scale {
+            Scale::Short => 1,
+            Scale::Normal => 3,
+            Scale::Full => 5,
+        })
+    }
+
+    fn setting(&self) -> Result<Setting> {
+        let (guests, guest_mib, period, limit, phase) = match self.scale {
+            Scale::Short => (2, 16, 100, 1500, 200),
+            Scale::Normal => (4, 64, 500, 4000, 1000),
+            Scale::Full => (4, 1024, 1000, 120_000, 10_000),
+        };
+        let ms = |time: Option<Duration>, default| {
+            time.map_or(Ok(default), |time| u64::try_from(time.as_millis()))
+        };
+        Ok(Setting {
+            guests: self.guests.unwrap_or(guests),
+            guest_mib: self.guest_mib.unwrap_or(guest_mib),
+            merge_period_ms: ms(self.merge_period, period)?,
+            limit_ms: ms(self.limit, limit)?,
+            phase_ms: ms(self.phase, phase)?,
+            seed: self.seed,
+        })
+    }
+
+    fn tasks(&self) -> Result<Vec<(&'static Case, &'static Variant)>> {
+        let mut chosen = Vec::new();
+        for name in &self.cases {
+            let names = || {
+                CASES
+                    .iter()
+                    .map(|case| case.name)
+                    .collect::<Vec<_>>()
+                    .join(", ")
+            };
+            let case = cases::named(name)
+                .with_context(|| format!("no case `{name}`: there are {}", names()))?;
+            chosen.push(case);
+        }
+        if chosen.is_empty() {
+            chosen.extend(CASES);
+        }
+        let all = chosen
+            .into_iter()
+            .flat_map(|case| case.variants.iter().map(move |variant| (case, variant)));
+        Ok(all
+            .filter(|(_, variant)| self.scale == Scale::Full || !variant.full)
+            .collect())
+    }
+}
+
+/// `pageone bench run`.
+pub(crate) fn main(args: &Args) -> Result<()> {
+    let interrupted = measure::interrupted()?;
+    let bench = Bench {
+        exe: std::env::current_exe().context("cannot find out where this program is")?,
+        setting: args.setting()?,
+        note: args.note.clone(),
+        interrupted: &interrupted,
+    };
+    bench.check_memory()?;
+    let records = bench.all(args)?;
+    print!("{}", summary::text(&records));
+    let errors: u64 = records.iter().map(|record| record.errors).sum();
+    if errors > 0 {
+        bail!("{errors} pages were not what they should be");
+    }
+    Ok(())
+}
+
+/// Whether a run was not made for want of a program that it is about.
+fn is_absent(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(BenchError::NoProgram(_)))
+}
+
+/// What all runs have in common.
+struct Bench<'a> {
+    exe: PathBuf,
+    setting: Setting,
+    note: String,
+    interrupted: &'a dyn Fn() -> bool,
+}
+
+impl Bench<'_> {
+    fn check_memory(&self) -> Result<(), BenchError> {
+        let Setting {
+            guests, guest_mib, ..
+        } = self.setting;
+        // In `boot` one more guest may live than in the others.
+        measure::check_memory(guests.max(5), guest_mib)
+    }
+
+    /// The engines to measure, and the guard of KSM's knobs if one is needed. Of those that nobody named, the ones that this machine
+    /// or this user does not have are left out.
+    fn engines(&self, args: &Args) -> Result<(Vec<Engine>, Option<KsmGuard>)> {
+        let mut engines = args.engines();
+        if args.engines.is_some() {
+            let wanted = engines.iter().any(|engine| engine.is_ksm());
+            return Ok((engines, ksm::guard(wanted, &self.exe)?));
+        }
+        let (able, guard) = ksm::guard_if_able(&self.exe)?;
+        engines.retain(|engine| able || !engine.is_ksm());
+        Ok((engines, guard))
+    }
+
+    /// Makes all runs that the folder does not have; gives all that belong to this task.
+    fn all(&self, args: &Args) -> Result<Vec<Record>> {
+        let tasks = args.tasks()?;
+        let (engines, guard) = self.engines(args)?;
+        let folder = args.out.as_deref().map(Folder::make).transpose()?;
+        let old = folder.as_ref().map_or(Ok(Vec::new()), Folder::records)?;
+        let mut records = Vec::new();
+        for (case, variant) in tasks {
+            for repetition in 0..args.repeats() {
+                for turn in 0..engines.len() {
+                    let engine = engines[(turn + repetition as usize) % engines.len()];
+                    let same = |record: &&Record| {
+                        let name = (
+                            record.case.as_str(),
+                            record.variant.as_str(),
+                            record.engine.as_str(),
+                        );
+                        name == (case.name, variant.name, engine.name())
+                            && (record.repetition, &record.setting) == (repetition, &self.setting)
+                    };
+                    let run = format!(
+                        "{} {}: {}, {} of {}",
+                        case.name,
+                        variant.name,
+                        engine.name(),
+                        repetition + 1,
+                        args.repeats()
+                    );
+                    let record = match old.iter().find(same) {
+                        Some(record) => {
+                            eprintln!("{run}: kept, {}", record.origin());
+                            record.clone()
+                        }
+                        None => {
+                            eprintln!("{run}");
+                            let record =
+                                match self.one(guard.as_ref(), case, variant, engine, repetition) {
+                                    Err(error) if is_absent(&error) => {
+                                        eprintln!("{run}: left out: {error}");
+                                        continue;
+                                    }
+                                    made => made?,
+                                };
+                            folder
+                                .as_ref()
+                                .map_or(Ok(()), |folder| folder.add(&record))?;
+                            record
+                        }
+                    };
+                    records.push(record);
+                }
+            }
+        }
+        Ok(records)
+    }
+
+    fn one(
+        &self,
+        guard: Option<&KsmGuard>,
+        case: &Case,
+        variant: &Variant,
+        engine: Engine,
+        repetition: u32,
+    ) -> Result<Record> {
+        guard.map_or(Ok(()), KsmGuard::pause)?;
+        let began = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        let period = Duration::from_millis(self.setting.merge_period_ms);
+        let mut contender = engine.start(&self.exe, period)?;
+        let program = || Command::new(&self.exe);
+        let mut session = Session::new(
+            &self.setting,
+            contender.as_mut(),
+            &program,
+            self.interrupted,
+        )?;
+        let outcome = (variant.run)(&mut session).and_then(|()| session.finish());
+        // Broken off by Ctrl-C, the guests get the signal too: say what really happened.
+        let outcome = outcome.map_err(|error| match (self.interrupted)() {
+            true => BenchError::Interrupted,
+            false => error,
+        })?;
+        Ok(Record {
+            case: case.name.to_owned(),
+            variant: variant.name.to_owned(),
+            engine: engine.name().to_owned(),
+            repetition,
+            setting: self.setting.clone(),
+            note: self.note.clone(),
+            began: began.as_secs(),
+            machine: Machine::here(),
+            figures: outcome.figures,
+            curves: outcome.curves,
+            samples: record::thinned(&outcome.samples),
+            verified_bytes: outcome.verified_bytes,
+            errors: outcome.errors,
+        })
+    }
+}

@@ -1,0 +1,122 @@
+//! The cases: a question each, a file each.
+
+mod boot;
+mod churn;
+mod equal;
+mod latency;
+mod merge;
+mod programs;
+mod unique;
+
+use super::record::Sample;
+use super::session::Session;
+use crate::bench::content::Content;
+use crate::bench::error::BenchError;
+
+/// How much is to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Scale {
+    /// Seconds: that it works at all
+    Short,
+    /// A few minutes
+    Normal,
+    /// All variants, with a gibibyte a guest
+    Full,
+}
+
+/// A case in one of its variants.
+pub(super) struct Variant {
+    /// Its name in the records; empty where there is one only.
+    pub(super) name: &'static str,
+    /// Whether only the full scale has it.
+    pub(super) full: bool,
+    /// What is done.
+    pub(super) run: fn(&mut Session<'_>) -> Result<(), BenchError>,
+}
+
+/// A case.
+pub(super) struct Case {
+    pub(super) name: &'static str,
+    /// What it answers.
+    pub(super) question: &'static str,
+    pub(super) variants: &'static [Variant],
+}
+
+/// All cases.
+pub(super) const CASES: &[Case] = &[
+    merge::CASE,
+    equal::CASE,
+    unique::CASE,
+    churn::CASE,
+    latency::CASE,
+    boot::CASE,
+    programs::CASE,
+];
+
+/// The case called `name`.
+pub(super) fn named(name: &str) -> Option<&'static Case> {
+    CASES.iter().find(|case| case.name == name)
+}
+
+/// Content of which 70 % is the same in all guests, in runs of 16 pages.
+fn clones(session: &Session<'_>, shuffle: bool) -> Content {
+    Content {
+        seed: session.setting.seed,
+        dup: 0.7,
+        run_pages: 16,
+        zero_prefix: 0.0,
+        pages: session.pages(),
+        shuffle,
+    }
+}
+
+/// Percent of what could be saved that was saved, over the time of `samples`.
+fn mean_percent(samples: &[Sample]) -> f64 {
+    let (mut saved, mut ideal) = (0.0, 0.0);
+    for pair in samples.windows(2) {
+        let time = pair[1].at_s - pair[0].at_s;
+        saved += time * (pair[0].saved_mib + pair[1].saved_mib) / 2.0;
+        ideal += time * (pair[0].ideal_mib + pair[1].ideal_mib) / 2.0;
+    }
+    100.0 * saved / f64::max(ideal, 1e-9)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(at_s: f64, ideal_mib: f64, saved_mib: f64) -> Sample {
+        Sample {
+            at_s,
+            ideal_mib,
+            saved_mib,
+            ..Sample::default()
+        }
+    }
+
+    #[test]
+    fn the_mean_is_over_time_and_not_over_samples() {
+        let samples = [
+            sample(0.0, 10.0, 0.0),
+            sample(1.0, 10.0, 0.0),
+            sample(1.0, 10.0, 10.0),
+            sample(4.0, 10.0, 10.0),
+        ];
+        assert!((mean_percent(&samples) - 75.0).abs() < 1e-9);
+        assert!((mean_percent(&samples[..1])).abs() < 1e-9);
+    }
+
+    #[test]
+    fn names_are_used_once() {
+        for case in CASES {
+            let same = CASES.iter().filter(|other| other.name == case.name);
+            assert_eq!(same.count(), 1, "{}", case.name);
+            assert!(
+                case.variants.iter().any(|variant| !variant.full),
+                "{} has no normal form",
+                case.name
+            );
+            assert!(case.question.ends_with('?'));
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! What a guest feels: the time of single reads and writes before, while and after its memory is merged.
+
+use super::{Case, Variant, clones};
+use crate::bench::error::BenchError;
+use crate::bench::family::fill::Fill;
+use crate::bench::family::memory::Lap;
+use crate::bench::family::session::{Session, Until};
+
+pub(super) const CASE: Case = Case {
+    name: "latency",
+    question: "Clones read ten pages anywhere and write one of the first eighth each millisecond: how long do reads and writes take before, while and after memory is merged?",
+    variants: &[Variant {
+        name: "",
+        full: false,
+        run,
+    }],
+};
+
+fn run(session: &mut Session<'_>) -> Result<(), BenchError> {
+    let content = clones(session, false);
+    session.start(Fill::Runs(content), session.setting.guests)?;
+    session.order("work access 10 1 1000")?;
+    std::thread::sleep(session.phase());
+    let before = session.order("lap")?;
+    session.offer()?;
+    session.follow(Until::Settled)?;
+    let during = session.order("lap")?;
+    session.saving()?;
+    session.follow(Until::Passed(session.phase()))?;
+    let after = session.order("work idle")?;
+    let phases: [(&str, &str, &Lap); 3] = [
+        ("read_before", "write_before", &before),
+        ("read_during", "write_during", &during),
+        ("read_after", "write_after", &after),
+    ];
+    for (read, write, lap) in phases {
+        session.times(read, &lap.reads);
+        session.times(write, &lap.writes);
+    }
+    Ok(())
+}

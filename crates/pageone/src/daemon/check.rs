@@ -1,0 +1,111 @@
+//! Which files the daemon reads, and `pageone config check`, which reads them and does nothing else.
+//!
+//! Without a flag they are `pageone.toml` and `policy.toml` of a folder, as far as they exist. The folder is
+//! `$CONFIGURATION_DIRECTORY`, which systemd sets, else `/etc/pageone` for root. A user's own daemon has none: the
+//! machine's files are for the machine's daemon.
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+
+use super::config::Config;
+use super::policy::Policy;
+
+/// Where root's daemon looks.
+const FOLDER: &str = "/etc/pageone";
+
+/// The flags that name files.
+#[derive(clap::Args)]
+pub(crate) struct Files {
+    /// A TOML file with all knobs, socket, policy, numa, node, log and [limits]; a flag wins over it [default for root: /etc/pageone/pageone.toml, if it exists]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Who may be a guest, in which domain, and who may control [default for root: /etc/pageone/policy.toml, if it exists; without a file a domain for each user]
+    #[arg(long, value_name = "FILE")]
+    policy: Option<PathBuf>,
+}
+
+impl Files {
+    /// The configuration, and the file that it is from.
+    ///
+    /// # Errors
+    /// The file cannot be read or understood.
+    pub(super) fn config(&self) -> Result<(Config, Option<PathBuf>)> {
+        let file = self.config.clone().or_else(|| found("pageone.toml"));
+        let config = file.as_deref().map(Config::read).transpose()?;
+        Ok((config.unwrap_or_default(), file))
+    }
+
+    /// The file of the policy: a flag, else the configuration, else the default one.
+    pub(super) fn policy(&self, config: &Config) -> Option<PathBuf> {
+        let named = self.policy.clone().or_else(|| config.policy.clone());
+        named.or_else(|| found("policy.toml"))
+    }
+}
+
+/// A file of the folder, if there is one.
+fn found(name: &str) -> Option<PathBuf> {
+    let root = rustix::process::geteuid().is_root();
+    let path = folder(env::var_os("CONFIGURATION_DIRECTORY"), root)?.join(name);
+    path.exists().then_some(path)
+}
+
+/// The folder by what systemd says. It may say several, with colons between them: ours is the first.
+fn folder(said: Option<std::ffi::OsString>, root: bool) -> Option<PathBuf> {
+    let said = said.filter(|said| !said.is_empty());
+    let said = said.as_ref().map(|said| {
+        let text = said.to_string_lossy();
+        PathBuf::from(text.split(':').next().unwrap_or_default())
+    });
+    said.or_else(|| root.then(|| PathBuf::from(FOLDER)))
+}
+
+/// `pageone config …`
+#[derive(clap::Subcommand)]
+pub(crate) enum ConfigCommand {
+    /// Reads the configuration and the policy as the daemon would, and says what is wrong with them
+    Check(Files),
+}
+
+impl ConfigCommand {
+    pub(crate) fn run(self) -> Result<()> {
+        let Self::Check(files) = self;
+        let (config, file) = files.config()?;
+        let mut out = std::io::stdout().lock();
+        says(&mut out, file.as_deref(), "the configuration: the defaults")?;
+        let policy = files.policy(&config);
+        if let Some(path) = &policy {
+            Policy::read(path)?;
+        }
+        says(
+            &mut out,
+            policy.as_deref(),
+            "the policy: a domain for each user",
+        )
+    }
+}
+
+fn says(out: &mut impl std::io::Write, file: Option<&Path>, without: &str) -> Result<()> {
+    match file {
+        Some(path) => writeln!(out, "{}: no mistake", path.display())?,
+        None => writeln!(out, "no file for {without}")?,
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn systemds_folder_wins_and_only_root_has_a_default() {
+        let said = |text: &str| Some(text.into());
+        let is = |path: &str| Some(PathBuf::from(path));
+        assert_eq!(folder(said("/a"), true), is("/a"));
+        assert_eq!(folder(said("/a:/b"), false), is("/a"));
+        assert_eq!(folder(said(""), true), is(FOLDER));
+        assert_eq!(folder(None, true), is(FOLDER));
+        assert_eq!(folder(None, false), None);
+    }
+}

@@ -1,0 +1,34 @@
+//! A command: whether it would become a guest.
+
+use std::ffi::OsStr;
+
+use super::check::Check;
+use crate::run::program::{self, Obstacle};
+
+/// What `run` would find of it.
+pub(super) fn check(name: &OsStr) -> Check {
+    let file = match program::find(name, std::env::var_os("PATH").as_deref()) {
+        Ok(file) => file,
+        Err(error) => {
+            let fix = format!("command -v {}", name.display());
+            return Check::fail("program", error.to_string(), "there is nothing to run").fix(fix);
+        }
+    };
+    match program::obstacle(&file) {
+        None => Check::ok("program", format!("{} loads the agent", file.display())),
+        Some(obstacle) => unloadable("program", &file.display().to_string(), &obstacle),
+    }
+}
+
+/// A program that does not load the agent.
+pub(super) fn unloadable(check: &'static str, program: &str, obstacle: &Obstacle) -> Check {
+    let why = "the dynamic linker loads the agent, and only then memory is merged";
+    let fix = match obstacle {
+        Obstacle::Static => "link it dynamically, or link libpageone_agent.a into it",
+        Obstacle::Secure => "run it as the user whose rights it takes",
+        Obstacle::OtherLibc(_) => "use its build for glibc",
+        Obstacle::OtherMachine => "use its build for this processor",
+        Obstacle::Sanitizer(_) => "use its build without the sanitizer",
+    };
+    Check::fail(check, format!("{program} {obstacle}"), why).fix(fix)
+}

@@ -1,0 +1,310 @@
+//! A process: whether it is a guest, and what of its memory cannot be merged.
+
+use std::io::{self, ErrorKind};
+use std::path::Path;
+
+use sys::credentials::{self, Credentials};
+use sys::foreign::Foreign;
+use sys::subject::{self, Makeup, Subject};
+use wire::{GuestStatus, Status};
+
+use super::check::Check;
+use super::command::unloadable;
+use super::reasons;
+use super::service::Service;
+use crate::human;
+use crate::run::program::{self, Obstacle};
+
+/// Descriptors and threads that are looked at for pins.
+const MOST_DESCRIPTORS: u32 = 4096;
+/// A kind of memory is told of from this part of all on, in percent, and from so many bytes on.
+const PART: u64 = 5;
+const LEAST: u64 = 1 << 20;
+
+/// All checks of process `pid`.
+pub(super) fn checks(pid: u32, service: &Service) -> Vec<Check> {
+    let nothing = "there is no memory to merge";
+    let subject = match Subject::of(pid) {
+        Ok(subject) => subject,
+        Err(error) => {
+            let what = match error.kind() {
+                ErrorKind::NotFound => format!("there is no process {pid}"),
+                _ => format!("process {pid} cannot be looked at: {error}"),
+            };
+            return vec![Check::fail("process", what, nothing).fix("pgrep -l NAME")];
+        }
+    };
+    let comm = sys::process::comm(pid);
+    if subject.is_kernels || subject.has_ended {
+        let is = if subject.is_kernels {
+            "is a thread of the kernel"
+        } else {
+            "has ended"
+        };
+        return vec![
+            Check::fail("process", format!("{pid} (`{comm}`) {is}"), nothing).fix("pgrep -l NAME"),
+        ];
+    }
+    let size = human::size(subject.anonymous_bytes);
+    let is_it = |guest: &&GuestStatus| guest.pid == pid;
+    let guests = service.status.iter().flat_map(|status| &status.guests);
+    let guest = guests.clone().find(is_it);
+    let mut all = vec![Check::ok(
+        "process",
+        format!("{pid} (`{comm}`) has {size} of private anonymous memory"),
+    )];
+    all.extend(program(pid));
+    all.extend(identity(pid));
+    all.push(sandbox(&subject, guest.is_some()));
+    all.push(tracer(&subject));
+    let makeup = subject::makeup(pid);
+    match &makeup {
+        Ok(makeup) => all.extend(kinds(makeup, guest.is_some())),
+        Err(error) => all.push(unseen("memory", pid, "its memory", error)),
+    }
+    all.push(pins(pid, guest));
+    let makeup = makeup.ok();
+    match guest {
+        Some(guest) => {
+            all.push(Check::ok(
+                "session",
+                format!(
+                    "a guest in the domain `{}`, {} saved",
+                    guest.domain,
+                    human::size(guest.saved_bytes)
+                ),
+            ));
+            all.extend(makeup.map(|makeup| offered(guest, &makeup)));
+            let knobs = service.status.as_ref().map(|status| status.knobs);
+            let check = |reason| reasons::check(reason, pid, &knobs.unwrap_or_default());
+            all.extend(guest.reasons.iter().map(check));
+        }
+        None => all.push(no_session(pid, makeup.as_ref(), service.status.as_ref())),
+    }
+    all
+}
+
+/// What this user cannot see may be well or not.
+fn unseen(check: &'static str, pid: u32, what: &str, error: &io::Error) -> Check {
+    let is_root = rustix::process::geteuid().is_root();
+    let fix = match (error.kind(), is_root) {
+        (ErrorKind::PermissionDenied, false) => format!("sudo pageone doctor {pid}"),
+        (ErrorKind::PermissionDenied, true) => {
+            format!("pageone doctor {pid}  # outside the container, with CAP_SYS_PTRACE")
+        }
+        _ => format!("pageone doctor {pid}  # once more: it may have just ended"),
+    };
+    let what = format!("{what} cannot be looked at: {error}");
+    let why = "what cannot be looked at may keep its memory from being merged";
+    Check::warn(check, what, why).fix(fix)
+}
+
+/// The program, as it was linked and as it was started.
+fn program(pid: u32) -> Vec<Check> {
+    let exe = format!("/proc/{pid}/exe");
+    let name = std::fs::read_link(&exe).map_or(exe.clone(), |path| path.display().to_string());
+    let linked = match program::built(Path::new(&exe)) {
+        Ok(Some(obstacle)) => unloadable("program", &name, &obstacle),
+        Ok(None) => Check::ok("program", format!("{name} is linked dynamically")),
+        Err(error) => unseen("program", pid, "its program", &error),
+    };
+    let secure = match subject::is_secure(pid) {
+        Ok(true) => Some(unloadable("setuid", &name, &Obstacle::Secure)),
+        Ok(false) => None,
+        Err(error) => Some(unseen("setuid", pid, "how it was started", &error)),
+    };
+    [Some(linked), secure].into_iter().flatten().collect()
+}
+
+/// Whose process it is. A guest has one user, whose secrets its memory does not hold.
+fn identity(pid: u32) -> Vec<Check> {
+    let ids = match Credentials::of(pid, pid) {
+        Ok(ids) => ids,
+        Err(error) => return vec![unseen("identity", pid, "its user", &error)],
+    };
+    let [_, user, ..] = ids.users;
+    let [_, group, ..] = ids.groups;
+    if ids != Credentials::plain(user, group) {
+        let why = "a process that changes its user could see pages of both users' domains";
+        let check = Check::fail("identity", format!("it runs as {ids}"), why);
+        return vec![
+            check.fix("setpriv --reuid=UID --regid=GID --clear-groups pageone run -- CMD"),
+        ];
+    }
+    match credentials::is_secret(pid, user) {
+        Ok(true) => {
+            let why = "memory that its own user may not read is not shared with that user's other processes";
+            let check = Check::fail("identity", "its memory is a secret (PR_SET_DUMPABLE)", why);
+            vec![check.fix("start it as its user, and let that user read its program: chmod u+r")]
+        }
+        Ok(false) => vec![Check::ok("identity", format!("it runs as {ids}"))],
+        Err(error) => vec![unseen("identity", pid, "its memory's owner", &error)],
+    }
+}
+
+fn sandbox(subject: &Subject, is_guest: bool) -> Check {
+    let filters = subject.filters;
+    match subject.seccomp {
+        0 => Check::ok("sandbox", "no seccomp filter"),
+        1 => Check::fail(
+            "sandbox",
+            "it is in seccomp's strict mode",
+            "the agent may do nothing there",
+        )
+        .fix("start it without SECCOMP_MODE_STRICT"),
+        _ if is_guest => Check::ok("sandbox", format!("the agent lives with its {filters} seccomp filters")),
+        _ => Check::warn(
+            "sandbox",
+            format!("{filters} seccomp filters look at its calls"),
+            "a filter that refuses what the agent needs keeps it out; the daemon's log names the call",
+        )
+        .fix("journalctl -u pageone | grep seccomp"),
+    }
+}
+
+fn tracer(subject: &Subject) -> Check {
+    match subject.tracer {
+        0 => Check::ok("tracer", "no process traces it"),
+        tracer => Check::warn(
+            "tracer",
+            format!("process {tracer} (`{}`) traces it", sys::process::comm(tracer)),
+            "no other may put the agent into it meanwhile, and while it is stopped it answers nothing",
+        )
+        .fix(format!("kill {tracer}  # or have it detach")),
+    }
+}
+
+/// Memory that cannot be merged, a check a kind.
+fn kinds(makeup: &Makeup, is_guest: bool) -> Vec<Check> {
+    let Makeup {
+        anonymous,
+        shared,
+        files,
+        huge_tlb,
+        locked,
+        stored,
+        ..
+    } = *makeup;
+    let all = anonymous + shared + files + huge_tlb + stored;
+    // Of a guest's memory it is the engine that tracks and holds: this daemon, another, or one of `pageone run`.
+    let foreign = if is_guest || makeup.has_agent {
+        0
+    } else {
+        makeup.held.max(makeup.tracked)
+    };
+    let locked = if is_guest { 0 } else { locked };
+    let rows = [
+        (
+            "shared-memory",
+            shared,
+            "is shared memory or a memory file",
+            "only private anonymous memory is merged",
+            "qemu-system-x86_64 -object memory-backend-ram,share=off,…",
+        ),
+        (
+            "huge-pages",
+            huge_tlb,
+            "is of huge pages that were set aside (hugetlb)",
+            "the kernel cannot split them",
+            "start it without hugetlb; transparent huge pages are merged",
+        ),
+        (
+            "locked",
+            locked,
+            "is locked (mlock)",
+            "`run --any` leaves locked memory out",
+            "start it without mlock, or have it offer its memory itself",
+        ),
+        (
+            "other-uffd",
+            foreign,
+            "is in use by another userfaultfd",
+            "a mapping has one userfaultfd only",
+            "wait until it ends: a migration or a snapshot of QEMU, say",
+        ),
+    ];
+    let tell = |(check, bytes, is, why, fix): (_, u64, _, _, &str)| {
+        let much = bytes >= LEAST && bytes.saturating_mul(100) >= all.saturating_mul(PART);
+        let what = format!("{} of {} {is}", human::size(bytes), human::size(all));
+        much.then(|| Check::warn(check, what, why).fix(fix))
+    };
+    let told: Vec<_> = rows.into_iter().filter_map(tell).collect();
+    match told.is_empty() {
+        true => vec![Check::ok("memory", "it is of kinds that can be merged")],
+        false => told,
+    }
+}
+
+fn pins(pid: u32, guest: Option<&GuestStatus>) -> Check {
+    let found = match guest {
+        Some(guest) => Ok(guest.pins.clone()),
+        None => {
+            sys::pins::find(pid, MOST_DESCRIPTORS).map(|found| found.map(|pin| pin.to_string()))
+        }
+    };
+    match found {
+        Err(error) => unseen("pins", pid, "its descriptors", &error),
+        Ok(None) => Check::ok("pins", "nothing of it can pin memory for long"),
+        Ok(Some(pin)) => Check::warn(
+            "pins",
+            pin,
+            "a device may write pinned memory unseen: once written, its pages are not merged again",
+        )
+        .fix(format!("ls -l /proc/{pid}/fd")),
+    }
+}
+
+/// What a guest offers of what it has.
+fn offered(guest: &GuestStatus, makeup: &Makeup) -> Check {
+    let offered = guest.pages.saturating_mul(4096);
+    let present = (makeup.anonymous + makeup.stored).max(offered);
+    let what = format!(
+        "it offers {} of {}",
+        human::size(offered),
+        human::size(present)
+    );
+    match offered < present / 2 {
+        false => Check::ok("offered", what),
+        true => Check::warn("offered", what, "memory is merged only where it is offered")
+            .fix("pageone run --any -- CMD"),
+    }
+}
+
+/// Why a process is no guest of this daemon's.
+fn no_session(pid: u32, makeup: Option<&Makeup>, status: Option<&Status>) -> Check {
+    let why = "nothing of it is merged";
+    let mut unserved = status.iter().flat_map(|status| &status.unserved);
+    if let Some(refused) = unserved.find(|one| one.pid == pid) {
+        let what = format!("it is not served: {}", Foreign(&refused.why));
+        return Check::fail("session", what, why).fix("journalctl -u pageone");
+    }
+    let its_socket = format!("tr '\\0' '\\n' </proc/{pid}/environ | grep PAGEONE_");
+    let Some(makeup) = makeup else {
+        let what =
+            "this daemon does not serve it, and whether it has the agent cannot be looked at";
+        return Check::warn("session", what, "another engine may serve it").fix(its_socket);
+    };
+    if makeup.has_agent && makeup.held + makeup.tracked + makeup.stored > 0 {
+        let what = "the agent is loaded, and has met an engine of its own (`pageone run`) or another daemon";
+        let why = "what is merged of it, only that engine tells";
+        return Check::warn("session", what, why).fix(its_socket);
+    }
+    if makeup.has_agent {
+        let what = match status {
+            Some(_) => {
+                "the agent is loaded, and has not come to this daemon: nothing was offered yet, or it has another socket"
+            }
+            None => {
+                "the agent is loaded, and no engine holds memory of it: nothing was offered yet, or its engine is gone"
+            }
+        };
+        return Check::fail("session", what, why).fix(its_socket);
+    }
+    if status.is_none() {
+        return Check::fail("session", "no daemon tells of it", why).fix("pageone daemon");
+    }
+    Check::fail("session", "the agent is not loaded", why).fix(match makeup.mergeable {
+        0 => format!("pageone attach --any {pid}  # or start it by: pageone run --any -- CMD"),
+        _ => format!("pageone attach {pid}  # or start it by: pageone run -- CMD"),
+    })
+}

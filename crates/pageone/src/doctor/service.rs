@@ -1,0 +1,162 @@
+//! The daemon: whether one serves, which, and in which domain.
+
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use wire::{Reply, Request, RunMode, Status};
+
+use super::check::Check;
+use crate::view::status;
+use crate::{client, paths};
+
+/// The longest wait for a reply.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The daemon as this user meets it.
+#[derive(Debug, Default)]
+pub(super) struct Service {
+    pub(super) checks: Vec<Check>,
+    /// Whether root's daemon serves, which lends its rights.
+    pub(super) is_roots: bool,
+    /// Its counters, as far as this user sees them.
+    pub(super) status: Option<Status>,
+}
+
+impl Service {
+    /// The daemon at the socket asked for, or at the usual one.
+    pub(super) fn at(asked: Option<&Path>) -> Self {
+        let mut service = Self::default();
+        match paths::served(asked) {
+            Ok(socket) => service.meet(&socket),
+            Err(error) => service.checks.push(
+                Check::warn("daemon", format!("{error:#}"), ALONE)
+                    .fix("pageone doctor --socket /run/pageone.sock"),
+            ),
+        }
+        service
+    }
+
+    fn meet(&mut self, socket: &Path) {
+        let connection = match sys::socket::connect(socket) {
+            Ok(connection) => connection,
+            Err(errno) => return self.checks.push(absent(socket, errno)),
+        };
+        let own = rustix::process::geteuid().as_raw();
+        let peer = sys::socket::peer(&connection).map_or(u32::MAX, |peer| peer.uid);
+        self.is_roots = peer == 0;
+        drop(connection);
+        if peer != 0 && peer != own {
+            let what = format!("the daemon at {} is of user {peer}", socket.display());
+            let why = "agents trust root's daemon, or their own user's";
+            self.checks
+                .push(Check::fail("daemon", what, why).fix("pageone daemon"));
+            return;
+        }
+        match status::ask(socket) {
+            Ok(status) => {
+                self.checks.push(version(socket, &status.version));
+                self.checks.push(mode(status.knobs.run));
+                self.status = Some(status);
+            }
+            Err(error) => {
+                let why = "it hangs, or is of another version than this program";
+                let check = Check::fail("daemon", format!("{error:#}"), why);
+                self.checks
+                    .push(check.fix("sudo systemctl restart pageone"));
+            }
+        }
+        self.checks.push(domain(client::ask(
+            socket,
+            &Request::Domain(String::new()),
+            PATIENCE,
+        )));
+    }
+}
+
+const ALONE: &str =
+    "`pageone run` has an engine of its own then, and runs share nothing with each other";
+
+fn absent(socket: &Path, errno: Errno) -> Check {
+    let what = client::absent(socket, errno).to_string();
+    let command = match paths::served(None) {
+        Ok(usual) if usual == socket => "pageone daemon".to_owned(),
+        _ => format!("pageone daemon --socket {}", socket.display()),
+    };
+    match errno {
+        Errno::NOENT => Check::warn("daemon", what, ALONE).fix(command),
+        Errno::CONNREFUSED if is_socket(socket) => Check::warn("daemon", what, ALONE).fix(command),
+        Errno::ACCESS | Errno::PERM => {
+            let why = "another user's daemon serves that user alone";
+            Check::fail("daemon", what, why).fix("pageone doctor --socket /run/pageone.sock")
+        }
+        _ => Check::fail("daemon", what, "no daemon can be reached there")
+            .fix(format!("ls -l {}", socket.display())),
+    }
+}
+
+fn is_socket(path: &Path) -> bool {
+    use std::os::unix::fs::FileTypeExt;
+    std::fs::metadata(path).is_ok_and(|meta| meta.file_type().is_socket())
+}
+
+fn version(socket: &Path, version: &str) -> Check {
+    let own = env!("CARGO_PKG_VERSION");
+    match version == own {
+        true => Check::ok(
+            "daemon",
+            format!("version {version} at {}", socket.display()),
+        ),
+        false => {
+            let theirs = if version.is_empty() {
+                "an older one"
+            } else {
+                version
+            };
+            let what = format!("it has version {theirs}, and this program {own}");
+            let why = "one of them was upgraded without the other";
+            Check::warn("daemon", what, why).fix("sudo systemctl restart pageone")
+        }
+    }
+}
+
+fn mode(run: RunMode) -> Check {
+    let why = "the daemon was told so, and merges nothing new";
+    match run {
+        RunMode::Run => Check::ok("run", "it merges"),
+        RunMode::Stop => {
+            Check::warn("run", "merging is stopped (run=0)", why).fix("pageone set run=1")
+        }
+        RunMode::Unmerge => {
+            Check::warn("run", "all is unmerged (run=2)", why).fix("pageone set run=1")
+        }
+    }
+}
+
+/// The domain of this user, in this cgroup.
+fn domain(reply: anyhow::Result<Reply>) -> Check {
+    match reply {
+        Ok(Reply::Domain(domain)) => Check::ok(
+            "domain",
+            format!("what this user starts here is in `{domain}`"),
+        ),
+        Ok(Reply::DomainOfAny(domain)) => Check::ok(
+            "domain",
+            format!("what this user starts here is in `{domain}`, with all its memory"),
+        ),
+        Ok(Reply::Refused(why)) => Check::fail("domain", why, "the policy of the daemon says so")
+            .fix("sudoedit /etc/pageone/policy.toml && sudo systemctl reload pageone"),
+        Ok(_) => Check::fail(
+            "domain",
+            "the daemon replied with something else",
+            "it is of another version",
+        )
+        .fix("sudo systemctl restart pageone"),
+        Err(error) => Check::fail(
+            "domain",
+            format!("{error:#}"),
+            "it hangs, or is of another version",
+        )
+        .fix("sudo systemctl restart pageone"),
+    }
+}

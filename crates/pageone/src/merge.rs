@@ -1,0 +1,87 @@
+//! `pageone merge PID…`: has the memory of guests merged now, and tells what that saved.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use wire::{MergeNow, MergedNow, Reply, Request};
+
+use crate::{client, human, paths};
+
+/// The engine may be in a round, which takes some periods at most; then it takes one.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// Requests in a row that bring nothing.
+const MOST_VAIN: u32 = 10;
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The daemon's socket
+    #[arg(long)]
+    socket: Option<PathBuf>,
+    /// Ask again until nothing is left for want of time
+    #[arg(long)]
+    wait: bool,
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+    /// Guests of this daemon, by process number
+    #[arg(required = true, value_name = "PID")]
+    pids: Vec<u32>,
+}
+
+pub(crate) fn main(args: &Args) -> Result<()> {
+    let socket = paths::served(args.socket.as_deref())?;
+    let (mut sum, mut vain) = (ask(&socket, &args.pids)?, 0);
+    // What brings nothing again and again is written all the time, or its agent does not answer.
+    while args.wait && !sum.finished && vain < MOST_VAIN {
+        let next = ask(&socket, &args.pids)?;
+        vain = if next.pages == 0 { vain + 1 } else { 0 };
+        sum = MergedNow {
+            pages: sum.pages + next.pages,
+            saved_bytes: sum.saved_bytes + next.saved_bytes,
+            took_us: sum.took_us + next.took_us,
+            ..next
+        };
+    }
+    match args.json {
+        true => println!("{}", serde_json::to_string(&sum)?),
+        false => tell(&sum),
+    }
+    match sum.left_alone.len() == args.pids.len() && sum.pages == 0 {
+        true => bail!("nothing was merged"),
+        false => Ok(()),
+    }
+}
+
+fn ask(socket: &Path, pids: &[u32]) -> Result<MergedNow> {
+    let request = Request::Merge(MergeNow {
+        pids: pids.to_vec(),
+        start: 0,
+        end: u64::MAX,
+    });
+    match client::ask(socket, &request, PATIENCE)? {
+        Reply::Merged(merged) => Ok(merged),
+        Reply::Refused(why) | Reply::Crowded(why) => bail!("not merged: {why}"),
+        _ => bail!("the daemon replied with something else"),
+    }
+}
+
+fn tell(merged: &MergedNow) {
+    println!(
+        "{} pages merged, {} saved, in {:.3} s",
+        merged.pages,
+        human::size(merged.saved_bytes),
+        Duration::from_micros(merged.took_us).as_secs_f64()
+    );
+    for alone in &merged.left_alone {
+        eprintln!(
+            "pageone: the memory of process {} is left alone: {}",
+            alone.pid,
+            sys::foreign::Foreign(&alone.why)
+        );
+    }
+    if !merged.finished {
+        eprintln!("pageone: time was short: the rest is merged in the next rounds (or use --wait)");
+    }
+}

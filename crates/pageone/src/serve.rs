@@ -1,0 +1,91 @@
+//! `pageone serve`: the counters for a monitoring and for a browser.
+//!
+//! ```text
+//!  browser ──▶ http ──▶ /  /page.css  /page.js     one page, nothing from elsewhere
+//!                   ──▶ /api/status  /api/history ─┐
+//!  Prometheus ─▶    ──▶ /metrics ──────────────────┴─▶ source ──▶ the daemon's socket
+//! ```
+//!
+//! A process apart from the daemon, that can only read: what it may see is what its user may see. So a mistake here costs no guest
+//! anything, and a flood of requests costs the daemon one question a second ([`source`]).
+
+mod http;
+mod metrics;
+mod source;
+
+use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+
+use crate::paths;
+use http::Answer;
+use source::Source;
+
+/// The page, its style and its script.
+const PAGE: &str = include_str!("serve/page.html");
+const STYLE: &str = include_str!("serve/page.css");
+const SCRIPT: &str = include_str!("serve/page.js");
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The daemon's socket
+    #[arg(long)]
+    socket: Option<PathBuf>,
+    /// Where to listen
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9633")]
+    listen: SocketAddr,
+    /// Listen at an address that others can reach: all of them see the counters
+    #[arg(long)]
+    public: bool,
+    /// Guests that /metrics names, those that save most first; the others are summed up
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    guests: u16,
+}
+
+pub(crate) fn main(args: &Args) -> Result<()> {
+    let local = args.listen.ip().is_loopback();
+    if !local && !args.public {
+        bail!(
+            "{} can be reached by others, who would see all counters: say --public if that is wanted",
+            args.listen
+        );
+    }
+    let listener = TcpListener::bind(args.listen);
+    let listener = listener.with_context(|| format!("cannot listen at {}", args.listen))?;
+    let source = Source::new(paths::served(args.socket.as_deref())?);
+    eprintln!("pageone: serving at http://{}/", listener.local_addr()?);
+    let guests = usize::from(args.guests);
+    http::serve(&listener, local, move |path| answer(&source, guests, path))
+}
+
+/// The answer for a path: these there are, and no others.
+fn answer(source: &Source, guests: usize, path: &str) -> Answer {
+    match path {
+        "/" => Answer::ok("text/html; charset=utf-8", PAGE),
+        "/page.css" => Answer::ok("text/css; charset=utf-8", STYLE),
+        "/page.js" => Answer::ok("text/javascript; charset=utf-8", SCRIPT),
+        "/metrics" => {
+            let status = source.status();
+            match metrics::text(status.as_deref().ok(), source.ksm(), guests) {
+                Ok(text) => Answer::ok(metrics::KIND, text),
+                Err(_) => Answer::plain(500, "the metrics cannot be written\n"),
+            }
+        }
+        "/api/status" => json(source.status_json()),
+        "/api/history?last=hour" => json(source.history_json(3600)),
+        "/api/history?last=day" => json(source.history_json(86_400)),
+        "/api/history?last=month" => json(source.history_json(31 * 86_400)),
+        _ => Answer::plain(
+            404,
+            "there is /, /metrics, /api/status and /api/history?last=hour, day or month\n",
+        ),
+    }
+}
+
+fn json(text: Result<String, String>) -> Answer {
+    match text {
+        Ok(text) => Answer::ok("application/json", text),
+        Err(why) => Answer::plain(503, why + "\n"),
+    }
+}

@@ -1,0 +1,262 @@
+//! A small HTTP/1.1 server: GET and HEAD, a connection a request, everything bounded.
+//!
+//! | bound | value |
+//! |---|---|
+//! | connections at a time | [`MOST`]; one more is closed at once |
+//! | head of a request | [`HEAD`] bytes, in [`PATIENCE`] from the first |
+//! | taking the answer | [`TAKING`] |
+//!
+//! Names are compared, never looked up in a file system, so no path leads anywhere. A page of a stranger in somebody's
+//! browser must not read the counters by giving its own name the address 127.0.0.1. So at a loopback address a request has to
+//! name an address or `localhost` as its host.
+
+use std::borrow::Cow;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{IpAddr, Shutdown, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
+
+const MOST: usize = 32;
+const HEAD: usize = 8 << 10;
+const HEADERS: usize = 64;
+const PATIENCE: Duration = Duration::from_secs(5);
+const TAKING: Duration = Duration::from_secs(10);
+/// After a failed accept (no descriptors left), time before the next one.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// An answer.
+pub(super) struct Answer {
+    status: u16,
+    kind: &'static str,
+    body: Cow<'static, str>,
+}
+
+impl Answer {
+    pub(super) fn ok(kind: &'static str, body: impl Into<Cow<'static, str>>) -> Self {
+        let body = body.into();
+        Self {
+            status: 200,
+            kind,
+            body,
+        }
+    }
+
+    pub(super) fn plain(status: u16, why: impl Into<Cow<'static, str>>) -> Self {
+        Self {
+            status,
+            ..Self::ok("text/plain; charset=utf-8", why)
+        }
+    }
+
+    /// The answer as it is sent; `only_head` leaves the body out.
+    fn bytes(&self, only_head: bool) -> Vec<u8> {
+        let reason = match self.status {
+            200 => "OK",
+            400 => "Bad Request",
+            403 => "Forbidden",
+            404 => "Not Found",
+            405 => "Method Not Allowed",
+            408 => "Request Timeout",
+            431 => "Request Header Fields Too Large",
+            503 => "Service Unavailable",
+            _ => "Internal Server Error",
+        };
+        let body = if only_head { "" } else { &*self.body };
+        // The page asks this server alone; what it shows runs nothing.
+        let text = format!(
+            "HTTP/1.1 {} {reason}\r\nContent-Type: {}\r\nContent-Length: {}\r\nConnection: close\r\n\
+             Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nX-Frame-Options: DENY\r\n\
+             Referrer-Policy: no-referrer\r\nContent-Security-Policy: default-src 'none'; script-src 'self'; \
+             style-src 'self'; connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'\r\n\r\n{body}",
+            self.status,
+            self.kind,
+            self.body.len(),
+        );
+        text.into_bytes()
+    }
+}
+
+/// Serves for good. `local`: at a loopback address.
+pub(super) fn serve<A>(listener: &TcpListener, local: bool, answer: A) -> !
+where
+    A: Fn(&str) -> Answer + Send + Sync + 'static,
+{
+    let (answer, open) = (Arc::new(answer), Arc::new(AtomicUsize::new(0)));
+    loop {
+        let Ok((stream, _)) = listener.accept() else {
+            thread::sleep(PAUSE);
+            continue;
+        };
+        // This thread alone adds.
+        if open.load(Relaxed) >= MOST {
+            continue;
+        }
+        open.fetch_add(1, Relaxed);
+        let (answer, its) = (Arc::clone(&answer), Arc::clone(&open));
+        let thread = thread::Builder::new().name("request".to_owned());
+        let spawned = thread.spawn(move || {
+            // The caller has gone: nobody to tell.
+            let _ = talk(&stream, local, &*answer);
+            its.fetch_sub(1, Relaxed);
+        });
+        if spawned.is_err() {
+            open.fetch_sub(1, Relaxed);
+        }
+    }
+}
+
+/// One request and its answer.
+fn talk(stream: &TcpStream, local: bool, answer: &impl Fn(&str) -> Answer) -> io::Result<()> {
+    let (reply, only_head) = match read(stream)? {
+        Ok(head) => match target(&head, local) {
+            Ok((path, only_head)) => (answer(path), only_head),
+            Err(refusal) => (refusal, false),
+        },
+        Err(refusal) => (refusal, false),
+    };
+    write(stream, &reply.bytes(only_head))?;
+    // A close with something unread would take back what was sent.
+    stream.shutdown(Shutdown::Write)?;
+    let mut rest = [0; 4096];
+    let deadline = Instant::now() + Duration::from_millis(500);
+    while within(stream, deadline)? && matches!((&*stream).read(&mut rest), Ok(1..)) {}
+    Ok(())
+}
+
+/// Lets the next read or write wait until `deadline`; false after it.
+fn within(stream: &TcpStream, deadline: Instant) -> io::Result<bool> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return Ok(false);
+    }
+    stream.set_read_timeout(Some(left))?;
+    stream.set_write_timeout(Some(left))?;
+    Ok(true)
+}
+
+/// The head of a request, up to its empty line.
+fn read(mut stream: &TcpStream) -> io::Result<Result<Vec<u8>, Answer>> {
+    let deadline = Instant::now() + PATIENCE;
+    let (mut head, mut part) = (Vec::new(), [0; 1024]);
+    loop {
+        if !within(stream, deadline)? {
+            return Ok(Err(Answer::plain(408, "the request took too long\n")));
+        }
+        let got = match stream.read(&mut part) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(got) => got,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => continue,
+            Err(error) => return Err(error),
+        };
+        head.extend_from_slice(part.get(..got).unwrap_or_default());
+        if head.windows(4).any(|end| end == b"\r\n\r\n") {
+            return Ok(Ok(head));
+        }
+        if head.len() > HEAD {
+            return Ok(Err(Answer::plain(431, "the request is too long\n")));
+        }
+    }
+}
+
+fn write(mut stream: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
+    let deadline = Instant::now() + TAKING;
+    while !bytes.is_empty() {
+        if !within(stream, deadline)? {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        match stream.write(bytes) {
+            Ok(0) => return Err(ErrorKind::WriteZero.into()),
+            Ok(sent) => bytes = bytes.get(sent..).unwrap_or_default(),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// The path that a head asks for, and whether for its head alone.
+fn target(head: &[u8], local: bool) -> Result<(&str, bool), Answer> {
+    let mut headers = [httparse::EMPTY_HEADER; HEADERS];
+    let mut request = httparse::Request::new(&mut headers);
+    match request.parse(head) {
+        Ok(httparse::Status::Complete(_)) => {}
+        Err(httparse::Error::TooManyHeaders) => {
+            return Err(Answer::plain(431, "the request has too many headers\n"));
+        }
+        _ => return Err(Answer::plain(400, "this is no HTTP request\n")),
+    }
+    let only_head = match request.method {
+        Some("GET") => false,
+        Some("HEAD") => true,
+        _ => return Err(Answer::plain(405, "GET and HEAD alone are answered\n")),
+    };
+    let is_host = |header: &&httparse::Header<'_>| header.name.eq_ignore_ascii_case("host");
+    let mut hosts = request.headers.iter().filter(is_host);
+    let known = match (hosts.next(), hosts.next()) {
+        (Some(host), None) => std::str::from_utf8(host.value).is_ok_and(is_plain_host),
+        _ => false,
+    };
+    if local && !known {
+        let why = "name this server by its address or as localhost\n";
+        return Err(Answer::plain(403, why));
+    }
+    Ok((request.path.unwrap_or_default(), only_head))
+}
+
+/// Whether a host is `localhost` or an address, with a port or without.
+fn is_plain_host(host: &str) -> bool {
+    let host = host.trim();
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,
+        _ => host,
+    };
+    let bare = name
+        .strip_prefix('[')
+        .and_then(|name| name.strip_suffix(']'));
+    name.eq_ignore_ascii_case("localhost") || bare.unwrap_or(name).parse::<IpAddr>().is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asks(head: &str, local: bool) -> Result<(String, bool), u16> {
+        let asked = target(head.as_bytes(), local);
+        asked
+            .map(|(path, only_head)| (path.to_owned(), only_head))
+            .map_err(|refusal| refusal.status)
+    }
+
+    #[test]
+    fn requests_are_taken_or_refused() {
+        let get = |host: &str| format!("GET /metrics HTTP/1.1\r\nHost: {host}\r\n\r\n");
+        for host in ["localhost:9633", "127.0.0.1", "[::1]:9633", "LOCALHOST"] {
+            assert_eq!(
+                asks(&get(host), true),
+                Ok(("/metrics".to_owned(), false)),
+                "{host}"
+            );
+        }
+        for host in [
+            "evil.example",
+            "127.0.0.1.evil.example:9633",
+            "",
+            "localhost.x",
+        ] {
+            assert_eq!(asks(&get(host), true), Err(403), "{host}");
+            assert!(asks(&get(host), false).is_ok(), "{host}");
+        }
+        let two = "GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n";
+        assert_eq!(asks(two, true), Err(403));
+        assert_eq!(asks("GET / HTTP/1.0\r\n\r\n", true), Err(403));
+        let head = "HEAD / HTTP/1.1\r\nHost: localhost\r\n\r\n";
+        assert_eq!(asks(head, true), Ok(("/".to_owned(), true)));
+        let post = "POST / HTTP/1.1\r\nHost: localhost\r\n\r\n";
+        assert_eq!(asks(post, true), Err(405));
+        assert_eq!(asks("hello\r\n\r\n", true), Err(400));
+        let many = format!("GET / HTTP/1.1\r\n{}\r\n", "A: b\r\n".repeat(65));
+        assert_eq!(asks(&many, false), Err(431));
+    }
+}

@@ -1,0 +1,361 @@
+//! The counters in the text format of Prometheus: names end in their unit, counters in `_total`.
+//!
+//! This is the only place that names metrics. The number of series is bounded: guests beyond the most that are asked for, and
+//! domains and nodes beyond [`STORES`], are summed up.
+
+use std::fmt;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeGaugeValue, text::encode_registry};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::Registry;
+use sys::ksm::Ksm;
+use wire::{GuestStatus, Status};
+
+/// What [`text`] gives.
+pub(super) const KIND: &str = "text/plain; version=0.0.4; charset=utf-8";
+/// Pairs of domain and node that are named.
+const STORES: usize = 256;
+
+/// All metrics; without a status those of KSM alone, and `pageone_up` says so. At most `guests` guests are named.
+pub(super) fn text(
+    status: Option<&Status>,
+    ksm: &Ksm,
+    guests: usize,
+) -> Result<String, fmt::Error> {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(Metrics {
+        status: status.cloned(),
+        ksm: ksm.clone(),
+        guests,
+    }));
+    let mut text = String::new();
+    encode_registry(&mut text, &registry)?;
+    Ok(text)
+}
+
+#[derive(Debug)]
+struct Metrics {
+    status: Option<Status>,
+    ksm: Ksm,
+    guests: usize,
+}
+
+impl Collector for Metrics {
+    fn encode(&self, to: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut to = Writer(to);
+        let up = i64::from(self.status.is_some());
+        to.gauge("pageone_up", "Whether the daemon answers", up)?;
+        if let Some(status) = &self.status {
+            whole(&mut to, status)?;
+            stores(&mut to, status)?;
+            guests(&mut to, &status.guests, self.guests)?;
+        }
+        kernel(&mut to, &self.ksm)
+    }
+}
+
+/// Writes one metric after the other.
+struct Writer<'a>(DescriptorEncoder<'a>);
+
+impl Writer<'_> {
+    fn gauge(&mut self, name: &str, help: &str, value: impl EncodeGaugeValue) -> fmt::Result {
+        let mut metric = self
+            .0
+            .encode_descriptor(name, help, None, MetricType::Gauge)?;
+        metric.encode_gauge(&value)
+    }
+
+    /// A value for each of `rows`, which have `names` as labels.
+    fn gauges<const N: usize, V: EncodeGaugeValue>(
+        &mut self,
+        name: &str,
+        help: &str,
+        names: [&str; N],
+        rows: impl IntoIterator<Item = ([String; N], V)>,
+    ) -> fmt::Result {
+        let mut metric = self
+            .0
+            .encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (values, value) in rows {
+            let labels: Vec<_> = names
+                .iter()
+                .copied()
+                .zip(values.iter().map(String::as_str))
+                .collect();
+            metric.encode_family(&labels)?.encode_gauge(&value)?;
+        }
+        Ok(())
+    }
+
+    /// `name` ends in `_total`. The library's own counters have OpenMetrics' form, whose names differ from line to line.
+    fn counter(&mut self, name: &str, help: &str, value: f64) -> fmt::Result {
+        let to = &mut self.0;
+        let mut metric = to.encode_descriptor(name, help, None, MetricType::Counter)?;
+        metric.encode_gauge(&value)
+    }
+}
+
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "Prometheus has floating-point numbers"
+)]
+fn whole(to: &mut Writer<'_>, status: &Status) -> fmt::Result {
+    to.gauge(
+        "pageone_saved_bytes",
+        "Memory given back and still saved",
+        status.saved_bytes,
+    )?;
+    to.gauge(
+        "pageone_net_saved_bytes",
+        "The same less all overhead",
+        status.net_saved_bytes,
+    )?;
+    to.gauge(
+        "pageone_store_bytes",
+        "Canonical pages held",
+        status.store_bytes,
+    )?;
+    to.gauge(
+        "pageone_metadata_bytes",
+        "Memory of engine and agents",
+        status.metadata_bytes,
+    )?;
+    let states = [
+        ("shared", status.pages_shared),
+        ("sharing", status.pages_sharing),
+        ("unshared", status.pages_unshared),
+        ("volatile", status.pages_volatile),
+        ("zero", status.zero_pages),
+        ("skipped", status.pages_skipped),
+    ];
+    let states = states.map(|(state, pages)| ([state.to_owned()], pages));
+    to.gauges(
+        "pageone_pages",
+        "Pages present in all guests, each in one state",
+        ["state"],
+        states,
+    )?;
+    let reasons = [
+        ("broken", status.pages_broken),
+        ("pinned", status.pages_pinned),
+    ];
+    let reasons = reasons.map(|(reason, pages)| ([reason.to_owned()], pages));
+    to.gauges(
+        "pageone_skipped_pages",
+        "Of the skipped pages, by reason",
+        ["reason"],
+        reasons,
+    )?;
+    let help = "CPU time of the engine and of all agents";
+    to.counter("pageone_cpu_seconds_total", help, status.cpu_seconds)?;
+    to.counter(
+        "pageone_full_scans_total",
+        "Rounds over all regions",
+        status.full_scans as f64,
+    )?;
+    let again = status.pages_merged_again as f64;
+    to.counter(
+        "pageone_merged_again_pages_total",
+        "Pages merged once more after a write",
+        again,
+    )?;
+    let recycled = status.pages_recycled.pages() as f64;
+    to.counter(
+        "pageone_recycled_pages_total",
+        "Pages that guests gave up",
+        recycled,
+    )?;
+    let over = status.pages_over_limit as f64;
+    to.counter(
+        "pageone_over_limit_pages_total",
+        "Pages that got no copy because of store_limit",
+        over,
+    )?;
+    let window = status.window_max_us as f64 / 1e6;
+    to.gauge(
+        "pageone_window_max_seconds",
+        "The longest time a page was out of reach",
+        window,
+    )?;
+    let period = status.effective_period_ms as f64 / 1e3;
+    to.gauge(
+        "pageone_period_seconds",
+        "The time between two looks",
+        period,
+    )?;
+    to.gauge(
+        "pageone_threads",
+        "Workers at work at a time",
+        u32::from(status.knobs.threads),
+    )?;
+    let run = u32::from(u8::from(status.knobs.run));
+    to.gauge("pageone_run", "0 stopped, 1 merging, 2 unmerging", run)?;
+    let unserved = status.unserved.len() as u64;
+    to.gauge(
+        "pageone_unserved_processes",
+        "Processes that are refused as guests",
+        unserved,
+    )
+}
+
+fn stores(to: &mut Writer<'_>, status: &Status) -> fmt::Result {
+    let named = status.store_nodes.iter().take(STORES);
+    let labels = |domain: String, node: String| [domain, node];
+    let rows = named.map(|store| {
+        let labels = labels(store.domain.to_string(), store.node.to_string());
+        (labels, store.pages)
+    });
+    let rows: Vec<_> = rows.collect();
+    let help = "Canonical pages by domain and node";
+    to.gauges("pageone_store_pages", help, ["domain", "node"], rows)?;
+    let others = status.store_nodes.iter().skip(STORES);
+    let others: u64 = others.map(|store| store.pages).sum();
+    to.gauge(
+        "pageone_other_store_pages",
+        "Those of all further domains and nodes",
+        others,
+    )
+}
+
+fn guests(to: &mut Writer<'_>, all: &[GuestStatus], most: usize) -> fmt::Result {
+    to.gauge("pageone_guests", "Guests", all.len() as u64)?;
+    let silent = all.iter().filter(|guest| !guest.responsive).count() as u64;
+    to.gauge(
+        "pageone_unresponsive_guests",
+        "Guests whose agent does not answer",
+        silent,
+    )?;
+    let mut ranked: Vec<_> = all.iter().collect();
+    ranked.sort_by_key(|guest| std::cmp::Reverse(guest.saved_bytes));
+    let (named, others) = ranked.split_at(most.min(ranked.len()));
+    let names = ["pid", "comm", "domain"];
+    let labels = |guest: &GuestStatus| {
+        let (comm, domain) = (guest.comm.to_string(), guest.domain.to_string());
+        [guest.pid.to_string(), comm, domain]
+    };
+    let rows = named.iter().map(|guest| (labels(guest), guest.saved_bytes));
+    to.gauges(
+        "pageone_guest_saved_bytes",
+        "A guest's part of the saving",
+        names,
+        rows,
+    )?;
+    let rows = named.iter().map(|guest| (labels(guest), guest.pages));
+    to.gauges(
+        "pageone_guest_pages",
+        "Pages present in a guest's regions",
+        names,
+        rows,
+    )?;
+    let rest: u64 = others.iter().map(|guest| guest.saved_bytes).sum();
+    to.gauge(
+        "pageone_other_guests_saved_bytes",
+        "The saving of all guests that are not named",
+        rest,
+    )
+}
+
+/// The kernel's own deduplication, for comparison; as far as it tells.
+fn kernel(to: &mut Writer<'_>, ksm: &Ksm) -> fmt::Result {
+    let states = ["shared", "sharing", "unshared", "volatile", "skipped"];
+    let rows = states.iter().filter_map(|state| {
+        let pages = ksm.number(&format!("pages_{state}")).ok()?;
+        Some(([(*state).to_owned()], pages))
+    });
+    to.gauges("pageone_ksm_pages", "KSM's pages by state", ["state"], rows)?;
+    if let Ok(run) = ksm.number("run") {
+        to.gauge("pageone_ksm_run", "KSM's run", run)?;
+    }
+    let profit = ksm.read("general_profit").ok();
+    if let Some(profit) = profit.and_then(|text| text.trim().parse::<i64>().ok()) {
+        to.gauge(
+            "pageone_ksm_profit_bytes",
+            "KSM's own estimate of its net saving",
+            profit,
+        )?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn guest(pid: u32, saved_bytes: u64) -> GuestStatus {
+        GuestStatus {
+            pid,
+            comm: "a\"b\n\x1b".into(),
+            saved_bytes,
+            ..GuestStatus::default()
+        }
+    }
+
+    fn lines(status: &Status, guests: usize) -> String {
+        text(Some(status), &Ksm::at("/nonexistent"), guests).unwrap()
+    }
+
+    #[test]
+    fn guests_are_bounded_and_the_others_summed_up() {
+        let guests = (0..10).map(|n| guest(n, u64::from(n) << 20)).collect();
+        let status = Status {
+            guests,
+            saved_bytes: 45 << 20,
+            cpu_seconds: 1.5,
+            ..Status::default()
+        };
+        let text = lines(&status, 2);
+        assert_eq!(
+            text.matches("pageone_guest_saved_bytes{").count(),
+            2,
+            "{text}"
+        );
+        assert!(
+            text.contains("pageone_guest_saved_bytes{pid=\"9\""),
+            "{text}"
+        );
+        let rest = format!("pageone_other_guests_saved_bytes {}\n", 28 << 20);
+        assert!(text.contains(&rest), "{text}");
+        assert!(text.contains("pageone_cpu_seconds_total 1.5\n"), "{text}");
+        assert!(
+            text.contains("pageone_pages{state=\"shared\"} 0\n"),
+            "{text}"
+        );
+        assert!(!text.contains('\x1b'), "{text}");
+        for line in text.lines() {
+            let quotes = line.replace("\\\\", "").replace("\\\"", "");
+            assert!(quotes.matches('"').count().is_multiple_of(2), "{line}");
+        }
+    }
+
+    #[test]
+    fn the_board_and_the_alerts_ask_for_metrics_that_there_are() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["run", "pages_sharing", "general_profit"] {
+            std::fs::write(folder.path().join(name), "1\n").unwrap();
+        }
+        let status = Status {
+            guests: vec![guest(1, 1)],
+            ..Status::default()
+        };
+        let text = text(Some(&status), &Ksm::at(folder.path()), 5).unwrap();
+        let board = include_str!("../../../../packaging/grafana.json");
+        let alerts = include_str!("../../../../packaging/alerts.yml");
+        let is_part = |c: char| c.is_ascii_lowercase() || c == '_';
+        let words = [board, alerts].map(|file| file.split(|c| !is_part(c)));
+        let names = words.into_iter().flatten();
+        let names: std::collections::BTreeSet<_> =
+            names.filter(|name| name.starts_with("pageone_")).collect();
+        assert!(names.len() > 10, "{names:?}");
+        for name in names {
+            assert!(text.contains(&format!("# TYPE {name} ")), "{name}: {text}");
+        }
+    }
+
+    #[test]
+    fn without_a_daemon_it_says_so() {
+        let text = text(None, &Ksm::at("/nonexistent"), 5).unwrap();
+        assert!(text.contains("pageone_up 0\n"), "{text}");
+        assert!(!text.contains("pageone_saved_bytes"), "{text}");
+    }
+}

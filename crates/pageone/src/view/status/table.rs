@@ -1,0 +1,316 @@
+//! The counters as a table, 80 columns wide.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use sys::foreign::Foreign;
+use wire::{GuestStatus, Recycled, RunMode, Status, Unserved};
+
+use crate::human;
+
+const WIDTH: usize = 80;
+
+/// All of it.
+pub(super) fn table(status: &Status) -> String {
+    let mut text = head(status);
+    for (name, value, note) in sizes(status).iter().chain(&classes(status)) {
+        let _ = writeln!(
+            text,
+            "{}",
+            format!("{name:<14} {value:>12}  {note}").trim_end()
+        );
+    }
+    text.push('\n');
+    guests(&mut text, &status.guests);
+    left_alone(&mut text, &status.guests);
+    unserved(&mut text, &status.unserved);
+    text
+}
+
+fn time(ms: u64) -> String {
+    humantime::format_duration(Duration::from_millis(ms)).to_string()
+}
+
+fn head(status: &Status) -> String {
+    let mode = match status.knobs.run {
+        RunMode::Stop => "stopped",
+        RunMode::Run => "running",
+        RunMode::Unmerge => "unmerging",
+    };
+    let limit = match status.knobs.cpu_limit {
+        0 => String::new(),
+        percent => format!(", at most {percent} % of a core"),
+    };
+    let across = match status.knobs.merge_across_nodes {
+        true => "",
+        false => ", no merging across nodes",
+    };
+    let line = format!(
+        "{mode}, {} threads{limit}, a look every {}, {} rounds, {:.1} s of CPU{across}",
+        status.knobs.threads,
+        time(status.effective_period_ms),
+        status.full_scans,
+        status.cpu_seconds,
+    );
+    let mut lines = human::wrapped(&line, WIDTH);
+    if let Some(ms) = status.first_merges_ms {
+        // Whole seconds, and never none: it is an estimate.
+        let seconds = ms.div_ceil(1000).max(1);
+        lines.push(format!(
+            "observing: first merges in about {}",
+            time(seconds * 1000)
+        ));
+    }
+    if status.only_user.is_some() {
+        lines.push("only the guests of your own are counted".to_owned());
+    }
+    lines.join("\n") + "\n\n"
+}
+
+type Row = (&'static str, String, String);
+
+fn sizes(status: &Status) -> [Row; 5] {
+    let stored = match status.knobs.store_limit_mib {
+        0 => "canonical pages".to_owned(),
+        mib => format!(
+            "canonical pages, at most {}; {} got none",
+            human::size(mib.saturating_mul(1 << 20)),
+            status.pages_over_limit
+        ),
+    };
+    let Recycled {
+        discarded,
+        zeroed,
+        told,
+    } = status.pages_recycled;
+    let pages = status.pages_recycled.pages().to_string();
+    let recycled = format!("pages: {discarded} discarded, {zeroed} zeroed, {told} told");
+    [
+        ("saved", human::size(status.saved_bytes), String::new()),
+        (
+            "net saved",
+            human::bytes(status.net_saved_bytes),
+            "less all overhead".to_owned(),
+        ),
+        (
+            "metadata",
+            human::size(status.metadata_bytes),
+            String::new(),
+        ),
+        ("stored", human::size(status.store_bytes), stored),
+        ("recycled", pages, recycled),
+    ]
+}
+
+/// The classes of pages, each page in exactly one of the first six.
+fn classes(status: &Status) -> [Row; 11] {
+    let (foreign, unfit) = (status.pages_foreign, status.pages_unfit);
+    let known = status.pages_broken + status.pages_pinned + foreign + unfit;
+    let rows = [
+        (
+            "shared",
+            status.pages_shared,
+            "pages: canonical copies in use",
+        ),
+        (
+            "sharing",
+            status.pages_sharing,
+            "pages that share one beyond its first: saved",
+        ),
+        (
+            "unshared",
+            status.pages_unshared,
+            "pages: settled, seen once",
+        ),
+        (
+            "volatile",
+            status.pages_volatile,
+            "pages: written lately, or not yet observed",
+        ),
+        ("zero", status.zero_pages, "pages of zeros without a frame"),
+        (
+            "skipped",
+            status.pages_skipped,
+            "pages left alone, of these:",
+        ),
+        (
+            "  broken",
+            status.pages_broken,
+            "written once merged, not to be merged again",
+        ),
+        (
+            "  pinned",
+            status.pages_pinned,
+            "in use for I/O, or shared by fork",
+        ),
+        (
+            "  foreign",
+            foreign,
+            "in mappings of files or of other engines",
+        ),
+        ("  unfit", unfit, "in mappings of a kind that is not merged"),
+        (
+            "  put off",
+            status.pages_skipped.saturating_sub(known),
+            "no room, or it failed: tried again",
+        ),
+    ];
+    rows.map(|(name, pages, note)| (name, pages.to_string(), note.to_owned()))
+}
+
+/// `text` in `width` characters, cut where it is longer.
+fn cut(text: &str, width: usize) -> String {
+    match text.chars().count() <= width {
+        true => text.to_owned(),
+        false => text.chars().take(width - 1).chain(['…']).collect(),
+    }
+}
+
+fn guests(text: &mut String, guests: &[GuestStatus]) {
+    if guests.is_empty() {
+        text.push_str("no guests\n");
+        return;
+    }
+    let _ = writeln!(
+        text,
+        "{:>8} {:<17} {:<15} {:>9} {:>9} {:>10} {:>6}",
+        "PID", "NAME", "DOMAIN", "MEMORY", "SAVED", "NET", "CPU s"
+    );
+    for guest in guests {
+        let name = guest.name.as_ref().unwrap_or(&guest.comm).to_string();
+        let _ = writeln!(
+            text,
+            "{:>8} {:<17} {:<15} {:>9} {:>9} {:>10} {:>6}",
+            guest.pid,
+            cut(&name, 17),
+            cut(&guest.domain.to_string(), 15),
+            human::size(guest.pages.saturating_mul(4096)),
+            human::size(guest.saved_bytes),
+            human::bytes(guest.net_saved_bytes),
+            format!("{:.1}", guest.cpu_seconds),
+        );
+    }
+}
+
+/// A reason beside its process, in as many lines as it takes.
+fn reason(text: &mut String, pid: u32, why: &str) {
+    for (n, line) in human::wrapped(why, WIDTH - 9).iter().enumerate() {
+        let pid = if n == 0 {
+            pid.to_string()
+        } else {
+            String::new()
+        };
+        let _ = writeln!(text, "{pid:>8} {line}");
+    }
+}
+
+/// Why memory of guests is not merged, a line a reason.
+fn left_alone(text: &mut String, guests: &[GuestStatus]) {
+    let all = guests.iter().flat_map(|guest| {
+        let reasons = guest.reasons.iter();
+        reasons.map(|reason| (guest.pid, &reason.why))
+    });
+    for (n, (pid, why)) in all.enumerate() {
+        if n == 0 {
+            text.push_str("\nnot merged, in part or whole:\n");
+        }
+        reason(text, pid, &Foreign(why).to_string());
+    }
+}
+
+/// Processes that are no guests.
+fn unserved(text: &mut String, unserved: &[Unserved]) {
+    for (n, one) in unserved.iter().enumerate() {
+        if n == 0 {
+            text.push_str("\nnot served:\n");
+        }
+        let times = match one.times {
+            1 => String::new(),
+            times => format!(", {times} times"),
+        };
+        let (uid, why, ago) = (
+            one.uid,
+            Foreign(&one.why),
+            time(one.seconds.saturating_mul(1000)),
+        );
+        reason(
+            text,
+            one.pid,
+            &format!("user {uid}: {why} ({ago} ago{times})"),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wire::{KnobValues, WhyNot, WhyNotCode};
+
+    fn status() -> Status {
+        let guest = GuestStatus {
+            pid: 77,
+            comm: "qemu\x1b[2J".into(),
+            domain: "cgroup:1234/machine.slice/x".into(),
+            saved_bytes: 5 << 20,
+            net_saved_bytes: -4096,
+            cpu_seconds: 12.34,
+            reasons: vec![WhyNot {
+                code: WhyNotCode::Leaves,
+                pages: 0,
+                why: "it leaves its domain: it is\x1b somebody else".to_owned(),
+            }],
+            ..GuestStatus::default()
+        };
+        let named = GuestStatus {
+            pid: 4_194_304,
+            name: Some("a name that is longer than its place".into()),
+            ..guest.clone()
+        };
+        Status {
+            knobs: KnobValues {
+                threads: 3,
+                cpu_limit: 25,
+                merge_across_nodes: false,
+                store_limit_mib: 1 << 24,
+                ..KnobValues::default()
+            },
+            first_merges_ms: Some(36_200),
+            only_user: Some(7),
+            effective_period_ms: 20_000,
+            saved_bytes: 5 << 20,
+            net_saved_bytes: -4096,
+            pages_skipped: 518,
+            pages_pinned: 18,
+            guests: vec![guest, named],
+            unserved: vec![Unserved {
+                pid: 78,
+                uid: 1000,
+                why: "it has \x1b no place".to_owned() + &" and more of it".repeat(9),
+                times: 3,
+                seconds: 5,
+            }],
+            ..Status::default()
+        }
+    }
+
+    #[test]
+    fn the_table_shows_the_saving_and_each_guest_in_80_columns() {
+        let text = table(&status());
+        for part in [
+            "running, 3 threads, at most 25 % of a core, a look every 20s",
+            "observing: first merges in about 37s\n",
+            "  put off               500  no room",
+            "5.0 MiB   -4.0 KiB   12.3\n",
+            "4194304 a name that is l…",
+            "      77 it leaves its domain: it is",
+            "78 user 1000: it has",
+            "(5s ago, 3 times)",
+        ] {
+            assert!(text.contains(part), "no {part}: {text}");
+        }
+        assert!(!text.contains('\x1b'), "an escape sequence went through");
+        let wide = text.lines().find(|line| line.chars().count() > WIDTH);
+        assert_eq!(wide, None);
+        assert!(table(&Status::default()).contains("no guests"));
+    }
+}

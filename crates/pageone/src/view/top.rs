@@ -1,0 +1,407 @@
+//! `pageone top`: the guests of a daemon on the whole terminal, again and again.
+//!
+//! ```text
+//! asks ──▶ Top (what is shown, in which order) ──▶ draw ──▶ the terminal, or a test's 80 × 24
+//! keys ──▶
+//! ```
+
+use std::cmp::Ordering;
+use std::collections::VecDeque;
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use ratatui::Frame;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::{Modifier, Style};
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{Block, Clear, Paragraph, Row, Sparkline, Table};
+use sys::foreign::ForeignName;
+use wire::{GuestStatus, PAGE_BYTES, RunMode, Status};
+
+use super::status::ask;
+use crate::{human, paths};
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The daemon's socket
+    #[arg(long)]
+    socket: Option<PathBuf>,
+    /// The time between two looks
+    #[arg(long, value_name = "TIME", value_parser = human::period, default_value = "2s")]
+    every: Duration,
+}
+
+/// Shows the guests until a key ends it.
+pub(crate) fn main(args: &Args) -> Result<()> {
+    ensure!(
+        std::io::stdin().is_terminal() && std::io::stdout().is_terminal(),
+        "`pageone top` needs a terminal; `pageone status --watch 2s` writes anywhere"
+    );
+    let socket = paths::served(args.socket.as_deref())?;
+    // Without a daemon it ends with words, on a terminal that is as it was.
+    let mut top = Top::default();
+    top.take(ask(&socket)?);
+    let mut asked = Instant::now();
+    let mut terminal = ratatui::try_init()?;
+    let result = loop {
+        if let Err(error) = terminal.draw(|frame| top.draw(frame)) {
+            break Err(error.into());
+        }
+        let left = args.every.saturating_sub(asked.elapsed());
+        match event::poll(left).and_then(|ready| ready.then(event::read).transpose()) {
+            Ok(Some(Event::Key(key))) if key.kind == KeyEventKind::Press => {
+                let ends =
+                    key.modifiers.contains(KeyModifiers::CONTROL) && key.code == KeyCode::Char('c');
+                if ends || top.key(key.code) {
+                    break Ok(());
+                }
+            }
+            Ok(_) => {}
+            Err(error) => break Err(error.into()),
+        }
+        if asked.elapsed() >= args.every {
+            asked = Instant::now();
+            match ask(&socket) {
+                Ok(status) => top.take(status),
+                // The next daemon may come.
+                Err(error) => top.trouble = Some(format!("{error:#}")),
+            }
+        }
+    };
+    ratatui::restore();
+    result
+}
+
+/// By what guests are sorted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Order {
+    #[default]
+    Saved,
+    Memory,
+    Motion,
+    Mappings,
+    Command,
+    Domain,
+    Pid,
+}
+
+/// A key, the order it asks for, and its name.
+const ORDERS: [(char, Order, &str); 7] = [
+    ('s', Order::Saved, "saved"),
+    ('m', Order::Memory, "memory"),
+    ('v', Order::Motion, "in motion"),
+    ('n', Order::Mappings, "mappings"),
+    ('c', Order::Command, "command"),
+    ('d', Order::Domain, "domain"),
+    ('p', Order::Pid, "PID"),
+];
+
+impl Order {
+    /// Figures from the greatest, names from the first.
+    fn compare(self, a: &GuestStatus, b: &GuestStatus) -> Ordering {
+        let by = match self {
+            Self::Saved => b.saved_bytes.cmp(&a.saved_bytes),
+            Self::Memory => b.pages.cmp(&a.pages),
+            Self::Motion => b.pages_volatile.cmp(&a.pages_volatile),
+            Self::Mappings => b.vmas.cmp(&a.vmas),
+            Self::Command => name(a).cmp(name(b)),
+            Self::Domain => a.domain.cmp(&b.domain),
+            Self::Pid => a.pid.cmp(&b.pid),
+        };
+        by.then(a.pid.cmp(&b.pid))
+    }
+}
+
+/// Looks that the line over the table goes back, at most.
+const LOOKS: usize = 512;
+
+/// What is on the screen.
+#[derive(Default)]
+struct Top {
+    status: Status,
+    /// The saving at each look, the last one at the end.
+    saved: VecDeque<u64>,
+    /// When the last look was, and the CPU time it told.
+    before: Option<(Instant, f64)>,
+    cpu_percent: Option<f64>,
+    order: Order,
+    reversed: bool,
+    help: bool,
+    /// Rows above the first one that is seen.
+    skipped: usize,
+    trouble: Option<String>,
+}
+
+impl Top {
+    fn take(&mut self, status: Status) {
+        let now = Instant::now();
+        self.cpu_percent = self.before.and_then(|(at, cpu)| {
+            let passed = (now - at).as_secs_f64();
+            let used = status.cpu_seconds - cpu;
+            (passed > 0.0 && used >= 0.0).then(|| 100.0 * used / passed)
+        });
+        self.before = Some((now, status.cpu_seconds));
+        if self.saved.len() == LOOKS {
+            self.saved.pop_front();
+        }
+        self.saved.push_back(status.saved_bytes);
+        self.trouble = None;
+        self.status = status;
+        self.sort();
+    }
+
+    fn sort(&mut self) {
+        let order = self.order;
+        self.status.guests.sort_by(|a, b| order.compare(a, b));
+        if self.reversed {
+            self.status.guests.reverse();
+        }
+    }
+
+    /// Heeds a key; true when it ends the view.
+    fn key(&mut self, key: KeyCode) -> bool {
+        let last = self.status.guests.len().saturating_sub(1);
+        match key {
+            KeyCode::Char('q') => return true,
+            KeyCode::Esc if !self.help => return true,
+            KeyCode::Char('h' | '?') => self.help = !self.help,
+            KeyCode::Esc => self.help = false,
+            KeyCode::Char('r') => self.reversed = !self.reversed,
+            KeyCode::Down => self.skipped = (self.skipped + 1).min(last),
+            KeyCode::Up => self.skipped = self.skipped.saturating_sub(1),
+            KeyCode::PageDown => self.skipped = (self.skipped + 10).min(last),
+            KeyCode::PageUp => self.skipped = self.skipped.saturating_sub(10),
+            KeyCode::Home => self.skipped = 0,
+            KeyCode::Char(key) => {
+                if let Some((_, order, _)) = ORDERS.iter().find(|(its, ..)| *its == key) {
+                    (self.order, self.skipped) = (*order, 0);
+                }
+            }
+            _ => {}
+        }
+        self.sort();
+        false
+    }
+
+    fn draw(&self, frame: &mut Frame<'_>) {
+        let parts = [
+            Constraint::Length(2),
+            Constraint::Length(3),
+            Constraint::Min(2),
+            Constraint::Length(1),
+        ];
+        let [head, line, table, foot] = Layout::vertical(parts).areas(frame.area());
+        frame.render_widget(self.head(), head);
+        self.line(frame, line);
+        frame.render_widget(self.table(), table);
+        let foot_text = match &self.trouble {
+            Some(why) => Line::styled(why.clone(), Style::new().add_modifier(Modifier::BOLD)),
+            None => Line::from("q quit   h help   s m v n c d p sort   r reverse   arrows scroll"),
+        };
+        frame.render_widget(Paragraph::new(foot_text), foot);
+        if self.help {
+            help(frame);
+        }
+    }
+
+    fn head(&self) -> Paragraph<'static> {
+        let status = &self.status;
+        let mode = match status.knobs.run {
+            RunMode::Stop => "stopped",
+            RunMode::Run => "merging",
+            RunMode::Unmerge => "unmerging",
+        };
+        let period = humantime::format_duration(Duration::from_millis(status.effective_period_ms));
+        let cpu = self
+            .cpu_percent
+            .map_or("–".to_owned(), |cpu| format!("{cpu:.1}"));
+        let first = format!(
+            "PageONE {mode}, a look every {period}, {} guests, CPU {cpu} % of a core",
+            status.guests.len()
+        );
+        let second = format!(
+            "saved {}   net {}   copies {}   own memory {}",
+            human::size(status.saved_bytes),
+            human::bytes(status.net_saved_bytes),
+            human::size(status.store_bytes),
+            human::size(status.metadata_bytes)
+        );
+        let bold = Style::new().add_modifier(Modifier::BOLD);
+        Paragraph::new(vec![Line::from(first), Line::styled(second, bold)])
+    }
+
+    /// The saving over the last looks.
+    fn line(&self, frame: &mut Frame<'_>, area: Rect) {
+        let skip = self.saved.len().saturating_sub(usize::from(area.width));
+        let data: Vec<u64> = self.saved.iter().skip(skip).copied().collect();
+        frame.render_widget(Sparkline::default().data(&data), area);
+    }
+
+    fn table(&self) -> Table<'static> {
+        let heads = [
+            "PID", "COMMAND", "DOMAIN", "MEMORY", "SAVED", "%", "MOTION", "MAPS",
+        ];
+        let names = ["p", "c", "d", "m", "s", "", "v", "n"];
+        let chosen = ORDERS.iter().find(|(_, order, _)| *order == self.order);
+        let chosen = chosen.map_or(String::new(), |(key, ..)| key.to_string());
+        let heads = heads.iter().zip(names).map(|(head, key)| {
+            let style = match key == chosen {
+                true => Style::new().add_modifier(Modifier::REVERSED),
+                false => Style::new().add_modifier(Modifier::BOLD),
+            };
+            Span::styled(*head, style)
+        });
+        let rows = self.status.guests.iter().skip(self.skipped).map(row);
+        let widths = [8, 15, 15, 9, 9, 3, 9, 5].map(Constraint::Length);
+        Table::new(rows, widths)
+            .header(Row::new(heads))
+            .column_spacing(1)
+    }
+}
+
+/// That of the machine, if it has one.
+fn name(guest: &GuestStatus) -> &ForeignName {
+    guest.name.as_ref().unwrap_or(&guest.comm)
+}
+
+fn row(guest: &GuestStatus) -> Row<'static> {
+    let bytes = |pages: u64| pages.saturating_mul(PAGE_BYTES as u64);
+    let memory = bytes(guest.pages);
+    let percent = (guest.saved_bytes.saturating_mul(100)).checked_div(memory);
+    let style = match guest.responsive {
+        true => Style::new(),
+        false => Style::new().add_modifier(Modifier::DIM),
+    };
+    let cells = [
+        guest.pid.to_string(),
+        name(guest).to_string(),
+        guest.domain.to_string(),
+        human::size(memory),
+        human::size(guest.saved_bytes),
+        percent.unwrap_or(0).to_string(),
+        human::size(bytes(guest.pages_volatile)),
+        guest.vmas.to_string(),
+    ];
+    Row::new(cells).style(style)
+}
+
+/// What keys do, over the table.
+fn help(frame: &mut Frame<'_>) {
+    let mut lines: Vec<_> = ORDERS
+        .iter()
+        .map(|(key, _, name)| Line::from(format!(" {key}  sort by {name}")))
+        .collect();
+    lines.extend([
+        Line::from(" r  reverse the order"),
+        Line::from(" ↑ ↓ PgUp PgDn Home  scroll"),
+        Line::from(" MOTION: written lately, or not yet observed"),
+        Line::from(" h  close this    q  quit"),
+    ]);
+    let height = u16::try_from(lines.len())
+        .unwrap_or(u16::MAX)
+        .saturating_add(2);
+    let whole = frame.area();
+    let area = Rect {
+        x: whole.x + whole.width.saturating_sub(50) / 2,
+        y: whole.y + whole.height.saturating_sub(height) / 2,
+        width: whole.width.min(50),
+        height: whole.height.min(height),
+    };
+    frame.render_widget(Clear, area);
+    frame.render_widget(
+        Paragraph::new(lines).block(Block::bordered().title(" keys ")),
+        area,
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+
+    fn guest(pid: u32, comm: &str, mib: u64, saved_mib: u64) -> GuestStatus {
+        GuestStatus {
+            pid,
+            comm: comm.into(),
+            domain: "uid:0".into(),
+            pages: mib << 8,
+            saved_bytes: saved_mib << 20,
+            vmas: 40,
+            responsive: true,
+            ..GuestStatus::default()
+        }
+    }
+
+    fn top() -> Top {
+        let mut top = Top::default();
+        let guests = vec![
+            guest(7, "qemu-system-x86", 1024, 512),
+            guest(8, "redis\x1b[2J", 256, 200),
+            guest(9, "java", 2048, 64),
+            GuestStatus {
+                name: Some("web".into()),
+                ..guest(10, "qemu-system-x86", 512, 1)
+            },
+        ];
+        for part in 1..=3 {
+            top.take(Status {
+                saved_bytes: (768 << 20) * part / 3,
+                net_saved_bytes: 760 << 20,
+                effective_period_ms: 20_000,
+                guests: guests.clone(),
+                ..Status::default()
+            });
+        }
+        top.cpu_percent = Some(2.5);
+        top
+    }
+
+    /// The lines of a terminal of 80 × 24.
+    fn screen(top: &Top) -> Vec<String> {
+        let mut terminal = Terminal::new(TestBackend::new(80, 24)).unwrap();
+        terminal.draw(|frame| top.draw(frame)).unwrap();
+        let buffer = terminal.backend().buffer();
+        let line = |cells: &[ratatui::buffer::Cell]| {
+            let line: String = cells.iter().map(ratatui::buffer::Cell::symbol).collect();
+            line.trim_end().to_owned()
+        };
+        buffer.content().chunks(80).map(line).collect()
+    }
+
+    /// With `PAGEONE_DRAW=1` it writes the file that it compares with otherwise.
+    #[test]
+    fn the_screen_is_as_drawn_before() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/view/top.txt");
+        let drawn = screen(&top()).join("\n") + "\n";
+        if std::env::var_os("PAGEONE_DRAW").is_some() {
+            std::fs::write(path, &drawn).unwrap();
+        }
+        let before = std::fs::read_to_string(path).unwrap();
+        assert_eq!(drawn, before, "\n{drawn}");
+    }
+
+    #[test]
+    fn keys_sort_scroll_help_and_end() {
+        let mut top = top();
+        let first = |top: &Top| screen(top)[6].clone();
+        assert!(first(&top).contains("qemu"), "{}", first(&top));
+        for (key, name) in [('m', "java"), ('c', "java"), ('p', "qemu"), ('s', "qemu")] {
+            assert!(!top.key(KeyCode::Char(key)));
+            assert!(first(&top).contains(name), "{key}: {}", first(&top));
+        }
+        assert!(!top.key(KeyCode::Char('r')));
+        assert!(first(&top).contains("web"), "a machine has its name");
+        assert!(!top.key(KeyCode::Down));
+        assert!(first(&top).contains("java"));
+        assert!(!top.key(KeyCode::Char('h')));
+        assert!(screen(&top).join("\n").contains("sort by mappings"));
+        assert!(!top.key(KeyCode::Esc), "it closes the help");
+        assert!(top.key(KeyCode::Esc));
+        assert!(top.key(KeyCode::Char('q')));
+        assert!(!screen(&top).join("\n").contains('\x1b'));
+    }
+}

@@ -1,0 +1,291 @@
+//! `pageone analyze`: right sums of real processes, and nothing of them changed.
+#![allow(clippy::unwrap_used)] // a helper that fails is a test that fails
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+
+use common::{
+    Place, alone, bench_guest, bench_process, count, daemon, json, need_agent, output, pageone,
+    text, wait_for,
+};
+use pageone::bench::{Content, Guest};
+use serde_json::Value;
+
+const PAGES: u64 = 8192;
+
+fn content() -> Content {
+    Content {
+        seed: 1,
+        dup: 0.7,
+        run_pages: 16,
+        zero_prefix: 0.0,
+        pages: PAGES,
+        shuffle: false,
+    }
+}
+
+fn analyze(args: &[&str], pids: &[u32]) -> Value {
+    let mut command = pageone();
+    command
+        .args(["analyze", "--look-again=300ms", "--json"])
+        .args(args);
+    command.args(pids.iter().map(u32::to_string));
+    let output = output(&mut command);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn number(value: &Value) -> u64 {
+    value
+        .as_u64()
+        .unwrap_or_else(|| panic!("no number: {value}"))
+}
+
+/// What a look from outside might change of a process.
+fn state(pid: u32) -> (BTreeMap<String, String>, String) {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    // Pages of files come and go with what other processes do with these files.
+    let told = [
+        "VmSize", "RssAnon", "VmPTE", "VmSwap", "VmData", "VmStk", "VmLck",
+    ];
+    let lines = status.lines().filter_map(|line| line.split_once(':'));
+    let values = lines
+        .filter(|(name, _)| told.contains(name))
+        .map(|(name, value)| (name.to_owned(), value.trim().to_owned()));
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    (values.collect(), maps)
+}
+
+#[test]
+fn the_sum_is_that_of_the_content_and_nothing_changes() {
+    let guests: Vec<Guest> = (0..3)
+        .map(|number| bench_process(number, &content()))
+        .collect();
+    let pids: Vec<_> = guests.iter().map(Guest::pid).collect();
+    let before: Vec<_> = pids.iter().map(|&pid| state(pid)).collect();
+    let place = tempfile::tempdir().unwrap();
+    let drawing = place.path().join("savable.svg");
+    let plot = format!("--plot={}", drawing.display());
+    let report = analyze(&["--threads=2", &plot], &pids);
+    let drawing = std::fs::read_to_string(drawing).unwrap();
+    for part in ["one domain for all", "anonymous", "between processes"] {
+        assert!(drawing.contains(part), "no {part}: {drawing}");
+    }
+    for (&pid, before) in pids.iter().zip(&before) {
+        let after = state(pid);
+        assert_eq!(after.0, before.0, "of {pid}");
+        assert!(after.1 == before.1, "the mappings of {pid} changed");
+    }
+    let ideal = content().ideal_saved_bytes(3);
+    let between = number(&report["savable"]["between"]);
+    // Programs have a few equal pages besides what they were filled with.
+    assert!(
+        (ideal..=ideal + ideal / 100).contains(&between),
+        "{between}, not {ideal}"
+    );
+    let pairs = report["pairs"].as_array().unwrap();
+    assert_eq!(pairs.len(), 3, "{report}");
+    assert!(
+        pairs.iter().all(|pair| number(&pair["bytes"]) >= ideal / 2),
+        "{report}"
+    );
+    for row in report["processes"].as_array().unwrap() {
+        assert!(number(&row["pages"]) >= PAGES, "{row}");
+        assert!(number(&row["runs"]) >= PAGES / 16 / 6, "{row}");
+        assert_eq!(row["error"], Value::Null);
+    }
+    // A sample by content: the truth lies within its bound (in 19 of 20 samples: so twice the bound).
+    let sample = analyze(&["--sample-memory=1/8"], &pids);
+    let (guess, bound) = (
+        number(&sample["savable"]["bytes"]),
+        number(&sample["error"]),
+    );
+    let truth = number(&report["savable"]["bytes"]);
+    assert!(bound > 0 && bound < truth / 4, "{bound} of {truth}");
+    assert!(
+        guess.abs_diff(truth) <= 2 * bound,
+        "{guess} ± {bound}, not {truth}"
+    );
+}
+
+#[test]
+fn what_is_foretold_is_what_merging_saves() {
+    need_agent();
+    let _alone = alone();
+    let place = Place::new();
+    let _daemon = daemon(&place, &["--merge-period", "100ms"]);
+    let mut guests: Vec<Guest> = (0..3)
+        .map(|number| bench_guest(&place, number, &content()))
+        .collect();
+    let pids: Vec<_> = guests.iter().map(Guest::pid).collect();
+    let foretold = number(&analyze(&[], &pids)["savable"]["bytes"]);
+    for guest in &mut guests {
+        guest.tell("offer").unwrap();
+    }
+    let saved =
+        || (count(&json(&place), "pages_sharing") + count(&json(&place), "zero_pages")) * 4096;
+    wait_for("what was foretold, within 5 %", || {
+        (saved() >= foretold / 100 * 95).then_some(())
+    });
+    // And it stays so: nothing more comes.
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    let saved = saved();
+    assert!(saved <= foretold / 100 * 105, "{saved}, not {foretold}");
+}
+
+/// A program that forks: most of its pages are shared already.
+const FORKS: &str = "
+import os, sys
+data = bytearray(os.urandom(1 << 20) * 16)
+if os.fork() == 0:
+    print('ready', os.getpid(), flush=True)
+sys.stdin.read()
+";
+/// A program that writes one half of its memory again and again.
+const CHANGES: &str = "
+import os, sys, select
+data = bytearray(os.urandom(4096) * 4096)
+print('ready', os.getpid(), flush=True)
+n = 0
+while not select.select([sys.stdin], [], [], 0.001)[0]:
+    n += 1
+    for at in range(0, len(data) // 2, 4096):
+        data[at:at + 4] = n.to_bytes(4, 'little')
+";
+
+/// A program in Python that has said that it is ready, and the process that said it.
+struct Program(Child, u32);
+
+impl Program {
+    /// `None` where there is no Python.
+    fn start(program: &str) -> Option<Self> {
+        let mut command = Command::new("python3");
+        command
+            .args(["-c", program])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        let Ok(mut child) = command.spawn() else {
+            eprintln!("skipped: there is no python3");
+            return None;
+        };
+        let mut line = String::new();
+        let mut lines = BufReader::new(child.stdout.take().unwrap());
+        lines.read_line(&mut line).unwrap();
+        let pid = line.trim().strip_prefix("ready ").unwrap().parse().unwrap();
+        Some(Self(child, pid))
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // Its input ends, and so it does.
+        drop(self.0.stdin.take());
+        self.0.wait().unwrap();
+    }
+}
+
+#[test]
+fn what_fork_shares_counts_once() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: only root is told which pages share a frame");
+        return;
+    }
+    let Some(program) = Program::start(FORKS) else {
+        return;
+    };
+    let report = analyze(&[], &[program.0.id(), program.1]);
+    // 16 copies of a MiB within the first process; what the second shares with it is saved already.
+    let shared = number(&report["shared_already"]);
+    assert!(shared >= 15 << 20, "{shared}");
+    let within = number(&report["savable"]["within"]);
+    assert!((14 << 20..18 << 20).contains(&within), "{within}");
+}
+
+#[test]
+fn pages_that_change_do_not_count() {
+    let Some(program) = Program::start(CHANGES) else {
+        return;
+    };
+    let report = analyze(&[], &[program.1]);
+    let (changed, within) = (
+        number(&report["changed"]),
+        number(&report["savable"]["within"]),
+    );
+    assert!(changed >= 7 << 20, "{changed}");
+    assert!((7 << 20..10 << 20).contains(&within), "{within}");
+}
+
+#[test]
+fn what_cannot_be_looked_at_is_named() {
+    let gone = output(pageone().args(["analyze", "4194304"]));
+    let error = text(&gone.stderr);
+    assert!(
+        !gone.status.success() && error.contains("there is no process 4194304"),
+        "{error}"
+    );
+    let none = output(pageone().args(["analyze", "--comm=no such name"]));
+    assert!(
+        text(&none.stderr).contains("no process fits"),
+        "{}",
+        text(&none.stderr)
+    );
+    let nothing = output(pageone().arg("analyze"));
+    assert_eq!(nothing.status.code(), Some(2));
+}
+
+#[test]
+fn the_table_says_what_to_do() {
+    let guests: Vec<Guest> = (0..2)
+        .map(|number| bench_process(number, &content()))
+        .collect();
+    let mut command = pageone();
+    command.args(["analyze", "--look-again=10ms", "--cpu-limit=200"]);
+    command.args(guests.iter().map(|guest| guest.pid().to_string()));
+    let output = output(&mut command);
+    let table = text(&output.stdout);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    for part in [
+        "savable ",
+        "between processes",
+        "PageONE, the policy's domains",
+        "RUNS",
+        "pageone daemon",
+    ] {
+        assert!(table.contains(part), "no `{part}` in:\n{table}");
+    }
+    assert!(
+        table.lines().all(|line| line.chars().count() <= 80),
+        "{table}"
+    );
+}
+
+#[test]
+fn dumps_stand_for_guests() {
+    let folder = tempfile::tempdir().unwrap();
+    let paths = [0, 1].map(|guest| {
+        let mut memory = vec![0; 4096 * 256];
+        for (index, page) in (0..).zip(memory.chunks_mut(4096)) {
+            content().fill(guest, index, page);
+        }
+        let path = folder.path().join(format!("guest{guest}"));
+        std::fs::write(&path, memory).unwrap();
+        path
+    });
+    let content = Content {
+        pages: 256,
+        ..content()
+    };
+    let mut command = pageone();
+    command.args(["analyze", "--json", "--dump"]).args(&paths);
+    let output = output(&mut command);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(
+        number(&report["savable"]["between"]),
+        content.ideal_saved_bytes(2)
+    );
+    assert_eq!(report["processes"][1]["command"], "guest1");
+}

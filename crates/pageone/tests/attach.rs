@@ -1,0 +1,622 @@
+//! `pageone attach`: an agent for processes that run already.
+#![cfg(target_arch = "x86_64")]
+
+mod common;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use common::{Place, count, daemon, guests_of, json, need_agent, output, pageone, text, wait_for};
+use sys::seize::Held;
+
+/// `tests/guest/attached.c`, built.
+fn program(place: &Place, flags: &[&str]) -> PathBuf {
+    let program = built(place, "attached", flags);
+    program.expect("a C compiler")
+}
+
+/// A program of `tests/guest`, built; `None` if the compiler does not know the flags.
+fn built(place: &Place, name: &str, flags: &[&str]) -> Option<PathBuf> {
+    need_agent();
+    let program = place.path().join(name);
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/guest");
+    let mut cc = Command::new("cc");
+    cc.args(["-O2", "-pthread", "-o"]).arg(&program);
+    cc.arg(format!("{folder}/{name}.c")).args(flags);
+    output(&mut cc).status.success().then_some(program)
+}
+
+/// A process that checks itself.
+struct Checked(Child, BufReader<std::process::ChildStdout>);
+
+impl Checked {
+    fn start(program: &Path, args: &[&str]) -> Self {
+        Self::by(Command::new(program).args(args), "ready")
+    }
+
+    /// A command that says a word when it is where it is to be.
+    fn by(command: &mut Command, word: &str) -> Self {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("a program");
+        let lines = BufReader::new(child.stdout.take().expect("stdout"));
+        let mut checked = Self(child, lines);
+        checked.says(word);
+        checked
+    }
+
+    fn says(&mut self, word: &str) {
+        let mut line = String::new();
+        self.1.read_line(&mut line).expect("a line");
+        assert_eq!(line.trim_end(), word);
+    }
+
+    /// Gives it a byte.
+    fn tell(&mut self) {
+        let mut input = self.0.stdin.as_ref().expect("its input");
+        input.write_all(b"!").expect("a byte");
+    }
+
+    fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// It has found nothing wrong, and lives.
+    fn is_right(&mut self) {
+        let ended = self.0.try_wait().expect("wait");
+        let mut said = String::new();
+        if ended.is_some() {
+            let _ = self.1.read_line(&mut said);
+        }
+        assert_eq!(ended, None, "{said}");
+    }
+
+    /// How often its first thread has slept, all in all.
+    fn slept(&self) -> String {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("status");
+        let mut lines = status.lines();
+        let line = lines.find(|line| line.starts_with("voluntary_ctxt_switches"));
+        line.expect("a number").to_owned()
+    }
+
+    /// Its first thread goes round and round.
+    fn goes_on(&mut self) {
+        for _ in 0..3 {
+            let before = self.slept();
+            wait_for("the program to go on", || {
+                (self.slept() != before).then_some(())
+            });
+        }
+        self.is_right();
+    }
+}
+
+impl Drop for Checked {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn attach(place: &Place, flags: &[&str], pids: &[u32]) -> Output {
+    output(&mut attach_command(place, flags, pids))
+}
+
+fn attach_command(place: &Place, flags: &[&str], pids: &[u32]) -> Command {
+    let mut command = pageone();
+    command.arg("attach").arg("--socket").arg(place.socket());
+    command.args(flags).args(pids.iter().map(u32::to_string));
+    command
+}
+
+/// Whether this user may trace others' and its own processes.
+fn can_trace(place: &Place) -> bool {
+    let mut sleep = Command::new("sleep").arg("60").spawn().expect("sleep");
+    let told = attach(place, &["--dry-run"], &[sleep.id()]);
+    let can = told.status.success();
+    if !can {
+        eprintln!("skipped: {}", text(&told.stderr));
+    }
+    sleep.kill().expect("killed");
+    sleep.wait().expect("ended");
+    can
+}
+
+fn attached(place: &Place, flags: &[&str], pids: &[u32]) -> String {
+    let done = attach(place, flags, pids);
+    let (told, failed) = (text(&done.stdout), text(&done.stderr));
+    assert!(done.status.success(), "{told}{failed}");
+    assert!(!told.contains("could not"), "{told}");
+    told
+}
+
+/// MiB of a program's memory, and the pages of them that it does not rewrite.
+const MIB: u64 = 8;
+const STILL: u64 = MIB * 256 / 16 * 15;
+
+#[test]
+fn running_programs_become_guests_and_keep_their_answers() {
+    let place = Place::new();
+    if !can_trace(&place) {
+        return;
+    }
+    let program = program(&place, &[]);
+    let _daemon = daemon(&place, &["--merge-period", "50ms"]);
+    let mib = MIB.to_string();
+    let mut both = [(); 2].map(|()| Checked::start(&program, &[&mib, "8", "offer,work"]));
+    let pids: Vec<u32> = both.iter().map(Checked::pid).collect();
+    let told = attached(&place, &[], &pids);
+    assert!(told.contains(&format!("{MIB}.0 MiB offered")), "{told}");
+    wait_for("sharing", || {
+        both.iter_mut().for_each(Checked::is_right);
+        (count(&json(&place), "pages_sharing") >= STILL).then_some(())
+    });
+    both.iter_mut().for_each(Checked::goes_on);
+    // There is one already.
+    let again = attach(&place, &[], &pids[..1]);
+    assert!(!again.status.success());
+    assert!(
+        text(&again.stderr).contains("agent already"),
+        "{}",
+        text(&again.stderr)
+    );
+    both.iter_mut().for_each(Checked::goes_on);
+}
+
+#[test]
+fn a_program_that_offers_nothing_is_merged_with_any() {
+    let place = Place::new();
+    if !can_trace(&place) {
+        return;
+    }
+    let program = program(&place, &[]);
+    let _daemon = daemon(&place, &["--merge-period", "50ms"]);
+    let mib = MIB.to_string();
+    let mut both = [(); 2].map(|()| Checked::start(&program, &[&mib, "4", "work"]));
+    let pids: Vec<u32> = both.iter().map(Checked::pid).collect();
+    attached(&place, &[], &pids[..1]);
+    assert_eq!(guests_of(&json(&place)), 0, "it offers nothing");
+    drop(std::mem::replace(
+        &mut both[0],
+        Checked::start(&program, &[&mib, "4", "work"]),
+    ));
+    let pids: Vec<u32> = both.iter().map(Checked::pid).collect();
+    attached(&place, &["--any"], &pids);
+    wait_for("sharing", || {
+        both.iter_mut().for_each(Checked::is_right);
+        (count(&json(&place), "pages_sharing") >= STILL).then_some(())
+    });
+    both.iter_mut().for_each(Checked::goes_on);
+}
+
+#[test]
+fn a_hundred_threads_stand_still_for_a_moment() {
+    let place = Place::new();
+    if !can_trace(&place) {
+        return;
+    }
+    let program = program(&place, &[]);
+    let _daemon = daemon(&place, &[]);
+    let mut one = Checked::start(&program, &["4", "100", "offer,work,fork"]);
+    let told = attached(&place, &[], &[one.pid()]);
+    let words = told
+        .split_once("threads stood still for ")
+        .expect("a time")
+        .1;
+    let ms: f64 = words
+        .split_once(" ms")
+        .and_then(|word| word.0.parse().ok())
+        .expect("a time");
+    eprintln!("{told}");
+    // 10 ms is the aim for a machine at rest. On a busy one each thread waits for a CPU before it stands.
+    assert!(ms < 1000.0, "{told}");
+    one.goes_on();
+}
+
+/// A short form; `PAGEONE_ATTACHES` is how often otherwise.
+#[test]
+fn a_process_may_be_attached_at_any_moment() {
+    let place = Place::new();
+    if !can_trace(&place) {
+        return;
+    }
+    let program = program(&place, &[]);
+    let _daemon = daemon(&place, &["--merge-period", "20ms"]);
+    let times = std::env::var("PAGEONE_ATTACHES").ok();
+    let times = times.map_or(5, |times| times.parse().expect("a number"));
+    for time in 0..times {
+        let mut one = Checked::start(&program, &["1", "8", "offer,work,fork"]);
+        let moment = |salt: u64| {
+            std::thread::sleep(Duration::from_micros((time + salt) * 7919 % 20_000));
+        };
+        for turn in 0..2 {
+            moment(turn);
+            attached(&place, &[], &[one.pid()]);
+            one.goes_on();
+            moment(turn + 2);
+            detached(one.pid());
+            one.goes_on();
+        }
+    }
+}
+
+/// The mappings, and libc's code as it is in memory.
+fn state(pid: u32) -> (String, Vec<u8>) {
+    use std::os::unix::fs::FileExt;
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("maps");
+    let memory = fs::File::open(format!("/proc/{pid}/mem")).expect("memory");
+    let code = maps
+        .lines()
+        .find(|line| line.contains("r-xp") && line.ends_with("libc.so.6"));
+    let range = code.and_then(|line| line.split_once(' ')?.0.split_once('-'));
+    let (start, end) = range.expect("libc");
+    let [start, end] = [start, end].map(|at| u64::from_str_radix(at, 16).expect("an address"));
+    let mut code = vec![0; usize::try_from(end - start).expect("its length")];
+    memory.read_exact_at(&mut code, start).expect("libc's code");
+    (maps, code)
+}
+
+/// Whether attaching fails when a step does; then the process is as it was.
+fn fails(place: &Place, one: &mut Checked, before: &(String, Vec<u8>), what: &str) -> bool {
+    let mut command = attach_command(place, &[], &[one.pid()]);
+    let done = output(command.env("PAGEONE_FAULT", what));
+    if done.status.success() {
+        return false;
+    }
+    let after = state(one.pid());
+    assert_eq!(before.0, after.0, "{what}: {}", text(&done.stderr));
+    assert!(before.1 == after.1, "{what}");
+    one.is_right();
+    true
+}
+
+#[test]
+fn whichever_call_of_ptrace_fails_nothing_is_left_behind() {
+    if !cfg!(debug_assertions) {
+        return;
+    }
+    let place = Place::new();
+    if !can_trace(&place) {
+        return;
+    }
+    let program = program(&place, &[]);
+    let _daemon = daemon(&place, &[]);
+    // Enough of them to reach the agent's beginning; there are more after it.
+    const CALLS: usize = 64;
+    let mut failed = 0;
+    for step in (1..CALLS).step_by(3) {
+        let mut one = Checked::start(&program, &["1", "3", "quiet"]);
+        one.goes_on();
+        let before = state(one.pid());
+        // Some are tried again.
+        let what = format!("ptrace 12 {step} 0");
+        failed += u32::from(fails(&place, &mut one, &before, &what));
+        one.goes_on();
+    }
+    assert!(failed >= 3, "{failed}");
+}
+
+#[test]
+fn whichever_step_fails_nothing_is_left_behind() {
+    if !cfg!(debug_assertions) {
+        return;
+    }
+    let place = Place::new();
+    if !can_trace(&place) {
+        return;
+    }
+    let program = program(&place, &[]);
+    let _daemon = daemon(&place, &[]);
+    let mut one = Checked::start(&program, &["1", "3", "quiet"]);
+    one.goes_on();
+    let before = state(one.pid());
+    const MOST: usize = 200;
+    let failed = (1..MOST).take_while(|step| {
+        let what = format!("attach 12 {step} 0");
+        fails(&place, &mut one, &before, &what)
+    });
+    let failed = failed.count();
+    assert!((40..MOST - 2).contains(&failed), "{failed}");
+    let after = state(one.pid());
+    assert!(before.0 != after.0 && before.1 != after.1);
+    one.goes_on();
+}
+
+/// Mappings of one kind side by side as one: where the kernel cuts them changes nothing for the program.
+fn joined(maps: &str) -> Vec<String> {
+    let mut all: Vec<(String, String, String)> = Vec::new();
+    for line in maps.lines() {
+        let (range, rest) = line.split_once(' ').expect("a mapping");
+        let (start, end) = range.split_once('-').expect("a range");
+        let is_anonymous = rest.contains(" 00:00 0");
+        match all.last_mut() {
+            Some(last) if is_anonymous && last.1 == start && last.2 == rest => {
+                end.clone_into(&mut last.1);
+            }
+            _ => all.push((start.to_owned(), end.to_owned(), rest.to_owned())),
+        }
+    }
+    let line = |(start, end, rest): (String, String, String)| format!("{start}-{end} {rest}");
+    all.into_iter().map(line).collect()
+}
+
+fn detach(flags: &[(&str, &str)], pids: &[u32]) -> Output {
+    let mut command = pageone();
+    command.arg("detach").args(pids.iter().map(u32::to_string));
+    output(command.envs(flags.iter().copied()))
+}
+
+fn detached(pid: u32) {
+    let done = detach(&[], &[pid]);
+    let (told, failed) = (text(&done.stdout), text(&done.stderr));
+    assert!(done.status.success(), "{told}{failed}");
+    assert!(!told.contains("memory of the agent stays"), "{told}");
+}
+
+/// What core dumps of a process hold.
+fn dump(pid: u32) -> String {
+    fs::read_to_string(format!("/proc/{pid}/coredump_filter")).expect("a filter")
+}
+
+/// Flags of the kernel's on any mapping of a process.
+fn has_flag(pid: u32, flag: &str) -> bool {
+    let smaps = fs::read_to_string(format!("/proc/{pid}/smaps")).expect("smaps");
+    let mut lines = smaps.lines().filter(|line| line.starts_with("VmFlags:"));
+    lines.any(|line| line.split(' ').any(|word| word == flag))
+}
+
+#[test]
+fn a_process_is_after_detaching_as_it_was_before_attaching() {
+    let place = Place::new();
+    if !can_trace(&place) {
+        return;
+    }
+    let program = program(&place, &[]);
+    let _daemon = daemon(&place, &["--merge-period", "50ms"]);
+    let mib = MIB.to_string();
+    let mut both = [(); 2].map(|()| Checked::start(&program, &[&mib, "3", "offer"]));
+    both.iter_mut().for_each(Checked::goes_on);
+    let before = both
+        .each_ref()
+        .map(|one| (state(one.pid()), dump(one.pid())));
+    let pids = both.each_ref().map(Checked::pid);
+    let has_ksm = has_flag(pids[0], "mg");
+    // Again and again: nothing piles up.
+    for flags in [&[][..], &["--any"], &[]] {
+        attached(&place, flags, &pids);
+        wait_for("sharing", || {
+            both.iter_mut().for_each(Checked::is_right);
+            (count(&json(&place), "pages_sharing") >= MIB * 256 - 16).then_some(())
+        });
+        for ((pid, one), before) in pids.iter().zip(&mut both).zip(&before) {
+            detached(*pid);
+            let after = state(*pid);
+            assert_eq!(joined(&before.0.0), joined(&after.0));
+            assert!(before.0.1 == after.1, "libc's code");
+            assert_eq!(before.1, dump(*pid));
+            assert_eq!(
+                has_flag(*pid, "mg"),
+                has_ksm,
+                "it is offered to the kernel again"
+            );
+            one.goes_on();
+        }
+        wait_for("no guests", || {
+            (guests_of(&json(&place)) == 0).then_some(())
+        });
+        for pid in pids {
+            wait_for("nothing to be tracked", || {
+                (!has_flag(pid, "uw") && !has_flag(pid, "um")).then_some(())
+            });
+        }
+    }
+    let again = detach(&[], &pids[..1]);
+    let told = text(&again.stderr);
+    assert!(
+        !again.status.success() && told.contains("it has no agent"),
+        "{told}"
+    );
+}
+
+#[test]
+fn whichever_step_of_detaching_fails_the_process_goes_on() {
+    if !cfg!(debug_assertions) {
+        return;
+    }
+    let place = Place::new();
+    if !can_trace(&place) {
+        return;
+    }
+    let program = program(&place, &[]);
+    let _daemon = daemon(&place, &["--merge-period", "20ms"]);
+    let mut one = Checked::start(&program, &["1", "3", "offer,work"]);
+    let pid = one.pid();
+    let before = state(pid).1;
+    const MOST: usize = 200;
+    let (mut attached_still, mut detached_all_the_same) = (0, 0);
+    attached(&place, &[], &[pid]);
+    for step in 1..MOST {
+        let what = format!("attach 12 {step} 0");
+        let done = detach(&[("PAGEONE_FAULT", &what)], &[pid]);
+        one.goes_on();
+        let is_detached = state(pid).1 == before;
+        assert_eq!(
+            done.status.success(),
+            is_detached,
+            "{what}: {}",
+            text(&done.stderr)
+        );
+        if !is_detached {
+            // It serves again.
+            attached_still += 1;
+            wait_for("a guest", || (guests_of(&json(&place)) == 1).then_some(()));
+            continue;
+        }
+        if !text(&done.stdout).contains("memory of the agent stays") {
+            break;
+        }
+        detached_all_the_same += 1;
+        attached(&place, &[], &[pid]);
+    }
+    // Each jump is a step, and each of the last three leaves some memory.
+    assert!(
+        (40..MOST - 10).contains(&attached_still),
+        "{attached_still}"
+    );
+    assert_eq!(detached_all_the_same, 3);
+}
+
+#[test]
+fn an_agent_that_was_not_attached_is_not_detached() {
+    let place = Place::new();
+    if !can_trace(&place) {
+        return;
+    }
+    let program = program(&place, &[]);
+    let _daemon = daemon(&place, &[]);
+    let mut command = pageone();
+    command.arg("run").arg("--socket").arg(place.socket());
+    let one = Checked::by(command.arg("--").arg(&program).arg("1"), "ready");
+    let refused = detach(&[], &[one.pid()]);
+    let told = text(&refused.stderr);
+    assert!(
+        !refused.status.success() && told.contains("from its start on"),
+        "{told}"
+    );
+    let stopped = Checked::start(&program, &["1"]);
+    attached(&place, &[], &[stopped.pid()]);
+    let signal = |signal| {
+        let pid = rustix::process::Pid::from_raw(stopped.pid().cast_signed());
+        rustix::process::kill_process(pid.expect("a number"), signal).expect("a signal");
+    };
+    signal(rustix::process::Signal::STOP);
+    wait_for("the stop", || {
+        let status = fs::read_to_string(format!("/proc/{}/status", stopped.pid()));
+        status
+            .expect("status")
+            .contains("T (stopped)")
+            .then_some(())
+    });
+    let refused = detach(&[], &[stopped.pid()]);
+    let told = text(&refused.stderr);
+    assert!(
+        !refused.status.success() && told.contains("it is stopped"),
+        "{told}"
+    );
+    signal(rustix::process::Signal::CONT);
+    detached(stopped.pid());
+    let other = Checked::start(&program, &["1"]);
+    let refused = detach(&[], &[other.pid(), u32::MAX]);
+    let told = text(&refused.stderr);
+    assert!(
+        told.contains("it has no agent") && told.contains("no such process"),
+        "{told}"
+    );
+}
+
+#[test]
+fn what_cannot_be_attached_is_told_with_the_reason() {
+    let place = Place::new();
+    if !can_trace(&place) {
+        return;
+    }
+    let refused = |pid: u32, reason: &str| {
+        let done = attach(&place, &["--dry-run"], &[pid]);
+        let told = text(&done.stderr);
+        assert!(
+            !done.status.success() && told.contains(reason),
+            "{reason}: {told}"
+        );
+    };
+    let fixed = program(&place, &["-static"]);
+    let one = Checked::start(&fixed, &["1"]);
+    refused(one.pid(), "statically");
+    drop(one);
+    let other = Checked::start(&program(&place, &[]), &["1"]);
+    let held = Held::stop(other.pid(), Duration::from_secs(10));
+    let held = held.expect("held").expect("it lives");
+    refused(
+        other.pid(),
+        &format!("process {} traces it", sys::process::thread_id()),
+    );
+    drop(held);
+    let told = attached(&place, &["--dry-run"], &[other.pid()]);
+    assert!(
+        told.contains("would be attached; it offers no memory yet"),
+        "{told}"
+    );
+    refused(u32::MAX, "no such process");
+    let done = attach(&place, &[], &[other.pid()]);
+    assert!(!done.status.success(), "there is no daemon");
+}
+
+#[test]
+fn a_thread_about_to_make_a_call_is_waited_for() {
+    let place = Place::new();
+    if !can_trace(&place) {
+        return;
+    }
+    let program = built(&place, "midway", &[]).expect("a C compiler");
+    let _daemon = daemon(&place, &[]);
+    for how in [&[][..], &["thread"]] {
+        let mut one = Checked::by(Command::new(&program).args(how), "midway");
+        let before = state(one.pid());
+        let refused = attach(&place, &[], &[one.pid()]);
+        let told = text(&refused.stderr);
+        assert!(
+            !refused.status.success() && told.contains("libc's munmap"),
+            "{told}"
+        );
+        assert!(before == state(one.pid()), "{told}");
+        // It comes soon: then the agent does as well.
+        let late = attach_command(&place, &[], &[one.pid()])
+            .spawn()
+            .expect("pageone");
+        one.tell();
+        one.says("done");
+        let told = late.wait_with_output().expect("an end");
+        assert!(told.status.success());
+        assert!(before.1 != state(one.pid()).1, "libc leads to the agent");
+        one.tell();
+        assert!(one.0.wait().expect("an end").success());
+    }
+}
+
+#[test]
+fn processes_in_which_no_agent_could_work_are_refused() {
+    let place = Place::new();
+    if !can_trace(&place) {
+        return;
+    }
+    let refused = |one: &Checked, reason: &str| {
+        let done = attach(&place, &["--dry-run"], &[one.pid()]);
+        let told = text(&done.stderr);
+        let is_refused = !done.status.success() && told.contains(reason);
+        assert!(is_refused, "{reason}: {told}");
+    };
+    let plain = program(&place, &[]);
+    refused(
+        &Checked::start(&plain, &["1", "0", "filter"]),
+        "seccomp filter",
+    );
+    let mut elsewhere = Command::new("unshare");
+    elsewhere.arg("--mount").arg(&plain).arg("1");
+    match rustix::process::geteuid().is_root() {
+        true => refused(&Checked::by(&mut elsewhere, "ready"), "mount namespace"),
+        false => eprintln!("skipped: a mount namespace takes root"),
+    }
+    let linker = place.path().join("ld-musl-x86_64.so.1");
+    let name = |file: &Path| file.to_str().expect("a name").to_owned();
+    std::os::unix::fs::symlink("/lib64/ld-linux-x86-64.so.2", &linker).expect("a link");
+    let other = program(
+        &place,
+        &[&format!("-Wl,--dynamic-linker={}", name(&linker))],
+    );
+    refused(&Checked::start(&other, &["1"]), "another C library");
+    match built(&place, "attached", &["-fsanitize=address"]) {
+        Some(sanitized) => refused(&Checked::start(&sanitized, &["1"]), "sanitizer"),
+        None => eprintln!("skipped: there is no sanitizer"),
+    }
+}

@@ -1,0 +1,508 @@
+//! `pageone doctor`: each check that can fail is made to.
+
+mod common;
+#[path = "../../../tests/support/mod.rs"]
+mod support;
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+
+use common::{Knob, Place, Running, daemon, json, need_agent, output, pageone, text, wait_for};
+use serde_json::Value;
+use wire::{
+    GuestStatus, KnobValues, MAX_MESSAGE, Reply, Request, RunMode, Status, WhyNot, WhyNotCode,
+};
+
+/// A user that no system has.
+const STRANGER: u32 = 61_001;
+
+fn is_root() -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        eprintln!("skipped: only root can bring processes into such states");
+    }
+    root
+}
+
+/// What a doctor said.
+struct Said {
+    code: i32,
+    report: Value,
+}
+
+impl Said {
+    fn by(command: &mut Command) -> Self {
+        let output = output(command);
+        let report = serde_json::from_slice(&output.stdout);
+        Self {
+            code: output.status.code().expect("an exit code"),
+            report: report.unwrap_or_else(|error| panic!("{error}: {}", text(&output.stderr))),
+        }
+    }
+
+    fn find(&self, check: &str) -> Option<&Value> {
+        let checks = self.report["checks"].as_array().expect("checks");
+        checks.iter().find(|one| one["check"] == check)
+    }
+
+    /// The check ended so, says this, and names a command where it did not end well.
+    #[track_caller]
+    fn has(&self, check: &str, level: &str, what: &str) {
+        let found = self
+            .find(check)
+            .unwrap_or_else(|| panic!("no {check} in {}", self.report));
+        assert_eq!(found["level"], level, "{found}");
+        assert!(
+            found["what"].as_str().expect("a text").contains(what),
+            "{found}"
+        );
+        for more in ["why", "fix"] {
+            assert_eq!(found[more].is_string(), level != "ok", "{found}");
+        }
+        let least = (0..)
+            .zip(["ok", "warn", "fail"])
+            .find(|(_, one)| *one == level);
+        let (least, _) = least.expect("a level");
+        assert!(self.code >= least, "{}: {found}", self.code);
+    }
+}
+
+fn doctor(place: &Place, words: &[&str]) -> Said {
+    let mut command = pageone();
+    command
+        .args(["doctor", "--json", "--socket"])
+        .arg(place.socket());
+    Said::by(command.args(words))
+}
+
+/// The program that brings itself into states.
+fn subject() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| build("subject", &[]).expect("a C compiler is installed"))
+}
+
+fn build(name: &str, flags: &[&str]) -> Option<PathBuf> {
+    let to = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+    let mut cc = Command::new("cc");
+    cc.args(["-O1", "-Wall", "-Wextra", "-o"])
+        .arg(&to)
+        .args(flags);
+    cc.arg(support::root().join("tests/guest/subject.c"));
+    cc.status()
+        .is_ok_and(|status| status.success())
+        .then_some(to)
+}
+
+/// A process in a state; ended when this is dropped. None where the machine does not allow it.
+fn in_state(program: &Path, words: &[&str], equip: impl FnOnce(&mut Command)) -> Option<Running> {
+    let mut command = Command::new(program);
+    command
+        .args(words)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped());
+    equip(&mut command);
+    let mut running = Running::start(&mut command);
+    let mut line = String::new();
+    let said = BufReader::new(running.0.stdout.take().expect("a pipe")).read_line(&mut line);
+    said.expect("a line");
+    if line != "up\n" {
+        eprintln!("skipped: {words:?}: {line}");
+    }
+    (line == "up\n").then_some(running)
+}
+
+fn of_process(place: &Place, process: &Child) -> Said {
+    doctor(place, &[&process.id().to_string()])
+}
+
+#[test]
+fn a_machine_without_a_daemon_is_well_but_for_that() {
+    need_agent();
+    let place = Place::new();
+    let said = doctor(&place, &[]);
+    for check in ["kernel", "page-map", "leases", "ptrace", "agent"] {
+        said.has(check, "ok", "");
+    }
+    said.has("daemon", "warn", "no daemon at");
+    assert_eq!(said.report["schema"], 1);
+    assert!(said.report["time"].as_u64() > Some(1_700_000_000));
+    assert!(
+        said.report["host"]
+            .as_str()
+            .is_some_and(|host| !host.is_empty())
+    );
+    if is_root() {
+        said.has("userfaultfd", "ok", "");
+        assert_eq!(said.code, 1, "{}", said.report);
+    }
+    drop(sys::socket::listen(&place.socket()).expect("a socket"));
+    doctor(&place, &[]).has("daemon", "warn", "has ended");
+    fs::remove_file(place.socket()).expect("removed");
+    place.file("pageone.sock", "");
+    doctor(&place, &[]).has("daemon", "fail", "is no socket");
+    let mut human = pageone();
+    human.args(["doctor", "--socket"]).arg(place.socket());
+    let human = output(&mut human);
+    assert_eq!(human.status.code(), Some(2));
+    let shown = text(&human.stdout);
+    assert!(
+        shown.contains("FAIL  daemon") && shown.contains("why: ") && shown.contains("fix: "),
+        "{shown}"
+    );
+}
+
+#[test]
+fn what_the_kernel_and_the_limits_refuse_is_named() {
+    let place = Place::new();
+    let with = |name: &str, value: &str| {
+        let mut command = pageone();
+        command
+            .args(["doctor", "--json", "--socket"])
+            .arg(place.socket());
+        Said::by(command.env(name, value))
+    };
+    let named = with("PAGEONE_AGENT", "/no/agent.so");
+    named.has("agent", "fail", "/no/agent.so");
+    let fix = named.find("agent").expect("it")["fix"].as_str();
+    assert!(fix.is_some_and(|fix| fix.starts_with("unset PAGEONE_AGENT")));
+    if cfg!(debug_assertions) {
+        let fault = |fault| with("PAGEONE_FAULT", fault);
+        fault("scan 25 1 1").has("page-map", "fail", "PAGEMAP_SCAN is missing");
+        fault("scan 24 1 1").has("page-map", "fail", "no descriptors left");
+        fault("memfd 12 1 1").has("leases", "fail", "memory is short");
+        fault("memfd 38 1 1").has("leases", "fail", "fs.leases-enable");
+    }
+    // Three are taken; the loader and the readers of /proc do with one more.
+    let mut limited = Command::new("sh");
+    limited.args([
+        "-c",
+        "ulimit -n 4; exec \"$@\"",
+        "sh",
+        env!("CARGO_BIN_EXE_pageone"),
+        "doctor",
+        "--json",
+    ]);
+    limited
+        .arg("--socket")
+        .arg(place.socket())
+        .env_remove("LD_PRELOAD");
+    let limited = Said::by(&mut limited);
+    limited.has("leases", "fail", "no descriptors left");
+    assert_eq!(
+        limited.find("leases").expect("it")["fix"],
+        "ulimit -n 65536"
+    );
+    if is_root()
+        && let Some(_knob) = Knob::set("/proc/sys/vm/max_map_count", "65529")
+    {
+        doctor(&place, &[]).has("mappings", "warn", "65529");
+    }
+}
+
+#[test]
+fn a_user_without_rights_is_told_of_them() {
+    if !is_root() {
+        return;
+    }
+    let place = Place::new();
+    let open =
+        |path: &Path| fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("a mode");
+    open(place.path());
+    let program = place.path().join("pageone");
+    fs::copy(env!("CARGO_BIN_EXE_pageone"), &program).expect("a copy");
+    fs::copy(support::agent(), place.path().join("libpageone_agent.so")).expect("a copy");
+    open(&program);
+    let stranger = || {
+        let mut command = Command::new(&program);
+        command.uid(STRANGER).gid(STRANGER).current_dir("/");
+        command
+            .args(["doctor", "--json", "--socket"])
+            .arg(place.socket());
+        Said::by(&mut command)
+    };
+    let allowed = fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd")
+        .is_ok_and(|on| on.trim() == "1");
+    match allowed {
+        true => eprintln!("skipped: users have a right to userfaultfd here"),
+        false => stranger().has("userfaultfd", "fail", "no right"),
+    }
+    let policy = place.file("policy.toml", "default = \"refuse\"\n");
+    {
+        let _daemon = daemon(&place, &["--policy", policy.to_str().expect("text")]);
+        let refused = stranger();
+        refused.has("domain", "fail", "no rule of the policy is for user 61001");
+        refused.has("userfaultfd", "ok", "");
+        let mut mine = in_state(subject(), &["plain"], |_| {}).expect("it runs");
+        let other = {
+            let mut command = Command::new(&program);
+            command.uid(STRANGER).gid(STRANGER).current_dir("/");
+            command
+                .args(["doctor", "--json", "--socket"])
+                .arg(place.socket());
+            Said::by(command.arg(mine.0.id().to_string()))
+        };
+        for check in ["program", "memory", "pins", "session"] {
+            other.has(check, "warn", "cannot be looked at");
+        }
+        let fix = &other.find("pins").expect("it")["fix"];
+        assert_eq!(*fix, format!("sudo pageone doctor {}", mine.0.id()));
+        mine.0.kill().expect("it ends");
+    }
+    // A daemon that is killed leaves its socket.
+    fs::remove_file(place.socket()).expect("removed");
+    let socket = sys::socket::listen(&place.socket()).expect("a socket");
+    fs::set_permissions(place.socket(), fs::Permissions::from_mode(0o600)).expect("a mode");
+    stranger().has("daemon", "fail", "may not talk");
+    drop(socket);
+}
+
+/// A daemon that replies what it is told, at `place`'s socket, for as long as the test runs.
+fn pretend(place: &Place, status: Status) {
+    let listener = sys::socket::listen(&place.socket()).expect("a socket");
+    std::thread::spawn(move || {
+        while let Ok(caller) = sys::socket::accept(&listener) {
+            let mut packet = vec![0; MAX_MESSAGE];
+            let mut receive = || {
+                let len = sys::socket::recv(&caller, &mut packet).map_or(0, |got| got.len);
+                packet.get(..len).unwrap_or_default().to_vec()
+            };
+            let _hello = receive();
+            let reply = match serde_json::from_slice(&receive()) {
+                Ok(Request::Domain(_)) => Reply::Domain("uid:0".to_owned()),
+                Ok(_) => Reply::Status(Box::new(status.clone())),
+                Err(_) => continue,
+            };
+            let reply = serde_json::to_vec(&reply).expect("JSON");
+            for part in wire::reply_parts(&reply) {
+                let _ = sys::socket::send(&caller, &part, &[]);
+            }
+        }
+    });
+}
+
+#[test]
+fn what_a_daemon_tells_of_itself_and_of_a_guest_is_passed_on() {
+    let place = Place::new();
+    let codes = [
+        (WhyNotCode::Leaves, "leaves", "fail"),
+        (WhyNotCode::Stuck, "stuck", "fail"),
+        (WhyNotCode::NoAnswer, "no-answer", "fail"),
+        (WhyNotCode::NoOffer, "no-offer", "fail"),
+        (WhyNotCode::Limit, "limit", "warn"),
+        (WhyNotCode::Alone, "alone", "warn"),
+        (WhyNotCode::Busy, "busy", "warn"),
+        (WhyNotCode::Broken, "broken", "warn"),
+        (WhyNotCode::Pinned, "pinned", "warn"),
+        (WhyNotCode::Foreign, "foreign", "warn"),
+        (WhyNotCode::Unfit, "unfit", "warn"),
+        (WhyNotCode::PutOff, "put-off", "warn"),
+    ];
+    let reason = |&(code, name, _): &(WhyNotCode, &str, &str)| WhyNot {
+        code,
+        pages: 3,
+        why: format!("because of {name}"),
+    };
+    let guest = GuestStatus {
+        pid: std::process::id(),
+        pins: Some("a device".to_owned()),
+        reasons: codes.iter().map(reason).collect(),
+        ..GuestStatus::default()
+    };
+    pretend(
+        &place,
+        Status {
+            version: "0.0.7".to_owned(),
+            knobs: KnobValues {
+                run: RunMode::Stop,
+                ..KnobValues::default()
+            },
+            guests: vec![guest],
+            ..Status::default()
+        },
+    );
+    let said = doctor(&place, &[&std::process::id().to_string()]);
+    said.has("daemon", "warn", "0.0.7");
+    said.has("run", "warn", "run=0");
+    said.has("pins", "warn", "a device");
+    said.has("offered", "warn", "it offers 0 B");
+    for (_, name, level) in codes {
+        said.has(name, level, &format!("because of {name}"));
+        let fix = said.find(name).expect("it")["fix"].as_str();
+        assert!(fix.is_some_and(|fix| !fix.contains("PID")), "{fix:?}");
+    }
+}
+
+#[test]
+fn programs_that_do_not_load_the_agent_are_named() {
+    let place = Place::new();
+    let command = |program: &Path| doctor(&place, &["--", program.to_str().expect("text")]);
+    command(subject()).has("program", "ok", "loads the agent");
+    command(Path::new("/no/such/program")).has("program", "fail", "command not found");
+    doctor(&place, &["4194305"]).has("process", "fail", "no process 4194305");
+    if let Some(fixed) = build("fixed", &["-static"]) {
+        command(&fixed).has("program", "fail", "statically linked");
+        let running = in_state(&fixed, &["plain"], |_| {}).expect("it runs");
+        of_process(&place, &running.0).has("program", "fail", "statically linked");
+    }
+    let mut ended = Command::new("true").spawn().expect("it runs");
+    wait_for("a process to end", || {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", ended.id())).ok()?;
+        stat.contains(") Z ").then_some(())
+    });
+    of_process(&place, &ended).has("process", "fail", "has ended");
+    ended.wait().expect("its end");
+    if !is_root() {
+        return;
+    }
+    // In a container it may be any process.
+    match fs::read_to_string("/proc/2/comm") {
+        Ok(comm) if comm == "kthreadd\n" => {
+            doctor(&place, &["2"]).has("process", "fail", "kernel");
+        }
+        _ => eprintln!("skipped: process 2 is no thread of the kernel here"),
+    }
+    let secure = place.path().join("secure");
+    fs::copy(subject(), &secure).expect("a copy");
+    std::os::unix::fs::chown(&secure, Some(STRANGER), None).expect("its owner");
+    fs::set_permissions(&secure, fs::Permissions::from_mode(0o4755)).expect("a mode");
+    command(&secure).has("program", "fail", "setuid");
+    // Where file systems are mounted without setuid the program is as others are.
+    if let Some(running) = in_state(&secure, &["plain"], |_| {}) {
+        let said = of_process(&place, &running.0);
+        match said.find("setuid") {
+            Some(_) => said.has("setuid", "fail", "rights of its file"),
+            None => eprintln!("skipped: setuid has no effect here"),
+        }
+    }
+}
+
+#[test]
+fn states_that_keep_memory_from_being_merged_are_named() {
+    if !is_root() {
+        return;
+    }
+    let place = Place::new();
+    let file = place.file("data", &"x".repeat(4096));
+    let file = file.to_str().expect("text");
+    let _pages = Knob::set("/proc/sys/vm/nr_hugepages", "4");
+    for (words, check, level, what) in [
+        (&["plain"][..], "session", "fail", "no daemon tells of it"),
+        (&["plain"], "memory", "ok", ""),
+        (&["shared"], "shared-memory", "warn", "shared memory"),
+        (&["huge"], "huge-pages", "warn", "hugetlb"),
+        (&["locked"], "locked", "warn", "8.0 MiB of"),
+        (&["held"], "other-uffd", "warn", "another userfaultfd"),
+        (&["direct", file], "pins", "warn", "can pin memory"),
+        (&["filter"], "sandbox", "warn", "1 seccomp filter"),
+        (&["secret"], "identity", "fail", "a secret"),
+        (&["ids"], "identity", "fail", "real 61001"),
+    ] {
+        let Some(running) = in_state(subject(), words, |_| {}) else {
+            continue;
+        };
+        of_process(&place, &running.0).has(check, level, what);
+    }
+    let mut traced = in_state(subject(), &["plain"], |_| {}).expect("it runs");
+    let pid = traced.0.id().cast_signed();
+    let none = std::ptr::null_mut::<libc::c_void>();
+    // SAFETY: PTRACE_SEIZE takes numbers, and stops nothing. The tracer is this thread, until it ends.
+    let seized = unsafe { libc::ptrace(libc::PTRACE_SEIZE, pid, none, none) };
+    assert_eq!(seized, 0, "{}", std::io::Error::last_os_error());
+    of_process(&place, &traced.0).has("tracer", "warn", "traces it");
+    traced.0.kill().expect("it ends");
+}
+
+#[test]
+fn a_guest_and_the_status_have_the_same_reasons() {
+    need_agent();
+    if !is_root() {
+        return;
+    }
+    let place = Place::new();
+    let _daemon = daemon(&place, &["--merge-period", "100ms"]);
+    let agent = support::agent();
+    let equip = |command: &mut Command| {
+        command
+            .env("LD_PRELOAD", &agent)
+            .env("PAGEONE_SOCKET", place.socket());
+    };
+    let idle = in_state(subject(), &["plain"], equip).expect("it runs");
+    let said = of_process(&place, &idle.0);
+    said.has("session", "fail", "the agent is loaded");
+    let bare = in_state(subject(), &["plain"], |_| {}).expect("it runs");
+    of_process(&place, &bare.0).has("session", "fail", "the agent is not loaded");
+    let guest = in_state(subject(), &["offers"], equip).expect("it runs");
+    let status = wait_for("a guest that has been looked at", || {
+        let status = json(&place);
+        let pages = status["guests"][0]["pages_unshared"].as_u64();
+        let zeros = status["guests"][0]["pages_sharing"].as_u64();
+        (pages > Some(0) || zeros > Some(0)).then_some(status)
+    });
+    let codes: Vec<_> = status["guests"][0]["reasons"]
+        .as_array()
+        .expect("reasons")
+        .iter()
+        .collect();
+    assert!(
+        codes.iter().any(|reason| reason["code"] == "alone"),
+        "{status}"
+    );
+    assert_eq!(
+        (&status["schema"], status["host"].is_string()),
+        (&1.into(), true)
+    );
+    let said = of_process(&place, &guest.0);
+    said.has("alone", "warn", "no other guest is in its domain");
+    said.has("session", "ok", "a guest in the domain `uid:0`");
+    said.has("offered", "ok", "it offers 8.0 MiB");
+    said.has("daemon", "ok", "version");
+    said.has("domain", "ok", "uid:0");
+    let mut shown = pageone();
+    let shown = output(shown.args(["status", "--socket"]).arg(place.socket()));
+    assert!(
+        text(&shown.stdout).contains("no other guest is in its domain"),
+        "{}",
+        text(&shown.stdout)
+    );
+}
+
+#[test]
+fn a_guest_of_an_engine_of_its_own_is_known_as_one() {
+    need_agent();
+    if !is_root() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = pageone();
+    run.args(["run", "--merge-period", "100ms", "--socket"])
+        .arg(place.socket())
+        .arg("--")
+        .arg(subject())
+        .arg("offers")
+        .env("PAGEONE_AGENT", support::agent())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped());
+    let mut run = Running::start(&mut run);
+    let mut line = String::new();
+    let said = BufReader::new(run.0.stdout.take().expect("a pipe")).read_line(&mut line);
+    said.expect("a line");
+    assert_eq!(line, "up\n");
+    let children = format!("/proc/{0}/task/{0}/children", run.0.id());
+    let child = fs::read_to_string(children).expect("children");
+    let child = child.trim();
+    let said = wait_for("its engine to hold memory", || {
+        let said = doctor(&place, &[child]);
+        let session = said.find("session").expect("it")["level"] == "warn";
+        session.then_some(said)
+    });
+    said.has("session", "warn", "an engine of its own");
+    assert!(said.find("other-uffd").is_none(), "{}", said.report);
+    // The program ends with its input, and its engine after it.
+    drop(run.0.stdin.take());
+    run.0.wait().expect("its end");
+}

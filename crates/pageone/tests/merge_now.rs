@@ -1,0 +1,158 @@
+//! `pageone merge`: memory written a moment ago is merged at once, and the answer says what that saved. The daemons here
+//! begin a round an hour, so nothing else merges.
+#![allow(clippy::unwrap_used)] // a helper that fails is a test that fails
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use common::{
+    Place, alone, bench_guest, count, daemon, json, need_agent, output, pageone, text, wait_for,
+};
+use pageone::bench::{Content, Guest};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const SELDOM: [&str; 4] = ["--merge-period", "1h", "--threads", "2"];
+
+/// 16 MiB a guest, half of it the same in all.
+fn content() -> Content {
+    Content {
+        seed: 17,
+        dup: 0.5,
+        run_pages: 32,
+        zero_prefix: 0.0,
+        pages: 4096,
+        shuffle: true,
+    }
+}
+
+/// A guest that has offered its memory, and is known to the daemon.
+fn guest(place: &Place, number: u64) -> Guest {
+    let mut guest = bench_guest(place, number, &content());
+    guest.tell("offer").unwrap();
+    guest.answer(PATIENCE).unwrap();
+    let pid = u64::from(guest.pid());
+    wait_for("the guest to be served", || {
+        let status = json(place);
+        let guests = status["guests"].as_array().unwrap();
+        guests
+            .iter()
+            .any(|guest| count(guest, "pid") == pid)
+            .then_some(())
+    });
+    guest
+}
+
+fn merge(place: &Place, pids: &[u32], flags: &[&str]) -> Output {
+    let mut command = pageone();
+    command
+        .arg("merge")
+        .args(flags)
+        .arg("--socket")
+        .arg(place.socket());
+    output(command.args(pids.iter().map(u32::to_string)))
+}
+
+fn merged(place: &Place, pids: &[u32]) -> serde_json::Value {
+    let output = merge(place, pids, &["--wait", "--json"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn verify(guests: &mut [Guest]) {
+    for guest in guests {
+        guest.tell("verify").unwrap();
+        assert_eq!(guest.answer(PATIENCE).unwrap().errors, 0);
+    }
+}
+
+#[test]
+fn memory_is_merged_when_somebody_asks() {
+    let _alone = alone();
+    need_agent();
+    let place = Place::new();
+    let _daemon = daemon(&place, &SELDOM);
+    let mut guests: Vec<_> = (0..2).map(|number| guest(&place, number)).collect();
+    assert_eq!(
+        count(&json(&place), "saved_bytes"),
+        0,
+        "no round has merged"
+    );
+    let pids: Vec<_> = guests.iter().map(Guest::pid).collect();
+    let both = merged(&place, &pids);
+    assert_eq!(both["finished"], true, "{both}");
+    let ideal = content().ideal_saved_bytes(2);
+    assert_eq!(
+        (
+            count(&both, "saved_bytes"),
+            count(&json(&place), "saved_bytes")
+        ),
+        (ideal, ideal)
+    );
+    verify(&mut guests);
+
+    // A third one finds its twins.
+    guests.push(guest(&place, 2));
+    let third = merge(&place, &[guests[2].pid()], &[]);
+    let said = text(&third.stdout);
+    let all = format!("{} pages merged, 7.4 MiB saved, in ", ideal / 4096);
+    assert!(said.starts_with(&all), "{said}");
+    assert_eq!(
+        count(&json(&place), "saved_bytes"),
+        content().ideal_saved_bytes(3)
+    );
+    verify(&mut guests);
+}
+
+#[test]
+fn processes_that_are_no_guests_are_named() {
+    let _alone = alone();
+    need_agent();
+    let place = Place::new();
+    let _daemon = daemon(&place, &SELDOM);
+    let output = merge(&place, &[1], &[]);
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        said.contains("not merged: process 1 is no guest of this daemon"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_user_asks_for_guests_of_his_own_only() {
+    let _alone = alone();
+    need_agent();
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("skipped: only root can ask as another user");
+    }
+    let place = Place::new();
+    let _daemon = daemon(&place, &SELDOM);
+    let guest = guest(&place, 0);
+    // Where the command was built others may not look.
+    let copy = place.path().join("pageone");
+    fs::copy(env!("CARGO_BIN_EXE_pageone"), &copy).unwrap();
+    fs::set_permissions(place.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let mut command = Command::new(copy);
+    command.uid(61_017).gid(61_017).current_dir("/");
+    command.arg("merge").arg("--socket").arg(place.socket());
+    let output = output(command.arg(guest.pid().to_string()));
+    let said = text(&output.stderr);
+    assert!(said.contains("another user's"), "{said}");
+    assert_eq!(count(&json(&place), "pages_shared"), 0);
+}
+
+#[test]
+fn an_engine_that_is_halted_says_so() {
+    let _alone = alone();
+    need_agent();
+    let place = Place::new();
+    let _daemon = daemon(&place, &[&SELDOM[..], &["--run", "0"]].concat());
+    let guest = guest(&place, 0);
+    let said = text(&merge(&place, &[guest.pid()], &[]).stderr);
+    assert!(said.contains("run is 0"), "{said}");
+}

@@ -1,0 +1,322 @@
+//! Closing what may take long to close, in threads that do nothing else.
+//!
+//! Two kinds of descriptors keep the thread that closes them:
+//!
+//! - the last reference to something that waits: a socket with `SO_LINGER` in the queue of a stranger's connection;
+//! - **a file with locks on it.** The kernel lets a process take millions of POSIX locks (fcntl(2)) on a file that it may
+//!   open to read. Each close(2) of that file, by any process, walks them under a spin lock, several times: 0.5 s for
+//!   a million. A guest can do so on its own files in `/proc`, on its pidfd and on all that it was given.
+//!
+//! So whatever belongs to a guest is closed here ([`Late`]), its page map and its mappings too. Texts of `/proc` that are
+//! read often stay open while there are locks: see [`text`](crate::text).
+//!
+//! The threads are bounded: by their number, and by one a user, so that a user whose descriptors do not close holds up
+//! nobody else's. A thread that is done with one thing takes the next of the user who waits longest. What waits is counted by
+//! user and by [`Kind`], for each kind has a limit of its own: guests that end together take no connection's place.
+//!
+//! Source: `filp_flush()` in fs/open.c, `locks_remove_posix()` and `locks_remove_file()` in fs/locks.c.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::ops::Deref;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::process;
+
+/// The most threads that close; each user has one at most.
+const MOST_CLOSERS: usize = 32;
+
+/// Whoever has locks on files that are nobody's in particular: no user has this number.
+pub(crate) const NOBODY: u32 = u32::MAX;
+
+/// What waits to be closed: each kind has a limit of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A connection.
+    Connection,
+    /// What a guest's session was made of.
+    Session,
+    /// A file of `/proc` that was read once.
+    Text,
+}
+
+/// How many there are of each kind.
+type Counts = [usize; 3];
+
+/// What closes something when it is dropped.
+type Burden = Box<dyn Send>;
+
+/// What is one user's.
+#[derive(Default)]
+struct Queue {
+    waiting: VecDeque<(Kind, Burden)>,
+    /// Of all that waits, and of what is being closed.
+    counts: Counts,
+    /// Whether a thread is closing something.
+    closing: bool,
+}
+
+/// What is to be closed, of all users; and those of them for whom no thread is closing anything, in the order in
+/// which they came.
+struct Work {
+    users: BTreeMap<u32, Queue>,
+    turns: VecDeque<u32>,
+    counts: Counts,
+    threads: usize,
+}
+
+/// The work of all closers.
+struct Closers(Mutex<Work>);
+
+static CLOSERS: Closers = Closers(Mutex::new(Work {
+    users: BTreeMap::new(),
+    turns: VecDeque::new(),
+    counts: [0; 3],
+    threads: 0,
+}));
+
+/// Has a thread drop what belongs to user `uid`. Never waits.
+pub(crate) fn give(uid: u32, kind: Kind, burden: impl Send + 'static) {
+    CLOSERS.give(uid, kind, Box::new(burden));
+}
+
+/// How much of this kind waits to be closed: of user `uid`, and in all.
+#[must_use]
+pub fn unclosed(uid: u32, kind: Kind) -> (usize, usize) {
+    let work = CLOSERS.lock();
+    let his = work
+        .users
+        .get(&uid)
+        .map_or(0, |queue| queue.counts[kind as usize]);
+    (his, work.counts[kind as usize])
+}
+
+impl Work {
+    fn add(&mut self, uid: u32, kind: Kind, burden: Burden) {
+        let queue = self.users.entry(uid).or_default();
+        if queue.waiting.is_empty() && !queue.closing {
+            self.turns.push_back(uid);
+        }
+        queue.waiting.push_back((kind, burden));
+        queue.counts[kind as usize] += 1;
+        self.counts[kind as usize] += 1;
+    }
+
+    /// What is closed next, by a thread that does nothing else until it tells that it is [`done`](Self::done).
+    fn next(&mut self) -> Option<(u32, Kind, Burden)> {
+        let uid = self.turns.pop_front()?;
+        let queue = self.users.get_mut(&uid)?;
+        let (kind, burden) = queue.waiting.pop_front()?;
+        queue.closing = true;
+        Some((uid, kind, burden))
+    }
+
+    fn done(&mut self, uid: u32, kind: Kind) {
+        self.counts[kind as usize] -= 1;
+        let Some(queue) = self.users.get_mut(&uid) else {
+            unreachable!("user {uid} has something that was closed");
+        };
+        queue.counts[kind as usize] -= 1;
+        queue.closing = false;
+        match queue.waiting.is_empty() {
+            true => drop(self.users.remove(&uid)),
+            false => self.turns.push_back(uid),
+        }
+    }
+}
+
+/// Whether a process has POSIX locks on the file; false where the kernel does not tell. Neither allocates nor sets `errno`.
+pub(crate) fn is_locked(file: &impl AsFd) -> bool {
+    // SAFETY: plain numbers, for which zero is valid.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    // Such a lock on the whole file is in conflict with any other one: the first ends the kernel's search.
+    lock.l_type = libc::c_short::try_from(libc::F_WRLCK).unwrap_or(1);
+    let number = file.as_fd().as_raw_fd().cast_unsigned() as usize;
+    let command = libc::F_GETLK.cast_unsigned() as usize;
+    let args = [
+        number,
+        command,
+        (&raw mut lock).expose_provenance(),
+        0,
+        0,
+        0,
+    ];
+    // SAFETY: the kernel reads and writes `lock`, which nothing else has.
+    let told = unsafe { crate::raw::call(libc::SYS_fcntl, args) };
+    told.is_ok() && i32::from(lock.l_type) != libc::F_UNLCK
+}
+
+/// Something of a guest's that is closed late: dropping it hands it to a closer.
+pub struct Late<T: Send + 'static> {
+    uid: u32,
+    /// `None` only while it is dropped.
+    value: Option<T>,
+}
+
+impl<T: Send> Late<T> {
+    /// What belongs to user `uid`.
+    pub fn new(uid: u32, value: T) -> Self {
+        Self {
+            uid,
+            value: Some(value),
+        }
+    }
+}
+
+impl<T: Send> Deref for Late<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.value.as_ref().expect("it is not dropped")
+    }
+}
+
+impl<T: Send + fmt::Debug> fmt::Debug for Late<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.value.fmt(f)
+    }
+}
+
+impl<T: Send> Drop for Late<T> {
+    fn drop(&mut self) {
+        if let Some(value) = self.value.take() {
+            give(self.uid, Kind::Session, value);
+        }
+    }
+}
+
+impl Closers {
+    fn lock(&self) -> MutexGuard<'_, Work> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn give(&'static self, uid: u32, kind: Kind, burden: Burden) {
+        let mut work = self.lock();
+        work.add(uid, kind, burden);
+        if work.turns.is_empty() || work.threads == MOST_CLOSERS {
+            return;
+        }
+        work.threads += 1;
+        let thread = std::thread::Builder::new().name("closer".to_owned());
+        if thread.spawn(|| self.close()).is_err() {
+            // Tried again with the next one.
+            work.threads -= 1;
+        }
+    }
+
+    /// Drops one thing after another, of each user in turn, while there is anything that no other thread's user has.
+    fn close(&self) {
+        // It was started by whoever had something to close, and that may be one who runs on idle CPUs only.
+        let _ = process::set_policy(libc::SCHED_OTHER);
+        let mut work = self.lock();
+        while let Some((uid, kind, burden)) = work.next() {
+            drop(work);
+            drop(burden);
+            work = self.lock();
+            work.done(uid, kind);
+        }
+        work.threads -= 1;
+    }
+}
+
+/// Another description of a file, with a lock: as if another process had it.
+#[cfg(test)]
+pub(crate) fn locked(path: &std::path::Path) -> std::fs::File {
+    let file = std::fs::File::open(path).unwrap();
+    // SAFETY: plain numbers, for which zero is valid: the whole file.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = libc::c_short::try_from(libc::F_RDLCK).unwrap();
+    // SAFETY: the kernel reads `lock`.
+    let done = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
+    assert_eq!(done, 0);
+    file
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    #[track_caller]
+    fn wait_for(mut done: impl FnMut() -> bool) {
+        let begin = Instant::now();
+        while !done() {
+            assert!(begin.elapsed() < PATIENCE, "waited in vain");
+            std::thread::yield_now();
+        }
+    }
+
+    /// Ends when it is told to.
+    struct Slow(std::sync::mpsc::Receiver<()>);
+
+    impl Drop for Slow {
+        fn drop(&mut self) {
+            let _ = self.0.recv();
+        }
+    }
+
+    /// Tells when it ends.
+    struct Quick(std::sync::mpsc::Sender<std::thread::ThreadId>);
+
+    impl Drop for Quick {
+        fn drop(&mut self) {
+            let _ = self.0.send(std::thread::current().id());
+        }
+    }
+
+    #[test]
+    fn who_drops_does_not_wait_and_users_wait_for_themselves_only() {
+        let (end, ended) = channel();
+        let (tell, told) = channel();
+        // Users that no other test has.
+        drop(Late::new(4_000_000_001, Slow(ended)));
+        drop(Late::new(4_000_000_001, Quick(tell.clone())));
+        let of = |uid| unclosed(uid, Kind::Session).0;
+        wait_for(|| of(4_000_000_001) == 2);
+        assert_eq!(unclosed(4_000_000_001, Kind::Connection).0, 0);
+        assert_eq!(unclosed(4_000_000_001, Kind::Text).0, 0);
+        drop(Late::new(4_000_000_002, Quick(tell)));
+        let thread = told.recv_timeout(PATIENCE).unwrap();
+        assert_ne!(thread, std::thread::current().id());
+        assert!(told.try_recv().is_err(), "it was before the slow one");
+        drop(end);
+        told.recv_timeout(PATIENCE).unwrap();
+        wait_for(|| of(4_000_000_001) + of(4_000_000_002) == 0);
+    }
+
+    #[test]
+    fn users_take_turns_and_kinds_are_counted_apart() {
+        let mut work = Work {
+            users: BTreeMap::new(),
+            turns: VecDeque::new(),
+            counts: [0; 3],
+            threads: 0,
+        };
+        let kinds = [Kind::Connection, Kind::Session, Kind::Text];
+        for (uid, kind) in [(1, kinds[0]), (1, kinds[1]), (1, kinds[1]), (2, kinds[2])] {
+            work.add(uid, kind, Box::new(()));
+        }
+        assert_eq!(work.counts, [1, 2, 1]);
+        assert_eq!(work.users[&1].counts, [1, 2, 0]);
+        let mut next = || work.next().map(|(uid, kind, _)| (uid, kind));
+        assert_eq!(next(), Some((1, kinds[0])));
+        assert_eq!(next(), Some((2, kinds[2])));
+        assert_eq!(next(), None, "one thread a user");
+        work.done(2, kinds[2]);
+        work.done(1, kinds[0]);
+        work.add(2, kinds[0], Box::new(()));
+        let order: Vec<_> = std::iter::from_fn(|| {
+            let (uid, kind, _) = work.next()?;
+            work.done(uid, kind);
+            Some(uid)
+        })
+        .collect();
+        assert_eq!(order, [1, 2, 1]);
+        assert_eq!((work.counts, work.users.len()), ([0; 3], 0));
+    }
+}

@@ -1,0 +1,230 @@
+//! A process as a doctor sees it: what it is, and what its memory is made of.
+//!
+//! Everything here goes by number, and is for people to read.
+//!
+//! Source: proc_pid_status(5), proc_pid_smaps(5), proc_pid_auxv(5).
+
+use std::fs;
+use std::io;
+
+use crate::fault::{self, Point};
+use crate::usage::kilobytes;
+
+/// What `/proc/PID/status` tells.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Subject {
+    /// Whether it has ended, and its parent has not asked yet.
+    pub has_ended: bool,
+    /// Whether it is a thread of the kernel's.
+    pub is_kernels: bool,
+    /// The process that traces it; 0 for none.
+    pub tracer: u32,
+    /// 0 without seccomp, 1 strict, 2 with filters.
+    pub seccomp: u32,
+    /// How many filters look at its calls.
+    pub filters: u32,
+    /// Resident private anonymous memory, in bytes.
+    pub anonymous_bytes: u64,
+    /// All resident memory, in bytes.
+    pub resident_bytes: u64,
+}
+
+impl Subject {
+    /// What the kernel tells of process `pid`.
+    ///
+    /// # Errors
+    /// `NotFound` when there is none, and what reading gives.
+    pub fn of(pid: u32) -> io::Result<Self> {
+        fault::check(Point::Proc)?;
+        let text = fs::read_to_string(format!("/proc/{pid}/status"))?;
+        Ok(Self::parse(&text))
+    }
+
+    fn parse(text: &str) -> Self {
+        let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name));
+        let number = |name| field(name).and_then(|value| value.trim().parse().ok());
+        let has_ended = field("State:").is_some_and(|state| state.trim().starts_with(['Z', 'X']));
+        Self {
+            has_ended,
+            is_kernels: !has_ended && field("VmSize:").is_none(),
+            tracer: number("TracerPid:").unwrap_or(0),
+            seccomp: number("Seccomp:").unwrap_or(0),
+            filters: number("Seccomp_filters:").unwrap_or(0),
+            anonymous_bytes: kilobytes(text, "RssAnon:").unwrap_or(0),
+            resident_bytes: kilobytes(text, "VmRSS:").unwrap_or(0),
+        }
+    }
+}
+
+/// Whether the dynamic linker ran in secure mode: the program has the rights of its file (`AT_SECURE`, getauxval(3)).
+///
+/// # Errors
+/// What reading gives: it is for the process's own user and root.
+pub fn is_secure(pid: u32) -> io::Result<bool> {
+    const AT_SECURE: u64 = 23;
+    let vector = fs::read(format!("/proc/{pid}/auxv"))?;
+    let (entries, _) = vector.as_chunks::<16>();
+    Ok(entries.iter().any(|entry| {
+        let (key, value) = entry.split_at(8);
+        let number = |bytes: &[u8]| bytes.try_into().map(u64::from_ne_bytes).unwrap_or(0);
+        number(key) == AT_SECURE && number(value) != 0
+    }))
+}
+
+/// Resident memory of a process by kind, in bytes; and what its mappings show.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Makeup {
+    /// Private and anonymous: what can be merged.
+    pub anonymous: u64,
+    /// Shared with others, or meant to be: `MAP_SHARED`, memory files, shared memory.
+    pub shared: u64,
+    /// Private mappings of files.
+    pub files: u64,
+    /// Of huge pages that were set aside (hugetlb).
+    pub huge_tlb: u64,
+    /// Locked, of the private anonymous memory.
+    pub locked: u64,
+    /// Mapped from PageONE's stores, privately.
+    pub stored: u64,
+    /// Where a userfaultfd holds for missing pages or minor faults, of the private anonymous memory.
+    pub held: u64,
+    /// Where a userfaultfd tracks writes, of the private anonymous memory.
+    pub tracked: u64,
+    /// Where the program itself asked for merging (`MADV_MERGEABLE`), and the kernel's KSM heard it.
+    pub mergeable: u64,
+    /// Whether the agent's library is loaded.
+    pub has_agent: bool,
+}
+
+/// The memory of process `pid`. The kernel walks its page tables: about 15 ms for each GiB.
+///
+/// # Errors
+/// What reading gives: it is for the process's own user and root.
+pub fn makeup(pid: u32) -> io::Result<Makeup> {
+    fault::check(Point::Proc)?;
+    Ok(parse_smaps(&fs::read_to_string(format!(
+        "/proc/{pid}/smaps"
+    ))?))
+}
+
+fn parse_smaps(text: &str) -> Makeup {
+    let mut makeup = Makeup::default();
+    // Each record ends with its flags.
+    let mut record = Record::default();
+    for line in text.lines() {
+        let (key, rest) = line.split_once(' ').unwrap_or((line, ""));
+        let kilobytes = || {
+            rest.trim()
+                .strip_suffix(" kB")
+                .and_then(|kb| kb.parse().ok())
+        };
+        match key {
+            "Rss:" => record.resident = kilobytes().unwrap_or(0) * 1024,
+            "Shared_Hugetlb:" | "Private_Hugetlb:" => {
+                record.huge_tlb += kilobytes().unwrap_or(0) * 1024
+            }
+            "VmFlags:" => {
+                record.count(rest, &mut makeup);
+                record = Record::default();
+            }
+            _ if !key.ends_with(':') => record.begin(rest),
+            _ => {}
+        }
+    }
+    makeup
+}
+
+/// One mapping, as far as it was read.
+#[derive(Default)]
+struct Record<'a> {
+    file: Option<&'a str>,
+    resident: u64,
+    huge_tlb: u64,
+}
+
+impl<'a> Record<'a> {
+    /// Takes the rest of the head line: `perms offset device inode name`.
+    fn begin(&mut self, rest: &'a str) {
+        let mut words = rest.split_ascii_whitespace().skip(3);
+        let is_file = words.next().is_some_and(|inode| inode != "0");
+        let name = rest.find(['/', '[']).and_then(|at| rest.get(at..));
+        self.file = is_file.then(|| name.unwrap_or_default());
+    }
+
+    fn count(&self, flags: &str, makeup: &mut Makeup) {
+        let has = |flag: &str| flags.split_ascii_whitespace().any(|word| word == flag);
+        let file = self.file.unwrap_or_default();
+        makeup.has_agent |= file.ends_with("/libpageone_agent.so");
+        makeup.huge_tlb += self.huge_tlb;
+        let kind = match self.file {
+            _ if has("ht") => return,
+            _ if has("sh") => &mut makeup.shared,
+            Some(_) if file.starts_with("/memfd:pageone-") => &mut makeup.stored,
+            Some(_) => &mut makeup.files,
+            None => {
+                let part = |is: bool| if is { self.resident } else { 0 };
+                makeup.locked += part(has("lo"));
+                makeup.held += part(has("um") || has("ui"));
+                makeup.tracked += part(has("uw"));
+                makeup.mergeable += part(has("mg"));
+                &mut makeup.anonymous
+            }
+        };
+        *kind += self.resident;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_status_is_read() {
+        let own = Subject::of(std::process::id()).unwrap();
+        assert!(own.anonymous_bytes > 0 && own.resident_bytes > own.anonymous_bytes);
+        assert!(!own.has_ended && !own.is_kernels && !is_secure(std::process::id()).unwrap());
+        let told =
+            Subject::parse("State:\tZ (zombie)\nTracerPid:\t7\nSeccomp:\t2\nSeccomp_filters:\t3\n");
+        assert_eq!(
+            (told.has_ended, told.tracer, told.seccomp, told.filters),
+            (true, 7, 2, 3)
+        );
+        assert!(Subject::parse("State:\tI (idle)\n").is_kernels);
+    }
+
+    #[test]
+    fn memory_is_told_apart_by_kind() {
+        let record = |head: &str, rss: u64, flags: &str| {
+            format!(
+                "7f00-8f00 {head}\nSize: 16 kB\nRss: {rss} kB\nTHPeligible: 0\nVmFlags: {flags} \n"
+            )
+        };
+        let text = [
+            record("rw-p 0000 00:00 0 ", 4, "rd wr mr mw me ac sd"),
+            record("rw-p 0000 00:00 0  [heap]", 8, "rd wr lo"),
+            record("rw-p 0000 00:00 0 ", 16, "rd wr uw"),
+            record("rw-p 0000 00:00 0 ", 32, "rd wr um mg"),
+            record("rw-s 0000 00:01 7  /dev/zero (deleted)", 64, "rd wr sh"),
+            record("r--p 0000 08:01 7  /usr/lib/libpageone_agent.so", 128, "rd mr"),
+            record("rw-p 0000 00:01 9  /memfd:pageone-store (deleted)", 256, "rd wr"),
+            "8f00-9f00 rw-p 0000 00:0f 5  /anon_hugepage (deleted)\nRss: 0 kB\nPrivate_Hugetlb: 2048 kB\n\
+             VmFlags: rd wr ht\n"
+                .to_owned(),
+        ];
+        let kib = 1024;
+        let expected = Makeup {
+            anonymous: 60 * kib,
+            shared: 64 * kib,
+            files: 128 * kib,
+            huge_tlb: 2048 * kib,
+            locked: 8 * kib,
+            stored: 256 * kib,
+            held: 32 * kib,
+            tracked: 16 * kib,
+            mergeable: 32 * kib,
+            has_agent: true,
+        };
+        assert_eq!(parse_smaps(&text.concat()), expected);
+        assert!(makeup(std::process::id()).unwrap().anonymous > 0);
+    }
+}

@@ -1,0 +1,16 @@
+# PageONE, KSM and nothing side by side: docs/cli.md has the tasks and the rule of the measurement.
+.PHONY: bench bench-full
+
+BENCH_OUT ?= target/bench
+BENCH_SCALE ?= normal
+BENCH ?=
+BENCH_FULL ?=
+BENCH_NOTE := $(shell git describe --always --dirty 2>/dev/null)
+
+bench: build ## Compares PageONE and KSM at six tasks (five minutes)
+	$(BUILT)/pageone bench run --scale $(BENCH_SCALE) --out $(BENCH_OUT) --note "$(BENCH_NOTE)" $(BENCH)
+	$(BUILT)/pageone bench report --out $(BENCH_OUT)
+
+bench-full: build ## The same with all engines and variants and large guests (hours)
+	$(BUILT)/pageone bench run --scale full --out $(BENCH_OUT) --note "$(BENCH_NOTE)" $(BENCH_FULL)
+	$(BUILT)/pageone bench report --out $(BENCH_OUT)

@@ -1,0 +1,48 @@
+# Puts what was built where packages have it. `make build` first: an install builds nothing, so root need not run cargo.
+.PHONY: install uninstall test-install
+
+PREFIX ?= /usr/local
+SYSCONFDIR ?= /etc
+DESTDIR ?=
+STRIP ?= strip
+# Where the agent is looked for: ../lib/pageone beside the folder of the command.
+LIBDIR := $(PREFIX)/lib/pageone
+UNITDIR ?= $(PREFIX)/lib/systemd/system
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
+INSTALLED := PREFIX='$(PREFIX)' SYSCONFDIR='$(SYSCONFDIR)' DESTDIR='$(DESTDIR)' LIBDIR='$(LIBDIR)' UNITDIR='$(UNITDIR)' \
+	STRIP='$(STRIP)' VERSION='$(VERSION)' BUILT='$(BUILT)'
+
+install: ## Installs command, agent, header, unit, manual and completions below PREFIX (/usr/local) and DESTDIR
+	@$(INSTALLED) packaging/install install
+
+uninstall: ## Removes what `make install` has installed; configuration that was edited stays
+	@$(INSTALLED) packaging/install uninstall
+
+test: test-install
+
+test-install: # In a folder of its own, from the tests' build: `crates/pageone/tests/install.rs` compares the files.
+	$(CARGO) build --workspace
+	rm -rf target/installed
+	$(MAKE) install PROFILE=dev PREFIX=/usr DESTDIR=$(CURDIR)/target/installed
+	target/installed/usr/bin/pageone --version
+	$(MAKE) uninstall PROFILE=dev PREFIX=/usr DESTDIR=$(CURDIR)/target/installed
+	@! find target/installed -not -type d | grep .
+
+.PHONY: deb test-deb
+DEB := $(CURDIR)/target/deb
+
+deb: ## Makes a Debian package of what was built, in target/deb, where dpkg-deb is; lintian looks through it, if it is installed
+	@if ! command -v dpkg-deb >/dev/null; then \
+		echo "deb: skipped: there is no dpkg-deb"; \
+	else \
+		$(INSTALLED) packaging/deb/build $(DEB) && \
+		dpkg-deb --contents $(DEB)/pageone_$(VERSION)_amd64.deb | grep ./usr/bin/pageone >/dev/null && \
+		if command -v lintian >/dev/null; then \
+			lintian --allow-root --fail-on error,warning --profile debian --tag-display-limit 0 $(DEB)/pageone_$(VERSION)_amd64.deb; \
+		else \
+			echo "deb: lintian is skipped: it is not installed"; \
+		fi; \
+	fi
+
+test-deb: deb ## Installs this package in a fresh Debian, has two programs share their memory, and purges it
+	@packaging/deb/try $(DEB)/pageone_$(VERSION)_amd64.deb

@@ -1,0 +1,176 @@
+/*
+ * A program that knows nothing of PageONE, to which an agent comes while it works. Its answers are checked by itself: it says `wrong` and ends
+ * when something is not as it should be.
+ *
+ * attached [MIB] [THREADS] [WORDS]: memory of that size with content that other such processes have too, verified all the time. The words:
+ * `offer`: it is offered to the kernel's KSM. `work`: some of it is rewritten, threads come and go, allocate, take signals. `fork`: children
+ * verify it as well; what a process shared with a child once stays where it is until it is written. Other threads sleep in a call that begins again.
+ * `filter`: it has a seccomp filter, which allows everything.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define PAGE 4096ul
+
+static unsigned char *memory;
+static size_t pages;
+static volatile unsigned long rounds, signals;
+static int quiet[2];
+
+static void wrong(const char *what)
+{
+	printf("wrong %s: errno %d\n", what, errno);
+	fflush(stdout);
+	_exit(1);
+}
+
+static void fill(unsigned char *at, size_t page, unsigned long version)
+{
+	uint64_t seed = page * 0x9e3779b97f4a7c15ull + version;
+	for (size_t i = 0; i < PAGE; i += 8) {
+		seed ^= seed << 13;
+		seed ^= seed >> 7;
+		seed ^= seed << 17;
+		memcpy(at + i, &seed, 8);
+	}
+}
+
+static void check(const unsigned char *at, size_t page, unsigned long version)
+{
+	unsigned char wanted[PAGE];
+	fill(wanted, page, version);
+	if (memcmp(at, wanted, PAGE))
+		wrong("content");
+}
+
+static void took(int signal)
+{
+	(void)signal;
+	signals++;
+}
+
+static void *churn(void *arg)
+{
+	unsigned seed = (unsigned)(uintptr_t)arg;
+	for (;;) {
+		size_t len = (rand_r(&seed) % 64 + 1) * PAGE * 16;
+		unsigned char *block = malloc(len);
+		if (!block)
+			wrong("malloc");
+		memset(block, (int)seed, len);
+		block = realloc(block, len * 2);
+		if (!block || block[len - 1] != (unsigned char)seed)
+			wrong("realloc");
+		free(block);
+		struct timespec moment = { 0, 200000 };
+		while (nanosleep(&moment, &moment))
+			if (errno != EINTR)
+				wrong("nanosleep");
+		rounds++;
+	}
+	return NULL;
+}
+
+static void *rest(void *arg)
+{
+	char byte;
+	/* Begun again whatever interrupts it. */
+	if (read(quiet[0], &byte, 1) != 1)
+		wrong("read");
+	return arg;
+}
+
+static void *nothing(void *arg)
+{
+	return arg;
+}
+
+static void fork_once(void)
+{
+	pid_t child = fork();
+	if (child < 0)
+		wrong("fork");
+	if (child == 0) {
+		for (size_t page = 0; page < pages; page += 7)
+			if (page % 16)
+				check(memory + page * PAGE, page, 0);
+		_exit(7);
+	}
+	int status;
+	while (waitpid(child, &status, 0) != child)
+		if (errno != EINTR)
+			wrong("waitpid");
+	if (!WIFEXITED(status) || WEXITSTATUS(status) != 7)
+		wrong("child");
+}
+
+static void install_filter(void)
+{
+	struct sock_filter allow = BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+	struct sock_fprog program = { .len = 1, .filter = &allow };
+	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program))
+		wrong("filter");
+}
+
+int main(int argc, char **argv)
+{
+	size_t mib = argc > 1 ? strtoul(argv[1], NULL, 10) : 4;
+	int threads = argc > 2 ? atoi(argv[2]) : 0;
+	int work = argc > 3 && strstr(argv[3], "work") != NULL;
+	int forks = argc > 3 && strstr(argv[3], "fork") != NULL;
+	pages = (mib << 20) / PAGE;
+	memory = mmap(NULL, pages * PAGE + (2ul << 20), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (memory == MAP_FAILED || pipe(quiet))
+		wrong("mmap");
+	memory = (unsigned char *)(((uintptr_t)memory + (2ul << 20) - 1) & ~((2ul << 20) - 1));
+	for (size_t page = 0; page < pages; page++)
+		fill(memory + page * PAGE, page, 0);
+	if (argc > 3 && strstr(argv[3], "offer") && madvise(memory, pages * PAGE, MADV_MERGEABLE) && errno != EINVAL)
+		wrong("madvise");
+	if (argc > 3 && strstr(argv[3], "filter"))
+		install_filter();
+	struct sigaction action = { .sa_handler = took, .sa_flags = SA_RESTART };
+	sigaction(SIGUSR1, &action, NULL);
+	pthread_t thread;
+	for (int i = 0; i < threads; i++)
+		if (pthread_create(&thread, NULL, i % 4 || !work ? rest : churn, (void *)(uintptr_t)(i + 1)))
+			wrong("pthread_create");
+	printf("ready\n");
+	fflush(stdout);
+	unsigned long version = 0;
+	for (unsigned long round = 0;; round++) {
+		/* Every sixteenth page is rewritten, round by round; the others stay. */
+		for (size_t page = 0; page < pages; page++) {
+			unsigned long now = page % 16 ? 0 : version;
+			check(memory + page * PAGE, page, now);
+		}
+		if (work) {
+			version++;
+			for (size_t page = 0; page < pages; page += 16)
+				fill(memory + page * PAGE, page, version);
+			if (pthread_create(&thread, NULL, nothing, &round) || pthread_join(thread, NULL))
+				wrong("thread");
+			kill(getpid(), SIGUSR1);
+			if (forks && round % 4 == 0)
+				fork_once();
+		}
+		rounds++;
+		struct timespec moment = { 0, 1000000 };
+		nanosleep(&moment, NULL);
+		if (getppid() == 1)
+			return 0;
+	}
+}
