@@ -8,6 +8,7 @@ use std::io;
 
 use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
+use sys::ksm::Member;
 use sys::pagemap::{Categories, PageRun, Pagemap};
 use sys::residence::{FrameFlags, Mapping};
 use sys::{mempolicy, residence};
@@ -135,7 +136,8 @@ struct Census {
     pid: Pid,
     pagemap: Pagemap,
     runs: Vec<PageRun>,
-    /// Tells pages that the kernel merged, where there are any and we may know.
+    /// Tells pages that the kernel merged, if the process has any and we may know. Linux 6.12 says it of all
+    /// anonymous frames: so only those count that other page tables have too, as merged ones do.
     ksm: Option<FrameFlags>,
     pages: Vec<usize>,
     kinds: Vec<Kind>,
@@ -146,14 +148,12 @@ struct Census {
 
 impl Census {
     fn new(pid: Pid) -> io::Result<Self> {
-        let ksm = if residence::ksm_pages_sharing() > 0 {
-            FrameFlags::open().ok()
-        } else {
-            None
-        };
+        let number = pid.as_raw_nonzero().get().unsigned_abs();
+        let shares = Member::of(number).is_ok_and(|member| member.merging > 0);
+        let ksm = shares.then(FrameFlags::open).and_then(Result::ok);
         Ok(Self {
             pid,
-            pagemap: Pagemap::open(pid.as_raw_nonzero().get().unsigned_abs())?,
+            pagemap: Pagemap::open(number)?,
             runs: vec![PageRun::default(); RUNS],
             ksm,
             pages: Vec::with_capacity(BATCH),
@@ -192,11 +192,11 @@ impl Census {
             return Ok(());
         }
         let frames = match &self.ksm {
-            Some(_) if kind == Kind::Anonymous => self.pagemap.frames(run.start..run.end)?,
+            Some(_) if kind == Kind::Anonymous => self.pagemap.shared_frames(run.start..run.end)?,
             _ => Vec::new(),
         };
         for (index, page) in (run.start..run.end).step_by(4096).enumerate() {
-            let frame = frames.get(index).copied().filter(|&frame| frame != 0);
+            let frame = frames.get(index).copied().flatten();
             let by_kernel = frame
                 .zip(self.ksm.as_ref())
                 .is_some_and(|(frame, ksm)| ksm.is_ksm(frame).unwrap_or(false));

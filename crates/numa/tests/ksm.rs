@@ -29,6 +29,8 @@ fn pages_that_the_kernel_merged_count_as_merged() {
     fs::write(ksm("pages_to_scan"), "20000").unwrap();
     fs::write(ksm("sleep_millisecs"), "10").unwrap();
     fs::write(ksm("run"), "1").unwrap();
+    // Started before the offer: KSM may not touch it, though all its pages are alike.
+    let untouched = holder(&std::env::current_exe().unwrap(), HELD);
     // Whatever this process starts from now on inherits it.
     sys::residence::offer_memory_to_ksm().unwrap();
     let child = holder(&std::env::current_exe().unwrap(), HELD);
@@ -42,6 +44,9 @@ fn pages_that_the_kernel_merged_count_as_merged() {
     }
     let report = report_of(&child);
     assert!(merged(&report) >= HELD, "{report:?}");
+    let other = report_of(&untouched);
+    assert_eq!(merged(&other), 0, "{other:?}");
     end(child);
+    end(untouched);
     fs::write(ksm("run"), "2").unwrap(); // and everything is as before
 }

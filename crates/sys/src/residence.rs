@@ -81,14 +81,6 @@ impl FrameFlags {
     }
 }
 
-/// Pages that KSM shares in the whole machine; 0 where there is no KSM.
-pub fn ksm_pages_sharing() -> u64 {
-    std::fs::read_to_string("/sys/kernel/mm/ksm/pages_sharing")
-        .ok()
-        .and_then(|text| text.trim().parse().ok())
-        .unwrap_or(0)
-}
-
 /// Offers all anonymous memory of this process, and of what it starts, to the kernel's own page merging. Linux 6.4.
 ///
 /// # Errors

@@ -211,7 +211,8 @@ mod tests {
             return eprintln!("skipped: this kernel has no huge pages");
         }
         let live = Topology::live().unwrap();
-        for nodes in [1, 2] {
+        let real = live.memory_nodes().count();
+        for nodes in [real, 2 * real] {
             let spec = format!("fake={nodes}").parse().unwrap();
             let machine = live.emulate(&spec).unwrap();
             let new = |spread| InterleavedTable::<u64>::new(1 << 20, &machine, spread).unwrap();
