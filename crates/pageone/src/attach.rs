@@ -47,10 +47,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
+use crate::policy::{self, Policy};
 use crate::run::launch;
+use crate::selector::{self, Selector};
 use crate::{client, human, paths};
 use image::Image;
-use target::Target;
+use target::{HasAgent, Target};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -69,8 +71,17 @@ pub(crate) struct Args {
     /// Say what would be attached, and why not, and do nothing
     #[arg(long)]
     dry_run: bool,
+    /// All processes for which these conditions hold, as command=redis-server,uid=1000-1999; the keys are command, executable, uid, gid, cgroup, unit
+    #[arg(long = "match", value_name = "KEY=VALUE,...")]
+    selectors: Vec<Selector>,
+    /// With --dry-run: the policy by which the domains are shown, if it is not that of /etc/pageone
+    #[arg(long, value_name = "FILE", requires = "dry_run")]
+    policy: Option<PathBuf>,
+    /// Only if the process began then, in ticks since boot: for the daemon, whose choice another process may have outlived
+    #[arg(long, hide = true, conflicts_with = "selectors")]
+    began: Option<u64>,
     /// The processes
-    #[arg(required = true, value_name = "PID")]
+    #[arg(required_unless_present = "selectors", value_name = "PID")]
     pids: Vec<u32>,
 }
 
@@ -127,25 +138,36 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     let library = std::fs::read(&file);
     let library = library.with_context(|| format!("cannot read {}", file.display()))?;
     let words = words(args, &socket)?;
+    let policy = args.dry_run.then(|| policy(args)).transpose()?;
+    let attach = |pid: u32| -> Result<String> {
+        let target = Target::look(pid, args.began)?;
+        target.sees(&socket)?;
+        let name = target.name.to_string();
+        if let Some(server) = server.filter(|&server| server != 0 && server != target.user) {
+            bail!("its agent trusts root's daemon or its own user's: this one is of user {server}");
+        }
+        let image =
+            Image::of(&library).with_context(|| format!("cannot use {}", file.display()))?;
+        let told = match &policy {
+            Some(policy) => would(&target, image, args, policy)?,
+            None => work::attach(target, image, &words)?.to_string(),
+        };
+        Ok(format!("{pid} ({name}): {told}"))
+    };
+    // Of those that are named an agent is asked for. Of those that fit, some may have theirs.
+    let fitting = selector::find(&args.selectors)?;
+    if fitting.is_empty() && args.pids.is_empty() {
+        bail!("no process fits: `ps -eo pid,comm,uid,cgroup` shows what they are");
+    }
+    let fitting = fitting.iter().filter(|pid| !args.pids.contains(pid));
+    let named = args.pids.iter().map(|&pid| (pid, args.began.is_some()));
     let mut failed = false;
-    for &pid in &args.pids {
-        let attached = Target::look(pid).and_then(|target| {
-            let name = target.name.to_string();
-            if let Some(server) = server.filter(|&server| server != 0 && server != target.user) {
-                bail!(
-                    "its agent trusts root's daemon or its own user's: this one is of user {server}"
-                );
-            }
-            let image =
-                Image::of(&library).with_context(|| format!("cannot use {}", file.display()))?;
-            let told = match args.dry_run {
-                true => would(&target, image, args)?,
-                false => work::attach(target, image, &words)?.to_string(),
-            };
-            Ok(format!("{pid} ({name}): {told}"))
-        });
-        match attached {
+    for (pid, may_have) in named.chain(fitting.map(|&pid| (pid, true))) {
+        match attach(pid) {
             Ok(told) => println!("{told}"),
+            Err(error) if may_have && error.is::<HasAgent>() => {
+                println!("{pid} ({}): {error}", sys::process::comm(pid));
+            }
             Err(error) => {
                 failed = true;
                 eprintln!("pageone: {pid} is not attached: {error:#}");
@@ -155,6 +177,16 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     match failed {
         true => bail!("not all of the processes are attached"),
         false => Ok(()),
+    }
+}
+
+/// The policy that root's daemon has, as far as can be told: it is not asked.
+fn policy(args: &Args) -> Result<Policy> {
+    const OF_ROOT: &str = "/etc/pageone/policy.toml";
+    let found = || Path::new(OF_ROOT).exists().then(|| PathBuf::from(OF_ROOT));
+    match args.policy.clone().or_else(found) {
+        Some(path) => Ok(Policy::read(&path)?),
+        None => Ok(Policy::here()),
     }
 }
 
@@ -196,7 +228,9 @@ fn words(args: &Args, socket: &Path) -> Result<Vec<u8>> {
 }
 
 /// What would be done.
-fn would(target: &Target, mut image: Image, args: &Args) -> Result<String> {
+fn would(target: &Target, mut image: Image, args: &Args, policy: &Policy) -> Result<String> {
+    let asked = args.domain.as_deref().unwrap_or_default();
+    let domain = policy.domain(&policy::who(target.pid)?, asked)?;
     let (libc, base) = target.libc()?;
     image.relocate(base, base)?;
     moment::Bodies::of(&libc, base, &image)?;
@@ -209,9 +243,12 @@ fn would(target: &Target, mut image: Image, args: &Args) -> Result<String> {
         .iter()
         .map(|range| range.end - range.start)
         .sum();
-    Ok(match (args.any, offered) {
-        (true, _) => "would be attached; all its memory would be offered".to_owned(),
-        (false, 0) => "would be attached; it offers no memory yet: see --any".to_owned(),
-        (false, offered) => format!("would be attached; it offers {}", human::size(offered)),
-    })
+    let offers = match (args.any, offered) {
+        (true, _) => "all its memory would be offered".to_owned(),
+        (false, 0) => "it offers no memory yet: see --any".to_owned(),
+        (false, offered) => format!("it offers {}", human::size(offered)),
+    };
+    Ok(format!(
+        "would be attached, in the domain {domain}; {offers}"
+    ))
 }

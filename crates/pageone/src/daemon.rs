@@ -1,5 +1,6 @@
 //! `pageone daemon`: the engine of the machine, until SIGTERM, or for good with [`keep`].
 
+mod attacher;
 mod check;
 pub mod config;
 mod history;
@@ -25,6 +26,7 @@ use sys::keeper::{Keeper, Kept};
 use sys::signals::{SIGHUP, SIGINT, SIGTERM, Signals};
 use tracing_subscriber::EnvFilter;
 
+use attacher::Attacher;
 pub(crate) use check::ConfigCommand;
 use config::Config;
 use history::History;
@@ -119,7 +121,18 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     }
     let server = Server::new(listener, policy, limits, &engine, history);
     let server = server.context("cannot serve")?;
-    server.serve(signals.as_fd(), |server| heed(&signals, server, file))?;
+    let attacher = Attacher::start(&path, config.attach)?;
+    let reload = |server: &mut Server| {
+        match file {
+            Some(file) => server.read_policy(file),
+            None => tracing::info!("there is no policy file to read again"),
+        }
+        match args.files.config() {
+            Ok((config, _)) => attacher.take(config.attach),
+            Err(error) => tracing::error!("the rules of [[attach]] stay as they were: {error:#}"),
+        }
+    };
+    server.serve(signals.as_fd(), |server| heed(&signals, server, reload))?;
     tracing::info!("stopping");
     host::stop_engine(engine);
     // Its keeper hears of its end before what strangers have locks on is closed.
@@ -129,14 +142,17 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Takes the signals that wait: SIGHUP reads the policy again. True when another one ends this daemon.
-fn heed(signals: &Signals, server: &mut Server, policy: Option<&Path>) -> std::io::Result<bool> {
+/// Takes the signals that wait: SIGHUP reads files again. True when another one ends this daemon.
+fn heed(
+    signals: &Signals,
+    server: &mut Server,
+    reload: impl Fn(&mut Server),
+) -> std::io::Result<bool> {
     while let Some(arrived) = signals.next()? {
-        match policy {
-            _ if arrived.signal != SIGHUP => return Ok(true),
-            Some(file) => server.read_policy(file),
-            None => tracing::info!("there is no policy file to read again"),
+        if arrived.signal != SIGHUP {
+            return Ok(true);
         }
+        reload(server);
     }
     Ok(false)
 }

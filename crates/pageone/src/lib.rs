@@ -16,6 +16,7 @@
 //! run      launch program     a command as a guest
 //! analyze  targets look sums  what merging would save
 //! daemon   server lane policy …   the engine of a machine and its socket
+//! selector                    which processes are meant
 //! client   node human paths   a question to a daemon, where a process goes, words for people, where things are
 //! plot                        curves as SVG
 //! ```
@@ -42,6 +43,7 @@ mod node;
 mod paths;
 mod plot;
 mod run;
+mod selector;
 mod serve;
 mod view;
 

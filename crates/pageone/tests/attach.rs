@@ -544,7 +544,8 @@ fn what_cannot_be_attached_is_told_with_the_reason() {
     drop(held);
     let told = attached(&place, &["--dry-run"], &[other.pid()]);
     assert!(
-        told.contains("would be attached; it offers no memory yet"),
+        told.contains("would be attached, in the domain uid:")
+            && told.contains("it offers no memory yet"),
         "{told}"
     );
     refused(u32::MAX, "no such process");
@@ -601,11 +602,22 @@ fn processes_in_which_no_agent_could_work_are_refused() {
         &Checked::start(&plain, &["1", "0", "filter"]),
         "seccomp filter",
     );
-    let mut elsewhere = Command::new("unshare");
-    elsewhere.arg("--mount").arg(&plain).arg("1");
-    match rustix::process::geteuid().is_root() {
-        true => refused(&Checked::by(&mut elsewhere, "ready"), "mount namespace"),
-        false => eprintln!("skipped: a mount namespace takes root"),
+    if rustix::process::geteuid().is_root() {
+        fs::write(place.socket(), "").expect("a file in the socket's place");
+        let hidden = "mount -t tmpfs none \"$1\"; exec \"$2\" 1";
+        let kept = place.path().with_extension("kept");
+        fs::copy(&plain, &kept).expect("a copy");
+        let mut elsewhere = Command::new("unshare");
+        elsewhere.args(["--mount", "sh", "-c", hidden, "sh"]);
+        elsewhere.arg(place.path()).arg(&kept);
+        refused(&Checked::by(&mut elsewhere, "ready"), "not in its mounts");
+        fs::remove_file(&kept).expect("removed");
+        let mut elsewhere = Command::new("unshare");
+        elsewhere.args(["--user", "--map-root-user"]);
+        elsewhere.arg(&plain).arg("1");
+        refused(&Checked::by(&mut elsewhere, "ready"), "user namespace");
+    } else {
+        eprintln!("skipped: another mount namespace takes root");
     }
     let linker = place.path().join("ld-musl-x86_64.so.1");
     let name = |file: &Path| file.to_str().expect("a name").to_owned();
@@ -619,4 +631,186 @@ fn processes_in_which_no_agent_could_work_are_refused() {
         Some(sanitized) => refused(&Checked::start(&sanitized, &["1"]), "sanitizer"),
         None => eprintln!("skipped: there is no sanitizer"),
     }
+}
+
+#[test]
+fn processes_are_chosen_by_conditions() {
+    let place = Place::new();
+    if !can_trace(&place) {
+        return;
+    }
+    let plain = program(&place, &[]);
+    let [one, two] = ["chosen", "other"].map(|name| {
+        let copy = place.path().join(name);
+        fs::copy(&plain, &copy).expect("a copy");
+        Checked::start(&copy, &["1"])
+    });
+    let _daemon = daemon(&place, &[]);
+    let chosen = format!("command=chos?n,executable={}/**", place.path().display());
+    let matched = |more: &[&str]| attach(&place, &[more, &["--match", &chosen]].concat(), &[]);
+    let dry = text(&matched(&["--dry-run"]).stdout);
+    let user = rustix::process::geteuid().as_raw();
+    let [line] = dry.lines().collect::<Vec<_>>()[..] else {
+        panic!("{dry}");
+    };
+    assert!(line.starts_with(&one.pid().to_string()), "{line}");
+    assert!(
+        line.contains(&format!("in the domain uid:{user};")),
+        "{line}"
+    );
+    let policy = place.file("policy.toml", "default = 'refuse'");
+    let policy = policy.to_str().expect("a path");
+    let refused = matched(&["--dry-run", "--policy", policy]);
+    assert!(!refused.status.success());
+    assert!(text(&refused.stderr).contains("no rule of the policy is for"));
+    let told = text(&matched(&[]).stdout);
+    assert!(
+        told.contains("attached: ") && told.lines().count() == 1,
+        "{told}"
+    );
+    let again = matched(&[]);
+    let told = text(&again.stdout);
+    assert!(
+        again.status.success() && told.contains("an agent already"),
+        "{told}"
+    );
+    let unseen = state(two.pid());
+    let none = attach(&place, &["--match", "command=no-such-one"], &[]);
+    assert!(!none.status.success());
+    assert!(
+        text(&none.stderr).contains("no process fits"),
+        "{}",
+        text(&none.stderr)
+    );
+    let wrong = attach(&place, &["--match", "comand=x"], &[]);
+    assert_eq!(wrong.status.code(), Some(2));
+    assert!(text(&wrong.stderr).contains("there is no key `comand`"));
+    assert!(unseen == state(two.pid()), "the other one is as it was");
+}
+
+/// What a daemon says, to a file.
+fn logging(place: &Place, config: &Path) -> (common::Running, PathBuf) {
+    let log = place.file("log", "");
+    let mut command = pageone();
+    command.args(["daemon", "--merge-period", "50ms", "--socket"]);
+    command.arg(place.socket()).arg("--config").arg(config);
+    let running = common::Running::start(command.stderr(fs::File::create(&log).expect("a log")));
+    wait_for("the daemon", || {
+        common::status(place).status.success().then_some(())
+    });
+    (running, log)
+}
+
+#[test]
+fn a_daemon_attaches_the_processes_that_its_rules_name() {
+    let place = Place::new();
+    if !can_trace(&place) {
+        return;
+    }
+    let plain = program(&place, &[]);
+    let mib = MIB.to_string();
+    let start = |name: &str, words: &str| {
+        let copy = place.path().join(name);
+        if !copy.exists() {
+            fs::copy(&plain, &copy).expect("a copy");
+        }
+        Checked::start(&copy, &[&mib, "4", words])
+    };
+    let folder = place.path().display().to_string();
+    let rule = |name: &str, more: &str| {
+        format!("[[attach]]\nexecutable = '{folder}/{name}'\nany = true\n{more}\n")
+    };
+    let config = place.file("pageone.toml", &rule("early-*", "after = '0s'"));
+    // One that runs before the daemon does, one that cannot be attached, one that no rule names.
+    let mut early = start("early-1", "work");
+    let filtered = start("early-2", "filter");
+    let mut late = start("late", "work");
+    let unseen = state(late.pid()).1;
+    let (daemon, log) = logging(&place, &config);
+    let said = |words: &[&str]| {
+        wait_for("the log", || {
+            let said = fs::read_to_string(&log).expect("a log");
+            let has = |line: &str| words.iter().all(|word| line.contains(word));
+            said.lines().any(has).then_some(())
+        });
+    };
+    let pid = |one: &Checked| one.pid().to_string();
+    said(&["by rule 1 of [[attach]]", &pid(&early), "attached: "]);
+    said(&[
+        &pid(&filtered),
+        "is not attached",
+        "seccomp filter",
+        "tried again",
+    ]);
+    assert!(unseen == state(late.pid()).1, "no rule names it");
+    // Another rule, and one that it hides; a mistake would leave the rules as they were.
+    let reload = || {
+        let pid = rustix::process::Pid::from_raw(daemon.0.id().cast_signed());
+        rustix::process::kill_process(pid.expect("a pid"), rustix::process::Signal::HUP)
+            .expect("SIGHUP");
+    };
+    fs::write(&config, "[[attach]]\n").expect("written");
+    reload();
+    said(&["stay as they were", "it means no process"]);
+    fs::write(&config, rule("late", "after = '1s'") + &rule("*", "")).expect("written");
+    reload();
+    said(&["by rule 1 of [[attach]]", &pid(&late), "attached: "]);
+    // One that starts now, and all that are equal are shared.
+    let mut next = start("late", "work");
+    said(&["by rule 1 of [[attach]]", &pid(&next), "attached: "]);
+    wait_for("sharing", || {
+        [&mut early, &mut late, &mut next]
+            .into_iter()
+            .for_each(Checked::is_right);
+        (count(&json(&place), "pages_sharing") >= 2 * STILL).then_some(())
+    });
+    // No agent comes twice, also not by the next daemon.
+    drop(daemon);
+    let (_daemon, log) = logging(&place, &config);
+    wait_for("the log", || {
+        let said = fs::read_to_string(&log).expect("a log");
+        said.contains("an agent already").then_some(())
+    });
+    [&mut early, &mut late, &mut next]
+        .into_iter()
+        .for_each(Checked::goes_on);
+}
+
+#[test]
+fn a_process_in_a_container_is_attached() {
+    let place = Place::new();
+    if !can_trace(&place) || !rustix::process::geteuid().is_root() {
+        return eprintln!("skipped: a container takes root");
+    }
+    let plain = program(&place, &[]);
+    let mib = MIB.to_string();
+    let _daemon = daemon(&place, &["--merge-period", "50ms"]);
+    let mut outside = Checked::start(&plain, &[&mib, "4", "work"]);
+    let mut unshare = Command::new("unshare");
+    unshare.args([
+        "--mount",
+        "--pid",
+        "--ipc",
+        "--uts",
+        "--net",
+        "--fork",
+        "--kill-child",
+    ]);
+    unshare.args(["sh", "-c", "mount -t proc proc /proc; exec \"$@\"", "sh"]);
+    unshare.arg(&plain).args([&mib, "4", "work"]);
+    let mut inside = Checked::by(&mut unshare, "ready");
+    let first = common::child(inside.pid()).expect("the first process of the container");
+    attached(&place, &["--any"], &[outside.pid(), first]);
+    wait_for("sharing", || {
+        [&mut outside, &mut inside]
+            .into_iter()
+            .for_each(Checked::is_right);
+        (count(&json(&place), "pages_sharing") >= STILL).then_some(())
+    });
+    outside.goes_on();
+    let detached = detach(&[], &[first]);
+    assert!(detached.status.success(), "{}", text(&detached.stderr));
+    [&mut outside, &mut inside]
+        .into_iter()
+        .for_each(Checked::is_right);
 }

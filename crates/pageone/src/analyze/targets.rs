@@ -10,7 +10,8 @@ use procfs::process::{Process, all_processes};
 use serde::Serialize;
 use sys::foreign::ForeignName;
 
-use crate::policy::{Pattern, Policy, Who};
+use crate::policy::{self, Pattern, Policy};
+use crate::selector::Selector;
 
 #[derive(clap::Args)]
 #[group(id = "targets", required = true, multiple = true)]
@@ -24,11 +25,14 @@ pub(crate) struct Args {
     /// All processes in control groups that fit: `*` in a name, `**` for any number of names
     #[arg(long, value_name = "GLOB", value_parser = Pattern::parse)]
     cgroup: Vec<Pattern>,
+    /// All processes for which these conditions hold, as command=redis-server,uid=1000-1999; the keys are command, executable, uid, gid, cgroup, unit
+    #[arg(long = "match", value_name = "KEY=VALUE,...")]
+    selectors: Vec<Selector>,
     /// All processes of this machine
     #[arg(long)]
     all: bool,
     /// Memory dumps instead of processes: ELF (QEMU, libvirt, gcore), LiME, or plain
-    #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["pids", "comm", "cgroup", "all"])]
+    #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["pids", "comm", "cgroup", "selectors", "all"])]
     dump: Vec<PathBuf>,
 }
 
@@ -76,7 +80,8 @@ impl Args {
                 bail!("there is no process {pid}: {error}");
             }
         }
-        if self.all || !self.comm.is_empty() || !self.cgroup.is_empty() {
+        let lists = [self.comm.len(), self.cgroup.len(), self.selectors.len()];
+        if self.all || lists.iter().any(|&len| len > 0) {
             // A process that ends meanwhile is none of ours.
             let others = all_processes()?.filter_map(Result::ok);
             let others = others.map(|process| process.pid.cast_unsigned());
@@ -101,6 +106,7 @@ impl Args {
         let group = || sys::process::cgroup(pid);
         self.all
             || self.comm.iter().any(|comm| comm == name.raw())
+            || self.selectors.iter().any(|selector| selector.fits(pid))
             || !self.cgroup.is_empty()
                 && group().is_ok_and(|group| {
                     let path = group.path.raw();
@@ -113,11 +119,7 @@ impl Args {
 fn target(pid: u32, policy: &Policy) -> Option<Target> {
     let status = Process::new(pid.cast_signed()).ok()?.status().ok()?;
     status.vmsize?;
-    let who = Who {
-        uid: status.euid,
-        gid: status.egid,
-        cgroup: sys::process::cgroup(pid).ok(),
-    };
+    let who = policy::who(pid).ok()?;
     Some(Target {
         source: Source::Process(pid),
         pid,

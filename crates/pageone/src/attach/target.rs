@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use rustix::io::Errno;
@@ -62,8 +63,12 @@ impl Target {
     ///
     /// # Errors
     /// The reason why not.
-    pub(super) fn look(pid: u32) -> Result<Self> {
+    pub(super) fn look(pid: u32, began: Option<u64>) -> Result<Self> {
         let target = Self::open(pid)?;
+        // Its memory is held: another process may have its number from now on, and does not count.
+        if began.is_some_and(|began| sys::usage::began(pid).ok() != Some(began)) {
+            bail!("the process is gone");
+        }
         // Before its threads are looked at: an agent's has a filter.
         target.has_none()?;
         fits(pid)?;
@@ -122,10 +127,14 @@ impl Target {
         let user = fs::metadata(&folder)
             .context("there is no such process")?
             .uid();
-        if pid == std::process::id() {
-            bail!("it is this very command");
+        if pid == 1 {
+            bail!("it is the machine's first process, which must not fail");
         }
         let program = File::open(format!("{folder}/exe")).map_err(no_right)?;
+        let (its, own) = (program.metadata()?, fs::metadata("/proc/self/exe")?);
+        if (its.dev(), its.ino()) == (own.dev(), own.ino()) {
+            bail!("it is a command of PageONE itself");
+        }
         if let Some(obstacle) = program::elf_obstacle(&program) {
             bail!(reason(&obstacle));
         }
@@ -152,6 +161,31 @@ impl Target {
         Ok(())
     }
 
+    /// Refuses a process for which another thing, or nothing, is where the daemon's socket is for us: it may have another
+    /// root, or other mounts (a container).
+    ///
+    /// # Errors
+    /// The reason.
+    pub(super) fn sees(&self, socket: &Path) -> Result<()> {
+        let root = format!("/proc/{}/root", self.pid);
+        let there = Path::new(&root).join(socket.strip_prefix("/").unwrap_or(socket));
+        let same = |one: &fs::Metadata, other: &fs::Metadata| {
+            (one.dev(), one.ino()) == (other.dev(), other.ino())
+        };
+        match (fs::metadata(socket), fs::metadata(&there)) {
+            // Without a daemon there is nothing to reach.
+            (Err(_), _) => Ok(()),
+            (Ok(own), Ok(its)) if same(&own, &its) => Ok(()),
+            (Ok(_), Err(error)) if Errno::from_io_error(&error) == Some(Errno::ACCESS) => {
+                Err(no_right(error))
+            }
+            _ => bail!(
+                "the daemon's socket {} is not in its mounts (a container): mount it there, at the same path",
+                socket.display()
+            ),
+        }
+    }
+
     fn has(&self, part: &str) -> bool {
         let mut mappings = self.mappings.iter();
         mappings.any(|mapping| mapping.path.contains(part))
@@ -159,7 +193,7 @@ impl Target {
 
     fn has_none(&self) -> Result<()> {
         if self.has("libpageone_agent") || self.leads_elsewhere() {
-            bail!("it has an agent already (or another tool has changed its libc)");
+            bail!(HasAgent);
         }
         if self.has("/libasan.so") {
             bail!("it has a sanitizer, which knows all its memory");
@@ -323,6 +357,11 @@ fn obstacle(status: &str) -> Option<String> {
     has_shadow.then(|| "it has a shadow stack".to_owned())
 }
 
+/// It needs no other.
+#[derive(Debug, thiserror::Error)]
+#[error("it has an agent already (or another tool has changed its libc)")]
+pub(super) struct HasAgent;
+
 /// Refuses a process that cannot be held, or in which an agent could not work.
 fn fits(pid: u32) -> Result<()> {
     let own = |name: &str| fs::read_link(format!("/proc/self/ns/{name}")).ok();
@@ -335,10 +374,8 @@ fn fits(pid: u32) -> Result<()> {
             bail!(obstacle);
         }
     }
-    if Some(its("mnt")?) != own("mnt") {
-        bail!(
-            "it lives in another mount namespace (a container), where the daemon's socket is not"
-        );
+    if Some(its("user")?) != own("user") {
+        bail!("it lives in another user namespace, where its agent could not tell who serves it");
     }
     Ok(())
 }

@@ -11,6 +11,7 @@ use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, Visitor};
 use wire::{Knob, KnobValues};
 
+use super::attacher::AttachRule;
 use crate::knobs::{did_you_mean, keys};
 
 /// What the file may say. A key that is not here is an error that names it and its line.
@@ -30,6 +31,8 @@ pub struct Config {
     pub policy: Option<PathBuf>,
     /// What to log, like `"info"` or `"engine=debug"`.
     pub log: Option<String>,
+    /// The running processes that become guests.
+    pub(crate) attach: Vec<AttachRule>,
 }
 
 /// What the table `limits` may say; what it leaves out is as [`engine::Limits::default`] has it.
@@ -146,6 +149,7 @@ impl<'de> Visitor<'de> for Keys {
             match (key.as_str(), Knob::named(&key)) {
                 ("socket", _) => config.socket = Some(map.next_value()?),
                 ("policy", _) => config.policy = Some(map.next_value()?),
+                ("attach", _) => config.attach = map.next_value()?,
                 ("limits", _) => config.limits = map.next_value()?,
                 ("numa", _) => config.numa = Some(map.next_value_seed(Text(FakeSpec::from_str))?),
                 ("node", _) => {
@@ -165,7 +169,7 @@ impl<'de> Visitor<'de> for Keys {
 
 fn unknown(key: &str) -> String {
     format!(
-        "there is no key `{key}`{}; the keys are socket, policy, numa, node, log, limits and the knobs {}",
+        "there is no key `{key}`{}; the keys are socket, policy, numa, node, log, limits, attach and the knobs {}",
         did_you_mean(key),
         keys()
     )
@@ -244,12 +248,23 @@ mod tests {
             },
             policy: Some("/p".into()),
             log: Some("debug".to_owned()),
+            attach: Vec::new(),
         };
         assert_eq!(parse(text).unwrap(), expected);
         assert_eq!(expected.limits.over_defaults().guests_per_user, 7);
         assert_eq!(Limits::default().over_defaults(), engine::Limits::default());
         assert_eq!(parse("").unwrap(), Config::default());
         assert_eq!(parse("cpu_limit = 'none'").unwrap().knobs.cpu_limit, 0);
+    }
+
+    #[test]
+    fn rules_of_attach_are_read() {
+        let text = "[[attach]]\ncommand = ['redis-*', 'valkey']\nuid = '100-199'\nany = true\n\
+                    [[attach]]\nunit = 'machine.slice'\ndomain = 'vms'\nafter = '1m'\n";
+        let config = parse(text).unwrap();
+        assert_eq!(config.attach.len(), 2);
+        assert_eq!(config.attach, parse(text).unwrap().attach);
+        assert_ne!(config.attach[0], config.attach[1]);
     }
 
     proptest::proptest! {
@@ -291,6 +306,24 @@ mod tests {
             ("threads == 2\n", "threads", "line 1"),
             ("[limits]\nguest = 2\n", "guest", "line 2"),
             ("[limits]\nguests = 0\n", "guests", "line 2"),
+            ("threads = 1\n[[attach]]\n", "no process", "line 2"),
+            ("[[attach]]\nany = true\n", "no process", "line 1"),
+            ("[[attach]]\nname = 'x'\n", "`name`", "line 1"),
+            (
+                "[[attach]]\nname = 'x'\n",
+                "domain, any and after",
+                "line 1",
+            ),
+            ("[[attach]]\ncommand = []\n", "`command` is empty", "line 1"),
+            ("[[attach]]\ncgroup = 'x'\n", "begin with `/`", "line 1"),
+            ("[[attach]]\nuid = 'x-y'\n", "`x-y`", "line 1"),
+            (
+                "[[attach]]\nuid = 1\nafter = '3 parsecs'\n",
+                "parsecs",
+                "line 1",
+            ),
+            ("[[attach]]\nuid = 1\ndomain = ''\n", "no domain", "line 1"),
+            ("[attach]\nuid = 1\n", "attach", "line 1"),
         ] {
             let error = format!("{:#}", parse(text).unwrap_err());
             assert!(

@@ -23,7 +23,7 @@ use std::fmt;
 use std::path::Path;
 
 pub use file::PolicyError;
-use ids::Ids;
+pub(crate) use ids::Ids;
 pub(crate) use pattern::Pattern;
 use sys::foreign::Foreign;
 pub use sys::process::Cgroup;
@@ -47,6 +47,19 @@ impl fmt::Display for Who {
             None => write!(f, ")"),
         }
     }
+}
+
+/// What the kernel says of a process, as it would of a peer.
+///
+/// # Errors
+/// The process is gone.
+pub(crate) fn who(pid: u32) -> anyhow::Result<Who> {
+    let status = procfs::process::Process::new(pid.cast_signed())?.status()?;
+    Ok(Who {
+        uid: status.euid,
+        gid: status.egid,
+        cgroup: sys::process::cgroup(pid).ok(),
+    })
 }
 
 /// Why a peer may not be a guest, or not in the domain it asks for.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::RangeInclusive;
+use std::str::FromStr;
 
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -11,7 +12,7 @@ const MAX: u32 = u32::MAX - 1;
 
 /// A set of ids: ranges in ascending order, with a gap between any two.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Ids(Vec<RangeInclusive<u32>>);
+pub(crate) struct Ids(Vec<RangeInclusive<u32>>);
 
 impl Ids {
     /// The set of all ids in `ranges`.
@@ -39,7 +40,7 @@ impl Ids {
     }
 
     /// Whether `id` is in the set.
-    pub(super) fn contains(&self, id: u32) -> bool {
+    pub(crate) fn contains(&self, id: u32) -> bool {
         self.0.iter().any(|range| range.contains(&id))
     }
 
@@ -80,6 +81,30 @@ fn range<E: Error>(text: &str) -> Result<RangeInclusive<u32>, E> {
         false => Err(E::custom(format!(
             "`{text}` is empty: {first} is above {last}"
         ))),
+    }
+}
+
+/// An id, or a range of them.
+impl FromStr for Ids {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let error = |error: serde::de::value::Error| error.to_string();
+        let one = text
+            .trim()
+            .parse()
+            .ok()
+            .map(number::<serde::de::value::Error>);
+        let range = match one {
+            Some(id) => id.map(|id| id..=id),
+            None if text.contains('-') => range(text),
+            None => {
+                return Err(format!(
+                    "`{text}` is no id: write a number, or a range like 1000-1999"
+                ));
+            }
+        };
+        Self::new(vec![range.map_err(error)?])
     }
 }
 

@@ -1,0 +1,369 @@
+//! Makes guests of running processes, by the rules of the configuration (`[[attach]]`).
+//!
+//! A thread looks at the machine's processes again and again. A process that fits a rule and has lived for the rule's time gets an
+//! agent, by a child that runs `pageone attach`:
+//!
+//! ```text
+//!   /proc ─▶ seen before? ─▶ first rule that fits ─▶ old enough? ─▶ child ─▶ attached, or the reason in the log
+//!              │ yes: nothing, until it is tried again, or executes another program
+//! ```
+//!
+//! A child, because it holds the threads of a stranger's process and reads his memory: whatever goes wrong there, the daemon
+//! has no part in it. One process at a time is attached. A child that does not end in time is left behind ([`PATIENCE`]). Of the user
+//! whose process it works on no other one is attached until it has ended, so one user cannot hold up the others for long.
+
+use std::collections::HashMap;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+use sys::foreign::{Foreign, ForeignName};
+
+use super::policy;
+use crate::selector::{self, Selector};
+
+/// Between two looks.
+const PERIOD: Duration = Duration::from_secs(2);
+/// The longest wait for a child, which takes milliseconds in most cases.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Children that did not end in time, at most. With so many, no process is attached.
+const MOST_LATE: usize = 8;
+/// How often a process is tried, and after what time again; four times as long each time.
+const TRIES: u32 = 4;
+const FIRST_RETRY: Duration = Duration::from_secs(15);
+/// A process that fits no rule is looked at again when it executes another program, and in any case while it is so young.
+const YOUNG: Duration = Duration::from_secs(60);
+/// What is kept of what a child says.
+const SAID_BYTES: u64 = 4096;
+
+/// A rule of the configuration.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "Words")]
+pub(crate) struct AttachRule {
+    selector: Selector,
+    domain: Option<String>,
+    any: bool,
+    after: Duration,
+}
+
+/// A rule as it is written.
+#[derive(Deserialize)]
+struct Words {
+    domain: Option<String>,
+    any: Option<bool>,
+    after: Option<String>,
+    #[serde(flatten)]
+    selector: toml::Table,
+}
+
+impl TryFrom<Words> for AttachRule {
+    type Error = String;
+
+    fn try_from(words: Words) -> Result<Self, String> {
+        /// Short-lived processes cost nothing.
+        const AFTER: Duration = Duration::from_secs(10);
+        let after = words.after.as_deref().map(|text| {
+            let time = humantime::parse_duration(text);
+            time.map_err(|error| {
+                format!("`after = \"{text}\"` is no time: {error}; write it like 10s")
+            })
+        });
+        if let Some(name) = &words.domain {
+            crate::run::launch::check_domain(name).map_err(|error| error.to_string())?;
+        }
+        // Its own messages name the keys of a rule, too.
+        let selector = words.selector.try_into::<Selector>();
+        Ok(Self {
+            selector: selector.map_err(|error| {
+                format!(
+                    "{}; besides, a rule has domain, any and after",
+                    error.message()
+                )
+            })?,
+            domain: words.domain,
+            any: words.any.unwrap_or(false),
+            after: after.transpose()?.unwrap_or(AFTER),
+        })
+    }
+}
+
+/// The thread; it ends with this.
+pub(super) struct Attacher(Sender<Vec<AttachRule>>);
+
+impl Attacher {
+    /// Begins to look, for a daemon at `socket`.
+    ///
+    /// # Errors
+    /// There is no thread, or rules for a machine on which no process can be attached.
+    pub(super) fn start(socket: &Path, rules: Vec<AttachRule>) -> Result<Self> {
+        let socket = std::path::absolute(socket).context("cannot find the socket")?;
+        anyhow::ensure!(
+            rules.is_empty() || cfg!(target_arch = "x86_64"),
+            "[[attach]] is for x86-64 alone"
+        );
+        // Now: the file of this program may be replaced. Without it the child says where it looked.
+        let agent = crate::paths::agent().ok();
+        let (tell, told) = mpsc::channel();
+        let mut look = Look {
+            socket,
+            agent,
+            rules,
+            seen: HashMap::new(),
+            late: Vec::new(),
+        };
+        let run = move || {
+            loop {
+                let wait = if look.rules.is_empty() {
+                    told.recv().map_err(|_| RecvTimeoutError::Disconnected)
+                } else {
+                    look.all();
+                    told.recv_timeout(PERIOD)
+                };
+                match wait {
+                    Ok(rules) => look.take(rules),
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Disconnected) => return,
+                }
+            }
+        };
+        let thread = thread::Builder::new().name("attacher".to_owned());
+        thread.spawn(run).context("cannot start a thread")?;
+        Ok(Self(tell))
+    }
+
+    /// Goes on by other rules. Guests stay guests.
+    pub(super) fn take(&self, rules: Vec<AttachRule>) {
+        // The thread ends after this sender alone.
+        let _ = self.0.send(rules);
+    }
+}
+
+/// A process as it was when it was looked at: another program in it is looked at anew.
+#[derive(Debug, PartialEq, Eq)]
+struct Seen {
+    began: u64,
+    name: ForeignName,
+    next: Next,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    /// It is young, or fitted no rule so far.
+    Look,
+    /// It fits no rule, or has its agent, or cannot have one.
+    Nothing,
+    /// It could not be attached so often.
+    Try { failed: u32, at: Instant },
+}
+
+impl Next {
+    /// After one failure more.
+    fn after(self, now: Instant) -> Self {
+        let failed = match self {
+            Self::Try { failed, .. } => failed + 1,
+            _ => 1,
+        };
+        match failed < TRIES {
+            true => Self::Try {
+                failed,
+                at: now + FIRST_RETRY * 4_u32.pow(failed - 1),
+            },
+            false => Self::Nothing,
+        }
+    }
+}
+
+/// A child that has not ended, and the user of the process that it works on.
+struct Late {
+    child: Child,
+    uid: u32,
+}
+
+struct Look {
+    socket: PathBuf,
+    agent: Option<PathBuf>,
+    rules: Vec<AttachRule>,
+    seen: HashMap<u32, Seen>,
+    late: Vec<Late>,
+}
+
+impl Look {
+    fn take(&mut self, rules: Vec<AttachRule>) {
+        if self.rules != rules {
+            self.seen.clear();
+            self.rules = rules;
+        }
+    }
+
+    fn all(&mut self) {
+        self.late
+            .retain_mut(|late| matches!(late.child.try_wait(), Ok(None)));
+        let pids = match selector::all() {
+            Ok(pids) => pids,
+            Err(error) => return tracing::warn!("cannot look for processes to attach: {error:#}"),
+        };
+        let mut before = std::mem::take(&mut self.seen);
+        for pid in pids {
+            if let Some(seen) = self.one(pid, before.remove(&pid)) {
+                self.seen.insert(pid, seen);
+            }
+        }
+    }
+
+    /// Looks at a process; none when it is gone.
+    fn one(&mut self, pid: u32, before: Option<Seen>) -> Option<Seen> {
+        let now = Instant::now();
+        let began = sys::usage::began(pid).ok()?;
+        let name = sys::process::comm(pid);
+        let same = before.filter(|seen| (seen.began, &seen.name) == (began, &name));
+        let mut seen = same.unwrap_or(Seen {
+            began,
+            name,
+            next: Next::Look,
+        });
+        match seen.next {
+            Next::Nothing => return Some(seen),
+            Next::Try { at, .. } if at > now => return Some(seen),
+            Next::Look | Next::Try { .. } => {}
+        }
+        let age = age(began);
+        let fits = |rule: &AttachRule| rule.selector.fits(pid);
+        let found = self.rules.iter().position(fits);
+        let rule = found.and_then(|at| self.rules.get(at).map(|rule| (at + 1, rule.clone())));
+        match rule {
+            None if age >= YOUNG => seen.next = Next::Nothing,
+            Some((number, rule)) if age >= rule.after => {
+                seen.next = self.attach(pid, &seen, number, &rule);
+            }
+            _ => {}
+        }
+        Some(seen)
+    }
+
+    fn attach(&mut self, pid: u32, seen: &Seen, number: usize, rule: &AttachRule) -> Next {
+        let Ok(who) = policy::who(pid) else {
+            return Next::Nothing;
+        };
+        let held_up = self.late.iter().any(|late| late.uid == who.uid);
+        if held_up || self.late.len() >= MOST_LATE {
+            return seen.next;
+        }
+        let name = &seen.name;
+        match self.by_child(pid, who.uid, seen.began, rule) {
+            Ok(told) => {
+                tracing::info!(
+                    "by rule {number} of [[attach]]: {}",
+                    Foreign(told.trim_end())
+                );
+                Next::Nothing
+            }
+            Err(error) => {
+                let why = format!("{error:#}");
+                let next = seen.next.after(Instant::now());
+                let is_first = matches!(next, Next::Try { failed: 1, .. });
+                let why = Foreign(why.trim_end());
+                let told = format_args!(
+                    "process {pid} ({name}) fits rule {number} of [[attach]] and is not attached: {why}"
+                );
+                match (is_first, next) {
+                    (true, _) => tracing::warn!("{told}; it is tried again {} times", TRIES - 1),
+                    (_, Next::Nothing) => tracing::warn!("{told}; it is not tried again"),
+                    _ => tracing::debug!("{told}"),
+                }
+                next
+            }
+        }
+    }
+
+    /// What a child says that attaches a process.
+    fn by_child(&mut self, pid: u32, uid: u32, began: u64, rule: &AttachRule) -> Result<String> {
+        let mut command = Command::new("/proc/self/exe");
+        command.arg("attach").arg("--socket").arg(&self.socket);
+        command.args(["--began", &began.to_string()]);
+        if let Some(domain) = &rule.domain {
+            command.args(["--domain", domain]);
+        }
+        if rule.any {
+            command.arg("--any");
+        }
+        if let Some(agent) = &self.agent {
+            command.env("PAGEONE_AGENT", agent);
+        }
+        command.arg(pid.to_string()).stdin(Stdio::null());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        // A fault that is tried in the daemon is the daemon's.
+        command.env_remove("PAGEONE_FAULT");
+        let mut child = command.spawn().context("cannot start `pageone attach`")?;
+        let begun = Instant::now();
+        let status = loop {
+            if let Some(status) = child
+                .try_wait()
+                .context("cannot wait for `pageone attach`")?
+            {
+                break status;
+            }
+            if begun.elapsed() > PATIENCE {
+                self.late.push(Late { child, uid });
+                anyhow::bail!("`pageone attach` has not ended after {PATIENCE:?}");
+            }
+            thread::sleep(Duration::from_millis(5));
+        };
+        let (mut told, mut said) = (String::new(), String::new());
+        // What it says is short: it fits into the pipes.
+        let out = child.stdout.take().context("its output")?;
+        out.take(SAID_BYTES).read_to_string(&mut told)?;
+        let errors = child.stderr.take().context("its errors")?;
+        errors.take(SAID_BYTES).read_to_string(&mut said)?;
+        match status.success() {
+            true => Ok(told),
+            false => {
+                let first = said.lines().next().unwrap_or("it does not say why");
+                let reason = first
+                    .split_once("is not attached: ")
+                    .map_or(first, |(_, why)| why);
+                Err(anyhow::anyhow!("{reason}"))
+            }
+        }
+    }
+}
+
+/// How long ago a time of /proc/PID/stat was.
+fn age(began: u64) -> Duration {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let now = Duration::from_secs(now.tv_sec.unsigned_abs());
+    let per_second = rustix::param::clock_ticks_per_second().max(1);
+    now.saturating_sub(Duration::from_secs(began / per_second))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_tried_less_and_less_and_then_no_more() {
+        let now = Instant::now();
+        let mut next = Next::Look;
+        let mut waits = Vec::new();
+        for _ in 1..TRIES {
+            next = next.after(now);
+            match next {
+                Next::Try { at, .. } => waits.push((at - now).as_secs()),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(waits, [15, 60, 240]);
+        assert_eq!(next.after(now), Next::Nothing);
+    }
+
+    #[test]
+    fn this_process_is_not_older_than_the_machine_and_not_from_the_future() {
+        let began = sys::usage::began(std::process::id()).unwrap();
+        assert!(age(began) < Duration::from_secs(3600 * 24));
+        assert_eq!(age(u64::MAX), Duration::ZERO);
+    }
+}

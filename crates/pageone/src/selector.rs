@@ -1,0 +1,312 @@
+//! Which processes are meant: conditions on a process, on the command line (`--match`) and in the configuration
+//! (`[[attach]]`).
+//!
+//! ```text
+//!   command=redis-server,uid=1000-1999        all conditions must hold
+//!   --match A --match B                       one of them is enough
+//! ```
+//!
+//! A selector says which processes are meant, and nothing of trust: a program chooses its own name. The domain of a guest comes
+//! from its user and cgroup, by the policy.
+
+use std::fs;
+use std::str::FromStr;
+
+use anyhow::Result;
+use procfs::process::{Process, all_processes};
+use serde::Deserialize;
+
+use crate::daemon::policy::{Ids, Pattern};
+
+/// The keys, for messages.
+const KEYS: &str = "command, executable, uid, gid, cgroup and unit";
+
+/// One or several.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged, expecting = "a text, or a list of texts")]
+enum Texts {
+    One(String),
+    Many(Vec<String>),
+}
+
+/// Conditions as they are written.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Words {
+    command: Option<Texts>,
+    executable: Option<Texts>,
+    uid: Option<Ids>,
+    gid: Option<Ids>,
+    cgroup: Option<Texts>,
+    unit: Option<Texts>,
+}
+
+/// Conditions on a process. All that are given must hold.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "Words")]
+pub(crate) struct Selector {
+    command: Option<Vec<Pattern>>,
+    executable: Option<Vec<Pattern>>,
+    uid: Option<Ids>,
+    gid: Option<Ids>,
+    cgroup: Option<Vec<Pattern>>,
+    unit: Option<Vec<Pattern>>,
+}
+
+impl Selector {
+    /// Whether the process is meant. One that is gone is not.
+    pub(crate) fn fits(&self, pid: u32) -> bool {
+        let has = |patterns: &[Pattern], path: &str| {
+            let mut patterns = patterns.iter();
+            patterns.any(|pattern| pattern.matches(path))
+        };
+        let name = || format!("/{}", sys::process::comm(pid).raw());
+        self.users_fit(pid)
+            && self.command.as_ref().is_none_or(|list| has(list, &name()))
+            && self
+                .executable
+                .as_ref()
+                .is_none_or(|list| executable(pid).is_some_and(|path| has(list, &path)))
+            && self.groups_fit(pid)
+    }
+
+    fn users_fit(&self, pid: u32) -> bool {
+        if self.uid.is_none() && self.gid.is_none() {
+            return true;
+        }
+        let status = Process::new(pid.cast_signed()).and_then(|process| process.status());
+        status.is_ok_and(|status| {
+            self.uid
+                .as_ref()
+                .is_none_or(|ids| ids.contains(status.euid))
+                && self
+                    .gid
+                    .as_ref()
+                    .is_none_or(|ids| ids.contains(status.egid))
+        })
+    }
+
+    fn groups_fit(&self, pid: u32) -> bool {
+        if self.cgroup.is_none() && self.unit.is_none() {
+            return true;
+        }
+        sys::process::cgroup(pid).is_ok_and(|group| {
+            let path = group.path.raw();
+            let is_in =
+                |patterns: &Vec<Pattern>| patterns.iter().any(|pattern| pattern.matches(path));
+            // A slice holds the units below it.
+            let units = |patterns: &Vec<Pattern>| {
+                let mut names = path.split('/').filter(|name| !name.is_empty());
+                names.any(|name| {
+                    let name = format!("/{name}");
+                    patterns.iter().any(|pattern| pattern.matches(&name))
+                })
+            };
+            self.cgroup.as_ref().is_none_or(is_in) && self.unit.as_ref().is_none_or(units)
+        })
+    }
+}
+
+/// The file that a process executes, also one that was replaced meanwhile; none for a thread of the kernel.
+fn executable(pid: u32) -> Option<String> {
+    let path = fs::read_link(format!("/proc/{pid}/exe")).ok()?;
+    let path = path.to_str()?;
+    Some(path.strip_suffix(" (deleted)").unwrap_or(path).to_owned())
+}
+
+/// The processes that one of the selectors means, in ascending order.
+///
+/// # Errors
+/// /proc cannot be read.
+pub(crate) fn find(selectors: &[Selector]) -> Result<Vec<u32>> {
+    let meant = |pid: &u32| selectors.iter().any(|selector| selector.fits(*pid));
+    Ok(all()?.into_iter().filter(meant).collect())
+}
+
+/// The processes of this machine whose program this user may see, without this one and the threads of the kernel, in ascending
+/// order.
+///
+/// # Errors
+/// /proc cannot be read.
+pub(crate) fn all() -> Result<Vec<u32>> {
+    // A process that ends meanwhile is none of ours.
+    let all = all_processes()?.filter_map(Result::ok);
+    let others = all.map(|process| process.pid.cast_unsigned());
+    let is_program = |pid: &u32| *pid != std::process::id() && executable(*pid).is_some();
+    let mut found: Vec<_> = others.filter(is_program).collect();
+    found.sort_unstable();
+    Ok(found)
+}
+
+impl TryFrom<Words> for Selector {
+    type Error = String;
+
+    fn try_from(words: Words) -> Result<Self, String> {
+        let selector = Self {
+            command: read(words.command, "command", name)?,
+            executable: read(words.executable, "executable", Pattern::parse)?,
+            uid: words.uid,
+            gid: words.gid,
+            cgroup: read(words.cgroup, "cgroup", Pattern::parse)?,
+            unit: read(words.unit, "unit", name)?,
+        };
+        match selector == Self::default() {
+            true => Err(format!("it means no process: give one or more of {KEYS}")),
+            false => Ok(selector),
+        }
+    }
+}
+
+/// The patterns of a condition.
+fn read(
+    texts: Option<Texts>,
+    key: &str,
+    parse: impl Fn(&str) -> Result<Pattern, String>,
+) -> Result<Option<Vec<Pattern>>, String> {
+    let texts = match texts {
+        None => return Ok(None),
+        Some(Texts::One(text)) => vec![text],
+        Some(Texts::Many(texts)) => texts,
+    };
+    let patterns: Vec<_> = texts
+        .iter()
+        .map(|text| parse(text))
+        .collect::<Result<_, _>>()?;
+    match patterns.is_empty() {
+        true => Err(format!("`{key}` is empty: it fits no process")),
+        false => Ok(Some(patterns)),
+    }
+}
+
+/// A pattern for a single name.
+fn name(text: &str) -> Result<Pattern, String> {
+    match text.is_empty() || text.contains('/') || text.contains("**") {
+        true => Err(format!(
+            "`{text}` is no pattern for a name: it has no `/` and no `**`"
+        )),
+        false => Pattern::parse(&format!("/{text}")).map_err(|_| {
+            format!(
+                "the pattern `{text}` has a character that means nothing here: only `*` and `?` do"
+            )
+        }),
+    }
+}
+
+/// `KEY=VALUE`, or several with commas between them.
+impl FromStr for Selector {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut words = Words::default();
+        for condition in text.split(',') {
+            let pair = condition
+                .split_once('=')
+                .filter(|(_, value)| !value.is_empty());
+            let (key, value) = pair.ok_or_else(|| {
+                format!("`{condition}` is no condition: write KEY=VALUE, with the keys {KEYS}")
+            })?;
+            let twice = match key.trim() {
+                "command" => words
+                    .command
+                    .replace(Texts::One(value.to_owned()))
+                    .is_some(),
+                "executable" => words
+                    .executable
+                    .replace(Texts::One(value.to_owned()))
+                    .is_some(),
+                "cgroup" => words.cgroup.replace(Texts::One(value.to_owned())).is_some(),
+                "unit" => words.unit.replace(Texts::One(value.to_owned())).is_some(),
+                "uid" => words.uid.replace(value.parse()?).is_some(),
+                "gid" => words.gid.replace(value.parse()?).is_some(),
+                key => return Err(format!("there is no key `{key}`: the keys are {KEYS}")),
+            };
+            if twice {
+                return Err(format!(
+                    "`{key}` is there twice: give --match again for another rule"
+                ));
+            }
+        }
+        words.try_into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Selector, String> {
+        text.parse()
+    }
+
+    #[test]
+    fn all_conditions_must_hold() {
+        let pid = std::process::id();
+        let comm = sys::process::comm(pid);
+        let exe = executable(pid).unwrap();
+        let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
+        let all = format!("command={}", comm.raw());
+        let all = format!(
+            "{all},executable={exe},uid={},gid={}",
+            uid.as_raw(),
+            gid.as_raw()
+        );
+        assert!(parse(&all).unwrap().fits(pid), "{all}");
+        for other in [
+            "command=x*y",
+            "executable=/x/*",
+            "uid=4294967294",
+            "gid=4294967294",
+            "cgroup=/x/y",
+            "unit=x.service",
+        ] {
+            assert!(!parse(other).unwrap().fits(pid), "{other}");
+            let key = other.split_once('=').unwrap().0;
+            if !all.contains(key) {
+                let both = format!("{all},{other}");
+                assert!(!parse(&both).unwrap().fits(pid), "{both}");
+            }
+        }
+        if let Ok(group) = sys::process::cgroup(pid) {
+            assert!(parse("cgroup=/**").unwrap().fits(pid));
+            if let Some(unit) = group.path.raw().rsplit('/').find(|name| !name.is_empty()) {
+                assert!(parse(&format!("unit={unit}")).unwrap().fits(pid), "{unit}");
+            }
+        }
+    }
+
+    #[test]
+    fn processes_are_found_without_this_one_and_the_kernels_threads() {
+        let mut child = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .unwrap();
+        let all = parse("uid=0-4294967294").unwrap();
+        let found = find(&[parse("uid=4294967294").unwrap(), all]).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(found.contains(&child.id()));
+        assert!(!found.contains(&std::process::id()));
+        assert!(!found.contains(&2), "kthreadd has no executable");
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        for (text, said) in [
+            ("", "is no condition"),
+            ("redis", "`redis` is no condition"),
+            ("command=", "is no condition"),
+            ("name=x", "there is no key `name`"),
+            ("command=a/b", "`a/b` is no pattern for a name"),
+            ("command=[a]", "`[a]` has a character"),
+            ("unit=**", "`**` is no pattern"),
+            ("cgroup=x", "does not begin with `/`"),
+            ("executable=redis", "does not begin with `/`"),
+            ("uid=root", "no id"),
+            ("uid=9-7", "9 is above 7"),
+            ("command=a,command=b", "there twice"),
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(error.contains(said), "{text}: {error}");
+        }
+    }
+}
