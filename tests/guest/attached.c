@@ -5,7 +5,7 @@
  * attached [MIB] [THREADS] [WORDS]: memory of that size with content that other such processes have too, verified all the time. The words:
  * `offer`: it is offered to the kernel's KSM. `work`: some of it is rewritten, threads come and go, allocate, take signals. `fork`: children
  * verify it as well; what a process shared with a child once stays where it is until it is written. Other threads sleep in a call that begins again.
- * `filter`: it has a seccomp filter, which allows everything.
+ * `filter`: it has a seccomp filter, which allows everything. `vfork`: its only thread waits for a child that never ends.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -150,6 +150,11 @@ int main(int argc, char **argv)
 			wrong("pthread_create");
 	printf("ready\n");
 	fflush(stdout);
+	if (argc > 3 && strstr(argv[3], "vfork") && vfork() == 0) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		for (;;)
+			pause();
+	}
 	unsigned long version = 0;
 	for (unsigned long round = 0;; round++) {
 		/* Every sixteenth page is rewritten, round by round; the others stay. */

@@ -777,6 +777,26 @@ fn a_daemon_attaches_the_processes_that_its_rules_name() {
 }
 
 #[test]
+fn another_process_with_the_number_is_not_attached() {
+    let place = Place::new();
+    if !can_trace(&place) {
+        return;
+    }
+    let one = Checked::start(&program(&place, &[]), &["1"]);
+    let _daemon = daemon(&place, &[]);
+    let before = state(one.pid());
+    let began = sys::usage::began(one.pid()).expect("a time");
+    let refused = attach(&place, &["--began", &(began - 1).to_string()], &[one.pid()]);
+    let told = text(&refused.stderr);
+    assert!(
+        !refused.status.success() && told.contains("is gone"),
+        "{told}"
+    );
+    assert!(before == state(one.pid()), "it is as it was");
+    attached(&place, &["--began", &began.to_string()], &[one.pid()]);
+}
+
+#[test]
 fn a_process_in_a_container_is_attached() {
     let place = Place::new();
     if !can_trace(&place) || !rustix::process::geteuid().is_root() {
@@ -813,4 +833,59 @@ fn a_process_in_a_container_is_attached() {
     [&mut outside, &mut inside]
         .into_iter()
         .for_each(Checked::is_right);
+}
+
+#[test]
+fn strangers_whom_a_rule_names_hold_up_no_others_and_share_with_none() {
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::process::CommandExt;
+    const STRANGER: u32 = 61004;
+    const HONEST: u32 = 61001;
+    let place = Place::new();
+    if !can_trace(&place) || !rustix::process::geteuid().is_root() {
+        return eprintln!("skipped: processes of other users take root");
+    }
+    fs::set_permissions(place.path(), fs::Permissions::from_mode(0o755)).expect("a mode");
+    let plain = program(&place, &[]);
+    let mib = MIB.to_string();
+    let start = |user: u32, words: &str| {
+        let mut command = Command::new(&plain);
+        command.args([&mib, "0", words]).uid(user).gid(user);
+        Checked::by(&mut command, "ready")
+    };
+    // To find out that a thread does not stop takes 5 s, for each of these.
+    let waiting = [(); 6].map(|()| start(STRANGER, "vfork"));
+    let folder = place.path().display();
+    let rule = format!("[[attach]]\nexecutable = '{folder}/*'\nany = true\nafter = '0s'");
+    let (_daemon, log) = logging(&place, &place.file("pageone.toml", &rule));
+    let said = || fs::read_to_string(&log).expect("a log");
+    wait_for("a stranger's process to be tried", || {
+        said().contains("does not stop").then_some(())
+    });
+    let mut equal = [start(HONEST, ""), start(STRANGER, "")];
+    let line = |one: &Checked, word: &str| {
+        let pid = one.pid().to_string();
+        let has = |line: &&str| line.contains(&pid) && line.contains(word);
+        said().lines().any(|line| has(&line))
+    };
+    wait_for("the honest process to be attached", || {
+        line(&equal[0], "attached: ").then_some(())
+    });
+    let tried = waiting.iter().filter(|one| line(one, "does not stop"));
+    assert!(tried.count() <= 2, "{}", said());
+    drop(waiting);
+    wait_for("the stranger's turn", || {
+        line(&equal[1], "attached: ").then_some(())
+    });
+    wait_for("their memory to be in the index", || {
+        let status = json(&place);
+        (guests_of(&status) == 2 && count(&status, "pages_unshared") >= 2 * STILL).then_some(())
+    });
+    let status = json(&place);
+    assert_eq!(count(&status, "pages_sharing"), 0, "{status}");
+    let guests = status["guests"].as_array().expect("guests").iter();
+    let domains: Vec<_> = guests.map(|guest| guest["domain"].as_str()).collect();
+    assert!(domains.contains(&Some("uid:61001")), "{domains:?}");
+    assert!(domains.contains(&Some("uid:61004")), "{domains:?}");
+    equal.iter_mut().for_each(Checked::is_right);
 }

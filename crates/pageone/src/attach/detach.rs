@@ -134,7 +134,7 @@ impl Watch {
                 let Some(held) = Held::stop(thread, FIRST)? else {
                     continue;
                 };
-                let memory = target.memory.try_clone()?;
+                let memory = target.memory_while_held()?;
                 let remote = Remote::new(held, memory, target.entry()?)?;
                 inside = self.inside(target, &[remote.place()]);
                 if inside.is_none() {

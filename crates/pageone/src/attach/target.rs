@@ -55,7 +55,27 @@ pub(super) struct Target {
     pub(super) name: ForeignName,
     pub(super) memory: File,
     pub(super) user: u32,
+    program: Program,
     mappings: Vec<Mapping>,
+}
+
+/// What tells a program that was executed from the next one in the same process.
+#[derive(Debug, PartialEq, Eq)]
+struct Program {
+    /// Device and inode of its file.
+    file: (u64, u64),
+    /// Its auxiliary vector: it has addresses that the kernel chose by chance.
+    auxiliary: Vec<u8>,
+}
+
+impl Program {
+    fn of(pid: u32) -> std::io::Result<Self> {
+        let file = fs::metadata(format!("/proc/{pid}/exe"))?;
+        Ok(Self {
+            file: (file.dev(), file.ino()),
+            auxiliary: fs::read(format!("/proc/{pid}/auxv"))?,
+        })
+    }
 }
 
 impl Target {
@@ -130,12 +150,12 @@ impl Target {
         if pid == 1 {
             bail!("it is the machine's first process, which must not fail");
         }
-        let program = File::open(format!("{folder}/exe")).map_err(no_right)?;
-        let (its, own) = (program.metadata()?, fs::metadata("/proc/self/exe")?);
-        if (its.dev(), its.ino()) == (own.dev(), own.ino()) {
+        let file = File::open(format!("{folder}/exe")).map_err(no_right)?;
+        let program = Program::of(pid).map_err(no_right)?;
+        if program.file == Program::of(std::process::id())?.file {
             bail!("it is a command of PageONE itself");
         }
-        if let Some(obstacle) = program::elf_obstacle(&program) {
+        if let Some(obstacle) = program::elf_obstacle(&file) {
             bail!(reason(&obstacle));
         }
         let mut how = File::options();
@@ -145,10 +165,25 @@ impl Target {
             name: sys::process::comm(pid),
             memory: memory.map_err(no_right)?,
             user,
+            program,
             mappings: Vec::new(),
         };
         target.look_again()?;
+        // Whatever was opened or read meanwhile is this program's.
+        target.memory_while_held()?;
         Ok(target)
+    }
+
+    /// Its memory, for a caller that holds one of its threads: as long as that lives, the process cannot execute another program, in
+    /// which the thread would make calls at addresses of this one.
+    ///
+    /// # Errors
+    /// It has done so before it was held.
+    pub(super) fn memory_while_held(&self) -> Result<File> {
+        match Program::of(self.pid).map_err(no_right)? == self.program {
+            true => Ok(self.memory.try_clone()?),
+            false => Err(sys::seize::SeizeError::Gone.into()),
+        }
     }
 
     /// Reads the mappings anew.
@@ -431,6 +466,42 @@ VmFlags: rd wr mr mw me ac sd \n";
     }
 
     #[test]
+    fn another_program_in_the_same_process_is_known_also_one_of_the_same_file() {
+        use std::io::{BufRead, BufReader, Write};
+        use std::process::{Command, Stdio};
+        const WAITS: &str = "echo a; read line; echo b";
+        for (next, name) in [
+            ("sleep 60", "another file"),
+            ("sh -c 'echo a; read line'", "the same"),
+        ] {
+            let mut child = Command::new("sh");
+            child.args(["-c", &format!("{WAITS}; exec {next}")]);
+            let mut child = child
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .spawn()
+                .unwrap();
+            let mut said = BufReader::new(child.stdout.take().unwrap()).lines();
+            assert_eq!(said.next().unwrap().unwrap(), "a");
+            let target = Target::open(child.id()).unwrap();
+            target.memory_while_held().unwrap();
+            writeln!(child.stdin.as_ref().unwrap(), "go").unwrap();
+            assert_eq!(said.next().unwrap().unwrap(), "b");
+            // It executes the next program now.
+            let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+            let known = loop {
+                let same = target.memory_while_held().is_ok();
+                if !same || std::time::Instant::now() > deadline {
+                    break !same;
+                }
+            };
+            child.kill().unwrap();
+            child.wait().unwrap();
+            assert!(known, "{name}");
+        }
+    }
+
+    #[test]
     fn offered_memory_is_found() {
         let found = mergeable(SMAPS);
         assert_eq!(found, vec![0x7f00_0000_0000..0x7f00_0000_1000; 1]);
@@ -457,6 +528,7 @@ VmFlags: rd wr mr mw me ac sd \n";
             name: sys::process::comm(std::process::id()),
             memory: File::open("/proc/self/mem").unwrap(),
             user: 0,
+            program: Program::of(std::process::id()).unwrap(),
             mappings: maps.lines().filter_map(Mapping::parse).collect(),
         };
         assert_eq!(target.hole(0x2_0000_1000, 0x2000), Some(0x2_0000_0000));

@@ -145,7 +145,7 @@ fn hold(target: &mut Target, bodies: &Bodies) -> Result<Remote> {
                 }
                 Err(error) => return Err(error.into()),
             };
-            let memory = target.memory.try_clone()?;
+            let memory = target.memory_while_held()?;
             let remote = Remote::new(held, memory, target.entry()?)?;
             match bodies.busy(target, &[remote.place()]) {
                 None => return Ok(remote),

@@ -9,8 +9,9 @@
 //! ```
 //!
 //! A child, because it holds the threads of a stranger's process and reads his memory: whatever goes wrong there, the daemon
-//! has no part in it. One process at a time is attached. A child that does not end in time is left behind ([`PATIENCE`]). Of the user
-//! whose process it works on no other one is attached until it has ended, so one user cannot hold up the others for long.
+//! has no part in it. One process at a time is attached. A child that does not end in time is left behind ([`PATIENCE`]); until it has ended,
+//! no other process of the same user is attached. A user whose process took long has to wait for four times as long. So no user
+//! holds up the others for long.
 
 use std::collections::HashMap;
 use std::io::Read;
@@ -31,6 +32,9 @@ use crate::selector::{self, Selector};
 const PERIOD: Duration = Duration::from_secs(2);
 /// The longest wait for a child, which takes milliseconds in most cases.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// A user's next process waits for so many times what the last one took, if that was longer than [`SHORT`].
+const SHARE: u32 = 4;
+const SHORT: Duration = Duration::from_millis(100);
 /// Children that did not end in time, at most. With so many, no process is attached.
 const MOST_LATE: usize = 8;
 /// How often a process is tried, and after what time again; four times as long each time.
@@ -115,6 +119,7 @@ impl Attacher {
             rules,
             seen: HashMap::new(),
             late: Vec::new(),
+            pauses: HashMap::new(),
         };
         let run = move || {
             loop {
@@ -190,6 +195,8 @@ struct Look {
     rules: Vec<AttachRule>,
     seen: HashMap<u32, Seen>,
     late: Vec<Late>,
+    /// Until when no process of a user is attached.
+    pauses: HashMap<u32, Instant>,
 }
 
 impl Look {
@@ -207,6 +214,8 @@ impl Look {
             Ok(pids) => pids,
             Err(error) => return tracing::warn!("cannot look for processes to attach: {error:#}"),
         };
+        let now = Instant::now();
+        self.pauses.retain(|_, until| now < *until);
         let mut before = std::mem::take(&mut self.seen);
         for pid in pids {
             if let Some(seen) = self.one(pid, before.remove(&pid)) {
@@ -249,12 +258,22 @@ impl Look {
         let Ok(who) = policy::who(pid) else {
             return Next::Nothing;
         };
-        let held_up = self.late.iter().any(|late| late.uid == who.uid);
-        if held_up || self.late.len() >= MOST_LATE {
+        let begun = Instant::now();
+        let pauses = self
+            .pauses
+            .get(&who.uid)
+            .is_some_and(|&until| begun < until);
+        let is_late = self.late.iter().any(|late| late.uid == who.uid);
+        if pauses || is_late || self.late.len() >= MOST_LATE {
             return seen.next;
         }
         let name = &seen.name;
-        match self.by_child(pid, who.uid, seen.began, rule) {
+        let done = self.by_child(pid, who.uid, seen.began, rule);
+        let took = begun.elapsed();
+        if took > SHORT {
+            self.pauses.insert(who.uid, begun + took * (SHARE + 1));
+        }
+        match done {
             Ok(told) => {
                 tracing::info!(
                     "by rule {number} of [[attach]]: {}",
