@@ -293,9 +293,14 @@ impl Machine {
     }
 
     fn guest(&self) -> Guest {
+        let preload = format!("LD_PRELOAD={}", support::agent().display());
+        self.program(&[&preload, "PAGEONE_SOCKET=/run/pageone.sock"])
+    }
+
+    /// A program with memory to merge; a guest by what is in its environment.
+    fn program(&self, variables: &[&str]) -> Guest {
         let mut command = self.command(Path::new("env"));
-        command.arg(format!("LD_PRELOAD={}", support::agent().display()));
-        command.arg("PAGEONE_SOCKET=/run/pageone.sock");
+        command.args(variables);
         let mut guest = Guest::from(command.arg(support::guest_program(false)));
         guest.run("pid"); // it is there
         guest.pid = child(guest.pid).expect("what nsenter started");
@@ -433,6 +438,31 @@ fn sharing_goes_on_over_kills_and_restarts() {
     assert_eq!(machine.number("NFileDescriptorStore"), KEPT as u64 + 1);
     machine.tell(&["reload"]);
     assert!(shared(&machine.when("the daemon", |_| true)));
+    machine.end(guests);
+}
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn running_programs_are_attached_with_the_rights_that_the_unit_leaves() {
+    let _turn = alone();
+    let Some(machine) = Machine::boot() else {
+        return;
+    };
+    machine.tell(&["start"]);
+    machine.hurry();
+    let mut guests = [machine.program(&[]), machine.program(&[])];
+    assert_eq!(guests_of(&machine.when("an answer", |_| true)), 0);
+    let program = support::guest_program(false);
+    let rule = format!(
+        "threads = 2\n[[attach]]\nexecutable = '{}'\nafter = '0s'\n",
+        program.display()
+    );
+    machine.place.file("config.toml", &rule);
+    machine.tell(&["reload"]);
+    machine.when("two programs to be attached and merged", shared);
+    check(&mut guests);
+    let log = machine.log();
+    assert_eq!(log.matches(": attached: ").count(), 2, "{log}");
     machine.end(guests);
 }
 
