@@ -12,8 +12,8 @@
 use std::fs;
 use std::str::FromStr;
 
-use anyhow::Result;
-use procfs::process::{Process, all_processes};
+use anyhow::{Context as _, Result};
+use procfs::process::Process;
 use serde::Deserialize;
 
 use crate::daemon::policy::{Ids, Pattern};
@@ -129,13 +129,26 @@ pub(crate) fn find(selectors: &[Selector]) -> Result<Vec<u32>> {
 /// # Errors
 /// /proc cannot be read.
 pub(crate) fn all() -> Result<Vec<u32>> {
-    // A process that ends meanwhile is none of ours.
-    let all = all_processes()?.filter_map(Result::ok);
-    let others = all.map(|process| process.pid.cast_unsigned());
-    let is_program = |pid: &u32| *pid != std::process::id() && executable(*pid).is_some();
-    let mut found: Vec<_> = others.filter(is_program).collect();
+    let is_program = |pid: &u32| *pid != std::process::id() && is_program(*pid);
+    let mut found: Vec<_> = numbers()?.filter(is_program).collect();
     found.sort_unstable();
     Ok(found)
+}
+
+/// The numbers of all processes, of the kernel's threads too.
+///
+/// # Errors
+/// /proc cannot be read.
+pub(crate) fn numbers() -> Result<impl Iterator<Item = u32>> {
+    let entries = fs::read_dir("/proc").context("cannot list processes")?;
+    // A process that ends meanwhile is none of ours.
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    Ok(names.filter_map(|name| name.parse().ok()))
+}
+
+/// Whether a process executes a file, as the kernel's threads do not, and this user may know which.
+pub(crate) fn is_program(pid: u32) -> bool {
+    executable(pid).is_some()
 }
 
 impl TryFrom<Words> for Selector {

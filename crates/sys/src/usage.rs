@@ -7,6 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
+use crate::foreign::ForeignName;
 use crate::process::comm;
 
 /// CPU time of process `pid`, all threads, user and system; ended threads included.
@@ -92,14 +93,24 @@ pub fn kernel_thread(name: &str) -> io::Result<Option<u32>> {
 /// # Errors
 /// `NOENT` when the process is gone; `InvalidData` when the kernel's file is not understood.
 pub fn began(pid: u32) -> io::Result<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    let mut fields = stat
-        .rsplit_once(')')
-        .map_or("", |both| both.1)
-        .split_ascii_whitespace();
+    began_as(pid).map(|(began, _)| began)
+}
+
+/// The same, and the command's name, by one look.
+///
+/// # Errors
+/// As [`began`].
+pub fn began_as(pid: u32) -> io::Result<(u64, ForeignName)> {
+    // A name may be anything.
+    let stat = crate::text::bytes(format!("/proc/{pid}/stat"))?;
+    let stat = String::from_utf8_lossy(&stat);
+    let (name, fields) = stat.rsplit_once(')').unwrap_or_default();
+    let name = name.split_once('(').map_or("", |both| both.1);
     // Field 22; the first behind the name is the third.
-    let began = fields.nth(19).and_then(|ticks| ticks.parse().ok());
-    began.ok_or_else(|| io::ErrorKind::InvalidData.into())
+    let began = fields.split_ascii_whitespace().nth(19);
+    let began = began.and_then(|ticks| ticks.parse().ok());
+    let began = began.ok_or(io::ErrorKind::InvalidData)?;
+    Ok((began, name.into()))
 }
 
 /// Memory of process `pid` that is resident, shared pages whole, in bytes.

@@ -210,7 +210,7 @@ impl Look {
     fn all(&mut self) {
         self.late
             .retain_mut(|late| matches!(late.child.try_wait(), Ok(None)));
-        let pids = match selector::all() {
+        let pids = match selector::numbers() {
             Ok(pids) => pids,
             Err(error) => return tracing::warn!("cannot look for processes to attach: {error:#}"),
         };
@@ -227,8 +227,7 @@ impl Look {
     /// Looks at a process; none when it is gone.
     fn one(&mut self, pid: u32, before: Option<Seen>) -> Option<Seen> {
         let now = Instant::now();
-        let began = sys::usage::began(pid).ok()?;
-        let name = sys::process::comm(pid);
+        let (began, name) = sys::usage::began_as(pid).ok()?;
         let same = before.filter(|seen| (seen.began, &seen.name) == (began, &name));
         let mut seen = same.unwrap_or(Seen {
             began,
@@ -239,6 +238,10 @@ impl Look {
             Next::Nothing => return Some(seen),
             Next::Try { at, .. } if at > now => return Some(seen),
             Next::Look | Next::Try { .. } => {}
+        }
+        if pid == std::process::id() || !selector::is_program(pid) {
+            seen.next = Next::Nothing;
+            return Some(seen);
         }
         let age = age(began);
         let fits = |rule: &AttachRule| rule.selector.fits(pid);
