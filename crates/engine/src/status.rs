@@ -1,5 +1,6 @@
 //! The counters as the command line shows them.
 
+mod hint;
 mod reasons;
 
 use std::sync::Arc;
@@ -162,7 +163,7 @@ fn own_cost(guest: &Guest) -> u64 {
 
 fn describe(guest: &Guest, census: &Census) -> GuestStatus {
     let pages = |class| census.pages(class);
-    GuestStatus {
+    let mut status = GuestStatus {
         pid: guest.pid,
         uid: guest.user.uid,
         comm: guest.memory.name(),
@@ -180,6 +181,8 @@ fn describe(guest: &Guest, census: &Census) -> GuestStatus {
         pages_foreign: pages(Class::Foreign),
         pages_unfit: pages(Class::Unfit),
         pages_recycled: guest.counters.recycled(),
+        pages_unread: guest.counters.unread().min(pages(Class::Merged)),
+        hint: None,
         pins: guest.pins(),
         at_limit: guest.refusal(),
         leaves: guest.why_it_leaves(),
@@ -191,7 +194,9 @@ fn describe(guest: &Guest, census: &Census) -> GuestStatus {
         reasons: Vec::new(),
         vmas: guest.counters.vmas.load(Relaxed),
         responsive: guest.is_responsive(),
-    }
+    };
+    status.hint = hint::of(&status, guest.counters.unread_looks.load(Relaxed));
+    status
 }
 
 /// Adds to each guest its part of `saved` pages, in proportion to those of its merged pages that are not

@@ -58,3 +58,45 @@ fn what_guests_give_up_comes_back_and_is_counted_by_its_way() {
         guest.run("check");
     }
 }
+
+#[test]
+fn a_guest_that_reads_none_of_its_merged_pages_and_discards_none_gets_a_hint() {
+    let _alone = alone();
+    let place = Place::new();
+    let _daemon = daemon(&place, &["--merge-period", "50ms"]);
+    let mut guests = [(); 2].map(|()| Guest::start(&place.socket()));
+    for guest in &mut guests {
+        guest.offer(2 * PAGES, 5);
+    }
+    wait_for_sharing(&place, 2 * PAGES, 0);
+    let of = |pid: u32| {
+        let status = json(&place);
+        let all = status["guests"].as_array().unwrap();
+        let its = |guest: &&Value| count(guest, "pid") == u64::from(pid);
+        all.iter().find(its).unwrap().clone()
+    };
+    let [reads, gives] = &mut guests;
+    for guest in [&*reads, &*gives] {
+        let hint = wait_for("a hint", || {
+            of(guest.pid)["hint"].as_str().map(str::to_owned)
+        });
+        assert!(hint.contains(" merged pages were not read"), "{hint}");
+    }
+    reads.run("check");
+    wait_for("all to be read", || {
+        let its = of(reads.pid);
+        (count(&its, "pages_unread") == 0 && its["hint"].is_null()).then_some(())
+    });
+    assert!(
+        !of(gives.pid)["hint"].is_null(),
+        "what others read is not read by it"
+    );
+    gives.run(&format!("advise 0 1 {DONTNEED}"));
+    wait_for("its discard to be seen", || {
+        of(gives.pid)["hint"].is_null().then_some(())
+    });
+    assert!(
+        count(&of(gives.pid), "pages_unread") >= PAGES as u64,
+        "it reads no more than before"
+    );
+}

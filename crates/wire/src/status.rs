@@ -262,6 +262,10 @@ pub struct GuestStatus {
     pub pages_unfit: u64,
     /// Pages recycled so far.
     pub pages_recycled: Recycled,
+    /// Merged pages that the guest has not read since they were merged.
+    pub pages_unread: u64,
+    /// How it could give memory back that it seems not to need, in words.
+    pub hint: Option<String>,
     /// What may hold pages pinned for long, so that written pages are not merged again.
     pub pins: Option<String>,
     /// The limit at which the guest is, so that a part of its memory is left alone, in words.

@@ -45,9 +45,12 @@ pub(crate) struct Pages {
     pub(crate) stored: PageBits,
     /// Pages left for a whole visit; only the settled ones count.
     pub(crate) later: PageBits,
+    /// Merged pages that the guest had not read at the last look.
+    pub(crate) unread: u16,
     counts: [u16; CLASSES],
     shown: [u16; CLASSES],
     shown_stored: u16,
+    shown_unread: u16,
     /// Whether the chunk is one huge page, as the last look showed it.
     pub(crate) huge: bool,
     /// Whether it is left alone for that.
@@ -79,9 +82,11 @@ impl Pages {
             offered,
             stored: PageBits::EMPTY,
             later: PageBits::EMPTY,
+            unread: 0,
             counts: [0; CLASSES],
             shown: [0; CLASSES],
             shown_stored: 0,
+            shown_unread: 0,
             huge: false,
             kept: false,
             shown_kept: false,
@@ -320,6 +325,14 @@ impl Pages {
     pub(crate) fn take_stored_change(&mut self) -> i64 {
         let now = u16::try_from(self.stored.len()).expect("at most 512 pages");
         let before = std::mem::replace(&mut self.shown_stored, now);
+        i64::from(now) - i64::from(before)
+    }
+
+    /// By how much the number of unread pages changed since the last call. Of pages that are merged no more none is unread.
+    pub(crate) fn take_unread_change(&mut self) -> i64 {
+        let merged = self.counts[Class::Merged as usize];
+        let now = self.unread.min(merged);
+        let before = std::mem::replace(&mut self.shown_unread, now);
         i64::from(now) - i64::from(before)
     }
 

@@ -11,6 +11,7 @@ use crate::page::{CLASSES, Class};
 pub(crate) struct Counters {
     classes: [AtomicI64; CLASSES],
     stored: AtomicI64,
+    unread: AtomicI64,
     huge_kept: AtomicI64,
     /// CPU time of the agent, in nanoseconds.
     pub(crate) cpu_ns: AtomicU64,
@@ -42,8 +43,18 @@ pub(crate) struct Counters {
     pub(crate) regions: AtomicU64,
     /// Scans of all memory while something was offered.
     pub(crate) looks: AtomicU64,
+    /// Scans in a row after which most merged pages were unread.
+    pub(crate) unread_looks: AtomicU64,
     /// Bytes of the engine's memory spent on this guest.
     pub(crate) table_bytes: AtomicU64,
+}
+
+/// Merged pages, below which nothing is said of those that are not read: 16 MiB.
+const LEAST_UNREAD: u64 = 4096;
+
+/// Whether most of `merged` pages are `unread`, and that is worth a word.
+pub(crate) fn is_most(unread: u64, merged: u64) -> bool {
+    merged >= LEAST_UNREAD && unread >= merged.div_ceil(2)
 }
 
 /// A guest's pages by class, at one moment.
@@ -82,6 +93,11 @@ impl Counters {
         u64::try_from(self.stored.load(Relaxed)).unwrap_or(0)
     }
 
+    /// Merged pages that the guest had not read when its memory was last looked at.
+    pub(crate) fn unread(&self) -> u64 {
+        u64::try_from(self.unread.load(Relaxed)).unwrap_or(0)
+    }
+
     /// Chunks left alone because they are one huge page.
     pub(crate) fn huge_kept(&self) -> u64 {
         u64::try_from(self.huge_kept.load(Relaxed)).unwrap_or(0)
@@ -109,6 +125,10 @@ impl Counters {
     pub(crate) fn end_scan(&self) {
         self.looks
             .fetch_add(u64::from(self.regions.load(Relaxed) > 0), Relaxed);
+        match is_most(self.unread(), self.pages(Class::Merged)) {
+            true => self.unread_looks.fetch_add(1, Relaxed),
+            false => self.unread_looks.swap(0, Relaxed),
+        };
         let new = self.told_since.swap(0, Relaxed);
         self.told_lately.fetch_min(new, Relaxed);
     }
@@ -145,6 +165,10 @@ impl Counters {
         let stored = pages.take_stored_change();
         if stored != 0 {
             self.stored.fetch_add(stored, Relaxed);
+        }
+        let unread = pages.take_unread_change();
+        if unread != 0 {
+            self.unread.fetch_add(unread, Relaxed);
         }
         self.count_recycled(pages.take_recycled());
         let kept = pages.take_kept_change();

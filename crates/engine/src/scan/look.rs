@@ -540,6 +540,7 @@ fn scan(
             if wanted && chunk.enqueue() {
                 found.push(Arc::clone(chunk));
             }
+            pages.unread = seen.unread(pages);
             let merged = u32::try_from(pages.count(Class::Merged)).unwrap_or(u32::MAX);
             chunk.worn.note(seen.count_present(), worn, merged);
             if wanted || observed.stirs {

@@ -59,6 +59,16 @@ impl Seen {
         self.present.0.iter().map(|word| word.count_ones()).sum()
     }
 
+    /// How many merged pages have no place in the page tables: their guest has not read them since they were merged, or since
+    /// the kernel reclaimed them. For a window maps a page without touching it.
+    pub(crate) fn unread(&self, pages: &Pages) -> u16 {
+        let held = self.present.0.iter().zip(self.swapped.0);
+        let unread = pages.merged.0.iter().zip(held);
+        let unread = unread.map(|(merged, (present, swapped))| merged & !(present & !swapped));
+        let count: u32 = unread.map(u64::count_ones).sum();
+        u16::try_from(count).expect("at most 512 pages")
+    }
+
     /// How many pages were armed, and written since.
     pub(crate) fn worn(&self, pages: &Pages) -> u32 {
         let written = self.present.0.iter().zip(self.written.0);

@@ -10,7 +10,7 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeGaugeValue, text::enc
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 use sys::ksm::Ksm;
-use wire::{GuestStatus, Status};
+use wire::{GuestStatus, Recycled, Status};
 
 /// What [`text`] gives.
 pub(super) const KIND: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -74,9 +74,28 @@ impl Writer<'_> {
         names: [&str; N],
         rows: impl IntoIterator<Item = ([String; N], V)>,
     ) -> fmt::Result {
-        let mut metric = self
-            .0
-            .encode_descriptor(name, help, None, MetricType::Gauge)?;
+        self.rows(MetricType::Gauge, (name, help), names, rows)
+    }
+
+    /// As [`Writer::gauges`], of counters; see [`Writer::counter`].
+    fn counters<const N: usize>(
+        &mut self,
+        name: &str,
+        help: &str,
+        names: [&str; N],
+        rows: impl IntoIterator<Item = ([String; N], u64)>,
+    ) -> fmt::Result {
+        self.rows(MetricType::Counter, (name, help), names, rows)
+    }
+
+    fn rows<const N: usize, V: EncodeGaugeValue>(
+        &mut self,
+        kind: MetricType,
+        (name, help): (&str, &str),
+        names: [&str; N],
+        rows: impl IntoIterator<Item = ([String; N], V)>,
+    ) -> fmt::Result {
+        let mut metric = self.0.encode_descriptor(name, help, None, kind)?;
         for (values, value) in rows {
             let labels: Vec<_> = names
                 .iter()
@@ -160,10 +179,11 @@ fn whole(to: &mut Writer<'_>, status: &Status) -> fmt::Result {
         "Pages merged once more after a write",
         again,
     )?;
-    let recycled = status.pages_recycled.pages() as f64;
-    to.counter(
+    let recycled = ways(status.pages_recycled).map(|(way, pages)| ([way.to_owned()], pages));
+    to.counters(
         "pageone_recycled_pages_total",
-        "Pages that guests gave up",
+        "Pages that guests gave up, by way",
+        ["way"],
         recycled,
     )?;
     let over = status.pages_over_limit as f64;
@@ -197,6 +217,16 @@ fn whole(to: &mut Writer<'_>, status: &Status) -> fmt::Result {
         "Processes that are refused as guests",
         unserved,
     )
+}
+
+/// The ways in which pages come back, as `--json` names them.
+fn ways(recycled: Recycled) -> [(&'static str, u64); 3] {
+    let Recycled {
+        discarded,
+        zeroed,
+        told,
+    } = recycled;
+    [("discarded", discarded), ("zeroed", zeroed), ("told", told)]
 }
 
 fn stores(to: &mut Writer<'_>, status: &Status) -> fmt::Result {
@@ -246,6 +276,21 @@ fn guests(to: &mut Writer<'_>, all: &[GuestStatus], most: usize) -> fmt::Result 
         "pageone_guest_pages",
         "Pages present in a guest's regions",
         names,
+        rows,
+    )?;
+    let rows = named.iter().flat_map(|guest| {
+        let [pid, comm, domain] = labels(guest);
+        ways(guest.pages_recycled).map(|(way, pages)| {
+            (
+                [pid.clone(), comm.clone(), domain.clone(), way.into()],
+                pages,
+            )
+        })
+    });
+    to.counters(
+        "pageone_guest_recycled_pages_total",
+        "Pages that a guest gave up, by way",
+        ["pid", "comm", "domain", "way"],
         rows,
     )?;
     let rest: u64 = others.iter().map(|guest| guest.saved_bytes).sum();
@@ -326,6 +371,36 @@ mod tests {
             let quotes = line.replace("\\\\", "").replace("\\\"", "");
             assert!(quotes.matches('"').count().is_multiple_of(2), "{line}");
         }
+    }
+
+    #[test]
+    fn recycled_pages_are_told_by_guest_and_in_all_by_their_way() {
+        let recycled = |discarded, zeroed, told| Recycled {
+            discarded,
+            zeroed,
+            told,
+        };
+        let guest = GuestStatus {
+            pages_recycled: recycled(1, 2, 3),
+            ..guest(7, 1)
+        };
+        let status = Status {
+            guests: vec![guest],
+            pages_recycled: recycled(10, 20, 30),
+            ..Status::default()
+        };
+        let text = lines(&status, 1);
+        let value = |start: &str, way: &str| {
+            let way = format!("way=\"{way}\"}} ");
+            let mut lines = text.lines().filter(|line| line.starts_with(start));
+            let line = lines.find(|line| line.contains(&way));
+            line.and_then(|line| line.split(&way).nth(1)?.parse::<u64>().ok())
+        };
+        let ways = ["discarded", "zeroed", "told"];
+        let all = ways.map(|way| value("pageone_recycled_pages_total{", way));
+        assert_eq!(all, [10, 20, 30].map(Some), "{text}");
+        let its = ways.map(|way| value("pageone_guest_recycled_pages_total{pid=\"7\"", way));
+        assert_eq!(its, [1, 2, 3].map(Some), "{text}");
     }
 
     #[test]

@@ -23,6 +23,7 @@ pub(super) fn table(status: &Status) -> String {
     text.push('\n');
     guests(&mut text, &status.guests);
     left_alone(&mut text, &status.guests);
+    hints(&mut text, &status.guests);
     unserved(&mut text, &status.unserved);
     text
 }
@@ -218,6 +219,19 @@ fn left_alone(text: &mut String, guests: &[GuestStatus]) {
     }
 }
 
+/// Memory that guests could give back.
+fn hints(text: &mut String, guests: &[GuestStatus]) {
+    let all = guests
+        .iter()
+        .filter_map(|guest| Some((guest.pid, guest.hint.as_ref()?)));
+    for (n, (pid, hint)) in all.enumerate() {
+        if n == 0 {
+            text.push_str("\nmerged, and seems to be free:\n");
+        }
+        reason(text, pid, &Foreign(hint).to_string());
+    }
+}
+
 /// Processes that are no guests.
 fn unserved(text: &mut String, unserved: &[Unserved]) {
     for (n, one) in unserved.iter().enumerate() {
@@ -263,6 +277,7 @@ mod tests {
         };
         let named = GuestStatus {
             pid: 4_194_304,
+            hint: Some("pages were \x1b not read".to_owned()),
             name: Some("a name that is longer than its place".into()),
             ..guest.clone()
         };
@@ -303,6 +318,7 @@ mod tests {
             "5.0 MiB   -4.0 KiB   12.3\n",
             "4194304 a name that is l…",
             "      77 it leaves its domain: it is",
+            "\nmerged, and seems to be free:\n 4194304 pages were ",
             "78 user 1000: it has",
             "(5s ago, 3 times)",
         ] {
