@@ -104,9 +104,11 @@ verb stall, hung_fuse, fuse_pages;
 /* lines.c */
 verb hung_write, pinned_lines;
 /* locks.c */
-verb file_locks, pidfd_locks;
+verb file_locks, pidfd_locks, text_locks;
 /* odd.c */
 verb many_maps, map_storm, stops_early, headless, merge_storm;
+/* crowd.c */
+verb many_threads, thread_storm, rights_storm, vfork_deputy, mounts, long_maps;
 /* tamper.c */
 verb tamper, lock_folder, forge;
 /* server.c */

@@ -169,7 +169,14 @@ impl Engine {
     pub fn admit(&self, caller: Stranger, domain: &str, cgroup: Option<Cgroup>) {
         let (core, peer) = (&self.driver.core, caller.peer());
         let mut link = Box::new(SocketLink::new(caller));
-        let applicant = Applicant::new(link.socket(), cgroup);
+        // The kernel may take long to show even the first of its threads.
+        let applicant = match core.users.pause(peer.uid) {
+            Some(left) => Err(Refusal::Haste {
+                uid: peer.uid,
+                left,
+            }),
+            None => Applicant::new(link.socket(), cgroup),
+        };
         match applicant.and_then(|applicant| self.welcome(&mut link, applicant, domain)) {
             Ok(its) => {
                 core.admit(peer, its.domain, Box::new(its.memory), link, its.line);
@@ -180,6 +187,9 @@ impl Engine {
                     true => DomainMark::NONE,
                     false => mark(domain),
                 };
+                if matches!(why, Refusal::Crowded { .. }) {
+                    core.users.note_crowd(peer.uid);
+                }
                 let why = why.to_string();
                 link.refuse(&why, mark);
                 core.users.refusals.tell(peer.uid, peer.pid, &why);
@@ -198,9 +208,6 @@ impl Engine {
         // Of two with this number one has ended, and the applicant lives.
         if core.has_session(pid) {
             return Err(Refusal::Session { pid });
-        }
-        if let Some(left) = core.users.pause(uid) {
-            return Err(Refusal::Haste { uid, left });
         }
         core.check_quota(uid, name)?;
         let domain = core.domain(name)?;

@@ -128,6 +128,16 @@ pub enum Refusal {
         /// These.
         ids: Credentials,
     },
+    /// To compare the ids of its threads takes the kernel too long.
+    #[error(
+        "the ids of process {pid} take too long to compare: {why}; start it with fewer groups (setgroups) or threads"
+    )]
+    Crowded {
+        /// The process.
+        pid: u32,
+        /// What there is too much of.
+        why: String,
+    },
     /// It has no number where the engine runs.
     #[error(
         "a process that connected cannot be seen from here: a daemon in a container needs the PID namespace of the host \
@@ -180,7 +190,7 @@ pub enum Refusal {
     },
     /// To look at its user's processes took long.
     #[error(
-        "processes of user {uid} have many threads, all of which are looked at: for {left:?} no more are"
+        "processes of user {uid} have many threads or groups, all of which are looked at: for {left:?} no more are"
     )]
     Haste {
         /// The user.
@@ -207,6 +217,7 @@ impl Refusal {
     pub(crate) fn is_about_the_process(&self) -> bool {
         match self {
             Self::Ids { .. }
+            | Self::Crowded { .. }
             | Self::Hidden
             | Self::Secret { .. }
             | Self::NoWitness { .. }

@@ -192,17 +192,22 @@ impl User {
         if took < CHEAP || is_master(self.uid) {
             return;
         }
-        let now = Instant::now();
-        let mut pauses = lock(&self.pauses);
-        pauses.retain(|_, until| *until > now);
-        let until = pauses.entry(self.uid).or_insert(now);
-        *until += took * PAUSE;
+        prolong(&self.pauses, self.uid, took);
     }
 
     /// Whether as many threads sleep in looks at his guests' memory as may.
     pub(crate) fn is_stuck(&self) -> bool {
         self.stuck.load(Relaxed) >= self.limits.stuck_threads_per_user
     }
+}
+
+/// Has a user get no guest for so many times what was taken.
+fn prolong(pauses: &Pauses, uid: u32, took: Duration) {
+    let now = Instant::now();
+    let mut pauses = lock(pauses);
+    pauses.retain(|_, until| *until > now);
+    let until = pauses.entry(uid).or_insert(now);
+    *until += took * PAUSE;
 }
 
 /// The users who have guests.
@@ -238,6 +243,14 @@ impl Users {
         let until = *lock(&self.pauses).get(&uid)?;
         let left = until.saturating_duration_since(Instant::now());
         (!left.is_zero()).then_some(left)
+    }
+
+    /// Notes that a process of a user is one whose threads or groups are too many: to find that out takes as long as the dearest
+    /// of those that are cheap.
+    pub(crate) fn note_crowd(&self, uid: u32) {
+        if !is_master(uid) {
+            prolong(&self.pauses, uid, CHEAP);
+        }
     }
 
     /// What each may take.
@@ -360,6 +373,12 @@ mod tests {
         let left = users.pause(61_001).expect("a pause, also without guests");
         assert!(left > Duration::from_secs(1100), "{left:?}");
         assert_eq!(users.pause(other.uid), None);
+        users.note_crowd(other.uid);
+        let left = users
+            .pause(other.uid)
+            .expect("a pause of the other one's own");
+        assert!(left <= CHEAP * PAUSE, "{left:?}");
+        users.note_crowd(0);
         users.get(0).note_admission(Duration::from_secs(100));
         assert_eq!(users.pause(0), None);
     }

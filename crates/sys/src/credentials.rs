@@ -32,12 +32,11 @@ impl Credentials {
     ///
     /// # Errors
     /// What reading /proc gives, `NotFound` or `ESRCH` when the thread is gone; `InvalidData` for a text
-    /// without the ids.
+    /// without the ids, or of a thread in too many groups.
     pub fn of(pid: u32, thread: u32) -> std::io::Result<Self> {
         fault::check(Point::Proc)?;
-        let text = crate::text::read(format!("/proc/{pid}/task/{thread}/status"))?;
         let bad = || std::io::Error::from(std::io::ErrorKind::InvalidData);
-        Self::parse(&text).ok_or_else(bad)
+        Self::parse(&status(pid, thread)?).ok_or_else(bad)
     }
 
     fn parse(status: &str) -> Option<Self> {
@@ -52,6 +51,22 @@ impl Credentials {
             groups: ids("Gid:")?,
         })
     }
+}
+
+/// The most bytes of a thread's status. A thread may be in 65536 groups, by setgroups(2), and the kernel takes 20 ms to list
+/// them, of each thread and at each look.
+const MOST_STATUS: u64 = 16 * 1024;
+
+/// The status of a thread, which is not in more than about 1500 groups.
+pub(crate) fn status(pid: u32, thread: u32) -> std::io::Result<String> {
+    let path = format!("/proc/{pid}/task/{thread}/status");
+    let bytes = crate::text::begin_of(path.as_ref(), path.as_ref(), MOST_STATUS)?;
+    let bad = |why: String| std::io::Error::new(std::io::ErrorKind::InvalidData, why);
+    if bytes.len() as u64 == MOST_STATUS {
+        let why = format!("the status of thread {thread} has more than {MOST_STATUS} bytes");
+        return Err(bad(why));
+    }
+    String::from_utf8(bytes).map_err(|error| bad(error.to_string()))
 }
 
 impl fmt::Display for Credentials {

@@ -32,7 +32,8 @@ pub fn sysctl(name: &str) -> Option<u64> {
 }
 
 fn read(path: impl AsRef<Path>) -> String {
-    let text = std::fs::read_to_string(path).unwrap_or_default();
+    // Everybody may read these, so everybody may lock them.
+    let text = crate::text::read(path).unwrap_or_default();
     text.trim().to_owned()
 }
 

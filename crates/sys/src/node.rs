@@ -58,7 +58,7 @@ pub fn parse_list(text: &str) -> io::Result<Vec<u32>> {
 /// # Errors
 /// As [`parse_list`], with the file's name.
 pub fn read_list(path: &Path) -> io::Result<Option<Vec<u32>>> {
-    match std::fs::read_to_string(path) {
+    match crate::text::read(path) {
         Ok(text) => parse_list(&text)
             .map(Some)
             .map_err(|error| invalid(path, error)),

@@ -313,7 +313,7 @@ fn machines_borrow() -> bool {
     let is_old = |(major, minor)| (major, minor) < (6, 13);
     let nested = |module| {
         let path = format!("/sys/module/{module}/parameters/nested");
-        fs::read_to_string(path).is_ok_and(|on| matches!(on.trim(), "Y" | "1"))
+        text::read(path).is_ok_and(|on| matches!(on.trim(), "Y" | "1"))
     };
     host::version_of(&host::kernel_release()).is_none_or(is_old)
         && ["kvm_intel", "kvm_amd"].into_iter().any(nested)

@@ -208,7 +208,8 @@ fn cgroup_path(pid: u32) -> std::io::Result<String> {
 
 /// Where cgroups of version 2 are mounted.
 fn cgroup_mount() -> std::io::Result<PathBuf> {
-    let mounts = std::fs::read_to_string("/proc/self/mounts")?;
+    // The table of a process of root's is open to everybody, and to locks.
+    let mounts = crate::text::read("/proc/self/mounts")?;
     let place = mounts.lines().find_map(|line| {
         let mut fields = line.split(' ').skip(1);
         let place = fields.next()?;
@@ -227,20 +228,49 @@ pub fn cgroup_memory_limit() -> Option<u64> {
     limit.trim().parse().ok()
 }
 
-/// How many mappings `pid`, a process of user `uid`, has: lines of `/proc/PID/maps`, about 1 µs each to count.
+/// How many mappings `pid`, a process of user `uid`, has, about 0.5 µs each to count. The kernel is asked for no names: a path may
+/// have two thousand folders and 16 KiB as text, and a process sixty thousand mappings of such a file.
 ///
 /// # Errors
-/// What open(2) and read(2) give.
+/// What open(2), ioctl(2) and read(2) give.
 pub fn count_mappings(uid: u32, pid: u32) -> std::io::Result<u64> {
-    use std::io::Read;
+    /// Mappings counted before others may have this processor.
+    const PIECE: usize = 256;
+    /// A process that maps ahead of who counts is not followed for ever.
+    const MOST: u64 = 1 << 20;
     fault::check(Point::Proc)?;
-    let mut file = crate::text::Passing::open(uid, format!("/proc/{pid}/maps"))?;
+    let maps = crate::text::Passing::open(uid, format!("/proc/{pid}/maps"))?;
+    let (mut count, mut next) = (0, Some(0));
+    while let Some(from) = next.filter(|_| count < MOST) {
+        let mut piece = 0;
+        let one = |_: &_| {
+            piece += 1;
+            piece < PIECE
+        };
+        match without_yielding(|| crate::vma::walk(&maps, from, one)) {
+            Err(Errno::NOTTY | Errno::INVAL) => return count_lines(maps),
+            walked => next = walked?,
+        }
+        count += piece as u64;
+    }
+    Ok(count)
+}
+
+/// The same on Linux before 6.11, where there is only the text. Of one that is too long to be read it says as many as there may be.
+fn count_lines(mut maps: crate::text::Passing) -> std::io::Result<u64> {
+    use std::io::Read;
     let mut part = vec![0; 64 * 1024];
-    let mut lines = 0;
+    let (mut lines, mut bytes) = (0, 0);
     loop {
-        match without_yielding(|| file.read(&mut part))? {
+        match without_yielding(|| maps.read(&mut part))? {
             0 => return Ok(lines),
-            len => lines += part.iter().take(len).filter(|&&b| b == b'\n').count() as u64,
+            len => {
+                lines += part.iter().take(len).filter(|&&b| b == b'\n').count() as u64;
+                bytes += len;
+            }
+        }
+        if bytes > crate::vma::MOST_TEXT {
+            return max_map_count().map(|most| most.max(lines));
         }
     }
 }

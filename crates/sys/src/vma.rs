@@ -298,20 +298,99 @@ fn open_maps(uid: u32, pid: u32) -> Result<Passing> {
     Passing::open(uid, format!("/proc/{pid}/maps"))
 }
 
-/// Calls `each` with every private mapping of a file in the process `pid` of user `uid`, in ascending order.
+/// The most of a list of mappings that is read as text: 500 bytes for each of the mappings that there may be by default.
+pub(crate) const MOST_TEXT: usize = 32 << 20;
+
+/// Calls `each` with every mapping from an address on, until it says false; gives where to go on.
+pub(crate) fn walk(
+    maps: &impl AsFd,
+    from: u64,
+    mut each: impl FnMut(&raw::procmap_query) -> bool,
+) -> Result<Option<u64>> {
+    let mut next = from;
+    while let Some(vma) = query(maps, next)? {
+        next = vma.vma_end;
+        if !each(&vma) {
+            return Ok(Some(next));
+        }
+    }
+    Ok(None)
+}
+
+/// Calls `each` with every private mapping of a file in the process `pid` of user `uid`, in ascending order. The path is given of
+/// files on `device` only, where paths are short: to find that of sixty thousand mappings takes the kernel minutes, if their file
+/// lies below two thousand folders.
 ///
 /// What is mapped all the time this takes is shown, though parts of it may be joined or split
 /// meanwhile (`Documentation/filesystems/proc.rst`).
 ///
 /// # Errors
-/// What reading /proc gives.
-pub fn private_files(uid: u32, pid: u32, mut each: impl FnMut(FileMapping)) -> Result<()> {
-    each_line(&open_maps(uid, pid)?, usize::MAX, |line| {
+/// What reading /proc gives; `FBIG` where there is only the text of the list, and it is too long.
+pub fn private_files(
+    uid: u32,
+    pid: u32,
+    device: (u32, u32),
+    mut each: impl FnMut(FileMapping),
+) -> Result<()> {
+    let maps = open_maps(uid, pid)?;
+    let shared = raw::procmap_query_flags::PROCMAP_QUERY_VMA_SHARED as u64;
+    let mut failed = Ok(());
+    let walked = walk(&maps, 0, |vma| {
+        let its = (vma.dev_major, vma.dev_minor);
+        if vma.inode == 0 || vma.vma_flags & shared != 0 {
+            return true;
+        }
+        let path = match its == device {
+            true => path_at(&maps, vma.vma_start),
+            false => Ok(String::new()),
+        };
+        failed = path.map(|path| {
+            each(FileMapping {
+                range: vma.vma_start..vma.vma_end,
+                offset: vma.vma_offset,
+                device: its,
+                inode: vma.inode,
+                path,
+            });
+        });
+        failed.is_ok()
+    });
+    failed?;
+    match walked {
+        Err(Errno::NOTTY | Errno::INVAL) => {}
+        walked => return walked.map(drop),
+    }
+    let mut bytes = 0;
+    let read = |into: &mut [u8], offset| match bytes > MOST_TEXT {
+        true => Err(Errno::FBIG),
+        false => rustix::io::pread(&maps, into, offset).inspect(|len| bytes += len),
+    };
+    each_line_by(read, usize::MAX, |line| {
         if let Some((found, false)) = parse_file(line) {
             each(found);
         }
         true
     })
+}
+
+/// What the kernel calls the file that is mapped at `address`; empty where nothing is mapped there any more.
+fn path_at(maps: &impl AsFd, address: u64) -> Result<String> {
+    let mut name = [0; 4096];
+    // SAFETY: all fields are integers, for which zero is a value.
+    let mut arg: raw::procmap_query = unsafe { std::mem::zeroed() };
+    arg.size = size_of::<raw::procmap_query>() as u64;
+    arg.query_addr = address;
+    arg.vma_name_size = 4096;
+    arg.vma_name_addr = name.as_mut_ptr().expose_provenance() as u64;
+    // SAFETY: the structure is what PROCMAP_QUERY takes; its string goes into `name`, which has that size and outlives the call.
+    match unsafe { ioctl(maps.as_fd(), Updater::<QUERY, _>::new(&mut arg)) } {
+        Ok(()) => {
+            let path = name.split(|&byte: &u8| byte == 0).next();
+            Ok(String::from_utf8_lossy(path.unwrap_or_default()).into_owned())
+        }
+        Err(Errno::NOENT) => Ok(String::new()),
+        Err(error) => Err(error),
+    }
 }
 
 /// Device and number of the file that the process `pid` of user `uid` maps shared at `address`, if it does.
@@ -533,7 +612,7 @@ mod tests {
             assert!(found.is_none_or(|(_, inode)| inode != number));
         }
         let mut found = Vec::new();
-        private_files(0, std::process::id(), |file| found.push(file)).unwrap();
+        private_files(0, own, device, |file| found.push(file)).unwrap();
         found.retain(|file| file.inode == number);
         let [file] = &found[..] else {
             panic!("{found:?}")

@@ -52,11 +52,11 @@ impl Witness {
     /// What reading /proc gives.
     pub fn find(pid: u32, number: u32) -> std::io::Result<Option<Self>> {
         fault::check(Point::Proc)?;
-        let is_it = |thread: &u32| own_number(pid, *thread) == Some(number);
         // Without a namespace of its own the number is the same.
-        let thread = match Some(number).filter(is_it) {
-            Some(thread) => Some(thread),
-            None => threads(pid, MOST_THREADS)?.find(is_it),
+        let same = own_number(pid, number).is_ok_and(|own| own == Some(number));
+        let thread = match same {
+            true => Some(number),
+            false => search(pid, number)?,
         };
         let Some(thread) = thread.filter(|&thread| thread != pid) else {
             return Ok(None);
@@ -101,12 +101,33 @@ pub fn threads(pid: u32, most: usize) -> std::io::Result<impl Iterator<Item = u3
     Ok(crate::text::numbers(format!("/proc/{pid}/task"), most)?.into_iter())
 }
 
-fn own_number(pid: u32, thread: u32) -> Option<u32> {
-    let status = crate::text::read(format!("/proc/{pid}/task/{thread}/status")).ok()?;
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("NSpid:"))?;
-    line.split_ascii_whitespace().next_back()?.parse().ok()
+/// The same of the threads from place `skip` on.
+///
+/// # Errors
+/// As [`threads`].
+pub fn threads_from(pid: u32, skip: u64, most: usize) -> std::io::Result<Vec<u32>> {
+    crate::text::numbers_from(format!("/proc/{pid}/task"), skip, most)
+}
+
+/// The thread of `pid` that has this number in its own namespace.
+fn search(pid: u32, number: u32) -> std::io::Result<Option<u32>> {
+    for thread in threads(pid, MOST_THREADS)? {
+        match own_number(pid, thread) {
+            Ok(own) if own == Some(number) => return Ok(Some(thread)),
+            // Too long a text: the next ones would take as long.
+            Err(error) if error.kind() == std::io::ErrorKind::InvalidData => return Err(error),
+            Ok(_) | Err(_) => {}
+        }
+    }
+    Ok(None)
+}
+
+fn own_number(pid: u32, thread: u32) -> std::io::Result<Option<u32>> {
+    let status = crate::credentials::status(pid, thread)?;
+    let mut lines = status.lines();
+    let line = lines.find_map(|line| line.strip_prefix("NSpid:"));
+    let number = line.and_then(|line| line.split_ascii_whitespace().next_back());
+    Ok(number.and_then(|number| number.parse().ok()))
 }
 
 /// Whether a thread never runs code of its process, as those of io_uring and vhost. One that has ended never does.

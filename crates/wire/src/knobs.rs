@@ -7,6 +7,7 @@
 mod text;
 
 use std::path::Path;
+use std::sync::OnceLock;
 
 use serde::{Deserialize, Serialize};
 use text::{
@@ -268,10 +269,14 @@ where
     }
 }
 
-/// The CPUs that this process may use.
+/// The CPUs that this process might use when this was asked first. The answer takes files that everybody may read and lock
+/// (`/proc/PID/cgroup`, `cpu.max`), so that to close them may take long: they are read once.
 fn own_cpus() -> u16 {
-    let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    u16::try_from(cpus).unwrap_or(u16::MAX).min(MOST_THREADS)
+    static CPUS: OnceLock<u16> = OnceLock::new();
+    *CPUS.get_or_init(|| {
+        let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        u16::try_from(cpus).unwrap_or(u16::MAX).min(MOST_THREADS)
+    })
 }
 
 /// The machine's CPUs; where the kernel does not tell, those of this process.

@@ -25,9 +25,10 @@
 use std::io::IoSliceMut;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::process::Pid;
@@ -38,7 +39,7 @@ use sys::pagemap::{PageRun, Pagemap};
 use sys::process::{self, Cgroup, Remote, without_yielding};
 use sys::socket::Peer;
 use sys::stranger::{Stranger, Watch};
-use sys::witness::{Witness, threads};
+use sys::witness::{Witness, threads, threads_from};
 use sys::{memfd, mempolicy, vma};
 use wire::Ready;
 
@@ -57,6 +58,8 @@ use crate::users::check_unclosed;
 const THREADS_A_LOOK: usize = 8;
 /// Threads a guest may have whose ids are to be compared at all.
 const MOST_THREADS: usize = 1 << 15;
+/// CPU time in which they are to be compared when it is admitted: four times what so many take, if each is in few groups.
+const MOST_TIME: Duration = Duration::from_secs(2);
 
 /// A process that connected.
 #[derive(Debug)]
@@ -133,7 +136,7 @@ impl Applicant {
     /// Compares the ids of `thread` with those of the connection.
     fn check(&self, thread: u32) -> Result<(), Refusal> {
         let Peer { pid, uid, gid } = self.peer;
-        let ids = Credentials::of(pid, thread)?;
+        let ids = Credentials::of(pid, thread).map_err(|error| crowded(pid, error))?;
         match ids == Credentials::plain(uid, gid) {
             true => Ok(()),
             false => Err(Refusal::Ids {
@@ -146,8 +149,27 @@ impl Applicant {
 
     /// The same of some threads; those that have ended meanwhile are passed over.
     fn check_all(&self, threads: impl IntoIterator<Item = u32>) -> Result<(), Refusal> {
-        let checked = threads.into_iter().map(|thread| self.check(thread));
+        let begin = process::thread_time();
+        let is_late = || process::thread_time().saturating_sub(begin) > MOST_TIME;
+        let checked = threads.into_iter().map(|thread| match is_late() {
+            true => Err(Refusal::Crowded {
+                pid: self.pid(),
+                why: format!("its threads took more than {MOST_TIME:?}"),
+            }),
+            false => self.check(thread),
+        });
         checked.filter(|checked| !is_gone(checked)).collect()
+    }
+}
+
+/// What a text says that cannot be understood or is too long: both are the process's own doing.
+fn crowded(pid: u32, error: std::io::Error) -> Refusal {
+    match error.kind() {
+        std::io::ErrorKind::InvalidData => Refusal::Crowded {
+            pid,
+            why: error.to_string(),
+        },
+        _ => Refusal::System(error),
     }
 }
 
@@ -176,8 +198,8 @@ pub(crate) struct ProcessMemory {
     line: u64,
     /// Set by [`Memory::admit`], once.
     space: OnceLock<Space>,
-    /// Which threads are compared next.
-    turn: AtomicUsize,
+    /// The place of the thread that is compared next.
+    turn: AtomicU64,
     /// None where the kernel cannot give one.
     guard: Mutex<Option<Late<Guard>>>,
     atlas: Arc<Atlas>,
@@ -198,7 +220,7 @@ impl ProcessMemory {
             watch,
             line,
             space: OnceLock::new(),
-            turn: AtomicUsize::new(0),
+            turn: AtomicU64::new(0),
             guard: Mutex::default(),
             atlas,
             limits,
@@ -233,7 +255,8 @@ impl ProcessMemory {
             number: ready.thread,
         };
         let late = |witness| Late::new(uid, witness);
-        let witness = Witness::find(pid, ready.thread)?.map(late);
+        let witness = Witness::find(pid, ready.thread).map_err(|error| crowded(pid, error))?;
+        let witness = witness.map(late);
         let witness = witness.ok_or(no_witness)?;
         // From here on the witness is a thread of the process that connected, or that has ended.
         let thread = witness.thread();
@@ -309,10 +332,14 @@ impl Memory for ProcessMemory {
 
     fn compare(&self) -> Result<(), Refusal> {
         let (pid, witness) = (self.pid(), &self.space().witness);
-        let skip = self.turn.fetch_add(THREADS_A_LOOK, Relaxed);
-        let all: Vec<_> = threads(pid, MOST_THREADS)?.collect();
-        let some = all.iter().copied().cycle().skip(skip % all.len().max(1));
-        let some = some.take(THREADS_A_LOOK.min(all.len()));
+        let skip = self.turn.load(Relaxed);
+        let some = threads_from(pid, skip, THREADS_A_LOOK)?;
+        // Behind the last one it begins again.
+        let next = match some.len() {
+            THREADS_A_LOOK => skip + THREADS_A_LOOK as u64,
+            _ => 0,
+        };
+        self.turn.store(next, Relaxed);
         let checked = self
             .applicant
             .check_all([pid, witness.thread()].into_iter().chain(some));
@@ -386,7 +413,7 @@ impl Memory for ProcessMemory {
         };
         let witness = &self.space().witness;
         let uid = self.check_texts().map_err(std::io::Error::other)?;
-        let read = || vma::private_files(uid, witness.thread(), each_file);
+        let read = || vma::private_files(uid, witness.thread(), device, each_file);
         witness.vouch(|| without_yielding(read))??;
         Ok(none_else)
     }

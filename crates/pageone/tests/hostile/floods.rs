@@ -47,6 +47,9 @@ attacks! {
     processes_that_stop_in_the_handshake: "stops-early" "60";
     processes_whose_first_thread_has_ended: "headless" "60";
     wishes_to_merge_without_pause: "merge-storm" "8";
+    guests_that_execute_with_ten_thousand_threads: "thread-storm" "10000" "/bin/true";
+    ids_that_change_all_the_time: "rights-storm" "4" "0";
+    ids_that_change_all_the_time_in_a_program_that_was_roots: "rights-storm" "4" "1";
 }
 
 /// A user takes all the room of the store that he can get; the honest guests, whose pages change, find room all the same.
@@ -77,6 +80,72 @@ fn locks_on_what_others_close() {
         let attacker = arena.attack("file-locks", &args);
         arena.closers_alone_take_long();
         attacker
+    });
+}
+
+/// The same of files that the daemon itself reads for a status, a round or a hello, and that everybody may read.
+#[test]
+fn locks_on_what_the_daemon_reads_of_itself() {
+    let policy = "[[rule]]\ncgroup = '/nowhere/**'\nper = 'cgroup'\n";
+    let Some(mut arena) = Arena::empty(&[], Some(policy)) else {
+        return;
+    };
+    arena.pair = (0..2).map(|_| arena.guest(HONEST)).collect();
+    arena.renew();
+    let own = ["mounts", "cgroup"].map(|name| format!("/proc/{}/{name}", arena.pid()));
+    let hosts = [
+        "/proc/sys/kernel/hostname",
+        "/sys/fs/cgroup/cpu/cpu.cfs_quota_us",
+    ];
+    let files = own.into_iter().chain(hosts.map(str::to_owned));
+    let files = files.filter(|file| std::path::Path::new(file).exists());
+    let args: Vec<_> = std::iter::once("400000".to_owned()).chain(files).collect();
+    let args: Vec<_> = args.iter().map(String::as_str).collect();
+    arena.withstands(|arena| {
+        let attacker = arena.attack("text-locks", &args);
+        arena.closers_alone_take_long();
+        attacker
+    });
+}
+
+/// All threads are compared when a guest joins, and some at each sync: that some must not be found by a look at all.
+#[test]
+fn guests_with_ten_thousand_threads() {
+    if let Some(arena) = Arena::new() {
+        arena.withstands(|arena| {
+            let attacker = arena.attack("many-threads", &["2", "10000", "0"]);
+            arena.serves(2, ATTACKER);
+            arena.takes_little(8);
+            attacker
+        });
+    }
+}
+
+/// To list a thread's ids the kernel lists its groups.
+#[test]
+fn guests_in_sixty_thousand_groups() {
+    if let Some(arena) = Arena::new() {
+        arena.withstands(|arena| {
+            let attacker = arena.attack("many-threads", &["24", "40", "65536"]);
+            arena.takes_little(3);
+            assert!(arena.log().contains("fewer groups"), "{}", arena.log());
+            attacker
+        });
+    }
+}
+
+/// Each of the mappings is a line of 16 KiB in the guest's table of mappings.
+#[test]
+fn guests_whose_mappings_have_long_names() {
+    let Some(arena) = Arena::new() else { return };
+    let folder = arena.public_folder();
+    let number = std::cell::Cell::new(0);
+    arena.withstands(|arena| {
+        number.set(number.get() + 1);
+        let own = folder.join(number.get().to_string());
+        std::fs::create_dir(&own).unwrap();
+        std::os::unix::fs::chown(&own, Some(ATTACKER), Some(ATTACKER)).unwrap();
+        arena.attack("long-maps", &["4", "60000", own.to_str().unwrap()])
     });
 }
 

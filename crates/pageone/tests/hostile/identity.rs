@@ -55,6 +55,28 @@ fn exec_of_a_setuid_program_before_hello() {
     withstands_exec("early-deputy");
 }
 
+/// The thread that vouches for it sleeps in the kernel, and its memory lives on in children.
+#[test]
+fn exec_of_a_setuid_program_while_a_thread_waits_in_vfork() {
+    withstands_exec("vfork-deputy");
+}
+
+/// The daemon sees its own /proc, whatever a guest has mounted over its.
+#[test]
+fn mounts_over_what_is_read_of_a_guest() {
+    let Some(arena) = Arena::new() else { return };
+    let folder = arena.public_folder();
+    let folder = folder.to_str().unwrap().to_owned();
+    arena.withstands(|arena| {
+        let pid = arena.pair[0].pid.to_string();
+        let attacker = arena.attack("mounts", &[&pid, &folder, "2000"]);
+        let last = attacker.said.last().unwrap();
+        assert!(!last.ends_with("refused"), "{:?}", attacker.said);
+        arena.let_pass(ROUNDS);
+        attacker
+    });
+}
+
 /// The stack of a process: its first page in the last chunk, and how many pages follow.
 fn stack(pid: u32) -> (u64, usize) {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
