@@ -19,7 +19,7 @@
 //!   variables of the library whose string functions it calls, are marked ([`own`](crate::own)); marked memory
 //!   has a flag that no rule admits, however it was offered. It has its own stack and thread-local storage, calls
 //!   no allocator, and its library is bound when it is loaded.
-//! - A2 *The kernel finds its own words of a thread that ends.* It clears the word at which others join a thread, and
+//! - A2 *The kernel finds its own words of a thread that ends*. It clears the word at which others join a thread, and
 //!   reads the list of robust locks, in a thread that is ending. And a thread that is ending does not sleep on an absent page, it
 //!   goes on without. Then a join would never return. libc keeps both words in one line of the cache. So the pages where threads
 //!   have them are kept back at each sync ([`keep_words`]). A thread that is younger than the sync wrote that page when it
@@ -28,7 +28,7 @@
 //! - A3 *What is offered by mistake is not merged.* Between the reading and the offer a mapping may be exchanged, by a call
 //!   that no hook sees. Registering, reading again and arming are the same as for every other offer, and refuse what is of
 //!   another kind; the rules are asked again with the second reading.
-//! - A4 *A thread in a hook never waits for a page while the agent waits for its lock.* Windows hold the lock, so while a hook has
+//! - A4 *A thread in a hook never waits for a page while the agent waits for its lock*. Windows hold the lock, so while a hook has
 //!   it nothing is out. What a window could not let go of ([`held`](crate::window)) is let go of without the lock.
 //!
 //! Stacks of signals, of coroutines, the heap, arenas and thread-local storage need nothing more: whoever touches them, the

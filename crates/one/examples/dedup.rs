@@ -1,6 +1,6 @@
 //! Tells how much of some files is duplicate: `cargo run --release -p one --example dedup -- PATH…`
 //!
-//! Reads files, and directories with all files below them, in blocks of a fixed size or cut by content, puts every block into
+//! Reads files, and directories with all files below them, in blocks of a fixed size or cut by content. Puts every block into
 //! one store, and prints what the store saved. Symbolic links are not followed. All different blocks are kept in memory.
 
 use anyhow::{Context, Result};

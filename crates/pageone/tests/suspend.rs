@@ -1,7 +1,7 @@
 //! What a suspended host does to a daemon and its guests: everything stands still for longer than anybody
 //! has patience, and the time of day jumps. No guest is dropped, no byte lost, and merging goes on.
 //!
-//! The jump turns the clock of the whole machine for less than a second, so it happens only where
+//! The jump turns the clock of the whole machine for less than a second. So it happens only where
 //! `PAGEONE_TEST_CLOCK` gives the seconds to jump by, as in a virtual machine: 86400.
 #![allow(clippy::unwrap_used)] // a helper that fails is a test that fails
 

@@ -1,10 +1,10 @@
 //! Searching and changing: the lock-free algorithm over words and slots.
 //!
-//! A search goes from the directory slot of its key down the branches, looks at one bit of the key at each, and compares the
-//! whole key once, at the leaf. Paths are compressed (as in Morrison's PATRICIA), so a branch tests only a bit in which two keys
+//! A search goes from the directory slot of its key down the branches, and looks at one bit of the key at each. It compares
+//! the whole key once, at the leaf. Paths are compressed (as in Morrison's PATRICIA), so a branch tests only a bit in which two keys
 //! below it differ, and no bit is tested twice.
 //!
-//! An insertion that ends at a leaf with another key puts a branch on the first bit in which the two differ, over the first edge
+//! An insertion that ends at a leaf with another key puts a branch on the first bit in which the two differ. The branch goes over the first edge
 //! on its path whose keys agree beyond that bit. A removal takes the leaf off its edge, which marks the branch above; then it,
 //! or whoever comes by, unlinks the branch: freezes its other edge and puts that child in the branch's place. (The idea to
 //! freeze edges, and not nodes, is that of Natarajan and Mittal, PPoPP 2014.)

@@ -1,8 +1,8 @@
 //! Histories of real threads, checked for linearizability.
 //!
-//! Keys are independent of each other, so each key's history is checked on its own, as that of one cell that is empty or holds
+//! Keys are independent of each other. So each key's history is checked on its own, as that of one cell that is empty or holds
 //! a value (locality, Herlihy and Wing 1990). The check looks for an order of the operations that keeps those apart which did
-//! not overlap, and explains every result (Wing and Gong 1993), and remembers the states it has been in.
+//! not overlap, and explains every result (Wing and Gong 1993). It remembers the states it has been in.
 //!
 //! `SDTREE_STRESS_ROUNDS` sets how many histories are made; `make stress` makes many.
 

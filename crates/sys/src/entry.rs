@@ -12,7 +12,7 @@
 //! ```
 //!
 //! Nothing is written that is not understood. The first instructions must be ones of a list that glibc 2.31 to
-//! 2.41 begin with, none of which is the target of a jump, and the right system call must follow.
+//! 2.41 begin with. None of them is the target of a jump, and the right system call must follow.
 //!
 //! The bytes are written through `/proc/self/mem`. The tempting alternative, to make the page writable for a moment,
 //! takes its right to be executed away: a policy that does not give it back would leave libc without a page.

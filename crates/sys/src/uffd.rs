@@ -1,8 +1,8 @@
 //! userfaultfd(2): tracking writes, taking pages out of reach, putting them back.
 //!
 //! One descriptor serves a whole guest. It is opened with `WP_ASYNC`, so a write to a
-//! write-protected page is noted in its page-table entry and goes on at once (no thread ever waits
-//! for it), and `PAGEMAP_SCAN` reads the notes. `MISSING` faults are never answered one by one:
+//! write-protected page is noted in its page-table entry and goes on at once: no thread ever waits
+//! for it. And `PAGEMAP_SCAN` reads the notes. `MISSING` faults are never answered one by one:
 //! ranges are registered for them only while a merge window holds their pages out, and whoever
 //! touches such a page sleeps in the kernel until [`Uffd::wake`].
 //!

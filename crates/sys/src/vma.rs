@@ -526,7 +526,7 @@ fn hex(digits: &[u8]) -> Option<usize> {
 }
 
 /// What is read of `smaps` at a time: less than any record. A call that has room for several makes one more than
-/// fit, drops it, and makes it again in the next call, each time with a walk of the mapping's page tables.
+/// fit, drops it, and makes it again in the next call. Each time it walks the mapping's page tables.
 const RECORD: usize = 512;
 
 /// Calls `each` with every line of the file, of which at most `piece` bytes are read at a time, until it says false.

@@ -14,7 +14,7 @@
 //! space. The order is what counts: to look first and to read then proves nothing.
 //!
 //! The tempting alternatives: a descriptor of the process (pidfd) is the same after execve. A page shared with
-//! the process, with a challenge in it, is seen by all who have the page, and they may hand its bytes to a
+//! the process, with a challenge in it, is seen by all who have the page. They may hand its bytes to a
 //! program with more rights than theirs. `/proc/PID/mem` held open is bound to the address space as well, but
 //! copies each byte twice: a page costs a third more in runs, and twice as much alone.
 //!

@@ -63,8 +63,8 @@ pub(crate) fn give_back(guard: &mut Guard) {
     thread::note_given_back();
 }
 
-/// Makes all merged memory private before the program goes where hooks may find no /proc, for no discard could tell a store's
-/// mapping from others there, and before there are no hooks at all. It stays offered.
+/// Makes all merged memory private before the program goes where hooks may find no /proc: no discard could tell a store's mapping
+/// from others there. The same before there are no hooks at all. It stays offered.
 ///
 /// # Errors
 /// `NOMEM` when the copies do not fit, or nothing keeps other threads from writing.

@@ -1,7 +1,7 @@
 //! Lifelines and ties this process maps: by them engines learn that it may map their slots.
 //!
 //! A session maps a lifeline, renewed from time to time, and its domain's tie. Pages merged in it stay
-//! merged when it ends, and so its lines stay mapped, until a later session's engine has found and
+//! merged when it ends. So its lines stay mapped until a later session's engine has found and
 //! counted all these pages by itself and says so ([`keep_only`]).
 //!
 //! The list is inherited by fork, as the mappings are: a child that becomes a guest itself lets go of

@@ -1,8 +1,8 @@
 //! The agent's thread: finds an engine, answers its questions, and outlives it.
 //!
 //! Everything here runs on the thread of `sys::thread`: no thread-local storage, no libc heap.
-//! When the engine goes, the guest keeps its merged pages (the store lives as long as they do),
-//! new offers are passed on, and the thread looks for an engine every second. While one is there and it fails, it
+//! When the engine goes, the guest keeps its merged pages (the store lives as long as they do).
+//! New offers are passed on, and the thread looks for an engine every second. While one is there and it fails, it
 //! waits longer from time to time, up to a minute, and a new offer begins anew.
 
 use std::ffi::CStr;
@@ -100,7 +100,7 @@ enum Differ {
 }
 
 impl Own {
-    /// Why the agent may not serve, if threads of the program have changed their rights in a way that no hook saw, or
+    /// Why the agent may not serve, if threads of the program have changed their rights in a way that no hook saw. Or
     /// the program was not the same throughout when this thread was made. A filter that was not read may refuse anything.
     fn differs(&self) -> Option<(Differ, Why)> {
         let before = self.life.thread_before();

@@ -23,8 +23,8 @@
 //! From then on a private page is as one that was merged and written since: tracked, and merged where it lies
 //! ([`again`](super::again)). It looks written at the next scan, so nothing that happened to it here is missed.
 //!
-//! The tempting alternative, to map the store in place and fill in the private pages, would let a thread that
-//! does not sleep yet find a page missing that the kernel then makes of zeros.
+//! The tempting alternative, to map the store in place and fill in the private pages, is wrong. A thread that
+//! does not sleep yet would find a page missing, and the kernel would make it of zeros.
 //!
 //! All spans of a chunk are cut from one mapping made aside. So the kernel knows their private pages as of one
 //! kind (one `anon_vma`), and joins the spans to one mapping again, whatever the batch.

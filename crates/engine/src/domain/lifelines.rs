@@ -16,8 +16,8 @@
 //! one (and all before it), no process is left that could have inherited what was released in its
 //! time. A connection that is merely lost is no evidence: the refs wait for the lifelines.
 //!
-//! The tempting alternative, to follow fork with an agent in each child, fails for children that
-//! exec at once, that are made by clone without hooks, or that lost their agent.
+//! The tempting alternative, to follow fork with an agent in each child, fails. Some exec at
+//! once, are made by clone without hooks, or lose their agent.
 
 use std::collections::VecDeque;
 

@@ -106,7 +106,7 @@ impl Plan<'_> {
         desk: &mut Desk,
         settled: &mut Vec<u16>,
     ) -> std::io::Result<()> {
-        // Pages that are bound to their nodes would have to be asked for these one by one, and a whole visit is
+        // Pages that are bound to their nodes would have to be asked for these one by one. And a whole visit is
         // for pages that were not predicted at the first.
         if self.whole || self.is_bound() || self.domain().slots.live() < GROUP as u64 {
             return Ok(());

@@ -12,8 +12,8 @@
 //! ```
 //!
 //! Without the lag several workers visit one place of several guests at the same time. Then the third guest
-//! comes before the second has found the twins of the first and has given them slots, and all its pages are
-//! read that could have been guessed. From then on a place is visited in all guests at once: their agents
+//! comes before the second has found the twins of the first and has given them slots. All its pages are read
+//! then, though they could have been guessed. From then on a place is visited in all guests at once: their agents
 //! compare with the same canonical pages, and all but the first find them in the cache.
 
 use std::collections::HashMap;

@@ -1,7 +1,7 @@
 //! Where a worker says what it is at, and how one is found that does not come back from a guest's memory.
 //!
-//! Reading memory can take as long as its owner likes. It may meet a page fault that only the guest's own handler answers, a file of
-//! a file system that hangs, a lock of its memory map that a call of its own holds. No signal ends such a sleep. So each
+//! Reading memory can take as long as its owner likes. It may meet a page fault that only the guest's own handler answers, or a file
+//! of a file system that hangs. Or a call of its own holds the lock of its memory map. No signal ends such a sleep. So each
 //! look at a guest's memory goes through [`in_guest`], and a watch ([`Post::is_lost`]) gives a worker up that has slept in
 //! one for [`STALL`](crate::run::workers::STALL):
 //!

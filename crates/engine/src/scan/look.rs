@@ -30,7 +30,7 @@ const SYNC_TIME: Duration = Duration::from_millis(20);
 const SCAN_TIME: Duration = Duration::from_millis(20);
 /// Rounds after which the mappings of a quiet guest are counted again.
 const RECOUNT: u64 = 16;
-/// The bound on a guest's mappings counts as loose when this part of it is a guess, and matters when it is
+/// The bound on a guest's mappings counts as loose when this part of it is a guess. It matters when it is
 /// over this part of what the guest may have.
 const QUARTER: u64 = 4;
 

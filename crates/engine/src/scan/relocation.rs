@@ -10,10 +10,10 @@
 //! with one node nothing is asked and nothing remembered.
 //!
 //! The kernel may move a page whenever it likes, and does not tell. So a page's node is asked again
-//! whenever something is about to follow from it. It is asked of a candidate when its twin is found, of a
-//! planned page that was not asked for in its own job, and of all candidates in each round. The
+//! whenever something is about to follow from it. It is asked of a candidate when its twin is found, and of
+//! a planned page that was not asked for in its own job. In each round it is asked of all candidates. The
 //! last costs 0.2 µs a page and is bounded. Asked are at most [`BUDGET`] pages of a guest in one round, in
-//! turn, so that a guest with fewer candidates has each of them where it belongs after one period.
+//! turn. So a guest with fewer candidates has each of them where it belongs after one period.
 //! What the kernel moves in the microseconds between question and window is merged where it was.
 //!
 //! Canonical pages move, too: [`frames`](crate::domain::frames) finds those that are astray. While merging stays inside nodes the

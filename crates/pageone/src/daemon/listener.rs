@@ -6,7 +6,7 @@
 //!
 //! The lock is that of a file beside the socket, `SOCKET.lock`, which only the daemon's user can open. The folder
 //! itself would do, were it not that any user who may read it can lock it (flock(2) asks for no right to
-//! write), and keep the daemon from starting for as long. The file stays when the daemon ends: of two that wait for the lock of a
+//! write). He could keep the daemon from starting for as long. The file stays when the daemon ends: of two that wait for the lock of a
 //! file that a third removes, each would have a lock of its own.
 
 use std::ffi::OsString;

@@ -16,8 +16,8 @@
 //!
 //! **Nobody is waited for.** The thread of the loop reads and writes without waiting, and lets go of a connection without
 //! waiting ([`Stranger`]). A reply that its caller does not take stays here, not in a thread. What may take its time has
-//! a thread of its own ([`lane`]). That is for looks that see everybody's guests, looks at one's own, knobs (unmerging takes long),
-//! and the door, because a new domain has to be told to a keeper that may be slow.
+//! a thread of its own ([`lane`]). That is for looks that see everybody's guests, looks at one's own, and knobs (unmerging takes
+//! long). It is for the door, too, because a new domain has to be told to a keeper that may be slow.
 //!
 //! | thread | may wait for | at most |
 //! |---|---|---|

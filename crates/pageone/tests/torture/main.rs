@@ -12,8 +12,8 @@
 //! So a seed replays the same operations of each guest, and the same sequence of what the driver
 //! does. What falls together in time, and what the engine does in between, is new in each run.
 //!
-//! The run fails on one wrong byte, on a guest or a daemon that ends in a way nobody asked for, on
-//! counters that do not add up (I9), and when nothing was merged. Then nothing was tested.
+//! The run fails on one wrong byte, and on a guest or a daemon that ends unasked. It fails on counters that
+//! do not add up (I9), and when nothing was merged. Then nothing was tested.
 #![allow(clippy::unwrap_used)] // a helper that fails is a test that fails
 
 #[path = "../common/mod.rs"]
