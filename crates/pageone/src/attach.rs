@@ -81,14 +81,14 @@ pub(crate) struct Args {
     #[arg(long, hide = true, conflicts_with = "selectors")]
     began: Option<u64>,
     /// The processes
-    #[arg(required_unless_present = "selectors", value_name = "PID")]
+    #[arg(required_unless_present = "selectors", value_name = "PID", value_parser = human::process)]
     pids: Vec<u32>,
 }
 
 #[derive(clap::Args)]
 pub(crate) struct Detach {
     /// The processes
-    #[arg(required = true, value_name = "PID")]
+    #[arg(required = true, value_name = "PID", value_parser = human::process)]
     pids: Vec<u32>,
 }
 

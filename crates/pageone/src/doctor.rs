@@ -17,6 +17,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use sys::foreign::plain_json;
 
+use crate::human;
 use crate::view::print;
 use check::Report;
 use service::Service;
@@ -30,7 +31,7 @@ pub(crate) struct Args {
     #[arg(long)]
     json: bool,
     /// Look at this process, too
-    #[arg(value_name = "PID", conflicts_with = "command")]
+    #[arg(value_name = "PID", value_parser = human::process, conflicts_with = "command")]
     pid: Option<u32>,
     /// Look at this command, too; it is not run
     #[arg(last = true, value_name = "CMD")]

@@ -32,6 +32,18 @@ pub(crate) fn time(seconds: f64) -> String {
     }
 }
 
+/// The number of a process, from a person.
+///
+/// # Errors
+/// Another word: a name, most likely.
+pub(crate) fn process(text: &str) -> Result<u32, String> {
+    let number = text.parse().ok().filter(|&number| number > 0);
+    number.ok_or_else(|| {
+        "it is no number of a process; `pgrep -x NAME` gives those of the processes with a name"
+            .to_owned()
+    })
+}
+
 /// A size from a person: `512M`, `4GiB`, `1.5T`.
 ///
 /// # Errors

@@ -49,6 +49,7 @@ mod view;
 
 use std::process::ExitCode;
 
+use clap::error::{ContextKind, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
 
 pub use daemon::{config, policy};
@@ -123,10 +124,37 @@ fn version() -> String {
     )
 }
 
+/// The command line. To a word that is no verb, and like none, the answer names the verbs.
+fn parse() -> Cli {
+    Cli::try_parse().unwrap_or_else(|error| {
+        let is_unlike = error.get(ContextKind::SuggestedSubcommand).is_none();
+        if error.kind() == ErrorKind::InvalidSubcommand && is_unlike {
+            let _ = error.print();
+            eprintln!("{}", verbs(std::env::args().skip(1)));
+            std::process::exit(error.exit_code());
+        }
+        error.exit()
+    })
+}
+
+/// The verbs of the command that these words lead to.
+fn verbs(words: impl Iterator<Item = String>) -> String {
+    let mut command = Cli::command();
+    for word in words {
+        match command.find_subcommand(&word).cloned() {
+            Some(next) => command = next,
+            None => break,
+        }
+    }
+    let seen = command.get_subcommands().filter(|verb| !verb.is_hide_set());
+    let names: Vec<_> = seen.map(clap::Command::get_name).collect();
+    format!("The commands are: {}.", names.join(", "))
+}
+
 /// Runs the verb of the command line.
 #[must_use]
 pub fn main() -> ExitCode {
-    let result = match Cli::parse().verb {
+    let result = match parse().verb {
         Verb::Daemon(args) => daemon::main(&args),
         Verb::Run(args) => return run::main(&args),
         #[cfg(target_arch = "x86_64")]
@@ -154,6 +182,37 @@ pub fn main() -> ExitCode {
         Err(error) => {
             eprintln!("pageone: {error:#}");
             ExitCode::FAILURE
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_that_is_no_verb_is_answered_with_the_verbs() {
+        let said = |words: &[&str]| verbs(words.iter().map(|&word| word.to_owned()));
+        let all = said(&["frob"]);
+        assert!(
+            all.contains("daemon, run, ") && !all.contains("guest"),
+            "{all}"
+        );
+        let of_bench = said(&["bench", "frob"]);
+        assert!(of_bench.contains("merge, "), "{of_bench}");
+        assert!(!of_bench.contains("daemon"), "{of_bench}");
+    }
+
+    #[test]
+    fn a_name_in_the_place_of_a_number_is_answered_with_the_way_to_the_number() {
+        for verb in ["attach", "detach", "merge", "analyze", "doctor"] {
+            let error = Cli::try_parse_from(["pageone", verb, "redis"]).err();
+            let said = error.expect("no number").to_string();
+            assert!(said.contains("'redis'") && said.contains("pgrep"), "{said}");
+            assert!(
+                Cli::try_parse_from(["pageone", verb, "12"]).is_ok(),
+                "{verb}"
+            );
         }
     }
 }

@@ -26,7 +26,7 @@ pub(crate) struct Args {
     #[arg(long)]
     json: bool,
     /// Guests of this daemon, by process number
-    #[arg(required = true, value_name = "PID")]
+    #[arg(required = true, value_name = "PID", value_parser = human::process)]
     pids: Vec<u32>,
 }
 

@@ -10,6 +10,7 @@ use procfs::process::{Process, all_processes};
 use serde::Serialize;
 use sys::foreign::ForeignName;
 
+use crate::human;
 use crate::policy::{self, Pattern, Policy};
 use crate::selector::Selector;
 
@@ -17,7 +18,7 @@ use crate::selector::Selector;
 #[group(id = "targets", required = true, multiple = true)]
 pub(crate) struct Args {
     /// Processes to look at
-    #[arg(value_name = "PID")]
+    #[arg(value_name = "PID", value_parser = human::process)]
     pids: Vec<u32>,
     /// All processes with this command name, as `ps -o comm` shows it
     #[arg(long, value_name = "NAME")]
