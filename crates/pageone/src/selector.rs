@@ -56,17 +56,10 @@ pub(crate) struct Selector {
 impl Selector {
     /// Whether the process is meant. One that is gone is not.
     pub(crate) fn fits(&self, pid: u32) -> bool {
-        let has = |patterns: &[Pattern], path: &str| {
-            let mut patterns = patterns.iter();
-            patterns.any(|pattern| pattern.matches(path))
-        };
         let name = || format!("/{}", sys::process::comm(pid).raw());
         self.users_fit(pid)
-            && self.command.as_ref().is_none_or(|list| has(list, &name()))
-            && self
-                .executable
-                .as_ref()
-                .is_none_or(|list| executable(pid).is_some_and(|path| has(list, &path)))
+            && one_fits(self.command.as_ref(), || Some(name()))
+            && one_fits(self.executable.as_ref(), || executable(pid))
             && self.groups_fit(pid)
     }
 
@@ -92,19 +85,21 @@ impl Selector {
         }
         sys::process::cgroup(pid).is_ok_and(|group| {
             let path = group.path.raw();
-            let is_in =
-                |patterns: &Vec<Pattern>| patterns.iter().any(|pattern| pattern.matches(path));
-            // A slice holds the units below it.
-            let units = |patterns: &Vec<Pattern>| {
-                let mut names = path.split('/').filter(|name| !name.is_empty());
-                names.any(|name| {
-                    let name = format!("/{name}");
-                    patterns.iter().any(|pattern| pattern.matches(&name))
-                })
-            };
-            self.cgroup.as_ref().is_none_or(is_in) && self.unit.as_ref().is_none_or(units)
+            let mut names = path.split('/').filter(|name| !name.is_empty());
+            let in_unit = |name: &str| one_fits(self.unit.as_ref(), || Some(format!("/{name}")));
+            one_fits(self.cgroup.as_ref(), || Some(path.to_owned()))
+                // A slice holds the units below it.
+                && (self.unit.is_none() || names.any(in_unit))
         })
     }
+}
+
+/// Whether one of the patterns fits a path, or there are none to fit.
+fn one_fits(patterns: Option<&Vec<Pattern>>, path: impl FnOnce() -> Option<String>) -> bool {
+    patterns.is_none_or(|patterns| {
+        let path = path();
+        path.is_some_and(|path| patterns.iter().any(|pattern| pattern.matches(&path)))
+    })
 }
 
 /// The file that a process executes, also one that was replaced meanwhile; none for a thread of the kernel.
@@ -114,23 +109,15 @@ fn executable(pid: u32) -> Option<String> {
     Some(path.strip_suffix(" (deleted)").unwrap_or(path).to_owned())
 }
 
-/// The processes that one of the selectors means, in ascending order.
+/// The processes that one of the selectors means, in ascending order, without this one, the threads of the kernel, and those whose
+/// program this user may not see.
 ///
 /// # Errors
 /// /proc cannot be read.
 pub(crate) fn find(selectors: &[Selector]) -> Result<Vec<u32>> {
-    let meant = |pid: &u32| selectors.iter().any(|selector| selector.fits(*pid));
-    Ok(all()?.into_iter().filter(meant).collect())
-}
-
-/// The processes of this machine whose program this user may see, without this one and the threads of the kernel, in ascending
-/// order.
-///
-/// # Errors
-/// /proc cannot be read.
-pub(crate) fn all() -> Result<Vec<u32>> {
-    let is_program = |pid: &u32| *pid != std::process::id() && is_program(*pid);
-    let mut found: Vec<_> = numbers()?.filter(is_program).collect();
+    let meant = |pid: u32| selectors.iter().any(|selector| selector.fits(pid));
+    let others = numbers()?.filter(|&pid| pid != std::process::id() && is_program(pid));
+    let mut found: Vec<_> = others.filter(|&pid| meant(pid)).collect();
     found.sort_unstable();
     Ok(found)
 }

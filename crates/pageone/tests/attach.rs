@@ -111,17 +111,18 @@ fn attach_command(place: &Place, flags: &[&str], pids: &[u32]) -> Command {
     command
 }
 
-/// Whether this user may trace others' and its own processes.
-fn can_trace(place: &Place) -> bool {
+/// A place for a test, if this user may trace others' and its own processes.
+fn place_to_trace() -> Option<Place> {
+    let place = Place::new();
     let mut sleep = Command::new("sleep").arg("60").spawn().expect("sleep");
-    let told = attach(place, &["--dry-run"], &[sleep.id()]);
+    let told = attach(&place, &["--dry-run"], &[sleep.id()]);
     let can = told.status.success();
     if !can {
         eprintln!("skipped: {}", text(&told.stderr));
     }
     sleep.kill().expect("killed");
     sleep.wait().expect("ended");
-    can
+    can.then_some(place)
 }
 
 fn attached(place: &Place, flags: &[&str], pids: &[u32]) -> String {
@@ -138,10 +139,9 @@ const STILL: u64 = MIB * 256 / 16 * 15;
 
 #[test]
 fn running_programs_become_guests_and_keep_their_answers() {
-    let place = Place::new();
-    if !can_trace(&place) {
+    let Some(place) = place_to_trace() else {
         return;
-    }
+    };
     let program = program(&place, &[]);
     let _daemon = daemon(&place, &["--merge-period", "50ms"]);
     let mib = MIB.to_string();
@@ -167,10 +167,9 @@ fn running_programs_become_guests_and_keep_their_answers() {
 
 #[test]
 fn a_program_that_offers_nothing_is_merged_with_any() {
-    let place = Place::new();
-    if !can_trace(&place) {
+    let Some(place) = place_to_trace() else {
         return;
-    }
+    };
     let program = program(&place, &[]);
     let _daemon = daemon(&place, &["--merge-period", "50ms"]);
     let mib = MIB.to_string();
@@ -193,10 +192,9 @@ fn a_program_that_offers_nothing_is_merged_with_any() {
 
 #[test]
 fn a_hundred_threads_stand_still_for_a_moment() {
-    let place = Place::new();
-    if !can_trace(&place) {
+    let Some(place) = place_to_trace() else {
         return;
-    }
+    };
     let program = program(&place, &[]);
     let _daemon = daemon(&place, &[]);
     let mut one = Checked::start(&program, &["4", "100", "offer,work,fork"]);
@@ -218,10 +216,9 @@ fn a_hundred_threads_stand_still_for_a_moment() {
 /// A short form; `PAGEONE_ATTACHES` is how often otherwise.
 #[test]
 fn a_process_may_be_attached_at_any_moment() {
-    let place = Place::new();
-    if !can_trace(&place) {
+    let Some(place) = place_to_trace() else {
         return;
-    }
+    };
     let program = program(&place, &[]);
     let _daemon = daemon(&place, &["--merge-period", "20ms"]);
     let times = std::env::var("PAGEONE_ATTACHES").ok();
@@ -277,10 +274,9 @@ fn whichever_call_of_ptrace_fails_nothing_is_left_behind() {
     if !cfg!(debug_assertions) {
         return;
     }
-    let place = Place::new();
-    if !can_trace(&place) {
+    let Some(place) = place_to_trace() else {
         return;
-    }
+    };
     let program = program(&place, &[]);
     let _daemon = daemon(&place, &[]);
     // Enough of them to reach the agent's beginning; there are more after it.
@@ -303,10 +299,9 @@ fn whichever_step_fails_nothing_is_left_behind() {
     if !cfg!(debug_assertions) {
         return;
     }
-    let place = Place::new();
-    if !can_trace(&place) {
+    let Some(place) = place_to_trace() else {
         return;
-    }
+    };
     let program = program(&place, &[]);
     let _daemon = daemon(&place, &[]);
     let mut one = Checked::start(&program, &["1", "3", "quiet"]);
@@ -369,10 +364,9 @@ fn has_flag(pid: u32, flag: &str) -> bool {
 
 #[test]
 fn a_process_is_after_detaching_as_it_was_before_attaching() {
-    let place = Place::new();
-    if !can_trace(&place) {
+    let Some(place) = place_to_trace() else {
         return;
-    }
+    };
     let program = program(&place, &[]);
     let _daemon = daemon(&place, &["--merge-period", "50ms"]);
     let mib = MIB.to_string();
@@ -425,10 +419,9 @@ fn whichever_step_of_detaching_fails_the_process_goes_on() {
     if !cfg!(debug_assertions) {
         return;
     }
-    let place = Place::new();
-    if !can_trace(&place) {
+    let Some(place) = place_to_trace() else {
         return;
-    }
+    };
     let program = program(&place, &[]);
     let _daemon = daemon(&place, &["--merge-period", "20ms"]);
     let mut one = Checked::start(&program, &["1", "3", "offer,work"]);
@@ -470,10 +463,9 @@ fn whichever_step_of_detaching_fails_the_process_goes_on() {
 
 #[test]
 fn an_agent_that_was_not_attached_is_not_detached() {
-    let place = Place::new();
-    if !can_trace(&place) {
+    let Some(place) = place_to_trace() else {
         return;
-    }
+    };
     let program = program(&place, &[]);
     let _daemon = daemon(&place, &[]);
     let mut command = pageone();
@@ -518,10 +510,9 @@ fn an_agent_that_was_not_attached_is_not_detached() {
 
 #[test]
 fn what_cannot_be_attached_is_told_with_the_reason() {
-    let place = Place::new();
-    if !can_trace(&place) {
+    let Some(place) = place_to_trace() else {
         return;
-    }
+    };
     let refused = |pid: u32, reason: &str| {
         let done = attach(&place, &["--dry-run"], &[pid]);
         let told = text(&done.stderr);
@@ -555,10 +546,9 @@ fn what_cannot_be_attached_is_told_with_the_reason() {
 
 #[test]
 fn a_thread_about_to_make_a_call_is_waited_for() {
-    let place = Place::new();
-    if !can_trace(&place) {
+    let Some(place) = place_to_trace() else {
         return;
-    }
+    };
     let program = built(&place, "midway", &[]).expect("a C compiler");
     let _daemon = daemon(&place, &[]);
     for how in [&[][..], &["thread"]] {
@@ -587,10 +577,9 @@ fn a_thread_about_to_make_a_call_is_waited_for() {
 
 #[test]
 fn processes_in_which_no_agent_could_work_are_refused() {
-    let place = Place::new();
-    if !can_trace(&place) {
+    let Some(place) = place_to_trace() else {
         return;
-    }
+    };
     let refused = |one: &Checked, reason: &str| {
         let done = attach(&place, &["--dry-run"], &[one.pid()]);
         let told = text(&done.stderr);
@@ -635,10 +624,9 @@ fn processes_in_which_no_agent_could_work_are_refused() {
 
 #[test]
 fn processes_are_chosen_by_conditions() {
-    let place = Place::new();
-    if !can_trace(&place) {
+    let Some(place) = place_to_trace() else {
         return;
-    }
+    };
     let plain = program(&place, &[]);
     let [one, two] = ["chosen", "other"].map(|name| {
         let copy = place.path().join(name);
@@ -703,10 +691,9 @@ fn logging(place: &Place, config: &Path) -> (common::Running, PathBuf) {
 
 #[test]
 fn a_daemon_attaches_the_processes_that_its_rules_name() {
-    let place = Place::new();
-    if !can_trace(&place) {
+    let Some(place) = place_to_trace() else {
         return;
-    }
+    };
     let plain = program(&place, &[]);
     let mib = MIB.to_string();
     let start = |name: &str, words: &str| {
@@ -778,10 +765,9 @@ fn a_daemon_attaches_the_processes_that_its_rules_name() {
 
 #[test]
 fn another_process_with_the_number_is_not_attached() {
-    let place = Place::new();
-    if !can_trace(&place) {
+    let Some(place) = place_to_trace() else {
         return;
-    }
+    };
     let one = Checked::start(&program(&place, &[]), &["1"]);
     let _daemon = daemon(&place, &[]);
     let before = state(one.pid());
@@ -798,10 +784,9 @@ fn another_process_with_the_number_is_not_attached() {
 
 #[test]
 fn a_process_in_a_container_is_attached() {
-    let place = Place::new();
-    if !can_trace(&place) || !rustix::process::geteuid().is_root() {
+    let Some(place) = place_to_trace().filter(|_| rustix::process::geteuid().is_root()) else {
         return eprintln!("skipped: a container takes root");
-    }
+    };
     let plain = program(&place, &[]);
     let mib = MIB.to_string();
     let _daemon = daemon(&place, &["--merge-period", "50ms"]);
@@ -841,10 +826,9 @@ fn strangers_whom_a_rule_names_hold_up_no_others_and_share_with_none() {
     use std::os::unix::process::CommandExt;
     const STRANGER: u32 = 61004;
     const HONEST: u32 = 61001;
-    let place = Place::new();
-    if !can_trace(&place) || !rustix::process::geteuid().is_root() {
+    let Some(place) = place_to_trace().filter(|_| rustix::process::geteuid().is_root()) else {
         return eprintln!("skipped: processes of other users take root");
-    }
+    };
     fs::set_permissions(place.path(), fs::Permissions::from_mode(0o755)).expect("a mode");
     let plain = program(&place, &[]);
     let mib = MIB.to_string();

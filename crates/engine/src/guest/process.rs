@@ -509,18 +509,18 @@ mod tests {
         (ready, end, thread)
     }
 
+    /// On a machine with one node.
+    fn memory_of(applicant: Applicant, ours: &Stranger, line: u64) -> ProcessMemory {
+        let atlas = Arc::new(Atlas::One);
+        ProcessMemory::new(applicant, ours.watch(), line, atlas, Limits::default())
+    }
+
     #[test]
     fn memory_is_read_only_while_a_witness_lives() {
         let (ours, _theirs, applicant) = connected();
         let (line, held) = memfd::Lifeline::new().unwrap();
         let number = line.number();
-        let memory = ProcessMemory::new(
-            applicant,
-            ours.watch(),
-            number,
-            Arc::new(Atlas::One),
-            Limits::default(),
-        );
+        let memory = memory_of(applicant, &ours, number);
         let (ready, end, thread) = speaker(&held);
         memory.admit(ready).unwrap();
         memory.compare().unwrap();
@@ -558,13 +558,7 @@ mod tests {
         let (ready, _end, _thread) = speaker(&held);
         let refused = |ready, number| {
             let (ours, _theirs, applicant) = connected();
-            let memory = ProcessMemory::new(
-                applicant,
-                ours.watch(),
-                number,
-                Arc::new(Atlas::One),
-                Limits::default(),
-            );
+            let memory = memory_of(applicant, &ours, number);
             memory.admit(ready).unwrap_err().to_string()
         };
         let other = refused(ready, number + 1);
@@ -580,13 +574,7 @@ mod tests {
         };
         assert!(refused(first, number).contains("thread"));
         let (ours, _theirs, applicant) = connected();
-        let memory = ProcessMemory::new(
-            applicant,
-            ours.watch(),
-            number,
-            Arc::new(Atlas::One),
-            Limits::default(),
-        );
+        let memory = memory_of(applicant, &ours, number);
         memory.admit(ready).unwrap();
     }
 

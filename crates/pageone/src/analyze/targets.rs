@@ -6,13 +6,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
-use procfs::process::{Process, all_processes};
+use procfs::process::Process;
 use serde::Serialize;
 use sys::foreign::ForeignName;
 
 use crate::human;
 use crate::policy::{self, Pattern, Policy};
-use crate::selector::Selector;
+use crate::selector::{self, Selector};
 
 #[derive(clap::Args)]
 #[group(id = "targets", required = true, multiple = true)]
@@ -83,10 +83,9 @@ impl Args {
         }
         let lists = [self.comm.len(), self.cgroup.len(), self.selectors.len()];
         if self.all || lists.iter().any(|&len| len > 0) {
-            // A process that ends meanwhile is none of ours.
-            let others = all_processes()?.filter_map(Result::ok);
-            let others = others.map(|process| process.pid.cast_unsigned());
-            pids.extend(others.filter(|&pid| pid != std::process::id() && self.fits(pid)));
+            pids.extend(
+                selector::numbers()?.filter(|&pid| pid != std::process::id() && self.fits(pid)),
+            );
         }
         pids.sort_unstable();
         pids.dedup();
