@@ -22,7 +22,7 @@ use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::process;
+use crate::priority;
 
 /// The most threads that close; each user has one at most.
 const MOST_CLOSERS: usize = 32;
@@ -208,7 +208,7 @@ impl Closers {
     /// Drops one thing after another, of each user in turn, while there is anything that no other thread's user has.
     fn close(&self) {
         // It was started by whoever had something to close, and that may be one who runs on idle CPUs only.
-        let _ = process::set_policy(libc::SCHED_OTHER);
+        let _ = priority::set_policy(libc::SCHED_OTHER);
         let mut work = self.lock();
         while let Some((uid, kind, burden)) = work.next() {
             drop(work);

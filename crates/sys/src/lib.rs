@@ -34,6 +34,7 @@ pub mod node;
 pub mod own;
 pub mod pagemap;
 pub mod pins;
+pub mod priority;
 pub mod process;
 pub mod raw;
 pub mod residence;

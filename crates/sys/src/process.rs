@@ -1,10 +1,8 @@
 //! Other processes: reading their memory, noticing their end; and this one's cost.
 
-use std::cell::Cell;
 use std::io::IoSliceMut;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -14,6 +12,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::fault::{self, Point};
 use crate::foreign::ForeignName;
+use crate::priority::{self, without_yielding};
 
 /// The most ranges one [`read_memory`] takes (`UIO_MAXIOV`).
 pub const MAX_RANGES: usize = 1024;
@@ -330,73 +329,11 @@ pub fn give_memory_back() {
     let _ = unsafe { libc::malloc_trim(0) };
 }
 
-thread_local! {
-    /// Whether the thread has stepped back behind all others.
-    static YIELDS: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Lets the calling thread run only on CPUs that nothing else wants (`SCHED_IDLE`), except in
-/// [`without_yielding`].
-///
-/// # Errors
-/// Whatever sched_setscheduler(2) gives.
-pub fn yield_to_everyone() -> Result<()> {
-    set_policy(libc::SCHED_IDLE)?;
-    YIELDS.set(true);
-    Ok(())
-}
-
-/// Does `act` at ordinary priority, whether the thread yields to everyone or not.
-///
-/// The kernel's locks know no priorities: a thread that holds another process's memory map and gets no
-/// CPU, because all are busy, makes that process wait for as long, seconds even. So whatever takes
-/// such a lock is done here, and it should be short.
-///
-/// Without the right to raise its priority again (root has it, and who has `RLIMIT_NICE` 20) a thread stays as
-/// it is.
-pub fn without_yielding<T>(act: impl FnOnce() -> T) -> T {
-    /// Steps back again, after a panic too.
-    struct Back;
-    impl Drop for Back {
-        fn drop(&mut self) {
-            // It was allowed before, and takes no right.
-            let _ = set_policy(libc::SCHED_IDLE);
-        }
-    }
-    let _back = (YIELDS.get() && set_policy(libc::SCHED_OTHER).is_ok()).then(|| Back);
-    act()
-}
-
-/// Whether threads yield to nobody any more.
-static HURRIES: AtomicBool = AtomicBool::new(false);
-
 /// From here on all threads of this process have ordinary priority. A process has ended when its last thread has, and one that
 /// yields to everyone needs a CPU for that too: any user could keep them busy, and the process alive.
 pub fn yield_no_more() {
-    HURRIES.store(true, Ordering::Relaxed);
-    let threads = crate::witness::threads(std::process::id(), usize::MAX);
-    for thread in threads.into_iter().flatten() {
-        // A thread that has ended is no error, and without the right to it all stays slow.
-        let _ = set_policy_of(thread.cast_signed(), libc::SCHED_OTHER);
-    }
-}
-
-pub(crate) fn set_policy(policy: i32) -> Result<()> {
-    match policy == libc::SCHED_IDLE && HURRIES.load(Ordering::Relaxed) {
-        true => Ok(()),
-        false => set_policy_of(0, policy),
-    }
-}
-
-/// Sets the policy of a thread, 0 for the calling one.
-fn set_policy_of(thread: i32, policy: i32) -> Result<()> {
-    // SAFETY: `sched_param` is plain numbers, for which zero is valid and is what both policies want.
-    let param = unsafe { std::mem::zeroed() };
-    // SAFETY: the call reads `param`, and changes nothing but when threads run.
-    match unsafe { libc::sched_setscheduler(thread, policy, &raw const param) } {
-        0 => Ok(()),
-        _ => Err(last_error()),
-    }
+    let threads = || crate::witness::threads(std::process::id(), usize::MAX);
+    priority::yield_no_more(|| threads().into_iter().flatten());
 }
 
 /// The calling thread's number.
@@ -618,28 +555,5 @@ mod tests {
         drop(wake);
         thread.join().unwrap();
         assert_eq!(sleep_number(tid), None, "it is gone");
-    }
-
-    #[test]
-    fn a_thread_can_step_back() {
-        // SAFETY: no pointer is involved; 0 names the calling thread.
-        let policy = || unsafe { libc::sched_getscheduler(0) };
-        let before = policy();
-        assert_eq!(
-            without_yielding(policy),
-            before,
-            "who does not yield is left alone"
-        );
-        let policies = std::thread::spawn(move || {
-            yield_to_everyone().unwrap();
-            let inside = without_yielding(policy);
-            let fell = std::panic::catch_unwind(|| without_yielding(|| panic!("on purpose")));
-            assert!(fell.is_err());
-            (inside, policy())
-        });
-        assert_eq!(
-            policies.join().unwrap(),
-            (libc::SCHED_OTHER, libc::SCHED_IDLE)
-        );
     }
 }

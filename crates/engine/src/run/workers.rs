@@ -247,7 +247,7 @@ impl Crew for Workers {
 }
 
 fn labour(core: &Core, post: &Arc<Post>, number: usize) {
-    if let Err(error) = sys::process::yield_to_everyone() {
+    if let Err(error) = sys::priority::yield_to_everyone() {
         tracing::warn!(%error, "a worker cannot step back behind other threads");
     }
     post.take_up();

@@ -175,7 +175,7 @@ impl Calls<'_> {
     /// process wait.
     pub(crate) fn make<T>(&self, call: impl FnOnce() -> T) -> T {
         let me = std::thread::current().id();
-        sys::process::without_yielding(|| {
+        sys::priority::without_yielding(|| {
             lock(&self.crew.busy).insert(me, (self.target, Instant::now()));
             let result = call();
             if lock(&self.crew.busy).remove(&me).is_none() {
@@ -189,7 +189,7 @@ impl Calls<'_> {
 impl Crew {
     fn work(&self, results: &mpsc::Sender<(Part, Counts)>) {
         // Programs are to be served first. Without the right to it the thread has ordinary priority.
-        let _ = sys::process::yield_to_everyone();
+        let _ = sys::priority::yield_to_everyone();
         loop {
             let Some(mut part) = lock(&self.work).pop() else {
                 return;
