@@ -1,6 +1,7 @@
 //! Why a comparison could not be made.
 
 use std::io;
+use std::path::PathBuf;
 
 /// Why a comparison could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -31,6 +32,17 @@ pub enum BenchError {
     /// A program that a case is about is not installed.
     #[error("there is no program `{0}` here")]
     NoProgram(&'static str),
+    /// A file that virtual machines are made of was not named.
+    #[error("{0} FILE says what virtual machines boot from")]
+    NoVm(&'static str),
+    /// A file that virtual machines are made of cannot be read.
+    #[error("cannot read {}: {source}", file.display())]
+    VmFile {
+        /// The file.
+        file: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
     /// KSM could not be read or turned.
     #[error("KSM: {0}")]
     Ksm(io::Error),

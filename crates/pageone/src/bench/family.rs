@@ -42,14 +42,14 @@ use super::measure;
 use super::report::Machine;
 use crate::human;
 use crate::ksm::guard::KsmGuard;
-use cases::{CASES, Case, Scale, Variant};
+use cases::{CASES, Case, Scale, Variant, VmFiles};
 use engine::Engine;
 use record::{Folder, Record, Setting};
 use session::Session;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Cases, of merge, equal, unique, churn, latency, boot, programs [default: all]
+    /// Cases, of merge, equal, unique, churn, latency, boot, programs, vms [default: all]
     #[arg(value_name = "CASE")]
     cases: Vec<String>,
     /// How much is done: what is not said otherwise below
@@ -79,6 +79,8 @@ pub(crate) struct Args {
     /// The number from which all content is made
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    #[command(flatten)]
+    vm: VmFiles,
     /// Keep each run in this folder; runs that it has already are not made again
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -143,7 +145,10 @@ impl Args {
             .into_iter()
             .flat_map(|case| case.variants.iter().map(move |variant| (case, variant)));
         Ok(all
-            .filter(|(_, variant)| self.scale == Scale::Full || !variant.full)
+            .filter(|(case, variant)| {
+                let named = !self.cases.is_empty() && case.is_long();
+                self.scale == Scale::Full || named || !variant.full
+            })
             .collect())
     }
 }
@@ -154,6 +159,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     let bench = Bench {
         exe: std::env::current_exe().context("cannot find out where this program is")?,
         setting: args.setting()?,
+        vm: args.vm.clone(),
         note: args.note.clone(),
         interrupted: &interrupted,
     };
@@ -169,13 +175,17 @@ pub(crate) fn main(args: &Args) -> Result<()> {
 
 /// Whether a run was not made for want of a program that it is about.
 fn is_absent(error: &anyhow::Error) -> bool {
-    matches!(error.downcast_ref(), Some(BenchError::NoProgram(_)))
+    matches!(
+        error.downcast_ref(),
+        Some(BenchError::NoProgram(_) | BenchError::NoVm(_))
+    )
 }
 
 /// What all runs have in common.
 struct Bench<'a> {
     exe: PathBuf,
     setting: Setting,
+    vm: VmFiles,
     note: String,
     interrupted: &'a dyn Fn() -> bool,
 }
@@ -275,6 +285,7 @@ impl Bench<'_> {
         let program = || Command::new(&self.exe);
         let mut session = Session::new(
             &self.setting,
+            &self.vm,
             contender.as_mut(),
             &program,
             self.interrupted,

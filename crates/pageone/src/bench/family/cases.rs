@@ -7,6 +7,9 @@ mod latency;
 mod merge;
 mod programs;
 mod unique;
+mod vms;
+
+pub(super) use vms::Files as VmFiles;
 
 use super::record::Sample;
 use super::session::Session;
@@ -28,7 +31,7 @@ pub(super) enum Scale {
 pub(super) struct Variant {
     /// Its name in the records; empty where there is one only.
     pub(super) name: &'static str,
-    /// Whether only the full scale has it.
+    /// Whether only the full scale has it, or who names a case that has nothing shorter.
     pub(super) full: bool,
     /// What is done.
     pub(super) run: fn(&mut Session<'_>) -> Result<(), BenchError>,
@@ -42,6 +45,13 @@ pub(super) struct Case {
     pub(super) variants: &'static [Variant],
 }
 
+impl Case {
+    /// Whether all of its variants take their time.
+    pub(super) fn is_long(&self) -> bool {
+        self.variants.iter().all(|variant| variant.full)
+    }
+}
+
 /// All cases.
 pub(super) const CASES: &[Case] = &[
     merge::CASE,
@@ -51,6 +61,7 @@ pub(super) const CASES: &[Case] = &[
     latency::CASE,
     boot::CASE,
     programs::CASE,
+    vms::CASE,
 ];
 
 /// The case called `name`.
@@ -111,11 +122,7 @@ mod tests {
         for case in CASES {
             let same = CASES.iter().filter(|other| other.name == case.name);
             assert_eq!(same.count(), 1, "{}", case.name);
-            assert!(
-                case.variants.iter().any(|variant| !variant.full),
-                "{} has no normal form",
-                case.name
-            );
+            assert!(!case.variants.is_empty(), "{} does nothing", case.name);
             assert!(case.question.ends_with('?'));
         }
     }

@@ -101,6 +101,11 @@ pub(super) const FIGURES: &[Figure] = &[
         "what programs and engine take when it has settled: anonymous memory by parts, stores, page tables",
     ),
     less(
+        "left_mib",
+        1.0,
+        "what they take when they have freed all that they wrote in their turns",
+    ),
+    less(
         "turn_s",
         0.02,
         "time of a program for a turn of its work, while all work",

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use super::cases::VmFiles;
 use super::fill::Fill;
 use super::histogram::Histogram;
 use super::memory::Lap;
@@ -65,6 +66,8 @@ pub(super) struct Outcome {
 /// A run in progress.
 pub(super) struct Session<'a> {
     pub(super) setting: &'a Setting,
+    /// What virtual machines are made of.
+    pub(super) vm: &'a VmFiles,
     engine: &'a mut dyn Contender,
     /// A command that is this program.
     program: &'a dyn Fn() -> Command,
@@ -83,6 +86,7 @@ pub(super) struct Session<'a> {
 impl<'a> Session<'a> {
     pub(super) fn new(
         setting: &'a Setting,
+        vm: &'a VmFiles,
         engine: &'a mut dyn Contender,
         program: &'a dyn Fn() -> Command,
         interrupted: &'a dyn Fn() -> bool,
@@ -90,6 +94,7 @@ impl<'a> Session<'a> {
         let begin = Reading::take(engine.process(), &[])?;
         Ok(Self {
             setting,
+            vm,
             engine,
             program,
             interrupted,
@@ -164,8 +169,9 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Waits until what guests and engine take has stood still: that is a figure.
-    pub(super) fn rest(&mut self) -> Result<(), BenchError> {
+    /// Waits until what guests and engine take has stood still: that is the figure `name`.
+    pub(super) fn rest(&mut self, name: &str) -> Result<(), BenchError> {
+        let began = Instant::now();
         let period = Duration::from_millis(self.setting.merge_period_ms);
         let (mut least, mut since) = (u64::MAX, Instant::now());
         loop {
@@ -174,9 +180,9 @@ impl<'a> Session<'a> {
                 (least, since) = (used, Instant::now());
             }
             let flat = since.elapsed() >= STILL + period * 4;
-            let time = self.begin.at.elapsed();
+            let time = began.elapsed();
             if time >= self.limit() * 2 || (flat && time >= LATE + period * 4) {
-                self.figure("used_mib", mib(i64::try_from(used).unwrap_or(i64::MAX)));
+                self.figure(name, mib(i64::try_from(used).unwrap_or(i64::MAX)));
                 return Ok(());
             }
             std::thread::sleep(LOOK);
@@ -186,8 +192,24 @@ impl<'a> Session<'a> {
         }
     }
 
+    /// All programs make a turn of their work for each of the right answers; what differs is an error.
+    pub(super) fn turns(&mut self, right: &[String]) -> Result<(), BenchError> {
+        let mut seconds = 0.0;
+        for right in right {
+            let (answers, time) = self.turn()?;
+            seconds += time;
+            let wrong = answers.iter().filter(|answer| *answer != right).count();
+            self.outcome.errors += wrong as u64;
+        }
+        self.figure(
+            "turn_s",
+            seconds / steps((right.len() * self.members.len()) as u64),
+        );
+        Ok(())
+    }
+
     /// All programs make a turn of their work at once: what each answered, and the seconds that it took, in sum.
-    pub(super) fn turn(&mut self) -> Result<(Vec<String>, f64), BenchError> {
+    fn turn(&mut self) -> Result<(Vec<String>, f64), BenchError> {
         for member in &mut self.members {
             member.guest.tell(TURN)?;
         }
@@ -200,12 +222,14 @@ impl<'a> Session<'a> {
         Ok((answers, seconds))
     }
 
-    /// Ends all programs, and gives the CPU time of engine and agents from the begin on.
-    pub(super) fn dismiss(&mut self) -> Result<Duration, BenchError> {
+    /// Ends all programs. The CPU time of engine and agents from the begin on is a figure.
+    pub(super) fn part(&mut self) -> Result<(), BenchError> {
         let last = self.read()?;
         (self.ended.0, self.ended.1) = (last.agents_cpu, last.work_cpu);
         self.members.clear();
-        Ok(last.merging().saturating_sub(self.begin.merging()))
+        let cpu = last.merging().saturating_sub(self.begin.merging());
+        self.figure("cpu_s", cpu.as_secs_f64());
+        Ok(())
     }
 
     /// From now on memory and time count, and the engine may begin.
@@ -430,6 +454,12 @@ impl<'a> Session<'a> {
     }
 }
 
+/// Whether a program is in one of the folders of PATH.
+pub(super) fn is_installed(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
+}
+
 /// What the programs that speak in turns answer to `count` orders, alone: the right answers.
 pub(super) fn right_answers(words: &[String], count: usize) -> Result<Vec<String>, BenchError> {
     let mut guest = Guest::start(Command::new(&words[0]).args(&words[1..]))?;
@@ -462,6 +492,12 @@ fn answer(guest: &mut Guest) -> Result<(String, f64), BenchError> {
 fn lap_of(guest: &mut Guest) -> Result<Lap, BenchError> {
     let line = guest.line(PATIENCE)?;
     serde_json::from_str(&line).map_err(|_| guest.failed(format!("answered {line:?}")))
+}
+
+/// A count to divide by.
+#[expect(clippy::cast_precision_loss, reason = "2^53 steps are exact")]
+pub(super) fn steps(steps: u64) -> f64 {
+    steps.max(1) as f64
 }
 
 #[expect(clippy::cast_precision_loss, reason = "2^53 bytes are exact")]

@@ -1,10 +1,9 @@
 //! Clones that rewrite pages at random, with the bytes that were there: what could be saved stays the same.
 
-use super::equal::steps;
 use super::{Case, Variant, clones};
 use crate::bench::error::BenchError;
 use crate::bench::family::fill::Fill;
-use crate::bench::family::session::{Session, Until};
+use crate::bench::family::session::{Session, Until, steps};
 
 pub(super) const CASE: Case = Case {
     name: "churn",

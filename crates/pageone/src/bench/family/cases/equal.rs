@@ -3,7 +3,7 @@
 use super::{Case, Variant};
 use crate::bench::error::BenchError;
 use crate::bench::family::fill::Fill;
-use crate::bench::family::session::{Session, Until, micros};
+use crate::bench::family::session::{Session, Until, micros, steps};
 
 pub(super) const CASE: Case = Case {
     name: "equal",
@@ -28,9 +28,4 @@ fn run(session: &mut Session<'_>) -> Result<(), BenchError> {
     session.times("break", &lap.writes);
     session.figure("break_cpu_us", micros(lap.cpu_ns) / steps(lap.steps));
     Ok(())
-}
-
-#[expect(clippy::cast_precision_loss, reason = "2^53 steps are exact")]
-pub(super) fn steps(steps: u64) -> f64 {
-    steps.max(1) as f64
 }

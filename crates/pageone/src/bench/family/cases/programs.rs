@@ -1,11 +1,8 @@
 //! Programs that know nothing of merging: all their memory is offered for them.
 
-use std::path::Path;
-
-use super::equal::steps;
 use super::{Case, Variant};
 use crate::bench::error::BenchError;
-use crate::bench::family::session::{Session, right_answers};
+use crate::bench::family::session::{Session, is_installed, right_answers};
 
 /// Turns of work that each program makes.
 const TURNS: usize = 4;
@@ -75,15 +72,10 @@ impl Program {
         words.extend(self.more.iter().map(ToString::to_string));
         words
     }
-
-    fn is_installed(&self) -> bool {
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        std::env::split_paths(&path).any(|folder| Path::new(&folder).join(self.name).is_file())
-    }
 }
 
 fn run(session: &mut Session<'_>, program: &Program) -> Result<(), BenchError> {
-    if !program.is_installed() {
+    if !is_installed(program.name) {
         return Err(BenchError::NoProgram(program.name));
     }
     // Data of that size and what interprets it are about a guest's memory.
@@ -96,16 +88,7 @@ fn run(session: &mut Session<'_>, program: &Program) -> Result<(), BenchError> {
     };
     session.begin()?;
     session.launch(&words, count)?;
-    session.rest()?;
-    let mut seconds = 0.0;
-    for right in &right {
-        let (answers, time) = session.turn()?;
-        seconds += time;
-        let wrong = answers.iter().filter(|answer| *answer != right).count();
-        session.outcome.errors += wrong as u64;
-    }
-    session.figure("turn_s", seconds / steps(TURNS as u64 * count));
-    let cpu = session.dismiss()?;
-    session.figure("cpu_s", cpu.as_secs_f64());
-    Ok(())
+    session.rest("used_mib")?;
+    session.turns(&right)?;
+    session.part()
 }

@@ -1,11 +1,10 @@
 //! Nothing to share: what remains is the price.
 
-use super::equal::steps;
 use super::{Case, Variant, clones};
 use crate::bench::content::Content;
 use crate::bench::error::BenchError;
 use crate::bench::family::fill::Fill;
-use crate::bench::family::session::{Session, Until};
+use crate::bench::family::session::{Session, Until, steps};
 
 pub(super) const CASE: Case = Case {
     name: "unique",
