@@ -1,9 +1,11 @@
-# The model test: memory calls at random, with PageONE and without it, must have the same effect. A run prints its seed.
+# The model test: memory calls at random, with PageONE and without it, must have the same effect. A run prints its seed. HOW=attach: the agent
+# comes into programs that run, and may go again; ANY=1: all their memory is offered.
 .PHONY: model
 
 LIST ?=
 ANY ?=
+HOW ?=
 
 model: setup ## Compares what a program sees with PageONE and without, for MINUTES (1), or again with SEED or LIST
 	$(CARGO) build --workspace
-	MINUTES=$(MINUTES) SEED=$(SEED) LIST=$(LIST) ANY=$(ANY) $(CARGO) test --workspace --test model -- --ignored --nocapture
+	MINUTES=$(MINUTES) SEED=$(SEED) LIST=$(LIST) ANY=$(ANY) HOW=$(HOW) $(CARGO) test --workspace --test model -- --ignored --nocapture

@@ -19,6 +19,9 @@ static void live(size_t first, size_t count, unsigned content)
 	unsigned char *at = (unsigned char *)ARENA + first * PAGE;
 	say(" in the child:");
 	forget_memory();
+	/* The driver waits for its parent. */
+	close(0);
+	close(1);
 	say_everything();
 	for (size_t i = 0; i < count; i += 3)
 		say(" %d", write_page(at + i * PAGE, content));

@@ -33,7 +33,8 @@ int pageone_register(void *, size_t) __attribute__((weak));
 int pageone_unregister(void *, size_t) __attribute__((weak));
 
 struct file files[3];
-static int trace = -1, plain;
+static int trace = -1;
+int plain;
 
 /* ---- the trace ---- */
 
@@ -227,10 +228,10 @@ static void do_touch_below(const struct call *call)
 	say(" %d", write_byte(at(call) - 1, 7));
 }
 
-/* KSM's flag divides mappings, and an offer to PageONE does not: it goes again where there is no PageONE. */
+/* KSM's flag divides mappings, and an offer to PageONE does not: it goes again where there would be an agent. */
 static void offered_to_ksm(const struct call *call)
 {
-	if (plain && call->a == MADV_MERGEABLE)
+	if (plain && agent_is_in() && call->a == MADV_MERGEABLE)
 		madvise(at(call), len(call), MADV_UNMERGEABLE);
 }
 
@@ -510,7 +511,7 @@ static void do_storm(const struct call *call)
 static void do_settle(const struct call *call)
 {
 	(void)call;
-	if (!plain)
+	if (!plain && agent_is_in())
 		settle();
 }
 
@@ -560,6 +561,8 @@ static void do_pin(const struct call *call) { pin(call->first, call->count); }
 static void do_unpin(const struct call *call) { (void)call; unpin(); }
 static void do_fixed_read(const struct call *call) { fixed(1, call->first, call->count, call->a); }
 static void do_fixed_write(const struct call *call) { fixed(0, call->first, call->count, call->a); }
+static void do_attach(const struct call *call) { (void)call; agent_comes(); }
+static void do_detach(const struct call *call) { (void)call; agent_goes(); }
 static void do_stack_begin(const struct call *call) { stack_begin(call->first, (unsigned)call->a); }
 static void do_stack_end(const struct call *call) { stack_end(call->first); }
 
@@ -581,7 +584,7 @@ static const struct {
 	{ "heap-fill", do_heap_fill }, { "heap-madvise", do_heap_advise }, { "stack-begin", do_stack_begin },
 	{ "stack-end", do_stack_end }, { "heap-here", do_heap_here }, { "loose", do_loose }, { "loose-end", do_loose_end },
 	{ "home-node", do_home_node }, { "migrate_pages", do_migrate }, { "move_pages", do_move_pages }, { "pin", do_pin },
-	{ "unpin", do_unpin }, { "fixed-read", do_fixed_read }, { "fixed-write", do_fixed_write },
+	{ "unpin", do_unpin }, { "attach", do_attach }, { "detach", do_detach }, { "fixed-read", do_fixed_read }, { "fixed-write", do_fixed_write },
 };
 
 /* ---- the threads: a line is one thread's, and the next line begins when it is done ---- */
@@ -658,6 +661,7 @@ int main(int argc, char **argv)
 	trace = open(argv[2], O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0600);
 	must(list && trace >= 0, "open");
 	plain = atoi(argv[4]);
+	agent_by(list);
 	/* Large blocks are mappings of their own, always; and what brk moves is not malloc's, which has enough. */
 	mallopt(M_TOP_PAD, 4 << 20);
 	mallopt(M_MMAP_THRESHOLD, 64 << 10);

@@ -7,6 +7,7 @@
  *   loose.c   mappings where the kernel puts them, beside libc's
  *   pins.c    memory that an io_uring keeps
  *   family.c  children
+ *   agent.c   the agent's coming and going, if that is in the list
  *
  * `model LIST TRACE FOLDER PLAIN` runs a list; the same list runs twice, without PageONE and
  * under it, and crates/pageone/tests/model compares the two traces line by line. So a trace holds nothing that
@@ -20,6 +21,7 @@
 #define _GNU_SOURCE
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #define PAGE 4096ul
 #define CHUNK_PAGES 512ul
@@ -68,6 +70,8 @@ void say_bytes(const void *bytes, size_t len);
 void say_everything(void);
 /* How many pages of a range lie in mappings of a store. */
 size_t stored(uintptr_t start, uintptr_t end);
+/* How many mappings the kernel's KSM may merge; `take_back`: it may no longer. */
+size_t ksm_mappings(int take_back);
 /* Waits until merging has come to rest: no page more lies in a store. */
 void settle(void);
 /* Whether all of a range is mapped and may be written; `anonymous`: and belongs to no file. */
@@ -100,6 +104,16 @@ void stack_end(size_t id);
 void loose_begin(size_t id, const char *kind, size_t pages, unsigned content);
 void loose_end(size_t id);
 void say_loose(void);
+
+/* agent.c */
+/* Without PageONE. */
+extern int plain;
+/* Reads a list through for the lines by which the agent comes and goes. */
+void agent_by(FILE *list);
+/* Whether the agent is in this process, or would be if this were not the run without PageONE. */
+int agent_is_in(void);
+void agent_comes(void);
+void agent_goes(void);
 
 /* pins.c */
 void pin(size_t first, size_t count);

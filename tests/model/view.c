@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #define TEXT (16ul << 20)
@@ -303,6 +304,28 @@ size_t stored(uintptr_t from, uintptr_t to)
 		pages += end > start ? (end - start) / PAGE : 0;
 	}
 	return pages;
+}
+
+size_t ksm_mappings(int take_back)
+{
+	size_t count = 0;
+	unsigned long start = 0, end = 0, at, behind;
+	char perms[8];
+	read_text("/proc/self/smaps", text);
+	for (char *line = text, *next; line && *line; line = next) {
+		next = strchr(line, '\n');
+		if (next)
+			*next++ = 0;
+		if (sscanf(line, "%lx-%lx %7s", &at, &behind, perms) == 3) {
+			start = at;
+			end = behind;
+		} else if (strncmp(line, "VmFlags:", 8) == 0 && strstr(line, " mg")) {
+			count++;
+			if (take_back)
+				madvise((void *)start, end - start, MADV_UNMERGEABLE);
+		}
+	}
+	return count;
 }
 
 void settle(void)

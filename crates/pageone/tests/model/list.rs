@@ -41,6 +41,16 @@ impl Line {
         }
     }
 
+    /// Whether it is the line at which the agent comes into a program that began without.
+    pub(crate) fn is_attach(&self) -> bool {
+        self.name == "attach"
+    }
+
+    /// Whether it is a line at which the agent goes.
+    pub(crate) fn is_detach(&self) -> bool {
+        self.name == "detach"
+    }
+
     /// The same with another call.
     pub(crate) fn named(&self, name: &str) -> Self {
         let name = name.to_owned();
@@ -212,6 +222,31 @@ pub(crate) fn draw(seed: u64) -> Vec<Line> {
         call("check"),
         call("take-back"),
     ]);
+    lines
+}
+
+/// The list of a seed for a program that begins without the agent: it is put in at some line, the first one often, and may be
+/// taken out at a later one, and put in again.
+pub(crate) fn draw_attached(seed: u64) -> Vec<Line> {
+    let mut lines = draw(seed);
+    let mut random = Random(!seed);
+    // An agent whose guest may have pinned pages does not go.
+    let mut wishes = match lines.iter().any(|line| line.name == "pin") {
+        true => 1,
+        false => 1 + random.below(3),
+    };
+    let mut at = match random.below(3) {
+        0 => 0,
+        _ => random.below(lines.len()),
+    };
+    for wish in ["attach", "detach"].into_iter().cycle() {
+        lines.insert(at, call(wish));
+        at += 1 + random.below(lines.len() - at);
+        wishes -= 1;
+        if wishes == 0 {
+            break;
+        }
+    }
     lines
 }
 

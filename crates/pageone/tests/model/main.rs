@@ -15,7 +15,8 @@
 //!
 //! A seed gives the same list again; when the engine merges is new in each run, so a seed is tried several
 //! times. `LIST=file` runs a list of one's own. `FIRST=n` begins at a seed of one's own, `ALL=1` goes on after a difference, and prints one line for each.
-//! With `ANY=1` all memory of the program is offered, not only what its list offers.
+//! With `ANY=1` all memory of the program is offered, not only what its list offers. With `HOW=attach` the program begins without the
+//! agent: `pageone attach` puts it in at some line of the list, and `pageone detach` may take it out at a later one.
 #![allow(clippy::unwrap_used)] // a helper that fails is a test that fails
 
 #[path = "../common/mod.rs"]
@@ -46,6 +47,15 @@ fn variable<T: std::str::FromStr>(name: &str) -> Option<T> {
     let value = text.parse().ok();
     assert!(value.is_some(), "{name}={text} is not understood");
     value
+}
+
+/// The list of a seed, as HOW wants it.
+fn draw(seed: u64) -> Vec<Line> {
+    match variable::<String>("HOW").as_deref() {
+        None => list::draw(seed),
+        Some("attach") => list::draw_attached(seed),
+        Some(how) => panic!("HOW={how} is not understood: attach"),
+    }
 }
 
 /// Tries one list until it shows a difference.
@@ -82,7 +92,7 @@ fn try_many(stage: &Stage, first: u64, time: Duration) -> Option<(u64, Differenc
         while !is_over() {
             let seed = next.fetch_add(1, Ordering::Relaxed);
             let mut stored = 0;
-            if let Some(difference) = stage.difference(&list::draw(seed), &mut stored) {
+            if let Some(difference) = stage.difference(&draw(seed), &mut stored) {
                 println!("model: seed {seed}: {}", difference.in_short());
                 let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
                 found.get_or_insert((seed, difference));
@@ -113,7 +123,7 @@ fn a_program_sees_what_the_kernel_alone_would_show_it() {
         let lines = list::read(&std::fs::read_to_string(path).unwrap());
         try_often(&stage, &lines, TRIES).map(|found| report(&stage, "list", &lines, &found))
     } else if let Some(seed) = variable::<u64>("SEED") {
-        let lines = list::draw(seed);
+        let lines = draw(seed);
         let found = try_often(&stage, &lines, TRIES);
         found.map(|found| report(&stage, &format!("seed-{seed}"), &lines, &found))
     } else {
@@ -122,7 +132,7 @@ fn a_program_sees_what_the_kernel_alone_would_show_it() {
         let found = try_many(&stage, first, Duration::from_secs_f64(minutes * 60.0));
         found.map(|(seed, found)| {
             let name = format!("seed-{seed}");
-            report(&stage, &name, &list::draw(seed), &found)
+            report(&stage, &name, &draw(seed), &found)
         })
     };
     if let Some(failed) = failed {

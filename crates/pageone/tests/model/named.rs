@@ -316,6 +316,53 @@ fn a_program_may_watch_offered_memory_itself() {
 }
 
 #[test]
+fn an_agent_that_comes_into_a_running_program_is_as_one_from_the_start() {
+    same(
+        "0 map private 0 64 16
+         0 fill - 0 64 1 1
+         0 madvise - 0 64 12
+         0 malloc - 1 700 3
+         0 block-offer - 1
+         1 attach
+         0 settle
+         0 madvise - 0 16 4
+         0 madvise - 16 8 10
+         0 mprotect - 24 8 1
+         0 mremap - 32 32 3 32 128
+         0 check
+         0 realloc - 1 300
+         0 settle
+         0 family fork 0 64 2
+         0 check
+         0 take-back",
+    );
+}
+
+#[test]
+fn an_agent_that_goes_leaves_the_kernels_own_memory() {
+    same(
+        "0 map private 0 64 16
+         0 fill - 0 64 1 1
+         0 madvise - 0 64 12
+         0 attach
+         0 settle
+         0 madvise - 0 16 4
+         0 fill - 20 4 3
+         2 detach
+         0 check
+         0 madvise - 16 16 4
+         0 check
+         0 attach
+         0 settle
+         0 madvise - 40 8 4
+         0 check
+         0 detach
+         0 madvise - 0 64 4
+         0 take-back",
+    );
+}
+
+#[test]
 fn every_kind_of_child_has_all_memory() {
     same_after_merging(
         "0 family fork 0 64 2

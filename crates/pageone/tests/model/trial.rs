@@ -1,17 +1,21 @@
 //! One list, run twice, and the two traces compared.
 
 use std::fmt;
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::common::{NO_FOLDER, Place, Running, pageone, status, wait_for};
+use crate::common::{NO_FOLDER, Place, Running, output, pageone, status, text, wait_for};
 use crate::list::{self, Line};
 use crate::support::{agent, root};
 
 /// The longest a list may take: a program that does not end by then hangs. On a busy machine a list takes minutes.
 const PATIENCE: Duration = Duration::from_secs(600);
+
+/// How often a list is tried anew without moves that the kernel refuses where an agent has gone.
+const DIVIDED: usize = 4;
 
 /// The daemon and the compiled program.
 pub(crate) struct Stage {
@@ -75,14 +79,25 @@ impl Stage {
 
     /// Where the traces of a list differ; adds to `stored` how many pages were seen in a store.
     pub(crate) fn difference(&self, lines: &[Line], stored: &mut usize) -> Option<Difference> {
-        let mut alone = blocks(&self.run(lines, false));
-        let lines = &leave_out(lines, &mut alone);
-        let under = self.run(lines, true);
-        *stored += stored_pages(&under);
-        let under = blocks(&under);
-        if alone == under {
-            return None;
+        let (mut lines, mut alone) = (lines.to_vec(), Vec::new());
+        let mut under = Vec::new();
+        for _ in 0..=DIVIDED {
+            alone = blocks(&self.run(&lines, false));
+            lines = leave_out(&lines, &mut alone);
+            let trace = self.run(&lines, true);
+            *stored += stored_pages(&trace);
+            under = blocks(&trace);
+            if alone == under {
+                return None;
+            }
+            // So it is where an agent has gone, too: what it has put in place has a history of its own.
+            let few = leave_out(&lines, &mut under);
+            if few == lines || !lines.iter().any(Line::is_detach) {
+                break;
+            }
+            lines = few;
         }
+        let lines = &lines;
         let again = blocks(&self.run(lines, false));
         if alone == again {
             return Some(first_difference(&alone, &under));
@@ -97,6 +112,23 @@ impl Stage {
     /// How many lists were not the same twice, each without PageONE.
     pub(crate) fn unsteady(&self) -> usize {
         self.unsteady.load(Ordering::Relaxed)
+    }
+
+    /// Puts the agent into a program, or takes it out; gives the answer to it.
+    fn fulfil(&self, wish: &str, pid: u32) -> &'static [u8] {
+        let mut command = pageone();
+        command.arg(wish);
+        if wish == "attach" {
+            command.arg("--socket").arg(self.place.socket());
+            command.args(any().then_some("--any"));
+        }
+        let done = output(command.arg(pid.to_string()));
+        let (told, failed) = (text(&done.stdout), text(&done.stderr));
+        if done.status.success() && !told.contains("could not") {
+            return b"y";
+        }
+        println!("model: {wish}: {told}{failed}");
+        b"n"
     }
 
     /// Keeps a list for later.
@@ -116,21 +148,36 @@ impl Stage {
         let mut command = Command::new("setarch");
         command.arg("-R").arg(&self.program);
         command.args([&list, &trace, &folder]);
-        command
-            .arg(if under { "0" } else { "1" })
-            .stdin(Stdio::null());
-        if under {
+        command.arg(if under { "0" } else { "1" });
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        if under && !lines.iter().any(Line::is_attach) {
             command.env("LD_PRELOAD", agent());
             command.env("PAGEONE_SOCKET", self.place.socket());
-            if std::env::var_os("ANY").is_some_and(|any| !any.is_empty()) {
+            if any() {
                 command.env("PAGEONE_ANY", "1");
             }
         }
-        let end = end_of(&mut Running::start(&mut command));
+        let mut running = Running::start(&mut command);
+        let pid = running.0.id();
+        let (to, from) = (running.0.stdin.take(), running.0.stdout.take());
+        let end = std::thread::scope(|scope| {
+            let (mut to, from) = (to.unwrap(), BufReader::new(from.unwrap()));
+            scope.spawn(move || {
+                for wish in from.lines() {
+                    let _ = to.write_all(self.fulfil(&wish.unwrap(), pid));
+                }
+            });
+            end_of(&mut running)
+        });
         let trace = std::fs::read_to_string(&trace).unwrap_or_default();
         std::fs::remove_dir_all(&folder).unwrap();
         format!("{trace}\n0 ended: {end}\n")
     }
+}
+
+/// Whether all memory of programs is offered.
+fn any() -> bool {
+    std::env::var_os("ANY").is_some_and(|any| !any.is_empty())
 }
 
 /// Huge pages of the machine's for as long as this lives, if it has none and they may be had: a list that maps them tests nothing
@@ -197,6 +244,7 @@ fn end_of(running: &mut Running) -> String {
         }
         std::thread::sleep(Duration::from_millis(2));
     }
+    let _ = running.0.kill();
     format!("not at all, in {PATIENCE:?}")
 }
 
