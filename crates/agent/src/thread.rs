@@ -48,9 +48,13 @@ pub(crate) const NAME: &CStr = wire::AGENT_THREAD;
 impl Life {
     /// How many threads besides the caller's write to no memory of the program: the agent's, unless it is the caller.
     pub(crate) fn idle_threads(&self) -> u32 {
-        let number = self.number.load(Ordering::Relaxed);
+        u32::from(self.runs() && !self.is_callers())
+    }
+
+    /// Whether the caller is the agent's thread.
+    pub(crate) fn is_callers(&self) -> bool {
         let own = rustix::thread::gettid().as_raw_pid().unsigned_abs();
-        u32::from(number != 0 && number != own)
+        self.number.load(Ordering::Relaxed) == own
     }
 
     /// Whether the agent's thread runs.

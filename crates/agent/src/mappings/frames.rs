@@ -4,6 +4,8 @@ use rustix::io::{Errno, Result};
 use sys::mapping::{self, Access};
 use sys::vma::Maps;
 
+use crate::lock;
+
 /// `MADV_POPULATE_WRITE` (Linux 5.14): makes pages private and writable at once.
 const POPULATE_WRITE: i32 = 23;
 
@@ -51,6 +53,10 @@ fn make_read_only_private(start: usize, len: usize, access: Access) -> Result<()
         .is_ok()
     {
         return Ok(());
+    }
+    let executes = matches!(access, Access::ReadExecute | Access::All);
+    if executes && lock::existing().is_some_and(|page| page.life.is_callers()) {
+        return Err(Errno::PERM); // it could not put that back
     }
     // SAFETY: the guest's own hooks wait for the lock; what it had allowed is put back.
     unsafe {

@@ -24,23 +24,27 @@ pub(crate) fn own_all(must_end: impl Fn() -> bool) -> Result<()> {
             return Ok(());
         };
         at = address + CHUNK_BYTES;
-        let stored = table
-            .get(address)
-            .map_or(PageBits::EMPTY, |chunk| chunk.stored);
-        if stored.is_empty() {
+        if stored_in(&mut guard, address).is_empty() {
             continue;
         }
         if must_end() {
             return Err(Errno::CANCELED);
         }
-        table.mark_dirty(address);
+        guard.table().mark_dirty(address);
         if whole(&mut guard, address, CHUNK_BYTES).is_ok() {
             continue;
         }
-        for (first, count) in stored.runs() {
+        for (first, count) in stored_in(&mut guard, address).runs() {
             make_private(address + first * PAGE_BYTES, count * PAGE_BYTES)?;
         }
     }
+}
+
+/// Which pages of a chunk lie in a store's mapping.
+fn stored_in(guard: &mut Guard, chunk: usize) -> PageBits {
+    let mut table = guard.table();
+    let chunk = table.get(chunk);
+    chunk.map_or(PageBits::EMPTY, |chunk| chunk.stored)
 }
 
 /// Takes everything back. What may be pinned stays in a store's mapping, private, and known: without that a discard

@@ -72,7 +72,8 @@ pub(crate) fn lend(guard: &mut Guard, tools: Option<(&Uffd, Option<&Freezer>)>) 
 ///
 /// # Errors
 /// `NOMEM` without room for the copies; what userfaultfd and /proc give where other threads cannot be
-/// kept from writing.
+/// kept from writing. `PERM` for what can be executed, if this is the agent's thread: that is left to a thread of the program's, and
+/// all else is done.
 pub(crate) fn whole(guard: &mut Guard, start: usize, len: usize) -> Result<()> {
     make(guard, start, len, None, None)
 }
@@ -139,6 +140,8 @@ fn make(
         mut pins,
     } = tools.map_or_else(|| Tools::open(guard), Ok)?;
     let footing = Footing::here();
+    let is_agent = guard.process().life.is_callers();
+    let mut result = Ok(());
     // A call may name more than there is.
     let end = start.saturating_add(len).min(ADDRESS_LIMIT);
     let (mut at, end) = (start & !(PAGE_BYTES - 1), end.next_multiple_of(PAGE_BYTES));
@@ -148,6 +151,12 @@ fn make(
         };
         let (first, stop) = (vma.start.max(at), vma.end.min(end));
         at = first;
+        // Nothing is executable that the agent's thread makes.
+        let refused = vma.execute && is_agent && is_store(&vma);
+        if refused {
+            still.let_go(first, stop - first);
+            (at, result) = (stop, Err(Errno::PERM));
+        }
         while at < stop && is_store(&vma) {
             let (own, end) = footing.part(at, stop);
             // What nobody may write is no ground to stand on.
@@ -165,7 +174,7 @@ fn make(
         }
         at = stop;
     }
-    Ok(())
+    result
 }
 
 /// Which pages may be pinned.
@@ -340,6 +349,16 @@ impl Still {
         match self {
             Self::Alone => sys::task::threads() == Ok(1),
             Self::Frozen { .. } => true,
+        }
+    }
+
+    /// The range is tracked no longer: a thread without this userfaultfd can make it whole.
+    fn let_go(&self, start: usize, len: usize) {
+        if let Self::Frozen {
+            uffd: Some(uffd), ..
+        } = self
+        {
+            let _ = uffd.unregister(start, len);
         }
     }
 

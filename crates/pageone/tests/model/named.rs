@@ -363,6 +363,22 @@ fn an_agent_that_goes_leaves_the_kernels_own_memory() {
 }
 
 #[test]
+fn executable_memory_is_the_programs_own_when_the_agent_goes() {
+    same(
+        "0 attach
+         0 map private 0 64 16
+         0 fill - 0 64 1 1
+         0 madvise - 0 64 12
+         0 settle
+         0 mprotect - 8 4 7
+         0 mprotect - 20 4 5
+         0 detach
+         0 madvise - 0 16 4
+         0 take-back",
+    );
+}
+
+#[test]
 fn every_kind_of_child_has_all_memory() {
     same_after_merging(
         "0 family fork 0 64 2
