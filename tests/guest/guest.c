@@ -101,6 +101,7 @@ static void *writer(void *arg)
 }
 
 #include "heap.h"
+#include "storm.h"
 
 /* ---- a thread that reads a file into the region past the page cache ---- */
 
@@ -594,6 +595,7 @@ int main(void)
 		COMMAND("watch") say(watch(mem + a * PAGE, b * PAGE));
 		COMMAND("scatter") say(scatter(mem, shadow, a, (int)b));
 		COMMAND("room") say(has_room());
+		COMMAND("storm") say(run_storm(a, b));
 		COMMAND("discards") cost_of_discards(a, b, c);
 		COMMAND("calls") cost_of_calls(a);
 		COMMAND("reads") cost_of_reads(a, b);

@@ -20,7 +20,7 @@
 //! | [`session`] | the thread: it answers the engine's questions |
 //! | [`window`] | the protocol in which no byte can be lost (I1) |
 //! | [`mappings`] | merged memory is discarded, moved, or made the program's own |
-//! | [`lock`] | orders hooks and windows: a hook over offered memory waits for at most one window (I7) |
+//! | [`lock`], [`desk`] | orders hooks and windows: a hook over offered memory waits for at most one window (I7); what takes descriptors is done by the agent's thread |
 //! | [`table`] | for each chunk, which pages are offered and which lie in mappings of a store |
 //! | [`attached`] | the same in a process that runs already, without the loader |
 //! | [`filter`], [`thread`], [`config`], [`own`] | the thread's calls, its state, its orders, its memory |
@@ -38,6 +38,7 @@ mod any;
 #[cfg(target_arch = "x86_64")]
 mod attached;
 mod config;
+mod desk;
 mod errno;
 mod filter;
 mod hooks;

@@ -22,6 +22,7 @@
 //! Orderings: taking is Acquire, giving back is Release, and they are each other's partners:
 //! everything in [`Table`] is written under the lock and read under it.
 
+use std::mem::{ManuallyDrop, MaybeUninit};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use rustix::event::Timespec;
@@ -32,6 +33,7 @@ use sys::task;
 use sys::thread::{SignalMask, block_signals, restore_signals};
 use wire::PAGE_BYTES;
 
+use crate::desk::{Desk, Place};
 use crate::table::Table;
 use crate::thread::{self, Life};
 
@@ -52,9 +54,11 @@ pub(crate) struct PerProcess {
     pub(crate) serving: AtomicU32,
     /// Pages of which the program told that their content no longer matters, and the engine does not know yet.
     pub(crate) told: AtomicU64,
-    /// The agent's thread and, one more than their numbers there, its descriptors that track and freeze; zeros
-    /// where it has none. Changed under the lock.
-    pub(crate) lent: [AtomicU32; 3],
+    /// The agent's thread and, one more than their numbers there, its descriptors: what tracks, what freezes, its list of
+    /// mappings. Zeros where it has none. Changed under the lock.
+    pub(crate) lent: [AtomicU32; 4],
+    /// Where hooks ask that thread to do work that takes descriptors.
+    pub(crate) desk: Desk,
     /// Threads that are in functions of libc's, from where they come back to hooks.
     pub(crate) beyond: AtomicU32,
     /// Pages with journals of windows, each with a staging area behind it; zeros for none.
@@ -69,6 +73,9 @@ const EXITED: u64 = 1 << 32;
 
 /// A thread waits for the lock, or did.
 const WANTED: u32 = 1 << 31;
+
+/// The holder asks the agent's thread, which waits for the lock.
+const KNOCKED: u32 = 1 << 30;
 
 /// Whether the table is being changed. Unlike the lock, fork children inherit it.
 static HELD: AtomicBool = AtomicBool::new(false);
@@ -250,11 +257,25 @@ impl PerProcess {
 
     /// Waits until the word changes, and takes the lock from a holder that is gone.
     fn wait(&self, now: u32, me: u32) -> std::result::Result<(), u32> {
-        let waited = futex::wait(&self.word, futex::Flags::PRIVATE, now, Some(&LONG));
-        if waited == Err(Errno::TIMEDOUT) && self.is_gone(now & !WANTED) {
+        let is_agent = self.lent[0].load(Ordering::Relaxed) == me;
+        // With a knock the word is another, so that the agent does not fall asleep over it.
+        let seen = if is_agent { now & !KNOCKED } else { now };
+        let sleep = || futex::wait(&self.word, futex::Flags::PRIVATE, seen, Some(&LONG));
+        let waited = match is_agent {
+            true => self.desk.sleep(Place::Lock, sleep).unwrap_or(Ok(())),
+            false => sleep(),
+        };
+        if waited == Err(Errno::TIMEDOUT) && self.is_gone(now & !(WANTED | KNOCKED)) {
             return self.swap(now, me | WANTED);
         }
         Err(self.word.load(Ordering::Relaxed))
+    }
+
+    /// Wakes the agent's thread where it waits for the lock.
+    fn knock(&self) {
+        self.word.fetch_or(KNOCKED, Ordering::Relaxed);
+        // Others wait there, too, and look and wait again.
+        let _ = futex::wake(&self.word, futex::Flags::PRIVATE, i32::MAX.unsigned_abs());
     }
 
     fn swap(&self, from: u32, to: u32) -> std::result::Result<(), u32> {
@@ -275,6 +296,73 @@ impl Guard {
     pub(crate) fn table(&mut self) -> Table<'_> {
         // SAFETY: this guard is the only one in the process, and it is borrowed mutably.
         unsafe { Table::under_lock() }
+    }
+
+    /// The agent's thread, if it serves an engine, has all tools, and is another one than the caller's: then work that takes
+    /// descriptors is done there.
+    fn served_by(&self) -> Option<u32> {
+        let lent = self.page.lent.each_ref();
+        let [agent, uffd, freezer, maps] = lent.map(|number| number.load(Ordering::Relaxed));
+        let serves = agent != 0 && uffd != 0 && freezer != 0 && maps != 0;
+        // A child of vfork has a table of its own.
+        let ours = || self.page.life.owner.load(Ordering::Relaxed) == thread::process_number();
+        (serves && agent != thread_id() && ours()).then_some(agent)
+    }
+
+    /// Whether [`Self::at_desk`] asks the agent's thread.
+    pub(crate) fn is_served(&self) -> bool {
+        self.served_by().is_some()
+    }
+
+    /// Does a job that takes descriptors, with the lock held: on the agent's thread, which has a table of its own, or on this one
+    /// where no agent serves. Work that the agent began and did not finish is begun anew.
+    pub(crate) fn at_desk<T>(&mut self, job: impl Fn(&mut Guard) -> T) -> T {
+        struct Call<'a, J, T> {
+            page: &'static PerProcess,
+            job: &'a J,
+            result: MaybeUninit<T>,
+        }
+        /// # Safety
+        /// `call` is the address of a `Call` of these types, and its maker waits.
+        unsafe fn run<J: Fn(&mut Guard) -> T, T>(call: usize) {
+            let call = std::ptr::with_exposed_provenance_mut::<Call<'_, J, T>>(call);
+            // SAFETY: the caller's promise.
+            let call = unsafe { &mut *call };
+            // The lock is held by the thread that waits, which gives it back.
+            let (page, mask) = (call.page, SignalMask::default());
+            let mut guard = ManuallyDrop::new(Guard { page, mask });
+            call.result.write((call.job)(&mut guard));
+        }
+        fn runner<J: Fn(&mut Guard) -> T, T>(_: &J) -> crate::desk::Job {
+            run::<J, T>
+        }
+        let Some(agent) = self.served_by() else {
+            return job(self);
+        };
+        let page = self.page;
+        let (runner, result) = (runner(&job), MaybeUninit::uninit());
+        let job = &job;
+        let mut call = Call { page, job, result };
+        let at = (&raw mut call).expose_provenance();
+        // SAFETY: the call is there until this returns, and nothing of it is used meanwhile.
+        let done = unsafe { page.desk.ask(agent, || page.knock(), runner, at) };
+        page.word.fetch_and(!KNOCKED, Ordering::Relaxed);
+        match done {
+            // SAFETY: the job was done, so its result was written.
+            true => unsafe { call.result.assume_init() },
+            false => job(self),
+        }
+    }
+
+    /// As [`Self::at_desk`]; what the agent's thread may not do, a job that gives `PERM` there, is done on this one.
+    pub(crate) fn at_desk_or_here<T>(
+        &mut self,
+        job: impl Fn(&mut Guard) -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
+        match self.at_desk(&job) {
+            Err(Errno::PERM) => job(self),
+            done => done,
+        }
     }
 
     /// The state of this process beside the table.

@@ -173,18 +173,16 @@ pub(crate) fn withdraw(start: usize, len: usize) -> Result<()> {
         return Ok(());
     }
     // Nothing keeps others from writing: all pages get frames of their own where they lie.
-    let mut result = Ok(());
-    guard
-        .table()
-        .each_known(start, len, |address, pages, chunk| {
-            let mut stored = wire::PageBits::EMPTY;
-            pages
-                .filter(|&page| chunk.stored.contains(page))
-                .for_each(|page| stored.insert(page));
-            for (first, count) in stored.runs() {
-                let start = address + first * PAGE_BYTES;
-                result = result.and(make_private(start, count * PAGE_BYTES));
-            }
-        });
+    let (mut result, mut at, end) = (Ok(()), start & !(CHUNK_BYTES - 1), start + len);
+    while let Some(address) = guard.table().next(at, false).filter(|&next| next < end) {
+        let known = guard.table().get(address).map(|chunk| chunk.stored);
+        let known = known.unwrap_or(wire::PageBits::EMPTY);
+        let pages = pages_of(address, start, end).filter(|&page| known.contains(page));
+        for (first, count) in set_of(pages).runs() {
+            let start = address + first * PAGE_BYTES;
+            result = result.and(make_private(&mut guard, start, count * PAGE_BYTES));
+        }
+        at = address + CHUNK_BYTES;
+    }
     result
 }

@@ -123,9 +123,9 @@ impl Window {
         &self.maps
     }
 
-    /// What tracks this process, and what freezes.
-    pub(crate) fn tools(&self) -> (&Uffd, Option<&Freezer>) {
-        (&self.uffd, self.freezer.as_ref())
+    /// What tracks this process, what freezes, and the list of its mappings.
+    pub(crate) fn tools(&self) -> (&Uffd, Option<&Freezer>, &Maps) {
+        (&self.uffd, self.freezer.as_ref(), &self.maps)
     }
 
     /// The page with the journal of the pages that are out; the staging area is behind it.

@@ -289,6 +289,12 @@ impl Bell {
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
+    /// Takes a ring off, if there is one.
+    pub fn hush(&self) {
+        let mut told = [0u8; size_of::<libc::signalfd_siginfo>()];
+        let _ = rustix::io::read(&self.0, &mut told);
+    }
+
     /// Rings for the thread with this number, if it is one of this process.
     ///
     /// # Errors

@@ -6,7 +6,7 @@
 //!
 //! Source: proc(5), `fs/proc/task_mmu.c`.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use linux_raw_sys::general as raw;
 use rustix::fs::{Mode, OFlags};
@@ -97,9 +97,17 @@ impl Vma {
     }
 }
 
-/// The open list of this process's mappings.
+/// The open list of this process's mappings: a descriptor that is its own, or another's.
 #[derive(Debug)]
-pub struct Maps(OwnedFd);
+pub struct Maps<F: AsFd = OwnedFd>(F);
+
+impl<'a> Maps<BorrowedFd<'a>> {
+    /// The list that somebody has open.
+    #[must_use]
+    pub fn of(list: BorrowedFd<'a>) -> Self {
+        Self(list)
+    }
+}
 
 impl Maps {
     /// Opens the list.
@@ -110,6 +118,15 @@ impl Maps {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         rustix::fs::open(c"/proc/self/maps", flags, Mode::empty()).map(Self)
     }
+
+    /// Its descriptor's number in the table of the thread that opened it.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        self.0.as_raw_fd().unsigned_abs()
+    }
+}
+
+impl<F: AsFd> Maps<F> {
 
     /// The mapping that holds `address`, or the next one above; `None` above the last.
     ///

@@ -226,6 +226,13 @@ pub(crate) const CALLS: &[Call] = &[
     ),
     call(Thread, "signalfd4", libc::SYS_signalfd4, ANY, "the bell"),
     call(
+        Thread,
+        "read",
+        libc::SYS_read,
+        ANY,
+        "takes a ring of it off",
+    ),
+    call(
         All,
         "futex",
         libc::SYS_futex,

@@ -6,7 +6,7 @@ use wire::PAGE_BYTES;
 use super::call::{call, guard};
 use crate::mappings::discard::unread;
 use crate::mappings::whole::whole;
-use crate::table::{ADDRESS_LIMIT, touches};
+use crate::table::ADDRESS_LIMIT;
 
 fn set_locked(start: usize, len: usize, name: i64, flags: usize) -> Result<usize> {
     // mlock takes any address and works on the pages around the range.
@@ -62,6 +62,7 @@ pub(crate) fn mlockall(flags: usize) -> Result<usize> {
 /// munlockall(2).
 pub(crate) fn munlockall() -> Result<usize> {
     // Most programs that call it at their end have locked nothing.
-    let current = touches(0, ADDRESS_LIMIT) && sys::own::has_locked_memory();
+    let held = guard(0, ADDRESS_LIMIT);
+    let current = held.is_some_and(|mut held| held.at_desk(|_| sys::own::has_locked_memory()));
     set_all_locked(libc::SYS_munlockall, 0, current, false)
 }

@@ -3,14 +3,13 @@
 use std::sync::atomic::Ordering;
 
 use rustix::io::{Errno, Result};
-use sys::mapping::OwnMemory;
-use sys::vma::Maps;
 use wire::PAGE_BYTES;
 
-use super::call::{call, guard, guarded};
+use super::call::{call, guard, guarded, is_readable};
 use crate::config::config;
-use crate::lock::{existing, lock};
+use crate::lock::{Guard, existing, lock};
 use crate::mappings::discard;
+use crate::mappings::look::Look;
 use crate::mappings::remap::{self, Remap};
 use crate::mappings::stores::is_store;
 use crate::mappings::whole::whole;
@@ -239,15 +238,14 @@ fn each_range(
     Ok(())
 }
 
-/// Reads `bytes` bytes of this process, which may not be there.
+/// Reads words of this process, `bytes` bytes of them, which may not be there.
 pub(super) fn read_own(at: usize, to: &mut [usize], bytes: usize) -> Result<()> {
-    let mut piece = [0; 16 * 16];
-    let piece = piece.get_mut(..bytes).ok_or(Errno::FAULT)?;
-    OwnMemory::open()
-        .and_then(|memory| memory.read(at, piece))
-        .map_err(|_| Errno::FAULT)?;
-    for (word, bytes) in to.iter_mut().zip(piece.chunks_exact(8)) {
-        *word = usize::from_ne_bytes(bytes.try_into().map_err(|_| Errno::FAULT)?);
+    if !is_readable(at, bytes) {
+        return Err(Errno::FAULT);
+    }
+    for (word, at) in to.iter_mut().zip((at..at + bytes).step_by(8)) {
+        // SAFETY: the kernel has just read it for the program, whose call gives it to be read.
+        *word = unsafe { std::ptr::with_exposed_provenance::<usize>(at).read_unaligned() };
     }
     Ok(())
 }
@@ -260,7 +258,13 @@ fn is_self(pidfd: usize) -> bool {
     if matches!(pidfd, -10_000 | -10_001 | -20_000) {
         return true;
     }
-    u32::try_from(pidfd).is_ok_and(sys::own::is_own)
+    let Ok(pidfd) = u32::try_from(pidfd) else {
+        return false;
+    };
+    match lock() {
+        Some(mut guard) => guard.at_desk(|_| sys::own::is_own(pidfd)),
+        None => sys::own::is_own(pidfd),
+    }
 }
 
 /// Makes a call after which a mapping is not what it was: it finds it whole.
@@ -272,7 +276,7 @@ fn changing(start: usize, len: usize, name: i64, args: [usize; 6]) -> Result<usi
     // The policy of a store's mapping is the store's, and not this process's to set.
     let of_store = matches!(name, libc::SYS_mbind | SYS_HOME_NODE);
     let of_store = of_store && thread::may_look();
-    if of_store && guard.table().may_be_stored(start, len) && is_any_stored(start, len)? {
+    if of_store && guard.table().may_be_stored(start, len) && is_any_stored(&mut guard, start, len)? {
         return Err(Errno::NOMEM);
     }
     let result = call(name, args);
@@ -281,10 +285,10 @@ fn changing(start: usize, len: usize, name: i64, args: [usize; 6]) -> Result<usi
 }
 
 /// Whether a mapping of the range is a store's: what may be pinned was left as it lies.
-fn is_any_stored(start: usize, len: usize) -> Result<bool> {
-    let maps = Maps::open()?;
+fn is_any_stored(guard: &mut Guard, start: usize, len: usize) -> Result<bool> {
+    let look = Look::open(guard)?;
     let (mut at, end) = (start, start.saturating_add(len));
-    while let Some(vma) = maps.find(at)?.filter(|vma| vma.start < end) {
+    while let Some(vma) = look.find(guard, at)?.filter(|vma| vma.start < end) {
         if is_store(&vma) {
             return Ok(true);
         }

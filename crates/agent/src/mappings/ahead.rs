@@ -58,7 +58,7 @@ fn make_whole(guard: &mut Guard, ahead: &Range<usize>) -> bool {
         return true;
     }
     // The memory made aside, and what it splits.
-    !scarce(3) && whole_unwritten(guard, ahead.start, len).is_ok()
+    !scarce(guard, 3) && whole_unwritten(guard, ahead.start, len).is_ok()
 }
 
 /// The trail with one more discard, and what lies ahead: as much as the trail is long.

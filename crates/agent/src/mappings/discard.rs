@@ -21,10 +21,11 @@
 
 use rustix::io::{Errno, Result};
 use sys::mapping::{self, Access, Source};
-use sys::vma::{Maps, Vma};
+use sys::vma::Vma;
 use wire::{CHUNK_BYTES, PAGE_BYTES};
 
 use super::ahead;
+use super::look::Look;
 use super::scarce::scarce;
 use super::stores::is_store;
 use super::whole::{attributes_at, whole};
@@ -121,7 +122,7 @@ pub(crate) fn forget(guard: &mut Guard, start: usize, len: usize) {
 /// Advice that discards, over a range in which something may be stored.
 fn discard(guard: &mut Guard, start: usize, len: usize, advice: i32) -> Result<()> {
     // Old content in the place of zeros would be worse than a page of zeros.
-    let Ok(maps) = Maps::open() else {
+    let Ok(look) = Look::open(guard) else {
         return discard_unseen(guard, start, len, advice);
     };
     let (mut at, mut told, end) = (start, start, start + len);
@@ -135,24 +136,28 @@ fn discard(guard: &mut Guard, start: usize, len: usize, advice: i32) -> Result<(
         other => other,
     };
     while at < end {
-        let Ok(found) = maps.find(at) else {
+        let Ok(found) = look.some(guard, at, end) else {
             return discard_unseen(guard, told, end - told, advice).and(hole);
         };
-        let Some(vma) = found.filter(|vma| vma.start < end) else {
+        let lies = |vma: &Vma| vma.start < end;
+        if !found.first().is_some_and(|vma| vma.as_ref().is_some_and(lies)) {
             break;
-        };
-        let (first, stop) = (vma.start.max(at), vma.end.min(end));
-        if is_store(&vma) {
-            if told < first {
-                tell_to(told, first)?;
-            }
-            if advice == libc::MADV_REMOVE || advice != DONTNEED_LOCKED && is_locked(first) {
-                return Err(Errno::INVAL); // as all anonymous memory, and all that is locked
-            }
-            make_anonymous(guard, &vma, first, stop)?;
-            told = if advice == GUARD_INSTALL { first } else { stop };
         }
-        at = stop;
+        // To discard one of them changes no other.
+        for vma in found.into_iter().flatten().filter(lies) {
+            let (first, stop) = (vma.start.max(at), vma.end.min(end));
+            if is_store(&vma) {
+                if told < first {
+                    tell_to(told, first)?;
+                }
+                if advice == libc::MADV_REMOVE || advice != DONTNEED_LOCKED && is_locked(first) {
+                    return Err(Errno::INVAL); // as all anonymous memory, and all that is locked
+                }
+                make_anonymous(guard, &vma, first, stop)?;
+                told = if advice == GUARD_INSTALL { first } else { stop };
+            }
+            at = stop;
+        }
     }
     if told < end {
         tell_to(told, end)?;
@@ -228,7 +233,7 @@ fn make_anonymous(guard: &mut Guard, vma: &Vma, start: usize, end: usize) -> Res
         let len = stop - at;
         let splits = (vma.start < at) as usize + (stop < vma.end) as usize;
         let zeros = access == Access::ReadWrite;
-        if zeros && len < LONG && splits > 0 && scarce(splits) {
+        if zeros && len < LONG && splits > 0 && scarce(guard, splits) {
             fill_zeros(at, len);
             at = stop;
             continue;

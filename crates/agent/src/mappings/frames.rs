@@ -4,7 +4,7 @@ use rustix::io::{Errno, Result};
 use sys::mapping::{self, Access};
 use sys::vma::Maps;
 
-use crate::lock;
+use crate::lock::Guard;
 
 /// `MADV_POPULATE_WRITE` (Linux 5.14): makes pages private and writable at once.
 const POPULATE_WRITE: i32 = 23;
@@ -13,9 +13,9 @@ const POPULATE_WRITE: i32 = 23;
 ///
 /// # Errors
 /// `NOMEM` when the frames do not fit.
-pub(crate) fn make_private(start: usize, len: usize) -> Result<()> {
+pub(crate) fn make_private(guard: &mut Guard, start: usize, len: usize) -> Result<()> {
     match populate(start, len) {
-        Err(Errno::INVAL | Errno::FAULT) => make_parts_private(start, len),
+        Err(Errno::INVAL | Errno::FAULT) => guard.at_desk_or_here(|guard| make_parts_private(guard, start, len)),
         result => result,
     }
 }
@@ -26,7 +26,7 @@ fn populate(start: usize, len: usize) -> Result<()> {
 }
 
 /// As [`make_private`] where the guest has taken the right to write away for now, here and there.
-fn make_parts_private(start: usize, len: usize) -> Result<()> {
+fn make_parts_private(guard: &Guard, start: usize, len: usize) -> Result<()> {
     let maps = Maps::open()?;
     let (mut at, end) = (start, start + len);
     while at < end {
@@ -35,7 +35,7 @@ fn make_parts_private(start: usize, len: usize) -> Result<()> {
         let stop = vma.end.min(end);
         match vma.access() {
             Access::ReadWrite | Access::All => populate(at, stop - at)?,
-            access => make_read_only_private(at, stop - at, access)?,
+            access => make_read_only_private(guard, at, stop - at, access)?,
         }
         at = stop;
     }
@@ -45,7 +45,7 @@ fn make_parts_private(start: usize, len: usize) -> Result<()> {
 /// As [`make_private`] where nobody may write: to a page that somebody writes meanwhile a byte could be lost.
 /// The guest may count on the signal for a write, so the right is not given back even for a moment, if
 /// that can be avoided.
-fn make_read_only_private(start: usize, len: usize, access: Access) -> Result<()> {
+fn make_read_only_private(guard: &Guard, start: usize, len: usize, access: Access) -> Result<()> {
     let memory = mapping::OwnMemory::open();
     // The machine's policy may forbid it, and the kernel has one answer for that and for no memory.
     if memory
@@ -55,7 +55,7 @@ fn make_read_only_private(start: usize, len: usize, access: Access) -> Result<()
         return Ok(());
     }
     let executes = matches!(access, Access::ReadExecute | Access::All);
-    if executes && lock::existing().is_some_and(|page| page.life.is_callers()) {
+    if executes && guard.process().life.is_callers() {
         return Err(Errno::PERM); // it could not put that back
     }
     // SAFETY: the guest's own hooks wait for the lock; what it had allowed is put back.

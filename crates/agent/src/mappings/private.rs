@@ -35,7 +35,8 @@ pub(crate) fn own_all(must_end: impl Fn() -> bool) -> Result<()> {
             continue;
         }
         for (first, count) in stored_in(&mut guard, address).runs() {
-            make_private(address + first * PAGE_BYTES, count * PAGE_BYTES)?;
+            let (start, len) = (address + first * PAGE_BYTES, count * PAGE_BYTES);
+            make_private(&mut guard, start, len)?;
         }
     }
 }
@@ -52,16 +53,16 @@ fn stored_in(guard: &mut Guard, chunk: usize) -> PageBits {
 pub(crate) fn give_back(guard: &mut Guard) {
     // What cannot be made anonymous becomes private where it lies; without memory for it the pages stay merged.
     let _ = whole(guard, 0, ADDRESS_LIMIT);
-    let mut table = guard.table();
-    table.each_known(0, ADDRESS_LIMIT, |address, pages, chunk| {
+    guard.table().each_known(0, ADDRESS_LIMIT, |_, pages, chunk| {
         pages.for_each(|page| chunk.withdraw(page));
-        for (first, count) in chunk.stored.runs() {
-            let _ = make_private(address + first * PAGE_BYTES, count * PAGE_BYTES);
-        }
     });
     let mut at = 0;
-    while let Some(address) = table.next(at, false) {
-        table.mark_clean(address);
+    while let Some(address) = guard.table().next(at, false) {
+        for (first, count) in stored_in(guard, address).runs() {
+            let (start, len) = (address + first * PAGE_BYTES, count * PAGE_BYTES);
+            let _ = make_private(guard, start, len);
+        }
+        guard.table().mark_clean(address);
         at = address + CHUNK_BYTES;
     }
     thread::note_given_back();

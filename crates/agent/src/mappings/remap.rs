@@ -13,10 +13,10 @@ use rustix::io::{Errno, Result};
 use rustix::mm::{MapFlags, ProtFlags};
 use sys::mapping;
 use sys::pagemap::Pagemap;
-use sys::vma::Maps;
 use wire::{CHUNK_BYTES, PAGE_BYTES};
 
 use super::discard::{forget, is_stored, unread};
+use super::look::Look;
 use super::stores::is_store;
 use super::whole::{self, Untracked, whole};
 use crate::lock::Guard;
@@ -110,13 +110,13 @@ fn is_sound(call: Remap) -> bool {
 }
 
 fn carry_out(guard: &mut Guard, call: Remap) -> Result<usize> {
-    let Ok(maps) = Maps::open() else {
+    let Ok(look) = Look::open(guard) else {
         return match guard.table().may_be_stored(call.old, call.old_len) {
             true => Err(Errno::NOMEM),
             false => pass(call),
         };
     };
-    let first = maps.find(call.old)?.filter(|vma| vma.start <= call.old);
+    let first = look.find(guard, call.old)?.filter(|vma| vma.start <= call.old);
     if first.is_none_or(|vma| vma.end >= call.old + call.old_len) {
         return match first.is_some_and(|vma| is_store(&vma)) && call.new_len > call.old_len {
             // It would grow by other pages of the store.
@@ -128,7 +128,7 @@ fn carry_out(guard: &mut Guard, call: Remap) -> Result<usize> {
         // As the kernel: the rest must be one mapping; then the tail goes before anything asks whether the rest may move.
         let old_len = call.new_len;
         let rest = Remap { old_len, ..call };
-        if first.is_some_and(|vma| vma.end >= call.old + old_len) || cut(&maps, rest).is_none() {
+        if first.is_some_and(|vma| vma.end >= call.old + old_len) || cut(guard, &look, rest).is_none() {
             return pass(call);
         }
         // The target goes first: where it may not, as a part of a huge page, nothing is gone. Another thread must find no
@@ -147,32 +147,32 @@ fn carry_out(guard: &mut Guard, call: Remap) -> Result<usize> {
     // What stays mapped does not tell how far a move came: one mapping by the other, if that may be.
     let stays = call.flags & DONTUNMAP != 0;
     if !only_moves || stays {
-        match cut(&maps, call) {
-            Some(last) => return piece_by_piece(&maps, call, last),
+        match cut(guard, &look, call) {
+            Some(last) => return piece_by_piece(guard, &look, call, last),
             None if !only_moves => return pass(call),
             None => {}
         }
     }
     if !is_let_go(guard, call) {
         // What is tracked would be refused when its turn comes, with a part moved.
-        let last = cut(&maps, call).ok_or(Errno::NOMEM)?;
-        return piece_by_piece(&maps, call, last);
+        let last = cut(guard, &look, call).ok_or(Errno::NOMEM)?;
+        return piece_by_piece(guard, &look, call, last);
     }
     match pass(call) {
-        Err(Errno::FAULT) if !stays => go_on(&maps, call),
+        Err(Errno::FAULT) if !stays => go_on(guard, &look, call),
         result => result,
     }
 }
 
 /// Goes on where a move of several mappings was refused. An older kernel refuses it as such; others begin it anew
 /// when a signal comes upon them at a mapping that KSM may merge, and find nothing at the start.
-fn go_on(maps: &Maps, call: Remap) -> Result<usize> {
+fn go_on(guard: &mut Guard, look: &Look, call: Remap) -> Result<usize> {
     let (mut at, end) = (call.old, call.old + call.old_len);
-    if maps.find(at)?.is_some_and(|vma| vma.start <= at) {
-        let last = cut(maps, call).ok_or(Errno::FAULT)?;
-        return piece_by_piece(maps, call, last);
+    if look.find(guard, at)?.is_some_and(|vma| vma.start <= at) {
+        let last = cut(guard, look, call).ok_or(Errno::FAULT)?;
+        return piece_by_piece(guard, look, call, last);
     }
-    while let Some(vma) = maps.find(at)?.filter(|vma| vma.start < end) {
+    while let Some(vma) = look.find(guard, at)?.filter(|vma| vma.start < end) {
         let len = vma.end.min(end) - vma.start;
         pass(Remap {
             old: vma.start,
@@ -191,12 +191,12 @@ fn is_let_go(guard: &mut Guard, call: Remap) -> bool {
     let _ = whole::untrack(guard, call.old, call.old_len, Untracked::All);
     fresh(guard, call.old, call.old_len);
     let range = call.old as u64..(call.old + call.old_len) as u64;
-    let tracked = Pagemap::own().and_then(|map| map.is_tracked(range));
+    let tracked = guard.at_desk(|_| Pagemap::own()?.is_tracked(range.clone()));
     tracked == Ok(false)
 }
 
 /// Remaps a range that windows may have cut, whose last mapping begins at `last`.
-fn piece_by_piece(maps: &Maps, call: Remap, last: usize) -> Result<usize> {
+fn piece_by_piece(guard: &mut Guard, look: &Look, call: Remap, last: usize) -> Result<usize> {
     let moves = call.flags & (FIXED | DONTUNMAP) != 0;
     if !moves && call.new_len <= call.old_len {
         let (start, len) = (call.old + call.new_len, call.old_len - call.new_len);
@@ -208,7 +208,7 @@ fn piece_by_piece(maps: &Maps, call: Remap, last: usize) -> Result<usize> {
     }
     let end = call.old + call.old_len;
     // What may be pinned lies in a store's mapping, which would grow by other pages of the store.
-    let islands = maps.find(last)?.is_some_and(|vma| is_store(&vma));
+    let islands = look.find(guard, last)?.is_some_and(|vma| is_store(&vma));
     if islands && call.new_len > call.old_len {
         return Err(Errno::NOMEM);
     }
@@ -225,24 +225,22 @@ fn piece_by_piece(maps: &Maps, call: Remap, last: usize) -> Result<usize> {
     if call.flags & MAYMOVE == 0 {
         return Err(Errno::NOMEM);
     }
-    relocate(maps, call)
+    relocate(guard, look, call)
 }
 
 /// Where the last mapping of the old range begins, if all of them may have been one: side by side, alike, and anonymous, or
 /// what may be pinned of such memory.
-fn cut(maps: &Maps, call: Remap) -> Option<usize> {
+fn cut(guard: &mut Guard, look: &Look, call: Remap) -> Option<usize> {
     let end = call.old + call.old_len;
-    let first = maps
-        .find(call.old)
-        .ok()?
-        .filter(|vma| vma.start <= call.old)?;
+    let first = look.find(guard, call.old).ok()?;
+    let first = first.filter(|vma| vma.start <= call.old)?;
     let mut vma = first;
     while (vma.is_anonymous() || is_store(&vma)) && vma.access() == first.access() {
         if vma.end >= end {
-            let alike = sys::vma::are_alike(call.old, end).is_ok_and(|alike| alike);
+            let alike = guard.at_desk(|_| sys::vma::are_alike(call.old, end)) == Ok(true);
             return alike.then_some(vma.start);
         }
-        let next = maps.find(vma.end).ok()??;
+        let next = look.find(guard, vma.end).ok()??;
         if next.start != vma.end {
             return None;
         }
@@ -260,7 +258,7 @@ fn fresh(guard: &mut Guard, start: usize, len: usize) {
 }
 
 /// Moves the mappings of the old range one by one to a place that is kept for them.
-fn relocate(maps: &Maps, call: Remap) -> Result<usize> {
+fn relocate(guard: &mut Guard, look: &Look, call: Remap) -> Result<usize> {
     let fixed = call.flags & FIXED != 0;
     // Where the old mapping stays, the target is a wish.
     let (at, how) = match (fixed, call.flags & DONTUNMAP != 0) {
@@ -272,7 +270,7 @@ fn relocate(maps: &Maps, call: Remap) -> Result<usize> {
     let kept = call.old_len.min(call.new_len);
     let mut done = 0;
     while done < kept {
-        let step = maps.find(call.old + done).ok().flatten();
+        let step = look.find(guard, call.old + done).ok().flatten();
         let end = step.map_or(call.old + kept, |vma| vma.end.min(call.old + kept));
         let len = end - (call.old + done);
         let last = done + len == kept;
@@ -284,7 +282,7 @@ fn relocate(maps: &Maps, call: Remap) -> Result<usize> {
             to: new + done,
         });
         if let Err(errno) = moved {
-            carry_back(maps, call.old, new, done);
+            carry_back(guard, look, call.old, new, done);
             // SAFETY: the range was made here.
             let _ = unsafe { mapping::unmap(new, call.new_len) };
             return Err(errno);
@@ -308,10 +306,10 @@ fn keep(at: usize, len: usize, how: MapFlags) -> Result<usize> {
 }
 
 /// Returns the first `done` bytes, which were moved from `old` to `new`.
-fn carry_back(maps: &Maps, old: usize, new: usize, done: usize) {
+fn carry_back(guard: &mut Guard, look: &Look, old: usize, new: usize, done: usize) {
     let mut at = 0;
     while at < done {
-        let step = maps.find(new + at).ok().flatten();
+        let step = look.find(guard, new + at).ok().flatten();
         let len = step.map_or(done, |vma| vma.end - new).min(done) - at;
         let (old_len, new_len) = (len, len);
         let (flags, to) = (MAYMOVE | FIXED, old + at);
@@ -359,9 +357,9 @@ fn note_islands(guard: &mut Guard, start: usize, len: usize) {
     if !thread::may_look() {
         return;
     }
-    let Ok(maps) = Maps::open() else { return };
+    let Ok(look) = Look::open(guard) else { return };
     let (mut at, end) = (start, start + len);
-    while let Ok(Some(vma)) = maps.find(at)
+    while let Ok(Some(vma)) = look.find(guard, at)
         && vma.start < end
     {
         let range = vma.start.max(at)..vma.end.min(end);

@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use sys::mapping;
 
+use crate::lock::Guard;
+
 /// Mappings that may be made before they must be counted again: of those the engine leaves to the guest, half.
 static LEFT: AtomicUsize = AtomicUsize::new(4096);
 /// How often nothing was left, since they were counted.
@@ -13,7 +15,7 @@ const COUNT_AGAIN: usize = 16384;
 
 /// Whether `more` mappings would be too many: an eighth of what the kernel allows is the guest's own.
 /// Under the lock, so that nothing is counted twice.
-pub(crate) fn scarce(more: usize) -> bool {
+pub(crate) fn scarce(guard: &mut Guard, more: usize) -> bool {
     let left = LEFT.load(Ordering::Relaxed);
     if left >= more {
         LEFT.store(left - more, Ordering::Relaxed);
@@ -24,10 +26,10 @@ pub(crate) fn scarce(more: usize) -> bool {
     if !refused.is_multiple_of(COUNT_AGAIN) {
         return true;
     }
-    let (limit, used) = (
-        mapping::limit().unwrap_or(0),
-        sys::vma::count().unwrap_or(usize::MAX),
-    );
+    let (limit, used) = guard.at_desk(|_| {
+        let used = sys::vma::count();
+        (mapping::limit().unwrap_or(0), used.unwrap_or(usize::MAX))
+    });
     let left = (limit - limit / 8).saturating_sub(used);
     LEFT.store(left.saturating_sub(more), Ordering::Relaxed);
     left < more

@@ -29,7 +29,8 @@
 //! private frames where they lie, as those that may be pinned: the fault that does it runs on this very thread, so no write comes
 //! between. Other threads may have stacks in what is frozen: they sleep and wake. [`Still::begin`] asserts it.
 //!
-//! It runs on the guest's own threads, which do not have the agent's descriptors: `pidfd_getfd` copies them
+//! Where an agent serves, its thread does it for the one that asks, which sleeps ([`desk`](crate::desk)). Then it stands on nothing of
+//! the program's. Else it runs on the guest's own thread, which does not have the agent's descriptors: `pidfd_getfd` copies them
 //! from the agent's thread, for as long as it takes.
 //!
 //! The tempting alternative, to write each page where it lies, gives it a frame of its own and leaves it in a
@@ -54,10 +55,10 @@ use crate::table::{ADDRESS_LIMIT, Chunk, pages_of};
 use crate::thread::{self, Life};
 
 /// Lends the agent's descriptors to hooks; nothing without them.
-pub(crate) fn lend(guard: &mut Guard, tools: Option<(&Uffd, Option<&Freezer>)>) {
+pub(crate) fn lend(guard: &mut Guard, tools: Option<(&Uffd, Option<&Freezer>, &Maps)>) {
     let number = |fd: std::os::fd::BorrowedFd<'_>| fd.as_raw_fd().cast_unsigned() + 1;
     let thread = || rustix::thread::gettid().as_raw_pid().cast_unsigned();
-    let [tid, uffd, freezer] = &guard.process().lent;
+    let [tid, uffd, freezer, maps] = &guard.process().lent;
     tid.store(tools.map_or(0, |_| thread()), Ordering::Relaxed);
     uffd.store(
         tools.map_or(0, |tools| number(tools.0.as_fd())),
@@ -65,6 +66,8 @@ pub(crate) fn lend(guard: &mut Guard, tools: Option<(&Uffd, Option<&Freezer>)>) 
     );
     let frozen = tools.and_then(|tools| tools.1);
     freezer.store(frozen.map_or(0, |f| number(f.as_fd())), Ordering::Relaxed);
+    let list = tools.map_or(0, |tools| tools.2.number() + 1);
+    maps.store(list, Ordering::Relaxed);
 }
 
 /// Makes all stored pages of `[start, start + len)` anonymous, with the content and the attributes they have.
@@ -75,7 +78,7 @@ pub(crate) fn lend(guard: &mut Guard, tools: Option<(&Uffd, Option<&Freezer>)>) 
 /// kept from writing. `PERM` for what can be executed, if this is the agent's thread: that is left to a thread of the program's, and
 /// all else is done.
 pub(crate) fn whole(guard: &mut Guard, start: usize, len: usize) -> Result<()> {
-    make(guard, start, len, None, None)
+    at_desk(guard, start, len, false)
 }
 
 /// Makes all memory whole after a call, if that is out of reach since, with what was opened before it. Else, as where
@@ -83,7 +86,7 @@ pub(crate) fn whole(guard: &mut Guard, start: usize, len: usize) -> Result<()> {
 pub(crate) fn whole_if_out_of_reach(guard: &mut Guard, tools: Tools) {
     let lost = Tools::open(guard).map_or(true, |mut tools| tools.pins.hide_some());
     if lost && tools.still.holds_on() {
-        let _ = make(guard, 0, ADDRESS_LIMIT, None, Some(tools));
+        let _ = make(guard, 0, ADDRESS_LIMIT, None, tools);
     }
 }
 
@@ -93,7 +96,7 @@ pub(crate) fn whole_if_out_of_reach(guard: &mut Guard, tools: Tools) {
 /// # Errors
 /// As [`whole`], and what reading the page map gives.
 pub(crate) fn whole_unwritten(guard: &mut Guard, start: usize, len: usize) -> Result<()> {
-    make(guard, start, len, Some(&Pagemap::own()?), None)
+    at_desk(guard, start, len, true)
 }
 
 /// A shorter run is not worth its calls.
@@ -124,12 +127,23 @@ impl Tools {
     }
 }
 
+fn at_desk(guard: &mut Guard, start: usize, len: usize, only_unwritten: bool) -> Result<()> {
+    if !thread::may_look() || !guard.table().may_be_stored(start, len) {
+        return Ok(());
+    }
+    guard.at_desk_or_here(|guard| {
+        let pagemap = only_unwritten.then(Pagemap::own).transpose()?;
+        let tools = Tools::open(guard)?;
+        make(guard, start, len, pagemap.as_ref(), tools)
+    })
+}
+
 fn make(
     guard: &mut Guard,
     start: usize,
     len: usize,
     unwritten: Option<&Pagemap>,
-    tools: Option<Tools>,
+    tools: Tools,
 ) -> Result<()> {
     if !thread::may_look() || !guard.table().may_be_stored(start, len) {
         return Ok(());
@@ -138,7 +152,7 @@ fn make(
         maps,
         still,
         mut pins,
-    } = tools.map_or_else(|| Tools::open(guard), Ok)?;
+    } = tools;
     let footing = Footing::here();
     let is_agent = guard.process().life.is_callers();
     let mut result = Ok(());
@@ -162,7 +176,7 @@ fn make(
             // What nobody may write is no ground to stand on.
             if own && vma.write {
                 if unwritten.is_none() {
-                    make_private(at, end - at)?;
+                    make_private(guard, at, end - at)?;
                 }
             } else {
                 let mut copy = Copy::new(at, end, vma.access());
@@ -244,25 +258,30 @@ pub(crate) fn attributes_at(guard: &mut Guard, at: usize) -> Attributes {
     let Some(chunk) = table.get(at & !(CHUNK_BYTES - 1)) else {
         return Attributes::default();
     };
-    let mut known = chunk.attributes;
-    if chunk.odd {
-        let _ = sys::vma::given(at, at + PAGE_BYTES, |_, told| {
-            let Some(given) = told.map(|told| told.attributes) else {
-                return;
-            };
-            let size = if given.huge || given.nohuge {
-                given
-            } else {
-                known
-            };
-            known = Attributes {
-                huge: size.huge,
-                nohuge: size.nohuge,
-                policy: known.policy,
-                ..given
-            };
-        });
+    let (known, odd) = (chunk.attributes, chunk.odd);
+    match odd {
+        true => guard.at_desk(|_| given_at(at, known)),
+        false => known,
     }
+}
+
+fn given_at(at: usize, mut known: Attributes) -> Attributes {
+    let _ = sys::vma::given(at, at + PAGE_BYTES, |_, told| {
+        let Some(given) = told.map(|told| told.attributes) else {
+            return;
+        };
+        let size = if given.huge || given.nohuge {
+            given
+        } else {
+            known
+        };
+        known = Attributes {
+            huge: size.huge,
+            nohuge: size.nohuge,
+            policy: known.policy,
+            ..given
+        };
+    });
     known
 }
 
@@ -280,12 +299,14 @@ pub(crate) enum Untracked {
 /// What pidfd_getfd(2) and userfaultfd give.
 pub(crate) fn untrack(guard: &mut Guard, start: usize, len: usize, which: Untracked) -> Result<()> {
     let lent = guard.process().lent.each_ref();
-    let [tid, uffd, _] = lent.map(|number| number.load(Ordering::Relaxed));
+    let [tid, uffd, ..] = lent.map(|number| number.load(Ordering::Relaxed));
     let Some(uffd) = uffd.checked_sub(1) else {
         return Ok(()); // nothing tracks
     };
-    let uffd = Uffd::of_thread(tid, uffd)?;
-    untrack_by(&uffd, &Maps::open()?, start..start + len, which)
+    guard.at_desk(|_| {
+        let uffd = Uffd::of_thread(tid, uffd)?;
+        untrack_by(&uffd, &Maps::open()?, start..start + len, which)
+    })
 }
 
 /// As [`untrack`], by who has the descriptors.
@@ -331,7 +352,7 @@ fn is_alone(life: &Life) -> Result<bool> {
 impl Still {
     fn of(guard: &Guard) -> Result<Self> {
         let lent = guard.process().lent.each_ref();
-        let [tid, uffd, freezer] = lent.map(|number| number.load(Ordering::Relaxed));
+        let [tid, uffd, freezer, _] = lent.map(|number| number.load(Ordering::Relaxed));
         let uffd = match uffd.checked_sub(1) {
             Some(fd) => Some(Uffd::of_thread(tid, fd)?),
             None if is_alone(&guard.process().life)? => return Ok(Self::Alone),

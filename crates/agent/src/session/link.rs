@@ -13,6 +13,8 @@ use sys::thread::Bell;
 use wire::{Answer, MAX_MESSAGE};
 
 use super::alone::Alone;
+use crate::desk::{Desk, Place};
+use crate::lock::per_process;
 use crate::thread::{Life, Why};
 
 /// A connection that no engine has answered on yet.
@@ -21,6 +23,7 @@ pub(crate) struct Link<'a> {
     bell: Bell,
     life: &'a Life,
     alone: &'a Alone,
+    desk: &'static Desk,
     /// Who serves at the other end.
     pub(crate) peer: Peer,
 }
@@ -43,6 +46,7 @@ impl<'a> Link<'a> {
     /// another user's.
     pub(crate) fn connect(path: &CStr, life: &'a Life, alone: &'a Alone) -> Result<Self> {
         let (socket, bell) = (socket::connect_at_once(path)?, Bell::new()?);
+        let desk = &per_process().ok_or(Errno::NOMEM)?.desk;
         let peer = socket::peer(&socket)?;
         let trusted = is_trusted(&peer);
         let link = Self {
@@ -50,6 +54,7 @@ impl<'a> Link<'a> {
             bell,
             life,
             alone,
+            desk,
             peer,
         };
         trusted.then_some(link).ok_or(Errno::PERM)
@@ -65,15 +70,25 @@ impl<'a> Link<'a> {
 
     fn wait_for(&self, what: PollFlags, most: Option<&Timespec>) -> Result<bool> {
         loop {
+            // A ring that was taken off may have been for this, too.
+            if self.life.must_end() {
+                return Err(Errno::CANCELED);
+            }
             let mut ready = [
                 PollFd::new(&self.socket, what),
                 PollFd::new(&self.bell, PollFlags::IN),
             ];
-            let mut polled = poll(&mut ready, Some(most.unwrap_or(&SECOND)));
+            let slept = || poll(&mut ready, Some(most.unwrap_or(&SECOND)));
+            let Some(mut polled) = self.desk.sleep(Place::Bell, slept) else {
+                continue;
+            };
             if self.life.must_end() {
                 return Err(Errno::CANCELED);
             }
             if polled.is_ok_and(|ready| ready > 0) && ready[0].revents().is_empty() {
+                if self.desk.hear(|| self.bell.hush()) {
+                    continue;
+                }
                 // The program sent itself the signal. It is not ours to take, so the bell is no help.
                 polled = poll(&mut ready[..1], Some(&DEAF));
             }
