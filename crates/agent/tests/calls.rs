@@ -464,6 +464,16 @@ fn a_writer_loses_nothing_ahead_of_discards() {
     }
 }
 
+/// From here no engine serves, and the agent knows it.
+fn end_session(engine: &mut Engine, guest: &mut Guest) {
+    engine.link = None;
+    let mut tries = 0..500;
+    while guest.run("served") != "0" {
+        assert!(tries.next().is_some(), "the session does not end");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+}
+
 /// How many pages of the guest lie in mappings of a store.
 fn stored(guest: &Guest) -> usize {
     let maps = std::fs::read_to_string(format!("/proc/{}/maps", guest.pid)).unwrap();
@@ -486,12 +496,7 @@ fn a_thread_on_a_stack_in_merged_memory_makes_it_whole() {
     for (how, (serves, left)) in cases.iter().flat_map(|cases| cases.iter().enumerate()) {
         let (mut engine, mut guest) = merged(8);
         if !serves {
-            engine.link = None;
-            let mut tries = 0..500;
-            while guest.run("served") != "0" {
-                assert!(tries.next().is_some(), "the session does not end");
-                std::thread::sleep(std::time::Duration::from_millis(10));
-            }
+            end_session(&mut engine, &mut guest);
         }
         assert_eq!(
             guest.ask(&format!("standing 256 64 {how}")),
@@ -537,5 +542,60 @@ fn the_programs_descriptors_are_its_own_alone() {
         }
         assert_eq!(storm.join().unwrap(), Ok("0".into()), "what went wrong");
     });
+    guest.run("check");
+}
+
+#[test]
+fn calls_go_on_when_the_first_thread_has_ended() {
+    // With an agent that serves, and without.
+    for serves in [true, false] {
+        let (mut engine, mut guest) = merged(8);
+        guest.run("fill 300 1 9");
+        guest.run("endfirst");
+        if !serves {
+            end_session(&mut engine, &mut guest);
+        }
+        guest.run(&format!("advise 0 5 {DONTNEED}"));
+        guest.run(&format!("padvise 10 5 {DONTNEED}"));
+        guest.run("lock 20 5");
+        guest.run("unlock 20 5");
+        guest.run(&format!("advise 30 5 {GUARD_INSTALL}"));
+        guest.run(&format!("advise 30 5 {GUARD_REMOVE}"));
+        guest.run("zero 30 5");
+        guest.run(&format!("advise 0 512 {DONTFORK}"));
+        guest.run("remap 1024 1");
+        guest.run("check");
+    }
+}
+
+#[test]
+fn an_agent_that_is_stopped_alone_holds_no_call_up_for_long() {
+    let (_engine, mut guest) = merged(8);
+    let threads = std::fs::read_dir(format!("/proc/{}/task", guest.pid)).unwrap();
+    let mut threads = threads.map(|entry| entry.unwrap().path());
+    let is_agent = |path: &std::path::PathBuf| {
+        std::fs::read_to_string(path.join("comm")).unwrap() == "pageone-agent\n"
+    };
+    let path = threads.find(is_agent).expect("there is an agent");
+    let thread: i32 = path.file_name().unwrap().to_str().unwrap().parse().unwrap();
+    let trace = |request| {
+        // SAFETY: neither request reads or writes memory of the tracer.
+        let done = unsafe { libc::ptrace(request, thread, 0, 0) };
+        assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
+    };
+    trace(libc::PTRACE_SEIZE);
+    trace(libc::PTRACE_INTERRUPT);
+    // SAFETY: no status is asked for.
+    let stopped = unsafe { libc::waitpid(thread, std::ptr::null_mut(), libc::__WALL) };
+    assert_eq!(stopped, thread);
+    let begun = std::time::Instant::now();
+    guest.run(&format!("advise 0 5 {DONTNEED}"));
+    guest.run("lock 20 5");
+    guest.run("unlock 20 5");
+    guest.run(&format!("advise 40 200 {DONTFORK}"));
+    assert!(begun.elapsed().as_secs() < 5, "{:?}", begun.elapsed());
+    guest.run("check");
+    trace(libc::PTRACE_DETACH);
+    guest.run(&format!("advise 300 5 {DONTNEED}"));
     guest.run("check");
 }

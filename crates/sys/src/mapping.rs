@@ -473,7 +473,7 @@ impl OwnMemory {
     /// `NOENT` where /proc is not mounted.
     pub fn open() -> Result<Self> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
-        rustix::fs::open(c"/proc/self/mem", flags, Mode::empty()).map(Self)
+        rustix::fs::open(c"/proc/thread-self/mem", flags, Mode::empty()).map(Self)
     }
 
     /// Copies `[from, from + len)`, which need not be readable, to `to`, which need not be writable.

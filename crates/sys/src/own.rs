@@ -5,23 +5,18 @@ use std::ffi::CStr;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, Result};
 
-/// `/proc/self/FOLDER/NUMBER`, as a C string in a buffer.
-fn path<'a>(buffer: &'a mut [u8; 48], folder: &str, number: u32) -> Result<&'a CStr> {
-    let mut digits = [0u8; 10];
-    let (mut first, mut rest) = (digits.len(), number);
-    loop {
-        first -= 1;
-        *digits.get_mut(first).ok_or(Errno::INVAL)? = b'0' + u8::try_from(rest % 10).unwrap_or(0);
-        rest /= 10;
-        if rest == 0 {
-            break;
-        }
-    }
+/// `/proc/self/task/THREAD`, and `/fdinfo/NUMBER` behind it, as a C string in a buffer.
+fn path(buffer: &mut [u8; 48], thread: u32, descriptor: Option<u32>) -> Result<&CStr> {
+    let (mut some, mut others) = ([0u8; 10], [0u8; 10]);
+    let (folder, number) = match descriptor {
+        Some(number) => (&b"/fdinfo/"[..], digits(&mut others, number)?),
+        None => (&b""[..], &b""[..]),
+    };
     let parts = [
-        &b"/proc/self/"[..],
-        folder.as_bytes(),
-        b"/",
-        digits.get(first..).unwrap_or(&[]),
+        &b"/proc/self/task/"[..],
+        digits(&mut some, thread)?,
+        folder,
+        number,
     ];
     let text = parts.iter().flat_map(|part| part.iter());
     buffer.fill(0);
@@ -30,6 +25,18 @@ fn path<'a>(buffer: &'a mut [u8; 48], folder: &str, number: u32) -> Result<&'a C
         .zip(text)
         .for_each(|(to, from)| *to = *from);
     CStr::from_bytes_until_nul(buffer).map_err(|_| Errno::INVAL)
+}
+
+fn digits(buffer: &mut [u8; 10], number: u32) -> Result<&[u8]> {
+    let (mut first, mut rest) = (buffer.len(), number);
+    loop {
+        first -= 1;
+        *buffer.get_mut(first).ok_or(Errno::INVAL)? = b'0' + u8::try_from(rest % 10).unwrap_or(0);
+        rest /= 10;
+        if rest == 0 {
+            return buffer.get(first..).ok_or(Errno::INVAL);
+        }
+    }
 }
 
 /// Whether some memory of this process is locked, by mlock(2) in any of its forms. In doubt it is.
@@ -44,16 +51,20 @@ pub fn has_locked_memory() -> bool {
     !status.windows(NONE.len()).any(|line| line == NONE)
 }
 
-/// Whether `pidfd` stands for this process, or for one of its threads.
+/// Whether what `thread`, of this process, has as descriptor `pidfd` stands for this process, or for one of its threads.
 #[must_use]
-pub fn is_own(pidfd: u32) -> bool {
-    pid_of(pidfd).is_ok_and(is_thread)
+pub fn is_own(thread: u32, pidfd: u32) -> bool {
+    pid_of(thread, pidfd).is_ok_and(is_thread)
 }
 
-fn pid_of(pidfd: u32) -> Result<u32> {
+fn pid_of(thread: u32, pidfd: u32) -> Result<u32> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let mut buffer = [0; 48];
-    let info = rustix::fs::open(path(&mut buffer, "fdinfo", pidfd)?, flags, Mode::empty())?;
+    let info = rustix::fs::open(
+        path(&mut buffer, thread, Some(pidfd))?,
+        flags,
+        Mode::empty(),
+    )?;
     let mut text = [0; 512];
     let len = rustix::io::pread(&info, &mut text, 0)?;
     let text = std::str::from_utf8(text.get(..len).unwrap_or_default());
@@ -66,7 +77,7 @@ fn pid_of(pidfd: u32) -> Result<u32> {
 
 fn is_thread(tid: u32) -> bool {
     let mut buffer = [0; 48];
-    path(&mut buffer, "task", tid).is_ok_and(|task| rustix::fs::stat(task).is_ok())
+    path(&mut buffer, tid, None).is_ok_and(|task| rustix::fs::stat(task).is_ok())
 }
 
 #[cfg(test)]
@@ -90,6 +101,7 @@ mod tests {
     fn a_pidfd_of_ones_own_is_known() {
         let pidfd = |pid| pidfd_open(pid, PidfdFlags::empty()).unwrap();
         let own = pidfd(rustix::process::getpid());
+        let is_own = |pidfd| is_own(crate::process::thread_id(), pidfd);
         assert!(is_own(own.as_raw_fd().cast_unsigned()));
         let init = pidfd(Pid::INIT);
         assert!(!is_own(init.as_raw_fd().cast_unsigned()));

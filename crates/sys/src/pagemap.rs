@@ -94,7 +94,7 @@ impl Pagemap {
     /// `NOENT` where /proc is not mounted.
     pub fn own() -> Result<Self> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        rustix::fs::open(c"/proc/self/pagemap", flags, Mode::empty()).map(Self)
+        rustix::fs::open(c"/proc/thread-self/pagemap", flags, Mode::empty()).map(Self)
     }
 
     /// Looks at the pages of `range`, arms the written ones again and fills `runs`, in ascending

@@ -1,5 +1,7 @@
 //! What is mapped where in this process, asked of the kernel without allocation.
 //!
+//! It is asked of the calling thread: where the first one has ended, `/proc/self` tells of no memory.
+//!
 //! [`Maps::find`] asks for one mapping by address with `PROCMAP_QUERY` (Linux 6.11) and reads the
 //! text of `/proc/PID/maps` where the kernel is older. [`attributes`] reads the flags that only
 //! the text of `smaps` tells.
@@ -116,7 +118,7 @@ impl Maps {
     /// `NOENT` where /proc is not mounted.
     pub fn open() -> Result<Self> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        rustix::fs::open(c"/proc/self/maps", flags, Mode::empty()).map(Self)
+        rustix::fs::open(c"/proc/thread-self/maps", flags, Mode::empty()).map(Self)
     }
 
     /// Its descriptor's number in the table of the thread that opened it.
@@ -127,7 +129,6 @@ impl Maps {
 }
 
 impl<F: AsFd> Maps<F> {
-
     /// The mapping that holds `address`, or the next one above; `None` above the last.
     ///
     /// # Errors
@@ -228,7 +229,7 @@ pub fn attributes(start: usize, end: usize, mut each: impl FnMut(Vma, Option<Tol
 /// What reading /proc gives.
 pub fn given(start: usize, end: usize, mut each: impl FnMut(Vma, Option<Told>)) -> Result<()> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-    let smaps = rustix::fs::open(c"/proc/self/smaps", flags, Mode::empty())?;
+    let smaps = rustix::fs::open(c"/proc/thread-self/smaps", flags, Mode::empty())?;
     let (mut current, mut keyed): (Option<Vma>, bool) = (None, false);
     each_line(&smaps, RECORD, |line| {
         if let Some(vma) = parse(line) {
@@ -266,7 +267,7 @@ pub fn are_alike(start: usize, end: usize) -> Result<bool> {
     /// Tracked, or held; locked on fault, as merged memory is; and what is no program's concern.
     const APART: &[&[u8]] = &[b"um", b"uw", b"ui", b"lf", b"mg", b"sd", b"ac", b"gu"];
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-    let smaps = rustix::fs::open(c"/proc/self/smaps", flags, Mode::empty())?;
+    let smaps = rustix::fs::open(c"/proc/thread-self/smaps", flags, Mode::empty())?;
     let (mut current, mut key): (Option<Vma>, usize) = (None, 0);
     let (mut first, mut alike) = (None, true);
     each_line(&smaps, RECORD, |line| {

@@ -261,9 +261,11 @@ fn is_self(pidfd: usize) -> bool {
     let Ok(pidfd) = u32::try_from(pidfd) else {
         return false;
     };
+    // In whose table it is: where the first thread has ended, /proc/self has none.
+    let thread = sys::process::thread_id();
     match lock() {
-        Some(mut guard) => guard.at_desk(|_| sys::own::is_own(pidfd)),
-        None => sys::own::is_own(pidfd),
+        Some(mut guard) => guard.at_desk(|_| sys::own::is_own(thread, pidfd)),
+        None => sys::own::is_own(thread, pidfd),
     }
 }
 
@@ -276,7 +278,8 @@ fn changing(start: usize, len: usize, name: i64, args: [usize; 6]) -> Result<usi
     // The policy of a store's mapping is the store's, and not this process's to set.
     let of_store = matches!(name, libc::SYS_mbind | SYS_HOME_NODE);
     let of_store = of_store && thread::may_look();
-    if of_store && guard.table().may_be_stored(start, len) && is_any_stored(&mut guard, start, len)? {
+    if of_store && guard.table().may_be_stored(start, len) && is_any_stored(&mut guard, start, len)?
+    {
         return Err(Errno::NOMEM);
     }
     let result = call(name, args);

@@ -140,7 +140,10 @@ fn discard(guard: &mut Guard, start: usize, len: usize, advice: i32) -> Result<(
             return discard_unseen(guard, told, end - told, advice).and(hole);
         };
         let lies = |vma: &Vma| vma.start < end;
-        if !found.first().is_some_and(|vma| vma.as_ref().is_some_and(lies)) {
+        if !found
+            .first()
+            .is_some_and(|vma| vma.as_ref().is_some_and(lies))
+        {
             break;
         }
         // To discard one of them changes no other.

@@ -53,9 +53,11 @@ fn stored_in(guard: &mut Guard, chunk: usize) -> PageBits {
 pub(crate) fn give_back(guard: &mut Guard) {
     // What cannot be made anonymous becomes private where it lies; without memory for it the pages stay merged.
     let _ = whole(guard, 0, ADDRESS_LIMIT);
-    guard.table().each_known(0, ADDRESS_LIMIT, |_, pages, chunk| {
-        pages.for_each(|page| chunk.withdraw(page));
-    });
+    guard
+        .table()
+        .each_known(0, ADDRESS_LIMIT, |_, pages, chunk| {
+            pages.for_each(|page| chunk.withdraw(page));
+        });
     let mut at = 0;
     while let Some(address) = guard.table().next(at, false) {
         for (first, count) in stored_in(guard, address).runs() {

@@ -116,7 +116,9 @@ fn carry_out(guard: &mut Guard, call: Remap) -> Result<usize> {
             false => pass(call),
         };
     };
-    let first = look.find(guard, call.old)?.filter(|vma| vma.start <= call.old);
+    let first = look
+        .find(guard, call.old)?
+        .filter(|vma| vma.start <= call.old);
     if first.is_none_or(|vma| vma.end >= call.old + call.old_len) {
         return match first.is_some_and(|vma| is_store(&vma)) && call.new_len > call.old_len {
             // It would grow by other pages of the store.
@@ -128,7 +130,9 @@ fn carry_out(guard: &mut Guard, call: Remap) -> Result<usize> {
         // As the kernel: the rest must be one mapping; then the tail goes before anything asks whether the rest may move.
         let old_len = call.new_len;
         let rest = Remap { old_len, ..call };
-        if first.is_some_and(|vma| vma.end >= call.old + old_len) || cut(guard, &look, rest).is_none() {
+        if first.is_some_and(|vma| vma.end >= call.old + old_len)
+            || cut(guard, &look, rest).is_none()
+        {
             return pass(call);
         }
         // The target goes first: where it may not, as a part of a huge page, nothing is gone. Another thread must find no

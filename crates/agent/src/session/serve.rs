@@ -496,7 +496,8 @@ fn unmerge(question: &Unmerge) -> PageBits {
         for page in first..first + count {
             let start = address + page * wire::PAGE_BYTES;
             if !stored.contains(page)
-                || crate::mappings::frames::make_private(&mut guard, start, wire::PAGE_BYTES).is_ok()
+                || crate::mappings::frames::make_private(&mut guard, start, wire::PAGE_BYTES)
+                    .is_ok()
             {
                 private.insert(page);
             }
