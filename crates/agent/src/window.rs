@@ -419,7 +419,7 @@ impl Window {
         };
         let start = job.chunk + page * PAGE_BYTES;
         let Target::Slot(slot) = target else {
-            return (0..run).for_each(|n| self.put_zeros(job, at + n, page + n));
+            return self.put_zeros(job, at, page, run);
         };
         let source = Source::Store(job.store, slot * PAGE_BYTES as u64);
         let len = run * PAGE_BYTES;
@@ -443,18 +443,26 @@ impl Window {
         (page..page + run).for_each(|page| set(job.outcomes, page, PageOutcome::Merged));
     }
 
-    /// Puts the kernel's zero page where a staged page of zeros was.
-    fn put_zeros(&mut self, job: &mut Job<'_>, at: usize, page: usize) {
-        let home = job.chunk + page * PAGE_BYTES;
-        // SAFETY: the page was moved out of here, and equals the zero page.
-        let zeroed = retry(|| unsafe { self.uffd.zero(home, PAGE_BYTES) });
-        set(
-            job.outcomes,
-            page,
-            zeroed.map_or(PageOutcome::Again, |()| PageOutcome::Zeroed),
-        );
-        if zeroed.is_err() {
-            self.put_back(job, at, page);
+    /// Puts the kernel's zero page where `run` staged pages of zeros were. What it cannot put there goes back.
+    fn put_zeros(&mut self, job: &mut Job<'_>, at: usize, page: usize, run: usize) {
+        let (mut done, mut tries) = (0, 0);
+        while done < run {
+            let (home, len) = (
+                job.chunk + (page + done) * PAGE_BYTES,
+                (run - done) * PAGE_BYTES,
+            );
+            // SAFETY: the pages were moved out of here, and equal the zero page.
+            let (bytes, zeroed) = unsafe { self.uffd.zero(home, len) };
+            let filled = bytes / PAGE_BYTES;
+            (page + done..page + done + filled)
+                .for_each(|page| set(job.outcomes, page, PageOutcome::Zeroed));
+            done += filled;
+            tries = if filled > 0 { 0 } else { tries + 1 };
+            if filled == 0 && (zeroed != Err(Errno::AGAIN) || tries >= PATIENCE) {
+                set(job.outcomes, page + done, PageOutcome::Again);
+                self.put_back(job, at + done, page + done);
+                (done, tries) = (done + 1, 0);
+            }
         }
     }
 
