@@ -23,6 +23,10 @@
 //! private pages alternate in short runs, which shows in many groups with one end of each, nothing is put off: all that is
 //! shared is to be mapped together.
 //!
+//! **Zeros.** A group whose first and middle page are zeros, and the last or the one behind it, is most likely all zeros: a guest's
+//! kernel clears memory in long runs. That needs neither slots nor nodes, so it is proposed where nothing else is. There only one group
+//! in [`SPARSE`] is looked at first, so that memory without zeros costs little more.
+//!
 //! The agent compares every byte before it merges (I1), and each pair takes its ref before the agent is asked (I4). A wrong
 //! one costs what any page costs that was written between the reading and the merge. From then on the page has a back-off
 //! level, and such pages are read.
@@ -32,12 +36,15 @@ use wire::CHUNK_PAGES;
 use crate::domain::patterns::LEAST;
 use crate::domain::refs::Taken;
 use crate::merge::plan::{Desk, Plan};
+use crate::merge::read::BATCH;
 use crate::page::{Entry, Slot, StoreId, Tag};
 
 /// Pages read of a chunk that may be like the pattern.
 const SAMPLES: usize = 4;
 /// Pages that are predicted together.
 const GROUP: usize = 16;
+/// One group in so many is looked at first where only zeros are looked for.
+const SPARSE: usize = 4;
 /// Nothing is put off where more than one in so many groups has a shared and a private end.
 const MIXED: usize = 4;
 
@@ -46,6 +53,8 @@ const MIXED: usize = 4;
 struct Prediction {
     /// Pages, and the slots that they equal.
     pairs: Vec<(usize, Slot)>,
+    /// Pages of zeros.
+    zeros: Vec<usize>,
     /// Pages that no other guest has.
     put_off: Vec<usize>,
 }
@@ -57,7 +66,9 @@ enum Probed {
     Slot(Slot),
     /// No page is known to be like it.
     New,
-    /// Zeros, or like a candidate.
+    /// Zeros, which take no slot.
+    Zeros,
+    /// Like a candidate.
     Other,
 }
 
@@ -87,6 +98,16 @@ impl Known {
         first_slot.is_some_and(|slot| last_slot == Some(slot.plus(last - first)))
     }
 
+    fn is_zeros(&self, page: usize) -> bool {
+        self.at(page) == Some(Probed::Zeros)
+    }
+
+    /// Whether a group is zeros, by its ends and its middle.
+    fn all_zeros(&self, first: usize) -> bool {
+        let ends = self.is_zeros(first + GROUP - 1) || self.is_zeros(first + GROUP);
+        ends && self.is_zeros(first) && self.is_zeros(first + GROUP / 2)
+    }
+
     /// Whether no other guest has the ends and the middle of a group.
     fn is_new(&self, first: usize) -> bool {
         let new = |page| self.at(page) == Some(Probed::New);
@@ -106,14 +127,17 @@ impl Plan<'_> {
         desk: &mut Desk,
         settled: &mut Vec<u16>,
     ) -> std::io::Result<()> {
-        // Pages that are bound to their nodes would have to be asked for these one by one. And a whole visit is
-        // for pages that were not predicted at the first.
-        if self.whole || self.is_bound() || self.domain().slots.live() < GROUP as u64 {
+        // A whole visit is for pages that were not predicted at the first.
+        if self.whole {
             return Ok(());
         }
-        let prediction = match self.propose_pattern() {
-            Some(pattern) if self.holds(&pattern, desk)? => pattern,
-            _ => self.propose_groups(desk)?,
+        // Pages that are bound to their nodes would have to be asked for these one by one.
+        let prediction = match self.is_bound() || self.domain().slots.live() < GROUP as u64 {
+            true => self.propose_zeros(desk)?,
+            false => match self.propose_pattern() {
+                Some(pattern) if self.holds(&pattern, desk)? => pattern,
+                _ => self.propose_groups(desk)?,
+            },
         };
         self.accept(prediction);
         let later = self.pages.later;
@@ -131,6 +155,9 @@ impl Plan<'_> {
             if view.try_ref(slot) == Taken::Won {
                 self.pages.set_planned(page, slot);
             }
+        }
+        for page in prediction.zeros {
+            self.pages.set(page, Tag::PlannedZero);
         }
         for page in prediction.put_off {
             self.pages.later.insert(page);
@@ -162,12 +189,38 @@ impl Plan<'_> {
         Ok(samples.iter().all(equals))
     }
 
+    /// The groups of which nothing is known.
+    fn groups(&self) -> Vec<usize> {
+        let all = (0..CHUNK_PAGES).step_by(GROUP);
+        all.filter(|&first| (first..first + GROUP).all(|page| self.is_fresh(page)))
+            .collect()
+    }
+
+    /// The groups of zeros.
+    fn propose_zeros(&self, desk: &mut Desk) -> std::io::Result<Prediction> {
+        let groups = self.groups();
+        let mut known = Known::nothing();
+        if !self.context.use_zero_pages {
+            return Ok(Prediction::default());
+        }
+        self.probe(desk, groups.iter().copied().step_by(SPARSE), &mut known)?;
+        if !groups.iter().any(|&first| known.is_zeros(first)) {
+            return Ok(Prediction::default());
+        }
+        let others = groups.iter().filter(|&&first| known.at(first).is_none());
+        let others: Vec<_> = others.copied().collect();
+        self.probe(desk, others.into_iter(), &mut known)?;
+        self.probe(desk, more_of_zeros(&groups, &known).into_iter(), &mut known)?;
+        let zeros = groups.into_iter().filter(|&first| known.all_zeros(first));
+        Ok(Prediction {
+            zeros: zeros.flat_map(|first| first..first + GROUP).collect(),
+            ..Prediction::default()
+        })
+    }
+
     /// The groups whose ends fit.
     fn propose_groups(&self, desk: &mut Desk) -> std::io::Result<Prediction> {
-        let groups: Vec<usize> = (0..CHUNK_PAGES)
-            .step_by(GROUP)
-            .filter(|&first| (first..first + GROUP).all(|page| self.is_fresh(page)))
-            .collect();
+        let groups = self.groups();
         let mut known = Known::nothing();
         self.probe(desk, groups.iter().copied(), &mut known)?;
         let begins = groups.iter().filter(|&&first| known.slot(first).is_some());
@@ -181,12 +234,14 @@ impl Plan<'_> {
                 _ => [None; 2],
             }
         });
-        let more: Vec<usize> = more.flatten().collect();
+        let mut more: Vec<usize> = more.flatten().collect();
+        more.extend(more_of_zeros(&groups, &known));
+        more.sort_unstable();
         self.probe(desk, more.into_iter(), &mut known)?;
         let fits = |first| known.fit(first, first + GROUP - 1) || known.fit(first, first + GROUP);
         let mixed = groups
             .iter()
-            .filter(|&&first| !fits(first) && !known.is_new(first));
+            .filter(|&&first| !fits(first) && !known.is_new(first) && !known.all_zeros(first));
         let puts_off = is_shared && MIXED * mixed.count() <= groups.len();
         let mut prediction = Prediction::default();
         for first in groups {
@@ -196,6 +251,7 @@ impl Plan<'_> {
                     let pairs = group.map(|page| (page, slot.plus(page - first)));
                     prediction.pairs.extend(pairs);
                 }
+                None if known.all_zeros(first) => prediction.zeros.extend(group),
                 None if puts_off && known.is_new(first) => prediction.put_off.extend(group),
                 None => {}
             }
@@ -203,7 +259,7 @@ impl Plan<'_> {
         Ok(prediction)
     }
 
-    /// Reads `pages`, ascending and at most a batch, and notes what they are.
+    /// Reads `pages`, in ascending order, and notes what they are.
     fn probe(
         &self,
         desk: &mut Desk,
@@ -211,11 +267,14 @@ impl Plan<'_> {
         known: &mut Known,
     ) -> std::io::Result<()> {
         let pages: Vec<u16> = pages.filter_map(|page| page.try_into().ok()).collect();
-        if pages.is_empty() {
-            return Ok(());
-        }
+        let mut parts = pages.chunks(BATCH);
+        parts.try_for_each(|part| self.probe_part(desk, part, known))
+    }
+
+    /// The same of at most a batch.
+    fn probe_part(&self, desk: &mut Desk, pages: &[u16], known: &mut Known) -> std::io::Result<()> {
         let memory = &*self.guest.memory;
-        let read = desk.batch.fill(memory, self.chunk.address, &pages)?;
+        let read = desk.batch.fill(memory, self.chunk.address, pages)?;
         let index = self.domain().index(StoreId::default());
         let key = |at| self.key(desk.batch.page(at));
         let keys: Vec<_> = (0..read).map(key).collect();
@@ -225,10 +284,21 @@ impl Plan<'_> {
             let found = match key.map(|key| index.get(key)) {
                 Some(Some(Entry::Canonical(slot))) => Probed::Slot(slot),
                 Some(None) => Probed::New,
-                _ => Probed::Other,
+                None => Probed::Zeros,
+                Some(Some(Entry::Candidate(_))) => Probed::Other,
             };
             known.0[usize::from(page)] = Some(found);
         }
         Ok(())
     }
+}
+
+/// What is to be read besides of groups that begin with zeros: the middle, and the end if the next group tells nothing of it.
+fn more_of_zeros(groups: &[usize], known: &Known) -> Vec<usize> {
+    let begin = groups.iter().filter(|&&first| known.is_zeros(first));
+    let more = begin.flat_map(|&first| {
+        let last = (!known.is_zeros(first + GROUP)).then_some(first + GROUP - 1);
+        [Some(first + GROUP / 2), last]
+    });
+    more.flatten().collect()
 }

@@ -217,5 +217,44 @@ fn pages_that_are_bound_to_nodes_are_all_read() {
     fill(&lab, c, 512..1024, |page| page);
     lab.world(|world| (512..1024).for_each(|page| world.migrate(c, page, 1)));
     lab.rounds(4);
-    assert_eq!((reads(&lab, c), slot(&lab, c, 600)), (512, None));
+    assert_eq!((reads(&lab, c), slot(&lab, c, 600)), (512 + 8, None));
+}
+
+#[test]
+fn zeros_in_long_runs_are_hardly_read() {
+    let lab = Lab::new();
+    let a = lab.guest("d", 2);
+    fill(&lab, a, 0..1024, |page| if page < 1000 { 0 } else { page });
+    lab.rounds(3);
+    let status = lab.status();
+    assert_eq!((status.zero_pages, status.pages_unshared), (1000, 24));
+    // Each group's start and middle, the first chunk's end; the last groups are not all zeros, and read.
+    assert!(reads(&lab, a) <= 128 + 1 + 48, "{}", reads(&lab, a));
+    // The same where slots are proposed, too.
+    let [_, _, c] = crowd(&lab);
+    fill(&lab, c, 0..512, |_| 0);
+    lab.rounds(3);
+    assert_eq!(lab.status().zero_pages, 1512);
+    assert_eq!(reads(&lab, c), 64 + 1);
+}
+
+#[test]
+fn a_page_between_zeros_is_no_zeros_and_shared_all_the_same() {
+    let lab = Lab::new();
+    let guests = [lab.guest("d", 1), lab.guest("d", 1)];
+    for guest in guests {
+        fill(&lab, guest, 0..512, |page| u64::from(page % 16 == 5) * page);
+    }
+    lab.rounds(12);
+    let status = lab.status();
+    assert_eq!((status.zero_pages, status.pages_sharing), (2 * 480, 32));
+}
+
+#[test]
+fn memory_without_zeros_is_read_once_but_for_some_groups() {
+    let lab = Lab::new();
+    let a = lab.guest("d", 1);
+    fill(&lab, a, 0..512, |page| 1 + page);
+    lab.rounds(4);
+    assert_eq!(reads(&lab, a), 512 + 8);
 }
