@@ -59,6 +59,8 @@ pub(crate) struct PerProcess {
     pub(crate) lent: [AtomicU32; 4],
     /// Where hooks ask that thread to do work that takes descriptors.
     pub(crate) desk: Desk,
+    /// Where discards are counted: in the session's lifeline, or 0. Changed under the lock.
+    pub(crate) tally: AtomicUsize,
     /// Threads that are in functions of libc's, from where they come back to hooks.
     pub(crate) beyond: AtomicU32,
     /// Pages with journals of windows, each with a staging area behind it; zeros for none.

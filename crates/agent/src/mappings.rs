@@ -8,4 +8,5 @@ pub(crate) mod private;
 pub(crate) mod remap;
 pub(crate) mod scarce;
 pub(crate) mod stores;
+pub(crate) mod tally;
 pub(crate) mod whole;

@@ -5,7 +5,9 @@ mod common;
 #[path = "../../../tests/support/mod.rs"]
 mod support;
 
-use common::{Place, alone, count, daemon, json, wait_for, wait_for_sharing};
+use std::time::{Duration, Instant};
+
+use common::{Place, Running, alone, count, daemon, json, wait_for, wait_for_sharing};
 use serde_json::Value;
 use support::Guest;
 
@@ -54,6 +56,73 @@ fn what_guests_give_up_comes_back_and_is_counted_by_its_way() {
         guest.run(&format!("fill 0 {PAGES} 6"));
     }
     wait_for_sharing(&place, PAGES, 0);
+    for guest in &mut guests {
+        guest.run("check");
+    }
+}
+
+/// Frames that the stores of a daemon take, by the kernel's word.
+fn store_frames(daemon: &Running) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    let folder = format!("/proc/{}/fd", daemon.0.id());
+    let files = std::fs::read_dir(folder).unwrap().flatten();
+    let is_store = |file: &std::fs::DirEntry| {
+        let target = std::fs::read_link(file.path()).unwrap_or_default();
+        target.to_string_lossy().starts_with("/memfd:pageone-store")
+    };
+    let blocks = files.filter(is_store).map(|file| {
+        let its = std::fs::metadata(file.path());
+        its.map_or(0, |its| its.blocks())
+    });
+    blocks.sum::<u64>() / 8
+}
+
+/// No round comes in this time: what comes back does so because of the discards.
+#[test]
+fn frames_of_discarded_pages_come_back_within_a_second_whatever_the_period() {
+    const SECOND: Duration = Duration::from_secs(1);
+    let _alone = alone();
+    let place = Place::new();
+    let daemon = daemon(&place, &["--merge-period", "1h"]);
+    let mut guests = [(); 2].map(|()| Guest::start(&place.socket()));
+    for guest in &mut guests {
+        guest.offer(PAGES, 5);
+    }
+    let merge = || {
+        let mut command = common::pageone();
+        command.arg("merge").arg("--socket").arg(place.socket());
+        command.args(guests.each_ref().map(|guest| guest.pid.to_string()));
+        assert!(common::output(&mut command).status.success());
+    };
+    wait_for("all to be merged", || {
+        merge();
+        (count(&json(&place), "pages_sharing") == PAGES as u64).then_some(())
+    });
+    let scans = count(&json(&place), "full_scans");
+    assert_eq!(store_frames(&daemon), PAGES as u64);
+
+    let [first, second] = &mut guests;
+    first.run(&format!("advise 0 {PAGES} {DONTNEED}"));
+    std::thread::sleep(SECOND);
+    assert_eq!(
+        store_frames(&daemon),
+        PAGES as u64,
+        "the other guest has them"
+    );
+    second.run("check");
+    // A half at once, the other page by page as a balloon does.
+    second.run(&format!("advise 0 {} {DONTNEED}", PAGES / 2));
+    for page in PAGES / 2..PAGES {
+        second.run(&format!("advise {page} 1 {DONTNEED}"));
+    }
+    let begin = Instant::now();
+    wait_for("the frames", || (store_frames(&daemon) == 0).then_some(()));
+    let took = begin.elapsed();
+    println!("all frames were back after {took:?}");
+    assert!(took < SECOND * 3, "{took:?}"); // a second, and what a busy host takes
+    let status = json(&place);
+    assert_eq!(count(&status, "full_scans"), scans, "without a round");
+    assert_eq!(count(&status, "pages_shared"), 0);
     for guest in &mut guests {
         guest.run("check");
     }

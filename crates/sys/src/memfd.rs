@@ -380,7 +380,7 @@ const QUICK: Duration = Duration::from_millis(5);
 /// How many times as long a line rests that took longer.
 const REST: u32 = 100;
 
-/// A page whose only purpose is to be held.
+/// A page that is there to be held. What its holders write to it is theirs.
 #[derive(Debug)]
 pub struct Lifeline {
     /// Can only read. It never leaves this process but for a keeper.
@@ -455,6 +455,19 @@ impl Lifeline {
         let took = thread_time().saturating_sub(begin);
         *rests_until = (took > QUICK).then(|| Instant::now() + took * REST);
         told
+    }
+
+    /// The first `N` bytes, which its holders may write. Zeros where nothing was written, or the kernel refuses.
+    ///
+    /// Reading takes no lock of the inode (`shmem_file_read_iter()` in mm/shmem.c). The tempting alternative, to map the page,
+    /// would end this process if the memory behind it fails, and waits where a holder punches holes.
+    #[must_use]
+    pub fn head<const N: usize>(&self) -> [u8; N] {
+        let mut bytes = [0; N];
+        match rustix::io::pread(&self.file, &mut bytes, 0) {
+            Ok(read) if read == N => bytes,
+            _ => [0; N],
+        }
     }
 
     /// As [`is_free`](Self::is_free), and why it cannot tell.

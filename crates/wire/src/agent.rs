@@ -5,6 +5,7 @@ mod answer;
 mod hello;
 mod journal;
 mod question;
+mod tally;
 
 use crate::codec::{DecodeError, Reader, Writer};
 use crate::page::{CHUNK_BYTES, PageBits};
@@ -17,6 +18,7 @@ pub use hello::{
 };
 pub use journal::{Journal, MAX_OUT};
 pub use question::{MAX_OPS, Merge, MergeOp, Question, Target, Unmerge};
+pub use tally::{TALLY_BYTES, Tally};
 
 /// Bytes of an answer before its list: kind, flags, counters.
 pub const ANSWER_HEAD: usize = 32;

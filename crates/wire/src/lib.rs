@@ -48,7 +48,7 @@ pub use agent::{
     ANSWER_HEAD, Answer, Change, Changes, DomainMark, Hello, Journal, MAX_OPS, MAX_OUT, MAX_STORES,
     Merge, MergeOp, Merged, Name, Question, Ready, Reason, Reception, Role, STEP_DESCRIPTORS,
     STEP_DETACHED, STEP_ELSEWHERE, STEP_EXECUTABLE, STEP_FILTER, STEP_MEMORY, STEP_NARROW,
-    STEP_RIGHTS, STEP_THREADS, STEP_USERFAULTFD, Target, Unmerge, Welcome,
+    STEP_RIGHTS, STEP_THREADS, STEP_USERFAULTFD, TALLY_BYTES, Tally, Target, Unmerge, Welcome,
 };
 pub use codec::{DecodeError, MAX_MESSAGE};
 #[cfg(feature = "status")]

@@ -28,6 +28,7 @@ use super::ahead;
 use super::look::Look;
 use super::scarce::scarce;
 use super::stores::is_store;
+use super::tally;
 use super::whole::{attributes_at, whole};
 use crate::lock::Guard;
 use crate::table::{ADDRESS_LIMIT, Chunk};
@@ -114,9 +115,16 @@ pub(crate) fn unread(guard: &mut Guard, start: usize, len: usize) {
 
 /// Forgets `[start, start + len)`: the guest unmapped it or mapped something else there.
 pub(crate) fn forget(guard: &mut Guard, start: usize, len: usize) {
+    let mut stored = false;
     guard.table().each_known(start, len, |_, pages, chunk| {
-        pages.for_each(|page| chunk.forget(page));
+        pages.for_each(|page| {
+            stored |= chunk.stored.contains(page);
+            chunk.forget(page);
+        });
     });
+    if stored {
+        tally::note(guard);
+    }
 }
 
 /// Advice that discards, over a range in which something may be stored.
@@ -256,6 +264,7 @@ fn make_anonymous(guard: &mut Guard, vma: &Vma, start: usize, end: usize) -> Res
                 guard.table().each_known(at, len, |_, pages, chunk| {
                     pages.for_each(|page| Chunk::is_anonymous(chunk, page));
                 });
+                tally::note(guard);
             }
         }
         at = stop;

@@ -50,6 +50,7 @@ use wire::{CHUNK_BYTES, PAGE_BYTES, PageBits};
 
 use super::frames::make_private;
 use super::stores::is_store;
+use super::tally;
 use crate::lock::Guard;
 use crate::table::{ADDRESS_LIMIT, Chunk, pages_of};
 use crate::thread::{self, Life};
@@ -499,6 +500,7 @@ impl Copy {
         guard.table().each_known(at, len, |_, pages, chunk| {
             pages.for_each(|page| Chunk::is_anonymous(chunk, page));
         });
+        tally::note(guard);
         Ok(())
     }
 

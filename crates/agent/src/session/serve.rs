@@ -31,6 +31,7 @@ use crate::filter::narrow::narrow;
 use crate::lock::{ALONE, Guard, SEARCHING, SERVED, lock, lock_between_forks, per_process};
 use crate::mappings::private::{self, give_back_all};
 use crate::mappings::stores;
+use crate::mappings::tally;
 use crate::mappings::whole;
 use crate::thread::{self, Life, Why};
 use crate::window::{self, Window};
@@ -264,6 +265,8 @@ fn session(link: &Link<'_>, own: &Own) -> Result<()> {
     // Where there is no /proc, or no right to it, a dump lacks what is merged: a limit.
     let _ = sys::dump::include_private_files();
     if let Some(mut guard) = lock() {
+        // A thread that was killed alone has left its line named, which may be let go of from here on.
+        tally::count_in(&guard, 0);
         whole::lend(&mut guard, Some(session.window.tools()));
     }
     let its = [session.lifeline, session.tie];
@@ -275,6 +278,7 @@ fn session(link: &Link<'_>, own: &Own) -> Result<()> {
     }
     if let Some(mut guard) = lock() {
         report::everything(&mut guard);
+        tally::count_in(&guard, session.lifeline);
         guard.process().serving.store(SERVED, Ordering::Relaxed);
     }
     let ready = Ready {
@@ -296,6 +300,7 @@ fn session(link: &Link<'_>, own: &Own) -> Result<()> {
 
 fn return_tools(session: &mut Session) {
     if let Some(mut guard) = lock() {
+        tally::count_in(&guard, 0);
         whole::lend(&mut guard, None);
     }
     session.end();
@@ -393,6 +398,9 @@ impl<'a> Session<'a> {
     /// Holds the new lifeline before it lets go of the old: a child forked at any moment has one.
     fn renew(&mut self, lifeline: &OwnedFd) -> Result<()> {
         let new = lines::hold(lifeline)?;
+        if let Some(guard) = lock() {
+            tally::count_in(&guard, new);
+        }
         lines::release(std::mem::replace(&mut self.lifeline, new));
         Ok(())
     }

@@ -27,6 +27,9 @@ use crate::page::Slot;
 pub(crate) trait Lifeline: Send {
     /// Whether nobody holds it. Once free, free for good.
     fn is_free(&self) -> bool;
+
+    /// What its holders have counted there: see [`wire::Tally`].
+    fn discards(&self) -> u64;
 }
 
 /// How many lifelines a guest has at most: each is a descriptor. When long-lived children keep
@@ -82,6 +85,10 @@ impl Epoch {
 /// Lifeline epochs of a guest, oldest first. The last one is current.
 pub(crate) struct Ledger {
     epochs: VecDeque<Epoch>,
+    /// What the current line counted when the agent was asked last.
+    heard: u64,
+    /// The question under way, or the last one, was about discards.
+    gives_back: bool,
 }
 
 impl Ledger {
@@ -89,7 +96,35 @@ impl Ledger {
     pub(crate) fn new(line: Box<dyn Lifeline>) -> Self {
         Self {
             epochs: VecDeque::from([Epoch::begin(line)]),
+            heard: 0,
+            gives_back: false,
         }
+    }
+
+    /// What the current line counts.
+    fn discards(&self) -> u64 {
+        let lines = self.epochs.back().map(|epoch| epoch.lines.as_slice());
+        let line = lines.and_then(<[Line]>::first);
+        line.map_or(0, |(_, line)| line.discards())
+    }
+
+    /// Whether the guest has discarded merged pages, by its own word, since its agent was asked last.
+    pub(crate) fn has_discards(&self) -> bool {
+        self.discards() != self.heard
+    }
+
+    /// Whether a new lifeline would let go of what was discarded.
+    pub(crate) fn gives_back(&self) -> bool {
+        self.gives_back && self.wants_renewal()
+    }
+
+    /// The agent is asked what changed.
+    ///
+    /// Discards from here on may be told of in this answer or in the next one: they count as not heard.
+    pub(crate) fn begin_sync(&mut self) {
+        let discards = self.discards();
+        self.gives_back = discards != self.heard;
+        self.heard = discards;
     }
 
     /// Notes that the guest itself no longer maps `slots`.
@@ -110,6 +145,7 @@ impl Ledger {
     /// Begins an epoch. The guest may map its lifeline from now on.
     pub(crate) fn renew(&mut self, line: Box<dyn Lifeline>) {
         self.epochs.push_back(Epoch::begin(line));
+        self.heard = 0;
     }
 
     /// The slots whose refs may go: those of all ended epochs with no holder, oldest first. The
@@ -162,12 +198,12 @@ impl std::fmt::Debug for Ledger {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
     use super::*;
 
     #[derive(Clone, Default)]
-    struct Line(Arc<AtomicBool>);
+    struct Line(Arc<AtomicBool>, Arc<AtomicU64>);
 
     impl Line {
         fn cut(&self) {
@@ -178,6 +214,10 @@ mod tests {
     impl Lifeline for Line {
         fn is_free(&self) -> bool {
             self.0.load(Ordering::Relaxed)
+        }
+
+        fn discards(&self) -> u64 {
+            self.1.load(Ordering::Relaxed)
         }
     }
 
@@ -234,6 +274,28 @@ mod tests {
         );
         assert_eq!(ledger.settle(true), [Slot(5)]);
         assert!(ledger.is_empty());
+    }
+
+    #[test]
+    fn discards_are_heard_once_and_then_given_back() {
+        let lines = [(); 2].map(|()| Line::default());
+        let mut ledger = ledger(&lines[..1]);
+        assert!(!ledger.has_discards());
+        lines[0].1.store(1, Ordering::Relaxed);
+        assert!(ledger.has_discards());
+        ledger.begin_sync();
+        assert!(
+            !ledger.has_discards() && !ledger.gives_back(),
+            "no evidence"
+        );
+        ledger.release(&mut vec![Slot(3)]);
+        assert!(ledger.gives_back());
+        ledger.begin_sync();
+        ledger.renew(Box::new(lines[1].clone()));
+        assert!(!ledger.has_discards() && !ledger.gives_back());
+        // What is released without a discard waits for the next round.
+        ledger.release(&mut vec![Slot(4)]);
+        assert!(!ledger.gives_back());
     }
 
     #[test]

@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use sys::closers::Late;
 use sys::stranger::Stranger;
 use sys::{memfd, process};
-use wire::{Answer, DomainMark, MAX_MESSAGE, Question, Reason, Welcome};
+use wire::{Answer, DomainMark, MAX_MESSAGE, Question, Reason, Tally, Welcome};
 
 use crate::domain::lifelines::Lifeline;
 use crate::guest::agent::{Fault, Link};
@@ -16,12 +16,20 @@ impl Lifeline for memfd::Lifeline {
     fn is_free(&self) -> bool {
         memfd::Lifeline::is_free(self)
     }
+
+    fn discards(&self) -> u64 {
+        Tally::discards(self.head())
+    }
 }
 
 /// A guest may have locks on its line.
 impl Lifeline for Late<memfd::Lifeline> {
     fn is_free(&self) -> bool {
         memfd::Lifeline::is_free(self)
+    }
+
+    fn discards(&self) -> u64 {
+        Tally::discards(self.head())
     }
 }
 

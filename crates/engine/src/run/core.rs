@@ -42,6 +42,7 @@ use crate::merge::read::Hasher;
 use crate::merge::request::{self, Asked, Manner};
 use crate::options::{Limits, Rules};
 use crate::run::cpu_limit::Governor;
+use crate::run::discards::Glances;
 use crate::run::knobs::{self, Knobs};
 use crate::run::order::Order;
 use crate::run::post::{Post, Watched};
@@ -154,6 +155,7 @@ pub(crate) struct Core {
     /// The number of the last sync: one a guest in each round, and in each pass.
     syncs: AtomicU64,
     pub(crate) wishes: Wishes,
+    pub(crate) glances: Glances,
     /// Rounds completed over all regions.
     pub(crate) full_scans: AtomicU64,
     /// Pages that got no slot because of the stores' limit.
@@ -189,6 +191,7 @@ impl Core {
             rounds: AtomicU64::new(0),
             syncs: AtomicU64::new(0),
             wishes: Wishes::default(),
+            glances: Glances::default(),
             full_scans: AtomicU64::new(0),
             pages_over_limit: AtomicU64::new(0),
             gone_cpu_ns: AtomicU64::new(0),

@@ -119,8 +119,8 @@ impl Driver {
         }
     }
 
-    /// Waits until something is told, at most until `due`.
-    fn wait(&self, due: Instant) {
+    /// Waits until something is told, at most until `due`; whether something was.
+    fn wait(&self, due: Instant) -> bool {
         let signal = lock(&self.signal);
         let quiet = |signal: &mut Signal| {
             let idle = signal.wishes == signal.granted && signal.rules.is_none();
@@ -128,8 +128,24 @@ impl Driver {
         };
         let left = due.saturating_duration_since(Instant::now());
         let waited = self.changed.wait_timeout_while(signal, left, quiet);
-        let (mut signal, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let (mut signal, waited) = waited.unwrap_or_else(PoisonError::into_inner);
         signal.nudge = false;
+        !waited.timed_out()
+    }
+
+    /// The same; discards of merged pages are looked for meanwhile. Nothing else is done for it: at rest no worker wakes.
+    fn wait_and_glance(&self, workers: &Workers, due: Instant) {
+        loop {
+            let glance = self.core.next_glance(Instant::now());
+            let Some(glance) = glance.filter(|&glance| glance < due) else {
+                self.wait(due);
+                return;
+            };
+            if self.wait(glance) {
+                return;
+            }
+            self.core.glance(workers);
+        }
     }
 
     fn wishes_unmerge(&self) -> bool {
@@ -214,6 +230,14 @@ pub(crate) fn drive(driver: &Driver, workers: &Workers, after_round: fn(&Core)) 
         if driver.wishes_unmerge() {
             unmerge_all(driver, workers);
         }
+        // Rounds may follow each other without a pause.
+        let begin = Instant::now();
+        if core
+            .next_glance(begin)
+            .is_some_and(|glance| glance <= begin)
+        {
+            core.glance(workers);
+        }
         let rules = lock(&driver.signal).rules.take();
         if let Some(rules) = rules {
             let left = core.switch(rules);
@@ -248,7 +272,7 @@ pub(crate) fn drive(driver: &Driver, workers: &Workers, after_round: fn(&Core)) 
             continue;
         }
         let wish = core.wishes.due(now).unwrap_or(due);
-        driver.wait(due.min(now + REAP).min(wish));
+        driver.wait_and_glance(workers, due.min(now + REAP).min(wish));
         workers.watch();
         core.reap(workers);
     }

@@ -256,6 +256,13 @@ impl Queue {
         }
     }
 
+    /// How long workers had turns for each user in this round.
+    pub(crate) fn spent(&self) -> Vec<(u32, Duration)> {
+        let inner = lock(&self.inner);
+        let lanes = inner.lanes.iter();
+        lanes.map(|(&uid, lane)| (uid, lane.spent)).collect()
+    }
+
     /// Whether jobs are left for such users only, for whom more was done in this round than for any other, and
     /// more than `floor`.
     pub(crate) fn is_left_to_the_greedy(&self, floor: Duration) -> bool {

@@ -359,7 +359,12 @@ fn sync(guest: &Guest, talk: &mut Talk) -> Result<bool, Fault> {
         return Ok(false);
     }
     let link = talk.link.as_mut().ok_or(Fault::Closed)?;
-    let renew = lock(&guest.ledger).wants_renewal() && give_line(guest, link.as_mut());
+    let wants_renewal = {
+        let mut ledger = lock(&guest.ledger);
+        ledger.begin_sync();
+        ledger.wants_renewal()
+    };
+    let renew = wants_renewal && give_line(guest, link.as_mut());
     let adopted = guest.take_adopted();
     link.send(&Question::Sync {
         lifeline: renew,

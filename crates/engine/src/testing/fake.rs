@@ -103,6 +103,8 @@ pub(crate) struct Process {
     pub(crate) children: Vec<Child>,
     pub(crate) reads: u64,
     pub(crate) scans: u64,
+    /// How often its agent was asked what changed.
+    pub(crate) syncs: u64,
     /// How long each scan takes.
     pub(crate) scan_takes: std::time::Duration,
     /// Whoever reads its memory sleeps.
@@ -147,6 +149,8 @@ pub(crate) struct World {
     seen: BTreeMap<String, BTreeSet<u64>>,
     /// Holders of each lifeline and tie.
     holders: Vec<u32>,
+    /// What guests counted in their lines.
+    tallies: BTreeMap<usize, u64>,
     /// The ties of each domain since its store is there; guests get the last.
     ties: BTreeMap<String, Vec<usize>>,
     /// Whether a page must not be asked to map a slot of another node.
@@ -295,10 +299,21 @@ impl World {
 
     /// Discards a page; the agent puts anonymous memory there.
     pub(crate) fn discard(&mut self, process: usize, page: u64) {
-        let process = &mut self.processes[process];
-        process.pages.remove(&page);
+        let number = process;
+        let process = &mut self.processes[number];
+        let was = process.pages.remove(&page);
         process.shadow.remove(&page);
         process.changed.insert(page / 512);
+        if let Some(Place::Slot { .. }) = was {
+            self.note_discard(number);
+        }
+    }
+
+    /// Counts a discard of merged pages in the process's line, as its agent does.
+    pub(crate) fn note_discard(&mut self, process: usize) {
+        if let Some(&line) = self.processes[process].lines.last() {
+            *self.tallies.entry(line).or_default() += 1;
+        }
     }
 
     /// Touches a merged page, so that it shows in the page map.
@@ -413,5 +428,10 @@ struct FakeLine {
 impl Lifeline for FakeLine {
     fn is_free(&self) -> bool {
         lock(&self.world).holders[self.line] == 0
+    }
+
+    fn discards(&self) -> u64 {
+        let world = lock(&self.world);
+        world.tallies.get(&self.line).copied().unwrap_or(0)
     }
 }

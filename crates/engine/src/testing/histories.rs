@@ -70,6 +70,7 @@ enum Event {
     /// The engine is killed; whether agents deal with what it asked last, and who comes back.
     Succeed(bool, u8),
     Rounds(usize),
+    Glance,
     /// Somebody wants some guests merged now, in so many chunks.
     Now(u8, u64),
 }
@@ -129,6 +130,7 @@ fn event() -> impl Strategy<Value = Event> {
         2 => (page(), 1u64..16, 0..NODES).prop_map(|(page, count, node)| Event::Stray { page, count, node }),
         1 => rules().prop_map(Event::Switch),
         10 => (1usize..5).prop_map(Event::Rounds),
+        4 => Just(Event::Glance),
         4 => (any::<u8>(), 1..=CHUNKS).prop_map(|(who, chunks)| Event::Now(who, chunks)),
     ]
 }
@@ -138,6 +140,10 @@ fn happen(lab: &mut Lab, guest: usize, event: &Event) {
     let dead = lab.world(|world| world.processes[guest].dead);
     match *event {
         Event::Rounds(count) => lab.rounds(count),
+        Event::Glance => {
+            lab.rest();
+            lab.glance();
+        }
         Event::Now(who, chunks) => {
             let all: Vec<_> = (0..GUESTS)
                 .filter(|guest| who & (1 << guest) != 0)

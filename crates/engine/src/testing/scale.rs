@@ -205,6 +205,10 @@ impl Lifeline for Held {
     fn is_free(&self) -> bool {
         false
     }
+
+    fn discards(&self) -> u64 {
+        0
+    }
 }
 
 /// A store that forgets.

@@ -163,7 +163,7 @@ impl Hello {
     }
 }
 
-/// The engine's consent. The packet carries descriptors: the lifeline, the domain's tie (mapped as
+/// The engine's consent. The packet carries descriptors: the lifeline (with a [`Tally`](crate::Tally)), the domain's tie (mapped as
 /// a lifeline is, until a later session has adopted what this one merged), then `stores` stores
 /// (read-only), then, when `device` is set, `/dev/userfaultfd`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

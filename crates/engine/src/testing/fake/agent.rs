@@ -110,6 +110,7 @@ impl Link for FakeLink {
             Question::Sync { lifeline: true, .. } => self.line.take(),
             _ => None,
         };
+        process.syncs += u64::from(matches!(question, Question::Sync { .. }));
         process.mail.questions.push_back((question.clone(), line));
         Ok(())
     }

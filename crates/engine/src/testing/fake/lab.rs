@@ -259,6 +259,17 @@ impl Lab {
         self.check();
     }
 
+    /// A glance, then all assertions.
+    pub(crate) fn glance(&self) {
+        self.core.glance(&self.alone);
+        self.check();
+    }
+
+    /// Enough time passes for all users to be looked at by the next glance.
+    pub(crate) fn rest(&self) {
+        self.core.glances.end_rests();
+    }
+
     /// Rounds without looking for work, to unmerge.
     pub(crate) fn unmerge(&self) {
         self.core.knobs.turn([wire::Setting::Run(RunMode::Unmerge)]);

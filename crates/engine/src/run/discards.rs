@@ -1,0 +1,182 @@
+//! Discards between two rounds: frames that guests give up go back within a second, however long the period is.
+//!
+//! ```text
+//!   rounds    ═════┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄═════
+//!   glances        .    .    .    .    .    .    .    .           a word of each lifeline is read
+//!   discards                  ▼
+//!   looks                          ══                             evidence, a new lifeline, frames
+//! ```
+//!
+//! A guest's agent counts discards of merged pages in its lifeline ([`wire::Tally`]). A *glance* reads the word of each guest
+//! that has merged pages. Where it has changed, the guest is heard twice ([`Aim::Hear`]), as a round hears it: the first time its agent tells what it
+//! gave up, the second time it lets go of the old lifeline, and the frames go back.
+//!
+//! **Safe.** The word decides only when a guest is heard. Refs go by evidence, as in a round (I4), and frames by refs (I5): a
+//! word that lies brings a look that finds nothing. No thread of the guest waits for this (I7): the hook writes a word of memory.
+//!
+//! **Fair.** Who writes the word without a pause shall get no more than others (I8):
+//!
+//! | a guest | so |
+//! |---|---|
+//! | counts on and on | its user rests for [`REST`] times what workers did for him, and the glance at him, took |
+//! | does not answer | it is heard again when a round has heard it; its user rests for the time that was waited |
+//! | has its line swapped out, so that a glance waits | a glance ends after [`GLANCE_TIME`], and goes on with the next guest |
+//!
+//! Jobs have their user's lane here too, the CPU limit holds, and a round that is due waits for [`PASSES`] patiences at most.
+//! While nothing is merged there are no glances.
+//!
+//! The tempting alternative, that agents say it by their connection, needs a signal to the agent's thread for each discard.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use crate::guest::{Guest, Standing};
+use crate::page::Class;
+use crate::run::core::{Core, Crew, Span};
+use crate::scan::look::Aim;
+use crate::sync::lock;
+
+/// Time between two glances.
+const GLANCE: Duration = Duration::from_millis(250);
+/// A glance takes no longer, but for the guest at which it is.
+const GLANCE_TIME: Duration = Duration::from_millis(10);
+/// A user rests so many times as long as his guests took.
+const REST: u32 = 8;
+/// Looks in a row: the evidence, and the lifeline that lets it go.
+const PASSES: usize = 2;
+
+/// What is known from one glance to the next.
+#[derive(Default)]
+pub(crate) struct Glances(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    /// When users are looked at again.
+    rests: BTreeMap<u32, Instant>,
+    /// When the next glance is due.
+    due: Option<Instant>,
+    /// The number of the guest with which it begins.
+    first: u64,
+}
+
+/// What was done for each user.
+type Spent = BTreeMap<u32, Duration>;
+
+#[cfg(test)]
+impl Glances {
+    /// What was done for a user took so long.
+    pub(crate) fn note_spent(&self, uid: u32, took: Duration) {
+        lock(&self.0).rest(Spent::from([(uid, took)]));
+    }
+
+    pub(crate) fn rests(&self, uid: u32) -> bool {
+        lock(&self.0).rests(uid, Instant::now())
+    }
+
+    /// Nobody rests any more.
+    pub(crate) fn end_rests(&self) {
+        lock(&self.0).rests.clear();
+    }
+}
+
+impl State {
+    fn rests(&self, uid: u32, now: Instant) -> bool {
+        self.rests.get(&uid).is_some_and(|&until| until > now)
+    }
+
+    fn rest(&mut self, spent: Spent) {
+        let now = Instant::now();
+        self.rests.retain(|_, until| *until > now);
+        for (uid, its) in spent {
+            self.rests.insert(uid, now + its * REST);
+        }
+    }
+}
+
+/// Whether the guest has something to give up, or has told of it in a round.
+fn may_give(guest: &Arc<Guest>) -> bool {
+    let merged = guest.counters.pages(Class::Merged) > 0;
+    guest.standing() == Standing::Served && (merged || lock(&guest.ledger).gives_back())
+}
+
+impl Core {
+    /// When the next glance is due; `None` while nothing is merged.
+    pub(crate) fn next_glance(&self, now: Instant) -> Option<Instant> {
+        let any = lock(&self.guests).iter().any(may_give);
+        let due = lock(&self.glances.0).due;
+        any.then(|| due.map_or(now, |due| due.min(now + GLANCE)))
+    }
+
+    /// Looks for discards of merged pages, and gives back what was discarded.
+    pub(crate) fn glance(&self, crew: &dyn Crew) {
+        let mut spent = Spent::new();
+        let mut guests = self.find_discards(&mut spent);
+        for _ in 0..PASSES {
+            if guests.is_empty() {
+                break;
+            }
+            self.hear(crew, &guests, &mut spent);
+            guests.retain(|guest| guest.is_responsive() && lock(&guest.ledger).gives_back());
+        }
+        let mut state = lock(&self.glances.0);
+        state.rest(spent);
+        state.due = Some(Instant::now() + GLANCE);
+    }
+
+    /// The guests that have discarded merged pages since they were heard.
+    fn find_discards(&self, spent: &mut Spent) -> Vec<Arc<Guest>> {
+        let begin = Instant::now();
+        let mut merged: Vec<_> = lock(&self.guests)
+            .iter()
+            .filter(|guest| may_give(guest))
+            .cloned()
+            .collect();
+        let mut state = lock(&self.glances.0);
+        let first = merged.partition_point(|guest| guest.number < state.first);
+        merged.rotate_left(first);
+        let mut found = Vec::new();
+        let mut last = begin;
+        state.first = 0;
+        for guest in merged {
+            if last - begin > GLANCE_TIME {
+                state.first = guest.number;
+                break;
+            }
+            let stuck = guest.is_stuck() || guest.user.is_stuck();
+            if state.rests(guest.user.uid, begin) || stuck || !guest.is_responsive() {
+                continue;
+            }
+            let ledger = lock(&guest.ledger);
+            let discards = ledger.gives_back() || ledger.has_discards();
+            drop(ledger);
+            let now = Instant::now();
+            *spent.entry(guest.user.uid).or_default() += now - last;
+            last = now;
+            if discards {
+                found.push(guest);
+            }
+        }
+        found
+    }
+
+    /// Hears these guests, and settles what they gave up.
+    fn hear(&self, crew: &dyn Crew, guests: &[Arc<Guest>], spent: &mut Spent) {
+        let begin = Instant::now();
+        let patience = self.knobs.patience;
+        let looks = guests.iter().map(|guest| (Arc::clone(guest), Aim::Hear));
+        let span = Span {
+            period: patience * 2,
+            least: patience,
+            most: patience,
+        };
+        self.look_and_work(crew, looks.collect(), span);
+        for (uid, took) in self.queue.spent() {
+            *spent.entry(uid).or_default() += took;
+        }
+        let took = begin.elapsed();
+        for guest in guests.iter().filter(|guest| !guest.is_responsive()) {
+            *spent.entry(guest.user.uid).or_default() += took;
+        }
+    }
+}
