@@ -8,8 +8,8 @@
 //! ```
 //!
 //! A guest's agent counts discards of merged pages in its lifeline ([`wire::Tally`]). A *glance* reads the word of each guest
-//! that has merged pages. Where it has changed, the guest is heard twice ([`Aim::Hear`]), as a round hears it: the first time its agent tells what it
-//! gave up, the second time it lets go of the old lifeline, and the frames go back.
+//! that has merged pages. Where it has changed, the guest is heard twice ([`Aim::Hear`]), as a round hears it. The first time
+//! its agent tells what it gave up. The second time it lets go of the old lifeline, and the frames go back.
 //!
 //! **Safe.** The word decides only when a guest is heard. Refs go by evidence, as in a round (I4), and frames by refs (I5): a
 //! word that lies brings a look that finds nothing. No thread of the guest waits for this (I7): the hook writes a word of memory.
