@@ -77,6 +77,15 @@ fn store_frames(daemon: &Running) -> u64 {
     blocks.sum::<u64>() / 8
 }
 
+/// How many times as long the engine may take because others have the processors, too: its workers run on idle ones.
+fn busy() -> u32 {
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap();
+    let load: f64 = load.split(' ').next().unwrap().parse().unwrap();
+    let cpus = std::thread::available_parallelism().unwrap().get();
+    let times = (0..1000).find(|&times| f64::from(times) * cpus as f64 >= load);
+    1 + times.unwrap_or(1000)
+}
+
 /// No round comes in this time: what comes back does so because of the discards.
 #[test]
 fn frames_of_discarded_pages_come_back_within_a_second_whatever_the_period() {
@@ -103,7 +112,7 @@ fn frames_of_discarded_pages_come_back_within_a_second_whatever_the_period() {
 
     let [first, second] = &mut guests;
     first.run(&format!("advise 0 {PAGES} {DONTNEED}"));
-    std::thread::sleep(SECOND);
+    std::thread::sleep(SECOND); // in which they would come back
     assert_eq!(
         store_frames(&daemon),
         PAGES as u64,
@@ -119,7 +128,7 @@ fn frames_of_discarded_pages_come_back_within_a_second_whatever_the_period() {
     wait_for("the frames", || (store_frames(&daemon) == 0).then_some(()));
     let took = begin.elapsed();
     println!("all frames were back after {took:?}");
-    assert!(took < SECOND * 3, "{took:?}"); // a second, and what a busy host takes
+    assert!(took < SECOND * 2 * busy(), "{took:?}");
     let status = json(&place);
     assert_eq!(count(&status, "full_scans"), scans, "without a round");
     assert_eq!(count(&status, "pages_shared"), 0);

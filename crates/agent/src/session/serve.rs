@@ -278,7 +278,7 @@ fn session(link: &Link<'_>, own: &Own) -> Result<()> {
     }
     if let Some(mut guard) = lock() {
         report::everything(&mut guard);
-        tally::count_in(&guard, session.lifeline);
+        tally::count_in(&guard, tally::prepare(session.lifeline));
         guard.process().serving.store(SERVED, Ordering::Relaxed);
     }
     let ready = Ready {
@@ -398,8 +398,9 @@ impl<'a> Session<'a> {
     /// Holds the new lifeline before it lets go of the old: a child forked at any moment has one.
     fn renew(&mut self, lifeline: &OwnedFd) -> Result<()> {
         let new = lines::hold(lifeline)?;
+        let place = tally::prepare(new);
         if let Some(guard) = lock() {
-            tally::count_in(&guard, new);
+            tally::count_in(&guard, place);
         }
         lines::release(std::mem::replace(&mut self.lifeline, new));
         Ok(())

@@ -23,9 +23,9 @@
 //! private pages alternate in short runs, which shows in many groups with one end of each, nothing is put off: all that is
 //! shared is to be mapped together.
 //!
-//! **Zeros.** A group whose first and middle page are zeros, and the last or the one behind it, is most likely all zeros: a guest's
-//! kernel clears memory in long runs. That needs neither slots nor nodes, so it is proposed where nothing else is. There only one group
-//! in [`SPARSE`] is looked at first, so that memory without zeros costs little more.
+//! **Zeros.** Where three groups in a row begin with zeros, the pages between are most likely zeros: a guest's kernel clears memory in
+//! long runs. In shorter ones the middle and the end are read, too. That needs neither slots nor nodes, so it is proposed where
+//! nothing else is. There only one group in [`SPARSE`] is looked at first, so that memory without zeros costs little more.
 //!
 //! The agent compares every byte before it merges (I1), and each pair takes its ref before the agent is asked (I4). A wrong
 //! one costs what any page costs that was written between the reading and the merge. From then on the page has a back-off
@@ -102,10 +102,20 @@ impl Known {
         self.at(page) == Some(Probed::Zeros)
     }
 
-    /// Whether a group is zeros, by its ends and its middle.
+    /// Whether the beginnings of three groups in a row are zeros, this one's and its end's among them.
+    fn in_a_long_run(&self, first: usize) -> bool {
+        let before = first
+            .checked_sub(GROUP)
+            .is_some_and(|before| self.is_zeros(before));
+        let begins = self.is_zeros(first) && self.is_zeros(first + GROUP);
+        begins && (before || self.is_zeros(first + 2 * GROUP))
+    }
+
+    /// Whether a group is zeros, by its neighbours, or by its ends and its middle.
     fn all_zeros(&self, first: usize) -> bool {
         let ends = self.is_zeros(first + GROUP - 1) || self.is_zeros(first + GROUP);
-        ends && self.is_zeros(first) && self.is_zeros(first + GROUP / 2)
+        let whole = ends && self.is_zeros(first) && self.is_zeros(first + GROUP / 2);
+        whole || self.in_a_long_run(first)
     }
 
     /// Whether no other guest has the ends and the middle of a group.
@@ -293,10 +303,12 @@ impl Plan<'_> {
     }
 }
 
-/// What is to be read besides of groups that begin with zeros: the middle, and the end if the next group tells nothing of it.
+/// What is to be read besides of groups that begin with zeros, outside of long runs: the middle, and the end if the next group
+/// tells nothing of it.
 fn more_of_zeros(groups: &[usize], known: &Known) -> Vec<usize> {
     let begin = groups.iter().filter(|&&first| known.is_zeros(first));
-    let more = begin.flat_map(|&first| {
+    let short = begin.filter(|&&first| !known.in_a_long_run(first));
+    let more = short.flat_map(|&first| {
         let last = (!known.is_zeros(first + GROUP)).then_some(first + GROUP - 1);
         [Some(first + GROUP / 2), last]
     });

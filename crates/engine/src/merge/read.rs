@@ -181,8 +181,8 @@ mod tests {
             let firsts = (0..PAGES).step_by(step * BATCH);
             best(PAGES, || firsts.clone().for_each(|at| read(at, step)))
         };
-        // In a run that is predicted two pages of a group of 16 are read.
-        let (all, run) = (batches(1), batches(8));
+        // In a run that is predicted one page of a group of 16 is read.
+        let (all, run) = (batches(1), batches(16));
         let alone = best(PAGES, || {
             let zeros = guest
                 .iter()

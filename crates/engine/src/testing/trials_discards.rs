@@ -94,7 +94,7 @@ fn who_counts_discards_without_a_pause_rests() {
     let before = questions(&lab, greedy);
     for _ in 0..50 {
         lab.world(|world| world.note_discard(greedy));
-        lab.core.glances.note_spent(7, Duration::from_secs(1));
+        lab.core.glances.note_spent(7, Duration::from_secs(9));
         lab.glance();
     }
     assert_eq!(questions(&lab, greedy), before, "its user rests");
