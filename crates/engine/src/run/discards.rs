@@ -39,8 +39,8 @@ use crate::sync::lock;
 
 /// Time between two glances.
 const GLANCE: Duration = Duration::from_millis(250);
-/// A glance takes no longer, but for the guest at which it is.
-const GLANCE_TIME: Duration = Duration::from_millis(10);
+/// A glance takes no longer, but for the guest at which it is: one part in a hundred of the time.
+const GLANCE_TIME: Duration = Duration::from_micros(2500);
 /// A user rests so many times as long as his guests took, and no longer than [`LONGEST_REST`]: on a busy host it is the host that
 /// makes them take long. A pass is cut, so with this bound a user has a tenth of the time at most.
 const REST: u32 = 8;
