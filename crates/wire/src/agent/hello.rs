@@ -163,9 +163,9 @@ impl Hello {
     }
 }
 
-/// The engine's consent. The packet carries descriptors: the lifeline (with a [`Tally`](crate::Tally)), the domain's tie (mapped as
-/// a lifeline is, until a later session has adopted what this one merged), then `stores` stores
-/// (read-only), then, when `device` is set, `/dev/userfaultfd`.
+/// The engine's consent. The packet carries descriptors: the lifeline, the domain's tie, then `stores` stores (read-only), then,
+/// when `device` is set, `/dev/userfaultfd`. The lifeline begins with a [`Tally`](crate::Tally). The tie is mapped as a lifeline
+/// is, until a later session has adopted what this one merged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Welcome {
     /// How many stores follow, one a node; at least 1, at most [`MAX_STORES`].
