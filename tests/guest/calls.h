@@ -121,3 +121,15 @@ static long has_room(void)
 	int error = pthread_create(&thread, NULL, nothing, NULL);
 	return error ? -error : -pthread_join(thread, NULL);
 }
+
+/* How many pages the kernel says are in memory. */
+static long in_core(unsigned char *at, size_t count)
+{
+	static unsigned char told[4096];
+	long are = 0;
+	if (count > sizeof told || mincore(at, count * PAGE, told))
+		return count > sizeof told ? -EINVAL : -errno;
+	for (size_t i = 0; i < count; i++)
+		are += told[i] & 1;
+	return are;
+}

@@ -609,6 +609,7 @@ static void *serve(void *first)
 		COMMAND("watch") say(watch(mem + a * PAGE, b * PAGE));
 		COMMAND("scatter") say(scatter(mem, shadow, a, (int)b));
 		COMMAND("room") say(has_room());
+		COMMAND("incore") say(in_core(mem + a * PAGE, b));
 		COMMAND("storm") say(run_storm(a, b));
 		COMMAND("discards") cost_of_discards(a, b, c);
 		COMMAND("calls") cost_of_calls(a);

@@ -599,3 +599,24 @@ fn an_agent_that_is_stopped_alone_holds_no_call_up_for_long() {
     guest.run(&format!("advise 300 5 {DONTNEED}"));
     guest.run("check");
 }
+
+#[test]
+fn advice_that_the_kernel_does_not_know_changes_nothing() {
+    let (_engine, mut guest) = merged(8);
+    for advice in [5, 99, 4711, -1] {
+        assert!(guest.ask(&format!("advise 0 100 {advice}")).is_err());
+    }
+    assert_eq!(stored(&guest), 512);
+    guest.run("check");
+}
+
+#[test]
+fn merged_memory_is_in_core_until_it_is_discarded() {
+    let (_engine, mut guest) = merged(8);
+    assert_eq!(guest.run("incore 0 512"), "512");
+    guest.run(&format!("advise 10 20 {DONTNEED}"));
+    guest.run(&format!("advise 40 1 {DONTNEED}"));
+    assert_eq!(guest.run("incore 0 512"), "491");
+    guest.run("fill 40 1 8");
+    assert_eq!(guest.run("incore 0 512"), "492");
+}

@@ -15,7 +15,9 @@ const POPULATE_WRITE: i32 = 23;
 /// `NOMEM` when the frames do not fit.
 pub(crate) fn make_private(guard: &mut Guard, start: usize, len: usize) -> Result<()> {
     match populate(start, len) {
-        Err(Errno::INVAL | Errno::FAULT) => guard.at_desk_or_here(|guard| make_parts_private(guard, start, len)),
+        Err(Errno::INVAL | Errno::FAULT) => {
+            guard.at_desk_or_here(|guard| make_parts_private(guard, start, len))
+        }
         result => result,
     }
 }
