@@ -349,6 +349,10 @@ impl Guard {
         // SAFETY: the call is there until this returns, and nothing of it is used meanwhile.
         let done = unsafe { page.desk.ask(agent, || page.knock(), runner, at) };
         page.word.fetch_and(!KNOCKED, Ordering::Relaxed);
+        if !done && sys::thread::is_gone(agent) {
+            // It was killed alone, and no hook needs to wait for it again.
+            page.lent[0].store(0, Ordering::Relaxed);
+        }
         match done {
             // SAFETY: the job was done, so its result was written.
             true => unsafe { call.result.assume_init() },
