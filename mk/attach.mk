@@ -3,6 +3,6 @@
 
 ATTACHES ?= 300
 
-attaches: setup ## Attaches to busy programs and detaches, ATTACHES (300) times twice, each time at another moment
+attaches: setup ## Attaches to busy programs and detaches, ATTACHES (300) times, each time at another moment
 	$(CARGO) build --workspace
 	PAGEONE_ATTACHES=$(ATTACHES) $(CARGO) test -p pageone --test attach -- --nocapture a_process_may_be_attached_at_any_moment

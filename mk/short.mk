@@ -31,7 +31,7 @@ short: unit ## Runs each demonstration, bench, simulation and fuzz target for a 
 	$(MAKE) miri $(SHORT)
 	$(MAKE) model $(SHORT) SEED=7108
 	$(MAKE) model $(SHORT) SEED=7109 HOW=attach
-	$(MAKE) attaches $(SHORT) ATTACHES=5
+	$(MAKE) attaches $(SHORT) ATTACHES=24
 
 msrv: ## Checks that the oldest Rust that the manifest names will do, if it is installed
 	@if rustup run $(MSRV) cargo --version >/dev/null 2>&1; then \

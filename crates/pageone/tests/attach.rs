@@ -7,7 +7,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{Place, count, daemon, guests_of, json, need_agent, output, pageone, text, wait_for};
 use sys::seize::Held;
@@ -213,7 +213,12 @@ fn a_hundred_threads_stand_still_for_a_moment() {
     one.goes_on();
 }
 
-/// A short form; `PAGEONE_ATTACHES` is how often otherwise.
+/// What the programs do that are attached at any moment.
+const BUSY: [&str; 4] = ["offer,work,fork", "offer,work,fork", "work,fork", "offer"];
+/// How often the same processes are attached.
+const LIFE: u64 = 50;
+
+/// A short form; `PAGEONE_ATTACHES` is how often otherwise, all processes together.
 #[test]
 fn a_process_may_be_attached_at_any_moment() {
     let Some(place) = place_to_trace() else {
@@ -222,21 +227,29 @@ fn a_process_may_be_attached_at_any_moment() {
     let program = program(&place, &[]);
     let _daemon = daemon(&place, &["--merge-period", "20ms"]);
     let times = std::env::var("PAGEONE_ATTACHES").ok();
-    let times = times.map_or(5, |times| times.parse().expect("a number"));
-    for time in 0..times {
-        let mut one = Checked::start(&program, &["1", "8", "offer,work,fork"]);
-        let moment = |salt: u64| {
-            std::thread::sleep(Duration::from_micros((time + salt) * 7919 % 20_000));
-        };
-        for turn in 0..2 {
-            moment(turn);
-            attached(&place, &[], &[one.pid()]);
-            one.goes_on();
-            moment(turn + 2);
-            detached(one.pid());
-            one.goes_on();
+    let times = times.map_or(24, |times| times.parse().expect("a number"));
+    let turns = u64::div_ceil(times, BUSY.len() as u64);
+    let begun = Instant::now();
+    for first in (0..turns).step_by(usize::try_from(LIFE).expect("few")) {
+        let mut all = BUSY.map(|words| Checked::start(&program, &["1", "8", words]));
+        let pids = all.each_ref().map(Checked::pid);
+        for turn in first..turns.min(first + LIFE) {
+            let moment = |most: u64, salt: u64| {
+                std::thread::sleep(Duration::from_micros((turn + salt) * 7919 % most));
+            };
+            moment(20_000, 0);
+            let flags = if turn % 2 == 0 { &[][..] } else { &["--any"] };
+            attached(&place, flags, &pids);
+            all.iter_mut().for_each(Checked::is_right);
+            // Mostly before much is merged, now and then after it.
+            moment(if turn % 8 == 0 { 400_000 } else { 20_000 }, 1);
+            detached(&pids);
+            all.iter_mut().for_each(Checked::is_right);
         }
+        all.iter_mut().for_each(Checked::goes_on);
     }
+    let (done, took) = (turns * BUSY.len() as u64, begun.elapsed());
+    eprintln!("{done} times attached and detached in {took:?}");
 }
 
 /// The mappings, and libc's code as it is in memory.
@@ -343,8 +356,8 @@ fn detach(flags: &[(&str, &str)], pids: &[u32]) -> Output {
     output(command.envs(flags.iter().copied()))
 }
 
-fn detached(pid: u32) {
-    let done = detach(&[], &[pid]);
+fn detached(pids: &[u32]) {
+    let done = detach(&[], pids);
     let (told, failed) = (text(&done.stdout), text(&done.stderr));
     assert!(done.status.success(), "{told}{failed}");
     assert!(!told.contains("memory of the agent stays"), "{told}");
@@ -385,7 +398,7 @@ fn a_process_is_after_detaching_as_it_was_before_attaching() {
             (count(&json(&place), "pages_sharing") >= MIB * 256 - 16).then_some(())
         });
         for ((pid, one), before) in pids.iter().zip(&mut both).zip(&before) {
-            detached(*pid);
+            detached(&[*pid]);
             let after = state(*pid);
             assert_eq!(joined(&before.0.0), joined(&after.0));
             assert!(before.0.1 == after.1, "libc's code");
@@ -498,7 +511,7 @@ fn an_agent_that_was_not_attached_is_not_detached() {
         "{told}"
     );
     signal(rustix::process::Signal::CONT);
-    detached(stopped.pid());
+    detached(&[stopped.pid()]);
     let other = Checked::start(&program, &["1"]);
     let refused = detach(&[], &[other.pid(), u32::MAX]);
     let told = text(&refused.stderr);
