@@ -5,7 +5,11 @@
  * attached [MIB] [THREADS] [WORDS]: memory of that size with content that other such processes have too, verified all the time. The words:
  * `offer`: it is offered to the kernel's KSM. `work`: some of it is rewritten, threads come and go, allocate, take signals. `fork`: children
  * verify it as well; what a process shared with a child once stays where it is until it is written. Other threads sleep in a call that begins again.
- * `filter`: it has a seccomp filter, which allows everything. `vfork`: its only thread waits for a child that never ends.
+ * `vfork`: its only thread waits for a child that never ends.
+ *
+ * attached MIB THREADS WORDS [NUMBER ACTION]: with a seccomp filter that does ACTION, a number as in BPF, for the call NUMBER, and allows all
+ * others; without them it allows everything. One of the words says when: `filter`: all threads have it from the start. `lonely`: one
+ * thread alone. `later`: all threads, by itself, so many microseconds after a number and a line have been read.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -13,12 +17,14 @@
 #include <linux/seccomp.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -62,8 +68,12 @@ static void took(int signal)
 	signals++;
 }
 
+/* Threads that make no more of the calls with which a thread begins. */
+static volatile int started;
+
 static void *churn(void *arg)
 {
+	__atomic_add_fetch(&started, 1, __ATOMIC_SEQ_CST);
 	unsigned seed = (unsigned)(uintptr_t)arg;
 	for (;;) {
 		size_t len = (rand_r(&seed) % 64 + 1) * PAGE * 16;
@@ -87,6 +97,7 @@ static void *churn(void *arg)
 static void *rest(void *arg)
 {
 	char byte;
+	__atomic_add_fetch(&started, 1, __ATOMIC_SEQ_CST);
 	/* Begun again whatever interrupts it. */
 	if (read(quiet[0], &byte, 1) != 1)
 		wrong("read");
@@ -117,12 +128,42 @@ static void fork_once(void)
 		wrong("child");
 }
 
-static void install_filter(void)
+static int refused = -1;
+static unsigned long action = SECCOMP_RET_ALLOW;
+
+static void install_filter(unsigned flags)
 {
-	struct sock_filter allow = BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
-	struct sock_fprog program = { .len = 1, .filter = &allow };
-	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program))
+	struct sock_filter code[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (unsigned)refused, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, (unsigned)action),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog program = { .len = 4, .filter = code };
+	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, flags, &program))
 		wrong("filter");
+}
+
+static void *lonely(void *arg)
+{
+	install_filter(0);
+	__atomic_add_fetch(&started, 1, __ATOMIC_SEQ_CST);
+	for (;;)
+		pause();
+	return arg;
+}
+
+/* Installs it at a moment that the test chooses. */
+static void *later(void *arg)
+{
+	char line[32] = "";
+	if (read(0, line, sizeof(line) - 1) <= 0)
+		return arg;
+	struct timespec moment = { 0, strtol(line, NULL, 10) * 1000 };
+	nanosleep(&moment, NULL);
+	install_filter(SECCOMP_FILTER_FLAG_TSYNC);
+	(void)!write(1, "installed\n", 10);
+	return arg;
 }
 
 int main(int argc, char **argv)
@@ -140,16 +181,31 @@ int main(int argc, char **argv)
 		fill(memory + page * PAGE, page, 0);
 	if (argc > 3 && strstr(argv[3], "offer") && madvise(memory, pages * PAGE, MADV_MERGEABLE) && errno != EINVAL)
 		wrong("madvise");
-	if (argc > 3 && strstr(argv[3], "filter"))
-		install_filter();
+	if (argc > 5) {
+		refused = atoi(argv[4]);
+		action = strtoul(argv[5], NULL, 0);
+	}
 	struct sigaction action = { .sa_handler = took, .sa_flags = SA_RESTART };
 	sigaction(SIGUSR1, &action, NULL);
 	pthread_t thread;
 	for (int i = 0; i < threads; i++)
 		if (pthread_create(&thread, NULL, i % 4 || !work ? rest : churn, (void *)(uintptr_t)(i + 1)))
 			wrong("pthread_create");
-	printf("ready\n");
-	fflush(stdout);
+	struct timespec begin = { 0, 1000000 };
+	while (started < threads)
+		nanosleep(&begin, NULL);
+	if (argc > 3 && strstr(argv[3], "lonely")) {
+		if (pthread_create(&thread, NULL, lonely, NULL))
+			wrong("pthread_create");
+		while (started <= threads)
+			nanosleep(&begin, NULL);
+	}
+	if (argc > 3 && strstr(argv[3], "later") && pthread_create(&thread, NULL, later, NULL))
+		wrong("pthread_create");
+	if (argc > 3 && strstr(argv[3], "filter"))
+		install_filter(SECCOMP_FILTER_FLAG_TSYNC);
+	/* No call but this one: the filter may refuse another. */
+	(void)!write(1, "ready\n", 6);
 	if (argc > 3 && strstr(argv[3], "vfork") && vfork() == 0) {
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		for (;;)

@@ -79,9 +79,14 @@ const ALL: [Hook; COUNT] = {
 #[unsafe(no_mangle)]
 pub(crate) static PAGEONE_HOOKS: [Hook; COUNT] = ALL;
 
-/// Prepares the agent: a hook sees each of libc's calls from now on. It makes no thread and no memory, so it can be undone. Gives 0.
+/// Prepares the agent: a hook sees each of libc's calls from now on. It makes no thread and no memory, so it can be undone. So many seccomp
+/// filters were read from outside, which allow all that the agent does. `unmapped` is 1 where root has no number. Gives 0.
 #[unsafe(no_mangle)]
-extern "C" fn pageone_attached_begin(_: usize, _: usize) -> isize {
+extern "C" fn pageone_attached_begin(filters: usize, unmapped: usize) -> isize {
+    crate::life::note_filters_from_outside(u32::try_from(filters).unwrap_or(0));
+    if unmapped == 1 {
+        crate::session::trust_unmapped();
+    }
     // SAFETY: the image's own bytes, which nothing changes any more.
     let words = unsafe { &*PAGEONE_WORDS.0.get() };
     let variable = |name: &CStr| {
@@ -152,8 +157,8 @@ unsafe extern "C" fn pageone_attached_leave(_: usize, _: usize) -> isize {
     0
 }
 
-// rdi is the function, rsi and rdx its arguments. It never returns: the call that no kernel knows tells whoever holds the
-// thread that the function is done, with its result in rdi.
+// rdi is the function, rsi and rdx its arguments. It never returns: a call with a mark tells whoever holds the thread that the
+// function is done, with its result in rdi.
 /// Where a thread is put that is to call a function of this image.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
@@ -167,9 +172,11 @@ unsafe extern "C" fn pageone_attached_call(function: usize, a: usize, b: usize) 
         "mov %rax, %rdi",
         "2:",
         "mov ${done}, %eax",
+        "movabs ${mark}, %rsi",
         "syscall",
         "jmp 2b",
         done = const wire::attach::DONE,
+        mark = const wire::attach::DONE_MARK,
         options(att_syntax)
     )
 }

@@ -48,12 +48,19 @@ use crate::{
     window::staging,
 };
 
-/// Filters that were read before they were installed, or tried before all else, in this process or in those it was forked from.
+/// Filters that were read before they were installed, tried before all else, or read from outside, in this process or in those it was
+/// forked from.
 static READ: AtomicU32 = AtomicU32::new(0);
 
 /// Notes that a filter was installed that allows all calls of the agent's.
 pub(crate) fn note_read_filter() {
     READ.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Notes that so many filters were read before the agent came into the process.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn note_filters_from_outside(count: u32) {
+    READ.store(count, Ordering::Relaxed);
 }
 
 /// Looks whether the program runs under filters from its first instruction on, and whether they let the agent work. Bars it if

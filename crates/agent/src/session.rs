@@ -8,3 +8,5 @@ pub(crate) mod report;
 pub(crate) mod serve;
 
 pub(crate) use link::is_trusted;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use link::trust_unmapped;

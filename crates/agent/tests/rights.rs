@@ -441,26 +441,11 @@ const ACTIONS: [u32; 5] = [0x8000_0000, 0, 0x3_0000, 0x5_0001, 0x5_0026];
 
 /// The numbers of the calls in the agent's table, but for the one that this guest's own commands need.
 fn calls() -> Vec<u16> {
-    let table =
-        std::fs::read_to_string(support::root().join("crates/agent/src/filter/calls.rs")).unwrap();
-    let table = table.split("#[cfg(test)]").next().unwrap();
-    let header = std::fs::read_to_string("/usr/include/x86_64-linux-gnu/asm/unistd_64.h").unwrap();
-    let number = |name: &str| {
-        let mut lines = header.lines();
-        let found = lines.find_map(|line| line.strip_prefix(&format!("#define __NR_{name} ")));
-        found
-            .unwrap_or_else(|| panic!("{name}"))
-            .trim()
-            .parse()
-            .unwrap()
-    };
-    let names = table.split("libc::SYS_").skip(1);
-    let names = names.map(|rest| {
-        rest.split(|c: char| !c.is_alphanumeric() && c != '_')
-            .next()
-            .unwrap()
-    });
-    let calls: Vec<u16> = names.filter(|&name| name != "read").map(number).collect();
+    let calls = sys::filter::calls::CALLS.iter();
+    let calls = calls.filter(|call| call.name != "read");
+    let calls: Vec<u16> = calls
+        .map(|call| u16::try_from(call.number).unwrap())
+        .collect();
     assert!(calls.len() > 30);
     calls
 }

@@ -1,19 +1,22 @@
 //! `pageone attach PID…`: an agent for a process that runs already.
 //!
 //! ```text
-//!   one thread held ─▶ memory for the image and the board ─▶ both written
+//!   one thread held ─▶ places for the image and the board; both are made ready here
 //!                        │
 //!                        ▼
-//!   all threads held ─▶ jumps written over libc's entries ─▶ the agent begins ─▶ all but one go on
+//!   all threads held ─▶ what their filters allow ─▶ memory for both, written ─▶ jumps over libc's entries ─▶ the agent begins
+//!                        │
+//!                        ▼
+//!   all but one go on
 //!                        │
 //!                        ▼
 //!   what the program had offered to the kernel is offered to the agent ─▶ the last one goes on
 //! ```
 //!
-//! **What must hold**: no thread ever runs bytes that are half written, or a hook that has not all it needs, or makes a call that a hook
-//! should have seen. So jumps are written while all threads stand still, at a [`moment`] at which none is on its way to such a call.
-//! Each stands over one instruction ([`site`]), and the agent has begun before a thread goes on. Memory is offered
-//! after that: what the program unmaps from then on is seen. Whichever step fails, those before it are undone, in
+//! **What must hold**: no thread ever runs bytes that are half written, or a hook that has not all it needs. None makes a call that a
+//! hook should have seen, or that a seccomp filter refuses. So all is done while all threads stand still, at a [`moment`] at which
+//! none is on its way to such a call. Each jump stands over one instruction ([`site`]), and the agent has begun before a thread goes on.
+//! Memory is offered after that: what the program unmaps from then on is seen. Whichever step fails, those before it are undone, in
 //! reverse, before a thread goes on.
 //!
 //! The loader is not asked. A thread may hold its lock, or malloc's, at the moment at which it is stopped.
@@ -25,7 +28,9 @@
 //! | [`work`] | the steps, and how each is undone |
 //! | [`mod@detach`] | the same, back again |
 //! | [`target`] | the process, and what speaks against it |
+//! | [`owner`] | how its agent knows who serves it |
 //! | [`image`] | the agent's library, relocated |
+//! | [`filters`] | whether its seccomp filters allow all that is to be done |
 //! | [`moment`] | no thread stands behind a jump and before its call |
 //! | [`record`] | what was done, noted in the process |
 //! | [`board`], [`site`] | where jumps stand, and the code between them and the hooks |
@@ -34,8 +39,10 @@
 mod board;
 mod detach;
 mod elf;
+mod filters;
 mod image;
 mod moment;
+mod owner;
 mod record;
 mod site;
 mod target;
@@ -137,20 +144,27 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     let file = paths::agent()?;
     let library = std::fs::read(&file);
     let library = library.with_context(|| format!("cannot read {}", file.display()))?;
-    let words = words(args, &socket)?;
+    let environment = words(args, &socket)?;
     let policy = args.dry_run.then(|| policy(args)).transpose()?;
     let attach = |pid: u32| -> Result<String> {
         let target = Target::look(pid, args.began)?;
         target.sees(&socket)?;
         let name = target.name.to_string();
-        if let Some(server) = server.filter(|&server| server != 0 && server != target.user) {
-            bail!("its agent trusts root's daemon or its own user's: this one is of user {server}");
-        }
+        // Without a daemon it would be of the one who asks.
+        let server = server.unwrap_or_else(|| rustix::process::geteuid().as_raw());
+        let server = owner::Server::of(&target, server, &socket)?;
         let image =
             Image::of(&library).with_context(|| format!("cannot use {}", file.display()))?;
         let told = match &policy {
             Some(policy) => would(&target, image, args, policy)?,
-            None => work::attach(target, image, &words)?.to_string(),
+            None => {
+                let environment = environment.clone();
+                let words = work::Words {
+                    environment,
+                    server,
+                };
+                work::attach(target, image, &words)?.to_string()
+            }
         };
         Ok(format!("{pid} ({name}): {told}"))
     };
@@ -248,7 +262,12 @@ fn would(target: &Target, mut image: Image, args: &Args, policy: &Policy) -> Res
         (false, 0) => "it offers no memory yet: see --any".to_owned(),
         (false, offered) => format!("it offers {}", human::size(offered)),
     };
+    // To read them its threads have to be held, which is more than to do nothing.
+    let filters = match target.has_filters() {
+        true => "; if its seccomp filters allow all of the agent's calls, which is looked at then",
+        false => "",
+    };
     Ok(format!(
-        "would be attached, in the domain {domain}; {offers}"
+        "would be attached, in the domain {domain}; {offers}{filters}"
     ))
 }

@@ -5,6 +5,7 @@ mod common;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -86,6 +87,7 @@ impl Checked {
         for _ in 0..3 {
             let before = self.slept();
             wait_for("the program to go on", || {
+                self.is_right();
                 (self.slept() != before).then_some(())
             });
         }
@@ -600,10 +602,6 @@ fn processes_in_which_no_agent_could_work_are_refused() {
         assert!(is_refused, "{reason}: {told}");
     };
     let plain = program(&place, &[]);
-    refused(
-        &Checked::start(&plain, &["1", "0", "filter"]),
-        "seccomp filter",
-    );
     if rustix::process::geteuid().is_root() {
         fs::write(place.socket(), "").expect("a file in the socket's place");
         let hidden = "mount -t tmpfs none \"$1\"; exec \"$2\" 1";
@@ -614,10 +612,15 @@ fn processes_in_which_no_agent_could_work_are_refused() {
         elsewhere.arg(place.path()).arg(&kept);
         refused(&Checked::by(&mut elsewhere, "ready"), "not in its mounts");
         fs::remove_file(&kept).expect("removed");
-        let mut elsewhere = Command::new("unshare");
-        elsewhere.args(["--user", "--map-root-user"]);
-        elsewhere.arg(&plain).arg("1");
-        refused(&Checked::by(&mut elsewhere, "ready"), "user namespace");
+        // Others may put a socket of theirs there.
+        fs::set_permissions(place.path(), fs::Permissions::from_mode(0o755)).expect("a mode");
+        let mut elsewhere = of_a_user_namespace(&plain, &["1"]);
+        let one = Checked::by(&mut elsewhere, "ready");
+        fs::set_permissions(place.path(), fs::Permissions::from_mode(0o777)).expect("a mode");
+        refused(&one, "in another user namespace");
+        fs::set_permissions(place.path(), fs::Permissions::from_mode(0o755)).expect("a mode");
+        let told = attached(&place, &["--dry-run"], &[one.pid()]);
+        assert!(told.contains("would be attached"), "{told}");
     } else {
         eprintln!("skipped: another mount namespace takes root");
     }
@@ -723,7 +726,7 @@ fn a_daemon_attaches_the_processes_that_its_rules_name() {
     let config = place.file("pageone.toml", &rule("early-*", "after = '0s'"));
     // One that runs before the daemon does, one that cannot be attached, one that no rule names.
     let mut early = start("early-1", "work");
-    let filtered = start("early-2", "filter");
+    let filtered = start("early-2", "lonely");
     let mut late = start("late", "work");
     let unseen = state(late.pid()).1;
     let (daemon, log) = logging(&place, &config);
@@ -833,9 +836,198 @@ fn a_process_in_a_container_is_attached() {
         .for_each(Checked::is_right);
 }
 
+/// The first process of a user namespace of a user without rights: root has no number there.
+fn of_a_user_namespace(program: &Path, args: &[&str]) -> Command {
+    const STRANGER: &str = "61004";
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid", STRANGER, "--regid", STRANGER, "--clear-groups"]);
+    command.args(["unshare", "--user", "--map-root-user"]);
+    command.arg(program).args(args);
+    command
+}
+
+#[test]
+fn a_process_in_another_user_namespace_is_attached_where_root_alone_can_serve_it() {
+    let Some(place) = place_to_trace().filter(|_| rustix::process::geteuid().is_root()) else {
+        return eprintln!("skipped: another user's namespace takes root");
+    };
+    fs::set_permissions(place.path(), fs::Permissions::from_mode(0o755)).expect("a mode");
+    let plain = program(&place, &[]);
+    let _daemon = daemon(&place, &["--merge-period", "50ms"]);
+    let mib = MIB.to_string();
+    let start = || {
+        Checked::by(
+            &mut of_a_user_namespace(&plain, &[&mib, "4", "work"]),
+            "ready",
+        )
+    };
+    let mut both = [start(), start()];
+    let pids = both.each_ref().map(Checked::pid);
+    let before = state(pids[0]).1;
+    attached(&place, &["--any"], &pids);
+    wait_for("sharing", || {
+        both.iter_mut().for_each(Checked::is_right);
+        (count(&json(&place), "pages_sharing") >= STILL).then_some(())
+    });
+    let status = json(&place);
+    assert_eq!(status["guests"][0]["domain"].as_str(), Some("uid:61004"));
+    pids.into_iter().for_each(detached);
+    both.iter_mut().for_each(Checked::goes_on);
+    assert!(before == state(pids[0]).1, "libc's code");
+}
+
+/// Whether the kernel shows filters here; if not, says so.
+fn sees_filters() -> bool {
+    let status = fs::read_to_string("/proc/self/status").expect("status");
+    let sees = rustix::process::geteuid().is_root() && status.contains("\nSeccomp:\t0\n");
+    if !sees {
+        eprintln!("skipped: others' filters are shown to root without a filter");
+    }
+    sees
+}
+
+const KILL: u32 = 0x8000_0000;
+const TRAP: u32 = 0x0003_0000;
+const FAIL: u32 = 0x0005_0001;
+
+#[test]
+fn a_process_whose_filters_allow_all_is_attached() {
+    let Some(place) = place_to_trace().filter(|_| sees_filters()) else {
+        return;
+    };
+    let program = program(&place, &[]);
+    let _daemon = daemon(&place, &["--merge-period", "50ms"]);
+    let mib = MIB.to_string();
+    // The second kills for a call that nobody makes here.
+    let (uselib, kill) = (libc::SYS_uselib.to_string(), KILL.to_string());
+    let start = |words: &str| Checked::start(&program, &[&mib, "4", words, &uselib, &kill]);
+    let mut both = [start("offer,work,filter"), start("offer,work,fork,filter")];
+    let pids = both.each_ref().map(Checked::pid);
+    let before = pids.map(state);
+    let told = attached(&place, &["--dry-run"], &pids);
+    assert!(told.contains("seccomp filters allow"), "{told}");
+    for _ in 0..2 {
+        attached(&place, &[], &pids);
+        wait_for("sharing", || {
+            both.iter_mut().for_each(Checked::is_right);
+            (count(&json(&place), "pages_sharing") >= STILL).then_some(())
+        });
+        both.iter_mut().for_each(Checked::goes_on);
+        for (pid, before) in pids.into_iter().zip(&before) {
+            detached(pid);
+            assert!(before.1 == state(pid).1, "libc's code");
+        }
+        both.iter_mut().for_each(Checked::goes_on);
+    }
+}
+
+/// Each of them in turn kills, or fails, in a process that makes none of these itself; to hold it may have it go on by
+/// restart_syscall.
+#[test]
+fn a_filter_that_refuses_a_call_of_the_agents_is_never_tried() {
+    use sys::filter::calls::{ATTACH, CALLS, Call};
+    let Some(place) = place_to_trace().filter(|_| sees_filters()) else {
+        return;
+    };
+    let program = program(&place, &[]);
+    let _daemon = daemon(&place, &["--merge-period", "50ms"]);
+    let actions = [KILL, TRAP, FAIL].into_iter().cycle();
+    // The program's own threads wait in read.
+    let numbers: std::collections::BTreeMap<i64, &Call> = CALLS
+        .iter()
+        .chain(ATTACH)
+        .filter(|call| call.name != "read")
+        .map(|call| (call.number, call))
+        .collect();
+    let restart = libc::SYS_restart_syscall;
+    let more = [
+        (restart, KILL),
+        (restart, FAIL),
+        (libc::SYS_userfaultfd, FAIL),
+    ];
+    let each = numbers.keys().copied().zip(actions).chain(more);
+    for (number, action) in each {
+        let name = numbers[&number].name;
+        let spared = numbers[&number].is_spared() && action == FAIL;
+        let words = [number.to_string(), action.to_string()];
+        let mut one = Checked::start(&program, &["1", "3", "filter", &words[0], &words[1]]);
+        one.goes_on();
+        let before = state(one.pid());
+        let done = attach(&place, &["--any"], &[one.pid()]);
+        let told = text(&done.stderr);
+        assert_eq!(done.status.success(), spared, "{name}: {told}");
+        if spared {
+            detached(one.pid());
+        } else {
+            assert!(told.contains(&format!("let {name}(2) be made")), "{told}");
+            assert_eq!(before.0, state(one.pid()).0, "{name}");
+        }
+        assert!(before.1 == state(one.pid()).1, "{name}: libc's code");
+        one.goes_on();
+    }
+}
+
+#[test]
+fn a_thread_with_a_filter_of_its_own_is_found() {
+    let Some(place) = place_to_trace().filter(|_| sees_filters()) else {
+        return;
+    };
+    let program = program(&place, &[]);
+    let _daemon = daemon(&place, &[]);
+    let (number, kill) = (libc::SYS_mremap.to_string(), KILL.to_string());
+    for (more, reason) in [
+        (&[][..], "has other seccomp filters"),
+        (&[&number, &kill], "let mremap(2) be made"),
+    ] {
+        let args = [
+            &["1", "2", "lonely"],
+            &more.iter().map(|word| word.as_str()).collect::<Vec<_>>()[..],
+        ]
+        .concat();
+        let mut one = Checked::start(&program, &args);
+        one.goes_on();
+        let before = state(one.pid());
+        let done = attach(&place, &["--any"], &[one.pid()]);
+        let told = text(&done.stderr);
+        assert!(!done.status.success() && told.contains(reason), "{told}");
+        assert!(before == state(one.pid()), "it is as it was");
+        one.goes_on();
+    }
+}
+
+/// A filter that another thread puts on all of them, while the agent comes: it is found, or seen by a hook.
+#[test]
+fn a_filter_that_comes_meanwhile_costs_no_life() {
+    let Some(place) = place_to_trace().filter(|_| sees_filters()) else {
+        return;
+    };
+    let program = program(&place, &[]);
+    let _daemon = daemon(&place, &["--merge-period", "20ms"]);
+    let (mut found, mut seen) = (0, 0);
+    // What the attacher asks for before anything else, and last.
+    for time in 0..24_u64 {
+        let number = [libc::SYS_mmap, libc::SYS_mprotect][usize::from(time % 2 == 0)];
+        let words = [number.to_string(), KILL.to_string()];
+        let mut one = Checked::start(&program, &["1", "2", "offer,later", &words[0], &words[1]]);
+        let late = attach_command(&place, &[], &[one.pid()])
+            .spawn()
+            .expect("pageone");
+        // Microseconds. It takes some milliseconds until the process is held, and a second on a busy machine.
+        let delay = time * 40_000;
+        writeln!(one.0.stdin.as_ref().expect("its input"), "{delay}").expect("a line");
+        let told = late.wait_with_output().expect("an end");
+        one.says("installed");
+        match told.status.success() {
+            true => seen += 1,
+            false => found += 1,
+        }
+        one.goes_on();
+    }
+    eprintln!("{found} found, {seen} seen by a hook");
+}
+
 #[test]
 fn strangers_whom_a_rule_names_hold_up_no_others_and_share_with_none() {
-    use std::os::unix::fs::PermissionsExt;
     use std::os::unix::process::CommandExt;
     const STRANGER: u32 = 61004;
     const HONEST: u32 = 61001;

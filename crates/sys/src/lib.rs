@@ -17,6 +17,7 @@ pub mod dump;
 #[cfg(target_arch = "x86_64")]
 pub mod entry;
 pub mod fault;
+pub mod filter;
 pub mod footing;
 pub mod foreign;
 pub mod guardian;

@@ -22,6 +22,7 @@
 //! | the mask, also that of sigsuspend(2) | the kernel shows the one to be restored; the call sets its own again |
 //! | a restartable sequence | the pointer to it is put back; the kernel then aborts it, as after every preemption |
 //! | vector registers | put back with the others |
+//! | a call that seccomp filters would not let begin again | it begins in another way (`seize/filters.rs`) |
 //!
 //! Everything is put back, whichever step failed. **The limit**: if this process is killed (SIGKILL) in these milliseconds, the
 //! thread goes on from where we put it, and its process dies. So callers block signals.
@@ -32,9 +33,11 @@
 //! Source: ptrace(2); `kernel/signal.c`, `kernel/ptrace.c`, `kernel/rseq.c`, `arch/x86/kernel/signal.c`.
 
 mod calls;
+mod filters;
 mod place;
 mod remote;
 
+pub use filters::{Filters, Program, instructions};
 pub use place::Place;
 pub use remote::Remote;
 
@@ -65,6 +68,9 @@ pub enum SeizeError {
     /// It did not finish in time.
     #[error("a thread of the process did not finish its work for pageone in time")]
     Late,
+    /// The kernel does not show its seccomp filters.
+    #[error("{}", filters::unread(*.0))]
+    Unread(Errno),
     /// What the kernel says of a call.
     #[error("{0} failed: {1}")]
     Call(&'static str, Errno),
@@ -118,7 +124,13 @@ fn interrupt(thread: u32) -> Result<bool> {
 fn wait_for_stop(thread: u32, deadline: Instant) -> Result<bool> {
     loop {
         match wait(thread, deadline)? {
-            Stop::Event => return Ok(true),
+            Stop::Event => {
+                return match filters::let_begin_again(thread) {
+                    Ok(()) => Ok(true),
+                    Err(SeizeError::Gone) => Ok(false),
+                    Err(error) => Err(error),
+                };
+            }
             Stop::Gone => return Ok(false),
             // On its way before ours.
             Stop::Signal(signal) => calls::go(thread, calls::CONT, signal)?,
@@ -229,6 +241,23 @@ impl Standstill {
         for &thread in self.threads.keys() {
             match calls::registers(thread) {
                 Ok(registers) => all.push(Place::of(thread, &registers)),
+                // It was killed.
+                Err(SeizeError::Gone) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(all)
+    }
+
+    /// What judges the calls of each: it holds for as long as all stand.
+    ///
+    /// # Errors
+    /// [`SeizeError::Unread`]; what the kernel says.
+    pub fn filters(&self) -> Result<Vec<(u32, Filters)>> {
+        let mut all = Vec::new();
+        for &thread in self.threads.keys() {
+            match Filters::of(thread) {
+                Ok(filters) => all.push((thread, filters)),
                 // It was killed.
                 Err(SeizeError::Gone) => {}
                 Err(error) => return Err(error),

@@ -1,7 +1,11 @@
 //! What `pageone attach` and the image that it puts into a process agree on.
 
-/// The number of a call that no kernel knows: a thread that makes it has done what it was put to.
-pub const DONE: i32 = 0x50a_6e01;
+/// The call by which a thread tells whoever holds it that it has done what it was put to: gettid(2), which changes nothing, and which a
+/// seccomp filter allows where an agent is put. A number that no kernel knows would be for the filter to judge.
+pub const DONE: u32 = 186;
+
+/// What stands in the second argument then, which gettid(2) does not have.
+pub const DONE_MARK: u64 = 0x50a6_e01d_50a6_e01d;
 
 /// Room for the words that the environment holds for an agent that is preloaded.
 pub const WORDS_BYTES: usize = 1024;

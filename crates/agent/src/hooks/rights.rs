@@ -12,13 +12,13 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libc::{gid_t, uid_t};
 use rustix::io::{Errno, Result};
+use sys::filter::calls::{self, CALLS};
 
 use super::call::{Bits, bits_of, call, is_readable};
 #[cfg(target_arch = "x86_64")]
 use super::entry::Hook;
 use super::memory;
 use crate::errno::fail;
-use crate::filter::calls;
 use crate::life;
 use crate::lock::beyond;
 use crate::thread::{Why, is_barred};
@@ -457,7 +457,8 @@ impl Filter {
         }
         // SAFETY: so many instructions can be read there, and a program that changes them meanwhile deceives itself.
         let filter = unsafe { std::slice::from_raw_parts(filter, usize::from(len)) };
-        calls::first_refused(filter).map_or(Self::Good, Self::Refuses)
+        let refused = calls::first_refused(filter, CALLS);
+        refused.map_or(Self::Good, |call| Self::Refuses(call.number))
     }
 }
 

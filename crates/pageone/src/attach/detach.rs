@@ -4,10 +4,7 @@
 //!   one thread held, outside the agent ─▶ it ends the agent: all memory is private, hooks do nothing of their own
 //!                                          │
 //!                                          ▼
-//!   all threads held, none in the agent ─▶ libc's bytes written back ─▶ all but one go on
-//!                                          │
-//!                                          ▼
-//!   the agent's memory is unmapped ─▶ the last one goes on
+//!   all threads held, none in the agent ─▶ libc's bytes written back ─▶ the agent's memory is unmapped ─▶ all go on
 //! ```
 //!
 //! **What must hold**: no thread runs bytes that are half written, or comes back to memory that is gone; and no hook is gone while memory
@@ -20,6 +17,7 @@
 //! | | a page is pinned, and stays in a store's mapping | that is refused: the agent goes on |
 //! | libc's bytes | a thread stands in a jump | a jump is one instruction, over one instruction |
 //! | | another tool has changed the bytes | they are compared first: the agent goes on |
+//! | | a seccomp filter refuses the held thread a call, as one that came since | its filters are read before it makes the first one, and again while all stand: only a thread whose filters allow all is chosen |
 //! | unmapping | a thread is in the agent, or libc's function will come back there | none is when all stand still; with the jumps gone none comes |
 //! | | a fork child | has memory of its own, with an agent that does nothing of its own |
 //!
@@ -38,11 +36,12 @@ use sys::fault::{self, Point};
 use sys::seize::{self, Held, Place, Remote, SeizeError, Standstill};
 use sys::thread::{block_signals, restore_signals};
 
+use super::filters::Judge;
 use super::moment::{self, PAUSE, TRIES};
 use super::record::Record;
 use super::site::JUMP;
 use super::target::Target;
-use super::work::{FIRST, MUNMAP, PATIENCE, STOPS};
+use super::work::{DONE, FIRST, MUNMAP, PATIENCE, STOPS};
 
 /// What was done.
 pub(super) struct Done {
@@ -98,11 +97,12 @@ fn with_thread(target: Target, record: &Record) -> Result<Done> {
         code: [record.image.clone(), record.board.clone()],
     };
     let begun = Instant::now();
-    let mut target = target;
-    let remote = watch.hold(&mut target)?;
+    let (mut target, mut judge) = (target, Judge::default());
+    let remote = watch.hold(&mut target, &mut judge)?;
     let mut work = Work {
         target,
         remote,
+        judge,
         record,
     };
     let result = work.all(&watch);
@@ -119,10 +119,10 @@ struct Watch {
 }
 
 impl Watch {
-    /// Holds a thread that is not in the agent.
-    fn hold(&self, target: &mut Target) -> Result<Remote> {
+    /// Holds a thread that is not in the agent, and that may make all calls.
+    fn hold(&self, target: &mut Target, judge: &mut Judge) -> Result<Remote> {
         fault::check(Point::Attach)?;
-        let mut inside = None;
+        let (mut inside, mut refused) = (None, None);
         for _ in 0..TRIES {
             let threads = sys::witness::threads(target.pid, usize::MAX);
             for thread in threads.context("the process is gone")? {
@@ -138,14 +138,18 @@ impl Watch {
                 let remote = Remote::new(held, memory, target.entry()?)?;
                 inside = self.inside(target, &[remote.place()]);
                 if inside.is_none() {
-                    return Ok(remote);
+                    match judge.one(&remote.filters()?) {
+                        Ok(()) => return Ok(remote),
+                        Err(error) => refused = Some(error),
+                    }
                 }
             }
             std::thread::sleep(PAUSE);
         }
-        match inside {
-            Some(thread) => busy(thread),
-            None => Err(SeizeError::Gone.into()),
+        match (inside, refused) {
+            (Some(thread), _) => busy(thread),
+            (None, Some(error)) => Err(error.context("its agent stays until it ends")),
+            (None, None) => Err(SeizeError::Gone.into()),
         }
     }
 
@@ -184,6 +188,7 @@ fn busy<T>(thread: u32) -> Result<T> {
 struct Work<'a> {
     target: Target,
     remote: Remote,
+    judge: Judge,
     record: &'a Record,
 }
 
@@ -200,7 +205,9 @@ impl Work<'_> {
         let (still, since) = match self.take_jumps_out(watch) {
             Ok(still) => still,
             Err(error) => {
-                let again = self.run("again");
+                let may = self.remote.filters().map_err(anyhow::Error::from);
+                let may = may.and_then(|filters| self.judge.one(&filters));
+                let again = may.and_then(|()| self.run("again"));
                 return Err(match again {
                     Ok(_) => error,
                     Err(left) => error.context(format!(
@@ -210,9 +217,9 @@ impl Work<'_> {
             }
         };
         let threads = still.count() + 1;
+        let left = self.leave().err();
         drop(still);
         let stood = since.elapsed();
-        let left = self.leave().err();
         Ok(Done {
             threads,
             stood,
@@ -227,7 +234,7 @@ impl Work<'_> {
         let call = self.record.function("call");
         let args = [self.record.function(name), 0, 0];
         let stack = self.record.image.end;
-        Ok(self.remote.run(call, args, stack, wire::attach::DONE)?)
+        Ok(self.remote.run(call, args, stack, DONE)?)
     }
 
     /// Stops all other threads while none is in the agent, and writes libc's bytes back.
@@ -238,7 +245,11 @@ impl Work<'_> {
         for left in (0..TRIES).rev() {
             let inside = watch.inside(&mut self.target, &still.places()?);
             let beyond = match inside {
-                None => self.run("beyond")?,
+                None => {
+                    // They hold for as long as all stand.
+                    self.judge.one(&self.remote.filters()?)?;
+                    self.run("beyond")?
+                }
                 Some(_) => 0,
             };
             match inside {

@@ -16,8 +16,14 @@ const MOST_NAME: usize = 256;
 pub(super) struct Segment {
     pub(super) start: usize,
     pub(super) end: usize,
-    /// As the header has it: 1 executed, 2 written, 4 read.
+    /// As the header has them.
     pub(super) rights: u32,
+}
+
+impl Segment {
+    pub(super) const EXECUTE: u32 = 1;
+    pub(super) const WRITE: u32 = 2;
+    pub(super) const READ: u32 = 4;
 }
 
 /// An image as it lies in memory. All addresses are distances from where it begins.

@@ -8,6 +8,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use rustix::io::Errno;
 use sys::foreign::ForeignName;
+use sys::seize::SeizeError;
 
 use super::board::{BOARD_BYTES, Function, begins_with_jump, jump_at_beginning};
 use super::elf::Elf;
@@ -182,7 +183,7 @@ impl Target {
     pub(super) fn memory_while_held(&self) -> Result<File> {
         match Program::of(self.pid).map_err(no_right)? == self.program {
             true => Ok(self.memory.try_clone()?),
-            false => Err(sys::seize::SeizeError::Gone.into()),
+            false => Err(SeizeError::Gone.into()),
         }
     }
 
@@ -219,6 +220,15 @@ impl Target {
                 socket.display()
             ),
         }
+    }
+
+    /// Whether a thread of it has a seccomp filter.
+    pub(super) fn has_filters(&self) -> bool {
+        let threads = sys::witness::threads(self.pid, usize::MAX);
+        threads.into_iter().flatten().any(|thread| {
+            let status = fs::read_to_string(format!("/proc/{}/task/{thread}/status", self.pid));
+            status.is_ok_and(|status| status.contains("\nSeccomp:\t2\n"))
+        })
     }
 
     fn has(&self, part: &str) -> bool {
@@ -372,6 +382,21 @@ fn mergeable(smaps: &str) -> Vec<Range<u64>> {
     found
 }
 
+/// Whether the kernel shows others' seccomp filters to this process, as far as can be told before one is held.
+fn sees_filters() -> bool {
+    const SYS_ADMIN: u64 = 1 << 21;
+    let Ok(status) = fs::read_to_string("/proc/self/status") else {
+        return false;
+    };
+    let field = |name: &str| {
+        let mut lines = status.lines();
+        lines.find_map(|line| Some(line.strip_prefix(name)?.trim()))
+    };
+    let rights = field("CapEff:").and_then(|rights| u64::from_str_radix(rights, 16).ok());
+    rights.is_some_and(|rights| rights & SYS_ADMIN != 0)
+        && field("Seccomp:").is_none_or(|mode| mode == "0")
+}
+
 /// What a thread's status says against an agent.
 fn obstacle(status: &str) -> Option<String> {
     let field = |name: &str| {
@@ -383,10 +408,13 @@ fn obstacle(status: &str) -> Option<String> {
             "process {tracer} traces it already (a debugger, or strace)"
         ));
     }
-    if field("Seccomp").is_some_and(|mode| mode != "0") {
-        const FILTER: &str =
-            "it has a seccomp filter, which may end it for a call that it never made itself";
-        return Some(FILTER.to_owned());
+    if field("Seccomp") == Some("1") {
+        return Some(
+            "it is in seccomp's strict mode, which ends it for nearly every call".to_owned(),
+        );
+    }
+    if field("Seccomp") == Some("2") && !sees_filters() {
+        return Some(SeizeError::Unread(Errno::ACCESS).to_string());
     }
     let has_shadow = field("x86_Thread_features").is_some_and(|has| has.contains("shstk"));
     has_shadow.then(|| "it has a shadow stack".to_owned())
@@ -399,8 +427,6 @@ pub(super) struct HasAgent;
 
 /// Refuses a process that cannot be held, or in which an agent could not work.
 fn fits(pid: u32) -> Result<()> {
-    let own = |name: &str| fs::read_link(format!("/proc/self/ns/{name}")).ok();
-    let its = |name: &str| fs::read_link(format!("/proc/{pid}/ns/{name}")).map_err(no_right);
     for thread in sys::witness::threads(pid, usize::MAX).map_err(no_right)? {
         let Ok(status) = fs::read_to_string(format!("/proc/{pid}/task/{thread}/status")) else {
             continue;
@@ -408,9 +434,6 @@ fn fits(pid: u32) -> Result<()> {
         if let Some(obstacle) = obstacle(&status) {
             bail!(obstacle);
         }
-    }
-    if Some(its("user")?) != own("user") {
-        bail!("it lives in another user namespace, where its agent could not tell who serves it");
     }
     Ok(())
 }
@@ -427,7 +450,7 @@ fn reason(obstacle: &Obstacle) -> String {
 
 /// The reason for an error of /proc.
 #[allow(clippy::needless_pass_by_value)] // for map_err
-fn no_right(error: std::io::Error) -> anyhow::Error {
+pub(super) fn no_right(error: std::io::Error) -> anyhow::Error {
     match Errno::from_io_error(&error) {
         Some(Errno::ACCESS | Errno::PERM) => anyhow::anyhow!(
             "the kernel does not let this user trace it: that takes the process's own user (and 0 in \
@@ -456,13 +479,15 @@ VmFlags: rd wr mr mw me ac sd \n";
         assert_eq!(obstacle(""), None);
         for (line, reason) in [
             ("TracerPid:\t7\nSeccomp:\t2", "process 7 traces it"),
-            ("TracerPid:\t0\nSeccomp:\t2", "seccomp"),
-            ("Seccomp:\t1", "seccomp"),
+            ("Seccomp:\t1", "strict"),
             ("x86_Thread_features:\tshstk wrss ", "shadow stack"),
         ] {
             let told = obstacle(line).unwrap();
             assert!(told.contains(reason), "{told}");
         }
+        // Filters are read when it is held, by one who may.
+        let filtered = obstacle("TracerPid:\t0\nSeccomp:\t2");
+        assert_eq!(filtered.is_none(), sees_filters(), "{filtered:?}");
     }
 
     #[test]

@@ -12,9 +12,11 @@ use sys::seize::{self, Held, Remote, SeizeError, Standstill};
 use sys::thread::{block_signals, restore_signals};
 
 use super::board::{BOARD_BYTES, Board, Patch};
-use super::elf::Elf;
+use super::elf::{Elf, Segment};
+use super::filters::Judge;
 use super::image::{ERRNO, Image, STACK_BYTES};
 use super::moment::{Bodies, PAUSE, TRIES};
+use super::owner::Server;
 use super::record::{FUNCTIONS, RECORD_BYTES, Record};
 use super::site::JUMP;
 use super::target::Target;
@@ -37,8 +39,17 @@ const EXECUTE: u64 = 4;
 /// MAP_PRIVATE and MAP_ANONYMOUS.
 const PRIVATE: u64 = 0x22;
 const FIXED_NOREPLACE: u64 = 0x10_0000;
+pub(super) const DONE: (u32, u64) = (wire::attach::DONE, wire::attach::DONE_MARK);
 /// Advice by which memory is known as an agent's own (`sys::mapping::mark_own`).
 const RANDOM: u64 = 1;
+
+/// What the agent is told.
+pub(super) struct Words {
+    /// What the environment of a command would tell it.
+    pub(super) environment: Vec<u8>,
+    /// How it knows who serves it.
+    pub(super) server: Server,
+}
 
 /// What was done.
 pub(super) struct Done {
@@ -82,7 +93,8 @@ enum Undo {
 struct Work {
     target: Target,
     remote: Remote,
-    /// All others, while jumps are written and the agent begins.
+    judge: Judge,
+    /// All others, until the agent has begun.
     still: Option<Standstill>,
     undo: Vec<Undo>,
     /// Whether the thread may be in the image: that has to stay until the thread is back.
@@ -93,7 +105,7 @@ struct Work {
 ///
 /// # Errors
 /// The reason why not; then the process is as it was, unless the reason says otherwise.
-pub(super) fn attach(target: Target, image: Image, words: &[u8]) -> Result<Done> {
+pub(super) fn attach(target: Target, image: Image, words: &Words) -> Result<Done> {
     // A signal that ended this process now would end the other as well.
     let mask = block_signals();
     let result = seize::apart(|| with_thread(target, image, words));
@@ -101,15 +113,19 @@ pub(super) fn attach(target: Target, image: Image, words: &[u8]) -> Result<Done>
     result
 }
 
-fn with_thread(mut target: Target, mut image: Image, words: &[u8]) -> Result<Done> {
+fn with_thread(mut target: Target, mut image: Image, words: &Words) -> Result<Done> {
     let (libc, base) = target.libc()?;
     image.relocate(0, 0)?;
     let bodies = Bodies::of(&libc, base, &image)?;
     let begun = Instant::now();
+    let mut judge = Judge::default();
     let remote = hold(&mut target, &bodies)?;
+    // All others have the same, as a rule: what is found out now takes no time while they stand.
+    judge.one(&remote.filters()?)?;
     let mut work = Work {
         target,
         remote,
+        judge,
         still: None,
         undo: Vec::new(),
         is_inside: false,
@@ -164,15 +180,15 @@ impl Work {
         mut image: Image,
         libc: (&Elf, u64),
         bodies: &Bodies,
-        words: &[u8],
+        words: &Words,
     ) -> Result<Done> {
         self.target.look_again()?;
         let in_libc = |name: &str| libc.0.find(name).map(|at| libc.1 + at);
         let errno = in_libc(ERRNO).context("its libc has no errno")?;
-        let base = self.map_image(&image)?;
+        let base = self.place_of_image(&image)?;
         image.relocate(base, errno)?;
-        image.set_words(words)?;
-        let near = self.map_board(libc.1)?;
+        image.set_words(&words.environment)?;
+        let near = self.place_of_board(libc.1)?;
         let (board, hooks) = plan(&self.target, &mut image, near, in_libc)?;
         let stack = base + image.len() as u64;
         let functions = FUNCTIONS.map(|name| image.address(&format!("pageone_attached_{name}")));
@@ -185,8 +201,6 @@ impl Work {
             dump: self.target.dump(),
             patches: board.patches.clone(),
         };
-        self.write_image(&image, base)?;
-        self.write_board(&board, &record, near)?;
         let function = |name: &str| image.address(&format!("pageone_attached_{name}"));
         let [begin, start, offer] = ["begin", "start", "offer"].map(function);
         let (begin, start, offer) = (begin?, start?, offer?);
@@ -194,9 +208,17 @@ impl Work {
         let still = self.stand_still(bodies)?;
         let still = self.still.insert(still);
         let (threads, since) = (still.count() + 1, still.since());
+        fault::check(Point::Attach)?;
+        let filters = self.judge.all(&self.remote.filters()?, &still.filters()?)?;
+        self.map_image(&image, base)?;
+        self.map_board(&board, &record, near)?;
         self.patch(&board)?;
         self.is_inside = true;
-        let begun = self.run(call, [begin, 0, 0], stack);
+        let begun = self.run(
+            call,
+            [begin, filters as u64, u64::from(words.server.is_unmapped())],
+            stack,
+        );
         // What is told of it is told after it has come back.
         self.is_inside = matches!(&begun, Err(error) if !error.is::<Errno>());
         begun.context("the agent does not begin")?;
@@ -236,7 +258,7 @@ impl Work {
     /// Has the thread call a function of the image.
     fn run(&mut self, call: u64, args: [u64; 3], stack: u64) -> Result<()> {
         fault::check(Point::Attach)?;
-        let result = self.remote.run(call, args, stack, wire::attach::DONE)?;
+        let result = self.remote.run(call, args, stack, DONE)?;
         match i32::try_from(-result) {
             Ok(0) => Ok(()),
             Ok(code) => Err(Errno::from_raw_os_error(code).into()),
@@ -244,8 +266,8 @@ impl Work {
         }
     }
 
-    /// Memory for the image, apart from all that the kernel would choose for the program (`sys::apart`).
-    fn map_image(&mut self, image: &Image) -> Result<u64> {
+    /// Where the image shall lie, apart from all that the kernel would choose for the program (`sys::apart`).
+    fn place_of_image(&self, image: &Image) -> Result<u64> {
         const TIB: u64 = 1 << 40;
         const TRIES: u64 = 16;
         let len = image.len() as u64;
@@ -257,24 +279,22 @@ impl Work {
                 break;
             }
         }
-        let base = self.map(place, len)?;
-        self.call("madvise", MADVISE, [base, len, RANDOM, 0, 0, 0])?;
-        Ok(base)
+        Ok(place)
     }
 
-    fn map_board(&mut self, near: u64) -> Result<u64> {
+    fn place_of_board(&self, near: u64) -> Result<u64> {
         let len = (BOARD_BYTES + RECORD_BYTES) as u64;
         let place = self.target.hole(near, len);
-        let place = place.context("there is no free place near its libc")?;
-        self.map(place, len)
+        place.context("there is no free place near its libc")
     }
 
-    /// Maps memory at a place where nothing is.
-    fn map(&mut self, place: u64, len: u64) -> Result<u64> {
+    /// Maps memory at a place where nothing is. It can be read and executed from the first moment on, and is written from outside: where
+    /// a program may make no written memory executable, this is allowed.
+    fn map(&mut self, place: u64, len: u64) -> Result<()> {
         let args = [
             place,
             len,
-            READ | WRITE,
+            READ | EXECUTE,
             PRIVATE | FIXED_NOREPLACE,
             u64::MAX,
             0,
@@ -284,7 +304,7 @@ impl Work {
         if at != place {
             bail!("the kernel is older than Linux 4.17");
         }
-        Ok(at)
+        Ok(())
     }
 
     fn write(&self, bytes: &[u8], at: u64) -> Result<()> {
@@ -293,16 +313,23 @@ impl Work {
         written.context("its memory cannot be written")
     }
 
-    fn write_image(&mut self, image: &Image, base: u64) -> Result<()> {
+    fn map_image(&mut self, image: &Image, base: u64) -> Result<()> {
+        let len = image.len() as u64;
+        self.map(base, len)?;
+        self.call("madvise", MADVISE, [base, len, RANDOM, 0, 0, 0])?;
         self.write(image.bytes(), base)?;
-        for segment in image.segments() {
-            let [execute, write, read] = [1, 2, 4].map(|bit| segment.rights & bit != 0);
-            let rights = [(read, READ), (write, WRITE), (execute, EXECUTE)];
-            let rights: u64 = rights
-                .iter()
-                .filter(|right| right.0)
-                .map(|right| right.1)
-                .sum();
+        let stack = Segment {
+            start: image.bytes().len(),
+            end: image.len(),
+            rights: Segment::READ | Segment::WRITE,
+        };
+        for segment in image.segments().iter().chain([&stack]) {
+            let [execute, write, read] = [Segment::EXECUTE, Segment::WRITE, Segment::READ]
+                .map(|bit| segment.rights & bit != 0);
+            if execute {
+                continue;
+            }
+            let rights = u64::from(read) * READ + u64::from(write) * WRITE;
             let (start, len) = (segment.start as u64, (segment.end - segment.start) as u64);
             let args = [base + start, len, rights, 0, 0, 0];
             self.call("mprotect", MPROTECT, args)?;
@@ -311,13 +338,11 @@ impl Work {
         Ok(())
     }
 
-    fn write_board(&mut self, board: &Board, record: &Record, at: u64) -> Result<()> {
+    fn map_board(&mut self, board: &Board, record: &Record, at: u64) -> Result<()> {
+        self.map(at, (BOARD_BYTES + RECORD_BYTES) as u64)?;
         self.write(&board.code, at)?;
         let page = record.encode().context("there are too many functions")?;
-        self.write(&page, at + BOARD_BYTES as u64)?;
-        let len = (BOARD_BYTES + RECORD_BYTES) as u64;
-        let args = [at, len, READ | EXECUTE, 0, 0, 0];
-        self.call("mprotect", MPROTECT, args).map(drop)
+        self.write(&page, at + BOARD_BYTES as u64)
     }
 
     /// Stops all other threads, at a moment at which none is about to make a call that no hook would see.

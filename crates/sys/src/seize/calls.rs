@@ -17,6 +17,7 @@ const GETREGSET: i64 = 0x4204;
 const SETREGSET: i64 = 0x4205;
 const GETSIGMASK: i64 = 0x420a;
 const SETSIGMASK: i64 = 0x420b;
+const GET_FILTER: i64 = 0x420c;
 const GET_RSEQ: i64 = 0x420f;
 
 /// Stops at calls are told from signals.
@@ -181,4 +182,15 @@ pub(super) fn sequence(thread: u32) -> Option<u64> {
     let len = size_of_val(&told);
     ptrace(GET_RSEQ, thread, len, (&raw mut told).expose_provenance()).ok()?;
     (told[0] != 0).then(|| told[0] + POINTER)
+}
+
+/// Reads a thread's seccomp filter of this index, the oldest is 0, and gives its length. `into` has room for the longest.
+pub(super) fn filter(thread: u32, index: usize, into: &mut [u64]) -> rustix::io::Result<usize> {
+    debug_assert!(into.len() >= 4096);
+    ptrace(
+        GET_FILTER,
+        thread,
+        index,
+        into.as_mut_ptr().expose_provenance(),
+    )
 }

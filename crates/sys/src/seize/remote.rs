@@ -8,7 +8,7 @@ use libc::user_regs_struct;
 use rustix::io::Errno;
 
 use super::calls::{self, SYSCALL, Stop, surely, wait};
-use super::{Held, Place, Result, SeizeError};
+use super::{Filters, Held, Place, Result, SeizeError};
 
 /// The longest that a call may take.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -76,6 +76,14 @@ impl Remote {
         Place::of(self.thread(), &self.registers)
     }
 
+    /// What judges its calls. Other threads may change it unless they stand.
+    ///
+    /// # Errors
+    /// [`SeizeError::Unread`]; it has ended.
+    pub fn filters(&self) -> Result<Filters> {
+        Filters::of(self.thread())
+    }
+
     /// Lets the thread go on as if nothing had happened.
     ///
     /// # Errors
@@ -111,12 +119,12 @@ impl Remote {
         })
     }
 
-    /// Has the thread run code at `at` on the stack that ends at `stack`, with three arguments, until it makes the call `done`. Gives
-    /// the first argument of that.
+    /// Has the thread run code at `at` on the stack that ends at `stack`, with three arguments, until it makes the call `done`: by its
+    /// number and its second argument. Gives the first argument of that.
     ///
     /// # Errors
     /// As [`Held::stop`].
-    pub fn run(&mut self, at: u64, args: [u64; 3], stack: u64, done: i32) -> Result<i64> {
+    pub fn run(&mut self, at: u64, args: [u64; 3], stack: u64, done: (u32, u64)) -> Result<i64> {
         const DIRECTION: u64 = 0x400;
         const TRAP: u64 = 0x100;
         let [rdi, rsi, rdx] = args;
@@ -134,7 +142,7 @@ impl Remote {
             // Before a call, and after it.
             self.to_call(deadline)?;
             let registers = self.now()?;
-            let is_done = registers.orig_rax == u64::from(done.unsigned_abs());
+            let is_done = (registers.orig_rax, registers.rsi) == (u64::from(done.0), done.1);
             self.to_call(deadline)?;
             if is_done {
                 return Ok(registers.rdi.cast_signed());

@@ -1,9 +1,10 @@
 //! Every system call that the agent's thread makes, and that hooks make beside the program's own: one table.
 //!
 //! ```text
-//!   the table ──▶ the agent's own filter: its thread can make no other call      (narrow)
-//!             ├─▶ a filter of the program's is read: does it allow all of these?  (filter)
-//!             ├─▶ filters from before: a child tries all of these                 (trial)
+//!   the table ──▶ the agent's own filter: its thread can make no other call      (the agent's narrow)
+//!             ├─▶ a filter of the program's is read: does it allow all of these?  (the agent's hooks)
+//!             ├─▶ filters from before: a child tries all of these                 (the agent's trial)
+//!             ├─▶ filters of a running process are read                           (pageone attach)
 //!             └─▶ docs/security.md shows it; a test compares them
 //! ```
 //!
@@ -12,11 +13,11 @@
 
 use libc::sock_filter;
 
-use crate::filter::{Sample, allows};
+use super::{Answer, Sample, answer};
 
 /// What is known of an argument beforehand.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Arg {
+pub enum Arg {
     /// Nothing: an address, a length, a descriptor.
     Any,
     /// It is one of these.
@@ -27,7 +28,7 @@ use Arg::{Any, In};
 
 /// Which thread makes a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum By {
+pub enum By {
     /// The program's threads, in a hook.
     Hooks,
     /// The agent's thread, before it has a filter of its own.
@@ -36,20 +37,38 @@ pub(crate) enum By {
     Thread,
     /// Both.
     All,
+    /// A thread of the program that `pageone attach` holds.
+    Outside,
 }
 
-use By::{All, Hooks, Start, Thread};
+use By::{All, Hooks, Outside, Start, Thread};
 
 /// A system call that is made.
 #[derive(Clone, Copy, Debug)]
-#[cfg_attr(not(test), expect(dead_code, reason = "a test reads all of it"))]
-pub(crate) struct Call {
-    pub(crate) by: By,
-    pub(crate) name: &'static str,
-    pub(crate) number: i64,
-    pub(crate) args: [Arg; 6],
+pub struct Call {
+    /// The thread.
+    pub by: By,
+    /// The call's name.
+    pub name: &'static str,
+    /// Its number.
+    pub number: i64,
+    /// Its arguments.
+    pub args: [Arg; 6],
     /// What for.
-    pub(crate) why: &'static str,
+    pub why: &'static str,
+}
+
+impl Call {
+    /// Whether the agent does less, and no worse, where this call fails.
+    #[must_use]
+    pub fn is_spared(&self) -> bool {
+        const SPARED: [i64; 3] = [
+            libc::SYS_userfaultfd,
+            libc::SYS_pidfd_open,
+            libc::SYS_pidfd_getfd,
+        ];
+        SPARED.contains(&self.number)
+    }
 }
 
 const fn call(by: By, name: &'static str, number: i64, args: [Arg; 6], why: &'static str) -> Call {
@@ -109,7 +128,7 @@ const IOCTLS: &[u64] = &[
 ];
 
 /// The table.
-pub(crate) const CALLS: &[Call] = &[
+pub const CALLS: &[Call] = &[
     call(
         Hooks,
         "wait4",
@@ -434,25 +453,42 @@ pub(crate) const CALLS: &[Call] = &[
     ),
 ];
 
-/// The number of the first call of the table that the filter refuses, in one way or another.
-pub(crate) fn first_refused(filter: &[sock_filter]) -> Option<i64> {
-    let refused = CALLS.iter().find(|call| !allows_all(filter, call));
-    refused.map(|call| call.number)
+/// What a thread of a running process is made to do from outside before the agent is there, beside calls of the table.
+pub const ATTACH: &[Call] = &[call(
+    Outside,
+    "mmap",
+    libc::SYS_mmap,
+    [Any, Any, In(&[5]), In(&[0x10_0022]), Any, Any],
+    "room for the agent's code in a running process",
+)];
+
+/// The first of the calls that the filter does not let be made, in one way or another.
+#[must_use]
+pub fn first_refused(
+    filter: &[sock_filter],
+    calls: impl IntoIterator<Item = &'static Call>,
+) -> Option<&'static Call> {
+    let mut calls = calls.into_iter();
+    calls.find(|call| worst(filter, call) != Answer::Allows)
 }
 
-/// The same of the calls that the agent's thread makes under its own filter.
-#[cfg(test)]
-pub(crate) fn first_refused_by_thread(filter: &[sock_filter]) -> Option<i64> {
-    let made = |call: &&Call| matches!(call.by, Thread | All);
-    let mut refused = CALLS
-        .iter()
-        .filter(made)
-        .filter(|call| !allows_all(filter, call));
-    refused.next().map(|call| call.number)
+/// The same for a filter from before the agent: those that [it can do without](Call::is_spared) may fail.
+#[must_use]
+pub fn first_needed(
+    filter: &[sock_filter],
+    calls: impl IntoIterator<Item = &'static Call>,
+) -> Option<&'static Call> {
+    let mut calls = calls.into_iter();
+    calls.find(|call| match worst(filter, call) {
+        Answer::Allows => false,
+        Answer::Fails => !call.is_spared(),
+        Answer::Refuses => true,
+    })
 }
 
-/// Whether the filter allows a call with all values that its known arguments take.
-fn allows_all(filter: &[sock_filter], call: &Call) -> bool {
+/// The worst that the filter does with a call, with all values that its known arguments take.
+fn worst(filter: &[sock_filter], call: &Call) -> Answer {
+    let mut worst = Answer::Allows;
     let mut turn = [0usize; 6];
     loop {
         let mut args = [None; 6];
@@ -463,11 +499,9 @@ fn allows_all(filter: &[sock_filter], call: &Call) -> bool {
             };
         }
         let number = u32::try_from(call.number).unwrap_or(u32::MAX);
-        if !allows(filter, &Sample { number, args }) {
-            return false;
-        }
-        if !next(&mut turn, &call.args) {
-            return true;
+        worst = worst.max(answer(filter, &Sample { number, args }));
+        if worst == Answer::Refuses || !next(&mut turn, &call.args) {
+            return worst;
         }
     }
 }
@@ -496,15 +530,24 @@ mod tests {
     fn each_call_can_be_the_refused_one() {
         for call in CALLS {
             let number = u32::try_from(call.number).unwrap();
-            let filter = [
+            let mut filter = [
                 code(0x20, 0, 0, 0),
                 code(0x15, 0, 1, number),
                 code(0x06, 0, 0, 0x0005_0001),
                 code(0x06, 0, 0, 0x7fff_0000),
             ];
-            assert_eq!(first_refused(&filter), Some(call.number), "{}", call.name);
+            let numbers = |filter: &[sock_filter]| {
+                let found = [first_refused(filter, CALLS), first_needed(filter, CALLS)];
+                found.map(|found| found.map(|call| call.number))
+            };
+            let (refused, spared) = (Some(call.number), call.is_spared());
+            let needed = refused.filter(|_| !spared);
+            assert_eq!(numbers(&filter), [refused, needed], "{}", call.name);
+            // Those that may fail may not kill.
+            filter[2].k = 0;
+            assert_eq!(numbers(&filter), [refused, refused], "{}", call.name);
         }
-        assert_eq!(first_refused(&[code(0x06, 0, 0, 0x7fff_0000)]), None);
+        assert!(first_refused(&[code(0x06, 0, 0, 0x7fff_0000)], CALLS).is_none());
     }
 
     #[test]
@@ -517,13 +560,15 @@ mod tests {
             .filter(|part| part.starts_with("The agent inside a program"))
             .flat_map(|part| part.lines().filter(is_row))
             .collect();
-        assert_eq!(rows.len(), CALLS.len());
-        for (Call { name, by, why, .. }, row) in CALLS.iter().zip(rows) {
+        let all = || CALLS.iter().chain(ATTACH);
+        assert_eq!(rows.len(), all().count());
+        for (Call { name, by, why, .. }, row) in all().zip(rows) {
             let by = match by {
                 Hooks => "hooks",
                 Start => "start",
                 Thread => "thread",
                 All => "both",
+                Outside => "attach",
             };
             let (begin, end) = (format!("| `{name}` | {by} | "), format!(" | {why} |"));
             assert!(
@@ -535,7 +580,7 @@ mod tests {
 
     #[test]
     fn the_flags_and_numbers_are_the_kernels() {
-        let flags = u64::from(sys::thread::CLONE_FLAGS.cast_unsigned());
+        let flags = u64::from(crate::thread::CLONE_FLAGS.cast_unsigned());
         let clone = CALLS.iter().find(|call| call.name == "clone").unwrap();
         let In(clone) = clone.args[0] else { panic!() };
         assert_eq!(clone, [flags]);
@@ -559,11 +604,9 @@ mod tests {
                 code(0x06, 0, 0, 0x7fff_0000),
             ]
         };
-        assert_eq!(first_refused(&prot(libc::SYS_mmap)), None);
-        assert_eq!(first_refused(&prot(libc::SYS_mprotect)), None);
-        assert_eq!(
-            first_refused(&prot(libc::SYS_munmap)),
-            Some(libc::SYS_munmap)
-        );
+        let refused = |number| first_refused(&prot(number), CALLS).map(|call| call.number);
+        assert_eq!(refused(libc::SYS_mmap), None);
+        assert_eq!(refused(libc::SYS_mprotect), None);
+        assert_eq!(refused(libc::SYS_munmap), Some(libc::SYS_munmap));
     }
 }

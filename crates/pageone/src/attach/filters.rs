@@ -1,0 +1,127 @@
+//! Whether the seccomp filters of a process let an agent come and work. They are read while its threads are held, and never tried: one
+//! that kills would end the process.
+//!
+//! **What must hold**: when a thread of the process makes its first call for us, all filters of all its threads allow each call from
+//! outside, and each call of the agent's table.
+//!
+//! | what could break it | what stops it |
+//! |---|---|
+//! | a filter comes after they were read, also from another thread | they are read while all threads stand, and none goes on before hooks see the next one |
+//! | one thread alone has another filter | all are read; that differ they must not, for the agent's thread inherits from one |
+//! | a filter allows a call with some arguments only | it counts as one that refuses, if the arguments are not known beforehand |
+//! | the kernel shows no filter | the process is refused |
+//! | what was decided is another program's by now | the instructions themselves are the key |
+
+use std::collections::BTreeMap;
+
+use anyhow::{Result, bail};
+use sys::filter::calls::{ATTACH, CALLS, Call, first_needed};
+use sys::seize::{Filters, Program, instructions};
+
+/// What was found out about filters.
+#[derive(Default)]
+pub(super) struct Judge(BTreeMap<Program, Option<&'static Call>>);
+
+impl Judge {
+    /// Refuses a thread whose filters do not let all calls be made. To find this out takes some time for each filter, the first time.
+    ///
+    /// # Errors
+    /// The call, and what can be done.
+    pub(super) fn one(&mut self, filters: &Filters) -> Result<()> {
+        for program in &filters.programs {
+            let refused = match self.0.get(program) {
+                Some(known) => *known,
+                None => {
+                    let all = CALLS.iter().chain(ATTACH);
+                    let refused = first_needed(&instructions(program), all);
+                    self.0.insert(program.clone(), refused);
+                    refused
+                }
+            };
+            if let Some(Call { name, why, .. }) = refused {
+                bail!(
+                    "a seccomp filter of its does not let {name}(2) be made in each way that the agent needs ({why}): allow that call \
+                     in its sandbox, or leave the process to the kernel's KSM"
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// The same of all threads of a process, which stand still. Gives how many filters each of them has.
+    ///
+    /// # Errors
+    /// As `one`; threads that differ.
+    pub(super) fn all(&mut self, own: &Filters, others: &[(u32, Filters)]) -> Result<usize> {
+        self.one(own)?;
+        for (thread, filters) in others {
+            self.one(filters)?;
+            if filters != own {
+                bail!(
+                    "its thread {thread} has other seccomp filters than another one (or no_new_privs), and no agent serves threads of different rights"
+                );
+            }
+        }
+        Ok(own.programs.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALLOWS: u64 = 0x7fff_0000_0000_0006;
+
+    fn filters(programs: &[&[u64]]) -> Filters {
+        Filters {
+            no_new_privs: true,
+            programs: programs.iter().map(|program| program.to_vec()).collect(),
+        }
+    }
+
+    #[test]
+    fn all_threads_must_have_the_same_filters_and_each_must_allow_all() {
+        let mut judge = Judge::default();
+        let well = filters(&[&[ALLOWS], &[ALLOWS]]);
+        let same = [(7, well.clone()), (8, well.clone())];
+        assert_eq!(judge.all(&well, &same).unwrap(), 2);
+        assert_eq!(judge.all(&Filters::default(), &[]).unwrap(), 0);
+        let refused = |judge: &mut Judge, own: &Filters, other: &Filters| {
+            let told = judge.all(own, &[(7, well.clone()), (8, other.clone())]);
+            format!("{:#}", told.unwrap_err())
+        };
+        // Strict mode, as `sys` shows it.
+        let strict = filters(&[&[ALLOWS], &[6]]);
+        assert!(refused(&mut judge, &well, &strict).contains("does not let wait4"));
+        assert!(refused(&mut judge, &strict, &well).contains("does not let wait4"));
+        for other in [filters(&[&[ALLOWS]]), Filters::default()] {
+            let told = refused(&mut judge, &well, &other);
+            assert!(told.contains("its thread 8 has other"), "{told}");
+        }
+        let privileged = Filters {
+            no_new_privs: false,
+            ..well.clone()
+        };
+        assert!(refused(&mut judge, &well, &privileged).contains("thread 8"));
+    }
+
+    #[test]
+    fn the_code_of_the_agent_must_be_mapped() {
+        // Refuses mmap that makes memory executable.
+        let word = |code: u64, jt: u64, jf: u64, k: u64| code | jt << 16 | jf << 24 | k << 32;
+        let program = [
+            word(0x20, 0, 0, 0),
+            word(0x15, 0, 3, 9),
+            word(0x20, 0, 0, 32),
+            word(0x45, 0, 1, 4),
+            word(0x06, 0, 0, 0x8000_0000),
+            ALLOWS,
+        ];
+        let told = Judge::default().one(&filters(&[&program]));
+        let told = format!("{:#}", told.unwrap_err());
+        assert!(
+            told.contains("mmap(2)") && told.contains("room for"),
+            "{told}"
+        );
+    }
+}
