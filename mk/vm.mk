@@ -13,9 +13,10 @@ test: test-vm-short
 test-vm-short: # With two guests, all its checks.
 	$(MAKE) test-vm VM_GUESTS=2
 
-test-vm: setup ## Merges the memory of VM_GUESTS (4) QEMU guests that check their files
+test-vm: setup ## Merges the memory of VM_GUESTS (4) QEMU guests that check their files; attaches to two that run
 	$(CARGO) build -p pageone -p agent
 	@tests/vm/merge $(VM_GUESTS)
+	@tests/vm/attach
 
 .PHONY: test-recycle test-recycle-short
 

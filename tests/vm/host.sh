@@ -1,4 +1,4 @@
-# What the tests with QEMU guests have in common on the host; sourced by merge and recycle.
+# What the tests with QEMU guests have in common on the host; sourced by merge, attach and recycle.
 #
 # Wanted: root, bin, guests, target (the name of the make target), step_seconds and all_seconds (the longest time for one
 # step, and for all), kernel (see boot), append (words for the guests' kernel) and devices (arguments for QEMU).
@@ -126,6 +126,56 @@ guest_ended() {
     console "$1" '^guest-exit: 0$' >/dev/null && ! console "$1" '^mismatch' >/dev/null
 }
 daemon_ends() { kill "$daemon" && wait "$daemon" && [[ ! -e $socket ]]; }
+
+# Of guests that run tests/vm/merge-guest.
+
+# The sums of a column of each guest's last reports; 2 is verified, 3 mismatched, 4 rewritten.
+reports() {
+  local guest
+  for ((guest = 1; guest <= guests; guest++)); do
+    console "$guest" '^report' | awk -v column="$1" '{last[$2] = $(column + 1)}
+      END {for (worker in last) sum += last[worker]; printf "%d ", sum}' || true
+  done
+}
+verified() { reports 2; }
+rewritten() { reports 4; }
+
+# Whether every guest has verified so many files more than the given ones.
+verified_since() {
+  local more=$1 before=($2) now i
+  read -ra now <<<"$(verified)"
+  for ((i = 0; i < guests; i++)); do ((now[i] >= before[i] + more)) || return 1; done
+}
+
+# Frames the host no longer needs for merged pages, in pages: what the guests' mappings of the stores would take
+# less what they take in proportion. The kernel's figure, not ours.
+frames_saved() {
+  local pid
+  for pid in $(of_guests .pid); do cat "/proc/$pid/smaps"; done | awk '
+    /^[0-9a-f]+-[0-9a-f]+ / {store = /memfd:pageone-store/}
+    store && /^Rss:/ {saved += $2}
+    store && /^Pss:/ {saved -= $2}
+    END {printf "%d\n", saved / 4}'
+}
+guest_figures() {
+  console "$1" '^report' | awk '{v[$2] = $3; m[$2] = $4; r[$2] = $5}
+    END {printf "%d verified, %d mismatched, %d rewritten", v[0] + v[1], m[0] + m[1], r[0] + r[1]}'
+}
+sharing() { of_guests .pages_sharing; }
+
+# What the never rewritten files of the first COUNT sets have as a checksum, worked out here.
+kept_sum() {
+  local set key piece pieces=6
+  for ((set = 1; set <= $1; set++)); do
+    for key in $((set * 16)) $((set * 16 + 1)); do
+      for ((piece = 0; piece < pieces; piece++)); do
+        dd if="$vm/vmlinuz-cloud" bs=1M skip="$piece" count=1 status=none | "$vm/busybox" tr '\000-\377' \
+          "$(printf '\\%03o' "$key")-\\377\\000-$(printf '\\%03o' $((key - 1)))"
+      done
+    done
+    pieces=3
+  done | md5sum | cut -d ' ' -f 1
+}
 
 # conclude PATTERN: says what is of use when something failed, and how many checks went how.
 conclude() {
