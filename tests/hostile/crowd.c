@@ -19,24 +19,6 @@ static void serve_bait(const char *path)
 	_exit(0);
 }
 
-static void *sleep_for_ever(void *ignored)
-{
-	for (;;)
-		pause();
-	return ignored;
-}
-
-static void take_threads(long count)
-{
-	pthread_attr_t small;
-	pthread_t thread;
-	pthread_attr_init(&small);
-	pthread_attr_setstacksize(&small, 16 * 1024);
-	for (long i = 0; i < count; i++)
-		if (pthread_create(&thread, &small, sleep_for_ever, NULL))
-			break;
-}
-
 static void take_groups(long count)
 {
 	gid_t *groups = calloc((size_t)count + 1, sizeof *groups);

@@ -82,6 +82,7 @@ void *map_at(uint64_t at, size_t pages);
 pid_t beside(int (*run)(void *), void *arg);
 pid_t child(void);
 void become(uid_t uid);
+void take_threads(long count);
 void hold(void) __attribute__((noreturn));
 
 typedef void verb(const char *path, char **args);
@@ -113,5 +114,7 @@ verb many_threads, thread_storm, rights_storm, vfork_deputy, mounts, long_maps;
 verb tamper, lock_folder, forge;
 /* server.c */
 verb fake_server;
+/* tracee.c */
+verb lying_note, false_entry, exec_when_traced;
 
 #endif

@@ -26,6 +26,7 @@ static const struct { const char *name; verb *run; int stays_root; } verbs[] = {
 	{ "vfork-deputy", vfork_deputy, 0 }, { "mounts", mounts, 0 }, { "long-maps", long_maps, 0 },
 	{ "tamper", tamper, 0 }, { "lock-folder", lock_folder, 0 }, { "forge", forge, 0 },
 	{ "fake-server", fake_server, 0 },
+	{ "lying-note", lying_note, 0 }, { "false-entry", false_entry, 0 }, { "exec-when-traced", exec_when_traced, 0 },
 };
 
 void say(const char *format, ...)
@@ -80,6 +81,25 @@ pid_t beside(int (*run)(void *), void *arg)
 	if (pid < 0)
 		fail("clone");
 	return pid;
+}
+
+static void *sleep_for_ever(void *ignored)
+{
+	for (;;)
+		pause();
+	return ignored;
+}
+
+/* So many threads that sleep. Their stacks are small, and have room for what each thread has of the sessions' buffers. */
+void take_threads(long count)
+{
+	pthread_attr_t small;
+	pthread_t thread;
+	pthread_attr_init(&small);
+	pthread_attr_setstacksize(&small, 96 * 1024);
+	for (long i = 0; i < count; i++)
+		if ((errno = pthread_create(&thread, &small, sleep_for_ever, NULL)))
+			fail("threads");
 }
 
 /* A child that ends with its parent; 0 in the child. */

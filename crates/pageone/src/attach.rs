@@ -53,6 +53,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use sys::foreign::Foreign;
 
 use crate::policy::{self, Policy};
 use crate::run::launch;
@@ -113,7 +114,7 @@ pub(crate) fn detach(args: &Detach) -> Result<()> {
             Ok(told) => println!("{told}"),
             Err(error) => {
                 failed = true;
-                eprintln!("pageone: {pid} is not detached: {error:#}");
+                eprintln!("pageone: {pid} is not detached: {}", told(&error));
             }
         }
     }
@@ -121,6 +122,11 @@ pub(crate) fn detach(args: &Detach) -> Result<()> {
         true => bail!("not all of the processes are detached"),
         false => Ok(()),
     }
+}
+
+/// An error, parts of which the process may have chosen.
+fn told(error: &anyhow::Error) -> String {
+    Foreign(&format!("{error:#}")).to_string()
 }
 
 fn arm_faults() {
@@ -184,7 +190,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
             }
             Err(error) => {
                 failed = true;
-                eprintln!("pageone: {pid} is not attached: {error:#}");
+                eprintln!("pageone: {pid} is not attached: {}", told(&error));
             }
         }
     }
@@ -268,6 +274,7 @@ fn would(target: &Target, mut image: Image, args: &Args, policy: &Policy) -> Res
         false => "",
     };
     Ok(format!(
-        "would be attached, in the domain {domain}; {offers}{filters}"
+        "would be attached, in the domain {}; {offers}{filters}",
+        Foreign(&domain)
     ))
 }

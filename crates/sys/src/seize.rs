@@ -27,6 +27,16 @@
 //! Everything is put back, whichever step failed. **The limit**: if this process is killed (SIGKILL) in these milliseconds, the
 //! thread goes on from where we put it, and its process dies. So callers block signals.
 //!
+//! **Whose registers are written.** A thread that works for us may execute a program with more rights than it has (setuid): its process
+//! can change the code that it runs, in a thread or a child that is not held. So it stops at execve(2), and is not touched from there
+//! on. And a number may become another thread's: of those that execute, the one that calls takes the number of the first, which ends.
+//!
+//! | a thread works for us that is | another one executes | so |
+//! |---|---|---|
+//! | not the first | it takes the first one's number | ours is gone, and its number nobody's |
+//! | the first, the only one | there is none, or one that we do not trace | it cannot be told to do anything |
+//! | the first of several | it has the number by which we speak to ours | **never**: [`workers`] gives no such thread, and [`Standstill`] takes none beside it |
+//!
 //! **A thread that does not stop** cannot be let go of: the kernel takes that from a tracer for stopped ones only. At the end
 //! of the thread that traces, it lets go of all. So these types stay in one thread, and [`apart`] makes one that ends.
 //!
@@ -65,6 +75,9 @@ pub enum SeizeError {
     /// The thread got a signal that nothing can block.
     #[error("a thread of the process got signal {0} while it worked for pageone")]
     Fault(i32),
+    /// A process whose first thread is held has another thread, which could take its number.
+    #[error("the process has started a thread meanwhile; try again")]
+    Grown,
     /// It did not finish in time.
     #[error("a thread of the process did not finish its work for pageone in time")]
     Late,
@@ -92,13 +105,18 @@ pub fn apart<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
+/// The most threads that are looked at for one that may work for us.
+const MOST_WORKERS: usize = 64;
+/// The longest wait until threads beside the first have ended.
+const ENDING: Duration = Duration::from_millis(300);
+
 /// Another thread is no tracer of what this one holds.
 type OneThread = PhantomData<*const ()>;
 
 /// Makes this thread the tracer of another, which notices nothing. False when that has ended.
 fn seize(thread: u32) -> Result<bool> {
-    const ENDING: u32 = 100;
-    for _ in 0..ENDING {
+    const TRIES: u32 = 100;
+    for _ in 0..TRIES {
         match calls::seize(thread) {
             Ok(()) => return Ok(true),
             Err(Errno::SRCH) => return Ok(false),
@@ -132,11 +150,32 @@ fn wait_for_stop(thread: u32, deadline: Instant) -> Result<bool> {
                 };
             }
             Stop::Gone => return Ok(false),
+            Stop::Exec => {
+                calls::detach(thread)?;
+                return Ok(false);
+            }
             // On its way before ours.
             Stop::Signal(signal) => calls::go(thread, calls::CONT, signal)?,
             Stop::Call => calls::go(thread, calls::CONT, 0)?,
         }
     }
+}
+
+/// The threads of process `pid` of which one may work for us: all but the first, or the first if it is the only one. Those that the
+/// kernel made, and those for which `is_left_out` holds, do not count.
+///
+/// # Errors
+/// The process is gone.
+pub fn workers(pid: u32, is_left_out: impl Fn(u32) -> bool) -> Result<Vec<u32>> {
+    let threads = witness::threads(pid, usize::MAX).map_err(|_| SeizeError::Gone)?;
+    let is_one = |&thread: &u32| {
+        thread != pid && !is_left_out(thread) && !witness::is_made_by_kernel(pid, thread)
+    };
+    let mut others: Vec<u32> = threads.filter(is_one).take(MOST_WORKERS).collect();
+    if others.is_empty() {
+        others.push(pid);
+    }
+    Ok(others)
 }
 
 /// A thread that is stopped. On drop it goes on.
@@ -222,7 +261,9 @@ impl Standstill {
         for left in (0..tries).rev() {
             self.since = Instant::now();
             match self.stop(self.since + patience) {
-                Err(SeizeError::Asleep(_)) if left > 0 => {
+                Err(SeizeError::Asleep(_) | SeizeError::Grown)
+                    if left > 0 && !self.without.contains(&self.pid) =>
+                {
                     self.go_on()?;
                     std::thread::sleep(patience);
                 }
@@ -273,6 +314,9 @@ impl Standstill {
             |thread: &u32| !self.threads.contains_key(thread) && !self.without.contains(thread);
         let new: Vec<u32> = threads.filter(is_new).collect();
         let mut found = false;
+        if self.without.contains(&self.pid) {
+            return self.is_alone(&new).map(|()| false);
+        }
         for thread in new {
             let seized = match seize(thread) {
                 // Nobody holds those, and they run no code of the process.
@@ -285,6 +329,20 @@ impl Standstill {
             }
         }
         Ok(found)
+    }
+
+    /// Waits until the first thread is the only one.
+    fn is_alone(&self, others: &[u32]) -> Result<()> {
+        let deadline = Instant::now() + ENDING;
+        for &thread in others {
+            while !witness::is_made_by_kernel(self.pid, thread) && !crate::task::is_gone(thread) {
+                if Instant::now() > deadline {
+                    return Err(SeizeError::Grown);
+                }
+                std::thread::sleep(Duration::from_micros(200));
+            }
+        }
+        Ok(())
     }
 
     /// Stops them, and those that they make meanwhile: until there is none that is not known.
@@ -305,8 +363,11 @@ impl Standstill {
             for thread in ended {
                 self.threads.remove(&thread);
             }
-            if !self.find()? {
-                return Ok(());
+            match self.find()? {
+                false => return Ok(()),
+                // Each ends before it stops, and has started another.
+                true if Instant::now() > deadline => return Err(SeizeError::Grown),
+                true => {}
             }
         }
     }

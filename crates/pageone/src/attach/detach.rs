@@ -37,7 +37,7 @@ use sys::seize::{self, Held, Place, Remote, SeizeError, Standstill};
 use sys::thread::{block_signals, restore_signals};
 
 use super::filters::Judge;
-use super::moment::{self, PAUSE, TRIES};
+use super::moment::{self, PAUSE, TRIES, WAIT};
 use super::record::Record;
 use super::site::JUMP;
 use super::target::Target;
@@ -122,26 +122,23 @@ impl Watch {
     /// Holds a thread that is not in the agent, and that may make all calls.
     fn hold(&self, target: &mut Target, judge: &mut Judge) -> Result<Remote> {
         fault::check(Point::Attach)?;
-        let (mut inside, mut refused) = (None, None);
+        let (mut inside, mut refused, begun) = (None, None, Instant::now());
         for _ in 0..TRIES {
-            let threads = sys::witness::threads(target.pid, usize::MAX);
-            for thread in threads.context("the process is gone")? {
-                if is_agent(target.pid, thread)
-                    || sys::witness::is_made_by_kernel(target.pid, thread)
-                {
-                    continue;
-                }
+            let pid = target.pid;
+            for thread in seize::workers(pid, |thread| is_agent(pid, thread))? {
                 let Some(held) = Held::stop(thread, FIRST)? else {
                     continue;
                 };
                 let memory = target.memory_while_held()?;
                 let remote = Remote::new(held, memory, target.entry()?)?;
-                inside = self.inside(target, &[remote.place()]);
-                if inside.is_none() {
-                    match judge.one(&remote.filters()?) {
+                inside = self.inside(target, &[remote.place()])?;
+                match inside {
+                    None => match judge.one(&remote.filters()?) {
                         Ok(()) => return Ok(remote),
                         Err(error) => refused = Some(error),
-                    }
+                    },
+                    Some(thread) if begun.elapsed() > WAIT => return busy(thread),
+                    Some(_) => {}
                 }
             }
             std::thread::sleep(PAUSE);
@@ -155,22 +152,32 @@ impl Watch {
 
     /// A thread that is in the agent, or comes back there: from `errno`'s function, or from a signal handler. Those that come back from
     /// libc's other functions are counted in the agent.
-    fn inside(&self, target: &mut Target, places: &[Place]) -> Option<u32> {
+    fn inside(&self, target: &mut Target, places: &[Place]) -> Result<Option<u32>> {
+        let look = moment::Look::begin();
+        for place in places {
+            look.goes_on()?;
+            if self.is_inside(target, place) {
+                return Ok(Some(place.thread));
+            }
+        }
+        Ok(None)
+    }
+
+    fn is_inside(&self, target: &mut Target, place: &Place) -> bool {
         let is_in = |at: u64| self.code.iter().any(|range| range.contains(&at));
-        let found = places.iter().find(|place| {
-            let stack = moment::stack(target, place);
-            let base = place.stack.next_multiple_of(8);
-            let frames = (0..stack.len()).step_by(8);
-            let frames = frames.filter_map(|at| moment::frame(&self.returns, &stack, at));
-            let interrupted = frames.map(|(_, place)| place);
-            std::iter::once(**place).chain(interrupted).any(|place| {
-                let offset = place.stack.wrapping_sub(base);
-                let back = usize::try_from(offset).ok();
-                let back = back.and_then(|at| super::elf::number(&stack, at, 8));
-                is_in(place.at) || back.is_some_and(is_in)
-            })
-        });
-        found.map(|place| place.thread)
+        let Some(base) = moment::bottom(place) else {
+            return is_in(place.at);
+        };
+        let stack = moment::stack(target, place);
+        let frames = (0..stack.len()).step_by(8);
+        let frames = frames.filter_map(|at| moment::frame(&self.returns, &stack, at));
+        let interrupted = frames.map(|(_, place)| place);
+        std::iter::once(*place).chain(interrupted).any(|place| {
+            let offset = place.stack.wrapping_sub(base);
+            let back = usize::try_from(offset).ok();
+            let back = back.and_then(|at| super::elf::number(&stack, at, 8));
+            is_in(place.at) || back.is_some_and(is_in)
+        })
     }
 }
 
@@ -241,9 +248,11 @@ impl Work<'_> {
     fn take_jumps_out(&mut self, watch: &Watch) -> Result<(Standstill, Instant)> {
         fault::check(Point::Attach)?;
         let own = [self.remote.thread()];
+        let begun = Instant::now();
         let mut still = Standstill::of(self.target.pid, &own, PATIENCE, STOPS)?;
         for left in (0..TRIES).rev() {
-            let inside = watch.inside(&mut self.target, &still.places()?);
+            let inside = watch.inside(&mut self.target, &still.places()?)?;
+            let is_last = left == 0 || begun.elapsed() > WAIT;
             let beyond = match inside {
                 None => {
                     // They hold for as long as all stand.
@@ -254,8 +263,8 @@ impl Work<'_> {
             };
             match inside {
                 None if beyond == 0 => break,
-                Some(thread) if left == 0 => return busy(thread),
-                None if left == 0 => {
+                Some(thread) if is_last => return busy(thread),
+                None if is_last => {
                     bail!("{beyond} of its threads fork or change users at this moment; try again")
                 }
                 _ => still.again(PAUSE, PATIENCE, STOPS)?,

@@ -164,7 +164,8 @@ impl Elf {
 
     /// Where the image has what it calls `name`, in the version that programs are linked with.
     pub(super) fn find(&self, name: &str) -> Option<u64> {
-        self.named(name)?.value
+        // Behind all that an image may have, a stranger's symbol leads nowhere.
+        self.named(name)?.value.filter(|&at| place(at).is_some())
     }
 
     /// From where to where a function reaches.

@@ -27,7 +27,7 @@
 
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use sys::seize::Place;
@@ -38,6 +38,9 @@ use super::target::Target;
 
 /// How much of a stack is searched.
 const DEPTH: usize = 128 << 10;
+/// The longest function that has a hook, and the most ways back from signal handlers: a stranger's libc is what he made of it.
+const MOST_CODE: usize = 64 << 10;
+const MOST_RETURNS: usize = 16;
 /// How much of it is searched for calls of functions that set users: libc's own way from there to the kernel is short.
 const SHALLOW: usize = 2 << 10;
 /// `syscall`.
@@ -50,6 +53,8 @@ const IOCTL: u64 = 16;
 /// How often the moment is waited for, and how long threads go on between.
 pub(super) const TRIES: u32 = 200;
 pub(super) const PAUSE: Duration = Duration::from_millis(2);
+/// The longest wait for it.
+pub(super) const WAIT: Duration = Duration::from_secs(15);
 
 /// A function of libc that has a hook.
 #[derive(Debug)]
@@ -92,6 +97,9 @@ impl Bodies {
             let Some(range) = libc.extent(&hook.name).filter(|_| hook.hook.is_some()) else {
                 continue;
             };
+            if range.len() > MOST_CODE {
+                bail!("its libc's {} is longer than any that is known", hook.name);
+            }
             let code = libc.bytes.get(range.clone()).unwrap_or_default().to_vec();
             if code.is_empty() {
                 bail!("its libc does not say how long {} is", hook.name);
@@ -113,16 +121,21 @@ impl Bodies {
     }
 
     /// A function in which one of these threads is about to make a call.
-    pub(super) fn busy(&self, target: &mut Target, places: &[Place]) -> Option<Busy<'_>> {
+    ///
+    /// # Errors
+    /// To look at them takes too long.
+    pub(super) fn busy(&self, target: &mut Target, places: &[Place]) -> Result<Option<Busy<'_>>> {
+        let look = Look::begin();
         for place in places {
+            look.goes_on()?;
             let stack = stack(target, place);
             let function = self.stands_in(place, &stack);
             if let Some(function) = function {
                 let thread = place.thread;
-                return Some(Busy { thread, function });
+                return Ok(Some(Busy { thread, function }));
             }
         }
-        None
+        Ok(None)
     }
 
     /// The function in which a thread is about to make a call, or one that its signal handlers will come back to.
@@ -189,8 +202,9 @@ const FRAME: usize = 8 + 40 + 32 * 8;
 pub(super) fn returns(libc: &Elf, base: u64) -> Result<Vec<u64>> {
     let found = libc.bytes.windows(RETURN.len()).enumerate();
     let found = found.filter(|(_, code)| *code == RETURN);
-    let returns: Vec<u64> = found.map(|(at, _)| base + at as u64).collect();
-    match returns.is_empty() {
+    let found = found.map(|(at, _)| base + at as u64);
+    let returns: Vec<u64> = found.take(MOST_RETURNS + 1).collect();
+    match returns.is_empty() || returns.len() > MOST_RETURNS {
         true => bail!("its libc comes back from signal handlers in a way that is not known"),
         false => Ok(returns),
     }
@@ -229,9 +243,39 @@ fn kind(hook: &Hook, code: &[u8]) -> Kind {
     }
 }
 
+/// The first word of a thread's stack. A thread may have any number in that register.
+pub(super) fn bottom(place: &Place) -> Option<u64> {
+    place.stack.checked_next_multiple_of(8)
+}
+
+/// A look at threads that stand still meanwhile. What stands on their stacks, and how many there are, is the process's own doing.
+pub(super) struct Look(Instant);
+
+impl Look {
+    /// The longest that it may take.
+    const MOST: Duration = Duration::from_secs(5);
+
+    pub(super) fn begin() -> Self {
+        Self(Instant::now())
+    }
+
+    /// Whether there is time for another thread.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(super) fn goes_on(&self) -> Result<()> {
+        match self.0.elapsed() < Self::MOST {
+            true => Ok(()),
+            false => bail!("to look at its threads takes more than {:?}", Self::MOST),
+        }
+    }
+}
+
 /// The part of a thread's stack that is searched. One that cannot be read has no frames that could be come back to.
 pub(super) fn stack(target: &mut Target, place: &Place) -> Vec<u8> {
-    let start = place.stack.next_multiple_of(8);
+    let Some(start) = bottom(place) else {
+        return Vec::new();
+    };
     let end = match target.end_of_mapping(start) {
         Some(end) => end,
         None if target.look_again().is_ok() => target.end_of_mapping(start).unwrap_or(start),

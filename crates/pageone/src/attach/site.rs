@@ -19,6 +19,8 @@
 
 /// How far into a function is looked.
 pub(super) const SEEN: usize = 128;
+/// Instructions that are looked at, along all ways: each condition doubles their number, and a stranger's code is what he made of it.
+const MOST_STEPS: u32 = 1024;
 /// A jump's length.
 pub(super) const JUMP: usize = 5;
 
@@ -52,8 +54,13 @@ pub(super) fn sites(code: &[u8]) -> Vec<Site> {
     }
     let mut found = Vec::new();
     let mut ways = vec![(0, Vec::new())];
+    let mut left = MOST_STEPS;
     while let Some((mut at, mut undo)) = ways.pop() {
         loop {
+            if left == 0 {
+                return Vec::new();
+            }
+            left -= 1;
             let Some(step) = code.get(at..).and_then(step) else {
                 return Vec::new();
             };
@@ -209,6 +216,12 @@ mod tests {
         ];
         let places: Vec<usize> = sites(&advise).iter().map(|site| site.at).collect();
         assert_eq!(places, [7], "the other way ends");
+    }
+
+    #[test]
+    fn code_whose_ways_have_no_end_is_not_understood() {
+        let doubles = [0x74, 0].repeat(SEEN / 2);
+        assert_eq!(sites(&doubles), []);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! A running process that is to get an agent: what it is, and what speaks against it.
 
 use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read};
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
@@ -14,6 +15,7 @@ use super::board::{BOARD_BYTES, Function, begins_with_jump, jump_at_beginning};
 use super::elf::Elf;
 use super::record::{RECORD_BYTES, Record};
 use super::site::SEEN;
+use crate::human;
 use crate::run::program::{self, Obstacle};
 
 /// What /proc tells of a mapping.
@@ -175,8 +177,8 @@ impl Target {
         Ok(target)
     }
 
-    /// Its memory, for a caller that holds one of its threads: as long as that lives, the process cannot execute another program, in
-    /// which the thread would make calls at addresses of this one.
+    /// Its memory, for a caller that holds one of its threads. If the process executes another program from here on, that thread ends, or
+    /// stops before the first instruction ([`sys::seize`]): it makes no call there at addresses of this one.
     ///
     /// # Errors
     /// It has done so before it was held.
@@ -192,8 +194,11 @@ impl Target {
     /// # Errors
     /// The process is gone.
     pub(super) fn look_again(&mut self) -> Result<()> {
-        let maps = fs::read_to_string(format!("/proc/{}/maps", self.pid)).map_err(no_right)?;
-        self.mappings = maps.lines().filter_map(Mapping::parse).collect();
+        let mut mappings = Vec::new();
+        each_line(self.pid, "maps", MOST_MAPS, |line| {
+            mappings.extend(Mapping::parse(line));
+        })?;
+        self.mappings = mappings;
         Ok(())
     }
 
@@ -363,23 +368,61 @@ impl Target {
     /// # Errors
     /// The process is gone.
     pub(super) fn offered(&self) -> Result<Vec<Range<u64>>> {
-        let smaps = fs::read_to_string(format!("/proc/{}/smaps", self.pid)).map_err(no_right)?;
-        Ok(mergeable(&smaps))
+        let mut found = Mergeable::default();
+        each_line(self.pid, "smaps", MOST_SMAPS, |line| found.take(line))?;
+        Ok(found.ranges)
     }
 }
 
-fn mergeable(smaps: &str) -> Vec<Range<u64>> {
-    let mut found = Vec::new();
-    let mut last = None;
-    for line in smaps.lines() {
+/// The most of a list of mappings that is kept: 500 bytes for each of those that there may be by default. A stranger may name a file so
+/// that each line has 16 KiB.
+const MOST_MAPS: u64 = 32 << 20;
+/// The most of what the kernel tells of them: it is not kept.
+const MOST_SMAPS: u64 = 128 << 20;
+
+/// Reads a file in the folder of a process, `most` bytes at most.
+///
+/// # Errors
+/// The process is gone, or the text is longer.
+fn each_line(pid: u32, name: &str, most: u64, mut each: impl FnMut(&str)) -> Result<()> {
+    let file = File::open(format!("/proc/{pid}/{name}")).map_err(no_right)?;
+    let mut text = BufReader::new(file.take(most + 1));
+    let (mut line, mut bytes) = (Vec::new(), 0);
+    while text.read_until(b'\n', &mut line).map_err(no_right)? > 0 {
+        bytes += line.len() as u64;
+        if bytes > most {
+            bail!(
+                "its list of mappings is too long: {name} has more than {}",
+                human::size(most)
+            );
+        }
+        each(String::from_utf8_lossy(&line).trim_end_matches('\n'));
+        line.clear();
+    }
+    Ok(())
+}
+
+/// What a process offers, by the lines of its `smaps`.
+#[derive(Default)]
+struct Mergeable {
+    ranges: Vec<Range<u64>>,
+    last: Option<Range<u64>>,
+}
+
+impl Mergeable {
+    fn take(&mut self, line: &str) {
         match line.strip_prefix("VmFlags:") {
-            Some(flags) if flags.split(' ').any(|flag| flag == "mg") => found.extend(last.take()),
+            Some(flags) if flags.split(' ').any(|flag| flag == "mg") => {
+                self.ranges.extend(self.last.take());
+            }
             Some(_) => {}
             // Other lines have no such range at their beginning.
-            None => last = Mapping::parse(line).map(|mapping| mapping.range).or(last),
+            None => {
+                let next = Mapping::parse(line).map(|mapping| mapping.range);
+                self.last = next.or(self.last.take());
+            }
         }
     }
-    found
 }
 
 /// Whether the kernel shows others' seccomp filters to this process, as far as can be told before one is held.
@@ -528,8 +571,9 @@ VmFlags: rd wr mr mw me ac sd \n";
 
     #[test]
     fn offered_memory_is_found() {
-        let found = mergeable(SMAPS);
-        assert_eq!(found, vec![0x7f00_0000_0000..0x7f00_0000_1000; 1]);
+        let mut found = Mergeable::default();
+        SMAPS.lines().for_each(|line| found.take(line));
+        assert_eq!(found.ranges, vec![0x7f00_0000_0000..0x7f00_0000_1000; 1]);
     }
 
     #[test]

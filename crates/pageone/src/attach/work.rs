@@ -15,7 +15,7 @@ use super::board::{BOARD_BYTES, Board, Patch};
 use super::elf::{Elf, Segment};
 use super::filters::Judge;
 use super::image::{ERRNO, Image, STACK_BYTES};
-use super::moment::{Bodies, PAUSE, TRIES};
+use super::moment::{Bodies, PAUSE, TRIES, WAIT};
 use super::owner::Server;
 use super::record::{FUNCTIONS, RECORD_BYTES, Record};
 use super::site::JUMP;
@@ -28,6 +28,9 @@ pub(super) const PATIENCE: Duration = Duration::from_millis(300);
 pub(super) const STOPS: u32 = 10;
 /// The longest wait for the first one, which harms no other.
 pub(super) const FIRST: Duration = Duration::from_secs(5);
+
+/// The longest time in which memory is offered: of many ranges each takes as long as the process likes.
+const OFFERS: Duration = Duration::from_secs(60);
 
 const MMAP: i64 = 9;
 const MPROTECT: i64 = 10;
@@ -150,22 +153,17 @@ fn with_thread(mut target: Target, mut image: Image, words: &Words) -> Result<Do
 /// Holds a thread of the process that is not about to make a call which has a hook.
 fn hold(target: &mut Target, bodies: &Bodies) -> Result<Remote> {
     fault::check(Point::Attach)?;
+    let begun = Instant::now();
     for left in (0..TRIES).rev() {
-        let threads = sys::witness::threads(target.pid, usize::MAX);
-        for thread in threads.context("the process is gone")? {
-            let held = match Held::stop(thread, FIRST) {
-                Ok(Some(held)) => held,
-                Ok(None) => continue,
-                Err(SeizeError::Refused) if sys::witness::is_made_by_kernel(target.pid, thread) => {
-                    continue;
-                }
-                Err(error) => return Err(error.into()),
+        for thread in seize::workers(target.pid, |_| false)? {
+            let Some(held) = Held::stop(thread, FIRST)? else {
+                continue;
             };
             let memory = target.memory_while_held()?;
             let remote = Remote::new(held, memory, target.entry()?)?;
-            match bodies.busy(target, &[remote.place()]) {
+            match bodies.busy(target, &[remote.place()])? {
                 None => return Ok(remote),
-                Some(busy) if left == 0 => return busy.refuse(),
+                Some(busy) if left == 0 || begun.elapsed() > WAIT => return busy.refuse(),
                 Some(_) => {}
             }
         }
@@ -231,8 +229,13 @@ impl Work {
         if let Err(error) = self.run(call, [start, 0, 0], stack) {
             refused.push(format!("the agent does not start: {error}"));
         }
+        let offering = Instant::now();
         for range in self.target.offered()? {
             let len = range.end - range.start;
+            if offering.elapsed() > OFFERS {
+                refused.push("to offer its memory takes too long".to_owned());
+                break;
+            }
             match self.run(call, [offer, range.start, len], stack) {
                 Ok(()) => offered += len,
                 Err(error) => refused.push(error.to_string()),
@@ -349,17 +352,16 @@ impl Work {
     fn stand_still(&mut self, bodies: &Bodies) -> Result<Standstill> {
         fault::check(Point::Attach)?;
         let own = [self.remote.thread()];
+        let begun = Instant::now();
         let mut still = Standstill::of(self.target.pid, &own, PATIENCE, STOPS)?;
-        for _ in 1..TRIES {
-            if bodies.busy(&mut self.target, &still.places()?).is_none() {
-                return Ok(still);
+        for left in (0..TRIES).rev() {
+            match bodies.busy(&mut self.target, &still.places()?)? {
+                None => break,
+                Some(busy) if left == 0 || begun.elapsed() > WAIT => return busy.refuse(),
+                Some(_) => still.again(PAUSE, PATIENCE, STOPS)?,
             }
-            still.again(PAUSE, PATIENCE, STOPS)?;
         }
-        match bodies.busy(&mut self.target, &still.places()?) {
-            None => Ok(still),
-            Some(busy) => busy.refuse(),
-        }
+        Ok(still)
     }
 
     /// Writes the jumps, where nothing has changed since they were planned.

@@ -11,6 +11,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::Access;
+use sys::foreign::ForeignName;
 
 /// Why a command cannot be run, with the exit code shells have for it.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -42,13 +43,13 @@ pub(crate) enum Obstacle {
     )]
     Secure,
     #[error("is linked for another C library ({0}), which cannot load the agent")]
-    OtherLibc(String),
+    OtherLibc(ForeignName),
     #[error("is built for another kind of processor than the agent")]
     OtherMachine,
     #[error(
         "is built with a sanitizer ({0}), which ends a program that another library is loaded before"
     )]
-    Sanitizer(String),
+    Sanitizer(ForeignName),
 }
 
 impl Obstacle {
@@ -160,8 +161,8 @@ pub(crate) fn elf_obstacle(file: &File) -> Option<Obstacle> {
     let linker = dynamic_linker(file, &segments)?;
     match linker {
         None => Some(Obstacle::Static),
-        Some(linker) if linker.contains("ld-musl") => Some(Obstacle::OtherLibc(linker)),
-        Some(_) => sanitizer(file, &segments).map(Obstacle::Sanitizer),
+        Some(linker) if linker.contains("ld-musl") => Some(Obstacle::OtherLibc(linker.into())),
+        Some(_) => sanitizer(file, &segments).map(|name| Obstacle::Sanitizer(name.into())),
     }
 }
 
@@ -257,6 +258,18 @@ fn number(bytes: &[u8], at: usize, len: usize) -> Option<u64> {
 mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_name_in_a_program_is_shown_escaped() {
+        let name = "/tmp/\x1b[2J\n/ld-musl-x86_64.so.1";
+        let others = [
+            Obstacle::OtherLibc(name.into()),
+            Obstacle::Sanitizer(name.into()),
+        ];
+        for shown in others.map(|obstacle| obstacle.to_string()) {
+            assert!(!shown.contains(char::is_control), "{shown:?}");
+        }
+    }
 
     fn script(folder: &Path, name: &str, text: &[u8], mode: u32) -> PathBuf {
         let path = folder.join(name);
@@ -366,7 +379,9 @@ mod tests {
             return;
         }
         let found = obstacle(&program).unwrap();
-        assert!(matches!(&found, Obstacle::Sanitizer(name) if name.starts_with("libasan.so")));
+        assert!(
+            matches!(&found, Obstacle::Sanitizer(name) if name.raw().starts_with("libasan.so"))
+        );
         assert!(found.is_fatal());
     }
 

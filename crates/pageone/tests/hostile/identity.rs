@@ -12,7 +12,7 @@ use crate::stores;
 const ROUNDS: u64 = 20;
 
 /// Whether the machine lets users run setuid programs from the place of the tests; says so when not.
-fn runs_setuid(arena: &Arena) -> bool {
+pub(crate) fn runs_setuid(arena: &Arena) -> bool {
     let folder = arena.place.path();
     let flags = Command::new("findmnt")
         .args(["-no", "OPTIONS", "-T"])

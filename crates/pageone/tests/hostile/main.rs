@@ -33,3 +33,4 @@ mod rights;
 mod stores;
 #[path = "../../../../tests/support/mod.rs"]
 mod support;
+mod traced;

@@ -27,7 +27,7 @@ fn sources(wanted: impl Fn(&str) -> bool) -> Vec<PathBuf> {
 }
 
 /// Programs with a `main` of their own, each one file.
-const ALONE: [&str; 2] = ["setuid.c", "dropper.c"];
+const ALONE: [&str; 3] = ["setuid.c", "dropper.c", "fixed.c"];
 
 fn built(name: &str) -> PathBuf {
     let own = format!("{name}-{}", std::process::id());
@@ -54,6 +54,18 @@ pub(crate) fn dropper() -> &'static Path {
         compile(&program, &sources(|name| name == "dropper.c"), &[]);
         program
     })
+}
+
+/// Puts a setuid-root program into `folder` that has code at a place that everybody knows. Gives it, and the folder that this code would
+/// make.
+pub(crate) fn install_fixed(folder: &Path) -> (PathBuf, PathBuf) {
+    let (program, reached) = (folder.join("fixed"), folder.join("reached"));
+    let define = format!("-DREACHED=\"{}\"", reached.display());
+    let place = ["-no-pie", "-Wl,--section-start=.fixed=0x10000000"].map(str::to_owned);
+    let flags: Vec<_> = place.into_iter().chain([define]).collect();
+    compile(&program, &sources(|name| name == "fixed.c"), &flags);
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o4755)).unwrap();
+    (program, reached)
 }
 
 /// Puts the setuid-root program into `folder`, and beside it the file with its secret, which is root's alone.

@@ -20,8 +20,9 @@ const SETSIGMASK: i64 = 0x420b;
 const GET_FILTER: i64 = 0x420c;
 const GET_RSEQ: i64 = 0x420f;
 
-/// Stops at calls are told from signals.
-const OPTIONS: usize = 1;
+/// PTRACE_O_TRACESYSGOOD: stops at calls are told from signals. PTRACE_O_TRACEEXEC: a thread stops before the first instruction of
+/// another program.
+const OPTIONS: usize = 1 | 0x10;
 const GENERAL: usize = 1; // NT_PRSTATUS
 const VECTORS: usize = 0x202; // NT_X86_XSTATE
 /// More than the processor's largest state.
@@ -88,6 +89,8 @@ pub(super) enum Stop {
     Call,
     /// Before this signal reaches it.
     Signal(i32),
+    /// It runs another program from here on, perhaps with more rights. Nothing of it may be written.
+    Exec,
     /// It has ended.
     Gone,
 }
@@ -97,7 +100,9 @@ pub(super) fn wait(thread: u32, deadline: Instant) -> Result<Stop> {
     const ALL: i32 = libc::__WALL | libc::WNOHANG;
     const CALL: i32 = libc::SIGTRAP | 0x80;
     const MOMENTS: u32 = 200;
-    let mut tries = 0;
+    const SHORT: Duration = Duration::from_micros(50);
+    const LONGEST: Duration = Duration::from_millis(5);
+    let (mut tries, mut pause) = (0, SHORT);
     loop {
         let mut status = 0i32;
         let to = (&raw mut status).expose_provenance();
@@ -109,9 +114,14 @@ pub(super) fn wait(thread: u32, deadline: Instant) -> Result<Stop> {
                 std::thread::yield_now();
                 tries += 1;
             }
-            Ok(0) => std::thread::sleep(Duration::from_micros(50)),
+            // Most stop at once. One that takes long may take as long as its process likes, and is not to cost much meanwhile.
+            Ok(0) => {
+                std::thread::sleep(pause);
+                pause = (pause * 9 / 8).min(LONGEST);
+            }
             Ok(_) if !libc::WIFSTOPPED(status) => return Ok(Stop::Gone),
             Ok(_) if status >> 16 == libc::PTRACE_EVENT_STOP => return Ok(Stop::Event),
+            Ok(_) if status >> 16 == libc::PTRACE_EVENT_EXEC => return Ok(Stop::Exec),
             Ok(_) => {
                 return Ok(match libc::WSTOPSIG(status) {
                     CALL => Stop::Call,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use libc::user_regs_struct;
 use rustix::io::Errno;
 
-use super::calls::{self, SYSCALL, Stop, surely, wait};
+use super::calls::{self, CONT, SYSCALL, Stop, surely, wait};
 use super::{Filters, Held, Place, Result, SeizeError};
 
 /// The longest that a call may take.
@@ -16,6 +16,16 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const LONG: Duration = Duration::from_secs(600);
 /// The longest wait until a thread can be put back. It is lost otherwise, so this is long.
 const LAST_PATIENCE: Duration = Duration::from_secs(120);
+
+/// What is known of the thread. A stop that wait(2) has not told of yet may be that before another program's first instruction: so
+/// a thread that is not known to stand is not told to go on, and its registers are not written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Stands,
+    Runs,
+    /// It has ended, or runs another program: nothing more is done to it.
+    Gone,
+}
 
 /// A stopped thread that makes calls. It goes on as if nothing had happened, by [`finish`](Self::finish), or on drop.
 pub struct Remote {
@@ -29,6 +39,8 @@ pub struct Remote {
     mask: u64,
     /// The pointer to a restartable sequence: where it is, and its value.
     sequence: Option<(u64, [u8; 8])>,
+    /// Where it is, as far as wait(2) has told.
+    state: State,
     /// Whether it has made a call.
     used: bool,
     /// Whether it was put back already.
@@ -59,6 +71,7 @@ impl Remote {
             vectors,
             mask,
             sequence,
+            state: State::Stands,
             used: false,
             is_back: false,
         })
@@ -156,28 +169,57 @@ impl Remote {
             orig_rax: u64::MAX,
             ..*registers
         };
+        self.stands()?;
         self.used = true;
         calls::set_registers(self.held.thread(), &registers)
     }
 
     fn now(&self) -> Result<user_regs_struct> {
+        self.stands()?;
         surely(|| calls::registers(self.held.thread()))
     }
 
+    fn stands(&self) -> Result<()> {
+        match self.state {
+            State::Stands => Ok(()),
+            State::Runs => Err(SeizeError::Late),
+            State::Gone => Err(SeizeError::Gone),
+        }
+    }
+
+    /// Has the thread go on in the way named, with a signal or 0.
+    fn go(&mut self, way: i64, signal: i32) -> Result<()> {
+        self.stands()?;
+        let thread = self.thread();
+        surely(|| calls::go(thread, way, signal))?;
+        self.state = State::Runs;
+        Ok(())
+    }
+
+    /// Waits for its next stop.
+    fn wait(&mut self, deadline: Instant) -> Result<Stop> {
+        let stop = wait(self.thread(), deadline)?;
+        if matches!(stop, Stop::Gone | Stop::Exec) {
+            self.state = State::Gone;
+            return Err(SeizeError::Gone);
+        }
+        self.state = State::Stands;
+        Ok(stop)
+    }
+
     /// Goes on to the next stop at a call. Once a call has begun, nothing may keep its result from being known.
-    fn to_call(&self, deadline: Instant) -> Result<()> {
-        let thread = self.held.thread();
+    fn to_call(&mut self, deadline: Instant) -> Result<()> {
         let mut signal = 0;
         loop {
-            surely(|| calls::go(thread, SYSCALL, signal))?;
+            self.go(SYSCALL, signal)?;
             signal = 0;
-            match wait(thread, deadline) {
+            match self.wait(deadline) {
                 Ok(Stop::Call) => return Ok(()),
                 Ok(Stop::Event) => {}
                 // It stops the process, and this thread when we are done.
                 Ok(Stop::Signal(libc::SIGSTOP)) => signal = libc::SIGSTOP,
                 Ok(Stop::Signal(signal)) => return Err(SeizeError::Fault(signal)),
-                Ok(Stop::Gone) => return Err(SeizeError::Gone),
+                Ok(Stop::Gone | Stop::Exec) => return Err(SeizeError::Gone),
                 Err(SeizeError::Asleep(_)) => return Err(SeizeError::Late),
                 Err(error) => return Err(error),
             }
@@ -198,6 +240,9 @@ impl Remote {
             return Ok(());
         }
         self.back()?;
+        if self.state == State::Gone {
+            return Ok(());
+        }
         let (thread, mask) = (self.thread(), self.mask);
         let unblocked = surely(|| calls::set_mask(thread, mask));
         self.lost(unblocked)
@@ -226,8 +271,11 @@ impl Remote {
     }
 
     /// Goes on to the place in the kernel where a call is begun again or not.
-    fn to_event(&self) -> Result<()> {
+    fn to_event(&mut self) -> Result<()> {
         let thread = self.thread();
+        if self.state == State::Gone {
+            return Err(SeizeError::Gone);
+        }
         surely(|| {
             let asked = calls::interrupt(thread);
             asked.map_err(calls::named("PTRACE_INTERRUPT"))
@@ -235,17 +283,15 @@ impl Remote {
         let deadline = Instant::now() + LAST_PATIENCE;
         let mut signal = 0;
         loop {
-            // One that was late goes on already, and says that there is no such stopped thread.
-            match surely(|| calls::go(thread, calls::CONT, signal)) {
-                Ok(()) | Err(SeizeError::Gone) => {}
-                Err(error) => return Err(error),
+            // One that was late goes on already.
+            if self.state == State::Stands {
+                self.go(CONT, signal)?;
             }
             signal = 0;
-            match wait(thread, deadline)? {
+            match self.wait(deadline)? {
                 Stop::Event => return Ok(()),
-                Stop::Gone => return Err(SeizeError::Gone),
                 Stop::Signal(libc::SIGSTOP) => signal = libc::SIGSTOP,
-                Stop::Call | Stop::Signal(_) => {}
+                Stop::Call | Stop::Signal(_) | Stop::Gone | Stop::Exec => {}
             }
         }
     }
