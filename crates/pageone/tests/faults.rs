@@ -379,6 +379,21 @@ fn stores_whose_node_cannot_be_chosen_are_stores_all_the_same() {
     }
 }
 
+/// Without `PROCMAP_QUERY` (before Linux 6.11), and without the ids from a pidfd (before 6.13).
+#[test]
+fn a_daemon_on_an_older_kernel_serves_as_ever() {
+    for fault in ["maps-query 25 1 1", "pidfd-info 25 1 1"] {
+        let mut stage = Stage::begin(&[], Some(fault));
+        let mut third = None;
+        (0..12).for_each(|scene| stage.play(&mut third, scene));
+        drop(third);
+        stage.wait_shared();
+        stage.check();
+        assert!(stage.board.failed() > 0, "{fault}: nobody has asked");
+        stage.end();
+    }
+}
+
 #[test]
 fn a_daemon_that_cannot_look_at_guests_at_all_says_so_at_its_start() {
     let place = Place::new();

@@ -2,10 +2,22 @@
 //!
 //! Everything here goes by number; see [`crate::witness`] for how to know whose it was.
 //!
-//! Source: proc(5), credentials(7), `task_dump_owner()` in `fs/proc/base.c`.
+//! Where the kernel knows `PIDFD_GET_INFO` (Linux 6.13), it is asked for the ids alone. Before, the only text with all of them is a
+//! thread's status. It lists the groups, too, of which there may be 65536: the kernel takes 20 ms for these, of each thread and at each
+//! look. So that text is read up to a bound, and a process beyond it is refused.
+//!
+//! Source: proc(5), credentials(7), `task_dump_owner()` in `fs/proc/base.c`, `pidfd_info()` in `fs/pidfs.c`.
 
 use std::fmt;
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags};
 
 use crate::fault::{self, Point};
 
@@ -35,6 +47,13 @@ impl Credentials {
     /// without the ids, or of a thread in too many groups.
     pub fn of(pid: u32, thread: u32) -> std::io::Result<Self> {
         fault::check(Point::Proc)?;
+        static IS_OLD: AtomicBool = AtomicBool::new(false);
+        if !IS_OLD.load(Relaxed) {
+            match told(pid, thread) {
+                Err(error) if is_unknown(&error) => IS_OLD.store(true, Relaxed),
+                told => return told,
+            }
+        }
         let bad = || std::io::Error::from(std::io::ErrorKind::InvalidData);
         Self::parse(&status(pid, thread)?).ok_or_else(bad)
     }
@@ -53,8 +72,70 @@ impl Credentials {
     }
 }
 
-/// The most bytes of a thread's status. A thread may be in 65536 groups, by setgroups(2), and the kernel takes 20 ms to list
-/// them, of each thread and at each look.
+/// `struct pidfd_info`, as long as it was at first.
+#[repr(C)]
+#[derive(Default)]
+struct Info {
+    mask: u64,
+    cgroup: u64,
+    thread: u32,
+    process: u32,
+    parent: u32,
+    /// User and group, real first, then effective, saved and of the file system.
+    ids: [[u32; 2]; 4],
+    exit_code: i32,
+}
+
+/// What the kernel says of a thread's ids, without a text.
+fn told(pid: u32, thread: u32) -> std::io::Result<Credentials> {
+    let name = format!("/proc/{pid}/task/{thread}/pidfd");
+    crate::text::with_open(Path::new(&name), || open(thread), |file| ask(file, pid))
+}
+
+fn open(thread: u32) -> std::io::Result<File> {
+    fault::check(Point::PidfdInfo)?;
+    // The flag has the bit of O_EXCL.
+    let of_thread = PidfdFlags::from_bits_retain(libc::O_EXCL.cast_unsigned());
+    let thread = i32::try_from(thread).ok().and_then(Pid::from_raw);
+    let pidfd: OwnedFd = rustix::process::pidfd_open(thread.ok_or(Errno::SRCH)?, of_thread)?;
+    Ok(pidfd.into())
+}
+
+fn ask(pidfd: &File, pid: u32) -> std::io::Result<Credentials> {
+    /// `PIDFD_GET_INFO`, for a structure of 64 bytes.
+    const GET_INFO: usize = 0xc040_ff0b;
+    const CREDENTIALS: u64 = 1 << 1;
+    const { assert!(size_of::<Info>() == 64) };
+    let mut info = Info {
+        mask: CREDENTIALS,
+        ..Info::default()
+    };
+    let fd = pidfd.as_raw_fd().cast_unsigned() as usize;
+    let args = [fd, GET_INFO, (&raw mut info).expose_provenance(), 0, 0, 0];
+    // SAFETY: the kernel reads and writes `info`, which nothing else has, and not more than the 64 bytes that the request names.
+    unsafe { crate::raw::call(libc::SYS_ioctl, args) }?;
+    if info.mask & CREDENTIALS == 0 {
+        return Err(Errno::NOTTY.into());
+    }
+    // The number was another process's thread when it was opened.
+    if info.process != pid {
+        return Err(Errno::SRCH.into());
+    }
+    let [real, effective, saved, files] = info.ids;
+    let of = |at: usize| [real[at], effective[at], saved[at], files[at]];
+    Ok(Credentials {
+        users: of(0),
+        groups: of(1),
+    })
+}
+
+/// Whether the kernel has no such call, or no such request.
+fn is_unknown(error: &std::io::Error) -> bool {
+    let errno = Errno::from_io_error(error);
+    matches!(errno, Some(Errno::NOTTY | Errno::INVAL | Errno::NOSYS))
+}
+
+/// The most bytes of a thread's status.
 const MOST_STATUS: u64 = 16 * 1024;
 
 /// The status of a thread, which is not in more than about 1500 groups.
@@ -127,6 +208,37 @@ mod tests {
             Credentials::parse("Uid:\t1\t2\t3\nGid:\t5\t5\t5\t5\n"),
             None
         );
+    }
+
+    #[test]
+    fn the_kernel_tells_what_its_text_says() {
+        let own = std::process::id();
+        let thread = crate::process::thread_id();
+        let text = Credentials::parse(&status(own, thread).unwrap()).unwrap();
+        match told(own, thread) {
+            Err(error) if is_unknown(&error) => eprintln!("skipped: before Linux 6.13"),
+            told => assert_eq!(told.unwrap(), text),
+        }
+        // Of another process's thread nothing is told.
+        assert!(told(own, 1).is_err() && told(1, thread).is_err());
+        // Ids of four kinds, in their order.
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let ids = "use POSIX; syscall(119, 11, 12, 13); syscall(117, 21, 22, 23); print \"\\n\"; sleep 60";
+        let mut perl = Command::new("perl");
+        perl.args(["-e", &format!("$| = 1; {ids}")]);
+        let mut child = perl.stdout(std::process::Stdio::piped()).spawn().unwrap();
+        std::io::Read::read_exact(&mut child.stdout.take().unwrap(), &mut [0; 1]).unwrap();
+        let found = Credentials::of(child.id(), child.id());
+        let text = Credentials::parse(&status(child.id(), child.id()).unwrap());
+        end(child);
+        let found = found.unwrap();
+        assert_eq!(
+            (found.users, found.groups),
+            ([21, 22, 23, 22], [11, 12, 13, 12])
+        );
+        assert_eq!(Some(found), text);
     }
 
     #[test]

@@ -98,6 +98,10 @@ points! {
     Proc = "proc",
     /// pidfd_open(2).
     Pidfd = "pidfd",
+    /// Asking a pidfd for a thread's ids (Linux 6.13).
+    PidfdInfo = "pidfd-info",
+    /// `PROCMAP_QUERY` (Linux 6.11).
+    MapsQuery = "maps-query",
     /// accept4(2).
     Accept = "accept",
     /// recvmsg(2).

@@ -102,8 +102,18 @@ impl Drop for Sweep {
 
 /// Has `look` read the file at `path` from its beginning. As long as it is locked, it is kept as `name`.
 fn with<T>(name: &Path, path: &Path, look: impl Fn(&mut File) -> io::Result<T>) -> io::Result<T> {
+    let look = |file: &mut File| file.rewind().and_then(|()| look(file));
+    with_open(name, || File::open(path), look)
+}
+
+/// The same of what `open` opens, which knows its process.
+pub(crate) fn with_open<T>(
+    name: &Path,
+    open: impl FnOnce() -> io::Result<File>,
+    look: impl Fn(&mut File) -> io::Result<T>,
+) -> io::Result<T> {
     if let Some(mut file) = take(name) {
-        let seen = file.rewind().and_then(|()| look(&mut file));
+        let seen = look(&mut file);
         if seen.is_ok() {
             park(name, file);
             return seen;
@@ -111,7 +121,7 @@ fn with<T>(name: &Path, path: &Path, look: impl Fn(&mut File) -> io::Result<T>) 
         // Its process has ended.
         let_go(file);
     }
-    let mut file = File::open(path)?;
+    let mut file = open()?;
     let seen = look(&mut file);
     if closers::is_locked(&file) {
         park(name, file);

@@ -175,6 +175,7 @@ impl<F: AsFd> Maps<F> {
 
 /// Asks for the mapping that holds `address`, or the next one above.
 fn query(maps: &impl AsFd, address: u64) -> Result<Option<raw::procmap_query>> {
+    fault::check(Point::MapsQuery)?;
     // SAFETY: all fields are integers, for which zero is a value.
     let mut arg: raw::procmap_query = unsafe { std::mem::zeroed() };
     arg.size = size_of::<raw::procmap_query>() as u64;
@@ -378,17 +379,21 @@ pub fn private_files(
         Err(Errno::NOTTY | Errno::INVAL) => {}
         walked => return walked.map(drop),
     }
-    let mut bytes = 0;
-    let read = |into: &mut [u8], offset| match bytes > MOST_TEXT {
-        true => Err(Errno::FBIG),
-        false => rustix::io::pread(&maps, into, offset).inspect(|len| bytes += len),
-    };
-    each_line_by(read, usize::MAX, |line| {
+    each_line_by(bounded(&maps), usize::MAX, |line| {
         if let Some((found, false)) = parse_file(line) {
             each(found);
         }
         true
     })
+}
+
+/// Reads a list of mappings, not more of it than [`MOST_TEXT`].
+fn bounded(maps: &impl AsFd) -> impl FnMut(&mut [u8], u64) -> Result<usize> + '_ {
+    let mut bytes = 0;
+    move |into, offset| match bytes > MOST_TEXT {
+        true => Err(Errno::FBIG),
+        false => rustix::io::pread(maps, into, offset).inspect(|len| bytes += len),
+    }
 }
 
 /// What the kernel calls the file that is mapped at `address`; empty where nothing is mapped there any more.
@@ -429,7 +434,7 @@ pub fn shared_file(uid: u32, pid: u32, address: u64) -> Result<Option<((u32, u32
         }
     }
     let mut found = None;
-    each_line(&maps, usize::MAX, |line| {
+    each_line_by(bounded(&maps), usize::MAX, |line| {
         if let Some((file, true)) = parse_file(line)
             && file.range.contains(&address)
         {

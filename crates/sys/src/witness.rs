@@ -52,8 +52,9 @@ impl Witness {
     /// What reading /proc gives.
     pub fn find(pid: u32, number: u32) -> std::io::Result<Option<Self>> {
         fault::check(Point::Proc)?;
-        // Without a namespace of its own the number is the same.
-        let same = own_number(pid, number).is_ok_and(|own| own == Some(number));
+        // Without a namespace of its own the number is the same. A text of the thread's would say so, too, and list its groups.
+        let same = is_in_own_namespace(pid)
+            || own_number(pid, number).is_ok_and(|own| own == Some(number));
         let thread = match same {
             true => Some(number),
             false => search(pid, number)?,
@@ -120,6 +121,14 @@ fn search(pid: u32, number: u32) -> std::io::Result<Option<u32>> {
         }
     }
     Ok(None)
+}
+
+/// Whether a process has this one's PID namespace; false where the kernel does not tell. The links are not opened: a stranger may have
+/// locks on what they lead to.
+fn is_in_own_namespace(pid: u32) -> bool {
+    let link = |of: &dyn std::fmt::Display| std::fs::read_link(format!("/proc/{of}/ns/pid")).ok();
+    let its = link(&pid);
+    its.is_some() && its == link(&"self")
 }
 
 fn own_number(pid: u32, thread: u32) -> std::io::Result<Option<u32>> {

@@ -122,8 +122,20 @@ impl Arena {
         Some(arena)
     }
 
+    /// The same, with a fault in the daemon's calls.
+    pub(crate) fn with_fault(fault: &str) -> Option<Self> {
+        let mut arena = Self::begin(&[], None, Some(fault))?;
+        arena.pair = (0..2).map(|_| arena.guest(HONEST)).collect();
+        arena.renew();
+        Some(arena)
+    }
+
     /// The same without guests, with a policy.
     pub(crate) fn empty(args: &[&str], policy: Option<&str>) -> Option<Self> {
+        Self::begin(args, policy, None)
+    }
+
+    fn begin(args: &[&str], policy: Option<&str>, fault: Option<&str>) -> Option<Self> {
         if !is_root() {
             return None;
         }
@@ -138,6 +150,7 @@ impl Arena {
             command.arg("--policy").arg(place.file("policy.toml", text));
         }
         command.env_remove("PAGEONE_LOG");
+        command.envs(fault.map(|fault| ("PAGEONE_FAULT", fault)));
         let mut daemon = Running::start(command.stderr(std::process::Stdio::piped()));
         let log = read_log(&mut daemon);
         wait_for("the daemon", || {

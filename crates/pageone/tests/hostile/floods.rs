@@ -49,7 +49,23 @@ attacks! {
     wishes_to_merge_without_pause: "merge-storm" "8";
     guests_that_execute_with_ten_thousand_threads: "thread-storm" "10000" "/bin/true";
     ids_that_change_all_the_time: "rights-storm" "4" "0";
-    ids_that_change_all_the_time_in_a_program_that_was_roots: "rights-storm" "4" "1";
+}
+
+/// One that has root's rights for a moment is in no domain then.
+#[test]
+fn ids_that_change_all_the_time_in_a_program_that_was_roots() {
+    if let Some(arena) = Arena::new() {
+        arena.withstands(|arena| {
+            let attacker = arena.attack("rights-storm", &["4", "1"]);
+            crate::common::wait_for("a word of its ids", || {
+                arena
+                    .log()
+                    .contains("and all have to be of user")
+                    .then_some(())
+            });
+            attacker
+        });
+    }
 }
 
 /// A user takes all the room of the store that he can get; the honest guests, whose pages change, find room all the same.
@@ -121,10 +137,26 @@ fn guests_with_ten_thousand_threads() {
     }
 }
 
-/// To list a thread's ids the kernel lists its groups.
+/// So many groups cost nobody anything where the kernel tells a thread's ids alone, and its process is served.
 #[test]
 fn guests_in_sixty_thousand_groups() {
     if let Some(arena) = Arena::new() {
+        arena.withstands(|arena| {
+            let attacker = arena.attack("many-threads", &["24", "40", "65536"]);
+            if !arena.log().contains("fewer groups") {
+                arena.serves(24, ATTACKER);
+            }
+            arena.takes_little(3);
+            attacker
+        });
+    }
+}
+
+/// Before Linux 6.13 the kernel lists a thread's groups with its ids.
+#[test]
+fn guests_in_sixty_thousand_groups_on_an_older_kernel() {
+    let fault = cfg!(debug_assertions).then_some("pidfd-info 25 1 1");
+    if let Some(arena) = fault.and_then(Arena::with_fault) {
         arena.withstands(|arena| {
             let attacker = arena.attack("many-threads", &["24", "40", "65536"]);
             arena.takes_little(3);
