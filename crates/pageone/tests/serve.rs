@@ -2,9 +2,12 @@
 
 mod common;
 
+use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use common::{
@@ -203,6 +206,28 @@ fn strangers_get_an_answer_or_none_and_stop_nobody() {
         said.starts_with("HTTP/1.1 200 ").then_some(())
     });
     drop(silent);
+    // The same by one who takes each place again as soon as he has lost it.
+    let end = Arc::new(AtomicBool::new(false));
+    let flood = std::thread::spawn({
+        let (address, end) = (address.clone(), Arc::clone(&end));
+        move || {
+            let mut held = VecDeque::new();
+            while !end.load(Relaxed) {
+                held.extend(TcpStream::connect(&address));
+                if held.len() > 64 {
+                    held.pop_front();
+                }
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        }
+    });
+    std::thread::sleep(Duration::from_millis(300));
+    let answers = (0..20).map(|_| get(&address, "/page.css"));
+    let good = answers.filter(|said| said.starts_with("HTTP/1.1 200 "));
+    let good = good.count();
+    end.store(true, Relaxed);
+    flood.join().expect("it ends");
+    assert!(good >= 15, "{good} of 20 requests were answered");
 }
 
 #[test]

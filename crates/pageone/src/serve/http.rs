@@ -2,7 +2,8 @@
 //!
 //! | bound | value |
 //! |---|---|
-//! | connections at a time | [`MOST`]; one more is closed at once |
+//! | connections at a time | [`MOST`]; for one more the oldest is closed |
+//! | threads, which outlive a closed connection for a moment | [`MOST_THREADS`]; one more is closed at once |
 //! | head of a request | [`HEAD`] bytes, in [`PATIENCE`] from the first |
 //! | taking the answer | [`TAKING`] |
 //!
@@ -11,14 +12,15 @@
 //! name an address or `localhost` as its host.
 
 use std::borrow::Cow;
+use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, Shutdown, TcpListener, TcpStream};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 const MOST: usize = 32;
+const MOST_THREADS: usize = 128;
 const HEAD: usize = 8 << 10;
 const HEADERS: usize = 64;
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -78,32 +80,79 @@ impl Answer {
     }
 }
 
+/// The connections that are open, the oldest first, and the threads that serve.
+#[derive(Default)]
+struct Open {
+    streams: VecDeque<(u64, TcpStream)>,
+    last: u64,
+    threads: usize,
+}
+
+impl Open {
+    /// Takes a connection in, in the place of the oldest if there is no other: so one who connects and says nothing keeps nobody out.
+    /// Gives its number; `None` without room for its thread.
+    fn admit(&mut self, stream: &TcpStream) -> Option<u64> {
+        let copy = stream.try_clone().ok()?;
+        if self.threads >= MOST_THREADS {
+            return None;
+        }
+        if self.streams.len() >= MOST
+            && let Some((_, oldest)) = self.streams.pop_front()
+        {
+            // Its thread finds that out; one that has ended meanwhile needs nothing.
+            let _ = oldest.shutdown(Shutdown::Both);
+        }
+        self.last += 1;
+        self.threads += 1;
+        self.streams.push_back((self.last, copy));
+        Some(self.last)
+    }
+}
+
+/// A connection's place, given back on drop.
+struct Place {
+    open: Arc<Mutex<Open>>,
+    number: u64,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut open = lock(&self.open);
+        open.threads -= 1;
+        open.streams.retain(|(number, _)| *number != self.number);
+    }
+}
+
+fn lock(open: &Mutex<Open>) -> MutexGuard<'_, Open> {
+    open.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Serves for good. `local`: at a loopback address.
 pub(super) fn serve<A>(listener: &TcpListener, local: bool, answer: A) -> !
 where
     A: Fn(&str) -> Answer + Send + Sync + 'static,
 {
-    let (answer, open) = (Arc::new(answer), Arc::new(AtomicUsize::new(0)));
+    let (answer, open) = (Arc::new(answer), Arc::<Mutex<Open>>::default());
     loop {
         let Ok((stream, _)) = listener.accept() else {
             thread::sleep(PAUSE);
             continue;
         };
-        // This thread alone adds.
-        if open.load(Relaxed) >= MOST {
+        let Some(number) = lock(&open).admit(&stream) else {
             continue;
-        }
-        open.fetch_add(1, Relaxed);
-        let (answer, its) = (Arc::clone(&answer), Arc::clone(&open));
+        };
+        let place = Place {
+            open: Arc::clone(&open),
+            number,
+        };
+        let answer = Arc::clone(&answer);
         let thread = thread::Builder::new().name("request".to_owned());
-        let spawned = thread.spawn(move || {
+        // Without a thread its place is free again.
+        let _ = thread.spawn(move || {
             // The caller has gone: nobody to tell.
             let _ = talk(&stream, local, &*answer);
-            its.fetch_sub(1, Relaxed);
+            drop(place);
         });
-        if spawned.is_err() {
-            open.fetch_sub(1, Relaxed);
-        }
     }
 }
 
