@@ -5,7 +5,7 @@
 //! Source: proc_pid_status(5), proc_pid_smaps(5), proc_pid_auxv(5).
 
 use std::fs;
-use std::io;
+use std::io::{self, Read as _};
 
 use crate::fault::{self, Point};
 use crate::usage::kilobytes;
@@ -102,10 +102,18 @@ pub struct Makeup {
 /// What reading gives: it is for the process's own user and root.
 pub fn makeup(pid: u32) -> io::Result<Makeup> {
     fault::check(Point::Proc)?;
-    Ok(parse_smaps(&fs::read_to_string(format!(
-        "/proc/{pid}/smaps"
-    ))?))
+    let file = fs::File::open(format!("/proc/{pid}/smaps"))?;
+    let mut text = Vec::new();
+    file.take(MOST_TEXT).read_to_end(&mut text)?;
+    if text.len() as u64 == MOST_TEXT {
+        let why = "its mappings are too many, or have too long names";
+        return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+    }
+    Ok(parse_smaps(&String::from_utf8_lossy(&text)))
 }
+
+/// The most that is read of what the kernel tells of mappings: a stranger may name a file so that each takes 17 KiB.
+const MOST_TEXT: u64 = 128 << 20;
 
 fn parse_smaps(text: &str) -> Makeup {
     let mut makeup = Makeup::default();

@@ -11,7 +11,7 @@ use std::io::{Read as _, Seek as _, SeekFrom};
 use std::ops::Range;
 use std::path::Path;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use object::elf::{FileHeader64, PT_LOAD};
 use object::read::elf::{FileHeader as _, ProgramHeader as _};
 use object::{Endianness, ReadCache};
@@ -76,6 +76,12 @@ fn elf(file: File) -> Result<Vec<Range<u64>>> {
     let data = ReadCache::new(file);
     let header = FileHeader64::<Endianness>::parse(&data)?;
     let endian = header.endian()?;
+    // A file with a hole may name four thousand million of them.
+    let named = header.phnum(endian, &data)?;
+    ensure!(
+        usize::try_from(named)? <= MOST_RANGES,
+        "it names {named} segments"
+    );
     let segments = header.program_headers(endian, &data)?.iter();
     let memory = segments.filter(|segment| segment.p_type(endian) == PT_LOAD);
     let place = |segment: &object::elf::ProgramHeader64<Endianness>| {
@@ -158,6 +164,20 @@ mod tests {
         file
     }
 
+    /// The same, with its number of segments in a section's header, and so many.
+    fn endless() -> Vec<u8> {
+        let mut file = elf(4096, 8192, 12_288);
+        let mut put = |at: usize, value: u64, size: usize| {
+            file[at..at + size].copy_from_slice(&value.to_le_bytes()[..size]);
+        };
+        put(40, 256, 8); // section headers
+        put(56, 0xffff, 2);
+        put(58, 64, 2);
+        put(60, 1, 2);
+        put(256 + 44, u64::from(u32::MAX), 4);
+        file
+    }
+
     #[test]
     fn each_format_is_known() {
         assert_eq!(of(&vec![1; 8192]), Ok(vec![(0, 8192)]));
@@ -188,6 +208,7 @@ mod tests {
             (elf(4096, 8192, 8192), "cut short"),
             (elf(4096, u64::MAX, 8192), "cut short"),
             (elf(4096, 100, 8192), "no memory"),
+            (endless(), "names 4294967295 segments"),
             (b"KDUMP   and more".to_vec(), "compressed kdump"),
             (b"\x7fELF\x01 of 32 bits".to_vec(), "another class"),
         ] {

@@ -1,10 +1,13 @@
 //! The parts of a process's memory that are looked at, from its mappings and its page map.
 
 use std::collections::HashSet;
+use std::fs::File;
+use std::io::{BufReader, Read as _};
 use std::path::Path;
 
-use anyhow::{Context as _, Result};
-use procfs::process::{MMapPath, MemoryMap, Process, VmFlags};
+use anyhow::{Context as _, Result, ensure};
+use procfs::FromBufRead as _;
+use procfs::process::{MMapPath, MemoryMap, MemoryMaps, VmFlags};
 use serde::Serialize;
 use sys::pagemap::{Categories, PageRun, Pagemap};
 
@@ -14,6 +17,8 @@ use super::targets::Source;
 
 /// Bytes of a page.
 pub(crate) const PAGE: u64 = 4096;
+/// The most that is read of what the kernel tells of a process's mappings: a stranger may name a file so that each takes 17 KiB.
+const MOST_TEXT: u64 = 128 << 20;
 /// Pages of a part, the unit of work.
 const PART: u32 = 2048;
 
@@ -98,9 +103,7 @@ fn list_process(
     seen: &mut Looked,
     parts: &mut Vec<Part>,
 ) -> Result<()> {
-    let smaps = Process::new(pid.cast_signed())
-        .and_then(|process| process.smaps())
-        .with_context(|| format!("the mappings of process {pid}"))?;
+    let smaps = mappings(pid).with_context(|| format!("the mappings of process {pid}"))?;
     let pagemap = Pagemap::open(pid).with_context(|| format!("the page map of process {pid}"))?;
     seen.mappings = smaps.len() as u64;
     let mut runs = vec![PageRun::default(); 4096];
@@ -135,6 +138,19 @@ fn list_process(
         }
     }
     Ok(())
+}
+
+/// What the kernel tells of a process's mappings.
+fn mappings(pid: u32) -> Result<MemoryMaps> {
+    let file = File::open(format!("/proc/{pid}/smaps"))?;
+    let mut text = BufReader::new(file.take(MOST_TEXT));
+    let found = MemoryMaps::from_buf_read(&mut text);
+    // The last line may be cut, or may not.
+    ensure!(
+        text.get_ref().limit() > 0,
+        "they are too many, or have too long names"
+    );
+    Ok(found?)
 }
 
 /// Cuts a run of pages into parts, without pages whose frame was counted before. Gives how many these are.

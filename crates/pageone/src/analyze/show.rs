@@ -105,7 +105,8 @@ fn processes(report: &Report, text: &mut String) -> std::fmt::Result {
     let mut rows: Vec<_> = report.processes.iter().collect();
     rows.sort_by_key(|row| (std::cmp::Reverse(row.shareable), row.target.pid));
     for row in rows.iter().take(ROWS) {
-        let domain = row.target.domain.as_deref().unwrap_or("refused");
+        let domain = row.target.domain.as_ref();
+        let domain = domain.map_or("refused".to_owned(), ToString::to_string);
         writeln!(
             text,
             "{:>8} {:16} {:14} {:>10} {:>10} {:>8} {:>8}",

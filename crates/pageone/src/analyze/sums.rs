@@ -397,7 +397,7 @@ mod tests {
             source: Source::Process(pid),
             pid,
             command: "x".into(),
-            domain: (!domain.is_empty()).then(|| (*domain).to_owned()),
+            domain: (!domain.is_empty()).then(|| (*domain).into()),
         };
         Found {
             targets: (1..).zip(domains).map(target).collect(),

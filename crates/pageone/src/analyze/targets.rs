@@ -54,7 +54,7 @@ pub(crate) struct Target {
     /// The command's name, or the file's.
     pub(crate) command: ForeignName,
     /// The trust domain it would get; `None` where the policy refuses it.
-    pub(crate) domain: Option<String>,
+    pub(crate) domain: Option<ForeignName>,
 }
 
 /// What was asked for.
@@ -124,7 +124,7 @@ fn target(pid: u32, policy: &Policy) -> Option<Target> {
         source: Source::Process(pid),
         pid,
         command: sys::process::comm(pid),
-        domain: policy.domain(&who, "").ok(),
+        domain: policy.domain(&who, "").ok().map(ForeignName::from),
     })
 }
 
@@ -141,6 +141,6 @@ fn dump(number: u32, path: &PathBuf) -> Result<Target> {
         source: Source::Dump(path.clone(), Arc::new(file)),
         pid: number,
         command: name.to_string_lossy().into_owned().into(),
-        domain: Some("dumps".to_owned()),
+        domain: Some("dumps".into()),
     })
 }
