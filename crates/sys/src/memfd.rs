@@ -86,6 +86,21 @@ pub fn read_at(file: impl AsFd, at: u64, bytes: &mut [u8]) -> Result<usize> {
     rustix::io::pread(file, bytes, at)
 }
 
+/// Fills `bytes` from `at` on.
+fn read_all(file: &OwnedFd, mut at: u64, mut bytes: &mut [u8]) -> Result<()> {
+    while !bytes.is_empty() {
+        match read_at(file, at, bytes)? {
+            // What is in the buffer is no page of the store.
+            0 => return Err(Errno::NXIO),
+            read => {
+                at += read as u64;
+                bytes = bytes.split_at_mut(read).1;
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Why a descriptor cannot be adopted.
 #[derive(Debug, thiserror::Error)]
 pub enum AdoptError {
@@ -205,21 +220,12 @@ impl Store {
         Ok(Some(start..end))
     }
 
-    /// Reads the pages from `first` on; those behind the end are left as they are.
+    /// Reads the pages from `first` on; zeros for holes (which stay holes).
     ///
     /// # Errors
-    /// What pread(2) gives.
+    /// What pread(2) gives; `NXIO` for pages behind the end.
     pub fn read_pages(&self, first: u64, pages: &mut [[u8; PAGE]]) -> Result<()> {
-        let (mut rest, mut at) = (pages.as_flattened_mut(), first * PAGE_BYTES);
-        while !rest.is_empty() {
-            let read = read_at(&self.0, at, rest)?;
-            if read == 0 {
-                return Ok(());
-            }
-            at += read as u64;
-            rest = rest.get_mut(read..).unwrap_or_default();
-        }
-        Ok(())
+        read_all(&self.0, first * PAGE_BYTES, pages.as_flattened_mut())
     }
 
     /// Writes whole pages one after another, from page `first` on; the file grows as needed.
@@ -250,9 +256,9 @@ impl Store {
     /// Reads page `index`; zeros for a hole (which stays one).
     ///
     /// # Errors
-    /// What pread(2) gives.
+    /// What pread(2) gives; `NXIO` for a page behind the end.
     pub fn read(&self, index: u64, page: &mut [u8; PAGE]) -> Result<()> {
-        read_at(&self.0, index * PAGE_BYTES, page).map(drop)
+        read_all(&self.0, index * PAGE_BYTES, page)
     }
 
     /// Gives the frames of `pages` pages from `first` on back.
@@ -746,6 +752,9 @@ mod tests {
         let mut pages = [[9; 4096]; 3];
         adopted.read_pages(7, &mut pages).unwrap();
         assert_eq!(pages, [[3; 4096], [0; 4096], [0; 4096]]);
+        // What was in the buffer before is no page.
+        assert_eq!(adopted.read(41, &mut pages[0]), Err(Errno::NXIO));
+        assert_eq!(adopted.read_pages(40, &mut pages), Err(Errno::NXIO));
         assert!(Store::adopt(store.share().unwrap(), "pageone-test").is_err());
         fcntl_add_seals(copy(), SealFlags::GROW).unwrap();
         let error = Store::adopt(copy(), "pageone-test").unwrap_err();
