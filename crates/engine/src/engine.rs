@@ -342,7 +342,7 @@ impl Engine {
         knobs.turn(settings.iter().copied());
         self.placement.place_indexes(&knobs.values());
         for setting in settings {
-            tracing::info!(?setting, "a knob is turned");
+            tracing::info!(knob = setting.key(), value = %setting, "a knob is turned");
         }
         turned.note(settings);
         self.driver.core.queue.wake();

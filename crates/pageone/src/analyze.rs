@@ -19,6 +19,7 @@ mod draw;
 mod dump;
 mod look;
 mod parts;
+mod quick;
 mod read;
 mod show;
 mod sums;
@@ -32,6 +33,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 
 use crate::human;
+use crate::plot;
 use crate::policy::Policy;
 use look::Looker;
 
@@ -46,11 +48,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "1/N", default_value = "1/1", value_parser = part_of)]
     sample_memory: NonZero<u64>,
     /// Threads that read
-    #[arg(long, value_name = "N", default_value_t = processors(), value_parser = at_least_one::<NonZero<usize>>)]
-    threads: NonZero<usize>,
+    #[arg(long, value_name = "N", default_value_t = processors(), value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: u16,
     /// Use at most this much processor time, in percent of a core
-    #[arg(long, value_name = "PERCENT", value_parser = at_least_one::<NonZero<u32>>)]
-    cpu_limit: Option<NonZero<u32>>,
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(1..=102_400))]
+    cpu_limit: Option<u32>,
     /// The policy whose domains are meant; without it each user is a domain
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
@@ -62,13 +64,9 @@ pub(crate) struct Args {
     json: bool,
 }
 
-fn processors() -> NonZero<usize> {
-    std::thread::available_parallelism().unwrap_or(NonZero::<usize>::MIN)
-}
-
-fn at_least_one<T: std::str::FromStr>(text: &str) -> Result<T, String> {
-    let wrong = |_| format!("`{text}` is no number from 1");
-    text.parse().map_err(wrong)
+fn processors() -> u16 {
+    let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
+    u16::try_from(processors).unwrap_or(1024).min(1024)
 }
 
 /// `1/16` or `16`: one content of 16.
@@ -80,14 +78,14 @@ fn part_of(text: &str) -> Result<NonZero<u64>, String> {
 
 pub(crate) fn main(args: &Args) -> Result<()> {
     let policy = match &args.policy {
-        Some(path) => Policy::read(path)
-            .with_context(|| format!("cannot use the policy {}", path.display()))?,
+        Some(path) => Policy::read(path)?,
         None => Policy::here(),
     };
+    plot::try_file(args.plot.as_deref())?;
     let found = args.targets.find(&policy)?;
     let looker = Looker {
-        threads: args.threads,
-        cpu_limit: args.cpu_limit,
+        threads: args.threads.into(),
+        cpu_limit: args.cpu_limit.and_then(NonZero::new),
         one_of: args.sample_memory,
         seed: std::hash::RandomState::new().hash_one(0),
         quiet: args.json,

@@ -72,7 +72,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
         layout.zeros * 100 / pages,
         humantime::format_duration(Duration::from_millis(knobs.merge_period_ms)),
     );
-    let host = Host::start(options)?;
+    let host = Host::start_able(options)?;
     let outcome = show(args, layout, &host);
     host.stop()?;
     let outcome = outcome?;

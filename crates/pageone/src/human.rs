@@ -32,6 +32,12 @@ pub(crate) fn time(seconds: f64) -> String {
     }
 }
 
+/// So many of a thing: `1 thread`, `2 threads`.
+pub(crate) fn count(number: usize, thing: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{number} {thing}{plural}")
+}
+
 /// The number of a process, from a person.
 ///
 /// # Errors
@@ -66,6 +72,18 @@ pub(crate) fn wrapped(text: &str, width: usize) -> Vec<String> {
         }
     }
     lines
+}
+
+/// A time before now: `1h`, `30days`.
+///
+/// # Errors
+/// No time, or less than a second.
+pub(crate) fn span(text: &str) -> Result<Duration, String> {
+    let time = humantime::parse_duration(text).ok();
+    let time = time.filter(|&time| time >= Duration::from_secs(1));
+    time.ok_or_else(|| {
+        format!("`{text}` is no time of a second or more; write it like 1h or 7days")
+    })
 }
 
 /// A time: `20s`, `500ms`, `2min`.
@@ -110,6 +128,15 @@ mod tests {
         );
         assert_eq!(wrapped("abcdef g", 4), ["abcdef", "g"].map(str::to_owned));
         assert!(wrapped(" ", 4).is_empty());
+    }
+
+    #[test]
+    fn times_before_now_are_a_second_or_more() {
+        assert_eq!(span("1h"), Ok(Duration::from_secs(3600)));
+        for bad in ["", "0s", "5", "soon", "99999999999999999999h"] {
+            let error = span(bad).unwrap_err();
+            assert!(error.contains(bad) && error.contains("7days"), "{error}");
+        }
     }
 
     #[test]

@@ -13,6 +13,11 @@ impl KnobFlags {
         self.0.iter().for_each(|&setting| values.turn(setting));
         values
     }
+
+    /// A flag that was given.
+    pub(crate) fn first(&self) -> Option<String> {
+        self.0.first().map(|knob| knob.key().replace('_', "-"))
+    }
 }
 
 impl clap::Args for KnobFlags {

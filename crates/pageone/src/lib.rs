@@ -47,6 +47,7 @@ mod selector;
 mod serve;
 mod view;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::error::{ContextKind, ErrorKind};
@@ -130,7 +131,7 @@ fn parse() -> Cli {
         let is_unlike = error.get(ContextKind::SuggestedSubcommand).is_none();
         if error.kind() == ErrorKind::InvalidSubcommand && is_unlike {
             let _ = error.print();
-            eprintln!("{}", verbs(std::env::args().skip(1)));
+            eprintln!("{}", verbs(std::env::args_os().skip(1)));
             std::process::exit(error.exit_code());
         }
         error.exit()
@@ -138,7 +139,7 @@ fn parse() -> Cli {
 }
 
 /// The verbs of the command that these words lead to.
-fn verbs(words: impl Iterator<Item = String>) -> String {
+fn verbs(words: impl Iterator<Item = OsString>) -> String {
     let mut command = Cli::command();
     for word in words {
         match command.find_subcommand(&word).cloned() {
@@ -192,7 +193,7 @@ mod tests {
 
     #[test]
     fn a_word_that_is_no_verb_is_answered_with_the_verbs() {
-        let said = |words: &[&str]| verbs(words.iter().map(|&word| word.to_owned()));
+        let said = |words: &[&str]| verbs(words.iter().map(OsString::from));
         let all = said(&["frob"]);
         assert!(
             all.contains("daemon, run, ") && !all.contains("guest"),

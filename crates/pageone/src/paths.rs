@@ -28,6 +28,10 @@ fn served_by(asked: Option<&Path>, named: Option<OsString>) -> Result<PathBuf> {
     let has_own = own.as_ref().is_ok_and(|own| own.exists());
     match asked {
         None if !has_own && Path::new(OF_ROOT).exists() => Ok(PathBuf::from(OF_ROOT)),
+        None if own.is_err() => bail!(
+            "no daemon at {OF_ROOT}: have root start `pageone daemon`, or name another socket with --socket \
+             (this user has none of his own: XDG_RUNTIME_DIR is not set)"
+        ),
         _ => own,
     }
 }

@@ -1,13 +1,27 @@
 //! Curves and bars as SVG.
 
+use std::fs::File;
 use std::ops::Range;
+use std::path::Path;
 
-use anyhow::{Result, anyhow};
+use anyhow::{Context as _, Result, anyhow};
 use plotters::coord::Shift;
 use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
 use plotters::prelude::*;
 
 const SIZE: (u32, u32) = (640, 320);
+
+/// Tries whether a plot can be written into `file`, before all the time is spent that it takes.
+///
+/// # Errors
+/// It cannot.
+pub(crate) fn try_file(file: Option<&Path>) -> Result<()> {
+    let Some(file) = file else { return Ok(()) };
+    let opened = File::options().append(true).create(true).open(file);
+    opened
+        .map(drop)
+        .with_context(|| format!("cannot write {}", file.display()))
+}
 
 /// One line of a plot.
 pub(crate) struct Line {

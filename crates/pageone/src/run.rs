@@ -62,10 +62,10 @@ pub(crate) struct Args {
     /// With --any, or where the policy says so: how long a process has to have lived
     #[arg(long, value_name = "TIME", value_parser = human::period, default_value = "2s")]
     any_after: Duration,
-    /// The same: also memory that was advised to be of huge pages
+    /// With --any, or where the policy says so: also memory that was advised to be of huge pages
     #[arg(long)]
     any_huge: bool,
-    /// Which one merges
+    /// The engine that merges
     #[arg(long, value_enum, default_value_t = Backend::Pageone)]
     backend: Backend,
     /// CPUs and memory of this NUMA node, or of the one that fits best by free memory and distance
@@ -81,7 +81,7 @@ pub(crate) struct Args {
     knobs: KnobFlags,
 }
 
-/// Which one merges.
+/// The engine that merges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Backend {
     /// PageONE's engine
@@ -160,7 +160,7 @@ fn start(args: &Args) -> Result<ExitCode> {
         },
         Err(error) => error.to_string(),
     };
-    eprintln!("pageone: {absence}: an engine runs here until the command ends");
+    eprintln!("pageone: {absence}; this command has an engine of its own until it ends");
     embed(args, launch, &mut command)
 }
 
@@ -170,6 +170,9 @@ fn by_ksm(args: &Args, name: &OsString) -> Result<ExitCode> {
         bail!(
             "KSM knows no domains and takes all memory: leave --domain, --any and --also-ksm out"
         );
+    }
+    if let Some(flag) = args.knobs.first() {
+        bail!("--{flag} turns PageONE's engine, not KSM: leave it out, or see `pageone ksm tune`");
     }
     sys::residence::offer_memory_to_ksm().context(
         "the kernel does not let its KSM have all memory of this process: \

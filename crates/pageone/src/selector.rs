@@ -18,6 +18,9 @@ use serde::Deserialize;
 
 use crate::daemon::policy::{Ids, Pattern};
 
+/// Bytes of a command's name (`TASK_COMM_LEN` less one).
+const MOST_OF_COMMAND: usize = 15;
+
 /// The keys, for messages.
 const KEYS: &str = "command, executable, uid, gid, cgroup and unit";
 
@@ -143,7 +146,7 @@ impl TryFrom<Words> for Selector {
 
     fn try_from(words: Words) -> Result<Self, String> {
         let selector = Self {
-            command: read(words.command, "command", name)?,
+            command: read(words.command, "command", command)?,
             executable: read(words.executable, "executable", Pattern::parse)?,
             uid: words.uid,
             gid: words.gid,
@@ -175,6 +178,17 @@ fn read(
     match patterns.is_empty() {
         true => Err(format!("`{key}` is empty: it fits no process")),
         false => Ok(Some(patterns)),
+    }
+}
+
+/// A pattern for the name of a command.
+fn command(text: &str) -> Result<Pattern, String> {
+    match text.len() > MOST_OF_COMMAND && !text.contains('*') {
+        true => Err(format!(
+            "`{text}` fits no command: the kernel keeps {MOST_OF_COMMAND} bytes of its name; write a part of it and `*`, or \
+             name the `executable`"
+        )),
+        false => name(text),
     }
 }
 

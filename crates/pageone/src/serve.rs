@@ -33,7 +33,7 @@ pub(crate) struct Args {
     #[arg(long)]
     socket: Option<PathBuf>,
     /// Where to listen
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9633")]
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9633", value_parser = address)]
     listen: SocketAddr,
     /// Listen at an address that others can reach: all of them see the counters
     #[arg(long)]
@@ -41,6 +41,12 @@ pub(crate) struct Args {
     /// Guests that /metrics names, those that save most first; the others are summed up
     #[arg(long, value_name = "N", default_value_t = 100)]
     guests: u16,
+}
+
+fn address(text: &str) -> Result<SocketAddr, String> {
+    let wrong =
+        |_| "it is no address with a port; write it like 127.0.0.1:9633 or [::1]:9633".to_owned();
+    text.parse().map_err(wrong)
 }
 
 pub(crate) fn main(args: &Args) -> Result<()> {

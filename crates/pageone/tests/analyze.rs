@@ -263,6 +263,78 @@ fn the_table_says_what_to_do() {
 }
 
 #[test]
+fn the_policy_tells_the_domains() {
+    let guests: Vec<Guest> = (0..2)
+        .map(|number| bench_process(number, &content()))
+        .collect();
+    let pids: Vec<_> = guests.iter().map(Guest::pid).collect();
+    let place = Place::new();
+    let own = rustix::process::geteuid().as_raw();
+    let rule = format!("default = 'refuse'\n[[rule]]\nuid = {own}\ndomain = 'pool'\n");
+    for (policy, domain) in [
+        ("default = 'refuse'\n", None),
+        (rule.as_str(), Some("name:pool")),
+    ] {
+        let policy = place.file("policy.toml", policy);
+        let report = analyze(&["--policy", policy.to_str().unwrap()], &pids);
+        assert_eq!(
+            report["processes"][0]["domain"].as_str(),
+            domain,
+            "{report}"
+        );
+        let saves = number(&report["savable"]["bytes"]);
+        assert_eq!(saves > 0, domain.is_some(), "{report}");
+        let pool = &report["domains"]["name:pool"]["bytes"];
+        assert_eq!(pool.as_u64(), domain.map(|_| saves), "{report}");
+        // What no domains would save is the same for both.
+        assert!(number(&report["engines"][1]["bytes"]) >= content().ideal_saved_bytes(2));
+    }
+}
+
+#[test]
+fn processes_are_found_by_name_and_condition() {
+    let folder = tempfile::tempdir().unwrap();
+    let name = format!("an-{}", std::process::id());
+    let program = folder.path().join(&name);
+    std::fs::copy("/bin/sleep", &program).unwrap();
+    let mut child = Command::new(&program).arg("60").spawn().unwrap();
+    let condition = format!("command={name},executable={}", program.display());
+    let found = |flags: [&str; 2]| {
+        let report = analyze(&flags, &[]);
+        let rows = report["processes"].as_array().unwrap();
+        rows.iter()
+            .map(|row| number(&row["pid"]))
+            .collect::<Vec<_>>()
+    };
+    let all = [found(["--comm", &name]), found(["--match", &condition])];
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(all, [vec![child.id().into()], vec![child.id().into()]]);
+}
+
+#[test]
+fn what_cannot_be_done_is_refused_before_the_looks() {
+    for (flag, said) in [
+        (
+            "--plot=/no/such/folder/x.svg",
+            "cannot write /no/such/folder/x.svg",
+        ),
+        ("--threads=99999999", "1..=1024"),
+        ("--policy=/no/such/file", "the policy /no/such/file"),
+    ] {
+        let begin = std::time::Instant::now();
+        let pid = std::process::id().to_string();
+        let refused = output(pageone().args(["analyze", flag, "--look-again=60s", &pid]));
+        let error = text(&refused.stderr);
+        assert!(
+            !refused.status.success() && error.contains(said),
+            "{flag}: {error}"
+        );
+        assert!(begin.elapsed().as_secs() < 30, "{flag}");
+    }
+}
+
+#[test]
 fn dumps_stand_for_guests() {
     let folder = tempfile::tempdir().unwrap();
     let paths = [0, 1].map(|guest| {

@@ -202,15 +202,26 @@ impl Pagemap {
         Ok(entries.map(|entry| frame(entry).unwrap_or(0)).collect())
     }
 
+    /// Whose the frame of each page of `range` is. It looks at the frame's own record, a cache miss a page, as [`Self::peek`]
+    /// does: so [`Self::glance`] and this call tell more for the same.
+    ///
+    /// # Errors
+    /// Whatever pread(2) gives.
+    pub fn owners(&self, range: Range<u64>) -> Result<impl Iterator<Item = Owner> + use<>> {
+        Ok(self.entries(range)?.map(owner))
+    }
+
     /// Of each page of `range` that other page tables have too, the frame number: 0 without the right
     /// (`CAP_SYS_ADMIN`) to know it.
     ///
     /// # Errors
     /// Whatever pread(2) gives.
     pub fn shared_frames(&self, range: Range<u64>) -> Result<Vec<Option<u64>>> {
-        const EXCLUSIVE: u64 = 1 << 56;
-        let shared = |entry: u64| frame(entry).filter(|_| entry & EXCLUSIVE == 0);
-        Ok(self.entries(range)?.map(shared).collect())
+        let shared = |owner| match owner {
+            Owner::Several(frame) => Some(frame),
+            Owner::File | Owner::This => None,
+        };
+        Ok(self.owners(range)?.map(shared).collect())
     }
 
     fn entries(&self, range: Range<u64>) -> Result<impl Iterator<Item = u64> + use<>> {
@@ -228,6 +239,27 @@ impl Pagemap {
             }
         }
         Ok(entries.into_iter().map(u64::from_ne_bytes))
+    }
+}
+
+/// Whose the frame behind a page is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owner {
+    /// A file's, of shared memory too.
+    File,
+    /// No other page table has it; or there is none.
+    This,
+    /// Other page tables have it too. Its number, 0 without the right (`CAP_SYS_ADMIN`) to know it.
+    Several(u64),
+}
+
+fn owner(entry: u64) -> Owner {
+    const EXCLUSIVE: u64 = 1 << 56;
+    const FILE: u64 = 1 << 61;
+    match frame(entry) {
+        Some(_) if entry & FILE != 0 => Owner::File,
+        Some(frame) if entry & EXCLUSIVE == 0 => Owner::Several(frame),
+        _ => Owner::This,
     }
 }
 

@@ -214,7 +214,7 @@ macro_rules! knobs {
             form: $form,
             default: $text,
             about: concat!($($about),+),
-            parse: |text| $parse(text).map(Setting::$message),
+            parse: |text| $parse(text).map(Setting::$message).map_err(|error| with_range::<$type>(error, $takes)),
         }),+];
     };
 }
@@ -266,6 +266,14 @@ where
             range,
         }),
         _ => Ok(()),
+    }
+}
+
+/// What is wrong with a text, and which values there are.
+fn with_range<T>(error: String, takes: Takes<T>) -> String {
+    match takes {
+        Some((_, _, range)) => format!("{error}; it takes {range}"),
+        None => error,
     }
 }
 
@@ -392,7 +400,7 @@ mod tests {
             ("merge_period=2days", "a day"),
             ("threads=0", "1 to 1024"),
             ("threads=1025", "1 to 1024"),
-            ("threads=70000", "no number"),
+            ("threads=70000", "it takes 1 to 1024"),
             ("cpu_limit=0", "none"),
             ("cpu_limit=-1", "none"),
             ("cpu_limit=%", "none"),

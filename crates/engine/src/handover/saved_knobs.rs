@@ -64,7 +64,7 @@ impl SavedKnobs {
             }
         }
         for &(_, setting) in &turned.turns {
-            tracing::info!(?setting, "a knob is as it was turned by hand");
+            tracing::info!(knob = setting.key(), value = %setting, "a knob is as it was turned by hand");
             knobs.turn(setting);
         }
         if turned.note.is_some() {

@@ -2,21 +2,30 @@
 
 use std::collections::BTreeMap;
 
-use wire::{GuestStatus, WhyNot, WhyNotCode};
+use wire::{GuestStatus, KnobValues, RunMode, WhyNot, WhyNotCode};
 
 /// Gives each guest its reasons.
-pub(super) fn give(guests: &mut [GuestStatus]) {
+pub(super) fn give(guests: &mut [GuestStatus], knobs: &KnobValues) {
     let mut members = BTreeMap::<String, usize>::new();
     for guest in guests.iter() {
         *members.entry(guest.domain.raw().to_owned()).or_default() += 1;
     }
     for guest in guests {
         let alone = members.get(guest.domain.raw()) == Some(&1);
-        guest.reasons = reasons(guest, alone);
+        guest.reasons = reasons(guest, alone, private_again(knobs));
     }
 }
 
-fn reasons(guest: &GuestStatus, alone: bool) -> Vec<WhyNot> {
+/// Why pages are private again that were merged.
+fn private_again(knobs: &KnobValues) -> &'static str {
+    match (knobs.run, knobs.merge_again) {
+        (RunMode::Unmerge, _) => "were merged, and are private again: run is 2",
+        (_, false) => "were written after they were merged, and merge_again is off",
+        (_, true) => "were merged, and are private again: they are looked at anew",
+    }
+}
+
+fn reasons(guest: &GuestStatus, alone: bool, again: &str) -> Vec<WhyNot> {
     use WhyNotCode as Code;
     let whole = |is: bool, code, why: &str| is.then(|| because(code, 0, why.to_owned()));
     let some = |code, pages: u64, why: &str| {
@@ -46,11 +55,7 @@ fn reasons(guest: &GuestStatus, alone: bool) -> Vec<WhyNot> {
             broken,
             format!("written pages are not merged again: {pins}"),
         )),
-        None => some(
-            Code::Broken,
-            broken,
-            "were written after they were merged, and merge_again is off",
-        ),
+        None => some(Code::Broken, broken, again),
     };
     let all = [
         told(Code::Leaves, "it leaves its domain: ", &guest.leaves),
@@ -142,7 +147,7 @@ mod tests {
             ..GuestStatus::default()
         };
         let mut all = [well, skips, dumb];
-        give(&mut all);
+        give(&mut all, &KnobValues::default());
         let codes = |guest: &GuestStatus| guest.reasons.iter().map(|r| r.code).collect::<Vec<_>>();
         use WhyNotCode as Code;
         assert_eq!(codes(&all[0]), []);
@@ -166,5 +171,29 @@ mod tests {
             Code::Broken,
         ];
         assert_eq!(codes(&all[2]), silent);
+    }
+
+    #[test]
+    fn pages_that_a_knob_made_private_are_not_called_written() {
+        let words = |run, merge_again| {
+            let knobs = KnobValues {
+                run,
+                merge_again,
+                ..KnobValues::default()
+            };
+            let mut one = [GuestStatus {
+                regions: 1,
+                responsive: true,
+                pages_skipped: 3,
+                pages_broken: 3,
+                ..GuestStatus::default()
+            }];
+            give(&mut one, &knobs);
+            let why = one[0].reasons.iter().find(|r| r.code == WhyNotCode::Broken);
+            why.unwrap().why.clone()
+        };
+        assert!(words(RunMode::Run, false).contains("merge_again is off"));
+        assert!(words(RunMode::Unmerge, true).contains("run is 2"));
+        assert!(words(RunMode::Run, true).contains("looked at anew"));
     }
 }

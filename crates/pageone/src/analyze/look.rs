@@ -1,7 +1,7 @@
 //! A look at the memory of processes by several threads, twice.
 
 use std::cell::Cell;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::num::NonZero;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
@@ -12,7 +12,8 @@ use anyhow::{Result, bail};
 use serde::Serialize;
 
 use super::parts::{self, Part};
-use super::read::{Counts, Reader, read_again, read_all};
+use super::quick::QuickSet;
+use super::read::{Counts, Reader, Room, read_again, read_all};
 use super::targets::{Source, Target};
 
 /// So long may a call take before its process is given up: its memory may be served by a program that sleeps.
@@ -43,7 +44,7 @@ pub(crate) struct Looked {
 
 /// How to look.
 pub(crate) struct Looker {
-    pub(crate) threads: NonZero<usize>,
+    pub(crate) threads: usize,
     /// Percent of a core.
     pub(crate) cpu_limit: Option<NonZero<u32>>,
     /// One content of this many is kept.
@@ -59,7 +60,7 @@ impl Looker {
     /// # Errors
     /// None of the processes could be looked at.
     pub(crate) fn first(&self, targets: &[Target]) -> Result<(Vec<Looked>, Vec<Part>)> {
-        let mut frames = HashSet::new();
+        let mut frames = QuickSet::default();
         let (mut looked, mut parts) = (Vec::new(), Vec::new());
         for (index, target) in (0..).zip(targets) {
             let mut seen = Looked::default();
@@ -73,7 +74,9 @@ impl Looker {
         if let Some(error) = looked.iter().find_map(|seen| seen.error.as_deref())
             && looked.iter().all(|seen| seen.error.is_some())
         {
-            bail!("nothing can be looked at: {error}");
+            bail!(
+                "nothing can be looked at: {error} (root may look at all processes, a user at his own)"
+            );
         }
         drop(frames);
         let parts = self.read("the first look", targets, &mut looked, parts, read_all);
@@ -115,7 +118,7 @@ impl Looker {
             let (crew, sender) = (Arc::clone(&crew), sender.clone());
             std::thread::spawn(move || crew.work(&sender));
         };
-        (0..self.threads.get()).for_each(|_| spawn());
+        (0..self.threads.min(outstanding)).for_each(|_| spawn());
         let mut done = Vec::with_capacity(outstanding);
         while outstanding > 0 {
             if let Ok((part, counts)) = results.recv_timeout(PATIENCE / 20) {
@@ -161,7 +164,7 @@ struct Crew {
     act: Act,
 }
 
-type Act = fn(&Reader, &Calls, &Source, &mut Part) -> Counts;
+type Act = fn(&Reader, &Calls, &mut Room, &Source, &mut Part) -> Counts;
 
 /// A thread's calls that may last for as long as another program likes.
 pub(crate) struct Calls<'a> {
@@ -190,6 +193,7 @@ impl Crew {
     fn work(&self, results: &mpsc::Sender<(Part, Counts)>) {
         // Programs are to be served first. Without the right to it the thread has ordinary priority.
         let _ = sys::priority::yield_to_everyone();
+        let mut room = Room::new();
         loop {
             let Some(mut part) = lock(&self.work).pop() else {
                 return;
@@ -202,7 +206,8 @@ impl Crew {
                     target,
                     given_up: Cell::new(false),
                 };
-                counts = (self.act)(&self.reader, &calls, &self.sources[target], &mut part);
+                let source = &self.sources[target];
+                counts = (self.act)(&self.reader, &calls, &mut room, source, &mut part);
                 if calls.given_up.get() {
                     return; // another thread has taken the place of this one
                 }

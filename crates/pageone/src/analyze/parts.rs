@@ -1,18 +1,19 @@
 //! The parts of a process's memory that are looked at, from its mappings and its page map.
 
-use std::collections::HashSet;
 use std::fs::File;
 use std::io::{BufReader, Read as _};
+use std::ops::Range;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
 use procfs::FromBufRead as _;
 use procfs::process::{MMapPath, MemoryMap, MemoryMaps, VmFlags};
 use serde::Serialize;
-use sys::pagemap::{Categories, PageRun, Pagemap};
+use sys::pagemap::{Categories, Owner, PageRun, Pagemap};
 
 use super::dump;
 use super::look::Looked;
+use super::quick::QuickSet;
 use super::targets::Source;
 
 /// Bytes of a page.
@@ -65,7 +66,7 @@ pub(crate) struct Part {
 pub(crate) fn list(
     target: u32,
     source: &Source,
-    frames: &mut HashSet<u64>,
+    frames: &mut QuickSet<u64>,
     seen: &mut Looked,
     parts: &mut Vec<Part>,
 ) -> Result<()> {
@@ -99,7 +100,7 @@ fn list_dump(target: u32, path: &Path, seen: &mut Looked, parts: &mut Vec<Part>)
 fn list_process(
     target: u32,
     pid: u32,
-    frames: &mut HashSet<u64>,
+    frames: &mut QuickSet<u64>,
     seen: &mut Looked,
     parts: &mut Vec<Part>,
 ) -> Result<()> {
@@ -110,17 +111,12 @@ fn list_process(
     for mapping in smaps.iter().filter(|mapping| has_pages(mapping)) {
         let (mut at, end) = mapping.address;
         while at < end {
-            let (filled, stopped) = pagemap.peek(at..end, &mut runs)?;
+            let (filled, stopped) = pagemap.glance(at..end, &mut runs)?;
             for run in &runs[..filled] {
-                let pages = (run.end - run.start) / PAGE;
                 let is = |category| run.categories.has(category);
                 if is(Categories::SWAPPED) {
-                    seen.swapped += pages;
-                } else if is(Categories::FILE) {
-                    seen.files += pages;
+                    seen.swapped += (run.end - run.start) / PAGE;
                 } else if is(Categories::PRESENT) && !is(Categories::ZERO) {
-                    seen.pages += pages;
-                    let shared = pagemap.shared_frames(run.start..run.end)?;
                     let like = Part {
                         target,
                         kind: kind(mapping, is(Categories::HUGE)),
@@ -129,9 +125,21 @@ fn list_process(
                         pages: 0,
                         prints: vec![],
                     };
-                    seen.shared_already += split(&like, &shared, frames, parts);
-                    seen.shared_unknown +=
-                        shared.iter().filter(|frame| **frame == Some(0)).count() as u64;
+                    for range in pieces(run.start..run.end) {
+                        let start = range.start;
+                        let owners = pagemap.owners(range)?;
+                        split(
+                            &Part {
+                                start,
+                                prints: vec![],
+                                ..like
+                            },
+                            owners,
+                            frames,
+                            seen,
+                            parts,
+                        );
+                    }
                 }
             }
             at = stopped;
@@ -153,20 +161,32 @@ fn mappings(pid: u32) -> Result<MemoryMaps> {
     Ok(found?)
 }
 
-/// Cuts a run of pages into parts, without pages whose frame was counted before. Gives how many these are.
+/// Ranges of [`PART`] pages.
+fn pieces(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    let len = u64::from(PART) * PAGE;
+    let starts = (0..).map(move |piece| range.start + piece * len);
+    let starts = starts.take_while(move |&start| start < range.end);
+    starts.map(move |start| start..range.end.min(start + len))
+}
+
+/// Cuts a run of pages into parts, without those of files and those whose frame was counted before.
 fn split(
     like: &Part,
-    shared: &[Option<u64>],
-    frames: &mut HashSet<u64>,
+    owners: impl Iterator<Item = Owner>,
+    frames: &mut QuickSet<u64>,
+    seen: &mut Looked,
     parts: &mut Vec<Part>,
-) -> u64 {
-    let mut left_out = 0;
+) {
     let mut open: Option<Part> = None;
-    for (page, frame) in (0..).zip(shared) {
+    for (page, owner) in (0..).zip(owners) {
+        seen.pages += u64::from(owner != Owner::File);
+        seen.files += u64::from(owner == Owner::File);
         // A frame without a number: it cannot be told which other page has it.
-        let counted = frame.is_some_and(|frame| frame == 0 || !frames.insert(frame));
-        if counted {
-            left_out += 1;
+        let unknown = owner == Owner::Several(0);
+        let counted = matches!(owner, Owner::Several(frame) if unknown || !frames.insert(frame));
+        seen.shared_unknown += u64::from(unknown);
+        seen.shared_already += u64::from(counted);
+        if counted || owner == Owner::File {
             parts.extend(open.take());
             continue;
         }
@@ -181,7 +201,6 @@ fn split(
         }
     }
     parts.extend(open);
-    left_out
 }
 
 /// Whether pages behind a mapping are memory: the kernel's own pages in a process are not.
@@ -217,29 +236,65 @@ mod tests {
         }
     }
 
+    /// The parts of some pages, as where they begin and how many they are, and what was seen.
+    fn places(owners: &[Owner], frames: &mut QuickSet<u64>) -> (Vec<(u64, u32)>, Looked) {
+        let (mut seen, mut parts) = (Looked::default(), vec![]);
+        split(
+            &part(),
+            owners.iter().copied(),
+            frames,
+            &mut seen,
+            &mut parts,
+        );
+        let places = parts.iter().map(|part| (part.start, part.pages));
+        (places.collect(), seen)
+    }
+
     #[test]
     fn a_frame_counts_once() {
-        let (mut frames, mut parts) = (HashSet::new(), vec![]);
-        let shared = [None, Some(7), Some(7), None, Some(0), Some(8)];
-        assert_eq!(split(&part(), &shared, &mut frames, &mut parts), 2);
-        let places: Vec<_> = parts.iter().map(|part| (part.start, part.pages)).collect();
-        assert_eq!(places, [(0x1000, 2), (0x4000, 1), (0x6000, 1)]);
-        parts.clear();
+        use Owner::{File, Several, This};
+        let mut frames = QuickSet::default();
+        let owners = [
+            This,
+            Several(7),
+            Several(7),
+            File,
+            This,
+            Several(0),
+            Several(8),
+        ];
+        let (parts, seen) = places(&owners, &mut frames);
+        assert_eq!(parts, [(0x1000, 2), (0x5000, 1), (0x7000, 1)]);
+        let counts = |seen: &Looked| {
+            [
+                seen.pages,
+                seen.files,
+                seen.shared_already,
+                seen.shared_unknown,
+            ]
+        };
+        assert_eq!(counts(&seen), [6, 1, 2, 1]);
         // Another process that has the same frames.
-        assert_eq!(
-            split(&part(), &[Some(8), Some(7)], &mut frames, &mut parts),
-            2
-        );
-        assert!(parts.is_empty());
+        let (parts, seen) = places(&[Several(8), Several(7)], &mut frames);
+        assert_eq!((parts, counts(&seen)), (vec![], [2, 0, 2, 0]));
     }
 
     #[test]
     fn parts_are_bounded() {
-        let mut parts = vec![];
-        let shared = vec![None; 2 * PART as usize + 1];
-        split(&part(), &shared, &mut HashSet::new(), &mut parts);
-        let pages: Vec<_> = parts.iter().map(|part| part.pages).collect();
-        assert_eq!(pages, [PART, PART, 1]);
-        assert_eq!(parts[1].start, 0x1000 + u64::from(PART) * PAGE);
+        let owners = vec![Owner::This; 2 * PART as usize + 1];
+        let (parts, _) = places(&owners, &mut QuickSet::default());
+        let second = 0x1000 + u64::from(PART) * PAGE;
+        let pages: Vec<_> = parts.iter().map(|&(_, pages)| pages).collect();
+        assert_eq!((pages, parts[1].0), (vec![PART, PART, 1], second));
+        let len = u64::from(PART) * PAGE;
+        let pieces: Vec<_> = pieces(PAGE..PAGE + 2 * len + PAGE).collect();
+        assert_eq!(
+            pieces,
+            [
+                PAGE..PAGE + len,
+                PAGE + len..PAGE + 2 * len,
+                PAGE + 2 * len..2 * PAGE + 2 * len
+            ]
+        );
     }
 }

@@ -14,8 +14,8 @@ use super::look::{Calls, Looker};
 use super::parts::{PAGE, Part};
 use super::targets::Source;
 
-/// Pages read at once: they stay in the second-level cache between the copy and the hash.
-const BATCH: usize = 64;
+/// Pages read at once, a megabyte: they stay in the caches between the copy and the hash, and a call costs little beside them.
+const BATCH: usize = 256;
 /// Bytes of a page, as a length.
 const LEN: usize = 4096;
 /// The fingerprint of a page of zeros; no other page has it.
@@ -50,7 +50,7 @@ impl Reader {
 
     /// The fingerprint of a page. By content alone, so that all copies of a content are kept, or none.
     fn print(&self, page: &[u8]) -> u64 {
-        if page.iter().all(|&byte| byte == 0) {
+        if is_zero(page) {
             return ZEROS;
         }
         xxhash3_64::Hasher::oneshot_with_seed(self.seed, page).max(ZEROS + 1)
@@ -75,16 +75,14 @@ impl Reader {
     fn read(
         &self,
         calls: &Calls,
-        source: &Source,
-        part: &Part,
+        room: &mut Room,
+        (source, part): (&Source, &Part),
         places: &[u32],
         mut each: impl FnMut(u32, Option<u64>),
     ) {
         let present = calls.make(|| present(source, part));
-        let is_there = |place: u32| present.iter().any(|range| range.contains(&place));
-        let (places, gone): (Vec<_>, Vec<_>) = places.iter().partition(|&&place| is_there(place));
-        gone.into_iter().for_each(|place| each(place, None));
-        let mut room = vec![0; BATCH * LEN];
+        let places = there(places, &present, |place| each(place, None));
+        let room = room.bytes();
         for places in places.chunks(BATCH) {
             let mut rest = places;
             while !rest.is_empty() {
@@ -94,7 +92,7 @@ impl Reader {
                     len: places.len() * LEN,
                 });
                 let remote: Vec<_> = remote.collect();
-                let read = calls.make(|| copy(source, &remote, &mut room));
+                let read = calls.make(|| copy(source, &remote, room));
                 let (seen, left) = rest.split_at(read / LEN);
                 let pages = room.chunks_exact(LEN);
                 for (&place, page) in seen.iter().zip(pages) {
@@ -110,6 +108,39 @@ impl Reader {
                 };
             }
         }
+    }
+}
+
+/// The places at which a page is; the others are given to `gone`. Both lists are in order.
+fn there(places: &[u32], present: &[Range<u32>], mut gone: impl FnMut(u32)) -> Vec<u32> {
+    let mut ranges = present.iter().peekable();
+    let mut there = Vec::with_capacity(places.len());
+    for &place in places {
+        while ranges.next_if(|range| range.end <= place).is_some() {}
+        match ranges.peek() {
+            Some(range) if range.contains(&place) => there.push(place),
+            _ => gone(place),
+        }
+    }
+    there
+}
+
+fn is_zero(page: &[u8]) -> bool {
+    let zero = |part: &[u8]| part.iter().fold(0, |all, &byte| all | byte) == 0;
+    page.chunks(64).take(1).all(zero) && page.chunks(512).all(zero)
+}
+
+/// Room for a batch, from a page's boundary on: to copy a page to another place takes a sixth longer.
+pub(crate) struct Room(Vec<u8>);
+
+impl Room {
+    pub(crate) fn new() -> Self {
+        Self(vec![0; (BATCH + 1) * LEN])
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        let head = self.0.as_ptr().align_offset(LEN);
+        &mut self.0[head..head + BATCH * LEN]
     }
 }
 
@@ -160,15 +191,22 @@ fn present(source: &Source, part: &Part) -> Vec<Range<u32>> {
 }
 
 /// The first look at a part: fingerprints of all its pages.
-pub(crate) fn read_all(reader: &Reader, calls: &Calls, source: &Source, part: &mut Part) -> Counts {
+pub(crate) fn read_all(
+    reader: &Reader,
+    calls: &Calls,
+    room: &mut Room,
+    source: &Source,
+    part: &mut Part,
+) -> Counts {
     let mut counts = Counts::default();
-    let mut prints = Vec::new();
+    let mut prints = Vec::with_capacity(part.pages as usize);
     let places: Vec<_> = (0..part.pages).collect();
-    reader.read(calls, source, part, &places, |place, print| match print {
+    let each = |place, print| match print {
         Some(print) if reader.keeps(print) => prints.push((place, print)),
         Some(_) => {}
         None => counts.unread += 1,
-    });
+    };
+    reader.read(calls, room, (source, part), &places, each);
     prints.shrink_to_fit();
     part.prints = prints;
     counts
@@ -178,26 +216,61 @@ pub(crate) fn read_all(reader: &Reader, calls: &Calls, source: &Source, part: &m
 pub(crate) fn read_again(
     reader: &Reader,
     calls: &Calls,
+    room: &mut Room,
     source: &Source,
     part: &mut Part,
 ) -> Counts {
     let mut counts = Counts::default();
     let before = std::mem::take(&mut part.prints);
-    let first = |place| {
-        let at = before.binary_search_by_key(&place, |&(place, _)| place);
-        at.ok().map(|at| before[at].1)
-    };
     let places: Vec<_> = before.iter().map(|&(place, _)| place).collect();
-    let mut same = Vec::with_capacity(before.len());
-    reader.read(calls, source, part, &places, |place, print| {
-        let first = first(place);
-        match print {
-            Some(print) if Some(print) == first => same.push((place, print)),
-            // Each stands for those that were not kept.
-            _ if first == Some(ZEROS) => counts.changed += 1,
-            _ => counts.changed += reader.one_of.get(),
-        }
-    });
+    let mut first = vec![None; part.pages as usize];
+    for (place, print) in before {
+        first[place as usize] = Some(print);
+    }
+    let mut same = Vec::with_capacity(places.len());
+    let each = |place: u32, print| match (first[place as usize], print) {
+        (Some(first), Some(print)) if first == print => same.push((place, print)),
+        // Each stands for those that were not kept.
+        (Some(ZEROS), _) => counts.changed += 1,
+        _ => counts.changed += reader.one_of.get(),
+    };
+    reader.read(calls, room, (source, part), &places, each);
     part.prints = same;
     counts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_there_is_told_apart() {
+        let mut gone = vec![];
+        let present = [1..3, 3..4, 6..9];
+        let found = there(&[0, 1, 3, 4, 5, 6, 8, 9], &present, |place| {
+            gone.push(place)
+        });
+        assert_eq!((found, gone), (vec![1, 3, 6, 8], vec![0, 4, 5, 9]));
+    }
+
+    #[test]
+    fn a_page_of_zeros_has_no_other_byte() {
+        let mut page = vec![0; LEN];
+        assert!(is_zero(&page));
+        for at in [0, 63, 64, 511, 512, LEN - 1] {
+            page[at] = 1;
+            assert!(!is_zero(&page), "{at}");
+            page[at] = 0;
+        }
+    }
+
+    #[test]
+    fn room_begins_at_a_page() {
+        let mut room = Room::new();
+        let bytes = room.bytes();
+        assert_eq!(
+            (bytes.as_ptr().align_offset(LEN), bytes.len()),
+            (0, BATCH * LEN)
+        );
+    }
 }

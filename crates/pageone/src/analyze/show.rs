@@ -7,7 +7,7 @@ use anyhow::Result;
 use sys::foreign::plain_json;
 
 use super::parts::PAGE;
-use super::sums::{Report, Row};
+use super::sums::{Report, Row, Savable};
 use super::targets::Source;
 use crate::human::size;
 
@@ -62,6 +62,7 @@ fn table(report: &Report) -> Result<String, std::fmt::Error> {
         )?;
     }
     kinds(report, &mut text)?;
+    domains(report, &mut text)?;
     writeln!(text, "\n{:40} {:>10}", "ENGINE", "SAVES")?;
     for engine in &report.engines {
         writeln!(text, "{:40} {:>10}", engine.name, size(engine.bytes))?;
@@ -72,21 +73,44 @@ fn table(report: &Report) -> Result<String, std::fmt::Error> {
     Ok(text)
 }
 
-fn kinds(report: &Report, text: &mut String) -> std::fmt::Result {
-    writeln!(
-        text,
-        "\n{:12} {:>10} {:>10} {:>10} {:>10}",
-        "MEMORY", "SAVABLE", "ZEROS", "WITHIN", "BETWEEN"
-    )?;
-    for (kind, sum) in &report.kinds {
-        let name = kind.name();
-        let [all, zeros, within, between] =
-            [sum.bytes, sum.zeros, sum.within, sum.between].map(size);
-        writeln!(
-            text,
-            "{name:12} {all:>10} {zeros:>10} {within:>10} {between:>10}"
-        )?;
+/// A table of what is savable, by something.
+fn parts<'a>(
+    text: &mut String,
+    by: &str,
+    rows: impl Iterator<Item = (String, &'a Savable)>,
+) -> std::fmt::Result {
+    let heads = ["SAVABLE", "ZEROS", "WITHIN", "BETWEEN"].map(|head| format!("{head:>10}"));
+    writeln!(text, "\n{by:32} {}", heads.join(" "))?;
+    for (name, sum) in rows {
+        let sums = [sum.bytes, sum.zeros, sum.within, sum.between];
+        let sums = sums.map(|bytes| format!("{:>10}", size(bytes)));
+        writeln!(text, "{name:32} {}", sums.join(" "))?;
     }
+    Ok(())
+}
+
+/// By trust domain, where there are several, those that save most first.
+fn domains(report: &Report, text: &mut String) -> std::fmt::Result {
+    if report.domains.len() < 2 {
+        return Ok(());
+    }
+    let mut rows: Vec<_> = report.domains.iter().collect();
+    rows.sort_by_key(|(name, sum)| (std::cmp::Reverse(sum.bytes), *name));
+    let rows = rows.into_iter().take(ROWS);
+    parts(
+        text,
+        "DOMAIN",
+        rows.map(|(name, sum)| (name.to_string(), sum)),
+    )
+}
+
+fn kinds(report: &Report, text: &mut String) -> std::fmt::Result {
+    let rows = report.kinds.iter();
+    parts(
+        text,
+        "MEMORY",
+        rows.map(|(kind, sum)| (kind.name().to_owned(), sum)),
+    )?;
     let sum = |of: fn(&Row) -> u64| size(report.processes.iter().map(of).sum::<u64>() * PAGE);
     let files = sum(|row| row.looked.files);
     let swapped = sum(|row| row.looked.swapped);

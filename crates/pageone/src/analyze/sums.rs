@@ -1,14 +1,16 @@
 //! Copies of each content, added up.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::BTreeMap;
 use std::num::NonZero;
 
 use serde::Serialize;
+use sys::foreign::ForeignName;
 use sys::ksm::Ksm;
 
 use super::look::Looked;
 use super::parts::{Kind, PAGE, Part};
+use super::quick::{QuickMap, QuickSet};
 use super::read::ZEROS;
 use super::targets::{Found, Target};
 
@@ -87,17 +89,19 @@ pub(crate) struct Report {
     /// With 95 % certainty the savable bytes are at most this far off.
     pub(crate) error: u64,
     pub(crate) kinds: BTreeMap<Kind, Savable>,
+    /// By trust domain, as the policy gives it.
+    pub(crate) domains: BTreeMap<ForeignName, Savable>,
     pub(crate) engines: Vec<Engine>,
     pub(crate) groups: Vec<Group>,
     pub(crate) pairs: Vec<Pair>,
     pub(crate) processes: Vec<Row>,
 }
 
-/// A page of a process.
+/// A page of a process. In order, all copies of a content are neighbours, and among them those of a domain.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Page {
-    domain: u32,
     print: u64,
+    domain: u32,
     target: u32,
     kind: Kind,
     mergeable: bool,
@@ -113,9 +117,8 @@ impl Report {
         let scale = one_of.get();
         let domains = numbers(&found.targets);
         let mut pages = pages(parts, &domains);
-        let mut engines = engines(&mut pages, scale);
         pages.sort_unstable();
-        pages.retain(|page| page.domain != REFUSED);
+        let mut engines = engines(&pages, scale);
         let mut sums = Sums::default();
         for copies in pages.chunk_by(|a, b| (a.domain, a.print) == (b.domain, b.print)) {
             sums.add(copies, scale);
@@ -133,6 +136,12 @@ impl Report {
                 bytes: sums.all.bytes,
             },
         );
+        let mut named = BTreeMap::new();
+        for (target, domain) in found.targets.iter().zip(&domains) {
+            if let (Some(name), Some(sum)) = (&target.domain, sums.domains.get(domain)) {
+                named.insert(name.clone(), *sum);
+            }
+        }
         let rows = rows(found, looked, parts, &domains, &sums.shared, scale);
         Self {
             schema: 1,
@@ -144,6 +153,7 @@ impl Report {
             sampled: scale,
             error: sums.error(scale),
             kinds: sums.kinds,
+            domains: named,
             engines,
             groups,
             pairs,
@@ -158,7 +168,7 @@ pub(crate) fn keep_copies(parts: &mut [Part]) {
     let mut prints: Vec<_> = prints.map(|&(_, print)| print).collect();
     prints.sort_unstable();
     let copied = |copies: &&[u64]| copies.len() > 1 || copies[0] == ZEROS;
-    let copied: HashSet<_> = prints
+    let copied: QuickSet<_> = prints
         .chunk_by(|a, b| a == b)
         .filter(copied)
         .map(|copies| copies[0])
@@ -206,11 +216,15 @@ fn pages(parts: &[Part], domains: &[u32]) -> Vec<Page> {
 struct Sums {
     all: Savable,
     kinds: BTreeMap<Kind, Savable>,
+    /// By the number of a domain.
+    domains: BTreeMap<u32, Savable>,
     /// Squares of what each content saves, in pages.
     squares: f64,
-    shared: HashSet<(u32, u64)>,
-    groups: HashMap<Vec<u32>, u64>,
-    pairs: HashMap<[u32; 2], u64>,
+    shared: QuickSet<(u32, u64)>,
+    groups: QuickMap<Vec<u32>, u64>,
+    pairs: QuickMap<[u32; 2], u64>,
+    /// The processes of a content.
+    targets: Vec<u32>,
 }
 
 impl Sums {
@@ -219,10 +233,14 @@ impl Sums {
         let Some(&Page { domain, print, .. }) = copies.first() else {
             return;
         };
+        if domain == REFUSED {
+            return;
+        }
         if print == ZEROS {
             for page in copies {
                 let kind = self.kinds.entry(page.kind).or_default();
-                for sum in [kind, &mut self.all] {
+                let domain = self.domains.entry(domain).or_default();
+                for sum in [kind, domain, &mut self.all] {
                     sum.bytes += PAGE;
                     sum.zeros += PAGE;
                 }
@@ -238,7 +256,8 @@ impl Sums {
         for two in copies.windows(2) {
             let [before, page] = two else { continue };
             let kind = self.kinds.entry(page.kind).or_default();
-            for sum in [kind, &mut self.all] {
+            let domain = self.domains.entry(domain).or_default();
+            for sum in [kind, domain, &mut self.all] {
                 sum.bytes += PAGE * scale;
                 match before.target == page.target {
                     true => sum.within += PAGE * scale,
@@ -246,15 +265,18 @@ impl Sums {
                 }
             }
         }
-        let mut targets: Vec<_> = copies.iter().map(|page| page.target).collect();
+        let mut targets = std::mem::take(&mut self.targets);
+        targets.clear();
+        targets.extend(copies.iter().map(|page| page.target));
         targets.dedup();
         if (2..=MOST_IN_PAIRS).contains(&targets.len()) {
-            self.note(targets);
+            self.note(&targets);
         }
+        self.targets = targets;
     }
 
     /// Notes the processes that have a content in common.
-    fn note(&mut self, targets: Vec<u32>) {
+    fn note(&mut self, targets: &[u32]) {
         for (at, &a) in targets.iter().enumerate() {
             for &b in &targets[at + 1..] {
                 if self.pairs.len() < MOST_NOTED || self.pairs.contains_key(&[a, b]) {
@@ -262,9 +284,11 @@ impl Sums {
                 }
             }
         }
-        if self.groups.len() < MOST_NOTED || self.groups.contains_key(&targets) {
-            let saved = targets.len() as u64 - 1;
-            *self.groups.entry(targets).or_default() += saved;
+        let saved = targets.len() as u64 - 1;
+        if let Some(sum) = self.groups.get_mut(targets) {
+            *sum += saved;
+        } else if self.groups.len() < MOST_NOTED {
+            self.groups.insert(targets.to_vec(), saved);
         }
     }
 
@@ -306,9 +330,8 @@ impl Sums {
     }
 }
 
-/// What engines that know no domains would save; orders the pages by content.
-fn engines(pages: &mut [Page], scale: u64) -> Vec<Engine> {
-    pages.sort_unstable_by_key(|page| page.print);
+/// What engines that know no domains would save of pages in order.
+fn engines(pages: &[Page], scale: u64) -> Vec<Engine> {
     let ksm = Ksm::default();
     let zeros = ksm.number("use_zero_pages").is_ok_and(|value| value == 1);
     let runs = ksm.number("run").is_ok_and(|value| value == 1);
@@ -353,7 +376,7 @@ fn rows(
     looked: Vec<Looked>,
     parts: &[Part],
     domains: &[u32],
-    shared: &HashSet<(u32, u64)>,
+    shared: &QuickSet<(u32, u64)>,
     scale: u64,
 ) -> Vec<Row> {
     let row = |(target, looked): (&Target, Looked)| Row {
@@ -465,6 +488,12 @@ mod tests {
         let report = report(&["a", "b", ""], &[&[5, 6], &[5, 5], &[6, 6]], 1);
         assert_eq!(report.savable.bytes, PAGE);
         assert_eq!(report.savable.within, PAGE);
+        let domains: Vec<_> = report
+            .domains
+            .iter()
+            .map(|(name, sum)| (name.as_str(), sum.bytes))
+            .collect();
+        assert_eq!(domains, [("b", PAGE)], "the first has nothing to share");
         assert!(report.pairs.is_empty() && report.groups.is_empty());
         let saved: Vec<_> = report.engines.iter().map(|engine| engine.bytes).collect();
         assert_eq!(saved[..2], [PAGE, 4 * PAGE], "{:?}", report.engines);

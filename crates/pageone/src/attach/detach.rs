@@ -42,6 +42,7 @@ use super::record::Record;
 use super::site::JUMP;
 use super::target::Target;
 use super::work::{DONE, FIRST, MUNMAP, PATIENCE, STOPS};
+use crate::human;
 
 /// What was done.
 pub(super) struct Done {
@@ -55,10 +56,10 @@ impl fmt::Display for Done {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ms = |time: Duration| time.as_secs_f64() * 1000.0;
         let (stood, held) = (ms(self.stood), ms(self.held));
-        let threads = self.threads;
+        let threads = human::count(self.threads, "thread");
         write!(
             f,
-            "detached: all its memory is its own; {threads} threads stood still for {stood:.1} ms, one for {held:.1} ms"
+            "detached: all its memory is its own; {threads} stood still for {stood:.1} ms, one for {held:.1} ms"
         )?;
         match &self.left {
             None => Ok(()),

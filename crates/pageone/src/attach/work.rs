@@ -69,10 +69,10 @@ impl fmt::Display for Done {
         let ms = |time: Duration| time.as_secs_f64() * 1000.0;
         write!(
             f,
-            "attached: {} of libc's functions are seen, {} offered; {} threads stood still for {:.1} ms, one for {:.1} ms",
+            "attached: {} of libc's functions are seen, {} offered; {} stood still for {:.1} ms, one for {:.1} ms",
             self.hooks,
             human::size(self.offered),
-            self.threads,
+            human::count(self.threads, "thread"),
             ms(self.stood),
             ms(self.held),
         )?;

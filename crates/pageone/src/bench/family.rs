@@ -40,6 +40,7 @@ use super::error::BenchError;
 use super::ksm;
 use super::measure;
 use super::report::Machine;
+use crate::daemon::host::able;
 use crate::human;
 use crate::ksm::guard::KsmGuard;
 use cases::{CASES, Case, Scale, Variant, VmFiles};
@@ -203,12 +204,21 @@ impl Bench<'_> {
     /// or this user does not have are left out.
     fn engines(&self, args: &Args) -> Result<(Vec<Engine>, Option<KsmGuard>)> {
         let mut engines = args.engines();
+        let pageone = match engines.iter().any(|engine| engine.is_pageone()) {
+            true => able(),
+            false => Ok(()),
+        };
         if args.engines.is_some() {
+            pageone?;
             let wanted = engines.iter().any(|engine| engine.is_ksm());
             return Ok((engines, ksm::guard(wanted, &self.exe)?));
         }
-        let (able, guard) = ksm::guard_if_able(&self.exe)?;
-        engines.retain(|engine| able || !engine.is_ksm());
+        if let Err(error) = pageone {
+            eprintln!("PageONE is left out: {error:#}");
+            engines.retain(|engine| !engine.is_pageone());
+        }
+        let (can_turn, guard) = ksm::guard_if_able(&self.exe)?;
+        engines.retain(|engine| can_turn || !engine.is_ksm());
         Ok((engines, guard))
     }
 

@@ -13,6 +13,7 @@ use super::ksm::{self, KsmContender};
 use super::measure::{self, Plan};
 use super::pageone::PageOne;
 use super::report::{Machine, Report, Row};
+use crate::daemon::host::able;
 use crate::human;
 use crate::ksm::guard::KsmGuard;
 
@@ -90,6 +91,9 @@ pub(crate) fn main(args: &Args) -> Result<()> {
 }
 
 fn compare(args: &Args, interrupted: &dyn Fn() -> bool) -> Result<Vec<Row>> {
+    if args.engines.contains(&Engine::Pageone) {
+        able()?;
+    }
     let exe = std::env::current_exe().context("cannot find out where this program is")?;
     let content = Content {
         seed: args.seed,

@@ -170,7 +170,7 @@ impl Nodes {
     }
 
     fn measure(&self, topology: &Topology, nodes: &[NodeId], across: bool) -> Result<Row> {
-        let host = Host::start(engine::Options {
+        let host = Host::start_able(engine::Options {
             knobs: KnobValues {
                 merge_period_ms: 200,
                 merge_across_nodes: across,

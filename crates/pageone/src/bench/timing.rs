@@ -62,7 +62,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
 }
 
 fn measure(args: &Args) -> Result<Timing> {
-    let host = Host::start(engine::Options {
+    let host = Host::start_able(engine::Options {
         knobs: KnobValues {
             merge_period_ms: u64::try_from(args.merge_period.as_millis())?,
             ..KnobValues::default()

@@ -37,27 +37,47 @@ pub struct Config {
 
 /// What the table `limits` may say; what it leaves out is as [`engine::Limits::default`] has it.
 #[derive(Debug, Default, Deserialize, PartialEq)]
-#[serde(deny_unknown_fields)]
+#[serde(
+    deny_unknown_fields,
+    expecting = "a table: [limits], and its keys below"
+)]
 pub struct Limits {
-    connections: Option<NonZeroU32>,
-    connections_per_user: Option<NonZeroU32>,
-    guests: Option<NonZeroU32>,
-    guests_per_user: Option<NonZeroU32>,
-    domains: Option<NonZeroU32>,
-    domains_per_user: Option<NonZeroU32>,
-    kept_descriptors: Option<NonZeroU32>,
-    kept_descriptors_per_user: Option<NonZeroU32>,
-    unclosed_descriptors: Option<NonZeroU32>,
-    unclosed_descriptors_per_user: Option<NonZeroU32>,
-    unclosed_texts: Option<NonZeroU32>,
-    unclosed_texts_per_user: Option<NonZeroU32>,
-    regions_per_process: Option<NonZeroU32>,
-    chunks_per_process: Option<NonZeroU32>,
-    table_mib_per_process: Option<NonZeroU32>,
-    table_mib_per_user: Option<NonZeroU32>,
-    stuck_threads_per_user: Option<NonZeroU32>,
-    stuck_threads: Option<NonZeroU32>,
-    descriptors_per_process: Option<NonZeroU32>,
+    connections: Option<Count>,
+    connections_per_user: Option<Count>,
+    guests: Option<Count>,
+    guests_per_user: Option<Count>,
+    domains: Option<Count>,
+    domains_per_user: Option<Count>,
+    kept_descriptors: Option<Count>,
+    kept_descriptors_per_user: Option<Count>,
+    unclosed_descriptors: Option<Count>,
+    unclosed_descriptors_per_user: Option<Count>,
+    unclosed_texts: Option<Count>,
+    unclosed_texts_per_user: Option<Count>,
+    regions_per_process: Option<Count>,
+    chunks_per_process: Option<Count>,
+    table_mib_per_process: Option<Count>,
+    table_mib_per_user: Option<Count>,
+    stuck_threads_per_user: Option<Count>,
+    stuck_threads: Option<Count>,
+    descriptors_per_process: Option<Count>,
+}
+
+/// A limit.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
+#[serde(from = "Written")]
+struct Count(NonZeroU32);
+
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "it takes a whole number from 1 to 4294967295")]
+enum Written {
+    Number(NonZeroU32),
+}
+
+impl From<Written> for Count {
+    fn from(Written::Number(number): Written) -> Self {
+        Self(number)
+    }
 }
 
 impl Limits {
@@ -65,9 +85,9 @@ impl Limits {
     #[must_use]
     pub fn over_defaults(&self) -> engine::Limits {
         let default = engine::Limits::default();
-        let wide = |said: Option<NonZeroU32>, default| said.map_or(default, |n| u64::from(n.get()));
-        let narrow = |said: Option<NonZeroU32>, default| said.map_or(default, NonZeroU32::get);
-        let places = |said: Option<NonZeroU32>, default| said.map_or(default, |n| n.get() as usize);
+        let wide = |said: Option<Count>, default| said.map_or(default, |n| u64::from(n.0.get()));
+        let narrow = |said: Option<Count>, default| said.map_or(default, |n| n.0.get());
+        let places = |said: Option<Count>, default| said.map_or(default, |n| n.0.get() as usize);
         engine::Limits {
             connections: places(self.connections, default.connections),
             connections_per_user: places(self.connections_per_user, default.connections_per_user),
@@ -160,10 +180,21 @@ impl<'de> Visitor<'de> for Keys {
                     let setting = map.next_value_seed(Text(|text: &str| knob.parse(text)))?;
                     config.knobs.turn(setting);
                 }
-                (_, None) => map.next_value_seed(Text(|_: &str| Err(unknown(&key))))?,
+                (_, None) => map.next_value_seed(Unknown(&key))?,
             }
         }
         Ok(config)
+    }
+}
+
+/// The value of a key that is none, of whatever kind it is.
+struct Unknown<'a>(&'a str);
+
+impl<'de> DeserializeSeed<'de> for Unknown<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, _: D) -> Result<(), D::Error> {
+        Err(D::Error::custom(unknown(self.0)))
     }
 }
 
@@ -192,7 +223,10 @@ impl<'de, T, E: std::fmt::Display, F: FnOnce(&str) -> Result<T, E>> DeserializeS
 
     fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<T, D::Error> {
         #[derive(Deserialize)]
-        #[serde(untagged, expecting = "a number, a text, true or false")]
+        #[serde(
+            untagged,
+            expecting = "it takes a whole number, a text in quotes, true or false"
+        )]
         enum Value {
             Switch(bool),
             Number(i64),
@@ -243,7 +277,7 @@ mod tests {
             numa: Some("fake=4".parse().unwrap()),
             node: Some("1".parse().unwrap()),
             limits: Limits {
-                guests_per_user: NonZeroU32::new(7),
+                guests_per_user: NonZeroU32::new(7).map(Count),
                 ..Limits::default()
             },
             policy: Some("/p".into()),
@@ -305,6 +339,20 @@ mod tests {
             ("max_page_sharing = 1\n", "max_page_sharing", "line 1"),
             ("threads == 2\n", "threads", "line 1"),
             ("[limits]\nguest = 2\n", "guest", "line 2"),
+            (
+                "[limits]\nguests = 'many'\n",
+                "whole number from 1",
+                "line 2",
+            ),
+            ("limits = 3\n", "a table: [limits]", "line 1"),
+            ("\n[limit]\nguests = 2\n", "no key `limit`", "line 2"),
+            ("threads = 2.5\n", "a whole number", "line 1"),
+            ("threads = -1\n", "1 to 1024", "line 1"),
+            (
+                "[[attach]]\ncommand = 'a-name-of-20-letters'\n",
+                "15 bytes",
+                "line 1",
+            ),
             ("[limits]\nguests = 0\n", "guests", "line 2"),
             ("threads = 1\n[[attach]]\n", "no process", "line 2"),
             ("[[attach]]\nany = true\n", "no process", "line 1"),

@@ -7,7 +7,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use engine::Engine;
 
 use super::history::History;
@@ -60,6 +60,15 @@ impl Host {
         &self.socket
     }
 
+    /// Starts an engine that is of no use where it gives guests no right to userfaultfd.
+    ///
+    /// # Errors
+    /// As [`Self::start`]; this user has no right to it.
+    pub(crate) fn start_able(options: engine::Options) -> Result<Self> {
+        able()?;
+        Self::start(options)
+    }
+
     /// Whether guests without a right of their own can be merged.
     pub(crate) fn gives_right(&self) -> bool {
         self.engine.gives_right()
@@ -106,5 +115,19 @@ pub(crate) fn stop_engine(engine: Arc<Engine>) {
     let stopping = thread::Builder::new().name("stop".to_owned()).spawn(stop);
     if stopping.is_err() || wait.recv_timeout(FAREWELL).is_err() {
         tracing::info!("the engine is busy and ends with the process");
+    }
+}
+
+/// Whether this user's engine can merge the memory of his guests.
+///
+/// # Errors
+/// It cannot, and why.
+pub(crate) fn able() -> Result<()> {
+    match engine::Facilities::tried().userfaultfd? {
+        true => Ok(()),
+        false => bail!(
+            "this user has no right to userfaultfd, so nothing would be merged: run it as root, or set \
+             vm.unprivileged_userfaultfd to 1"
+        ),
     }
 }

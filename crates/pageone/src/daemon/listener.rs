@@ -34,16 +34,25 @@ pub(crate) enum ListenError {
         comm: ForeignName,
     },
     /// Something that is no socket of ours is there, and is left alone.
-    #[error("{path} exists and is not a stale socket of pageone: remove it, or name another \
-             socket ({why})", path = path.display())]
+    #[error("{path} is there, and no socket that an earlier daemon has left ({why}): it is left alone; \
+             name another place by --socket", path = path.display())]
     Foreign { path: PathBuf, why: String },
     /// The lock's file may be locked by others too.
     #[error("{path} is not a lock of this daemon's own: {why}; remove it, or name a socket in a \
              folder where other users cannot make files", path = path.display())]
     Lock { path: PathBuf, why: String },
     /// The system refuses.
-    #[error("cannot listen at {path}", path = path.display())]
+    #[error("cannot listen at {path}{more}", path = path.display(), more = missing_folder(path))]
     System { path: PathBuf, source: io::Error },
+}
+
+/// A word on a path whose folder is not there.
+fn missing_folder(path: &Path) -> &'static str {
+    let missing = |folder: &Path| !folder.as_os_str().is_empty() && !folder.exists();
+    match path.parent().is_some_and(missing) {
+        true => " (its folder is not there)",
+        false => "",
+    }
 }
 
 /// A listening socket; its file is removed on drop, unless a keeper holds the socket.

@@ -57,6 +57,7 @@ impl GoalArgs {
 
 pub(super) fn main(args: &Args) -> Result<()> {
     let goal = args.goal.goal()?;
+    args.look.try_plot()?;
     let reader = Reader::new(super::here()?)?;
     let before = reader.knobs()?;
     ensure!(

@@ -58,6 +58,7 @@ struct Record<'a> {
 }
 
 pub(super) fn main(args: &Args) -> Result<()> {
+    args.look.try_plot()?;
     let reader = Reader::new(super::here()?)?;
     let signals = signals()?;
     args.look.follow(&reader, &signals, |_| Ok(()))
@@ -69,6 +70,14 @@ pub(super) fn signals() -> Result<Signals> {
 }
 
 impl Look {
+    /// Tries whether the drawing can be written at the end.
+    ///
+    /// # Errors
+    /// It cannot.
+    pub(super) fn try_plot(&self) -> Result<()> {
+        plot::try_file(self.plot.as_deref())
+    }
+
     /// Looks until the end that was asked for; `act` has each step.
     pub(super) fn follow(
         &self,

@@ -16,6 +16,8 @@ use sys::foreign::ForeignName;
 /// Why a command cannot be run, with the exit code shells have for it.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum FindError {
+    #[error("`` is no command: it is empty")]
+    Empty,
     #[error("{0}: command not found")]
     NotFound(String),
     #[error("{0}: not executable")]
@@ -26,7 +28,7 @@ impl FindError {
     /// 127 for a command that is not there, 126 for one that cannot be executed.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
-            Self::NotFound(_) => 127,
+            Self::Empty | Self::NotFound(_) => 127,
             Self::NotExecutable(_) => 126,
         }
     }
@@ -65,6 +67,9 @@ impl Obstacle {
 /// There is none, or none that may be executed.
 pub(crate) fn find(command: &OsStr, path: Option<&OsStr>) -> Result<PathBuf, FindError> {
     let name = || command.to_string_lossy().into_owned();
+    if command.is_empty() {
+        return Err(FindError::Empty);
+    }
     if command.as_bytes().contains(&b'/') {
         let file = PathBuf::from(command);
         return match (file.exists(), executable(&file)) {
@@ -76,7 +81,7 @@ pub(crate) fn find(command: &OsStr, path: Option<&OsStr>) -> Result<PathBuf, Fin
     let path = path.unwrap_or(OsStr::new("/usr/local/bin:/usr/bin:/bin"));
     let found: Vec<PathBuf> = std::env::split_paths(path)
         .map(|folder| folder.join(command))
-        .filter(|file| !command.is_empty() && file.is_file())
+        .filter(|file| file.is_file())
         .collect();
     match found.iter().find(|file| executable(file)) {
         Some(file) => Ok(file.clone()),

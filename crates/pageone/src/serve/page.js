@@ -115,6 +115,9 @@ function table(id, heads, rows, none) {
 
 const right = text => ({ text: String(text), className: 'number' });
 const words = text => ({ text, className: 'words' });
+// A cell that a narrow page has no room for.
+const less = text => ({ text: String(text), className: 'number less' });
+const aside = text => ({ text, className: 'words less' });
 
 function tiles(status) {
   const modes = ['stopped', 'merging', 'giving all back'];
@@ -149,10 +152,10 @@ function pages(status) {
 function guests(status) {
   const ranked = [...status.guests].sort((a, b) => b.saved_bytes - a.saved_bytes);
   const rows = ranked.slice(0, GUESTS).map(guest => [guest.name || guest.comm, right(guest.pid), guest.domain, right(bytes(guest.saved_bytes)),
-    { text: bar([[guest.saved_bytes, 'var(--two)']], guest.pages * PAGE), className: 'bar' }, right(bytes(guest.pages * PAGE)),
-    right(bytes(guest.pages_volatile * PAGE)), right(number(guest.vmas)), guest.responsive ? '' : 'does not answer']);
+    { text: bar([[guest.saved_bytes, 'var(--two)']], guest.pages * PAGE), className: 'bar' }, less(bytes(guest.pages * PAGE)),
+    less(bytes(guest.pages_volatile * PAGE)), less(number(guest.vmas)), aside(guest.responsive ? '' : 'does not answer')]);
   const more = ranked.length > GUESTS ? [[`and ${ranked.length - GUESTS} more`, '', '', '', '', '', '', '', '']] : [];
-  const heads = ['command', right('PID'), 'domain', right('saved'), 'of its memory', right('memory'), right('in motion'), right('mappings'), ''];
+  const heads = ['command', right('PID'), 'domain', right('saved'), { text: 'of its memory', className: 'bar' }, less('memory'), less('in motion'), less('mappings'), aside('')];
   table('guests', heads, [...rows, ...more], 'No guests: `pageone run -- COMMAND` starts one.');
 }
 
@@ -165,8 +168,8 @@ function domains(status) {
   }
   const ranked = [...all].sort((a, b) => b[1].saved - a[1].saved).slice(0, GUESTS);
   const alone = one => one.guests === 1 ? 'one guest alone: it shares with no other' : '';
-  table('domains', ['domain', right('guests'), right('memory'), right('saved'), ''],
-    ranked.map(([name, one]) => [name, right(one.guests), right(bytes(one.pages * PAGE)), right(bytes(one.saved)), alone(one)]), 'none');
+  table('domains', ['domain', right('guests'), right('memory'), right('saved'), aside('')],
+    ranked.map(([name, one]) => [name, right(one.guests), right(bytes(one.pages * PAGE)), right(bytes(one.saved)), aside(alone(one))]), 'none');
   table('nodes', ['node', 'domain', right('held'), right('astray')], status.store_nodes.slice(0, GUESTS).map(one =>
     [`node ${one.node}`, one.domain, right(bytes(one.pages * PAGE)), right(bytes(one.astray * PAGE))]), 'This machine has one node.');
 }

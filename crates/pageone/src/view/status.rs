@@ -27,9 +27,9 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TIME", value_parser = human::period)]
     watch: Option<Duration>,
     /// Show how the saving was in the time before now, of which the daemon keeps a month
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, conflicts_with = "watch")]
+    #[arg(long, value_name = "TIME", value_parser = human::span, conflicts_with = "watch")]
     since: Option<Duration>,
-    /// Draw it
+    /// Draw that saving as a chart of 80 columns
     #[arg(long, requires = "since", conflicts_with = "json")]
     plot: bool,
 }

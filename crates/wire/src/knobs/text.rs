@@ -25,7 +25,7 @@ pub(super) fn switch(text: &str) -> Result<bool, String> {
 
 pub(super) fn number<T: std::str::FromStr>(text: &str) -> Result<T, String> {
     text.parse()
-        .map_err(|_| format!("`{text}` is no number for it"))
+        .map_err(|_| format!("`{text}` is no number that it takes"))
 }
 
 pub(super) fn time_ms(text: &str) -> Result<u64, String> {

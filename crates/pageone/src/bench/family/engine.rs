@@ -60,6 +60,10 @@ impl Engine {
         }
     }
 
+    pub(super) fn is_pageone(self) -> bool {
+        matches!(self, Self::Pageone1 | Self::Pageone2)
+    }
+
     pub(super) fn is_ksm(self) -> bool {
         matches!(self, Self::Ksm | Self::KsmAdvisor | Self::KsmTuned)
     }

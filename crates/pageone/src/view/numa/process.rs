@@ -12,8 +12,8 @@ use super::{print_json, table};
 #[group(required = true, multiple = false)]
 pub(crate) struct Which {
     /// The process
-    #[arg(value_name = "PID")]
-    pid: Option<i32>,
+    #[arg(value_name = "PID", value_parser = crate::human::process)]
+    pid: Option<u32>,
     /// All processes of this name
     #[arg(long, value_name = "NAME")]
     comm: Option<String>,
@@ -49,7 +49,7 @@ impl ProcessView {
 impl Which {
     fn reports(&self, topology: &Topology) -> anyhow::Result<Vec<ProcessReport>> {
         if let Some(number) = self.pid {
-            let pid = Pid::from_raw(number)
+            let pid = Pid::from_raw(number.cast_signed())
                 .filter(|_| number > 0)
                 .with_context(|| format!("{number} is no process"))?;
             let report = ProcessReport::read(topology, pid);

@@ -1,0 +1,219 @@
+//! The dashboard in headless Chromium, at the width of a screen and of a phone, light and dark. Skipped where there is none.
+//!
+//! Chromium is told by its debugging pipe: JSON messages, each with a zero byte behind it, in by descriptor 3 and out by 4.
+//! Pictures go to the folder that `PAGEONE_SCREENSHOTS` names, to be looked at.
+
+mod common;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
+
+use common::{
+    Place, Running, alone, bench_guest, daemon, need_agent, pageone, wait_for, wait_for_sharing,
+};
+use pageone::bench::Content;
+use serde_json::{Value, json};
+
+const PAGES: usize = 512;
+/// The wide ones have room for all columns of the tables.
+const SCREENS: [(&str, u32, &str); 4] = [
+    ("wide-light", 1280, "light"),
+    ("wide-dark", 1280, "dark"),
+    ("phone-light", 360, "light"),
+    ("phone-dark", 360, "dark"),
+];
+
+/// A browser with one page.
+struct Browser {
+    process: Child,
+    to: ChildStdin,
+    from: BufReader<ChildStdout>,
+    last: u64,
+    session: Value,
+}
+
+impl Browser {
+    /// `None` where there is no Chromium.
+    fn start(folder: &Path) -> Option<Self> {
+        let is_there = Command::new("chromium").arg("--version").output().is_ok();
+        if !is_there {
+            eprintln!("skipped: there is no chromium");
+            return None;
+        }
+        let mut shell = Command::new("sh");
+        shell.args([
+            "-c",
+            "exec chromium \"$@\" 3<&0 4>&1 </dev/null >/dev/null",
+            "sh",
+        ]);
+        shell.args([
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+        ]);
+        shell.args(["--remote-debugging-pipe", "--hide-scrollbars"]);
+        shell.arg(format!("--user-data-dir={}", folder.display()));
+        shell.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = shell.stderr(Stdio::null()).spawn().expect("a browser");
+        let to = process.stdin.take().expect("its input");
+        let from = BufReader::new(process.stdout.take().expect("its output"));
+        let mut browser = Self {
+            process,
+            to,
+            from,
+            last: 0,
+            session: Value::Null,
+        };
+        let page = browser.ask("Target.createTarget", json!({ "url": "about:blank" }));
+        let attach = json!({ "targetId": page["targetId"], "flatten": true });
+        browser.session = browser.ask("Target.attachToTarget", attach)["sessionId"].clone();
+        Some(browser)
+    }
+
+    /// Sends a message, and gives the answer to it; what is said in between is passed over.
+    fn ask(&mut self, method: &str, params: Value) -> Value {
+        self.last += 1;
+        let mut message = json!({ "id": self.last, "method": method, "params": params });
+        if !self.session.is_null() {
+            message["sessionId"] = self.session.clone();
+        }
+        self.to
+            .write_all(message.to_string().as_bytes())
+            .expect("told");
+        self.to.write_all(&[0]).expect("told");
+        loop {
+            let mut said = Vec::new();
+            self.from.read_until(0, &mut said).expect("a message");
+            assert_eq!(said.pop(), Some(0), "the browser has ended at {method}");
+            let said: Value = serde_json::from_slice(&said).expect("JSON");
+            if said["id"] == self.last {
+                assert!(said["error"].is_null(), "{method}: {said}");
+                return said["result"].clone();
+            }
+        }
+    }
+
+    /// The value of an expression in the page.
+    fn value(&mut self, expression: &str) -> Value {
+        let params = json!({ "expression": expression, "returnByValue": true });
+        let said = self.ask("Runtime.evaluate", params);
+        assert!(said["exceptionDetails"].is_null(), "{expression}: {said}");
+        said["result"]["value"].clone()
+    }
+
+    fn shape(&mut self, width: u32, scheme: &str) {
+        let metrics = json!({ "width": width, "height": 1400, "deviceScaleFactor": 1, "mobile": width < 500 });
+        self.ask("Emulation.setDeviceMetricsOverride", metrics);
+        let media = json!({ "features": [{ "name": "prefers-color-scheme", "value": scheme }] });
+        self.ask("Emulation.setEmulatedMedia", media);
+    }
+
+    /// Keeps a picture, where somebody wants to look at it.
+    fn picture(&mut self, name: &str) {
+        let Some(folder) = std::env::var_os("PAGEONE_SCREENSHOTS") else {
+            return;
+        };
+        let said = self.ask(
+            "Page.captureScreenshot",
+            json!({ "captureBeyondViewport": true }),
+        );
+        let mut decode = Command::new("base64");
+        let file = std::fs::File::create(Path::new(&folder).join(format!("{name}.png")));
+        decode
+            .arg("-d")
+            .stdin(Stdio::piped())
+            .stdout(file.expect("a file"));
+        let mut decoding = decode.spawn().expect("base64");
+        let data = said["data"].as_str().expect("a picture");
+        let mut input = decoding.stdin.take().expect("its input");
+        input.write_all(data.as_bytes()).expect("written");
+        drop(input);
+        assert!(decoding.wait().expect("ended").success());
+    }
+}
+
+impl Drop for Browser {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// A server for the daemon at `place`, and its address.
+fn serve(place: &Place) -> (Running, String) {
+    let mut command = pageone();
+    command.args(["serve", "--listen", "127.0.0.1:0", "--socket"]);
+    let mut running = Running::start(command.arg(place.socket()).stderr(Stdio::piped()));
+    let mut said = String::new();
+    let stderr = running.0.stderr.take().expect("stderr");
+    BufReader::new(stderr.take(4096))
+        .read_line(&mut said)
+        .expect("a line");
+    let address = said.trim().strip_prefix("pageone: serving at ");
+    let address = address.unwrap_or_else(|| panic!("{said}")).to_owned();
+    (running, address)
+}
+
+#[test]
+fn it_shows_the_saving_and_fits_a_phone() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let Some(mut browser) = Browser::start(folder.path()) else {
+        return;
+    };
+    let _alone = alone();
+    need_agent();
+    let place = Place::new();
+    let _daemon = daemon(&place, &["--merge-period", "100ms"]);
+    let content = Content {
+        seed: 1,
+        dup: 1.0,
+        run_pages: 16,
+        zero_prefix: 0.0,
+        pages: PAGES as u64,
+        shuffle: false,
+    };
+    let _guests = [0, 1].map(|number| {
+        let mut guest = bench_guest(&place, number, &content);
+        guest.tell("offer").expect("offer");
+        guest.answer(Duration::from_secs(60)).expect("offered");
+        guest
+    });
+    wait_for_sharing(&place, PAGES, 0);
+    let (_serve, address) = serve(&place);
+    browser.ask("Page.navigate", json!({ "url": address }));
+    let shown = wait_for("the saving in the page", || {
+        let text = browser.value("document.body ? document.body.innerText : ''");
+        let text = text.as_str().unwrap_or_default().to_owned();
+        (text.contains("2.0 MiB") && text.contains("uid:")).then_some(text)
+    });
+    for part in [
+        "saved",
+        "Guests",
+        "Domains",
+        "Pages by state",
+        "Why not more",
+    ] {
+        assert!(shown.contains(part), "no `{part}` in:\n{shown}");
+    }
+    let mut colours = Vec::new();
+    for (name, width, scheme) in SCREENS {
+        browser.shape(width, scheme);
+        let over = browser.value(
+            "[document.documentElement, ...document.querySelectorAll('.scroll')]
+               .map(one => one.scrollWidth - one.clientWidth)
+               .reduce((most, one) => Math.max(most, one), 0)",
+        );
+        assert_eq!(over, 0, "{name}: wider than the screen");
+        let colour = browser.value("getComputedStyle(document.body).backgroundColor");
+        colours.push(colour.to_string());
+        browser.picture(name);
+    }
+    assert_ne!(colours[0], colours[1], "light and dark look alike");
+    let requests = browser.value(
+        "performance.getEntriesByType('resource').filter(one => new URL(one.name).origin !== location.origin).length",
+    );
+    assert_eq!(requests, 0, "another server was asked");
+}
