@@ -31,9 +31,10 @@ impl Hasher for Quick {
         self.0 = (self.0.rotate_left(5) ^ number).wrapping_mul(SPREAD);
     }
 
-    /// A table takes the low bits, and the product has its best ones above.
+    /// A table takes the low bits, and a product has its best ones above.
     fn finish(&self) -> u64 {
-        self.0.rotate_left(32)
+        let mixed = (self.0 ^ self.0 >> 32).wrapping_mul(SPREAD);
+        mixed.rotate_left(32)
     }
 }
 
