@@ -309,7 +309,8 @@ fn processes_are_found_by_name_and_condition() {
     let all = [found(["--comm", &name]), found(["--match", &condition])];
     child.kill().unwrap();
     child.wait().unwrap();
-    assert_eq!(all, [vec![child.id().into()], vec![child.id().into()]]);
+    let pid = u64::from(child.id());
+    assert_eq!(all, [vec![pid], vec![pid]]);
 }
 
 #[test]
