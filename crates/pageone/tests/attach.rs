@@ -871,7 +871,7 @@ fn a_process_in_another_user_namespace_is_attached_where_root_alone_can_serve_it
     });
     let status = json(&place);
     assert_eq!(status["guests"][0]["domain"].as_str(), Some("uid:61004"));
-    pids.into_iter().for_each(detached);
+    detached(&pids);
     both.iter_mut().for_each(Checked::goes_on);
     assert!(before == state(pids[0]).1, "libc's code");
 }
@@ -914,7 +914,7 @@ fn a_process_whose_filters_allow_all_is_attached() {
         });
         both.iter_mut().for_each(Checked::goes_on);
         for (pid, before) in pids.into_iter().zip(&before) {
-            detached(pid);
+            detached(&[pid]);
             assert!(before.1 == state(pid).1, "libc's code");
         }
         both.iter_mut().for_each(Checked::goes_on);
@@ -957,7 +957,7 @@ fn a_filter_that_refuses_a_call_of_the_agents_is_never_tried() {
         let told = text(&done.stderr);
         assert_eq!(done.status.success(), spared, "{name}: {told}");
         if spared {
-            detached(one.pid());
+            detached(&[one.pid()]);
         } else {
             assert!(told.contains(&format!("let {name}(2) be made")), "{told}");
             assert_eq!(before.0, state(one.pid()).0, "{name}");

@@ -42,7 +42,7 @@ use crate::merge::read::Hasher;
 use crate::merge::request::{self, Asked, Manner};
 use crate::options::{Limits, Rules};
 use crate::run::cpu_limit::Governor;
-use crate::run::discards::Glances;
+use crate::run::glances::Glances;
 use crate::run::knobs::{self, Knobs};
 use crate::run::order::Order;
 use crate::run::post::{Post, Watched};

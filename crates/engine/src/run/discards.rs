@@ -18,7 +18,7 @@
 //!
 //! | a guest | so |
 //! |---|---|
-//! | counts on and on | its user rests for [`REST`] times what workers did for him, and the glance at him, took |
+//! | counts on and on | its user rests for `REST` times what workers did for him, and the glance at him, took |
 //! | does not answer | it is heard again when a round has heard it; its user rests for the time that was waited |
 //! | has its line swapped out, so that a glance waits | a glance ends after [`GLANCE_TIME`], and goes on with the next guest |
 //!
@@ -27,13 +27,13 @@
 //!
 //! The tempting alternative, that agents say it by their connection, needs a signal to the agent's thread for each discard.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::guest::{Guest, Standing};
 use crate::page::Class;
 use crate::run::core::{Core, Crew, Span};
+use crate::run::glances::Spent;
 use crate::scan::look::Aim;
 use crate::sync::lock;
 
@@ -41,60 +41,8 @@ use crate::sync::lock;
 const GLANCE: Duration = Duration::from_millis(250);
 /// A glance takes no longer, but for the guest at which it is: one part in a hundred of the time.
 const GLANCE_TIME: Duration = Duration::from_micros(2500);
-/// A user rests so many times as long as his guests took, and no longer than [`LONGEST_REST`]: on a busy host it is the host that
-/// makes them take long. A pass is cut, so with this bound a user has a tenth of the time at most.
-const REST: u32 = 8;
-const LONGEST_REST: Duration = Duration::from_secs(1);
 /// Looks in a row: the evidence, and the lifeline that lets it go.
 const PASSES: usize = 2;
-
-/// What is known from one glance to the next.
-#[derive(Default)]
-pub(crate) struct Glances(Mutex<State>);
-
-#[derive(Default)]
-struct State {
-    /// When users are looked at again.
-    rests: BTreeMap<u32, Instant>,
-    /// When the next glance is due.
-    due: Option<Instant>,
-    /// The number of the guest with which it begins.
-    first: u64,
-}
-
-/// What was done for each user.
-type Spent = BTreeMap<u32, Duration>;
-
-#[cfg(test)]
-impl Glances {
-    /// What was done for a user took so long.
-    pub(crate) fn note_spent(&self, uid: u32, took: Duration) {
-        lock(&self.0).rest(Spent::from([(uid, took)]));
-    }
-
-    pub(crate) fn rests(&self, uid: u32) -> bool {
-        lock(&self.0).rests(uid, Instant::now())
-    }
-
-    /// Nobody rests any more.
-    pub(crate) fn end_rests(&self) {
-        lock(&self.0).rests.clear();
-    }
-}
-
-impl State {
-    fn rests(&self, uid: u32, now: Instant) -> bool {
-        self.rests.get(&uid).is_some_and(|&until| until > now)
-    }
-
-    fn rest(&mut self, spent: Spent) {
-        let now = Instant::now();
-        self.rests.retain(|_, until| *until > now);
-        for (uid, its) in spent {
-            self.rests.insert(uid, now + (its * REST).min(LONGEST_REST));
-        }
-    }
-}
 
 /// Whether the guest has something to give up, or has told of it in a round.
 fn may_give(guest: &Arc<Guest>) -> bool {

@@ -15,9 +15,10 @@ use anyhow::{Context as _, Result, bail, ensure};
 use object::elf::{FileHeader64, PT_LOAD};
 use object::read::elf::{FileHeader as _, ProgramHeader as _};
 use object::{Endianness, ReadCache};
+use wire::PAGE_BYTES;
 
-use super::parts::PAGE;
-
+/// Bytes of a page.
+const PAGE: u64 = PAGE_BYTES as u64;
 /// ELF's word for 64 bits.
 const CLASS_64: u8 = 2;
 const LIME: [u8; 8] = *b"EMiL\x01\0\0\0";

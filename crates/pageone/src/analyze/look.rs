@@ -9,38 +9,14 @@ use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use serde::Serialize;
 
-use super::parts::{self, Part};
+use super::parts::{self, Looked, Part};
 use super::quick::QuickSet;
-use super::read::{Counts, Reader, Room, read_again, read_all};
+use super::read::{Call, Counts, Reader, Room, read_again, read_all};
 use super::targets::{Source, Target};
 
 /// So long may a call take before its process is given up: its memory may be served by a program that sleeps.
 const PATIENCE: Duration = Duration::from_secs(20);
-
-/// What was seen of a process.
-#[derive(Clone, Debug, Default, Serialize)]
-pub(crate) struct Looked {
-    /// Present private anonymous pages.
-    pub(crate) pages: u64,
-    /// Pages whose frame another page of these processes was counted with: shared by fork or KSM.
-    pub(crate) shared_already: u64,
-    /// Those among them of which it is not known with whom: that takes CAP_SYS_ADMIN.
-    pub(crate) shared_unknown: u64,
-    /// Copies that changed between the looks.
-    pub(crate) changed: u64,
-    /// Pages that could not be read.
-    pub(crate) unread: u64,
-    /// Pages of files, in shared memory too: not counted.
-    pub(crate) files: u64,
-    /// Pages in swap: not counted.
-    pub(crate) swapped: u64,
-    /// Mappings now.
-    pub(crate) mappings: u64,
-    /// Why there is nothing of it.
-    pub(crate) error: Option<String>,
-}
 
 /// How to look.
 pub(crate) struct Looker {
@@ -79,7 +55,13 @@ impl Looker {
             );
         }
         drop(frames);
-        let parts = self.read("the first look", targets, &mut looked, parts, read_all);
+        let parts = self.read(
+            "the first look",
+            targets,
+            &mut looked,
+            parts,
+            |reader, calls, room, source, part| read_all(reader, calls, room, source, part),
+        );
         Ok((looked, parts))
     }
 
@@ -90,7 +72,13 @@ impl Looker {
         looked: &mut [Looked],
         parts: Vec<Part>,
     ) -> Vec<Part> {
-        self.read("the second look", targets, looked, parts, read_again)
+        self.read(
+            "the second look",
+            targets,
+            looked,
+            parts,
+            |reader, calls, room, source, part| read_again(reader, calls, room, source, part),
+        )
     }
 
     /// Reads parts with all threads. A thread may sleep in the kernel for as long as another program wants: so
@@ -110,7 +98,7 @@ impl Looker {
             work: Mutex::new(parts),
             busy: Mutex::default(),
             stuck: targets.iter().map(|_| AtomicBool::new(false)).collect(),
-            reader: Reader::new(self),
+            reader: Reader::new(self.seed, self.one_of, self.cpu_limit),
             act,
         });
         let (sender, results) = mpsc::channel();
@@ -167,16 +155,14 @@ struct Crew {
 type Act = fn(&Reader, &Calls, &mut Room, &Source, &mut Part) -> Counts;
 
 /// A thread's calls that may last for as long as another program likes.
-pub(crate) struct Calls<'a> {
+struct Calls<'a> {
     crew: &'a Crew,
     target: usize,
     given_up: Cell<bool>,
 }
 
-impl Calls<'_> {
-    /// Does a call that takes locks of the process, at ordinary priority: a thread that held them and got no CPU would make the
-    /// process wait.
-    pub(crate) fn make<T>(&self, call: impl FnOnce() -> T) -> T {
+impl Call for Calls<'_> {
+    fn make<T>(&self, call: impl FnOnce() -> T) -> T {
         let me = std::thread::current().id();
         sys::priority::without_yielding(|| {
             lock(&self.crew.busy).insert(me, (self.target, Instant::now()));

@@ -12,12 +12,11 @@ use serde::Serialize;
 use sys::pagemap::{Categories, Owner, PageRun, Pagemap};
 
 use super::dump;
-use super::look::Looked;
 use super::quick::QuickSet;
 use super::targets::Source;
 
 /// Bytes of a page.
-pub(crate) const PAGE: u64 = 4096;
+pub(crate) const PAGE: u64 = wire::PAGE_BYTES as u64;
 /// The most that is read of what the kernel tells of a process's mappings: a stranger may name a file so that each takes 17 KiB.
 const MOST_TEXT: u64 = 128 << 20;
 /// Pages of a part, the unit of work.
@@ -46,6 +45,29 @@ impl Kind {
             Self::Huge => "huge pages",
         }
     }
+}
+
+/// What was seen of a process.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct Looked {
+    /// Present private anonymous pages.
+    pub(crate) pages: u64,
+    /// Pages whose frame another page of these processes was counted with: shared by fork or KSM.
+    pub(crate) shared_already: u64,
+    /// Those among them of which it is not known with whom: that takes CAP_SYS_ADMIN.
+    pub(crate) shared_unknown: u64,
+    /// Copies that changed between the looks.
+    pub(crate) changed: u64,
+    /// Pages that could not be read.
+    pub(crate) unread: u64,
+    /// Pages of files, in shared memory too: not counted.
+    pub(crate) files: u64,
+    /// Pages in swap: not counted.
+    pub(crate) swapped: u64,
+    /// Mappings now.
+    pub(crate) mappings: u64,
+    /// Why there is nothing of it.
+    pub(crate) error: Option<String>,
 }
 
 /// Neighbouring pages of one kind in one process.

@@ -10,7 +10,6 @@ use sys::pagemap::{Categories, PageRun, Pagemap};
 use sys::process::Remote;
 use twox_hash::xxhash3_64;
 
-use super::look::{Calls, Looker};
 use super::parts::{PAGE, Part};
 use super::targets::Source;
 
@@ -28,6 +27,13 @@ pub(crate) struct Counts {
     pub(crate) unread: u64,
 }
 
+/// Calls that may last for as long as another program likes.
+pub(crate) trait Call {
+    /// Does a call that takes locks of the process, at ordinary priority: a thread that held them and got no CPU would make the
+    /// process wait.
+    fn make<T>(&self, call: impl FnOnce() -> T) -> T;
+}
+
 /// Reads pages and fingerprints them.
 pub(crate) struct Reader {
     seed: u64,
@@ -38,11 +44,11 @@ pub(crate) struct Reader {
 }
 
 impl Reader {
-    pub(crate) fn new(looker: &Looker) -> Self {
+    pub(crate) fn new(seed: u64, one_of: NonZero<u64>, cpu_limit: Option<NonZero<u32>>) -> Self {
         Self {
-            seed: looker.seed,
-            one_of: looker.one_of,
-            cpu_limit: looker.cpu_limit,
+            seed,
+            one_of,
+            cpu_limit,
             begin: Instant::now(),
             used: sys::process::cpu_time(),
         }
@@ -74,7 +80,7 @@ impl Reader {
     /// that went to swap since the part was listed is not read: that would bring it back.
     fn read(
         &self,
-        calls: &Calls,
+        calls: &impl Call,
         room: &mut Room,
         (source, part): (&Source, &Part),
         places: &[u32],
@@ -193,7 +199,7 @@ fn present(source: &Source, part: &Part) -> Vec<Range<u32>> {
 /// The first look at a part: fingerprints of all its pages.
 pub(crate) fn read_all(
     reader: &Reader,
-    calls: &Calls,
+    calls: &impl Call,
     room: &mut Room,
     source: &Source,
     part: &mut Part,
@@ -215,7 +221,7 @@ pub(crate) fn read_all(
 /// The second look: of what the first one kept, that stays which is the same.
 pub(crate) fn read_again(
     reader: &Reader,
-    calls: &Calls,
+    calls: &impl Call,
     room: &mut Room,
     source: &Source,
     part: &mut Part,

@@ -8,8 +8,7 @@ use serde::Serialize;
 use sys::foreign::ForeignName;
 use sys::ksm::Ksm;
 
-use super::look::Looked;
-use super::parts::{Kind, PAGE, Part};
+use super::parts::{Kind, Looked, PAGE, Part};
 use super::quick::{QuickMap, QuickSet};
 use super::read::ZEROS;
 use super::targets::{Found, Target};
@@ -491,7 +490,7 @@ mod tests {
         let domains: Vec<_> = report
             .domains
             .iter()
-            .map(|(name, sum)| (name.as_str(), sum.bytes))
+            .map(|(name, sum)| (name.raw(), sum.bytes))
             .collect();
         assert_eq!(domains, [("b", PAGE)], "the first has nothing to share");
         assert!(report.pairs.is_empty() && report.groups.is_empty());

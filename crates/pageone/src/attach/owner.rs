@@ -180,7 +180,7 @@ mod tests {
         ] {
             set(&outer, folders[0]);
             set(&inner, folders[1]);
-            assert_eq!(kept(socket, own), is_kept, "{folders:o?}");
+            assert_eq!(kept(socket, own), is_kept, "{folders:?}");
         }
         set(&outer, 0o755);
         set(&inner, 0o755);

@@ -18,6 +18,7 @@ mod fill;
 mod guest;
 mod histogram;
 mod job;
+mod machine;
 mod memory;
 mod meter;
 mod page;
@@ -43,8 +44,9 @@ use super::report::Machine;
 use crate::daemon::host::able;
 use crate::human;
 use crate::ksm::guard::KsmGuard;
-use cases::{CASES, Case, Scale, Variant, VmFiles};
+use cases::{CASES, Case, Scale, Variant};
 use engine::Engine;
+use machine::VmFiles;
 use record::{Folder, Record, Setting};
 use session::Session;
 

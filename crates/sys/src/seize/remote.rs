@@ -123,8 +123,8 @@ impl Remote {
             ..self.registers
         })?;
         let deadline = Instant::now() + PATIENCE;
-        self.to_call(deadline)?;
-        self.to_call(deadline)?;
+        self.reach_call(deadline)?;
+        self.reach_call(deadline)?;
         let result = self.now()?.rax.cast_signed();
         Ok(match i32::try_from(result) {
             Ok(code @ -4095..=-1) => Err(Errno::from_raw_os_error(-code)),
@@ -153,10 +153,10 @@ impl Remote {
         let deadline = Instant::now() + LONG;
         loop {
             // Before a call, and after it.
-            self.to_call(deadline)?;
+            self.reach_call(deadline)?;
             let registers = self.now()?;
             let is_done = (registers.orig_rax, registers.rsi) == (u64::from(done.0), done.1);
-            self.to_call(deadline)?;
+            self.reach_call(deadline)?;
             if is_done {
                 return Ok(registers.rdi.cast_signed());
             }
@@ -208,7 +208,7 @@ impl Remote {
     }
 
     /// Goes on to the next stop at a call. Once a call has begun, nothing may keep its result from being known.
-    fn to_call(&mut self, deadline: Instant) -> Result<()> {
+    fn reach_call(&mut self, deadline: Instant) -> Result<()> {
         let mut signal = 0;
         loop {
             self.go(SYSCALL, signal)?;
@@ -261,7 +261,7 @@ impl Remote {
         if !std::mem::take(&mut self.used) {
             return Ok(());
         }
-        self.to_event()?;
+        self.reach_event()?;
         if let Some((at, value)) = &self.sequence {
             // Memory that is gone was none of its sequence's.
             let _ = self.memory.write_all_at(value, *at);
@@ -271,7 +271,7 @@ impl Remote {
     }
 
     /// Goes on to the place in the kernel where a call is begun again or not.
-    fn to_event(&mut self) -> Result<()> {
+    fn reach_event(&mut self) -> Result<()> {
         let thread = self.thread();
         if self.state == State::Gone {
             return Err(SeizeError::Gone);

@@ -9,8 +9,6 @@ mod programs;
 mod unique;
 mod vms;
 
-pub(super) use vms::Files as VmFiles;
-
 use super::record::Sample;
 use super::session::Session;
 use crate::bench::content::Content;

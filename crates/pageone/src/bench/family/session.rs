@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use super::cases::VmFiles;
 use super::fill::Fill;
 use super::histogram::Histogram;
+use super::machine::VmFiles;
 use super::memory::Lap;
 use super::meter::{Before, Reading};
 use super::record::{Sample, Setting};

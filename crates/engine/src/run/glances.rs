@@ -1,0 +1,61 @@
+//! What is known from one glance at discards to the next: who rests, and where the next one begins. `discards.rs` has the glances.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+#[cfg(test)]
+use crate::sync::lock;
+
+/// A user rests so many times as long as his guests took, and no longer than [`LONGEST_REST`]: on a busy host it is the host that
+/// makes them take long. A pass is cut, so with this bound a user has a tenth of the time at most.
+const REST: u32 = 8;
+const LONGEST_REST: Duration = Duration::from_secs(1);
+
+/// What is known from one glance to the next.
+#[derive(Default)]
+pub(crate) struct Glances(pub(super) Mutex<State>);
+
+#[derive(Default)]
+pub(super) struct State {
+    /// When users are looked at again.
+    rests: BTreeMap<u32, Instant>,
+    /// When the next glance is due.
+    pub(super) due: Option<Instant>,
+    /// The number of the guest with which it begins.
+    pub(super) first: u64,
+}
+
+/// What was done for each user.
+pub(super) type Spent = BTreeMap<u32, Duration>;
+
+#[cfg(test)]
+impl Glances {
+    /// What was done for a user took so long.
+    pub(crate) fn note_spent(&self, uid: u32, took: Duration) {
+        lock(&self.0).rest(Spent::from([(uid, took)]));
+    }
+
+    pub(crate) fn rests(&self, uid: u32) -> bool {
+        lock(&self.0).rests(uid, Instant::now())
+    }
+
+    /// Nobody rests any more.
+    pub(crate) fn end_rests(&self) {
+        lock(&self.0).rests.clear();
+    }
+}
+
+impl State {
+    pub(super) fn rests(&self, uid: u32, now: Instant) -> bool {
+        self.rests.get(&uid).is_some_and(|&until| until > now)
+    }
+
+    pub(super) fn rest(&mut self, spent: Spent) {
+        let now = Instant::now();
+        self.rests.retain(|_, until| *until > now);
+        for (uid, its) in spent {
+            self.rests.insert(uid, now + (its * REST).min(LONGEST_REST));
+        }
+    }
+}
