@@ -5,15 +5,11 @@
 
 mod common;
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::time::Duration;
 
-use common::{
-    Place, Running, alone, bench_guest, daemon, need_agent, pageone, wait_for, wait_for_sharing,
-};
-use pageone::bench::Content;
+use common::{Place, alone, daemon, equal_guests, need_agent, serve, wait_for, wait_for_sharing};
 use serde_json::{Value, json};
 
 const PAGES: usize = 512;
@@ -142,21 +138,6 @@ impl Drop for Browser {
     }
 }
 
-/// A server for the daemon at `place`, and its address.
-fn serve(place: &Place) -> (Running, String) {
-    let mut command = pageone();
-    command.args(["serve", "--listen", "127.0.0.1:0", "--socket"]);
-    let mut running = Running::start(command.arg(place.socket()).stderr(Stdio::piped()));
-    let mut said = String::new();
-    let stderr = running.0.stderr.take().expect("stderr");
-    BufReader::new(stderr.take(4096))
-        .read_line(&mut said)
-        .expect("a line");
-    let address = said.trim().strip_prefix("pageone: serving at ");
-    let address = address.unwrap_or_else(|| panic!("{said}")).to_owned();
-    (running, address)
-}
-
 #[test]
 fn it_shows_the_saving_and_fits_a_phone() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -167,23 +148,13 @@ fn it_shows_the_saving_and_fits_a_phone() {
     need_agent();
     let place = Place::new();
     let _daemon = daemon(&place, &["--merge-period", "100ms"]);
-    let content = Content {
-        seed: 1,
-        dup: 1.0,
-        run_pages: 16,
-        zero_prefix: 0.0,
-        pages: PAGES as u64,
-        shuffle: false,
-    };
-    let _guests = [0, 1].map(|number| {
-        let mut guest = bench_guest(&place, number, &content);
-        guest.tell("offer").expect("offer");
-        guest.answer(Duration::from_secs(60)).expect("offered");
-        guest
-    });
+    let _guests = equal_guests(&place, PAGES as u64);
     wait_for_sharing(&place, PAGES, 0);
     let (_serve, address) = serve(&place);
-    browser.ask("Page.navigate", json!({ "url": address }));
+    browser.ask(
+        "Page.navigate",
+        json!({ "url": format!("http://{address}/") }),
+    );
     let shown = wait_for("the saving in the page", || {
         let text = browser.value("document.body ? document.body.innerText : ''");
         let text = text.as_str().unwrap_or_default().to_owned();

@@ -3,7 +3,7 @@
 mod common;
 
 use std::collections::VecDeque;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -11,28 +11,11 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use common::{
-    Place, Running, alone, bench_guest, count, daemon, need_agent, output, pageone, text, wait_for,
+    Place, alone, count, daemon, equal_guests, need_agent, output, pageone, serve, text, wait_for,
     wait_for_sharing,
 };
-use pageone::bench::Content;
 
 const PAGES: usize = 512;
-
-/// A server for the daemon at `place`, and its address.
-fn serve(place: &Place) -> (Running, String) {
-    let mut command = pageone();
-    command.args(["serve", "--listen", "127.0.0.1:0", "--socket"]);
-    let mut running = Running::start(command.arg(place.socket()).stderr(Stdio::piped()));
-    let mut said = String::new();
-    let stderr = running.0.stderr.take().expect("stderr");
-    BufReader::new(stderr).read_line(&mut said).expect("a line");
-    let address = said.trim().strip_prefix("pageone: serving at http://");
-    let address = address.and_then(|address| address.strip_suffix('/'));
-    (
-        running,
-        address.unwrap_or_else(|| panic!("{said}")).to_owned(),
-    )
-}
 
 /// Sends bytes, and gives all that comes back.
 fn send(address: &str, bytes: &[u8]) -> String {
@@ -74,20 +57,7 @@ fn it_shows_what_the_daemon_counts() {
     need_agent();
     let place = Place::new();
     let _daemon = daemon(&place, &["--merge-period", "100ms"]);
-    let content = Content {
-        seed: 1,
-        dup: 1.0,
-        run_pages: 16,
-        zero_prefix: 0.0,
-        pages: PAGES as u64,
-        shuffle: false,
-    };
-    let _guests = [0, 1].map(|number| {
-        let mut guest = bench_guest(&place, number, &content);
-        guest.tell("offer").expect("offer");
-        guest.answer(Duration::from_secs(60)).expect("offered");
-        guest
-    });
+    let _guests = equal_guests(&place, PAGES as u64);
     let status = wait_for_sharing(&place, PAGES, 0);
     let (_serve, address) = serve(&place);
     let metrics = get(&address, "/metrics");

@@ -1,7 +1,7 @@
 //! What the tests of the command share: a daemon at a socket of its own, and what became of a run.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -244,6 +244,38 @@ pub(crate) fn bench_guest(place: &Place, number: u64, content: &Content) -> Gues
     command.arg("run").arg("--socket").arg(place.socket());
     command.args(["--", env!("CARGO_BIN_EXE_pageone")]);
     filled(command, number, content)
+}
+
+/// Two guests of the daemon at `place` that have offered `pages` pages, the same in both.
+pub(crate) fn equal_guests(place: &Place, pages: u64) -> [Guest; 2] {
+    let content = Content {
+        seed: 1,
+        dup: 1.0,
+        run_pages: 16,
+        zero_prefix: 0.0,
+        pages,
+        shuffle: false,
+    };
+    [0, 1].map(|number| {
+        let mut guest = bench_guest(place, number, &content);
+        guest.tell("offer").expect("offer");
+        guest.answer(Duration::from_secs(60)).expect("offered");
+        guest
+    })
+}
+
+/// A server of metrics for the daemon at `place`, and its address.
+pub(crate) fn serve(place: &Place) -> (Running, String) {
+    let mut command = pageone();
+    command.args(["serve", "--listen", "127.0.0.1:0", "--socket"]);
+    let mut running = Running::start(command.arg(place.socket()).stderr(Stdio::piped()));
+    let mut said = String::new();
+    let stderr = running.0.stderr.take().expect("stderr");
+    BufReader::new(stderr).read_line(&mut said).expect("a line");
+    let address = said.trim().strip_prefix("pageone: serving at http://");
+    let address = address.and_then(|address| address.strip_suffix('/'));
+    let address = address.unwrap_or_else(|| panic!("{said}"));
+    (running, address.to_owned())
 }
 
 /// The same process, without a daemon: it offers its memory to KSM only, should it be told to.

@@ -225,8 +225,8 @@ pub(crate) fn draw(seed: u64) -> Vec<Line> {
     lines
 }
 
-/// The list of a seed for a program that begins without the agent: it is put in at some line, the first one often, and may be
-/// taken out at a later one, and put in again.
+/// The list of a seed for a program that begins without the agent. It is put in at some line, the first one often. It may be taken
+/// out at a later one, and put in again.
 pub(crate) fn draw_attached(seed: u64) -> Vec<Line> {
     let mut lines = draw(seed);
     let mut random = Random(!seed);
