@@ -387,6 +387,7 @@ fn a_daemon_on_an_older_kernel_serves_as_ever() {
         let mut third = None;
         (0..12).for_each(|scene| stage.play(&mut third, scene));
         drop(third);
+        stage.renew();
         stage.wait_shared();
         stage.check();
         assert!(stage.board.failed() > 0, "{fault}: nobody has asked");

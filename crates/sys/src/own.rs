@@ -5,17 +5,22 @@ use std::ffi::CStr;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, Result};
 
-/// `/proc/self/task/THREAD`, and `/fdinfo/NUMBER` behind it, as a C string in a buffer.
-fn path(buffer: &mut [u8; 48], thread: u32, descriptor: Option<u32>) -> Result<&CStr> {
+/// `/proc/self/task/THREAD`, and what stands behind it, a number last, as a C string in a buffer.
+pub(crate) fn path<'a>(
+    buffer: &'a mut [u8; 48],
+    thread: u32,
+    folder: &str,
+    number: Option<u32>,
+) -> Result<&'a CStr> {
     let (mut some, mut others) = ([0u8; 10], [0u8; 10]);
-    let (folder, number) = match descriptor {
-        Some(number) => (&b"/fdinfo/"[..], digits(&mut others, number)?),
-        None => (&b""[..], &b""[..]),
+    let number = match number {
+        Some(number) => digits(&mut others, number)?,
+        None => &[],
     };
     let parts = [
         &b"/proc/self/task/"[..],
         digits(&mut some, thread)?,
-        folder,
+        folder.as_bytes(),
         number,
     ];
     let text = parts.iter().flat_map(|part| part.iter());
@@ -61,7 +66,7 @@ fn pid_of(thread: u32, pidfd: u32) -> Result<u32> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let mut buffer = [0; 48];
     let info = rustix::fs::open(
-        path(&mut buffer, thread, Some(pidfd))?,
+        path(&mut buffer, thread, "/fdinfo/", Some(pidfd))?,
         flags,
         Mode::empty(),
     )?;
@@ -77,7 +82,7 @@ fn pid_of(thread: u32, pidfd: u32) -> Result<u32> {
 
 fn is_thread(tid: u32) -> bool {
     let mut buffer = [0; 48];
-    path(&mut buffer, tid, None).is_ok_and(|task| rustix::fs::stat(task).is_ok())
+    path(&mut buffer, tid, "", None).is_ok_and(|task| rustix::fs::stat(task).is_ok())
 }
 
 #[cfg(test)]

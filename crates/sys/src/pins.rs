@@ -33,7 +33,7 @@ use std::fmt;
 use std::fs;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags, RawDir};
 use rustix::io::Errno;
@@ -336,11 +336,11 @@ fn is_known(target: &str) -> Option<bool> {
 /// The most descriptors of its own that a process looks at.
 const MOST_OWN: usize = 4096;
 
-/// Whether this process may have pinned memory: as [`find`], but without allocation, of the first thread's descriptors, and of
+/// Whether this process may have pinned memory: as [`find`], but without allocation, of the descriptors that `thread` has, and of
 /// files it asks for `O_DIRECT` only. Yes where it cannot be told.
 #[must_use]
-pub fn own() -> bool {
-    Own::open().map_or(true, |own| own.may_pin())
+pub fn own(thread: u32) -> bool {
+    Own::open(thread).map_or(true, |own| own.may_pin())
 }
 
 /// Where this process looks for what pins: for who can open that now, and asks later.
@@ -348,19 +348,24 @@ pub fn own() -> bool {
 pub struct Own {
     status: OwnedFd,
     folder: OwnedFd,
+    /// The thread in whose table the descriptors are, if that is not the caller's.
+    other: Option<u32>,
 }
 
 impl Own {
-    /// Opens it.
+    /// Opens it, for the descriptors of a thread of this process: each thread may have a table of its own.
     ///
     /// # Errors
-    /// `NOENT` where /proc is not mounted, `ACCESS` without the right to it, `MFILE` without free descriptors.
-    pub fn open() -> Result<Self, Errno> {
+    /// `NOENT` where /proc is not mounted or the thread has ended, `ACCESS` without the right to it, `MFILE` without free descriptors.
+    pub fn open(thread: u32) -> Result<Self, Errno> {
         let open = |path: &CStr, flags| rustix::fs::open(path, flags, Mode::empty());
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let mut buffer = [0; 48];
+        let folder = crate::own::path(&mut buffer, thread, "/fd", None)?;
         Ok(Self {
-            status: open(c"/proc/self/status", flags)?,
-            folder: open(c"/proc/self/fd", flags | OFlags::DIRECTORY)?,
+            status: open(c"/proc/thread-self/status", flags)?,
+            folder: open(folder, flags | OFlags::DIRECTORY)?,
+            other: (thread != crate::process::thread_id()).then_some(thread),
         })
     }
 
@@ -372,47 +377,54 @@ impl Own {
         let read = rustix::io::pread(&self.status, &mut status, 0);
         let status = status.get(..read.unwrap_or(0)).unwrap_or_default();
         let none = status.windows(NONE.len()).any(|line| line == NONE);
-        !none || each_own(&self.folder) != Ok(())
+        !none || self.each() != Ok(())
     }
-}
 
-/// Fails at the first descriptor by which memory may be pinned.
-fn each_own(folder: &OwnedFd) -> Result<(), ()> {
-    let mut space = [MaybeUninit::uninit(); 2048];
-    let (mut entries, mut left) = (RawDir::new(folder, &mut space), MOST_OWN);
-    while let Some(entry) = entries.next() {
-        let entry = entry.map_err(drop)?;
-        let name = entry.file_name();
-        let number = name.to_str().ok().and_then(|name| name.parse().ok());
-        left = left.checked_sub(1).ok_or(())?;
-        match number.map(|number| is_harmless_own(folder, name, number)) {
-            None | Some(Ok(true) | Err(Errno::NOENT | Errno::BADF)) => {} // a dot, harmless, closed meanwhile
-            Some(Ok(false) | Err(_)) => return Err(()),
+    /// Fails at the first descriptor by which memory may be pinned, and where there is none: a thread that has ended has none.
+    fn each(&self) -> Result<(), ()> {
+        let mut space = [MaybeUninit::uninit(); 2048];
+        let (mut entries, mut left) = (RawDir::new(&self.folder, &mut space), MOST_OWN);
+        while let Some(entry) = entries.next() {
+            let entry = entry.map_err(drop)?;
+            let name = entry.file_name();
+            let number = name.to_str().ok().and_then(|name| name.parse().ok());
+            left = left.checked_sub(1).ok_or(())?;
+            match number.map(|number| self.is_harmless(name, number)) {
+                None | Some(Ok(true) | Err(Errno::NOENT | Errno::BADF)) => {} // a dot, harmless, closed meanwhile
+                Some(Ok(false) | Err(_)) => return Err(()),
+            }
         }
+        // The two dots are counted as well.
+        if MOST_OWN - left > 2 { Ok(()) } else { Err(()) }
     }
-    Ok(())
-}
 
-fn is_harmless_own(folder: &OwnedFd, name: &CStr, number: i32) -> Result<bool, Errno> {
-    let mut space = [MaybeUninit::uninit(); 256];
-    let (target, _) = rustix::fs::readlinkat_raw(folder, name, &mut space)?;
-    let target = std::str::from_utf8(target).unwrap_or("/");
-    if target.starts_with("pipe:") {
-        return Ok(true);
+    fn is_harmless(&self, name: &CStr, number: u32) -> Result<bool, Errno> {
+        let mut space = [MaybeUninit::uninit(); 256];
+        let (target, _) = rustix::fs::readlinkat_raw(&self.folder, name, &mut space)?;
+        let target = std::str::from_utf8(target).unwrap_or("/");
+        if target.starts_with("pipe:") {
+            return Ok(true);
+        }
+        if let Some(known) = is_known(target) {
+            return Ok(known);
+        }
+        // In the caller's table another thread's number names another file, or none.
+        let borrowed = match self.other {
+            Some(thread) => Some(crate::uffd::borrow(thread, number)?),
+            None => None,
+        };
+        // SAFETY: looked at only; a number that was closed meanwhile is refused, or is another descriptor of this process.
+        let own = unsafe { BorrowedFd::borrow_raw(number.cast_signed()) };
+        let fd = borrowed.as_ref().map_or(own, AsFd::as_fd);
+        if target.starts_with("socket:") {
+            let mut name = [0; 64];
+            let len = rustix::fs::fgetxattr(fd, c"system.sockprotoname", &mut name)?;
+            let name = name.get(..len).unwrap_or_default();
+            let name = std::str::from_utf8(name).unwrap_or_default();
+            return Ok(SOCKETS.contains(&name.trim_end_matches('\0')));
+        }
+        Ok(!rustix::fs::fcntl_getfl(fd)?.contains(OFlags::DIRECT))
     }
-    if let Some(known) = is_known(target) {
-        return Ok(known);
-    }
-    // SAFETY: looked at only; a number that was closed meanwhile is refused, or is another descriptor of this process.
-    let fd = unsafe { BorrowedFd::borrow_raw(number) };
-    if target.starts_with("socket:") {
-        let mut name = [0; 64];
-        let len = rustix::fs::fgetxattr(fd, c"system.sockprotoname", &mut name)?;
-        let name = name.get(..len).unwrap_or_default();
-        let name = std::str::from_utf8(name).unwrap_or_default();
-        return Ok(SOCKETS.contains(&name.trim_end_matches('\0')));
-    }
-    Ok(!rustix::fs::fcntl_getfl(fd)?.contains(OFlags::DIRECT))
 }
 
 /// `None` for a socket of a known protocol, else what it is.
@@ -489,9 +501,15 @@ mod tests {
     #[test]
     fn a_process_knows_its_own_pins() {
         if std::env::var_os("PINS_OWN").is_some() {
-            let before = own();
+            let me = crate::process::thread_id();
+            let before = (own(me), apart(me));
+            let direct = direct();
+            let then = (own(me), apart(me));
+            let none = direct.is_none();
+            drop(direct);
             let ring = ring();
-            return println!("pins {before} {} {}", own(), ring.is_none());
+            println!("direct {before:?} {then:?} {none}");
+            return println!("pins {} {} {}", before.0, own(me), ring.is_none());
         }
         let name = "pins::tests::a_process_knows_its_own_pins";
         let mut again = Command::new(std::env::current_exe().unwrap());
@@ -500,10 +518,34 @@ mod tests {
             .env("PINS_OWN", "1");
         let said = again.stdin(Stdio::null()).output().unwrap().stdout;
         let said = String::from_utf8(said).unwrap();
+        if !said.contains("direct (false, false) (false, false) true") {
+            let right = "direct (false, false) (true, true) false";
+            assert!(said.contains(right), "{said}");
+        }
         if said.contains("pins false false true") {
             return eprintln!("skipped: no io_uring here");
         }
         assert!(said.contains("pins false true false"), "{said}");
+    }
+
+    /// As asked by a thread that has a table of its own, with nothing of note in it.
+    fn apart(thread: u32) -> bool {
+        let ask = move || {
+            // SAFETY: this thread alone gets another table, and it owns no descriptor.
+            unsafe {
+                assert_eq!(libc::unshare(libc::CLONE_FILES), 0);
+                assert_eq!(libc::close_range(3, libc::c_uint::MAX, 0), 0);
+            }
+            own(thread)
+        };
+        std::thread::spawn(ask).join().unwrap()
+    }
+
+    /// A file for direct I/O; `None` where the file system knows none.
+    fn direct() -> Option<fs::File> {
+        let file = tempfile::tempfile().unwrap();
+        let flags = rustix::fs::fcntl_getfl(&file).unwrap() | OFlags::DIRECT;
+        rustix::fs::fcntl_setfl(&file, flags).ok().map(|()| file)
     }
 
     fn ring() -> Option<OwnedFd> {

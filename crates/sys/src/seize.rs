@@ -27,7 +27,7 @@
 //! Everything is put back, whichever step failed. **The limit**: if this process is killed (SIGKILL) in these milliseconds, the
 //! thread goes on from where we put it, and its process dies. So callers block signals.
 //!
-//! **Whose registers are written.** A thread that works for us may execute a program with more rights than it has (setuid): its process
+//! **Whose registers are written.** A thread that works for us may execute a program with more rights than it has (setuid). For its process
 //! can change the code that it runs, in a thread or a child that is not held. So it stops at execve(2), and is not touched from there
 //! on. And a number may become another thread's: of those that execute, the one that calls takes the number of the first, which ends.
 //!
@@ -36,6 +36,8 @@
 //! | not the first | it takes the first one's number | ours is gone, and its number nobody's |
 //! | the first, the only one | there is none, or one that we do not trace | it cannot be told to do anything |
 //! | the first of several | it has the number by which we speak to ours | **never**: [`workers`] gives no such thread, and [`Standstill`] takes none beside it |
+//!
+//! In a [`Standstill`] the first thread is held beside others. So its registers are written when all stand, and never before.
 //!
 //! **A thread that does not stop** cannot be let go of: the kernel takes that from a tracer for stopped ones only. At the end
 //! of the thread that traces, it lets go of all. So these types stay in one thread, and [`apart`] makes one that ends.
@@ -142,13 +144,7 @@ fn interrupt(thread: u32) -> Result<bool> {
 fn wait_for_stop(thread: u32, deadline: Instant) -> Result<bool> {
     loop {
         match wait(thread, deadline)? {
-            Stop::Event => {
-                return match filters::let_begin_again(thread) {
-                    Ok(()) => Ok(true),
-                    Err(SeizeError::Gone) => Ok(false),
-                    Err(error) => Err(error),
-                };
-            }
+            Stop::Event => return Ok(true),
             Stop::Gone => return Ok(false),
             Stop::Exec => {
                 calls::detach(thread)?;
@@ -158,6 +154,15 @@ fn wait_for_stop(thread: u32, deadline: Instant) -> Result<bool> {
             Stop::Signal(signal) => calls::go(thread, calls::CONT, signal)?,
             Stop::Call => calls::go(thread, calls::CONT, 0)?,
         }
+    }
+}
+
+/// Sees to it that a thread which stands can go on with the call that its stop has interrupted. False when it has ended.
+fn let_begin_again(thread: u32) -> Result<bool> {
+    match filters::let_begin_again(thread) {
+        Ok(()) => Ok(true),
+        Err(SeizeError::Gone) => Ok(false),
+        Err(error) => Err(error),
     }
 }
 
@@ -193,7 +198,8 @@ impl Held {
     pub fn stop(thread: u32, patience: Duration) -> Result<Option<Self>> {
         let stops = seize(thread)?
             && interrupt(thread)?
-            && wait_for_stop(thread, Instant::now() + patience)?;
+            && wait_for_stop(thread, Instant::now() + patience)?
+            && let_begin_again(thread)?;
         Ok(stops.then_some(Self {
             thread,
             here: PhantomData,
@@ -315,7 +321,7 @@ impl Standstill {
         let new: Vec<u32> = threads.filter(is_new).collect();
         let mut found = false;
         if self.without.contains(&self.pid) {
-            return self.is_alone(&new).map(|()| false);
+            return self.is_alone().map(|()| false);
         }
         for thread in new {
             let seized = match seize(thread) {
@@ -331,39 +337,62 @@ impl Standstill {
         Ok(found)
     }
 
-    /// Waits until the first thread is the only one.
-    fn is_alone(&self, others: &[u32]) -> Result<()> {
+    /// Waits until the first thread is the only one. One that ends may have started another: so a list has to be without any.
+    fn is_alone(&self) -> Result<()> {
         let deadline = Instant::now() + ENDING;
-        for &thread in others {
-            while !witness::is_made_by_kernel(self.pid, thread) && !crate::task::is_gone(thread) {
-                if Instant::now() > deadline {
-                    return Err(SeizeError::Grown);
-                }
-                std::thread::sleep(Duration::from_micros(200));
+        loop {
+            let mut threads =
+                witness::threads(self.pid, usize::MAX).map_err(|_| SeizeError::Gone)?;
+            let is_other = |thread: u32| {
+                !self.without.contains(&thread)
+                    && !witness::is_made_by_kernel(self.pid, thread)
+                    && !crate::task::is_gone(thread)
+            };
+            if !threads.any(is_other) {
+                return Ok(());
             }
+            if Instant::now() > deadline {
+                return Err(SeizeError::Grown);
+            }
+            std::thread::sleep(Duration::from_micros(200));
         }
-        Ok(())
     }
 
     /// Stops them, and those that they make meanwhile: until there is none that is not known.
     fn stop(&mut self, deadline: Instant) -> Result<()> {
+        let mut first = false;
         loop {
             for (&thread, stands) in &self.threads {
                 if !stands {
                     interrupt(thread)?;
                 }
             }
-            let mut ended = Vec::new();
+            // Whichever does not stop, those that do are known to stand: they are let go of together.
+            let (mut ended, mut late) = (Vec::new(), None);
             for (&thread, stands) in &mut self.threads {
-                if !*stands {
-                    *stands = wait_for_stop(thread, deadline)?;
-                    ended.extend((!*stands).then_some(thread));
+                if *stands {
+                    continue;
+                }
+                let stopped = wait_for_stop(thread, deadline).and_then(|stopped| {
+                    // Another thread that executes takes the first one's number: nothing is written by it before all stand.
+                    *stands = stopped;
+                    first |= stopped && thread == self.pid;
+                    Ok(stopped && (thread == self.pid || let_begin_again(thread)?))
+                });
+                match stopped {
+                    Ok(true) => {}
+                    Ok(false) => ended.push(thread),
+                    Err(error) => late = late.or(Some(error)),
                 }
             }
             for thread in ended {
                 self.threads.remove(&thread);
             }
+            if let Some(error) = late {
+                return Err(error);
+            }
             match self.find()? {
+                false if first && !let_begin_again(self.pid)? => return Err(SeizeError::Gone),
                 false => return Ok(()),
                 // Each ends before it stops, and has started another.
                 true if Instant::now() > deadline => return Err(SeizeError::Grown),

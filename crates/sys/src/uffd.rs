@@ -32,7 +32,7 @@ const WRITEPROTECT: Opcode = opcode::read_write::<raw::uffdio_writeprotect>(TYPE
 ///
 /// # Errors
 /// `INVAL` before Linux 6.9, `MFILE` when there is no room for it, `BADF` or `SRCH` when it is gone.
-fn borrow(tid: u32, fd: u32) -> Result<OwnedFd> {
+pub(crate) fn borrow(tid: u32, fd: u32) -> Result<OwnedFd> {
     const THREAD: usize = libc::O_EXCL as usize; // PIDFD_THREAD
     let owned = |number: usize| {
         let number = i32::try_from(number).map_err(|_| Errno::BADF)?;

@@ -85,7 +85,7 @@ pub(crate) fn whole(guard: &mut Guard, start: usize, len: usize) -> Result<()> {
 /// Makes all memory whole after a call, if that is out of reach since, with what was opened before it. Else, as where
 /// there was nothing to open, memory stays as it is.
 pub(crate) fn whole_if_out_of_reach(guard: &mut Guard, tools: Tools) {
-    let lost = Tools::open(guard).map_or(true, |mut tools| tools.pins.hide_some());
+    let lost = Tools::open(guard, asker(guard)).map_or(true, |mut tools| tools.pins.hide_some());
     if lost && tools.still.holds_on() {
         let _ = make(guard, 0, ADDRESS_LIMIT, None, tools);
     }
@@ -111,9 +111,10 @@ pub(crate) struct Tools {
 }
 
 impl Tools {
-    fn open(guard: &Guard) -> Result<Self> {
+    /// For `asker`, in whose table the program's descriptors are.
+    fn open(guard: &Guard, asker: u32) -> Result<Self> {
         let (maps, still) = (Maps::open()?, Still::of(guard)?);
-        let pins = Pins::new();
+        let pins = Pins::new(asker);
         Ok(Self { maps, still, pins })
     }
 
@@ -122,8 +123,9 @@ impl Tools {
         if !thread::may_look() || !guard.table().may_be_stored(0, ADDRESS_LIMIT) {
             return None;
         }
-        let mut tools = Self::open(guard).ok()?;
-        tools.pins.own = sys::pins::Own::open().ok();
+        let asker = asker(guard);
+        let mut tools = Self::open(guard, asker).ok()?;
+        tools.pins.own = sys::pins::Own::open(asker).ok();
         Some(tools)
     }
 }
@@ -132,9 +134,10 @@ fn at_desk(guard: &mut Guard, start: usize, len: usize, only_unwritten: bool) ->
     if !thread::may_look() || !guard.table().may_be_stored(start, len) {
         return Ok(());
     }
+    let asker = asker(guard);
     guard.at_desk_or_here(|guard| {
         let pagemap = only_unwritten.then(Pagemap::own).transpose()?;
-        let tools = Tools::open(guard)?;
+        let tools = Tools::open(guard, asker)?;
         make(guard, start, len, pagemap.as_ref(), tools)
     })
 }
@@ -192,8 +195,19 @@ fn make(
     result
 }
 
+/// The thread whose descriptors are the program's: the caller, or the first one where the agent's thread asks, which has a table of its
+/// own.
+fn asker(guard: &Guard) -> u32 {
+    match guard.process().life.is_callers() {
+        true => thread::process_number(),
+        false => sys::process::thread_id(),
+    }
+}
+
 /// Which pages may be pinned.
 struct Pins {
+    /// The thread whose descriptors are looked through.
+    asker: u32,
     /// Tells which pages are private; where there is none, all may be.
     pagemap: Option<Pagemap>,
     /// Where to ask whether the process may pin memory, where that was opened beforehand.
@@ -203,9 +217,10 @@ struct Pins {
 }
 
 impl Pins {
-    fn new() -> Self {
+    fn new(asker: u32) -> Self {
         let pagemap = Pagemap::own().ok();
         Self {
+            asker,
             pagemap,
             own: None,
             may: None,
@@ -220,10 +235,11 @@ impl Pins {
     }
 
     fn may_pin(&mut self) -> bool {
-        let own = self.own.as_ref();
+        let (own, asker) = (self.own.as_ref(), self.asker);
+        let ask = || sys::pins::own(asker);
         *self
             .may
-            .get_or_insert_with(|| own.map_or_else(sys::pins::own, sys::pins::Own::may_pin))
+            .get_or_insert_with(|| own.map_or_else(ask, sys::pins::Own::may_pin))
     }
 
     /// Whether pages may be pinned, and nothing tells which.

@@ -87,6 +87,10 @@ pub(crate) struct Ledger {
     epochs: VecDeque<Epoch>,
     /// What the current line counted when the agent was asked last.
     heard: u64,
+    /// The same of the line before it, on which a guest may count until it has the new one.
+    heard_before: u64,
+    /// The guest has counted there, and the line is gone.
+    late: bool,
     /// The question under way, or the last one, was about discards.
     gives_back: bool,
 }
@@ -97,20 +101,26 @@ impl Ledger {
         Self {
             epochs: VecDeque::from([Epoch::begin(line)]),
             heard: 0,
+            heard_before: 0,
+            late: false,
             gives_back: false,
         }
     }
 
-    /// What the current line counts.
-    fn discards(&self) -> u64 {
-        let lines = self.epochs.back().map(|epoch| epoch.lines.as_slice());
-        let line = lines.and_then(<[Line]>::first);
-        line.map_or(0, |(_, line)| line.discards())
+    /// What the current line counts, or another one: the `age`-th before it.
+    fn discards(&self, age: usize) -> Option<u64> {
+        let epoch = self.epochs.iter().rev().nth(age)?;
+        epoch.lines.first().map(|(_, line)| line.discards())
+    }
+
+    fn is_late(&self) -> bool {
+        let count = self.discards(1);
+        self.late || count.is_some_and(|count| count != self.heard_before)
     }
 
     /// Whether the guest has discarded merged pages, by its own word, since its agent was asked last.
     pub(crate) fn has_discards(&self) -> bool {
-        self.discards() != self.heard
+        self.discards(0).unwrap_or(0) != self.heard || self.is_late()
     }
 
     /// Whether a new lifeline would let go of what was discarded.
@@ -122,9 +132,10 @@ impl Ledger {
     ///
     /// Discards from here on may be told of in this answer or in the next one: they count as not heard.
     pub(crate) fn begin_sync(&mut self) {
-        let discards = self.discards();
-        self.gives_back = discards != self.heard;
-        self.heard = discards;
+        self.gives_back = self.has_discards();
+        self.heard = self.discards(0).unwrap_or(0);
+        self.heard_before = self.discards(1).unwrap_or(0);
+        self.late = false;
     }
 
     /// Notes that the guest itself no longer maps `slots`.
@@ -145,13 +156,14 @@ impl Ledger {
     /// Begins an epoch. The guest may map its lifeline from now on.
     pub(crate) fn renew(&mut self, line: Box<dyn Lifeline>) {
         self.epochs.push_back(Epoch::begin(line));
-        self.heard = 0;
+        self.heard_before = std::mem::take(&mut self.heard);
     }
 
     /// The slots whose refs may go: those of all ended epochs with no holder, oldest first. The
     /// current epoch ends only with its guest (`gone`): until then its lifeline may be on its way.
     pub(crate) fn settle(&mut self, gone: bool) -> Vec<Slot> {
         let keep = usize::from(!gone);
+        self.late = self.is_late();
         let mut settled = Vec::new();
         if gone && self.epochs.iter().all(|epoch| epoch.released.is_empty()) {
             self.epochs.clear(); // nothing waits for anybody
@@ -296,6 +308,23 @@ mod tests {
         // What is released without a discard waits for the next round.
         ledger.release(&mut vec![Slot(4)]);
         assert!(!ledger.gives_back());
+    }
+
+    #[test]
+    fn a_discard_counted_on_the_line_before_is_heard_too() {
+        let lines = [(); 2].map(|()| Line::default());
+        let mut ledger = ledger(&lines[..1]);
+        ledger.release(&mut vec![Slot(3)]);
+        ledger.begin_sync();
+        ledger.renew(Box::new(lines[1].clone()));
+        // Before it has the new line.
+        lines[0].1.store(1, Ordering::Relaxed);
+        ledger.release(&mut vec![Slot(4)]);
+        lines[0].cut();
+        assert_eq!(ledger.settle(false), [Slot(3)]);
+        assert!(ledger.has_discards(), "the line that told is gone");
+        ledger.begin_sync();
+        assert!(ledger.gives_back() && !ledger.has_discards());
     }
 
     #[test]

@@ -82,19 +82,22 @@ impl Core {
             .filter(|guest| may_give(guest))
             .cloned()
             .collect();
-        let mut state = lock(&self.glances.0);
-        let first = merged.partition_point(|guest| guest.number < state.first);
+        // A plain mutex: it is not held over a ledger's.
+        let (number, resting) = {
+            let mut state = lock(&self.glances.0);
+            (std::mem::take(&mut state.first), state.resting(begin))
+        };
+        let first = merged.partition_point(|guest| guest.number < number);
         merged.rotate_left(first);
         let mut found = Vec::new();
         let mut last = begin;
-        state.first = 0;
         for guest in merged {
             if last - begin > GLANCE_TIME {
-                state.first = guest.number;
+                lock(&self.glances.0).first = guest.number;
                 break;
             }
             let stuck = guest.is_stuck() || guest.user.is_stuck();
-            if state.rests(guest.user.uid, begin) || stuck || !guest.is_responsive() {
+            if resting.contains(&guest.user.uid) || stuck || !guest.is_responsive() {
                 continue;
             }
             let ledger = lock(&guest.ledger);

@@ -1,6 +1,6 @@
 //! What is known from one glance at discards to the next: who rests, and where the next one begins. `discards.rs` has the glances.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -37,7 +37,7 @@ impl Glances {
     }
 
     pub(crate) fn rests(&self, uid: u32) -> bool {
-        lock(&self.0).rests(uid, Instant::now())
+        lock(&self.0).resting(Instant::now()).contains(&uid)
     }
 
     /// Nobody rests any more.
@@ -47,8 +47,10 @@ impl Glances {
 }
 
 impl State {
-    pub(super) fn rests(&self, uid: u32, now: Instant) -> bool {
-        self.rests.get(&uid).is_some_and(|&until| until > now)
+    /// The users that rest.
+    pub(super) fn resting(&self, now: Instant) -> BTreeSet<u32> {
+        let rests = self.rests.iter().filter(|(_, until)| **until > now);
+        rests.map(|(&uid, _)| uid).collect()
     }
 
     pub(super) fn rest(&mut self, spent: Spent) {

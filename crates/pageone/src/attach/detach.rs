@@ -142,6 +142,10 @@ impl Watch {
                     Some(_) => {}
                 }
             }
+            // A thread never loses a filter.
+            if begun.elapsed() > WAIT || (inside.is_none() && refused.is_some()) {
+                break;
+            }
             std::thread::sleep(PAUSE);
         }
         match (inside, refused) {

@@ -83,7 +83,10 @@ enum Mode {
 
 fn mode(thread: u32) -> Result<(Mode, bool)> {
     let status = std::fs::read_to_string(format!("/proc/{thread}/status"));
-    let status = status.map_err(|_| SeizeError::Gone)?;
+    let status = status.map_err(|error| match Errno::from_io_error(&error) {
+        Some(Errno::NOENT | Errno::SRCH) => SeizeError::Gone,
+        errno => SeizeError::Call("reading its status", errno.unwrap_or(Errno::IO)),
+    })?;
     let field = |name: &str| {
         let mut lines = status.lines();
         lines.find_map(|line| Some(line.strip_prefix(name)?.trim()))
@@ -97,13 +100,22 @@ fn mode(thread: u32) -> Result<(Mode, bool)> {
     Ok((mode, field("NoNewPrivs:") == Some("1")))
 }
 
+/// Filters of a thread that are read: a service in a container has a dozen. The kernel walks them all for each.
+const MOST_FILTERS: usize = 64;
+
 fn programs(thread: u32) -> Result<Vec<Program>> {
     const MOST: usize = 4096; // BPF_MAXINSNS
     let mut all = Vec::new();
     loop {
+        if all.len() > MOST_FILTERS {
+            return Err(SeizeError::Unread(Errno::TOOBIG));
+        }
         let mut program = vec![0; MOST];
         match calls::filter(thread, all.len(), &mut program) {
-            Ok(len) => program.truncate(len),
+            Ok(len) => {
+                program.truncate(len);
+                program.shrink_to_fit();
+            }
             Err(Errno::NOENT) if !all.is_empty() => return Ok(all),
             Err(Errno::SRCH) => return Err(SeizeError::Gone),
             Err(errno) => return Err(SeizeError::Unread(errno)),
@@ -121,6 +133,7 @@ pub(super) fn unread(errno: Errno) -> &'static str {
         Errno::INVAL | Errno::IO => {
             "it has a seccomp filter, which this kernel shows to nobody (CONFIG_CHECKPOINT_RESTORE)"
         }
+        Errno::TOOBIG => "it has more seccomp filters than are looked at (64)",
         _ => "it has a seccomp filter, which cannot be read",
     }
 }

@@ -17,7 +17,7 @@ const LONG: Duration = Duration::from_secs(600);
 /// The longest wait until a thread can be put back. It is lost otherwise, so this is long.
 const LAST_PATIENCE: Duration = Duration::from_secs(120);
 
-/// What is known of the thread. A stop that wait(2) has not told of yet may be that before another program's first instruction: so
+/// What is known of the thread. A stop that wait(2) has not told of yet may be that before another program's first instruction. So
 /// a thread that is not known to stand is not told to go on, and its registers are not written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -94,6 +94,7 @@ impl Remote {
     /// # Errors
     /// [`SeizeError::Unread`]; it has ended.
     pub fn filters(&self) -> Result<Filters> {
+        self.stands()?;
         Filters::of(self.thread())
     }
 
@@ -258,7 +259,7 @@ impl Remote {
 
     fn restore(&mut self) -> Result<()> {
         let thread = self.thread();
-        if !std::mem::take(&mut self.used) {
+        if !self.used {
             return Ok(());
         }
         self.reach_event()?;
@@ -267,7 +268,9 @@ impl Remote {
             let _ = self.memory.write_all_at(value, *at);
         }
         surely(|| calls::set_vectors(thread, &self.vectors))?;
-        surely(|| calls::set_registers(thread, &self.registers))
+        surely(|| calls::set_registers(thread, &self.registers))?;
+        self.used = false;
+        Ok(())
     }
 
     /// Goes on to the place in the kernel where a call is begun again or not.
