@@ -616,7 +616,7 @@ static void *serve(void *first)
 		COMMAND("reads") cost_of_reads(a, b);
 		COMMAND("endfirst") {
 			pthread_t other;
-			if (pthread_create(&other, NULL, serve, &other) == 0)
+			if (pthread_create(&other, NULL, serve, mem) == 0)
 				syscall(SYS_exit, 0);
 			say(-EAGAIN);
 		}

@@ -65,7 +65,11 @@ impl Witness {
         let made_by_kernel = is_made_by_kernel(pid, thread);
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         let path = format!("/proc/{pid}/task/{thread}/comm");
-        let sign = rustix::fs::open(path, flags, Mode::empty())?;
+        let sign = match rustix::fs::open(path, flags, Mode::empty()) {
+            // The process has no such thread.
+            Err(Errno::NOENT | Errno::SRCH) => return Ok(None),
+            sign => sign?,
+        };
         Ok((!made_by_kernel).then_some(Self { thread, sign }))
     }
 
