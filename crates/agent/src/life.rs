@@ -26,7 +26,9 @@
 //! only, or by a thread that is alone. And it has to know every call's meaning.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::time::Duration;
 
+use rustix::event::Timespec;
 use rustix::io::{Errno, Result};
 use rustix::thread::futex;
 use sys::rights::Rights;
@@ -55,6 +57,24 @@ static READ: AtomicU32 = AtomicU32::new(0);
 /// Notes that a filter was installed that allows all calls of the agent's.
 pub(crate) fn note_read_filter() {
     READ.fetch_add(1, Ordering::Relaxed);
+}
+
+/// 1 while a held thread works for the one that attaches, which writes 0 when that thread is back. A filter that another thread of the
+/// program puts on all threads meanwhile would judge calls which the program never made.
+#[unsafe(no_mangle)]
+pub(crate) static PAGEONE_OUTSIDE: AtomicU32 = AtomicU32::new(0);
+
+/// Waits until no thread works for another process. Not for ever: that process may have been killed.
+pub(crate) fn wait_for_outside() {
+    const LONGEST: Duration = Duration::from_secs(120);
+    const MOMENT: Timespec = Timespec {
+        tv_sec: 0,
+        tv_nsec: 1_000_000,
+    };
+    let end = now() + LONGEST;
+    while PAGEONE_OUTSIDE.load(Ordering::Relaxed) != 0 && now() < end {
+        let _ = futex::wait(&PAGEONE_OUTSIDE, futex::Flags::PRIVATE, 1, Some(&MOMENT));
+    }
 }
 
 /// Notes that so many filters were read before the agent came into the process.

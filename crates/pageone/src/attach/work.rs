@@ -102,6 +102,8 @@ struct Work {
     undo: Vec<Undo>,
     /// Whether the thread may be in the image: that has to stay until the thread is back.
     is_inside: bool,
+    /// A word of the agent that has begun, and waits for 0: hooks let no filter come that could meet the thread before it is back.
+    outside: Option<u64>,
 }
 
 /// Puts the agent into a process.
@@ -132,6 +134,7 @@ fn with_thread(mut target: Target, mut image: Image, words: &Words) -> Result<Do
         still: None,
         undo: Vec::new(),
         is_inside: false,
+        outside: None,
     };
     let mut result = work.all(image, (&libc, base), &bodies, words);
     if let Err(error) = result {
@@ -142,9 +145,19 @@ fn with_thread(mut target: Target, mut image: Image, words: &Words) -> Result<Do
             )),
         });
     }
-    let Work { remote, still, .. } = work;
+    let Work {
+        target,
+        remote,
+        still,
+        outside,
+        ..
+    } = work;
     remote.finish()?;
     drop(still);
+    if let Some(word) = outside {
+        // Of a process that is gone nobody waits.
+        let _ = target.memory.write_all_at(&0_u32.to_ne_bytes(), word);
+    }
     let mut done = result?;
     done.held = begun.elapsed();
     Ok(done)
@@ -202,6 +215,7 @@ impl Work {
         let function = |name: &str| image.address(&format!("pageone_attached_{name}"));
         let [begin, start, offer] = ["begin", "start", "offer"].map(function);
         let (begin, start, offer) = (begin?, start?, offer?);
+        let outside = image.address("PAGEONE_OUTSIDE")?;
 
         let still = self.stand_still(bodies)?;
         let still = self.still.insert(still);
@@ -222,6 +236,7 @@ impl Work {
         begun.context("the agent does not begin")?;
         // From here the agent is at home: nothing is undone any more.
         self.undo.clear();
+        self.outside = Some(outside);
         self.still = None;
         let stood = since.elapsed();
 
