@@ -315,14 +315,14 @@ impl Standstill {
 
     /// Finds threads that are not known yet; tells whether there were any.
     fn find(&mut self) -> Result<bool> {
+        if self.without.contains(&self.pid) {
+            return self.is_alone().map(|()| false);
+        }
         let threads = witness::threads(self.pid, usize::MAX).map_err(|_| SeizeError::Gone)?;
         let is_new =
             |thread: &u32| !self.threads.contains_key(thread) && !self.without.contains(thread);
         let new: Vec<u32> = threads.filter(is_new).collect();
         let mut found = false;
-        if self.without.contains(&self.pid) {
-            return self.is_alone().map(|()| false);
-        }
         for thread in new {
             let seized = match seize(thread) {
                 // Nobody holds those, and they run no code of the process.

@@ -78,23 +78,19 @@ fn ranges(map: &str) -> impl Iterator<Item = [u32; 3]> + '_ {
 /// A user's number inside a namespace.
 fn inside(map: &str, user: u32) -> Option<u32> {
     let mut ranges = ranges(map);
-    ranges.find_map(|[inside, outside, count]| {
-        let distance = user
-            .checked_sub(outside)
-            .filter(|&distance| distance < count)?;
-        inside.checked_add(distance)
-    })
+    ranges.find_map(|[inside, outside, count]| across(user, [outside, inside], count))
 }
 
 /// The number outside of a user of a namespace.
 fn outside(map: &str, user: u32) -> Option<u32> {
     let mut ranges = ranges(map);
-    ranges.find_map(|[inside, outside, count]| {
-        let distance = user
-            .checked_sub(inside)
-            .filter(|&distance| distance < count)?;
-        outside.checked_add(distance)
-    })
+    ranges.find_map(|[inside, outside, count]| across(user, [inside, outside], count))
+}
+
+/// A user's number on the other side of a range of `count` users, whose first has these numbers here and there.
+fn across(user: u32, [here, there]: [u32; 2], count: u32) -> Option<u32> {
+    let distance = user.checked_sub(here);
+    there.checked_add(distance.filter(|&distance| distance < count)?)
 }
 
 /// Refuses a way to the socket on which others than its masters could put something else in a folder's place, or in the socket's.
