@@ -104,14 +104,7 @@ fn guests_in_containers_share_by_a_daemon_in_a_container() {
     wait_for("the daemon", || {
         status(&place).status.success().then_some(())
     });
-    let content = Content {
-        seed: 4,
-        dup: 1.0,
-        run_pages: 16,
-        zero_prefix: 0.0,
-        pages: PAGES as u64,
-        shuffle: false,
-    };
+    let content = Content::equal(4, PAGES as u64);
     let mut guests = [0, 1].map(|number| guest(place.path(), number, &content));
     let shared = wait_for("the containers to share", || {
         let status = json(&place);
@@ -160,14 +153,7 @@ fn a_daemon_that_cannot_see_its_guests_says_so() {
     let _daemon = Running::start(&mut daemon);
     let socket = place.path().join("run/pageone.sock");
     wait_for("the daemon", || socket.exists().then_some(()));
-    let content = Content {
-        seed: 4,
-        dup: 1.0,
-        run_pages: 16,
-        zero_prefix: 0.0,
-        pages: 16,
-        shuffle: false,
-    };
+    let content = Content::equal(4, 16);
     let mut guest = guest(place.path(), 0, &content);
     wait_for("the reason in the log", || {
         let said = fs::read_to_string(&log).unwrap();

@@ -29,14 +29,7 @@ fn at_rest() -> Option<(Ksm, Knobs)> {
 
 /// Two processes that have offered equal memory to KSM.
 fn guests() -> [Guest; 2] {
-    let content = Content {
-        seed: 19,
-        dup: 1.0,
-        run_pages: 16,
-        zero_prefix: 0.0,
-        pages: PAGES,
-        shuffle: false,
-    };
+    let content = Content::equal(19, PAGES);
     [0, 1].map(|number| {
         let mut guest = bench_process(number, &content);
         guest.tell("offer").expect("offer");

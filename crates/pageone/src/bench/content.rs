@@ -29,6 +29,19 @@ pub struct Content {
 }
 
 impl Content {
+    /// The same pages in all guests, at the same places.
+    #[must_use]
+    pub fn equal(seed: u64, pages: u64) -> Self {
+        Self {
+            seed,
+            dup: 1.0,
+            run_pages: 16,
+            zero_prefix: 0.0,
+            pages,
+            shuffle: false,
+        }
+    }
+
     /// Fills `page` (4096 bytes) as page `index` of `guest`.
     pub fn fill(&self, guest: u64, index: u64, page: &mut [u8]) {
         let mut state = self.key(guest, index);

@@ -252,14 +252,7 @@ pub(super) fn start(
     number: u64,
     socket: Option<&std::path::Path>,
 ) -> Result<Guest> {
-    let content = Content {
-        seed: 1,
-        dup: 1.0,
-        run_pages: 16,
-        zero_prefix: 0.0,
-        pages,
-        shuffle: false,
-    };
+    let content = Content::equal(1, pages);
     let exe = std::env::current_exe().context("cannot find out where this program is")?;
     let mut command = Command::new(exe);
     command.args(BenchGuest::words(&content, number));

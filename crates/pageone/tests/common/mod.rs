@@ -248,14 +248,7 @@ pub(crate) fn bench_guest(place: &Place, number: u64, content: &Content) -> Gues
 
 /// Two guests of the daemon at `place` that have offered `pages` pages, the same in both.
 pub(crate) fn equal_guests(place: &Place, pages: u64) -> [Guest; 2] {
-    let content = Content {
-        seed: 1,
-        dup: 1.0,
-        run_pages: 16,
-        zero_prefix: 0.0,
-        pages,
-        shuffle: false,
-    };
+    let content = Content::equal(1, pages);
     [0, 1].map(|number| {
         let mut guest = bench_guest(place, number, &content);
         guest.tell("offer").expect("offer");
