@@ -22,7 +22,11 @@ pub(crate) fn make_private(guard: &mut Guard, start: usize, len: usize) -> Resul
     }
 }
 
-fn populate(start: usize, len: usize) -> Result<()> {
+/// Brings pages in, writable.
+///
+/// # Errors
+/// `NOMEM` when the frames do not fit; `INVAL` or `FAULT` where nobody may write.
+pub(crate) fn populate(start: usize, len: usize) -> Result<()> {
     // SAFETY: populating changes no content.
     unsafe { mapping::advise(start, len, POPULATE_WRITE) }
 }

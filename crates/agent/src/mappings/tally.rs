@@ -7,9 +7,9 @@
 
 use std::sync::atomic::Ordering;
 
-use sys::mapping;
 use wire::{PAGE_BYTES, Tally};
 
+use super::frames::populate;
 use crate::lock::Guard;
 
 /// Sees to it that the page of a lifeline is there; gives its address, or 0 where there is no memory for it.
@@ -17,11 +17,7 @@ use crate::lock::Guard;
 /// A hook that wrote to a page that is not there could get a signal where the kernel promises no memory beyond what it has
 /// (`vm.overcommit_memory=2`). This call gets an error.
 pub(crate) fn prepare(line: usize) -> usize {
-    /// `MADV_POPULATE_WRITE` (Linux 5.14).
-    const POPULATE_WRITE: i32 = 23;
-    // SAFETY: this changes no content; the page is a lifeline's.
-    let there = unsafe { mapping::advise(line, PAGE_BYTES, POPULATE_WRITE) };
-    there.map_or(0, |()| line)
+    populate(line, PAGE_BYTES).map_or(0, |()| line)
 }
 
 /// From here on discards are counted in the lifeline at `line`, which is [prepared](prepare); nowhere for 0. The line before may be unmapped once this

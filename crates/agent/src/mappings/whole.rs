@@ -48,7 +48,7 @@ use sys::uffd::{Freezer, Uffd, Watch};
 use sys::vma::Maps;
 use wire::{CHUNK_BYTES, PAGE_BYTES, PageBits};
 
-use super::frames::make_private;
+use super::frames::{make_private, populate};
 use super::stores::is_store;
 use super::tally;
 use crate::lock::Guard;
@@ -623,12 +623,11 @@ impl Copy {
 
     /// Copies the `len` bytes at `at`, which nobody writes, and puts the copy in their place.
     fn put(&self, at: usize, len: usize) -> Result<()> {
-        const POPULATE_WRITE: i32 = 23;
         let aside = self.aside_of(at).ok_or(Errno::NOMEM)?;
+        populate(aside, len)?;
         // SAFETY: the memory aside is ours, and writable; what is read is mapped by the caller's word. The place
         // holds what the copy holds.
         unsafe {
-            mapping::advise(aside, len, POPULATE_WRITE)?;
             match self.access {
                 Access::None => OwnMemory::open()?.copy(at, aside, len)?,
                 _ => std::ptr::copy_nonoverlapping(
