@@ -160,6 +160,7 @@ static void *executes_when_traced(void *ignored)
 	volatile uint64_t leads_back[32];
 	for (int i = 0; i < 32; i++)
 		leads_back[i] = (uint64_t)setuid + 8;
+	say("ready");
 	while (!traced(gettid()))
 		;
 	execv(program[0], program);
@@ -174,6 +175,5 @@ void exec_when_traced(const char *path, char **args)
 	program = args;
 	map_wanted();
 	pthread_create(&thread, NULL, executes_when_traced, NULL);
-	say("ready");
 	wait_at_wanted(NULL);
 }

@@ -518,7 +518,10 @@ mod tests {
 
     #[test]
     fn a_process_has_one_tracer() {
-        let mut child = shell("read word");
+        let mut child = shell("echo here; read word");
+        // Before that it executes, and a thread that does so is let go of.
+        let mut told = BufReader::new(child.stdout.take().unwrap());
+        assert_eq!(line(&mut told), "here\n");
         let held = Held::stop(child.id(), PATIENCE).unwrap().unwrap();
         let other = std::thread::spawn({
             let id = child.id();
