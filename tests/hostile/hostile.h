@@ -115,6 +115,6 @@ verb tamper, lock_folder, forge;
 /* server.c */
 verb fake_server;
 /* tracee.c */
-verb lying_note, false_entry, exec_when_traced;
+verb lying_note, false_entry, exec_when_traced, exec_beside;
 
 #endif

@@ -27,6 +27,7 @@ static const struct { const char *name; verb *run; int stays_root; } verbs[] = {
 	{ "tamper", tamper, 0 }, { "lock-folder", lock_folder, 0 }, { "forge", forge, 0 },
 	{ "fake-server", fake_server, 0 },
 	{ "lying-note", lying_note, 0 }, { "false-entry", false_entry, 0 }, { "exec-when-traced", exec_when_traced, 0 },
+	{ "exec-beside", exec_beside, 0 },
 };
 
 void say(const char *format, ...)

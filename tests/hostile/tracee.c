@@ -114,6 +114,14 @@ static unsigned traced(pid_t thread)
 	return line ? (unsigned)atoi(line + 10) : 0;
 }
 
+/* So many mappings that to read them takes the tracer a while. */
+static void have_it_read_for_long(void)
+{
+	for (int i = 0; i < 30000; i++)
+		if (mmap(NULL, PAGE, i % 2 ? PROT_READ : PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) == MAP_FAILED)
+			break;
+}
+
 static pid_t first;
 
 static int replace_calls(void *ignored)
@@ -144,10 +152,8 @@ void false_entry(const char *path, char **args)
 	program = args;
 	map_wanted();
 	first = getpid();
-	/* So many mappings that to read them takes a while, between the look for that instruction and the first call. */
-	for (int i = 0; i < 30000; i++)
-		if (mmap(NULL, PAGE, i % 2 ? PROT_READ : PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) == MAP_FAILED)
-			break;
+	/* Between the look for that instruction and the first call. */
+	have_it_read_for_long();
 	beside(replace_calls, NULL);
 	wait_at_wanted(NULL);
 }
@@ -176,4 +182,42 @@ void exec_when_traced(const char *path, char **args)
 	map_wanted();
 	pthread_create(&thread, NULL, executes_when_traced, NULL);
 	wait_at_wanted(NULL);
+}
+
+/* ---- a thread that executes while the tracer holds another ---- */
+
+static pid_t held;
+
+static void *is_held(void *ignored)
+{
+	held = gettid();
+	for (;;)
+		pause();
+	return ignored;
+}
+
+/* The kernel lets nothing be traced meanwhile, and waits for the end of the one that is held: of which the tracer hears when it asks. */
+static void *executes_beside(void *ignored)
+{
+	say("ready");
+	while (!traced(held))
+		rest(1);
+	rest(3); /* it has looked where that one stands */
+	execv(program[0], program);
+	return ignored;
+}
+
+/* exec-beside PROGRAM: its third thread executes when the second one is held. */
+void exec_beside(const char *path, char **args)
+{
+	pthread_t thread;
+	(void)path;
+	program = args;
+	pthread_create(&thread, NULL, is_held, NULL);
+	while (!*(volatile pid_t *)&held)
+		rest(1);
+	have_it_read_for_long();
+	pthread_create(&thread, NULL, executes_beside, NULL);
+	for (;;)
+		pause();
 }

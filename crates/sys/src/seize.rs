@@ -37,13 +37,15 @@
 //! | the first, the only one | there is none, or one that we do not trace | it cannot be told to do anything |
 //! | the first of several | it has the number by which we speak to ours | **never**: [`workers`] gives no such thread, and [`Standstill`] takes none beside it |
 //!
-//! In a [`Standstill`] the first thread is held beside others. So its registers are written when all stand, and never before.
+//! In a [`Standstill`] the first thread is held beside others. So its registers are written when all stand, and never before. (Beside
+//! a worker nothing takes its number: the kernel finishes no exec while a thread that we hold is dead, and we have not waited for it.)
 //!
 //! **A thread that does not stop** cannot be let go of: the kernel takes that from a tracer for stopped ones only. At the end
 //! of the thread that traces, it lets go of all. So these types stay in one thread, and [`apart`] makes one that ends.
 //!
 //! Source: ptrace(2); `kernel/signal.c`, `kernel/ptrace.c`, `kernel/rseq.c`, `arch/x86/kernel/signal.c`.
 
+mod bounded;
 mod calls;
 mod filters;
 mod place;
@@ -60,6 +62,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 
 use crate::witness;
+use bounded::Bounded;
 use calls::{Stop, wait};
 
 /// Why a process could not be held, or a thread of it did not do as it was told.
@@ -71,6 +74,12 @@ pub enum SeizeError {
     /// The kernel refuses it: another tracer, or rights.
     #[error("the kernel does not let this user trace the process")]
     Refused,
+    /// A thread executes a program, and that takes long.
+    #[error(
+        "a thread of the process executes a program, which has not begun for 2 s: its file cannot be read, or it waits for \
+         another thread of the process; try again"
+    )]
+    Executes,
     /// A thread did not stop in time.
     #[error("thread {0} sleeps in the kernel and does not stop (vfork, or a device that hangs)")]
     Asleep(u32),
@@ -115,12 +124,18 @@ const ENDING: Duration = Duration::from_millis(300);
 /// Another thread is no tracer of what this one holds.
 type OneThread = PhantomData<*const ()>;
 
+/// What ends a call that would wait for ever.
+fn bounded() -> Result<Bounded> {
+    Bounded::new().map_err(|error| SeizeError::Call("timer_create", error))
+}
+
 /// Makes this thread the tracer of another, which notices nothing. False when that has ended.
-fn seize(thread: u32) -> Result<bool> {
+fn seize(thread: u32, bounded: &Bounded) -> Result<bool> {
     const TRIES: u32 = 100;
     for _ in 0..TRIES {
-        match calls::seize(thread) {
+        match calls::seize(thread, bounded) {
             Ok(()) => return Ok(true),
+            Err(Errno::INTR) => return Err(SeizeError::Executes),
             Err(Errno::SRCH) => return Ok(false),
             // So it says of a thread that is just ending, too, and of a first one that has ended while others live.
             Err(Errno::PERM) if crate::task::is_gone(thread) => return Ok(false),
@@ -196,7 +211,7 @@ impl Held {
     /// # Errors
     /// See [`SeizeError`]. One that is [asleep](SeizeError::Asleep) stops when it wakes, and goes on when this thread ends.
     pub fn stop(thread: u32, patience: Duration) -> Result<Option<Self>> {
-        let stops = seize(thread)?
+        let stops = seize(thread, &bounded()?)?
             && interrupt(thread)?
             && wait_for_stop(thread, Instant::now() + patience)?
             && let_begin_again(thread)?;
@@ -229,6 +244,7 @@ pub struct Standstill {
     threads: BTreeMap<u32, bool>,
     /// When the first of them was asked to stop, the last time.
     since: Instant,
+    bounded: Bounded,
     here: OneThread,
 }
 
@@ -245,6 +261,7 @@ impl Standstill {
             without,
             threads,
             since: Instant::now(),
+            bounded: bounded()?,
             here: PhantomData,
         };
         // Known first, so that they stand for as short as can be.
@@ -324,7 +341,7 @@ impl Standstill {
         let new: Vec<u32> = threads.filter(is_new).collect();
         let mut found = false;
         for thread in new {
-            let seized = match seize(thread) {
+            let seized = match seize(thread, &self.bounded) {
                 // Nobody holds those, and they run no code of the process.
                 Err(SeizeError::Refused) if witness::is_made_by_kernel(self.pid, thread) => false,
                 seized => seized?,

@@ -1,11 +1,12 @@
 //! Root attaches processes and takes agents out again, by ptrace(2): attacks on the tracer, and on those who wait for it.
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::process::Stdio;
+use std::time::Duration;
 
 use crate::arena::{ATTACKER, Arena};
 use crate::attacker::Attacker;
-use crate::common::{output, pageone, text};
+use crate::common::{Running, output, pageone, text};
 use crate::figures::time;
 use crate::identity::runs_setuid;
 use crate::programs;
@@ -21,10 +22,11 @@ fn root_runs(arena: &Arena, verb: &str, attacker: &Attacker) -> String {
         command.arg("--socket").arg(arena.place.socket());
         command.env("PAGEONE_AGENT", arena.file("libpageone_agent.so"));
     }
-    let begun = Instant::now();
-    let done = output(command.arg(attacker.pid().to_string()));
-    let told = text(&done.stdout) + &text(&done.stderr);
-    assert!(begun.elapsed() < PATIENCE, "{:?}: {told}", begun.elapsed());
+    command.arg(attacker.pid().to_string());
+    let mut running = Running::start(command.stderr(Stdio::piped()).stdout(Stdio::null()));
+    let (took, _code) = time(|| running.end());
+    let told = running.stderr();
+    assert!(took < PATIENCE, "{took:?}: {told}");
     told
 }
 
@@ -98,4 +100,10 @@ fn code_changed_under_a_held_thread_has_root_write_no_registers_of_a_setuid_prog
 #[test]
 fn a_thread_that_takes_the_number_of_a_held_one_is_not_taken_for_it() {
     executes_while_held("attach", "exec-when-traced");
+}
+
+/// The kernel then lets no other thread be traced, until root lets go of the one that he holds.
+#[test]
+fn a_thread_that_executes_beside_a_held_one_keeps_root_waiting_for_seconds_only() {
+    executes_while_held("attach", "exec-beside");
 }

@@ -5,13 +5,14 @@ use std::time::{Duration, Instant};
 use libc::user_regs_struct;
 use rustix::io::Errno;
 
+use super::bounded::Bounded;
 use super::{Result, SeizeError};
 use crate::fault::{self, Point};
 
 pub(super) const CONT: i64 = 7;
 pub(super) const SYSCALL: i64 = 24;
 const DETACH: i64 = 17;
-const SEIZE: i64 = 0x4206;
+const SEIZE: usize = 0x4206;
 const INTERRUPT: i64 = 0x4207;
 const GETREGSET: i64 = 0x4204;
 const SETREGSET: i64 = 0x4205;
@@ -44,8 +45,10 @@ pub(super) fn named(name: &'static str) -> impl Fn(Errno) -> SeizeError {
     }
 }
 
-pub(super) fn seize(thread: u32) -> rustix::io::Result<()> {
-    ptrace(SEIZE, thread, 0, OPTIONS).map(drop)
+/// Waits for a thread of the process that executes a program, and not for ever: `INTR`.
+pub(super) fn seize(thread: u32, bounded: &Bounded) -> rustix::io::Result<()> {
+    fault::check(Point::Ptrace)?;
+    bounded.ptrace(SEIZE, thread, OPTIONS)
 }
 
 pub(super) fn interrupt(thread: u32) -> rustix::io::Result<()> {
