@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use common::{end, holder, in_guest, merged, report_of};
 use numa::acpi::{Hmat, Reading, Slit, Srat};
-use numa::placement::{Choice, Existing, NodeRequest, Policy, Strictness, place};
+use numa::placement::{Choice, Existing, NodeRequest, Policy, Starts, Strictness, place};
 use numa::{Hashdist, InterleavedTable, MemoryReport, NodeId, Topology};
 use sys::mempolicy::{self, Mode};
 use sys::node::NODE_DIR;
@@ -382,7 +382,7 @@ fn a_process_is_placed_and_found_there() {
         .chain([NodeRequest::Auto]);
     for request in requests {
         let choice: Choice = request
-            .choose(&topology, &memory, &BTreeMap::new(), HELD * 4096)
+            .choose(&topology, &memory, &Starts::default(), HELD * 4096)
             .unwrap();
         let child = {
             let (topology, choice) = (topology.clone(), choice.clone());

@@ -10,7 +10,7 @@ mod common;
 use std::collections::BTreeMap;
 
 use common::{cpu, memory, slit, srat};
-use numa::placement::{Choice, Interleaver, NodeRequest, PlacementError, Strictness};
+use numa::placement::{Choice, Interleaver, NodeRequest, PlacementError, Starts, Strictness};
 use numa::{Hashdist, InterleavedTable, NodeId, Topology};
 use proptest::prelude::*;
 
@@ -137,14 +137,12 @@ fn burst(
     starts: usize,
     need: u64,
 ) -> Vec<usize> {
-    let mut reserved = BTreeMap::new();
+    let mut noted = Starts::default();
     let mut counts = vec![0; topology.nodes.len()];
     for _ in 0..starts {
-        let choice = Choice::beside(topology, free, &reserved, need).unwrap();
+        let choice = Choice::beside(topology, free, &noted, need).unwrap();
         counts[choice.node.0 as usize] += 1;
-        for (node, bytes) in choice.claims() {
-            *reserved.entry(node).or_insert(0) += bytes;
-        }
+        noted.add(&choice.claims());
     }
     counts
 }
@@ -169,6 +167,27 @@ fn a_burst_of_starts_is_spread() {
             }
         }
     }
+}
+
+#[test]
+fn guests_that_are_small_are_spread_by_their_number() {
+    let topology = even(4);
+    // What differs is more than all of them need together.
+    let free = [GIB * 9 / 10, GIB / 2, GIB * 2 / 3, GIB / 3];
+    let free = (0..4).map(NodeId).zip(free).collect();
+    assert_eq!(burst(&topology, &free, 8, GIB / 512), [2; 4]);
+    // Where little stays free, memory decides: the last node is spared.
+    assert_eq!(burst(&topology, &free, 4, GIB / 8), [2, 1, 1, 0]);
+}
+
+#[test]
+fn starts_that_have_taken_their_memory_count_as_starts() {
+    let topology = even(2);
+    let free = [(NodeId(0), GIB / 2), (NodeId(1), GIB)].into();
+    let mut starts = Starts::default();
+    starts.add_running(&[(NodeId(1), 100)], &[(NodeId(1), 0)]);
+    let choice = Choice::beside(&topology, &free, &starts, 100).unwrap();
+    assert_eq!(choice.node, NodeId(0));
 }
 
 #[test]

@@ -58,7 +58,7 @@ use sys::foreign::Foreign;
 use crate::policy::{self, Policy};
 use crate::run::launch;
 use crate::selector::{self, Selector};
-use crate::{client, human, paths};
+use crate::{client, human, node, paths};
 use image::Image;
 use target::{HasAgent, Target};
 
@@ -76,6 +76,10 @@ pub(crate) struct Args {
     /// With --any: also memory that was advised to be of huge pages
     #[arg(long, requires = "any")]
     any_huge: bool,
+    /// Have later `run --node auto` count so much as taken by each process until it is touched [default: QEMU's -m, or the cgroup's limit, of
+    /// one that began within 5 minutes]
+    #[arg(long, value_name = "SIZE", value_parser = human::size_of)]
+    need: Option<u64>,
     /// Say what would be attached, and why not, and do nothing
     #[arg(long)]
     dry_run: bool,
@@ -169,7 +173,11 @@ pub(crate) fn main(args: &Args) -> Result<()> {
                     environment,
                     server,
                 };
-                work::attach(target, image, &words)?.to_string()
+                let done = work::attach(target, image, &words)?.to_string();
+                if let Err(error) = node::note_attached(&socket, pid, args.need) {
+                    eprintln!("pageone: starts after this one may share its node: {error:#}");
+                }
+                done
             }
         };
         Ok(format!("{pid} ({name}): {told}"))

@@ -7,23 +7,26 @@
 //!   lock the file ─▶ free memory less what is noted ─▶ choose ─▶ note ─▶ unlock ─▶ exec
 //! ```
 //!
-//! A note counts less by what its process has in memory by now. After [`EXPIRY`] it does not count at all: a guest that has not touched
-//! its memory by then may never do so. A process that forks and ends, as `qemu -daemonize` does,
+//! A note counts less by what its process has in memory by now; as a start it counts whole. After [`EXPIRY`] it does not count at all: a
+//! guest that has not touched its memory by then may never do so. A process that forks and ends, as `qemu -daemonize` does,
 //! cannot be followed: its note counts whole for [`UNFOLLOWED`]. The file is the user's own, of mode 0600: who writes to it changes
 //! nothing but where his own starts go. What is not understood in it is dropped.
+//!
+//! A process that is attached is noted as well ([`note_attached`]), as if it had been placed where it runs when it began.
 
-use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use numa::placement::{NodeRequest, Strictness};
-use numa::{MemoryReport, NodeId, Topology};
+use numa::placement::{NodeRequest, Starts, Strictness};
+use numa::{Choice, MemoryReport, NodeId, Topology};
 use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 
 use crate::human;
@@ -68,8 +71,8 @@ impl Note {
         }
     }
 
-    /// What it will still take, by node; none once it does not count any more.
-    fn rest(&self, now: u64, process: Process) -> Option<Vec<(NodeId, u64)>> {
+    /// What it will still take, by node; `None` once it does not count any more.
+    fn untaken(&self, now: u64, process: Process) -> Option<Vec<(NodeId, u64)>> {
         // One from before a reboot, or from a later time, is damaged.
         let age = Duration::from_secs(now.checked_sub(self.at)?);
         let (most, touched) = match process {
@@ -81,7 +84,7 @@ impl Note {
             .iter()
             .try_fold(0_u64, |sum, (_, bytes)| sum.checked_add(*bytes))?;
         let left = all.saturating_sub(touched);
-        (age < most && left > 0).then(|| {
+        (age < most && all > 0).then(|| {
             let part = |bytes: u64| u128::from(bytes) * u128::from(left) / u128::from(all);
             let rest = self.claims.iter();
             rest.map(|&(node, bytes)| (node, u64::try_from(part(bytes)).unwrap_or(0)))
@@ -139,19 +142,17 @@ impl Notes {
         })
     }
 
-    /// Drops notes that do not count any more; gives what the others will still take.
-    fn reserved(&mut self, now: u64, process: impl Fn(&Note) -> Process) -> BTreeMap<NodeId, u64> {
-        let mut reserved = BTreeMap::<_, u64>::new();
+    /// Drops notes that do not count any more; gives what the others were promised, and will still take.
+    fn starts(&mut self, now: u64, process: impl Fn(&Note) -> Process) -> Starts {
+        let mut starts = Starts::default();
         self.notes.retain(|note| {
-            let rest = note.rest(now, process(note));
-            let counts = rest.is_some();
-            for (node, bytes) in rest.into_iter().flatten() {
-                let sum = reserved.entry(node).or_default();
-                *sum = sum.saturating_add(bytes);
+            let untaken = note.untaken(now, process(note));
+            if let Some(untaken) = &untaken {
+                starts.add_running(&note.claims, untaken);
             }
-            counts
+            untaken.is_some()
         });
-        reserved
+        starts
     }
 
     fn write(&mut self) -> Result<()> {
@@ -194,11 +195,9 @@ pub(crate) fn place(node: NodeRequest, need: u64, socket: Option<&Path>) -> Resu
         }
     });
     let now = seconds_since_boot();
-    let reserved = notes
-        .as_mut()
-        .map(|notes| notes.reserved(now, Note::process));
+    let starts = notes.as_mut().map(|notes| notes.starts(now, Note::process));
     let memory = MemoryReport::live()?;
-    let choice = node.choose(&topology, &memory, &reserved.unwrap_or_default(), need)?;
+    let choice = node.choose(&topology, &memory, &starts.unwrap_or_default(), need)?;
     choice.apply(&topology, Strictness::Preferred)?;
     if let Some(mut notes) = notes {
         let pid = std::process::id();
@@ -227,16 +226,73 @@ pub(crate) fn hand_over(socket: &Path, child: u32) -> Result<()> {
     Ok(())
 }
 
+/// Notes a process that runs and was attached, on the node where it ran last: if it began lately, or its user says what it will need.
+/// What it was started with tells that otherwise, as with [`need`]; of one that tells nothing, nothing is noted.
+///
+/// # Errors
+/// The process is gone, the file is not this user's, or the firmware's tables are not understood.
+pub(crate) fn note_attached(socket: &Path, pid: u32, need: Option<u64>) -> Result<()> {
+    let topology = Topology::live()?;
+    if topology.memory_nodes().nth(1).is_none() {
+        return Ok(());
+    }
+    let (began, now) = (sys::usage::began(pid)?, seconds_since_boot());
+    let per_second = rustix::param::clock_ticks_per_second().max(1);
+    let at = need.map_or(began / per_second, |_| now);
+    let need = match need {
+        None if now.saturating_sub(at) < EXPIRY.as_secs() => need_of(pid),
+        said => said,
+    };
+    let its = Pid::from_raw(i32::try_from(pid)?).context("no process has the number 0")?;
+    let cpu = sys::residence::thread_cpus(its)?.first().map(|two| two.1);
+    let node = cpu.and_then(|cpu| topology.node_of_cpu(cpu));
+    let Some((need, node)) = need.zip(node) else {
+        return Ok(());
+    };
+    let mut notes = Notes::lock(socket)?;
+    notes.starts(now, Note::process);
+    let is_its = |note: &Note| note.pid == pid && note.began == began;
+    // `run` has placed it.
+    if !notes.notes.iter().any(is_its) {
+        let free = MemoryReport::live()?.free_bytes();
+        let claims = Choice::at(&topology, node, &free, need)?.claims();
+        notes.notes.push(Note {
+            pid,
+            began,
+            at,
+            claims,
+        });
+        notes.write()?;
+    }
+    Ok(())
+}
+
+/// What a process that runs was started to need. It may take as long as it likes to show its command line, and is waited for a moment.
+fn need_of(pid: u32) -> Option<u64> {
+    const PATIENCE: Duration = Duration::from_secs(1);
+    let (send, line) = std::sync::mpsc::channel();
+    std::thread::spawn(move || send.send(sys::title::command_line(pid)));
+    let line = line.recv_timeout(PATIENCE).ok()?.ok()?;
+    let words = line.split(|&byte| byte == 0);
+    let words: Vec<_> = words
+        .map(|word| OsStr::from_bytes(word).to_owned())
+        .collect();
+    said_of(&words).or_else(|| sys::process::cgroup_memory_limit(pid))
+}
+
 /// What a command will need, in bytes: what its `-m` says if it is QEMU, else the limit of the cgroup that it starts in, else little.
 pub(crate) fn need(command: &[OsString]) -> u64 {
-    let (name, arguments) = match command.split_first() {
-        Some((name, arguments)) => (Path::new(name).file_name(), arguments),
-        None => (None, command),
-    };
-    let is_qemu = name.is_some_and(|name| name.as_encoded_bytes().starts_with(b"qemu"));
-    let said = is_qemu.then(|| memory_of_qemu(arguments)).flatten();
-    said.or_else(sys::process::cgroup_memory_limit)
+    said_of(command)
+        .or_else(|| sys::process::cgroup_memory_limit(std::process::id()))
         .unwrap_or(UNKNOWN)
+}
+
+/// What a command says itself, if it is QEMU.
+fn said_of(command: &[OsString]) -> Option<u64> {
+    let (name, arguments) = command.split_first()?;
+    let name = Path::new(name).file_name()?;
+    let is_qemu = name.as_encoded_bytes().starts_with(b"qemu");
+    is_qemu.then(|| memory_of_qemu(arguments)).flatten()
 }
 
 /// The last `-m` counts, as for QEMU: `-m 2G`, `-m 512` (MiB), `-m size=2G,slots=4`.
@@ -298,12 +354,13 @@ mod tests {
 
     #[test]
     fn a_note_counts_until_its_memory_is_touched_or_it_expires() {
-        let rest = |now, process| note(1, 100).rest(now, process);
+        let rest = |now, process| note(1, 100).untaken(now, process);
         let whole = Some(vec![(NodeId(0), 600), (NodeId(1), 200)]);
         assert_eq!(rest(100, Process::Lives(0)), whole);
         let half = Some(vec![(NodeId(0), 300), (NodeId(1), 100)]);
         assert_eq!(rest(399, Process::Lives(400)), half);
-        assert_eq!(rest(100, Process::Lives(800)), None);
+        let taken = Some(vec![(NodeId(0), 0), (NodeId(1), 0)]);
+        assert_eq!(rest(100, Process::Lives(800)), taken);
         assert_eq!(rest(400, Process::Lives(0)), None);
         assert_eq!(
             (rest(129, Process::Gone), rest(130, Process::Gone)),
@@ -314,7 +371,7 @@ mod tests {
             claims: vec![(NodeId(0), u64::MAX), (NodeId(1), 1)],
             ..note(1, 1)
         };
-        assert_eq!(huge.rest(1, Process::Lives(0)), None, "damaged");
+        assert_eq!(huge.untaken(1, Process::Lives(0)), None, "damaged");
     }
 
     #[test]
@@ -329,13 +386,15 @@ mod tests {
         let text = std::fs::read_to_string(&file).unwrap() + "{\"pid\": }\n";
         std::fs::write(&file, text).unwrap();
         let mut notes = Notes::lock(&socket).unwrap();
-        let reserved = notes.reserved(150, |_| Process::Lives(0));
+        let starts = notes.starts(150, |_| Process::Lives(400));
         assert_eq!(notes.notes, [note(1, 100), note(2, 10)]);
-        assert_eq!(reserved, [(NodeId(0), 1200), (NodeId(1), 400)].into());
         assert_eq!(
-            notes.reserved(350, |_| Process::Lives(0)),
-            [(NodeId(0), 600), (NodeId(1), 200)].into()
+            starts.promised,
+            [(NodeId(0), 1200), (NodeId(1), 400)].into()
         );
+        assert_eq!(starts.untaken, [(NodeId(0), 600), (NodeId(1), 200)].into());
+        let starts = notes.starts(350, |_| Process::Lives(0));
+        assert_eq!(starts.untaken, [(NodeId(0), 600), (NodeId(1), 200)].into());
         drop(notes);
         std::fs::write(&file, [0xff; 9]).unwrap();
         assert!(Notes::lock(&socket).unwrap().notes.is_empty());

@@ -719,6 +719,42 @@ fn guests_that_start_at_once_are_spread_over_the_nodes() {
 }
 
 #[test]
+fn what_an_attached_process_will_take_is_noted_where_it_runs() {
+    let _alone = alone();
+    let place = Place::new();
+    let _daemon = start(&place, "", &[]);
+    let live = Topology::live().unwrap();
+    let nodes = live.memory_nodes().count();
+    let node = live.cpu_nodes().last().unwrap();
+    let mut bound = std::process::Command::new("taskset");
+    bound.args(["-c", &numa::format_list(&node.cpus), "sleep", "600"]);
+    let sleeper = Running::start(&mut bound);
+    wait_for("the command", || {
+        let name = std::fs::read_to_string(format!("/proc/{}/comm", sleeper.0.id()));
+        (name.unwrap() == "sleep\n").then_some(())
+    });
+    let attach = || {
+        let mut command = pageone();
+        command.args(["attach", "--need", "100M", "--socket"]);
+        command.arg(place.socket()).arg(sleeper.0.id().to_string());
+        let done = output(command.env("PAGEONE_AGENT", support::agent()));
+        assert!(done.status.success(), "{}", text(&done.stderr));
+    };
+    attach();
+    let notes = std::fs::read_to_string(place.socket().with_extension("starts"));
+    if nodes == 1 {
+        assert!(notes.is_err(), "there is no choice, and nothing to note");
+        return;
+    }
+    let note: Value = serde_json::from_str(notes.unwrap().trim()).unwrap();
+    assert_eq!(count(&note, "pid"), u64::from(sleeper.0.id()));
+    let claims = note["claims"].as_array().unwrap();
+    assert_eq!(claims[0][0], node.id.0, "{note}");
+    let bytes = claims.iter().map(|claim| claim[1].as_u64().unwrap());
+    assert_eq!(bytes.sum::<u64>(), 100 << 20, "{note}");
+}
+
+#[test]
 fn a_daemon_on_a_node_serves() {
     let _alone = alone();
     let place = Place::new();

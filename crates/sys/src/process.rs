@@ -218,10 +218,10 @@ fn cgroup_mount() -> std::io::Result<PathBuf> {
     place.ok_or_else(none)
 }
 
-/// The limit of this process's own cgroup of version 2, in bytes; none without one.
+/// The limit of a process's cgroup of version 2, in bytes; none without one.
 #[must_use]
-pub fn cgroup_memory_limit() -> Option<u64> {
-    let path = cgroup_path(std::process::id()).ok()?;
+pub fn cgroup_memory_limit(pid: u32) -> Option<u64> {
+    let path = cgroup_path(pid).ok()?;
     let folder = cgroup_mount().ok()?.join(path.trim_start_matches('/'));
     let limit = crate::text::read(folder.join("memory.max")).ok()?;
     limit.trim().parse().ok()

@@ -4,6 +4,8 @@
 //!
 //! Source: qemu(1) (`-name`), systemd.unit(5) (escapes), `systemd-machined`.
 
+use std::io::Read;
+
 use crate::foreign::ForeignName;
 
 /// The name of the virtual machine that process `pid` says it is, by QEMU's `-name`.
@@ -12,8 +14,22 @@ use crate::foreign::ForeignName;
 /// under a userfaultfd. So it is for a thread that nobody waits for.
 #[must_use]
 pub fn of_machine(pid: u32) -> Option<ForeignName> {
-    let line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    let line = command_line(pid).ok()?;
     machine_in(&line).map(ForeignName::from)
+}
+
+/// The words with which process `pid` was started, or that it has put there: each ends with a zero byte, and there are 2 MiB at most.
+///
+/// **This may block**, as [`of_machine`].
+///
+/// # Errors
+/// It is gone.
+pub fn command_line(pid: u32) -> std::io::Result<Vec<u8>> {
+    const MOST: u64 = 2 << 20;
+    let mut line = Vec::new();
+    let file = std::fs::File::open(format!("/proc/{pid}/cmdline"))?;
+    file.take(MOST).read_to_end(&mut line)?;
+    Ok(line)
 }
 
 fn machine_in(line: &[u8]) -> Option<String> {

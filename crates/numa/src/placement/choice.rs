@@ -1,11 +1,16 @@
 //! The node for a whole process, before it starts.
 //!
 //! For each node with CPUs, imagine the process there: its memory is taken from the nearest node that has some free,
-//! then from the next. The node with the least mean distance to all of that memory wins. Among equals it is the one
-//! that keeps the most free memory, so that guests spread. Then comes the one that is promised least beyond what it has, then the lowest
-//! number. Looking at free memory alone would choose a node that is full of CPUs and far from its memory; looking at distance alone, a node that is full.
+//! then from the next. The node with the least mean distance to all of that memory wins. Looking at free memory alone would choose a
+//! node that is full of CPUs and far from its memory; looking at distance alone, a node that is full. Among equals:
+//!
+//! 1. a node with plenty: a quarter of its memory stays free;
+//! 2. of those with plenty, the one of which recent starts were promised the least, so that small guests spread over CPUs;
+//! 3. the one that keeps the most free memory;
+//! 4. the one that is promised least beyond what it has;
+//! 5. the lowest number.
 
-use std::cmp::Ordering;
+use std::cmp::{Ordering, Reverse};
 use std::collections::BTreeMap;
 use std::str::FromStr;
 
@@ -15,6 +20,40 @@ use sys::mempolicy::{self, Mode};
 use super::{PlacementError, kernel, mask_of};
 use crate::topology::{CpuNaming, UNREACHABLE};
 use crate::{MemoryReport, NodeId, Topology};
+
+/// A node has plenty while at least this part of its memory stays free.
+const PLENTY: u64 = 4;
+
+/// What processes were promised that started lately, in bytes by node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Starts {
+    /// All of it.
+    pub promised: BTreeMap<NodeId, u64>,
+    /// What of it they have not taken yet: memory that is free, and not for others.
+    pub untaken: BTreeMap<NodeId, u64>,
+}
+
+impl Starts {
+    /// Adds a start that has taken nothing yet.
+    pub fn add(&mut self, claims: &[(NodeId, u64)]) {
+        for map in [&mut self.promised, &mut self.untaken] {
+            add(map, claims);
+        }
+    }
+
+    /// Adds one that will still take `untaken` of what it was promised.
+    pub fn add_running(&mut self, promised: &[(NodeId, u64)], untaken: &[(NodeId, u64)]) {
+        add(&mut self.promised, promised);
+        add(&mut self.untaken, untaken);
+    }
+}
+
+fn add(map: &mut BTreeMap<NodeId, u64>, claims: &[(NodeId, u64)]) {
+    for &(node, bytes) in claims {
+        let sum = map.entry(node).or_default();
+        *sum = sum.saturating_add(bytes);
+    }
+}
 
 /// How hard the chosen nodes bind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -51,7 +90,7 @@ impl FromStr for NodeRequest {
 
 impl NodeRequest {
     /// Chooses on this topology as it is filled now, for a process that needs `need_bytes` (0: little), beside others that
-    /// will still take what is `reserved`.
+    /// have started.
     ///
     /// # Errors
     /// As [`Choice::auto`] and [`Choice::at`].
@@ -59,12 +98,12 @@ impl NodeRequest {
         self,
         topology: &Topology,
         memory: &MemoryReport,
-        reserved: &BTreeMap<NodeId, u64>,
+        starts: &Starts,
         need_bytes: u64,
     ) -> Result<Choice, PlacementError> {
         let free_bytes = memory.free_bytes();
         match self {
-            Self::Auto => Choice::beside(topology, &free_bytes, reserved, need_bytes),
+            Self::Auto => Choice::beside(topology, &free_bytes, starts, need_bytes),
             Self::Node(node) => Choice::at(topology, node, &free_bytes, need_bytes),
         }
     }
@@ -95,47 +134,43 @@ impl Choice {
         free_bytes: &BTreeMap<NodeId, u64>,
         need_bytes: u64,
     ) -> Result<Self, PlacementError> {
-        Self::beside(topology, free_bytes, &BTreeMap::new(), need_bytes)
+        Self::beside(topology, free_bytes, &Starts::default(), need_bytes)
     }
 
-    /// The same, where processes that started will still take what is `reserved` of the free memory; that may be more than there is.
+    /// The same, where others have started lately; their promises may go beyond the memory that there is.
     ///
     /// # Errors
     /// As [`Self::auto`].
     pub fn beside(
         topology: &Topology,
         free_bytes: &BTreeMap<NodeId, u64>,
-        reserved: &BTreeMap<NodeId, u64>,
+        starts: &Starts,
         need_bytes: u64,
     ) -> Result<Self, PlacementError> {
-        let promised = |node: &NodeId| reserved.get(node).copied().unwrap_or(0);
-        let beyond = |choice: &Self| {
-            let free = free_bytes.get(&choice.node).copied().unwrap_or(0);
-            promised(&choice.node).saturating_sub(free)
-        };
-        let free_bytes: &BTreeMap<_, _> = &free_bytes
+        let of = |map: &BTreeMap<NodeId, u64>, node| map.get(&node).copied().unwrap_or(0);
+        let untaken = |node| of(&starts.untaken, node);
+        let left: BTreeMap<_, _> = free_bytes
             .iter()
-            .map(|(&node, free)| (node, free.saturating_sub(promised(&node))))
+            .map(|(&node, free)| (node, free.saturating_sub(untaken(node))))
             .collect();
         let choices = topology
             .cpu_nodes()
-            .filter_map(|node| Self::at(topology, node.id, free_bytes, need_bytes).ok());
-        let kept = |choice: &Self| {
-            let free = free_bytes.get(&choice.node).copied().unwrap_or(0);
-            let taken = choice
-                .memory
-                .iter()
-                .find(|(id, _)| *id == choice.node)
-                .map_or(0, |&(_, bytes)| bytes);
-            free.saturating_sub(taken)
+            .filter_map(|node| Self::at(topology, node.id, &left, need_bytes).ok());
+        let rank = |choice: &Self| {
+            let node = choice.node;
+            let taken = choice.memory.iter().find(|(id, _)| *id == node);
+            let kept = of(&left, node).saturating_sub(taken.map_or(0, |&(_, bytes)| bytes));
+            let memory = topology.node(node).map_or(0, |node| node.memory_bytes);
+            let has_plenty = memory > 0 && kept >= memory / PLENTY;
+            let promised = has_plenty.then(|| of(&starts.promised, node));
+            let beyond = untaken(node).saturating_sub(of(free_bytes, node));
+            (!has_plenty, promised, Reverse(kept), beyond, node)
         };
         let better = |one: &Self, two: &Self| -> Ordering {
             one.missing_bytes
                 .cmp(&two.missing_bytes)
                 .then(one.mean_distance.total_cmp(&two.mean_distance))
-                .then(kept(two).cmp(&kept(one)))
-                .then(beyond(one).cmp(&beyond(two)))
-                .then(one.node.cmp(&two.node))
+                .then_with(|| rank(one).cmp(&rank(two)))
         };
         choices.min_by(better).ok_or(PlacementError::NoNodes)
     }

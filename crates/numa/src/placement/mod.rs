@@ -7,7 +7,7 @@ mod choice;
 mod index;
 mod table;
 
-pub use choice::{Choice, NodeRequest, Strictness};
+pub use choice::{Choice, NodeRequest, Starts, Strictness};
 pub use index::IndexMemory;
 pub use table::{Hashdist, InterleavedTable};
 

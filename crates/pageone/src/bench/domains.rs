@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
+use numa::placement::Starts;
 use numa::{Choice, MemoryReport, NodeId, Topology};
 use serde::Serialize;
 
@@ -98,14 +99,14 @@ impl Domains {
             "{count} guests of {} MiB do not fit the memory that is free: give less with --guest-mib",
             self.guest_mib
         );
-        let (mut guests, mut reserved) = (Vec::<Guest>::new(), BTreeMap::new());
+        let (mut guests, mut starts) = (Vec::<Guest>::new(), Starts::default());
         for number in 0..count {
             let choice = match placed {
-                true => Some(Choice::beside(topology, &free, &reserved, need)?),
+                true => Some(Choice::beside(topology, &free, &starts, need)?),
                 false => None,
             };
-            for (node, bytes) in choice.iter().flat_map(Choice::claims) {
-                *reserved.entry(node).or_insert(0) += bytes;
+            if let Some(choice) = &choice {
+                starts.add(&choice.claims());
             }
             guests.push(start(topology, choice.as_ref(), pages, number, None)?);
         }
