@@ -729,27 +729,20 @@ fn what_an_attached_process_will_take_is_noted_where_it_runs() {
     let usual = live.cpu_nodes().filter(|node| node.memory_bytes > 0);
     let node = usual.last().unwrap();
     let mut bound = std::process::Command::new("taskset");
-    bound.args(["-c", &numa::format_list(&node.cpus), "sleep", "600"]);
-    let sleeper = Running::start(&mut bound);
-    wait_for("the command", || {
-        let name = std::fs::read_to_string(format!("/proc/{}/comm", sleeper.0.id()));
-        (name.unwrap() == "sleep\n").then_some(())
-    });
-    let attach = || {
-        let mut command = pageone();
-        command.args(["attach", "--need", "100M", "--socket"]);
-        command.arg(place.socket()).arg(sleeper.0.id().to_string());
-        let done = output(command.env("PAGEONE_AGENT", support::agent()));
-        assert!(done.status.success(), "{}", text(&done.stderr));
-    };
-    attach();
+    bound.args(["-c", &numa::format_list(&node.cpus)]);
+    let guest = Guest::from(bound.arg(support::guest_program(false)));
+    let mut attach = pageone();
+    attach.args(["attach", "--need", "100M", "--socket"]);
+    attach.arg(place.socket()).arg(guest.pid.to_string());
+    let done = output(attach.env("PAGEONE_AGENT", support::agent()));
+    assert!(done.status.success(), "{}", text(&done.stderr));
     let notes = std::fs::read_to_string(place.socket().with_extension("starts"));
     if nodes == 1 {
         assert!(notes.is_err(), "there is no choice, and nothing to note");
         return;
     }
     let note: Value = serde_json::from_str(notes.unwrap().trim()).unwrap();
-    assert_eq!(count(&note, "pid"), u64::from(sleeper.0.id()));
+    assert_eq!(count(&note, "pid"), u64::from(guest.pid));
     let claims = note["claims"].as_array().unwrap();
     assert_eq!(claims[0][0], node.id.0, "{note}");
     let bytes = claims.iter().map(|claim| claim[1].as_u64().unwrap());

@@ -78,7 +78,7 @@ pub(crate) struct Context<'a> {
 }
 
 /// Buffers of a worker.
-pub(crate) struct Desk {
+pub(crate) struct Buffers {
     pub(super) batch: Batch,
     pub(super) settled: Vec<u16>,
     pub(super) twins: Vec<Twin>,
@@ -103,7 +103,7 @@ pub(super) struct Read {
     pub(super) begins_row: bool,
 }
 
-impl Desk {
+impl Buffers {
     pub(crate) fn new() -> Self {
         Self {
             batch: Batch::new(),
@@ -190,12 +190,12 @@ impl<'a> Plan<'a> {
 
     /// Plans what can be planned: afterwards planned pages hold refs and wait to be asked for. Tells whether
     /// pages are left for a whole visit.
-    pub(crate) fn make(mut self, desk: &mut Desk) -> bool {
+    pub(crate) fn make(mut self, buffers: &mut Buffers) -> bool {
         if self.whole {
             self.pages.later = PageBits::EMPTY;
         }
         self.plan_promoted();
-        let mut settled = std::mem::take(&mut desk.settled);
+        let mut settled = std::mem::take(&mut buffers.settled);
         settled.clear();
         let busy = self.pages.busy.pages();
         settled.extend(
@@ -205,13 +205,13 @@ impl<'a> Plan<'a> {
         let reserved = self.pages.huge && self.context.worth_splitting > 0;
         self.publishes = !reserved && self.context.may_map;
         let read = self
-            .predict(desk, &mut settled)
-            .and_then(|()| self.read(desk, &settled))
-            .and_then(|()| self.weigh(desk, &mut settled));
+            .predict(buffers, &mut settled)
+            .and_then(|()| self.read(buffers, &settled))
+            .and_then(|()| self.weigh(buffers, &mut settled));
         if let Err(error) = read {
             self.guest.fail(error);
         }
-        desk.settled = settled;
+        buffers.settled = settled;
         self.plan_promoted();
         self.leave_astray();
         let slots = &self.domain().slots;
@@ -222,7 +222,7 @@ impl<'a> Plan<'a> {
 
     /// Decides about the twins that got no slot: those of a huge page that is worth splitting get one now, for which
     /// they are read again. The others are left alone for a while. So no slot is written that no page will map.
-    fn weigh(&mut self, desk: &mut Desk, settled: &mut Vec<u16>) -> std::io::Result<()> {
+    fn weigh(&mut self, buffers: &mut Buffers, settled: &mut Vec<u16>) -> std::io::Result<()> {
         let twins = std::mem::take(&mut self.unpublished);
         if twins.is_empty() {
             return Ok(());
@@ -241,7 +241,7 @@ impl<'a> Plan<'a> {
         self.publishes = true;
         settled.clear();
         settled.extend(twins.pages().filter_map(|page| u16::try_from(page).ok()));
-        self.read(desk, settled)
+        self.read(buffers, settled)
     }
 
     /// Whether `page` waits to be read.
@@ -343,13 +343,13 @@ impl<'a> Plan<'a> {
         );
     }
 
-    fn read(&mut self, desk: &mut Desk, settled: &[u16]) -> std::io::Result<()> {
+    fn read(&mut self, buffers: &mut Buffers, settled: &[u16]) -> std::io::Result<()> {
         let mut rest = settled;
         while !rest.is_empty() {
             let part = rest.get(..BATCH).unwrap_or(rest);
             let memory = &*self.guest.memory;
-            let read = desk.batch.fill(memory, self.chunk.address, part)?;
-            self.look_up(desk, &part[..read]);
+            let read = buffers.batch.fill(memory, self.chunk.address, part)?;
+            self.look_up(buffers, &part[..read]);
             let mut done = read;
             if let Some(&unreadable) = part.get(read) {
                 self.pages.back_off(unreadable.into(), Tag::Skipped);
@@ -360,14 +360,14 @@ impl<'a> Plan<'a> {
         Ok(())
     }
 
-    fn look_up(&mut self, desk: &mut Desk, part: &[u16]) {
+    fn look_up(&mut self, buffers: &mut Buffers, part: &[u16]) {
         let mut keys = [None; BATCH];
         for (at, key) in keys.iter_mut().enumerate().take(part.len()) {
-            *key = self.key(desk.batch.page(at));
+            *key = self.key(buffers.batch.page(at));
         }
         let homes = self.homes(part.iter().map(|&page| page.into()));
-        self.go_near(desk, &homes);
-        let mut reads = std::mem::take(&mut desk.repeats);
+        self.go_near(buffers, &homes);
+        let mut reads = std::mem::take(&mut buffers.repeats);
         reads.clear();
         for ((at, &page), key) in part.iter().enumerate().zip(keys) {
             let page = usize::from(page);
@@ -387,23 +387,23 @@ impl<'a> Plan<'a> {
         self.expect(&reads);
         // Each time the first page of every content is dealt with, so this ends.
         while !reads.is_empty() {
-            self.look_up_once(desk, &reads);
-            std::mem::swap(&mut reads, &mut desk.repeats);
-            desk.repeats.clear();
+            self.look_up_once(buffers, &reads);
+            std::mem::swap(&mut reads, &mut buffers.repeats);
+            buffers.repeats.clear();
         }
-        desk.repeats = reads;
+        buffers.repeats = reads;
     }
 
     /// Has the worker go on where these pages are, while merging stays inside nodes. Those of a chunk are mostly on one node, so the
     /// first one's decides.
-    fn go_near(&self, desk: &mut Desk, homes: &Homes) {
+    fn go_near(&self, buffers: &mut Buffers, homes: &Homes) {
         let near = match self.is_bound() {
-            true => homes.of(0).or(desk.near),
+            true => homes.of(0).or(buffers.near),
             false => None,
         };
-        if near != desk.near {
+        if near != buffers.near {
             self.domain().slots.work_near(near);
-            desk.near = near;
+            buffers.near = near;
         }
     }
 
@@ -421,8 +421,8 @@ impl<'a> Plan<'a> {
     }
 
     /// Looks pages up and publishes twins; pages that equal one of these are left in `repeats`.
-    fn look_up_once(&mut self, desk: &mut Desk, reads: &[Read]) {
-        desk.twins.clear();
+    fn look_up_once(&mut self, buffers: &mut Buffers, reads: &[Read]) {
+        buffers.twins.clear();
         let domain = self.domain();
         let view = domain.slots.view();
         let mut rest = reads;
@@ -431,8 +431,8 @@ impl<'a> Plan<'a> {
             let (now, later) = rest.split_at(row.map_or(1, <[Read]>::len));
             rest = later;
             let same = |twin: &Twin| (twin.read.key, twin.read.home) == (read.key, read.home);
-            if desk.twins.iter().any(same) {
-                desk.repeats.extend(now);
+            if buffers.twins.iter().any(same) {
+                buffers.repeats.extend(now);
                 continue;
             }
             let renewed = row.and_then(|row| self.find_full_row(&view, row));
@@ -441,7 +441,7 @@ impl<'a> Plan<'a> {
                     Some(entries) => entries.get(at).copied(),
                     None => self.enter(&view, read),
                 };
-                desk.twins.extend(current.map(|current| Twin {
+                buffers.twins.extend(current.map(|current| Twin {
                     read,
                     store: read.home,
                     current,
@@ -449,8 +449,8 @@ impl<'a> Plan<'a> {
             }
         }
         drop(view);
-        self.choose_stores(&mut desk.twins);
-        self.publish(&desk.batch, &desk.twins);
+        self.choose_stores(&mut buffers.twins);
+        self.publish(&buffers.batch, &buffers.twins);
     }
 
     /// The entries of a row of which a slot is full, unless other copies have room again. They are all replaced, so that the row has

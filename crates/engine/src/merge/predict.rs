@@ -35,7 +35,7 @@ use wire::CHUNK_PAGES;
 
 use crate::domain::patterns::LEAST;
 use crate::domain::refs::Taken;
-use crate::merge::plan::{Desk, Plan};
+use crate::merge::plan::{Buffers, Plan};
 use crate::merge::read::BATCH;
 use crate::page::{Entry, Slot, StoreId, Tag};
 
@@ -134,7 +134,7 @@ impl Plan<'_> {
     /// When the guest's memory cannot be read.
     pub(super) fn predict(
         &mut self,
-        desk: &mut Desk,
+        buffers: &mut Buffers,
         settled: &mut Vec<u16>,
     ) -> std::io::Result<()> {
         // A whole visit is for pages that were not predicted at the first.
@@ -143,10 +143,10 @@ impl Plan<'_> {
         }
         // Pages that are bound to their nodes would have to be asked for these one by one.
         let prediction = match self.is_bound() || self.domain().slots.live() < GROUP as u64 {
-            true => self.propose_zeros(desk)?,
+            true => self.propose_zeros(buffers)?,
             false => match self.propose_pattern() {
-                Some(pattern) if self.holds(&pattern, desk)? => pattern,
-                _ => self.propose_groups(desk)?,
+                Some(pattern) if self.holds(&pattern, buffers)? => pattern,
+                _ => self.propose_groups(buffers)?,
             },
         };
         self.accept(prediction);
@@ -188,13 +188,13 @@ impl Plan<'_> {
     }
 
     /// Whether samples of the pairs are as proposed.
-    fn holds(&self, prediction: &Prediction, desk: &mut Desk) -> std::io::Result<bool> {
+    fn holds(&self, prediction: &Prediction, buffers: &mut Buffers) -> std::io::Result<bool> {
         let pairs = &prediction.pairs;
         let last = pairs.len().saturating_sub(1);
         let samples = (0..SAMPLES).filter_map(|n| pairs.get(n * last / (SAMPLES - 1)).copied());
         let samples: Vec<_> = samples.collect();
         let mut known = Known::nothing();
-        self.probe(desk, samples.iter().map(|&(page, _)| page), &mut known)?;
+        self.probe(buffers, samples.iter().map(|&(page, _)| page), &mut known)?;
         let equals = |&(page, slot): &(usize, Slot)| known.slot(page) == Some(slot);
         Ok(samples.iter().all(equals))
     }
@@ -207,20 +207,24 @@ impl Plan<'_> {
     }
 
     /// The groups of zeros.
-    fn propose_zeros(&self, desk: &mut Desk) -> std::io::Result<Prediction> {
+    fn propose_zeros(&self, buffers: &mut Buffers) -> std::io::Result<Prediction> {
         let groups = self.groups();
         let mut known = Known::nothing();
         if !self.context.use_zero_pages {
             return Ok(Prediction::default());
         }
-        self.probe(desk, groups.iter().copied().step_by(SPARSE), &mut known)?;
+        self.probe(buffers, groups.iter().copied().step_by(SPARSE), &mut known)?;
         if !groups.iter().any(|&first| known.is_zeros(first)) {
             return Ok(Prediction::default());
         }
         let others = groups.iter().filter(|&&first| known.at(first).is_none());
         let others: Vec<_> = others.copied().collect();
-        self.probe(desk, others.into_iter(), &mut known)?;
-        self.probe(desk, more_of_zeros(&groups, &known).into_iter(), &mut known)?;
+        self.probe(buffers, others.into_iter(), &mut known)?;
+        self.probe(
+            buffers,
+            more_of_zeros(&groups, &known).into_iter(),
+            &mut known,
+        )?;
         let zeros = groups.into_iter().filter(|&first| known.all_zeros(first));
         Ok(Prediction {
             zeros: zeros.flat_map(|first| first..first + GROUP).collect(),
@@ -229,10 +233,10 @@ impl Plan<'_> {
     }
 
     /// The groups whose ends fit.
-    fn propose_groups(&self, desk: &mut Desk) -> std::io::Result<Prediction> {
+    fn propose_groups(&self, buffers: &mut Buffers) -> std::io::Result<Prediction> {
         let groups = self.groups();
         let mut known = Known::nothing();
-        self.probe(desk, groups.iter().copied(), &mut known)?;
+        self.probe(buffers, groups.iter().copied(), &mut known)?;
         let begins = groups.iter().filter(|&&first| known.slot(first).is_some());
         let is_shared = 2 * begins.count() >= groups.len();
         // The start of the next group tells as much as the end of this one.
@@ -247,7 +251,7 @@ impl Plan<'_> {
         let mut more: Vec<usize> = more.flatten().collect();
         more.extend(more_of_zeros(&groups, &known));
         more.sort_unstable();
-        self.probe(desk, more.into_iter(), &mut known)?;
+        self.probe(buffers, more.into_iter(), &mut known)?;
         let fits = |first| known.fit(first, first + GROUP - 1) || known.fit(first, first + GROUP);
         let mixed = groups
             .iter()
@@ -272,21 +276,26 @@ impl Plan<'_> {
     /// Reads `pages`, in ascending order, and notes what they are.
     fn probe(
         &self,
-        desk: &mut Desk,
+        buffers: &mut Buffers,
         pages: impl Iterator<Item = usize>,
         known: &mut Known,
     ) -> std::io::Result<()> {
         let pages: Vec<u16> = pages.filter_map(|page| page.try_into().ok()).collect();
         let mut parts = pages.chunks(BATCH);
-        parts.try_for_each(|part| self.probe_part(desk, part, known))
+        parts.try_for_each(|part| self.probe_part(buffers, part, known))
     }
 
     /// The same of at most a batch.
-    fn probe_part(&self, desk: &mut Desk, pages: &[u16], known: &mut Known) -> std::io::Result<()> {
+    fn probe_part(
+        &self,
+        buffers: &mut Buffers,
+        pages: &[u16],
+        known: &mut Known,
+    ) -> std::io::Result<()> {
         let memory = &*self.guest.memory;
-        let read = desk.batch.fill(memory, self.chunk.address, pages)?;
+        let read = buffers.batch.fill(memory, self.chunk.address, pages)?;
         let index = self.domain().index(StoreId::default());
-        let key = |at| self.key(desk.batch.page(at));
+        let key = |at| self.key(buffers.batch.page(at));
         let keys: Vec<_> = (0..read).map(key).collect();
         let wanted: Vec<_> = keys.iter().copied().flatten().collect();
         index.expect(&wanted);

@@ -37,7 +37,7 @@ use crate::guest::agent::Link;
 use crate::guest::memory::Memory;
 use crate::guest::rescue;
 use crate::guest::{Guest, Standing};
-use crate::merge::plan::{self, Context, Desk, Plan, Promotions};
+use crate::merge::plan::{self, Buffers, Context, Plan, Promotions};
 use crate::merge::read::Hasher;
 use crate::merge::request::{self, Asked, Manner};
 use crate::options::{Limits, Rules};
@@ -67,7 +67,7 @@ const MOST_PERIODS: u32 = 4;
 
 /// Buffers of a worker.
 pub(crate) struct Scratch {
-    desk: Desk,
+    buffers: Buffers,
     effects: Effects,
     runs: Vec<PageRun>,
     found: Vec<Arc<Chunk>>,
@@ -76,7 +76,7 @@ pub(crate) struct Scratch {
 impl Scratch {
     pub(crate) fn new() -> Self {
         Self {
-            desk: Desk::new(),
+            buffers: Buffers::new(),
             effects: Effects::default(),
             runs: vec![PageRun::default(); SCAN_RUNS],
             found: Vec::new(),
@@ -541,7 +541,7 @@ impl Core {
             };
             let unmerged = request::unmerge(&guest, chunk, pages, effects, manner, strays);
             let plan = Plan::new(&context, &guest, chunk, pages, effects, visit.is_whole());
-            waits = plan.make(&mut scratch.desk);
+            waits = plan.make(&mut scratch.buffers);
             match post.is_abandoned() {
                 _ if unmerged == Asked::Busy => Asked::Busy,
                 true => Asked::Done,

@@ -113,7 +113,7 @@ impl Bounded {
             let mut event: libc::sigevent = std::mem::zeroed();
             event.sigev_notify = libc::SIGEV_THREAD_ID;
             event.sigev_signo = signal();
-            event.sigev_notify_thread_id = libc::gettid();
+            event.sigev_notify_thread_id = crate::process::thread_id().cast_signed();
             let clock = libc::CLOCK_MONOTONIC;
             let result = libc::timer_create(clock, &raw mut event, &raw mut timer);
             (result, timer)
