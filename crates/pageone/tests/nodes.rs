@@ -287,17 +287,29 @@ fn what_a_node_adds_to_its_index_is_on_the_node() {
     }
     let place = Place::new();
     let daemon = start(&place, "merge_across_nodes = 0", &[]);
+    let serve = |pages: usize, node: u32| {
+        let mut guest = Guest::start(&place.socket());
+        guest.map(pages);
+        guest.run(&format!("bind 0 {pages} {node}"));
+        guest.run(&format!("fill 0 {pages} 5"));
+        guest.run(&format!("advise 0 {pages} 12"));
+        wait_for("all pages to be in the index", || {
+            (count(&json(&place), "pages_unshared") == pages as u64).then_some(())
+        });
+        guest
+    };
+    // What the first guests of all take, stacks and the like, is of no node's index.
+    for node in [first, last] {
+        drop(serve(PAGES, node));
+        wait_for("its end", || {
+            let guests = json(&place)["guests"].as_array().unwrap().len();
+            (guests == 0).then_some(())
+        });
+    }
     let mut grown = Vec::new();
     for node in [first, last] {
         let before = tables(&daemon, "");
-        let mut guest = Guest::start(&place.socket());
-        guest.map(MANY);
-        guest.run(&format!("bind 0 {MANY} {node}"));
-        guest.run(&format!("fill 0 {MANY} 5"));
-        guest.run(&format!("advise 0 {MANY} 12"));
-        wait_for("all pages to be in the index", || {
-            (count(&json(&place), "pages_unshared") == MANY as u64).then_some(())
-        });
+        let guest = serve(MANY, node);
         let after = tables(&daemon, "");
         let of = |counts: &BTreeMap<u32, u64>, node| counts.get(&node).copied().unwrap_or(0);
         let grew = [first, last].map(|node| of(&after, node).saturating_sub(of(&before, node)));
