@@ -122,6 +122,15 @@ static long enter_sandbox(void)
 	return syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program);
 }
 
+/* A root directory without /proc, as container engines make one. */
+static long pivot_root(void)
+{
+	if (unshare(CLONE_NEWNS) || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
+	    mount("none", "/tmp", "tmpfs", 0, NULL) || chdir("/tmp") || syscall(SYS_pivot_root, ".", ".") || umount2(".", MNT_DETACH))
+		return -1;
+	return chdir("/");
+}
+
 static void *offer_as_odd(void *range)
 {
 	struct sched_param none = { 0 };
@@ -198,6 +207,7 @@ static long change_rights(const char *what, unsigned long a, unsigned long b, un
 	CALL("rawpersonality", syscall(SYS_personality, a))
 	CALL("chroot", chroot("/"))
 	CALL("sandbox", enter_sandbox())
+	CALL("pivot", pivot_root())
 	CALL("filter", filter((unsigned)a, (unsigned)b, (int)c))
 	errno = ENOSYS;
 	return -1;

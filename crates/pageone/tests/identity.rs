@@ -327,8 +327,8 @@ fn a_guest_that_changes_its_user_is_unmerged_leaves_and_may_come_back() {
 }
 
 /// The shape of Chromium's sandbox: a user namespace, an empty root directory, no capability, and a filter for all threads.
-#[test]
-fn a_sandbox_like_chromiums_leaves_every_byte_right() {
+/// A guest that confines itself in this way: its bytes stay right, its agent is gone, and nobody else has less.
+fn confined(change: &str) {
     let _alone = alone();
     let place = Place::new();
     let mut daemon = daemon(&place, &["--merge-period", "100ms"]);
@@ -343,7 +343,7 @@ fn a_sandbox_like_chromiums_leaves_every_byte_right() {
     wait_for("pages to merge", || {
         (merged(&json(&place)) == 2 * PAGES as u64).then_some(())
     });
-    sandboxed.run("rights m:sandbox");
+    sandboxed.run(&format!("rights m:{change}"));
     for words in [
         "check",
         "fill 0 100 9",
@@ -371,6 +371,19 @@ fn a_sandbox_like_chromiums_leaves_every_byte_right() {
     assert_eq!(daemon.end(), 0);
     let log = daemon.stderr();
     assert!(log.contains("another root directory or namespace"), "{log}");
+}
+
+#[test]
+fn a_sandbox_like_chromiums_leaves_every_byte_right() {
+    confined("sandbox");
+}
+
+#[test]
+fn a_root_directory_without_proc_leaves_every_byte_right() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("skipped: only root can mount");
+    }
+    confined("pivot");
 }
 
 #[test]
