@@ -255,7 +255,9 @@ pub(crate) fn note_attached(socket: &Path, pid: u32, need: Option<u64>) -> Resul
     // `run` has placed it.
     if !notes.notes.iter().any(is_its) {
         let free = MemoryReport::live()?.free_bytes();
-        let claims = Choice::at(&topology, node, &free, need)?.claims();
+        // It may be a stranger's word.
+        let all = topology.memory_nodes().map(|node| node.memory_bytes).sum();
+        let claims = Choice::at(&topology, node, &free, need.min(all))?.claims();
         notes.notes.push(Note {
             pid,
             began,
