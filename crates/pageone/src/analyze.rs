@@ -7,7 +7,7 @@
 //!    │
 //! look      read and fingerprinted by several threads, twice: what changed between does not count
 //!    │
-//! sums      copies of each content: in a process, between processes, in a domain
+//! sums      copies of each content: in a process, between processes, in a domain, on a node
 //!    │
 //! show      tables for people, JSON for programs; draw: bars
 //! ```
@@ -18,6 +18,7 @@
 mod draw;
 mod dump;
 mod look;
+mod nodes;
 mod parts;
 mod quick;
 mod read;

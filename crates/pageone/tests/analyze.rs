@@ -97,6 +97,14 @@ fn the_sum_is_that_of_the_content_and_nothing_changes() {
         assert!(number(&row["runs"]) >= PAGES / 16 / 6, "{row}");
         assert_eq!(row["error"], Value::Null);
     }
+    let (nodes, sum) = by_node(&report);
+    let read = report["processes"].as_array().unwrap().iter();
+    let read: u64 = read.map(|row| number(&row["pages"])).sum();
+    assert_eq!(sum("bytes"), number(&report["savable"]["bytes"]));
+    assert!(
+        sum("read") <= read * 4096 && sum("read") >= 3 * PAGES * 4096,
+        "{nodes:?}"
+    );
     // A sample by content: the truth lies within its bound (in 19 of 20 samples: so twice the bound).
     let sample = analyze(&["--sample-memory=1/8"], &pids);
     let (guess, bound) = (
@@ -109,6 +117,14 @@ fn the_sum_is_that_of_the_content_and_nothing_changes() {
         guess.abs_diff(truth) <= 2 * bound,
         "{guess} ± {bound}, not {truth}"
     );
+}
+
+/// The nodes that a report has, and what adds up one of their figures.
+fn by_node(report: &Value) -> (Vec<u32>, impl Fn(&str) -> u64) {
+    let nodes = report["nodes"].as_object().unwrap();
+    let names = nodes.keys().map(|node| node.parse().unwrap()).collect();
+    let sum = |name: &str| nodes.values().map(|node| number(&node[name])).sum();
+    (names, sum)
 }
 
 #[test]

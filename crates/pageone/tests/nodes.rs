@@ -96,9 +96,46 @@ fn on_node(place: &Place, node: u32) -> Guest {
     guest
 }
 
+/// What `analyze` says of guests.
+fn analyze(guests: &[Guest]) -> Value {
+    let mut command = pageone();
+    command.args(["analyze", "--look-again=50ms", "--json"]);
+    command.args(guests.iter().map(|guest| guest.pid.to_string()));
+    let output = output(&mut command);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
 fn refill(guest: &mut Guest) {
     guest.run(&format!("fill 0 {PAGES} 5"));
     guest.run(&format!("advise 0 {PAGES} 12"));
+}
+
+#[test]
+fn analyze_tells_where_memory_would_come_back() {
+    let _alone = alone();
+    let all = memory_nodes();
+    let &[first, .., last] = &all[..] else {
+        println!("skipped: one node");
+        return;
+    };
+    let place = Place::new();
+    let on = [first, last, last];
+    let guests = on.map(|node| on_node(&place, node));
+    let report = analyze(&guests);
+    let pages = |bytes: &Value| bytes.as_u64().unwrap_or_else(|| panic!("{report}")) / 4096;
+    for (node, row) in on.iter().zip(report["processes"].as_array().unwrap()) {
+        let there = row["nodes"][node.to_string()].as_u64();
+        assert!(there >= Some(PAGES as u64), "{row}");
+    }
+    let nodes = || report["nodes"].as_object().unwrap().values();
+    let sum = |what: &str| nodes().map(|node| pages(&node[what])).sum::<u64>();
+    assert_eq!(sum("bytes"), pages(&report["savable"]["bytes"]), "{report}");
+    // Inside nodes a content keeps a copy on each node that it is on. A guest has a second copy of its pages, wherever its
+    // thread runs; and a few equal pages of libraries.
+    let lost = sum("bytes") - sum("inside");
+    let (least, most) = (PAGES as u64, (all.len() as u64 - 1) * PAGES as u64);
+    assert!((least..most + 64).contains(&lost), "{lost}: {report}");
 }
 
 #[test]

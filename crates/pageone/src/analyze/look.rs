@@ -113,6 +113,9 @@ impl Looker {
                 let seen = &mut looked[part.target as usize];
                 seen.changed += counts.changed;
                 seen.unread += counts.unread;
+                for (node, pages) in counts.nodes {
+                    *seen.nodes.entry(node).or_default() += pages;
+                }
                 bar.inc(part.pages.into());
                 done.push(part);
                 outstanding -= 1;

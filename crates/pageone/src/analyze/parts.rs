@@ -1,5 +1,6 @@
 //! The parts of a process's memory that are looked at, from its mappings and its page map.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufReader, Read as _};
 use std::ops::Range;
@@ -64,6 +65,8 @@ pub(crate) struct Looked {
     pub(crate) files: u64,
     /// Pages in swap: not counted.
     pub(crate) swapped: u64,
+    /// Pages that were read, by the node they are on.
+    pub(crate) nodes: BTreeMap<u32, u64>,
     /// Mappings now.
     pub(crate) mappings: u64,
     /// Why there is nothing of it.
@@ -80,8 +83,19 @@ pub(crate) struct Part {
     pub(crate) mergeable: bool,
     pub(crate) start: u64,
     pub(crate) pages: u32,
-    /// What was read: the page's place in the part, and its fingerprint.
-    pub(crate) prints: Vec<(u32, u64)>,
+    /// What was read.
+    pub(crate) prints: Vec<Print>,
+}
+
+/// A page that was read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Print {
+    /// Its place in the part.
+    pub(crate) place: u32,
+    /// The node it was on at the first look.
+    pub(crate) node: u32,
+    /// The fingerprint.
+    pub(crate) print: u64,
 }
 
 /// The parts of a process, or of a dump.

@@ -1,5 +1,6 @@
 //! Pages are read, and each gets a fingerprint.
 
+use std::collections::BTreeMap;
 use std::io::IoSliceMut;
 use std::num::NonZero;
 use std::ops::Range;
@@ -10,7 +11,8 @@ use sys::pagemap::{Categories, PageRun, Pagemap};
 use sys::process::Remote;
 use twox_hash::xxhash3_64;
 
-use super::parts::{PAGE, Part};
+use super::nodes::{NOWHERE, Nodes};
+use super::parts::{PAGE, Part, Print};
 use super::targets::Source;
 
 /// Pages read at once, a megabyte: they stay in the caches between the copy and the hash, and a call costs little beside them.
@@ -25,6 +27,8 @@ pub(crate) const ZEROS: u64 = 0;
 pub(crate) struct Counts {
     pub(crate) changed: u64,
     pub(crate) unread: u64,
+    /// Pages that were read, by node.
+    pub(crate) nodes: BTreeMap<u32, u64>,
 }
 
 /// Calls that may last for as long as another program likes.
@@ -39,6 +43,7 @@ pub(crate) struct Reader {
     seed: u64,
     one_of: NonZero<u64>,
     cpu_limit: Option<NonZero<u32>>,
+    nodes: Nodes,
     begin: Instant,
     used: Duration,
 }
@@ -49,6 +54,7 @@ impl Reader {
             seed,
             one_of,
             cpu_limit,
+            nodes: Nodes::here(),
             begin: Instant::now(),
             used: sys::process::cpu_time(),
         }
@@ -208,11 +214,21 @@ pub(crate) fn read_all(
     let mut prints = Vec::with_capacity(part.pages as usize);
     let places: Vec<_> = (0..part.pages).collect();
     let each = |place, print| match print {
-        Some(print) if reader.keeps(print) => prints.push((place, print)),
-        Some(_) => {}
+        Some(print) => prints.push(Print {
+            place,
+            node: NOWHERE,
+            print,
+        }),
         None => counts.unread += 1,
     };
     reader.read(calls, room, (source, part), &places, each);
+    if let &Source::Process(pid) = source {
+        calls.make(|| reader.nodes.find(pid, part.start, &mut prints));
+    }
+    for print in &prints {
+        *counts.nodes.entry(print.node).or_default() += 1;
+    }
+    prints.retain(|print| reader.keeps(print.print));
     prints.shrink_to_fit();
     part.prints = prints;
     counts
@@ -228,16 +244,16 @@ pub(crate) fn read_again(
 ) -> Counts {
     let mut counts = Counts::default();
     let before = std::mem::take(&mut part.prints);
-    let places: Vec<_> = before.iter().map(|&(place, _)| place).collect();
+    let places: Vec<_> = before.iter().map(|print| print.place).collect();
     let mut first = vec![None; part.pages as usize];
-    for (place, print) in before {
-        first[place as usize] = Some(print);
+    for print in before {
+        first[print.place as usize] = Some(print);
     }
     let mut same = Vec::with_capacity(places.len());
     let each = |place: u32, print| match (first[place as usize], print) {
-        (Some(first), Some(print)) if first == print => same.push((place, print)),
+        (Some(first), Some(print)) if first.print == print => same.push(first),
         // Each stands for those that were not kept.
-        (Some(ZEROS), _) => counts.changed += 1,
+        (Some(first), _) if first.print == ZEROS => counts.changed += 1,
         _ => counts.changed += reader.one_of.get(),
     };
     reader.read(calls, room, (source, part), &places, each);

@@ -63,6 +63,7 @@ fn table(report: &Report) -> Result<String, std::fmt::Error> {
     }
     kinds(report, &mut text)?;
     domains(report, &mut text)?;
+    nodes(report, &mut text)?;
     writeln!(text, "\n{:40} {:>10}", "ENGINE", "SAVES")?;
     for engine in &report.engines {
         writeln!(text, "{:40} {:>10}", engine.name, size(engine.bytes))?;
@@ -102,6 +103,30 @@ fn domains(report: &Report, text: &mut String) -> std::fmt::Result {
         "DOMAIN",
         rows.map(|(name, sum)| (name.to_string(), sum)),
     )
+}
+
+/// By NUMA node, where there are several.
+fn nodes(report: &Report, text: &mut String) -> std::fmt::Result {
+    if report.nodes.len() < 2 {
+        return Ok(());
+    }
+    let heads = ["READ", "SAVABLE", "ZEROS", "WITHIN", "BETWEEN", "INSIDE"];
+    let heads = heads.map(|head| format!("{head:>10}"));
+    writeln!(text, "\n{:10} {}", "NODE", heads.join(" "))?;
+    for (node, sum) in &report.nodes {
+        let all = &sum.savable;
+        let sums = [
+            sum.read,
+            all.bytes,
+            all.zeros,
+            all.within,
+            all.between,
+            sum.inside,
+        ];
+        let sums = sums.map(|bytes| format!("{:>10}", size(bytes)));
+        writeln!(text, "{node:<10} {}", sums.join(" "))?;
+    }
+    writeln!(text, "INSIDE: with merge_across_nodes=false")
 }
 
 fn kinds(report: &Report, text: &mut String) -> std::fmt::Result {

@@ -8,7 +8,8 @@ use serde::Serialize;
 use sys::foreign::ForeignName;
 use sys::ksm::Ksm;
 
-use super::parts::{Kind, Looked, PAGE, Part};
+use super::nodes::{self, ByNode, OnNode};
+use super::parts::{Kind, Looked, PAGE, Part, Print};
 use super::quick::{QuickMap, QuickSet};
 use super::read::ZEROS;
 use super::targets::{Found, Target};
@@ -90,6 +91,8 @@ pub(crate) struct Report {
     pub(crate) kinds: BTreeMap<Kind, Savable>,
     /// By trust domain, as the policy gives it.
     pub(crate) domains: BTreeMap<ForeignName, Savable>,
+    /// By the NUMA node that pages are on.
+    pub(crate) nodes: BTreeMap<u32, OnNode>,
     pub(crate) engines: Vec<Engine>,
     pub(crate) groups: Vec<Group>,
     pub(crate) pairs: Vec<Pair>,
@@ -102,6 +105,7 @@ struct Page {
     print: u64,
     domain: u32,
     target: u32,
+    node: u32,
     kind: Kind,
     mergeable: bool,
 }
@@ -141,6 +145,13 @@ impl Report {
                 named.insert(name.clone(), *sum);
             }
         }
+        let read = looked.iter().flat_map(|seen| &seen.nodes);
+        let read = read.map(|(&node, &pages)| (node, pages));
+        let nodes = std::mem::take(&mut sums.nodes).with_read(read);
+        if let Some(bytes) = nodes::inside(&nodes) {
+            let name = "PageONE, the same, inside NUMA nodes".to_owned();
+            engines.insert(1, Engine { name, bytes });
+        }
         let rows = rows(found, looked, parts, &domains, &sums.shared, scale);
         Self {
             schema: 1,
@@ -153,6 +164,7 @@ impl Report {
             error: sums.error(scale),
             kinds: sums.kinds,
             domains: named,
+            nodes,
             engines,
             groups,
             pairs,
@@ -164,7 +176,7 @@ impl Report {
 /// Leaves out what the first look has found once only: the second look need not read it.
 pub(crate) fn keep_copies(parts: &mut [Part]) {
     let prints = parts.iter().flat_map(|part| &part.prints);
-    let mut prints: Vec<_> = prints.map(|&(_, print)| print).collect();
+    let mut prints: Vec<_> = prints.map(|print| print.print).collect();
     prints.sort_unstable();
     let copied = |copies: &&[u64]| copies.len() > 1 || copies[0] == ZEROS;
     let copied: QuickSet<_> = prints
@@ -173,7 +185,7 @@ pub(crate) fn keep_copies(parts: &mut [Part]) {
         .map(|copies| copies[0])
         .collect();
     for part in parts {
-        part.prints.retain(|(_, print)| copied.contains(print));
+        part.prints.retain(|print| copied.contains(&print.print));
     }
 }
 
@@ -198,10 +210,11 @@ fn pages(parts: &[Part], domains: &[u32]) -> Vec<Page> {
     let of = |part: &Part| {
         let (target, kind, mergeable) = (part.target, part.kind, part.mergeable);
         let domain = domains[target as usize];
-        let page = move |&(_, print): &(u32, u64)| Page {
+        let page = move |&Print { node, print, .. }: &Print| Page {
             domain,
             print,
             target,
+            node,
             kind,
             mergeable,
         };
@@ -217,6 +230,7 @@ struct Sums {
     kinds: BTreeMap<Kind, Savable>,
     /// By the number of a domain.
     domains: BTreeMap<u32, Savable>,
+    nodes: ByNode,
     /// Squares of what each content saves, in pages.
     squares: f64,
     shared: QuickSet<(u32, u64)>,
@@ -235,11 +249,14 @@ impl Sums {
         if domain == REFUSED {
             return;
         }
+        let on = copies.iter().map(|page| page.node);
+        self.nodes.add_inside(print, on, scale);
         if print == ZEROS {
             for page in copies {
                 let kind = self.kinds.entry(page.kind).or_default();
                 let domain = self.domains.entry(domain).or_default();
-                for sum in [kind, domain, &mut self.all] {
+                let node = self.nodes.savable(page.node);
+                for sum in [kind, domain, node, &mut self.all] {
                     sum.bytes += PAGE;
                     sum.zeros += PAGE;
                 }
@@ -256,7 +273,8 @@ impl Sums {
             let [before, page] = two else { continue };
             let kind = self.kinds.entry(page.kind).or_default();
             let domain = self.domains.entry(domain).or_default();
-            for sum in [kind, domain, &mut self.all] {
+            let node = self.nodes.savable(page.node);
+            for sum in [kind, domain, node, &mut self.all] {
                 sum.bytes += PAGE * scale;
                 match before.target == page.target {
                     true => sum.within += PAGE * scale,
@@ -392,7 +410,7 @@ fn rows(
             &mut rows[part.target as usize],
             domains[part.target as usize],
         );
-        for &(place, print) in &part.prints {
+        for &Print { place, print, .. } in &part.prints {
             if domain == REFUSED || print != ZEROS && !shared.contains(&(domain, print)) {
                 continue;
             }
@@ -433,7 +451,14 @@ mod tests {
             mergeable: target == 0,
             start: 0x10_0000,
             pages: u32::try_from(prints.len()).unwrap(),
-            prints: (0..).zip(prints.iter().copied()).collect(),
+            prints: (0..)
+                .zip(prints)
+                .map(|(place, &print)| Print {
+                    place,
+                    node: place % 2,
+                    print,
+                })
+                .collect(),
         }
     }
 
@@ -473,6 +498,11 @@ mod tests {
             (report.groups[0].pids.as_slice(), report.groups[0].bytes),
             (&[1, 2][..], 2 * PAGE)
         );
+        // Places are on node 0 and node 1 in turn. Inside nodes the 7 and one 5 save nothing.
+        let nodes = [0, 1].map(|node| report.nodes[&node]);
+        assert_eq!(nodes.map(|node| node.savable.bytes), [3 * PAGE; 2]);
+        assert_eq!(nodes.map(|node| node.inside), [2 * PAGE; 2]);
+        assert_eq!(report.engines[1].bytes, 4 * PAGE, "{:?}", report.engines);
         let rows: Vec<_> = report
             .processes
             .iter()
@@ -495,7 +525,7 @@ mod tests {
         assert_eq!(domains, [("b", PAGE)], "the first has nothing to share");
         assert!(report.pairs.is_empty() && report.groups.is_empty());
         let saved: Vec<_> = report.engines.iter().map(|engine| engine.bytes).collect();
-        assert_eq!(saved[..2], [PAGE, 4 * PAGE], "{:?}", report.engines);
+        assert_eq!(saved[..3], [PAGE, 0, 4 * PAGE], "{:?}", report.engines);
         // The policy refuses the third: nothing of it is shared.
         assert_eq!(report.processes[2].shareable, 0);
     }
