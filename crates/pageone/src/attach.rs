@@ -83,7 +83,7 @@ pub(crate) struct Args {
     /// Say what would be attached, and why not, and do nothing
     #[arg(long)]
     dry_run: bool,
-    /// All processes for which these conditions hold, as command=redis-server,uid=1000-1999; the keys are command, executable, uid, gid, cgroup, unit
+    /// All processes for which these conditions hold, as command=redis-server,user=alice; the keys are command, executable, user, uid, group, gid, cgroup, unit
     #[arg(long = "match", value_name = "KEY=VALUE,...")]
     selectors: Vec<Selector>,
     /// With --dry-run: the policy by which the domains are shown, if it is not that of /etc/pageone

@@ -91,7 +91,7 @@ fn configuration() -> String {
         let _ = write!(text, "\n# {about}: {}\n#{value}\n", knob.form);
     }
     text.push_str(
-        "\n# Running processes that become guests: by command, executable, uid, gid, cgroup, unit.\n\
+        "\n# Running processes that become guests: by command, executable, user, uid, group, gid, cgroup, unit.\n\
          # [[attach]]\n# unit = \"machine.slice\"\n# any = true\n",
     );
     text

@@ -16,13 +16,13 @@ use anyhow::{Context as _, Result};
 use procfs::process::Process;
 use serde::Deserialize;
 
-use crate::daemon::policy::{Ids, Pattern};
+use crate::daemon::policy::{Ids, Names, Pattern, Whose, numbers as ids};
 
 /// Bytes of a command's name (`TASK_COMM_LEN` less one).
 const MOST_OF_COMMAND: usize = 15;
 
 /// The keys, for messages.
-const KEYS: &str = "command, executable, uid, gid, cgroup and unit";
+const KEYS: &str = "command, executable, user, uid, group, gid, cgroup and unit";
 
 /// One or several.
 #[derive(Clone, Debug, Deserialize)]
@@ -38,7 +38,9 @@ enum Texts {
 struct Words {
     command: Option<Texts>,
     executable: Option<Texts>,
+    user: Option<Names>,
     uid: Option<Ids>,
+    group: Option<Names>,
     gid: Option<Ids>,
     cgroup: Option<Texts>,
     unit: Option<Texts>,
@@ -148,8 +150,8 @@ impl TryFrom<Words> for Selector {
         let selector = Self {
             command: read(words.command, "command", command)?,
             executable: read(words.executable, "executable", Pattern::parse)?,
-            uid: words.uid,
-            gid: words.gid,
+            uid: ids(Whose::User, words.uid, words.user)?,
+            gid: ids(Whose::Group, words.gid, words.group)?,
             cgroup: read(words.cgroup, "cgroup", Pattern::parse)?,
             unit: read(words.unit, "unit", name)?,
         };
@@ -230,6 +232,8 @@ impl FromStr for Selector {
                     .is_some(),
                 "cgroup" => words.cgroup.replace(Texts::One(value.to_owned())).is_some(),
                 "unit" => words.unit.replace(Texts::One(value.to_owned())).is_some(),
+                "user" => words.user.replace(Names::One(value.to_owned())).is_some(),
+                "group" => words.group.replace(Names::One(value.to_owned())).is_some(),
                 "uid" => words.uid.replace(value.parse()?).is_some(),
                 "gid" => words.gid.replace(value.parse()?).is_some(),
                 key => return Err(format!("there is no key `{key}`: the keys are {KEYS}")),
@@ -265,6 +269,11 @@ mod tests {
             gid.as_raw()
         );
         assert!(parse(&all).unwrap().fits(pid), "{all}");
+        let user = nix::unistd::User::from_uid(nix::unistd::geteuid());
+        if let Some(user) = user.unwrap() {
+            let named = format!("user={}", user.name);
+            assert!(parse(&named).unwrap().fits(pid), "{named}");
+        }
         for other in [
             "command=x*y",
             "executable=/x/*",
@@ -316,6 +325,9 @@ mod tests {
             ("cgroup=x", "does not begin with `/`"),
             ("executable=redis", "does not begin with `/`"),
             ("uid=root", "no id"),
+            ("user=no-such-user", "no user `no-such-user`"),
+            ("group=no-such-group", "no group `no-such-group`"),
+            ("user=root,uid=0", "both `user` and `uid`"),
             ("uid=9-7", "9 is above 7"),
             ("command=a,command=b", "there twice"),
         ] {

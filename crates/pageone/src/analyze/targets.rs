@@ -26,7 +26,7 @@ pub(crate) struct Args {
     /// All processes in control groups that fit: `*` in a name, `**` for any number of names
     #[arg(long, value_name = "GLOB", value_parser = Pattern::parse)]
     cgroup: Vec<Pattern>,
-    /// All processes for which these conditions hold, as command=redis-server,uid=1000-1999; the keys are command, executable, uid, gid, cgroup, unit
+    /// All processes for which these conditions hold, as command=redis-server,user=alice; the keys are command, executable, user, uid, group, gid, cgroup, unit
     #[arg(long = "match", value_name = "KEY=VALUE,...")]
     selectors: Vec<Selector>,
     /// All processes of this machine

@@ -17,6 +17,7 @@
 
 mod file;
 mod ids;
+mod names;
 mod pattern;
 
 use std::fmt;
@@ -24,6 +25,7 @@ use std::path::Path;
 
 pub use file::PolicyError;
 pub(crate) use ids::Ids;
+pub(crate) use names::{Names, Whose, numbers};
 pub(crate) use pattern::Pattern;
 use sys::foreign::Foreign;
 pub use sys::process::Cgroup;

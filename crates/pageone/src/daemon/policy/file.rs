@@ -8,6 +8,7 @@ use serde::Deserialize;
 use toml::Spanned;
 
 use super::ids::Ids;
+use super::names::{Names, Whose, numbers};
 use super::pattern::Pattern;
 use super::{Grant, Peers, Policy, Rule, Says};
 
@@ -49,7 +50,9 @@ enum Otherwise {
 #[serde(deny_unknown_fields)]
 struct Right {
     uid: Option<Ids>,
+    user: Option<Names>,
     gid: Option<Ids>,
+    group: Option<Names>,
 }
 
 /// One rule as it is written.
@@ -57,7 +60,9 @@ struct Right {
 #[serde(deny_unknown_fields)]
 struct Words {
     uid: Option<Ids>,
+    user: Option<Names>,
     gid: Option<Ids>,
+    group: Option<Names>,
     cgroup: Option<Patterns>,
     per: Option<Per>,
     domain: Option<String>,
@@ -130,10 +135,18 @@ fn unreadable(text: &str, error: &toml::de::Error) -> PolicyError {
 
 fn read_right(text: &str, name: &str, right: Spanned<Right>) -> Result<Peers, PolicyError> {
     let line = line(text, right.span().start);
-    let Right { uid, gid } = right.into_inner();
+    let mistake = |what| PolicyError::new(format!("{name} (line {line})"), what);
+    let Right {
+        uid,
+        user,
+        gid,
+        group,
+    } = right.into_inner();
+    let uid = numbers(Whose::User, uid, user).map_err(mistake)?;
+    let gid = numbers(Whose::Group, gid, group).map_err(mistake)?;
     if uid.is_none() && gid.is_none() {
-        let what = "it names nobody: give `uid` or `gid`, or leave it out".to_owned();
-        return Err(PolicyError::new(format!("{name} (line {line})"), what));
+        let what = "it names nobody: give `user`, `uid`, `group` or `gid`, or leave it out";
+        return Err(mistake(what.to_owned()));
     }
     let cgroup = None;
     Ok(Peers { uid, gid, cgroup })
@@ -142,10 +155,11 @@ fn read_right(text: &str, name: &str, right: Spanned<Right>) -> Result<Peers, Po
 fn read(words: Words) -> Result<Rule, String> {
     let says = read_says(&words)?;
     let cgroup = words.cgroup.map(read_patterns).transpose()?;
-    let (uid, gid) = (words.uid, words.gid);
+    let uid = numbers(Whose::User, words.uid, words.user)?;
+    let gid = numbers(Whose::Group, words.gid, words.group)?;
     if uid.is_none() && gid.is_none() && cgroup.is_none() {
         return Err(
-            "it is for nobody: give `uid`, `gid` or `cgroup`; for everybody write \
+            "it is for nobody: give `user`, `uid`, `group`, `gid` or `cgroup`; for everybody write \
                     uid = \"0-4294967294\""
                 .to_owned(),
         );

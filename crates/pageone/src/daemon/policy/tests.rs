@@ -319,3 +319,29 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn users_and_groups_have_names() {
+    let named = "default = 'refuse'\n[monitor]\nuser = 'root'\n[[rule]]\nuser = ['root']\ngroup = 'root'\ndomain = 'x'\n";
+    let named = policy(named);
+    let root = Who { gid: 0, ..who(0) };
+    assert_eq!(granted(&named, &root, "").as_deref(), Some("name:x"));
+    assert_eq!(granted(&named, &who(0), ""), None, "of another group");
+    for (text, said) in [
+        (
+            "[[rule]]\nuser = 'no-such-user'\ndomain = 'x'\n",
+            "in rule 1 (line 1): there is no user `no-such-user`",
+        ),
+        (
+            "[control]\ngroup = 'no-such-group'\n",
+            "in control (line 1): there is no group `no-such-group`",
+        ),
+        (
+            "[monitor]\nuser = 'root'\nuid = 0\n",
+            "in monitor (line 1): it has both `user` and `uid`",
+        ),
+    ] {
+        let error = Policy::parse(text, 0).unwrap_err().to_string();
+        assert!(error.starts_with(said), "{error}");
+    }
+}
