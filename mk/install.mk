@@ -28,17 +28,23 @@ test-install: # In a folder of its own, from the tests' build: `crates/pageone/t
 	$(MAKE) uninstall PROFILE=dev PREFIX=/usr DESTDIR=$(CURDIR)/target/installed
 	@! find target/installed -not -type d | grep .
 
-.PHONY: deb test-deb
+.PHONY: deb test-deb rpm test-rpm
 DEB := $(CURDIR)/target/deb
+RPM := $(CURDIR)/target/rpm
 
-deb: ## Makes a Debian package of what was built, in target/deb, where dpkg-deb is; lintian looks through it, if it is installed
+deb: ## Makes Debian packages of what was built, in target/deb, where dpkg-deb is; lintian looks through them, if it is installed
 	@if ! command -v dpkg-deb >/dev/null; then \
 		echo "deb: skipped: there is no dpkg-deb"; \
 	else \
-		$(INSTALLED) packaging/deb/build $(DEB) && \
-		dpkg-deb --contents $(DEB)/pageone_$(VERSION)_amd64.deb | grep ./usr/bin/pageone >/dev/null && \
+		set -e; $(INSTALLED) packaging/deb/build $(DEB); \
+		for package in deb:pageone dbgsym:pageone-dbgsym; do \
+			dpkg-deb --fsys-tarfile $(DEB)/$${package#*:}_$(VERSION)_amd64.deb | tar -t | sed -n 's|^\.\(/.*[^/]\)$$|\1|p' | \
+				packaging/compare $${package%:*}; \
+		done; \
 		if command -v lintian >/dev/null; then \
 			lintian --allow-root --fail-on error,warning --profile debian --tag-display-limit 0 $(DEB)/pageone_$(VERSION)_amd64.deb; \
+			: Its address is that of the other, and it may have no file that says why; \
+			lintian --allow-root --fail-on error,warning --profile debian --suppress-tags bogus-mail-host $(DEB)/pageone-dbgsym_$(VERSION)_amd64.deb; \
 		else \
 			echo "deb: lintian is skipped: it is not installed"; \
 		fi; \
@@ -46,3 +52,22 @@ deb: ## Makes a Debian package of what was built, in target/deb, where dpkg-deb 
 
 test-deb: deb ## Installs this package in a fresh Debian, has two programs share their memory, and purges it
 	@packaging/deb/try $(DEB)/pageone_$(VERSION)_amd64.deb
+
+rpm: ## Makes packages for rpm of what was built, in target/rpm, where rpmbuild is; rpmlint looks through them, if it is installed
+	@if ! command -v rpmbuild >/dev/null; then \
+		echo "rpm: skipped: there is no rpmbuild"; \
+	else \
+		set -e; $(INSTALLED) packaging/rpm/build $(RPM); \
+		for package in rpm:pageone debuginfo:pageone-debuginfo; do \
+			rpm -qp --queryformat '[%{FILEMODES:perms} %{FILENAMES}\n]' $(RPM)/$${package#*:}-$(VERSION)-1.x86_64.rpm | \
+				sed -n 's/^[^d][^ ]* //p' | packaging/compare $${package%:*}; \
+		done; \
+		if command -v rpmlint >/dev/null; then \
+			rpmlint --strict --config packaging/rpm/rpmlint.toml $(RPM)/*-$(VERSION)-1.x86_64.rpm; \
+		else \
+			echo "rpm: rpmlint is skipped: it is not installed"; \
+		fi; \
+	fi
+
+test-rpm: rpm ## Installs this package over a copy of the root, installs it again, and erases it
+	@packaging/rpm/try $(RPM)/pageone-$(VERSION)-1.x86_64.rpm

@@ -18,6 +18,7 @@ short: unit ## Runs each demonstration, bench, simulation and fuzz target for a 
 	$(MAKE) bench $(SHORT)
 	$(MAKE) bench-full $(SHORT)
 	$(MAKE) deb $(SHORT)
+	$(MAKE) test-rpm $(SHORT)
 	$(MAKE) scale $(SHORT)
 	$(MAKE) stress $(SHORT)
 	$(MAKE) test-reach REACH=

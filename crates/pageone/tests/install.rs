@@ -22,6 +22,7 @@ lib/systemd/system/pageone.service
 lib/sysusers.d/pageone.conf
 share/bash-completion/completions/pageone
 share/doc/pageone/examples/policy.toml
+share/doc/pageone/examples/sysctl.conf
 share/fish/vendor_completions.d/pageone.fish
 share/pkgconfig/pageone.pc
 share/zsh/site-functions/_pageone";
