@@ -3,7 +3,7 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 
-static int send_with(int socket, const void *packet, size_t len, const int *descriptors, int count)
+int send_with(int socket, const void *packet, size_t len, const int *descriptors, int count)
 {
 	union { char room[CMSG_SPACE(253 * sizeof(int))]; struct cmsghdr align; } control = { { 0 } };
 	struct iovec part = { (void *)packet, len };

@@ -145,6 +145,11 @@ static int stay_in_child(void *arg)
 	struct offers bait = offer_bait();
 	(void)arg;
 	atomic_store(&in_vfork, 1);
+	/* Written again after the exec, so that it is read again. */
+	for (uint64_t seed = 4; seed < 40; seed++) {
+		fill((void *)SECRET_AT, SECRET_PAGES, seed);
+		serve(&own, 1, &bait, 20);
+	}
 	serve(&own, 1, &bait, 300);
 	say("ready");
 	serve(&own, 1, &bait, -1);
@@ -277,6 +282,44 @@ void mounts(const char *path, char **args)
 	struct offers bait = offer_bait();
 	watch(&own, SECRET_AT, CHUNK, 0);
 	serve(&own, joined == 0, &bait, 300);
+	say("ready, %s", joined == 0 && own.syncs > 0 ? "served" : "refused");
+	serve(&own, joined == 0, &bait, -1);
+}
+
+/* long-mounts FOLDER COUNT: so many file systems in a namespace of its own, each of which is a line of 13 KiB in the table that the
+ * daemon reads for a descriptor which may pin pages. */
+void long_mounts(const char *path, char **args)
+{
+	char name[240];
+	uid_t uid = getuid();
+	gid_t gid = getgid();
+	struct offers bait = offer_bait();
+	if (unshare(CLONE_NEWUSER | CLONE_NEWNS)) {
+		say("ready, no namespaces");
+		hold();
+	}
+	map_one("/proc/self/setgroups", "deny", 0);
+	map_one("/proc/self/uid_map", "0 %u 1", uid);
+	map_one("/proc/self/gid_map", "0 %u 1", gid);
+	memset(name, '\n', sizeof name - 1);
+	name[sizeof name - 1] = 0;
+	if (mount("none", args[0], "tmpfs", 0, NULL) || chdir(args[0]))
+		fail("mount");
+	for (int i = 0; i < 14; i++)
+		if (mkdir(name, 0777) || chdir(name))
+			fail("a deep folder");
+	for (int i = atoi(args[1]); i > 0; i--) {
+		snprintf(name, sizeof name, "%d", i);
+		if (mkdir(name, 0777) || mount("none", name, "tmpfs", 0, NULL))
+			break;
+	}
+	strcat(name, "/file");
+	int shared = open(name, O_RDWR | O_CREAT, 0666);
+	(void)shared;
+	fill(map_at(SECRET_AT, CHUNK / PAGE), SECRET_PAGES, 3);
+	int joined = join(&own, path, "");
+	watch(&own, SECRET_AT, CHUNK, 0);
+	serve(&own, joined == 0, &bait, 500);
 	say("ready, %s", joined == 0 && own.syncs > 0 ? "served" : "refused");
 	serve(&own, joined == 0, &bait, -1);
 }

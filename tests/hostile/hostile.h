@@ -66,6 +66,7 @@ int take_welcome(struct session *s, int socket, int wait_ms);
 int say_ready(struct session *s);
 int join(struct session *s, const char *path, const char *domain);
 int answer(struct session *s, const struct offers *offers);
+int send_with(int socket, const void *packet, size_t len, const int *descriptors, int count); /* bomb.c */
 void serve(struct session *all, int count, const struct offers *offers, int ms);
 int watch(struct session *s, uint64_t at, size_t bytes, int missing);
 struct offers offer_bait(void);
@@ -91,7 +92,7 @@ verb deputy, zombie_deputy, early_deputy, su_deputy;
 /* reuse.c */
 verb reused_before, reused_after;
 /* person.c */
-verb twice, passed, ids_differ, undumpable, turns_secret, inside_userns;
+verb twice, passed, ids_differ, undumpable, turns_secret, turns_root, inside_userns;
 /* flood.c */
 verb silent, dumb, sessions, many_processes, domains, stopped, liar, slow_reader, hello_storm, ask_storm;
 /* offers.c */
@@ -109,9 +110,11 @@ verb file_locks, pidfd_locks, text_locks;
 /* odd.c */
 verb many_maps, map_storm, stops_early, headless, merge_storm;
 /* crowd.c */
-verb many_threads, thread_storm, rights_storm, vfork_deputy, mounts, long_maps;
+verb many_threads, thread_storm, rights_storm, vfork_deputy, mounts, long_mounts, long_maps;
 /* tamper.c */
 verb tamper, lock_folder, forge;
+/* clients.c */
+verb every_kind, stopping_clients, never_lets_go;
 /* server.c */
 verb fake_server;
 /* tracee.c */

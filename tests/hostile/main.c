@@ -7,6 +7,7 @@ static const struct { const char *name; verb *run; int stays_root; } verbs[] = {
 	{ "reused-before", reused_before, 1 }, { "reused-after", reused_after, 1 },
 	{ "twice", twice, 0 }, { "passed", passed, 0 }, { "ids-differ", ids_differ, 1 },
 	{ "undumpable", undumpable, 0 }, { "turns-secret", turns_secret, 0 },
+	{ "turns-root", turns_root, 1 },
 	{ "inside-userns", inside_userns, 0 },
 	{ "silent", silent, 0 }, { "dumb", dumb, 0 }, { "sessions", sessions, 0 },
 	{ "many-processes", many_processes, 0 }, { "domains", domains, 0 }, { "stopped", stopped, 0 },
@@ -26,6 +27,8 @@ static const struct { const char *name; verb *run; int stays_root; } verbs[] = {
 	{ "vfork-deputy", vfork_deputy, 0 }, { "mounts", mounts, 0 }, { "long-maps", long_maps, 0 },
 	{ "tamper", tamper, 0 }, { "lock-folder", lock_folder, 0 }, { "forge", forge, 0 },
 	{ "fake-server", fake_server, 0 },
+	{ "every-kind", every_kind, 0 }, { "stopping-clients", stopping_clients, 0 }, { "never-lets-go", never_lets_go, 0 },
+	{ "long-mounts", long_mounts, 0 },
 	{ "lying-note", lying_note, 0 }, { "false-entry", false_entry, 0 }, { "exec-when-traced", exec_when_traced, 0 },
 	{ "exec-beside", exec_beside, 0 },
 };

@@ -1,5 +1,7 @@
 /* Who speaks: processes that are not what the daemon may take them for. Each says whether it got a welcome. */
 #include "hostile.h"
+#include <grp.h>
+#include <linux/capability.h>
 
 static void try(const char *path, const char *what)
 {
@@ -80,6 +82,51 @@ void turns_secret(const char *path, char **args)
 	prctl(PR_SET_DUMPABLE, 0);
 	serve(&s, 1, NULL, 3000);
 	say("ready, turns secret: %s", s.socket >= 0 ? "served" : "refused");
+	if (s.socket >= 0)
+		serve(&s, 1, NULL, -1);
+}
+
+static atomic_int may_turn;
+
+/* A thread that kept the capability to change its user, and becomes root again by itself. */
+static void *turn_root(void *ignored)
+{
+	struct __user_cap_header_struct head = { _LINUX_CAPABILITY_VERSION_3, 0 };
+	struct __user_cap_data_struct caps[2];
+	while (!atomic_load(&may_turn))
+		rest(1);
+	if (syscall(SYS_capget, &head, caps))
+		fail("capget");
+	caps[0].effective = caps[0].permitted;
+	if (syscall(SYS_capset, &head, caps) || syscall(SYS_setresuid, -1, 0, -1))
+		fail("become root again");
+	for (;;)
+		pause();
+	return ignored;
+}
+
+/* turns-root: all its threads are an ordinary user's when it joins, and one of them becomes root afterwards. */
+void turns_root(const char *path, char **args)
+{
+	uid_t uid = (uid_t)atoi(getenv("HOSTILE_UID"));
+	pthread_t thread;
+	struct session s;
+	(void)args;
+	prctl(PR_SET_KEEPCAPS, 1);
+	if (setgroups(0, NULL) || setresgid(uid, uid, uid) || setresuid(uid, uid, uid))
+		fail("become a user");
+	prctl(PR_SET_DUMPABLE, 1);
+	pthread_create(&thread, NULL, turn_root, NULL);
+	int joined = join(&s, path, "");
+	if (joined == 0)
+		serve(&s, 1, NULL, 500);
+	if (joined || s.socket < 0 || s.syncs == 0) {
+		say("ready, not served at all");
+		hold();
+	}
+	atomic_store(&may_turn, 1);
+	serve(&s, 1, NULL, 3000);
+	say("ready, turns root: %s", s.socket >= 0 ? "served" : "refused");
 	if (s.socket >= 0)
 		serve(&s, 1, NULL, -1);
 }

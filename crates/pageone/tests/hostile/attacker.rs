@@ -18,6 +18,8 @@ pub(crate) struct Attacker {
     lines: Receiver<String>,
     /// What it has said so far.
     pub(crate) said: Vec<String>,
+    /// Others that attack with it, and end after it.
+    pub(crate) others: Vec<Self>,
 }
 
 impl Attacker {
@@ -43,6 +45,7 @@ impl Attacker {
             stdin,
             lines,
             said: Vec::new(),
+            others: Vec::new(),
         }
     }
 

@@ -49,6 +49,7 @@ attacks! {
     wishes_to_merge_without_pause: "merge-storm" "8";
     guests_that_execute_with_ten_thousand_threads: "thread-storm" "10000" "/bin/true";
     ids_that_change_all_the_time: "rights-storm" "4" "0";
+    descriptors_of_every_kind: "every-kind";
 }
 
 /// One that has root's rights for a moment is in no domain then.

@@ -25,7 +25,8 @@ pub(crate) fn runs_setuid(arena: &Arena) -> bool {
     !nosuid
 }
 
-/// Withstands an attack that executes the setuid program.
+/// Withstands an attack that executes the setuid program. Two processes make it: what one session has is equal to nothing, and goes into
+/// no store.
 fn withstands_exec(verb: &str) {
     let Some(arena) = Arena::new() else { return };
     if !runs_setuid(&arena) {
@@ -34,7 +35,8 @@ fn withstands_exec(verb: &str) {
     let program = arena.file("setuid");
     let program = program.to_str().unwrap().to_owned();
     arena.withstands(|arena| {
-        let attacker = arena.attack(verb, &[&program]);
+        let mut attacker = arena.attack(verb, &[&program]);
+        attacker.others.push(arena.attack(verb, &[&program]));
         arena.let_pass(ROUNDS);
         attacker
     });
@@ -73,6 +75,21 @@ fn mounts_over_what_is_read_of_a_guest() {
         let last = attacker.said.last().unwrap();
         assert!(!last.ends_with("refused"), "{:?}", attacker.said);
         arena.let_pass(ROUNDS);
+        attacker
+    });
+}
+
+/// Of a table of mounts a bounded part is read.
+#[test]
+fn mounts_with_long_names() {
+    let Some(arena) = Arena::new() else { return };
+    let folder = arena.public_folder();
+    let folder = folder.to_str().unwrap().to_owned();
+    arena.withstands(|arena| {
+        let attacker = arena.attack("long-mounts", &[&folder, "12000"]);
+        let last = attacker.said.last().unwrap();
+        assert!(!last.ends_with("refused"), "{:?}", attacker.said);
+        arena.takes_little(3);
         attacker
     });
 }
@@ -233,6 +250,12 @@ fn a_process_that_is_not_dumpable() {
 #[test]
 fn a_process_that_is_not_dumpable_any_more() {
     refuses("turns-secret", "is a secret");
+}
+
+/// All threads were an ordinary user's when it joined.
+#[test]
+fn a_process_one_thread_of_which_is_root_again() {
+    refuses("turns-root", "and all have to be of user");
 }
 
 #[test]
