@@ -13,8 +13,8 @@ use std::fs;
 use std::str::FromStr;
 
 use anyhow::{Context as _, Result};
-use procfs::process::Process;
 use serde::Deserialize;
+use sys::credentials::Credentials;
 
 use crate::daemon::policy::{Ids, Names, Pattern, Whose, numbers as ids};
 
@@ -72,15 +72,9 @@ impl Selector {
         if self.uid.is_none() && self.gid.is_none() {
             return true;
         }
-        let status = Process::new(pid.cast_signed()).and_then(|process| process.status());
-        status.is_ok_and(|status| {
-            self.uid
-                .as_ref()
-                .is_none_or(|ids| ids.contains(status.euid))
-                && self
-                    .gid
-                    .as_ref()
-                    .is_none_or(|ids| ids.contains(status.egid))
+        let fit = |ids: &Option<Ids>, id: u32| ids.as_ref().is_none_or(|ids| ids.contains(id));
+        Credentials::of(pid, pid).is_ok_and(|its| {
+            fit(&self.uid, its.effective_user()) && fit(&self.gid, its.effective_group())
         })
     }
 

@@ -40,6 +40,18 @@ impl Credentials {
         }
     }
 
+    /// The user by whose rights it acts.
+    #[must_use]
+    pub fn effective_user(&self) -> u32 {
+        self.users[1]
+    }
+
+    /// The group by whose rights it acts.
+    #[must_use]
+    pub fn effective_group(&self) -> u32 {
+        self.groups[1]
+    }
+
     /// Those of `thread` of process `pid`.
     ///
     /// # Errors

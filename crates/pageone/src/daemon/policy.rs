@@ -56,10 +56,10 @@ impl fmt::Display for Who {
 /// # Errors
 /// The process is gone.
 pub(crate) fn who(pid: u32) -> anyhow::Result<Who> {
-    let status = procfs::process::Process::new(pid.cast_signed())?.status()?;
+    let its = sys::credentials::Credentials::of(pid, pid)?;
     Ok(Who {
-        uid: status.euid,
-        gid: status.egid,
+        uid: its.effective_user(),
+        gid: its.effective_group(),
         cgroup: sys::process::cgroup(pid).ok(),
     })
 }
