@@ -25,6 +25,7 @@
 //!
 //! | file | for |
 //! |---|---|
+//! | [`asked`] | a process that does it for the daemon |
 //! | [`work`] | the steps, and how each is undone |
 //! | [`mod@detach`] | the same, back again |
 //! | [`target`] | the process, and what speaks against it |
@@ -36,6 +37,7 @@
 //! | [`board`], [`site`] | where jumps stand, and the code between them and the hooks |
 //! | [`elf`] | images |
 
+pub(crate) mod asked;
 mod board;
 mod detach;
 mod elf;
@@ -92,8 +94,11 @@ pub(crate) struct Args {
     /// Only if the process began then, in ticks since boot: for the daemon, whose choice another process may have outlived
     #[arg(long, hide = true, conflicts_with = "selectors")]
     began: Option<u64>,
+    /// Take from standard input, a connection, what the daemon wants to have attached: for the service that systemd starts
+    #[arg(long, hide = true, conflicts_with_all = ["selectors", "pids", "began", "domain", "any", "dry_run"])]
+    asked: bool,
     /// The processes
-    #[arg(required_unless_present = "selectors", value_name = "PID", value_parser = human::process)]
+    #[arg(required_unless_present_any = ["selectors", "asked"], value_name = "PID", value_parser = human::process)]
     pids: Vec<u32>,
 }
 
@@ -145,42 +150,17 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     args.domain
         .as_deref()
         .map_or(Ok(()), launch::check_domain)?;
-    let socket = paths::served(args.socket.as_deref())?;
-    let socket = std::path::absolute(&socket).context("cannot find the daemon's socket")?;
-    let server = match args.dry_run {
-        true => None,
-        false => Some(server(&socket)?),
-    };
-    let file = paths::agent()?;
-    let library = std::fs::read(&file);
-    let library = library.with_context(|| format!("cannot read {}", file.display()))?;
-    let environment = words(args, &socket)?;
+    let to = To::of(args)?;
+    if args.asked {
+        return asked::serve(|wish| to.grant(wish));
+    }
+    let words = words(&to.socket, args.domain.as_deref(), args.any, args.any_huge)?;
     let policy = args.dry_run.then(|| policy(args)).transpose()?;
     let attach = |pid: u32| -> Result<String> {
-        let target = Target::look(pid, args.began)?;
-        target.sees(&socket)?;
-        let name = target.name.to_string();
-        // Without a daemon it would be of the one who asks.
-        let server = server.unwrap_or_else(|| rustix::process::geteuid().as_raw());
-        let server = owner::Server::of(&target, server, &socket)?;
-        let image =
-            Image::of(&library).with_context(|| format!("cannot use {}", file.display()))?;
-        let told = match &policy {
-            Some(policy) => would(&target, image, args, policy)?,
-            None => {
-                let environment = environment.clone();
-                let words = work::Words {
-                    environment,
-                    server,
-                };
-                let done = work::attach(target, image, &words)?.to_string();
-                if let Err(error) = node::note_attached(&socket, pid, args.need) {
-                    eprintln!("pageone: starts after this one may share its node: {error:#}");
-                }
-                done
-            }
-        };
-        Ok(format!("{pid} ({name}): {told}"))
+        to.attach(pid, args.began, |target, image, server| match &policy {
+            Some(policy) => would(&target, image, args, policy),
+            None => to.put(target, image, server, &words, args.need),
+        })
     };
     // Of those that are named an agent is asked for. Of those that fit, some may have theirs.
     let fitting = selector::find(&args.selectors)?;
@@ -208,6 +188,93 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     }
 }
 
+/// Where processes are attached to, and with what.
+struct To {
+    socket: PathBuf,
+    /// The user of the daemon; none where nothing is to be done.
+    server: Option<u32>,
+    file: PathBuf,
+    library: Vec<u8>,
+}
+
+impl To {
+    fn of(args: &Args) -> Result<Self> {
+        let socket = paths::served(args.socket.as_deref())?;
+        let socket = std::path::absolute(&socket).context("cannot find the daemon's socket")?;
+        let server = match args.dry_run {
+            true => None,
+            false => Some(server(&socket)?),
+        };
+        let file = paths::agent()?;
+        let library = std::fs::read(&file);
+        let library = library.with_context(|| format!("cannot read {}", file.display()))?;
+        Ok(Self {
+            socket,
+            server,
+            file,
+            library,
+        })
+    }
+
+    /// Has `how` attach a process, if that began then.
+    fn attach(
+        &self,
+        pid: u32,
+        began: Option<u64>,
+        how: impl FnOnce(Target, Image, owner::Server) -> Result<String>,
+    ) -> Result<String> {
+        let target = Target::look(pid, began)?;
+        target.sees(&self.socket)?;
+        let name = target.name.to_string();
+        // Without a daemon it would be of the one who asks.
+        let server = self.server;
+        let server = server.unwrap_or_else(|| rustix::process::geteuid().as_raw());
+        let server = owner::Server::of(&target, server, &self.socket)?;
+        let image = Image::of(&self.library);
+        let image = image.with_context(|| format!("cannot use {}", self.file.display()))?;
+        let told = how(target, image, server)?;
+        Ok(format!("{pid} ({name}): {told}"))
+    }
+
+    /// Puts an agent into a process.
+    fn put(
+        &self,
+        target: Target,
+        image: Image,
+        server: owner::Server,
+        words: &[u8],
+        need: Option<u64>,
+    ) -> Result<String> {
+        let (pid, environment) = (target.pid, words.to_vec());
+        let words = work::Words {
+            environment,
+            server,
+        };
+        let done = work::attach(target, image, &words)?.to_string();
+        if let Err(error) = node::note_attached(&self.socket, pid, need) {
+            eprintln!("pageone: starts after this one may share its node: {error:#}");
+        }
+        Ok(done)
+    }
+
+    /// What the daemon wants.
+    fn grant(&self, wish: &asked::Wish) -> Result<String> {
+        let domain = wish.domain.as_deref();
+        domain.map_or(Ok(()), launch::check_domain)?;
+        let words = words(&self.socket, domain, wish.any, false)?;
+        let how = |target, image, server| self.put(target, image, server, &words, None);
+        match self.attach(wish.pid, Some(wish.began), how) {
+            // It was attached by somebody else meanwhile.
+            Err(error) if error.is::<HasAgent>() => Ok(format!(
+                "{} ({}): {error}",
+                wish.pid,
+                sys::process::comm(wish.pid)
+            )),
+            done => done,
+        }
+    }
+}
+
 /// The policy that root's daemon has, as far as can be told: it is not asked.
 fn policy(args: &Args) -> Result<Policy> {
     const OF_ROOT: &str = "/etc/pageone/policy.toml";
@@ -228,7 +295,7 @@ fn server(socket: &Path) -> Result<u32> {
 }
 
 /// What the environment of a command would tell its agent.
-fn words(args: &Args, socket: &Path) -> Result<Vec<u8>> {
+fn words(socket: &Path, domain: Option<&str>, any: bool, any_huge: bool) -> Result<Vec<u8>> {
     // A process that runs has lived.
     const AFTER: Duration = Duration::ZERO;
     let mut words = Vec::new();
@@ -239,13 +306,13 @@ fn words(args: &Args, socket: &Path) -> Result<Vec<u8>> {
         words.push(0);
     };
     add("PAGEONE_SOCKET", socket.as_os_str().as_bytes());
-    if let Some(domain) = &args.domain {
+    if let Some(domain) = domain {
         add("PAGEONE_DOMAIN", domain.as_bytes());
     }
-    if args.any {
+    if any {
         add("PAGEONE_ANY", AFTER.as_millis().to_string().as_bytes());
     }
-    if args.any_huge {
+    if any_huge {
         add("PAGEONE_ANY_HUGE", b"1");
     }
     words.push(0);

@@ -17,6 +17,8 @@ include/pageone.h
 lib/pageone/installed
 lib/pageone/libpageone_agent.a
 lib/pageone/libpageone_agent.so
+lib/systemd/system/pageone-attach.socket
+lib/systemd/system/pageone-attach@.service
 lib/systemd/system/pageone-serve.service
 lib/systemd/system/pageone.service
 lib/sysusers.d/pageone.conf

@@ -34,6 +34,8 @@ const LOOKED_AT: [usize; 4] = [0, 1, 700, PAGES - 1];
 /// When all that runs there is killed, whatever it is doing, in seconds.
 const LIFETIME: &str = "100";
 const UNIT: &str = "pageone.service";
+const SOCKET: &str = "pageone-attach.socket";
+const ATTACH: &str = "pageone-attach@.service";
 /// Memory files kept for two guests of one user, on a machine with one node: a store, a tie, and a note each on
 /// the domain and on the knobs, and the history.
 const KEPT: usize = 5;
@@ -58,17 +60,16 @@ fn program(name: &str) -> Option<PathBuf> {
     programs.into_iter().find(|program| program.exists())
 }
 
-/// A folder of units: the service as it is packaged, a drop-in that says what is different here, and the
+/// A folder of units: the services as they are packaged, drop-ins that say what is different here, and the
 /// targets that every service needs.
 fn units(place: &Place) -> PathBuf {
     let folder = place.path().join("units");
-    fs::create_dir_all(folder.join(format!("{UNIT}.d"))).unwrap();
-    fs::copy(
-        support::root().join("packaging").join(UNIT),
-        folder.join(UNIT),
-    )
-    .unwrap();
-    for target in ["sysinit", "basic", "shutdown", "multi-user"] {
+    for unit in [UNIT, SOCKET, ATTACH] {
+        fs::create_dir_all(folder.join(format!("{unit}.d"))).unwrap();
+        let packaged = support::root().join("packaging").join(unit);
+        fs::copy(packaged, folder.join(unit)).unwrap();
+    }
+    for target in ["sysinit", "basic", "sockets", "shutdown", "multi-user"] {
         let path = folder.join(format!("{target}.target"));
         fs::write(path, format!("[Unit]\nDescription={target}\n")).unwrap();
     }
@@ -80,6 +81,12 @@ fn units(place: &Place) -> PathBuf {
         config.display(),
     );
     fs::write(folder.join(format!("{UNIT}.d/test.conf")), drop_in).unwrap();
+    let drop_in = format!(
+        "[Service]\nExecStart=\nExecStart={} attach --asked --socket /run/pageone.sock\n\
+         StandardOutput=null\nStandardError=append:/run/log\n",
+        Path::new(&daemon).display(),
+    );
+    fs::write(folder.join(format!("{ATTACH}.d/test.conf")), drop_in).unwrap();
     folder
 }
 
@@ -257,6 +264,25 @@ impl Machine {
     fn time(&self, property: &str) -> Duration {
         let said = self.show(property);
         humantime::parse_duration(&said).unwrap_or_else(|_| panic!("{property}={said:?}"))
+    }
+
+    /// The daemon's process id, seen from here.
+    fn main_pid(&self) -> u32 {
+        let inside = self.number("MainPID").to_string();
+        let group = fs::read_to_string(
+            self.group
+                .0
+                .join("system.slice/pageone.service/cgroup.procs"),
+        );
+        let pids = group.unwrap_or_default();
+        let is_it = |pid: &&str| {
+            let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+            let numbers = status.lines().find(|line| line.starts_with("NSpid:"));
+            numbers.is_some_and(|line| line.ends_with(&format!("\t{inside}")))
+        };
+        let pid = pids.lines().find(is_it);
+        pid.and_then(|pid| pid.parse().ok())
+            .expect("the daemon runs")
     }
 
     /// How many of PageONE's memory files systemd itself holds.
@@ -464,6 +490,69 @@ fn running_programs_are_attached_with_the_rights_that_the_unit_leaves() {
     let log = machine.log();
     assert_eq!(log.matches(": attached: ").count(), 2, "{log}");
     machine.end(guests);
+}
+
+/// The kernel shows filters to no process that has one, as the daemon's unit has: another unit of the package attaches them.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn a_machine_with_the_sandbox_of_libvirt_is_attached_by_rule() {
+    const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
+    let _turn = alone();
+    let qemu = Path::new("/usr/bin/qemu-system-x86_64");
+    if !qemu.exists() {
+        return eprintln!("skipped: no QEMU is installed");
+    }
+    let own = fs::read_to_string("/proc/self/status").unwrap();
+    if !own.contains("Seccomp:\t0") {
+        return eprintln!("skipped: filters are shown to no process that has one itself");
+    }
+    let Some(machine) = Machine::boot() else {
+        return;
+    };
+    let rule = format!(
+        "[[attach]]\nexecutable = '{}'\nafter = '0s'\n",
+        qemu.display()
+    );
+    machine.place.file("config.toml", &rule);
+    let mut command = machine.command(qemu);
+    command.args([
+        "-sandbox",
+        SANDBOX,
+        "-accel",
+        "tcg,tb-size=8",
+        "-m",
+        "32",
+        "-S",
+    ]);
+    command.args(["-nodefaults", "-display", "none"]);
+    let vm = Running::start(&mut command);
+    machine.tell(&["start"]);
+    let mut stat = machine.command(Path::new("stat"));
+    let stat = output(stat.args(["-c", "%a %u", "/run/pageone-attach.sock"]));
+    assert_eq!(text(&stat.stdout), "600 0\n");
+    let daemon = fs::read_to_string(format!("/proc/{}/status", machine.main_pid())).unwrap();
+    assert!(daemon.contains("Seccomp:\t2"), "{daemon}");
+    machine.when("the virtual machine to be a guest", |status| {
+        let guests = status["guests"].as_array().unwrap();
+        guests.iter().any(|guest| count(guest, "regions") > 0)
+    });
+    let log = machine.log();
+    assert!(log.contains("by rule 1 of [[attach]]"), "{log}");
+    let qemu = child(vm.0.id()).expect("what nsenter started");
+    let status = fs::read_to_string(format!("/proc/{qemu}/status")).unwrap();
+    assert!(status.contains("Seccomp:\t2"), "{status}");
+    drop(vm);
+    // Without the service the daemon tries by itself, and says why it cannot.
+    let said = output(machine.systemctl().args(["stop", SOCKET]));
+    assert!(said.status.success(), "{}", text(&said.stderr));
+    let vm = Running::start(&mut command);
+    wait_for("the reason", || {
+        let told = machine
+            .log()
+            .contains("no process that has a filter itself");
+        told.then_some(())
+    });
+    drop(vm);
 }
 
 #[test]

@@ -1,22 +1,20 @@
 //! Makes guests of running processes, by the rules of the configuration (`[[attach]]`).
 //!
 //! A thread looks at the machine's processes again and again. A process that fits a rule and has lived for the rule's time gets an
-//! agent, by a child that runs `pageone attach`:
+//! agent, by another process that runs `pageone attach` ([`Work`]):
 //!
 //! ```text
-//!   /proc ─▶ seen before? ─▶ first rule that fits ─▶ old enough? ─▶ child ─▶ attached, or the reason in the log
+//!   /proc ─▶ seen before? ─▶ first rule that fits ─▶ old enough? ─▶ `pageone attach` ─▶ attached, or the reason in the log
 //!              │ yes: nothing, until it is tried again, or executes another program
 //! ```
 //!
-//! A child, because it holds the threads of a stranger's process and reads his memory: whatever goes wrong there, the daemon
-//! has no part in it. One process at a time is attached. A child that does not end in time is left behind ([`PATIENCE`]); until it has ended,
+//! Another process, because it holds the threads of a stranger's process and reads his memory: whatever goes wrong there, the daemon
+//! has no part in it. One process at a time is attached. Work that does not end in time is left behind ([`PATIENCE`]); until it has ended,
 //! no other process of the same user is attached. A user whose process took long has to wait for four times as long. So no user
 //! holds up the others for long.
 
 use std::collections::HashMap;
-use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -26,24 +24,23 @@ use serde::Deserialize;
 use sys::foreign::{Foreign, ForeignName};
 
 use super::policy;
+use crate::attach::asked::{Wish, Work};
 use crate::selector::{self, Selector};
 
 /// Between two looks.
 const PERIOD: Duration = Duration::from_secs(2);
-/// The longest wait for a child, which takes milliseconds in most cases.
+/// The longest wait for one to be attached, which takes milliseconds in most cases.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// A user's next process waits for so many times what the last one took, if that was longer than [`SHORT`].
 const SHARE: u32 = 4;
 const SHORT: Duration = Duration::from_millis(100);
-/// Children that did not end in time, at most. With so many, no process is attached.
+/// Work that did not end in time, at most. With so many, no process is attached.
 const MOST_LATE: usize = 8;
 /// How often a process is tried, and after what time again; four times as long each time.
 const TRIES: u32 = 4;
 const FIRST_RETRY: Duration = Duration::from_secs(15);
 /// A process that fits no rule is looked at again when it executes another program, and in any case while it is so young.
 const YOUNG: Duration = Duration::from_secs(60);
-/// What is kept of what a child says.
-const SAID_BYTES: u64 = 4096;
 
 /// A rule of the configuration.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -183,9 +180,9 @@ impl Next {
     }
 }
 
-/// A child that has not ended, and the user of the process that it works on.
+/// Work that has not ended, and the user of the process that it is done on.
 struct Late {
-    child: Child,
+    work: Work,
     uid: u32,
 }
 
@@ -209,7 +206,7 @@ impl Look {
 
     fn all(&mut self) {
         self.late
-            .retain_mut(|late| matches!(late.child.try_wait(), Ok(None)));
+            .retain_mut(|late| matches!(late.work.has_ended(), Ok(false)));
         let pids = match selector::numbers() {
             Ok(pids) => pids,
             Err(error) => return tracing::warn!("cannot look for processes to attach: {error:#}"),
@@ -271,7 +268,13 @@ impl Look {
             return seen.next;
         }
         let name = &seen.name;
-        let done = self.by_child(pid, who.uid, seen.began, rule);
+        let wish = Wish {
+            pid,
+            began: seen.began,
+            domain: rule.domain.clone(),
+            any: rule.any,
+        };
+        let done = self.by_another(&wish, who.uid);
         let took = begun.elapsed();
         if took > SHORT {
             self.pauses.insert(who.uid, begun + took * (SHARE + 1));
@@ -302,55 +305,18 @@ impl Look {
         }
     }
 
-    /// What a child says that attaches a process.
-    fn by_child(&mut self, pid: u32, uid: u32, began: u64, rule: &AttachRule) -> Result<String> {
-        let mut command = Command::new("/proc/self/exe");
-        command.arg("attach").arg("--socket").arg(&self.socket);
-        command.args(["--began", &began.to_string()]);
-        if let Some(domain) = &rule.domain {
-            command.args(["--domain", domain]);
-        }
-        if rule.any {
-            command.arg("--any");
-        }
-        if let Some(agent) = &self.agent {
-            command.env("PAGEONE_AGENT", agent);
-        }
-        command.arg(pid.to_string()).stdin(Stdio::null());
-        command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        // A fault that is tried in the daemon is the daemon's.
-        command.env_remove("PAGEONE_FAULT");
-        let mut child = command.spawn().context("cannot start `pageone attach`")?;
+    /// What is said by the process that attaches it.
+    fn by_another(&mut self, wish: &Wish, uid: u32) -> Result<String> {
+        let mut work = Work::begin(&self.socket, self.agent.as_deref(), wish)?;
         let begun = Instant::now();
-        let status = loop {
-            if let Some(status) = child
-                .try_wait()
-                .context("cannot wait for `pageone attach`")?
-            {
-                break status;
-            }
+        while !work.has_ended()? {
             if begun.elapsed() > PATIENCE {
-                self.late.push(Late { child, uid });
+                self.late.push(Late { work, uid });
                 anyhow::bail!("`pageone attach` has not ended after {PATIENCE:?}");
             }
             thread::sleep(Duration::from_millis(5));
-        };
-        let (mut told, mut said) = (String::new(), String::new());
-        // What it says is short: it fits into the pipes.
-        let out = child.stdout.take().context("its output")?;
-        out.take(SAID_BYTES).read_to_string(&mut told)?;
-        let errors = child.stderr.take().context("its errors")?;
-        errors.take(SAID_BYTES).read_to_string(&mut said)?;
-        match status.success() {
-            true => Ok(told),
-            false => {
-                let first = said.lines().next().unwrap_or("it does not say why");
-                let reason = first
-                    .split_once("is not attached: ")
-                    .map_or(first, |(_, why)| why);
-                Err(anyhow::anyhow!("{reason}"))
-            }
         }
+        work.outcome()
     }
 }
 

@@ -1,0 +1,231 @@
+//! `pageone attach` for the daemon: who does it, what he is asked, and what he answers.
+//!
+//! ```text
+//!               ┌── a service listens beside the daemon's socket ──▶ `pageone attach --asked`, a process for each wish
+//!   daemon ─────┤
+//!               └── none does ──▶ a child: `pageone attach PID`
+//! ```
+//!
+//! The service exists for processes with seccomp filters. The kernel shows filters to no process that has one itself, and the daemon's
+//! unit has some, which its children inherit. The unit of the service has none (`packaging/pageone-attach@.service`).
+//!
+//! **What the service believes.** Its socket is root's, with mode 0600, and it asks the kernel who has connected: its own user alone is
+//! served. A wish names a process, when that began, and what its rule says. It names no file: agent and socket are the service's own.
+//! **What the daemon believes.** It asks the kernel who listens: its own user.
+
+use std::io::Read;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+
+/// What is kept of what the other process says.
+const SAID_BYTES: usize = 4096;
+/// The daemon sends its wish when it has connected.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A process that is to be attached.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Wish {
+    pub(crate) pid: u32,
+    /// In ticks since boot.
+    pub(crate) began: u64,
+    pub(crate) domain: Option<String>,
+    pub(crate) any: bool,
+}
+
+/// Where the service listens: `/run/pageone-attach.sock` beside `/run/pageone.sock`.
+fn beside(socket: &Path) -> Option<PathBuf> {
+    let mut name = socket.file_stem()?.to_owned();
+    name.push("-attach.sock");
+    Some(socket.with_file_name(name))
+}
+
+/// A process that attaches another one.
+pub(crate) enum Work {
+    Child(Child),
+    /// A connection to the service, which answers when it is done.
+    Service(OwnedFd),
+}
+
+impl Work {
+    /// Has `wish` fulfilled, for the daemon at `socket`. `agent` is for a child alone.
+    ///
+    /// # Errors
+    /// No process can be started, or the service is of another user.
+    pub(crate) fn begin(socket: &Path, agent: Option<&Path>, wish: &Wish) -> Result<Self> {
+        let service = beside(socket).map(sys::socket::connect_at_once);
+        match service {
+            Some(Ok(connection)) => ask(connection, wish).map(Self::Service),
+            // No service, or one that has ended.
+            None | Some(Err(Errno::NOENT | Errno::CONNREFUSED)) => {
+                child(socket, agent, wish).map(Self::Child)
+            }
+            Some(Err(error)) => Err(error).context("cannot ask the service that attaches"),
+        }
+    }
+
+    /// Whether it is over. Waits for nothing.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub(crate) fn has_ended(&mut self) -> Result<bool> {
+        match self {
+            Self::Child(child) => {
+                let ended = child.try_wait();
+                Ok(ended.context("cannot wait for `pageone attach`")?.is_some())
+            }
+            Self::Service(connection) => Ok(is_readable(connection, Duration::ZERO)?),
+        }
+    }
+
+    /// What it says of the process that is attached now.
+    ///
+    /// # Errors
+    /// Why it is not.
+    pub(crate) fn outcome(self) -> Result<String> {
+        match self {
+            Self::Child(child) => said(child),
+            Self::Service(connection) => {
+                let mut packet = [0; SAID_BYTES];
+                let got = sys::socket::recv(&connection, &mut packet)?.len;
+                let answer = packet.get(..got).filter(|answer| !answer.is_empty());
+                let answer = answer.context("the service that attaches has ended before")?;
+                let answer: Result<String, String> = serde_json::from_slice(answer)?;
+                answer.map_err(anyhow::Error::msg)
+            }
+        }
+    }
+}
+
+fn is_readable(socket: &impl AsFd, patience: Duration) -> std::io::Result<bool> {
+    let mut fds = [PollFd::new(socket, PollFlags::IN)];
+    let patience = Timespec::try_from(patience).map_err(std::io::Error::other)?;
+    Ok(poll(&mut fds, Some(&patience))? > 0)
+}
+
+/// That the other side is of this process's user.
+fn check(socket: &impl AsFd) -> Result<()> {
+    let (own, peer) = (
+        rustix::process::geteuid().as_raw(),
+        sys::socket::peer(socket)?.uid,
+    );
+    match peer == own {
+        true => Ok(()),
+        false => bail!("user {peer} is at the other end, and user {own} is expected there"),
+    }
+}
+
+fn ask(connection: OwnedFd, wish: &Wish) -> Result<OwnedFd> {
+    check(&connection).context("the service that attaches is not asked")?;
+    let packet = serde_json::to_vec(wish)?;
+    sys::socket::send_within(&connection, &packet, &[], Duration::ZERO)?;
+    Ok(connection)
+}
+
+fn child(socket: &Path, agent: Option<&Path>, wish: &Wish) -> Result<Child> {
+    let mut command = Command::new("/proc/self/exe");
+    command.arg("attach").arg("--socket").arg(socket);
+    command.args(["--began", &wish.began.to_string()]);
+    if let Some(domain) = &wish.domain {
+        command.args(["--domain", domain]);
+    }
+    if wish.any {
+        command.arg("--any");
+    }
+    if let Some(agent) = agent {
+        command.env("PAGEONE_AGENT", agent);
+    }
+    command.arg(wish.pid.to_string()).stdin(Stdio::null());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    // A fault that is tried in the daemon is the daemon's.
+    command.env_remove("PAGEONE_FAULT");
+    command.spawn().context("cannot start `pageone attach`")
+}
+
+/// What a child has said that has ended.
+///
+/// # Errors
+/// Why it did not succeed.
+pub(super) fn said(mut child: Child) -> Result<String> {
+    // It is short: it fits into the pipes.
+    let (mut told, mut said) = (String::new(), String::new());
+    let out = child.stdout.take().context("its output")?;
+    out.take(SAID_BYTES as u64).read_to_string(&mut told)?;
+    let errors = child.stderr.take().context("its errors")?;
+    errors.take(SAID_BYTES as u64).read_to_string(&mut said)?;
+    if child.wait()?.success() {
+        return Ok(told);
+    }
+    let first = said.lines().next().unwrap_or("it does not say why");
+    let reason = first.split_once("tached: ");
+    bail!("{}", reason.map_or(first, |(_, why)| why).to_owned())
+}
+
+/// The service's side: takes a wish from the connection at standard input, has it fulfilled, and answers.
+///
+/// # Errors
+/// No wish comes, or one of another user.
+pub(super) fn serve(attach: impl FnOnce(&Wish) -> Result<String>) -> Result<()> {
+    let connection = std::io::stdin();
+    check(&connection).context("standard input is to be the daemon's connection")?;
+    anyhow::ensure!(is_readable(&connection, PATIENCE)?, "no wish comes");
+    let mut packet = [0; SAID_BYTES];
+    let got = sys::socket::recv(&connection, &mut packet)?.len;
+    let wish: Wish = serde_json::from_slice(packet.get(..got).unwrap_or_default())?;
+    let mut answer = attach(&wish).map_err(|error| format!("{error:#}"));
+    let text = match &mut answer {
+        Ok(text) | Err(text) => text,
+    };
+    // Each byte takes six in JSON at most.
+    let most = (0..=SAID_BYTES / 8)
+        .rev()
+        .find(|&at| text.is_char_boundary(at));
+    text.truncate(most.unwrap_or(0));
+    sys::socket::send(&connection, &serde_json::to_vec(&answer)?, &[])?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_service_listens_beside_the_daemon() {
+        let place = |socket: &str| beside(Path::new(socket)).unwrap();
+        assert_eq!(
+            place("/run/pageone.sock"),
+            Path::new("/run/pageone-attach.sock")
+        );
+        assert_eq!(place("/a/b"), Path::new("/a/b-attach.sock"));
+    }
+
+    #[test]
+    fn a_wish_names_no_file() {
+        let wish = r#"{"pid":1,"began":2,"domain":null,"any":false"#;
+        let read = |more: &str| serde_json::from_str::<Wish>(&format!("{wish}{more}}}"));
+        assert_eq!(read("").unwrap().pid, 1);
+        assert!(read(r#","agent":"/tmp/evil.so""#).is_err());
+    }
+
+    #[test]
+    fn a_service_that_ends_without_an_answer_is_an_error() {
+        let (ours, theirs) = sys::socket::pair().unwrap();
+        let mut work = Work::Service(ours);
+        assert!(!work.has_ended().unwrap());
+        drop(theirs);
+        assert!(work.has_ended().unwrap());
+        assert!(
+            work.outcome()
+                .unwrap_err()
+                .to_string()
+                .contains("has ended")
+        );
+    }
+}
