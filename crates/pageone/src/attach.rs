@@ -28,6 +28,7 @@
 //! | [`asked`] | a process that does it for the daemon |
 //! | [`work`] | the steps, and how each is undone |
 //! | [`mod@detach`] | the same, back again |
+//! | [`patience`] | root waits for no process that does not let its agent go |
 //! | [`target`] | the process, and what speaks against it |
 //! | [`owner`] | how its agent knows who serves it |
 //! | [`image`] | the agent's library, relocated |
@@ -45,11 +46,13 @@ mod filters;
 mod image;
 mod moment;
 mod owner;
+mod patience;
 mod record;
 mod site;
 mod target;
 mod work;
 
+use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -104,6 +107,9 @@ pub(crate) struct Args {
 
 #[derive(clap::Args)]
 pub(crate) struct Detach {
+    /// In this process, whatever time it takes: for the command itself, whose child does so
+    #[arg(long, hide = true)]
+    alone: bool,
     /// The processes
     #[arg(required = true, value_name = "PID", value_parser = human::process)]
     pids: Vec<u32>,
@@ -111,26 +117,35 @@ pub(crate) struct Detach {
 
 /// `pageone detach`.
 pub(crate) fn detach(args: &Detach) -> Result<()> {
-    arm_faults();
     let mut failed = false;
     for &pid in &args.pids {
-        let detached = Target::look_for_agent(pid).and_then(|(target, record)| {
-            let name = target.name.to_string();
-            let done = detach::detach(target, &record)?;
-            Ok(format!("{pid} ({name}): {done}"))
-        });
-        match detached {
-            Ok(told) => println!("{told}"),
+        let detached = match args.alone {
+            true => detach_here(pid),
+            false => patience::detach(pid),
+        };
+        // The one who asked may have gone: then nobody reads it.
+        let _ = match detached {
+            Ok(told) => writeln!(std::io::stdout(), "{told}"),
             Err(error) => {
                 failed = true;
-                eprintln!("pageone: {pid} is not detached: {}", told(&error));
+                let why = told(&error);
+                writeln!(std::io::stderr(), "pageone: {pid} is not detached: {why}")
             }
-        }
+        };
     }
     match failed {
+        true if args.alone => std::process::exit(1),
         true => bail!("not all of the processes are detached"),
         false => Ok(()),
     }
+}
+
+fn detach_here(pid: u32) -> Result<String> {
+    arm_faults();
+    let (target, record) = Target::look_for_agent(pid)?;
+    let name = target.name.to_string();
+    let done = detach::detach(target, &record)?;
+    Ok(format!("{pid} ({name}): {done}"))
 }
 
 /// An error, parts of which the process may have chosen.

@@ -23,6 +23,7 @@
 
 mod arena;
 mod attacker;
+mod clients;
 #[path = "../common/mod.rs"]
 mod common;
 mod figures;

@@ -153,6 +153,89 @@ fn names_of_cgroups_and_requests() {
     assert!(lines.is_empty(), "{lines:?}");
 }
 
+/// A path of 4000 bytes, of which no text is made without care. What lies below it is removed on drop.
+struct Deep {
+    top: Cgroup,
+    folders: Vec<PathBuf>,
+}
+
+impl Deep {
+    fn new() -> Result<Self, String> {
+        use std::os::unix::ffi::OsStrExt;
+        let top = Cgroup::new("deep")?;
+        let odd: Vec<u8> = (1..=255).filter(|byte| !b"\n/".contains(byte)).collect();
+        let mut folders = vec![top.0.clone()];
+        for level in 0..15 {
+            let mut name = odd.clone();
+            name.rotate_left(level * 16);
+            let last = folders.last().expect("the top");
+            let next = last.join(std::ffi::OsStr::from_bytes(&name));
+            fs::create_dir(&next).map_err(|why| format!("an odd control group: {why}"))?;
+            folders.push(next);
+        }
+        Ok(Self { top, folders })
+    }
+}
+
+impl Drop for Deep {
+    fn drop(&mut self) {
+        for folder in self.folders.iter().rev() {
+            for _ in 0..100 {
+                if fs::remove_dir(folder).is_ok() || !folder.exists() {
+                    break;
+                }
+                std::thread::sleep(std::time::Duration::from_millis(20));
+            }
+        }
+        assert!(!self.top.0.exists() || std::thread::panicking());
+    }
+}
+
+/// The domain rests on such a group, and the daemon shows its path in status, log and refusals.
+#[test]
+fn a_cgroup_whose_path_is_long_and_odd() {
+    let deep = match Deep::new() {
+        Ok(deep) => deep,
+        Err(why) => return eprintln!("skipped: {why}"),
+    };
+    let policy = "default = 'refuse'\n[[rule]]\ncgroup = '/**'\nper = 'cgroup'\n";
+    let Some(mut arena) = Arena::empty(&[], Some(policy)) else {
+        return;
+    };
+    arena.pair = (0..2).map(|_| arena.guest(HONEST)).collect();
+    arena.renew();
+    let mut guest = arena.guest(HONEST);
+    let last = deep.folders.last().unwrap();
+    fs::write(last.join("cgroup.procs"), guest.pid.to_string()).unwrap();
+    guest.offer(64, 5);
+    arena.let_pass(20);
+    let mut shown = arena.log();
+    for words in [&["status"][..], &["status", "--json"]] {
+        let (took, answer) = crate::figures::time(|| arena.command(HONEST, words));
+        assert!(answer.status.success(), "{}", text(&answer.stderr));
+        assert!(took < 2 * crate::arena::a_second(), "{took:?}");
+        shown.push_str(&text(&answer.stdout));
+    }
+    let lines: Vec<_> = shown
+        .lines()
+        .filter(|line| line.chars().any(acts))
+        .collect();
+    assert!(lines.is_empty(), "{lines:?}");
+    // Whether it is a guest or has a reason: it is known, and by itself.
+    let status = json(&arena.place);
+    let served = |pid: u32| {
+        let guests = status["guests"].as_array().unwrap().iter();
+        let mut its = guests.filter(|guest| guest["pid"] == pid);
+        its.next().map(|guest| guest["domain"].clone())
+    };
+    let is_told = shown.contains(&guest.pid.to_string());
+    assert!(served(guest.pid).is_some() || is_told, "{shown}");
+    assert_ne!(served(guest.pid), served(arena.pair[0].pid));
+    guest.run("check");
+    drop(guest);
+    arena.renew();
+}
+
 #[test]
 fn a_client_without_rights() {
     let Some(arena) = Arena::new() else { return };
