@@ -4,7 +4,8 @@
  *
  * attached [MIB] [THREADS] [WORDS]: memory of that size with content that other such processes have too, verified all the time. The words:
  * `offer`: it is offered to the kernel's KSM. `work`: some of it is rewritten, threads come and go, allocate, take signals. `fork`: children
- * verify it as well; what a process shared with a child once stays where it is until it is written. Other threads sleep in a call that begins again.
+ * verify it as well; what a process shared with a child once stays where it is until it is written. Other threads sleep in a call that begins again;
+ * `nap`: in one that begins again by restart_syscall.
  * `vfork`: its only thread waits for a child that never ends.
  *
  * attached MIB THREADS WORDS [NUMBER ACTION]: with a seccomp filter that does ACTION, a number as in BPF, for the call NUMBER, and allows all
@@ -34,7 +35,7 @@
 static unsigned char *memory;
 static size_t pages;
 static volatile unsigned long rounds, signals;
-static int quiet[2];
+static int quiet[2], naps;
 
 static void wrong(const char *what)
 {
@@ -98,6 +99,9 @@ static void *rest(void *arg)
 {
 	char byte;
 	__atomic_add_fetch(&started, 1, __ATOMIC_SEQ_CST);
+	struct timespec hour = { 3600, 0 };
+	if (naps && nanosleep(&hour, NULL))
+		wrong("nap");
 	/* Begun again whatever interrupts it. */
 	if (read(quiet[0], &byte, 1) != 1)
 		wrong("read");
@@ -171,6 +175,7 @@ int main(int argc, char **argv)
 	size_t mib = argc > 1 ? strtoul(argv[1], NULL, 10) : 4;
 	int threads = argc > 2 ? atoi(argv[2]) : 0;
 	int work = argc > 3 && strstr(argv[3], "work") != NULL;
+	naps = argc > 3 && strstr(argv[3], "nap") != NULL;
 	int forks = argc > 3 && strstr(argv[3], "fork") != NULL;
 	pages = (mib << 20) / PAGE;
 	memory = mmap(NULL, pages * PAGE + (2ul << 20), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -950,7 +950,11 @@ fn a_filter_that_refuses_a_call_of_the_agents_is_never_tried() {
         let name = numbers[&number].name;
         let spared = numbers[&number].is_spared() && action == FAIL;
         let words = [number.to_string(), action.to_string()];
-        let mut one = Checked::start(&program, &["1", "3", "filter", &words[0], &words[1]]);
+        let when = match number == restart {
+            true => "filter,nap",
+            false => "filter",
+        };
+        let mut one = Checked::start(&program, &["1", "3", when, &words[0], &words[1]]);
         one.goes_on();
         let before = state(one.pid());
         let done = attach(&place, &["--any"], &[one.pid()]);
