@@ -164,8 +164,8 @@ pub(super) fn said(mut child: Child) -> Result<String> {
         return Ok(told);
     }
     let first = said.lines().next().unwrap_or("it does not say why");
-    let reason = first.split_once("tached: ");
-    bail!("{}", reason.map_or(first, |(_, why)| why).to_owned())
+    let why = first.split_once("tached: ").map_or(first, |(_, why)| why);
+    bail!("{why}")
 }
 
 /// The service's side: takes a wish from the connection at standard input, has it fulfilled, and answers.
