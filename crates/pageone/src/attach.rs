@@ -266,7 +266,9 @@ impl To {
             server,
         };
         let done = work::attach(target, image, &words)?.to_string();
-        if let Err(error) = node::note_attached(&self.socket, pid, need) {
+        // Beside the socket of another user's daemon that user may choose what the file is.
+        let own = self.server == Some(rustix::process::geteuid().as_raw());
+        if own && let Err(error) = node::note_attached(&self.socket, pid, need) {
             eprintln!("pageone: starts after this one may share its node: {error:#}");
         }
         Ok(done)

@@ -111,7 +111,7 @@ impl Notes {
         let mut file = file.with_context(|| format!("cannot open {}", path.display()))?;
         let its = file.metadata()?;
         let own = rustix::process::geteuid().as_raw();
-        if !its.is_file() || its.uid() != own || its.mode() & 0o077 != 0 {
+        if !its.is_file() || its.nlink() != 1 || its.uid() != own || its.mode() & 0o077 != 0 {
             bail!(
                 "{} is not a file of user {own} alone: remove it, or name another place with --socket",
                 path.display()

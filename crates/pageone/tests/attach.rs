@@ -1082,3 +1082,80 @@ fn strangers_whom_a_rule_names_hold_up_no_others_and_share_with_none() {
     assert!(domains.contains(&Some("uid:61004")), "{domains:?}");
     equal.iter_mut().for_each(Checked::is_right);
 }
+
+/// Does something as a user: in a thread of its own, whose ids alone are changed.
+fn as_user<T: Send>(user: u32, act: impl FnOnce() -> T + Send) -> T {
+    let changed = || {
+        let user = rustix::process::Uid::from_raw(user);
+        rustix::thread::set_thread_res_uid(user, user, user).expect("a user");
+        act()
+    };
+    std::thread::scope(|scope| scope.spawn(changed).join().expect("a thread"))
+}
+
+#[test]
+fn the_service_that_attaches_is_the_daemons_users_and_serves_him_alone() {
+    const STRANGER: u32 = 61004;
+    let Some(place) = place_to_trace().filter(|_| rustix::process::geteuid().is_root()) else {
+        return eprintln!("skipped: connections of other users take root");
+    };
+    fs::set_permissions(place.path(), fs::Permissions::from_mode(0o777)).expect("a mode");
+    let plain = program(&place, &[]);
+    let start = || Checked::start(&plain, &[&MIB.to_string(), "0", "offer"]);
+    let mut one = start();
+    let folder = place.path().display();
+    let rule = format!("[[attach]]\nexecutable = '{folder}/*'\nafter = '1s'");
+    let service = place.socket().with_file_name("pageone-attach.sock");
+    assert_eq!(place.socket().file_name().expect("a name"), "pageone.sock");
+
+    // A stranger where the service is to listen: the daemon asks him for nothing.
+    let listener = as_user(STRANGER, || {
+        sys::socket::listen(&service).expect("a socket")
+    });
+    let (_daemon, log) = logging(&place, &place.file("pageone.toml", &rule));
+    let said = || fs::read_to_string(&log).expect("a log");
+    wait_for("the stranger to be found out", || {
+        said().contains("is not asked").then_some(())
+    });
+    assert!(
+        said().contains("user 61004 is at the other end"),
+        "{}",
+        said()
+    );
+    assert!(guests_of(&json(&place)) == 0, "{}", said());
+    drop(listener);
+    fs::remove_file(&service).expect("a socket");
+
+    // A stranger who asks the service.
+    let listener = sys::socket::listen(&service).expect("a socket");
+    fs::set_permissions(&service, fs::Permissions::from_mode(0o666)).expect("a mode");
+    let wish = format!(
+        r#"{{"pid":{},"began":{},"domain":null,"any":true}}"#,
+        one.pid(),
+        sys::usage::began(one.pid()).expect("it lives")
+    );
+    let asked = |user: u32| {
+        let asks = as_user(user, || {
+            sys::socket::connect(&service).expect("a connection")
+        });
+        let _ = sys::socket::send(&asks, wish.as_bytes(), &[]);
+        let taken = sys::socket::accept(&listener).expect("a connection");
+        let mut command = pageone();
+        command
+            .args(["attach", "--asked", "--socket"])
+            .arg(place.socket());
+        command.stdin(Stdio::from(taken));
+        output(&mut command)
+    };
+    let refused = asked(STRANGER);
+    let why = text(&refused.stderr);
+    assert!(
+        !refused.status.success() && why.contains("user 61004"),
+        "{why}"
+    );
+    assert_eq!(guests_of(&json(&place)), 0);
+    let served = asked(0);
+    assert!(served.status.success(), "{}", text(&served.stderr));
+    wait_for("a guest", || (guests_of(&json(&place)) == 1).then_some(()));
+    one.is_right();
+}

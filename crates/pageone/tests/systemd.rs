@@ -536,8 +536,11 @@ fn a_machine_with_the_sandbox_of_libvirt_is_attached_by_rule() {
         let guests = status["guests"].as_array().unwrap();
         guests.iter().any(|guest| count(guest, "regions") > 0)
     });
-    let log = machine.log();
-    assert!(log.contains("by rule 1 of [[attach]]"), "{log}");
+    // The machine is a guest before its last thread is let go of.
+    wait_for("the word in the log", || {
+        let told = machine.log().contains("by rule 1 of [[attach]]");
+        told.then_some(())
+    });
     let qemu = child(vm.0.id()).expect("what nsenter started");
     let status = fs::read_to_string(format!("/proc/{qemu}/status")).unwrap();
     assert!(status.contains("Seccomp:\t2"), "{status}");

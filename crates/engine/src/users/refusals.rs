@@ -103,10 +103,10 @@ impl Refusals {
     /// when it is not. The status tells it.
     pub fn tell(&self, uid: u32, pid: u32, why: &str) {
         match self.note(uid, pid, why, Instant::now()) {
-            Say::Again => tracing::debug!("refused again: {why}"),
-            Say::New => tracing::warn!("refused: {why}"),
+            Say::Again => tracing::debug!(uid, pid, "refused again: {why}"),
+            Say::New => tracing::warn!(uid, pid, "refused: {why}"),
             Say::Last => {
-                tracing::warn!("refused: {why}");
+                tracing::warn!(uid, pid, "refused: {why}");
                 tracing::warn!("further reasons for refusing user {uid} are not told for a while");
             }
         }

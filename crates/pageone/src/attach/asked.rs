@@ -47,6 +47,11 @@ fn beside(socket: &Path) -> Option<PathBuf> {
     Some(socket.with_file_name(name))
 }
 
+/// The service has ended before it was done, or takes no more: it may be tried again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the service that attaches does not answer: it ended, or has too much to do")]
+pub(crate) struct NoAnswer;
+
 /// A process that attaches another one.
 pub(crate) enum Work {
     Child(Child),
@@ -85,6 +90,14 @@ impl Work {
         }
     }
 
+    /// Ends it: a child; a service ends itself.
+    pub(crate) fn end(&mut self) {
+        if let Self::Child(child) = self {
+            // One that has ended by itself needs nothing.
+            let _ = child.kill();
+        }
+    }
+
     /// What it says of the process that is attached now.
     ///
     /// # Errors
@@ -94,9 +107,12 @@ impl Work {
             Self::Child(child) => said(child),
             Self::Service(connection) => {
                 let mut packet = [0; SAID_BYTES];
-                let got = sys::socket::recv(&connection, &mut packet)?.len;
+                let got = match sys::socket::recv(&connection, &mut packet) {
+                    Err(Errno::CONNRESET) => 0,
+                    received => received?.len,
+                };
                 let answer = packet.get(..got).filter(|answer| !answer.is_empty());
-                let answer = answer.context("the service that attaches has ended before")?;
+                let answer = answer.ok_or(NoAnswer)?;
                 let answer: Result<String, String> = serde_json::from_slice(answer)?;
                 answer.map_err(anyhow::Error::msg)
             }
@@ -125,7 +141,10 @@ fn check(socket: &impl AsFd) -> Result<()> {
 fn ask(connection: OwnedFd, wish: &Wish) -> Result<OwnedFd> {
     check(&connection).context("the service that attaches is not asked")?;
     let packet = serde_json::to_vec(wish)?;
-    sys::socket::send_within(&connection, &packet, &[], Duration::ZERO)?;
+    match sys::socket::send_within(&connection, &packet, &[], Duration::ZERO) {
+        Err(Errno::PIPE | Errno::CONNRESET) => return Err(NoAnswer.into()),
+        sent => sent?,
+    }
     Ok(connection)
 }
 
@@ -221,11 +240,6 @@ mod tests {
         assert!(!work.has_ended().unwrap());
         drop(theirs);
         assert!(work.has_ended().unwrap());
-        assert!(
-            work.outcome()
-                .unwrap_err()
-                .to_string()
-                .contains("has ended")
-        );
+        assert!(work.outcome().unwrap_err().is::<NoAnswer>());
     }
 }

@@ -40,10 +40,10 @@ pub(super) fn detach(pid: u32) -> Result<String> {
     let child = command.process_group(0).spawn();
     let mut child = child.context("cannot start another `pageone detach`")?;
     match wait(&mut child, PATIENCE, || own_pages(pid))? {
-        true => super::asked::said(child),
+        true => super::asked::said(child).map(|told| told.trim_end().to_owned()),
         false => bail!(
             "its agent does not end, and nothing has changed for {PATIENCE:?}: a thread of the process does not come back, or it hangs. Process \
-             {} goes on waiting for it, for ten minutes at most; `kill -KILL {pid}` ends both",
+             {} goes on waiting for it, for ten minutes at most, and must not be killed alone; `kill -KILL {pid}` ends both",
             child.id()
         ),
     }
@@ -53,11 +53,11 @@ pub(super) fn detach(pid: u32) -> Result<String> {
 fn wait(child: &mut Child, patience: Duration, pages: impl Fn() -> Option<u64>) -> Result<bool> {
     let (mut most, mut since) = (pages().unwrap_or(0), Instant::now());
     while child.try_wait().context("cannot wait for it")?.is_none() {
-        if since.elapsed() > patience {
-            return Ok(false);
-        }
+        // In this order: this process may have been stopped itself.
         if let Some(more) = pages().filter(|&more| more >= most + PROGRESS) {
             (most, since) = (more, Instant::now());
+        } else if since.elapsed() > patience {
+            return Ok(false);
         }
         thread::sleep(PAUSE);
     }
@@ -81,7 +81,7 @@ mod tests {
     const SHORT: Duration = Duration::from_millis(200);
 
     fn sleeper() -> Child {
-        Command::new("sleep").arg("1").spawn().unwrap()
+        Command::new("sleep").arg("3").spawn().unwrap()
     }
 
     #[test]
@@ -109,7 +109,7 @@ mod tests {
             let mut child = sleeper();
             let begun = Instant::now();
             assert!(!wait(&mut child, SHORT, pages).unwrap());
-            assert!(begun.elapsed() < Duration::from_millis(900));
+            assert!(begun.elapsed() < Duration::from_secs(3));
             child.wait().unwrap();
         }
         assert!(own_pages(std::process::id()).unwrap() > 0);

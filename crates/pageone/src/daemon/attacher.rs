@@ -10,8 +10,8 @@
 //!
 //! Another process, because it holds the threads of a stranger's process and reads his memory: whatever goes wrong there, the daemon
 //! has no part in it. One process at a time is attached. Work that does not end in time is left behind ([`PATIENCE`]); until it has ended,
-//! no other process of the same user is attached. A user whose process took long has to wait for four times as long. So no user
-//! holds up the others for long.
+//! no other process of the same user is attached. A user whose process took long has to wait for four times as long. So one
+//! user holds up no other for long. **The limit**: eight users together do, for [`LONGEST`] each time; or one who has subordinate ids.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -24,13 +24,15 @@ use serde::Deserialize;
 use sys::foreign::{Foreign, ForeignName};
 
 use super::policy;
-use crate::attach::asked::{Wish, Work};
+use crate::attach::asked::{NoAnswer, Wish, Work};
 use crate::selector::{self, Selector};
 
 /// Between two looks.
 const PERIOD: Duration = Duration::from_secs(2);
 /// The longest wait for one to be attached, which takes milliseconds in most cases.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// Work that is left behind is ended after this time: it waits for a file that never answers.
+const LONGEST: Duration = Duration::from_secs(15 * 60);
 /// A user's next process waits for so many times what the last one took, if that was longer than [`SHORT`].
 const SHARE: u32 = 4;
 const SHORT: Duration = Duration::from_millis(100);
@@ -164,6 +166,16 @@ enum Next {
 }
 
 impl Next {
+    /// Without a failure more.
+    fn later(self, now: Instant) -> Self {
+        let failed = match self {
+            Self::Try { failed, .. } => failed,
+            _ => 0,
+        };
+        let at = now + FIRST_RETRY;
+        Self::Try { failed, at }
+    }
+
     /// After one failure more.
     fn after(self, now: Instant) -> Self {
         let failed = match self {
@@ -183,6 +195,7 @@ impl Next {
 /// Work that has not ended, and the user of the process that it is done on.
 struct Late {
     work: Work,
+    since: Instant,
     uid: u32,
 }
 
@@ -205,6 +218,11 @@ impl Look {
     }
 
     fn all(&mut self) {
+        for late in &mut self.late {
+            if late.since.elapsed() > LONGEST {
+                late.work.end();
+            }
+        }
         self.late
             .retain_mut(|late| matches!(late.work.has_ended(), Ok(false)));
         let pids = match selector::numbers() {
@@ -287,6 +305,11 @@ impl Look {
                 );
                 Next::Nothing
             }
+            // That is not the process's doing.
+            Err(error) if error.is::<NoAnswer>() => {
+                tracing::debug!("process {pid}: {error}");
+                seen.next.later(Instant::now())
+            }
             Err(error) => {
                 let why = format!("{error:#}");
                 let next = seen.next.after(Instant::now());
@@ -311,7 +334,8 @@ impl Look {
         let begun = Instant::now();
         while !work.has_ended()? {
             if begun.elapsed() > PATIENCE {
-                self.late.push(Late { work, uid });
+                let since = begun;
+                self.late.push(Late { work, uid, since });
                 anyhow::bail!("`pageone attach` has not ended after {PATIENCE:?}");
             }
             thread::sleep(Duration::from_millis(5));

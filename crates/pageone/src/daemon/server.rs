@@ -23,7 +23,7 @@
 //! |---|---|---|
 //! | poll loop | something to do: ppoll(2) | – |
 //! | | `/proc/PID/cgroup`, if the policy asks for cgroups: the kernel's own lock | no stranger holds it |
-//! | | the policy's file, at SIGHUP | its file system: the administrator's |
+//! | | the policy's file and the users that it names, at SIGHUP | its file system and name service: the administrator's |
 //! | | standard error | nothing: a line that does not fit at once is left out |
 //! | door | the keeper's queue | 2 s a message; domains are bounded by user |
 //! | | memory for a packet | 200 ms |

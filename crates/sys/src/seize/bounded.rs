@@ -131,7 +131,10 @@ impl Bounded {
         let before = mask(libc::SIG_UNBLOCK, &only());
         // SAFETY: data is a number, not an address.
         let done = unsafe { pageone_bounded_ptrace(request, thread as usize, 0, data) };
-        mask(libc::SIG_SETMASK, &before);
+        // Not by the whole set: libc leaves its own signals out of that, which may be blocked as well.
+        if is_in(&before) {
+            mask(libc::SIG_BLOCK, &only());
+        }
         self.set(Duration::ZERO)?;
         match i32::try_from(done) {
             Ok(error @ -4095..=-1) => Err(Errno::from_raw_os_error(-error)),
@@ -170,6 +173,12 @@ fn only() -> libc::sigset_t {
         libc::sigaddset(&raw mut set, signal());
         set
     }
+}
+
+/// Whether the signal is in a set.
+fn is_in(set: &libc::sigset_t) -> bool {
+    // SAFETY: the set is read; the signal is one.
+    unsafe { libc::sigismember(set, signal()) == 1 }
 }
 
 /// Changes which signals this thread blocks; gives those of before.
