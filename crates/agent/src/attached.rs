@@ -83,7 +83,7 @@ pub(crate) static PAGEONE_HOOKS: [Hook; COUNT] = ALL;
 /// filters were read from outside, which allow all that the agent does. `unmapped` is 1 where root has no number. Gives 0.
 #[unsafe(no_mangle)]
 extern "C" fn pageone_attached_begin(filters: usize, unmapped: usize) -> isize {
-    crate::life::PAGEONE_OUTSIDE.store(1, Ordering::Relaxed);
+    crate::life::PAGEONE_OUTSIDE.store(crate::thread::process_number(), Ordering::Relaxed);
     crate::life::note_filters_from_outside(u32::try_from(filters).unwrap_or(0));
     if unmapped == 1 {
         crate::session::trust_unmapped();

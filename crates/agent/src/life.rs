@@ -59,21 +59,27 @@ pub(crate) fn note_read_filter() {
     READ.fetch_add(1, Ordering::Relaxed);
 }
 
-/// 1 while a held thread works for the one that attaches, which writes 0 when that thread is back. A filter that another thread of the
-/// program puts on all threads meanwhile would judge calls which the program never made.
+/// The number of this process while a held thread works for the one that attaches, which writes 0 when that thread is back. Another
+/// thread of the program must not change rights meanwhile: a filter would judge calls which the program never made, or find an agent's
+/// thread that just began. In a fork child it is another process's number.
 #[unsafe(no_mangle)]
 pub(crate) static PAGEONE_OUTSIDE: AtomicU32 = AtomicU32::new(0);
 
 /// Waits until no thread works for another process. Not for ever: that process may have been killed.
-pub(crate) fn wait_for_outside() {
+fn wait_for_outside() {
     const LONGEST: Duration = Duration::from_secs(120);
     const MOMENT: Timespec = Timespec {
         tv_sec: 0,
         tv_nsec: 1_000_000,
     };
     let end = now() + LONGEST;
-    while PAGEONE_OUTSIDE.load(Ordering::Relaxed) != 0 && now() < end {
-        let _ = futex::wait(&PAGEONE_OUTSIDE, futex::Flags::PRIVATE, 1, Some(&MOMENT));
+    loop {
+        let worked_in = PAGEONE_OUTSIDE.load(Ordering::Relaxed);
+        if worked_in == 0 || worked_in != process_number() || now() >= end {
+            return;
+        }
+        let private = futex::Flags::PRIVATE;
+        let _ = futex::wait(&PAGEONE_OUTSIDE, private, worked_in, Some(&MOMENT));
     }
 }
 
@@ -174,6 +180,7 @@ pub(crate) fn without_agent<T>(why: Why, call: impl FnOnce() -> T) -> Result<T> 
     if is_barred() {
         return Ok(call());
     }
+    wait_for_outside();
     let Some(page) = lock::existing().filter(|page| page.life.is_ours()) else {
         // Perhaps a fork child with merged memory and no agent.
         settle(why)?;
@@ -197,6 +204,7 @@ pub(crate) fn without_agent_for_good<T>(why: Why, call: impl FnOnce() -> Result<
     if is_barred() {
         return call();
     }
+    wait_for_outside();
     let Some(page) = lock::existing().filter(|page| page.life.is_ours()) else {
         // Perhaps a fork child with merged memory and no agent.
         give_back_all();

@@ -358,11 +358,25 @@ fn detach(flags: &[(&str, &str)], pids: &[u32]) -> Output {
     output(command.envs(flags.iter().copied()))
 }
 
+/// One after the other, each again if it must: on a busy machine the kernel may take a second to end a child of theirs, and stops no thread
+/// meanwhile.
 fn detached(pids: &[u32]) {
-    let done = detach(&[], pids);
-    let (told, failed) = (text(&done.stdout), text(&done.stderr));
-    assert!(done.status.success(), "{told}{failed}");
-    assert!(!told.contains("memory of the agent stays"), "{told}");
+    const TRIES: usize = 20;
+    for &pid in pids {
+        let mut said = Vec::new();
+        let is_done = |_| {
+            let done = detach(&[], &[pid]);
+            let (told, failed) = (text(&done.stdout), text(&done.stderr));
+            assert!(!told.contains("memory of the agent stays"), "{told}");
+            assert!(
+                done.status.success() || failed.contains("does not stop"),
+                "{failed}"
+            );
+            said.push(failed);
+            done.status.success()
+        };
+        assert!((0..TRIES).any(is_done), "{said:?}");
+    }
 }
 
 /// What core dumps of a process hold.

@@ -28,12 +28,20 @@ pub fn is_gone(number: u32) -> bool {
         return true;
     }
     // A thread group's first thread stays as a zombie while others live.
+    stat(number).is_some_and(|stat| stat.has_ended)
+}
+
+/// Whether the task runs, or waits for nothing but a processor. When in doubt it does not.
+#[must_use]
+pub fn is_running(number: u32) -> bool {
+    stat(number).is_some_and(|stat| stat.runs)
+}
+
+fn stat(number: u32) -> Option<Stat> {
     let mut path = *b"/proc/..........\0\0\0\0\0\0";
     write_path(&mut path, number);
-    let stat = std::ffi::CStr::from_bytes_until_nul(&path).ok().map(open);
-    stat.and_then(Result::ok)
-        .and_then(|file| Stat::read(&file).ok())
-        .is_some_and(|stat| stat.has_ended)
+    let file = open(std::ffi::CStr::from_bytes_until_nul(&path).ok()?).ok()?;
+    Stat::read(&file).ok()
 }
 
 /// Where a thread of this process has its list of robust locks (get_robust_list(2)), if it has one. The C library keeps the word that the
@@ -84,6 +92,7 @@ fn open(path: &std::ffi::CStr) -> Result<OwnedFd> {
 /// What `/proc/PID/stat` says.
 struct Stat {
     has_ended: bool,
+    runs: bool,
     /// Threads of the process, an ended first one included while others live.
     threads: u32,
     /// With what the task ended, as wait(2) tells it.
@@ -106,6 +115,7 @@ impl Stat {
             |field| -> Option<i32> { std::str::from_utf8(field).ok()?.trim_end().parse().ok() };
         Some(Self {
             has_ended: matches!(state, b"Z" | b"X" | b"x"),
+            runs: state == b"R",
             threads: number(fields.nth(16)?)?.unsigned_abs(),
             code: number(fields.nth(31)?)?,
         })

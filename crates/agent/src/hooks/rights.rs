@@ -405,7 +405,6 @@ fn system_call(number: i64, args: [usize; 6]) -> c_long {
         }
         Filter::Refuses(refused) => {
             let why = Why::filter(refused);
-            life::wait_for_outside();
             answer(life::without_agent_for_good(why, || call(number, args)))
         }
     }

@@ -8,6 +8,7 @@ use rustix::io::Errno;
 use super::bounded::Bounded;
 use super::{Result, SeizeError};
 use crate::fault::{self, Point};
+use crate::task;
 
 pub(super) const CONT: i64 = 7;
 pub(super) const SYSCALL: i64 = 24;
@@ -99,12 +100,15 @@ pub(super) enum Stop {
 }
 
 /// Waits for the next stop. The kernel's wait has no time limit, and a signal at its end belongs to the whole process.
+///
+/// A thread that waits for nothing but a processor stops when it gets one. On a busy machine that may be later than the deadline.
 pub(super) fn wait(thread: u32, deadline: Instant) -> Result<Stop> {
     const ALL: i32 = libc::__WALL | libc::WNOHANG;
     const CALL: i32 = libc::SIGTRAP | 0x80;
     const MOMENTS: u32 = 200;
     const SHORT: Duration = Duration::from_micros(50);
     const LONGEST: Duration = Duration::from_millis(5);
+    const FOR_A_CPU: Duration = Duration::from_secs(1);
     let (mut tries, mut pause) = (0, SHORT);
     loop {
         let mut status = 0i32;
@@ -112,7 +116,12 @@ pub(super) fn wait(thread: u32, deadline: Instant) -> Result<Stop> {
         let args = [thread as usize, to, ALL.unsigned_abs() as usize, 0, 0, 0];
         // SAFETY: the kernel fills the status.
         match unsafe { crate::raw::call(libc::SYS_wait4, args) } {
-            Ok(0) if Instant::now() >= deadline => return Err(SeizeError::Asleep(thread)),
+            Ok(0) if Instant::now() >= deadline => {
+                if Instant::now() >= deadline + FOR_A_CPU || !task::is_running(thread) {
+                    return Err(SeizeError::Asleep(thread));
+                }
+                std::thread::sleep(LONGEST);
+            }
             Ok(0) if tries < MOMENTS => {
                 std::thread::yield_now();
                 tries += 1;
