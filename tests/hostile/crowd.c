@@ -234,6 +234,20 @@ static void map_one(const char *file, const char *format, uid_t id)
 	close(fd);
 }
 
+/* Root of a namespace of users and one of mounts; where there are none, the attack is none. */
+static void enter_own_namespaces(void)
+{
+	uid_t uid = getuid();
+	gid_t gid = getgid();
+	if (unshare(CLONE_NEWUSER | CLONE_NEWNS)) {
+		say("ready, no namespaces");
+		hold();
+	}
+	map_one("/proc/self/setgroups", "deny", 0);
+	map_one("/proc/self/uid_map", "0 %u 1", uid);
+	map_one("/proc/self/gid_map", "0 %u 1", gid);
+}
+
 static void bind_over(const char *from, const char *to)
 {
 	if (mount(from, to, NULL, MS_BIND, NULL))
@@ -246,18 +260,10 @@ void mounts(const char *path, char **args)
 {
 	static const char *const names[] = { "status", "maps", "comm", "cgroup", "mountinfo", "stat" };
 	char from[256], to[256];
-	uid_t uid = getuid();
-	gid_t gid = getgid();
 	int socket_folder = open(args[1], O_PATH | O_DIRECTORY), to_daemon = dial(path);
 	if (to_daemon < 0 || socket_folder < 0)
 		fail("dial");
-	if (unshare(CLONE_NEWUSER | CLONE_NEWNS)) {
-		say("ready, no namespaces");
-		hold();
-	}
-	map_one("/proc/self/setgroups", "deny", 0);
-	map_one("/proc/self/uid_map", "0 %u 1", uid);
-	map_one("/proc/self/gid_map", "0 %u 1", gid);
+	enter_own_namespaces();
 	second_thread();
 	for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
 		snprintf(from, sizeof from, "/proc/%s/%s", args[0], names[i]);
@@ -291,16 +297,8 @@ void mounts(const char *path, char **args)
 void long_mounts(const char *path, char **args)
 {
 	char name[240];
-	uid_t uid = getuid();
-	gid_t gid = getgid();
 	struct offers bait = offer_bait();
-	if (unshare(CLONE_NEWUSER | CLONE_NEWNS)) {
-		say("ready, no namespaces");
-		hold();
-	}
-	map_one("/proc/self/setgroups", "deny", 0);
-	map_one("/proc/self/uid_map", "0 %u 1", uid);
-	map_one("/proc/self/gid_map", "0 %u 1", gid);
+	enter_own_namespaces();
 	memset(name, '\n', sizeof name - 1);
 	name[sizeof name - 1] = 0;
 	if (mount("none", args[0], "tmpfs", 0, NULL) || chdir(args[0]))

@@ -237,8 +237,7 @@ pub(crate) fn note_attached(socket: &Path, pid: u32, need: Option<u64>) -> Resul
         return Ok(());
     }
     let (began, now) = (sys::usage::began(pid)?, seconds_since_boot());
-    let per_second = rustix::param::clock_ticks_per_second().max(1);
-    let at = need.map_or(began / per_second, |_| now);
+    let at = need.map_or(sys::usage::seconds_since_boot(began), |_| now);
     let need = match need {
         None if now.saturating_sub(at) < EXPIRY.as_secs() => need_of(pid),
         said => said,

@@ -113,6 +113,12 @@ pub fn began_as(pid: u32) -> io::Result<(u64, ForeignName)> {
     Ok((began, name.into()))
 }
 
+/// How long after the machine's start a time of [`began`] is, in whole seconds.
+#[must_use]
+pub fn seconds_since_boot(began: u64) -> u64 {
+    began / rustix::param::clock_ticks_per_second().max(1)
+}
+
 /// Memory of process `pid` that is resident, shared pages whole, in bytes.
 ///
 /// # Errors

@@ -348,8 +348,7 @@ impl Look {
 fn age(began: u64) -> Duration {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     let now = Duration::from_secs(now.tv_sec.unsigned_abs());
-    let per_second = rustix::param::clock_ticks_per_second().max(1);
-    now.saturating_sub(Duration::from_secs(began / per_second))
+    now.saturating_sub(Duration::from_secs(sys::usage::seconds_since_boot(began)))
 }
 
 #[cfg(test)]
