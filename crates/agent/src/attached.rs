@@ -79,8 +79,13 @@ const ALL: [Hook; COUNT] = {
 #[unsafe(no_mangle)]
 pub(crate) static PAGEONE_HOOKS: [Hook; COUNT] = ALL;
 
+/// What `pageone attach` is told: 0, or a negative error number.
+fn told(done: rustix::io::Result<()>) -> isize {
+    done.map_or_else(|errno| -(errno.raw_os_error() as isize), |()| 0)
+}
+
 /// Prepares the agent: a hook sees each of libc's calls from now on. It makes no thread and no memory, so it can be undone. So many seccomp
-/// filters were read from outside, which allow all that the agent does. `unmapped` is 1 where root has no number. Gives 0.
+/// filters were read from outside, which allow all that the agent does. `unmapped` is 1 where root has no number. Gives 0, or an error number.
 #[unsafe(no_mangle)]
 extern "C" fn pageone_attached_begin(filters: usize, unmapped: usize) -> isize {
     crate::life::PAGEONE_OUTSIDE.store(crate::thread::process_number(), Ordering::Relaxed);
@@ -97,7 +102,7 @@ extern "C" fn pageone_attached_begin(filters: usize, unmapped: usize) -> isize {
     // SAFETY: no other thread is in this image yet.
     unsafe { config::configure_by(variable) };
     takeover::note_seen();
-    0
+    told(sys::mapping::find_locks_future())
 }
 
 /// Has the agent's thread begin, if all memory is to be offered. Gives 0, or an error number.
@@ -118,18 +123,14 @@ extern "C" fn pageone_attached_start(_: usize, _: usize) -> isize {
 extern "C" fn pageone_attached_offer(start: usize, len: usize) -> isize {
     match offer::take_over(start, len) {
         Ok(()) if is_barred() => -(libc::EPERM as isize),
-        Ok(()) => 0,
-        Err(errno) => -(errno.raw_os_error() as isize),
+        done => told(done),
     }
 }
 
 /// Ends the agent, before it is taken out; all memory is private then. Gives 0, or an error number, and then it goes on.
 #[unsafe(no_mangle)]
 extern "C" fn pageone_attached_end(_: usize, _: usize) -> isize {
-    match crate::life::end_for_detach() {
-        Ok(()) => 0,
-        Err(errno) => -(errno.raw_os_error() as isize),
-    }
+    told(crate::life::end_for_detach())
 }
 
 /// Takes [`pageone_attached_end`] back. Gives 0.

@@ -2,7 +2,7 @@
 //! offered. Both are measured in turns, so that whatever else the machine does hits both.
 //!
 //! `make bench-calls` runs this for long, with an optimized agent. The bounds here are four times what is aimed at, for
-//! machines that do other things.
+//! machines that do other things; of lone discards three times what they take where an idle virtual CPU has to be woken.
 
 #![allow(clippy::unwrap_used)] // a helper that fails is a test that fails
 
@@ -44,13 +44,12 @@ fn discards_of_merged_pages() {
     let chunks = 8 * scale();
     let quarter = 512 * chunks / 4;
     let (_engine, mut guest) = merged_chunks(chunks);
-    let far = discards(
-        &mut guest,
-        "merged, far from each other",
-        0,
-        37,
-        quarter / 37,
-    );
+    // They are few: something else on the machine may hit all of them.
+    let mut far = [0, 12, 24].map(|first| {
+        let name = "merged, far from each other";
+        discards(&mut guest, name, first, 37, quarter / 37)
+    });
+    let far = median(&mut far);
     let all = discards(&mut guest, "merged, page by page", quarter, 1, quarter);
     let second = discards(
         &mut guest,
@@ -59,7 +58,7 @@ fn discards_of_merged_pages() {
         2,
         quarter,
     );
-    assert!(far < 20.0 && all < 8.0 && second < 8.0);
+    assert!(far < 60.0 && all < 8.0 && second < 8.0);
 }
 
 #[test]

@@ -171,9 +171,14 @@ pub unsafe fn replace(
     attributes: Attributes,
     lock_future: bool,
 ) -> std::result::Result<(), (Errno, bool)> {
-    if attributes.locked || lock_future {
+    let locks = attributes.locked || lock_future;
+    if locks || attributes.dontdump {
         // SAFETY: the caller's promise.
-        return unsafe { replace_locked(start, len, source, access, attributes) };
+        let placed = unsafe { replace_from_aside(start, len, source, access, attributes, locks) };
+        // At a limit of address space there is no room aside. What is locked has no other way.
+        if locks || placed != Err((Errno::NOMEM, false)) {
+            return placed;
+        }
     }
     let (at, flags) = (pointer(start), flags(attributes) | MapFlags::FIXED);
     // SAFETY: the range is the caller's; MAP_FIXED replaces it in one step.
@@ -182,26 +187,28 @@ pub unsafe fn replace(
     unsafe { describe(start, len, source, attributes) }.map_err(|errno| (errno, true))
 }
 
-/// Replaces by way of a mapping made aside, which other threads never see unfinished.
+/// Replaces by way of a mapping made aside, which other threads never see unfinished. Nor does a core dump: one that begins before the
+/// kernel is told so would hold what is not to be dumped. That costs some microseconds.
 ///
 /// # Errors
 /// As [`replace`].
 ///
 /// # Safety
 /// As [`replace`].
-unsafe fn replace_locked(
+unsafe fn replace_from_aside(
     start: usize,
     len: usize,
     source: Source<'_>,
     access: Access,
     attributes: Attributes,
+    locks: bool,
 ) -> std::result::Result<(), (Errno, bool)> {
-    let made = aside(len, source, access, attributes, true).map_err(|errno| (errno, false))?;
+    let made = aside(len, source, access, attributes, locks).map_err(|errno| (errno, false))?;
     // SAFETY: the range to replace is the caller's, the other was just made.
     unsafe { place(made, start, len) }.map_err(|errno| {
         // SAFETY: the mapping was made here and is still aside.
         let _ = unsafe { unmap(made, len) };
-        let mended = mend(start, len, source, attributes, true);
+        let mended = mend(start, len, source, attributes, locks);
         // SAFETY: the range is the mapping just made, if one was.
         let replaced = mended.and_then(|()| unsafe { protect(start, len, access) });
         (errno, replaced.is_ok())
@@ -362,6 +369,21 @@ unsafe fn describe(
     Ok(())
 }
 
+/// Keeps a range out of fork children, and out of core dumps: it holds for a moment what the program may have excluded from both.
+///
+/// # Errors
+/// As madvise(2).
+///
+/// # Safety
+/// The range must be the caller's.
+pub unsafe fn keep_apart(start: usize, len: usize) -> Result<()> {
+    // SAFETY: no content changes.
+    unsafe {
+        advise(start, len, libc::MADV_DONTFORK)?;
+        advise(start, len, libc::MADV_DONTDUMP)
+    }
+}
+
 /// Tells the kernel what of `attributes` is about huge pages.
 ///
 /// # Safety
@@ -389,6 +411,27 @@ pub fn set_locks_future(on: bool) {
 #[must_use]
 pub fn locks_future() -> bool {
     LOCKS_FUTURE.load(Ordering::Relaxed)
+}
+
+/// Finds out whether the process locks all future mappings, and notes it: for code that has not seen the process's calls.
+///
+/// # Errors
+/// `NOMEM` when the address space or the map count is exhausted.
+pub fn find_locks_future() -> Result<()> {
+    let locks = match zeros(std::ptr::null_mut(), PAGE, true) {
+        // Nothing more may be locked.
+        Err(Errno::AGAIN) => true,
+        made => {
+            let start = made?.expose_provenance();
+            // SAFETY: the page was just made, and nothing is in it. What is locked cannot be discarded.
+            let discarded = unsafe { advise(start, PAGE, libc::MADV_DONTNEED) };
+            // SAFETY: as above.
+            unsafe { unmap(start, PAGE) }?;
+            discarded == Err(Errno::INVAL)
+        }
+    };
+    set_locks_future(locks);
+    Ok(())
 }
 
 /// A new private area of zeros of `len` bytes, rounded up to whole pages, that costs nothing until touched. It is
@@ -665,5 +708,44 @@ mod tests {
             // SAFETY: nothing refers to it any more.
             unsafe { unmap(start, len) }.unwrap();
         }
+    }
+
+    /// A core dump that begins in between would hold what is not to be dumped.
+    #[test]
+    fn what_is_not_to_be_dumped_is_never_mapped_without_that() {
+        const PAGES: usize = 64;
+        let store = Store::new("pageone-test").unwrap();
+        store.write(0, &[&[1; PAGE]; PAGES]).unwrap();
+        let file = store.share().unwrap();
+        let attributes = Attributes {
+            dontdump: true,
+            ..Attributes::default()
+        };
+        let len = PAGES * PAGE;
+        let start = aside(len, Source::Anonymous, Access::ReadWrite, attributes, false).unwrap();
+        std::thread::scope(|scope| {
+            let replacing = scope.spawn(|| {
+                for n in 0..4000 {
+                    let at = start + n % PAGES * PAGE;
+                    let source = match n / PAGES % 2 {
+                        0 => Source::Store(file.as_fd(), 0),
+                        _ => Source::Anonymous,
+                    };
+                    // SAFETY: memory of this test's, which it does not touch.
+                    unsafe { replace(at, PAGE, source, Access::ReadWrite, attributes, false) }
+                        .unwrap();
+                }
+            });
+            let mut looks = 0;
+            while !replacing.is_finished() || looks == 0 {
+                let each = |vma, told: Option<crate::vma::Told>| {
+                    assert!(told.unwrap().attributes.dontdump, "{vma:?}");
+                };
+                crate::vma::given(start, start + len, each).unwrap();
+                looks += 1;
+            }
+        });
+        // SAFETY: nothing refers to it any more.
+        unsafe { unmap(start, len) }.unwrap();
     }
 }

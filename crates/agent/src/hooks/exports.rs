@@ -111,14 +111,13 @@ extern "C" fn mremap(
     flags: c_int,
     to: *mut c_void,
 ) -> *mut c_void {
-    let (old, to) = (addr.addr(), to.addr());
-    c_pointer(memory::mremap(Remap {
+    let old = (addr.addr(), old_len);
+    c_pointer(memory::mremap(Remap::by_libc(
         old,
-        old_len,
         new_len,
         flags,
-        to,
-    }))
+        to.addr(),
+    )))
 }
 
 /// mprotect(2).

@@ -184,14 +184,8 @@ extern "C" fn mmap(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -
 }
 
 extern "C" fn mremap(old: usize, old_len: usize, new_len: usize, flags: usize, to: usize) -> isize {
-    let flags = int(flags);
-    c_result(memory::mremap(Remap {
-        old,
-        old_len,
-        new_len,
-        flags,
-        to,
-    }))
+    let old = (old, old_len);
+    c_result(memory::mremap(Remap::by_libc(old, new_len, int(flags), to)))
 }
 
 extern "C" fn brk(end: usize) -> c_int {

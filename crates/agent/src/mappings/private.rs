@@ -4,7 +4,7 @@ use rustix::io::{Errno, Result};
 use wire::{CHUNK_BYTES, PAGE_BYTES, PageBits};
 
 use super::frames::make_private;
-use super::whole::{Tools, whole, whole_if_out_of_reach};
+use super::whole::{Tools, Untracked, untrack, whole, whole_if_out_of_reach};
 use crate::lock::{Guard, lock};
 use crate::table::{ADDRESS_LIMIT, touches};
 use crate::thread::{self, Why};
@@ -78,7 +78,8 @@ pub(crate) fn give_back(guard: &mut Guard) {
 pub(crate) fn settle(why: Why) -> Result<()> {
     if why.step == wire::STEP_DETACHED {
         // It may be much: the program's own calls have their turn.
-        return own_all(|| false);
+        own_all(|| false)?;
+        return untrack_all();
     }
     if why.step == wire::STEP_ELSEWHERE
         && touches(0, ADDRESS_LIMIT)
@@ -87,6 +88,20 @@ pub(crate) fn settle(why: Why) -> Result<()> {
         whole(&mut guard, 0, ADDRESS_LIMIT).map_err(|_| Errno::NOMEM)?;
     }
     Ok(())
+}
+
+/// Stops tracking all memory. The engine has the userfaultfd too, and closes it when it finds that the guest has left: until then a
+/// program could register none of its own.
+fn untrack_all() -> Result<()> {
+    let mut at = 0;
+    loop {
+        let mut guard = lock().ok_or(Errno::NOMEM)?;
+        let Some(address) = guard.table().next(at, false) else {
+            return Ok(());
+        };
+        untrack(&mut guard, address, CHUNK_BYTES, Untracked::Anonymous)?;
+        at = address + CHUNK_BYTES;
+    }
 }
 
 /// Makes a call of the program's, while no agent runs. Where /proc is out of reach after it, as for a program that is not dumpable

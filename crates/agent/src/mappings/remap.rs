@@ -37,6 +37,30 @@ pub(crate) struct Remap {
     pub(crate) to: usize,
 }
 
+impl Remap {
+    /// A call of libc's function. C leaves the register of the target as it was where there is none; libc clears it, for the kernel
+    /// looks at it where memory has huge pages.
+    pub(crate) fn by_libc(
+        (old, old_len): (usize, usize),
+        new_len: usize,
+        flags: i32,
+        to: usize,
+    ) -> Self {
+        let to = if flags & (FIXED | DONTUNMAP) != 0 {
+            to
+        } else {
+            0
+        };
+        Self {
+            old,
+            old_len,
+            new_len,
+            flags,
+            to,
+        }
+    }
+}
+
 /// Carries the call out and gives the new address.
 ///
 /// # Errors
@@ -203,6 +227,7 @@ fn is_let_go(guard: &mut Guard, call: Remap) -> bool {
 fn piece_by_piece(guard: &mut Guard, look: &Look, call: Remap, last: usize) -> Result<usize> {
     let moves = call.flags & (FIXED | DONTUNMAP) != 0;
     if !moves && call.new_len <= call.old_len {
+        may_stay(guard, look, call)?;
         let (start, len) = (call.old + call.new_len, call.old_len - call.new_len);
         if len > 0 {
             // SAFETY: the guest gives the tail back.
@@ -230,6 +255,19 @@ fn piece_by_piece(guard: &mut Guard, look: &Look, call: Remap, last: usize) -> R
         return Err(Errno::NOMEM);
     }
     relocate(guard, look, call)
+}
+
+/// Asks the kernel whether it refuses the call for the first mapping, as a sealed one. Nothing changes.
+fn may_stay(guard: &mut Guard, look: &Look, call: Remap) -> Result<()> {
+    let first = look.find(guard, call.old)?.ok_or(Errno::FAULT)?;
+    let len = (first.end - call.old).min(call.new_len);
+    let (old_len, new_len) = (len, len);
+    pass(Remap {
+        old_len,
+        new_len,
+        ..call
+    })
+    .map(drop)
 }
 
 /// Where the last mapping of the old range begins, if all of them may have been one: side by side, alike, and anonymous, or

@@ -26,7 +26,7 @@ impl Copies {
     pub(super) fn new() -> Result<Self> {
         let start = mapping::area(BYTES)?;
         // SAFETY: the area was just made here.
-        unsafe { mapping::advise(start, BYTES, libc::MADV_DONTFORK)? };
+        unsafe { mapping::keep_apart(start, BYTES)? };
         Ok(Self { start })
     }
 

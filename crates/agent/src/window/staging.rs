@@ -60,7 +60,7 @@ impl Staging {
         let start = journal + PAGE_BYTES;
         // SAFETY: the area was just made here.
         unsafe {
-            mapping::advise(journal, PAGE_BYTES + BYTES, libc::MADV_DONTFORK)?;
+            mapping::keep_apart(journal, PAGE_BYTES + BYTES)?;
             mapping::advise(start, BYTES, libc::MADV_NOHUGEPAGE).ok();
         }
         uffd.register(start, BYTES, Watch::Track)?;

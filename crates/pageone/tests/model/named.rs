@@ -56,6 +56,18 @@ fn a_shared_file_grows_as_a_file_beside_offered_memory() {
 }
 
 #[test]
+fn a_program_registers_its_userfaultfd_right_after_detaching() {
+    same(
+        "0 map private 944 80 16 77 0
+         0 madvise - 944 80 12
+         0 attach
+         0 check
+         0 detach
+         1 userfaultfd - 939 8 3",
+    );
+}
+
+#[test]
 fn advice_on_pinned_memory_stays_when_it_is_made_whole() {
     // 1 RANDOM, 2 SEQUENTIAL, 10 DONTFORK, 16 DONTDUMP: given where pinned pages lie among merged ones.
     same_after_merging(
@@ -404,4 +416,35 @@ fn discards_of_every_sort_bring_zeros() {
          0 settle
          0 madvise - 0 64 4",
     );
+}
+
+/// Two mappings that the kernel tells the same of, and keeps apart: the second was moved there. A window may leave memory so.
+#[test]
+fn sealed_memory_in_several_mappings_cannot_be_remapped() {
+    same(
+        "0 map private 0 8 16
+         0 fill - 0 8 1 1
+         0 map private 16 8 16
+         0 fill - 16 8 1 1
+         0 mremap - 16 8 3 8 8
+         0 madvise - 0 16 12
+         0 settle
+         0 mseal - 0 16
+         0 mremap - 0 16 1 16
+         0 mremap - 0 16 1 12
+         0 check",
+    );
+}
+
+/// The target of a call that has none is whatever the register held.
+#[test]
+fn a_mapping_of_huge_pages_shrinks_in_place() {
+    for begin in ["", "0 attach\n"] {
+        same(&format!(
+            "{begin}
+             0 map huge 0 512 16
+             0 mremap - 0 64 1 32 864
+             0 check"
+        ));
+    }
 }

@@ -208,7 +208,9 @@ impl Drop for HugePages {
 fn daemon(place: &Place) -> Running {
     let mut command = Command::new("setsid");
     let plain = pageone();
-    command.arg(plain.get_program()).arg("daemon");
+    command
+        .arg(plain.get_program())
+        .args(["daemon", "--no-keep"]);
     command.args(["--merge-period", "20ms", "--broken-rest", "20ms"]);
     command.arg("--socket").arg(place.socket());
     let running = Running::start(

@@ -406,7 +406,7 @@ pub const CALLS: &[Call] = &[
         "mremap",
         libc::SYS_mremap,
         ANY,
-        "puts finished spans in place",
+        "puts spans and runs in place that were made ready aside",
     ),
     call(
         All,
