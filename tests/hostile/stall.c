@@ -117,19 +117,33 @@ void hung_fuse(const char *path, char **args)
 	hold();
 }
 
-/* fuse-pages FOLDER: offers pages of a file of such a system, whose reads hang. */
-void fuse_pages(const char *path, char **args)
+/* Mounts a file system whose reads hang, and maps a file of it as the attacker. */
+static void map_hanging_file(const char *folder, const char *name)
 {
 	char file[256];
-	mount_fuse(args[0], FUSE_READ);
+	mount_fuse(folder, FUSE_READ);
 	become((uid_t)atoi(getenv("HOSTILE_UID")));
-	snprintf(file, sizeof file, "%s/file", args[0]);
+	snprintf(file, sizeof file, "%s/%s", folder, name);
 	int fd = open(file, O_RDONLY);
 	if (fd < 0)
 		fail("open");
-	void *at = mmap((void *)REGION, CHUNK / 2, PROT_READ, MAP_PRIVATE | MAP_FIXED_NOREPLACE, fd, 0);
-	if (at == MAP_FAILED)
+	if (mmap((void *)REGION, CHUNK / 2, PROT_READ, MAP_PRIVATE | MAP_FIXED_NOREPLACE, fd, 0) == MAP_FAILED)
 		fail("map a file");
+}
+
+/* fuse-libc FOLDER: maps a file of such a system as if it were libc, below the true one. */
+void fuse_libc(const char *path, char **args)
+{
+	(void)path;
+	map_hanging_file(args[0], "libc.so.6");
+	say("ready");
+	hold();
+}
+
+/* fuse-pages FOLDER: offers pages of a file of such a system. */
+void fuse_pages(const char *path, char **args)
+{
+	map_hanging_file(args[0], "file");
 	static struct session s;
 	struct offers offers = { .first = REGION, .chunks = 1 };
 	int joined = join(&s, path, "");

@@ -168,18 +168,28 @@ impl Engine {
     /// domain rests on its `cgroup` leaves it with the cgroup.
     pub fn admit(&self, caller: Stranger, domain: &str, cgroup: Option<Cgroup>) {
         let (core, peer) = (&self.driver.core, caller.peer());
-        let mut link = Box::new(SocketLink::new(caller));
+        // By number: that it was this process's is known when the applicant is.
+        let answers = core.principal(peer);
+        let principal = *answers.as_ref().unwrap_or(&peer.uid);
+        let mut link = Box::new(SocketLink::new(caller, principal));
         // The kernel may take long to show even the first of its threads.
-        let applicant = match core.users.pause(peer.uid) {
+        let applicant = answers.and_then(|_| match core.users.pause(principal) {
             Some(left) => Err(Refusal::Haste {
-                uid: peer.uid,
+                uid: principal,
                 left,
             }),
-            None => Applicant::new(link.socket(), cgroup),
-        };
+            None => Applicant::new(link.socket(), principal, cgroup),
+        });
         match applicant.and_then(|applicant| self.welcome(&mut link, applicant, domain)) {
             Ok(its) => {
-                core.admit(peer, its.domain, Box::new(its.memory), link, its.line);
+                core.admit(
+                    peer,
+                    principal,
+                    its.domain,
+                    Box::new(its.memory),
+                    link,
+                    its.line,
+                );
                 self.driver.tell(|signal| signal.nudge = true);
             }
             Err(why) => {
@@ -188,7 +198,7 @@ impl Engine {
                     false => mark(domain),
                 };
                 if matches!(why, Refusal::Crowded { .. }) {
-                    core.users.note_crowd(peer.uid);
+                    core.users.note_crowd(principal);
                 }
                 let why = why.to_string();
                 link.refuse(&why, mark);
@@ -204,17 +214,17 @@ impl Engine {
         name: &str,
     ) -> Result<Welcomed, Refusal> {
         let core = &self.driver.core;
-        let (pid, uid) = (applicant.pid(), applicant.uid());
+        let (pid, principal) = (applicant.pid(), applicant.principal());
         // Of two with this number one has ended, and the applicant lives.
         if core.has_session(pid) {
             return Err(Refusal::Session { pid });
         }
-        core.check_quota(uid, name)?;
+        core.check_quota(principal, name)?;
         let domain = core.domain(name)?;
-        domain.note_guest_of(&core.users.get(uid));
+        domain.note_guest_of(&core.users.get(principal));
         // A description for each guest: locks of one go with it. It is closed late, as others may have locks on the store.
         let shared = domain.nodes().map(|node| node.store.share());
-        let late = |shared: std::io::Result<_>| shared.map(|store| Late::new(uid, store));
+        let late = |shared: std::io::Result<_>| shared.map(|store| Late::new(principal, store));
         let shared = shared.map(late).collect::<std::io::Result<Vec<_>>>()?;
         let stores: Vec<_> = shared.iter().map(|store| store.as_fd()).collect();
         let device = match &self.right {

@@ -5,7 +5,7 @@ mod reasons;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use wire::{GuestStatus, PAGE_BYTES, RunMode, Status, StoreNode};
 
@@ -15,6 +15,7 @@ use crate::guest::kin::{Relative, shared_by_fork};
 use crate::guest::{Guest, Standing};
 use crate::page::Class;
 use crate::run::core::Core;
+use crate::run::early::{distance, is_young};
 use crate::sync::lock;
 
 const PAGE: u64 = PAGE_BYTES as u64;
@@ -80,15 +81,19 @@ fn until_first_merges(core: &Core, status: &Status, guests: &[Arc<Guest>]) -> Op
         return None;
     }
     let offering = |guest: &&Arc<Guest>| guest.counters.regions.load(Relaxed) > 0;
-    let looks = guests.iter().filter(offering);
-    let looks = looks.map(|guest| guest.counters.looks.load(Relaxed));
-    // Those that were looked at more often have nothing that equals anything.
-    let more = looks.filter_map(|looks| (LOOKS - 1).checked_sub(u32::try_from(looks).ok()?));
-    let more = more.min()?;
     let period = core.knobs.period();
-    let since = lock(&core.last_round).map_or(period, |last| last.elapsed());
-    let left = period.saturating_sub(since) + period * more;
-    u64::try_from(left.as_millis()).ok()
+    let since = lock(&core.last_look).map_or(period, |last| last.elapsed());
+    let until = |guest: &Arc<Guest>| {
+        let looks = u32::try_from(guest.counters.looks.load(Relaxed)).ok()?;
+        // Those that were looked at more often have nothing that equals anything.
+        let more = (LOOKS - 1).checked_sub(looks)?;
+        let left = |distance: Duration| distance.saturating_sub(since) + distance * more;
+        let early = left(distance(period));
+        let is_early = is_young(guest.came.elapsed() + early, period) && !guest.has_borrowed();
+        Some(if is_early { early } else { left(period) })
+    };
+    let first = guests.iter().filter(offering).filter_map(until).min()?;
+    u64::try_from(first.as_millis()).ok()
 }
 
 #[allow(clippy::cast_precision_loss)] // a figure to look at
@@ -165,7 +170,7 @@ fn describe(guest: &Guest, census: &Census) -> GuestStatus {
     let pages = |class| census.pages(class);
     let mut status = GuestStatus {
         pid: guest.pid,
-        uid: guest.user.uid,
+        uid: guest.uid,
         comm: guest.memory.name(),
         domain: guest.domain.name.as_str().into(),
         regions: guest.counters.regions.load(Relaxed),

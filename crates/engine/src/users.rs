@@ -1,6 +1,7 @@
 //! Users: what all guests of one user id take of the engine together, and what they may.
 //!
-//! A guest is a process of a user, and whoever may start one may start many. So each limit by process has one by user
+//! A guest is a process of a user, and whoever may start one may start many. The maker of a process's user namespace answers for
+//! it ([`sys::principal`]): a user may have many ids inside. So each limit by process has one by user
 //! beside it ([`Limits`]). At a limit a guest keeps what it has, and the rest is left alone with a reason:
 //! to drop it would let a neighbour of the same user do harm by growing.
 //!
@@ -23,7 +24,7 @@ use crate::options::Limits;
 use crate::sync::lock;
 use crate::users::refusals::Refusals;
 
-/// All guests of one user id.
+/// All guests for which one user answers.
 #[derive(Debug)]
 pub(crate) struct User {
     pub(crate) uid: u32,

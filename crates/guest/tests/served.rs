@@ -59,6 +59,7 @@ fn daemon(socket: &Path, period: &str) -> Running {
     daemon
         .args([
             "daemon",
+            "--no-keep",
             "--threads",
             "2",
             "--merge-period",

@@ -28,7 +28,7 @@
 //! | [`asked`] | a process that does it for the daemon |
 //! | [`work`] | the steps, and how each is undone |
 //! | [`mod@detach`] | the same, back again |
-//! | [`patience`] | root waits for no process that does not let its agent go |
+//! | [`patience`] | the commands wait for no process that lies |
 //! | [`target`] | the process, and what speaks against it |
 //! | [`owner`] | how its agent knows who serves it |
 //! | [`image`] | the agent's library, relocated |
@@ -52,6 +52,7 @@ mod site;
 mod target;
 mod work;
 
+use std::ffi::OsString;
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -97,6 +98,9 @@ pub(crate) struct Args {
     /// Only if the process began then, in ticks since boot: for the daemon, whose choice another process may have outlived
     #[arg(long, hide = true, conflicts_with = "selectors")]
     began: Option<u64>,
+    /// In this process, whatever time it takes: for the command itself, whose child does so
+    #[arg(long, hide = true, conflicts_with_all = ["selectors", "asked"])]
+    alone: bool,
     /// Take from standard input, a connection, what the daemon wants to have attached: for the service that systemd starts
     #[arg(long, hide = true, conflicts_with_all = ["selectors", "pids", "began", "domain", "any", "dry_run"])]
     asked: bool,
@@ -123,15 +127,13 @@ pub(crate) fn detach(args: &Detach) -> Result<()> {
             true => detach_here(pid),
             false => patience::detach(pid),
         };
-        // The one who asked may have gone: then nobody reads it.
-        let _ = match detached {
-            Ok(told) => writeln!(std::io::stdout(), "{told}"),
+        match detached {
+            Ok(told) => tell(&told),
             Err(error) => {
                 failed = true;
-                let why = told(&error);
-                writeln!(std::io::stderr(), "pageone: {pid} is not detached: {why}")
+                warn(&format!("{pid} is not detached: {}", told(&error)));
             }
-        };
+        }
     }
     match failed {
         true if args.alone => std::process::exit(1),
@@ -146,6 +148,16 @@ fn detach_here(pid: u32) -> Result<String> {
     let name = target.name.to_string();
     let done = detach::detach(target, &record)?;
     Ok(format!("{pid} ({name}): {done}"))
+}
+
+/// Says what was done. The one who asked may have gone: then nobody reads it.
+fn tell(text: &str) {
+    let _ = writeln!(std::io::stdout(), "{text}");
+}
+
+/// The same of what was not.
+fn warn(text: &str) {
+    let _ = writeln!(std::io::stderr(), "pageone: {text}");
 }
 
 /// An error, parts of which the process may have chosen.
@@ -171,35 +183,72 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     }
     let words = words(&to.socket, args.domain.as_deref(), args.any, args.any_huge)?;
     let policy = args.dry_run.then(|| policy(args)).transpose()?;
-    let attach = |pid: u32| -> Result<String> {
-        to.attach(pid, args.began, |target, image, server| match &policy {
+    let here = |pid: u32, began: Option<u64>| {
+        to.attach(pid, began, |target, image, server| match &policy {
             Some(policy) => would(&target, image, args, policy),
             None => to.put(target, image, server, &words, args.need),
         })
     };
-    // Of those that are named an agent is asked for. Of those that fit, some may have theirs.
+    let attach = |pid: u32, began: Option<u64>| match args.alone {
+        true => here(pid, began),
+        false => patience::attach(pid, args.again(&to.socket, pid, began)),
+    };
     let fitting = selector::find(&args.selectors)?;
     if fitting.is_empty() && args.pids.is_empty() {
         bail!("no process fits: `ps -eo pid,comm,uid,cgroup` shows what they are");
     }
+    // Of those that are named an agent is asked for. Of those that fit, which are known by when they began, some may have theirs.
     let fitting = fitting.iter().filter(|pid| !args.pids.contains(pid));
-    let named = args.pids.iter().map(|&pid| (pid, args.began.is_some()));
+    // Asked anew behind that: one that is gone has left its number to any other.
+    let fits = |pid: u32| args.selectors.iter().any(|selector| selector.fits(pid));
+    let began = |&pid: &u32| {
+        let began = sys::usage::began(pid).ok()?;
+        fits(pid).then_some((pid, Some(began)))
+    };
+    let fitting = fitting.filter_map(began);
+    let named = args.pids.iter().map(|&pid| (pid, args.began));
     let mut failed = false;
-    for (pid, may_have) in named.chain(fitting.map(|&pid| (pid, true))) {
-        match attach(pid) {
-            Ok(told) => println!("{told}"),
-            Err(error) if may_have && error.is::<HasAgent>() => {
-                println!("{pid} ({}): {error}", sys::process::comm(pid));
+    for (pid, began) in named.chain(fitting) {
+        match attach(pid, began) {
+            Ok(told) => tell(&told),
+            Err(error) if began.is_some() && error.is::<HasAgent>() => {
+                tell(&format!("{pid} ({}): {error}", sys::process::comm(pid)));
             }
             Err(error) => {
                 failed = true;
-                eprintln!("pageone: {pid} is not attached: {}", told(&error));
+                warn(&format!("{pid} is not attached: {}", told(&error)));
             }
         }
     }
     match failed {
         true => bail!("not all of the processes are attached"),
         false => Ok(()),
+    }
+}
+
+impl Args {
+    /// The words by which a child does the same to one process.
+    fn again(&self, socket: &Path, pid: u32, began: Option<u64>) -> Vec<OsString> {
+        let mut words: Vec<OsString> = vec!["--socket".into(), socket.into()];
+        let mut add = |flag: &str, value: Option<OsString>| {
+            let value = value.into_iter();
+            words.extend(value.flat_map(|value| [flag.into(), value]));
+        };
+        let number = |number: u64| number.to_string().into();
+        add("--domain", self.domain.clone().map(OsString::from));
+        // As sizes are written: there are none without a unit.
+        let kib = |need: u64| format!("{}k", need.div_ceil(1024)).into();
+        add("--need", self.need.map(kib));
+        add("--policy", self.policy.clone().map(OsString::from));
+        add("--began", began.map(number));
+        let flags = [
+            ("--any", self.any),
+            ("--any-huge", self.any_huge),
+            ("--dry-run", self.dry_run),
+        ];
+        words.extend(flags.iter().filter(|flag| flag.1).map(|flag| flag.0.into()));
+        words.push(pid.to_string().into());
+        words
     }
 }
 
@@ -269,7 +318,9 @@ impl To {
         // Beside the socket of another user's daemon that user may choose what the file is.
         let own = self.server == Some(rustix::process::geteuid().as_raw());
         if own && let Err(error) = node::note_attached(&self.socket, pid, need) {
-            eprintln!("pageone: starts after this one may share its node: {error:#}");
+            warn(&format!(
+                "starts after this one may share its node: {error:#}"
+            ));
         }
         Ok(done)
     }
@@ -369,4 +420,38 @@ fn would(target: &Target, mut image: Image, args: &Args, policy: &Policy) -> Res
         "would be attached, in the domain {}; {offers}{filters}",
         Foreign(&domain)
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Alone {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    #[test]
+    fn a_child_is_told_all_that_the_command_was() {
+        let parse = |words: &[OsString]| {
+            let words = [&["pageone attach".into()], words].concat();
+            Alone::try_parse_from(words).unwrap().args
+        };
+        let words = "--domain d --any --any-huge --need 1.5M --dry-run --policy p 7 8";
+        let words: Vec<OsString> = words.split(' ').map(OsString::from).collect();
+        let again = parse(&words).again(Path::new("/s"), 8, Some(99));
+        let args = parse(&[vec!["--alone".into()], again].concat());
+        assert_eq!((&args.pids[..], args.began), (&[8][..], Some(99)));
+        assert_eq!(args.socket.as_deref(), Some(Path::new("/s")));
+        assert_eq!(args.domain.as_deref(), Some("d"));
+        assert_eq!(args.need, Some(3 << 19));
+        assert_eq!(args.policy.as_deref(), Some(Path::new("p")));
+        assert!(args.alone && args.any && args.any_huge && args.dry_run);
+        let few = parse(&["7".into()]).again(Path::new("/s"), 7, None);
+        let args = parse(&few);
+        assert!(args.began.is_none() && args.need.is_none() && !args.any && !args.dry_run);
+    }
 }

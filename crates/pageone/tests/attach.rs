@@ -10,7 +10,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Place, count, daemon, guests_of, json, need_agent, output, pageone, text, wait_for};
+use common::{
+    Place, count, daemon, guests_of, install, json, need_agent, output, pageone, text, wait_for,
+};
 use sys::seize::Held;
 
 /// `tests/guest/attached.c`, built.
@@ -419,6 +421,8 @@ fn a_process_is_after_detaching_as_it_was_before_attaching() {
             assert_eq!(joined(&before.0.0), joined(&after.0));
             assert!(before.0.1 == after.1, "libc's code");
             assert_eq!(before.1, dump(*pid));
+            let tracked = ["uw", "um"].map(|flag| has_flag(*pid, flag));
+            assert_eq!(tracked, [false; 2], "a userfaultfd tracks its memory");
             assert_eq!(
                 has_flag(*pid, "mg"),
                 has_ksm,
@@ -429,11 +433,6 @@ fn a_process_is_after_detaching_as_it_was_before_attaching() {
         wait_for("no guests", || {
             (guests_of(&json(&place)) == 0).then_some(())
         });
-        for pid in pids {
-            wait_for("nothing to be tracked", || {
-                (!has_flag(pid, "uw") && !has_flag(pid, "um")).then_some(())
-            });
-        }
     }
     let again = detach(&[], &pids[..1]);
     let told = text(&again.stderr);
@@ -620,7 +619,7 @@ fn processes_in_which_no_agent_could_work_are_refused() {
         fs::write(place.socket(), "").expect("a file in the socket's place");
         let hidden = "mount -t tmpfs none \"$1\"; exec \"$2\" 1";
         let kept = place.path().with_extension("kept");
-        fs::copy(&plain, &kept).expect("a copy");
+        install(&plain, &kept);
         let mut elsewhere = Command::new("unshare");
         elsewhere.args(["--mount", "sh", "-c", hidden, "sh"]);
         elsewhere.arg(place.path()).arg(&kept);
@@ -660,7 +659,7 @@ fn processes_are_chosen_by_conditions() {
     let plain = program(&place, &[]);
     let [one, two] = ["chosen", "other"].map(|name| {
         let copy = place.path().join(name);
-        fs::copy(&plain, &copy).expect("a copy");
+        install(&plain, &copy);
         Checked::start(&copy, &["1"])
     });
     let _daemon = daemon(&place, &[]);
@@ -710,7 +709,7 @@ fn processes_are_chosen_by_conditions() {
 fn logging(place: &Place, config: &Path) -> (common::Running, PathBuf) {
     let log = place.file("log", "");
     let mut command = pageone();
-    command.args(["daemon", "--merge-period", "50ms", "--socket"]);
+    command.args(["daemon", "--no-keep", "--merge-period", "50ms", "--socket"]);
     command.arg(place.socket()).arg("--config").arg(config);
     let running = common::Running::start(command.stderr(fs::File::create(&log).expect("a log")));
     wait_for("the daemon", || {
@@ -729,7 +728,7 @@ fn a_daemon_attaches_the_processes_that_its_rules_name() {
     let start = |name: &str, words: &str| {
         let copy = place.path().join(name);
         if !copy.exists() {
-            fs::copy(&plain, &copy).expect("a copy");
+            install(&plain, &copy);
         }
         Checked::start(&copy, &[&mib, "4", words])
     };

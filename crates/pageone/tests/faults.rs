@@ -100,7 +100,14 @@ struct Stage {
 
 fn command(place: &Place, board: &std::path::Path, args: &[&str]) -> Running {
     let mut command = pageone();
-    command.args(["daemon", "--merge-period", "20ms", "--broken-rest", "20ms"]);
+    command.args([
+        "daemon",
+        "--no-keep",
+        "--merge-period",
+        "20ms",
+        "--broken-rest",
+        "20ms",
+    ]);
     command.args(args).arg("--socket").arg(place.socket());
     command
         .env("PAGEONE_FAULT", board)
@@ -399,7 +406,10 @@ fn a_daemon_on_an_older_kernel_serves_as_ever() {
 fn a_daemon_that_cannot_look_at_guests_at_all_says_so_at_its_start() {
     let place = Place::new();
     let mut command = pageone();
-    command.arg("daemon").arg("--socket").arg(place.socket());
+    command
+        .args(["daemon", "--no-keep"])
+        .arg("--socket")
+        .arg(place.socket());
     let said = output(command.env("PAGEONE_FAULT", "scan 25 1 1"));
     assert_eq!(said.status.code(), Some(1));
     let said = text(&said.stderr);

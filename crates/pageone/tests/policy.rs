@@ -15,7 +15,9 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use common::{Place, Running, alone, count, daemon, json, output, pageone, text, wait_for};
+use common::{
+    Place, Running, alone, count, daemon, install, json, output, pageone, text, wait_for,
+};
 use serde_json::Value;
 use support::Guest;
 
@@ -49,9 +51,7 @@ impl Open {
     }
 
     fn copy(&self, from: &Path, name: &str) {
-        let to = self.place.path().join(name);
-        fs::copy(from, &to).unwrap();
-        fs::set_permissions(to, fs::Permissions::from_mode(0o755)).unwrap();
+        install(from, self.place.path().join(name));
     }
 
     fn daemon(&self, policy: &str) -> Running {
@@ -409,6 +409,97 @@ fn guests_and_domains_of_a_user_are_bounded_and_the_limit_is_named() {
     assert_eq!(daemon.end(), 0);
 }
 
+/// A user namespace that a user has made, with three users of its own outside the numbers of others. A thread of it sleeps.
+struct Space {
+    holder: Running,
+}
+
+impl Space {
+    /// The first user outside who is in it.
+    const FIRST: u32 = 61_101;
+
+    /// Made by user `uid`; `None` where users may make none.
+    fn of(uid: u32) -> Option<Self> {
+        let mut command = Command::new("unshare");
+        command.uid(uid).gid(uid).current_dir("/");
+        let holder = Running::start(command.args(["--user", "sleep", "600"]));
+        let space = Self { holder };
+        let file = |name: &str| format!("/proc/{}/{name}", space.holder.0.id());
+        let own = fs::read_link("/proc/self/ns/user").unwrap();
+        let begun = std::time::Instant::now();
+        while fs::read_link(file("ns/user")).ok()? == own {
+            if begun.elapsed().as_secs() > 10 {
+                return None;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        for map in ["uid_map", "gid_map"] {
+            fs::write(file(map), format!("0 0 1\n1 {} 3\n", Self::FIRST)).unwrap();
+        }
+        Some(space)
+    }
+
+    /// A guest of its user `number`, from 1 on.
+    fn guest(&self, open: &Open, number: u32) -> Guest {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--user=/proc/{}/ns/user", self.holder.0.id()));
+        command.args(["--setuid", &number.to_string()]);
+        command.args(["--setgid", &number.to_string(), "env"]);
+        let agent = open.place.path().join("libpageone_agent.so");
+        command.arg(format!("LD_PRELOAD={}", agent.display()));
+        command.arg(format!("PAGEONE_SOCKET={}", open.place.socket().display()));
+        command.arg(open.place.path().join("guest"));
+        Guest::from(command.current_dir("/"))
+    }
+}
+
+#[test]
+fn a_user_with_subordinate_ids_has_one_share() {
+    let _alone = alone();
+    if !is_root() {
+        return;
+    }
+    let [owner, other, _] = USERS;
+    let Some(space) = Space::of(owner) else {
+        return eprintln!("skipped: users may make no user namespaces");
+    };
+    let open = Open::new();
+    let config = open.place.file(
+        "pageone.toml",
+        "log = 'info'\n[limits]\nguests_per_user = 2\n",
+    );
+    let config = ["--config", config.to_str().unwrap()];
+    let mut daemon = daemon(&open.place, &config);
+    let said = Said::of(daemon.0.stderr.take().unwrap());
+    let offers = |mut guest: Guest| {
+        guest.offer(PAGES, 9);
+        guest
+    };
+    let served = |uids: &[u32]| {
+        open.status_when("these guests", |status| {
+            let guests = status["guests"].as_array().unwrap();
+            let mut found: Vec<_> = guests.iter().map(|guest| guest["uid"].clone()).collect();
+            found.sort_by_key(Value::as_u64);
+            found == uids
+        });
+    };
+    let mut guests = vec![offers(space.guest(&open, 1)), offers(space.guest(&open, 2))];
+    let [first, second] = [Space::FIRST, Space::FIRST + 1];
+    served(&[first, second]);
+    guests.push(offers(space.guest(&open, 3)));
+    said.wait_for("guests_per_user = 2");
+    let his = offers(open.guest(owner, None));
+    open.status_when("his own guest to be refused", |status| {
+        let refused = status["unserved"].as_array().unwrap();
+        refused.iter().any(|one| one["pid"] == his.pid)
+    });
+    guests.extend([his, offers(open.guest(other, None))]);
+    served(&[other, first, second]);
+    check(&mut guests);
+    daemon.signal(sys::signals::SIGTERM);
+    assert_eq!(daemon.end(), 0);
+}
+
 /// Cgroups for a test, below a folder of their own; removed on drop.
 struct Cgroups {
     folder: PathBuf,
@@ -544,7 +635,10 @@ fn a_policy_with_a_mistake_ends_the_daemon_with_rule_and_line() {
     let config = format!("policy = '{}'\n", policy.display());
     let config = place.file("pageone.toml", &config);
     let mut command = pageone();
-    command.arg("daemon").arg("--socket").arg(place.socket());
+    command
+        .args(["daemon", "--no-keep"])
+        .arg("--socket")
+        .arg(place.socket());
     let ended = output(command.arg("--config").arg(config));
     let said = text(&ended.stderr);
     assert_eq!(ended.status.code(), Some(1), "{said}");

@@ -35,6 +35,7 @@ pub mod node;
 pub mod own;
 pub mod pagemap;
 pub mod pins;
+pub mod principal;
 pub mod priority;
 pub mod process;
 pub mod raw;

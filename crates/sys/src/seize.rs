@@ -64,6 +64,7 @@ use rustix::io::Errno;
 use crate::witness;
 use bounded::Bounded;
 use calls::{Stop, wait};
+use filters::Status;
 
 /// Why a process could not be held, or a thread of it did not do as it was told.
 #[derive(Debug, thiserror::Error)]
@@ -173,8 +174,8 @@ fn wait_for_stop(thread: u32, deadline: Instant) -> Result<bool> {
 }
 
 /// Sees to it that a thread which stands can go on with the call that its stop has interrupted. False when it has ended.
-fn let_begin_again(thread: u32) -> Result<bool> {
-    match filters::let_begin_again(thread) {
+fn let_begin_again(status: &Status) -> Result<bool> {
+    match filters::let_begin_again(status) {
         Ok(()) => Ok(true),
         Err(SeizeError::Gone) => Ok(false),
         Err(error) => Err(error),
@@ -214,7 +215,7 @@ impl Held {
         let stops = seize(thread, &bounded()?)?
             && interrupt(thread)?
             && wait_for_stop(thread, Instant::now() + patience)?
-            && let_begin_again(thread)?;
+            && let_begin_again(&Status::of(thread))?;
         Ok(stops.then_some(Self {
             thread,
             here: PhantomData,
@@ -235,13 +236,23 @@ impl Drop for Held {
     }
 }
 
+/// Files of threads that are kept open at a time: descriptors are few.
+const MOST_OPEN: usize = 256;
+
+/// A thread whose tracer this process is.
+#[derive(Debug)]
+struct Seized {
+    stands: bool,
+    status: Status,
+}
+
 /// All threads of a process, stopped, but those that were left out. On drop they go on.
 #[derive(Debug)]
 pub struct Standstill {
     pid: u32,
     without: Vec<u32>,
-    /// The threads whose tracer this process is, and whether they stand.
-    threads: BTreeMap<u32, bool>,
+    /// The threads whose tracer this process is.
+    threads: BTreeMap<u32, Seized>,
     /// When the first of them was asked to stop, the last time.
     since: Instant,
     bounded: Bounded,
@@ -319,8 +330,8 @@ impl Standstill {
     /// [`SeizeError::Unread`]; what the kernel says.
     pub fn filters(&self) -> Result<Vec<(u32, Filters)>> {
         let mut all = Vec::new();
-        for &thread in self.threads.keys() {
-            match Filters::of(thread) {
+        for (&thread, seized) in &self.threads {
+            match Filters::of(&seized.status) {
                 Ok(filters) => all.push((thread, filters)),
                 // It was killed.
                 Err(SeizeError::Gone) => {}
@@ -347,7 +358,14 @@ impl Standstill {
                 seized => seized?,
             };
             if seized {
-                self.threads.insert(thread, false);
+                let is_kept = self.threads.len() < MOST_OPEN;
+                let status = if is_kept {
+                    Status::found(thread)
+                } else {
+                    Status::of(thread)
+                };
+                let stands = false;
+                self.threads.insert(thread, Seized { stands, status });
                 found = true;
             }
         }
@@ -379,22 +397,22 @@ impl Standstill {
     fn stop(&mut self, deadline: Instant) -> Result<()> {
         let mut first = false;
         loop {
-            for (&thread, stands) in &self.threads {
-                if !stands {
+            for (&thread, seized) in &self.threads {
+                if !seized.stands {
                     interrupt(thread)?;
                 }
             }
             // Whichever does not stop, those that do are known to stand: they are let go of together.
             let (mut ended, mut late) = (Vec::new(), None);
-            for (&thread, stands) in &mut self.threads {
-                if *stands {
+            for (&thread, seized) in &mut self.threads {
+                if seized.stands {
                     continue;
                 }
                 let stopped = wait_for_stop(thread, deadline).and_then(|stopped| {
                     // Another thread that executes takes the first one's number: nothing is written by it before all stand.
-                    *stands = stopped;
+                    seized.stands = stopped;
                     first |= stopped && thread == self.pid;
-                    Ok(stopped && (thread == self.pid || let_begin_again(thread)?))
+                    Ok(stopped && (thread == self.pid || let_begin_again(&seized.status)?))
                 });
                 match stopped {
                     Ok(true) => {}
@@ -409,8 +427,14 @@ impl Standstill {
                 return Err(error);
             }
             match self.find()? {
-                false if first && !let_begin_again(self.pid)? => return Err(SeizeError::Gone),
-                false => return Ok(()),
+                false => {
+                    let its = self.threads.get(&self.pid).filter(|_| first);
+                    let goes_on = its.map(|seized| let_begin_again(&seized.status));
+                    return match goes_on.transpose()? {
+                        Some(false) => Err(SeizeError::Gone),
+                        _ => Ok(()),
+                    };
+                }
                 // Each ends before it stops, and has started another.
                 true if Instant::now() > deadline => return Err(SeizeError::Grown),
                 true => {}
@@ -420,8 +444,8 @@ impl Standstill {
 
     /// Lets those go on that stand.
     fn go_on(&mut self) -> Result<()> {
-        for (&thread, stands) in &mut self.threads {
-            if std::mem::take(stands) {
+        for (&thread, seized) in &mut self.threads {
+            if std::mem::take(&mut seized.stands) {
                 match calls::go(thread, calls::CONT, 0) {
                     Ok(()) | Err(SeizeError::Gone) => {}
                     Err(error) => return Err(error),
@@ -447,7 +471,7 @@ impl Standstill {
 impl Drop for Standstill {
     fn drop(&mut self) {
         // The end of this thread lets go of one that does not stand.
-        for (&thread, _) in self.threads.iter().filter(|(_, stands)| **stands) {
+        for (&thread, _) in self.threads.iter().filter(|(_, seized)| seized.stands) {
             let _ = calls::detach(thread);
         }
     }

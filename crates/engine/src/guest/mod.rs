@@ -24,6 +24,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize}
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
+use sys::socket::Peer;
 use wire::Ready;
 
 use crate::domain::Domain;
@@ -55,7 +56,11 @@ pub(crate) enum Standing {
 /// A process whose memory is deduplicated.
 pub(crate) struct Guest {
     pub(crate) number: u64,
+    /// When it was welcomed.
+    pub(crate) came: Instant,
     pub(crate) pid: u32,
+    pub(crate) uid: u32,
+    /// Who answers for it: its own user, or one who has made the namespace that it is in.
     pub(crate) user: Arc<User>,
     pub(crate) domain: Arc<Domain>,
     pub(crate) memory: Box<dyn Memory>,
@@ -72,7 +77,7 @@ pub(crate) struct Guest {
     awaited: AtomicBool,
     /// Where its next look goes on, if the last was not finished.
     pub(crate) progress: AtomicU64,
-    /// The same in a pass in which its memory is merged at once, and whether that had no time for all of it.
+    /// The same in a pass, and whether that had no time for all of it.
     pub(crate) pass_progress: AtomicU64,
     cut_short: AtomicBool,
     /// What it gains in that pass.
@@ -92,8 +97,12 @@ pub(crate) struct Guest {
     short_of_slots: AtomicBool,
     pub(crate) claims: Ordered<Claims, CLAIMS>,
     pub(crate) kin: Kin,
-    /// Why its memory was not merged at once when somebody asked for it the last time.
+    /// Why its memory was not merged at once in the last pass.
     not_now: Mutex<Option<String>>,
+    /// There was such a reason in a pass: a descriptor by which the kernel may write to pages that are not pinned.
+    borrowed: AtomicBool,
+    /// When its memory was last merged now, in milliseconds since it came, and one more; 0: never.
+    passed: AtomicU64,
     /// Why it may no longer be in its domain, and since when that is known.
     leaving: OnceLock<(String, Instant)>,
 }
@@ -128,7 +137,7 @@ impl Guest {
     /// A guest that has been welcomed.
     pub(crate) fn new(
         number: u64,
-        pid: u32,
+        peer: Peer,
         user: Arc<User>,
         domain: Arc<Domain>,
         memory: Box<dyn Memory>,
@@ -138,7 +147,9 @@ impl Guest {
         let pending = Some(Pending::Ready(Instant::now()));
         Self {
             number,
-            pid,
+            came: Instant::now(),
+            pid: peer.pid,
+            uid: peer.uid,
             user,
             domain,
             memory,
@@ -171,6 +182,8 @@ impl Guest {
             claims: Ordered::new(Claims::Open(0)),
             kin: Kin::default(),
             not_now: Mutex::default(),
+            borrowed: AtomicBool::new(false),
+            passed: AtomicU64::new(0),
             leaving: OnceLock::new(),
         }
     }
@@ -187,7 +200,7 @@ impl Guest {
         self.user
             .note_admission(sys::process::thread_time().saturating_sub(begin));
         admitted?;
-        self.user.refusals.forget_process(self.user.uid, self.pid);
+        self.user.refusals.forget_process(self.uid, self.pid);
         let vmas = vmas.unwrap_or(0);
         self.counters.vmas.store(vmas, Relaxed);
         self.counters.vmas_before.store(vmas, Relaxed);
@@ -270,7 +283,7 @@ impl Guest {
 
     /// Says why it is not served any longer.
     fn tell(&self, why: &str) {
-        self.user.refusals.tell(self.user.uid, self.pid, why);
+        self.user.refusals.tell(self.uid, self.pid, why);
     }
 
     /// Why it may no longer be in its domain.
@@ -347,7 +360,7 @@ impl Guest {
         let refusal = refusal.or(short.then_some(AtLimit::Store));
         let mut noted = lock(&self.refusal);
         if let Some(why) = refusal.filter(|_| refusal != *noted) {
-            let (pid, uid) = (self.pid, self.user.uid);
+            let (pid, uid) = (self.pid, self.uid);
             let why = why.describe(&self.user.limits);
             self.user.say(|| tracing::warn!(pid, uid, "{why}"));
         }
@@ -480,11 +493,28 @@ impl Guest {
         lock(&self.pins).held.clone()
     }
 
-    /// Begins a pass in which its memory is to be merged at once: all of it is looked at.
-    pub(crate) fn begin_now(&self) {
+    /// Begins a pass: all of its memory is to be looked at.
+    pub(crate) fn begin_pass(&self) {
         self.pass_progress.store(0, Relaxed);
         self.cut_short.store(false, Relaxed);
         *lock(&self.not_now) = None;
+    }
+
+    /// Notes that a pass ends now that has looked at its memory, as somebody asked.
+    pub(crate) fn note_pass(&self) {
+        let since = self.came.elapsed().as_millis();
+        let since = u64::try_from(since).expect("no guest lives that long");
+        self.passed.store(since + 1, Relaxed);
+    }
+
+    /// How long ago the last such pass ended.
+    pub(crate) fn since_pass(&self) -> Option<Duration> {
+        let passed = self.passed.load(Relaxed).checked_sub(1)?;
+        Some(
+            self.came
+                .elapsed()
+                .saturating_sub(Duration::from_millis(passed)),
+        )
     }
 
     /// Notes that there was no time to look at all of its memory in this pass.
@@ -497,15 +527,21 @@ impl Guest {
         self.cut_short.load(Relaxed)
     }
 
-    /// Whether its pages may be merged without having been quiet for two periods. Whoever may write to a frame past the page
+    /// Whether its pages may be merged that were not quiet for two periods. Whoever may write to a frame past the page
     /// tables must be seen by MOVE, and MOVE sees pins only.
     pub(crate) fn may_settle_at_once(&self) -> bool {
         let found = self
             .memory
             .borrows(self.user.limits.descriptors_per_process);
         let may = found.is_none();
+        self.borrowed.fetch_or(!may, Relaxed);
         *lock(&self.not_now) = found;
         may
+    }
+
+    /// Whether it was ever found to have a descriptor of that kind: it may be closed now, and its I/O go on.
+    pub(crate) fn has_borrowed(&self) -> bool {
+        self.borrowed.load(Relaxed)
     }
 
     /// Why its memory was not merged at once.

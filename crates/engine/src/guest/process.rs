@@ -66,27 +66,34 @@ const MOST_TIME: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(crate) struct Applicant {
     peer: Peer,
+    /// The user who answers for it, and whose share it takes.
+    principal: u32,
     pidfd: Late<OwnedFd>,
     /// The cgroup on which its domain rests.
     cgroup: Option<Cgroup>,
 }
 
 impl Applicant {
-    /// The process at the other end of `socket`, if it may be a guest as far as can be told without a look at
-    /// its memory. Never blocks.
+    /// The process at the other end of `socket`, for which user `principal` answers, if it may be a guest as far as can be told
+    /// without a look at its memory. Never blocks.
     ///
     /// # Errors
     /// Why it may not.
-    pub(crate) fn new(socket: &Stranger, cgroup: Option<Cgroup>) -> Result<Self, Refusal> {
+    pub(crate) fn new(
+        socket: &Stranger,
+        principal: u32,
+        cgroup: Option<Cgroup>,
+    ) -> Result<Self, Refusal> {
         let peer = socket.peer();
         // The number 0 means another process in each call that takes one: the caller, its group, none.
         if peer.pid == 0 {
             return Err(Refusal::Hidden);
         }
         let pidfd = sys::socket::peer_pidfd(socket).map_err(std::io::Error::from)?;
-        let pidfd = Late::new(peer.uid, pidfd);
+        let pidfd = Late::new(principal, pidfd);
         let applicant = Self {
             peer,
+            principal,
             pidfd,
             cgroup,
         };
@@ -109,9 +116,9 @@ impl Applicant {
         self.peer.pid
     }
 
-    /// Its user.
-    pub(crate) fn uid(&self) -> u32 {
-        self.peer.uid
+    /// The user who answers for it.
+    pub(crate) fn principal(&self) -> u32 {
+        self.principal
     }
 
     fn has_exited(&self) -> bool {
@@ -244,26 +251,26 @@ impl ProcessMemory {
 
     /// Whether its mappings may be read: a file of `/proc` more that waits to be closed.
     fn check_texts(&self) -> Result<u32, OverQuota> {
-        let uid = self.applicant.uid();
-        check_unclosed(&self.limits, uid, Kind::Text).map(|()| uid)
+        let principal = self.applicant.principal;
+        check_unclosed(&self.limits, principal, Kind::Text).map(|()| principal)
     }
 
     /// Finds the address space, and whether the speaker lives in it.
     fn find(&self, ready: Ready) -> Result<Space, Refusal> {
-        let (pid, uid) = (self.pid(), self.check_texts()?);
+        let (pid, principal) = (self.pid(), self.check_texts()?);
         let no_witness = Refusal::NoWitness {
             pid,
             number: ready.thread,
         };
-        let late = |witness| Late::new(uid, witness);
+        let late = |witness| Late::new(principal, witness);
         let witness = Witness::find(pid, ready.thread).map_err(|error| crowded(pid, error))?;
         let witness = witness.map(late);
         let witness = witness.ok_or(no_witness)?;
         // From here on the witness is a thread of the process that connected, or that has ended.
         let thread = witness.thread();
         let pagemap = Pagemap::open(thread).map_err(std::io::Error::from)?;
-        let pagemap = Late::new(uid, pagemap);
-        let file = without_yielding(|| vma::shared_file(uid, thread, ready.line));
+        let pagemap = Late::new(principal, pagemap);
+        let file = without_yielding(|| vma::shared_file(principal, thread, ready.line));
         let line = (memfd::device(), self.line);
         let maps_it = file
             .is_ok_and(|file| file.is_some_and(|(device, number)| (Ok(device), number) == line));
@@ -321,7 +328,7 @@ impl Memory for ProcessMemory {
             .witness
             .vouch(|| Guard::stand(space.witness.thread(), &ready));
         match guard.map_err(std::io::Error::from).and_then(|stood| stood) {
-            Ok(guard) => *lock(&self.guard) = Some(Late::new(self.applicant.uid(), guard)),
+            Ok(guard) => *lock(&self.guard) = Some(Late::new(self.applicant.principal, guard)),
             Err(error) => {
                 tracing::debug!(pid = self.pid(), %error, "no guard: its pages need its agent")
             }
@@ -344,7 +351,7 @@ impl Memory for ProcessMemory {
         let checked = self
             .applicant
             .check_all([pid, witness.thread()].into_iter().chain(some));
-        let checked = checked.and_then(|()| match is_secret(pid, self.applicant.uid())? {
+        let checked = checked.and_then(|()| match is_secret(pid, self.applicant.peer.uid)? {
             true => Err(Refusal::Secret { pid }),
             false => self.applicant.check_cgroup(),
         });
@@ -482,7 +489,7 @@ mod tests {
     fn connected() -> (Stranger, OwnedFd, Applicant) {
         let (ours, theirs) = sys::socket::pair().unwrap();
         let ours = Stranger::new(ours).unwrap();
-        let applicant = Applicant::new(&ours, None).unwrap();
+        let applicant = Applicant::new(&ours, ours.peer().uid, None).unwrap();
         (ours, theirs, applicant)
     }
 

@@ -40,16 +40,19 @@ const SENDING: Duration = Duration::from_millis(200);
 /// The connection to an agent.
 pub(crate) struct SocketLink {
     socket: Stranger,
+    /// The user who answers for the process.
+    principal: u32,
     buffer: Box<[u8; MAX_MESSAGE]>,
     /// The lifeline that goes out with the next sync.
     line: Option<Late<OwnedFd>>,
 }
 
 impl SocketLink {
-    /// Takes over a connection whose hello has been read.
-    pub(crate) fn new(socket: Stranger) -> Self {
+    /// Takes over a connection whose hello has been read, to a process for which user `principal` answers.
+    pub(crate) fn new(socket: Stranger, principal: u32) -> Self {
         Self {
             socket,
+            principal,
             buffer: Box::new([0; MAX_MESSAGE]),
             line: None,
         }
@@ -63,8 +66,9 @@ impl SocketLink {
     /// A line, the descriptor of it that goes to the agent, and its number.
     fn new_line(&self) -> std::io::Result<(Box<dyn Lifeline>, Late<OwnedFd>, u64)> {
         let (line, held) = memfd::Lifeline::new()?;
-        let (number, uid) = (line.number(), self.socket.peer().uid);
-        Ok((Box::new(Late::new(uid, line)), Late::new(uid, held), number))
+        let (number, principal) = (line.number(), self.principal);
+        let held = Late::new(principal, held);
+        Ok((Box::new(Late::new(principal, line)), held, number))
     }
 
     /// Tells the agent that its guest is refused, why, and which `domain` it would be in. An agent that does not take it
@@ -165,7 +169,7 @@ mod tests {
 
     fn pair() -> (SocketLink, OwnedFd) {
         let (ours, theirs) = sys::socket::pair().unwrap();
-        (SocketLink::new(Stranger::new(ours).unwrap()), theirs)
+        (SocketLink::new(Stranger::new(ours).unwrap(), 0), theirs)
     }
 
     fn answer(socket: &OwnedFd, answer: &Answer) {

@@ -13,7 +13,8 @@
 //! What is most likely shared comes first: a first visit of a chunk may leave pages for a whole visit, which
 //! comes when all first ones are done.
 //!
-//! Between two rounds a *pass* does the same for the guests that somebody wants merged now: see [`now`](crate::run::now).
+//! Between two rounds a *pass* does the same for some guests: those that somebody wants merged now ([`now`](crate::run::now)), and those
+//! that have just come ([`early`](crate::run::early)).
 //!
 //! A round that outlasts the period is cut: what is left is found again by the next looks. Where looks take
 //! long for the period it is cut later, by [`LOOK_SHARE`]: while there is work, little time goes to them. But one user's looks
@@ -137,8 +138,8 @@ impl Span {
 /// Everything the workers share.
 pub(crate) struct Core {
     pub(crate) started: Instant,
-    /// When the last round over all regions began.
-    pub(crate) last_round: Mutex<Option<Instant>>,
+    /// When the last round over all regions or early look began, or the last pass ended.
+    pub(crate) last_look: Mutex<Option<Instant>>,
     pub(crate) knobs: Knobs,
     governor: Governor,
     pub(crate) queue: Queue,
@@ -176,7 +177,7 @@ impl Core {
     pub(crate) fn new(knobs: Knobs, limits: Limits, hasher: Hasher, new_domain: NewDomain) -> Self {
         Self {
             started: Instant::now(),
-            last_round: Mutex::default(),
+            last_look: Mutex::default(),
             users: Users::new(limits),
             knobs,
             governor: Governor::new(),
@@ -254,28 +255,29 @@ impl Core {
         self.queue.add(self.waiting.take_answers(wait));
     }
 
-    /// Takes a guest in that has been welcomed.
+    /// Takes a guest in that has been welcomed; user `principal` answers for it.
     pub(crate) fn admit(
         &self,
         peer: Peer,
+        principal: u32,
         domain: Arc<Domain>,
         memory: Box<dyn Memory>,
         link: Box<dyn Link>,
         line: Box<dyn Lifeline>,
     ) {
-        let user = self.users.get(peer.uid);
+        let user = self.users.get(principal);
         let memory = Box::new(Watched(memory));
         // Under the lock, for `guest` looks for it by its number.
         let mut guests = lock(&self.guests);
         let number = self.next_guest.fetch_add(1, Relaxed);
-        let guest = Guest::new(number, peer.pid, user, domain, memory, link, line);
+        let guest = Guest::new(number, peer, user, domain, memory, link, line);
         guests.push(Arc::new(guest));
     }
 
     /// A round. With `scan` unset, only late answers are taken and merged pages unmerged.
     pub(crate) fn round(&self, crew: &dyn Crew, scan: bool) {
         if scan {
-            *lock(&self.last_round) = Some(Instant::now());
+            self.note_look();
         }
         self.rounds.fetch_add(1, Relaxed);
         let aim = if scan { Aim::Round } else { Aim::Hear };
@@ -299,6 +301,11 @@ impl Core {
         }
     }
 
+    /// Notes that guests are looked at now; gives the moment.
+    pub(crate) fn note_look(&self) -> Instant {
+        *lock(&self.last_look).insert(Instant::now())
+    }
+
     /// Looks at guests, and does what follows, as long as `span` says.
     pub(crate) fn look_and_work(
         &self,
@@ -319,7 +326,7 @@ impl Core {
         let looks = looks.into_iter();
         self.queue
             .add(looks.map(|(guest, aim)| Job::Look(guest, aim)));
-        let looks = Looks::new(begin, self.knobs.patience, span.period);
+        let looks = Looks::new(begin, self.knobs.patience, span.period, span.least);
         crew.look(self, &looks);
         self.waiting.note_late();
         let looked = begin.elapsed();

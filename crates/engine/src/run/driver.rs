@@ -1,4 +1,4 @@
-//! The driver: a thread that begins a round every period, and what it is told in between.
+//! The driver: a thread that begins a round every period, passes and early looks in between, and what it is told.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -251,8 +251,10 @@ pub(crate) fn drive(driver: &Driver, workers: &Workers, after_round: fn(&Core)) 
             None => now,
             Some(last) => last + core.knobs.period(),
         };
-        // Of two passes one waits for the round that is due: whoever asks without pause takes half of the time at most.
-        if (!passed || due > now) && core.wishes.due(now).is_some_and(|due| due <= now) {
+        let early = core.next_early(now, due);
+        // Of two passes one waits for the look that is due: whoever asks without pause takes half of the time at most.
+        let look = due.min(early.unwrap_or(due));
+        if (!passed || look > now) && core.wishes.due(now).is_some_and(|wish| wish <= now) {
             core.grant(workers);
             core.reap(workers);
             audit.after_a_round(core, after_round);
@@ -270,9 +272,14 @@ pub(crate) fn drive(driver: &Driver, workers: &Workers, after_round: fn(&Core)) 
             core.round(workers, true);
             audit.after_a_round(core, after_round);
             continue;
+        } else if early.is_some_and(|early| early <= now) {
+            core.look_early(workers);
+            core.reap(workers);
+            audit.after_a_round(core, after_round);
+            continue;
         }
         let wish = core.wishes.due(now).unwrap_or(due);
-        driver.wait_and_glance(workers, due.min(now + REAP).min(wish));
+        driver.wait_and_glance(workers, look.min(wish).min(now + REAP));
         workers.watch();
         core.reap(workers);
     }

@@ -4,6 +4,7 @@ pub(crate) mod core;
 pub(crate) mod cpu_limit;
 pub(crate) mod discards;
 pub(crate) mod driver;
+pub(crate) mod early;
 pub(crate) mod glances;
 pub(crate) mod knobs;
 pub(crate) mod now;

@@ -28,7 +28,7 @@
 //!
 //! **Fair.** A pass is a round: users have lanes in it, the CPU limit holds, workers run on idle CPUs only. It lasts a period at
 //! most: its looks end after half of the time that is left, however much memory there is, and what they found is worked in the other
-//! half. Where a round is due there is one pass before it and not two, so with any number of wishes the rounds take twice the
+//! half. Where a round or an early look is due there is one pass before it and not two, so with any number of wishes the rounds take twice the
 //! time. A user whose pass took a while gets the next one after as long. A pass has its own place in a guest's memory, and leaves
 //! that of the rounds where it is: or a user who asks again and again would keep his rounds at the beginning.
 
@@ -132,7 +132,7 @@ impl Core {
         pids: &[u32],
     ) -> Result<Vec<Arc<Guest>>, EngineError> {
         let guests = lock(&self.guests);
-        let own = |guest: &&Arc<Guest>| all || guest.user.uid == uid;
+        let own = |guest: &&Arc<Guest>| all || guest.uid == uid;
         let served = guests.iter().filter(own);
         let served = served.filter(|guest| guest.standing() == Standing::Served);
         let by_pid: BTreeMap<_, _> = served.map(|guest| (guest.pid, guest)).collect();
@@ -160,6 +160,7 @@ impl Core {
             .map(|uid| (uid, saved(&reach, &wishes, uid)))
             .collect();
         let took = begin.elapsed();
+        reach.values().for_each(|its| its.guest.note_pass());
         for wish in wishes {
             self.wishes.rest(wish.uid, took);
             let frames = saved.get(&wish.uid);
@@ -201,7 +202,7 @@ impl Core {
         let late = self.knobs.patience * LATE;
         let (mut before, mut left, mut passes) = (merged(), most, 0);
         loop {
-            guests().for_each(|guest| guest.begin_now());
+            guests().for_each(|guest| guest.begin_pass());
             let until = Instant::now() + left / LOOKS;
             let looks = reach
                 .values()

@@ -269,7 +269,8 @@ impl Queue {
         let inner = lock(&self.inner);
         let (busy, done): (Vec<_>, Vec<_>) = inner.lanes.values().partition(|lane| lane.is_busy());
         let most = done.iter().map(|lane| lane.spent).max();
-        most.is_some_and(|most| busy.iter().all(|lane| lane.spent > most.max(floor)))
+        let greedy = |most: Duration| busy.iter().all(|lane| lane.spent > most.max(floor));
+        !busy.is_empty() && most.is_some_and(greedy)
     }
 
     /// Sets how many workers there shall be, and how many of them may work at a time.
@@ -416,6 +417,30 @@ mod tests {
         bring();
         let jobs = std::iter::from_fn(|| queue.try_take());
         assert_eq!(jobs.count(), 3);
+    }
+
+    #[test]
+    fn jobs_are_left_to_the_greedy_only_while_there_are_some() {
+        let lab = Lab::new();
+        let queue = Queue::default();
+        let guests = [1000, 1001].map(|uid| {
+            let at = lab.guest_of("d", 1, uid);
+            Arc::clone(&lock(&lab.core.guests)[at])
+        });
+        let [prompt, greedy] = guests.each_ref().map(|guest| guest.user.uid);
+        let spend = |uid, seconds| {
+            let mut inner = lock(&queue.inner);
+            inner.lanes.entry(uid).or_default().spent = Duration::from_secs(seconds);
+        };
+        let [_, last] = guests;
+        queue.set_workers(1, 2);
+        spend(prompt, 1);
+        spend(greedy, 3);
+        // All is done: whoever waits for answers goes on waiting.
+        assert!(!queue.is_left_to_the_greedy(Duration::ZERO));
+        queue.add([Job::Look(last, Aim::Hear)]);
+        assert!(queue.is_left_to_the_greedy(Duration::ZERO));
+        assert!(!queue.is_left_to_the_greedy(Duration::from_secs(4)));
     }
 
     #[test]

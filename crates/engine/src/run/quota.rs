@@ -16,14 +16,24 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use sys::closers::Kind;
+use sys::socket::Peer;
 
 use crate::domain::Domain;
-use crate::error::OverQuota;
+use crate::error::{OverQuota, Refusal};
 use crate::run::core::Core;
 use crate::sync::lock;
 use crate::users::{check_unclosed, is_master};
 
 impl Core {
+    /// Who answers for a process that connected. Whether it is the one with that number its look tells.
+    ///
+    /// # Errors
+    /// Too much of its user's waits to be closed already.
+    pub(crate) fn principal(&self, peer: Peer) -> Result<u32, Refusal> {
+        check_unclosed(self.users.limits(), peer.uid, Kind::Session)?;
+        Ok(sys::principal::of(peer.pid, peer.uid)?)
+    }
+
     /// Whether a process of user `uid` may be one more guest, in the domain of this `name`.
     pub(crate) fn check_quota(&self, uid: u32, name: &str) -> Result<(), OverQuota> {
         if is_master(uid) {

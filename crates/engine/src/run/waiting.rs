@@ -9,9 +9,9 @@
 //!   chunks                                            │ chunk chunk chunk …
 //! ```
 //!
-//! Work begins when the agents have answered that did so the last time, at the latest after the *grace*: the patience,
-//! and half a period where that is shorter. So any number of silent agents lengthens a round by half, and only once:
-//! work does not wait for an agent that was late. It loses only its place in the order. Its look comes when its answer
+//! Work begins when the agents have answered that did so the last time, at the latest after the *grace*: some patiences. It is at
+//! most half a period, and what a round lasts at least. So any number of silent agents lengthens a round by half at most, and each of
+//! them one of two: work does not wait for an agent that was late. It loses only its place in the order. Its look comes when its answer
 //! does: among the chunks of the others, or after them in the rest of the grace.
 
 use std::sync::{Arc, Mutex};
@@ -24,6 +24,8 @@ use crate::sync::lock;
 
 /// Time between two looks for answers while there is other work.
 const GLIMPSE: Duration = Duration::from_millis(2);
+/// The grace, in patiences: many agents share few processors, and their first answers take longest.
+const GRACE: u32 = 5;
 /// The part of a period that one user's looks may take before the chunks of the others are worked.
 const FLOOR: u32 = 4;
 
@@ -91,10 +93,16 @@ pub(crate) struct Looks {
 }
 
 impl Looks {
-    pub(crate) fn new(begin: Instant, patience: Duration, period: Duration) -> Self {
+    /// Of a round that lasts for `least` at least.
+    pub(crate) fn new(
+        begin: Instant,
+        patience: Duration,
+        period: Duration,
+        least: Duration,
+    ) -> Self {
         Self {
             begin,
-            grace: patience.min(period / 2),
+            grace: (patience * GRACE).min(period / 2).min(least),
             floor: period / FLOOR,
         }
     }

@@ -188,11 +188,11 @@ impl Crew for Workers {
     fn look(&self, core: &Core, looks: &Looks) {
         let mut watched = Instant::now();
         loop {
-            let over = looks.grace_is_over();
-            let awaits = !over && core.waiting.awaits();
-            let idle = core
-                .queue
-                .wait_idle(if awaits { looks.glimpse() } else { WATCH });
+            let awaits = || !looks.grace_is_over() && core.waiting.awaits();
+            let wait = if awaits() { looks.glimpse() } else { WATCH };
+            let idle = core.queue.wait_idle(wait);
+            // Asked anew: the looks that were under way have come to wait meanwhile.
+            let awaits = awaits();
             if idle && !awaits || core.queue.is_left_to_the_greedy(looks.floor) {
                 // Those whose answers came in the last moment have their looks with the chunks.
                 return;

@@ -41,12 +41,13 @@ pub(crate) enum Aim {
     Hear,
     /// The look of a round: all memory is scanned.
     Round,
-    /// Somebody wants the memory between these addresses merged now: it is scanned, and settles at once. What is not seen
-    /// `until` then is left to the rounds.
-    Now {
+    /// The look of a pass: the memory between these addresses is scanned. What is not seen `until` then is left to the rounds.
+    Pass {
         start: u64,
         end: u64,
         until: Instant,
+        /// Somebody wants it merged now: it settles at once.
+        at_once: bool,
     },
 }
 
@@ -54,29 +55,45 @@ impl Aim {
     /// To merge now what overlaps `range`. What is known is known of whole chunks.
     pub(crate) fn now(range: &Range<u64>, until: Instant) -> Self {
         const CHUNK: u64 = CHUNK_BYTES as u64;
-        Self::Now {
+        Self::Pass {
             start: range.start / CHUNK * CHUNK,
             end: range
                 .end
                 .checked_next_multiple_of(CHUNK)
                 .unwrap_or(u64::MAX),
             until,
+            at_once: true,
+        }
+    }
+
+    /// An early look at a young guest.
+    pub(crate) fn early(until: Instant) -> Self {
+        Self::Pass {
+            start: 0,
+            end: u64::MAX,
+            until,
+            at_once: false,
         }
     }
 
     /// Whether no time is left for looks.
     fn is_over(self) -> bool {
-        matches!(self, Self::Now { until, .. } if until <= Instant::now())
+        matches!(self, Self::Pass { until, .. } if until <= Instant::now())
     }
 
     fn is_now(self) -> bool {
-        matches!(self, Self::Now { .. })
+        matches!(self, Self::Pass { at_once: true, .. })
+    }
+
+    /// Whether it is a look of a pass, which comes between two rounds.
+    fn is_pass(self) -> bool {
+        matches!(self, Self::Pass { .. })
     }
 
     /// The addresses that are scanned.
     fn reach(self) -> Range<u64> {
         match self {
-            Self::Now { start, end, .. } => start..end,
+            Self::Pass { start, end, .. } => start..end,
             Self::Hear | Self::Round => 0..u64::MAX,
         }
     }
@@ -124,6 +141,7 @@ impl Terms {
         Again {
             allowed: self.merge_again && clean,
             at_once: false,
+            in_pass: false,
             ages,
         }
     }
@@ -133,8 +151,9 @@ impl Terms {
         Again {
             allowed: guest.merges_again(),
             at_once: self.aim.is_now(),
-            // No time has passed where somebody asks.
-            ages: !self.aim.is_now() && self.round.0.is_multiple_of(self.broken_rounds.max(1)),
+            in_pass: self.aim.is_pass(),
+            // In a pass too little time has passed.
+            ages: !self.aim.is_pass() && self.round.0.is_multiple_of(self.broken_rounds.max(1)),
         }
     }
 }
@@ -476,29 +495,29 @@ fn scan(
 ) -> std::io::Result<bool> {
     let turn = Instant::now() + SCAN_TIME;
     let deadline = match terms.aim {
-        Aim::Now { until, .. } => turn.min(until),
+        Aim::Pass { until, .. } => turn.min(until),
         Aim::Hear | Aim::Round => turn,
     };
-    let at_once = terms.aim.is_now();
+    let (at_once, is_pass) = (terms.aim.is_now(), terms.aim.is_pass());
     // A pass has a place of its own: or with wishes enough no round would ever come to the end.
-    let progress = match at_once {
+    let progress = match is_pass {
         true => &guest.pass_progress,
         false => &guest.progress,
     };
     let from = progress.load(Relaxed);
-    if at_once && from == 0 && !guest.may_settle_at_once() {
+    if is_pass && from == 0 && !guest.may_settle_at_once() {
         return Ok(false);
     }
     let reach = terms.aim.reach();
     let again = match from {
-        0 if !at_once => terms.again(guest),
+        0 if !is_pass => terms.again(guest),
         _ => terms.same(guest),
     };
     guest.set_merges_again(again.allowed);
     let mut offers = lock(&guest.offers);
     let Scan { ranges, rest } = offers.scans(from);
     let mut worn = match terms.mode {
-        RunMode::Run if !at_once => offers.worn(from),
+        RunMode::Run if !is_pass => offers.worn(from),
         _ => Vec::new(),
     }
     .into_iter()
@@ -533,7 +552,7 @@ fn scan(
             let now = (terms.round, again);
             let observed = track::observe(chunk, pages, &seen, now, effects);
             let mut waiting = observed.waits;
-            if terms.mode == RunMode::Run && !at_once {
+            if terms.mode == RunMode::Run && !is_pass {
                 waiting |= patrol.check(chunk, pages, effects);
                 waiting |= !strays(guest, pages, terms.rules).is_empty();
             }
@@ -547,7 +566,9 @@ fn scan(
             }
             pages.unread = seen.unread(pages);
             let merged = u32::try_from(pages.count(Class::Merged)).unwrap_or(u32::MAX);
-            chunk.worn.note(seen.count_present(), worn, merged);
+            if !is_pass {
+                chunk.worn.note(seen.count_present(), worn, merged);
+            }
             if wanted || observed.stirs {
                 stirred.push(chunk.address);
             }
@@ -583,7 +604,7 @@ fn scan(
     next = next.filter(|&next| next < reach.end);
     sweep.finish(next.unwrap_or(reach.end));
     glance.end(&stirred, from, next);
-    if !at_once {
+    if !is_pass {
         patrol.end(next.is_none());
     }
     unseen?;

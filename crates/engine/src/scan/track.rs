@@ -149,6 +149,8 @@ pub(crate) struct Again {
     /// Anonymous ones are settled as soon as a look finds them armed and unwritten: somebody asked for it, and MOVE sees
     /// whoever may write them past the page tables.
     pub(crate) at_once: bool,
+    /// It is a look of a pass: a page that is broken stays so for the rounds, and no back-off ends.
+    pub(crate) in_pass: bool,
     /// Broken ones grow older: at most twice a second, so that whatever a system call pinned for itself
     /// before they were armed is long let go when they have settled.
     pub(crate) ages: bool,
@@ -246,6 +248,7 @@ fn step(
     let must_wait = written || swapped;
     let after = match before {
         // Only broken ones get here; and of a question under way only its answer tells.
+        Tag::Merged if again.in_pass => Tag::Broken,
         Tag::Merged => broken(pages, page, again),
         Tag::Asked | Tag::AskedZero => return,
         _ if !seen.present.contains(page) => Tag::Absent,
@@ -293,6 +296,7 @@ fn step_stored(
     match pages.tag(page) {
         // Not written, so not looked at twice: it may be the store's own, of a former engine.
         Tag::Absent | Tag::Foreign | Tag::Zero | Tag::Zeroed if !written => Some(Tag::Foreign),
+        Tag::Broken if again.in_pass => None,
         Tag::Absent | Tag::Foreign | Tag::Zero | Tag::Zeroed | Tag::Broken => {
             Some(broken(pages, page, again))
         }
@@ -326,7 +330,7 @@ fn retry(
         return written.then_some(Tag::Written);
     }
     let after = if written { Tag::Written } else { Tag::Settled };
-    (again.at_once || round.is_due(chunk, level)).then_some(after)
+    (again.at_once || !again.in_pass && round.is_due(chunk, level)).then_some(after)
 }
 
 /// What an anonymous page is instead of `after`, where it need not grow older to settle. One that is written has just been armed:

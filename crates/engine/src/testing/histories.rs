@@ -70,6 +70,8 @@ enum Event {
     /// The engine is killed; whether agents deal with what it asked last, and who comes back.
     Succeed(bool, u8),
     Rounds(usize),
+    /// So many early looks.
+    Early(usize),
     Glance,
     /// Somebody wants some guests merged now, in so many chunks.
     Now(u8, u64),
@@ -130,6 +132,7 @@ fn event() -> impl Strategy<Value = Event> {
         2 => (page(), 1u64..16, 0..NODES).prop_map(|(page, count, node)| Event::Stray { page, count, node }),
         1 => rules().prop_map(Event::Switch),
         10 => (1usize..5).prop_map(Event::Rounds),
+        4 => (1usize..4).prop_map(Event::Early),
         4 => Just(Event::Glance),
         4 => (any::<u8>(), 1..=CHUNKS).prop_map(|(who, chunks)| Event::Now(who, chunks)),
     ]
@@ -140,6 +143,8 @@ fn happen(lab: &mut Lab, guest: usize, event: &Event) {
     let dead = lab.world(|world| world.processes[guest].dead);
     match *event {
         Event::Rounds(count) => lab.rounds(count),
+        Event::Early(count) if lab.core.knobs.values().run == RunMode::Run => lab.early(count),
+        Event::Early(_) => {}
         Event::Glance => {
             lab.rest();
             lab.glance();

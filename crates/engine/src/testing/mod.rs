@@ -7,6 +7,7 @@ pub(crate) mod trials;
 pub(crate) mod trials_adopt;
 pub(crate) mod trials_copies;
 pub(crate) mod trials_discards;
+pub(crate) mod trials_early;
 pub(crate) mod trials_guess;
 pub(crate) mod trials_hostile;
 pub(crate) mod trials_nodes;

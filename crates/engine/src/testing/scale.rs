@@ -309,7 +309,8 @@ impl Plant {
             gid: 0,
         };
         let (memory, link) = (Box::new(memory), Box::new(link));
-        self.core.admit(peer, domain, memory, link, Box::new(Held));
+        self.core
+            .admit(peer, peer.uid, domain, memory, link, Box::new(Held));
     }
 
     /// Rounds; gives how long one took, and how many questions it put.

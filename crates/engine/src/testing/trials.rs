@@ -685,6 +685,37 @@ fn many_workers_agree() {
     crew.stop();
 }
 
+/// Workers, and whether the grace was over each time when the looks were.
+struct Timed(Workers, Mutex<Vec<bool>>);
+
+impl Crew for Timed {
+    fn look(&self, core: &Core, looks: &Looks) {
+        self.0.look(core, looks);
+        lock(&self.1).push(looks.grace_is_over());
+    }
+
+    fn work(&self, core: &Core, ends: Ends) {
+        self.0.work(core, ends);
+    }
+}
+
+#[test]
+fn work_waits_once_for_an_agent_that_was_prompt() {
+    let options = crate::options::Options {
+        patience: Duration::from_millis(1500),
+        ..crate::options::Options::default()
+    };
+    let lab = Lab::with(options);
+    let [late, _] = twins(&lab);
+    let crew = Workers::new(std::sync::Arc::clone(&lab.core), Duration::from_secs(60));
+    let crew = Timed(crew, Mutex::default());
+    lab.rounds(2);
+    lab.world(|world| world.processes[late].manners = Manners::Stalls);
+    (0..2).for_each(|_| lab.round_by(&crew));
+    assert_eq!(*lock(&crew.1), [true, false], "it was prompt, then late");
+    crew.0.stop();
+}
+
 #[test]
 fn a_guest_whose_memory_hangs_costs_a_thread_and_no_more() {
     let options = crate::options::Options {

@@ -104,7 +104,7 @@ impl Work {
     /// Why it is not.
     pub(crate) fn outcome(self) -> Result<String> {
         match self {
-            Self::Child(child) => said(child),
+            Self::Child(child) => said(child).map(|(told, _)| told),
             Self::Service(connection) => {
                 let mut packet = [0; SAID_BYTES];
                 let got = match sys::socket::recv(&connection, &mut packet) {
@@ -151,7 +151,7 @@ fn ask(connection: OwnedFd, wish: &Wish) -> Result<OwnedFd> {
 fn child(socket: &Path, agent: Option<&Path>, wish: &Wish) -> Result<Child> {
     let mut command = Command::new("/proc/self/exe");
     command.arg("attach").arg("--socket").arg(socket);
-    command.args(["--began", &wish.began.to_string()]);
+    command.args(["--alone", "--began", &wish.began.to_string()]);
     if let Some(domain) = &wish.domain {
         command.args(["--domain", domain]);
     }
@@ -168,11 +168,11 @@ fn child(socket: &Path, agent: Option<&Path>, wish: &Wish) -> Result<Child> {
     command.spawn().context("cannot start `pageone attach`")
 }
 
-/// What a child has said that has ended.
+/// What a child has said that has ended, and of what it has warned.
 ///
 /// # Errors
 /// Why it did not succeed.
-pub(super) fn said(mut child: Child) -> Result<String> {
+pub(super) fn said(mut child: Child) -> Result<(String, String)> {
     // It is short: it fits into the pipes.
     let (mut told, mut said) = (String::new(), String::new());
     let out = child.stdout.take().context("its output")?;
@@ -180,7 +180,7 @@ pub(super) fn said(mut child: Child) -> Result<String> {
     let errors = child.stderr.take().context("its errors")?;
     errors.take(SAID_BYTES as u64).read_to_string(&mut said)?;
     if child.wait()?.success() {
-        return Ok(told);
+        return Ok((told, said));
     }
     let first = said.lines().next().unwrap_or("it does not say why");
     let why = first.split_once("tached: ").map_or(first, |(_, why)| why);

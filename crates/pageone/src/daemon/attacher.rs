@@ -11,7 +11,8 @@
 //! Another process, because it holds the threads of a stranger's process and reads his memory: whatever goes wrong there, the daemon
 //! has no part in it. One process at a time is attached. Work that does not end in time is left behind ([`PATIENCE`]); until it has ended,
 //! no other process of the same user is attached. A user whose process took long has to wait for four times as long. So one
-//! user holds up no other for long. **The limit**: eight users together do, for [`LONGEST`] each time; or one who has subordinate ids.
+//! user holds up no other for long, also if he has subordinate ids ([`sys::principal`]). **The limit**: [`MOST_LATE`] users together do,
+//! for [`LONGEST`] each time.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -37,7 +38,7 @@ const LONGEST: Duration = Duration::from_secs(15 * 60);
 const SHARE: u32 = 4;
 const SHORT: Duration = Duration::from_millis(100);
 /// Work that did not end in time, at most. With so many, no process is attached.
-const MOST_LATE: usize = 8;
+const MOST_LATE: usize = 32;
 /// How often a process is tried, and after what time again; four times as long each time.
 const TRIES: u32 = 4;
 const FIRST_RETRY: Duration = Duration::from_secs(15);
@@ -192,11 +193,11 @@ impl Next {
     }
 }
 
-/// Work that has not ended, and the user of the process that it is done on.
+/// Work that has not ended, and the user who answers for the process that it is done on.
 struct Late {
     work: Work,
     since: Instant,
-    uid: u32,
+    user: u32,
 }
 
 struct Look {
@@ -273,15 +274,15 @@ impl Look {
     }
 
     fn attach(&mut self, pid: u32, seen: &Seen, number: usize, rule: &AttachRule) -> Next {
+        let begun = Instant::now();
         let Ok(who) = policy::who(pid) else {
             return Next::Nothing;
         };
-        let begun = Instant::now();
-        let pauses = self
-            .pauses
-            .get(&who.uid)
-            .is_some_and(|&until| begun < until);
-        let is_late = self.late.iter().any(|late| late.uid == who.uid);
+        let Ok(user) = sys::principal::of(pid, who.uid) else {
+            return seen.next.later(begun);
+        };
+        let pauses = self.pauses.get(&user).is_some_and(|&until| begun < until);
+        let is_late = self.late.iter().any(|late| late.user == user);
         if pauses || is_late || self.late.len() >= MOST_LATE {
             return seen.next;
         }
@@ -292,10 +293,10 @@ impl Look {
             domain: rule.domain.clone(),
             any: rule.any,
         };
-        let done = self.by_another(&wish, who.uid);
+        let done = self.by_another(&wish, user);
         let took = begun.elapsed();
         if took > SHORT {
-            self.pauses.insert(who.uid, begun + took * (SHARE + 1));
+            self.pauses.insert(user, begun + took * (SHARE + 1));
         }
         match done {
             Ok(told) => {
@@ -329,13 +330,13 @@ impl Look {
     }
 
     /// What is said by the process that attaches it.
-    fn by_another(&mut self, wish: &Wish, uid: u32) -> Result<String> {
+    fn by_another(&mut self, wish: &Wish, user: u32) -> Result<String> {
         let mut work = Work::begin(&self.socket, self.agent.as_deref(), wish)?;
         let begun = Instant::now();
         while !work.has_ended()? {
             if begun.elapsed() > PATIENCE {
                 let since = begun;
-                self.late.push(Late { work, uid, since });
+                self.late.push(Late { work, user, since });
                 anyhow::bail!("`pageone attach` has not ended after {PATIENCE:?}");
             }
             thread::sleep(Duration::from_millis(5));
@@ -354,6 +355,16 @@ fn age(began: u64) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_service_takes_as_many_as_are_left_behind_and_one_more() {
+        let unit = include_str!("../../../../packaging/pageone-attach.socket");
+        let most = unit
+            .lines()
+            .find_map(|line| line.strip_prefix("MaxConnections="));
+        let most: usize = most.expect("a limit").parse().expect("a number");
+        assert!(most > MOST_LATE);
+    }
 
     #[test]
     fn a_process_is_tried_less_and_less_and_then_no_more() {

@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use crate::attacker::Attacker;
 use crate::common::{
-    Place, Running, alone, count, held, json, output, pageone, status, text, wait_for,
+    Place, Running, alone, count, held, install, json, output, pageone, status, text, wait_for,
 };
 use crate::figures::{Footprint, system_time_beside, time};
 use crate::support::{self, Guest};
@@ -86,9 +86,7 @@ pub(crate) struct Arena {
 fn open_place() -> (Place, Vec<u8>) {
     let place = Place::new();
     let copy = |from: &Path, name: &str| {
-        let to = place.path().join(name);
-        fs::copy(from, &to).unwrap();
-        fs::set_permissions(to, fs::Permissions::from_mode(0o755)).unwrap();
+        install(from, place.path().join(name));
     };
     copy(&support::agent(), "libpageone_agent.so");
     copy(support::guest_program(false), "guest");
@@ -144,8 +142,14 @@ impl Arena {
         a_second();
         let (place, secret) = open_place();
         let mut command = pageone();
-        command.arg("daemon").arg("--socket").arg(place.socket());
-        command.args(["--merge-period", "100ms"]).args(args);
+        command
+            .args(["daemon", "--no-keep"])
+            .arg("--socket")
+            .arg(place.socket());
+        if !args.contains(&"--merge-period") {
+            command.args(["--merge-period", "100ms"]);
+        }
+        command.args(args);
         if let Some(text) = policy {
             command.arg("--policy").arg(place.file("policy.toml", text));
         }
@@ -289,6 +293,16 @@ impl Arena {
             let merged = |guest: &Guest| pages_sharing(&status, guest.pid) == Some(PAGES as u64);
             self.pair.iter().all(merged).then_some(())
         });
+    }
+
+    /// Two honest guests come, equal to each other; how long it takes until all of them is merged.
+    pub(crate) fn joins_and_merges(&mut self) -> Duration {
+        self.pair = (0..2).map(|_| self.guest(HONEST)).collect();
+        let (took, ()) = time(|| self.renew());
+        for guest in &mut self.pair {
+            guest.run("check");
+        }
+        took
     }
 
     fn rounds_in_a_window(&self) -> u64 {
@@ -477,7 +491,10 @@ impl Arena {
     pub(crate) fn has_room_for_another(&self) {
         let socket = self.file("another.sock");
         let mut command = pageone();
-        command.arg("daemon").arg("--socket").arg(&socket);
+        command
+            .args(["daemon", "--no-keep"])
+            .arg("--socket")
+            .arg(&socket);
         let _another = Running::start(command.stderr(std::process::Stdio::null()));
         let end = Instant::now() + 5 * a_second();
         let serves = || {

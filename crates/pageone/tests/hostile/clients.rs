@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::arena::{Arena, a_second};
 use crate::common::{output, pageone, text, wait_for};
 use crate::figures::time;
+use crate::floods::{Mounted, has_fuse};
 
 /// Each of the command's own clients, stopped at some moment, and the protocol's stopped after each packet.
 #[test]
@@ -56,4 +57,27 @@ fn an_agent_that_never_ends_keeps_root_waiting_for_seconds() {
     assert!(lives(), "{told}");
     drop(attacker);
     wait_for("its end", || (!lives()).then_some(()));
+}
+
+/// Its libc lies on a file system of its own, which answers no reads.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn a_libc_that_is_never_read_keeps_root_waiting_for_seconds() {
+    let Some(arena) = Arena::empty(&[], None).filter(|_| has_fuse()) else {
+        return;
+    };
+    let mounted = Mounted(arena.public_folder());
+    let attacker = arena.attack("fuse-libc", &[mounted.0.to_str().unwrap()]);
+    let run = |words: &[&str]| {
+        let mut command = pageone();
+        command.env("PAGEONE_SOCKET", arena.place.socket());
+        command.env("PAGEONE_AGENT", arena.file("libpageone_agent.so"));
+        command.args(words).arg(attacker.pid().to_string());
+        let (took, done) = time(|| output(&mut command));
+        let told = text(&done.stderr);
+        assert!(!done.status.success() && told.contains("waiting"), "{told}");
+        assert!(took < Duration::from_secs(25) + 5 * a_second(), "{took:?}");
+    };
+    run(&["attach"]);
+    run(&["detach"]);
 }

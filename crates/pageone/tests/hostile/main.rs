@@ -35,3 +35,4 @@ mod stores;
 #[path = "../../../../tests/support/mod.rs"]
 mod support;
 mod traced;
+mod young;

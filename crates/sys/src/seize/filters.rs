@@ -15,6 +15,9 @@
 //!
 //! Source: `seccomp_get_filter()` in `kernel/seccomp.c`; ptrace(2); restart_syscall(2).
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
 use libc::{sock_filter, user_regs_struct};
 use rustix::io::Errno;
 
@@ -54,8 +57,9 @@ impl Filters {
     ///
     /// # Errors
     /// [`SeizeError::Unread`] when the kernel does not show them; it has ended.
-    pub(super) fn of(thread: u32) -> Result<Self> {
-        let (mode, no_new_privs) = mode(thread)?;
+    pub(super) fn of(status: &Status) -> Result<Self> {
+        let thread = status.thread;
+        let (mode, no_new_privs) = status.mode()?;
         let programs = match mode {
             Mode::None => Vec::new(),
             Mode::Strict => vec![vec![STRICT]],
@@ -81,23 +85,61 @@ enum Mode {
     Filter,
 }
 
-fn mode(thread: u32) -> Result<(Mode, bool)> {
-    let status = std::fs::read_to_string(format!("/proc/{thread}/status"));
-    let status = status.map_err(|error| match Errno::from_io_error(&error) {
-        Some(Errno::NOENT | Errno::SRCH) => SeizeError::Gone,
-        errno => SeizeError::Call("reading its status", errno.unwrap_or(Errno::IO)),
-    })?;
-    let field = |name: &str| {
-        let mut lines = status.lines();
-        lines.find_map(|line| Some(line.strip_prefix(name)?.trim()))
-    };
-    let mode = match field("Seccomp:") {
-        // A kernel without seccomp has no such line.
-        None | Some("0") => Mode::None,
-        Some("1") => Mode::Strict,
-        Some(_) => Mode::Filter,
-    };
-    Ok((mode, field("NoNewPrivs:") == Some("1")))
+/// What the kernel tells of a thread. To find its file takes longer than to read it, and other threads stand meanwhile.
+#[derive(Debug)]
+pub(super) struct Status {
+    thread: u32,
+    file: Option<File>,
+}
+
+impl Status {
+    pub(super) fn of(thread: u32) -> Self {
+        Self { thread, file: None }
+    }
+
+    /// The same, found beforehand. Where another thread has the number by now it is of that one only if the first executed.
+    pub(super) fn found(thread: u32) -> Self {
+        let file = File::open(format!("/proc/{thread}/status")).ok();
+        Self { thread, file }
+    }
+
+    fn text(&self) -> std::io::Result<String> {
+        // With all the groups that a thread may be in, which stand before what is asked for.
+        const MOST: usize = 4 << 20;
+        let Some(file) = &self.file else {
+            return std::fs::read_to_string(format!("/proc/{}/status", self.thread));
+        };
+        let mut text = vec![0; 4096];
+        while text.len() <= MOST {
+            let len = file.read_at(&mut text, 0)?;
+            if len < text.len() {
+                text.truncate(len);
+                return String::from_utf8(text).map_err(std::io::Error::other);
+            }
+            text.resize(2 * len, 0);
+        }
+        Err(Errno::FBIG.into())
+    }
+
+    fn mode(&self) -> Result<(Mode, bool)> {
+        let status = self
+            .text()
+            .map_err(|error| match Errno::from_io_error(&error) {
+                Some(Errno::NOENT | Errno::SRCH) => SeizeError::Gone,
+                errno => SeizeError::Call("reading its status", errno.unwrap_or(Errno::IO)),
+            })?;
+        let field = |name: &str| {
+            let mut lines = status.lines();
+            lines.find_map(|line| Some(line.strip_prefix(name)?.trim()))
+        };
+        let mode = match field("Seccomp:") {
+            // A kernel without seccomp has no such line.
+            None | Some("0") => Mode::None,
+            Some("1") => Mode::Strict,
+            Some(_) => Mode::Filter,
+        };
+        Ok((mode, field("NoNewPrivs:") == Some("1")))
+    }
 }
 
 /// Filters of a thread that are read: a service in a container has a dozen. The kernel walks them all for each.
@@ -144,12 +186,13 @@ const ANEW: i64 = -514;
 const BY_RESTART: i64 = -516;
 
 /// Sees to it that the call which a stop has interrupted can begin again under the thread's filters.
-pub(super) fn let_begin_again(thread: u32) -> Result<()> {
+pub(super) fn let_begin_again(status: &Status) -> Result<()> {
+    let thread = status.thread;
     let registers = calls::registers(thread)?;
     if Place::of(thread, &registers).again.is_none() {
         return Ok(());
     }
-    let filters = match Filters::of(thread) {
+    let filters = match Filters::of(status) {
         Ok(filters) => Some(filters).filter(|filters| !filters.programs.is_empty()),
         // It was let through once.
         Err(SeizeError::Unread(_)) if registers.rax.cast_signed() == BY_RESTART => {

@@ -8,6 +8,7 @@ use libc::user_regs_struct;
 use rustix::io::Errno;
 
 use super::calls::{self, CONT, SYSCALL, Stop, surely, wait};
+use super::filters::Status;
 use super::{Filters, Held, Place, Result, SeizeError};
 
 /// The longest that a call may take.
@@ -95,7 +96,7 @@ impl Remote {
     /// [`SeizeError::Unread`]; it has ended.
     pub fn filters(&self) -> Result<Filters> {
         self.stands()?;
-        Filters::of(self.thread())
+        Filters::of(&Status::of(self.thread()))
     }
 
     /// Lets the thread go on as if nothing had happened.

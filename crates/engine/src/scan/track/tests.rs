@@ -41,6 +41,7 @@ fn chunk(states: &[(usize, Tag)]) -> std::sync::Arc<Chunk> {
 const NEVER_AGAIN: Again = Again {
     allowed: false,
     at_once: false,
+    in_pass: false,
     ages: true,
 };
 
@@ -168,6 +169,7 @@ fn a_broken_page_settles_anew_where_that_is_safe() {
     let again = |allowed, ages| Again {
         allowed,
         at_once: false,
+        in_pass: false,
         ages,
     };
     let states = |show: Categories, again: Again| {
@@ -192,6 +194,7 @@ fn a_broken_page_settles_anew_where_that_is_safe() {
 const AT_ONCE: Again = Again {
     allowed: true,
     at_once: true,
+    in_pass: true,
     ages: false,
 };
 
@@ -274,6 +277,7 @@ fn pages_of_a_former_engine_are_foreign_until_they_are_written() {
     let again = Again {
         allowed: true,
         at_once: false,
+        in_pass: false,
         ages: true,
     };
     look_again(&chunk, &seen(&[(0, 2, PRESENT)]), again);

@@ -200,7 +200,7 @@ impl Lab {
             line,
         });
         let peer = self.world(|world| world.processes[process].peer(process));
-        self.core.admit(peer, domain, memory, link, line);
+        self.core.admit(peer, peer.uid, domain, memory, link, line);
     }
 
     /// Does something to the world.
@@ -217,6 +217,14 @@ impl Lab {
     pub(crate) fn round_by(&self, crew: &dyn Crew) {
         self.core.round(crew, true);
         self.check();
+    }
+
+    /// So many early looks at all that have just come, each followed by all assertions.
+    pub(crate) fn early(&self, count: usize) {
+        for _ in 0..count {
+            self.core.look_early(&self.alone);
+            self.check();
+        }
     }
 
     /// Has these guests merged now, as far as they lie between these pages; gives what came of it.
