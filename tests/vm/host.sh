@@ -44,7 +44,7 @@ start_daemon() {
   # A session of its own: the engine's threads are of idle priority and the guests never idle, so inside one
   # scheduling group with them it would starve.
   setsid setpriv --pdeathsig TERM \
-    "$bin/pageone" daemon --socket "$socket" --merge-period 1s >>"$dir/daemon.log" 2>&1 &
+    "$bin/pageone" daemon --no-keep --socket "$socket" --merge-period 1s >>"$dir/daemon.log" 2>&1 &
   daemon=$!
 }
 

@@ -9,12 +9,13 @@
 //!    │
 //! sums      copies of each content: in a process, between processes, in a domain, on a node
 //!    │
-//! show      tables for people, JSON for programs; draw: bars
+//! show      tables for people, JSON for programs; draw: bars; advice: the commands that get it
 //! ```
 //!
 //! Nothing of a process is changed: its page map is read without arming anything, and its memory by
 //! process_vm_readv(2), which brings in no page that is not there. Pages in swap stay there.
 
+mod advice;
 mod draw;
 mod dump;
 mod look;
@@ -102,7 +103,9 @@ pub(crate) fn main(args: &Args) -> Result<()> {
         let svg = draw::svg(&report)?;
         std::fs::write(file, svg).with_context(|| format!("cannot write {}", file.display()))?;
     }
-    show::print(&report, args.json)
+    show::print(&report, args.json, || {
+        advice::Here::look(args.targets.words())
+    })
 }
 
 /// The time between the looks.

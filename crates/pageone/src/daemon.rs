@@ -1,4 +1,4 @@
-//! `pageone daemon`: the engine of the machine, until SIGTERM, or for good with [`keep`].
+//! `pageone daemon`: the engine of the machine, until SIGTERM; started again by [`keep`] when it ends otherwise.
 
 mod attacher;
 mod check;
@@ -48,9 +48,12 @@ pub(crate) struct Args {
     /// The least time in which written pages grow older, for tests that write without pause
     #[arg(long, hide = true, value_name = "TIME", value_parser = humantime::parse_duration)]
     broken_rest: Option<Duration>,
-    /// Keep the daemon: start it again when it ends, with the stores of the one before
-    #[arg(long)]
+    /// Keep the daemon: start it again when it ends, with the stores of the one before [default: unless systemd does]
+    #[arg(long, overrides_with = "no_keep")]
     keep: bool,
+    /// Do not keep the daemon: what it merged stays merged when it ends, and the next one starts afresh
+    #[arg(long, overrides_with = "keep")]
+    no_keep: bool,
     /// Treat parts of memory as NUMA nodes: fake=4, fake=2U, fake=512M
     #[arg(long, value_name = "SPEC")]
     numa: Option<FakeSpec>,
@@ -61,6 +64,14 @@ pub(crate) struct Args {
     files: check::Files,
     #[command(flatten)]
     knobs: KnobFlags,
+}
+
+impl Args {
+    /// Whether this process is to be the daemon's keeper: where no other one waits for its notes, or by its word.
+    fn is_kept_here(&self) -> bool {
+        let has_keeper = std::env::var_os("NOTIFY_SOCKET").is_some_and(|name| !name.is_empty());
+        self.keep || !self.no_keep && !has_keeper
+    }
 }
 
 /// Makes system calls of this process fail as `PAGEONE_FAULT` says, in builds with debug assertions.
@@ -78,8 +89,12 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     let inherited = sys::keeper::inherited();
     let (config, named) = args.files.config()?;
     start_log(config.log.as_deref())?;
-    if args.keep {
-        return keep::main();
+    if args.is_kept_here() {
+        match keep::Keeper::new() {
+            Ok(keeper) => return keeper.main(&|| args.files.check().map(drop)),
+            Err(error) if args.keep => return Err(error),
+            Err(error) => tracing::warn!("nothing is kept for the next daemon: {error:#}"),
+        }
     }
     arm_faults()?;
     // Before the first thread: each inherits the CPUs, the memory's policy and the mask.
@@ -220,11 +235,16 @@ fn start_log(filter: Option<&str>) -> Result<()> {
             Err(_) => EnvFilter::try_new("info")?,
         },
     };
-    tracing_subscriber::fmt()
+    let to = log::Log::here();
+    let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(|| log::Line)
-        .with_ansi(false)
-        .init();
+        .with_writer(to)
+        .with_ansi(false);
+    match to.is_journal() {
+        // It notes the time itself.
+        true => log.without_time().init(),
+        false => log.init(),
+    }
     Ok(())
 }
 

@@ -24,6 +24,8 @@ const RESERVE: u64 = 1024 * MIB;
 const USUAL_MIB: u64 = 256;
 /// The smallest guest that shows anything.
 const LEAST_MIB: u64 = 16;
+/// And the greatest.
+const MOST_MIB: u64 = 1 << 20;
 /// The longest time for merging.
 const LIMIT: Duration = Duration::from_secs(40);
 /// Time for a guest to fill its memory, or to verify all of it.
@@ -34,11 +36,23 @@ pub(crate) struct Args {
     /// Number of guests
     #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u64).range(2..=1000))]
     guests: u64,
-    /// Memory of each guest, in MiB [default: 256, or what fits]
-    #[arg(long, value_parser = clap::value_parser!(u64).range(16..=1 << 20))]
+    /// Memory of each guest: MiB, or with a unit, as 2G [default: 256, or what fits]
+    #[arg(long, value_name = "SIZE", value_parser = mib)]
     mib: Option<u64>,
     #[command(flatten)]
     knobs: KnobFlags,
+}
+
+/// Whole MiB from a person, of 16 MiB to 1 TiB.
+fn mib(text: &str) -> Result<u64, String> {
+    let mib = match text.parse() {
+        Ok(mib) => mib,
+        Err(_) => human::size_of(text)? / MIB,
+    };
+    match (LEAST_MIB..=MOST_MIB).contains(&mib) {
+        true => Ok(mib),
+        false => Err(format!("`{text}` is outside 16 MiB to 1 TiB")),
+    }
 }
 
 /// What the demo found.

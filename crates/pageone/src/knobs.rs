@@ -63,8 +63,8 @@ pub(crate) fn pair(text: &str) -> Result<Setting, String> {
     let Some((key, value)) = text.split_once('=') else {
         return Err(format!("write KEY=VALUE; the keys are {}", keys()));
     };
-    match Knob::named(key) {
-        Some(knob) => knob.parse(value).map_err(|why| format!("{key}: {why}")),
+    match Knob::setting(key, value) {
+        Some(setting) => setting.map_err(|why| format!("{key}: {why}")),
         None => Err(format!(
             "there is no key `{key}`{}; the keys are {}",
             did_you_mean(key),
@@ -113,6 +113,33 @@ mod tests {
             }
             for spelled in [knob.key, flag.trim_start_matches('-')] {
                 assert_eq!(pair(&format!("{spelled}={value}")), Ok(setting));
+            }
+        }
+    }
+
+    #[test]
+    fn what_the_status_prints_can_be_set() {
+        let mut other = KnobValues::default();
+        for text in [
+            "run=2",
+            "merge_period=1s",
+            "cpu_limit=7",
+            "pace=auto",
+            "store_limit=3M",
+        ] {
+            other.turn(pair(text).unwrap());
+        }
+        for knobs in [KnobValues::default(), other] {
+            let status = wire::Status {
+                knobs,
+                ..wire::Status::default()
+            };
+            let status = serde_json::to_value(status).unwrap();
+            for (knob, setting) in KNOBS.iter().zip(knobs.settings()) {
+                let value = &status[knob.field];
+                let value = value.as_str().map_or(value.to_string(), str::to_owned);
+                let text = format!("{}={value}", knob.field);
+                assert_eq!(pair(&text), Ok(setting), "{text}");
             }
         }
     }

@@ -36,6 +36,7 @@ mod dist;
 mod doctor;
 mod guest;
 mod human;
+mod journal;
 mod knobs;
 mod ksm;
 mod merge;
@@ -181,7 +182,7 @@ pub fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("pageone: {error:#}");
+            eprintln!("{}pageone: {error:#}", journal::error());
             ExitCode::FAILURE
         }
     }

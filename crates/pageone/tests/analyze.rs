@@ -8,8 +8,8 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
 use common::{
-    Place, alone, bench_guest, bench_process, count, daemon, json, need_agent, output, pageone,
-    text, wait_for,
+    Place, alone, bench_guest, bench_process, count, daemon, install, json, need_agent, output,
+    pageone, text, wait_for,
 };
 use pageone::bench::{Content, Guest};
 use serde_json::Value;
@@ -312,9 +312,14 @@ fn processes_are_found_by_name_and_condition() {
     let folder = tempfile::tempdir().unwrap();
     let name = format!("an-{}", std::process::id());
     let program = folder.path().join(&name);
-    std::fs::copy("/bin/sleep", &program).unwrap();
+    install("/bin/sleep", &program);
     let mut child = Command::new(&program).arg("60").spawn().unwrap();
     let condition = format!("command={name},executable={}", program.display());
+    // The kernel lets the parent go on before the process has its new name.
+    let comm = format!("/proc/{}/comm", child.id());
+    wait_for("the process to have its name", || {
+        (std::fs::read_to_string(&comm).unwrap().trim() == name).then_some(())
+    });
     let found = |flags: [&str; 2]| {
         let report = analyze(&flags, &[]);
         let rows = report["processes"].as_array().unwrap();

@@ -29,7 +29,10 @@ fn an_occupied_socket_is_refused_and_a_stale_one_replaced() {
     let place = Place::new();
     let mut first = daemon(&place, &[]);
     let mut command = pageone();
-    command.arg("daemon").arg("--socket").arg(place.socket());
+    command
+        .args(["daemon", "--no-keep"])
+        .arg("--socket")
+        .arg(place.socket());
     let second = output(&mut command);
     assert_eq!(second.status.code(), Some(1));
     let said = text(&second.stderr);
@@ -85,7 +88,10 @@ fn a_configuration_with_a_mistake_is_refused_with_key_and_line() {
     ] {
         let file = place.file("pageone.toml", config);
         let mut command = pageone();
-        command.arg("daemon").arg("--socket").arg(place.socket());
+        command
+            .args(["daemon", "--no-keep"])
+            .arg("--socket")
+            .arg(place.socket());
         let output = output(command.arg("--config").arg(&file));
         let said = text(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{said}");

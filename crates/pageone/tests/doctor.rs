@@ -12,7 +12,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 
-use common::{Knob, Place, Running, daemon, json, need_agent, output, pageone, text, wait_for};
+use common::{
+    Knob, Place, Running, daemon, install, json, need_agent, output, pageone, text, wait_for,
+};
 use serde_json::Value;
 use wire::{
     GuestStatus, KnobValues, MAX_MESSAGE, Reply, Request, RunMode, Status, WhyNot, WhyNotCode,
@@ -214,9 +216,8 @@ fn a_user_without_rights_is_told_of_them() {
         |path: &Path| fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("a mode");
     open(place.path());
     let program = place.path().join("pageone");
-    fs::copy(env!("CARGO_BIN_EXE_pageone"), &program).expect("a copy");
-    fs::copy(support::agent(), place.path().join("libpageone_agent.so")).expect("a copy");
-    open(&program);
+    install(env!("CARGO_BIN_EXE_pageone"), &program);
+    install(support::agent(), place.path().join("libpageone_agent.so"));
     let stranger = || {
         let mut command = Command::new(&program);
         command.uid(STRANGER).gid(STRANGER).current_dir("/");
@@ -367,7 +368,7 @@ fn programs_that_do_not_load_the_agent_are_named() {
         _ => eprintln!("skipped: process 2 is no thread of the kernel here"),
     }
     let secure = place.path().join("secure");
-    fs::copy(subject(), &secure).expect("a copy");
+    install(subject(), &secure);
     std::os::unix::fs::chown(&secure, Some(STRANGER), None).expect("its owner");
     fs::set_permissions(&secure, fs::Permissions::from_mode(0o4755)).expect("a mode");
     command(&secure).has("program", "fail", "setuid");

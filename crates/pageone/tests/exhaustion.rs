@@ -37,7 +37,7 @@ fn daemon_after(setup: &str, place: &Place) -> Running {
     let mut command = Command::new("sh");
     command.args(["-c", &format!("{setup}; exec \"$@\""), "sh"]);
     command.arg(pageone().get_program());
-    command.args(["daemon", "--merge-period", "50ms", "--socket"]);
+    command.args(["daemon", "--no-keep", "--merge-period", "50ms", "--socket"]);
     let command = command.arg(place.socket()).env("PAGEONE_LOG", "error");
     let running = Running::start(command.stdin(Stdio::null()));
     wait_for("the daemon", || {

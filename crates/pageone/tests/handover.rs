@@ -249,6 +249,28 @@ fn writers_lose_nothing_while_daemons_die() {
     end(kept);
 }
 
+/// Nothing else holds what is merged here, so the daemon is kept by its parent, if it is not told otherwise.
+#[test]
+fn a_daemon_is_kept_where_nothing_else_does() {
+    let _alone = alone();
+    let place = Place::new();
+    let mut command = pageone();
+    command.args(["daemon", "--merge-period", "100ms", "--socket"]);
+    let keeper = Running::start(command.arg(place.socket()).env_remove("NOTIFY_SOCKET"));
+    let kept = Kept { place, keeper };
+    kept.when("the daemon", |_| true);
+    let mut guests = [guest(&kept), guest(&kept)];
+    kept.when("two equal guests to be merged", shared_by(2));
+    kept.kill_child(SIGKILL);
+    kept.when("the saving to come back", shared_by(2));
+    guests.iter_mut().for_each(|guest| drop(guest.run("check")));
+    drop(guests);
+    end(kept);
+    let place = Place::new();
+    let alone = daemon(&place, &[]);
+    assert_eq!(child(alone.0.id()), None);
+}
+
 #[test]
 fn a_killed_keeper_takes_the_daemon_along_and_no_byte() {
     let _alone = alone();
@@ -366,6 +388,26 @@ fn a_new_configuration_wins_over_what_was_turned_by_hand() {
     end(kept);
 }
 
+/// A daemon that cannot start would lose what is kept.
+#[test]
+fn a_mistake_in_a_file_leaves_the_daemon_as_it_is() {
+    let _alone = alone();
+    let place = Place::new();
+    let config = place.file("config.toml", "threads = 2\n");
+    let config = config.to_str().unwrap().to_owned();
+    let kept = Kept::start_with(place, &["--config", &config]);
+    let child = kept.child();
+    assert!(child.is_some());
+    kept.place.file("config.toml", "threads = -1\n");
+    kept.keeper.signal(SIGHUP);
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(kept.child(), child);
+    kept.place.file("config.toml", "threads = 1\n");
+    kept.keeper.signal(SIGHUP);
+    kept.when("the next daemon", |status| count(status, "threads") == 1);
+    end(kept);
+}
+
 /// A keeper played by hand: takes notes until one fits.
 fn note(inbox: &Inbox, what: &str, wanted: impl Fn(&Note) -> bool) {
     wait_for(what, || {
@@ -390,7 +432,7 @@ fn a_keeper_is_told_what_to_keep_and_what_no_longer() {
     let address = place.path().join("notify");
     let inbox = Inbox::bind(&address).unwrap();
     let mut command = pageone();
-    command.args(["daemon", "--merge-period", "100ms", "--socket"]);
+    command.args(["daemon", "--no-keep", "--merge-period", "100ms", "--socket"]);
     command.arg(place.socket()).stderr(Stdio::piped());
     let mut daemon = Running::start(command.env("NOTIFY_SOCKET", &address));
     note(&inbox, "the socket", keeps("listener"));

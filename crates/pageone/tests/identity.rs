@@ -17,7 +17,7 @@ use std::path::Path;
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Place, Running, alone, count, daemon, guests_of, json, pageone, wait_for};
+use common::{Place, Running, alone, count, daemon, guests_of, install, json, pageone, wait_for};
 use sys::socket;
 use wire::{Answer, Changes, Hello, MAX_MESSAGE, Name, Question, Ready, Reception, Role};
 
@@ -396,14 +396,13 @@ fn an_engine_without_root_asks_the_same() {
     std::fs::set_permissions(place.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
     let copy = |from: &Path, name: &str| {
         let to = place.path().join(name);
-        std::fs::copy(from, &to).unwrap();
-        std::fs::set_permissions(&to, std::fs::Permissions::from_mode(0o755)).unwrap();
+        install(from, &to);
         to
     };
     let program = copy(Path::new(pageone().get_program()), "pageone");
     let itself = copy(&std::env::current_exe().unwrap(), "identity");
     let mut command = Command::new(&program);
-    command.args(["daemon", "--merge-period", "100ms", "--socket"]);
+    command.args(["daemon", "--no-keep", "--merge-period", "100ms", "--socket"]);
     command
         .arg(place.socket())
         .uid(USER)

@@ -229,7 +229,7 @@ fn the_daemon_reads_its_files_by_default() {
     place.file("pageone.toml", "threads = 3\nmerge_period = '7s'\n");
     place.file("policy.toml", "default = 'refuse'\n");
     let mut command = pageone();
-    command.args(["daemon", "--threads", "2", "--socket"]);
+    command.args(["daemon", "--no-keep", "--threads", "2", "--socket"]);
     command
         .arg(place.socket())
         .env("CONFIGURATION_DIRECTORY", folder);

@@ -17,7 +17,9 @@ use support::{Guest, agent, root};
 /// out by sessions.
 fn daemon(place: &Place) -> Running {
     let mut command = Command::new("setsid");
-    command.arg(pageone().get_program()).arg("daemon");
+    command
+        .arg(pageone().get_program())
+        .args(["daemon", "--no-keep"]);
     command.args(["--merge-period", "30ms", "--broken-rest", "30ms"]);
     command.arg("--socket").arg(place.socket());
     let running = Running::start(

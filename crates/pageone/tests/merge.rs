@@ -131,6 +131,23 @@ fn slots(view: &HeapView) -> (u64, u64) {
     (allocated, retired)
 }
 
+/// The round that would merge them comes after 64 s.
+#[test]
+fn guests_that_have_just_come_are_merged_long_before_their_second_period() {
+    need_agent();
+    let place = Place::new();
+    let daemon = daemon(&place, &["--merge-period", "32s"]);
+    let mut guests: Vec<_> = (0..2).map(|number| guest(&place, number)).collect();
+    let ideal = content().ideal_saved_bytes(2);
+    wait_for("the ideal saving", || {
+        (counter(&place, "saved_bytes") == ideal).then_some(())
+    });
+    assert_eq!(count(&json(&place), "full_scans"), 1);
+    verify(&mut guests);
+    drop(daemon);
+    verify(&mut guests);
+}
+
 #[test]
 fn the_heap_of_a_running_daemon_fits_its_status() {
     need_agent();

@@ -11,7 +11,8 @@ use std::process::{Command, Output};
 use std::time::Duration;
 
 use common::{
-    Place, alone, bench_guest, count, daemon, json, need_agent, output, pageone, text, wait_for,
+    Place, alone, bench_guest, count, daemon, install, json, need_agent, output, pageone, text,
+    wait_for,
 };
 use pageone::bench::{Content, Guest};
 
@@ -135,7 +136,7 @@ fn a_user_asks_for_guests_of_his_own_only() {
     let guest = guest(&place, 0);
     // Where the command was built others may not look.
     let copy = place.path().join("pageone");
-    fs::copy(env!("CARGO_BIN_EXE_pageone"), &copy).unwrap();
+    install(env!("CARGO_BIN_EXE_pageone"), &copy);
     fs::set_permissions(place.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let mut command = Command::new(copy);
     command.uid(61_017).gid(61_017).current_dir("/");

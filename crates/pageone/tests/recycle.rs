@@ -101,11 +101,12 @@ fn frames_of_discarded_pages_come_back_within_a_second_whatever_the_period() {
         let mut command = common::pageone();
         command.arg("merge").arg("--socket").arg(place.socket());
         command.args(guests.each_ref().map(|guest| guest.pid.to_string()));
-        assert!(common::output(&mut command).status.success());
+        // It may not be served yet.
+        common::output(&mut command).status.success()
     };
     wait_for("all to be merged", || {
-        merge();
-        (count(&json(&place), "pages_sharing") == PAGES as u64).then_some(())
+        let merged = merge();
+        (merged && count(&json(&place), "pages_sharing") == PAGES as u64).then_some(())
     });
     let scans = count(&json(&place), "full_scans");
     assert_eq!(store_frames(&daemon), PAGES as u64);

@@ -3,10 +3,9 @@
 mod common;
 
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output, Stdio};
 
-use common::{Place, Running, daemon, need_agent, output, pageone, text};
+use common::{Place, Running, daemon, install, need_agent, output, pageone, text};
 use sys::signals::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 
 fn run(place: &Place, command: &[&str]) -> Output {
@@ -114,8 +113,8 @@ fn commands_that_cannot_run_have_the_codes_of_a_shell() {
 #[test]
 fn scripts_are_fine_and_static_commands_are_told() {
     let place = Place::new();
-    let script = place.file("script", "#!/bin/sh\nexit 5\n");
-    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).expect("mode");
+    let script = place.path().join("script");
+    install(place.file("text", "#!/bin/sh\nexit 5\n"), &script);
     let script = run(&place, &[script.to_str().expect("text")]);
     assert_eq!(script.status.code(), Some(5));
     assert!(

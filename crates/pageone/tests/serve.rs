@@ -5,7 +5,7 @@ mod common;
 use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
@@ -128,7 +128,22 @@ fn promtool(metrics: &str) {
     let mut input = tool.stdin.take().expect("stdin");
     input.write_all(metrics.as_bytes()).expect("written");
     drop(input);
-    let said = tool.wait_with_output().expect("ended");
+    must_agree(&tool.wait_with_output().expect("ended"));
+}
+
+/// And what it says of the alerts that are packaged.
+#[test]
+fn the_alerts_are_rules() {
+    let rules = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/alerts.yml");
+    let mut command = Command::new("promtool");
+    command.args(["check", "rules"]).arg(rules);
+    match command.stdin(Stdio::null()).output() {
+        Ok(said) => must_agree(&said),
+        Err(_) => eprintln!("skipped: there is no promtool"),
+    }
+}
+
+fn must_agree(said: &Output) {
     assert!(
         said.status.success(),
         "{}{}",
@@ -176,6 +191,20 @@ fn strangers_get_an_answer_or_none_and_stop_nobody() {
         said.starts_with("HTTP/1.1 200 ").then_some(())
     });
     drop(silent);
+    // The same by those who ask and stop, before they have taken anything.
+    let asks = format!("GET /page.js HTTP/1.1\r\nHost: {address}\r\n\r\n");
+    let stopped: Vec<_> = (0..64)
+        .map(|_| {
+            let mut stream = TcpStream::connect(&address).expect("connected");
+            let _ = stream.write_all(asks.as_bytes());
+            stream
+        })
+        .collect();
+    wait_for("an answer beside stopped callers", || {
+        let said = get(&address, "/page.css");
+        said.starts_with("HTTP/1.1 200 ").then_some(())
+    });
+    drop(stopped);
     // The same by one who takes each place again as soon as he has lost it.
     let end = Arc::new(AtomicBool::new(false));
     let flood = std::thread::spawn({

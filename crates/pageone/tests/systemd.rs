@@ -36,6 +36,7 @@ const LIFETIME: &str = "100";
 const UNIT: &str = "pageone.service";
 const SOCKET: &str = "pageone-attach.socket";
 const ATTACH: &str = "pageone-attach@.service";
+const SERVE: &str = "pageone-serve.service";
 /// Memory files kept for two guests of one user, on a machine with one node: a store, a tie, and a note each on
 /// the domain and on the knobs, and the history.
 const KEPT: usize = 5;
@@ -64,7 +65,7 @@ fn program(name: &str) -> Option<PathBuf> {
 /// targets that every service needs.
 fn units(place: &Place) -> PathBuf {
     let folder = place.path().join("units");
-    for unit in [UNIT, SOCKET, ATTACH] {
+    for unit in [UNIT, SOCKET, ATTACH, SERVE] {
         fs::create_dir_all(folder.join(format!("{unit}.d"))).unwrap();
         let packaged = support::root().join("packaging").join(unit);
         fs::copy(packaged, folder.join(unit)).unwrap();
@@ -87,6 +88,11 @@ fn units(place: &Place) -> PathBuf {
         Path::new(&daemon).display(),
     );
     fs::write(folder.join(format!("{ATTACH}.d/test.conf")), drop_in).unwrap();
+    let drop_in = format!(
+        "[Service]\nExecStart=\nExecStart={} serve --socket /run/pageone.sock\n",
+        Path::new(&daemon).display(),
+    );
+    fs::write(folder.join(format!("{SERVE}.d/test.conf")), drop_in).unwrap();
     folder
 }
 
@@ -387,26 +393,59 @@ fn frames(guests: &mut [Guest; 2]) -> [[Option<u64>; 4]; 2] {
 }
 
 #[test]
-fn systemd_understands_the_unit() {
+fn systemd_understands_the_units() {
     let Some(analyze) = program("systemd-analyze") else {
         return eprintln!("skipped: no systemd is installed");
     };
     let place = Place::new();
     let folder = units(&place);
-    let verify = || {
+    let verify = |unit| {
         let mut command = Command::new("timeout");
         command.arg("60").arg(&analyze).args(["--man=no", "verify"]);
         command.env("SYSTEMD_UNIT_PATH", &folder);
-        output(command.arg(folder.join(UNIT)))
+        output(command.arg(folder.join(unit)))
     };
-    let said = verify();
-    assert!(said.status.success(), "{}", text(&said.stderr));
-    assert_eq!(text(&said.stderr), "");
+    for unit in [UNIT, SERVE] {
+        let said = verify(unit);
+        assert!(said.status.success(), "{unit}: {}", text(&said.stderr));
+        assert_eq!(text(&said.stderr), "", "{unit}");
+    }
     // It would have said so.
     let more = "[Service]\nFileDescriptorStoreMost=1\n";
     fs::write(folder.join(format!("{UNIT}.d/more.conf")), more).unwrap();
-    let said = text(&verify().stderr);
+    let said = text(&verify(UNIT).stderr);
     assert!(said.contains("FileDescriptorStoreMost"), "{said}");
+}
+
+/// As systemd names the journal to a service, for a file in its place.
+#[test]
+fn lines_for_the_journal_have_priorities() {
+    let _alone = alone();
+    let place = Place::new();
+    let daemon = pageone().get_program().to_owned();
+    let start = |words: &[&str], log: &Path| {
+        let mut command = Command::new("sh");
+        let named = r#"JOURNAL_STREAM=$(stat -L -c %d:%i /dev/fd/2) exec "$0" "$@""#;
+        command.args(["-c", named]).arg(&daemon).args(words);
+        command.stderr(fs::File::create(log).unwrap());
+        Running::start(command.stdin(Stdio::null()))
+    };
+    let log = place.file("log", "");
+    let socket = place.socket();
+    let running = start(&["daemon", "--socket", socket.to_str().unwrap()], &log);
+    let said = wait_for("the daemon", || {
+        let said = fs::read_to_string(&log).unwrap();
+        said.contains("serving at").then_some(said)
+    });
+    let serving = said.lines().find(|line| line.contains("serving at"));
+    assert!(serving.unwrap().starts_with("<6> INFO "), "{said}");
+    let mut heads = said.lines().map(|line| line.get(..3));
+    assert!(heads.all(|head| matches!(head, Some("<3>" | "<4>" | "<6>"))));
+    drop(running);
+    let mut running = start(&["daemon", "--config", "/nowhere"], &log);
+    assert!(!running.0.wait().unwrap().success());
+    let said = fs::read_to_string(&log).unwrap();
+    assert!(said.starts_with("<3>pageone: "), "{said}");
 }
 
 #[test]

@@ -84,6 +84,8 @@ pub enum Thp {
 pub struct Knob {
     /// Its name.
     pub key: &'static str,
+    /// Its name in JSON, with the unit of its numbers.
+    pub field: &'static str,
     /// How its value is written, for a help text.
     pub form: &'static str,
     /// Its default, as it would be written.
@@ -91,6 +93,7 @@ pub struct Knob {
     /// One sentence on its meaning, without a full stop.
     pub about: &'static str,
     parse: fn(&str) -> Result<Setting, String>,
+    parse_json: fn(&str) -> Option<Setting>,
 }
 
 /// How alike two names have to be for one to be meant by the other.
@@ -102,6 +105,25 @@ impl Knob {
     pub fn named(key: &str) -> Option<&'static Self> {
         let key = key.replace('-', "_");
         KNOBS.iter().find(|knob| knob.key == key)
+    }
+
+    /// The setting that a name and a value mean: as people write them, or as the status has them in JSON (`merge_period_ms` and
+    /// `5000`). None where there is no such knob.
+    ///
+    /// # Errors
+    /// As [`Self::parse`].
+    #[must_use]
+    pub fn setting(name: &str, text: &str) -> Option<Result<Setting, String>> {
+        if let Some(knob) = Self::named(name) {
+            return Some(knob.parse(text));
+        }
+        let field = name.replace('-', "_");
+        let knob = KNOBS.iter().find(|knob| knob.field == field)?;
+        let setting = (knob.parse_json)(text);
+        let setting = setting
+            .ok_or_else(|| format!("`{text}` is no number; with a unit it is {}", knob.key))
+            .and_then(Setting::checked);
+        Some(setting)
     }
 
     /// The knob whose key is most like this name, if any is.
@@ -121,9 +143,15 @@ impl Knob {
     /// # Errors
     /// It names none, or one that the knob does not take.
     pub fn parse(&self, text: &str) -> Result<Setting, String> {
-        let setting = (self.parse)(text)?;
-        setting.check().map_err(|error| error.to_string())?;
-        Ok(setting)
+        (self.parse)(text).and_then(Setting::checked)
+    }
+}
+
+impl Setting {
+    /// It, if its knob takes the value.
+    fn checked(self) -> Result<Self, String> {
+        self.check().map_err(|error| error.to_string())?;
+        Ok(self)
     }
 }
 
@@ -211,10 +239,12 @@ macro_rules! knobs {
         /// All knobs.
         pub static KNOBS: &[Knob] = &[$(Knob {
             key: $key,
+            field: stringify!($field),
             form: $form,
             default: $text,
             about: concat!($($about),+),
             parse: |text| $parse(text).map(Setting::$message).map_err(|error| with_range::<$type>(error, $takes)),
+            parse_json: |text| serde_json::from_str(text).map(Setting::$message).ok(),
         }),+];
     };
 }
@@ -371,10 +401,12 @@ mod tests {
             ("hashdist=off", Setting::Hashdist(false)),
             ("hashdist=1", Setting::Hashdist(true)),
             ("merge_again=true", Setting::MergeAgain(true)),
+            ("cpu_limit=0", Setting::CpuLimit(0)),
             ("cpu_limit=30", Setting::CpuLimit(30)),
             ("cpu_limit=30%", Setting::CpuLimit(30)),
             ("pace=auto", Setting::Pace(Pace::Auto)),
             ("thp=keep", Setting::Thp(Thp::Keep)),
+            ("store_limit=0", Setting::StoreLimitMib(0)),
             ("store_limit=512", Setting::StoreLimitMib(512)),
             ("store_limit=3MiB", Setting::StoreLimitMib(3)),
             ("store_limit=2GiB", Setting::StoreLimitMib(2048)),
@@ -391,6 +423,29 @@ mod tests {
     }
 
     #[test]
+    fn fields_of_the_status_are_read_with_bare_numbers() {
+        let read = |name, text| Knob::setting(name, text).unwrap();
+        for (name, text, setting) in [
+            ("merge_period_ms", "5000", Setting::MergePeriodMs(5000)),
+            ("merge-period-ms", "5000", Setting::MergePeriodMs(5000)),
+            ("merge_period", "5s", Setting::MergePeriodMs(5000)),
+            ("store_limit_mib", "0", Setting::StoreLimitMib(0)),
+            ("store_limit_mib", "64", Setting::StoreLimitMib(64)),
+        ] {
+            assert_eq!(read(name, text), Ok(setting), "{name}={text}");
+        }
+        for (name, text, said) in [
+            ("merge_period_ms", "5s", "with a unit it is merge_period"),
+            ("merge_period_ms", "1", "10 milliseconds"),
+            ("store_limit_mib", "none", "with a unit it is store_limit"),
+        ] {
+            let error = read(name, text).unwrap_err();
+            assert!(error.contains(said), "{name}={text}: {error}");
+        }
+        assert!(Knob::setting("merge_period_s", "5").is_none());
+    }
+
+    #[test]
     fn what_is_wrong_with_a_value_is_said() {
         for (bad, said) in [
             ("run=3", "run is 0"),
@@ -401,14 +456,14 @@ mod tests {
             ("threads=0", "1 to 1024"),
             ("threads=1025", "1 to 1024"),
             ("threads=70000", "it takes 1 to 1024"),
-            ("cpu_limit=0", "none"),
             ("cpu_limit=-1", "none"),
             ("cpu_limit=%", "none"),
             ("cpu_limit=4000000000", "1 to 100 for each CPU, or none"),
             ("pace=slow", "`fixed` or `auto`"),
-            ("store_limit=0", "no limit"),
+            ("store_limit=0%", "no limit"),
             ("store_limit=101%", "no limit"),
-            ("store_limit=1kb", "no limit"),
+            ("store_limit=1kb", "less than 1 MiB is not possible"),
+            ("store_limit=0.9M", "less than 1 MiB is not possible"),
             ("store_limit=1XB", "16G"),
             ("thp=maybe", "`keep`, `split`, `auto`"),
             ("use_zero_pages=maybe", "maybe"),

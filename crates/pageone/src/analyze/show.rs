@@ -6,6 +6,7 @@ use std::io::Write as _;
 use anyhow::Result;
 use sys::foreign::plain_json;
 
+use super::advice::{self, Here};
 use super::parts::PAGE;
 use super::sums::{Report, Row, Savable};
 use super::targets::Source;
@@ -14,20 +15,20 @@ use crate::human::size;
 /// Rows of processes that are shown.
 const ROWS: usize = 20;
 
-/// Prints the answer.
+/// Prints the answer; `here` is asked for the commands.
 ///
 /// # Errors
 /// Standard output fails.
-pub(crate) fn print(report: &Report, json: bool) -> Result<()> {
+pub(crate) fn print(report: &Report, json: bool, here: impl FnOnce() -> Here) -> Result<()> {
     let text = match json {
         true => plain_json(&serde_json::to_string(report)?) + "\n",
-        false => table(report)?,
+        false => table(report, here)?,
     };
     let mut out = std::io::stdout().lock();
     Ok(out.write_all(text.as_bytes()).and_then(|()| out.flush())?)
 }
 
-fn table(report: &Report) -> Result<String, std::fmt::Error> {
+fn table(report: &Report, here: impl FnOnce() -> Here) -> Result<String, std::fmt::Error> {
     let mut text = String::new();
     let savable = &report.savable;
     writeln!(
@@ -70,7 +71,7 @@ fn table(report: &Report) -> Result<String, std::fmt::Error> {
     }
     processes(report, &mut text)?;
     in_common(report, &mut text)?;
-    advice(report, &mut text)?;
+    commands(report, here, &mut text)?;
     Ok(text)
 }
 
@@ -210,7 +211,7 @@ fn in_common(report: &Report, text: &mut String) -> std::fmt::Result {
     Ok(())
 }
 
-fn advice(report: &Report, text: &mut String) -> std::fmt::Result {
+fn commands(report: &Report, here: impl FnOnce() -> Here, text: &mut String) -> std::fmt::Result {
     if report
         .processes
         .iter()
@@ -222,10 +223,8 @@ fn advice(report: &Report, text: &mut String) -> std::fmt::Result {
     if report.savable.bytes <= one {
         return writeln!(text, "\nless than 1 % would come back: it does not pay");
     }
-    writeln!(
-        text,
-        "\nto get it: start `pageone daemon`, and each program by\n           `pageone run --any -- COMMAND`"
-    )
+    let lines = advice::lines(&report.processes, &here());
+    writeln!(text, "\n{}", lines.join("\n"))
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a percentage")]

@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::num::NonZero;
+use std::time::SystemTime;
 
 use serde::Serialize;
 use sys::foreign::ForeignName;
@@ -74,6 +75,10 @@ pub(crate) struct Row {
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     pub(crate) schema: u32,
+    /// The machine.
+    pub(crate) host: ForeignName,
+    /// When it was made, in seconds since 1970.
+    pub(crate) time: u64,
     /// Bytes of present private anonymous pages.
     pub(crate) present: u64,
     /// Bytes of copies that changed between the looks.
@@ -153,8 +158,11 @@ impl Report {
             engines.insert(1, Engine { name, bytes });
         }
         let rows = rows(found, looked, parts, &domains, &sums.shared, scale);
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         Self {
             schema: 1,
+            host: sys::host::name(),
+            time: now.map_or(0, |now| now.as_secs()),
             present,
             changed,
             shared_already,

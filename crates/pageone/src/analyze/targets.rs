@@ -27,14 +27,19 @@ pub(crate) struct Args {
     #[arg(long, value_name = "GLOB", value_parser = Pattern::parse)]
     cgroup: Vec<Pattern>,
     /// All processes for which these conditions hold, as command=redis-server,user=alice; the keys are command, executable, user, uid, group, gid, cgroup, unit
-    #[arg(long = "match", value_name = "KEY=VALUE,...")]
-    selectors: Vec<Selector>,
+    #[arg(long = "match", value_name = "KEY=VALUE,...", value_parser = as_written)]
+    selectors: Vec<(String, Selector)>,
     /// All processes of this machine
     #[arg(long)]
     all: bool,
     /// Memory dumps instead of processes: ELF (QEMU, libvirt, gcore), LiME, or plain
     #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["pids", "comm", "cgroup", "selectors", "all"])]
     dump: Vec<PathBuf>,
+}
+
+/// A selector, and the words of the person.
+fn as_written(text: &str) -> Result<(String, Selector), String> {
+    Ok((text.to_owned(), text.parse()?))
 }
 
 /// Where memory is read.
@@ -96,6 +101,19 @@ impl Args {
         Ok(Found { targets })
     }
 
+    /// The words by which `attach` means the same processes; none where it has no such words.
+    pub(crate) fn words(&self) -> Option<String> {
+        let others = self.pids.len() + self.comm.len() + self.cgroup.len();
+        if self.all || others > 0 || self.selectors.is_empty() {
+            return None;
+        }
+        let words = self.selectors.iter().map(|(text, _)| {
+            let word = super::advice::word(text)?;
+            Some(format!("--match {word}"))
+        });
+        Some(words.collect::<Option<Vec<_>>>()?.join(" "))
+    }
+
     /// Whether dumps are meant: their memory does not change.
     pub(crate) fn are_dumps(&self) -> bool {
         !self.dump.is_empty()
@@ -106,7 +124,10 @@ impl Args {
         let group = || sys::process::cgroup(pid);
         self.all
             || self.comm.iter().any(|comm| comm == name.raw())
-            || self.selectors.iter().any(|selector| selector.fits(pid))
+            || self
+                .selectors
+                .iter()
+                .any(|(_, selector)| selector.fits(pid))
             || !self.cgroup.is_empty()
                 && group().is_ok_and(|group| {
                     let path = group.path.raw();

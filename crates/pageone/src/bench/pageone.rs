@@ -39,7 +39,7 @@ impl PageOne {
         let folder = tempfile::tempdir()?;
         let mut command = Command::new(exe);
         command
-            .args(["daemon", "--socket"])
+            .args(["daemon", "--no-keep", "--socket"])
             .arg(folder.path().join("socket"))
             .args(["--threads", &threads.to_string()])
             .args([

@@ -37,6 +37,19 @@ impl Files {
         Ok((config.unwrap_or_default(), file))
     }
 
+    /// Reads all files; gives the configuration's and the policy's.
+    ///
+    /// # Errors
+    /// There is a mistake in one.
+    pub(super) fn check(&self) -> Result<(Option<PathBuf>, Option<PathBuf>)> {
+        let (config, file) = self.config()?;
+        let policy = self.policy(&config);
+        if let Some(path) = &policy {
+            Policy::read(path)?;
+        }
+        Ok((file, policy))
+    }
+
     /// The file of the policy: a flag, else the configuration, else the default one.
     pub(super) fn policy(&self, config: &Config) -> Option<PathBuf> {
         let named = self.policy.clone().or_else(|| config.policy.clone());
@@ -71,13 +84,13 @@ pub(crate) enum ConfigCommand {
 impl ConfigCommand {
     pub(crate) fn run(self) -> Result<()> {
         let Self::Check(files) = self;
-        let (config, file) = files.config()?;
+        let (config, policy) = files.check()?;
         let mut out = std::io::stdout().lock();
-        says(&mut out, file.as_deref(), "the configuration: the defaults")?;
-        let policy = files.policy(&config);
-        if let Some(path) = &policy {
-            Policy::read(path)?;
-        }
+        says(
+            &mut out,
+            config.as_deref(),
+            "the configuration: the defaults",
+        )?;
         says(
             &mut out,
             policy.as_deref(),

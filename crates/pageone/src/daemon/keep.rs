@@ -1,4 +1,4 @@
-//! `pageone daemon --keep`: a parent that keeps the daemon's descriptors and starts it again.
+//! The keeper: a parent that keeps the daemon's descriptors and starts it again, where systemd does not.
 //!
 //! ```text
 //!            ┌─ notes: FDSTORE, FDSTOREREMOVE, READY ──┐
@@ -42,34 +42,6 @@ const MAX_FALSE_STARTS: u32 = 4;
 /// How long the daemon may take to end when it is told to.
 const FAREWELL: Duration = Duration::from_secs(20);
 
-/// Keeps the daemon of this command line until SIGTERM or SIGINT. SIGHUP restarts it.
-pub(crate) fn main() -> Result<()> {
-    let wanted = [SIGTERM, SIGINT, SIGHUP, SIGCHLD];
-    let signals = Signals::block(&wanted).context("cannot wait for signals")?;
-    if let Err(error) = process::raise_descriptor_limit() {
-        tracing::warn!("cannot raise the limit of descriptors: {error}");
-    }
-    let folder = tempfile::Builder::new().prefix("pageone-keep-").tempdir();
-    let folder = folder.context("cannot make a folder for the keeper's socket")?;
-    let address = folder.path().join("notify");
-    let inbox = Inbox::bind(&address);
-    let inbox = inbox.with_context(|| format!("cannot receive at {}", address.display()))?;
-    let mut keeper = Keeper {
-        // Its path, not the file: after an upgrade another one is there.
-        program: std::env::current_exe().context("cannot find this program's file")?,
-        address,
-        inbox,
-        signals,
-        kept: Vec::new(),
-        oom_score: spare_me(),
-        ready: false,
-    };
-    let result = keeper.run();
-    keeper.leave();
-    drop(folder);
-    result
-}
-
 /// Takes this process out of the kernel's choice when memory runs out, where it may; gives the
 /// score that the daemon is to have.
 fn spare_me() -> Option<i32> {
@@ -77,8 +49,11 @@ fn spare_me() -> Option<i32> {
     process::set_oom_score(-1000).ok().map(|()| before)
 }
 
-struct Keeper {
+/// Whoever has it keeps the daemon of this command line.
+pub(super) struct Keeper {
     program: PathBuf,
+    /// Of the socket; it goes with this.
+    _folder: tempfile::TempDir,
     address: PathBuf,
     inbox: Inbox,
     signals: Signals,
@@ -102,11 +77,47 @@ enum Event {
 }
 
 impl Keeper {
-    fn run(&mut self) -> Result<()> {
+    /// One that holds nothing yet.
+    ///
+    /// # Errors
+    /// There is no folder for its socket, and the like.
+    pub(super) fn new() -> Result<Self> {
+        let wanted = [SIGTERM, SIGINT, SIGHUP, SIGCHLD];
+        let folder = tempfile::Builder::new().prefix("pageone-keep-").tempdir();
+        let folder = folder.context("cannot make a folder for the keeper's socket")?;
+        let address = folder.path().join("notify");
+        let inbox = Inbox::bind(&address);
+        let inbox = inbox.with_context(|| format!("cannot receive at {}", address.display()))?;
+        Ok(Self {
+            // Its path, not the file: after an upgrade another one is there.
+            program: std::env::current_exe().context("cannot find this program's file")?,
+            _folder: folder,
+            address,
+            inbox,
+            signals: Signals::block(&wanted).context("cannot wait for signals")?,
+            kept: Vec::new(),
+            oom_score: None,
+            ready: false,
+        })
+    }
+
+    /// Keeps the daemon until SIGTERM or SIGINT. SIGHUP restarts it, if `check` finds no mistake in its files: one that cannot start
+    /// would lose what is kept.
+    pub(super) fn main(mut self, check: &dyn Fn() -> Result<()>) -> Result<()> {
+        if let Err(error) = process::raise_descriptor_limit() {
+            tracing::warn!("cannot raise the limit of descriptors: {error}");
+        }
+        self.oom_score = spare_me();
+        let result = self.run(check);
+        self.leave();
+        result
+    }
+
+    fn run(&mut self, check: &dyn Fn() -> Result<()>) -> Result<()> {
         let (mut served, mut short, mut false_starts) = (false, 0, 0);
         loop {
             let begun = Instant::now();
-            let Some(end) = self.serve()? else {
+            let Some(end) = self.serve(check)? else {
                 return Ok(());
             };
             served |= self.ready;
@@ -132,7 +143,7 @@ impl Keeper {
     }
 
     /// Runs a daemon; gives how it ended, or none when this process was told to end.
-    fn serve(&mut self) -> Result<Option<End>> {
+    fn serve(&mut self, check: &dyn Fn() -> Result<()>) -> Result<Option<End>> {
         self.ready = false;
         let child = self.start().context("cannot start the daemon")?;
         let mut deadline = None;
@@ -144,7 +155,10 @@ impl Keeper {
                     process::signal_child(child, SIGTERM)?;
                     deadline = Some(Instant::now() + FAREWELL);
                 }
-                Event::Restart if !told => process::signal_child(child, SIGTERM)?,
+                Event::Restart if !told => match check() {
+                    Ok(()) => process::signal_child(child, SIGTERM)?,
+                    Err(error) => tracing::error!("SIGHUP: the daemon stays as it is: {error:#}"),
+                },
                 Event::Stop | Event::Restart | Event::Child => {}
                 Event::Time => process::signal_child(child, SIGKILL)?,
             }
@@ -259,7 +273,7 @@ fn pause(short: u32) -> Duration {
     }
 }
 
-/// The arguments of the daemon: this process's own, without the flag.
+/// The arguments of the daemon: this process's own, without the flag. It finds its keeper by NOTIFY_SOCKET.
 fn arguments(own: impl Iterator<Item = OsString>) -> Vec<OsString> {
     own.filter(|argument| argument != "--keep").collect()
 }

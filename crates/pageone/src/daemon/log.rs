@@ -8,6 +8,9 @@
 //! Strangers choose names that are logged. Where such a name is formatted it is wrapped in
 //! [`sys::foreign::Foreign`]. Should a place forget it, the line is escaped here once more, as a whole: one call of
 //! [`Line`] is one line, whatever is in it. For the same reason the log has no colours.
+//!
+//! For systemd's journal a line begins with its priority ([`crate::journal`]). It stands before all that is escaped, so that no name
+//! can choose another one.
 
 use std::io::{self, Write};
 use std::os::fd::AsFd;
@@ -16,11 +19,15 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sys::foreign::Foreign;
+use tracing::{Level, Metadata};
+use tracing_subscriber::fmt::MakeWriter;
+
+use crate::journal;
 
 /// Lines in a window.
 const MOST: u32 = 100;
 const WINDOW: Duration = Duration::from_secs(10);
-/// Bytes in a line: less than the page that a ready pipe has free.
+/// Bytes in a line, behind its priority: less than the page that a ready pipe has free.
 const LONGEST: usize = 4000;
 
 static BUDGET: Mutex<Budget> = Mutex::new(Budget {
@@ -47,8 +54,54 @@ impl Budget {
     }
 }
 
+/// The log, as one that subscribes to events writes it.
+#[derive(Clone, Copy)]
+pub(crate) struct Log {
+    journal: bool,
+}
+
+impl Log {
+    /// That on standard error.
+    pub(crate) fn here() -> Self {
+        let journal = journal::is_stderr();
+        Self { journal }
+    }
+
+    /// Whether the journal takes it.
+    pub(crate) fn is_journal(self) -> bool {
+        self.journal
+    }
+
+    /// A line of this level.
+    fn line(self, level: Level) -> Line {
+        let head = |level| match self.journal {
+            true => journal::priority(level),
+            false => "",
+        };
+        Line {
+            head: head(level),
+            head_of_gap: head(Level::WARN),
+        }
+    }
+}
+
+impl MakeWriter<'_> for Log {
+    type Writer = Line;
+
+    fn make_writer(&self) -> Line {
+        self.line(Level::INFO)
+    }
+
+    fn make_writer_for(&self, of: &Metadata<'_>) -> Line {
+        self.line(*of.level())
+    }
+}
+
 /// Writes one line.
-pub(crate) struct Line;
+pub(crate) struct Line {
+    head: &'static str,
+    head_of_gap: &'static str,
+}
 
 impl Write for Line {
     fn write(&mut self, text: &[u8]) -> io::Result<usize> {
@@ -60,10 +113,11 @@ impl Write for Line {
             return Ok(text.len());
         }
         if budget.left_out > 0 {
-            writeln!(stderr, "pageone: {} lines left out here", budget.left_out)?;
+            let (head, lines) = (self.head_of_gap, budget.left_out);
+            writeln!(stderr, "{head}pageone: {lines} lines left out here")?;
             budget.left_out = 0;
         }
-        stderr.write_all(one_line(text).as_bytes())?;
+        stderr.write_all(one_line(self.head, text).as_bytes())?;
         Ok(text.len())
     }
 
@@ -72,8 +126,8 @@ impl Write for Line {
     }
 }
 
-/// `text` as one line that is no longer than [`LONGEST`], in which nothing acts on the reader's terminal.
-fn one_line(text: &[u8]) -> String {
+/// `head`, and `text` as one line that is no longer than [`LONGEST`], in which nothing acts on the reader's terminal.
+fn one_line(head: &str, text: &[u8]) -> String {
     let text = String::from_utf8_lossy(text);
     let mut line = Foreign(text.trim_end_matches('\n')).to_string();
     if line.len() >= LONGEST {
@@ -83,8 +137,7 @@ fn one_line(text: &[u8]) -> String {
         line.truncate(fits.unwrap_or(0));
         line.push('…');
     }
-    line.push('\n');
-    line
+    format!("{head}{line}\n")
 }
 
 /// Whether a line can be written at once: a pipe says so when a page of it is free.
@@ -119,13 +172,13 @@ mod tests {
 
     #[test]
     fn whatever_is_said_is_one_line() {
-        let line = |text: &str| one_line(text.as_bytes());
+        let line = |text: &str| one_line("", text.as_bytes());
         assert_eq!(line("plain\n"), "plain\n");
         assert_eq!(
             line("a\nWARN b\r\x1b[1m\u{2028}\n"),
             "a\\nWARN b\\r\\u{1b}[1m\\u{2028}\n"
         );
-        assert_eq!(one_line(b"\xff\n"), "\u{fffd}\n");
+        assert_eq!(one_line("", b"\xff\n"), "\u{fffd}\n");
         for text in ["x", "ä", "\n", "\u{1f600}"] {
             let line = line(&(text.repeat(5000) + "y"));
             assert!(
@@ -134,6 +187,24 @@ mod tests {
                 line.len()
             );
             assert_eq!(line.matches('\n').count(), 1);
+        }
+    }
+
+    #[test]
+    fn a_line_for_the_journal_begins_with_its_priority() {
+        let said = |journal, level| {
+            let line = Log { journal }.line(level);
+            one_line(line.head, b"<0>a\n<1>b\n")
+        };
+        for (level, head) in [
+            (Level::ERROR, "<3>"),
+            (Level::WARN, "<4>"),
+            (Level::INFO, "<6>"),
+            (Level::DEBUG, "<7>"),
+            (Level::TRACE, "<7>"),
+        ] {
+            assert_eq!(said(true, level), format!("{head}<0>a\\n<1>b\n"));
+            assert_eq!(said(false, level), "<0>a\\n<1>b\n");
         }
     }
 

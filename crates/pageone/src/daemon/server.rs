@@ -31,7 +31,7 @@
 //! | merger | the engine's short locks | |
 //! | control | the driver: the end of a round, unmerging | 5 s without any progress |
 //! | closers | descriptors of strangers, locks on files of guests | as long as they like: one thread a user, 32 in all |
-//! | keeper (`--keep`) | ppoll(2); it receives from the daemon alone | – |
+//! | keeper | ppoll(2); it receives from the daemon alone | – |
 //!
 //! At the end none but the poll loop is waited for.
 

@@ -73,6 +73,14 @@ impl Place {
     }
 }
 
+/// Installs a copy of a program that all may execute. Another process does it: a child that another thread starts while this process
+/// writes the copy would hold it open, and "Text file busy" would be the answer to who executes it.
+pub(crate) fn install(from: impl AsRef<Path>, to: impl AsRef<Path>) {
+    let mut install = Command::new("install");
+    let done = output(install.arg("-m755").arg(from.as_ref()).arg(to.as_ref()));
+    assert!(done.status.success(), "{}", text(&done.stderr));
+}
+
 /// A running child, ended on drop.
 pub(crate) struct Running(pub(crate) Child);
 
@@ -116,7 +124,7 @@ impl Drop for Running {
 pub(crate) fn daemon(place: &Place, args: &[&str]) -> Running {
     let mut command = pageone();
     command
-        .arg("daemon")
+        .args(["daemon", "--no-keep"])
         .arg("--socket")
         .arg(place.socket())
         .args(args);

@@ -46,7 +46,14 @@ pub(crate) struct Driver {
 fn start_daemon(place: &Place) -> Running {
     let mut command = pageone();
     // The guests write all the time: pages that rest half a second are few.
-    command.args(["daemon", "--merge-period", "30ms", "--broken-rest", "30ms"]);
+    command.args([
+        "daemon",
+        "--no-keep",
+        "--merge-period",
+        "30ms",
+        "--broken-rest",
+        "30ms",
+    ]);
     let command = command
         .arg("--socket")
         .arg(place.socket())

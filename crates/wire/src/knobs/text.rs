@@ -38,7 +38,7 @@ pub(super) fn time_ms(text: &str) -> Result<u64, String> {
 pub(super) fn percent(text: &str) -> Result<u32, String> {
     let number = text.strip_suffix('%').unwrap_or(text);
     match (text, number.parse()) {
-        ("none", _) => Ok(0),
+        ("none" | "0", _) => Ok(0),
         (_, Ok(percent @ 1..)) => Ok(percent),
         _ => Err(format!(
             "`{text}` is no limit: write percent of a core, like 25, or none"
@@ -50,7 +50,7 @@ pub(super) fn percent(text: &str) -> Result<u32, String> {
 pub(super) fn size_mib(text: &str) -> Result<u64, String> {
     let bad = || format!("`{text}` is no limit: write MiB, like 4096, or 16G, 25% or none");
     let number = |digits: &str| digits.parse::<u64>().ok().filter(|&number| number > 0);
-    if text == "none" {
+    if let "none" | "0" = text {
         return Ok(0);
     }
     if let Some(percent) = text.strip_suffix('%') {
@@ -60,11 +60,15 @@ pub(super) fn size_mib(text: &str) -> Result<u64, String> {
         let memory = sys::meminfo::total_mib().map_err(|error| error.to_string())?;
         return Ok((memory * percent / 100).max(1));
     }
-    let mib = match text.parse() {
-        Ok(mib) => mib,
-        Err(_) => crate::size::bytes_of(text).ok_or_else(bad)? >> 20,
-    };
-    Some(mib).filter(|&mib| mib > 0).ok_or_else(bad)
+    if let Some(mib) = number(text) {
+        return Ok(mib);
+    }
+    match crate::size::bytes_of(text).ok_or_else(bad)? >> 20 {
+        0 => Err(format!(
+            "`{text}`: a limit of less than 1 MiB is not possible"
+        )),
+        mib => Ok(mib),
+    }
 }
 
 /// What its `Display` writes.

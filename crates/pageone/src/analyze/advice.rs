@@ -1,0 +1,174 @@
+//! The last lines of the tables: the commands that get the saving, as things are now.
+
+use std::path::Path;
+
+use super::sums::Row;
+use super::targets::Source;
+use crate::paths;
+use crate::view::status;
+
+/// Columns of a terminal.
+const WIDTH: usize = 80;
+/// Processes that are named.
+const MOST: usize = 10;
+const FIRST: &str = "to get it: ";
+
+/// What there is already.
+#[derive(Debug, Default)]
+pub(crate) struct Here {
+    /// A daemon listens at the socket.
+    daemon: bool,
+    /// Its guests, as far as this user may know them.
+    guests: Vec<u32>,
+    /// How the processes were named, as words of `attach`; none: by their numbers.
+    words: Option<String>,
+}
+
+impl Here {
+    /// Asks the daemon that serves this user.
+    pub(super) fn look(words: Option<String>) -> Self {
+        let socket = paths::served(None).ok();
+        let listens = |socket: &Path| sys::socket::connect(socket).is_ok();
+        let daemon = socket.as_deref().is_some_and(listens);
+        let status = socket
+            .filter(|_| daemon)
+            .and_then(|socket| status::ask(&socket).ok());
+        let guests = status.map_or_else(Vec::new, |status| status.guests);
+        Self {
+            daemon,
+            guests: guests.iter().map(|guest| guest.pid).collect(),
+            words,
+        }
+    }
+}
+
+/// The commands, a line each: three at most, and none wider than a terminal.
+pub(super) fn lines(rows: &[Row], here: &Here) -> Vec<String> {
+    let daemon = (!here.daemon).then(|| "`pageone daemon`".to_owned());
+    let attach = attach(rows, here);
+    let later = "`pageone run --any -- COMMAND` for later starts";
+    let commands = [daemon, attach, Some(later.to_owned())];
+    let heads = std::iter::once(FIRST).chain(std::iter::repeat(""));
+    heads
+        .zip(commands.into_iter().flatten())
+        .map(|(head, command)| format!("{head:indent$}{command}", indent = FIRST.len()))
+        .collect()
+}
+
+/// The command for what runs and is no guest yet, those with most to share first.
+fn attach(rows: &[Row], here: &Here) -> Option<String> {
+    let alive = |row: &&Row| matches!(row.target.source, Source::Process(_));
+    let served = |row: &&Row| row.target.domain.is_some() && row.looked.error.is_none();
+    let mut rows: Vec<_> = rows.iter().filter(alive).filter(served).collect();
+    rows.retain(|row| row.shareable > 0 && !here.guests.contains(&row.target.pid));
+    if rows.is_empty() || cfg!(not(target_arch = "x86_64")) {
+        return None;
+    }
+    let command = |words: &str| format!("`pageone attach --any {words}`");
+    let fits = |words: &str| FIRST.len() + command(words).chars().count() <= WIDTH;
+    if let Some(words) = here.words.as_deref().filter(|words| fits(words)) {
+        return Some(command(words));
+    }
+    rows.sort_by_key(|row| (std::cmp::Reverse(row.shareable), row.target.pid));
+    let pids: Vec<_> = rows.iter().map(|row| row.target.pid.to_string()).collect();
+    let named = |count: usize| match count == pids.len() {
+        true => pids.join(" "),
+        false => pids[..count].join(" ") + " ...",
+    };
+    let most = pids.len().min(MOST);
+    (1..=most)
+        .rev()
+        .map(named)
+        .find(|words| fits(words))
+        .map(|words| command(&words))
+}
+
+/// `text` as one word of a shell; none where that takes more than quotes.
+pub(super) fn word(text: &str) -> Option<String> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "=,.-_/:".contains(c);
+    match text {
+        _ if text.chars().all(plain) => Some(text.to_owned()),
+        _ if text.contains(|c: char| c == '\'' || c.is_control()) => None,
+        _ => Some(format!("'{text}'")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::parts::Looked;
+    use super::super::targets::Target;
+    use super::*;
+
+    fn rows(count: u32) -> Vec<Row> {
+        let row = |number: u32| Row {
+            target: Target {
+                source: Source::Process(number),
+                pid: number,
+                command: "x".into(),
+                domain: Some("uid:1".into()),
+            },
+            looked: Looked::default(),
+            shareable: u64::from(10_000_000 - number),
+            runs: None,
+        };
+        (0..count).map(|at| row(4_000_000 + at)).collect()
+    }
+
+    #[test]
+    fn the_commands_are_those_that_help() {
+        let nothing = Here::default();
+        let said = lines(&rows(2), &nothing).join("\n");
+        assert_eq!(
+            said,
+            "to get it: `pageone daemon`\n           \
+             `pageone attach --any 4000000 4000001`\n           \
+             `pageone run --any -- COMMAND` for later starts"
+        );
+        let mut here = Here {
+            daemon: true,
+            guests: vec![4_000_000],
+            words: None,
+        };
+        let said = lines(&rows(2), &here);
+        assert_eq!(said[0], "to get it: `pageone attach --any 4000001`");
+        assert_eq!(said.len(), 2);
+        here.words = word("command=redis*").map(|word| format!("--match {word}"));
+        let said = lines(&rows(2), &here);
+        assert_eq!(
+            said[0],
+            "to get it: `pageone attach --any --match 'command=redis*'`"
+        );
+        let said = lines(&rows(1), &here);
+        assert_eq!(
+            said,
+            ["to get it: `pageone run --any -- COMMAND` for later starts"]
+        );
+        for (of, row) in rows(3).into_iter().enumerate() {
+            let mut row = row;
+            match of {
+                0 => row.target.domain = None,
+                1 => row.looked.error = Some("x".into()),
+                _ => row.shareable = 0,
+            }
+            assert_eq!(attach(&[row], &nothing), None);
+        }
+    }
+
+    #[test]
+    fn lines_fit_a_terminal_and_name_ten_processes_at_most() {
+        let mut here = Here::default();
+        for long in [false, true] {
+            here.words = long.then(|| format!("--match command={}", "x".repeat(60)));
+            let mut rows = rows(30);
+            let said = attach(&rows, &here).unwrap();
+            assert!(said.ends_with(" 4000004 ...`"), "{said}");
+            assert!(said.len() + FIRST.len() <= WIDTH, "{said}");
+            for (row, pid) in rows.iter_mut().zip(1..) {
+                (row.target.pid, row.shareable) = (pid, 100);
+            }
+            let said = attach(&rows, &here).unwrap();
+            assert!(said.ends_with(" 1 2 3 4 5 6 7 8 9 10 ...`"), "{said}");
+        }
+        assert_eq!(word("it's"), None);
+    }
+}
