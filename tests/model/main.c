@@ -235,12 +235,16 @@ static void offered_to_ksm(const struct call *call)
 		madvise(at(call), len(call), MADV_UNMERGEABLE);
 }
 
-static void do_advise(const struct call *call)
+/* Whether a huge page can be made depends on the frames that are free, on which are shared, and on where mappings are divided. */
+static void say_advised(const struct call *call, long result)
 {
-	int result = madvise(at(call), len(call), (int)call->a);
-	/* Whether a huge page can be made depends on the frames that are free, and on which are shared. */
 	if (call->a != MADV_COLLAPSE)
 		say_result(result);
+}
+
+static void do_advise(const struct call *call)
+{
+	say_advised(call, madvise(at(call), len(call), (int)call->a));
 	offered_to_ksm(call);
 }
 
@@ -270,7 +274,7 @@ static void do_process_advise(const struct call *call)
 	int self = (int)syscall(SYS_pidfd_open, getpid(), 0);
 	size_t half = call->count / 2 * PAGE;
 	struct iovec parts[2] = { { at(call), half }, { at(call) + half, len(call) - half } };
-	say_result(process_madvise(self, half ? parts : parts + 1, half ? 2 : 1, (int)call->a, 0));
+	say_advised(call, process_madvise(self, half ? parts : parts + 1, half ? 2 : 1, (int)call->a, 0));
 	close(self);
 	offered_to_ksm(call);
 }
