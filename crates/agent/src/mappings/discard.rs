@@ -128,7 +128,7 @@ pub(crate) fn forget(guard: &mut Guard, start: usize, len: usize) {
 }
 
 /// Advice that discards, over a range in which something may be stored.
-fn discard(guard: &mut Guard, start: usize, len: usize, advice: i32) -> Result<()> {
+pub(super) fn discard(guard: &mut Guard, start: usize, len: usize, advice: i32) -> Result<()> {
     // Old content in the place of zeros would be worse than a page of zeros.
     let Ok(look) = Look::open(guard) else {
         return discard_unseen(guard, start, len, advice);
@@ -179,7 +179,12 @@ fn discard(guard: &mut Guard, start: usize, len: usize, advice: i32) -> Result<(
 /// As [`discard`], where the mappings cannot be looked at: for a filter, for want of a descriptor or of /proc. What is stored gets its
 /// zeros where it lies, if it may be written, by no other call than madvise(2). Guards over it are refused: canonical content
 /// would come from behind them. **The limit**: what may not be written gets canonical content.
-fn discard_unseen(guard: &mut Guard, start: usize, len: usize, advice: i32) -> Result<()> {
+pub(super) fn discard_unseen(
+    guard: &mut Guard,
+    start: usize,
+    len: usize,
+    advice: i32,
+) -> Result<()> {
     const POPULATE_WRITE: i32 = 23;
     if !matches!(
         advice,

@@ -436,6 +436,26 @@ fn sealed_memory_in_several_mappings_cannot_be_remapped() {
     );
 }
 
+/// Pages that may be pinned lie in a store's mapping. Where that stays and they go, zeros are left behind, and not the store's content.
+#[test]
+fn pinned_pages_that_move_leave_zeros_behind() {
+    for begin in ["", "0 attach\n"] {
+        same(&format!(
+            "{begin}
+             0 map private 0 128 16
+             0 fill - 0 128 4 1
+             0 madvise - 0 128 12
+             0 settle
+             0 pin - 16 64
+             0 mremap - 40 8 7 8 200
+             0 check
+             0 fill - 44 2 5 1
+             0 settle
+             0 check"
+        ));
+    }
+}
+
 /// The target of a call that has none is whatever the register held.
 #[test]
 fn a_mapping_of_huge_pages_shrinks_in_place() {
