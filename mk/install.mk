@@ -45,6 +45,8 @@ deb: ## Makes Debian packages of what was built, in target/deb, where dpkg-deb i
 			lintian --allow-root --fail-on error,warning --profile debian --tag-display-limit 0 $(DEB)/pageone_$(VERSION)_amd64.deb; \
 			: Its address is that of the other, and it may have no file that says why; \
 			lintian --allow-root --fail-on error,warning --profile debian --suppress-tags bogus-mail-host $(DEB)/pageone-dbgsym_$(VERSION)_amd64.deb; \
+		elif [ "$$PAGEONE_TEST_STRICT" = 1 ]; then \
+			echo "deb: there is no lintian, and PAGEONE_TEST_STRICT is 1" >&2; exit 1; \
 		else \
 			echo "deb: lintian is skipped: it is not installed"; \
 		fi; \

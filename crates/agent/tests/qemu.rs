@@ -33,7 +33,9 @@ impl Machine {
         match started {
             Ok(child) => Some(Self(child)),
             Err(error) => {
-                eprintln!("skipped: qemu-system-x86_64 (Debian: qemu-system-x86): {error}");
+                support::tools::lacks(&format!(
+                    "qemu-system-x86_64 (Debian: qemu-system-x86): {error}"
+                ));
                 None
             }
         }

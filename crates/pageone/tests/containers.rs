@@ -179,7 +179,7 @@ fn manifest() -> Option<Vec<Value>> {
         knows
     });
     if said.is_none() {
-        eprintln!("skipped: there is no Python with yaml");
+        common::tools::lacks("Python with yaml");
     }
     serde_json::from_slice(&said?.stdout).unwrap()
 }

@@ -35,7 +35,7 @@ impl Browser {
     fn start(folder: &Path) -> Option<Self> {
         let is_there = Command::new("chromium").arg("--version").output().is_ok();
         if !is_there {
-            eprintln!("skipped: there is no chromium");
+            common::tools::lacks("chromium");
             return None;
         }
         let mut shell = Command::new("sh");

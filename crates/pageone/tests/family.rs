@@ -259,7 +259,7 @@ fn programs_take_less_and_answer_the_same() {
         .output()
         .is_ok_and(|had| had.status.success())
     {
-        eprintln!("skipped: there is no python3");
+        common::tools::lacks("python3");
         return;
     }
     let run = output(&mut programs("none,pageone-2"));

@@ -110,7 +110,7 @@ fn merged(place: &Place) -> Option<(Running, [Machine; 2])> {
         .status()
         .is_err()
     {
-        eprintln!("skipped: no qemu-system-x86_64 (Debian: qemu-system-x86)");
+        common::tools::lacks("qemu-system-x86_64 (Debian: qemu-system-x86)");
         return None;
     }
     let words =

@@ -76,7 +76,7 @@ fn has_tools() -> bool {
         .into_iter()
         .find(|name| !has(name));
     if let Some(missing) = missing {
-        eprintln!("skipped: there is no {missing}");
+        common::tools::lacks(missing);
     }
     missing.is_none()
 }
@@ -191,7 +191,7 @@ fn the_interface_works(place: &Path) {
     assert!(said.contains("libdir=/usr/lib/pageone\n"), "{said}");
     assert!(!said.contains('@'), "{said}");
     if Command::new("cc").arg("--version").output().is_err() {
-        return eprintln!("skipped: there is no C compiler");
+        return common::tools::lacks("C compiler");
     }
     let source = place.join("uses.c");
     let program = "#include <pageone.h>\nint main(void) { return pageone_served(); }\n";

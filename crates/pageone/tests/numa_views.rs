@@ -126,7 +126,7 @@ fn topology_is_that_of_numactl() {
             std::env::var_os("PAGEONE_TEST_NODES").is_none(),
             "the guest has numactl"
         );
-        println!("skipped: numactl is not installed");
+        common::tools::lacks("numactl");
         return;
     };
     let oracle = String::from_utf8(output.stdout).unwrap();

@@ -98,7 +98,7 @@ fn lacks(program: &str, package: &str) -> bool {
         .stderr(Stdio::null())
         .status();
     if found.is_err() {
-        eprintln!("skipped: no {program} (Debian: {package})");
+        common::tools::lacks(&format!("{program} (Debian: {package})"));
     }
     found.is_err()
 }

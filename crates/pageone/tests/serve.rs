@@ -123,7 +123,7 @@ fn promtool(metrics: &str) {
         .stderr(Stdio::piped())
         .spawn()
     else {
-        return eprintln!("skipped: there is no promtool");
+        return common::tools::lacks("promtool");
     };
     let mut input = tool.stdin.take().expect("stdin");
     input.write_all(metrics.as_bytes()).expect("written");
@@ -139,7 +139,19 @@ fn the_alerts_are_rules() {
     command.args(["check", "rules"]).arg(rules);
     match command.stdin(Stdio::null()).output() {
         Ok(said) => must_agree(&said),
-        Err(_) => eprintln!("skipped: there is no promtool"),
+        Err(_) => common::tools::lacks("promtool"),
+    }
+}
+
+/// A machine that is to have all tools, and has lost one, is told of it.
+#[test]
+fn a_tool_that_is_missing_is_a_failure_where_that_is_asked_for() {
+    for (strict, passes) in [("0", true), ("1", false)] {
+        let mut again = Command::new(std::env::current_exe().expect("this test"));
+        again.args(["the_alerts_are_rules", "--exact"]);
+        again.env("PATH", "/nowhere");
+        let said = output(again.env("PAGEONE_TEST_STRICT", strict));
+        assert_eq!(said.status.success(), passes, "{}", text(&said.stdout));
     }
 }
 

@@ -1,6 +1,9 @@
 //! What the tests of the command share: a daemon at a socket of its own, and what became of a run.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
+#[path = "../../../../tests/support/tools.rs"]
+pub(crate) mod tools;
+
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
