@@ -51,6 +51,7 @@ pub(crate) fn main(args: &Args, mut command: Command) -> Result<()> {
             fs::create_dir_all(&place)?;
             generate_to(shell, &mut command, "pageone", &place)?;
             fs::rename(place.join(made), place.join(name))?;
+            complete_more(shell, &place.join(name))?;
         }
         Ok(fs::write(
             args.folder.join("pageone.toml"),
@@ -58,6 +59,52 @@ pub(crate) fn main(args: &Args, mut command: Command) -> Result<()> {
         )?)
     };
     write().with_context(|| format!("cannot write to {}", args.folder.display()))
+}
+
+/// In bash: no blank behind `KEY=`, and sockets alone behind `--socket`.
+const IN_BASH: &str = r#"
+_pageone_sockets() {
+    local path
+    compgen -W "/run/pageone.sock ${XDG_RUNTIME_DIR:+$XDG_RUNTIME_DIR/pageone.sock}" -- "$1"
+    compgen -f -- "$1" | while read -r path; do
+        [[ ! -S $path ]] || printf '%s\n' "$path"
+    done
+    compgen -d -S / -- "$1"
+}
+_pageone_more() {
+    if [[ $3 == --socket ]]; then
+        mapfile -t COMPREPLY < <(_pageone_sockets "$2" | sort -u)
+    else
+        _pageone "$@"
+    fi
+    [[ ${#COMPREPLY[@]} != 1 || ${COMPREPLY[0]} != *[=/] ]] || compopt -o nospace 2>/dev/null
+    return 0
+}
+complete -F _pageone_more -o bashdefault -o default pageone
+"#;
+
+/// The library's script for fish has no words without a flag.
+const IN_FISH: &str = r#"complete -c pageone -l socket -x -a '/run/pageone.sock (test -n "$XDG_RUNTIME_DIR"; and echo $XDG_RUNTIME_DIR/pageone.sock) (__fish_complete_path)'
+"#;
+
+/// Adds to a script what the library does not make.
+fn complete_more(shell: Shell, file: &Path) -> Result<()> {
+    let mut script = fs::read_to_string(file)?;
+    match shell {
+        Shell::Bash => script.push_str(IN_BASH),
+        // Of a folder's files sockets alone: `=` is what zsh marks them with.
+        Shell::Zsh => script = script.replace(":SOCKET:_files", ":SOCKET:_files -g \"*(=)\""),
+        Shell::Fish => {
+            script.push_str(IN_FISH);
+            for knob in KNOBS {
+                let (key, form) = (knob.key, knob.form);
+                let line = "complete -c pageone -n \"__fish_pageone_using_subcommand set\" -f -a";
+                let _ = writeln!(script, "{line} '{key}=' -d '{form}'");
+            }
+        }
+        _ => {}
+    }
+    Ok(fs::write(file, script)?)
 }
 
 /// A page for each verb that the help shows.
@@ -101,6 +148,54 @@ fn configuration() -> String {
 mod tests {
     use super::*;
     use crate::daemon::config::Config;
+
+    /// The words that bash offers in place of the last of these.
+    fn offered(script: &Path, words: &[&str]) -> Vec<String> {
+        let ask = r#"
+            source "$1"; shift
+            COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
+            _pageone_more pageone "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD - 1]}"
+            printf '%s\n' "${COMPREPLY[@]}""#;
+        let mut bash = std::process::Command::new("bash");
+        bash.args(["--norc", "-c", ask, "bash"]).arg(script);
+        let said = bash.args(words).output().unwrap();
+        assert!(said.stderr.is_empty(), "{said:?}");
+        let said = String::from_utf8(said.stdout).unwrap();
+        said.lines().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn completions_offer_knobs_and_sockets() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = place.path().join("made");
+        let args = Args { folder };
+        main(&args, <crate::Cli as clap::CommandFactory>::command()).unwrap();
+        let made = |name: &str| args.folder.join(name);
+        let bash = made("bash-completion/completions/pageone");
+        let keys = offered(&bash, &["pageone", "set", ""]);
+        for knob in KNOBS {
+            assert!(keys.contains(&format!("{}=", knob.key)), "{keys:?}");
+        }
+        let one = offered(&bash, &["pageone", "set", "merge_p"]);
+        assert_eq!(one, ["merge_period="]);
+        let [socket, file] = ["one.sock", "one.text"].map(|name| place.path().join(name));
+        let _listens = sys::socket::listen(&socket).unwrap();
+        fs::write(file, "").unwrap();
+        let begin = place.path().join("one");
+        let sockets = offered(
+            &bash,
+            &["pageone", "status", "--socket", begin.to_str().unwrap()],
+        );
+        assert_eq!(sockets, [socket.to_str().unwrap()]);
+        let usual = offered(&bash, &["pageone", "top", "--socket", "/run/pageone.s"]);
+        assert!(usual.contains(&"/run/pageone.sock".to_owned()), "{usual:?}");
+        let read = |name: &str| fs::read_to_string(made(name)).unwrap();
+        let fish = read("fish/vendor_completions.d/pageone.fish");
+        let zsh = read("zsh/site-functions/_pageone");
+        assert!(fish.contains("-a 'merge_period='"), "{fish}");
+        assert!(zsh.contains("merge_period= "), "{zsh}");
+        assert!(zsh.contains(r#":SOCKET:_files -g "*(=)"'"#), "{zsh}");
+    }
 
     #[test]
     fn the_example_says_the_defaults_and_is_a_configuration() {

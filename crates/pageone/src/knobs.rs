@@ -1,5 +1,8 @@
 //! The engine's knobs as flags, and as pairs of `set`: both come from [`wire::KNOBS`].
 
+use std::ffi::OsStr;
+
+use clap::builder::{PossibleValue, TypedValueParser};
 use clap::{Arg, ArgMatches, Command, FromArgMatches};
 use wire::{KNOBS, Knob, KnobValues, Setting};
 
@@ -70,6 +73,28 @@ pub(crate) fn pair(text: &str) -> Result<Setting, String> {
             did_you_mean(key),
             keys()
         )),
+    }
+}
+
+/// [`pair`], which also tells completions how each pair begins.
+#[derive(Clone)]
+pub(crate) struct Pair;
+
+impl TypedValueParser for Pair {
+    type Value = Setting;
+
+    fn parse_ref(
+        &self,
+        command: &Command,
+        arg: Option<&Arg>,
+        value: &OsStr,
+    ) -> Result<Setting, clap::Error> {
+        pair.parse_ref(command, arg, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        let begin = |knob: &Knob| PossibleValue::new(format!("{}=", knob.key));
+        Some(Box::new(KNOBS.iter().map(begin)))
     }
 }
 

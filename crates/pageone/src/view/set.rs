@@ -22,7 +22,7 @@ pub(crate) struct Args {
     /// shared with what cannot change while pages are shared
     #[arg(long, requires = "settings")]
     unmerge: bool,
-    #[arg(value_name = "KEY=VALUE", value_parser = knobs::pair, help = knobs::pairs())]
+    #[arg(value_name = "KEY=VALUE", value_parser = knobs::Pair, hide_possible_values = true, help = knobs::pairs())]
     settings: Vec<Setting>,
 }
 
