@@ -390,6 +390,16 @@ fn words(socket: &Path, domain: Option<&str>, any: bool, any_huge: bool) -> Resu
     Ok(words)
 }
 
+/// What `pageone attach --dry-run` says of a process, for a daemon at this socket.
+///
+/// # Errors
+/// Why it would not be attached.
+pub(crate) fn try_out(socket: &Path, pid: u32) -> Result<String> {
+    let words = ["--dry-run".into(), "--socket".into(), socket.into()];
+    let words: [OsString; 3] = words;
+    patience::attach(pid, words.into_iter().chain([pid.to_string().into()]))
+}
+
 /// What would be done.
 fn would(target: &Target, mut image: Image, args: &Args, policy: &Policy) -> Result<String> {
     let asked = args.domain.as_deref().unwrap_or_default();

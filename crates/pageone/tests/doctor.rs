@@ -418,6 +418,43 @@ fn states_that_keep_memory_from_being_merged_are_named() {
     traced.0.kill().expect("it ends");
 }
 
+/// What keeps a process from being attached is said by `attach --dry-run`, and by the doctor in the same words.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn what_attach_would_do_and_the_doctor_are_of_one_mind() {
+    if !is_root() {
+        return;
+    }
+    need_agent();
+    let place = Place::new();
+    let mut seen = [false; 2];
+    let fixed = build("fixed", &["-static"]);
+    let programs = [Some((subject(), "plain")), Some((subject(), "filter"))];
+    let fixed = fixed.as_deref().map(|program| (program, "plain"));
+    for (program, word) in programs.into_iter().chain([fixed]).flatten() {
+        let Some(running) = in_state(program, &[word], |_| {}) else {
+            continue;
+        };
+        let pid = running.0.id().to_string();
+        let mut attach = pageone();
+        attach.args(["attach", "--dry-run", &pid, "--socket"]);
+        let told = output(attach.arg(place.socket()));
+        let can = told.status.success();
+        let said = of_process(&place, &running.0);
+        let (level, words) = match can {
+            true => ("ok", text(&told.stdout)),
+            false => ("warn", text(&told.stderr)),
+        };
+        let line = words.lines().next().expect("a word");
+        let reason = line
+            .split_once("is not attached: ")
+            .map_or(line, |(_, why)| why);
+        said.has("attachable", level, reason);
+        seen[usize::from(can)] = true;
+    }
+    assert!(seen[1], "a plain process can be attached");
+}
+
 #[test]
 fn a_guest_and_the_status_have_the_same_reasons() {
     need_agent();

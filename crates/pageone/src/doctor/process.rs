@@ -79,7 +79,11 @@ pub(super) fn checks(pid: u32, service: &Service) -> Vec<Check> {
             let check = |reason| reasons::check(reason, pid, &knobs.unwrap_or_default());
             all.extend(guest.reasons.iter().map(check));
         }
-        None => all.push(no_session(pid, makeup.as_ref(), service.status.as_ref())),
+        None => {
+            all.push(no_session(pid, makeup.as_ref(), service.status.as_ref()));
+            let has_agent = makeup.is_some_and(|makeup| makeup.has_agent);
+            all.extend(attachable(pid, service).filter(|_| !has_agent));
+        }
     }
     all
 }
@@ -268,6 +272,25 @@ fn offered(guest: &GuestStatus, makeup: &Makeup) -> Check {
         true => Check::warn("offered", what, "memory is merged only where it is offered")
             .fix("pageone run --any -- CMD"),
     }
+}
+
+/// Whether `pageone attach` would make it a guest: that alone decides, and is asked.
+#[cfg(target_arch = "x86_64")]
+fn attachable(pid: u32, service: &Service) -> Option<Check> {
+    let told = crate::attach::try_out(service.socket.as_ref()?, pid);
+    Some(match told {
+        Ok(would) => Check::ok("attachable", would),
+        Err(error) => {
+            let what = format!("it cannot be attached: {}", Foreign(&format!("{error:#}")));
+            let why = "without that it becomes a guest only when it is started anew";
+            Check::warn("attachable", what, why).fix("pageone run --any -- CMD")
+        }
+    })
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn attachable(_: u32, _: &Service) -> Option<Check> {
+    None
 }
 
 /// Why a process is no guest of this daemon's.

@@ -1,6 +1,6 @@
 //! The daemon: whether one serves, which, and in which domain.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -17,6 +17,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 #[derive(Debug, Default)]
 pub(super) struct Service {
     pub(super) checks: Vec<Check>,
+    /// Its socket, if one is known.
+    pub(super) socket: Option<PathBuf>,
     /// Whether root's daemon serves, which lends its rights.
     pub(super) is_roots: bool,
     /// Its counters, as far as this user sees them.
@@ -28,7 +30,10 @@ impl Service {
     pub(super) fn at(asked: Option<&Path>) -> Self {
         let mut service = Self::default();
         match paths::served(asked) {
-            Ok(socket) => service.meet(&socket),
+            Ok(socket) => {
+                service.meet(&socket);
+                service.socket = Some(socket);
+            }
             Err(error) => service.checks.push(
                 Check::warn("daemon", format!("{error:#}"), ALONE)
                     .fix("pageone doctor --socket /run/pageone.sock"),
