@@ -196,6 +196,7 @@ fn describe(guest: &Guest, census: &Census) -> GuestStatus {
         net_saved_bytes: 0,
         cpu_seconds: seconds(guest.counters.cpu_ns.load(Relaxed)),
         name: None,
+        attached: guest.is_attached(),
         reasons: Vec::new(),
         vmas: guest.counters.vmas.load(Relaxed),
         responsive: guest.is_responsive(),

@@ -153,6 +153,16 @@ fn running_programs_become_guests_and_keep_their_answers() {
     let pids: Vec<u32> = both.iter().map(Checked::pid).collect();
     let told = attached(&place, &[], &pids);
     assert!(told.contains(&format!("{MIB}.0 MiB offered")), "{told}");
+    let started = common::equal_guests(&place, 16);
+    wait_for("the marks of those that were attached", || {
+        let status = json(&place);
+        let guests = status["guests"].as_array().unwrap();
+        let marked = |guest: &&serde_json::Value| guest["attached"] == true;
+        let marked: Vec<_> = guests.iter().filter(marked).collect();
+        let own = |guest: &&serde_json::Value| pids.iter().any(|&pid| guest["pid"] == pid);
+        (guests.len() == 4 && marked.len() == 2 && marked.iter().all(own)).then_some(())
+    });
+    drop(started);
     wait_for("sharing", || {
         both.iter_mut().for_each(Checked::is_right);
         (count(&json(&place), "pages_sharing") >= STILL).then_some(())
@@ -647,7 +657,7 @@ fn processes_in_which_no_agent_could_work_are_refused() {
     refused(&Checked::start(&other, &["1"]), "another C library");
     match built(&place, "attached", &["-fsanitize=address"]) {
         Some(sanitized) => refused(&Checked::start(&sanitized, &["1"]), "sanitizer"),
-        None => eprintln!("skipped: there is no sanitizer"),
+        None => common::tools::lacks("sanitizer"),
     }
 }
 

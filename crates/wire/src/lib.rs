@@ -67,4 +67,4 @@ pub use status::{GuestStatus, Recycled, SCHEMA, Status, StoreNode, Unserved};
 pub use why::{WhyNot, WhyNotCode};
 
 /// The version of this protocol; both sides must speak the same one.
-pub const VERSION: u16 = 4;
+pub const VERSION: u16 = 5;

@@ -236,6 +236,8 @@ pub struct GuestStatus {
     pub name: Option<ForeignName>,
     /// The trust domain its pages are shared in.
     pub domain: ForeignName,
+    /// Whether its agent came into it while it ran (`pageone attach`), so that `pageone detach` can take it out.
+    pub attached: bool,
     /// Contiguous ranges the guest offers.
     pub regions: u64,
     /// Pages present in its regions.

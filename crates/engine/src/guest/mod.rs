@@ -71,6 +71,8 @@ pub(crate) struct Guest {
     pub(crate) counters: Counters,
     standing: AtomicU8,
     late: AtomicBool,
+    /// Its agent says that it came into a process that ran already.
+    attached: AtomicBool,
     /// It has been looked at in this round.
     ready: AtomicBool,
     /// Work waits for its answer.
@@ -165,6 +167,7 @@ impl Guest {
             counters: Counters::default(),
             standing: AtomicU8::new(Standing::Served as u8),
             late: AtomicBool::new(true),
+            attached: AtomicBool::new(false),
             ready: AtomicBool::new(false),
             awaited: AtomicBool::new(true),
             progress: AtomicU64::new(0),
@@ -200,11 +203,17 @@ impl Guest {
         self.user
             .note_admission(sys::process::thread_time().saturating_sub(begin));
         admitted?;
+        self.attached.store(ready.attached, Relaxed);
         self.user.refusals.forget_process(self.uid, self.pid);
         let vmas = vmas.unwrap_or(0);
         self.counters.vmas.store(vmas, Relaxed);
         self.counters.vmas_before.store(vmas, Relaxed);
         Ok(())
+    }
+
+    /// Whether its agent says that it was put into a process that ran.
+    pub(crate) fn is_attached(&self) -> bool {
+        self.attached.load(Relaxed)
     }
 
     /// Looks whether the guest may still be in its domain; false when that cannot be told now, and so nothing may be

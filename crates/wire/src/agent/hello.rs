@@ -225,12 +225,15 @@ pub struct Ready {
     pub journal: u64,
     /// Its userfaultfd, a number in the table of the thread that speaks.
     pub uffd: u32,
+    /// Whether it came into a process that ran already. That is for people alone, and nobody asks whether it is true.
+    pub attached: bool,
 }
 
 impl Ready {
     pub(super) fn encode(&self, w: &mut Writer<'_>) {
         w.u32(self.thread).u32(self.uffd);
         w.u64(self.line).u64(self.journal);
+        w.u8(self.attached.into());
     }
 
     pub(super) fn decode(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
@@ -239,6 +242,7 @@ impl Ready {
             uffd: r.u32()?,
             line: page_address(r, "line")?,
             journal: page_address(r, "journal")?,
+            attached: r.u8()? != 0,
         })
     }
 }

@@ -138,7 +138,7 @@ proptest! {
         prop_assert!(text.len() > Reason::MAX - 4 || text == reason.as_str());
         let refused = Reception::decode(&packet(|out| reason.encode(out)));
         prop_assert_eq!(refused, Ok(Reception::Refused(reason)));
-        let ready = Ready { thread, uffd: thread / 2, line: page << 12, journal: page << 12 };
+        let ready = Ready { thread, uffd: thread / 2, line: page << 12, journal: page << 12, attached: thread % 2 == 1 };
         let ready = Answer::Ready(ready);
         prop_assert_eq!(Answer::decode(&packet(|out| ready.encode(out))), Ok(ready));
     }

@@ -22,6 +22,7 @@ pub(super) fn table(status: &Status) -> String {
     }
     text.push('\n');
     guests(&mut text, &status.guests);
+    attached(&mut text, &status.guests);
     left_alone(&mut text, &status.guests);
     hints(&mut text, &status.guests);
     unserved(&mut text, &status.unserved);
@@ -193,6 +194,16 @@ fn guests(text: &mut String, guests: &[GuestStatus]) {
     }
 }
 
+/// Guests whose agents came into them while they ran.
+fn attached(text: &mut String, guests: &[GuestStatus]) {
+    let attached = guests.iter().filter(|guest| guest.attached);
+    let pids: Vec<_> = attached.map(|guest| guest.pid.to_string()).collect();
+    if !pids.is_empty() {
+        let line = format!("attached while they ran: {}", pids.join(" "));
+        let _ = writeln!(text, "\n{}", human::wrapped(&line, WIDTH).join("\n"));
+    }
+}
+
 /// A reason beside its process, in as many lines as it takes.
 fn reason(text: &mut String, pid: u32, why: &str) {
     for (n, line) in human::wrapped(why, WIDTH - 9).iter().enumerate() {
@@ -277,6 +288,7 @@ mod tests {
         };
         let named = GuestStatus {
             pid: 4_194_304,
+            attached: true,
             hint: Some("pages were \x1b not read".to_owned()),
             name: Some("a name that is longer than its place".into()),
             ..guest.clone()
@@ -318,6 +330,7 @@ mod tests {
             "5.0 MiB   -4.0 KiB   12.3\n",
             "4194304 a name that is l…",
             "      77 it leaves its domain: it is",
+            "\nattached while they ran: 4194304\n",
             "\nmerged, and seems to be free:\n 4194304 pages were ",
             "78 user 1000: it has",
             "(5s ago, 3 times)",
