@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use wire::{MergeNow, MergedNow, Reply, Request};
+use wire::{Knob, MergeNow, MergedNow, Reply, Request, Setting};
 
 use crate::{client, human, paths};
 
@@ -22,6 +22,9 @@ pub(crate) struct Args {
     /// Ask again until nothing is left for want of time
     #[arg(long)]
     wait: bool,
+    /// The most CPU time of daemon and agents for it, in percent of one core; the daemon's own limit holds as well
+    #[arg(long, value_name = "PERCENT|none", default_value = "none", value_parser = limit)]
+    cpu_limit: u32,
     /// One JSON object
     #[arg(long)]
     json: bool,
@@ -32,10 +35,10 @@ pub(crate) struct Args {
 
 pub(crate) fn main(args: &Args) -> Result<()> {
     let socket = paths::served(args.socket.as_deref())?;
-    let (mut sum, mut vain) = (ask(&socket, &args.pids)?, 0);
+    let (mut sum, mut vain) = (ask(&socket, args)?, 0);
     // What brings nothing again and again is written all the time, or its agent does not answer.
     while args.wait && !sum.finished && vain < MOST_VAIN {
-        let next = ask(&socket, &args.pids)?;
+        let next = ask(&socket, args)?;
         vain = if next.pages == 0 { vain + 1 } else { 0 };
         sum = MergedNow {
             pages: sum.pages + next.pages,
@@ -54,11 +57,21 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     }
 }
 
-fn ask(socket: &Path, pids: &[u32]) -> Result<MergedNow> {
+/// A limit, written as the knob's.
+fn limit(text: &str) -> Result<u32, String> {
+    match Knob::setting("cpu_limit", text) {
+        Some(Ok(Setting::CpuLimit(percent))) => Ok(percent),
+        Some(Err(why)) => Err(why),
+        _ => unreachable!("cpu_limit is a knob"),
+    }
+}
+
+fn ask(socket: &Path, args: &Args) -> Result<MergedNow> {
     let request = Request::Merge(MergeNow {
-        pids: pids.to_vec(),
+        pids: args.pids.clone(),
         start: 0,
         end: u64::MAX,
+        cpu_limit: args.cpu_limit,
     });
     match client::ask(socket, &request, PATIENCE)? {
         Reply::Merged(merged) => Ok(merged),

@@ -157,3 +157,52 @@ fn an_engine_that_is_halted_says_so() {
     let said = text(&merge(&place, &[guest.pid()], &[]).stderr);
     assert!(said.contains("run is 0"), "{said}");
 }
+
+#[test]
+fn a_merge_keeps_to_a_limit_of_cpu_time() {
+    let _alone = alone();
+    need_agent();
+    let place = Place::new();
+    let _daemon = daemon(&place, &SELDOM);
+    let mut guests: Vec<_> = (0..2).map(|number| guest(&place, number)).collect();
+    let pids: Vec<_> = guests.iter().map(Guest::pid).collect();
+    let used = || json(&place)["cpu_seconds"].as_f64().unwrap();
+    let before = used();
+    let output = merge(&place, &pids, &["--json", "--cpu-limit", "2"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let used = used() - before;
+    let merged: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(
+        count(&merged, "saved_bytes"),
+        content().ideal_saved_bytes(2)
+    );
+    let took = Duration::from_micros(count(&merged, "took_us")).as_secs_f64();
+    // What one job overdraws at the end is not waited for. Without a limit it is a core or more.
+    assert!(used < took / 4.0, "{used} s of CPU time in {took} s");
+    verify(&mut guests);
+    let wrong = merge(&place, &pids, &["--cpu-limit", "fast"]);
+    assert_eq!(wrong.status.code(), Some(2));
+}
+
+/// How long a clone takes that waits: a gibibyte that equals what is merged already. Prints the figure.
+#[test]
+#[ignore = "takes 3 GiB, and a machine at rest"]
+fn a_clone_of_a_gibibyte_is_merged_at_once() {
+    let _alone = alone();
+    need_agent();
+    let place = Place::new();
+    let _daemon = daemon(&place, &SELDOM);
+    let content = Content::equal(1, 1 << 18);
+    let clone = |number| {
+        let mut guest = bench_guest(&place, number, &content);
+        guest.tell("offer").unwrap();
+        guest.answer(PATIENCE).unwrap();
+        guest
+    };
+    let first = [clone(0), clone(1)];
+    merged(&place, &first.each_ref().map(Guest::pid));
+    let clone = clone(2);
+    let said = merged(&place, &[clone.pid()]);
+    assert_eq!(count(&said, "pages"), 1 << 18, "{said}");
+    println!("1 GiB of a clone: {} ms", count(&said, "took_us") / 1000);
+}

@@ -86,8 +86,13 @@ mod tests {
             let mut out = [0; MAX_MESSAGE];
             let len = put_merge_now(start, end, &mut out);
             let request: Request = serde_json::from_slice(&out[..len]).expect("a request");
-            let pids = Vec::new();
-            assert_eq!(request, Request::Merge(MergeNow { pids, start, end }));
+            let expected = MergeNow {
+                pids: Vec::new(),
+                start,
+                end,
+                cpu_limit: 0,
+            };
+            assert_eq!(request, Request::Merge(expected));
         }
     }
 

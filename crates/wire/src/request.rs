@@ -40,6 +40,9 @@ pub struct MergeNow {
     pub start: u64,
     /// The address behind the last.
     pub end: u64,
+    /// The most CPU time to use for it, in percent of a core; 0: no limit but the engine's own.
+    #[serde(default)]
+    pub cpu_limit: u32,
 }
 
 /// What merging now has brought.

@@ -35,6 +35,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use wire::{Cause, LeftAlone, MergedNow, PAGE_BYTES};
@@ -110,6 +111,14 @@ fn reach(wishes: &[Wish]) -> Reach {
     reach
 }
 
+/// The limit of CPU time under which wishes are granted together: the widest, so that no wish slows another one down.
+fn limit(wishes: &[Wish]) -> u32 {
+    let limits = wishes.iter().map(|wish| wish.cpu_limit);
+    // None is the widest of all.
+    let narrow = limits.clone().all(|limit| limit > 0);
+    limits.max().filter(|_| narrow).unwrap_or(0)
+}
+
 /// Frames that each guest saved which wishes of this user name. Once a user, however many wishes he has.
 fn saved(reach: &Reach, wishes: &[Wish], uid: u32) -> BTreeMap<u64, u64> {
     let his = wishes.iter().filter(|wish| wish.uid == uid);
@@ -150,7 +159,9 @@ impl Core {
         let wishes = self.wishes.take(begin);
         let mut reach = reach(&wishes);
         reach.values().for_each(|its| its.guest.begin_gains());
+        self.pass_limit.store(limit(&wishes), Relaxed);
         let finished = self.passes(crew, &reach);
+        self.pass_limit.store(0, Relaxed);
         for its in reach.values_mut() {
             its.gains = its.guest.end_gains();
         }
@@ -225,6 +236,26 @@ impl Core {
                 return !behind;
             }
             before = now;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wishes_together_have_the_widest_of_their_limits() {
+        let wish = |&cpu_limit: &u32| Wish {
+            uid: 0,
+            guests: Vec::new(),
+            range: 0..1,
+            cpu_limit,
+            tell: Box::new(|_| ()),
+        };
+        for (limits, expected) in [(&[][..], 0), (&[5], 5), (&[5, 20], 20), (&[5, 0, 20], 0)] {
+            let wishes: Vec<_> = limits.iter().map(wish).collect();
+            assert_eq!(limit(&wishes), expected, "{limits:?}");
         }
     }
 }

@@ -292,9 +292,15 @@ pub(crate) fn merger(engine: &Arc<Engine>, answers: &Answers) -> Lane<Merging> {
     let (engine, answers) = (Arc::clone(engine), answers.clone());
     Lane::new("merger", MAX_WAITING, move |merging: Merging| {
         let Merging { asked, pid, all } = merging;
-        let Request::Merge(MergeNow { pids, start, end }) = asked.request else {
+        let Request::Merge(wish) = asked.request else {
             unreachable!("the poll loop sends wishes to merge only");
         };
+        let MergeNow {
+            pids,
+            start,
+            end,
+            cpu_limit,
+        } = wish;
         let own = [pid];
         let pids = if pids.is_empty() { &own[..] } else { &pids };
         let answers = answers.clone();
@@ -302,6 +308,7 @@ pub(crate) fn merger(engine: &Arc<Engine>, answers: &Answers) -> Lane<Merging> {
             (asked.uid, all),
             pids,
             start..end.max(start),
+            cpu_limit,
             move |merged| {
                 let reply = match merged {
                     Ok(merged) => Reply::Merged(merged),
