@@ -259,10 +259,17 @@ fn guests(to: &mut Writer<'_>, all: &[GuestStatus], most: usize) -> fmt::Result 
     let mut ranked: Vec<_> = all.iter().collect();
     ranked.sort_by_key(|guest| std::cmp::Reverse(guest.saved_bytes));
     let (named, others) = ranked.split_at(most.min(ranked.len()));
-    let names = ["pid", "comm", "domain"];
+    let names = ["pid", "comm", "name", "domain"];
     let labels = |guest: &GuestStatus| {
         let (comm, domain) = (guest.comm.to_string(), guest.domain.to_string());
-        [guest.pid.to_string(), comm, domain]
+        // Without a name the label is empty, which is for Prometheus as if it were not there.
+        let name = guest.name.as_ref().map(ToString::to_string);
+        [
+            guest.pid.to_string(),
+            comm,
+            name.unwrap_or_default(),
+            domain,
+        ]
     };
     let rows = named.iter().map(|guest| (labels(guest), guest.saved_bytes));
     to.gauges(
@@ -279,18 +286,16 @@ fn guests(to: &mut Writer<'_>, all: &[GuestStatus], most: usize) -> fmt::Result 
         rows,
     )?;
     let rows = named.iter().flat_map(|guest| {
-        let [pid, comm, domain] = labels(guest);
+        let [pid, comm, name, domain] = labels(guest);
         ways(guest.pages_recycled).map(|(way, pages)| {
-            (
-                [pid.clone(), comm.clone(), domain.clone(), way.into()],
-                pages,
-            )
+            let [pid, comm, name, domain] = [&pid, &comm, &name, &domain].map(String::clone);
+            ([pid, comm, name, domain, way.into()], pages)
         })
     });
     to.counters(
         "pageone_guest_recycled_pages_total",
         "Pages that a guest gave up, by way",
-        ["pid", "comm", "domain", "way"],
+        ["pid", "comm", "name", "domain", "way"],
         rows,
     )?;
     let rest: u64 = others.iter().map(|guest| guest.saved_bytes).sum();
@@ -371,6 +376,28 @@ mod tests {
             let quotes = line.replace("\\\\", "").replace("\\\"", "");
             assert!(quotes.matches('"').count().is_multiple_of(2), "{line}");
         }
+    }
+
+    #[test]
+    fn guests_have_the_names_of_their_machines() {
+        let machine = GuestStatus {
+            name: Some("web\"} 1\n\x1b\\".into()),
+            ..guest(1, 2)
+        };
+        let status = Status {
+            guests: vec![machine, guest(2, 1)],
+            ..Status::default()
+        };
+        let text = lines(&status, 2);
+        let row = |pid: u32| {
+            let start = format!("pageone_guest_saved_bytes{{pid=\"{pid}\"");
+            let mut lines = text.lines().filter(|line| line.starts_with(&start));
+            let row = lines.next().map(str::to_owned);
+            row.filter(|_| lines.next().is_none()).expect("one line")
+        };
+        assert!(row(1).contains(r#",name="web\"} 1"#), "{text}");
+        assert!(row(2).contains(r#",name="","#), "{text}");
+        assert!(!text.contains('\x1b'), "{text}");
     }
 
     #[test]

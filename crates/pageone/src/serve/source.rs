@@ -8,7 +8,7 @@ use sys::foreign::plain_json;
 use sys::ksm::Ksm;
 use wire::{Reply, Request, Sample, Status};
 
-use crate::client;
+use crate::{client, view};
 
 /// For so long the last answer serves.
 const FRESH: Duration = Duration::from_secs(1);
@@ -63,7 +63,10 @@ impl Source {
             return answer.clone();
         }
         let answer = match self.ask(&Request::Status) {
-            Ok(Reply::Status(status)) => Ok(Arc::from(status)),
+            Ok(Reply::Status(mut status)) => {
+                view::status::name(&mut status);
+                Ok(Arc::from(status))
+            }
             Ok(_) => Err("the daemon replied with something else".to_owned()),
             Err(why) => Err(why),
         };

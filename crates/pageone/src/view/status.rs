@@ -56,12 +56,17 @@ pub(crate) fn main(args: &Args) -> Result<()> {
 pub(crate) fn ask(socket: &Path) -> Result<Status> {
     match client::ask(socket, &Request::Status, PATIENCE)? {
         Reply::Status(mut status) => {
-            names::fill(&mut status.guests);
+            name(&mut status);
             Ok(*status)
         }
         Reply::Refused(why) => bail!("no status: {why}"),
         _ => bail!("the daemon replied with something else"),
     }
+}
+
+/// Gives the guests of a status their names.
+pub(crate) fn name(status: &mut Status) {
+    names::fill(&mut status.guests);
 }
 
 fn show(args: &Args, status: &Status) -> Result<()> {
