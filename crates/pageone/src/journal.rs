@@ -3,16 +3,42 @@
 //! systemd names the stream of the journal in `JOURNAL_STREAM`, by device and inode. A program that has another standard
 //! error than the service may inherit the variable, so both are compared.
 
+use std::io::Write;
 use std::os::fd::AsFd;
 
 use rustix::fs::fstat;
 use tracing::Level;
 
-/// The head of an error's line where standard error is the journal; nothing elsewhere.
-pub(crate) fn error() -> &'static str {
-    match is_stderr() {
+/// Says an error on standard error. Where that is the journal, each line has its priority: a mistake in a TOML file is told in several.
+pub(crate) fn tell_error(text: &str) {
+    let head = match is_stderr() {
         true => priority(Level::ERROR),
         false => "",
+    };
+    // The one who asked may have gone: then nobody reads it.
+    let _ = std::io::stderr().write_all(headed(head, text).as_bytes());
+}
+
+/// `text` with `head` before each of its lines.
+fn headed(head: &str, text: &str) -> String {
+    let lines = text.trim_end_matches('\n').split('\n');
+    lines.map(|line| format!("{head}{line}\n")).collect()
+}
+
+/// Has panics tell of themselves with priorities, where standard error is the journal.
+pub(crate) fn head_panics() {
+    if is_stderr() {
+        let backtrace = std::env::var_os("RUST_BACKTRACE").is_some_and(|on| on != "0");
+        std::panic::set_hook(Box::new(move |panic| {
+            let thread = std::thread::current();
+            let name = thread.name().unwrap_or("<unnamed>");
+            let mut text = format!("thread '{name}' {panic}");
+            if backtrace {
+                let trace = std::backtrace::Backtrace::force_capture();
+                text = format!("{text}\n{trace}");
+            }
+            tell_error(&text);
+        }));
     }
 }
 
@@ -40,6 +66,12 @@ pub(crate) fn priority(level: Level) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_line_of_an_error_has_the_head() {
+        assert_eq!(headed("<3>", "a\n  |\n1 | b\n"), "<3>a\n<3>  |\n<3>1 | b\n");
+        assert_eq!(headed("", "a\n\nb"), "a\n\nb\n");
+    }
 
     #[test]
     fn the_journal_is_known_by_device_and_inode() {

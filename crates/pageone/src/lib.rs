@@ -156,6 +156,7 @@ fn verbs(words: impl Iterator<Item = OsString>) -> String {
 /// Runs the verb of the command line.
 #[must_use]
 pub fn main() -> ExitCode {
+    journal::head_panics();
     let result = match parse().verb {
         Verb::Daemon(args) => daemon::main(&args),
         Verb::Run(args) => return run::main(&args),
@@ -182,7 +183,7 @@ pub fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{}pageone: {error:#}", journal::error());
+            journal::tell_error(&format!("pageone: {error:#}"));
             ExitCode::FAILURE
         }
     }

@@ -172,7 +172,7 @@ impl Machine {
     /// Boots; none, with a word, where that cannot be.
     fn boot() -> Option<Self> {
         let Some(systemd) = program("systemd") else {
-            eprintln!("skipped: no systemd is installed");
+            common::tools::lacks("systemd");
             return None;
         };
         let group = match Group::new() {
@@ -395,7 +395,7 @@ fn frames(guests: &mut [Guest; 2]) -> [[Option<u64>; 4]; 2] {
 #[test]
 fn systemd_understands_the_units() {
     let Some(analyze) = program("systemd-analyze") else {
-        return eprintln!("skipped: no systemd is installed");
+        return common::tools::lacks("systemd");
     };
     let place = Place::new();
     let folder = units(&place);
@@ -446,6 +446,13 @@ fn lines_for_the_journal_have_priorities() {
     assert!(!running.0.wait().unwrap().success());
     let said = fs::read_to_string(&log).unwrap();
     assert!(said.starts_with("<3>pageone: "), "{said}");
+    // A mistake in a file is told in several lines.
+    let config = place.file("pageone.toml", "threads = [\n");
+    let mut running = start(&["daemon", "--config", config.to_str().unwrap()], &log);
+    assert!(!running.0.wait().unwrap().success());
+    let said = fs::read_to_string(&log).unwrap();
+    assert!(said.lines().count() > 1, "{said}");
+    assert!(said.lines().all(|line| line.starts_with("<3>")), "{said}");
 }
 
 #[test]
@@ -539,7 +546,7 @@ fn a_machine_with_the_sandbox_of_libvirt_is_attached_by_rule() {
     let _turn = alone();
     let qemu = Path::new("/usr/bin/qemu-system-x86_64");
     if !qemu.exists() {
-        return eprintln!("skipped: no QEMU is installed");
+        return common::tools::lacks("QEMU");
     }
     let own = fs::read_to_string("/proc/self/status").unwrap();
     if !own.contains("Seccomp:\t0") {
