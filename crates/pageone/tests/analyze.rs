@@ -184,7 +184,7 @@ impl Program {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
         let Ok(mut child) = command.spawn() else {
-            eprintln!("skipped: there is no python3");
+            common::tools::lacks("python3");
             return None;
         };
         let mut line = String::new();
@@ -332,6 +332,78 @@ fn processes_are_found_by_name_and_condition() {
     child.wait().unwrap();
     let pid = u64::from(child.id());
     assert_eq!(all, [vec![pid], vec![pid]]);
+}
+
+/// A control group of a test's own; removed on drop.
+struct Group(std::path::PathBuf);
+
+impl Group {
+    fn new() -> Option<Self> {
+        let name = format!("pageone-analyze-{}", std::process::id());
+        let folder = std::path::Path::new("/sys/fs/cgroup").join(name);
+        let is_v2 = std::path::Path::new("/sys/fs/cgroup/cgroup.procs").exists();
+        let made = is_v2 && std::fs::create_dir(&folder).is_ok();
+        if !made {
+            eprintln!("skipped: no control group of version 2 can be made");
+        }
+        made.then_some(Self(folder))
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
+fn processes_are_found_by_control_group() {
+    let Some(group) = Group::new() else { return };
+    let mut children = [(); 3].map(|()| Command::new("sleep").arg("60").spawn().unwrap());
+    let [one, other, _] = [0, 1, 2].map(|index| u64::from(children[index].id()));
+    for pid in [one, other] {
+        std::fs::write(group.0.join("cgroup.procs"), pid.to_string()).unwrap();
+    }
+    let glob = format!("/pageone-analyze-{}*", std::process::id());
+    let report = analyze(&["--cgroup", &glob], &[]);
+    for child in &mut children {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    let rows = report["processes"].as_array().unwrap();
+    let mut found: Vec<_> = rows.iter().map(|row| number(&row["pid"])).collect();
+    found.sort_unstable();
+    let mut expected = [one, other];
+    expected.sort_unstable();
+    assert_eq!(found, expected, "{report}");
+}
+
+/// In a namespace of processes all are a few.
+#[test]
+fn all_processes_are_found() {
+    let script = "sleep 60 & exec \"$0\" analyze --all --look-again=300ms --json";
+    let mut unshare = Command::new("unshare");
+    unshare.args([
+        "--pid",
+        "--fork",
+        "--mount-proc",
+        "--kill-child",
+        "sh",
+        "-c",
+    ]);
+    let mut made = Command::new("unshare");
+    made.args(["--pid", "--fork", "--mount-proc", "true"]);
+    if !made.output().is_ok_and(|made| made.status.success()) {
+        return eprintln!("skipped: no namespace of processes can be made");
+    }
+    let program = pageone().get_program().to_owned();
+    let said = output(unshare.arg(script).arg(program));
+    assert!(said.status.success(), "{}", text(&said.stderr));
+    let report: Value = serde_json::from_slice(&said.stdout).unwrap();
+    let rows = report["processes"].as_array().unwrap();
+    let comms: Vec<_> = rows.iter().filter_map(|row| row["comm"].as_str()).collect();
+    assert!(comms.contains(&"sleep"), "{report}");
+    assert!(rows.len() <= 2, "the namespace has two: {report}");
 }
 
 #[test]

@@ -3,9 +3,10 @@
 mod common;
 
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Output, Stdio};
 
-use common::{Place, Running, daemon, install, need_agent, output, pageone, text};
+use common::{Knob, Place, Running, daemon, install, need_agent, output, pageone, text};
 use sys::signals::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 
 fn run(place: &Place, command: &[&str]) -> Output {
@@ -132,7 +133,7 @@ fn scripts_are_fine_and_static_commands_are_told() {
         .arg(&source)
         .output();
     if !cc.is_ok_and(|cc| cc.status.success()) {
-        eprintln!("skipped: no C compiler that links statically");
+        common::tools::lacks("C compiler that links statically");
         return;
     }
     let fixed = run(&place, &[fixed.to_str().expect("text")]);
@@ -214,4 +215,40 @@ fn a_node_is_chosen_and_one_that_is_not_there_is_named() {
     );
     let nonsense = on("left");
     assert_eq!(nonsense.status.code(), Some(2));
+}
+
+#[test]
+fn a_user_without_the_right_is_told_and_the_command_runs() {
+    const STRANGER: u32 = 61_018;
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("skipped: only root can become another user, and take a right from all");
+    }
+    need_agent();
+    let Some(_knob) = Knob::set("/proc/sys/vm/unprivileged_userfaultfd", "0") else {
+        return;
+    };
+    let place = Place::new();
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(place.path(), open).expect("a mode");
+    let program = place.path().join("pageone");
+    install(env!("CARGO_BIN_EXE_pageone"), &program);
+    let agent = std::path::Path::new(env!("CARGO_BIN_EXE_pageone"));
+    let agent = agent.with_file_name("libpageone_agent.so");
+    install(agent, place.path().join("libpageone_agent.so"));
+    let mut command = Command::new(program);
+    command.uid(STRANGER).gid(STRANGER).current_dir("/");
+    command
+        .env_remove("LD_PRELOAD")
+        .env_remove("XDG_RUNTIME_DIR");
+    command.arg("run").arg("--socket").arg(place.socket());
+    let done = output(command.args(["--", "sh", "-c", "echo out; exit 7"]));
+    let said = text(&done.stderr);
+    assert_eq!(done.status.code(), Some(7), "{said}");
+    assert_eq!(text(&done.stdout), "out\n");
+    for part in [
+        "no right to userfaultfd, so the command runs, but its memory is not merged",
+        "have root start `pageone daemon`, or set vm.unprivileged_userfaultfd to 1",
+    ] {
+        assert!(said.contains(part), "no {part}: {said}");
+    }
 }
