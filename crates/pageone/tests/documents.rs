@@ -236,3 +236,30 @@ fn the_sentences_of_comments_are_short() {
         long.join("\n")
     );
 }
+
+/// Numbers with a fraction in a text.
+fn fractions(text: &str) -> Vec<&str> {
+    let words = text.split(|c: char| !c.is_ascii_digit() && c != '.');
+    let words = words.map(|word| word.trim_matches('.'));
+    words.filter(|word| word.contains('.')).collect()
+}
+
+/// docs/results.md is the one place of what was measured against KSM: others have its figures, or none.
+#[test]
+fn figures_against_ksm_are_those_of_the_results() {
+    let read = |name: &str| fs::read_to_string(root().join(name)).unwrap();
+    let results = read("docs/results.md");
+    let known = fractions(&results);
+    let (readme, ksm) = (read("README.md"), read("docs/ksm.md"));
+    let rows = readme.lines().filter(|line| line.contains(" MiB ("));
+    let rows: Vec<_> = rows.flat_map(fractions).collect();
+    assert!(rows.len() >= 9, "{rows:?}");
+    // A version of the kernel is no figure.
+    let others = fractions(&ksm).into_iter().filter(|word| *word != "6.8");
+    for figure in rows.into_iter().chain(others) {
+        assert!(
+            known.contains(&figure),
+            "{figure} is not in docs/results.md"
+        );
+    }
+}
