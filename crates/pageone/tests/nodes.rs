@@ -4,6 +4,8 @@
 //! machine tries emulated ones, which are ranges of its memory. Needs root (frame numbers).
 #![allow(clippy::unwrap_used)] // a helper that fails is a test that fails
 
+#[path = "nodes/benches.rs"]
+mod benches;
 mod common;
 #[path = "../../../tests/support/mod.rs"]
 mod support;
@@ -848,4 +850,45 @@ fn a_daemon_on_a_node_serves() {
         refused.status.code() == Some(1) && said.contains("node 9999"),
         "{said}"
     );
+}
+
+/// Nodes of the test guest `cpuless`: one has CPUs and no memory, the other memory and no CPUs. The daemon gets what its node lacks from the
+/// nearest node that has it.
+#[test]
+fn a_daemon_on_a_node_that_lacks_something_has_it_from_the_nearest() {
+    let _alone = alone();
+    let live = Topology::live().unwrap();
+    let lacks = |node: &&numa::Node| node.cpus.is_empty() || node.memory_bytes == 0;
+    let lacking: Vec<_> = live.nodes.iter().filter(lacks).collect();
+    if lacking.is_empty() {
+        println!("skipped: all nodes have CPUs and memory");
+        return;
+    }
+    for node in lacking {
+        let place = Place::new();
+        let daemon = start(&place, "", &["--node", &node.id.to_string()]);
+        let near = live.by_distance(node.id);
+        let first = |has: fn(&numa::Node) -> bool| {
+            let mut nodes = near.iter().filter_map(|&id| live.node(id));
+            nodes.find(|node| has(node)).unwrap()
+        };
+        let with_cpus = first(|node| !node.cpus.is_empty());
+        let with_memory = first(|node| node.memory_bytes > 0);
+        assert_eq!(
+            cpus(daemon.0.id()),
+            numa::format_list(&with_cpus.cpus),
+            "node {}",
+            node.id
+        );
+        let mut guests = [(); 2].map(|()| Guest::start(&place.socket()));
+        guests.iter_mut().for_each(|guest| guest.offer(PAGES, 3));
+        wait_shared(&place, (PAGES, PAGES));
+        guests.iter_mut().for_each(|guest| drop(guest.run("check")));
+        // Some pages of its program were written before it was placed.
+        let its = tables(&daemon, &format!("prefer:{}", with_memory.id));
+        let there = its.get(&with_memory.id.0).copied().unwrap_or(0);
+        let all: u64 = its.values().sum();
+        println!("a daemon on node {}: pages on {its:?}", node.id);
+        assert!(all > 0 && there * 4 >= all * 3, "{its:?}");
+    }
 }

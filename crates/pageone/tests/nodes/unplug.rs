@@ -3,13 +3,16 @@
 //! The test guest `unplug` of `make test-numa` tries it, whose second node is a memory device. Elsewhere the memory is the machine's.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 use sys::mempolicy::{self, Mode, NodeMask};
 
-use super::common::{Place, alone, json, wait_for};
+use super::common::{Knob, PATIENCE, Place, alone, json, wait_for};
 use super::support::Guest;
 use super::{
-    APART, PAGES, nodes, on_node, refill, shared, start, two_nodes, wait_shared, wait_store_nodes,
+    APART, PAGES, counted, nodes, on_node, refill, set, shared, start, two_nodes, wait_shared,
+    wait_store_nodes,
 };
 
 /// Set in the test guest whose second node is a memory device.
@@ -54,12 +57,18 @@ impl Blocks {
     }
 }
 
-impl Drop for Blocks {
-    fn drop(&mut self) {
+impl Blocks {
+    fn bring_back(&self) {
         for block in &self.all {
             // What is online already says so.
             let _ = std::fs::write(block.join("state"), "online_movable");
         }
+    }
+}
+
+impl Drop for Blocks {
+    fn drop(&mut self) {
+        self.bring_back();
     }
 }
 
@@ -120,4 +129,95 @@ fn a_node_whose_memory_is_taken_away_takes_no_page_along() {
         let wanted = if number < 3 { &here } else { &there };
         assert_eq!(&nodes(guest), wanted, "guest {number}");
     }
+}
+
+fn each(guests: &mut [Guest], command: &str) {
+    guests.iter_mut().for_each(|guest| drop(guest.run(command)));
+}
+
+/// Each of it has a test of its own; here it all happens at once, while every guest writes by fits and starts.
+#[test]
+fn a_node_whose_memory_comes_and_goes_while_the_knob_turns_and_nodes_are_balanced() {
+    const TIMES: u32 = 2;
+    let _alone = alone();
+    if !may_unplug() {
+        println!("left to the guest with a memory device");
+        return;
+    }
+    let [first, last] = two_nodes().expect("a node with memory of its own, and the device");
+    let blocks = Blocks::of(last);
+    let _balancing =
+        Knob::set("/proc/sys/kernel/numa_balancing", "1").expect("a kernel that balances");
+    let place = Place::new();
+    let _daemon = start(&place, APART.0, APART.1);
+    let mut guests = vec![preferring(&place, last), preferring(&place, last)];
+    guests.extend([on_node(&place, first), on_node(&place, first)]);
+    wait_shared(&place, (2 * PAGES, 2 * PAGES));
+    let before = counted("numa_pte_updates");
+
+    let (turned, taken, over) = (AtomicU32::new(0), AtomicU32::new(0), AtomicBool::new(false));
+    let deadline = Instant::now() + PATIENCE;
+    let is_over = || over.load(Relaxed) || Instant::now() > deadline;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over() {
+                let across = 1 - turned.load(Relaxed) % 2;
+                // Where a guest merges again before the knob turns, the turn is refused, and tried again.
+                let knob = format!("merge_across_nodes={across}");
+                match set(&place, &["--unmerge", &knob]) {
+                    Ok(()) => drop(turned.fetch_add(1, Relaxed)),
+                    Err(why) => println!("not turned: {}", why.trim()),
+                }
+                std::thread::sleep(Duration::from_millis(300));
+            }
+        });
+        scope.spawn(|| {
+            while !is_over() {
+                let all = blocks.all.iter().map(|block| block.join("state"));
+                // A block with a busy page stays for now.
+                let gone = all.filter(|state| std::fs::write(state, "offline").is_ok());
+                taken.fetch_add(gone.count().try_into().unwrap(), Relaxed);
+                std::thread::sleep(Duration::from_millis(200));
+                blocks.bring_back();
+                std::thread::sleep(Duration::from_millis(500));
+            }
+        });
+        // There and back, at least.
+        let enough = || {
+            let balanced = counted("numa_pte_updates") >= before + 100;
+            balanced && turned.load(Relaxed) >= TIMES && taken.load(Relaxed) >= TIMES
+        };
+        while !enough() && !is_over() {
+            // In between, the engine's workers have a processor: they run on idle ones.
+            each(&mut guests, "writers 1 1");
+            std::thread::sleep(Duration::from_millis(200));
+            for guest in &mut guests {
+                let said = guest.run("stop");
+                assert!(said.ends_with(" 0 mismatches"), "{said}");
+            }
+            // It answers all the while.
+            json(&place);
+            std::thread::sleep(Duration::from_millis(400));
+        }
+        over.store(true, Relaxed);
+    });
+    let (turned, taken) = (turned.into_inner(), taken.into_inner());
+    let updates = counted("numa_pte_updates") - before;
+    println!(
+        "the knob turned {turned} times, {taken} blocks went, {updates} pages were taken away"
+    );
+    each(&mut guests, "check");
+    assert!(turned >= TIMES && taken >= TIMES && updates >= 100);
+
+    // All that is over, and everything shares where it may.
+    blocks.bring_back();
+    wait_for("the knob to turn", || {
+        set(&place, &["--unmerge", "merge_across_nodes=1"]).ok()
+    });
+    for guest in &mut guests {
+        guest.run(&format!("mapover 0 {PAGES}"));
+        refill(guest);
+    }
+    wait_shared(&place, (PAGES, 3 * PAGES));
+    each(&mut guests, "check");
 }
