@@ -151,10 +151,12 @@ mod tests {
         (0..9).map(once).min().unwrap()
     }
 
+    /// `cargo test --release -p engine --lib zeros_are_recognised -- --nocapture` prints the figures. In a long run it is
+    /// less than 100 ns a page on a processor that is not shared; three times that is left for neighbours in its caches.
     #[test]
-    #[ignore = "measures: cargo test -p engine --lib zeros_are_recognised -- --ignored --nocapture"]
     fn what_it_takes_until_zeros_are_recognised() {
         const PAGES: usize = 16_384;
+        const MOST_NS: u128 = 300;
         let hasher = Hasher::new().unwrap();
         let guest = vec![Room([1; wire::PAGE_BYTES]); PAGES];
         let mut guest = guest.into_boxed_slice();
@@ -192,6 +194,7 @@ mod tests {
         println!(
             "read and recognised {all} ns a page, recognised alone {alone} ns, in a long run {run} ns"
         );
+        assert!(run < MOST_NS, "{run} ns a page of a long run");
     }
 
     #[test]
