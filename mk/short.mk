@@ -27,6 +27,7 @@ short: unit ## Runs each demonstration, bench, simulation and fuzz target for a 
 	$(MAKE) bench-sdtree $(SHORT)
 	$(MAKE) bench-numa $(SHORT)
 	$(MAKE) bench-nodes $(SHORT)
+	$(MAKE) bench-recycle $(SHORT) WAYS=pageone:balloon
 	$(MAKE) fuzz-smoke $(SHORT)
 	$(MAKE) fuzz $(SHORT)
 	$(MAKE) miri $(SHORT)

@@ -22,10 +22,17 @@ test-vm: setup ## Merges the memory of VM_GUESTS (4) QEMU guests that check thei
 
 test: test-recycle-short
 
-test-recycle-short: # With two guests, all its checks.
-	$(MAKE) test-recycle VM_GUESTS=2
+test-recycle-short: # With two guests, all its checks; and the same guests with KSM, in one way.
+	$(MAKE) test-recycle VM_GUESTS=2 BESIDE=ksm:reported
 
 # BESIDE="ksm none" has the same guests run with KSM, and with nothing, as well.
 test-recycle: setup ## Has VM_GUESTS (4) QEMU guests delete what they hold, and the host get it back
 	$(CARGO) build -p pageone -p agent
 	@tests/vm/recycle $(VM_GUESTS)
+
+.PHONY: bench-recycle
+
+# WAYS="none:balloon pageone:order0" is a choice of rows: see tests/vm/recycle-cost.
+bench-recycle: setup ## Measures what it costs until freed memory of two guests is back: balloon, reporting, cleared pages
+	$(CARGO) build --profile $(PROFILE) -p pageone -p agent
+	@tests/vm/recycle-cost 2 $(CURDIR)/$(BUILT)

@@ -1,7 +1,8 @@
-# What the tests with QEMU guests have in common on the host; sourced by merge, attach and recycle.
+# What the tests with QEMU guests have in common on the host; sourced by merge, attach, recycle and recycle-cost.
 #
 # Wanted: root, bin, guests, target (the name of the make target), step_seconds and all_seconds (the longest time for one
-# step, and for all), kernel (see boot), append (words for the guests' kernel) and devices (arguments for QEMU).
+# step, and for all), kernel (see boot), append (words for the guests' kernel) and devices (arguments for
+# QEMU; % is the guest's number).
 # Given: a folder of its own, a daemon, guests with a pipe for words (ttyS2 inside), checks that are counted. Whatever
 # ends the script ends the guests and the daemon.
 # shellcheck shell=bash disable=SC2154,SC2034
@@ -110,7 +111,7 @@ start_guests() {
     : >"$dir/console.$guest"
     setpriv --pdeathsig TERM "$root/tests/vm/boot" --timeout "$all_seconds" --log "$dir/console.$guest" \
       --kernel "$kernel" --append "guest=$guest $append" --qemu "$dir/qemu" "$dir/initramfs" -- \
-      -smp 2 -m 384M "${devices[@]}" -chardev "pipe,id=word,path=$dir/word.$guest" -serial chardev:word >/dev/null 2>&1 &
+      -smp 2 -m 384M "${devices[@]//%/$guest}" -chardev "pipe,id=word,path=$dir/word.$guest" -serial chardev:word >/dev/null 2>&1 &
     boots+=($!)
   done
 }
