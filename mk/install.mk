@@ -52,8 +52,8 @@ deb: ## Makes Debian packages of what was built, in target/deb, where dpkg-deb i
 		fi; \
 	fi
 
-test-deb: deb ## Installs this package in a fresh Debian, has two programs share their memory, and purges it
-	@packaging/deb/try $(DEB)/pageone_$(VERSION)_amd64.deb
+test-deb: deb ## Installs this package in a fresh Debian under systemd, has two programs share their memory, upgrades and purges it
+	@packaging/deb/try $(DEB)/pageone_$(VERSION)_amd64.deb target/debian
 
 rpm: ## Makes packages for rpm of what was built, in target/rpm, where rpmbuild is; rpmlint looks through them, if it is installed
 	@if ! command -v rpmbuild >/dev/null; then \

@@ -17,7 +17,7 @@ short: unit ## Runs each demonstration, bench, simulation and fuzz target for a 
 	rm -rf target/bench-short
 	$(MAKE) bench $(SHORT)
 	$(MAKE) bench-full $(SHORT)
-	$(MAKE) deb $(SHORT)
+	$(MAKE) test-deb $(SHORT)
 	$(MAKE) test-rpm $(SHORT)
 	$(MAKE) scale $(SHORT)
 	$(MAKE) stress $(SHORT)
