@@ -3,8 +3,6 @@
 // Each test binary uses its part; a helper that fails is a test that fails.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
-pub mod tools;
-
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};

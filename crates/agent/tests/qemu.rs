@@ -3,6 +3,8 @@
 
 #[path = "../../../tests/support/mod.rs"]
 mod support;
+#[path = "../../../tests/support/tools.rs"]
+mod tools;
 
 mod common;
 
@@ -33,7 +35,7 @@ impl Machine {
         match started {
             Ok(child) => Some(Self(child)),
             Err(error) => {
-                support::tools::lacks(&format!(
+                tools::lacks(&format!(
                     "qemu-system-x86_64 (Debian: qemu-system-x86): {error}"
                 ));
                 None

@@ -22,7 +22,7 @@ pub(crate) struct Args {
     /// Ask again until nothing is left for want of time
     #[arg(long)]
     wait: bool,
-    /// The most CPU time of daemon and agents for it, in percent of one core; the daemon's own limit holds as well
+    /// The most CPU time of daemon and agents for it, in percent of one core, with --wait; the daemon's own limit holds as well
     #[arg(long, value_name = "PERCENT|none", default_value = "none", value_parser = limit)]
     cpu_limit: u32,
     /// One JSON object
@@ -36,8 +36,10 @@ pub(crate) struct Args {
 pub(crate) fn main(args: &Args) -> Result<()> {
     let socket = paths::served(args.socket.as_deref())?;
     let (mut sum, mut vain) = (ask(&socket, args)?, 0);
+    // With a limit each request is short, so that nobody else waits for this one.
+    let waits = args.wait || args.cpu_limit > 0;
     // What brings nothing again and again is written all the time, or its agent does not answer.
-    while args.wait && !sum.finished && vain < MOST_VAIN {
+    while waits && !sum.finished && vain < MOST_VAIN {
         let next = ask(&socket, args)?;
         vain = if next.pages == 0 { vain + 1 } else { 0 };
         sum = MergedNow {

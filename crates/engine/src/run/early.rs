@@ -56,6 +56,11 @@ pub(crate) fn is_young(age: Duration, period: Duration) -> bool {
     age < period && !is_short(period)
 }
 
+/// How long early looks and their work take at most.
+pub(crate) fn longest(period: Duration) -> Duration {
+    (distance(period) / 2).min(MOST)
+}
+
 /// The least distance between a look at a guest and its next early look.
 fn nearest(distance: Duration) -> Duration {
     distance * 3 / 4
@@ -94,7 +99,7 @@ impl Core {
     /// Looks at the young guests, and merges what has settled.
     pub(crate) fn look_early(&self, crew: &dyn Crew) {
         let period = self.knobs.period();
-        let most = (distance(period) / 2).min(MOST);
+        let most = longest(period);
         let until = self.note_look() + most / 2;
         let guests: Vec<_> = young(&lock(&self.guests), period).cloned().collect();
         guests.iter().for_each(|guest| guest.begin_pass());

@@ -29,7 +29,8 @@
 //! **Fair.** A pass is a round: users have lanes in it, the CPU limit holds, workers run on idle CPUs only. It lasts a period at
 //! most: its looks end after half of the time that is left, however much memory there is, and what they found is worked in the other
 //! half. Where a round or an early look is due there is one pass before it and not two, so with any number of wishes the rounds take twice the
-//! time. A user whose pass took a while gets the next one after as long. A pass has its own place in a guest's memory, and leaves
+//! time. A pass with a limit of CPU time of its own lasts no longer than early looks, for its workers sleep. A user whose pass took a
+//! while gets the next one after as long. A pass has its own place in a guest's memory, and leaves
 //! that of the rounds where it is: or a user who asks again and again would keep his rounds at the beginning.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -45,6 +46,7 @@ use crate::guest::gains::{self, Gains};
 use crate::guest::{Guest, Standing};
 use crate::page::Class;
 use crate::run::core::{Core, Crew, Span};
+use crate::run::early;
 use crate::run::wishes::Wish;
 use crate::scan::look::Aim;
 use crate::sync::lock;
@@ -202,7 +204,13 @@ impl Core {
     /// whether nothing was left out for want of time.
     fn passes(&self, crew: &dyn Crew, reach: &Reach) -> bool {
         let begin = Instant::now();
-        let most = self.knobs.period().max(self.knobs.patience);
+        let period = self.knobs.period();
+        let most = match self.pass_limit.load(Relaxed) {
+            0 => period,
+            // Whoever wants little CPU time must not keep all others waiting for it.
+            _ => early::longest(period),
+        };
+        let most = most.max(self.knobs.patience);
         let guests = || reach.values().map(|its| &its.guest);
         let merged = || guests().map(|guest| shared(guest)).sum::<u64>();
         let is_late = |guest: &Arc<Guest>| {
