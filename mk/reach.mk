@@ -3,6 +3,6 @@
 
 REACH ?= --full
 
-test-reach: setup ## Compares redis, Python, Node and Java under load: alone, by `run --any`, by KSM
+test-reach: setup ## Compares ten programs under load: alone, by `run --any`, by `attach --any`, by KSM; judges the aims
 	$(CARGO) build --workspace
 	@tests/reach/run $(REACH)
