@@ -7,6 +7,9 @@
     reason = "a helper that fails is a test that fails"
 )]
 
+#[path = "../../../tests/support/tools.rs"]
+mod tools;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -126,7 +129,7 @@ fn topology_is_that_of_numactl() {
             std::env::var_os("PAGEONE_TEST_NODES").is_none(),
             "the guest has numactl"
         );
-        common::tools::lacks("numactl");
+        tools::lacks("numactl");
         return;
     };
     let oracle = String::from_utf8(output.stdout).unwrap();
