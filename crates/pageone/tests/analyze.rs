@@ -401,7 +401,10 @@ fn all_processes_are_found() {
     assert!(said.status.success(), "{}", text(&said.stderr));
     let report: Value = serde_json::from_slice(&said.stdout).unwrap();
     let rows = report["processes"].as_array().unwrap();
-    let comms: Vec<_> = rows.iter().filter_map(|row| row["comm"].as_str()).collect();
+    let comms: Vec<_> = rows
+        .iter()
+        .filter_map(|row| row["command"].as_str())
+        .collect();
     assert!(comms.contains(&"sleep"), "{report}");
     assert!(rows.len() <= 2, "the namespace has two: {report}");
 }
