@@ -105,7 +105,7 @@ static void send_kinds(const char *path)
 			close(to);
 			continue;
 		}
-		unsigned char ready[25] = { 3 };
+		unsigned char ready[26] = { 3 };
 		if (i % 2)
 			send_with(to, ready, sizeof ready, fds, count);
 		else if (say_ready(&s) == 0)

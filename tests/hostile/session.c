@@ -108,7 +108,7 @@ unsigned userfaultfd_said;
 
 int say_ready(struct session *s)
 {
-	unsigned char packet[1 + 4 + 4 + 8 + 8] = { 3 }; /* thread, userfaultfd, lifeline, journal */
+	unsigned char packet[1 + 4 + 4 + 8 + 8 + 1] = { 3 }; /* thread, userfaultfd, lifeline, journal, attached */
 	uint32_t thread = second_thread();
 	uint64_t line = (uint64_t)s->line_map;
 	memcpy(packet + 1, &thread, 4);
