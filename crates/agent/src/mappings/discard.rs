@@ -128,7 +128,7 @@ pub(crate) fn forget(guard: &mut Guard, start: usize, len: usize) {
 }
 
 /// Advice that discards, over a range in which something may be stored.
-pub(super) fn discard(guard: &mut Guard, start: usize, len: usize, advice: i32) -> Result<()> {
+fn discard(guard: &mut Guard, start: usize, len: usize, advice: i32) -> Result<()> {
     // Old content in the place of zeros would be worse than a page of zeros.
     let Ok(look) = Look::open(guard) else {
         return discard_unseen(guard, start, len, advice);
@@ -179,13 +179,7 @@ pub(super) fn discard(guard: &mut Guard, start: usize, len: usize, advice: i32) 
 /// As [`discard`], where the mappings cannot be looked at: for a filter, for want of a descriptor or of /proc. What is stored gets its
 /// zeros where it lies, if it may be written, by no other call than madvise(2). Guards over it are refused: canonical content
 /// would come from behind them. **The limit**: what may not be written gets canonical content.
-pub(super) fn discard_unseen(
-    guard: &mut Guard,
-    start: usize,
-    len: usize,
-    advice: i32,
-) -> Result<()> {
-    const POPULATE_WRITE: i32 = 23;
+fn discard_unseen(guard: &mut Guard, start: usize, len: usize, advice: i32) -> Result<()> {
     if !matches!(
         advice,
         libc::MADV_DONTNEED | DONTNEED_LOCKED | libc::MADV_FREE
@@ -208,7 +202,7 @@ pub(super) fn discard_unseen(
             .unwrap_or(end);
         if stored
             && !(advice != DONTNEED_LOCKED && is_locked(at))
-            && tell(at, stop - at, POPULATE_WRITE).is_ok()
+            && tell(at, stop - at, libc::MADV_POPULATE_WRITE).is_ok()
         {
             fill_zeros(at, stop - at);
         } else {
@@ -220,6 +214,44 @@ pub(super) fn discard_unseen(
         at = stop;
     }
     hole
+}
+
+/// Empties what lies in stores' mappings of a range whose pages the kernel has moved away. The rest stays as it is: other threads may
+/// have written there by now. **The limits**: what may not be written keeps canonical content where no mapping is left for it, or where
+/// the mappings cannot be looked at.
+pub(super) fn empty_stored(guard: &mut Guard, start: usize, len: usize) {
+    if !guard.table().may_be_stored(start, len) {
+        return;
+    }
+    let (mut at, end) = (start, (start + len).min(ADDRESS_LIMIT));
+    let look = thread::may_look().then(|| Look::open(guard));
+    let Some(Ok(look)) = look else {
+        return fill_stored(guard, at, end);
+    };
+    while at < end {
+        let Ok(found) = look.some(guard, at, end) else {
+            return fill_stored(guard, at, end);
+        };
+        let mut next = end;
+        for vma in found.into_iter().flatten().filter(|vma| vma.start < end) {
+            let (first, stop) = (vma.start.max(at), vma.end.min(end));
+            if is_store(&vma) {
+                // The kernel's call has succeeded: no error can be told any more.
+                let _ = make_anonymous(guard, &vma, first, stop);
+            }
+            next = stop;
+        }
+        at = next;
+    }
+}
+
+/// Gives what is stored of `[start, end)` its zeros where it lies, by the table, if it may be written.
+fn fill_stored(guard: &mut Guard, start: usize, end: usize) {
+    for page in (start..end).step_by(PAGE_BYTES) {
+        if is_stored(guard, page) && tell(page, PAGE_BYTES, libc::MADV_POPULATE_WRITE).is_ok() {
+            fill_zeros(page, PAGE_BYTES);
+        }
+    }
 }
 
 /// Whether the table says that a page lies in a store's mapping.

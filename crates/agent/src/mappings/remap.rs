@@ -6,11 +6,13 @@
 //! kernel's. Else a range of several mappings that are alike in all that the kernel tells is remapped mapping by mapping.
 //! The last of them is what grows, as the one mapping would.
 //!
-//! Where the old mapping stays ([`DONTUNMAP`]) its pages have moved, also those that may be pinned. The kernel alone would show zeros
-//! there, and a store's mapping shows the store's content. So anonymous memory is put in its place, right after the call.
+//! Where the old mapping stays ([`DONTUNMAP`]) its pages have moved, also those that may be pinned. The kernel alone would show
+//! zeros there, and a store's mapping shows the store's content. So anonymous memory is put in its place, right after the call
+//! ([`empty_stored`]).
 //!
-//! **The limits**: between the two, a thread that reads the old place finds that content. And mappings that are alike, and that the kernel alone keeps apart for the history of their pages, are remapped
-//! too, where it alone says EFAULT.
+//! **The limits**: between the two, a thread that reads the old place finds that content, and a write to such a page is lost. And
+//! mappings that are alike, and that the kernel alone keeps apart for the history of their pages, are remapped too, where it alone
+//! says EFAULT.
 
 use rustix::io::{Errno, Result};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -18,7 +20,7 @@ use sys::mapping;
 use sys::pagemap::Pagemap;
 use wire::{CHUNK_BYTES, PAGE_BYTES};
 
-use super::discard::{discard, discard_unseen, forget, is_stored, unread};
+use super::discard::{empty_stored, forget, is_stored, unread};
 use super::look::Look;
 use super::stores::is_store;
 use super::whole::{self, Untracked, whole};
@@ -97,39 +99,9 @@ pub(crate) fn remap(guard: &mut Guard, call: Remap) -> Result<usize> {
     }
     follow(guard, rounded, new);
     if call.flags & DONTUNMAP != 0 {
-        empty(guard, rounded, new)?;
+        empty_stored(guard, call.old, old_len);
     }
     result
-}
-
-/// Empties a place that stays mapped after its pages have moved to `new`: what lies in a store's mapping there becomes anonymous.
-///
-/// # Errors
-/// `NOMEM`, and the pages are where they were, where the program has no mapping left for it.
-fn empty(guard: &mut Guard, call: Remap, new: usize) -> Result<()> {
-    let (old, len) = (call.old, call.old_len);
-    if !guard.table().may_be_stored(old, len) {
-        return Ok(());
-    }
-    let advice = libc::MADV_DONTNEED;
-    let emptied = match thread::may_look() {
-        true => discard(guard, old, len, advice),
-        false => discard_unseen(guard, old, len, advice),
-    };
-    if emptied.is_ok() {
-        return Ok(());
-    }
-    let back = Remap {
-        old: new,
-        flags: MAYMOVE | FIXED,
-        to: old,
-        ..call
-    };
-    if let Ok(look) = Look::open(guard) {
-        carry_back(guard, &look, old, new, len);
-        follow(guard, back, old);
-    }
-    Err(Errno::NOMEM)
 }
 
 /// Whether the kernel refuses the call for its form alone, before it looks at any mapping.
