@@ -95,10 +95,12 @@ void headless(const char *path, char **args)
 	say("ready");
 }
 
-/* merge-storm N: so many threads ask without pause to have the memory merged at once. */
+/* merge-storm N [brief]: so many threads ask without pause to have the memory merged at once, or a part of it. */
+static const char *wish = "{\"merge\":{\"pids\":[],\"start\":0,\"end\":140737488355328}}";
+static const char brief[] = "{\"merge\":{\"pids\":[],\"start\":0,\"end\":140737488355328,\"brief\":true}}";
+
 static void *wish_on(void *path)
 {
-	static const char wish[] = "{\"merge\":{\"pids\":[],\"start\":0,\"end\":140737488355328}}";
 	unsigned char hello[1 + 2 + 1 + 1 + 63] = { 1, PROTOCOL & 0xff, PROTOCOL >> 8, 1 };
 	static __thread unsigned char reply[MAX_MESSAGE];
 	for (;;) {
@@ -106,7 +108,7 @@ static void *wish_on(void *path)
 		if (to < 0)
 			continue;
 		send(to, hello, sizeof hello, MSG_NOSIGNAL);
-		send(to, wish, sizeof wish - 1, MSG_NOSIGNAL);
+		send(to, wish, strlen(wish), MSG_NOSIGNAL);
 		recv(to, reply, sizeof reply - 1, 0);
 		close(to);
 	}
@@ -117,6 +119,8 @@ void merge_storm(const char *path, char **args)
 {
 	struct offers bait = offer_bait();
 	pthread_t thread;
+	if (args[1] && strcmp(args[1], "brief") == 0)
+		wish = brief;
 	fill(map_at(SECRET_AT, CHUNK / PAGE), SECRET_PAGES, 3);
 	while (join(&own, path, "") != 0)
 		rest(200);

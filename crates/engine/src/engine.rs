@@ -281,14 +281,14 @@ impl Engine {
     /// Merges the memory of guests at once, as far as it lies in `range`: what equals other memory at this moment need not have
     /// been quiet. `tell` is called once with what came of it, by another thread or before this returns. It must not wait.
     ///
-    /// A user may ask for guests of his own, with `all` for everybody's. `cpu_limit` is in percent of a core, 0 for none; it holds
-    /// beside the knob of that name.
+    /// A user may ask for guests of his own, with `all` for everybody's. Of a `brief` one a part is done, in a fraction
+    /// of a second.
     pub fn merge_now(
         &self,
         (uid, all): (u32, bool),
         pids: &[u32],
         range: Range<u64>,
-        cpu_limit: u32,
+        brief: bool,
         tell: impl FnOnce(Result<MergedNow, EngineError>) + Send + 'static,
     ) {
         let core = &self.driver.core;
@@ -302,7 +302,7 @@ impl Engine {
                     uid,
                     guests,
                     range,
-                    cpu_limit,
+                    brief,
                     tell: Box::new(tell),
                 });
                 self.driver.tell(|signal| signal.nudge = true);

@@ -22,7 +22,7 @@ pub(crate) struct Args {
     /// Ask again until nothing is left for want of time
     #[arg(long)]
     wait: bool,
-    /// The most CPU time of daemon and agents for it, in percent of one core, with --wait; the daemon's own limit holds as well
+    /// Work in bursts with pauses between them, so that daemon and agents take this part of one core; the daemon's own limit holds as well
     #[arg(long, value_name = "PERCENT|none", default_value = "none", value_parser = limit)]
     cpu_limit: u32,
     /// One JSON object
@@ -36,18 +36,21 @@ pub(crate) struct Args {
 pub(crate) fn main(args: &Args) -> Result<()> {
     let socket = paths::served(args.socket.as_deref())?;
     let (mut sum, mut vain) = (ask(&socket, args)?, 0);
-    // With a limit each request is short, so that nobody else waits for this one.
+    let mut last = sum.clone();
     let waits = args.wait || args.cpu_limit > 0;
     // What brings nothing again and again is written all the time, or its agent does not answer.
     while waits && !sum.finished && vain < MOST_VAIN {
+        std::thread::sleep(pause(args.cpu_limit, &last));
         let next = ask(&socket, args)?;
         vain = if next.pages == 0 { vain + 1 } else { 0 };
         sum = MergedNow {
             pages: sum.pages + next.pages,
             saved_bytes: sum.saved_bytes + next.saved_bytes,
             took_us: sum.took_us + next.took_us,
-            ..next
+            used_us: sum.used_us + next.used_us,
+            ..next.clone()
         };
+        last = next;
     }
     match args.json {
         true => println!("{}", serde_json::to_string(&sum)?),
@@ -57,6 +60,12 @@ pub(crate) fn main(args: &Args) -> Result<()> {
         true => bail!("nothing was merged"),
         false => Ok(()),
     }
+}
+
+/// How long after such a burst the next may begin, so that both times together keep to the limit, in percent; 0: none.
+fn pause(limit: u32, burst: &MergedNow) -> Duration {
+    let share = (burst.used_us * 100).checked_div(limit.into());
+    Duration::from_micros(share.unwrap_or(0).saturating_sub(burst.took_us))
 }
 
 /// A limit, written as the knob's.
@@ -73,7 +82,7 @@ fn ask(socket: &Path, args: &Args) -> Result<MergedNow> {
         pids: args.pids.clone(),
         start: 0,
         end: u64::MAX,
-        cpu_limit: args.cpu_limit,
+        brief: args.cpu_limit > 0,
     });
     match client::ask(socket, &request, PATIENCE)? {
         Reply::Merged(merged) => Ok(merged),
@@ -97,6 +106,31 @@ fn tell(merged: &MergedNow) {
         );
     }
     if !merged.finished {
-        eprintln!("pageone: time was short: the rest is merged in the next rounds (or use --wait)");
+        eprintln!(
+            "pageone: not all of it: the rest is merged in the next rounds, or by `pageone merge --wait`"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bursts_and_pauses_together_keep_to_the_limit() {
+        let burst = |used_us, took_us| MergedNow {
+            used_us,
+            took_us,
+            ..MergedNow::default()
+        };
+        for (limit, used, took, expected) in [
+            (0, 2_000_000, 1_000_000, 0),
+            (10, 200_000, 500_000, 1_500_000),
+            (100, 200_000, 500_000, 0),
+            (150, 3_000_000, 1_500_000, 500_000),
+        ] {
+            let paused = pause(limit, &burst(used, took));
+            assert_eq!(paused, Duration::from_micros(expected), "{limit} %");
+        }
     }
 }

@@ -90,7 +90,7 @@ mod tests {
                 pids: Vec::new(),
                 start,
                 end,
-                cpu_limit: 0,
+                brief: false,
             };
             assert_eq!(request, Request::Merge(expected));
         }

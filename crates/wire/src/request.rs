@@ -40,9 +40,9 @@ pub struct MergeNow {
     pub start: u64,
     /// The address behind the last.
     pub end: u64,
-    /// The most CPU time to use for it, in percent of a core; 0: no limit but the engine's own.
+    /// Whether a part of it is enough, in a fraction of a second. Whoever asks so again and again, with pauses, takes little CPU time.
     #[serde(default)]
-    pub cpu_limit: u32,
+    pub brief: bool,
 }
 
 /// What merging now has brought.
@@ -54,6 +54,8 @@ pub struct MergedNow {
     pub saved_bytes: u64,
     /// How long it took, in microseconds.
     pub took_us: u64,
+    /// The CPU time of daemon and agents meanwhile, in microseconds.
+    pub used_us: u64,
     /// Whether nothing was left for want of time; what was left is merged in the next rounds.
     pub finished: bool,
     /// Processes whose memory was left alone.

@@ -21,8 +21,8 @@
 //! lengthen no round of others: once only he has jobs left, and had more than they, the period is all he gets.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -142,9 +142,6 @@ pub(crate) struct Core {
     pub(crate) last_look: Mutex<Option<Instant>>,
     pub(crate) knobs: Knobs,
     governor: Governor,
-    /// The same for the pass that is under way, and its limit in percent of a core; 0: none.
-    pass_governor: Governor,
-    pub(crate) pass_limit: AtomicU32,
     pub(crate) queue: Queue,
     pub(crate) guests: Ordered<Vec<Arc<Guest>>, GUESTS>,
     pub(crate) users: Users,
@@ -184,8 +181,6 @@ impl Core {
             users: Users::new(limits),
             knobs,
             governor: Governor::new(),
-            pass_governor: Governor::new(),
-            pass_limit: AtomicU32::new(0),
             queue: Queue::default(),
             guests: Ordered::default(),
             domains: Ordered::default(),
@@ -459,23 +454,22 @@ impl Core {
         self.tidy();
     }
 
-    /// How long a worker is to wait before its next job, by the limits of CPU time. Each has its budget: or a pass with a limit would
-    /// wipe out what is owed to the engine's.
+    /// How long a worker is to wait before its next job, by the limit of CPU time.
     pub(crate) fn pause(&self) -> Duration {
         let knobs = self.knobs.values();
         let limit = match knobs.run {
             RunMode::Unmerge => 0,
             _ => knobs.cpu_limit,
         };
-        let used = || {
-            let guests = lock(&self.guests);
-            let agents: u64 = guests.iter().map(|guest| guest.charged_ns()).sum();
-            let gone = self.gone_charged_ns.load(Relaxed);
-            sys::process::cpu_time() + Duration::from_nanos(agents.saturating_add(gone))
-        };
-        let of_pass = self.pass_limit.load(Relaxed);
-        let pause = self.governor.pause(limit, used);
-        pause.max(self.pass_governor.pause(of_pass, used))
+        self.governor.pause(limit, || self.used())
+    }
+
+    /// CPU time that the host has paid for merging.
+    pub(crate) fn used(&self) -> Duration {
+        let guests = lock(&self.guests);
+        let agents: u64 = guests.iter().map(|guest| guest.charged_ns()).sum();
+        let gone = self.gone_charged_ns.load(Relaxed);
+        sys::process::cpu_time() + Duration::from_nanos(agents.saturating_add(gone))
     }
 
     /// Does a job, for the worker at `post`.

@@ -28,16 +28,15 @@
 //!
 //! **Fair.** A pass is a round: users have lanes in it, the CPU limit holds, workers run on idle CPUs only. It lasts a period at
 //! most: its looks end after half of the time that is left, however much memory there is, and what they found is worked in the other
-//! half. Where a round or an early look is due there is one pass before it and not two, so with any number of wishes the rounds take twice the
-//! time. A pass with a limit of CPU time of its own lasts no longer than early looks, for its workers sleep. A user whose pass took a
-//! while gets the next one after as long. A pass has its own place in a guest's memory, and leaves
-//! that of the rounds where it is: or a user who asks again and again would keep his rounds at the beginning.
+//! half. Where a round or an early look is due there is one pass before it and not two, so with any number of wishes the rounds
+//! take twice the time. A user whose pass took a while gets the next one after as long. A brief pass lasts no longer than
+//! [`BRIEF`]: who is to take little CPU time makes brief wishes, and pauses in between. A pass has its own place in a guest's
+//! memory, and leaves that of the rounds where it is: or a user who asks again and again would keep his rounds at the beginning.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use wire::{Cause, LeftAlone, MergedNow, PAGE_BYTES};
 
@@ -46,7 +45,6 @@ use crate::guest::gains::{self, Gains};
 use crate::guest::{Guest, Standing};
 use crate::page::Class;
 use crate::run::core::{Core, Crew, Span};
-use crate::run::early;
 use crate::run::wishes::Wish;
 use crate::scan::look::Aim;
 use crate::sync::lock;
@@ -55,6 +53,8 @@ use crate::sync::lock;
 const MOST_PASSES: usize = 4;
 /// Patiences for which agents are waited for that answer late: one that has just joined has all its memory to tell of.
 const LATE: u32 = 40;
+/// A brief pass takes no longer.
+const BRIEF: Duration = Duration::from_millis(250);
 /// The part of what is left of a pass in which its guests are looked at.
 const LOOKS: u32 = 2;
 
@@ -85,6 +85,10 @@ fn left_alone(guest: &Guest) -> Option<LeftAlone> {
     Some(LeftAlone { pid, cause, why })
 }
 
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
 /// Guests of a pass, by number: the addresses that are wanted, their pages merged before, and what they gained.
 type Reach = BTreeMap<u64, Reached>;
 
@@ -111,14 +115,6 @@ fn reach(wishes: &[Wish]) -> Reach {
         }
     }
     reach
-}
-
-/// The limit of CPU time under which wishes are granted together: the widest, so that no wish slows another one down.
-fn limit(wishes: &[Wish]) -> u32 {
-    let limits = wishes.iter().map(|wish| wish.cpu_limit);
-    // None is the widest of all.
-    let narrow = limits.clone().all(|limit| limit > 0);
-    limits.max().filter(|_| narrow).unwrap_or(0)
 }
 
 /// Frames that each guest saved which wishes of this user name. Once a user, however many wishes he has.
@@ -161,9 +157,14 @@ impl Core {
         let wishes = self.wishes.take(begin);
         let mut reach = reach(&wishes);
         reach.values().for_each(|its| its.guest.begin_gains());
-        self.pass_limit.store(limit(&wishes), Relaxed);
-        let finished = self.passes(crew, &reach);
-        self.pass_limit.store(0, Relaxed);
+        let before = self.used();
+        let period = self.knobs.period();
+        let most = match wishes.iter().all(|wish| wish.brief) {
+            true => BRIEF.min(period),
+            false => period,
+        };
+        let finished = self.passes(crew, &reach, most);
+        let used = self.used().saturating_sub(before);
         for its in reach.values_mut() {
             its.gains = its.guest.end_gains();
         }
@@ -188,7 +189,8 @@ impl Core {
             let merged = MergedNow {
                 pages,
                 saved_bytes: saved * PAGE_BYTES as u64,
-                took_us: u64::try_from(took.as_micros()).unwrap_or(u64::MAX),
+                took_us: micros(took),
+                used_us: micros(used),
                 finished,
                 left_alone: wish
                     .guests
@@ -202,14 +204,8 @@ impl Core {
 
     /// Rounds of these guests alone, while they bring something: pages that were guessed wrong are read by the next. Tells
     /// whether nothing was left out for want of time.
-    fn passes(&self, crew: &dyn Crew, reach: &Reach) -> bool {
+    fn passes(&self, crew: &dyn Crew, reach: &Reach, most: Duration) -> bool {
         let begin = Instant::now();
-        let period = self.knobs.period();
-        let most = match self.pass_limit.load(Relaxed) {
-            0 => period,
-            // Whoever wants little CPU time must not keep all others waiting for it.
-            _ => early::longest(period),
-        };
         let most = most.max(self.knobs.patience);
         let guests = || reach.values().map(|its| &its.guest);
         let merged = || guests().map(|guest| shared(guest)).sum::<u64>();
@@ -244,26 +240,6 @@ impl Core {
                 return !behind;
             }
             before = now;
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn wishes_together_have_the_widest_of_their_limits() {
-        let wish = |&cpu_limit: &u32| Wish {
-            uid: 0,
-            guests: Vec::new(),
-            range: 0..1,
-            cpu_limit,
-            tell: Box::new(|_| ()),
-        };
-        for (limits, expected) in [(&[][..], 0), (&[5], 5), (&[5, 20], 20), (&[5, 0, 20], 0)] {
-            let wishes: Vec<_> = limits.iter().map(wish).collect();
-            assert_eq!(limit(&wishes), expected, "{limits:?}");
         }
     }
 }

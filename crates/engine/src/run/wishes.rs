@@ -26,8 +26,8 @@ pub(crate) struct Wish {
     pub(crate) uid: u32,
     pub(crate) guests: Vec<Arc<Guest>>,
     pub(crate) range: Range<u64>,
-    /// The most CPU time, in percent of a core; 0: no limit of its own.
-    pub(crate) cpu_limit: u32,
+    /// A part of it in a short time, and no more.
+    pub(crate) brief: bool,
     pub(crate) tell: Tell,
 }
 
@@ -139,7 +139,7 @@ mod tests {
             uid,
             guests: Vec::new(),
             range: 0..1,
-            cpu_limit: 0,
+            brief: false,
             tell: Box::new(move |merged| tell.send(merged).unwrap()),
         });
         told

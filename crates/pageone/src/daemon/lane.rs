@@ -299,7 +299,7 @@ pub(crate) fn merger(engine: &Arc<Engine>, answers: &Answers) -> Lane<Merging> {
             pids,
             start,
             end,
-            cpu_limit,
+            brief,
         } = wish;
         let own = [pid];
         let pids = if pids.is_empty() { &own[..] } else { &pids };
@@ -308,7 +308,7 @@ pub(crate) fn merger(engine: &Arc<Engine>, answers: &Answers) -> Lane<Merging> {
             (asked.uid, all),
             pids,
             start..end.max(start),
-            cpu_limit,
+            brief,
             move |merged| {
                 let reply = match merged {
                     Ok(merged) => Reply::Merged(merged),

@@ -47,6 +47,7 @@ attacks! {
     processes_that_stop_in_the_handshake: "stops-early" "60";
     processes_whose_first_thread_has_ended: "headless" "60";
     wishes_to_merge_without_pause: "merge-storm" "8";
+    brief_wishes_to_merge_without_pause: "merge-storm" "8" "brief";
     guests_that_execute_with_ten_thousand_threads: "thread-storm" "10000" "/bin/true";
     ids_that_change_all_the_time: "rights-storm" "4" "0";
     descriptors_of_every_kind: "every-kind";

@@ -33,6 +33,7 @@ attacks! {
     beside_hellos_without_end: "hello-storm" "8";
     beside_syncs_without_end: "sync-storm";
     beside_wishes_to_merge_without_end: "merge-storm" "8";
+    beside_brief_wishes_without_end: "merge-storm" "8" "brief";
     beside_reads_that_do_not_return: "stall" "16";
     beside_a_million_chunks: "chunk-flood";
     beside_thousands_of_descriptors: "descriptor-bomb" "18900" "50";

@@ -256,7 +256,7 @@ impl Lab {
             uid: 0,
             guests,
             range: super::address(pages.start)..super::address(pages.end),
-            cpu_limit: 0,
+            brief: false,
             tell: Box::new(move |merged| tell.send(merged).unwrap()),
         });
         Ok(told)
