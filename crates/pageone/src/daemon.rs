@@ -42,7 +42,7 @@ pub(crate) const OVERFLOW: u32 = 65534;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Where to listen [default: /run/pageone.sock as root, else $XDG_RUNTIME_DIR/pageone.sock]
+    /// Where to listen, whatever PAGEONE_SOCKET says [default: /run/pageone.sock as root, else $XDG_RUNTIME_DIR/pageone.sock]
     #[arg(long)]
     socket: Option<PathBuf>,
     /// The least time in which written pages grow older, for tests that write without pause

@@ -75,7 +75,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SIZE", value_parser = human::size_of, requires = "node")]
     need: Option<u64>,
     /// The command and its arguments
-    #[arg(required = true, last = true, value_name = "CMD")]
+    #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
     command: Vec<OsString>,
     #[command(flatten)]
     knobs: KnobFlags,
@@ -154,6 +154,7 @@ fn start(args: &Args) -> Result<ExitCode> {
                 let any = launch.any.or(ruled.then_some(args.all()));
                 Launch { any, ..launch }.equip(&mut command);
                 place(args)?;
+                warn_of_knobs(&args.knobs, path);
                 return Err(failed_exec(&mut command));
             }
             Err(error) => format!("{:#}", client::absent(path, error)),
@@ -185,6 +186,16 @@ fn by_ksm(args: &Args, name: &OsString) -> Result<ExitCode> {
     let mut command = Command::new(name);
     command.args(&args.command[1..]);
     Err(failed_exec(&mut command))
+}
+
+/// The knobs are the daemon's where one serves.
+fn warn_of_knobs(knobs: &KnobFlags, socket: &Path) {
+    if let Some(flag) = knobs.first() {
+        eprintln!(
+            "pageone: --{flag} turns nothing: the daemon at {} serves, and `pageone set` turns its knobs",
+            socket.display()
+        );
+    }
 }
 
 /// An agent serves root's daemon or its own user's, and says nothing of others.
@@ -271,7 +282,7 @@ fn embed(args: &Args, launch: Launch<'_>, command: &mut Command) -> Result<ExitC
     }
     let mut tally = Tally::default();
     let status = wait(&mut child, &signals, || tally.add(&host.status()));
-    let told = tally.told(host.status().cpu_seconds);
+    let told = tally.told(host.status().cpu_seconds, args.any);
     host.stop()?;
     if host_serves {
         eprintln!("pageone: {told}");

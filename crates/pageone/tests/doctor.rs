@@ -455,6 +455,40 @@ fn what_attach_would_do_and_the_doctor_are_of_one_mind() {
     assert!(seen[1], "a plain process can be attached");
 }
 
+/// An agent was attached to a process that offers nothing: the advice gets its memory offered.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn a_process_attached_in_vain_has_a_way_out() {
+    need_agent();
+    if !is_root() {
+        return;
+    }
+    let place = Place::new();
+    let _daemon = daemon(&place, &["--merge-period", "100ms"]);
+    let bare = in_state(subject(), &["plain"], |_| {}).expect("it runs");
+    let process = &bare.0;
+    let pageone_of = |words: &[&str]| {
+        let mut command = pageone();
+        command.args(words).env("PAGEONE_SOCKET", place.socket());
+        output(command.arg(process.id().to_string()))
+    };
+    let told = text(&pageone_of(&["attach"]).stdout);
+    assert!(told.contains("it has offered no memory (--any"), "{told}");
+    let said = of_process(&place, process);
+    said.has("session", "fail", "an agent was attached to it");
+    let fix = said.report["checks"].as_array().and_then(|checks| {
+        let session = checks.iter().find(|check| check["check"] == "session")?;
+        session["fix"].as_str()
+    });
+    let pid = process.id();
+    let again = format!("pageone detach {pid} && pageone attach --any {pid}");
+    assert_eq!(fix, Some(again.as_str()));
+    for words in [&["detach"][..], &["attach", "--any"]] {
+        let output = pageone_of(words);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+    }
+}
+
 #[test]
 fn a_guest_and_the_status_have_the_same_reasons() {
     need_agent();

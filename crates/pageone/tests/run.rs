@@ -53,6 +53,21 @@ fn exit_codes_pass_through_with_and_without_a_daemon() {
 }
 
 #[test]
+fn a_command_needs_no_dashes_before_it() {
+    need_agent();
+    let place = Place::new();
+    let _daemon = daemon(&place, &[]);
+    let mut run = pageone();
+    run.args(["run", "--merge-period", "5s", "--socket"]);
+    run.arg(place.socket());
+    let ended = output(run.args(["sh", "-c", "echo $#; exit 3", "--any", "--", "-x"]));
+    assert_eq!(ended.status.code(), Some(3));
+    assert_eq!(text(&ended.stdout), "2\n");
+    let said = text(&ended.stderr);
+    assert!(said.contains("--merge-period turns nothing"), "{said}");
+}
+
+#[test]
 fn a_command_that_a_signal_ends_ends_us_the_same_way() {
     use std::os::unix::process::ExitStatusExt;
     let place = Place::new();

@@ -73,7 +73,7 @@ fn reasons(guest: &GuestStatus, alone: bool, again: &str) -> Vec<WhyNot> {
         whole(
             guest.regions == 0,
             Code::NoOffer,
-            "it had offered no memory at the last look: `pageone run --any` offers all there is",
+            "it had offered no memory at the last look (`--any` of `pageone run` and `attach` offers all there is)",
         ),
         whole(
             alone,

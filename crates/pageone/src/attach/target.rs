@@ -465,7 +465,10 @@ fn obstacle(status: &str) -> Option<String> {
 
 /// It needs no other.
 #[derive(Debug, thiserror::Error)]
-#[error("it has an agent already (or another tool has changed its libc)")]
+#[error(
+    "it has an agent already, or another tool has changed its libc; if one was attached and nothing was offered: \
+     `pageone detach`, then `pageone attach --any`"
+)]
 pub(super) struct HasAgent;
 
 /// Refuses a process that cannot be held, or in which an agent could not work.

@@ -54,9 +54,19 @@ pub(super) struct Words {
     pub(super) server: Server,
 }
 
+impl Words {
+    /// Whether the agent is to offer all memory.
+    fn offer_all(&self) -> bool {
+        let mut words = self.environment.split(|&byte| byte == 0);
+        words.any(|word| word.starts_with(b"PAGEONE_ANY="))
+    }
+}
+
 /// What was done.
 pub(super) struct Done {
     hooks: usize,
+    /// Whether all memory is offered, by the agent.
+    any: bool,
     offered: u64,
     refused: Vec<String>,
     threads: usize,
@@ -69,9 +79,13 @@ impl fmt::Display for Done {
         let ms = |time: Duration| time.as_secs_f64() * 1000.0;
         write!(
             f,
-            "attached: {} of libc's functions are seen, {} offered; {} stood still for {:.1} ms, one for {:.1} ms",
+            "attached: {} of libc's functions are seen, {}; {} stood still for {:.1} ms, one for {:.1} ms",
             self.hooks,
-            human::size(self.offered),
+            match (self.any, self.offered) {
+                (true, _) => "all its memory is offered from now on".to_owned(),
+                (false, 0) => "it has offered no memory (--any offers all there is)".to_owned(),
+                (false, offered) => format!("{} offered", human::size(offered)),
+            },
             human::count(self.threads, "thread"),
             ms(self.stood),
             ms(self.held),
@@ -258,6 +272,7 @@ impl Work {
         }
         Ok(Done {
             hooks,
+            any: words.offer_all(),
             offered,
             refused,
             threads,

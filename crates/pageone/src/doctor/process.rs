@@ -80,9 +80,14 @@ pub(super) fn checks(pid: u32, service: &Service) -> Vec<Check> {
             all.extend(guest.reasons.iter().map(check));
         }
         None => {
-            all.push(no_session(pid, makeup.as_ref(), service.status.as_ref()));
-            let has_agent = makeup.is_some_and(|makeup| makeup.has_agent);
-            all.extend(attachable(pid, service).filter(|_| !has_agent));
+            let preloaded = makeup.is_some_and(|makeup| makeup.has_agent);
+            match try_out(pid, service).filter(|_| !preloaded) {
+                Some(Err(error)) if error.contains(HAS_AGENT) => all.push(offers_nothing(pid)),
+                tried => {
+                    all.push(no_session(pid, makeup.as_ref(), service.status.as_ref()));
+                    all.extend(tried.map(attachable));
+                }
+            }
         }
     }
     all
@@ -274,23 +279,37 @@ fn offered(guest: &GuestStatus, makeup: &Makeup) -> Check {
     }
 }
 
+/// How attaching begins to refuse a process that has an agent.
+const HAS_AGENT: &str = "it has an agent already";
+
 /// Whether `pageone attach` would make it a guest: that alone decides, and is asked.
 #[cfg(target_arch = "x86_64")]
-fn attachable(pid: u32, service: &Service) -> Option<Check> {
+fn try_out(pid: u32, service: &Service) -> Option<Result<String, String>> {
     let told = crate::attach::try_out(service.socket.as_ref()?, pid);
-    Some(match told {
-        Ok(would) => Check::ok("attachable", would),
-        Err(error) => {
-            let what = format!("it cannot be attached: {}", Foreign(&format!("{error:#}")));
-            let why = "without that it becomes a guest only when it is started anew";
-            Check::warn("attachable", what, why).fix("pageone run --any -- CMD")
-        }
-    })
+    Some(told.map_err(|error| format!("{error:#}")))
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn attachable(_: u32, _: &Service) -> Option<Check> {
+fn try_out(_: u32, _: &Service) -> Option<Result<String, String>> {
     None
+}
+
+fn attachable(tried: Result<String, String>) -> Check {
+    match tried {
+        Ok(would) => Check::ok("attachable", would),
+        Err(error) => {
+            let what = format!("it cannot be attached: {}", Foreign(&error));
+            let why = "without that it becomes a guest only when it is started anew";
+            Check::warn("attachable", what, why).fix("pageone run --any -- CMD")
+        }
+    }
+}
+
+/// An agent was attached, and the process has offered nothing since, or not to this daemon.
+fn offers_nothing(pid: u32) -> Check {
+    let what = "an agent was attached to it, and it is no guest of this daemon: it has offered no memory, or it has another socket";
+    let again = format!("pageone detach {pid} && pageone attach --any {pid}");
+    Check::fail("session", what, "nothing of it is merged").fix(again)
 }
 
 /// Why a process is no guest of this daemon's.

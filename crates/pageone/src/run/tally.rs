@@ -29,9 +29,10 @@ impl Tally {
     }
 
     /// All of it in words.
-    pub(super) fn told(&self, cpu_seconds: f64) -> String {
+    pub(super) fn told(&self, cpu_seconds: f64, any: bool) -> String {
         let why = match self {
             Self { guests: 0, .. } => "; no process became a guest, or none lived long enough",
+            Self { offered: 0, .. } if any => "; no memory was there that could be offered",
             Self { offered: 0, .. } => "; no memory was offered (`--any` offers all there is)",
             _ => "",
         };
@@ -52,7 +53,7 @@ mod tests {
     #[test]
     fn the_most_and_the_last_are_told() {
         let mut tally = Tally::default();
-        assert!(tally.told(0.0).contains("no process became a guest"));
+        assert!(tally.told(0.0, false).contains("no process became a guest"));
         let status = |saved_bytes, pages| Status {
             saved_bytes,
             guests: vec![GuestStatus {
@@ -62,11 +63,16 @@ mod tests {
             ..Status::default()
         };
         tally.add(&status(0, 0));
-        assert!(tally.told(0.0).contains("no memory was offered"));
+        assert!(
+            tally
+                .told(0.0, false)
+                .contains("no memory was offered (`--any`")
+        );
+        assert!(!tally.told(0.0, true).contains("--any"));
         tally.add(&status(8 << 20, 5000));
         tally.add(&status(3 << 20, 4000));
         tally.add(&Status::default());
-        let told = tally.told(1.25);
+        let told = tally.told(1.25, false);
         assert!(
             told.starts_with("saved at most 8.0 MiB, 3.0 MiB at the end, 1.25 s of CPU; other"),
             "{told}"
