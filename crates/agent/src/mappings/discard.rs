@@ -19,6 +19,10 @@
 //!
 //! Advice that changes what a mapping *is* finds it whole: see [`whole`](mod@whole).
 
+use std::convert::Infallible;
+use std::ops::Range;
+use std::result;
+
 use rustix::io::{Errno, Result};
 use sys::mapping::{self, Access, Source};
 use sys::vma::Vma;
@@ -133,7 +137,7 @@ fn discard(guard: &mut Guard, start: usize, len: usize, advice: i32) -> Result<(
     let Ok(look) = Look::open(guard) else {
         return discard_unseen(guard, start, len, advice);
     };
-    let (mut at, mut told, end) = (start, start, start + len);
+    let (mut told, end) = (start, start + len);
     // As the kernel, which goes on behind a hole and says so at the end.
     let mut hole = Ok(());
     let mut tell_to = |told: usize, to: usize| match tell(told, to - told, advice) {
@@ -143,37 +147,53 @@ fn discard(guard: &mut Guard, start: usize, len: usize, advice: i32) -> Result<(
         }
         other => other,
     };
-    while at < end {
-        let Ok(found) = look.some(guard, at, end) else {
-            return discard_unseen(guard, told, end - told, advice).and(hole);
+    let seen = each_stored(guard, &look, start..end, |guard, vma, part| {
+        if told < part.start {
+            tell_to(told, part.start)?;
+        }
+        if advice == libc::MADV_REMOVE || advice != DONTNEED_LOCKED && is_locked(part.start) {
+            return Err(Errno::INVAL); // as all anonymous memory, and all that is locked
+        }
+        make_anonymous(guard, vma, part.start, part.end)?;
+        told = if advice == GUARD_INSTALL {
+            part.start
+        } else {
+            part.end
         };
-        let lies = |vma: &Vma| vma.start < end;
-        if !found
-            .first()
-            .is_some_and(|vma| vma.as_ref().is_some_and(lies))
-        {
-            break;
-        }
-        // To discard one of them changes no other.
-        for vma in found.into_iter().flatten().filter(lies) {
-            let (first, stop) = (vma.start.max(at), vma.end.min(end));
-            if is_store(&vma) {
-                if told < first {
-                    tell_to(told, first)?;
-                }
-                if advice == libc::MADV_REMOVE || advice != DONTNEED_LOCKED && is_locked(first) {
-                    return Err(Errno::INVAL); // as all anonymous memory, and all that is locked
-                }
-                make_anonymous(guard, &vma, first, stop)?;
-                told = if advice == GUARD_INSTALL { first } else { stop };
-            }
-            at = stop;
-        }
+        Ok(())
+    })?;
+    if seen < end {
+        return discard_unseen(guard, told, end - told, advice).and(hole);
     }
     if told < end {
         tell_to(told, end)?;
     }
     hole
+}
+
+/// Gives the parts of a range that lie in stores' mappings to `each`, and tells up to which address the mappings could be looked at.
+/// What `each` does with one mapping must change no other.
+fn each_stored<E>(
+    guard: &mut Guard,
+    look: &Look,
+    range: Range<usize>,
+    mut each: impl FnMut(&mut Guard, &Vma, Range<usize>) -> result::Result<(), E>,
+) -> result::Result<usize, E> {
+    let (mut at, end) = (range.start, range.end);
+    while at < end {
+        let Ok(found) = look.some(guard, at, end) else {
+            return Ok(at);
+        };
+        let mut next = end;
+        for vma in found.into_iter().flatten().filter(|vma| vma.start < end) {
+            next = vma.end.min(end);
+            if is_store(&vma) {
+                each(guard, &vma, vma.start.max(at)..next)?;
+            }
+        }
+        at = next;
+    }
+    Ok(end)
 }
 
 /// As [`discard`], where the mappings cannot be looked at: for a filter, for want of a descriptor or of /proc. What is stored gets its
@@ -200,12 +220,8 @@ fn discard_unseen(guard: &mut Guard, start: usize, len: usize, advice: i32) -> R
         let stop = pages
             .find(|&page| is_stored(guard, page) != stored)
             .unwrap_or(end);
-        if stored
-            && !(advice != DONTNEED_LOCKED && is_locked(at))
-            && tell(at, stop - at, libc::MADV_POPULATE_WRITE).is_ok()
-        {
-            fill_zeros(at, stop - at);
-        } else {
+        let in_place = stored && !(advice != DONTNEED_LOCKED && is_locked(at));
+        if !(in_place && zeros_where_it_lies(at, stop - at)) {
             match tell(at, stop - at, advice) {
                 Err(Errno::NOMEM) => hole = Err(Errno::NOMEM),
                 other => other?,
@@ -223,33 +239,20 @@ pub(super) fn empty_stored(guard: &mut Guard, start: usize, len: usize) {
     if !guard.table().may_be_stored(start, len) {
         return;
     }
-    let (mut at, end) = (start, (start + len).min(ADDRESS_LIMIT));
+    let end = (start + len).min(ADDRESS_LIMIT);
     let look = thread::may_look().then(|| Look::open(guard));
-    let Some(Ok(look)) = look else {
-        return fill_stored(guard, at, end);
+    let Ok::<_, Infallible>(seen) = match look {
+        Some(Ok(look)) => each_stored(guard, &look, start..end, |guard, vma, part| {
+            // The kernel's call has succeeded: no error can be told any more.
+            let _ = make_anonymous(guard, vma, part.start, part.end);
+            Ok(())
+        }),
+        _ => Ok(start),
     };
-    while at < end {
-        let Ok(found) = look.some(guard, at, end) else {
-            return fill_stored(guard, at, end);
-        };
-        let mut next = end;
-        for vma in found.into_iter().flatten().filter(|vma| vma.start < end) {
-            let (first, stop) = (vma.start.max(at), vma.end.min(end));
-            if is_store(&vma) {
-                // The kernel's call has succeeded: no error can be told any more.
-                let _ = make_anonymous(guard, &vma, first, stop);
-            }
-            next = stop;
-        }
-        at = next;
-    }
-}
-
-/// Gives what is stored of `[start, end)` its zeros where it lies, by the table, if it may be written.
-fn fill_stored(guard: &mut Guard, start: usize, end: usize) {
-    for page in (start..end).step_by(PAGE_BYTES) {
-        if is_stored(guard, page) && tell(page, PAGE_BYTES, libc::MADV_POPULATE_WRITE).is_ok() {
-            fill_zeros(page, PAGE_BYTES);
+    // By the table, where the mappings cannot be looked at.
+    for page in (seen..end).step_by(PAGE_BYTES) {
+        if is_stored(guard, page) {
+            zeros_where_it_lies(page, PAGE_BYTES);
         }
     }
 }
@@ -323,6 +326,15 @@ fn alike(guard: &mut Guard, at: usize, end: usize) -> (usize, mapping::Attribute
         chunk += CHUNK_BYTES;
     }
     (chunk.min(end), attributes_at(guard, at))
+}
+
+/// Gives a store's mapping zeros in private frames, and tells whether it may be written.
+fn zeros_where_it_lies(at: usize, len: usize) -> bool {
+    let may = tell(at, len, libc::MADV_POPULATE_WRITE).is_ok();
+    if may {
+        fill_zeros(at, len);
+    }
+    may
 }
 
 fn fill_zeros(at: usize, len: usize) {
