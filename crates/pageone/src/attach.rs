@@ -66,6 +66,7 @@ use crate::run::launch;
 use crate::selector::{self, Selector};
 use crate::{client, human, node, paths};
 use image::Image;
+pub(crate) use target::HAS_AGENT;
 use target::{HasAgent, Target};
 
 #[derive(clap::Args)]

@@ -36,21 +36,21 @@ pub(crate) struct Args {
 pub(crate) fn main(args: &Args) -> Result<()> {
     let socket = paths::served(args.socket.as_deref())?;
     let (mut sum, mut vain) = (ask(&socket, args)?, 0);
-    let mut last = sum.clone();
+    let mut rest = pause(args.cpu_limit, &sum);
     let waits = args.wait || args.cpu_limit > 0;
     // What brings nothing again and again is written all the time, or its agent does not answer.
     while waits && !sum.finished && vain < MOST_VAIN {
-        std::thread::sleep(pause(args.cpu_limit, &last));
+        std::thread::sleep(rest);
         let next = ask(&socket, args)?;
+        rest = pause(args.cpu_limit, &next);
         vain = if next.pages == 0 { vain + 1 } else { 0 };
         sum = MergedNow {
             pages: sum.pages + next.pages,
             saved_bytes: sum.saved_bytes + next.saved_bytes,
             took_us: sum.took_us + next.took_us,
             used_us: sum.used_us + next.used_us,
-            ..next.clone()
+            ..next
         };
-        last = next;
     }
     match args.json {
         true => println!("{}", serde_json::to_string(&sum)?),

@@ -463,10 +463,13 @@ fn obstacle(status: &str) -> Option<String> {
     has_shadow.then(|| "it has a shadow stack".to_owned())
 }
 
+/// How [`HasAgent`] begins.
+pub(crate) const HAS_AGENT: &str = "it has an agent already";
+
 /// It needs no other.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "it has an agent already, or another tool has changed its libc; if one was attached and nothing was offered: \
+    "{HAS_AGENT}, or another tool has changed its libc; if one was attached and nothing was offered: \
      `pageone detach`, then `pageone attach --any`"
 )]
 pub(super) struct HasAgent;

@@ -81,8 +81,9 @@ pub(super) fn checks(pid: u32, service: &Service) -> Vec<Check> {
         }
         None => {
             let preloaded = makeup.is_some_and(|makeup| makeup.has_agent);
-            match try_out(pid, service).filter(|_| !preloaded) {
-                Some(Err(error)) if error.contains(HAS_AGENT) => all.push(offers_nothing(pid)),
+            let tried = (!preloaded).then(|| try_out(pid, service)).flatten();
+            match tried {
+                Some(Err(error)) if has_agent(&error) => all.push(offers_nothing(pid)),
                 tried => {
                     all.push(no_session(pid, makeup.as_ref(), service.status.as_ref()));
                     all.extend(tried.map(attachable));
@@ -279,14 +280,22 @@ fn offered(guest: &GuestStatus, makeup: &Makeup) -> Check {
     }
 }
 
-/// How attaching begins to refuse a process that has an agent.
-const HAS_AGENT: &str = "it has an agent already";
-
 /// Whether `pageone attach` would make it a guest: that alone decides, and is asked.
 #[cfg(target_arch = "x86_64")]
 fn try_out(pid: u32, service: &Service) -> Option<Result<String, String>> {
     let told = crate::attach::try_out(service.socket.as_ref()?, pid);
     Some(told.map_err(|error| format!("{error:#}")))
+}
+
+/// Whether attaching refuses a process for the agent that it has. Another process has tried, so its words are all there is.
+#[cfg(target_arch = "x86_64")]
+fn has_agent(error: &str) -> bool {
+    error.contains(crate::attach::HAS_AGENT)
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn has_agent(_: &str) -> bool {
+    false
 }
 
 #[cfg(not(target_arch = "x86_64"))]
