@@ -96,8 +96,8 @@ void headless(const char *path, char **args)
 }
 
 /* merge-storm N [brief]: so many threads ask without pause to have the memory merged at once, or a part of it. */
-static const char *wish = "{\"merge\":{\"pids\":[],\"start\":0,\"end\":140737488355328}}";
-static const char brief[] = "{\"merge\":{\"pids\":[],\"start\":0,\"end\":140737488355328,\"brief\":true}}";
+#define WISH(more) "{\"merge\":{\"pids\":[],\"start\":0,\"end\":140737488355328" more "}}"
+static const char *wish = WISH("");
 
 static void *wish_on(void *path)
 {
@@ -120,7 +120,7 @@ void merge_storm(const char *path, char **args)
 	struct offers bait = offer_bait();
 	pthread_t thread;
 	if (args[1] && strcmp(args[1], "brief") == 0)
-		wish = brief;
+		wish = WISH(",\"brief\":true");
 	fill(map_at(SECRET_AT, CHUNK / PAGE), SECRET_PAGES, 3);
 	while (join(&own, path, "") != 0)
 		rest(200);
