@@ -1,4 +1,4 @@
-# What recycle and recycle-cost ask of the kernel about guests, and KSM's knobs; sourced by both, after host.sh.
+# What recycle and recycle-cost ask of the kernel about guests; sourced by both, after host.sh.
 # shellcheck shell=bash disable=SC2154
 
 # Frames that the guests' memory takes, by the kernel's word: private ones in what is offered (tracked by a userfaultfd: uw),
@@ -28,34 +28,7 @@ frames_beside() {
 }
 since() { awk "BEGIN {printf \"%.1f\", $EPOCHREALTIME - $1}"; }
 
-knobs=/sys/kernel/mm/ksm
-knobs_turned=(run pages_to_scan sleep_millisecs use_zero_pages advisor_mode)
-declare -A knobs_before=()
-# A knob's value; of a choice the one in brackets.
-knob() { sed 's/.*\[\(.*\)\].*/\1/' "$knobs/$1"; }
-all_knobs() {
-  local name
-  for name in "${knobs_turned[@]}"; do if [[ -e $knobs/$name ]]; then echo "$name=$(knob "$name")"; fi; done
-}
+# shellcheck source=tests/ksm.sh
+. "$root/tests/ksm.sh"
 # Looks each second, as the daemon does: a fiftieth of all pages each 20 ms.
-tune_ksm() {
-  local name
-  # The lock of the benches that turn KSM, too.
-  exec {ksm_lock}<"$knobs/run"
-  flock -w "$step_seconds" "$ksm_lock" || { echo "$target: another process turns KSM" >&2; return 1; }
-  for name in "${knobs_turned[@]}"; do knobs_before[$name]=$(knob "$name"); done
-  echo none >"$knobs/advisor_mode"
-  echo 1 >"$knobs/use_zero_pages"
-  echo 20 >"$knobs/sleep_millisecs"
-  echo $((guests * 384 * 256 / 50)) >"$knobs/pages_to_scan"
-  echo 1 >"$knobs/run"
-}
-restore_ksm() {
-  local name
-  # The pages to scan are the advisor's while there is one: so it comes last.
-  for name in "${knobs_turned[@]}"; do
-    if [[ ${knobs_before[$name]-} ]]; then echo "${knobs_before[$name]}" >"$knobs/$name"; fi
-  done
-  if ((${#knobs_before[@]})); then exec {ksm_lock}<&-; fi
-  knobs_before=()
-}
+tune_ksm() { turn_ksm advisor_mode=none use_zero_pages=1 sleep_millisecs=20 pages_to_scan=$((guests * 384 * 256 / 50)) run=1; }
