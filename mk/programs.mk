@@ -1,4 +1,4 @@
-# Programs of others with all their memory offered: see tests/programs/.
+# Programs of others, fetched: with all their memory offered (see tests/programs/), and to look at the dashboard.
 .PHONY: test-programs test-programs-short
 
 FULL ?= --full
@@ -11,3 +11,8 @@ test-programs-short: # Without PostgreSQL, and some of CPython's tests.
 test-programs: setup ## Compares redis, CPython, stress-ng and PostgreSQL with all their memory merged with what they are without
 	$(CARGO) build --workspace
 	@tests/programs/run $(FULL)
+
+.PHONY: browser
+
+browser: setup ## Fetches Chromium for the test of the dashboard, where none is installed
+	@command -v chromium >/dev/null || tests/programs/prepare chromium || echo "browser: skipped: it cannot be fetched"

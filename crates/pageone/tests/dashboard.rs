@@ -1,4 +1,4 @@
-//! The dashboard in headless Chromium, at the width of a screen and of a phone, light and dark. Skipped where there is none.
+//! The dashboard in headless Chromium, at the width of a screen and of a phone, light and dark. Skipped where there is none, installed or fetched.
 //!
 //! Chromium is told by its debugging pipe: JSON messages, each with a zero byte behind it, in by descriptor 3 and out by 4.
 //! Pictures go to the folder that `PAGEONE_SCREENSHOTS` names, to be looked at.
@@ -33,17 +33,26 @@ struct Browser {
 impl Browser {
     /// `None` where there is no Chromium.
     fn start(folder: &Path) -> Option<Self> {
-        let is_there = Command::new("chromium").arg("--version").output().is_ok();
-        if !is_there {
-            common::tools::lacks("chromium");
+        let is_installed = Command::new("chromium").arg("--version").output().is_ok();
+        let fetched = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("programs/usr/lib");
+        let program = match is_installed {
+            true => "chromium".into(),
+            false => fetched.join("chromium/chromium"),
+        };
+        if !is_installed && !program.exists() {
+            common::tools::lacks("chromium (`make browser` fetches it)");
             return None;
         }
         let mut shell = Command::new("sh");
-        shell.args([
-            "-c",
-            "exec chromium \"$@\" 3<&0 4>&1 </dev/null >/dev/null",
-            "sh",
-        ]);
+        if !is_installed {
+            let libraries = fetched.join("x86_64-linux-gnu");
+            let mut path = libraries.clone().into_os_string();
+            path.push(":");
+            path.push(libraries.join("pulseaudio"));
+            shell.env("LD_LIBRARY_PATH", path);
+        }
+        shell.args(["-c", "exec \"$@\" 3<&0 4>&1 </dev/null >/dev/null", "sh"]);
+        shell.arg(program);
         shell.args([
             "--headless",
             "--no-sandbox",
