@@ -8,6 +8,9 @@ use std::io::Read;
 
 use crate::foreign::ForeignName;
 
+/// Characters of a name that are kept. libvirt's are shorter; a program may claim one of a megabyte, and each view would show it.
+const MOST_CHARACTERS: usize = 64;
+
 /// The name of the virtual machine that process `pid` says it is, by QEMU's `-name`.
 ///
 /// **This may block for as long as that process likes**: the kernel reads the command line from its memory, which may lie
@@ -41,7 +44,8 @@ fn machine_in(line: &[u8]) -> Option<String> {
     let mut parts = value.split(',');
     let named = parts.clone().find_map(|part| part.strip_prefix("guest="));
     let first = parts.next().filter(|part| !part.contains('='));
-    let name = named.or(first)?.replace('\u{0}', ",");
+    let name = named.or(first)?.chars().take(MOST_CHARACTERS);
+    let name = name.collect::<String>().replace('\u{0}', ",");
     (!name.is_empty()).then_some(name)
 }
 
@@ -131,6 +135,9 @@ mod tests {
             Some("db")
         );
         assert_eq!(name(&["qemu", "-name", "debug-threads=on"]), None);
+        let long = "x".repeat(1 << 20);
+        let cut = name(&["qemu", "-name", &long]).map(|name| name.len());
+        assert_eq!(cut, Some(MOST_CHARACTERS));
         for none in [&["qemu"][..], &["qemu", "-name"], &["qemu", "-name", ""]] {
             assert_eq!(name(none), None);
         }

@@ -39,7 +39,7 @@ const PART: u32 = 8;
 const LEAST: Duration = Duration::from_secs(1);
 
 /// Early looks and their work take no longer, however long the period is: others wait meanwhile.
-const MOST: Duration = Duration::from_secs(2);
+pub(crate) const MOST: Duration = Duration::from_secs(2);
 
 /// The time between two looks at a young guest.
 pub(crate) fn distance(period: Duration) -> Duration {
@@ -74,10 +74,18 @@ fn next(now: Instant, last: Instant, due: Instant, period: Duration) -> Option<I
     (next + nearest(distance) <= due).then_some(next)
 }
 
-/// Guests that came less than a period ago, the last first. They stand in the order in which they came.
-fn young(guests: &[Arc<Guest>], period: Duration) -> impl Iterator<Item = &Arc<Guest>> {
+/// Guests that are looked at early, the last first. They stand in the order in which they came.
+pub(crate) fn came_lately(
+    guests: &[Arc<Guest>],
+    period: Duration,
+) -> impl Iterator<Item = &Arc<Guest>> {
     let last = guests.iter().rev();
-    let young = last.take_while(move |guest| is_young(guest.came.elapsed(), period));
+    last.take_while(move |guest| is_young(guest.came.elapsed(), period))
+}
+
+/// Those of them whose next look has come.
+fn young(guests: &[Arc<Guest>], period: Duration) -> impl Iterator<Item = &Arc<Guest>> {
+    let young = came_lately(guests, period);
     let served = young.filter(|guest| guest.standing() == Standing::Served);
     let least = nearest(distance(period));
     served.filter(move |guest| {

@@ -2,11 +2,11 @@
 //!
 //! ```text
 //!   rounds   ═══════┄┄┄┄┄┄┄┄┄┄┄┄┄═══════┄┄┄┄┄┄┄┄┄┄┄┄┄═══════
-//!   wishes          a ▼      b c ▼     │  ▼ d
+//!   wishes          a ▼     b b' ▼     │  ▼ c
 //!   passes            ═══        ════  └─────▶ ═══             between two rounds
 //! ```
 //!
-//! A wish names guests and addresses. A *pass* grants all wishes that are due together. It is a round of their guests alone
+//! A wish names guests and addresses. A *pass* grants all wishes of one user that are due together. It is a round of their guests alone
 //! ([`Core::look_and_work`]), in which nothing is left out for being idle or worn. It looks twice at least: the first look arms
 //! the pages, and what the second finds unwritten is settled ([`Again::at_once`](crate::scan::track::Again::at_once)).
 //!
@@ -26,14 +26,15 @@
 //! The third kind is direct I/O of some file systems (NFS, 9P), and vhost-scsi. MOVE would take the page, and the I/O would go to
 //! a frame that is nobody's. In a round two periods without a write keep such pages out.
 //!
-//! **Fair.** A pass is a round: users have lanes in it, the CPU limit holds, workers run on idle CPUs only. It lasts a period at
-//! most: its looks end after half of the time that is left, however much memory there is, and what they found is worked in the other
-//! half. Where a round or an early look is due there is one pass before it and not two, so with any number of wishes the rounds
+//! **Fair.** A pass is a round: the CPU limit holds, workers run on idle CPUs only. It lasts a period at most: its looks end after
+//! half of the time that is left, however much memory there is, and what they found is worked in the other half. Where another user
+//! waits for a pass or has a young guest it lasts no longer than [`SHARED`], but root's. Where a round or an early look is due there is
+//! one pass before it and not two, so with any number of wishes the rounds
 //! take twice the time. A user whose pass took a while gets the next one after as long. A brief pass lasts no longer than
 //! [`BRIEF`]: who is to take little CPU time makes brief wishes, and pauses in between. A pass has its own place in a guest's
 //! memory, and leaves that of the rounds where it is: or a user who asks again and again would keep his rounds at the beginning.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -45,9 +46,11 @@ use crate::guest::gains::{self, Gains};
 use crate::guest::{Guest, Standing};
 use crate::page::Class;
 use crate::run::core::{Core, Crew, Span};
+use crate::run::early;
 use crate::run::wishes::Wish;
 use crate::scan::look::Aim;
 use crate::sync::lock;
+use crate::users::is_master;
 
 /// Times that a pass looks at its guests.
 const MOST_PASSES: usize = 4;
@@ -55,6 +58,8 @@ const MOST_PASSES: usize = 4;
 const LATE: u32 = 40;
 /// A brief pass takes no longer.
 const BRIEF: Duration = Duration::from_millis(250);
+/// A pass takes no longer where other users wait: as long as the looks at young guests.
+const SHARED: Duration = early::MOST;
 /// The part of what is left of a pass in which its guests are looked at.
 const LOOKS: u32 = 2;
 
@@ -117,15 +122,10 @@ fn reach(wishes: &[Wish]) -> Reach {
     reach
 }
 
-/// Frames that each guest saved which wishes of this user name. Once a user, however many wishes he has.
-fn saved(reach: &Reach, wishes: &[Wish], uid: u32) -> BTreeMap<u64, u64> {
-    let his = wishes.iter().filter(|wish| wish.uid == uid);
-    let numbers: BTreeSet<u64> = his
-        .flat_map(|wish| wish.guests.iter().map(|guest| guest.number))
-        .collect();
-    let named = numbers.iter().filter_map(|number| reach.get(number));
-    let gains: Vec<_> = named.map(|its| (&its.guest, &its.gains)).collect();
-    numbers.into_iter().zip(gains::frames(&gains)).collect()
+/// Frames that each guest of a pass saved. Once a pass, however many wishes it grants.
+fn saved(reach: &Reach) -> BTreeMap<u64, u64> {
+    let gains: Vec<_> = reach.values().map(|its| (&its.guest, &its.gains)).collect();
+    reach.keys().copied().zip(gains::frames(&gains)).collect()
 }
 
 impl Core {
@@ -151,38 +151,38 @@ impl Core {
         Ok(found.into_values().collect())
     }
 
-    /// Grants the wishes that are due, in one pass.
+    /// Grants the wishes of the user whose turn it is, in one pass.
     pub(crate) fn grant(&self, crew: &dyn Crew) {
         let begin = Instant::now();
         let wishes = self.wishes.take(begin);
+        let Some(first) = wishes.first() else {
+            return;
+        };
+        let user = first.user();
         let mut reach = reach(&wishes);
         reach.values().for_each(|its| its.guest.begin_gains());
         let before = self.used();
         let period = self.knobs.period();
-        let most = match wishes.iter().all(|wish| wish.brief) {
-            true => BRIEF.min(period),
+        let most = match first.brief {
+            true => BRIEF,
+            false if !is_master(user) && self.others_wait(user, begin) => SHARED,
             false => period,
         };
-        let finished = self.passes(crew, &reach, most);
+        let finished = self.passes(crew, &reach, most.min(period));
         let used = self.used().saturating_sub(before);
         for its in reach.values_mut() {
             its.gains = its.guest.end_gains();
         }
-        let users: BTreeSet<u32> = wishes.iter().map(|wish| wish.uid).collect();
-        let saved: BTreeMap<_, _> = users
-            .into_iter()
-            .map(|uid| (uid, saved(&reach, &wishes, uid)))
-            .collect();
+        let frames = saved(&reach);
         let took = begin.elapsed();
         reach.values().for_each(|its| its.guest.note_pass());
+        self.wishes.rest(user, took);
         for wish in wishes {
-            self.wishes.rest(wish.uid, took);
-            let frames = saved.get(&wish.uid);
             let numbers = wish.guests.iter().map(|guest| guest.number);
             let (mut pages, mut saved) = (0, 0);
             for its in numbers.filter_map(|number| reach.get(&number)) {
                 let more = shared(&its.guest).saturating_sub(its.before);
-                let frames = frames.and_then(|frames| frames.get(&its.guest.number));
+                let frames = frames.get(&its.guest.number);
                 pages += more;
                 saved += frames.copied().unwrap_or(0).min(more);
             }
@@ -200,6 +200,14 @@ impl Core {
             };
             (wish.tell)(Ok(merged));
         }
+    }
+
+    /// Whether a user but this one waits for a pass, or has a young guest.
+    fn others_wait(&self, user: u32, now: Instant) -> bool {
+        let of_another = |guest: &Arc<Guest>| guest.user.uid != user;
+        let period = self.knobs.period();
+        self.wishes.others_wait(user, now)
+            || early::came_lately(&lock(&self.guests), period).any(of_another)
     }
 
     /// Rounds of these guests alone, while they bring something: pages that were guessed wrong are read by the next. Tells

@@ -1,4 +1,5 @@
-//! Wishes that memory be merged now, until a pass grants them ([`now`](crate::run::now)).
+//! Wishes that memory be merged now, until a pass grants them ([`now`](crate::run::now)). A pass is one user's: the times that he is
+//! told are those of his own work, and an agent of his that does not answer holds up nobody else.
 //!
 //! Where the list is full, the user who has most in it loses his last one to a user who has fewer. Root's wishes always have room.
 
@@ -17,6 +18,8 @@ use crate::users::is_master;
 /// Wishes that wait, and those of one user among them.
 const MOST: usize = 1024;
 const MOST_OF_USER: usize = 64;
+/// The least time between two passes of a user. A pass costs the driver some work for each guest and domain, whoever wishes.
+const REST: Duration = Duration::from_millis(250);
 /// Is told what came of a wish.
 pub(crate) type Tell = Box<dyn FnOnce(Result<MergedNow, EngineError>) + Send>;
 
@@ -29,6 +32,17 @@ pub(crate) struct Wish {
     /// A part of it in a short time, and no more.
     pub(crate) brief: bool,
     pub(crate) tell: Tell,
+}
+
+impl Wish {
+    /// The user whose turn it takes: who answers for the guests of the one who asks, for he may have many ids.
+    pub(crate) fn user(&self) -> u32 {
+        let of_guests = self.guests.first().map(|guest| guest.user.uid);
+        match is_master(self.uid) {
+            true => self.uid,
+            false => of_guests.unwrap_or(self.uid),
+        }
+    }
 }
 
 /// The wishes that wait for a pass.
@@ -46,7 +60,7 @@ struct Waiting {
 
 impl Waiting {
     fn is_due(&self, wish: &Wish, now: Instant) -> bool {
-        self.rests.get(&wish.uid).is_none_or(|&rest| rest <= now)
+        self.rests.get(&wish.user()).is_none_or(|&rest| rest <= now)
     }
 
     /// Adds a wish; gives back one that there is no place for: this one, or the last one of the user who has most.
@@ -56,10 +70,10 @@ impl Waiting {
             return None;
         }
         let mut counts = BTreeMap::<u32, usize>::new();
-        for uid in self.list.iter().map(|wish| wish.uid) {
-            *counts.entry(uid).or_default() += usize::from(!is_master(uid));
+        for user in self.list.iter().map(Wish::user) {
+            *counts.entry(user).or_default() += usize::from(!is_master(user));
         }
-        let own = counts.get(&wish.uid).copied().unwrap_or(0);
+        let own = counts.get(&wish.user()).copied().unwrap_or(0);
         if own >= MOST_OF_USER {
             return Some(wish);
         }
@@ -71,7 +85,7 @@ impl Waiting {
         let Some((greedy, _)) = most.filter(|&(_, count)| count > own + 1) else {
             return Some(wish);
         };
-        let last = self.list.iter().rposition(|wish| wish.uid == greedy);
+        let last = self.list.iter().rposition(|wish| wish.user() == greedy);
         let lost = self.list.remove(last.expect("he has most wishes"));
         self.list.push(wish);
         Some(lost)
@@ -95,24 +109,35 @@ impl Wishes {
     /// When the first may be granted, `now` if nothing keeps it; `None` when there is none.
     pub(crate) fn due(&self, now: Instant) -> Option<Instant> {
         let waiting = lock(&self.0);
-        let due = |wish: &Wish| waiting.rests.get(&wish.uid).copied().unwrap_or(now);
+        let due = |wish: &Wish| waiting.rests.get(&wish.user()).copied().unwrap_or(now);
         waiting.list.iter().map(due).min()
     }
 
-    /// Takes those that may be granted now.
+    /// Takes those that one pass grants: the first that may be granted now, and those of its user that are brief, or not, as it is.
     pub(crate) fn take(&self, now: Instant) -> Vec<Wish> {
         let mut waiting = lock(&self.0);
         waiting.rests.retain(|_, rest| *rest > now);
+        let kind = |wish: &Wish| (wish.user(), wish.brief);
+        let first = waiting.list.iter().find(|wish| waiting.is_due(wish, now));
+        let first = first.map(kind);
         let list = std::mem::take(&mut waiting.list);
-        let (due, rest) = list.into_iter().partition(|wish| waiting.is_due(wish, now));
+        let (taken, rest) = list.into_iter().partition(|wish| Some(kind(wish)) == first);
         waiting.list = rest;
-        due
+        taken
+    }
+
+    /// Whether there are wishes of other users, and their turn has come.
+    pub(crate) fn others_wait(&self, user: u32, now: Instant) -> bool {
+        let waiting = lock(&self.0);
+        let mut list = waiting.list.iter();
+        list.any(|wish| wish.user() != user && waiting.is_due(wish, now))
     }
 
     /// Notes that a pass for this user ended now and took so long.
-    pub(crate) fn rest(&self, uid: u32, took: Duration) {
-        if !is_master(uid) {
-            lock(&self.0).rests.insert(uid, Instant::now() + took);
+    pub(crate) fn rest(&self, user: u32, took: Duration) {
+        if !is_master(user) {
+            let until = Instant::now() + took.max(REST);
+            lock(&self.0).rests.insert(user, until);
         }
     }
 
@@ -145,8 +170,11 @@ mod tests {
         told
     }
 
+    /// What the passes take that may begin now, one after another.
     fn taken(wishes: &Wishes, now: Instant) -> Vec<u32> {
-        wishes.take(now).into_iter().map(|wish| wish.uid).collect()
+        let passes = std::iter::from_fn(|| Some(wishes.take(now)).filter(|pass| !pass.is_empty()));
+        let passes = passes.inspect(|pass| assert!(pass.iter().all(|its| its.uid == pass[0].uid)));
+        passes.flatten().map(|wish| wish.uid).collect()
     }
 
     #[test]
@@ -157,7 +185,9 @@ mod tests {
         wishes.rest(7, hour);
         wishes.rest(0, hour);
         let told: Vec<_> = [7, 8, 0].map(|uid| add(&wishes, uid)).into();
+        assert!(wishes.others_wait(0, now) && wishes.others_wait(7, now));
         assert_eq!(taken(&wishes, now), [8, 0], "root does not wait");
+        assert!(!wishes.others_wait(8, now), "who rests is not waited for");
         assert!(wishes.due(now).unwrap() >= now + hour);
         assert_eq!(taken(&wishes, now + hour * 2), [7]);
         assert!(told.iter().all(|told| told.try_recv().is_err()));

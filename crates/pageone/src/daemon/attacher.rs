@@ -10,11 +10,14 @@
 //!
 //! Another process, because it holds the threads of a stranger's process and reads his memory: whatever goes wrong there, the daemon
 //! has no part in it. One process at a time is attached. Work that does not end in time is left behind ([`PATIENCE`]); until it has ended,
-//! no other process of the same user is attached. A user whose process took long has to wait for four times as long. So one
-//! user holds up no other for long, also if he has subordinate ids ([`sys::principal`]). **The limit**: [`MOST_LATE`] users together do,
-//! for [`LONGEST`] each time.
+//! no other process of the same user is attached. A user whose process took long, or could not be attached, has to wait for four times
+//! as long. Users take turns, a process each. So one user holds up no other for long, also if he has subordinate ids
+//! ([`sys::principal`]). **The limit**: [`MOST_LATE`] users together do, for [`LONGEST`] each time.
+//!
+//! A process may take another name as often as it likes. Each try is later than the one before, whatever its name and whatever came of
+//! it; so an exec is followed, and a process that renames itself without end costs a try an hour.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread;
@@ -39,9 +42,14 @@ const SHARE: u32 = 4;
 const SHORT: Duration = Duration::from_millis(100);
 /// Work that did not end in time, at most. With so many, no process is attached.
 const MOST_LATE: usize = 32;
-/// How often a process is tried, and after what time again; four times as long each time.
+/// How often a program is tried that cannot be attached.
 const TRIES: u32 = 4;
+/// From a try at a process to the next, and the longest; four times as long each time.
 const FIRST_RETRY: Duration = Duration::from_secs(15);
+const LONGEST_RETRY: Duration = Duration::from_secs(60 * 60);
+/// Lines in the log about processes of one user that are not attached, in so much time.
+const MOST_LINES: u32 = 5;
+const LINES_TIME: Duration = Duration::from_secs(10);
 /// A process that fits no rule is looked at again when it executes another program, and in any case while it is so young.
 const YOUNG: Duration = Duration::from_secs(60);
 
@@ -120,6 +128,7 @@ impl Attacher {
             seen: HashMap::new(),
             late: Vec::new(),
             pauses: HashMap::new(),
+            lines: HashMap::new(),
         };
         let run = move || {
             loop {
@@ -148,49 +157,89 @@ impl Attacher {
     }
 }
 
-/// A process as it was when it was looked at: another program in it is looked at anew.
+/// A process as it was when it was looked at.
 #[derive(Debug, PartialEq, Eq)]
 struct Seen {
     began: u64,
+    /// Another program in it is looked at anew.
     name: ForeignName,
-    next: Next,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Next {
-    /// It is young, or fitted no rule so far.
-    Look,
     /// It fits no rule, or has its agent, or cannot have one.
-    Nothing,
-    /// It could not be attached so often.
-    Try { failed: u32, at: Instant },
+    done: bool,
+    /// Tries that failed since it has this name.
+    failed: u32,
+    /// Tries under all its names, and when the next may be.
+    tried: u32,
+    rests_until: Option<Instant>,
 }
 
-impl Next {
-    /// Without a failure more.
-    fn later(self, now: Instant) -> Self {
-        let failed = match self {
-            Self::Try { failed, .. } => failed,
-            _ => 0,
-        };
-        let at = now + FIRST_RETRY;
-        Self::Try { failed, at }
-    }
+/// What came of a try.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    Attached,
+    Failed,
+    /// That is not the process's doing.
+    NoAnswer,
+}
 
-    /// After one failure more.
-    fn after(self, now: Instant) -> Self {
-        let failed = match self {
-            Self::Try { failed, .. } => failed + 1,
-            _ => 1,
-        };
-        match failed < TRIES {
-            true => Self::Try {
-                failed,
-                at: now + FIRST_RETRY * 4_u32.pow(failed - 1),
-            },
-            false => Self::Nothing,
+impl Seen {
+    fn new(began: u64, name: ForeignName) -> Self {
+        Self {
+            began,
+            name,
+            done: false,
+            failed: 0,
+            tried: 0,
+            rests_until: None,
         }
     }
+
+    /// The same process, which may have another name now.
+    fn named(mut self, name: ForeignName) -> Self {
+        if self.name != name {
+            (self.name, self.done, self.failed) = (name, false, 0);
+        }
+        self
+    }
+
+    fn note(&mut self, outcome: Outcome, now: Instant) {
+        match outcome {
+            Outcome::NoAnswer => {
+                self.rests_until = Some(now + FIRST_RETRY);
+                return;
+            }
+            Outcome::Attached => (self.failed, self.done) = (0, true),
+            Outcome::Failed => {
+                self.failed += 1;
+                self.done = self.failed >= TRIES;
+            }
+        }
+        let rest = FIRST_RETRY.saturating_mul(4_u32.saturating_pow(self.tried));
+        self.tried += 1;
+        self.rests_until = Some(now + rest.min(LONGEST_RETRY));
+    }
+}
+
+/// A process to attach.
+struct Due {
+    pid: u32,
+    /// Who answers for it.
+    user: u32,
+    /// The number of the rule, as people count.
+    number: usize,
+    rule: AttachRule,
+}
+
+/// Puts the first of each user before the second of any.
+fn in_turns(due: Vec<Due>) -> VecDeque<Due> {
+    let mut counts = HashMap::<u32, usize>::new();
+    let turn = |its: Due| {
+        let count = counts.entry(its.user).or_default();
+        *count += 1;
+        (*count, its)
+    };
+    let mut turns: Vec<_> = due.into_iter().map(turn).collect();
+    turns.sort_by_key(|&(turn, _)| turn);
+    turns.into_iter().map(|(_, its)| its).collect()
 }
 
 /// Work that has not ended, and the user who answers for the process that it is done on.
@@ -208,6 +257,8 @@ struct Look {
     late: Vec<Late>,
     /// Until when no process of a user is attached.
     pauses: HashMap<u32, Instant>,
+    /// What the log has of processes of a user that are not attached, and since when.
+    lines: HashMap<u32, (Instant, u32)>,
 }
 
 impl Look {
@@ -232,101 +283,147 @@ impl Look {
         };
         let now = Instant::now();
         self.pauses.retain(|_, until| now < *until);
+        self.lines.retain(|_, (since, _)| now - *since < LINES_TIME);
         let mut before = std::mem::take(&mut self.seen);
+        let mut due = Vec::new();
         for pid in pids {
-            if let Some(seen) = self.one(pid, before.remove(&pid)) {
+            if let Some(mut seen) = look(pid, before.remove(&pid)) {
+                due.extend(self.due(pid, &mut seen, now));
                 self.seen.insert(pid, seen);
             }
         }
+        self.attach_all(in_turns(due));
     }
 
-    /// Looks at a process; none when it is gone.
-    fn one(&mut self, pid: u32, before: Option<Seen>) -> Option<Seen> {
-        let now = Instant::now();
-        let (began, name) = sys::usage::began_as(pid).ok()?;
-        let same = before.filter(|seen| (seen.began, &seen.name) == (began, &name));
-        let mut seen = same.unwrap_or(Seen {
-            began,
-            name,
-            next: Next::Look,
-        });
-        match seen.next {
-            Next::Nothing => return Some(seen),
-            Next::Try { at, .. } if at > now => return Some(seen),
-            Next::Look | Next::Try { .. } => {}
+    /// What is to be attached of a process, if anything.
+    fn due(&self, pid: u32, seen: &mut Seen, now: Instant) -> Option<Due> {
+        if seen.done || seen.rests_until.is_some_and(|until| until > now) {
+            return None;
         }
         if pid == std::process::id() || !selector::is_program(pid) {
-            seen.next = Next::Nothing;
-            return Some(seen);
+            seen.done = true;
+            return None;
         }
-        let age = age(began);
-        let fits = |rule: &AttachRule| rule.selector.fits(pid);
-        let found = self.rules.iter().position(fits);
-        let rule = found.and_then(|at| self.rules.get(at).map(|rule| (at + 1, rule.clone())));
-        match rule {
-            None if age >= YOUNG => seen.next = Next::Nothing,
-            Some((number, rule)) if age >= rule.after => {
-                seen.next = self.attach(pid, &seen, number, &rule);
+        let age = age(seen.began);
+        let fits = |rule: &&AttachRule| rule.selector.fits(pid);
+        let mut rules = (1..).zip(&self.rules);
+        let Some((number, rule)) = rules.find(|(_, rule)| fits(rule)) else {
+            seen.done = age >= YOUNG;
+            return None;
+        };
+        if age < rule.after {
+            return None;
+        }
+        let Ok(who) = policy::who(pid) else {
+            seen.done = true;
+            return None;
+        };
+        match sys::principal::of(pid, who.uid) {
+            Ok(user) => Some(Due {
+                pid,
+                user,
+                number,
+                rule: rule.clone(),
+            }),
+            Err(_) => {
+                seen.note(Outcome::NoAnswer, now);
+                None
             }
-            _ => {}
         }
-        Some(seen)
     }
 
-    fn attach(&mut self, pid: u32, seen: &Seen, number: usize, rule: &AttachRule) -> Next {
+    /// Attaches what is due, as far as the time until the next look goes.
+    fn attach_all(&mut self, mut due: VecDeque<Due>) {
         let begun = Instant::now();
-        let Ok(who) = policy::who(pid) else {
-            return Next::Nothing;
-        };
-        let Ok(user) = sys::principal::of(pid, who.uid) else {
-            return seen.next.later(begun);
-        };
-        let pauses = self.pauses.get(&user).is_some_and(|&until| begun < until);
-        let is_late = self.late.iter().any(|late| late.user == user);
-        if pauses || is_late || self.late.len() >= MOST_LATE {
-            return seen.next;
+        let mut in_vain = 0;
+        while begun.elapsed() < PERIOD
+            && let Some(next) = due.pop_front()
+        {
+            let now = Instant::now();
+            let is_late = self.late.iter().any(|late| late.user == next.user);
+            if is_late || self.late.len() >= MOST_LATE {
+                continue;
+            }
+            let until = self.pauses.get(&next.user);
+            if until.is_some_and(|&until| now < until) {
+                due.push_back(next);
+                in_vain += 1;
+                // All that are left wait.
+                if in_vain >= due.len() {
+                    thread::sleep(Duration::from_millis(5));
+                }
+                continue;
+            }
+            in_vain = 0;
+            self.attach(&next);
         }
-        let name = &seen.name;
+    }
+
+    fn attach(&mut self, due: &Due) {
+        let begun = Instant::now();
+        let Some(seen) = self.seen.get(&due.pid) else {
+            return;
+        };
+        let name = seen.name.clone();
         let wish = Wish {
-            pid,
+            pid: due.pid,
             began: seen.began,
-            domain: rule.domain.clone(),
-            any: rule.any,
+            domain: due.rule.domain.clone(),
+            any: due.rule.any,
         };
-        let done = self.by_another(&wish, user);
+        let done = self.by_another(&wish, due.user);
         let took = begun.elapsed();
-        if took > SHORT {
-            self.pauses.insert(user, begun + took * (SHARE + 1));
+        let outcome = match &done {
+            Ok(_) => Outcome::Attached,
+            Err(error) if error.is::<NoAnswer>() => Outcome::NoAnswer,
+            Err(_) => Outcome::Failed,
+        };
+        if took > SHORT || outcome == Outcome::Failed {
+            self.pauses.insert(due.user, begun + took * (SHARE + 1));
         }
+        let Some(seen) = self.seen.get_mut(&due.pid) else {
+            return;
+        };
+        seen.note(outcome, Instant::now());
+        let (failed, is_last) = (seen.failed, seen.done);
+        let (pid, number) = (due.pid, due.number);
         match done {
             Ok(told) => {
-                tracing::info!(
-                    "by rule {number} of [[attach]]: {}",
-                    Foreign(told.trim_end())
-                );
-                Next::Nothing
+                let told = Foreign(told.trim_end());
+                tracing::info!("by rule {number} of [[attach]]: {told}");
             }
-            // That is not the process's doing.
-            Err(error) if error.is::<NoAnswer>() => {
+            Err(error) if outcome == Outcome::NoAnswer => {
                 tracing::debug!("process {pid}: {error}");
-                seen.next.later(Instant::now())
             }
             Err(error) => {
                 let why = format!("{error:#}");
-                let next = seen.next.after(Instant::now());
-                let is_first = matches!(next, Next::Try { failed: 1, .. });
                 let why = Foreign(why.trim_end());
                 let told = format_args!(
                     "process {pid} ({name}) fits rule {number} of [[attach]] and is not attached: {why}"
                 );
-                match (is_first, next) {
-                    (true, _) => tracing::warn!("{told}; it is tried again {} times", TRIES - 1),
-                    (_, Next::Nothing) => tracing::warn!("{told}; it is not tried again"),
-                    _ => tracing::debug!("{told}"),
+                let worth = failed == 1 || is_last;
+                match worth && self.may_say(due.user) {
+                    true if is_last => tracing::warn!("{told}; it is not tried again"),
+                    true => tracing::warn!("{told}; it is tried again {} times", TRIES - 1),
+                    false => tracing::debug!("{told}"),
                 }
-                next
             }
         }
+    }
+
+    /// Whether one more line about this user's processes may be written: what he does must not drown what is said of others.
+    fn may_say(&mut self, user: u32) -> bool {
+        let (_, lines) = self
+            .lines
+            .entry(user)
+            .or_insert_with(|| (Instant::now(), 0));
+        *lines += 1;
+        if *lines == MOST_LINES + 1 {
+            tracing::warn!(
+                "more processes of user {user} are not attached: the reasons are at level debug"
+            );
+        }
+        *lines <= MOST_LINES
     }
 
     /// What is said by the process that attaches it.
@@ -343,6 +440,16 @@ impl Look {
         }
         work.outcome()
     }
+}
+
+/// A process as it is now, and what is known of it; none when it is gone.
+fn look(pid: u32, before: Option<Seen>) -> Option<Seen> {
+    let (began, name) = sys::usage::began_as(pid).ok()?;
+    let same = before.filter(|seen| seen.began == began);
+    Some(match same {
+        Some(seen) => seen.named(name),
+        None => Seen::new(began, name),
+    })
 }
 
 /// How long ago a time of /proc/PID/stat was.
@@ -366,20 +473,62 @@ mod tests {
         assert!(most > MOST_LATE);
     }
 
+    fn name(text: &str) -> ForeignName {
+        ForeignName::from(text.to_owned())
+    }
+
+    /// Seconds until it may be tried again.
+    fn rest(seen: &Seen, now: Instant) -> u64 {
+        (seen.rests_until.expect("a rest") - now).as_secs()
+    }
+
     #[test]
     fn a_process_is_tried_less_and_less_and_then_no_more() {
         let now = Instant::now();
-        let mut next = Next::Look;
-        let mut waits = Vec::new();
-        for _ in 1..TRIES {
-            next = next.after(now);
-            match next {
-                Next::Try { at, .. } => waits.push((at - now).as_secs()),
-                other => panic!("{other:?}"),
+        let mut seen = Seen::new(7, name("web"));
+        for expected in [15, 60, 240] {
+            seen.note(Outcome::Failed, now);
+            assert_eq!((rest(&seen, now), seen.done), (expected, false));
+        }
+        seen.note(Outcome::Failed, now);
+        assert!(seen.done);
+        seen.note(Outcome::NoAnswer, now);
+        assert_eq!((rest(&seen, now), seen.tried), (15, 4), "not its doing");
+    }
+
+    #[test]
+    fn another_name_brings_no_try_sooner() {
+        let now = Instant::now();
+        for outcome in [Outcome::Failed, Outcome::Attached] {
+            let mut seen = Seen::new(7, name("web"));
+            for (nth, expected) in [15, 60, 240, 960, 3600, 3600].into_iter().enumerate() {
+                seen.note(outcome, now);
+                assert_eq!(rest(&seen, now), expected);
+                seen = seen.named(name(&format!("web-{nth}")));
+                assert!(!seen.done, "it may be another program");
+                assert_eq!(rest(&seen, now), expected);
             }
         }
-        assert_eq!(waits, [15, 60, 240]);
-        assert_eq!(next.after(now), Next::Nothing);
+    }
+
+    #[test]
+    fn users_take_turns() {
+        let rule = || {
+            let rule = toml::from_str("command = \"web\"");
+            rule.expect("a rule")
+        };
+        let due = |(pid, user)| Due {
+            pid,
+            user,
+            number: 1,
+            rule: rule(),
+        };
+        let all = [(1, 7), (2, 7), (3, 7), (4, 8), (5, 8), (6, 9)].map(due);
+        let turns: Vec<_> = in_turns(all.into())
+            .into_iter()
+            .map(|its| its.pid)
+            .collect();
+        assert_eq!(turns, [1, 4, 6, 2, 5, 3]);
     }
 
     #[test]
