@@ -6,7 +6,7 @@ use std::fmt::Debug;
 use crate::bound::bounded;
 use wire::{
     Answer, DecodeError, Hello, MAX_MESSAGE, Question, Reason, Reception, Reply, ReplyReader,
-    Request, Status, Welcome,
+    Request, Status, Viewer, Welcome,
 };
 
 pub(crate) fn check(bytes: &[u8]) {
@@ -87,7 +87,8 @@ fn json(bytes: &[u8]) {
             .chain([0])
             .take(3)
         {
-            let own = status.of_user(uid);
+            let domain = String::new();
+            let own = status.of_user(&Viewer { uid, domain });
             assert!(own.guests.iter().all(|guest| guest.uid == uid));
             assert_eq!((own.only_user, own.cpu_seconds), (Some(uid), 0.0));
         }

@@ -10,7 +10,7 @@ use sys::closers::Late;
 use sys::keeper::{Keeper, Kept};
 use sys::process::{self, Cgroup};
 use sys::stranger::Stranger;
-use wire::{DomainMark, MergedNow, RunMode, Setting, Status};
+use wire::{DomainMark, MergedNow, RunMode, Setting, Status, Viewer};
 
 use crate::domain::Domain;
 use crate::domain::lifelines::Lifeline;
@@ -281,11 +281,11 @@ impl Engine {
     /// Merges the memory of guests at once, as far as it lies in `range`: what equals other memory at this moment need not have
     /// been quiet. `tell` is called once with what came of it, by another thread or before this returns. It must not wait.
     ///
-    /// A user may ask for guests of his own, with `all` for everybody's. Of a `brief` one a part is done, in a fraction
+    /// A user may ask for guests that he sees, with `all` for everybody's. Of a `brief` one a part is done, in a fraction
     /// of a second.
     pub fn merge_now(
         &self,
-        (uid, all): (u32, bool),
+        (viewer, all): (&Viewer, bool),
         pids: &[u32],
         range: Range<u64>,
         brief: bool,
@@ -296,10 +296,10 @@ impl Engine {
         if run != RunMode::Run {
             return tell(Err(EngineError::Halted { run: run.into() }));
         }
-        match core.find_guests((uid, all), pids) {
+        match core.find_guests((viewer, all), pids) {
             Ok(guests) => {
                 core.wishes.add(Wish {
-                    uid,
+                    uid: viewer.uid,
                     guests,
                     range,
                     brief,

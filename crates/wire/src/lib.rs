@@ -62,7 +62,7 @@ pub use page::{CHUNK_BYTES, CHUNK_PAGES, PAGE_BYTES, PageBits, PageOutcome};
 #[cfg(feature = "status")]
 pub use request::{Cause, LeftAlone, MergeNow, MergedNow, Reply, Request};
 #[cfg(feature = "status")]
-pub use status::{GuestStatus, Recycled, SCHEMA, Status, StoreNode, Unserved};
+pub use status::{GuestStatus, Recycled, SCHEMA, Status, StoreNode, Unserved, Viewer};
 #[cfg(feature = "status")]
 pub use why::{WhyNot, WhyNotCode};
 

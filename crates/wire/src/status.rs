@@ -94,15 +94,39 @@ pub struct Status {
     pub unserved: Vec<Unserved>,
 }
 
+/// A user who asks without the right to know of all guests.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Viewer {
+    /// User id.
+    pub uid: u32,
+    /// The domain that the policy gives to the process that asks; empty when none.
+    pub domain: String,
+}
+
+impl Viewer {
+    /// Whether he may know of a guest: it is of his user id. Where the policy keeps processes apart by cgroup, whatever their
+    /// user, it is of his cgroup, too.
+    #[must_use]
+    pub fn sees(&self, uid: u32, domain: &str) -> bool {
+        self.uid == uid && (!is_by_cgroup(domain) || domain == self.domain)
+    }
+}
+
+/// Whether a domain is of one cgroup alone.
+fn is_by_cgroup(domain: &str) -> bool {
+    domain.starts_with("cgroup:")
+}
+
 impl Status {
-    /// What user `uid` may know: the knobs, his guests, and the sums over these. Whatever else is counted tells of
+    /// What a user may know: the knobs, his guests, and the sums over these. Whatever else is counted tells of
     /// others, and is 0. All his sharers count as `pages_sharing`: a canonical page is nobody's.
     #[must_use]
-    pub fn of_user(&self, uid: u32) -> Self {
+    pub fn of_user(&self, viewer: &Viewer) -> Self {
+        let uid = viewer.uid;
         let mut guests: Vec<_> = self
             .guests
             .iter()
-            .filter(|guest| guest.uid == uid)
+            .filter(|guest| viewer.sees(guest.uid, guest.domain.raw()))
             .cloned()
             .collect();
         // Whether others are in a domain is theirs to know; only a user's own domain has no others.
@@ -154,7 +178,9 @@ impl Status {
             unserved: self
                 .unserved
                 .iter()
-                .filter(|unserved| unserved.uid == uid)
+                .filter(|unserved| viewer.sees(unserved.uid, &viewer.domain))
+                // The cgroup of one that is no guest is not known.
+                .filter(|_| !is_by_cgroup(&viewer.domain))
                 .cloned()
                 .collect(),
         }
@@ -328,7 +354,11 @@ mod tests {
             unserved: vec![unserved(8), unserved(7)],
             ..Status::default()
         };
-        let own = all.of_user(7);
+        let viewer = |uid, domain: &str| Viewer {
+            uid,
+            domain: domain.to_owned(),
+        };
+        let own = all.of_user(&viewer(7, "uid:7"));
         let expected = Status {
             only_user: Some(7),
             knobs: knobs(),
@@ -354,13 +384,40 @@ mod tests {
                 guests: vec![shared.clone()],
                 ..Status::default()
             };
-            assert_eq!(all.of_user(7).guests[0].reasons.len(), seen, "{domain}");
+            assert_eq!(
+                all.of_user(&viewer(7, "uid:7")).guests[0].reasons.len(),
+                seen,
+                "{domain}"
+            );
         }
         let none = Status {
             only_user: Some(9),
             knobs: knobs(),
             ..Status::default()
         };
-        assert_eq!(all.of_user(9), none);
+        assert_eq!(all.of_user(&viewer(9, "uid:9")), none);
+        let tenant = |domain: &str| GuestStatus {
+            domain: domain.into(),
+            ..guest(7, 1)
+        };
+        let all = Status {
+            guests: vec![tenant("cgroup:1/a"), tenant("cgroup:2/b"), tenant("uid:7")],
+            unserved: vec![unserved(7)],
+            ..Status::default()
+        };
+        for (domain, guests, unserved) in [
+            ("cgroup:1/a", 2, 0),
+            ("cgroup:3/a", 1, 0),
+            ("uid:7", 1, 1),
+            ("", 1, 1),
+        ] {
+            let seen = all.of_user(&viewer(7, domain));
+            let counts = (seen.guests.len(), seen.unserved.len());
+            assert_eq!(
+                counts,
+                (guests, unserved),
+                "a tenant of one uid in {domain:?}"
+            );
+        }
     }
 }

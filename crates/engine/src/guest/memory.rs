@@ -71,8 +71,8 @@ pub(crate) trait Memory: Send + Sync {
     fn mappings(&self) -> Option<u64>;
 
     /// Brings back the pages that a dead agent has left out of reach, and lets go of the guest's userfaultfd. Not
-    /// while the agent's thread still ends, but the `last` time in any case.
-    fn rescue(&self, last: bool);
+    /// while the agent's thread still ends, but the `last` time in any case. Gives how many pages came back.
+    fn rescue(&self, last: bool) -> usize;
 
     /// Whether it holds the guest's userfaultfd. Never blocks.
     fn is_guarded(&self) -> bool;

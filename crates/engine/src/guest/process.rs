@@ -437,21 +437,15 @@ impl Memory for ProcessMemory {
         count.ok()?.ok()
     }
 
-    fn rescue(&self, last: bool) {
+    fn rescue(&self, last: bool) -> usize {
         // Nobody waits for the lock while the guest's memory is read.
         let taken = lock(&self.guard).take_if(|guard| last || guard.may_rescue());
-        let Some(guard) = taken else {
-            return;
-        };
-        let pid = self.pid();
-        match guard.rescue(self) {
-            Ok(0) => {}
-            Ok(pages) => {
-                tracing::warn!(pid, pages, "the agent died in a window: its pages are back")
-            }
+        let rescued = taken.map_or(Ok(0), |guard| guard.rescue(self));
+        rescued.unwrap_or_else(|error| {
             // As a rule its memory is gone with it.
-            Err(error) => tracing::debug!(pid, %error, "nothing to rescue"),
-        }
+            tracing::debug!(pid = self.pid(), %error, "nothing to rescue");
+            0
+        })
     }
 
     fn is_guarded(&self) -> bool {

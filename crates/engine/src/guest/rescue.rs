@@ -57,7 +57,7 @@ pub(crate) fn let_go(guest: &Arc<Guest>) -> bool {
     let (tell, told) = mpsc::channel();
     let its = Arc::clone(guest);
     let rescue = move || {
-        its.memory.rescue(true);
+        bring_back(&its, true);
         its.regain_thread();
         let _ = tell.send(()); // or nobody waits any more
     };
@@ -69,6 +69,16 @@ pub(crate) fn let_go(guest: &Arc<Guest>) -> bool {
         return false;
     }
     told.recv_timeout(NEXT_SESSION).is_ok()
+}
+
+/// Brings back what a dead agent of this guest has left out of reach, the `last` time in any case.
+pub(crate) fn bring_back(guest: &Guest, last: bool) {
+    let (pid, pages) = (guest.pid, guest.memory.rescue(last));
+    // The journal is the guest's word: it may be made up.
+    let told = || tracing::warn!(pid, pages, "the agent died in a window: its pages are back");
+    if pages > 0 {
+        guest.user.say(told);
+    }
 }
 
 /// What is needed to bring a guest's pages back.

@@ -39,7 +39,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use wire::{Cause, LeftAlone, MergedNow, PAGE_BYTES};
+use wire::{Cause, LeftAlone, MergedNow, PAGE_BYTES, Viewer};
 
 use crate::error::EngineError;
 use crate::guest::gains::{self, Gains};
@@ -129,17 +129,17 @@ fn saved(reach: &Reach) -> BTreeMap<u64, u64> {
 }
 
 impl Core {
-    /// The served guests with these process numbers, if they are this user's or he may ask for `all`.
+    /// The served guests with these process numbers, if the one who asks sees them or may ask for `all`.
     ///
     /// # Errors
     /// [`EngineError::NoGuest`] names the first that is none, or another's.
     pub(crate) fn find_guests(
         &self,
-        (uid, all): (u32, bool),
+        (viewer, all): (&Viewer, bool),
         pids: &[u32],
     ) -> Result<Vec<Arc<Guest>>, EngineError> {
         let guests = lock(&self.guests);
-        let own = |guest: &&Arc<Guest>| all || guest.uid == uid;
+        let own = |guest: &&Arc<Guest>| all || viewer.sees(guest.uid, &guest.domain.name);
         let served = guests.iter().filter(own);
         let served = served.filter(|guest| guest.standing() == Standing::Served);
         let by_pid: BTreeMap<_, _> = served.map(|guest| (guest.pid, guest)).collect();

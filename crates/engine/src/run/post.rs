@@ -260,13 +260,9 @@ impl Memory for Watched {
         in_guest(|| Ok(self.0.mappings())).ok().flatten()
     }
 
-    fn rescue(&self, last: bool) {
+    fn rescue(&self, last: bool) -> usize {
         // Where it is given up, nobody else has the guard: what the thread does when it is back counts.
-        let rescue = || {
-            self.0.rescue(last);
-            Ok(())
-        };
-        in_guest(rescue).unwrap_or_default();
+        in_guest(|| Ok(self.0.rescue(last))).unwrap_or_default()
     }
 
     fn is_guarded(&self) -> bool {

@@ -14,7 +14,7 @@ use crate::domain::pages::Pages;
 use crate::guest::agent::{Fault, Link, Pending, Rest, Talk};
 use crate::guest::idle;
 use crate::guest::regions::Scan;
-use crate::guest::{Guest, Standing};
+use crate::guest::{Guest, Standing, rescue};
 use crate::options::Rules;
 use crate::page::Class;
 use crate::scan::offers::{News, Sweep, place};
@@ -700,6 +700,6 @@ fn retire(guest: &Guest, effects: &mut Effects) {
     guest.settle();
     // Last, because this may be where the thread stays.
     if !guest.is_stuck() && !guest.user.is_stuck() {
-        guest.memory.rescue(false);
+        rescue::bring_back(guest, false);
     }
 }

@@ -15,8 +15,8 @@ pub(super) fn of(guest: &GuestStatus, looks: u64) -> Option<String> {
     let keeps = recycled.discarded == 0 && recycled.told == 0;
     let hint = || {
         format!(
-            "{unread} of {merged} merged pages were not read since, and it discards nothing: if they are free in the guest, \
-             free page reporting or a balloon gives them back (docs/recycle.md)"
+            "{unread} of {merged} merged pages were not read since, and it discards nothing. If they are free, give them back: \
+             a virtual machine by free page reporting or a balloon, a program by madvise or pageone_recycle (docs/recycle.md)"
         )
     };
     (keeps && looks >= LEAST_LOOKS && is_most(unread, merged)).then(hint)

@@ -124,7 +124,9 @@ impl Memory for Simulated {
         Some(50)
     }
 
-    fn rescue(&self, _last: bool) {}
+    fn rescue(&self, _last: bool) -> usize {
+        0
+    }
 
     fn is_guarded(&self) -> bool {
         false

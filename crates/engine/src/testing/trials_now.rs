@@ -102,8 +102,13 @@ fn a_stranger_and_a_guest_that_ends_are_named() {
     let refused = lab.merge_now(&[a, 77], ALL).unwrap_err().to_string();
     assert!(refused.contains("process 77 is no guest"), "{refused}");
     let pid = u32::try_from(a).unwrap();
-    assert!(lab.core.find_guests((4, false), &[pid]).is_err());
-    assert_eq!(lab.core.find_guests((0, false), &[pid]).unwrap().len(), 1);
+    let viewer = |uid| wire::Viewer {
+        uid,
+        domain: String::new(),
+    };
+    assert!(lab.core.find_guests((&viewer(4), false), &[pid]).is_err());
+    let own = lab.core.find_guests((&viewer(0), false), &[pid]);
+    assert_eq!(own.unwrap().len(), 1);
     lab.world(|world| world.kill(b));
     let merged = lab.merge_now(&[a, b], ALL).unwrap();
     let alone = &merged.left_alone[..];

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use super::history::History;
 use engine::{Engine, EngineError};
 use rustix::fd::OwnedFd;
-use wire::{MergeNow, Reply, Request, Status};
+use wire::{MergeNow, Reply, Request, Status, Viewer};
 
 /// Requests that wait in a lane, and those of one user among them.
 const MAX_WAITING: usize = 256;
@@ -171,9 +171,10 @@ impl<T: AsRef<Asked> + Send + 'static> Lane<T> {
             true => usize::MAX,
             false => MAX_WAITING_OF_USER,
         };
-        let uid = work.as_ref().uid;
+        let uid = work.as_ref().viewer.uid;
         if let Some(lost) = self.push(uid, most, work) {
-            let Asked { caller, uid, .. } = lost.as_ref();
+            let Asked { caller, viewer, .. } = lost.as_ref();
+            let uid = viewer.uid;
             let why =
                 format!("too many requests wait; of user {uid} at most {MAX_WAITING_OF_USER} may");
             let reply = match &lost.as_ref().request {
@@ -195,7 +196,7 @@ impl<T> Drop for Lane<T> {
 /// A request of a caller, who is known by a number.
 pub(crate) struct Asked {
     pub(crate) caller: u64,
-    pub(crate) uid: u32,
+    pub(crate) viewer: Viewer,
     pub(crate) request: Request,
 }
 
@@ -278,13 +279,17 @@ pub(crate) fn monitor(engine: &Arc<Engine>, history: History, answers: &Answers)
 pub(crate) fn own(engine: &Arc<Engine>, answers: &Answers) -> Lane<Asked> {
     let (engine, answers) = (Arc::clone(engine), answers.clone());
     let mut last: Option<(Instant, Status)> = None;
-    Lane::new("own", MAX_WAITING, move |Asked { caller, uid, .. }| {
-        let fresh = last.take_if(|(at, _)| at.elapsed() < FRESH);
-        let (at, status) = fresh.unwrap_or_else(|| (Instant::now(), engine.status()));
-        let reply = Reply::Status(Box::new(status.of_user(uid)));
-        last = Some((at, status));
-        answers.give(caller, &reply);
-    })
+    Lane::new(
+        "own",
+        MAX_WAITING,
+        move |Asked { caller, viewer, .. }| {
+            let fresh = last.take_if(|(at, _)| at.elapsed() < FRESH);
+            let (at, status) = fresh.unwrap_or_else(|| (Instant::now(), engine.status()));
+            let reply = Reply::Status(Box::new(status.of_user(&viewer)));
+            last = Some((at, status));
+            answers.give(caller, &reply);
+        },
+    )
 }
 
 /// Has memory merged now. The engine replies when it is done, and meanwhile this thread takes the next request.
@@ -305,7 +310,7 @@ pub(crate) fn merger(engine: &Arc<Engine>, answers: &Answers) -> Lane<Merging> {
         let pids = if pids.is_empty() { &own[..] } else { &pids };
         let answers = answers.clone();
         engine.merge_now(
-            (asked.uid, all),
+            (&asked.viewer, all),
             pids,
             start..end.max(start),
             brief,

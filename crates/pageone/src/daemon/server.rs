@@ -50,7 +50,7 @@ use sys::fault::{self, Point};
 use sys::process::{self, Cgroup};
 use sys::socket::{self, Peer};
 use sys::stranger::Stranger;
-use wire::{DomainMark, Hello, MAX_MESSAGE, Reason, Reply, Request, Role};
+use wire::{DomainMark, Hello, MAX_MESSAGE, Reason, Reply, Request, Role, Viewer};
 
 use super::history::History;
 use super::lane::{self, Answer, Answers, Asked, Lane, Merging};
@@ -487,11 +487,11 @@ impl Server {
                 ));
             }
             Request::Set(_) | Request::SetUnmerged(_) => &self.control,
-            Request::Merge(_) => return self.merge(caller, uid, request),
+            Request::Merge(_) => return self.merge(caller, &who, request),
         };
         let asked = Asked {
             caller: caller.number,
-            uid,
+            viewer: self.viewer(&who),
             request,
         };
         lane.ask(asked, self.policy.is_master(uid), &self.to);
@@ -499,13 +499,20 @@ impl Server {
         Step::Wait(caller)
     }
 
+    fn viewer(&self, who: &Who) -> Viewer {
+        Viewer {
+            uid: who.uid,
+            domain: self.policy.domain(who, "").unwrap_or_default(),
+        }
+    }
+
     /// A user may have the memory of his own guests merged now, the masters that of all.
-    fn merge(&self, mut caller: Caller, uid: u32, request: Request) -> Step {
-        let master = self.policy.is_master(uid);
+    fn merge(&self, mut caller: Caller, who: &Who, request: Request) -> Step {
+        let master = self.policy.is_master(who.uid);
         let merging = Merging {
             asked: Asked {
                 caller: caller.number,
-                uid,
+                viewer: self.viewer(who),
                 request,
             },
             pid: caller.socket.peer().pid,

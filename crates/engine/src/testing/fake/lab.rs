@@ -250,7 +250,9 @@ impl Lab {
     ) -> Result<Told, crate::error::EngineError> {
         let pids = processes.iter().map(|&pid| u32::try_from(pid).unwrap());
         let pids: Vec<_> = pids.collect();
-        let guests = self.core.find_guests((0, true), &pids)?;
+        let guests = self
+            .core
+            .find_guests((&wire::Viewer::default(), true), &pids)?;
         let (tell, told) = std::sync::mpsc::channel();
         self.core.wishes.add(Wish {
             uid: 0,

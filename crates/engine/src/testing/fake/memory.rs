@@ -213,7 +213,9 @@ impl Memory for FakeMemory {
         Some(lock(&self.world).processes[self.process].vmas)
     }
 
-    fn rescue(&self, _last: bool) {}
+    fn rescue(&self, _last: bool) -> usize {
+        0
+    }
 
     fn is_guarded(&self) -> bool {
         false
