@@ -12,8 +12,8 @@
 //! show      tables for people, JSON for programs; draw: bars; advice: the commands that get it
 //! ```
 //!
-//! Nothing of a process is changed: its page map is read without arming anything, and its memory by
-//! process_vm_readv(2), or /proc/PID/mem where fork or KSM shares it, which bring in no page that is not there. Pages in swap stay there.
+//! Nothing of a process is changed: its page map is read without arming anything. Its memory is read by process_vm_readv(2), and by
+//! /proc/PID/mem where fork or KSM shares it. Neither brings in a page that is not there. Pages in swap stay there.
 
 mod advice;
 mod draw;
