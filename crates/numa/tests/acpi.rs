@@ -40,6 +40,13 @@ fn a_wrong_header_is_named() {
             })
         );
         let mut bytes = small();
+        bytes[..4].copy_from_slice(b"a\x1b[J");
+        let said = Srat::parse(&bytes, reading).unwrap_err().to_string();
+        assert_eq!(
+            said,
+            r"offset 0: signature `a\x1b[J` where `SRAT` should be"
+        );
+        let mut bytes = small();
         bytes[4] = 47;
         assert_eq!(
             Srat::parse(&bytes, reading),

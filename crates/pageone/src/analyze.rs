@@ -3,7 +3,7 @@
 //! ```text
 //! targets   the processes that are meant, the trust domain of each; or dumps
 //!    │
-//! parts     present private anonymous pages, by the page map; or a dump's ranges
+//! parts     present private anonymous pages, by the page map; or a dump's ranges; merged: what is merged already
 //!    │
 //! look      read and fingerprinted by several threads, twice: what changed between does not count
 //!    │
@@ -12,13 +12,14 @@
 //! show      tables for people, JSON for programs; draw: bars; advice: the commands that get it
 //! ```
 //!
-//! Nothing of a process is changed: its page map is read without arming anything, and its memory by
-//! process_vm_readv(2), which brings in no page that is not there. Pages in swap stay there.
+//! Nothing of a process is changed: its page map is read without arming anything. Its memory is read by process_vm_readv(2), and by
+//! /proc/PID/mem where fork or KSM shares it. Neither brings in a page that is not there. Pages in swap stay there.
 
 mod advice;
 mod draw;
 mod dump;
 mod look;
+mod merged;
 mod nodes;
 mod parts;
 mod quick;
@@ -92,13 +93,13 @@ pub(crate) fn main(args: &Args) -> Result<()> {
         seed: std::hash::RandomState::new().hash_one(0),
         quiet: args.json,
     };
-    let (mut looked, mut parts) = looker.first(&found.targets)?;
+    let (mut looked, mut parts, copies) = looker.first(&found.targets)?;
     if !args.targets.are_dumps() {
         sums::keep_copies(&mut parts);
         rest(args.look_again);
         parts = looker.second(&found.targets, &mut looked, parts);
     }
-    let report = sums::Report::new(&found, looked, &parts, args.sample_memory);
+    let report = sums::Report::new(&found, looked, &parts, copies, args.sample_memory);
     if let Some(file) = &args.plot {
         let svg = draw::svg(&report)?;
         std::fs::write(file, svg).with_context(|| format!("cannot write {}", file.display()))?;

@@ -1,22 +1,52 @@
 //! The command line's side of a control connection.
 
+use std::fmt;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
-use rustix::io::Errno;
+use anyhow::{Context, Result};
+use humantime::format_duration;
+use rustix::io::{Errno, ioctl_fionbio};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use sys::foreign::Foreign;
 use wire::{Hello, MAX_MESSAGE, Name, Reply, ReplyReader, Request, Role};
 
-/// Asks the daemon at `socket`, and waits for its reply for `patience` at most.
+/// A daemon may be silent for so long before the user is told.
+const SILENCE: Duration = Duration::from_secs(2);
+/// The time between two tries to connect to a daemon that takes no more callers at present.
+const RETRY: Duration = Duration::from_millis(50);
+
+/// Asks the daemon at `socket`, and waits for its reply for `patience` at most. After some two seconds of silence it says on
+/// standard error for what it waits.
 ///
 /// # Errors
 /// No daemon, no reply in time, or not one of this protocol.
 pub(crate) fn ask(socket: &Path, request: &Request, patience: Duration) -> Result<Reply> {
-    let connection = sys::socket::connect(socket).map_err(|error| absent(socket, error))?;
-    set_socket_timeout(&connection, Timeout::Recv, Some(patience))?;
+    talk(socket, request, patience, |daemon| {
+        let longest = format_duration(patience);
+        eprintln!("pageone: {daemon} does not answer; waiting up to {longest}…");
+    })
+}
+
+/// As [`ask`], but says nothing meanwhile: for work that may take long, and for views with a place of their own for such words.
+///
+/// # Errors
+/// As [`ask`].
+pub(crate) fn ask_quietly(socket: &Path, request: &Request, patience: Duration) -> Result<Reply> {
+    talk(socket, request, patience, |_| ())
+}
+
+fn talk(
+    socket: &Path,
+    request: &Request,
+    patience: Duration,
+    tell: impl FnOnce(&Daemon<'_>),
+) -> Result<Reply> {
+    let mut daemon = Daemon { socket, pid: None };
+    let mut wait = Wait::new(patience, tell);
+    let connection = connect(&mut daemon, &mut wait)?;
     set_socket_timeout(&connection, Timeout::Send, Some(patience))?;
     let hello = Hello {
         role: Role::Control,
@@ -24,32 +54,125 @@ pub(crate) fn ask(socket: &Path, request: &Request, patience: Duration) -> Resul
     };
     let mut packet = [0; MAX_MESSAGE];
     let len = hello.encode(&mut packet);
-    let talk = || -> Result<Reply> {
+    let mut exchange = || -> Result<Option<Vec<u8>>> {
         sys::socket::send(&connection, &packet[..len], &[])?;
         sys::socket::send(&connection, &serde_json::to_vec(request)?, &[])?;
-        let reply = receive(&connection)?;
-        // A reason may quote names that others chose.
-        Ok(match serde_json::from_slice(&reply)? {
+        receive(&connection, &daemon, &mut wait)
+    };
+    let answer = exchange().with_context(|| format!("no reply from {daemon}"))?;
+    let Some(reply) = answer else {
+        return Err(silent(&daemon, patience));
+    };
+    let reply = serde_json::from_slice(&reply);
+    // A reason may quote names that others chose.
+    Ok(
+        match reply.with_context(|| format!("no reply from {daemon}"))? {
             Reply::Refused(why) => Reply::Refused(Foreign(&why).to_string()),
             Reply::Crowded(why) => Reply::Crowded(Foreign(&why).to_string()),
             reply => reply,
-        })
-    };
-    talk().with_context(|| format!("no reply from the daemon at {}", socket.display()))
+        },
+    )
 }
 
-fn receive(connection: &impl std::os::fd::AsFd) -> Result<Vec<u8>> {
+/// Connects as soon as the daemon's queue of callers has a place.
+fn connect<T: FnOnce(&Daemon<'_>)>(daemon: &mut Daemon<'_>, wait: &mut Wait<T>) -> Result<OwnedFd> {
+    let connection = loop {
+        match sys::socket::connect_at_once(daemon.socket) {
+            Ok(connection) => break connection,
+            Err(Errno::AGAIN) => match wait.next(daemon) {
+                Some(left) => std::thread::sleep(left.min(RETRY)),
+                None => return Err(silent(daemon, wait.patience)),
+            },
+            Err(error) => return Err(absent(daemon.socket, error)),
+        }
+    };
+    ioctl_fionbio(&connection, false)?;
+    daemon.pid = sys::socket::peer(&connection).ok().map(|peer| peer.pid);
+    Ok(connection)
+}
+
+/// The reply; none when the time is up.
+fn receive<T: FnOnce(&Daemon<'_>)>(
+    connection: &OwnedFd,
+    daemon: &Daemon<'_>,
+    wait: &mut Wait<T>,
+) -> Result<Option<Vec<u8>>> {
     let mut reader = ReplyReader::default();
     let mut packet = vec![0; MAX_MESSAGE];
-    loop {
-        let got = match sys::socket::recv(connection, &mut packet) {
-            Err(Errno::AGAIN) => bail!("it did not answer in time"),
-            other => other?.len,
-        };
+    while let Some(left) = wait.next(daemon) {
+        if !sys::process::wait_readable(connection, left)? {
+            continue;
+        }
+        let got = sys::socket::recv(connection, &mut packet)?.len;
         if let Some(reply) = reader.push(&packet[..got])? {
-            return Ok(reply);
+            return Ok(Some(reply));
         }
     }
+    Ok(None)
+}
+
+/// A wait for a daemon: until when, and by whom its silence is told, once.
+struct Wait<T> {
+    begun: Instant,
+    patience: Duration,
+    tell: Option<T>,
+}
+
+impl<T: FnOnce(&Daemon<'_>)> Wait<T> {
+    fn new(patience: Duration, tell: T) -> Self {
+        Self {
+            begun: Instant::now(),
+            patience,
+            tell: Some(tell),
+        }
+    }
+
+    /// How long to wait before this is asked again; none when the time is up.
+    fn next(&mut self, daemon: &Daemon<'_>) -> Option<Duration> {
+        let waited = self.begun.elapsed();
+        if waited >= SILENCE
+            && let Some(tell) = self.tell.take()
+        {
+            tell(daemon);
+        }
+        let until = match self.tell {
+            Some(_) => SILENCE.min(self.patience),
+            None => self.patience,
+        };
+        let left = until.saturating_sub(waited);
+        (waited < self.patience).then_some(left.max(Duration::from_millis(1)))
+    }
+}
+
+/// A daemon, as its users know it.
+struct Daemon<'a> {
+    socket: &'a Path,
+    /// Its process, once there is a connection.
+    pid: Option<u32>,
+}
+
+impl fmt::Display for Daemon<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the daemon at {}", self.socket.display())?;
+        self.pid.map_or(Ok(()), |pid| write!(f, " (process {pid})"))
+    }
+}
+
+/// Why there was no answer in time, and what to do.
+fn silent(daemon: &Daemon<'_>, patience: Duration) -> anyhow::Error {
+    let waited = format_duration(patience);
+    let remedy = match daemon.pid.filter(|&pid| is_stopped(pid)) {
+        Some(pid) => format!("it is stopped; `kill -CONT {pid}` lets it go on"),
+        None => "it hangs or is busy; see its log, or `systemctl status pageone`".to_owned(),
+    };
+    anyhow::anyhow!("{daemon} did not answer within {waited}: {remedy}")
+}
+
+/// Whether a signal or a debugger has stopped the process.
+fn is_stopped(pid: u32) -> bool {
+    let process = i32::try_from(pid).map(procfs::process::Process::new);
+    let stat = process.ok().and_then(|process| process.ok()?.stat().ok());
+    stat.is_some_and(|stat| matches!(stat.state, 'T' | 't'))
 }
 
 /// Why no daemon was reached at `socket`.
@@ -81,5 +204,28 @@ mod tests {
         assert!(said.contains("is no socket"), "{said}");
         let said = absent(&folder.path().join("x"), Errno::NOENT).to_string();
         assert!(said.contains("no daemon at"), "{said}");
+    }
+
+    #[test]
+    fn silence_is_told_once_and_the_error_says_what_to_do() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        // Callers connect, and nobody answers them.
+        let _mute = sys::socket::listen(&path).unwrap();
+        let (request, patience) = (Request::Status, Duration::from_millis(2300));
+        let mut told = Vec::new();
+        let begun = Instant::now();
+        let error = talk(&path, &request, patience, |daemon| {
+            told.push((daemon.to_string(), begun.elapsed()));
+        });
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("did not answer within 2s 300ms"), "{error}");
+        assert!(error.contains("systemctl status pageone"), "{error}");
+        let [(daemon, when)] = &told[..] else {
+            panic!("told {told:?}");
+        };
+        assert!(daemon.contains(&std::process::id().to_string()), "{daemon}");
+        assert!(*when >= SILENCE && *when < patience, "{when:?}");
+        assert!(begun.elapsed() >= patience);
     }
 }

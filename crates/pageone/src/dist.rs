@@ -83,9 +83,21 @@ _pageone_more() {
 complete -F _pageone_more -o bashdefault -o default pageone
 "#;
 
-/// The library's script for fish has no words without a flag.
-const IN_FISH: &str = r#"complete -c pageone -l socket -x -a '/run/pageone.sock (test -n "$XDG_RUNTIME_DIR"; and echo $XDG_RUNTIME_DIR/pageone.sock) (__fish_complete_path)'
+/// In fish: sockets and folders alone behind `--socket`. The word may have the flag in it, as `--socket=/run`.
+const IN_FISH: &str = r#"
+function __pageone_sockets
+    set -l word (commandline -ct | string replace -r '^--socket=' '' | string replace -r '^~/' $HOME/)
+    echo /run/pageone.sock
+    test -n "$XDG_RUNTIME_DIR"; and echo $XDG_RUNTIME_DIR/pageone.sock
+    for path in $word*
+        test -S $path; and echo $path
+        test -d $path; and echo $path/
+    end
+end
+complete -c pageone -l socket -x -a '(__pageone_sockets)'
 "#;
+/// What the library has there: any file.
+const FILES_IN_FISH: &str = " -r -F";
 
 /// Adds to a script what the library does not make.
 fn complete_more(shell: Shell, file: &Path) -> Result<()> {
@@ -95,6 +107,14 @@ fn complete_more(shell: Shell, file: &Path) -> Result<()> {
         // Of a folder's files sockets alone: `=` is what zsh marks them with.
         Shell::Zsh => script = script.replace(":SOCKET:_files", ":SOCKET:_files -g \"*(=)\""),
         Shell::Fish => {
+            // Other rules for the flag would add all files.
+            let is_of_socket =
+                |line: &&str| line.contains(" -l socket ") && line.ends_with(FILES_IN_FISH);
+            let lines = script.lines().map(|line| match is_of_socket(&line) {
+                true => format!("{}\n", line.trim_end_matches(FILES_IN_FISH)),
+                false => format!("{line}\n"),
+            });
+            script = lines.collect();
             script.push_str(IN_FISH);
             for knob in KNOBS {
                 let (key, form) = (knob.key, knob.form);
@@ -164,6 +184,21 @@ mod tests {
         said.lines().map(str::to_owned).collect()
     }
 
+    /// The words that fish offers for the last one of a line; none where there is no fish.
+    fn offered_by_fish(script: &Path, line: &str) -> Option<Vec<String>> {
+        let mut fish = std::process::Command::new("fish");
+        fish.args(["--no-config", "-c", "source $argv[1]; complete -C $argv[2]"]);
+        let Ok(said) = fish.arg(script).arg(line).output() else {
+            eprintln!("skipped: there is no fish");
+            return None;
+        };
+        assert!(said.status.success(), "{said:?}");
+        let said = String::from_utf8(said.stdout).unwrap();
+        // A description may follow each.
+        let words = said.lines().map(|line| line.split('\t').next().unwrap());
+        Some(words.map(str::to_owned).collect())
+    }
+
     #[test]
     fn completions_offer_knobs_and_sockets() {
         let place = tempfile::tempdir().unwrap();
@@ -191,6 +226,19 @@ mod tests {
         assert!(usual.contains(&"/run/pageone.sock".to_owned()), "{usual:?}");
         let read = |name: &str| fs::read_to_string(made(name)).unwrap();
         let fish = read("fish/vendor_completions.d/pageone.fish");
+        for line in fish.lines().filter(|line| line.contains("-l socket")) {
+            assert!(!line.ends_with("-F"), "it offers all files: {line}");
+        }
+        let script = made("fish/vendor_completions.d/pageone.fish");
+        for flag in ["--socket ", "--socket="] {
+            let line = format!("pageone status {flag}{}", begin.display());
+            let Some(words) = offered_by_fish(&script, &line) else {
+                break;
+            };
+            let has = |path: &str| words.iter().any(|word| word.ends_with(path));
+            assert!(has(socket.to_str().unwrap()), "{flag}: {words:?}");
+            assert!(!has("one.text"), "{flag}: {words:?}");
+        }
         let zsh = read("zsh/site-functions/_pageone");
         assert!(fish.contains("-a 'merge_period='"), "{fish}");
         assert!(zsh.contains("merge_period= "), "{zsh}");

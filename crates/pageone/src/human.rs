@@ -1,5 +1,6 @@
 //! Figures for a person, and figures from one.
 
+use std::fmt::Display;
 use std::time::Duration;
 
 /// Bytes with a unit, three digits or so: `1.25 GiB`.
@@ -32,9 +33,13 @@ pub(crate) fn time(seconds: f64) -> String {
     }
 }
 
-/// So many of a thing: `1 thread`, `2 threads`.
-pub(crate) fn count(number: usize, thing: &str) -> String {
-    let plural = if number == 1 { "" } else { "s" };
+/// So many of a thing: `1 thread`, `2 threads`, `3 processes`.
+pub(crate) fn count<N: Display + PartialEq + From<u8>>(number: N, thing: &str) -> String {
+    let plural = match thing.ends_with('s') {
+        _ if number == N::from(1) => "",
+        true => "es",
+        false => "s",
+    };
     format!("{number} {thing}{plural}")
 }
 
@@ -112,6 +117,13 @@ mod tests {
         assert_eq!(bytes(700 << 20), "700 MiB");
         assert_eq!(bytes(i64::MIN), "-8388608 TiB");
         assert_eq!(size(u64::MAX), "8388608 TiB");
+    }
+
+    #[test]
+    fn one_thing_is_no_plural() {
+        let counts = [(1_u32, "process"), (2, "process"), (0, "page"), (1, "page")];
+        let said = counts.map(|(number, thing)| count(number, thing));
+        assert_eq!(said, ["1 process", "2 processes", "0 pages", "1 page"]);
     }
 
     #[test]

@@ -67,7 +67,11 @@ pub(crate) fn pair(text: &str) -> Result<Setting, String> {
         return Err(format!("write KEY=VALUE; the keys are {}", keys()));
     };
     match Knob::setting(key, value) {
-        Some(setting) => setting.map_err(|why| format!("{key}: {why}")),
+        // Some reasons begin with the key.
+        Some(setting) => setting.map_err(|why| match why.starts_with(&format!("{key} ")) {
+            true => why,
+            false => format!("{key}: {why}"),
+        }),
         None => Err(format!(
             "there is no key `{key}`{}; the keys are {}",
             did_you_mean(key),
@@ -192,11 +196,12 @@ mod tests {
             ("run", "KEY=VALUE"),
             ("xyzzy=1", "the keys are run, merge_period"),
             ("merge-priod=1s", "did you mean `merge_period`?"),
-            ("threads=0", "threads: "),
+            ("threads=0", "threads cannot be 0"),
             ("merge_period=20", "merge_period: "),
         ] {
             let error = pair(bad).unwrap_err();
             assert!(error.contains(said), "{bad}: {error}");
+            assert!(!error.contains("threads: threads"), "{error}");
         }
     }
 }

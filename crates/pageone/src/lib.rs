@@ -83,6 +83,8 @@ enum Verb {
     /// Turns knobs of a running daemon
     Set(view::set::Args),
     /// Shows what merging would save, and changes nothing
+    ///
+    /// What PageONE and KSM have merged already stands in a line of its own. It is no part of what is savable.
     Analyze(analyze::Args),
     /// Finds out what keeps memory from being merged, and says what to do about it
     Doctor(doctor::Args),

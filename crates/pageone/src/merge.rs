@@ -11,6 +11,9 @@ use crate::{client, human, paths};
 /// The engine may be in a round, which takes some periods at most; then it takes one.
 const PATIENCE: Duration = Duration::from_secs(600);
 
+/// The longest wait for a first answer.
+const ANSWER: Duration = Duration::from_secs(30);
+
 /// Requests in a row that bring nothing.
 const MOST_VAIN: u32 = 10;
 
@@ -35,6 +38,8 @@ pub(crate) struct Args {
 
 pub(crate) fn main(args: &Args) -> Result<()> {
     let socket = paths::served(args.socket.as_deref())?;
+    // Merging takes long. Whether the daemon answers at all shows by a question that does not.
+    client::ask(&socket, &Request::Domain(String::new()), ANSWER)?;
     let (mut sum, mut vain) = (ask(&socket, args)?, 0);
     let mut rest = pause(args.cpu_limit, &sum);
     let waits = args.wait || args.cpu_limit > 0;
@@ -84,7 +89,7 @@ fn ask(socket: &Path, args: &Args) -> Result<MergedNow> {
         end: u64::MAX,
         brief: args.cpu_limit > 0,
     });
-    match client::ask(socket, &request, PATIENCE)? {
+    match client::ask_quietly(socket, &request, PATIENCE)? {
         Reply::Merged(merged) => Ok(merged),
         Reply::Refused(why) | Reply::Crowded(why) => bail!("not merged: {why}"),
         _ => bail!("the daemon replied with something else"),
@@ -93,8 +98,8 @@ fn ask(socket: &Path, args: &Args) -> Result<MergedNow> {
 
 fn tell(merged: &MergedNow) {
     println!(
-        "{} pages merged, {} saved, in {:.3} s",
-        merged.pages,
+        "{} merged, {} saved, in {:.3} s",
+        human::count(merged.pages, "page"),
         human::size(merged.saved_bytes),
         Duration::from_micros(merged.took_us).as_secs_f64()
     );

@@ -10,11 +10,13 @@
 //! from its user and cgroup, by the policy.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::str::FromStr;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
 use sys::credentials::Credentials;
+use sys::subject::Subject;
 
 use crate::daemon::policy::{Ids, Names, Pattern, Whose, numbers as ids};
 
@@ -130,6 +132,26 @@ pub(crate) fn numbers() -> Result<impl Iterator<Item = u32>> {
     // A process that ends meanwhile is none of ours.
     let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     Ok(names.filter_map(|name| name.parse().ok()))
+}
+
+/// Refuses a number that a person gave and that is no process with memory.
+///
+/// # Errors
+/// The reason.
+pub(crate) fn check(pid: u32) -> Result<()> {
+    let subject = match Subject::of(pid) {
+        Ok(subject) => subject,
+        Err(error) if error.kind() == ErrorKind::NotFound => bail!("there is no process {pid}"),
+        Err(error) => bail!("process {pid} cannot be looked at: {error}"),
+    };
+    let comm = sys::process::comm(pid);
+    if subject.is_kernels {
+        bail!("process {pid} ({comm}) is a kernel thread, which has no memory of its own");
+    }
+    if subject.has_ended {
+        bail!("process {pid} ({comm}) has ended, and has no memory any more");
+    }
+    Ok(())
 }
 
 /// Whether a process executes a file, as the kernel's threads do not, and this user may know which.

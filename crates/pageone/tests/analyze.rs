@@ -6,13 +6,16 @@ mod common;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use common::{
-    Place, alone, bench_guest, bench_process, count, daemon, install, json, need_agent, output,
-    pageone, text, wait_for,
+    Place, Running, alone, bench_guest, bench_process, count, daemon, install, json, need_agent,
+    output, pageone, text, wait_for,
 };
 use pageone::bench::{Content, Guest};
+use rustix::fs::{FlockOperation, flock};
 use serde_json::Value;
+use sys::ksm::{Knobs, Ksm, Member, Tuning};
 
 const PAGES: u64 = 8192;
 
@@ -147,9 +150,92 @@ fn what_is_foretold_is_what_merging_saves() {
         (saved() >= foretold / 100 * 95).then_some(())
     });
     // And it stays so: nothing more comes.
-    std::thread::sleep(std::time::Duration::from_millis(500));
+    std::thread::sleep(Duration::from_millis(500));
     let saved = saved();
     assert!(saved <= foretold / 100 * 105, "{saved}, not {foretold}");
+    // What is merged is said to be, and is not foretold once more.
+    let report = analyze(&[], &pids);
+    let merged = &report["merged"];
+    let sharing = count(&json(&place), "pages_sharing") * 4096;
+    let told = number(&merged["pageone_saved"]);
+    assert!(
+        told.abs_diff(sharing) <= sharing / 20,
+        "{merged}, not {sharing}"
+    );
+    let copies = number(&merged["pageone"]) - number(&merged["pageone_copies"]);
+    assert_eq!(copies, told, "{merged}");
+    let left = number(&report["savable"]["bytes"]);
+    assert!(left <= foretold / 20, "{left} of {foretold} once more");
+    let mut command = pageone();
+    command.args(["analyze", "--look-again=10ms"]);
+    let table = output(command.args(pids.iter().map(u32::to_string)));
+    let table = text(&table.stdout);
+    assert!(table.contains("merged already: PageONE saves "), "{table}");
+    assert!(table.contains("less than 1 % more"), "{table}");
+}
+
+/// What KSM has merged is said to be, and is no part of what is foretold.
+#[test]
+fn what_ksm_has_merged_counts_once() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("skipped: only root turns KSM");
+    }
+    let _alone = alone();
+    let Some(_scanning) = Scanning::start() else {
+        return;
+    };
+    let mut guests: Vec<Guest> = (0..2)
+        .map(|number| bench_process(number, &content()))
+        .collect();
+    let pids: Vec<_> = guests.iter().map(Guest::pid).collect();
+    for guest in &mut guests {
+        guest.tell("offer").unwrap();
+        guest.answer(Duration::from_secs(60)).unwrap();
+    }
+    let ideal = content().ideal_saved_bytes(2);
+    wait_for("KSM to merge it", || {
+        let merged = |pid: &u32| Member::of(*pid).map_or(0, |member| member.merging);
+        let pages: u64 = pids.iter().map(merged).sum();
+        // Both places of each page.
+        (pages * 4096 >= 2 * ideal).then_some(())
+    });
+    let report = analyze(&[], &pids);
+    let ksm = number(&report["merged"]["ksm"]);
+    assert!(ksm >= 2 * ideal, "{ksm}, not {}", 2 * ideal);
+    let left = number(&report["savable"]["bytes"]);
+    assert!(left <= ideal / 10, "{left} of {ideal} once more: {report}");
+    assert_eq!(number(&report["merged"]["pageone"]), 0, "{report}");
+}
+
+/// KSM that scans without a pause; as it was before when this is dropped.
+struct Scanning(
+    Ksm,
+    Knobs,
+    #[expect(dead_code, reason = "its lock is held")] std::fs::File,
+);
+
+impl Scanning {
+    fn start() -> Option<Self> {
+        let ksm = Ksm::default();
+        if !ksm.exists() {
+            eprintln!("skipped: the kernel has no KSM");
+            return None;
+        }
+        // The lock of all who turn KSM.
+        let lock = ksm.open().unwrap();
+        flock(&lock, FlockOperation::LockExclusive).unwrap();
+        let before = ksm.save().unwrap();
+        let scanning = Self(ksm, before, lock);
+        scanning.0.tune(Tuning::Fast).unwrap();
+        scanning.0.write("run", "1").unwrap();
+        Some(scanning)
+    }
+}
+
+impl Drop for Scanning {
+    fn drop(&mut self) {
+        let _ = self.0.restore(&self.1);
+    }
 }
 
 /// A program that forks: most of its pages are shared already.
@@ -212,7 +298,16 @@ fn what_fork_shares_counts_once() {
     let Some(program) = Program::start(FORKS) else {
         return;
     };
-    let report = analyze(&[], &[program.0.id(), program.1]);
+    let pids = [program.0.id(), program.1];
+    let frames = || {
+        let of = |pid: &u32| sys::usage::proportional_anonymous_bytes(*pid).unwrap();
+        pids.iter().map(of).sum::<u64>()
+    };
+    let before = frames();
+    let report = analyze(&[], &pids);
+    // A read by process_vm_readv would part what is shared.
+    let after = frames();
+    assert!(after <= before + (1 << 20), "{before} bytes, then {after}");
     // 16 copies of a MiB within the first process; what the second shares with it is saved already.
     let shared = number(&report["shared_already"]);
     assert!(shared >= 15 << 20, "{shared}");
@@ -248,6 +343,30 @@ fn what_cannot_be_looked_at_is_named() {
         "{}",
         text(&none.stderr)
     );
+    let place = tempfile::tempdir().unwrap();
+    for (len, why) in [(0, "is empty"), (5000, "5000 bytes is not whole pages")] {
+        let file = place.path().join(format!("of-{len}"));
+        std::fs::write(&file, vec![1; len]).unwrap();
+        let refused = output(pageone().args(["analyze", "--dump"]).arg(&file));
+        let error = text(&refused.stderr);
+        assert!(!refused.status.success(), "{error}");
+        for part in [file.to_str().unwrap(), why, "ELF"] {
+            assert!(error.contains(part), "no `{part}`: {error}");
+        }
+        assert!(!error.contains("root may"), "{error}");
+    }
+    if std::fs::read_to_string("/proc/2/comm").is_ok_and(|comm| comm == "kthreadd\n") {
+        for verb in ["analyze", "attach"] {
+            let mut command = pageone();
+            command.args([verb, "2"]);
+            if verb == "attach" {
+                command.args(["--dry-run", "--socket", "/no/such/socket"]);
+            }
+            let error = text(&output(&mut command).stderr);
+            let why = "is a kernel thread, which has no memory of its own";
+            assert!(error.contains(why), "{error}");
+        }
+    }
     let nothing = output(pageone().arg("analyze"));
     assert_eq!(nothing.status.code(), Some(2));
 }
@@ -338,8 +457,8 @@ fn processes_are_found_by_name_and_condition() {
 struct Group(std::path::PathBuf);
 
 impl Group {
-    fn new() -> Option<Self> {
-        let name = format!("pageone-analyze-{}", std::process::id());
+    fn new(word: &str) -> Option<Self> {
+        let name = format!("pageone-analyze-{}-{word}", std::process::id());
         let folder = std::path::Path::new("/sys/fs/cgroup").join(name);
         let is_v2 = std::path::Path::new("/sys/fs/cgroup/cgroup.procs").exists();
         let made = is_v2 && std::fs::create_dir(&folder).is_ok();
@@ -352,24 +471,40 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        let _ = std::fs::remove_dir(&self.0);
+        // A test that fails leaves processes in it.
+        let _ = std::fs::write(self.0.join("cgroup.kill"), "1");
+        let end = Instant::now() + Duration::from_secs(10);
+        while std::fs::remove_dir(&self.0).is_err() && self.0.exists() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 }
 
 #[test]
+fn a_group_goes_with_the_processes_in_it() {
+    let Some(group) = Group::new("left") else {
+        return;
+    };
+    let sleep = Running::start(Command::new("sleep").arg("60"));
+    std::fs::write(group.0.join("cgroup.procs"), sleep.0.id().to_string()).unwrap();
+    let folder = group.0.clone();
+    drop(group);
+    assert!(!folder.exists(), "{} is left behind", folder.display());
+}
+
+#[test]
 fn processes_are_found_by_control_group() {
-    let Some(group) = Group::new() else { return };
-    let mut children = [(); 3].map(|()| Command::new("sleep").arg("60").spawn().unwrap());
-    let [one, other, _] = [0, 1, 2].map(|index| u64::from(children[index].id()));
+    let Some(group) = Group::new("found") else {
+        return;
+    };
+    let children = [(); 3].map(|()| Running::start(Command::new("sleep").arg("60")));
+    let [one, other, _] = [0, 1, 2].map(|index| u64::from(children[index].0.id()));
     for pid in [one, other] {
         std::fs::write(group.0.join("cgroup.procs"), pid.to_string()).unwrap();
     }
-    let glob = format!("/pageone-analyze-{}*", std::process::id());
+    let glob = format!("/pageone-analyze-{}-f*", std::process::id());
     let report = analyze(&["--cgroup", &glob], &[]);
-    for child in &mut children {
-        child.kill().unwrap();
-        child.wait().unwrap();
-    }
+    drop(children);
     let rows = report["processes"].as_array().unwrap();
     let mut found: Vec<_> = rows.iter().map(|row| number(&row["pid"])).collect();
     found.sort_unstable();
@@ -381,7 +516,9 @@ fn processes_are_found_by_control_group() {
 /// In a namespace of processes all are a few.
 #[test]
 fn all_processes_are_found() {
-    let script = "sleep 60 & exec \"$0\" analyze --all --look-again=300ms --json";
+    // Until then its name is the shell's.
+    let script = "sleep 60 & until grep -q sleep /proc/$!/comm; do :; done
+        exec \"$0\" analyze --all --look-again=300ms --json";
     let mut unshare = Command::new("unshare");
     unshare.args([
         "--pid",
@@ -419,7 +556,7 @@ fn what_cannot_be_done_is_refused_before_the_looks() {
         ("--threads=99999999", "1..=1024"),
         ("--policy=/no/such/file", "the policy /no/such/file"),
     ] {
-        let begin = std::time::Instant::now();
+        let begin = Instant::now();
         let pid = std::process::id().to_string();
         let refused = output(pageone().args(["analyze", flag, "--look-again=60s", &pid]));
         let error = text(&refused.stderr);

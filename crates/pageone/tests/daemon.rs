@@ -2,15 +2,20 @@
 
 mod common;
 
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
-use common::{Place, Running, daemon, json, output, pageone, status, text};
+use common::{Place, Running, daemon, json, output, pageone, status, text, wait_for};
 use sys::signals::{SIGINT, SIGTERM};
 use wire::MAX_MESSAGE;
 
 const SIGKILL: i32 = 9;
+const SIGCONT: i32 = 18;
+const SIGSTOP: i32 = 19;
 
 #[test]
 fn an_ordinary_end_removes_the_socket() {
@@ -46,6 +51,125 @@ fn an_occupied_socket_is_refused_and_a_stale_one_replaced() {
     assert!(place.socket().exists(), "a killed daemon cannot tidy up");
     let _third = daemon(&place, &[]);
     assert!(status(&place).status.success());
+}
+
+#[test]
+fn a_refused_path_gets_no_file_and_its_reason_once() {
+    let place = Place::new();
+    let file = place.file("file", "precious");
+    let long = place.path().join("x".repeat(200));
+    for (path, reason) in [(&file, "is no socket"), (&long, "too long for a socket")] {
+        for keep in ["--keep", "--no-keep"] {
+            let mut command = pageone();
+            command.args(["daemon", keep, "--socket"]).arg(path);
+            let refused = output(&mut command);
+            let said = text(&refused.stderr);
+            assert_eq!(refused.status.code(), Some(1), "{said}");
+            assert_eq!(said.matches(reason).count(), 1, "{said}");
+            assert_eq!(said.matches("socket that").count(), 0, "{said}");
+        }
+    }
+    let names = std::fs::read_dir(place.path()).expect("a folder");
+    let names: Vec<_> = names.flatten().map(|entry| entry.file_name()).collect();
+    assert_eq!(names, ["file"], "a file is left behind");
+}
+
+/// Each says at once for what it waits, and at the end what to do.
+#[test]
+fn who_waits_for_a_daemon_that_hangs_is_told() {
+    let place = Place::new();
+    let daemon = daemon(&place, &[]);
+    daemon.signal(SIGSTOP);
+    let pid = daemon.0.id();
+    let begun = Instant::now();
+    let ask = |words: &[&str]| {
+        let mut command = pageone();
+        command.args(words).env("PAGEONE_SOCKET", place.socket());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        Running::start(&mut command)
+    };
+    let asks: [&[&str]; 5] = [
+        &["status"],
+        &["status", "--since", "1h"],
+        &["set", "threads=1"],
+        &["merge", "1"],
+        &["doctor"],
+    ];
+    let mut asking: Vec<_> = asks.iter().map(|words| (words, ask(words))).collect();
+    let mut rests = Vec::new();
+    for (words, running) in &mut asking {
+        let mut stderr = BufReader::new(running.0.stderr.take().expect("a pipe"));
+        let mut first = String::new();
+        stderr.read_line(&mut first).expect("a line");
+        let name = format!("the daemon at {}", place.socket().display());
+        assert!(first.contains(&name), "{words:?}: {first}");
+        let waits = "does not answer; waiting up to ";
+        assert!(first.contains(waits), "{words:?}: {first}");
+        rests.push(stderr);
+    }
+    let told = begun.elapsed();
+    assert!(told < Duration::from_secs(20), "told after {told:?} only");
+    for ((words, running), mut stderr) in asking.iter_mut().zip(rests) {
+        let mut said = String::new();
+        stderr.read_to_string(&mut said).expect("text");
+        let mut stdout = running.0.stdout.take().expect("a pipe");
+        stdout.read_to_string(&mut said).expect("text");
+        assert_ne!(running.end(), 0, "{words:?}: {said}");
+        // The doctor breaks its lines.
+        let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
+        let remedy = format!("it is stopped; `kill -CONT {pid}` lets it go on");
+        assert!(said.contains(&remedy), "{words:?}: {said}");
+    }
+}
+
+#[test]
+fn the_view_heeds_keys_while_the_daemon_hangs() {
+    let place = Place::new();
+    let daemon = daemon(&place, &[]);
+    for (stopped_before, key) in [(true, "q"), (false, "\x03")] {
+        daemon.signal(SIGCONT);
+        if stopped_before {
+            daemon.signal(SIGSTOP);
+        }
+        let program = pageone().get_program().to_string_lossy().into_owned();
+        let view = format!(
+            "stty cols 80 rows 24; exec {program} top --every 100ms --socket {}",
+            place.socket().display()
+        );
+        // It gives the command a terminal, which has no size at first.
+        let mut script = Command::new("script");
+        script.args(["-qfec", &view, "/dev/null"]);
+        script.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let Ok(child) = script.spawn() else {
+            return common::tools::lacks("script");
+        };
+        let mut running = Running(child);
+        let mut from = running.0.stdout.take().expect("a pipe");
+        let drawn = Arc::new(Mutex::new(String::new()));
+        let to = Arc::clone(&drawn);
+        let reader = std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(got @ 1..) = from.read(&mut bytes) {
+                to.lock()
+                    .expect("it is whole")
+                    .push_str(&text(&bytes[..got]));
+            }
+        });
+        let shows = |what: &str| drawn.lock().expect("it is whole").contains(what);
+        if !stopped_before {
+            wait_for("the view", || shows("PID").then_some(()));
+            daemon.signal(SIGSTOP);
+        }
+        wait_for("a word on the daemon", || shows("answer,").then_some(()));
+        let pressed = Instant::now();
+        let mut keys = running.0.stdin.take().expect("a pipe");
+        keys.write_all(key.as_bytes()).expect("a key");
+        keys.flush().expect("a key");
+        running.end();
+        let took = pressed.elapsed();
+        assert!(took < Duration::from_secs(10), "{key:?} took {took:?}");
+        reader.join().expect("it ends");
+    }
 }
 
 #[test]

@@ -19,17 +19,21 @@ pub(super) fn give(guests: &mut [GuestStatus], knobs: &KnobValues) {
 /// Why pages are private again that were merged.
 fn private_again(knobs: &KnobValues) -> &'static str {
     match (knobs.run, knobs.merge_again) {
-        (RunMode::Unmerge, _) => "were merged, and are private again: run is 2",
-        (_, false) => "were written after they were merged, and merge_again is off",
-        (_, true) => "were merged, and are private again: they are looked at anew",
+        (RunMode::Unmerge, _) => "merged once, and made private again: run is 2",
+        (_, false) => "written after merging, and merge_again is off",
+        (_, true) => "merged once, and made private again, to be looked at anew",
     }
 }
 
 fn reasons(guest: &GuestStatus, alone: bool, again: &str) -> Vec<WhyNot> {
     use WhyNotCode as Code;
     let whole = |is: bool, code, why: &str| is.then(|| because(code, 0, why.to_owned()));
-    let some = |code, pages: u64, why: &str| {
-        (pages > 0).then(|| because(code, pages, format!("{pages} pages {why}")))
+    let some = |code, pages: u64, [of_one, of_many]: [&str; 2], why: &str| {
+        let who = match pages {
+            1 => format!("1 page {of_one}"),
+            _ => format!("{pages} pages {of_many}"),
+        };
+        (pages > 0).then(|| because(code, pages, format!("{who} {why}")))
     };
     let told = |code, before: &str, why: &Option<String>| {
         let why = why.as_ref();
@@ -55,7 +59,7 @@ fn reasons(guest: &GuestStatus, alone: bool, again: &str) -> Vec<WhyNot> {
             broken,
             format!("written pages are not merged again: {pins}"),
         )),
-        None => some(Code::Broken, broken, again),
+        None => some(Code::Broken, broken, ["was", "were"], again),
     };
     let all = [
         told(Code::Leaves, "it leaves its domain: ", &guest.leaves),
@@ -83,28 +87,33 @@ fn reasons(guest: &GuestStatus, alone: bool, again: &str) -> Vec<WhyNot> {
         some(
             Code::Busy,
             busy,
-            "were written lately, or not yet observed for two periods",
+            ["was", "were"],
+            "written lately, or not yet observed for two periods",
         ),
         written,
         some(
             Code::Pinned,
             pinned,
-            "are in use for I/O, or shared by fork",
+            ["is", "are"],
+            "in use for I/O, or shared by fork",
         ),
         some(
             Code::Foreign,
             foreign,
-            "lie in mappings of files, or in stores of another engine",
+            ["lies", "lie"],
+            "in mappings of files, or in stores of another engine",
         ),
         some(
             Code::Unfit,
             unfit,
-            "lie in mappings of a kind that is not merged",
+            ["lies", "lie"],
+            "in mappings of a kind that is not merged",
         ),
         some(
             Code::PutOff,
             put_off,
-            "got no room or could not be merged, and are tried again",
+            ["waits", "wait"],
+            "for another try: there was no room, or merging failed",
         ),
     ];
     all.into_iter().flatten().collect()
@@ -161,6 +170,9 @@ mod tests {
         assert_eq!(codes(&all[1]), [&[Code::Busy][..], &parts].concat());
         let pages: Vec<_> = all[1].reasons.iter().map(|reason| reason.pages).collect();
         assert_eq!(pages, [50, 1, 2, 3, 4, 5]);
+        let said: Vec<_> = all[1].reasons.iter().map(|reason| &reason.why).collect();
+        assert!(said[1].starts_with("1 page was merged"), "{said:?}");
+        assert!(said[2].starts_with("2 pages are in use"), "{said:?}");
         let silent = [
             Code::Leaves,
             Code::Stuck,

@@ -17,7 +17,7 @@ pub enum AcpiError {
         have: usize,
     },
     /// Another table than the one asked for.
-    #[error("offset {offset}: signature {found:02x?} where {expected:02x?} should be")]
+    #[error("offset {offset}: signature `{}` where `{}` should be", found.escape_ascii(), expected.escape_ascii())]
     Signature {
         /// Always 0.
         offset: usize,

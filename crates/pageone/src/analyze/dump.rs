@@ -22,6 +22,9 @@ const PAGE: u64 = PAGE_BYTES as u64;
 /// ELF's word for 64 bits.
 const CLASS_64: u8 = 2;
 const LIME: [u8; 8] = *b"EMiL\x01\0\0\0";
+/// What is read here, for messages.
+const FIT: &str =
+    "a dump is ELF (QEMU, libvirt, gcore), LiME, or a plain image of whole pages of 4096 bytes";
 /// Ranges of a LiME dump at most: real machines have dozens.
 const MOST_RANGES: usize = 65_536;
 
@@ -33,9 +36,11 @@ pub(crate) fn ranges(path: &Path) -> Result<Vec<Range<u64>>> {
     let mut file = File::open(path)?;
     let len = file.seek(SeekFrom::End(0))?;
     file.rewind()?;
+    ensure!(len > 0, "it is empty; {FIT}");
     let mut head = [0; 8];
-    file.read_exact(&mut head)
-        .context("it is shorter than a header")?;
+    if file.read_exact(&mut head).is_err() {
+        bail!("it is shorter than a page; {FIT}");
+    }
     let ranges = match head {
         LIME => lime(&mut file, len)?,
         [0x7f, b'E', b'L', b'F', CLASS_64, ..] => elf(file)?,
@@ -46,7 +51,9 @@ pub(crate) fn ranges(path: &Path) -> Result<Vec<Range<u64>>> {
             )
         }
         _ if len.is_multiple_of(PAGE) => std::iter::once(0..len).collect(),
-        _ => bail!("it is no dump that is known here, and its length is not whole pages"),
+        _ => bail!(
+            "it is neither ELF nor LiME, and its length of {len} bytes is not whole pages; {FIT}"
+        ),
     };
     let inside = |range: &Range<u64>| range.start <= range.end && range.end <= len;
     if !ranges.iter().all(inside) {
@@ -56,7 +63,7 @@ pub(crate) fn ranges(path: &Path) -> Result<Vec<Range<u64>>> {
     let whole = |range: Range<u64>| range.start..range.end - (range.end - range.start) % PAGE;
     let ranges: Vec<_> = ranges.into_iter().map(whole).collect();
     match ranges.iter().all(Range::is_empty) {
-        true => bail!("it has no memory"),
+        true => bail!("it has no memory: not one whole page; {FIT}"),
         false => Ok(ranges),
     }
 }
@@ -202,8 +209,12 @@ mod tests {
     #[test]
     fn damage_is_named() {
         for (bytes, why) in [
-            (vec![], "shorter than a header"),
-            (vec![1; 5000], "not whole pages"),
+            (vec![], "it is empty; a dump is ELF"),
+            (vec![1; 7], "shorter than a page; a dump is ELF"),
+            (
+                vec![1; 5000],
+                "5000 bytes is not whole pages; a dump is ELF",
+            ),
             (lime(&[(0, 8192)])[..8000].to_vec(), "cut short"),
             ([lime(&[(0, 4096)]), vec![9; 64]].concat(), "byte 4128"),
             (elf(4096, 8192, 8192), "cut short"),

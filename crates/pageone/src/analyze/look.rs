@@ -10,8 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
-use super::parts::{self, Looked, Part};
-use super::quick::QuickSet;
+use super::parts::{self, Before, Looked, Part};
 use super::read::{Call, Counts, Reader, Room, read_again, read_all};
 use super::targets::{Source, Target};
 
@@ -31,17 +30,17 @@ pub(crate) struct Looker {
 }
 
 impl Looker {
-    /// The first look: all pages.
+    /// The first look: all pages. Also the pages of PageONE's stores that are mapped, each once.
     ///
     /// # Errors
     /// None of the processes could be looked at.
-    pub(crate) fn first(&self, targets: &[Target]) -> Result<(Vec<Looked>, Vec<Part>)> {
-        let mut frames = QuickSet::default();
+    pub(crate) fn first(&self, targets: &[Target]) -> Result<(Vec<Looked>, Vec<Part>, u64)> {
+        let mut before = Before::default();
         let (mut looked, mut parts) = (Vec::new(), Vec::new());
         for (index, target) in (0..).zip(targets) {
             let mut seen = Looked::default();
             if let Err(error) =
-                parts::list(index, &target.source, &mut frames, &mut seen, &mut parts)
+                parts::list(index, &target.source, &mut before, &mut seen, &mut parts)
             {
                 seen.error = Some(format!("{error:#}"));
             }
@@ -50,11 +49,15 @@ impl Looker {
         if let Some(error) = looked.iter().find_map(|seen| seen.error.as_deref())
             && looked.iter().all(|seen| seen.error.is_some())
         {
-            bail!(
-                "nothing can be looked at: {error} (root may look at all processes, a user at his own)"
-            );
+            let are_dumps = |target: &Target| matches!(target.source, Source::Dump(..));
+            let rights = match targets.iter().all(are_dumps) {
+                true => "",
+                false => " (root may look at all processes, a user at his own)",
+            };
+            bail!("nothing can be looked at: {error}{rights}");
         }
-        drop(frames);
+        let copies = before.stores.copies();
+        drop(before.frames);
         let parts = self.read(
             "the first look",
             targets,
@@ -62,7 +65,7 @@ impl Looker {
             parts,
             |reader, calls, room, source, part| read_all(reader, calls, room, source, part),
         );
-        Ok((looked, parts))
+        Ok((looked, parts, copies))
     }
 
     /// The second look: what the first one kept, where it is still the same.

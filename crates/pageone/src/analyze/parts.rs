@@ -10,9 +10,11 @@ use anyhow::{Context as _, Result, ensure};
 use procfs::FromBufRead as _;
 use procfs::process::{MMapPath, MemoryMap, MemoryMaps, VmFlags};
 use serde::Serialize;
+use sys::ksm::Member;
 use sys::pagemap::{Categories, Owner, PageRun, Pagemap};
 
 use super::dump;
+use super::merged::{self, Stores};
 use super::quick::QuickSet;
 use super::targets::Source;
 
@@ -61,7 +63,11 @@ pub(crate) struct Looked {
     pub(crate) changed: u64,
     /// Pages that could not be read.
     pub(crate) unread: u64,
-    /// Pages of files, in shared memory too: not counted.
+    /// Pages that show a page of PageONE's stores: merged already.
+    pub(crate) merged_pageone: u64,
+    /// Pages that KSM has merged, its zeros too.
+    pub(crate) merged_ksm: u64,
+    /// Pages of files, in shared memory too: not counted. Those of PageONE's stores are not among them.
     pub(crate) files: u64,
     /// Pages in swap: not counted.
     pub(crate) swapped: u64,
@@ -81,6 +87,8 @@ pub(crate) struct Part {
     pub(crate) kind: Kind,
     /// Whether KSM may merge them.
     pub(crate) mergeable: bool,
+    /// Whether others have their frames too, by fork or KSM.
+    pub(crate) shared: bool,
     pub(crate) start: u64,
     pub(crate) pages: u32,
     /// What was read.
@@ -98,16 +106,24 @@ pub(crate) struct Print {
     pub(crate) print: u64,
 }
 
+/// What the processes looked at before have, so that it counts once.
+#[derive(Default)]
+pub(crate) struct Before {
+    /// Frames with more than one owner.
+    pub(crate) frames: QuickSet<u64>,
+    pub(crate) stores: Stores,
+}
+
 /// The parts of a process, or of a dump.
 pub(crate) fn list(
     target: u32,
     source: &Source,
-    frames: &mut QuickSet<u64>,
+    before: &mut Before,
     seen: &mut Looked,
     parts: &mut Vec<Part>,
 ) -> Result<()> {
     match source {
-        Source::Process(pid) => list_process(target, *pid, frames, seen, parts),
+        Source::Process(pid) => list_process(target, *pid, before, seen, parts),
         Source::Dump(path, _) => list_dump(target, path, seen, parts),
     }
 }
@@ -123,6 +139,7 @@ fn list_dump(target: u32, path: &Path, seen: &mut Looked, parts: &mut Vec<Part>)
                 target,
                 kind: Kind::Anonymous,
                 mergeable: false,
+                shared: false,
                 start: range.start + first * PAGE,
                 pages: u32::try_from(pages - first).unwrap_or(PART).min(PART),
                 prints: vec![],
@@ -136,15 +153,23 @@ fn list_dump(target: u32, path: &Path, seen: &mut Looked, parts: &mut Vec<Part>)
 fn list_process(
     target: u32,
     pid: u32,
-    frames: &mut QuickSet<u64>,
+    before: &mut Before,
     seen: &mut Looked,
     parts: &mut Vec<Part>,
 ) -> Result<()> {
     let smaps = mappings(pid).with_context(|| format!("the mappings of process {pid}"))?;
     let pagemap = Pagemap::open(pid).with_context(|| format!("the page map of process {pid}"))?;
     seen.mappings = smaps.len() as u64;
+    // A kernel without KSM says nothing, nor does it to strangers.
+    let ksm = Member::of(pid).unwrap_or_default();
+    seen.merged_ksm = ksm.merging + ksm.zeros;
     let mut runs = vec![PageRun::default(); 4096];
     for mapping in smaps.iter().filter(|mapping| has_pages(mapping)) {
+        let of_files = seen.files;
+        let store = merged::is_store(mapping);
+        if store {
+            seen.merged_pageone += before.stores.note(mapping, &pagemap)?;
+        }
         let (mut at, end) = mapping.address;
         while at < end {
             let (filled, stopped) = pagemap.glance(at..end, &mut runs)?;
@@ -157,6 +182,7 @@ fn list_process(
                         target,
                         kind: kind(mapping, is(Categories::HUGE)),
                         mergeable: mapping.extension.vm_flags.contains(VmFlags::MG),
+                        shared: false,
                         start: run.start,
                         pages: 0,
                         prints: vec![],
@@ -171,7 +197,7 @@ fn list_process(
                                 ..like
                             },
                             owners,
-                            frames,
+                            &mut before.frames,
                             seen,
                             parts,
                         );
@@ -179,6 +205,9 @@ fn list_process(
                 }
             }
             at = stopped;
+        }
+        if store {
+            seen.files = of_files;
         }
     }
     Ok(())
@@ -226,8 +255,14 @@ fn split(
             parts.extend(open.take());
             continue;
         }
+        // They are read in another way.
+        let shared = matches!(owner, Owner::Several(_));
+        if open.as_ref().is_some_and(|part| part.shared != shared) {
+            parts.extend(open.take());
+        }
         let part = open.get_or_insert_with(|| Part {
             start: like.start + page * PAGE,
+            shared,
             prints: vec![],
             ..*like
         });
@@ -266,6 +301,7 @@ mod tests {
             target: 0,
             kind: Kind::Heap,
             mergeable: false,
+            shared: false,
             start: 0x1000,
             pages: 0,
             prints: vec![],
@@ -300,7 +336,7 @@ mod tests {
             Several(8),
         ];
         let (parts, seen) = places(&owners, &mut frames);
-        assert_eq!(parts, [(0x1000, 2), (0x5000, 1), (0x7000, 1)]);
+        assert_eq!(parts, [(0x1000, 1), (0x2000, 1), (0x5000, 1), (0x7000, 1)]);
         let counts = |seen: &Looked| {
             [
                 seen.pages,

@@ -1,6 +1,7 @@
 //! Pages are read, and each gets a fingerprint.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io::IoSliceMut;
 use std::num::NonZero;
 use std::ops::Range;
@@ -104,7 +105,7 @@ impl Reader {
                     len: places.len() * LEN,
                 });
                 let remote: Vec<_> = remote.collect();
-                let read = calls.make(|| copy(source, &remote, room));
+                let read = calls.make(|| copy(source, part.shared, &remote, room));
                 let (seen, left) = rest.split_at(read / LEN);
                 let pages = room.chunks_exact(LEN);
                 for (&place, page) in seen.iter().zip(pages) {
@@ -157,24 +158,33 @@ impl Room {
 }
 
 /// Copies ranges one after another, and gives how many bytes: up to the first that cannot be read.
-fn copy(source: &Source, ranges: &[Remote], room: &mut [u8]) -> usize {
+///
+/// process_vm_readv(2) pins what it reads, and before that the kernel gives the process a copy of a frame that others have too:
+/// what fork or KSM shares would be shared no more. /proc/PID/mem pins nothing, and copies each page once more.
+fn copy(source: &Source, shared: bool, ranges: &[Remote], room: &mut [u8]) -> usize {
     match source {
+        Source::Process(pid) if shared => {
+            File::open(format!("/proc/{pid}/mem")).map_or(0, |file| copy_file(&file, ranges, room))
+        }
         Source::Process(pid) => {
             let mut local = [IoSliceMut::new(room)];
             sys::process::read_memory(*pid, ranges, &mut local).unwrap_or(0)
         }
-        Source::Dump(_, file) => {
-            let mut at = 0;
-            for range in ranges {
-                let room = &mut room[at..at + range.len];
-                if file.read_exact_at(room, range.start).is_err() {
-                    break;
-                }
-                at += range.len;
-            }
-            at
-        }
+        Source::Dump(_, file) => copy_file(file, ranges, room),
     }
+}
+
+/// The same, of a file.
+fn copy_file(file: &File, ranges: &[Remote], room: &mut [u8]) -> usize {
+    let mut at = 0;
+    for range in ranges {
+        let room = &mut room[at..at + range.len];
+        if file.read_exact_at(room, range.start).is_err() {
+            break;
+        }
+        at += range.len;
+    }
+    at
 }
 
 /// The places of a part that have a page now, in order.

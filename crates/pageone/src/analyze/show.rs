@@ -7,10 +7,11 @@ use anyhow::Result;
 use sys::foreign::plain_json;
 
 use super::advice::{self, Here};
+use super::merged::Merged;
 use super::parts::PAGE;
 use super::sums::{Report, Row, Savable};
 use super::targets::Source;
-use crate::human::size;
+use crate::human::{count, size};
 
 /// Rows of processes that are shown.
 const ROWS: usize = 20;
@@ -33,11 +34,11 @@ fn table(report: &Report, here: impl FnOnce() -> Here) -> Result<String, std::fm
     let savable = &report.savable;
     writeln!(
         text,
-        "savable {} of {} ({}), in {} processes",
+        "savable {} of {} ({}), in {}",
         size(savable.bytes),
         size(report.present),
         share(savable.bytes, report.present),
-        report.processes.len()
+        count(report.processes.len(), "process")
     )?;
     if report.sampled > 1 {
         let (part, error) = (report.sampled, size(report.error));
@@ -49,6 +50,7 @@ fn table(report: &Report, here: impl FnOnce() -> Here) -> Result<String, std::fm
     writeln!(text, "  zeros              {:>10}", size(savable.zeros))?;
     writeln!(text, "  within a process   {:>10}", size(savable.within))?;
     writeln!(text, "  between processes  {:>10}", size(savable.between))?;
+    already(&report.merged, &mut text)?;
     writeln!(
         text,
         "not counted: {} of copies that changed between the looks, {} shared already",
@@ -73,6 +75,21 @@ fn table(report: &Report, here: impl FnOnce() -> Here) -> Result<String, std::fm
     in_common(report, &mut text)?;
     commands(report, here, &mut text)?;
     Ok(text)
+}
+
+/// What is merged already, if anything is.
+fn already(merged: &Merged, text: &mut String) -> std::fmt::Result {
+    let pageone = (merged.pageone > 0).then(|| {
+        let (saved, all, copies) = (merged.pageone_saved, merged.pageone, merged.pageone_copies);
+        let [saved, all, copies] = [saved, all, copies].map(size);
+        format!("PageONE saves {saved} ({all} as {copies})")
+    });
+    let ksm = (merged.ksm > 0).then(|| format!("KSM has {}", size(merged.ksm)));
+    let both: Vec<_> = [pageone, ksm].into_iter().flatten().collect();
+    match both.is_empty() {
+        true => Ok(()),
+        false => writeln!(text, "merged already: {}", both.join(", ")),
+    }
 }
 
 /// A table of what is savable, by something.
@@ -221,7 +238,11 @@ fn commands(report: &Report, here: impl FnOnce() -> Here, text: &mut String) -> 
     }
     let one = report.present / 100;
     if report.savable.bytes <= one {
-        return writeln!(text, "\nless than 1 % would come back: it does not pay");
+        let more = match report.merged == Merged::default() {
+            true => "less than 1 % would come back: it does not pay",
+            false => "less than 1 % more would come back",
+        };
+        return writeln!(text, "\n{more}");
     }
     let lines = advice::lines(&report.processes, &here());
     writeln!(text, "\n{}", lines.join("\n"))

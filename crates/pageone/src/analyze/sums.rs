@@ -9,6 +9,7 @@ use serde::Serialize;
 use sys::foreign::ForeignName;
 use sys::ksm::Ksm;
 
+use super::merged::Merged;
 use super::nodes::{self, ByNode, OnNode};
 use super::parts::{Kind, Looked, PAGE, Part, Print};
 use super::quick::{QuickMap, QuickSet};
@@ -81,6 +82,8 @@ pub(crate) struct Report {
     pub(crate) time: u64,
     /// Bytes of present private anonymous pages.
     pub(crate) present: u64,
+    /// Bytes that are merged already, and no part of the savable ones.
+    pub(crate) merged: Merged,
     /// Bytes of copies that changed between the looks.
     pub(crate) changed: u64,
     /// Bytes that fork or an engine shares already.
@@ -120,6 +123,7 @@ impl Report {
         found: &Found,
         looked: Vec<Looked>,
         parts: &[Part],
+        copies: u64,
         one_of: NonZero<u64>,
     ) -> Self {
         let scale = one_of.get();
@@ -135,6 +139,13 @@ impl Report {
         let (present, changed) = (sum(|seen| seen.pages), sum(|seen| seen.changed));
         let shared_already = sum(|seen| seen.shared_already);
         let shared_unknown = sum(|seen| seen.shared_unknown);
+        let merged = sum(|seen| seen.merged_pageone);
+        let merged = Merged {
+            pageone: merged,
+            pageone_copies: copies * PAGE,
+            pageone_saved: merged.saturating_sub(copies * PAGE),
+            ksm: sum(|seen| seen.merged_ksm),
+        };
         let pids: Vec<_> = found.targets.iter().map(|target| target.pid).collect();
         let (groups, pairs) = (sums.groups(&pids, scale), sums.pairs(&pids, scale));
         engines.insert(
@@ -164,6 +175,7 @@ impl Report {
             host: sys::host::name(),
             time: now.map_or(0, |now| now.as_secs()),
             present,
+            merged,
             changed,
             shared_already,
             shared_unknown,
@@ -457,6 +469,7 @@ mod tests {
             target,
             kind: Kind::Anonymous,
             mergeable: target == 0,
+            shared: false,
             start: 0x10_0000,
             pages: u32::try_from(prints.len()).unwrap(),
             prints: (0..)
@@ -480,6 +493,7 @@ mod tests {
             &found(domains),
             looked,
             &parts,
+            0,
             NonZero::new(one_of).unwrap(),
         )
     }

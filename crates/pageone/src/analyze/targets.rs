@@ -82,9 +82,7 @@ impl Args {
         }
         let mut pids = self.pids.clone();
         for &pid in &self.pids {
-            if let Err(error) = Process::new(pid.cast_signed()) {
-                bail!("there is no process {pid}: {error}");
-            }
+            selector::check(pid)?;
         }
         let lists = [self.comm.len(), self.cgroup.len(), self.selectors.len()];
         if self.all || lists.iter().any(|&len| len > 0) {

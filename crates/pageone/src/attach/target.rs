@@ -153,6 +153,9 @@ impl Target {
         if pid == 1 {
             bail!("it is the machine's first process, which must not fail");
         }
+        if sys::subject::Subject::of(pid).is_ok_and(|subject| subject.is_kernels) {
+            bail!("it is a kernel thread, which has no memory of its own");
+        }
         let file = File::open(format!("{folder}/exe")).map_err(no_right)?;
         let program = Program::of(pid).map_err(no_right)?;
         if program.file == Program::of(std::process::id())?.file {

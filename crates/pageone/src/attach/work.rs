@@ -93,8 +93,8 @@ impl fmt::Display for Done {
         match self.refused.first() {
             None => Ok(()),
             Some(first) => {
-                let count = self.refused.len();
-                write!(f, "; {count} ranges could not be offered: {first}")
+                let ranges = human::count(self.refused.len(), "range");
+                write!(f, "; {ranges} could not be offered: {first}")
             }
         }
     }

@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use rustix::io::Errno;
+use rustix::net::SocketAddrUnix;
 use sys::foreign::ForeignName;
 
 /// The name under which a keeper holds the socket.
@@ -34,9 +35,11 @@ pub(crate) enum ListenError {
         comm: ForeignName,
     },
     /// Something that is no socket of ours is there, and is left alone.
-    #[error("{path} is there, and no socket that an earlier daemon has left ({why}): it is left alone; \
-             name another place by --socket", path = path.display())]
-    Foreign { path: PathBuf, why: String },
+    #[error("{path} {what}: it is left alone; name another place by --socket", path = path.display())]
+    Foreign { path: PathBuf, what: String },
+    /// No socket can have such a path.
+    #[error("{path} is too long for a socket, whose path has at most 107 bytes", path = path.display())]
+    Long { path: PathBuf },
     /// The lock's file may be locked by others too.
     #[error("{path} is not a lock of this daemon's own: {why}; remove it, or name a socket in a \
              folder where other users cannot make files", path = path.display())]
@@ -71,6 +74,8 @@ impl Listener {
             path: path.to_owned(),
             source,
         };
+        // Before the lock, too: a path that is refused gets no file beside it.
+        look(path)?;
         let _lock = lock(path)?;
         clear(path)?;
         let bind = || {
@@ -197,13 +202,33 @@ fn foreign_lock(path: &Path, why: String) -> ListenError {
 
 /// Removes a stale socket at `path`.
 fn clear(path: &Path) -> Result<(), ListenError> {
-    let foreign = |why: &str| ListenError::Foreign {
+    if !look(path)? {
+        return Ok(());
+    }
+    tracing::info!("replacing the stale socket {}", path.display());
+    fs::remove_file(path).map_err(|source| ListenError::System {
         path: path.to_owned(),
-        why: why.to_owned(),
+        source,
+    })
+}
+
+/// Whether a stale socket is at `path`; what else is there is refused.
+fn look(path: &Path) -> Result<bool, ListenError> {
+    let foreign = |what: &str| ListenError::Foreign {
+        path: path.to_owned(),
+        what: what.to_owned(),
     };
+    if SocketAddrUnix::new(path) == Err(Errno::NAMETOOLONG) {
+        let path = path.to_owned();
+        return Err(ListenError::Long { path });
+    }
     match fs::symlink_metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Ok(meta) if !meta.file_type().is_socket() => return Err(foreign("it is no socket")),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(source) => {
+            let path = path.to_owned();
+            return Err(ListenError::System { path, source });
+        }
+        Ok(meta) if !meta.file_type().is_socket() => return Err(foreign("is no socket")),
         _ => {}
     }
     match sys::socket::connect(path) {
@@ -215,14 +240,12 @@ fn clear(path: &Path) -> Result<(), ListenError> {
                 comm: sys::process::comm(pid),
             })
         }
-        Err(Errno::CONNREFUSED) => {
-            tracing::info!("replacing the stale socket {}", path.display());
-            fs::remove_file(path).map_err(|source| ListenError::System {
-                path: path.to_owned(),
-                source,
-            })
-        }
-        Err(error) => Err(foreign(&io::Error::from(error).to_string())),
+        Err(Errno::CONNREFUSED) => Ok(true),
+        Err(Errno::PROTOTYPE) => Err(foreign("is another program's socket")),
+        Err(error) => Err(foreign(&format!(
+            "cannot be looked at ({})",
+            io::Error::from(error)
+        ))),
     }
 }
 
@@ -297,7 +320,7 @@ mod tests {
         let file = folder.path().join("file");
         fs::write(&file, "precious").unwrap();
         let error = Listener::bind(&file, 0o600).unwrap_err().to_string();
-        assert!(error.contains("no socket"), "{error}");
+        assert_eq!(error.matches("no socket").count(), 1, "{error}");
         assert_eq!(fs::read(&file).unwrap(), b"precious");
 
         let stream = folder.path().join("stream");
@@ -308,6 +331,15 @@ mod tests {
         let nowhere = folder.path().join("no/such/folder");
         let error = Listener::bind(&nowhere, 0o600).unwrap_err();
         assert!(matches!(error, ListenError::System { .. }), "{error}");
+
+        let long = folder.path().join("x".repeat(200));
+        let error = Listener::bind(&long, 0o600).unwrap_err();
+        assert!(matches!(error, ListenError::Long { .. }), "{error}");
+
+        let names = fs::read_dir(folder.path()).unwrap();
+        let mut names: Vec<_> = names.map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        assert_eq!(names, ["file", "stream"], "a refused path gets no lock");
     }
 
     #[test]

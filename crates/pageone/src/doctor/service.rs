@@ -58,25 +58,28 @@ impl Service {
                 .push(Check::fail("daemon", what, why).fix("pageone daemon"));
             return;
         }
+        // A daemon that hangs is asked once.
+        let request = Request::Domain(String::new());
+        let domain_of = match client::ask(socket, &request, PATIENCE) {
+            Ok(reply) => reply,
+            Err(error) => return self.checks.push(mute(&error)),
+        };
         match status::ask(socket) {
             Ok(status) => {
                 self.checks.push(version(socket, &status.version));
                 self.checks.push(mode(status.knobs.run));
                 self.status = Some(status);
             }
-            Err(error) => {
-                let why = "it hangs, or is of another version than this program";
-                let check = Check::fail("daemon", format!("{error:#}"), why);
-                self.checks
-                    .push(check.fix("sudo systemctl restart pageone"));
-            }
+            Err(error) => self.checks.push(mute(&error)),
         }
-        self.checks.push(domain(client::ask(
-            socket,
-            &Request::Domain(String::new()),
-            PATIENCE,
-        )));
+        self.checks.push(domain(domain_of));
     }
+}
+
+/// A daemon that listens and does not answer.
+fn mute(error: &anyhow::Error) -> Check {
+    let why = "it hangs, or is of another version than this program";
+    Check::fail("daemon", format!("{error:#}"), why).fix("sudo systemctl restart pageone")
 }
 
 const ALONE: &str =
@@ -139,28 +142,22 @@ fn mode(run: RunMode) -> Check {
 }
 
 /// The domain of this user, in this cgroup.
-fn domain(reply: anyhow::Result<Reply>) -> Check {
+fn domain(reply: Reply) -> Check {
     match reply {
-        Ok(Reply::Domain(domain)) => Check::ok(
+        Reply::Domain(domain) => Check::ok(
             "domain",
             format!("what this user starts here is in `{domain}`"),
         ),
-        Ok(Reply::DomainOfAny(domain)) => Check::ok(
+        Reply::DomainOfAny(domain) => Check::ok(
             "domain",
             format!("what this user starts here is in `{domain}`, with all its memory"),
         ),
-        Ok(Reply::Refused(why)) => Check::fail("domain", why, "the policy of the daemon says so")
+        Reply::Refused(why) => Check::fail("domain", why, "the policy of the daemon says so")
             .fix("sudoedit /etc/pageone/policy.toml && sudo systemctl reload pageone"),
-        Ok(_) => Check::fail(
+        _ => Check::fail(
             "domain",
             "the daemon replied with something else",
             "it is of another version",
-        )
-        .fix("sudo systemctl restart pageone"),
-        Err(error) => Check::fail(
-            "domain",
-            format!("{error:#}"),
-            "it hangs, or is of another version",
         )
         .fix("sudo systemctl restart pageone"),
     }

@@ -9,7 +9,7 @@ use sys::foreign::plain_json;
 
 use super::facts::{Counters, Knobs, PAGE, Reader, Row, members};
 use super::why::{Reason, reasons, scan_time};
-use crate::human::{self, bytes, size, time, wrapped};
+use crate::human::{self, bytes, count, size, time, wrapped};
 use crate::view::print;
 
 /// Rows of processes that are shown.
@@ -99,8 +99,8 @@ fn table(report: &Report) -> Result<String, fmt::Error> {
         true => ", and others that only root may look at",
         false => "",
     };
-    let count = report.processes.len();
-    writeln!(text, "offered: {offered} by {count} processes{hidden}")?;
+    let by = count(report.processes.len(), "process");
+    writeln!(text, "offered: {offered} by {by}{hidden}")?;
     writeln!(
         text,
         "pages: {} shared, {} sharing them, {} unshared, {} volatile, {} zeros",
@@ -124,8 +124,10 @@ fn scan(report: &Report, text: &mut String) -> fmt::Result {
     let (now, knobs) = (&report.counters, &report.knobs);
     write!(
         text,
-        "scan: {} pages, then a sleep of {} ms; {} whole scans so far",
-        knobs.pages_to_scan, knobs.sleep_millisecs, now.full_scans
+        "scan: {}, then a sleep of {} ms; {} so far",
+        count(knobs.pages_to_scan, "page"),
+        knobs.sleep_millisecs,
+        count(now.full_scans, "whole scan")
     )?;
     if let Some(seconds) = report.scan_seconds.filter(|_| report.offered_bytes > 0) {
         let (one, two) = (time(seconds), time(2.0 * seconds));
@@ -135,7 +137,7 @@ fn scan(report: &Report, text: &mut String) -> fmt::Result {
         )?;
     }
     let smart = match knobs.smart_scan {
-        Some(1) => format!("on, {} looks left out", now.pages_skipped),
+        Some(1) => format!("on, {} left out", count(now.pages_skipped, "look")),
         Some(_) => "off".to_owned(),
         None => "not in this kernel".to_owned(),
     };

@@ -47,7 +47,7 @@ impl Source {
     }
 
     fn ask(&self, request: &Request) -> Result<Reply, String> {
-        match client::ask(&self.socket, request, PATIENCE) {
+        match client::ask_quietly(&self.socket, request, PATIENCE) {
             Ok(Reply::Refused(why)) => Err(why),
             Ok(reply) => Ok(reply),
             Err(error) => Err(format!("{error:#}")),

@@ -32,7 +32,10 @@ pub(crate) fn main(args: &Args) -> Result<()> {
         return print(&table(&status::ask(&socket)?.knobs));
     }
     // The knobs alone are of interest: a user who may turn them may see them.
-    let before = status::ask(&socket).ok().map(|status| status.knobs);
+    let before = match client::ask(&socket, &Request::Status, status::PATIENCE)? {
+        Reply::Status(status) => Some(status.knobs),
+        _ => None,
+    };
     turn(&socket, args)?;
     let lines = args.settings.iter().map(|new| change(before, new));
     print(&lines.collect::<String>())
@@ -43,7 +46,7 @@ fn turn(socket: &Path, args: &Args) -> Result<()> {
         true => Request::SetUnmerged(args.settings.clone()),
         false => Request::Set(args.settings.clone()),
     };
-    match client::ask(socket, &request, PATIENCE)? {
+    match client::ask_quietly(socket, &request, PATIENCE)? {
         Reply::Done => Ok(()),
         Reply::Refused(why) => bail!("not set: {why}"),
         _ => bail!("the daemon replied with something else"),

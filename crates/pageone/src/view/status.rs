@@ -13,7 +13,8 @@ use wire::{Reply, Request, Status};
 
 use crate::{client, human, paths};
 
-const PATIENCE: Duration = Duration::from_secs(30);
+/// The longest wait for the daemon.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -54,7 +55,20 @@ pub(crate) fn main(args: &Args) -> Result<()> {
 /// # Errors
 /// No daemon, or it refuses.
 pub(crate) fn ask(socket: &Path) -> Result<Status> {
-    match client::ask(socket, &Request::Status, PATIENCE)? {
+    answered(client::ask(socket, &Request::Status, PATIENCE)?)
+}
+
+/// As [`ask`], without words while the daemon is silent.
+///
+/// # Errors
+/// As [`ask`].
+pub(crate) fn ask_quietly(socket: &Path) -> Result<Status> {
+    let reply = client::ask_quietly(socket, &Request::Status, PATIENCE)?;
+    answered(reply)
+}
+
+fn answered(reply: Reply) -> Result<Status> {
+    match reply {
         Reply::Status(mut status) => {
             name(&mut status);
             Ok(*status)

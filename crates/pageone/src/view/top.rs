@@ -1,17 +1,20 @@
 //! `pageone top`: the guests of a daemon on the whole terminal, again and again.
 //!
 //! ```text
-//! asks ──▶ Top (what is shown, in which order) ──▶ draw ──▶ the terminal, or a test's 80 × 24
-//! keys ──▶
+//! Asker ──▶ Top (what is shown, in which order) ──▶ draw ──▶ the terminal, or a test's 80 × 24
+//!  keys ──▶
 //! ```
+//!
+//! A thread of its own asks, so that keys are heeded while a daemon hangs.
 
 use std::cmp::Ordering;
 use std::collections::VecDeque;
 use std::io::IsTerminal;
 use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, anyhow, ensure};
 use ratatui::Frame;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -21,7 +24,7 @@ use ratatui::widgets::{Block, Clear, Paragraph, Row, Sparkline, Table};
 use sys::foreign::ForeignName;
 use wire::{GuestStatus, PAGE_BYTES, RunMode, Status};
 
-use super::status::ask;
+use super::status::ask_quietly;
 use crate::{human, paths};
 
 #[derive(clap::Args)]
@@ -41,16 +44,20 @@ pub(crate) fn main(args: &Args) -> Result<()> {
         "`pageone top` needs a terminal; `pageone status --watch 2s` writes anywhere"
     );
     let socket = paths::served(args.socket.as_deref())?;
-    // Without a daemon it ends with words, on a terminal that is as it was.
+    let mut asker = Asker::start(move || ask_quietly(&socket))?;
     let mut top = Top::default();
-    top.take(ask(&socket)?);
-    let mut asked = Instant::now();
+    asker.ask();
+    // Without a daemon it ends with words, on a terminal that is as it was.
+    match asker.answer(SILENCE) {
+        Some(status) => top.take(status?),
+        None => top.await_answer(SILENCE),
+    }
     let mut terminal = ratatui::try_init()?;
     let result = loop {
         if let Err(error) = terminal.draw(|frame| top.draw(frame)) {
             break Err(error.into());
         }
-        let left = args.every.saturating_sub(asked.elapsed());
+        let left = asker.rest(args.every);
         match event::poll(left).and_then(|ready| ready.then(event::read).transpose()) {
             Ok(Some(Event::Key(key))) if key.kind == KeyEventKind::Press => {
                 let ends =
@@ -62,17 +69,82 @@ pub(crate) fn main(args: &Args) -> Result<()> {
             Ok(_) => {}
             Err(error) => break Err(error.into()),
         }
-        if asked.elapsed() >= args.every {
-            asked = Instant::now();
-            match ask(&socket) {
-                Ok(status) => top.take(status),
-                // The next daemon may come.
-                Err(error) => top.trouble = Some(format!("{error:#}")),
-            }
+        if !asker.waits && asker.asked.elapsed() >= args.every {
+            asker.ask();
+        }
+        match asker.answer(Duration::ZERO) {
+            Some(Ok(status)) => top.take(status),
+            // The next daemon may come.
+            Some(Err(error)) => top.trouble = Some(format!("{error:#}")),
+            None if asker.waits => top.await_answer(asker.asked.elapsed()),
+            None => {}
         }
     };
     ratatui::restore();
     result
+}
+
+/// A daemon that is silent for so long is said to be.
+const SILENCE: Duration = Duration::from_secs(2);
+/// The longest time between two looks for an answer.
+const GLANCE: Duration = Duration::from_millis(50);
+
+/// A thread that asks the daemon. It goes with the process.
+struct Asker {
+    to: Sender<()>,
+    from: Receiver<Result<Status>>,
+    /// When it was asked last, and whether it has not answered yet.
+    asked: Instant,
+    waits: bool,
+}
+
+impl Asker {
+    fn start(look: impl Fn() -> Result<Status> + Send + 'static) -> Result<Self> {
+        let (to, asked) = channel();
+        let (answer, from) = channel();
+        let work = move || {
+            while let Ok(()) = asked.recv()
+                && answer.send(look()).is_ok()
+            {}
+        };
+        std::thread::Builder::new()
+            .name("asker".to_owned())
+            .spawn(work)?;
+        Ok(Self {
+            to,
+            from,
+            asked: Instant::now(),
+            waits: false,
+        })
+    }
+
+    fn ask(&mut self) {
+        // It takes questions for as long as this is there.
+        self.waits = self.to.send(()).is_ok();
+        self.asked = Instant::now();
+    }
+
+    /// The answer, if it comes within `wait`.
+    fn answer(&mut self, wait: Duration) -> Option<Result<Status>> {
+        if !self.waits {
+            return None;
+        }
+        let answer = match self.from.recv_timeout(wait) {
+            Ok(answer) => answer,
+            Err(RecvTimeoutError::Timeout) => return None,
+            Err(RecvTimeoutError::Disconnected) => Err(anyhow!("the thread that asks has ended")),
+        };
+        self.waits = false;
+        Some(answer)
+    }
+
+    /// How long keys may be waited for until there is something else to do.
+    fn rest(&self, every: Duration) -> Duration {
+        match self.waits {
+            true => GLANCE,
+            false => every.saturating_sub(self.asked.elapsed()),
+        }
+    }
 }
 
 /// By what guests are sorted.
@@ -153,6 +225,16 @@ impl Top {
         self.sort();
     }
 
+    /// Says that the daemon is silent, once it has been for long.
+    fn await_answer(&mut self, waited: Duration) {
+        if waited >= SILENCE {
+            let seconds = waited.as_secs();
+            self.trouble = Some(format!(
+                "the daemon does not answer, for {seconds} s now   q quit"
+            ));
+        }
+    }
+
     fn sort(&mut self) {
         let order = self.order;
         self.status.guests.sort_by(|a, b| order.compare(a, b));
@@ -208,6 +290,9 @@ impl Top {
     }
 
     fn head(&self) -> Paragraph<'static> {
+        if self.before.is_none() {
+            return Paragraph::new("PageONE: no answer yet");
+        }
         let status = &self.status;
         let mode = match status.knobs.run {
             RunMode::Stop => "stopped",
@@ -219,8 +304,8 @@ impl Top {
             .cpu_percent
             .map_or("–".to_owned(), |cpu| format!("{cpu:.1}"));
         let first = format!(
-            "PageONE {mode}, a look every {period}, {} guests, CPU {cpu} % of a core",
-            status.guests.len()
+            "PageONE {mode}, a look every {period}, {}, CPU {cpu} % of a core",
+            human::count(status.guests.len(), "guest")
         );
         let second = format!(
             "saved {}   net {}   copies {}   own memory {}",
@@ -382,6 +467,30 @@ mod tests {
         }
         let before = std::fs::read_to_string(path).unwrap();
         assert_eq!(drawn, before, "\n{drawn}");
+    }
+
+    #[test]
+    fn a_silent_daemon_is_named_and_waited_for_aside() {
+        let (release, held) = channel();
+        let look = move || held.recv().map_err(|_| anyhow!("it ended"));
+        let mut asker = Asker::start(look).unwrap();
+        let mut top = Top::default();
+        asker.ask();
+        assert!(asker.answer(Duration::from_millis(10)).is_none());
+        assert!(asker.rest(Duration::from_secs(60)) <= GLANCE, "keys wait");
+        top.await_answer(SILENCE / 2);
+        assert!(!screen(&top).join("\n").contains("does not answer"));
+        top.await_answer(SILENCE);
+        let drawn = screen(&top).join("\n");
+        assert!(drawn.contains("no answer yet"), "{drawn}");
+        assert!(
+            drawn.contains("the daemon does not answer, for 2 s"),
+            "{drawn}"
+        );
+        release.send(Status::default()).unwrap();
+        top.take(asker.answer(Duration::from_secs(60)).unwrap().unwrap());
+        let drawn = screen(&top).join("\n");
+        assert!(!drawn.contains("answer"), "{drawn}");
     }
 
     #[test]

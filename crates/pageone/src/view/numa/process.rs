@@ -6,6 +6,7 @@ use numa::{NodeId, ProcessReport, Topology};
 use rustix::process::Pid;
 
 use super::{print_json, table};
+use crate::selector;
 
 /// Shows on which nodes a process has its pages, and how near they are to its threads
 #[derive(Args)]
@@ -52,6 +53,8 @@ impl Which {
             let pid = Pid::from_raw(number.cast_signed())
                 .filter(|_| number > 0)
                 .with_context(|| format!("{number} is no process"))?;
+            // Before the look, whose errors say less.
+            selector::check(number)?;
             let report = ProcessReport::read(topology, pid);
             return Ok(vec![
                 report.with_context(|| format!("cannot look at process {number}"))?,

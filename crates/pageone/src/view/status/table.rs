@@ -48,10 +48,10 @@ fn head(status: &Status) -> String {
         false => ", no merging across nodes",
     };
     let line = format!(
-        "{mode}, {} threads{limit}, a look every {}, {} rounds, {:.1} s of CPU{across}",
-        status.knobs.threads,
+        "{mode}, {}{limit}, a look every {}, {}, {:.1} s of CPU{across}",
+        human::count(status.knobs.threads, "thread"),
         time(status.effective_period_ms),
-        status.full_scans,
+        human::count(status.full_scans, "round"),
         status.cpu_seconds,
     );
     let mut lines = human::wrapped(&line, WIDTH);
