@@ -258,6 +258,23 @@ while not select.select([sys.stdin], [], [], 0.001)[0]:
         data[at:at + 4] = n.to_bytes(4, 'little')
 ";
 
+/// A program whose equal pages `--any` leaves alone: 16 MiB written in a private mapping of a file, and 4 MiB that are locked.
+const LEFT_ALONE: &str = "
+import ctypes, mmap, os, sys, tempfile
+file = tempfile.TemporaryFile()
+file.truncate(16 << 20)
+written = mmap.mmap(file.fileno(), 16 << 20, mmap.MAP_PRIVATE)
+locked = mmap.mmap(-1, 4 << 20, mmap.MAP_PRIVATE)
+page = os.urandom(4096)
+for memory in written, locked:
+    for at in range(0, len(memory), 4096):
+        memory[at:at + 4096] = page
+at = ctypes.addressof(ctypes.c_char.from_buffer(locked))
+assert ctypes.CDLL(None).mlock(ctypes.c_void_p(at), ctypes.c_size_t(4 << 20)) == 0
+print('ready', os.getpid(), flush=True)
+sys.stdin.read()
+";
+
 /// A program in Python that has said that it is ready, and the process that said it.
 struct Program(Child, u32);
 
@@ -313,6 +330,18 @@ fn what_fork_shares_counts_once() {
     assert!(shared >= 15 << 20, "{shared}");
     let within = number(&report["savable"]["within"]);
     assert!((14 << 20..18 << 20).contains(&within), "{within}");
+}
+
+#[test]
+fn what_is_left_alone_is_not_promised() {
+    let Some(program) = Program::start(LEFT_ALONE) else {
+        return;
+    };
+    let report = analyze(&[], &[program.0.id()]);
+    let [alone, savable] = [&report["left_alone"], &report["savable"]["bytes"]].map(number);
+    assert!(alone >= 20 << 20, "{alone} of 20 MiB");
+    assert!(savable < 2 << 20, "{savable} are promised");
+    assert!(number(&report["present"]) > alone);
 }
 
 #[test]

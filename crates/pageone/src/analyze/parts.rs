@@ -67,6 +67,8 @@ pub(crate) struct Looked {
     pub(crate) merged_pageone: u64,
     /// Pages that KSM has merged, its zeros too.
     pub(crate) merged_ksm: u64,
+    /// Pages in memory that PageONE leaves alone: present, and not savable.
+    pub(crate) left_alone: u64,
     /// Pages of files, in shared memory too: not counted. Those of PageONE's stores are not among them.
     pub(crate) files: u64,
     /// Pages in swap: not counted.
@@ -170,12 +172,17 @@ fn list_process(
         if store {
             seen.merged_pageone += before.stores.note(mapping, &pagemap)?;
         }
+        let alone = is_left_alone(mapping);
         let (mut at, end) = mapping.address;
         while at < end {
             let (filled, stopped) = pagemap.glance(at..end, &mut runs)?;
             for run in &runs[..filled] {
                 let is = |category| run.categories.has(category);
-                if is(Categories::SWAPPED) {
+                if alone && is(Categories::PRESENT) && !is(Categories::FILE) {
+                    let pages = (run.end - run.start) / PAGE;
+                    seen.pages += pages;
+                    seen.left_alone += pages;
+                } else if is(Categories::SWAPPED) {
                     seen.swapped += (run.end - run.start) / PAGE;
                 } else if is(Categories::PRESENT) && !is(Categories::ZERO) {
                     let like = Part {
@@ -281,6 +288,21 @@ fn has_pages(mapping: &MemoryMap) -> bool {
         MMapPath::Vdso | MMapPath::Vvar | MMapPath::Vsyscall
     );
     !kernels && !mapping.extension.vm_flags.contains(VmFlags::PF)
+}
+
+/// Whether `--any` leaves a mapping alone, which was not offered by its program either. The rules are the agent's
+/// (crates/agent/src/rules.rs), but for stacks, which are told of by themselves. What is tracked has been offered.
+fn is_left_alone(mapping: &MemoryMap) -> bool {
+    const LEAST: u64 = 64 << 10;
+    let has = |flag| mapping.extension.vm_flags.contains(flag);
+    let of_file = matches!(mapping.pathname, MMapPath::Path(_)) && !merged::is_store(mapping);
+    let is_stack = matches!(mapping.pathname, MMapPath::Stack);
+    let strange = [VmFlags::LO, VmFlags::NH, VmFlags::EX];
+    let is_strange = of_file || strange.into_iter().any(has);
+    let writable = has(VmFlags::RD) && has(VmFlags::WR);
+    let is_small = mapping.address.1 - mapping.address.0 < LEAST;
+    let offered = has(VmFlags::MG) || has(VmFlags::UW);
+    !offered && !is_stack && (is_strange || !writable || is_small)
 }
 
 fn kind(mapping: &MemoryMap, huge: bool) -> Kind {

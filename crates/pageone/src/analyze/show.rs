@@ -57,6 +57,13 @@ fn table(report: &Report, here: impl FnOnce() -> Here) -> Result<String, std::fm
         size(report.changed),
         size(report.shared_already)
     )?;
+    if report.left_alone > report.present / 100 {
+        writeln!(
+            text,
+            "  and {} left alone: locked, of files, executable, small mappings",
+            size(report.left_alone)
+        )?;
+    }
     if report.shared_unknown > 0 {
         writeln!(
             text,

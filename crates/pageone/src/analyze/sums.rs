@@ -84,6 +84,8 @@ pub(crate) struct Report {
     pub(crate) present: u64,
     /// Bytes that are merged already, and no part of the savable ones.
     pub(crate) merged: Merged,
+    /// Bytes in memory that PageONE leaves alone: locked, executable, written parts of files' mappings, and so on.
+    pub(crate) left_alone: u64,
     /// Bytes of copies that changed between the looks.
     pub(crate) changed: u64,
     /// Bytes that fork or an engine shares already.
@@ -139,6 +141,7 @@ impl Report {
         let (present, changed) = (sum(|seen| seen.pages), sum(|seen| seen.changed));
         let shared_already = sum(|seen| seen.shared_already);
         let shared_unknown = sum(|seen| seen.shared_unknown);
+        let left_alone = sum(|seen| seen.left_alone);
         let merged = sum(|seen| seen.merged_pageone);
         let merged = Merged {
             pageone: merged,
@@ -176,6 +179,7 @@ impl Report {
             time: now.map_or(0, |now| now.as_secs()),
             present,
             merged,
+            left_alone,
             changed,
             shared_already,
             shared_unknown,
