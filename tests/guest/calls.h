@@ -2,6 +2,7 @@
  * Calls that few programs make over memory of their own: by a process descriptor, past libc, with a userfaultfd.
  */
 #include <linux/userfaultfd.h>
+#include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/shm.h>
 #include <sys/uio.h>
@@ -90,6 +91,62 @@ static long watch(unsigned char *at, size_t len)
 	    ioctl(fd, UFFDIO_WRITEPROTECT, &protect))
 		return -errno;
 	return 0;
+}
+
+static int pages_from;
+static unsigned char *pagers_own;
+
+/* Before it takes a message it makes a call over memory of its own. */
+static void *serve_pages(void *arg)
+{
+	struct uffd_msg msg;
+	struct pollfd wait = { pages_from, POLLIN, 0 };
+	while (poll(&wait, 1, -1) == 1) {
+		if (madvise(pagers_own, PAGE, MADV_DONTFORK) || read(pages_from, &msg, sizeof msg) != sizeof msg)
+			break;
+		struct uffdio_zeropage zeros = { .range = { msg.arg.pagefault.address & -PAGE, PAGE } };
+		if (msg.event == UFFD_EVENT_PAGEFAULT && ioctl(pages_from, UFFDIO_ZEROPAGE, &zeros) && errno != EEXIST)
+			break;
+	}
+	perror("pager");
+	return arg;
+}
+
+/*
+ * A thread of one's own serves `len` bytes, and hears of what happens to them. Makes a call over them, or over `more` bytes to each
+ * side as well, for which the kernel waits for that thread.
+ */
+static long page(unsigned char *at, size_t len, size_t more, unsigned char *own, const char *call)
+{
+	pthread_t thread;
+	struct uffdio_api api = { .api = UFFD_API, .features = UFFD_FEATURE_EVENT_REMOVE | UFFD_FEATURE_EVENT_UNMAP |
+							       UFFD_FEATURE_EVENT_REMAP };
+	struct uffdio_register wanted = { .range = { (uintptr_t)at, len }, .mode = UFFDIO_REGISTER_MODE_MISSING };
+	pages_from = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
+	pagers_own = own;
+	if (pages_from < 0 || ioctl(pages_from, UFFDIO_API, &api) || madvise(at, len, MADV_DONTNEED) ||
+	    ioctl(pages_from, UFFDIO_REGISTER, &wanted) || pthread_create(&thread, NULL, serve_pages, NULL))
+		return -errno;
+	unsigned char *from = at - more;
+	size_t all = len + 2 * more;
+	int prot = PROT_READ | PROT_WRITE, flags = MAP_PRIVATE | MAP_ANONYMOUS;
+	if (strcmp(call, "read") == 0)
+		return errno_of(madvise(from, all, 22 /* POPULATE_READ */));
+	if (strcmp(call, "write") == 0)
+		return errno_of(madvise(from, all, 23 /* POPULATE_WRITE */));
+	if (strcmp(call, "lock") == 0)
+		return errno_of(mlock(from, all));
+	if (strcmp(call, "lockall") == 0)
+		return errno_of(mlockall(MCL_CURRENT));
+	if (strcmp(call, "discard") == 0)
+		return errno_of(madvise(at, len, MADV_DONTNEED));
+	if (strcmp(call, "unmap") == 0)
+		return errno_of(munmap(at, len));
+	if (strcmp(call, "mapover") == 0)
+		return mmap(at, len, prot, flags | MAP_FIXED, -1, 0) == at ? 0 : -errno;
+	if (strcmp(call, "move") == 0)
+		return mremap(at, len, 2 * len, MREMAP_MAYMOVE) == MAP_FAILED ? -errno : 0;
+	return -EINVAL;
 }
 
 /* Discards every second page, each with a call of its own; with `far` none is near the one before. */

@@ -607,6 +607,11 @@ static void *serve(void *first)
 			say(map_segment(mem + a * PAGE, b * PAGE));
 		}
 		COMMAND("watch") say(watch(mem + a * PAGE, b * PAGE));
+		COMMAND("page") {
+			memset(shadow + a * PAGE, 0, b * PAGE);
+			memset(absent + a, strcmp(path, "unmap") == 0 || strcmp(path, "move") == 0, b);
+			say(page(mem + a * PAGE, b * PAGE, 32 * PAGE, mem, path));
+		}
 		COMMAND("scatter") say(scatter(mem, shadow, a, (int)b));
 		COMMAND("room") say(has_room());
 		COMMAND("incore") say(in_core(mem + a * PAGE, b));

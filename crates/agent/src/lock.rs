@@ -5,7 +5,9 @@
 //! posix_spawn) shares the lock, as it must.
 //!
 //! The holder has all signals blocked, so no handler of the same thread can want it again. It is
-//! held for one window or one system call at a time, and its holder waits for nothing but the kernel.
+//! held for one window or one system call at a time, and its holder waits for nothing but the kernel. Calls for which the kernel waits
+//! for a thread of the program, which may want the lock, are made without it: populating, locking, and what is told to a userfaultfd
+//! of the program's.
 //! So it comes after every other lock of the process, and no order of locks can hang on it.
 //!
 //! **Forks.** Nobody holds the lock over a fork: libc takes malloc's locks on the way, and a thread that
@@ -220,6 +222,17 @@ pub(crate) fn end_fork() {
     if page.forking.fetch_update(order, order, less) == Ok(1) {
         let _ = futex::wake(&page.forking, futex::Flags::PRIVATE, 1);
     }
+}
+
+/// Makes a call over all of the process's memory, the agent's own included, without the lock: no window is under way meanwhile. Signals
+/// are blocked, so that no handler leaves this for good.
+pub(crate) fn without_windows<T>(call: impl FnOnce() -> T) -> T {
+    let mask = block_signals();
+    begin_fork();
+    let result = call();
+    end_fork();
+    restore_signals(mask);
+    result
 }
 
 impl PerProcess {

@@ -290,6 +290,31 @@ impl Table<'_> {
         false
     }
 
+    /// Whether a page of `[start, start + len)` is offered or may lie in a mapping of a store. With `any` also whether the next sync
+    /// may offer one for the program: what it has taken back is not offered so.
+    pub(crate) fn is_used(&mut self, start: usize, len: usize, any: bool) -> bool {
+        let end = start.saturating_add(len).min(ADDRESS_LIMIT);
+        let mut at = start & !(CHUNK_BYTES - 1);
+        while at < end {
+            let next = self.next(at, false).filter(|&chunk| chunk < end);
+            if any && next != Some(at) {
+                return true;
+            }
+            let Some(chunk) = next else { return false };
+            let used = |known: &Chunk, page| {
+                let is_free = any && !known.kept.contains(page);
+                known.offered.contains(page) || known.stored.contains(page) || is_free
+            };
+            if let Some(known) = self.get(chunk)
+                && pages_of(chunk, start, end).any(|page| used(known, page))
+            {
+                return true;
+            }
+            at = chunk + CHUNK_BYTES;
+        }
+        false
+    }
+
     /// Bytes of memory the table holds.
     pub(crate) fn memory_bytes(&self) -> usize {
         let pages = (KNOWN.load(Ordering::Relaxed) * size_of::<Chunk>()).div_ceil(PAGE_BYTES);

@@ -8,6 +8,9 @@ mod support;
 
 mod common;
 
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
 use common::{Engine, count, merged_chunks, ready, scan};
 use support::Guest;
 use wire::{Change, PageOutcome};
@@ -325,6 +328,30 @@ fn a_program_gets_its_own_userfaultfd() {
     let merged = engine.merge(guest.memory, 128, 256, Some(1128));
     assert_eq!(count(&merged, PageOutcome::Merged), 0);
     guest.run("check");
+}
+
+/// The kernel makes the calls wait for a thread of the program, which makes calls over merged memory meanwhile.
+#[test]
+fn no_lock_is_held_over_a_call_that_waits_for_a_pager_of_the_programs() {
+    const PATIENCE: Duration = Duration::from_secs(20);
+    let calls = [
+        "read", "write", "lock", "lockall", "discard", "unmap", "mapover", "move",
+    ];
+    for call in calls {
+        let (_engine, mut guest) = merged(9);
+        let (pid, (done, waits)) = (guest.pid, channel::<()>());
+        let watch = std::thread::spawn(move || {
+            if waits.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+                let pid = rustix::process::Pid::from_raw(pid.cast_signed()).unwrap();
+                rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+            }
+        });
+        let result = guest.ask_if_it_lives(&format!("page 128 64 {call}"));
+        drop(done);
+        watch.join().unwrap();
+        assert_eq!(result.as_deref(), Some("0"), "{call}");
+        guest.run("check");
+    }
 }
 
 #[test]

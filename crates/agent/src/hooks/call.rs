@@ -50,20 +50,3 @@ pub(super) const fn bits_of(numbers: &[i64]) -> Bits {
     }
     bits
 }
-
-/// Makes a call over a range so that no window sees it half; `then` keeps the table in step with a
-/// call that succeeded, before the lock is given back.
-pub(super) fn guarded(
-    start: usize,
-    len: usize,
-    name: i64,
-    args: [usize; 6],
-    then: impl FnOnce(&mut Guard),
-) -> Result<usize> {
-    let mut held = guard(start, len);
-    let result = call(name, args);
-    if let (Some(guard), Ok(_)) = (&mut held, result) {
-        then(guard);
-    }
-    result
-}

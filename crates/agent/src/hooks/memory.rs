@@ -5,8 +5,9 @@ use std::sync::atomic::Ordering;
 use rustix::io::{Errno, Result};
 use wire::PAGE_BYTES;
 
-use super::call::{call, guard, guarded, is_readable};
+use super::call::{call, guard, is_readable};
 use crate::config::config;
+use crate::life;
 use crate::lock::{Guard, existing, lock};
 use crate::mappings::discard;
 use crate::mappings::look::Look;
@@ -39,12 +40,36 @@ pub(crate) fn madvise(start: usize, len: usize, advice: i32) -> Result<usize> {
                 withdrawn
             }
         }
+        _ if discard::is_passed_on(advice) => {
+            life::bring_back();
+            pass_advice(start, len, advice)
+        }
+        _ if discard::discards(advice) => discard(start, len, advice),
         _ => match guard(start, len) {
             Some(mut guard) => discard::madvise(&mut guard, start, len, advice),
             None => pass_advice(start, len, advice),
         },
     };
     done.map(|()| 0)
+}
+
+/// Discards memory: where nothing is offered or stored the kernel does, without the lock. It may wait there for a thread of the
+/// program that reads the events of a userfaultfd, and that thread may be in a hook. What was offered meanwhile is discarded
+/// again: a window may have had a page out.
+fn discard(start: usize, len: usize, advice: i32) -> Result<()> {
+    let used = || {
+        let mut held = guard(start, len)?;
+        let used = held.table().is_used(start, len, false);
+        used.then_some(held)
+    };
+    if let Some(mut guard) = used() {
+        return discard::madvise(&mut guard, start, len, advice);
+    }
+    let passed = pass_advice(start, len, advice);
+    match used() {
+        Some(mut guard) => discard::madvise(&mut guard, start, len, advice),
+        None => passed,
+    }
 }
 
 fn pass_advice(start: usize, len: usize, advice: i32) -> Result<()> {
@@ -79,12 +104,34 @@ pub(crate) fn posix_madvise(start: usize, len: usize, advice: i32) -> Result<()>
     }
 }
 
+/// Whether the program has taken all of a range back, or never offered it: no window will work there. The kernel may wait there for
+/// a thread of the program that reads the events of a userfaultfd. What the agent may offer by itself counts as offered.
+fn is_taken_back(guard: &mut Guard, start: usize, len: usize) -> bool {
+    !guard.table().is_used(start, len, config().any.is_some())
+}
+
 /// Makes a call that puts something else, or nothing, where the range was. Also one that fails may have unmapped it:
 /// then what the table has of it is wrong, and costs a look.
 fn replacing(start: usize, len: usize, name: i64, args: [usize; 6]) -> Result<usize> {
-    guarded(start, len, name, args, |guard| {
-        discard::forget(guard, start, len.next_multiple_of(PAGE_BYTES));
-    })
+    let mut held = guard(start, len);
+    let taken_back = |held: &mut Guard| is_taken_back(held, start, len);
+    if held.as_mut().is_some_and(taken_back) {
+        drop(held);
+        let result = call(name, args);
+        // What is unmapped stays kept back until something new is mapped there. What was offered there since is news.
+        if name == libc::SYS_mmap
+            && result.is_ok()
+            && let Some(mut held) = guard(start, len)
+        {
+            discard::forget_kept(&mut held, start, len);
+        }
+        return result;
+    }
+    let result = call(name, args);
+    if let (Some(held), Ok(_)) = (&mut held, result) {
+        discard::forget(held, start, len.next_multiple_of(PAGE_BYTES));
+    }
+    result
 }
 
 /// munmap(2).
@@ -111,7 +158,12 @@ pub(crate) fn mremap(remap: Remap) -> Result<usize> {
     let fixed = remap.flags & libc::MREMAP_FIXED != 0;
     let known = touches(remap.old, remap.old_len) || (fixed && touches(remap.to, remap.new_len));
     if let Some(mut guard) = known.then(lock).flatten() {
-        return remap::remap(&mut guard, remap);
+        let mut free = |at, len| !touches(at, len) || is_taken_back(&mut guard, at, len);
+        let passes = free(remap.old, remap.old_len) && (!fixed || free(remap.to, remap.new_len));
+        // What the program withdrew may be tracked still, which the kernel does not move as it is.
+        if !passes || remap::is_tracked(&mut guard, remap) {
+            return remap::remap(&mut guard, remap);
+        }
     }
     let new = match remap::pass(remap) {
         // Windows that are long forgotten may have cut the range.
@@ -121,8 +173,22 @@ pub(crate) fn mremap(remap: Remap) -> Result<usize> {
         }
         passed => passed?,
     };
-    if let Some(mut guard) = guard(new, remap.new_len) {
-        discard::forget(&mut guard, new, remap.new_len.next_multiple_of(PAGE_BYTES));
+    // What has come to a place that was free. Of a target that the program named another thread may have offered something since.
+    let (old_len, new_len) = (
+        remap.old_len.next_multiple_of(PAGE_BYTES),
+        remap.new_len.next_multiple_of(PAGE_BYTES),
+    );
+    let stayed = if new == remap.old {
+        old_len.min(new_len)
+    } else {
+        0
+    };
+    let (start, len) = (new + stayed, new_len - stayed);
+    if let Some(mut guard) = guard(start, len) {
+        match fixed {
+            true => discard::forget_kept(&mut guard, start, len),
+            false => discard::forget(&mut guard, start, len),
+        }
     }
     Ok(new)
 }
@@ -148,7 +214,9 @@ pub(crate) fn brk(end: usize) -> Result<usize> {
 /// mprotect(2).
 pub(crate) fn mprotect(start: usize, len: usize, prot: usize) -> Result<usize> {
     let args = [start, len, prot, 0, 0, 0];
-    guarded(start, len, libc::SYS_mprotect, args, |_| ())
+    // Held over the call, so that no window sees it half.
+    let _held = guard(start, len);
+    call(libc::SYS_mprotect, args)
 }
 
 /// pkey_mprotect(2).

@@ -52,6 +52,9 @@ enum Asks {
     Discard,
     /// Nothing that depends on what lies behind a private page, and nothing that lasts.
     Little,
+    /// The same, and that pages come or go as they do by themselves. It may take long, or wait for a thread of the program that
+    /// serves a userfaultfd.
+    Presence,
     /// That the pages are of one kind or another.
     Pages,
     /// That the mapping is another from now on.
@@ -62,12 +65,24 @@ fn asks(advice: i32) -> Asks {
     match advice {
         libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_REMOVE => Asks::Discard,
         DONTNEED_LOCKED | GUARD_INSTALL => Asks::Discard,
-        libc::MADV_WILLNEED | libc::MADV_COLD | libc::MADV_PAGEOUT => Asks::Little,
-        libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE | GUARD_REMOVE => Asks::Little,
+        libc::MADV_WILLNEED | libc::MADV_COLD | libc::MADV_PAGEOUT => Asks::Presence,
+        libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE => Asks::Presence,
+        GUARD_REMOVE => Asks::Little,
         libc::MADV_COLLAPSE | libc::MADV_HWPOISON | libc::MADV_SOFT_OFFLINE => Asks::Pages,
         // Advice that is not known here may be of any kind.
         _ => Asks::Mapping,
     }
+}
+
+/// Whether advice takes no lock: a window lets who brings a page in sleep, as any other thread, and the kernel moves pages out as it
+/// likes.
+pub(crate) fn is_passed_on(advice: i32) -> bool {
+    asks(advice) == Asks::Presence
+}
+
+/// Whether advice discards pages.
+pub(crate) fn discards(advice: i32) -> bool {
+    asks(advice) == Asks::Discard
 }
 
 /// madvise(2) over a range that touches known chunks, with the lock held.
@@ -87,7 +102,7 @@ pub(crate) fn madvise(guard: &mut Guard, start: usize, len: usize, advice: i32) 
     let stored = guard.table().may_be_stored(start, rounded);
     let result = match asks {
         _ if !stored => tell(start, len, advice),
-        Asks::Little => tell(start, len, advice),
+        Asks::Little | Asks::Presence => tell(start, len, advice),
         Asks::Discard if !thread::may_look() => discard_unseen(guard, start, rounded, advice),
         Asks::Discard => discard(guard, start, rounded, advice),
         Asks::Pages | Asks::Mapping => whole(guard, start, rounded)
@@ -129,6 +144,15 @@ pub(crate) fn forget(guard: &mut Guard, start: usize, len: usize) {
     if stored {
         tally::note(guard);
     }
+}
+
+/// What was kept back of a range is so no more: something else was mapped there. What another thread has offered there since stays.
+pub(crate) fn forget_kept(guard: &mut Guard, start: usize, len: usize) {
+    guard.table().each_known(start, len, |_, pages, chunk| {
+        pages
+            .filter(|&page| !chunk.offered.contains(page) && !chunk.stored.contains(page))
+            .for_each(|page| chunk.kept.remove(page));
+    });
 }
 
 /// Advice that discards, over a range in which something may be stored.

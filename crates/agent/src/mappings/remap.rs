@@ -227,9 +227,15 @@ fn go_on(guard: &mut Guard, look: &Look, call: Remap) -> Result<usize> {
 fn is_let_go(guard: &mut Guard, call: Remap) -> bool {
     let _ = whole::untrack(guard, call.old, call.old_len, Untracked::All);
     fresh(guard, call.old, call.old_len);
-    let range = call.old as u64..(call.old + call.old_len) as u64;
-    let tracked = guard.at_desk(|_| Pagemap::own()?.is_tracked(range.clone()));
-    tracked == Ok(false)
+    !is_tracked(guard, call)
+}
+
+/// Whether something of the old range is tracked, or that cannot be told.
+pub(crate) fn is_tracked(guard: &mut Guard, call: Remap) -> bool {
+    let end = call.old.saturating_add(call.old_len);
+    let range = call.old as u64..end as u64;
+    // Where a hook may not look no agent is left that tracks.
+    thread::may_look() && guard.at_desk(|_| Pagemap::own()?.is_tracked(range.clone())) != Ok(false)
 }
 
 /// Remaps a range that windows may have cut, whose last mapping begins at `last`.
