@@ -1,8 +1,13 @@
-# What memory calls cost under the agent, beside the kernel's own.
-.PHONY: bench-calls
+# What memory calls cost under the agent, beside the kernel's own; and what merging costs at least.
+.PHONY: bench-calls bench-floor
 
 CALLS_SCALE ?= 20
 
 bench-calls: ## Measures memory calls with the agent and without, on CALLS_SCALE (20) times 16 MiB
 	$(CARGO) build --profile $(PROFILE) --workspace
 	CALLS_SCALE=$(CALLS_SCALE) $(CARGO) test --profile $(PROFILE) --workspace --test costs -- --nocapture --test-threads 1
+
+FLOOR ?= 256
+
+bench-floor: ## Measures the least CPU time that merging FLOOR (256) MiB takes from user space
+	$(CARGO) run --profile $(PROFILE) -p pageone --example floor -- $(FLOOR)

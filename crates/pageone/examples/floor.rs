@@ -1,5 +1,5 @@
-//! The floor under the CPU time of merging: the bytes and the calls without which no page is merged from user space, one after
-//! another, on one thread, with nothing decided and nothing checked. docs/results.md sets the engine's time beside.
+//! The floor under the CPU time of merging: the bytes and the calls without which no page is merged from user space. They are made one
+//! after another, on one thread, with nothing decided and nothing checked.
 //!
 //! ```text
 //!  every page      read     process_vm_readv, a chunk at a time, as from another process
