@@ -20,7 +20,8 @@
 //! **No signals are blocked while the call is made**: libc's setuid signals all other threads and waits for them.
 //! A signal handler that comes in between and makes such a call itself finds no agent; the outer call starts it.
 //!
-//! **A child that shares memory** (vfork) sees all this, but the agent is no thread of its own: it leaves it alone.
+//! **A child that shares memory** (vfork) sees all this, but the agent is no thread of its own: it leaves it alone, and the memory, which
+//! is its parent's, merged.
 //!
 //! The tempting alternative, to make the call in the agent's thread too, fails for all that can be done once
 //! only, or by a thread that is alone. And it has to know every call's meaning.
@@ -182,6 +183,10 @@ pub(crate) fn without_agent<T>(why: Why, call: impl FnOnce() -> T) -> Result<T> 
     }
     wait_for_outside();
     let Some(page) = lock::existing().filter(|page| page.life.is_ours()) else {
+        // A fork child inherits no agent: this one is another process's, which shares the memory and keeps its /proc.
+        if lock::existing().is_some_and(|page| page.life.runs()) {
+            return Ok(call());
+        }
         // Perhaps a fork child with merged memory and no agent.
         settle(why)?;
         return Ok(reachable(call));

@@ -361,6 +361,24 @@ fn a_child_that_shares_memory_leaves_its_parents_agent_alone() {
 }
 
 #[test]
+fn a_child_that_shares_memory_leaves_its_parents_merged_when_it_goes_elsewhere() {
+    const NEWNS: u32 = 0x2_0000;
+    let (engine, mut guest) = ready(9);
+    engine.merge(guest.memory, 0, 512, Some(1000));
+    let stored = |guest: &Guest| {
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", guest.pid)).unwrap();
+        maps.contains("memfd:store")
+    };
+    guest.run("rights v:chroot");
+    guest.run(&format!("rights v:unshare {NEWNS}"));
+    assert!(stored(&guest), "the parent's memory was made whole");
+    guest.run("check");
+    guest.run("rights m:chroot");
+    assert!(!stored(&guest));
+    guest.run("check");
+}
+
+#[test]
 fn a_call_does_not_wait_for_an_engine() {
     let (mut engine, mut guest) = ready(8);
     // This engine accepts, and says nothing.
