@@ -149,6 +149,32 @@ static long page(unsigned char *at, size_t len, size_t more, unsigned char *own,
 	return -EINVAL;
 }
 
+#ifndef UFFDIO_MOVE
+#define UFFD_FEATURE_MOVE (1 << 16)
+struct uffdio_move {
+	uint64_t dst, src, len, mode;
+	int64_t move;
+};
+#define UFFDIO_MOVE _IOWR(UFFDIO, 0x05, struct uffdio_move)
+#endif
+
+/* Moves pages to memory with a userfaultfd of one's own, one by one as a collector does, and compares them with what they were. */
+static long move_out(unsigned char *at, size_t len, const unsigned char *were)
+{
+	int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC);
+	unsigned char *to = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	struct uffdio_api api = { .api = UFFD_API, .features = UFFD_FEATURE_MOVE };
+	struct uffdio_register wanted = { .range = { (uintptr_t)to, len }, .mode = UFFDIO_REGISTER_MODE_MISSING };
+	if (fd < 0 || to == MAP_FAILED || ioctl(fd, UFFDIO_API, &api) || ioctl(fd, UFFDIO_REGISTER, &wanted))
+		return -errno;
+	for (size_t done = 0; done < len; done += PAGE) {
+		struct uffdio_move one = { .dst = (uintptr_t)to + done, .src = (uintptr_t)at + done, .len = PAGE };
+		if (ioctl(fd, UFFDIO_MOVE, &one))
+			return -errno;
+	}
+	return memcmp(to, were, len) ? -EILSEQ : 0;
+}
+
 /* Discards every second page, each with a call of its own; with `far` none is near the one before. */
 static long scatter(unsigned char *at, unsigned char *copy, size_t count, int far)
 {

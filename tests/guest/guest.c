@@ -612,6 +612,11 @@ static void *serve(void *first)
 			memset(absent + a, strcmp(path, "unmap") == 0 || strcmp(path, "move") == 0, b);
 			say(page(mem + a * PAGE, b * PAGE, 32 * PAGE, mem, path));
 		}
+		COMMAND("moveout") {
+			long moved = move_out(mem + a * PAGE, b * PAGE, shadow + a * PAGE);
+			memset(shadow + a * PAGE, 0, b * PAGE);
+			say(moved);
+		}
 		COMMAND("scatter") say(scatter(mem, shadow, a, (int)b));
 		COMMAND("room") say(has_room());
 		COMMAND("incore") say(in_core(mem + a * PAGE, b));

@@ -330,6 +330,19 @@ fn a_program_gets_its_own_userfaultfd() {
     guest.run("check");
 }
 
+#[test]
+fn a_program_moves_pages_out_of_merged_memory() {
+    let (engine, mut guest) = merged(10);
+    guest.run("moveout 100 64");
+    guest.run("check");
+    // The others, and what was moved, are merged as before.
+    guest.run("fill 100 64 110");
+    assert!(told(&engine).0 == 512, "all is offered still");
+    let again = engine.merge(guest.memory, 100, 64, Some(1100));
+    assert_eq!(count(&again, PageOutcome::Merged), 64);
+    guest.run("check");
+}
+
 /// The kernel makes the calls wait for a thread of the program, which makes calls over merged memory meanwhile.
 #[test]
 fn no_lock_is_held_over_a_call_that_waits_for_a_pager_of_the_programs() {

@@ -2,11 +2,14 @@
 //!
 //! A mapping has one userfaultfd. So PageONE lets go first: what is merged is made whole, the offer ends, and
 //! what tracked it unregisters.
+//!
+//! One that moves pages out of offered memory gets them: the kernel moves none of a store's, and would find a hole where a window
+//! has a page out. So they are made whole, and the lock is held over the call, which moves what is there and waits for nobody.
 
-use rustix::io::Result;
+use rustix::io::{Errno, Result};
 use wire::PAGE_BYTES;
 
-use super::call::call;
+use super::call::{call, guard};
 use crate::any;
 use crate::lock::{existing, lock};
 use crate::mappings::whole::{self, Untracked, whole};
@@ -14,10 +17,36 @@ use crate::mappings::whole::{self, Untracked, whole};
 /// `UFFDIO_REGISTER`.
 pub(super) const REGISTER: usize = 0xc020_aa00;
 
+/// `UFFDIO_MOVE` (Linux 6.8).
+pub(super) const MOVE: usize = 0xc028_aa05;
+
 /// ioctl(2): descriptor, request, argument.
 pub(crate) fn ioctl(args: [usize; 6]) -> Result<usize> {
-    if args[1] & 0xffff_ffff == REGISTER {
-        let _ = let_go(args[2]);
+    match args[1] & 0xffff_ffff {
+        REGISTER => {
+            let _ = let_go(args[2]);
+        }
+        MOVE => return move_out(args),
+        _ => {}
+    }
+    call(libc::SYS_ioctl, args)
+}
+
+/// Moves pages, which are whole.
+#[cold]
+fn move_out(args: [usize; 6]) -> Result<usize> {
+    // The target, the source, their length.
+    let mut words = [0usize; 3];
+    let read = super::memory::read_own(args[2], &mut words, 24);
+    let [_, source, len] = words;
+    let sound = source.is_multiple_of(PAGE_BYTES) && len.is_multiple_of(PAGE_BYTES);
+    // The kernel refuses the rest.
+    let mut held = match read {
+        Ok(()) if sound => guard(source, len),
+        _ => None,
+    };
+    if let Some(held) = &mut held {
+        whole(held, source, len).map_err(|_| Errno::NOMEM)?;
     }
     call(libc::SYS_ioctl, args)
 }
