@@ -24,6 +24,7 @@ const UNMERGEABLE: i32 = 13;
 const DONTDUMP: i32 = 16;
 const WIPEONFORK: i32 = 18;
 const KEEPONFORK: i32 = 19;
+const COLLAPSE: i32 = 25;
 const GUARD_INSTALL: i32 = 102;
 const GUARD_REMOVE: i32 = 103;
 
@@ -328,6 +329,24 @@ fn a_program_gets_its_own_userfaultfd() {
     let merged = engine.merge(guest.memory, 128, 256, Some(1128));
     assert_eq!(count(&merged, PageOutcome::Merged), 0);
     guest.run("check");
+}
+
+#[test]
+fn merged_and_offered_memory_is_collapsed_and_merged_again() {
+    let (engine, mut guest) = ready(11);
+    // What may be a huge page already is none any more.
+    guest.run(&format!("advise 5 1 {DONTNEED}"));
+    scan(&guest);
+    // Offered and armed at first, then merged.
+    for _ in 0..2 {
+        guest.run(&format!("advise 0 512 {COLLAPSE}"));
+        guest.run("check");
+        assert_eq!(told(&engine), (512, 0));
+        guest.run("fill 5 1 16");
+        let merged = engine.merge(guest.memory, 0, 512, Some(1000));
+        assert_eq!(count(&merged, PageOutcome::Merged), 512);
+        guest.run("check");
+    }
 }
 
 #[test]

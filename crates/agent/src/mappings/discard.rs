@@ -30,10 +30,11 @@ use wire::{CHUNK_BYTES, PAGE_BYTES};
 
 use super::ahead;
 use super::look::Look;
+use super::remap::fresh;
 use super::scarce::scarce;
 use super::stores::is_store;
 use super::tally;
-use super::whole::{attributes_at, whole};
+use super::whole::{Untracked, attributes_at, untrack, whole};
 use crate::lock::Guard;
 use crate::table::{ADDRESS_LIMIT, Chunk};
 use crate::thread;
@@ -101,13 +102,13 @@ pub(crate) fn madvise(guard: &mut Guard, start: usize, len: usize, advice: i32) 
     let asks = asks(advice);
     let stored = guard.table().may_be_stored(start, rounded);
     let result = match asks {
-        _ if !stored => tell(start, len, advice),
+        _ if !stored => tell_untracked(guard, start, len, advice),
         Asks::Little | Asks::Presence => tell(start, len, advice),
         Asks::Discard if !thread::may_look() => discard_unseen(guard, start, rounded, advice),
         Asks::Discard => discard(guard, start, rounded, advice),
         Asks::Pages | Asks::Mapping => whole(guard, start, rounded)
             .map_err(|_| Errno::NOMEM)
-            .and_then(|()| tell(start, len, advice)),
+            .and_then(|()| tell_untracked(guard, start, len, advice)),
     };
     match asks {
         Asks::Mapping => unread(guard, start, rounded),
@@ -123,6 +124,17 @@ fn tell(start: usize, len: usize, advice: i32) -> Result<()> {
     let args = [start, len, advice.cast_unsigned() as usize, 0, 0, 0];
     // SAFETY: the guest's own call, or a part of it.
     unsafe { sys::raw::call(libc::SYS_madvise, args) }.map(drop)
+}
+
+/// Gives advice over a range in which nothing is stored. The kernel collapses no page that is armed, so what is to be collapsed is
+/// tracked no longer. The next sync tracks it anew, and until then no window takes it.
+fn tell_untracked(guard: &mut Guard, start: usize, len: usize, advice: i32) -> Result<()> {
+    if advice == libc::MADV_COLLAPSE {
+        // What is tracked still is collapsed no more than before.
+        let _ = untrack(guard, start, len, Untracked::Anonymous);
+        fresh(guard, start, len);
+    }
+    tell(start, len, advice)
 }
 
 /// The mappings of a range may have changed.

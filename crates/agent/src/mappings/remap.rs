@@ -307,7 +307,7 @@ fn cut(guard: &mut Guard, look: &Look, call: Remap) -> Option<usize> {
 }
 
 /// What is offered of a range is not tracked any more, wherever it is by now.
-fn fresh(guard: &mut Guard, start: usize, len: usize) {
+pub(super) fn fresh(guard: &mut Guard, start: usize, len: usize) {
     guard.table().each_known(start, len, |_, pages, chunk| {
         let offered = set_of(pages.filter(|&page| chunk.offered.contains(page)));
         offered.pages().for_each(|page| chunk.fresh.insert(page));
