@@ -525,6 +525,7 @@ static void *serve(void *first)
 		COMMAND("lock") say(errno_of(mlock(mem + a * PAGE, b * PAGE)));
 		COMMAND("unlock") say(errno_of(munlock(mem + a * PAGE, b * PAGE)));
 		COMMAND("lockfuture") say(errno_of(mlockall(MCL_FUTURE)));
+		COMMAND("lockcurrent") say(errno_of(mlockall(MCL_CURRENT)));
 		COMMAND("unlockall") say(errno_of(munlockall()));
 		COMMAND("notsc") say(errno_of(prctl(PR_SET_TSC, PR_TSC_SIGSEGV, 0, 0, 0)));
 		COMMAND("offerodd") say(offer_by_odd_thread(mem + a * PAGE, b * PAGE));

@@ -79,6 +79,33 @@ fn to_unlock_nothing_leaves_memory_merged() {
 }
 
 #[test]
+fn memory_is_merged_after_all_was_locked_or_unlocked() {
+    let (engine, mut guest) = ready(5);
+    let memory = guest.memory;
+    let merge = |first: u16, count: u16| {
+        engine.sync();
+        let merged = engine.merge(memory, first, count, Some(1000 + u64::from(first)));
+        merged.outcomes[usize::from(first)..usize::from(first + count)].to_vec()
+    };
+    let steps = [
+        // The staging area is locked with the rest, and what merges then is not.
+        (&["lockcurrent", "unlock 0 512"][..], 0),
+        // The other way round.
+        (&["lock 0 512"], 32),
+        (&["unlockall", "lock 0 512"], 64),
+    ];
+    for (commands, first) in steps {
+        commands.iter().for_each(|command| drop(guest.run(command)));
+        assert_eq!(
+            merge(first, 32),
+            [PageOutcome::Merged; 32],
+            "after {commands:?}"
+        );
+    }
+    guest.run("check");
+}
+
+#[test]
 fn locks_count_where_they_are() {
     let (_engine, mut guest) = merged(3);
     guest.run("lock 300 8");

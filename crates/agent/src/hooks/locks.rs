@@ -21,6 +21,7 @@ use crate::mappings::discard::unread;
 use crate::mappings::whole::whole;
 use crate::table::{ADDRESS_LIMIT, touches};
 use crate::thread::is_barred;
+use crate::window::staging::note_all_locked;
 
 /// How often the two steps are taken. The first may fail where the second does not: other threads map memory and set limits.
 const TRIES: usize = 2;
@@ -104,6 +105,7 @@ fn set_all_locked(name: i64, flags: usize, current: bool, future: bool) -> Resul
     let result = call(name, [flags, 0, 0, 0, 0, 0]);
     if result.is_ok() {
         sys::mapping::set_locks_future(future);
+        note_all_locked();
     }
     if let Some(guard) = held.as_mut().filter(|_| current) {
         unread(guard, 0, ADDRESS_LIMIT);
@@ -121,7 +123,10 @@ pub(crate) fn mlockall(flags: usize) -> Result<usize> {
     }
     let told = |flags: usize| {
         let result = call(libc::SYS_mlockall, [flags, 0, 0, 0, 0, 0]);
-        result.inspect(|_| sys::mapping::set_locks_future(future))
+        result.inspect(|_| {
+            sys::mapping::set_locks_future(future);
+            note_all_locked();
+        })
     };
     let mark = || told(flags | libc::MCL_ONFAULT.unsigned_abs() as usize);
     fill((0, ADDRESS_LIMIT), mark, || without_windows(|| told(flags)))

@@ -1,6 +1,6 @@
 //! The staging area: where a batch's pages are while nobody can reach them.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::io::Result;
 use sys::mapping::{self, Access};
@@ -11,6 +11,14 @@ use super::BATCH_PAGES;
 use crate::lock::existing;
 
 const BYTES: usize = BATCH_PAGES * PAGE_BYTES;
+
+/// How often the program has locked or unlocked all of its memory, the areas included.
+static ALL_LOCKINGS: AtomicUsize = AtomicUsize::new(0);
+
+/// Notes that the program has locked or unlocked all of its memory.
+pub(crate) fn note_all_locked() {
+    ALL_LOCKINGS.fetch_add(1, Ordering::Relaxed);
+}
 
 /// Notes where a journal lies, for [`unmap_all`].
 fn note(journal: usize) {
@@ -47,6 +55,8 @@ pub(super) struct Staging {
     start: usize,
     access: Access,
     locked: bool,
+    /// [`ALL_LOCKINGS`] when `locked` was true of the area.
+    lockings: usize,
     /// Whether the last batch's pages could be dropped.
     is_empty: bool,
 }
@@ -68,6 +78,7 @@ impl Staging {
             start,
             access: Access::ReadWrite,
             locked: false,
+            lockings: ALL_LOCKINGS.load(Ordering::Relaxed),
             is_empty: true,
         })
     }
@@ -100,9 +111,10 @@ impl Staging {
         }
         // SAFETY: the area is this object's own, and empty.
         unsafe {
-            if self.locked != locked {
+            let lockings = ALL_LOCKINGS.load(Ordering::Relaxed);
+            if (self.locked, self.lockings) != (locked, lockings) {
                 mapping::set_locked(self.start, BYTES, locked)?;
-                self.locked = locked;
+                (self.locked, self.lockings) = (locked, lockings);
             }
             if self.access != access {
                 mapping::protect(self.start, BYTES, access)?;
@@ -120,14 +132,10 @@ impl Staging {
     /// # Safety
     /// Nothing is in the area that exists nowhere else.
     pub(super) unsafe fn empty(&mut self, pages: usize) -> Result<()> {
+        /// As `MADV_DONTNEED`, of locked memory too (Linux 5.18).
         const DONTNEED_LOCKED: i32 = 24;
-        // The pages of locked memory are dropped by other advice than those of memory that is not.
-        let advice = match self.locked {
-            true => DONTNEED_LOCKED,
-            false => libc::MADV_DONTNEED,
-        };
         // SAFETY: the area is this object's own; for its pages the caller vouches.
-        let emptied = unsafe { mapping::advise(self.start, pages * PAGE_BYTES, advice) };
+        let emptied = unsafe { mapping::advise(self.start, pages * PAGE_BYTES, DONTNEED_LOCKED) };
         self.is_empty = emptied.is_ok();
         emptied
     }
