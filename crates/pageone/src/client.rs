@@ -8,15 +8,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use humantime::format_duration;
-use rustix::io::{Errno, ioctl_fionbio};
+use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use sys::foreign::Foreign;
 use wire::{Hello, MAX_MESSAGE, Name, Reply, ReplyReader, Request, Role};
 
 /// A daemon may be silent for so long before the user is told.
 const SILENCE: Duration = Duration::from_secs(2);
-/// The time between two tries to connect to a daemon that takes no more callers at present.
-const RETRY: Duration = Duration::from_millis(50);
 
 /// Asks the daemon at `socket`, and waits for its reply for `patience` at most. After some two seconds of silence it says on
 /// standard error for what it waits.
@@ -77,18 +76,30 @@ fn talk(
 /// Connects as soon as the daemon's queue of callers has a place.
 fn connect<T: FnOnce(&Daemon<'_>)>(daemon: &mut Daemon<'_>, wait: &mut Wait<T>) -> Result<OwnedFd> {
     let connection = loop {
-        match sys::socket::connect_at_once(daemon.socket) {
+        let Some(left) = wait.next(daemon) else {
+            return Err(silent(daemon, wait.patience));
+        };
+        match connect_within(daemon.socket, left) {
             Ok(connection) => break connection,
-            Err(Errno::AGAIN) => match wait.next(daemon) {
-                Some(left) => std::thread::sleep(left.min(RETRY)),
-                None => return Err(silent(daemon, wait.patience)),
-            },
+            Err(Errno::AGAIN) => {}
             Err(error) => return Err(absent(daemon.socket, error)),
         }
     };
-    ioctl_fionbio(&connection, false)?;
     daemon.pid = sys::socket::peer(&connection).ok().map(|peer| peer.pid);
     Ok(connection)
+}
+
+/// Connects, and waits in the kernel while too many wait to be accepted. To try again now and then would find no place where
+/// strangers connect as fast as they can.
+///
+/// # Errors
+/// `AGAIN` when the time is up.
+fn connect_within(path: &Path, time: Duration) -> rustix::io::Result<OwnedFd> {
+    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    let socket = net::socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
+    set_socket_timeout(&socket, Timeout::Send, Some(time))?;
+    net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket)
 }
 
 /// The reply; none when the time is up.
