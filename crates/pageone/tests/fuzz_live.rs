@@ -192,7 +192,8 @@ fn a_daemon_outlives_random_clients_and_answers_meanwhile() {
         acts.load(Relaxed),
         took.len()
     );
-    assert!(acts.load(Relaxed) > 1000 && took.len() > 20);
+    // Each is asked by a process of its own, one after another, on a machine that may be busy.
+    assert!(acts.load(Relaxed) > 1000 && took.len() as u64 > 3 * time);
     assert!(
         late * 50 <= took.len() && *longest < 5 * prompt,
         "{late} late of {}: {longest:?}",
