@@ -10,7 +10,6 @@ use anyhow::{Context, Result};
 use humantime::format_duration;
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use sys::foreign::Foreign;
 use wire::{Hello, MAX_MESSAGE, Name, Reply, ReplyReader, Request, Role};
 
@@ -53,24 +52,22 @@ fn talk(
     };
     let mut packet = [0; MAX_MESSAGE];
     let len = hello.encode(&mut packet);
-    let mut exchange = || -> Result<Option<Vec<u8>>> {
+    let mut exchange = || -> Result<Option<Reply>> {
         sys::socket::send(&connection, &packet[..len], &[])?;
         sys::socket::send(&connection, &serde_json::to_vec(request)?, &[])?;
-        receive(&connection, &daemon, &mut wait)
+        let reply = receive(&connection, &daemon, &mut wait)?;
+        Ok(reply
+            .map(|json| serde_json::from_slice(&json))
+            .transpose()?)
     };
     let answer = exchange().with_context(|| format!("no reply from {daemon}"))?;
-    let Some(reply) = answer else {
-        return Err(silent(&daemon, patience));
-    };
-    let reply = serde_json::from_slice(&reply);
     // A reason may quote names that others chose.
-    Ok(
-        match reply.with_context(|| format!("no reply from {daemon}"))? {
-            Reply::Refused(why) => Reply::Refused(Foreign(&why).to_string()),
-            Reply::Crowded(why) => Reply::Crowded(Foreign(&why).to_string()),
-            reply => reply,
-        },
-    )
+    match answer {
+        None => Err(silent(&daemon, patience)),
+        Some(Reply::Refused(why)) => Ok(Reply::Refused(Foreign(&why).to_string())),
+        Some(Reply::Crowded(why)) => Ok(Reply::Crowded(Foreign(&why).to_string())),
+        Some(reply) => Ok(reply),
+    }
 }
 
 /// Connects as soon as the daemon's queue of callers has a place.
@@ -79,7 +76,7 @@ fn connect<T: FnOnce(&Daemon<'_>)>(daemon: &mut Daemon<'_>, wait: &mut Wait<T>) 
         let Some(left) = wait.next(daemon) else {
             return Err(silent(daemon, wait.patience));
         };
-        match connect_within(daemon.socket, left) {
+        match sys::socket::connect_within(daemon.socket, left) {
             Ok(connection) => break connection,
             Err(Errno::AGAIN) => {}
             Err(error) => return Err(absent(daemon.socket, error)),
@@ -87,19 +84,6 @@ fn connect<T: FnOnce(&Daemon<'_>)>(daemon: &mut Daemon<'_>, wait: &mut Wait<T>) 
     };
     daemon.pid = sys::socket::peer(&connection).ok().map(|peer| peer.pid);
     Ok(connection)
-}
-
-/// Connects, and waits in the kernel while too many wait to be accepted. To try again now and then would find no place where
-/// strangers connect as fast as they can.
-///
-/// # Errors
-/// `AGAIN` when the time is up.
-fn connect_within(path: &Path, time: Duration) -> rustix::io::Result<OwnedFd> {
-    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
-    let socket = net::socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
-    set_socket_timeout(&socket, Timeout::Send, Some(time))?;
-    net::connect(&socket, &SocketAddrUnix::new(path)?)?;
-    Ok(socket)
 }
 
 /// The reply; none when the time is up.

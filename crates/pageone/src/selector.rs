@@ -134,6 +134,9 @@ pub(crate) fn numbers() -> Result<impl Iterator<Item = u32>> {
     Ok(names.filter_map(|name| name.parse().ok()))
 }
 
+/// What is said of a thread of the kernel's.
+pub(crate) const OF_KERNEL: &str = "is a kernel thread, which has no memory of its own";
+
 /// Refuses a number that a person gave and that is no process with memory.
 ///
 /// # Errors
@@ -146,7 +149,7 @@ pub(crate) fn check(pid: u32) -> Result<()> {
     };
     let comm = sys::process::comm(pid);
     if subject.is_kernels {
-        bail!("process {pid} ({comm}) is a kernel thread, which has no memory of its own");
+        bail!("process {pid} ({comm}) {OF_KERNEL}");
     }
     if subject.has_ended {
         bail!("process {pid} ({comm}) has ended, and has no memory any more");

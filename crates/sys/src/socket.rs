@@ -138,6 +138,18 @@ pub fn connect_at_once<P: rustix::path::Arg>(path: P) -> Result<OwnedFd> {
     Ok(socket)
 }
 
+/// As [`connect`], but where too many wait to be accepted it waits for `time` at most. To try again now and then would find no
+/// place where strangers connect as fast as they can.
+///
+/// # Errors
+/// As [`connect`]; `AGAIN` when the time is up.
+pub fn connect_within<P: rustix::path::Arg>(path: P, time: Duration) -> Result<OwnedFd> {
+    let socket = seqpacket(SocketFlags::empty())?;
+    net::sockopt::set_socket_timeout(&socket, net::sockopt::Timeout::Send, Some(time))?;
+    net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket)
+}
+
 /// Two connected sockets.
 ///
 /// # Errors

@@ -118,6 +118,14 @@ fn is_by_cgroup(domain: &str) -> bool {
 }
 
 impl Status {
+    /// Of the skipped pages those that no count names a reason of: there was no room, or it failed, and they are tried again.
+    #[must_use]
+    pub fn pages_put_off(&self) -> u64 {
+        let unfit = self.pages_foreign + self.pages_unfit;
+        let known = self.pages_broken + self.pages_pinned + unfit;
+        self.pages_skipped.saturating_sub(known)
+    }
+
     /// What a user may know: the knobs, his guests, and the sums over these. Whatever else is counted tells of
     /// others, and is 0. All his sharers count as `pages_sharing`: a canonical page is nobody's.
     #[must_use]

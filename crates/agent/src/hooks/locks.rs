@@ -97,16 +97,20 @@ pub(crate) fn munlock(start: usize, len: usize) -> Result<usize> {
     set_locked(start, len, libc::SYS_munlock, 0)
 }
 
+/// A call of which all memory is told; `future` says whether memory is locked that comes later.
+fn tell_of_all(name: i64, flags: usize, future: bool) -> Result<usize> {
+    let result = call(name, [flags, 0, 0, 0, 0, 0])?;
+    sys::mapping::set_locks_future(future);
+    note_all_locked();
+    Ok(result)
+}
+
 fn set_all_locked(name: i64, flags: usize, current: bool, future: bool) -> Result<usize> {
     let mut held = guard(0, ADDRESS_LIMIT);
     if let Some(guard) = held.as_mut().filter(|_| current) {
         whole(guard, 0, ADDRESS_LIMIT).map_err(|_| Errno::NOMEM)?;
     }
-    let result = call(name, [flags, 0, 0, 0, 0, 0]);
-    if result.is_ok() {
-        sys::mapping::set_locks_future(future);
-        note_all_locked();
-    }
+    let result = tell_of_all(name, flags, future);
     if let Some(guard) = held.as_mut().filter(|_| current) {
         unread(guard, 0, ADDRESS_LIMIT);
     }
@@ -121,13 +125,7 @@ pub(crate) fn mlockall(flags: usize) -> Result<usize> {
     if !current || has(libc::MCL_ONFAULT) || !touches(0, ADDRESS_LIMIT) {
         return set_all_locked(libc::SYS_mlockall, flags, current, future);
     }
-    let told = |flags: usize| {
-        let result = call(libc::SYS_mlockall, [flags, 0, 0, 0, 0, 0]);
-        result.inspect(|_| {
-            sys::mapping::set_locks_future(future);
-            note_all_locked();
-        })
-    };
+    let told = |flags: usize| tell_of_all(libc::SYS_mlockall, flags, future);
     let mark = || told(flags | libc::MCL_ONFAULT.unsigned_abs() as usize);
     fill((0, ADDRESS_LIMIT), mark, || without_windows(|| told(flags)))
 }

@@ -39,8 +39,8 @@ use crate::lock::Guard;
 use crate::table::{ADDRESS_LIMIT, Chunk};
 use crate::thread;
 
-/// `MADV_DONTNEED_LOCKED` (Linux 5.18).
-const DONTNEED_LOCKED: i32 = 24;
+/// `MADV_DONTNEED_LOCKED` (Linux 5.18): as `MADV_DONTNEED`, of locked memory too.
+pub(crate) const DONTNEED_LOCKED: i32 = 24;
 /// `MADV_GUARD_INSTALL` (Linux 6.13).
 const GUARD_INSTALL: i32 = 102;
 /// `MADV_GUARD_REMOVE` (Linux 6.13).

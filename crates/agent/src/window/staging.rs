@@ -9,6 +9,7 @@ use wire::{Journal, PAGE_BYTES};
 
 use super::BATCH_PAGES;
 use crate::lock::existing;
+use crate::mappings::discard::DONTNEED_LOCKED;
 
 const BYTES: usize = BATCH_PAGES * PAGE_BYTES;
 
@@ -132,8 +133,6 @@ impl Staging {
     /// # Safety
     /// Nothing is in the area that exists nowhere else.
     pub(super) unsafe fn empty(&mut self, pages: usize) -> Result<()> {
-        /// As `MADV_DONTNEED`, of locked memory too (Linux 5.18).
-        const DONTNEED_LOCKED: i32 = 24;
         // SAFETY: the area is this object's own; for its pages the caller vouches.
         let emptied = unsafe { mapping::advise(self.start, pages * PAGE_BYTES, DONTNEED_LOCKED) };
         self.is_empty = emptied.is_ok();

@@ -154,7 +154,7 @@ impl Target {
             bail!("it is the machine's first process, which must not fail");
         }
         if sys::subject::Subject::of(pid).is_ok_and(|subject| subject.is_kernels) {
-            bail!("it is a kernel thread, which has no memory of its own");
+            bail!("it {}", crate::selector::OF_KERNEL);
         }
         let file = File::open(format!("{folder}/exe")).map_err(no_right)?;
         let program = Program::of(pid).map_err(no_right)?;

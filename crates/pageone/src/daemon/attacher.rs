@@ -224,9 +224,8 @@ struct Due {
     pid: u32,
     /// Who answers for it.
     user: u32,
-    /// The number of the rule, as people count.
-    number: usize,
-    rule: AttachRule,
+    /// The place of its rule, from 0.
+    rule: usize,
 }
 
 /// Puts the first of each user before the second of any.
@@ -305,9 +304,8 @@ impl Look {
             return None;
         }
         let age = age(seen.began);
-        let fits = |rule: &&AttachRule| rule.selector.fits(pid);
-        let mut rules = (1..).zip(&self.rules);
-        let Some((number, rule)) = rules.find(|(_, rule)| fits(rule)) else {
+        let mut rules = self.rules.iter().enumerate();
+        let Some((place, rule)) = rules.find(|(_, rule)| rule.selector.fits(pid)) else {
             seen.done = age >= YOUNG;
             return None;
         };
@@ -322,8 +320,7 @@ impl Look {
             Ok(user) => Some(Due {
                 pid,
                 user,
-                number,
-                rule: rule.clone(),
+                rule: place,
             }),
             Err(_) => {
                 seen.note(Outcome::NoAnswer, now);
@@ -361,15 +358,15 @@ impl Look {
 
     fn attach(&mut self, due: &Due) {
         let begun = Instant::now();
-        let Some(seen) = self.seen.get(&due.pid) else {
+        let (Some(seen), Some(rule)) = (self.seen.get(&due.pid), self.rules.get(due.rule)) else {
             return;
         };
         let name = seen.name.clone();
         let wish = Wish {
             pid: due.pid,
             began: seen.began,
-            domain: due.rule.domain.clone(),
-            any: due.rule.any,
+            domain: rule.domain.clone(),
+            any: rule.any,
         };
         let done = self.by_another(&wish, due.user);
         let took = begun.elapsed();
@@ -386,7 +383,8 @@ impl Look {
         };
         seen.note(outcome, Instant::now());
         let (failed, is_last) = (seen.failed, seen.done);
-        let (pid, number) = (due.pid, due.number);
+        // As people count.
+        let (pid, number) = (due.pid, due.rule + 1);
         match done {
             Ok(told) => {
                 let told = Foreign(told.trim_end());
@@ -513,16 +511,7 @@ mod tests {
 
     #[test]
     fn users_take_turns() {
-        let rule = || {
-            let rule = toml::from_str("command = \"web\"");
-            rule.expect("a rule")
-        };
-        let due = |(pid, user)| Due {
-            pid,
-            user,
-            number: 1,
-            rule: rule(),
-        };
+        let due = |(pid, user)| Due { pid, user, rule: 0 };
         let all = [(1, 7), (2, 7), (3, 7), (4, 8), (5, 8), (6, 9)].map(due);
         let turns: Vec<_> = in_turns(all.into())
             .into_iter()

@@ -37,7 +37,7 @@ pub(super) fn checks(pid: u32, service: &Service) -> Vec<Check> {
     let comm = sys::process::comm(pid);
     if subject.is_kernels || subject.has_ended {
         let is = if subject.is_kernels {
-            "is a kernel thread, which has no memory of its own"
+            crate::selector::OF_KERNEL
         } else {
             "has ended"
         };

@@ -160,12 +160,8 @@ fn whole(to: &mut Writer<'_>, status: &Status) -> fmt::Result {
         ("pinned", status.pages_pinned),
         ("foreign", status.pages_foreign),
         ("unfit", status.pages_unfit),
+        ("put off", status.pages_put_off()),
     ];
-    // As in `pageone status`: the reasons add up.
-    let known = reasons.iter().map(|reason| reason.1).sum();
-    let put_off = ("put off", status.pages_skipped.saturating_sub(known));
-    let reasons = [&reasons[..], &[put_off]].concat();
-    let reasons = reasons.into_iter();
     let reasons = reasons.map(|(reason, pages)| ([reason.to_owned()], pages));
     to.gauges(
         "pageone_skipped_pages",

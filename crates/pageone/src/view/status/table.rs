@@ -106,8 +106,6 @@ fn sizes(status: &Status) -> [Row; 5] {
 
 /// The classes of pages, each page in exactly one of the first six.
 fn classes(status: &Status) -> [Row; 11] {
-    let (foreign, unfit) = (status.pages_foreign, status.pages_unfit);
-    let known = status.pages_broken + status.pages_pinned + foreign + unfit;
     let rows = [
         (
             "shared",
@@ -147,13 +145,17 @@ fn classes(status: &Status) -> [Row; 11] {
         ),
         (
             "  foreign",
-            foreign,
+            status.pages_foreign,
             "in mappings of files or of other engines",
         ),
-        ("  unfit", unfit, "in mappings of a kind that is not merged"),
+        (
+            "  unfit",
+            status.pages_unfit,
+            "in mappings of a kind that is not merged",
+        ),
         (
             "  put off",
-            status.pages_skipped.saturating_sub(known),
+            status.pages_put_off(),
             "no room, or it failed: tried again",
         ),
     ];
