@@ -189,9 +189,9 @@ fn a_merge_keeps_to_a_limit_of_cpu_time() {
     assert_eq!(said["finished"], true, "{said}");
     // The last burst is not waited for. Without a limit it is a core or more.
     assert!(used < took / 2.0, "{used} s of CPU time in {took} s");
-    // What it says is what the daemon counts.
+    // The pass says the same, without what else the daemon does: in a build with assertions it checks all tables afterwards.
     let its = Duration::from_micros(count(&said, "used_us")).as_secs_f64();
-    assert!((its - used).abs() < used / 4.0 + 0.05, "{its} s, {used} s");
+    assert!(its < used + 0.05 && its > used / 2.0, "{its} s, {used} s");
     verify(&mut guests);
     let wrong = merge(&place, &pids, &["--cpu-limit", "fast"]);
     assert_eq!(wrong.status.code(), Some(2));
