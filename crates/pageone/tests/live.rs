@@ -328,6 +328,46 @@ fn children_that_are_guests_save_nothing_that_fork_does_not() {
 }
 
 #[test]
+fn pages_that_fork_shares_stay_so_until_the_child_ends() {
+    let _alone = alone();
+    let place = Place::new();
+    let _daemon = fast(&place);
+    let mut all = [Guest::start(&place.socket()), Guest::start(&place.socket())];
+    for guest in &mut all {
+        guest.map(PAGES);
+        guest.run(&format!("fill 0 {PAGES} 1"));
+    }
+    let [parent, _] = &mut all;
+    parent.run("fork");
+    let before = proportional_kib(parent.pid);
+    for guest in &mut all {
+        guest.run(&format!("advise 0 {PAGES} 12"));
+    }
+    let pid = all[0].pid;
+    status_when(
+        &place,
+        "the pages that are shared to be left alone",
+        |status| {
+            let parent = guests(status)
+                .iter()
+                .find(|guest| count(guest, "pid") == u64::from(pid));
+            parent.is_some_and(|parent| count(parent, "pages_pinned") == PAGES as u64)
+        },
+    );
+    // Each page that is parted from the child's is two more KiB of the parent's own.
+    let after = proportional_kib(pid);
+    assert!(after < before + PAGES / 4, "{before} KiB, then {after}");
+    all[0].run("childcheck");
+    all[0].run("childexit");
+    status_when(
+        &place,
+        "the pages of an ended child to be merged",
+        |status| paired(status, PAGES),
+    );
+    all.iter_mut().for_each(|guest| drop(guest.run("check")));
+}
+
+#[test]
 fn pinned_pages_are_counted_and_the_data_arrives() {
     let _alone = alone();
     let place = Place::new();

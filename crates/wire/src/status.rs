@@ -65,7 +65,7 @@ pub struct Status {
     /// Of the skipped ones, pages written after they were merged, and not to be merged again: it is
     /// switched off, or the guest holds something that may pin memory.
     pub pages_broken: u64,
-    /// Of the skipped ones, pages the kernel would not move (pinned, or shared by fork).
+    /// Of the skipped ones, pages the kernel would not move (pinned, or shared by fork or KSM).
     pub pages_pinned: u64,
     /// Of the skipped ones, pages that lie in a mapping of a file, or in a store of another engine.
     pub pages_foreign: u64,

@@ -34,7 +34,7 @@ pub enum WhyNotCode {
     Busy,
     /// Written after they were merged; it may hold pins, or merging again is switched off.
     Broken,
-    /// The kernel does not move them: in use for I/O, or shared by fork.
+    /// The kernel does not move them: in use for I/O, or shared by fork or KSM.
     Pinned,
     /// In mappings of files, or stores of another engine.
     Foreign,

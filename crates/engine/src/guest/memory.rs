@@ -6,7 +6,7 @@ use std::ops::Range;
 use sys::foreign::ForeignName;
 use sys::pagemap::PageRun;
 use sys::process::Remote;
-use wire::Ready;
+use wire::{PageBits, Ready};
 
 use crate::domain::store::PageBytes;
 use crate::error::Refusal;
@@ -47,6 +47,13 @@ pub(crate) trait Memory: Send + Sync {
     /// # Errors
     /// When the guest is gone.
     fn read(&self, ranges: &[Remote], pages: &mut [&mut PageBytes]) -> std::io::Result<usize>;
+
+    /// The pages of `range`, which begins with a chunk and is no longer, whose frames other page tables have too: by fork, or by
+    /// KSM.
+    ///
+    /// # Errors
+    /// When the guest cannot be looked at.
+    fn shared(&self, range: Range<u64>) -> std::io::Result<PageBits>;
 
     /// The store of the node that each of these pages of one chunk lies on, given by address in
     /// ascending order; `None` where the page is gone, or on a node without store.

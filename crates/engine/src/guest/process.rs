@@ -35,14 +35,14 @@ use rustix::process::Pid;
 use sys::closers::{Kind, Late};
 use sys::credentials::{Credentials, is_secret};
 use sys::foreign::ForeignName;
-use sys::pagemap::{PageRun, Pagemap};
+use sys::pagemap::{Owner, PageRun, Pagemap};
 use sys::priority::without_yielding;
 use sys::process::{self, Cgroup, Remote};
 use sys::socket::Peer;
 use sys::stranger::{Stranger, Watch};
 use sys::witness::{Witness, threads, threads_from};
 use sys::{memfd, mempolicy, vma};
-use wire::Ready;
+use wire::{PageBits, Ready};
 
 use crate::domain::placement::Atlas;
 use crate::domain::store::PageBytes;
@@ -381,6 +381,16 @@ impl Memory for ProcessMemory {
             Err(Errno::FAULT | Errno::NOMEM | Errno::AGAIN | Errno::INTR) => Ok(0),
             Err(error) => Err(error.into()),
         }
+    }
+
+    fn shared(&self, range: Range<u64>) -> std::io::Result<PageBits> {
+        let owners = without_yielding(|| self.space().pagemap.owners(range))?;
+        let mut shared = PageBits::EMPTY;
+        let several = owners
+            .enumerate()
+            .filter(|(_, owner)| matches!(owner, Owner::Several(_)));
+        several.for_each(|(page, _)| shared.insert(page));
+        Ok(shared)
     }
 
     fn stores(&self, pages: &[usize]) -> Vec<Option<StoreId>> {

@@ -205,7 +205,8 @@ impl<'a> Plan<'a> {
         let reserved = self.pages.huge && self.context.worth_splitting > 0;
         self.publishes = !reserved && self.context.may_map;
         let read = self
-            .predict(buffers, &mut settled)
+            .leave_shared(&mut settled)
+            .and_then(|()| self.predict(buffers, &mut settled))
             .and_then(|()| self.read(buffers, &settled))
             .and_then(|()| self.weigh(buffers, &mut settled));
         if let Err(error) = read {
@@ -218,6 +219,23 @@ impl<'a> Plan<'a> {
         let runs = std::mem::take(&mut self.runs);
         runs.into_iter().for_each(|run| slots.give_back(run));
         self.pages.later.pages().any(|page| self.is_settled(page))
+    }
+
+    /// Leaves settled pages alone whose frames others have too: fork or KSM shares them already. MOVE would refuse them, and a read
+    /// would part them: it pins, and the kernel gives the guest a copy before that.
+    fn leave_shared(&mut self, settled: &mut Vec<u16>) -> std::io::Result<()> {
+        let Some(&last) = settled.last() else {
+            return Ok(());
+        };
+        let end = self.chunk.address + (u64::from(last) + 1) * wire::PAGE_BYTES as u64;
+        let shared = self.guest.memory.shared(self.chunk.address..end)?;
+        if !shared.is_empty() {
+            let leave = |page: &u16| shared.contains(usize::from(*page));
+            for page in settled.extract_if(.., |page| leave(page)) {
+                self.pages.back_off(page.into(), Tag::Pinned);
+            }
+        }
+        Ok(())
     }
 
     /// Decides about the twins that got no slot: those of a huge page that is worth splitting get one now, for which

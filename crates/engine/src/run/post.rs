@@ -227,6 +227,10 @@ impl Memory for Watched {
         in_guest(|| self.0.peek(range, runs))
     }
 
+    fn shared(&self, range: std::ops::Range<u64>) -> io::Result<wire::PageBits> {
+        in_guest(|| self.0.shared(range))
+    }
+
     fn read(
         &self,
         ranges: &[sys::process::Remote],

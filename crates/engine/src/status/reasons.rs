@@ -95,7 +95,7 @@ fn reasons(guest: &GuestStatus, alone: bool, again: &str) -> Vec<WhyNot> {
             Code::Pinned,
             pinned,
             ["is", "are"],
-            "in use for I/O, or shared by fork",
+            "in use for I/O, or shared by fork or KSM",
         ),
         some(
             Code::Foreign,

@@ -81,6 +81,8 @@ pub(crate) struct Process {
     pub(crate) told: u64,
     /// Chunks that are one huge page.
     pub(crate) huge: BTreeSet<u64>,
+    /// Pages that a child shares by fork: a read parts them.
+    pub(crate) forked: BTreeSet<u64>,
     pub(crate) dead: bool,
     /// The number of the open connection; 0 for none.
     pub(crate) connection: u64,

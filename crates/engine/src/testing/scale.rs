@@ -103,6 +103,10 @@ impl Memory for Simulated {
         Ok(read)
     }
 
+    fn shared(&self, _range: Range<u64>) -> std::io::Result<wire::PageBits> {
+        Ok(wire::PageBits::EMPTY)
+    }
+
     fn stores(&self, pages: &[usize]) -> Vec<Option<StoreId>> {
         let node = u8::try_from(self.number % NODES).unwrap();
         vec![Some(StoreId(node)); pages.len()]

@@ -129,6 +129,19 @@ fn a_page_written_in_every_period_is_left_alone() {
 }
 
 #[test]
+fn what_fork_shares_is_not_read() {
+    let lab = Lab::new();
+    let [a, _] = twins(&lab);
+    lab.world(|world| world.processes[a].forked.extend(100..116));
+    lab.rounds(4);
+    assert_eq!(lab.world(|world| world.processes[a].reads), 0);
+    assert_eq!(lab.status().pages_sharing, 0);
+    lab.world(|world| world.processes[a].forked.clear());
+    lab.rounds(8);
+    assert_eq!(lab.status().pages_sharing, 16, "the child has ended");
+}
+
+#[test]
 fn twins_inside_one_chunk_share_too() {
     let lab = Lab::new();
     let a = lab.guest("d", 2);

@@ -180,7 +180,7 @@ function reasons(status, ksm) {
   if (status.pages_volatile) add('all guests', 'written lately, or not yet observed for two periods', bytes(status.pages_volatile * PAGE));
   if (status.pages_unshared) add('all guests', 'settled, and no other page of the domain is equal', bytes(status.pages_unshared * PAGE));
   if (status.pages_broken) add('all guests', 'written after they were merged, and not to be merged again', bytes(status.pages_broken * PAGE));
-  if (status.pages_pinned) add('all guests', 'in use for I/O, or shared by fork', bytes(status.pages_pinned * PAGE));
+  if (status.pages_pinned) add('all guests', 'in use for I/O, or shared by fork or KSM', bytes(status.pages_pinned * PAGE));
   if (status.huge_pages_kept) add('all guests', 'huge pages that are left whole (thp)', bytes(status.huge_pages_kept * 512 * PAGE));
   if (status.pages_over_limit) add('all guests', 'no room below store_limit, tries so far', number(status.pages_over_limit));
   for (const guest of status.guests.slice(0, 1000)) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use sys::pagemap::{Categories, PageRun};
 use sys::process::Remote;
-use wire::{PAGE_BYTES, Ready};
+use wire::{PAGE_BYTES, PageBits, Ready};
 
 use super::store::bytes;
 use super::{BASE, Place, Process, Shared, Touch};
@@ -165,6 +165,17 @@ impl Memory for FakeMemory {
             process.reads += 1;
         }
         Ok(ranges.iter().map(|range| range.len / PAGE_BYTES).sum())
+    }
+
+    fn shared(&self, range: Range<u64>) -> std::io::Result<PageBits> {
+        let process = &lock(&self.world).processes[self.process];
+        let mut shared = PageBits::EMPTY;
+        for (at, address) in range.step_by(PAGE_BYTES).enumerate() {
+            if process.forked.contains(&((address - BASE) / PAGE)) {
+                shared.insert(at);
+            }
+        }
+        Ok(shared)
     }
 
     fn stores(&self, pages: &[usize]) -> Vec<Option<StoreId>> {

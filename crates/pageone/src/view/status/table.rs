@@ -141,7 +141,7 @@ fn classes(status: &Status) -> [Row; 11] {
         (
             "  pinned",
             status.pages_pinned,
-            "in use for I/O, or shared by fork",
+            "in use for I/O, or shared by fork or KSM",
         ),
         (
             "  foreign",
