@@ -45,6 +45,7 @@ use crate::options::{Limits, Rules};
 use crate::run::cpu_limit::Governor;
 use crate::run::glances::Glances;
 use crate::run::knobs::{self, Knobs};
+use crate::run::now::Pass;
 use crate::run::order::Order;
 use crate::run::post::{Post, Watched};
 use crate::run::queue::{Job, Queue, Visit};
@@ -156,6 +157,7 @@ pub(crate) struct Core {
     /// The number of the last sync: one a guest in each round, and in each pass.
     syncs: AtomicU64,
     pub(crate) wishes: Wishes,
+    pub(crate) pass: Mutex<Option<Pass>>,
     pub(crate) glances: Glances,
     /// Rounds completed over all regions.
     pub(crate) full_scans: AtomicU64,
@@ -192,6 +194,7 @@ impl Core {
             rounds: AtomicU64::new(0),
             syncs: AtomicU64::new(0),
             wishes: Wishes::default(),
+            pass: Mutex::default(),
             glances: Glances::default(),
             full_scans: AtomicU64::new(0),
             pages_over_limit: AtomicU64::new(0),

@@ -28,7 +28,7 @@
 //!
 //! **Fair.** A pass is a round: the CPU limit holds, workers run on idle CPUs only. It lasts a period at most: its looks end after
 //! half of the time that is left, however much memory there is, and what they found is worked in the other half. Where another user
-//! waits for a pass or has a young guest it lasts no longer than [`SHARED`], but root's. Where a round or an early look is due there is
+//! waits for a pass or has a young guest it lasts no longer than [`SHARED`], but root's; one that is under way by then is cut. Where a round or an early look is due there is
 //! one pass before it and not two, so with any number of wishes the rounds
 //! take twice the time. A user whose pass took a while gets the next one after as long. A brief pass lasts no longer than
 //! [`BRIEF`]: who is to take little CPU time makes brief wishes, and pauses in between. A pass has its own place in a guest's
@@ -128,6 +128,20 @@ fn saved(reach: &Reach) -> BTreeMap<u64, u64> {
     reach.keys().copied().zip(gains::frames(&gains)).collect()
 }
 
+/// The pass under way.
+#[derive(Clone, Copy)]
+pub(crate) struct Pass {
+    user: u32,
+    brief: bool,
+    begin: Instant,
+}
+
+impl Pass {
+    pub(crate) fn new(user: u32, brief: bool, begin: Instant) -> Self {
+        Self { user, brief, begin }
+    }
+}
+
 impl Core {
     /// The served guests with these process numbers, if the one who asks sees them or may ask for `all`.
     ///
@@ -158,17 +172,13 @@ impl Core {
         let Some(first) = wishes.first() else {
             return;
         };
-        let user = first.user();
+        let pass = Pass::new(first.user(), first.brief, begin);
         let mut reach = reach(&wishes);
         reach.values().for_each(|its| its.guest.begin_gains());
         let before = self.used();
-        let period = self.knobs.period();
-        let most = match first.brief {
-            true => BRIEF,
-            false if !is_master(user) && self.others_wait(user, begin) => SHARED,
-            false => period,
-        };
-        let finished = self.passes(crew, &reach, most.min(period));
+        *lock(&self.pass) = Some(pass);
+        let finished = self.passes(crew, &reach, pass);
+        *lock(&self.pass) = None;
         let used = self.used().saturating_sub(before);
         for its in reach.values_mut() {
             its.gains = its.guest.end_gains();
@@ -176,7 +186,7 @@ impl Core {
         let frames = saved(&reach);
         let took = begin.elapsed();
         reach.values().for_each(|its| its.guest.note_pass());
-        self.wishes.rest(user, took);
+        self.wishes.rest(pass.user, took);
         for wish in wishes {
             let numbers = wish.guests.iter().map(|guest| guest.number);
             let (mut pages, mut saved) = (0, 0);
@@ -202,6 +212,26 @@ impl Core {
         }
     }
 
+    /// How much time a pass has left, as far as is known now: others may come to wait.
+    fn left(&self, pass: Pass) -> Duration {
+        let period = self.knobs.period();
+        let most = match pass.brief {
+            true => BRIEF,
+            false if !is_master(pass.user) && self.others_wait(pass.user, Instant::now()) => SHARED,
+            false => period,
+        };
+        let most = most.min(period).max(self.knobs.patience);
+        most.saturating_sub(pass.begin.elapsed())
+    }
+
+    /// Cuts the pass under way, if its time is over.
+    pub(crate) fn keep_to_time(&self) {
+        let pass = *lock(&self.pass);
+        if pass.is_some_and(|pass| self.left(pass).is_zero()) {
+            self.queue.cut();
+        }
+    }
+
     /// Whether a user but this one waits for a pass, or has a young guest.
     fn others_wait(&self, user: u32, now: Instant) -> bool {
         let of_another = |guest: &Arc<Guest>| guest.user.uid != user;
@@ -212,9 +242,7 @@ impl Core {
 
     /// Rounds of these guests alone, while they bring something: pages that were guessed wrong are read by the next. Tells
     /// whether nothing was left out for want of time.
-    fn passes(&self, crew: &dyn Crew, reach: &Reach, most: Duration) -> bool {
-        let begin = Instant::now();
-        let most = most.max(self.knobs.patience);
+    fn passes(&self, crew: &dyn Crew, reach: &Reach, pass: Pass) -> bool {
         let guests = || reach.values().map(|its| &its.guest);
         let merged = || guests().map(|guest| shared(guest)).sum::<u64>();
         let is_late = |guest: &Arc<Guest>| {
@@ -223,7 +251,7 @@ impl Core {
             guest.standing() == Standing::Served && !guest.takes_jobs(self.knobs.patience) && !stuck
         };
         let late = self.knobs.patience * LATE;
-        let (mut before, mut left, mut passes) = (merged(), most, 0);
+        let (mut before, mut left, mut passes) = (merged(), self.left(pass), 0);
         loop {
             guests().for_each(|guest| guest.begin_pass());
             let until = Instant::now() + left / LOOKS;
@@ -238,9 +266,9 @@ impl Core {
             self.look_and_work(crew, looks.collect(), span);
             let cut = self.queue.has_dropped() || guests().any(|guest| guest.is_cut_short());
             let now = merged();
-            left = most.saturating_sub(begin.elapsed());
+            left = self.left(pass);
             let behind = cut || guests().any(is_late);
-            let waits = behind && begin.elapsed() < late;
+            let waits = behind && pass.begin.elapsed() < late;
             // The first look arms: it need not bring anything.
             let is_done = passes > 0 && (cut || now <= before);
             passes += usize::from(!waits);

@@ -205,6 +205,7 @@ impl Crew for Workers {
                 });
             }
             if watched.elapsed() >= WATCH {
+                core.keep_to_time();
                 self.attend();
                 watched = Instant::now();
             }
@@ -241,6 +242,7 @@ impl Crew for Workers {
                 }
             }
             core.take_answers(wait.min(WATCH));
+            core.keep_to_time();
             self.attend();
         }
     }

@@ -1,11 +1,15 @@
 //! Memory that is to be merged now, in the fake world.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use wire::Cause;
 
 use crate::options::Options;
+use crate::run::now::Pass;
+use crate::run::queue::Job;
+use crate::scan::look::Aim;
 use crate::sync::lock;
 use crate::testing::fake::{Lab, Manners, address};
 use crate::testing::trials::{fill, slot, twins};
@@ -184,6 +188,25 @@ fn a_pass_ends_in_time_however_much_memory_there_is() {
     }
     lab.rounds(4);
     assert_eq!(lab.status().pages_sharing, 800);
+}
+
+#[test]
+fn a_pass_under_way_gives_way_to_a_guest_that_comes() {
+    let lab = Lab::new();
+    let guest = lab.guest_of("d", 1, 7);
+    let job = || Job::Look(Arc::clone(&lock(&lab.core.guests)[guest]), Aim::Hear);
+    let is_cut = |user| {
+        lab.core.queue.begin_round();
+        lab.core.queue.add([job()]);
+        let begin = Instant::now() - Duration::from_secs(3);
+        *lock(&lab.core.pass) = Some(Pass::new(user, false, begin));
+        lab.core.keep_to_time();
+        lab.core.queue.has_dropped()
+    };
+    assert!(!is_cut(7), "none but he has guests");
+    lab.guest_of("e", 1, 8);
+    assert!(is_cut(7) && !is_cut(0), "root's goes on");
+    lab.core.queue.cut();
 }
 
 #[test]
