@@ -32,12 +32,44 @@ static char *memory(int flags, size_t len)
 	return start;
 }
 
+static void locked(int other)
+{
+	char *start = memory(MAP_PRIVATE, LEN);
+	madvise(start, LEN, MADV_MERGEABLE);
+	if (mlock(other ? memory(MAP_PRIVATE, LEN) : start, LEN))
+		fail("mlock");
+}
+
+/* Writes to a private mapping of a file, which stays as it is. */
+static void written(const char *path)
+{
+	int fd = open(path, O_RDWR);
+	if (fd < 0 || ftruncate(fd, LEN))
+		fail("file");
+	char *start = mmap(NULL, LEN, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
+	if (start == MAP_FAILED)
+		fail("mmap");
+	memset(start, 7, LEN);
+}
+
 static void filter(void)
 {
 	struct sock_filter allow = BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
 	struct sock_fprog program = { 1, &allow };
 	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program))
 		fail("seccomp");
+}
+
+/* From here on all but reading, writing and the end of a thread ends it: so it speaks for itself. */
+static void strict(void)
+{
+	char c;
+	if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT))
+		fail("seccomp");
+	ssize_t got = write(1, "up\n", 3);
+	while (got > 0)
+		got = read(0, &c, 1);
+	syscall(SYS_exit, 0);
 }
 
 static void hold(void)
@@ -67,12 +99,20 @@ int main(int argc, char **argv)
 		memory(MAP_PRIVATE | MAP_HUGETLB, 4 << 20);
 	else if (!strcmp(state, "locked") && mlock(memory(MAP_PRIVATE, LEN), LEN))
 		fail("mlock");
+	else if (!strcmp(state, "offers-locked"))
+		locked(0);
+	else if (!strcmp(state, "offers-and-locks"))
+		locked(1);
+	else if (!strcmp(state, "written"))
+		written(argv[2]);
 	else if (!strcmp(state, "held"))
 		hold();
 	else if (!strcmp(state, "direct") && open(argv[2], O_RDONLY | O_DIRECT) < 0)
 		fail("open");
 	else if (!strcmp(state, "filter"))
 		filter();
+	else if (!strcmp(state, "strict"))
+		strict();
 	else if (!strcmp(state, "secret") && (setgid(61001) || setuid(61001)))
 		fail("setuid");
 	else if (!strcmp(state, "ids") && setresuid(61001, 0, 0))

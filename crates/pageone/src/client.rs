@@ -153,6 +153,11 @@ impl fmt::Display for Daemon<'_> {
     }
 }
 
+/// There was no answer in time.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Silent(String);
+
 /// Why there was no answer in time, and what to do.
 fn silent(daemon: &Daemon<'_>, patience: Duration) -> anyhow::Error {
     let waited = format_duration(patience);
@@ -160,7 +165,7 @@ fn silent(daemon: &Daemon<'_>, patience: Duration) -> anyhow::Error {
         Some(pid) => format!("it is stopped; `kill -CONT {pid}` lets it go on"),
         None => "it hangs or is busy; see its log, or `systemctl status pageone`".to_owned(),
     };
-    anyhow::anyhow!("{daemon} did not answer within {waited}: {remedy}")
+    Silent(format!("{daemon} did not answer within {waited}: {remedy}")).into()
 }
 
 /// Whether a signal or a debugger has stopped the process.

@@ -263,10 +263,11 @@ fn a_user_without_rights_is_told_of_them() {
     drop(socket);
 }
 
-/// A daemon that replies what it is told, at `place`'s socket, for as long as the test runs.
-fn pretend(place: &Place, status: Status) {
+/// A daemon that replies what it is told in JSON, at `place`'s socket, for as long as the test runs; none: it is silent.
+fn pretend(place: &Place, reply: impl Fn(&Request) -> Option<String> + Send + 'static) {
     let listener = sys::socket::listen(&place.socket()).expect("a socket");
     std::thread::spawn(move || {
+        let mut unanswered = Vec::new();
         while let Ok(caller) = sys::socket::accept(&listener) {
             let mut packet = vec![0; MAX_MESSAGE];
             let mut receive = || {
@@ -274,17 +275,57 @@ fn pretend(place: &Place, status: Status) {
                 packet.get(..len).unwrap_or_default().to_vec()
             };
             let _hello = receive();
-            let reply = match serde_json::from_slice(&receive()) {
-                Ok(Request::Domain(_)) => Reply::Domain("uid:0".to_owned()),
-                Ok(_) => Reply::Status(Box::new(status.clone())),
-                Err(_) => continue,
+            let Ok(request) = serde_json::from_slice(&receive()) else {
+                continue;
             };
-            let reply = serde_json::to_vec(&reply).expect("JSON");
-            for part in wire::reply_parts(&reply) {
+            let Some(reply) = reply(&request) else {
+                unanswered.push(caller);
+                continue;
+            };
+            for part in wire::reply_parts(reply.as_bytes()) {
                 let _ = sys::socket::send(&caller, &part, &[]);
             }
         }
     });
+}
+
+/// What a daemon says that gives everybody this domain, and this to all other questions.
+fn answers(other: String) -> impl Fn(&Request) -> Option<String> + Send + 'static {
+    let domain = json_of(&Reply::Domain("uid:0".to_owned()));
+    move |request| match request {
+        Request::Domain(_) => Some(domain.clone()),
+        _ => Some(other.clone()),
+    }
+}
+
+fn json_of(reply: &Reply) -> String {
+    serde_json::to_string(reply).expect("JSON")
+}
+
+/// What a doctor says of a daemon that replies so.
+fn doctor_of(reply: impl Fn(&Request) -> Option<String> + Send + 'static) -> Said {
+    let place = Place::new();
+    pretend(&place, reply);
+    doctor(&place, &[])
+}
+
+/// A daemon that does not tell its status says by how it does so which of three it is.
+#[test]
+fn a_daemon_that_hangs_refuses_or_is_another_is_told_apart() {
+    let why = |said: &Said| said.find("daemon").expect("it")["why"].to_string();
+    let hangs = doctor_of(|_| None);
+    hangs.has("daemon", "fail", "did not answer within");
+    assert!(why(&hangs).contains("it hangs"), "{}", hangs.report);
+    let refused = Reply::Refused("user 7 may not look".to_owned());
+    let refused = doctor_of(answers(json_of(&refused)));
+    refused.has("daemon", "warn", "refuses its status: user 7 may not look");
+    assert!(why(&refused).contains("policy"), "{}", refused.report);
+    assert!(!why(&refused).contains("version"), "{}", refused.report);
+    for other in [json_of(&Reply::Done), r#"{"of_tomorrow":7}"#.to_owned()] {
+        let other = doctor_of(answers(other));
+        other.has("daemon", "fail", "");
+        assert!(why(&other).contains("another version"), "{}", other.report);
+    }
 }
 
 #[test]
@@ -303,6 +344,7 @@ fn what_a_daemon_tells_of_itself_and_of_a_guest_is_passed_on() {
         (WhyNotCode::Foreign, "foreign", "warn"),
         (WhyNotCode::Unfit, "unfit", "warn"),
         (WhyNotCode::PutOff, "put-off", "warn"),
+        (WhyNotCode::Other, "other", "warn"),
     ];
     let reason = |&(code, name, _): &(WhyNotCode, &str, &str)| WhyNot {
         code,
@@ -315,18 +357,20 @@ fn what_a_daemon_tells_of_itself_and_of_a_guest_is_passed_on() {
         reasons: codes.iter().map(reason).collect(),
         ..GuestStatus::default()
     };
-    pretend(
-        &place,
-        Status {
-            version: "0.0.7".to_owned(),
-            knobs: KnobValues {
-                run: RunMode::Stop,
-                ..KnobValues::default()
-            },
-            guests: vec![guest],
-            ..Status::default()
+    let status = Status {
+        version: "0.0.7".to_owned(),
+        knobs: KnobValues {
+            run: RunMode::Stop,
+            ..KnobValues::default()
         },
-    );
+        guests: vec![guest],
+        ..Status::default()
+    };
+    // A newer daemon has a code that this program does not know.
+    let status = json_of(&Reply::Status(Box::new(status)));
+    let newer = status.replace(r#""code":"other""#, r#""code":"of_tomorrow""#);
+    assert_ne!(status, newer);
+    pretend(&place, answers(newer));
     let said = doctor(&place, &[&std::process::id().to_string()]);
     said.has("daemon", "warn", "0.0.7");
     said.has("run", "warn", "run=0");
@@ -402,9 +446,11 @@ fn states_that_keep_memory_from_being_merged_are_named() {
         (&["shared"], "shared-memory", "warn", "shared memory"),
         (&["huge"], "huge-pages", "warn", "hugetlb"),
         (&["locked"], "locked", "warn", "8.0 MiB of"),
+        (&["written", file], "written-files", "warn", "8.0 MiB of 9"),
         (&["held"], "other-uffd", "warn", "another userfaultfd"),
         (&["direct", file], "pins", "warn", "can pin memory"),
         (&["filter"], "sandbox", "warn", "1 seccomp filter"),
+        (&["strict"], "sandbox", "fail", "seccomp's strict mode"),
         (&["secret"], "identity", "fail", "a secret"),
         (&["ids"], "identity", "fail", "real 61001"),
     ] {
@@ -547,6 +593,37 @@ fn a_guest_and_the_status_have_the_same_reasons() {
         "{}",
         text(&shown.stdout)
     );
+}
+
+/// Locked memory is merged where it was offered, and nowhere else.
+#[test]
+fn locked_memory_of_a_guest_is_told_of() {
+    need_agent();
+    if !is_root() {
+        return;
+    }
+    let place = Place::new();
+    let _daemon = daemon(&place, &["--merge-period", "100ms"]);
+    for (state, level, what) in [
+        ("offers-and-locks", "warn", "is locked (mlock)"),
+        ("offers-locked", "ok", "is locked (mlock), and offered"),
+    ] {
+        let guest = in_state(subject(), &[state], |command| {
+            command
+                .env("LD_PRELOAD", support::agent())
+                .env("PAGEONE_SOCKET", place.socket());
+        });
+        let guest = guest.expect("it runs");
+        // The engine tracks what is offered from its first look on.
+        let said = wait_for("memory that is tracked", || {
+            let said = of_process(&place, &guest.0);
+            let is_as = |found: &Value| found["level"] == level;
+            said.find("locked").is_some_and(is_as).then_some(said)
+        });
+        said.has("session", "ok", "a guest");
+        said.has("locked", level, "8.0 MiB of ");
+        said.has("locked", level, what);
+    }
 }
 
 #[test]

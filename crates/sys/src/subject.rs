@@ -80,10 +80,14 @@ pub struct Makeup {
     pub shared: u64,
     /// Private mappings of files.
     pub files: u64,
+    /// Of these, pages that were written: private, and no longer the file's.
+    pub written: u64,
     /// Of huge pages that were set aside (hugetlb).
     pub huge_tlb: u64,
-    /// Locked, of the private anonymous memory.
+    /// Locked, of the private anonymous memory and of what is mapped from PageONE's stores.
     pub locked: u64,
+    /// Of that, where no userfaultfd tracks writes: a guest has not offered it.
+    pub locked_apart: u64,
     /// Mapped from PageONE's stores, privately.
     pub stored: u64,
     /// Where a userfaultfd holds for missing pages or minor faults, of the private anonymous memory.
@@ -128,6 +132,7 @@ fn parse_smaps(text: &str) -> Makeup {
         };
         match key {
             "Rss:" => record.resident = kilobytes().unwrap_or(0) * 1024,
+            "Anonymous:" => record.anonymous = kilobytes().unwrap_or(0) * 1024,
             "Shared_Hugetlb:" | "Private_Hugetlb:" => {
                 record.huge_tlb += kilobytes().unwrap_or(0) * 1024
             }
@@ -147,6 +152,8 @@ fn parse_smaps(text: &str) -> Makeup {
 struct Record<'a> {
     file: Option<&'a str>,
     resident: u64,
+    /// Of the resident memory, what is no page of a file.
+    anonymous: u64,
     huge_tlb: u64,
 }
 
@@ -161,17 +168,27 @@ impl<'a> Record<'a> {
 
     fn count(&self, flags: &str, makeup: &mut Makeup) {
         let has = |flag: &str| flags.split_ascii_whitespace().any(|word| word == flag);
+        let part = |is: bool| if is { self.resident } else { 0 };
+        let lock = |makeup: &mut Makeup| {
+            makeup.locked += part(has("lo"));
+            makeup.locked_apart += part(has("lo") && !has("uw"));
+        };
         let file = self.file.unwrap_or_default();
         makeup.has_agent |= file.ends_with("/libpageone_agent.so");
         makeup.huge_tlb += self.huge_tlb;
         let kind = match self.file {
             _ if has("ht") => return,
             _ if has("sh") => &mut makeup.shared,
-            Some(_) if file.starts_with("/memfd:pageone-") => &mut makeup.stored,
-            Some(_) => &mut makeup.files,
+            Some(_) if file.starts_with("/memfd:pageone-") => {
+                lock(makeup);
+                &mut makeup.stored
+            }
+            Some(_) => {
+                makeup.written += self.anonymous;
+                &mut makeup.files
+            }
             None => {
-                let part = |is: bool| if is { self.resident } else { 0 };
-                makeup.locked += part(has("lo"));
+                lock(makeup);
                 makeup.held += part(has("um") || has("ui"));
                 makeup.tracked += part(has("uw"));
                 makeup.mergeable += part(has("mg"));
@@ -204,7 +221,8 @@ mod tests {
     fn memory_is_told_apart_by_kind() {
         let record = |head: &str, rss: u64, flags: &str| {
             format!(
-                "7f00-8f00 {head}\nSize: 16 kB\nRss: {rss} kB\nTHPeligible: 0\nVmFlags: {flags} \n"
+                "7f00-8f00 {head}\nSize: 16 kB\nRss: {rss} kB\nAnonymous: {} kB\nTHPeligible: 0\nVmFlags: {flags} \n",
+                rss / 2
             )
         };
         let text = [
@@ -214,7 +232,7 @@ mod tests {
             record("rw-p 0000 00:00 0 ", 32, "rd wr um mg"),
             record("rw-s 0000 00:01 7  /dev/zero (deleted)", 64, "rd wr sh"),
             record("r--p 0000 08:01 7  /usr/lib/libpageone_agent.so", 128, "rd mr"),
-            record("rw-p 0000 00:01 9  /memfd:pageone-store (deleted)", 256, "rd wr"),
+            record("rw-p 0000 00:01 9  /memfd:pageone-store (deleted)", 256, "rd wr lo uw"),
             "8f00-9f00 rw-p 0000 00:0f 5  /anon_hugepage (deleted)\nRss: 0 kB\nPrivate_Hugetlb: 2048 kB\n\
              VmFlags: rd wr ht\n"
                 .to_owned(),
@@ -224,8 +242,10 @@ mod tests {
             anonymous: 60 * kib,
             shared: 64 * kib,
             files: 128 * kib,
+            written: 64 * kib,
             huge_tlb: 2048 * kib,
-            locked: 8 * kib,
+            locked: 264 * kib,
+            locked_apart: 8 * kib,
             stored: 256 * kib,
             held: 32 * kib,
             tracked: 16 * kib,

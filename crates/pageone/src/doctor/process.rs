@@ -190,19 +190,17 @@ fn kinds(makeup: &Makeup, is_guest: bool) -> Vec<Check> {
         anonymous,
         shared,
         files,
+        written,
         huge_tlb,
-        locked,
         stored,
         ..
     } = *makeup;
     let all = anonymous + shared + files + huge_tlb + stored;
     // Of a guest's memory it is the engine that tracks and holds: this daemon, another, or one of `pageone run`.
-    let foreign = if is_guest || makeup.has_agent {
-        0
-    } else {
-        makeup.held.max(makeup.tracked)
+    let (foreign, locked) = match is_guest || makeup.has_agent {
+        true => (0, makeup.locked_apart),
+        false => (makeup.held.max(makeup.tracked), makeup.locked),
     };
-    let locked = if is_guest { 0 } else { locked };
     let rows = [
         (
             "shared-memory",
@@ -222,8 +220,15 @@ fn kinds(makeup: &Makeup, is_guest: bool) -> Vec<Check> {
             "locked",
             locked,
             "is locked (mlock)",
-            "`run --any` leaves locked memory out",
+            "`--any` leaves locked memory out",
             "start it without mlock, or have it offer its memory itself",
+        ),
+        (
+            "written-files",
+            written,
+            "is what it wrote to private mappings of files",
+            "the kernel moves pages of anonymous memory only, so this cannot be offered",
+            "qemu-system-x86_64 -object memory-backend-ram,share=off,…",
         ),
         (
             "other-uffd",
@@ -233,16 +238,20 @@ fn kinds(makeup: &Makeup, is_guest: bool) -> Vec<Check> {
             "wait until it ends: a migration or a snapshot of QEMU, say",
         ),
     ];
-    let tell = |(check, bytes, is, why, fix): (_, u64, _, _, &str)| {
+    let told = |bytes: u64, is| {
         let much = bytes >= LEAST && bytes.saturating_mul(100) >= all.saturating_mul(PART);
-        let what = format!("{} of {} {is}", human::size(bytes), human::size(all));
-        much.then(|| Check::warn(check, what, why).fix(fix))
+        much.then(|| format!("{} of {} {is}", human::size(bytes), human::size(all)))
     };
-    let told: Vec<_> = rows.into_iter().filter_map(tell).collect();
-    match told.is_empty() {
-        true => vec![Check::ok("memory", "it is of kinds that can be merged")],
-        false => told,
+    let tell = |(check, bytes, is, why, fix): (_, _, _, _, &str)| {
+        Some(Check::warn(check, told(bytes, is)?, why).fix(fix))
+    };
+    let mut checks: Vec<_> = rows.into_iter().filter_map(tell).collect();
+    if checks.is_empty() {
+        checks.push(Check::ok("memory", "it is of kinds that can be merged"));
     }
+    let offered = told(makeup.locked - locked, "is locked (mlock), and offered");
+    checks.extend(offered.map(|what| Check::ok("locked", what)));
+    checks
 }
 
 fn pins(pid: u32, guest: Option<&GuestStatus>) -> Check {

@@ -64,21 +64,36 @@ impl Service {
             Ok(reply) => reply,
             Err(error) => return self.checks.push(mute(&error)),
         };
-        match status::ask(socket) {
-            Ok(status) => {
-                self.checks.push(version(socket, &status.version));
-                self.checks.push(mode(status.knobs.run));
-                self.status = Some(status);
+        match client::ask(socket, &Request::Status, status::PATIENCE) {
+            Ok(Reply::Status(mut told)) => {
+                status::name(&mut told);
+                self.checks.push(version(socket, &told.version));
+                self.checks.push(mode(told.knobs.run));
+                self.status = Some(*told);
             }
+            Ok(Reply::Refused(why) | Reply::Crowded(why)) => self.checks.push(refused(&why)),
+            Ok(_) => self.checks.push(mute(&anyhow::anyhow!(
+                "the daemon replied with something else"
+            ))),
             Err(error) => self.checks.push(mute(&error)),
         }
         self.checks.push(domain(domain_of));
     }
 }
 
-/// A daemon that listens and does not answer.
+/// A daemon that serves, and tells this user nothing.
+fn refused(why: &str) -> Check {
+    let what = format!("it refuses its status: {why}");
+    let matters = "its policy or its limits keep this user from seeing which guests there are";
+    Check::warn("daemon", what, matters).fix("sudo pageone doctor")
+}
+
+/// A daemon that listens and does not answer, or not as it should.
 fn mute(error: &anyhow::Error) -> Check {
-    let why = "it hangs, or is of another version than this program";
+    let why = match error.is::<client::Silent>() {
+        true => "it hangs, is stopped or is very busy",
+        false => "it breaks off, or speaks as this program does not: it is of another version",
+    };
     Check::fail("daemon", format!("{error:#}"), why).fix("sudo systemctl restart pageone")
 }
 
