@@ -279,7 +279,8 @@ knobs! {
     /// What is done with chunks that are one huge page: auto splits them for half of their pages, or when memory is short
     thp: Thp, Thp, "thp" = "keep|split|auto", ["split"] Thp::Split, word, word_text, None;
     /// The most canonical pages to hold: MiB, 16G, or 25% of the memory
-    store_limit_mib: u64, StoreLimitMib, "store_limit" = "SIZE|none", ["none"] 0, size_mib, mib_text, None;
+    store_limit_mib: u64, StoreLimitMib, "store_limit" = "SIZE|none", ["none"] 0, size_mib, mib_text,
+        Some((0, u64::MAX >> 20, "less than 16 EiB"));
 }
 
 /// The least value, the greatest, and both in words; none: the knob takes all.
@@ -356,7 +357,7 @@ mod tests {
             "merge_period=1s 500ms",
             "cpu_limit=30",
             "pace=auto",
-            "store_limit=3MiB",
+            "store_limit=2T",
         ] {
             values.turn(read(text).unwrap());
         }
@@ -375,7 +376,7 @@ mod tests {
             "{shown:?}"
         );
         assert!(
-            shown.ends_with(&["auto".to_owned(), "split".to_owned(), "3MiB".to_owned()]),
+            shown.ends_with(&["auto".to_owned(), "split".to_owned(), "2TiB".to_owned()]),
             "{shown:?}"
         );
     }

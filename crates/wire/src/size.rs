@@ -24,9 +24,45 @@ pub fn bytes_of(text: &str) -> Option<u64> {
     u64::try_from(bytes).ok().filter(|&bytes| bytes > 0)
 }
 
+/// So many MiB, as [`bytes_of`] reads them again: in the largest unit in which three digits behind the point are exact.
+#[must_use]
+pub fn text_of_mib(mib: u64) -> String {
+    let exact = |&(_, shift): &(&str, u32)| {
+        mib >> shift > 0 && (u128::from(mib) * 1000).trailing_zeros() >= shift
+    };
+    let units = [("PiB", 30), ("TiB", 20), ("GiB", 10)];
+    let (unit, shift) = units.into_iter().find(exact).unwrap_or(("MiB", 0));
+    let thousandths = (u128::from(mib) * 1000) >> shift;
+    let number = format!("{}.{:03}", thousandths / 1000, thousandths % 1000);
+    format!(
+        "{}{unit}",
+        number.trim_end_matches('0').trim_end_matches('.')
+    )
+}
+
 #[cfg(test)]
 mod tests {
-    use super::bytes_of;
+    use super::{bytes_of, text_of_mib};
+
+    #[test]
+    fn what_is_written_reads_the_same() {
+        for (mib, text) in [
+            (1, "1MiB"),
+            (1023, "1023MiB"),
+            (1024, "1GiB"),
+            (1025, "1025MiB"),
+            (1536, "1.5GiB"),
+            (100 << 10, "100GiB"),
+            (2 << 20, "2TiB"),
+            (9 << 17, "1.125TiB"),
+            (9 << 16, "576GiB"),
+            (5 << 30, "5PiB"),
+            (u64::MAX >> 20, "17592186044415MiB"),
+        ] {
+            assert_eq!(text_of_mib(mib), text);
+            assert_eq!(bytes_of(text), Some(mib << 20), "{text}");
+        }
+    }
 
     #[test]
     fn sizes_have_units() {

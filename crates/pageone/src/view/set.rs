@@ -99,8 +99,8 @@ mod tests {
         let new = Setting::StoreLimitMib(1024);
         assert_eq!(
             change(Some(KnobValues::default()), &new),
-            "store_limit: none → 1024MiB\n"
+            "store_limit: none → 1GiB\n"
         );
-        assert_eq!(change(None, &new), "store_limit: 1024MiB\n");
+        assert_eq!(change(None, &new), "store_limit: 1GiB\n");
     }
 }

@@ -102,6 +102,6 @@ pub(super) fn limit_text(limit: &u32) -> String {
 pub(super) fn mib_text(mib: &u64) -> String {
     match mib {
         0 => "none".to_owned(),
-        mib => format!("{mib}MiB"),
+        &mib => crate::size::text_of_mib(mib),
     }
 }
