@@ -136,11 +136,7 @@ pub(crate) fn detach(args: &Detach) -> Result<()> {
             }
         }
     }
-    match failed {
-        true if args.alone => std::process::exit(1),
-        true => bail!("not all of the processes are detached"),
-        false => Ok(()),
-    }
+    end(failed)
 }
 
 fn detach_here(pid: u32) -> Result<String> {
@@ -149,6 +145,14 @@ fn detach_here(pid: u32) -> Result<String> {
     let name = target.name.to_string();
     let done = detach::detach(target, &record)?;
     Ok(format!("{pid} ({name}): {done}"))
+}
+
+/// The end of a command that has said of each process what became of it.
+fn end(failed: bool) -> Result<()> {
+    match failed {
+        true => std::process::exit(1),
+        false => Ok(()),
+    }
 }
 
 /// Says what was done. The one who asked may have gone: then nobody reads it.
@@ -221,10 +225,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
             }
         }
     }
-    match failed {
-        true => bail!("not all of the processes are attached"),
-        false => Ok(()),
-    }
+    end(failed)
 }
 
 impl Args {

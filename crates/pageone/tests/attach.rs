@@ -544,6 +544,7 @@ fn an_agent_that_was_not_attached_is_not_detached() {
         told.contains("it has no agent") && told.contains("no such process"),
         "{told}"
     );
+    assert_eq!(told.lines().count(), 2, "a line each: {told}");
 }
 
 #[test]
@@ -555,7 +556,7 @@ fn what_cannot_be_attached_is_told_with_the_reason() {
         let done = attach(&place, &["--dry-run"], &[pid]);
         let told = text(&done.stderr);
         assert!(
-            !done.status.success() && told.contains(reason),
+            !done.status.success() && told.contains(reason) && told.lines().count() == 1,
             "{reason}: {told}"
         );
     };
