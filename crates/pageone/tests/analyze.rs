@@ -400,6 +400,37 @@ fn what_cannot_be_looked_at_is_named() {
     assert_eq!(nothing.status.code(), Some(2));
 }
 
+/// The share of a core is kept over the whole: CPU time against the time that passes.
+#[test]
+fn a_limit_of_cpu_time_is_kept() {
+    let _alone = alone();
+    // Enough that reading it is most of the work.
+    let content = Content {
+        pages: 1 << 15,
+        ..content()
+    };
+    let guests: Vec<Guest> = (0..2)
+        .map(|number| bench_process(number, &content))
+        .collect();
+    let mut command = pageone();
+    command.args(["analyze", "--look-again=10ms", "--cpu-limit=10", "--json"]);
+    command.args(guests.iter().map(|guest| guest.pid().to_string()));
+    let begun = Instant::now();
+    let mut running = Running::start(command.stdout(Stdio::null()));
+    let pid = running.0.id();
+    // It stays until it is asked after, with the time that it has used.
+    wait_for("its end", || {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        stat.contains(") Z ").then_some(())
+    });
+    let took = begun.elapsed().as_secs_f64();
+    let used = sys::usage::cpu_time(pid).unwrap().as_secs_f64();
+    assert_eq!(running.end(), 0);
+    // What is not reading is not limited: it starts, and sums up. Without a limit the share is a core or more.
+    assert!(used > 0.0, "it has read all of it for nothing");
+    assert!(used < took * 0.3, "{used} s of CPU time in {took} s");
+}
+
 #[test]
 fn the_table_says_what_to_do() {
     let guests: Vec<Guest> = (0..2)
