@@ -25,7 +25,7 @@ build: setup ## Builds the command and the agent, optimized
 demo: build ## Merges the memory of six live guests and shows what came back
 	$(BUILT)/pageone demo $(DEMO)
 
-test: setup vm browser fmt clippy doc unit ## Everything that CI runs
+test: setup vm browser promtool fmt clippy doc unit ## Everything that CI runs
 
 fmt: ## Checks the formatting
 	$(CARGO) fmt --all --check

@@ -12,7 +12,10 @@ test-programs: setup ## Compares redis, CPython, stress-ng and PostgreSQL with a
 	$(CARGO) build --workspace
 	@tests/programs/run $(FULL)
 
-.PHONY: browser
+.PHONY: browser promtool
 
 browser: setup ## Fetches Chromium for the test of the dashboard, where none is installed
 	@command -v chromium >/dev/null || tests/programs/prepare chromium || echo "browser: skipped: it cannot be fetched"
+
+promtool: setup ## Fetches Prometheus' tool for the tests of metrics and alerts, where none is installed
+	@command -v promtool >/dev/null || tests/programs/prepare promtool || echo "promtool: skipped: it cannot be fetched"

@@ -23,6 +23,8 @@ lib/systemd/system/pageone-serve.service
 lib/systemd/system/pageone.service
 lib/sysusers.d/pageone.conf
 share/bash-completion/completions/pageone
+share/doc/pageone/examples/alerts.yml
+share/doc/pageone/examples/grafana.json
 share/doc/pageone/examples/policy.toml
 share/doc/pageone/examples/sysctl.conf
 share/fish/vendor_completions.d/pageone.fish

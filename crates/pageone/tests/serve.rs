@@ -2,9 +2,10 @@
 
 mod common;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -71,6 +72,7 @@ fn it_shows_what_the_daemon_counts() {
     assert_eq!(metrics.matches("pageone_guest_saved_bytes{pid=").count(), 2);
     assert!(metric(metrics, "pageone_cpu_seconds_total") > 0.0);
     promtool(metrics);
+    named_ones_exist(metrics);
     let status: serde_json::Value =
         serde_json::from_str(body(&get(&address, "/api/status"))).expect("JSON");
     assert_eq!(
@@ -93,6 +95,23 @@ fn it_shows_what_the_daemon_counts() {
         shown.contains("SAVED") && shown.lines().count() >= 2,
         "{shown}"
     );
+    // Two samples, of which one is taken every 10 s.
+    let plot = wait_for("a plot", || {
+        let mut command = pageone();
+        command.args(["status", "--since", "1h", "--plot", "--socket"]);
+        let said = output(command.arg(place.socket()));
+        assert!(said.status.success(), "{}", text(&said.stderr));
+        let plot = text(&said.stdout);
+        (!plot.contains("too short")).then_some(plot)
+    });
+    assert!(plot.starts_with("saved\n"), "{plot}");
+    assert!(plot.contains(" ago") && plot.contains("2.0 MiB"), "{plot}");
+    // Characters of two by four dots draw the line.
+    let is_dot = |c: char| ('\u{2801}'..='\u{28ff}').contains(&c);
+    assert!(plot.contains(is_dot), "{plot}");
+    assert_eq!(plot.lines().count(), 19, "{plot}");
+    let fits = |line: &str| line.chars().count() <= 80;
+    assert!(plot.lines().all(fits), "{plot}");
     let top = output(pageone().args(["top", "--socket"]).arg(place.socket()));
     assert!(
         !top.status.success() && text(&top.stderr).contains("needs a terminal"),
@@ -114,33 +133,87 @@ fn it_shows_what_the_daemon_counts() {
     );
 }
 
-/// What Prometheus' own tool says of the metrics.
+/// All metrics that the packaged board and alerts name are among these. One may have no row, as canonical pages by node on a host of one.
+fn named_ones_exist(metrics: &str) {
+    for file in ["alerts.yml", "grafana.json"] {
+        let text = std::fs::read_to_string(packaged(file)).expect("a file");
+        let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        let names: BTreeSet<_> = words.filter(|word| word.starts_with("pageone_")).collect();
+        assert!(names.len() > 4, "{file}: {names:?}");
+        let has = |name: &str| metrics.contains(&format!("\n# TYPE {name} "));
+        let missing: Vec<_> = names.into_iter().filter(|name| !has(name)).collect();
+        assert!(missing.is_empty(), "{file}: {missing:?} in {metrics}");
+    }
+}
+
+fn packaged(file: &str) -> PathBuf {
+    let packaging = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging");
+    packaging.join(file)
+}
+
+/// Prometheus' own tool, installed or fetched. None where there is no such.
+fn tool() -> Option<Command> {
+    let is_installed = Command::new("promtool").arg("--version").output().is_ok();
+    let fetched =
+        Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("programs/usr/bin/promtool");
+    match (is_installed, fetched.exists()) {
+        (true, _) => Some(Command::new("promtool")),
+        (false, true) => Some(Command::new(fetched)),
+        (false, false) => {
+            common::tools::lacks("promtool (`make promtool` fetches it)");
+            None
+        }
+    }
+}
+
+/// What it says of the metrics.
 fn promtool(metrics: &str) {
-    let mut command = Command::new("promtool");
-    command.args(["check", "metrics"]).stdin(Stdio::piped());
-    let Ok(mut tool) = command
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-    else {
-        return common::tools::lacks("promtool");
+    let Some(mut command) = tool() else {
+        return;
     };
+    command.args(["check", "metrics"]).stdin(Stdio::piped());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut tool = command.spawn().expect("it runs");
     let mut input = tool.stdin.take().expect("stdin");
     input.write_all(metrics.as_bytes()).expect("written");
     drop(input);
     must_agree(&tool.wait_with_output().expect("ended"));
 }
 
-/// And what it says of the alerts that are packaged.
+/// And what it says of the alerts that are packaged, and of what the board asks for.
 #[test]
 fn the_alerts_are_rules() {
-    let rules = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/alerts.yml");
-    let mut command = Command::new("promtool");
-    command.args(["check", "rules"]).arg(rules);
-    match command.stdin(Stdio::null()).output() {
-        Ok(said) => must_agree(&said),
-        Err(_) => common::tools::lacks("promtool"),
+    let Some(tool) = tool() else {
+        return;
+    };
+    let place = Place::new();
+    let board = std::fs::read(packaged("grafana.json")).expect("a file");
+    let board: serde_json::Value = serde_json::from_slice(&board).expect("JSON");
+    let panels = board["panels"].as_array().expect("panels").iter();
+    let asked = panels.filter_map(|panel| panel["targets"].as_array());
+    let asked = asked.flatten().filter_map(|target| target["expr"].as_str());
+    // JSON is YAML; Grafana knows the length of a step.
+    let rules: Vec<_> = asked
+        .enumerate()
+        .map(|(n, expr)| {
+            let expr = expr.replace("$__rate_interval", "5m");
+            serde_json::json!({"record": format!("asked:{n}"), "expr": expr})
+        })
+        .collect();
+    assert!(rules.len() > 4, "{rules:?}");
+    let rules = serde_json::json!({"groups": [{"name": "board", "rules": rules}]});
+    let board = place.file("board.yml", &rules.to_string());
+    for file in [packaged("alerts.yml"), board] {
+        let mut command = Command::new(tool.get_program());
+        command.args(["check", "rules"]).arg(file);
+        must_agree(&output(command.stdin(Stdio::null())));
     }
+}
+
+#[test]
+#[ignore = "it is part of the next"]
+fn without_a_tool() {
+    common::tools::lacks("such tool");
 }
 
 /// A machine that is to have all tools, and has lost one, is told of it.
@@ -148,8 +221,7 @@ fn the_alerts_are_rules() {
 fn a_tool_that_is_missing_is_a_failure_where_that_is_asked_for() {
     for (strict, passes) in [("0", true), ("1", false)] {
         let mut again = Command::new(std::env::current_exe().expect("this test"));
-        again.args(["the_alerts_are_rules", "--exact"]);
-        again.env("PATH", "/nowhere");
+        again.args(["without_a_tool", "--exact", "--ignored"]);
         let said = output(again.env("PAGEONE_TEST_STRICT", strict));
         assert_eq!(said.status.success(), passes, "{}", text(&said.stdout));
     }
