@@ -28,7 +28,7 @@ test-install: # In a folder of its own, from the tests' build: `crates/pageone/t
 	$(MAKE) uninstall PROFILE=dev PREFIX=/usr DESTDIR=$(CURDIR)/target/installed
 	@! find target/installed -not -type d | grep .
 
-.PHONY: deb test-deb rpm test-rpm
+.PHONY: deb test-deb rpm test-rpm lintian
 DEB := $(CURDIR)/target/deb
 RPM := $(CURDIR)/target/rpm
 
@@ -51,6 +51,11 @@ deb: ## Makes Debian packages of what was built, in target/deb, where dpkg-deb i
 			echo "deb: lintian is skipped: it is not installed"; \
 		fi; \
 	fi
+
+test: lintian
+
+lintian: ## Installs lintian for `make deb`, where that can be
+	@packaging/setup lintian
 
 test-deb: deb ## Installs this package in a fresh Debian under systemd, has two programs share their memory, upgrades and purges it
 	@packaging/deb/try $(DEB)/pageone_$(VERSION)_amd64.deb target/debian
