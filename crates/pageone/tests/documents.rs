@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// Words that the README may have, with its picture and its table.
 const README_WORDS: usize = 700;
@@ -116,6 +117,71 @@ fn each_knob_has_its_row() {
         let row = format!("| `{flag}` | `{}` | {default} | ", knob.key);
         assert!(manual.contains(&row), "no row: {row}");
     }
+}
+
+/// What the first hour types is understood: verbs and flags that are not there are refused before the help is shown.
+#[test]
+fn the_commands_of_the_first_hour_are_understood() {
+    let text = fs::read_to_string(root().join("docs/first-hour.md")).unwrap();
+    let typed: Vec<_> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("$ pageone "))
+        .collect();
+    assert!(typed.len() > 8, "{typed:?}");
+    for line in typed {
+        let mut pageone = Command::new(env!("CARGO_BIN_EXE_pageone"));
+        let words = line.split(' ').take_while(|word| *word != "--");
+        let said = pageone.args(words).arg("--help").output().unwrap();
+        let error = String::from_utf8_lossy(&said.stderr);
+        assert!(
+            line == "--version" || said.status.success(),
+            "{line}: {error}"
+        );
+    }
+}
+
+/// Each directive that keeps a service from something has a row, and is of the services that the row names.
+#[test]
+fn each_directive_of_the_units_has_its_row() {
+    let read = |path: &str| fs::read_to_string(root().join(path)).unwrap();
+    let (manual, trials) = (read("docs/operations.md"), read("packaging/deb/hardening"));
+    let (_, table) = manual
+        .split_once("\n## What the services may not do\n")
+        .unwrap();
+    let rows: Vec<Vec<&str>> = table
+        .lines()
+        .take_while(|line| !line.starts_with("## "))
+        .filter(|line| line.starts_with("| `"))
+        .map(|line| line.split('|').map(str::trim).collect())
+        .collect();
+    // How a service is started has no trial, and no row.
+    let (_, others) = trials.split_once("others='").unwrap();
+    let others = others.split('\'').next().unwrap();
+    let mut found = 0;
+    for (unit, letter) in [
+        ("pageone.service", "d"),
+        ("pageone-serve.service", "s"),
+        ("pageone-attach@.service", "a"),
+    ] {
+        let text = read(&format!("packaging/{unit}"));
+        let (_, service) = text.split_once("\n[Service]\n").unwrap();
+        let service = service.split("\n[").next().unwrap();
+        let lines = service.lines().filter(|line| !line.starts_with('#'));
+        let names: Vec<_> = lines.filter_map(|line| line.split_once('=')).collect();
+        let is_of = |row: &Vec<&str>| row[2].split(' ').any(|one| one == letter);
+        let is_named = |row: &Vec<&str>, name: &str| row[1].contains(&format!("`{name}=`"));
+        for (name, _) in &names {
+            let has_row = rows.iter().any(|row| is_named(row, name) && is_of(row));
+            let is_other = others.split_whitespace().any(|other| other == *name);
+            assert!(has_row != is_other, "{unit}: {name}");
+            found += usize::from(has_row);
+        }
+        for row in rows.iter().filter(|row| is_of(row)) {
+            let is_there = names.iter().any(|(name, _)| is_named(row, name));
+            assert!(is_there, "{unit} has no {}", row[1]);
+        }
+    }
+    assert!(found > 40, "{found} directives");
 }
 
 /// Words that a sentence of a comment may have.
