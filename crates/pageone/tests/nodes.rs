@@ -400,6 +400,12 @@ fn copies_that_are_moved_to_another_node_are_left_by_all() {
     wait_store_nodes(&place, &[(first, PAGES, 0)]);
 }
 
+/// Lines of a table, their words one space apart.
+fn lines(said: &str) -> impl Iterator<Item = String> {
+    let join = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+    said.lines().map(join)
+}
+
 #[test]
 fn across_nodes_copies_that_are_moved_stay_shared_and_are_shown_where_they_are() {
     let _alone = alone();
@@ -415,6 +421,15 @@ fn across_nodes_copies_that_are_moved_stay_shared_and_are_shown_where_they_are()
     move_all(&mut guests[0], first, last);
     wait_store_nodes(&place, &[(last, PAGES, PAGES)]);
     wait_shared(&place, (PAGES, PAGES));
+    let said = output(pageone().args(["status", "--socket"]).arg(place.socket()));
+    let said = text(&said.stdout);
+    let row = format!("node {last} 4.0 MiB {PAGES} pages, {PAGES} of them astray");
+    let rows: Vec<_> = lines(&said).collect();
+    assert!(rows.contains(&row), "{row}: {said}");
+    assert!(
+        rows.iter()
+            .all(|row| !row.starts_with(&format!("node {first} ")))
+    );
     let heap = output(
         pageone()
             .args(["numa", "heap", "--socket"])
@@ -422,10 +437,7 @@ fn across_nodes_copies_that_are_moved_stay_shared_and_are_shown_where_they_are()
     );
     let said = text(&heap.stdout);
     let row = format!("{last} {PAGES} {PAGES}");
-    let rows = said
-        .lines()
-        .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
-    assert!(rows.into_iter().any(|line| line == row), "{row}: {said}");
+    assert!(lines(&said).any(|line| line == row), "{row}: {said}");
     guests.iter_mut().for_each(|guest| drop(guest.run("check")));
 }
 

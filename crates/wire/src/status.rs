@@ -1,5 +1,7 @@
 //! The counters, as the command line sees them: JSON, with KSM's names where KSM has the thing.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use sys::foreign::ForeignName;
 
@@ -238,6 +240,19 @@ pub struct StoreNode {
     pub pages: u64,
     /// Those of them that belong to the store of another node.
     pub astray: u64,
+}
+
+impl StoreNode {
+    /// Canonical pages by node, of all domains together, and those of them that belong to the store of another node.
+    #[must_use]
+    pub fn by_node(all: &[Self]) -> BTreeMap<u32, (u64, u64)> {
+        let mut nodes = BTreeMap::<u32, (u64, u64)>::new();
+        for one in all {
+            let (pages, astray) = nodes.entry(one.node).or_default();
+            (*pages, *astray) = (*pages + one.pages, *astray + one.astray);
+        }
+        nodes
+    }
 }
 
 /// A process that is no guest, or not any longer.

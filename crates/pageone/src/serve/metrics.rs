@@ -10,7 +10,7 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeGaugeValue, text::enc
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 use sys::ksm::Ksm;
-use wire::{GuestStatus, Recycled, Status};
+use wire::{GuestStatus, Recycled, Status, StoreNode};
 
 /// What [`text`] gives.
 pub(super) const KIND: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -233,21 +233,31 @@ fn ways(recycled: Recycled) -> [(&'static str, u64); 3] {
 }
 
 fn stores(to: &mut Writer<'_>, status: &Status) -> fmt::Result {
-    let named = status.store_nodes.iter().take(STORES);
-    let labels = |domain: String, node: String| [domain, node];
-    let rows = named.map(|store| {
-        let labels = labels(store.domain.to_string(), store.node.to_string());
-        (labels, store.pages)
-    });
-    let rows: Vec<_> = rows.collect();
+    let (named, others) = status
+        .store_nodes
+        .split_at(STORES.min(status.store_nodes.len()));
+    let rows = |count: fn(&StoreNode) -> u64| {
+        let row = move |store: &StoreNode| {
+            let labels = [store.domain.to_string(), store.node.to_string()];
+            (labels, count(store))
+        };
+        named.iter().map(row).collect::<Vec<_>>()
+    };
+    let (pages, astray) = (|at: &StoreNode| at.pages, |at: &StoreNode| at.astray);
     let help = "Canonical pages by domain and node";
-    to.gauges("pageone_store_pages", help, ["domain", "node"], rows)?;
-    let others = status.store_nodes.iter().skip(STORES);
-    let others: u64 = others.map(|store| store.pages).sum();
+    let names = ["domain", "node"];
+    to.gauges("pageone_store_pages", help, names, rows(pages))?;
+    let help = "Those of them that belong to the store of another node";
+    to.gauges("pageone_store_astray_pages", help, names, rows(astray))?;
     to.gauge(
         "pageone_other_store_pages",
-        "Those of all further domains and nodes",
-        others,
+        "Canonical pages of all further domains and nodes",
+        others.iter().map(pages).sum::<u64>(),
+    )?;
+    to.gauge(
+        "pageone_other_store_astray_pages",
+        "Those of them that belong to the store of another node",
+        others.iter().map(astray).sum::<u64>(),
     )
 }
 
@@ -401,6 +411,30 @@ mod tests {
         assert!(row(1).contains(r#",name="web\"} 1"#), "{text}");
         assert!(row(2).contains(r#",name="","#), "{text}");
         assert!(!text.contains('\x1b'), "{text}");
+    }
+
+    #[test]
+    fn canonical_pages_off_their_nodes_are_told_by_domain_and_node() {
+        let at = |node| StoreNode {
+            domain: "d".into(),
+            node,
+            pages: 10,
+            astray: u64::from(node % 2),
+        };
+        let status = Status {
+            store_nodes: (0..300).map(at).collect(),
+            ..Status::default()
+        };
+        let text = lines(&status, 1);
+        for line in [
+            r#"pageone_store_pages{domain="d",node="1"} 10"#,
+            r#"pageone_store_astray_pages{domain="d",node="0"} 0"#,
+            r#"pageone_store_astray_pages{domain="d",node="1"} 1"#,
+            "pageone_other_store_pages 440",
+            "pageone_other_store_astray_pages 22",
+        ] {
+            assert!(text.lines().any(|its| its == line), "no {line}: {text}");
+        }
     }
 
     #[test]

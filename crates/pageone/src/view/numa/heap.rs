@@ -84,11 +84,7 @@ fn read(path: &Path) -> anyhow::Result<Slots> {
 
 /// Frames by the kernel's nodes: where canonical pages are, and how many of them belong to the store of another node.
 fn frames(all: &[StoreNode]) -> String {
-    let mut by_node = std::collections::BTreeMap::<u32, (u64, u64)>::new();
-    for one in all {
-        let (pages, astray) = by_node.entry(one.node).or_default();
-        (*pages, *astray) = (*pages + one.pages, *astray + one.astray);
-    }
+    let by_node = StoreNode::by_node(all);
     if by_node.is_empty() {
         return String::new();
     }

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use sys::foreign::Foreign;
-use wire::{GuestStatus, Recycled, RunMode, Status, Unserved};
+use wire::{GuestStatus, Recycled, RunMode, Status, StoreNode, Unserved};
 
 use crate::human;
 
@@ -69,9 +69,9 @@ fn head(status: &Status) -> String {
     lines.join("\n") + "\n\n"
 }
 
-type Row = (&'static str, String, String);
+type Row = (String, String, String);
 
-fn sizes(status: &Status) -> [Row; 5] {
+fn sizes(status: &Status) -> Vec<Row> {
     let stored = match status.knobs.store_limit_mib {
         0 => "canonical pages".to_owned(),
         mib => format!(
@@ -87,21 +87,34 @@ fn sizes(status: &Status) -> [Row; 5] {
     } = status.pages_recycled;
     let pages = status.pages_recycled.pages().to_string();
     let recycled = format!("pages: {discarded} discarded, {zeroed} zeroed, {told} told");
-    [
-        ("saved", human::size(status.saved_bytes), String::new()),
-        (
-            "net saved",
-            human::bytes(status.net_saved_bytes),
-            "less all overhead".to_owned(),
-        ),
-        (
+    let row = |name: &str, value, note| (name.to_owned(), value, note);
+    let net = "less all overhead".to_owned();
+    let mut rows = vec![
+        row("saved", human::size(status.saved_bytes), String::new()),
+        row("net saved", human::bytes(status.net_saved_bytes), net),
+        row(
             "metadata",
             human::size(status.metadata_bytes),
             String::new(),
         ),
-        ("stored", human::size(status.store_bytes), stored),
-        ("recycled", pages, recycled),
-    ]
+        row("stored", human::size(status.store_bytes), stored),
+    ];
+    rows.extend(nodes(status));
+    rows.push(row("recycled", pages, recycled));
+    rows
+}
+
+/// Canonical pages by node, where the last walk found them; none on a machine with one node.
+fn nodes(status: &Status) -> impl Iterator<Item = Row> {
+    let row = |(node, (pages, astray)): (u32, (u64, u64))| {
+        let note = match astray {
+            0 => format!("{pages} pages"),
+            astray => format!("{pages} pages, {astray} of them astray"),
+        };
+        let bytes = human::size(pages.saturating_mul(4096));
+        (format!("  node {node}"), bytes, note)
+    };
+    StoreNode::by_node(&status.store_nodes).into_iter().map(row)
 }
 
 /// The classes of pages, each page in exactly one of the first six.
@@ -159,7 +172,7 @@ fn classes(status: &Status) -> [Row; 11] {
             "no room, or it failed: tried again",
         ),
     ];
-    rows.map(|(name, pages, note)| (name, pages.to_string(), note.to_owned()))
+    rows.map(|(name, pages, note)| (name.to_owned(), pages.to_string(), note.to_owned()))
 }
 
 /// `text` in `width` characters, cut where it is longer.
@@ -343,5 +356,34 @@ mod tests {
         let wide = text.lines().find(|line| line.chars().count() > WIDTH);
         assert_eq!(wide, None);
         assert!(table(&Status::default()).contains("no guests"));
+    }
+
+    #[test]
+    fn canonical_pages_are_shown_by_node_where_there_are_several() {
+        let at = |domain: &str, node, pages, astray| StoreNode {
+            domain: domain.into(),
+            node,
+            pages,
+            astray,
+        };
+        let mut status = status();
+        assert!(!table(&status).contains("node "), "one node");
+        let many = 1 << 34;
+        status.store_nodes = vec![
+            at("a", 0, 1024, 0),
+            at("a", 1023, many, many),
+            at("b", 0, 512, 0),
+        ];
+        let text = table(&status);
+        for part in [
+            "canonical pages, at most",
+            "\n  node 0            6.0 MiB  1536 pages\n",
+            "\n  node 1023        64.0 TiB  17179869184 pages, 17179869184 of them astray\n",
+            "\nrecycled ",
+        ] {
+            assert!(text.contains(part), "no {part}: {text}");
+        }
+        let wide = text.lines().find(|line| line.chars().count() > WIDTH);
+        assert_eq!(wide, None);
     }
 }
