@@ -10,7 +10,9 @@ mod common;
 use std::collections::BTreeMap;
 
 use common::{cpu, memory, slit, srat};
-use numa::placement::{Choice, Interleaver, NodeRequest, PlacementError, Starts, Strictness};
+use numa::placement::{
+    Choice, Existing, Interleaver, NodeRequest, PlacementError, Policy, Starts, Strictness, place,
+};
 use numa::{Hashdist, InterleavedTable, NodeId, Topology};
 use proptest::prelude::*;
 
@@ -212,4 +214,40 @@ proptest! {
             prop_assert!(best.mean_distance <= other.mean_distance || best.missing_bytes < other.missing_bytes);
         }
     }
+}
+
+#[test]
+fn memory_is_not_placed_where_there_is_none() {
+    // Node 1 has CPUs only.
+    let entries = vec![cpu(0, 0), cpu(1, 1), memory(0, 0, GIB)];
+    let names = BTreeMap::from([(0, 0), (1, 1)]);
+    let machine = Topology::from_acpi(&srat(3, entries), None, None);
+    let machine = machine.unwrap().with_logical_cpus(&names);
+    let empty = vec![NodeId(1)];
+    for policy in [
+        Policy::Bind(empty.clone()),
+        Policy::Preferred(empty.clone()),
+        Policy::Interleave(vec![NodeId(0), NodeId(1)]),
+        Policy::WeightedInterleave(empty.clone()),
+    ] {
+        let refused = place(&machine, 0..4096, &policy, Existing::Stay).unwrap_err();
+        let is_named = matches!(refused, PlacementError::NoMemory { node: NodeId(1) });
+        assert!(is_named, "{policy:?}: {refused}");
+        let said = refused.to_string();
+        assert!(
+            said.contains("node 1 ") && said.contains("has_memory"),
+            "{said}"
+        );
+    }
+    // A whole process gets memory from the nearest node that has some, unless somebody has made that choice otherwise.
+    let free = BTreeMap::from([(NodeId(0), GIB), (NodeId(1), 0)]);
+    let mut choice = Choice::at(&machine, NodeId(1), &free, GIB / 2).unwrap();
+    assert_eq!((choice.node, choice.memory[0].0), (NodeId(1), NodeId(0)));
+    choice.memory = vec![(NodeId(1), 0)];
+    choice.cpus = sys::mempolicy::allowed_cpus().unwrap();
+    let refused = choice.apply(&machine, Strictness::Bind).unwrap_err();
+    assert!(
+        matches!(refused, PlacementError::NoMemory { node: NodeId(1) }),
+        "{refused}"
+    );
 }

@@ -864,6 +864,44 @@ fn a_daemon_on_a_node_serves() {
     );
 }
 
+/// A node that the cpuset of a start leaves out is refused by its name, with the way out.
+#[test]
+fn a_node_that_a_cpuset_leaves_out_is_refused() {
+    let _alone = alone();
+    let Some([first, last]) = two_nodes() else {
+        return;
+    };
+    let Some(cpuset) = Cpuset::new(first) else {
+        return;
+    };
+    let place = Place::new();
+    let start = |verb: &str, node: u32| {
+        // The shell enters the group, and becomes the command.
+        let mut shell = std::process::Command::new("sh");
+        shell.args(["-c", "echo $$ >$0/cgroup.procs && exec \"$@\""]);
+        shell.arg(&cpuset.0).arg(pageone().get_program()).arg(verb);
+        shell.args(["--node", &node.to_string(), "--socket"]);
+        shell.arg(place.socket());
+        match verb {
+            "daemon" => shell.args(["--no-keep"]),
+            _ => shell.args(["--", "true"]),
+        };
+        output(&mut shell)
+    };
+    for (verb, code) in [("run", 125), ("daemon", 1)] {
+        let refused = start(verb, last);
+        let said = text(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(code), "{verb}: {said}");
+        let words = [&format!("memory of node {last}"), "cpuset.mems"];
+        assert!(
+            words.iter().all(|word| said.contains(*word)),
+            "{verb}: {said}"
+        );
+    }
+    let done = start("run", first);
+    assert!(done.status.success(), "{}", text(&done.stderr));
+}
+
 /// Nodes of the test guest `cpuless`: one has CPUs and no memory, the other memory and no CPUs. The daemon gets what its node lacks from the
 /// nearest node that has it.
 #[test]

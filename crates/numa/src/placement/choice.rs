@@ -12,6 +12,7 @@
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BTreeMap;
+use std::io;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
@@ -246,12 +247,21 @@ impl Choice {
     /// children, inherit both.
     ///
     /// # Errors
-    /// The topology's CPU numbers are not the kernel's, or the kernel refuses (a cpuset, offline CPUs).
+    /// The topology's CPU numbers are not the kernel's, or the kernel refuses: [`PlacementError::NotAllowed`] where a cpuset leaves the
+    /// node out, or all its CPUs are offline.
     pub fn apply(&self, topology: &Topology, strictness: Strictness) -> Result<(), PlacementError> {
         if topology.cpu_naming != CpuNaming::Logical {
             return Err(PlacementError::CpuNaming);
         }
-        mempolicy::run_on_cpus(&self.cpus).map_err(kernel("sched_setaffinity"))?;
+        // The kernel takes from a mask what the cpuset leaves out, and refuses an empty one.
+        let refused = |call, node, what, knob| {
+            move |error: io::Error| match error.kind() {
+                io::ErrorKind::InvalidInput => PlacementError::NotAllowed { node, what, knob },
+                _ => kernel(call)(error),
+            }
+        };
+        let no_cpus = refused("sched_setaffinity", self.node, "CPU", "cpuset.cpus");
+        mempolicy::run_on_cpus(&self.cpus).map_err(no_cpus)?;
         let nodes: Vec<NodeId> = self.memory.iter().map(|&(id, _)| id).collect();
         let mask = mask_of(topology, &nodes)?;
         let one_node = mask.iter().nth(1).is_none();
@@ -260,7 +270,9 @@ impl Choice {
             Strictness::Preferred if one_node => Mode::Preferred,
             Strictness::Preferred => Mode::PreferredMany,
         };
-        mempolicy::set_mempolicy(mode, &mask).map_err(kernel("set_mempolicy"))
+        let nearest = nodes.first().copied().unwrap_or(self.node);
+        let no_memory = refused("set_mempolicy", nearest, "memory", "cpuset.mems");
+        mempolicy::set_mempolicy(mode, &mask).map_err(no_memory)
     }
 }
 

@@ -57,7 +57,7 @@ pub enum PlacementError {
         node: NodeId,
     },
     /// The node has no memory to place anything in.
-    #[error("node {node} has no memory")]
+    #[error("node {node} has no memory: choose one that /sys/devices/system/node/has_memory lists")]
     NoMemory {
         /// The node.
         node: NodeId,
@@ -70,6 +70,18 @@ pub enum PlacementError {
     NoCpus {
         /// The node.
         node: NodeId,
+    },
+    /// The kernel keeps this process off the node.
+    #[error(
+        "this process gets no {what} of node {node}: choose a node that its cpuset allows, or change the cpuset ({knob} of its cgroup)"
+    )]
+    NotAllowed {
+        /// The node.
+        node: NodeId,
+        /// CPUs or memory.
+        what: &'static str,
+        /// The cpuset's file that says so.
+        knob: &'static str,
     },
     /// CPU numbers of firmware tables are not those of the kernel.
     #[error("the topology does not know the kernel's CPU numbers")]
