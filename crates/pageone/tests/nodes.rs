@@ -382,7 +382,10 @@ fn copies_that_are_moved_to_another_node_are_left_by_all() {
     wait_shared(&place, (PAGES, PAGES));
     guests[0].run("check"); // every page is there again
     wait_store_nodes(&place, &[(first, PAGES, 0)]);
+    let moved = sys::node::pages_moved().unwrap();
     move_all(&mut guests[0], first, last);
+    let moved = sys::node::pages_moved().unwrap() - moved;
+    assert!(moved >= PAGES as u64, "the kernel counted {moved} pages");
     // A guest that is bound to the first node never has a page on the other.
     guests.push(on_node(&place, first));
     let here = i32::try_from(first).unwrap();

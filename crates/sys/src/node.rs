@@ -153,6 +153,19 @@ pub fn counters(path: &Path) -> io::Result<BTreeMap<String, u64>> {
         .collect()
 }
 
+/// Pages that the kernel has moved to other frames since boot, for whatever reason: by a call, by a cpuset, to balance nodes, to take memory
+/// away, or to make room for huge pages.
+///
+/// # Errors
+/// `/proc/vmstat` cannot be read; `NotFound` when this kernel moves no pages.
+pub fn pages_moved() -> io::Result<u64> {
+    let text = crate::text::read("/proc/vmstat")?;
+    let mut lines = text.lines();
+    let moved = lines.find_map(|line| line.strip_prefix("pgmigrate_success "));
+    let moved = moved.and_then(|number| number.trim().parse().ok());
+    moved.ok_or_else(|| io::ErrorKind::NotFound.into())
+}
+
 /// The physical ranges of a node's memory blocks, merged, ascending; empty where the kernel has no memory
 /// hot-plug and so shows no blocks.
 ///
@@ -252,6 +265,9 @@ mod tests {
 
     #[test]
     fn the_live_machine_reads() {
+        // A kernel without migration has no such count.
+        let moved = pages_moved();
+        assert!(moved.is_ok() || moved.is_err_and(|error| error.kind() == io::ErrorKind::NotFound));
         assert!(machine_meminfo().unwrap().total_kib > 0);
         let root = Path::new(NODE_DIR);
         let Some(online) = read_list(&root.join("online")).unwrap() else {

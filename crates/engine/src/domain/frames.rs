@@ -5,7 +5,8 @@
 //!
 //! ```text
 //!   before an agent is asked to map slots   of those slots, while merging stays inside nodes
-//!   after each round                        of all slots in turn, for a hundredth of the period
+//!   after each round                        of all slots in turn, for a hundredth of the period; for a tenth, until all were asked for, when
+//!                                           the kernel's count of moved pages has grown and merging stays inside nodes
 //! ```
 //!
 //! A slot whose frame is off its node is *astray* from then on, and stays so: while merging stays inside nodes no page wins a ref of it
@@ -47,6 +48,8 @@ struct Walk {
     found: ByNode,
     /// The kernel did not tell of all.
     failed: bool,
+    /// Ends of walks until all slots were asked for since the kernel moved pages.
+    owed: u8,
 }
 
 /// What is known of the frames of a domain.
@@ -63,6 +66,17 @@ impl Frames {
     /// Frames by the kernel's nodes, as the last whole walk found them.
     pub(crate) fn by_node(&self) -> BTreeMap<u32, Found> {
         lock(&self.shown).clone()
+    }
+
+    /// The kernel has moved pages: a walk under way may have passed them, so it takes another one.
+    pub(crate) fn note_moves(&self) {
+        let mut walk = lock(&self.walk);
+        walk.owed = if walk.rest.is_empty() { 1 } else { 2 };
+    }
+
+    /// Whether pages were moved since the slots were asked for.
+    pub(crate) fn is_in_doubt(&self) -> bool {
+        lock(&self.walk).owed > 0
     }
 }
 
@@ -133,7 +147,12 @@ impl Domain {
         }
         let ends = walk.rest.is_empty();
         if ends {
-            let Walk { found, failed, .. } = std::mem::take(&mut *walk);
+            let owed = walk.owed.saturating_sub(1);
+            let next = Walk {
+                owed,
+                ..Walk::default()
+            };
+            let Walk { found, failed, .. } = std::mem::replace(&mut *walk, next);
             drop(walk);
             *lock(&self.frames.shown) = found;
             if !failed {

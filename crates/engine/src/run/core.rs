@@ -64,6 +64,8 @@ const SCAN_RUNS: usize = 2048;
 const LOOK_SHARE: u32 = 64;
 /// The part of a period for which canonical pages are asked where they are.
 const WALK_PART: u32 = 100;
+/// The same for domains whose pages the kernel may have moved lately.
+const DOUBT_PART: u32 = 10;
 /// And at most so many periods.
 const MOST_PERIODS: u32 = 4;
 
@@ -161,6 +163,8 @@ pub(crate) struct Core {
     pub(crate) glances: Glances,
     /// Rounds completed over all regions.
     pub(crate) full_scans: AtomicU64,
+    /// Pages that the kernel had moved before this round.
+    pages_moved: AtomicU64,
     /// Pages that got no slot because of the stores' limit.
     pub(crate) pages_over_limit: AtomicU64,
     /// CPU time of agents that are gone, in nanoseconds.
@@ -197,6 +201,7 @@ impl Core {
             pass: Mutex::default(),
             glances: Glances::default(),
             full_scans: AtomicU64::new(0),
+            pages_moved: AtomicU64::new(0),
             pages_over_limit: AtomicU64::new(0),
             gone_cpu_ns: AtomicU64::new(0),
             gone_charged_ns: AtomicU64::new(0),
@@ -372,14 +377,26 @@ impl Core {
         let mut domains: Vec<_> = lock(&self.domains).values().cloned().collect();
         let first = self.full_scans.load(Relaxed) % (domains.len() as u64).max(1);
         domains.rotate_left(usize::try_from(first).expect("a place in a list"));
-        let budget = self.knobs.period() / WALK_PART;
         let begin = sys::process::thread_time();
         for domain in domains {
-            let spent = sys::process::thread_time().saturating_sub(begin);
-            let Some(left) = budget.checked_sub(spent) else {
-                return;
+            let part = match domain.frames.is_in_doubt() {
+                true => DOUBT_PART,
+                false => WALK_PART,
             };
-            domain.walk_frames(bound, left);
+            let spent = sys::process::thread_time().saturating_sub(begin);
+            if let Some(left) = (self.knobs.period() / part).checked_sub(spent) {
+                domain.walk_frames(bound, left);
+            }
+        }
+    }
+
+    /// Takes the kernel's count of pages that it has moved so far. Once it grows, canonical pages may be off their nodes.
+    pub(crate) fn note_moved(&self, pages: u64) {
+        if self.pages_moved.swap(pages, Relaxed) != pages {
+            let domains = lock(&self.domains);
+            domains
+                .values()
+                .for_each(|domain| domain.frames.note_moves());
         }
     }
 

@@ -273,6 +273,12 @@ pub(crate) fn drive(driver: &Driver, workers: &Workers, after_round: fn(&Core)) 
                 std::thread::sleep(GREETING);
             }
             last = Some(Instant::now());
+            // A kernel that does not tell leaves it to the walks of each round.
+            if !core.knobs.rules().across_nodes
+                && let Ok(pages) = sys::node::pages_moved()
+            {
+                core.note_moved(pages);
+            }
             core.round(workers, true);
             audit.after_a_round(core, after_round);
             continue;

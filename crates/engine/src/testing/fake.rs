@@ -163,6 +163,10 @@ pub(crate) struct World {
     pub(crate) queries: u64,
     /// Slots whose node was asked for.
     pub(crate) frame_queries: u64,
+    /// CPU time of such a question.
+    pub(crate) frame_queries_take: Duration,
+    /// Frames of slots that were moved so far.
+    pub(crate) frames_moved: u64,
     /// A node that has no memory left, and the one that new frames of its store come from.
     pub(crate) full: Option<(u8, u8)>,
 }
@@ -265,6 +269,7 @@ impl World {
         for place in process.pages.range(pages).map(|(_, place)| place) {
             if let Place::Slot { slot, .. } = place {
                 shelf.moved.insert(*slot, node);
+                self.frames_moved += 1;
             }
         }
     }

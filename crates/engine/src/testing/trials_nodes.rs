@@ -296,6 +296,45 @@ fn copies_that_move_between_look_and_question_are_not_named() {
 }
 
 #[test]
+fn copies_that_move_are_found_soon_however_many_there_are() {
+    const CHUNKS: u64 = 16;
+    const PAGES: u64 = CHUNKS * 512;
+    let lab = Lab::on_nodes(2, false, 256);
+    let guests = [lab.guest("d", CHUNKS), lab.guest("d", CHUNKS)];
+    for guest in guests {
+        fill(&lab, guest, 0..PAGES, |page| page + 1);
+    }
+    lab.rounds(5);
+    assert_eq!(shared(&lab), (PAGES, PAGES));
+    // A round asks for a segment at rest, and for some ten once pages have moved.
+    lab.core.knobs.turn([wire::Setting::MergePeriodMs(200)]);
+    lab.world(|world| world.frame_queries_take = std::time::Duration::from_millis(2));
+    for _ in 0..3 {
+        lab.world(|world| world.frame_queries = 0);
+        lab.round();
+        let asked = lab.world(|world| world.frame_queries);
+        // The check of each round asks for all.
+        assert!((PAGES + 1..PAGES + PAGES / 8).contains(&asked), "{asked}");
+    }
+    let moved = [0, PAGES / 2, PAGES - 1];
+    let before = moved.map(|page| slot(&lab, guests[0], page).unwrap());
+    for page in moved {
+        lab.world(|world| world.migrate_slots(guests[0], page..page + 1, 1));
+    }
+    let is_found = |(page, was): (u64, u64)| {
+        let domain = lab.core.domain("d").unwrap();
+        let known = domain.slots.view().is_astray(Slot(was));
+        known || slot(&lab, guests[0], page) != Some(was)
+    };
+    // The rest of the walk that is under way, and all of the next one: two rounds each. At rest it would be 13 rounds.
+    let rounds = (1..=6).find(|_| {
+        lab.round();
+        moved.into_iter().zip(before).all(is_found)
+    });
+    assert!(rounds.is_some(), "not all were found in six rounds");
+}
+
+#[test]
 fn a_node_that_is_full_has_no_copies_elsewhere() {
     let lab = Lab::on_nodes(2, false, 256);
     lab.world(|world| world.full = Some((0, 1)));

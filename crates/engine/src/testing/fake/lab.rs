@@ -215,6 +215,7 @@ impl Lab {
 
     /// A round by this crew, then all assertions.
     pub(crate) fn round_by(&self, crew: &dyn Crew) {
+        self.core.note_moved(self.world(|world| world.frames_moved));
         self.core.round(crew, true);
         self.check();
     }

@@ -1,5 +1,7 @@
 //! A store of the fake world; its pages have the bytes of their content's number.
 
+use std::time::Duration;
+
 use wire::PAGE_BYTES;
 
 use super::Shared;
@@ -49,6 +51,12 @@ fn content(page: &PageBytes) -> u64 {
     content
 }
 
+/// Takes so much CPU time of this thread.
+fn spend(time: Duration) {
+    let began = sys::process::thread_time();
+    while sys::process::thread_time() - began < time {}
+}
+
 impl Store for FakeStore {
     fn write(&self, first: Slot, pages: &[&PageBytes]) -> std::io::Result<()> {
         let mut world = lock(&self.world);
@@ -87,8 +95,7 @@ impl Store for FakeStore {
             );
             assert!(shelf.punched.insert(slot), "slot {slot} is punched twice");
         }
-        let began = sys::process::thread_time();
-        while sys::process::thread_time() - began < world.punches_take {}
+        spend(world.punches_take);
         Ok(())
     }
 
@@ -110,6 +117,7 @@ impl Store for FakeStore {
     fn nodes(&self, slots: &[Slot]) -> std::io::Result<Vec<Option<u32>>> {
         let mut world = lock(&self.world);
         world.frame_queries += slots.len() as u64;
+        spend(world.frame_queries_take);
         assert!(slots.is_sorted(), "slots that do not ascend: {slots:?}");
         let shelf = world.shelves.entry(self.domain.clone()).or_default();
         let node = |slot: &Slot| {
