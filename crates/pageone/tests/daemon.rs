@@ -400,7 +400,7 @@ fn knobs_are_listed_by_the_daemon_that_the_environment_names() {
     );
     assert_eq!(
         row("store_limit"),
-        ["store_limit", "2048MiB", "none", "SIZE|none"]
+        ["store_limit", "2GiB", "none", "SIZE|none"]
     );
     let mut wrong = pageone();
     let wrong = output(wrong.args(["set", "merge-priod=1s"]));

@@ -156,7 +156,7 @@ mod tests {
             merge_again: false,
             cpu_limit: 7,
             pace: Pace::Auto,
-            store_limit_mib: u64::MAX,
+            store_limit_mib: u64::MAX >> 20,
         }
     }
 
