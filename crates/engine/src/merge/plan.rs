@@ -229,11 +229,8 @@ impl<'a> Plan<'a> {
         };
         let end = self.chunk.address + (u64::from(last) + 1) * wire::PAGE_BYTES as u64;
         let shared = self.guest.memory.shared(self.chunk.address..end)?;
-        if !shared.is_empty() {
-            let leave = |page: &u16| shared.contains(usize::from(*page));
-            for page in settled.extract_if(.., |page| leave(page)) {
-                self.pages.back_off(page.into(), Tag::Pinned);
-            }
+        for page in settled.extract_if(.., |page| shared.contains((*page).into())) {
+            self.pages.back_off(page.into(), Tag::Pinned);
         }
         Ok(())
     }

@@ -64,18 +64,16 @@ impl Service {
             Ok(reply) => reply,
             Err(error) => return self.checks.push(mute(&error)),
         };
-        match client::ask(socket, &Request::Status, status::PATIENCE) {
-            Ok(Reply::Status(mut told)) => {
-                status::name(&mut told);
-                self.checks.push(version(socket, &told.version));
-                self.checks.push(mode(told.knobs.run));
-                self.status = Some(*told);
+        match status::ask(socket) {
+            Ok(status) => {
+                self.checks.push(version(socket, &status.version));
+                self.checks.push(mode(status.knobs.run));
+                self.status = Some(status);
             }
-            Ok(Reply::Refused(why) | Reply::Crowded(why)) => self.checks.push(refused(&why)),
-            Ok(_) => self.checks.push(mute(&anyhow::anyhow!(
-                "the daemon replied with something else"
-            ))),
-            Err(error) => self.checks.push(mute(&error)),
+            Err(error) => self.checks.push(match error.downcast_ref() {
+                Some(status::Refused(why)) => refused(why),
+                None => mute(&error),
+            }),
         }
         self.checks.push(domain(domain_of));
     }

@@ -50,6 +50,11 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     }
 }
 
+/// A daemon that tells this user nothing, and why.
+#[derive(Debug, thiserror::Error)]
+#[error("no status: {0}")]
+pub(crate) struct Refused(pub(crate) String);
+
 /// The counters of the daemon at `socket`, with the names of its guests.
 ///
 /// # Errors
@@ -73,7 +78,7 @@ fn answered(reply: Reply) -> Result<Status> {
             name(&mut status);
             Ok(*status)
         }
-        Reply::Refused(why) => bail!("no status: {why}"),
+        Reply::Refused(why) => Err(Refused(why).into()),
         _ => bail!("the daemon replied with something else"),
     }
 }
