@@ -33,19 +33,10 @@ struct Browser {
 impl Browser {
     /// `None` where there is no Chromium.
     fn start(folder: &Path) -> Option<Self> {
-        let is_installed = Command::new("chromium").arg("--version").output().is_ok();
-        let fetched = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("programs/usr/lib");
-        let program = match is_installed {
-            true => "chromium".into(),
-            false => fetched.join("chromium/chromium"),
-        };
-        if !is_installed && !program.exists() {
-            common::tools::lacks("chromium (`make browser` fetches it)");
-            return None;
-        }
+        let program = common::fetched("chromium", "lib/chromium/chromium", "make browser")?;
         let mut shell = Command::new("sh");
-        if !is_installed {
-            let libraries = fetched.join("x86_64-linux-gnu");
+        if program.is_absolute() {
+            let libraries = common::programs().join("lib/x86_64-linux-gnu");
             let mut path = libraries.clone().into_os_string();
             path.push(":");
             path.push(libraries.join("pulseaudio"));

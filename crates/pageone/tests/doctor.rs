@@ -32,6 +32,24 @@ fn is_root() -> bool {
     root
 }
 
+/// A daemon that looks often, where the test may have guests in any state.
+fn served() -> Option<(Place, Running)> {
+    need_agent();
+    if !is_root() {
+        return None;
+    }
+    let place = Place::new();
+    let daemon = daemon(&place, &["--merge-period", "100ms"]);
+    Some((place, daemon))
+}
+
+/// Has a program load the agent, and the agent come to the daemon at `place`.
+fn equip(command: &mut Command, place: &Place) {
+    command
+        .env("LD_PRELOAD", support::agent())
+        .env("PAGEONE_SOCKET", place.socket());
+}
+
 /// What a doctor said.
 struct Said {
     code: i32,
@@ -511,12 +529,9 @@ fn what_attach_would_do_and_the_doctor_are_of_one_mind() {
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn a_process_attached_in_vain_has_a_way_out() {
-    need_agent();
-    if !is_root() {
+    let Some((place, _daemon)) = served() else {
         return;
-    }
-    let place = Place::new();
-    let _daemon = daemon(&place, &["--merge-period", "100ms"]);
+    };
     let bare = in_state(subject(), &["plain"], |_| {}).expect("it runs");
     let process = &bare.0;
     let pageone_of = |words: &[&str]| {
@@ -543,18 +558,10 @@ fn a_process_attached_in_vain_has_a_way_out() {
 
 #[test]
 fn a_guest_and_the_status_have_the_same_reasons() {
-    need_agent();
-    if !is_root() {
+    let Some((place, _daemon)) = served() else {
         return;
-    }
-    let place = Place::new();
-    let _daemon = daemon(&place, &["--merge-period", "100ms"]);
-    let agent = support::agent();
-    let equip = |command: &mut Command| {
-        command
-            .env("LD_PRELOAD", &agent)
-            .env("PAGEONE_SOCKET", place.socket());
     };
+    let equip = |command: &mut Command| equip(command, &place);
     let idle = in_state(subject(), &["plain"], equip).expect("it runs");
     let said = of_process(&place, &idle.0);
     said.has("session", "fail", "the agent is loaded");
@@ -598,21 +605,14 @@ fn a_guest_and_the_status_have_the_same_reasons() {
 /// Locked memory is merged where it was offered, and nowhere else.
 #[test]
 fn locked_memory_of_a_guest_is_told_of() {
-    need_agent();
-    if !is_root() {
+    let Some((place, _daemon)) = served() else {
         return;
-    }
-    let place = Place::new();
-    let _daemon = daemon(&place, &["--merge-period", "100ms"]);
+    };
     for (state, level, what) in [
         ("offers-and-locks", "warn", "is locked (mlock)"),
         ("offers-locked", "ok", "is locked (mlock), and offered"),
     ] {
-        let guest = in_state(subject(), &[state], |command| {
-            command
-                .env("LD_PRELOAD", support::agent())
-                .env("PAGEONE_SOCKET", place.socket());
-        });
+        let guest = in_state(subject(), &[state], |command| equip(command, &place));
         let guest = guest.expect("it runs");
         // The engine tracks what is offered from its first look on.
         let said = wait_for("memory that is tracked", || {

@@ -231,6 +231,12 @@ fn two_nodes() -> Option<[u32; 2]> {
     }
 }
 
+/// The same, and a group whose memory is on the first.
+fn cpuset_of_the_first() -> Option<([u32; 2], Cpuset)> {
+    let nodes = two_nodes()?;
+    Some((nodes, Cpuset::new(nodes[0])?))
+}
+
 /// Has the kernel move all pages of a guest, those that it shares too. It leaves out those that are busy at the moment.
 fn move_all(guest: &mut Guest, from: u32, to: u32) {
     let there = vec![i32::try_from(to).unwrap(); PAGES];
@@ -484,10 +490,7 @@ impl Drop for Cpuset {
 #[test]
 fn a_cpuset_that_changes_takes_its_guests_out_of_the_sharing() {
     let _alone = alone();
-    let Some([first, last]) = two_nodes() else {
-        return;
-    };
-    let Some(cpuset) = Cpuset::new(first) else {
+    let Some(([first, last], cpuset)) = cpuset_of_the_first() else {
         return;
     };
     let place = Place::new();
@@ -871,10 +874,7 @@ fn a_daemon_on_a_node_serves() {
 #[test]
 fn a_node_that_a_cpuset_leaves_out_is_refused() {
     let _alone = alone();
-    let Some([first, last]) = two_nodes() else {
-        return;
-    };
-    let Some(cpuset) = Cpuset::new(first) else {
+    let Some(([first, last], cpuset)) = cpuset_of_the_first() else {
         return;
     };
     let place = Place::new();

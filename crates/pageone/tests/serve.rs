@@ -151,19 +151,10 @@ fn packaged(file: &str) -> PathBuf {
     packaging.join(file)
 }
 
-/// Prometheus' own tool, installed or fetched. None where there is no such.
+/// Prometheus' own tool. None where there is no such.
 fn tool() -> Option<Command> {
-    let is_installed = Command::new("promtool").arg("--version").output().is_ok();
-    let fetched =
-        Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("programs/usr/bin/promtool");
-    match (is_installed, fetched.exists()) {
-        (true, _) => Some(Command::new("promtool")),
-        (false, true) => Some(Command::new(fetched)),
-        (false, false) => {
-            common::tools::lacks("promtool (`make promtool` fetches it)");
-            None
-        }
-    }
+    let program = common::fetched("promtool", "bin/promtool", "make promtool")?;
+    Some(Command::new(program))
 }
 
 /// What it says of the metrics.
@@ -305,22 +296,15 @@ fn strangers_get_an_answer_or_none_and_stop_nobody() {
         }
     });
     std::thread::sleep(Duration::from_millis(300));
-    // On a busy machine some twenties fare worse: one that does well is enough.
     let good = || {
         let answers = (0..20).map(|_| get(&address, "/page.css"));
         let good = answers.filter(|said| said.starts_with("HTTP/1.1 200 "));
         good.count()
     };
-    let mut seen = Vec::new();
-    while seen.len() < 4 && seen.last().is_none_or(|good| *good < 15) {
-        seen.push(good());
-    }
+    let answered = common::once_in(4, good, |good| *good >= 15);
     end.store(true, Relaxed);
     flood.join().expect("it ends");
-    assert!(
-        seen.last().is_some_and(|good| *good >= 15),
-        "{seen:?} of 20 requests were answered"
-    );
+    answered.unwrap_or_else(|seen| panic!("{seen:?} of 20 requests were answered"));
 }
 
 #[test]

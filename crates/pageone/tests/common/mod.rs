@@ -248,6 +248,45 @@ pub(crate) fn wait_for<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     }
 }
 
+/// Where `tests/programs/prepare` unpacks programs.
+pub(crate) fn programs() -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("programs/usr")
+}
+
+/// A program that is installed, by its name; or one that `way` has fetched to this place in [`programs`], by its path. None where
+/// there is neither.
+pub(crate) fn fetched(name: &str, place: &str, way: &str) -> Option<PathBuf> {
+    if Command::new(name).arg("--version").output().is_ok() {
+        return Some(name.into());
+    }
+    let program = programs().join(place);
+    if !program.exists() {
+        tools::lacks(&format!("{name} (`{way}` fetches it)"));
+        return None;
+    }
+    Some(program)
+}
+
+/// Measures up to so many times, until one is as it must be: other work on the machine spoils some.
+///
+/// # Errors
+/// All that was measured, when none is.
+pub(crate) fn once_in<T>(
+    tries: usize,
+    mut measure: impl FnMut() -> T,
+    is_good: impl Fn(&T) -> bool,
+) -> Result<(), Vec<T>> {
+    let mut seen = Vec::new();
+    for _ in 0..tries {
+        let next = measure();
+        if is_good(&next) {
+            return Ok(());
+        }
+        seen.push(next);
+    }
+    Err(seen)
+}
+
 /// A guest of the daemon at `place` that has filled its memory with `content` as the bench's guest of
 /// that number does.
 pub(crate) fn bench_guest(place: &Place, number: u64, content: &Content) -> Guest {

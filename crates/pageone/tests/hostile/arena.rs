@@ -15,7 +15,8 @@ use serde_json::Value;
 
 use crate::attacker::Attacker;
 use crate::common::{
-    Place, Running, alone, count, held, install, json, output, pageone, status, text, wait_for,
+    Place, Running, alone, count, held, install, json, once_in, output, pageone, status, text,
+    wait_for,
 };
 use crate::figures::{Footprint, system_time_beside, time};
 use crate::support::{self, Guest};
@@ -350,16 +351,9 @@ impl Arena {
 
     /// Rounds come at least half as often as before.
     fn keeps_pace(&self, ease: &Ease) {
-        let mut seen = Vec::new();
-        let kept = (0..WINDOWS).any(|_| {
-            seen.push(self.rounds_in_a_window());
-            seen.last().is_some_and(|&rounds| rounds * 2 >= ease.rounds)
-        });
-        assert!(
-            kept,
-            "{seen:?} rounds in {WINDOW:?}, {} before",
-            ease.rounds
-        );
+        let is_half = |&rounds: &u64| rounds * 2 >= ease.rounds;
+        let kept = once_in(WINDOWS, || self.rounds_in_a_window(), is_half);
+        kept.unwrap_or_else(|seen| panic!("{seen:?} rounds in {WINDOW:?}, {} before", ease.rounds));
     }
 
     /// Asserts that the kernel works long for the daemon's closers only: nobody waits for these. What the workers take is the
@@ -369,20 +363,18 @@ impl Arena {
     }
 
     /// Asserts that the kernel works for the daemon's threads, without its closers, less than one part in so many of the time.
-    /// Other work on the machine makes some windows dear: one in which it holds is enough.
     pub(crate) fn takes_little(&self, part: u32) {
         let so_far = || system_time_beside(self.pid(), "closer");
         let window = 3 * a_second();
-        let mut seen = Vec::new();
-        for _ in 0..TRIES {
+        let in_a_window = || {
             let before = so_far();
             std::thread::sleep(window);
-            seen.push(so_far().saturating_sub(before));
-            if seen.last().is_some_and(|took| *took < window / part) {
-                return;
-            }
-        }
-        panic!("{seen:?} in {window:?}, less than one part in {part} is to be");
+            so_far().saturating_sub(before)
+        };
+        let little = once_in(TRIES, in_a_window, |took| *took < window / part);
+        little.unwrap_or_else(|seen| {
+            panic!("{seen:?} in {window:?}, less than one part in {part} is to be")
+        });
     }
 
     fn answers_in_time(&self) {
@@ -552,13 +544,8 @@ fn pages_sharing(status: &Value, pid: u32) -> Option<u64> {
 }
 
 /// Asserts that `what`, which says how long it took, takes a second at most, in one of some tries.
-fn in_time(name: &str, mut what: impl FnMut() -> Duration) {
-    let mut took = Vec::new();
-    for _ in 0..TRIES {
-        took.push(what());
-        if took.last().is_some_and(|took| *took <= a_second()) {
-            return;
-        }
-    }
-    panic!("{name} took {took:?}, and is to take {:?}", a_second());
+fn in_time(name: &str, what: impl FnMut() -> Duration) {
+    let most = a_second();
+    let done = once_in(TRIES, what, |took| *took <= most);
+    done.unwrap_or_else(|took| panic!("{name} took {took:?}, and is to take {most:?}"));
 }
