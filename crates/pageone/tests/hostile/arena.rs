@@ -8,6 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -33,6 +34,9 @@ pub(crate) const PAGES: usize = 512;
 /// How long rounds are counted, and how often at most until enough are.
 const WINDOW: Duration = Duration::from_secs(1);
 const WINDOWS: usize = 6;
+/// The daemon's period, and the CPU time of a round at ease.
+const PERIOD: Duration = Duration::from_millis(100);
+const WORK: Duration = Duration::from_millis(2);
 /// How often something is tried that must be done within a second.
 const TRIES: usize = 4;
 
@@ -68,6 +72,37 @@ pub(crate) fn a_second() -> Duration {
 pub(crate) struct Ease {
     footprint: Footprint,
     rounds: u64,
+}
+
+/// Rounds of the daemon in a window, and of the yardstick beside it.
+#[derive(Debug)]
+struct Pace {
+    rounds: u64,
+    yardstick: u64,
+}
+
+/// Rounds of a thread that gets CPUs as the daemon's workers do, those that are idle, and works as long in each. It waits for
+/// processors alone, so it tells an attack on the daemon from an attacker that is busy.
+fn rounds_of_a_yardstick(stop: &AtomicBool) -> u64 {
+    sys::priority::yield_to_everyone().unwrap();
+    let mut rounds = 0;
+    while !stop.load(Ordering::Relaxed) {
+        std::thread::sleep(PERIOD);
+        let begin = cpu_time();
+        while cpu_time() - begin < WORK {
+            if stop.load(Ordering::Relaxed) {
+                return rounds;
+            }
+        }
+        rounds += 1;
+    }
+    rounds
+}
+
+/// CPU time of the calling thread.
+fn cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    time.try_into().unwrap()
 }
 
 pub(crate) struct Arena {
@@ -306,15 +341,23 @@ impl Arena {
         took
     }
 
-    fn rounds_in_a_window(&self) -> u64 {
+    fn pace(&self) -> Pace {
+        let stop = AtomicBool::new(false);
         let begin = self.rounds();
-        std::thread::sleep(WINDOW);
-        self.rounds() - begin
+        std::thread::scope(|scope| {
+            let yardstick = scope.spawn(|| rounds_of_a_yardstick(&stop));
+            std::thread::sleep(WINDOW);
+            stop.store(true, Ordering::Relaxed);
+            Pace {
+                rounds: self.rounds() - begin,
+                yardstick: yardstick.join().unwrap(),
+            }
+        })
     }
 
     fn measure_ease(&self) -> Ease {
         Ease {
-            rounds: self.rounds_in_a_window(),
+            rounds: self.pace().rounds,
             footprint: Footprint::of(self.pid()),
         }
     }
@@ -349,11 +392,11 @@ impl Arena {
         assert!(now.is_bounded(&ease.footprint), "{now:?} from {ease:?}");
     }
 
-    /// Rounds come at least half as often as before.
+    /// Rounds come at least half as often as before, or as those of the yardstick, which the attackers keep from CPUs as much.
     fn keeps_pace(&self, ease: &Ease) {
-        let is_half = |&rounds: &u64| rounds * 2 >= ease.rounds;
-        let kept = once_in(WINDOWS, || self.rounds_in_a_window(), is_half);
-        kept.unwrap_or_else(|seen| panic!("{seen:?} rounds in {WINDOW:?}, {} before", ease.rounds));
+        let is_half = |pace: &Pace| pace.rounds * 2 >= ease.rounds.min(pace.yardstick);
+        let kept = once_in(WINDOWS, || self.pace(), is_half);
+        kept.unwrap_or_else(|seen| panic!("{seen:?} in {WINDOW:?}, {} before", ease.rounds));
     }
 
     /// Asserts that the kernel works long for the daemon's closers only: nobody waits for these. What the workers take is the
