@@ -321,26 +321,28 @@ fn json_of(reply: &Reply) -> String {
 }
 
 /// What a doctor says of a daemon that replies so.
-fn doctor_of(reply: impl Fn(&Request) -> Option<String> + Send + 'static) -> Said {
+fn doctor_of(args: &[&str], reply: impl Fn(&Request) -> Option<String> + Send + 'static) -> Said {
     let place = Place::new();
     pretend(&place, reply);
-    doctor(&place, &[])
+    doctor(&place, args)
 }
 
 /// A daemon that does not tell its status says by how it does so which of three it is.
 #[test]
 fn a_daemon_that_hangs_refuses_or_is_another_is_told_apart() {
     let why = |said: &Said| said.find("daemon").expect("it")["why"].to_string();
-    let hangs = doctor_of(|_| None);
+    let hangs = doctor_of(&[], |_| None);
     hangs.has("daemon", "fail", "did not answer within");
     assert!(why(&hangs).contains("it hangs"), "{}", hangs.report);
+    let own = std::process::id().to_string();
     let refused = Reply::Refused("user 7 may not look".to_owned());
-    let refused = doctor_of(answers(json_of(&refused)));
+    let refused = doctor_of(&[&own], answers(json_of(&refused)));
     refused.has("daemon", "warn", "refuses its status: user 7 may not look");
     assert!(why(&refused).contains("policy"), "{}", refused.report);
     assert!(!why(&refused).contains("version"), "{}", refused.report);
+    refused.has("session", "warn", "the daemon tells others only");
     for other in [json_of(&Reply::Done), r#"{"of_tomorrow":7}"#.to_owned()] {
-        let other = doctor_of(answers(other));
+        let other = doctor_of(&[], answers(other));
         other.has("daemon", "fail", "");
         assert!(why(&other).contains("another version"), "{}", other.report);
     }

@@ -6,7 +6,7 @@ use std::path::Path;
 use sys::credentials::{self, Credentials};
 use sys::foreign::Foreign;
 use sys::subject::{self, Makeup, Subject};
-use wire::{GuestStatus, Status};
+use wire::GuestStatus;
 
 use super::check::Check;
 use super::command::unloadable;
@@ -85,7 +85,7 @@ pub(super) fn checks(pid: u32, service: &Service) -> Vec<Check> {
             match tried {
                 Some(Err(error)) if has_agent(&error) => all.push(offers_nothing(pid)),
                 tried => {
-                    all.push(no_session(pid, makeup.as_ref(), service.status.as_ref()));
+                    all.push(no_session(pid, makeup.as_ref(), service));
                     all.extend(tried.map(attachable));
                 }
             }
@@ -331,7 +331,8 @@ fn offers_nothing(pid: u32) -> Check {
 }
 
 /// Why a process is no guest of this daemon's.
-fn no_session(pid: u32, makeup: Option<&Makeup>, status: Option<&Status>) -> Check {
+fn no_session(pid: u32, makeup: Option<&Makeup>, service: &Service) -> Check {
+    let status = service.status.as_ref();
     let why = "nothing of it is merged";
     let mut unserved = status.iter().flat_map(|status| &status.unserved);
     if let Some(refused) = unserved.find(|one| one.pid == pid) {
@@ -359,6 +360,10 @@ fn no_session(pid: u32, makeup: Option<&Makeup>, status: Option<&Status>) -> Che
             }
         };
         return Check::fail("session", what, why).fix(its_socket);
+    }
+    if service.refuses {
+        let what = "whether it is a guest, the daemon tells others only";
+        return Check::warn("session", what, why).fix(format!("sudo pageone doctor {pid}"));
     }
     if status.is_none() {
         return Check::fail("session", "no daemon tells of it", why).fix("pageone daemon");

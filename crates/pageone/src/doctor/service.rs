@@ -23,6 +23,8 @@ pub(super) struct Service {
     pub(super) is_roots: bool,
     /// Its counters, as far as this user sees them.
     pub(super) status: Option<Status>,
+    /// Whether it refuses this user its counters.
+    pub(super) refuses: bool,
 }
 
 impl Service {
@@ -70,10 +72,13 @@ impl Service {
                 self.checks.push(mode(status.knobs.run));
                 self.status = Some(status);
             }
-            Err(error) => self.checks.push(match error.downcast_ref() {
-                Some(status::Refused(why)) => refused(why),
-                None => mute(&error),
-            }),
+            Err(error) => match error.downcast_ref() {
+                Some(status::Refused(why)) => {
+                    self.refuses = true;
+                    self.checks.push(refused(why));
+                }
+                None => self.checks.push(mute(&error)),
+            },
         }
         self.checks.push(domain(domain_of));
     }
