@@ -88,6 +88,8 @@ enum Backend {
     Pageone,
     /// The kernel's KSM, which is told to take all memory of the command; nothing else of PageONE is at work
     Ksm,
+    /// PageONE's engine; KSM where the command cannot load the agent and no domain is asked for
+    Auto,
 }
 
 impl Args {
@@ -126,6 +128,16 @@ fn start(args: &Args) -> Result<ExitCode> {
         return by_ksm(args, name);
     }
     let obstacle = program::obstacle(&file);
+    if let (Backend::Auto, Some(obstacle), None) = (args.backend, &obstacle, &args.domain) {
+        eprintln!(
+            "pageone: {} {obstacle}: KSM merges its memory, which knows no domains",
+            file.display()
+        );
+        match offer_to_ksm() {
+            Ok(()) => return become_ksms(args, name),
+            Err(error) => eprintln!("pageone: {error:#}"),
+        }
+    }
     if let Some(obstacle) = &obstacle {
         eprintln!(
             "pageone: {} {obstacle}: it runs, but its memory is not merged",
@@ -175,10 +187,20 @@ fn by_ksm(args: &Args, name: &OsString) -> Result<ExitCode> {
     if let Some(flag) = args.knobs.first() {
         bail!("--{flag} turns PageONE's engine, not KSM: leave it out, or see `pageone ksm tune`");
     }
+    offer_to_ksm()?;
+    become_ksms(args, name)
+}
+
+/// Tells KSM to take all memory of this process, and of the command that it becomes.
+fn offer_to_ksm() -> Result<()> {
     sys::residence::offer_memory_to_ksm().context(
         "the kernel does not let its KSM have all memory of this process: \
          it takes CAP_SYS_RESOURCE, Linux 6.4 and CONFIG_KSM",
-    )?;
+    )
+}
+
+/// Becomes the command, after [`offer_to_ksm`].
+fn become_ksms(args: &Args, name: &OsString) -> Result<ExitCode> {
     if !matches!(Ksm::default().number("run"), Ok(1)) {
         eprintln!("pageone: KSM does not run: write 1 to /sys/kernel/mm/ksm/run");
     }

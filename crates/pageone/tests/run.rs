@@ -4,21 +4,21 @@ mod common;
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use common::{Knob, Place, Running, daemon, install, need_agent, output, pageone, text};
 use sys::signals::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 
 fn run(place: &Place, command: &[&str]) -> Output {
+    run_with(place, &[], command)
+}
+
+fn run_with(place: &Place, flags: &[&str], command: &[&str]) -> Output {
     need_agent();
     let mut run = pageone();
-    output(
-        run.arg("run")
-            .arg("--socket")
-            .arg(place.socket())
-            .arg("--")
-            .args(command),
-    )
+    run.arg("run").arg("--socket").arg(place.socket());
+    output(run.args(flags).arg("--").args(command))
 }
 
 #[test]
@@ -126,6 +126,12 @@ fn commands_that_cannot_run_have_the_codes_of_a_shell() {
     );
 }
 
+/// Ends with 7 if KSM has all memory of it, else with 6.
+const FIXED: &str = "
+#include <sys/prctl.h>
+int main(void) { return prctl(68, 0, 0, 0, 0) == 1 ? 7 : 6; }
+";
+
 #[test]
 fn scripts_are_fine_and_static_commands_are_told() {
     let place = Place::new();
@@ -139,7 +145,7 @@ fn scripts_are_fine_and_static_commands_are_told() {
         text(&script.stderr)
     );
 
-    let source = place.file("fixed.c", "int main(void) { return 6; }\n");
+    let source = place.file("fixed.c", FIXED);
     let fixed = place.path().join("fixed");
     let cc = Command::new("cc")
         .arg("-static")
@@ -151,14 +157,32 @@ fn scripts_are_fine_and_static_commands_are_told() {
         common::tools::lacks("C compiler that links statically");
         return;
     }
-    let fixed = run(&place, &[fixed.to_str().expect("text")]);
-    assert_eq!(fixed.status.code(), Some(6), "it runs all the same");
-    let said = text(&fixed.stderr);
+    let fixed = fixed.to_str().expect("text");
+    let ran = run(&place, &[fixed]);
+    assert_eq!(ran.status.code(), Some(6), "it runs all the same");
+    let said = text(&ran.stderr);
     assert!(
         said.contains("statically linked") && said.contains("not merged"),
         "{said}"
     );
+
+    let auto = run_with(&place, &["--backend", "auto"], &[fixed]);
+    let said = text(&auto.stderr);
+    let is_root = rustix::process::geteuid().is_root();
+    match is_root && Path::new(KSM_OF_ITSELF).exists() {
+        true => assert_eq!(auto.status.code(), Some(7), "KSM has its memory: {said}"),
+        false => assert!(said.contains("CAP_SYS_RESOURCE"), "{said}"),
+    }
+    let of_a_domain = ["--backend", "auto", "--domain", "blue"];
+    let kept = run_with(&place, &of_a_domain, &[fixed]);
+    assert_eq!(kept.status.code(), Some(6), "KSM knows no domains");
+    assert!(text(&kept.stderr).contains("not merged"));
+    let ours = run_with(&place, &["--backend", "auto"], &["cat", KSM_OF_ITSELF]);
+    assert!(!text(&ours.stdout).contains("merge_any: yes"));
 }
+
+/// Where a process finds whether KSM has all its memory.
+const KSM_OF_ITSELF: &str = "/proc/self/ksm_stat";
 
 #[test]
 fn the_environment_tells_the_agent_and_keeps_other_preloads() {

@@ -121,6 +121,16 @@ impl Ksm {
         })
     }
 
+    /// Its saving, zero pages included, in bytes.
+    ///
+    /// # Errors
+    /// As [`number`](Self::number).
+    pub fn saved_bytes(&self) -> io::Result<u64> {
+        // An older kernel does not count zero pages.
+        let zeros = self.number("ksm_zero_pages").unwrap_or(0);
+        Ok((self.number("pages_sharing")? + zeros) * crate::PAGE as u64)
+    }
+
     /// Sets `name` to `value`.
     ///
     /// # Errors

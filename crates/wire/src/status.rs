@@ -86,6 +86,8 @@ pub struct Status {
     pub metadata_bytes: u64,
     /// CPU time of the engine and of all agents, in seconds.
     pub cpu_seconds: f64,
+    /// The saving of the kernel's KSM beside, in bytes; it is no part of the sums. The reader finds it, not the daemon.
+    pub ksm_saved_bytes: u64,
     /// The longest time a page was out of its guest's reach in a window, in microseconds.
     pub window_max_us: u64,
     /// Canonical pages by domain and node, where they are by the kernel's word; empty on a machine with one node.
@@ -182,6 +184,7 @@ impl Status {
             net_saved_bytes: i64::try_from(saved_bytes).unwrap_or(i64::MAX),
             metadata_bytes: 0,
             cpu_seconds: 0.0,
+            ksm_saved_bytes: 0,
             window_max_us: 0,
             store_nodes: Vec::new(),
             guests,

@@ -64,7 +64,7 @@ impl Source {
         }
         let answer = match self.ask(&Request::Status) {
             Ok(Reply::Status(mut status)) => {
-                view::status::name(&mut status);
+                view::status::complete(&mut status);
                 Ok(Arc::from(status))
             }
             Ok(_) => Err("the daemon replied with something else".to_owned()),

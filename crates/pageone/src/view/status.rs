@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use sys::foreign::plain_json;
+use sys::ksm::Ksm;
 use wire::{Reply, Request, Status};
 
 use crate::{client, human, paths};
@@ -75,7 +76,7 @@ pub(crate) fn ask_quietly(socket: &Path) -> Result<Status> {
 fn answered(reply: Reply) -> Result<Status> {
     match reply {
         Reply::Status(mut status) => {
-            name(&mut status);
+            complete(&mut status);
             Ok(*status)
         }
         Reply::Refused(why) => Err(Refused(why).into()),
@@ -83,9 +84,10 @@ fn answered(reply: Reply) -> Result<Status> {
     }
 }
 
-/// Gives the guests of a status their names.
-pub(crate) fn name(status: &mut Status) {
+/// Adds to a status what the daemon does not look at: the names of its guests, and the saving of KSM.
+pub(crate) fn complete(status: &mut Status) {
     names::fill(&mut status.guests);
+    status.ksm_saved_bytes = Ksm::default().saved_bytes().unwrap_or(0);
 }
 
 fn show(args: &Args, status: &Status) -> Result<()> {

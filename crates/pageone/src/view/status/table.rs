@@ -101,6 +101,10 @@ fn sizes(status: &Status) -> Vec<Row> {
     ];
     rows.extend(nodes(status));
     rows.push(row("recycled", pages, recycled));
+    if status.ksm_saved_bytes > 0 {
+        let note = "by the kernel's KSM beside, no part of the sums".to_owned();
+        rows.push(row("KSM", human::size(status.ksm_saved_bytes), note));
+    }
     rows
 }
 
