@@ -32,7 +32,9 @@ test-recycle: setup ## Has VM_GUESTS (4) QEMU guests delete what they hold, and 
 
 .PHONY: bench-recycle
 
+RECYCLE_GUESTS ?= 2
+
 # WAYS="none:balloon pageone:order0" is a choice of rows: see tests/vm/recycle-cost.
-bench-recycle: setup ## Measures what it costs until freed memory of two guests is back: balloon, reporting, cleared pages
+bench-recycle: setup ## Measures what it costs until freed memory of RECYCLE_GUESTS (2) guests is back: with nothing, KSM, PageONE
 	$(CARGO) build --profile $(PROFILE) -p pageone -p agent
-	@tests/vm/recycle-cost 2 $(CURDIR)/$(BUILT)
+	@tests/vm/recycle-cost $(RECYCLE_GUESTS) $(CURDIR)/$(BUILT)

@@ -13,6 +13,12 @@ frames() {
     done
   } | awk '{sum += $1} END {print sum}'
 }
+# Pages of the guests that lie in mappings of stores: those that they discard do so no more.
+mapped() {
+  local pid
+  for pid in $(of_guests .pid); do cat "/proc/$pid/smaps"; done |
+    awk '/^[0-9a-f]+-[0-9a-f]+ / {its = /memfd:pageone-store/} its && /^Size:/ {sum += $2} END {print int(sum / 4)}'
+}
 # The processes of the guests, by the pipe that each has.
 emulators() {
   local pid
