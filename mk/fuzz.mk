@@ -4,6 +4,8 @@ FUZZ_SECONDS ?= 60
 # More for libFuzzer, such as -verbosity=0.
 FUZZ_SAYS ?=
 FUZZ_TARGETS := acpi config policy sdtree wire
+# cargo's profile. dev is built in a fifth of the time.
+FUZZ_PROFILE ?= release
 # What cargo-fuzz passes, for machines without it: coverage counters for libFuzzer, and the address sanitizer.
 FUZZ_FLAGS := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
 	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
@@ -21,7 +23,7 @@ fuzz-policy: FUZZ_ARGS := -seed_inputs=../packaging/policy.toml
 $(FUZZ_TARGETS:%=fuzz-%): fuzz-%:
 	@if $(CARGO) +nightly --version >/dev/null 2>&1; then \
 		mkdir -p fuzz/corpus/$* fuzz/artifacts/$* && cd fuzz && \
-		RUSTFLAGS="$(FUZZ_FLAGS)" $(CARGO) +nightly run --release --target x86_64-unknown-linux-gnu --bin $* -- \
+		RUSTFLAGS="$(FUZZ_FLAGS)" $(CARGO) +nightly run --profile $(FUZZ_PROFILE) --target x86_64-unknown-linux-gnu --bin $* -- \
 			-artifact_prefix=artifacts/$*/ -max_total_time=$(FUZZ_SECONDS) $(FUZZ_SAYS) $(FUZZ_ARGS) corpus/$*; \
 	else \
 		echo "fuzz-$*: skipped: there is no nightly toolchain (rustup toolchain install nightly)"; \
