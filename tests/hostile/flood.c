@@ -93,6 +93,33 @@ void domains(const char *path, char **args)
 	serve(all, count, NULL, -1);
 }
 
+/* late N CHUNKS MS: processes with a session and so many chunks each, which answer a merge after MS. */
+void late(const char *path, char **args)
+{
+	int most = atoi(args[0]), ms = atoi(args[2]);
+	/* Two equal pages in each chunk. */
+	struct offers offers = { .first = 0x30000000000ul, .chunks = (uint64_t)atoi(args[1]), .pages = { 1, 0, 0, 0, 1 } };
+	for (int i = 0; i < most; i++) {
+		if (child() != 0)
+			continue;
+		for (uint64_t c = 0; c < offers.chunks; c++) {
+			char *chunk = map_at(offers.first + c * CHUNK, CHUNK / PAGE);
+			madvise(chunk, CHUNK, MADV_NOHUGEPAGE);
+			fill(chunk, 1, (uint64_t)i * offers.chunks + c + 7);
+			memcpy(chunk + CHUNK / 2, chunk, PAGE);
+		}
+		while (join(&all[0], path, "") != 0)
+			rest(200);
+		watch(&all[0], offers.first, offers.chunks * CHUNK, 0);
+		all[0].late = ms;
+		serve(all, 1, &offers, 3600 * 1000);
+		_exit(0);
+	}
+	rest(1000);
+	say("ready");
+	hold();
+}
+
 /* stopped N: processes with a session each, which stop. */
 void stopped(const char *path, char **args)
 {

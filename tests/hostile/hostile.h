@@ -48,6 +48,7 @@ struct session {
 	int socket, line, tie, device, store_count, stores[64];
 	void *line_map, *tie_map;
 	unsigned syncs, merges; /* questions answered so far */
+	int late;               /* milliseconds until it answers that it has merged */
 };
 
 /* What a session answers when it is asked for changes. */
@@ -94,7 +95,7 @@ verb reused_before, reused_after;
 /* person.c */
 verb twice, passed, ids_differ, undumpable, turns_secret, turns_root, inside_userns;
 /* flood.c */
-verb silent, dumb, sessions, many_processes, domains, stopped, liar, slow_reader, hello_storm, ask_storm;
+verb silent, late, dumb, sessions, many_processes, domains, stopped, liar, slow_reader, hello_storm, ask_storm;
 /* offers.c */
 verb chunk_flood, endless_offer, sync_storm, fill_store;
 /* maps.c */

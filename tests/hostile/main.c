@@ -9,7 +9,7 @@ static const struct { const char *name; verb *run; int stays_root; } verbs[] = {
 	{ "undumpable", undumpable, 0 }, { "turns-secret", turns_secret, 0 },
 	{ "turns-root", turns_root, 1 },
 	{ "inside-userns", inside_userns, 0 },
-	{ "silent", silent, 0 }, { "dumb", dumb, 0 }, { "sessions", sessions, 0 },
+	{ "silent", silent, 0 }, { "late", late, 0 }, { "dumb", dumb, 0 }, { "sessions", sessions, 0 },
 	{ "many-processes", many_processes, 0 }, { "domains", domains, 0 }, { "stopped", stopped, 0 },
 	{ "liar", liar, 0 }, { "slow-reader", slow_reader, 0 }, { "hello-storm", hello_storm, 0 },
 	{ "ask-storm", ask_storm, 0 },

@@ -202,6 +202,7 @@ static int answer_merge(struct session *s, const unsigned char *question)
 			packet[17 + page] = (unsigned char)outcome;
 	}
 	s->merges++;
+	rest(s->late);
 	return send(s->socket, packet, sizeof packet, MSG_NOSIGNAL) < 0 ? -errno : 0;
 }
 

@@ -61,6 +61,8 @@ struct State {
     thread: u32,
     /// Since when it has a turn.
     turn: Option<Instant>,
+    /// Since when it goes on without one, for it waits for an agent.
+    aside: Option<Instant>,
     /// The user whose job is being done.
     uid: u32,
     /// The guest whose job is being done.
@@ -106,7 +108,7 @@ impl Post {
 
     pub(crate) fn begin(&self, job: &Job, guest: Option<Arc<Guest>>) {
         let mut state = lock(&self.0);
-        state.turn = Some(Instant::now());
+        (state.turn, state.aside) = (Some(Instant::now()), None);
         state.uid = job.uid();
         state.guest = guest;
     }
@@ -121,8 +123,15 @@ impl Post {
     /// Lets another worker have this one's turn.
     pub(crate) fn step_aside(&self, queue: &Queue) {
         if let (uid, Some(took)) = self.take_turn() {
+            lock(&self.0).aside = Some(Instant::now());
             queue.end_turn(uid, took);
         }
+    }
+
+    /// How long its last job went on without a turn.
+    pub(crate) fn waited(&self) -> Duration {
+        let aside = lock(&self.0).aside.take();
+        aside.map_or(Duration::ZERO, |since| since.elapsed())
     }
 
     fn enter(&self) -> bool {
@@ -325,9 +334,12 @@ mod tests {
         });
         post.step_aside(&queue); // it has none to give
         assert_eq!(post.take_turn().1, None);
-        queue.done(0, None);
+        let spent = || queue.spent()[0].1;
+        let before = spent();
+        queue.done(0, None, post.waited());
+        assert!(spent() > before, "who waits has a thread, too");
         assert!(!queue.wait_idle(Duration::ZERO));
-        queue.done(0, Some(Duration::ZERO));
+        queue.done(0, Some(Duration::ZERO), Duration::ZERO);
         assert!(queue.wait_idle(Duration::ZERO));
     }
 

@@ -87,7 +87,7 @@ struct Lane {
     later: VecDeque<Arc<Chunk>>,
     /// Jobs begun and not done.
     active: usize,
-    /// How long workers had a turn for it in this round.
+    /// How long workers had a turn for it in this round, or waited for its agents: no other job has their threads meanwhile.
     spent: Duration,
 }
 
@@ -242,13 +242,14 @@ impl Queue {
         }
     }
 
-    /// Notes that a job of user `uid` is done, by a worker that still has its turn since `took`, or has none.
-    pub(crate) fn done(&self, uid: u32, took: Option<Duration>) {
+    /// Notes that a job of user `uid` is done, by a worker that still has its turn since `took`, or has none and has `waited`.
+    pub(crate) fn done(&self, uid: u32, took: Option<Duration>, waited: Duration) {
         let mut inner = lock(&self.inner);
         if let Some(took) = took {
             inner.give_turn_back(uid, took);
         }
         let lane = inner.lane_of(uid);
+        lane.spent += waited;
         assert!(lane.active > 0, "a job of user {uid} was done twice");
         lane.active -= 1;
         if inner.is_idle() {

@@ -46,7 +46,7 @@ impl Alone {
             post.begin(&job, core.guest_of(&job));
             core.do_job(job, &mut scratch, &post);
             let (uid, took) = post.take_turn();
-            core.queue.done(uid, took);
+            core.queue.done(uid, took, post.waited());
         }
     }
 }
@@ -140,7 +140,7 @@ impl Workers {
         for (number, worker) in lock(&self.list).iter_mut().enumerate() {
             if worker.post.is_lost(STALL) {
                 let (uid, took) = worker.post.take_turn();
-                self.core.queue.done(uid, took);
+                self.core.queue.done(uid, took, Duration::ZERO);
                 self.core.queue.wake();
                 lock(&self.lost).push(Arc::clone(&worker.post));
             }
@@ -261,6 +261,6 @@ fn labour(core: &Core, post: &Arc<Post>, number: usize) {
             return;
         }
         let (uid, took) = post.take_turn();
-        core.queue.done(uid, took);
+        core.queue.done(uid, took, post.waited());
     }
 }

@@ -24,6 +24,7 @@ attacks! {
     connections_without_a_hello: "dumb" "300";
     thousands_of_sessions_of_one_process: "sessions" "5000";
     hundreds_of_processes: "many-processes" "300";
+    agents_that_answer_late: "late" "200" "60" "40";
     stopped_agents: "stopped" "60";
     an_agent_that_lies: "liar";
     requests_whose_replies_nobody_takes: "slow-reader" "200";
