@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use sys::closers::{self, Kind};
 
+use crate::domain::refs::Segment;
 use crate::error::OverQuota;
 use crate::options::Limits;
 use crate::sync::lock;
@@ -39,15 +40,26 @@ pub(crate) struct User {
     all_stuck: Arc<AtomicU32>,
     pauses: Arc<Pauses>,
     pub(crate) refusals: Arc<Refusals>,
-    /// Slots with refs in the domains that are his.
-    slots: Arc<AtomicU64>,
-    /// His part of the log.
-    lines: Mutex<Lines>,
+    holdings: Arc<Holdings>,
+    lines: Arc<Mutex<AllLines>>,
+}
+
+/// Parts of the domains that are a user's.
+#[derive(Debug, Default)]
+pub(crate) struct Holdings {
+    /// Slots with refs, and those whose frames are not given back yet.
+    pub(crate) slots: AtomicU64,
+    /// Segments of slots. One slot that lives keeps a whole one.
+    pub(crate) segments: AtomicU64,
+    /// Bytes of patterns.
+    pub(crate) patterns: AtomicU64,
 }
 
 /// Lines about a user's guests in the log that may be written in a window; the log has room for some such users.
 const MOST_LINES: u32 = 20;
 const WINDOW: Duration = Duration::from_secs(10);
+/// So long it is known what was left out.
+const REMEMBERED: Duration = Duration::from_secs(60);
 
 /// What was said of a user's guests.
 #[derive(Debug, Default)]
@@ -71,6 +83,9 @@ impl Lines {
         Some(std::mem::take(&mut self.left_out))
     }
 }
+
+/// Each user's part of the log. It lasts longer than his guests: who comes and goes has no other one each time.
+type AllLines = BTreeMap<u32, Lines>;
 
 impl OverQuota {
     /// Whether a user may have one more.
@@ -125,19 +140,26 @@ const SHRUNK: u64 = 32 << 20;
 const PAUSE: u32 = 4;
 
 impl User {
-    /// Slots with refs in the domains that are his.
-    pub(crate) fn slots(&self) -> &Arc<AtomicU64> {
-        &self.slots
+    /// What is his of the domains that he began.
+    pub(crate) fn holdings(&self) -> &Arc<Holdings> {
+        &self.holdings
     }
 
     /// How many more slots he may have while `free` are free for all: at no time more than [`GREED`] times what is free
-    /// afterwards.
+    /// afterwards. None while the segments of his slots take more than his other tables may: where one slot lives of 512, a segment
+    /// takes three times what the store does.
     pub(crate) fn room(&self, free: u64) -> u64 {
         if is_master(self.uid) {
             return u64::MAX;
         }
+        let segments = self.holdings.segments.load(Relaxed);
+        if segments.saturating_mul(size_of::<Segment>() as u64)
+            > self.limits.table_bytes_per_user() as u64
+        {
+            return 0;
+        }
         let most = GREED.saturating_mul(free);
-        most.saturating_sub(self.slots.load(Relaxed)) / (GREED + 1)
+        most.saturating_sub(self.holdings.slots.load(Relaxed)) / (GREED + 1)
     }
 
     /// Has `line` say something about his guests, unless his part of the log is used up: what one user's guests do must not
@@ -146,7 +168,11 @@ impl User {
         if is_master(self.uid) {
             return line();
         }
-        let taken = lock(&self.lines).take(Instant::now());
+        let now = Instant::now();
+        let mut all = lock(&self.lines);
+        all.retain(|_, its| its.began.is_some_and(|began| now - began < REMEMBERED));
+        let taken = all.entry(self.uid).or_default().take(now);
+        drop(all);
         if let Some(left_out) = taken {
             if left_out > 0 {
                 tracing::info!(
@@ -221,6 +247,7 @@ pub(crate) struct Users {
     tables: Arc<AtomicU64>,
     most_tables: AtomicU64,
     pauses: Arc<Pauses>,
+    lines: Arc<Mutex<AllLines>>,
     /// Why processes of users are not served.
     pub(crate) refusals: Arc<Refusals>,
 }
@@ -235,6 +262,7 @@ impl Users {
             tables: Arc::default(),
             most_tables: AtomicU64::new(0),
             pauses: Arc::default(),
+            lines: Arc::default(),
             refusals: Arc::default(),
         }
     }
@@ -275,8 +303,8 @@ impl Users {
             all_stuck: Arc::clone(&self.stuck),
             pauses: Arc::clone(&self.pauses),
             refusals: Arc::clone(&self.refusals),
-            slots: Arc::default(),
-            lines: Mutex::default(),
+            holdings: Arc::default(),
+            lines: Arc::clone(&self.lines),
         });
         all.insert(uid, Arc::downgrade(&user));
         user
@@ -336,6 +364,12 @@ mod tests {
         };
         assert_eq!(said(&loud, 500), MOST_LINES);
         assert_eq!(said(&other, 5), 5);
+        drop(loud);
+        assert_eq!(
+            said(&users.get(61_001), 5),
+            0,
+            "his guests were gone for a moment"
+        );
         let (mut lines, now) = (Lines::default(), Instant::now());
         let taken = |lines: &mut Lines, at| (0..50).filter_map(|_| lines.take(at)).collect();
         let first: Vec<u32> = taken(&mut lines, now);
@@ -352,7 +386,7 @@ mod tests {
         for (user, his) in [(&first, 750), (&second, 187)] {
             let room = user.room(free);
             assert_eq!(room, his);
-            user.slots().fetch_add(room, Relaxed);
+            user.holdings().slots.fetch_add(room, Relaxed);
             free -= room;
             assert_eq!(user.room(free), 0);
         }
@@ -360,6 +394,12 @@ mod tests {
             (users.get(0).room(0), first.room(u64::MAX) > 1 << 60),
             (u64::MAX, true)
         );
+        let most = first.limits.table_bytes_per_user() / size_of::<Segment>();
+        first.holdings().segments.fetch_add(most as u64, Relaxed);
+        assert!(first.room(u64::MAX) > 0);
+        first.holdings().segments.fetch_add(1, Relaxed);
+        assert_eq!(first.room(u64::MAX), 0, "tables are memory, too");
+        assert_eq!(users.get(0).room(0), u64::MAX);
     }
 
     #[test]

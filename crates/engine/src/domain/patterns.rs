@@ -5,20 +5,26 @@
 //! whoever uses it wins a ref of each or reads the page.
 //!
 //! There is one for each place, so they take less than a thousandth of the memory of the largest guest. A guest may claim places
-//! as it likes, so together they take no more than a user's tables may.
+//! as it likes, so together those of a user's domains take no more than his tables may.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::domain::sparse::PageSlots;
 use crate::sync::lock;
+use crate::users::Holdings;
 
 /// The fewest merged pages that make a pattern worth following.
 pub(crate) const LEAST: usize = 64;
 
 /// The patterns of a domain.
 #[derive(Debug, Default)]
-pub(crate) struct Patterns(Mutex<Table>);
+pub(crate) struct Patterns {
+    table: Mutex<Table>,
+    /// What the user has to whom the domain belongs.
+    his: OnceLock<Arc<Holdings>>,
+}
 
 #[derive(Debug, Default)]
 struct Table {
@@ -35,28 +41,48 @@ fn cost(slots: &PageSlots) -> usize {
 impl Patterns {
     /// That of `place`.
     pub(crate) fn get(&self, place: u64) -> Option<Arc<PageSlots>> {
-        lock(&self.0).by_place.get(&place).cloned()
+        lock(&self.table).by_place.get(&place).cloned()
     }
 
-    /// Notes how the chunk at `place` is merged now, unless all patterns would take more than `most` bytes.
+    /// Counts them in `his`, too; before the first is noted.
+    pub(crate) fn charge(&self, his: &Arc<Holdings>) {
+        // The first one keeps them.
+        let _ = self.his.set(Arc::clone(his));
+    }
+
+    /// Notes how the chunk at `place` is merged now, unless all patterns of the user would take more than `most` bytes.
     pub(crate) fn note(&self, place: u64, slots: &PageSlots, most: usize) {
-        let mut table = lock(&self.0);
+        let mut table = lock(&self.table);
         let known = table.by_place.get(&place);
         if known.is_some_and(|known| **known == *slots) {
             return;
         }
-        let others = table.bytes - known.map_or(0, |known| cost(known));
+        let before = known.map_or(0, |known| cost(known));
         let copy = slots.clone(); // takes no more room than it needs
-        let bytes = others + cost(&copy);
-        if bytes <= most {
+        let now = cost(&copy);
+        let his = &self.his.get_or_init(Arc::default).patterns;
+        // Counted before it is compared: other domains of his may grow at the same time.
+        let all = his.fetch_add(now as u64, Relaxed) + now as u64 - before as u64;
+        let fits = all <= most as u64;
+        his.fetch_sub(if fits { before } else { now } as u64, Relaxed);
+        if fits {
             table.by_place.insert(place, Arc::new(copy));
-            table.bytes = bytes;
+            table.bytes += now;
+            table.bytes -= before;
         }
     }
 
     /// Bytes of memory on the heap.
     pub(crate) fn memory_bytes(&self) -> usize {
-        lock(&self.0).bytes
+        lock(&self.table).bytes
+    }
+}
+
+impl Drop for Patterns {
+    fn drop(&mut self) {
+        if let Some(his) = self.his.get() {
+            his.patterns.fetch_sub(self.memory_bytes() as u64, Relaxed);
+        }
     }
 }
 
@@ -74,6 +100,15 @@ mod tests {
         (0..100).for_each(|place| patterns.note(place, &slots, most));
         assert!(patterns.get(9).is_some() && patterns.get(10).is_none());
         assert!(patterns.memory_bytes() <= most);
+        let his = Arc::clone(patterns.his.get().expect("it was counted"));
+        let another = Patterns::default();
+        another.charge(&his);
+        another.note(100, &slots, most);
+        assert!(another.get(100).is_none(), "a domain more is no room more");
+        another.note(100, &slots, most + cost(&slots.clone()));
+        assert!(another.get(100).is_some());
+        drop(another);
+        assert_eq!(his.patterns.load(Relaxed), patterns.memory_bytes() as u64);
         slots.set(4, Slot(9));
         slots.remove(3);
         patterns.note(2, &slots, most);

@@ -15,6 +15,7 @@ use numa::heap::{Block, MAX_ORDER};
 use crate::domain::copies::Chains;
 use crate::page::{Fingerprint, Slot};
 use crate::sync::{InOrder, OrderedRw, SEGMENTS};
+use crate::users::Holdings;
 
 /// Slots in a segment.
 pub(super) const SEGMENT: u64 = 1 << MAX_ORDER;
@@ -104,7 +105,7 @@ pub(crate) struct Refs {
     /// Slots with frames, of all domains: those with refs, and held ones.
     everywhere: Arc<AtomicU64>,
     /// Those of the user to whom the domain belongs.
-    his: OnceLock<Arc<AtomicU64>>,
+    his: OnceLock<Arc<Holdings>>,
     /// Copies of contents that one slot is not enough for.
     pub(crate) chains: Chains,
     /// Pages that may share a slot.
@@ -170,13 +171,35 @@ impl Refs {
         self.live.load(Relaxed)
     }
 
-    /// Counts slots with refs in `his`, too; the first one only.
-    pub(crate) fn charge(&self, his: &Arc<AtomicU64>) {
-        // Nobody looks at refs now, so the number stays what it is.
-        let _alone = self.segments_mut();
+    /// Counts slots with refs, and their segments, in `his`, too; the first one's only.
+    pub(crate) fn charge(&self, his: &Arc<Holdings>) {
+        // Nobody looks at refs now, so the numbers stay as they are.
+        let segments = self.segments_mut();
         if self.his.set(Arc::clone(his)).is_ok() {
-            his.fetch_add(self.live() + self.held(), Relaxed);
+            his.slots.fetch_add(self.live() + self.held(), Relaxed);
+            his.segments.fetch_add(segments.len() as u64, Relaxed);
         }
+    }
+
+    /// Adds a segment to `segments`, those of this domain.
+    pub(super) fn add_segment(&self, segments: &mut Segments, number: u64, segment: Segment) {
+        segments.insert(number, Box::new(segment));
+        self.his.get().inspect(|his| {
+            his.segments.fetch_add(1, Relaxed);
+        });
+    }
+
+    /// Takes a segment away again, if it is there.
+    pub(super) fn take_segment(
+        &self,
+        segments: &mut Segments,
+        number: u64,
+    ) -> Option<Box<Segment>> {
+        let segment = segments.remove(&number)?;
+        self.his.get().inspect(|his| {
+            his.segments.fetch_sub(1, Relaxed);
+        });
+        Some(segment)
     }
 
     /// Counts dead slots whose frames are not given back yet.
@@ -199,7 +222,7 @@ impl Refs {
 
     /// The sums in which the frames of this domain count.
     fn sums(&self) -> impl Iterator<Item = &AtomicU64> {
-        let his = self.his.get().map(|his| &**his);
+        let his = self.his.get().map(|his| &his.slots);
         std::iter::once(&*self.everywhere).chain(his)
     }
 
@@ -215,6 +238,10 @@ impl Drop for Refs {
         let frames = self.live() + self.held();
         self.sums().for_each(|sum| {
             sum.fetch_sub(frames, Relaxed);
+        });
+        let segments = self.segments().len();
+        self.his.get().inspect(|his| {
+            his.segments.fetch_sub(segments as u64, Relaxed);
         });
     }
 }

@@ -94,7 +94,9 @@ impl Slots {
         }
         let mut segments = self.refs.segments_mut();
         let block = self.take_block(store)?;
-        segments.insert(block.slot / SEGMENT, Box::new(Segment::new(block)));
+        let segment = Segment::new(block);
+        self.refs
+            .add_segment(&mut segments, block.slot / SEGMENT, segment);
         Ok(block.slots())
     }
 
@@ -147,7 +149,8 @@ impl Slots {
                 .dead
                 .store(u32::try_from(dead).expect("at most a segment"), Relaxed);
             let mut segments = self.refs.segments_mut();
-            segments.insert(start / SEGMENT, Box::new(segment));
+            self.refs
+                .add_segment(&mut segments, start / SEGMENT, segment);
             drop(segments);
             let view = self.refs.view();
             part.iter().for_each(|&(slot, key)| view.publish(slot, key));
@@ -191,7 +194,8 @@ impl Slots {
         drop(view);
         if !empty.is_empty() {
             let mut segments = self.refs.segments_mut();
-            for segment in empty.iter().filter_map(|number| segments.remove(number)) {
+            let mut take = |number| self.refs.take_segment(&mut segments, number);
+            for segment in empty.into_iter().filter_map(&mut take) {
                 let retired = self.heap.retire(segment.block);
                 assert!(
                     retired.is_ok(),
@@ -244,6 +248,7 @@ impl Slots {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::users::Holdings;
     use numa::Topology;
     use std::collections::HashSet;
 
@@ -276,11 +281,15 @@ pub(super) mod tests {
 
     #[test]
     fn numbers_are_given_once_and_dead_segments_freed() {
-        let slots = slots();
+        let (slots, his) = (slots(), Arc::new(Holdings::default()));
         let run = slots.take_run(FIRST).unwrap();
+        slots.charge(&his);
+        let segments = || his.segments.load(Relaxed);
         slots.give_back(run.start + 2..run.end);
         assert_eq!(slots.take_run(FIRST).unwrap(), run.start + 2..run.end);
+        assert_eq!(segments(), 1, "its owner came later");
         assert_eq!(slots.take_run(FIRST).unwrap().start, run.end);
+        assert_eq!(segments(), 2);
         let held = slots.memory_bytes();
         let dead: Vec<_> = run.map(Slot).collect();
         slots.bury(&dead[..511]);
@@ -288,6 +297,9 @@ pub(super) mod tests {
         slots.bury(&dead[511..]);
         assert!(slots.memory_bytes() < held);
         assert_eq!(slots.view().counts(dead[0]), (0, 0));
+        assert_eq!(segments(), 1);
+        drop(slots);
+        assert_eq!(segments(), 0);
     }
 
     /// In use, retired and all slots of the heap.
