@@ -66,6 +66,8 @@ const LOOK_SHARE: u32 = 64;
 const WALK_PART: u32 = 100;
 /// The same for domains whose pages the kernel may have moved lately.
 const DOUBT_PART: u32 = 10;
+/// The longest walk of a round, whatever the period: the driver does nothing else meanwhile.
+const LONGEST_WALK: Duration = Duration::from_millis(500);
 /// And at most so many periods.
 const MOST_PERIODS: u32 = 4;
 
@@ -384,7 +386,8 @@ impl Core {
                 false => WALK_PART,
             };
             let spent = sys::process::thread_time().saturating_sub(begin);
-            if let Some(left) = (self.knobs.period() / part).checked_sub(spent) {
+            let most = (self.knobs.period() / part).min(LONGEST_WALK);
+            if let Some(left) = most.checked_sub(spent) {
                 domain.walk_frames(bound, left);
             }
         }
@@ -402,6 +405,7 @@ impl Core {
 
     /// Forgets guests and domains of which nothing is left.
     pub(crate) fn tidy(&self) {
+        self.wishes.forget_gone();
         lock(&self.guests).retain(|guest| {
             let gone = guest.is_gone();
             if gone {

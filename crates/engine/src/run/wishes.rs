@@ -141,6 +141,15 @@ impl Wishes {
         }
     }
 
+    /// Lets go of guests of which nothing is left, for each holds descriptors. The first of a wish stays: it tells whose turn the wish takes.
+    pub(crate) fn forget_gone(&self) {
+        for wish in &mut lock(&self.0).list {
+            let mut is_first = true;
+            let stays = |guest: &Arc<Guest>| std::mem::take(&mut is_first) || !guest.is_gone();
+            wish.guests.retain(stays);
+        }
+    }
+
     /// Refuses those that wait, and all that come: the engine ends.
     pub(crate) fn close(&self) {
         let mut waiting = lock(&self.0);
@@ -157,6 +166,7 @@ mod tests {
     use std::sync::mpsc::{Receiver, channel};
 
     use super::*;
+    use crate::testing::fake::Lab;
 
     fn add(wishes: &Wishes, uid: u32) -> Receiver<Result<MergedNow, EngineError>> {
         let (tell, told) = channel();
@@ -191,6 +201,28 @@ mod tests {
         assert!(wishes.due(now).unwrap() >= now + hour);
         assert_eq!(taken(&wishes, now + hour * 2), [7]);
         assert!(told.iter().all(|told| told.try_recv().is_err()));
+    }
+
+    #[test]
+    fn guests_that_are_gone_are_let_go() {
+        let lab = Lab::new();
+        let processes = [(); 3].map(|()| lab.guest_of("d", 1, 1000));
+        let (wishes, (tell, _told)) = (&lab.core.wishes, channel());
+        let hour = Duration::from_secs(3600);
+        wishes.rest(1000, hour);
+        wishes.add(Wish {
+            uid: 1000,
+            guests: lock(&lab.core.guests).clone(),
+            range: 0..1,
+            brief: false,
+            tell: Box::new(move |merged| tell.send(merged).unwrap()),
+        });
+        for process in processes {
+            lab.world(|world| world.kill(process));
+        }
+        lab.rounds(3);
+        let wish = &wishes.take(Instant::now() + hour * 2)[0];
+        assert_eq!(wish.guests.len(), 1);
     }
 
     #[test]
