@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use crate::error::Refusal;
 use crate::guest::Guest;
 use crate::guest::memory::{GivenUp, Memory};
-use crate::run::queue::{Job, Queue};
+use crate::run::queue::{Job, Queue, Spent};
 use crate::sync::lock;
 
 thread_local! {
@@ -59,10 +59,8 @@ pub(crate) struct Post(Mutex<State>);
 #[derive(Default)]
 struct State {
     thread: u32,
-    /// Since when it has a turn.
-    turn: Option<Instant>,
-    /// Since when it goes on without one, for it waits for an agent.
-    aside: Option<Instant>,
+    /// Since when it does its job, with a turn or without.
+    since: Option<Since>,
     /// The user whose job is being done.
     uid: u32,
     /// The guest whose job is being done.
@@ -71,6 +69,13 @@ struct State {
     inside: bool,
     asleep: Option<Sleep>,
     abandoned: bool,
+}
+
+/// Since when a job has its turn, or goes on without one, for it waits for an agent.
+#[derive(Clone, Copy)]
+enum Since {
+    Turn(Instant),
+    Aside(Instant),
 }
 
 /// A sleep in which a thread was seen again and again.
@@ -108,30 +113,34 @@ impl Post {
 
     pub(crate) fn begin(&self, job: &Job, guest: Option<Arc<Guest>>) {
         let mut state = lock(&self.0);
-        (state.turn, state.aside) = (Some(Instant::now()), None);
+        state.since = Some(Since::Turn(Instant::now()));
         state.uid = job.uid();
         state.guest = guest;
     }
 
-    /// Whose job it does, and how long it had its turn, if it has it still; from now on it has none.
-    pub(crate) fn take_turn(&self) -> (u32, Option<Duration>) {
-        let mut state = lock(&self.0);
-        let turn = state.turn.take();
-        (state.uid, turn.map(|since| since.elapsed()))
-    }
-
     /// Lets another worker have this one's turn.
     pub(crate) fn step_aside(&self, queue: &Queue) {
-        if let (uid, Some(took)) = self.take_turn() {
-            lock(&self.0).aside = Some(Instant::now());
-            queue.end_turn(uid, took);
+        let mut state = lock(&self.0);
+        if let Some(Since::Turn(since)) = state.since {
+            state.since = Some(Since::Aside(Instant::now()));
+            let uid = state.uid;
+            drop(state);
+            queue.end_turn(uid, since.elapsed());
         }
     }
 
-    /// How long its last job went on without a turn.
-    pub(crate) fn waited(&self) -> Duration {
-        let aside = lock(&self.0).aside.take();
-        aside.map_or(Duration::ZERO, |since| since.elapsed())
+    /// Tells the queue that the job is done, or given up.
+    pub(crate) fn finish(&self, queue: &Queue) {
+        let mut state = lock(&self.0);
+        let (uid, since) = (state.uid, state.since.take());
+        drop(state);
+        queue.done(
+            uid,
+            match since.expect("a job that was begun") {
+                Since::Turn(since) => Spent::Turn(since.elapsed()),
+                Since::Aside(since) => Spent::Aside(since.elapsed()),
+            },
+        );
     }
 
     fn enter(&self) -> bool {
@@ -333,13 +342,13 @@ mod tests {
             assert_eq!(told.recv_timeout(Duration::from_secs(60)), Ok(true));
         });
         post.step_aside(&queue); // it has none to give
-        assert_eq!(post.take_turn().1, None);
+        assert!(matches!(lock(&post.0).since, Some(Since::Aside(_))));
         let spent = || queue.spent()[0].1;
         let before = spent();
-        queue.done(0, None, post.waited());
+        post.finish(&queue);
         assert!(spent() > before, "who waits has a thread, too");
         assert!(!queue.wait_idle(Duration::ZERO));
-        queue.done(0, Some(Duration::ZERO), Duration::ZERO);
+        queue.done(0, Spent::Turn(Duration::ZERO));
         assert!(queue.wait_idle(Duration::ZERO));
     }
 

@@ -69,6 +69,15 @@ impl Visit {
     }
 }
 
+/// How long a worker was at a job until its end.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Spent {
+    /// It has its turn still.
+    Turn(Duration),
+    /// It has given its turn back, and waited for an agent since.
+    Aside(Duration),
+}
+
 /// Jobs to do.
 #[derive(Default)]
 pub(crate) struct Queue {
@@ -242,14 +251,14 @@ impl Queue {
         }
     }
 
-    /// Notes that a job of user `uid` is done, by a worker that still has its turn since `took`, or has none and has `waited`.
-    pub(crate) fn done(&self, uid: u32, took: Option<Duration>, waited: Duration) {
+    /// Notes that a job of user `uid` is done.
+    pub(crate) fn done(&self, uid: u32, spent: Spent) {
         let mut inner = lock(&self.inner);
-        if let Some(took) = took {
-            inner.give_turn_back(uid, took);
+        match spent {
+            Spent::Turn(took) => inner.give_turn_back(uid, took),
+            Spent::Aside(waited) => inner.lane_of(uid).spent += waited,
         }
         let lane = inner.lane_of(uid);
-        lane.spent += waited;
         assert!(lane.active > 0, "a job of user {uid} was done twice");
         lane.active -= 1;
         if inner.is_idle() {

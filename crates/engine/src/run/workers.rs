@@ -45,8 +45,7 @@ impl Alone {
             let post = Post::default();
             post.begin(&job, core.guest_of(&job));
             core.do_job(job, &mut scratch, &post);
-            let (uid, took) = post.take_turn();
-            core.queue.done(uid, took, post.waited());
+            post.finish(&core.queue);
         }
     }
 }
@@ -139,8 +138,7 @@ impl Workers {
     pub(crate) fn watch(&self) {
         for (number, worker) in lock(&self.list).iter_mut().enumerate() {
             if worker.post.is_lost(STALL) {
-                let (uid, took) = worker.post.take_turn();
-                self.core.queue.done(uid, took, Duration::ZERO);
+                worker.post.finish(&self.core.queue);
                 self.core.queue.wake();
                 lock(&self.lost).push(Arc::clone(&worker.post));
             }
@@ -260,7 +258,6 @@ fn labour(core: &Core, post: &Arc<Post>, number: usize) {
         if !post.end() {
             return;
         }
-        let (uid, took) = post.take_turn();
-        core.queue.done(uid, took, post.waited());
+        post.finish(&core.queue);
     }
 }
