@@ -184,9 +184,9 @@ impl Refs {
     /// Adds a segment to `segments`, those of this domain.
     pub(super) fn add_segment(&self, segments: &mut Segments, number: u64, segment: Segment) {
         segments.insert(number, Box::new(segment));
-        self.his.get().inspect(|his| {
+        if let Some(his) = self.his.get() {
             his.segments.fetch_add(1, Relaxed);
-        });
+        }
     }
 
     /// Takes a segment away again, if it is there.
@@ -196,9 +196,9 @@ impl Refs {
         number: u64,
     ) -> Option<Box<Segment>> {
         let segment = segments.remove(&number)?;
-        self.his.get().inspect(|his| {
+        if let Some(his) = self.his.get() {
             his.segments.fetch_sub(1, Relaxed);
-        });
+        }
         Some(segment)
     }
 
@@ -239,10 +239,10 @@ impl Drop for Refs {
         self.sums().for_each(|sum| {
             sum.fetch_sub(frames, Relaxed);
         });
-        let segments = self.segments().len();
-        self.his.get().inspect(|his| {
-            his.segments.fetch_sub(segments as u64, Relaxed);
-        });
+        if let Some(his) = self.his.get() {
+            let segments = self.segments().len() as u64;
+            his.segments.fetch_sub(segments, Relaxed);
+        }
     }
 }
 

@@ -62,14 +62,14 @@ const SCAN_RUNS: usize = 2048;
 
 /// While there is work, a round lasts at least so many times as long as its looks.
 const LOOK_SHARE: u32 = 64;
+/// And at most so many periods.
+const MOST_PERIODS: u32 = 4;
 /// The part of a period for which canonical pages are asked where they are.
 const WALK_PART: u32 = 100;
 /// The same for domains whose pages the kernel may have moved lately.
 const DOUBT_PART: u32 = 10;
 /// The longest walk of a round, whatever the period: the driver does nothing else meanwhile.
 const LONGEST_WALK: Duration = Duration::from_millis(500);
-/// And at most so many periods.
-const MOST_PERIODS: u32 = 4;
 
 /// Buffers of a worker.
 pub(crate) struct Scratch {
