@@ -129,12 +129,14 @@ fn start(args: &Args) -> Result<ExitCode> {
     }
     let obstacle = program::obstacle(&file);
     if let (Backend::Auto, Some(obstacle), None) = (args.backend, &obstacle, &args.domain) {
-        eprintln!(
-            "pageone: {} {obstacle}: KSM merges its memory, which knows no domains",
-            file.display()
-        );
         match offer_to_ksm() {
-            Ok(()) => return become_ksms(args, name),
+            Ok(()) => {
+                eprintln!(
+                    "pageone: {} {obstacle}: KSM merges its memory, which knows no domains",
+                    file.display()
+                );
+                return become_ksms(args, name);
+            }
             Err(error) => eprintln!("pageone: {error:#}"),
         }
     }

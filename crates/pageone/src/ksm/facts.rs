@@ -97,7 +97,7 @@ impl Reader {
         let number = |name: &str| self.ksm.number(name);
         let newer = |name: &str| number(name).unwrap_or_default();
         let (sharing, zeros) = (number("pages_sharing")?, newer("ksm_zero_pages"));
-        let saved_bytes = self.ksm.saved_bytes()?;
+        let saved_bytes = (sharing + zeros) * PAGE;
         let profit = self.ksm.read("general_profit").ok();
         let cpu = self.thread.map_or(Ok(Duration::ZERO), usage::cpu_time)?;
         Ok(Counters {

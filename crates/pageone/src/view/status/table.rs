@@ -363,6 +363,18 @@ mod tests {
     }
 
     #[test]
+    fn the_saving_of_ksm_is_shown_where_there_is_one() {
+        let mut status = status();
+        assert!(!table(&status).contains("\nKSM "));
+        status.ksm_saved_bytes = 3 << 20;
+        let text = table(&status);
+        let row = text.lines().find(|line| line.starts_with("KSM "));
+        let row = row.expect("a row of its own");
+        assert!(row.contains("3.0 MiB  by the kernel's KSM beside"), "{row}");
+        assert!(row.len() <= WIDTH, "{row}");
+    }
+
+    #[test]
     fn canonical_pages_are_shown_by_node_where_there_are_several() {
         let at = |domain: &str, node, pages, astray| StoreNode {
             domain: domain.into(),
