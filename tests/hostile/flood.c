@@ -96,7 +96,7 @@ void domains(const char *path, char **args)
 /* late N CHUNKS MS: processes with a session and so many chunks each, which answer a merge after MS. */
 void late(const char *path, char **args)
 {
-	int most = atoi(args[0]), ms = atoi(args[2]);
+	int most = number(args, 200), ms = atoi(args[2]);
 	/* Two equal pages in each chunk. */
 	struct offers offers = { .first = 0x30000000000ul, .chunks = (uint64_t)atoi(args[1]), .pages = { 1, 0, 0, 0, 1 } };
 	for (int i = 0; i < most; i++) {

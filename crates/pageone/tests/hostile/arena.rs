@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use sys::process::thread_time;
 
 use crate::attacker::Attacker;
 use crate::common::{
@@ -88,8 +89,8 @@ fn rounds_of_a_yardstick(stop: &AtomicBool) -> u64 {
     let mut rounds = 0;
     while !stop.load(Ordering::Relaxed) {
         std::thread::sleep(PERIOD);
-        let begin = cpu_time();
-        while cpu_time() - begin < WORK {
+        let begin = thread_time();
+        while thread_time() - begin < WORK {
             if stop.load(Ordering::Relaxed) {
                 return rounds;
             }
@@ -97,12 +98,6 @@ fn rounds_of_a_yardstick(stop: &AtomicBool) -> u64 {
         rounds += 1;
     }
     rounds
-}
-
-/// CPU time of the calling thread.
-fn cpu_time() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    time.try_into().unwrap()
 }
 
 pub(crate) struct Arena {
