@@ -123,9 +123,8 @@ impl Post {
         let mut state = lock(&self.0);
         if let Some(Since::Turn(since)) = state.since {
             state.since = Some(Since::Aside(Instant::now()));
-            let uid = state.uid;
-            drop(state);
-            queue.end_turn(uid, since.elapsed());
+            // Not given up in between: its lane is there as long as the job is.
+            queue.end_turn(state.uid, since.elapsed());
         }
     }
 

@@ -1,7 +1,7 @@
 //! The jobs of a round, and whose turn it is.
 //!
 //! Each user has a lane, and the next job comes from the lane for which least was done in this round. So with any
-//! number of guests, and whatever they make a job cost, one user makes another's round twice as long at most:
+//! number of guests, and whatever they make a job cost, one user makes another's round about twice as long at most:
 //!
 //! ```text
 //!   uid 1000   look look chunk chunk                  done after twice its own time
@@ -69,6 +69,9 @@ impl Visit {
     }
 }
 
+/// Threads for each worker that may work at a time. With two, it happened that both waited.
+pub(crate) const THREADS_A_TURN: u16 = 3;
+
 /// How long a worker was at a job until its end.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Spent {
@@ -96,7 +99,8 @@ struct Lane {
     later: VecDeque<Arc<Chunk>>,
     /// Jobs begun and not done.
     active: usize,
-    /// How long workers had a turn for it in this round, or waited for its agents: no other job has their threads meanwhile.
+    /// How long workers had a turn for it in this round, and a part of the time for which they waited for its agents: no other job
+    /// has their threads meanwhile.
     spent: Duration,
 }
 
@@ -256,7 +260,10 @@ impl Queue {
         let mut inner = lock(&self.inner);
         match spent {
             Spent::Turn(took) => inner.give_turn_back(uid, took),
-            Spent::Aside(waited) => inner.lane_of(uid).spent += waited,
+            // A thread is a part of a turn: at the full price, who waits for agents would have less than who burns turns.
+            Spent::Aside(waited) => {
+                inner.lane_of(uid).spent += waited / u32::from(THREADS_A_TURN);
+            }
         }
         let lane = inner.lane_of(uid);
         assert!(lane.active > 0, "a job of user {uid} was done twice");

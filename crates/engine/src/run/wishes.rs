@@ -3,7 +3,7 @@
 //!
 //! Where the list is full, the user who has most in it loses his last one to a user who has fewer. Root's wishes always have room.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -143,9 +143,18 @@ impl Wishes {
 
     /// Lets go of guests of which nothing is left, for each holds descriptors. The first of a wish stays: it tells whose turn the wish takes.
     pub(crate) fn forget_gone(&self) {
+        let others = |wish: &Wish| wish.guests.iter().skip(1).cloned().collect::<Vec<_>>();
+        // What is gone is found, and dropped, without the lock.
+        let named: Vec<_> = lock(&self.0).list.iter().flat_map(others).collect();
+        let gone = named.iter().filter(|guest| guest.is_gone());
+        let gone: BTreeSet<_> = gone.map(|guest| guest.number).collect();
+        if gone.is_empty() {
+            return;
+        }
         for wish in &mut lock(&self.0).list {
             let mut is_first = true;
-            let stays = |guest: &Arc<Guest>| std::mem::take(&mut is_first) || !guest.is_gone();
+            let stays =
+                |guest: &Arc<Guest>| std::mem::take(&mut is_first) || !gone.contains(&guest.number);
             wish.guests.retain(stays);
         }
     }

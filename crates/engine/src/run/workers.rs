@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use crate::run::core::{Core, Crew, Ends, Scratch};
 use crate::run::post::Post;
+use crate::run::queue::THREADS_A_TURN;
 use crate::run::waiting::Looks;
 use crate::sync::lock;
 
@@ -28,8 +29,6 @@ pub(crate) const STALL: Duration = Duration::from_millis(100);
 pub(crate) const STUCK: Duration = Duration::from_secs(20);
 /// How often workers are looked at while they are at work.
 const WATCH: Duration = Duration::from_millis(25);
-/// Threads for each worker that may work at a time. With two, it happened that both waited.
-const THREADS_A_TURN: usize = 3;
 /// Heaps that the workers allocate from, if there are not more turns.
 const LEAST_HEAPS: u16 = 2;
 
@@ -99,7 +98,7 @@ impl Workers {
     /// Starts or ends threads until there are as many as the knob says.
     pub(crate) fn resize(&self) {
         let turns = usize::from(self.core.knobs.values().threads).max(1);
-        let wanted = turns * THREADS_A_TURN;
+        let wanted = turns * usize::from(THREADS_A_TURN);
         self.core.queue.set_workers(wanted, turns);
         let mut list = lock(&self.list);
         // One too many ends after its job. It may sleep in a guest's memory, so nobody waits for it.
