@@ -88,7 +88,7 @@ enum Backend {
     Pageone,
     /// The kernel's KSM, which is told to take all memory of the command; nothing else of PageONE is at work
     Ksm,
-    /// PageONE's engine; KSM where the command cannot load the agent and no domain is asked for
+    /// PageONE's engine; KSM where the command cannot load the agent, is not setuid, and no domain is asked for
     Auto,
 }
 
@@ -128,13 +128,23 @@ fn start(args: &Args) -> Result<ExitCode> {
         return by_ksm(args, name);
     }
     let obstacle = program::obstacle(&file);
-    if let (Backend::Auto, Some(obstacle), None) = (args.backend, &obstacle, &args.domain) {
+    // KSM shares among all users, and a setuid program is another user's.
+    let may_ksm = |obstacle: &&Obstacle| args.domain.is_none() && **obstacle != Obstacle::Secure;
+    let is_auto = args.backend == Backend::Auto;
+    if let Some(obstacle) = obstacle.as_ref().filter(|_| is_auto).filter(may_ksm)
+        && has_domain_of_user(args)?
+    {
         match offer_to_ksm() {
             Ok(()) => {
                 eprintln!(
-                    "pageone: {} {obstacle}: KSM merges its memory, which knows no domains",
+                    "pageone: {} {obstacle}: it is left to KSM, which shares among the programs of all users",
                     file.display()
                 );
+                if let Some(flag) = args.knobs.first() {
+                    eprintln!(
+                        "pageone: --{flag} turns nothing: KSM has knobs of its own (`pageone ksm tune`)"
+                    );
+                }
                 return become_ksms(args, name);
             }
             Err(error) => eprintln!("pageone: {error:#}"),
@@ -193,11 +203,28 @@ fn by_ksm(args: &Args, name: &OsString) -> Result<ExitCode> {
     become_ksms(args, name)
 }
 
+/// Whether the command would share with all programs of its user, as far as a daemon says. KSM heeds no policy, so a narrower domain, or
+/// none, is no case for it.
+fn has_domain_of_user(args: &Args) -> Result<bool> {
+    let socket = paths::served(args.socket.as_deref());
+    let Some(socket) = socket
+        .ok()
+        .filter(|path| sys::socket::connect(path).is_ok())
+    else {
+        return Ok(true);
+    };
+    let reply = client::ask(&socket, &Request::Domain(String::new()), PATIENCE)?;
+    Ok(match reply {
+        Reply::Domain(domain) | Reply::DomainOfAny(domain) => domain.starts_with("uid:"),
+        _ => false,
+    })
+}
+
 /// Tells KSM to take all memory of this process, and of the command that it becomes.
 fn offer_to_ksm() -> Result<()> {
     sys::residence::offer_memory_to_ksm().context(
         "the kernel does not let its KSM have all memory of this process: \
-         it takes CAP_SYS_RESOURCE, Linux 6.4 and CONFIG_KSM",
+         it takes Linux 6.4 and CONFIG_KSM",
     )
 }
 

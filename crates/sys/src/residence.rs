@@ -84,7 +84,7 @@ impl FrameFlags {
 /// Offers all anonymous memory of this process, and of what it starts, to the kernel's own page merging. Linux 6.4.
 ///
 /// # Errors
-/// EINVAL on an older kernel or one without KSM, EPERM without CAP_SYS_RESOURCE.
+/// EINVAL on an older kernel or one without KSM.
 pub fn offer_memory_to_ksm() -> io::Result<()> {
     const PR_SET_MEMORY_MERGE: libc::c_int = 67;
     // SAFETY: takes numbers only. Merging shares frames copy-on-write: no byte that a program can read changes.

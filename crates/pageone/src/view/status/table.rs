@@ -102,7 +102,7 @@ fn sizes(status: &Status) -> Vec<Row> {
     rows.extend(nodes(status));
     rows.push(row("recycled", pages, recycled));
     if status.ksm_saved_bytes > 0 {
-        let note = "by the kernel's KSM beside, no part of the sums".to_owned();
+        let note = "by the kernel's KSM, on the whole machine".to_owned();
         rows.push(row("KSM", human::size(status.ksm_saved_bytes), note));
     }
     rows
@@ -370,7 +370,10 @@ mod tests {
         let text = table(&status);
         let row = text.lines().find(|line| line.starts_with("KSM "));
         let row = row.expect("a row of its own");
-        assert!(row.contains("3.0 MiB  by the kernel's KSM beside"), "{row}");
+        assert!(
+            row.contains("3.0 MiB  by the kernel's KSM, on the whole machine"),
+            "{row}"
+        );
         assert!(row.len() <= WIDTH, "{row}");
     }
 
