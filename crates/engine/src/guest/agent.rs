@@ -27,6 +27,9 @@ pub(crate) trait Link: Send {
     /// What tells that an answer has come, to wait for many at once.
     fn bell(&self) -> Option<BorrowedFd<'_>>;
 
+    /// Whether an answer has come, or the end of the connection.
+    fn has_answer(&self) -> bool;
+
     /// Takes an answer, after waiting at most `wait` for it.
     ///
     /// # Errors

@@ -310,6 +310,14 @@ impl Guest {
         self.standing() == Standing::Served && !self.late.load(Acquire)
     }
 
+    /// Whether an answer of the agent has come that nobody has taken yet.
+    pub(crate) fn has_answer(&self) -> bool {
+        let talk = self.talk.try_lock(); // else a worker takes it
+        let talk = talk.as_ref().filter(|talk| talk.pending.is_some());
+        let link = talk.and_then(|talk| talk.link.as_ref());
+        link.is_some_and(|link| link.has_answer())
+    }
+
     /// Whether the guest takes jobs in this round.
     pub(crate) fn takes_jobs(&self, patience: Duration) -> bool {
         let overtime = Duration::from_nanos(self.overtime_ns.load(Relaxed));

@@ -139,6 +139,11 @@ impl Link for SocketLink {
         Some(self.socket.as_fd())
     }
 
+    fn has_answer(&self) -> bool {
+        // Where polling fails, receiving says why.
+        process::wait_readable(&self.socket, Duration::ZERO).unwrap_or(true)
+    }
+
     fn receive(&mut self, wait: Duration) -> Result<Option<Answer>, Fault> {
         let broken = |error: Errno| Fault::Broken(error.into());
         if !process::wait_readable(&self.socket, wait).map_err(broken)? {

@@ -19,7 +19,7 @@
 //! | a guest | so |
 //! |---|---|
 //! | counts on and on | its user rests for `REST` times what workers did for him, and the glance at him, took |
-//! | does not answer | it is heard again when a round has heard it; its user rests for the time that was waited |
+//! | does not answer | it is heard again when its answer has come; its user rests, by the time that was waited for it |
 //! | has its line swapped out, so that a glance waits | a glance ends after [`GLANCE_TIME`], and goes on with the next guest |
 //!
 //! Jobs have their user's lane here too, the CPU limit holds, and a round that is due waits for [`PASSES`] patiences at most.
@@ -74,7 +74,7 @@ impl Core {
         state.due = Some(Instant::now() + GLANCE);
     }
 
-    /// The guests that have discarded merged pages since they were heard.
+    /// The guests that have discarded merged pages since they were heard, and those whose late answer has come.
     fn find_discards(&self, spent: &mut Spent) -> Vec<Arc<Guest>> {
         let begin = Instant::now();
         let mut merged: Vec<_> = lock(&self.guests)
@@ -97,16 +97,21 @@ impl Core {
                 break;
             }
             let stuck = guest.is_stuck() || guest.user.is_stuck();
-            if resting.contains(&guest.user.uid) || stuck || !guest.is_responsive() {
+            if resting.contains(&guest.user.uid) || stuck {
                 continue;
             }
-            let ledger = lock(&guest.ledger);
-            let discards = ledger.gives_back() || ledger.has_discards();
-            drop(ledger);
+            // A late answer may tell of discards: they were counted as heard when it was asked.
+            let tells = match guest.is_responsive() {
+                true => {
+                    let ledger = lock(&guest.ledger);
+                    ledger.gives_back() || ledger.has_discards()
+                }
+                false => guest.has_answer(),
+            };
             let now = Instant::now();
             *spent.entry(guest.user.uid).or_default() += now - last;
             last = now;
-            if discards {
+            if tells {
                 found.push(guest);
             }
         }

@@ -200,6 +200,10 @@ impl Link for Agent {
         None
     }
 
+    fn has_answer(&self) -> bool {
+        !self.answers.is_empty()
+    }
+
     fn receive(&mut self, _wait: Duration) -> Result<Option<Answer>, Fault> {
         Ok(self.answers.pop_front())
     }

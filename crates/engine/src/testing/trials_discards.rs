@@ -106,7 +106,7 @@ fn who_counts_discards_without_a_pause_rests() {
 }
 
 #[test]
-fn an_agent_that_does_not_answer_is_not_asked_again_before_a_round() {
+fn an_agent_that_answers_late_is_heard_when_its_answer_has_come() {
     let lab = Lab::new();
     let [a, b] = twins(&lab);
     lab.rounds(3);
@@ -117,12 +117,14 @@ fn an_agent_that_does_not_answer_is_not_asked_again_before_a_round() {
     lab.glance();
     let rested = lab.core.glances.rests(0);
     assert!(rested, "its user waits as long as others waited for it");
+    let asked = questions(&lab, a);
     lab.rest();
     lab.glance();
+    assert_eq!(questions(&lab, a), asked);
+    assert!(!lab.core.glances.rests(0), "nobody waited for it again");
     assert_eq!(frames(&lab), 16);
     lab.world(|world| world.processes[a].manners = Manners::Honest);
-    lab.round();
     lab.rest();
     lab.glance();
-    assert_eq!(frames(&lab), 0);
+    assert_eq!(frames(&lab), 0, "no round came");
 }

@@ -119,19 +119,32 @@ impl Link for FakeLink {
         None
     }
 
+    fn has_answer(&self) -> bool {
+        let mut world = lock(&self.world);
+        let gone = world.processes[self.process].connection != self.connection;
+        if !gone {
+            world.deal_unless_stalled(self.process);
+        }
+        gone || !world.processes[self.process].mail.answers.is_empty()
+    }
+
     fn receive(&mut self, _wait: Duration) -> Result<Option<Answer>, Fault> {
         let mut world = lock(&self.world);
         if world.processes[self.process].connection != self.connection {
             return Err(Fault::Closed);
         }
-        if world.processes[self.process].manners != Manners::Stalls {
-            world.deal(self.process);
-        }
+        world.deal_unless_stalled(self.process);
         Ok(world.processes[self.process].mail.answers.pop_front())
     }
 }
 
 impl World {
+    fn deal_unless_stalled(&mut self, process: usize) {
+        if self.processes[process].manners != Manners::Stalls {
+            self.deal(process);
+        }
+    }
+
     /// Lets the agent of `process` deal with its questions.
     pub(super) fn deal(&mut self, process: usize) {
         while let Some((question, line)) = self.processes[process].mail.questions.pop_front() {
