@@ -376,6 +376,82 @@ fn merged_and_offered_memory_is_collapsed_and_merged_again() {
     }
 }
 
+/// A guest whose chunk is merged in runs of 16 pages, each in a mapping of its own.
+fn merged_in_pieces(seed: u64) -> (Engine, Guest) {
+    let (engine, guest) = ready(seed);
+    engine.write(3000, 512, seed);
+    for first in (0..512).step_by(16) {
+        let slot = if first % 32 == 0 { 1000 } else { 3000 };
+        let merged = engine.merge(guest.memory, first, 16, Some(slot + u64::from(first)));
+        assert_eq!(count(&merged, PageOutcome::Merged), 16);
+    }
+    assert_eq!(mappings(&guest), 32);
+    (engine, guest)
+}
+
+/// How many mappings have something of the guest's first chunk.
+fn mappings(guest: &Guest) -> usize {
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", guest.pid)).unwrap();
+    let chunk = guest.memory..guest.memory + (2 << 20);
+    let ranges = maps.lines().map(|line| {
+        let (start, end) = line.split_once(' ').unwrap().0.split_once('-').unwrap();
+        [start, end].map(|text| usize::from_str_radix(text, 16).unwrap())
+    });
+    ranges
+        .filter(|&[start, end]| start < chunk.end && chunk.start < end)
+        .count()
+}
+
+#[test]
+fn memory_made_whole_is_one_mapping_again() {
+    for serves in [true, false] {
+        let (mut engine, mut guest) = merged_in_pieces(7);
+        if !serves {
+            end_session(&mut engine, &mut guest);
+        }
+        guest.run(&format!("advise 0 512 {UNMERGEABLE}"));
+        assert_eq!(mappings(&guest), 1, "served {serves}");
+        guest.run("check");
+        // As the kernel alone does.
+        guest.run(&format!("advise 0 512 {COLLAPSE}"));
+        guest.run("check");
+    }
+    let (_engine, mut guest) = merged_in_pieces(7);
+    guest.run(&format!("advise 0 512 {COLLAPSE}"));
+    assert_eq!(mappings(&guest), 1);
+    guest.run("check");
+}
+
+#[test]
+fn to_make_memory_whole_takes_a_chunk_of_address_space() {
+    use rustix::process::{Pid, Resource, Rlimit, prlimit};
+    const CHUNKS: usize = 8;
+    let (_engine, mut guest) = merged_chunks(CHUNKS);
+    let statm = std::fs::read_to_string(format!("/proc/{}/statm", guest.pid)).unwrap();
+    let pages: u64 = statm.split(' ').next().unwrap().parse().unwrap();
+    let limit = Rlimit {
+        current: Some(pages * 4096 + (3 << 20)),
+        maximum: None,
+    };
+    let pid = Pid::from_raw(guest.pid.cast_signed());
+    prlimit(pid, Resource::As, limit).unwrap();
+    guest.run(&format!("advise 0 {} {DONTFORK}", 512 * CHUNKS));
+    assert_eq!(stored(&guest), 0);
+    guest.run("check");
+}
+
+#[test]
+fn parts_that_were_protected_join_when_they_are_writable_again() {
+    let (_engine, mut guest) = merged_in_pieces(7);
+    guest.run("protect 100 20 1");
+    guest.run("protect 200 20 0");
+    guest.run(&format!("advise 0 512 {UNMERGEABLE}"));
+    assert_eq!(mappings(&guest), 5);
+    guest.run("protect 0 512 3");
+    assert_eq!(mappings(&guest), 1);
+    guest.run("check");
+}
+
 #[test]
 fn a_program_moves_pages_out_of_merged_memory() {
     let (engine, mut guest) = merged(10);

@@ -56,6 +56,8 @@ points! {
     Place = "place",
     /// The same, after the pages' own mapping is gone.
     PlaceHalf = "place-half",
+    /// mremap(2) by which memory made aside grows.
+    Grow = "grow",
     /// madvise(2) that gives a new mapping its attributes.
     Describe = "describe",
     /// mmap(2) of a lifeline, or of what is shared otherwise.

@@ -14,9 +14,10 @@ use rustix::mm::{MapFlags, MlockFlags, MprotectFlags, MremapFlags, ProtFlags};
 
 /// What a mapping allows. Writing and executing imply reading, as on x86-64. Pages are merged only
 /// where they are not executable, but their guest may make them so afterwards.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Access {
     /// Nothing.
+    #[default]
     None,
     /// Reads.
     Read,
@@ -284,6 +285,21 @@ pub unsafe fn place(from: usize, start: usize, len: usize) -> Result<()> {
     let how = MremapFlags::MAYMOVE;
     // SAFETY: the caller's promise.
     unsafe { rustix::mm::mremap_fixed(pointer(from), len, len, how, pointer(start)) }.map(drop)
+}
+
+/// Makes a mapping of `len` bytes at `start` `new_len` bytes long where it lies, with all that the kernel knows of it.
+///
+/// # Errors
+/// `NOMEM` where something lies behind it, at a limit, or without memory; `AGAIN` where no more may be locked. It is as it
+/// was then.
+///
+/// # Safety
+/// The mapping must be the caller's.
+pub unsafe fn grow(start: usize, len: usize, new_len: usize) -> Result<()> {
+    fault::check(Point::Grow)?;
+    let how = MremapFlags::empty();
+    // SAFETY: the caller's promise; nothing is replaced.
+    unsafe { rustix::mm::mremap(pointer(start), len, new_len, how) }.map(drop)
 }
 
 /// Maps `source` without access over `[start, start + len)` where nothing is mapped, after [`place`] failed, with

@@ -57,8 +57,8 @@ fn make_whole(guard: &mut Guard, ahead: &Range<usize>) -> bool {
     if !guard.table().may_be_stored(ahead.start, len) {
         return true;
     }
-    // The memory made aside, and what it splits.
-    !scarce(guard, 3) && whole_unwritten(guard, ahead.start, len).is_ok()
+    // The memory made aside, what is cut from it, and what it splits.
+    !scarce(guard, 4) && whole_unwritten(guard, ahead.start, len).is_ok()
 }
 
 /// The trail with one more discard, and what lies ahead: as much as the trail is long.

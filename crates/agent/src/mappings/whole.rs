@@ -6,6 +6,9 @@
 //!   guest     a  b  c       mremap put it in place in one step; the sleepers wake
 //! ```
 //!
+//! All copies of neighbouring mappings are cut from one mapping made aside, in the order in which they lie. So the kernel joins
+//! them where they come to lie, and memory that windows had cut into many mappings is one again ([`Copy`]).
+//!
 //! Then the kernel's own calls do what they do to any anonymous memory, attributes and errors
 //! included. So whatever has no answer of its own for merged memory asks for this first.
 //!
@@ -152,6 +155,21 @@ fn make(
     if !thread::may_look() || !guard.table().may_be_stored(start, len) {
         return Ok(());
     }
+    let mut copy = Copy::default();
+    let made = make_each(guard, start, len, unwritten, tools, &mut copy);
+    copy.close();
+    made
+}
+
+/// Makes the mappings of a range whole, one by one, from memory aside that is `copy`'s.
+fn make_each(
+    guard: &mut Guard,
+    start: usize,
+    len: usize,
+    unwritten: Option<&Pagemap>,
+    tools: Tools,
+    copy: &mut Copy,
+) -> Result<()> {
     let Tools {
         maps,
         still,
@@ -183,10 +201,8 @@ fn make(
                     make_private(guard, at, end - at)?;
                 }
             } else {
-                let mut copy = Copy::new(at, end, vma.access());
-                let made = copy.make_all(guard, &still, unwritten, &mut pins);
-                copy.close();
-                made?;
+                copy.go_on(at, end, vma.access());
+                copy.make_all(guard, &still, unwritten, &mut pins)?;
             }
             at = end;
         }
@@ -456,25 +472,39 @@ impl Still {
 
 /// A mapping of a store, or a part of one, and the memory that takes its place.
 ///
-/// That is cut from one mapping made aside, so the kernel joins the parts again where they lie.
+/// ```text
+///   guest     a b c │ d e f g │ h …     mappings of stores, one after the other
+///   aside             d e f g   +       the next copies, and a page more; `a b c` were cut from it before
+///   later                       h …   + that page grows into what comes next
+/// ```
+///
+/// The kernel joins neighbours whose pages are of one kind (`anon_vma`) and were made as far from each other as they lie
+/// (`vm_pgoff`). Both hold for what is cut from one mapping in order. A part that is cut off takes the kind along, and so does a
+/// mapping that grows in place: the page more, which nobody ever touches, is what hands it on. So the memory aside is never larger
+/// than a chunk and that page, however much is made whole.
+///
+/// The tempting alternative, memory aside for all of it at once, would count twice against RLIMIT_AS, and against the memory
+/// that the kernel promises: other threads would find none meanwhile.
+///
+/// **The limit**: other attributes, other memory between, and an earlier or later call begin a new mapping aside. What comes from it is
+/// of another kind. So is what was never merged: it keeps the kind that it was made with.
+#[derive(Default)]
 struct Copy {
     at: usize,
     end: usize,
     access: Access,
-    /// Where the copy of the page at `at` will be; nothing before the first.
-    aside: Option<usize>,
+    /// The memory made aside. The copy of the page at `at` will be its first.
+    aside: Range<usize>,
     attributes: Attributes,
 }
 
 impl Copy {
-    fn new(at: usize, end: usize, access: Access) -> Self {
-        Self {
-            at,
-            end,
-            access,
-            aside: None,
-            attributes: Attributes::default(),
+    /// Turns to another mapping. Right behind the one before, the memory aside is that for it, too.
+    fn go_on(&mut self, at: usize, end: usize, access: Access) {
+        if at != self.at {
+            self.close();
         }
+        (self.at, self.end, self.access) = (at, end, access);
     }
 
     /// A chunk at a time: so long others wait.
@@ -489,7 +519,7 @@ impl Copy {
             let chunk = self.at & !(CHUNK_BYTES - 1);
             let len = self.end.min(chunk + CHUNK_BYTES) - self.at;
             let attributes = attributes_at(guard, self.at);
-            let aside = self.open(attributes)?;
+            self.open(len, attributes)?;
             still.begin(self.at, len, unwritten.is_some())?;
             let made = match unwritten {
                 None => {
@@ -500,7 +530,7 @@ impl Copy {
             };
             // All of it is in place or given back by now.
             self.at += len;
-            self.aside = Some(aside + len).filter(|_| self.at < self.end);
+            self.aside.start += len;
             made?;
         }
         Ok(())
@@ -589,41 +619,59 @@ impl Copy {
     fn leave(&self, still: &Still, at: usize, len: usize) {
         if len > 0 {
             still.give_up(at, len);
-            let aside = self.aside_of(at);
             // SAFETY: memory made aside, which nobody else knows, and which nothing has taken away.
-            let _ = aside.map(|aside| unsafe { mapping::unmap(aside, len) });
+            let _ = unsafe { mapping::unmap(self.aside_of(at), len) };
         }
     }
 
     /// Where the copy of the page at `at` will be.
-    fn aside_of(&self, at: usize) -> Option<usize> {
-        self.aside.map(|aside| aside + (at - self.at))
+    fn aside_of(&self, at: usize) -> usize {
+        let aside = self.aside.start + (at - self.at);
+        assert!(aside < self.aside.end, "there is memory aside for it");
+        aside
     }
 
-    /// Makes the memory aside, for all that is left, unless there is some of the kind.
-    fn open(&mut self, attributes: Attributes) -> Result<usize> {
-        if let Some(aside) = self.aside.filter(|_| self.attributes == attributes) {
-            return Ok(aside);
+    /// Sees to it that there is memory aside for the next `len` bytes.
+    fn open(&mut self, len: usize, attributes: Attributes) -> Result<()> {
+        let more = len + PAGE_BYTES;
+        if self.attributes == attributes && self.grow(more) {
+            return Ok(());
         }
         self.close();
         let locks = attributes.locked || locks_future();
-        let len = self.end - self.at;
-        let aside = mapping::aside(len, Source::Anonymous, Access::ReadWrite, attributes, locks)?;
-        (self.aside, self.attributes) = (Some(aside), attributes);
-        Ok(aside)
+        let make = |len| {
+            let made = mapping::aside(len, Source::Anonymous, Access::ReadWrite, attributes, locks);
+            made.map(|start| start..start + len)
+        };
+        // At a limit there may be room without the page more.
+        self.aside = make(more).or_else(|_| make(len))?;
+        self.attributes = attributes;
+        Ok(())
+    }
+
+    /// The page that is left aside grows to `len` bytes, if there is one.
+    fn grow(&mut self, len: usize) -> bool {
+        let Range { start, end } = self.aside;
+        // SAFETY: what is left of the memory made aside, which nobody else knows.
+        let grown = start < end && unsafe { mapping::grow(start, end - start, len) }.is_ok();
+        if grown {
+            self.aside.end = start + len;
+        }
+        grown
     }
 
     /// Gives back what is left of the memory made aside.
     fn close(&mut self) {
-        if let Some(aside) = self.aside.take() {
+        let Range { start, end } = std::mem::take(&mut self.aside);
+        if start < end {
             // SAFETY: what is left of the memory made aside, which nobody else knows.
-            let _ = unsafe { mapping::unmap(aside, self.end - self.at) };
+            let _ = unsafe { mapping::unmap(start, end - start) };
         }
     }
 
     /// Copies the `len` bytes at `at`, which nobody writes, and puts the copy in their place.
     fn put(&self, at: usize, len: usize) -> Result<()> {
-        let aside = self.aside_of(at).ok_or(Errno::NOMEM)?;
+        let aside = self.aside_of(at);
         populate(aside, len)?;
         // SAFETY: the memory aside is ours, and writable; what is read is mapped by the caller's word. The place
         // holds what the copy holds.
