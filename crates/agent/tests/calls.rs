@@ -440,6 +440,41 @@ fn to_make_memory_whole_takes_a_chunk_of_address_space() {
     guest.run("check");
 }
 
+/// At a limit that leaves no room for any copy.
+#[test]
+fn merged_memory_shrinks_without_room() {
+    use rustix::process::{Pid, Resource, Rlimit, prlimit};
+    const MAYMOVE: i32 = 1;
+    let (engine, mut guest) = merged_in_pieces(7);
+    let pid = Pid::from_raw(guest.pid.cast_signed());
+    for (resource, flags, pages) in [
+        (Resource::As, 0, 400),
+        (Resource::Data, MAYMOVE, 300),
+        (Resource::Data, 0, 250),
+    ] {
+        let none = Rlimit {
+            current: Some(1 << 20),
+            maximum: None,
+        };
+        let before = prlimit(pid, resource, none).unwrap();
+        let place = guest.run(&format!("remap {pages} {flags}"));
+        assert_eq!(place.parse(), Ok(guest.memory));
+        guest.run("check");
+        assert_eq!(stored(&guest), pages, "what stays is merged still");
+        assert_eq!(told(&engine), (pages, pages));
+        // To its own length it shrinks by nothing.
+        guest.run(&format!("remap {pages} {flags}"));
+        assert!(engine.sync().is_empty(), "nothing has changed");
+        prlimit(pid, resource, before).unwrap();
+    }
+    guest.memory = guest
+        .run(&format!("remap 200 {}", MAYMOVE | 2))
+        .parse()
+        .unwrap();
+    guest.run("check");
+    assert_eq!(stored(&guest), 0);
+}
+
 #[test]
 fn parts_that_were_protected_join_when_they_are_writable_again() {
     let (_engine, mut guest) = merged_in_pieces(7);

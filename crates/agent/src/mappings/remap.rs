@@ -1,6 +1,7 @@
 //! mremap(2) over chunks that are known, with the lock held.
 //!
-//! What is stored is made whole first ([`whole`](mod@whole)), so all attributes are the kernel's to carry. What is
+//! Memory that only becomes shorter stays as it is: the call is the kernel's. For every other call what is
+//! stored is made whole first ([`whole`](mod@whole)), so all attributes are the kernel's to carry. What is
 //! left is that windows cut one mapping into several. The kernel remaps several only to a place of the same length,
 //! only since 6.17, and none that are tracked. So for such a move the range is tracked no longer, and the call is the
 //! kernel's. Else a range of several mappings that are alike in all that the kernel tells is remapped mapping by mapping.
@@ -85,7 +86,11 @@ pub(crate) fn remap(guard: &mut Guard, call: Remap) -> Result<usize> {
     if is_refused(rounded) {
         return pass(call);
     }
-    whole(guard, call.old, old_len).map_err(|_| Errno::NOMEM)?;
+    if flags_of_place(call) == 0 && new_len <= old_len {
+        return shrink(guard, rounded);
+    }
+    // What goes need not be whole.
+    whole(guard, call.old, old_len.min(new_len)).map_err(|_| Errno::NOMEM)?;
     let result = match is_sound(rounded) {
         true if thread::may_look() => carry_out(guard, rounded),
         _ => pass(call),
@@ -104,11 +109,26 @@ pub(crate) fn remap(guard: &mut Guard, call: Remap) -> Result<usize> {
     result
 }
 
+/// What of the flags makes memory move whatever its length.
+fn flags_of_place(call: Remap) -> i32 {
+    call.flags & (FIXED | DONTUNMAP)
+}
+
+/// Memory that stays where it is and becomes no longer. The kernel unmaps the tail, whatever is mapped there and before it, and
+/// touches nothing else. So what stays keeps its pages of a store, its numbers in the table, and its tracking.
+fn shrink(guard: &mut Guard, call: Remap) -> Result<usize> {
+    let at = pass(call)?;
+    if call.new_len < call.old_len {
+        forget(guard, at + call.new_len, call.old_len - call.new_len);
+    }
+    Ok(at)
+}
+
 /// Whether the kernel refuses the call for its form alone, before it looks at any mapping.
 fn is_refused(call: Remap) -> bool {
     let Remap { flags, to, .. } = call;
     let unknown = flags & !(MAYMOVE | FIXED | DONTUNMAP) != 0;
-    if flags & (FIXED | DONTUNMAP) == 0 || unknown {
+    if flags_of_place(call) == 0 || unknown {
         return unknown;
     }
     let (end, target) = (
@@ -240,16 +260,7 @@ pub(crate) fn is_tracked(guard: &mut Guard, call: Remap) -> bool {
 
 /// Remaps a range that windows may have cut, whose last mapping begins at `last`.
 fn piece_by_piece(guard: &mut Guard, look: &Look, call: Remap, last: usize) -> Result<usize> {
-    let moves = call.flags & (FIXED | DONTUNMAP) != 0;
-    if !moves && call.new_len <= call.old_len {
-        may_stay(guard, look, call)?;
-        let (start, len) = (call.old + call.new_len, call.old_len - call.new_len);
-        if len > 0 {
-            // SAFETY: the guest gives the tail back.
-            unsafe { mapping::unmap(start, len) }?;
-        }
-        return Ok(call.old);
-    }
+    let moves = flags_of_place(call) != 0;
     let end = call.old + call.old_len;
     // What may be pinned lies in a store's mapping, which would grow by other pages of the store.
     let islands = look.find(guard, last)?.is_some_and(|vma| is_store(&vma));
@@ -270,19 +281,6 @@ fn piece_by_piece(guard: &mut Guard, look: &Look, call: Remap, last: usize) -> R
         return Err(Errno::NOMEM);
     }
     relocate(guard, look, call)
-}
-
-/// Asks the kernel whether it refuses the call for the first mapping, as a sealed one. Nothing changes.
-fn may_stay(guard: &mut Guard, look: &Look, call: Remap) -> Result<()> {
-    let first = look.find(guard, call.old)?.ok_or(Errno::FAULT)?;
-    let len = (first.end - call.old).min(call.new_len);
-    let (old_len, new_len) = (len, len);
-    pass(Remap {
-        old_len,
-        new_len,
-        ..call
-    })
-    .map(drop)
 }
 
 /// Where the last mapping of the old range begins, if all of them may have been one: side by side, alike, and anonymous, or
