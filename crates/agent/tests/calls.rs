@@ -19,6 +19,7 @@ const DONTNEED: i32 = 4;
 const FREE: i32 = 8;
 const REMOVE: i32 = 9;
 const DONTFORK: i32 = 10;
+const DOFORK: i32 = 11;
 const MERGEABLE: i32 = 12;
 const UNMERGEABLE: i32 = 13;
 const DONTDUMP: i32 = 16;
@@ -274,6 +275,46 @@ fn a_program_without_free_descriptors_gets_its_zeros() {
     guest.run(&format!("advise 40 4 {DONTFORK}"));
     guest.run(&format!("advise 12 20 {DONTNEED}"));
     guest.run("check");
+}
+
+/// The agent's table is its own, so a full one of the program's is no hindrance; but the limit holds for both.
+#[test]
+fn calls_over_merged_memory_need_few_descriptors() {
+    use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
+    let calls = [
+        "lock 0 10".to_owned(),
+        format!("advise 20 10 {DONTFORK}"),
+        format!("advise 20 10 {UNMERGEABLE}"),
+        "unlock 0 10".to_owned(),
+        format!("advise 20 10 {DOFORK}"),
+        "remap 600 1".to_owned(),
+    ];
+    for (limit, done) in [(20, true), (8, false)] {
+        let (_engine, mut guest) = merged(6);
+        let (pid, before) = (
+            Pid::from_raw(guest.pid.cast_signed()),
+            getrlimit(Resource::Nofile),
+        );
+        // Of private pages is asked what may have pinned them.
+        guest.run("fill 5 20 6");
+        let few = Rlimit {
+            current: Some(limit),
+            ..before
+        };
+        prlimit(pid, Resource::Nofile, few).unwrap();
+        for call in &calls {
+            let said = guest.ask(call);
+            let changes_nothing = call.starts_with("unlock") || call.contains("20 10");
+            assert!(
+                said.is_ok() == done || !done && changes_nothing,
+                "{call}: {said:?}"
+            );
+        }
+        guest.run("check");
+        prlimit(pid, Resource::Nofile, before).unwrap();
+        guest.run("lock 0 10");
+        guest.run("check");
+    }
 }
 
 #[test]
