@@ -4,6 +4,7 @@ pub(crate) mod launch;
 pub(crate) mod program;
 mod tally;
 
+use std::env::VarError;
 use std::ffi::OsString;
 use std::os::fd::AsFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -50,7 +51,7 @@ pub(crate) struct Args {
     /// The daemon's socket; without a daemon there, an engine runs in this process
     #[arg(long)]
     socket: Option<PathBuf>,
-    /// Share pages only with guests of this name: of the same user, or as the policy says
+    /// Share pages only with guests of this name: of the same user, or as the policy says [default: $PAGEONE_DOMAIN]
     #[arg(long)]
     domain: Option<String>,
     /// Tell the kernel's KSM of the memory as well
@@ -121,52 +122,41 @@ fn start(args: &Args) -> Result<ExitCode> {
             return Ok(ExitCode::from(error.exit_code()));
         }
     };
-    args.domain
-        .as_deref()
-        .map_or(Ok(()), launch::check_domain)?;
+    let domain = Asked::of(args)?;
     if args.backend == Backend::Ksm {
-        return by_ksm(args, name);
+        return by_ksm(args, domain.as_ref(), name);
     }
     let obstacle = program::obstacle(&file);
-    // KSM shares among all users, and a setuid program is another user's.
-    let may_ksm = |obstacle: &&Obstacle| args.domain.is_none() && **obstacle != Obstacle::Secure;
     let is_auto = args.backend == Backend::Auto;
-    if let Some(obstacle) = obstacle.as_ref().filter(|_| is_auto).filter(may_ksm)
-        && has_domain_of_user(args)?
-    {
-        match offer_to_ksm() {
-            Ok(()) => {
-                eprintln!(
-                    "pageone: {} {obstacle}: it is left to KSM, which shares among the programs of all users",
-                    file.display()
-                );
-                if let Some(flag) = args.knobs.first() {
-                    eprintln!(
-                        "pageone: --{flag} turns nothing: KSM has knobs of its own (`pageone ksm tune`)"
-                    );
-                }
-                return become_ksms(args, name);
-            }
-            Err(error) => eprintln!("pageone: {error:#}"),
-        }
-    }
-    if let Some(obstacle) = &obstacle {
-        eprintln!(
-            "pageone: {} {obstacle}: it runs, but its memory is not merged",
-            file.display()
-        );
-    }
     let mut command = Command::new(name);
     command.args(&args.command[1..]);
-    if obstacle.as_ref().is_some_and(Obstacle::is_fatal) {
-        return Err(failed_exec(&mut command));
+    if let Some(obstacle) = &obstacle {
+        let file = file.display();
+        let because = match is_auto {
+            true => match ksm_refuses(args, domain.as_ref(), obstacle)? {
+                None => {
+                    eprintln!(
+                        "pageone: {file} {obstacle}: it is left to KSM, which shares among the programs of all users"
+                    );
+                    warn_of_knobs(&args.knobs, "KSM has knobs of its own (`pageone ksm tune`)");
+                    return become_ksms(args, command);
+                }
+                Some(why) => format!(", nor by KSM: {why}"),
+            },
+            false => String::new(),
+        };
+        eprintln!("pageone: {file} {obstacle}: it runs, but its memory is not merged{because}");
+        if obstacle.is_fatal() {
+            place(args)?;
+            return Err(failed_exec(&mut command));
+        }
     }
     let agent = paths::agent()?;
     let socket = paths::served(args.socket.as_deref());
     let launch = Launch {
         agent: &agent,
         socket: socket.as_deref().unwrap_or(&agent),
-        domain: args.domain.as_deref(),
+        domain: domain.as_ref().map(|asked| asked.name.as_str()),
         also_ksm: args.also_ksm,
         any: args.any.then_some(args.all()),
     };
@@ -174,33 +164,96 @@ fn start(args: &Args) -> Result<ExitCode> {
         Ok(path) => match sys::socket::connect(path) {
             Ok(connection) => {
                 warn_of_stranger(path, &connection);
-                let ruled = ask_for_domain(path, args.domain.as_deref())?;
+                let ruled = ask_for_domain(path, launch.domain)?;
                 let any = launch.any.or(ruled.then_some(args.all()));
                 Launch { any, ..launch }.equip(&mut command);
                 place(args)?;
-                warn_of_knobs(&args.knobs, path);
+                let at = path.display();
+                warn_of_knobs(
+                    &args.knobs,
+                    &format!("the daemon at {at} serves, and `pageone set` turns its knobs"),
+                );
                 return Err(failed_exec(&mut command));
             }
             Err(error) => format!("{:#}", client::absent(path, error)),
         },
         Err(error) => error.to_string(),
     };
+    // A static program may start others that load the agent. `auto` goes by the command, and the linker drops LD_PRELOAD of setuid ones.
+    if obstacle.is_some_and(|obstacle| is_auto || obstacle == Obstacle::Secure) {
+        eprintln!("pageone: {absence}; no engine is started, as it would have nothing to merge");
+        warn_of_knobs(&args.knobs, "no engine is started");
+        place(args)?;
+        return Err(failed_exec(&mut command));
+    }
     eprintln!("pageone: {absence}; this command has an engine of its own until it ends");
     embed(args, launch, &mut command)
 }
 
+/// The domain that the command asks for.
+struct Asked {
+    name: String,
+    /// What said so.
+    by: &'static str,
+}
+
+impl Asked {
+    /// What the flag says, else the environment, as agents without `run` have it.
+    fn of(args: &Args) -> Result<Option<Self>> {
+        const VARIABLE: &str = "PAGEONE_DOMAIN";
+        let of_environment = || match std::env::var(VARIABLE) {
+            Ok(name) if name.is_empty() => Ok(None),
+            Ok(name) => Ok(Some((name, VARIABLE))),
+            Err(VarError::NotPresent) => Ok(None),
+            Err(VarError::NotUnicode(_)) => bail!("{VARIABLE} is no domain: it is not UTF-8"),
+        };
+        let asked = match args.domain.clone() {
+            Some(name) => Some((name, "--domain")),
+            None => of_environment()?,
+        };
+        let Some((name, by)) = asked else {
+            return Ok(None);
+        };
+        launch::check_domain(&name).context(by)?;
+        Ok(Some(Self { name, by }))
+    }
+}
+
 /// Becomes the command, all of whose memory is KSM's to merge, and that of its children.
-fn by_ksm(args: &Args, name: &OsString) -> Result<ExitCode> {
-    if args.domain.is_some() || args.any || args.also_ksm {
-        bail!(
-            "KSM knows no domains and takes all memory: leave --domain, --any and --also-ksm out"
-        );
+fn by_ksm(args: &Args, domain: Option<&Asked>, name: &OsString) -> Result<ExitCode> {
+    if let Some(Asked { by, .. }) = domain {
+        bail!("KSM knows no domains: leave {by} out");
+    }
+    if args.any || args.also_ksm {
+        bail!("KSM takes all memory: leave --any and --also-ksm out");
     }
     if let Some(flag) = args.knobs.first() {
         bail!("--{flag} turns PageONE's engine, not KSM: leave it out, or see `pageone ksm tune`");
     }
     offer_to_ksm()?;
-    become_ksms(args, name)
+    let mut command = Command::new(name);
+    command.args(&args.command[1..]);
+    become_ksms(args, command)
+}
+
+/// Has KSM take all memory of this process, and so of a command that cannot load the agent; or gives the reason why not. KSM shares
+/// among all users, and a setuid program is another user's.
+fn ksm_refuses(args: &Args, domain: Option<&Asked>, obstacle: &Obstacle) -> Result<Option<String>> {
+    let refuses = match domain {
+        Some(Asked { name, by }) => format!(
+            "{by} asks for the domain `{}`, and KSM knows none",
+            Foreign(name)
+        ),
+        None if *obstacle == Obstacle::Secure => "it shares among all users".to_owned(),
+        None if !has_domain_of_user(args)? => {
+            "the daemon's policy does not give it its user's domain, and KSM knows none".to_owned()
+        }
+        None => match offer_to_ksm() {
+            Ok(()) => return Ok(None),
+            Err(error) => format!("{error:#}"),
+        },
+    };
+    Ok(Some(refuses))
 }
 
 /// Whether the command would share with all programs of its user, as far as a daemon says. KSM heeds no policy, so a narrower domain, or
@@ -229,23 +282,18 @@ fn offer_to_ksm() -> Result<()> {
 }
 
 /// Becomes the command, after [`offer_to_ksm`].
-fn become_ksms(args: &Args, name: &OsString) -> Result<ExitCode> {
+fn become_ksms(args: &Args, mut command: Command) -> Result<ExitCode> {
     if !matches!(Ksm::default().number("run"), Ok(1)) {
         eprintln!("pageone: KSM does not run: write 1 to /sys/kernel/mm/ksm/run");
     }
     place(args)?;
-    let mut command = Command::new(name);
-    command.args(&args.command[1..]);
     Err(failed_exec(&mut command))
 }
 
-/// The knobs are the daemon's where one serves.
-fn warn_of_knobs(knobs: &KnobFlags, socket: &Path) {
+/// Knobs are those of an engine of `run`'s own.
+fn warn_of_knobs(knobs: &KnobFlags, why: &str) {
     if let Some(flag) = knobs.first() {
-        eprintln!(
-            "pageone: --{flag} turns nothing: the daemon at {} serves, and `pageone set` turns its knobs",
-            socket.display()
-        );
+        eprintln!("pageone: --{flag} turns nothing: {why}");
     }
 }
 

@@ -4,7 +4,7 @@ mod common;
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use common::{Knob, Place, Running, daemon, install, need_agent, output, pageone, text};
@@ -126,11 +126,29 @@ fn commands_that_cannot_run_have_the_codes_of_a_shell() {
     );
 }
 
-/// Ends with 7 if KSM has all memory of it, else with 6.
+/// Says its number; ends with 7 if KSM has all memory of it, else with 6.
 const FIXED: &str = "
+#include <stdio.h>
 #include <sys/prctl.h>
-int main(void) { return prctl(68, 0, 0, 0, 0) == 1 ? 7 : 6; }
+#include <unistd.h>
+int main(void) {
+    printf(\"%d\\n\", (int)getpid());
+    return prctl(68, 0, 0, 0, 0) == 1 ? 7 : 6;
+}
 ";
+
+/// A program that cannot load the agent, if the compiler links statically.
+fn fixed(place: &Place) -> Option<PathBuf> {
+    let source = place.file("fixed.c", FIXED);
+    let fixed = place.path().join("fixed");
+    let mut cc = Command::new("cc");
+    cc.arg("-static").arg("-o").arg(&fixed).arg(&source);
+    if !cc.output().is_ok_and(|cc| cc.status.success()) {
+        common::tools::lacks("C compiler that links statically");
+        return None;
+    }
+    Some(fixed)
+}
 
 #[test]
 fn scripts_are_fine_and_static_commands_are_told() {
@@ -145,18 +163,9 @@ fn scripts_are_fine_and_static_commands_are_told() {
         text(&script.stderr)
     );
 
-    let source = place.file("fixed.c", FIXED);
-    let fixed = place.path().join("fixed");
-    let cc = Command::new("cc")
-        .arg("-static")
-        .arg("-o")
-        .arg(&fixed)
-        .arg(&source)
-        .output();
-    if !cc.is_ok_and(|cc| cc.status.success()) {
-        common::tools::lacks("C compiler that links statically");
+    let Some(fixed) = fixed(&place) else {
         return;
-    }
+    };
     let fixed = fixed.to_str().expect("text");
     let ran = run(&place, &[fixed]);
     assert_eq!(ran.status.code(), Some(6), "it runs all the same");
@@ -177,13 +186,78 @@ fn scripts_are_fine_and_static_commands_are_told() {
     let policy = another.file("policy.toml", "default = 'refuse'\n");
     let _daemon = daemon(&another, &["--policy", policy.to_str().expect("text")]);
     let refused = run_with(&another, &["--backend", "auto"], &[fixed]);
-    assert_eq!(refused.status.code(), Some(6), "{}", text(&refused.stderr));
-    let of_a_domain = ["--backend", "auto", "--domain", "blue"];
-    let kept = run_with(&place, &of_a_domain, &[fixed]);
-    assert_eq!(kept.status.code(), Some(6), "KSM knows no domains");
-    assert!(text(&kept.stderr).contains("not merged"));
+    let said = text(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(6), "{said}");
+    assert!(said.contains("nor by KSM: the daemon's policy"), "{said}");
     let ours = run_with(&place, &["--backend", "auto"], &["cat", KSM_OF_ITSELF]);
     assert!(!text(&ours.stdout).contains("merge_any: yes"));
+}
+
+/// KSM knows no domains, so the command is merged by none; and `run` becomes it, without an engine that nobody would use.
+#[test]
+fn a_static_command_of_a_domain_is_left_to_no_engine() {
+    need_agent();
+    let place = Place::new();
+    let Some(fixed) = fixed(&place) else {
+        return;
+    };
+    for (flags, variable) in [(&["--domain", "blue"][..], None), (&[], Some("blue"))] {
+        let mut command = pageone();
+        command.arg("run").arg("--socket").arg(place.socket());
+        command
+            .args(["--backend", "auto", "--threads", "1"])
+            .args(flags);
+        if let Some(domain) = variable {
+            command.env("PAGEONE_DOMAIN", domain);
+        }
+        command.arg("--").arg(&fixed);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = command.spawn().expect("it starts");
+        let pid = child.id();
+        let done = child.wait_with_output().expect("its end");
+        let said = text(&done.stderr);
+        assert_eq!(done.status.code(), Some(6), "KSM has it: {said}");
+        let by = variable.map_or("--domain", |_| "PAGEONE_DOMAIN");
+        let why = format!("not merged, nor by KSM: {by} asks for the domain `blue`");
+        for part in [&why, "no engine is started", "--threads turns nothing"] {
+            assert!(said.contains(part), "no {part}: {said}");
+        }
+        assert_eq!(text(&done.stdout), format!("{pid}\n"), "{said}");
+    }
+}
+
+/// Agents without `run` heed the variable, and `run` does: what it starts is in no wider domain than was asked for.
+#[test]
+fn the_domain_of_the_environment_counts_as_the_flag_does() {
+    need_agent();
+    let place = Place::new();
+    let _daemon = daemon(&place, &[]);
+    let with = |domain: &str, flags: &[&str]| {
+        let mut command = pageone();
+        command.arg("run").arg("--socket").arg(place.socket());
+        command
+            .args(flags)
+            .args(["--", "sh", "-c", "echo $PAGEONE_DOMAIN"]);
+        output(command.env("PAGEONE_DOMAIN", domain))
+    };
+    for (domain, flags, heeded) in [
+        ("blue", &[][..], "blue"),
+        ("blue", &["--backend", "auto"], "blue"),
+        ("blue", &["--domain", "red"], "red"),
+        ("", &[], ""),
+    ] {
+        let done = with(domain, flags);
+        assert_eq!(text(&done.stdout).trim(), heeded, "{}", text(&done.stderr));
+    }
+    for (domain, flags, why) in [
+        ("x".repeat(64).as_str(), &[][..], "PAGEONE_DOMAIN: `x"),
+        ("blue", &["--backend", "ksm"], "leave PAGEONE_DOMAIN out"),
+    ] {
+        let done = with(domain, flags);
+        let said = text(&done.stderr);
+        assert_eq!(done.status.code(), Some(125), "{said}");
+        assert!(said.contains(why), "{said}");
+    }
 }
 
 /// Where a process finds whether KSM has all its memory.
