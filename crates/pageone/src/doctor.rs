@@ -11,7 +11,7 @@ mod reasons;
 mod service;
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -56,6 +56,9 @@ pub(crate) fn main(args: &Args) -> ExitCode {
 
 fn examine(args: &Args) -> Report {
     let service = Service::at(args.socket.as_deref());
+    // `daemon` does not heed the variable, and sudo drops it.
+    let variable = std::env::var_os("PAGEONE_SOCKET").filter(|path| !path.is_empty());
+    let named = args.socket.clone().or(variable.map(PathBuf::from));
     let mut checks = host::checks(service.is_roots);
     checks.extend(service.checks.iter().cloned());
     if let Some(pid) = args.pid {
@@ -64,7 +67,36 @@ fn examine(args: &Args) -> Report {
     if let Some(name) = args.command.first() {
         checks.push(command::check(name));
     }
+    if let Some(socket) = &named {
+        let fixes = checks.iter_mut().filter_map(|check| check.fix.as_mut());
+        fixes.for_each(|fix| *fix = at_socket(fix, socket));
+    }
     Report::of(checks)
+}
+
+/// The commands of PageONE in a line, for the daemon at this socket.
+fn at_socket(line: &str, socket: &Path) -> String {
+    const VERBS: [&str; 6] = ["attach", "daemon", "doctor", "run", "set", "status"];
+    if line.contains("--socket") {
+        return line.to_owned();
+    }
+    let socket = quoted(&socket.display().to_string());
+    let mut words: Vec<String> = line.split(' ').map(str::to_owned).collect();
+    for at in 1..words.len() {
+        if words[at - 1] == "pageone" && VERBS.contains(&words[at].as_str()) {
+            words[at].push_str(&format!(" --socket {socket}"));
+        }
+    }
+    words.join(" ")
+}
+
+/// A word as a shell takes it.
+fn quoted(word: &str) -> String {
+    let is_plain = |char: char| char.is_ascii_alphanumeric() || "/._-+@%:,".contains(char);
+    match word.chars().all(is_plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
 }
 
 fn show(args: &Args, report: &Report) -> Result<()> {
@@ -72,4 +104,21 @@ fn show(args: &Args, report: &Report) -> Result<()> {
         true => plain_json(&serde_json::to_string(report)?) + "\n",
         false => report.text(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_name_the_socket_that_was_named() {
+        let at = |line| at_socket(line, Path::new("/tmp/a b"));
+        assert_eq!(
+            at("pageone detach 7 && pageone attach --any 7  # or: pageone run --any -- CMD"),
+            "pageone detach 7 && pageone attach --socket '/tmp/a b' --any 7  # or: pageone run --socket '/tmp/a b' --any -- CMD"
+        );
+        let others = ["journalctl -u pageone", "pageone doctor --socket /run/x"];
+        assert_eq!(others.map(at), others);
+        assert_eq!((&*quoted("/a.b"), &*quoted("it's")), ("/a.b", r"'it'\''s'"));
+    }
 }

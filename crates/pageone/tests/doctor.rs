@@ -270,7 +270,13 @@ fn a_user_without_rights_is_told_of_them() {
             other.has(check, "warn", "cannot be looked at");
         }
         let fix = &other.find("pins").expect("it")["fix"];
-        assert_eq!(*fix, format!("sudo pageone doctor {}", mine.0.id()));
+        let socket = place.socket();
+        let again = format!(
+            "sudo pageone doctor --socket {} {}",
+            socket.display(),
+            mine.0.id()
+        );
+        assert_eq!(*fix, again);
         mine.0.kill().expect("it ends");
     }
     // A daemon that is killed leaves its socket.
@@ -413,7 +419,39 @@ fn programs_that_do_not_load_the_agent_are_named() {
     if let Some(fixed) = build("fixed", &["-static"]) {
         command(&fixed).has("program", "fail", "statically linked");
         let running = in_state(&fixed, &["plain"], |_| {}).expect("it runs");
-        of_process(&place, &running.0).has("program", "fail", "statically linked");
+        let said = of_process(&place, &running.0);
+        said.has("program", "fail", "statically linked");
+        said.has("session", "fail", "cannot load the agent");
+        // The only thing that merges it, at the socket that was named.
+        let auto = format!(
+            "pageone run --socket {} --backend auto -- CMD",
+            place.socket().display()
+        );
+        for check in ["program", "session", "attachable"] {
+            let Some(found) = said.find(check) else {
+                continue;
+            };
+            let fix = found["fix"].as_str().expect("a command");
+            assert!(fix.starts_with(&auto), "{check}: {fix}");
+        }
+        let mut by_ksm = pageone();
+        by_ksm.args(["run", "--backend", "ksm", "--"]).arg(&fixed);
+        by_ksm
+            .arg("plain")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        let mut running = Running::start(by_ksm.stderr(Stdio::null()));
+        let mut line = String::new();
+        let out = running.0.stdout.take().expect("a pipe");
+        BufReader::new(out).read_line(&mut line).expect("a line");
+        match line.as_str() {
+            "up\n" => {
+                let said = of_process(&place, &running.0);
+                said.has("program", "ok", "statically linked");
+                said.has("session", "ok", "KSM has all its memory");
+            }
+            _ => eprintln!("skipped: KSM takes no memory here"),
+        }
     }
     let mut ended = Command::new("true").spawn().expect("it runs");
     wait_for("a process to end", || {
@@ -550,7 +588,9 @@ fn a_process_attached_in_vain_has_a_way_out() {
         session["fix"].as_str()
     });
     let pid = process.id();
-    let again = format!("pageone detach {pid} && pageone attach --any {pid}");
+    let socket = place.socket();
+    let socket = socket.display();
+    let again = format!("pageone detach {pid} && pageone attach --socket {socket} --any {pid}");
     assert_eq!(fix, Some(again.as_str()));
     for words in [&["detach"][..], &["attach", "--any"]] {
         let output = pageone_of(words);

@@ -23,12 +23,17 @@ pub(super) fn check(name: &OsStr) -> Check {
 /// A program that does not load the agent.
 pub(super) fn unloadable(check: &'static str, program: &str, obstacle: &Obstacle) -> Check {
     let why = "the dynamic linker loads the agent, and only then memory is merged";
-    let fix = match obstacle {
+    Check::fail(check, format!("{program} {obstacle}"), why).fix(remedy(obstacle))
+}
+
+/// What merges its memory all the same, and what would let the agent in.
+pub(super) fn remedy(obstacle: &Obstacle) -> String {
+    let build = match obstacle {
+        Obstacle::Secure => return "run it as the user whose rights it takes".to_owned(),
         Obstacle::Static => "link it dynamically, or link libpageone_agent.a into it",
-        Obstacle::Secure => "run it as the user whose rights it takes",
         Obstacle::OtherLibc(_) => "use its build for glibc",
         Obstacle::OtherMachine => "use its build for this processor",
         Obstacle::Sanitizer(_) => "use its build without the sanitizer",
     };
-    Check::fail(check, format!("{program} {obstacle}"), why).fix(fix)
+    format!("pageone run --backend auto -- CMD  # KSM merges it; or {build}")
 }

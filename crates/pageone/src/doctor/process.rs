@@ -5,11 +5,12 @@ use std::path::Path;
 
 use sys::credentials::{self, Credentials};
 use sys::foreign::Foreign;
+use sys::ksm::Member;
 use sys::subject::{self, Makeup, Subject};
 use wire::GuestStatus;
 
 use super::check::Check;
-use super::command::unloadable;
+use super::command::{remedy, unloadable};
 use super::reasons;
 use super::service::Service;
 use crate::human;
@@ -53,7 +54,9 @@ pub(super) fn checks(pid: u32, service: &Service) -> Vec<Check> {
         "process",
         format!("{pid} (`{comm}`) has {size} of private anonymous memory"),
     )];
-    all.extend(program(pid));
+    let is_ksms = Member::of(pid).is_ok_and(|member| member.all);
+    let (programs, obstacle) = program(pid, is_ksms);
+    all.extend(programs);
     all.extend(identity(pid));
     all.push(sandbox(&subject, guest.is_some()));
     all.push(tracer(&subject));
@@ -85,8 +88,13 @@ pub(super) fn checks(pid: u32, service: &Service) -> Vec<Check> {
             match tried {
                 Some(Err(error)) if has_agent(&error) => all.push(offers_nothing(pid)),
                 tried => {
-                    all.push(no_session(pid, makeup.as_ref(), service));
-                    all.extend(tried.map(attachable));
+                    let obstacle = obstacle.as_ref();
+                    if obstacle.is_some() && is_ksms {
+                        all.push(Check::ok("session", "KSM has all its memory"));
+                        return all;
+                    }
+                    all.push(no_session(pid, makeup.as_ref(), service, obstacle));
+                    all.extend(tried.map(|tried| attachable(tried, obstacle)));
                 }
             }
         }
@@ -109,21 +117,24 @@ fn unseen(check: &'static str, pid: u32, what: &str, error: &io::Error) -> Check
     Check::warn(check, what, why).fix(fix)
 }
 
-/// The program, as it was linked and as it was started.
-fn program(pid: u32) -> Vec<Check> {
+/// The program, as it was linked and as it was started; and what keeps the agent out of it.
+fn program(pid: u32, is_ksms: bool) -> (Vec<Check>, Option<Obstacle>) {
     let exe = format!("/proc/{pid}/exe");
     let name = std::fs::read_link(&exe).map_or(exe.clone(), |path| path.display().to_string());
-    let linked = match program::built(Path::new(&exe)) {
-        Ok(Some(obstacle)) => unloadable("program", &name, &obstacle),
+    let built = program::built(Path::new(&exe));
+    let linked = match &built {
+        Ok(Some(obstacle)) if is_ksms => Check::ok("program", format!("{name} {obstacle}")),
+        Ok(Some(obstacle)) => unloadable("program", &name, obstacle),
         Ok(None) => Check::ok("program", format!("{name} is linked dynamically")),
-        Err(error) => unseen("program", pid, "its program", &error),
+        Err(error) => unseen("program", pid, "its program", error),
     };
     let secure = match subject::is_secure(pid) {
         Ok(true) => Some(unloadable("setuid", &name, &Obstacle::Secure)),
         Ok(false) => None,
         Err(error) => Some(unseen("setuid", pid, "how it was started", &error)),
     };
-    [Some(linked), secure].into_iter().flatten().collect()
+    let checks = [Some(linked), secure].into_iter().flatten();
+    (checks.collect(), built.ok().flatten())
 }
 
 /// Whose process it is. A guest has one user, whose secrets its memory does not hold.
@@ -312,13 +323,14 @@ fn try_out(_: u32, _: &Service) -> Option<Result<String, String>> {
     None
 }
 
-fn attachable(tried: Result<String, String>) -> Check {
+fn attachable(tried: Result<String, String>, obstacle: Option<&Obstacle>) -> Check {
     match tried {
         Ok(would) => Check::ok("attachable", would),
         Err(error) => {
             let what = format!("it cannot be attached: {}", Foreign(&error));
             let why = "without that it becomes a guest only when it is started anew";
-            Check::warn("attachable", what, why).fix("pageone run --any -- CMD")
+            let anew = || "pageone run --any -- CMD".to_owned();
+            Check::warn("attachable", what, why).fix(obstacle.map_or_else(anew, remedy))
         }
     }
 }
@@ -331,7 +343,12 @@ fn offers_nothing(pid: u32) -> Check {
 }
 
 /// Why a process is no guest of this daemon's.
-fn no_session(pid: u32, makeup: Option<&Makeup>, service: &Service) -> Check {
+fn no_session(
+    pid: u32,
+    makeup: Option<&Makeup>,
+    service: &Service,
+    obstacle: Option<&Obstacle>,
+) -> Check {
     let status = service.status.as_ref();
     let why = "nothing of it is merged";
     let mut unserved = status.iter().flat_map(|status| &status.unserved);
@@ -364,6 +381,10 @@ fn no_session(pid: u32, makeup: Option<&Makeup>, service: &Service) -> Check {
     if service.refuses {
         let what = "whether it is a guest, the daemon tells others only";
         return Check::warn("session", what, why).fix(format!("sudo pageone doctor {pid}"));
+    }
+    if let Some(obstacle) = obstacle {
+        let what = "it cannot load the agent";
+        return Check::fail("session", what, why).fix(remedy(obstacle));
     }
     if status.is_none() {
         return Check::fail("session", "no daemon tells of it", why).fix("pageone daemon");
