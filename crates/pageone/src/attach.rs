@@ -58,8 +58,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use sys::foreign::Foreign;
+use wire::{DomainOf, Reply, Request};
 
 use crate::policy::{self, Policy};
 use crate::run::launch;
@@ -93,7 +94,7 @@ pub(crate) struct Args {
     /// All processes for which these conditions hold, as command=redis-server,user=alice; the keys are command, executable, user, uid, group, gid, cgroup, unit
     #[arg(long = "match", value_name = "KEY=VALUE,...")]
     selectors: Vec<Selector>,
-    /// With --dry-run: the policy by which the domains are shown, if it is not that of /etc/pageone
+    /// With --dry-run: the policy by which the domains are shown; without it the daemon is asked
     #[arg(long, value_name = "FILE", requires = "dry_run")]
     policy: Option<PathBuf>,
     /// Only if the process began then, in ticks since boot: for the daemon, whose choice another process may have outlived
@@ -187,11 +188,21 @@ pub(crate) fn main(args: &Args) -> Result<()> {
         return asked::serve(|wish| to.grant(wish));
     }
     let words = words(&to.socket, args.domain.as_deref(), args.any, args.any_huge)?;
-    let policy = args.dry_run.then(|| policy(args)).transpose()?;
+    let asked = args.domain.as_deref().unwrap_or_default();
+    let policy = args.policy.as_deref().map(Policy::read).transpose()?;
     let here = |pid: u32, began: Option<u64>| {
-        to.attach(pid, began, |target, image, server| match &policy {
-            Some(policy) => would(&target, image, args, policy),
-            None => to.put(target, image, server, &words, args.need),
+        to.attach(pid, began, |target, image, server| {
+            let domain = match &policy {
+                Some(policy) => of_policy(policy, target.pid, asked)?,
+                None => to.domain(target.pid, asked)?,
+            };
+            match args.dry_run {
+                true => would(&target, image, args, &domain),
+                false => {
+                    let done = to.put(target, image, server, &words, args.need)?;
+                    Ok(format!("{done}; in the domain {domain}"))
+                }
+            }
         })
     };
     let attach = |pid: u32, began: Option<u64>| match args.alone {
@@ -327,6 +338,42 @@ impl To {
         Ok(done)
     }
 
+    /// The domain that the daemon gives a process that asks for `name`, for people; without a daemon that of the policy that root's would
+    /// have.
+    ///
+    /// # Errors
+    /// It may be no guest there.
+    fn domain(&self, pid: u32, name: &str) -> Result<String> {
+        const OF_ROOT: &str = "/etc/pageone/policy.toml";
+        let request = Request::DomainOf(DomainOf {
+            pid,
+            began: sys::usage::began(pid)?,
+            name: name.to_owned(),
+        });
+        if sys::socket::connect(&self.socket).is_ok() {
+            return match client::ask_quietly(&self.socket, &request, ANSWER) {
+                Ok(Reply::Domain(domain) | Reply::DomainOfAny(domain)) => {
+                    Ok(Foreign(&domain).to_string())
+                }
+                Ok(Reply::Refused(why)) => Err(anyhow!(why)),
+                // The daemon of another number space, or one that hangs: it will decide.
+                Ok(_) | Err(_) => {
+                    Ok("that its daemon's policy gives, and which it did not tell".to_owned())
+                }
+            };
+        }
+        let file = Path::new(OF_ROOT);
+        let (policy, by) = match file.exists() {
+            true => (Policy::read(file)?, OF_ROOT),
+            false => (Policy::here(), "a policy without rules"),
+        };
+        let domain = of_policy(&policy, pid, name)?;
+        let socket = self.socket.display();
+        Ok(format!(
+            "{domain} (by {by}: at {socket} no daemon could be asked)"
+        ))
+    }
+
     /// What the daemon wants.
     fn grant(&self, wish: &asked::Wish) -> Result<String> {
         let domain = wish.domain.as_deref();
@@ -345,15 +392,14 @@ impl To {
     }
 }
 
-/// The policy that root's daemon has, as far as can be told: it is not asked.
-fn policy(args: &Args) -> Result<Policy> {
-    const OF_ROOT: &str = "/etc/pageone/policy.toml";
-    let found = || Path::new(OF_ROOT).exists().then(|| PathBuf::from(OF_ROOT));
-    match args.policy.clone().or_else(found) {
-        Some(path) => Ok(Policy::read(&path)?),
-        None => Ok(Policy::here()),
-    }
+/// The domain that a policy gives a process, for people.
+fn of_policy(policy: &Policy, pid: u32, name: &str) -> Result<String> {
+    let domain = policy.domain(&policy::who(pid)?, name)?;
+    Ok(Foreign(&domain).to_string())
 }
+
+/// The longest wait for the daemon's word on a domain.
+const ANSWER: Duration = Duration::from_secs(5);
 
 /// The user of the daemon at the socket.
 fn server(socket: &Path) -> Result<u32> {
@@ -403,9 +449,7 @@ pub(crate) fn try_out(socket: &Path, pid: u32) -> Result<String> {
 }
 
 /// What would be done.
-fn would(target: &Target, mut image: Image, args: &Args, policy: &Policy) -> Result<String> {
-    let asked = args.domain.as_deref().unwrap_or_default();
-    let domain = policy.domain(&policy::who(target.pid)?, asked)?;
+fn would(target: &Target, mut image: Image, args: &Args, domain: &str) -> Result<String> {
     let (libc, base) = target.libc()?;
     image.relocate(base, base)?;
     moment::Bodies::of(&libc, base, &image)?;
@@ -429,8 +473,7 @@ fn would(target: &Target, mut image: Image, args: &Args, policy: &Policy) -> Res
         false => "",
     };
     Ok(format!(
-        "would be attached, in the domain {}; {offers}{filters}",
-        Foreign(&domain)
+        "would be attached, in the domain {domain}; {offers}{filters}"
     ))
 }
 

@@ -716,6 +716,43 @@ fn processes_are_chosen_by_conditions() {
     assert!(unseen == state(two.pid()), "the other one is as it was");
 }
 
+/// The daemon has a policy of its own: which domain that gives, it is asked.
+#[test]
+fn the_domain_is_the_one_that_the_daemon_gives() {
+    let Some(place) = place_to_trace() else {
+        return;
+    };
+    let one = Checked::start(&program(&place, &[]), &["1"]);
+    let told = attached(&place, &["--dry-run"], &[one.pid()]);
+    let unasked = "no daemon could be asked)";
+    assert!(told.contains(unasked), "{told}");
+    let user = rustix::process::geteuid().as_raw();
+    let rule = format!("[[rule]]\nuid = {user}\ndomain = \"ours\"\nnames = [\"blue\"]\n");
+    let policy = place.file("policy.toml", &rule);
+    let policy = policy.to_str().expect("a path");
+    let _daemon = daemon(&place, &["--policy", policy]);
+    for (flags, domain) in [
+        (&["--dry-run"][..], "name:ours;"),
+        (&["--dry-run", "--domain", "blue"], "name:blue;"),
+    ] {
+        let told = attached(&place, flags, &[one.pid()]);
+        assert!(told.contains(&format!("in the domain {domain}")), "{told}");
+    }
+    let before = state(one.pid());
+    for flags in [&["--dry-run", "--domain", "red"][..], &["--domain", "red"]] {
+        let refused = attach(&place, flags, &[one.pid()]);
+        let said = text(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(1), "{said}");
+        assert!(
+            said.contains("no rule of the policy gives the domain `red`"),
+            "{said}"
+        );
+    }
+    assert!(before == state(one.pid()), "it is as it was");
+    let told = attached(&place, &[], &[one.pid()]);
+    assert!(told.contains("; in the domain name:ours"), "{told}");
+}
+
 /// What a daemon says, to a file.
 fn logging(place: &Place, config: &Path) -> (common::Running, PathBuf) {
     let log = place.file("log", "");

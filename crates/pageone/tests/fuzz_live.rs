@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use common::{PATIENCE, Place, count, daemon, json};
 use random::Random;
 use sys::socket;
-use wire::{Hello, MAX_MESSAGE, Name, Request, Role};
+use wire::{DomainOf, Hello, MAX_MESSAGE, Name, Request, Role};
 
 /// Who the clients are, if this is root: two of each.
 const USERS: [u32; 3] = [61_001, 61_002, 61_003];
@@ -50,6 +50,11 @@ fn packet(random: &mut Random) -> Vec<u8> {
         Request::Status,
         Request::Heap,
         Request::Domain("x".to_owned()),
+        Request::DomainOf(DomainOf {
+            pid: 1,
+            began: 0,
+            name: String::new(),
+        }),
         Request::Set(vec![]),
     ];
     let mut packet = match random.below(4) {

@@ -21,8 +21,8 @@ use std::time::{Duration, Instant};
 use random::Random;
 use sys::keeper::{Inbox, Note};
 use wire::{
-    Answer, Changes, DomainMark, GuestStatus, Hello, MAX_MESSAGE, Name, Question, Ready, Reason,
-    Reply, Request, Role, Setting, Status, Welcome,
+    Answer, Changes, DomainMark, DomainOf, GuestStatus, Hello, MAX_MESSAGE, Name, Question, Ready,
+    Reason, Reply, Request, Role, Setting, Status, Welcome,
 };
 
 /// Inputs that broke something once.
@@ -150,6 +150,11 @@ fn requests() -> Vec<Vec<u8>> {
         Request::Status,
         Request::Heap,
         Request::Domain("x".to_owned()),
+        Request::DomainOf(DomainOf {
+            pid: 1,
+            began: 0,
+            name: String::new(),
+        }),
         Request::Set(settings.clone()),
         Request::SetUnmerged(settings),
     ];

@@ -60,7 +60,7 @@ pub use knobs::{KNOBS, Knob, KnobValues, OutOfRange, Pace, RunMode, Setting, Thp
 pub use now::{Now, get_merged_now, put_merge_now};
 pub use page::{CHUNK_BYTES, CHUNK_PAGES, PAGE_BYTES, PageBits, PageOutcome};
 #[cfg(feature = "status")]
-pub use request::{Cause, LeftAlone, MergeNow, MergedNow, Reply, Request};
+pub use request::{Cause, DomainOf, LeftAlone, MergeNow, MergedNow, Reply, Request};
 #[cfg(feature = "status")]
 pub use status::{GuestStatus, Recycled, SCHEMA, Status, StoreNode, Unserved, Viewer};
 #[cfg(feature = "status")]

@@ -23,12 +23,25 @@ pub enum Request {
     },
     /// Which domain would the caller have as a guest that asks for this name (empty: for none)?
     Domain(String),
+    /// Which domain would another process have? Of those of other users only who sees all guests is told.
+    DomainOf(DomainOf),
     /// Turn knobs, all or none.
     Set(Vec<Setting>),
     /// Give all merged pages private copies, turn knobs, and go on as before.
     SetUnmerged(Vec<Setting>),
     /// Merge memory now.
     Merge(MergeNow),
+}
+
+/// Whose domain is asked for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DomainOf {
+    /// The process.
+    pub pid: u32,
+    /// When it began, in ticks since boot: another number space has other processes, and numbers are given again.
+    pub began: u64,
+    /// The name that it would ask for; empty: none.
+    pub name: String,
 }
 
 /// Whose memory is to be merged now.
@@ -95,10 +108,12 @@ pub enum Reply {
     Heap(serde_json::Value),
     /// To [`Request::History`], oldest first.
     History(Vec<Sample>),
-    /// To [`Request::Domain`].
+    /// To [`Request::Domain`] and [`Request::DomainOf`].
     Domain(String),
     /// The same, and all memory shall be offered.
     DomainOfAny(String),
+    /// To [`Request::DomainOf`]: there is no such process, or none of which the caller may know.
+    Unseen,
     /// To [`Request::Merge`].
     Merged(MergedNow),
     /// Done.
@@ -140,7 +155,8 @@ mod tests {
     proptest! {
         #[test]
         fn requests_return(settings in prop::collection::vec(setting(), 0..9), name: String) {
-            let all = [Request::Set(settings), Request::Domain(name), Request::Status, Request::Heap];
+            let of = DomainOf { pid: 1, began: 2, name: name.clone() };
+            let all = [Request::Set(settings), Request::Domain(name), Request::DomainOf(of), Request::Status, Request::Heap];
             for request in all {
                 let json = serde_json::to_vec(&request).expect("JSON");
                 let again: Request = serde_json::from_slice(&json).expect("a request");

@@ -50,12 +50,13 @@ use sys::fault::{self, Point};
 use sys::process::{self, Cgroup};
 use sys::socket::{self, Peer};
 use sys::stranger::Stranger;
-use wire::{DomainMark, Hello, MAX_MESSAGE, Reason, Reply, Request, Role, Viewer};
+use sys::usage;
+use wire::{DomainMark, DomainOf, Hello, MAX_MESSAGE, Reason, Reply, Request, Role, Viewer};
 
 use super::history::History;
 use super::lane::{self, Answer, Answers, Asked, Lane, Merging};
 use super::listener::Listener;
-use super::policy::{Policy, Who};
+use super::policy::{self, Policy, Who};
 
 /// Connections taken before others get their turn.
 const MAX_ACCEPTS: usize = 16;
@@ -465,13 +466,12 @@ impl Server {
         let uid = who.uid;
         let lane = match &request {
             Request::Domain(name) => {
-                let domain = self.policy.domain(&who, name);
-                let any = self.policy.offers_any(&who, name);
-                let reply = match domain {
-                    Ok(domain) if any => Reply::DomainOfAny(domain),
-                    Ok(domain) => Reply::Domain(domain),
-                    Err(why) => Reply::Refused(why.to_string()),
-                };
+                let reply = self.domain(&who, name);
+                return caller.reply(lane::packets(&reply));
+            }
+            Request::DomainOf(of) => {
+                let other = self.whom(&who, of);
+                let reply = other.map_or(Reply::Unseen, |other| self.domain(&other, &of.name));
                 return caller.reply(lane::packets(&reply));
             }
             Request::Status if !self.policy.may_monitor(&who) => &self.own,
@@ -497,6 +497,25 @@ impl Server {
         lane.ask(asked, self.policy.is_master(uid), &self.to);
         (caller.stage, caller.deadline) = (Stage::Asked, None);
         Step::Wait(caller)
+    }
+
+    /// What the policy has for a process that asks for `name`.
+    fn domain(&self, who: &Who, name: &str) -> Reply {
+        let any = self.policy.offers_any(who, name);
+        match self.policy.domain(who, name) {
+            Ok(domain) if any => Reply::DomainOfAny(domain),
+            Ok(domain) => Reply::Domain(domain),
+            Err(why) => Reply::Refused(why.to_string()),
+        }
+    }
+
+    /// Another process, if it is the one that is meant, and of whose domain `who` may know.
+    fn whom(&self, who: &Who, of: &DomainOf) -> Option<Who> {
+        let other = policy::who(of.pid).ok()?;
+        // Afterwards: so all of it was of the process that began then.
+        let is_it = usage::began(of.pid).is_ok_and(|began| began == of.began);
+        let may = other.uid == who.uid || self.policy.may_monitor(who);
+        (is_it && may).then_some(other)
     }
 
     fn viewer(&self, who: &Who) -> Viewer {
