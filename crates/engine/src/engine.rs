@@ -98,6 +98,7 @@ impl Engine {
             None => SavedKnobs::default(),
         };
         facilities::page_map()?;
+        facilities::reading()?;
         let right = facilities::userfaultfd()?;
         facilities::lifelines()?;
         let system = |what| move |source| EngineError::System { what, source };
@@ -252,12 +253,6 @@ impl Engine {
     #[must_use]
     pub fn refusals(&self) -> Arc<Refusals> {
         Arc::clone(&self.driver.core.users.refusals)
-    }
-
-    /// Whether guests without a right of their own to userfaultfd can be merged.
-    #[must_use]
-    pub fn gives_right(&self) -> bool {
-        !matches!(self.right, Right::None)
     }
 
     /// The counters.

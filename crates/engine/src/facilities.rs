@@ -26,6 +26,8 @@ pub(crate) enum Right {
 pub struct Facilities {
     /// `PAGEMAP_SCAN`.
     pub page_map: Result<(), EngineError>,
+    /// `process_vm_readv`.
+    pub reading: Result<(), EngineError>,
     /// userfaultfd with `WP_ASYNC` and `MOVE`; false where this process has no right to it.
     pub userfaultfd: Result<bool, EngineError>,
     /// Leases on memory files.
@@ -38,6 +40,7 @@ impl Facilities {
     pub fn tried() -> Self {
         Self {
             page_map: page_map(),
+            reading: reading(),
             userfaultfd: userfaultfd().map(|right| !matches!(right, Right::None)),
             lifelines: lifelines(),
         }
@@ -48,6 +51,12 @@ impl Facilities {
 pub(crate) fn page_map() -> Result<(), EngineError> {
     let needs = "Linux 6.7 or newer with /proc mounted";
     sys::pagemap::probe().map_err(|error| cannot_try("PAGEMAP_SCAN", needs, error))
+}
+
+/// Tries whether memory of other processes may be read by the system call for that: a container's filter may refuse it.
+pub(crate) fn reading() -> Result<(), EngineError> {
+    let needs = "a kernel built with CONFIG_CROSS_MEMORY_ATTACH, and no filter that hides it";
+    sys::process::try_to_read().map_err(|error| cannot_try("process_vm_readv", needs, error))
 }
 
 /// Tries how pages can be held and moved.

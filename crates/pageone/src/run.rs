@@ -186,6 +186,12 @@ fn start(args: &Args) -> Result<ExitCode> {
         place(args)?;
         return Err(failed_exec(&mut command));
     }
+    if let Some(why) = no_right()? {
+        eprintln!("pageone: {absence}; an engine of this command's own could merge nothing: {why}");
+        warn_of_knobs(&args.knobs, "no engine is started");
+        place(args)?;
+        return Err(failed_exec(&mut command));
+    }
     eprintln!("pageone: {absence}; this command has an engine of its own until it ends");
     embed(args, launch, &mut command)
 }
@@ -346,6 +352,22 @@ fn failed_exec(command: &mut Command) -> anyhow::Error {
     anyhow::Error::new(error).context(format!("cannot run {}", command.get_program().display()))
 }
 
+/// Why no engine of this user's could merge anything.
+fn no_right() -> Result<Option<String>> {
+    if rustix::process::geteuid().as_raw() == OVERFLOW {
+        return Ok(Some(format!("no agent trusts one of user {OVERFLOW}")));
+    }
+    let has_right = engine::Facilities::tried().userfaultfd;
+    Ok(match has_right.context("cannot start the engine")? {
+        true => None,
+        false => Some(
+            "this user has no right to userfaultfd, so the command runs, but its memory is not merged: \
+             have root start `pageone daemon`, or set vm.unprivileged_userfaultfd to 1"
+                .to_owned(),
+        ),
+    })
+}
+
 /// Runs the command with an engine in this process.
 fn embed(args: &Args, launch: Launch<'_>, command: &mut Command) -> Result<ExitCode> {
     let waited = [&FORWARDED[..], &[signals::SIGCHLD]].concat();
@@ -354,16 +376,6 @@ fn embed(args: &Args, launch: Launch<'_>, command: &mut Command) -> Result<ExitC
         knobs: args.knobs.over(KnobValues::default()),
         ..engine::Options::default()
     })?;
-    let host_serves = host.gives_right() && rustix::process::geteuid().as_raw() != OVERFLOW;
-    if !host.gives_right() {
-        eprintln!(
-            "pageone: this user has no right to userfaultfd, so the command runs, but its memory is not merged: \
-             have root start `pageone daemon`, or set vm.unprivileged_userfaultfd to 1"
-        );
-    }
-    if rustix::process::geteuid().as_raw() == OVERFLOW {
-        eprintln!("pageone: no agent trusts an engine of user {OVERFLOW}: nothing is merged");
-    }
     let launch = Launch {
         socket: host.socket(),
         ..launch
@@ -383,9 +395,7 @@ fn embed(args: &Args, launch: Launch<'_>, command: &mut Command) -> Result<ExitC
     let status = wait(&mut child, &signals, || tally.add(&host.status()));
     let told = tally.told(host.status().cpu_seconds, args.any);
     host.stop()?;
-    if host_serves {
-        eprintln!("pageone: {told}");
-    }
+    eprintln!("pageone: {told}");
     Ok(pass_on(status?))
 }
 

@@ -225,6 +225,53 @@ fn what_the_kernel_and_the_limits_refuse_is_named() {
     }
 }
 
+/// Executes a command that may not read others' memory by the system call for that.
+const DENY: &str = "
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+int main(int argc, char **argv) {
+    struct sock_filter filter[] = {
+        {BPF_LD | BPF_W | BPF_ABS, 0, 0, 0},
+        {BPF_JMP | BPF_JEQ | BPF_K, 0, 1, SYS_process_vm_readv},
+        {BPF_RET, 0, 0, SECCOMP_RET_ERRNO | 1},
+        {BPF_RET, 0, 0, SECCOMP_RET_ALLOW},
+    };
+    struct sock_fprog program = {4, filter};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, 2, &program))
+        return 99;
+    execv(argv[1], argv + 1);
+    return 98;
+}
+";
+
+/// Without it nothing would be merged, and nothing would say why.
+#[test]
+fn a_filter_that_refuses_to_read_memory_is_named() {
+    need_agent();
+    let place = Place::new();
+    let deny = place.path().join("deny");
+    let mut cc = Command::new("cc");
+    cc.arg("-o").arg(&deny).arg(place.file("deny.c", DENY));
+    assert!(cc.status().expect("a C compiler").success());
+    let denied = |words: &[&str]| {
+        let mut command = Command::new(&deny);
+        command.arg(env!("CARGO_BIN_EXE_pageone")).args(words);
+        command.env_remove("LD_PRELOAD");
+        command
+    };
+    let socket = place.socket();
+    let socket = socket.to_str().expect("text");
+    let said = Said::by(&mut denied(&["doctor", "--json", "--socket", socket]));
+    said.has("reading", "fail", "process_vm_readv cannot be tried");
+    let run = output(&mut denied(&["run", "--socket", socket, "--", "true"]));
+    let told = text(&run.stderr);
+    assert_eq!(run.status.code(), Some(125), "{told}");
+    assert!(told.contains("process_vm_readv"), "{told}");
+}
+
 #[test]
 fn a_user_without_rights_is_told_of_them() {
     if !is_root() {

@@ -34,6 +34,18 @@ pub struct Remote {
 /// the right; `INVAL` for more than [`MAX_RANGES`] ranges or buffers.
 pub fn read_memory(pid: u32, remote: &[Remote], local: &mut [IoSliceMut<'_>]) -> Result<usize> {
     fault::check(Point::Read)?;
+    read(pid, remote, local)
+}
+
+/// Tries whether processes may call what [`read_memory`] calls, on none of its own memory.
+///
+/// # Errors
+/// A filter refuses it, or the kernel lacks it.
+pub fn try_to_read() -> Result<()> {
+    read(std::process::id(), &[], &mut []).map(drop)
+}
+
+fn read(pid: u32, remote: &[Remote], local: &mut [IoSliceMut<'_>]) -> Result<usize> {
     let pid = libc::pid_t::try_from(pid).map_err(|_| Errno::SRCH)?;
     if remote.len() > MAX_RANGES || local.len() > MAX_RANGES {
         return Err(Errno::INVAL);

@@ -69,11 +69,6 @@ impl Host {
         Self::start(options)
     }
 
-    /// Whether guests without a right of their own can be merged.
-    pub(crate) fn gives_right(&self) -> bool {
-        self.engine.gives_right()
-    }
-
     /// The engine's counters.
     pub(crate) fn status(&self) -> wire::Status {
         self.engine.status()

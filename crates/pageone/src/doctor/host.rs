@@ -18,6 +18,7 @@ pub(super) fn checks(served: bool) -> Vec<Check> {
     let root = rustix::process::geteuid().is_root();
     let Facilities {
         page_map,
+        reading,
         userfaultfd,
         lifelines,
     } = Facilities::tried();
@@ -27,6 +28,12 @@ pub(super) fn checks(served: bool) -> Vec<Check> {
             "page-map",
             page_map,
             "many pages are asked at once what was written",
+            LATER_KERNEL,
+        ),
+        facility(
+            "reading",
+            reading,
+            "memory of guests can be read",
             LATER_KERNEL,
         ),
         match userfaultfd {
@@ -85,6 +92,9 @@ fn failed(check: &'static str, error: &EngineError, fix: &str) -> Check {
     let fix = match source {
         Some(Errno::MFILE) => "ulimit -n 65536",
         Some(Errno::NFILE) => "sudo sysctl fs.file-max=1048576",
+        Some(Errno::PERM | Errno::ACCESS) if rustix::process::geteuid().is_root() => {
+            "grep Seccomp: /proc/self/status  # 2: a filter of the container or the unit; allow the call there"
+        }
         Some(Errno::PERM | Errno::ACCESS) => "sudo pageone doctor",
         Some(_) => "free -m; systemctl show -p MemoryMax --value pageone",
         None => fix,
@@ -192,10 +202,14 @@ mod tests {
             remedy: "do something",
             source: errno.into(),
         };
+        let forbidden = match rustix::process::geteuid().is_root() {
+            true => "Seccomp",
+            false => "sudo",
+        };
         for (errno, fix) in [
             (Errno::MFILE, "ulimit"),
             (Errno::NFILE, "file-max"),
-            (Errno::PERM, "sudo"),
+            (Errno::PERM, forbidden),
         ] {
             let check = failed("leases", &untried(errno), "other");
             assert!(check.fix.unwrap().contains(fix), "{errno}");
