@@ -13,6 +13,8 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use sys::foreign::Foreign;
 use wire::{Hello, MAX_MESSAGE, Name, Reply, ReplyReader, Request, Role};
 
+use crate::paths;
+
 /// A daemon may be silent for so long before the user is told.
 const SILENCE: Duration = Duration::from_secs(2);
 
@@ -182,10 +184,10 @@ pub(crate) fn absent(socket: &Path, error: Errno) -> anyhow::Error {
     let other = |meta: std::fs::Metadata| !meta.file_type().is_socket();
     match error {
         _ if std::fs::metadata(socket).is_ok_and(other) => anyhow::anyhow!("{at} is no socket"),
-        Errno::NOENT => anyhow::anyhow!("no daemon at {at}: start one with `pageone daemon`"),
+        Errno::NOENT => anyhow::anyhow!("no daemon at {at}: {}", paths::start(socket)),
         Errno::CONNREFUSED => anyhow::anyhow!(
-            "no daemon at {at}: the one that made this socket has ended; start one with `pageone \
-             daemon`"
+            "no daemon at {at}: the one that made this socket has ended; {}",
+            paths::start(socket)
         ),
         Errno::ACCESS => anyhow::anyhow!("this user may not talk to the daemon at {at}"),
         other => anyhow::Error::new(io::Error::from(other))
@@ -202,8 +204,16 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let said = absent(folder.path(), Errno::CONNREFUSED).to_string();
         assert!(said.contains("is no socket"), "{said}");
-        let said = absent(&folder.path().join("x"), Errno::NOENT).to_string();
-        assert!(said.contains("no daemon at"), "{said}");
+        let path = folder.path().join("x");
+        let said = absent(&path, Errno::NOENT).to_string();
+        let start = format!(
+            "start one with `pageone daemon --socket {}`",
+            path.display()
+        );
+        assert!(
+            said.contains("no daemon at") && said.ends_with(&start),
+            "{said}"
+        );
     }
 
     #[test]

@@ -17,8 +17,8 @@ use std::process::ExitCode;
 use anyhow::Result;
 use sys::foreign::plain_json;
 
-use crate::human;
 use crate::view::print;
+use crate::{human, paths};
 use check::Report;
 use service::Service;
 
@@ -80,7 +80,7 @@ fn at_socket(line: &str, socket: &Path) -> String {
     if line.contains("--socket") {
         return line.to_owned();
     }
-    let socket = quoted(&socket.display().to_string());
+    let socket = paths::quoted(socket);
     let mut words: Vec<String> = line.split(' ').map(str::to_owned).collect();
     for at in 1..words.len() {
         if words[at - 1] == "pageone" && VERBS.contains(&words[at].as_str()) {
@@ -88,15 +88,6 @@ fn at_socket(line: &str, socket: &Path) -> String {
         }
     }
     words.join(" ")
-}
-
-/// A word as a shell takes it.
-fn quoted(word: &str) -> String {
-    let is_plain = |char: char| char.is_ascii_alphanumeric() || "/._-+@%:,".contains(char);
-    match word.chars().all(is_plain) {
-        true => word.to_owned(),
-        false => format!("'{}'", word.replace('\'', r"'\''")),
-    }
 }
 
 fn show(args: &Args, report: &Report) -> Result<()> {
@@ -119,6 +110,7 @@ mod tests {
         );
         let others = ["journalctl -u pageone", "pageone doctor --socket /run/x"];
         assert_eq!(others.map(at), others);
-        assert_eq!((&*quoted("/a.b"), &*quoted("it's")), ("/a.b", r"'it'\''s'"));
+        let quoted = ["/a.b", "it's"].map(|path| paths::quoted(Path::new(path)));
+        assert_eq!(quoted, ["/a.b", r"'it'\''s'"]);
     }
 }

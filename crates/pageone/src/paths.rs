@@ -52,6 +52,27 @@ pub(crate) fn socket(asked: Option<&Path>) -> Result<PathBuf> {
     Ok(PathBuf::from(folder).join("pageone.sock"))
 }
 
+/// How to have a daemon at a socket.
+pub(crate) fn start(at: &Path) -> String {
+    if socket(None).is_ok_and(|usual| usual == at) {
+        return "start one with `pageone daemon`".to_owned();
+    }
+    match at == Path::new(OF_ROOT) {
+        true => "have root start `pageone daemon`".to_owned(),
+        false => format!("start one with `pageone daemon --socket {}`", quoted(at)),
+    }
+}
+
+/// A path as a shell takes it.
+pub(crate) fn quoted(path: &Path) -> String {
+    let path = path.display().to_string();
+    let is_plain = |char: char| char.is_ascii_alphanumeric() || "/._-+@%:,".contains(char);
+    match path.chars().all(is_plain) {
+        true => path,
+        false => format!("'{}'", path.replace('\'', r"'\''")),
+    }
+}
+
 /// The agent's library, as an absolute path.
 ///
 /// # Errors

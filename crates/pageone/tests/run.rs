@@ -335,6 +335,40 @@ fn a_node_is_chosen_and_one_that_is_not_there_is_named() {
     assert_eq!(nonsense.status.code(), Some(2));
 }
 
+/// Each names the thing, and what to do.
+#[test]
+fn wrong_words_are_told_with_a_way_out() {
+    let place = Place::new();
+    let socket = place.socket();
+    let socket = socket.to_str().expect("text");
+    for (words, what) in [
+        (
+            &["status", "--socket", socket][..],
+            &format!("start one with `pageone daemon --socket {socket}`")[..],
+        ),
+        (
+            &["set", "merge_period=1ms"],
+            "merge_period cannot be 1ms: it takes 10 milliseconds to a day",
+        ),
+        (&["detach", "4194305"], "there is no such process\n"),
+        (
+            &["attach", "--dry-run", "--domain", "a\nb", "1"],
+            "`a\\nb` is no domain",
+        ),
+        (
+            &["run", "--node", "999", "--", "true"],
+            "`pageone numa topology` shows",
+        ),
+    ] {
+        let done = output(pageone().args(words));
+        let said = text(&done.stderr);
+        assert!(
+            !done.status.success() && said.contains(what),
+            "{words:?}: {said}"
+        );
+    }
+}
+
 #[test]
 fn a_user_without_the_right_is_told_and_the_command_runs() {
     const STRANGER: u32 = 61_018;
@@ -366,6 +400,7 @@ fn a_user_without_the_right_is_told_and_the_command_runs() {
     for part in [
         "no right to userfaultfd, so the command runs, but its memory is not merged",
         "have root start `pageone daemon`, or set vm.unprivileged_userfaultfd to 1",
+        "an engine of this command's own could merge nothing",
     ] {
         assert!(said.contains(part), "no {part}: {said}");
     }

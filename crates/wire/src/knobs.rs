@@ -222,7 +222,7 @@ macro_rules! knobs {
             /// It does not.
             pub fn check(&self) -> Result<(), OutOfRange> {
                 match *self {
-                    $(Self::$message(value) => check::<$type>($key, value, $takes),)+
+                    $(Self::$message(value) => check::<$type>($key, value, $takes, $show),)+
                 }
             }
         }
@@ -286,14 +286,19 @@ knobs! {
 /// The least value, the greatest, and both in words; none: the knob takes all.
 type Takes<T> = Option<(T, T, &'static str)>;
 
-fn check<T>(knob: &'static str, value: T, takes: Takes<T>) -> Result<(), OutOfRange>
+fn check<T>(
+    knob: &'static str,
+    value: T,
+    takes: Takes<T>,
+    show: impl Fn(&T) -> String,
+) -> Result<(), OutOfRange>
 where
-    T: Copy + PartialOrd + std::fmt::Debug,
+    T: Copy + PartialOrd,
 {
     match takes {
         Some((least, most, range)) if !(least..=most).contains(&value) => Err(OutOfRange {
             knob,
-            value: format!("{value:?}"),
+            value: show(&value),
             range,
         }),
         _ => Ok(()),

@@ -51,7 +51,7 @@ pub struct Applied {
 #[non_exhaustive]
 pub enum PlacementError {
     /// The topology has no such node.
-    #[error("node {node} is not online")]
+    #[error("node {node} is not online: `pageone numa topology` shows those that are")]
     NoNode {
         /// The node.
         node: NodeId,

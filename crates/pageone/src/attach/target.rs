@@ -147,9 +147,10 @@ impl Target {
 
     fn open(pid: u32) -> Result<Self> {
         let folder = format!("/proc/{pid}");
-        let user = fs::metadata(&folder)
-            .context("there is no such process")?
-            .uid();
+        let Ok(meta) = fs::metadata(&folder) else {
+            bail!("there is no such process");
+        };
+        let user = meta.uid();
         if pid == 1 {
             bail!("it is the machine's first process, which must not fail");
         }

@@ -45,16 +45,35 @@ pub(crate) enum ListenError {
              folder where other users cannot make files", path = path.display())]
     Lock { path: PathBuf, why: String },
     /// The system refuses.
-    #[error("cannot listen at {path}{more}", path = path.display(), more = missing_folder(path))]
-    System { path: PathBuf, source: io::Error },
+    #[error("cannot listen at {path}{more}", path = path.display())]
+    System {
+        path: PathBuf,
+        /// A word on its folder, as it was then: that of an engine of `run`'s own is gone when this is shown.
+        more: &'static str,
+        source: io::Error,
+    },
 }
 
-/// A word on a path whose folder is not there.
-fn missing_folder(path: &Path) -> &'static str {
+impl ListenError {
+    fn system(path: &Path, source: io::Error) -> Self {
+        Self::System {
+            path: path.to_owned(),
+            more: wrong_folder(path),
+            source,
+        }
+    }
+}
+
+/// A word on a path whose folder is not there, or takes no socket.
+fn wrong_folder(path: &Path) -> &'static str {
     let missing = |folder: &Path| !folder.as_os_str().is_empty() && !folder.exists();
-    match path.parent().is_some_and(missing) {
-        true => " (its folder is not there)",
-        false => "",
+    let closed = |folder: &Path| rustix::fs::access(folder, rustix::fs::Access::WRITE_OK).is_err();
+    match path.parent() {
+        Some(folder) if missing(folder) => " (its folder is not there)",
+        Some(folder) if !folder.as_os_str().is_empty() && closed(folder) => {
+            " (this user may not make files in its folder: name another place by --socket)"
+        }
+        _ => "",
     }
 }
 
@@ -70,10 +89,7 @@ pub(crate) struct Listener {
 impl Listener {
     /// Listens at `path`, for those whom `mode` lets write to it.
     pub(crate) fn bind(path: &Path, mode: u32) -> Result<Self, ListenError> {
-        let system = |source| ListenError::System {
-            path: path.to_owned(),
-            source,
-        };
+        let system = |source| ListenError::system(path, source);
         // Before the lock, too: a path that is refused gets no file beside it.
         look(path)?;
         let _lock = lock(path)?;
@@ -164,10 +180,7 @@ fn lock(socket: &Path) -> Result<File, ListenError> {
     let mut name = OsString::from(socket);
     name.push(".lock");
     let path = PathBuf::from(name);
-    let system = |source| ListenError::System {
-        path: socket.to_owned(),
-        source,
-    };
+    let system = |source| ListenError::system(socket, source);
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).mode(0o600);
     // Not through a link of somebody else's, and no wait at somebody else's pipe.
@@ -206,10 +219,7 @@ fn clear(path: &Path) -> Result<(), ListenError> {
         return Ok(());
     }
     tracing::info!("replacing the stale socket {}", path.display());
-    fs::remove_file(path).map_err(|source| ListenError::System {
-        path: path.to_owned(),
-        source,
-    })
+    fs::remove_file(path).map_err(|source| ListenError::system(path, source))
 }
 
 /// Whether a stale socket is at `path`; what else is there is refused.
@@ -224,10 +234,7 @@ fn look(path: &Path) -> Result<bool, ListenError> {
     }
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-        Err(source) => {
-            let path = path.to_owned();
-            return Err(ListenError::System { path, source });
-        }
+        Err(source) => return Err(ListenError::system(path, source)),
         Ok(meta) if !meta.file_type().is_socket() => return Err(foreign("is no socket")),
         _ => {}
     }
@@ -330,7 +337,14 @@ mod tests {
 
         let nowhere = folder.path().join("no/such/folder");
         let error = Listener::bind(&nowhere, 0o600).unwrap_err();
-        assert!(matches!(error, ListenError::System { .. }), "{error}");
+        assert!(
+            error.to_string().contains("its folder is not there"),
+            "{error}"
+        );
+        let gone = tempfile::tempdir().unwrap();
+        let error = ListenError::system(&gone.path().join("s"), io::ErrorKind::Other.into());
+        drop(gone);
+        assert!(!error.to_string().contains("folder"), "{error}");
 
         let long = folder.path().join("x".repeat(200));
         let error = Listener::bind(&long, 0o600).unwrap_err();
