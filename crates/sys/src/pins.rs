@@ -469,6 +469,7 @@ mod tests {
     use std::os::fd::AsRawFd;
     use std::os::unix::fs::OpenOptionsExt;
     use std::process::{Child, Command, Stdio};
+    use std::time::{Duration, Instant};
 
     /// A process whose standard input is `input`, and nothing else of note: what other tests have open and would hand
     /// on ends with the exec.
@@ -606,6 +607,12 @@ mod tests {
         let own = std::process::id();
         std::thread::scope(|scope| {
             let other = scope.spawn(crate::process::thread_id).join().unwrap();
+            // A thread can be joined some microseconds before the kernel takes its table.
+            let task = format!("/proc/self/task/{other}");
+            let end = Instant::now() + Duration::from_secs(10);
+            while fs::exists(&task).unwrap() && Instant::now() < end {
+                std::thread::yield_now();
+            }
             assert!(!share_files(own, other), "it has ended");
         });
         assert!(share_files(own, own));
