@@ -10,4 +10,5 @@ bench-calls: ## Measures memory calls with the agent and without, on CALLS_SCALE
 FLOOR ?= 256
 
 bench-floor: ## Measures the least CPU time that merging FLOOR (256) MiB takes from user space
-	$(CARGO) run --profile $(PROFILE) -p pageone --example floor -- $(FLOOR)
+	$(CARGO) build --profile $(PROFILE) --workspace --example floor
+	$(BUILT)/examples/floor $(FLOOR)

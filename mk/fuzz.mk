@@ -38,4 +38,4 @@ FUZZ_SMOKE_SECONDS ?= 60
 fuzz-smoke: ## Fuzzes for FUZZ_SMOKE_SECONDS (60) without nightly: parsers, then a live daemon
 	$(CARGO) build --workspace
 	PAGEONE_FUZZ_SECONDS=$$(( $(FUZZ_SMOKE_SECONDS) / 2 )) PAGEONE_FUZZ_LIVE_SECONDS=$$(( $(FUZZ_SMOKE_SECONDS) / 2 )) \
-		$(CARGO) test -p pageone --test fuzz_smoke --test fuzz_live -- --nocapture
+		$(CARGO) test --workspace --test fuzz_smoke --test fuzz_live -- --nocapture

@@ -20,7 +20,7 @@ bench-nodes: ## Shows where guests and their pages are with and without nodes in
 	tests/numa/bench $(BENCH_NODES_SIZES) $(BENCH_NODES)
 
 bench-numa: ## Measures the heap, the ACPI reader and node queries
-	$(CARGO) bench --profile $(PROFILE) -p numa
+	$(CARGO) bench --profile $(PROFILE) --workspace --bench numa
 
 numa-core: ## Checks that the ACPI reader needs core and alloc only
 	$(CARGO) clippy -p numa --no-default-features -- -D warnings

@@ -30,4 +30,4 @@ stress: ## Runs the property and linearizability tests for long
 	SDTREE_STRESS_ROUNDS=$(SDTREE_STRESS_ROUNDS) $(CARGO) test --profile $(PROFILE) -p sdtree --test linearizability
 
 bench-sdtree: ## Measures the SD tree beside other maps
-	$(CARGO) bench --profile $(PROFILE) -p sdtree --features peers
+	$(CARGO) bench --profile $(PROFILE) --workspace --features sdtree/peers --bench maps --bench pages

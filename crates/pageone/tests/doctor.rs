@@ -198,11 +198,11 @@ fn what_the_kernel_and_the_limits_refuse_is_named() {
         fault("memfd 12 1 1").has("leases", "fail", "memory is short");
         fault("memfd 38 1 1").has("leases", "fail", "fs.leases-enable");
     }
-    // Three are taken; the loader and the readers of /proc do with one more.
+    // Three are taken. Those that make or a shell has handed on are closed. The loader and the readers of /proc do with one more.
     let mut limited = Command::new("sh");
     limited.args([
         "-c",
-        "ulimit -n 4; exec \"$@\"",
+        "exec 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&-; ulimit -n 4; exec \"$@\"",
         "sh",
         env!("CARGO_BIN_EXE_pageone"),
         "doctor",
