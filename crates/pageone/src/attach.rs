@@ -180,21 +180,19 @@ fn arm_faults() {
 
 pub(crate) fn main(args: &Args) -> Result<()> {
     arm_faults();
-    args.domain
-        .as_deref()
-        .map_or(Ok(()), launch::check_domain)?;
     let to = To::of(args)?;
     if args.asked {
         return asked::serve(|wish| to.grant(wish));
     }
-    let words = words(&to.socket, args.domain.as_deref(), args.any, args.any_huge)?;
-    let asked = args.domain.as_deref().unwrap_or_default();
+    let domain = launch::WantedDomain::of(args.domain.as_deref())?.map(|asked| asked.name);
+    let words = words(&to.socket, domain.as_deref(), args.any, args.any_huge)?;
+    let asked = domain.as_deref().unwrap_or_default();
     let policy = args.policy.as_deref().map(Policy::read).transpose()?;
     let here = |pid: u32, began: Option<u64>| {
         to.attach(pid, began, |target, image, server| {
             let domain = match &policy {
                 Some(policy) => of_policy(policy, target.pid, asked)?,
-                None => to.domain(target.pid, asked)?,
+                None => to.domain(target.pid, asked, args.dry_run)?,
             };
             match args.dry_run {
                 true => would(&target, image, args, &domain),
@@ -338,28 +336,27 @@ impl To {
         Ok(done)
     }
 
-    /// The domain that the daemon gives a process that asks for `name`, for people; without a daemon that of the policy that root's would
-    /// have.
+    /// The domain that the daemon gives a process that asks for `name`, for people. Where none serves, and it is only a trial, it is that
+    /// of the policy that root's would have.
     ///
     /// # Errors
     /// It may be no guest there.
-    fn domain(&self, pid: u32, name: &str) -> Result<String> {
+    fn domain(&self, pid: u32, name: &str, trial: bool) -> Result<String> {
         const OF_ROOT: &str = "/etc/pageone/policy.toml";
+        const UNTOLD: &str = "that its daemon's policy gives, and which it did not tell";
         let request = Request::DomainOf(DomainOf {
             pid,
             began: sys::usage::began(pid)?,
             name: name.to_owned(),
         });
-        if sys::socket::connect(&self.socket).is_ok() {
+        if !trial || sys::socket::connect(&self.socket).is_ok() {
             return match client::ask_quietly(&self.socket, &request, ANSWER) {
                 Ok(Reply::Domain(domain) | Reply::DomainOfAny(domain)) => {
                     Ok(Foreign(&domain).to_string())
                 }
                 Ok(Reply::Refused(why)) => Err(anyhow!(why)),
                 // The daemon of another number space, or one that hangs: it will decide.
-                Ok(_) | Err(_) => {
-                    Ok("that its daemon's policy gives, and which it did not tell".to_owned())
-                }
+                Ok(_) | Err(_) => Ok(UNTOLD.to_owned()),
             };
         }
         let file = Path::new(OF_ROOT);

@@ -184,10 +184,13 @@ pub(crate) fn absent(socket: &Path, error: Errno) -> anyhow::Error {
     let other = |meta: std::fs::Metadata| !meta.file_type().is_socket();
     match error {
         _ if std::fs::metadata(socket).is_ok_and(other) => anyhow::anyhow!("{at} is no socket"),
-        Errno::NOENT => anyhow::anyhow!("no daemon at {at}: {}", paths::start(socket)),
+        Errno::NOENT => anyhow::anyhow!(
+            "no daemon at {at}: start one with `{}`",
+            paths::daemon_at(socket)
+        ),
         Errno::CONNREFUSED => anyhow::anyhow!(
-            "no daemon at {at}: the one that made this socket has ended; {}",
-            paths::start(socket)
+            "no daemon at {at}: the one that made this socket has ended; start one with `{}`",
+            paths::daemon_at(socket)
         ),
         Errno::ACCESS => anyhow::anyhow!("this user may not talk to the daemon at {at}"),
         other => anyhow::Error::new(io::Error::from(other))

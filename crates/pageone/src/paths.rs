@@ -52,14 +52,14 @@ pub(crate) fn socket(asked: Option<&Path>) -> Result<PathBuf> {
     Ok(PathBuf::from(folder).join("pageone.sock"))
 }
 
-/// How to have a daemon at a socket.
-pub(crate) fn start(at: &Path) -> String {
+/// The command that starts a daemon at a socket.
+pub(crate) fn daemon_at(at: &Path) -> String {
     if socket(None).is_ok_and(|usual| usual == at) {
-        return "start one with `pageone daemon`".to_owned();
+        return "pageone daemon".to_owned();
     }
     match at == Path::new(OF_ROOT) {
-        true => "have root start `pageone daemon`".to_owned(),
-        false => format!("start one with `pageone daemon --socket {}`", quoted(at)),
+        true => "sudo pageone daemon".to_owned(),
+        false => format!("pageone daemon --socket {}", quoted(at)),
     }
 }
 

@@ -4,7 +4,6 @@ pub(crate) mod launch;
 pub(crate) mod program;
 mod tally;
 
-use std::env::VarError;
 use std::ffi::OsString;
 use std::os::fd::AsFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -21,7 +20,7 @@ use sys::ksm::Ksm;
 use sys::signals::{self, Signals};
 use wire::{KnobValues, Reply, Request};
 
-use launch::{Any, Launch};
+use launch::{Any, Launch, WantedDomain};
 use program::Obstacle;
 use tally::Tally;
 
@@ -122,7 +121,7 @@ fn start(args: &Args) -> Result<ExitCode> {
             return Ok(ExitCode::from(error.exit_code()));
         }
     };
-    let domain = Asked::of(args)?;
+    let domain = WantedDomain::of(args.domain.as_deref())?;
     if args.backend == Backend::Ksm {
         return by_ksm(args, domain.as_ref(), name);
     }
@@ -179,9 +178,11 @@ fn start(args: &Args) -> Result<ExitCode> {
         },
         Err(error) => error.to_string(),
     };
-    // A static program may start others that load the agent. `auto` goes by the command, and the linker drops LD_PRELOAD of setuid ones.
+    // `auto` goes by the command, though a static program may start others that load the agent. The linker drops LD_PRELOAD of setuid ones.
     if obstacle.is_some_and(|obstacle| is_auto || obstacle == Obstacle::Secure) {
-        eprintln!("pageone: {absence}; no engine is started, as it would have nothing to merge");
+        eprintln!(
+            "pageone: {absence}; no engine is started for it, and programs that it starts are not merged either"
+        );
         warn_of_knobs(&args.knobs, "no engine is started");
         place(args)?;
         return Err(failed_exec(&mut command));
@@ -196,38 +197,9 @@ fn start(args: &Args) -> Result<ExitCode> {
     embed(args, launch, &mut command)
 }
 
-/// The domain that the command asks for.
-struct Asked {
-    name: String,
-    /// What said so.
-    by: &'static str,
-}
-
-impl Asked {
-    /// What the flag says, else the environment, as agents without `run` have it.
-    fn of(args: &Args) -> Result<Option<Self>> {
-        const VARIABLE: &str = "PAGEONE_DOMAIN";
-        let of_environment = || match std::env::var(VARIABLE) {
-            Ok(name) if name.is_empty() => Ok(None),
-            Ok(name) => Ok(Some((name, VARIABLE))),
-            Err(VarError::NotPresent) => Ok(None),
-            Err(VarError::NotUnicode(_)) => bail!("{VARIABLE} is no domain: it is not UTF-8"),
-        };
-        let asked = match args.domain.clone() {
-            Some(name) => Some((name, "--domain")),
-            None => of_environment()?,
-        };
-        let Some((name, by)) = asked else {
-            return Ok(None);
-        };
-        launch::check_domain(&name).context(by)?;
-        Ok(Some(Self { name, by }))
-    }
-}
-
 /// Becomes the command, all of whose memory is KSM's to merge, and that of its children.
-fn by_ksm(args: &Args, domain: Option<&Asked>, name: &OsString) -> Result<ExitCode> {
-    if let Some(Asked { by, .. }) = domain {
+fn by_ksm(args: &Args, domain: Option<&WantedDomain>, name: &OsString) -> Result<ExitCode> {
+    if let Some(WantedDomain { by, .. }) = domain {
         bail!("KSM knows no domains: leave {by} out");
     }
     if args.any || args.also_ksm {
@@ -244,9 +216,13 @@ fn by_ksm(args: &Args, domain: Option<&Asked>, name: &OsString) -> Result<ExitCo
 
 /// Has KSM take all memory of this process, and so of a command that cannot load the agent; or gives the reason why not. KSM shares
 /// among all users, and a setuid program is another user's.
-fn ksm_refuses(args: &Args, domain: Option<&Asked>, obstacle: &Obstacle) -> Result<Option<String>> {
+fn ksm_refuses(
+    args: &Args,
+    domain: Option<&WantedDomain>,
+    obstacle: &Obstacle,
+) -> Result<Option<String>> {
     let refuses = match domain {
-        Some(Asked { name, by }) => format!(
+        Some(WantedDomain { name, by }) => format!(
             "{by} asks for the domain `{}`, and KSM knows none",
             Foreign(name)
         ),
@@ -357,7 +333,11 @@ fn no_right() -> Result<Option<String>> {
     if rustix::process::geteuid().as_raw() == OVERFLOW {
         return Ok(Some(format!("no agent trusts one of user {OVERFLOW}")));
     }
-    let has_right = engine::Facilities::tried().userfaultfd;
+    let facilities = engine::Facilities::tried();
+    if let Err(error) = facilities.reading {
+        return Ok(Some(format!("{:#}", anyhow::Error::new(error))));
+    }
+    let has_right = facilities.userfaultfd;
     Ok(match has_right.context("cannot start the engine")? {
         true => None,
         false => Some(

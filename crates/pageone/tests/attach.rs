@@ -738,6 +738,10 @@ fn the_domain_is_the_one_that_the_daemon_gives() {
         let told = attached(&place, flags, &[one.pid()]);
         assert!(told.contains(&format!("in the domain {domain}")), "{told}");
     }
+    let mut blue = attach_command(&place, &["--dry-run"], &[one.pid()]);
+    let told = output(blue.env("PAGEONE_DOMAIN", "blue"));
+    let told = text(&told.stdout);
+    assert!(told.contains("in the domain name:blue;"), "{told}");
     let before = state(one.pid());
     for flags in [&["--dry-run", "--domain", "red"][..], &["--domain", "red"]] {
         let refused = attach(&place, flags, &[one.pid()]);

@@ -268,8 +268,10 @@ fn a_filter_that_refuses_to_read_memory_is_named() {
     said.has("reading", "fail", "process_vm_readv cannot be tried");
     let run = output(&mut denied(&["run", "--socket", socket, "--", "true"]));
     let told = text(&run.stderr);
-    assert_eq!(run.status.code(), Some(125), "{told}");
-    assert!(told.contains("process_vm_readv"), "{told}");
+    assert_eq!(run.status.code(), Some(0), "{told}");
+    for part in ["could merge nothing", "process_vm_readv cannot be tried"] {
+        assert!(told.contains(part), "no {part}: {told}");
+    }
 }
 
 #[test]
@@ -495,7 +497,14 @@ fn programs_that_do_not_load_the_agent_are_named() {
             "up\n" => {
                 let said = of_process(&place, &running.0);
                 said.has("program", "ok", "statically linked");
-                said.has("session", "ok", "KSM has all its memory");
+                let (level, what) = match std::fs::read_to_string("/sys/kernel/mm/ksm/run")
+                    .expect("KSM")
+                    .trim()
+                {
+                    "1" => ("ok", "KSM has all its memory"),
+                    _ => ("fail", "KSM has all its memory, and does not run"),
+                };
+                said.has("session", level, what);
             }
             _ => eprintln!("skipped: KSM takes no memory here"),
         }

@@ -32,6 +32,8 @@ const HUGE: usize = 2 << 20;
 /// The lowest place, and how far from it the random one is at most.
 const LOWEST: usize = 34 * TIB;
 const SPREAD: usize = 4 * TIB;
+/// So many TiB of places there are, from the random one on.
+const PLACES: usize = 3;
 
 /// What a place is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +73,11 @@ pub(crate) fn map_apart(
         unsafe { rustix::mm::munmap(made, len) }?;
     }
     map(std::ptr::null_mut())
+}
+
+/// Whether a range lies in places of ours, not where the kernel or the program chose.
+pub(crate) fn is_ours(at: usize, len: usize) -> bool {
+    at >= start() && at.saturating_add(len) <= start() + PLACES * TIB
 }
 
 fn hint(wanted: Use, len: usize, attempt: usize) -> usize {
@@ -131,9 +138,14 @@ mod tests {
         let made =
             [(Use::Area, 3 * PAGE), (Use::Area, 5), (Use::Line, PAGE)].map(|(wanted, len)| {
                 let at = make(wanted, len);
-                assert!(ALL.contains(&at) && at.is_multiple_of(PAGE), "{at:#x}");
+                assert!(
+                    is_ours(at, len) && ALL.contains(&at) && at.is_multiple_of(PAGE),
+                    "{at:#x}"
+                );
                 (at, len)
             });
+        let by_the_kernel = (&raw const START).addr();
+        assert!(!is_ours(by_the_kernel, PAGE));
         // What was unmapped is not taken again.
         unmap(made[0].0, made[0].1);
         assert_ne!(make(Use::Area, 3 * PAGE), made[0].0);

@@ -6,7 +6,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::PAGE;
-use crate::apart::{Use, map_apart};
+use crate::apart::{self, Use, map_apart};
 use crate::fault::{self, Point};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, Result};
@@ -287,16 +287,20 @@ pub unsafe fn place(from: usize, start: usize, len: usize) -> Result<()> {
     unsafe { rustix::mm::mremap_fixed(pointer(from), len, len, how, pointer(start)) }.map(drop)
 }
 
-/// Makes a mapping of `len` bytes at `start` `new_len` bytes long where it lies, with all that the kernel knows of it.
+/// Makes a mapping of `len` bytes at `start` `new_len` bytes long where it lies, with all that the kernel knows of it. Only in places
+/// of our own ([`apart`]): elsewhere it might take what the program has just left free, to map it anew.
 ///
 /// # Errors
-/// `NOMEM` where something lies behind it, at a limit, or without memory; `AGAIN` where no more may be locked. It is as it
-/// was then.
+/// `NOMEM` where something lies behind it, at a limit, without memory, or in no place of ours; `AGAIN` where no more may be locked. It is
+/// as it was then.
 ///
 /// # Safety
 /// The mapping must be the caller's.
 pub unsafe fn grow(start: usize, len: usize, new_len: usize) -> Result<()> {
     fault::check(Point::Grow)?;
+    if !apart::is_ours(start, new_len) {
+        return Err(Errno::NOMEM);
+    }
     let how = MremapFlags::empty();
     // SAFETY: the caller's promise; nothing is replaced.
     unsafe { rustix::mm::mremap(pointer(start), len, new_len, how) }.map(drop)

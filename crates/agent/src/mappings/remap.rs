@@ -193,7 +193,10 @@ fn carry_out(guard: &mut Guard, call: Remap) -> Result<usize> {
         keep(call.to, call.new_len, MapFlags::FIXED)?;
         // SAFETY: the guest gives the tail back.
         let cut = unsafe { mapping::unmap(call.old + old_len, call.old_len - old_len) };
-        let moved = cut.and_then(|()| carry_out(guard, rest));
+        let moved = cut.and_then(|()| {
+            forget(guard, call.old + old_len, call.old_len - old_len);
+            carry_out(guard, rest)
+        });
         if moved.is_err() {
             // SAFETY: the guest has given it up, and the kernel would have unmapped it by now.
             let _ = unsafe { mapping::unmap(call.to, call.new_len) };

@@ -480,7 +480,7 @@ impl Still {
 ///
 /// The kernel joins neighbours whose pages are of one kind (`anon_vma`) and were made as far from each other as they lie
 /// (`vm_pgoff`). Both hold for what is cut from one mapping in order. A part that is cut off takes the kind along, and so does a
-/// mapping that grows in place: the page more, which nobody ever touches, is what hands it on. So the memory aside is never larger
+/// mapping that grows in place. The page more, which nobody writes, hands it on. So the memory aside is never larger
 /// than a chunk and that page, however much is made whole.
 ///
 /// The tempting alternative, memory aside for all of it at once, would count twice against RLIMIT_AS, and against the memory

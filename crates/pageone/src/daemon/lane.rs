@@ -22,9 +22,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::history::History;
+use super::policy::{self, Policy, Who};
 use engine::{Engine, EngineError};
 use rustix::fd::OwnedFd;
-use wire::{MergeNow, Reply, Request, Status, Viewer};
+use sys::credentials::Credentials;
+use sys::usage;
+use wire::{DomainOf, MergeNow, Reply, Request, Status, Viewer};
 
 /// Requests that wait in a lane, and those of one user among them.
 const MAX_WAITING: usize = 256;
@@ -221,6 +224,21 @@ impl AsRef<Asked> for Merging {
     }
 }
 
+/// A question for the domain of another process.
+pub(crate) struct Ruling {
+    pub(crate) asked: Asked,
+    /// The process that asks.
+    pub(crate) who: Who,
+    /// The policy as it was then.
+    pub(crate) policy: Arc<Policy>,
+}
+
+impl AsRef<Asked> for Ruling {
+    fn as_ref(&self) -> &Asked {
+        &self.asked
+    }
+}
+
 /// The packets of the reply to a caller.
 pub(crate) type Answer = (u64, Vec<Vec<u8>>);
 
@@ -326,6 +344,41 @@ pub(crate) fn merger(engine: &Arc<Engine>, answers: &Answers) -> Lane<Merging> {
     })
 }
 
+/// Says which domains other processes have.
+pub(crate) fn ruler(answers: &Answers) -> Lane<Ruling> {
+    let answers = answers.clone();
+    Lane::new("ruler", MAX_WAITING, move |ruling: Ruling| {
+        let Ruling { asked, who, policy } = ruling;
+        let Request::DomainOf(of) = asked.request else {
+            unreachable!("the poll loop sends questions for domains only");
+        };
+        let other = whom(&policy, &who, &of);
+        let reply = other.map_or(Reply::Unseen, |other| domain(&policy, &other, &of.name));
+        answers.give(asked.caller, &reply);
+    })
+}
+
+/// What the policy has for a process that asks for `name`.
+pub(crate) fn domain(policy: &Policy, who: &Who, name: &str) -> Reply {
+    let any = policy.offers_any(who, name);
+    match policy.domain(who, name) {
+        Ok(domain) if any => Reply::DomainOfAny(domain),
+        Ok(domain) => Reply::Domain(domain),
+        Err(why) => Reply::Refused(why.to_string()),
+    }
+}
+
+/// Another process, if it is the one that is meant, and of whose domain `who` may know.
+fn whom(policy: &Policy, who: &Who, of: &DomainOf) -> Option<Who> {
+    let may = |user: u32| user == who.uid || policy.may_monitor(who);
+    // Its user first: files of a process that is not theirs are not opened for those who ask.
+    let user = Credentials::of(of.pid, of.pid).ok()?.effective_user();
+    let other = may(user).then(|| policy::who(of.pid).ok()).flatten()?;
+    // Afterwards: so all of it was of the process that began then.
+    let is_it = usage::began(of.pid).is_ok_and(|began| began == of.began);
+    (is_it && may(other.uid)).then_some(other)
+}
+
 /// Turns knobs.
 pub(crate) fn control(engine: &Arc<Engine>, answers: &Answers) -> Lane<Asked> {
     let (engine, answers) = (Arc::clone(engine), answers.clone());
@@ -402,6 +455,38 @@ mod tests {
         assert_eq!(all.push(3, 9, (3, 0)), Some((1, 3)));
         assert_eq!(all.push(1, 9, (1, 4)), Some((1, 4)), "nobody has more");
         assert_eq!((all.of(1), all.of(2), all.of(3)), (3, 2, 1));
+    }
+
+    /// Who asks with another user's rights learns nothing, and no question is answered for a process that came later.
+    #[test]
+    fn domains_of_others_are_told_to_those_who_may_see_them() {
+        let own = rustix::process::geteuid().as_raw();
+        let text = format!("[monitor]\nuid = {}\n", own + 2);
+        let policy = Policy::parse(&text, own).unwrap();
+        let pid = std::process::id();
+        let began = usage::began(pid).unwrap();
+        for (user, began, told) in [
+            (own, began, true),
+            (own, began + 1, false),
+            (own + 1, began, false),
+            (own + 2, began, true),
+            (own + 2, began + 1, false),
+        ] {
+            let who = Who {
+                uid: user,
+                gid: user,
+                cgroup: None,
+            };
+            let of = DomainOf {
+                pid,
+                began,
+                name: String::new(),
+            };
+            let other = whom(&policy, &who, &of);
+            assert_eq!(other.is_some(), told, "user {user}");
+            let other = other.is_none_or(|other| other.uid == own);
+            assert!(other, "it is the process that was asked for");
+        }
     }
 
     #[test]

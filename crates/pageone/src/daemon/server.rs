@@ -4,7 +4,7 @@
 //! ```text
 //!              ┌───────────── poll loop, one thread ─────────────┐
 //!  connect ───▶│ Hello, in 5 s ─▶ policy ─ agent ────────────────┼──▶ door ─▶ engine.admit
-//!              │    └─▶ Request, in 5 s ─▶ policy ─▶ Asked ──────┼──▶ monitor, own, control, merger
+//!              │    └─▶ Request, in 5 s ─▶ policy ─▶ Asked ──────┼──▶ monitor, own, control, merger, ruler
 //!              │                            Reply, in 10 s ◀─────┼─────────┘ packets
 //!              └─────────────────────────────────────────────────┘
 //! ```
@@ -29,6 +29,7 @@
 //! | | memory for a packet | 200 ms |
 //! | monitor, own | the engine's short locks | a worker holds none while it waits for a guest |
 //! | merger | the engine's short locks | |
+//! | ruler | files in `/proc` of the process that it is asked about | as long as that process's user likes: others wait who ask the same |
 //! | control | the driver: the end of a round, unmerging | 5 s without any progress |
 //! | closers | descriptors of strangers, locks on files of guests | as long as they like: one thread a user, 32 in all |
 //! | keeper | ppoll(2); it receives from the daemon alone | – |
@@ -50,13 +51,12 @@ use sys::fault::{self, Point};
 use sys::process::{self, Cgroup};
 use sys::socket::{self, Peer};
 use sys::stranger::Stranger;
-use sys::usage;
-use wire::{DomainMark, DomainOf, Hello, MAX_MESSAGE, Reason, Reply, Request, Role, Viewer};
+use wire::{DomainMark, Hello, MAX_MESSAGE, Reason, Reply, Request, Role, Viewer};
 
 use super::history::History;
-use super::lane::{self, Answer, Answers, Asked, Lane, Merging};
+use super::lane::{self, Answer, Answers, Asked, Lane, Merging, Ruling};
 use super::listener::Listener;
-use super::policy::{self, Policy, Who};
+use super::policy::{Policy, Who};
 
 /// Connections taken before others get their turn.
 const MAX_ACCEPTS: usize = 16;
@@ -145,7 +145,7 @@ struct Joining {
 /// The poll loop's state.
 pub(crate) struct Server {
     listener: Listener,
-    policy: Policy,
+    policy: Arc<Policy>,
     limits: Limits,
     refusals: Arc<Refusals>,
     callers: Vec<Caller>,
@@ -158,6 +158,7 @@ pub(crate) struct Server {
     own: Lane<Asked>,
     control: Lane<Asked>,
     merger: Lane<Merging>,
+    ruler: Lane<Ruling>,
     door: Lane<Joining>,
 }
 
@@ -190,7 +191,7 @@ impl Server {
         };
         Ok(Self {
             listener,
-            policy,
+            policy: Arc::new(policy),
             limits,
             callers: Vec::new(),
             next_caller: 0,
@@ -200,6 +201,7 @@ impl Server {
             own: lane::own(engine, &to),
             control: lane::control(engine, &to),
             merger: lane::merger(engine, &to),
+            ruler: lane::ruler(&to),
             door: door(engine),
             to,
             refusals: engine.refusals(),
@@ -235,7 +237,7 @@ impl Server {
     pub(crate) fn read_policy(&mut self, file: &Path) {
         match Policy::read(file) {
             Ok(policy) => {
-                self.policy = policy;
+                self.policy = Arc::new(policy);
                 self.refusals.forget();
                 tracing::info!("the policy {} is read again", file.display());
             }
@@ -466,14 +468,10 @@ impl Server {
         let uid = who.uid;
         let lane = match &request {
             Request::Domain(name) => {
-                let reply = self.domain(&who, name);
+                let reply = lane::domain(&self.policy, &who, name);
                 return caller.reply(lane::packets(&reply));
             }
-            Request::DomainOf(of) => {
-                let other = self.whom(&who, of);
-                let reply = other.map_or(Reply::Unseen, |other| self.domain(&other, &of.name));
-                return caller.reply(lane::packets(&reply));
-            }
+            Request::DomainOf(_) => return self.rule(caller, who, request),
             Request::Status if !self.policy.may_monitor(&who) => &self.own,
             Request::Heap | Request::History { .. } if !self.policy.may_monitor(&who) => {
                 return caller.refuse(format!(
@@ -499,30 +497,26 @@ impl Server {
         Step::Wait(caller)
     }
 
-    /// What the policy has for a process that asks for `name`.
-    fn domain(&self, who: &Who, name: &str) -> Reply {
-        let any = self.policy.offers_any(who, name);
-        match self.policy.domain(who, name) {
-            Ok(domain) if any => Reply::DomainOfAny(domain),
-            Ok(domain) => Reply::Domain(domain),
-            Err(why) => Reply::Refused(why.to_string()),
-        }
-    }
-
-    /// Another process, if it is the one that is meant, and of whose domain `who` may know.
-    fn whom(&self, who: &Who, of: &DomainOf) -> Option<Who> {
-        let other = policy::who(of.pid).ok()?;
-        // Afterwards: so all of it was of the process that began then.
-        let is_it = usage::began(of.pid).is_ok_and(|began| began == of.began);
-        let may = other.uid == who.uid || self.policy.may_monitor(who);
-        (is_it && may).then_some(other)
-    }
-
     fn viewer(&self, who: &Who) -> Viewer {
         Viewer {
             uid: who.uid,
             domain: self.policy.domain(who, "").unwrap_or_default(),
         }
+    }
+
+    /// Which domain another process has is found out elsewhere: that takes a look at its files.
+    fn rule(&self, mut caller: Caller, who: Who, request: Request) -> Step {
+        let asked = Asked {
+            caller: caller.number,
+            viewer: self.viewer(&who),
+            request,
+        };
+        let is_master = self.policy.is_master(who.uid);
+        let policy = Arc::clone(&self.policy);
+        let ruling = Ruling { asked, who, policy };
+        self.ruler.ask(ruling, is_master, &self.to);
+        (caller.stage, caller.deadline) = (Stage::Asked, None);
+        Step::Wait(caller)
     }
 
     /// A user may have the memory of his own guests merged now, the masters that of all.

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use sys::credentials::{self, Credentials};
 use sys::foreign::Foreign;
-use sys::ksm::Member;
+use sys::ksm::{Ksm, Member};
 use sys::subject::{self, Makeup, Subject};
 use wire::GuestStatus;
 
@@ -90,7 +90,7 @@ pub(super) fn checks(pid: u32, service: &Service) -> Vec<Check> {
                 tried => {
                     let obstacle = obstacle.as_ref();
                     if obstacle.is_some() && is_ksms {
-                        all.push(Check::ok("session", "KSM has all its memory"));
+                        all.push(of_ksm());
                         return all;
                     }
                     all.push(no_session(pid, makeup.as_ref(), service, obstacle));
@@ -321,6 +321,16 @@ fn has_agent(_: &str) -> bool {
 #[cfg(not(target_arch = "x86_64"))]
 fn try_out(_: u32, _: &Service) -> Option<Result<String, String>> {
     None
+}
+
+/// A process all of whose memory was given to KSM.
+fn of_ksm() -> Check {
+    if matches!(Ksm::default().number("run"), Ok(1)) {
+        return Check::ok("session", "KSM has all its memory");
+    }
+    let what = "KSM has all its memory, and does not run";
+    let fix = "echo 1 | sudo tee /sys/kernel/mm/ksm/run";
+    Check::fail("session", what, "nothing of it is merged").fix(fix)
 }
 
 fn attachable(tried: Result<String, String>, obstacle: Option<&Obstacle>) -> Check {

@@ -105,10 +105,7 @@ const ALONE: &str =
 
 fn absent(socket: &Path, errno: Errno) -> Check {
     let what = client::absent(socket, errno).to_string();
-    let command = match paths::served(None) {
-        Ok(usual) if usual == socket => "pageone daemon".to_owned(),
-        _ => format!("pageone daemon --socket {}", socket.display()),
-    };
+    let command = paths::daemon_at(socket);
     match errno {
         Errno::NOENT => Check::warn("daemon", what, ALONE).fix(command),
         Errno::CONNREFUSED if is_socket(socket) => Check::warn("daemon", what, ALONE).fix(command),
@@ -117,7 +114,7 @@ fn absent(socket: &Path, errno: Errno) -> Check {
             Check::fail("daemon", what, why).fix("pageone doctor --socket /run/pageone.sock")
         }
         _ => Check::fail("daemon", what, "no daemon can be reached there")
-            .fix(format!("ls -l {}", socket.display())),
+            .fix(format!("ls -l {}", paths::quoted(socket))),
     }
 }
 

@@ -1,11 +1,12 @@
 //! How a process becomes a guest: the agent in `LD_PRELOAD`, and where it finds its engine.
 
+use std::env::VarError;
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use sys::foreign::Foreign;
 use wire::Name;
 
@@ -94,6 +95,35 @@ pub(crate) fn check_domain(domain: &str) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// The domain that guests of a command ask for.
+pub(crate) struct WantedDomain {
+    pub(crate) name: String,
+    /// What said so.
+    pub(crate) by: &'static str,
+}
+
+impl WantedDomain {
+    /// What the flag says, else the environment, as agents without `run` have it.
+    pub(crate) fn of(flag: Option<&str>) -> Result<Option<Self>> {
+        const VARIABLE: &str = "PAGEONE_DOMAIN";
+        let of_environment = || match std::env::var(VARIABLE) {
+            Ok(name) if name.is_empty() => Ok(None),
+            Ok(name) => Ok(Some((name, VARIABLE))),
+            Err(VarError::NotPresent) => Ok(None),
+            Err(VarError::NotUnicode(_)) => bail!("{VARIABLE} is no domain: it is not UTF-8"),
+        };
+        let asked = match flag {
+            Some(name) => Some((name.to_owned(), "--domain")),
+            None => of_environment()?,
+        };
+        let Some((name, by)) = asked else {
+            return Ok(None);
+        };
+        check_domain(&name).context(by)?;
+        Ok(Some(Self { name, by }))
+    }
 }
 
 #[cfg(test)]
