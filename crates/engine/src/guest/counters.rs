@@ -1,10 +1,12 @@
 //! What is counted of a guest.
 
+use std::sync::Mutex;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicI64, AtomicU64};
 
 use crate::domain::pages::{Pages, Recycled};
 use crate::page::{CLASSES, Class};
+use crate::sync::lock;
 
 /// What is counted of a guest, readable at any time.
 #[derive(Debug, Default)]
@@ -103,6 +105,12 @@ impl Counters {
         u64::try_from(self.huge_kept.load(Relaxed)).unwrap_or(0)
     }
 
+    /// The agent's CPU time that counts against the engine's limit: the time it tells, but no more than the
+    /// time it was waited for. A hostile agent could else stop the work for all others (I8) by its word.
+    pub(crate) fn charged_ns(&self) -> u64 {
+        self.cpu_ns.load(Relaxed).min(self.talk_ns.load(Relaxed))
+    }
+
     /// All classes, each read once: what is derived from one census adds up (I9), also while
     /// workers move pages from class to class.
     pub(crate) fn census(&self) -> Census {
@@ -175,5 +183,33 @@ impl Counters {
         if kept != 0 {
             self.huge_kept.fetch_add(kept, Relaxed);
         }
+    }
+}
+
+/// The sums of the guests that are gone.
+#[derive(Debug, Default)]
+pub(crate) struct Gone {
+    /// CPU time of their agents, in nanoseconds.
+    pub(crate) cpu_ns: AtomicU64,
+    /// The part of it that counts against the limit.
+    pub(crate) charged_ns: AtomicU64,
+    /// The longest window, in nanoseconds.
+    pub(crate) window_ns: AtomicU64,
+    /// Pages that they had merged again.
+    pub(crate) merged_again: AtomicU64,
+    pub(crate) recycled: Mutex<wire::Recycled>,
+}
+
+impl Gone {
+    /// Adds a guest that is gone.
+    pub(crate) fn add(&self, its: &Counters) {
+        self.cpu_ns.fetch_add(its.cpu_ns.load(Relaxed), Relaxed);
+        self.charged_ns.fetch_add(its.charged_ns(), Relaxed);
+        self.window_ns
+            .fetch_max(its.window_ns.load(Relaxed), Relaxed);
+        self.merged_again
+            .fetch_add(its.merged_again.load(Relaxed), Relaxed);
+        let mut recycled = lock(&self.recycled);
+        *recycled = [*recycled, its.recycled()].into_iter().sum();
     }
 }

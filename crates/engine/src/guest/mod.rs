@@ -348,15 +348,6 @@ impl Guest {
         self.counters.talk_ns.fetch_add(took, Relaxed);
     }
 
-    /// The agent's CPU time that counts against the engine's limit: what it says, but no more than the
-    /// time it was waited for. A hostile agent could else stop the work for all others (I8) by its word.
-    pub(crate) fn charged_ns(&self) -> u64 {
-        let Counters {
-            cpu_ns, talk_ns, ..
-        } = &self.counters;
-        cpu_ns.load(Relaxed).min(talk_ns.load(Relaxed))
-    }
-
     /// Why no more `bytes` of tables may be had.
     pub(crate) fn lacks_room(&self, bytes: u64) -> Option<AtLimit> {
         let (limits, mib) = (&self.user.limits, 1 << 20);

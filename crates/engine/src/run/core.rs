@@ -28,13 +28,14 @@ use std::time::{Duration, Instant};
 
 use sys::pagemap::PageRun;
 use sys::socket::Peer;
-use wire::{PageBits, Recycled, RunMode};
+use wire::{PageBits, RunMode};
 
 use crate::domain::Domain;
 use crate::domain::chunk::Chunk;
 use crate::domain::effects::Effects;
 use crate::domain::lifelines::Lifeline;
 use crate::guest::agent::Link;
+use crate::guest::counters::Gone;
 use crate::guest::memory::Memory;
 use crate::guest::rescue;
 use crate::guest::{Guest, Standing};
@@ -169,15 +170,7 @@ pub(crate) struct Core {
     pages_moved: AtomicU64,
     /// Pages that got no slot because of the stores' limit.
     pub(crate) pages_over_limit: AtomicU64,
-    /// CPU time of agents that are gone, in nanoseconds.
-    pub(crate) gone_cpu_ns: AtomicU64,
-    /// The part of it that counts against the limit.
-    gone_charged_ns: AtomicU64,
-    /// The longest window of guests that are gone, in nanoseconds.
-    pub(crate) gone_window_ns: AtomicU64,
-    /// Pages that guests that are gone had merged again.
-    pub(crate) gone_merged_again: AtomicU64,
-    pub(crate) gone_recycled: Mutex<Recycled>,
+    pub(crate) gone: Gone,
 }
 
 impl Core {
@@ -205,11 +198,7 @@ impl Core {
             full_scans: AtomicU64::new(0),
             pages_moved: AtomicU64::new(0),
             pages_over_limit: AtomicU64::new(0),
-            gone_cpu_ns: AtomicU64::new(0),
-            gone_charged_ns: AtomicU64::new(0),
-            gone_window_ns: AtomicU64::new(0),
-            gone_merged_again: AtomicU64::new(0),
-            gone_recycled: Mutex::default(),
+            gone: Gone::default(),
         }
     }
 
@@ -409,17 +398,7 @@ impl Core {
         lock(&self.guests).retain(|guest| {
             let gone = guest.is_gone();
             if gone {
-                let counters = &guest.counters;
-                self.gone_cpu_ns
-                    .fetch_add(counters.cpu_ns.load(Relaxed), Relaxed);
-                self.gone_merged_again
-                    .fetch_add(counters.merged_again.load(Relaxed), Relaxed);
-                let mut recycled = lock(&self.gone_recycled);
-                *recycled = [*recycled, counters.recycled()].into_iter().sum();
-                drop(recycled);
-                self.gone_charged_ns.fetch_add(guest.charged_ns(), Relaxed);
-                self.gone_window_ns
-                    .fetch_max(counters.window_ns.load(Relaxed), Relaxed);
+                self.gone.add(&guest.counters);
             }
             !gone
         });
@@ -491,8 +470,8 @@ impl Core {
     /// CPU time that the host has paid for merging.
     pub(crate) fn used(&self) -> Duration {
         let guests = lock(&self.guests);
-        let agents: u64 = guests.iter().map(|guest| guest.charged_ns()).sum();
-        let gone = self.gone_charged_ns.load(Relaxed);
+        let agents: u64 = guests.iter().map(|guest| guest.counters.charged_ns()).sum();
+        let gone = self.gone.charged_ns.load(Relaxed);
         sys::process::cpu_time() + Duration::from_nanos(agents.saturating_add(gone))
     }
 

@@ -9,7 +9,7 @@
 //! A job is never interrupted: it may hold a chunk's lock and a guest's attention. So a job may
 //! overdraw the budget, and the pause after it is as long as the debt takes to fill; over a longer time
 //! the use is the limit. What counts is the whole process and the agents' part (see
-//! [`Guest::charged_ns`](crate::guest::Guest::charged_ns)): all CPU time the host pays for merging.
+//! [`Counters::charged_ns`](crate::guest::counters::Counters::charged_ns)): all CPU time the host pays for merging.
 //! Unmerging is not limited: somebody waits for it.
 
 use std::time::{Duration, Instant};
