@@ -1,9 +1,12 @@
 //! A look at one guest, the first half of a round: late answers, news from the agent, the scan.
 
+use std::iter::Peekable;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
+use std::vec;
 
 use sys::pagemap::{Categories, PageRun};
 use wire::{Answer, CHUNK_BYTES, CHUNK_PAGES, Question, RunMode};
@@ -12,7 +15,7 @@ use crate::domain::chunk::Chunk;
 use crate::domain::effects::Effects;
 use crate::domain::pages::Pages;
 use crate::guest::agent::{Fault, Link, Pending, Rest, Talk};
-use crate::guest::idle;
+use crate::guest::idle::{self, Glance};
 use crate::guest::regions::Scan;
 use crate::guest::{Guest, Standing, rescue};
 use crate::options::Rules;
@@ -90,6 +93,24 @@ impl Aim {
         matches!(self, Self::Pass { .. })
     }
 
+    /// Until when a worker scans now.
+    fn deadline(self) -> Instant {
+        let turn = Instant::now() + SCAN_TIME;
+        match self {
+            Self::Pass { until, .. } => turn.min(until),
+            Self::Hear | Self::Round => turn,
+        }
+    }
+
+    /// Where the next scan of `guest` goes on. A pass has a place of its own: or with wishes enough no round would ever
+    /// come to the end.
+    fn progress(self, guest: &Guest) -> &AtomicU64 {
+        match self.is_pass() {
+            true => &guest.pass_progress,
+            false => &guest.progress,
+        }
+    }
+
     /// The addresses that are scanned.
     fn reach(self) -> Range<u64> {
         match self {
@@ -130,30 +151,24 @@ impl Terms {
         }
     }
 
-    /// How the broken pages of `guest` are treated. Asks the guest's descriptors what they are, as often as broken pages
-    /// grow older: a page is written when it is pinned, so it settles only after two such looks.
-    fn again(&self, guest: &Guest) -> Again {
-        let ages = self.round.0.is_multiple_of(self.broken_rounds.max(1));
-        let clean = match self.merge_again && (ages || guest.wants_pins()) {
+    /// How pages of `guest` grow older in this look. When a round's look `begins`, the guest's descriptors are asked what
+    /// they are, as often as broken pages grow older. A page is written when it is pinned, so it settles only after two such looks.
+    fn again(&self, guest: &Guest, begins: bool) -> Again {
+        let in_pass = self.aim.is_pass();
+        // In a pass too little time has passed.
+        let ages = !in_pass && self.round.0.is_multiple_of(self.broken_rounds.max(1));
+        let is_clean = || match ages || guest.wants_pins() {
             true => guest.note_pins(guest.memory.pins(guest.user.limits.descriptors_per_process)),
             false => guest.is_clean(),
         };
         Again {
-            allowed: self.merge_again && clean,
-            at_once: false,
-            in_pass: false,
-            ages,
-        }
-    }
-
-    /// The same in the rest of a look.
-    fn same(&self, guest: &Guest) -> Again {
-        Again {
-            allowed: guest.merges_again(),
+            allowed: match begins && !in_pass {
+                true => self.merge_again && is_clean(),
+                false => guest.merges_again(),
+            },
             at_once: self.aim.is_now(),
-            in_pass: self.aim.is_pass(),
-            // In a pass too little time has passed.
-            ages: !self.aim.is_pass() && self.round.0.is_multiple_of(self.broken_rounds.max(1)),
+            in_pass,
+            ages,
         }
     }
 }
@@ -493,144 +508,198 @@ fn scan(
     runs: &mut [PageRun],
     found: &mut Vec<Arc<Chunk>>,
 ) -> std::io::Result<bool> {
-    let turn = Instant::now() + SCAN_TIME;
-    let deadline = match terms.aim {
-        Aim::Pass { until, .. } => turn.min(until),
-        Aim::Hear | Aim::Round => turn,
-    };
-    let (at_once, is_pass) = (terms.aim.is_now(), terms.aim.is_pass());
-    // A pass has a place of its own: or with wishes enough no round would ever come to the end.
-    let progress = match is_pass {
-        true => &guest.pass_progress,
-        false => &guest.progress,
-    };
+    let (aim, deadline) = (terms.aim, terms.aim.deadline());
+    let progress = aim.progress(guest);
     let from = progress.load(Relaxed);
-    if is_pass && from == 0 && !guest.may_settle_at_once() {
+    let begins = from == 0;
+    if begins && aim.is_pass() && !guest.may_settle_at_once() {
         return Ok(false);
     }
-    let reach = terms.aim.reach();
-    let again = match from {
-        0 if !is_pass => terms.again(guest),
-        _ => terms.same(guest),
-    };
+    let again = terms.again(guest, begins);
     guest.set_merges_again(again.allowed);
-    let mut offers = lock(&guest.offers);
-    let Scan { ranges, rest } = offers.scans(from);
-    let mut worn = match terms.mode {
-        RunMode::Run if !is_pass => offers.worn(from),
-        _ => Vec::new(),
-    }
-    .into_iter()
-    .peekable();
-    guest
-        .counters
-        .regions
-        .store(offers.regions() as u64, Relaxed);
-    let mut unseen = Ok(());
-    let mut patrol = Patrol::new(guest, terms.rules, from == 0);
-    let mut idle = lock(&guest.idle_blocks);
-    let all = at_once || terms.mode == RunMode::Unmerge;
-    let mut glance = idle.begin(all && from == 0);
-    let mut stirred = Vec::new();
-    let mut sweep = Sweep::new(
+    let mut observer = Observer {
         guest,
-        &mut offers,
-        from.max(reach.start),
-        |chunk: &Arc<Chunk>, seen: &Seen| {
-            let Some(mut change) = guest.change(chunk, effects) else {
-                return; // a worker is stuck with it
-            };
-            let (pages, effects) = change.parts();
-            let mut seen = *seen;
-            if track::needs_second_look(pages, &seen)
-                && let Err(error) = look_again(guest, chunk, &mut seen)
-            {
-                unseen = Err(error);
-                return;
-            }
-            let worn = seen.worn(pages);
-            let now = (terms.round, again);
-            let observed = track::observe(chunk, pages, &seen, now, effects);
-            let mut waiting = observed.waits;
-            if terms.mode == RunMode::Run && !is_pass {
-                waiting |= patrol.check(chunk, pages, effects);
-                waiting |= !strays(guest, pages, terms.rules).is_empty();
-            }
-            let wanted = match terms.mode {
-                RunMode::Run => waiting || chunk.has_promoted(),
-                RunMode::Stop => waiting && has_plans(pages),
-                RunMode::Unmerge => waiting && has_plans(pages) || pages.count(Class::Merged) > 0,
-            };
-            if wanted && chunk.enqueue() {
-                found.push(Arc::clone(chunk));
-            }
-            pages.unread = seen.unread(pages);
-            let merged = u32::try_from(pages.count(Class::Merged)).unwrap_or(u32::MAX);
-            if !is_pass {
-                chunk.worn.note(seen.count_present(), worn, merged);
-            }
-            if wanted || observed.stirs {
-                stirred.push(chunk.address);
-            }
-        },
-    );
-    let (mut next, mut rested) = (rest, 0);
-    let ranges = ranges
-        .into_iter()
-        .map(|range| range.start.max(reach.start)..range.end.min(reach.end));
-    for range in ranges.flat_map(idle::blocks) {
-        if Instant::now() > deadline && glance.begins_block(range.start) {
-            next = Some(range.start);
-            break;
-        }
-        if glance.leaves_out(range.start) {
-            sweep.leave_out(&range);
-            continue;
-        }
-        // A range may be a part of a chunk only.
-        let mut from = range.start.max(rested);
-        while let Some(chunk) = worn.next_if(|chunk| chunk.address < range.end) {
-            let end = chunk.address + CHUNK_BYTES as u64;
-            // Its block may have been left out.
-            if end > from {
-                scan_range(guest, from..chunk.address, runs, &mut sweep)?;
-                sweep.leave_out(&(chunk.address..end));
-                chunk.worn.leave_out();
-                (from, rested) = (end, end);
-            }
-        }
-        scan_range(guest, from..range.end, runs, &mut sweep)?;
+        terms,
+        again,
+        patrol: Patrol::new(guest, terms.rules, begins),
+        effects,
+        found,
+        stirred: Vec::new(),
+        unseen: Ok(()),
+    };
+    let next = observer.walk(from, deadline, runs)?;
+    if !aim.is_pass() {
+        observer.patrol.end(next.is_none());
     }
-    next = next.filter(|&next| next < reach.end);
-    sweep.finish(next.unwrap_or(reach.end));
-    glance.end(&stirred, from, next);
-    if !is_pass {
-        patrol.end(next.is_none());
-    }
-    unseen?;
+    observer.unseen?;
     progress.store(next.unwrap_or(0), Relaxed);
-    if next.is_none() && !at_once {
+    if next.is_none() && !aim.is_now() {
         guest.counters.end_scan();
     }
     Ok(next.is_some())
 }
 
-fn scan_range<F: FnMut(&Arc<Chunk>, &Seen)>(
-    guest: &Guest,
-    range: Range<u64>,
-    runs: &mut [PageRun],
-    sweep: &mut Sweep<'_, F>,
-) -> std::io::Result<()> {
-    let mut at = range.start;
-    while at < range.end {
-        let (filled, next) = guest.memory.scan(at..range.end, runs)?;
-        runs.iter().take(filled).for_each(|run| sweep.add(run));
-        if next <= at {
-            break;
-        }
-        at = next;
+/// Takes over what a scan shows of each chunk.
+struct Observer<'a> {
+    guest: &'a Guest,
+    terms: Terms,
+    again: Again,
+    patrol: Patrol<'a>,
+    effects: &'a mut Effects,
+    /// The chunks with work.
+    found: &'a mut Vec<Arc<Chunk>>,
+    /// The addresses of chunks that are not as they were, or may not stay so.
+    stirred: Vec<u64>,
+    /// Whether a second look failed.
+    unseen: std::io::Result<()>,
+}
+
+impl Observer<'_> {
+    /// Scans from address `from` on, until the `deadline`; gives where the next scan goes on, if there is more.
+    fn walk(
+        &mut self,
+        from: u64,
+        deadline: Instant,
+        runs: &mut [PageRun],
+    ) -> std::io::Result<Option<u64>> {
+        let (guest, mode, aim) = (self.guest, self.terms.mode, self.terms.aim);
+        let reach = aim.reach();
+        let mut offers = lock(&guest.offers);
+        let Scan { ranges, rest } = offers.scans(from);
+        let regions = offers.regions() as u64;
+        guest.counters.regions.store(regions, Relaxed);
+        let worn = match mode {
+            RunMode::Run if !aim.is_pass() => offers.worn(from),
+            _ => Vec::new(),
+        };
+        let mut idle = lock(&guest.idle_blocks);
+        let all = aim.is_now() || mode == RunMode::Unmerge;
+        let first = from.max(reach.start);
+        let mut walk = Walk {
+            guest,
+            runs,
+            glance: idle.begin(all && from == 0),
+            worn: worn.into_iter().peekable(),
+            rested: 0,
+            sweep: Sweep::new(guest, &mut offers, first, |chunk: &_, seen: &_| {
+                self.observe(chunk, *seen);
+            }),
+        };
+        let ranges = ranges
+            .into_iter()
+            .map(|range| range.start.max(reach.start)..range.end.min(reach.end));
+        let next = walk.go(ranges.flat_map(idle::blocks), deadline)?.or(rest);
+        let next = next.filter(|&next| next < reach.end);
+        walk.sweep.finish(next.unwrap_or(reach.end));
+        walk.glance.end(&self.stirred, from, next);
+        Ok(next)
     }
-    Ok(())
+
+    /// Takes over what was `seen` of a chunk, and notes the chunk if it has work.
+    fn observe(&mut self, chunk: &Arc<Chunk>, mut seen: Seen) {
+        let (guest, terms) = (self.guest, self.terms);
+        let Some(mut change) = guest.change(chunk, self.effects) else {
+            return; // a worker is stuck with it
+        };
+        let (pages, effects) = change.parts();
+        if track::needs_second_look(pages, &seen)
+            && let Err(error) = look_again(guest, chunk, &mut seen)
+        {
+            self.unseen = Err(error);
+            return;
+        }
+        let worn = seen.worn(pages);
+        let now = (terms.round, self.again);
+        let observed = track::observe(chunk, pages, &seen, now, effects);
+        let mut waits = observed.waits;
+        if terms.mode == RunMode::Run && !terms.aim.is_pass() {
+            waits |= self.patrol.check(chunk, pages, effects);
+            waits |= !strays(guest, pages, terms.rules).is_empty();
+        }
+        let wanted = has_work(terms.mode, chunk, pages, waits);
+        if wanted && chunk.enqueue() {
+            self.found.push(Arc::clone(chunk));
+        }
+        pages.unread = seen.unread(pages);
+        let merged = u32::try_from(pages.count(Class::Merged)).unwrap_or(u32::MAX);
+        if !terms.aim.is_pass() {
+            chunk.worn.note(seen.count_present(), worn, merged);
+        }
+        if wanted || observed.stirs {
+            self.stirred.push(chunk.address);
+        }
+    }
+}
+
+/// Whether a chunk has work in this mode, by whether pages of it wait.
+fn has_work(mode: RunMode, chunk: &Chunk, pages: &Pages, waits: bool) -> bool {
+    match mode {
+        RunMode::Run => waits || chunk.has_promoted(),
+        RunMode::Stop => waits && has_plans(pages),
+        RunMode::Unmerge => waits && has_plans(pages) || pages.count(Class::Merged) > 0,
+    }
+}
+
+/// The way of a scan through the memory, which leaves out idle blocks and chunks that rest.
+struct Walk<'a, F> {
+    guest: &'a Guest,
+    runs: &'a mut [PageRun],
+    glance: Glance<'a>,
+    /// The chunks that rest, in ascending order.
+    worn: Peekable<vec::IntoIter<Arc<Chunk>>>,
+    /// Where the last of them that was left out ends.
+    rested: u64,
+    sweep: Sweep<'a, F>,
+}
+
+impl<F: FnMut(&Arc<Chunk>, &Seen)> Walk<'_, F> {
+    /// Scans these parts of blocks; gives where it stopped for the `deadline`, which it does between blocks only.
+    fn go(
+        &mut self,
+        parts: impl Iterator<Item = Range<u64>>,
+        deadline: Instant,
+    ) -> std::io::Result<Option<u64>> {
+        for part in parts {
+            if Instant::now() > deadline && self.glance.begins_block(part.start) {
+                return Ok(Some(part.start));
+            }
+            match self.glance.leaves_out(part.start) {
+                true => self.sweep.leave_out(&part),
+                false => self.pass_worn(&part)?,
+            }
+        }
+        Ok(None)
+    }
+
+    /// Scans a range, except for chunks that rest. It may be a part of a chunk only.
+    fn pass_worn(&mut self, range: &Range<u64>) -> std::io::Result<()> {
+        let mut from = range.start.max(self.rested);
+        while let Some(chunk) = self.worn.next_if(|chunk| chunk.address < range.end) {
+            let end = chunk.address + CHUNK_BYTES as u64;
+            // Its block may have been left out.
+            if end > from {
+                self.scan(from..chunk.address)?;
+                self.sweep.leave_out(&(chunk.address..end));
+                chunk.worn.leave_out();
+                (from, self.rested) = (end, end);
+            }
+        }
+        self.scan(from..range.end)
+    }
+
+    fn scan(&mut self, range: Range<u64>) -> std::io::Result<()> {
+        let mut at = range.start;
+        while at < range.end {
+            let (filled, next) = self.guest.memory.scan(at..range.end, self.runs)?;
+            let found = self.runs.iter().take(filled);
+            found.for_each(|run| self.sweep.add(run));
+            if next <= at {
+                break;
+            }
+            at = next;
+        }
+        Ok(())
+    }
 }
 
 /// Adds to `seen` which pages of the chunk are a file's.
