@@ -36,6 +36,15 @@ pub(crate) struct Manner<'a> {
     pub(crate) step_aside: &'a dyn Fn(),
 }
 
+/// The pages of a chunk, locked, of which the agent of `guest` is asked something.
+pub(crate) struct Request<'a> {
+    pub(crate) guest: &'a Guest,
+    pub(crate) chunk: &'a Arc<Chunk>,
+    pub(crate) pages: &'a mut Pages,
+    pub(crate) effects: &'a mut Effects,
+    pub(crate) manner: Manner<'a>,
+}
+
 /// What became of an attempt to ask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Asked {
@@ -64,205 +73,183 @@ impl Stretch {
     }
 }
 
-/// Merges the planned pages of a chunk, within the guest's budget of mappings.
-pub(crate) fn merge(
-    guest: &Guest,
-    chunk: &Arc<Chunk>,
-    pages: &mut Pages,
-    effects: &mut Effects,
-    manner: Manner<'_>,
-) -> Asked {
-    if !guest.merges_again() {
-        leave_broken(chunk, pages, effects);
-    }
-    leave_huge(chunk, pages, effects, manner.worth_splitting);
-    let mut stretches = stretches(pages, span::encloses(guest));
-    let least = least_run(guest, manner.max_mappings);
-    stretches.retain(|stretch| {
-        let fits = stretch.slot.is_none() || stretch.joins || stretch.pages >= least;
-        if !fits {
-            withdraw_some(chunk, pages, effects, stretch.first..stretch.end, skip);
+impl<'a> Request<'a> {
+    /// Merges the planned pages, within the guest's budget of mappings.
+    pub(crate) fn merge(&mut self) -> Asked {
+        if !self.guest.merges_again() {
+            self.leave_broken();
         }
-        fits
-    });
-    if stretches.is_empty() {
-        return Asked::Done;
-    }
-    let Some(mut talk) = take_talk(guest, manner) else {
-        return Asked::Busy;
-    };
-    // A question for each store; one is the rule. What is not asked for stays planned.
-    while guest.takes_jobs(manner.patience) && talk.pending.is_none() {
-        let store = |s: &Stretch| s.slot.map(Slot::store);
-        // Zeros are of no store: where there is nothing else the question names the first.
-        let first = stretches.iter().find_map(store).unwrap_or_default();
-        let other = |s: &mut Stretch| store(s).is_some_and(|its| its != first);
-        let later: Vec<_> = stretches.extract_if(.., other).collect();
-        ask_store(
-            guest, chunk, pages, effects, manner, &mut talk, first, &stretches,
-        );
-        if later.is_empty() {
-            break;
+        self.leave_huge();
+        let mut stretches = stretches(self.pages, span::encloses(self.guest));
+        let least = least_run(self.guest, self.manner.max_mappings);
+        stretches.retain(|stretch| {
+            let fits = stretch.slot.is_none() || stretch.joins || stretch.pages >= least;
+            if !fits {
+                self.withdraw(stretch.first..stretch.end, skip);
+            }
+            fits
+        });
+        if stretches.is_empty() {
+            return Asked::Done;
         }
-        stretches = later;
-    }
-    Asked::Done
-}
-
-/// Merges stretches of one store, and of zeros.
-#[allow(clippy::too_many_arguments)] // the parts of a chunk's job, each borrowed on its own
-fn ask_store(
-    guest: &Guest,
-    chunk: &Arc<Chunk>,
-    pages: &mut Pages,
-    effects: &mut Effects,
-    manner: Manner<'_>,
-    talk: &mut Talk,
-    store: StoreId,
-    stretches: &[Stretch],
-) {
-    let mut question = Merge::new(chunk.address, store.0.into());
-    let (mut asked, mut enclosed) = (0, PageBits::EMPTY);
-    let all = stretches
-        .iter()
-        .flat_map(|s| (s.first..s.end).map(|page| (page, s.slot(page))));
-    for (page, slot) in all {
-        let (target, tag) = match (pages.tag(page), slot) {
-            (Tag::Planned, Some(slot)) => (Target::Slot(slot.number()), Some(Tag::Asked)),
-            (Tag::PlannedZero, _) => (Target::Zeros, Some(Tag::AskedZero)),
-            _ => (Target::Enclosed, None),
+        let Some(mut talk) = self.take_talk() else {
+            return Asked::Busy;
         };
-        if u16::try_from(page).is_ok_and(|page| question.push_as(page, target)) {
-            asked += 1;
-            match tag {
-                Some(tag) => pages.set(page, tag),
-                None => enclosed.insert(page),
+        // A question for each store; one is the rule. What is not asked for stays planned.
+        while self.guest.takes_jobs(self.manner.patience) && talk.pending.is_none() {
+            let store = |s: &Stretch| s.slot.map(Slot::store);
+            // Zeros are of no store: where there is nothing else the question names the first.
+            let first = stretches.iter().find_map(store).unwrap_or_default();
+            let other = |s: &mut Stretch| store(s).is_some_and(|its| its != first);
+            let later: Vec<_> = stretches.extract_if(.., other).collect();
+            self.ask_store(&mut talk, first, &stretches);
+            if later.is_empty() {
+                break;
+            }
+            stretches = later;
+        }
+        Asked::Done
+    }
+
+    /// Merges stretches of one store, and of zeros.
+    fn ask_store(&mut self, talk: &mut Talk, store: StoreId, stretches: &[Stretch]) {
+        let mut question = Merge::new(self.chunk.address, store.0.into());
+        let (mut asked, mut enclosed) = (0, PageBits::EMPTY);
+        let all = stretches
+            .iter()
+            .flat_map(|s| (s.first..s.end).map(|page| (page, s.slot(page))));
+        for (page, slot) in all {
+            let (target, tag) = match (self.pages.tag(page), slot) {
+                (Tag::Planned, Some(slot)) => (Target::Slot(slot.number()), Some(Tag::Asked)),
+                (Tag::PlannedZero, _) => (Target::Zeros, Some(Tag::AskedZero)),
+                _ => (Target::Enclosed, None),
+            };
+            if u16::try_from(page).is_ok_and(|page| question.push_as(page, target)) {
+                asked += 1;
+                match tag {
+                    Some(tag) => self.pages.set(page, tag),
+                    None => enclosed.insert(page),
+                }
             }
         }
+        let is_new = |s: &&Stretch| s.slot.is_some() && !s.joins;
+        let new = stretches.iter().filter(is_new).count() as u64;
+        let counters = &self.guest.counters;
+        counters.vmas_added.fetch_add(2 * new, Relaxed);
+        let pending = Pending::Merged(Arc::clone(self.chunk), enclosed);
+        let taken = match self.exchange(talk, &Question::Merge(question), pending, asked) {
+            Some(Answer::Merged(merged)) => {
+                let answer = (&merged, enclosed);
+                take_merged(self.guest, self.chunk, self.pages, answer, self.effects)
+            }
+            Some(_) => Err(Fault::Contradiction("not the answer to a merge")),
+            None => Ok(()),
+        };
+        self.judge(taken);
     }
-    let new = stretches
-        .iter()
-        .filter(|s| s.slot.is_some() && !s.joins)
-        .count() as u64;
-    guest.counters.vmas_added.fetch_add(2 * new, Relaxed);
-    let pending = Pending::Merged(Arc::clone(chunk), enclosed);
-    let question = Question::Merge(question);
-    match exchange(guest, talk, &question, pending, asked, manner) {
-        Some(Answer::Merged(merged)) => {
-            let answer = (&merged, enclosed);
-            judge(guest, take_merged(guest, chunk, pages, answer, effects));
+
+    /// Takes back plans for `pages`; `set` says what the pages are then.
+    fn withdraw(&mut self, pages: impl IntoIterator<Item = usize>, set: fn(&mut Pages, usize)) {
+        withdraw_some(self.chunk, self.pages, self.effects, pages, set);
+    }
+
+    /// Takes back the plans for a chunk that is one huge page, unless splitting it is worth it.
+    fn leave_huge(&mut self) {
+        let busy = self.pages.busy;
+        let pages = &mut *self.pages;
+        let is_planned = |page: &usize| pages.tag(*page).is_planned();
+        let worth = self.manner.worth_splitting;
+        pages.kept = pages.huge && busy.pages().filter(is_planned).count() < worth;
+        if pages.kept {
+            self.withdraw(busy.pages(), skip);
         }
-        Some(_) => guest.condemn(&Fault::Contradiction("not the answer to a merge")),
-        None => {}
+    }
+
+    /// Takes back the plans for broken pages, which are not to be merged again now.
+    fn leave_broken(&mut self) {
+        let mut broken = self.pages.busy;
+        for (broken, stored) in broken.0.iter_mut().zip(self.pages.stored.0) {
+            *broken &= stored;
+        }
+        self.withdraw(broken.pages(), |pages, page| pages.set(page, Tag::Broken));
+    }
+
+    /// Gives these merged pages private copies.
+    pub(crate) fn unmerge(&mut self, wanted: PageBits) -> Asked {
+        if wanted.is_empty() {
+            return Asked::Done;
+        }
+        let Some(mut talk) = self.take_talk() else {
+            return Asked::Busy;
+        };
+        if !self.guest.takes_jobs(self.manner.patience) || talk.pending.is_some() {
+            return Asked::Done;
+        }
+        let question = Question::Unmerge(Unmerge {
+            chunk: self.chunk.address,
+            pages: wanted,
+        });
+        let pending = Pending::Unmerged(Arc::clone(self.chunk), wanted);
+        let answer = self.exchange(&mut talk, &question, pending, wanted.len());
+        drop(talk);
+        let taken = match answer {
+            Some(Answer::Unmerged { cpu_ns, pages }) => {
+                let answer = (wanted, pages, cpu_ns);
+                take_unmerged(self.guest, self.chunk, self.pages, answer, self.effects)
+            }
+            Some(_) => Err(Fault::Contradiction("not the answer to an unmerge")),
+            None => Ok(()),
+        };
+        self.judge(taken);
+        Asked::Done
+    }
+
+    fn judge(&self, taken: Result<(), Fault>) {
+        if let Err(fault) = taken {
+            self.guest.condemn(&fault);
+        }
+    }
+
+    fn take_talk(&self) -> Option<Guard<'a, Talk>> {
+        // The thread that holds it lets go after the patience at the latest.
+        self.guest.talk.try_lock().or_else(|| {
+            self.manner.insist.then(|| {
+                (self.manner.step_aside)();
+                lock(&self.guest.talk)
+            })
+        })
+    }
+
+    /// Puts a question and waits for the answer; a late one stays pending.
+    fn exchange(
+        &self,
+        talk: &mut Talk,
+        question: &Question,
+        pending: Pending,
+        asked: usize,
+    ) -> Option<Answer> {
+        let link = talk.link.as_mut()?;
+        let begin = Instant::now();
+        let answer = link.send(question).and_then(|()| {
+            (self.manner.step_aside)();
+            link.receive(self.manner.patience)
+        });
+        self.guest.note_time(begin.elapsed(), asked);
+        match answer {
+            Ok(Some(answer)) => return Some(answer),
+            Ok(None) => {
+                talk.pending = Some(pending);
+                self.guest.set_late(true);
+            }
+            Err(fault) => self.guest.condemn(&fault),
+        }
+        None
     }
 }
 
 /// What becomes of a page whose plan is tried again when its back-off ends.
 fn skip(pages: &mut Pages, page: usize) {
     pages.back_off(page, Tag::Skipped);
-}
-
-/// Takes back the plans for a chunk that is one huge page, unless splitting it is worth it.
-fn leave_huge(chunk: &Chunk, pages: &mut Pages, effects: &mut Effects, worth: usize) {
-    let is_planned = |page: &usize| pages.tag(*page).is_planned();
-    pages.kept = pages.huge && pages.busy.pages().filter(is_planned).count() < worth;
-    if pages.kept {
-        let busy = pages.busy;
-        withdraw_some(chunk, pages, effects, busy.pages(), skip);
-    }
-}
-
-/// Takes back the plans for broken pages, which are not to be merged again now.
-fn leave_broken(chunk: &Chunk, pages: &mut Pages, effects: &mut Effects) {
-    let mut broken = pages.busy;
-    for (broken, stored) in broken.0.iter_mut().zip(pages.stored.0) {
-        *broken &= stored;
-    }
-    withdraw_some(chunk, pages, effects, broken.pages(), |pages, page| {
-        pages.set(page, Tag::Broken);
-    });
-}
-
-/// Gives these merged pages of a chunk private copies.
-pub(crate) fn unmerge(
-    guest: &Guest,
-    chunk: &Arc<Chunk>,
-    pages: &mut Pages,
-    effects: &mut Effects,
-    manner: Manner<'_>,
-    wanted: PageBits,
-) -> Asked {
-    if wanted.is_empty() {
-        return Asked::Done;
-    }
-    let Some(mut talk) = take_talk(guest, manner) else {
-        return Asked::Busy;
-    };
-    if !guest.takes_jobs(manner.patience) || talk.pending.is_some() {
-        return Asked::Done;
-    }
-    let question = Question::Unmerge(Unmerge {
-        chunk: chunk.address,
-        pages: wanted,
-    });
-    let pending = Pending::Unmerged(Arc::clone(chunk), wanted);
-    let answer = exchange(guest, &mut talk, &question, pending, wanted.len(), manner);
-    drop(talk);
-    match answer {
-        Some(Answer::Unmerged {
-            cpu_ns,
-            pages: private,
-        }) => {
-            let taken = take_unmerged(guest, chunk, pages, (wanted, private, cpu_ns), effects);
-            judge(guest, taken);
-        }
-        Some(_) => guest.condemn(&Fault::Contradiction("not the answer to an unmerge")),
-        None => {}
-    }
-    Asked::Done
-}
-
-fn judge(guest: &Guest, taken: Result<(), Fault>) {
-    if let Err(fault) = taken {
-        guest.condemn(&fault);
-    }
-}
-
-fn take_talk<'g>(guest: &'g Guest, manner: Manner<'_>) -> Option<Guard<'g, Talk>> {
-    // The thread that holds it lets go after the patience at the latest.
-    guest.talk.try_lock().or_else(|| {
-        manner.insist.then(|| {
-            (manner.step_aside)();
-            lock(&guest.talk)
-        })
-    })
-}
-
-/// Puts a question and waits for the answer; a late one stays pending.
-fn exchange(
-    guest: &Guest,
-    talk: &mut Talk,
-    question: &Question,
-    pending: Pending,
-    asked: usize,
-    manner: Manner<'_>,
-) -> Option<Answer> {
-    let link = talk.link.as_mut()?;
-    let begin = Instant::now();
-    let answer = link.send(question).and_then(|()| {
-        (manner.step_aside)();
-        link.receive(manner.patience)
-    });
-    guest.note_time(begin.elapsed(), asked);
-    match answer {
-        Ok(Some(answer)) => return Some(answer),
-        Ok(None) => {
-            talk.pending = Some(pending);
-            guest.set_late(true);
-        }
-        Err(fault) => guest.condemn(&fault),
-    }
-    None
 }
 
 /// The planned pages as stretches, in ascending order. With `encloses` they reach over private pages where the slots allow

@@ -41,7 +41,7 @@ use crate::guest::rescue;
 use crate::guest::{Guest, Standing};
 use crate::merge::plan::{self, Buffers, Context, Plan, Promotions};
 use crate::merge::read::Hasher;
-use crate::merge::request::{self, Asked, Manner};
+use crate::merge::request::{self, Asked, Manner, Request};
 use crate::options::{Limits, Rules};
 use crate::run::cpu_limit::Governor;
 use crate::run::glances::Glances;
@@ -536,6 +536,13 @@ impl Core {
             false => knobs.run,
             true => RunMode::Unmerge,
         };
+        let mut request = Request {
+            guest: &guest,
+            chunk,
+            pages,
+            effects,
+            manner,
+        };
         let mut waits = false;
         let asked = if mode == RunMode::Run {
             let context = Context {
@@ -550,23 +557,21 @@ impl Core {
             };
             let strays = match self.knobs.is_short() {
                 true => PageBits::EMPTY, // there is no memory for copies: later
-                false => relocation::strays(&guest, pages, context.rules),
+                false => relocation::strays(&guest, request.pages, context.rules),
             };
-            let unmerged = request::unmerge(&guest, chunk, pages, effects, manner, strays);
+            let unmerged = request.unmerge(strays);
+            let (pages, effects) = (&mut *request.pages, &mut *request.effects);
             let plan = Plan::new(&context, &guest, chunk, pages, effects, visit.is_whole());
             waits = plan.make(&mut scratch.buffers);
             match post.is_abandoned() {
                 _ if unmerged == Asked::Busy => Asked::Busy,
                 true => Asked::Done,
-                false => request::merge(&guest, chunk, pages, effects, manner),
+                false => request.merge(),
             }
         } else {
-            plan::withdraw(chunk, pages, effects);
+            plan::withdraw(chunk, request.pages, request.effects);
             match mode {
-                RunMode::Unmerge => {
-                    let merged = pages.merged;
-                    request::unmerge(&guest, chunk, pages, effects, manner, merged)
-                }
+                RunMode::Unmerge => request.unmerge(request.pages.merged),
                 _ => Asked::Done,
             }
         };
