@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 
 use sys::pagemap::PageRun;
 use sys::socket::Peer;
-use wire::{PageBits, RunMode};
+use wire::{KnobValues, PageBits, RunMode};
 
 use crate::domain::Domain;
 use crate::domain::chunk::Chunk;
@@ -543,38 +543,16 @@ impl Core {
             effects,
             manner,
         };
-        let mut waits = false;
-        let asked = if mode == RunMode::Run {
-            let context = Context {
-                hasher: &self.hasher,
-                use_zero_pages: knobs.use_zero_pages,
-                rules: Rules::of(&knobs),
-                promotions: &self.queue,
-                worth_splitting: manner.worth_splitting,
-                may_map: request::may_map(&guest, manner.max_mappings),
-                store_limit: knobs::store_limit(&knobs),
-                over_limit: &self.pages_over_limit,
-            };
-            let strays = match self.knobs.is_short() {
-                true => PageBits::EMPTY, // there is no memory for copies: later
-                false => relocation::strays(&guest, request.pages, context.rules),
-            };
-            let unmerged = request.unmerge(strays);
-            let (pages, effects) = (&mut *request.pages, &mut *request.effects);
-            let plan = Plan::new(&context, &guest, chunk, pages, effects, visit.is_whole());
-            waits = plan.make(&mut scratch.buffers);
-            match post.is_abandoned() {
-                _ if unmerged == Asked::Busy => Asked::Busy,
-                true => Asked::Done,
-                false => request.merge(),
-            }
+        let (mut asked, mut waits) = (Asked::Done, false);
+        if mode == RunMode::Run {
+            let buffers = &mut scratch.buffers;
+            (asked, waits) = self.merge(&mut request, &knobs, visit, buffers, post);
         } else {
             plan::withdraw(chunk, request.pages, request.effects);
-            match mode {
-                RunMode::Unmerge => request.unmerge(request.pages.merged),
-                _ => Asked::Done,
+            if mode == RunMode::Unmerge {
+                asked = request.unmerge(request.pages.merged);
             }
-        };
+        }
         guest.change_tables(before, change.memory_bytes());
         drop(change);
         guest.part();
@@ -592,6 +570,42 @@ impl Core {
         if waits && chunk.enqueue_whole() {
             self.queue.add_later(Arc::clone(chunk));
         }
+    }
+
+    /// Reads, plans and merges pages of a chunk; also tells whether some wait for a whole visit.
+    fn merge(
+        &self,
+        request: &mut Request<'_>,
+        knobs: &KnobValues,
+        visit: Visit,
+        buffers: &mut Buffers,
+        post: &Post,
+    ) -> (Asked, bool) {
+        let (guest, chunk, manner) = (request.guest, request.chunk, request.manner);
+        let context = Context {
+            hasher: &self.hasher,
+            use_zero_pages: knobs.use_zero_pages,
+            rules: Rules::of(knobs),
+            promotions: &self.queue,
+            worth_splitting: manner.worth_splitting,
+            may_map: request::may_map(guest, manner.max_mappings),
+            store_limit: knobs::store_limit(knobs),
+            over_limit: &self.pages_over_limit,
+        };
+        let strays = match self.knobs.is_short() {
+            true => PageBits::EMPTY, // there is no memory for copies: later
+            false => relocation::strays(guest, request.pages, context.rules),
+        };
+        let unmerged = request.unmerge(strays);
+        let (pages, effects) = (&mut *request.pages, &mut *request.effects);
+        let plan = Plan::new(&context, guest, chunk, pages, effects, visit.is_whole());
+        let waits = plan.make(buffers);
+        let asked = match post.is_abandoned() {
+            _ if unmerged == Asked::Busy => Asked::Busy,
+            true => Asked::Done,
+            false => request.merge(),
+        };
+        (asked, waits)
     }
 }
 
