@@ -227,22 +227,7 @@ pub(crate) fn drive(driver: &Driver, workers: &Workers, after_round: fn(&Core)) 
     while !driver.is_stopped() {
         workers.resize();
         tempo.keep(&core.knobs);
-        if driver.wishes_unmerge() {
-            unmerge_all(driver, workers);
-        }
-        // Rounds may follow each other without a pause.
-        let begin = Instant::now();
-        if core
-            .next_glance(begin)
-            .is_some_and(|glance| glance <= begin)
-        {
-            core.glance(workers);
-        }
-        let rules = lock(&driver.signal).rules.take();
-        if let Some(rules) = rules {
-            let left = core.switch(rules);
-            driver.tell(|signal| signal.shared = Some(left));
-        }
+        heed(driver, workers);
         let now = Instant::now();
         let empty = lock(&core.guests).is_empty();
         // Without guests there is no period to keep: the first guest begins one.
@@ -273,12 +258,7 @@ pub(crate) fn drive(driver: &Driver, workers: &Workers, after_round: fn(&Core)) 
                 std::thread::sleep(GREETING);
             }
             last = Some(Instant::now());
-            // A kernel that does not tell leaves it to the walks of each round.
-            if !core.knobs.rules().across_nodes
-                && let Ok(pages) = sys::node::pages_moved()
-            {
-                core.note_moved(pages);
-            }
+            ask_for_moves(core);
             core.round(workers, true);
             audit.after_a_round(core, after_round);
             continue;
@@ -298,6 +278,34 @@ pub(crate) fn drive(driver: &Driver, workers: &Workers, after_round: fn(&Core)) 
     core.wishes.close();
     lock(&core.guests).clear();
     lock(&core.domains).clear();
+}
+
+/// Does the tasks that the driver was given, and a glance if one is due.
+fn heed(driver: &Driver, workers: &Workers) {
+    let core = &driver.core;
+    if driver.wishes_unmerge() {
+        unmerge_all(driver, workers);
+    }
+    // Rounds may follow each other without a pause.
+    let now = Instant::now();
+    if core.next_glance(now).is_some_and(|glance| glance <= now) {
+        core.glance(workers);
+    }
+    let rules = lock(&driver.signal).rules.take();
+    if let Some(rules) = rules {
+        let left = core.switch(rules);
+        driver.tell(|signal| signal.shared = Some(left));
+    }
+}
+
+/// Asks the kernel how many pages it has moved, where that matters. A kernel that does not tell leaves it to the walks of
+/// each round.
+fn ask_for_moves(core: &Core) {
+    if !core.knobs.rules().across_nodes
+        && let Ok(pages) = sys::node::pages_moved()
+    {
+        core.note_moved(pages);
+    }
 }
 
 /// How long unmerging goes on. Each page that comes back earns [`UNMERGE_PACE`], and no more is put by than
