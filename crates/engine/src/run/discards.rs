@@ -34,7 +34,7 @@ use crate::guest::{Guest, Standing};
 use crate::page::Class;
 use crate::run::core::{Core, Crew, Span};
 use crate::run::glances::Spent;
-use crate::scan::look::Aim;
+use crate::scan::terms::Aim;
 use crate::sync::lock;
 
 /// Time between two glances.

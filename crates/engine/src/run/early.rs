@@ -30,7 +30,7 @@ use wire::RunMode;
 
 use crate::guest::{Guest, Standing};
 use crate::run::core::{Core, Crew, Span};
-use crate::scan::look::Aim;
+use crate::scan::terms::Aim;
 use crate::sync::lock;
 
 /// The part of a period that lies between two early looks.

@@ -47,7 +47,7 @@ use crate::page::Class;
 use crate::run::core::{Core, Crew, Span};
 use crate::run::early;
 use crate::run::wishes::Wish;
-use crate::scan::look::Aim;
+use crate::scan::terms::Aim;
 use crate::sync::lock;
 use crate::users::is_master;
 

@@ -302,7 +302,7 @@ impl Memory for Watched {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scan::look::Aim;
+    use crate::scan::terms::Aim;
     use crate::testing::fake::Lab;
 
     #[test]

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use crate::domain::chunk::Chunk;
 use crate::guest::Guest;
 use crate::merge::plan::Promotions;
-use crate::scan::look::Aim;
+use crate::scan::terms::Aim;
 use crate::sync::{Ordered, QUEUE, lock};
 
 /// Jobs before that of a chunk whose candidates were promoted. By then whoever found their twins has found the others of the

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use crate::guest::Guest;
 use crate::run::queue::Job;
-use crate::scan::look::Aim;
+use crate::scan::terms::Aim;
 use crate::sync::lock;
 
 /// Time between two looks for answers while there is other work.

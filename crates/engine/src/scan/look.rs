@@ -1,177 +1,32 @@
 //! A look at one guest, the first half of a round: late answers, news from the agent, the scan.
 
-use std::iter::Peekable;
-use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
-use std::vec;
 
-use sys::pagemap::{Categories, PageRun};
-use wire::{Answer, CHUNK_BYTES, CHUNK_PAGES, Question, RunMode};
+use sys::pagemap::PageRun;
+use wire::{Answer, Question, RunMode};
 
 use crate::domain::chunk::Chunk;
 use crate::domain::effects::Effects;
-use crate::domain::pages::Pages;
 use crate::guest::agent::{Fault, Link, Pending, Rest, Talk};
-use crate::guest::idle::{self, Glance};
-use crate::guest::regions::Scan;
 use crate::guest::{Guest, Standing, rescue};
-use crate::options::Rules;
 use crate::page::Class;
-use crate::scan::offers::{News, Sweep, place};
-use crate::scan::relocation::{Patrol, strays};
-use crate::scan::track::{self, Again, Round, Seen};
+use crate::scan::offers::News;
+use crate::scan::terms::{Aim, Terms};
+use crate::scan::walk::scan;
 use crate::scan::{claim, outcomes};
 use crate::sync::lock;
 
 /// How long an agent may take for the handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// How long a worker takes parts of a sync's answer, and how long it scans, before others have their turn.
+/// How long a worker takes parts of a sync's answer before others have their turn.
 const SYNC_TIME: Duration = Duration::from_millis(20);
-const SCAN_TIME: Duration = Duration::from_millis(20);
 /// Rounds after which the mappings of a quiet guest are counted again.
 const RECOUNT: u64 = 16;
 /// The bound on a guest's mappings counts as loose when this part of it is a guess. It matters when it is
 /// over this part of what the guest may have.
 const QUARTER: u64 = 4;
-
-/// What a look is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Aim {
-    /// To hear the agent, and to retire a guest that has ended; of its memory only merged pages to unmerge are found.
-    Hear,
-    /// The look of a round: all memory is scanned.
-    Round,
-    /// The look of a pass: the memory between these addresses is scanned. What is not seen `until` then is left to the rounds.
-    Pass {
-        start: u64,
-        end: u64,
-        until: Instant,
-        /// Somebody wants it merged now: it settles at once.
-        at_once: bool,
-    },
-}
-
-impl Aim {
-    /// To merge now what overlaps `range`. What is known is known of whole chunks.
-    pub(crate) fn now(range: &Range<u64>, until: Instant) -> Self {
-        const CHUNK: u64 = CHUNK_BYTES as u64;
-        Self::Pass {
-            start: range.start / CHUNK * CHUNK,
-            end: range
-                .end
-                .checked_next_multiple_of(CHUNK)
-                .unwrap_or(u64::MAX),
-            until,
-            at_once: true,
-        }
-    }
-
-    /// An early look at a young guest.
-    pub(crate) fn early(until: Instant) -> Self {
-        Self::Pass {
-            start: 0,
-            end: u64::MAX,
-            until,
-            at_once: false,
-        }
-    }
-
-    /// Whether no time is left for looks.
-    fn is_over(self) -> bool {
-        matches!(self, Self::Pass { until, .. } if until <= Instant::now())
-    }
-
-    fn is_now(self) -> bool {
-        matches!(self, Self::Pass { at_once: true, .. })
-    }
-
-    /// Whether it is a look of a pass, which comes between two rounds.
-    fn is_pass(self) -> bool {
-        matches!(self, Self::Pass { .. })
-    }
-
-    /// Until when a worker scans now.
-    fn deadline(self) -> Instant {
-        let turn = Instant::now() + SCAN_TIME;
-        match self {
-            Self::Pass { until, .. } => turn.min(until),
-            Self::Hear | Self::Round => turn,
-        }
-    }
-
-    /// Where the next scan of `guest` goes on. A pass has a place of its own: or with wishes enough no round would ever
-    /// come to the end.
-    fn progress(self, guest: &Guest) -> &AtomicU64 {
-        match self.is_pass() {
-            true => &guest.pass_progress,
-            false => &guest.progress,
-        }
-    }
-
-    /// The addresses that are scanned.
-    fn reach(self) -> Range<u64> {
-        match self {
-            Self::Pass { start, end, .. } => start..end,
-            Self::Hear | Self::Round => 0..u64::MAX,
-        }
-    }
-}
-
-/// What a look needs besides the guest.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Terms {
-    pub(crate) round: Round,
-    /// The number of the agent's next sync. It is not the round's: pages of a round grow older with time.
-    pub(crate) sync: u64,
-    pub(crate) mode: RunMode,
-    pub(crate) patience: Duration,
-    pub(crate) aim: Aim,
-    pub(crate) rules: Rules,
-    /// Whether broken pages are merged again where that is safe.
-    pub(crate) merge_again: bool,
-    /// Mappings a guest may have, by `vm.max_map_count`.
-    pub(crate) max_mappings: u64,
-    /// Rounds after which a broken page is older by one.
-    pub(crate) broken_rounds: u64,
-}
-
-impl Terms {
-    /// For a guest that leaves its domain nothing is left but to be unmerged.
-    fn of(self, guest: &Guest) -> Self {
-        match guest.leaves() {
-            false => self,
-            true => Self {
-                mode: RunMode::Unmerge,
-                aim: Aim::Hear,
-                ..self
-            },
-        }
-    }
-
-    /// How pages of `guest` grow older in this look. When a round's look `begins`, the guest's descriptors are asked what
-    /// they are, as often as broken pages grow older. A page is written when it is pinned, so it settles only after two such looks.
-    fn again(&self, guest: &Guest, begins: bool) -> Again {
-        let in_pass = self.aim.is_pass();
-        // In a pass too little time has passed.
-        let ages = !in_pass && self.round.0.is_multiple_of(self.broken_rounds.max(1));
-        let is_clean = || match ages || guest.wants_pins() {
-            true => guest.note_pins(guest.memory.pins(guest.user.limits.descriptors_per_process)),
-            false => guest.is_clean(),
-        };
-        Again {
-            allowed: match begins && !in_pass {
-                true => self.merge_again && is_clean(),
-                false => guest.merges_again(),
-            },
-            at_once: self.aim.is_now(),
-            in_pass,
-            ages,
-        }
-    }
-}
 
 /// How far a look came.
 pub(crate) enum Looked {
@@ -500,224 +355,6 @@ fn take_part(
     Ok(part.taken == part.changes.entries().len())
 }
 
-/// Scans what is watched, for [`SCAN_TIME`] at most; true when there is more of it.
-fn scan(
-    guest: &Arc<Guest>,
-    terms: Terms,
-    effects: &mut Effects,
-    runs: &mut [PageRun],
-    found: &mut Vec<Arc<Chunk>>,
-) -> std::io::Result<bool> {
-    let (aim, deadline) = (terms.aim, terms.aim.deadline());
-    let progress = aim.progress(guest);
-    let from = progress.load(Relaxed);
-    let begins = from == 0;
-    if begins && aim.is_pass() && !guest.may_settle_at_once() {
-        return Ok(false);
-    }
-    let again = terms.again(guest, begins);
-    guest.set_merges_again(again.allowed);
-    let mut observer = Observer {
-        guest,
-        terms,
-        again,
-        patrol: Patrol::new(guest, terms.rules, begins),
-        effects,
-        found,
-        stirred: Vec::new(),
-        unseen: Ok(()),
-    };
-    let next = observer.walk(from, deadline, runs)?;
-    if !aim.is_pass() {
-        observer.patrol.end(next.is_none());
-    }
-    observer.unseen?;
-    progress.store(next.unwrap_or(0), Relaxed);
-    if next.is_none() && !aim.is_now() {
-        guest.counters.end_scan();
-    }
-    Ok(next.is_some())
-}
-
-/// Takes over what a scan shows of each chunk.
-struct Observer<'a> {
-    guest: &'a Guest,
-    terms: Terms,
-    again: Again,
-    patrol: Patrol<'a>,
-    effects: &'a mut Effects,
-    /// The chunks with work.
-    found: &'a mut Vec<Arc<Chunk>>,
-    /// The addresses of chunks that are not as they were, or may not stay so.
-    stirred: Vec<u64>,
-    /// Whether a second look failed.
-    unseen: std::io::Result<()>,
-}
-
-impl Observer<'_> {
-    /// Scans from address `from` on, until the `deadline`; gives where the next scan goes on, if there is more.
-    fn walk(
-        &mut self,
-        from: u64,
-        deadline: Instant,
-        runs: &mut [PageRun],
-    ) -> std::io::Result<Option<u64>> {
-        let (guest, mode, aim) = (self.guest, self.terms.mode, self.terms.aim);
-        let reach = aim.reach();
-        let mut offers = lock(&guest.offers);
-        let Scan { ranges, rest } = offers.scans(from);
-        let regions = offers.regions() as u64;
-        guest.counters.regions.store(regions, Relaxed);
-        let worn = match mode {
-            RunMode::Run if !aim.is_pass() => offers.worn(from),
-            _ => Vec::new(),
-        };
-        let mut idle = lock(&guest.idle_blocks);
-        let all = aim.is_now() || mode == RunMode::Unmerge;
-        let first = from.max(reach.start);
-        let mut walk = Walk {
-            guest,
-            runs,
-            glance: idle.begin(all && from == 0),
-            worn: worn.into_iter().peekable(),
-            rested: 0,
-            sweep: Sweep::new(guest, &mut offers, first, |chunk: &_, seen: &_| {
-                self.observe(chunk, *seen);
-            }),
-        };
-        let ranges = ranges
-            .into_iter()
-            .map(|range| range.start.max(reach.start)..range.end.min(reach.end));
-        let next = walk.go(ranges.flat_map(idle::blocks), deadline)?.or(rest);
-        let next = next.filter(|&next| next < reach.end);
-        walk.sweep.finish(next.unwrap_or(reach.end));
-        walk.glance.end(&self.stirred, from, next);
-        Ok(next)
-    }
-
-    /// Takes over what was `seen` of a chunk, and notes the chunk if it has work.
-    fn observe(&mut self, chunk: &Arc<Chunk>, mut seen: Seen) {
-        let (guest, terms) = (self.guest, self.terms);
-        let Some(mut change) = guest.change(chunk, self.effects) else {
-            return; // a worker is stuck with it
-        };
-        let (pages, effects) = change.parts();
-        if track::needs_second_look(pages, &seen)
-            && let Err(error) = look_again(guest, chunk, &mut seen)
-        {
-            self.unseen = Err(error);
-            return;
-        }
-        let worn = seen.worn(pages);
-        let now = (terms.round, self.again);
-        let observed = track::observe(chunk, pages, &seen, now, effects);
-        let mut waits = observed.waits;
-        if terms.mode == RunMode::Run && !terms.aim.is_pass() {
-            waits |= self.patrol.check(chunk, pages, effects);
-            waits |= !strays(guest, pages, terms.rules).is_empty();
-        }
-        let wanted = has_work(terms.mode, chunk, pages, waits);
-        if wanted && chunk.enqueue() {
-            self.found.push(Arc::clone(chunk));
-        }
-        pages.unread = seen.unread(pages);
-        let merged = u32::try_from(pages.count(Class::Merged)).unwrap_or(u32::MAX);
-        if !terms.aim.is_pass() {
-            chunk.worn.note(seen.count_present(), worn, merged);
-        }
-        if wanted || observed.stirs {
-            self.stirred.push(chunk.address);
-        }
-    }
-}
-
-/// Whether a chunk has work in this mode, by whether pages of it wait.
-fn has_work(mode: RunMode, chunk: &Chunk, pages: &Pages, waits: bool) -> bool {
-    match mode {
-        RunMode::Run => waits || chunk.has_promoted(),
-        RunMode::Stop => waits && has_plans(pages),
-        RunMode::Unmerge => waits && has_plans(pages) || pages.count(Class::Merged) > 0,
-    }
-}
-
-/// The way of a scan through the memory, which leaves out idle blocks and chunks that rest.
-struct Walk<'a, F> {
-    guest: &'a Guest,
-    runs: &'a mut [PageRun],
-    glance: Glance<'a>,
-    /// The chunks that rest, in ascending order.
-    worn: Peekable<vec::IntoIter<Arc<Chunk>>>,
-    /// Where the last of them that was left out ends.
-    rested: u64,
-    sweep: Sweep<'a, F>,
-}
-
-impl<F: FnMut(&Arc<Chunk>, &Seen)> Walk<'_, F> {
-    /// Scans these parts of blocks; gives where it stopped for the `deadline`, which it does between blocks only.
-    fn go(
-        &mut self,
-        parts: impl Iterator<Item = Range<u64>>,
-        deadline: Instant,
-    ) -> std::io::Result<Option<u64>> {
-        for part in parts {
-            if Instant::now() > deadline && self.glance.begins_block(part.start) {
-                return Ok(Some(part.start));
-            }
-            match self.glance.leaves_out(part.start) {
-                true => self.sweep.leave_out(&part),
-                false => self.pass_worn(&part)?,
-            }
-        }
-        Ok(None)
-    }
-
-    /// Scans a range, except for chunks that rest. It may be a part of a chunk only.
-    fn pass_worn(&mut self, range: &Range<u64>) -> std::io::Result<()> {
-        let mut from = range.start.max(self.rested);
-        while let Some(chunk) = self.worn.next_if(|chunk| chunk.address < range.end) {
-            let end = chunk.address + CHUNK_BYTES as u64;
-            // Its block may have been left out.
-            if end > from {
-                self.scan(from..chunk.address)?;
-                self.sweep.leave_out(&(chunk.address..end));
-                chunk.worn.leave_out();
-                (from, self.rested) = (end, end);
-            }
-        }
-        self.scan(from..range.end)
-    }
-
-    fn scan(&mut self, range: Range<u64>) -> std::io::Result<()> {
-        let mut at = range.start;
-        while at < range.end {
-            let (filled, next) = self.guest.memory.scan(at..range.end, self.runs)?;
-            let found = self.runs.iter().take(filled);
-            found.for_each(|run| self.sweep.add(run));
-            if next <= at {
-                break;
-            }
-            at = next;
-        }
-        Ok(())
-    }
-}
-
-/// Adds to `seen` which pages of the chunk are a file's.
-fn look_again(guest: &Guest, chunk: &Chunk, seen: &mut Seen) -> std::io::Result<()> {
-    let mut runs = [PageRun::default(); CHUNK_PAGES];
-    let range = chunk.address..chunk.address + CHUNK_BYTES as u64;
-    let (filled, _) = guest.memory.peek(range, &mut runs)?;
-    for run in runs.iter().take(filled) {
-        if run.categories.has(Categories::FILE) {
-            seen.add_file(
-                place(chunk.address, run.start),
-                place(chunk.address, run.end),
-            );
-        }
-    }
-    Ok(())
-}
-
 fn find_merged(guest: &Guest, found: &mut Vec<Arc<Chunk>>) {
     for chunk in lock(&guest.offers).chunks.values() {
         let merged = chunk
@@ -727,11 +364,6 @@ fn find_merged(guest: &Guest, found: &mut Vec<Arc<Chunk>>) {
             found.push(Arc::clone(chunk));
         }
     }
-}
-
-fn has_plans(pages: &Pages) -> bool {
-    let mut busy = pages.busy.pages();
-    busy.any(|page| pages.tag(page).is_planned())
 }
 
 /// Counting mappings costs about 1 µs each. So it is done when the most that merging can have made of

@@ -5,4 +5,6 @@ pub(crate) mod look;
 pub(crate) mod offers;
 pub(crate) mod outcomes;
 pub(crate) mod relocation;
+pub(crate) mod terms;
 pub(crate) mod track;
+mod walk;

@@ -9,7 +9,7 @@ use wire::Cause;
 use crate::options::Options;
 use crate::run::now::Pass;
 use crate::run::queue::Job;
-use crate::scan::look::Aim;
+use crate::scan::terms::Aim;
 use crate::sync::lock;
 use crate::testing::fake::{Lab, Manners, address};
 use crate::testing::trials::{fill, slot, twins};

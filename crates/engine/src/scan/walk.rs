@@ -1,0 +1,254 @@
+//! Walk: a scan of the memory of a guest.
+//!
+//! ```text
+//!   ranges ──▶ parts of blocks ──▶ runs of pages ──▶ chunks ──▶ work
+//!         idle::blocks         Walk::scan         Sweep   Observer::observe
+//! ```
+//!
+//! Two kinds of memory are left out on the way: idle blocks ([`idle`]) and chunks that rest ([`worn`](crate::domain::worn)).
+
+use std::iter::Peekable;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+use std::vec;
+
+use sys::pagemap::{Categories, PageRun};
+use wire::{CHUNK_BYTES, CHUNK_PAGES, RunMode};
+
+use crate::domain::chunk::Chunk;
+use crate::domain::effects::Effects;
+use crate::domain::pages::Pages;
+use crate::guest::Guest;
+use crate::guest::idle::{self, Glance};
+use crate::guest::regions::Scan;
+use crate::page::Class;
+use crate::scan::offers::{Sweep, place};
+use crate::scan::relocation::{Patrol, strays};
+use crate::scan::terms::Terms;
+use crate::scan::track::{self, Again, Seen};
+use crate::sync::lock;
+
+/// Scans what is watched, for one turn at most; true when there is more of it.
+pub(super) fn scan(
+    guest: &Arc<Guest>,
+    terms: Terms,
+    effects: &mut Effects,
+    runs: &mut [PageRun],
+    found: &mut Vec<Arc<Chunk>>,
+) -> std::io::Result<bool> {
+    let (aim, deadline) = (terms.aim, terms.aim.deadline());
+    let progress = aim.progress(guest);
+    let from = progress.load(Relaxed);
+    let begins = from == 0;
+    if begins && aim.is_pass() && !guest.may_settle_at_once() {
+        return Ok(false);
+    }
+    let again = terms.again(guest, begins);
+    guest.set_merges_again(again.allowed);
+    let mut observer = Observer {
+        guest,
+        terms,
+        again,
+        patrol: Patrol::new(guest, terms.rules, begins),
+        effects,
+        found,
+        stirred: Vec::new(),
+        unseen: Ok(()),
+    };
+    let next = observer.walk(from, deadline, runs)?;
+    if !aim.is_pass() {
+        observer.patrol.end(next.is_none());
+    }
+    observer.unseen?;
+    progress.store(next.unwrap_or(0), Relaxed);
+    if next.is_none() && !aim.is_now() {
+        guest.counters.end_scan();
+    }
+    Ok(next.is_some())
+}
+
+/// Takes over what a scan shows of each chunk.
+struct Observer<'a> {
+    guest: &'a Guest,
+    terms: Terms,
+    again: Again,
+    patrol: Patrol<'a>,
+    effects: &'a mut Effects,
+    /// The chunks with work.
+    found: &'a mut Vec<Arc<Chunk>>,
+    /// The addresses of chunks that are not as they were, or may not stay so.
+    stirred: Vec<u64>,
+    /// Whether a second look failed.
+    unseen: std::io::Result<()>,
+}
+
+impl Observer<'_> {
+    /// Scans from address `from` on, until the `deadline`; gives where the next scan goes on, if there is more.
+    fn walk(
+        &mut self,
+        from: u64,
+        deadline: Instant,
+        runs: &mut [PageRun],
+    ) -> std::io::Result<Option<u64>> {
+        let (guest, mode, aim) = (self.guest, self.terms.mode, self.terms.aim);
+        let reach = aim.reach();
+        let mut offers = lock(&guest.offers);
+        let Scan { ranges, rest } = offers.scans(from);
+        let regions = offers.regions() as u64;
+        guest.counters.regions.store(regions, Relaxed);
+        let worn = match mode {
+            RunMode::Run if !aim.is_pass() => offers.worn(from),
+            _ => Vec::new(),
+        };
+        let mut idle = lock(&guest.idle_blocks);
+        let all = aim.is_now() || mode == RunMode::Unmerge;
+        let first = from.max(reach.start);
+        let mut walk = Walk {
+            guest,
+            runs,
+            glance: idle.begin(all && from == 0),
+            worn: worn.into_iter().peekable(),
+            rested: 0,
+            sweep: Sweep::new(guest, &mut offers, first, |chunk: &_, seen: &_| {
+                self.observe(chunk, *seen);
+            }),
+        };
+        let ranges = ranges
+            .into_iter()
+            .map(|range| range.start.max(reach.start)..range.end.min(reach.end));
+        let next = walk.go(ranges.flat_map(idle::blocks), deadline)?.or(rest);
+        let next = next.filter(|&next| next < reach.end);
+        walk.sweep.finish(next.unwrap_or(reach.end));
+        walk.glance.end(&self.stirred, from, next);
+        Ok(next)
+    }
+
+    /// Takes over what was `seen` of a chunk, and notes the chunk if it has work.
+    fn observe(&mut self, chunk: &Arc<Chunk>, mut seen: Seen) {
+        let (guest, terms) = (self.guest, self.terms);
+        let Some(mut change) = guest.change(chunk, self.effects) else {
+            return; // a worker is stuck with it
+        };
+        let (pages, effects) = change.parts();
+        if track::needs_second_look(pages, &seen)
+            && let Err(error) = look_again(guest, chunk, &mut seen)
+        {
+            self.unseen = Err(error);
+            return;
+        }
+        let worn = seen.worn(pages);
+        let now = (terms.round, self.again);
+        let observed = track::observe(chunk, pages, &seen, now, effects);
+        let mut waits = observed.waits;
+        if terms.mode == RunMode::Run && !terms.aim.is_pass() {
+            waits |= self.patrol.check(chunk, pages, effects);
+            waits |= !strays(guest, pages, terms.rules).is_empty();
+        }
+        let wanted = has_work(terms.mode, chunk, pages, waits);
+        if wanted && chunk.enqueue() {
+            self.found.push(Arc::clone(chunk));
+        }
+        pages.unread = seen.unread(pages);
+        let merged = u32::try_from(pages.count(Class::Merged)).unwrap_or(u32::MAX);
+        if !terms.aim.is_pass() {
+            chunk.worn.note(seen.count_present(), worn, merged);
+        }
+        if wanted || observed.stirs {
+            self.stirred.push(chunk.address);
+        }
+    }
+}
+
+/// Whether a chunk has work in this mode, by whether pages of it wait.
+fn has_work(mode: RunMode, chunk: &Chunk, pages: &Pages, waits: bool) -> bool {
+    match mode {
+        RunMode::Run => waits || chunk.has_promoted(),
+        RunMode::Stop => waits && has_plans(pages),
+        RunMode::Unmerge => waits && has_plans(pages) || pages.count(Class::Merged) > 0,
+    }
+}
+
+/// The way of a scan through the memory, which leaves out idle blocks and chunks that rest.
+struct Walk<'a, F> {
+    guest: &'a Guest,
+    runs: &'a mut [PageRun],
+    glance: Glance<'a>,
+    /// The chunks that rest, in ascending order.
+    worn: Peekable<vec::IntoIter<Arc<Chunk>>>,
+    /// Where the last of them that was left out ends.
+    rested: u64,
+    sweep: Sweep<'a, F>,
+}
+
+impl<F: FnMut(&Arc<Chunk>, &Seen)> Walk<'_, F> {
+    /// Scans these parts of blocks; gives where it stopped for the `deadline`, which it does between blocks only.
+    fn go(
+        &mut self,
+        parts: impl Iterator<Item = Range<u64>>,
+        deadline: Instant,
+    ) -> std::io::Result<Option<u64>> {
+        for part in parts {
+            if Instant::now() > deadline && self.glance.begins_block(part.start) {
+                return Ok(Some(part.start));
+            }
+            match self.glance.leaves_out(part.start) {
+                true => self.sweep.leave_out(&part),
+                false => self.pass_worn(&part)?,
+            }
+        }
+        Ok(None)
+    }
+
+    /// Scans a range, except for chunks that rest. It may be a part of a chunk only.
+    fn pass_worn(&mut self, range: &Range<u64>) -> std::io::Result<()> {
+        let mut from = range.start.max(self.rested);
+        while let Some(chunk) = self.worn.next_if(|chunk| chunk.address < range.end) {
+            let end = chunk.address + CHUNK_BYTES as u64;
+            // Its block may have been left out.
+            if end > from {
+                self.scan(from..chunk.address)?;
+                self.sweep.leave_out(&(chunk.address..end));
+                chunk.worn.leave_out();
+                (from, self.rested) = (end, end);
+            }
+        }
+        self.scan(from..range.end)
+    }
+
+    fn scan(&mut self, range: Range<u64>) -> std::io::Result<()> {
+        let mut at = range.start;
+        while at < range.end {
+            let (filled, next) = self.guest.memory.scan(at..range.end, self.runs)?;
+            let found = self.runs.iter().take(filled);
+            found.for_each(|run| self.sweep.add(run));
+            if next <= at {
+                break;
+            }
+            at = next;
+        }
+        Ok(())
+    }
+}
+
+/// Adds to `seen` which pages of the chunk are a file's.
+fn look_again(guest: &Guest, chunk: &Chunk, seen: &mut Seen) -> std::io::Result<()> {
+    let mut runs = [PageRun::default(); CHUNK_PAGES];
+    let range = chunk.address..chunk.address + CHUNK_BYTES as u64;
+    let (filled, _) = guest.memory.peek(range, &mut runs)?;
+    for run in runs.iter().take(filled) {
+        if run.categories.has(Categories::FILE) {
+            seen.add_file(
+                place(chunk.address, run.start),
+                place(chunk.address, run.end),
+            );
+        }
+    }
+    Ok(())
+}
+
+fn has_plans(pages: &Pages) -> bool {
+    let mut busy = pages.busy.pages();
+    busy.any(|page| pages.tag(page).is_planned())
+}
