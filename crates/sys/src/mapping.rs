@@ -288,7 +288,7 @@ pub unsafe fn place(from: usize, start: usize, len: usize) -> Result<()> {
 }
 
 /// Makes a mapping of `len` bytes at `start` `new_len` bytes long where it lies, with all that the kernel knows of it. Only in places
-/// of our own ([`apart`]): elsewhere it might take what the program has just left free, to map it anew.
+/// of our own: elsewhere it might take what the program has just left free, to map it anew.
 ///
 /// # Errors
 /// `NOMEM` where something lies behind it, at a limit, without memory, or in no place of ours; `AGAIN` where no more may be locked. It is
