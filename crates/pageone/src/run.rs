@@ -122,13 +122,13 @@ fn start(args: &Args) -> Result<ExitCode> {
         }
     };
     let domain = WantedDomain::of(args.domain.as_deref())?;
+    let mut command = Command::new(name);
+    command.args(&args.command[1..]);
     if args.backend == Backend::Ksm {
-        return by_ksm(args, domain.as_ref(), name);
+        return by_ksm(args, domain.as_ref(), command);
     }
     let obstacle = program::obstacle(&file);
     let is_auto = args.backend == Backend::Auto;
-    let mut command = Command::new(name);
-    command.args(&args.command[1..]);
     if let Some(obstacle) = &obstacle {
         let file = file.display();
         let because = match is_auto {
@@ -146,8 +146,7 @@ fn start(args: &Args) -> Result<ExitCode> {
         };
         eprintln!("pageone: {file} {obstacle}: it runs, but its memory is not merged{because}");
         if obstacle.is_fatal() {
-            place(args)?;
-            return Err(failed_exec(&mut command));
+            return place_and_become(args, command);
         }
     }
     let agent = paths::agent()?;
@@ -179,26 +178,25 @@ fn start(args: &Args) -> Result<ExitCode> {
         Err(error) => error.to_string(),
     };
     // `auto` goes by the command, though a static program may start others that load the agent. The linker drops LD_PRELOAD of setuid ones.
-    if obstacle.is_some_and(|obstacle| is_auto || obstacle == Obstacle::Secure) {
-        eprintln!(
-            "pageone: {absence}; no engine is started for it, and programs that it starts are not merged either"
-        );
+    let vain = match obstacle.is_some_and(|obstacle| is_auto || obstacle == Obstacle::Secure) {
+        true => Some(
+            "no engine is started for it, and programs that it starts are not merged either"
+                .to_owned(),
+        ),
+        false => no_right()?
+            .map(|why| format!("an engine of this command's own could merge nothing: {why}")),
+    };
+    if let Some(vain) = vain {
+        eprintln!("pageone: {absence}; {vain}");
         warn_of_knobs(&args.knobs, "no engine is started");
-        place(args)?;
-        return Err(failed_exec(&mut command));
-    }
-    if let Some(why) = no_right()? {
-        eprintln!("pageone: {absence}; an engine of this command's own could merge nothing: {why}");
-        warn_of_knobs(&args.knobs, "no engine is started");
-        place(args)?;
-        return Err(failed_exec(&mut command));
+        return place_and_become(args, command);
     }
     eprintln!("pageone: {absence}; this command has an engine of its own until it ends");
     embed(args, launch, &mut command)
 }
 
 /// Becomes the command, all of whose memory is KSM's to merge, and that of its children.
-fn by_ksm(args: &Args, domain: Option<&WantedDomain>, name: &OsString) -> Result<ExitCode> {
+fn by_ksm(args: &Args, domain: Option<&WantedDomain>, command: Command) -> Result<ExitCode> {
     if let Some(WantedDomain { by, .. }) = domain {
         bail!("KSM knows no domains: leave {by} out");
     }
@@ -209,8 +207,6 @@ fn by_ksm(args: &Args, domain: Option<&WantedDomain>, name: &OsString) -> Result
         bail!("--{flag} turns PageONE's engine, not KSM: leave it out, or see `pageone ksm tune`");
     }
     offer_to_ksm()?;
-    let mut command = Command::new(name);
-    command.args(&args.command[1..]);
     become_ksms(args, command)
 }
 
@@ -264,12 +260,11 @@ fn offer_to_ksm() -> Result<()> {
 }
 
 /// Becomes the command, after [`offer_to_ksm`].
-fn become_ksms(args: &Args, mut command: Command) -> Result<ExitCode> {
-    if !matches!(Ksm::default().number("run"), Ok(1)) {
+fn become_ksms(args: &Args, command: Command) -> Result<ExitCode> {
+    if !Ksm::default().runs() {
         eprintln!("pageone: KSM does not run: write 1 to /sys/kernel/mm/ksm/run");
     }
-    place(args)?;
-    Err(failed_exec(&mut command))
+    place_and_become(args, command)
 }
 
 /// Knobs are those of an engine of `run`'s own.
@@ -320,6 +315,12 @@ fn place(args: &Args) -> Result<Option<PathBuf>> {
     let socket = paths::socket(args.socket.as_deref()).ok();
     node::place(request, need, socket.as_deref())?;
     Ok(socket)
+}
+
+/// Becomes the command, at the node asked for.
+fn place_and_become(args: &Args, mut command: Command) -> Result<ExitCode> {
+    place(args)?;
+    Err(failed_exec(&mut command))
 }
 
 /// Becomes the command; returns only if that fails.

@@ -106,6 +106,12 @@ impl Ksm {
         Ok(chosen.map_or(text.trim(), |(word, _)| word).to_owned())
     }
 
+    /// Whether it merges.
+    #[must_use]
+    pub fn runs(&self) -> bool {
+        self.number("run").is_ok_and(|run| run == 1)
+    }
+
     /// The number in `name`.
     ///
     /// # Errors

@@ -375,7 +375,7 @@ impl Sums {
 fn engines(pages: &[Page], scale: u64) -> Vec<Engine> {
     let ksm = Ksm::default();
     let zeros = ksm.number("use_zero_pages").is_ok_and(|value| value == 1);
-    let runs = ksm.number("run").is_ok_and(|value| value == 1);
+    let runs = ksm.runs();
     let saved = |may: fn(&Page) -> bool, zeros: bool| -> u64 {
         let copies = pages.chunk_by(|a, b| a.print == b.print);
         copies

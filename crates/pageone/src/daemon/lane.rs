@@ -22,7 +22,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::history::History;
-use super::policy::{self, Policy, Who};
+use super::policy::{Policy, Who};
 use engine::{Engine, EngineError};
 use rustix::fd::OwnedFd;
 use sys::credentials::Credentials;
@@ -370,13 +370,13 @@ pub(crate) fn domain(policy: &Policy, who: &Who, name: &str) -> Reply {
 
 /// Another process, if it is the one that is meant, and of whose domain `who` may know.
 fn whom(policy: &Policy, who: &Who, of: &DomainOf) -> Option<Who> {
-    let may = |user: u32| user == who.uid || policy.may_monitor(who);
     // Its user first: files of a process that is not theirs are not opened for those who ask.
-    let user = Credentials::of(of.pid, of.pid).ok()?.effective_user();
-    let other = may(user).then(|| policy::who(of.pid).ok()).flatten()?;
+    let its = Credentials::of(of.pid, of.pid).ok()?;
+    let may = its.effective_user() == who.uid || policy.may_monitor(who);
+    let other = may.then(|| Who::with(of.pid, &its))?;
     // Afterwards: so all of it was of the process that began then.
     let is_it = usage::began(of.pid).is_ok_and(|began| began == of.began);
-    (is_it && may(other.uid)).then_some(other)
+    is_it.then_some(other)
 }
 
 /// Turns knobs.

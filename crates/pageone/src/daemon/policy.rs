@@ -27,6 +27,7 @@ pub use file::PolicyError;
 pub(crate) use ids::Ids;
 pub(crate) use names::{Names, Whose, numbers};
 pub(crate) use pattern::Pattern;
+use sys::credentials::Credentials;
 use sys::foreign::Foreign;
 pub use sys::process::Cgroup;
 
@@ -56,12 +57,18 @@ impl fmt::Display for Who {
 /// # Errors
 /// The process is gone.
 pub(crate) fn who(pid: u32) -> anyhow::Result<Who> {
-    let its = sys::credentials::Credentials::of(pid, pid)?;
-    Ok(Who {
-        uid: its.effective_user(),
-        gid: its.effective_group(),
-        cgroup: sys::process::cgroup(pid).ok(),
-    })
+    Ok(Who::with(pid, &Credentials::of(pid, pid)?))
+}
+
+impl Who {
+    /// The process that has these credentials.
+    pub(crate) fn with(pid: u32, its: &Credentials) -> Self {
+        Self {
+            uid: its.effective_user(),
+            gid: its.effective_group(),
+            cgroup: sys::process::cgroup(pid).ok(),
+        }
+    }
 }
 
 /// Why a peer may not be a guest, or not in the domain it asks for.

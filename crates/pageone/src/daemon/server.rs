@@ -459,7 +459,7 @@ impl Server {
         Who { uid, gid, cgroup }
     }
 
-    fn request(&mut self, mut caller: Caller, packet: &[u8]) -> Step {
+    fn request(&mut self, caller: Caller, packet: &[u8]) -> Step {
         let request = match serde_json::from_slice(packet) {
             Ok(request) => request,
             Err(error) => return caller.refuse(format!("the request is not understood: {error}")),
@@ -487,12 +487,25 @@ impl Server {
             Request::Set(_) | Request::SetUnmerged(_) => &self.control,
             Request::Merge(_) => return self.merge(caller, &who, request),
         };
-        let asked = Asked {
+        let asked = self.asked(&caller, &who, request);
+        self.hand(lane, asked, caller)
+    }
+
+    fn asked(&self, caller: &Caller, who: &Who, request: Request) -> Asked {
+        Asked {
             caller: caller.number,
-            viewer: self.viewer(&who),
+            viewer: self.viewer(who),
             request,
-        };
-        lane.ask(asked, self.policy.is_master(uid), &self.to);
+        }
+    }
+
+    /// Hands work to a lane, which answers the caller.
+    fn hand<T>(&self, lane: &Lane<T>, work: T, mut caller: Caller) -> Step
+    where
+        T: AsRef<Asked> + Send + 'static,
+    {
+        let is_master = self.policy.is_master(work.as_ref().viewer.uid);
+        lane.ask(work, is_master, &self.to);
         (caller.stage, caller.deadline) = (Stage::Asked, None);
         Step::Wait(caller)
     }
@@ -505,35 +518,20 @@ impl Server {
     }
 
     /// Which domain another process has is found out elsewhere: that takes a look at its files.
-    fn rule(&self, mut caller: Caller, who: Who, request: Request) -> Step {
-        let asked = Asked {
-            caller: caller.number,
-            viewer: self.viewer(&who),
-            request,
-        };
-        let is_master = self.policy.is_master(who.uid);
+    fn rule(&self, caller: Caller, who: Who, request: Request) -> Step {
+        let asked = self.asked(&caller, &who, request);
         let policy = Arc::clone(&self.policy);
-        let ruling = Ruling { asked, who, policy };
-        self.ruler.ask(ruling, is_master, &self.to);
-        (caller.stage, caller.deadline) = (Stage::Asked, None);
-        Step::Wait(caller)
+        self.hand(&self.ruler, Ruling { asked, who, policy }, caller)
     }
 
     /// A user may have the memory of his own guests merged now, the masters that of all.
-    fn merge(&self, mut caller: Caller, who: &Who, request: Request) -> Step {
-        let master = self.policy.is_master(who.uid);
+    fn merge(&self, caller: Caller, who: &Who, request: Request) -> Step {
         let merging = Merging {
-            asked: Asked {
-                caller: caller.number,
-                viewer: self.viewer(who),
-                request,
-            },
+            asked: self.asked(&caller, who, request),
             pid: caller.socket.peer().pid,
-            all: master,
+            all: self.policy.is_master(who.uid),
         };
-        self.merger.ask(merging, master, &self.to);
-        (caller.stage, caller.deadline) = (Stage::Asked, None);
-        Step::Wait(caller)
+        self.hand(&self.merger, merging, caller)
     }
 }
 

@@ -325,7 +325,7 @@ fn try_out(_: u32, _: &Service) -> Option<Result<String, String>> {
 
 /// A process all of whose memory was given to KSM.
 fn of_ksm() -> Check {
-    if matches!(Ksm::default().number("run"), Ok(1)) {
+    if Ksm::default().runs() {
         return Check::ok("session", "KSM has all its memory");
     }
     let what = "KSM has all its memory, and does not run";
