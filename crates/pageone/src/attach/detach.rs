@@ -37,6 +37,7 @@ use sys::seize::{self, Held, Place, Remote, SeizeError, Standstill};
 use sys::thread::{block_signals, restore_signals};
 
 use super::filters::Judge;
+use super::image::ERRNO;
 use super::moment::{self, PAUSE, TRIES, WAIT};
 use super::record::Record;
 use super::site::JUMP;
@@ -93,9 +94,13 @@ fn with_thread(target: Target, record: &Record) -> Result<Done> {
     if !record.patches.iter().all(inside) {
         bail!("what is noted of its agent is not true");
     }
+    let errno = libc
+        .extent(ERRNO)
+        .context("its libc does not say how long its function for `errno` is")?;
     let watch = Watch {
         returns: moment::returns(&libc, base)?,
         code: [record.image.clone(), record.board.clone()],
+        errno: base + errno.start as u64..base + errno.end as u64,
     };
     let begun = Instant::now();
     let (mut target, mut judge) = (target, Judge::default());
@@ -117,6 +122,8 @@ fn with_thread(target: Target, record: &Record) -> Result<Done> {
 struct Watch {
     returns: Vec<u64>,
     code: [Range<u64>; 2],
+    /// libc's function that tells where `errno` is. It is the one that the agent calls and does not count.
+    errno: Range<u64>,
 }
 
 impl Watch {
@@ -169,19 +176,22 @@ impl Watch {
     }
 
     fn is_inside(&self, target: &mut Target, place: &Place) -> bool {
+        self.leads_inside(place, &moment::stack(target, place))
+    }
+
+    /// The word at the end of a stack is where its thread comes back to only in a function that keeps nothing there. Elsewhere it may be of a
+    /// call of the agent's that was over long ago.
+    fn leads_inside(&self, place: &Place, stack: &[u8]) -> bool {
         let is_in = |at: u64| self.code.iter().any(|range| range.contains(&at));
-        let Some(base) = moment::bottom(place) else {
-            return is_in(place.at);
-        };
-        let stack = moment::stack(target, place);
         let frames = (0..stack.len()).step_by(8);
-        let frames = frames.filter_map(|at| moment::frame(&self.returns, &stack, at));
+        let frames = frames.filter_map(|at| moment::frame(&self.returns, stack, at));
         let interrupted = frames.map(|(_, place)| place);
-        std::iter::once(*place).chain(interrupted).any(|place| {
-            let offset = place.stack.wrapping_sub(base);
-            let back = usize::try_from(offset).ok();
-            let back = back.and_then(|at| super::elf::number(&stack, at, 8));
-            is_in(place.at) || back.is_some_and(is_in)
+        std::iter::once(*place).chain(interrupted).any(|at| {
+            let comes_back = || {
+                let offset = at.stack.checked_sub(moment::bottom(place)?)?;
+                super::elf::number(stack, usize::try_from(offset).ok()?, 8)
+            };
+            is_in(at.at) || (self.errno.contains(&at.at) && comes_back().is_some_and(is_in))
         })
     }
 }
@@ -335,5 +345,66 @@ fn reason(result: i64) -> String {
         }
         Ok(errno) => format!("its agent says: {errno}"),
         Err(_) => format!("its agent gave {result}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const AGENT: u64 = 0x7f00_0000_0000;
+    const LIBC: u64 = 0x7e00_0000_0000;
+    const BACK: u64 = LIBC + 0x9000;
+    const STACK: u64 = 0x7d00_0000_0000;
+
+    fn watch() -> Watch {
+        Watch {
+            returns: vec![BACK],
+            code: [AGENT..AGENT + 0x1000, 0..0],
+            errno: LIBC + 0x100..LIBC + 0x110,
+        }
+    }
+
+    fn at(at: u64) -> Place {
+        let (thread, rax, again) = (7, 0, None);
+        Place {
+            thread,
+            at,
+            stack: STACK,
+            rax,
+            again,
+        }
+    }
+
+    fn words(words: &[u64]) -> Vec<u8> {
+        words.iter().flat_map(|word| word.to_le_bytes()).collect()
+    }
+
+    #[test]
+    fn a_thread_is_inside_by_its_place_or_by_the_place_that_errnos_function_comes_back_to() {
+        let watch = watch();
+        let stack = words(&[AGENT + 0x20, 0, 0]);
+        assert!(watch.leads_inside(&at(AGENT + 0x10), &[]));
+        assert!(watch.leads_inside(&at(LIBC + 0x104), &stack));
+        assert!(!watch.leads_inside(&at(LIBC + 0x104), &words(&[0])));
+        // It waits in a function of libc, where a word of a call that is over lies.
+        assert!(!watch.leads_inside(&at(LIBC + 0x200), &stack));
+    }
+
+    #[test]
+    fn a_signal_handlers_frame_leads_inside_in_the_same_ways() {
+        let watch = watch();
+        let led = |to: u64, word: u64| {
+            let mut stack = vec![0; 200];
+            stack[20] = BACK;
+            stack[20 + moment::RIP / 8] = to;
+            stack[20 + moment::RSP / 8] = STACK + 100 * 8;
+            stack[100] = word;
+            watch.leads_inside(&at(LIBC + 0x200), &words(&stack))
+        };
+        assert!(led(AGENT + 0x10, 0));
+        assert!(led(LIBC + 0x104, AGENT + 0x20));
+        assert!(!led(LIBC + 0x104, 0));
+        assert!(!led(LIBC + 0x200, AGENT + 0x20));
     }
 }

@@ -191,8 +191,8 @@ impl Bodies {
 
 /// The frame of a signal, from the address of the way back on: a `struct ucontext`, with `struct sigcontext` behind 40 bytes.
 const RAX: usize = 8 + 40 + 13 * 8;
-const RSP: usize = 8 + 40 + 15 * 8;
-const RIP: usize = 8 + 40 + 16 * 8;
+pub(super) const RSP: usize = 8 + 40 + 15 * 8;
+pub(super) const RIP: usize = 8 + 40 + 16 * 8;
 const FRAME: usize = 8 + 40 + 32 * 8;
 
 /// How signal handlers come back in a libc that lies at `base`.

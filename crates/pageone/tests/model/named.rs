@@ -468,3 +468,18 @@ fn a_mapping_of_huge_pages_shrinks_in_place() {
         ));
     }
 }
+
+/// What calls of the agent's have left on a thread's stack leads nowhere.
+#[test]
+fn an_agent_goes_while_threads_wait_that_have_called_it() {
+    same(
+        "0 attach
+         0 map memfd 32 256 16 41
+         0 madvise - 32 256 12
+         1 madvise - 335 1 14
+         1 mbind - 32 2 3 1
+         2 mbind - 32 2 3 1
+         2 madvise - 335 1 14
+         0 detach",
+    );
+}
