@@ -4,6 +4,7 @@
 #[path = "../../../../tests/support/tools.rs"]
 pub(crate) mod tools;
 
+use std::cell::RefCell;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -146,10 +147,17 @@ pub(crate) fn status(place: &Place) -> Output {
     )
 }
 
+thread_local! {
+    /// The last status that this thread asked for: a wait in vain shows it.
+    static LAST: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
 pub(crate) fn json(place: &Place) -> serde_json::Value {
     let output = status(place);
     assert!(output.status.success(), "{}", text(&output.stderr));
-    serde_json::from_slice(&output.stdout).expect("JSON")
+    let status = serde_json::from_slice(&output.stdout).expect("JSON");
+    LAST.set(output.stdout);
+    status
 }
 
 /// A counter of a status, or of a guest in it.
@@ -243,7 +251,10 @@ pub(crate) fn wait_for<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
         if let Some(answer) = ask() {
             return answer;
         }
-        assert!(Instant::now() < deadline, "waited {PATIENCE:?} for {what}");
+        if Instant::now() >= deadline {
+            let last = text(&LAST.take());
+            panic!("waited {PATIENCE:?} for {what}; the last status: {last}");
+        }
         std::thread::sleep(Duration::from_millis(10));
     }
 }
