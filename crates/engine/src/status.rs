@@ -25,11 +25,15 @@ const MAPPING_BYTES: u64 = 280;
 /// All counters at this moment. Nothing is locked that a worker holds for long.
 pub(crate) fn status(core: &Core) -> Status {
     let domains: Vec<_> = lock(&core.domains).values().cloned().collect();
-    let guests: Vec<_> = lock(&core.guests).clone();
+    // Together: none is with those that are gone as well.
+    let (guests, gone) = {
+        let guests = lock(&core.guests);
+        (guests.clone(), *lock(&core.gone))
+    };
     let mut status = Status {
         knobs: core.knobs.values(),
         pages_over_limit: core.pages_over_limit.load(Relaxed),
-        pages_merged_again: core.gone.merged_again.load(Relaxed),
+        pages_merged_again: gone.merged_again,
         effective_period_ms: u64::try_from(core.knobs.period().as_millis()).unwrap_or(u64::MAX),
         full_scans: core.full_scans.load(Relaxed),
         schema: wire::SCHEMA,
@@ -37,11 +41,11 @@ pub(crate) fn status(core: &Core) -> Status {
         host: sys::host::name(),
         time: since_1970(),
         uptime_seconds: core.started.elapsed().as_secs(),
-        window_max_us: core.gone.window_ns.load(Relaxed) / 1000,
+        window_max_us: gone.window_ns / 1000,
         unserved: core.users.refusals.list(),
         ..Status::default()
     };
-    let mut cpu_ns = core.gone.cpu_ns.load(Relaxed);
+    let mut cpu_ns = gone.cpu_ns;
     for domain in &domains {
         let own = |guest: &&Arc<Guest>| Arc::ptr_eq(&guest.domain, domain);
         add_domain(&mut status, domain, guests.iter().filter(own));
@@ -57,7 +61,7 @@ pub(crate) fn status(core: &Core) -> Status {
         status.metadata_bytes = status.metadata_bytes.saturating_add(own_cost(guest));
     }
     let of_guests = guests.iter().map(|guest| guest.counters.recycled());
-    status.pages_recycled = of_guests.chain([*lock(&core.gone.recycled)]).sum();
+    status.pages_recycled = of_guests.chain([gone.recycled]).sum();
     let net = i128::from(status.saved_bytes) - i128::from(status.metadata_bytes);
     status.net_saved_bytes = i64::try_from(net).unwrap_or(i64::MIN);
     status.cpu_seconds = sys::process::cpu_time().as_secs_f64() + seconds(cpu_ns);

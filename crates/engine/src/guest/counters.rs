@@ -1,12 +1,10 @@
 //! What is counted of a guest.
 
-use std::sync::Mutex;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicI64, AtomicU64};
 
 use crate::domain::pages::{Pages, Recycled};
 use crate::page::{CLASSES, Class};
-use crate::sync::lock;
 
 /// What is counted of a guest, readable at any time.
 #[derive(Debug, Default)]
@@ -187,29 +185,26 @@ impl Counters {
 }
 
 /// The sums of the guests that are gone.
-#[derive(Debug, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Gone {
     /// CPU time of their agents, in nanoseconds.
-    pub(crate) cpu_ns: AtomicU64,
+    pub(crate) cpu_ns: u64,
     /// The part of it that counts against the limit.
-    pub(crate) charged_ns: AtomicU64,
+    pub(crate) charged_ns: u64,
     /// The longest window, in nanoseconds.
-    pub(crate) window_ns: AtomicU64,
+    pub(crate) window_ns: u64,
     /// Pages that they had merged again.
-    pub(crate) merged_again: AtomicU64,
-    pub(crate) recycled: Mutex<wire::Recycled>,
+    pub(crate) merged_again: u64,
+    pub(crate) recycled: wire::Recycled,
 }
 
 impl Gone {
     /// Adds a guest that is gone.
-    pub(crate) fn add(&self, its: &Counters) {
-        self.cpu_ns.fetch_add(its.cpu_ns.load(Relaxed), Relaxed);
-        self.charged_ns.fetch_add(its.charged_ns(), Relaxed);
-        self.window_ns
-            .fetch_max(its.window_ns.load(Relaxed), Relaxed);
-        self.merged_again
-            .fetch_add(its.merged_again.load(Relaxed), Relaxed);
-        let mut recycled = lock(&self.recycled);
-        *recycled = [*recycled, its.recycled()].into_iter().sum();
+    pub(crate) fn add(&mut self, its: &Counters) {
+        self.cpu_ns = self.cpu_ns.saturating_add(its.cpu_ns.load(Relaxed));
+        self.charged_ns = self.charged_ns.saturating_add(its.charged_ns());
+        self.window_ns = self.window_ns.max(its.window_ns.load(Relaxed));
+        self.merged_again += its.merged_again.load(Relaxed);
+        self.recycled = [self.recycled, its.recycled()].into_iter().sum();
     }
 }

@@ -172,7 +172,7 @@ pub(crate) struct Core {
     pages_moved: AtomicU64,
     /// Pages that got no slot because of the stores' limit.
     pub(crate) pages_over_limit: AtomicU64,
-    pub(crate) gone: Gone,
+    pub(crate) gone: Mutex<Gone>,
 }
 
 impl Core {
@@ -200,7 +200,7 @@ impl Core {
             full_scans: AtomicU64::new(0),
             pages_moved: AtomicU64::new(0),
             pages_over_limit: AtomicU64::new(0),
-            gone: Gone::default(),
+            gone: Mutex::default(),
         }
     }
 
@@ -400,7 +400,7 @@ impl Core {
         lock(&self.guests).retain(|guest| {
             let gone = guest.is_gone();
             if gone {
-                self.gone.add(&guest.counters);
+                lock(&self.gone).add(&guest.counters);
             }
             !gone
         });
@@ -472,7 +472,7 @@ impl Core {
     pub(crate) fn used(&self) -> Duration {
         let guests = lock(&self.guests);
         let agents: u64 = guests.iter().map(|guest| guest.counters.charged_ns()).sum();
-        let gone = self.gone.charged_ns.load(Relaxed);
+        let gone = lock(&self.gone).charged_ns;
         sys::process::cpu_time() + Duration::from_nanos(agents.saturating_add(gone))
     }
 

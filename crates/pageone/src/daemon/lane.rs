@@ -181,7 +181,7 @@ impl<T: AsRef<Asked> + Send + 'static> Lane<T> {
             let why =
                 format!("too many requests wait; of user {uid} at most {MAX_WAITING_OF_USER} may");
             let reply = match &lost.as_ref().request {
-                Request::Merge(_) => Reply::Crowded(why),
+                Request::Merge(_) | Request::DomainOf(_) => Reply::Crowded(why),
                 _ => Reply::Refused(why),
             };
             answers.give(*caller, &reply);
@@ -370,13 +370,13 @@ pub(crate) fn domain(policy: &Policy, who: &Who, name: &str) -> Reply {
 
 /// Another process, if it is the one that is meant, and of whose domain `who` may know.
 fn whom(policy: &Policy, who: &Who, of: &DomainOf) -> Option<Who> {
-    // Its user first: files of a process that is not theirs are not opened for those who ask.
-    let its = Credentials::of(of.pid, of.pid).ok()?;
+    // Before and afterwards: so all of it was of the process that began then.
+    let is_it = || usage::began(of.pid).is_ok_and(|began| began == of.began);
+    // Its user first: nothing else is read of a process that is not theirs for those who ask.
+    let its = is_it().then(|| Credentials::of(of.pid, of.pid).ok())??;
     let may = its.effective_user() == who.uid || policy.may_monitor(who);
     let other = may.then(|| Who::with(of.pid, &its))?;
-    // Afterwards: so all of it was of the process that began then.
-    let is_it = usage::began(of.pid).is_ok_and(|began| began == of.began);
-    is_it.then_some(other)
+    is_it().then_some(other)
 }
 
 /// Turns knobs.
