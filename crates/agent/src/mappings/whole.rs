@@ -18,6 +18,7 @@
 //! - a pin that was taken to write: I/O goes on into its frame, and a copy would be another. Such a pin has made the page
 //!   private, and a new one faults, and sleeps. So where the process may pin memory (`sys::pins`), private pages
 //!   stay where they lie: islands of the store's mapping, whose numbers stay in the table;
+//! - a mapping that was sealed as such an island, or by a call that no hook saw, stays as well. Its pages become private there;
 //! - a thread that reads finds the old mapping or the new one, which hold the same;
 //! - a window, or another hook: waits for the lock, which the caller holds;
 //! - fork: waits for the lock. A process without an agent's descriptors and with a single thread needs no
@@ -364,6 +365,9 @@ pub(crate) fn untrack_by(
     Ok(())
 }
 
+/// Nothing may take the place of a sealed mapping.
+const SEALED: Errno = Errno::PERM;
+
 /// What keeps other threads from writing.
 enum Still {
     /// There are none.
@@ -537,6 +541,9 @@ impl Copy {
     }
 
     /// Puts copies in place of `[at, at + len)`, which thaws.
+    ///
+    /// # Errors
+    /// [`SEALED`] mappings stay; what making and placing the copies gives.
     fn put_all(&self, guard: &mut Guard, still: &Still, at: usize, len: usize) -> Result<()> {
         if let Err(errno) = self.put(at, len) {
             self.leave(still, at, len);
@@ -570,7 +577,12 @@ impl Copy {
             let part = stop.unwrap_or(end) - at;
             match stays || result.is_err() {
                 true => self.leave(still, at, part),
-                false => result = self.put_all(guard, still, at, part),
+                false => {
+                    result = match self.put_all(guard, still, at, part) {
+                        Err(SEALED) => make_private(guard, at, part),
+                        result => result,
+                    }
+                }
             }
             if stays {
                 // SAFETY: offered memory of the program's; its content is not touched.
@@ -608,6 +620,7 @@ impl Copy {
             self.leave(still, at, from - at);
             if result.is_ok() && from < stop {
                 result = self.put_all(guard, still, from, stop - from);
+                result = result.or_else(|errno| if errno == SEALED { Ok(()) } else { Err(errno) });
             }
             at = stop;
         }

@@ -483,3 +483,35 @@ fn an_agent_goes_while_threads_wait_that_have_called_it() {
          0 detach",
     );
 }
+
+/// Pages that may be pinned stay in a store's mapping, and it is sealed with them: nothing takes its place any more.
+#[test]
+fn pinned_memory_that_is_sealed_takes_all_calls() {
+    for begin in ["", "0 attach\n"] {
+        same(&format!(
+            "{begin}
+             0 heap-here - 500 1
+             0 brk - 0 0 160
+             0 heap-fill - 0 160 5
+             0 heap-madvise - 0 160 12
+             0 settle
+             0 pin - 608 32
+             0 mseal - 592 60
+             0 unpin - 0 1
+             0 mlock-onfault - 560 100
+             0 check
+             0 munlock - 560 100
+             0 madvise - 620 8 4
+             0 free-lazily - 612 4
+             0 mprotect - 620 8 1
+             0 mremap - 620 8 3 8 740
+             0 munmap - 620 8
+             0 check
+             0 madvise - 560 100 12
+             0 settle
+             0 family fork 600 64 4
+             0 madvise - 560 100 4
+             0 check"
+        ));
+    }
+}
