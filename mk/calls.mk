@@ -7,8 +7,9 @@ bench-calls: ## Measures memory calls with the agent and without, on CALLS_SCALE
 	$(CARGO) build --profile $(PROFILE) --workspace
 	CALLS_SCALE=$(CALLS_SCALE) $(CARGO) test --profile $(PROFILE) --workspace --test costs -- --nocapture --test-threads 1
 
-FLOOR ?= 256
+# As large as what the guests of `pageone bench merge` share by default.
+FLOOR ?= 768
 
-bench-floor: ## Measures the least CPU time that merging FLOOR (256) MiB takes from user space
+bench-floor: ## Measures the least CPU time that merging FLOOR (768) MiB takes from user space
 	$(CARGO) build --profile $(PROFILE) --workspace --example floor
 	$(BUILT)/examples/floor $(FLOOR)

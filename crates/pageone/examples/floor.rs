@@ -13,7 +13,7 @@
 //!                  free     of what was moved
 //! ```
 //!
-//!     floor [MIB [RUN]]     MIB of memory (256), that lies in the store in other order, by runs of RUN pages (16)
+//!     floor [MIB [RUN]]     MIB of memory (768), that lies in the store in other order, by runs of RUN pages (16)
 
 use std::hint::black_box;
 use std::os::fd::AsFd;
@@ -183,7 +183,7 @@ fn main() -> Result<()> {
         args.next()
             .map_or(Ok(default), |text| text.parse::<usize>())
     };
-    let (mib, run) = (number(256)?, number(16)?);
+    let (mib, run) = (number(768)?, number(16)?);
     let mut least = [f64::INFINITY; STEPS.len()];
     for _ in 0..TIMES {
         let scene = Scene::new(mib, run)?;

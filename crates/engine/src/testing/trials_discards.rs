@@ -114,9 +114,8 @@ fn an_agent_that_answers_late_is_heard_when_its_answer_has_come() {
     [a, b]
         .into_iter()
         .for_each(|guest| discard(&lab, guest, 100..116));
-    lab.glance();
-    let rested = lab.core.glances.rests(0);
-    assert!(rested, "its user waits as long as others waited for it");
+    let rests = lab.rests_after_glance(0);
+    assert!(rests, "its user waits as long as others waited for it");
     let asked = questions(&lab, a);
     lab.rest();
     lab.glance();

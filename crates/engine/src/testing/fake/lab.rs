@@ -273,8 +273,15 @@ impl Lab {
 
     /// A glance, then all assertions.
     pub(crate) fn glance(&self) {
+        self.rests_after_glance(0);
+    }
+
+    /// The same; tells whether user `uid` rests right after it.
+    pub(crate) fn rests_after_glance(&self, uid: u32) -> bool {
         self.core.glance(&self.alone);
+        let rests = self.core.glances.rests(uid);
         self.check();
+        rests
     }
 
     /// Enough time passes for all users to be looked at by the next glance.
