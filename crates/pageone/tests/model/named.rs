@@ -5,7 +5,7 @@
 
 use crate::common::alone;
 use crate::list;
-use crate::trial::Stage;
+use crate::trial::{HugePages, Stage};
 
 /// 64 pages that are merged: offered, equal to many others, and given time.
 const MERGED: &str = "
@@ -21,6 +21,7 @@ const TRIES: usize = 2;
 #[track_caller]
 fn same(text: &str) {
     let _alone = alone();
+    let _huge = text.contains("huge").then(HugePages::reserve);
     let stage = Stage::new();
     let lines = list::read(text);
     let mut stored = 0;
@@ -511,6 +512,28 @@ fn pinned_memory_that_is_sealed_takes_all_calls() {
              0 settle
              0 family fork 600 64 4
              0 madvise - 560 100 4
+             0 check"
+        ));
+    }
+}
+
+/// A target that may not be unmapped, as a part of a huge page: where all of a mapping would have stayed, none of its parts moves.
+#[test]
+fn memory_does_not_move_in_part_to_where_it_may_not() {
+    for begin in ["", "0 attach\n"] {
+        same(&format!(
+            "{begin}
+             0 map private 112 256 16
+             0 fill - 112 256 5
+             0 madvise - 112 256 12
+             0 map private 368 32 16
+             0 settle
+             0 map huge 1024 512 16
+             0 mremap - 240 512 7 512 888
+             0 check
+             0 mremap - 240 512 3 512 888
+             0 check
+             0 mremap - 240 512 3 512 700
              0 check"
         ));
     }
