@@ -233,8 +233,8 @@ fn carry_out(guard: &mut Guard, call: Remap) -> Result<usize> {
     moved
 }
 
-/// Makes room at the target for the first mappings of a move, if they may have been one: it would have moved in one step or not at all, as
-/// where the target has a part of a huge page. Gives the room, which the program has given up.
+/// Makes room at the target for the first mappings of a move, if they may have been one. It would have moved in one step or not at all, and
+/// not to where the target has a part of a huge page. Gives the room, which the program has given up.
 fn make_room(guard: &mut Guard, look: &Look, call: Remap) -> Result<Range<usize>> {
     let (mut at, end) = (call.old, call.old + call.old_len);
     let (mut pieces, mut access) = (0, None);
