@@ -146,7 +146,8 @@ unsafe extern "C" fn clone(
     let make = || unsafe { next(entry, stack, flags, argument, parent_tid, tls, child_tid) };
     match flags & libc::CLONE_VM {
         0 => forking(make),
-        _ => make(),
+        // The child begins at `entry`, and never comes back here.
+        _ => beyond(make, |_| false),
     }
 }
 

@@ -15,11 +15,9 @@
 //! mappings that are alike, and that the kernel alone keeps apart for the history of their pages, are remapped too, where it alone
 //! says EFAULT.
 
-use std::ops::Range;
-
 use rustix::io::{Errno, Result};
 use rustix::mm::{MapFlags, ProtFlags};
-use sys::mapping::{self, Access};
+use sys::mapping;
 use sys::pagemap::Pagemap;
 use wire::{CHUNK_BYTES, PAGE_BYTES};
 
@@ -215,60 +213,14 @@ fn carry_out(guard: &mut Guard, call: Remap) -> Result<usize> {
             None => {}
         }
     }
-    let room = make_room(guard, &look, call)?;
-    let moved = match is_let_go(guard, call) {
-        true => match pass(call) {
-            Err(Errno::FAULT) if !stays => go_on(guard, &look, call),
-            result => result,
-        },
+    if !is_let_go(guard, call) {
         // What is tracked would be refused when its turn comes, with a part moved.
-        false => match cut(guard, &look, call) {
-            Some(last) => piece_by_piece(guard, &look, call, last),
-            None => Err(Errno::NOMEM),
-        },
-    };
-    if moved.is_err() {
-        give_up(guard, &look, room);
+        let last = cut(guard, &look, call).ok_or(Errno::NOMEM)?;
+        return piece_by_piece(guard, &look, call, last);
     }
-    moved
-}
-
-/// Makes room at the target for the first mappings of a move, if they may have been one. It would have moved in one step or not at all, and
-/// not to where the target has a part of a huge page. Gives the room, which the program has given up.
-fn make_room(guard: &mut Guard, look: &Look, call: Remap) -> Result<Range<usize>> {
-    let (mut at, end) = (call.old, call.old + call.old_len);
-    let (mut pieces, mut access) = (0, None);
-    while at < end
-        && let Some(vma) = look.find(guard, at)?.filter(|vma| vma.start <= at)
-        && (vma.is_anonymous() || is_store(&vma))
-        && *access.get_or_insert(vma.access()) == vma.access()
-    {
-        (at, pieces) = (vma.end.min(end), pieces + 1);
-    }
-    // Room is told from what has moved there by its rights, which are none.
-    if pieces < 2 || access == Some(Access::None) {
-        return Ok(0..0);
-    }
-    if guard.at_desk(|_| sys::vma::are_alike(call.old, at)) != Ok(true) {
-        return Ok(0..0);
-    }
-    let len = at - call.old;
-    keep(call.to, len, MapFlags::FIXED)?;
-    Ok(call.to..call.to + len)
-}
-
-/// Gives up what nothing has moved to of some room.
-fn give_up(guard: &mut Guard, look: &Look, room: Range<usize>) {
-    let mut at = room.start;
-    while let Ok(Some(vma)) = look.find(guard, at)
-        && vma.start < room.end
-    {
-        let (start, end) = (vma.start.max(at), vma.end.min(room.end));
-        if vma.access() == Access::None {
-            // SAFETY: the room was made here, and only what can be accessed has moved there.
-            let _ = unsafe { mapping::unmap(start, end - start) };
-        }
-        at = end;
+    match pass(call) {
+        Err(Errno::FAULT) if !stays => go_on(guard, &look, call),
+        result => result,
     }
 }
 

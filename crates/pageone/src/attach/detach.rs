@@ -96,6 +96,7 @@ fn with_thread(target: Target, record: &Record) -> Result<Done> {
     }
     let errno = libc
         .extent(ERRNO)
+        .filter(|range| !range.is_empty())
         .context("its libc does not say how long its function for `errno` is")?;
     let watch = Watch {
         returns: moment::returns(&libc, base)?,
@@ -187,11 +188,13 @@ impl Watch {
         let frames = frames.filter_map(|at| moment::frame(&self.returns, stack, at));
         let interrupted = frames.map(|(_, place)| place);
         std::iter::once(*place).chain(interrupted).any(|at| {
-            let comes_back = || {
+            // The second one where the function has pushed the frame pointer.
+            let comes_back = |word: usize| {
                 let offset = at.stack.checked_sub(moment::bottom(place)?)?;
-                super::elf::number(stack, usize::try_from(offset).ok()?, 8)
+                super::elf::number(stack, usize::try_from(offset).ok()? + word * 8, 8)
             };
-            is_in(at.at) || (self.errno.contains(&at.at) && comes_back().is_some_and(is_in))
+            let in_errno = self.errno.contains(&at.at);
+            is_in(at.at) || in_errno && [0, 1].into_iter().any(|n| comes_back(n).is_some_and(is_in))
         })
     }
 }

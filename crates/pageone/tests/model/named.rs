@@ -516,25 +516,3 @@ fn pinned_memory_that_is_sealed_takes_all_calls() {
         ));
     }
 }
-
-/// A target that may not be unmapped, as a part of a huge page: where all of a mapping would have stayed, none of its parts moves.
-#[test]
-fn memory_does_not_move_in_part_to_where_it_may_not() {
-    for begin in ["", "0 attach\n"] {
-        same(&format!(
-            "{begin}
-             0 map private 112 256 16
-             0 fill - 112 256 5
-             0 madvise - 112 256 12
-             0 map private 368 32 16
-             0 settle
-             0 map huge 1024 512 16
-             0 mremap - 240 512 7 512 888
-             0 check
-             0 mremap - 240 512 3 512 888
-             0 check
-             0 mremap - 240 512 3 512 700
-             0 check"
-        ));
-    }
-}
