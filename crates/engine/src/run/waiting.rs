@@ -12,8 +12,7 @@
 //! Work begins when the agents have answered that did so the last time, at the latest after the *grace*: some patiences. It is at
 //! most half a period, and what a round lasts at least. So any number of silent agents lengthens a round by half at most, and each of
 //! them one of two: work does not wait for an agent that was late. It loses only its place in the order. Its look comes when its answer
-//! does: among the chunks of the others, or after them, until the grace has passed since the last question. That counts from the question, for
-//! on a busy machine workers come to ask late.
+//! does: among the chunks of the others, or after them in the rest of the grace.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -34,7 +33,6 @@ const FLOOR: u32 = 4;
 struct Entry {
     guest: Arc<Guest>,
     aim: Aim,
-    since: Instant,
 }
 
 /// The guests that owe answers.
@@ -44,8 +42,8 @@ pub(crate) struct Waiting(Mutex<Vec<Entry>>);
 impl Waiting {
     /// Adds a guest whose look goes on when it has answered.
     pub(crate) fn add(&self, guest: &Arc<Guest>, aim: Aim) {
-        let (guest, since) = (Arc::clone(guest), Instant::now());
-        lock(&self.0).push(Entry { guest, aim, since });
+        let guest = Arc::clone(guest);
+        lock(&self.0).push(Entry { guest, aim });
     }
 
     /// Waits at most `wait` for answers; gives the looks at the guests that gave one.
@@ -66,12 +64,9 @@ impl Waiting {
         all.iter().any(|entry| entry.guest.is_awaited())
     }
 
-    /// How long they may still answer, if each has this grace.
-    pub(crate) fn left(&self, grace: Duration) -> Duration {
-        let newest = lock(&self.0).iter().map(|entry| entry.since).max();
-        newest.map_or(Duration::ZERO, |since| {
-            grace.saturating_sub(since.elapsed())
-        })
+    /// Whether there are any.
+    pub(crate) fn is_any(&self) -> bool {
+        !lock(&self.0).is_empty()
     }
 
     /// Notes that all of them are late.
@@ -92,7 +87,7 @@ impl Waiting {
 /// The first half of a round.
 pub(crate) struct Looks {
     begin: Instant,
-    pub(crate) grace: Duration,
+    grace: Duration,
     /// The time that each user's looks may take whatever the others' do.
     pub(crate) floor: Duration,
 }
@@ -110,6 +105,11 @@ impl Looks {
             grace: (patience * GRACE).min(period / 2).min(least),
             floor: period / FLOOR,
         }
+    }
+
+    /// When the grace is over.
+    pub(crate) fn end(&self) -> Instant {
+        self.begin + self.grace
     }
 
     /// What is left of the grace.

@@ -211,7 +211,7 @@ impl Crew for Workers {
 
     fn work(&self, core: &Core, ends: Ends) {
         let Ends {
-            grace,
+            late,
             fair: (fair, floor),
             mut cut,
         } = ends;
@@ -230,10 +230,11 @@ impl Crew for Workers {
             let watch = next.min().map_or(WATCH, |next| next.min(WATCH));
             let mut wait = Duration::ZERO;
             if core.queue.wait_idle(watch) {
-                // The late ones have what is left of the grace when all else is done: without it a quick round would never hear
-                // them.
-                wait = left_to(cut).min(core.waiting.left(grace));
-                if wait.is_zero() {
+                // The late ones have what is left of the grace when all else is done, and no more: without it a quick
+                // round would never hear them.
+                cut = cut.min(late);
+                wait = left_to(cut);
+                if wait.is_zero() || !core.waiting.is_any() {
                     return;
                 }
             }

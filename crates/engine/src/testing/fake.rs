@@ -167,8 +167,6 @@ pub(crate) struct World {
     pub(crate) frame_queries_take: Duration,
     /// Frames of slots that were moved so far.
     pub(crate) frames_moved: u64,
-    /// Whether agents that join ring, all the time: there is an answer whenever somebody looks.
-    pub(crate) rings: bool,
     /// A node that has no memory left, and the one that new frames of its store come from.
     pub(crate) full: Option<(u8, u8)>,
 }

@@ -729,58 +729,6 @@ fn work_waits_once_for_an_agent_that_was_prompt() {
     crew.0.stop();
 }
 
-/// Workers of a machine so busy that the looks begin when the grace is over.
-struct Tardy(Workers);
-
-impl Crew for Tardy {
-    fn look(&self, core: &Core, looks: &Looks) {
-        std::thread::sleep(looks.left());
-        self.0.look(core, looks);
-    }
-
-    fn work(&self, core: &Core, ends: Ends) {
-        self.0.work(core, ends);
-    }
-}
-
-#[test]
-fn an_agent_is_heard_that_was_asked_when_the_grace_was_over() {
-    let options = crate::options::Options {
-        knobs: wire::KnobValues {
-            merge_period_ms: 100,
-            ..wire::KnobValues::default()
-        },
-        ..crate::options::Options::default()
-    };
-    let lab = Lab::with(options);
-    lab.world(|world| world.rings = true);
-    let twins = twins(&lab);
-    let crew = Workers::new(std::sync::Arc::clone(&lab.core), Duration::from_secs(60));
-    let crew = Tardy(crew);
-    let all_are = |manners: Manners| {
-        for twin in twins {
-            lab.world(|world| world.processes[twin].manners = manners);
-        }
-    };
-    let begin = std::time::Instant::now();
-    while lab.status().pages_sharing < 16 && begin.elapsed() < Duration::from_secs(20) {
-        all_are(Manners::Stalls);
-        std::thread::scope(|scope| {
-            let round = scope.spawn(|| lab.core.round(&crew, true));
-            while !round.is_finished() {
-                std::thread::sleep(Duration::from_millis(5));
-                // They answer once the engine waits for them.
-                if lab.core.waiting.left(Duration::from_secs(60)) > Duration::ZERO {
-                    all_are(Manners::Honest);
-                }
-            }
-        });
-    }
-    crew.0.stop();
-    lab.round();
-    assert_eq!(lab.status().pages_sharing, 16);
-}
-
 #[test]
 fn a_guest_whose_memory_hangs_costs_a_thread_and_no_more() {
     let options = crate::options::Options {
