@@ -29,6 +29,7 @@ short: unit ## Runs each demonstration, bench, simulation and fuzz target for a 
 	$(MAKE) bench-numa $(SHORT)
 	$(MAKE) bench-nodes $(SHORT)
 	$(MAKE) bench-recycle $(SHORT) WAYS=pageone:balloon
+	$(MAKE) bench-recycle $(SHORT) WAYS="none:order0 pageone:order0" WINDOW=10 MOST=2
 	$(MAKE) fuzz-smoke $(SHORT)
 	$(MAKE) fuzz $(SHORT)
 	$(MAKE) miri $(SHORT)
