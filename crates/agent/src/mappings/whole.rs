@@ -443,15 +443,15 @@ impl Still {
         };
         freezer
             .freeze(start, len)
-            .inspect_err(|_| self.give_up(start, len))
+            .inspect_err(|_| _ = self.give_up(start, len))
     }
 
-    /// The range is as it was: it thaws, is tracked again, and the sleepers wake.
-    fn give_up(&self, start: usize, len: usize) {
+    /// The range is as it was: it thaws, is tracked again, and the sleepers wake. Tells whether it has thawed.
+    fn give_up(&self, start: usize, len: usize) -> bool {
         /// Only memory for the kernel's own records can be missing, and its split mappings become fewer.
         const PATIENCE: usize = 10_000;
         let Self::Frozen { uffd, freezer } = self else {
-            return;
+            return true;
         };
         let thawed = (0..PATIENCE).any(|_| {
             let thawed = freezer.thaw(start, len).is_ok();
@@ -464,6 +464,7 @@ impl Still {
             let _ = uffd.register(start, len, Watch::Track);
         }
         let _ = freezer.wake(start, len);
+        thawed
     }
 
     /// Something else is there by now.
@@ -546,8 +547,9 @@ impl Copy {
     /// [`SEALED`] mappings stay; what making and placing the copies gives.
     fn put_all(&self, guard: &mut Guard, still: &Still, at: usize, len: usize) -> Result<()> {
         if let Err(errno) = self.put(at, len) {
-            self.leave(still, at, len);
-            return Err(errno);
+            let thawed = self.leave(still, at, len);
+            // A write to what is frozen still would sleep for ever: to make it private is one.
+            return Err(if thawed { errno } else { Errno::NOMEM });
         }
         still.end(at, len);
         guard.table().each_known(at, len, |_, pages, chunk| {
@@ -575,14 +577,13 @@ impl Copy {
             let mut next = (at + PAGE_BYTES..end).step_by(PAGE_BYTES);
             let stop = next.find(|&next| kept.contains(page(next)) != stays);
             let part = stop.unwrap_or(end) - at;
-            match stays || result.is_err() {
-                true => self.leave(still, at, part),
-                false => {
-                    result = match self.put_all(guard, still, at, part) {
-                        Err(SEALED) => make_private(guard, at, part),
-                        result => result,
-                    }
-                }
+            if stays || result.is_err() {
+                self.leave(still, at, part);
+            } else {
+                result = match self.put_all(guard, still, at, part) {
+                    Err(SEALED) => make_private(guard, at, part),
+                    result => result,
+                };
             }
             if stays {
                 // SAFETY: offered memory of the program's; its content is not touched.
@@ -620,7 +621,9 @@ impl Copy {
             self.leave(still, at, from - at);
             if result.is_ok() && from < stop {
                 result = self.put_all(guard, still, from, stop - from);
-                result = result.or_else(|errno| if errno == SEALED { Ok(()) } else { Err(errno) });
+                if result == Err(SEALED) {
+                    result = Ok(());
+                }
             }
             at = stop;
         }
@@ -628,13 +631,15 @@ impl Copy {
         result
     }
 
-    /// Leaves `[at, at + len)` as it is, thawed, and drops the memory aside for it.
-    fn leave(&self, still: &Still, at: usize, len: usize) {
-        if len > 0 {
-            still.give_up(at, len);
-            // SAFETY: memory made aside, which nobody else knows, and which nothing has taken away.
-            let _ = unsafe { mapping::unmap(self.aside_of(at), len) };
+    /// Leaves `[at, at + len)` as it is, thawed, and drops the memory aside for it. Tells whether it has thawed.
+    fn leave(&self, still: &Still, at: usize, len: usize) -> bool {
+        if len == 0 {
+            return true;
         }
+        let thawed = still.give_up(at, len);
+        // SAFETY: memory made aside, which nobody else knows, and which nothing has taken away.
+        let _ = unsafe { mapping::unmap(self.aside_of(at), len) };
+        thawed
     }
 
     /// Where the copy of the page at `at` will be.

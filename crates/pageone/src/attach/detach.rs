@@ -353,6 +353,7 @@ fn reason(result: i64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::moment::tests::words;
     use super::*;
 
     const AGENT: u64 = 0x7f00_0000_0000;
@@ -379,16 +380,13 @@ mod tests {
         }
     }
 
-    fn words(words: &[u64]) -> Vec<u8> {
-        words.iter().flat_map(|word| word.to_le_bytes()).collect()
-    }
-
     #[test]
     fn a_thread_is_inside_by_its_place_or_by_the_place_that_errnos_function_comes_back_to() {
         let watch = watch();
         let stack = words(&[AGENT + 0x20, 0, 0]);
         assert!(watch.leads_inside(&at(AGENT + 0x10), &[]));
         assert!(watch.leads_inside(&at(LIBC + 0x104), &stack));
+        assert!(watch.leads_inside(&at(LIBC + 0x104), &words(&[STACK, AGENT + 0x20])));
         assert!(!watch.leads_inside(&at(LIBC + 0x104), &words(&[0])));
         // It waits in a function of libc, where a word of a call that is over lies.
         assert!(!watch.leads_inside(&at(LIBC + 0x200), &stack));

@@ -309,7 +309,7 @@ impl Busy<'_> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     const BASE: u64 = 0x7f00_0000_0000;
@@ -389,7 +389,8 @@ mod tests {
         }
     }
 
-    fn words(words: &[u64]) -> Vec<u8> {
+    /// A stack of these words.
+    pub(in crate::attach) fn words(words: &[u64]) -> Vec<u8> {
         words.iter().flat_map(|word| word.to_le_bytes()).collect()
     }
 

@@ -372,8 +372,11 @@ pub(crate) fn domain(policy: &Policy, who: &Who, name: &str) -> Reply {
 fn whom(policy: &Policy, who: &Who, of: &DomainOf) -> Option<Who> {
     // Before and afterwards: so all of it was of the process that began then.
     let is_it = || usage::began(of.pid).is_ok_and(|began| began == of.began);
-    // Its user first: nothing else is read of a process that is not theirs for those who ask.
-    let its = is_it().then(|| Credentials::of(of.pid, of.pid).ok())??;
+    if !is_it() {
+        return None;
+    }
+    // Its user first: of a process that is not theirs, those who ask have nothing else read.
+    let its = Credentials::of(of.pid, of.pid).ok()?;
     let may = its.effective_user() == who.uid || policy.may_monitor(who);
     let other = may.then(|| Who::with(of.pid, &its))?;
     is_it().then_some(other)
