@@ -20,6 +20,22 @@ use crate::users::Holdings;
 /// Slots in a segment.
 pub(super) const SEGMENT: u64 = 1 << MAX_ORDER;
 pub(super) const SEGMENT_SLOTS: usize = 1 << MAX_ORDER;
+/// A mark a slot. Numbers are used once, so a mark stays.
+#[derive(Debug, Default)]
+struct Marks([AtomicU64; SEGMENT_SLOTS / 64]);
+
+impl Marks {
+    /// Marks a slot; false if it had the mark.
+    fn set(&self, at: usize) -> bool {
+        let bit = 1 << (at % 64);
+        self.0[at / 64].fetch_or(bit, Release) & bit == 0
+    }
+
+    fn has(&self, at: usize) -> bool {
+        self.0[at / 64].load(Acquire) >> (at % 64) & 1 == 1
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Segment {
     pub(super) block: Block,
@@ -28,30 +44,23 @@ pub(crate) struct Segment {
     /// Guest pages known to map the slot: at most refs.
     pub(super) sites: [AtomicU32; SEGMENT_SLOTS],
     pub(super) keys: [[AtomicU64; 2]; SEGMENT_SLOTS],
-    /// A bit a slot: it is astray, see [`frames`](crate::domain::frames).
-    astray: [AtomicU64; SEGMENT_SLOTS / 64],
+    /// Slots that are astray, see [`frames`](crate::domain::frames).
+    astray: Marks,
+    /// Slots that an index has named.
+    named: Marks,
     /// Slots whose number is spent and whose refs are 0.
     pub(super) dead: AtomicU32,
 }
 
 impl Segment {
-    /// The word of a slot's bit, and the bit.
-    fn astray(&self, at: usize) -> Option<(&AtomicU64, u64)> {
-        Some((self.astray.get(at / 64)?, 1 << (at % 64)))
-    }
-
-    fn is_astray(&self, at: usize) -> bool {
-        let its = self.astray(at);
-        its.is_some_and(|(word, bit)| word.load(Relaxed) & bit != 0)
-    }
-
     pub(super) fn new(block: Block) -> Self {
         Self {
             block,
             refs: [const { AtomicU32::new(0) }; SEGMENT_SLOTS],
             sites: [const { AtomicU32::new(0) }; SEGMENT_SLOTS],
             keys: [const { [const { AtomicU64::new(0) }; 2] }; SEGMENT_SLOTS],
-            astray: [const { AtomicU64::new(0) }; SEGMENT_SLOTS / 64],
+            astray: Marks::default(),
+            named: Marks::default(),
             dead: AtomicU32::new(0),
         }
     }
@@ -296,7 +305,7 @@ impl View<'_> {
         let Some((segment, at)) = self.find(slot) else {
             return Taken::Dead;
         };
-        let Some(refs) = segment.refs.get(at).filter(|_| !segment.is_astray(at)) else {
+        let Some(refs) = segment.refs.get(at).filter(|_| !segment.astray.has(at)) else {
             return Taken::Dead;
         };
         match refs.fetch_update(AcqRel, Acquire, more) {
@@ -304,6 +313,28 @@ impl View<'_> {
             Err(0) => Taken::Dead,
             Err(_) => Taken::Full,
         }
+    }
+
+    /// The same of a slot that a page may equal by its place, of which no index was asked: one that none has named is dead
+    /// for it. For a twin that loses the exchange has a slot, with a ref, until its job ends, and a page that maps that one meets no other.
+    pub(crate) fn try_guess(&self, slot: Slot) -> Taken {
+        match self.is_named(slot) {
+            true => self.try_ref(slot),
+            false => Taken::Dead,
+        }
+    }
+
+    /// Notes that an index names the slot, of which the caller has a ref.
+    pub(crate) fn set_named(&self, slot: Slot) {
+        let found = self.find(slot);
+        let (segment, at) = found.unwrap_or_else(|| panic!("{slot} is named and has no segment"));
+        segment.named.set(at);
+    }
+
+    /// Whether an index has ever named the slot.
+    pub(crate) fn is_named(&self, slot: Slot) -> bool {
+        let found = self.find(slot);
+        found.is_some_and(|(segment, at)| segment.named.has(at))
     }
 
     /// Whether the slot has as many refs as it may have.
@@ -325,9 +356,7 @@ impl View<'_> {
         let found = self.find(slot);
         let (segment, at) =
             found.unwrap_or_else(|| panic!("{slot} is asked for and has no segment"));
-        if let Some((word, bit)) = segment.astray(at)
-            && word.fetch_or(bit, Relaxed) & bit == 0
-        {
+        if segment.astray.set(at) {
             self.refs.astray.fetch_add(1, Relaxed);
         }
     }
@@ -335,7 +364,7 @@ impl View<'_> {
     /// Whether the frame of a slot was found off its node.
     pub(crate) fn is_astray(&self, slot: Slot) -> bool {
         let found = self.find(slot);
-        found.is_some_and(|(segment, at)| segment.is_astray(at))
+        found.is_some_and(|(segment, at)| segment.astray.has(at))
     }
 
     /// Whether the slot has refs.
@@ -430,6 +459,18 @@ mod tests {
         assert_eq!(view.unref(slot), Some(Fingerprint(77)));
         assert_eq!(view.try_ref(slot), Taken::Dead, "for good");
         assert_eq!(slots.live(), 0);
+    }
+
+    #[test]
+    fn a_slot_that_no_index_named_is_not_guessed() {
+        let slots = slots();
+        let slot = Slot(slots.take_run(FIRST).unwrap().start);
+        let view = slots.view();
+        view.publish(slot, Fingerprint(77));
+        assert_eq!(view.try_guess(slot), Taken::Dead);
+        view.set_named(slot);
+        assert_eq!(view.try_guess(slot), Taken::Won);
+        assert_eq!(view.counts(slot).0, 2);
     }
 
     #[test]

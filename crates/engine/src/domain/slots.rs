@@ -153,7 +153,11 @@ impl Slots {
                 .add_segment(&mut segments, start / SEGMENT, segment);
             drop(segments);
             let view = self.refs.view();
-            part.iter().for_each(|&(slot, key)| view.publish(slot, key));
+            for &(slot, key) in part {
+                view.publish(slot, key);
+                // As its index or a copy beside the one that this names: nothing is merged before.
+                view.set_named(slot);
+            }
         }
         growth.end = end.next_multiple_of(SEGMENT);
         Ok(())

@@ -162,7 +162,7 @@ impl Plan<'_> {
     fn accept(&mut self, prediction: Prediction) {
         let view = self.domain().slots.view();
         for (page, slot) in prediction.pairs {
-            if view.try_ref(slot) == Taken::Won {
+            if view.try_guess(slot) == Taken::Won {
                 self.pages.set_planned(page, slot);
             }
         }

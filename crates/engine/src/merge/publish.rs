@@ -122,6 +122,7 @@ impl Plan<'_> {
                 self.enter(&view, twin.read);
                 continue;
             }
+            view.set_named(slot);
             self.pages.set_planned(page, slot);
             match twin.current {
                 Entry::Candidate(site) => self.promote(site),

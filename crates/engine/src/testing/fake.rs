@@ -22,6 +22,7 @@ use crate::sync::lock;
 
 pub(crate) use agent::Manners;
 pub(crate) use lab::Lab;
+pub(crate) use store::bytes;
 
 /// Where a fake guest's region begins.
 pub(crate) const BASE: u64 = 64 * CHUNK_BYTES as u64;

@@ -1,6 +1,7 @@
 //! What is planned unread, in a fake world: groups between probes, and chunks that follow a pattern.
 
-use crate::testing::fake::Lab;
+use crate::page::{Entry, Slot, StoreId};
+use crate::testing::fake::{Lab, bytes};
 use crate::testing::trials::{fill, slot};
 
 /// Two guests that share a whole chunk, pages 512 to 1023, and a third one that has just come. Of its pages 512 to 1023
@@ -208,6 +209,48 @@ fn a_full_slot_is_not_guessed() {
     lab.rounds(6);
     let status = lab.status();
     assert_eq!(status.pages_shared + status.pages_sharing, 3 * 512 + 512);
+}
+
+/// Of two workers that publish the same content one loses the exchange, and its slot has a ref until its job ends. It may lie between
+/// slots that won.
+#[test]
+fn a_slot_that_lost_the_exchange_is_not_guessed() {
+    let lab = Lab::new();
+    let c = lab.guest("d", 1);
+    let content = |page| 1 + page;
+    fill(&lab, c, 0..32, content);
+    let domain = lab.core.domain("d").unwrap();
+    let mut run = domain.slots.take_run(StoreId(0)).unwrap();
+    let first = run.start;
+    run.start += 33;
+    domain.slots.give_back(run);
+    // The last one won page 8.
+    let pages: Vec<_> = (0..32)
+        .chain([8])
+        .map(|page| bytes(content(page)))
+        .collect();
+    let store = domain.store(StoreId(0));
+    store
+        .write(Slot(first), &pages.iter().collect::<Vec<_>>())
+        .unwrap();
+    let view = domain.slots.view();
+    for (slot, page) in (first..).map(Slot).zip(&pages) {
+        let key = lab.core.hasher.fingerprint(page).unwrap();
+        view.publish(slot, key);
+        if slot.0 != first + 8 {
+            let index = domain.index(StoreId(0));
+            assert_eq!(index.get_or_insert(key, Entry::Canonical(slot)), None);
+            view.set_named(slot);
+        }
+    }
+    drop(view);
+    lab.hold_former("d", (first..first + 33).map(Slot).collect());
+    lab.rounds(3);
+    let slots: Vec<_> = (6..10)
+        .map(|page| slot(&lab, c, page).unwrap() - first)
+        .collect();
+    assert_eq!(slots, [6, 7, 32, 9]);
+    assert!(reads(&lab, c) < 20, "the others were guessed");
 }
 
 #[test]

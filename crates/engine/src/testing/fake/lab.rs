@@ -11,7 +11,7 @@ use super::agent::{FakeLink, Mail};
 use super::memory::FakeMemory;
 use super::store::FakeStore;
 use super::{FakeLine, Process, Shared, World};
-use crate::domain::lifelines::Lifeline;
+use crate::domain::lifelines::{Epoch, Lifeline};
 use crate::domain::placement::Placement;
 use crate::domain::{Domain, PerNode};
 use crate::guest::Guest;
@@ -142,6 +142,16 @@ impl Lab {
             self.world(|world| world.new_tie(&name));
         }
         self.check();
+    }
+
+    /// Has refs of these slots held as if a former engine had left them to guests that do not come back.
+    pub(crate) fn hold_former(&self, domain: &str, slots: Vec<Slot>) {
+        let line = self.world(World::new_line);
+        self.world(|world| world.hold(line));
+        let world = Arc::clone(&self.world);
+        let tie: Box<dyn Lifeline> = Box::new(FakeLine { world, line });
+        let domain = self.core.domain(domain).unwrap();
+        *lock(&domain.former) = Epoch::new(vec![(None, tie)], slots);
     }
 
     /// A lab with a guest of one chunk.

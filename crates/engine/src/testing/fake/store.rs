@@ -31,7 +31,7 @@ impl FakeStore {
 }
 
 /// The bytes of a page with this content.
-pub(super) fn bytes(content: u64) -> PageBytes {
+pub(crate) fn bytes(content: u64) -> PageBytes {
     let mut page = [0; PAGE_BYTES];
     for (at, part) in (0u64..).zip(page.chunks_exact_mut(8)) {
         let word = if content == 0 {
