@@ -260,17 +260,28 @@ pub fn given(start: usize, end: usize, mut each: impl FnMut(Vma, Option<Told>)) 
     })
 }
 
-/// Whether the kernel tells the same of all mappings of `[start, end)`, but for what PageONE adds or loses.
+/// How mappings are to each other, by what the kernel tells of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Likeness {
+    /// Something tells them apart.
+    Apart,
+    /// They may have been one mapping.
+    Alike,
+    /// Likewise, and none of them may be moved, unmapped or replaced.
+    Sealed,
+}
+
+/// How the mappings of `[start, end)` are to each other, but for what PageONE adds or loses.
 ///
 /// # Errors
 /// What reading /proc gives.
-pub fn are_alike(start: usize, end: usize) -> Result<bool> {
+pub fn likeness(start: usize, end: usize) -> Result<Likeness> {
     /// Tracked, or held; locked on fault, as merged memory is; and what is no program's concern.
     const APART: &[&[u8]] = &[b"um", b"uw", b"ui", b"lf", b"mg", b"sd", b"ac", b"gu"];
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let smaps = rustix::fs::open(c"/proc/thread-self/smaps", flags, Mode::empty())?;
     let (mut current, mut key): (Option<Vma>, usize) = (None, 0);
-    let (mut first, mut alike) = (None, true);
+    let (mut first, mut alike, mut sealed) = (None, true, false);
     each_line(&smaps, RECORD, |line| {
         if let Some(vma) = parse(line) {
             (current, key) = (Some(vma), 0);
@@ -283,6 +294,7 @@ pub fn are_alike(start: usize, end: usize) -> Result<bool> {
         };
         if let Some(flags) = line.strip_prefix(b"VmFlags:") {
             let words = flags.split(u8::is_ascii_whitespace);
+            sealed |= words.clone().any(|word| word == b"sl");
             // The order is the kernel's, so equal lines give equal sums.
             let mixed = words.filter(|word| !APART.contains(word)).flatten();
             let mixed = mixed.fold(0u64, |sum, &letter| {
@@ -294,7 +306,11 @@ pub fn are_alike(start: usize, end: usize) -> Result<bool> {
         }
         vma.start < end
     })?;
-    Ok(alike && first.is_some())
+    Ok(match (alike && first.is_some(), sealed) {
+        (false, _) => Likeness::Apart,
+        (true, false) => Likeness::Alike,
+        (true, true) => Likeness::Sealed,
+    })
 }
 
 /// A mapping of a file, in some process.

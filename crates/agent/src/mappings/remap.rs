@@ -15,10 +15,13 @@
 //! mappings that are alike, and that the kernel alone keeps apart for the history of their pages, are remapped too, where it alone
 //! says EFAULT.
 
+use std::ops::Range;
+
 use rustix::io::{Errno, Result};
 use rustix::mm::{MapFlags, ProtFlags};
 use sys::mapping;
 use sys::pagemap::Pagemap;
+use sys::vma::Likeness;
 use wire::{CHUNK_BYTES, PAGE_BYTES};
 
 use super::discard::{empty_stored, forget, is_stored, unread};
@@ -184,7 +187,7 @@ fn carry_out(guard: &mut Guard, call: Remap) -> Result<usize> {
         let old_len = call.new_len;
         let rest = Remap { old_len, ..call };
         if first.is_some_and(|vma| vma.end >= call.old + old_len)
-            || cut(guard, &look, rest).is_none()
+            || cut(guard, &look, rest)?.is_none()
         {
             return pass(call);
         }
@@ -197,7 +200,7 @@ fn carry_out(guard: &mut Guard, call: Remap) -> Result<usize> {
             forget(guard, call.old + old_len, call.old_len - old_len);
             carry_out(guard, rest)
         });
-        if moved.is_err() {
+        if moved.is_err() && return_moved(guard, &look, rest).is_ok() {
             // SAFETY: the guest has given it up, and the kernel would have unmapped it by now.
             let _ = unsafe { mapping::unmap(call.to, call.new_len) };
         }
@@ -207,7 +210,7 @@ fn carry_out(guard: &mut Guard, call: Remap) -> Result<usize> {
     // What stays mapped does not tell how far a move came: one mapping by the other, if that may be.
     let stays = call.flags & DONTUNMAP != 0;
     if !only_moves || stays {
-        match cut(guard, &look, call) {
+        match cut(guard, &look, call)? {
             Some(last) => return piece_by_piece(guard, &look, call, last),
             None if !only_moves => return pass(call),
             None => {}
@@ -215,7 +218,7 @@ fn carry_out(guard: &mut Guard, call: Remap) -> Result<usize> {
     }
     if !is_let_go(guard, call) {
         // What is tracked would be refused when its turn comes, with a part moved.
-        let last = cut(guard, &look, call).ok_or(Errno::NOMEM)?;
+        let last = cut(guard, &look, call)?.ok_or(Errno::NOMEM)?;
         return piece_by_piece(guard, &look, call, last);
     }
     match pass(call) {
@@ -229,7 +232,7 @@ fn carry_out(guard: &mut Guard, call: Remap) -> Result<usize> {
 fn go_on(guard: &mut Guard, look: &Look, call: Remap) -> Result<usize> {
     let (mut at, end) = (call.old, call.old + call.old_len);
     if look.find(guard, at)?.is_some_and(|vma| vma.start <= at) {
-        let last = cut(guard, look, call).ok_or(Errno::FAULT)?;
+        let last = cut(guard, look, call)?.ok_or(Errno::FAULT)?;
         return piece_by_piece(guard, look, call, last);
     }
     while let Some(vma) = look.find(guard, at)?.filter(|vma| vma.start < end) {
@@ -288,15 +291,29 @@ fn piece_by_piece(guard: &mut Guard, look: &Look, call: Remap, last: usize) -> R
 
 /// Where the last mapping of the old range begins, if all of them may have been one: side by side, alike, and anonymous, or
 /// what may be pinned of such memory.
-fn cut(guard: &mut Guard, look: &Look, call: Remap) -> Option<usize> {
+///
+/// # Errors
+/// `PERM` if they are sealed: so the kernel answers for one mapping, before it touches the target.
+fn cut(guard: &mut Guard, look: &Look, call: Remap) -> Result<Option<usize>> {
     let end = call.old + call.old_len;
-    let first = look.find(guard, call.old).ok()?;
-    let first = first.filter(|vma| vma.start <= call.old)?;
+    let Some(last) = last_of_row(guard, look, call.old..end) else {
+        return Ok(None);
+    };
+    match guard.at_desk(|_| sys::vma::likeness(call.old, end)) {
+        Ok(Likeness::Alike) => Ok(Some(last)),
+        Ok(Likeness::Sealed) => Err(Errno::PERM),
+        Ok(Likeness::Apart) | Err(_) => Ok(None),
+    }
+}
+
+/// Where the last mapping of a range begins, if mappings of such memory lie side by side there.
+fn last_of_row(guard: &mut Guard, look: &Look, range: Range<usize>) -> Option<usize> {
+    let first = look.find(guard, range.start).ok()?;
+    let first = first.filter(|vma| vma.start <= range.start)?;
     let mut vma = first;
     while (vma.is_anonymous() || is_store(&vma)) && vma.access() == first.access() {
-        if vma.end >= end {
-            let alike = guard.at_desk(|_| sys::vma::are_alike(call.old, end)) == Ok(true);
-            return alike.then_some(vma.start);
+        if vma.end >= range.end {
+            return Some(vma.start);
         }
         let next = look.find(guard, vma.end).ok()??;
         if next.start != vma.end {
@@ -381,6 +398,21 @@ fn carry_back(guard: &mut Guard, look: &Look, old: usize, new: usize, done: usiz
         let _ = pass(back);
         at += len.max(PAGE_BYTES);
     }
+}
+
+/// Returns what has moved of a move that failed: the old place is empty there.
+///
+/// # Errors
+/// When it cannot be told: then all stays where it is.
+fn return_moved(guard: &mut Guard, look: &Look, call: Remap) -> Result<()> {
+    let (mut at, end) = (call.old, call.old + call.old_len);
+    while at < end {
+        let vma = look.find(guard, at)?;
+        let hole = vma.map_or(end, |vma| vma.start.clamp(at, end)) - at;
+        carry_back(guard, look, at, call.to + (at - call.old), hole);
+        at = vma.map_or(end, |vma| vma.end);
+    }
+    Ok(())
 }
 
 /// Moves the offer along, as KSM's flag moves with a mapping.

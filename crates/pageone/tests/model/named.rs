@@ -433,8 +433,34 @@ fn sealed_memory_in_several_mappings_cannot_be_remapped() {
          0 mseal - 0 16
          0 mremap - 0 16 1 16
          0 mremap - 0 16 1 12
+         0 map private 100 16 16
+         0 fill - 100 16 3 1
+         0 mremap - 0 16 3 12 100
+         0 mremap - 0 16 3 16 100
          0 check",
     );
+}
+
+/// A call that the kernel refuses leaves the target as it is. What may be pinned of the memory lies in a store's mapping, so it is several.
+#[test]
+fn sealed_memory_that_cannot_move_leaves_the_target_alone() {
+    for begin in ["", "0 attach\n"] {
+        same(&format!(
+            "{begin}
+             0 map private 0 64 16
+             0 fill - 0 64 4 1
+             0 madvise - 0 64 12
+             0 settle
+             0 pin - 16 8
+             0 mseal - 0 64
+             0 map private 100 64 16
+             0 fill - 100 64 3 1
+             0 mremap - 0 64 3 32 100
+             0 mremap - 0 64 3 64 100
+             0 mremap - 0 64 7 64 100
+             0 check"
+        ));
+    }
 }
 
 /// Pages that may be pinned lie in a store's mapping. Where that stays and they go, zeros are left behind, and not the store's content.
