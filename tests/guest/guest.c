@@ -361,6 +361,15 @@ static long advise(size_t first, size_t count, int advice)
 	return result;
 }
 
+/* MADV_FREE of merged pages, which are zeros at once. */
+static long free_merged(size_t first, size_t count)
+{
+	long result = errno_of(madvise(mem + first * PAGE, count * PAGE, MADV_FREE));
+	if (result == 0)
+		memset(shadow + first * PAGE, 0, count * PAGE);
+	return result;
+}
+
 static long recycle(size_t first, size_t count)
 {
 	long result = errno_of(pageone_recycle(mem + first * PAGE, count * PAGE));
@@ -517,6 +526,7 @@ static void *serve(void *first)
 		COMMAND("register") say(errno_of(pageone_register(mem + a * PAGE, b * PAGE)));
 		COMMAND("unregister") say(errno_of(pageone_unregister(mem + a * PAGE, b * PAGE)));
 		COMMAND("recycle") say(recycle(a, b));
+		COMMAND("freemerged") say(free_merged(a, b));
 		COMMAND("served") say(pageone_served ? pageone_served() : 0);
 		COMMAND("unmap") say(unmap(a, b));
 		COMMAND("mapover") say(map_over(a, b));

@@ -6,9 +6,9 @@ PAGEONE_AGENT=/bin/libpageone_agent.so
 PAGEONE_GUEST=/bin/guest
 export PAGEONE_TEST_NODES PAGEONE_BIN PAGEONE_AGENT PAGEONE_GUEST
 failed=0
-# For cpusets.
+# For cpusets, and limits of memory.
 mkdir -p /sys/fs/cgroup
-mount -t cgroup2 cgroup2 /sys/fs/cgroup && echo +cpuset >/sys/fs/cgroup/cgroup.subtree_control
+mount -t cgroup2 cgroup2 /sys/fs/cgroup && echo "+cpuset +memory" >/sys/fs/cgroup/cgroup.subtree_control
 # Should the tests not end, the console says before the time limit what everybody waits for.
 (
   sleep 240

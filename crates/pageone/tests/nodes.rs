@@ -155,6 +155,24 @@ fn pages_of_two_nodes_meet_only_where_they_may() {
     let mut guests = [first, last, last].map(|node| on_node(&place, node));
     wait_shared(&place, (PAGES, PAGES));
     assert_eq!(count(&json(&place), "pages_unshared"), PAGES as u64);
+    wait_store_nodes(&place, &[(last, PAGES, 0)]);
+    let said = guests_by_node(&place);
+    let copies = lines(&said).skip_while(|line| !line.starts_with("Canonical pages by domain"));
+    let copies: Vec<_> = copies.skip(1).take(2).collect();
+    let of_nodes =
+        |cell: &dyn Fn(u32) -> String| -> Vec<_> { all.iter().map(|&node| cell(node)).collect() };
+    let size = |node| if node == last { "4M" } else { "0M" };
+    let wanted = [
+        format!(
+            "DOMAIN {} ASTRAY",
+            of_nodes(&|node| format!("N{node}")).join(" ")
+        ),
+        format!(
+            "uid:0 {} 0M",
+            of_nodes(&|node| size(node).to_owned()).join(" ")
+        ),
+    ];
+    assert_eq!(copies, wanted, "{said}");
     guests.iter_mut().for_each(|guest| drop(guest.run("check"))); // every page is there again
     let [here, there] = [first, last].map(|node| vec![i32::try_from(node).unwrap(); PAGES]);
     assert_eq!(nodes(&guests[0]), here);
@@ -421,6 +439,13 @@ fn copies_that_are_moved_to_another_node_are_left_by_all() {
     wait_store_nodes(&place, &[(first, PAGES, 0)]);
 }
 
+/// What `numa guests` says.
+fn guests_by_node(place: &Place) -> String {
+    let mut command = pageone();
+    command.args(["numa", "guests", "--socket"]);
+    text(&output(command.arg(place.socket())).stdout)
+}
+
 /// Lines of a table, their words one space apart.
 fn lines(said: &str) -> impl Iterator<Item = String> {
     let join = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -577,12 +602,15 @@ fn is_right_while_nodes_are_balanced(config: &str) {
             (count(&json(&place), "pages_sharing") >= PAGES as u64).then_some(())
         });
         let before = counted("numa_pte_updates");
+        let moved = counted("numa_pages_migrated");
         guests[0].run("writers 2 1");
         wait_for("the kernel to take pages away", || {
             (counted("numa_pte_updates") >= before + 100).then_some(())
         });
         let said = guests[0].run("stop");
         assert!(said.ends_with(" 0 mismatches"), "round {round}: {said}");
+        let moved = counted("numa_pages_migrated") - moved;
+        println!("the kernel took pages away, and moved {moved} of them");
         guests.iter_mut().for_each(|guest| drop(guest.run("check")));
         refill(&mut guests[0]);
     }
@@ -770,19 +798,8 @@ fn burst(place: &Place, count: usize, need: &str) -> Vec<Guest> {
     guests
 }
 
-#[test]
-fn guests_that_start_at_once_are_spread_over_the_nodes() {
-    let _alone = alone();
-    let place = Place::new();
-    let _daemon = start(&place, "", &[]);
-    let live = Topology::live().unwrap();
-    let usual = |node: &&numa::Node| !node.cpus.is_empty() && node.memory_bytes > 0;
-    let nodes: Vec<_> = live.nodes.iter().filter(usual).collect();
-    let free = numa::MemoryReport::live().unwrap().free_bytes();
-    let least = nodes.iter().map(|node| free[&node.id]).min().unwrap();
-    // So much that a second one fits on a node only after each has one, however they differ otherwise.
-    let need = (least / 3) >> 20;
-    let guests = burst(&place, 2 * nodes.len(), &format!("{need}M"));
+/// The nodes that starts were noted on, and how many on each. Each process has its node's CPUs.
+fn starts_by_node(place: &Place, live: &Topology) -> BTreeMap<NodeId, usize> {
     let notes = std::fs::read_to_string(place.socket().with_extension("starts")).unwrap();
     let notes = notes
         .lines()
@@ -797,30 +814,93 @@ fn guests_that_start_at_once_are_spread_over_the_nodes() {
         let placed = wanted.is_empty() || its == *wanted;
         assert!(placed, "{note}: {its:?}, {wanted:?}");
     }
-    assert_eq!(counts.values().sum::<usize>(), guests.len(), "{counts:?}");
+    counts
+}
+
+/// As the table of the Xen series: 4, 8, 12 and 16 where there are two nodes or four, else two for each node.
+#[test]
+fn guests_that_start_at_once_are_spread_over_the_nodes() {
+    let _alone = alone();
+    let live = Topology::live().unwrap();
+    let usual = |node: &&numa::Node| !node.cpus.is_empty() && node.memory_bytes > 0;
+    let nodes = live.nodes.iter().filter(usual).count();
     // Nodes with memory alone take guests, too.
-    let uneven = nodes.len() < live.nodes.len();
-    assert!(
-        uneven || counts.values().all(|&count| count == 2),
-        "{counts:?}"
-    );
-    let said = wait_for("all guests to be shown", || {
-        let output = output(
-            pageone()
-                .args(["numa", "guests", "--socket"])
-                .arg(place.socket()),
+    let uneven = nodes < live.nodes.len();
+    let counts = match (nodes, uneven) {
+        (2 | 4, false) => vec![4, 8, 12, 16],
+        _ => vec![2 * nodes],
+    };
+    for starts in counts {
+        let place = Place::new();
+        let _daemon = start(&place, "", &[]);
+        let free = numa::MemoryReport::live().unwrap().free_bytes();
+        let free = live.nodes.iter().filter(usual).map(|node| free[&node.id]);
+        let each = starts / nodes;
+        // So much that one more fits on a node only after each has as many, however they differ otherwise.
+        let need = (free.min().unwrap() / (each as u64 + 1)) >> 20;
+        let guests = burst(&place, starts, &format!("{need}M"));
+        let counts = starts_by_node(&place, &live);
+        println!("{starts} starts of {need} MiB: {counts:?}");
+        assert_eq!(counts.values().sum::<usize>(), starts, "{counts:?}");
+        let even = counts.values().all(|&count| count == each);
+        assert!(uneven || even, "{counts:?}");
+        let said = wait_for("all guests to be shown", || {
+            let said = guests_by_node(&place);
+            let shown = |guest: &Guest| {
+                let pid = guest.pid.to_string();
+                said.lines().any(|line| line.trim_start().starts_with(&pid))
+            };
+            guests.iter().all(shown).then_some(said)
+        });
+        assert!(
+            said.lines().all(|line| line.chars().count() <= 80),
+            "{said}"
         );
-        let said = text(&output.stdout);
-        let shown = |guest: &Guest| {
-            let pid = guest.pid.to_string();
-            said.lines().any(|line| line.trim_start().starts_with(&pid))
-        };
-        guests.iter().all(shown).then_some(said)
+    }
+}
+
+/// A start needs what the tightest of its groups allows.
+#[test]
+fn a_start_needs_what_the_least_limit_of_its_groups_allows() {
+    let _alone = alone();
+    if two_nodes().is_none() {
+        return;
+    }
+    let root = std::path::Path::new("/sys/fs/cgroup");
+    let on = std::fs::read_to_string(root.join("cgroup.subtree_control")).unwrap_or_default();
+    if !on.split_whitespace().any(|name| name == "memory") {
+        println!("skipped: no memory control groups of version 2");
+        return;
+    }
+    let outer = root.join(format!("pageone-need-{}", std::process::id()));
+    let inner = outer.join("inner");
+    std::fs::create_dir(&outer).unwrap();
+    std::fs::write(outer.join("memory.max"), "150M").unwrap();
+    std::fs::write(outer.join("cgroup.subtree_control"), "+memory").unwrap();
+    std::fs::create_dir(&inner).unwrap();
+    std::fs::write(inner.join("memory.max"), "1G").unwrap();
+    let place = Place::new();
+    let _daemon = start(&place, "", &[]);
+    let mut shell = std::process::Command::new("sh");
+    shell.args(["-c", "echo $$ >$0/cgroup.procs && exec \"$@\""]);
+    shell.arg(&inner).arg(pageone().get_program());
+    shell.args(["run", "--node", "auto", "--socket"]);
+    shell
+        .arg(place.socket())
+        .arg("--")
+        .arg(support::guest_program(false));
+    let mut guest = Guest::from(shell.env("PAGEONE_AGENT", support::agent()));
+    guest.offer(16, 3);
+    let notes = std::fs::read_to_string(place.socket().with_extension("starts")).unwrap();
+    drop(guest);
+    wait_for("the groups to go", || {
+        let _ = std::fs::remove_dir(&inner);
+        std::fs::remove_dir(&outer).ok()
     });
-    assert!(
-        said.lines().all(|line| line.chars().count() <= 80),
-        "{said}"
-    );
+    let note: Value = serde_json::from_str(notes.trim()).unwrap();
+    let claims = note["claims"].as_array().unwrap();
+    let bytes = claims.iter().map(|claim| claim[1].as_u64().unwrap());
+    assert_eq!(bytes.sum::<u64>(), 150 << 20, "{note}");
 }
 
 #[test]

@@ -34,10 +34,12 @@ fn what_guests_give_up_comes_back_and_is_counted_by_its_way() {
     assert_eq!(recycled(&before), [0; 3]);
 
     for guest in &mut guests {
+        // As allocators do. Private pages the kernel would free later, and what lies ahead of discards is made private.
+        guest.run("freemerged 1536 512");
+        guest.run(&format!("advise 1024 512 {DONTNEED}"));
         for page in 0..512 {
             guest.run(&format!("advise {} 1 {DONTNEED}", page * 2)); // as a balloon does
         }
-        guest.run(&format!("advise 1024 1024 {DONTNEED}")); // as an allocator does
         guest.run("recycle 2048 1024");
         guest.run("zero 3072 512");
     }
@@ -82,14 +84,24 @@ fn busy() -> u32 {
     let load = std::fs::read_to_string("/proc/loadavg").unwrap();
     let load: f64 = load.split(' ').next().unwrap().parse().unwrap();
     let cpus = std::thread::available_parallelism().unwrap().get();
-    let times = (0..1000).find(|&times| f64::from(times) * cpus as f64 >= load);
-    1 + times.unwrap_or(1000)
+    let times = (1..1000).find(|&times| f64::from(times) * cpus as f64 >= load);
+    times.unwrap_or(1000)
 }
+
+/// A second, and longer on a busy machine.
+fn assert_soon(begin: Instant, what: &str) {
+    let (took, busy) = (begin.elapsed(), busy());
+    println!(
+        "{what}: all frames were back after {took:?}, on a machine {busy} times as busy as it can be"
+    );
+    assert!(took < SECOND * busy, "{what}: {took:?}");
+}
+
+const SECOND: Duration = Duration::from_secs(1);
 
 /// No round comes in this time: what comes back does so because of the discards.
 #[test]
 fn frames_of_discarded_pages_come_back_within_a_second_whatever_the_period() {
-    const SECOND: Duration = Duration::from_secs(1);
     let _alone = alone();
     let place = Place::new();
     let daemon = daemon(&place, &["--merge-period", "1h"]);
@@ -97,17 +109,17 @@ fn frames_of_discarded_pages_come_back_within_a_second_whatever_the_period() {
     for guest in &mut guests {
         guest.offer(PAGES, 5);
     }
-    let merge = || {
-        let mut command = common::pageone();
-        command.arg("merge").arg("--socket").arg(place.socket());
-        command.args(guests.each_ref().map(|guest| guest.pid.to_string()));
-        // It may not be served yet.
-        common::output(&mut command).status.success()
+    let merge = |guests: &[Guest; 2], sharing: u64| {
+        wait_for("all to be merged", || {
+            let mut command = common::pageone();
+            command.arg("merge").arg("--socket").arg(place.socket());
+            command.args(guests.each_ref().map(|guest| guest.pid.to_string()));
+            // They may not be served yet.
+            let merged = common::output(&mut command).status.success();
+            (merged && count(&json(&place), "pages_sharing") == sharing).then_some(())
+        });
     };
-    wait_for("all to be merged", || {
-        let merged = merge();
-        (merged && count(&json(&place), "pages_sharing") == PAGES as u64).then_some(())
-    });
+    merge(&guests, PAGES as u64);
     let scans = count(&json(&place), "full_scans");
     assert_eq!(store_frames(&daemon), PAGES as u64);
 
@@ -127,12 +139,30 @@ fn frames_of_discarded_pages_come_back_within_a_second_whatever_the_period() {
     }
     let begin = Instant::now();
     wait_for("the frames", || (store_frames(&daemon) == 0).then_some(()));
-    let took = begin.elapsed();
-    println!("all frames were back after {took:?}");
-    assert!(took < SECOND * 2 * busy(), "{took:?}");
+    assert_soon(begin, "whole and page by page");
     let status = json(&place);
     assert_eq!(count(&status, "full_scans"), scans, "without a round");
     assert_eq!(count(&status, "pages_shared"), 0);
+    for guest in &mut guests {
+        guest.run("check");
+        // Every fourth page is the guest's own: merged with its neighbours by one mapping.
+        guest.run(&format!("fill 0 {PAGES} 6"));
+        let own = guest.pid % 100_000 * 10_000;
+        for page in (0..PAGES).step_by(4) {
+            guest.run(&format!("fill {page} 1 {}", own as usize + page));
+        }
+    }
+    merge(&guests, PAGES as u64 / 4 * 3);
+    for guest in &mut guests {
+        // Broken: written since, in the store's mapping.
+        for page in (1..PAGES).step_by(8) {
+            guest.run(&format!("fill {page} 1 9"));
+        }
+        guest.run(&format!("advise 0 {PAGES} {DONTNEED}"));
+    }
+    let begin = Instant::now();
+    wait_for("the frames", || (store_frames(&daemon) == 0).then_some(()));
+    assert_soon(begin, "strewn and broken pages");
     for guest in &mut guests {
         guest.run("check");
     }

@@ -2,7 +2,7 @@
 
 use std::io::IoSliceMut;
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -230,13 +230,16 @@ fn cgroup_mount() -> std::io::Result<PathBuf> {
     place.ok_or_else(none)
 }
 
-/// The limit of a process's cgroup of version 2, in bytes; none without one.
+/// The least limit of a process's cgroup of version 2 and of those above it, in bytes; none without one.
 #[must_use]
 pub fn cgroup_memory_limit(pid: u32) -> Option<u64> {
-    let path = cgroup_path(pid).ok()?;
-    let folder = cgroup_mount().ok()?.join(path.trim_start_matches('/'));
-    let limit = crate::text::read(folder.join("memory.max")).ok()?;
-    limit.trim().parse().ok()
+    let (path, mount) = (cgroup_path(pid).ok()?, cgroup_mount().ok()?);
+    let limit = |folder: &Path| -> Option<u64> {
+        let text = crate::text::read(mount.join(folder).join("memory.max")).ok()?;
+        text.trim().parse().ok()
+    };
+    let folders = Path::new(path.trim_start_matches('/')).ancestors();
+    folders.filter_map(limit).min()
 }
 
 /// How many mappings `pid`, a process of user `uid`, has, about 0.5 µs each to count. The kernel is asked for no names: a path may

@@ -72,6 +72,28 @@ impl Drop for Blocks {
     }
 }
 
+/// The only CPU of a node, which is offline until drop.
+struct Cpu(PathBuf);
+
+impl Cpu {
+    fn take_away(node: u32) -> Self {
+        let live = numa::Topology::live().unwrap();
+        let its = &live.node(numa::NodeId(node)).unwrap().cpus;
+        let [cpu] = its[..] else {
+            panic!("node {node} has CPUs {its:?}");
+        };
+        let its = Self(format!("/sys/devices/system/cpu/cpu{cpu}/online").into());
+        std::fs::write(&its.0, "0").unwrap();
+        its
+    }
+}
+
+impl Drop for Cpu {
+    fn drop(&mut self) {
+        let _ = std::fs::write(&self.0, "1");
+    }
+}
+
 /// A guest whose memory comes from a node while the node has some.
 fn preferring(place: &Place, node: u32) -> Guest {
     let mask = NodeMask::from_nodes([node]).unwrap();
@@ -118,6 +140,14 @@ fn a_node_whose_memory_is_taken_away_takes_no_page_along() {
     }
     assert_eq!(guests[0].frame(7), guests[2].frame(7));
     wait_store_nodes(&place, &[(first, PAGES, 0)]);
+
+    // Its CPU goes as well: the daemon serves, and a new guest shares.
+    let cpu = Cpu::take_away(last);
+    assert!(json(&place).is_object());
+    guests.push(on_node(&place, first));
+    wait_shared(&place, (PAGES, 3 * PAGES));
+    guests.pop();
+    drop(cpu);
 
     // The memory comes back, and with it guests that share there.
     drop(blocks);
