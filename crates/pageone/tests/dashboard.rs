@@ -9,7 +9,10 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use common::{Place, alone, daemon, equal_guests, need_agent, serve, wait_for, wait_for_sharing};
+use common::{
+    Place, Running, alone, daemon, equal_guests, need_agent, pageone, serve, wait_for,
+    wait_for_sharing,
+};
 use serde_json::{Value, json};
 
 const PAGES: usize = 512;
@@ -150,6 +153,10 @@ fn it_shows_the_saving_and_fits_a_phone() {
     let _daemon = daemon(&place, &["--merge-period", "100ms"]);
     let _guests = equal_guests(&place, PAGES as u64);
     wait_for_sharing(&place, PAGES, 0);
+    let mut alone = pageone();
+    alone.args(["run", "--any", "--domain", "hermit", "--socket"]);
+    alone.arg(place.socket()).args(["--", "sleep", "600"]);
+    let _alone_in_its_domain = Running(alone.spawn().expect("a guest"));
     let (_serve, address) = serve(&place);
     browser.ask(
         "Page.navigate",
@@ -158,7 +165,17 @@ fn it_shows_the_saving_and_fits_a_phone() {
     let shown = wait_for("the saving in the page", || {
         let text = browser.value("document.body ? document.body.innerText : ''");
         let text = text.as_str().unwrap_or_default().to_owned();
-        (text.contains("2.0 MiB") && text.contains("uid:")).then_some(text)
+        (text.contains("2.0 MiB") && text.contains("uid:") && text.contains("hermit"))
+            .then_some(text)
+    });
+    let why = browser.value("document.getElementById('reasons').innerText");
+    let why = why.as_str().unwrap_or_default();
+    assert!(why.contains("no other guest is in its domain"), "{why}");
+    // The daemon takes a sample every ten seconds, and a line has two points.
+    wait_for("a line in each chart", || {
+        let drawn = |chart| format!("document.querySelectorAll('#{chart} path').length > 0");
+        let charts = ["saved", "cpu", "stalls"].map(|chart| browser.value(&drawn(chart)));
+        charts.iter().all(|drawn| *drawn == true).then_some(())
     });
     for part in [
         "saved",

@@ -75,10 +75,11 @@ function chart(into, times, lines, show, binary) {
   for (const line of lines) {
     let path = '', pen = 'M';
     line.values.forEach((value, n) => {
-      if (value !== null) path += `${pen}${x(times[n]).toFixed(1)} ${y(value).toFixed(1)}`;
+      // A value between gaps is a dot: a line of no length, with round ends.
+      if (value !== null) path += `${pen}${x(times[n]).toFixed(1)} ${y(value).toFixed(1)}${pen === 'M' ? 'h0' : ''}`;
       pen = value === null ? 'M' : 'L';
     });
-    if (path) all.append(draw('path', { d: path, fill: 'none', stroke: line.colour, 'stroke-width': 2, 'stroke-linejoin': 'round' }));
+    if (path) all.append(draw('path', { d: path, fill: 'none', stroke: line.colour, 'stroke-width': 2, 'stroke-linejoin': 'round', 'stroke-linecap': 'round' }));
     const known = line.values.filter(value => value !== null);
     const now = known.length ? show(known[known.length - 1]) : 'unknown';
     const mark = make('i');
@@ -177,18 +178,20 @@ function domains(status) {
 function reasons(status, ksm) {
   const rows = [];
   const add = (whose, why, much) => rows.push([whose, words(why), right(much)]);
-  if (status.pages_volatile) add('all guests', 'written lately, or not yet observed for two periods', bytes(status.pages_volatile * PAGE));
-  if (status.pages_unshared) add('all guests', 'settled, and no other page of the domain is equal', bytes(status.pages_unshared * PAGE));
-  if (status.pages_broken) add('all guests', 'written after they were merged, and not to be merged again', bytes(status.pages_broken * PAGE));
-  if (status.pages_pinned) add('all guests', 'in use for I/O, or shared by fork or KSM', bytes(status.pages_pinned * PAGE));
+  const parts = [['written lately, or not yet observed for two periods', status.pages_volatile],
+    ['settled, and no other page of the domain is equal', status.pages_unshared],
+    ['written after they were merged, and not to be merged again', status.pages_broken],
+    ['in use for I/O, or shared by fork or KSM', status.pages_pinned],
+    ['in mappings of files, or in stores of another engine', status.pages_foreign],
+    ['in mappings of a kind that is not merged', status.pages_unfit],
+    ['waiting for another try: there was no room, or merging failed', status.pages_skipped - status.pages_broken -
+      status.pages_pinned - status.pages_foreign - status.pages_unfit]];
+  for (const [why, pages] of parts) if (pages > 0) add('all guests', why, bytes(pages * PAGE));
   if (status.huge_pages_kept) add('all guests', 'huge pages that are left whole (thp)', bytes(status.huge_pages_kept * 512 * PAGE));
   if (status.pages_over_limit) add('all guests', 'no room below store_limit, tries so far', number(status.pages_over_limit));
   for (const guest of status.guests.slice(0, 1000)) {
-    const whose = `${guest.comm} ${guest.pid}`;
-    if (guest.leaves) add(whose, `it leaves its domain: ${guest.leaves}`, '');
-    if (guest.stuck) add(whose, 'a look at its memory does not return', '');
-    if (guest.at_limit) add(whose, guest.at_limit, '');
-    if (guest.pins) add(whose, `written pages are not merged again: ${guest.pins}`, '');
+    const whose = `${guest.name || guest.comm} ${guest.pid}`;
+    for (const reason of guest.reasons) add(whose, reason.why, reason.pages ? bytes(reason.pages * PAGE) : '');
   }
   for (const one of status.unserved) add(`process ${one.pid} of user ${one.uid}`, `not served: ${one.why}`, `${one.times} times`);
   table('reasons', ['whose', 'why', right('how much')], rows.slice(0, 4 * GUESTS), 'Nothing is left alone.');
