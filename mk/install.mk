@@ -28,7 +28,7 @@ test-install: # In a folder of its own, from the tests' build: `crates/pageone/t
 	$(MAKE) uninstall PROFILE=dev PREFIX=/usr DESTDIR=$(CURDIR)/target/installed
 	@! find target/installed -not -type d | grep .
 
-.PHONY: deb test-deb rpm test-rpm lintian
+.PHONY: deb test-deb rpm test-rpm lintian rpmbuild
 DEB := $(CURDIR)/target/deb
 RPM := $(CURDIR)/target/rpm
 
@@ -52,16 +52,20 @@ deb: ## Makes Debian packages of what was built, in target/deb, where dpkg-deb i
 		fi; \
 	fi
 
-test: lintian
+test: lintian rpmbuild
 
 lintian: ## Installs lintian for `make deb`, where that can be
 	@packaging/setup lintian
+
+rpmbuild: ## Installs rpmbuild and rpmlint for `make rpm`, where that can be
+	@packaging/setup rpm rpmlint
 
 test-deb: deb ## Installs this package in a fresh Debian under systemd, has two programs share their memory, upgrades and purges it
 	@packaging/deb/try $(DEB)/pageone_$(VERSION)_amd64.deb target/debian
 
 rpm: ## Makes packages for rpm of what was built, in target/rpm, where rpmbuild is; rpmlint looks through them, if it is installed
 	@if ! command -v rpmbuild >/dev/null; then \
+		if [ "$$PAGEONE_TEST_STRICT" = 1 ]; then echo "rpm: there is no rpmbuild, and PAGEONE_TEST_STRICT is 1" >&2; exit 1; fi; \
 		echo "rpm: skipped: there is no rpmbuild"; \
 	else \
 		set -e; $(INSTALLED) packaging/rpm/build $(RPM); \

@@ -43,6 +43,26 @@ fn next(engine: Engine, domain: DomainMark) -> (Engine, Engine) {
     (gone, next)
 }
 
+/// An engine that breaks off each time is asked after one second, two, four, and so on.
+#[test]
+fn an_engine_that_fails_is_asked_less_and_less() {
+    use std::time::{Duration, Instant};
+    let engine = Engine::new();
+    let mut guest = engine.guest();
+    guest.offer(16, 3);
+    let begin = Instant::now();
+    let mut times = Vec::new();
+    while let Some(left) = Duration::from_secs(10).checked_sub(begin.elapsed()) {
+        if sys::process::wait_readable(&engine.listener, left).unwrap() {
+            drop(sys::socket::accept(&engine.listener).unwrap());
+            times.push(begin.elapsed().as_secs());
+        }
+    }
+    // At 0, 1, 3 and 7 s; on a busy machine later.
+    assert!((2..=4).contains(&times.len()), "{times:?}");
+    guest.run("check");
+}
+
 #[test]
 fn the_same_domain_keeps_what_is_merged() {
     let (engine, mut guest) = merged();

@@ -35,6 +35,7 @@ mod demo;
 mod dist;
 mod doctor;
 mod guest;
+mod head;
 mod human;
 mod journal;
 mod knobs;

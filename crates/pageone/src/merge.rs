@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use wire::{Knob, MergeNow, MergedNow, Reply, Request, Setting};
 
+use crate::head::Headed;
 use crate::{client, human, paths};
 
 /// The engine may be in a round, which takes some periods at most; then it takes one.
@@ -58,7 +59,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
         };
     }
     match args.json {
-        true => println!("{}", serde_json::to_string(&sum)?),
+        true => println!("{}", serde_json::to_string(&Headed::first(&sum))?),
         false => tell(&sum),
     }
     match sum.left_alone.len() == args.pids.len() && sum.pages == 0 {

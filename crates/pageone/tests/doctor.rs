@@ -759,3 +759,27 @@ fn a_guest_of_an_engine_of_its_own_is_known_as_one() {
     drop(run.0.stdin.take());
     run.0.wait().expect("its end");
 }
+
+/// Agents trust root's daemon, or their own user's: a listener of another user is no daemon for them.
+#[test]
+fn a_daemon_of_another_user_is_none() {
+    const NOBODY: u32 = 65534;
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root starts programs of other users");
+        return;
+    }
+    let place = Place::new();
+    let folder = place.socket().parent().expect("a folder").to_owned();
+    let all = std::fs::Permissions::from_mode(0o777);
+    std::fs::set_permissions(&folder, all).expect("a folder for all");
+    let mut listener = Command::new("perl");
+    listener.args(["-MIO::Socket::UNIX", "-e"]);
+    listener
+        .arg("my $s = IO::Socket::UNIX->new(Type => 5, Local => $ARGV[0], Listen => 1) or die; sleep 600");
+    listener.arg(place.socket()).uid(NOBODY);
+    let _listener = Running::start(&mut listener);
+    wait_for("the listener", || place.socket().exists().then_some(()));
+    let said = doctor(&place, &[]);
+    said.has("daemon", "fail", &format!("is of user {NOBODY}"));
+    assert_eq!(said.code, 2);
+}

@@ -68,7 +68,10 @@ fn wait_for_knobs(ksm: &Ksm, before: &Knobs) {
 fn status() -> Value {
     let output = output(&mut ksm(&["status", "--sample", "50ms", "--json"]));
     assert!(output.status.success(), "{}", text(&output.stderr));
-    serde_json::from_slice(&output.stdout).expect("JSON")
+    let answer: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let has_head = answer["schema"] == 1 && answer["host"].is_string() && answer["time"].is_u64();
+    assert!(has_head, "{answer}");
+    answer
 }
 
 /// The processes of a status that are `guests`.

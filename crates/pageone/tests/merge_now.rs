@@ -69,7 +69,10 @@ fn merged(place: &Place, pids: &[u32]) -> serde_json::Value {
 fn merged_by(place: &Place, pids: &[u32], flags: &[&str]) -> serde_json::Value {
     let output = merge(place, pids, &[flags, &["--json"]].concat());
     assert!(output.status.success(), "{}", text(&output.stderr));
-    serde_json::from_slice(&output.stdout).unwrap()
+    let answer: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let has_head = answer["schema"] == 1 && answer["host"].is_string() && answer["time"].is_u64();
+    assert!(has_head, "{answer}");
+    answer
 }
 
 fn verify(guests: &mut [Guest]) {

@@ -110,6 +110,7 @@ mod tests {
             looked: Looked::default(),
             shareable: u64::from(10_000_000 - number),
             runs: None,
+            mappings_needed: None,
         };
         (0..count).map(|at| row(4_000_000 + at)).collect()
     }

@@ -318,6 +318,21 @@ fn kind(mapping: &MemoryMap, huge: bool) -> Kind {
 mod tests {
     use super::*;
 
+    #[test]
+    fn memory_is_of_the_kind_that_the_kernel_names() {
+        let text = "\
+55d0c0000000-55d0c0021000 rw-p 00000000 00:00 0                          [heap]
+7f0000000000-7f0000021000 rw-p 00000000 00:00 0 \n\
+7f1000000000-7f1000001000 rw-p 00001000 fe:00 7                          /usr/lib/a.so
+7ffc00000000-7ffc00021000 rw-p 00000000 00:00 0                          [stack]
+";
+        let maps = MemoryMaps::from_buf_read(text.as_bytes()).unwrap();
+        let kinds: Vec<_> = maps.iter().map(|mapping| kind(mapping, false)).collect();
+        use Kind::{Anonymous, Heap, Huge, Stack};
+        assert_eq!(kinds, [Heap, Anonymous, Anonymous, Stack]);
+        assert!(maps.iter().all(|mapping| kind(mapping, true) == Huge));
+    }
+
     fn part() -> Part {
         Part {
             target: 0,

@@ -193,6 +193,20 @@ fn processes(report: &Report, text: &mut String) -> std::fmt::Result {
             row.looked.mappings
         )?;
     }
+    if let Ok(most) = sys::process::max_map_count() {
+        let needs = |row: &&&Row| row.mappings_needed > Some(most);
+        if let Some(row) = rows
+            .iter()
+            .filter(needs)
+            .max_by_key(|row| row.mappings_needed)
+        {
+            let (pid, needed) = (row.target.pid, row.mappings_needed.unwrap_or(0));
+            writeln!(
+                text,
+                "{pid:>8} may need {needed} mappings, and vm.max_map_count is {most}: what does not fit stays private"
+            )?;
+        }
+    }
     if let Some(more) = rows.len().checked_sub(ROWS + 1) {
         writeln!(text, "{:>8} and {} more: see --json", "", more + 1)?;
     }

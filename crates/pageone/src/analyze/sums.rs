@@ -3,11 +3,12 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::num::NonZero;
-use std::time::SystemTime;
 
 use serde::Serialize;
 use sys::foreign::ForeignName;
 use sys::ksm::Ksm;
+
+use crate::head::Head;
 
 use super::merged::Merged;
 use super::nodes::{self, ByNode, OnNode};
@@ -70,16 +71,15 @@ pub(crate) struct Row {
     /// Runs of such pages: each is a mapping of its own, and cuts another in two.
     /// Unknown of a sample.
     pub(crate) runs: Option<u64>,
+    /// Mappings that it has then, at most. Where private pages of its own lie between runs, one mapping does for several.
+    pub(crate) mappings_needed: Option<u64>,
 }
 
 /// The answer.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
-    pub(crate) schema: u32,
-    /// The machine.
-    pub(crate) host: ForeignName,
-    /// When it was made, in seconds since 1970.
-    pub(crate) time: u64,
+    #[serde(flatten)]
+    pub(crate) head: Head,
     /// Bytes of present private anonymous pages.
     pub(crate) present: u64,
     /// Bytes that are merged already, and no part of the savable ones.
@@ -172,11 +172,8 @@ impl Report {
             engines.insert(1, Engine { name, bytes });
         }
         let rows = rows(found, looked, parts, &domains, &sums.shared, scale);
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         Self {
-            schema: 1,
-            host: sys::host::name(),
-            time: now.map_or(0, |now| now.as_secs()),
+            head: Head::now(1),
             present,
             merged,
             left_alone,
@@ -425,6 +422,7 @@ fn rows(
         looked,
         shareable: 0,
         runs: (scale == 1).then_some(0),
+        mappings_needed: None,
     };
     let mut rows: Vec<_> = found.targets.iter().zip(looked).map(row).collect();
     // Where the last of these pages ended.
@@ -447,6 +445,9 @@ fn rows(
             }
             last = Some((part.target, at + PAGE));
         }
+    }
+    for row in &mut rows {
+        row.mappings_needed = row.runs.map(|runs| row.looked.mappings + 2 * runs);
     }
     rows
 }

@@ -1,11 +1,11 @@
 //! A check and the report of all of them.
 
 use std::fmt::Write as _;
-use std::time::SystemTime;
 
 use serde::Serialize;
-use sys::foreign::{Foreign, ForeignName};
+use sys::foreign::Foreign;
 
+use crate::head::Head;
 use crate::human;
 
 /// How a check ended. The numbers are exit codes.
@@ -72,11 +72,9 @@ impl Check {
 /// All checks, and the worst of their levels.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
-    schema: u32,
+    #[serde(flatten)]
+    head: Head,
     version: &'static str,
-    host: ForeignName,
-    /// Seconds since 1970.
-    time: u64,
     pub(super) level: Level,
     pub(super) checks: Vec<Check>,
 }
@@ -87,12 +85,9 @@ const WIDTH: usize = 80;
 
 impl Report {
     pub(super) fn of(checks: Vec<Check>) -> Self {
-        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         Self {
-            schema: wire::SCHEMA,
+            head: Head::now(wire::SCHEMA),
             version: env!("CARGO_PKG_VERSION"),
-            host: sys::host::name(),
-            time: since.map_or(0, |since| since.as_secs()),
             level: checks
                 .iter()
                 .map(|check| check.level)

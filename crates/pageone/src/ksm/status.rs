@@ -9,6 +9,7 @@ use sys::foreign::plain_json;
 
 use super::facts::{Counters, Knobs, PAGE, Reader, Row, members};
 use super::why::{Reason, reasons, scan_time};
+use crate::head::Head;
 use crate::human::{self, bytes, count, size, time, wrapped};
 use crate::view::print;
 
@@ -30,7 +31,8 @@ pub(crate) struct Args {
 /// The answer.
 #[derive(Debug, Serialize)]
 struct Report {
-    schema: u32,
+    #[serde(flatten)]
+    head: Head,
     knobs: Knobs,
     counters: Counters,
     /// ksmd's share of one CPU, in percent.
@@ -64,7 +66,7 @@ impl Report {
         let offered_bytes = processes.iter().map(|row| row.offered_bytes).sum();
         let pages = offered_bytes / PAGE;
         Ok(Self {
-            schema: 1,
+            head: Head::now(1),
             cpu_percent: 100.0 * counters.share_since(&before),
             offered_bytes,
             hidden,

@@ -10,6 +10,7 @@ use sys::foreign::ForeignName;
 use wire::{GuestStatus, Status, StoreNode};
 
 use super::{print_json, table};
+use crate::head::Headed;
 use crate::paths;
 use crate::view::status;
 
@@ -53,7 +54,7 @@ impl GuestsView {
         let status = status::ask(&paths::served(self.socket.as_deref())?)?;
         let guests = Guests::read(&topology, status);
         if self.json {
-            return print_json(&guests);
+            return print_json(&Headed::first(guests));
         }
         print!("{}", guests.render());
         Ok(())

@@ -1,0 +1,44 @@
+//! What each JSON object begins with that a command prints.
+
+use std::time::SystemTime;
+
+use serde::Serialize;
+use sys::foreign::ForeignName;
+
+/// Which form an answer has, where and when it was made.
+#[derive(Debug, Serialize)]
+pub(crate) struct Head {
+    schema: u32,
+    host: ForeignName,
+    /// Seconds since 1970.
+    time: u64,
+}
+
+impl Head {
+    /// Of an answer of this form, here and now.
+    pub(crate) fn now(schema: u32) -> Self {
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        Self {
+            schema,
+            host: sys::host::name(),
+            time: since.map_or(0, |since| since.as_secs()),
+        }
+    }
+}
+
+/// An answer with its head.
+#[derive(Debug, Serialize)]
+pub(crate) struct Headed<T> {
+    #[serde(flatten)]
+    head: Head,
+    #[serde(flatten)]
+    answer: T,
+}
+
+impl<T> Headed<T> {
+    /// The first form of an answer.
+    pub(crate) fn first(answer: T) -> Self {
+        let head = Head::now(1);
+        Self { head, answer }
+    }
+}
