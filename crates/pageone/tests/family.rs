@@ -195,6 +195,15 @@ fn runs_that_are_there_are_not_made_again() {
     assert!(said(&again).lines().all(kept), "{}", said(&again));
     assert_eq!(said(&again).lines().count(), 2, "{}", said(&again));
     assert_eq!(text(&again.stdout), text(&first.stdout));
+    // Those of another commit are not mixed with them.
+    let flags = ["--engines", "none,fake", "--out", out, "--note", "abc"];
+    let other = output(&mut bench("", &flags));
+    assert_eq!(other.status.code(), Some(1));
+    assert!(
+        said(&other).contains("these are of 'abc'"),
+        "{}",
+        said(&other)
+    );
     // As a run leaves it that is killed while it writes.
     std::fs::write(&file, &whole[..whole.len() - 9]).expect("a file");
     let third = said(&run());

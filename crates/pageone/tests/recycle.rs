@@ -7,7 +7,7 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use common::{Place, Running, alone, count, daemon, json, wait_for, wait_for_sharing};
+use common::{Place, Running, alone, busy, count, daemon, json, wait_for, wait_for_sharing};
 use serde_json::Value;
 use support::Guest;
 
@@ -77,15 +77,6 @@ fn store_frames(daemon: &Running) -> u64 {
         its.map_or(0, |its| its.blocks())
     });
     blocks.sum::<u64>() / 8
-}
-
-/// How many times as long the engine may take because others have the processors, too: its workers run on idle ones.
-fn busy() -> u32 {
-    let load = std::fs::read_to_string("/proc/loadavg").unwrap();
-    let load: f64 = load.split(' ').next().unwrap().parse().unwrap();
-    let cpus = std::thread::available_parallelism().unwrap().get();
-    let times = (1..1000).find(|&times| f64::from(times) * cpus as f64 >= load);
-    times.unwrap_or(1000)
 }
 
 /// A second, and longer on a busy machine.

@@ -230,6 +230,13 @@ impl Bench<'_> {
         let (engines, guard) = self.engines(args)?;
         let folder = args.out.as_deref().map(Folder::make).transpose()?;
         let old = folder.as_ref().map_or(Ok(Vec::new()), Folder::records)?;
+        if let Some(other) = old.iter().find(|record| record.note != self.note) {
+            bail!(
+                "the folder has runs of '{}', and these are of '{}': give another --out, or remove the folder",
+                other.note,
+                self.note
+            );
+        }
         let mut records = Vec::new();
         for (case, variant) in tasks {
             for repetition in 0..args.repeats() {

@@ -318,6 +318,15 @@ pub(crate) fn equal_guests(place: &Place, pages: u64) -> [Guest; 2] {
     })
 }
 
+/// How many times as many tasks want the processors as there are: what idle time does takes so many times as long.
+pub(crate) fn busy() -> u32 {
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap();
+    let load: f64 = load.split(' ').next().unwrap().parse().unwrap();
+    let cpus = std::thread::available_parallelism().unwrap().get();
+    let times = (1..1000).find(|&times| f64::from(times) * cpus as f64 >= load);
+    times.unwrap_or(1000)
+}
+
 /// A server of metrics for the daemon at `place`, and its address.
 pub(crate) fn serve(place: &Place) -> (Running, String) {
     let mut command = pageone();

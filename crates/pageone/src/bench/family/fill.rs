@@ -57,6 +57,7 @@ impl Fill {
                 words.push(format!("--seed={}", content.seed));
                 words.push(format!("--dup={}", content.dup));
                 words.push(format!("--run-pages={}", content.run_pages));
+                words.push(format!("--zero-prefix={}", content.zero_prefix));
                 words.extend(content.shuffle.then(|| "--shuffle".to_owned()));
             }
         }

@@ -31,6 +31,8 @@ pub(crate) struct Args {
     dup: f64,
     #[arg(long, default_value_t = 1)]
     run_pages: u64,
+    #[arg(long, default_value_t = 0.0)]
+    zero_prefix: f64,
     #[arg(long)]
     shuffle: bool,
     #[arg(long)]
@@ -48,7 +50,7 @@ impl Args {
                 seed: self.seed,
                 dup: self.dup,
                 run_pages: self.run_pages.max(1),
-                zero_prefix: 0.0,
+                zero_prefix: self.zero_prefix,
                 pages: self.pages,
                 shuffle: self.shuffle,
             }),

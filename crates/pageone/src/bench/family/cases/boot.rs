@@ -24,7 +24,7 @@ pub(super) const CASE: Case = Case {
 };
 
 fn run(session: &mut Session<'_>) -> Result<(), BenchError> {
-    let content = clones(session, false);
+    let content = clones(session);
     let life = session.phase() * 2;
     let births = u32::try_from(session.setting.guests)
         .unwrap_or(u32::MAX)

@@ -33,7 +33,7 @@ pub(super) const CASE: Case = Case {
 };
 
 fn run(session: &mut Session<'_>, percent: u64) -> Result<(), BenchError> {
-    let content = clones(session, false);
+    let content = clones(session);
     session.start(Fill::Runs(content), session.setting.guests)?;
     session.offer()?;
     session.follow(Until::Settled)?;

@@ -17,7 +17,7 @@ pub(super) const CASE: Case = Case {
 };
 
 fn run(session: &mut Session<'_>) -> Result<(), BenchError> {
-    let content = clones(session, false);
+    let content = clones(session);
     session.start(Fill::Runs(content), session.setting.guests)?;
     session.order("work access 10 1 1000")?;
     std::thread::sleep(session.phase());

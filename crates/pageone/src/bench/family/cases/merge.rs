@@ -1,29 +1,87 @@
 //! Clones at rest: 70 % of the pages are the same in all guests.
+//!
+//! The runs of such pages are long or short, at the same places in all guests or shuffled. Two variants are the experiments of 2017:
+//! pages that begin with zeros, and pages that differ in their last eight bytes alone.
 
 use super::{Case, Variant, clones};
+use crate::bench::content::Content;
 use crate::bench::error::BenchError;
 use crate::bench::family::fill::Fill;
 use crate::bench::family::session::{Session, Until};
 
 pub(super) const CASE: Case = Case {
     name: "merge",
-    question: "Guests at rest, 70 % of their pages the same in all, in runs of 16: how much comes back, how soon, for how much CPU time?",
+    question: "Guests at rest, 70 % of their pages the same in all: how much comes back, how soon, for how much CPU time?",
     variants: &[
         Variant {
             name: "alike in place",
             full: false,
-            run: |session| run(session, false),
+            run: |session| run(session, |content| content),
         },
-        Variant {
-            name: "shuffled",
-            full: true,
-            run: |session| run(session, true),
-        },
+        long("shuffled", |session| run(session, shuffled)),
+        long("runs of 1", |session| run(session, runs::<1>)),
+        long("runs of 1, shuffled", |session| {
+            run(session, |content| shuffled(runs::<1>(content)))
+        }),
+        long("runs of 4", |session| run(session, runs::<4>)),
+        long("runs of 4, shuffled", |session| {
+            run(session, |content| shuffled(runs::<4>(content)))
+        }),
+        long("runs of 64", |session| run(session, runs::<64>)),
+        long("runs of 64, shuffled", |session| {
+            run(session, |content| shuffled(runs::<64>(content)))
+        }),
+        long("runs of 512", |session| run(session, runs::<512>)),
+        long("runs of 512, shuffled", |session| {
+            run(session, |content| shuffled(runs::<512>(content)))
+        }),
+        long("128 zeros first", |session| run(session, zeros_first)),
+        long("last 8 bytes", |session| run(session, last_bytes)),
     ],
 };
 
-fn run(session: &mut Session<'_>, shuffle: bool) -> Result<(), BenchError> {
-    let content = clones(session, shuffle);
+type Run = fn(&mut Session<'_>) -> Result<(), BenchError>;
+
+/// A variant of the full scale.
+const fn long(name: &'static str, run: Run) -> Variant {
+    Variant {
+        name,
+        full: true,
+        run,
+    }
+}
+
+fn shuffled(content: Content) -> Content {
+    Content {
+        shuffle: true,
+        ..content
+    }
+}
+
+fn runs<const PAGES: u64>(content: Content) -> Content {
+    Content {
+        run_pages: PAGES,
+        ..content
+    }
+}
+
+fn zeros_first(content: Content) -> Content {
+    Content {
+        zero_prefix: 128.0,
+        ..content
+    }
+}
+
+fn last_bytes(content: Content) -> Content {
+    Content {
+        zero_prefix: 1e12,
+        ..content
+    }
+}
+
+/// With what `change` makes of the usual content: runs of 16, at the same places.
+fn run(session: &mut Session<'_>, change: fn(Content) -> Content) -> Result<(), BenchError> {
+    let content = change(clones(session));
     session.start(Fill::Runs(content), session.setting.guests)?;
     session.offer()?;
     session.follow(Until::Settled)?;

@@ -19,7 +19,7 @@ pub(super) const CASE: Case = Case {
 fn run(session: &mut Session<'_>) -> Result<(), BenchError> {
     let content = Content {
         dup: 0.0,
-        ..clones(session, false)
+        ..clones(session)
     };
     session.start(Fill::Runs(content), session.setting.guests)?;
     session.order("work batch")?;
