@@ -50,11 +50,11 @@ static void say_vast(unsigned char *at)
 	fflush(stdout);
 }
 
-/* Maps memory over some pages so that nobody sees it but the kernel. */
-static long map_unseen(unsigned char *at, size_t len)
+/* Maps memory, or with a descriptor a shared file, over some pages so that nobody sees it but the kernel. */
+static long map_unseen(unsigned char *at, size_t len, int fd)
 {
-	register long r10 __asm__("r10") = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
-	register long r8 __asm__("r8") = -1;
+	register long r10 __asm__("r10") = (fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED) | MAP_FIXED;
+	register long r8 __asm__("r8") = fd;
 	register long r9 __asm__("r9") = 0;
 	long result = SYS_mmap;
 	__asm__ volatile("syscall"

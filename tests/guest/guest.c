@@ -370,6 +370,28 @@ static long free_merged(size_t first, size_t count)
 	return result;
 }
 
+/* A shared mapping of a file, by a call that nothing in libc sees. */
+static long map_unseen_file(size_t first, size_t count, const char *path)
+{
+	int fd = open(path, O_RDWR);
+	if (fd < 0)
+		return -errno;
+	long result = map_unseen(mem + first * PAGE, count * PAGE, fd);
+	close(fd);
+	if (result == 0)
+		memcpy(shadow + first * PAGE, mem + first * PAGE, count * PAGE);
+	return result;
+}
+
+/* Discards what lies in a file's mapping: its bytes stay. */
+static long discard_of_file(size_t first, size_t count)
+{
+	long result = errno_of(madvise(mem + first * PAGE, count * PAGE, MADV_DONTNEED));
+	if (result == 0 && memcmp(mem + first * PAGE, shadow + first * PAGE, count * PAGE))
+		result = -EILSEQ;
+	return result;
+}
+
 static long recycle(size_t first, size_t count)
 {
 	long result = errno_of(pageone_recycle(mem + first * PAGE, count * PAGE));
@@ -609,9 +631,11 @@ static void *serve(void *first)
 			say(told);
 		}
 		COMMAND("vast") say_vast(mem + a * PAGE);
+		COMMAND("unseenfile") { sscanf(line, "%*s %*s %*s %511s", path); say(map_unseen_file(a, b, path)); }
+		COMMAND("discardfile") say(discard_of_file(a, b));
 		COMMAND("unseen") {
 			memset(shadow + a * PAGE, 0, b * PAGE);
-			say(map_unseen(mem + a * PAGE, b * PAGE));
+			say(map_unseen(mem + a * PAGE, b * PAGE, -1));
 		}
 		COMMAND("segment") {
 			memset(shadow + a * PAGE, 0, b * PAGE);

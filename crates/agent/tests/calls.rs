@@ -277,6 +277,34 @@ fn a_program_without_free_descriptors_gets_its_zeros() {
     guest.run("check");
 }
 
+/// What the table says of a page is a hint: where a raw call has put a file's mapping, and nothing can be opened to look, its bytes stay.
+#[test]
+fn a_file_that_came_unseen_is_not_emptied_where_nothing_can_be_looked_at() {
+    use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
+    let (mut engine, mut guest) = merged(6);
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let bytes: Vec<u8> = (0..64 * 4096).map(|at| (at / 4096 + 1) as u8).collect();
+    std::fs::write(file.path(), &bytes).unwrap();
+    guest.run(&format!("unseenfile 100 64 {}", file.path().display()));
+    std::fs::remove_file(engine.socket()).unwrap();
+    end_session(&mut engine, &mut guest);
+    // The agent's thread lends its list of mappings no longer.
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    let pid = Pid::from_raw(i32::try_from(guest.pid).unwrap());
+    let before = getrlimit(Resource::Nofile);
+    let none = Rlimit {
+        current: Some(0),
+        maximum: before.maximum,
+    };
+    prlimit(pid, Resource::Nofile, none).unwrap();
+    guest.run("discardfile 100 64");
+    // Beside it lies merged memory.
+    guest.run(&format!("advise 96 4 {DONTNEED}"));
+    guest.run("check");
+    prlimit(pid, Resource::Nofile, before).unwrap();
+    assert_eq!(std::fs::read(file.path()).unwrap(), bytes);
+}
+
 /// The agent's table is its own, so a full one of the program's is no hindrance; but the limit holds for both.
 #[test]
 fn calls_over_merged_memory_need_few_descriptors() {

@@ -234,7 +234,9 @@ fn each_stored<E>(
 
 /// As [`discard`], where the mappings cannot be looked at: for a filter, for want of a descriptor or of /proc. What is stored gets its
 /// zeros where it lies, if it may be written, by no other call than madvise(2). Guards over it are refused: canonical content
-/// would come from behind them. **The limit**: what may not be written gets canonical content.
+/// would come from behind them. The table may be stale: a call that no hook saw may have put a shared mapping there, whose bytes are a
+/// file's ([`is_shared`]). **The limits**: what may not be written gets canonical content. And behind a filter nothing tells
+/// such a mapping apart.
 fn discard_unseen(guard: &mut Guard, start: usize, len: usize, advice: i32) -> Result<()> {
     if !matches!(
         advice,
@@ -250,11 +252,12 @@ fn discard_unseen(guard: &mut Guard, start: usize, len: usize, advice: i32) -> R
     }
     let (mut at, end) = (start, (start + len).min(ADDRESS_LIMIT));
     let mut hole = Ok(());
+    let mut lies_in_a_store = |page| is_stored(guard, page) && !is_shared(page);
     while at < end {
-        let stored = is_stored(guard, at);
+        let stored = lies_in_a_store(at);
         let mut pages = (at..end).step_by(PAGE_BYTES);
         let stop = pages
-            .find(|&page| is_stored(guard, page) != stored)
+            .find(|&page| lies_in_a_store(page) != stored)
             .unwrap_or(end);
         let in_place = stored && !(advice != DONTNEED_LOCKED && is_locked(at));
         if !(in_place && zeros_where_it_lies(at, stop - at)) {
@@ -287,7 +290,7 @@ pub(super) fn empty_stored(guard: &mut Guard, start: usize, len: usize) {
     };
     // By the table, where the mappings cannot be looked at.
     for page in (seen..end).step_by(PAGE_BYTES) {
-        if is_stored(guard, page) {
+        if is_stored(guard, page) && !is_shared(page) {
             zeros_where_it_lies(page, PAGE_BYTES);
         }
     }
@@ -300,10 +303,29 @@ pub(crate) fn is_stored(guard: &mut Guard, at: usize) -> bool {
     chunk.is_some_and(|chunk| chunk.stored.contains(at % CHUNK_BYTES / PAGE_BYTES))
 }
 
-/// Whether a store's mapping at `at` is locked.
+/// Whether the mapping at `at` is locked.
 fn is_locked(at: usize) -> bool {
-    // The kernel asks that first, and then finds a private mapping, of which it removes nothing.
-    tell(at, PAGE_BYTES, libc::MADV_REMOVE) == Err(Errno::INVAL)
+    // Of what is locked no page may become cold. Of anything else a page is looked for later.
+    tell(at, PAGE_BYTES, libc::MADV_COLD) == Err(Errno::INVAL)
+}
+
+/// Whether a page lies in a mapping that is shared with others, as no store's is, or in none. Nothing is asked behind a filter, which may
+/// end the program for it.
+fn is_shared(at: usize) -> bool {
+    if !thread::may_look() {
+        return false;
+    }
+    // The kernel makes a second mapping of a shared one, and refuses to make one of a private one before all else but a seal.
+    let args = [at, 0, PAGE_BYTES, libc::MREMAP_MAYMOVE as usize, 0, 0];
+    // SAFETY: nothing changes where the mapping lies.
+    match unsafe { sys::raw::call(libc::SYS_mremap, args) } {
+        Ok(second) => {
+            // SAFETY: it was made here.
+            let _ = unsafe { mapping::unmap(second, PAGE_BYTES) };
+            true
+        }
+        Err(errno) => matches!(errno, Errno::NOMEM | Errno::FAULT),
+    }
 }
 
 /// Puts empty anonymous memory over `[start, end)` of a store's mapping, or zeros where there is no mapping left
