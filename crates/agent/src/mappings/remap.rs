@@ -19,7 +19,7 @@ use std::ops::Range;
 
 use rustix::io::{Errno, Result};
 use rustix::mm::{MapFlags, ProtFlags};
-use sys::mapping;
+use sys::mapping::{self, Access};
 use sys::pagemap::Pagemap;
 use sys::vma::Likeness;
 use wire::{CHUNK_BYTES, PAGE_BYTES};
@@ -182,59 +182,85 @@ fn carry_out(guard: &mut Guard, call: Remap) -> Result<usize> {
             false => pass(call),
         };
     }
-    if call.flags & FIXED != 0 && call.new_len < call.old_len {
-        // As the kernel: the rest must be one mapping; then the tail goes before anything asks whether the rest may move.
-        let old_len = call.new_len;
-        let rest = Remap { old_len, ..call };
-        if first.is_some_and(|vma| vma.end >= call.old + old_len)
-            || cut(guard, &look, rest)?.is_none()
-        {
-            return pass(call);
-        }
-        // The target goes first: where it may not, as a part of a huge page, nothing is gone. Another thread must find no
-        // hole there.
-        keep(call.to, call.new_len, MapFlags::FIXED)?;
-        // SAFETY: the guest gives the tail back.
-        let cut = unsafe { mapping::unmap(call.old + old_len, call.old_len - old_len) };
-        let moved = cut.and_then(|()| {
-            forget(guard, call.old + old_len, call.old_len - old_len);
-            carry_out(guard, rest)
-        });
-        if moved.is_err() && return_moved(guard, &look, rest).is_ok() {
-            // SAFETY: the guest has given it up, and the kernel would have unmapped it by now.
-            let _ = unsafe { mapping::unmap(call.to, call.new_len) };
-        }
-        return moved;
-    }
-    let only_moves = call.flags & FIXED != 0 && call.new_len == call.old_len;
+    let to_target = call.flags & FIXED != 0 && call.new_len <= call.old_len;
     // What stays mapped does not tell how far a move came: one mapping by the other, if that may be.
     let stays = call.flags & DONTUNMAP != 0;
-    if !only_moves || stays {
-        match cut(guard, &look, call)? {
-            Some(last) => return piece_by_piece(guard, &look, call, last),
-            None if !only_moves => return pass(call),
-            None => {}
-        }
+    // As the kernel: what is left must be one mapping if there is a tail, which goes before anything asks whether the rest may move.
+    let old_len = if to_target {
+        call.new_len
+    } else {
+        call.old_len
+    };
+    if first.is_some_and(|vma| vma.end >= call.old + old_len) {
+        return pass(call);
     }
+    match cut(guard, &look, Remap { old_len, ..call })? {
+        Some(_) if to_target && !stays => move_to_target(guard, &look, call),
+        Some(last) => piece_by_piece(guard, &look, call, last),
+        None if to_target && call.new_len == call.old_len => move_different(guard, &look, call),
+        None => pass(call),
+    }
+}
+
+/// Moves mappings of several kinds to a fixed target, as the kernel does by itself.
+fn move_different(guard: &mut Guard, look: &Look, call: Remap) -> Result<usize> {
     if !is_let_go(guard, call) {
         // What is tracked would be refused when its turn comes, with a part moved.
-        let last = cut(guard, &look, call)?.ok_or(Errno::NOMEM)?;
-        return piece_by_piece(guard, &look, call, last);
+        return Err(Errno::NOMEM);
     }
+    let stays = call.flags & DONTUNMAP != 0;
     match pass(call) {
-        Err(Errno::FAULT) if !stays => go_on(guard, &look, call),
+        Err(Errno::FAULT) if !stays && has_begun(guard, look, call)? => go_on(guard, look, call),
         result => result,
     }
 }
 
-/// Goes on where a move of several mappings was refused. An older kernel refuses it as such; others begin it anew
-/// when a signal comes upon them at a mapping that KSM may merge, and find nothing at the start.
+/// Moves several mappings to a fixed target. The tail is given back.
+///
+/// The kernel would unmap the target for each mapping in turn, and one that it may not unmap, which is sealed or a part of a huge page,
+/// ends the move in the middle. So the target is given up first, as a whole or not at all: where it may not be, nothing has changed.
+/// And another thread must find no hole there.
+fn move_to_target(guard: &mut Guard, look: &Look, call: Remap) -> Result<usize> {
+    let old_len = call.new_len;
+    let rest = Remap { old_len, ..call };
+    keep(call.to, call.new_len, MapFlags::FIXED)?;
+    let tail = call.old_len - old_len;
+    let cut = match tail {
+        0 => Ok(()),
+        // SAFETY: the guest gives the tail back.
+        _ => unsafe { mapping::unmap(call.old + old_len, tail) },
+    };
+    let moved = cut.and_then(|()| {
+        if tail > 0 {
+            forget(guard, call.old + old_len, tail);
+        }
+        if !is_let_go(guard, rest) {
+            // What is tracked would be refused when its turn comes, with a part moved.
+            return relocate(guard, look, rest);
+        }
+        match pass(rest) {
+            Err(Errno::FAULT) if has_begun(guard, look, rest)? => go_on(guard, look, rest),
+            // An older kernel refuses several mappings as such.
+            Err(Errno::FAULT) => relocate(guard, look, rest),
+            result => result,
+        }
+    });
+    if moved.is_err() {
+        undo(guard, look, rest, call.to, rest.old_len);
+    }
+    moved
+}
+
+/// Whether a move that was refused has moved something: nothing lies at the start.
+fn has_begun(guard: &mut Guard, look: &Look, call: Remap) -> Result<bool> {
+    let first = look.find(guard, call.old)?;
+    Ok(first.is_none_or(|vma| vma.start > call.old))
+}
+
+/// Goes on where a move of several mappings has begun. The kernel begins it anew when a signal comes upon it at a mapping that KSM
+/// may merge, and finds nothing at the start.
 fn go_on(guard: &mut Guard, look: &Look, call: Remap) -> Result<usize> {
     let (mut at, end) = (call.old, call.old + call.old_len);
-    if look.find(guard, at)?.is_some_and(|vma| vma.start <= at) {
-        let last = cut(guard, look, call)?.ok_or(Errno::FAULT)?;
-        return piece_by_piece(guard, look, call, last);
-    }
     while let Some(vma) = look.find(guard, at)?.filter(|vma| vma.start < end) {
         let len = vma.end.min(end) - vma.start;
         pass(Remap {
@@ -357,9 +383,7 @@ fn relocate(guard: &mut Guard, look: &Look, call: Remap) -> Result<usize> {
             to: new + done,
         });
         if let Err(errno) = moved {
-            carry_back(guard, look, call.old, new, done);
-            // SAFETY: the range was made here.
-            let _ = unsafe { mapping::unmap(new, call.new_len) };
+            undo(guard, look, call, new, done);
             return Err(errno);
         }
         done += len;
@@ -380,37 +404,79 @@ fn keep(at: usize, len: usize, how: MapFlags) -> Result<usize> {
     Ok(made.expose_provenance())
 }
 
-/// Returns the first `done` bytes, which were moved from `old` to `new`.
-fn carry_back(guard: &mut Guard, look: &Look, old: usize, new: usize, done: usize) {
-    let mut at = 0;
-    while at < done {
-        let step = look.find(guard, new + at).ok().flatten();
-        let len = step.map_or(done, |vma| vma.end - new).min(done) - at;
-        let (old_len, new_len) = (len, len);
-        let (flags, to) = (MAYMOVE | FIXED, old + at);
-        let back = Remap {
-            old: new + at,
-            old_len,
-            new_len,
-            flags,
-            to,
-        };
-        let _ = pass(back);
-        at += len.max(PAGE_BYTES);
+/// Returns what a move that failed has taken of the first `done` bytes to `new`, and gives the place up that was kept there. What
+/// cannot be returned stays where it is, and what another thread has there by now is no business of this one's.
+fn undo(guard: &mut Guard, look: &Look, call: Remap, new: usize, done: usize) {
+    let returned = match call.flags & DONTUNMAP {
+        0 => return_to_holes(guard, look, call, new, done),
+        // The old mapping is there, and empty.
+        _ => carry_back(guard, look, (call.old, new), done, MapFlags::FIXED),
+    };
+    if returned.is_ok() {
+        let _ = give_up(guard, look, new, call.new_len);
     }
 }
 
-/// Returns what has moved of a move that failed: the old place is empty there.
-///
-/// # Errors
-/// When it cannot be told: then all stays where it is.
-fn return_moved(guard: &mut Guard, look: &Look, call: Remap) -> Result<()> {
-    let (mut at, end) = (call.old, call.old + call.old_len);
+/// Where nothing lies at the old place its memory has moved.
+fn return_to_holes(
+    guard: &mut Guard,
+    look: &Look,
+    call: Remap,
+    new: usize,
+    done: usize,
+) -> Result<()> {
+    let (mut at, end) = (call.old, call.old + done);
+    let mut all = Ok(());
     while at < end {
         let vma = look.find(guard, at)?;
         let hole = vma.map_or(end, |vma| vma.start.clamp(at, end)) - at;
-        carry_back(guard, look, at, call.to + (at - call.old), hole);
+        let places = (at, new + (at - call.old));
+        // Another thread may have been given the place.
+        let back = carry_back(guard, look, places, hole, MapFlags::FIXED_NOREPLACE);
+        all = all.and(back);
         at = vma.map_or(end, |vma| vma.end);
+    }
+    all
+}
+
+/// Moves `len` bytes back from `new` to `old`, mapping by mapping; `how` the old place is taken.
+fn carry_back(
+    guard: &mut Guard,
+    look: &Look,
+    (old, new): (usize, usize),
+    len: usize,
+    how: MapFlags,
+) -> Result<()> {
+    let mut at = 0;
+    while at < len {
+        let vma = look
+            .find(guard, new + at)?
+            .filter(|vma| vma.start <= new + at);
+        let end = vma.ok_or(Errno::FAULT)?.end;
+        let step = (end - new).min(len) - at;
+        keep(old + at, step, how)?;
+        pass(Remap {
+            old: new + at,
+            old_len: step,
+            new_len: step,
+            flags: MAYMOVE | FIXED,
+            to: old + at,
+        })?;
+        at += step;
+    }
+    Ok(())
+}
+
+/// Unmaps what [`keep`] has put into a range, as far as it is there.
+fn give_up(guard: &mut Guard, look: &Look, start: usize, len: usize) -> Result<()> {
+    let (mut at, end) = (start, start + len);
+    while let Some(vma) = look.find(guard, at)?.filter(|vma| vma.start < end) {
+        let range = vma.start.max(at)..vma.end.min(end);
+        if vma.is_anonymous() && vma.access() == Access::None {
+            // SAFETY: it was made here, and nobody may touch it.
+            unsafe { mapping::unmap(range.start, range.len()) }?;
+        }
+        at = range.end;
     }
     Ok(())
 }

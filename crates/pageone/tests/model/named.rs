@@ -463,6 +463,34 @@ fn sealed_memory_that_cannot_move_leaves_the_target_alone() {
     }
 }
 
+/// A target that may not be given up, as a part of it is sealed or a piece of a huge page: nothing moves, though merging has divided
+/// the memory.
+#[test]
+fn a_target_that_cannot_go_leaves_memory_where_it_is() {
+    for begin in ["", "0 attach\n"] {
+        same(&format!(
+            "{begin}
+             0 map private 0 64 16
+             0 fill - 0 64 4 1
+             0 madvise - 0 64 12
+             0 settle
+             0 pin - 16 8
+             0 map private 100 64 16
+             0 fill - 100 64 3 1
+             0 mseal - 140 1
+             0 mremap - 0 64 3 64 100
+             0 mremap - 0 64 3 32 120
+             0 check
+             0 map huge 512 512 16
+             0 mremap - 0 64 3 64 600
+             0 mremap - 0 64 3 32 600
+             0 check
+             0 mremap - 0 64 3 64 300
+             0 check"
+        ));
+    }
+}
+
 /// Pages that may be pinned lie in a store's mapping. Where that stays and they go, zeros are left behind, and not the store's content.
 #[test]
 fn pinned_pages_that_move_leave_zeros_behind() {
