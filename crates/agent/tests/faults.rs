@@ -162,6 +162,39 @@ impl Story {
     }
 }
 
+/// Pages that may be pinned divide memory, which then moves mapping by mapping: any step may fail. The kernel's own way for all at
+/// once is the first step, and goes on by steps where it says EFAULT.
+#[test]
+fn a_move_that_fails_midway_brings_all_back() {
+    const GROWS: &str = "remap 600 1";
+    const TO_TARGET: &str = "remap 512 3";
+    const NOMEM: i32 = Errno::NOMEM.raw_os_error();
+    const FAULT: i32 = Errno::FAULT.raw_os_error();
+    let plain = (1..=5).map(|first| (GROWS, format!("remap {NOMEM} {first} 0")));
+    let all = plain.chain([
+        (TO_TARGET, format!("remap {NOMEM} 1 0")),
+        (TO_TARGET, format!("remap {FAULT} 1 0")),
+        (TO_TARGET, format!("remap {FAULT} 1 1 2")),
+        (TO_TARGET, format!("remap {FAULT} 1 2 2")),
+        (TO_TARGET, format!("remap {FAULT} 1 3 2")),
+    ]);
+    let mut failed = 0;
+    for (call, fault) in all {
+        let mut story = Story::begin(&fault, false).unwrap();
+        let watch = watch(story.guest.pid);
+        story.sync();
+        assert_eq!(story.merge(0, 512, Some(1000)), 512);
+        story.guest.run("fill 16 8 9");
+        story.guest.run("pin 16 8");
+        let moved = story.guest.ask(call);
+        println!("{call} with {fault}: {moved:?}");
+        failed += usize::from(moved.is_err());
+        story.guest.run("check");
+        drop(watch);
+    }
+    assert!(failed >= 5, "{failed} moves failed");
+}
+
 fn tell(point: Point, errno: Errno, turns: (u32, u32), locked: bool) {
     let name = sys::fault::POINTS.iter().find(|(known, _)| *known == point);
     let (first, every) = turns;

@@ -58,6 +58,8 @@ points! {
     PlaceHalf = "place-half",
     /// mremap(2) by which memory made aside grows.
     Grow = "grow",
+    /// mremap(2) of a program, or a step of it.
+    Remap = "remap",
     /// madvise(2) that gives a new mapping its attributes.
     Describe = "describe",
     /// mmap(2) of a lifeline, or of what is shared otherwise.

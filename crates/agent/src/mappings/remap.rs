@@ -19,6 +19,7 @@ use std::ops::Range;
 
 use rustix::io::{Errno, Result};
 use rustix::mm::{MapFlags, ProtFlags};
+use sys::fault::{self, Point};
 use sys::mapping::{self, Access};
 use sys::pagemap::Pagemap;
 use sys::vma::Likeness;
@@ -146,6 +147,7 @@ fn is_refused(call: Remap) -> bool {
 
 /// The call as it came.
 pub(crate) fn pass(call: Remap) -> Result<usize> {
+    fault::check(Point::Remap)?;
     let flags = call.flags.cast_unsigned() as usize;
     let args = [call.old, call.old_len, call.new_len, flags, call.to, 0];
     // SAFETY: the guest's own call.
