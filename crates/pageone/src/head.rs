@@ -1,4 +1,4 @@
-//! What each JSON object begins with that a command prints.
+//! What a JSON object begins with that tells of this machine and this moment.
 
 use std::time::SystemTime;
 

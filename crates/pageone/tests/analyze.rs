@@ -98,8 +98,10 @@ fn the_sum_is_that_of_the_content_and_nothing_changes() {
     for row in report["processes"].as_array().unwrap() {
         assert!(number(&row["pages"]) >= PAGES, "{row}");
         assert!(number(&row["runs"]) >= PAGES / 16 / 6, "{row}");
-        let needed = number(&row["mappings"]) + 2 * number(&row["runs"]);
-        assert_eq!(number(&row["mappings_needed"]), needed, "{row}");
+        // But for runs of zeros, of which programs have a few.
+        let most = number(&row["mappings"]) + 2 * number(&row["runs"]);
+        let needed = number(&row["mappings_needed"]);
+        assert!((most * 9 / 10..=most).contains(&needed), "{row}");
         assert_eq!(row["error"], Value::Null);
     }
     let (nodes, sum) = by_node(&report);

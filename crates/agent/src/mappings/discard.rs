@@ -187,7 +187,9 @@ fn discard(guard: &mut Guard, start: usize, len: usize, advice: i32) -> Result<(
         if told < part.start {
             tell_to(told, part.start)?;
         }
-        if advice == libc::MADV_REMOVE || advice != DONTNEED_LOCKED && is_locked(part.start) {
+        if advice == libc::MADV_REMOVE
+            || advice != DONTNEED_LOCKED && is_locked(part.start, libc::MADV_REMOVE)
+        {
             return Err(Errno::INVAL); // as all anonymous memory, and all that is locked
         }
         make_anonymous(guard, vma, part.start, part.end)?;
@@ -259,7 +261,7 @@ fn discard_unseen(guard: &mut Guard, start: usize, len: usize, advice: i32) -> R
         let stop = pages
             .find(|&page| lies_in_a_store(page) != stored)
             .unwrap_or(end);
-        let in_place = stored && !(advice != DONTNEED_LOCKED && is_locked(at));
+        let in_place = stored && !(advice != DONTNEED_LOCKED && is_locked(at, libc::MADV_COLD));
         if !(in_place && zeros_where_it_lies(at, stop - at)) {
             match tell(at, stop - at, advice) {
                 Err(Errno::NOMEM) => hole = Err(Errno::NOMEM),
@@ -303,10 +305,10 @@ pub(crate) fn is_stored(guard: &mut Guard, at: usize) -> bool {
     chunk.is_some_and(|chunk| chunk.stored.contains(at % CHUNK_BYTES / PAGE_BYTES))
 }
 
-/// Whether the mapping at `at` is locked.
-fn is_locked(at: usize) -> bool {
-    // Of what is locked no page may become cold. Of anything else a page is looked for later.
-    tell(at, PAGE_BYTES, libc::MADV_COLD) == Err(Errno::INVAL)
+/// Whether the mapping at `at` is locked: of such a one the kernel takes neither advice. Of a store's nothing is removed, for it is private;
+/// of another's a page may become cold, and a file's page must not be removed.
+fn is_locked(at: usize, advice: i32) -> bool {
+    tell(at, PAGE_BYTES, advice) == Err(Errno::INVAL)
 }
 
 /// Whether a page lies in a mapping that is shared with others, as no store's is, or in none. Nothing is asked behind a filter, which may
@@ -315,7 +317,8 @@ fn is_shared(at: usize) -> bool {
     if !thread::may_look() {
         return false;
     }
-    // The kernel makes a second mapping of a shared one, and refuses to make one of a private one before all else but a seal.
+    // The kernel makes a second mapping of a shared one, and refuses to make one of a private one before all else but a seal. It says so
+    // in its log, once.
     let args = [at, 0, PAGE_BYTES, libc::MREMAP_MAYMOVE as usize, 0, 0];
     // SAFETY: nothing changes where the mapping lies.
     match unsafe { sys::raw::call(libc::SYS_mremap, args) } {
@@ -324,7 +327,7 @@ fn is_shared(at: usize) -> bool {
             let _ = unsafe { mapping::unmap(second, PAGE_BYTES) };
             true
         }
-        Err(errno) => matches!(errno, Errno::NOMEM | Errno::FAULT),
+        Err(errno) => !matches!(errno, Errno::INVAL | Errno::PERM),
     }
 }
 

@@ -197,7 +197,7 @@ fn carry_out(guard: &mut Guard, call: Remap) -> Result<usize> {
         return pass(call);
     }
     match cut(guard, &look, Remap { old_len, ..call })? {
-        Some(_) if to_target && !stays => move_to_target(guard, &look, call),
+        Some(_) if to_target && !stays => relocate(guard, &look, call),
         Some(last) => piece_by_piece(guard, &look, call, last),
         None if to_target && call.new_len == call.old_len => move_different(guard, &look, call),
         None => pass(call),
@@ -215,42 +215,6 @@ fn move_different(guard: &mut Guard, look: &Look, call: Remap) -> Result<usize> 
         Err(Errno::FAULT) if !stays && has_begun(guard, look, call)? => go_on(guard, look, call),
         result => result,
     }
-}
-
-/// Moves several mappings to a fixed target. The tail is given back.
-///
-/// The kernel would unmap the target for each mapping in turn, and one that it may not unmap, which is sealed or a part of a huge page,
-/// ends the move in the middle. So the target is given up first, as a whole or not at all: where it may not be, nothing has changed.
-/// And another thread must find no hole there.
-fn move_to_target(guard: &mut Guard, look: &Look, call: Remap) -> Result<usize> {
-    let old_len = call.new_len;
-    let rest = Remap { old_len, ..call };
-    keep(call.to, call.new_len, MapFlags::FIXED)?;
-    let tail = call.old_len - old_len;
-    let cut = match tail {
-        0 => Ok(()),
-        // SAFETY: the guest gives the tail back.
-        _ => unsafe { mapping::unmap(call.old + old_len, tail) },
-    };
-    let moved = cut.and_then(|()| {
-        if tail > 0 {
-            forget(guard, call.old + old_len, tail);
-        }
-        if !is_let_go(guard, rest) {
-            // What is tracked would be refused when its turn comes, with a part moved.
-            return relocate(guard, look, rest);
-        }
-        match pass(rest) {
-            Err(Errno::FAULT) if has_begun(guard, look, rest)? => go_on(guard, look, rest),
-            // An older kernel refuses several mappings as such.
-            Err(Errno::FAULT) => relocate(guard, look, rest),
-            result => result,
-        }
-    });
-    if moved.is_err() {
-        undo(guard, look, rest, call.to, rest.old_len);
-    }
-    moved
 }
 
 /// Whether a move that was refused has moved something: nothing lies at the start.
@@ -360,7 +324,11 @@ pub(super) fn fresh(guard: &mut Guard, start: usize, len: usize) {
     });
 }
 
-/// Moves the mappings of the old range one by one to a place that is kept for them.
+/// Moves the mappings of the old range one by one to a place that is kept for them. A tail is given back.
+///
+/// The kernel would unmap a fixed target for each mapping in turn, and one that it may not unmap, which is sealed or a part of a huge
+/// page, ends the move in the middle. So the target is given up first, as a whole or not at all: where it may not be, nothing has
+/// changed. And another thread finds no hole there.
 fn relocate(guard: &mut Guard, look: &Look, call: Remap) -> Result<usize> {
     let fixed = call.flags & FIXED != 0;
     // Where the old mapping stays, the target is a wish.
@@ -370,7 +338,18 @@ fn relocate(guard: &mut Guard, look: &Look, call: Remap) -> Result<usize> {
         (false, false) => (0, MapFlags::empty()),
     };
     let new = keep(at, call.new_len, how)?;
+    if fixed {
+        forget(guard, new, call.new_len);
+    }
     let kept = call.old_len.min(call.new_len);
+    if call.old_len > kept {
+        // SAFETY: the guest gives the tail back.
+        if let Err(errno) = unsafe { mapping::unmap(call.old + kept, call.old_len - kept) } {
+            undo(guard, look, call, new, 0);
+            return Err(errno);
+        }
+        forget(guard, call.old + kept, call.old_len - kept);
+    }
     let mut done = 0;
     while done < kept {
         let step = look.find(guard, call.old + done).ok().flatten();
@@ -390,10 +369,6 @@ fn relocate(guard: &mut Guard, look: &Look, call: Remap) -> Result<usize> {
         }
         done += len;
     }
-    if call.old_len > kept {
-        // SAFETY: the guest gives the tail back.
-        unsafe { mapping::unmap(call.old + kept, call.old_len - kept) }?;
-    }
     Ok(new)
 }
 
@@ -406,16 +381,19 @@ fn keep(at: usize, len: usize, how: MapFlags) -> Result<usize> {
     Ok(made.expose_provenance())
 }
 
-/// Returns what a move that failed has taken of the first `done` bytes to `new`, and gives the place up that was kept there. What
+/// Returns the first `done` bytes, which a move that failed has taken to `new`, and gives the place up that was kept there. What
 /// cannot be returned stays where it is, and what another thread has there by now is no business of this one's.
 fn undo(guard: &mut Guard, look: &Look, call: Remap, new: usize, done: usize) {
     let returned = match call.flags & DONTUNMAP {
         0 => return_to_holes(guard, look, call, new, done),
         // The old mapping is there, and empty.
-        _ => carry_back(guard, look, (call.old, new), done, MapFlags::FIXED),
+        _ => carry_back(guard, look, (call.old, new), done, false),
     };
-    if returned.is_ok() {
-        let _ = give_up(guard, look, new, call.new_len);
+    // What was tracked is so no more.
+    fresh(guard, call.old, call.old_len.min(call.new_len));
+    match returned {
+        Ok(()) => drop(give_up(guard, look, new, call.new_len)),
+        Err(_) => note_islands(guard, new, done),
     }
 }
 
@@ -433,21 +411,20 @@ fn return_to_holes(
         let vma = look.find(guard, at)?;
         let hole = vma.map_or(end, |vma| vma.start.clamp(at, end)) - at;
         let places = (at, new + (at - call.old));
-        // Another thread may have been given the place.
-        let back = carry_back(guard, look, places, hole, MapFlags::FIXED_NOREPLACE);
+        let back = carry_back(guard, look, places, hole, true);
         all = all.and(back);
         at = vma.map_or(end, |vma| vma.end);
     }
     all
 }
 
-/// Moves `len` bytes back from `new` to `old`, mapping by mapping; `how` the old place is taken.
+/// Moves `len` bytes back from `new` to `old`, mapping by mapping; to a `hole` only if another thread has not been given it.
 fn carry_back(
     guard: &mut Guard,
     look: &Look,
     (old, new): (usize, usize),
     len: usize,
-    how: MapFlags,
+    hole: bool,
 ) -> Result<()> {
     let mut at = 0;
     while at < len {
@@ -456,14 +433,20 @@ fn carry_back(
             .filter(|vma| vma.start <= new + at);
         let end = vma.ok_or(Errno::FAULT)?.end;
         let step = (end - new).min(len) - at;
-        keep(old + at, step, how)?;
-        pass(Remap {
+        if hole {
+            keep(old + at, step, MapFlags::FIXED_NOREPLACE)?;
+        }
+        let back = pass(Remap {
             old: new + at,
             old_len: step,
             new_len: step,
             flags: MAYMOVE | FIXED,
             to: old + at,
-        })?;
+        });
+        if back.is_err() && hole {
+            let _ = give_up(guard, look, old + at, step);
+        }
+        back?;
         at += step;
     }
     Ok(())

@@ -194,7 +194,9 @@ fn processes(report: &Report, text: &mut String) -> std::fmt::Result {
         )?;
     }
     if let Ok(most) = sys::process::max_map_count() {
-        let needs = |row: &&&Row| row.mappings_needed > Some(most);
+        // As the engine, which leaves a quarter to the program, and 4096 at least.
+        let budget = most.saturating_sub((most / 4).max(4096));
+        let needs = |row: &&&Row| row.mappings_needed > Some(budget);
         if let Some(row) = rows
             .iter()
             .filter(needs)
@@ -203,7 +205,7 @@ fn processes(report: &Report, text: &mut String) -> std::fmt::Result {
             let (pid, needed) = (row.target.pid, row.mappings_needed.unwrap_or(0));
             writeln!(
                 text,
-                "{pid:>8} may need {needed} mappings, and vm.max_map_count is {most}: what does not fit stays private"
+                "{pid:>8} may need {needed} mappings, of {budget} (vm.max_map_count {most}, less a quarter): what does not fit stays private"
             )?;
         }
     }

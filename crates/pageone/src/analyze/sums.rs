@@ -71,7 +71,8 @@ pub(crate) struct Row {
     /// Runs of such pages: each is a mapping of its own, and cuts another in two.
     /// Unknown of a sample.
     pub(crate) runs: Option<u64>,
-    /// Mappings that it has then, at most. Where private pages of its own lie between runs, one mapping does for several.
+    /// Mappings that it has then, at most: two more for each run, but for zeros. Where private pages of its own lie between runs, one
+    /// mapping does for several.
     pub(crate) mappings_needed: Option<u64>,
 }
 
@@ -419,14 +420,14 @@ fn rows(
 ) -> Vec<Row> {
     let row = |(target, looked): (&Target, Looked)| Row {
         target: target.clone(),
+        mappings_needed: (scale == 1).then_some(looked.mappings),
         looked,
         shareable: 0,
         runs: (scale == 1).then_some(0),
-        mappings_needed: None,
     };
     let mut rows: Vec<_> = found.targets.iter().zip(looked).map(row).collect();
-    // Where the last of these pages ended.
-    let mut last = None;
+    // Where the last of these pages ended, and the last of those that are no zeros.
+    let (mut last, mut last_mapped) = (None, None);
     for part in parts {
         let (row, domain) = (
             &mut rows[part.target as usize],
@@ -444,10 +445,16 @@ fn rows(
                 *runs += 1;
             }
             last = Some((part.target, at + PAGE));
+            // Zeros are put where they are, without a mapping.
+            if print != ZEROS {
+                if let Some(needed) = &mut row.mappings_needed
+                    && last_mapped != Some((part.target, at))
+                {
+                    *needed += 2;
+                }
+                last_mapped = last;
+            }
         }
-    }
-    for row in &mut rows {
-        row.mappings_needed = row.runs.map(|runs| row.looked.mappings + 2 * runs);
     }
     rows
 }

@@ -189,11 +189,12 @@ function reasons(status, ksm) {
   for (const [why, pages] of parts) if (pages > 0) add('all guests', why, bytes(pages * PAGE));
   if (status.huge_pages_kept) add('all guests', 'huge pages that are left whole (thp)', bytes(status.huge_pages_kept * 512 * PAGE));
   if (status.pages_over_limit) add('all guests', 'no room below store_limit, tries so far', number(status.pages_over_limit));
+  // The table ends somewhere, and these are not told of elsewhere.
+  for (const one of status.unserved) add(`process ${one.pid} of user ${one.uid}`, `not served: ${one.why}`, `${one.times} times`);
   for (const guest of status.guests.slice(0, 1000)) {
     const whose = `${guest.name || guest.comm} ${guest.pid}`;
     for (const reason of guest.reasons) add(whose, reason.why, reason.pages ? bytes(reason.pages * PAGE) : '');
   }
-  for (const one of status.unserved) add(`process ${one.pid} of user ${one.uid}`, `not served: ${one.why}`, `${one.times} times`);
   table('reasons', ['whose', 'why', right('how much')], rows.slice(0, 4 * GUESTS), 'Nothing is left alone.');
   const runs = { 0: 'stopped', 1: 'running', 2: 'unmerging' }[ksm.run];
   at('ksm').textContent = runs === undefined ? 'This kernel has no KSM.'

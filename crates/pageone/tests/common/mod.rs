@@ -323,7 +323,8 @@ pub(crate) fn busy() -> u32 {
     let load = std::fs::read_to_string("/proc/loadavg").unwrap();
     let load: f64 = load.split(' ').next().unwrap().parse().unwrap();
     let cpus = std::thread::available_parallelism().unwrap().get();
-    let times = (1..1000).find(|&times| f64::from(times) * cpus as f64 >= load);
+    // The mean of a minute lags, and one processor may be idle while the other is wanted twice.
+    let times = (1..1000).find(|&times| f64::from(times) * cpus as f64 > load);
     times.unwrap_or(1000)
 }
 

@@ -235,6 +235,48 @@ fn sealed_memory_can_be_discarded_and_nothing_else() {
 }
 
 #[test]
+fn memory_is_populated_cooled_and_paged_out_as_it_is() {
+    same_after_merging(
+        "0 madvise - 0 32 22
+         0 madvise - 16 32 23
+         0 check
+         0 madvise - 0 64 20
+         0 madvise - 0 64 21
+         0 madvise - 0 64 3
+         0 check",
+    );
+}
+
+#[test]
+fn a_mapping_that_may_replace_nothing_replaces_no_merged_memory() {
+    const FIXED_NOREPLACE: u32 = 0x10_0010;
+    same_after_merging(&format!(
+        "0 map private 16 8 {FIXED_NOREPLACE}
+         0 map shared 20 8 {FIXED_NOREPLACE}
+         0 check
+         0 munmap - 16 8
+         0 map private 16 8 {FIXED_NOREPLACE}
+         0 check"
+    ));
+}
+
+/// Where the processor has no protection keys the kernel is asked with none.
+#[test]
+fn keys_policies_and_nodes_are_those_of_any_memory() {
+    same_after_merging(
+        "0 pkey_mprotect - 0 16 1 0
+         0 pkey_mprotect - 16 16 3 1
+         0 home-node - 0 64 0
+         0 set_mempolicy - 0 1 1
+         0 fill - 40 4 9 1
+         0 set_mempolicy - 0 1 0
+         0 remap_file_pages - 0 16 32
+         0 move_pages - 32 16 0
+         0 check",
+    );
+}
+
+#[test]
 fn advice_through_a_descriptor_of_oneself_is_advice() {
     same_after_merging(
         "0 process_madvise - 0 16 4
