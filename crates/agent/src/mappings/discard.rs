@@ -34,7 +34,7 @@ use super::remap::fresh;
 use super::scarce::scarce;
 use super::stores::is_store;
 use super::tally;
-use super::whole::{Untracked, attributes_at, untrack, whole};
+use super::whole::{Untracked, attributes_at, may_be_pinned, untrack, whole};
 use crate::lock::Guard;
 use crate::table::{ADDRESS_LIMIT, Chunk};
 use crate::thread;
@@ -192,7 +192,10 @@ fn discard(guard: &mut Guard, start: usize, len: usize, advice: i32) -> Result<(
         {
             return Err(Errno::INVAL); // as all anonymous memory, and all that is locked
         }
-        make_anonymous(guard, vma, part.start, part.end)?;
+        match advice {
+            libc::MADV_FREE => free_lazily(guard, vma, part.clone())?,
+            _ => make_anonymous(guard, vma, part.start, part.end)?,
+        }
         told = if advice == GUARD_INSTALL {
             part.start
         } else {
@@ -329,6 +332,28 @@ fn is_shared(at: usize) -> bool {
         }
         Err(errno) => !matches!(errno, Errno::INVAL | Errno::PERM),
     }
+}
+
+/// The same as [`make_anonymous`], but for pages that may be pinned: the kernel frees none that is, and what is read or written through the
+/// pin goes on in its frame.
+fn free_lazily(guard: &mut Guard, vma: &Vma, part: Range<usize>) -> Result<()> {
+    let page = |at: usize| at % CHUNK_BYTES / PAGE_BYTES;
+    let mut at = part.start;
+    while at < part.end {
+        let end = ((at & !(CHUNK_BYTES - 1)) + CHUNK_BYTES).min(part.end);
+        let pinned = may_be_pinned(guard, at, end - at);
+        while at < end {
+            let stays = pinned.contains(page(at));
+            let mut next = (at..end).step_by(PAGE_BYTES);
+            let stop = next.find(|&next| pinned.contains(page(next)) != stays);
+            let stop = stop.unwrap_or(end);
+            if !stays {
+                make_anonymous(guard, vma, at, stop)?;
+            }
+            at = stop;
+        }
+    }
+    Ok(())
 }
 
 /// Puts empty anonymous memory over `[start, end)` of a store's mapping, or zeros where there is no mapping left

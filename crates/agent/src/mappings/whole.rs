@@ -285,6 +285,12 @@ impl Pins {
     }
 }
 
+/// The pages of a part of a chunk that may be pinned.
+pub(super) fn may_be_pinned(guard: &mut Guard, start: usize, len: usize) -> PageBits {
+    let asker = asker(guard);
+    guard.at_desk(|_| Pins::new(asker).of(start, len))
+}
+
 /// What must be told new memory in the place of a store's mapping at `at`: as it was when it was merged, or what the mapping
 /// was given since, where it lies.
 pub(crate) fn attributes_at(guard: &mut Guard, at: usize) -> Attributes {

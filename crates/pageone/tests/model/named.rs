@@ -581,6 +581,26 @@ fn an_agent_goes_while_threads_wait_that_have_called_it() {
     );
 }
 
+/// What is pinned keeps its frame when it is freed lazily, so what is read through the pin is in the memory.
+#[test]
+fn pinned_memory_that_is_freed_lazily_keeps_its_frames() {
+    for begin in ["", "0 attach\n"] {
+        same(&format!(
+            "{begin}
+             0 map private 0 128 16
+             0 fill - 0 128 4 1
+             0 madvise - 0 128 12
+             0 settle
+             0 pin - 16 16
+             0 free-lazily - 0 128
+             0 fixed-read - 20 1 101
+             0 check
+             0 fixed-write - 21 1 105
+             0 check"
+        ));
+    }
+}
+
 /// Pages that may be pinned stay in a store's mapping, and it is sealed with them: nothing takes its place any more.
 #[test]
 fn pinned_memory_that_is_sealed_takes_all_calls() {
