@@ -333,6 +333,22 @@ pub(crate) fn pages_of(chunk: usize, start: usize, end: usize) -> Range<usize> {
     first.min(CHUNK_PAGES)..last.min(CHUNK_PAGES)
 }
 
+/// The parts of a range inside one chunk, by whether their pages are in the set.
+pub(crate) fn parts_by(
+    set: PageBits,
+    range: Range<usize>,
+) -> impl Iterator<Item = (Range<usize>, bool)> {
+    let inside = move |at: usize| set.contains(at % CHUNK_BYTES / PAGE_BYTES);
+    let Range { mut start, end } = range;
+    std::iter::from_fn(move || {
+        let at = start;
+        let is = (at < end).then(|| inside(at))?;
+        let mut next = (at + PAGE_BYTES..end).step_by(PAGE_BYTES);
+        start = next.find(|&next| inside(next) != is).unwrap_or(end);
+        Some((at..start, is))
+    })
+}
+
 /// The set of some pages.
 pub(crate) fn set_of(pages: impl Iterator<Item = usize>) -> PageBits {
     let mut set = PageBits::EMPTY;

@@ -12,6 +12,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use common::{Engine, count, merged_chunks, ready, scan};
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use support::Guest;
 use wire::{Change, PageOutcome};
 
@@ -254,24 +255,30 @@ fn a_length_that_no_memory_has_is_refused_as_by_the_kernel() {
     }
 }
 
+fn limit_descriptors(guest: &Guest, limit: Rlimit) {
+    let pid = Pid::from_raw(guest.pid.cast_signed());
+    prlimit(pid, Resource::Nofile, limit).unwrap();
+}
+
+/// From here the guest can open nothing; gives the limit to go back to.
+fn leave_no_descriptors(guest: &Guest) -> Rlimit {
+    let before = getrlimit(Resource::Nofile);
+    let current = Some(0);
+    limit_descriptors(guest, Rlimit { current, ..before });
+    before
+}
+
 #[test]
 fn a_program_without_free_descriptors_gets_its_zeros() {
-    use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
     let (_engine, mut guest) = merged(6);
-    let pid = Pid::from_raw(i32::try_from(guest.pid).unwrap());
-    let before = getrlimit(Resource::Nofile);
-    let none = Rlimit {
-        current: Some(0),
-        maximum: before.maximum,
-    };
-    prlimit(pid, Resource::Nofile, none).unwrap();
+    let before = leave_no_descriptors(&guest);
     guest.run(&format!("advise 10 5 {DONTNEED}"));
     guest.run(&format!("advise 20 1 {DONTNEED}"));
     // Compares the discarded pages with zeros.
     guest.run("check");
     assert!(guest.ask(&format!("advise 40 4 {DONTFORK}")).is_err());
     guest.run("check");
-    prlimit(pid, Resource::Nofile, before).unwrap();
+    limit_descriptors(&guest, before);
     guest.run(&format!("advise 40 4 {DONTFORK}"));
     guest.run(&format!("advise 12 20 {DONTNEED}"));
     guest.run("check");
@@ -280,35 +287,27 @@ fn a_program_without_free_descriptors_gets_its_zeros() {
 /// What the table says of a page is a hint: where a raw call has put a file's mapping, and nothing can be opened to look, its bytes stay.
 #[test]
 fn a_file_that_came_unseen_is_not_emptied_where_nothing_can_be_looked_at() {
-    use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
     let (mut engine, mut guest) = merged(6);
     let file = tempfile::NamedTempFile::new().unwrap();
-    let bytes: Vec<u8> = (0..64 * 4096).map(|at| (at / 4096 + 1) as u8).collect();
+    let bytes: Vec<u8> = (1..=64).flat_map(|byte| [byte; 4096]).collect();
     std::fs::write(file.path(), &bytes).unwrap();
     guest.run(&format!("unseenfile 100 64 {}", file.path().display()));
     std::fs::remove_file(engine.socket()).unwrap();
     end_session(&mut engine, &mut guest);
     // The agent's thread lends its list of mappings no longer.
     std::thread::sleep(std::time::Duration::from_secs(3));
-    let pid = Pid::from_raw(i32::try_from(guest.pid).unwrap());
-    let before = getrlimit(Resource::Nofile);
-    let none = Rlimit {
-        current: Some(0),
-        maximum: before.maximum,
-    };
-    prlimit(pid, Resource::Nofile, none).unwrap();
+    let before = leave_no_descriptors(&guest);
     guest.run("discardfile 100 64");
     // Beside it lies merged memory.
     guest.run(&format!("advise 96 4 {DONTNEED}"));
     guest.run("check");
-    prlimit(pid, Resource::Nofile, before).unwrap();
+    limit_descriptors(&guest, before);
     assert_eq!(std::fs::read(file.path()).unwrap(), bytes);
 }
 
 /// The agent's table is its own, so a full one of the program's is no hindrance; but the limit holds for both.
 #[test]
 fn calls_over_merged_memory_need_few_descriptors() {
-    use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
     let calls = [
         "lock 0 10".to_owned(),
         format!("advise 20 10 {DONTFORK}"),
@@ -493,7 +492,6 @@ fn memory_made_whole_is_one_mapping_again() {
 
 #[test]
 fn to_make_memory_whole_takes_a_chunk_of_address_space() {
-    use rustix::process::{Pid, Resource, Rlimit, prlimit};
     const CHUNKS: usize = 8;
     let (_engine, mut guest) = merged_chunks(CHUNKS);
     let statm = std::fs::read_to_string(format!("/proc/{}/statm", guest.pid)).unwrap();
@@ -512,7 +510,6 @@ fn to_make_memory_whole_takes_a_chunk_of_address_space() {
 /// At a limit that leaves no room for any copy.
 #[test]
 fn merged_memory_shrinks_without_room() {
-    use rustix::process::{Pid, Resource, Rlimit, prlimit};
     const MAYMOVE: i32 = 1;
     let (engine, mut guest) = merged_in_pieces(7);
     let pid = Pid::from_raw(guest.pid.cast_signed());

@@ -162,8 +162,8 @@ impl Story {
     }
 }
 
-/// Pages that may be pinned divide memory, which then moves mapping by mapping: any step may fail. The kernel's own way for all at
-/// once is the first step, and goes on by steps where it says EFAULT.
+/// Pages that may be pinned divide memory, which then moves mapping by mapping: any step may fail, and so may a step of the way
+/// back.
 #[test]
 fn a_move_that_fails_midway_brings_all_back() {
     const GROWS: &str = "remap 600 1";

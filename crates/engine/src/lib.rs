@@ -97,5 +97,6 @@ mod users;
 pub use engine::{Engine, mark};
 pub use error::{EngineError, OverQuota, Refusal};
 pub use facilities::Facilities;
+pub use merge::request::mapping_budget;
 pub use options::{Limits, Options};
 pub use users::refusals::Refusals;

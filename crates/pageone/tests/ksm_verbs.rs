@@ -69,8 +69,7 @@ fn status() -> Value {
     let output = output(&mut ksm(&["status", "--sample", "50ms", "--json"]));
     assert!(output.status.success(), "{}", text(&output.stderr));
     let answer: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    let has_head = answer["schema"] == 1 && answer["host"].is_string() && answer["time"].is_u64();
-    assert!(has_head, "{answer}");
+    common::assert_head(&answer);
     answer
 }
 

@@ -70,8 +70,7 @@ fn merged_by(place: &Place, pids: &[u32], flags: &[&str]) -> serde_json::Value {
     let output = merge(place, pids, &[flags, &["--json"]].concat());
     assert!(output.status.success(), "{}", text(&output.stderr));
     let answer: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    let has_head = answer["schema"] == 1 && answer["host"].is_string() && answer["time"].is_u64();
-    assert!(has_head, "{answer}");
+    common::assert_head(&answer);
     answer
 }
 

@@ -863,6 +863,14 @@ fn guests_that_start_at_once_are_spread_over_the_nodes() {
     }
 }
 
+/// A shell that enters a control group, and becomes the command.
+fn pageone_in(group: &std::path::Path) -> std::process::Command {
+    let mut shell = std::process::Command::new("sh");
+    shell.args(["-c", "echo $$ >$0/cgroup.procs && exec \"$@\""]);
+    shell.arg(group).arg(pageone().get_program());
+    shell
+}
+
 /// A start needs what the tightest of its groups allows.
 #[test]
 fn a_start_needs_what_the_least_limit_of_its_groups_allows() {
@@ -889,9 +897,7 @@ fn a_start_needs_what_the_least_limit_of_its_groups_allows() {
     std::fs::write(inner.join("memory.max"), "1G").unwrap();
     let place = Place::new();
     let _daemon = start(&place, "", &[]);
-    let mut shell = std::process::Command::new("sh");
-    shell.args(["-c", "echo $$ >$0/cgroup.procs && exec \"$@\""]);
-    shell.arg(&inner).arg(pageone().get_program());
+    let mut shell = pageone_in(&inner);
     shell.args(["run", "--node", "auto", "--socket"]);
     shell
         .arg(place.socket())
@@ -961,8 +967,8 @@ fn a_daemon_on_a_node_serves() {
     guests.args(["numa", "guests", "--json", "--socket"]);
     let said = output(guests.arg(place.socket()));
     let answer: Value = serde_json::from_slice(&said.stdout).unwrap();
-    let has_head = answer["schema"] == 1 && answer["host"].is_string() && answer["time"].is_u64();
-    assert!(has_head && answer["guests"].is_array(), "{answer}");
+    common::assert_head(&answer);
+    assert!(answer["guests"].is_array(), "{answer}");
     let mut command = pageone();
     let refused = output(
         command
@@ -985,10 +991,8 @@ fn a_node_that_a_cpuset_leaves_out_is_refused() {
     };
     let place = Place::new();
     let start = |verb: &str, node: u32| {
-        // The shell enters the group, and becomes the command.
-        let mut shell = std::process::Command::new("sh");
-        shell.args(["-c", "echo $$ >$0/cgroup.procs && exec \"$@\""]);
-        shell.arg(&cpuset.0).arg(pageone().get_program()).arg(verb);
+        let mut shell = pageone_in(&cpuset.0);
+        shell.arg(verb);
         shell.args(["--node", &node.to_string(), "--socket"]);
         shell.arg(place.socket());
         match verb {

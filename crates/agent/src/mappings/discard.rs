@@ -36,7 +36,7 @@ use super::stores::is_store;
 use super::tally;
 use super::whole::{Untracked, attributes_at, may_be_pinned, untrack, whole};
 use crate::lock::Guard;
-use crate::table::{ADDRESS_LIMIT, Chunk};
+use crate::table::{ADDRESS_LIMIT, Chunk, parts_by};
 use crate::thread;
 
 /// `MADV_DONTNEED_LOCKED` (Linux 5.18): as `MADV_DONTNEED`, of locked memory too.
@@ -337,21 +337,14 @@ fn is_shared(at: usize) -> bool {
 /// The same as [`make_anonymous`], but for pages that may be pinned: the kernel frees none that is, and what is read or written through the
 /// pin goes on in its frame.
 fn free_lazily(guard: &mut Guard, vma: &Vma, part: Range<usize>) -> Result<()> {
-    let page = |at: usize| at % CHUNK_BYTES / PAGE_BYTES;
     let mut at = part.start;
     while at < part.end {
         let end = ((at & !(CHUNK_BYTES - 1)) + CHUNK_BYTES).min(part.end);
         let pinned = may_be_pinned(guard, at, end - at);
-        while at < end {
-            let stays = pinned.contains(page(at));
-            let mut next = (at..end).step_by(PAGE_BYTES);
-            let stop = next.find(|&next| pinned.contains(page(next)) != stays);
-            let stop = stop.unwrap_or(end);
-            if !stays {
-                make_anonymous(guard, vma, at, stop)?;
-            }
-            at = stop;
+        for (free, _) in parts_by(pinned, at..end).filter(|(_, pinned)| !pinned) {
+            make_anonymous(guard, vma, free.start, free.end)?;
         }
+        at = end;
     }
     Ok(())
 }

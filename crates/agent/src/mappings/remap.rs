@@ -2,10 +2,9 @@
 //!
 //! Memory that only becomes shorter stays as it is: the call is the kernel's. For every other call what is
 //! stored is made whole first ([`whole`](mod@whole)), so all attributes are the kernel's to carry. What is
-//! left is that windows cut one mapping into several. The kernel remaps several only to a place of the same length,
-//! only since 6.17, and none that are tracked. So for such a move the range is tracked no longer, and the call is the
-//! kernel's. Else a range of several mappings that are alike in all that the kernel tells is remapped mapping by mapping.
-//! The last of them is what grows, as the one mapping would.
+//! left is that windows cut one mapping into several. A range of several mappings that are alike in all that the kernel tells is remapped
+//! mapping by mapping. The last of them is what grows, as the one mapping would. Mappings that differ are the kernel's to remap: to a
+//! place of the same length, since 6.17, and none that are tracked. So such a range is tracked no longer.
 //!
 //! Where the old mapping stays ([`DONTUNMAP`]) its pages have moved, also those that may be pinned. The kernel alone would show
 //! zeros there, and a store's mapping shows the store's content. So anonymous memory is put in its place, right after the call

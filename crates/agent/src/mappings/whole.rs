@@ -56,7 +56,7 @@ use super::frames::{make_private, populate};
 use super::stores::is_store;
 use super::tally;
 use crate::lock::Guard;
-use crate::table::{ADDRESS_LIMIT, Chunk, pages_of};
+use crate::table::{ADDRESS_LIMIT, Chunk, pages_of, parts_by};
 use crate::thread::{self, Life};
 
 /// Lends the agent's descriptors to hooks; nothing without them.
@@ -575,14 +575,9 @@ impl Copy {
         kept: PageBits,
         attributes: Attributes,
     ) -> Result<()> {
-        let page = |at: usize| at % CHUNK_BYTES / PAGE_BYTES;
-        let (mut at, end) = (self.at, self.at + len);
         let mut result = Ok(());
-        while at < end {
-            let stays = kept.contains(page(at));
-            let mut next = (at + PAGE_BYTES..end).step_by(PAGE_BYTES);
-            let stop = next.find(|&next| kept.contains(page(next)) != stays);
-            let part = stop.unwrap_or(end) - at;
+        for (range, stays) in parts_by(kept, self.at..self.at + len) {
+            let (at, part) = (range.start, range.len());
             if stays || result.is_err() {
                 self.leave(still, at, part);
             } else {
@@ -595,7 +590,6 @@ impl Copy {
                 // SAFETY: offered memory of the program's; its content is not touched.
                 unsafe { mapping::describe_size(at, part, attributes) };
             }
-            at += part;
         }
         result
     }

@@ -298,11 +298,17 @@ pub(crate) fn may_map(guest: &Guest, max_mappings: u64) -> bool {
     least_run(guest, max_mappings) < usize::MAX
 }
 
+/// The mappings that a guest may have for merging to go on, by the kernel's limit: a quarter of that, at least 4096, is left to the
+/// guest itself.
+#[must_use]
+pub fn mapping_budget(max_mappings: u64) -> u64 {
+    max_mappings.saturating_sub((max_mappings / 4).max(4096))
+}
+
 /// The shortest run worth its two mappings: 1 while the guest has used less than half of its
-/// budget, then doubling, 512 at the end, none beyond it. The budget leaves a quarter of the
-/// kernel's limit, at least 4096 mappings, to the guest itself.
+/// budget, then doubling, 512 at the end, none beyond it.
 fn least_run(guest: &Guest, max_mappings: u64) -> usize {
-    let budget = max_mappings.saturating_sub((max_mappings / 4).max(4096));
+    let budget = mapping_budget(max_mappings);
     let counters = &guest.counters;
     let used = counters.vmas.load(Relaxed) + counters.vmas_added.load(Relaxed);
     let half = budget / 2;

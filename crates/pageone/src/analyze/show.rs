@@ -194,8 +194,7 @@ fn processes(report: &Report, text: &mut String) -> std::fmt::Result {
         )?;
     }
     if let Ok(most) = sys::process::max_map_count() {
-        // As the engine, which leaves a quarter to the program, and 4096 at least.
-        let budget = most.saturating_sub((most / 4).max(4096));
+        let budget = engine::mapping_budget(most);
         let needs = |row: &&&Row| row.mappings_needed > Some(budget);
         if let Some(row) = rows
             .iter()

@@ -320,12 +320,22 @@ pub(crate) fn equal_guests(place: &Place, pages: u64) -> [Guest; 2] {
 
 /// How many times as many tasks want the processors as there are: what idle time does takes so many times as long.
 pub(crate) fn busy() -> u32 {
-    let load = std::fs::read_to_string("/proc/loadavg").unwrap();
-    let load: f64 = load.split(' ').next().unwrap().parse().unwrap();
-    let cpus = std::thread::available_parallelism().unwrap().get();
+    let load = std::fs::read_to_string("/proc/loadavg").expect("a load");
+    let (load, _) = load.split_once(' ').expect("several numbers");
+    let load: f64 = load.parse().expect("a number");
+    let cpus = std::thread::available_parallelism()
+        .expect("processors")
+        .get();
     // The mean of a minute lags, and one processor may be idle while the other is wanted twice.
     let times = (1..1000).find(|&times| f64::from(times) * cpus as f64 > load);
     times.unwrap_or(1000)
+}
+
+/// An answer begins with the fields that tell its form, the machine and the moment.
+#[track_caller]
+pub(crate) fn assert_head(answer: &serde_json::Value) {
+    let has_head = answer["schema"] == 1 && answer["host"].is_string() && answer["time"].is_u64();
+    assert!(has_head, "{answer}");
 }
 
 /// A server of metrics for the daemon at `place`, and its address.

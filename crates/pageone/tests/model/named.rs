@@ -37,6 +37,14 @@ fn same(text: &str) {
     );
 }
 
+/// As [`same`], preloaded and attached.
+#[track_caller]
+fn same_both_ways(text: &str) {
+    for begin in ["", "0 attach\n"] {
+        same(&format!("{begin}{text}"));
+    }
+}
+
 /// As [`same`], over memory that is merged.
 #[track_caller]
 fn same_after_merging(text: &str) {
@@ -486,84 +494,72 @@ fn sealed_memory_in_several_mappings_cannot_be_remapped() {
 /// A call that the kernel refuses leaves the target as it is. What may be pinned of the memory lies in a store's mapping, so it is several.
 #[test]
 fn sealed_memory_that_cannot_move_leaves_the_target_alone() {
-    for begin in ["", "0 attach\n"] {
-        same(&format!(
-            "{begin}
-             0 map private 0 64 16
-             0 fill - 0 64 4 1
-             0 madvise - 0 64 12
-             0 settle
-             0 pin - 16 8
-             0 mseal - 0 64
-             0 map private 100 64 16
-             0 fill - 100 64 3 1
-             0 mremap - 0 64 3 32 100
-             0 mremap - 0 64 3 64 100
-             0 mremap - 0 64 7 64 100
-             0 check"
-        ));
-    }
+    same_both_ways(
+        "0 map private 0 64 16
+         0 fill - 0 64 4 1
+         0 madvise - 0 64 12
+         0 settle
+         0 pin - 16 8
+         0 mseal - 0 64
+         0 map private 100 64 16
+         0 fill - 100 64 3 1
+         0 mremap - 0 64 3 32 100
+         0 mremap - 0 64 3 64 100
+         0 mremap - 0 64 7 64 100
+         0 check",
+    );
 }
 
 /// A target that may not be given up, as a part of it is sealed or a piece of a huge page: nothing moves, though merging has divided
 /// the memory.
 #[test]
 fn a_target_that_cannot_go_leaves_memory_where_it_is() {
-    for begin in ["", "0 attach\n"] {
-        same(&format!(
-            "{begin}
-             0 map private 0 64 16
-             0 fill - 0 64 4 1
-             0 madvise - 0 64 12
-             0 settle
-             0 pin - 16 8
-             0 map private 100 64 16
-             0 fill - 100 64 3 1
-             0 mseal - 140 1
-             0 mremap - 0 64 3 64 100
-             0 mremap - 0 64 3 32 120
-             0 check
-             0 map huge 512 512 16
-             0 mremap - 0 64 3 64 600
-             0 mremap - 0 64 3 32 600
-             0 check
-             0 mremap - 0 64 3 64 300
-             0 check"
-        ));
-    }
+    same_both_ways(
+        "0 map private 0 64 16
+         0 fill - 0 64 4 1
+         0 madvise - 0 64 12
+         0 settle
+         0 pin - 16 8
+         0 map private 100 64 16
+         0 fill - 100 64 3 1
+         0 mseal - 140 1
+         0 mremap - 0 64 3 64 100
+         0 mremap - 0 64 3 32 120
+         0 check
+         0 map huge 512 512 16
+         0 mremap - 0 64 3 64 600
+         0 mremap - 0 64 3 32 600
+         0 check
+         0 mremap - 0 64 3 64 300
+         0 check",
+    );
 }
 
 /// Pages that may be pinned lie in a store's mapping. Where that stays and they go, zeros are left behind, and not the store's content.
 #[test]
 fn pinned_pages_that_move_leave_zeros_behind() {
-    for begin in ["", "0 attach\n"] {
-        same(&format!(
-            "{begin}
-             0 map private 0 128 16
-             0 fill - 0 128 4 1
-             0 madvise - 0 128 12
-             0 settle
-             0 pin - 16 64
-             0 mremap - 40 8 7 8 200
-             0 check
-             0 fill - 44 2 5 1
-             0 settle
-             0 check"
-        ));
-    }
+    same_both_ways(
+        "0 map private 0 128 16
+         0 fill - 0 128 4 1
+         0 madvise - 0 128 12
+         0 settle
+         0 pin - 16 64
+         0 mremap - 40 8 7 8 200
+         0 check
+         0 fill - 44 2 5 1
+         0 settle
+         0 check",
+    );
 }
 
 /// The target of a call that has none is whatever the register held.
 #[test]
 fn a_mapping_of_huge_pages_shrinks_in_place() {
-    for begin in ["", "0 attach\n"] {
-        same(&format!(
-            "{begin}
-             0 map huge 0 512 16
-             0 mremap - 0 64 1 32 864
-             0 check"
-        ));
-    }
+    same_both_ways(
+        "0 map huge 0 512 16
+         0 mremap - 0 64 1 32 864
+         0 check",
+    );
 }
 
 /// What calls of the agent's have left on a thread's stack leads nowhere.
@@ -584,51 +580,45 @@ fn an_agent_goes_while_threads_wait_that_have_called_it() {
 /// What is pinned keeps its frame when it is freed lazily, so what is read through the pin is in the memory.
 #[test]
 fn pinned_memory_that_is_freed_lazily_keeps_its_frames() {
-    for begin in ["", "0 attach\n"] {
-        same(&format!(
-            "{begin}
-             0 map private 0 128 16
-             0 fill - 0 128 4 1
-             0 madvise - 0 128 12
-             0 settle
-             0 pin - 16 16
-             0 free-lazily - 0 128
-             0 fixed-read - 20 1 101
-             0 check
-             0 fixed-write - 21 1 105
-             0 check"
-        ));
-    }
+    same_both_ways(
+        "0 map private 0 128 16
+         0 fill - 0 128 4 1
+         0 madvise - 0 128 12
+         0 settle
+         0 pin - 16 16
+         0 free-lazily - 0 128
+         0 fixed-read - 20 1 101
+         0 check
+         0 fixed-write - 21 1 105
+         0 check",
+    );
 }
 
 /// Pages that may be pinned stay in a store's mapping, and it is sealed with them: nothing takes its place any more.
 #[test]
 fn pinned_memory_that_is_sealed_takes_all_calls() {
-    for begin in ["", "0 attach\n"] {
-        same(&format!(
-            "{begin}
-             0 heap-here - 500 1
-             0 brk - 0 0 160
-             0 heap-fill - 0 160 5
-             0 heap-madvise - 0 160 12
-             0 settle
-             0 pin - 608 32
-             0 mseal - 592 60
-             0 unpin - 0 1
-             0 mlock-onfault - 560 100
-             0 check
-             0 munlock - 560 100
-             0 madvise - 620 8 4
-             0 free-lazily - 612 4
-             0 mprotect - 620 8 1
-             0 mremap - 620 8 3 8 740
-             0 munmap - 620 8
-             0 check
-             0 madvise - 560 100 12
-             0 settle
-             0 family fork 600 64 4
-             0 madvise - 560 100 4
-             0 check"
-        ));
-    }
+    same_both_ways(
+        "0 heap-here - 500 1
+         0 brk - 0 0 160
+         0 heap-fill - 0 160 5
+         0 heap-madvise - 0 160 12
+         0 settle
+         0 pin - 608 32
+         0 mseal - 592 60
+         0 unpin - 0 1
+         0 mlock-onfault - 560 100
+         0 check
+         0 munlock - 560 100
+         0 madvise - 620 8 4
+         0 free-lazily - 612 4
+         0 mprotect - 620 8 1
+         0 mremap - 620 8 3 8 740
+         0 munmap - 620 8
+         0 check
+         0 madvise - 560 100 12
+         0 settle
+         0 family fork 600 64 4
+         0 madvise - 560 100 4
+         0 check",
+    );
 }
