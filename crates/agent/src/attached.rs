@@ -17,7 +17,7 @@
 
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_char, c_void};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use crate::config;
 use crate::errno::{c_result, fail};
@@ -38,14 +38,6 @@ unsafe impl Sync for Words {}
 /// See [`Words`].
 #[unsafe(no_mangle)]
 pub(crate) static PAGEONE_WORDS: Words = Words(UnsafeCell::new([0; wire::attach::WORDS_BYTES]));
-
-/// Whether this image came into its process from outside. A fork child has it, too.
-static ATTACHED: AtomicBool = AtomicBool::new(false);
-
-/// See [`ATTACHED`].
-pub(crate) fn is_attached() -> bool {
-    ATTACHED.load(Ordering::Relaxed)
-}
 
 /// What is put at the entries of libc's functions.
 const PARTS: [&[Hook]; 6] = [
@@ -109,7 +101,7 @@ extern "C" fn pageone_attached_begin(filters: usize, unmapped: usize) -> isize {
     };
     // SAFETY: no other thread is in this image yet.
     unsafe { config::configure_by(variable) };
-    ATTACHED.store(true, Ordering::Relaxed);
+    config::note_attached();
     takeover::note_seen();
     told(sys::mapping::find_locks_future())
 }

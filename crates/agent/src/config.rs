@@ -2,6 +2,7 @@
 
 use std::cell::UnsafeCell;
 use std::ffi::CStr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use wire::Name;
@@ -33,6 +34,19 @@ static CONFIG: Cell = Cell(UnsafeCell::new(Config {
     any: None,
     any_huge: false,
 }));
+
+/// Whether this image came into its process from outside. A fork child has it, too.
+static ATTACHED: AtomicBool = AtomicBool::new(false);
+
+/// Whether this image came from outside.
+pub(crate) fn is_attached() -> bool {
+    ATTACHED.load(Ordering::Relaxed)
+}
+
+/// Notes that it did.
+pub(crate) fn note_attached() {
+    ATTACHED.store(true, Ordering::Relaxed);
+}
 
 /// What the environment told.
 pub(crate) fn config() -> &'static Config {

@@ -264,6 +264,14 @@ impl Table<'_> {
         }
     }
 
+    /// What is offered of a range is not tracked any more, wherever it is by now.
+    pub(crate) fn note_untracked(&mut self, start: usize, len: usize) {
+        self.each_known(start, len, |_, pages, chunk| {
+            let offered = set_of(pages.filter(|&page| chunk.offered.contains(page)));
+            offered.pages().for_each(|page| chunk.fresh.insert(page));
+        });
+    }
+
     /// A thread that was changing the table is gone, so it may say of memory that it is offered which was
     /// unmapped. Then nothing is offered any more: memory is left unmerged until it is offered again.
     /// What is known of stores stays, for there it is the kernel that is asked.

@@ -19,7 +19,6 @@ use std::time::{Duration, Instant};
 
 use sys::closers::{self, Kind};
 
-use crate::domain::refs::Segment;
 use crate::error::OverQuota;
 use crate::options::Limits;
 use crate::sync::lock;
@@ -49,7 +48,7 @@ pub(crate) struct User {
 pub(crate) struct Holdings {
     /// Slots with refs, and those whose frames are not given back yet.
     pub(crate) slots: AtomicU64,
-    /// Segments of slots. One slot that lives keeps a whole one.
+    /// Bytes of the segments of slots. One slot that lives keeps a whole segment.
     pub(crate) segments: AtomicU64,
     /// Bytes of patterns.
     pub(crate) patterns: AtomicU64,
@@ -152,10 +151,7 @@ impl User {
         if is_master(self.uid) {
             return u64::MAX;
         }
-        let segments = self.holdings.segments.load(Relaxed);
-        if segments.saturating_mul(size_of::<Segment>() as u64)
-            > self.limits.table_bytes_per_user() as u64
-        {
+        if self.holdings.segments.load(Relaxed) > self.limits.table_bytes_per_user() as u64 {
             return 0;
         }
         let most = GREED.saturating_mul(free);
@@ -394,7 +390,7 @@ mod tests {
             (users.get(0).room(0), first.room(u64::MAX) > 1 << 60),
             (u64::MAX, true)
         );
-        let most = first.limits.table_bytes_per_user() / size_of::<Segment>();
+        let most = first.limits.table_bytes_per_user();
         first.holdings().segments.fetch_add(most as u64, Relaxed);
         assert!(first.room(u64::MAX) > 0);
         first.holdings().segments.fetch_add(1, Relaxed);

@@ -62,8 +62,8 @@ use anyhow::{Context, Result, anyhow, bail};
 use sys::foreign::Foreign;
 use wire::{DomainOf, Reply, Request};
 
+use crate::launch;
 use crate::policy::{self, Policy};
-use crate::run::launch;
 use crate::selector::{self, Selector};
 use crate::{client, human, node, paths};
 use image::Image;

@@ -9,7 +9,6 @@ mod keep;
 mod lane;
 pub(crate) mod listener;
 mod log;
-pub mod policy;
 mod server;
 
 use std::os::fd::AsFd;
@@ -31,10 +30,10 @@ pub(crate) use check::ConfigCommand;
 use config::Config;
 use history::History;
 use listener::Listener;
-use policy::Policy;
 use server::Server;
 
 use crate::knobs::KnobFlags;
+use crate::policy::Policy;
 use crate::{node, paths};
 
 /// The user that stands for all users who have no number in this user namespace.

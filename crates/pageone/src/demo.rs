@@ -13,7 +13,7 @@ use wire::{KnobValues, Status};
 use crate::bench::{Answer, Guest};
 use crate::daemon::host::Host;
 use crate::knobs::KnobFlags;
-use crate::run::launch::Launch;
+use crate::launch::Launch;
 use crate::{human, paths};
 use guest::{Layout, available_file_pages};
 

@@ -1,7 +1,7 @@
 //! `pageone doctor [PID | -- CMD]`: what keeps memory from being merged, why, and what to do about it.
 //!
 //! Each check finds one thing out and changes nothing. Facts come from where the engine and `run` have them:
-//! [`engine::Facilities`], the daemon's status with its reasons, [`crate::run::program`], `/proc`.
+//! [`engine::Facilities`], the daemon's status with its reasons, [`crate::program`], `/proc`.
 
 mod check;
 mod command;

@@ -12,11 +12,12 @@
 //! view     status set numa    questions to a daemon, and tables
 //! merge                       has a daemon merge the memory of processes now
 //! serve    http metrics source    counters for a monitoring and a browser
-//! attach   image board target   an agent for a process that runs
-//! run      launch program     a command as a guest
+//! run      tally              a command as a guest
 //! analyze  targets look sums  what merging would save
-//! daemon   server lane policy …   the engine of a machine and its socket
-//! selector                    which processes are meant
+//! daemon   server lane config …   the engine of a machine and its socket
+//! attach   image board target   an agent for a process that runs
+//! selector policy             which processes are meant, and which domains they may have
+//! launch   program            a command that becomes a guest, and whether it can
 //! client   node human paths   a question to a daemon, where a process goes, words for people, where things are
 //! plot                        curves as SVG
 //! ```
@@ -40,10 +41,13 @@ mod human;
 mod journal;
 mod knobs;
 mod ksm;
+mod launch;
 mod merge;
 mod node;
 mod paths;
 mod plot;
+pub mod policy;
+mod program;
 mod run;
 mod selector;
 mod serve;
@@ -55,7 +59,7 @@ use std::process::ExitCode;
 use clap::error::{ContextKind, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
 
-pub use daemon::{config, policy};
+pub use daemon::config;
 
 /// Memory page deduplication for Linux hosts, in user space.
 #[derive(Parser)]

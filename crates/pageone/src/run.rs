@@ -1,7 +1,5 @@
 //! `pageone run -- CMD`: runs a command as a guest of the daemon, or of an engine of its own.
 
-pub(crate) mod launch;
-pub(crate) mod program;
 mod tally;
 
 use std::ffi::OsString;
@@ -20,14 +18,14 @@ use sys::ksm::Ksm;
 use sys::signals::{self, Signals};
 use wire::{KnobValues, Reply, Request};
 
-use launch::{Any, Launch, WantedDomain};
-use program::Obstacle;
 use tally::Tally;
 
 use crate::daemon::OVERFLOW;
 use crate::daemon::host::Host;
 use crate::knobs::KnobFlags;
-use crate::{client, human, node, paths};
+use crate::launch::{Any, Launch, WantedDomain};
+use crate::program::Obstacle;
+use crate::{client, human, node, paths, program};
 
 /// The exit code for a failure of `run` itself, as env(1) and its kin have it.
 const OWN_FAILURE: u8 = 125;

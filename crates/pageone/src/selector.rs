@@ -18,7 +18,7 @@ use serde::Deserialize;
 use sys::credentials::Credentials;
 use sys::subject::Subject;
 
-use crate::daemon::policy::{Ids, Names, Pattern, Whose, numbers as ids};
+use crate::policy::{Ids, Names, Pattern, Whose, numbers as ids};
 
 /// Bytes of a command's name (`TASK_COMM_LEN` less one).
 const MOST_OF_COMMAND: usize = 15;

@@ -30,7 +30,6 @@ use wire::{CHUNK_BYTES, PAGE_BYTES};
 
 use super::ahead;
 use super::look::Look;
-use super::remap::fresh;
 use super::scarce::scarce;
 use super::stores::is_store;
 use super::tally;
@@ -132,7 +131,7 @@ fn tell_untracked(guard: &mut Guard, start: usize, len: usize, advice: i32) -> R
     if advice == libc::MADV_COLLAPSE {
         // What is tracked still is collapsed no more than before.
         let _ = untrack(guard, start, len, Untracked::Anonymous);
-        fresh(guard, start, len);
+        guard.table().note_untracked(start, len);
     }
     tell(start, len, advice)
 }

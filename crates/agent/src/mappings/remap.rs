@@ -29,7 +29,7 @@ use super::look::Look;
 use super::stores::is_store;
 use super::whole::{self, Untracked, whole};
 use crate::lock::Guard;
-use crate::table::{ADDRESS_LIMIT, Chunk, set_of};
+use crate::table::{ADDRESS_LIMIT, Chunk};
 use crate::thread;
 
 const MAYMOVE: i32 = libc::MREMAP_MAYMOVE;
@@ -243,7 +243,7 @@ fn go_on(guard: &mut Guard, look: &Look, call: Remap) -> Result<usize> {
 /// Ends the tracking of the old range, and tells whether nothing of it is tracked.
 fn is_let_go(guard: &mut Guard, call: Remap) -> bool {
     let _ = whole::untrack(guard, call.old, call.old_len, Untracked::All);
-    fresh(guard, call.old, call.old_len);
+    guard.table().note_untracked(call.old, call.old_len);
     !is_tracked(guard, call)
 }
 
@@ -315,14 +315,6 @@ fn last_of_row(guard: &mut Guard, look: &Look, range: Range<usize>) -> Option<us
     None
 }
 
-/// What is offered of a range is not tracked any more, wherever it is by now.
-pub(super) fn fresh(guard: &mut Guard, start: usize, len: usize) {
-    guard.table().each_known(start, len, |_, pages, chunk| {
-        let offered = set_of(pages.filter(|&page| chunk.offered.contains(page)));
-        offered.pages().for_each(|page| chunk.fresh.insert(page));
-    });
-}
-
 /// Moves the mappings of the old range one by one to a place that is kept for them. A tail is given back.
 ///
 /// The kernel would unmap a fixed target for each mapping in turn, and one that it may not unmap, which is sealed or a part of a huge
@@ -389,7 +381,9 @@ fn undo(guard: &mut Guard, look: &Look, call: Remap, new: usize, done: usize) {
         _ => carry_back(guard, look, (call.old, new), done, false),
     };
     // What was tracked is so no more.
-    fresh(guard, call.old, call.old_len.min(call.new_len));
+    guard
+        .table()
+        .note_untracked(call.old, call.old_len.min(call.new_len));
     match returned {
         Ok(()) => drop(give_up(guard, look, new, call.new_len)),
         Err(_) => note_islands(guard, new, done),

@@ -286,7 +286,7 @@ fn session(link: &Link<'_>, own: &Own) -> Result<()> {
         line: session.lifeline as u64,
         journal: session.window.journal() as u64,
         uffd: session.window.uffd().number(),
-        attached: crate::attached::is_attached(),
+        attached: crate::config::is_attached(),
     };
     let ready = link.answer(&mut buffer, &Answer::Ready(ready));
     if ready.is_ok() {

@@ -66,6 +66,11 @@ impl Segment {
     }
 }
 
+/// Bytes of so many segments.
+fn bytes(segments: usize) -> u64 {
+    (segments * size_of::<Segment>()) as u64
+}
+
 /// Hashes one number by a multiplication.
 #[derive(Default)]
 pub(crate) struct Spread(u64);
@@ -186,7 +191,7 @@ impl Refs {
         let segments = self.segments_mut();
         if self.his.set(Arc::clone(his)).is_ok() {
             his.slots.fetch_add(self.live() + self.held(), Relaxed);
-            his.segments.fetch_add(segments.len() as u64, Relaxed);
+            his.segments.fetch_add(bytes(segments.len()), Relaxed);
         }
     }
 
@@ -194,7 +199,7 @@ impl Refs {
     pub(super) fn add_segment(&self, segments: &mut Segments, number: u64, segment: Segment) {
         segments.insert(number, Box::new(segment));
         if let Some(his) = self.his.get() {
-            his.segments.fetch_add(1, Relaxed);
+            his.segments.fetch_add(bytes(1), Relaxed);
         }
     }
 
@@ -206,7 +211,7 @@ impl Refs {
     ) -> Option<Box<Segment>> {
         let segment = segments.remove(&number)?;
         if let Some(his) = self.his.get() {
-            his.segments.fetch_sub(1, Relaxed);
+            his.segments.fetch_sub(bytes(1), Relaxed);
         }
         Some(segment)
     }
@@ -249,8 +254,8 @@ impl Drop for Refs {
             sum.fetch_sub(frames, Relaxed);
         });
         if let Some(his) = self.his.get() {
-            let segments = self.segments().len() as u64;
-            his.segments.fetch_sub(segments, Relaxed);
+            let segments = self.segments().len();
+            his.segments.fetch_sub(bytes(segments), Relaxed);
         }
     }
 }

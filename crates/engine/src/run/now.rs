@@ -46,7 +46,7 @@ use crate::guest::{Guest, Standing};
 use crate::page::Class;
 use crate::run::core::{Core, Crew, Span};
 use crate::run::early;
-use crate::run::wishes::Wish;
+use crate::run::wishes::{Pass, Wish};
 use crate::scan::terms::Aim;
 use crate::sync::lock;
 use crate::users::is_master;
@@ -127,20 +127,6 @@ fn saved(reach: &Reach) -> BTreeMap<u64, u64> {
     reach.keys().copied().zip(gains::frames(&gains)).collect()
 }
 
-/// The pass under way.
-#[derive(Clone, Copy)]
-pub(crate) struct Pass {
-    user: u32,
-    brief: bool,
-    begin: Instant,
-}
-
-impl Pass {
-    pub(crate) fn new(user: u32, brief: bool, begin: Instant) -> Self {
-        Self { user, brief, begin }
-    }
-}
-
 impl Core {
     /// The served guests with these process numbers, if the one who asks sees them or may ask for `all`.
     ///
@@ -171,7 +157,7 @@ impl Core {
         let Some(first) = wishes.first() else {
             return;
         };
-        let pass = Pass::new(first.user(), first.brief, begin);
+        let pass = first.pass(begin);
         let mut reach = reach(&wishes);
         reach.values().for_each(|its| its.guest.begin_gains());
         let before = self.used();

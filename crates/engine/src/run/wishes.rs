@@ -43,6 +43,23 @@ impl Wish {
             false => of_guests.unwrap_or(self.uid),
         }
     }
+
+    /// The pass that grants it.
+    pub(crate) fn pass(&self, begin: Instant) -> Pass {
+        Pass {
+            user: self.user(),
+            brief: self.brief,
+            begin,
+        }
+    }
+}
+
+/// A pass under way.
+#[derive(Clone, Copy)]
+pub(crate) struct Pass {
+    pub(crate) user: u32,
+    pub(crate) brief: bool,
+    pub(crate) begin: Instant,
 }
 
 /// The wishes that wait for a pass.

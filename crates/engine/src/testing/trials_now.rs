@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use wire::Cause;
 
 use crate::options::Options;
-use crate::run::now::Pass;
 use crate::run::queue::Job;
+use crate::run::wishes::Pass;
 use crate::scan::terms::Aim;
 use crate::sync::lock;
 use crate::testing::fake::{Lab, Manners, address};
@@ -199,7 +199,11 @@ fn a_pass_under_way_gives_way_to_a_guest_that_comes() {
         lab.core.queue.begin_round();
         lab.core.queue.add([job()]);
         let begin = Instant::now() - Duration::from_secs(3);
-        *lock(&lab.core.pass) = Some(Pass::new(user, false, begin));
+        *lock(&lab.core.pass) = Some(Pass {
+            user,
+            brief: false,
+            begin,
+        });
         lab.core.keep_to_time();
         lab.core.queue.has_dropped()
     };

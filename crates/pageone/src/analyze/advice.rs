@@ -83,20 +83,10 @@ fn attach(rows: &[Row], here: &Here) -> Option<String> {
         .map(|words| command(&words))
 }
 
-/// `text` as one word of a shell; none where that takes more than quotes.
-pub(super) fn word(text: &str) -> Option<String> {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "=,.-_/:".contains(c);
-    match text {
-        _ if text.chars().all(plain) => Some(text.to_owned()),
-        _ if text.contains(|c: char| c == '\'' || c.is_control()) => None,
-        _ => Some(format!("'{text}'")),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::parts::Looked;
-    use super::super::targets::Target;
+    use super::super::targets::{Target, word};
     use super::*;
 
     fn rows(count: u32) -> Vec<Row> {

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use super::parts::PAGE;
+use super::print::PAGE;
 use super::sums::{Report, Row};
 use crate::plot::{self, Bars, color};
 

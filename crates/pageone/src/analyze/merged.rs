@@ -13,7 +13,7 @@ use procfs::process::{MMPermissions, MMapPath, MemoryMap};
 use serde::Serialize;
 use sys::pagemap::{Categories, PageRun, Pagemap};
 
-use super::parts::PAGE;
+use super::print::PAGE;
 
 /// Bytes that processes have merged already. They are no part of what is savable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]

@@ -15,11 +15,10 @@ use sys::pagemap::{Categories, Owner, PageRun, Pagemap};
 
 use super::dump;
 use super::merged::{self, Stores};
+use super::print::{PAGE, Print};
 use super::quick::QuickSet;
 use super::targets::Source;
 
-/// Bytes of a page.
-pub(crate) const PAGE: u64 = wire::PAGE_BYTES as u64;
 /// The most that is read of what the kernel tells of a process's mappings: a stranger may name a file so that each takes 17 KiB.
 const MOST_TEXT: u64 = 128 << 20;
 /// Pages of a part, the unit of work.
@@ -95,17 +94,6 @@ pub(crate) struct Part {
     pub(crate) pages: u32,
     /// What was read.
     pub(crate) prints: Vec<Print>,
-}
-
-/// A page that was read.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Print {
-    /// Its place in the part.
-    pub(crate) place: u32,
-    /// The node it was on at the first look.
-    pub(crate) node: u32,
-    /// The fingerprint.
-    pub(crate) print: u64,
 }
 
 /// What the processes looked at before have, so that it counts once.

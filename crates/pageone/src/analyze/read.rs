@@ -13,15 +13,14 @@ use sys::process::Remote;
 use twox_hash::xxhash3_64;
 
 use super::nodes::{NOWHERE, Nodes};
-use super::parts::{PAGE, Part, Print};
+use super::parts::Part;
+use super::print::{PAGE, Print, ZEROS};
 use super::targets::Source;
 
 /// Pages read at once, a megabyte: they stay in the caches between the copy and the hash, and a call costs little beside them.
 const BATCH: usize = 256;
 /// Bytes of a page, as a length.
 const LEN: usize = 4096;
-/// The fingerprint of a page of zeros; no other page has it.
-pub(crate) const ZEROS: u64 = 0;
 
 /// What became of the pages of a part.
 #[derive(Default)]

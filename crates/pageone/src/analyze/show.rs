@@ -8,8 +8,9 @@ use sys::foreign::plain_json;
 
 use super::advice::{self, Here};
 use super::merged::Merged;
-use super::parts::PAGE;
-use super::sums::{Report, Row, Savable};
+use super::print::PAGE;
+use super::savable::Savable;
+use super::sums::{Report, Row};
 use super::targets::Source;
 use crate::human::{count, size};
 

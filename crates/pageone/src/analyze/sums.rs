@@ -11,10 +11,10 @@ use sys::ksm::Ksm;
 use crate::head::Head;
 
 use super::merged::Merged;
-use super::nodes::{self, ByNode, OnNode};
-use super::parts::{Kind, Looked, PAGE, Part, Print};
+use super::parts::{Kind, Looked, Part};
+use super::print::{PAGE, Print, ZEROS};
 use super::quick::{QuickMap, QuickSet};
-use super::read::ZEROS;
+use super::savable::{self, ByNode, OnNode, Savable};
 use super::targets::{Found, Target};
 
 /// Groups and pairs that are told.
@@ -23,19 +23,6 @@ const TOLD: usize = 10;
 const MOST_IN_PAIRS: usize = 64;
 /// Pairs, and groups, that are added up at most.
 const MOST_NOTED: usize = 100_000;
-
-/// Savable bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub(crate) struct Savable {
-    /// All of it.
-    pub(crate) bytes: u64,
-    /// Pages of zeros.
-    pub(crate) zeros: u64,
-    /// Copies within one process.
-    pub(crate) within: u64,
-    /// Copies of what another process has too.
-    pub(crate) between: u64,
-}
 
 /// What an engine would save.
 #[derive(Clone, Debug, Serialize)]
@@ -168,7 +155,7 @@ impl Report {
         let read = looked.iter().flat_map(|seen| &seen.nodes);
         let read = read.map(|(&node, &pages)| (node, pages));
         let nodes = std::mem::take(&mut sums.nodes).with_read(read);
-        if let Some(bytes) = nodes::inside(&nodes) {
+        if let Some(bytes) = savable::inside(&nodes) {
             let name = "PageONE, the same, inside NUMA nodes".to_owned();
             engines.insert(1, Engine { name, bytes });
         }

@@ -106,7 +106,7 @@ impl Args {
             return None;
         }
         let words = self.selectors.iter().map(|(text, _)| {
-            let word = super::advice::word(text)?;
+            let word = word(text)?;
             Some(format!("--match {word}"))
         });
         Some(words.collect::<Option<Vec<_>>>()?.join(" "))
@@ -162,4 +162,14 @@ fn dump(number: u32, path: &PathBuf) -> Result<Target> {
         command: name.to_string_lossy().into_owned().into(),
         domain: Some("dumps".into()),
     })
+}
+
+/// `text` as one word of a shell; none where that takes more than quotes.
+pub(super) fn word(text: &str) -> Option<String> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "=,.-_/:".contains(c);
+    match text {
+        _ if text.chars().all(plain) => Some(text.to_owned()),
+        _ if text.contains(|c: char| c == '\'' || c.is_control()) => None,
+        _ => Some(format!("'{text}'")),
+    }
 }

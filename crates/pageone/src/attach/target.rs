@@ -16,7 +16,7 @@ use super::elf::Elf;
 use super::record::{RECORD_BYTES, Record};
 use super::site::SEEN;
 use crate::human;
-use crate::run::program::{self, Obstacle};
+use crate::program::{self, Obstacle};
 
 /// What /proc tells of a mapping.
 #[derive(Clone, Debug, PartialEq, Eq)]

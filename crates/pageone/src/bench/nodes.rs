@@ -24,8 +24,8 @@ use super::content::Content;
 use super::guest::BenchGuest;
 use super::guests::Guest;
 use crate::daemon::host::Host;
+use crate::launch::Launch;
 use crate::paths;
-use crate::run::launch::Launch;
 
 /// The longest wait for a guest or for the engine.
 const PATIENCE: Duration = Duration::from_secs(240);

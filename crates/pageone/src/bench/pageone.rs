@@ -12,7 +12,7 @@ use wire::{Reply, Request, Setting};
 
 use super::error::BenchError;
 use super::measure::Contender;
-use crate::run::launch::Launch;
+use crate::launch::Launch;
 use crate::view::status;
 use crate::{client, paths};
 

@@ -10,7 +10,7 @@ use super::guests::Guest;
 use super::probe::Timing;
 use super::report::Machine;
 use crate::daemon::host::Host;
-use crate::run::launch::Launch;
+use crate::launch::Launch;
 use crate::{client, human, paths};
 
 /// The longest wait for a guest to fill its memory, for the engine to merge it, or for a reply.

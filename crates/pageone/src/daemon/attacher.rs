@@ -27,8 +27,8 @@ use anyhow::{Context, Result};
 use serde::Deserialize;
 use sys::foreign::{Foreign, ForeignName};
 
-use super::policy;
 use crate::attach::asked::{NoAnswer, Wish, Work};
+use crate::policy;
 use crate::selector::{self, Selector};
 
 /// Between two looks.
@@ -86,7 +86,7 @@ impl TryFrom<Words> for AttachRule {
             })
         });
         if let Some(name) = &words.domain {
-            crate::run::launch::check_domain(name).map_err(|error| error.to_string())?;
+            crate::launch::check_domain(name).map_err(|error| error.to_string())?;
         }
         // Its own messages name the keys of a rule, too.
         let selector = words.selector.try_into::<Selector>();

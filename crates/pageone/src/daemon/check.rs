@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 
 use super::config::Config;
-use super::policy::Policy;
+use crate::policy::Policy;
 
 /// Where root's daemon looks.
 const FOLDER: &str = "/etc/pageone";

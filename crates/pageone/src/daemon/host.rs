@@ -12,8 +12,8 @@ use engine::Engine;
 
 use super::history::History;
 use super::listener::Listener;
-use super::policy::Policy;
 use super::server::Server;
+use crate::policy::Policy;
 
 /// An engine and the thread that admits guests to it.
 pub(crate) struct Host {

@@ -22,7 +22,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::history::History;
-use super::policy::{Policy, Who};
+use crate::policy::{Policy, Who};
 use engine::{Engine, EngineError};
 use rustix::fd::OwnedFd;
 use sys::credentials::Credentials;

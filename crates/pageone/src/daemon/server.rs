@@ -56,7 +56,7 @@ use wire::{DomainMark, Hello, MAX_MESSAGE, Reason, Reply, Request, Role, Viewer}
 use super::history::History;
 use super::lane::{self, Answer, Answers, Asked, Lane, Merging, Ruling};
 use super::listener::Listener;
-use super::policy::{Policy, Who};
+use crate::policy::{Policy, Who};
 
 /// Connections taken before others get their turn.
 const MAX_ACCEPTS: usize = 16;

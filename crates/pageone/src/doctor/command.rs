@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 
 use super::check::Check;
-use crate::run::program::{self, Obstacle};
+use crate::program::{self, Obstacle};
 
 /// What `run` would find of it.
 pub(super) fn check(name: &OsStr) -> Check {

@@ -14,7 +14,7 @@ use super::command::{remedy, unloadable};
 use super::reasons;
 use super::service::Service;
 use crate::human;
-use crate::run::program::{self, Obstacle};
+use crate::program::{self, Obstacle};
 
 /// Descriptors and threads that are looked at for pins.
 const MOST_DESCRIPTORS: u32 = 4096;

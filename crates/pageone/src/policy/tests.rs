@@ -70,7 +70,7 @@ fn a_users_daemon_serves_that_user() {
 }
 
 /// The example of docs/cli.md.
-const EXAMPLE: &str = include_str!("../../../../../packaging/policy.toml");
+const EXAMPLE: &str = include_str!("../../../../packaging/policy.toml");
 
 #[test]
 fn the_packaged_example_says_what_its_comments_say() {

@@ -1,0 +1,210 @@
+//! No circles: files of a crate use each other in one order, and so do its folders.
+//!
+//! A file that gives its folder a name, and the files in it, may use each other. Tests may use all.
+#![allow(clippy::unwrap_used)] // a helper that fails is a test that fails
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+use syn::visit::{self, Visit};
+use syn::{Attribute, Item, ItemUse, UseTree};
+
+/// The words of a module's path below its crate.
+type Module = Vec<String>;
+/// What uses what.
+type Uses = BTreeMap<Module, BTreeSet<Module>>;
+
+/// The paths that a file names.
+#[derive(Default)]
+struct Names(Vec<Module>);
+
+impl Names {
+    fn of_tree(&mut self, tree: &UseTree, before: &Module) {
+        let mut path = before.clone();
+        match tree {
+            UseTree::Path(step) => {
+                path.push(step.ident.to_string());
+                self.of_tree(&step.tree, &path);
+            }
+            UseTree::Group(group) => group
+                .items
+                .iter()
+                .for_each(|tree| self.of_tree(tree, &path)),
+            UseTree::Name(name) => {
+                path.push(name.ident.to_string());
+                self.0.push(path);
+            }
+            UseTree::Rename(name) => {
+                path.push(name.ident.to_string());
+                self.0.push(path);
+            }
+            UseTree::Glob(_) => self.0.push(path),
+        }
+    }
+}
+
+impl<'a> Visit<'a> for Names {
+    fn visit_item(&mut self, item: &'a Item) {
+        let attributes: &[Attribute] = match item {
+            Item::Mod(item) => &item.attrs,
+            Item::Fn(item) => &item.attrs,
+            Item::Impl(item) => &item.attrs,
+            Item::Use(item) => &item.attrs,
+            _ => &[],
+        };
+        let is_test = |attribute: &Attribute| {
+            let list = attribute.meta.require_list();
+            attribute.path().is_ident("cfg")
+                && list.is_ok_and(|list| list.tokens.to_string() == "test")
+        };
+        if !attributes.iter().any(is_test) {
+            visit::visit_item(self, item);
+        }
+    }
+
+    fn visit_item_use(&mut self, item: &'a ItemUse) {
+        self.of_tree(&item.tree, &Module::new());
+    }
+
+    fn visit_path(&mut self, path: &'a syn::Path) {
+        let words = path.segments.iter().map(|word| word.ident.to_string());
+        self.0.push(words.collect());
+        visit::visit_path(self, path);
+    }
+}
+
+/// The modules of a folder, with their text, but for those of tests.
+fn modules(folder: &Path, above: &Module, found: &mut BTreeMap<Module, String>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+        let mut module = above.clone();
+        match name.as_str() {
+            "testing" | "tests" | "main" | "bin" => continue,
+            "lib" | "mod" => {}
+            _ => module.push(name),
+        }
+        if path.is_dir() {
+            modules(&path, &module, found);
+        } else if path.extension().is_some_and(|ext| ext == "rs") {
+            found.insert(module, fs::read_to_string(&path).unwrap());
+        }
+    }
+}
+
+/// Where a path leads that stands in `module`: the longest part of it that is a module.
+fn resolve(path: &[String], module: &Module, all: &BTreeMap<Module, String>) -> Option<Module> {
+    let (first, mut rest) = path.split_first()?;
+    let mut to = match first.as_str() {
+        "crate" => Module::new(),
+        "super" => module[..module.len().checked_sub(1)?].to_vec(),
+        "self" => module.clone(),
+        // A child of this one, or another crate.
+        child => [module.as_slice(), &[child.to_owned()]].concat(),
+    };
+    while let Some(("super", left)) = rest.split_first().map(|(word, left)| (word.as_str(), left)) {
+        to.pop();
+        rest = left;
+    }
+    for word in rest {
+        to.push(word.clone());
+        if !all.contains_key(&to) {
+            to.pop();
+            break;
+        }
+    }
+    all.contains_key(&to).then_some(to)
+}
+
+/// What the files of a crate use of each other, but for what a file has from its own folder's.
+fn uses(folder: &Path) -> Uses {
+    let mut all = BTreeMap::new();
+    modules(folder, &Module::new(), &mut all);
+    let mut uses = Uses::new();
+    for (module, text) in &all {
+        let mut names = Names::default();
+        names.visit_file(&syn::parse_file(text).unwrap());
+        let found = names
+            .0
+            .iter()
+            .filter_map(|path| resolve(path, module, &all));
+        let apart = |to: &Module| !to.starts_with(module) && !module.starts_with(to);
+        uses.insert(module.clone(), found.filter(apart).collect());
+    }
+    uses
+}
+
+/// The same between folders: the first words of the modules.
+fn folders(uses: &Uses) -> Uses {
+    let mut folders = Uses::new();
+    for (from, all) in uses.iter().filter(|(from, _)| !from.is_empty()) {
+        let own = folders.entry(vec![from[0].clone()]).or_default();
+        own.extend(all.iter().map(|to| vec![to[0].clone()]));
+        own.remove(&from[..1]);
+    }
+    folders
+}
+
+/// What is in circles, or uses them alone: what is left when all is taken away again and again that uses nothing that is left.
+fn circles(mut uses: Uses) -> Vec<String> {
+    loop {
+        let left: BTreeSet<_> = uses.keys().cloned().collect();
+        uses.values_mut()
+            .for_each(|all| all.retain(|to| left.contains(to)));
+        uses.retain(|_, all| !all.is_empty());
+        if uses.len() == left.len() {
+            break;
+        }
+    }
+    let line = |(from, all): (&Module, &BTreeSet<Module>)| {
+        let all: Vec<_> = all.iter().map(|to| to.join("/")).collect();
+        format!("{} uses {}", from.join("/"), all.join(", "))
+    };
+    uses.iter().map(line).collect()
+}
+
+#[test]
+fn files_and_folders_of_a_crate_use_each_other_in_one_order() {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let mut arrows = 0;
+    for entry in fs::read_dir(crates).unwrap() {
+        let folder = entry.unwrap().path();
+        let uses = uses(&folder.join("src"));
+        arrows += uses.values().map(BTreeSet::len).sum::<usize>();
+        let found = [circles(folders(&uses)), circles(uses)].concat();
+        assert!(
+            found.is_empty(),
+            "{}: a circle, or what uses one:\n{}",
+            folder.display(),
+            found.join("\n")
+        );
+    }
+    assert!(arrows > 500, "{arrows} uses: the sources are not read");
+}
+
+#[test]
+fn a_circle_is_found() {
+    let module = |name: &str| name.split('/').map(str::to_owned).collect::<Module>();
+    let uses = |all: &[(&str, &[&str])]| {
+        let uses = all
+            .iter()
+            .map(|(from, to)| (module(from), to.iter().map(|to| module(to)).collect()));
+        uses.collect::<Uses>()
+    };
+    let files = uses(&[
+        ("a/x", &["b/y"]),
+        ("b/y", &[]),
+        ("b/z", &["a/x"]),
+        ("c", &["b/z"]),
+    ]);
+    assert_eq!(circles(files.clone()), Vec::<String>::new());
+    assert_eq!(
+        circles(folders(&files)),
+        ["a uses b", "b uses a", "c uses b"]
+    );
+    assert_eq!(
+        circles(uses(&[("a", &["b"]), ("b", &["a"])])),
+        ["a uses b", "b uses a"]
+    );
+}
