@@ -18,6 +18,7 @@ use crate::domain::placement::Atlas;
 use crate::domain::placement::Placement;
 use crate::error::{EngineError, Refusal};
 use crate::facilities::{self, Right};
+use crate::guest::Newcomer;
 use crate::guest::process::{Applicant, ProcessMemory};
 use crate::guest::socket::SocketLink;
 use crate::handover::restore::Restorer;
@@ -183,14 +184,14 @@ impl Engine {
         });
         match applicant.and_then(|applicant| self.welcome(&mut link, applicant, domain)) {
             Ok(its) => {
-                core.admit(
+                let newcomer = Newcomer {
                     peer,
-                    principal,
-                    its.domain,
-                    Box::new(its.memory),
+                    domain: its.domain,
+                    memory: Box::new(its.memory),
                     link,
-                    its.line,
-                );
+                    line: its.line,
+                };
+                core.admit(principal, newcomer);
                 self.driver.tell(|signal| signal.nudge = true);
             }
             Err(why) => {

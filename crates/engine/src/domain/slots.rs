@@ -288,7 +288,7 @@ pub(super) mod tests {
         let (slots, his) = (slots(), Arc::new(Holdings::default()));
         let run = slots.take_run(FIRST).unwrap();
         slots.charge(&his);
-        let segments = || his.segments.load(Relaxed);
+        let segments = || his.segments.load(Relaxed) / size_of::<Segment>() as u64;
         slots.give_back(run.start + 2..run.end);
         assert_eq!(slots.take_run(FIRST).unwrap(), run.start + 2..run.end);
         assert_eq!(segments(), 1, "its owner came later");

@@ -135,17 +135,25 @@ pub(crate) enum Claims {
     Told,
 }
 
+/// A process that has been welcomed, and the ways to it.
+pub(crate) struct Newcomer {
+    pub(crate) peer: Peer,
+    pub(crate) domain: Arc<Domain>,
+    pub(crate) memory: Box<dyn Memory>,
+    pub(crate) link: Box<dyn Link>,
+    pub(crate) line: Box<dyn Lifeline>,
+}
+
 impl Guest {
-    /// A guest that has been welcomed.
-    pub(crate) fn new(
-        number: u64,
-        peer: Peer,
-        user: Arc<User>,
-        domain: Arc<Domain>,
-        memory: Box<dyn Memory>,
-        link: Box<dyn Link>,
-        line: Box<dyn Lifeline>,
-    ) -> Self {
+    /// The guest that a newcomer becomes; `user` answers for it.
+    pub(crate) fn new(number: u64, user: Arc<User>, newcomer: Newcomer) -> Self {
+        let Newcomer {
+            peer,
+            domain,
+            memory,
+            link,
+            line,
+        } = newcomer;
         let pending = Some(Pending::Ready(Instant::now()));
         Self {
             number,

@@ -27,18 +27,14 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use sys::pagemap::PageRun;
-use sys::socket::Peer;
 use wire::{KnobValues, PageBits, RunMode};
 
 use crate::domain::Domain;
 use crate::domain::chunk::Chunk;
 use crate::domain::effects::Effects;
-use crate::domain::lifelines::Lifeline;
-use crate::guest::agent::Link;
 use crate::guest::counters::Gone;
-use crate::guest::memory::Memory;
 use crate::guest::rescue;
-use crate::guest::{Guest, Standing};
+use crate::guest::{Guest, Newcomer, Standing};
 use crate::merge::plan::{self, Buffers, Context, Plan, Promotions};
 use crate::merge::read::Hasher;
 use crate::merge::request::{self, Asked, Manner, Request};
@@ -254,22 +250,15 @@ impl Core {
         self.queue.add(self.waiting.take_answers(wait));
     }
 
-    /// Takes a guest in that has been welcomed; user `principal` answers for it.
-    pub(crate) fn admit(
-        &self,
-        peer: Peer,
-        principal: u32,
-        domain: Arc<Domain>,
-        memory: Box<dyn Memory>,
-        link: Box<dyn Link>,
-        line: Box<dyn Lifeline>,
-    ) {
+    /// Takes a newcomer in; user `principal` answers for it.
+    pub(crate) fn admit(&self, principal: u32, newcomer: Newcomer) {
         let user = self.users.get(principal);
-        let memory = Box::new(Watched(memory));
+        let memory = Box::new(Watched(newcomer.memory));
+        let newcomer = Newcomer { memory, ..newcomer };
         // Under the lock, for `guest` looks for it by its number.
         let mut guests = lock(&self.guests);
         let number = self.next_guest.fetch_add(1, Relaxed);
-        let guest = Guest::new(number, peer, user, domain, memory, link, line);
+        let guest = Guest::new(number, user, newcomer);
         guests.push(Arc::new(guest));
     }
 

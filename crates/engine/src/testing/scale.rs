@@ -27,6 +27,7 @@ use crate::domain::placement::Placement;
 use crate::domain::store::{PageBytes, Store};
 use crate::domain::{Domain, PerNode};
 use crate::error::Refusal;
+use crate::guest::Newcomer;
 use crate::guest::agent::{Fault, Link};
 use crate::guest::memory::Mapped;
 use crate::guest::memory::Memory;
@@ -318,9 +319,14 @@ impl Plant {
             uid: 0,
             gid: 0,
         };
-        let (memory, link) = (Box::new(memory), Box::new(link));
-        self.core
-            .admit(peer, peer.uid, domain, memory, link, Box::new(Held));
+        let newcomer = Newcomer {
+            peer,
+            domain,
+            memory: Box::new(memory),
+            link: Box::new(link),
+            line: Box::new(Held),
+        };
+        self.core.admit(peer.uid, newcomer);
     }
 
     /// Rounds; gives how long one took, and how many questions it put.

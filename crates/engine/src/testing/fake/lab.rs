@@ -14,7 +14,7 @@ use super::{FakeLine, Process, Shared, World};
 use crate::domain::lifelines::{Epoch, Lifeline};
 use crate::domain::placement::Placement;
 use crate::domain::{Domain, PerNode};
-use crate::guest::Guest;
+use crate::guest::{Guest, Newcomer};
 use crate::merge::read::Hasher;
 use crate::options::Rules;
 use crate::page::Slot;
@@ -210,7 +210,14 @@ impl Lab {
             line,
         });
         let peer = self.world(|world| world.processes[process].peer(process));
-        self.core.admit(peer, peer.uid, domain, memory, link, line);
+        let newcomer = Newcomer {
+            peer,
+            domain,
+            memory,
+            link,
+            line,
+        };
+        self.core.admit(peer.uid, newcomer);
     }
 
     /// Does something to the world.
