@@ -341,11 +341,23 @@ fn an_index_lies_over_all_nodes_or_on_its_own() {
     guest.run("check");
 }
 
-/// Pages of a guest that fills the index of a node.
+/// Pages of the guests that fill the index of a node.
 const MANY: usize = 32 * PAGES;
 
 #[test]
 fn what_a_node_adds_to_its_index_is_on_the_node() {
+    // A directory of 256 KiB, 32 768 leaves of 24 bytes and as many branches; beside them what the engine knows of chunks.
+    is_on_the_node(1, MANY as u64 * (8 + 24 + 24) / 4096);
+}
+
+#[test]
+fn the_tables_of_a_nodes_slots_are_on_the_node() {
+    // As above for half the pages, which two guests have. A slot has 24 bytes in the tables, beside its leaf and its branch.
+    is_on_the_node(2, MANY as u64 / 2 * (8 + 24 + 24 + 24) / 4096);
+}
+
+/// Compares where a daemon grows by `least` pages at least when so many guests of the same content come.
+fn is_on_the_node(guests: usize, least: u64) {
     let _alone = alone();
     let Some(nodes) = two_nodes() else {
         return;
@@ -355,8 +367,6 @@ fn what_a_node_adds_to_its_index_is_on_the_node() {
         println!("skipped: a node without CPUs, of whose index only the directory is on it");
         return;
     }
-    // A directory of 256 KiB, 32 768 leaves of 24 bytes and as many branches; beside them what the engine knows of chunks.
-    let least = MANY as u64 * (8 + 24 + 24) / 4096;
     let is_own = |grown: &[[u64; 2]; 2]| {
         let mut pairs = grown.iter().enumerate();
         pairs.all(|(at, grew)| {
@@ -365,31 +375,41 @@ fn what_a_node_adds_to_its_index_is_on_the_node() {
         })
     };
     // Whatever else a daemon takes the first time, the threads that answer for one, is of no node's index.
-    let grown = once_in(3, || growth_by_node(nodes), is_own);
+    let grown = once_in(3, || growth_by_node(nodes, guests), is_own);
     grown.unwrap_or_else(|seen| panic!("{seen:?}"));
 }
 
-/// Pages by which a new daemon grows on each of `nodes` when a guest comes on the first of them, and then on the other.
-fn growth_by_node(nodes: [u32; 2]) -> [[u64; 2]; 2] {
+/// Pages by which a new daemon grows on each of `nodes` when so many guests come on the first of them, and then on the other.
+fn growth_by_node(nodes: [u32; 2], guests: usize) -> [[u64; 2]; 2] {
     let place = Place::new();
     let daemon = start(&place, "merge_across_nodes = 0", &[]);
     let serve = |pages: usize, node: u32| {
-        let mut guest = Guest::start(&place.socket());
-        guest.map(pages);
-        guest.run(&format!("bind 0 {pages} {node}"));
-        guest.run(&format!("fill 0 {pages} 5"));
-        guest.run(&format!("advise 0 {pages} 12"));
-        wait_for("all pages to be in the index", || {
-            (count(&json(&place), "pages_unshared") == pages as u64).then_some(())
-        });
-        guest
+        let start = |_| {
+            let mut guest = Guest::start(&place.socket());
+            guest.map(pages);
+            guest.run(&format!("bind 0 {pages} {node}"));
+            guest.run(&format!("fill 0 {pages} 5"));
+            guest.run(&format!("advise 0 {pages} 12"));
+            guest
+        };
+        let started: Vec<_> = (0..guests).map(start).collect();
+        if guests > 1 {
+            wait_shared(&place, (pages, (guests - 1) * pages));
+        } else {
+            wait_for("all pages to be in the index", || {
+                (count(&json(&place), "pages_unshared") == pages as u64).then_some(())
+            });
+        }
+        started
     };
     // Until the daemon has seen a guest's end, its pages count as those of the next one.
-    let end = |guest: Guest| {
-        drop(guest);
+    let end = |guests: Vec<Guest>| {
+        drop(guests);
         wait_for("the daemon to see its end", || {
-            let guests = json(&place)["guests"].as_array().unwrap().len();
-            (guests == 0 && count(&json(&place), "pages_unshared") == 0).then_some(())
+            let status = json(&place);
+            let left = status["guests"].as_array().unwrap().len();
+            let pages = count(&status, "pages_unshared") + count(&status, "pages_shared");
+            (left == 0 && pages == 0).then_some(())
         });
     };
     // What the first guests of all take, stacks and the like, is of no node's index.
@@ -398,12 +418,12 @@ fn growth_by_node(nodes: [u32; 2]) -> [[u64; 2]; 2] {
     }
     nodes.map(|node| {
         let before = tables(&daemon, "");
-        let guest = serve(MANY, node);
+        let served = serve(MANY / guests, node);
         let after = tables(&daemon, "");
         let of = |counts: &BTreeMap<u32, u64>, node| counts.get(&node).copied().unwrap_or(0);
         let grew = nodes.map(|node| of(&after, node).saturating_sub(of(&before, node)));
-        println!("a guest on node {node}: the daemon grew by {grew:?} pages");
-        end(guest);
+        println!("{guests} on node {node}: the daemon grew by {grew:?} pages");
+        end(served);
         grew
     })
 }
