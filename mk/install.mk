@@ -28,7 +28,7 @@ test-install: # In a folder of its own, from the tests' build: `crates/pageone/t
 	$(MAKE) uninstall PROFILE=dev PREFIX=/usr DESTDIR=$(CURDIR)/target/installed
 	@! find target/installed -not -type d | grep .
 
-.PHONY: deb test-deb rpm test-rpm lintian rpmbuild
+.PHONY: deb test-deb rpm test-rpm test-image lintian rpmbuild podman
 DEB := $(CURDIR)/target/deb
 RPM := $(CURDIR)/target/rpm
 
@@ -52,7 +52,7 @@ deb: ## Makes Debian packages of what was built, in target/deb, where dpkg-deb i
 		fi; \
 	fi
 
-test: lintian rpmbuild
+test: lintian rpmbuild podman
 
 lintian: ## Installs lintian for `make deb`, where that can be
 	@packaging/setup lintian
@@ -61,7 +61,7 @@ rpmbuild: ## Installs rpmbuild and rpmlint for `make rpm`, where that can be
 	@packaging/setup rpm rpmlint
 
 test-deb: deb ## Installs this package in a fresh Debian under systemd, has two programs share their memory, upgrades and purges it
-	@packaging/deb/try $(DEB)/pageone_$(VERSION)_amd64.deb target/debian
+	@PROFILE=$(PROFILE) packaging/deb/try $(DEB)/pageone_$(VERSION)_amd64.deb target/debian
 
 rpm: ## Makes packages for rpm of what was built, in target/rpm, where rpmbuild is; rpmlint looks through them, if it is installed
 	@if ! command -v rpmbuild >/dev/null; then \
@@ -82,3 +82,9 @@ rpm: ## Makes packages for rpm of what was built, in target/rpm, where rpmbuild 
 
 test-rpm: rpm ## Installs this package over a copy of the root, installs it again, and erases it
 	@packaging/rpm/try $(RPM)/pageone-$(VERSION)-1.x86_64.rpm
+
+podman: ## Installs podman for `make test-image`, where that can be
+	@packaging/setup crun podman
+
+test-image: podman ## Builds the image of packaging/container from what was built, and has two programs share their memory by it
+	@packaging/container/try $(BUILT) target/debian

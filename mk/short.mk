@@ -19,6 +19,7 @@ short: unit ## Runs each demonstration, bench, simulation and fuzz target for a 
 	$(MAKE) bench-full $(SHORT)
 	$(MAKE) test-deb $(SHORT)
 	$(MAKE) test-rpm $(SHORT)
+	$(MAKE) test-image $(SHORT)
 	$(MAKE) scale $(SHORT)
 	$(MAKE) stress $(SHORT)
 	$(MAKE) test-reach REACH=
