@@ -124,8 +124,12 @@ enum Verb {
 
 /// The version; with the protocol that daemon, agents and command have to share, and the commit where `make build` told it.
 fn version() -> String {
+    version_of(option_env!("PAGEONE_COMMIT"))
+}
+
+fn version_of(commit: Option<&str>) -> String {
     let protocol = wire::VERSION;
-    let commit = option_env!("PAGEONE_COMMIT").filter(|commit| !commit.is_empty());
+    let commit = commit.filter(|commit| !commit.is_empty());
     let commit = commit.map_or(String::new(), |commit| format!(", commit {commit}"));
     format!(
         "{} (protocol {protocol}{commit})",
@@ -199,6 +203,19 @@ pub fn main() -> ExitCode {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_version_names_the_protocol_and_the_commit_if_there_is_one() {
+        let protocol = format!("(protocol {}", wire::VERSION);
+        let commit = version_of(Some("b0a7-dirty"));
+        assert!(
+            commit.ends_with(&format!(" {protocol}, commit b0a7-dirty)")),
+            "{commit}"
+        );
+        for none in [None, Some("")] {
+            assert!(version_of(none).ends_with(&format!(" {protocol})")));
+        }
+    }
 
     #[test]
     fn a_word_that_is_no_verb_is_answered_with_the_verbs() {

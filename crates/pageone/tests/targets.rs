@@ -143,3 +143,32 @@ fn make_test_makes_every_target_that_is_named() {
         "named, and not made by `make test`: {left:?}"
     );
 }
+
+/// The commit that `make build` tells the compiler; by a cargo that tells it us.
+fn told_commit(profile: &str) -> Option<String> {
+    let mut make = Command::new("make");
+    for name in ["MAKEFLAGS", "MFLAGS", "MAKELEVEL", "PAGEONE_COMMIT"] {
+        make.env_remove(name);
+    }
+    make.args(["-s", "build", &format!("PROFILE={profile}")]);
+    // Before the arguments; what it prints has this form in no line of make's.
+    make.arg("CARGO=env | sed -n 's/^PAGEONE_COMMIT=/told /p' #");
+    let output = make.current_dir(root()).output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{said}");
+    let told = said.lines().find_map(|line| line.strip_prefix("told "));
+    told.map(str::to_owned)
+}
+
+/// `pageone --version` names it. The tests' build would be made anew at each commit.
+#[test]
+fn a_release_build_is_told_its_commit_and_the_tests_build_is_not() {
+    let mut git = Command::new("git");
+    let known = git.args(["describe", "--always", "--dirty"]);
+    let known = known.current_dir(root()).output();
+    let known = known.map_or(String::new(), |said| {
+        String::from_utf8(said.stdout).unwrap()
+    });
+    assert_eq!(told_commit("release").as_deref(), Some(known.trim_end()));
+    assert_eq!(told_commit("dev"), None);
+}
