@@ -75,7 +75,7 @@ pub(crate) struct Args {
     /// The daemon's socket
     #[arg(long)]
     socket: Option<PathBuf>,
-    /// Share pages only with guests of this name: of the same user, or as the policy says
+    /// Share pages only with guests of this name: of the same user, or as the policy says [default: $PAGEONE_DOMAIN, else that of each process]
     #[arg(long)]
     domain: Option<String>,
     /// Offer all memory of the processes, not only what they offer themselves
@@ -185,11 +185,12 @@ pub(crate) fn main(args: &Args) -> Result<()> {
         return asked::serve(|wish| to.grant(wish));
     }
     let domain = launch::WantedDomain::of(args.domain.as_deref())?.map(|asked| asked.name);
-    let words = words(&to.socket, domain.as_deref(), args.any, args.any_huge)?;
-    let asked = domain.as_deref().unwrap_or_default();
     let policy = args.policy.as_deref().map(Policy::read).transpose()?;
     let here = |pid: u32, began: Option<u64>| {
         to.attach(pid, began, |target, image, server| {
+            let name = target.domain(domain.as_deref())?;
+            let asked = name.as_deref().unwrap_or_default();
+            let words = words(&to.socket, name.as_deref(), args.any, args.any_huge)?;
             let domain = match &policy {
                 Some(policy) => of_policy(policy, target.pid, asked)?,
                 None => to.domain(target.pid, asked, args.dry_run)?,
@@ -375,8 +376,14 @@ impl To {
     fn grant(&self, wish: &asked::Wish) -> Result<String> {
         let domain = wish.domain.as_deref();
         domain.map_or(Ok(()), launch::check_domain)?;
-        let words = words(&self.socket, domain, wish.any, false)?;
-        let how = |target, image, server| self.put(target, image, server, &words, None);
+        let how = |target: Target, image, server| {
+            let name = target.domain(domain)?;
+            let words = words(&self.socket, name.as_deref(), wish.any, false)?;
+            let asked = name.as_deref().unwrap_or_default();
+            let given = self.domain(target.pid, asked, false)?;
+            let done = self.put(target, image, server, &words, None)?;
+            Ok(format!("{done}; in the domain {given}"))
+        };
         match self.attach(wish.pid, Some(wish.began), how) {
             // It was attached by somebody else meanwhile.
             Err(error) if error.is::<HasAgent>() => Ok(format!(

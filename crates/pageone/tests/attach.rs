@@ -757,6 +757,69 @@ fn the_domain_is_the_one_that_the_daemon_gives() {
     assert!(told.contains("; in the domain name:ours"), "{told}");
 }
 
+/// A process with a wish: the variable of the domain in the environment it was started with.
+fn wishing(program: &Path, wish: Option<&std::ffi::OsStr>) -> Checked {
+    let mut command = Command::new(program);
+    command
+        .args(["1", "2", "offer"])
+        .env_remove("PAGEONE_DOMAIN");
+    if let Some(wish) = wish {
+        command.env("PAGEONE_DOMAIN", wish);
+    }
+    Checked::by(&mut command, "ready")
+}
+
+/// As for a program that loads the agent itself, the policy has to give the domain.
+#[test]
+fn a_process_may_wish_for_a_domain_as_it_was_started() {
+    use std::os::unix::ffi::OsStrExt;
+    let Some(place) = place_to_trace() else {
+        return;
+    };
+    let program = program(&place, &[]);
+    let wishing = |wish: Option<&[u8]>| wishing(&program, wish.map(std::ffi::OsStr::from_bytes));
+    let user = rustix::process::geteuid().as_raw();
+    let rule =
+        format!("[[rule]]\nuid = {user}\ndomain = \"ours\"\nnames = [\"blue\", \"green\"]\n");
+    let policy = place.file("policy.toml", &rule);
+    let _daemon = daemon(&place, &["--policy", policy.to_str().expect("a path")]);
+    for (wish, flags, domain) in [
+        (None, &[][..], "name:ours"),
+        (Some(&b""[..]), &[], "name:ours"),
+        (Some(b"blue"), &[], "name:blue"),
+        // Who attaches it decides.
+        (Some(b"red"), &["--domain", "green"], "name:green"),
+    ] {
+        let mut one = wishing(wish);
+        let given = format!("in the domain {domain}");
+        let told = attached(&place, &[flags, &["--dry-run"]].concat(), &[one.pid()]);
+        assert!(told.contains(&format!("{given};")), "{told}");
+        let told = attached(&place, flags, &[one.pid()]);
+        assert!(told.trim_end().ends_with(&given), "{told}");
+        wait_for("the guest in its domain", || {
+            let status = json(&place);
+            let guests = status["guests"].as_array().expect("guests");
+            let own = guests.iter().find(|guest| guest["pid"] == one.pid());
+            own.is_some_and(|own| own["domain"] == domain).then_some(())
+        });
+        one.goes_on();
+    }
+    for (wish, reason) in [
+        (&b"red"[..], "no rule of the policy gives the domain `red`"),
+        (b"\xff", "its PAGEONE_DOMAIN"),
+        (&[b'x'; 64], "its PAGEONE_DOMAIN"),
+    ] {
+        let mut one = wishing(Some(wish));
+        one.goes_on();
+        let before = state(one.pid());
+        let refused = attach(&place, &[], &[one.pid()]);
+        let said = text(&refused.stderr);
+        assert!(!refused.status.success() && said.contains(reason), "{said}");
+        assert!(before == state(one.pid()), "it is as it was: {said}");
+        one.goes_on();
+    }
+}
+
 /// What a daemon says, to a file.
 fn logging(place: &Place, config: &Path) -> (common::Running, PathBuf) {
     let log = place.file("log", "");

@@ -16,6 +16,7 @@ use super::elf::Elf;
 use super::record::{RECORD_BYTES, Record};
 use super::site::SEEN;
 use crate::human;
+use crate::launch;
 use crate::program::{self, Obstacle};
 
 /// What /proc tells of a mapping.
@@ -367,6 +368,22 @@ impl Target {
         !self.mappings.iter().any(overlaps)
     }
 
+    /// The domain that its agent is to ask for: what the one who attaches says, else its own wish, as of a program that loads the agent. That is
+    /// in the environment with which it was started.
+    ///
+    /// # Errors
+    /// Its wish is no domain: without it the agent would be in a wider one. The process is gone.
+    pub(super) fn domain(&self, said: Option<&str>) -> Result<Option<String>> {
+        if let Some(name) = said {
+            return Ok(Some(name.to_owned()));
+        }
+        let wish = wish(BufReader::new(open_text(self.pid, "environ")?))?;
+        if let Some(name) = &wish {
+            launch::check_domain(name).context(ITS_WISH)?;
+        }
+        Ok(wish)
+    }
+
     /// The memory that the program offers to the kernel's KSM (MADV_MERGEABLE).
     ///
     /// # Errors
@@ -384,13 +401,41 @@ const MOST_MAPS: u64 = 32 << 20;
 /// The most of what the kernel tells of them: it is not kept.
 const MOST_SMAPS: u64 = 128 << 20;
 
+/// The most of an environment that is read: more than the kernel takes at a start. A process may name any of its memory as its environment.
+const MOST_ENVIRONMENT: u64 = 8 << 20;
+/// What names the variable in messages.
+const ITS_WISH: &str = "its PAGEONE_DOMAIN";
+
+/// The domain that an environment asks for: the first variable counts, as for getenv(3), and an empty one is none.
+///
+/// # Errors
+/// It is not UTF-8, or it cannot be read.
+fn wish(environment: impl BufRead) -> Result<Option<String>> {
+    const NAME: &[u8] = b"PAGEONE_DOMAIN=";
+    let mut text = environment.take(MOST_ENVIRONMENT);
+    let mut word = Vec::new();
+    while text.read_until(0, &mut word).map_err(no_right)? > 0 {
+        if let Some(value) = word.strip_prefix(NAME) {
+            let value = value.strip_suffix(&[0]).unwrap_or(value);
+            let name = std::str::from_utf8(value).context(ITS_WISH)?;
+            return Ok(Some(name.to_owned()).filter(|name| !name.is_empty()));
+        }
+        word.clear();
+    }
+    Ok(None)
+}
+
+/// A file in the folder of a process.
+fn open_text(pid: u32, name: &str) -> Result<File> {
+    File::open(format!("/proc/{pid}/{name}")).map_err(no_right)
+}
+
 /// Reads a file in the folder of a process, `most` bytes at most.
 ///
 /// # Errors
 /// The process is gone, or the text is longer.
 fn each_line(pid: u32, name: &str, most: u64, mut each: impl FnMut(&str)) -> Result<()> {
-    let file = File::open(format!("/proc/{pid}/{name}")).map_err(no_right)?;
-    let mut text = BufReader::new(file.take(most + 1));
+    let mut text = BufReader::new(open_text(pid, name)?.take(most + 1));
     let (mut line, mut bytes) = (Vec::new(), 0);
     while text.read_until(b'\n', &mut line).map_err(no_right)? > 0 {
         bytes += line.len() as u64;
@@ -577,6 +622,31 @@ VmFlags: rd wr mr mw me ac sd \n";
             child.wait().unwrap();
             assert!(known, "{name}");
         }
+    }
+
+    #[test]
+    fn the_wish_is_the_first_of_the_environment() {
+        let wish = |text: &[u8]| super::wish(text);
+        let name = |text| wish(text).unwrap();
+        assert_eq!(
+            name(b"A=1\0PAGEONE_DOMAIN=blue\0PAGEONE_DOMAIN=red\0").as_deref(),
+            Some("blue")
+        );
+        assert_eq!(name(b"PAGEONE_DOMAIN=blue").as_deref(), Some("blue"));
+        for none in [
+            &b""[..],
+            b"\0\0",
+            b"PAGEONE_DOMAIN=\0",
+            b"XPAGEONE_DOMAIN=x\0PAGEONE_DOMAINS=x\0",
+        ] {
+            assert_eq!(name(none), None);
+        }
+        let told = format!("{:#}", wish(b"PAGEONE_DOMAIN=\xff\0").unwrap_err());
+        assert!(told.contains(ITS_WISH), "{told}");
+        // What is behind the bound is not read.
+        let long = std::io::repeat(b'x').take(MOST_ENVIRONMENT);
+        let long = long.chain(&b"\0PAGEONE_DOMAIN=blue\0"[..]);
+        assert_eq!(super::wish(BufReader::new(long)).unwrap(), None);
     }
 
     #[test]
