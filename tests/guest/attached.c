@@ -8,12 +8,17 @@
  * `nap`: in one that begins again by restart_syscall.
  * `vfork`: its only thread waits for a child that never ends.
  *
+ * What it gives up when its threads run, in this order: `jail`: its root, for an empty directory that is gone. `pit`: its root, for the folder
+ * of the fourth argument. `user`: root's rights, for user 61004. `bound`: more rights by an exec (no_new_privs). `secret`: that others of its user
+ * may see its memory; `open`: it lets them again. `tight`: all calls but those of a list, as OpenSSH's server before a login.
+ *
  * attached MIB THREADS WORDS [NUMBER ACTION]: with a seccomp filter that does ACTION, a number as in BPF, for the call NUMBER, and allows all
  * others; without them it allows everything. One of the words says when: `filter`: all threads have it from the start. `lonely`: one
  * thread alone. `later`: all threads, by itself, so many microseconds after a number and a line have been read.
  */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <grp.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <pthread.h>
@@ -148,6 +153,50 @@ static void install_filter(unsigned flags)
 		wrong("filter");
 }
 
+/* Close to what OpenSSH allows (sandbox-seccomp-filter.c), and what this program does from here on. Another call ends the process. */
+static void install_list(void)
+{
+#define ALLOW(name) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_##name, 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)
+	struct sock_filter code[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		ALLOW(read), ALLOW(write), ALLOW(close), ALLOW(brk), ALLOW(mmap), ALLOW(munmap), ALLOW(mremap), ALLOW(madvise),
+		ALLOW(futex), ALLOW(getpid), ALLOW(getppid), ALLOW(gettid), ALLOW(clock_gettime), ALLOW(nanosleep),
+		ALLOW(clock_nanosleep), ALLOW(restart_syscall), ALLOW(poll), ALLOW(rt_sigprocmask), ALLOW(rt_sigreturn),
+		ALLOW(exit), ALLOW(exit_group),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+	};
+	struct sock_fprog program = { .len = sizeof code / sizeof *code, .filter = code };
+	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) ||
+	    syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program))
+		wrong("list");
+}
+
+static int said(const char *words, const char *word)
+{
+	return words && strstr(words, word) != NULL;
+}
+
+/* As daemons do that listen as root and work as somebody else. */
+static void give_up(const char *words, const char *folder)
+{
+	const unsigned somebody = 61004;
+	char empty[] = "/tmp/pageone-jail-XXXXXX";
+	if (said(words, "jail") && (!mkdtemp(empty) || chdir(empty) || rmdir(empty) || chroot(".")))
+		wrong("jail");
+	if (said(words, "pit") && (!folder || chroot(folder) || chdir("/")))
+		wrong("pit");
+	if (said(words, "user") && (setgroups(0, NULL) || setgid(somebody) || setuid(somebody)))
+		wrong("user");
+	if (said(words, "bound") && prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+		wrong("bound");
+	if (said(words, "secret") && prctl(PR_SET_DUMPABLE, 0, 0, 0, 0))
+		wrong("secret");
+	if (said(words, "open") && prctl(PR_SET_DUMPABLE, 1, 0, 0, 0))
+		wrong("open");
+	if (said(words, "tight"))
+		install_list();
+}
+
 static void *lonely(void *arg)
 {
 	install_filter(0);
@@ -199,6 +248,8 @@ int main(int argc, char **argv)
 	struct timespec begin = { 0, 1000000 };
 	while (started < threads)
 		nanosleep(&begin, NULL);
+	if (argc > 3)
+		give_up(argv[3], argc > 4 ? argv[4] : NULL);
 	if (argc > 3 && strstr(argv[3], "lonely")) {
 		if (pthread_create(&thread, NULL, lonely, NULL))
 			wrong("pthread_create");

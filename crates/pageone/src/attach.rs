@@ -301,6 +301,7 @@ impl To {
     ) -> Result<String> {
         let target = Target::look(pid, began)?;
         target.sees(&self.socket)?;
+        target.sees_itself()?;
         let name = target.name.to_string();
         // Without a daemon it would be of the one who asks.
         let server = self.server;

@@ -1158,6 +1158,107 @@ fn a_filter_that_comes_meanwhile_costs_no_life() {
     eprintln!("{found} found, {seen} seen by a hook");
 }
 
+/// It is a guest of this user's whose pages are shared, and goes on, also when it is detached.
+fn serves_as(place: &Place, one: &mut Checked, user: u32) {
+    wait_for("a guest with merged pages", || {
+        one.is_right();
+        let status = json(place);
+        let guests = status["guests"].as_array().expect("guests");
+        let own = guests.iter().find(|guest| guest["pid"] == one.pid());
+        let is_its = own.is_some_and(|own| own["uid"] == user);
+        (is_its && count(&status, "pages_sharing") >= STILL).then_some(())
+    });
+    one.goes_on();
+    detached(&[one.pid()]);
+    one.goes_on();
+}
+
+/// nginx and its like: root at the start, and somebody else when they work.
+#[test]
+fn a_process_that_gave_up_its_rights_is_served_or_is_as_it_was() {
+    let Some(place) = place_to_trace().filter(|_| sees_filters()) else {
+        return;
+    };
+    fs::set_permissions(place.path(), fs::Permissions::from_mode(0o755)).expect("a mode");
+    let program = program(&place, &[]);
+    let _daemon = daemon(&place, &["--merge-period", "50ms"]);
+    let mib = MIB.to_string();
+    let start_with = |threads: &str, words: &str| {
+        let words = format!("offer,{words}");
+        let mut one = Checked::start(&program, &[&mib, threads, &words]);
+        one.goes_on();
+        one
+    };
+    // Of no_new_privs each thread has its own.
+    let start = |words: &str| start_with(if words.contains("bound") { "0" } else { "3" }, words);
+    for (words, user) in [
+        ("bound", 0),
+        // Of root's own processes it cannot be told, and no other user's may see it.
+        ("secret", 0),
+        ("user,open", 61004),
+        ("user,bound,open", 61004),
+        ("user,bound,open,filter", 61004),
+    ] {
+        let (mut one, mut other) = (start(words), start(words));
+        let pids = [one.pid(), other.pid()];
+        let before = pids.map(|pid| state(pid).1);
+        attached(&place, &[], &pids);
+        serves_as(&place, &mut one, user);
+        detached(&pids[1..]);
+        other.goes_on();
+        assert!(
+            before == pids.map(|pid| state(pid).1),
+            "{words}: libc's code"
+        );
+    }
+    const DRY: &[&[&str]] = &[&["--dry-run"], &[]];
+    let refused = |mut one: Checked, all: &[&[&str]], reason: &str| {
+        let before = state(one.pid());
+        for flags in all {
+            let done = attach(&place, flags, &[one.pid()]);
+            let said = text(&done.stderr);
+            let is_refused = !done.status.success() && said.contains(reason);
+            assert!(is_refused, "{reason}: {said}");
+            assert!(before == state(one.pid()), "it is as it was: {said}");
+        }
+        one.goes_on();
+    };
+    refused(start("user"), DRY, "its memory is a secret");
+    refused(start("user,bound"), DRY, "its memory is a secret");
+    refused(start("jail"), DRY, "the daemon's socket");
+    refused(start("jail,user,bound,open"), DRY, "the daemon's socket");
+    // What is found out when it is held. The filter names the first call that its list lacks, and would end it for that.
+    refused(start("user,open,tight"), &[&[]], "does not let");
+    refused(start_with("3", "bound"), &[&[]], "no_new_privs");
+}
+
+/// A root directory in which there is the daemon's socket, and nothing of the kernel's.
+#[test]
+fn a_process_in_a_root_without_proc_is_refused_and_as_it_was() {
+    let Some(place) = place_to_trace().filter(|_| rustix::process::geteuid().is_root()) else {
+        return eprintln!("skipped: another root takes root");
+    };
+    let program = program(&place, &[]);
+    let _daemon = daemon(&place, &["--merge-period", "50ms"]);
+    // The socket at the same path: by another name of it (link(2)).
+    let pit = place.path().join("pit");
+    let there = pit.join(place.path().strip_prefix("/").expect("an absolute path"));
+    fs::create_dir_all(&there).expect("a folder");
+    let socket = there.join(place.socket().file_name().expect("a name"));
+    fs::hard_link(place.socket(), &socket).expect("the socket's other name");
+    let mut one = Checked::start(
+        &program,
+        &["1", "3", "offer,pit", pit.to_str().expect("a path")],
+    );
+    one.goes_on();
+    let before = state(one.pid());
+    let done = attach(&place, &[], &[one.pid()]);
+    let said = text(&done.stderr);
+    assert!(!done.status.success() && said.contains("/proc"), "{said}");
+    assert!(before == state(one.pid()), "it is as it was: {said}");
+    one.goes_on();
+}
+
 #[test]
 fn strangers_whom_a_rule_names_hold_up_no_others_and_share_with_none() {
     use std::os::unix::process::CommandExt;

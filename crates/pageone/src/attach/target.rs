@@ -8,6 +8,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use rustix::io::Errno;
+use sys::credentials::{self, Credentials};
 use sys::foreign::ForeignName;
 use sys::seize::SeizeError;
 
@@ -96,6 +97,7 @@ impl Target {
         // Before its threads are looked at: an agent's has a filter.
         target.has_none()?;
         fits(pid)?;
+        is_of_one_user(pid)?;
         Ok(target)
     }
 
@@ -226,8 +228,25 @@ impl Target {
                 Err(no_right(error))
             }
             _ => bail!(
-                "the daemon's socket {} is not in its mounts (a container): mount it there, at the same path",
+                "the daemon's socket {} is not in its mounts (a container, another root): mount it there, at the same path",
                 socket.display()
+            ),
+        }
+    }
+
+    /// Refuses a process in whose root there is no /proc, as after a chroot(2).
+    ///
+    /// # Errors
+    /// The reason.
+    pub(super) fn sees_itself(&self) -> Result<()> {
+        const OF_PROC: u64 = 0x9fa0; // PROC_SUPER_MAGIC
+        let there = format!("/proc/{}/root/proc", self.pid);
+        let kind = rustix::fs::statfs(&there).map(|about| about.f_type.cast_unsigned());
+        match kind {
+            Ok(OF_PROC) => Ok(()),
+            Err(Errno::ACCESS) => Err(no_right(Errno::ACCESS.into())),
+            _ => bail!(
+                "there is no /proc in its root (chroot), where its agent would look at its mappings: mount it there"
             ),
         }
     }
@@ -532,6 +551,22 @@ fn fits(pid: u32) -> Result<()> {
         if let Some(obstacle) = obstacle(&status) {
             bail!(obstacle);
         }
+    }
+    Ok(())
+}
+
+/// Refuses a process that would be no guest, as the engine does.
+fn is_of_one_user(pid: u32) -> Result<()> {
+    let ids = Credentials::of(pid, pid).map_err(no_right)?;
+    let user = ids.effective_user();
+    if ids != Credentials::plain(user, ids.effective_group()) {
+        bail!("it runs as {ids}: it may change its user, and a guest has one user and one group");
+    }
+    if credentials::is_secret(pid, user).map_err(no_right)? {
+        bail!(
+            "its memory is a secret (PR_SET_DUMPABLE): it has changed its user since it began, or asked for that. What its own user may not \
+             read is shared with none of his processes; started as its user (User= of its unit), it is no secret"
+        );
     }
     Ok(())
 }
