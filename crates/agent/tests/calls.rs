@@ -219,9 +219,20 @@ fn other_memory_over_merged_pages_is_left_alone() {
     guest.run("check");
 }
 
+/// Whether the kernel knows of guards, as Linux 6.13 does: with no length it tells that alone.
+fn has_guards(guest: &mut Guest) -> bool {
+    guest.ask(&format!("advise 0 0 {GUARD_INSTALL}")).is_ok()
+}
+
 #[test]
 fn guards_leave_zeros_behind() {
     let (_engine, mut guest) = merged(5);
+    if !has_guards(&mut guest) {
+        assert!(guest.ask(&format!("advise 20 4 {GUARD_INSTALL}")).is_err());
+        assert_eq!(stored(&guest), 512, "what the kernel does not know");
+        guest.run("check");
+        return;
+    }
     guest.run(&format!("advise 20 4 {GUARD_INSTALL}"));
     guest.run(&format!("advise 18 8 {GUARD_REMOVE}"));
     guest.run("zero 20 4");
@@ -232,11 +243,18 @@ fn guards_leave_zeros_behind() {
 
 #[test]
 fn advice_by_descriptor_is_advice() {
-    let (_engine, mut guest) = merged(6);
-    assert_eq!(
-        guest.run(&format!("padvise 10 5 {DONTNEED}")),
-        (5 * 4096).to_string()
-    );
+    let (engine, mut guest) = merged(6);
+    // Nothing of it is offered: the kernel's own word, which refuses such advice before Linux 6.13.
+    let mut other = engine.guest();
+    other.map(512);
+    let ask = format!("padvise 10 5 {DONTNEED}");
+    let word = other.ask(&ask);
+    assert!(matches!(word.as_deref(), Ok("20480") | Err(_)), "{word:?}");
+    assert_eq!(guest.ask(&ask), word);
+    assert_eq!(stored(&guest), if word.is_ok() { 507 } else { 512 });
+    guest.run("check");
+    let ask = "padvise 20 5 20"; // COLD
+    assert_eq!(guest.ask(ask), other.ask(ask));
     guest.run("check");
 }
 
@@ -819,12 +837,14 @@ fn calls_go_on_when_the_first_thread_has_ended() {
             end_session(&mut engine, &mut guest);
         }
         guest.run(&format!("advise 0 5 {DONTNEED}"));
-        guest.run(&format!("padvise 10 5 {DONTNEED}"));
+        let _ = guest.ask(&format!("padvise 10 5 {DONTNEED}"));
         guest.run("lock 20 5");
         guest.run("unlock 20 5");
-        guest.run(&format!("advise 30 5 {GUARD_INSTALL}"));
-        guest.run(&format!("advise 30 5 {GUARD_REMOVE}"));
-        guest.run("zero 30 5");
+        if has_guards(&mut guest) {
+            guest.run(&format!("advise 30 5 {GUARD_INSTALL}"));
+            guest.run(&format!("advise 30 5 {GUARD_REMOVE}"));
+            guest.run("zero 30 5");
+        }
         guest.run(&format!("advise 0 512 {DONTFORK}"));
         guest.run("remap 1024 1");
         guest.run("check");

@@ -310,9 +310,12 @@ fn a_discard_leaves_zeros_where_proc_is_hidden() {
     guest.run("advise 50 1 24");
     guest.run("check");
     // The agent has the list of mappings open since before.
-    guest.run("advise 60 1 102");
-    guest.run("advise 60 1 103");
-    guest.run("zero 60 1");
+    // Before Linux 6.13 there are no guards; with no length the kernel tells that alone.
+    if guest.ask("advise 0 0 102").is_ok() {
+        guest.run("advise 60 1 102");
+        guest.run("advise 60 1 103");
+        guest.run("zero 60 1");
+    }
     guest.run("check");
     // Without it nothing tells where canonical content would come from behind the guard.
     drop(engine);

@@ -255,6 +255,11 @@ pub(crate) fn process_madvise(args: [usize; 6]) -> Result<usize> {
     if !touches(0, ADDRESS_LIMIT) || flags != 0 || count > 1024 || !is_self(pidfd) {
         return call(libc::SYS_process_madvise, args);
     }
+    // Without ranges the kernel tells only whether it takes such a descriptor, and such advice through it. Before Linux 6.13 it takes no
+    // advice that discards, of a process to itself either.
+    if call(libc::SYS_process_madvise, [pidfd, 0, 0, advice, 0, 0]).is_err() {
+        return call(libc::SYS_process_madvise, args);
+    }
     // The low half of the register is the number.
     #[allow(clippy::cast_possible_truncation)]
     let advice = advice as i32;
