@@ -232,6 +232,7 @@ static int ask_child(char command)
 #include "forks.h"
 #include "ground.h"
 #include "hole.h"
+#include "keys.h"
 
 /* ---- commands ---- */
 
@@ -604,6 +605,11 @@ static void *serve(void *first)
 		COMMAND("endhole") say(stop_hole());
 		COMMAND("standing") say(call_from_within(a, b, (int)c));
 		COMMAND("childstanding") say(call_in_child(a, b, (int)c));
+		COMMAND("key") say(give_key(mem + a * PAGE, b * PAGE, c));
+		COMMAND("unseenkey") say(give_key_unseen(mem + a * PAGE, b * PAGE));
+		COMMAND("close") say(close_key((unsigned)a));
+		COMMAND("touch") say(touch(mem + a * PAGE, (int)b));
+		COMMAND("keyedstack") say(call_on_keyed_stack((int)a));
 		COMMAND("endstack") say(end_stack());
 		COMMAND("seeslibc") say(pageone_sees_libc ? pageone_sees_libc() : 0);
 		COMMAND("forks") say(make_forks(a));

@@ -103,6 +103,7 @@ extern "C" fn pageone_attached_begin(filters: usize, unmapped: usize) -> isize {
     unsafe { config::configure_by(variable) };
     config::note_attached();
     takeover::note_seen();
+    let _ = sys::keys::exist();
     told(sys::mapping::find_locks_future())
 }
 

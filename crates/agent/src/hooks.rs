@@ -44,6 +44,8 @@ extern "C" fn begin() {
     // SAFETY: the loader runs this while the process has one thread.
     unsafe { config::configure() };
     crate::own::find();
+    // The processor is asked before the program can forbid that.
+    let _ = sys::keys::exist();
     // Made before anybody forks, it is there when a fork begins.
     let _ = crate::lock::per_process();
     fork::begin();

@@ -24,6 +24,7 @@ pub mod guardian;
 pub mod heir;
 pub mod host;
 pub mod keeper;
+pub mod keys;
 pub mod ksm;
 pub mod mapping;
 pub mod memfd;

@@ -12,8 +12,9 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, Result};
 use rustix::mm::{MapFlags, MlockFlags, MprotectFlags, MremapFlags, ProtFlags};
 
-/// What a mapping allows. Writing and executing imply reading, as on x86-64. Pages are merged only
-/// where they are not executable, but their guest may make them so afterwards.
+/// What a mapping allows. Writing implies reading, as on x86-64; so does executing, but where the processor has protection keys: the
+/// kernel gives memory that may be executed only a key that is closed to all threads. Pages are merged only where they are not executable,
+/// but their guest may make them so afterwards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Access {
     /// Nothing.
@@ -23,6 +24,8 @@ pub enum Access {
     Read,
     /// Reads and writes.
     ReadWrite,
+    /// Executes.
+    Execute,
     /// Reads and executes.
     ReadExecute,
     /// All.
@@ -37,6 +40,7 @@ impl Access {
             Self::None => ProtFlags::empty(),
             Self::Read => ProtFlags::READ,
             Self::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
+            Self::Execute => ProtFlags::EXEC,
             Self::ReadExecute => ProtFlags::READ | ProtFlags::EXEC,
             Self::All => ProtFlags::READ | ProtFlags::WRITE | ProtFlags::EXEC,
         }

@@ -74,7 +74,8 @@ impl Vma {
         match (self.read, self.write, self.execute) {
             (_, true, true) => Access::All,
             (_, true, false) => Access::ReadWrite,
-            (_, false, true) => Access::ReadExecute,
+            (true, false, true) => Access::ReadExecute,
+            (false, false, true) => Access::Execute,
             (true, false, false) => Access::Read,
             (false, false, false) => Access::None,
         }

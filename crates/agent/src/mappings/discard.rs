@@ -408,6 +408,7 @@ fn alike(guard: &mut Guard, at: usize, end: usize) -> (usize, mapping::Attribute
 
 /// Gives a store's mapping zeros in private frames, and tells whether it may be written.
 fn zeros_where_it_lies(at: usize, len: usize) -> bool {
+    let _open = sys::keys::Open::new();
     let may = tell(at, len, libc::MADV_POPULATE_WRITE).is_ok();
     if may {
         fill_zeros(at, len);
@@ -417,6 +418,7 @@ fn zeros_where_it_lies(at: usize, len: usize) -> bool {
 
 fn fill_zeros(at: usize, len: usize) {
     let place = std::ptr::with_exposed_provenance_mut::<u8>(at);
+    let _open = sys::keys::Open::new();
     // SAFETY: the guest asked for this range to be discarded, and may write it.
     unsafe { place.write_bytes(0, len) };
 }

@@ -27,6 +27,8 @@ pub(crate) fn make_private(guard: &mut Guard, start: usize, len: usize) -> Resul
 /// # Errors
 /// `NOMEM` when the frames do not fit; `INVAL` or `FAULT` where nobody may write.
 pub(crate) fn populate(start: usize, len: usize) -> Result<()> {
+    // A key that a call no hook saw has given closes the memory to the kernel as well.
+    let _open = sys::keys::Open::new();
     // SAFETY: populating changes no content.
     unsafe { mapping::advise(start, len, POPULATE_WRITE) }
 }
@@ -60,7 +62,7 @@ fn make_read_only_private(guard: &Guard, start: usize, len: usize, access: Acces
     {
         return Ok(());
     }
-    let executes = matches!(access, Access::ReadExecute | Access::All);
+    let executes = matches!(access, Access::Execute | Access::ReadExecute | Access::All);
     if executes && guard.process().life.is_callers() {
         return Err(Errno::PERM); // it could not put that back
     }

@@ -691,6 +691,8 @@ impl Copy {
     fn put(&self, at: usize, len: usize) -> Result<()> {
         let aside = self.aside_of(at);
         populate(aside, len)?;
+        // What may be executed only has a key, and so has what a call that no hook saw gave one.
+        let _open = sys::keys::Open::new();
         // SAFETY: the memory aside is ours, and writable; what is read is mapped by the caller's word. The place
         // holds what the copy holds.
         unsafe {

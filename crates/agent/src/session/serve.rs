@@ -38,6 +38,8 @@ use crate::window::{self, Window};
 
 /// The agent's thread.
 pub(crate) extern "C" fn main() -> ! {
+    // A hook's work lies on its thread's stack, which may have a protection key.
+    sys::keys::open_all();
     if sys::thread::leave_descriptors().is_ok() {
         sys::thread::set_name(thread::NAME);
         if let Some(process) = per_process() {
