@@ -29,6 +29,8 @@
 #define PAGE 4096ul
 #define HUGE_PAGE (2ul << 20)
 #define MAX_PAGES (1ul << 20)
+/* How many pages the shadow has: the environment may say fewer, for all of it is locked with the rest. */
+#define SHADOW_PAGES (getenv("GUEST_SHADOW_PAGES") ? strtoul(getenv("GUEST_SHADOW_PAGES"), NULL, 10) : MAX_PAGES)
 
 #pragma weak pageone_register
 #pragma weak pageone_unregister
@@ -251,8 +253,11 @@ static long map(size_t count)
 		return -EINVAL;
 	pages = count;
 	size_t span = count * PAGE + HUGE_PAGE;
+	size_t shadowed = SHADOW_PAGES;
+	if (count > shadowed)
+		return -EINVAL;
 	unsigned char *area = mmap(NULL, span, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	shadow = mmap(NULL, MAX_PAGES * PAGE, PROT_READ | PROT_WRITE,
+	shadow = mmap(NULL, shadowed * PAGE, PROT_READ | PROT_WRITE,
 		      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (area == MAP_FAILED || shadow == MAP_FAILED)
 		return -errno;

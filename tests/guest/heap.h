@@ -8,7 +8,7 @@ static unsigned char *block;
 static long use_block(size_t count)
 {
 	pages = count;
-	shadow = mmap(NULL, MAX_PAGES * PAGE, PROT_READ | PROT_WRITE,
+	shadow = mmap(NULL, SHADOW_PAGES * PAGE, PROT_READ | PROT_WRITE,
 		      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (!block || shadow == MAP_FAILED)
 		return -ENOMEM;

@@ -174,16 +174,15 @@ pub(crate) fn mremap(remap: Remap) -> Result<usize> {
         passed => passed?,
     };
     // What has come to a place that was free. Of a target that the program named another thread may have offered something since.
-    let (old_len, new_len) = (
-        remap.old_len.next_multiple_of(PAGE_BYTES),
-        remap.new_len.next_multiple_of(PAGE_BYTES),
-    );
+    let rounded = |len: usize| len.checked_next_multiple_of(PAGE_BYTES).unwrap_or(0);
+    let (old_len, new_len) = (rounded(remap.old_len), rounded(remap.new_len));
     let stayed = if new == remap.old {
         old_len.min(new_len)
     } else {
         0
     };
-    let (start, len) = (new + stayed, new_len - stayed);
+    // Before Linux 6.17 memory may "stay" at lengths that none has.
+    let (start, len) = (new.saturating_add(stayed), new_len - stayed);
     if let Some(mut guard) = guard(start, len) {
         match fixed {
             true => discard::forget_kept(&mut guard, start, len),
