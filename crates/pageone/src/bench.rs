@@ -20,6 +20,7 @@ pub(crate) mod guest;
 mod guests;
 mod hashdist;
 mod ksm;
+pub(crate) mod mappings;
 mod measure;
 mod merge;
 mod nodes;

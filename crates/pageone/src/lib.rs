@@ -52,6 +52,7 @@ mod run;
 mod selector;
 mod serve;
 mod view;
+mod watchdog;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -120,6 +121,9 @@ enum Verb {
     /// Puts KSM's knobs back when the process dies that turned them
     #[command(hide = true)]
     KsmWatchdog { knobs: Vec<String> },
+    /// Puts vm.max_map_count back when the process dies that raised it
+    #[command(hide = true)]
+    MappingsWatchdog { before: u64 },
 }
 
 /// The version; with the protocol that daemon, agents and command have to share, and the commit where `make build` told it.
@@ -190,6 +194,7 @@ pub fn main() -> ExitCode {
         Verb::Dist(args) => dist::main(&args, Cli::command()),
         Verb::Guest(kind) => guest::main(kind),
         Verb::KsmWatchdog { knobs } => ksm::watchdog(&knobs),
+        Verb::MappingsWatchdog { before } => bench::mappings::watchdog(before),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

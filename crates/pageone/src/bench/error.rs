@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use super::mappings::LimitError;
+
 /// Why a comparison could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
@@ -32,6 +34,9 @@ pub enum BenchError {
     /// A program that a case is about is not installed.
     #[error("there is no program `{0}` here")]
     NoProgram(&'static str),
+    /// A variant is about a limit that cannot be raised.
+    #[error(transparent)]
+    Limit(#[from] LimitError),
     /// A file that virtual machines are made of was not named.
     #[error("{0} FILE says what virtual machines boot from")]
     NoVm(&'static str),

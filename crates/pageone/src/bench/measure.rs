@@ -58,6 +58,13 @@ pub(super) trait Contender {
     /// # Errors
     /// It does not answer.
     fn is_done(&mut self) -> Result<bool, BenchError>;
+    /// What kept it from merging more, if it tells.
+    ///
+    /// # Errors
+    /// It does not answer.
+    fn hindrance(&mut self) -> Result<Option<String>, BenchError> {
+        Ok(None)
+    }
     /// The process or kernel thread that works for it, if there is one. The guests' own CPU time and
     /// memory are counted as its agents'.
     fn process(&self) -> Option<u32>;
@@ -223,6 +230,7 @@ impl<'a> Run<'a> {
         ));
         let memory = memory_now()?;
         let cpu_total = self.cpu_now()?.saturating_sub(self.cpu);
+        let hindrance = self.contender.hindrance()?;
         let steady = self.steady()?;
         (self.plan.progress)(&format!("{title}: verifying"));
         let (verified_bytes, errors) = self.verify()?;
@@ -243,6 +251,7 @@ impl<'a> Run<'a> {
             metadata_bytes: self.metadata(&memory),
             verified_bytes,
             errors,
+            hindrance,
             disturbed: false,
         };
         Ok(row.judged())

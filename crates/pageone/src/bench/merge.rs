@@ -1,5 +1,6 @@
 //! `pageone bench merge`: the same guests merged by PageONE and by KSM.
 
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use sys::ksm::{Ksm, Tuning};
 use super::content::Content;
 use super::guest::BenchGuest;
 use super::ksm::{self, KsmContender};
+use super::mappings;
 use super::measure::{self, Plan};
 use super::pageone::PageOne;
 use super::report::{Machine, Report, Row};
@@ -48,6 +50,9 @@ pub(crate) struct Args {
     /// Worker threads of PageONE, a row each (KSM has one thread)
     #[arg(long, value_delimiter = ',', default_value = "1,2", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Vec<u16>,
+    /// Raise vm.max_map_count to N for the time of the runs
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=mappings::MOST))]
+    max_map_count: Option<u64>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -73,7 +78,11 @@ pub(crate) struct Args {
 
 pub(crate) fn main(args: &Args) -> Result<()> {
     let interrupted = measure::interrupted()?;
-    let rows = compare(args, &interrupted)?;
+    let exe = std::env::current_exe().context("cannot find out where this program is")?;
+    // Daemons and guests read it when they begin, and it goes back when all have ended.
+    let most = args.max_map_count;
+    let _raised = most.map_or(Ok(None), |most| mappings::raise(&exe, most))?;
+    let rows = compare(args, &exe, &interrupted)?;
     let errors: u64 = rows.iter().map(|row| row.errors).sum();
     let report = Report {
         machine: Machine::here(),
@@ -90,11 +99,10 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     Ok(())
 }
 
-fn compare(args: &Args, interrupted: &dyn Fn() -> bool) -> Result<Vec<Row>> {
+fn compare(args: &Args, exe: &Path, interrupted: &dyn Fn() -> bool) -> Result<Vec<Row>> {
     if args.engines.contains(&Engine::Pageone) {
         able()?;
     }
-    let exe = std::env::current_exe().context("cannot find out where this program is")?;
     let content = Content {
         seed: args.seed,
         dup: args.dup,
@@ -104,7 +112,7 @@ fn compare(args: &Args, interrupted: &dyn Fn() -> bool) -> Result<Vec<Row>> {
         shuffle: args.shuffle,
     };
     let guest = |number| {
-        let mut command = Command::new(&exe);
+        let mut command = Command::new(exe);
         command.args(BenchGuest::words(&content, number));
         command
     };
@@ -118,7 +126,7 @@ fn compare(args: &Args, interrupted: &dyn Fn() -> bool) -> Result<Vec<Row>> {
         progress: &|text| eprintln!("{text}"),
     };
     plan.check_memory()?;
-    let guard = ksm::guard(args.engines.contains(&Engine::Ksm), &exe)?;
+    let guard = ksm::guard(args.engines.contains(&Engine::Ksm), exe)?;
     let mut rows = Vec::new();
     for engine in &args.engines {
         match engine {
@@ -129,7 +137,7 @@ fn compare(args: &Args, interrupted: &dyn Fn() -> bool) -> Result<Vec<Row>> {
             Engine::Pageone => {
                 guard.as_ref().map_or(Ok(()), KsmGuard::pause)?;
                 for &threads in &args.threads {
-                    let mut pageone = PageOne::start(&exe, threads, args.merge_period)?;
+                    let mut pageone = PageOne::start(exe, threads, args.merge_period)?;
                     rows.push(measure::measure(&plan, &mut pageone)?);
                 }
             }

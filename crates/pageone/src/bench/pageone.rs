@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use sys::signals;
-use wire::{Reply, Request, Setting};
+use wire::{GuestStatus, Reply, Request, Setting, WhyNotCode};
 
 use super::error::BenchError;
 use super::measure::Contender;
@@ -89,6 +89,24 @@ impl PageOne {
     }
 }
 
+/// Whether `guests` have so many mappings of those that they may have (`limit`) that runs are left alone; in words.
+fn scarce(guests: &[GuestStatus], limit: u64) -> Option<String> {
+    // From half of the budget on, short runs are not worth theirs.
+    let near = engine::mapping_budget(limit) / 2;
+    let waits = |guest: &GuestStatus| {
+        let reasons = guest.reasons.iter();
+        let put_off = reasons.filter(|why| why.code == WhyNotCode::PutOff);
+        put_off.map(|why| why.pages).sum::<u64>()
+    };
+    let scarce = guests.iter().filter(|guest| guest.vmas >= near);
+    let pages: u64 = scarce.map(waits).sum();
+    (pages > 0).then(|| {
+        format!(
+            "stopped for want of mappings: {pages} pages wait at vm.max_map_count {limit}; see --max-map-count and `pageone doctor`"
+        )
+    })
+}
+
 impl Contender for PageOne {
     fn name(&self) -> &'static str {
         "pageone"
@@ -127,6 +145,12 @@ impl Contender for PageOne {
         Ok(now.pages_volatile == 0)
     }
 
+    fn hindrance(&mut self) -> Result<Option<String>, BenchError> {
+        let now = status::ask(&self.socket()).map_err(Self::failed)?;
+        let limit = super::mappings::now().unwrap_or(u64::MAX);
+        Ok(scarce(&now.guests, limit))
+    }
+
     fn process(&self) -> Option<u32> {
         Some(self.daemon.id())
     }
@@ -153,5 +177,33 @@ impl Drop for PageOne {
         }
         let _ = self.daemon.kill();
         let _ = self.daemon.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use wire::WhyNot;
+
+    use super::*;
+
+    #[test]
+    fn mappings_are_wanting_where_guests_have_many_and_pages_wait() {
+        let guest = |vmas, pages| GuestStatus {
+            vmas,
+            reasons: vec![WhyNot {
+                code: WhyNotCode::PutOff,
+                pages,
+                why: String::new(),
+            }],
+            ..GuestStatus::default()
+        };
+        let said = |guests: &[GuestStatus]| scarce(guests, 65530);
+        assert_eq!(said(&[guest(100, 5), guest(40_000, 0)]), None);
+        let why = said(&[guest(100, 5), guest(24_574, 7), guest(49_000, 2)]).unwrap();
+        assert!(
+            why.contains(": 9 pages wait at vm.max_map_count 65530"),
+            "{why}"
+        );
+        assert_eq!(scarce(&[guest(49_000, 2)], 1 << 20), None);
     }
 }

@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 use sys::ksm::Ksm;
 use sys::meminfo::MemInfo;
 
+use super::mappings;
+
 /// One run: one engine with one number of threads.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Row {
@@ -38,6 +40,8 @@ pub(super) struct Row {
     pub verified_bytes: u64,
     /// Pages that were not.
     pub errors: u64,
+    /// What kept the engine from merging more, by its own word.
+    pub hindrance: Option<String>,
     /// Whether other processes moved so much memory that the times mean nothing.
     pub disturbed: bool,
 }
@@ -55,6 +59,8 @@ pub(super) struct Machine {
     pub memory_bytes: u64,
     /// Transparent huge pages: `always`, `madvise` or `never`.
     pub huge_pages: String,
+    /// The mappings that a process may have (`vm.max_map_count`), while it was measured.
+    pub max_map_count: Option<u64>,
     /// KSM's `smart_scan`, which tuning leaves alone.
     pub ksm_smart_scan: Option<u64>,
     /// KSM's `max_page_sharing`, which tuning leaves alone.
@@ -102,6 +108,7 @@ impl Machine {
             cpus: std::thread::available_parallelism().map_or(0, Into::into),
             memory_bytes: MemInfo::read().unwrap_or_default().total,
             huge_pages: huge.unwrap_or_default(),
+            max_map_count: mappings::now(),
             ksm_smart_scan: ksm.number("smart_scan").ok(),
             ksm_max_page_sharing: ksm.number("max_page_sharing").ok(),
         }
@@ -177,6 +184,9 @@ fn write_row(f: &mut fmt::Formatter<'_>, row: &Row) -> fmt::Result {
         row.metadata_bytes as f64 / MIB,
         row.errors
     )?;
+    if let Some(why) = &row.hindrance {
+        writeln!(f, "         {why}")?;
+    }
     if row.disturbed {
         let moved = row.unexplained_bytes() as f64 / MIB;
         writeln!(
@@ -207,6 +217,7 @@ mod tests {
             metadata_bytes: 30 << 20,
             verified_bytes: 0,
             errors: 0,
+            hindrance: None,
             disturbed: false,
         }
     }
@@ -248,6 +259,22 @@ mod tests {
             rows: vec![other],
         };
         assert!(report.to_string().contains("gave back -60 MiB"), "{report}");
+    }
+
+    #[test]
+    fn a_row_says_what_kept_the_engine_from_more() {
+        let hindrance = Some("stopped for want of mappings".to_owned());
+        let row = Row { hindrance, ..row() };
+        let report = Report {
+            machine: Machine::here(),
+            options: (),
+            rows: vec![row],
+        };
+        let text = report.to_string();
+        assert!(
+            text.ends_with("         stopped for want of mappings\n"),
+            "{text}"
+        );
     }
 
     #[test]

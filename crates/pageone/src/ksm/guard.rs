@@ -1,21 +1,12 @@
-//! The guard that puts KSM's knobs back whatever happens.
-//!
-//! The knobs belong to the machine, so they must go back even when this process is killed. A guard
-//! therefore starts a watchdog first: a child in a process group of its own (the terminal's Ctrl-C
-//! does not reach it) that waits for its standard input to end. An ordinary end says `done`; any
-//! other end, SIGKILL included, makes the watchdog write the saved values.
-//!
-//! Two that turn the knobs at a time would each take the other's for the machine's own. So a guard locks KSM's `run` (flock(2)). The
-//! lock is the watchdog's too, as its standard output: whoever gets it finds the knobs as they belong.
+//! The guard that puts KSM's knobs back whatever happens, by a [watchdog](crate::watchdog) that holds the lock of KSM's `run`.
 
-use std::io::{self, Read, Write};
-use std::os::unix::process::CommandExt;
+use std::io::{self, Read};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
-use rustix::fs::{FlockOperation, flock};
-use rustix::io::Errno;
 use sys::ksm::{Knobs, Ksm};
+
+use crate::watchdog::{self, Watchdog};
 
 /// Why the knobs cannot be turned.
 #[derive(Debug, thiserror::Error)]
@@ -36,7 +27,7 @@ pub(crate) enum GuardError {
 pub(crate) struct KsmGuard {
     ksm: Ksm,
     saved: Knobs,
-    watchdog: Child,
+    watchdog: Watchdog,
 }
 
 impl KsmGuard {
@@ -45,27 +36,19 @@ impl KsmGuard {
     ///
     /// # Errors
     /// KSM cannot be read or written, another process turns it, or the watchdog cannot be started.
-    pub(crate) fn take(ksm: Ksm, mut watchdog: Command) -> Result<Self, GuardError> {
+    pub(crate) fn take(ksm: Ksm, watchdog: Command) -> Result<Self, GuardError> {
         let lock = ksm.open()?;
-        flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|error| match error {
-            Errno::WOULDBLOCK => GuardError::Taken,
-            error => GuardError::Ksm(error.into()),
-        })?;
+        if !watchdog::try_lock(&lock)? {
+            return Err(GuardError::Taken);
+        }
         let saved = ksm.save()?;
         let run = saved.get("run").unwrap_or("0").to_owned();
         ksm.write("run", &run)?;
-        watchdog
-            .args(saved.words())
-            .stdin(Stdio::piped())
-            .stdout(lock)
-            .process_group(0);
-        let watchdog = sys::signals::prepare_child(&mut watchdog, false)
-            .spawn()
-            .map_err(GuardError::Watchdog)?;
+        let watchdog = Watchdog::start(watchdog, saved.words(), lock);
         Ok(Self {
             ksm,
+            watchdog: watchdog.map_err(GuardError::Watchdog)?,
             saved,
-            watchdog,
         })
     }
 
@@ -80,22 +63,14 @@ impl KsmGuard {
 
 impl Drop for KsmGuard {
     fn drop(&mut self) {
-        // Only a complete restore relieves the watchdog: it tries once more otherwise.
         let restored = self.ksm.restore(&self.saved).is_ok();
-        if let Some(mut input) = self.watchdog.stdin.take()
-            && restored
-        {
-            let _ = input.write_all(b"done");
-        }
-        let _ = self.watchdog.wait();
+        self.watchdog.end(restored);
     }
 }
 
 /// The watchdog that the command itself is, from its file.
 pub(crate) fn watchdog(exe: &Path) -> Command {
-    let mut watchdog = Command::new(exe);
-    watchdog.arg("ksm-watchdog");
-    watchdog
+    watchdog::command(exe, "ksm-watchdog")
 }
 
 /// The watchdog's life: waits for standard input to end, and restores the knobs that `words` tell
@@ -103,15 +78,12 @@ pub(crate) fn watchdog(exe: &Path) -> Command {
 ///
 /// # Errors
 /// A word names no knob, or the kernel refuses a value.
-pub(crate) fn watch(ksm: &Ksm, words: &[String], mut input: impl Read) -> io::Result<()> {
+pub(crate) fn watch(ksm: &Ksm, words: &[String], input: impl Read) -> io::Result<()> {
     let knobs = Knobs::from_words(words.iter().map(String::as_str));
     let knobs = knobs.ok_or_else(|| io::Error::other(format!("no KSM knobs: {words:?}")))?;
-    let mut said = Vec::new();
-    let _ = input.read_to_end(&mut said);
-    if said == b"done" {
-        Ok(())
-    } else {
-        ksm.restore(&knobs)
+    match watchdog::is_relieved(input) {
+        true => Ok(()),
+        false => ksm.restore(&knobs),
     }
 }
 
