@@ -17,21 +17,12 @@ mod support;
 
 use std::collections::BTreeMap;
 use std::env;
-use std::hint::black_box;
 use std::process::Command;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Barrier, Mutex};
-use std::thread;
-use std::time::Instant;
-use support::{key, on_processor_ns};
+use std::sync::Mutex;
+use std::time::Duration;
 
-/// A concurrent map from 16-byte keys to a word.
-trait Map: Sync {
-    /// True if the key was absent.
-    fn insert(&self, key: u128, value: u64) -> bool;
-    fn get(&self, key: u128) -> Option<u64>;
-    fn remove(&self, key: u128) -> bool;
-}
+use sdtree::measure::{Map, Meters, STEPS, Step, steps};
+use support::on_processor_ns;
 
 const OURS: [&str; 3] = ["sdtree", "sdtree, grown from empty", "Mutex<BTreeMap>"];
 #[cfg(not(feature = "peers"))]
@@ -46,7 +37,6 @@ const PEERS: [&str; 7] = [
     "scc TreeIndex",
     "crossbeam SkipMap",
 ];
-const PHASES: [&str; 4] = ["insert new", "get hit", "get miss", "remove"];
 
 fn main() {
     let arguments: Vec<String> = env::args().collect();
@@ -88,7 +78,7 @@ fn main() {
     );
     println!(
         "| | {} | heap bytes per key |\n|---|---|---|---|---|---|",
-        PHASES.join(" | ")
+        STEPS.join(" | ")
     );
     for (map_index, map) in maps.iter().enumerate() {
         let median = |threads_index, column| median(&results[&(map_index, threads_index)], column);
@@ -98,11 +88,11 @@ fn main() {
                 .collect();
             figures.join(" / ")
         };
-        let cells: Vec<String> = (0..PHASES.len()).map(cell).collect();
+        let cells: Vec<String> = (0..STEPS.len()).map(cell).collect();
         println!(
             "| {map} | {} | {:.1} |",
             cells.join(" | "),
-            median(0, PHASES.len())
+            median(0, STEPS.len())
         );
     }
     if PEERS.is_empty() {
@@ -152,27 +142,17 @@ fn child(map: &str, keys: u64, threads: u64) {
 }
 
 fn phases(map: &impl Map, keys: u64, threads: u64) {
-    // Nodes must not be visited in the order in which they were allocated. Both factors are odd and no multiples of 5.
-    let order = |index: u64, factor: u64| index * factor % keys;
-    let before = resident_bytes();
-    let mut figures = vec![timed(keys, threads, |index| {
-        assert!(map.insert(key(index), index))
-    })];
-    let heap = (resident_bytes() - before) / keys as f64;
-    figures.push(timed(keys, threads, |index| {
-        let index = order(index, 1_234_577);
-        assert_eq!(map.get(key(index)), Some(index));
-    }));
-    figures.push(timed(keys, threads, |index| {
-        assert_eq!(
-            black_box(map.get(key(keys + order(index, 1_234_577)))),
-            None
-        );
-    }));
-    figures.push(timed(keys, threads, |index| {
-        assert!(map.remove(key(order(index, 2_345_679))))
-    }));
-    figures.push(heap);
+    let meters = Meters {
+        on_processor: || Duration::from_nanos(on_processor_ns()),
+        resident: resident_bytes,
+    };
+    let took = steps(map, keys, threads, meters);
+    let mut figures: Vec<f64> = took
+        .steps
+        .iter()
+        .map(|step| rate(*step, keys, threads))
+        .collect();
+    figures.push(took.bytes as f64 / keys as f64);
     println!(
         "{}",
         figures
@@ -183,65 +163,25 @@ fn phases(map: &impl Map, keys: u64, threads: u64) {
     );
 }
 
-/// M operations/s when the threads share the indices out among them.
-fn timed(count: u64, threads: u64, step: impl Fn(u64) + Sync) -> f64 {
+/// M operations/s.
+fn rate(step: Step, count: u64, threads: u64) -> f64 {
     const PROCESSORS: u64 = 2;
-    let barrier = Barrier::new(threads as usize + 1);
-    let on_processor = AtomicU64::new(0);
-    let mut start = Instant::now();
-    thread::scope(|scope| {
-        for me in 0..threads {
-            let (barrier, step, on_processor) = (&barrier, &step, &on_processor);
-            scope.spawn(move || {
-                barrier.wait();
-                let before = on_processor_ns();
-                (count * me / threads..count * (me + 1) / threads).for_each(step);
-                on_processor.fetch_add(on_processor_ns() - before, Relaxed);
-            });
-        }
-        barrier.wait();
-        start = Instant::now();
-    });
     let seconds = if env::var("SDTREE_CLOCK").is_ok_and(|clock| clock == "cpu") {
-        on_processor.into_inner() as f64 / 1e9 / threads.min(PROCESSORS) as f64
+        step.on_processor.as_secs_f64() / threads.min(PROCESSORS) as f64
     } else {
-        start.elapsed().as_secs_f64()
+        step.wall.as_secs_f64()
     };
     count as f64 / seconds / 1e6
 }
 
 /// The resident set of this process.
-fn resident_bytes() -> f64 {
+fn resident_bytes() -> u64 {
     let statm = std::fs::read_to_string("/proc/self/statm").expect("/proc/self/statm");
     let pages = statm
         .split_whitespace()
         .nth(1)
-        .and_then(|pages| pages.parse::<f64>().ok());
-    pages.expect("the second field") * 4096.0
-}
-
-impl Map for sdtree::SdTree<u64> {
-    fn insert(&self, key: u128, value: u64) -> bool {
-        self.get_or_insert(key, value) == sdtree::Insert::Inserted
-    }
-    fn get(&self, key: u128) -> Option<u64> {
-        self.get(key)
-    }
-    fn remove(&self, key: u128) -> bool {
-        self.remove(key).is_some()
-    }
-}
-
-impl Map for Mutex<BTreeMap<u128, u64>> {
-    fn insert(&self, key: u128, value: u64) -> bool {
-        self.lock().expect("no panic").insert(key, value).is_none()
-    }
-    fn get(&self, key: u128) -> Option<u64> {
-        self.lock().expect("no panic").get(&key).copied()
-    }
-    fn remove(&self, key: u128) -> bool {
-        self.lock().expect("no panic").remove(&key).is_some()
-    }
+        .and_then(|pages| pages.parse::<u64>().ok());
+    pages.expect("the second field") * 4096
 }
 
 #[cfg(not(feature = "peers"))]

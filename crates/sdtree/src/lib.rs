@@ -35,6 +35,8 @@ mod fixed;
 mod garbage;
 mod iter;
 mod key;
+#[cfg(not(loom))]
+pub mod measure;
 mod node;
 mod pool;
 mod reclaim;
