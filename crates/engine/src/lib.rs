@@ -51,6 +51,7 @@
 //!  run/        rounds, their jobs, the workers, the driver
 //!  handover/   what one engine leaves to the next
 //!  status check facilities engine   the counters, the invariants, what the machine must have, the API
+//!  scale/      simulated guests, for the bench: how cost grows, and what workers meet at
 //! ```
 //!
 //! # The invariants
@@ -87,6 +88,7 @@ mod merge;
 mod options;
 mod page;
 mod run;
+pub mod scale;
 mod scan;
 mod status;
 mod sync;

@@ -29,6 +29,10 @@
 //! would wait for the first, and the second for the writer.
 //!
 //! All other locks are plain mutexes: a thread that holds one waits for no lock of this list but QUEUE and VALUES.
+//!
+//! [`census`] counts them all while somebody measures.
+
+pub(crate) mod census;
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -68,8 +72,8 @@ impl<T, const PLACE: u8> Ordered<T, PLACE> {
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
         };
-        let held = Held::note(PLACE);
-        Some(Guard { inner, _held: held })
+        let note = census::had(census::ordered(PLACE, self));
+        Some(InOrder::new::<PLACE>(inner, note))
     }
 }
 
@@ -81,24 +85,36 @@ impl<T, const PLACE: u8> OrderedRw<T, PLACE> {
     /// Locks it to read; as [`lock`].
     pub(crate) fn read(&self) -> InOrder<RwLockReadGuard<'_, T>> {
         held::assert_above(PLACE);
-        let inner = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        let held = Held::note(PLACE);
-        InOrder { inner, _held: held }
+        let which = (census::ordered(PLACE, self), Way::Beside);
+        let (inner, note) = census::take(which, || self.0.try_read(), || self.0.read());
+        InOrder::new::<PLACE>(inner, note)
     }
 
     /// Locks it to write; as [`lock`].
     pub(crate) fn write(&self) -> InOrder<RwLockWriteGuard<'_, T>> {
         held::assert_above(PLACE);
-        let inner = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        let held = Held::note(PLACE);
-        InOrder { inner, _held: held }
+        let which = (census::ordered(PLACE, self), Way::Alone);
+        let (inner, note) = census::take(which, || self.0.try_write(), || self.0.write());
+        InOrder::new::<PLACE>(inner, note)
     }
 }
 
 /// A lock of the order that is held.
 pub(crate) struct InOrder<G> {
     inner: G,
+    /// Behind the lock: what counts is not in the time for which it is held.
+    note: Option<Note>,
     _held: Held,
+}
+
+impl<G> InOrder<G> {
+    fn new<const PLACE: u8>(inner: G, note: Option<Note>) -> Self {
+        Self {
+            inner,
+            note,
+            _held: Held::note(PLACE),
+        }
+    }
 }
 
 /// A mutex of the order that is held.
@@ -118,19 +134,25 @@ impl<G: DerefMut> DerefMut for InOrder<G> {
     }
 }
 
-impl<T> Guard<'_, T> {
+impl<'a, T> Guard<'a, T> {
     /// Waits for `changed`, without the lock meanwhile.
-    pub(crate) fn wait(mut self, changed: &Condvar) -> Self {
-        self.inner = changed
-            .wait(self.inner)
-            .unwrap_or_else(PoisonError::into_inner);
-        self
+    pub(crate) fn wait(self, changed: &Condvar) -> Self {
+        self.aside(|inner| changed.wait(inner).unwrap_or_else(PoisonError::into_inner))
     }
 
     /// The same for `most` at the most.
-    pub(crate) fn wait_at_most(mut self, changed: &Condvar, most: Duration) -> Self {
-        let waited = changed.wait_timeout(self.inner, most);
-        self.inner = waited.unwrap_or_else(PoisonError::into_inner).0;
+    pub(crate) fn wait_at_most(self, changed: &Condvar, most: Duration) -> Self {
+        self.aside(|inner| {
+            let waited = changed.wait_timeout(inner, most);
+            waited.unwrap_or_else(PoisonError::into_inner).0
+        })
+    }
+
+    /// Does `wait`, which gives the lock up and takes it again.
+    fn aside(mut self, wait: impl FnOnce(MutexGuard<'a, T>) -> MutexGuard<'a, T>) -> Self {
+        let lock = self.note.take().map(Note::end);
+        self.inner = wait(self.inner);
+        self.note = lock.map(Note::again);
         self
     }
 }
@@ -154,12 +176,41 @@ pub(crate) trait Locks {
 
 impl<T> Locks for Mutex<T> {
     type Guard<'a>
-        = MutexGuard<'a, T>
+        = Plain<'a, T>
     where
         T: 'a;
 
-    fn lock_in_order(&self) -> MutexGuard<'_, T> {
-        self.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_in_order(&self) -> Plain<'_, T> {
+        let which = (census::plain(self), Way::Alone);
+        let (inner, note) = census::take(which, || self.try_lock(), || self.lock());
+        Plain { inner, _note: note }
+    }
+}
+
+/// A mutex without a place that is held.
+pub(crate) struct Plain<'a, T> {
+    inner: MutexGuard<'a, T>,
+    _note: Option<Note>,
+}
+
+impl<'a, T> Plain<'a, T> {
+    /// The guard itself, for a wait with it. What follows is not counted.
+    pub(crate) fn to_wait(self) -> MutexGuard<'a, T> {
+        self.inner
+    }
+}
+
+impl<T> Deref for Plain<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.inner
+    }
+}
+
+impl<T> DerefMut for Plain<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.inner
     }
 }
 
@@ -171,9 +222,9 @@ impl<T, const PLACE: u8> Locks for Ordered<T, PLACE> {
 
     fn lock_in_order(&self) -> Guard<'_, T> {
         held::assert_above(PLACE);
-        let inner = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let held = Held::note(PLACE);
-        Guard { inner, _held: held }
+        let which = (census::ordered(PLACE, self), Way::Alone);
+        let (inner, note) = census::take(which, || self.0.try_lock(), || self.0.lock());
+        InOrder::new::<PLACE>(inner, note)
     }
 }
 
@@ -188,6 +239,7 @@ impl<L: Locks> Locks for Arc<L> {
     }
 }
 
+use census::{Note, Way};
 use held::Held;
 
 /// The places of the locks that a thread holds.

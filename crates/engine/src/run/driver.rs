@@ -75,7 +75,7 @@ impl Driver {
         let waits = |signal: &mut Signal| signal.granted < ticket && !signal.stop;
         let signal = self
             .changed
-            .wait_while(signal, waits)
+            .wait_while(signal.to_wait(), waits)
             .unwrap_or_else(PoisonError::into_inner);
         match signal.left {
             0 => Ok(()),
@@ -110,7 +110,7 @@ impl Driver {
         let waits = |signal: &mut Signal| signal.shared.is_none() && !signal.stop;
         let mut signal = self
             .changed
-            .wait_while(signal, waits)
+            .wait_while(signal.to_wait(), waits)
             .unwrap_or_else(PoisonError::into_inner);
         match signal.shared.take() {
             Some(0) => Ok(()),
@@ -127,7 +127,9 @@ impl Driver {
             !signal.stop && !signal.nudge && idle
         };
         let left = due.saturating_duration_since(Instant::now());
-        let waited = self.changed.wait_timeout_while(signal, left, quiet);
+        let waited = self
+            .changed
+            .wait_timeout_while(signal.to_wait(), left, quiet);
         let (mut signal, waited) = waited.unwrap_or_else(PoisonError::into_inner);
         signal.nudge = false;
         !waited.timed_out()

@@ -214,7 +214,6 @@ impl Queue {
     }
 
     /// The next job, if there is one.
-    #[cfg(test)]
     pub(crate) fn try_take(&self) -> Option<Job> {
         lock(&self.inner).begin()
     }

@@ -32,11 +32,9 @@ const WATCH: Duration = Duration::from_millis(25);
 /// Heaps that the workers allocate from, if there are not more turns.
 const LEAST_HEAPS: u16 = 2;
 
-/// Runs all jobs on the calling thread.
-#[cfg(test)]
+/// Runs all jobs on the calling thread: in tests and simulations.
 pub(crate) struct Alone(pub(crate) Mutex<Scratch>);
 
-#[cfg(test)]
 impl Alone {
     fn run(&self, core: &Core) {
         let mut scratch = lock(&self.0);
@@ -49,7 +47,6 @@ impl Alone {
     }
 }
 
-#[cfg(test)]
 impl Crew for Alone {
     fn look(&self, core: &Core, _looks: &Looks) {
         self.run(core);

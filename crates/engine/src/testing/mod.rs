@@ -2,7 +2,6 @@
 
 pub(crate) mod fake;
 pub(crate) mod histories;
-pub(crate) mod scale;
 pub(crate) mod trials;
 pub(crate) mod trials_adopt;
 pub(crate) mod trials_copies;

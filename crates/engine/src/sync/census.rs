@@ -1,0 +1,177 @@
+//! Who takes which lock, how often, and for how long: counted while [`scale`](crate::scale) measures.
+//!
+//! At other times a lock costs one load of a word that nobody writes. While it is on, each thread counts for itself, and adds its
+//! counts to those of all when it ends: a count that threads share would be the very thing that is looked for.
+//!
+//! A lock class may have many locks, a chunk's in each chunk. A crowd meets at one of them. So locks are counted by their address.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{LockResult, Mutex, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
+
+/// Names by place.
+const NAMES: [&str; 16] = [
+    "KNOBS", "BUDGET", "GUESTS", "DOMAINS", "CHUNK", "TALK", "CLAIMS", "OFFERS", "IDLE", "LEDGER",
+    "FORMER", "HANDOVER", "SEGMENTS", "CHUNKS", "QUEUE", "VALUES",
+];
+
+static ON: AtomicBool = AtomicBool::new(false);
+static ALL: Mutex<Option<Uses>> = Mutex::new(None);
+
+thread_local! {
+    static OWN: RefCell<Own> = RefCell::default();
+}
+
+/// How a lock was used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Use {
+    /// Times it was taken to read, beside other readers.
+    pub(crate) reads: u64,
+    /// Times it was taken alone.
+    pub(crate) takes: u64,
+    /// Of both, those that found it taken.
+    pub(crate) busy: u64,
+    /// How long it was held alone.
+    pub(crate) held: Duration,
+}
+
+impl Use {
+    pub(crate) fn add(&mut self, other: Self) {
+        self.reads += other.reads;
+        self.takes += other.takes;
+        self.busy += other.busy;
+        self.held += other.held;
+    }
+}
+
+/// A lock: the name of its class, and where it is.
+pub(crate) type Which = (&'static str, usize);
+
+/// What is known of each lock.
+pub(crate) type Uses = HashMap<Which, Use>;
+
+/// A lock with a place in the order.
+pub(super) fn ordered<L>(place: u8, lock: &L) -> Which {
+    (NAMES[usize::from(place)], std::ptr::from_ref(lock).addr())
+}
+
+/// A plain mutex, by what it is of.
+pub(super) fn plain<T>(lock: &Mutex<T>) -> Which {
+    let name = std::any::type_name::<T>();
+    (name, std::ptr::from_ref(lock).addr())
+}
+
+/// The counts of a thread.
+#[derive(Default)]
+struct Own(Uses);
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = all.get_or_insert_default();
+        let mine = self.0.drain();
+        mine.for_each(|(which, its)| all.entry(which).or_default().add(its));
+    }
+}
+
+/// Counts from now on.
+pub(crate) fn begin() {
+    ON.store(true, Relaxed);
+}
+
+/// Counts no more.
+pub(crate) fn end() {
+    ON.store(false, Relaxed);
+}
+
+/// Takes all that this thread, and threads that have ended, have counted.
+pub(crate) fn collect() -> Uses {
+    drop(OWN.take());
+    let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+    all.take().unwrap_or_default()
+}
+
+/// Who may hold a lock at a time.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    /// Beside other readers.
+    Beside,
+    /// One.
+    Alone,
+}
+
+/// A lock that is held, and counted when it is dropped.
+pub(super) struct Note {
+    which: Which,
+    way: Way,
+    busy: bool,
+    since: Instant,
+}
+
+impl Note {
+    fn begin(which: Which, way: Way, busy: bool) -> Self {
+        Self {
+            which,
+            way,
+            busy,
+            since: Instant::now(),
+        }
+    }
+
+    /// The lock is given up; gives which it was.
+    pub(super) fn end(self) -> Which {
+        self.which
+    }
+
+    /// It is taken again, after a wait for something else.
+    pub(super) fn again(which: Which) -> Self {
+        Self::begin(which, Way::Alone, false)
+    }
+}
+
+impl Drop for Note {
+    fn drop(&mut self) {
+        let alone = self.way == Way::Alone;
+        let used = Use {
+            reads: u64::from(!alone),
+            takes: u64::from(alone),
+            busy: u64::from(self.busy),
+            held: match alone {
+                true => self.since.elapsed(),
+                false => Duration::ZERO,
+            },
+        };
+        count(self.which, used);
+    }
+}
+
+fn count(which: Which, used: Use) {
+    // A thread that ends has none any more.
+    let _ = OWN.try_with(|own| own.borrow_mut().0.entry(which).or_default().add(used));
+}
+
+/// Takes a lock by `wait`, and where it is counted by `free` first, which tells whether it was taken.
+pub(super) fn take<G>(
+    (which, way): (Which, Way),
+    free: impl FnOnce() -> Result<G, TryLockError<G>>,
+    wait: impl FnOnce() -> LockResult<G>,
+) -> (G, Option<Note>) {
+    let wait = || wait().unwrap_or_else(PoisonError::into_inner);
+    if !ON.load(Relaxed) {
+        return (wait(), None);
+    }
+    let (inner, busy) = match free() {
+        Ok(inner) => (inner, false),
+        Err(TryLockError::Poisoned(poisoned)) => (poisoned.into_inner(), false),
+        Err(TryLockError::WouldBlock) => (wait(), true),
+    };
+    (inner, Some(Note::begin(which, way, busy)))
+}
+
+/// The same of a lock that was only tried, and is had.
+pub(super) fn had(which: Which) -> Option<Note> {
+    ON.load(Relaxed)
+        .then(|| Note::begin(which, Way::Alone, false))
+}
