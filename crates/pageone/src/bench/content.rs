@@ -127,7 +127,7 @@ fn next(state: &mut u64) -> u64 {
 }
 
 /// The finalizer of splitmix64: a bijection that looks random.
-fn mix(word: u64) -> u64 {
+pub(super) fn mix(word: u64) -> u64 {
     let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     word ^ (word >> 31)

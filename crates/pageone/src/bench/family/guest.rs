@@ -37,21 +37,22 @@ pub(crate) struct Args {
     shuffle: bool,
     #[arg(long)]
     equal: bool,
+    #[arg(long)]
+    children: bool,
 }
 
 impl Args {
     pub(crate) fn main(&self) -> Result<()> {
-        let fill = match self.equal {
-            true => Fill::Equal {
-                seed: self.seed,
-                pages: self.pages,
-            },
-            false => Fill::Runs(Content {
-                seed: self.seed,
+        let (seed, pages) = (self.seed, self.pages);
+        let fill = match (self.equal, self.children) {
+            (true, _) => Fill::Equal { seed, pages },
+            (false, true) => Fill::Children { seed, pages },
+            (false, false) => Fill::Runs(Content {
+                seed,
                 dup: self.dup,
                 run_pages: self.run_pages.max(1),
                 zero_prefix: self.zero_prefix,
-                pages: self.pages,
+                pages,
                 shuffle: self.shuffle,
             }),
         };
