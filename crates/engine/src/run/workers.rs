@@ -14,7 +14,7 @@
 //! Looks at a hostile guest's memory can block for as long as it likes. Such a worker is given up after [`STALL`], and
 //! replaced: see [`post`](crate::run::post). Its guest rests until the thread is back, and is dropped after [`STUCK`].
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::run::core::{Core, Crew, Ends, Scratch};
@@ -36,9 +36,19 @@ const LEAST_HEAPS: u16 = 2;
 pub(crate) struct Alone(pub(crate) Mutex<Scratch>);
 
 impl Alone {
-    fn run(&self, core: &Core) {
-        let mut scratch = lock(&self.0);
-        while let Some(job) = core.queue.try_take() {
+    pub(crate) fn new() -> Self {
+        Self(Mutex::new(Scratch::new()))
+    }
+
+    /// Does jobs while there are some, and `before` each what a worker does.
+    pub(crate) fn run(&self, core: &Core, before: impl Fn()) {
+        // No lock of the engine's: it is not counted.
+        let mut scratch = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = || {
+            before();
+            core.queue.try_take()
+        };
+        while let Some(job) = next() {
             let post = Post::default();
             post.begin(&job, core.guest_of(&job));
             core.do_job(job, &mut scratch, &post);
@@ -49,11 +59,11 @@ impl Alone {
 
 impl Crew for Alone {
     fn look(&self, core: &Core, _looks: &Looks) {
-        self.run(core);
+        self.run(core, || ());
     }
 
     fn work(&self, core: &Core, _ends: Ends) {
-        self.run(core);
+        self.run(core, || ());
     }
 }
 

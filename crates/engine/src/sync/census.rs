@@ -86,9 +86,14 @@ pub(crate) fn end() {
     ON.store(false, Relaxed);
 }
 
-/// Takes all that this thread, and threads that have ended, have counted.
-pub(crate) fn collect() -> Uses {
+/// Adds what this thread has counted to the counts of all.
+pub(crate) fn hand_in() {
     drop(OWN.take());
+}
+
+/// Takes all that this thread, and threads that have ended or handed in, have counted.
+pub(crate) fn collect() -> Uses {
+    hand_in();
     let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
     all.take().unwrap_or_default()
 }
