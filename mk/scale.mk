@@ -1,7 +1,7 @@
 # How the engine's cost grows, in simulation.
 .PHONY: scale
 
-SCALE_GUESTS ?= 10000
+SCALE ?= full
 
-scale: ## Simulates up to SCALE_GUESTS (10000) guests and 100 million pages on 16 nodes (minutes, 8 GiB)
-	SCALE_GUESTS=$(SCALE_GUESTS) $(CARGO) test --profile $(PROFILE) --workspace --lib scale -- --ignored --nocapture --test-threads 1
+scale: build ## Simulates up to 10 000 guests with 100 million pages, and 64 workers (minutes, 8 GiB)
+	$(BUILT)/pageone bench run scale --scale $(SCALE) --repeats 1

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use crate::bench::family::{FakeProcess, WorkGuest};
+use crate::bench::family::{FakeProcess, IndexPart, WorkGuest};
 use crate::bench::guest::{BenchGuest, TimingGuest};
 use crate::demo;
 
@@ -14,6 +14,8 @@ pub(crate) enum Kind {
     Work(WorkGuest),
     /// An engine of known saving, time and CPU time
     FakeEngine(FakeProcess),
+    /// An index, or what it is compared with, alone
+    Index(IndexPart),
     /// Pages of four kinds, whose accesses are timed
     Timing(TimingGuest),
     /// Files of this machine, private data and zeros, verified and rewritten all the time
@@ -25,6 +27,7 @@ pub(crate) fn main(kind: Kind) -> Result<()> {
         Kind::Bench(guest) => guest.main(),
         Kind::Work(guest) => guest.main(),
         Kind::FakeEngine(engine) => engine.main(),
+        Kind::Index(part) => part.main(),
         Kind::Timing(guest) => guest.main(),
         Kind::Demo(args) => demo::guest::main(&args),
     }

@@ -44,6 +44,19 @@ pub(crate) fn color(engine: &str) -> RGBColor {
     }
 }
 
+/// The colors of lines that are no engines'.
+pub(crate) fn palette(number: usize) -> RGBColor {
+    let names = [
+        "pageone-2",
+        "ksm-tuned",
+        "pageone-1",
+        "ksm",
+        "ksm-advisor",
+        "",
+    ];
+    color(names[number % names.len()])
+}
+
 /// A plot of something over time.
 pub(crate) struct Panel<'a> {
     pub(crate) title: &'a str,
@@ -123,6 +136,27 @@ pub(crate) fn by_rank(title: &str, lines: &[Line]) -> Result<String> {
     Ok(svg)
 }
 
+/// A plot of costs against what they depend on, both in steps of ten.
+///
+/// # Errors
+/// As [`over_time`].
+pub(crate) fn growth(title: &str, axes: (&str, &str), lines: &[Line]) -> Result<String> {
+    let wide = |ends: Range<f64>| {
+        let least = ends.start.max(1e-9);
+        (least * 0.8..ends.end.max(least) * 1.3).log_scale()
+    };
+    let x = wide(ends(lines, |point| point.0));
+    let y = wide(ends(lines, |point| point.1));
+    let mut svg = String::new();
+    {
+        let root = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
+        paint(&root, title, axes, (x, y), &|x| format!("{x:e}"), lines)
+            .map_err(|error| anyhow!("cannot draw {title}: {error}"))?;
+        root.present()?;
+    }
+    Ok(svg)
+}
+
 /// The place of the longest access.
 const LONGEST: f64 = 5.0;
 
@@ -154,15 +188,17 @@ fn ends(lines: &[Line], of: impl Fn(&(f64, f64)) -> f64) -> Range<f64> {
 
 type Painted = std::result::Result<(), Box<dyn std::error::Error>>;
 
-fn paint<Y>(
+fn paint<X, Y>(
     root: &DrawingArea<SVGBackend<'_>, Shift>,
     title: &str,
     axes: (&str, &str),
-    (x, y): (Range<f64>, Y),
+    (x, y): (X, Y),
     x_label: &dyn Fn(&f64) -> String,
     lines: &[Line],
 ) -> Painted
 where
+    X: AsRangedCoord<Value = f64>,
+    X::CoordDescType: ValueFormatter<f64>,
     Y: AsRangedCoord<Value = f64>,
     Y::CoordDescType: ValueFormatter<f64>,
 {
@@ -385,6 +421,14 @@ mod tests {
             svg.contains("99.9%") && svg.contains("µs") && is_whole(&svg),
             "{svg}"
         );
+    }
+
+    #[test]
+    fn a_cost_is_drawn_in_steps_of_ten() {
+        let axes = ("pages", "ns");
+        let svg = growth("merge", axes, &[line(&[(1e3, 10.0), (1e9, 2e3)])]).unwrap();
+        assert!(is_whole(&svg) && svg.contains("ksm &amp; co"), "{svg}");
+        assert!(growth("empty", axes, &[]).is_ok());
     }
 
     #[test]

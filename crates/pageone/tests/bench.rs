@@ -120,22 +120,89 @@ fn ksm_is_measured_and_its_knobs_go_back() {
     kill_at_random(&ksm, &before);
 }
 
+/// One test for all that raises this machine's limit of mappings.
+#[test]
+fn the_limit_of_mappings_is_raised_for_a_run_and_goes_back_however_it_ends() {
+    let before = limit();
+    let refused = output(&mut many_mappings(before - 1));
+    let why = format!("vm.max_map_count is {before} now");
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(
+        text(&refused.stderr).contains(&why),
+        "{}",
+        text(&refused.stderr)
+    );
+    if !rustix::process::geteuid().is_root() {
+        let refused = output(&mut many_mappings(before + 1));
+        let why = text(&refused.stderr);
+        assert!(
+            why.contains("to raise vm.max_map_count takes root"),
+            "{why}"
+        );
+        eprintln!("skipped: to raise vm.max_map_count takes root");
+        return;
+    }
+    if std::fs::File::options().write(true).open(LIMIT).is_err() {
+        eprintln!("skipped: this container may not raise vm.max_map_count");
+        return;
+    }
+    let place = tempfile::tempdir().expect("a folder");
+    let run = output(many_mappings(before + 1).arg("--out").arg(place.path()));
+    assert!(run.status.success(), "{}", text(&run.stderr));
+    let record = std::fs::read_to_string(place.path().join("runs.jsonl")).expect("a record");
+    let record: serde_json::Value = serde_json::from_str(&record).expect("JSON");
+    for part in ["machine", "setting"] {
+        assert_eq!(record[part]["max_map_count"], before + 1, "{record}");
+    }
+    assert_eq!(limit(), before, "after an ordinary end");
+    for _ in 0..5 {
+        kill_after(
+            &mut many_mappings(before + 1),
+            Duration::from_secs(1),
+            &|| limit() == before,
+        );
+    }
+}
+
+/// Where the kernel has the limit of mappings.
+const LIMIT: &str = "/proc/sys/vm/max_map_count";
+
+fn limit() -> u64 {
+    let text = std::fs::read_to_string(LIMIT).expect("a limit");
+    text.trim().parse().expect("a number")
+}
+
+/// A short run with this limit of mappings, in which nothing is merged.
+fn many_mappings(most: u64) -> Command {
+    let mut command = pageone();
+    command.args(["bench", "run", "merge", "--scale=short", "--limit=300ms"]);
+    command.args(["--engines=none", &format!("--max-map-count={most}")]);
+    command.stdout(Stdio::null());
+    command
+}
+
+/// Kills what `command` starts at any point of its first `most`, and waits until all `is_back`.
+fn kill_after(command: &mut Command, most: Duration, is_back: &dyn Fn() -> bool) {
+    let number = std::fs::read_to_string("/proc/sys/kernel/random/uuid").expect("a number");
+    let number = u32::from_str_radix(&number[..4], 16).expect("a number");
+    let life = most * number / 0xffff;
+    let mut running = Running::start(command.stdout(Stdio::null()).stderr(Stdio::null()));
+    std::thread::sleep(life);
+    running.signal(SIGKILL);
+    running.end();
+    wait_for(&format!("all to be as before after {life:?}"), || {
+        is_back().then_some(())
+    });
+}
+
 /// Kills a comparison of KSM in its three forms at any point of its life: before a knob is turned, between two engines, in a run.
 fn kill_at_random(ksm: &Ksm, before: &sys::ksm::Knobs) {
     for _ in 0..5 {
-        let number = std::fs::read_to_string("/proc/sys/kernel/random/uuid").expect("a number");
-        let number = u64::from_str_radix(&number[..4], 16).expect("a number");
-        let life = Duration::from_millis(number * 1500 / 0xffff);
         let mut command = pageone();
         command.args(["bench", "run", "merge", "--scale=short", "--limit=300ms"]);
         command.arg("--engines=ksm-tuned,ksm-advisor,ksm");
-        command.stdout(Stdio::null()).stderr(Stdio::null());
-        let mut running = Running::start(&mut command);
-        std::thread::sleep(life);
-        running.signal(SIGKILL);
-        running.end();
-        wait_for(&format!("the knobs to go back after {life:?}"), || {
-            (ksm.save().expect("knobs") == *before).then_some(())
+        kill_after(&mut command, Duration::from_millis(1500), &|| {
+            ksm.save().expect("knobs") == *before
         });
     }
 }

@@ -15,6 +15,7 @@ mod engine;
 mod fake;
 mod figures;
 mod fill;
+mod growth;
 mod guest;
 mod histogram;
 mod job;
@@ -32,6 +33,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 
+pub(crate) use cases::index::Args as IndexPart;
 pub(crate) use compare::{Args as CompareArgs, main as compare};
 pub(crate) use fake::Engine as FakeProcess;
 pub(crate) use guest::Args as WorkGuest;
@@ -39,20 +41,21 @@ pub(crate) use page::{Args as ReportArgs, main as report};
 
 use super::error::BenchError;
 use super::ksm;
+use super::mappings::{self, LimitError, Raised};
 use super::measure;
 use super::report::Machine;
 use crate::daemon::host::able;
 use crate::human;
 use crate::ksm::guard::KsmGuard;
-use cases::{CASES, Case, Scale, Variant};
+use cases::{CASES, Case, Means, Scale, Task, Variant};
 use engine::Engine;
 use machine::VmFiles;
 use record::{Folder, Record, Setting};
-use session::Session;
+use session::{Outcome, Session};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Cases, of merge, equal, unique, churn, latency, boot, programs, vms [default: all]
+    /// Cases, of merge, equal, unique, churn, latency, boot, programs, vms, index, scale [default: all]
     #[arg(value_name = "CASE")]
     cases: Vec<String>,
     /// How much is done: what is not said otherwise below
@@ -82,6 +85,9 @@ pub(crate) struct Args {
     /// The number from which all content is made
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Raise vm.max_map_count to N for the time of each run
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=mappings::MOST))]
+    max_map_count: Option<u64>,
     #[command(flatten)]
     vm: VmFiles,
     /// Keep each run in this folder; runs that it has already are not made again
@@ -124,6 +130,7 @@ impl Args {
             limit_ms: ms(self.limit, limit)?,
             phase_ms: ms(self.phase, phase)?,
             seed: self.seed,
+            max_map_count: self.max_map_count,
         })
     }
 
@@ -163,10 +170,10 @@ pub(crate) fn main(args: &Args) -> Result<()> {
         exe: std::env::current_exe().context("cannot find out where this program is")?,
         setting: args.setting()?,
         vm: args.vm.clone(),
+        scale: args.scale,
         note: args.note.clone(),
         interrupted: &interrupted,
     };
-    bench.check_memory()?;
     let records = bench.all(args)?;
     print!("{}", summary::text(&records));
     let errors: u64 = records.iter().map(|record| record.errors).sum();
@@ -180,8 +187,29 @@ pub(crate) fn main(args: &Args) -> Result<()> {
 fn is_absent(error: &anyhow::Error) -> bool {
     matches!(
         error.downcast_ref(),
-        Some(BenchError::NoProgram(_) | BenchError::NoVm(_))
+        Some(
+            BenchError::NoProgram(_)
+                | BenchError::NoVm(_)
+                | BenchError::Limit(LimitError::NoRight(_))
+        )
     )
+}
+
+/// Who is measured.
+#[derive(Clone, Copy)]
+enum Who {
+    Engine(Engine),
+    /// A part of PageONE, or what it is compared with.
+    Part(&'static str),
+}
+
+impl Who {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Engine(engine) => engine.name(),
+            Self::Part(part) => part,
+        }
+    }
 }
 
 /// What all runs have in common.
@@ -189,6 +217,7 @@ struct Bench<'a> {
     exe: PathBuf,
     setting: Setting,
     vm: VmFiles,
+    scale: Scale,
     note: String,
     interrupted: &'a dyn Fn() -> bool,
 }
@@ -227,7 +256,15 @@ impl Bench<'_> {
     /// Makes all runs that the folder does not have; gives all that belong to this task.
     fn all(&self, args: &Args) -> Result<Vec<Record>> {
         let tasks = args.tasks()?;
-        let (engines, guard) = self.engines(args)?;
+        // A part by itself has no guests, and KSM may do what it likes.
+        let with_guests = |(_, variant): &(_, &Variant)| matches!(variant.task, Task::Guests(_));
+        let (engines, guard) = match tasks.iter().any(with_guests) {
+            true => {
+                self.check_memory()?;
+                self.engines(args)?
+            }
+            false => (Vec::new(), None),
+        };
         let folder = args.out.as_deref().map(Folder::make).transpose()?;
         let old = folder.as_ref().map_or(Ok(Vec::new()), Folder::records)?;
         if let Some(other) = old.iter().find(|record| record.note != self.note) {
@@ -239,6 +276,10 @@ impl Bench<'_> {
         }
         let mut records = Vec::new();
         for (case, variant) in tasks {
+            let engines: Vec<_> = match variant.task {
+                Task::Guests(_) => engines.iter().copied().map(Who::Engine).collect(),
+                Task::Parts(parts, _) => parts.iter().copied().map(Who::Part).collect(),
+            };
             for repetition in 0..args.repeats() {
                 for turn in 0..engines.len() {
                     let engine = engines[(turn + repetition as usize) % engines.len()];
@@ -287,18 +328,20 @@ impl Bench<'_> {
         Ok(records)
     }
 
-    fn one(
-        &self,
-        guard: Option<&KsmGuard>,
-        case: &Case,
-        variant: &Variant,
-        engine: Engine,
-        repetition: u32,
-    ) -> Result<Record> {
-        guard.map_or(Ok(()), KsmGuard::pause)?;
-        let began = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
+    /// Does a task: what it came to, or how it failed.
+    fn outcome(&self, task: &Task, who: Who) -> Result<Result<Outcome, BenchError>> {
+        let (run, engine) = match (task, who) {
+            (Task::Parts(_, run), _) => {
+                let means = Means {
+                    scale: self.scale,
+                    exe: &self.exe,
+                    interrupted: self.interrupted,
+                };
+                return Ok(run(who.name(), &means));
+            }
+            (Task::Guests(run), Who::Engine(engine)) => (run, engine),
+            (Task::Guests(_), Who::Part(part)) => unreachable!("{part} merges no guests"),
+        };
         let period = Duration::from_millis(self.setting.merge_period_ms);
         let mut contender = engine.start(&self.exe, period)?;
         let program = || Command::new(&self.exe);
@@ -309,16 +352,49 @@ impl Bench<'_> {
             &program,
             self.interrupted,
         )?;
-        let outcome = (variant.run)(&mut session).and_then(|()| session.finish());
+        Ok(run(&mut session).and_then(|()| session.finish()))
+    }
+
+    /// Raises the limit of mappings where the user or the variant wants it higher.
+    fn raise(&self, variant: &Variant) -> Result<Option<Raised>> {
+        let Some(wanted) = self.setting.max_map_count else {
+            let now = mappings::now().unwrap_or(0);
+            let wanted = variant.mappings.filter(|&most| most > now);
+            let raised = wanted.map_or(Ok(None), |most| mappings::raise(&self.exe, most));
+            return Ok(raised.map_err(BenchError::Limit)?);
+        };
+        let most = wanted.max(variant.mappings.unwrap_or(0));
+        // What the user asked for is not left out in silence.
+        mappings::raise(&self.exe, most).map_err(anyhow::Error::from)
+    }
+
+    fn one(
+        &self,
+        guard: Option<&KsmGuard>,
+        case: &Case,
+        variant: &Variant,
+        who: Who,
+        repetition: u32,
+    ) -> Result<Record> {
+        guard.map_or(Ok(()), KsmGuard::pause)?;
+        // Before the engine begins, which reads it, and until its guests have ended.
+        let _raised = self.raise(variant)?;
+        let began = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        let outcome = self.outcome(&variant.task, who)?;
         // Broken off by Ctrl-C, the guests get the signal too: say what really happened.
         let outcome = outcome.map_err(|error| match (self.interrupted)() {
             true => BenchError::Interrupted,
             false => error,
         })?;
+        if let Some(why) = &outcome.hindrance {
+            eprintln!("{why}");
+        }
         Ok(Record {
             case: case.name.to_owned(),
             variant: variant.name.to_owned(),
-            engine: engine.name().to_owned(),
+            engine: who.name().to_owned(),
             repetition,
             setting: self.setting.clone(),
             note: self.note.clone(),
@@ -327,8 +403,11 @@ impl Bench<'_> {
             figures: outcome.figures,
             curves: outcome.curves,
             samples: record::thinned(&outcome.samples),
+            growth: outcome.growth,
+            tables: outcome.tables,
             verified_bytes: outcome.verified_bytes,
             errors: outcome.errors,
+            hindrance: outcome.hindrance,
         })
     }
 }

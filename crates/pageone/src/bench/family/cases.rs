@@ -3,14 +3,18 @@
 mod boot;
 mod churn;
 mod equal;
+pub(super) mod index;
 mod latency;
 mod merge;
 mod programs;
+mod scale;
 mod unique;
 mod vms;
 
+use std::path::Path;
+
 use super::record::Sample;
-use super::session::Session;
+use super::session::{Outcome, Session};
 use crate::bench::content::Content;
 use crate::bench::error::BenchError;
 
@@ -31,8 +35,87 @@ pub(super) struct Variant {
     pub(super) name: &'static str,
     /// Whether only the full scale has it, or who names a case that has nothing shorter.
     pub(super) full: bool,
+    /// The least `vm.max_map_count` that it is about; none: the machine's.
+    pub(super) mappings: Option<u64>,
     /// What is done.
-    pub(super) run: fn(&mut Session<'_>) -> Result<(), BenchError>,
+    pub(super) task: Task,
+}
+
+/// What is done in a run.
+#[derive(Clone, Copy)]
+pub(super) enum Task {
+    /// Guests work, and an engine merges their memory.
+    Guests(Run),
+    /// A part of PageONE, or what it is compared with, works by itself: one of these names, in place of an engine.
+    Parts(&'static [&'static str], Alone),
+}
+
+/// What guests do while an engine is at work.
+pub(super) type Run = fn(&mut Session<'_>) -> Result<(), BenchError>;
+
+/// What a part does by itself.
+pub(super) type Alone = fn(&str, &Means<'_>) -> Result<Outcome, BenchError>;
+
+/// What a part has to work with.
+pub(super) struct Means<'a> {
+    pub(super) scale: Scale,
+    /// This program.
+    pub(super) exe: &'a Path,
+    pub(super) interrupted: &'a dyn Fn() -> bool,
+}
+
+impl Means<'_> {
+    /// Asks the user whether to go on.
+    ///
+    /// # Errors
+    /// No.
+    fn go_on(&self) -> Result<(), BenchError> {
+        match (self.interrupted)() {
+            true => Err(BenchError::Interrupted),
+            false => Ok(()),
+        }
+    }
+
+    /// Processors that this process may use.
+    #[expect(clippy::unused_self, reason = "what a part has to work with")]
+    fn cpus(&self) -> u64 {
+        std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as u64)
+    }
+}
+
+impl Variant {
+    /// A variant of every scale.
+    const fn of(name: &'static str, run: Run) -> Self {
+        Self {
+            name,
+            full: false,
+            mappings: None,
+            task: Task::Guests(run),
+        }
+    }
+
+    /// A variant of every scale in which each of these works by itself.
+    const fn parts(name: &'static str, parts: &'static [&'static str], run: Alone) -> Self {
+        Self {
+            name,
+            full: false,
+            mappings: None,
+            task: Task::Parts(parts, run),
+        }
+    }
+
+    /// The same of the full scale only.
+    const fn full(self) -> Self {
+        Self { full: true, ..self }
+    }
+
+    /// The same with so many mappings for each process.
+    const fn with_mappings(self, most: u64) -> Self {
+        Self {
+            mappings: Some(most),
+            ..self
+        }
+    }
 }
 
 /// A case.
@@ -60,6 +143,8 @@ pub(super) const CASES: &[Case] = &[
     boot::CASE,
     programs::CASE,
     vms::CASE,
+    index::CASE,
+    scale::CASE,
 ];
 
 /// The case called `name`.

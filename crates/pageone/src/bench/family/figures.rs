@@ -194,6 +194,31 @@ pub(super) const FIGURES: &[Figure] = &[
     less("write_after_p99_us", 0.2, "99 of 100"),
     less("write_after_p999_us", 1.0, "999 of 1000"),
     less("write_after_max_us", 20.0, "the longest"),
+    less(
+        "insert_ns",
+        5.0,
+        "CPU time to insert a key, with the most keys",
+    ),
+    less("hit_ns", 5.0, "the same to find a key that is there"),
+    less("miss_ns", 5.0, "the same to find that a key is not there"),
+    less("remove_ns", 5.0, "the same to remove a key"),
+    less("key_bytes", 0.5, "memory of a key with its value"),
+    less(
+        "merge_ns",
+        10.0,
+        "the engine's time to merge a simulated page once, of the most pages",
+    ),
+    less(
+        "quiet_ns",
+        0.1,
+        "its time for a page in a round in which nothing was written",
+    ),
+    less("page_bytes", 0.5, "what it keeps of a page"),
+    more(
+        "served_workers",
+        5.0,
+        "workers that take the busiest lock all the time: more merge no more, by a model",
+    ),
     neither("ideal_mib", "what a perfect engine would save, at most"),
     neither(
         "stolen_percent",
@@ -222,7 +247,10 @@ mod tests {
         for name in names {
             let unit = name.rsplit('_').next().unwrap();
             assert!(
-                ["percent", "s", "ns", "us", "mib", "write"].contains(&unit),
+                [
+                    "percent", "s", "ns", "us", "mib", "write", "bytes", "workers"
+                ]
+                .contains(&unit),
                 "{name}"
             );
         }

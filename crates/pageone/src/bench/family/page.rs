@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-use super::record::{Folder, Record};
-use super::summary::{Group, Spread, cell, legend};
+use super::growth::Growth;
+use super::record::{Folder, Record, Table};
+use super::summary::{Group, Spread, cell};
 use crate::plot::{self, Line};
 
 /// How it looks.
@@ -89,16 +90,19 @@ fn plots_of(group: &Group<'_>, number: usize) -> Result<Vec<Plot>> {
             )?,
         );
     }
-    let cpu = lines(group, |sample| (sample.at_s, sample.cpu_s));
-    add(
-        "cpu",
-        plot::over_time(
-            &format!("{title}: CPU time of engine and agents"),
-            OFFER,
-            "seconds",
-            &cpu,
-        )?,
-    );
+    if !group.first().samples.is_empty() {
+        let cpu = lines(group, |sample| (sample.at_s, sample.cpu_s));
+        let title = format!("{title}: CPU time of engine and agents");
+        add("cpu", plot::over_time(&title, OFFER, "seconds", &cpu)?);
+    }
+    for (number, (of, unit)) in axes(group).into_iter().enumerate() {
+        let title = format!("{title}: {unit} by {of}");
+        let lines = growth(group, of, unit);
+        add(
+            &format!("growth{}", number + 1),
+            plot::growth(&title, (of, unit), &lines)?,
+        );
+    }
     for kind in group.first().curves.keys() {
         let lines: Vec<Line> = group
             .rows
@@ -122,6 +126,56 @@ fn lines(group: &Group<'_>, point: impl Fn(&super::record::Sample) -> (f64, f64)
         points: record.samples.iter().map(&point).collect(),
     })
     .collect()
+}
+
+/// What costs of a group depend on, with their units: a plot each.
+fn axes<'a>(group: &Group<'a>) -> Vec<(&'a str, &'a str)> {
+    let mut axes = Vec::new();
+    for row in &group.rows {
+        let all = row.records.iter().flat_map(|record| &record.growth);
+        for growth in all {
+            let pair = (growth.of.as_str(), growth.unit.as_str());
+            if !axes.contains(&pair) {
+                axes.push(pair);
+            }
+        }
+    }
+    axes
+}
+
+/// The costs of each engine's last run, and in grey what nobody measured.
+fn growth(group: &Group<'_>, of: &str, unit: &str) -> Vec<Line> {
+    let mut lines = Vec::new();
+    let last = group
+        .rows
+        .iter()
+        .filter_map(|row| Some((row.engine, row.records.last()?)));
+    for (engine, record) in last {
+        let of_both = |it: &&Growth| (it.of.as_str(), it.unit.as_str()) == (of, unit);
+        for its in record.growth.iter().filter(of_both) {
+            let number = lines.len();
+            if let Some(beyond) = &its.beyond {
+                let by = beyond.by.split(',').next().unwrap_or_default();
+                lines.push(Line {
+                    name: format!("{by}, not measured"),
+                    color: plot::color("none"),
+                    points: its
+                        .points
+                        .last()
+                        .into_iter()
+                        .chain(&beyond.points)
+                        .copied()
+                        .collect(),
+                });
+            }
+            lines.push(Line {
+                name: format!("{engine}, {}", its.name),
+                color: plot::palette(number),
+                points: its.points.clone(),
+            });
+        }
+    }
+    lines
 }
 
 /// The medians of an engine's runs, rank by rank.
@@ -179,32 +233,14 @@ fn facts(records: &[Record]) -> Vec<String> {
 
 fn setting(record: &Record) -> String {
     let it = &record.setting;
-    format!(
+    let mut text = format!(
         "{} guests of {} MiB, PageONE's period {} ms, limit {} ms, phases of {} ms",
         it.guests, it.guest_mib, it.merge_period_ms, it.limit_ms, it.phase_ms
-    )
-}
-
-/// The table of a group, row by row: the names of the engines first.
-fn table(group: &Group<'_>) -> Vec<Vec<String>> {
-    let mut head = vec![String::new()];
-    head.extend(group.rows.iter().map(|row| row.engine.to_owned()));
-    head.push(String::new());
-    let row = |figure: &'static super::figures::Figure| {
-        let cells = group.rows.iter().map(|row| {
-            cell(
-                Spread::of_figure(&row.records, figure.name),
-                row.records.len(),
-            )
-        });
-        let mut line = vec![figure.name.to_owned()];
-        line.extend(cells);
-        line.push(legend(figure));
-        line
-    };
-    std::iter::once(head)
-        .chain(group.figures().map(row))
-        .collect()
+    );
+    if let Some(most) = record.machine.max_map_count {
+        let _ = write!(text, ", {most} mappings a process");
+    }
+    text
 }
 
 fn html(records: &[Record], plots: &[Vec<Plot>]) -> String {
@@ -231,14 +267,14 @@ fn html(records: &[Record], plots: &[Vec<Plot>]) -> String {
                 group.errors()
             );
         }
-        text.push_str("<table>");
-        for line in table(group) {
-            text.push_str("<tr>");
-            for cell in line {
-                let _ = write!(text, "<td>{}", escaped(&cell));
-            }
+        for why in group.hindrances() {
+            let _ = write!(text, "<p>{}</p>", escaped(&why));
         }
-        text.push_str("</table>");
+        html_table(&mut text, &group.table());
+        for (engine, table) in group.tables() {
+            let _ = write!(text, "<p>{}</p>", escaped(engine));
+            html_table(&mut text, &table);
+        }
         plots.iter().for_each(|plot| text.push_str(&plot.svg));
     }
     text
@@ -264,17 +300,39 @@ fn markdown(records: &[Record], plots: &[Vec<Plot>]) -> String {
                 group.errors()
             );
         }
-        for (number, line) in table(group).iter().enumerate() {
-            let _ = writeln!(text, "| {} |", line.join(" | "));
-            if number == 0 {
-                let _ = writeln!(text, "|{}", "---|".repeat(line.len()));
-            }
+        for why in group.hindrances() {
+            let _ = write!(text, "{why}\n\n");
+        }
+        markdown_table(&mut text, &group.table());
+        for (engine, table) in group.tables() {
+            let _ = write!(text, "\n{engine}:\n\n");
+            markdown_table(&mut text, &table);
         }
         for plot in plots {
             let _ = write!(text, "\n![]({})\n", plot.file);
         }
     }
     text
+}
+
+fn html_table(text: &mut String, table: &Table) {
+    text.push_str("<table>");
+    for line in table {
+        text.push_str("<tr>");
+        for cell in line {
+            let _ = write!(text, "<td>{}", escaped(cell));
+        }
+    }
+    text.push_str("</table>");
+}
+
+fn markdown_table(text: &mut String, table: &Table) {
+    for (number, line) in table.iter().enumerate() {
+        let _ = writeln!(text, "| {} |", line.join(" | "));
+        if number == 0 {
+            let _ = writeln!(text, "|{}", "---|".repeat(line.len()));
+        }
+    }
 }
 
 fn escaped(text: &str) -> String {

@@ -11,6 +11,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
+use super::growth::Growth;
 use crate::bench::report::Machine;
 
 /// The file of a folder of results.
@@ -33,6 +34,9 @@ pub(super) struct Setting {
     pub(super) phase_ms: u64,
     /// All content follows from it.
     pub(super) seed: u64,
+    /// What `vm.max_map_count` was raised to for all runs; none: it stayed as it was, unless the variant is about it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) max_map_count: Option<u64>,
 }
 
 /// One look during a run, as numbers that are small in JSON.
@@ -49,6 +53,9 @@ pub(super) struct Sample {
     /// CPU time of engine and agents since the first offer, in seconds.
     pub(super) cpu_s: f64,
 }
+
+/// Rows of cells; the first is the head.
+pub(super) type Table = Vec<Vec<String>>;
 
 /// One run of one engine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -69,10 +76,19 @@ pub(super) struct Record {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) curves: BTreeMap<String, Vec<(u64, u64)>>,
     pub(super) samples: Vec<Sample>,
+    /// How costs grow with sizes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) growth: Vec<Growth>,
+    /// What a case shows besides.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) tables: Vec<Table>,
     /// Bytes compared at the end with what they should be.
     pub(super) verified_bytes: u64,
     /// Pages that were not.
     pub(super) errors: u64,
+    /// What kept the engine from merging more, by its own word.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) hindrance: Option<String>,
 }
 
 impl Record {
@@ -241,6 +257,7 @@ pub(super) mod tests {
                 limit_ms: 4000,
                 phase_ms: 500,
                 seed: 1,
+                max_map_count: None,
             },
             note: "abc".to_owned(),
             began: 1,
@@ -248,8 +265,11 @@ pub(super) mod tests {
             figures: BTreeMap::new(),
             curves: BTreeMap::new(),
             samples: Vec::new(),
+            growth: Vec::new(),
+            tables: Vec::new(),
             verified_bytes: 0,
             errors: 0,
+            hindrance: None,
         }
     }
 

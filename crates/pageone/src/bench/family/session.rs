@@ -5,11 +5,12 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use super::fill::Fill;
+use super::growth::Growth;
 use super::histogram::Histogram;
 use super::machine::VmFiles;
 use super::memory::Lap;
 use super::meter::{Before, Reading};
-use super::record::{Sample, Setting};
+use super::record::{Sample, Setting, Table};
 use crate::bench::curve::{self, Curve};
 use crate::bench::error::BenchError;
 use crate::bench::guests::Guest;
@@ -61,6 +62,9 @@ pub(super) struct Outcome {
     pub(super) samples: Vec<Sample>,
     pub(super) verified_bytes: u64,
     pub(super) errors: u64,
+    pub(super) hindrance: Option<String>,
+    pub(super) growth: Vec<Growth>,
+    pub(super) tables: Vec<Table>,
 }
 
 /// A run in progress.
@@ -437,6 +441,7 @@ impl<'a> Session<'a> {
         let most = self.outcome.samples.iter().map(|sample| sample.ideal_mib);
         let most = most.fold(0.0, f64::max);
         self.figure("ideal_mib", most);
+        self.outcome.hindrance = self.engine.hindrance()?;
         let lap = self.order("verify")?;
         self.count(&lap);
         Ok(self.outcome)

@@ -4,7 +4,8 @@ use std::fmt::Write as _;
 
 use super::cases;
 use super::figures::{Better, FIGURES, Figure};
-use super::record::Record;
+use super::growth::Growth;
+use super::record::{Record, Table};
 
 /// A figure over some runs.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -115,6 +116,49 @@ impl<'a> Group<'a> {
         FIGURES.iter().filter(has)
     }
 
+    /// The figures, row by row: the names of the engines first, what each means last.
+    pub(super) fn table(&self) -> Table {
+        let mut head = vec![String::new()];
+        head.extend(self.rows.iter().map(|row| row.engine.to_owned()));
+        head.push(String::new());
+        let line = |figure: &'static Figure| {
+            let of = |row: &Row<'_>| Spread::of_figure(&row.records, figure.name);
+            let cells = self.rows.iter().map(|row| cell(of(row), row.records.len()));
+            let name = std::iter::once(figure.name.to_owned());
+            name.chain(cells).chain([legend(figure)]).collect()
+        };
+        std::iter::once(head)
+            .chain(self.figures().map(line))
+            .collect()
+    }
+
+    /// The tables of each row's last run, with the name of its engine: what grows how first, then what the case shows besides.
+    pub(super) fn tables(&self) -> Vec<(&'a str, Table)> {
+        let of_row = |row: &Row<'a>| {
+            let (engine, last) = (row.engine, row.records.last().copied());
+            let growth = |run: &Record| run.growth.iter().flat_map(Growth::rows).collect::<Table>();
+            let mut growth = last.map(growth).unwrap_or_default();
+            if !growth.is_empty() {
+                growth.insert(0, ["cost", "with", "is", "by"].map(str::to_owned).to_vec());
+            }
+            let besides = last.into_iter().flat_map(|run| run.tables.clone());
+            let all = std::iter::once(growth).chain(besides);
+            all.filter(|table| !table.is_empty())
+                .map(move |table| (engine, table))
+                .collect::<Vec<_>>()
+        };
+        self.rows.iter().flat_map(of_row).collect()
+    }
+
+    /// What kept engines from merging more, each with its engine, once.
+    pub(super) fn hindrances(&self) -> Vec<String> {
+        let of_row = |row: &Row<'_>| {
+            let mut all = row.records.iter().filter_map(|run| run.hindrance.as_ref());
+            all.next().map(|why| format!("{}: {why}", row.engine))
+        };
+        self.rows.iter().filter_map(of_row).collect()
+    }
+
     /// The row's runs whose bytes were not what they should be.
     pub(super) fn errors(&self) -> u64 {
         self.rows
@@ -166,41 +210,36 @@ pub(super) fn legend(figure: &Figure) -> String {
     format!("{}{better}", figure.about)
 }
 
+/// Rows with their columns below each other.
+fn write_aligned(text: &mut String, table: &Table) {
+    let mut widths: Vec<usize> = Vec::new();
+    for row in table {
+        widths.resize(widths.len().max(row.len()), 0);
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    for row in table {
+        for (cell, width) in row.iter().zip(&widths) {
+            let _ = write!(text, "{cell:<width$}  ");
+        }
+        text.truncate(text.trim_end().len());
+        text.push('\n');
+    }
+}
+
 /// The tables of all groups, for a terminal.
 pub(super) fn text(records: &[Record]) -> String {
     let mut text = String::new();
     for group in Group::all(records) {
         let _ = writeln!(text, "\n{}\n{}", group.title(), group.question());
-        let mut columns: Vec<Vec<String>> = vec![vec![String::new()]];
-        columns[0].extend(group.figures().map(|figure| figure.name.to_owned()));
-        for row in &group.rows {
-            let mut column = vec![row.engine.to_owned()];
-            let cells = group.figures().map(|figure| {
-                cell(
-                    Spread::of_figure(&row.records, figure.name),
-                    row.records.len(),
-                )
-            });
-            column.extend(cells);
-            columns.push(column);
+        write_aligned(&mut text, &group.table());
+        for (engine, table) in group.tables() {
+            let _ = writeln!(text, "\n{engine}");
+            write_aligned(&mut text, &table);
         }
-        let mut about = vec![String::new()];
-        about.extend(group.figures().map(legend));
-        columns.push(about);
-        let width = |column: &Vec<String>| {
-            column
-                .iter()
-                .map(|cell| cell.chars().count())
-                .max()
-                .unwrap_or(0)
-        };
-        let widths: Vec<usize> = columns.iter().map(width).collect();
-        for line in 0..columns[0].len() {
-            for (column, width) in columns.iter().zip(&widths) {
-                let _ = write!(text, "{:<width$}  ", column[line]);
-            }
-            text.truncate(text.trim_end().len());
-            text.push('\n');
+        for why in group.hindrances() {
+            let _ = writeln!(text, "{why}");
         }
         if group.errors() > 0 {
             let _ = writeln!(
@@ -236,6 +275,11 @@ mod tests {
         let text = text(&records);
         assert!(text.contains("2.50, 1 of 2"), "{text}");
         assert!(text.contains('—'), "{text}");
+        assert!(!text.contains("for want of"), "{text}");
+        records[1].hindrance = Some("stopped for want of mappings".to_owned());
+        let text = super::text(&records);
+        let why = text.matches("\nksm: stopped for want of mappings\n");
+        assert_eq!(why.count(), 1, "{text}");
         records[1].setting.guests += 1;
         assert_eq!(
             Group::all(&records).len(),

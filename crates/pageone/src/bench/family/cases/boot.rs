@@ -16,11 +16,7 @@ const TICK: Duration = Duration::from_millis(100);
 pub(super) const CASE: Case = Case {
     name: "boot",
     question: "Clones start one after another and live for two phases each, four at a time: how much of what they could share is shared over their lives?",
-    variants: &[Variant {
-        name: "",
-        full: false,
-        run,
-    }],
+    variants: &[Variant::of("", run)],
 };
 
 fn run(session: &mut Session<'_>) -> Result<(), BenchError> {

@@ -9,26 +9,10 @@ pub(super) const CASE: Case = Case {
     name: "churn",
     question: "Clones rewrite some of their pages each period of PageONE, at random: how much of the saving holds, and for how much CPU time?",
     variants: &[
-        Variant {
-            name: "1 %",
-            full: true,
-            run: |session| run(session, 1),
-        },
-        Variant {
-            name: "5 %",
-            full: false,
-            run: |session| run(session, 5),
-        },
-        Variant {
-            name: "20 %",
-            full: true,
-            run: |session| run(session, 20),
-        },
-        Variant {
-            name: "50 %",
-            full: false,
-            run: |session| run(session, 50),
-        },
+        Variant::of("1 %", |session| run(session, 1)).full(),
+        Variant::of("5 %", |session| run(session, 5)),
+        Variant::of("20 %", |session| run(session, 20)).full(),
+        Variant::of("50 %", |session| run(session, 50)),
     ],
 };
 

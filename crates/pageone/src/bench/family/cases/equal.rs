@@ -8,11 +8,7 @@ use crate::bench::family::session::{Session, Until, micros, steps};
 pub(super) const CASE: Case = Case {
     name: "equal",
     question: "All pages of all guests are equal: how soon are they one, and what does it cost to break them all?",
-    variants: &[Variant {
-        name: "",
-        full: false,
-        run,
-    }],
+    variants: &[Variant::of("", run)],
 };
 
 fn run(session: &mut Session<'_>) -> Result<(), BenchError> {

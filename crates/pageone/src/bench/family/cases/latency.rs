@@ -9,11 +9,7 @@ use crate::bench::family::session::{Session, Until};
 pub(super) const CASE: Case = Case {
     name: "latency",
     question: "Clones read ten pages anywhere and write one of the first eighth each millisecond: how long do reads and writes take before, while and after memory is merged?",
-    variants: &[Variant {
-        name: "",
-        full: false,
-        run,
-    }],
+    variants: &[Variant::of("", run)],
 };
 
 fn run(session: &mut Session<'_>) -> Result<(), BenchError> {

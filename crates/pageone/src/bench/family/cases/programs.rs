@@ -11,21 +11,9 @@ pub(super) const CASE: Case = Case {
     name: "programs",
     question: "Programs as they are, with the same data each, all of whose memory may be merged: what do they take, what does it cost, and how fast do they work then?",
     variants: &[
-        Variant {
-            name: "python",
-            full: false,
-            run: |session| run(session, &PYTHON),
-        },
-        Variant {
-            name: "forked python",
-            full: true,
-            run: |session| run(session, &FORKED),
-        },
-        Variant {
-            name: "node",
-            full: true,
-            run: |session| run(session, &NODE),
-        },
+        Variant::of("python", |session| run(session, &PYTHON)),
+        Variant::of("forked python", |session| run(session, &FORKED)).full(),
+        Variant::of("node", |session| run(session, &NODE)).full(),
     ],
 };
 

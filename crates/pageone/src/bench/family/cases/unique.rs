@@ -9,11 +9,7 @@ use crate::bench::family::session::{Session, Until, steps};
 pub(super) const CASE: Case = Case {
     name: "unique",
     question: "No two pages are equal, and the guests read all their memory and write a sixteenth of it, again and again: what does it cost, and how much slower are they?",
-    variants: &[Variant {
-        name: "",
-        full: false,
-        run,
-    }],
+    variants: &[Variant::of("", run)],
 };
 
 fn run(session: &mut Session<'_>) -> Result<(), BenchError> {

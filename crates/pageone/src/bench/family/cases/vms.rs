@@ -20,16 +20,8 @@ pub(in crate::bench::family) const CASE: Case = Case {
     name: "vms",
     question: "QEMU machines that boot one after another and hold the same files: what do they take, what does it cost, how fast do they work, and what is left when they have freed memory?",
     variants: &[
-        Variant {
-            name: "plain",
-            full: true,
-            run: |session| run(session, Reporting::Off),
-        },
-        Variant {
-            name: "free page reporting",
-            full: true,
-            run: |session| run(session, Reporting::On),
-        },
+        Variant::of("plain", |session| run(session, Reporting::Off)).full(),
+        Variant::of("free page reporting", |session| run(session, Reporting::On)).full(),
     ],
 };
 
