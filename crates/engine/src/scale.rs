@@ -20,9 +20,9 @@ use std::time::{Duration, Instant};
 use sdtree::SdTree;
 use wire::CHUNK_PAGES;
 
-use crate::guest::Newcomer;
 use crate::domain::placement::Placement;
 use crate::domain::{Domain, PerNode};
+use crate::guest::Newcomer;
 use crate::merge::read::Hasher;
 use crate::options::Options;
 use crate::run::core::{Core, Crew, Ends};

@@ -195,7 +195,7 @@ pub(crate) struct Plain<'a, T> {
 
 impl<'a, T> Plain<'a, T> {
     /// The guard itself, for a wait with it. What follows is not counted.
-    pub(crate) fn to_wait(self) -> MutexGuard<'a, T> {
+    pub(crate) fn into_inner(self) -> MutexGuard<'a, T> {
         self.inner
     }
 }

@@ -75,7 +75,7 @@ impl Driver {
         let waits = |signal: &mut Signal| signal.granted < ticket && !signal.stop;
         let signal = self
             .changed
-            .wait_while(signal.to_wait(), waits)
+            .wait_while(signal.into_inner(), waits)
             .unwrap_or_else(PoisonError::into_inner);
         match signal.left {
             0 => Ok(()),
@@ -110,7 +110,7 @@ impl Driver {
         let waits = |signal: &mut Signal| signal.shared.is_none() && !signal.stop;
         let mut signal = self
             .changed
-            .wait_while(signal.to_wait(), waits)
+            .wait_while(signal.into_inner(), waits)
             .unwrap_or_else(PoisonError::into_inner);
         match signal.shared.take() {
             Some(0) => Ok(()),
@@ -129,7 +129,7 @@ impl Driver {
         let left = due.saturating_duration_since(Instant::now());
         let waited = self
             .changed
-            .wait_timeout_while(signal.to_wait(), left, quiet);
+            .wait_timeout_while(signal.into_inner(), left, quiet);
         let (mut signal, waited) = waited.unwrap_or_else(PoisonError::into_inner);
         signal.nudge = false;
         !waited.timed_out()
