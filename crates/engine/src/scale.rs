@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use sdtree::SdTree;
 use wire::CHUNK_PAGES;
@@ -52,7 +52,7 @@ pub struct Size {
     pub nodes: u8,
 }
 
-/// What it cost on one thread.
+/// What it cost on one thread, in CPU time.
 #[derive(Clone, Copy, Debug)]
 pub struct Cost {
     /// The round in which all pages are settled: read, fingerprinted, looked up, planned, asked, accounted.
@@ -110,10 +110,10 @@ impl Size {
 pub fn grow(size: Size) -> io::Result<Cost> {
     let plant = Plant::new(size, 1)?;
     let alone = Alone::new();
-    plant.rounds(&alone, SETTLING);
-    let (merge, merge_questions) = plant.rounds(&alone, 1);
-    plant.rounds(&alone, 2); // until idle blocks are left out every other time
-    let (quiet, quiet_questions) = plant.rounds(&alone, QUIET);
+    plant.rounds(&alone, sys::process::thread_time, SETTLING);
+    let (merge, merge_questions) = plant.rounds(&alone, sys::process::thread_time, 1);
+    plant.rounds(&alone, sys::process::thread_time, 2); // until idle blocks are left out every other time
+    let (quiet, quiet_questions) = plant.rounds(&alone, sys::process::thread_time, QUIET);
     Ok(Cost {
         merge,
         merge_questions,
@@ -134,10 +134,10 @@ pub fn grow(size: Size) -> io::Result<Cost> {
 pub fn crowd(size: Size, workers: u16) -> io::Result<Crowd> {
     let plant = Plant::new(size, workers)?;
     let crew = Many((0..workers.max(1)).map(|_| Alone::new()).collect());
-    plant.rounds(&crew, SETTLING);
+    plant.rounds(&crew, sys::clock::monotonic, SETTLING);
     let before = sys::process::cpu_time();
     census::begin();
-    let (wall, _) = plant.rounds(&crew, 1);
+    let (wall, _) = plant.rounds(&crew, sys::clock::monotonic, 1);
     census::end();
     let cpu = sys::process::cpu_time().saturating_sub(before);
     plant.check(size);
@@ -264,12 +264,15 @@ impl Plant {
         Ok(())
     }
 
-    /// Rounds; gives how long one took, and how many questions it put.
-    fn rounds(&self, crew: &dyn Crew, count: u32) -> (Duration, u64) {
-        let (begin, before) = (Instant::now(), self.questions.load(Relaxed));
+    /// Rounds; gives how long one took by `clock`, and how many questions it put.
+    fn rounds(&self, crew: &dyn Crew, clock: fn() -> Duration, count: u32) -> (Duration, u64) {
+        let (begin, before) = (clock(), self.questions.load(Relaxed));
         (0..count).for_each(|_| self.core.round(crew, true));
         let asked = self.questions.load(Relaxed) - before;
-        (begin.elapsed() / count, asked / u64::from(count))
+        (
+            clock().saturating_sub(begin) / count,
+            asked / u64::from(count),
+        )
     }
 
     /// Checks that all was done; gives the bytes of all tables.

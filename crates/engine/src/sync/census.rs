@@ -175,8 +175,8 @@ pub(super) fn take<G>(
     (inner, Some(Note::begin(which, way, busy)))
 }
 
-/// The same of a lock that was only tried, and is had.
+/// The same of a lock that was only tried, and is had. Nobody waits for it, so it keeps nobody off.
 pub(super) fn had(which: Which) -> Option<Note> {
     ON.load(Relaxed)
-        .then(|| Note::begin(which, Way::Alone, false))
+        .then(|| Note::begin(which, Way::Beside, false))
 }
