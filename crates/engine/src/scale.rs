@@ -150,7 +150,9 @@ pub fn crowd(size: Size, workers: u16) -> io::Result<Crowd> {
 
 fn by_class(uses: &census::Uses) -> Vec<LockUse> {
     let mut classes: BTreeMap<&str, LockUse> = BTreeMap::new();
-    for (&(name, _), one) in uses {
+    // A worker's post is its own: with one worker it only looks like a lock that all meet at.
+    let shared = |name: &str| !name.ends_with("post::State");
+    for (&(name, _), one) in uses.iter().filter(|((name, _), _)| shared(name)) {
         let new = LockUse {
             name,
             taken: 0,
