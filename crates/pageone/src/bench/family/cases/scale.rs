@@ -2,7 +2,7 @@
 //!
 //! This machine has few processors. So nothing is concluded from how fast 64 threads are on them. Instead each lock is counted: how
 //! often it is taken for a page, and for how long. A lock that keeps others off for `D` of the time `T` that a page takes is taken all the
-//! time by `T / D` workers, and more of them merge no more (the utilisation law). With fewer, a worker waits for the lock now and then:
+//! time by `T / D` workers. More of them merge no more (the utilisation law). With fewer, a worker waits for the lock now and then:
 //! that is the closed model of one server, worker by worker (mean value analysis).
 
 use std::time::Duration;
