@@ -87,8 +87,8 @@ pub struct LockUse {
     pub taken: u64,
     /// Of these, times at which another thread had it.
     pub busy: u64,
-    /// For how long the busiest of the class kept others off, were each worker on a processor of its own: while it was held alone,
-    /// and while its cache line came over, twice each time it was taken.
+    /// For how long the busiest of the class kept others off, were each worker on a processor of its own. That is while it was held
+    /// alone, and while its cache line came over, twice each time it was taken.
     pub demand: Duration,
 }
 
