@@ -238,7 +238,7 @@ impl Core {
     }
 
     /// Whose memory a job is about; none when that guest is gone.
-    pub(crate) fn guest_of(&self, job: &Job) -> Option<Arc<Guest>> {
+    fn guest_of(&self, job: &Job) -> Option<Arc<Guest>> {
         match job {
             Job::Look(guest, _) => Some(Arc::clone(guest)),
             Job::Chunk(chunk, _) => self.guest(chunk.guest),
@@ -466,9 +466,12 @@ impl Core {
 
     /// Does a job, for the worker at `post`.
     pub(crate) fn do_job(&self, job: Job, scratch: &mut Scratch, post: &Post) {
+        // Found once: all workers meet at the list of guests.
+        let guest = self.guest_of(&job);
+        post.begin(&job, guest.clone());
         match job {
             Job::Look(guest, aim) => self.look(&guest, aim, scratch),
-            Job::Chunk(chunk, visit) => self.work(&chunk, visit, scratch, post),
+            Job::Chunk(chunk, visit) => self.work(guest, &chunk, visit, scratch, post),
         }
     }
 
@@ -499,9 +502,16 @@ impl Core {
         self.note_found(found);
     }
 
-    fn work(&self, chunk: &Arc<Chunk>, visit: Visit, scratch: &mut Scratch, post: &Post) {
+    fn work(
+        &self,
+        guest: Option<Arc<Guest>>,
+        chunk: &Arc<Chunk>,
+        visit: Visit,
+        scratch: &mut Scratch,
+        post: &Post,
+    ) {
         chunk.start(visit.is_whole());
-        let Some(guest) = self.guest(chunk.guest) else {
+        let Some(guest) = guest else {
             return;
         };
         if !guest.takes_jobs(self.knobs.patience) {

@@ -50,7 +50,6 @@ impl Alone {
         };
         while let Some(job) = next() {
             let post = Post::default();
-            post.begin(&job, core.guest_of(&job));
             core.do_job(job, &mut scratch, &post);
             post.finish(&core.queue);
         }
@@ -259,7 +258,6 @@ fn labour(core: &Core, post: &Arc<Post>, number: usize) {
     post.take_up();
     let mut scratch = Scratch::new();
     while let Some(job) = core.queue.take(number, || core.pause()) {
-        post.begin(&job, core.guest_of(&job));
         core.do_job(job, &mut scratch, post);
         if !post.end() {
             return;
