@@ -587,7 +587,7 @@ fn a_program_moves_pages_out_of_merged_memory() {
 /// The kernel makes the calls wait for a thread of the program, which makes calls over merged memory meanwhile.
 #[test]
 fn no_lock_is_held_over_a_call_that_waits_for_a_pager_of_the_programs() {
-    const PATIENCE: Duration = Duration::from_secs(20);
+    const PATIENCE: Duration = Duration::from_secs(60);
     let calls = [
         "read", "write", "lock", "lockall", "discard", "unmap", "mapover", "move",
     ];

@@ -30,7 +30,9 @@ const WRITES: u32 = 2;
 fn keyed(seed: u64) -> Option<(Engine, Guest)> {
     let (engine, mut guest) = ready(seed);
     if let Err(why) = guest.ask("close 0") {
-        assert!(why.contains("No space left"), "{why}");
+        // ENOSPC of a kernel without keys, EINVAL of one that finds none in the processor.
+        let is_told = ["No space left", "Invalid argument"].map(|words| why.contains(words));
+        assert!(is_told.contains(&true), "{why}");
         println!("skipped: this processor has no protection keys");
         return None;
     }
