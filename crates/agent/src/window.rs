@@ -33,6 +33,11 @@
 //! - a system call that slips past the hooks and unmaps the chunk: MOVE and registration fail, and
 //!   a failed page is given back or dropped with the mapping it belonged to.
 //!
+//! **Before Linux 6.18** MOVE may never return where a page is pinned that is a part of a huge page
+//! ([`move_waits_for_pins`](sys::uffd::move_waits_for_pins)): a window would not end, and whoever touches its pages would sleep. So there no page is moved while
+//! the kernel counts memory of the process as pinned for long. Other references end by themselves, as direct I/O does. **The limits**: a
+//! buffer that is registered in the microseconds between that look and MOVE, and a pipe that refers to the page (vmsplice) and is not read.
+//!
 //! Pages that lie in a store's mapping already are merged another way: see [`again`]. Pages that are to stay
 //! private between others go through the same steps, but for the comparison: see [`span`].
 //!
@@ -44,6 +49,7 @@ use std::os::fd::BorrowedFd;
 use rustix::io::Errno;
 use sys::mapping::{self, Access, Attributes, Source};
 use sys::pagemap::{Categories, PageRun, Pagemap};
+use sys::pins::Count;
 use sys::uffd::{Freezer, Uffd, Watch};
 use sys::vma::{Maps, Vma};
 use wire::{CHUNK_PAGES, Merge, MergeOp, PAGE_BYTES, PageOutcome, Target};
@@ -77,6 +83,8 @@ pub(crate) struct Window {
     pagemap: Pagemap,
     staging: Staging,
     copies: Copies,
+    /// What is asked before pages move, where MOVE may wait for pins: nothing if that could not be opened.
+    pinned: Option<Option<Count>>,
     /// Longest time pages were out, in nanoseconds.
     pub(crate) longest_ns: u64,
     /// What still makes others sleep, because it could not be let go.
@@ -108,6 +116,7 @@ impl Window {
             pagemap,
             staging,
             copies: Copies::new()?,
+            pinned: sys::uffd::move_waits_for_pins().then(|| Count::open().ok()),
             longest_ns: 0,
             held: Held::default(),
         })
@@ -244,6 +253,12 @@ impl Window {
         if items.is_empty() {
             return;
         }
+        if self.may_wait_for_pins() {
+            items
+                .iter()
+                .for_each(|item| set(job.outcomes, item.0, PageOutcome::Pinned));
+            return;
+        }
         let locked = job.attributes.locked || job.lock_future;
         if self.staging.prepare(job.access, locked).is_err() {
             items
@@ -297,6 +312,12 @@ impl Window {
         self.longest_ns = self.longest_ns.max(now().saturating_sub(began));
         // SAFETY: what is still staged was replaced by something equal.
         let _ = unsafe { self.staging.empty(items.len()) };
+    }
+
+    /// Whether a page that is pinned for long could keep a window from ending.
+    fn may_wait_for_pins(&self) -> bool {
+        let is_some = |count: &Option<Count>| count.as_ref().is_none_or(Count::is_some);
+        self.pinned.as_ref().is_some_and(is_some)
     }
 
     /// From here, who touches an absent page of the items sleeps.

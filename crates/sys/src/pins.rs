@@ -343,6 +343,34 @@ pub fn own(thread: u32) -> bool {
     Own::open(thread).map_or(true, |own| own.may_pin())
 }
 
+/// Whether the kernel counts memory as pinned for long in the process of this status file, or that cannot be told.
+fn counts_some(status: &OwnedFd) -> bool {
+    const NONE: &[u8] = b"\nVmPin:\t       0 kB\n";
+    let mut text = [0u8; 4096];
+    let read = rustix::io::pread(status, &mut text, 0);
+    let text = text.get(..read.unwrap_or(0)).unwrap_or_default();
+    !text.windows(NONE.len()).any(|line| line == NONE)
+}
+
+/// How much of this process's memory the kernel counts as pinned for long, without allocation.
+#[derive(Debug)]
+pub struct Count(OwnedFd);
+
+impl Count {
+    /// # Errors
+    /// `NOENT` where /proc is not mounted, `ACCESS` without the right to it, `MFILE` without free descriptors.
+    pub fn open() -> Result<Self, Errno> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        rustix::fs::open(c"/proc/thread-self/status", flags, Mode::empty()).map(Self)
+    }
+
+    /// Whether it is some, or that cannot be told.
+    #[must_use]
+    pub fn is_some(&self) -> bool {
+        counts_some(&self.0)
+    }
+}
+
 /// Where this process looks for what pins: for who can open that now, and asks later.
 #[derive(Debug)]
 pub struct Own {
@@ -372,12 +400,7 @@ impl Own {
     /// As [`own`], once.
     #[must_use]
     pub fn may_pin(&self) -> bool {
-        const NONE: &[u8] = b"\nVmPin:\t       0 kB\n";
-        let mut status = [0u8; 4096];
-        let read = rustix::io::pread(&self.status, &mut status, 0);
-        let status = status.get(..read.unwrap_or(0)).unwrap_or_default();
-        let none = status.windows(NONE.len()).any(|line| line == NONE);
-        !none || self.each() != Ok(())
+        counts_some(&self.status) || self.each() != Ok(())
     }
 
     /// Fails at the first descriptor by which memory may be pinned, and where there is none: a thread that has ended has none.

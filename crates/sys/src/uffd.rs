@@ -49,6 +49,33 @@ pub(crate) fn borrow(tid: u32, fd: u32) -> Result<OwnedFd> {
     unsafe { crate::raw::call(libc::SYS_pidfd_getfd, args) }.and_then(owned)
 }
 
+/// Whether [`Uffd::move_pages`] may never return where one of the pages is pinned, or otherwise referred to, and is a part of a huge page: the
+/// kernel splits that first, which fails for now (`AGAIN`), and tries again without an end, until the process is killed. Linux
+/// 6.12.117 does so, 6.18.44 does not.
+#[must_use]
+pub fn move_waits_for_pins() -> bool {
+    const MENDED: (u32, u32) = (6, 18);
+    let mut text = [0u8; 64];
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    // Not by uname(2): a filter of the program's may refuse that.
+    let told = rustix::fs::open(c"/proc/sys/kernel/osrelease", flags, Mode::empty())
+        .and_then(|file| rustix::io::pread(&file, &mut text, 0));
+    let mut numbers = [0u32; 2];
+    let mut at = 0;
+    for byte in text {
+        match (byte, numbers.get_mut(at)) {
+            (b'0'..=b'9', Some(number)) => {
+                *number = number
+                    .saturating_mul(10)
+                    .saturating_add(u32::from(byte - b'0'));
+            }
+            (b'.', Some(_)) => at += 1,
+            _ => break,
+        }
+    }
+    told.is_err() || (numbers[0], numbers[1]) < MENDED
+}
+
 /// The features without which nothing works here; all are in Linux 6.8.
 pub const FEATURES: u64 = (raw::UFFD_FEATURE_WP_ASYNC
     | raw::UFFD_FEATURE_WP_UNPOPULATED
