@@ -212,6 +212,9 @@ mod peers {
         }
     }
 
+    /// A map of another crate.
+    struct Peer<M>(M);
+
     type Hash = BuildHasherDefault<Identity>;
     type SccMap = scc::HashMap<u128, u64, Hash>;
     type SccIndex = scc::HashIndex<u128, u64, Hash>;
@@ -225,116 +228,121 @@ mod peers {
         let size = keys as usize;
         match map {
             "scc HashMap" => phases(
-                &SccMap::with_capacity_and_hasher(size, Hash::default()),
+                &Peer(SccMap::with_capacity_and_hasher(size, Hash::default())),
                 keys,
                 threads,
             ),
             "scc HashIndex" => phases(
-                &SccIndex::with_capacity_and_hasher(size, Hash::default()),
+                &Peer(SccIndex::with_capacity_and_hasher(size, Hash::default())),
                 keys,
                 threads,
             ),
             "papaya" => phases(
-                &Papaya::with_capacity_and_hasher(size, Hash::default()),
+                &Peer(Papaya::with_capacity_and_hasher(size, Hash::default())),
                 keys,
                 threads,
             ),
             "dashmap" => phases(
-                &Dash::with_capacity_and_hasher(size, Hash::default()),
+                &Peer(Dash::with_capacity_and_hasher(size, Hash::default())),
                 keys,
                 threads,
             ),
-            "congee (u64 keys)" => phases(&Congee::default(), keys, threads),
-            "scc TreeIndex" => phases(&SccTree::new(), keys, threads),
-            "crossbeam SkipMap" => phases(&Skip::new(), keys, threads),
+            "congee (u64 keys)" => phases(&Peer(Congee::default()), keys, threads),
+            "scc TreeIndex" => phases(&Peer(SccTree::new()), keys, threads),
+            "crossbeam SkipMap" => phases(&Peer(Skip::new()), keys, threads),
             other => panic!("no map is called {other}"),
         }
     }
 
-    impl Map for SccMap {
+    impl Map for Peer<SccMap> {
         fn insert(&self, key: u128, value: u64) -> bool {
-            self.insert_sync(key, value).is_ok()
+            self.0.insert_sync(key, value).is_ok()
         }
         fn get(&self, key: u128) -> Option<u64> {
-            self.read_sync(&key, |_, value| *value)
+            self.0.read_sync(&key, |_, value| *value)
         }
         fn remove(&self, key: u128) -> bool {
-            self.remove_sync(&key).is_some()
+            self.0.remove_sync(&key).is_some()
         }
     }
 
-    impl Map for SccIndex {
+    impl Map for Peer<SccIndex> {
         fn insert(&self, key: u128, value: u64) -> bool {
-            self.insert_sync(key, value).is_ok()
+            self.0.insert_sync(key, value).is_ok()
         }
         fn get(&self, key: u128) -> Option<u64> {
-            self.peek_with(&key, |_, value| *value)
+            self.0.peek_with(&key, |_, value| *value)
         }
         fn remove(&self, key: u128) -> bool {
-            self.remove_sync(&key)
+            self.0.remove_sync(&key)
         }
     }
 
-    impl Map for SccTree {
+    impl Map for Peer<SccTree> {
         fn insert(&self, key: u128, value: u64) -> bool {
-            self.insert_sync(key, value).is_ok()
+            self.0.insert_sync(key, value).is_ok()
         }
         fn get(&self, key: u128) -> Option<u64> {
-            self.peek_with(&key, |_, value| *value)
+            self.0.peek_with(&key, |_, value| *value)
         }
         fn remove(&self, key: u128) -> bool {
-            self.remove_sync(&key)
+            self.0.remove_sync(&key)
         }
     }
 
-    impl Map for Papaya {
+    impl Map for Peer<Papaya> {
         fn insert(&self, key: u128, value: u64) -> bool {
-            self.pin().try_insert(key, value).is_ok()
+            self.0.pin().try_insert(key, value).is_ok()
         }
         fn get(&self, key: u128) -> Option<u64> {
-            self.pin().get(&key).copied()
+            self.0.pin().get(&key).copied()
         }
         fn remove(&self, key: u128) -> bool {
-            self.pin().remove(&key).is_some()
+            self.0.pin().remove(&key).is_some()
         }
     }
 
-    impl Map for Dash {
+    impl Map for Peer<Dash> {
         fn insert(&self, key: u128, value: u64) -> bool {
-            self.insert(key, value).is_none()
+            self.0.insert(key, value).is_none()
         }
         fn get(&self, key: u128) -> Option<u64> {
-            self.get(&key).map(|value| *value)
+            self.0.get(&key).map(|value| *value)
         }
         fn remove(&self, key: u128) -> bool {
-            self.remove(&key).is_some()
+            self.0.remove(&key).is_some()
         }
     }
 
-    impl Map for Skip {
+    impl Map for Peer<Skip> {
         fn insert(&self, key: u128, value: u64) -> bool {
-            *self.get_or_insert(key, value).value() == value
+            *self.0.get_or_insert(key, value).value() == value
         }
         fn get(&self, key: u128) -> Option<u64> {
-            self.get(&key).map(|entry| *entry.value())
+            self.0.get(&key).map(|entry| *entry.value())
         }
         fn remove(&self, key: u128) -> bool {
-            self.remove(&key).is_some()
+            self.0.remove(&key).is_some()
         }
     }
 
-    impl Map for Congee {
+    impl Map for Peer<Congee> {
         fn insert(&self, key: u128, value: u64) -> bool {
-            let guard = self.pin();
-            matches!(self.insert(key as usize, value as usize, &guard), Ok(None))
+            let guard = self.0.pin();
+            matches!(
+                self.0.insert(key as usize, value as usize, &guard),
+                Ok(None)
+            )
         }
         fn get(&self, key: u128) -> Option<u64> {
-            let guard = self.pin();
-            self.get(&(key as usize), &guard).map(|value| value as u64)
+            let guard = self.0.pin();
+            self.0
+                .get(&(key as usize), &guard)
+                .map(|value| value as u64)
         }
         fn remove(&self, key: u128) -> bool {
-            let guard = self.pin();
-            self.remove(&(key as usize), &guard).is_some()
+            let guard = self.0.pin();
+            self.0.remove(&(key as usize), &guard).is_some()
         }
     }
 }

@@ -35,7 +35,8 @@ struct Law {
 }
 
 impl Law {
-    /// The law that is nearest to `points`, by least squares of logarithms; none of fewer than two places.
+    /// The law that is nearest to `points`, by least squares of logarithms. None of fewer than three: one goes through any two, and tells
+    /// nothing.
     fn of(points: &[(f64, f64)]) -> Option<Self> {
         let positive = points.iter().filter(|(x, y)| *x > 0.0 && *y > 0.0);
         let logs: Vec<_> = positive.map(|(x, y)| (x.ln(), y.ln())).collect();
@@ -46,7 +47,7 @@ impl Law {
         let (x, y) = (mean(|point| point.0), mean(|point| point.1));
         let spread: f64 = logs.iter().map(|point| (point.0 - x).powi(2)).sum();
         let both: f64 = logs.iter().map(|point| (point.0 - x) * (point.1 - y)).sum();
-        (spread > 0.0).then(|| {
+        (logs.len() > 2 && spread > 0.0).then(|| {
             let power = both / spread;
             Self {
                 factor: (y - power * x).exp(),
@@ -138,8 +139,13 @@ mod tests {
     }
 
     #[test]
-    fn a_single_place_has_no_law() {
-        for points in [vec![], vec![(1.0, 2.0)], vec![(0.0, 1.0), (2.0, 0.0)]] {
+    fn two_places_have_no_law() {
+        for points in [
+            vec![],
+            vec![(1.0, 2.0), (2.0, 4.0)],
+            vec![(0.0, 1.0), (1.0, 2.0), (2.0, 0.0)],
+            vec![(1.0, 2.0), (1.0, 3.0), (1.0, 4.0)],
+        ] {
             let growth = Growth::new("get", "keys", "ns", points).extrapolated(&[9.0]);
             assert_eq!(growth.beyond, None);
         }
