@@ -49,7 +49,8 @@ impl Facilities {
 
 /// Tries whether the kernel tells of many pages at once what was written.
 pub(crate) fn page_map() -> Result<(), EngineError> {
-    let needs = "Linux 6.7 or newer with /proc mounted";
+    // Linux 6.7 has it, and lacks MOVE.
+    let needs = "Linux 6.8 or newer with /proc mounted";
     sys::pagemap::probe().map_err(|error| cannot_try("PAGEMAP_SCAN", needs, error))
 }
 
