@@ -1,30 +1,12 @@
 # Runs inside a test guest: every test program there is, then the views for the record.
 # NODES, the number of nodes the guest must have, is on the kernel's command line.
 PAGEONE_TEST_NODES=$(sed -n 's/.*pageone.nodes=\([0-9]*\).*/\1/p' /proc/cmdline)
-PAGEONE_BIN=/bin/pageone
-PAGEONE_AGENT=/bin/libpageone_agent.so
-PAGEONE_GUEST=/bin/guest
-export PAGEONE_TEST_NODES PAGEONE_BIN PAGEONE_AGENT PAGEONE_GUEST
-failed=0
+export PAGEONE_TEST_NODES
+. /bin/tests.sh
 # For cpusets, and limits of memory.
 mkdir -p /sys/fs/cgroup
 mount -t cgroup2 cgroup2 /sys/fs/cgroup && echo "+cpuset +memory" >/sys/fs/cgroup/cgroup.subtree_control
-# Should the tests not end, the console says before the time limit what everybody waits for.
-(
-  sleep 240
-  for task in /proc/[0-9]*/task/*; do
-    command=$(tr '\0' ' ' <"$task/cmdline")
-    [ -n "$command" ] || continue
-    echo "waits: $(cat "$task/comm") of $command"
-    cat "$task/stack"
-  done
-) 2>/dev/null &
-# try COMMAND...: runs it; a failure is told with its status, for a program that a signal ends says nothing.
-try() {
-  "$@" && return
-  echo "FAILED with status $?: $*"
-  failed=1
-}
+say_who_waits 240
 if grep -q pageone.unplug /proc/cmdline; then
   export PAGEONE_TEST_UNPLUG=1
   try /tests/nodes --nocapture a_node_whose_memory
