@@ -30,15 +30,24 @@ pub fn agent() -> PathBuf {
     library
 }
 
+/// A program, or a library, that a machine without a compiler, such as a test guest, brings along.
+pub fn brought(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).map(PathBuf::from)
+}
+
 /// Compiles the guest; `linked` links it with the agent's static library instead of preloading.
 pub fn guest_program(linked: bool) -> &'static Path {
     static PRELOADED: OnceLock<PathBuf> = OnceLock::new();
     static LINKED: OnceLock<PathBuf> = OnceLock::new();
     let place = if linked { &LINKED } else { &PRELOADED };
     place.get_or_init(|| {
-        // A machine without a compiler, such as a test guest, brings it along.
-        if let Some(program) = std::env::var_os("PAGEONE_GUEST").filter(|_| !linked) {
-            return program.into();
+        let name = if linked {
+            "PAGEONE_GUEST_LINKED"
+        } else {
+            "PAGEONE_GUEST"
+        };
+        if let Some(program) = brought(name) {
+            return program;
         }
         let source = root().join("tests/guest/guest.c");
         let name = format!("guest-{}-{linked}", std::process::id());

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::{NO_FOLDER, Place, Running, output, pageone, status, text, wait_for};
 use crate::list::{self, Line};
-use crate::support::{agent, root};
+use crate::support::{agent, brought, root};
 
 /// The longest a list may take: a program that does not end by then hangs. On a busy machine a list takes minutes.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -226,6 +226,9 @@ fn daemon(place: &Place) -> Running {
 }
 
 fn build(place: &Place) -> PathBuf {
+    if let Some(program) = brought("PAGEONE_MODEL") {
+        return program;
+    }
     let sources = std::fs::read_dir(root().join("tests/model")).unwrap();
     let sources = sources.map(|entry| entry.unwrap().path());
     let program = place.path().join("model");
