@@ -49,9 +49,9 @@ pub(crate) fn borrow(tid: u32, fd: u32) -> Result<OwnedFd> {
     unsafe { crate::raw::call(libc::SYS_pidfd_getfd, args) }.and_then(owned)
 }
 
-/// Whether [`Uffd::move_pages`] may never return where one of the pages is pinned, or otherwise referred to, and is a part of a huge page.
-/// The kernel splits that first, which fails for now (`AGAIN`), and tries again without an end, until the process is killed. Linux
-/// 6.12.117 does so, 6.18.44 does not.
+/// Whether [`Uffd::move_pages`] may never return where one of the pages is pinned, or otherwise referred to, and is a part of a huge
+/// page. The kernel splits that first, which fails for now (`AGAIN`), and tries again without an end, until the process is killed. Linux
+/// 6.12.117 does so, 6.18.44 does not. Where the release cannot be read the kernel counts as one that does.
 #[must_use]
 pub fn move_waits_for_pins() -> bool {
     const MENDED: (u32, u32) = (6, 18);
