@@ -54,17 +54,13 @@ static void forget_ground(void)
 	memset(absent + standing.first, 1, standing.count);
 }
 
-/* The call by a thread whose stack and control block are `count` pages of the region; it has 15 seconds. */
-static long call_from_within(size_t first, size_t count, int how)
+/* Has a thread do what `standing` says, on this stack. */
+static long stand_there(void *stack, size_t len)
 {
 	pthread_attr_t attributes;
 	pthread_t thread;
-	standing.first = first;
-	standing.count = count;
-	standing.how = how;
-	forget_ground();
 	pthread_attr_init(&attributes);
-	pthread_attr_setstack(&attributes, mem + first * PAGE, count * PAGE);
+	pthread_attr_setstack(&attributes, stack, len);
 	int error = pthread_create(&thread, &attributes, stand, NULL);
 	if (error)
 		return -error;
@@ -73,6 +69,16 @@ static long call_from_within(size_t first, size_t count, int how)
 	error = pthread_join(thread, NULL);
 	alarm(0);
 	return error ? -error : standing.result;
+}
+
+/* The call by a thread whose stack and control block are `count` pages of the region; it has 15 seconds. */
+static long call_from_within(size_t first, size_t count, int how)
+{
+	standing.first = first;
+	standing.count = count;
+	standing.how = how;
+	forget_ground();
+	return stand_there(mem + first * PAGE, count * PAGE);
 }
 
 static ucontext_t at_home, on_ground;

@@ -201,7 +201,7 @@ impl Crew for Many {
 
 /// An engine and its simulated guests.
 struct Plant {
-    core: Arc<Core>,
+    core: Core,
     questions: Arc<AtomicU64>,
 }
 
@@ -239,7 +239,7 @@ impl Plant {
             Box::new(new_domain),
         );
         let plant = Self {
-            core: Arc::new(core),
+            core,
             questions: Arc::default(),
         };
         (0..size.guests).try_for_each(|number| plant.admit(number, size))?;

@@ -77,3 +77,15 @@ pub(crate) fn is_relieved(mut input: impl Read) -> bool {
     let _ = input.read_to_end(&mut said);
     said == DONE
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::Command;
+
+    /// In the place of a watchdog: waits as one, and puts nothing back.
+    pub(crate) fn cat() -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", "cat > /dev/null"]);
+        command
+    }
+}

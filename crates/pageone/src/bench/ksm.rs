@@ -139,13 +139,8 @@ impl Drop for KsmContender {
 mod tests {
     use super::*;
     use crate::ksm::guard::tests::fake;
+    use crate::watchdog::tests::cat;
     use std::fs;
-
-    fn cat() -> Command {
-        let mut command = Command::new("sh");
-        command.args(["-c", "cat > /dev/null"]);
-        command
-    }
 
     #[test]
     fn ksm_is_left_out_only_where_it_stands_still() {

@@ -124,12 +124,7 @@ fn write(file: &Path, value: u64) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn cat() -> Command {
-        let mut command = Command::new("sh");
-        command.args(["-c", "cat > /dev/null"]);
-        command
-    }
+    use crate::watchdog::tests::cat;
 
     #[test]
     fn the_limit_is_raised_by_one_at_a_time_and_goes_back() {

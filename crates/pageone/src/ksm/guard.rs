@@ -90,6 +90,7 @@ pub(crate) fn watch(ksm: &Ksm, words: &[String], input: impl Read) -> io::Result
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::watchdog::tests::cat;
     use std::fs;
     use sys::ksm::Tuning;
 
@@ -121,12 +122,6 @@ pub(crate) mod tests {
         assert_eq!(ksm.number("run").unwrap(), 1);
         assert_eq!(ksm.number("pages_to_scan").unwrap(), 100);
         assert_eq!(fs::read(note).unwrap(), b"done");
-    }
-
-    fn cat() -> Command {
-        let mut command = Command::new("sh");
-        command.args(["-c", "cat > /dev/null"]);
-        command
     }
 
     #[test]
