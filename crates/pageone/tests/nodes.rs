@@ -50,6 +50,12 @@ fn set(place: &Place, arguments: &[&str]) -> Result<(), String> {
     }
 }
 
+/// `set --unmerge`. Guests on a slow machine may need more than one try: the daemon waits less than a second for them.
+fn set_unmerged(place: &Place, knobs: &[&str]) {
+    let arguments: Vec<_> = ["--unmerge"].iter().chain(knobs).copied().collect();
+    wait_for("all to be unmerged", || set(place, &arguments).ok());
+}
+
 fn shared(status: &Value) -> (u64, u64) {
     (
         count(status, "pages_shared"),
@@ -196,10 +202,7 @@ fn pages_of_two_nodes_meet_only_where_they_may() {
         refused.contains(&format!("{} pages are shared", 2 * PAGES)),
         "{refused}"
     );
-    // Guests on a slow machine may need more than one try.
-    wait_for("all to be unmerged", || {
-        set(&place, &["--unmerge", "merge_across_nodes=1"]).ok()
-    });
+    set_unmerged(&place, &["merge_across_nodes=1"]);
     assert_eq!(json(&place)["merge_across_nodes"], true);
     for guest in &mut guests {
         guest.run(&format!("mapover 0 {PAGES}"));
@@ -732,7 +735,7 @@ fn emulated_nodes_are_kept_apart_by_frame() {
         }
     }
     // Across nodes all of them meet.
-    set(&place, &["--unmerge", "merge_across_nodes=1"]).unwrap();
+    set_unmerged(&place, &["merge_across_nodes=1"]);
     assert_eq!(json(&place)["run"], 1);
     for (guest, _) in &mut all {
         guest.run(&format!("mapover 0 {PAGES}"));
@@ -764,7 +767,7 @@ fn the_knob_turns_only_under_nothing_shared() {
     let status = json(&place);
     assert_eq!(status["merge_across_nodes"], true);
     set(&place, &["run=0"]).unwrap();
-    set(&place, &["--unmerge", "merge_across_nodes=0", "threads=1"]).unwrap();
+    set_unmerged(&place, &["merge_across_nodes=0", "threads=1"]);
     let status = json(&place);
     assert_eq!(shared(&status), (0, 0));
     assert_eq!(

@@ -11,8 +11,8 @@ use sys::mempolicy::{self, Mode, NodeMask};
 use super::common::{Knob, PATIENCE, Place, alone, json, wait_for};
 use super::support::Guest;
 use super::{
-    APART, PAGES, counted, nodes, on_node, refill, set, shared, start, two_nodes, wait_shared,
-    wait_store_nodes,
+    APART, PAGES, counted, nodes, on_node, refill, set, set_unmerged, shared, start, two_nodes,
+    wait_shared, wait_store_nodes,
 };
 
 /// Set in the test guest whose second node is a memory device.
@@ -241,9 +241,7 @@ fn a_node_whose_memory_comes_and_goes_while_the_knob_turns_and_nodes_are_balance
 
     // All that is over, and everything shares where it may.
     blocks.bring_back();
-    wait_for("the knob to turn", || {
-        set(&place, &["--unmerge", "merge_across_nodes=1"]).ok()
-    });
+    set_unmerged(&place, &["merge_across_nodes=1"]);
     for guest in &mut guests {
         guest.run(&format!("mapover 0 {PAGES}"));
         refill(guest);
