@@ -66,6 +66,20 @@ impl Anonymous {
         }
     }
 
+    /// Has the kernel put the memory into huge pages, as far as it has any: `MADV_HUGEPAGE` and, of what is there already,
+    /// `MADV_COLLAPSE` (Linux 6.1).
+    ///
+    /// # Errors
+    /// `EINVAL` on a kernel without transparent huge pages.
+    pub fn collapse(&self) -> io::Result<()> {
+        self.advise(libc::MADV_HUGEPAGE)?;
+        match self.advise(libc::MADV_COLLAPSE) {
+            // Not all of it fits: the rest may follow later.
+            Err(error) if error.raw_os_error() != Some(libc::EINVAL) => Ok(()),
+            other => other,
+        }
+    }
+
     /// Offers the memory for merging: `madvise(MADV_MERGEABLE)`.
     ///
     /// # Errors

@@ -151,6 +151,15 @@ pub fn proportional_anonymous_bytes(pid: u32) -> io::Result<u64> {
     field(Path::new(&format!("/proc/{pid}/smaps_rollup")), "Pss_Anon:")
 }
 
+/// Anonymous memory of process `pid` that lies in huge pages, in bytes.
+///
+/// # Errors
+/// As [`proportional_bytes`].
+pub fn huge_bytes(pid: u32) -> io::Result<u64> {
+    let rollup = format!("/proc/{pid}/smaps_rollup");
+    field(Path::new(&rollup), "AnonHugePages:")
+}
+
 /// Page tables of process `pid`, in bytes.
 ///
 /// # Errors

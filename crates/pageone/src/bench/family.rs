@@ -55,7 +55,7 @@ use session::{Outcome, Session};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Cases, of merge, equal, unique, churn, latency, boot, programs, vms, index, scale [default: all]
+    /// Cases, of merge, equal, unique, churn, latency, huge, boot, programs, vms, index, scale [default: all]
     #[arg(value_name = "CASE")]
     cases: Vec<String>,
     /// How much is done: what is not said otherwise below
@@ -329,8 +329,8 @@ impl Bench<'_> {
     }
 
     /// Does a task: what it came to, or how it failed.
-    fn outcome(&self, task: &Task, who: Who) -> Result<Result<Outcome, BenchError>> {
-        let (run, engine) = match (task, who) {
+    fn outcome(&self, variant: &Variant, who: Who) -> Result<Result<Outcome, BenchError>> {
+        let (run, engine) = match (&variant.task, who) {
             (Task::Parts(_, run), _) => {
                 let means = Means {
                     scale: self.scale,
@@ -343,7 +343,7 @@ impl Bench<'_> {
             (Task::Guests(_), Who::Part(part)) => unreachable!("{part} merges no guests"),
         };
         let period = Duration::from_millis(self.setting.merge_period_ms);
-        let mut contender = engine.start(&self.exe, period)?;
+        let mut contender = engine.start(&self.exe, period, variant.knobs)?;
         let program = || Command::new(&self.exe);
         let mut session = Session::new(
             &self.setting,
@@ -382,7 +382,7 @@ impl Bench<'_> {
         let began = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default();
-        let outcome = self.outcome(&variant.task, who)?;
+        let outcome = self.outcome(variant, who)?;
         // Broken off by Ctrl-C, the guests get the signal too: say what really happened.
         let outcome = outcome.map_err(|error| match (self.interrupted)() {
             true => BenchError::Interrupted,

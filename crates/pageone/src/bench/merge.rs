@@ -137,7 +137,7 @@ fn compare(args: &Args, exe: &Path, interrupted: &dyn Fn() -> bool) -> Result<Ve
             Engine::Pageone => {
                 guard.as_ref().map_or(Ok(()), KsmGuard::pause)?;
                 for &threads in &args.threads {
-                    let mut pageone = PageOne::start(exe, threads, args.merge_period)?;
+                    let mut pageone = PageOne::start(exe, threads, args.merge_period, &[])?;
                     rows.push(measure::measure(&plan, &mut pageone)?);
                 }
             }

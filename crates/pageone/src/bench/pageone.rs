@@ -30,11 +30,16 @@ pub(super) struct PageOne {
 }
 
 impl PageOne {
-    /// Starts a daemon with `threads` workers, and waits until it serves.
+    /// Starts a daemon with `threads` workers and these flags besides, and waits until it serves.
     ///
     /// # Errors
     /// It does not start, or not in time.
-    pub(super) fn start(exe: &std::path::Path, threads: u16, period: Duration) -> Result<Self> {
+    pub(super) fn start(
+        exe: &std::path::Path,
+        threads: u16,
+        period: Duration,
+        knobs: &[&str],
+    ) -> Result<Self> {
         let agent = paths::agent()?;
         let folder = tempfile::tempdir()?;
         let mut command = Command::new(exe);
@@ -46,6 +51,7 @@ impl PageOne {
                 "--merge-period",
                 &humantime::format_duration(period).to_string(),
             ])
+            .args(knobs)
             .env("PAGEONE_LOG", "warn")
             // The machine's configuration and policy would change the figures.
             .env("CONFIGURATION_DIRECTORY", folder.path())

@@ -3,6 +3,7 @@
 mod boot;
 mod churn;
 mod equal;
+mod huge;
 pub(super) mod index;
 mod latency;
 mod merge;
@@ -14,7 +15,7 @@ mod vms;
 use std::path::Path;
 
 use super::record::Sample;
-use super::session::{Outcome, Session};
+use super::session::{Outcome, Session, steps};
 use crate::bench::content::Content;
 use crate::bench::error::BenchError;
 
@@ -37,6 +38,8 @@ pub(super) struct Variant {
     pub(super) full: bool,
     /// The least `vm.max_map_count` that it is about; none: the machine's.
     pub(super) mappings: Option<u64>,
+    /// Flags of PageONE's daemon that it is about.
+    pub(super) knobs: &'static [&'static str],
     /// What is done.
     pub(super) task: Task,
 }
@@ -90,6 +93,7 @@ impl Variant {
             name,
             full: false,
             mappings: None,
+            knobs: &[],
             task: Task::Guests(run),
         }
     }
@@ -100,6 +104,7 @@ impl Variant {
             name,
             full: false,
             mappings: None,
+            knobs: &[],
             task: Task::Parts(parts, run),
         }
     }
@@ -107,6 +112,11 @@ impl Variant {
     /// The same of the full scale only.
     const fn full(self) -> Self {
         Self { full: true, ..self }
+    }
+
+    /// The same with these flags of PageONE's daemon.
+    const fn with_knobs(self, knobs: &'static [&'static str]) -> Self {
+        Self { knobs, ..self }
     }
 
     /// The same with so many mappings for each process.
@@ -140,6 +150,7 @@ pub(super) const CASES: &[Case] = &[
     unique::CASE,
     churn::CASE,
     latency::CASE,
+    huge::CASE,
     boot::CASE,
     programs::CASE,
     vms::CASE,
@@ -162,6 +173,18 @@ fn clones(session: &Session<'_>) -> Content {
         pages: session.pages(),
         shuffle: false,
     }
+}
+
+/// All guests do `job` at once: the CPU time of a step is the figure `name`.
+fn work(session: &mut Session<'_>, job: &str, name: &str) -> Result<(), BenchError> {
+    session.order(&format!("work {job}"))?;
+    // Pages that come in at the first touch, or are broken then, are another question.
+    std::thread::sleep(session.phase());
+    session.order("lap")?;
+    std::thread::sleep(session.phase());
+    let lap = session.order("work idle")?;
+    session.figure(name, steps(lap.cpu_ns) / steps(lap.steps));
+    Ok(())
 }
 
 /// Percent of what could be saved that was saved, over the time of `samples`.

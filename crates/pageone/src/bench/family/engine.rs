@@ -68,19 +68,24 @@ impl Engine {
         matches!(self, Self::Ksm | Self::KsmAdvisor | Self::KsmTuned)
     }
 
-    /// Starts it, at rest. For KSM the caller holds the guard of its knobs.
+    /// Starts it, at rest; PageONE with these `knobs`, as flags of the daemon. For KSM the caller holds the guard of its knobs.
     ///
     /// # Errors
     /// It is not there, or does not start.
-    pub(super) fn start(self, exe: &Path, period: Duration) -> Result<Box<dyn Contender>> {
+    pub(super) fn start(
+        self,
+        exe: &Path,
+        period: Duration,
+        knobs: &[&str],
+    ) -> Result<Box<dyn Contender>> {
         let ksm = |tuning| KsmContender::new(Ksm::default(), self.name(), tuning);
         Ok(match self {
             Self::None => Box::new(Nothing),
             Self::Ksm => Box::new(ksm(Tuning::Defaults)?),
             Self::KsmAdvisor => Box::new(ksm(Tuning::Advisor)?),
             Self::KsmTuned => Box::new(ksm(Tuning::Fast)?),
-            Self::Pageone1 => Box::new(PageOne::start(exe, 1, period)?),
-            Self::Pageone2 => Box::new(PageOne::start(exe, 2, period)?),
+            Self::Pageone1 => Box::new(PageOne::start(exe, 1, period, knobs)?),
+            Self::Pageone2 => Box::new(PageOne::start(exe, 2, period, knobs)?),
             Self::Fake => Box::new(FakeEngine::start(exe)?),
         })
     }

@@ -121,6 +121,12 @@ pub(super) const FIGURES: &[Figure] = &[
         "CPU time of a guest for a step of its work, faults included",
     ),
     neither("work_before_ns", "the same before memory was offered"),
+    more(
+        "huge_percent",
+        1.0,
+        "of the guests' memory that lies in huge pages in the end",
+    ),
+    neither("huge_before_percent", "the same before memory was offered"),
     less(
         "faults_per_write",
         0.02,

@@ -4,7 +4,7 @@
 //! What it writes is what was there: each byte can be verified at any time, and a perfect engine saves the same at any time.
 //!
 //! ```text
-//!  parent ── offer | verify | break | lap | work JOB ──▶ guest ── {"lap": …} a line ──▶ parent
+//!  parent ── collapse | offer | verify | break | lap | work JOB ──▶ guest ── {"lap": …} a line ──▶ parent
 //! ```
 
 use std::fs::File;
@@ -74,6 +74,7 @@ fn follow(order: &str, memory: &mut Memory, job: &mut Job) -> Result<()> {
             memory.bytes.offer().context("cannot offer memory")?;
             memory.ballast.offered(&mut memory.bytes);
         }
+        "collapse" => memory.bytes.collapse().context("no huge pages")?,
         "verify" => memory.verify(),
         "break" => {
             let begin = clock::of_thread();

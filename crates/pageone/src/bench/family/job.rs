@@ -10,6 +10,8 @@ const STRETCH: u64 = 256;
 const BATCH_WRITES: usize = 16;
 /// Accesses write to one page of so many; they lie at the front.
 const ACCESS_WRITES: usize = 8;
+/// Steps of a walk before it looks for an order.
+const WALK: usize = 1 << 14;
 /// Time between two bursts of rewriting.
 const CHURN_TICK: Duration = Duration::from_millis(2);
 /// The longest that one burst of rewriting may fall behind the clock.
@@ -38,6 +40,8 @@ enum Kind {
     Churn { percent: u64, period: Duration },
     /// Passes over all memory, again and again.
     Batch,
+    /// Reads anywhere, each time where the byte before has led.
+    Walk,
 }
 
 impl Job {
@@ -62,6 +66,7 @@ impl Job {
         let kind = match (name, &numbers[..]) {
             ("idle", []) => Kind::Idle,
             ("batch", []) => Kind::Batch,
+            ("walk", []) => Kind::Walk,
             ("access", &[reads, writes, micros]) => Kind::Access {
                 reads,
                 writes,
@@ -82,7 +87,7 @@ impl Job {
             Kind::Idle => Duration::from_secs(3600),
             Kind::Access { every, .. } => every,
             Kind::Churn { .. } => CHURN_TICK,
-            Kind::Batch => Duration::ZERO,
+            Kind::Batch | Kind::Walk => Duration::ZERO,
         }
     }
 
@@ -108,6 +113,12 @@ impl Job {
                     let index = usize::try_from(self.done).unwrap_or(0) % pages;
                     memory.pass(index, index < pages / BATCH_WRITES);
                     self.done += 1;
+                }
+            }
+            Kind::Walk => {
+                for _ in 0..WALK {
+                    let byte = memory.step(self.below(pages));
+                    self.random ^= u64::from(byte);
                 }
             }
         }
@@ -137,6 +148,7 @@ mod tests {
     fn words_make_a_job_or_none() {
         let kind = |words| Job::parse(words).map(|job| job.kind);
         assert_eq!(kind("batch"), Some(Kind::Batch));
+        assert_eq!(kind("walk"), Some(Kind::Walk));
         let every = Duration::from_micros(500);
         assert_eq!(
             kind("access 10 1 500"),

@@ -12,6 +12,8 @@ use super::fake::Ballast;
 use super::fill::Fill;
 use super::histogram::Histogram;
 
+const CACHE_LINE: usize = 64;
+
 /// The reply to an order: what was done since the lap before.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Lap {
@@ -93,6 +95,12 @@ impl Memory {
         let page = self.should_be(index);
         self.bytes[index * PAGE_BYTES..][..PAGE_BYTES].copy_from_slice(black_box(&page));
         self.lap.steps += 1;
+    }
+
+    /// Reads a byte of page `index`, of another line of the cache than in the pages beside it.
+    pub(super) fn step(&mut self, index: usize) -> u8 {
+        self.lap.steps += 1;
+        black_box(self.bytes[index * PAGE_BYTES + index * CACHE_LINE % PAGE_BYTES])
     }
 
     /// Adds up page `index`, and where `write` is set writes its first bytes as they were.

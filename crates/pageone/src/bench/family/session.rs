@@ -410,6 +410,17 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
+    /// How much of the guests' memory lies in huge pages: that is the figure `name`.
+    pub(super) fn huge(&mut self, name: &str) -> Result<(), BenchError> {
+        let of = |member: &Member| sys::usage::huge_bytes(member.guest.pid());
+        let huge: std::io::Result<u64> = self.members.iter().map(of).sum();
+        let huge = huge.map_err(BenchError::system("cannot read a guest's memory"))?;
+        let all = self.setting.guest_mib * self.members.len() as u64;
+        let huge = mib(i64::try_from(huge).unwrap_or(i64::MAX));
+        self.figure(name, 100.0 * huge / steps(all));
+        Ok(())
+    }
+
     /// Percentiles of the accesses of `kind` in `phase`, as figures and as a curve.
     pub(super) fn times(&mut self, kind: &str, times: &Histogram) {
         let curve: Vec<_> = RANKS
