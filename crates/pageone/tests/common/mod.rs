@@ -248,6 +248,7 @@ pub(crate) fn text(bytes: &[u8]) -> String {
 pub(crate) fn wait_for<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {
+        let asked = Instant::now();
         if let Some(answer) = ask() {
             return answer;
         }
@@ -255,7 +256,8 @@ pub(crate) fn wait_for<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
             let last = text(&LAST.take());
             panic!("waited {PATIENCE:?} for {what}; the last status: {last}");
         }
-        std::thread::sleep(Duration::from_millis(10));
+        // Workers run on idle processors: to ask takes half of the only one at most.
+        std::thread::sleep(asked.elapsed().max(Duration::from_millis(10)));
     }
 }
 
