@@ -820,12 +820,57 @@ fn a_process_may_wish_for_a_domain_as_it_was_started() {
     }
 }
 
+/// A daemon that was started with a domain in its environment has said nothing by that: its rules and the wishes of processes count.
+#[test]
+fn a_domain_in_the_daemons_environment_is_nobodys_wish() {
+    let Some(place) = place_to_trace() else {
+        return;
+    };
+    let program = program(&place, &[]);
+    let user = rustix::process::geteuid().as_raw();
+    let names = "domain = \"ours\"\nnames = [\"blue\", \"wide\"]";
+    let policy = place.file("policy.toml", &format!("[[rule]]\nuid = {user}\n{names}\n"));
+    let rule = format!(
+        "[[attach]]\nexecutable = '{}'\nafter = '0s'",
+        program.display()
+    );
+    let config = place.file("pageone.toml", &rule);
+    let mut command = pageone();
+    command.env("PAGEONE_DOMAIN", "wide");
+    let policy = ["--policy", policy.to_str().expect("a path")];
+    let (_daemon, _log) = logging_by(command, &place, &config, &policy);
+    for (wish, domain) in [(Some("blue"), "name:blue"), (None, "name:ours")] {
+        let mut one = wishing(&program, wish.map(std::ffi::OsStr::new));
+        wait_for("the guest", || {
+            let status = json(&place);
+            let guests = status["guests"].as_array().expect("guests");
+            let own = guests.iter().find(|guest| guest["pid"] == one.pid())?;
+            assert_eq!(own["domain"], domain);
+            Some(())
+        });
+        one.goes_on();
+    }
+}
+
 /// What a daemon says, to a file.
 fn logging(place: &Place, config: &Path) -> (common::Running, PathBuf) {
+    logging_by(pageone(), place, config, &[])
+}
+
+/// The same of a command with an environment, and with more flags.
+fn logging_by(
+    mut command: Command,
+    place: &Place,
+    config: &Path,
+    flags: &[&str],
+) -> (common::Running, PathBuf) {
     let log = place.file("log", "");
-    let mut command = pageone();
     command.args(["daemon", "--no-keep", "--merge-period", "50ms", "--socket"]);
-    command.arg(place.socket()).arg("--config").arg(config);
+    command
+        .arg(place.socket())
+        .arg("--config")
+        .arg(config)
+        .args(flags);
     let running = common::Running::start(command.stderr(fs::File::create(&log).expect("a log")));
     wait_for("the daemon", || {
         common::status(place).status.success().then_some(())

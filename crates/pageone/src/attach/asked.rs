@@ -163,8 +163,9 @@ fn child(socket: &Path, agent: Option<&Path>, wish: &Wish) -> Result<Child> {
     }
     command.arg(wish.pid.to_string()).stdin(Stdio::null());
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    // A fault that is tried in the daemon is the daemon's.
+    // A fault that is tried in the daemon is the daemon's. A domain in its own environment is no rule's: each process's wish counts.
     command.env_remove("PAGEONE_FAULT");
+    command.env_remove("PAGEONE_DOMAIN");
     command.spawn().context("cannot start `pageone attach`")
 }
 
