@@ -1277,6 +1277,35 @@ fn a_process_that_gave_up_its_rights_is_served_or_is_as_it_was() {
     refused(start_with("3", "bound"), &[&[]], "no_new_privs");
 }
 
+/// The kernel lists the groups of each thread, of which there may be 65536: hundreds of such threads would keep root's command for minutes,
+/// and stand still meanwhile.
+#[test]
+fn threads_in_sixty_thousand_groups_keep_root_waiting_for_seconds_only() {
+    const GROUPS: u32 = 65_536;
+    let Some(place) = place_to_trace().filter(|_| rustix::process::geteuid().is_root()) else {
+        return eprintln!("skipped: to be in many groups takes root");
+    };
+    let program = program(&place, &[]);
+    let _daemon = daemon(&place, &[]);
+    let in_groups = || {
+        let groups: Vec<_> = (1..=GROUPS).map(rustix::process::Gid::from_raw).collect();
+        rustix::thread::set_thread_groups(&groups).expect("groups");
+        Checked::start(&program, &["1", "600", ""])
+    };
+    let mut one = std::thread::scope(|scope| scope.spawn(in_groups).join().expect("a thread"));
+    let before = state(one.pid()).1;
+    for flags in [&["--dry-run"][..], &[]] {
+        let done = attach(&place, flags, &[one.pid()]);
+        let said = text(&done.stderr);
+        assert!(
+            !done.status.success() && said.contains("in so many groups"),
+            "{said}"
+        );
+    }
+    assert!(before == state(one.pid()).1, "it is as it was");
+    one.is_right();
+}
+
 /// A root directory in which there is the daemon's socket, and nothing of the kernel's.
 #[test]
 fn a_process_in_a_root_without_proc_is_refused_and_as_it_was() {

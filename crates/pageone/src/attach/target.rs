@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use rustix::io::Errno;
@@ -542,9 +543,19 @@ pub(crate) const HAS_AGENT: &str = "it has an agent already";
 )]
 pub(super) struct HasAgent;
 
+/// The most CPU time that a look at its threads may take. They are looked at again while they stand. The kernel lists all groups of a
+/// thread, 65536 at most, in 10 ms and more.
+const MOST_LOOKING: Duration = Duration::from_secs(1);
+
 /// Refuses a process that cannot be held, or in which an agent could not work.
 fn fits(pid: u32) -> Result<()> {
+    let begun = sys::process::thread_time();
     for thread in sys::witness::threads(pid, usize::MAX).map_err(no_right)? {
+        if sys::process::thread_time().saturating_sub(begun) > MOST_LOOKING {
+            bail!(
+                "it has so many threads, in so many groups, that to look at them takes more than {MOST_LOOKING:?}"
+            );
+        }
         let Ok(status) = fs::read_to_string(format!("/proc/{pid}/task/{thread}/status")) else {
             continue;
         };
