@@ -307,10 +307,11 @@ fn try_out(pid: u32, service: &Service) -> Option<Result<String, String>> {
     Some(told.map_err(|error| format!("{error:#}")))
 }
 
-/// Whether attaching refuses a process for the agent that it has. Another process has tried, so its words are all there is.
+/// Whether attaching refuses a process for the agent that it has. Another process has tried, so its words are all there is. Only how they
+/// begin counts: further on may be a name that the process chose.
 #[cfg(target_arch = "x86_64")]
 fn has_agent(error: &str) -> bool {
-    error.contains(crate::attach::HAS_AGENT)
+    error.starts_with(crate::attach::HAS_AGENT)
 }
 
 #[cfg(not(target_arch = "x86_64"))]
@@ -345,6 +346,11 @@ fn attachable(tried: Result<String, String>, obstacle: Option<&Obstacle>) -> Che
     }
 }
 
+/// A command that shows which socket a process was told. What else stands there may be a stranger's: nothing of it acts on the terminal.
+fn shows_socket(pid: u32) -> String {
+    format!("tr '\\0' '\\n' </proc/{pid}/environ | grep -a PAGEONE_ | cat -v")
+}
+
 /// An agent was attached, and the process has offered nothing since, or not to this daemon.
 fn offers_nothing(pid: u32) -> Check {
     let what = "an agent was attached to it, and it is no guest of this daemon: it has offered no memory, or it has another socket";
@@ -366,7 +372,7 @@ fn no_session(
         let what = format!("it is not served: {}", Foreign(&refused.why));
         return Check::fail("session", what, why).fix("journalctl -u pageone");
     }
-    let its_socket = format!("tr '\\0' '\\n' </proc/{pid}/environ | grep PAGEONE_");
+    let its_socket = shows_socket(pid);
     let Some(makeup) = makeup else {
         let what =
             "this daemon does not serve it, and whether it has the agent cannot be looked at";
@@ -403,4 +409,38 @@ fn no_session(
         0 => format!("pageone attach --any {pid}  # or start it by: pageone run --any -- CMD"),
         _ => format!("pageone attach {pid}  # or start it by: pageone run -- CMD"),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn a_name_that_a_process_chose_is_no_word_on_its_agent() {
+        let name = crate::attach::HAS_AGENT;
+        assert!(has_agent(&format!(
+            "{name}, or another tool has been there"
+        )));
+        let refused = format!("no rule of the policy gives the domain `{name}` to user 7");
+        assert!(!has_agent(&refused));
+    }
+
+    #[test]
+    fn the_command_that_shows_the_socket_lets_no_name_act() {
+        let mut sleep = Command::new("sleep");
+        sleep.arg("60").env("PAGEONE_SOCKET", "/\x1b[2J\r\u{9b}1m");
+        let mut sleep = sleep.spawn().unwrap();
+        let mut show = Command::new("sh");
+        show.args(["-c", &shows_socket(sleep.id())]);
+        let shown = show.stderr(Stdio::inherit()).output().unwrap();
+        sleep.kill().unwrap();
+        sleep.wait().unwrap();
+        let shown = String::from_utf8(shown.stdout).unwrap();
+        assert!(shown.contains("PAGEONE_SOCKET=/^["), "{shown:?}");
+        let acts = |c: char| c != '\n' && sys::foreign::acts(c);
+        assert!(!shown.chars().any(acts), "{shown:?}");
+    }
 }
