@@ -14,9 +14,11 @@ all_knobs() {
 # turn_ksm KNOB=VALUE...: first advisor_mode, whose advisor sets others. Knobs that this kernel lacks are passed over.
 turn_ksm() {
   local turn name
-  # The lock of the benches that turn KSM, too.
-  exec {ksm_lock}<"$knobs/run"
-  flock -w 240 "$ksm_lock" || { echo "another process turns KSM: it holds the lock of $knobs/run" >&2; return 1; }
+  # The lock of the benches that turn KSM, too (crates/pageone/src/watchdog.rs): a file that only root can open.
+  local lock=/run/pageone-sys-kernel-mm-ksm-run.lock
+  (umask 077; : >>"$lock")
+  exec {ksm_lock}>>"$lock"
+  flock -w 240 "$ksm_lock" || { echo "another process turns KSM: it holds $lock" >&2; return 1; }
   for turn in "$@"; do
     name=${turn%%=*}
     [[ -e $knobs/$name ]] || continue

@@ -4,13 +4,18 @@
 //! process group of its own (the terminal's Ctrl-C does not reach it) that waits for its standard input to end. An ordinary end says
 //! `done`; any other end, SIGKILL included, makes the watchdog write the saved values.
 //!
-//! Two that turn the same settings at a time would each take the other's for the machine's own. So whoever turns some locks their
-//! file (flock(2)). The lock is the watchdog's too, as its standard output: whoever gets it finds the settings as they belong.
+//! Two that turn the same settings at a time would each take the other's for the machine's own. So whoever turns some has their
+//! lock (flock(2)). It is the watchdog's too, as its standard output: whoever gets it finds the settings as they belong.
+//!
+//! The lock is that of a file which only its user can open. The file of the settings itself would do, were it not that all users may
+//! read it, and so lock it: flock(2) asks for no right to write. One of them could keep root from turning them for as long as he likes. The
+//! file stays, as the one beside the daemon's socket does.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use rustix::fs::{FlockOperation, flock};
@@ -24,7 +29,7 @@ const DONE: &[u8] = b"done";
 pub(crate) struct Watchdog(Child);
 
 impl Watchdog {
-    /// Starts `command` with `words` behind its own; it must act by [`is_relieved`]. The lock of the settings' file is its too.
+    /// Starts `command` with `words` behind its own; it must act by [`is_relieved`]. The lock of the settings is its too.
     ///
     /// # Errors
     /// It cannot be started.
@@ -60,14 +65,30 @@ pub(crate) fn command(exe: &Path, verb: &str) -> Command {
     command
 }
 
-/// Locks the file of settings; false if another process has turned them.
+/// Takes the lock of the settings in `file`; none if another process has turned them.
 ///
 /// # Errors
-/// What flock(2) gives besides.
-pub(crate) fn try_lock(file: &File) -> io::Result<bool> {
-    match flock(file, FlockOperation::NonBlockingLockExclusive) {
-        Err(Errno::WOULDBLOCK) => Ok(false),
-        locked => locked.map(|()| true).map_err(Into::into),
+/// What open(2) and flock(2) give besides.
+pub(crate) fn try_lock(file: &Path) -> io::Result<Option<File>> {
+    let mut options = File::options();
+    options.write(true).create(true).truncate(false).mode(0o600);
+    let lock = options.open(place_of_lock(file))?;
+    match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => Ok(None),
+        locked => locked.map(|()| Some(lock)).map_err(Into::into),
+    }
+}
+
+/// Where the lock of the settings in `file` lies: beside it. Among the kernel's files no other can be made: theirs lies where only root can
+/// make one.
+fn place_of_lock(file: &Path) -> PathBuf {
+    let is_kernels = ["/proc", "/sys"].iter().any(|root| file.starts_with(root));
+    match is_kernels {
+        true => {
+            let name = file.display().to_string().replace('/', "-");
+            PathBuf::from(format!("/run/pageone{name}.lock"))
+        }
+        false => file.with_extension("lock"),
     }
 }
 
@@ -80,12 +101,43 @@ pub(crate) fn is_relieved(mut input: impl Read) -> bool {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::Command;
+    use super::*;
 
     /// In the place of a watchdog: waits as one, and puts nothing back.
     pub(crate) fn cat() -> Command {
         let mut command = Command::new("sh");
         command.args(["-c", "cat > /dev/null"]);
         command
+    }
+
+    #[test]
+    fn a_lock_of_a_reader_on_the_settings_keeps_nobody_off() {
+        use std::os::unix::fs::MetadataExt;
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("run");
+        std::fs::write(&file, "0").unwrap();
+        let reader = File::open(&file).unwrap();
+        flock(&reader, FlockOperation::LockExclusive).unwrap();
+        let lock = try_lock(&file).unwrap().expect("it is free");
+        assert_eq!(lock.metadata().unwrap().mode() & 0o777, 0o600);
+        assert!(try_lock(&file).unwrap().is_none());
+        drop(lock);
+        assert!(try_lock(&file).unwrap().is_some());
+    }
+
+    #[test]
+    fn locks_of_the_kernels_settings_lie_where_only_root_can_make_files() {
+        for (file, lock) in [
+            (
+                "/sys/kernel/mm/ksm/run",
+                "/run/pageone-sys-kernel-mm-ksm-run.lock",
+            ),
+            (
+                "/proc/sys/vm/max_map_count",
+                "/run/pageone-proc-sys-vm-max_map_count.lock",
+            ),
+        ] {
+            assert_eq!(place_of_lock(Path::new(file)), Path::new(lock));
+        }
     }
 }

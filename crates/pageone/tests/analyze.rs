@@ -5,6 +5,7 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::OpenOptionsExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -226,7 +227,11 @@ impl Scanning {
             return None;
         }
         // The lock of all who turn KSM.
-        let lock = ksm.open().unwrap();
+        let mut lock = std::fs::File::options();
+        lock.write(true).create(true).truncate(false).mode(0o600);
+        let lock = lock
+            .open("/run/pageone-sys-kernel-mm-ksm-run.lock")
+            .unwrap();
         flock(&lock, FlockOperation::LockExclusive).unwrap();
         let before = ksm.save().unwrap();
         let scanning = Self(ksm, before, lock);

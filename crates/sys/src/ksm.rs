@@ -83,14 +83,20 @@ impl Ksm {
         self.folder.join("run").exists()
     }
 
-    /// Opens `run`, for a lock on it.
+    /// The file of the knob `run`.
+    #[must_use]
+    pub fn run_file(&self) -> PathBuf {
+        self.folder.join("run")
+    }
+
+    /// Whether this user may turn knobs.
     ///
     /// # Errors
     /// As [`write`](Self::write).
-    pub fn open(&self) -> io::Result<fs::File> {
-        let path = self.folder.join("run");
+    pub fn may_turn(&self) -> io::Result<()> {
+        let path = self.run_file();
         let opened = fs::File::options().write(true).open(&path);
-        opened.map_err(|error| named(&path, &error))
+        opened.map(drop).map_err(|error| named(&path, &error))
     }
 
     /// The value of `name`. Of a choice like `[none] scan-time`, the chosen word.

@@ -70,16 +70,14 @@ impl Raised {
             now if now > most => return Err(LimitError::Lower(now)),
             _ => {}
         }
-        let lock = File::options().write(true).open(file);
-        let lock = lock.map_err(|error| match error.kind() {
+        let may = File::options().write(true).open(file);
+        may.map_err(|error| match error.kind() {
             io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
                 LimitError::NoRight(error)
             }
             _ => LimitError::System(error),
         })?;
-        if !watchdog::try_lock(&lock)? {
-            return Err(LimitError::Taken);
-        }
+        let lock = watchdog::try_lock(file)?.ok_or(LimitError::Taken)?;
         // Under the lock: another bench may have come and gone meanwhile.
         let before = read(file)?;
         let words = std::iter::once(before.to_string());

@@ -1,4 +1,4 @@
-//! The guard that puts KSM's knobs back whatever happens, by a [watchdog](crate::watchdog) that holds the lock of KSM's `run`.
+//! The guard that puts KSM's knobs back whatever happens, by a [watchdog](crate::watchdog) that holds the lock for KSM's `run`.
 
 use std::io::{self, Read};
 use std::path::Path;
@@ -37,10 +37,8 @@ impl KsmGuard {
     /// # Errors
     /// KSM cannot be read or written, another process turns it, or the watchdog cannot be started.
     pub(crate) fn take(ksm: Ksm, watchdog: Command) -> Result<Self, GuardError> {
-        let lock = ksm.open()?;
-        if !watchdog::try_lock(&lock)? {
-            return Err(GuardError::Taken);
-        }
+        ksm.may_turn()?;
+        let lock = watchdog::try_lock(&ksm.run_file())?.ok_or(GuardError::Taken)?;
         let saved = ksm.save()?;
         let run = saved.get("run").unwrap_or("0").to_owned();
         ksm.write("run", &run)?;
