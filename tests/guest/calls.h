@@ -93,6 +93,17 @@ static long watch(unsigned char *at, size_t len)
 	return 0;
 }
 
+/* Unregisters memory of which a userfaultfd knows nothing, or something. */
+static long unwatch(unsigned char *at, size_t len)
+{
+	int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC);
+	struct uffdio_api api = { .api = UFFD_API };
+	struct uffdio_range range = { (uintptr_t)at, len };
+	long done = fd < 0 || ioctl(fd, UFFDIO_API, &api) || ioctl(fd, UFFDIO_UNREGISTER, &range) ? -errno : 0;
+	close(fd);
+	return done;
+}
+
 static int pages_from;
 static unsigned char *pagers_own;
 

@@ -653,6 +653,7 @@ static void *serve(void *first)
 			say(map_segment(mem + a * PAGE, b * PAGE));
 		}
 		COMMAND("watch") say(watch(mem + a * PAGE, b * PAGE));
+		COMMAND("unwatch") say(unwatch(mem + a * PAGE, b * PAGE));
 		COMMAND("page") {
 			memset(shadow + a * PAGE, 0, b * PAGE);
 			memset(absent + a, strcmp(path, "unmap") == 0 || strcmp(path, "move") == 0, b);

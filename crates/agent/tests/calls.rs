@@ -445,6 +445,23 @@ fn a_program_gets_its_own_userfaultfd() {
 }
 
 #[test]
+fn a_program_unregisters_what_its_userfaultfd_does_not_have() {
+    let (engine, mut guest) = ready(8);
+    engine.merge(guest.memory, 0, 256, Some(1000));
+    // Merged and offered: the kernel alone finds no userfaultfd there.
+    guest.run("unwatch 128 256");
+    guest.run("check");
+    assert_eq!(
+        told(&engine),
+        (256, 128),
+        "the offer of these pages has ended"
+    );
+    guest.run("unwatch 0 512");
+    guest.run("check");
+    assert_eq!(told(&engine), (0, 0));
+}
+
+#[test]
 fn merged_and_offered_memory_is_collapsed_and_merged_again() {
     let (engine, mut guest) = ready(11);
     // What may be a huge page already is none any more.

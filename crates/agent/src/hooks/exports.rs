@@ -220,7 +220,7 @@ extern "C" fn mbind(
 #[cfg(target_arch = "x86_64")]
 static OWN_IOCTL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
-/// ioctl(2): of all requests but two, the thread is in libc's own function, as before. It may be there for long (`KVM_RUN`), and
+/// ioctl(2): of all requests but three, the thread is in libc's own function, as before. It may be there for long (`KVM_RUN`), and
 /// an agent in which a thread is cannot be taken out.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
@@ -229,6 +229,8 @@ unsafe extern "C" fn ioctl_or_own() -> c_int {
         "endbr64",
         "cmp ${register}, %esi",
         "je {ioctl}",
+        "cmp ${unregister}, %esi",
+        "je {ioctl}",
         "cmp ${move_out}, %esi",
         "je {ioctl}",
         "mov {own}(%rip), %rax",
@@ -236,6 +238,7 @@ unsafe extern "C" fn ioctl_or_own() -> c_int {
         "jz {ioctl}",
         "jmp *%rax",
         register = const requests::REGISTER,
+        unregister = const requests::UNREGISTER,
         move_out = const requests::MOVE,
         ioctl = sym ioctl,
         own = sym OWN_IOCTL,

@@ -3,6 +3,10 @@
 //! A mapping has one userfaultfd. So PageONE lets go first: what is merged is made whole, the offer ends, and
 //! what tracked it unregisters.
 //!
+//! One that unregisters a range finds what it would find without PageONE: from Linux 6.15 on the kernel refuses to unregister a range in which
+//! another userfaultfd has something. So PageONE lets go of all of it first, as for a registration. On older kernels the call would end
+//! the tracking unseen.
+//!
 //! One that moves pages out of offered memory gets them: the kernel moves none of a store's, and would find a hole where a window
 //! has a page out. So they are made whole, and the lock is held over the call, which moves what is there and waits for nobody.
 
@@ -13,9 +17,13 @@ use super::call::{call, guard};
 use crate::any;
 use crate::lock::{existing, lock};
 use crate::mappings::whole::{self, Untracked, whole};
+use crate::table::ADDRESS_LIMIT;
 
 /// `UFFDIO_REGISTER`.
 pub(super) const REGISTER: usize = 0xc020_aa00;
+
+/// `UFFDIO_UNREGISTER`.
+pub(super) const UNREGISTER: usize = 0x8010_aa01;
 
 /// `UFFDIO_MOVE` (Linux 6.8).
 pub(super) const MOVE: usize = 0xc028_aa05;
@@ -24,7 +32,11 @@ pub(super) const MOVE: usize = 0xc028_aa05;
 pub(crate) fn ioctl(args: [usize; 6]) -> Result<usize> {
     match args[1] & 0xffff_ffff {
         REGISTER => {
-            let _ = let_go(args[2]);
+            let _ = let_go(args[2], Untracked::Anonymous);
+        }
+        // What may be pinned is private there, and needs no tracking.
+        UNREGISTER => {
+            let _ = let_go(args[2], Untracked::All);
         }
         MOVE => return move_out(args),
         _ => {}
@@ -51,20 +63,21 @@ fn move_out(args: [usize; 6]) -> Result<usize> {
     call(libc::SYS_ioctl, args)
 }
 
-/// Lets go of the range in the structure at `register`, if the kernel can read one there.
+/// Lets go of the range in the structure at `argument`, if the kernel can read one there.
 #[cold]
-fn let_go(register: usize) -> Result<()> {
+fn let_go(argument: usize, which: Untracked) -> Result<()> {
     let mut range = [0usize; 2];
-    super::memory::read_own(register, &mut range, 16)?;
+    super::memory::read_own(argument, &mut range, 16)?;
     let [start, len] = range;
     // Memory that is offered no more may still be tracked.
     let Some(mut guard) = existing().and_then(|_| lock()) else {
         return Ok(());
     };
-    if !start.is_multiple_of(PAGE_BYTES) || !len.is_multiple_of(PAGE_BYTES) {
+    let end = start.checked_add(len).filter(|&end| end <= ADDRESS_LIMIT);
+    if !start.is_multiple_of(PAGE_BYTES) || !len.is_multiple_of(PAGE_BYTES) || end.is_none() {
         return Ok(()); // refused by the kernel
     }
     whole(&mut guard, start, len)?;
     any::keep(&mut guard, start, len);
-    whole::untrack(&mut guard, start, len, Untracked::Anonymous)
+    whole::untrack(&mut guard, start, len, which)
 }
