@@ -57,6 +57,27 @@ static void *idle(void *arg)
 	return arg;
 }
 
+static pthread_mutex_t *owned;
+
+static void *own(void *arg)
+{
+	pthread_mutex_lock(owned);
+	return idle(arg);
+}
+
+/* A thread that has a robust lock, which lies there. */
+static pthread_t take(void *at)
+{
+	pthread_t thread;
+	pthread_mutexattr_t attr;
+	owned = at;
+	pthread_mutexattr_init(&attr);
+	pthread_mutexattr_setrobust(&attr, PTHREAD_MUTEX_ROBUST);
+	if (pthread_mutex_init(owned, &attr) || pthread_create(&thread, NULL, own, NULL))
+		abort();
+	return thread;
+}
+
 int main(void)
 {
 	const int private = MAP_PRIVATE;
@@ -79,7 +100,7 @@ int main(void)
 	/* A thread whose stack, and libc's words of it, lie in memory of the program's. */
 	char *stack = make("own", LEN, private);
 	pthread_attr_t attr;
-	pthread_t thread;
+	pthread_t thread, owner = 0;
 	pthread_attr_init(&attr);
 	pthread_attr_setstack(&attr, stack, LEN);
 	if (pipe(go) || pthread_create(&thread, &attr, idle, NULL))
@@ -98,6 +119,13 @@ int main(void)
 			mlock(plain, LEN);
 		} else if (!strcmp(line, "more")) {
 			make("more", LEN, private);
+		} else if (!strcmp(line, "own")) {
+			owner = take(plain + 7 * PAGE);
+		} else if (!strcmp(line, "end")) {
+			/* Both threads end, one of them with its lock. */
+			if (write(go[1], "  ", 2) != 2 || pthread_join(thread, NULL) || pthread_join(owner, NULL))
+				abort();
+			tell("lock", (void *)(size_t)pthread_mutex_lock(owned), 0);
 		} else if (!strcmp(line, "join")) {
 			if (write(go[1], "", 1) != 1 || pthread_join(thread, NULL))
 				abort();

@@ -19,12 +19,14 @@
 //!   variables of the library whose string functions it calls, are marked ([`own`](crate::own)); marked memory
 //!   has a flag that no rule admits, however it was offered. It has its own stack and thread-local storage, calls
 //!   no allocator, and its library is bound when it is loaded.
-//! - A2 *The kernel finds its own words of a thread that ends*. It clears the word at which others join a thread, and
-//!   reads the list of robust locks, in a thread that is ending. And a thread that is ending does not sleep on an absent page, it
-//!   goes on without. Then a join would never return. libc keeps both words in one line of the cache. So the pages where threads
-//!   have them are kept back at each sync ([`keep_words`]). A thread that is younger than the sync wrote that page when it
-//!   was made, and what was written since the engine looked is not taken out. One that is younger than that look at the page sleeps at
-//!   its first instruction of libc, which is long before it ends.
+//! - A2 *The kernel finds its own words of a thread that ends*. It clears the word at which others join a thread,
+//!   reads the list of robust locks, and marks each lock in it, in a thread that is ending. And a thread that is ending does not sleep
+//!   on an absent page, it goes on without. Then a join would never return, and who waits for a lock would never hear that its owner
+//!   is dead. libc keeps the word and the head of the list in one line of the cache; a lock lies where the program wants it. So the
+//!   pages where threads have any of these are kept back at each sync ([`keep_words`]). A thread that is younger than the sync wrote
+//!   its page when it was made, and its locks when it took them, and what was written since the engine looked is not taken out to be
+//!   merged. One that is younger than that look at the page sleeps at its first instruction of libc, which is long before it ends.
+//!   **The limit**: a page written since then that is taken out to be enclosed, in the very microseconds in which such a thread ends.
 //! - A3 *What is offered by mistake is not merged.* Between the reading and the offer a mapping may be exchanged, by a call
 //!   that no hook sees. Registering, reading again and arming are the same as for every other offer, and refuse what is of
 //!   another kind; the rules are asked again with the second reading.
@@ -40,6 +42,7 @@
 use std::time::Duration;
 
 use rustix::io::Result;
+use sys::mapping::OwnMemory;
 use sys::rights::Threads;
 use sys::task;
 use sys::vma::{Maps, Vma};
@@ -79,23 +82,33 @@ pub(crate) fn keep(guard: &mut Guard, start: usize, len: usize) {
 
 /// Keeps back the pages that hold the kernel's words of a thread (A2), whoever offered them.
 pub(crate) fn keep_words(threads: &Threads) {
+    // Read through the file, what is not there is an error: the lists are the program's, and change meanwhile.
+    let memory = OwnMemory::open().ok();
     let kept = threads.each(|thread| {
-        let Some(word) = task::robust_list(thread) else {
+        let Some(head) = task::robust_list(thread) else {
             return;
         };
-        let page = word & !(PAGE_BYTES - 1);
-        if crate::table::touches(page, 1)
-            && let Some(mut guard) = lock()
-            && let Some(chunk) = guard.table().get(page)
-            && let at = (page & (CHUNK_BYTES - 1)) / PAGE_BYTES
-            && !chunk.kept.contains(at)
-        {
-            chunk.keep(at);
-            guard.table().mark_dirty(page & !(CHUNK_BYTES - 1));
+        keep_word(head);
+        if let Some(memory) = &memory {
+            task::robust_locks(memory, head, keep_word);
         }
     });
     // Without the list of threads no window may begin; the session's next look at them fails too, and ends it.
     let _ = kept;
+}
+
+/// Keeps back the page that has a word of the kernel's, if it is known.
+fn keep_word(word: usize) {
+    let page = word & !(PAGE_BYTES - 1);
+    if crate::table::touches(page, 1)
+        && let Some(mut guard) = lock()
+        && let Some(chunk) = guard.table().get(page)
+        && let at = (page & (CHUNK_BYTES - 1)) / PAGE_BYTES
+        && !chunk.kept.contains(at)
+    {
+        chunk.keep(at);
+        guard.table().mark_dirty(page & !(CHUNK_BYTES - 1));
+    }
 }
 
 /// Some addresses, by a hash: more may seem to be in it than are.

@@ -239,6 +239,23 @@ fn the_page_with_the_kernels_words_of_a_thread_stays_in_place() {
 }
 
 #[test]
+fn the_page_with_a_robust_lock_of_a_thread_stays_in_place() {
+    let mut any = Any::start(&[]);
+    any.until("plain", LEN);
+    any.tell("own");
+    let lock = any.places["plain"] + 7 * PAGE_BYTES;
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while any.offered(lock, 1) > 0 {
+        assert!(Instant::now() < deadline, "the page of the lock may go");
+        std::thread::sleep(Duration::from_millis(20));
+        any.sync();
+    }
+    assert_eq!(any.of("plain"), LEN - PAGE_BYTES, "its neighbours may go");
+    any.tell("end");
+    assert_eq!(any.places["lock"], libc::EOWNERDEAD.unsigned_abs() as usize);
+}
+
+#[test]
 fn a_fork_child_has_an_agent_of_its_own_after_a_while() {
     for way in ["fork", "forkbynumber"] {
         let mut any = Any::start(&[("PAGEONE_ANY", "1000")]);

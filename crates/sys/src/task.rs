@@ -10,6 +10,11 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, Result};
 use rustix::process::Pid;
 
+use crate::mapping::OwnMemory;
+
+/// Most locks of a thread's list that the kernel looks at (`ROBUST_LIST_LIMIT`).
+const MOST_LOCKS: usize = 2048;
+
 /// Which namespace the numbers of this process's threads belong to; `None` where /proc is not there.
 #[must_use]
 pub fn namespace() -> Option<u64> {
@@ -57,6 +62,40 @@ pub fn robust_list(thread: u32) -> Option<usize> {
     // SAFETY: the kernel writes an address and a length.
     unsafe { crate::raw::call(libc::SYS_get_robust_list, args) }.ok()?;
     (head != 0).then_some(head)
+}
+
+/// Calls `each` with the words of the robust locks that a thread has by its list at `head`: what the kernel reads and writes there
+/// when the thread ends. The thread may change its list meanwhile. What cannot be read is left out, and ends the list.
+///
+/// Source: `exit_robust_list` in `kernel/futex/core.c`.
+pub fn robust_locks(memory: &OwnMemory, head: usize, mut each: impl FnMut(usize)) {
+    let mut words = [[0; 8]; 3];
+    if memory.read(head, words.as_flattened_mut()).is_err() {
+        return;
+    }
+    // The first lock, how far its word is from its place in the list, and the lock that is being taken or given back.
+    let [first, offset, pending] = words.map(usize::from_ne_bytes);
+    // The lowest bit says that the lock inherits priorities.
+    let place = |entry: usize| entry & !1;
+    let mut lock = |entry: usize| {
+        each(place(entry));
+        each(place(entry).wrapping_add(offset));
+    };
+    if place(pending) != 0 {
+        lock(pending);
+    }
+    let mut entry = first;
+    for _ in 0..MOST_LOCKS {
+        if place(entry) == head || place(entry) == 0 {
+            return;
+        }
+        lock(entry);
+        let mut next = [0; 8];
+        if memory.read(place(entry), &mut next).is_err() {
+            return;
+        }
+        entry = usize::from_ne_bytes(next);
+    }
 }
 
 /// How many threads this process has, an ended first one included. Asks nothing that takes rights, and opens no file,
@@ -147,6 +186,32 @@ impl Leader {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_locks_of_a_list_are_found() {
+        let memory = OwnMemory::open().unwrap();
+        // A head, and two entries, the second of which inherits priorities; their words lie 24 bytes before them.
+        let mut list = [0usize; 8];
+        let at = |word: usize| (&raw const list[word]).addr();
+        let (head, one, two) = (at(0), at(4), at(6));
+        list[..3].copy_from_slice(&[one, 24_usize.wrapping_neg(), 0]);
+        (list[4], list[6]) = (two | 1, head);
+        let found = |list: &[usize; 8]| {
+            let mut found = Vec::new();
+            let head = std::hint::black_box(list).as_ptr().addr();
+            robust_locks(&memory, head, |word| found.push(word));
+            found
+        };
+        assert_eq!(found(&list), [one, one - 24, two, two - 24]);
+        list[2] = two;
+        assert_eq!(found(&list)[..2], [two, two - 24]);
+        // A list without an end, one that leads nowhere, and none.
+        list[6] = one;
+        assert_eq!(found(&list).len(), 2 * (MOST_LOCKS + 1));
+        list[4] = 8;
+        assert_eq!(found(&list).len(), 6);
+        robust_locks(&memory, 8, |word| panic!("{word:x}"));
+    }
 
     #[test]
     fn a_line_is_read_whatever_the_name() {
