@@ -5,6 +5,7 @@
  */
 #define _GNU_SOURCE
 #include <pthread.h>
+#include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -78,6 +79,22 @@ static pthread_t take(void *at)
 	return thread;
 }
 
+static int wait_alone(void *arg)
+{
+	char byte;
+	return arg && syscall(SYS_read, go[0], &byte, 1) == 1 ? 0 : 1;
+}
+
+/* A thread that libc knows nothing of. The kernel clears the word at its end. */
+static void make_alone(int *word)
+{
+	static char stack[1 << 16];
+	const int flags = CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM;
+	*word = 1;
+	if (clone(wait_alone, stack + sizeof(stack), flags | CLONE_CHILD_CLEARTID, word, NULL, NULL, word) < 0)
+		abort();
+}
+
 int main(void)
 {
 	const int private = MAP_PRIVATE;
@@ -119,6 +136,8 @@ int main(void)
 			mlock(plain, LEN);
 		} else if (!strcmp(line, "more")) {
 			make("more", LEN, private);
+		} else if (!strcmp(line, "clone")) {
+			make_alone((int *)(plain + 9 * PAGE));
 		} else if (!strcmp(line, "own")) {
 			owner = take(plain + 7 * PAGE);
 		} else if (!strcmp(line, "end")) {

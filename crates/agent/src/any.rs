@@ -26,7 +26,9 @@
 //!   pages where threads have any of these are kept back at each sync ([`keep_words`]). A thread that is younger than the sync wrote
 //!   its page when it was made, and its locks when it took them, and what was written since the engine looked is not taken out to be
 //!   merged. One that is younger than that look at the page sleeps at its first instruction of libc, which is long before it ends.
-//!   **The limit**: a page written since then that is taken out to be enclosed, in the very microseconds in which such a thread ends.
+//!   A thread that libc's clone(2) makes may have its word anywhere: that page is kept back before ([`keep_word_of_clone`]). **The limits**:
+//!   a page written since then that is taken out to be enclosed, in the very microseconds in which such a thread ends; a word that is told
+//!   by set_tid_address(2), or to clone(2) past libc's function.
 //! - A3 *What is offered by mistake is not merged.* Between the reading and the offer a mapping may be exchanged, by a call
 //!   that no hook sees. Registering, reading again and arming are the same as for every other offer, and refuse what is of
 //!   another kind; the rules are asked again with the second reading.
@@ -52,7 +54,7 @@ use crate::config::config;
 use crate::lock::{Guard, lock};
 use crate::rules::{fits, looks_fit};
 use crate::table::{ADDRESS_LIMIT, Chunk, pages_of, set_of};
-use crate::thread::now;
+use crate::thread::{is_barred, now};
 
 /// A look that took so long is followed by a pause so many times as long.
 const SPARING: u32 = 50;
@@ -95,6 +97,19 @@ pub(crate) fn keep_words(threads: &Threads) {
     });
     // Without the list of threads no window may begin; the session's next look at them fails too, and ends it.
     let _ = kept;
+}
+
+/// Keeps back the page of the word that the kernel clears at the end of a thread which is about to be made. It does not tell
+/// afterwards where that is.
+pub(crate) fn keep_word_of_clone(word: usize) {
+    let page = word & !(PAGE_BYTES - 1);
+    let concerns = config().any.is_some() || crate::table::touches(page, 1);
+    if concerns
+        && !is_barred()
+        && let Some(mut guard) = lock()
+    {
+        keep(&mut guard, page, PAGE_BYTES);
+    }
 }
 
 /// Keeps back the page that has a word of the kernel's, if it is known.

@@ -256,6 +256,16 @@ fn the_page_with_a_robust_lock_of_a_thread_stays_in_place() {
 }
 
 #[test]
+fn the_page_with_the_word_of_a_thread_that_clone_makes_stays_in_place() {
+    let mut any = Any::start(&[]);
+    any.until("plain", LEN);
+    any.tell("clone");
+    any.sync();
+    assert_eq!(any.offered(any.places["plain"] + 9 * PAGE_BYTES, 1), 0);
+    assert_eq!(any.of("plain"), LEN - PAGE_BYTES, "its neighbours may go");
+}
+
+#[test]
 fn a_fork_child_has_an_agent_of_its_own_after_a_while() {
     for way in ["fork", "forkbynumber"] {
         let mut any = Any::start(&[("PAGEONE_ANY", "1000")]);

@@ -33,6 +33,7 @@ use rustix::io::Errno;
 
 #[cfg(target_arch = "x86_64")]
 use super::entry::Hook;
+use crate::any;
 use crate::errno::fail;
 use crate::life;
 use crate::lock::{begin_fork, beyond, end_fork};
@@ -147,7 +148,12 @@ unsafe extern "C" fn clone(
     match flags & libc::CLONE_VM {
         0 => forking(make),
         // The child begins at `entry`, and never comes back here.
-        _ => beyond(make, |_| false),
+        _ => {
+            if flags & libc::CLONE_CHILD_CLEARTID != 0 {
+                any::keep_word_of_clone(child_tid.addr());
+            }
+            beyond(make, |_| false)
+        }
     }
 }
 
