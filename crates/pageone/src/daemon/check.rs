@@ -5,6 +5,7 @@
 //! machine's files are for the machine's daemon.
 
 use std::env;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
@@ -60,8 +61,15 @@ impl Files {
 /// A file of the folder, if there is one.
 fn found(name: &str) -> Option<PathBuf> {
     let root = rustix::process::geteuid().is_root();
-    let path = folder(env::var_os("CONFIGURATION_DIRECTORY"), root)?.join(name);
-    path.exists().then_some(path)
+    existing(folder(env::var_os("CONFIGURATION_DIRECTORY"), root)?.join(name))
+}
+
+/// The path, unless it names nothing. A policy that cannot be reached is a mistake, and not the default policy.
+fn existing(path: PathBuf) -> Option<PathBuf> {
+    use io::ErrorKind::{NotADirectory, NotFound};
+    let looked = path.symlink_metadata();
+    let is_absent = looked.is_err_and(|error| matches!(error.kind(), NotFound | NotADirectory));
+    (!is_absent).then_some(path)
 }
 
 /// The folder by what systemd says. It may say several, with colons between them: ours is the first.
@@ -110,6 +118,16 @@ fn says(out: &mut impl std::io::Write, file: Option<&Path>, without: &str) -> Re
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_link_that_leads_nowhere_is_a_file_that_cannot_be_read() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(existing(folder.path().join("absent")), None);
+        assert_eq!(existing(PathBuf::from("/dev/null/policy.toml")), None);
+        let link = folder.path().join("policy.toml");
+        std::os::unix::fs::symlink("/nonexistent", &link).unwrap();
+        assert_eq!(existing(link.clone()), Some(link));
+    }
 
     #[test]
     fn systemds_folder_wins_and_only_root_has_a_default() {
