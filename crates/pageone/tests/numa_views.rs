@@ -214,6 +214,8 @@ fn memory_is_that_of_the_kernel() {
             .count(),
         3
     );
+    let once = text(&["numa", "memory", "--watch", "2min", "--count", "1"]);
+    assert!(once.contains("MemTotal"), "{once}");
 }
 
 #[test]

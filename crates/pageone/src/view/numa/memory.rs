@@ -3,18 +3,18 @@
 use std::io::{IsTerminal, Write, stdout};
 use std::time::Duration;
 
-use anyhow::{Context, bail};
 use clap::Args;
 use numa::MemoryReport;
 use numa::memory::Numastat;
 
 use super::{print_json, table};
+use crate::human;
 
 /// Shows how full each node is, and the kernel's counters of where allocations went
 #[derive(Args)]
 pub(crate) struct MemoryView {
     /// Show it again after this time, such as 2s or 500ms
-    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    #[arg(long, value_name = "TIME", value_parser = human::period)]
     watch: Option<Duration>,
     /// With --watch, stop after so many times
     #[arg(long, value_name = "N", requires = "watch")]
@@ -22,23 +22,6 @@ pub(crate) struct MemoryView {
     /// Print JSON, with --watch a line each time
     #[arg(long)]
     json: bool,
-}
-
-fn parse_time(text: &str) -> anyhow::Result<Duration> {
-    let digits = text.trim_end_matches(|last: char| last.is_ascii_alphabetic());
-    let number: u64 = digits
-        .parse()
-        .with_context(|| format!("'{text}' is no time"))?;
-    let millis = match &text[digits.len()..] {
-        "ms" => Some(number),
-        "s" | "" => number.checked_mul(1000),
-        "m" => number.checked_mul(60_000),
-        unit => bail!("'{unit}' is no unit of time (ms, s, m)"),
-    };
-    let millis = millis
-        .filter(|&millis| millis > 0)
-        .context("a time must be positive, and not endless")?;
-    Ok(Duration::from_millis(millis))
 }
 
 impl MemoryView {
@@ -107,28 +90,4 @@ fn render(report: &MemoryReport) -> String {
         .collect();
     text.push('\n');
     text + &table::render(&head, &rows, &[0])
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times() {
-        assert_eq!(parse_time("2s").unwrap(), Duration::from_secs(2));
-        assert_eq!(parse_time("500ms").unwrap(), Duration::from_millis(500));
-        assert_eq!(parse_time("3").unwrap(), Duration::from_secs(3));
-        assert_eq!(parse_time("1m").unwrap(), Duration::from_secs(60));
-        for bad in [
-            "",
-            "s",
-            "2h",
-            "-1s",
-            "0",
-            "99999999999999999999s",
-            "9999999999999999999m",
-        ] {
-            assert!(parse_time(bad).is_err(), "{bad}");
-        }
-    }
 }
