@@ -13,6 +13,7 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use sys::foreign::Foreign;
 use wire::{Hello, MAX_MESSAGE, Name, Reply, ReplyReader, Request, Role};
 
+use crate::output::say;
 use crate::paths;
 
 /// A daemon may be silent for so long before the user is told.
@@ -26,7 +27,9 @@ const SILENCE: Duration = Duration::from_secs(2);
 pub(crate) fn ask(socket: &Path, request: &Request, patience: Duration) -> Result<Reply> {
     talk(socket, request, patience, |daemon| {
         let longest = format_duration(patience);
-        eprintln!("pageone: {daemon} does not answer; waiting up to {longest}…");
+        say(&format!(
+            "pageone: {daemon} does not answer; waiting up to {longest}…"
+        ));
     })
 }
 

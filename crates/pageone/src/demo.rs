@@ -14,6 +14,7 @@ use crate::bench::{Answer, Guest};
 use crate::daemon::host::Host;
 use crate::knobs::KnobFlags;
 use crate::launch::Launch;
+use crate::output::print;
 use crate::{human, paths};
 use guest::{Layout, available_file_pages};
 
@@ -78,19 +79,19 @@ pub(crate) fn main(args: &Args) -> Result<()> {
         knobs,
         ..engine::Options::default()
     };
-    println!(
+    print(&format!(
         "{} guests of {mib} MiB: {} % files of this machine, {} % zeros, the rest private; a look \
-         every {} (daily life: every 20s)",
+         every {} (daily life: every 20s)\n",
         args.guests,
         layout.files * 100 / pages,
         layout.zeros * 100 / pages,
         humantime::format_duration(Duration::from_millis(knobs.merge_period_ms)),
-    );
+    ))?;
     let host = Host::start_able(options)?;
     let outcome = show(args, layout, &host);
     host.stop()?;
     let outcome = outcome?;
-    print(&outcome);
+    print(&text(&outcome))?;
     verdict(&outcome)
 }
 
@@ -226,7 +227,7 @@ fn proportional(guests: &[Guest]) -> Result<u64> {
     Ok(each.sum::<std::io::Result<u64>>()?)
 }
 
-fn print(outcome: &Outcome) {
+fn text(outcome: &Outcome) -> String {
     let Outcome {
         before,
         after,
@@ -236,8 +237,10 @@ fn print(outcome: &Outcome) {
     } = outcome;
     let saved = i64::try_from(i128::from(*before) - i128::from(*after)).unwrap_or(0);
     let percent = saved.saturating_mul(100) / i64::try_from(*before).unwrap_or(1).max(1);
-    let line = |name: &str, value: String, note: &str| println!("{name:<12} {value:>12}  {note}");
-    println!();
+    let mut text = String::from("\n");
+    let mut line = |name: &str, value: String, note: &str| {
+        text += &format!("{name:<12} {value:>12}  {note}\n");
+    };
     line("before", human::size(*before), "memory of the guests");
     line(
         "after",
@@ -271,6 +274,7 @@ fn print(outcome: &Outcome) {
         "compared with checksums, while merged",
     );
     line("errors", answers.errors.to_string(), "");
+    text
 }
 
 fn verdict(outcome: &Outcome) -> Result<()> {

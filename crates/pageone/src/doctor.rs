@@ -17,7 +17,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use sys::foreign::plain_json;
 
-use crate::view::print;
+use crate::output::{print, say};
 use crate::{human, paths};
 use check::Report;
 use service::Service;
@@ -48,7 +48,7 @@ pub(crate) fn main(args: &Args) -> ExitCode {
     match done {
         Ok(level) => ExitCode::from(level as u8),
         Err(error) => {
-            eprintln!("pageone: {error:#}");
+            say(&format!("pageone: {error:#}"));
             ExitCode::from(2)
         }
     }

@@ -19,12 +19,15 @@
 //! selector policy             which processes are meant, and which domains they may have
 //! launch   program            a command that becomes a guest, and whether it can
 //! client   node human paths   a question to a daemon, where a process goes, words for people, where things are
+//! knobs    watchdog           the knobs as flags; the process that puts a machine's settings back
+//! output   head journal       what is printed, how its JSON begins, what the journal shows
 //! plot                        curves as SVG
 //! ```
 //!
 //! Exit codes: 0 done, 1 failed, 2 wrong usage. `run` passes on its command's code, and has 125 for
 //! a failure of its own, 126 for a command that is not executable, 127 for one that is not found.
 #![forbid(unsafe_code)]
+#![warn(clippy::print_stdout, clippy::print_stderr)] // they may panic: see `output`
 
 mod analyze;
 #[cfg(target_arch = "x86_64")]
@@ -44,6 +47,7 @@ mod ksm;
 mod launch;
 mod merge;
 mod node;
+mod output;
 mod paths;
 mod plot;
 pub mod policy;
@@ -59,6 +63,8 @@ use std::process::ExitCode;
 
 use clap::error::{ContextKind, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
+
+use output::say;
 
 pub use daemon::config;
 
@@ -147,7 +153,7 @@ fn parse() -> Cli {
         let is_unlike = error.get(ContextKind::SuggestedSubcommand).is_none();
         if error.kind() == ErrorKind::InvalidSubcommand && is_unlike {
             let _ = error.print();
-            eprintln!("{}", verbs(std::env::args_os().skip(1)));
+            say(&verbs(std::env::args_os().skip(1)));
             std::process::exit(error.exit_code());
         }
         error.exit()

@@ -7,6 +7,7 @@ use anyhow::{Result, bail};
 use wire::{Knob, MergeNow, MergedNow, Reply, Request, Setting};
 
 use crate::head::Headed;
+use crate::output::{print, say};
 use crate::{client, human, paths};
 
 /// The engine may be in a round, which takes some periods at most; then it takes one.
@@ -59,8 +60,8 @@ pub(crate) fn main(args: &Args) -> Result<()> {
         };
     }
     match args.json {
-        true => println!("{}", serde_json::to_string(&Headed::first(&sum))?),
-        false => tell(&sum),
+        true => print(&(serde_json::to_string(&Headed::first(&sum))? + "\n"))?,
+        false => tell(&sum)?,
     }
     match sum.left_alone.len() == args.pids.len() && sum.pages == 0 {
         true => bail!("nothing was merged"),
@@ -97,25 +98,26 @@ fn ask(socket: &Path, args: &Args) -> Result<MergedNow> {
     }
 }
 
-fn tell(merged: &MergedNow) {
-    println!(
-        "{} merged, {} saved, in {:.3} s",
+fn tell(merged: &MergedNow) -> Result<()> {
+    print(&format!(
+        "{} merged, {} saved, in {:.3} s\n",
         human::count(merged.pages, "page"),
         human::size(merged.saved_bytes),
         Duration::from_micros(merged.took_us).as_secs_f64()
-    );
+    ))?;
     for alone in &merged.left_alone {
-        eprintln!(
+        say(&format!(
             "pageone: the memory of process {} is left alone: {}",
             alone.pid,
             sys::foreign::Foreign(&alone.why)
-        );
+        ));
     }
     if !merged.finished {
-        eprintln!(
-            "pageone: not all of it: the rest is merged in the next rounds, or by `pageone merge --wait`"
+        say(
+            "pageone: not all of it: the rest is merged in the next rounds, or by `pageone merge --wait`",
         );
     }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -30,6 +30,7 @@ use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 
 use crate::human;
+use crate::output::say;
 
 /// How long a note counts at most.
 const EXPIRY: Duration = Duration::from_secs(300);
@@ -190,7 +191,9 @@ pub(crate) fn place(node: NodeRequest, need: u64, socket: Option<&Path>) -> Resu
     let mut notes = socket.and_then(|socket| match Notes::lock(socket) {
         Ok(notes) => Some(notes),
         Err(error) => {
-            eprintln!("pageone: starts at the same time may share a node: {error:#}");
+            say(&format!(
+                "pageone: starts at the same time may share a node: {error:#}"
+            ));
             None
         }
     });
@@ -208,7 +211,9 @@ pub(crate) fn place(node: NodeRequest, need: u64, socket: Option<&Path>) -> Resu
             claims: choice.claims(),
         });
         if let Err(error) = notes.write() {
-            eprintln!("pageone: starts after this one may share its node: {error:#}");
+            say(&format!(
+                "pageone: starts after this one may share its node: {error:#}"
+            ));
         }
     }
     Ok(())

@@ -24,6 +24,7 @@ use crate::daemon::OVERFLOW;
 use crate::daemon::host::Host;
 use crate::knobs::KnobFlags;
 use crate::launch::{Any, Launch, WantedDomain};
+use crate::output::say;
 use crate::program::Obstacle;
 use crate::{client, human, node, paths, program};
 
@@ -104,7 +105,7 @@ pub(crate) fn main(args: &Args) -> ExitCode {
     match start(args) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("pageone: {error:#}");
+            say(&format!("pageone: {error:#}"));
             ExitCode::from(OWN_FAILURE)
         }
     }
@@ -115,7 +116,7 @@ fn start(args: &Args) -> Result<ExitCode> {
     let file = match program::find(name, std::env::var_os("PATH").as_deref()) {
         Ok(file) => file,
         Err(error) => {
-            eprintln!("pageone: {error}");
+            say(&format!("pageone: {error}"));
             return Ok(ExitCode::from(error.exit_code()));
         }
     };
@@ -132,9 +133,9 @@ fn start(args: &Args) -> Result<ExitCode> {
         let because = match is_auto {
             true => match ksm_refuses(args, domain.as_ref(), obstacle)? {
                 None => {
-                    eprintln!(
+                    say(&format!(
                         "pageone: {file} {obstacle}: it is left to KSM, which shares among the programs of all users"
-                    );
+                    ));
                     warn_of_knobs(&args.knobs, "KSM has knobs of its own (`pageone ksm tune`)");
                     return become_ksms(args, command);
                 }
@@ -142,7 +143,9 @@ fn start(args: &Args) -> Result<ExitCode> {
             },
             false => String::new(),
         };
-        eprintln!("pageone: {file} {obstacle}: it runs, but its memory is not merged{because}");
+        say(&format!(
+            "pageone: {file} {obstacle}: it runs, but its memory is not merged{because}"
+        ));
         if obstacle.is_fatal() {
             return place_and_become(args, command);
         }
@@ -185,11 +188,13 @@ fn start(args: &Args) -> Result<ExitCode> {
             .map(|why| format!("an engine of this command's own could merge nothing: {why}")),
     };
     if let Some(vain) = vain {
-        eprintln!("pageone: {absence}; {vain}");
+        say(&format!("pageone: {absence}; {vain}"));
         warn_of_knobs(&args.knobs, "no engine is started");
         return place_and_become(args, command);
     }
-    eprintln!("pageone: {absence}; this command has an engine of its own until it ends");
+    say(&format!(
+        "pageone: {absence}; this command has an engine of its own until it ends"
+    ));
     embed(args, launch, &mut command)
 }
 
@@ -260,7 +265,7 @@ fn offer_to_ksm() -> Result<()> {
 /// Becomes the command, after [`offer_to_ksm`].
 fn become_ksms(args: &Args, command: Command) -> Result<ExitCode> {
     if !Ksm::default().runs() {
-        eprintln!("pageone: KSM does not run: write 1 to /sys/kernel/mm/ksm/run");
+        say("pageone: KSM does not run: write 1 to /sys/kernel/mm/ksm/run");
     }
     place_and_become(args, command)
 }
@@ -268,7 +273,7 @@ fn become_ksms(args: &Args, command: Command) -> Result<ExitCode> {
 /// Knobs are those of an engine of `run`'s own.
 fn warn_of_knobs(knobs: &KnobFlags, why: &str) {
     if let Some(flag) = knobs.first() {
-        eprintln!("pageone: --{flag} turns nothing: {why}");
+        say(&format!("pageone: --{flag} turns nothing: {why}"));
     }
 }
 
@@ -277,11 +282,11 @@ fn warn_of_stranger(path: &Path, connection: &impl AsFd) {
     let own = rustix::process::geteuid().as_raw();
     let peer = sys::socket::peer(connection).map_or(OVERFLOW, |peer| peer.uid);
     if peer != 0 && (peer != own || own == OVERFLOW) {
-        eprintln!(
+        say(&format!(
             "pageone: the daemon at {} is of user {peer}, whom agents of user {own} do not trust: the \
              command runs, but its memory is not merged",
             path.display()
-        );
+        ));
     }
 }
 
@@ -295,7 +300,9 @@ fn ask_for_domain(socket: &Path, name: Option<&str>) -> Result<bool> {
             bail!("the domain `{}` is refused: {why}", Foreign(name))
         }
         (Reply::Refused(why), None) => {
-            eprintln!("pageone: {why}: it runs, but its memory is not merged");
+            say(&format!(
+                "pageone: {why}: it runs, but its memory is not merged"
+            ));
             Ok(false)
         }
         (Reply::DomainOfAny(_), _) => Ok(true),
@@ -368,13 +375,13 @@ fn embed(args: &Args, launch: Launch<'_>, command: &mut Command) -> Result<ExitC
     if let Some(socket) = noted
         && let Err(error) = node::hand_over(&socket, child.id())
     {
-        eprintln!("pageone: {error:#}");
+        say(&format!("pageone: {error:#}"));
     }
     let mut tally = Tally::default();
     let status = wait(&mut child, &signals, || tally.add(&host.status()));
     let told = tally.told(host.status().cpu_seconds, args.any);
     host.stop()?;
-    eprintln!("pageone: {told}");
+    say(&format!("pageone: {told}"));
     Ok(pass_on(status?))
 }
 

@@ -18,6 +18,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 
+use crate::output::say;
 use crate::paths;
 use http::Answer;
 use source::Source;
@@ -60,7 +61,8 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     let listener = TcpListener::bind(args.listen);
     let listener = listener.with_context(|| format!("cannot listen at {}", args.listen))?;
     let source = Source::new(paths::served(args.socket.as_deref())?);
-    eprintln!("pageone: serving at http://{}/", listener.local_addr()?);
+    let at = listener.local_addr()?;
+    say(&format!("pageone: serving at http://{at}/"));
     let guests = usize::from(args.guests);
     http::serve(&listener, local, move |path| answer(&source, guests, path))
 }

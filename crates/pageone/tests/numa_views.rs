@@ -13,16 +13,22 @@ mod tools;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
 const NODES: &str = "/sys/devices/system/node";
 
-fn pageone(arguments: &[&str]) -> Output {
+fn command(arguments: &[&str]) -> Command {
     let program =
         std::env::var("PAGEONE_BIN").unwrap_or_else(|_| env!("CARGO_BIN_EXE_pageone").to_owned());
-    Command::new(program).args(arguments).output().unwrap()
+    let mut command = Command::new(program);
+    command.args(arguments);
+    command
+}
+
+fn pageone(arguments: &[&str]) -> Output {
+    command(arguments).output().unwrap()
 }
 
 fn text(arguments: &[&str]) -> String {
@@ -338,4 +344,29 @@ fn hashdist_spreads_the_table() {
         "{results}"
     );
     assert!((0..2).all(|index| results[index]["lookups_per_second"].as_u64() > Some(0)));
+}
+
+#[test]
+fn a_reader_that_leaves_ends_a_view_and_a_full_disk_fails_it() {
+    let own = std::process::id().to_string();
+    let views: [&[&str]; 4] = [
+        &["numa", "topology"],
+        &["numa", "topology", "--json"],
+        &["numa", "memory", "--watch", "10ms"],
+        &["numa", "process", &own],
+    ];
+    for view in views {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let into = |out: Stdio| command(view).stdout(out).output().unwrap();
+        let left = into(writer.into());
+        assert!(left.status.success() && left.stderr.is_empty(), "{left:?}");
+        let full = into(fs::File::create("/dev/full").unwrap().into());
+        let said = String::from_utf8_lossy(&full.stderr);
+        assert_eq!(full.status.code(), Some(1), "{view:?}: {said}");
+        assert!(
+            said.contains("cannot write to standard output: No space"),
+            "{said}"
+        );
+    }
 }

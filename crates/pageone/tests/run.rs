@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -50,6 +51,18 @@ fn exit_codes_pass_through_with_and_without_a_daemon() {
         (served.status.code(), text(&served.stderr).as_str()),
         (Some(9), "")
     );
+}
+
+#[test]
+fn a_full_disk_takes_the_words_and_not_the_command() {
+    need_agent();
+    let place = Place::new();
+    let mut run = pageone();
+    run.arg("run").arg("--socket").arg(place.socket());
+    run.args(["--", "sh", "-c", "exit 7"]);
+    let full = File::create("/dev/full").expect("a full disk");
+    let status = run.stderr(full).status().expect("a command");
+    assert_eq!(status.code(), Some(7));
 }
 
 #[test]

@@ -1,7 +1,6 @@
 //! The answer as tables, or as JSON.
 
 use std::fmt::Write as _;
-use std::io::Write as _;
 
 use anyhow::Result;
 use sys::foreign::plain_json;
@@ -13,6 +12,7 @@ use super::savable::Savable;
 use super::sums::{Report, Row};
 use super::targets::Source;
 use crate::human::{count, size};
+use crate::output;
 
 /// Rows of processes that are shown.
 const ROWS: usize = 20;
@@ -26,8 +26,7 @@ pub(crate) fn print(report: &Report, json: bool, here: impl FnOnce() -> Here) ->
         true => plain_json(&serde_json::to_string(report)?) + "\n",
         false => table(report, here)?,
     };
-    let mut out = std::io::stdout().lock();
-    Ok(out.write_all(text.as_bytes()).and_then(|()| out.flush())?)
+    output::print(&text)
 }
 
 fn table(report: &Report, here: impl FnOnce() -> Here) -> Result<String, std::fmt::Error> {

@@ -19,6 +19,7 @@ use serde::Serialize;
 
 use super::guests::Guest;
 use super::nodes::{Latency, local_percent, nodes_to_compare, report, start};
+use crate::output::print;
 
 const PATIENCE: Duration = Duration::from_secs(240);
 
@@ -61,25 +62,23 @@ impl Domains {
             }
         }
         if self.json {
-            println!(
-                "{}",
-                serde_json::json!({ "model": self.latency, "rows": rows })
-            );
-            return Ok(());
+            let report = serde_json::json!({ "model": self.latency, "rows": rows });
+            return print(&format!("{report}\n"));
         }
-        println!(
-            "Accesses are a model: {}; memory is where the kernel says.\nIn the model each guest has a CPU of its own: competition for CPUs is not in it.\n",
+        let mut text = format!(
+            "Accesses are a model: {}; memory is where the kernel says.\n\
+             In the model each guest has a CPU of its own: competition for CPUs is not in it.\n\n\
+             guests  placed  guests by node                    local  accesses/µs\n",
             self.latency
         );
-        println!("guests  placed  guests by node                    local  accesses/µs");
         for row in &rows {
             let by_node: Vec<_> = row
                 .guests_by_node
                 .iter()
                 .map(|(node, count)| format!("N{node}: {count}"))
                 .collect();
-            println!(
-                "{:>6} {:>7}  {:<32} {:>5.1}% {:>12.2}",
+            text += &format!(
+                "{:>6} {:>7}  {:<32} {:>5.1}% {:>12.2}\n",
                 row.guests,
                 if row.placed { "yes" } else { "no" },
                 by_node.join("  "),
@@ -87,7 +86,7 @@ impl Domains {
                 row.accesses_per_us
             );
         }
-        Ok(())
+        print(&text)
     }
 
     fn measure(&self, topology: &Topology, count: u64, placed: bool) -> Result<Row> {

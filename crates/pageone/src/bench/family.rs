@@ -47,6 +47,7 @@ use super::report::Machine;
 use crate::daemon::host::able;
 use crate::human;
 use crate::ksm::guard::KsmGuard;
+use crate::output::{print, say};
 use cases::{CASES, Case, Means, Scale, Task, Variant};
 use engine::Engine;
 use machine::VmFiles;
@@ -175,7 +176,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
         interrupted: &interrupted,
     };
     let records = bench.all(args)?;
-    print!("{}", summary::text(&records));
+    print(&summary::text(&records))?;
     let errors: u64 = records.iter().map(|record| record.errors).sum();
     if errors > 0 {
         bail!("{errors} pages were not what they should be");
@@ -245,7 +246,7 @@ impl Bench<'_> {
             return Ok((engines, ksm::guard(wanted, &self.exe)?));
         }
         if let Err(error) = pageone {
-            eprintln!("PageONE is left out: {error:#}");
+            say(&format!("PageONE is left out: {error:#}"));
             engines.retain(|engine| !engine.is_pageone());
         }
         let (can_turn, guard) = ksm::guard_if_able(&self.exe)?;
@@ -302,15 +303,15 @@ impl Bench<'_> {
                     );
                     let record = match old.iter().find(same) {
                         Some(record) => {
-                            eprintln!("{run}: kept, {}", record.origin());
+                            say(&format!("{run}: kept, {}", record.origin()));
                             record.clone()
                         }
                         None => {
-                            eprintln!("{run}");
+                            say(&run);
                             let record =
                                 match self.one(guard.as_ref(), case, variant, engine, repetition) {
                                     Err(error) if is_absent(&error) => {
-                                        eprintln!("{run}: left out: {error}");
+                                        say(&format!("{run}: left out: {error}"));
                                         continue;
                                     }
                                     made => made?,
@@ -389,7 +390,7 @@ impl Bench<'_> {
             false => error,
         })?;
         if let Some(why) = &outcome.hindrance {
-            eprintln!("{why}");
+            say(why);
         }
         Ok(Record {
             case: case.name.to_owned(),

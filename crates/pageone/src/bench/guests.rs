@@ -170,14 +170,14 @@ pub(super) fn serve_guest(content: &Content, number: u64) -> io::Result<()> {
         written_pages: content.pages,
         ..Answer::default()
     };
-    println!("{answer}");
+    writeln!(io::stdout(), "{answer}")?;
     for order in io::stdin().lines() {
         match order?.as_str() {
             "offer" => memory.offer()?,
             "verify" => verify(content, number, &memory, &mut answer),
             other => return Err(io::Error::other(format!("unknown order {other:?}"))),
         }
-        println!("{answer}");
+        writeln!(io::stdout(), "{answer}")?;
     }
     Ok(())
 }

@@ -19,6 +19,8 @@ use numa::{MemoryReport, NodeId, Topology};
 use sdtree::SdTree;
 use serde::Serialize;
 
+use crate::output::print;
+
 const MAIL_TABLE_KIB: u64 = 512 << 10;
 const MAIL_MEMORY_KIB: u64 = 62_097_440;
 /// Lookups between two looks at the clock's flag.
@@ -83,11 +85,9 @@ impl Hashdist {
             tables.push(table);
         }
         if self.json {
-            println!("{}", serde_json::to_string_pretty(&results)?);
-            return Ok(());
+            return print(&(serde_json::to_string_pretty(&results)? + "\n"));
         }
-        results.iter().for_each(print);
-        Ok(())
+        print(&results.iter().map(text).collect::<String>())
     }
 
     fn measure(
@@ -194,28 +194,29 @@ fn look_up_until(index: &SdTree<u64>, bits: u32, seed: u64, stop: &AtomicBool) -
     lookups
 }
 
-fn print(result: &Measurement) {
+fn text(result: &Measurement) -> String {
     let name = if result.hashdist == 0 {
         "on one node"
     } else {
         "spread over the nodes"
     };
-    println!(
-        "hashdist={}: an index of {} keys in {} kB; its directory of {} kB {name}\n",
+    let mut text = format!(
+        "hashdist={}: an index of {} keys in {} kB; its directory of {} kB {name}\n\n\
+         Before\n{}\nAfter\n{}\n Nid  MemUsed grew by (kB)  Pages of the directory\n",
         result.hashdist,
         result.keys,
         result.index_bytes / 1024,
-        result.table_bytes / 1024
+        result.table_bytes / 1024,
+        result.before,
+        result.after
     );
-    println!("Before\n{}\nAfter\n{}", result.before, result.after);
-    println!(" Nid  MemUsed grew by (kB)  Pages of the directory");
     for (before, after) in result.before.nodes.iter().zip(&result.after.nodes) {
         let grown = i128::from(after.used_kib) - i128::from(before.used_kib);
         let pages = result.pages_by_node.get(&after.node).copied().unwrap_or(0);
-        println!(" {:>3} {grown:>21} {pages:>23}", after.node);
+        text += &format!(" {:>3} {grown:>21} {pages:>23}\n", after.node);
     }
-    println!(
-        "\n{} lookups/s on {} threads\n",
+    text + &format!(
+        "\n{} lookups/s on {} threads\n\n",
         result.lookups_per_second, result.threads
-    );
+    )
 }

@@ -12,6 +12,7 @@ use sys::usage;
 use super::error::BenchError;
 use super::measure::Contender;
 use crate::ksm::guard::{GuardError, KsmGuard, watchdog};
+use crate::output::say;
 
 /// Guards KSM's knobs, if this comparison has to turn any: KSM is to be measured, or it runs and
 /// would merge beside PageONE.
@@ -63,7 +64,7 @@ fn guard_of_able(
         Err(error) => {
             let guard = guard_of(ksm, false, watchdog)
                 .context("KSM runs and would merge beside the engines")?;
-            eprintln!("KSM is left out: {error:#}");
+            say(&format!("KSM is left out: {error:#}"));
             Ok((false, guard))
         }
     }

@@ -18,6 +18,7 @@ use super::report::{Machine, Report, Row};
 use crate::daemon::host::able;
 use crate::human;
 use crate::ksm::guard::KsmGuard;
+use crate::output::{print, say};
 
 /// An engine to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
@@ -90,8 +91,8 @@ pub(crate) fn main(args: &Args) -> Result<()> {
         rows,
     };
     match args.json {
-        true => println!("{}", serde_json::to_string(&report)?),
-        false => print!("{report}"),
+        true => print(&(serde_json::to_string(&report)? + "\n"))?,
+        false => print(&report.to_string())?,
     }
     if errors > 0 {
         bail!("{errors} pages were not what they should be");
@@ -123,7 +124,7 @@ fn compare(args: &Args, exe: &Path, interrupted: &dyn Fn() -> bool) -> Result<Ve
         limit: args.limit,
         guest: &guest,
         interrupted,
-        progress: &|text| eprintln!("{text}"),
+        progress: &say,
     };
     plan.check_memory()?;
     let guard = ksm::guard(args.engines.contains(&Engine::Ksm), exe)?;

@@ -25,6 +25,7 @@ use super::guest::BenchGuest;
 use super::guests::Guest;
 use crate::daemon::host::Host;
 use crate::launch::Launch;
+use crate::output::print;
 use crate::paths;
 
 /// The longest wait for a guest or for the engine.
@@ -143,20 +144,17 @@ impl Nodes {
         let rows = rows.map(|across| self.measure(&topology, &nodes, across));
         let rows: Vec<_> = rows.collect::<Result<_>>()?;
         if self.json {
-            println!(
-                "{}",
-                serde_json::json!({ "model": self.latency, "rows": rows })
-            );
-            return Ok(());
+            let report = serde_json::json!({ "model": self.latency, "rows": rows });
+            return print(&format!("{report}\n"));
         }
-        println!(
-            "Times are a model: {}; memory is where the kernel says.\n",
+        let mut text = format!(
+            "Times are a model: {}; memory is where the kernel says.\n\n\
+             merge_across_nodes  nodes  guests  copies  local  mean time  deviation\n",
             self.latency
         );
-        println!("merge_across_nodes  nodes  guests  copies  local  mean time  deviation");
         for row in &rows {
-            println!(
-                "{:>18} {:>6} {:>7} {:>7} {:>5.1}% {:>7.1} ns {:>9.2}%",
+            text += &format!(
+                "{:>18} {:>6} {:>7} {:>7} {:>5.1}% {:>7.1} ns {:>9.2}%\n",
                 row.merge_across_nodes,
                 row.nodes,
                 row.guests.len(),
@@ -166,7 +164,7 @@ impl Nodes {
                 row.deviation_percent
             );
         }
-        Ok(())
+        print(&text)
     }
 
     fn measure(&self, topology: &Topology, nodes: &[NodeId], across: bool) -> Result<Row> {

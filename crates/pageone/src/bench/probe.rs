@@ -16,7 +16,7 @@
 
 use std::fmt;
 use std::hint::black_box;
-use std::io;
+use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -205,13 +205,13 @@ impl Probe {
     pub(super) fn serve_owner(self) -> io::Result<()> {
         let mut memory = self.memory()?;
         self.fill(1.0, 0, &mut memory);
-        println!("{}", Answer::default());
+        writeln!(io::stdout(), "{}", Answer::default())?;
         for order in io::stdin().lines() {
             match order?.as_str() {
                 "offer" => memory.offer()?,
                 other => return Err(io::Error::other(format!("unknown order {other:?}"))),
             }
-            println!("{}", Answer::default());
+            writeln!(io::stdout(), "{}", Answer::default())?;
         }
         Ok(())
     }
@@ -233,17 +233,18 @@ impl Probe {
         self.fill(1.0, 1, merged);
         // Written, so that it is there; the engine has to find the zeros.
         black_box(&mut **zero).fill(0);
-        println!("{}", Answer::default());
+        writeln!(io::stdout(), "{}", Answer::default())?;
         for order in io::stdin().lines() {
             match order?.as_str() {
                 "offer" => regions[1..].iter().try_for_each(Anonymous::offer)?,
                 "probe" => {
-                    println!("{}", serde_json::to_string(&self.measure(&mut regions))?);
+                    let timing = serde_json::to_string(&self.measure(&mut regions))?;
+                    writeln!(io::stdout(), "{timing}")?;
                     continue;
                 }
                 other => return Err(io::Error::other(format!("unknown order {other:?}"))),
             }
-            println!("{}", Answer::default());
+            writeln!(io::stdout(), "{}", Answer::default())?;
         }
         Ok(())
     }

@@ -11,6 +11,7 @@ use super::probe::Timing;
 use super::report::Machine;
 use crate::daemon::host::Host;
 use crate::launch::Launch;
+use crate::output::print;
 use crate::{client, human, paths};
 
 /// The longest wait for a guest to fill its memory, for the engine to merge it, or for a reply.
@@ -54,11 +55,9 @@ pub(crate) fn main(args: &Args) -> Result<()> {
             options: args,
             timing,
         };
-        println!("{}", serde_json::to_string(&report)?);
-        return Ok(());
+        return print(&(serde_json::to_string(&report)? + "\n"));
     }
-    print!("{timing}");
-    Ok(())
+    print(&timing.to_string())
 }
 
 fn measure(args: &Args) -> Result<Timing> {

@@ -6,11 +6,12 @@
 
 use std::env;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::Result;
 
 use super::config::Config;
+use crate::output::print;
 use crate::policy::Policy;
 
 /// Where root's daemon looks.
@@ -93,26 +94,19 @@ impl ConfigCommand {
     pub(crate) fn run(self) -> Result<()> {
         let Self::Check(files) = self;
         let (config, policy) = files.check()?;
-        let mut out = std::io::stdout().lock();
-        says(
-            &mut out,
-            config.as_deref(),
-            "the configuration: the defaults",
-        )?;
-        says(
-            &mut out,
-            policy.as_deref(),
-            "the policy: a domain for each user",
-        )
+        let lines = [
+            (config, "the configuration: the defaults"),
+            (policy, "the policy: a domain for each user"),
+        ];
+        print(&lines.map(|(file, without)| line(file, without)).concat())
     }
 }
 
-fn says(out: &mut impl std::io::Write, file: Option<&Path>, without: &str) -> Result<()> {
+fn line(file: Option<PathBuf>, without: &str) -> String {
     match file {
-        Some(path) => writeln!(out, "{}: no mistake", path.display())?,
-        None => writeln!(out, "no file for {without}")?,
+        Some(path) => format!("{}: no mistake\n", path.display()),
+        None => format!("no file for {without}\n"),
     }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@
 
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hasher};
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
@@ -135,7 +135,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     };
     worker.fill();
     worker.answer.written_pages = 0;
-    println!("{}", worker.answer);
+    writeln!(io::stdout(), "{}", worker.answer)?;
     let (sender, orders) = channel();
     std::thread::spawn(move || {
         for order in io::stdin().lines().map_while(Result::ok) {
@@ -225,7 +225,7 @@ impl Worker {
             }
             other => bail!("unknown order {other:?}"),
         }
-        println!("{}", self.answer);
+        writeln!(io::stdout(), "{}", self.answer)?;
         Ok(())
     }
 

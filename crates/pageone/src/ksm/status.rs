@@ -11,7 +11,7 @@ use super::facts::{Counters, Knobs, PAGE, Reader, Row, members};
 use super::why::{Reason, reasons, scan_time};
 use crate::head::Head;
 use crate::human::{self, bytes, count, size, time, wrapped};
-use crate::view::print;
+use crate::output::print;
 
 /// Rows of processes that are shown.
 const ROWS: usize = 20;

@@ -10,6 +10,7 @@ use super::facts::{Counters, Offered, PAGE, Reader};
 use super::guard::{GuardError, KsmGuard, watchdog};
 use super::watch::{Look, Step, signals};
 use crate::human::{self, bytes, size, time};
+use crate::output::say;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -76,8 +77,8 @@ pub(super) fn main(args: &Args) -> Result<()> {
     let followed = args.look.follow(&reader, &signals, |step| hand.step(step));
     let end = reader.counters()?;
     drop(guard);
-    eprintln!("{}", summary(&begin, &end));
-    eprintln!("pageone: KSM's knobs are as they were; what is shared stays shared");
+    say(&summary(&begin, &end));
+    say("pageone: KSM's knobs are as they were; what is shared stays shared");
     followed
 }
 
@@ -202,11 +203,11 @@ impl<'a> Hand<'a> {
         if course.out_of_reach && !self.told {
             self.told = true;
             let whole = scan_seconds(load.pages, course.pages_to_scan, 0, load.cost);
-            eprintln!(
+            say(&format!(
                 "pageone: out of reach: ksmd has one thread, which needs {} for two scans of {}",
                 time(2.0 * whole.unwrap_or_default()),
                 size(load.pages * PAGE)
-            );
+            ));
         }
         Ok(())
     }

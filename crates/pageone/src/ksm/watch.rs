@@ -10,8 +10,8 @@ use sys::signals::{SIGHUP, SIGINT, SIGTERM, Signals};
 
 use super::facts::{Counters, Knobs, Reader};
 use crate::human::{self, bytes};
+use crate::output::print;
 use crate::plot::{self, Line, Panel};
-use crate::view::print;
 
 /// Points of a drawing: beyond that every other one is dropped.
 const POINTS: usize = 10_000;

@@ -13,6 +13,8 @@ mod topology;
 use clap::Subcommand;
 use serde::Serialize;
 
+use crate::output::print;
+
 /// The views.
 #[derive(Subcommand)]
 pub(crate) enum NumaCommand {
@@ -41,6 +43,5 @@ impl NumaCommand {
 }
 
 fn print_json(model: &impl Serialize) -> anyhow::Result<()> {
-    println!("{}", serde_json::to_string_pretty(model)?);
-    Ok(())
+    print(&(serde_json::to_string_pretty(model)? + "\n"))
 }

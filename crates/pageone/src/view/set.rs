@@ -7,7 +7,8 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use wire::{KNOBS, KnobValues, Reply, Request, Setting};
 
-use super::{print, status};
+use super::status;
+use crate::output::print;
 use crate::{client, knobs, paths};
 
 /// `run=2` copies every merged page: that takes as long as the memory is large.

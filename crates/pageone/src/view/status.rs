@@ -12,6 +12,7 @@ use sys::foreign::plain_json;
 use sys::ksm::Ksm;
 use wire::{Reply, Request, Status};
 
+use crate::output::print;
 use crate::{client, human, paths};
 
 /// The longest wait for the daemon.
@@ -39,7 +40,7 @@ pub(crate) struct Args {
 pub(crate) fn main(args: &Args) -> Result<()> {
     let socket = paths::served(args.socket.as_deref())?;
     if let Some(since) = args.since {
-        return super::print(&super::history::text(&socket, since, args.plot, args.json)?);
+        return print(&super::history::text(&socket, since, args.plot, args.json)?);
     }
     loop {
         let status = ask(&socket)?;
@@ -97,5 +98,5 @@ fn show(args: &Args, status: &Status) -> Result<()> {
     };
     let clear = args.watch.is_some() && !args.json && std::io::stdout().is_terminal();
     let begin = if clear { "\x1b[H\x1b[2J" } else { "" };
-    super::print(&format!("{begin}{text}"))
+    print(&format!("{begin}{text}"))
 }

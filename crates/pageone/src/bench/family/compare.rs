@@ -12,6 +12,7 @@ use anyhow::{Result, bail};
 use super::figures::{Better, FIGURES, Figure};
 use super::record::{Folder, Record};
 use super::summary::{Group, Row, Spread, cell};
+use crate::output::print;
 
 /// Runs that a side must have.
 const RUNS: usize = 3;
@@ -29,8 +30,7 @@ pub(crate) struct Args {
 /// `pageone bench compare`.
 pub(crate) fn main(args: &Args) -> Result<()> {
     let (before, after) = (Folder::read(&args.before)?, Folder::read(&args.after)?);
-    print!("{}", text(&before, &after)?);
-    Ok(())
+    print(&text(&before, &after)?)
 }
 
 /// What became of a figure.

@@ -114,7 +114,7 @@ impl Engine {
     pub(crate) fn main(&self) -> Result<()> {
         let deeds = Deeds::told()?;
         let own = touched(deeds.own_mib.max(1))?;
-        println!("ready");
+        writeln!(io::stdout(), "ready")?;
         let mut input = io::stdin().lock();
         let mut go = [0];
         if input.read(&mut go)? == 1 {

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 use super::growth::Growth;
 use super::record::{Folder, Record, Table};
 use super::summary::{Group, Spread, cell};
+use crate::output::print;
 use crate::plot::{self, Line};
 
 /// How it looks.
@@ -53,8 +54,8 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     }
     write("report.html", &html(&records, &plots))?;
     write("report.md", &markdown(&records, &plots))?;
-    println!("{}", Path::new(&args.out).join("report.html").display());
-    Ok(())
+    let report = Path::new(&args.out).join("report.html");
+    print(&format!("{}\n", report.display()))
 }
 
 /// A picture, and the name of its file.

@@ -11,6 +11,7 @@ use wire::{GuestStatus, Status, StoreNode};
 
 use super::{print_json, table};
 use crate::head::Headed;
+use crate::output::print;
 use crate::paths;
 use crate::view::status;
 
@@ -56,8 +57,7 @@ impl GuestsView {
         if self.json {
             return print_json(&Headed::first(guests));
         }
-        print!("{}", guests.render());
-        Ok(())
+        print(&guests.render())
     }
 }
 

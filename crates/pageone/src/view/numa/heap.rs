@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use wire::{Reply, Request, StoreNode};
 
 use super::{print_json, table};
+use crate::output::print;
 use crate::view::status;
 use crate::{client, paths};
 
@@ -50,8 +51,7 @@ impl HeapViewer {
         if self.json {
             return print_json(&view);
         }
-        print!("{}", render(&view));
-        Ok(())
+        print(&render(&view))
     }
 }
 

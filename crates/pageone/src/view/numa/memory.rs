@@ -1,6 +1,6 @@
 //! `pageone numa memory`.
 
-use std::io::{IsTerminal, Write, stdout};
+use std::io::{IsTerminal, stdout};
 use std::time::Duration;
 
 use clap::Args;
@@ -9,6 +9,7 @@ use numa::memory::Numastat;
 
 use super::{print_json, table};
 use crate::human;
+use crate::output::print;
 
 /// Shows how full each node is, and the kernel's counters of where allocations went
 #[derive(Args)]
@@ -31,8 +32,7 @@ impl MemoryView {
             if self.json {
                 return print_json(&report);
             }
-            print!("{}", render(&report));
-            return Ok(());
+            return print(&render(&report));
         };
         for round in 0..self.count.unwrap_or(u64::MAX) {
             if round > 0 {
@@ -46,14 +46,7 @@ impl MemoryView {
             } else {
                 render(&report) + "\n"
             };
-            // A reader that has seen enough, such as head(1), ends the watch.
-            if stdout()
-                .write_all(text.as_bytes())
-                .and_then(|()| stdout().flush())
-                .is_err()
-            {
-                break;
-            }
+            print(&text)?;
         }
         Ok(())
     }

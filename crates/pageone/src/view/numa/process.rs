@@ -6,6 +6,7 @@ use numa::{NodeId, ProcessReport, Topology};
 use rustix::process::Pid;
 
 use super::{print_json, table};
+use crate::output::print;
 use crate::selector;
 
 /// Shows on which nodes a process has its pages, and how near they are to its threads
@@ -37,13 +38,8 @@ impl ProcessView {
         if self.json {
             return print_json(&reports);
         }
-        for (index, report) in reports.iter().enumerate() {
-            if index > 0 {
-                println!();
-            }
-            print!("{}", render(report));
-        }
-        Ok(())
+        let tables: Vec<_> = reports.iter().map(render).collect();
+        print(&tables.join("\n"))
     }
 }
 

@@ -10,6 +10,7 @@ use numa::topology::{Performance, UNREACHABLE};
 use numa::{FakeSpec, NodeId, Topology, format_list};
 
 use super::{draw, print_json, table};
+use crate::output::{print, say};
 
 /// How to print a topology.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -57,12 +58,11 @@ impl TopologyView {
     pub(crate) fn run(self) -> anyhow::Result<()> {
         let topology = self.read()?;
         match if self.json { Format::Json } else { self.format } {
-            Format::Json => print_json(&topology)?,
-            Format::Table => print!("{}", render(&topology)),
-            Format::Dot => print!("{}", draw::dot(&topology)),
-            Format::Svg => print!("{}", draw::svg(&topology)),
+            Format::Json => print_json(&topology),
+            Format::Table => print(&render(&topology)),
+            Format::Dot => print(&draw::dot(&topology)),
+            Format::Svg => print(&draw::svg(&topology)),
         }
-        Ok(())
     }
 
     fn read(&self) -> anyhow::Result<Topology> {
@@ -120,7 +120,7 @@ fn read_table<T>(
     let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     let table = parse(&bytes).with_context(|| path.display().to_string())?;
     for quirk in quirks(&table) {
-        eprintln!("note: {}: {quirk:?}", path.display());
+        say(&format!("note: {}: {quirk:?}", path.display()));
     }
     Ok(table)
 }

@@ -15,6 +15,7 @@ use super::{Case, Means, Scale, Variant};
 use crate::bench::error::BenchError;
 use crate::bench::family::growth::Growth;
 use crate::bench::family::session::{Outcome, steps as float};
+use crate::output::print;
 
 const TREE: &str = "sdtree";
 const LOCKED: &str = "Mutex<BTreeMap>";
@@ -56,11 +57,9 @@ impl Args {
             other => anyhow::bail!("no map is called {other}"),
         };
         let nanos = |time: Duration| time.as_nanos();
-        for step in took.steps {
-            print!("{} {} ", nanos(step.wall), nanos(step.on_processor));
-        }
-        println!("{}", took.bytes);
-        Ok(())
+        let steps = took.steps.into_iter();
+        let steps = steps.map(|step| format!("{} {} ", nanos(step.wall), nanos(step.on_processor)));
+        print(&format!("{}{}\n", steps.collect::<String>(), took.bytes))
     }
 }
 
