@@ -48,18 +48,20 @@ use sys::mapping::OwnMemory;
 use sys::rights::Threads;
 use sys::task;
 use sys::vma::{Maps, Vma};
-use wire::{CHUNK_BYTES, PAGE_BYTES};
+use wire::{CHUNK_BYTES, PAGE_BYTES, PageBits};
 
 use crate::config::config;
 use crate::lock::{Guard, lock};
 use crate::rules::{fits, looks_fit};
-use crate::table::{ADDRESS_LIMIT, Chunk, pages_of, set_of};
+use crate::table::{ADDRESS_LIMIT, Chunk, pages_of};
 use crate::thread::{is_barred, now};
 
 /// A look that took so long is followed by a pause so many times as long.
 const SPARING: u32 = 50;
 /// After so long everything is read again: flags change, and mappings are exchanged unseen.
 const AGAIN: Duration = Duration::from_secs(64);
+/// So much address space is looked at or offered while the lock is held.
+const PART_BYTES: usize = 256 * CHUNK_BYTES;
 
 /// The guest takes a range back, and it is not offered for it again.
 pub(crate) fn keep(guard: &mut Guard, start: usize, len: usize) {
@@ -212,19 +214,37 @@ fn each_unknown(maps: &Maps, mut each: impl FnMut(usize)) -> Result<()> {
 }
 
 fn is_unknown(vma: &Vma) -> bool {
-    let Some(mut guard) = lock() else {
-        return false;
-    };
-    let mut table = guard.table();
-    chunks(vma).any(|address| {
-        table.get(address).is_none_or(|chunk| {
-            if chunk.offered == wire::PageBits::FULL {
-                return false;
-            }
-            let mut pages = pages_of(address, vma.start, vma.end);
-            pages.any(|page| !chunk.offered.contains(page) && !chunk.kept.contains(page))
-        })
-    })
+    let mut found = false;
+    by_parts(vma, |guard, part| {
+        let mut table = guard.table();
+        found = chunks(part).any(|address| {
+            let pages = PageBits::of(pages_of(address, part.start, part.end));
+            let known = |chunk: &mut Chunk| chunk.offered | chunk.kept;
+            table
+                .get(address)
+                .is_none_or(|chunk| !(pages & !known(chunk)).is_empty())
+        });
+        !found
+    });
+    found
+}
+
+/// Does something under the lock with one part of a mapping after another, until it says that it is done. No hook waits for more than a
+/// part: all of a great mapping may take seconds.
+fn by_parts(vma: &Vma, mut each: impl FnMut(&mut Guard, &Vma) -> bool) {
+    let parts = (vma.start & !(PART_BYTES - 1)..vma.end.min(ADDRESS_LIMIT)).step_by(PART_BYTES);
+    for at in parts {
+        let part = Vma {
+            start: at.max(vma.start),
+            end: vma.end.min(at + PART_BYTES),
+            ..*vma
+        };
+        let Some(mut guard) = lock() else { return };
+        if !each(&mut guard, &part) {
+            return;
+        }
+        guard.give_way();
+    }
 }
 
 fn chunks(vma: &Vma) -> impl Iterator<Item = usize> {
@@ -234,58 +254,62 @@ fn chunks(vma: &Vma) -> impl Iterator<Item = usize> {
 /// Reads the flags of all mappings, and offers what no rule leaves out.
 fn read() -> Result<()> {
     sys::vma::attributes(0, ADDRESS_LIMIT, |vma, told| {
-        if fits(&vma, told.as_ref())
-            && let Some(mut guard) = lock()
-        {
-            note(&mut guard, &vma, told.is_some_and(|told| told.tracked));
+        if fits(&vma, told.as_ref()) {
+            note(&vma, told.is_some_and(|told| told.tracked));
         }
     })
 }
 
-/// Notes the offer of a mapping. What is offered already and tracked stays as it is.
-fn note(guard: &mut Guard, vma: &Vma, tracked: bool) {
+/// Notes the offer of a mapping.
+fn note(vma: &Vma, tracked: bool) {
+    by_parts(vma, |guard, part| note_part(guard, part, tracked).is_some());
+}
+
+/// What is offered already and tracked stays as it is. `None` where the table has no memory for more.
+fn note_part(guard: &mut Guard, part: &Vma, tracked: bool) -> Option<()> {
     let mut table = guard.table();
-    for address in chunks(vma) {
-        let Some(chunk) = table.make(address) else {
-            return;
+    for address in chunks(part) {
+        let chunk = table.make(address)?;
+        let known = match tracked {
+            true => chunk.offered,
+            false => chunk.offered & chunk.fresh,
         };
-        let is_new = |chunk: &Chunk, page| {
-            let lost = !tracked && !chunk.fresh.contains(page);
-            !chunk.kept.contains(page) && (!chunk.offered.contains(page) || lost)
-        };
-        let pages = pages_of(address, vma.start, vma.end);
-        let new = set_of(pages.filter(|&page| is_new(chunk, page)));
+        let pages = PageBits::of(pages_of(address, part.start, part.end));
+        let new = pages & !(known | chunk.kept);
         chunk.any |= chunk.offered.is_empty();
-        new.pages().for_each(|page| chunk.offer(page));
+        chunk.offer(new);
         if !new.is_empty() {
             table.mark_dirty(address);
         }
     }
+    Some(())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
 
     #[test]
     fn memory_that_was_taken_back_is_not_offered_again() {
         let base = 0x7ab0_0000_0000_usize;
         let vma = crate::rules::tests::anonymous(base + PAGE_BYTES..base + 2 * CHUNK_BYTES);
+        note(&vma, false);
         let mut guard = lock().unwrap();
-        note(&mut guard, &vma, false);
         let mut table = guard.table();
         let chunk = table.get(base).unwrap();
         assert!(!chunk.offered.contains(0) && chunk.offered.contains(1) && chunk.any);
         chunk.keep(5);
-        note(&mut guard, &vma, false);
+        note_part(&mut guard, &vma, false).unwrap();
         let mut table = guard.table();
         let chunk = table.get(base).unwrap();
         assert!(!chunk.offered.contains(5) && chunk.kept.contains(5));
         // Tracked, all is known; what another mapping took the place of is offered anew.
         chunk.fresh = wire::PageBits::EMPTY;
-        note(&mut guard, &vma, true);
+        note_part(&mut guard, &vma, true).unwrap();
         assert!(guard.table().get(base).unwrap().fresh.is_empty());
-        note(&mut guard, &vma, false);
+        note_part(&mut guard, &vma, false).unwrap();
         assert!(guard.table().get(base).unwrap().fresh.contains(1));
         // What is gone is forgotten; then the place is as any other.
         for at in [base, base + CHUNK_BYTES] {
@@ -295,5 +319,39 @@ mod tests {
             table.mark_clean(at);
             assert!(table.get(at).is_none());
         }
+    }
+
+    #[test]
+    fn a_hook_need_not_wait_for_all_of_a_great_mapping() {
+        let (first, last) = (0x7ac0_0000_0000_usize, 0x7acf_ffe0_0000_usize);
+        let vma = crate::rules::tests::anonymous(first..last + CHUNK_BYTES);
+        let (begun, ended) = (AtomicBool::new(false), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            let hook = scope.spawn(|| {
+                let mut between = 0;
+                while !ended.load(Ordering::Relaxed) {
+                    let mut guard = lock().unwrap();
+                    let mut table = guard.table();
+                    begun.store(true, Ordering::Relaxed);
+                    between += u32::from(table.get(first).is_some() && table.get(last).is_none());
+                }
+                between
+            });
+            while !begun.load(Ordering::Relaxed) {
+                std::thread::yield_now();
+            }
+            note(&vma, false);
+            ended.store(true, Ordering::Relaxed);
+            assert!(hook.join().unwrap() > 0);
+        });
+        assert!(!is_unknown(&vma), "all of it is offered");
+        let mut guard = lock().unwrap();
+        let mut table = guard.table();
+        for at in chunks(&vma) {
+            *table.get(at).unwrap() = Chunk::EMPTY;
+            table.mark_clean(at);
+        }
+        drop(guard);
+        assert!(is_unknown(&vma));
     }
 }

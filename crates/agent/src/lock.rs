@@ -96,6 +96,12 @@ const FORK: Timespec = Timespec {
     tv_nsec: 100_000_000,
 };
 
+/// So long those who waited for the lock may take to have it, when it is let go of for them.
+const WAY: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 1_000_000,
+};
+
 /// [`PerProcess::serving`]: nobody has been looked for yet.
 pub(crate) const SEARCHING: u32 = 0;
 /// [`PerProcess::serving`]: an engine serves.
@@ -311,6 +317,18 @@ impl Guard {
     pub(crate) fn table(&mut self) -> Table<'_> {
         // SAFETY: this guard is the only one in the process, and it is borrowed mutably.
         unsafe { Table::under_lock() }
+    }
+
+    /// Lets the lock go. If somebody waits for it, time passes until it is taken: who lets it go and takes it again at
+    /// once is faster than any who has to wake first.
+    pub(crate) fn give_way(self) {
+        let page = self.page;
+        // Relaxed: it is only whether to wait.
+        let is_wanted = page.word.load(Ordering::Relaxed) & WANTED != 0;
+        drop(self);
+        if is_wanted {
+            let _ = futex::wait(&page.word, futex::Flags::PRIVATE, 0, Some(&WAY));
+        }
     }
 
     /// The agent's thread, if it serves an engine, has all tools, and is another one than the caller's: then work that takes

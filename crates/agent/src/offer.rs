@@ -112,17 +112,18 @@ pub(crate) fn note(guard: &mut Guard, start: usize, len: usize, ksm: Ksm) -> Res
     let (mut pagemap, end) = (None, start + len);
     for address in (start & !(CHUNK_BYTES - 1)..end).step_by(CHUNK_BYTES) {
         let chunk = table.make(address).ok_or(Errno::NOMEM)?;
-        let pages = pages_of(address, start, end);
-        let mut new = set_of(pages.clone().filter(|&page| !chunk.offered.contains(page)));
-        let known = |page| chunk.offered.contains(page) && !chunk.fresh.contains(page);
-        if served && pages.clone().any(known) {
+        let range = pages_of(address, start, end);
+        let pages = PageBits::of(range.clone());
+        let mut new = pages & !chunk.offered;
+        let known = pages & chunk.offered & !chunk.fresh;
+        if served && !known.is_empty() {
             pagemap = pagemap.or_else(|| Pagemap::own().ok());
-            note_untracked(pagemap.as_ref(), address, pages, &mut new);
+            note_untracked(pagemap.as_ref(), address, range, &mut new);
         }
-        new.pages().for_each(|page| chunk.offer(page));
+        chunk.offer(new);
         let changes = !new.is_empty() || ksm.has && !chunk.in_ksm;
         chunk.any = false;
-        pages_of(address, start, end).for_each(|page| chunk.kept.remove(page));
+        chunk.kept = chunk.kept & !pages;
         chunk.to_ksm |= ksm.may;
         chunk.in_ksm |= ksm.has;
         if changes {

@@ -267,8 +267,7 @@ impl Table<'_> {
     /// What is offered of a range is not tracked any more, wherever it is by now.
     pub(crate) fn note_untracked(&mut self, start: usize, len: usize) {
         self.each_known(start, len, |_, pages, chunk| {
-            let offered = set_of(pages.filter(|&page| chunk.offered.contains(page)));
-            offered.pages().for_each(|page| chunk.fresh.insert(page));
+            chunk.fresh = chunk.fresh | PageBits::of(pages) & chunk.offered;
         });
     }
 
@@ -389,18 +388,17 @@ impl Chunk {
         in_ksm: false,
     };
 
-    /// Notes an offer of `page`, whose mapping is not tracked.
-    pub(crate) fn offer(&mut self, page: usize) {
-        self.offered.insert(page);
-        self.fresh.insert(page);
-        self.plain.remove(page);
+    /// Notes an offer of pages, whose mapping is not tracked.
+    pub(crate) fn offer(&mut self, pages: PageBits) {
+        self.offered = self.offered | pages;
+        self.fresh = self.fresh | pages;
+        self.plain = self.plain & !pages;
     }
 
-    /// The mapping of `page` is tracked from now on.
-    pub(crate) fn is_tracked(&mut self, page: usize) {
-        self.fresh.remove(page);
-        if self.offered.contains(page) && !self.plain.contains(page) && !self.stored.contains(page)
-        {
+    /// The mapping of the pages is tracked from now on.
+    pub(crate) fn is_tracked(&mut self, pages: PageBits) {
+        self.fresh = self.fresh & !pages;
+        if !(pages & self.offered & !(self.plain | self.stored)).is_empty() {
             self.reading = Reading::Wanted;
         }
     }
@@ -458,9 +456,8 @@ impl Chunk {
         if self.reading != Reading::Begun {
             return;
         }
-        let known = pages.filter(|&page| self.offered.contains(page) && !self.fresh.contains(page));
-        let known = set_of(known);
-        known.pages().for_each(|page| self.plain.remove(page));
+        let known = PageBits::of(pages) & self.offered & !self.fresh;
+        self.plain = self.plain & !known;
         let fits = |told: &Told| told.tracked && (!self.any || rules::admits(&told.attributes));
         let Some(Told { attributes, .. }) = told.filter(fits) else {
             return;
@@ -469,14 +466,13 @@ impl Chunk {
             self.attributes = attributes;
         }
         if self.attributes == attributes {
-            known.pages().for_each(|page| self.plain.insert(page));
+            self.plain = self.plain | known;
         }
     }
 
     /// The offered pages that can be merged.
     pub(crate) fn mergeable(&self) -> PageBits {
-        let can = |&page: &usize| self.plain.contains(page) || self.stored.contains(page);
-        set_of(self.offered.pages().filter(can))
+        self.offered & (self.plain | self.stored)
     }
 }
 
@@ -499,7 +495,7 @@ mod tests {
         chunk.unread(3);
         chunk.is_anonymous(3);
         assert!(!chunk.mergeable().contains(3));
-        chunk.is_tracked(3);
+        chunk.is_tracked(PageBits::of(3..4));
         assert_eq!(chunk.reading, Reading::Wanted);
         chunk.reading = Reading::Begun;
         let dontfork = Attributes {

@@ -1,5 +1,7 @@
 //! The units of the protocol: pages, chunks, and what became of a page in a merge window.
 
+use core::ops::{BitAnd, BitOr, Not, Range};
+
 /// Bytes in a page.
 pub const PAGE_BYTES: usize = 4096;
 /// Pages in a chunk, the unit of work.
@@ -16,6 +18,20 @@ impl PageBits {
     pub const EMPTY: Self = Self([0; CHUNK_PAGES / 64]);
     /// All pages of the chunk.
     pub const FULL: Self = Self([u64::MAX; CHUNK_PAGES / 64]);
+
+    /// The pages of a range; those beyond 511 are ignored.
+    #[must_use]
+    pub fn of(range: Range<usize>) -> Self {
+        let mut set = Self::EMPTY;
+        for (first, word) in (0..).step_by(64).zip(&mut set.0) {
+            let inside = |page: usize| page.clamp(first, first + 64) - first;
+            let (from, to) = (inside(range.start), inside(range.end));
+            if from < to {
+                *word = u64::MAX >> (64 - (to - from)) << from;
+            }
+        }
+        set
+    }
 
     /// Whether `page` (0 to 511) is in the set; pages beyond are not.
     #[must_use]
@@ -93,6 +109,36 @@ impl PageBits {
     }
 }
 
+impl BitAnd for PageBits {
+    type Output = Self;
+
+    /// The pages of both sets.
+    fn bitand(mut self, other: Self) -> Self {
+        (self.0.iter_mut().zip(other.0)).for_each(|(word, other)| *word &= other);
+        self
+    }
+}
+
+impl BitOr for PageBits {
+    type Output = Self;
+
+    /// The pages of either set.
+    fn bitor(mut self, other: Self) -> Self {
+        (self.0.iter_mut().zip(other.0)).for_each(|(word, other)| *word |= other);
+        self
+    }
+}
+
+impl Not for PageBits {
+    type Output = Self;
+
+    /// The pages that are not in the set.
+    fn not(mut self) -> Self {
+        self.0.iter_mut().for_each(|word| *word = !*word);
+        self
+    }
+}
+
 /// What became of one page of a [`Merge`](crate::Merge) question.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
@@ -150,6 +196,27 @@ mod tests {
         let mut bits = PageBits::EMPTY;
         pages.iter().for_each(|&page| bits.insert(page));
         bits
+    }
+
+    #[test]
+    fn sets_of_ranges_and_of_other_sets_are_those_of_their_pages() {
+        for (start, end) in [
+            (0, 0),
+            (0, 1),
+            (63, 65),
+            (64, 128),
+            (3, 500),
+            (0, 512),
+            (511, 600),
+            (9, 3),
+        ] {
+            let pages: Vec<_> = (start..end.min(CHUNK_PAGES)).collect();
+            assert_eq!(PageBits::of(start..end), set(&pages), "{start}..{end}");
+        }
+        let (some, others) = (PageBits::of(10..200), PageBits::of(100..300));
+        assert_eq!(some & others, PageBits::of(100..200));
+        assert_eq!(some | others, PageBits::of(10..300));
+        assert_eq!(some & !others, PageBits::of(10..100));
     }
 
     #[test]

@@ -22,7 +22,7 @@ use sys::fault::{self, Point};
 use sys::mapping::{self, Access};
 use sys::pagemap::Pagemap;
 use sys::vma::Likeness;
-use wire::{CHUNK_BYTES, PAGE_BYTES};
+use wire::{CHUNK_BYTES, PAGE_BYTES, PageBits};
 
 use super::discard::{empty_stored, forget, is_stored, unread};
 use super::look::Look;
@@ -533,7 +533,7 @@ fn put(guard: &mut Guard, at: usize, offered: bool) {
     if let Some(known) = known {
         Chunk::forget(known, page);
         if offered {
-            known.offer(page);
+            known.offer(PageBits::of(page..page + 1));
         }
         table.mark_dirty(chunk);
     }

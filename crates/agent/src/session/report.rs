@@ -190,15 +190,19 @@ fn register(guard: &mut Guard, uffd: &Uffd, maps: &Maps, start: usize, end: usiz
             let fits = vma.is_anonymous() || is_store(&vma);
             (vma.start.max(at), vma.end.min(end), fits)
         });
-        each_page(guard, at, first, Chunk::forget);
+        each_part(guard, at, first, |chunk, pages| {
+            pages.pages().for_each(|page| chunk.forget(page))
+        });
         let tracked = match fits {
             true => uffd.register(first, stop - first, Watch::Track),
             false => Err(Errno::INVAL),
         };
         match tracked {
-            Ok(()) => each_page(guard, first, stop, Chunk::is_tracked),
+            Ok(()) => each_part(guard, first, stop, Chunk::is_tracked),
             Err(Errno::INVAL | Errno::BUSY | Errno::PERM) => {
-                each_page(guard, first, stop, Chunk::withdraw);
+                each_part(guard, first, stop, |chunk, pages| {
+                    pages.pages().for_each(|page| chunk.withdraw(page))
+                });
             }
             Err(_) => {} // tried again at the next sync
         }
@@ -206,12 +210,13 @@ fn register(guard: &mut Guard, uffd: &Uffd, maps: &Maps, start: usize, end: usiz
     }
 }
 
-fn each_page(guard: &mut Guard, start: usize, end: usize, each: impl Fn(&mut Chunk, usize)) {
+/// Does something with what is known of `[start, end)`, chunk by chunk.
+fn each_part(guard: &mut Guard, start: usize, end: usize, each: impl Fn(&mut Chunk, PageBits)) {
     if start < end {
         guard
             .table()
             .each_known(start, end - start, |_, pages, chunk| {
-                pages.for_each(|page| each(chunk, page));
+                each(chunk, PageBits::of(pages));
             });
     }
 }
