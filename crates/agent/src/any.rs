@@ -21,14 +21,14 @@
 //!   no allocator, and its library is bound when it is loaded.
 //! - A2 *The kernel finds its own words of a thread that ends*. It clears the word at which others join a thread,
 //!   reads the list of robust locks, and marks each lock in it, in a thread that is ending. And a thread that is ending does not sleep
-//!   on an absent page, it goes on without. Then a join would never return, and who waits for a lock would never hear that its owner
-//!   is dead. libc keeps the word and the head of the list in one line of the cache; a lock lies where the program wants it. So the
+//!   on an absent page, it goes on without. Then a join would never return, and no waiter would hear that a lock's owner is dead. libc
+//!   keeps the word and the head of the list in one line of the cache. A lock lies where the program wants it. So the
 //!   pages where threads have any of these are kept back at each sync ([`keep_words`]). A thread that is younger than the sync wrote
-//!   its page when it was made, and its locks when it took them, and what was written since the engine looked is not taken out to be
+//!   its page when it was made, and its locks when it took them. What was written since the engine looked is not taken out to be
 //!   merged. One that is younger than that look at the page sleeps at its first instruction of libc, which is long before it ends.
-//!   A thread that libc's clone(2) makes may have its word anywhere: that page is kept back before ([`keep_word_of_clone`]). **The limits**:
-//!   a page written since then that is taken out to be enclosed, in the very microseconds in which such a thread ends; a word that is told
-//!   by set_tid_address(2), or to clone(2) past libc's function.
+//!   A thread that libc's clone(2) makes may have its word anywhere: that page is kept back before ([`keep_word_of_clone`]). **The
+//!   limits**: a page that was written since the look may be taken out to be enclosed, in the very microseconds in which its thread
+//!   ends. And nobody tells the agent of a word that goes to set_tid_address(2), or to clone(2) past libc's function.
 //! - A3 *What is offered by mistake is not merged.* Between the reading and the offer a mapping may be exchanged, by a call
 //!   that no hook sees. Registering, reading again and arming are the same as for every other offer, and refuse what is of
 //!   another kind; the rules are asked again with the second reading.

@@ -24,8 +24,8 @@
 //! plot                        curves as SVG
 //! ```
 //!
-//! Exit codes: 0 done, 1 failed, 2 wrong usage. `run` passes on its command's code, and has 125 for
-//! a failure of its own, 126 for a command that is not executable, 127 for one that is not found.
+//! Exit codes: 0 done, 1 failed, 2 wrong usage. `run` passes on its command's code, and has 125 for wrong usage and any other
+//! failure of its own, 126 for a command that is not executable, 127 for one that is not found.
 #![forbid(unsafe_code)]
 #![warn(clippy::print_stdout, clippy::print_stderr)] // they may panic: see `output`
 
@@ -151,12 +151,16 @@ fn version_of(commit: Option<&str>) -> String {
 fn parse() -> Cli {
     Cli::try_parse().unwrap_or_else(|error| {
         let is_unlike = error.get(ContextKind::SuggestedSubcommand).is_none();
+        let _ = error.print();
         if error.kind() == ErrorKind::InvalidSubcommand && is_unlike {
-            let _ = error.print();
             say(&verbs(std::env::args_os().skip(1)));
-            std::process::exit(error.exit_code());
         }
-        error.exit()
+        // Of `run` any other code is its command's.
+        let runs = std::env::args_os().nth(1).is_some_and(|word| word == "run");
+        std::process::exit(match error.use_stderr() && runs {
+            true => run::OWN_FAILURE.into(),
+            false => error.exit_code(),
+        })
     })
 }
 

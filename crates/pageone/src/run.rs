@@ -29,7 +29,7 @@ use crate::program::Obstacle;
 use crate::{client, human, node, paths, program};
 
 /// The exit code for a failure of `run` itself, as env(1) and its kin have it.
-const OWN_FAILURE: u8 = 125;
+pub(crate) const OWN_FAILURE: u8 = 125;
 /// The longest wait for the daemon's word on the domain.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The time between two looks at what an engine of its own saves.

@@ -345,7 +345,7 @@ fn a_node_is_chosen_and_one_that_is_not_there_is_named() {
         text(&missing.stderr)
     );
     let nonsense = on("left");
-    assert_eq!(nonsense.status.code(), Some(2));
+    assert_eq!(nonsense.status.code(), Some(125));
 }
 
 /// Each names the thing, and what to do.
