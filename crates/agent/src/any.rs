@@ -35,6 +35,10 @@
 //! - A4 *A thread in a hook never waits for a page while the agent waits for its lock*. Windows hold the lock, so while a hook has
 //!   it nothing is out. What a window could not let go of ([`held`](crate::window)) is let go of without the lock.
 //!
+//! - A5 *Who discards memory tells the hooks*. Go's runtime discards by system calls of its own, also in a program that uses libc: where
+//!   zeros belong, canonical content would come back. So nothing more is offered once a program or library of Go is mapped
+//!   ([`golang`]). **The limit**: other code that discards its own memory past libc.
+//!
 //! Stacks of signals, of coroutines, the heap, arenas and thread-local storage need nothing more: whoever touches them, the
 //! kernel included, sleeps until the window ends.
 //!
@@ -44,6 +48,7 @@
 use std::time::Duration;
 
 use rustix::io::Result;
+use sys::golang;
 use sys::mapping::OwnMemory;
 use sys::rights::Threads;
 use sys::task;
@@ -163,6 +168,8 @@ pub(crate) struct Walks {
     next_reading: Duration,
     /// When `refused` is no longer believed.
     again: Duration,
+    /// Nothing more is offered (A5).
+    is_over: bool,
 }
 
 impl Walks {
@@ -172,7 +179,7 @@ impl Walks {
     /// What reading /proc gives.
     pub(crate) fn offer_all(&mut self, maps: &Maps) -> Result<()> {
         let begun = now();
-        if config().any.is_none() || begun < self.next_walk {
+        if config().any.is_none() || self.is_over || begun < self.next_walk {
             return Ok(());
         }
         if begun >= self.again {
@@ -191,7 +198,17 @@ impl Walks {
         if !ripe || walked < self.next_reading {
             return Ok(());
         }
-        read()?;
+        let memory = OwnMemory::open()?;
+        let done = read();
+        // Behind the reading: what it found of Go's was made after Go's program or library was mapped. It is not reported yet.
+        match golang::is_mapped(maps, &memory) {
+            Ok(false) => done?,
+            found => {
+                self.is_over = found.is_ok();
+                take_back();
+                return found.map(drop);
+            }
+        }
         let mut refused = Some1024::default();
         each_unknown(maps, |start| refused.insert(start))?;
         self.refused = refused;
@@ -211,6 +228,22 @@ fn each_unknown(maps: &Maps, mut each: impl FnMut(usize)) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// What was offered for the program and is not merged is offered no more.
+fn take_back() {
+    let Some(mut guard) = lock() else { return };
+    guard
+        .table()
+        .each_known(0, ADDRESS_LIMIT, |_, pages, chunk| {
+            let offered = PageBits::of(pages) & chunk.offered & !chunk.stored;
+            // In a chunk of the program's own offers what was read lately may be either's.
+            let taken = match chunk.any {
+                true => offered,
+                false => offered & chunk.fresh,
+            };
+            taken.pages().for_each(|page| chunk.keep(page));
+        });
 }
 
 fn is_unknown(vma: &Vma) -> bool {

@@ -22,16 +22,18 @@ const LEN: usize = 4 << 20;
 
 fn program() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let name = format!("any-{}", std::process::id());
-        let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-        let mut cc = Command::new("cc");
-        cc.args(["-O2", "-Wall", "-Wextra", "-pthread", "-o"])
-            .arg(&program);
-        cc.arg(root().join("tests/guest/any.c"));
-        assert!(cc.status().expect("a C compiler is installed").success());
-        program
-    })
+    BUILT.get_or_init(|| build("any", &[]))
+}
+
+fn build(name: &str, flags: &[&str]) -> PathBuf {
+    let name = format!("{name}-{}", std::process::id());
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let mut cc = Command::new("cc");
+    cc.args(["-O2", "-Wall", "-Wextra", "-pthread", "-o"])
+        .arg(&program);
+    cc.args(flags).arg(root().join("tests/guest/any.c"));
+    assert!(cc.status().expect("a C compiler is installed").success());
+    program
 }
 
 /// What the engine has heard of a guest: for each chunk the pages that are offered.
@@ -56,8 +58,12 @@ impl Drop for Any {
 
 impl Any {
     fn start(variables: &[(&str, &str)]) -> Self {
+        Self::start_of(program(), variables)
+    }
+
+    fn start_of(program: &Path, variables: &[(&str, &str)]) -> Self {
         let engine = Engine::new();
-        let mut command = Command::new(program());
+        let mut command = Command::new(program);
         command
             .env("LD_PRELOAD", agent())
             .env("PAGEONE_SOCKET", engine.socket())
@@ -212,6 +218,22 @@ fn libcs_variables_and_the_agents_are_marked() {
         }
     }
     assert_eq!(checked, 2);
+}
+
+/// Go's runtime discards memory past libc, also in programs that use libc.
+#[test]
+fn nothing_is_offered_for_a_program_of_go() {
+    for (name, flag) in [("go-note", "-DGO_NOTE"), ("go-mark", "-DGO_MARK")] {
+        let program = build(name, &[flag]);
+        let mut any = Any::start_of(&program, &[]);
+        let deadline = Instant::now() + Duration::from_secs(3);
+        while Instant::now() < deadline {
+            any.sync();
+            assert_eq!(any.of("plain"), 0, "{flag}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        std::fs::remove_file(program).unwrap();
+    }
 }
 
 #[test]

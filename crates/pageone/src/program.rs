@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::Access;
 use sys::foreign::ForeignName;
+use sys::golang;
 
 /// Why a command cannot be run, with the exit code shells have for it.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -48,6 +49,10 @@ pub(crate) enum Obstacle {
     OtherLibc(ForeignName),
     #[error("is built for another kind of processor than the agent")]
     OtherMachine,
+    #[error(
+        "is written in Go, whose runtime discards memory past libc, where the agent cannot see it"
+    )]
+    Go,
     #[error(
         "is built with a sanitizer ({0}), which ends a program that another library is loaded before"
     )]
@@ -167,6 +172,9 @@ pub(crate) fn elf_obstacle(file: &File) -> Option<Obstacle> {
     match linker {
         None => Some(Obstacle::Static),
         Some(linker) if linker.contains("ld-musl") => Some(Obstacle::OtherLibc(linker.into())),
+        Some(_) if golang::is_file(|at, to| file.read_exact_at(to, at).is_ok()) => {
+            Some(Obstacle::Go)
+        }
         Some(_) => sanitizer(file, &segments).map(|name| Obstacle::Sanitizer(name.into())),
     }
 }

@@ -20,6 +20,7 @@ pub mod fault;
 pub mod filter;
 pub mod footing;
 pub mod foreign;
+pub mod golang;
 pub mod guardian;
 pub mod heir;
 pub mod host;

@@ -585,6 +585,7 @@ fn is_of_one_user(pid: u32) -> Result<()> {
 fn reason(obstacle: &Obstacle) -> String {
     match obstacle {
         Obstacle::Static => "it is linked statically: its calls cannot be seen".to_owned(),
+        Obstacle::Go => "it is written in Go: its calls cannot be seen".to_owned(),
         Obstacle::OtherLibc(linker) => format!("it is linked for another C library ({linker})"),
         Obstacle::OtherMachine => "it is built for another kind of processor".to_owned(),
         Obstacle::Sanitizer(name) => format!("it is built with a sanitizer ({name})"),

@@ -30,6 +30,7 @@ pub(super) fn unloadable(check: &'static str, program: &str, obstacle: &Obstacle
 pub(super) fn remedy(obstacle: &Obstacle) -> String {
     let build = match obstacle {
         Obstacle::Secure => return "run it as the user whose rights it takes".to_owned(),
+        Obstacle::Go => return "pageone run --backend auto -- CMD  # KSM merges it".to_owned(),
         Obstacle::Static => "link it dynamically, or link libpageone_agent.a into it",
         Obstacle::OtherLibc(_) => "use its build for glibc",
         Obstacle::OtherMachine => "use its build for this processor",
