@@ -5,8 +5,6 @@
 //!
 //! Source: elf(5); `cmd/link` and `debug/buildinfo` of Go.
 
-use std::ops::Range;
-
 use crate::mapping::OwnMemory;
 use crate::vma::Maps;
 
@@ -59,13 +57,12 @@ fn is_image(memory: &OwnMemory, base: usize) -> bool {
 pub fn is_mapped(maps: &Maps, memory: &OwnMemory) -> rustix::io::Result<bool> {
     let mut at = 0;
     while let Some(vma) = maps.find(at)? {
-        let Range { start, end } = vma.start..vma.end;
         // The headers lie at the begin of a mapping that is not written.
         let may_begin = vma.file && vma.read && !vma.write && !vma.shared;
-        if may_begin && is_image(memory, start) {
+        if may_begin && is_image(memory, vma.start) {
             return Ok(true);
         }
-        at = end;
+        at = vma.end;
     }
     Ok(false)
 }
