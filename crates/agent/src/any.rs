@@ -34,7 +34,6 @@
 //!   another kind; the rules are asked again with the second reading.
 //! - A4 *A thread in a hook never waits for a page while the agent waits for its lock*. Windows hold the lock, so while a hook has
 //!   it nothing is out. What a window could not let go of ([`held`](crate::window)) is let go of without the lock.
-//!
 //! - A5 *Who discards memory tells the hooks*. Go's runtime discards by system calls of its own, also in a program that uses libc: where
 //!   zeros belong, canonical content would come back. So nothing more is offered once a program or library of Go is mapped
 //!   ([`golang`]). **The limit**: other code that discards its own memory past libc.
