@@ -68,6 +68,26 @@ void thread_storm(const char *path, char **args)
 	}
 }
 
+/* ---- threads that never rest ---- */
+
+static void *compute(void *ignored)
+{
+	for (volatile unsigned long turn = 0;; turn++)
+		;
+	return ignored;
+}
+
+/* busy THREADS: so many threads want a CPU all the time. */
+void busy(const char *path, char **args)
+{
+	pthread_t thread;
+	(void)path;
+	for (int i = atoi(args[0]); i > 0; i--)
+		pthread_create(&thread, NULL, compute, NULL);
+	say("ready");
+	pause();
+}
+
 /* ---- ids that never rest ---- */
 
 static uid_t person;

@@ -111,7 +111,7 @@ verb file_locks, pidfd_locks, text_locks;
 /* odd.c */
 verb many_maps, map_storm, stops_early, headless, merge_storm;
 /* crowd.c */
-verb many_threads, thread_storm, rights_storm, vfork_deputy, mounts, long_mounts, long_maps;
+verb many_threads, thread_storm, rights_storm, busy, vfork_deputy, mounts, long_mounts, long_maps;
 /* tamper.c */
 verb tamper, lock_folder, forge;
 /* clients.c */

@@ -25,6 +25,7 @@ static const struct { const char *name; verb *run; int stays_root; } verbs[] = {
 	{ "many-maps", many_maps, 0 }, { "map-storm", map_storm, 0 }, { "stops-early", stops_early, 0 },
 	{ "headless", headless, 0 }, { "merge-storm", merge_storm, 0 },
 	{ "many-threads", many_threads, 1 }, { "thread-storm", thread_storm, 0 }, { "rights-storm", rights_storm, 1 },
+	{ "busy", busy, 0 },
 	{ "vfork-deputy", vfork_deputy, 0 }, { "mounts", mounts, 0 }, { "long-maps", long_maps, 0 },
 	{ "tamper", tamper, 0 }, { "lock-folder", lock_folder, 0 }, { "forge", forge, 0 },
 	{ "fake-server", fake_server, 0 },

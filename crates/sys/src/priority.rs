@@ -1,7 +1,7 @@
 //! The priority of threads: those that yield the CPU to everyone, and for how long they do not.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
 use rustix::io::Result;
 
@@ -10,7 +10,14 @@ use crate::raw;
 thread_local! {
     /// Whether the thread has stepped back behind all others.
     static YIELDS: Cell<bool> = const { Cell::new(false) };
+    /// How many hastes had begun when it last did.
+    static SEEN: Cell<u32> = const { Cell::new(0) };
 }
+
+/// Hastes that last.
+static LASTING: AtomicU32 = AtomicU32::new(0);
+/// Hastes that have begun.
+static BEGUN: AtomicU32 = AtomicU32::new(0);
 
 /// Lets the calling thread run only on CPUs that nothing else wants (`SCHED_IDLE`), except in
 /// [`without_yielding`].
@@ -44,23 +51,53 @@ pub fn without_yielding<T>(act: impl FnOnce() -> T) -> T {
     act()
 }
 
-/// Whether threads yield to nobody any more.
-static HURRIES: AtomicBool = AtomicBool::new(false);
+/// A time in which no thread of this process yields: until this is dropped.
+///
+/// Whoever waits for threads that yield waits for an idle CPU, and any user can keep all of them busy.
+#[derive(Debug)]
+#[must_use]
+pub struct Haste(());
 
-/// From here on no thread of this process yields any more: the threads that `list` gives, and those that come later, have
-/// ordinary priority. The mark comes first, so a thread that is not listed yet finds it.
-pub(crate) fn yield_no_more<T: IntoIterator<Item = u32>>(list: impl FnOnce() -> T) {
-    HURRIES.store(true, Ordering::Relaxed);
-    for thread in list() {
-        // A thread that has ended is no error, and without the right to it all stays slow.
-        let _ = set_policy_of(thread.cast_signed(), libc::SCHED_OTHER);
+impl Haste {
+    /// The threads that `list` gives, and those that come later, have ordinary priority. The mark comes first, so a thread that
+    /// is not listed yet finds it.
+    pub(crate) fn begin<T: IntoIterator<Item = u32>>(list: impl FnOnce() -> T) -> Self {
+        LASTING.fetch_add(1, SeqCst);
+        BEGUN.fetch_add(1, SeqCst);
+        for thread in list() {
+            // A thread that has ended is no error, and without the right to it all stays slow.
+            let _ = set_policy_of(thread.cast_signed(), libc::SCHED_OTHER);
+        }
+        Self(())
     }
 }
 
+impl Drop for Haste {
+    fn drop(&mut self) {
+        // Threads step back by themselves: one may hold a lock of a guest's memory just now.
+        LASTING.fetch_sub(1, SeqCst);
+    }
+}
+
+/// Steps back again behind all others, if the calling thread yields, and a haste that was meanwhile is over.
+pub fn step_back() {
+    let begun = BEGUN.load(SeqCst);
+    if YIELDS.get() && SEEN.get() != begun && LASTING.load(SeqCst) == 0 {
+        SEEN.set(begun);
+        let _ = set_policy(libc::SCHED_IDLE);
+    }
+}
+
+/// Sets the policy of the calling thread. No thread yields while there is a haste, nor where one begins at the same moment and
+/// has listed the thread before.
 pub(crate) fn set_policy(policy: i32) -> Result<()> {
-    match policy == libc::SCHED_IDLE && HURRIES.load(Ordering::Relaxed) {
-        true => Ok(()),
-        false => set_policy_of(0, policy),
+    let hurries = || policy == libc::SCHED_IDLE && LASTING.load(SeqCst) != 0;
+    if !hurries() {
+        set_policy_of(0, policy)?;
+    }
+    match hurries() {
+        true => set_policy_of(0, libc::SCHED_OTHER),
+        false => Ok(()),
     }
 }
 
@@ -79,8 +116,12 @@ fn set_policy_of(thread: i32, policy: i32) -> Result<()> {
 mod tests {
     use super::*;
 
+    /// A haste is of the whole process.
+    static ONE_TEST: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
     #[test]
     fn a_thread_can_step_back() {
+        let _one = ONE_TEST.lock();
         // SAFETY: no pointer is involved; 0 names the calling thread.
         let policy = || unsafe { libc::sched_getscheduler(0) };
         let before = policy();
@@ -100,5 +141,42 @@ mod tests {
             policies.join().unwrap(),
             (libc::SCHED_OTHER, libc::SCHED_IDLE)
         );
+    }
+
+    #[test]
+    fn nothing_yields_while_there_is_haste() {
+        use std::sync::mpsc;
+        let _one = ONE_TEST.lock();
+        // SAFETY: no pointer is involved; 0 names the calling thread.
+        let policy = || unsafe { libc::sched_getscheduler(0) };
+        let (ask, asked) = mpsc::channel::<()>();
+        let (tell, told) = mpsc::channel();
+        let worker = std::thread::spawn(move || {
+            yield_to_everyone().unwrap();
+            let number = rustix::thread::gettid().as_raw_nonzero().get();
+            tell.send((number, policy())).unwrap();
+            while asked.recv().is_ok() {
+                step_back();
+                let after = policy();
+                without_yielding(|| ());
+                tell.send((after, policy())).unwrap();
+            }
+        });
+        let next = || {
+            ask.send(()).unwrap();
+            told.recv().unwrap()
+        };
+        let (idle, ordinary) = (libc::SCHED_IDLE, libc::SCHED_OTHER);
+        let (number, before) = told.recv().unwrap();
+        assert_eq!((before, next()), (idle, (idle, idle)));
+        let haste = Haste::begin(|| [number.cast_unsigned()]);
+        let inner = Haste::begin(|| [number.cast_unsigned()]);
+        assert_eq!(next(), (ordinary, ordinary));
+        drop(inner);
+        assert_eq!(next(), (ordinary, ordinary), "one is left");
+        drop(haste);
+        assert_eq!(next(), (idle, idle));
+        drop(ask);
+        worker.join().unwrap();
     }
 }

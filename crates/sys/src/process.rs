@@ -344,11 +344,10 @@ pub fn give_memory_back() {
     let _ = unsafe { libc::malloc_trim(0) };
 }
 
-/// From here on all threads of this process have ordinary priority. A process has ended when its last thread has, and one that
-/// yields to everyone needs a CPU for that too: any user could keep them busy, and the process alive.
-pub fn yield_no_more() {
+/// From here on no thread of this process yields to others, until what this gives is dropped.
+pub fn hurry() -> priority::Haste {
     let threads = || crate::witness::threads(std::process::id(), usize::MAX);
-    priority::yield_no_more(|| threads().into_iter().flatten());
+    priority::Haste::begin(|| threads().into_iter().flatten())
 }
 
 /// The calling thread's number.

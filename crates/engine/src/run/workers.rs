@@ -258,6 +258,7 @@ fn labour(core: &Core, post: &Arc<Post>, number: usize) {
     post.take_up();
     let mut scratch = Scratch::new();
     while let Some(job) = core.queue.take(number, || core.pause()) {
+        sys::priority::step_back();
         core.do_job(job, &mut scratch, post);
         if !post.end() {
             return;

@@ -91,7 +91,8 @@ const FAREWELL: Duration = Duration::from_millis(700);
 /// Stops an engine, if that can be done soon: else it ends with the process, which does no harm. Guests finish
 /// alone what they are at, as when the process is killed.
 pub(crate) fn stop_engine(engine: Arc<Engine>) {
-    sys::process::yield_no_more();
+    // For good: a process has ended when its last thread has, and one that yields needs a CPU for that, too.
+    std::mem::forget(sys::process::hurry());
     let (done, wait) = mpsc::channel();
     let stop = move || {
         // The lanes have ended, or are at something that does not end soon.

@@ -382,6 +382,14 @@ impl Arena {
         self.unmerges_in_time();
     }
 
+    /// Asserts what must hold while nothing yields a CPU to this daemon: that is all but merging.
+    pub(crate) fn withstands_busy_cpus(mut self, _attacker: Attacker) {
+        self.answers_in_time();
+        self.serves_in_time();
+        self.unmerges_in_time();
+        self.ends_in_time();
+    }
+
     fn is_bounded(&self, ease: &Ease) {
         let now = Footprint::of(self.pid());
         assert!(now.is_bounded(&ease.footprint), "{now:?} from {ease:?}");

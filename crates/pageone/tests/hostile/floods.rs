@@ -50,16 +50,25 @@ attacks! {
     wishes_to_merge_without_pause: "merge-storm" "8";
     brief_wishes_to_merge_without_pause: "merge-storm" "8" "brief";
     guests_that_execute_with_ten_thousand_threads: "thread-storm" "10000" "/bin/true";
-    ids_that_change_all_the_time: "rights-storm" "4" "0";
+    ids_that_change_all_the_time: "rights-storm" "1" "0";
     descriptors_of_every_kind: "every-kind";
 }
 
-/// One that has root's rights for a moment is in no domain then.
+/// Workers run on CPUs that nothing else wants. What an operator waits for does not.
+#[test]
+fn users_who_keep_all_cpus_busy() {
+    if let Some(arena) = Arena::new() {
+        let attacker = arena.attack("busy", &["8"]);
+        arena.withstands_busy_cpus(attacker);
+    }
+}
+
+/// One that has root's rights for a moment is in no domain then. Of two CPUs the storm leaves one: workers run on idle ones only.
 #[test]
 fn ids_that_change_all_the_time_in_a_program_that_was_roots() {
     if let Some(arena) = Arena::new() {
         arena.withstands(|arena| {
-            let attacker = arena.attack("rights-storm", &["4", "1"]);
+            let attacker = arena.attack("rights-storm", &["1", "1"]);
             crate::common::wait_for("a word of its ids", || {
                 arena
                     .log()
