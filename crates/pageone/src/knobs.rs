@@ -198,6 +198,7 @@ mod tests {
             ("merge-priod=1s", "did you mean `merge_period`?"),
             ("threads=0", "threads cannot be 0"),
             ("merge_period=20", "merge_period: "),
+            ("merge_period=1ns", "`1ns` is less than 1ms; it takes 10"),
         ] {
             let error = pair(bad).unwrap_err();
             assert!(error.contains(said), "{bad}: {error}");

@@ -119,6 +119,24 @@ fn each_knob_has_its_row() {
     }
 }
 
+#[test]
+fn each_metric_has_its_row() {
+    let source = root().join("crates/pageone/src/serve/metrics.rs");
+    let source = fs::read_to_string(source).unwrap();
+    let (source, _tests) = source.split_once("#[cfg(test)]").unwrap();
+    let named = source.split("\"pageone_").skip(1).map(|rest| {
+        let end = rest.find(|c: char| !c.is_ascii_lowercase() && c != '_');
+        format!("pageone_{}", &rest[..end.unwrap()])
+    });
+    let named: std::collections::BTreeSet<_> = named.collect();
+    let manual = fs::read_to_string(root().join("docs/cli.md")).unwrap();
+    let rows = manual.lines().filter_map(|line| {
+        let name = line.strip_prefix("| `")?.split('`').next()?;
+        name.starts_with("pageone_").then(|| name.to_owned())
+    });
+    assert_eq!(rows.collect::<std::collections::BTreeSet<_>>(), named);
+}
+
 /// What the first hour types is understood: verbs and flags that are not there are refused before the help is shown.
 #[test]
 fn the_commands_of_the_first_hour_are_understood() {

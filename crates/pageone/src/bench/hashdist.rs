@@ -32,14 +32,14 @@ const SLOTS_A_KEY: u64 = 8;
 #[derive(Args)]
 pub(crate) struct Hashdist {
     /// The directory's size in MiB, rounded down to a power of two [default: 512 MiB for each 59 GiB of memory, as in 2004]
-    #[arg(long, value_name = "MIB")]
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..))]
     size_mib: Option<u64>,
     /// How long to look up, each time, in seconds
-    #[arg(long, value_name = "S", default_value_t = 2)]
+    #[arg(long, value_name = "S", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=86400))]
     seconds: u64,
-    /// Rounds; the median of the lookup rates counts
-    #[arg(long, value_name = "N", default_value_t = 3)]
-    rounds: usize,
+    /// Rounds, at most 1000; the median of the lookup rates counts
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: u32,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -109,7 +109,7 @@ impl Hashdist {
         let after = counted_memory()?;
         let cpus = sys::mempolicy::allowed_cpus()?;
         let mut rates: Vec<u64> = Vec::new();
-        for _ in 0..self.rounds.max(1) {
+        for _ in 0..self.rounds {
             rates.push(look_up(
                 &index,
                 bits,
