@@ -11,6 +11,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::Access;
+use sys::elf::{self, Kind, Segment, number};
 use sys::foreign::ForeignName;
 use sys::golang;
 
@@ -147,64 +148,22 @@ fn is_secure(file: &Path) -> bool {
     setuid || setgid || (capable && !uid.is_root())
 }
 
-const ELF_HEADER: usize = 64;
-const PROGRAM_HEADER: usize = 56;
-const PT_LOAD: u32 = 1;
-const PT_DYNAMIC: u32 = 2;
-const PT_INTERP: u32 = 3;
-
 /// Reads the headers of an ELF file (elf(5)); other files have none and no obstacle.
 pub(crate) fn elf_obstacle(file: &File) -> Option<Obstacle> {
-    let mut header = [0; ELF_HEADER];
-    file.read_exact_at(&mut header, 0).ok()?;
-    if header.get(..4) != Some(b"\x7fELF") {
-        return None;
-    }
-    let ours = File::open("/proc/self/exe").ok()?;
-    let mut own = [0; ELF_HEADER];
-    ours.read_exact_at(&mut own, 0).ok()?;
-    // Class, byte order, machine.
-    if header[4..6] != own[4..6] || header[18..20] != own[18..20] {
-        return Some(Obstacle::OtherMachine);
-    }
-    let segments = segments(file, &header)?;
+    let read = |at, to: &mut [u8]| file.read_exact_at(to, at).is_ok();
+    let table = match Kind::of(read) {
+        Kind::Other => return None,
+        Kind::Foreign => return Some(Obstacle::OtherMachine),
+        Kind::Own(table) => table,
+    };
+    let segments: Vec<_> = table.segments(read).collect::<Option<_>>()?;
     let linker = dynamic_linker(file, &segments)?;
     match linker {
         None => Some(Obstacle::Static),
         Some(linker) if linker.contains("ld-musl") => Some(Obstacle::OtherLibc(linker.into())),
-        Some(_) if golang::is_file(|at, to| file.read_exact_at(to, at).is_ok()) => {
-            Some(Obstacle::Go)
-        }
+        Some(_) if golang::is_file(read) => Some(Obstacle::Go),
         Some(_) => sanitizer(file, &segments).map(|name| Obstacle::Sanitizer(name.into())),
     }
-}
-
-/// A program header.
-struct Segment {
-    kind: u64,
-    offset: u64,
-    address: u64,
-    len: u64,
-}
-
-fn segments(file: &File, header: &[u8; ELF_HEADER]) -> Option<Vec<Segment>> {
-    let table = number(header, 32, 8)?;
-    let (size, count) = (number(header, 54, 2)?, number(header, 56, 2)?);
-    if usize::try_from(size).ok()? < PROGRAM_HEADER {
-        return None;
-    }
-    let entries = (0..count).map(|at| {
-        let mut entry = [0; PROGRAM_HEADER];
-        let offset = table.checked_add(at * size)?;
-        file.read_exact_at(&mut entry, offset).ok()?;
-        Some(Segment {
-            kind: number(&entry, 0, 4)?,
-            offset: number(&entry, 8, 8)?,
-            address: number(&entry, 16, 8)?,
-            len: number(&entry, 32, 8)?,
-        })
-    });
-    entries.collect()
 }
 
 /// The text in a file at an offset, up to a zero.
@@ -220,10 +179,8 @@ fn text(file: &File, offset: u64, most: u64) -> Option<String> {
 fn sanitizer(file: &File, segments: &[Segment]) -> Option<String> {
     const NEEDED: u64 = 1;
     const STRINGS: u64 = 5;
-    let dynamic = segments
-        .iter()
-        .find(|part| part.kind == u64::from(PT_DYNAMIC))?;
-    let mut table = vec![0; usize::try_from(dynamic.len.min(1 << 16)).ok()?];
+    let dynamic = segments.iter().find(|part| part.kind == elf::DYNAMIC)?;
+    let mut table = vec![0; usize::try_from(dynamic.file_len.min(1 << 16)).ok()?];
     file.read_exact_at(&mut table, dynamic.offset).ok()?;
     let entries = || {
         table
@@ -232,8 +189,8 @@ fn sanitizer(file: &File, segments: &[Segment]) -> Option<String> {
     };
     let (_, strings) = entries().find(|entry| entry.0 == STRINGS)?;
     let holds = |part: &&Segment| {
-        part.kind == u64::from(PT_LOAD)
-            && (part.address..part.address.saturating_add(part.len)).contains(&strings)
+        part.kind == elf::LOAD
+            && (part.address..part.address.saturating_add(part.file_len)).contains(&strings)
     };
     let part = segments.iter().find(holds)?;
     let strings = strings - part.address + part.offset;
@@ -242,29 +199,16 @@ fn sanitizer(file: &File, segments: &[Segment]) -> Option<String> {
     names.find(|name| name.starts_with("libasan.so"))
 }
 
-/// The path in the PT_INTERP header, `Some(None)` when there is no such header.
+/// The path in the elf::INTERP header, `Some(None)` when there is no such header.
 fn dynamic_linker(file: &File, segments: &[Segment]) -> Option<Option<String>> {
-    let named = segments
-        .iter()
-        .find(|part| part.kind == u64::from(PT_INTERP));
+    let named = segments.iter().find(|part| part.kind == elf::INTERP);
     let Some(named) = named else {
         return Some(None);
     };
-    let mut name = vec![0; usize::try_from(named.len.min(4096)).ok()?];
+    let mut name = vec![0; usize::try_from(named.file_len.min(4096)).ok()?];
     file.read_exact_at(&mut name, named.offset).ok()?;
     let name = String::from_utf8_lossy(&name);
     Some(Some(name.trim_end_matches('\0').to_owned()))
-}
-
-/// The little-endian number of `len` bytes at `at`. (The agent runs on little-endian machines.)
-fn number(bytes: &[u8], at: usize, len: usize) -> Option<u64> {
-    let field = bytes.get(at..at + len)?;
-    Some(
-        field
-            .iter()
-            .rev()
-            .fold(0, |sum, &byte| sum << 8 | u64::from(byte)),
-    )
 }
 
 #[cfg(test)]
@@ -294,11 +238,11 @@ mod tests {
     /// An ELF header and one program header of the given kind and text.
     fn elf(kind: u32, text: &str) -> Vec<u8> {
         let own = fs::read("/proc/self/exe").unwrap();
-        let mut file = own[..ELF_HEADER].to_vec();
+        let mut file = own[..64].to_vec();
         file[32..40].copy_from_slice(&64_u64.to_le_bytes());
         file[54..56].copy_from_slice(&56_u16.to_le_bytes());
         file[56..58].copy_from_slice(&1_u16.to_le_bytes());
-        let mut entry = vec![0; PROGRAM_HEADER];
+        let mut entry = vec![0; 56];
         entry[..4].copy_from_slice(&kind.to_le_bytes());
         entry[8..16].copy_from_slice(&120_u64.to_le_bytes());
         entry[32..40].copy_from_slice(&(text.len() as u64).to_le_bytes());
@@ -337,7 +281,7 @@ mod tests {
         let glibc = script(
             folder,
             "a",
-            &elf(PT_INTERP, "/lib64/ld-linux-x86-64.so.2\0"),
+            &elf(elf::INTERP, "/lib64/ld-linux-x86-64.so.2\0"),
             0o755,
         );
         assert_eq!(obstacle(&glibc), None);
@@ -346,7 +290,7 @@ mod tests {
         let musl = script(
             folder,
             "c",
-            &elf(PT_INTERP, "/lib/ld-musl-x86_64.so.1\0"),
+            &elf(elf::INTERP, "/lib/ld-musl-x86_64.so.1\0"),
             0o755,
         );
         assert!(obstacle(&musl).unwrap().is_fatal());
@@ -366,7 +310,7 @@ mod tests {
             None,
             "this test is dynamic"
         );
-        let cut = script(folder, "f", &elf(PT_INTERP, "/lib")[..70], 0o755);
+        let cut = script(folder, "f", &elf(elf::INTERP, "/lib")[..70], 0o755);
         assert_eq!(obstacle(&cut), None, "too short to tell");
     }
 

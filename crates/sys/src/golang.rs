@@ -5,31 +5,18 @@
 //!
 //! Source: elf(5); `cmd/link` and `debug/buildinfo` of Go.
 
+use crate::elf::{self, Kind, Segment, number};
 use crate::mapping::OwnMemory;
 use crate::vma::Maps;
 
 const MARK: &[u8; 14] = b"\xff Go buildinf:";
 const ALIGN: usize = 16;
-const HEADER: usize = 64;
-const SEGMENT: usize = 56;
-const PT_LOAD: u64 = 1;
-const PT_NOTE: u64 = 4;
-const WRITE: u64 = 2;
 /// Most segments that are looked at.
 const MOST: u64 = 64;
 /// Most bytes of notes that are looked at; linkers put them at the begin.
 const NOTES: usize = 1024;
 /// Most bytes of writable data that are looked through.
 const DATA: u64 = 8 << 20;
-
-/// A segment of a program.
-struct Segment {
-    kind: u64,
-    flags: u64,
-    offset: u64,
-    address: u64,
-    len: u64,
-}
 
 /// Whether the toolchain of Go built what `read` reads. It fills a buffer with what is in the file at an offset, or is false. Other
 /// files are not of Go.
@@ -72,29 +59,15 @@ fn is_built(
     read: &mut impl FnMut(u64, &mut [u8]) -> bool,
     place: impl Fn(&Segment, u64) -> Option<u64>,
 ) -> bool {
-    let mut header = [0; HEADER];
-    // 64 bits, little-endian.
-    if !read(0, &mut header) || !header.starts_with(b"\x7fELF\x02\x01") {
+    let Kind::Own(table) = Kind::of(&mut *read) else {
         return false;
-    }
-    let (table, count) = (number(&header, 32, 8), number(&header, 56, 2));
+    };
     let mut first = None;
-    for index in 0..count.min(MOST) {
-        let mut entry = [0; SEGMENT];
-        let Some(at) = table.checked_add(index * SEGMENT as u64) else {
+    for index in 0..table.count().min(MOST) {
+        let Some(segment) = table.segment(index, &mut *read) else {
             return false;
         };
-        if !read(at, &mut entry) {
-            return false;
-        }
-        let segment = Segment {
-            kind: number(&entry, 0, 4),
-            flags: number(&entry, 4, 4),
-            offset: number(&entry, 8, 8),
-            address: number(&entry, 16, 8),
-            len: number(&entry, 32, 8),
-        };
-        if segment.kind == PT_LOAD && first.is_none() {
+        if segment.kind == elf::LOAD && first.is_none() {
             first = Some(segment.address & !(crate::PAGE as u64 - 1));
         }
         // A note may be told of before what is loaded, which then begins at the file's begin.
@@ -103,8 +76,8 @@ fn is_built(
             continue;
         };
         let found = match segment.kind {
-            PT_NOTE => has_note(read, at, segment.len),
-            PT_LOAD if segment.flags & WRITE != 0 => has_mark(read, at, &segment),
+            elf::NOTE => has_note(read, at, segment.file_len),
+            elf::LOAD if segment.flags & elf::WRITE != 0 => has_mark(read, at, &segment),
             _ => false,
         };
         if found {
@@ -126,7 +99,7 @@ fn has_note(read: &mut impl FnMut(u64, &mut [u8]) -> bool, at: u64, len: u64) ->
     notes
         .windows(16)
         .step_by(4)
-        .any(|note| number(note, 0, 4) == 4 && note[12..] == *b"Go\0\0")
+        .any(|note| number(note, 0, 4) == Some(4) && note[12..] == *b"Go\0\0")
 }
 
 /// Whether the mark lies in a segment, at a multiple of 16 of its addresses.
@@ -135,8 +108,8 @@ fn has_mark(read: &mut impl FnMut(u64, &mut [u8]) -> bool, at: u64, segment: &Se
     let skipped = segment.address.wrapping_neg() % align;
     let mut bytes = [0; crate::PAGE];
     let mut done = skipped;
-    while done + align <= segment.len.min(DATA) {
-        let len = (segment.len - done).min(bytes.len() as u64) / align * align;
+    while done + align <= segment.file_len.min(DATA) {
+        let len = (segment.file_len - done).min(bytes.len() as u64) / align * align;
         let part = &mut bytes[..usize::try_from(len).unwrap_or(0)];
         if !at.checked_add(done).is_some_and(|from| read(from, part)) {
             return false;
@@ -152,26 +125,24 @@ fn has_mark(read: &mut impl FnMut(u64, &mut [u8]) -> bool, at: u64, segment: &Se
     false
 }
 
-/// The little-endian number of `len` bytes at `at`; zero where there are none.
-fn number(bytes: &[u8], at: usize, len: usize) -> u64 {
-    let field = bytes.get(at..at + len).unwrap_or_default();
-    let digits = field.iter().rev();
-    digits.fold(0, |sum, &byte| sum << 8 | u64::from(byte))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const HEADER: usize = 64;
+    const SEGMENT: u16 = 56;
+
     /// A file with one segment of this kind, at an address of its own.
-    fn file(kind: u64, flags: u64, address: u64, content: &[u8]) -> Vec<u8> {
+    fn file(kind: u32, flags: u32, address: u64, content: &[u8]) -> Vec<u8> {
         let mut file = b"\x7fELF\x02\x01".to_vec();
         file.resize(HEADER, 0);
+        file[18] = 62;
         file[32..40].copy_from_slice(&(HEADER as u64).to_le_bytes());
+        file[54..56].copy_from_slice(&SEGMENT.to_le_bytes());
         file[56..58].copy_from_slice(&1_u16.to_le_bytes());
-        let mut entry = [0; SEGMENT];
-        entry[..4].copy_from_slice(&kind.to_le_bytes()[..4]);
-        entry[4..8].copy_from_slice(&flags.to_le_bytes()[..4]);
+        let mut entry = [0; 56];
+        entry[..4].copy_from_slice(&kind.to_le_bytes());
+        entry[4..8].copy_from_slice(&flags.to_le_bytes());
         entry[8..16].copy_from_slice(&120_u64.to_le_bytes());
         entry[16..24].copy_from_slice(&address.to_le_bytes());
         entry[32..40].copy_from_slice(&(content.len() as u64).to_le_bytes());
@@ -181,14 +152,7 @@ mod tests {
     }
 
     fn is_go(file: &[u8]) -> bool {
-        is_file(|at, to| {
-            let at = usize::try_from(at).unwrap();
-            let found = file.get(at..at + to.len());
-            found.is_some_and(|bytes| {
-                to.copy_from_slice(bytes);
-                true
-            })
-        })
+        is_file(elf::read_slice(file))
     }
 
     #[test]
@@ -199,17 +163,17 @@ mod tests {
             let before = [4_u32, 0, 3, u32::from_le_bytes(*b"GNU\0")];
             [before.map(u32::to_le_bytes).concat(), note].concat()
         };
-        assert!(is_go(&file(PT_NOTE, 4, 0x370, &note(b"Go\0\0"))));
-        assert!(!is_go(&file(PT_NOTE, 4, 0x370, &note(b"GNU\0"))));
+        assert!(is_go(&file(elf::NOTE, 4, 0x370, &note(b"Go\0\0"))));
+        assert!(!is_go(&file(elf::NOTE, 4, 0x370, &note(b"GNU\0"))));
         let mark = |at: usize| {
             let mut data = vec![7; 3 * crate::PAGE];
             data[at..at + MARK.len()].copy_from_slice(MARK);
             data
         };
         // The segment begins 8 bytes behind a multiple of 16.
-        assert!(is_go(&file(PT_LOAD, 6, 0x1008, &mark(8 + 5 * 1008))));
-        assert!(!is_go(&file(PT_LOAD, 6, 0x1008, &mark(5 * 1008))));
-        assert!(!is_go(&file(PT_LOAD, 4, 0x1008, &mark(8 + 5 * 1008))));
+        assert!(is_go(&file(elf::LOAD, 6, 0x1008, &mark(8 + 5 * 1008))));
+        assert!(!is_go(&file(elf::LOAD, 6, 0x1008, &mark(5 * 1008))));
+        assert!(!is_go(&file(elf::LOAD, 4, 0x1008, &mark(8 + 5 * 1008))));
         assert!(!is_go(b"#!/bin/sh\n"));
         let own = std::fs::read("/proc/self/exe").unwrap();
         assert!(!is_go(&own), "a program of Rust's");
@@ -217,11 +181,11 @@ mod tests {
 
     #[test]
     fn damage_is_no_sign_and_no_end() {
-        for len in 0..HEADER + SEGMENT + 20 {
-            let whole = file(PT_NOTE, 4, u64::MAX, &[4; 20]);
+        for len in 0..HEADER + usize::from(SEGMENT) + 20 {
+            let whole = file(elf::NOTE, 4, u64::MAX, &[4; 20]);
             assert!(!is_go(&whole[..len]));
         }
-        let mut wild = file(PT_LOAD, 6, u64::MAX - 7, &[0; 40]);
+        let mut wild = file(elf::LOAD, 6, u64::MAX - 7, &[0; 40]);
         wild[HEADER + 32..HEADER + 40].fill(0xff);
         assert!(!is_go(&wild));
     }

@@ -15,6 +15,7 @@ pub mod credentials;
 pub mod directory;
 pub mod dump;
 #[cfg(target_arch = "x86_64")]
+pub mod elf;
 pub mod entry;
 pub mod fault;
 pub mod filter;

@@ -191,7 +191,7 @@ impl Watch {
             // The second one where the function has pushed the frame pointer.
             let comes_back = |word: usize| {
                 let offset = at.stack.checked_sub(moment::bottom(place)?)?;
-                super::elf::number(stack, usize::try_from(offset).ok()? + word * 8, 8)
+                sys::elf::number(stack, usize::try_from(offset).ok()? + word * 8, 8)
             };
             let in_errno = self.errno.contains(&at.at);
             is_in(at.at) || in_errno && [0, 1].into_iter().any(|n| comes_back(n).is_some_and(is_in))

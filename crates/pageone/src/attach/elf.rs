@@ -3,9 +3,8 @@
 use std::ops::Range;
 
 use anyhow::{Context, Result, bail};
+use sys::elf::{self, Kind, number};
 
-const PT_LOAD: u32 = 1;
-const PT_DYNAMIC: u32 = 2;
 const SYMBOL_BYTES: usize = 24;
 /// An image in a stranger's memory is what he made of it: so much of it is read that it takes no time.
 const MOST_SYMBOLS: usize = 1 << 16;
@@ -21,9 +20,9 @@ pub(super) struct Segment {
 }
 
 impl Segment {
-    pub(super) const EXECUTE: u32 = 1;
-    pub(super) const WRITE: u32 = 2;
-    pub(super) const READ: u32 = 4;
+    pub(super) const EXECUTE: u32 = elf::EXECUTE;
+    pub(super) const WRITE: u32 = elf::WRITE;
+    pub(super) const READ: u32 = elf::READ;
 }
 
 /// An image as it lies in memory. All addresses are distances from where it begins.
@@ -54,13 +53,6 @@ pub(super) struct Relocation {
     pub(super) addend: u64,
 }
 
-/// The number of `len` bytes at `at`.
-pub(super) fn number(bytes: &[u8], at: usize, len: usize) -> Option<u64> {
-    let field = bytes.get(at..at.checked_add(len)?)?;
-    let add = |sum: u64, &byte: &u8| sum << 8 | u64::from(byte);
-    Some(field.iter().rev().fold(0, add))
-}
-
 fn place(value: u64) -> Option<usize> {
     usize::try_from(value).ok().filter(|&at| at < 1 << 40)
 }
@@ -73,7 +65,7 @@ impl Elf {
     pub(super) fn lay_out(file: &[u8]) -> Result<Self> {
         let headers = headers(file).context("it is no library for this processor")?;
         let mut bytes = Vec::new();
-        for header in headers.iter().filter(|header| header.kind == PT_LOAD) {
+        for header in headers.iter().filter(|header| header.kind == elf::LOAD) {
             let [at, offset, filled, len] = header.places;
             let end = at.checked_add(len).filter(|&end| end < 64 << 20);
             let end = end.context("it is too large")?;
@@ -96,14 +88,14 @@ impl Elf {
     }
 
     fn new(bytes: Vec<u8>, headers: &[Header], base: u64) -> Option<Self> {
-        let dynamic = headers.iter().find(|header| header.kind == PT_DYNAMIC)?;
+        let dynamic = headers.iter().find(|header| header.kind == elf::DYNAMIC)?;
         let [at, _, _, len] = dynamic.places;
         let entries = bytes.get(at..at.checked_add(len)?)?.chunks_exact(16);
         let entry = |entry: &[u8]| Some((number(entry, 0, 8)?, number(entry, 8, 8)?));
         // Loaders write addresses into some of them.
         let own = |(tag, value): (u64, u64)| (tag, value.checked_sub(base).unwrap_or(value));
         let dynamic = entries.filter_map(entry).map(own).collect();
-        let loads = headers.iter().filter(|header| header.kind == PT_LOAD);
+        let loads = headers.iter().filter(|header| header.kind == elf::LOAD);
         let segments = loads.map(Header::segment).collect();
         Some(Self {
             bytes,
@@ -238,23 +230,24 @@ impl Header {
 }
 
 fn headers(bytes: &[u8]) -> Option<Vec<Header>> {
-    const X86_64: u64 = 62;
-    if !bytes.starts_with(b"\x7fELF\x02\x01") || number(bytes, 18, 2) != Some(X86_64) {
+    let read = elf::read_slice(bytes);
+    let Kind::Own(table) = Kind::of(read) else {
         return None;
-    }
-    let table = place(number(bytes, 32, 8)?)?;
-    let (size, count) = (number(bytes, 54, 2)?, number(bytes, 56, 2)?);
-    let (size, count) = (place(size)?, place(count)?);
-    let header = |index: usize| {
-        let at = table + index * size;
-        let field = |offset| place(number(bytes, at + offset, 8)?);
+    };
+    let header = |segment: Option<elf::Segment>| {
+        let segment = segment?;
         Some(Header {
-            kind: u32::try_from(number(bytes, at, 4)?).ok()?,
-            rights: u32::try_from(number(bytes, at + 4, 4)?).ok()?,
-            places: [field(16)?, field(8)?, field(32)?, field(40)?],
+            kind: segment.kind,
+            rights: segment.flags,
+            places: [
+                place(segment.address)?,
+                place(segment.offset)?,
+                place(segment.file_len)?,
+                place(segment.len)?,
+            ],
         })
     };
-    (0..count).map(header).collect()
+    table.segments(read).map(header).collect()
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
 //! The agent's library as it will lie in another process: put in order by us, for no loader will see it.
 
 use anyhow::{Context, Result, bail};
+use sys::elf::number;
 
-use super::elf::{Elf, Segment, number};
+use super::elf::{Elf, Segment};
 
 /// Room for the stack on which a thread of the process works for us, behind the image.
 pub(super) const STACK_BYTES: usize = 256 * 1024;

@@ -30,9 +30,10 @@ use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
+use sys::elf::number;
 use sys::seize::Place;
 
-use super::elf::{Elf, number};
+use super::elf::Elf;
 use super::image::{Hook, Image};
 use super::target::Target;
 

@@ -6,8 +6,9 @@
 
 use std::ops::Range;
 
+use sys::elf::number;
+
 use super::board::{Patch, begins_with_jump};
-use super::elf::number;
 use super::site::JUMP;
 
 /// Room for the note.
