@@ -15,8 +15,9 @@ const ALIGN: usize = 16;
 const MOST: u64 = 64;
 /// Most bytes of notes that are looked at; linkers put them at the begin.
 const NOTES: usize = 1024;
-/// Most bytes of writable data that are looked through.
-const DATA: u64 = 8 << 20;
+/// Most bytes of writable data that are looked through, in all segments: code of the usual model reaches no further. The mark lies
+/// behind tables of pointers and all other data, which in large programs are tens of MiB.
+const DATA: u64 = 2 << 30;
 
 /// Whether the toolchain of Go built what `read` reads. It fills a buffer with what is in the file at an offset, or is false. Other
 /// files are not of Go.
@@ -62,7 +63,7 @@ fn is_built(
     let Kind::Own(table) = Kind::of(&mut *read) else {
         return false;
     };
-    let mut first = None;
+    let (mut first, mut left) = (None, DATA);
     for index in 0..table.count().min(MOST) {
         let Some(segment) = table.segment(index, &mut *read) else {
             return false;
@@ -77,7 +78,7 @@ fn is_built(
         };
         let found = match segment.kind {
             elf::NOTE => has_note(read, at, segment.file_len),
-            elf::LOAD if segment.flags & elf::WRITE != 0 => has_mark(read, at, &segment),
+            elf::LOAD if segment.flags & elf::WRITE != 0 => has_mark(read, at, &segment, &mut left),
             _ => false,
         };
         if found {
@@ -102,13 +103,18 @@ fn has_note(read: &mut impl FnMut(u64, &mut [u8]) -> bool, at: u64, len: u64) ->
         .any(|note| number(note, 0, 4) == Some(4) && note[12..] == *b"Go\0\0")
 }
 
-/// Whether the mark lies in a segment, at a multiple of 16 of its addresses.
-fn has_mark(read: &mut impl FnMut(u64, &mut [u8]) -> bool, at: u64, segment: &Segment) -> bool {
+/// Whether the mark lies in a segment, at a multiple of 16 of its addresses. So much is looked through as is `left`.
+fn has_mark(
+    read: &mut impl FnMut(u64, &mut [u8]) -> bool,
+    at: u64,
+    segment: &Segment,
+    left: &mut u64,
+) -> bool {
     let align = ALIGN as u64;
     let skipped = segment.address.wrapping_neg() % align;
     let mut bytes = [0; crate::PAGE];
     let mut done = skipped;
-    while done + align <= segment.file_len.min(DATA) {
+    while done + align <= segment.file_len && *left > 0 {
         let len = (segment.file_len - done).min(bytes.len() as u64) / align * align;
         let part = &mut bytes[..usize::try_from(len).unwrap_or(0)];
         if !at.checked_add(done).is_some_and(|from| read(from, part)) {
@@ -121,6 +127,7 @@ fn has_mark(read: &mut impl FnMut(u64, &mut [u8]) -> bool, at: u64, segment: &Se
             return true;
         }
         done += len;
+        *left = left.saturating_sub(len);
     }
     false
 }
@@ -174,6 +181,9 @@ mod tests {
         assert!(is_go(&file(elf::LOAD, 6, 0x1008, &mark(8 + 5 * 1008))));
         assert!(!is_go(&file(elf::LOAD, 6, 0x1008, &mark(5 * 1008))));
         assert!(!is_go(&file(elf::LOAD, 4, 0x1008, &mark(8 + 5 * 1008))));
+        let mut large = vec![7; 16 << 20];
+        large.extend(mark(0));
+        assert!(is_go(&file(elf::LOAD, 6, 0x1000, &large)));
         assert!(!is_go(b"#!/bin/sh\n"));
         let own = std::fs::read("/proc/self/exe").unwrap();
         assert!(!is_go(&own), "a program of Rust's");
@@ -188,6 +198,26 @@ mod tests {
         let mut wild = file(elf::LOAD, 6, u64::MAX - 7, &[0; 40]);
         wild[HEADER + 32..HEADER + 40].fill(0xff);
         assert!(!is_go(&wild));
+    }
+
+    #[test]
+    fn data_without_end_is_looked_through_in_part() {
+        // As many segments as are looked at, which all claim half of all addresses.
+        let mut file = file(elf::LOAD, 6, 0, &[]);
+        file[56..58].copy_from_slice(&64_u16.to_le_bytes());
+        file[HEADER + 32..HEADER + 40].copy_from_slice(&(u64::MAX / 2).to_le_bytes());
+        let (header, entry) = file.split_at(HEADER);
+        let mut looked = 0;
+        let found = is_file(|_, to| {
+            match to.len() {
+                HEADER => to.copy_from_slice(header),
+                len if len == entry.len() => to.copy_from_slice(entry),
+                len => looked += len as u64,
+            }
+            true
+        });
+        assert!(!found);
+        assert_eq!(looked, DATA);
     }
 
     #[test]
