@@ -14,7 +14,7 @@ use crate::lock::{ALONE, Guard, SERVED, lock};
 use crate::mappings::frames::make_private;
 use crate::mappings::private::give_back;
 use crate::mappings::whole::whole;
-use crate::table::{ADDRESS_LIMIT, pages_of, set_of};
+use crate::table::{ADDRESS_LIMIT, pages_of};
 use crate::thread::is_barred;
 
 /// What the kernel has to hear of an offer.
@@ -177,9 +177,9 @@ pub(crate) fn withdraw(start: usize, len: usize) -> Result<()> {
     let (mut result, mut at, end) = (Ok(()), start & !(CHUNK_BYTES - 1), start + len);
     while let Some(address) = guard.table().next(at, false).filter(|&next| next < end) {
         let known = guard.table().get(address).map(|chunk| chunk.stored);
-        let known = known.unwrap_or(wire::PageBits::EMPTY);
-        let pages = pages_of(address, start, end).filter(|&page| known.contains(page));
-        for (first, count) in set_of(pages).runs() {
+        let known = known.unwrap_or(PageBits::EMPTY);
+        let pages = PageBits::of(pages_of(address, start, end)) & known;
+        for (first, count) in pages.runs() {
             let start = address + first * PAGE_BYTES;
             result = result.and(make_private(&mut guard, start, count * PAGE_BYTES));
         }

@@ -356,13 +356,6 @@ pub(crate) fn parts_by(
     })
 }
 
-/// The set of some pages.
-pub(crate) fn set_of(pages: impl Iterator<Item = usize>) -> PageBits {
-    let mut set = PageBits::EMPTY;
-    pages.for_each(|page| set.insert(page));
-    set
-}
-
 impl Chunk {
     /// Nothing known.
     pub(crate) const EMPTY: Self = Self {
@@ -483,7 +476,7 @@ mod tests {
 
     #[test]
     fn a_page_with_attributes_of_its_own_is_read_before_it_is_merged_again() {
-        let (stored, told) = (set_of(3..5), Attributes::default());
+        let (stored, told) = (PageBits::of(3..5), Attributes::default());
         let mut chunk = Chunk {
             offered: stored,
             stored,

@@ -10,7 +10,7 @@ pub const DYNAMIC: u32 = 2;
 /// Of the one with the dynamic linker's path.
 pub const INTERP: u32 = 3;
 /// Of one with notes.
-pub const NOTE: u32 = 4;
+pub(crate) const NOTE: u32 = 4;
 /// The flag of a segment that may be executed.
 pub const EXECUTE: u32 = 1;
 /// Of one that may be written.

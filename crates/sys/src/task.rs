@@ -38,7 +38,7 @@ pub fn is_gone(number: u32) -> bool {
 
 /// Whether the task runs, or waits for nothing but a processor. When in doubt it does not.
 #[must_use]
-pub fn is_running(number: u32) -> bool {
+pub(crate) fn is_running(number: u32) -> bool {
     stat(number).is_some_and(|stat| stat.runs)
 }
 

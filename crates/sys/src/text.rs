@@ -172,7 +172,7 @@ pub fn numbers(path: impl AsRef<Path>, most: usize) -> io::Result<Vec<u32>> {
 ///
 /// # Errors
 /// As [`numbers`].
-pub fn numbers_from(path: impl AsRef<Path>, skip: u64, most: usize) -> io::Result<Vec<u32>> {
+pub(crate) fn numbers_from(path: impl AsRef<Path>, skip: u64, most: usize) -> io::Result<Vec<u32>> {
     /// Room for an entry whose name is a number.
     const ENTRY: usize = 32;
     let path = path.as_ref();

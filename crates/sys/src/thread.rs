@@ -189,7 +189,7 @@ pub fn leave_no_core() {
 }
 
 /// What libc's pthread_create asks clone(2) for.
-pub const CLONE_FLAGS: i32 = libc::CLONE_VM
+pub(crate) const CLONE_FLAGS: i32 = libc::CLONE_VM
     | libc::CLONE_FS
     | libc::CLONE_FILES
     | libc::CLONE_SIGHAND

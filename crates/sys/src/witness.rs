@@ -145,7 +145,7 @@ fn own_number(pid: u32, thread: u32) -> std::io::Result<Option<u32>> {
 
 /// Whether a thread never runs code of its process, as those of io_uring and vhost. One that has ended never does.
 #[must_use]
-pub fn is_made_by_kernel(pid: u32, thread: u32) -> bool {
+pub(crate) fn is_made_by_kernel(pid: u32, thread: u32) -> bool {
     flags(pid, thread).is_none_or(|flags| flags & KERNEL_MADE != 0)
 }
 
