@@ -5,8 +5,8 @@
 //!
 //! - its own variables. The initialised ones are in a mapping of a file, which is not merged; the others in
 //!   anonymous memory behind it, which looks like the program's.
-//! - the variables of the library that copies, fills and compares memory for it, libc as a rule: there stands from
-//!   which length on a copy goes past the cache.
+//! - the variables of the libraries whose functions it calls: libc as a rule. An agent that is linked into a program copies
+//!   memory by libc's functions, too, and there stands from which length on a copy goes past the cache.
 //!
 //! So both are marked as well, before the first thread starts: a program may offer every mapping that it finds, and
 //! [`any`](crate::any) does.
@@ -36,7 +36,7 @@ static MARKED: AtomicBool = AtomicBool::new(false);
 /// Variables of other images: first address and the one after the last; zeros for none.
 static OTHERS: [[AtomicUsize; 2]; FUNCTIONS] =
     [const { [const { AtomicUsize::new(0) }; 2] }; FUNCTIONS];
-const FUNCTIONS: usize = 5;
+const FUNCTIONS: usize = 7;
 
 /// Finds the variables of the images whose functions the agent's thread calls. For the constructor: it takes the
 /// loader's lock.
@@ -47,6 +47,8 @@ pub(crate) fn find() {
         libc::memset as *const c_void,
         libc::memcmp as *const c_void,
         libc::strlen as *const c_void,
+        libc::close as *const c_void,
+        libc::fcntl as *const c_void,
     ]
     .map(<*const c_void>::addr);
     // SAFETY: `each_image` keeps to what such a function may do, and takes the list for what it is.

@@ -236,6 +236,20 @@ fn nothing_is_offered_for_a_program_of_go() {
     }
 }
 
+/// A sanitizer that is linked into a program has such functions. In the agent's thread they would read memory that has moved away.
+#[test]
+fn the_agents_thread_calls_no_function_of_the_program() {
+    let flags = ["-DOWN_COPIES", "-rdynamic", "-fno-builtin"];
+    let program = build("own-copies", &flags);
+    let mut any = Any::start_of(&program, &[]);
+    any.until("plain", LEN);
+    let merged = any.engine.merge(any.places["plain"], 0, 8, Some(1000));
+    assert_eq!(count(&merged, PageOutcome::Differs), 8, "{merged:?}");
+    any.tell("more");
+    any.until("more", LEN);
+    std::fs::remove_file(program).unwrap();
+}
+
 #[test]
 fn the_page_with_the_kernels_words_of_a_thread_stays_in_place() {
     let mut any = Any::start(&[]);

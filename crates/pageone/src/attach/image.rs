@@ -8,17 +8,8 @@ use super::elf::{Elf, Segment};
 /// Room for the stack on which a thread of the process works for us, behind the image.
 pub(super) const STACK_BYTES: usize = 256 * 1024;
 
-/// The functions that the image brings along, and the names by which the compiler calls them.
-const OWN: [(&str, &str); 8] = [
-    ("memcpy", "pageone_memcpy"),
-    ("memmove", "pageone_memmove"),
-    ("memset", "pageone_memset"),
-    ("memcmp", "pageone_memcmp"),
-    ("bcmp", "pageone_memcmp"),
-    ("strlen", "pageone_strlen"),
-    ("close", "pageone_close"),
-    ("fcntl", "pageone_fcntl"),
-];
+/// Functions that the image brings along, in place of libc's. Where a loader sees it, these are libc's.
+const OWN: [(&str, &str); 2] = [("close", "pageone_close"), ("fcntl", "pageone_fcntl")];
 /// What it takes of libc: the place of a thread's error number.
 pub(super) const ERRNO: &str = "__errno_location";
 /// What std and the allocator would call, in a panic or in what an attached agent never does: it ends the process. An agent
