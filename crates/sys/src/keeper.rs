@@ -28,7 +28,7 @@ use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use crate::socket;
 
 /// The longest name of a descriptor.
-pub(crate) const MAX_NAME: usize = 255;
+pub const MAX_NAME: usize = 255;
 /// The longest message.
 const MAX_MESSAGE: usize = 4096;
 /// How long a full queue is waited for.

@@ -15,7 +15,7 @@ use crate::foreign::ForeignName;
 use crate::priority::{self, without_yielding};
 
 /// The most ranges one [`read_memory`] takes (`UIO_MAXIOV`).
-pub(crate) const MAX_RANGES: usize = 1024;
+pub const MAX_RANGES: usize = 1024;
 
 /// A range of another process's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -22,7 +22,7 @@ use rustix::time::Timespec;
 use crate::fault::{self, Point};
 
 /// The most descriptors one packet carries here.
-pub(crate) const MAX_DESCRIPTORS: usize = 68;
+pub const MAX_DESCRIPTORS: usize = 68;
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
@@ -93,7 +93,7 @@ pub(crate) const PASS_RIGHTS: libc::c_int = 83;
 
 /// Has the kernel refuse descriptors for `socket`: whoever sends some gets EPERM. Connections inherit it from the
 /// socket that listens. False where the kernel cannot.
-pub(crate) fn refuse_descriptors(socket: &impl AsFd) -> bool {
+pub fn refuse_descriptors(socket: &impl AsFd) -> bool {
     let off: libc::c_int = 0;
     // SAFETY: the kernel reads 4 bytes of `off`, an int.
     let done = unsafe {

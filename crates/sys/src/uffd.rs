@@ -77,7 +77,7 @@ pub fn move_waits_for_pins() -> bool {
 }
 
 /// The features without which nothing works here; all are in Linux 6.8.
-pub(crate) const FEATURES: u64 = (raw::UFFD_FEATURE_WP_ASYNC
+pub const FEATURES: u64 = (raw::UFFD_FEATURE_WP_ASYNC
     | raw::UFFD_FEATURE_WP_UNPOPULATED
     | raw::UFFD_FEATURE_WP_HUGETLBFS_SHMEM
     | raw::UFFD_FEATURE_MOVE) as u64;
