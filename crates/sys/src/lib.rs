@@ -14,8 +14,8 @@ pub mod credentials;
 #[cfg(feature = "index")]
 pub mod directory;
 pub mod dump;
-#[cfg(target_arch = "x86_64")]
 pub mod elf;
+#[cfg(target_arch = "x86_64")]
 pub mod entry;
 pub mod fault;
 pub mod filter;
