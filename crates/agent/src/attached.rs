@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Nothing of the process's libraries serves this image but `errno`. What the compiler calls to copy and compare memory stands
-//! below, and with what std closes a descriptor. All else that the library is linked to is std's way to panic, and leads to
+//! below, for a library that a loader sees, too; and with what std closes a descriptor. All else that the library is linked to is std's way to panic, and leads to
 //! [`pageone_missing`].
 //!
 //! What the constructor does otherwise is done from outside or here. The words of the environment come as [`PAGEONE_WORDS`]; `pageone`

@@ -161,7 +161,7 @@ pub(crate) fn elf_obstacle(file: &File) -> Option<Obstacle> {
     match linker {
         None => Some(Obstacle::Static),
         Some(linker) if linker.contains("ld-musl") => Some(Obstacle::OtherLibc(linker.into())),
-        Some(_) if golang::is_file(read) => Some(Obstacle::Go),
+        Some(_) if golang::is_file(table, read) => Some(Obstacle::Go),
         Some(_) => sanitizer(file, &segments).map(|name| Obstacle::Sanitizer(name.into())),
     }
 }

@@ -5,7 +5,7 @@
 //!
 //! Source: elf(5); `cmd/link` and `debug/buildinfo` of Go.
 
-use crate::elf::{self, Kind, Segment, number};
+use crate::elf::{self, Kind, Segment, Table, number};
 use crate::mapping::OwnMemory;
 use crate::vma::Maps;
 
@@ -19,11 +19,11 @@ const NOTES: usize = 1024;
 /// behind tables of pointers and all other data, which in large programs are tens of MiB.
 const DATA: u64 = 2 << 30;
 
-/// Whether the toolchain of Go built what `read` reads. It fills a buffer with what is in the file at an offset, or is false. Other
-/// files are not of Go.
+/// Whether the toolchain of Go built a file with these headers. `read` fills a buffer with what is in the file at an offset, or is
+/// false.
 #[must_use]
-pub fn is_file(mut read: impl FnMut(u64, &mut [u8]) -> bool) -> bool {
-    is_built(&mut read, |segment, _| Some(segment.offset))
+pub fn is_file(table: Table, mut read: impl FnMut(u64, &mut [u8]) -> bool) -> bool {
+    is_built(table, &mut read, |segment, _| Some(segment.offset))
 }
 
 /// The same of what is mapped at `base` in this process.
@@ -33,7 +33,10 @@ fn is_image(memory: &OwnMemory, base: usize) -> bool {
         let address = at(address).and_then(|offset| base.checked_add(offset));
         address.is_some_and(|address| memory.read(address, to).is_ok())
     };
-    is_built(&mut read, |segment, first| {
+    let Kind::Own(table) = Kind::of(&mut read) else {
+        return false;
+    };
+    is_built(table, &mut read, |segment, first| {
         segment.address.checked_sub(first)
     })
 }
@@ -57,12 +60,10 @@ pub fn is_mapped(maps: &Maps, memory: &OwnMemory) -> rustix::io::Result<bool> {
 
 /// `place` tells where a segment is, given the address of the first that is loaded.
 fn is_built(
+    table: Table,
     read: &mut impl FnMut(u64, &mut [u8]) -> bool,
     place: impl Fn(&Segment, u64) -> Option<u64>,
 ) -> bool {
-    let Kind::Own(table) = Kind::of(&mut *read) else {
-        return false;
-    };
     let (mut first, mut left) = (None, DATA);
     for index in 0..table.count().min(MOST) {
         let Some(segment) = table.segment(index, &mut *read) else {
@@ -159,7 +160,8 @@ mod tests {
     }
 
     fn is_go(file: &[u8]) -> bool {
-        is_file(elf::read_slice(file))
+        let read = elf::read_slice(file);
+        matches!(Kind::of(read), Kind::Own(table) if is_file(table, read))
     }
 
     #[test]
@@ -208,9 +210,11 @@ mod tests {
         file[HEADER + 32..HEADER + 40].copy_from_slice(&(u64::MAX / 2).to_le_bytes());
         let (header, entry) = file.split_at(HEADER);
         let mut looked = 0;
-        let found = is_file(|_, to| {
+        let Kind::Own(table) = Kind::of(elf::read_slice(header)) else {
+            panic!("it is a header");
+        };
+        let found = is_file(table, |_, to| {
             match to.len() {
-                HEADER => to.copy_from_slice(header),
                 len if len == entry.len() => to.copy_from_slice(entry),
                 len => looked += len as u64,
             }

@@ -19,12 +19,6 @@ pub(super) struct Segment {
     pub(super) rights: u32,
 }
 
-impl Segment {
-    pub(super) const EXECUTE: u32 = elf::EXECUTE;
-    pub(super) const WRITE: u32 = elf::WRITE;
-    pub(super) const READ: u32 = elf::READ;
-}
-
 /// An image as it lies in memory. All addresses are distances from where it begins.
 #[derive(Debug)]
 pub(super) struct Elf {

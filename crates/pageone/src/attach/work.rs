@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use rustix::io::Errno;
+use sys::elf;
 use sys::fault::{self, Point};
 use sys::seize::{self, Held, Remote, SeizeError, Standstill};
 use sys::thread::{block_signals, restore_signals};
@@ -354,11 +355,11 @@ impl Work {
         let stack = Segment {
             start: image.bytes().len(),
             end: image.len(),
-            rights: Segment::READ | Segment::WRITE,
+            rights: elf::READ | elf::WRITE,
         };
         for segment in image.segments().iter().chain([&stack]) {
-            let [execute, write, read] = [Segment::EXECUTE, Segment::WRITE, Segment::READ]
-                .map(|bit| segment.rights & bit != 0);
+            let [execute, write, read] =
+                [elf::EXECUTE, elf::WRITE, elf::READ].map(|bit| segment.rights & bit != 0);
             if execute {
                 continue;
             }
