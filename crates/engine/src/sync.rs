@@ -30,14 +30,19 @@
 //!
 //! All other locks are plain mutexes: a thread that holds one waits for no lock of this list but QUEUE and VALUES.
 //!
+//! Workers run on idle CPUs only, and all users of the host can keep the CPUs busy. So any other thread that waits long for a
+//! lock has the workers run ([`priority::wait`]); for TALK it does not, as its holder may wait for an agent.
+//!
 //! [`census`] counts them all while somebody measures.
 
 pub(crate) mod census;
 
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
-use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Condvar, LockResult, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockResult};
 use std::time::Duration;
+
+use sys::priority;
 
 pub(crate) const KNOBS: u8 = 0;
 pub(crate) const BUDGET: u8 = 1;
@@ -67,14 +72,37 @@ impl<T, const PLACE: u8> Ordered<T, PLACE> {
 
     /// Takes the lock, unless another thread has it.
     pub(crate) fn try_lock(&self) -> Option<Guard<'_, T>> {
-        let inner = match self.0.try_lock() {
-            Ok(inner) => inner,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return None,
-        };
+        let inner = free(self.0.try_lock())?;
         let note = census::had(census::ordered(PLACE, self));
         Some(InOrder::new::<PLACE>(inner, note))
     }
+}
+
+/// What a lock gives; a thread that panicked while it held one has ended the whole process.
+fn unpoisoned<G>(taken: LockResult<G>) -> G {
+    taken.unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The same of a lock that was only tried: nothing if another thread has it.
+fn free<G>(tried: TryLockResult<G>) -> Option<G> {
+    match tried {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
+/// Takes a lock that is only tried by `tried`, and waited for by `wait`.
+///
+/// A thread that waits for one of a worker's, which runs on idle CPUs only, has it run: see [`priority::wait`].
+fn take<G>(
+    which: (Which, Way),
+    tried: impl Fn() -> TryLockResult<G>,
+    wait: impl Fn() -> LockResult<G>,
+) -> (G, Option<Note>) {
+    let tried = || free(tried());
+    let wait = || unpoisoned(wait());
+    census::take(which, tried, || priority::wait(tried, wait))
 }
 
 /// A read-write lock with a place in the order.
@@ -86,7 +114,7 @@ impl<T, const PLACE: u8> OrderedRw<T, PLACE> {
     pub(crate) fn read(&self) -> InOrder<RwLockReadGuard<'_, T>> {
         held::assert_above(PLACE);
         let which = (census::ordered(PLACE, self), Way::Beside);
-        let (inner, note) = census::take(which, || self.0.try_read(), || self.0.read());
+        let (inner, note) = take(which, || self.0.try_read(), || self.0.read());
         InOrder::new::<PLACE>(inner, note)
     }
 
@@ -94,7 +122,7 @@ impl<T, const PLACE: u8> OrderedRw<T, PLACE> {
     pub(crate) fn write(&self) -> InOrder<RwLockWriteGuard<'_, T>> {
         held::assert_above(PLACE);
         let which = (census::ordered(PLACE, self), Way::Alone);
-        let (inner, note) = census::take(which, || self.0.try_write(), || self.0.write());
+        let (inner, note) = take(which, || self.0.try_write(), || self.0.write());
         InOrder::new::<PLACE>(inner, note)
     }
 }
@@ -137,15 +165,12 @@ impl<G: DerefMut> DerefMut for InOrder<G> {
 impl<'a, T> Guard<'a, T> {
     /// Waits for `changed`, without the lock meanwhile.
     pub(crate) fn wait(self, changed: &Condvar) -> Self {
-        self.aside(|inner| changed.wait(inner).unwrap_or_else(PoisonError::into_inner))
+        self.aside(|inner| unpoisoned(changed.wait(inner)))
     }
 
     /// The same for `most` at the most.
     pub(crate) fn wait_at_most(self, changed: &Condvar, most: Duration) -> Self {
-        self.aside(|inner| {
-            let waited = changed.wait_timeout(inner, most);
-            waited.unwrap_or_else(PoisonError::into_inner).0
-        })
+        self.aside(|inner| unpoisoned(changed.wait_timeout(inner, most)).0)
     }
 
     /// Does `wait`, which gives the lock up and takes it again.
@@ -182,7 +207,7 @@ impl<T> Locks for Mutex<T> {
 
     fn lock_in_order(&self) -> Plain<'_, T> {
         let which = (census::plain(self), Way::Alone);
-        let (inner, note) = census::take(which, || self.try_lock(), || self.lock());
+        let (inner, note) = take(which, || self.try_lock(), || self.lock());
         Plain { inner, _note: note }
     }
 }
@@ -223,7 +248,15 @@ impl<T, const PLACE: u8> Locks for Ordered<T, PLACE> {
     fn lock_in_order(&self) -> Guard<'_, T> {
         held::assert_above(PLACE);
         let which = (census::ordered(PLACE, self), Way::Alone);
-        let (inner, note) = census::take(which, || self.0.try_lock(), || self.0.lock());
+        let (inner, note) = match PLACE {
+            // A job holds it while it waits for an agent, which could make the whole daemon hurry.
+            TALK => census::take(
+                which,
+                || free(self.0.try_lock()),
+                || unpoisoned(self.0.lock()),
+            ),
+            _ => take(which, || self.0.try_lock(), || self.0.lock()),
+        };
         InOrder::new::<PLACE>(inner, note)
     }
 }
@@ -239,7 +272,7 @@ impl<L: Locks> Locks for Arc<L> {
     }
 }
 
-use census::{Note, Way};
+use census::{Note, Way, Which};
 use held::Held;
 
 /// The places of the locks that a thread holds.

@@ -20,7 +20,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use crate::priority;
 
@@ -188,7 +188,7 @@ impl<T: Send> Drop for Late<T> {
 
 impl Closers {
     fn lock(&self) -> MutexGuard<'_, Work> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        priority::lock(&self.0)
     }
 
     fn give(&'static self, uid: u32, kind: Kind, burden: Burden) {

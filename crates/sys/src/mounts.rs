@@ -15,10 +15,11 @@ use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
+use crate::priority;
 use crate::text;
 
 /// The most of a table that is read: a namespace may have 100 000 mounts.
@@ -69,7 +70,7 @@ struct Watched {
 /// Those of this process and of the first one.
 pub(crate) fn hosts() -> [Arc<Table>; 2] {
     static HOSTS: Mutex<Option<[Watched; 2]>> = Mutex::new(None);
-    let mut hosts = HOSTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut hosts = priority::lock(&HOSTS);
     let hosts = hosts
         .get_or_insert_with(|| ["/proc/self/mountinfo", "/proc/1/mountinfo"].map(Watched::new));
     hosts.each_mut().map(|host| {

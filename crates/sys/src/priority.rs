@@ -1,7 +1,9 @@
 //! The priority of threads: those that yield the CPU to everyone, and for how long they do not.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::Duration;
 
 use rustix::io::Result;
 
@@ -14,6 +16,8 @@ thread_local! {
     static SEEN: Cell<u32> = const { Cell::new(0) };
 }
 
+/// Whether any thread has.
+static ANY_YIELDS: AtomicBool = AtomicBool::new(false);
 /// Hastes that last.
 static LASTING: AtomicU32 = AtomicU32::new(0);
 /// Hastes that have begun.
@@ -27,6 +31,7 @@ static BEGUN: AtomicU32 = AtomicU32::new(0);
 pub fn yield_to_everyone() -> Result<()> {
     set_policy(libc::SCHED_IDLE)?;
     YIELDS.set(true);
+    ANY_YIELDS.store(true, SeqCst);
     Ok(())
 }
 
@@ -88,6 +93,41 @@ pub fn step_back() {
     }
 }
 
+/// Takes a lock that another thread has: `free` gives it once it is free, `wait` waits for it.
+///
+/// A thread that yields may have been put aside while it held the lock. So a thread that does not yield waits some
+/// milliseconds, longer than a lock is held by a thread that runs; from then on there is a [`Haste`], until it has the lock.
+///
+/// Not for a lock that is held while a stranger is waited for: he could make the haste last.
+pub fn wait<G>(mut free: impl FnMut() -> Option<G>, wait: impl FnOnce() -> G) -> G {
+    const PAUSES: [u64; 5] = [50, 200, 800, 2000, 5000];
+    if YIELDS.get() || !ANY_YIELDS.load(SeqCst) {
+        return wait();
+    }
+    for micros in PAUSES {
+        std::thread::sleep(Duration::from_micros(micros));
+        if let Some(guard) = free() {
+            return guard;
+        }
+    }
+    let _haste = crate::process::hurry();
+    wait()
+}
+
+/// Locks a mutex that threads which yield lock, too: see [`wait`].
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    let free = || match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    };
+    free().unwrap_or_else(|| {
+        wait(free, || {
+            mutex.lock().unwrap_or_else(PoisonError::into_inner)
+        })
+    })
+}
+
 /// Sets the policy of the calling thread. No thread yields while there is a haste, nor where one begins at the same moment and
 /// has listed the thread before.
 pub(crate) fn set_policy(policy: i32) -> Result<()> {
@@ -141,6 +181,31 @@ mod tests {
             policies.join().unwrap(),
             (libc::SCHED_OTHER, libc::SCHED_IDLE)
         );
+    }
+
+    /// The test's worker never gets to give the lock up while it yields: it holds it for as long as that lasts.
+    #[test]
+    fn nobody_waits_for_a_lock_of_one_that_yields() {
+        let _one = ONE_TEST.lock();
+        // SAFETY: no pointer is involved; 0 names the calling thread.
+        let policy = || unsafe { libc::sched_getscheduler(0) };
+        let shared = Mutex::new(0);
+        let (has, had) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                yield_to_everyone().unwrap();
+                let mut held = shared.lock().unwrap();
+                has.send(()).unwrap();
+                let begin = std::time::Instant::now();
+                while policy() == libc::SCHED_IDLE && begin.elapsed() < Duration::from_secs(20) {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                *held = policy();
+            });
+            had.recv().unwrap();
+            assert_eq!(*lock(&shared), libc::SCHED_OTHER);
+        });
+        assert_eq!(LASTING.load(SeqCst), 0, "the haste is over with the wait");
     }
 
     #[test]

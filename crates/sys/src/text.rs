@@ -16,14 +16,15 @@ use std::io::{self, Read, Seek};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags, RawDir};
 
 use crate::closers::{self, Kind, NOBODY};
+use crate::priority;
 
 /// The most files that are kept open.
 const MOST_PARKED: usize = 512;
@@ -40,7 +41,7 @@ static COUNT: AtomicUsize = AtomicUsize::new(0);
 static NEXT_SWEEP: Mutex<Option<Instant>> = Mutex::new(None);
 
 fn parked<T>(act: impl FnOnce(&mut BTreeMap<PathBuf, File>) -> T) -> T {
-    let mut files = PARKED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut files = priority::lock(&PARKED);
     let done = act(&mut files);
     COUNT.store(files.len(), Relaxed);
     done
@@ -75,7 +76,7 @@ fn take(path: &Path) -> Option<File> {
         return None;
     }
     let now = Instant::now();
-    let mut next = NEXT_SWEEP.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut next = priority::lock(&NEXT_SWEEP);
     if next.is_none_or(|next| next <= now) {
         *next = Some(now + SWEEPS);
         closers::give(NOBODY, Kind::Text, Sweep);

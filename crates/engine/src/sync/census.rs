@@ -8,7 +8,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{LockResult, Mutex, PoisonError, TryLockError};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Names by place.
@@ -157,22 +157,18 @@ fn count(which: Which, used: Use) {
     let _ = OWN.try_with(|own| own.borrow_mut().0.entry(which).or_default().add(used));
 }
 
-/// Takes a lock by `wait`, and where it is counted by `free` first, which tells whether it was taken.
+/// Takes a lock: `free` gives it if no other thread has it, `wait` waits for it.
 pub(super) fn take<G>(
     (which, way): (Which, Way),
-    free: impl FnOnce() -> Result<G, TryLockError<G>>,
-    wait: impl FnOnce() -> LockResult<G>,
+    free: impl FnOnce() -> Option<G>,
+    wait: impl FnOnce() -> G,
 ) -> (G, Option<Note>) {
-    let wait = || wait().unwrap_or_else(PoisonError::into_inner);
-    if !ON.load(Relaxed) {
-        return (wait(), None);
-    }
+    let on = ON.load(Relaxed);
     let (inner, busy) = match free() {
-        Ok(inner) => (inner, false),
-        Err(TryLockError::Poisoned(poisoned)) => (poisoned.into_inner(), false),
-        Err(TryLockError::WouldBlock) => (wait(), true),
+        Some(inner) => (inner, false),
+        None => (wait(), true),
     };
-    (inner, Some(Note::begin(which, way, busy)))
+    (inner, on.then(|| Note::begin(which, way, busy)))
 }
 
 /// The same of a lock that was only tried, and is had. Nobody waits for it, so it keeps nobody off.

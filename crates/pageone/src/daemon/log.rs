@@ -14,7 +14,7 @@
 
 use std::io::{self, Write};
 use std::os::fd::AsFd;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -106,7 +106,7 @@ pub(crate) struct Line {
 impl Write for Line {
     fn write(&mut self, text: &[u8]) -> io::Result<usize> {
         // The lock is held while writing: two lines together could be more than fits.
-        let mut budget = BUDGET.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut budget = sys::priority::lock(&BUDGET);
         let mut stderr = io::stderr().lock();
         if !budget.take(Instant::now()) || !ready(&stderr) {
             budget.left_out += 1;
