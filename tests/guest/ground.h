@@ -88,6 +88,30 @@ static void step(void)
 	stand(NULL);
 }
 
+static void step_alone(void)
+{
+	standing.result = call_on_ground();
+}
+
+/* How many bytes of a stack the call takes, with all that it calls; or its error. */
+static long depth_of_call(size_t first, int how)
+{
+	static _Alignas(64) unsigned char stack[128 * 1024];
+	standing.first = first;
+	standing.how = how;
+	memset(stack, 0xa5, sizeof stack);
+	getcontext(&on_ground);
+	on_ground.uc_stack.ss_sp = stack;
+	on_ground.uc_stack.ss_size = sizeof stack;
+	on_ground.uc_link = &at_home;
+	makecontext(&on_ground, step_alone, 0);
+	swapcontext(&at_home, &on_ground);
+	size_t free = 0;
+	while (free < sizeof stack && stack[free] == 0xa5)
+		free++;
+	return standing.result ? standing.result : (long)(sizeof stack - free);
+}
+
 /* The same by a child of one thread, that goes on on such a stack, and then compares all its memory. */
 static long call_in_child(size_t first, size_t count, int how)
 {

@@ -115,14 +115,14 @@ static ROOM: AtomicUsize = AtomicUsize::new(0);
 ///
 /// # Errors
 /// What mmap(2) and clone(2) give.
-pub(crate) fn begin(guard: &Guard) -> Result<()> {
+pub(crate) fn begin(guard: &mut Guard) -> Result<()> {
     let life = &guard.process().life;
     let _ = life
         .owner
         .compare_exchange(0, process_number(), Ordering::Relaxed, Ordering::Relaxed);
     life.orders.fetch_add(OFFER, Ordering::Relaxed);
     let _ = futex::wake(&life.orders, futex::Flags::PRIVATE, 1);
-    start(guard)
+    guard.apart(|guard| start(guard))
 }
 
 /// Starts the agent's thread, unless it runs or may not.
@@ -238,9 +238,9 @@ pub(crate) fn begin_for_all_memory() {
         return;
     }
     BEGUN.store(true, Ordering::Relaxed);
-    if let Some(guard) = lock() {
+    if let Some(mut guard) = lock() {
         // What fails is tried again at the next hook.
-        let _ = begin(&guard);
+        let _ = begin(&mut guard);
     }
 }
 
@@ -261,11 +261,11 @@ pub(crate) fn bring_back() {
         return;
     }
     if life.owner.load(Ordering::Relaxed) == process_number()
-        && let Some(guard) = lock()
+        && let Some(mut guard) = lock()
         && life.wanted.swap(false, Ordering::Relaxed)
     {
         // What fails is tried again at the next offer.
-        let _ = start(&guard);
+        let _ = guard.apart(|guard| start(guard));
     }
 }
 
@@ -355,10 +355,10 @@ fn hold(life: &Life, why: Why) {
 }
 
 fn release(page: &PerProcess) {
-    if let Some(guard) = lock()
+    if let Some(mut guard) = lock()
         && page.life.holds.fetch_sub(1, Ordering::Relaxed) == 1
     {
         // Without an agent merged memory stays right; the next offer tries again.
-        let _ = start(&guard);
+        let _ = guard.apart(|guard| start(guard));
     }
 }

@@ -30,6 +30,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize
 use rustix::event::Timespec;
 use rustix::io::Errno;
 use rustix::thread::futex;
+use sys::mapping::Access;
 use sys::process::thread_id;
 use sys::task;
 use sys::thread::{SignalMask, block_signals, restore_signals};
@@ -143,7 +144,12 @@ pub(crate) fn beyond<T>(call: impl FnOnce() -> T, is_child: impl FnOnce(&T) -> b
     result
 }
 
-/// Unmaps the page of this process.
+/// In front of the page: memory that cannot be touched, and a [`Guard`]'s stack for jobs.
+const FENCE: usize = PAGE_BYTES;
+const STACK: usize = 64 * 1024;
+const AREA: usize = FENCE + STACK + PAGE_BYTES;
+
+/// Unmaps the page of this process, and what is in front of it.
 ///
 /// # Safety
 /// No thread is in this image or comes into it, but the caller, which uses neither the lock nor the table any more.
@@ -152,22 +158,31 @@ pub(crate) unsafe fn unmap_page() {
     let page = PAGE.swap(std::ptr::null_mut(), Ordering::Relaxed);
     if !page.is_null() {
         // SAFETY: `make_page` made it; the caller vouches that nobody uses it.
-        let _ = unsafe { sys::mapping::unmap(page.expose_provenance(), PAGE_BYTES) };
+        let _ = unsafe { sys::mapping::unmap(page.expose_provenance() - STACK - FENCE, AREA) };
     }
 }
 
 fn make_page() -> Option<*mut PerProcess> {
-    let address = sys::mapping::area(PAGE_BYTES).ok()?;
-    // SAFETY: the page was just made here.
-    unsafe { sys::mapping::advise(address, PAGE_BYTES, libc::MADV_WIPEONFORK) }.ok()?;
+    let area = sys::mapping::area(AREA).ok()?;
+    let address = area + FENCE + STACK;
+    // SAFETY: the area was just made here.
+    let prepared = unsafe {
+        sys::mapping::advise(address, PAGE_BYTES, libc::MADV_WIPEONFORK)
+            .and_then(|()| sys::mapping::protect(area, FENCE, Access::None))
+    };
+    if prepared.is_err() {
+        // SAFETY: nobody else knows it.
+        let _ = unsafe { sys::mapping::unmap(area, AREA) };
+        return None;
+    }
     let made = std::ptr::with_exposed_provenance_mut::<PerProcess>(address);
     // Release pairs with the Acquire in `per_process`; a thread that came first has won.
     let order = (Ordering::Release, Ordering::Acquire);
     match PAGE.compare_exchange(std::ptr::null_mut(), made, order.0, order.1) {
         Ok(_) => Some(made),
         Err(winner) => {
-            // SAFETY: nobody else knows the page.
-            let _ = unsafe { sys::mapping::unmap(address, PAGE_BYTES) };
+            // SAFETY: nobody else knows the area.
+            let _ = unsafe { sys::mapping::unmap(area, AREA) };
             Some(winner)
         }
     }
@@ -370,7 +385,7 @@ impl Guard {
             run::<J, T>
         }
         let Some(agent) = self.served_by() else {
-            return job(self);
+            return self.apart(job);
         };
         let page = self.page;
         let (runner, result) = (runner(&job), MaybeUninit::uninit());
@@ -387,7 +402,20 @@ impl Guard {
         match done {
             // SAFETY: the job was done, so its result was written.
             true => unsafe { call.result.assume_init() },
-            false => job(self),
+            false => self.apart(job),
+        }
+    }
+
+    /// Does a job on this thread, on the stack that is there for jobs: the thread's own may be small, as of a handler of
+    /// signals, or lie in the very memory that the job is about. The lock is held, so the stack is free, unless this is part of
+    /// another job. Signals are blocked.
+    pub(crate) fn apart<T>(&mut self, job: impl FnOnce(&mut Guard) -> T) -> T {
+        let top = std::ptr::from_ref(self.page).expose_provenance();
+        let here = 0_u8;
+        match (top - STACK..top).contains(&(&raw const here).addr()) {
+            true => job(self),
+            // SAFETY: `make_page` made it, and the lock keeps other threads off.
+            false => unsafe { sys::stack::on(top, || job(self)) },
         }
     }
 
@@ -397,7 +425,7 @@ impl Guard {
         job: impl Fn(&mut Guard) -> Result<T, Errno>,
     ) -> Result<T, Errno> {
         match self.at_desk(&job) {
-            Err(Errno::PERM) => job(self),
+            Err(Errno::PERM) => self.apart(job),
             done => done,
         }
     }

@@ -70,7 +70,7 @@ pub(crate) fn offer(start: usize, len: usize, to_ksm: bool) -> Result<Then> {
             has: pass_on,
         },
     )?;
-    let begun = life::begin(&guard);
+    let begun = life::begin(&mut guard);
     if is_barred() {
         give_back(&mut guard);
     }
@@ -92,7 +92,7 @@ pub(crate) fn take_over(start: usize, len: usize) -> Result<()> {
         has: true,
     };
     note(&mut guard, start, len, ksm)?;
-    life::begin(&guard)
+    life::begin(&mut guard)
 }
 
 /// What KSM has to do with an offer.

@@ -48,6 +48,7 @@ pub mod rights;
 pub mod seize;
 pub mod signals;
 pub mod socket;
+pub mod stack;
 pub mod stranger;
 pub mod subject;
 pub mod task;

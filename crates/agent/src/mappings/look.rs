@@ -51,7 +51,7 @@ impl Look {
         end: usize,
     ) -> Result<[Option<Vma>; AT_ONCE]> {
         match &self.here {
-            Some(maps) => list(maps, at, end),
+            Some(maps) => guard.apart(|_| list(maps, at, end)),
             None => guard.at_desk(|guard| {
                 let lent = guard.process().lent.each_ref();
                 let [agent, _, _, maps] = lent.map(|number| number.load(Ordering::Relaxed));

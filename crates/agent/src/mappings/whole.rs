@@ -26,16 +26,17 @@
 //! - whatever fails before the new mapping is in place leaves the old one there, thawed;
 //! - the calling thread itself: see below.
 //!
-//! **The ground it stands on.** The thread that makes memory whole may have its own stack or control block there, in a pool of stacks
-//! say. Frozen, its next push would sleep with the lock held, for ever; so would the kernel's write to the area of
-//! restartable sequences, after a preemption. Where there is no other thread and nothing is frozen, what it pushed
-//! between copy and mremap would be lost. So pages that it stands on ([`Footing`]) are never frozen and never copied. They get
-//! private frames where they lie, as those that may be pinned: the fault that does it runs on this very thread, so no write comes
-//! between. Other threads may have stacks in what is frozen: they sleep and wake. [`Still::begin`] asserts it.
+//! **The ground it stands on.** Where an agent serves, its thread does it for the one that asks, which sleeps
+//! ([`desk`](crate::desk)). Then it stands on nothing of the program's. Else it runs on the guest's own thread, which does not have the
+//! agent's descriptors: `pidfd_getfd` copies them from the agent's thread, for as long as it takes.
 //!
-//! Where an agent serves, its thread does it for the one that asks, which sleeps ([`desk`](crate::desk)). Then it stands on nothing of
-//! the program's. Else it runs on the guest's own thread, which does not have the agent's descriptors: `pidfd_getfd` copies them
-//! from the agent's thread, for as long as it takes.
+//! That thread may have its own stack and control block there, in a pool of stacks say. Frozen, its next push would sleep with the
+//! lock held, for ever; so would the kernel's write to the area of restartable sequences, after a preemption. Where there is no
+//! other thread and nothing is frozen, what it pushed between copy and mremap would be lost. So it works on a stack apart
+//! ([`Guard::apart`]), and writes nothing to its own until memory is thawed. Pages around its control block ([`Footing`])
+//! are never frozen and never copied. They get private frames where they lie, as those that may be pinned: the fault that does
+//! it runs on this very thread, so no write comes between. Other threads may have stacks in what is frozen: they sleep and
+//! wake. [`Still::begin`] asserts it.
 //!
 //! The tempting alternative, to write each page where it lies, gives it a frame of its own and leaves it in a
 //! mapping of a file. Such a mapping is not taken by mbind, mseal, MADV_WIPEONFORK or another userfaultfd.
@@ -89,10 +90,13 @@ pub(crate) fn whole(guard: &mut Guard, start: usize, len: usize) -> Result<()> {
 /// Makes all memory whole after a call, if that is out of reach since, with what was opened before it. Else, as where
 /// there was nothing to open, memory stays as it is.
 pub(crate) fn whole_if_out_of_reach(guard: &mut Guard, tools: Tools) {
-    let lost = Tools::open(guard, asker(guard)).map_or(true, |mut tools| tools.pins.hide_some());
-    if lost && tools.still.holds_on() {
-        let _ = make(guard, 0, ADDRESS_LIMIT, None, tools);
-    }
+    guard.apart(|guard| {
+        let now = Tools::open(guard, asker(guard));
+        let lost = now.map_or(true, |mut now| now.pins.hide_some());
+        if lost && tools.still.holds_on() {
+            let _ = make(guard, 0, ADDRESS_LIMIT, None, tools);
+        }
+    });
 }
 
 /// As [`whole`], though only of pages that nobody has written since they were merged, in runs of [`SHORTEST`] and more.
