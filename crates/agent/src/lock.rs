@@ -406,7 +406,7 @@ impl Guard {
         }
     }
 
-    /// Does a job on this thread, on the stack that is there for jobs: the thread's own may be small, as of a handler of
+    /// Does a job on this thread, on the stack that is there for jobs. The thread's own may be small, as of a handler of
     /// signals, or lie in the very memory that the job is about. The lock is held, so the stack is free, unless this is part of
     /// another job. Signals are blocked.
     pub(crate) fn apart<T>(&mut self, job: impl FnOnce(&mut Guard) -> T) -> T {

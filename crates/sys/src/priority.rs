@@ -14,9 +14,13 @@ thread_local! {
     static YIELDS: Cell<bool> = const { Cell::new(false) };
     /// How many hastes had begun when it last did.
     static SEEN: Cell<u32> = const { Cell::new(0) };
+    /// Its place in the list of those that have, until it ends.
+    static LISTED: Cell<Option<Listed>> = const { Cell::new(None) };
 }
 
-/// Whether any thread has.
+/// The threads that have. Nobody holds it who yields just then.
+static YIELDING: Mutex<Vec<i32>> = Mutex::new(Vec::new());
+/// Whether there ever was one.
 static ANY_YIELDS: AtomicBool = AtomicBool::new(false);
 /// Hastes that last.
 static LASTING: AtomicU32 = AtomicU32::new(0);
@@ -29,10 +33,33 @@ static BEGUN: AtomicU32 = AtomicU32::new(0);
 /// # Errors
 /// Whatever sched_setscheduler(2) gives.
 pub fn yield_to_everyone() -> Result<()> {
-    set_policy(libc::SCHED_IDLE)?;
-    YIELDS.set(true);
-    ANY_YIELDS.store(true, SeqCst);
-    Ok(())
+    if !YIELDS.replace(true) {
+        LISTED.set(Some(Listed::note()));
+        ANY_YIELDS.store(true, SeqCst);
+    }
+    // A haste that began before the thread was listed is seen here.
+    set_policy(libc::SCHED_IDLE)
+}
+
+/// A thread that is listed as one that yields.
+struct Listed(i32);
+
+impl Listed {
+    fn note() -> Self {
+        let thread = rustix::thread::gettid().as_raw_pid();
+        yielding().push(thread);
+        Self(thread)
+    }
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        without_yielding(|| yielding().retain(|&thread| thread != self.0));
+    }
+}
+
+fn yielding() -> MutexGuard<'static, Vec<i32>> {
+    YIELDING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Does `act` at ordinary priority, whether the thread yields to everyone or not.
@@ -63,18 +90,16 @@ pub fn without_yielding<T>(act: impl FnOnce() -> T) -> T {
 #[must_use]
 pub struct Haste(());
 
-impl Haste {
-    /// The threads that `list` gives, and those that come later, have ordinary priority. The mark comes first, so a thread that
-    /// is not listed yet finds it.
-    pub(crate) fn begin<T: IntoIterator<Item = u32>>(list: impl FnOnce() -> T) -> Self {
-        LASTING.fetch_add(1, SeqCst);
-        BEGUN.fetch_add(1, SeqCst);
-        for thread in list() {
-            // A thread that has ended is no error, and without the right to it all stays slow.
-            let _ = set_policy_of(thread.cast_signed(), libc::SCHED_OTHER);
-        }
-        Self(())
+/// From here on no thread of this process yields to others, until what this gives is dropped.
+pub fn hurry() -> Haste {
+    // The mark comes first, so a thread that is not listed yet finds it.
+    LASTING.fetch_add(1, SeqCst);
+    BEGUN.fetch_add(1, SeqCst);
+    for &thread in yielding().iter() {
+        // Without the right to it all stays slow.
+        let _ = set_policy_of(thread, libc::SCHED_OTHER);
     }
+    Haste(())
 }
 
 impl Drop for Haste {
@@ -110,7 +135,7 @@ pub fn wait<G>(mut free: impl FnMut() -> Option<G>, wait: impl FnOnce() -> G) ->
             return guard;
         }
     }
-    let _haste = crate::process::hurry();
+    let _haste = hurry();
     wait()
 }
 
@@ -218,8 +243,7 @@ mod tests {
         let (tell, told) = mpsc::channel();
         let worker = std::thread::spawn(move || {
             yield_to_everyone().unwrap();
-            let number = rustix::thread::gettid().as_raw_nonzero().get();
-            tell.send((number, policy())).unwrap();
+            tell.send((policy(), policy())).unwrap();
             while asked.recv().is_ok() {
                 step_back();
                 let after = policy();
@@ -232,10 +256,10 @@ mod tests {
             told.recv().unwrap()
         };
         let (idle, ordinary) = (libc::SCHED_IDLE, libc::SCHED_OTHER);
-        let (number, before) = told.recv().unwrap();
-        assert_eq!((before, next()), (idle, (idle, idle)));
-        let haste = Haste::begin(|| [number.cast_unsigned()]);
-        let inner = Haste::begin(|| [number.cast_unsigned()]);
+        assert_eq!(told.recv(), Ok((idle, idle)));
+        assert_eq!(next(), (idle, idle));
+        let haste = hurry();
+        let inner = hurry();
         assert_eq!(next(), (ordinary, ordinary));
         drop(inner);
         assert_eq!(next(), (ordinary, ordinary), "one is left");
@@ -243,5 +267,9 @@ mod tests {
         assert_eq!(next(), (idle, idle));
         drop(ask);
         worker.join().unwrap();
+        assert!(
+            yielding().is_empty(),
+            "a thread that ended is listed no more"
+        );
     }
 }

@@ -12,7 +12,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::fault::{self, Point};
 use crate::foreign::ForeignName;
-use crate::priority::{self, without_yielding};
+use crate::priority::without_yielding;
 
 /// The most ranges one [`read_memory`] takes (`UIO_MAXIOV`).
 pub const MAX_RANGES: usize = 1024;
@@ -342,12 +342,6 @@ pub fn give_memory_back() {
     #[cfg(target_env = "gnu")]
     // SAFETY: no pointer is involved; the allocator takes its locks.
     let _ = unsafe { libc::malloc_trim(0) };
-}
-
-/// From here on no thread of this process yields to others, until what this gives is dropped.
-pub fn hurry() -> priority::Haste {
-    let threads = || crate::witness::threads(std::process::id(), usize::MAX);
-    priority::Haste::begin(|| threads().into_iter().flatten())
 }
 
 /// The calling thread's number.

@@ -69,7 +69,7 @@ impl Driver {
     /// Waits until the driver has unmerged what can be.
     pub(crate) fn unmerge(&self) -> Result<(), EngineError> {
         // An operator waits for it, and first for the round that is under way.
-        let _haste = sys::process::hurry();
+        let _haste = sys::priority::hurry();
         let mut signal = lock(&self.signal);
         signal.wishes += 1;
         let ticket = signal.wishes;
@@ -106,7 +106,7 @@ impl Driver {
         if rules == now {
             return Ok(());
         }
-        let _haste = sys::process::hurry();
+        let _haste = sys::priority::hurry();
         let mut signal = lock(&self.signal);
         (signal.rules, signal.shared) = (Some(rules), None);
         self.changed.notify_all();

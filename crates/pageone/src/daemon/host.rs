@@ -92,7 +92,7 @@ const FAREWELL: Duration = Duration::from_millis(700);
 /// alone what they are at, as when the process is killed.
 pub(crate) fn stop_engine(engine: Arc<Engine>) {
     // For good: a process has ended when its last thread has, and one that yields needs a CPU for that, too.
-    std::mem::forget(sys::process::hurry());
+    std::mem::forget(sys::priority::hurry());
     let (done, wait) = mpsc::channel();
     let stop = move || {
         // The lanes have ended, or are at something that does not end soon.
