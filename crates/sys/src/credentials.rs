@@ -154,12 +154,12 @@ const MOST_STATUS: u64 = 16 * 1024;
 pub(crate) fn status(pid: u32, thread: u32) -> std::io::Result<String> {
     let path = format!("/proc/{pid}/task/{thread}/status");
     let bytes = crate::text::begin_of(path.as_ref(), path.as_ref(), MOST_STATUS)?;
-    let bad = |why: String| std::io::Error::new(std::io::ErrorKind::InvalidData, why);
     if bytes.len() as u64 == MOST_STATUS {
         let why = format!("the status of thread {thread} has more than {MOST_STATUS} bytes");
-        return Err(bad(why));
+        return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, why));
     }
-    String::from_utf8(bytes).map_err(|error| bad(error.to_string()))
+    // A name may be no text. The kernel writes it on one line, whatever it holds.
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 impl fmt::Display for Credentials {

@@ -221,7 +221,7 @@ fn search(pid: u32, most: u32, may_pin: bool) -> io::Result<Option<Pin>> {
 }
 
 fn pinned_kib(pid: u32) -> io::Result<Option<u64>> {
-    let status = text::read(format!("/proc/{pid}/status"))?;
+    let status = text::about(format!("/proc/{pid}/status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmPin:"));
     let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse().ok());
     Ok(kib.filter(|&kib| kib > 0))
@@ -474,7 +474,7 @@ struct Info {
 
 impl Info {
     fn read(folder: &str, fd: u32) -> io::Result<Self> {
-        let info = text::read(format!("{folder}/fdinfo/{fd}"))?;
+        let info = text::about(format!("{folder}/fdinfo/{fd}"))?;
         let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name));
         let flags = field("flags:").and_then(|bits| u32::from_str_radix(bits.trim(), 8).ok());
         let mount = field("mnt_id:").and_then(|id| id.trim().parse().ok());

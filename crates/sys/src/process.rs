@@ -131,7 +131,7 @@ pub fn comm(pid: u32) -> ForeignName {
 /// The process that `pid` is a child of; `None` when there is no such process.
 #[must_use]
 pub fn parent(pid: u32) -> Option<u32> {
-    let stat = crate::text::read(format!("/proc/{pid}/stat")).ok()?;
+    let stat = crate::text::about(format!("/proc/{pid}/stat")).ok()?;
     // The name stands in brackets and may hold anything.
     let (_, rest) = stat.rsplit_once(')')?;
     rest.split_ascii_whitespace().nth(1)?.parse().ok()
@@ -357,7 +357,7 @@ pub fn thread_id() -> u32 {
 /// number stays, so does the sleep. `None` when it runs, or waits for nothing but a CPU.
 #[must_use]
 pub fn sleep_number(tid: u32) -> Option<u64> {
-    let status = crate::text::read(format!("/proc/self/task/{tid}/status")).ok()?;
+    let status = crate::text::about(format!("/proc/self/task/{tid}/status")).ok()?;
     let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
     let sleeps = field("State:")?.trim_start().starts_with(['S', 'D']);
     let number = field("voluntary_ctxt_switches:")?.trim().parse().ok()?;

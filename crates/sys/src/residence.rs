@@ -111,7 +111,7 @@ pub fn thread_cpus(pid: Pid) -> io::Result<Vec<(i32, u32)>> {
         else {
             continue;
         };
-        let Ok(stat) = std::fs::read_to_string(entry.path().join("stat")) else {
+        let Ok(stat) = crate::text::about(entry.path().join("stat")) else {
             continue;
         };
         if let Some(cpu) = parse_stat_cpu(&stat) {
@@ -153,9 +153,8 @@ pub fn processes_named(name: &str) -> io::Result<Vec<Pid>> {
 
 /// The name of a process, or nothing when it is gone.
 pub fn name_of(pid: Pid) -> String {
-    std::fs::read_to_string(format!("/proc/{}/comm", pid.as_raw_nonzero()))
-        .map(|name| name.trim_end().to_owned())
-        .unwrap_or_default()
+    let name = crate::process::comm(pid.as_raw_nonzero().get().cast_unsigned());
+    name.raw().to_owned()
 }
 
 #[cfg(test)]

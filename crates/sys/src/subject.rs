@@ -36,7 +36,7 @@ impl Subject {
     /// `NotFound` when there is none, and what reading gives.
     pub fn of(pid: u32) -> io::Result<Self> {
         fault::check(Point::Proc)?;
-        let text = fs::read_to_string(format!("/proc/{pid}/status"))?;
+        let text = crate::text::about(format!("/proc/{pid}/status"))?;
         Ok(Self::parse(&text))
     }
 
@@ -215,6 +215,39 @@ mod tests {
             (true, 7, 2, 3)
         );
         assert!(Subject::parse("State:\tI (idle)\n").is_kernels);
+    }
+
+    #[test]
+    fn a_name_that_is_no_text_hides_nothing() {
+        use std::os::unix::ffi::OsStrExt as _;
+        use std::os::unix::process::CommandExt as _;
+
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder
+            .path()
+            .join(std::ffi::OsStr::from_bytes(b"\xff) \xfe"));
+        std::os::unix::fs::symlink("/bin/sleep", &path).unwrap();
+        let mut sleep = std::process::Command::new(path);
+        let mut child = sleep.arg0("sleep").arg("60").spawn().unwrap();
+        let pid = child.id();
+        let number = rustix::process::Pid::from_child(&child);
+        let found = (
+            Subject::of(pid).map(|subject| subject.is_kernels),
+            crate::pins::find(pid, 64).map(|pin| pin.is_none()),
+            crate::usage::cpu_time(pid).map(|_| ()),
+            crate::usage::minor_faults(pid).map(|_| ()),
+            crate::credentials::status(pid, pid).map(|_| ()),
+            crate::process::parent(pid),
+            crate::witness::is_made_by_kernel(pid, pid),
+            crate::residence::thread_cpus(number).map(|threads| threads.len()),
+        );
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let said = format!("{found:?}");
+        let own = std::process::id();
+        let expected =
+            format!("(Ok(false), Ok(true), Ok(()), Ok(()), Ok(()), Some({own}), false, Ok(1))");
+        assert_eq!(said, expected);
     }
 
     #[test]

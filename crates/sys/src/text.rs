@@ -160,6 +160,14 @@ pub fn read(path: impl AsRef<Path>) -> io::Result<String> {
     String::from_utf8(bytes(path)?).map_err(no_text)
 }
 
+/// What the kernel tells of a process or thread. Its name stands there, which may be no text: the rest is read all the same.
+///
+/// # Errors
+/// As [`bytes`].
+pub fn about(path: impl AsRef<Path>) -> io::Result<String> {
+    Ok(String::from_utf8_lossy(&bytes(path)?).into_owned())
+}
+
 /// The names in a folder that are numbers, `most` at most.
 ///
 /// # Errors

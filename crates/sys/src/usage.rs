@@ -9,13 +9,14 @@ use std::time::Duration;
 
 use crate::foreign::ForeignName;
 use crate::process::comm;
+use crate::text;
 
 /// CPU time of process `pid`, all threads, user and system; ended threads included.
 ///
 /// # Errors
 /// `NOENT` when the process is gone; `InvalidData` when the kernel's file is not understood.
 pub fn cpu_time(pid: u32) -> io::Result<Duration> {
-    time_of(&fs::read_to_string(format!("/proc/{pid}/stat"))?)
+    time_of(&text::about(format!("/proc/{pid}/stat"))?)
 }
 
 /// CPU time of the living threads of process `pid` that are called `name`, user and system.
@@ -26,7 +27,7 @@ pub fn threads_cpu_time(pid: u32, name: &str) -> io::Result<Duration> {
     let mut sum = Duration::ZERO;
     for entry in fs::read_dir(format!("/proc/{pid}/task"))? {
         // A thread that ended meanwhile is left out.
-        let Ok(stat) = fs::read_to_string(entry?.path().join("stat")) else {
+        let Ok(stat) = text::about(entry?.path().join("stat")) else {
             continue;
         };
         if called(&stat, name) {
@@ -53,7 +54,7 @@ fn time_of(stat: &str) -> io::Result<Duration> {
 /// # Errors
 /// As [`cpu_time`].
 pub fn minor_faults(pid: u32) -> io::Result<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let stat = text::about(format!("/proc/{pid}/stat"))?;
     let fields = stat.rsplit_once(')').map_or("", |both| both.1);
     // Field 10; the first behind the name is the third.
     let faults = fields.split_ascii_whitespace().nth(7);

@@ -150,7 +150,7 @@ pub(crate) fn is_made_by_kernel(pid: u32, thread: u32) -> bool {
 }
 
 fn flags(pid: u32, thread: u32) -> Option<u64> {
-    let stat = crate::text::read(format!("/proc/{pid}/task/{thread}/stat")).ok()?;
+    let stat = crate::text::about(format!("/proc/{pid}/task/{thread}/stat")).ok()?;
     // The name stands in brackets and may hold anything.
     let (_, rest) = stat.rsplit_once(')')?;
     rest.split_ascii_whitespace().nth(6)?.parse().ok()

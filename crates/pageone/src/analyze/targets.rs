@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
-use procfs::process::Process;
 use serde::Serialize;
 use sys::foreign::ForeignName;
+use sys::subject::Subject;
 
 use crate::human;
 use crate::policy::{self, Pattern, Policy};
@@ -136,8 +136,10 @@ impl Args {
 
 /// A process with memory of its own: not one that has ended, and no thread of the kernel.
 fn target(pid: u32, policy: &Policy) -> Option<Target> {
-    let status = Process::new(pid.cast_signed()).ok()?.status().ok()?;
-    status.vmsize?;
+    let subject = Subject::of(pid).ok()?;
+    if subject.is_kernels || subject.has_ended {
+        return None;
+    }
     let who = policy::who(pid).ok()?;
     Some(Target {
         source: Source::Process(pid),

@@ -114,7 +114,7 @@ impl Target {
         if !target.leads_elsewhere() {
             bail!("it has no agent");
         }
-        let status = fs::read_to_string(format!("/proc/{pid}/status")).map_err(no_right)?;
+        let status = sys::text::about(format!("/proc/{pid}/status")).map_err(no_right)?;
         if status.lines().any(|line| line.starts_with("State:\tT")) {
             bail!("it is stopped, so its agent cannot end");
         }
@@ -256,7 +256,7 @@ impl Target {
     pub(super) fn has_filters(&self) -> bool {
         let threads = sys::witness::threads(self.pid, usize::MAX);
         threads.into_iter().flatten().any(|thread| {
-            let status = fs::read_to_string(format!("/proc/{}/task/{thread}/status", self.pid));
+            let status = sys::text::about(format!("/proc/{}/task/{thread}/status", self.pid));
             status.is_ok_and(|status| status.contains("\nSeccomp:\t2\n"))
         })
     }
@@ -556,7 +556,7 @@ fn fits(pid: u32) -> Result<()> {
                 "it has so many threads, in so many groups, that to look at them takes more than {MOST_LOOKING:?}"
             );
         }
-        let Ok(status) = fs::read_to_string(format!("/proc/{pid}/task/{thread}/status")) else {
+        let Ok(status) = sys::text::about(format!("/proc/{pid}/task/{thread}/status")) else {
             continue;
         };
         if let Some(obstacle) = obstacle(&status) {

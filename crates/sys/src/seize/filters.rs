@@ -107,14 +107,14 @@ impl Status {
         // With all the groups that a thread may be in, which stand before what is asked for.
         const MOST: usize = 4 << 20;
         let Some(file) = &self.file else {
-            return std::fs::read_to_string(format!("/proc/{}/status", self.thread));
+            return crate::text::about(format!("/proc/{}/status", self.thread));
         };
         let mut text = vec![0; 4096];
         while text.len() <= MOST {
             let len = file.read_at(&mut text, 0)?;
             if len < text.len() {
                 text.truncate(len);
-                return String::from_utf8(text).map_err(std::io::Error::other);
+                return Ok(String::from_utf8_lossy(&text).into_owned());
             }
             text.resize(2 * len, 0);
         }

@@ -4,6 +4,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use numa::{NodeId, ProcessReport, Topology};
 use rustix::process::Pid;
+use sys::foreign::Foreign;
 
 use super::{print_json, table};
 use crate::output::print;
@@ -100,8 +101,11 @@ fn render(report: &ProcessReport) -> String {
     rows.push(row("ToT".into(), total));
     let head = ["Nid", "Anonymous", "File", "Merged", "Pages", "Threads"];
     let (local, distance) = (report.local_share * 100.0, report.mean_distance);
-    format!("{} ({}), pages of 4 KiB\n", report.name, report.pid)
-        + &table::render(&head, &rows, &[])
+    format!(
+        "{} ({}), pages of 4 KiB\n",
+        Foreign(&report.name),
+        report.pid
+    ) + &table::render(&head, &rows, &[])
         + &format!(
             " local {local:.1} %, remote {:.1} %, mean distance {distance:.1}; {} pages on no node (zeros)\n",
             100.0 - local,
