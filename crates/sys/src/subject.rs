@@ -80,7 +80,7 @@ pub struct Makeup {
     pub shared: u64,
     /// Private mappings of files.
     pub files: u64,
-    /// Of these, pages that were written: private, and no longer the file's.
+    /// Of these, pages that were written: private, and no longer the file's. Programs and libraries are left out: each has such pages.
     pub written: u64,
     /// Of huge pages that were set aside (hugetlb).
     pub huge_tlb: u64,
@@ -123,6 +123,8 @@ fn parse_smaps(text: &str) -> Makeup {
     let mut makeup = Makeup::default();
     // Each record ends with its flags.
     let mut record = Record::default();
+    // The file that was mapped as code last. The loader maps a program's or a library's data behind its code.
+    let mut code = None;
     for line in text.lines() {
         let (key, rest) = line.split_once(' ').unwrap_or((line, ""));
         let kilobytes = || {
@@ -137,7 +139,11 @@ fn parse_smaps(text: &str) -> Makeup {
                 record.huge_tlb += kilobytes().unwrap_or(0) * 1024
             }
             "VmFlags:" => {
-                record.count(rest, &mut makeup);
+                if rest.split_ascii_whitespace().any(|flag| flag == "ex") {
+                    code = record.file;
+                }
+                let is_data = record.file.is_some() && record.file == code;
+                record.count(rest, is_data, &mut makeup);
                 record = Record::default();
             }
             _ if !key.ends_with(':') => record.begin(rest),
@@ -166,7 +172,8 @@ impl<'a> Record<'a> {
         self.file = is_file.then(|| name.unwrap_or_default());
     }
 
-    fn count(&self, flags: &str, makeup: &mut Makeup) {
+    /// `is_data`: it is a part of a program or a library.
+    fn count(&self, flags: &str, is_data: bool, makeup: &mut Makeup) {
         let has = |flag: &str| flags.split_ascii_whitespace().any(|word| word == flag);
         let part = |is: bool| if is { self.resident } else { 0 };
         let lock = |makeup: &mut Makeup| {
@@ -184,7 +191,7 @@ impl<'a> Record<'a> {
                 &mut makeup.stored
             }
             Some(_) => {
-                makeup.written += self.anonymous;
+                makeup.written += if is_data { 0 } else { self.anonymous };
                 &mut makeup.files
             }
             None => {
@@ -265,6 +272,8 @@ mod tests {
             record("rw-p 0000 00:00 0 ", 32, "rd wr um mg"),
             record("rw-s 0000 00:01 7  /dev/zero (deleted)", 64, "rd wr sh"),
             record("r--p 0000 08:01 7  /usr/lib/libpageone_agent.so", 128, "rd mr"),
+            record("r-xp 0000 08:01 8  /usr/lib/libc.so.6", 512, "rd ex mr"),
+            record("rw-p 0000 08:01 8  /usr/lib/libc.so.6", 1024, "rd wr mr"),
             record("rw-p 0000 00:01 9  /memfd:pageone-store (deleted)", 256, "rd wr lo uw"),
             "8f00-9f00 rw-p 0000 00:0f 5  /anon_hugepage (deleted)\nRss: 0 kB\nPrivate_Hugetlb: 2048 kB\n\
              VmFlags: rd wr ht\n"
@@ -274,7 +283,7 @@ mod tests {
         let expected = Makeup {
             anonymous: 60 * kib,
             shared: 64 * kib,
-            files: 128 * kib,
+            files: (128 + 512 + 1024) * kib,
             written: 64 * kib,
             huge_tlb: 2048 * kib,
             locked: 264 * kib,

@@ -7,7 +7,7 @@ use sys::credentials::{self, Credentials};
 use sys::foreign::Foreign;
 use sys::ksm::{Ksm, Member};
 use sys::subject::{self, Makeup, Subject};
-use wire::GuestStatus;
+use wire::{GuestStatus, PAGE_BYTES};
 
 use super::check::Check;
 use super::command::{remedy, unloadable};
@@ -62,7 +62,7 @@ pub(super) fn checks(pid: u32, service: &Service) -> Vec<Check> {
     all.push(tracer(&subject));
     let makeup = subject::makeup(pid);
     match &makeup {
-        Ok(makeup) => all.extend(kinds(makeup, guest.is_some())),
+        Ok(makeup) => all.extend(kinds(makeup, guest)),
         Err(error) => all.push(unseen("memory", pid, "its memory", error)),
     }
     all.push(pins(pid, guest));
@@ -196,7 +196,7 @@ fn tracer(subject: &Subject) -> Check {
 }
 
 /// Memory that cannot be merged, a check a kind.
-fn kinds(makeup: &Makeup, is_guest: bool) -> Vec<Check> {
+fn kinds(makeup: &Makeup, guest: Option<&GuestStatus>) -> Vec<Check> {
     let Makeup {
         anonymous,
         shared,
@@ -206,9 +206,13 @@ fn kinds(makeup: &Makeup, is_guest: bool) -> Vec<Check> {
         stored,
         ..
     } = *makeup;
-    let all = anonymous + shared + files + huge_tlb + stored;
+    // What is merged and was not read since is in no page table: the daemon knows of it.
+    let merged = guest.map_or(0, |guest| {
+        guest.pages_stored.saturating_mul(PAGE_BYTES as u64)
+    });
+    let all = (anonymous + shared + files + huge_tlb).saturating_add(stored.max(merged));
     // Of a guest's memory it is the engine that tracks and holds: this daemon, another, or one of `pageone run`.
-    let (foreign, locked) = match is_guest || makeup.has_agent {
+    let (foreign, locked) = match guest.is_some() || makeup.has_agent {
         true => (0, makeup.locked_apart),
         false => (makeup.held.max(makeup.tracked), makeup.locked),
     };
@@ -239,7 +243,7 @@ fn kinds(makeup: &Makeup, is_guest: bool) -> Vec<Check> {
             written,
             "is what it wrote to private mappings of files",
             "the kernel moves pages of anonymous memory only, so this cannot be offered",
-            "qemu-system-x86_64 -object memory-backend-ram,share=off,…",
+            "have it read the file into memory instead; QEMU: -object memory-backend-ram,share=off,…",
         ),
         (
             "other-uffd",
@@ -286,7 +290,7 @@ fn pins(pid: u32, guest: Option<&GuestStatus>) -> Check {
 
 /// What a guest offers of what it has.
 fn offered(guest: &GuestStatus, makeup: &Makeup) -> Check {
-    let offered = guest.pages.saturating_mul(4096);
+    let offered = guest.pages.saturating_mul(PAGE_BYTES as u64);
     let present = (makeup.anonymous + makeup.stored).max(offered);
     let what = format!(
         "it offers {} of {}",
@@ -416,6 +420,24 @@ mod tests {
     use std::process::{Command, Stdio};
 
     use super::*;
+
+    #[test]
+    fn merged_memory_that_nobody_reads_is_part_of_all() {
+        let makeup = Makeup {
+            files: 16 << 20,
+            written: 2 << 20,
+            has_agent: true,
+            ..Makeup::default()
+        };
+        let merged = |mib: u64| GuestStatus {
+            pages_stored: mib << 8,
+            ..GuestStatus::default()
+        };
+        let told = |guest: Option<&GuestStatus>| kinds(&makeup, guest)[0].check;
+        assert_eq!(told(None), "written-files");
+        assert_eq!(told(Some(&merged(1))), "written-files");
+        assert_eq!(told(Some(&merged(64))), "memory");
+    }
 
     #[cfg(target_arch = "x86_64")]
     #[test]
