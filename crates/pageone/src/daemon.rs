@@ -23,7 +23,6 @@ use numa::{FakeSpec, Topology};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sys::keeper::{Keeper, Kept};
 use sys::signals::{SIGHUP, SIGINT, SIGTERM, Signals};
-use tracing_subscriber::EnvFilter;
 
 use attacher::Attacher;
 pub(crate) use check::ConfigCommand;
@@ -227,13 +226,13 @@ fn options(args: &Args, config: &Config) -> Result<engine::Options> {
 /// Logs to standard error: what the configuration says, else `PAGEONE_LOG`, else `info`.
 fn start_log(filter: Option<&str>) -> Result<()> {
     let filter = match filter {
-        Some(filter) => EnvFilter::try_new(filter)?,
+        Some(filter) => config::log_filter(filter),
         None => match std::env::var("PAGEONE_LOG") {
-            Ok(filter) => EnvFilter::try_new(&filter)
-                .with_context(|| format!("PAGEONE_LOG: `{filter}` is no log filter"))?,
-            Err(_) => EnvFilter::try_new("info")?,
+            Ok(filter) => config::log_filter(&filter).map_err(|why| format!("PAGEONE_LOG: {why}")),
+            Err(_) => config::log_filter("info"),
         },
     };
+    let filter = filter.map_err(anyhow::Error::msg)?;
     let to = log::Log::here();
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)

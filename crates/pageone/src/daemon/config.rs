@@ -9,6 +9,8 @@ use numa::FakeSpec;
 use numa::placement::NodeRequest;
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, Visitor};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 use wire::{Knob, KnobValues};
 
 use super::attacher::AttachRule;
@@ -207,9 +209,24 @@ fn unknown(key: &str) -> String {
 }
 
 fn log(text: &str) -> Result<String, String> {
-    match tracing_subscriber::EnvFilter::try_new(text) {
-        Ok(_) => Ok(text.to_owned()),
-        Err(error) => Err(format!("`{text}` is no log filter: {error}")),
+    log_filter(text).map(|_| text.to_owned())
+}
+
+/// What to log.
+///
+/// # Errors
+/// It is no filter, or has a word alone that is no level. The library takes that for a part of the program, and all else would be silent.
+pub(crate) fn log_filter(text: &str) -> Result<EnvFilter, String> {
+    let is_level = |word: &&str| LevelFilter::from_str(word).is_ok();
+    let mut alone = text.split(',').map(str::trim);
+    let odd = alone.find(|word| !word.contains(['=', '[']) && !is_level(word));
+    match (odd, EnvFilter::try_new(text)) {
+        (None, Ok(filter)) => Ok(filter),
+        (Some(word), _) => Err(format!(
+            "`{text}` is no log filter: `{word}` is no level; levels are error, warn, info, debug, trace and off, \
+             of a part engine=debug"
+        )),
+        (None, Err(error)) => Err(format!("`{text}` is no log filter: {error}")),
     }
 }
 
@@ -332,6 +349,8 @@ mod tests {
             ("pace = 'fast'\n", "pace", "line 1"),
             ("thp = 'never'\n", "thp", "line 1"),
             ("log = 'a=b=c'\n", "log", "line 1"),
+            ("log = 'warning'\n", "`warning` is no level", "line 1"),
+            ("log = 'info,engine'\n", "`engine` is no level", "line 1"),
             ("use_zero_pages = 'yes'\n", "use_zero_pages", "line 1"),
             ("merge_across_nodes = 2\n", "merge_across_nodes", "line 1"),
             ("\nnuma = 'real'\n", "numa", "line 2"),
