@@ -11,7 +11,14 @@ pub(super) fn mode(text: &str) -> Result<RunMode, String> {
 
 pub(super) fn word<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     let word = IntoDeserializer::<value::Error>::into_deserializer(text);
-    T::deserialize(word).map_err(|error| error.to_string())
+    // The library names the words that it takes: "unknown variant `x`, expected one of …".
+    T::deserialize(word).map_err(|error| {
+        let error = error.to_string();
+        match error.rsplit_once(", expected ") {
+            Some((_, words)) => format!("`{text}` is not possible; it takes {words}"),
+            None => error,
+        }
+    })
 }
 
 /// KSM writes 0 and 1.
@@ -19,7 +26,9 @@ pub(super) fn switch(text: &str) -> Result<bool, String> {
     match text {
         "1" | "true" | "on" => Ok(true),
         "0" | "false" | "off" => Ok(false),
-        _ => Err(format!("`{text}` is neither true nor false")),
+        _ => Err(format!(
+            "`{text}` is neither true nor false, on nor off, 1 nor 0"
+        )),
     }
 }
 
