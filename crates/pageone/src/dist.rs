@@ -129,8 +129,49 @@ fn complete_more(shell: Shell, file: &Path) -> Result<()> {
 
 /// A page for each verb that the help shows.
 fn manual(folder: &Path, command: Command) -> Result<()> {
-    Ok(clap_mangen::generate_to(without_help(command), folder)?)
+    clap_mangen::generate_to(without_help(command), folder)?;
+    let first = folder.join("pageone.1");
+    let page = fs::read_to_string(&first)? + BESIDES;
+    Ok(fs::write(first, page)?)
 }
+
+/// What the first page says of all verbs, besides their flags.
+const BESIDES: &str = r"
+.SH ENVIRONMENT
+.TP
+PAGEONE_SOCKET
+The daemon's socket, for verbs that ask a daemon
+.TP
+PAGEONE_DOMAIN
+The name for which a guest asks, as by \-\-domain
+.TP
+PAGEONE_AGENT
+The agent's library
+.TP
+PAGEONE_LOG
+What the daemon logs: a level, like warn, or a level of a part, like engine=debug
+.SH FILES
+.TP
+/run/pageone.sock
+The socket of root's daemon
+.TP
+/etc/pageone/pageone.toml
+The daemon's configuration
+.TP
+/etc/pageone/policy.toml
+The policy: who shares with whom, who sees all guests, who turns knobs
+.TP
+/usr/share/doc/pageone
+The quick start, the manual by verb (cli.md), and operation
+.SH EXIT STATUS
+0 done, 1 failed, 2 wrong usage. The codes of run are those of env(1). Those of doctor: 1 less is merged than could be, 2 all memory is kept from being merged.
+.SH EXAMPLES
+.nf
+pageone analyze \-\-all
+sudo pageone attach \-\-any 1234
+pageone status
+.fi
+";
 
 /// The verb `help` would have a page for each other verb once more.
 fn without_help(command: Command) -> Command {
@@ -142,7 +183,7 @@ fn without_help(command: Command) -> Command {
 fn configuration() -> String {
     let mut text = String::from(
         "# PageONE's configuration: see `man pageone-daemon`. `pageone config check` finds mistakes.\n\
-         # Each key stands here with its default. A flag of the daemon wins over this file.\n\n\
+         # Keys stand here with their defaults. A flag of the daemon wins over this file.\n\n\
          # Where to listen.\n#socket = \"/run/pageone.sock\"\n\n\
          # Who may be a guest, in which domain, and who may see and control.\n\
          #policy = \"/etc/pageone/policy.toml\"\n\n\
@@ -150,15 +191,17 @@ fn configuration() -> String {
     );
     for knob in KNOBS {
         let (about, key) = (knob.about.trim(), knob.key);
-        // A default in words is the machine's.
+        // A default in words is the machine's: a value that any machine takes stands for it.
         let value = match knob.default.contains(' ') {
-            true => format!("{key} = {:?}    # {}", knob.form, knob.default),
+            true => format!("{key} = \"1\"    # without this line: {}", knob.default),
             false => format!("{key} = {:?}", knob.default),
         };
         let _ = write!(text, "\n# {about}: {}\n#{value}\n", knob.form);
     }
     text.push_str(
-        "\n# Running processes that become guests: by command, executable, user, uid, group, gid, cgroup, unit.\n\
+        "\n# CPUs and memory of a NUMA node for the daemon itself: a number, or \"auto\".\n# node = \"auto\"\n\n\
+         # What one process and one user may take: operations.md has all keys.\n# [limits]\n# guests_per_user = 1024\n\n\
+         # Running processes that become guests: by command, executable, user, uid, group, gid, cgroup, unit.\n\
          # [[attach]]\n# unit = \"machine.slice\"\n# any = true\n",
     );
     text
@@ -225,6 +268,9 @@ mod tests {
         let usual = offered(&bash, &["pageone", "top", "--socket", "/run/pageone.s"]);
         assert!(usual.contains(&"/run/pageone.sock".to_owned()), "{usual:?}");
         let read = |name: &str| fs::read_to_string(made(name)).unwrap();
+        let page = read("man/man1/pageone.1");
+        assert!(page.contains("/etc/pageone/policy.toml"), "{page}");
+        assert!(!read("man/man1/pageone-run.1").contains(".SH FILES"));
         let fish = read("fish/vendor_completions.d/pageone.fish");
         for line in fish.lines().filter(|line| line.contains("-l socket")) {
             assert!(!line.ends_with("-F"), "it offers all files: {line}");
@@ -251,10 +297,17 @@ mod tests {
         assert_eq!(Config::parse(&example).unwrap(), Config::default());
         let key = |line: &&str| line.starts_with('#') && !line.starts_with("# ");
         let keys = example.lines().filter(key).map(|line| &line[1..]);
-        let said: Vec<_> = keys.filter(|line| !line.contains("\"N\"")).collect();
+        let said: Vec<_> = keys.collect();
+        assert!(Config::parse(&said.join("\n")).is_ok(), "{example}");
+        let is_default = |line: &&str| !line.contains("# without this line");
+        let said: Vec<_> = said.into_iter().filter(is_default).collect();
         let config = Config::parse(&said.join("\n")).unwrap();
         assert_eq!(config.knobs, Config::default().knobs);
         assert_eq!(config.socket, Some("/run/pageone.sock".into()));
         assert!(said.len() >= KNOBS.len(), "{example}");
+        let sections = example.lines().filter_map(|line| line.strip_prefix("# "));
+        let toml = |line: &&str| line.contains(" = ") || line.starts_with('[');
+        let sections: Vec<_> = sections.filter(toml).collect();
+        assert!(Config::parse(&sections.join("\n")).is_ok(), "{sections:?}");
     }
 }
