@@ -32,7 +32,11 @@ const LIMIT: Duration = Duration::from_secs(40);
 /// Time for a guest to fill its memory, or to verify all of it.
 const PATIENCE: Duration = Duration::from_secs(120);
 
+/// The time between two looks: short, so that the demo is.
+const PERIOD_MS: u64 = 1000;
+
 #[derive(clap::Args)]
+#[command(mut_arg("merge_period", |knob| knob.help(format!("The time between two looks at what was written [default: {}]", humantime::format_duration(Duration::from_millis(PERIOD_MS))))))]
 pub(crate) struct Args {
     /// Number of guests
     #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u64).range(2..=1000))]
@@ -70,9 +74,8 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     let mib = fit(args.guests, args.mib, memory)?;
     let pages = usize::try_from(mib * 256)?;
     let layout = Layout::new(pages, available_file_pages(pages));
-    // Short, so that the demo is.
     let knobs = args.knobs.over(KnobValues {
-        merge_period_ms: 1000,
+        merge_period_ms: PERIOD_MS,
         ..KnobValues::default()
     });
     let options = engine::Options {
