@@ -75,6 +75,8 @@ fn it_shows_what_the_daemon_counts() {
     named_ones_exist(metrics);
     let status: serde_json::Value =
         serde_json::from_str(body(&get(&address, "/api/status"))).expect("JSON");
+    let ksm = &status["ksm"]["run"];
+    assert!(ksm.is_u64() || ksm.is_null(), "{ksm}");
     assert_eq!(
         count(&status["status"], "saved_bytes") as u64,
         PAGES as u64 * 4096

@@ -83,7 +83,8 @@ impl Source {
             "general_profit",
             "full_scans",
         ];
-        let ksm = ksm.map(|name| (name, self.ksm.read(name).ok()));
+        let number = |name| self.ksm.read(name).ok()?.parse::<i64>().ok();
+        let ksm = ksm.map(|name| (name, number(name)));
         let ksm: std::collections::BTreeMap<_, _> = ksm.into_iter().collect();
         let json = serde_json::json!({ "status": &*status, "ksm": ksm });
         Ok(plain_json(&json.to_string()))
