@@ -23,7 +23,7 @@ const NAME: usize = 8;
 /// Shows all guests of a daemon by node, and their canonical pages by domain and node
 #[derive(Args)]
 pub(crate) struct GuestsView {
-    /// The daemon's socket
+    /// The daemon's socket [default: $PAGEONE_SOCKET, else that of this user's daemon, else of root's]
     #[arg(long)]
     socket: Option<PathBuf>,
     /// Print JSON
@@ -44,6 +44,8 @@ struct Guests {
 struct Guest {
     pid: u32,
     comm: ForeignName,
+    /// Of a virtual machine, container or unit.
+    name: Option<ForeignName>,
     domain: ForeignName,
     /// None where the process is gone, or not ours to look at.
     pages: Option<ProcessReport>,
@@ -70,6 +72,7 @@ impl Guests {
                 .and_then(|pid| ProcessReport::read(topology, pid).ok()),
             pid: guest.pid,
             comm: guest.comm,
+            name: guest.name,
             domain: guest.domain,
         };
         Self {
@@ -102,7 +105,7 @@ impl Guests {
 
     fn guest_table(&self, nodes: &[NodeId]) -> String {
         let names = nodes.iter().map(|node| format!("N{node}"));
-        let mut head = vec!["PID".to_owned(), "COMMAND".into(), "DOMAIN".into()];
+        let mut head = vec!["PID".to_owned(), "NAME".into(), "DOMAIN".into()];
         head.extend(names);
         head.push("NEAR".into());
         let rows = self.guests.iter().map(|guest| {
@@ -114,8 +117,9 @@ impl Guests {
                 }
             };
             let near = |report: &ProcessReport| format!("{:.0}%", report.local_share * 100.0);
-            let (comm, domain) = (short(&guest.comm), short(&guest.domain));
-            let mut row = vec![guest.pid.to_string(), comm, domain];
+            let name = guest.name.as_ref().unwrap_or(&guest.comm);
+            let (name, domain) = (short(name), short(&guest.domain));
+            let mut row = vec![guest.pid.to_string(), name, domain];
             row.extend(nodes.iter().map(cell));
             row.push(guest.pages.as_ref().map_or("?".into(), near));
             row
@@ -199,9 +203,10 @@ mod tests {
             local_share: 1.0,
             mean_distance: 10.0,
         };
-        let guest = |pages| Guest {
+        let guest = |pages: Option<ProcessReport>| Guest {
             pid: 4_194_304,
-            comm: "qemu-system-x86\x1b[2J".into(),
+            comm: "qemu-system-x86".into(),
+            name: pages.is_none().then(|| "web\x1b[2J".into()),
             domain: "machine-qemu-1-of-many".into(),
             pages,
         };
@@ -250,6 +255,10 @@ mod tests {
                 assert_eq!(heads.count(), 2, "{text}");
             }
             assert!(text.contains("99G+88G"), "{text}");
+            assert!(
+                text.contains(" qemu-sys~ ") && text.contains(" web"),
+                "{text}"
+            );
             assert!(!text.contains('\x1b') && text.contains('?'), "{text}");
         }
     }
