@@ -60,7 +60,7 @@ impl fmt::Display for Done {
         let threads = human::count(self.threads, "thread");
         write!(
             f,
-            "detached: all its memory is its own; {threads} stood still for {stood:.1} ms, one for {held:.1} ms"
+            "detached: all its memory is its own; {threads} stood still for {stood:.1} ms, the one that did the work for {held:.1} ms"
         )?;
         match &self.left {
             None => Ok(()),

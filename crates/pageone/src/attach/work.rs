@@ -80,7 +80,7 @@ impl fmt::Display for Done {
         let ms = |time: Duration| time.as_secs_f64() * 1000.0;
         write!(
             f,
-            "attached: {} of libc's functions are seen, {}; {} stood still for {:.1} ms, one for {:.1} ms",
+            "attached: {} of libc's functions are seen, {}; {} stood still for {:.1} ms, the one that did the work for {:.1} ms",
             self.hooks,
             match (self.any, self.offered) {
                 (true, _) => "all its memory is offered from now on".to_owned(),
