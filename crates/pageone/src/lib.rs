@@ -92,7 +92,7 @@ enum Verb {
     Status(view::status::Args),
     /// Shows the guests on the whole terminal, again and again
     Top(view::top::Args),
-    /// Turns knobs of a running daemon
+    /// Turns knobs of a running daemon; alone it lists them
     Set(view::set::Args),
     /// Shows what merging would save, and changes nothing
     ///
@@ -167,7 +167,7 @@ fn parse() -> Cli {
 /// The verbs of the command that these words lead to.
 fn verbs(words: impl Iterator<Item = OsString>) -> String {
     let mut command = Cli::command();
-    for word in words {
+    for word in words.filter(|word| word != "help") {
         match command.find_subcommand(&word).cloned() {
             Some(next) => command = next,
             None => break,
@@ -243,6 +243,9 @@ mod tests {
         let of_bench = said(&["bench", "frob"]);
         assert!(of_bench.contains("merge, "), "{of_bench}");
         assert!(!of_bench.contains("daemon"), "{of_bench}");
+        for asks_for_help in [["help", "bench", "frob"], ["bench", "help", "frob"]] {
+            assert_eq!(said(&asks_for_help), of_bench);
+        }
     }
 
     #[test]

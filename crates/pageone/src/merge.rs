@@ -21,7 +21,7 @@ const MOST_VAIN: u32 = 10;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The daemon's socket
+    /// The daemon's socket [default: $PAGEONE_SOCKET, else that of this user's daemon, else of root's]
     #[arg(long)]
     socket: Option<PathBuf>,
     /// Ask again until nothing is left for want of time

@@ -30,7 +30,7 @@ const SCRIPT: &str = include_str!("serve/page.js");
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The daemon's socket
+    /// The daemon's socket [default: $PAGEONE_SOCKET, else that of this user's daemon, else of root's]
     #[arg(long)]
     socket: Option<PathBuf>,
     /// Where to listen

@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(3600);
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The daemon's socket
+    /// The daemon's socket [default: $PAGEONE_SOCKET, else that of this user's daemon, else of root's]
     #[arg(long)]
     socket: Option<PathBuf>,
     /// Give all merged pages private copies first, and go on as before afterwards: what may be

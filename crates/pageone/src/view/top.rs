@@ -29,7 +29,7 @@ use crate::{human, paths};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The daemon's socket
+    /// The daemon's socket [default: $PAGEONE_SOCKET, else that of this user's daemon, else of root's]
     #[arg(long)]
     socket: Option<PathBuf>,
     /// The time between two looks

@@ -64,7 +64,7 @@ fn head(status: &Status) -> String {
         ));
     }
     if status.only_user.is_some() {
-        lines.push("only the guests of your own are counted".to_owned());
+        lines.push("only your own guests are counted; root sees all".to_owned());
     }
     lines.join("\n") + "\n\n"
 }
