@@ -61,7 +61,8 @@ pub(crate) fn process(text: &str) -> Result<u32, String> {
 /// No size, none at all, or one beyond 64 bits.
 pub(crate) fn size_of(text: &str) -> Result<u64, String> {
     let bytes = wire::size::bytes_of(text);
-    bytes.ok_or_else(|| format!("`{text}` is no size; write it like 512M or 4GiB"))
+    bytes
+        .ok_or_else(|| format!("`{text}` is no size, or beyond 16 EiB; write it like 512M or 4GiB"))
 }
 
 /// A text in lines of at most `width` characters, as far as its words allow.
@@ -97,7 +98,7 @@ pub(crate) fn span(text: &str) -> Result<Duration, String> {
 /// No time, or one outside 10 ms to a day.
 pub(crate) fn period(text: &str) -> Result<Duration, String> {
     let time = humantime::parse_duration(text)
-        .map_err(|error| format!("`{text}` is no time ({error}); write it like 20s or 500ms"))?;
+        .map_err(|_| format!("`{text}` is no time; write it like 20s or 500ms"))?;
     let (least, most) = (Duration::from_millis(10), Duration::from_secs(86_400));
     match (least..=most).contains(&time) {
         true => Ok(time),

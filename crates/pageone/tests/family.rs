@@ -292,9 +292,10 @@ fn unknown_cases_and_deeds_are_refused() {
     let Some(_turn) = turn() else { return };
     let mut command = pageone();
     let refused = output(command.args(["bench", "run", "equal", "dance"]));
-    assert_eq!(refused.status.code(), Some(1));
+    assert_eq!(refused.status.code(), Some(2));
     assert!(
-        said(&refused).contains("no case `dance`: there are merge, equal"),
+        said(&refused)
+            .contains("invalid value 'dance' for '[CASE]...'\n  [possible values: merge, equal"),
         "{}",
         said(&refused)
     );

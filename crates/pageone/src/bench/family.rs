@@ -32,6 +32,7 @@ use std::process::Command;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
+use clap::builder::PossibleValuesParser;
 
 pub(crate) use cases::index::Args as IndexPart;
 pub(crate) use compare::{Args as CompareArgs, main as compare};
@@ -57,7 +58,7 @@ use session::{Outcome, Session};
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Cases, of merge, equal, unique, churn, latency, huge, boot, programs, vms, index, scale [default: all]
-    #[arg(value_name = "CASE")]
+    #[arg(value_name = "CASE", value_parser = PossibleValuesParser::new(CASES.iter().map(|case| case.name)))]
     cases: Vec<String>,
     /// How much is done: what is not said otherwise below
     #[arg(long, value_enum, default_value = "normal")]
@@ -135,32 +136,20 @@ impl Args {
         })
     }
 
-    fn tasks(&self) -> Result<Vec<(&'static Case, &'static Variant)>> {
-        let mut chosen = Vec::new();
-        for name in &self.cases {
-            let names = || {
-                CASES
-                    .iter()
-                    .map(|case| case.name)
-                    .collect::<Vec<_>>()
-                    .join(", ")
-            };
-            let case = cases::named(name)
-                .with_context(|| format!("no case `{name}`: there are {}", names()))?;
-            chosen.push(case);
-        }
+    fn tasks(&self) -> Vec<(&'static Case, &'static Variant)> {
+        let named = |name: &String| cases::named(name).expect("the command line took it");
+        let mut chosen: Vec<_> = self.cases.iter().map(named).collect();
         if chosen.is_empty() {
             chosen.extend(CASES);
         }
         let all = chosen
             .into_iter()
             .flat_map(|case| case.variants.iter().map(move |variant| (case, variant)));
-        Ok(all
-            .filter(|(case, variant)| {
-                let named = !self.cases.is_empty() && case.is_long();
-                self.scale == Scale::Full || named || !variant.full
-            })
-            .collect())
+        all.filter(|(case, variant)| {
+            let named = !self.cases.is_empty() && case.is_long();
+            self.scale == Scale::Full || named || !variant.full
+        })
+        .collect()
     }
 }
 
@@ -256,7 +245,7 @@ impl Bench<'_> {
 
     /// Makes all runs that the folder does not have; gives all that belong to this task.
     fn all(&self, args: &Args) -> Result<Vec<Record>> {
-        let tasks = args.tasks()?;
+        let tasks = args.tasks();
         // A part by itself has no guests, and KSM may do what it likes.
         let with_guests = |(_, variant): &(_, &Variant)| matches!(variant.task, Task::Guests(_));
         let (engines, guard) = match tasks.iter().any(with_guests) {

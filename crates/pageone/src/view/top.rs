@@ -155,7 +155,7 @@ enum Order {
     Memory,
     Motion,
     Mappings,
-    Command,
+    Name,
     Domain,
     Pid,
 }
@@ -166,7 +166,7 @@ const ORDERS: [(char, Order, &str); 7] = [
     ('m', Order::Memory, "memory"),
     ('v', Order::Motion, "in motion"),
     ('n', Order::Mappings, "mappings"),
-    ('c', Order::Command, "command"),
+    ('c', Order::Name, "name"),
     ('d', Order::Domain, "domain"),
     ('p', Order::Pid, "PID"),
 ];
@@ -179,7 +179,7 @@ impl Order {
             Self::Memory => b.pages.cmp(&a.pages),
             Self::Motion => b.pages_volatile.cmp(&a.pages_volatile),
             Self::Mappings => b.vmas.cmp(&a.vmas),
-            Self::Command => name(a).cmp(name(b)),
+            Self::Name => name(a).cmp(name(b)),
             Self::Domain => a.domain.cmp(&b.domain),
             Self::Pid => a.pid.cmp(&b.pid),
         };
@@ -278,7 +278,7 @@ impl Top {
         let [head, line, table, foot] = Layout::vertical(parts).areas(frame.area());
         frame.render_widget(self.head(), head);
         self.line(frame, line);
-        frame.render_widget(self.table(), table);
+        frame.render_widget(self.table(table.width), table);
         let foot_text = match &self.trouble {
             Some(why) => Line::styled(why.clone(), Style::new().add_modifier(Modifier::BOLD)),
             None => Line::from("q quit   h help   s m v n c d p sort   r reverse   arrows scroll"),
@@ -308,7 +308,7 @@ impl Top {
             human::count(status.guests.len(), "guest")
         );
         let second = format!(
-            "saved {}   net {}   copies {}   own memory {}",
+            "saved {}   net {}   stored {}   metadata {}",
             human::size(status.saved_bytes),
             human::bytes(status.net_saved_bytes),
             human::size(status.store_bytes),
@@ -325,22 +325,22 @@ impl Top {
         frame.render_widget(Sparkline::default().data(&data), area);
     }
 
-    fn table(&self) -> Table<'static> {
-        let heads = [
-            "PID", "COMMAND", "DOMAIN", "MEMORY", "SAVED", "%", "MOTION", "MAPS",
-        ];
-        let names = ["p", "c", "d", "m", "s", "", "v", "n"];
+    fn table(&self, width: u16) -> Table<'static> {
+        let columns = columns(width);
         let chosen = ORDERS.iter().find(|(_, order, _)| *order == self.order);
-        let chosen = chosen.map_or(String::new(), |(key, ..)| key.to_string());
-        let heads = heads.iter().zip(names).map(|(head, key)| {
-            let style = match key == chosen {
+        let chosen = chosen.map(|(key, ..)| *key);
+        let heads = columns.iter().map(|column| {
+            let style = match column.key.is_some() && column.key == chosen {
                 true => Style::new().add_modifier(Modifier::REVERSED),
                 false => Style::new().add_modifier(Modifier::BOLD),
             };
-            Span::styled(*head, style)
+            Span::styled(column.head, style)
         });
-        let rows = self.status.guests.iter().skip(self.skipped).map(row);
-        let widths = [8, 15, 15, 9, 9, 3, 9, 5].map(Constraint::Length);
+        let guests = self.status.guests.iter().skip(self.skipped);
+        let rows = guests.map(|guest| row(guest, &columns));
+        let widths = columns
+            .iter()
+            .map(|column| Constraint::Length(column.width));
         Table::new(rows, widths)
             .header(Row::new(heads))
             .column_spacing(1)
@@ -352,25 +352,74 @@ fn name(guest: &GuestStatus) -> &ForeignName {
     guest.name.as_ref().unwrap_or(&guest.comm)
 }
 
-fn row(guest: &GuestStatus) -> Row<'static> {
-    let bytes = |pages: u64| pages.saturating_mul(PAGE_BYTES as u64);
-    let memory = bytes(guest.pages);
-    let percent = (guest.saved_bytes.saturating_mul(100)).checked_div(memory);
+/// A column: its head, its width, the key that sorts by it, and when it gives way: those with the highest number first.
+#[derive(Clone, Copy)]
+struct Column {
+    head: &'static str,
+    width: u16,
+    key: Option<char>,
+    gives_way: u8,
+    cell: fn(&GuestStatus) -> String,
+}
+
+const fn column(
+    (head, width, gives_way): (&'static str, u16, u8),
+    key: Option<char>,
+    cell: fn(&GuestStatus) -> String,
+) -> Column {
+    Column {
+        head,
+        width,
+        key,
+        gives_way,
+        cell,
+    }
+}
+
+const COLUMNS: [Column; 8] = [
+    column(("PID", 8, 0), Some('p'), |guest| guest.pid.to_string()),
+    column(("NAME", 15, 2), Some('c'), |guest| name(guest).to_string()),
+    column(("DOMAIN", 15, 4), Some('d'), |guest| {
+        guest.domain.to_string()
+    }),
+    column(("MEMORY", 9, 3), Some('m'), |guest| {
+        human::size(bytes(guest.pages))
+    }),
+    column(("SAVED", 9, 1), Some('s'), |guest| {
+        human::size(guest.saved_bytes)
+    }),
+    column(("%", 3, 5), None, |guest| {
+        let saved = guest.saved_bytes.saturating_mul(100);
+        let percent = saved.checked_div(bytes(guest.pages));
+        percent.unwrap_or(0).to_string()
+    }),
+    column(("MOTION", 9, 6), Some('v'), |guest| {
+        human::size(bytes(guest.pages_volatile))
+    }),
+    column(("MAPS", 5, 7), Some('n'), |guest| guest.vmas.to_string()),
+];
+
+/// Those for which there is room: a value that is cut would be a wrong one.
+fn columns(width: u16) -> Vec<Column> {
+    let mut columns = COLUMNS.to_vec();
+    let needs = |columns: &[Column]| columns.iter().map(|column| column.width + 1).sum::<u16>() - 1;
+    while columns.len() > 1 && needs(&columns) > width {
+        let last = columns.iter().map(|column| column.gives_way).max();
+        columns.retain(|column| Some(column.gives_way) != last);
+    }
+    columns
+}
+
+fn bytes(pages: u64) -> u64 {
+    pages.saturating_mul(PAGE_BYTES as u64)
+}
+
+fn row(guest: &GuestStatus, columns: &[Column]) -> Row<'static> {
     let style = match guest.responsive {
         true => Style::new(),
         false => Style::new().add_modifier(Modifier::DIM),
     };
-    let cells = [
-        guest.pid.to_string(),
-        name(guest).to_string(),
-        guest.domain.to_string(),
-        human::size(memory),
-        human::size(guest.saved_bytes),
-        percent.unwrap_or(0).to_string(),
-        human::size(bytes(guest.pages_volatile)),
-        guest.vmas.to_string(),
-    ];
-    Row::new(cells).style(style)
+    Row::new(columns.iter().map(|column| (column.cell)(guest))).style(style)
 }
 
 /// What keys do, over the table.
@@ -445,16 +494,37 @@ mod tests {
         top
     }
 
-    /// The lines of a terminal of 80 × 24.
-    fn screen(top: &Top) -> Vec<String> {
-        let mut terminal = Terminal::new(TestBackend::new(80, 24)).unwrap();
+    /// The lines of a terminal of so many columns, and 24 rows.
+    fn screen_of(top: &Top, width: u16) -> Vec<String> {
+        let mut terminal = Terminal::new(TestBackend::new(width, 24)).unwrap();
         terminal.draw(|frame| top.draw(frame)).unwrap();
         let buffer = terminal.backend().buffer();
         let line = |cells: &[ratatui::buffer::Cell]| {
             let line: String = cells.iter().map(ratatui::buffer::Cell::symbol).collect();
             line.trim_end().to_owned()
         };
-        buffer.content().chunks(80).map(line).collect()
+        buffer.content().chunks(width.into()).map(line).collect()
+    }
+
+    fn screen(top: &Top) -> Vec<String> {
+        screen_of(top, 80)
+    }
+
+    /// A value that is cut would be a wrong one.
+    #[test]
+    fn a_narrow_screen_has_fewer_columns() {
+        let heads = |width| screen_of(&top(), width)[5].clone();
+        assert_eq!(
+            heads(79),
+            "PID      NAME            DOMAIN          MEMORY    SAVED     %   MOTION"
+        );
+        assert_eq!(
+            heads(60),
+            "PID      NAME            DOMAIN          MEMORY    SAVED"
+        );
+        assert_eq!(heads(40), "PID      NAME            SAVED");
+        assert_eq!(heads(20), "PID      SAVED");
+        assert_eq!(heads(5), "PID");
     }
 
     /// With `PAGEONE_DRAW=1` it writes the file that it compares with otherwise.

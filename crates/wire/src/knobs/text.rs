@@ -39,7 +39,7 @@ pub(super) fn number<T: std::str::FromStr>(text: &str) -> Result<T, String> {
 
 pub(super) fn time_ms(text: &str) -> Result<u64, String> {
     let time = humantime::parse_duration(text)
-        .map_err(|error| format!("`{text}` is no time ({error}); write it like 20s or 500ms"))?;
+        .map_err(|_| format!("`{text}` is no time; write it like 20s or 500ms"))?;
     match time.as_millis() {
         0 if !time.is_zero() => Err(format!("`{text}` is less than 1ms")),
         ms => Ok(u64::try_from(ms).unwrap_or(u64::MAX)),

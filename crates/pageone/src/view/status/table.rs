@@ -189,7 +189,11 @@ fn cut(text: &str, width: usize) -> String {
 
 fn guests(text: &mut String, guests: &[GuestStatus]) {
     if guests.is_empty() {
-        text.push_str("no guests\n");
+        text.push_str(
+            "no guests\n  \
+             pageone run --any -- COMMAND   starts one\n  \
+             pageone attach --any PID       makes one of a running process\n",
+        );
         return;
     }
     let _ = writeln!(
