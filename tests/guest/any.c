@@ -89,6 +89,14 @@ size_t strlen(const char *text)
 }
 #endif
 
+#ifdef SHADOW
+/* Where AddressSanitizer has its shadow memory. */
+__attribute__((constructor)) static void shadow(void)
+{
+	mmap((void *)0x02008fff7000, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+}
+#endif
+
 static char *apart(size_t len, int prot, int flags)
 {
 	char *all = mmap(NULL, len + (4 << 20), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

@@ -35,8 +35,9 @@
 //! - A4 *A thread in a hook never waits for a page while the agent waits for its lock*. Windows hold the lock, so while a hook has
 //!   it nothing is out. What a window could not let go of ([`held`](crate::window)) is let go of without the lock.
 //! - A5 *Who discards memory tells the hooks*. Go's runtime discards by system calls of its own, also in a program that uses libc: where
-//!   zeros belong, canonical content would come back. So nothing more is offered once a program or library of Go is mapped
-//!   ([`golang`]). **The limit**: other code that discards its own memory past libc.
+//!   zeros belong, canonical content would come back. So does AddressSanitizer's. So nothing more is offered once a program or library of
+//!   Go is mapped ([`golang`]), or that sanitizer's shadow memory ([`sanitizer`]). **The limit**: other code that discards its own memory
+//!   past libc.
 //!
 //! Stacks of signals, of coroutines, the heap, arenas and thread-local storage need nothing more: whoever touches them, the
 //! kernel included, sleeps until the window ends.
@@ -50,6 +51,7 @@ use rustix::io::Result;
 use sys::golang;
 use sys::mapping::OwnMemory;
 use sys::rights::Threads;
+use sys::sanitizer;
 use sys::task;
 use sys::vma::{Maps, Vma};
 use wire::{CHUNK_BYTES, PAGE_BYTES, PageBits};
@@ -199,8 +201,12 @@ impl Walks {
         }
         let memory = OwnMemory::open()?;
         let done = read();
-        // Behind the reading: what it found of Go's was made after Go's program or library was mapped. It is not reported yet.
-        match golang::is_mapped(maps, &memory) {
+        // Behind the reading: what it found of theirs was made after they were mapped. It is not reported yet.
+        let found = match sanitizer::is_mapped(maps) {
+            Ok(false) => golang::is_mapped(maps, &memory),
+            found => found,
+        };
+        match found {
             Ok(false) => done?,
             found => {
                 self.is_over = found.is_ok();

@@ -220,10 +220,15 @@ fn libcs_variables_and_the_agents_are_marked() {
     assert_eq!(checked, 2);
 }
 
-/// Go's runtime discards memory past libc, also in programs that use libc.
+/// Go's runtime discards memory past libc, also in programs that use libc. So does AddressSanitizer's.
 #[test]
-fn nothing_is_offered_for_a_program_of_go() {
-    for (name, flag) in [("go-note", "-DGO_NOTE"), ("go-mark", "-DGO_MARK")] {
+fn nothing_is_offered_for_a_program_of_go_or_with_a_sanitizer() {
+    for (name, flag) in [
+        ("go-note", "-DGO_NOTE"),
+        ("go-mark", "-DGO_MARK"),
+        #[cfg(target_arch = "x86_64")]
+        ("shadow", "-DSHADOW"),
+    ] {
         let program = build(name, &[flag]);
         let mut any = Any::start_of(&program, &[]);
         let deadline = Instant::now() + Duration::from_secs(3);

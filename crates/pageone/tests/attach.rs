@@ -656,9 +656,14 @@ fn processes_in_which_no_agent_could_work_are_refused() {
         &[&format!("-Wl,--dynamic-linker={}", name(&linker))],
     );
     refused(&Checked::start(&other, &["1"]), "another C library");
-    match built(&place, "attached", &["-fsanitize=address"]) {
-        Some(sanitized) => refused(&Checked::start(&sanitized, &["1"]), "sanitizer"),
-        None => common::tools::lacks("sanitizer"),
+    for flags in [
+        &["-fsanitize=address"][..],
+        &["-fsanitize=address", "-static-libasan"],
+    ] {
+        match built(&place, "attached", flags) {
+            Some(sanitized) => refused(&Checked::start(&sanitized, &["1"]), "sanitizer"),
+            None => common::tools::lacks("sanitizer"),
+        }
     }
 }
 

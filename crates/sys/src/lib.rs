@@ -44,6 +44,7 @@ pub mod process;
 pub mod raw;
 pub mod residence;
 pub mod rights;
+pub mod sanitizer;
 #[cfg(target_arch = "x86_64")]
 pub mod seize;
 pub mod signals;

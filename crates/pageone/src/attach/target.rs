@@ -270,7 +270,10 @@ impl Target {
         if self.has("libpageone_agent") || self.leads_elsewhere() {
             bail!(HasAgent);
         }
-        if self.has("/libasan.so") {
+        let is_shadow = |mapping: &Mapping| {
+            usize::try_from(mapping.range.start).is_ok_and(sys::sanitizer::is_shadow)
+        };
+        if self.has("/libasan.so") || self.mappings.iter().any(is_shadow) {
             bail!("it has a sanitizer, which knows all its memory");
         }
         Ok(())
