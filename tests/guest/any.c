@@ -15,6 +15,7 @@ __attribute__((used, aligned(16))) static char mark[32] = "\xff Go buildinf:";
 #endif
 #include <pthread.h>
 #include <sched.h>
+#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -86,6 +87,22 @@ size_t strlen(const char *text)
 	while (((const volatile char *)text)[len])
 		len++;
 	return len;
+}
+
+int close(int fd)
+{
+	check();
+	return (int)syscall(SYS_close, fd);
+}
+
+int fcntl(int fd, int command, ...)
+{
+	va_list more;
+	check();
+	va_start(more, command);
+	int told = (int)syscall(SYS_fcntl, fd, command, va_arg(more, long));
+	va_end(more);
+	return told;
 }
 #endif
 

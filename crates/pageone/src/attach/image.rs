@@ -8,8 +8,6 @@ use super::elf::{Elf, Segment};
 /// Room for the stack on which a thread of the process works for us, behind the image.
 pub(super) const STACK_BYTES: usize = 256 * 1024;
 
-/// Functions that the image brings along, in place of libc's. Where a loader sees it, these are libc's.
-const OWN: [(&str, &str); 2] = [("close", "pageone_close"), ("fcntl", "pageone_fcntl")];
 /// What it takes of libc: the place of a thread's error number.
 pub(super) const ERRNO: &str = "__errno_location";
 /// What std and the allocator would call, in a panic or in what an attached agent never does: it ends the process. An agent
@@ -153,18 +151,16 @@ impl Image {
         if symbol.name == ERRNO.as_bytes() {
             return Ok(errno);
         }
-        let own = OWN.iter().find(|(name, _)| name.as_bytes() == symbol.name);
-        match own {
-            Some((_, own)) => self.address(own),
-            None if symbol.is_weak => Ok(0),
-            None if BARRED.iter().any(|name| name.as_bytes() == symbol.name) => {
-                self.address(MISSING)
-            }
-            None => bail!(
-                "the agent's library calls libc's {}, which one that is attached cannot",
-                String::from_utf8_lossy(symbol.name)
-            ),
+        if symbol.is_weak {
+            return Ok(0);
         }
+        if BARRED.iter().any(|name| name.as_bytes() == symbol.name) {
+            return self.address(MISSING);
+        }
+        bail!(
+            "the agent's library calls libc's {}, which one that is attached cannot",
+            String::from_utf8_lossy(symbol.name)
+        )
     }
 
     /// Writes the words of the environment.
