@@ -219,6 +219,20 @@ static void *later(void *arg)
 	return arg;
 }
 
+static unsigned char *lost;
+
+/* Unmaps memory by an instruction, past libc, when the test says so. */
+static void *lose(void *arg)
+{
+	char word;
+	long told = SYS_munmap;
+	if (read(0, &word, 1) <= 0)
+		return arg;
+	__asm__ volatile("syscall" : "+a"(told) : "D"(lost), "S"(2ul << 20) : "rcx", "r11", "memory");
+	(void)!write(1, told ? "error\n" : "gone\n", told ? 6 : 5);
+	return arg;
+}
+
 int main(int argc, char **argv)
 {
 	size_t mib = argc > 1 ? strtoul(argv[1], NULL, 10) : 4;
@@ -255,6 +269,13 @@ int main(int argc, char **argv)
 			wrong("pthread_create");
 		while (started <= threads)
 			nanosleep(&begin, NULL);
+	}
+	if (argc > 3 && strstr(argv[3], "lose")) {
+		lost = mmap(NULL, 2ul << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		for (size_t page = 0; page < 512; page++)
+			fill(lost + page * PAGE, page, 0);
+		if (madvise(lost, 2ul << 20, MADV_MERGEABLE) || pthread_create(&thread, NULL, lose, NULL))
+			wrong("lose");
 	}
 	if (argc > 3 && strstr(argv[3], "later") && pthread_create(&thread, NULL, later, NULL))
 		wrong("pthread_create");

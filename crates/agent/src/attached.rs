@@ -8,9 +8,9 @@
 //!   has a thread call ────────────────────────────▶ [`pageone_attached_begin`], `_start`, `_offer`
 //! ```
 //!
-//! Nothing of the process's libraries serves this image but `errno`. What the compiler calls to copy and compare memory, and with
-//! what std closes a descriptor, stands below, for a library that a loader sees, too (`build.rs`). All else that the library is linked to is std's way to panic, and leads to
-//! [`pageone_missing`].
+//! Nothing of the process's libraries serves this image but `errno`. The functions that the compiler calls to copy and compare memory,
+//! and those by which std closes a descriptor, stand below, for a library that a loader sees, too (`build.rs`). All else that the
+//! library is linked to is std's way to panic, and leads to [`pageone_missing`].
 //!
 //! What the constructor does otherwise is done from outside or here. The words of the environment come as [`PAGEONE_WORDS`]; `pageone`
 //! notes libc's own functions. As libc's `_Fork` has a hook, no handlers of fork are needed.

@@ -442,6 +442,15 @@ impl Chunk {
         }
     }
 
+    /// No mapping of a store is where `page` lies: another has come there, by a call that no hook saw.
+    pub(crate) fn is_not_stored(&mut self, page: usize) {
+        self.stored.remove(page);
+        self.odd &= !self.stored.is_empty();
+        if self.offered.contains(page) {
+            self.reading = Reading::Wanted;
+        }
+    }
+
     /// The kernel says what a mapping of some offered pages has. The first decides for the chunk, unless
     /// others of it are plain, or something is stored in it. A page offered since the reading began may have
     /// another mapping: it is fresh.

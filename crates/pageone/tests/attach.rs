@@ -452,6 +452,27 @@ fn a_process_is_after_detaching_as_it_was_before_attaching() {
     );
 }
 
+/// The agent's table says of such memory that it is merged, until the next sync.
+#[test]
+fn merged_memory_that_was_unmapped_past_libc_is_no_obstacle() {
+    let Some(place) = place_to_trace() else {
+        return;
+    };
+    let program = program(&place, &[]);
+    let _daemon = daemon(&place, &["--merge-period", "1s"]);
+    let mib = MIB.to_string();
+    let [mut one, other] = ["lose", "offer"]
+        .map(|words| Checked::start(&program, &[&mib, "0", &format!("offer,{words}")]));
+    attached(&place, &[], &[one.pid(), other.pid()]);
+    wait_for("sharing", || {
+        (count(&json(&place), "pages_sharing") >= MIB * 256 + 512 - 16).then_some(())
+    });
+    one.tell();
+    one.says("gone");
+    detached(&[one.pid()]);
+    one.goes_on();
+}
+
 #[test]
 fn whichever_step_of_detaching_fails_the_process_goes_on() {
     if !cfg!(debug_assertions) {

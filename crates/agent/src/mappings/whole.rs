@@ -188,9 +188,11 @@ fn make_each(
     let (mut at, end) = (start & !(PAGE_BYTES - 1), end.next_multiple_of(PAGE_BYTES));
     while at < end {
         let Some(vma) = maps.find(at)?.filter(|vma| vma.start < end) else {
+            not_stored(guard, at..end);
             break;
         };
         let (first, stop) = (vma.start.max(at), vma.end.min(end));
+        not_stored(guard, at..if is_store(&vma) { first } else { stop });
         at = first;
         // Nothing is executable that the agent's thread makes.
         let refused = vma.execute && is_agent && is_store(&vma);
@@ -214,6 +216,17 @@ fn make_each(
         at = stop;
     }
     result
+}
+
+/// Notes that there is no mapping of a store in a range, whatever the table says.
+fn not_stored(guard: &mut Guard, range: Range<usize>) {
+    let mut table = guard.table();
+    if table.may_be_stored(range.start, range.len()) {
+        table.each_known(range.start, range.len(), |_, pages, chunk| {
+            let stored = chunk.stored & PageBits::of(pages);
+            stored.pages().for_each(|page| chunk.is_not_stored(page));
+        });
+    }
 }
 
 /// The thread whose descriptors are the program's: the caller, or the first one where the agent's thread asks, which has a table of its
