@@ -5,8 +5,8 @@
 //!
 //! - its own variables. The initialised ones are in a mapping of a file, which is not merged; the others in
 //!   anonymous memory behind it, which looks like the program's.
-//! - the variables of the libraries whose functions it calls: libc as a rule. An agent that is linked into a program copies
-//!   memory by libc's functions, too, and there stands from which length on a copy goes past the cache.
+//! - the variables of libraries whose functions it calls: of none where it is a library itself (`build.rs`). An agent that is linked
+//!   into a program copies memory by libc's functions, and there stands from which length on a copy goes past the cache.
 //!
 //! So both are marked as well, before the first thread starts: a program may offer every mapping that it finds, and
 //! [`any`](crate::any) does.
@@ -33,7 +33,7 @@ unsafe extern "C" {
 /// Whether the variables are marked. A fork child inherits both.
 static MARKED: AtomicBool = AtomicBool::new(false);
 
-/// Variables of other images: first address and the one after the last; zeros for none.
+/// Variables of other images, of each of [`find`]'s functions that is not the agent's own: first address and the one after the last; zeros for none.
 static OTHERS: [[AtomicUsize; 2]; FUNCTIONS] =
     [const { [const { AtomicUsize::new(0) }; 2] }; FUNCTIONS];
 const FUNCTIONS: usize = 7;
@@ -73,6 +73,10 @@ unsafe extern "C" fn each_image(
             .filter(|header| header.p_type == libc::PT_LOAD)
     };
     let reaches = |header: &libc::Elf64_Phdr| span(base, header);
+    let own = (&raw const __bss_start).addr();
+    if loaded().any(|header| reaches(header).contains(&own)) {
+        return 0; // `mark` knows it
+    }
     for (function, other) in functions.iter().zip(&OTHERS) {
         if loaded().any(|header| reaches(header).contains(function)) {
             let mut variables = loaded().map(|header| anonymous(base, header));

@@ -196,28 +196,25 @@ fn memory_that_the_program_takes_back_stays_its_own_until_it_offers_it() {
 }
 
 #[test]
-fn libcs_variables_and_the_agents_are_marked() {
+fn the_agents_variables_are_marked() {
     let mut any = Any::start(&[]);
     any.until("plain", LEN);
     let smaps = std::fs::read_to_string(format!("/proc/{}/smaps", any.process.id())).unwrap();
-    let (mut behind, mut checked) = (String::new(), 0);
+    let (mut behind, mut checked) = (String::new(), false);
     let mut wanted = false;
     for line in smaps.lines() {
         let words: Vec<_> = line.split_whitespace().collect();
         if words[0].contains('-') {
             // Variables without a value lie behind those with one.
             let is_anonymous = words.len() == 5 && words[1] == "rw-p";
-            wanted = is_anonymous
-                && ["libc.so", "pageone_agent"]
-                    .iter()
-                    .any(|name| behind.contains(name));
+            wanted = is_anonymous && behind.contains("pageone_agent");
             behind = words.last().unwrap().to_string();
         } else if words[0] == "VmFlags:" && wanted {
             assert!(words.contains(&"rr"), "{line}");
-            checked += 1;
+            checked = true;
         }
     }
-    assert_eq!(checked, 2);
+    assert!(checked);
 }
 
 /// Go's runtime discards memory past libc, also in programs that use libc. So does AddressSanitizer's.
