@@ -288,6 +288,8 @@ int main(int argc, char **argv)
 		for (;;)
 			pause();
 	}
+	if (argc > 3 && strstr(argv[3], "leave"))
+		pthread_exit(NULL);
 	unsigned long version = 0;
 	for (unsigned long round = 0;; round++) {
 		/* Every sixteenth page is rewritten, round by round; the others stay. */

@@ -677,6 +677,13 @@ fn processes_in_which_no_agent_could_work_are_refused() {
         &[&format!("-Wl,--dynamic-linker={}", name(&linker))],
     );
     refused(&Checked::start(&other, &["1"]), "another C library");
+    let mut left = Checked::start(&plain, &["1", "1", "leave"]);
+    wait_for("its first thread to end", || {
+        let status = sys::text::about(format!("/proc/{}/status", left.pid())).expect("status");
+        status.contains("State:\tZ").then_some(())
+    });
+    refused(&left, "its first thread has ended");
+    left.is_right();
     for flags in [
         &["-fsanitize=address"][..],
         &["-fsanitize=address", "-static-libasan"],

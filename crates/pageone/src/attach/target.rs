@@ -158,8 +158,13 @@ impl Target {
         if pid == 1 {
             bail!("it is the machine's first process, which must not fail");
         }
-        if sys::subject::Subject::of(pid).is_ok_and(|subject| subject.is_kernels) {
+        let subject = sys::subject::Subject::of(pid).map_err(no_right)?;
+        if subject.is_kernels {
             bail!("it {}", crate::selector::OF_KERNEL);
+        }
+        let has_others = || sys::witness::threads(pid, 2).is_ok_and(|threads| threads.count() > 1);
+        if subject.has_ended && has_others() {
+            bail!("its first thread has ended: the kernel shows nothing of its memory any more");
         }
         let file = File::open(format!("{folder}/exe")).map_err(no_right)?;
         let program = Program::of(pid).map_err(no_right)?;
