@@ -268,6 +268,18 @@ fn withdrawn_pages_are_private_again() {
         panic!()
     };
     assert_eq!(private, pages);
+    // It is anonymous memory again, and no mapping of the store.
+    let changes = engine.sync();
+    let [
+        Change::Chunk {
+            offered, stored, ..
+        },
+    ] = changes[..]
+    else {
+        panic!("{changes:?}")
+    };
+    assert_eq!((offered.len(), stored.len()), (412, 312));
+    assert_eq!(stored & pages, PageBits::EMPTY);
     guest.run("check");
 }
 

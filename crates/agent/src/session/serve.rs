@@ -16,8 +16,8 @@ use sys::rights::{Difference, Rights, Threads};
 use sys::socket::Received;
 use sys::uffd::{Freezer, Uffd};
 use wire::{
-    Answer, Changes, Hello, MAX_MESSAGE, MAX_STORES, Merged, PageBits, PageOutcome, Question,
-    Ready, Reception, Role, Unmerge, Welcome,
+    Answer, Changes, Hello, MAX_MESSAGE, MAX_STORES, Merged, PAGE_BYTES, PageBits, PageOutcome,
+    Question, Ready, Reception, Role, Unmerge, Welcome,
 };
 
 use super::alone::Alone;
@@ -29,10 +29,12 @@ use crate::any::{self, Walks};
 use crate::config::config;
 use crate::filter::narrow::narrow;
 use crate::lock::{ALONE, Guard, SEARCHING, SERVED, lock, lock_between_forks, per_process};
+use crate::mappings::frames::make_private;
 use crate::mappings::private::{self, give_back_all};
+use crate::mappings::scarce::scarce;
 use crate::mappings::stores;
 use crate::mappings::tally;
-use crate::mappings::whole;
+use crate::mappings::whole::{self, whole};
 use crate::thread::{self, Life, Why};
 use crate::window::{self, Window};
 
@@ -492,7 +494,8 @@ const HELD_AGAIN: Timespec = Timespec {
     tv_nsec: 10_000_000,
 };
 
-/// Gives the named stored pages private frames, and tells which have them.
+/// Gives the named stored pages private frames, and tells which have them. They and what lies between them become anonymous, as before they
+/// were merged. What cannot, such as pages that may be pinned, becomes private where it lies; so does all where mappings are few.
 fn unmerge(question: &Unmerge) -> PageBits {
     #[allow(clippy::cast_possible_truncation)] // the decoder bounds addresses
     let address = question.chunk as usize;
@@ -500,17 +503,21 @@ fn unmerge(question: &Unmerge) -> PageBits {
     let Some(mut guard) = lock() else {
         return private;
     };
+    let mut pages = question.pages.pages();
+    if let Some(first) = pages.next() {
+        let count = pages.last().unwrap_or(first) + 1 - first;
+        let (start, len) = (address + first * PAGE_BYTES, count * PAGE_BYTES);
+        // What is made aside, what is cut from it, and what it splits.
+        let _ = scarce(&mut guard, 4) || whole(&mut guard, start, len).is_ok();
+    }
     let stored = guard
         .table()
         .get(address)
         .map_or(PageBits::EMPTY, |chunk| chunk.stored);
     for (first, count) in question.pages.runs() {
         for page in first..first + count {
-            let start = address + page * wire::PAGE_BYTES;
-            if !stored.contains(page)
-                || crate::mappings::frames::make_private(&mut guard, start, wire::PAGE_BYTES)
-                    .is_ok()
-            {
+            let start = address + page * PAGE_BYTES;
+            if !stored.contains(page) || make_private(&mut guard, start, PAGE_BYTES).is_ok() {
                 private.insert(page);
             }
         }
