@@ -687,6 +687,7 @@ fn processes_in_which_no_agent_could_work_are_refused() {
     for flags in [
         &["-fsanitize=address"][..],
         &["-fsanitize=address", "-static-libasan"],
+        &["-fsanitize=thread"],
     ] {
         match built(&place, "attached", flags) {
             Some(sanitized) => refused(&Checked::start(&sanitized, &["1"]), "sanitizer"),
