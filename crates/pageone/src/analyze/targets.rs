@@ -1,7 +1,7 @@
 //! The processes that are meant, and the trust domain of each; or memory dumps in their place.
 
-use std::fs::File;
-use std::os::unix::fs::FileTypeExt as _;
+use std::fs::{self, File};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ pub(crate) struct Args {
     /// All processes for which these conditions hold, as command=redis-server,user=alice; the keys are command, executable, user, uid, group, gid, cgroup, unit
     #[arg(long = "match", value_name = "KEY=VALUE,...", value_parser = as_written)]
     selectors: Vec<(String, Selector)>,
-    /// All processes of this machine
+    /// All processes of this machine, but those of PageONE
     #[arg(long)]
     all: bool,
     /// Memory dumps instead of processes: ELF (QEMU, libvirt, gcore), LiME, or plain
@@ -86,9 +86,7 @@ impl Args {
         }
         let lists = [self.comm.len(), self.cgroup.len(), self.selectors.len()];
         if self.all || lists.iter().any(|&len| len > 0) {
-            pids.extend(
-                selector::numbers()?.filter(|&pid| pid != std::process::id() && self.fits(pid)),
-            );
+            pids.extend(selector::numbers()?.filter(|&pid| !is_ours(pid) && self.fits(pid)));
         }
         pids.sort_unstable();
         pids.dedup();
@@ -132,6 +130,16 @@ impl Args {
                     self.cgroup.iter().any(|pattern| pattern.matches(path))
                 })
     }
+}
+
+/// Whether it is a command of PageONE, the daemon for one: no guest can be made of it.
+fn is_ours(pid: u32) -> bool {
+    let program = |process: &str| {
+        let file = fs::metadata(format!("/proc/{process}/exe")).ok()?;
+        Some((file.dev(), file.ino()))
+    };
+    let ours = program("self");
+    ours.is_some() && program(&pid.to_string()) == ours
 }
 
 /// A process with memory of its own: not one that has ended, and no thread of the kernel.
