@@ -117,6 +117,29 @@ fn memory_is_merged_when_somebody_asks() {
         content().ideal_saved_bytes(3)
     );
     verify(&mut guests);
+
+    // What an operator has unmerged is ordinary memory again.
+    set(&place, "run=2");
+    verify(&mut guests);
+    for guest in &guests {
+        let maps = fs::read_to_string(format!("/proc/{}/maps", guest.pid())).unwrap();
+        assert!(!maps.contains("memfd:store"), "{maps}");
+    }
+    set(&place, "run=1");
+    let pids: Vec<_> = guests.iter().map(Guest::pid).collect();
+    let anew = merged(&place, &pids);
+    assert_eq!(
+        count(&anew, "saved_bytes"),
+        content().ideal_saved_bytes(3),
+        "{anew}"
+    );
+    verify(&mut guests);
+}
+
+fn set(place: &Place, knob: &str) {
+    let mut command = pageone();
+    let done = output(command.args(["set", knob, "--socket"]).arg(place.socket()));
+    assert!(done.status.success(), "{}", text(&done.stderr));
 }
 
 #[test]
