@@ -563,6 +563,8 @@ fn states_that_keep_memory_from_being_merged_are_named() {
         (&["written", file], "written-files", "warn", "8.0 MiB of 9"),
         (&["held"], "other-uffd", "warn", "another userfaultfd"),
         (&["direct", file], "pins", "warn", "can pin memory"),
+        #[cfg(target_arch = "x86_64")]
+        (&["shadow"], "sanitizer", "warn", "AddressSanitizer"),
         (&["filter"], "sandbox", "warn", "1 seccomp filter"),
         (&["strict"], "sandbox", "fail", "seccomp's strict mode"),
         (&["secret"], "identity", "fail", "a secret"),

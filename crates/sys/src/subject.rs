@@ -98,6 +98,8 @@ pub struct Makeup {
     pub mergeable: u64,
     /// Whether the agent's library is loaded.
     pub has_agent: bool,
+    /// Whether AddressSanitizer has its shadow memory there.
+    pub has_sanitizer: bool,
 }
 
 /// The memory of process `pid`. The kernel walks its page tables: about 15 ms for each GiB.
@@ -146,7 +148,12 @@ fn parse_smaps(text: &str) -> Makeup {
                 record.count(rest, is_data, &mut makeup);
                 record = Record::default();
             }
-            _ if !key.ends_with(':') => record.begin(rest),
+            _ if !key.ends_with(':') => {
+                let start = key.split('-').next();
+                let start = start.and_then(|start| usize::from_str_radix(start, 16).ok());
+                makeup.has_sanitizer |= start.is_some_and(crate::sanitizer::is_shadow);
+                record.begin(rest);
+            }
             _ => {}
         }
     }
@@ -293,6 +300,7 @@ mod tests {
             tracked: 16 * kib,
             mergeable: 32 * kib,
             has_agent: true,
+            has_sanitizer: false,
         };
         assert_eq!(parse_smaps(&text.concat()), expected);
         assert!(makeup(std::process::id()).unwrap().anonymous > 0);

@@ -62,7 +62,10 @@ pub(super) fn checks(pid: u32, service: &Service) -> Vec<Check> {
     all.push(tracer(&subject));
     let makeup = subject::makeup(pid);
     match &makeup {
-        Ok(makeup) => all.extend(kinds(makeup, guest)),
+        Ok(makeup) => {
+            all.extend(kinds(makeup, guest));
+            all.extend(makeup.has_sanitizer.then(sanitizer));
+        }
         Err(error) => all.push(unseen("memory", pid, "its memory", error)),
     }
     all.push(pins(pid, guest));
@@ -193,6 +196,12 @@ fn tracer(subject: &Subject) -> Check {
         )
         .fix(format!("kill {tracer}  # or have it detach")),
     }
+}
+
+fn sanitizer() -> Check {
+    let why = "it discards memory past libc, so nothing is offered for the program";
+    Check::warn("sanitizer", "AddressSanitizer is in it", why)
+        .fix("build it without -fsanitize=address")
 }
 
 /// Memory that cannot be merged, a check a kind.
