@@ -508,7 +508,10 @@ fn unmerge(question: &Unmerge) -> PageBits {
         let count = pages.last().unwrap_or(first) + 1 - first;
         let (start, len) = (address + first * PAGE_BYTES, count * PAGE_BYTES);
         // What is made aside, what is cut from it, and what it splits.
-        let _ = scarce(&mut guard, 4) || whole(&mut guard, start, len).is_ok();
+        if !scarce(&mut guard, 4) {
+            // What fails leaves pages as they are: they become private below.
+            let _ = whole(&mut guard, start, len);
+        }
     }
     let stored = guard
         .table()
