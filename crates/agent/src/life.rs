@@ -122,11 +122,15 @@ pub(crate) fn begin(guard: &mut Guard) -> Result<()> {
         .compare_exchange(0, process_number(), Ordering::Relaxed, Ordering::Relaxed);
     life.orders.fetch_add(OFFER, Ordering::Relaxed);
     let _ = futex::wake(&life.orders, futex::Flags::PRIVATE, 1);
-    guard.apart(|guard| start(guard))
+    start(guard)
 }
 
-/// Starts the agent's thread, unless it runs or may not.
-fn start(guard: &Guard) -> Result<()> {
+/// Starts the agent's thread, unless it runs or may not. That takes much stack.
+fn start(guard: &mut Guard) -> Result<()> {
+    guard.apart(|guard| start_here(guard))
+}
+
+fn start_here(guard: &Guard) -> Result<()> {
     let life = &guard.process().life;
     // Acquire pairs with the kernel's clearing of the word: the room is free.
     let runs = life.number.load(Ordering::Acquire) != 0;
@@ -265,7 +269,7 @@ pub(crate) fn bring_back() {
         && life.wanted.swap(false, Ordering::Relaxed)
     {
         // What fails is tried again at the next offer.
-        let _ = guard.apart(|guard| start(guard));
+        let _ = start(&mut guard);
     }
 }
 
@@ -359,6 +363,6 @@ fn release(page: &PerProcess) {
         && page.life.holds.fetch_sub(1, Ordering::Relaxed) == 1
     {
         // Without an agent merged memory stays right; the next offer tries again.
-        let _ = guard.apart(|guard| start(guard));
+        let _ = start(&mut guard);
     }
 }

@@ -241,14 +241,8 @@ fn protected_pages_stay_protected_when_discarded_withdrawn_or_moved() {
     guest.run("check");
 }
 
-#[test]
-fn withdrawn_pages_are_private_again() {
-    let (engine, mut guest) = ready(3);
-    engine.merge(guest.memory, 0, 512, Some(1000));
-    let shared = guest.frame(5);
-    guest.run("advise 0 100 13");
-    guest.run("check");
-    assert_ne!(guest.frame(5), shared);
+/// What the agent offers and what is stored of the one chunk that it tells of.
+fn only_chunk(engine: &Engine) -> (PageBits, PageBits) {
     let changes = engine.sync();
     let [
         Change::Chunk {
@@ -258,6 +252,18 @@ fn withdrawn_pages_are_private_again() {
     else {
         panic!("{changes:?}")
     };
+    (offered, stored)
+}
+
+#[test]
+fn withdrawn_pages_are_private_again() {
+    let (engine, mut guest) = ready(3);
+    engine.merge(guest.memory, 0, 512, Some(1000));
+    let shared = guest.frame(5);
+    guest.run("advise 0 100 13");
+    guest.run("check");
+    assert_ne!(guest.frame(5), shared);
+    let (offered, stored) = only_chunk(&engine);
     assert_eq!((offered.len(), stored.len()), (412, 412));
     // The engine's own wish.
     let mut pages = PageBits::EMPTY;
@@ -269,15 +275,7 @@ fn withdrawn_pages_are_private_again() {
     };
     assert_eq!(private, pages);
     // It is anonymous memory again, and no mapping of the store.
-    let changes = engine.sync();
-    let [
-        Change::Chunk {
-            offered, stored, ..
-        },
-    ] = changes[..]
-    else {
-        panic!("{changes:?}")
-    };
+    let (offered, stored) = only_chunk(&engine);
     assert_eq!((offered.len(), stored.len()), (412, 312));
     assert_eq!(stored & pages, PageBits::EMPTY);
     guest.run("check");

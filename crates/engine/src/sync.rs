@@ -38,11 +38,11 @@
 pub(crate) mod census;
 
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Condvar, LockResult, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Condvar, LockResult, Mutex, MutexGuard};
 use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockResult};
 use std::time::Duration;
 
-use sys::priority;
+use sys::priority::{self, free, unpoisoned};
 
 pub(crate) const KNOBS: u8 = 0;
 pub(crate) const BUDGET: u8 = 1;
@@ -75,20 +75,6 @@ impl<T, const PLACE: u8> Ordered<T, PLACE> {
         let inner = free(self.0.try_lock())?;
         let note = census::had(census::ordered(PLACE, self));
         Some(InOrder::new::<PLACE>(inner, note))
-    }
-}
-
-/// What a lock gives; a thread that panicked while it held one has ended the whole process.
-fn unpoisoned<G>(taken: LockResult<G>) -> G {
-    taken.unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The same of a lock that was only tried: nothing if another thread has it.
-fn free<G>(tried: TryLockResult<G>) -> Option<G> {
-    match tried {
-        Ok(guard) => Some(guard),
-        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-        Err(TryLockError::WouldBlock) => None,
     }
 }
 

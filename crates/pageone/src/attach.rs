@@ -72,8 +72,7 @@ use target::{HasAgent, Target};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The daemon's socket [default: $PAGEONE_SOCKET, else that of this user's daemon, else of root's]
-    #[arg(long)]
+    #[arg(long, help = crate::paths::SERVED)]
     socket: Option<PathBuf>,
     /// Share pages only with guests of this name: of the same user, or as the policy says [default: $PAGEONE_DOMAIN, else that of each process]
     #[arg(long)]

@@ -21,8 +21,7 @@ const MOST_VAIN: u32 = 10;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The daemon's socket [default: $PAGEONE_SOCKET, else that of this user's daemon, else of root's]
-    #[arg(long)]
+    #[arg(long, help = crate::paths::SERVED)]
     socket: Option<PathBuf>,
     /// Ask again until nothing is left for want of time
     #[arg(long)]

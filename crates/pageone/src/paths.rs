@@ -12,6 +12,9 @@ const AGENT: &str = "libpageone_agent.so";
 /// The socket of root's daemon.
 const OF_ROOT: &str = "/run/pageone.sock";
 
+/// What the help of verbs says of [`served`].
+pub(crate) const SERVED: &str = "The daemon's socket [default: $PAGEONE_SOCKET, else that of this user's daemon, else of root's]";
+
 /// Where a daemon is asked: at the socket asked for, else at that of `PAGEONE_SOCKET`, by which guests find theirs. Without
 /// either it is the user's own if there is one, else root's, which serves all users.
 ///

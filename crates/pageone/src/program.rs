@@ -60,6 +60,15 @@ pub(crate) enum Obstacle {
     Sanitizer(ForeignName),
 }
 
+/// Device and inode of the file that a process executes.
+///
+/// # Errors
+/// What stat(2) gives: the process is gone, or not ours to look at.
+pub(crate) fn file_of(pid: u32) -> std::io::Result<(u64, u64)> {
+    let file = std::fs::metadata(format!("/proc/{pid}/exe"))?;
+    Ok((file.dev(), file.ino()))
+}
+
 impl Obstacle {
     /// Whether the command would fail with the agent preloaded, rather than ignore it.
     pub(crate) fn is_fatal(&self) -> bool {

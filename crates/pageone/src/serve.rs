@@ -30,8 +30,7 @@ const SCRIPT: &str = include_str!("serve/page.js");
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The daemon's socket [default: $PAGEONE_SOCKET, else that of this user's daemon, else of root's]
-    #[arg(long)]
+    #[arg(long, help = crate::paths::SERVED)]
     socket: Option<PathBuf>,
     /// Where to listen
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9633", value_parser = address)]

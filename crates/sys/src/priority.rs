@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{LockResult, Mutex, MutexGuard, PoisonError, TryLockError, TryLockResult};
 use std::time::Duration;
 
 use rustix::io::Result;
@@ -59,7 +59,7 @@ impl Drop for Listed {
 }
 
 fn yielding() -> MutexGuard<'static, Vec<i32>> {
-    YIELDING.lock().unwrap_or_else(PoisonError::into_inner)
+    unpoisoned(YIELDING.lock())
 }
 
 /// Does `act` at ordinary priority, whether the thread yields to everyone or not.
@@ -141,16 +141,22 @@ pub fn wait<G>(mut free: impl FnMut() -> Option<G>, wait: impl FnOnce() -> G) ->
 
 /// Locks a mutex that threads which yield lock, too: see [`wait`].
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    let free = || match mutex.try_lock() {
+    let free = || free(mutex.try_lock());
+    free().unwrap_or_else(|| wait(free, || unpoisoned(mutex.lock())))
+}
+
+/// What a lock gives; a thread that panicked while it held one has ended the whole process.
+pub fn unpoisoned<G>(taken: LockResult<G>) -> G {
+    taken.unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The same of a lock that was only tried: nothing if another thread has it.
+pub fn free<G>(tried: TryLockResult<G>) -> Option<G> {
+    match tried {
         Ok(guard) => Some(guard),
         Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
         Err(TryLockError::WouldBlock) => None,
-    };
-    free().unwrap_or_else(|| {
-        wait(free, || {
-            mutex.lock().unwrap_or_else(PoisonError::into_inner)
-        })
-    })
+    }
 }
 
 /// Sets the policy of the calling thread. No thread yields while there is a haste, nor where one begins at the same moment and

@@ -192,15 +192,15 @@ fn make_each(
             break;
         };
         let (first, stop) = (vma.start.max(at), vma.end.min(end));
-        not_stored(guard, at..if is_store(&vma) { first } else { stop });
+        let stored = is_store(&vma);
+        not_stored(guard, at..if stored { first } else { stop });
         at = first;
         // Nothing is executable that the agent's thread makes.
-        let refused = vma.execute && is_agent && is_store(&vma);
-        if refused {
+        if stored && vma.execute && is_agent {
             still.let_go(first, stop - first);
             (at, result) = (stop, Err(Errno::PERM));
         }
-        while at < stop && is_store(&vma) {
+        while stored && at < stop {
             let (own, end) = footing.part(at, stop);
             // What nobody may write is no ground to stand on.
             if own && vma.write {

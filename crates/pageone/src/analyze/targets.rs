@@ -1,7 +1,7 @@
 //! The processes that are meant, and the trust domain of each; or memory dumps in their place.
 
-use std::fs::{self, File};
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::fs::File;
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -12,6 +12,7 @@ use sys::subject::Subject;
 
 use crate::human;
 use crate::policy::{self, Pattern, Policy};
+use crate::program;
 use crate::selector::{self, Selector};
 
 #[derive(clap::Args)]
@@ -86,6 +87,9 @@ impl Args {
         }
         let lists = [self.comm.len(), self.cgroup.len(), self.selectors.len()];
         if self.all || lists.iter().any(|&len| len > 0) {
+            // Commands of PageONE, the daemon for one: no guest can be made of them.
+            let ours = program::file_of(std::process::id())?;
+            let is_ours = |pid| program::file_of(pid).is_ok_and(|file| file == ours);
             pids.extend(selector::numbers()?.filter(|&pid| !is_ours(pid) && self.fits(pid)));
         }
         pids.sort_unstable();
@@ -130,16 +134,6 @@ impl Args {
                     self.cgroup.iter().any(|pattern| pattern.matches(path))
                 })
     }
-}
-
-/// Whether it is a command of PageONE, the daemon for one: no guest can be made of it.
-fn is_ours(pid: u32) -> bool {
-    let program = |process: &str| {
-        let file = fs::metadata(format!("/proc/{process}/exe")).ok()?;
-        Some((file.dev(), file.ino()))
-    };
-    let ours = program("self");
-    ours.is_some() && program(&pid.to_string()) == ours
 }
 
 /// A process with memory of its own: not one that has ended, and no thread of the kernel.

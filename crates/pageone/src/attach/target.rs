@@ -76,9 +76,8 @@ struct Program {
 
 impl Program {
     fn of(pid: u32) -> std::io::Result<Self> {
-        let file = fs::metadata(format!("/proc/{pid}/exe"))?;
         Ok(Self {
-            file: (file.dev(), file.ino()),
+            file: program::file_of(pid)?,
             auxiliary: fs::read(format!("/proc/{pid}/auxv"))?,
         })
     }
@@ -168,7 +167,7 @@ impl Target {
         }
         let file = File::open(format!("{folder}/exe")).map_err(no_right)?;
         let program = Program::of(pid).map_err(no_right)?;
-        if program.file == Program::of(std::process::id())?.file {
+        if program.file == program::file_of(std::process::id())? {
             bail!("it is a command of PageONE itself");
         }
         if let Some(obstacle) = program::elf_obstacle(&file) {

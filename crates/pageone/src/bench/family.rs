@@ -57,7 +57,7 @@ use session::{Outcome, Session};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Cases, of merge, equal, unique, churn, latency, huge, boot, programs, vms, index, scale [default: all]
+    /// Cases [default: all]
     #[arg(value_name = "CASE", value_parser = PossibleValuesParser::new(CASES.iter().map(|case| case.name)))]
     cases: Vec<String>,
     /// How much is done: what is not said otherwise below

@@ -16,8 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(3600);
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The daemon's socket [default: $PAGEONE_SOCKET, else that of this user's daemon, else of root's]
-    #[arg(long)]
+    #[arg(long, help = crate::paths::SERVED)]
     socket: Option<PathBuf>,
     /// Give all merged pages private copies first, and go on as before afterwards: what may be
     /// shared with what cannot change while pages are shared

@@ -20,8 +20,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The daemon's socket [default: $PAGEONE_SOCKET, else that of this user's daemon, else of root's]
-    #[arg(long)]
+    #[arg(long, help = crate::paths::SERVED)]
     socket: Option<PathBuf>,
     /// Print JSON, one object a look
     #[arg(long)]

@@ -29,8 +29,7 @@ use crate::{human, paths};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The daemon's socket [default: $PAGEONE_SOCKET, else that of this user's daemon, else of root's]
-    #[arg(long)]
+    #[arg(long, help = crate::paths::SERVED)]
     socket: Option<PathBuf>,
     /// The time between two looks
     #[arg(long, value_name = "TIME", value_parser = human::period, default_value = "2s")]

@@ -23,8 +23,7 @@ const NAME: usize = 8;
 /// Shows all guests of a daemon by node, and their canonical pages by domain and node
 #[derive(Args)]
 pub(crate) struct GuestsView {
-    /// The daemon's socket [default: $PAGEONE_SOCKET, else that of this user's daemon, else of root's]
-    #[arg(long)]
+    #[arg(long, help = crate::paths::SERVED)]
     socket: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]

@@ -21,8 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Shows the heap of slots by node and zone: free blocks of each order, and the counters
 #[derive(Args)]
 pub(crate) struct HeapViewer {
-    /// The daemon's socket [default: $PAGEONE_SOCKET, else that of this user's daemon, else of root's]
-    #[arg(long)]
+    #[arg(long, help = crate::paths::SERVED)]
     socket: Option<PathBuf>,
     /// What --json printed, instead of a daemon; '-' reads standard input
     #[arg(long, value_name = "FILE", conflicts_with = "socket")]
