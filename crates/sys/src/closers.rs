@@ -199,7 +199,8 @@ impl Closers {
         }
         work.threads += 1;
         let thread = std::thread::Builder::new().name("closer".to_owned());
-        if thread.spawn(|| self.close()).is_err() {
+        // A thread begins with the policy of the one that starts it, and one that yields would wait for an idle CPU to begin at all.
+        if priority::without_yielding(|| thread.spawn(|| self.close())).is_err() {
             // Tried again with the next one.
             work.threads -= 1;
         }
@@ -207,8 +208,6 @@ impl Closers {
 
     /// Drops one thing after another, of each user in turn, while there is anything that no other thread's user has.
     fn close(&self) {
-        // It was started by whoever had something to close, and that may be one who runs on idle CPUs only.
-        let _ = priority::set_policy(libc::SCHED_OTHER);
         let mut work = self.lock();
         while let Some((uid, kind, burden)) = work.next() {
             drop(work);
@@ -287,6 +286,46 @@ mod tests {
         drop(end);
         told.recv_timeout(PATIENCE).unwrap();
         wait_for(|| of(4_000_000_001) + of(4_000_000_002) == 0);
+    }
+
+    /// Tells when it ends, by the clock.
+    struct Timed(std::sync::mpsc::Sender<Instant>);
+
+    impl Drop for Timed {
+        fn drop(&mut self) {
+            let _ = self.0.send(Instant::now());
+        }
+    }
+
+    /// One CPU is all that they have, and threads that do not yield keep it busy: one that yields waits for seconds.
+    #[test]
+    fn what_is_dropped_by_a_thread_that_yields_needs_no_idle_cpu() {
+        use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+        use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+        let stop = AtomicBool::new(false);
+        let busy = || {
+            while !stop.load(Relaxed) {
+                std::hint::spin_loop();
+            }
+        };
+        let (tell, told) = channel();
+        std::thread::scope(|scope| {
+            let yields = || {
+                let may = sched_getaffinity(None).unwrap();
+                let mut one = CpuSet::new();
+                one.set((0..).find(|&cpu| may.is_set(cpu)).unwrap());
+                sched_setaffinity(None, &one).unwrap();
+                (0..8).for_each(|_| drop(scope.spawn(busy)));
+                priority::yield_to_everyone().unwrap();
+                drop(Late::new(4_000_000_003, Timed(tell)));
+                // Later than that, if the CPU was lost meanwhile.
+                Instant::now()
+            };
+            let (dropped, ended) = (scope.spawn(yields).join(), told.recv());
+            stop.store(true, Relaxed);
+            let took = ended.unwrap() - dropped.unwrap();
+            assert!(took < Duration::from_millis(500), "{took:?}");
+        });
     }
 
     #[test]

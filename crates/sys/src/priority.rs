@@ -161,7 +161,7 @@ pub fn free<G>(tried: TryLockResult<G>) -> Option<G> {
 
 /// Sets the policy of the calling thread. No thread yields while there is a haste, nor where one begins at the same moment and
 /// has listed the thread before.
-pub(crate) fn set_policy(policy: i32) -> Result<()> {
+fn set_policy(policy: i32) -> Result<()> {
     let hurries = || policy == libc::SCHED_IDLE && LASTING.load(SeqCst) != 0;
     if !hurries() {
         set_policy_of(0, policy)?;
