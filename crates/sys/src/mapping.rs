@@ -618,6 +618,31 @@ pub fn limit() -> Result<usize> {
     number.ok_or(Errno::INVAL)
 }
 
+/// Whether mremap(2) moves several mappings at once, to a target of the same length (Linux 6.17).
+#[must_use]
+pub fn moves_several() -> bool {
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    let len = 2 * PAGE;
+    // SAFETY: it replaces nothing.
+    let made = unsafe { rustix::mm::mmap_anonymous(pointer(0), 2 * len, ProtFlags::READ, flags) };
+    let Ok(made) = made.map(<*mut _>::expose_provenance) else {
+        return false;
+    };
+    // SAFETY: all of it was made here, and goes at the end. A move that is refused leaves all in place, but for the target.
+    unsafe {
+        let divided = rustix::mm::mprotect(pointer(made), PAGE, MprotectFlags::empty());
+        let moved = rustix::mm::mremap_fixed(
+            pointer(made),
+            len,
+            len,
+            MremapFlags::MAYMOVE,
+            pointer(made + len),
+        );
+        let _ = unmap(made, 2 * len);
+        divided.is_ok() && moved.is_ok()
+    }
+}
+
 /// Removes the mappings of `[start, start + len)`.
 ///
 /// # Errors
@@ -699,6 +724,12 @@ mod tests {
             .iter()
             .filter(|run| run.categories.has(Categories::FILE));
         files.map(|run| (run.end - run.start) / PAGE as u64).sum()
+    }
+
+    #[test]
+    fn kernels_since_6_17_move_several_mappings_at_once() {
+        let release = crate::host::version_of(&crate::host::kernel_release());
+        assert_eq!(moves_several(), release.unwrap() >= (6, 17));
     }
 
     #[test]

@@ -261,28 +261,36 @@ pub fn given(start: usize, end: usize, mut each: impl FnMut(Vma, Option<Told>)) 
     })
 }
 
-/// How mappings are to each other, by what the kernel tells of them.
+/// Mappings side by side of which the kernel tells the same, but for what PageONE adds or loses: they may have been one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Likeness {
-    /// Something tells them apart.
-    Apart,
-    /// They may have been one mapping.
-    Alike,
-    /// Likewise, and none of them may be moved, unmapped or replaced.
-    Sealed,
+pub struct Row {
+    /// Where it begins, of the range that was asked for.
+    pub start: usize,
+    /// Where its last mapping begins, which may be `start`.
+    pub last: usize,
+    /// Where it ends, of that range.
+    pub end: usize,
+    /// Whether nothing of it may be moved, unmapped or replaced.
+    pub sealed: bool,
+    /// Whether a userfaultfd is registered for it.
+    pub registered: bool,
 }
 
-/// How the mappings of `[start, end)` are to each other, but for what PageONE adds or loses.
+/// The first rows of `[start, end)`, in ascending order. Only mappings that `may_join` makes a row of several.
 ///
 /// # Errors
 /// What reading /proc gives.
-pub fn likeness(start: usize, end: usize) -> Result<Likeness> {
+pub fn rows<const MOST: usize>(
+    start: usize,
+    end: usize,
+    may_join: impl Fn(&Vma) -> bool,
+) -> Result<[Option<Row>; MOST]> {
     /// Tracked, or held; locked on fault, as merged memory is; and what is no program's concern.
     const APART: &[&[u8]] = &[b"um", b"uw", b"ui", b"lf", b"mg", b"sd", b"ac", b"gu"];
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let smaps = rustix::fs::open(c"/proc/thread-self/smaps", flags, Mode::empty())?;
     let (mut current, mut key): (Option<Vma>, usize) = (None, 0);
-    let (mut first, mut alike, mut sealed) = (None, true, false);
+    let (mut rows, mut known, mut of_last) = ([None::<Row>; MOST], 0, None);
     each_line(&smaps, RECORD, |line| {
         if let Some(vma) = parse(line) {
             (current, key) = (Some(vma), 0);
@@ -293,25 +301,45 @@ pub fn likeness(start: usize, end: usize) -> Result<Likeness> {
         let Some(vma) = current.filter(|vma| vma.end > start) else {
             return true;
         };
-        if let Some(flags) = line.strip_prefix(b"VmFlags:") {
-            let words = flags.split(u8::is_ascii_whitespace);
-            sealed |= words.clone().any(|word| word == b"sl");
-            // The order is the kernel's, so equal lines give equal sums.
-            let mixed = words.filter(|word| !APART.contains(word)).flatten();
-            let mixed = mixed.fold(0u64, |sum, &letter| {
-                (sum ^ u64::from(letter)).wrapping_mul(0x0100_0000_01b3)
-            });
-            let told = (mixed, key, Policy::at(vma.start.max(start)).ok());
-            alike &= *first.get_or_insert(told) == told;
-            return vma.end < end;
+        let Some(flags) = line.strip_prefix(b"VmFlags:") else {
+            return vma.start < end;
+        };
+        if vma.start >= end {
+            return false;
         }
-        vma.start < end
+        let words = flags.split(u8::is_ascii_whitespace);
+        let has = |flags: &[&[u8]]| words.clone().any(|word| flags.contains(&word));
+        let (sealed, registered) = (has(&[b"sl"]), has(&[b"um", b"uw", b"ui"]));
+        // The order is the kernel's, so equal lines give equal sums.
+        let mixed = words.filter(|word| !APART.contains(word)).flatten();
+        let mixed = mixed.fold(0u64, |sum, &letter| {
+            (sum ^ u64::from(letter)).wrapping_mul(0x0100_0000_01b3)
+        });
+        let told = (mixed, key, Policy::at(vma.start.max(start)).ok());
+        let told = may_join(&vma).then_some(told);
+        let (from, to) = (vma.start.max(start), vma.end.min(end));
+        let goes_on = told.is_some() && told == of_last;
+        of_last = told;
+        match rows[..known].last_mut().and_then(Option::as_mut) {
+            Some(row) if goes_on && row.end == from => {
+                (row.last, row.end) = (from, to);
+                row.registered |= registered;
+            }
+            _ if known == MOST => return false,
+            _ => {
+                rows[known] = Some(Row {
+                    start: from,
+                    last: from,
+                    end: to,
+                    sealed,
+                    registered,
+                });
+                known += 1;
+            }
+        }
+        vma.end < end
     })?;
-    Ok(match (alike && first.is_some(), sealed) {
-        (false, _) => Likeness::Apart,
-        (true, false) => Likeness::Alike,
-        (true, true) => Likeness::Sealed,
-    })
+    Ok(rows)
 }
 
 /// A mapping of a file, in some process.
@@ -696,6 +724,37 @@ mod tests {
             .unwrap()
             .unwrap();
         assert_eq!(code.mergeable(), None);
+    }
+
+    #[test]
+    fn rows_are_of_mappings_side_by_side_of_which_the_same_is_told() {
+        let start = mapping::area(6 * 4096).unwrap();
+        let at = |page: usize| start + page * 4096;
+        // SAFETY: the area is this test's.
+        unsafe {
+            mapping::protect(at(1), 4096, Access::Read).unwrap();
+            mapping::advise(at(3), 4096, libc::MADV_MERGEABLE).unwrap();
+            mapping::unmap(at(4), 4096).unwrap();
+        }
+        let row = |pages: [usize; 3]| {
+            let [start, last, end] = pages.map(at);
+            let (sealed, registered) = (false, false);
+            Some(Row {
+                start,
+                last,
+                end,
+                sealed,
+                registered,
+            })
+        };
+        let all = [[0, 0, 1], [1, 1, 2], [2, 3, 4], [5, 5, 6]].map(row);
+        assert_eq!(rows(start, at(6), |_| true), Ok(all));
+        assert_eq!(rows(start, at(6), |_| true), Ok([all[0], all[1]]));
+        assert_eq!(rows(at(3), at(5), |_| true), Ok([row([3, 3, 4]), None]));
+        let alone = [row([2, 2, 3]), row([3, 3, 4]), None];
+        assert_eq!(rows(at(2), at(4), |_| false), Ok(alone));
+        // SAFETY: as above.
+        unsafe { mapping::unmap(start, 6 * 4096) }.unwrap();
     }
 
     #[test]

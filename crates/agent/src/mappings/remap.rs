@@ -3,8 +3,9 @@
 //! Memory that only becomes shorter stays as it is: the call is the kernel's. For every other call what is
 //! stored is made whole first ([`whole`](mod@whole)), so all attributes are the kernel's to carry. What is
 //! left is that windows cut one mapping into several. A range of several mappings that are alike in all that the kernel tells is remapped
-//! mapping by mapping. The last of them is what grows, as the one mapping would. Mappings that differ are the kernel's to remap: to a
-//! place of the same length, since 6.17, and none that are tracked. So such a range is tracked no longer.
+//! mapping by mapping. The last of them is what grows, as the one mapping would. Mappings that differ the kernel moves one by one: to a
+//! place of the same length, since 6.17, and none that are tracked. So such a range is tracked no longer, and moves row by row: see
+//! [`move_rows`].
 //!
 //! Where the old mapping stays ([`DONTUNMAP`]) its pages have moved, also those that may be pinned. The kernel alone would show
 //! zeros there, and a store's mapping shows the store's content. So anonymous memory is put in its place, right after the call
@@ -12,7 +13,7 @@
 //!
 //! **The limits**: between the two, a thread that reads the old place finds that content, and a write to such a page is lost. And
 //! mappings that are alike, and that the kernel alone keeps apart for the history of their pages, are remapped too, where it alone
-//! says EFAULT.
+//! says EFAULT. So is a device's mapping among others, if the device chooses its addresses.
 
 use std::ops::Range;
 
@@ -21,11 +22,11 @@ use rustix::mm::{MapFlags, ProtFlags};
 use sys::fault::{self, Point};
 use sys::mapping::{self, Access};
 use sys::pagemap::Pagemap;
-use sys::vma::Likeness;
+use sys::vma::{Row, Vma};
 use wire::{CHUNK_BYTES, PAGE_BYTES, PageBits};
 
 use super::discard::{empty_stored, forget, is_stored, unread};
-use super::look::Look;
+use super::look::{AT_ONCE, Look};
 use super::stores::is_store;
 use super::whole::{self, Untracked, whole};
 use crate::lock::Guard;
@@ -195,49 +196,67 @@ fn carry_out(guard: &mut Guard, call: Remap) -> Result<usize> {
     if first.is_some_and(|vma| vma.end >= call.old + old_len) {
         return pass(call);
     }
-    match cut(guard, &look, Remap { old_len, ..call })? {
+    match cut(guard, Remap { old_len, ..call })? {
         Some(_) if to_target && !stays => relocate(guard, &look, call),
         Some(last) => piece_by_piece(guard, &look, call, last),
-        None if to_target && call.new_len == call.old_len => move_different(guard, &look, call),
+        None if to_target && call.new_len == call.old_len => move_rows(guard, &look, call),
         None => pass(call),
     }
 }
 
-/// Moves mappings of several kinds to a fixed target, as the kernel does by itself.
-fn move_different(guard: &mut Guard, look: &Look, call: Remap) -> Result<usize> {
+/// Moves mappings that differ, or that have holes between them, to a fixed target of the same length.
+///
+/// The kernel does it mapping by mapping, and so each target is unmapped or refused for itself. A row that may have been one mapping is
+/// moved as one. A call of the kernel's for all of it would not do besides: a signal that comes upon it at a mapping that KSM may merge
+/// has it begin anew, and then it finds nothing at the start.
+fn move_rows(guard: &mut Guard, look: &Look, call: Remap) -> Result<usize> {
     if !is_let_go(guard, call) {
         // What is tracked would be refused when its turn comes, with a part moved.
         return Err(Errno::NOMEM);
     }
-    let stays = call.flags & DONTUNMAP != 0;
-    match pass(call) {
-        Err(Errno::FAULT) if !stays && has_begun(guard, look, call)? => go_on(guard, look, call),
-        result => result,
+    if !mapping::moves_several() {
+        return pass(call);
     }
-}
-
-/// Whether a move that was refused has moved something: nothing lies at the start.
-fn has_begun(guard: &mut Guard, look: &Look, call: Remap) -> Result<bool> {
-    let first = look.find(guard, call.old)?;
-    Ok(first.is_none_or(|vma| vma.start > call.old))
-}
-
-/// Goes on where a move of several mappings has begun. The kernel begins it anew when a signal comes upon it at a mapping that KSM
-/// may merge, and finds nothing at the start.
-fn go_on(guard: &mut Guard, look: &Look, call: Remap) -> Result<usize> {
     let (mut at, end) = (call.old, call.old + call.old_len);
-    while let Some(vma) = look.find(guard, at)?.filter(|vma| vma.start < end) {
-        let len = vma.end.min(end) - vma.start;
-        pass(Remap {
-            old: vma.start,
-            old_len: len,
-            new_len: len,
-            flags: MAYMOVE | FIXED,
-            to: call.to + (vma.start - call.old),
-        })?;
-        at = vma.start + len;
+    while at < end {
+        let Ok(rows) = rows::<AT_ONCE>(guard, at..end) else {
+            // Where the kernel does not tell it moves the rest by itself.
+            return pass(part_of(call, at..end)).map(|_| call.to);
+        };
+        for row in rows.iter().flatten() {
+            // As the kernel: there are other mappings, or a hole.
+            if row.registered {
+                return Err(Errno::FAULT);
+            }
+            if row.sealed {
+                return Err(Errno::PERM);
+            }
+            let part = part_of(call, row.start..row.end);
+            match row.last == row.start {
+                true => pass(part)?,
+                false => relocate(guard, look, part)?,
+            };
+        }
+        at = rows[AT_ONCE - 1].map_or(end, |row| row.end);
     }
     Ok(call.to)
+}
+
+/// A part of the old range, and its part of the target.
+fn part_of(call: Remap, range: Range<usize>) -> Remap {
+    Remap {
+        old: range.start,
+        old_len: range.len(),
+        new_len: range.len(),
+        flags: call.flags,
+        to: call.to + (range.start - call.old),
+    }
+}
+
+/// The first rows of a range: anonymous memory, or what may be pinned of such memory, may lie in several mappings.
+fn rows<const MOST: usize>(guard: &mut Guard, range: Range<usize>) -> Result<[Option<Row>; MOST]> {
+    let may_join = |vma: &Vma| vma.is_anonymous() || is_store(vma);
+    guard.at_desk(|_| sys::vma::rows(range.start, range.end, may_join))
 }
 
 /// Ends the tracking of the old range, and tells whether nothing of it is tracked.
@@ -280,39 +299,17 @@ fn piece_by_piece(guard: &mut Guard, look: &Look, call: Remap, last: usize) -> R
     relocate(guard, look, call)
 }
 
-/// Where the last mapping of the old range begins, if all of them may have been one: side by side, alike, and anonymous, or
-/// what may be pinned of such memory.
+/// Where the last mapping of the old range begins, if all of them may have been one.
 ///
 /// # Errors
 /// `PERM` if they are sealed: so the kernel answers for one mapping, before it touches the target.
-fn cut(guard: &mut Guard, look: &Look, call: Remap) -> Result<Option<usize>> {
+fn cut(guard: &mut Guard, call: Remap) -> Result<Option<usize>> {
     let end = call.old + call.old_len;
-    let Some(last) = last_of_row(guard, look, call.old..end) else {
-        return Ok(None);
-    };
-    match guard.at_desk(|_| sys::vma::likeness(call.old, end)) {
-        Ok(Likeness::Alike) => Ok(Some(last)),
-        Ok(Likeness::Sealed) => Err(Errno::PERM),
-        Ok(Likeness::Apart) | Err(_) => Ok(None),
+    let [row] = rows(guard, call.old..end).unwrap_or_default();
+    match row.filter(|row| row.start == call.old && row.end == end) {
+        Some(row) if row.sealed => Err(Errno::PERM),
+        row => Ok(row.map(|row| row.last)),
     }
-}
-
-/// Where the last mapping of a range begins, if mappings of such memory lie side by side there.
-fn last_of_row(guard: &mut Guard, look: &Look, range: Range<usize>) -> Option<usize> {
-    let first = look.find(guard, range.start).ok()?;
-    let first = first.filter(|vma| vma.start <= range.start)?;
-    let mut vma = first;
-    while (vma.is_anonymous() || is_store(&vma)) && vma.access() == first.access() {
-        if vma.end >= range.end {
-            return Some(vma.start);
-        }
-        let next = look.find(guard, vma.end).ok()??;
-        if next.start != vma.end {
-            return None;
-        }
-        vma = next;
-    }
-    None
 }
 
 /// Moves the mappings of the old range one by one to a place that is kept for them. A tail is given back.

@@ -629,3 +629,37 @@ fn pinned_memory_that_is_sealed_takes_all_calls() {
          0 check",
     );
 }
+
+/// Merging divides mappings, and the kernel moves what lies before the part whose target it refuses: here a part of a huge page.
+#[test]
+fn a_move_to_a_target_that_may_not_be_unmapped_moves_nothing() {
+    same(
+        "0 map private 240 128 16 27
+         0 map private 368 64 16 28
+         0 fill - 368 64 4 1
+         0 madvise - 368 64 12
+         0 map huge 1024 512 16 28
+         0 settle
+         0 mremap - 289 512 3 512 888
+         0 look",
+    );
+}
+
+/// What lies before a hole and what lies behind it are moved each for itself.
+#[test]
+fn a_move_of_what_has_a_hole_moves_what_the_kernel_moves() {
+    same(
+        "0 map private 0 128 16 27
+         0 fill - 0 64 1 1
+         0 madvise - 0 64 12
+         0 map private 160 128 16 28
+         0 fill - 224 64 1 1
+         0 madvise - 224 64 12
+         0 map huge 1024 512 16 28
+         0 settle
+         0 mremap - 0 288 3 288 600
+         0 look
+         0 mremap - 600 288 3 288 856
+         0 look",
+    );
+}
