@@ -461,6 +461,7 @@ fn would(target: &Target, mut image: Image, args: &Args, domain: &str) -> Result
         libc.find(name).map(|at| base + at)
     })?;
     target.entry()?;
+    work::place_of_image(target, &image)?;
     let offered: u64 = target
         .offered()?
         .iter()

@@ -168,6 +168,7 @@ pub(crate) fn elf_obstacle(file: &File) -> Option<Obstacle> {
     let segments: Vec<_> = table.segments(read).collect::<Option<_>>()?;
     let linker = dynamic_linker(file, &segments)?;
     match linker {
+        None if is_linker(file, &segments) => None,
         None => Some(Obstacle::Static),
         Some(linker) if linker.contains("ld-musl") => Some(Obstacle::OtherLibc(linker.into())),
         Some(_) if golang::is_file(table, read) => Some(Obstacle::Go),
@@ -183,29 +184,46 @@ fn text(file: &File, offset: u64, most: u64) -> Option<String> {
     Some(String::from_utf8_lossy(text).into_owned())
 }
 
-/// The shared runtime of a sanitizer that the program names first or later among its libraries (`DT_NEEDED`), and that has
-/// to be the first of all that are loaded.
+/// The shared runtime of a sanitizer that the program names first or later among its libraries, and that has to be the first of all that
+/// are loaded: GCC's, or clang's.
 fn sanitizer(file: &File, segments: &[Segment]) -> Option<String> {
     const NEEDED: u64 = 1;
+    let runtimes = ["libasan.so", "libclang_rt.asan"];
+    let is_runtime = |name: &String| runtimes.iter().any(|runtime| name.starts_with(runtime));
+    names(file, segments, NEEDED).into_iter().find(is_runtime)
+}
+
+/// Whether the file is glibc's dynamic linker, started as a command: it loads the program that its arguments name, and the agent before it.
+fn is_linker(file: &File, segments: &[Segment]) -> bool {
+    const SONAME: u64 = 14;
+    let own = names(file, segments, SONAME);
+    own.iter().any(|name| name == "ld-linux-x86-64.so.2")
+}
+
+/// The names of one kind in the dynamic section: `DT_NEEDED` or `DT_SONAME`. None where they cannot be read.
+fn names(file: &File, segments: &[Segment], kind: u64) -> Vec<String> {
     const STRINGS: u64 = 5;
-    let dynamic = segments.iter().find(|part| part.kind == elf::DYNAMIC)?;
-    let mut table = vec![0; usize::try_from(dynamic.file_len.min(1 << 16)).ok()?];
-    file.read_exact_at(&mut table, dynamic.offset).ok()?;
-    let entries = || {
-        table
-            .chunks_exact(16)
-            .filter_map(|entry| Some((number(entry, 0, 8)?, number(entry, 8, 8)?)))
+    let read = || {
+        let dynamic = segments.iter().find(|part| part.kind == elf::DYNAMIC)?;
+        let mut table = vec![0; usize::try_from(dynamic.file_len.min(1 << 16)).ok()?];
+        file.read_exact_at(&mut table, dynamic.offset).ok()?;
+        let entries = || {
+            table
+                .chunks_exact(16)
+                .filter_map(|entry| Some((number(entry, 0, 8)?, number(entry, 8, 8)?)))
+        };
+        let (_, strings) = entries().find(|entry| entry.0 == STRINGS)?;
+        let holds = |part: &&Segment| {
+            part.kind == elf::LOAD
+                && (part.address..part.address.saturating_add(part.file_len)).contains(&strings)
+        };
+        let part = segments.iter().find(holds)?;
+        let strings = strings - part.address + part.offset;
+        let named = entries().filter(|entry| entry.0 == kind);
+        let names = named.filter_map(|(_, name)| text(file, strings.checked_add(name)?, 256));
+        Some(names.collect())
     };
-    let (_, strings) = entries().find(|entry| entry.0 == STRINGS)?;
-    let holds = |part: &&Segment| {
-        part.kind == elf::LOAD
-            && (part.address..part.address.saturating_add(part.file_len)).contains(&strings)
-    };
-    let part = segments.iter().find(holds)?;
-    let strings = strings - part.address + part.offset;
-    let needed = entries().filter(|entry| entry.0 == NEEDED);
-    let mut names = needed.filter_map(|(_, name)| text(file, strings.checked_add(name)?, 256));
-    names.find(|name| name.starts_with("libasan.so"))
+    read().unwrap_or_default()
 }
 
 /// The path in the elf::INTERP header, `Some(None)` when there is no such header.
@@ -321,6 +339,36 @@ mod tests {
         );
         let cut = script(folder, "f", &elf(elf::INTERP, "/lib")[..70], 0o755);
         assert_eq!(obstacle(&cut), None, "too short to tell");
+    }
+
+    #[test]
+    fn the_dynamic_linker_as_a_command_loads_the_agent() {
+        let linker = Path::new("/lib64/ld-linux-x86-64.so.2");
+        assert_eq!(obstacle(linker), None);
+    }
+
+    #[test]
+    fn clangs_shared_runtime_is_a_sanitizer_too() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        fs::write(folder.join("a.c"), "int f(void) { return 0; }\n").unwrap();
+        let main = "int f(void); int main(void) { return f(); }\n";
+        fs::write(folder.join("b.c"), main).unwrap();
+        let runtime = "libclang_rt.asan-x86_64.so";
+        let cc = |args: &[&str]| {
+            let mut cc = std::process::Command::new("cc");
+            assert!(
+                cc.current_dir(folder)
+                    .args(args)
+                    .status()
+                    .unwrap()
+                    .success()
+            );
+        };
+        cc(&["-shared", "-fPIC", "a.c", "-o", runtime]);
+        cc(&["b.c", "-o", "b", "-L.", &format!("-l:{runtime}")]);
+        let found = obstacle(&folder.join("b")).unwrap();
+        assert!(matches!(&found, Obstacle::Sanitizer(name) if name.raw() == runtime));
     }
 
     #[test]

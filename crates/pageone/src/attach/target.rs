@@ -55,6 +55,9 @@ impl Mapping {
     }
 }
 
+/// What is said of a process without a libc whose functions could have hooks.
+const NO_LIBC: &str = "it has no glibc (libc.so.6), or one that was renamed";
+
 /// The process.
 pub(super) struct Target {
     pub(super) pid: u32,
@@ -296,17 +299,18 @@ impl Target {
     /// libc, as it lies in the process, and where.
     ///
     /// # Errors
-    /// It has none, or another one than glibc.
+    /// It has none, several, or another one than glibc.
     pub(super) fn libc(&self) -> Result<(Elf, u64)> {
         const MOST: u64 = 16 << 20;
-        let parts = || self.mappings.iter().filter(|part| part.is_libc());
-        let first = parts().find(|mapping| mapping.offset == 0);
-        let first = first.context("it has no glibc (libc.so.6), or one that was renamed")?;
+        let parts = self.parts_of_libc()?;
+        let ends = (parts.first(), parts.last());
+        let (Some(first), Some(last)) = ends else {
+            bail!("{NO_LIBC}");
+        };
         let base = first.range.start;
-        let end = parts().map(|mapping| mapping.range.end).max();
-        let len = end.unwrap_or(base).saturating_sub(base).min(MOST);
+        let len = last.range.end.saturating_sub(base).min(MOST);
         let mut bytes = vec![0; usize::try_from(len)?];
-        for part in parts().filter(|part| part.readable) {
+        for part in parts.iter().filter(|part| part.readable) {
             let start = usize::try_from(part.range.start.saturating_sub(base))?;
             let stop = usize::try_from(part.range.end.saturating_sub(base))?;
             if let Some(place) = bytes.get_mut(start..stop) {
@@ -317,7 +321,30 @@ impl Target {
         Ok((elf, base))
     }
 
-    /// Where its libc's code lies.
+    /// The mappings of the libc that is executed. A program may have mapped the same file to read it, as debuggers do, and qemu-user
+    /// has mapped the libc of its guest. Hooks there would see no call, and what the program discards would keep its old content.
+    ///
+    /// # Errors
+    /// There is none, or there are several (dlmopen(3)): the calls of one alone would be seen.
+    fn parts_of_libc(&self) -> Result<Vec<&Mapping>> {
+        let mut images: Vec<Vec<&Mapping>> = Vec::new();
+        for part in self.mappings.iter().filter(|part| part.is_libc()) {
+            match images.last_mut() {
+                Some(image) if part.offset != 0 => image.push(part),
+                _ => images.push(vec![part]),
+            }
+        }
+        images.retain(|image| image.iter().any(|part| part.executable));
+        if images.len() > 1 {
+            bail!(
+                "it has {} C libraries (dlmopen): the calls of one alone would be seen",
+                images.len()
+            );
+        }
+        images.pop().context(NO_LIBC)
+    }
+
+    /// Where its libc's code lies, and that of others which it has loaded since it was attached (dlmopen).
     pub(super) fn code_of_libc(&self) -> Vec<Range<u64>> {
         let parts = self.mappings.iter().filter(|part| part.executable);
         let parts = parts.filter(|part| part.is_libc());
@@ -725,17 +752,48 @@ VmFlags: rd wr mr mw me ac sd \n";
         assert!(Mapping::parse("Rss:   4 kB").is_none());
     }
 
-    #[test]
-    fn a_hole_is_the_closest_one() {
-        let maps = "100000000-200000000 r 0 0 0\n200400000-300000000 r 0 0 0";
-        let target = Target {
+    /// A process with these mappings.
+    fn with_mappings(maps: &str) -> Target {
+        Target {
             pid: 0,
             name: sys::process::comm(std::process::id()),
             memory: File::open("/proc/self/mem").unwrap(),
             user: 0,
             program: Program::of(std::process::id()).unwrap(),
             mappings: maps.lines().filter_map(Mapping::parse).collect(),
+        }
+    }
+
+    #[test]
+    fn the_libc_that_is_executed_is_the_one() {
+        let line = |at: u64, access: &str, offset: u64| {
+            format!(
+                "{at:x}-{:x} {access} {offset:08x} fe:00 9 /lib/libc.so.6\n",
+                at + 0x1000
+            )
         };
+        let image = |at| {
+            line(at, "r--p", 0)
+                + &line(at + 0x1000, "r-xp", 0x1000)
+                + &line(at + 0x2000, "rw-p", 0x2000)
+        };
+        // Mapped to be read below it and above it.
+        let guests = line(0x1_0000, "r--p", 0) + &line(0x1_1000, "rw-p", 0x2000);
+        let twice = guests + &image(0x7_0000) + &line(0x9_0000, "r--p", 0);
+        let twice = with_mappings(&twice);
+        assert_eq!(twice.code_of_libc(), [0x7_1000..0x7_2000]);
+        assert_eq!(twice.parts_of_libc().unwrap()[0].range.start, 0x7_0000);
+        let two = with_mappings(&(image(0x3_0000) + &image(0x7_0000)));
+        let told = two.parts_of_libc().unwrap_err().to_string();
+        assert!(told.contains("2 C libraries"), "{told}");
+        let read = with_mappings(&line(0x1_0000, "r--p", 0));
+        assert_eq!(read.parts_of_libc().unwrap_err().to_string(), NO_LIBC);
+    }
+
+    #[test]
+    fn a_hole_is_the_closest_one() {
+        let maps = "100000000-200000000 r 0 0 0\n200400000-300000000 r 0 0 0";
+        let target = with_mappings(maps);
         assert_eq!(target.hole(0x2_0000_1000, 0x2000), Some(0x2_0000_0000));
         assert_eq!(target.hole(0x2_003f_0000, 0x2000), Some(0x2_001f_e000));
         assert!(target.is_free(&(0x2_0000_0000..0x2_0000_2000)));

@@ -133,6 +133,24 @@ pub(super) fn attach(target: Target, image: Image, words: &Words) -> Result<Done
     result
 }
 
+/// Where the image shall lie, apart from all that the kernel would choose for the program (`sys::apart`).
+///
+/// # Errors
+/// The process has other memory in all places that were tried.
+pub(super) fn place_of_image(target: &Target, image: &Image) -> Result<u64> {
+    const TIB: u64 = 1 << 40;
+    const TRIES: u64 = 16;
+    let len = image.len() as u64;
+    for _ in 0..TRIES {
+        let random = u64::from_le_bytes(random()?);
+        let place = 34 * TIB + ((random % (4 * TIB)) & !0xfff);
+        if target.is_free(&(place..place + len)) {
+            return Ok(place);
+        }
+    }
+    bail!("where its agent would lie it has other memory, as of MemorySanitizer or ThreadSanitizer")
+}
+
 fn with_thread(mut target: Target, mut image: Image, words: &Words) -> Result<Done> {
     let (libc, base) = target.libc()?;
     image.relocate(0, 0)?;
@@ -211,7 +229,7 @@ impl Work {
         self.target.look_again()?;
         let in_libc = |name: &str| libc.0.find(name).map(|at| libc.1 + at);
         let errno = in_libc(ERRNO).context("its libc has no errno")?;
-        let base = self.place_of_image(&image)?;
+        let base = place_of_image(&self.target, &image)?;
         image.relocate(base, errno)?;
         image.set_words(&words.environment)?;
         let near = self.place_of_board(libc.1)?;
@@ -298,22 +316,6 @@ impl Work {
             Ok(code) => Err(Errno::from_raw_os_error(code).into()),
             Err(_) => bail!("it gave {result}"),
         }
-    }
-
-    /// Where the image shall lie, apart from all that the kernel would choose for the program (`sys::apart`).
-    fn place_of_image(&self, image: &Image) -> Result<u64> {
-        const TIB: u64 = 1 << 40;
-        const TRIES: u64 = 16;
-        let len = image.len() as u64;
-        let mut place = 0;
-        for _ in 0..TRIES {
-            let random = u64::from_le_bytes(random()?);
-            place = 34 * TIB + ((random % (4 * TIB)) & !0xfff);
-            if self.target.is_free(&(place..place + len)) {
-                break;
-            }
-        }
-        Ok(place)
     }
 
     fn place_of_board(&self, near: u64) -> Result<u64> {
