@@ -221,16 +221,38 @@ static void *later(void *arg)
 
 static unsigned char *lost;
 
-/* Unmaps memory by an instruction, past libc, when the test says so. */
-static void *lose(void *arg)
+/* Makes a call by an instruction, past libc. */
+static long unseen(long call, void *at, size_t len, size_t new_len, long flags, void *to)
+{
+	register long r10 __asm__("r10") = flags;
+	register void *r8 __asm__("r8") = to;
+	__asm__ volatile("syscall" : "+a"(call) : "D"(at), "S"(len), "d"(new_len), "r"(r10), "r"(r8) : "rcx", "r11", "memory");
+	return call;
+}
+
+/* Unmaps memory past libc when the test says so, or with an argument moves it, and looks at it when the test says so again. */
+static void *lose(void *moves)
 {
 	char word;
-	long told = SYS_munmap;
+	size_t len = 2ul << 20;
 	if (read(0, &word, 1) <= 0)
-		return arg;
-	__asm__ volatile("syscall" : "+a"(told) : "D"(lost), "S"(2ul << 20) : "rcx", "r11", "memory");
-	(void)!write(1, told ? "error\n" : "gone\n", told ? 6 : 5);
-	return arg;
+		return NULL;
+	if (!moves) {
+		long told = unseen(SYS_munmap, lost, len, 0, 0, NULL);
+		(void)!write(1, told ? "error\n" : "gone\n", told ? 6 : 5);
+		return NULL;
+	}
+	unsigned char *to = mmap(NULL, len, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	for (size_t at = 0; at < len; at += PAGE)
+		if (unseen(SYS_mremap, lost + at, PAGE, PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, to + at) < 0)
+			wrong("mremap");
+	(void)!write(1, "moved\n", 6);
+	if (read(0, &word, 1) <= 0)
+		return NULL;
+	for (size_t page = 0; page < 512; page++)
+		check(to + page * PAGE, page, 0);
+	(void)!write(1, "same\n", 5);
+	return NULL;
 }
 
 int main(int argc, char **argv)
@@ -270,11 +292,12 @@ int main(int argc, char **argv)
 		while (started <= threads)
 			nanosleep(&begin, NULL);
 	}
-	if (argc > 3 && strstr(argv[3], "lose")) {
+	void *moves = argc > 3 ? strstr(argv[3], "stray") : NULL;
+	if (moves || (argc > 3 && strstr(argv[3], "lose"))) {
 		lost = mmap(NULL, 2ul << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 		for (size_t page = 0; page < 512; page++)
 			fill(lost + page * PAGE, page, 0);
-		if (madvise(lost, 2ul << 20, MADV_MERGEABLE) || pthread_create(&thread, NULL, lose, NULL))
+		if (madvise(lost, 2ul << 20, MADV_MERGEABLE) || pthread_create(&thread, NULL, lose, moves))
 			wrong("lose");
 	}
 	if (argc > 3 && strstr(argv[3], "later") && pthread_create(&thread, NULL, later, NULL))

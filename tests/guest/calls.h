@@ -64,6 +64,37 @@ static long map_unseen(unsigned char *at, size_t len, int fd)
 	return result < 0 ? result : 0;
 }
 
+/* Moves memory, mapping by mapping, so that nobody sees it but the kernel. */
+static long move_unseen(unsigned char *at, size_t len, unsigned char *to)
+{
+	FILE *maps = fopen("/proc/self/maps", "r");
+	unsigned char *parts[64][2];
+	size_t count = 0;
+	char line[512];
+	while (maps && count < 64 && fgets(line, sizeof line, maps)) {
+		unsigned char *start, *end;
+		if (sscanf(line, "%p-%p", (void **)&start, (void **)&end) == 2 && end > at && start < at + len) {
+			parts[count][0] = start < at ? at : start;
+			parts[count++][1] = end > at + len ? at + len : end;
+		}
+	}
+	if (maps)
+		fclose(maps);
+	for (size_t i = 0; i < count; i++) {
+		size_t part = (size_t)(parts[i][1] - parts[i][0]);
+		register long r10 __asm__("r10") = MREMAP_MAYMOVE | MREMAP_FIXED;
+		register unsigned char *r8 __asm__("r8") = to + (parts[i][0] - at);
+		long result = SYS_mremap;
+		__asm__ volatile("syscall"
+				 : "+a"(result)
+				 : "D"(parts[i][0]), "S"(part), "d"(part), "r"(r10), "r"(r8)
+				 : "rcx", "r11", "memory");
+		if (result < 0)
+			return result;
+	}
+	return count ? 0 : -EFAULT;
+}
+
 /* Puts shared memory of System V there. */
 static long map_segment(unsigned char *at, size_t len)
 {

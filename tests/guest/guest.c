@@ -440,6 +440,23 @@ static long remap(size_t count, int flags)
 	return (long)mem;
 }
 
+/* Moves all memory past libc; with `anew` other memory takes its place, and is written. */
+static long stray(size_t anew)
+{
+	size_t len = pages * PAGE, room = 2ul << 20;
+	unsigned char *to = mmap(NULL, len + 2 * room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (to == MAP_FAILED)
+		return -errno;
+	to = (unsigned char *)(((uintptr_t)to + room) & ~(room - 1));
+	long result = move_unseen(mem, len, to);
+	if (result == 0 && anew) {
+		result = map_unseen(mem, len, -1);
+		memset(mem, 1, len);
+	}
+	mem = to;
+	return result ? result : (long)mem;
+}
+
 /* Puts pages on a node, those that are there too, and the others when they are touched. */
 static long bind_to(size_t first, size_t count, unsigned node)
 {
@@ -559,6 +576,7 @@ static void *serve(void *first)
 		COMMAND("unmap") say(unmap(a, b));
 		COMMAND("mapover") say(map_over(a, b));
 		COMMAND("remap") say(remap(a, (int)b));
+		COMMAND("stray") say(stray(a));
 		COMMAND("protect") say(errno_of(mprotect(mem + a * PAGE, b * PAGE, (int)c)));
 		COMMAND("lock") say(errno_of(mlock(mem + a * PAGE, b * PAGE)));
 		COMMAND("unlock") say(errno_of(munlock(mem + a * PAGE, b * PAGE)));

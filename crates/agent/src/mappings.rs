@@ -8,5 +8,6 @@ pub(crate) mod private;
 pub(crate) mod remap;
 pub(crate) mod scarce;
 pub(crate) mod stores;
+pub(crate) mod strays;
 pub(crate) mod tally;
 pub(crate) mod whole;

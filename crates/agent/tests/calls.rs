@@ -14,7 +14,7 @@ use std::time::Duration;
 use common::{Engine, count, merged_chunks, ready, scan};
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use support::Guest;
-use wire::{Change, PageOutcome};
+use wire::{Answer, Change, PageBits, PageOutcome, Question, Unmerge};
 
 const DONTNEED: i32 = 4;
 const FREE: i32 = 8;
@@ -705,6 +705,36 @@ fn scattered_discards_leave_mappings() {
     let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap();
     let limit: usize = limit.trim().parse().unwrap();
     // What the guest mapped since the last count comes on top.
+    let mappings = maps.lines().count();
+    assert!(mappings <= limit - limit / 8 + 64, "{mappings}");
+}
+
+/// Each page that may be pinned stays in a mapping of the store, and cuts what is made anonymous around it.
+#[test]
+fn an_unmerge_beside_strewn_pins_leaves_mappings() {
+    const CHUNKS: usize = 137;
+    let (engine, mut guest) = merged_chunks(CHUNKS);
+    if guest.run("pin 0 1").starts_with('-') {
+        return eprintln!("skipped: no io_uring here");
+    }
+    for page in (0..512 * CHUNKS).step_by(2) {
+        guest.run(&format!("fill {page} 1 3"));
+    }
+    let mut pages = PageBits::EMPTY;
+    (1..512).step_by(2).for_each(|page| pages.insert(page));
+    for number in 0..CHUNKS {
+        let chunk = (guest.memory + (number << 21)) as u64;
+        engine.send(&Question::Unmerge(Unmerge { chunk, pages }), None);
+        let Answer::Unmerged { pages: private, .. } = engine.receive() else {
+            panic!()
+        };
+        assert_eq!(private, pages, "chunk {number}");
+    }
+    guest.run("room");
+    guest.run("check");
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", guest.pid)).unwrap();
+    let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap();
+    let limit: usize = limit.trim().parse().unwrap();
     let mappings = maps.lines().count();
     assert!(mappings <= limit - limit / 8 + 64, "{mappings}");
 }

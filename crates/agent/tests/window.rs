@@ -414,6 +414,27 @@ fn fork_children_keep_what_was_merged() {
     assert!(is_free(&second));
 }
 
+/// The table knows nothing of it. The engine gives slots back once the line is gone.
+#[test]
+fn merged_memory_that_was_moved_past_libc_is_the_programs_own_before_a_line_goes() {
+    for anew in [0, 1] {
+        let (engine, mut guest) = ready(2);
+        let merged = engine.merge(guest.memory, 0, 512, Some(1000));
+        assert_eq!(count(&merged, PageOutcome::Merged), 512);
+        guest.memory = guest.run(&format!("stray {anew}")).parse().unwrap();
+        engine.sync();
+        assert!(!is_free(&engine.lifeline));
+        let second = new_lifeline();
+        engine.sync_with(Some(&second));
+        assert!(is_free(&engine.lifeline), "it has the second line");
+        // What the slots hold from here on is no concern of the guest's.
+        engine.write(1000, 512, 77);
+        guest.run("check");
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", guest.pid)).unwrap();
+        assert!(!maps.contains("/memfd:store"), "{maps}");
+    }
+}
+
 #[test]
 fn forks_never_fall_into_a_window() {
     let (engine, mut guest) = ready(8);

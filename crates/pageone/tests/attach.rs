@@ -453,23 +453,47 @@ fn a_process_is_after_detaching_as_it_was_before_attaching() {
 }
 
 /// The agent's table says of such memory that it is merged, until the next sync.
+/// A program that merges, and another with the same memory, of which the first has lost or moved 2 MiB past libc.
+fn without_libc(place: &Place, word: &str) -> [Checked; 2] {
+    let program = program(place, &[]);
+    let mib = MIB.to_string();
+    let pair = [word, "offer"]
+        .map(|words| Checked::start(&program, &[&mib, "0", &format!("offer,{words}")]));
+    let [mut one, other] = pair;
+    attached(place, &[], &[one.pid(), other.pid()]);
+    wait_for("sharing", || {
+        (count(&json(place), "pages_sharing") >= MIB * 256 + 512 - 16).then_some(())
+    });
+    one.tell();
+    [one, other]
+}
+
 #[test]
 fn merged_memory_that_was_unmapped_past_libc_is_no_obstacle() {
     let Some(place) = place_to_trace() else {
         return;
     };
-    let program = program(&place, &[]);
     let _daemon = daemon(&place, &["--merge-period", "1s"]);
-    let mib = MIB.to_string();
-    let [mut one, other] = ["lose", "offer"]
-        .map(|words| Checked::start(&program, &[&mib, "0", &format!("offer,{words}")]));
-    attached(&place, &[], &[one.pid(), other.pid()]);
-    wait_for("sharing", || {
-        (count(&json(&place), "pages_sharing") >= MIB * 256 + 512 - 16).then_some(())
-    });
-    one.tell();
+    let [mut one, _other] = without_libc(&place, "lose");
     one.says("gone");
     detached(&[one.pid()]);
+    one.goes_on();
+}
+
+/// A mapping of the store that is left would show what the engine puts there next.
+#[test]
+fn merged_memory_that_was_moved_past_libc_is_the_programs_own_after_detaching() {
+    let Some(place) = place_to_trace() else {
+        return;
+    };
+    let _daemon = daemon(&place, &["--merge-period", "1s"]);
+    let [mut one, _other] = without_libc(&place, "stray");
+    one.says("moved");
+    detached(&[one.pid()]);
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", one.pid())).unwrap();
+    assert!(!maps.contains("pageone-store"), "{maps}");
+    one.tell();
+    one.says("same");
     one.goes_on();
 }
 

@@ -136,14 +136,32 @@ impl<F: AsFd> Maps<F> {
     /// What reading /proc gives.
     pub fn find(&self, address: usize) -> Result<Option<Vma>> {
         fault::check(Point::Maps)?;
-        match self.query(address) {
+        match self.query(address, false) {
             Err(Errno::NOTTY | Errno::INVAL) => self.read_text(address),
             answer => answer,
         }
     }
 
-    fn query(&self, address: usize) -> Result<Option<Vma>> {
-        let Some(arg) = query(&self.0, address as u64)? else {
+    /// Calls `each` with every mapping of a file, in ascending order, until it says false.
+    ///
+    /// # Errors
+    /// What reading /proc gives.
+    pub fn each_file(&self, mut each: impl FnMut(Vma) -> bool) -> Result<()> {
+        fault::check(Point::Maps)?;
+        let mut at = 0;
+        loop {
+            match self.query(at, true) {
+                Err(Errno::NOTTY | Errno::INVAL) if at == 0 => break,
+                Ok(Some(vma)) if each(vma) => at = vma.end,
+                done => return done.map(drop),
+            }
+        }
+        let each = |line: &[u8]| parse(line).filter(|vma| vma.file).is_none_or(&mut each);
+        each_line(&self.0, usize::MAX, each)
+    }
+
+    fn query(&self, address: usize, files_only: bool) -> Result<Option<Vma>> {
+        let Some(arg) = query(&self.0, address as u64, files_only)? else {
             return Ok(None);
         };
         let has = |flag: raw::procmap_query_flags| arg.vma_flags & flag as u64 != 0;
@@ -174,13 +192,16 @@ impl<F: AsFd> Maps<F> {
     }
 }
 
-/// Asks for the mapping that holds `address`, or the next one above.
-fn query(maps: &impl AsFd, address: u64) -> Result<Option<raw::procmap_query>> {
+/// Asks for the mapping that holds `address`, or the next one above; for one of a file if `files_only`.
+fn query(maps: &impl AsFd, address: u64, files_only: bool) -> Result<Option<raw::procmap_query>> {
     fault::check(Point::MapsQuery)?;
     // SAFETY: all fields are integers, for which zero is a value.
     let mut arg: raw::procmap_query = unsafe { std::mem::zeroed() };
     arg.size = size_of::<raw::procmap_query>() as u64;
     arg.query_flags = raw::procmap_query_flags::PROCMAP_QUERY_COVERING_OR_NEXT_VMA as u64;
+    if files_only {
+        arg.query_flags |= raw::procmap_query_flags::PROCMAP_QUERY_FILE_BACKED_VMA as u64;
+    }
     arg.query_addr = address;
     // SAFETY: the structure is what PROCMAP_QUERY takes; it asks for no strings.
     match unsafe { ioctl(maps.as_fd(), Updater::<QUERY, _>::new(&mut arg)) } {
@@ -372,7 +393,7 @@ pub(crate) fn walk(
     mut each: impl FnMut(&raw::procmap_query) -> bool,
 ) -> Result<Option<u64>> {
     let mut next = from;
-    while let Some(vma) = query(maps, next)? {
+    while let Some(vma) = query(maps, next, false)? {
         next = vma.vma_end;
         if !each(&vma) {
             return Ok(Some(next));
@@ -468,7 +489,7 @@ fn path_at(maps: &impl AsFd, address: u64) -> Result<String> {
 pub fn shared_file(uid: u32, pid: u32, address: u64) -> Result<Option<((u32, u32), u64)>> {
     let maps = open_maps(uid, pid)?;
     let shared = raw::procmap_query_flags::PROCMAP_QUERY_VMA_SHARED as u64;
-    match query(&maps, address) {
+    match query(&maps, address, false) {
         Err(Errno::NOTTY | Errno::INVAL) => {}
         answer => {
             let is_it = |vma: &raw::procmap_query| {
@@ -706,7 +727,7 @@ mod tests {
         ] {
             let text = maps.read_text(address).unwrap();
             assert!(text.is_some());
-            match maps.query(address) {
+            match maps.query(address, false) {
                 Err(Errno::NOTTY) => println!("skipped: this kernel lacks PROCMAP_QUERY"),
                 answer => assert_eq!(answer.unwrap(), text, "at {address:x}"),
             }
@@ -724,6 +745,37 @@ mod tests {
             .unwrap()
             .unwrap();
         assert_eq!(code.mergeable(), None);
+    }
+
+    #[test]
+    fn the_query_and_the_text_agree_on_files() {
+        let maps = Maps::open().unwrap();
+        let mut text = Vec::new();
+        each_line(&maps.0, usize::MAX, |line| {
+            text.extend(parse(line).filter(|vma| vma.file));
+            true
+        })
+        .unwrap();
+        // Other tests map files meanwhile: those of the program itself stay.
+        let device = text[0].id.device;
+        let mut files = Vec::new();
+        maps.each_file(|vma| {
+            files.push(vma);
+            true
+        })
+        .unwrap();
+        for list in [&mut text, &mut files] {
+            list.retain(|vma| vma.execute && vma.id.device == device);
+        }
+        assert!(!text.is_empty());
+        assert_eq!(files, text);
+        let mut first = 0;
+        maps.each_file(|_| {
+            first += 1;
+            false
+        })
+        .unwrap();
+        assert_eq!(first, 1);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use rustix::io::{Errno, Result};
 use sys::mapping::{self, Access};
 use sys::vma::Maps;
+use wire::{PAGE_BYTES, PageBits};
 
 use crate::lock::Guard;
 
@@ -20,6 +21,16 @@ pub(crate) fn make_private(guard: &mut Guard, start: usize, len: usize) -> Resul
         }
         result => result,
     }
+}
+
+/// The same of some pages of a chunk.
+///
+/// # Errors
+/// As [`make_private`].
+pub(crate) fn make_pages_private(guard: &mut Guard, chunk: usize, pages: PageBits) -> Result<()> {
+    pages.runs().try_for_each(|(first, count)| {
+        make_private(guard, chunk + first * PAGE_BYTES, count * PAGE_BYTES)
+    })
 }
 
 /// Brings pages in, writable.

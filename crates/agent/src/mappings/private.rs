@@ -1,10 +1,12 @@
 //! Merged memory becomes the program's own: for good, for a move to another domain, or where it can no longer be kept.
 
 use rustix::io::{Errno, Result};
+use sys::vma::Maps;
 use wire::{CHUNK_BYTES, PAGE_BYTES, PageBits};
 
-use super::frames::make_private;
-use super::whole::{Tools, Untracked, untrack, whole, whole_if_out_of_reach};
+use super::frames::{make_pages_private, make_private};
+use super::strays::bring_home;
+use super::whole::{Tools, Untracked, untrack, whole, whole_if_ample, whole_if_out_of_reach};
 use crate::lock::{Guard, lock};
 use crate::table::{ADDRESS_LIMIT, touches};
 use crate::thread::{self, Why};
@@ -13,8 +15,9 @@ use crate::thread::{self, Why};
 /// made anonymous it gets its frame where it lies.
 ///
 /// # Errors
-/// `NOMEM` when the frames do not fit, `CANCELED` when `must_end` says so.
+/// `NOMEM` when the frames do not fit, `CANCELED` when `must_end` says so; what reading /proc gives.
 pub(crate) fn own_all(must_end: impl Fn() -> bool) -> Result<()> {
+    bring_home(&Maps::open()?)?;
     let mut at = 0;
     loop {
         // The program's own calls have their turn between two chunks.
@@ -31,13 +34,11 @@ pub(crate) fn own_all(must_end: impl Fn() -> bool) -> Result<()> {
             return Err(Errno::CANCELED);
         }
         guard.table().mark_dirty(address);
-        if whole(&mut guard, address, CHUNK_BYTES).is_ok() {
+        if whole_if_ample(&mut guard, address, CHUNK_BYTES).is_ok() {
             continue;
         }
-        for (first, count) in stored_in(&mut guard, address).runs() {
-            let (start, len) = (address + first * PAGE_BYTES, count * PAGE_BYTES);
-            make_private(&mut guard, start, len)?;
-        }
+        let left = stored_in(&mut guard, address);
+        make_pages_private(&mut guard, address, left)?;
     }
 }
 

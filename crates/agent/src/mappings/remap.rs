@@ -28,6 +28,7 @@ use wire::{CHUNK_BYTES, PAGE_BYTES, PageBits};
 use super::discard::{empty_stored, forget, is_stored, unread};
 use super::look::{AT_ONCE, Look};
 use super::stores::is_store;
+use super::strays;
 use super::whole::{self, Untracked, whole};
 use crate::lock::Guard;
 use crate::table::{ADDRESS_LIMIT, Chunk};
@@ -466,7 +467,7 @@ fn follow(guard: &mut Guard, call: Remap, new: usize) {
             let stored = !thread::may_look() && is_stored(guard, old + at);
             put(guard, new + at, offered);
             if stored {
-                note_island(guard, new + at);
+                let _ = strays::note(guard, new + at);
             }
         }
         if call.flags & DONTUNMAP == 0 {
@@ -483,32 +484,12 @@ fn follow(guard: &mut Guard, call: Remap, new: usize) {
     note_islands(guard, new, kept);
 }
 
-/// What may be pinned lies in a store's mapping still, with attributes that only the kernel knows here.
+/// What may be pinned lies in a store's mapping still.
 fn note_islands(guard: &mut Guard, start: usize, len: usize) {
-    if !thread::may_look() {
-        return;
+    if thread::may_look() {
+        // What is not noted here is found before a line goes.
+        let _ = strays::note_all(guard, start, len);
     }
-    let Ok(look) = Look::open(guard) else { return };
-    let (mut at, end) = (start, start + len);
-    while let Ok(Some(vma)) = look.find(guard, at)
-        && vma.start < end
-    {
-        let range = vma.start.max(at)..vma.end.min(end);
-        for page in range.step_by(PAGE_BYTES).filter(|_| is_store(&vma)) {
-            note_island(guard, page);
-        }
-        at = vma.end;
-    }
-}
-
-fn note_island(guard: &mut Guard, at: usize) {
-    let (chunk, page) = (at & !(CHUNK_BYTES - 1), at % CHUNK_BYTES / PAGE_BYTES);
-    let mut table = guard.table();
-    if let Some(known) = table.make(chunk) {
-        known.stored.insert(page);
-        known.odd = true;
-    }
-    table.mark_dirty(chunk);
 }
 
 fn is_offered(guard: &mut Guard, at: usize) -> bool {

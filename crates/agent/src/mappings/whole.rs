@@ -54,6 +54,7 @@ use sys::vma::Maps;
 use wire::{CHUNK_BYTES, PAGE_BYTES, PageBits};
 
 use super::frames::{make_private, populate};
+use super::scarce::scarce;
 use super::stores::is_store;
 use super::tally;
 use crate::lock::Guard;
@@ -84,7 +85,16 @@ pub(crate) fn lend(guard: &mut Guard, tools: Option<(&Uffd, Option<&Freezer>, &M
 /// kept from writing. `PERM` for what can be executed, if this is the agent's thread: that is left to a thread of the program's, and
 /// all else is done.
 pub(crate) fn whole(guard: &mut Guard, start: usize, len: usize) -> Result<()> {
-    at_desk(guard, start, len, false)
+    at_desk(guard, start, len, Wish::All)
+}
+
+/// As [`whole`], where the program has asked for nothing: pages that may be pinned stay where they lie, and each run of them cuts
+/// the rest in two. Where that would be too many mappings, all is left as it is.
+///
+/// # Errors
+/// As [`whole`]; `NOMEM` where mappings are few.
+pub(crate) fn whole_if_ample(guard: &mut Guard, start: usize, len: usize) -> Result<()> {
+    at_desk(guard, start, len, Wish::Ample)
 }
 
 /// Makes all memory whole after a call, if that is out of reach since, with what was opened before it. Else, as where
@@ -105,7 +115,17 @@ pub(crate) fn whole_if_out_of_reach(guard: &mut Guard, tools: Tools) {
 /// # Errors
 /// As [`whole`], and what reading the page map gives.
 pub(crate) fn whole_unwritten(guard: &mut Guard, start: usize, len: usize) -> Result<()> {
-    at_desk(guard, start, len, true)
+    at_desk(guard, start, len, Wish::Unwritten)
+}
+
+/// What is to be made whole.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wish {
+    All,
+    /// All, as far as there are mappings for it.
+    Ample,
+    /// What nobody has written.
+    Unwritten,
 }
 
 /// A shorter run is not worth its calls.
@@ -138,14 +158,16 @@ impl Tools {
     }
 }
 
-fn at_desk(guard: &mut Guard, start: usize, len: usize, only_unwritten: bool) -> Result<()> {
+fn at_desk(guard: &mut Guard, start: usize, len: usize, wish: Wish) -> Result<()> {
     if !thread::may_look() || !guard.table().may_be_stored(start, len) {
         return Ok(());
     }
     let asker = asker(guard);
     guard.at_desk_or_here(|guard| {
+        let only_unwritten = wish == Wish::Unwritten;
         let pagemap = only_unwritten.then(Pagemap::own).transpose()?;
-        let tools = Tools::open(guard, asker)?;
+        let mut tools = Tools::open(guard, asker)?;
+        tools.pins.spares = wish == Wish::Ample;
         make(guard, start, len, pagemap.as_ref(), tools)
     })
 }
@@ -248,6 +270,8 @@ struct Pins {
     own: Option<sys::pins::Own>,
     /// Whether the process may pin memory, once that was asked.
     may: Option<bool>,
+    /// Whether they are left to cut only as many mappings as there is room for.
+    spares: bool,
 }
 
 impl Pins {
@@ -258,6 +282,7 @@ impl Pins {
             pagemap,
             own: None,
             may: None,
+            spares: false,
         }
     }
 
@@ -266,6 +291,16 @@ impl Pins {
         let private = self.private(start, len).unwrap_or(PageBits::FULL);
         let may = !private.is_empty() && self.may_pin();
         if may { private } else { PageBits::EMPTY }
+    }
+
+    /// Whether what stays of a part of a chunk would cut the rest into more mappings than the program can spare. Asked before
+    /// the part is frozen.
+    fn cut_too_much(&mut self, guard: &mut Guard, start: usize, len: usize) -> bool {
+        self.spares && {
+            let kept = self.of(start, len);
+            let cuts = parts_by(kept, start..start + len).count() - 1;
+            cuts > 0 && scarce(guard, cuts)
+        }
     }
 
     fn may_pin(&mut self) -> bool {
@@ -546,6 +581,9 @@ impl Copy {
         while self.at < self.end {
             let chunk = self.at & !(CHUNK_BYTES - 1);
             let len = self.end.min(chunk + CHUNK_BYTES) - self.at;
+            if pins.cut_too_much(guard, self.at, len) {
+                return Err(Errno::NOMEM);
+            }
             let attributes = attributes_at(guard, self.at);
             self.open(len, attributes)?;
             still.begin(self.at, len, unwritten.is_some())?;

@@ -36,6 +36,9 @@ use crate::thread::Life;
 /// writes it, while nothing is merged: a child that is forked in between has nothing of either.
 static MERGED_IN: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
+/// Nothing was merged in any.
+const NONE: DomainMark = DomainMark([0; 2]);
+
 fn merged_in() -> DomainMark {
     DomainMark(
         MERGED_IN
@@ -53,7 +56,9 @@ pub(crate) fn settle(domain: DomainMark, these: &[usize], life: &Life) -> Result
     if merged_in() == domain {
         return Ok(());
     }
-    own_all(|| life.must_end())?;
+    if merged_in() != NONE {
+        own_all(|| life.must_end())?;
+    }
     let mut guard = lock().ok_or(Errno::NOMEM)?;
     // Pinned pages got frames of their own where they lie.
     if !guard.table().anything_stored() {

@@ -32,9 +32,9 @@ use crate::lock::{ALONE, Guard, SEARCHING, SERVED, lock, lock_between_forks, per
 use crate::mappings::frames::make_private;
 use crate::mappings::private::{self, give_back_all};
 use crate::mappings::scarce::scarce;
-use crate::mappings::stores;
 use crate::mappings::tally;
-use crate::mappings::whole::{self, whole};
+use crate::mappings::whole::{self, whole_if_ample};
+use crate::mappings::{stores, strays};
 use crate::thread::{self, Life, Why};
 use crate::window::{self, Window};
 
@@ -400,13 +400,15 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Holds the new lifeline before it lets go of the old: a child forked at any moment has one.
+    /// Holds the new lifeline before it lets go of the old: a child forked at any moment has one. The old one goes when no page lies in a
+    /// mapping of a store that the table does not know.
     fn renew(&mut self, lifeline: &OwnedFd) -> Result<()> {
         let new = lines::hold(lifeline)?;
         let place = tally::prepare(new);
         if let Some(guard) = lock() {
             tally::count_in(&guard, place);
         }
+        strays::bring_home(self.window.maps())?;
         lines::release(std::mem::replace(&mut self.lifeline, new));
         Ok(())
     }
@@ -463,8 +465,9 @@ impl<'a> Session<'a> {
 
     /// Lets go of all lines, unless pages of this process still map slots.
     fn end(&mut self) {
+        let strayed = strays::bring_home(self.window.maps()).is_err();
         let stored = lock().is_none_or(|mut guard| guard.table().anything_stored());
-        if !stored {
+        if !strayed && !stored {
             lines::keep_only(&[]);
         }
     }
@@ -510,7 +513,7 @@ fn unmerge(question: &Unmerge) -> PageBits {
         // What is made aside, what is cut from it, and what it splits.
         if !scarce(&mut guard, 4) {
             // What fails leaves pages as they are: they become private below.
-            let _ = whole(&mut guard, start, len);
+            let _ = whole_if_ample(&mut guard, start, len);
         }
     }
     let stored = guard
