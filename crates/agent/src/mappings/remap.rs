@@ -208,8 +208,10 @@ fn carry_out(guard: &mut Guard, call: Remap) -> Result<usize> {
 /// Moves mappings that differ, or that have holes between them, to a fixed target of the same length.
 ///
 /// The kernel does it mapping by mapping, and so each target is unmapped or refused for itself. A row that may have been one mapping is
-/// moved as one. A call of the kernel's for all of it would not do besides: a signal that comes upon it at a mapping that KSM may merge
-/// has it begin anew, and then it finds nothing at the start.
+/// moved as one.
+///
+/// One call for all of it would not do besides. A signal that comes upon it at a mapping that KSM may merge has the kernel begin anew,
+/// and it finds nothing at the start then.
 fn move_rows(guard: &mut Guard, look: &Look, call: Remap) -> Result<usize> {
     if !is_let_go(guard, call) {
         // What is tracked would be refused when its turn comes, with a part moved.
