@@ -4,10 +4,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use wire::{Knob, MergeNow, MergedNow, Reply, Request, Setting};
+use wire::{GuestStatus, Knob, MergeNow, MergedNow, Reply, Request, Setting};
 
 use crate::head::Headed;
 use crate::output::{print, say};
+use crate::view::status;
 use crate::{client, human, paths};
 
 /// The engine may be in a round, which takes some periods at most; then it takes one.
@@ -60,7 +61,12 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     }
     match args.json {
         true => print(&(serde_json::to_string(&Headed::first(&sum))? + "\n"))?,
-        false => tell(&sum)?,
+        false => {
+            tell(&sum)?;
+            if sum.pages == 0 {
+                tell_reasons(&socket, args, &sum);
+            }
+        }
     }
     match sum.left_alone.len() == args.pids.len() && sum.pages == 0 {
         true => bail!("nothing was merged"),
@@ -117,6 +123,27 @@ fn tell(merged: &MergedNow) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// Why nothing was merged of guests that were not left alone, as the daemon's status has it.
+fn tell_reasons(socket: &Path, args: &Args, merged: &MergedNow) {
+    // The command has done its work: who may not see a status is told nothing more.
+    let Ok(status) = status::ask(socket) else {
+        return;
+    };
+    let is_left_alone = |pid| merged.left_alone.iter().any(|alone| alone.pid == pid);
+    let named = |guest: &&GuestStatus| args.pids.contains(&guest.pid) && !is_left_alone(guest.pid);
+    for guest in status.guests.iter().filter(named) {
+        let equal = match guest.pages_sharing + guest.zero_pages {
+            0 => "no page of it equals another one of its domain, as far as pages were looked at",
+            _ => "nothing more of it equals other pages of its domain",
+        };
+        let reasons = guest.reasons.iter().map(|reason| reason.why.as_str());
+        for why in reasons.chain([equal]) {
+            let why = sys::foreign::Foreign(why);
+            say(&format!("pageone: process {}: {why}", guest.pid));
+        }
+    }
 }
 
 #[cfg(test)]

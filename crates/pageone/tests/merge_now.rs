@@ -118,6 +118,13 @@ fn memory_is_merged_when_somebody_asks() {
     );
     verify(&mut guests);
 
+    // Then there is nothing left, and it says so.
+    let again = merge(&place, &[guests[2].pid()], &[]);
+    let said = [&again.stdout, &again.stderr].map(|said| text(said));
+    assert!(said[0].starts_with("0 pages merged"), "{said:?}");
+    let why = format!("process {}: nothing more of it equals", guests[2].pid());
+    assert!(said[1].contains(&why), "{said:?}");
+
     // What an operator has unmerged is ordinary memory again.
     set(&place, "run=2");
     verify(&mut guests);
