@@ -118,7 +118,7 @@ void hung_fuse(const char *path, char **args)
 }
 
 /* Mounts a file system whose reads hang, and maps a file of it as the attacker. */
-static void map_hanging_file(const char *folder, const char *name)
+static void map_hanging_file(const char *folder, const char *name, int access)
 {
 	char file[256];
 	mount_fuse(folder, FUSE_READ);
@@ -127,15 +127,15 @@ static void map_hanging_file(const char *folder, const char *name)
 	int fd = open(file, O_RDONLY);
 	if (fd < 0)
 		fail("open");
-	if (mmap((void *)REGION, CHUNK / 2, PROT_READ, MAP_PRIVATE | MAP_FIXED_NOREPLACE, fd, 0) == MAP_FAILED)
+	if (mmap((void *)REGION, CHUNK / 2, access, MAP_PRIVATE | MAP_FIXED_NOREPLACE, fd, 0) == MAP_FAILED)
 		fail("map a file");
 }
 
-/* fuse-libc FOLDER: maps a file of such a system as if it were libc, below the true one. */
+/* fuse-libc FOLDER: maps a file of such a system as if it were another libc that is executed, below the true one. */
 void fuse_libc(const char *path, char **args)
 {
 	(void)path;
-	map_hanging_file(args[0], "libc.so.6");
+	map_hanging_file(args[0], "libc.so.6", PROT_READ | PROT_EXEC);
 	say("ready");
 	hold();
 }
@@ -143,7 +143,7 @@ void fuse_libc(const char *path, char **args)
 /* fuse-pages FOLDER: offers pages of a file of such a system. */
 void fuse_pages(const char *path, char **args)
 {
-	map_hanging_file(args[0], "file");
+	map_hanging_file(args[0], "file", PROT_READ);
 	static struct session s;
 	struct offers offers = { .first = REGION, .chunks = 1 };
 	int joined = join(&s, path, "");

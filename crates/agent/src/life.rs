@@ -45,7 +45,8 @@ use crate::thread::{END, HASTE, Life, OFFER, Why, bar, is_barred, now, process_n
 #[cfg(target_arch = "x86_64")]
 use crate::{
     lock::{ALONE, SEARCHING},
-    session::{lines, report},
+    mappings::lines,
+    session::report,
     table,
     thread::swap_bar,
     window::staging,

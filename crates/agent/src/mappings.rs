@@ -3,6 +3,7 @@
 pub(crate) mod ahead;
 pub(crate) mod discard;
 pub(crate) mod frames;
+pub(crate) mod lines;
 pub(crate) mod look;
 pub(crate) mod private;
 pub(crate) mod remap;

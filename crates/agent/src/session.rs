@@ -2,7 +2,6 @@
 
 mod alone;
 mod domain;
-pub(crate) mod lines;
 mod link;
 pub(crate) mod report;
 pub(crate) mod serve;

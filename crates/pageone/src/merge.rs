@@ -63,7 +63,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
         true => print(&(serde_json::to_string(&Headed::first(&sum))? + "\n"))?,
         false => {
             tell(&sum)?;
-            if sum.pages == 0 {
+            if sum.pages == 0 && sum.finished {
                 tell_reasons(&socket, args, &sum);
             }
         }
@@ -128,20 +128,20 @@ fn tell(merged: &MergedNow) -> Result<()> {
 /// Why nothing was merged of guests that were not left alone, as the daemon's status has it.
 fn tell_reasons(socket: &Path, args: &Args, merged: &MergedNow) {
     // The command has done its work: who may not see a status is told nothing more.
-    let Ok(status) = status::ask(socket) else {
+    let Ok(status) = status::ask_quietly(socket) else {
         return;
     };
     let is_left_alone = |pid| merged.left_alone.iter().any(|alone| alone.pid == pid);
     let named = |guest: &&GuestStatus| args.pids.contains(&guest.pid) && !is_left_alone(guest.pid);
     for guest in status.guests.iter().filter(named) {
-        let equal = match guest.pages_sharing + guest.zero_pages {
-            0 => "no page of it equals another one of its domain, as far as pages were looked at",
-            _ => "nothing more of it equals other pages of its domain",
-        };
-        let reasons = guest.reasons.iter().map(|reason| reason.why.as_str());
-        for why in reasons.chain([equal]) {
-            let why = sys::foreign::Foreign(why);
-            say(&format!("pageone: process {}: {why}", guest.pid));
+        let tell = |why: &str| say(&format!("pageone: process {}: {why}", guest.pid));
+        for reason in &guest.reasons {
+            tell(&sys::foreign::Foreign(&reason.why).to_string());
+        }
+        match guest.pages_sharing + guest.zero_pages {
+            _ if guest.regions == 0 => {}
+            0 => tell("of the other pages none equals another one of its domain"),
+            _ => tell("nothing more of it equals other pages of its domain"),
         }
     }
 }

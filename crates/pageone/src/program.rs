@@ -218,7 +218,7 @@ fn names(file: &File, segments: &[Segment], kind: u64) -> Vec<String> {
                 && (part.address..part.address.saturating_add(part.file_len)).contains(&strings)
         };
         let part = segments.iter().find(holds)?;
-        let strings = strings - part.address + part.offset;
+        let strings = (strings - part.address).checked_add(part.offset)?;
         let named = entries().filter(|entry| entry.0 == kind);
         let names = named.filter_map(|(_, name)| text(file, strings.checked_add(name)?, 256));
         Some(names.collect())

@@ -452,7 +452,6 @@ fn a_process_is_after_detaching_as_it_was_before_attaching() {
     );
 }
 
-/// The agent's table says of such memory that it is merged, until the next sync.
 /// A program that merges, and another with the same memory, of which the first has lost or moved 2 MiB past libc.
 fn without_libc(place: &Place, word: &str) -> [Checked; 2] {
     let program = program(place, &[]);
@@ -468,6 +467,7 @@ fn without_libc(place: &Place, word: &str) -> [Checked; 2] {
     [one, other]
 }
 
+/// The agent's table says of such memory that it is merged, until the next sync.
 #[test]
 fn merged_memory_that_was_unmapped_past_libc_is_no_obstacle() {
     let Some(place) = place_to_trace() else {

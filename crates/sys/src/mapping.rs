@@ -628,16 +628,12 @@ pub fn moves_several() -> bool {
     let Ok(made) = made.map(<*mut _>::expose_provenance) else {
         return false;
     };
-    // SAFETY: all of it was made here, and goes at the end. A move that is refused leaves all in place, but for the target.
+    let (from, to) = (pointer(made), pointer(made + len));
+    // SAFETY: all of it was made here, and goes at the end. There is no hole before, which other threads could be given.
     unsafe {
-        let divided = rustix::mm::mprotect(pointer(made), PAGE, MprotectFlags::empty());
-        let moved = rustix::mm::mremap_fixed(
-            pointer(made),
-            len,
-            len,
-            MremapFlags::MAYMOVE,
-            pointer(made + len),
-        );
+        let divided = rustix::mm::mprotect(from, PAGE, MprotectFlags::empty());
+        let stays = MremapFlags::MAYMOVE | MremapFlags::DONTUNMAP;
+        let moved = rustix::mm::mremap_fixed(from, len, len, stays, to);
         let _ = unmap(made, 2 * len);
         divided.is_ok() && moved.is_ok()
     }

@@ -5,6 +5,7 @@ use sys::vma::Maps;
 use wire::{CHUNK_BYTES, PAGE_BYTES, PageBits};
 
 use super::frames::{make_pages_private, make_private};
+use super::lines;
 use super::strays::bring_home;
 use super::whole::{Tools, Untracked, untrack, whole, whole_if_ample, whole_if_out_of_reach};
 use crate::lock::{Guard, lock};
@@ -17,14 +18,14 @@ use crate::thread::{self, Why};
 /// # Errors
 /// `NOMEM` when the frames do not fit, `CANCELED` when `must_end` says so; what reading /proc gives.
 pub(crate) fn own_all(must_end: impl Fn() -> bool) -> Result<()> {
-    bring_home(&Maps::open()?)?;
+    find_strays()?;
     let mut at = 0;
     loop {
         // The program's own calls have their turn between two chunks.
         let mut guard = lock().ok_or(Errno::NOMEM)?;
         let mut table = guard.table();
         let Some(address) = table.next(at, false) else {
-            return Ok(());
+            break;
         };
         at = address + CHUNK_BYTES;
         if stored_in(&mut guard, address).is_empty() {
@@ -34,11 +35,20 @@ pub(crate) fn own_all(must_end: impl Fn() -> bool) -> Result<()> {
             return Err(Errno::CANCELED);
         }
         guard.table().mark_dirty(address);
-        if whole_if_ample(&mut guard, address, CHUNK_BYTES).is_ok() {
-            continue;
-        }
+        // Whatever that leaves in a store's mapping.
+        let _ = whole_if_ample(&mut guard, address, CHUNK_BYTES);
         let left = stored_in(&mut guard, address);
         make_pages_private(&mut guard, address, left)?;
+    }
+    // What was moved past libc while this went on.
+    find_strays()
+}
+
+/// Finds what was moved past libc, if a line is held: else nothing is merged.
+fn find_strays() -> Result<()> {
+    match lines::any() {
+        true => bring_home(&Maps::open()?),
+        false => Ok(()),
     }
 }
 

@@ -26,7 +26,7 @@ use sys::vma::{Row, Vma};
 use wire::{CHUNK_BYTES, PAGE_BYTES, PageBits};
 
 use super::discard::{empty_stored, forget, is_stored, unread};
-use super::look::{AT_ONCE, Look};
+use super::look::Look;
 use super::stores::is_store;
 use super::strays;
 use super::whole::{self, Untracked, whole};
@@ -37,6 +37,9 @@ use crate::thread;
 const MAYMOVE: i32 = libc::MREMAP_MAYMOVE;
 const FIXED: i32 = libc::MREMAP_FIXED;
 const DONTUNMAP: i32 = libc::MREMAP_DONTUNMAP;
+
+/// So many rows are told of at once: each telling walks the page tables of all memory below.
+const ROWS: usize = 64;
 
 /// A guest's call.
 #[derive(Clone, Copy)]
@@ -197,7 +200,7 @@ fn carry_out(guard: &mut Guard, call: Remap) -> Result<usize> {
     if first.is_some_and(|vma| vma.end >= call.old + old_len) {
         return pass(call);
     }
-    match cut(guard, Remap { old_len, ..call })? {
+    match cut(guard, &look, Remap { old_len, ..call })? {
         Some(_) if to_target && !stays => relocate(guard, &look, call),
         Some(last) => piece_by_piece(guard, &look, call, last),
         None if to_target && call.new_len == call.old_len => move_rows(guard, &look, call),
@@ -213,16 +216,16 @@ fn carry_out(guard: &mut Guard, call: Remap) -> Result<usize> {
 /// One call for all of it would not do besides. A signal that comes upon it at a mapping that KSM may merge has the kernel begin anew,
 /// and it finds nothing at the start then.
 fn move_rows(guard: &mut Guard, look: &Look, call: Remap) -> Result<usize> {
+    if !mapping::moves_several() {
+        return pass(call);
+    }
     if !is_let_go(guard, call) {
         // What is tracked would be refused when its turn comes, with a part moved.
         return Err(Errno::NOMEM);
     }
-    if !mapping::moves_several() {
-        return pass(call);
-    }
     let (mut at, end) = (call.old, call.old + call.old_len);
     while at < end {
-        let Ok(rows) = rows::<AT_ONCE>(guard, at..end) else {
+        let Ok(rows) = rows::<ROWS>(guard, at..end) else {
             // Where the kernel does not tell it moves the rest by itself.
             return pass(part_of(call, at..end)).map(|_| call.to);
         };
@@ -240,7 +243,7 @@ fn move_rows(guard: &mut Guard, look: &Look, call: Remap) -> Result<usize> {
                 false => relocate(guard, look, part)?,
             };
         }
-        at = rows[AT_ONCE - 1].map_or(end, |row| row.end);
+        at = rows[ROWS - 1].map_or(end, |row| row.end);
     }
     Ok(call.to)
 }
@@ -258,8 +261,11 @@ fn part_of(call: Remap, range: Range<usize>) -> Remap {
 
 /// The first rows of a range: anonymous memory, or what may be pinned of such memory, may lie in several mappings.
 fn rows<const MOST: usize>(guard: &mut Guard, range: Range<usize>) -> Result<[Option<Row>; MOST]> {
-    let may_join = |vma: &Vma| vma.is_anonymous() || is_store(vma);
     guard.at_desk(|_| sys::vma::rows(range.start, range.end, may_join))
+}
+
+fn may_join(vma: &Vma) -> bool {
+    vma.is_anonymous() || is_store(vma)
 }
 
 /// Ends the tracking of the old range, and tells whether nothing of it is tracked.
@@ -306,8 +312,15 @@ fn piece_by_piece(guard: &mut Guard, look: &Look, call: Remap, last: usize) -> R
 ///
 /// # Errors
 /// `PERM` if they are sealed: so the kernel answers for one mapping, before it touches the target.
-fn cut(guard: &mut Guard, call: Remap) -> Result<Option<usize>> {
+fn cut(guard: &mut Guard, look: &Look, call: Remap) -> Result<Option<usize>> {
     let end = call.old + call.old_len;
+    // Most calls are told apart without the long text.
+    let [first, next, ..] = look.some(guard, call.old, end)?;
+    let join =
+        |(first, next): (Vma, Vma)| first.end == next.start && may_join(&first) && may_join(&next);
+    if !first.zip(next).is_some_and(join) {
+        return Ok(None);
+    }
     let [row] = rows(guard, call.old..end).unwrap_or_default();
     match row.filter(|row| row.start == call.old && row.end == end) {
         Some(row) if row.sealed => Err(Errno::PERM),

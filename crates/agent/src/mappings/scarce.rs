@@ -31,6 +31,7 @@ pub(crate) fn scarce(guard: &mut Guard, more: usize) -> bool {
         (mapping::limit().unwrap_or(0), used.unwrap_or(usize::MAX))
     });
     let left = (limit - limit / 8).saturating_sub(used);
-    LEFT.store(left.saturating_sub(more), Ordering::Relaxed);
-    left < more
+    let fits = left >= more;
+    LEFT.store(if fits { left - more } else { left }, Ordering::Relaxed);
+    !fits
 }

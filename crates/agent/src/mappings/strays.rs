@@ -4,11 +4,15 @@
 //! some day it says that a page was written, or is gone, though a mapping of its slot lives on elsewhere. The engine then
 //! waits for this process's lifeline only, and gives the slot back: where the page lies by now the program would read zeros.
 //!
-//! **Invariant**: when a line goes, each page in a mapping of a store is known to the table, or has a frame of its own. So before that
-//! all mappings of files are looked through ([`bring_home`]), and what has strayed becomes the program's own where it lies.
+//! **Invariant**: when a line goes, each page in a mapping of a store has been merged where it lies, so that a ref is counted for it, or has a
+//! frame of its own. So before that all mappings of files are looked through ([`bring_home`]). What has strayed gets its frames where it lies, and
+//! is known from then on.
+//!
+//! It does not become anonymous memory at once. Whoever moved it makes calls that wait for no lock, and may unmap it meanwhile: then a write
+//! fault that the kernel is asked for fails, and a copy would end the program.
 //!
 //! The look is not at one moment. A page that is moved away while it goes on was known until then, and its slot is not given up
-//! yet: it is found before the next line goes.
+//! yet: it is found before the next line goes. Before the last one goes there is a second look ([`own_all`](super::private::own_all)).
 //!
 //! **The limits**: a page that has strayed before, and is moved a second time just then, from a place that the look comes to
 //! later to one that it has passed. And one that was moved to where the table knows another page of a store.
@@ -22,14 +26,13 @@ use rustix::io::{Errno, Result};
 use sys::vma::{Maps, Vma};
 use wire::{CHUNK_BYTES, PAGE_BYTES, PageBits};
 
-use super::frames::make_pages_private;
+use super::frames::make_private;
 use super::look::Look;
 use super::stores::is_store;
-use super::whole::whole_if_ample;
 use crate::lock::{Guard, lock};
 use crate::table::pages_of;
 
-/// Makes all pages the program's own that lie in mappings of a store of which the table does not know.
+/// Gives all pages frames of their own that lie in mappings of a store of which the table does not know.
 ///
 /// # Errors
 /// What reading /proc gives; `NOMEM` where the frames do not fit. Then there may be strays still.
@@ -56,41 +59,39 @@ fn parts_of(vma: &Vma) -> impl Iterator<Item = Range<usize>> + use<> {
 fn bring_part_home(part: Range<usize>) -> Result<()> {
     let mut guard = lock().ok_or(Errno::NOMEM)?;
     let chunk = part.start & !(CHUNK_BYTES - 1);
-    let asked = PageBits::of(pages_of(chunk, part.start, part.end));
-    let stored = |guard: &mut Guard| {
-        let mut table = guard.table();
-        table
-            .get(chunk)
-            .map_or(PageBits::EMPTY, |known| known.stored)
-            & asked
-    };
-    if stored(&mut guard) == asked {
-        return Ok(());
-    }
-    // Hooks may have changed it before the lock was taken: the kernel is asked again.
-    note_all(&mut guard, part.start, part.len())?;
-    if whole_if_ample(&mut guard, part.start, part.len()).is_ok() {
-        return Ok(());
-    }
-    let pages = stored(&mut guard);
-    make_pages_private(&mut guard, chunk, pages)
+    let all = PageBits::of(pages_of(chunk, part.start, part.end));
+    let stored = guard.table().get(chunk).map(|known| known.stored);
+    let unknown = all & !stored.unwrap_or(PageBits::EMPTY);
+    unknown.runs().try_for_each(|(first, count)| {
+        let start = chunk + first * PAGE_BYTES;
+        note_all(&mut guard, start, count * PAGE_BYTES)
+    })
 }
 
-/// Notes what of a range lies in mappings of a store, with attributes that only the kernel knows there.
+/// Notes what of a range lies in mappings of a store, with attributes that only the kernel knows there. No ref is counted for it, so each page
+/// gets a frame of its own first.
 ///
 /// # Errors
-/// What looking gives; `NOMEM` where the table has no room.
+/// What looking gives; `NOMEM` where frames do not fit, or the table has no room. Then some are not noted.
 pub(crate) fn note_all(guard: &mut Guard, start: usize, len: usize) -> Result<()> {
     let look = Look::open(guard)?;
     let (mut at, end) = (start, start + len);
     while let Some(vma) = look.find(guard, at)?.filter(|vma| vma.start < end) {
-        if is_store(&vma) {
-            let pages = vma.start.max(at)..vma.end.min(end);
-            pages
-                .step_by(PAGE_BYTES)
-                .try_for_each(|page| note(guard, page))?;
-        }
+        let part = vma.start.max(at)..vma.end.min(end);
         at = vma.end;
+        if !is_store(&vma) {
+            continue;
+        }
+        match make_private(guard, part.start, part.len()) {
+            Ok(()) => part
+                .step_by(PAGE_BYTES)
+                .try_for_each(|page| note(guard, page))?,
+            // A call past libc may have unmapped it meanwhile.
+            Err(errno) => match look.find(guard, part.start)? {
+                Some(now) if now.start <= part.start && is_store(&now) => return Err(errno),
+                _ => {}
+            },
+        }
     }
     Ok(())
 }

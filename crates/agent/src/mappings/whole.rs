@@ -89,7 +89,7 @@ pub(crate) fn whole(guard: &mut Guard, start: usize, len: usize) -> Result<()> {
 }
 
 /// As [`whole`], where the program has asked for nothing: pages that may be pinned stay where they lie, and each run of them cuts
-/// the rest in two. Where that would be too many mappings, all is left as it is.
+/// the rest in two. Where that would be too many mappings, the chunk is left as it is, and those behind it.
 ///
 /// # Errors
 /// As [`whole`]; `NOMEM` where mappings are few.
@@ -167,7 +167,7 @@ fn at_desk(guard: &mut Guard, start: usize, len: usize, wish: Wish) -> Result<()
         let only_unwritten = wish == Wish::Unwritten;
         let pagemap = only_unwritten.then(Pagemap::own).transpose()?;
         let mut tools = Tools::open(guard, asker)?;
-        tools.pins.spares = wish == Wish::Ample;
+        tools.pins.only_few = wish == Wish::Ample;
         make(guard, start, len, pagemap.as_ref(), tools)
     })
 }
@@ -270,8 +270,8 @@ struct Pins {
     own: Option<sys::pins::Own>,
     /// Whether the process may pin memory, once that was asked.
     may: Option<bool>,
-    /// Whether they are left to cut only as many mappings as there is room for.
-    spares: bool,
+    /// Whether they may cut only as many mappings as there is room for.
+    only_few: bool,
 }
 
 impl Pins {
@@ -282,7 +282,7 @@ impl Pins {
             pagemap,
             own: None,
             may: None,
-            spares: false,
+            only_few: false,
         }
     }
 
@@ -296,11 +296,12 @@ impl Pins {
     /// Whether what stays of a part of a chunk would cut the rest into more mappings than the program can spare. Asked before
     /// the part is frozen.
     fn cut_too_much(&mut self, guard: &mut Guard, start: usize, len: usize) -> bool {
-        self.spares && {
-            let kept = self.of(start, len);
-            let cuts = parts_by(kept, start..start + len).count() - 1;
-            cuts > 0 && scarce(guard, cuts)
+        if !self.only_few {
+            return false;
         }
+        let kept = self.of(start, len);
+        let cuts = parts_by(kept, start..start + len).count() - 1;
+        cuts > 0 && scarce(guard, cuts)
     }
 
     fn may_pin(&mut self) -> bool {

@@ -27,8 +27,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::io::{Errno, Result};
 use wire::DomainMark;
 
-use super::lines;
 use crate::lock::lock;
+use crate::mappings::lines;
 use crate::mappings::private::own_all;
 use crate::thread::Life;
 

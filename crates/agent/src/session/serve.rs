@@ -22,7 +22,7 @@ use wire::{
 
 use super::alone::Alone;
 use super::domain;
-use super::lines;
+
 use super::link::Link;
 use super::report;
 use crate::any::{self, Walks};
@@ -34,7 +34,7 @@ use crate::mappings::private::{self, give_back_all};
 use crate::mappings::scarce::scarce;
 use crate::mappings::tally;
 use crate::mappings::whole::{self, whole_if_ample};
-use crate::mappings::{stores, strays};
+use crate::mappings::{lines, stores, strays};
 use crate::thread::{self, Life, Why};
 use crate::window::{self, Window};
 
@@ -465,9 +465,9 @@ impl<'a> Session<'a> {
 
     /// Lets go of all lines, unless pages of this process still map slots.
     fn end(&mut self) {
-        let strayed = strays::bring_home(self.window.maps()).is_err();
-        let stored = lock().is_none_or(|mut guard| guard.table().anything_stored());
-        if !strayed && !stored {
+        let stored = || lock().is_none_or(|mut guard| guard.table().anything_stored());
+        // What has strayed is stored, once it is found.
+        if !stored() && strays::bring_home(self.window.maps()).is_ok() && !stored() {
             lines::keep_only(&[]);
         }
     }

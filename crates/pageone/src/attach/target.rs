@@ -289,20 +289,37 @@ impl Target {
     }
 
     fn leads_elsewhere(&self) -> bool {
-        let munmap = || {
-            let (libc, base) = self.libc().ok()?;
-            self.function(base + libc.find("munmap")?).ok()
-        };
+        self.libc().is_ok_and(|libc| self.has_hooks(&libc))
+    }
+
+    /// Whether the functions of a libc lead elsewhere.
+    fn has_hooks(&self, (libc, base): &(Elf, u64)) -> bool {
+        let munmap = || self.function(base + libc.find("munmap")?).ok();
         munmap().is_some_and(|function| begins_with_jump(&function.code))
     }
 
     /// libc, as it lies in the process, and where.
     ///
     /// # Errors
-    /// It has none, several, or another one than glibc.
+    /// It has none, another one than glibc, or several (dlmopen(3)), none of which has hooks: the calls of one alone would be seen.
     pub(super) fn libc(&self) -> Result<(Elf, u64)> {
+        let images = self.images_of_libc();
+        if let [image] = &images[..] {
+            return self.libc_of(image);
+        }
+        let read = images.iter().flat_map(|image| self.libc_of(image));
+        match read.into_iter().find(|libc| self.has_hooks(libc)) {
+            Some(libc) => Ok(libc),
+            None if images.is_empty() => bail!("{NO_LIBC}"),
+            None => bail!(
+                "it has {} C libraries (dlmopen): the calls of one alone would be seen",
+                images.len()
+            ),
+        }
+    }
+
+    fn libc_of(&self, parts: &[&Mapping]) -> Result<(Elf, u64)> {
         const MOST: u64 = 16 << 20;
-        let parts = self.parts_of_libc()?;
         let ends = (parts.first(), parts.last());
         let (Some(first), Some(last)) = ends else {
             bail!("{NO_LIBC}");
@@ -321,12 +338,9 @@ impl Target {
         Ok((elf, base))
     }
 
-    /// The mappings of the libc that is executed. A program may have mapped the same file to read it, as debuggers do, and qemu-user
+    /// The mappings of each libc that is executed. A program may have mapped the same file to read it, as debuggers do, and qemu-user
     /// has mapped the libc of its guest. Hooks there would see no call, and what the program discards would keep its old content.
-    ///
-    /// # Errors
-    /// There is none, or there are several (dlmopen(3)): the calls of one alone would be seen.
-    fn parts_of_libc(&self) -> Result<Vec<&Mapping>> {
+    fn images_of_libc(&self) -> Vec<Vec<&Mapping>> {
         let mut images: Vec<Vec<&Mapping>> = Vec::new();
         for part in self.mappings.iter().filter(|part| part.is_libc()) {
             match images.last_mut() {
@@ -335,13 +349,7 @@ impl Target {
             }
         }
         images.retain(|image| image.iter().any(|part| part.executable));
-        if images.len() > 1 {
-            bail!(
-                "it has {} C libraries (dlmopen): the calls of one alone would be seen",
-                images.len()
-            );
-        }
-        images.pop().context(NO_LIBC)
+        images
     }
 
     /// Where its libc's code lies, and that of others which it has loaded since it was attached (dlmopen).
@@ -784,12 +792,12 @@ VmFlags: rd wr mr mw me ac sd \n";
         let code = twice.code_of_libc();
         assert_eq!(code.first(), Some(&(0x7_1000..0x7_2000)));
         assert_eq!(code.len(), 1);
-        assert_eq!(twice.parts_of_libc().unwrap()[0].range.start, 0x7_0000);
+        assert_eq!(twice.images_of_libc()[0][0].range.start, 0x7_0000);
         let two = with_mappings(&(image(0x3_0000) + &image(0x7_0000)));
-        let told = two.parts_of_libc().unwrap_err().to_string();
+        let told = two.libc().err().unwrap().to_string();
         assert!(told.contains("2 C libraries"), "{told}");
         let read = with_mappings(&line(0x1_0000, "r--p", 0));
-        assert_eq!(read.parts_of_libc().unwrap_err().to_string(), NO_LIBC);
+        assert_eq!(read.libc().err().unwrap().to_string(), NO_LIBC);
     }
 
     #[test]

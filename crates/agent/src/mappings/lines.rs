@@ -36,6 +36,12 @@ pub(crate) fn hold(line: &OwnedFd) -> Result<usize> {
     Ok(address)
 }
 
+/// Whether this process holds any: else no page of it is merged.
+pub(crate) fn any() -> bool {
+    let mut lines = LINES.iter();
+    lines.any(|place| place.load(Ordering::Relaxed) != 0)
+}
+
 /// Lets go of a line.
 pub(crate) fn release(address: usize) {
     for place in &LINES {
