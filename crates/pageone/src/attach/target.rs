@@ -348,7 +348,14 @@ impl Target {
                 _ => images.push(vec![part]),
             }
         }
-        images.retain(|image| image.iter().any(|part| part.executable));
+        // Its code may have been moved to huge pages, which have no file.
+        let is_executed = |image: &Vec<&Mapping>| {
+            let (start, end) = (image[0].range.start, image[image.len() - 1].range.end);
+            let inside = |part: &Mapping| start <= part.range.start && part.range.end <= end;
+            let mut code = self.mappings.iter().filter(|part| part.executable);
+            code.any(inside)
+        };
+        images.retain(is_executed);
         images
     }
 
@@ -793,6 +800,10 @@ VmFlags: rd wr mr mw me ac sd \n";
         assert_eq!(code.first(), Some(&(0x7_1000..0x7_2000)));
         assert_eq!(code.len(), 1);
         assert_eq!(twice.images_of_libc()[0][0].range.start, 0x7_0000);
+        let anonymous = format!("{:x}-{:x} r-xp 00000000 00:00 0\n", 0x7_1000, 0x7_2000);
+        let moved = image(0x7_0000).replace(&line(0x7_1000, "r-xp", 0x1000), &anonymous);
+        let moved = with_mappings(&moved);
+        assert_eq!(moved.images_of_libc()[0][0].range.start, 0x7_0000);
         let two = with_mappings(&(image(0x3_0000) + &image(0x7_0000)));
         let told = two.libc().err().unwrap().to_string();
         assert!(told.contains("2 C libraries"), "{told}");
