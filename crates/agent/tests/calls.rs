@@ -699,6 +699,12 @@ fn scattered_discards_leave_mappings() {
     const CHUNKS: usize = 137;
     let (_engine, mut guest) = merged_chunks(CHUNKS);
     guest.run(&format!("scatter {} 1", 512 * CHUNKS));
+    has_mappings_left(&mut guest);
+}
+
+/// The agent has left the guest its part of what the kernel allows.
+#[track_caller]
+fn has_mappings_left(guest: &mut Guest) {
     guest.run("room");
     guest.run("check");
     let maps = std::fs::read_to_string(format!("/proc/{}/maps", guest.pid)).unwrap();
@@ -730,13 +736,7 @@ fn an_unmerge_beside_strewn_pins_leaves_mappings() {
         };
         assert_eq!(private, pages, "chunk {number}");
     }
-    guest.run("room");
-    guest.run("check");
-    let maps = std::fs::read_to_string(format!("/proc/{}/maps", guest.pid)).unwrap();
-    let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap();
-    let limit: usize = limit.trim().parse().unwrap();
-    let mappings = maps.lines().count();
-    assert!(mappings <= limit - limit / 8 + 64, "{mappings}");
+    has_mappings_left(&mut guest);
 }
 
 /// Discards pages one by one, from `first` on.

@@ -22,7 +22,6 @@ use wire::{
 
 use super::alone::Alone;
 use super::domain;
-
 use super::link::Link;
 use super::report;
 use crate::any::{self, Walks};
