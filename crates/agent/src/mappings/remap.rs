@@ -197,10 +197,10 @@ fn carry_out(guard: &mut Guard, call: Remap) -> Result<usize> {
     } else {
         call.old_len
     };
-    if first.is_some_and(|vma| vma.end >= call.old + old_len) {
+    let Some(first) = first.filter(|vma| vma.end < call.old + old_len) else {
         return pass(call);
-    }
-    match cut(guard, &look, Remap { old_len, ..call })? {
+    };
+    match cut(guard, &look, first, call.old..call.old + old_len)? {
         Some(_) if to_target && !stays => relocate(guard, &look, call),
         Some(last) => piece_by_piece(guard, &look, call, last),
         None if to_target && call.new_len == call.old_len => move_rows(guard, &look, call),
@@ -308,21 +308,19 @@ fn piece_by_piece(guard: &mut Guard, look: &Look, call: Remap, last: usize) -> R
     relocate(guard, look, call)
 }
 
-/// Where the last mapping of the old range begins, if all of them may have been one.
+/// Where the last mapping of a range begins, if all of them may have been one. The `first` ends inside it.
 ///
 /// # Errors
 /// `PERM` if they are sealed: so the kernel answers for one mapping, before it touches the target.
-fn cut(guard: &mut Guard, look: &Look, call: Remap) -> Result<Option<usize>> {
-    let end = call.old + call.old_len;
+fn cut(guard: &mut Guard, look: &Look, first: Vma, range: Range<usize>) -> Result<Option<usize>> {
     // Most calls are told apart without the long text.
-    let [first, next, ..] = look.some(guard, call.old, end)?;
-    let join =
-        |(first, next): (Vma, Vma)| first.end == next.start && may_join(&first) && may_join(&next);
-    if !first.zip(next).is_some_and(join) {
+    let next = look.find(guard, first.end)?;
+    let joins = |next: Vma| first.end == next.start && may_join(&first) && may_join(&next);
+    if !next.is_some_and(joins) {
         return Ok(None);
     }
-    let [row] = rows(guard, call.old..end).unwrap_or_default();
-    match row.filter(|row| row.start == call.old && row.end == end) {
+    let [row] = rows(guard, range.clone()).unwrap_or_default();
+    match row.filter(|row| (row.start, row.end) == (range.start, range.end)) {
         Some(row) if row.sealed => Err(Errno::PERM),
         row => Ok(row.map(|row| row.last)),
     }
