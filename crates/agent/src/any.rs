@@ -326,6 +326,7 @@ fn note_part(guard: &mut Guard, part: &Vma, tracked: bool) -> Option<()> {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Instant;
 
     use super::*;
 
@@ -361,27 +362,34 @@ mod tests {
 
     #[test]
     fn a_hook_need_not_wait_for_all_of_a_great_mapping() {
-        let (first, last) = (0x7ac0_0000_0000_usize, 0x7acf_ffe0_0000_usize);
-        let vma = crate::rules::tests::anonymous(first..last + CHUNK_BYTES);
-        let (begun, ended) = (AtomicBool::new(false), AtomicBool::new(false));
+        let vma = crate::rules::tests::anonymous(0..ADDRESS_LIMIT);
+        let (asks, had) = (AtomicBool::new(false), AtomicBool::new(false));
+        let begun = Instant::now();
+        let mut had_between = false;
         std::thread::scope(|scope| {
-            let hook = scope.spawn(|| {
-                let mut between = 0;
-                while !ended.load(Ordering::Relaxed) {
-                    let mut guard = lock().unwrap();
-                    let mut table = guard.table();
-                    begun.store(true, Ordering::Relaxed);
-                    between += u32::from(table.get(first).is_some() && table.get(last).is_none());
+            scope.spawn(|| {
+                while !asks.load(Ordering::Relaxed) {
+                    std::thread::yield_now();
                 }
-                between
+                let _guard = lock();
+                had.store(true, Ordering::Relaxed);
             });
-            while !begun.load(Ordering::Relaxed) {
-                std::thread::yield_now();
-            }
-            note(&vma, false);
-            ended.store(true, Ordering::Relaxed);
-            assert!(hook.join().unwrap() > 0);
+            by_parts(&vma, |_, _| {
+                had_between = had.load(Ordering::Relaxed);
+                asks.store(true, Ordering::Relaxed);
+                std::thread::sleep(Duration::from_millis(1));
+                !had_between && begun.elapsed() < Duration::from_secs(60)
+            });
         });
+        assert!(had_between);
+    }
+
+    #[test]
+    fn a_great_mapping_is_offered_in_all_its_parts() {
+        let first = 0x7ac0_0000_0000_usize;
+        let vma = crate::rules::tests::anonymous(first..first + 3 * PART_BYTES + CHUNK_BYTES);
+        assert!(is_unknown(&vma));
+        note(&vma, false);
         assert!(!is_unknown(&vma), "all of it is offered");
         let mut guard = lock().unwrap();
         let mut table = guard.table();

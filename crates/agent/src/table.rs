@@ -539,6 +539,8 @@ mod tests {
         assert_eq!(table.next(base, false), Some(base + LEAF_SPAN));
         table.get(base + LEAF_SPAN).unwrap().offered = PageBits::EMPTY;
         table.mark_clean(base + LEAF_SPAN);
-        assert_eq!(table.next(base, false), None);
+        // Other tests have chunks of their own in the table, elsewhere.
+        let next = table.next(base, false);
+        assert!(next.is_none_or(|next| next > base + LEAF_SPAN), "{next:x?}");
     }
 }
