@@ -9,6 +9,7 @@
 //! gets no guest for four times as long ([`User::note_admission`]), whichever of his processes asks: to count by process would
 //! leave him all those that he can start.
 
+pub(crate) mod lines;
 pub(crate) mod refusals;
 
 use std::collections::BTreeMap;
@@ -22,6 +23,7 @@ use sys::closers::{self, Kind};
 use crate::error::OverQuota;
 use crate::options::Limits;
 use crate::sync::lock;
+use crate::users::lines::Lines;
 use crate::users::refusals::Refusals;
 
 /// All guests for which one user answers.
@@ -54,34 +56,8 @@ pub(crate) struct Holdings {
     pub(crate) patterns: AtomicU64,
 }
 
-/// Lines about a user's guests in the log that may be written in a window; the log has room for some such users.
-const MOST_LINES: u32 = 20;
-const WINDOW: Duration = Duration::from_secs(10);
 /// So long it is known what was left out.
 const REMEMBERED: Duration = Duration::from_secs(60);
-
-/// What was said of a user's guests.
-#[derive(Debug, Default)]
-struct Lines {
-    began: Option<Instant>,
-    said: u32,
-    left_out: u32,
-}
-
-impl Lines {
-    /// Whether one more line may be written; gives how many were left out before.
-    fn take(&mut self, now: Instant) -> Option<u32> {
-        if self.began.is_none_or(|began| now - began >= WINDOW) {
-            (self.began, self.said) = (Some(now), 0);
-        }
-        if self.said >= MOST_LINES {
-            self.left_out = self.left_out.saturating_add(1);
-            return None;
-        }
-        self.said += 1;
-        Some(std::mem::take(&mut self.left_out))
-    }
-}
 
 /// Each user's part of the log. It lasts longer than his guests: who comes and goes has no other one each time.
 type AllLines = BTreeMap<u32, Lines>;
@@ -358,7 +334,7 @@ mod tests {
             (0..times).for_each(|_| user.say(|| said += 1));
             said
         };
-        assert_eq!(said(&loud, 500), MOST_LINES);
+        assert_eq!(said(&loud, 500), lines::MOST_LINES);
         assert_eq!(said(&other, 5), 5);
         drop(loud);
         assert_eq!(
@@ -366,12 +342,6 @@ mod tests {
             0,
             "his guests were gone for a moment"
         );
-        let (mut lines, now) = (Lines::default(), Instant::now());
-        let taken = |lines: &mut Lines, at| (0..50).filter_map(|_| lines.take(at)).collect();
-        let first: Vec<u32> = taken(&mut lines, now);
-        let next: Vec<u32> = taken(&mut lines, now + WINDOW);
-        assert_eq!((first.len(), first[0]), (MOST_LINES as usize, 0));
-        assert_eq!((next.len(), next[0]), (first.len(), 50 - MOST_LINES));
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! `pageone merge PID…`: has the memory of guests merged now, and tells what that saved.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
+use serde::Serialize;
 use wire::{GuestStatus, Knob, MergeNow, MergedNow, Reply, Request, Setting};
 
 use crate::head::Headed;
@@ -19,6 +20,41 @@ const ANSWER: Duration = Duration::from_secs(30);
 
 /// Requests in a row that bring nothing.
 const MOST_VAIN: u32 = 10;
+
+/// A longer wait for the daemon is told.
+const NOTABLE: Duration = Duration::from_millis(100);
+
+/// All answers of the daemon together.
+#[derive(Debug, Serialize)]
+struct Sum {
+    #[serde(flatten)]
+    merged: MergedNow,
+    /// How long the command waited for the daemon to begin and to answer, in microseconds.
+    waited_us: u64,
+}
+
+impl Sum {
+    /// The answer to a request that was made at `asked`.
+    fn of(merged: MergedNow, asked: Instant) -> Self {
+        let all = u64::try_from(asked.elapsed().as_micros()).unwrap_or(u64::MAX);
+        Self {
+            waited_us: all.saturating_sub(merged.took_us),
+            merged,
+        }
+    }
+
+    fn add(&mut self, next: Self) {
+        self.waited_us += next.waited_us;
+        let (sum, next) = (&mut self.merged, next.merged);
+        *sum = MergedNow {
+            pages: sum.pages + next.pages,
+            saved_bytes: sum.saved_bytes + next.saved_bytes,
+            took_us: sum.took_us + next.took_us,
+            used_us: sum.used_us + next.used_us,
+            ..next
+        };
+    }
+}
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -43,32 +79,27 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     // Merging takes long. Whether the daemon answers at all shows by a question that does not.
     client::ask(&socket, &Request::Domain(String::new()), ANSWER)?;
     let (mut sum, mut vain) = (ask(&socket, args)?, 0);
-    let mut rest = pause(args.cpu_limit, &sum);
+    let mut rest = pause(args.cpu_limit, &sum.merged);
     let waits = args.wait || args.cpu_limit > 0;
     // What brings nothing again and again is written all the time, or its agent does not answer.
-    while waits && !sum.finished && vain < MOST_VAIN {
+    while waits && !sum.merged.finished && vain < MOST_VAIN {
         std::thread::sleep(rest);
         let next = ask(&socket, args)?;
-        rest = pause(args.cpu_limit, &next);
-        vain = if next.pages == 0 { vain + 1 } else { 0 };
-        sum = MergedNow {
-            pages: sum.pages + next.pages,
-            saved_bytes: sum.saved_bytes + next.saved_bytes,
-            took_us: sum.took_us + next.took_us,
-            used_us: sum.used_us + next.used_us,
-            ..next
-        };
+        rest = pause(args.cpu_limit, &next.merged);
+        vain = if next.merged.pages == 0 { vain + 1 } else { 0 };
+        sum.add(next);
     }
+    let merged = &sum.merged;
     match args.json {
         true => print(&(serde_json::to_string(&Headed::first(&sum))? + "\n"))?,
         false => {
             tell(&sum)?;
-            if sum.pages == 0 && sum.finished {
-                tell_reasons(&socket, args, &sum);
+            if merged.pages == 0 && merged.finished {
+                tell_reasons(&socket, args, merged);
             }
         }
     }
-    match sum.left_alone.len() == args.pids.len() && sum.pages == 0 {
+    match merged.left_alone.len() == args.pids.len() && merged.pages == 0 {
         true => bail!("nothing was merged"),
         false => Ok(()),
     }
@@ -89,23 +120,29 @@ fn limit(text: &str) -> Result<u32, String> {
     }
 }
 
-fn ask(socket: &Path, args: &Args) -> Result<MergedNow> {
+fn ask(socket: &Path, args: &Args) -> Result<Sum> {
     let request = Request::Merge(MergeNow {
         pids: args.pids.clone(),
         start: 0,
         end: u64::MAX,
         brief: args.cpu_limit > 0,
     });
+    let asked = Instant::now();
     match client::ask_quietly(socket, &request, PATIENCE)? {
-        Reply::Merged(merged) => Ok(merged),
+        Reply::Merged(merged) => Ok(Sum::of(merged, asked)),
         Reply::Refused(why) | Reply::Crowded(why) => bail!("not merged: {why}"),
         _ => bail!("the daemon replied with something else"),
     }
 }
 
-fn tell(merged: &MergedNow) -> Result<()> {
+fn tell(sum: &Sum) -> Result<()> {
+    let Sum { merged, waited_us } = sum;
+    let waited = match Duration::from_micros(*waited_us) {
+        short if short < NOTABLE => String::new(),
+        long => format!(", after a wait of {:.1} s", long.as_secs_f64()),
+    };
     print(&format!(
-        "{} merged, {} saved, in {:.3} s\n",
+        "{} merged, {} saved, in {:.3} s{waited}\n",
         human::count(merged.pages, "page"),
         human::size(merged.saved_bytes),
         Duration::from_micros(merged.took_us).as_secs_f64()

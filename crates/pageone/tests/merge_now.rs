@@ -219,6 +219,11 @@ fn a_merge_keeps_to_a_limit_of_cpu_time() {
     let (used, took) = (used() - before, begun.elapsed().as_secs_f64());
     assert_eq!(count(&said, "saved_bytes"), content.ideal_saved_bytes(2));
     assert_eq!(said["finished"], true, "{said}");
+    let told = count(&said, "took_us") + count(&said, "waited_us");
+    assert!(
+        told > 0 && u128::from(told) < begun.elapsed().as_micros(),
+        "{said}"
+    );
     // The last burst is not waited for. Without a limit it is a core or more.
     assert!(used < took / 2.0, "{used} s of CPU time in {took} s");
     // The pass says the same, without what else the daemon does: in a build with assertions it checks all tables afterwards.

@@ -36,6 +36,7 @@ use crate::domain::store::Store;
 use crate::page::{Entry, Slot, StoreId};
 use crate::sync::{FORMER, LEDGER, Ordered, lock};
 use crate::users::User;
+use crate::users::lines::Troubles;
 
 /// A run takes microseconds to punch, and the kernel looks at each mapping of the store for it. When it took a CPU so
 /// long, a guest has mapped the store some ten thousand times, and the next run would take as long: others do not wait for that.
@@ -71,6 +72,8 @@ pub(crate) struct Domain {
     pub(crate) has_claims: AtomicBool,
     /// Dead slots whose frames the kernel did not take back yet.
     unpunched: Mutex<Vec<Range<u64>>>,
+    /// What fails here for want of memory.
+    pub(crate) troubles: Troubles,
     /// What this engine leaves to the next.
     pub(crate) legacy: Option<Box<dyn Legacy>>,
 }
@@ -99,6 +102,7 @@ impl Domain {
             former: Ordered::default(),
             has_claims: AtomicBool::new(false),
             unpunched: Mutex::default(),
+            troubles: Troubles::default(),
             legacy: None,
         })
     }
@@ -246,7 +250,8 @@ impl Domain {
         });
         let (left, error) = self.punch_runs(runs);
         if let Some(error) = error {
-            tracing::warn!(%error, "the frames of dead slots are given back later");
+            self.troubles
+                .say(|| tracing::warn!(%error, "the frames of dead slots are given back later"));
         }
         self.slots.hold(pages_of(&left));
         lock(&self.unpunched).extend(left);

@@ -36,7 +36,8 @@ impl Plan<'_> {
                 let slots = match self.take_slots(twin.store, wanted) {
                     Ok(slots) => slots,
                     Err(error) => {
-                        tracing::warn!(%error, "no slots for canonical pages");
+                        let tell = || tracing::warn!(%error, "no slots for canonical pages");
+                        self.domain().troubles.say(tell);
                         self.skip(rest);
                         break;
                     }
@@ -99,7 +100,8 @@ impl Plan<'_> {
         let slots = || (first.0..).map(Slot);
         let bytes: Vec<_> = twins.iter().map(|twin| batch.page(twin.read.at)).collect();
         if let Err(error) = self.domain().store(first.store()).write(first, &bytes) {
-            tracing::warn!(%error, "the store cannot take canonical pages");
+            let tell = || tracing::warn!(%error, "the store cannot take canonical pages");
+            self.domain().troubles.say(tell);
             // A part of them may be written.
             let mut spent: Vec<_> = slots().take(twins.len()).collect();
             self.domain().punch(&mut spent);
