@@ -64,6 +64,14 @@ static long map_unseen(unsigned char *at, size_t len, int fd)
 	return result < 0 ? result : 0;
 }
 
+/* Gives advice that nobody hears but the kernel. */
+static long advise_unseen(unsigned char *at, size_t len, int advice)
+{
+	long result = SYS_madvise;
+	__asm__ volatile("syscall" : "+a"(result) : "D"(at), "S"(len), "d"((long)advice) : "rcx", "r11", "memory");
+	return result;
+}
+
 /* Moves memory, mapping by mapping, so that nobody sees it but the kernel. */
 static long move_unseen(unsigned char *at, size_t len, unsigned char *to)
 {

@@ -195,6 +195,8 @@ static void child_main(int in, int out)
 			for (size_t p = 1; p < pages; p += 3)
 				if (!absent[p] && madvise(mem + p * PAGE, PAGE, MADV_DONTNEED) == 0)
 					memset(shadow + p * PAGE, 0, PAGE);
+				else
+					bad |= !absent[p];
 		if (command == 'o')
 			bad |= madvise(mem, pages * PAGE, MADV_MERGEABLE) != 0;
 		for (size_t p = 0; p < pages; p++)
@@ -440,14 +442,17 @@ static long remap(size_t count, int flags)
 	return (long)mem;
 }
 
-/* Moves all memory past libc; with `anew` other memory takes its place, and is written. */
+/* Moves all memory past libc, each time to the same place; with `anew` other memory takes its place, and is written. */
 static long stray(size_t anew)
 {
+	static unsigned char *to;
 	size_t len = pages * PAGE, room = 2ul << 20;
-	unsigned char *to = mmap(NULL, len + 2 * room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	if (to == MAP_FAILED)
-		return -errno;
-	to = (unsigned char *)(((uintptr_t)to + room) & ~(room - 1));
+	if (!to) {
+		to = mmap(NULL, len + 2 * room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		if (to == MAP_FAILED)
+			return -errno;
+		to = (unsigned char *)(((uintptr_t)to + room) & ~(room - 1));
+	}
 	long result = move_unseen(mem, len, to);
 	if (result == 0 && anew) {
 		result = map_unseen(mem, len, -1);
@@ -660,6 +665,7 @@ static void *serve(void *first)
 				memset(shadow + a * PAGE, 0, b * PAGE);
 			say(told);
 		}
+		COMMAND("uadvise") say(advise_unseen(mem + a * PAGE, b * PAGE, (int)c));
 		COMMAND("vast") say_vast(mem + a * PAGE);
 		COMMAND("unseenfile") { sscanf(line, "%*s %*s %*s %511s", path); say(map_unseen_file(a, b, path)); }
 		COMMAND("discardfile") say(discard_of_file(a, b));

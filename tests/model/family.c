@@ -29,6 +29,8 @@ static void live(size_t first, size_t count, unsigned content)
 		say(" %d", madvise(at + i * PAGE, PAGE, MADV_DONTNEED) ? errno : 0);
 	say("\n  afterwards:");
 	say_contents((uintptr_t)at, (uintptr_t)at + count * PAGE);
+	/* New memory has what a child's has, and no lock of the parent's. */
+	say_everything();
 }
 
 /* A child made by vfork has its parent's memory: it changes nothing but a page. */

@@ -64,6 +64,8 @@ pub(crate) struct PerProcess {
     pub(crate) desk: Desk,
     /// Where discards are counted: in the session's lifeline, or 0. Changed under the lock.
     pub(crate) tally: AtomicUsize,
+    /// Whether this process has taken the lock before: the table of a fork child is its parent's. Changed under the lock.
+    table_is_own: AtomicBool,
     /// Threads that are in functions of libc's, from where they come back to hooks.
     pub(crate) beyond: AtomicU32,
     /// Pages with journals of windows, each with a staging area behind it; zeros for none.
@@ -203,6 +205,9 @@ pub(crate) fn lock() -> Option<Guard> {
     // Relaxed: the lock orders it, and a child is ordered by its fork.
     if HELD.swap(true, Ordering::Relaxed) {
         guard.table().mistrust();
+    }
+    if !page.table_is_own.swap(true, Ordering::Relaxed) {
+        guard.table().forget_locks();
     }
     Some(guard)
 }

@@ -1,7 +1,7 @@
 //! What the agent knows of each chunk.
 //!
 //! A radix of two levels over the address: 8192 leaves of 8192 chunks cover the 2⁴⁷ bytes of user
-//! space. A leaf is reserved whole and costs memory only where chunks are used: 300 bytes for
+//! space. A leaf is reserved whole and costs memory only where chunks are used: 400 bytes for
 //! 2 MiB. Whether anything in a range is known can be asked without the lock, so calls over
 //! memory that was never offered cost a few loads.
 
@@ -42,6 +42,9 @@ pub(crate) struct Chunk {
     pub(crate) offered: PageBits,
     /// Pages that lie in mappings of a store, merged or broken; some may be withdrawn.
     pub(crate) stored: PageBits,
+    /// Stored pages that were not merged where they lie: they were moved or found there. No ref is counted for them, and
+    /// `attributes` says nothing of their mappings.
+    pub(crate) noted: PageBits,
     /// Offered pages whose mapping is not registered yet for tracking. Nothing else is registered: a mapping that
     /// comes to such an address unseen is not tracked, and what is not tracked is not merged.
     pub(crate) fresh: PageBits,
@@ -212,6 +215,19 @@ impl Table<'_> {
         }
     }
 
+    /// A fork child has its parent's table, and none of what is locked there.
+    pub(crate) fn forget_locks(&mut self) {
+        let mut at = 0;
+        while let Some(address) = self.next(at, false) {
+            if let Some(chunk) = self.get(address)
+                && chunk.attributes.locked
+            {
+                chunk.attributes.locked = false;
+            }
+            at = address + CHUNK_BYTES;
+        }
+    }
+
     /// Whether any page lies in a mapping of a store.
     pub(crate) fn anything_stored(&mut self) -> bool {
         let mut at = 0;
@@ -361,6 +377,7 @@ impl Chunk {
     pub(crate) const EMPTY: Self = Self {
         offered: PageBits::EMPTY,
         stored: PageBits::EMPTY,
+        noted: PageBits::EMPTY,
         fresh: PageBits::EMPTY,
         plain: PageBits::EMPTY,
         kept: PageBits::EMPTY,
@@ -406,7 +423,7 @@ impl Chunk {
     /// The mapping of `page` is gone.
     pub(crate) fn forget(&mut self, page: usize) {
         self.withdraw(page);
-        self.stored.remove(page);
+        self.unstore(page);
         self.kept.remove(page);
     }
 
@@ -425,10 +442,29 @@ impl Chunk {
         }
     }
 
+    /// `page` was merged where it lies, in a mapping with the chunk's attributes.
+    pub(crate) fn store(&mut self, page: usize) {
+        self.stored.insert(page);
+        self.noted.remove(page);
+    }
+
+    /// `page` was moved or found in a mapping of a store, with attributes that only the kernel knows there.
+    pub(crate) fn note(&mut self, page: usize) {
+        self.stored.insert(page);
+        self.noted.insert(page);
+        self.odd = true;
+    }
+
+    /// `page` lies in no mapping of a store any more.
+    pub(crate) fn unstore(&mut self, page: usize) {
+        self.stored.remove(page);
+        self.noted.remove(page);
+    }
+
     /// A stored page has become anonymous, with the attributes it had: those of the chunk, or its own.
     pub(crate) fn is_anonymous(&mut self, page: usize) {
         let own = self.odd;
-        self.stored.remove(page);
+        self.unstore(page);
         self.odd &= !self.stored.is_empty();
         if !self.offered.contains(page) {
             return;
@@ -444,7 +480,7 @@ impl Chunk {
 
     /// No mapping of a store is where `page` lies: another has come there, by a call that no hook saw.
     pub(crate) fn is_not_stored(&mut self, page: usize) {
-        self.stored.remove(page);
+        self.unstore(page);
         self.odd &= !self.stored.is_empty();
         if self.offered.contains(page) {
             self.reading = Reading::Wanted;

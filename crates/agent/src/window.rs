@@ -459,7 +459,7 @@ impl Window {
         // Replaced, though perhaps an attribute did not fit: the content is right and the store
         // is mapped, which is what must be known.
         if let Some(chunk) = guard.table().get(job.chunk) {
-            (page..page + run).for_each(|page| chunk.stored.insert(page));
+            (page..page + run).for_each(|page| chunk.store(page));
         }
         (page..page + run).for_each(|page| set(job.outcomes, page, PageOutcome::Merged));
     }

@@ -125,6 +125,38 @@ fn locks_count_where_they_are() {
 }
 
 #[test]
+fn a_child_has_none_of_its_parents_locks() {
+    let (engine, mut guest) = ready(3);
+    guest.run("lock 0 512");
+    engine.sync();
+    let merged = engine.merge(guest.memory, 0, 512, Some(1000));
+    assert_eq!(count(&merged, PageOutcome::Merged), 512);
+    guest.run("fork");
+    // The kernel discards nothing that is locked.
+    guest.run("childdiscard");
+    guest.run("childdiscard");
+    guest.run("check");
+    assert!(guest.ask(&format!("advise 0 1 {DONTNEED}")).is_err());
+}
+
+/// A copy that finds a page which cannot be read says so. The memory stays as it is.
+#[test]
+fn a_guard_that_came_unseen_ends_no_program() {
+    let (_engine, mut guest) = merged(5);
+    if guest
+        .ask(&format!("uadvise 300 1 {GUARD_INSTALL}"))
+        .is_err()
+    {
+        return eprintln!("skipped: this kernel has no guards");
+    }
+    assert!(guest.ask("lock 0 512").is_err(), "no room for a copy of it");
+    guest.run(&format!("uadvise 300 1 {GUARD_REMOVE}"));
+    guest.run("check");
+    guest.run("lock 0 512");
+    guest.run("check");
+}
+
+#[test]
 fn attributes_stay_where_they_were_put() {
     let (engine, mut guest) = merged(4);
     guest.run(&format!("advise 10 4 {DONTFORK}"));

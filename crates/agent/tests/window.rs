@@ -438,6 +438,30 @@ fn merged_memory_that_was_moved_past_libc_is_the_programs_own_before_a_line_goes
 }
 
 #[test]
+fn what_was_moved_past_libc_is_found_where_another_was_found_before() {
+    let (engine, mut guest) = ready(2);
+    engine.write(2000, 512, 3);
+    let mut line = &engine.lifeline;
+    let (second, third) = (new_lifeline(), new_lifeline());
+    for (seed, slot, next) in [(2, 1000, &second), (3, 2000, &third)] {
+        if slot == 2000 {
+            guest.map(512);
+            guest.run(&format!("fill 0 512 {seed}"));
+            guest.run("advise 0 512 12"); // MERGEABLE
+            engine.sync();
+        }
+        let merged = engine.merge(guest.memory, 0, 512, Some(slot));
+        assert_eq!(count(&merged, PageOutcome::Merged), 512);
+        guest.memory = guest.run("stray 0").parse().unwrap();
+        engine.sync_with(Some(next));
+        assert!(is_free(line), "it has the next line");
+        engine.write(slot, 512, 77);
+        guest.run("check");
+        line = next;
+    }
+}
+
+#[test]
 fn forks_never_fall_into_a_window() {
     let (engine, mut guest) = ready(8);
     for round in 0..40 {

@@ -285,7 +285,7 @@ pub fn given(start: usize, end: usize, mut each: impl FnMut(Vma, Option<Told>)) 
 }
 
 /// Mappings side by side of which the kernel tells the same, but for what PageONE adds or loses: they may have been one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Row {
     /// Where it begins, of the range that was asked for.
     pub start: usize,
@@ -299,21 +299,23 @@ pub struct Row {
     pub registered: bool,
 }
 
-/// The first rows of `[start, end)`, in ascending order. Only mappings that `may_join` makes a row of several.
+/// Fills `rows` with the first rows of `[start, end)`, in ascending order, and tells how many. Only mappings that `may_join` makes a
+/// row of several.
 ///
 /// # Errors
 /// What reading /proc gives.
-pub fn rows<const MOST: usize>(
+pub fn rows(
     start: usize,
     end: usize,
     may_join: impl Fn(&Vma) -> bool,
-) -> Result<[Option<Row>; MOST]> {
+    rows: &mut [Row],
+) -> Result<usize> {
     /// Tracked, or held; locked on fault, as merged memory is; and what is no program's concern.
     const APART: &[&[u8]] = &[b"um", b"uw", b"ui", b"lf", b"mg", b"sd", b"ac", b"gu"];
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let smaps = rustix::fs::open(c"/proc/thread-self/smaps", flags, Mode::empty())?;
     let (mut current, mut key): (Option<Vma>, usize) = (None, 0);
-    let (mut rows, mut known, mut of_last) = ([None::<Row>; MOST], 0, None);
+    let (mut known, mut of_last) = (0, None);
     each_line(&smaps, RECORD, |line| {
         if let Some(vma) = parse(line) {
             (current, key) = (Some(vma), 0);
@@ -343,26 +345,27 @@ pub fn rows<const MOST: usize>(
         let (from, to) = (vma.start.max(start), vma.end.min(end));
         let goes_on = told.is_some() && told == of_last;
         of_last = told;
-        match rows[..known].last_mut().and_then(Option::as_mut) {
-            Some(row) if goes_on && row.end == from => {
-                (row.last, row.end) = (from, to);
-                row.registered |= registered;
-            }
-            _ if known == MOST => return false,
-            _ => {
-                rows[known] = Some(Row {
-                    start: from,
-                    last: from,
-                    end: to,
-                    sealed,
-                    registered,
-                });
-                known += 1;
-            }
+        if let Some(row) = rows[..known]
+            .last_mut()
+            .filter(|row| goes_on && row.end == from)
+        {
+            (row.last, row.end) = (from, to);
+            row.registered |= registered;
+        } else if let Some(next) = rows.get_mut(known) {
+            *next = Row {
+                start: from,
+                last: from,
+                end: to,
+                sealed,
+                registered,
+            };
+            known += 1;
+        } else {
+            return false;
         }
         vma.end < end
     })?;
-    Ok(rows)
+    Ok(known)
 }
 
 /// A mapping of a file, in some process.
@@ -672,6 +675,8 @@ pub(crate) fn each_line_by(
 
 #[cfg(test)]
 mod tests {
+    use std::ops::Range;
+
     use super::*;
     use crate::mapping::{self, Source};
 
@@ -796,20 +801,25 @@ mod tests {
         let row = |pages: [usize; 3]| {
             let [start, last, end] = pages.map(at);
             let (sealed, registered) = (false, false);
-            Some(Row {
+            Row {
                 start,
                 last,
                 end,
                 sealed,
                 registered,
-            })
+            }
+        };
+        let told = |pages: Range<usize>, joins: bool, most: usize| {
+            let mut found = vec![Row::default(); most];
+            let known = rows(at(pages.start), at(pages.end), |_| joins, &mut found).unwrap();
+            found.truncate(known);
+            found
         };
         let all = [[0, 0, 1], [1, 1, 2], [2, 3, 4], [5, 5, 6]].map(row);
-        assert_eq!(rows(start, at(6), |_| true), Ok(all));
-        assert_eq!(rows(start, at(6), |_| true), Ok([all[0], all[1]]));
-        assert_eq!(rows(at(3), at(5), |_| true), Ok([row([3, 3, 4]), None]));
-        let alone = [row([2, 2, 3]), row([3, 3, 4]), None];
-        assert_eq!(rows(at(2), at(4), |_| false), Ok(alone));
+        assert_eq!(told(0..6, true, 9), all);
+        assert_eq!(told(0..6, true, 2), all[..2]);
+        assert_eq!(told(3..5, true, 2), [row([3, 3, 4])]);
+        assert_eq!(told(2..4, false, 3), [[2, 2, 3], [3, 3, 4]].map(row));
         // SAFETY: as above.
         unsafe { mapping::unmap(start, 6 * 4096) }.unwrap();
     }

@@ -10,6 +10,9 @@ use crate::lock::Guard;
 /// `MADV_POPULATE_WRITE` (Linux 5.14): makes pages private and writable at once.
 const POPULATE_WRITE: i32 = 23;
 
+/// `MADV_POPULATE_READ` (Linux 5.14).
+const POPULATE_READ: i32 = 22;
+
 /// Gives every page of a range of store mappings a private frame with the same content.
 ///
 /// # Errors
@@ -42,6 +45,15 @@ pub(crate) fn populate(start: usize, len: usize) -> Result<()> {
     let _open = sys::keys::Open::new();
     // SAFETY: populating changes no content.
     unsafe { mapping::advise(start, len, POPULATE_WRITE) }
+}
+
+/// Brings pages in, to be read.
+///
+/// # Errors
+/// `FAULT` where a page cannot be read: a guard, the place behind a file's end; also where the mapping may not be.
+pub(crate) fn read_in(start: usize, len: usize) -> Result<()> {
+    // SAFETY: populating changes no content.
+    unsafe { mapping::advise(start, len, POPULATE_READ) }
 }
 
 /// As [`make_private`] where the guest has taken the right to write away for now, here and there.

@@ -38,8 +38,8 @@ const MAYMOVE: i32 = libc::MREMAP_MAYMOVE;
 const FIXED: i32 = libc::MREMAP_FIXED;
 const DONTUNMAP: i32 = libc::MREMAP_DONTUNMAP;
 
-/// So many rows are told of at once: each telling walks the page tables of all memory below.
-const ROWS: usize = 64;
+/// Memory for the rows of a range, which the kernel tells.
+struct Rows(usize);
 
 /// A guest's call.
 #[derive(Clone, Copy)]
@@ -224,12 +224,14 @@ fn move_rows(guard: &mut Guard, look: &Look, call: Remap) -> Result<usize> {
         return Err(Errno::NOMEM);
     }
     let (mut at, end) = (call.old, call.old + call.old_len);
+    let memory = Rows::new();
     while at < end {
-        let Ok(rows) = rows::<ROWS>(guard, at..end) else {
+        let told = memory.as_ref().map_err(|&errno| errno);
+        let Ok(rows) = told.and_then(|memory| memory.tell(guard, at..end)) else {
             // Where the kernel does not tell it moves the rest by itself.
             return pass(part_of(call, at..end)).map(|_| call.to);
         };
-        for row in rows.iter().flatten() {
+        for row in rows {
             // As the kernel: there are other mappings, or a hole.
             if row.registered {
                 return Err(Errno::FAULT);
@@ -243,9 +245,40 @@ fn move_rows(guard: &mut Guard, look: &Look, call: Remap) -> Result<usize> {
                 false => relocate(guard, look, part)?,
             };
         }
-        at = rows[ROWS - 1].map_or(end, |row| row.end);
+        at = match rows {
+            [.., last] if rows.len() == Rows::MOST => last.end,
+            _ => end,
+        };
     }
     Ok(call.to)
+}
+
+impl Rows {
+    /// So many are told of at once: each telling walks the page tables of all memory below.
+    const MOST: usize = 4096;
+
+    fn new() -> Result<Self> {
+        mapping::area(Self::MOST * size_of::<Row>()).map(Self)
+    }
+
+    /// The first rows of a range.
+    fn tell(&self, guard: &mut Guard, range: Range<usize>) -> Result<&[Row]> {
+        let rows = std::ptr::with_exposed_provenance_mut::<Row>(self.0);
+        let known = guard.at_desk(|_| {
+            // SAFETY: memory of this call's own, of which zeros are valid; what was told before is no longer used.
+            let rows = unsafe { std::slice::from_raw_parts_mut(rows, Self::MOST) };
+            sys::vma::rows(range.start, range.end, may_join, rows)
+        })?;
+        // SAFETY: as above, and written there.
+        Ok(unsafe { std::slice::from_raw_parts(rows, known) })
+    }
+}
+
+impl Drop for Rows {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`, and nobody refers to it any more.
+        let _ = unsafe { mapping::unmap(self.0, Self::MOST * size_of::<Row>()) };
+    }
 }
 
 /// A part of the old range, and its part of the target.
@@ -259,11 +292,7 @@ fn part_of(call: Remap, range: Range<usize>) -> Remap {
     }
 }
 
-/// The first rows of a range: anonymous memory, or what may be pinned of such memory, may lie in several mappings.
-fn rows<const MOST: usize>(guard: &mut Guard, range: Range<usize>) -> Result<[Option<Row>; MOST]> {
-    guard.at_desk(|_| sys::vma::rows(range.start, range.end, may_join))
-}
-
+/// Anonymous memory, or what may be pinned of such memory, may lie in several mappings.
 fn may_join(vma: &Vma) -> bool {
     vma.is_anonymous() || is_store(vma)
 }
@@ -319,8 +348,12 @@ fn cut(guard: &mut Guard, look: &Look, first: Vma, range: Range<usize>) -> Resul
     if !next.is_some_and(joins) {
         return Ok(None);
     }
-    let [row] = rows(guard, range.clone()).unwrap_or_default();
-    match row.filter(|row| (row.start, row.end) == (range.start, range.end)) {
+    let row = guard.at_desk(|_| {
+        let mut row = [Row::default()];
+        let _ = sys::vma::rows(range.start, range.end, may_join, &mut row);
+        row[0]
+    });
+    match Some(row).filter(|row| (row.start, row.end) == (range.start, range.end)) {
         Some(row) if row.sealed => Err(Errno::PERM),
         row => Ok(row.map(|row| row.last)),
     }

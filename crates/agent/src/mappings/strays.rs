@@ -23,12 +23,14 @@
 use std::ops::Range;
 
 use rustix::io::{Errno, Result};
-use sys::vma::{Maps, Vma};
+use sys::pagemap::Pagemap;
+use sys::vma::{Maps, Row, Vma};
 use wire::{CHUNK_BYTES, PAGE_BYTES, PageBits};
 
-use super::frames::make_private;
+use super::frames::make_pages_private;
 use super::look::Look;
 use super::stores::is_store;
+use super::whole::private_in;
 use crate::lock::{Guard, lock};
 use crate::table::pages_of;
 
@@ -60,8 +62,12 @@ fn bring_part_home(part: Range<usize>) -> Result<()> {
     let mut guard = lock().ok_or(Errno::NOMEM)?;
     let chunk = part.start & !(CHUNK_BYTES - 1);
     let all = PageBits::of(pages_of(chunk, part.start, part.end));
-    let stored = guard.table().get(chunk).map(|known| known.stored);
-    let unknown = all & !stored.unwrap_or(PageBits::EMPTY);
+    // What was noted before may be gone, and another page may lie there.
+    let merged = guard
+        .table()
+        .get(chunk)
+        .map(|known| known.stored & !known.noted);
+    let unknown = all & !merged.unwrap_or(PageBits::EMPTY);
     unknown.runs().try_for_each(|(first, count)| {
         let start = chunk + first * PAGE_BYTES;
         note_all(&mut guard, start, count * PAGE_BYTES)
@@ -72,7 +78,8 @@ fn bring_part_home(part: Range<usize>) -> Result<()> {
 /// gets a frame of its own first.
 ///
 /// # Errors
-/// What looking gives; `NOMEM` where frames do not fit, or the table has no room. Then some are not noted.
+/// What looking gives; `NOMEM` where frames do not fit, or the table has no room; `FAULT` behind the store's end and where a guard lies;
+/// `BUSY` where the program watches the memory. Then some are not noted.
 pub(crate) fn note_all(guard: &mut Guard, start: usize, len: usize) -> Result<()> {
     let look = Look::open(guard)?;
     let (mut at, end) = (start, start + len);
@@ -82,7 +89,7 @@ pub(crate) fn note_all(guard: &mut Guard, start: usize, len: usize) -> Result<()
         if !is_store(&vma) {
             continue;
         }
-        match make_private(guard, part.start, part.len()) {
+        match give_frames(guard, part.clone()) {
             Ok(()) => part
                 .step_by(PAGE_BYTES)
                 .try_for_each(|page| note(guard, page))?,
@@ -96,6 +103,35 @@ pub(crate) fn note_all(guard: &mut Guard, start: usize, len: usize) -> Result<()
     Ok(())
 }
 
+/// Gives each page of a store's mapping a frame of its own that has none.
+fn give_frames(guard: &mut Guard, part: Range<usize>) -> Result<()> {
+    let mut watched = None;
+    let first = part.start & !(CHUNK_BYTES - 1);
+    for chunk in (first..part.end).step_by(CHUNK_BYTES) {
+        let (start, end) = (chunk.max(part.start), (chunk + CHUNK_BYTES).min(part.end));
+        let private = guard.at_desk(|_| private_in(&Pagemap::own()?, start, end - start));
+        let pages = PageBits::of(pages_of(chunk, start, end));
+        let lacking = pages & !private.unwrap_or(PageBits::EMPTY);
+        if lacking.is_empty() {
+            continue;
+        }
+        // A fault would sleep until the program's own thread lets the page be written, and that may wait for the lock.
+        let asks = || guard.at_desk(|_| is_watched(start, end));
+        if *watched.get_or_insert_with(asks) {
+            return Err(Errno::BUSY);
+        }
+        make_pages_private(guard, chunk, lacking)?;
+    }
+    Ok(())
+}
+
+/// Whether the program has registered a userfaultfd of its own for the mapping of a range, or that cannot be told.
+fn is_watched(start: usize, end: usize) -> bool {
+    let mut row = [Row::default()];
+    let told = sys::vma::rows(start, end, |_| false, &mut row);
+    told.is_err() || row[0].registered
+}
+
 /// Notes that a page lies in a mapping of a store, with attributes that only the kernel knows there.
 ///
 /// # Errors
@@ -104,8 +140,7 @@ pub(crate) fn note(guard: &mut Guard, at: usize) -> Result<()> {
     let (chunk, page) = (at & !(CHUNK_BYTES - 1), at % CHUNK_BYTES / PAGE_BYTES);
     let mut table = guard.table();
     let known = table.make(chunk).ok_or(Errno::NOMEM)?;
-    known.stored.insert(page);
-    known.odd = true;
+    known.note(page);
     table.mark_dirty(chunk);
     Ok(())
 }

@@ -53,7 +53,7 @@ use sys::uffd::{Freezer, Uffd, Watch};
 use sys::vma::Maps;
 use wire::{CHUNK_BYTES, PAGE_BYTES, PageBits};
 
-use super::frames::{make_private, populate};
+use super::frames::{make_private, populate, read_in};
 use super::scarce::scarce;
 use super::stores::is_store;
 use super::tally;
@@ -318,24 +318,31 @@ impl Pins {
     }
 
     fn private(&self, start: usize, len: usize) -> Result<PageBits> {
-        let pagemap = self.pagemap.as_ref().ok_or(Errno::NOENT)?;
-        let (mut private, mut at) = (PageBits::EMPTY, start as u64);
-        let (chunk, end) = (start & !(CHUNK_BYTES - 1), (start + len) as u64);
-        while at < end {
-            let mut runs = [PageRun::default(); 64];
-            let (filled, stopped) = pagemap.peek(at..end, &mut runs)?;
-            for run in runs.iter().take(filled) {
-                let is_private = run.categories.has(Categories::PRESENT)
-                    && !run.categories.has(Categories::FILE);
-                #[allow(clippy::cast_possible_truncation)] // addresses of this process
-                let (first, last) = (run.start as usize, run.end as usize);
-                let pages = pages_of(chunk, first, last).filter(|_| is_private);
-                pages.for_each(|page| private.insert(page));
-            }
-            at = stopped;
-        }
-        Ok(private)
+        private_in(self.pagemap.as_ref().ok_or(Errno::NOENT)?, start, len)
     }
+}
+
+/// The pages of a part of a chunk that have frames of their own there.
+///
+/// # Errors
+/// What reading the page map gives.
+pub(super) fn private_in(pagemap: &Pagemap, start: usize, len: usize) -> Result<PageBits> {
+    let (mut private, mut at) = (PageBits::EMPTY, start as u64);
+    let (chunk, end) = (start & !(CHUNK_BYTES - 1), (start + len) as u64);
+    while at < end {
+        let mut runs = [PageRun::default(); 64];
+        let (filled, stopped) = pagemap.peek(at..end, &mut runs)?;
+        for run in runs.iter().take(filled) {
+            let is_private =
+                run.categories.has(Categories::PRESENT) && !run.categories.has(Categories::FILE);
+            #[allow(clippy::cast_possible_truncation)] // addresses of this process
+            let (first, last) = (run.start as usize, run.end as usize);
+            let pages = pages_of(chunk, first, last).filter(|_| is_private);
+            pages.for_each(|page| private.insert(page));
+        }
+        at = stopped;
+    }
+    Ok(private)
 }
 
 /// The pages of a part of a chunk that may be pinned.
@@ -352,13 +359,19 @@ pub(crate) fn attributes_at(guard: &mut Guard, at: usize) -> Attributes {
         return Attributes::default();
     };
     let (known, odd) = (chunk.attributes, chunk.odd);
+    // A page that was merged elsewhere was told there what its mapping does not know.
+    let size = match chunk.noted.contains(at % CHUNK_BYTES / PAGE_BYTES) {
+        true => Attributes::default(),
+        false => known,
+    };
     match odd {
-        true => guard.at_desk(|_| given_at(at, known)),
+        true => guard.at_desk(|_| given_at(at, known, size)),
         false => known,
     }
 }
 
-fn given_at(at: usize, mut known: Attributes) -> Attributes {
+/// The attributes that the kernel tells, and `size` where it tells nothing of huge pages.
+fn given_at(at: usize, mut known: Attributes, size: Attributes) -> Attributes {
     let _ = sys::vma::given(at, at + PAGE_BYTES, |_, told| {
         let Some(given) = told.map(|told| told.attributes) else {
             return;
@@ -366,7 +379,7 @@ fn given_at(at: usize, mut known: Attributes) -> Attributes {
         let size = if given.huge || given.nohuge {
             given
         } else {
-            known
+            size
         };
         known = Attributes {
             huge: size.huge,
@@ -482,7 +495,6 @@ impl Still {
     /// From here nobody writes the range. With `touch` its pages are brought into the page table before, where the
     /// kernel brings their neighbours along as long as nothing tracks them.
     fn begin(&self, start: usize, len: usize, touch: bool) -> Result<()> {
-        const POPULATE_READ: i32 = 22;
         assert!(
             !footing::stands_on(start, len),
             "the thread would freeze itself"
@@ -494,8 +506,8 @@ impl Still {
             uffd.unregister(start, len)?;
         }
         if touch {
-            // SAFETY: reads. What cannot be read stays away, and is left alone.
-            let _ = unsafe { mapping::advise(start, len, POPULATE_READ) };
+            // What cannot be read stays away, and is left alone.
+            let _ = read_in(start, len);
         }
         let Self::Frozen { freezer, .. } = self else {
             return Ok(());
@@ -749,12 +761,14 @@ impl Copy {
         populate(aside, len)?;
         // What may be executed only has a key, and so has what a call that no hook saw gave one.
         let _open = sys::keys::Open::new();
+        // A guard, or a place behind the end of the store, that a call no hook saw has put there: no page to read.
+        let readable = self.access != Access::None && read_in(at, len).is_ok();
         // SAFETY: the memory aside is ours, and writable; what is read is mapped by the caller's word. The place
         // holds what the copy holds.
         unsafe {
-            match self.access {
-                Access::None => OwnMemory::open()?.copy(at, aside, len)?,
-                _ => std::ptr::copy_nonoverlapping(
+            match readable {
+                false => OwnMemory::open()?.copy(at, aside, len)?,
+                true => std::ptr::copy_nonoverlapping(
                     std::ptr::with_exposed_provenance::<u8>(at),
                     std::ptr::with_exposed_provenance_mut::<u8>(aside),
                     len,

@@ -210,7 +210,7 @@ fn replace(guard: &mut Guard, job: &mut Job<'_>, first: Item, run: usize) -> Pag
         .get(job.chunk)
         .filter(|_| outcome == PageOutcome::Zeroed)
     {
-        (page..page + run).for_each(|page| chunk.stored.remove(page));
+        (page..page + run).for_each(|page| chunk.unstore(page));
         guard.table().mark_dirty(job.chunk);
     }
     outcome

@@ -129,7 +129,7 @@ impl Window {
         };
         if self.place_span(job, items, at, span).is_ok() {
             if let Some(chunk) = guard.table().get(job.chunk) {
-                items.iter().for_each(|item| chunk.stored.insert(item.0));
+                items.iter().for_each(|item| chunk.store(item.0));
             }
             for &(page, target) in items {
                 let outcome = match target {

@@ -460,6 +460,17 @@ fn every_kind_of_child_has_all_memory() {
 }
 
 #[test]
+fn a_child_has_none_of_its_parents_locks() {
+    same_after_merging(
+        "0 mlock - 0 32
+         0 settle
+         0 family fork 0 64 2
+         0 munlock - 0 16
+         0 family fork 0 64 3",
+    );
+}
+
+#[test]
 fn discards_of_every_sort_bring_zeros() {
     same_after_merging(
         "0 madvise - 0 8 4
