@@ -99,22 +99,22 @@ pub(crate) fn remap(guard: &mut Guard, call: Remap) -> Result<usize> {
     }
     // What goes need not be whole.
     whole(guard, call.old, old_len.min(new_len)).map_err(|_| Errno::NOMEM)?;
-    let result = match is_sound(rounded) {
-        true if thread::may_look() => carry_out(guard, rounded),
-        _ => pass(call),
-    };
     // A call that fails may have unmapped the target, or not: what is known of it stays, and costs a look.
-    let Ok(new) = result else {
-        return result;
-    };
+    match is_sound(rounded) {
+        true if thread::may_look() => carry_out(guard, rounded),
+        _ => pass(call).inspect(|&new| arrive(guard, rounded, new)),
+    }
+}
+
+/// Notes in the table that memory has moved to `new`.
+fn arrive(guard: &mut Guard, call: Remap, new: usize) {
     if call.flags & FIXED != 0 {
-        forget(guard, call.to, new_len);
+        forget(guard, call.to, call.new_len);
     }
-    follow(guard, rounded, new);
+    follow(guard, call, new);
     if call.flags & DONTUNMAP != 0 {
-        empty_stored(guard, call.old, old_len);
+        empty_stored(guard, call.old, call.old_len);
     }
-    result
 }
 
 /// What of the flags makes memory move whatever its length.
@@ -172,12 +172,29 @@ fn is_sound(call: Remap) -> bool {
 }
 
 fn carry_out(guard: &mut Guard, call: Remap) -> Result<usize> {
-    let Ok(look) = Look::open(guard) else {
-        return match guard.table().may_be_stored(call.old, call.old_len) {
-            true => Err(Errno::NOMEM),
-            false => pass(call),
-        };
+    let moved = match Look::open(guard) {
+        Ok(look) => match last_of_row(guard, &look, call)? {
+            Last::Alone => pass(call),
+            Last::Of(last) => as_one(guard, &look, call, last),
+            Last::Differs => return move_rows(guard, &look, call),
+        },
+        Err(_) if guard.table().may_be_stored(call.old, call.old_len) => Err(Errno::NOMEM),
+        Err(_) => pass(call),
     };
+    moved.inspect(|&new| arrive(guard, call, new))
+}
+
+/// What a range lies in that is to be remapped.
+enum Last {
+    /// In one mapping, or the kernel alone refuses it.
+    Alone,
+    /// In several that may have been one, of which the last begins here.
+    Of(usize),
+    /// In several that differ, or with holes. The kernel moves each.
+    Differs,
+}
+
+fn last_of_row(guard: &mut Guard, look: &Look, call: Remap) -> Result<Last> {
     let first = look
         .find(guard, call.old)?
         .filter(|vma| vma.start <= call.old);
@@ -185,30 +202,42 @@ fn carry_out(guard: &mut Guard, call: Remap) -> Result<usize> {
         return match first.is_some_and(|vma| is_store(&vma)) && call.new_len > call.old_len {
             // It would grow by other pages of the store.
             true => Err(Errno::NOMEM),
-            false => pass(call),
+            false => Ok(Last::Alone),
         };
     }
-    let to_target = call.flags & FIXED != 0 && call.new_len <= call.old_len;
-    // What stays mapped does not tell how far a move came: one mapping by the other, if that may be.
-    let stays = call.flags & DONTUNMAP != 0;
     // As the kernel: what is left must be one mapping if there is a tail, which goes before anything asks whether the rest may move.
-    let old_len = if to_target {
+    let old_len = if is_to_target(call) {
         call.new_len
     } else {
         call.old_len
     };
     let Some(first) = first.filter(|vma| vma.end < call.old + old_len) else {
-        return pass(call);
+        return Ok(Last::Alone);
     };
-    match cut(guard, &look, first, call.old..call.old + old_len)? {
-        Some(_) if to_target && !stays => relocate(guard, &look, call),
-        Some(last) => piece_by_piece(guard, &look, call, last),
-        None if to_target && call.new_len == call.old_len => move_rows(guard, &look, call),
-        None => pass(call),
+    let last = cut(guard, look, first, call.old..call.old + old_len)?;
+    Ok(match last {
+        Some(last) => Last::Of(last),
+        None if is_to_target(call) && call.new_len == call.old_len => Last::Differs,
+        None => Last::Alone,
+    })
+}
+
+/// Whether memory goes to a place of the guest's, and becomes no longer.
+fn is_to_target(call: Remap) -> bool {
+    call.flags & FIXED != 0 && call.new_len <= call.old_len
+}
+
+/// Remaps mappings that may have been one.
+fn as_one(guard: &mut Guard, look: &Look, call: Remap, last: usize) -> Result<usize> {
+    // What stays mapped does not tell how far a move came: one mapping by the other, if that may be.
+    match is_to_target(call) && call.flags & DONTUNMAP == 0 {
+        true => relocate(guard, look, call),
+        false => piece_by_piece(guard, look, call, last),
     }
 }
 
-/// Moves mappings that differ, or that have holes between them, to a fixed target of the same length.
+/// Moves mappings that differ, or that have holes between them, to a fixed target of the same length, and notes it. What lies where a hole
+/// would go stays.
 ///
 /// The kernel does it mapping by mapping, and so each target is unmapped or refused for itself. A row that may have been one mapping is
 /// moved as one.
@@ -217,7 +246,7 @@ fn carry_out(guard: &mut Guard, call: Remap) -> Result<usize> {
 /// and it finds nothing at the start then.
 fn move_rows(guard: &mut Guard, look: &Look, call: Remap) -> Result<usize> {
     if !mapping::moves_several() {
-        return pass(call);
+        return pass(call).inspect(|&new| arrive(guard, call, new));
     }
     if !is_let_go(guard, call) {
         // What is tracked would be refused when its turn comes, with a part moved.
@@ -229,7 +258,9 @@ fn move_rows(guard: &mut Guard, look: &Look, call: Remap) -> Result<usize> {
         let told = memory.as_ref().map_err(|&errno| errno);
         let Ok(rows) = told.and_then(|memory| memory.tell(guard, at..end)) else {
             // Where the kernel does not tell it moves the rest by itself.
-            return pass(part_of(call, at..end)).map(|_| call.to);
+            let rest = part_of(call, at..end);
+            arrive(guard, rest, pass(rest)?);
+            return Ok(call.to);
         };
         for row in rows {
             // As the kernel: there are other mappings, or a hole.
@@ -240,10 +271,11 @@ fn move_rows(guard: &mut Guard, look: &Look, call: Remap) -> Result<usize> {
                 return Err(Errno::PERM);
             }
             let part = part_of(call, row.start..row.end);
-            match row.last == row.start {
+            let new = match row.last == row.start {
                 true => pass(part)?,
                 false => relocate(guard, look, part)?,
             };
+            arrive(guard, part, new);
         }
         at = match rows {
             [.., last] if rows.len() == Rows::MOST => last.end,
@@ -506,6 +538,7 @@ fn give_up(guard: &mut Guard, look: &Look, start: usize, len: usize) -> Result<(
 /// Moves the offer along, as KSM's flag moves with a mapping.
 fn follow(guard: &mut Guard, call: Remap, new: usize) {
     let (old, kept) = (call.old, call.old_len.min(call.new_len));
+    let islands = guard.table().may_be_stored(old, kept);
     let last = is_offered(guard, old + call.old_len - PAGE_BYTES);
     if new != old {
         for at in (0..kept).step_by(PAGE_BYTES) {
@@ -527,7 +560,9 @@ fn follow(guard: &mut Guard, call: Remap, new: usize) {
     for at in (kept..call.new_len).step_by(PAGE_BYTES) {
         put(guard, new + at, last);
     }
-    note_islands(guard, new, kept);
+    if islands {
+        note_islands(guard, new, kept);
+    }
 }
 
 /// What may be pinned lies in a store's mapping still.

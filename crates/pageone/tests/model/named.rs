@@ -460,6 +460,21 @@ fn every_kind_of_child_has_all_memory() {
 }
 
 #[test]
+fn what_lies_where_a_hole_would_go_keeps_its_attributes() {
+    same(
+        "0 heap-here - 1040 1
+         0 brk - 0 0 160
+         0 heap-fill - 0 160 2
+         0 heap-madvise - 0 160 12
+         0 map locked 64 128 16 91
+         0 madvise - 864 512 14
+         0 settle
+         2 mremap - 176 512 7 512 784
+         0 take-back",
+    );
+}
+
+#[test]
 fn a_child_has_none_of_its_parents_locks() {
     same_after_merging(
         "0 mlock - 0 32
