@@ -87,6 +87,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     let inherited = sys::keeper::inherited();
     let (config, named) = args.files.config()?;
     start_log(config.log.as_deref())?;
+    crate::journal::end_by_panics();
     if args.is_kept_here() {
         match keep::Keeper::new() {
             Ok(keeper) => return keeper.main(&|| args.files.check().map(drop)),

@@ -3,6 +3,7 @@
 //! systemd names the stream of the journal in `JOURNAL_STREAM`, by device and inode. A program that has another standard
 //! error than the service may inherit the variable, so both are compared.
 
+use std::fmt::{self, Write as _};
 use std::io::Write;
 use std::os::fd::AsFd;
 
@@ -42,6 +43,58 @@ pub(crate) fn head_panics() {
     }
 }
 
+/// Has panics of the daemon end it with one line, so that its keeper starts the next one at once. There is no backtrace: where
+/// memory is refused, an allocation in it fails, and waits for ever for a lock that the thread has itself.
+pub(crate) fn end_by_panics() {
+    let head = match is_stderr() {
+        true => priority(Level::ERROR),
+        false => "",
+    };
+    std::panic::set_hook(Box::new(move |panic| {
+        let name = sys::thread::name();
+        let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
+        let name = str::from_utf8(name).unwrap_or("?");
+        let mut last = Last::default();
+        let _ = write!(last, "{head}pageone: thread '{name}' {panic}");
+        last.tell();
+        std::process::abort();
+    }));
+}
+
+/// A last line, which needs no memory and takes no lock.
+struct Last {
+    text: [u8; 1024],
+    len: usize,
+}
+
+impl Default for Last {
+    fn default() -> Self {
+        Self {
+            text: [0; 1024],
+            len: 0,
+        }
+    }
+}
+
+impl fmt::Write for Last {
+    fn write_str(&mut self, part: &str) -> fmt::Result {
+        // The last place is for the end of the line.
+        let room = self.text.len() - 1 - self.len;
+        for &byte in part.as_bytes().iter().take(room) {
+            self.text[self.len] = if byte < b' ' { b' ' } else { byte };
+            self.len += 1;
+        }
+        Ok(())
+    }
+}
+
+impl Last {
+    fn tell(mut self) {
+        self.text[self.len] = b'\n';
+        let _ = rustix::io::write(std::io::stderr().as_fd(), &self.text[..=self.len]);
+    }
+}
+
 /// Whether standard error is the journal.
 pub(crate) fn is_stderr() -> bool {
     let named = std::env::var("JOURNAL_STREAM");
@@ -71,6 +124,39 @@ mod tests {
     fn each_line_of_an_error_has_the_head() {
         assert_eq!(headed("<3>", "a\n  |\n1 | b\n"), "<3>a\n<3>  |\n<3>1 | b\n");
         assert_eq!(headed("", "a\n\nb"), "a\n\nb\n");
+    }
+
+    /// It runs itself once more, as a process that panics.
+    #[test]
+    fn a_panic_of_the_daemon_is_one_line_and_the_end() {
+        use std::os::unix::process::ExitStatusExt;
+        const SELF: &str = "journal::tests::a_panic_of_the_daemon_is_one_line_and_the_end";
+        if std::env::var_os("PAGEONE_TEST_PANICS").is_some() {
+            end_by_panics();
+            let thread = std::thread::Builder::new().name("closer".to_owned());
+            let panics = || panic!("no memory,\nnot {}", "at all");
+            let _ = thread.spawn(panics).unwrap().join();
+            return;
+        }
+        let mut again = std::process::Command::new("/proc/self/exe");
+        again.args(["--exact", SELF, "--nocapture"]);
+        again
+            .env("PAGEONE_TEST_PANICS", "1")
+            .env("RUST_BACKTRACE", "1");
+        let output = again.env_remove("JOURNAL_STREAM").output().unwrap();
+        assert_eq!(output.status.signal(), Some(6), "{output:?}");
+        let said = String::from_utf8(output.stderr).unwrap();
+        let line = "pageone: thread 'closer' panicked at crates/pageone/src/journal.rs:";
+        assert!(said.starts_with(line), "{said}");
+        assert!(said.ends_with(": no memory, not at all\n"), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+    }
+
+    #[test]
+    fn a_long_last_line_is_cut() {
+        let mut last = Last::default();
+        let _ = write!(last, "{}", "x".repeat(3000));
+        assert_eq!(last.len, 1023);
     }
 
     #[test]

@@ -11,7 +11,8 @@
 //! read often stay open while there are locks: see [`text`](crate::text).
 //!
 //! The threads are bounded: by their number, and by one a user, so that a user whose descriptors do not close holds up
-//! nobody else's. A thread that is done with one thing takes the next of the user who waits longest. What waits is counted by
+//! nobody else's. One that is made rests when nothing is left, until there is more: where memory is refused, a new thread may end the
+//! process, for std panics in it without a stack for its signals. A thread that is done with one thing takes the next of the user who waits longest. What waits is counted by
 //! user and by [`Kind`], for each kind has a limit of its own: guests that end together take no connection's place.
 //!
 //! Source: `filp_flush()` in fs/open.c, `locks_remove_posix()` and `locks_remove_file()` in fs/locks.c.
@@ -20,7 +21,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::priority;
 
@@ -63,18 +64,33 @@ struct Work {
     users: BTreeMap<u32, Queue>,
     turns: VecDeque<u32>,
     counts: Counts,
+    /// All threads, the one that rests too.
     threads: usize,
+    /// Whether one of them rests. Who gives it work takes this back: two who give at once call two threads.
+    rests: bool,
+}
+
+impl Work {
+    const NONE: Self = Self {
+        users: BTreeMap::new(),
+        turns: VecDeque::new(),
+        counts: [0; 3],
+        threads: 0,
+        rests: false,
+    };
 }
 
 /// The work of all closers.
-struct Closers(Mutex<Work>);
+struct Closers {
+    work: Mutex<Work>,
+    /// There is something for the one that rests.
+    called: Condvar,
+}
 
-static CLOSERS: Closers = Closers(Mutex::new(Work {
-    users: BTreeMap::new(),
-    turns: VecDeque::new(),
-    counts: [0; 3],
-    threads: 0,
-}));
+static CLOSERS: Closers = Closers {
+    work: Mutex::new(Work::NONE),
+    called: Condvar::new(),
+};
 
 /// Has a thread drop what belongs to user `uid`. Never waits.
 pub(crate) fn give(uid: u32, kind: Kind, burden: impl Send + 'static) {
@@ -188,13 +204,20 @@ impl<T: Send> Drop for Late<T> {
 
 impl Closers {
     fn lock(&self) -> MutexGuard<'_, Work> {
-        priority::lock(&self.0)
+        priority::lock(&self.work)
     }
 
     fn give(&'static self, uid: u32, kind: Kind, burden: Burden) {
         let mut work = self.lock();
         work.add(uid, kind, burden);
-        if work.turns.is_empty() || work.threads == MOST_CLOSERS {
+        if work.turns.is_empty() {
+            return;
+        }
+        if std::mem::take(&mut work.rests) {
+            self.called.notify_one();
+            return;
+        }
+        if work.threads == MOST_CLOSERS {
             return;
         }
         work.threads += 1;
@@ -206,16 +229,25 @@ impl Closers {
         }
     }
 
-    /// Drops one thing after another, of each user in turn, while there is anything that no other thread's user has.
+    /// Drops one thing after another, of each user in turn, while there is anything that no other thread's user has. Then it rests,
+    /// unless another one does.
     fn close(&self) {
         let mut work = self.lock();
-        while let Some((uid, kind, burden)) = work.next() {
-            drop(work);
-            drop(burden);
-            work = self.lock();
-            work.done(uid, kind);
+        loop {
+            while let Some((uid, kind, burden)) = work.next() {
+                drop(work);
+                drop(burden);
+                work = self.lock();
+                work.done(uid, kind);
+            }
+            if work.rests {
+                work.threads -= 1;
+                return;
+            }
+            work.rests = true;
+            let called = self.called.wait_while(work, |work| work.rests);
+            work = called.unwrap_or_else(PoisonError::into_inner);
         }
-        work.threads -= 1;
     }
 }
 
@@ -288,6 +320,34 @@ mod tests {
         wait_for(|| of(4_000_000_001) + of(4_000_000_002) == 0);
     }
 
+    #[test]
+    fn a_thread_that_has_closed_rests_and_closes_what_comes_next() {
+        static OWN: Closers = Closers {
+            work: Mutex::new(Work::NONE),
+            called: Condvar::new(),
+        };
+        let (tell, told) = channel();
+        let close = |uid| OWN.give(uid, Kind::Session, Box::new(Quick(tell.clone())));
+        let rests = || wait_for(|| OWN.lock().rests);
+        let threads: Vec<_> = (0..3)
+            .map(|uid| {
+                close(uid);
+                let thread = told.recv_timeout(PATIENCE).unwrap();
+                rests();
+                thread
+            })
+            .collect();
+        assert_eq!(threads, [threads[0]; 3]);
+        // Two who give at once have two threads, and one of these rests.
+        let (end, ended) = channel();
+        OWN.give(1, Kind::Session, Box::new(Slow(ended)));
+        close(2);
+        told.recv_timeout(PATIENCE).unwrap();
+        drop(end);
+        rests();
+        wait_for(|| OWN.lock().threads == 1);
+    }
+
     /// Tells when it ends, by the clock.
     struct Timed(std::sync::mpsc::Sender<Instant>);
 
@@ -330,12 +390,7 @@ mod tests {
 
     #[test]
     fn users_take_turns_and_kinds_are_counted_apart() {
-        let mut work = Work {
-            users: BTreeMap::new(),
-            turns: VecDeque::new(),
-            counts: [0; 3],
-            threads: 0,
-        };
+        let mut work = Work::NONE;
         let kinds = [Kind::Connection, Kind::Session, Kind::Text];
         for (uid, kind) in [(1, kinds[0]), (1, kinds[1]), (1, kinds[1]), (2, kinds[2])] {
             work.add(uid, kind, Box::new(()));

@@ -427,6 +427,17 @@ pub fn set_name(name: &std::ffi::CStr) {
     let _ = unsafe { crate::raw::call(libc::SYS_prctl, args) };
 }
 
+/// The name of the calling thread, up to its first zero. Does not allocate.
+#[must_use]
+pub fn name() -> [u8; 16] {
+    let mut name = [0_u8; 16];
+    let at = name.as_mut_ptr().expose_provenance();
+    let args = [libc::PR_GET_NAME as usize, at, 0, 0, 0, 0];
+    // SAFETY: PR_GET_NAME writes 16 bytes at most, which `name` has.
+    let _ = unsafe { crate::raw::call(libc::SYS_prctl, args) };
+    name
+}
+
 /// Lets process `pid` read this process's memory where the Yama security module restricts that.
 pub fn allow_tracer(pid: u32) {
     let args = [libc::PR_SET_PTRACER as usize, pid as usize, 0, 0, 0, 0];

@@ -176,6 +176,8 @@ impl Keeper {
         let mut command = Command::new(&self.program);
         command.args(arguments(std::env::args_os().skip(1)));
         command.env("NOTIFY_SOCKET", &self.address);
+        // One that is made for want of memory takes memory itself, and may wait for ever.
+        command.env("RUST_BACKTRACE", "0");
         let score = self.oom_score;
         let prepare = || score.map_or(Ok(()), process::set_oom_score);
         sys::keeper::spawn(command, &self.kept, prepare)
