@@ -96,10 +96,12 @@ pub enum EngineError {
     #[error("the engine ends")]
     Ends,
     /// Some guests did not give their merged pages private copies in time.
-    #[error("{left} pages are still merged: their guests do not answer")]
+    #[error("{left} pages are still merged: {}", late(.pids))]
     Unmerging {
         /// Pages still merged.
         left: u64,
+        /// The processes that have them.
+        pids: Vec<u32>,
     },
     /// A system call failed.
     #[error("cannot {what}")]
@@ -109,6 +111,24 @@ pub enum EngineError {
         /// The kernel's answer.
         source: std::io::Error,
     },
+}
+
+/// Of guests that were waited for in vain.
+fn late(pids: &[u32]) -> String {
+    const MOST_NAMED: usize = 3;
+    match pids {
+        [] => "their guests do not answer in time".to_owned(),
+        [pid] => format!("process {pid} does not answer in time (is it stopped?)"),
+        _ => {
+            let named: Vec<_> = pids.iter().take(MOST_NAMED).map(u32::to_string).collect();
+            let named = named.join(", ");
+            let others = match pids.len().saturating_sub(MOST_NAMED) {
+                0 => String::new(),
+                others => format!(" and {others} more"),
+            };
+            format!("processes {named}{others} do not answer in time (are they stopped?)")
+        }
+    }
 }
 
 /// Why a process may not be a guest, or not any longer.

@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use common::{
-    Place, Running, alone, classed_and_present, count, daemon, json, output, pageone, status,
+    Place, Running, alone, classed_and_present, count, daemon, json, output, pageone, status, text,
     wait_for,
 };
 use memcg::Memcg;
@@ -222,6 +222,7 @@ fn a_stopped_guest_stops_nobody_else() {
             .then_some(())
     });
     check(&mut others);
+    is_named_where_nothing_shall_be_merged(&place, guests[0].process.id());
     kill_process(pid, Signal::CONT).unwrap();
     renew(&mut guests, 512, 8000);
     sharing(&place, 1024);
@@ -233,6 +234,25 @@ fn a_stopped_guest_stops_nobody_else() {
             .then_some(())
     });
     check(&mut guests);
+}
+
+/// The knob is turned, and the command says of whom pages are still merged.
+fn is_named_where_nothing_shall_be_merged(place: &Place, pid: u32) {
+    let turn = |knob: &str| {
+        let socket = place.socket();
+        output(pageone().arg("set").arg("--socket").arg(socket).arg(knob))
+    };
+    let done = turn("run=2");
+    let (told, why) = (text(&done.stdout), text(&done.stderr));
+    assert_eq!(done.status.code(), Some(1), "{why}");
+    assert_eq!(told, "run: 1 → 2\n");
+    let late = format!("pages are still merged: process {pid} does not answer in time");
+    assert!(
+        why.starts_with("pageone: run is 2, but ") && why.contains(&late),
+        "{why}"
+    );
+    assert_eq!(json(place)["run"], 2);
+    assert!(turn("run=1").status.success());
 }
 
 #[test]

@@ -118,6 +118,8 @@ pub enum Reply {
     Merged(MergedNow),
     /// Done.
     Done,
+    /// To [`Request::Set`]: the knobs are turned, and not all is yet as they say: why.
+    Turned(String),
     /// Not done: why.
     Refused(String),
     /// Not done, because too much waits: why. It may be done a while later.

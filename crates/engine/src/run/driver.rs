@@ -81,7 +81,11 @@ impl Driver {
             .unwrap_or_else(PoisonError::into_inner);
         match signal.left {
             0 => Ok(()),
-            left => Err(EngineError::Unmerging { left }),
+            left => {
+                drop(signal);
+                let pids = sharers(&self.core);
+                Err(EngineError::Unmerging { left, pids })
+            }
         }
     }
 
@@ -165,13 +169,22 @@ impl Driver {
 
 /// Pages that guests in service map from stores.
 pub(crate) fn merged(core: &Core) -> u64 {
+    merged_of_each(core).map(|(_, pages)| pages).sum()
+}
+
+/// The processes that have such pages.
+fn sharers(core: &Core) -> Vec<u32> {
+    let shares = merged_of_each(core).filter(|&(_, pages)| pages > 0);
+    shares.map(|(pid, _)| pid).collect()
+}
+
+fn merged_of_each(core: &Core) -> impl Iterator<Item = (u32, u64)> {
     let guests = lock(&core.guests);
     let served = guests
         .iter()
         .filter(|guest| guest.standing() == Standing::Served);
-    served
-        .map(|guest| guest.counters.pages(Class::Merged))
-        .sum()
+    let each = served.map(|guest| (guest.pid, guest.counters.pages(Class::Merged)));
+    each.collect::<Vec<_>>().into_iter()
 }
 
 /// A newly admitted guest needs a moment for the handshake before its first look is of use.

@@ -391,6 +391,7 @@ pub(crate) fn control(engine: &Arc<Engine>, answers: &Answers) -> Lane<Asked> {
         move |Asked {
                   caller, request, ..
               }| {
+            let is_plain = matches!(request, Request::Set(_));
             let turned = match request {
                 Request::Set(settings) => engine.set(&settings),
                 Request::SetUnmerged(settings) => engine.set_unmerged(&settings),
@@ -398,6 +399,9 @@ pub(crate) fn control(engine: &Arc<Engine>, answers: &Answers) -> Lane<Asked> {
             };
             let reply = match turned {
                 Ok(()) => Reply::Done,
+                Err(late @ EngineError::Unmerging { .. }) if is_plain => {
+                    Reply::Turned(late.to_string())
+                }
                 Err(error) => Reply::Refused(format!("{:#}", anyhow::Error::new(error))),
             };
             answers.give(caller, &reply);

@@ -36,18 +36,24 @@ pub(crate) fn main(args: &Args) -> Result<()> {
         Reply::Status(status) => Some(status.knobs),
         _ => None,
     };
-    turn(&socket, args)?;
+    let late = turn(&socket, args)?;
     let lines = args.settings.iter().map(|new| change(before, new));
-    print(&lines.collect::<String>())
+    print(&lines.collect::<String>())?;
+    match late {
+        None => Ok(()),
+        Some(why) => bail!("run is 2, but {why}. A page becomes private when its process answers"),
+    }
 }
 
-fn turn(socket: &Path, args: &Args) -> Result<()> {
+/// Turns the knobs; gives why not all is yet as they say.
+fn turn(socket: &Path, args: &Args) -> Result<Option<String>> {
     let request = match args.unmerge {
         true => Request::SetUnmerged(args.settings.clone()),
         false => Request::Set(args.settings.clone()),
     };
     match client::ask_quietly(socket, &request, PATIENCE)? {
-        Reply::Done => Ok(()),
+        Reply::Done => Ok(None),
+        Reply::Turned(why) => Ok(Some(why)),
         Reply::Refused(why) => bail!("not set: {why}"),
         _ => bail!("the daemon replied with something else"),
     }

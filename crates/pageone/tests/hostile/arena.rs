@@ -483,7 +483,7 @@ impl Arena {
             let done = output(pageone().arg("set").arg("--socket").arg(&socket).arg(knob));
             let why = text(&done.stderr);
             // Which it says of the attackers.
-            let late = why.contains("do not answer");
+            let late = why.contains("not answer in time");
             assert!(done.status.success() || late, "{knob}: {why}");
         };
         in_time("set run=2", || time(|| turn("run=2")).0);
