@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use serde::Serialize;
-use wire::{GuestStatus, Knob, MergeNow, MergedNow, Reply, Request, Setting};
+use sys::foreign::plain_json;
+use wire::{GuestStatus, Knob, MergeNow, MergedNow, Reply, Request, Setting, WhyNot, WhyNotCode};
 
 use crate::head::Headed;
 use crate::output::{print, say};
@@ -24,36 +25,40 @@ const MOST_VAIN: u32 = 10;
 /// A longer wait for the daemon is told.
 const NOTABLE: Duration = Duration::from_millis(100);
 
-/// All answers of the daemon together.
+/// What the command tells: all answers of the daemon together, and the rest of its time.
 #[derive(Debug, Serialize)]
-struct Sum {
+struct Told {
     #[serde(flatten)]
     merged: MergedNow,
-    /// How long the command waited for the daemon to begin and to answer, in microseconds.
+    /// How long the command waited for the daemon, or paused, in microseconds.
     waited_us: u64,
+    /// Why not more was merged.
+    reasons: Vec<Reason>,
 }
 
-impl Sum {
-    /// The answer to a request that was made at `asked`.
-    fn of(merged: MergedNow, asked: Instant) -> Self {
-        let all = u64::try_from(asked.elapsed().as_micros()).unwrap_or(u64::MAX);
-        Self {
-            waited_us: all.saturating_sub(merged.took_us),
-            merged,
-        }
-    }
+/// Why memory of a guest was not merged, as the daemon's status has it.
+#[derive(Debug, Serialize)]
+struct Reason {
+    pid: u32,
+    code: WhyNotCode,
+    why: String,
+}
 
-    fn add(&mut self, next: Self) {
-        self.waited_us += next.waited_us;
-        let (sum, next) = (&mut self.merged, next.merged);
-        *sum = MergedNow {
-            pages: sum.pages + next.pages,
-            saved_bytes: sum.saved_bytes + next.saved_bytes,
-            took_us: sum.took_us + next.took_us,
-            used_us: sum.used_us + next.used_us,
-            ..next
-        };
-    }
+/// `next` added to what was merged before.
+fn add(sum: &mut MergedNow, next: MergedNow) {
+    *sum = MergedNow {
+        pages: sum.pages + next.pages,
+        saved_bytes: sum.saved_bytes + next.saved_bytes,
+        took_us: sum.took_us + next.took_us,
+        used_us: sum.used_us + next.used_us,
+        ..next
+    };
+}
+
+/// The part of the command's time in which the daemon did not work for it.
+fn waited_us(all: Duration, took_us: u64) -> u64 {
+    let all = u64::try_from(all.as_micros()).unwrap_or(u64::MAX);
+    all.saturating_sub(took_us)
 }
 
 #[derive(clap::Args)]
@@ -76,32 +81,45 @@ pub(crate) struct Args {
 
 pub(crate) fn main(args: &Args) -> Result<()> {
     let socket = paths::served(args.socket.as_deref())?;
+    let begun = Instant::now();
     // Merging takes long. Whether the daemon answers at all shows by a question that does not.
     client::ask(&socket, &Request::Domain(String::new()), ANSWER)?;
-    let (mut sum, mut vain) = (ask(&socket, args)?, 0);
-    let mut rest = pause(args.cpu_limit, &sum.merged);
-    let waits = args.wait || args.cpu_limit > 0;
+    let (mut merged, mut vain) = (ask(&socket, args)?, 0);
+    let mut rest = pause(args.cpu_limit, &merged);
     // What brings nothing again and again is written all the time, or its agent does not answer.
-    while waits && !sum.merged.finished && vain < MOST_VAIN {
+    while args.asks_again() && !merged.finished && vain < MOST_VAIN {
         std::thread::sleep(rest);
         let next = ask(&socket, args)?;
-        rest = pause(args.cpu_limit, &next.merged);
-        vain = if next.merged.pages == 0 { vain + 1 } else { 0 };
-        sum.add(next);
+        rest = pause(args.cpu_limit, &next);
+        vain = if next.pages == 0 { vain + 1 } else { 0 };
+        add(&mut merged, next);
     }
-    let merged = &sum.merged;
+    let waited_us = waited_us(begun.elapsed(), merged.took_us);
+    let guests = match merged.pages == 0 || !merged.finished {
+        true => unmerged(&socket, args, &merged),
+        false => Vec::new(),
+    };
+    let reasons = reasons(&guests, merged.finished);
+    let told = Told {
+        merged,
+        waited_us,
+        reasons,
+    };
     match args.json {
-        true => print(&(serde_json::to_string(&Headed::first(&sum))? + "\n"))?,
-        false => {
-            tell(&sum)?;
-            if merged.pages == 0 && merged.finished {
-                tell_reasons(&socket, args, merged);
-            }
-        }
+        true => print(&(plain_json(&serde_json::to_string(&Headed::first(&told))?) + "\n"))?,
+        false => tell(&told, args, &guests)?,
     }
+    let merged = &told.merged;
     match merged.left_alone.len() == args.pids.len() && merged.pages == 0 {
         true => bail!("nothing was merged"),
         false => Ok(()),
+    }
+}
+
+impl Args {
+    /// Whether one request is not all.
+    fn asks_again(&self) -> bool {
+        self.wait || self.cpu_limit > 0
     }
 }
 
@@ -120,25 +138,27 @@ fn limit(text: &str) -> Result<u32, String> {
     }
 }
 
-fn ask(socket: &Path, args: &Args) -> Result<Sum> {
+fn ask(socket: &Path, args: &Args) -> Result<MergedNow> {
     let request = Request::Merge(MergeNow {
         pids: args.pids.clone(),
         start: 0,
         end: u64::MAX,
         brief: args.cpu_limit > 0,
     });
-    let asked = Instant::now();
     match client::ask_quietly(socket, &request, PATIENCE)? {
-        Reply::Merged(merged) => Ok(Sum::of(merged, asked)),
+        Reply::Merged(merged) => Ok(merged),
         Reply::Refused(why) | Reply::Crowded(why) => bail!("not merged: {why}"),
         _ => bail!("the daemon replied with something else"),
     }
 }
 
-fn tell(sum: &Sum) -> Result<()> {
-    let Sum { merged, waited_us } = sum;
-    let waited = match Duration::from_micros(*waited_us) {
+fn tell(told: &Told, args: &Args, guests: &[GuestStatus]) -> Result<()> {
+    let merged = &told.merged;
+    let waited = match Duration::from_micros(told.waited_us) {
         short if short < NOTABLE => String::new(),
+        long if args.asks_again() => {
+            format!(", and {:.1} s of waits and pauses", long.as_secs_f64())
+        }
         long => format!(", after a wait of {:.1} s", long.as_secs_f64()),
     };
     print(&format!(
@@ -154,38 +174,93 @@ fn tell(sum: &Sum) -> Result<()> {
             sys::foreign::Foreign(&alone.why)
         ));
     }
+    let tell = |pid: u32, why: &str| say(&format!("pageone: process {pid}: {why}"));
+    for reason in &told.reasons {
+        let why = sys::foreign::Foreign(&reason.why).to_string();
+        tell(reason.pid, &why);
+    }
     if !merged.finished {
-        say(
-            "pageone: not all of it: the rest is merged in the next rounds, or by `pageone merge --wait`",
-        );
+        say(match args.asks_again() {
+            true => {
+                "pageone: not all of it: the rest is written all the time, or its agent does not answer; the next rounds try again"
+            }
+            false => {
+                "pageone: not all of it: the rest is merged in the next rounds, or by `pageone merge --wait`"
+            }
+        });
+        return Ok(());
+    }
+    for guest in guests {
+        match guest.pages_sharing + guest.zero_pages {
+            _ if guest.regions == 0 => {}
+            0 => tell(
+                guest.pid,
+                "of the other pages none equals another one of its domain",
+            ),
+            _ => tell(
+                guest.pid,
+                "nothing more of it equals other pages of its domain",
+            ),
+        }
     }
     Ok(())
 }
 
-/// Why nothing was merged of guests that were not left alone, as the daemon's status has it.
-fn tell_reasons(socket: &Path, args: &Args, merged: &MergedNow) {
-    // The command has done its work: who may not see a status is told nothing more.
-    let Ok(status) = status::ask_quietly(socket) else {
-        return;
-    };
+/// The guests that were named and not left alone. The command has done its work: who may not see a status is told nothing more.
+fn unmerged(socket: &Path, args: &Args, merged: &MergedNow) -> Vec<GuestStatus> {
+    let status = status::ask_quietly(socket);
+    let guests = status.map_or_else(|_| Vec::new(), |status| status.guests);
     let is_left_alone = |pid| merged.left_alone.iter().any(|alone| alone.pid == pid);
-    let named = |guest: &&GuestStatus| args.pids.contains(&guest.pid) && !is_left_alone(guest.pid);
-    for guest in status.guests.iter().filter(named) {
-        let tell = |why: &str| say(&format!("pageone: process {}: {why}", guest.pid));
-        for reason in &guest.reasons {
-            tell(&sys::foreign::Foreign(&reason.why).to_string());
-        }
-        match guest.pages_sharing + guest.zero_pages {
-            _ if guest.regions == 0 => {}
-            0 => tell("of the other pages none equals another one of its domain"),
-            _ => tell("nothing more of it equals other pages of its domain"),
-        }
-    }
+    let named = |guest: &GuestStatus| args.pids.contains(&guest.pid) && !is_left_alone(guest.pid);
+    guests.into_iter().filter(named).collect()
+}
+
+/// Their reasons. Where not all is finished, the others may be of pages whose turn has not come.
+fn reasons(guests: &[GuestStatus], finished: bool) -> Vec<Reason> {
+    let of = |guest: &GuestStatus| {
+        let pid = guest.pid;
+        let reason = move |reason: &WhyNot| Reason {
+            pid,
+            code: reason.code,
+            why: reason.why.clone(),
+        };
+        guest.reasons.iter().map(reason).collect::<Vec<_>>()
+    };
+    let is_silent = |code| matches!(code, WhyNotCode::NoAnswer | WhyNotCode::Stuck);
+    let all = guests.iter().flat_map(of);
+    all.filter(|reason| finished || is_silent(reason.code))
+        .collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_not_the_daemons_work_is_waiting() {
+        let second = Duration::from_secs(1);
+        assert_eq!(waited_us(second, 300_000), 700_000);
+        assert_eq!(waited_us(second, 2_000_000), 0);
+    }
+
+    #[test]
+    fn of_what_is_not_finished_only_silence_is_told() {
+        let reason = |code| WhyNot {
+            code,
+            pages: 0,
+            why: "x".to_owned(),
+        };
+        let guest = GuestStatus {
+            pid: 7,
+            reasons: [WhyNotCode::NoAnswer, WhyNotCode::Alone].map(reason).into(),
+            ..GuestStatus::default()
+        };
+        let of = |finished| reasons(std::slice::from_ref(&guest), finished);
+        assert_eq!(of(true).len(), 2);
+        let told = of(false);
+        assert_eq!((told.len(), told[0].pid), (1, 7));
+        assert_eq!(told[0].code, WhyNotCode::NoAnswer);
+    }
 
     #[test]
     fn bursts_and_pauses_together_keep_to_the_limit() {

@@ -125,6 +125,9 @@ fn memory_is_merged_when_somebody_asks() {
     let why = format!("process {}: nothing more of it equals", guests[2].pid());
     assert!(said[1].contains(&why), "{said:?}");
 
+    let machine = merged_by(&place, &[guests[2].pid()], &[]);
+    assert_eq!(machine["reasons"], serde_json::json!([]), "{machine}");
+
     // What an operator has unmerged is ordinary memory again.
     set(&place, "run=2");
     verify(&mut guests);
@@ -220,10 +223,10 @@ fn a_merge_keeps_to_a_limit_of_cpu_time() {
     assert_eq!(count(&said, "saved_bytes"), content.ideal_saved_bytes(2));
     assert_eq!(said["finished"], true, "{said}");
     let told = count(&said, "took_us") + count(&said, "waited_us");
-    assert!(
-        told > 0 && u128::from(told) < begun.elapsed().as_micros(),
-        "{said}"
-    );
+    let all = begun.elapsed().as_micros();
+    // The pauses are most of it.
+    let part = u128::from(told) * 100 / all;
+    assert!((70..=100).contains(&part), "{part} % of {all}: {said}");
     // The last burst is not waited for. Without a limit it is a core or more.
     assert!(used < took / 2.0, "{used} s of CPU time in {took} s");
     // The pass says the same, without what else the daemon does: in a build with assertions it checks all tables afterwards.
