@@ -40,6 +40,26 @@ static void locked(int other)
 		fail("mlock");
 }
 
+/* Offers memory of a kind that is left alone. */
+static void apart(const char *kind)
+{
+	char *start = memory(MAP_PRIVATE, LEN);
+	int failed = 0;
+	if (!strcmp(kind, "executable"))
+		failed = mprotect(start, LEN, PROT_READ | PROT_WRITE | PROT_EXEC);
+	else if (!strcmp(kind, "wiped-on-fork"))
+		failed = madvise(start, LEN, MADV_WIPEONFORK);
+	else if (!strcmp(kind, "sealed"))
+		failed = syscall(462, start, LEN, 0) != 0; /* mseal */
+	else if (!strcmp(kind, "read-only"))
+		failed = mprotect(start, LEN, PROT_READ);
+	else
+		failed = mprotect(start, LEN, PROT_NONE);
+	if (failed)
+		fail(kind);
+	madvise(start, LEN, MADV_MERGEABLE);
+}
+
 /* Writes to a private mapping of a file, which stays as it is. */
 static void written(const char *path)
 {
@@ -103,6 +123,8 @@ int main(int argc, char **argv)
 		locked(0);
 	else if (!strcmp(state, "offers-and-locks"))
 		locked(1);
+	else if (!strcmp(state, "offers-apart"))
+		apart(argv[2]);
 	else if (!strcmp(state, "written"))
 		written(argv[2]);
 	else if (!strcmp(state, "held"))

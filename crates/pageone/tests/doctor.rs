@@ -727,6 +727,35 @@ fn locked_memory_of_a_guest_is_told_of() {
 }
 
 #[test]
+fn offered_memory_that_is_left_alone_is_told_of() {
+    let Some((place, _daemon)) = served() else {
+        return;
+    };
+    for kind in [
+        "executable",
+        "wiped-on-fork",
+        "sealed",
+        "read-only",
+        "no-access",
+    ] {
+        let equip = |command: &mut Command| equip(command, &place);
+        let Some(guest) = in_state(subject(), &["offers-apart", kind], equip) else {
+            continue; // a kernel without mseal
+        };
+        let said = wait_for("memory that is tracked", || {
+            let said = of_process(&place, &guest.0);
+            said.find(kind).is_some().then_some(said)
+        });
+        said.has(kind, "warn", "8.0 MiB of ");
+        said.has("offered", "ok", "it offers 8.0 MiB of ");
+        assert!(said.find("memory").is_none(), "{}", said.report);
+        let advised = said.report.to_string();
+        assert!(!advised.contains("--any"), "{advised}");
+        assert!(!advised.contains("max_map_count="), "{advised}");
+    }
+}
+
+#[test]
 fn a_guest_of_an_engine_of_its_own_is_known_as_one() {
     need_agent();
     if !is_root() {

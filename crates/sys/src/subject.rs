@@ -96,10 +96,55 @@ pub struct Makeup {
     pub tracked: u64,
     /// Where the program itself asked for merging (`MADV_MERGEABLE`), and the kernel's KSM heard it.
     pub mergeable: u64,
+    /// Of the private anonymous memory that was offered, to the kernel or to an engine that tracks it, what PageONE leaves alone.
+    pub left_alone: LeftAlone,
+    /// How many mappings there are.
+    pub mappings: u64,
     /// Whether the agent's library is loaded.
     pub has_agent: bool,
     /// Whether AddressSanitizer has its shadow memory there.
     pub has_sanitizer: bool,
+}
+
+/// Resident memory that PageONE leaves alone for the kind of its mapping, in bytes; each byte once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LeftAlone {
+    /// Executable.
+    pub executable: u64,
+    /// Given to a child as zeros (`MADV_WIPEONFORK`).
+    pub wiped: u64,
+    /// Sealed (mseal).
+    pub sealed: u64,
+    /// Read-only when it was offered.
+    pub read_only: u64,
+    /// Not even readable.
+    pub no_access: u64,
+}
+
+impl LeftAlone {
+    /// All of it.
+    #[must_use]
+    pub fn sum(&self) -> u64 {
+        self.executable + self.wiped + self.sealed + self.unwritable()
+    }
+
+    /// What counts as offered with an engine, which waits until it may be written.
+    #[must_use]
+    pub fn unwritable(&self) -> u64 {
+        self.read_only + self.no_access
+    }
+
+    /// Where memory of a mapping with such flags is counted.
+    fn place(&mut self, has: impl Fn(&str) -> bool) -> Option<&mut u64> {
+        Some(match () {
+            () if has("ex") => &mut self.executable,
+            () if has("wf") => &mut self.wiped,
+            () if has("sl") => &mut self.sealed,
+            () if has("wr") => return None,
+            () if has("rd") => &mut self.read_only,
+            () => &mut self.no_access,
+        })
+    }
 }
 
 /// The memory of process `pid`. The kernel walks its page tables: about 15 ms for each GiB.
@@ -190,6 +235,7 @@ impl<'a> Record<'a> {
         let file = self.file.unwrap_or_default();
         makeup.has_agent |= file.ends_with("/libpageone_agent.so");
         makeup.huge_tlb += self.huge_tlb;
+        makeup.mappings += 1;
         let kind = match self.file {
             _ if has("ht") => return,
             _ if has("sh") => &mut makeup.shared,
@@ -206,6 +252,11 @@ impl<'a> Record<'a> {
                 makeup.held += part(has("um") || has("ui"));
                 makeup.tracked += part(has("uw"));
                 makeup.mergeable += part(has("mg"));
+                if (has("mg") || has("uw"))
+                    && let Some(left) = makeup.left_alone.place(has)
+                {
+                    *left += self.resident;
+                }
                 &mut makeup.anonymous
             }
         };
@@ -265,6 +316,29 @@ mod tests {
     }
 
     #[test]
+    fn offered_memory_that_is_left_alone_is_told_apart() {
+        let of = |flags: &str| {
+            let record = format!("7f00-8f00 rw-p 0000 00:00 0 \nRss: 4 kB\nVmFlags: {flags} \n");
+            let left = parse_smaps(&record).left_alone;
+            let LeftAlone {
+                executable,
+                wiped,
+                sealed,
+                read_only,
+                no_access,
+            } = left;
+            [executable, wiped, sealed, read_only, no_access].map(|bytes| bytes / 1024)
+        };
+        assert_eq!(of("rd wr mr mw me uw ac"), [0; 5]);
+        assert_eq!(of("rd wr ex mr mw me uw ac sl"), [4, 0, 0, 0, 0]);
+        assert_eq!(of("rd wr mr mw me mg ac wf"), [0, 4, 0, 0, 0]);
+        assert_eq!(of("rd wr mr mw me uw ac sl"), [0, 0, 4, 0, 0]);
+        assert_eq!(of("rd mr mw me uw ac"), [0, 0, 0, 4, 0]);
+        assert_eq!(of("mr mw me uw ac"), [0, 0, 0, 0, 4]);
+        assert_eq!(of("rd mr mw me ac"), [0; 5], "it was not offered");
+    }
+
+    #[test]
     fn memory_is_told_apart_by_kind() {
         let record = |head: &str, rss: u64, flags: &str| {
             format!(
@@ -299,6 +373,8 @@ mod tests {
             held: 32 * kib,
             tracked: 16 * kib,
             mergeable: 32 * kib,
+            left_alone: LeftAlone::default(),
+            mappings: 10,
             has_agent: true,
             has_sanitizer: false,
         };

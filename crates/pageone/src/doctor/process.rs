@@ -6,7 +6,7 @@ use std::path::Path;
 use sys::credentials::{self, Credentials};
 use sys::foreign::Foreign;
 use sys::ksm::{Ksm, Member};
-use sys::subject::{self, Makeup, Subject};
+use sys::subject::{self, LeftAlone, Makeup, Subject};
 use wire::{GuestStatus, PAGE_BYTES};
 
 use super::check::Check;
@@ -18,6 +18,8 @@ use crate::program::{self, Obstacle};
 
 /// Descriptors and threads that are looked at for pins.
 const MOST_DESCRIPTORS: u32 = 4096;
+/// Why some kinds of what was offered are not merged.
+const LEFT_ALONE: &str = "PageONE leaves this alone: a mapping of a store cannot be so";
 /// A kind of memory is told of from this part of all on, in percent, and from so many bytes on.
 const PART: u64 = 5;
 const LEAST: u64 = 1 << 20;
@@ -82,8 +84,11 @@ pub(super) fn checks(pid: u32, service: &Service) -> Vec<Check> {
             ));
             all.extend(makeup.map(|makeup| offered(guest, &makeup)));
             let knobs = service.status.as_ref().map(|status| status.knobs);
-            let check = |reason| reasons::check(reason, pid, &knobs.unwrap_or_default());
-            all.extend(guest.reasons.iter().map(check));
+            all.extend(reasons::checks(
+                guest,
+                &makeup.unwrap_or_default(),
+                &knobs.unwrap_or_default(),
+            ));
         }
         None => {
             let preloaded = makeup.is_some_and(|makeup| makeup.has_agent);
@@ -194,7 +199,7 @@ fn tracer(subject: &Subject) -> Check {
             format!("process {tracer} (`{}`) traces it", sys::process::comm(tracer)),
             "no other may put the agent into it meanwhile, and while it is stopped it answers nothing",
         )
-        .fix(format!("kill {tracer}  # or have it detach")),
+        .fix(format!("ps -fp {tracer}  # have it detach, or let the process go on; else: kill {tracer}")),
     }
 }
 
@@ -213,8 +218,12 @@ fn kinds(makeup: &Makeup, guest: Option<&GuestStatus>) -> Vec<Check> {
         written,
         huge_tlb,
         stored,
+        left_alone: left,
         ..
     } = *makeup;
+    // Else another program tracks writes, and offers nothing.
+    let offers = guest.is_some() || makeup.has_agent || makeup.mergeable > 0;
+    let left = if offers { left } else { LeftAlone::default() };
     // What is merged and was not read since is in no page table: the daemon knows of it.
     let merged = guest.map_or(0, |guest| {
         guest.pages_stored.saturating_mul(PAGE_BYTES as u64)
@@ -261,6 +270,41 @@ fn kinds(makeup: &Makeup, guest: Option<&GuestStatus>) -> Vec<Check> {
             "a mapping has one userfaultfd only",
             "wait until it ends: a migration or a snapshot of QEMU, say",
         ),
+        (
+            "executable",
+            left.executable,
+            "is offered, and executable",
+            LEFT_ALONE,
+            "have it offer memory that is not executable",
+        ),
+        (
+            "wiped-on-fork",
+            left.wiped,
+            "is offered, and wiped on fork (MADV_WIPEONFORK)",
+            LEFT_ALONE,
+            "have it offer memory that a child gets as it is",
+        ),
+        (
+            "sealed",
+            left.sealed,
+            "is offered, and sealed (mseal)",
+            LEFT_ALONE,
+            "have it offer memory that is not sealed",
+        ),
+        (
+            "read-only",
+            left.read_only,
+            "is offered, and read-only",
+            "PageONE leaves it alone: the kernel moves no page that nobody may write",
+            "have it take the right to write only when the memory is merged",
+        ),
+        (
+            "no-access",
+            left.no_access,
+            "is offered, and closed to all (PROT_NONE)",
+            "PageONE leaves it alone: it merges nothing that may not be read",
+            "have it close the memory only when that is merged",
+        ),
     ];
     let told = |bytes: u64, is| {
         let much = bytes >= LEAST && bytes.saturating_mul(100) >= all.saturating_mul(PART);
@@ -299,7 +343,10 @@ fn pins(pid: u32, guest: Option<&GuestStatus>) -> Check {
 
 /// What a guest offers of what it has.
 fn offered(guest: &GuestStatus, makeup: &Makeup) -> Check {
-    let offered = guest.pages.saturating_mul(PAGE_BYTES as u64);
+    let counted = guest.pages.saturating_mul(PAGE_BYTES as u64);
+    // The daemon does not count the other kinds.
+    let left = makeup.left_alone;
+    let offered = counted.saturating_add(left.sum() - left.unwritable());
     let present = (makeup.anonymous + makeup.stored).max(offered);
     let what = format!(
         "it offers {} of {}",

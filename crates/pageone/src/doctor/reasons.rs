@@ -1,20 +1,54 @@
 //! The reasons that the daemon gives why memory of a guest is not merged.
 
-use wire::{KnobValues, WhyNot, WhyNotCode};
+use sys::subject::Makeup;
+use wire::{GuestStatus, KnobValues, PAGE_BYTES, WhyNot, WhyNotCode};
 
 use super::check::Check;
+use crate::human;
 
+const NOTHING: &str = "nothing of it is merged";
 /// No period shorter than this is advised: each costs guests faults and the engine time.
 const SHORTEST_MS: u64 = 1000;
 
-/// The check that tells of one, of process `pid` and with the daemon's knobs.
-pub(super) fn check(reason: &WhyNot, pid: u32, knobs: &KnobValues) -> Check {
+/// The checks that tell of a guest's, with the daemon's knobs.
+pub(super) fn checks(guest: &GuestStatus, makeup: &Makeup, knobs: &KnobValues) -> Vec<Check> {
     use WhyNotCode as Code;
+    let left = &makeup.left_alone;
+    // The daemon counts these pages as written lately, or as put off. A check of their own tells of them.
+    let mut told = left.unwritable() / PAGE_BYTES as u64;
+    let mut is_told = |reason: &WhyNot| match reason.code {
+        Code::Busy | Code::PutOff if reason.pages > 0 && reason.pages <= told => {
+            told -= reason.pages;
+            true
+        }
+        _ => false,
+    };
+    let most = sys::process::max_map_count().unwrap_or(u64::MAX);
+    let is_cut = makeup.mappings.saturating_mul(2) >= most;
+    let kept = guest.reasons.iter().filter(|reason| !is_told(reason));
+    kept.map(|reason| match reason.code {
+        Code::NoOffer if left.sum() > 0 => {
+            let size = human::size(left.sum());
+            let what = format!("all that it offers, {size}, is of kinds that PageONE leaves alone");
+            let fix = "have it offer memory that may be read and written, not executed";
+            Check::fail("no-offer", what, NOTHING).fix(fix)
+        }
+        _ => check(reason, guest, knobs, is_cut),
+    })
+    .collect()
+}
+
+/// The check that tells of one. `is_cut`: the guest has half of the mappings that it may have.
+fn check(reason: &WhyNot, guest: &GuestStatus, knobs: &KnobValues, is_cut: bool) -> Check {
+    use WhyNotCode as Code;
+    let pid = guest.pid;
+    let nothing = match guest.pages_stored + guest.pages_sharing + guest.zero_pages {
+        0 => NOTHING,
+        _ => "nothing new of it is merged",
+    };
     let what = reason.why.clone();
     let part = "so much less is merged";
-    let fail = |check, fix: String| {
-        Check::fail(check, reason.why.clone(), "nothing of it is merged").fix(fix)
-    };
+    let fail = |check, fix: String| Check::fail(check, reason.why.clone(), nothing).fix(fix);
     match reason.code {
         Code::Leaves => fail(
             "leaves",
@@ -49,9 +83,10 @@ pub(super) fn check(reason: &WhyNot, pid: u32, knobs: &KnobValues) -> Check {
         }
         Code::Unfit => Check::warn("unfit", what, part)
             .fix(format!("grep VmFlags /proc/{pid}/smaps | sort | uniq -c")),
-        Code::PutOff => {
-            Check::warn("put-off", what, part).fix("sudo sysctl vm.max_map_count=1048576")
-        }
+        Code::PutOff => Check::warn("put-off", what, part).fix(match is_cut {
+            true => "sudo sysctl vm.max_map_count=1048576",
+            false => "journalctl -u pageone  # is there room in the stores, and memory for them?",
+        }),
         Code::Other => Check::warn("other", what, part).fix("pageone status"),
     }
 }
@@ -69,6 +104,59 @@ fn shorter_period(period_ms: u64) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_left_alone_is_neither_busy_nor_put_off() {
+        let reason = |code, pages| WhyNot {
+            code,
+            pages,
+            why: "x".to_owned(),
+        };
+        let guest = GuestStatus {
+            reasons: vec![reason(WhyNotCode::Busy, 6), reason(WhyNotCode::PutOff, 4)],
+            ..GuestStatus::default()
+        };
+        let told = |pages: u64| {
+            let mut makeup = Makeup::default();
+            makeup.left_alone.read_only = pages * PAGE_BYTES as u64;
+            let checks = checks(&guest, &makeup, &KnobValues::default());
+            checks.iter().map(|check| check.check).collect::<Vec<_>>()
+        };
+        assert_eq!(told(10), Vec::<&str>::new());
+        assert_eq!(told(9), ["put-off"]);
+        assert_eq!(told(0), ["busy", "put-off"]);
+    }
+
+    #[test]
+    fn more_mappings_are_advised_where_these_are_the_limit() {
+        let put_off = WhyNot {
+            code: WhyNotCode::PutOff,
+            pages: 1,
+            why: "x".to_owned(),
+        };
+        let guest = GuestStatus::default();
+        let fix = |is_cut| check(&put_off, &guest, &KnobValues::default(), is_cut).fix;
+        let advises = |is_cut| fix(is_cut).is_some_and(|fix| fix.contains("max_map_count"));
+        assert_eq!((advises(true), advises(false)), (true, false));
+    }
+
+    #[test]
+    fn what_a_silent_guest_shares_stays_merged() {
+        let silent = WhyNot {
+            code: WhyNotCode::NoAnswer,
+            pages: 0,
+            why: "x".to_owned(),
+        };
+        let why = |pages_sharing| {
+            let guest = GuestStatus {
+                pages_sharing,
+                ..GuestStatus::default()
+            };
+            check(&silent, &guest, &KnobValues::default(), false).why
+        };
+        assert_eq!(why(0), Some(NOTHING));
+        assert_eq!(why(7), Some("nothing new of it is merged"));
+    }
 
     #[test]
     fn a_period_is_halved_down_to_a_second() {
