@@ -53,14 +53,15 @@ mod target;
 mod work;
 
 use std::ffi::OsString;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use sys::foreign::Foreign;
-use wire::{DomainOf, Reply, Request};
+use sys::seize::SeizeError;
+use wire::{DomainOf, GuestStatus, Reply, Request};
 
 use crate::launch;
 use crate::policy::{self, Policy};
@@ -71,6 +72,7 @@ pub(crate) use target::HAS_AGENT;
 use target::{HasAgent, Target};
 
 #[derive(clap::Args)]
+#[command(override_usage = "pageone attach [OPTIONS] <PID|--match <KEY=VALUE,...>>...")]
 pub(crate) struct Args {
     #[arg(long, help = crate::paths::SERVED)]
     socket: Option<PathBuf>,
@@ -197,8 +199,15 @@ pub(crate) fn main(args: &Args) -> Result<()> {
             match args.dry_run {
                 true => would(&target, image, args, &domain),
                 false => {
-                    let done = to.put(target, image, server, &words, args.need)?;
-                    Ok(format!("{done}; in the domain {domain}"))
+                    let (pid, done) = (
+                        target.pid,
+                        to.put(target, image, server, &words, args.need)?,
+                    );
+                    let joins = match done.offers() && !to.has_joined(pid) {
+                        true => "; its agent has not come to the daemon yet",
+                        false => "",
+                    };
+                    Ok(format!("{done}; in the domain {domain}{joins}"))
                 }
             }
         })
@@ -225,6 +234,13 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     for (pid, began) in named.chain(fitting) {
         match attach(pid, began) {
             Ok(told) => tell(&told),
+            Err(error) if began.is_none() && error.is::<HasAgent>() => {
+                failed = true;
+                let error = to.guest(pid).map_or(error, |guest| {
+                    anyhow!("{HAS_AGENT}: it is a guest in the domain {}", guest.domain)
+                });
+                warn(&format!("{pid} is not attached: {}", told(&error)));
+            }
             Err(error) if began.is_some() && error.is::<HasAgent>() => {
                 tell(&format!("{pid} ({}): {error}", sys::process::comm(pid)));
             }
@@ -298,6 +314,15 @@ impl To {
         began: Option<u64>,
         how: impl FnOnce(Target, Image, owner::Server) -> Result<String>,
     ) -> Result<String> {
+        self.attach_to(pid, began, how).map_err(in_time)
+    }
+
+    fn attach_to(
+        &self,
+        pid: u32,
+        began: Option<u64>,
+        how: impl FnOnce(Target, Image, owner::Server) -> Result<String>,
+    ) -> Result<String> {
         let target = Target::look(pid, began)?;
         target.sees(&self.socket)?;
         target.sees_itself()?;
@@ -320,13 +345,13 @@ impl To {
         server: owner::Server,
         words: &[u8],
         need: Option<u64>,
-    ) -> Result<String> {
+    ) -> Result<work::Done> {
         let (pid, environment) = (target.pid, words.to_vec());
         let words = work::Words {
             environment,
             server,
         };
-        let done = work::attach(target, image, &words)?.to_string();
+        let done = work::attach(target, image, &words)?;
         // Beside the socket of another user's daemon that user may choose what the file is.
         let own = self.server == Some(rustix::process::geteuid().as_raw());
         if own && let Err(error) = node::note_attached(&self.socket, pid, need) {
@@ -335,6 +360,32 @@ impl To {
             ));
         }
         Ok(done)
+    }
+
+    /// The process as the daemon's guest, as far as it tells.
+    fn guest(&self, pid: u32) -> Option<GuestStatus> {
+        let reply = client::ask_quietly(&self.socket, &Request::Status, JOINING).ok()?;
+        let Reply::Status(status) = reply else {
+            return None;
+        };
+        status.guests.into_iter().find(|guest| guest.pid == pid)
+    }
+
+    /// Waits until the daemon knows the process, so that who asks it next meets a guest. Also true where the daemon tells nothing.
+    fn has_joined(&self, pid: u32) -> bool {
+        let begun = Instant::now();
+        while begun.elapsed() < JOINING {
+            match client::ask_quietly(&self.socket, &Request::Status, JOINING) {
+                Ok(Reply::Status(status)) => {
+                    if status.guests.iter().any(|guest| guest.pid == pid) {
+                        return true;
+                    }
+                }
+                _ => return true,
+            }
+            std::thread::sleep(AGAIN);
+        }
+        false
     }
 
     /// The domain that the daemon gives a process that asks for `name`, for people. Where none serves, and it is only a trial, it is that
@@ -400,6 +451,21 @@ impl To {
 fn of_policy(policy: &Policy, pid: u32, name: &str) -> Result<String> {
     let domain = policy.domain(&policy::who(pid)?, name)?;
     Ok(Foreign(&domain).to_string())
+}
+
+/// The longest wait until the daemon knows a process that was attached, and between two questions.
+const JOINING: Duration = Duration::from_secs(2);
+const AGAIN: Duration = Duration::from_millis(20);
+
+/// An error of a process that has executed another program meanwhile: its old memory ends in the middle of a read.
+fn in_time(error: anyhow::Error) -> anyhow::Error {
+    let io = error.downcast_ref::<std::io::Error>();
+    let is_end = io.is_some_and(|io| io.kind() == ErrorKind::UnexpectedEof);
+    // What else is said of it counts more.
+    match is_end && error.chain().count() == 1 {
+        true => SeizeError::Gone.into(),
+        false => error,
+    }
 }
 
 /// The longest wait for the daemon's word on a domain.
@@ -487,6 +553,15 @@ mod tests {
     use clap::Parser;
 
     use super::*;
+
+    #[test]
+    fn a_process_that_executes_another_program_is_told_as_such() {
+        let end = || std::io::Error::from(ErrorKind::UnexpectedEof);
+        let said = in_time(end().into()).to_string();
+        assert!(said.contains("runs another program now"), "{said}");
+        let other = anyhow::Error::new(end()).context("it is not undone");
+        assert_eq!(in_time(other).to_string(), "it is not undone");
+    }
 
     #[derive(Parser)]
     struct Alone {

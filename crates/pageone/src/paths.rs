@@ -2,9 +2,12 @@
 
 use std::env;
 use std::ffi::OsString;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use sys::elf::{Kind, number};
 
 /// The file name of the agent's library.
 const AGENT: &str = "libpageone_agent.so";
@@ -86,6 +89,12 @@ pub(crate) fn agent() -> Result<PathBuf> {
         if !path.is_file() {
             bail!("PAGEONE_AGENT names {}, which is no file", path.display());
         }
+        if !is_library(&path) {
+            bail!(
+                "PAGEONE_AGENT names {}, which is no shared library for this processor",
+                path.display()
+            );
+        }
         return preloadable(path);
     }
     let exe = env::current_exe().context("cannot find out where this program is")?;
@@ -99,6 +108,20 @@ pub(crate) fn agent() -> Result<PathBuf> {
         );
     };
     preloadable(found.clone())
+}
+
+/// Whether the dynamic linker could load the file: it would leave out any other with a word on standard error, and the command would run
+/// unmerged.
+fn is_library(path: &Path) -> bool {
+    const SHARED: u64 = 3;
+    let Ok(file) = File::open(path) else {
+        return false;
+    };
+    let read = |at, to: &mut [u8]| file.read_exact_at(to, at).is_ok();
+    let mut header = [0; 18];
+    read(0, &mut header)
+        && matches!(Kind::of(read), Kind::Own(_))
+        && number(&header, 16, 2) == Some(SHARED)
 }
 
 fn agent_places(folder: &Path) -> [PathBuf; 4] {

@@ -58,6 +58,10 @@ pub(crate) enum Obstacle {
         "is built with a sanitizer ({0}), which ends a program that another library is loaded before"
     )]
     Sanitizer(ForeignName),
+    #[error(
+        "runs the command on a processor that it imitates, and does not know the agent's system calls"
+    )]
+    Valgrind,
 }
 
 /// Device and inode of the file that a process executes.
@@ -72,7 +76,10 @@ pub(crate) fn file_of(pid: u32) -> std::io::Result<(u64, u64)> {
 impl Obstacle {
     /// Whether the command would fail with the agent preloaded, rather than ignore it.
     pub(crate) fn is_fatal(&self) -> bool {
-        matches!(self, Self::OtherLibc(_) | Self::Sanitizer(_))
+        matches!(
+            self,
+            Self::OtherLibc(_) | Self::Sanitizer(_) | Self::Valgrind
+        )
     }
 }
 
@@ -111,6 +118,11 @@ fn executable(file: &Path) -> bool {
 
 /// What keeps the agent out of `file`, if anything. A script is judged by its interpreter.
 pub(crate) fn obstacle(file: &Path) -> Option<Obstacle> {
+    // Often a script that starts the one for the processor.
+    let name = file.file_name().unwrap_or_default().as_bytes();
+    if name.starts_with(b"valgrind") {
+        return Some(Obstacle::Valgrind);
+    }
     // An interpreter may be a script in turn; the kernel follows four.
     let mut file = file.to_owned();
     for _ in 0..5 {
@@ -339,6 +351,15 @@ mod tests {
         );
         let cut = script(folder, "f", &elf(elf::INTERP, "/lib")[..70], 0o755);
         assert_eq!(obstacle(&cut), None, "too short to tell");
+    }
+
+    #[test]
+    fn valgrind_is_known_by_its_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let wrapper = script(folder.path(), "valgrind", b"#!/bin/sh\n", 0o755);
+        let found = obstacle(&wrapper);
+        assert_eq!(found, Some(Obstacle::Valgrind));
+        assert!(found.is_some_and(|found| found.is_fatal()));
     }
 
     #[test]

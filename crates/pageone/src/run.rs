@@ -30,6 +30,8 @@ use crate::{client, human, node, paths, program};
 
 /// The exit code for a failure of `run` itself, as env(1) and its kin have it.
 pub(crate) const OWN_FAILURE: u8 = 125;
+/// How long a process has to have lived before all its memory is offered.
+const ANY_AFTER: Duration = Duration::from_secs(2);
 /// The longest wait for the daemon's word on the domain.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The time between two looks at what an engine of its own saves.
@@ -58,9 +60,9 @@ pub(crate) struct Args {
     /// Offer all memory of the command and its children, as they are
     #[arg(long)]
     any: bool,
-    /// With --any, or where the policy says so: how long a process has to have lived
-    #[arg(long, value_name = "TIME", value_parser = human::period, default_value = "2s")]
-    any_after: Duration,
+    /// With --any, or where the policy says so: how long a process has to have lived [default: 2s]
+    #[arg(long, value_name = "TIME", value_parser = human::period)]
+    any_after: Option<Duration>,
     /// With --any, or where the policy says so: also memory that was advised to be of huge pages
     #[arg(long)]
     any_huge: bool,
@@ -95,8 +97,21 @@ impl Args {
     /// How all memory is offered.
     fn all(&self) -> Any {
         Any {
-            after: self.any_after,
+            after: self.any_after.unwrap_or(ANY_AFTER),
             huge: self.any_huge,
+        }
+    }
+
+    /// Refuses flags that say how all memory is offered, where it is not.
+    fn check_any(&self, is_any: bool) -> Result<()> {
+        let flag = match (self.any_after, self.any_huge) {
+            (Some(_), _) => "--any-after",
+            (None, true) => "--any-huge",
+            (None, false) => return Ok(()),
+        };
+        match is_any {
+            true => Ok(()),
+            false => bail!("{flag} takes --any, or a policy that offers all memory"),
         }
     }
 }
@@ -165,6 +180,7 @@ fn start(args: &Args) -> Result<ExitCode> {
                 warn_of_stranger(path, &connection);
                 let ruled = ask_for_domain(path, launch.domain)?;
                 let any = launch.any.or(ruled.then_some(args.all()));
+                args.check_any(any.is_some())?;
                 Launch { any, ..launch }.equip(&mut command);
                 place(args)?;
                 let at = path.display();
@@ -178,6 +194,7 @@ fn start(args: &Args) -> Result<ExitCode> {
         },
         Err(error) => error.to_string(),
     };
+    args.check_any(args.any)?;
     // `auto` goes by the command, though a static program may start others that load the agent. The linker drops LD_PRELOAD of setuid ones.
     let vain = match obstacle.is_some_and(|obstacle| is_auto || obstacle == Obstacle::Secure) {
         true => Some(

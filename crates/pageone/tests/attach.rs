@@ -172,7 +172,7 @@ fn running_programs_become_guests_and_keep_their_answers() {
     let again = attach(&place, &[], &pids[..1]);
     assert!(!again.status.success());
     assert!(
-        text(&again.stderr).contains("agent already"),
+        text(&again.stderr).contains("agent already: it is a guest in the domain"),
         "{}",
         text(&again.stderr)
     );

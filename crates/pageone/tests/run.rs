@@ -126,17 +126,15 @@ fn commands_that_cannot_run_have_the_codes_of_a_shell() {
     let plain = run(&place, &[plain.to_str().expect("text")]);
     assert_eq!(plain.status.code(), Some(126));
     assert!(text(&plain.stderr).contains("not executable"));
-    let mut bad = pageone();
-    let none = output(
-        bad.env("PAGEONE_AGENT", "/no/agent.so")
-            .args(["run", "--", "true"]),
-    );
-    assert_eq!(none.status.code(), Some(125));
-    assert!(
-        text(&none.stderr).contains("/no/agent.so"),
-        "{}",
-        text(&none.stderr)
-    );
+    for agent in ["/no/agent.so", "/etc/passwd"] {
+        let mut bad = pageone();
+        let none = output(bad.env("PAGEONE_AGENT", agent).args(["run", "--", "true"]));
+        assert_eq!(none.status.code(), Some(125));
+        assert!(text(&none.stderr).contains(agent), "{}", text(&none.stderr));
+    }
+    let alone = run_with(&place, &["--any-huge"], &["true"]);
+    assert_eq!(alone.status.code(), Some(125));
+    assert!(text(&alone.stderr).contains("--any-huge takes --any"));
 }
 
 /// Says its number; ends with 7 if KSM has all memory of it, else with 6.

@@ -221,7 +221,7 @@ impl Work<'_> {
     fn all(&mut self, watch: &Watch) -> Result<Done> {
         match self.run("end") {
             Ok(0) => {}
-            Ok(result) => bail!(reason(result)),
+            Ok(result) => bail!(reason(result, self.target.pid)),
             Err(error) => {
                 // It may be in the middle of it, with a lock: nothing else is run there.
                 return Err(error.context("the agent could not be ended"));
@@ -330,18 +330,27 @@ impl Work<'_> {
     }
 }
 
-/// What the agent's answer means.
-fn reason(result: i64) -> String {
+/// What may pin memory of a process, and what to do about it.
+fn pins(pid: u32) -> String {
+    const MOST_DESCRIPTORS: u32 = 4096;
+    match sys::pins::find(pid, MOST_DESCRIPTORS) {
+        Ok(Some(pin)) => {
+            format!("{pin}, some of its merged pages too: have it close that, then try again")
+        }
+        _ => "a device or file system may write to some of its merged pages (pins); try again"
+            .to_owned(),
+    }
+}
+
+/// What the answer of process `pid`'s agent means.
+fn reason(result: i64, pid: u32) -> String {
     let errno = i32::try_from(-result).map(Errno::from_raw_os_error);
     match errno {
         Ok(Errno::AGAIN) => {
             "its agent's thread does not end (the process is stopped, or hangs); try again"
                 .to_owned()
         }
-        Ok(Errno::BUSY) => {
-            "a device or file system may write to some of its merged pages (pins); try again"
-                .to_owned()
-        }
+        Ok(Errno::BUSY) => pins(pid),
         Ok(Errno::NOMEM) => {
             "there is no memory for pages of its own, or they cannot be made so; try again"
                 .to_owned()

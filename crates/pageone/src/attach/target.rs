@@ -117,6 +117,9 @@ impl Target {
             bail!("it has no agent");
         }
         let status = sys::text::about(format!("/proc/{pid}/status")).map_err(no_right)?;
+        if let Some(tracer) = tracer(&status) {
+            bail!(tracer);
+        }
         if status.lines().any(|line| line.starts_with("State:\tT")) {
             bail!("it is stopped, so its agent cannot end");
         }
@@ -560,16 +563,25 @@ fn sees_filters() -> bool {
         && field("Seccomp:").is_none_or(|mode| mode == "0")
 }
 
+/// A thread's tracer, in words, as its status has it.
+fn tracer(status: &str) -> Option<String> {
+    let mut lines = status.lines();
+    let tracer = lines.find_map(|line| line.strip_prefix("TracerPid:"))?;
+    let tracer = tracer.trim().parse().ok().filter(|&tracer| tracer != 0)?;
+    let name = sys::process::comm(tracer);
+    Some(format!(
+        "process {tracer} (`{name}`) traces it already, and a process has one tracer"
+    ))
+}
+
 /// What a thread's status says against an agent.
 fn obstacle(status: &str) -> Option<String> {
     let field = |name: &str| {
         let mut lines = status.lines();
         lines.find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim()))
     };
-    if let Some(tracer) = field("TracerPid").filter(|&tracer| tracer != "0") {
-        return Some(format!(
-            "process {tracer} traces it already (a debugger, or strace)"
-        ));
+    if let Some(tracer) = tracer(status) {
+        return Some(tracer);
     }
     if field("Seccomp") == Some("1") {
         return Some(
@@ -641,6 +653,7 @@ fn reason(obstacle: &Obstacle) -> String {
         Obstacle::OtherMachine => "it is built for another kind of processor".to_owned(),
         Obstacle::Sanitizer(name) => format!("it is built with a sanitizer ({name})"),
         Obstacle::Secure => "it has rights of its file".to_owned(),
+        Obstacle::Valgrind => "it runs under valgrind".to_owned(),
     }
 }
 
@@ -674,7 +687,7 @@ VmFlags: rd wr mr mw me ac sd \n";
         assert_eq!(obstacle(well), None);
         assert_eq!(obstacle(""), None);
         for (line, reason) in [
-            ("TracerPid:\t7\nSeccomp:\t2", "process 7 traces it"),
+            ("TracerPid:\t7\nSeccomp:\t2", "traces it already"),
             ("Seccomp:\t1", "strict"),
             ("x86_Thread_features:\tshstk wrss ", "shadow stack"),
         ] {

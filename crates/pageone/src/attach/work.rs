@@ -75,6 +75,13 @@ pub(super) struct Done {
     held: Duration,
 }
 
+impl Done {
+    /// Whether the agent has something for which it comes to the daemon at once.
+    pub(super) fn offers(&self) -> bool {
+        self.any || self.offered > 0
+    }
+}
+
 impl fmt::Display for Done {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ms = |time: Duration| time.as_secs_f64() * 1000.0;

@@ -35,6 +35,7 @@ pub(super) fn remedy(obstacle: &Obstacle) -> String {
         Obstacle::OtherLibc(_) => "use its build for glibc",
         Obstacle::OtherMachine => "use its build for this processor",
         Obstacle::Sanitizer(_) => "use its build without the sanitizer",
+        Obstacle::Valgrind => return "start it without valgrind".to_owned(),
     };
     format!("pageone run --backend auto -- CMD  # KSM merges it; or {build}")
 }

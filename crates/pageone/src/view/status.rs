@@ -86,6 +86,7 @@ fn answered(reply: Reply) -> Result<Status> {
 
 /// Adds to a status what the daemon does not look at: the names of its guests, and the saving of KSM.
 pub(crate) fn complete(status: &mut Status) {
+    status.guests.sort_by_key(|guest| guest.pid);
     names::fill(&mut status.guests);
     status.ksm_saved_bytes = Ksm::default().saved_bytes().unwrap_or(0);
 }

@@ -21,12 +21,19 @@ pub(super) fn table(status: &Status) -> String {
         );
     }
     text.push('\n');
-    guests(&mut text, &status.guests);
+    guests(&mut text, &by_saving(&status.guests));
     attached(&mut text, &status.guests);
     left_alone(&mut text, &status.guests);
     hints(&mut text, &status.guests);
     unserved(&mut text, &status.unserved);
     text
+}
+
+/// The guests that save most first.
+fn by_saving(guests: &[GuestStatus]) -> Vec<&GuestStatus> {
+    let mut guests: Vec<_> = guests.iter().collect();
+    guests.sort_by_key(|guest| (std::cmp::Reverse(guest.saved_bytes), guest.pid));
+    guests
 }
 
 fn time(ms: u64) -> String {
@@ -187,7 +194,7 @@ fn cut(text: &str, width: usize) -> String {
     }
 }
 
-fn guests(text: &mut String, guests: &[GuestStatus]) {
+fn guests(text: &mut String, guests: &[&GuestStatus]) {
     if guests.is_empty() {
         text.push_str(
             "no guests\n  \
@@ -364,6 +371,18 @@ mod tests {
         let wide = text.lines().find(|line| line.chars().count() > WIDTH);
         assert_eq!(wide, None);
         assert!(table(&Status::default()).contains("no guests"));
+    }
+
+    #[test]
+    fn the_guests_that_save_most_come_first() {
+        let guest = |pid, saved_bytes| GuestStatus {
+            pid,
+            saved_bytes,
+            ..GuestStatus::default()
+        };
+        let guests = [guest(1, 0), guest(4, 7), guest(2, 7), guest(3, 9)];
+        let order: Vec<_> = by_saving(&guests).iter().map(|guest| guest.pid).collect();
+        assert_eq!(order, [3, 2, 4, 1]);
     }
 
     #[test]
