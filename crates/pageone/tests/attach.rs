@@ -614,7 +614,10 @@ fn what_cannot_be_attached_is_told_with_the_reason() {
     let held = held.expect("held").expect("it lives");
     refused(
         other.pid(),
-        &format!("process {} traces it", sys::process::thread_id()),
+        &format!(
+            "process {} (`what_cannot_be_`) traces it",
+            sys::process::thread_id()
+        ),
     );
     drop(held);
     let told = attached(&place, &["--dry-run"], &[other.pid()]);

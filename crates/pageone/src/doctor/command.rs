@@ -22,7 +22,10 @@ pub(super) fn check(name: &OsStr) -> Check {
 
 /// A program that does not load the agent.
 pub(super) fn unloadable(check: &'static str, program: &str, obstacle: &Obstacle) -> Check {
-    let why = "the dynamic linker loads the agent, and only then memory is merged";
+    let why = match obstacle {
+        Obstacle::Valgrind => "without the agent nothing of it is merged",
+        _ => "the dynamic linker loads the agent, and only then memory is merged",
+    };
     Check::fail(check, format!("{program} {obstacle}"), why).fix(remedy(obstacle))
 }
 
