@@ -125,11 +125,13 @@ fn give_frames(guard: &mut Guard, part: Range<usize>) -> Result<()> {
     Ok(())
 }
 
-/// Whether the program has registered a userfaultfd of its own for the mapping of a range, or that cannot be told.
+/// Whether the program has registered a userfaultfd of its own for the mapping of a range, at which faults sleep, or that cannot be
+/// told. At the one that tracks they do not.
 fn is_watched(start: usize, end: usize) -> bool {
     let mut row = [Row::default()];
     let told = sys::vma::rows(start, end, |_| false, &mut row);
-    told.is_err() || row[0].registered
+    let is_tracked = || Pagemap::own()?.is_tracked(start as u64..end as u64);
+    told.is_err() || row[0].registered && is_tracked() != Ok(true)
 }
 
 /// Notes that a page lies in a mapping of a store, with attributes that only the kernel knows there.
