@@ -191,12 +191,14 @@ static void child_main(int in, int out)
 				}
 		if (command == 'o')
 			bad |= madvise(mem, pages * PAGE, MADV_MERGEABLE) != 0;
-		if (command == 'd')
-			for (size_t p = 1; p < pages; p += 3)
-				if (!absent[p] && madvise(mem + p * PAGE, PAGE, MADV_DONTNEED) == 0)
-					memset(shadow + p * PAGE, 0, PAGE);
-				else
-					bad |= !absent[p];
+		for (size_t p = 1; command == 'd' && p < pages; p += 3) {
+			if (absent[p])
+				continue;
+			if (madvise(mem + p * PAGE, PAGE, MADV_DONTNEED) == 0)
+				memset(shadow + p * PAGE, 0, PAGE);
+			else
+				bad = 1;
+		}
 		if (command == 'o')
 			bad |= madvise(mem, pages * PAGE, MADV_MERGEABLE) != 0;
 		for (size_t p = 0; p < pages; p++)

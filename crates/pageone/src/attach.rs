@@ -61,7 +61,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail};
 use sys::foreign::Foreign;
 use sys::seize::SeizeError;
-use wire::{DomainOf, GuestStatus, Reply, Request};
+use wire::{DomainOf, GuestStatus, Reply, Request, Unserved};
 
 use crate::launch;
 use crate::policy::{self, Policy};
@@ -203,11 +203,12 @@ pub(crate) fn main(args: &Args) -> Result<()> {
                         target.pid,
                         to.put(target, image, server, &words, args.need)?,
                     );
-                    let joins = match done.offers() && !to.has_joined(pid) {
-                        true => "; its agent has not come to the daemon yet",
-                        false => "",
+                    // A daemon of another number space knows it by another number.
+                    let late = match done.offers() && domain != UNTOLD {
+                        true => to.wait_for(pid).unwrap_or_default(),
+                        false => String::new(),
                     };
-                    Ok(format!("{done}; in the domain {domain}{joins}"))
+                    Ok(format!("{done}; in the domain {domain}{late}"))
                 }
             }
         })
@@ -371,21 +372,28 @@ impl To {
         status.guests.into_iter().find(|guest| guest.pid == pid)
     }
 
-    /// Waits until the daemon knows the process, so that who asks it next meets a guest. Also true where the daemon tells nothing.
-    fn has_joined(&self, pid: u32) -> bool {
+    /// Waits until the daemon knows the process, so that the next command meets a guest. Gives what is to be said if it does not; nothing
+    /// where the daemon tells nothing, or the process has ended.
+    fn wait_for(&self, pid: u32) -> Option<String> {
         let begun = Instant::now();
         while begun.elapsed() < JOINING {
-            match client::ask_quietly(&self.socket, &Request::Status, JOINING) {
-                Ok(Reply::Status(status)) => {
-                    if status.guests.iter().any(|guest| guest.pid == pid) {
-                        return true;
-                    }
-                }
-                _ => return true,
+            let Ok(Reply::Status(status)) =
+                client::ask_quietly(&self.socket, &Request::Status, JOINING)
+            else {
+                return None;
+            };
+            let has_ended = sys::usage::began(pid).is_err();
+            if has_ended || status.guests.iter().any(|guest| guest.pid == pid) {
+                return None;
+            }
+            let is_new =
+                |one: &&Unserved| one.pid == pid && one.seconds <= begun.elapsed().as_secs();
+            if let Some(one) = status.unserved.iter().find(is_new) {
+                return Some(format!("; not served: {}", Foreign(&one.why)));
             }
             std::thread::sleep(AGAIN);
         }
-        false
+        Some("; its agent has not come to the daemon yet".to_owned())
     }
 
     /// The domain that the daemon gives a process that asks for `name`, for people. Where none serves, and it is only a trial, it is that
@@ -395,7 +403,6 @@ impl To {
     /// It may be no guest there.
     fn domain(&self, pid: u32, name: &str, trial: bool) -> Result<String> {
         const OF_ROOT: &str = "/etc/pageone/policy.toml";
-        const UNTOLD: &str = "that its daemon's policy gives, and which it did not tell";
         let request = Request::DomainOf(DomainOf {
             pid,
             began: sys::usage::began(pid)?,
@@ -452,6 +459,9 @@ fn of_policy(policy: &Policy, pid: u32, name: &str) -> Result<String> {
     let domain = policy.domain(&policy::who(pid)?, name)?;
     Ok(Foreign(&domain).to_string())
 }
+
+/// A domain that the daemon did not tell.
+const UNTOLD: &str = "that its daemon's policy gives, and which it did not tell";
 
 /// The longest wait until the daemon knows a process that was attached, and between two questions.
 const JOINING: Duration = Duration::from_secs(2);

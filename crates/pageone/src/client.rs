@@ -71,6 +71,7 @@ fn talk(
         None => Err(silent(&daemon, patience)),
         Some(Reply::Refused(why)) => Ok(Reply::Refused(Foreign(&why).to_string())),
         Some(Reply::Crowded(why)) => Ok(Reply::Crowded(Foreign(&why).to_string())),
+        Some(Reply::Turned(why)) => Ok(Reply::Turned(Foreign(&why).to_string())),
         Some(reply) => Ok(reply),
     }
 }

@@ -61,7 +61,7 @@ pub(crate) fn end_by_panics() {
     }));
 }
 
-/// A last line, which needs no memory and takes no lock.
+/// A last line, which needs no memory and takes no lock. Only std may: it formats some messages before it calls the hook.
 struct Last {
     text: [u8; 1024],
     len: usize,
@@ -78,11 +78,15 @@ impl Default for Last {
 
 impl fmt::Write for Last {
     fn write_str(&mut self, part: &str) -> fmt::Result {
-        // The last place is for the end of the line.
-        let room = self.text.len() - 1 - self.len;
-        for &byte in part.as_bytes().iter().take(room) {
-            self.text[self.len] = if byte < b' ' { b' ' } else { byte };
-            self.len += 1;
+        for letter in part.chars() {
+            let letter = if letter.is_control() { ' ' } else { letter };
+            let end = self.len + letter.len_utf8();
+            // The last place is for the end of the line.
+            if end >= self.text.len() {
+                break;
+            }
+            letter.encode_utf8(&mut self.text[self.len..end]);
+            self.len = end;
         }
         Ok(())
     }

@@ -206,7 +206,7 @@ fn tell(told: &Told, args: &Args, guests: &[GuestStatus]) -> Result<()> {
     Ok(())
 }
 
-/// The guests that were named and not left alone. The command has done its work: who may not see a status is told nothing more.
+/// The guests that were named and not left alone. The command has done its work: a user who may not see a status is told nothing more.
 fn unmerged(socket: &Path, args: &Args, merged: &MergedNow) -> Vec<GuestStatus> {
     let status = status::ask_quietly(socket);
     let guests = status.map_or_else(|_| Vec::new(), |status| status.guests);

@@ -120,7 +120,7 @@ fn executable(file: &Path) -> bool {
 pub(crate) fn obstacle(file: &Path) -> Option<Obstacle> {
     // Often a script that starts the one for the processor.
     let name = file.file_name().unwrap_or_default().as_bytes();
-    if name.starts_with(b"valgrind") {
+    if name == b"valgrind" || name.starts_with(b"valgrind.") {
         return Some(Obstacle::Valgrind);
     }
     // An interpreter may be a script in turn; the kernel follows four.

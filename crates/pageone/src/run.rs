@@ -223,6 +223,7 @@ fn by_ksm(args: &Args, domain: Option<&WantedDomain>, command: Command) -> Resul
     if args.any || args.also_ksm {
         bail!("KSM takes all memory: leave --any and --also-ksm out");
     }
+    args.check_any(args.any)?;
     if let Some(flag) = args.knobs.first() {
         bail!("--{flag} turns PageONE's engine, not KSM: leave it out, or see `pageone ksm tune`");
     }

@@ -742,9 +742,11 @@ fn offered_memory_that_is_left_alone_is_told_of() {
         let Some(guest) = in_state(subject(), &["offers-apart", kind], equip) else {
             continue; // a kernel without mseal
         };
-        let said = wait_for("memory that is tracked", || {
+        let said = wait_for("the daemon has counted it", || {
             let said = of_process(&place, &guest.0);
-            said.find(kind).is_some().then_some(said)
+            let is_counted = |check: &Value| check["level"] == "ok";
+            let is_told = said.find(kind).is_some();
+            (is_told && said.find("offered").is_some_and(is_counted)).then_some(said)
         });
         said.has(kind, "warn", "8.0 MiB of ");
         said.has("offered", "ok", "it offers 8.0 MiB of ");

@@ -66,8 +66,10 @@ struct Work {
     counts: Counts,
     /// All threads, the one that rests too.
     threads: usize,
-    /// Whether one of them rests. Who gives it work takes this back: two who give at once call two threads.
+    /// Whether one of them rests. It takes this back itself when it is awake, so there is never a second one.
     rests: bool,
+    /// Whether that one was called and is not awake yet. The next gift calls another thread.
+    is_called: bool,
 }
 
 impl Work {
@@ -77,6 +79,7 @@ impl Work {
         counts: [0; 3],
         threads: 0,
         rests: false,
+        is_called: false,
     };
 }
 
@@ -84,13 +87,10 @@ impl Work {
 struct Closers {
     work: Mutex<Work>,
     /// There is something for the one that rests.
-    called: Condvar,
+    wakes: Condvar,
 }
 
-static CLOSERS: Closers = Closers {
-    work: Mutex::new(Work::NONE),
-    called: Condvar::new(),
-};
+static CLOSERS: Closers = Closers::new();
 
 /// Has a thread drop what belongs to user `uid`. Never waits.
 pub(crate) fn give(uid: u32, kind: Kind, burden: impl Send + 'static) {
@@ -203,6 +203,13 @@ impl<T: Send> Drop for Late<T> {
 }
 
 impl Closers {
+    const fn new() -> Self {
+        Self {
+            work: Mutex::new(Work::NONE),
+            wakes: Condvar::new(),
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Work> {
         priority::lock(&self.work)
     }
@@ -213,8 +220,9 @@ impl Closers {
         if work.turns.is_empty() {
             return;
         }
-        if std::mem::take(&mut work.rests) {
-            self.called.notify_one();
+        if work.rests && !work.is_called {
+            work.is_called = true;
+            self.wakes.notify_one();
             return;
         }
         if work.threads == MOST_CLOSERS {
@@ -245,8 +253,10 @@ impl Closers {
                 return;
             }
             work.rests = true;
-            let called = self.called.wait_while(work, |work| work.rests);
-            work = called.unwrap_or_else(PoisonError::into_inner);
+            // Another thread may have taken by then what it was called for.
+            let awake = self.wakes.wait_while(work, |work| !work.is_called);
+            work = awake.unwrap_or_else(PoisonError::into_inner);
+            (work.rests, work.is_called) = (false, false);
         }
     }
 }
@@ -322,10 +332,7 @@ mod tests {
 
     #[test]
     fn a_thread_that_has_closed_rests_and_closes_what_comes_next() {
-        static OWN: Closers = Closers {
-            work: Mutex::new(Work::NONE),
-            called: Condvar::new(),
-        };
+        static OWN: Closers = Closers::new();
         let (tell, told) = channel();
         let close = |uid| OWN.give(uid, Kind::Session, Box::new(Quick(tell.clone())));
         let rests = || wait_for(|| OWN.lock().rests);
@@ -338,13 +345,19 @@ mod tests {
             })
             .collect();
         assert_eq!(threads, [threads[0]; 3]);
-        // Two who give at once have two threads, and one of these rests.
+        // Two gifts at once have two threads, and one of these rests.
         let (end, ended) = channel();
         OWN.give(1, Kind::Session, Box::new(Slow(ended)));
         close(2);
         told.recv_timeout(PATIENCE).unwrap();
         drop(end);
         rests();
+        wait_for(|| OWN.lock().threads == 1);
+        // However they meet.
+        for uid in (0..5000).map(|round| round % 3) {
+            close(uid);
+        }
+        assert!((0..5000).all(|_| told.recv_timeout(PATIENCE).is_ok()));
         wait_for(|| OWN.lock().threads == 1);
     }
 
@@ -368,6 +381,7 @@ mod tests {
                 std::hint::spin_loop();
             }
         };
+        static OWN: Closers = Closers::new();
         let (tell, told) = channel();
         std::thread::scope(|scope| {
             let yields = || {
@@ -377,7 +391,7 @@ mod tests {
                 sched_setaffinity(None, &one).unwrap();
                 (0..8).for_each(|_| drop(scope.spawn(busy)));
                 priority::yield_to_everyone().unwrap();
-                drop(Late::new(4_000_000_003, Timed(tell)));
+                OWN.give(1, Kind::Session, Box::new(Timed(tell)));
                 // Later than that, if the CPU was lost meanwhile.
                 Instant::now()
             };

@@ -257,8 +257,12 @@ fn move_rows(guard: &mut Guard, look: &Look, call: Remap) -> Result<usize> {
     while at < end {
         let told = memory.as_ref().map_err(|&errno| errno);
         let Ok(rows) = told.and_then(|memory| memory.tell(guard, at..end)) else {
-            // Where the kernel does not tell it moves the rest by itself.
-            let rest = part_of(call, at..end);
+            // Where the kernel does not tell it moves the rest by itself, from the next mapping on.
+            let next = look.find(guard, at)?;
+            let Some(next) = next.filter(|vma| vma.start < end) else {
+                break;
+            };
+            let rest = part_of(call, next.start.max(at)..end);
             arrive(guard, rest, pass(rest)?);
             return Ok(call.to);
         };
@@ -308,7 +312,7 @@ impl Rows {
 
 impl Drop for Rows {
     fn drop(&mut self) {
-        // SAFETY: made by `new`, and nobody refers to it any more.
+        // SAFETY: made by `new`, and nothing refers to it any more.
         let _ = unsafe { mapping::unmap(self.0, Self::MOST * size_of::<Row>()) };
     }
 }

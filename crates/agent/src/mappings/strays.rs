@@ -79,7 +79,7 @@ fn bring_part_home(part: Range<usize>) -> Result<()> {
 ///
 /// # Errors
 /// What looking gives; `NOMEM` where frames do not fit, or the table has no room; `FAULT` behind the store's end and where a guard lies;
-/// `BUSY` where the program watches the memory. Then some are not noted.
+/// `DEADLK` where the program watches the memory. Then some are not noted.
 pub(crate) fn note_all(guard: &mut Guard, start: usize, len: usize) -> Result<()> {
     let look = Look::open(guard)?;
     let (mut at, end) = (start, start + len);
@@ -118,7 +118,7 @@ fn give_frames(guard: &mut Guard, part: Range<usize>) -> Result<()> {
         // A fault would sleep until the program's own thread lets the page be written, and that may wait for the lock.
         let asks = || guard.at_desk(|_| is_watched(start, end));
         if *watched.get_or_insert_with(asks) {
-            return Err(Errno::BUSY);
+            return Err(Errno::DEADLK);
         }
         make_pages_private(guard, chunk, lacking)?;
     }
@@ -142,7 +142,10 @@ pub(crate) fn note(guard: &mut Guard, at: usize) -> Result<()> {
     let (chunk, page) = (at & !(CHUNK_BYTES - 1), at % CHUNK_BYTES / PAGE_BYTES);
     let mut table = guard.table();
     let known = table.make(chunk).ok_or(Errno::NOMEM)?;
+    let is_new = !known.noted.contains(page);
     known.note(page);
-    table.mark_dirty(chunk);
+    if is_new {
+        table.mark_dirty(chunk);
+    }
     Ok(())
 }

@@ -360,18 +360,18 @@ pub(crate) fn attributes_at(guard: &mut Guard, at: usize) -> Attributes {
     };
     let (known, odd) = (chunk.attributes, chunk.odd);
     // A page that was merged elsewhere was told there what its mapping does not know.
-    let size = match chunk.noted.contains(at % CHUNK_BYTES / PAGE_BYTES) {
+    let untold = match chunk.noted.contains(at % CHUNK_BYTES / PAGE_BYTES) {
         true => Attributes::default(),
         false => known,
     };
     match odd {
-        true => guard.at_desk(|_| given_at(at, known, size)),
+        true => guard.at_desk(|_| given_at(at, known, untold)),
         false => known,
     }
 }
 
-/// The attributes that the kernel tells, and `size` where it tells nothing of huge pages.
-fn given_at(at: usize, mut known: Attributes, size: Attributes) -> Attributes {
+/// The attributes that the kernel tells, and of `untold` the policy, and what of huge pages the kernel does not tell.
+fn given_at(at: usize, mut known: Attributes, untold: Attributes) -> Attributes {
     let _ = sys::vma::given(at, at + PAGE_BYTES, |_, told| {
         let Some(given) = told.map(|told| told.attributes) else {
             return;
@@ -379,12 +379,12 @@ fn given_at(at: usize, mut known: Attributes, size: Attributes) -> Attributes {
         let size = if given.huge || given.nohuge {
             given
         } else {
-            size
+            untold
         };
         known = Attributes {
             huge: size.huge,
             nohuge: size.nohuge,
-            policy: known.policy,
+            policy: untold.policy,
             ..given
         };
     });

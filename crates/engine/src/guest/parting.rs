@@ -2,12 +2,20 @@
 
 use std::io::Error;
 
+/// EDEADLK and EFAULT, as agents give them for memory that was moved.
+const WATCHED: u16 = 35;
+const NO_PAGE: u16 = 14;
+
 /// What an agent's step and number mean.
 pub(crate) fn words(step: u8, number: u16) -> String {
     let error = Error::from_raw_os_error(i32::from(number));
     match step {
         wire::STEP_USERFAULTFD => format!(
             "userfaultfd is refused to it: {error} (remedy: a daemon of root's, or vm.unprivileged_userfaultfd=1)"
+        ),
+        wire::STEP_MEMORY if [WATCHED, NO_PAGE].contains(&number) => format!(
+            "merged memory that it moved past libc cannot be its own there: {error} (a userfaultfd of its own watches it, a guard \
+             lies on it, or it was made larger)"
         ),
         wire::STEP_MEMORY => format!(
             "memory or its own /proc is refused to it: {error} (a program that changed its user hides from /proc \
@@ -50,5 +58,7 @@ mod tests {
         assert!(words(wire::STEP_FILTER, 25).contains("system call 25"));
         assert!(words(wire::STEP_USERFAULTFD, 1).contains("Operation not permitted"));
         assert!(words(99, 12).contains("step 99"));
+        assert!(words(wire::STEP_MEMORY, 12).contains("PR_SET_DUMPABLE"));
+        assert!(words(wire::STEP_MEMORY, 14).contains("guard"));
     }
 }

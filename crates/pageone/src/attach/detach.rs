@@ -33,6 +33,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rustix::io::Errno;
 use sys::fault::{self, Point};
+use sys::pins::Pin;
 use sys::seize::{self, Held, Place, Remote, SeizeError, Standstill};
 use sys::thread::{block_signals, restore_signals};
 
@@ -334,9 +335,10 @@ impl Work<'_> {
 fn pins(pid: u32) -> String {
     const MOST_DESCRIPTORS: u32 = 4096;
     match sys::pins::find(pid, MOST_DESCRIPTORS) {
-        Ok(Some(pin)) => {
+        Ok(Some(pin @ Pin::Descriptor(..))) => {
             format!("{pin}, some of its merged pages too: have it close that, then try again")
         }
+        Ok(Some(pin)) => format!("{pin}, some of its merged pages too; try again"),
         _ => "a device or file system may write to some of its merged pages (pins); try again"
             .to_owned(),
     }
@@ -351,6 +353,14 @@ fn reason(result: i64, pid: u32) -> String {
                 .to_owned()
         }
         Ok(Errno::BUSY) => pins(pid),
+        Ok(Errno::DEADLK) => {
+            "a userfaultfd of its own watches merged memory that it moved past libc; try again when that has ended"
+                .to_owned()
+        }
+        Ok(Errno::FAULT) => {
+            "merged memory that it moved past libc lies under a guard, or behind the end of its store"
+                .to_owned()
+        }
         Ok(Errno::NOMEM) => {
             "there is no memory for pages of its own, or they cannot be made so; try again"
                 .to_owned()

@@ -176,7 +176,7 @@ impl Keeper {
         let mut command = Command::new(&self.program);
         command.args(arguments(std::env::args_os().skip(1)));
         command.env("NOTIFY_SOCKET", &self.address);
-        // One that is made for want of memory takes memory itself, and may wait for ever.
+        // A backtrace that is made for want of memory takes memory itself, and may wait for ever.
         command.env("RUST_BACKTRACE", "0");
         let score = self.oom_score;
         let prepare = || score.map_or(Ok(()), process::set_oom_score);
