@@ -61,7 +61,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail};
 use sys::foreign::Foreign;
 use sys::seize::SeizeError;
-use wire::{DomainOf, GuestStatus, Reply, Request, Unserved};
+use wire::{DomainOf, GuestStatus, Reply, Request, Status, Unserved};
 
 use crate::launch;
 use crate::policy::{self, Policy};
@@ -199,10 +199,8 @@ pub(crate) fn main(args: &Args) -> Result<()> {
             match args.dry_run {
                 true => would(&target, image, args, &domain),
                 false => {
-                    let (pid, done) = (
-                        target.pid,
-                        to.put(target, image, server, &words, args.need)?,
-                    );
+                    let pid = target.pid;
+                    let done = to.put(target, image, server, &words, args.need)?;
                     // A daemon of another number space knows it by another number.
                     let late = match done.offers() && domain != UNTOLD {
                         true => to.wait_for(pid).unwrap_or_default(),
@@ -363,13 +361,18 @@ impl To {
         Ok(done)
     }
 
-    /// The process as the daemon's guest, as far as it tells.
+    /// The daemon's status, as far as it tells.
+    fn status(&self) -> Option<Box<Status>> {
+        match client::ask_quietly(&self.socket, &Request::Status, JOINING) {
+            Ok(Reply::Status(status)) => Some(status),
+            _ => None,
+        }
+    }
+
+    /// The process as the daemon's guest.
     fn guest(&self, pid: u32) -> Option<GuestStatus> {
-        let reply = client::ask_quietly(&self.socket, &Request::Status, JOINING).ok()?;
-        let Reply::Status(status) = reply else {
-            return None;
-        };
-        status.guests.into_iter().find(|guest| guest.pid == pid)
+        let guests = self.status()?.guests;
+        guests.into_iter().find(|guest| guest.pid == pid)
     }
 
     /// Waits until the daemon knows the process, so that the next command meets a guest. Gives what is to be said if it does not; nothing
@@ -377,11 +380,7 @@ impl To {
     fn wait_for(&self, pid: u32) -> Option<String> {
         let begun = Instant::now();
         while begun.elapsed() < JOINING {
-            let Ok(Reply::Status(status)) =
-                client::ask_quietly(&self.socket, &Request::Status, JOINING)
-            else {
-                return None;
-            };
+            let status = self.status()?;
             let has_ended = sys::usage::began(pid).is_err();
             if has_ended || status.guests.iter().any(|guest| guest.pid == pid) {
                 return None;

@@ -12,12 +12,16 @@ use tracing::Level;
 
 /// Says an error on standard error. Where that is the journal, each line has its priority: a mistake in a TOML file is told in several.
 pub(crate) fn tell_error(text: &str) {
-    let head = match is_stderr() {
+    // The one who asked may have gone: then nobody reads it.
+    let _ = std::io::stderr().write_all(headed(head_of_errors(), text).as_bytes());
+}
+
+/// The head of an error's lines on standard error: none but in the journal.
+fn head_of_errors() -> &'static str {
+    match is_stderr() {
         true => priority(Level::ERROR),
         false => "",
-    };
-    // The one who asked may have gone: then nobody reads it.
-    let _ = std::io::stderr().write_all(headed(head, text).as_bytes());
+    }
 }
 
 /// `text` with `head` before each of its lines.
@@ -46,10 +50,7 @@ pub(crate) fn head_panics() {
 /// Has panics of the daemon end it with one line, so that its keeper starts the next one at once. There is no backtrace: where
 /// memory is refused, an allocation in it fails, and waits for ever for a lock that the thread has itself.
 pub(crate) fn end_by_panics() {
-    let head = match is_stderr() {
-        true => priority(Level::ERROR),
-        false => "",
-    };
+    let head = head_of_errors();
     std::panic::set_hook(Box::new(move |panic| {
         let name = sys::thread::name();
         let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
