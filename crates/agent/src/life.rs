@@ -282,7 +282,8 @@ const WAITS: u32 = 30;
 /// What the program offers to the kernel's KSM is there again.
 ///
 /// # Errors
-/// `AGAIN` when the agent's thread did not end, `NOMEM` when merged pages could not be made anonymous. Then the agent goes on.
+/// `AGAIN` when the agent's thread did not end, `NOMEM` when merged pages could not be made anonymous, `BUSY` when some may be pinned,
+/// `FAULT` and `DEADLK` as of [`own_all`](crate::mappings::private::own_all). Then the agent goes on.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn end_for_detach() -> Result<()> {
     let page = lock::existing();

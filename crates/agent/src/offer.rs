@@ -185,5 +185,9 @@ pub(crate) fn withdraw(start: usize, len: usize) -> Result<()> {
         }
         at = address + CHUNK_BYTES;
     }
-    result
+    // A guard that came unseen: a page that cannot be read has no copy.
+    result.map_err(|errno| match errno {
+        Errno::FAULT => Errno::NOMEM,
+        errno => errno,
+    })
 }

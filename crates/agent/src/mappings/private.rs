@@ -16,7 +16,8 @@ use crate::thread::{self, Why};
 /// made anonymous it gets its frame where it lies.
 ///
 /// # Errors
-/// `NOMEM` when the frames do not fit, `CANCELED` when `must_end` says so; what reading /proc gives.
+/// `NOMEM` when the frames do not fit, `CANCELED` when `must_end` says so; what reading /proc gives; `FAULT` where a guard lies that came
+/// unseen, or the store ends, and `DEADLK` where the program watches what it moved.
 pub(crate) fn own_all(must_end: impl Fn() -> bool) -> Result<()> {
     find_strays()?;
     let mut at = 0;
@@ -45,7 +46,10 @@ pub(crate) fn own_all(must_end: impl Fn() -> bool) -> Result<()> {
 }
 
 /// Finds what was moved past libc, if a line is held: else nothing is merged.
-fn find_strays() -> Result<()> {
+///
+/// # Errors
+/// As [`bring_home`], and what opening the list of mappings gives.
+pub(crate) fn find_strays() -> Result<()> {
     match lines::any() {
         true => bring_home(&Maps::open()?),
         false => Ok(()),

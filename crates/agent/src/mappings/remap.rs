@@ -20,7 +20,7 @@ use std::ops::Range;
 use rustix::io::{Errno, Result};
 use rustix::mm::{MapFlags, ProtFlags};
 use sys::fault::{self, Point};
-use sys::mapping::{self, Access};
+use sys::mapping::{self, Access, Attributes, Source};
 use sys::pagemap::Pagemap;
 use sys::vma::{Row, Vma};
 use wire::{CHUNK_BYTES, PAGE_BYTES, PageBits};
@@ -253,18 +253,20 @@ fn move_rows(guard: &mut Guard, look: &Look, call: Remap) -> Result<usize> {
         return Err(Errno::NOMEM);
     }
     let (mut at, end) = (call.old, call.old + call.old_len);
-    let memory = Rows::new();
+    let memory = Rows::new(call.to..call.to + call.old_len);
     while at < end {
         let told = memory.as_ref().map_err(|&errno| errno);
         let Ok(rows) = told.and_then(|memory| memory.tell(guard, at..end)) else {
-            // Where the kernel does not tell it moves the rest by itself, from the next mapping on.
-            let next = look.find(guard, at)?;
+            // Where the kernel does not tell of rows each mapping moves for itself.
+            let next = look.find(guard, at).map_err(|_| Errno::NOMEM)?;
             let Some(next) = next.filter(|vma| vma.start < end) else {
                 break;
             };
-            let rest = part_of(call, next.start.max(at)..end);
-            arrive(guard, rest, pass(rest)?);
-            return Ok(call.to);
+            let part = part_of(call, next.start.max(at)..next.end.min(end));
+            let new = pass(part)?;
+            arrive(guard, part, new);
+            at = next.end;
+            continue;
         };
         for row in rows {
             // As the kernel: there are other mappings, or a hole.
@@ -293,8 +295,18 @@ impl Rows {
     /// So many are told of at once: each telling walks the page tables of all memory below.
     const MOST: usize = 4096;
 
-    fn new() -> Result<Self> {
-        mapping::area(Self::MOST * size_of::<Row>()).map(Self)
+    /// Not where memory is to go: where all places of ours are taken the kernel chooses.
+    fn new(target: Range<usize>) -> Result<Self> {
+        let len = Self::MOST * size_of::<Row>();
+        let attributes = Attributes {
+            noreserve: true,
+            ..Attributes::default()
+        };
+        let locks = mapping::locks_future();
+        let made = mapping::aside(len, Source::Anonymous, Access::ReadWrite, attributes, locks)?;
+        let rows = Self(made);
+        let apart = made + len <= target.start || target.end <= made;
+        apart.then_some(rows).ok_or(Errno::NOMEM)
     }
 
     /// The first rows of a range.
@@ -564,7 +576,8 @@ fn follow(guard: &mut Guard, call: Remap, new: usize) {
     for at in (kept..call.new_len).step_by(PAGE_BYTES) {
         put(guard, new + at, last);
     }
-    if islands {
+    // What has not moved is known, and was merged where it lies.
+    if islands && new != old {
         note_islands(guard, new, kept);
     }
 }

@@ -37,7 +37,7 @@ use crate::table::pages_of;
 /// Gives all pages frames of their own that lie in mappings of a store of which the table does not know.
 ///
 /// # Errors
-/// What reading /proc gives; `NOMEM` where the frames do not fit. Then there may be strays still.
+/// What reading /proc gives; `NOMEM` where the frames do not fit; `FAULT` and `DEADLK` as of [`note_all`]. Then there may be strays still.
 pub(crate) fn bring_home(maps: &Maps) -> Result<()> {
     let mut all = Ok(());
     maps.each_file(|vma| {
@@ -128,10 +128,14 @@ fn give_frames(guard: &mut Guard, part: Range<usize>) -> Result<()> {
 /// Whether the program has registered a userfaultfd of its own for the mapping of a range, at which faults sleep, or that cannot be
 /// told. At the one that tracks they do not.
 fn is_watched(start: usize, end: usize) -> bool {
+    // A mapping has one userfaultfd at most. To read of it takes long: the kernel walks all page tables below.
+    let is_tracked = || Pagemap::own()?.is_tracked(start as u64..end as u64);
+    if is_tracked() == Ok(true) {
+        return false;
+    }
     let mut row = [Row::default()];
     let told = sys::vma::rows(start, end, |_| false, &mut row);
-    let is_tracked = || Pagemap::own()?.is_tracked(start as u64..end as u64);
-    told.is_err() || row[0].registered && is_tracked() != Ok(true)
+    told.is_err() || row[0].registered
 }
 
 /// Notes that a page lies in a mapping of a store, with attributes that only the kernel knows there.

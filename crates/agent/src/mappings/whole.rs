@@ -358,20 +358,21 @@ pub(crate) fn attributes_at(guard: &mut Guard, at: usize) -> Attributes {
     let Some(chunk) = table.get(at & !(CHUNK_BYTES - 1)) else {
         return Attributes::default();
     };
-    let (known, odd) = (chunk.attributes, chunk.odd);
+    let odd = chunk.odd;
     // A page that was merged elsewhere was told there what its mapping does not know.
-    let untold = match chunk.noted.contains(at % CHUNK_BYTES / PAGE_BYTES) {
+    let known = match chunk.noted.contains(at % CHUNK_BYTES / PAGE_BYTES) {
         true => Attributes::default(),
-        false => known,
+        false => chunk.attributes,
     };
     match odd {
-        true => guard.at_desk(|_| given_at(at, known, untold)),
+        true => guard.at_desk(|_| given_at(at, known)),
         false => known,
     }
 }
 
-/// The attributes that the kernel tells, and of `untold` the policy, and what of huge pages the kernel does not tell.
-fn given_at(at: usize, mut known: Attributes, untold: Attributes) -> Attributes {
+/// The attributes that the kernel tells, and of `known` the policy, and what of huge pages the kernel does not tell.
+fn given_at(at: usize, known: Attributes) -> Attributes {
+    let mut all = known;
     let _ = sys::vma::given(at, at + PAGE_BYTES, |_, told| {
         let Some(given) = told.map(|told| told.attributes) else {
             return;
@@ -379,16 +380,16 @@ fn given_at(at: usize, mut known: Attributes, untold: Attributes) -> Attributes 
         let size = if given.huge || given.nohuge {
             given
         } else {
-            untold
+            known
         };
-        known = Attributes {
+        all = Attributes {
             huge: size.huge,
             nohuge: size.nohuge,
-            policy: untold.policy,
+            policy: known.policy,
             ..given
         };
     });
-    known
+    all
 }
 
 /// Which mappings of a range are no longer tracked.

@@ -336,11 +336,9 @@ impl<'a> Session<'a> {
         let uffd = device.map_or_else(Uffd::open, Uffd::from_device);
         let uffd = uffd.map_err(|errno| (wire::STEP_USERFAULTFD, errno))?;
         let freezer = Freezer::open(device).ok();
+        // Each session holds a line, and lets go of it when nothing is astray. Before the window, whose staging area stays.
+        private::find_strays().map_err(|errno| (wire::STEP_MEMORY, errno))?;
         let window = Window::new(uffd, freezer).map_err(|errno| (wire::STEP_MEMORY, errno))?;
-        // Each session holds a line, and lets go of it when nothing is astray.
-        if lines::any() {
-            strays::bring_home(window.maps()).map_err(|errno| (wire::STEP_MEMORY, errno))?;
-        }
         let hold = |line| lines::hold(line).map_err(|errno| (wire::STEP_MEMORY, errno));
         let lifeline = hold(&lifeline)?;
         let tie = hold(&tie).inspect_err(|_| lines::release(lifeline))?;

@@ -42,7 +42,7 @@ impl Troubles {
         let taken = lock(&self.0).take(Instant::now());
         if let Some(left_out) = taken {
             if left_out > 0 {
-                tracing::warn!(left_out, "warnings like the next one are left out");
+                tracing::warn!(left_out, "warnings of this domain's memory are left out");
             }
             line();
         }

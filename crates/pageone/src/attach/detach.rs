@@ -336,9 +336,9 @@ fn pins(pid: u32) -> String {
     const MOST_DESCRIPTORS: u32 = 4096;
     match sys::pins::find(pid, MOST_DESCRIPTORS) {
         Ok(Some(pin @ Pin::Descriptor(..))) => {
-            format!("{pin}, some of its merged pages too: have it close that, then try again")
+            format!("{pin}, perhaps some of its merged pages too: have it close that, then try again")
         }
-        Ok(Some(pin)) => format!("{pin}, some of its merged pages too; try again"),
+        Ok(Some(pin)) => format!("{pin}, perhaps some of its merged pages too; try again"),
         _ => "a device or file system may write to some of its merged pages (pins); try again"
             .to_owned(),
     }
@@ -358,7 +358,7 @@ fn reason(result: i64, pid: u32) -> String {
                 .to_owned()
         }
         Ok(Errno::FAULT) => {
-            "merged memory that it moved past libc lies under a guard, or behind the end of its store"
+            "merged memory lies under a guard that it put there past libc, or, moved so, behind the end of its store"
                 .to_owned()
         }
         Ok(Errno::NOMEM) => {

@@ -84,7 +84,7 @@ fn answered(reply: Reply) -> Result<Status> {
     }
 }
 
-/// Adds to a status what the daemon does not look at: the names of its guests, and the saving of KSM.
+/// Sorts a status by the numbers of its guests, and adds to it what the daemon does not look at: their names, and the saving of KSM.
 pub(crate) fn complete(status: &mut Status) {
     status.guests.sort_by_key(|guest| guest.pid);
     names::fill(&mut status.guests);
