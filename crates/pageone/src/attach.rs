@@ -29,6 +29,7 @@
 //! | [`work`] | the steps, and how each is undone |
 //! | [`mod@detach`] | the same, back again |
 //! | [`patience`] | the commands wait for no process that lies |
+//! | [`mount`] | the daemon's socket in a container |
 //! | [`target`] | the process, and what speaks against it |
 //! | [`owner`] | how its agent knows who serves it |
 //! | [`image`] | the agent's library, relocated |
@@ -45,6 +46,7 @@ mod elf;
 mod filters;
 mod image;
 mod moment;
+mod mount;
 mod owner;
 mod patience;
 mod record;
@@ -89,6 +91,9 @@ pub(crate) struct Args {
     /// one that began within 5 minutes]
     #[arg(long, value_name = "SIZE", value_parser = human::size_of)]
     need: Option<u64>,
+    /// Mount the daemon's socket, read-only, for processes in whose mounts it is not (containers)
+    #[arg(long)]
+    mount: bool,
     /// Say what would be attached, and why not, and do nothing
     #[arg(long)]
     dry_run: bool,
@@ -188,7 +193,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     let domain = launch::WantedDomain::of(args.domain.as_deref())?.map(|asked| asked.name);
     let policy = args.policy.as_deref().map(Policy::read).transpose()?;
     let here = |pid: u32, began: Option<u64>| {
-        to.attach(pid, began, |target, image, server| {
+        to.attach(pid, began, args.mount, |target, image, server| {
             let name = target.domain(domain.as_deref())?;
             let asked = name.as_deref().unwrap_or_default();
             let words = words(&to.socket, name.as_deref(), args.any, args.any_huge)?;
@@ -200,10 +205,11 @@ pub(crate) fn main(args: &Args) -> Result<()> {
                 true => would(&target, image, args, &domain),
                 false => {
                     let pid = target.pid;
+                    let was_guest = to.guest(pid).is_some();
                     let done = to.put(target, image, server, &words, args.need)?;
                     // A daemon of another number space knows it by another number.
                     let late = match done.offers() && domain != UNTOLD {
-                        true => to.wait_for(pid).unwrap_or_default(),
+                        true => to.wait_for(pid, was_guest).unwrap_or_default(),
                         false => String::new(),
                     };
                     Ok(format!("{done}; in the domain {domain}{late}"))
@@ -270,6 +276,7 @@ impl Args {
         let flags = [
             ("--any", self.any),
             ("--any-huge", self.any_huge),
+            ("--mount", self.mount),
             ("--dry-run", self.dry_run),
         ];
         words.extend(flags.iter().filter(|flag| flag.1).map(|flag| flag.0.into()));
@@ -311,19 +318,24 @@ impl To {
         &self,
         pid: u32,
         began: Option<u64>,
+        mount: bool,
         how: impl FnOnce(Target, Image, owner::Server) -> Result<String>,
     ) -> Result<String> {
-        self.attach_to(pid, began, how).map_err(in_time)
+        self.attach_to(pid, began, mount, how).map_err(in_time)
     }
 
     fn attach_to(
         &self,
         pid: u32,
         began: Option<u64>,
+        mount: bool,
         how: impl FnOnce(Target, Image, owner::Server) -> Result<String>,
     ) -> Result<String> {
         let target = Target::look(pid, began)?;
-        target.sees(&self.socket)?;
+        let mounted = match target.sees(&self.socket) {
+            Err(_) if mount => self.mount(&target)?,
+            seen => seen.map(|()| String::new())?,
+        };
         target.sees_itself()?;
         let name = target.name.to_string();
         // Without a daemon it would be of the one who asks.
@@ -333,7 +345,18 @@ impl To {
         let image = Image::of(&self.library);
         let image = image.with_context(|| format!("cannot use {}", self.file.display()))?;
         let told = how(target, image, server)?;
-        Ok(format!("{pid} ({name}): {told}"))
+        Ok(format!("{pid} ({name}): {told}{mounted}"))
+    }
+
+    /// Mounts the socket for a process that does not have it, and gives what is to be said of it. Only says so, where nothing is to be done.
+    fn mount(&self, target: &Target) -> Result<String> {
+        let missing = mount::Missing::of(target, &self.socket)?;
+        let is_done = self.server.is_some();
+        if is_done {
+            missing.mount()?;
+            target.sees(&self.socket)?;
+        }
+        Ok(missing.told(is_done))
     }
 
     /// Puts an agent into a process.
@@ -376,13 +399,15 @@ impl To {
     }
 
     /// Waits until the daemon knows the process, so that the next command meets a guest. Gives what is to be said if it does not; nothing
-    /// where the daemon tells nothing, or the process has ended.
-    fn wait_for(&self, pid: u32) -> Option<String> {
+    /// where the daemon tells nothing, or the process has ended. One that was a guest before may be told as that one for a moment.
+    fn wait_for(&self, pid: u32, mut was_guest: bool) -> Option<String> {
         let begun = Instant::now();
         while begun.elapsed() < JOINING {
             let status = self.status()?;
             let has_ended = sys::usage::began(pid).is_err();
-            if has_ended || status.guests.iter().any(|guest| guest.pid == pid) {
+            let is_guest = status.guests.iter().any(|guest| guest.pid == pid);
+            was_guest &= is_guest && begun.elapsed() < RETIRING;
+            if has_ended || is_guest && !was_guest {
                 return None;
             }
             let is_new =
@@ -441,7 +466,7 @@ impl To {
             let done = self.put(target, image, server, &words, None)?;
             Ok(format!("{done}; in the domain {given}"))
         };
-        match self.attach(wish.pid, Some(wish.began), how) {
+        match self.attach(wish.pid, Some(wish.began), wish.mount, how) {
             // It was attached by somebody else meanwhile.
             Err(error) if error.is::<HasAgent>() => Ok(format!(
                 "{} ({}): {error}",
@@ -465,6 +490,8 @@ const UNTOLD: &str = "that its daemon's policy gives, and which it did not tell"
 /// The longest wait until the daemon knows a process that was attached, and between two questions.
 const JOINING: Duration = Duration::from_secs(2);
 const AGAIN: Duration = Duration::from_millis(20);
+/// In so much time the daemon notices that a guest has left, if it is not in a round.
+const RETIRING: Duration = Duration::from_millis(1200);
 
 /// An error of a process that has executed another program meanwhile: its old memory ends in the middle of a read.
 fn in_time(error: anyhow::Error) -> anyhow::Error {
@@ -584,7 +611,7 @@ mod tests {
             let words = [&["pageone attach".into()], words].concat();
             Alone::try_parse_from(words).unwrap().args
         };
-        let words = "--domain d --any --any-huge --need 1.5M --dry-run --policy p 7 8";
+        let words = "--domain d --any --any-huge --mount --need 1.5M --dry-run --policy p 7 8";
         let words: Vec<OsString> = words.split(' ').map(OsString::from).collect();
         let again = parse(&words).again(Path::new("/s"), 8, Some(99));
         let args = parse(&[vec!["--alone".into()], again].concat());
@@ -593,7 +620,7 @@ mod tests {
         assert_eq!(args.domain.as_deref(), Some("d"));
         assert_eq!(args.need, Some(3 << 19));
         assert_eq!(args.policy.as_deref(), Some(Path::new("p")));
-        assert!(args.alone && args.any && args.any_huge && args.dry_run);
+        assert!(args.alone && args.any && args.any_huge && args.mount && args.dry_run);
         let few = parse(&["7".into()]).again(Path::new("/s"), 7, None);
         let args = parse(&few);
         assert!(args.began.is_none() && args.need.is_none() && !args.any && !args.dry_run);

@@ -1070,6 +1070,102 @@ fn a_process_in_a_container_is_attached() {
         .for_each(Checked::is_right);
 }
 
+/// Has a root of its own, as containers have: folders of the host's programs, and nothing of the daemon's.
+const CONTAINER: &str = r#"
+set -e
+mount -t tmpfs none "$ROOT"
+for name in usr lib lib64 bin; do
+  if [ -L /$name ]; then ln -s "$(readlink /$name)" "$ROOT/$name"
+  elif [ -d /$name ]; then mkdir "$ROOT/$name"; mount --rbind /$name "$ROOT/$name"
+  fi
+done
+mkdir "$ROOT/proc" "$ROOT/run" "$ROOT/host"
+cp "$PROGRAM" "$ROOT/contained"
+mount -t proc proc "$ROOT/proc"
+cd "$ROOT"
+pivot_root . host
+umount -l /host
+exec /contained "$@"
+"#;
+
+/// The program in a container, and the number of that one's first process.
+fn contained(place: &Place, words: &[&str]) -> (Checked, u32) {
+    let root = place.path().join("root");
+    fs::create_dir_all(&root).expect("a folder");
+    let mut unshare = Command::new("unshare");
+    unshare.args(["--mount", "--propagation", "private", "--pid", "--ipc"]);
+    unshare.args(["--uts", "--net", "--fork", "--kill-child", "sh", "-c"]);
+    unshare.args([CONTAINER, "sh"]).args(words);
+    unshare
+        .env("ROOT", &root)
+        .env("PROGRAM", program(place, &[]));
+    let inside = Checked::by(&mut unshare, "ready");
+    let first = common::child(inside.pid()).expect("the first process of the container");
+    (inside, first)
+}
+
+#[test]
+fn a_container_with_nothing_of_ours_is_attached() {
+    let Some(place) = place_to_trace().filter(|_| rustix::process::geteuid().is_root()) else {
+        return eprintln!("skipped: a container takes root");
+    };
+    let mib = MIB.to_string();
+    let daemon = daemon(&place, &["--merge-period", "50ms"]);
+    let mut outside = Checked::start(&program(&place, &[]), &[&mib, "4", "work"]);
+    let (mut inside, first) = contained(&place, &[&mib, "4", "work"]);
+    let refused = attach(&place, &["--any"], &[first]);
+    let why = text(&refused.stderr);
+    assert!(!refused.status.success() && why.contains("--mount"), "{why}");
+    let there = format!("/proc/{first}/root{}", place.socket().display());
+    let would = attached(&place, &["--any", "--mount", "--dry-run"], &[first]);
+    assert!(would.contains("would be mounted") && fs::metadata(&there).is_err(), "{would}");
+    let told = attached(&place, &["--any", "--mount"], &[outside.pid(), first]);
+    // Other things lie in that folder: they are not the container's.
+    let folder = Path::new(&there).parent().expect("a folder");
+    assert_eq!(fs::read_dir(folder).expect("entries").count(), 1, "{told}");
+    assert_eq!(told.matches("is mounted").count(), 1, "{told}");
+    wait_for("sharing", || {
+        [&mut outside, &mut inside]
+            .into_iter()
+            .for_each(Checked::is_right);
+        (count(&json(&place), "pages_sharing") >= STILL).then_some(())
+    });
+    detached(&[first]);
+    outside.goes_on();
+    inside.is_right();
+    drop(daemon);
+}
+
+#[test]
+fn a_rule_attaches_containers_which_find_the_next_daemon() {
+    let Some(place) = place_to_trace().filter(|_| rustix::process::geteuid().is_root()) else {
+        return eprintln!("skipped: a container takes root");
+    };
+    let mib = MIB.to_string();
+    let (mut inside, first) = contained(&place, &[&mib, "4", "work"]);
+    // Its folder has nothing but the socket and its lock.
+    let service = Place::new();
+    let rule = "[[attach]]\ncommand = 'contained'\nany = true\nmount = true\nafter = '0s'\n";
+    let config = place.file("pageone.toml", rule);
+    let start = || daemon(&service, &["--merge-period", "50ms", "--config", &config.display().to_string()]);
+    let is_guest = |inside: &mut Checked| {
+        wait_for("the guest", || {
+            inside.is_right();
+            let status = json(&service);
+            let guests = status["guests"].as_array().expect("guests");
+            guests.iter().any(|guest| guest["pid"] == first).then_some(())
+        });
+    };
+    let first_daemon = start();
+    is_guest(&mut inside);
+    let folder = format!("/proc/{first}/root{}", service.path().display());
+    let written = fs::write(format!("{folder}/x"), "");
+    assert!(written.is_err_and(|error| error.raw_os_error() == Some(libc::EROFS)));
+    drop(first_daemon);
+    let _next = start();
+    is_guest(&mut inside);
+}
+
 /// The first process of a user namespace of a user without rights: root has no number there.
 fn of_a_user_namespace(program: &Path, args: &[&str]) -> Command {
     const STRANGER: &str = "61004";

@@ -7,6 +7,7 @@
 //! directly and returns errors as values.
 
 mod apart;
+pub mod bind;
 pub mod clock;
 pub mod closers;
 pub mod cpus;

@@ -38,6 +38,7 @@ pub(crate) struct Wish {
     pub(crate) began: u64,
     pub(crate) domain: Option<String>,
     pub(crate) any: bool,
+    pub(crate) mount: bool,
 }
 
 /// Where the service listens: `/run/pageone-attach.sock` beside `/run/pageone.sock`.
@@ -158,6 +159,9 @@ fn child(socket: &Path, agent: Option<&Path>, wish: &Wish) -> Result<Child> {
     if wish.any {
         command.arg("--any");
     }
+    if wish.mount {
+        command.arg("--mount");
+    }
     if let Some(agent) = agent {
         command.env("PAGEONE_AGENT", agent);
     }
@@ -228,7 +232,7 @@ mod tests {
 
     #[test]
     fn a_wish_names_no_file() {
-        let wish = r#"{"pid":1,"began":2,"domain":null,"any":false"#;
+        let wish = r#"{"pid":1,"began":2,"domain":null,"any":false,"mount":false"#;
         let read = |more: &str| serde_json::from_str::<Wish>(&format!("{wish}{more}}}"));
         assert_eq!(read("").unwrap().pid, 1);
         assert!(read(r#","agent":"/tmp/evil.so""#).is_err());

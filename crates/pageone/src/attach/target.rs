@@ -239,7 +239,7 @@ impl Target {
                 Err(no_right(error))
             }
             _ => bail!(
-                "the daemon's socket {} is not in its mounts (a container, another root): mount it there, at the same path",
+                "the daemon's socket {} is not in its mounts (a container, another root): `pageone attach --mount` mounts it there",
                 socket.display()
             ),
         }

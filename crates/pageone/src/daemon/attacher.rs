@@ -60,6 +60,7 @@ pub(crate) struct AttachRule {
     selector: Selector,
     domain: Option<String>,
     any: bool,
+    mount: bool,
     after: Duration,
 }
 
@@ -68,6 +69,7 @@ pub(crate) struct AttachRule {
 struct Words {
     domain: Option<String>,
     any: Option<bool>,
+    mount: Option<bool>,
     after: Option<String>,
     #[serde(flatten)]
     selector: toml::Table,
@@ -93,12 +95,13 @@ impl TryFrom<Words> for AttachRule {
         Ok(Self {
             selector: selector.map_err(|error| {
                 format!(
-                    "{}; besides, a rule has domain, any and after",
+                    "{}; besides, a rule has domain, any, mount and after",
                     error.message()
                 )
             })?,
             domain: words.domain,
             any: words.any.unwrap_or(false),
+            mount: words.mount.unwrap_or(false),
             after: after.transpose()?.unwrap_or(AFTER),
         })
     }
@@ -367,6 +370,7 @@ impl Look {
             began: seen.began,
             domain: rule.domain.clone(),
             any: rule.any,
+            mount: rule.mount,
         };
         let done = self.by_another(&wish, due.user);
         let took = begun.elapsed();

@@ -378,7 +378,7 @@ mod tests {
             ("[[attach]]\nname = 'x'\n", "`name`", "line 1"),
             (
                 "[[attach]]\nname = 'x'\n",
-                "domain, any and after",
+                "domain, any, mount and after",
                 "line 1",
             ),
             ("[[attach]]\ncommand = []\n", "`command` is empty", "line 1"),
