@@ -28,6 +28,34 @@ const FIT: &str =
 /// Ranges of a LiME dump at most: real machines have dozens.
 const MOST_RANGES: usize = 65_536;
 
+/// Files whose memory lies in them in another form: how they begin, and what to do.
+const PACKED: [(&[u8], &str); 6] = [
+    (
+        b"KDUMP",
+        "it is a compressed kdump file; `dump-guest-memory FILE` without a format writes ELF",
+    ),
+    (
+        b"LibvirtQ",
+        "it is a machine that libvirt has saved; use `virsh dump --memory-only`",
+    ),
+    (
+        b"QEVM",
+        "it is a migration of QEMU, as `virsh dump` writes it; use `virsh dump --memory-only` or `dump-guest-memory FILE`",
+    ),
+    (
+        b"QFI\xfb",
+        "it is a disk of QEMU (qcow2), and no memory; `dump-guest-memory FILE` writes ELF",
+    ),
+    (
+        b"\x1f\x8b\x08",
+        "it is compressed by gzip; unpack it with `gunzip`",
+    ),
+    (
+        b"\x28\xb5\x2f\xfd",
+        "it is compressed by zstd; unpack it with `unzstd`",
+    ),
+];
+
 /// The places in a file where it has whole pages of memory.
 ///
 /// # Errors
@@ -41,15 +69,13 @@ pub(crate) fn ranges(path: &Path) -> Result<Vec<Range<u64>>> {
     if file.read_exact(&mut head).is_err() {
         bail!("it is shorter than a page; {FIT}");
     }
+    if let Some(why) = packed(&head) {
+        bail!("{why}");
+    }
     let ranges = match head {
         LIME => lime(&mut file, len)?,
         [0x7f, b'E', b'L', b'F', CLASS_64, ..] => elf(file)?,
         [0x7f, b'E', b'L', b'F', ..] => bail!("it is an ELF file of another class than 64 bits"),
-        [b'K', b'D', b'U', b'M', b'P', ..] => {
-            bail!(
-                "it is a compressed kdump file; `dump-guest-memory FILE` without a format writes ELF"
-            )
-        }
         _ if len.is_multiple_of(PAGE) => std::iter::once(0..len).collect(),
         _ => bail!(
             "it is neither ELF nor LiME, and its length of {len} bytes is not whole pages; {FIT}"
@@ -66,6 +92,12 @@ pub(crate) fn ranges(path: &Path) -> Result<Vec<Range<u64>>> {
         true => bail!("it has no memory: not one whole page; {FIT}"),
         false => Ok(ranges),
     }
+}
+
+/// Why a file that begins so cannot be read, if it is packed. As a plain image its pages would be counted, and be no memory's.
+fn packed(head: &[u8]) -> Option<&'static str> {
+    let found = PACKED.iter().find(|(magic, _)| head.starts_with(magic));
+    found.map(|&(_, why)| why)
 }
 
 /// Ranges without what another one has too: segments may be names of the same memory.
@@ -186,9 +218,18 @@ mod tests {
         file
     }
 
+    /// A whole page that begins so: by its length it could be a plain image.
+    fn page(begin: &[u8]) -> Vec<u8> {
+        let mut page = begin.to_vec();
+        page.resize(4096, 9);
+        page
+    }
+
     #[test]
     fn each_format_is_known() {
         assert_eq!(of(&vec![1; 8192]), Ok(vec![(0, 8192)]));
+        // Two bytes of gzip's three.
+        assert_eq!(of(&page(b"\x1f\x8b\x07")), Ok(vec![(0, 4096)]));
         assert_eq!(
             of(&lime(&[(0x1000, 8192), (0x10_0000, 5000)])),
             Ok(vec![(32, 8224), (8256, 12_352)])
@@ -222,6 +263,12 @@ mod tests {
             (elf(4096, 100, 8192), "no memory"),
             (endless(), "names 4294967295 segments"),
             (b"KDUMP   and more".to_vec(), "compressed kdump"),
+            (page(b"LibvirtQemudSave"), "use `virsh dump --memory-only`"),
+            (page(b"LibvirtQemudPart"), "use `virsh dump --memory-only`"),
+            (page(b"QEVM\0\0\0\x03"), "a migration of QEMU"),
+            (page(b"QFI\xfb\0\0\0\x03"), "a disk of QEMU"),
+            (page(b"\x1f\x8b\x08\0"), "`gunzip`"),
+            (page(b"\x28\xb5\x2f\xfd"), "`unzstd`"),
             (b"\x7fELF\x01 of 32 bits".to_vec(), "another class"),
         ] {
             let error = of(&bytes).unwrap_err();
