@@ -124,7 +124,9 @@ impl Looker {
                 outstanding -= 1;
             }
             for target in crew.give_up() {
-                looked[target].error = Some("its memory does not answer".to_owned());
+                let longest = PATIENCE.as_secs();
+                looked[target].error =
+                    Some(format!("reading its memory took more than {longest} s"));
                 outstanding -= 1;
                 // The thread sleeps until that process answers or ends; another one takes its place.
                 spawn();

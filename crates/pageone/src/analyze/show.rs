@@ -166,7 +166,7 @@ fn kinds(report: &Report, text: &mut String) -> std::fmt::Result {
     let swapped = sum(|row| row.looked.swapped);
     writeln!(
         text,
-        "left as they are: {files} of files and shared memory, {swapped} in swap"
+        "not counted: {files} of files and shared memory, {swapped} in swap"
     )
 }
 

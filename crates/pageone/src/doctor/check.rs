@@ -128,7 +128,10 @@ impl Report {
         };
         let _ = match (count(Level::Fail), count(Level::Warn)) {
             (0, 0) => writeln!(text, "\nall is well"),
-            (fails, warnings) => writeln!(text, "\n{fails} failed, {warnings} with a warning"),
+            (fails, warnings) => {
+                let warnings = human::count(warnings, "warning");
+                writeln!(text, "\n{fails} failed, {warnings}")
+            }
         };
         text
     }
@@ -161,7 +164,10 @@ mod tests {
             text.lines().all(|line| line.chars().count() <= WIDTH),
             "{text}"
         );
+        assert!(text.ends_with("\n0 failed, 1 warning\n"), "{text}");
         let failed = Check::fail("kernel", "old", "why");
+        let report = Report::of(vec![failed.clone()]);
+        assert!(report.text().ends_with("\n1 failed, 0 warnings\n"));
         assert_eq!(
             Report::of([checks, vec![failed]].concat()).level,
             Level::Fail
