@@ -38,6 +38,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 
 use crate::human;
+use crate::knobs::cpu_limit;
 use crate::plot;
 use crate::policy::Policy;
 use look::Looker;
@@ -56,8 +57,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = processors(), value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: u16,
     /// Use at most this much processor time, in percent of a core
-    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(1..=102_400))]
-    cpu_limit: Option<u32>,
+    #[arg(long, value_name = "PERCENT|none", default_value = "none", value_parser = cpu_limit)]
+    cpu_limit: u32,
     /// The policy whose domains are meant; without it each user is a domain
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
@@ -90,7 +91,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     let found = args.targets.find(&policy)?;
     let looker = Looker {
         threads: args.threads.into(),
-        cpu_limit: args.cpu_limit.and_then(NonZero::new),
+        cpu_limit: NonZero::new(args.cpu_limit),
         one_of: args.sample_memory,
         seed: std::hash::RandomState::new().hash_one(0),
         quiet: args.json,

@@ -102,6 +102,18 @@ impl TypedValueParser for Pair {
     }
 }
 
+/// A limit of a verb's own, written as the knob's: in percent of a core, 0 for none.
+///
+/// # Errors
+/// As the knob's.
+pub(crate) fn cpu_limit(text: &str) -> Result<u32, String> {
+    match Knob::setting("cpu_limit", text) {
+        Some(Ok(Setting::CpuLimit(percent))) => Ok(percent),
+        Some(Err(why)) => Err(why),
+        _ => unreachable!("cpu_limit is a knob"),
+    }
+}
+
 /// The keys of all knobs.
 pub(crate) fn keys() -> String {
     let keys = KNOBS.iter().map(|knob| knob.key);
@@ -170,6 +182,16 @@ mod tests {
                 let text = format!("{}={value}", knob.field);
                 assert_eq!(pair(&text), Ok(setting), "{text}");
             }
+        }
+    }
+
+    #[test]
+    fn a_verbs_limit_is_written_as_the_knobs() {
+        let read = ["none", "0", "25%", "25"].map(cpu_limit);
+        assert_eq!(read, [Ok(0), Ok(0), Ok(25), Ok(25)]);
+        for bad in ["fast", "-1", "25 %%", "4294967295"] {
+            let error = cpu_limit(bad).unwrap_err();
+            assert!(error.contains("none"), "{bad}: {error}");
         }
     }
 

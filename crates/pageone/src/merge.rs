@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use serde::Serialize;
 use sys::foreign::plain_json;
-use wire::{GuestStatus, Knob, MergeNow, MergedNow, Reply, Request, Setting, WhyNot, WhyNotCode};
+use wire::{GuestStatus, MergeNow, MergedNow, Reply, Request, WhyNot, WhyNotCode};
 
 use crate::head::Headed;
+use crate::knobs::cpu_limit;
 use crate::output::{print, say};
 use crate::view::status;
 use crate::{client, human, paths};
@@ -69,7 +70,7 @@ pub(crate) struct Args {
     #[arg(long)]
     wait: bool,
     /// Work in bursts with pauses between them, so that daemon and agents take this part of one core; the daemon's own limit holds as well
-    #[arg(long, value_name = "PERCENT|none", default_value = "none", value_parser = limit)]
+    #[arg(long, value_name = "PERCENT|none", default_value = "none", value_parser = cpu_limit)]
     cpu_limit: u32,
     /// One JSON object
     #[arg(long)]
@@ -127,15 +128,6 @@ impl Args {
 fn pause(limit: u32, burst: &MergedNow) -> Duration {
     let share = (burst.used_us * 100).checked_div(limit.into());
     Duration::from_micros(share.unwrap_or(0).saturating_sub(burst.took_us))
-}
-
-/// A limit, written as the knob's.
-fn limit(text: &str) -> Result<u32, String> {
-    match Knob::setting("cpu_limit", text) {
-        Some(Ok(Setting::CpuLimit(percent))) => Ok(percent),
-        Some(Err(why)) => Err(why),
-        _ => unreachable!("cpu_limit is a knob"),
-    }
 }
 
 fn ask(socket: &Path, args: &Args) -> Result<MergedNow> {

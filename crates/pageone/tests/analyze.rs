@@ -446,7 +446,7 @@ fn the_table_says_what_to_do() {
         .map(|number| bench_process(number, &content()))
         .collect();
     let mut command = pageone();
-    command.args(["analyze", "--look-again=10ms", "--cpu-limit=200"]);
+    command.args(["analyze", "--look-again=10ms", "--cpu-limit=100%"]);
     command.args(guests.iter().map(|guest| guest.pid().to_string()));
     let output = output(&mut command);
     let table = text(&output.stdout);
