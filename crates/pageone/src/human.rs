@@ -80,6 +80,14 @@ pub(crate) fn wrapped(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
+/// `text` in `width` characters, cut where it is longer.
+pub(crate) fn cut(text: &str, width: usize) -> String {
+    match text.chars().count() <= width {
+        true => text.to_owned(),
+        false => text.chars().take(width - 1).chain(['…']).collect(),
+    }
+}
+
 /// A time before now: `1h`, `30days`.
 ///
 /// # Errors
@@ -141,6 +149,14 @@ mod tests {
         );
         assert_eq!(wrapped("abcdef g", 4), ["abcdef", "g"].map(str::to_owned));
         assert!(wrapped(" ", 4).is_empty());
+    }
+
+    #[test]
+    fn a_text_that_is_too_long_is_cut() {
+        assert_eq!(
+            [5, 4, 1].map(|width| cut("Grüße", width)),
+            ["Grüße", "Grü…", "…"]
+        );
     }
 
     #[test]

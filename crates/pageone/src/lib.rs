@@ -21,7 +21,7 @@
 //! client   node human paths   a question to a daemon, where a process goes, words for people, where things are
 //! knobs    watchdog           the knobs as flags; the process that puts a machine's settings back
 //! output   head journal       what is printed, how its JSON begins, what the journal shows
-//! plot                        curves as SVG
+//! names    plot               what people know processes by; curves as SVG
 //! ```
 //!
 //! Exit codes: 0 done, 1 failed, 2 wrong usage. `run` passes on its command's code, and has 125 for wrong usage and any other
@@ -46,6 +46,7 @@ mod knobs;
 mod ksm;
 mod launch;
 mod merge;
+mod names;
 mod node;
 mod output;
 mod paths;

@@ -10,8 +10,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{
-    Place, Running, alone, bench_guest, bench_process, count, daemon, install, json, need_agent,
-    output, pageone, text, wait_for,
+    Place, Running, alone, bench_guest, bench_process, count, daemon, install, json, machine,
+    need_agent, output, pageone, text, wait_for,
 };
 use pageone::bench::{Content, Guest};
 use rustix::fs::{FlockOperation, flock};
@@ -464,6 +464,37 @@ fn the_table_says_what_to_do() {
         table.lines().all(|line| line.chars().count() <= 80),
         "{table}"
     );
+}
+
+/// Machines have one program: their names tell them apart, and do nothing to a terminal.
+#[test]
+fn machines_are_shown_by_their_names() {
+    let place = tempfile::tempdir().unwrap();
+    let machines = ["web\x1b[2J", "db"].map(|name| machine(place.path(), name));
+    let pids = machines.each_ref().map(|machine| machine.0.id());
+    let drawing = place.path().join("drawing.svg");
+    let report = analyze(&["--plot", drawing.to_str().unwrap()], &pids);
+    for (pid, name) in pids.iter().zip(["web\x1b[2J", "db"]) {
+        let rows = report["processes"].as_array().unwrap();
+        let row = rows
+            .iter()
+            .find(|row| number(&row["pid"]) == u64::from(*pid));
+        assert_eq!(row.unwrap()["name"], name, "{report}");
+        assert_eq!(row.unwrap()["command"], "qemu-system-x86", "{report}");
+    }
+    let mut command = pageone();
+    command.args(["analyze", "--look-again=10ms"]);
+    let table = output(command.args(pids.map(|pid| pid.to_string())));
+    let (table, drawing) = (
+        text(&table.stdout),
+        std::fs::read_to_string(drawing).unwrap(),
+    );
+    for told in [&table, &drawing] {
+        for name in [r"web\u{1b}[2J", "db"] {
+            assert!(told.contains(name), "no {name}: {told}");
+        }
+        assert!(!told.contains('\x1b'), "an escape sequence went through");
+    }
 }
 
 #[test]

@@ -14,7 +14,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 
 use common::{
-    Knob, Place, Running, daemon, install, json, need_agent, output, pageone, text, wait_for,
+    Knob, Place, Running, daemon, install, json, machine, need_agent, output, pageone, text,
+    wait_for,
 };
 use serde_json::Value;
 use wire::{
@@ -139,6 +140,16 @@ fn in_state(program: &Path, words: &[&str], equip: impl FnOnce(&mut Command)) ->
 
 fn of_process(place: &Place, process: &Child) -> Said {
     doctor(place, &[&process.id().to_string()])
+}
+
+#[test]
+fn a_machine_is_told_by_its_name() {
+    let place = Place::new();
+    let machine = machine(place.path(), "web\x1b[2J");
+    let pid = machine.0.id();
+    let said = doctor(&place, &[&pid.to_string()]);
+    let known = format!(r"{pid} (`qemu-system-x86`, `web\u{{1b}}[2J`) has ");
+    said.has("process", "ok", &known);
 }
 
 #[test]

@@ -95,6 +95,7 @@ mod tests {
                 source: Source::Process(number),
                 pid: number,
                 command: "x".into(),
+                name: None,
                 domain: Some("uid:1".into()),
             },
             looked: Looked::default(),

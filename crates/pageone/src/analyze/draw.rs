@@ -61,6 +61,6 @@ pub(super) fn svg(report: &Report) -> Result<String> {
 fn process(row: &Row) -> (String, Vec<f64>) {
     let present = row.looked.pages * PAGE;
     let parts = [row.shareable, present.saturating_sub(row.shareable)].map(mib);
-    let name = format!("{} {}", row.target.pid, row.target.command);
+    let name = format!("{} {}", row.target.pid, row.target.shown());
     (name, parts.to_vec())
 }

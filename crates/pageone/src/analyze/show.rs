@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use anyhow::Result;
-use sys::foreign::plain_json;
+use sys::foreign::{ForeignName, plain_json};
 
 use super::advice::{self, Here};
 use super::merged::Merged;
@@ -11,11 +11,13 @@ use super::print::PAGE;
 use super::savable::Savable;
 use super::sums::{Report, Row};
 use super::targets::Source;
-use crate::human::{count, size};
+use crate::human::{count, cut, size, wrapped};
 use crate::output;
 
 /// Rows of processes that are shown.
 const ROWS: usize = 20;
+/// Columns of a terminal.
+const WIDTH: usize = 80;
 
 /// Prints the answer; `here` is asked for the commands.
 ///
@@ -174,7 +176,7 @@ fn processes(report: &Report, text: &mut String) -> std::fmt::Result {
     writeln!(
         text,
         "\n{:>8} {:16} {:14} {:>10} {:>10} {:>8} {:>8}",
-        "PID", "COMMAND", "DOMAIN", "PRESENT", "SHAREABLE", "RUNS", "MAPPINGS"
+        "PID", "NAME", "DOMAIN", "PRESENT", "SHAREABLE", "RUNS", "MAPPINGS"
     )?;
     let mut rows: Vec<_> = report.processes.iter().collect();
     rows.sort_by_key(|row| (std::cmp::Reverse(row.shareable), row.target.pid));
@@ -185,7 +187,7 @@ fn processes(report: &Report, text: &mut String) -> std::fmt::Result {
             text,
             "{:>8} {:16} {:14} {:>10} {:>10} {:>8} {:>8}",
             row.target.pid,
-            row.target.command,
+            cut(&row.target.shown().to_string(), 16),
             domain,
             size(row.looked.pages * PAGE),
             size(row.shareable),
@@ -213,11 +215,8 @@ fn processes(report: &Report, text: &mut String) -> std::fmt::Result {
     }
     for row in rows {
         if let Some(error) = &row.looked.error {
-            writeln!(
-                text,
-                "{:>8} {} is left out: {error}",
-                row.target.pid, row.target.command
-            )?;
+            let (pid, name) = (row.target.pid, row.target.shown());
+            writeln!(text, "{pid:>8} {name} is left out: {error}")?;
         }
     }
     Ok(())
@@ -228,24 +227,31 @@ fn in_common(report: &Report, text: &mut String) -> std::fmt::Result {
         if index == 0 {
             writeln!(text, "\nIN COMMON  PAIR")?;
         }
-        writeln!(
-            text,
-            "{:>9}  {} {}",
-            size(pair.bytes),
-            pair.pids[0],
-            pair.pids[1]
-        )?;
+        members(text, pair.bytes, &pair.pids, &pair.names)?;
     }
     for (index, group) in report.groups.iter().enumerate() {
         if index == 0 {
             writeln!(text, "\n    SAVES  GROUP, with what no other process has")?;
         }
-        let pids: Vec<_> = group.pids.iter().take(8).map(u32::to_string).collect();
-        let more = match group.pids.len().saturating_sub(8) {
-            0 => String::new(),
-            more => format!(" and {more} more"),
-        };
-        writeln!(text, "{:>9}  {}{more}", size(group.bytes), pids.join(" "))?;
+        members(text, group.bytes, &group.pids, &group.names)?;
+    }
+    Ok(())
+}
+
+/// What some processes have in common, and the first of them with their names.
+fn members(text: &mut String, bytes: u64, pids: &[u32], names: &[ForeignName]) -> std::fmt::Result {
+    const INDENT: usize = 11;
+    let member =
+        |(pid, name): (&u32, &ForeignName)| format!("{pid} {}", cut(&name.to_string(), 20));
+    let told: Vec<_> = pids.iter().zip(names).take(8).map(member).collect();
+    let more = match pids.len() - told.len() {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let mut head = format!("{:>9}", size(bytes));
+    for line in wrapped(&(told.join(", ") + &more), WIDTH - INDENT) {
+        writeln!(text, "{head:9}  {line}")?;
+        head.clear();
     }
     Ok(())
 }
@@ -275,5 +281,25 @@ fn share(part: u64, whole: u64) -> String {
     match whole {
         0 => "nothing is present".to_owned(),
         _ => format!("{:.0} %", 100.0 * part as f64 / whole as f64),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_have_names_that_do_nothing_and_fit_a_terminal() {
+        let pids: Vec<u32> = (4_194_295..=4_194_304).collect();
+        let long = "a name that is longer than its place".to_owned();
+        let mut names = vec![ForeignName::from(long); pids.len()];
+        names[1] = "web\x1b[2J".into();
+        let mut text = String::new();
+        members(&mut text, 5 << 20, &pids, &names).unwrap();
+        let begin = "  5.0 MiB  4194295 a name that is long…, 4194296 web\\u{1b}[2J,";
+        assert!(text.starts_with(begin), "{text}");
+        assert!(text.ends_with(" and 2 more\n"), "{text}");
+        let wide = text.lines().find(|line| line.chars().count() > WIDTH);
+        assert_eq!(wide, None);
     }
 }

@@ -1,6 +1,5 @@
 //! Copies of each content, added up.
 
-use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::num::NonZero;
 
@@ -35,6 +34,8 @@ pub(crate) struct Engine {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Group {
     pub(crate) pids: Vec<u32>,
+    /// Their names, in the same order.
+    pub(crate) names: Vec<ForeignName>,
     /// Bytes that these processes, and no others, have in common: what merging them saves.
     pub(crate) bytes: u64,
 }
@@ -43,6 +44,8 @@ pub(crate) struct Group {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Pair {
     pub(crate) pids: [u32; 2],
+    /// Their names, in the same order.
+    pub(crate) names: [ForeignName; 2],
     pub(crate) bytes: u64,
 }
 
@@ -137,8 +140,8 @@ impl Report {
             pageone_saved: merged.saturating_sub(copies * PAGE),
             ksm: sum(|seen| seen.merged_ksm),
         };
-        let pids: Vec<_> = found.targets.iter().map(|target| target.pid).collect();
-        let (groups, pairs) = (sums.groups(&pids, scale), sums.pairs(&pids, scale));
+        let groups = sums.groups(&found.targets, scale);
+        let pairs = sums.pairs(&found.targets, scale);
         engines.insert(
             0,
             Engine {
@@ -331,29 +334,34 @@ impl Sums {
         (1.96 * deviation) as u64 * PAGE
     }
 
-    fn groups(&mut self, pids: &[u32], scale: u64) -> Vec<Group> {
-        let pid = |&target: &u32| pids[target as usize];
-        let group = |(targets, pages): (Vec<u32>, u64)| Group {
-            pids: targets.iter().map(pid).collect(),
+    fn groups(&mut self, targets: &[Target], scale: u64) -> Vec<Group> {
+        let target = |&at: &u32| &targets[at as usize];
+        let group = |(members, pages): (Vec<u32>, u64)| Group {
+            pids: members.iter().map(target).map(|one| one.pid).collect(),
+            names: (members.iter().map(target).map(Target::shown))
+                .cloned()
+                .collect(),
             bytes: pages * PAGE * scale,
         };
-        let mut groups: Vec<_> = self.groups.drain().map(group).collect();
-        groups.sort_by_key(|group| (Reverse(group.bytes), group.pids.clone()));
-        groups.truncate(TOLD);
-        groups
+        most(self.groups.drain()).map(group).collect()
     }
 
-    fn pairs(&mut self, pids: &[u32], scale: u64) -> Vec<Pair> {
-        let pid = |target: u32| pids[target as usize];
-        let pair = |(targets, pages): ([u32; 2], u64)| Pair {
-            pids: targets.map(pid),
+    fn pairs(&mut self, targets: &[Target], scale: u64) -> Vec<Pair> {
+        let target = |at: u32| &targets[at as usize];
+        let pair = |(members, pages): ([u32; 2], u64)| Pair {
+            pids: members.map(|at| target(at).pid),
+            names: members.map(|at| target(at).shown().clone()),
             bytes: pages * PAGE * scale,
         };
-        let mut pairs: Vec<_> = self.pairs.drain().map(pair).collect();
-        pairs.sort_by_key(|pair| (Reverse(pair.bytes), pair.pids));
-        pairs.truncate(TOLD);
-        pairs
+        most(self.pairs.drain()).map(pair).collect()
     }
+}
+
+/// Those with most pages that are told; of equal ones those of the first processes.
+fn most<M: Ord>(all: impl Iterator<Item = (M, u64)>) -> impl Iterator<Item = (M, u64)> {
+    let mut all: Vec<_> = all.collect();
+    all.sort_unstable_by(|(one, some), (other, more)| more.cmp(some).then_with(|| one.cmp(other)));
+    all.into_iter().take(TOLD)
 }
 
 /// What engines that know no domains would save of pages in order.
@@ -456,6 +464,7 @@ mod tests {
             source: Source::Process(pid),
             pid,
             command: "x".into(),
+            name: (pid == 2).then(|| "web".into()),
             domain: (!domain.is_empty()).then(|| (*domain).into()),
         };
         Found {
@@ -519,6 +528,10 @@ mod tests {
             (report.groups[0].pids.as_slice(), report.groups[0].bytes),
             (&[1, 2][..], 2 * PAGE)
         );
+        // The name that people know, else the command.
+        let names = ["x", "web"].map(ForeignName::from);
+        assert_eq!(report.pairs[0].names, names);
+        assert_eq!(report.groups[0].names, names);
         // Places are on node 0 and node 1 in turn. Inside nodes the 7 and one 5 save nothing.
         let nodes = [0, 1].map(|node| report.nodes[&node]);
         assert_eq!(nodes.map(|node| node.savable.bytes), [3 * PAGE; 2]);

@@ -10,10 +10,10 @@ use serde::Serialize;
 use sys::foreign::ForeignName;
 use sys::subject::Subject;
 
-use crate::human;
 use crate::policy::{self, Pattern, Policy};
 use crate::program;
 use crate::selector::{self, Selector};
+use crate::{human, names};
 
 #[derive(clap::Args)]
 #[group(id = "targets", required = true, multiple = true)]
@@ -59,8 +59,17 @@ pub(crate) struct Target {
     pub(crate) pid: u32,
     /// The command's name, or the file's.
     pub(crate) command: ForeignName,
+    /// What people know it by, if that is another: a virtual machine, a container, a unit.
+    pub(crate) name: Option<ForeignName>,
     /// The trust domain it would get; `None` where the policy refuses it.
     pub(crate) domain: Option<ForeignName>,
+}
+
+impl Target {
+    /// The name to show.
+    pub(crate) fn shown(&self) -> &ForeignName {
+        self.name.as_ref().unwrap_or(&self.command)
+    }
 }
 
 /// What was asked for.
@@ -94,10 +103,11 @@ impl Args {
         }
         pids.sort_unstable();
         pids.dedup();
-        let targets: Vec<_> = pids.iter().filter_map(|&pid| target(pid, policy)).collect();
+        let mut targets: Vec<_> = pids.iter().filter_map(|&pid| target(pid, policy)).collect();
         if targets.is_empty() {
             bail!("no process fits: `ps -eo pid,comm,cgroup` shows names and control groups");
         }
+        name(&mut targets);
         Ok(Found { targets })
     }
 
@@ -147,8 +157,18 @@ fn target(pid: u32, policy: &Policy) -> Option<Target> {
         source: Source::Process(pid),
         pid,
         command: sys::process::comm(pid),
+        name: None,
         domain: policy.domain(&who, "").ok().map(ForeignName::from),
     })
+}
+
+/// Gives processes the names that people know.
+fn name(targets: &mut [Target]) {
+    let asked = targets.iter().map(|target| (target.pid, &target.command));
+    let names = names::of(&asked.collect::<Vec<_>>());
+    for (target, name) in targets.iter_mut().zip(names) {
+        target.name = name;
+    }
 }
 
 fn dump(number: u32, path: &PathBuf) -> Result<Target> {
@@ -164,6 +184,7 @@ fn dump(number: u32, path: &PathBuf) -> Result<Target> {
         source: Source::Dump(path.clone(), Arc::new(file)),
         pid: number,
         command: name.to_string_lossy().into_owned().into(),
+        name: None,
         domain: Some("dumps".into()),
     })
 }

@@ -13,8 +13,8 @@ use super::check::Check;
 use super::command::{remedy, unloadable};
 use super::reasons;
 use super::service::Service;
-use crate::human;
 use crate::program::{self, Obstacle};
+use crate::{human, names};
 
 /// Descriptors and threads that are looked at for pins.
 const MOST_DESCRIPTORS: u32 = 4096;
@@ -52,9 +52,11 @@ pub(super) fn checks(pid: u32, service: &Service) -> Vec<Check> {
     let is_it = |guest: &&GuestStatus| guest.pid == pid;
     let guests = service.status.iter().flat_map(|status| &status.guests);
     let guest = guests.clone().find(is_it);
+    let name = names::of(&[(pid, &comm)]).pop().flatten();
+    let known = name.map_or(String::new(), |name| format!(", `{name}`"));
     let mut all = vec![Check::ok(
         "process",
-        format!("{pid} (`{comm}`) has {size} of private anonymous memory"),
+        format!("{pid} (`{comm}`{known}) has {size} of private anonymous memory"),
     )];
     let is_ksms = Member::of(pid).is_ok_and(|member| member.all);
     let (programs, obstacle) = program(pid, is_ksms);

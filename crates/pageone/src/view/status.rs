@@ -1,6 +1,5 @@
 //! `pageone status`: the counters of a running daemon, as a table or as JSON.
 
-mod names;
 mod table;
 
 use std::io::IsTerminal;
@@ -13,7 +12,7 @@ use sys::ksm::Ksm;
 use wire::{Reply, Request, Status};
 
 use crate::output::print;
-use crate::{client, human, paths};
+use crate::{client, human, names, paths};
 
 /// The longest wait for the daemon.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
@@ -87,7 +86,11 @@ fn answered(reply: Reply) -> Result<Status> {
 /// Sorts a status by the numbers of its guests, and adds to it what the daemon does not look at: their names, and the saving of KSM.
 pub(crate) fn complete(status: &mut Status) {
     status.guests.sort_by_key(|guest| guest.pid);
-    names::fill(&mut status.guests);
+    let guests = status.guests.iter().map(|guest| (guest.pid, &guest.comm));
+    let names = names::of(&guests.collect::<Vec<_>>());
+    for (guest, name) in status.guests.iter_mut().zip(names) {
+        guest.name = name;
+    }
     status.ksm_saved_bytes = Ksm::default().saved_bytes().unwrap_or(0);
 }
 

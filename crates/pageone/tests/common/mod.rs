@@ -124,6 +124,25 @@ impl Drop for Running {
     }
 }
 
+/// A process that calls itself a machine of this name, as QEMU does; its files are in `folder`.
+pub(crate) fn machine(folder: &Path, name: &str) -> Running {
+    let program = folder.join("qemu-system-x86");
+    if !program.exists() {
+        install("/bin/sh", &program);
+    }
+    let mut command = Command::new(&program);
+    let name = format!("guest={name},debug-threads=on");
+    command.args(["-c", "read x", "sh", "-name", &name]);
+    let running = Running::start(command.stdin(Stdio::piped()));
+    // The command line is there a moment after the process has begun.
+    let line = format!("/proc/{}/cmdline", running.0.id());
+    wait_for("its command line", || {
+        let line = std::fs::read(&line).ok()?;
+        text(&line).contains(&name).then_some(())
+    });
+    running
+}
+
 /// A daemon that serves at `place`'s socket.
 pub(crate) fn daemon(place: &Place, args: &[&str]) -> Running {
     let mut command = pageone();

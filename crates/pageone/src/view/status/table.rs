@@ -6,7 +6,7 @@ use std::time::Duration;
 use sys::foreign::Foreign;
 use wire::{GuestStatus, Recycled, RunMode, Status, StoreNode, Unserved};
 
-use crate::human;
+use crate::human::{self, cut};
 
 const WIDTH: usize = 80;
 
@@ -184,14 +184,6 @@ fn classes(status: &Status) -> [Row; 11] {
         ),
     ];
     rows.map(|(name, pages, note)| (name.to_owned(), pages.to_string(), note.to_owned()))
-}
-
-/// `text` in `width` characters, cut where it is longer.
-fn cut(text: &str, width: usize) -> String {
-    match text.chars().count() <= width {
-        true => text.to_owned(),
-        false => text.chars().take(width - 1).chain(['…']).collect(),
-    }
 }
 
 fn guests(text: &mut String, guests: &[&GuestStatus]) {

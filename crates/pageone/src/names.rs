@@ -1,4 +1,4 @@
-//! Names of guests: what people know them by.
+//! Names of processes: what people know them by.
 //!
 //! The daemon does not look for them: a name is of no use to it, and to ask for a command line may block for as long as its
 //! process likes ([`sys::title`]). So the command asks, in threads that it does not wait for long. A process is asked once, and
@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 
 use sys::foreign::ForeignName;
 use sys::title;
-use wire::GuestStatus;
 
 /// The longest wait for all names together.
 const PATIENCE: Duration = Duration::from_millis(200);
@@ -24,23 +23,23 @@ type Process = (u32, u64);
 
 static NAMES: LazyLock<Mutex<Names>> = LazyLock::new(Mutex::default);
 
-/// Gives each guest its name, if it has one.
-pub(super) fn fill(guests: &mut [GuestStatus]) {
+/// The names of processes, each given by its number and the name of its command; none for one that has no other name.
+pub(crate) fn of(asked: &[(u32, &ForeignName)]) -> Vec<Option<ForeignName>> {
     let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
-    let process = |guest: &GuestStatus| Some((guest.pid, sys::usage::began(guest.pid).ok()?));
-    let processes: Vec<Option<Process>> = guests.iter().map(process).collect();
+    let process = |&(pid, _): &(u32, _)| Some((pid, sys::usage::began(pid).ok()?));
+    let processes: Vec<Option<Process>> = asked.iter().map(process).collect();
     names.forget_all_but(&processes.iter().copied().flatten().collect());
     // Other programs than QEMU do not name their machine.
-    let is_qemu = |guest: &GuestStatus| {
-        let begins = |name: &&str| guest.comm.raw().starts_with(name);
+    let is_qemu = |command: &ForeignName| {
+        let begins = |name: &&str| command.raw().starts_with(name);
         ["qemu", "kvm"].iter().any(begins)
     };
-    let machines = guests.iter().zip(&processes);
-    let machines = machines.filter_map(|(guest, process)| process.filter(|_| is_qemu(guest)));
+    let machines = asked.iter().zip(&processes);
+    let machines =
+        machines.filter_map(|((_, command), process)| process.filter(|_| is_qemu(command)));
     names.ask_all(machines.collect(), PATIENCE, title::of_machine);
-    for (guest, process) in guests.iter_mut().zip(processes) {
-        guest.name = process.and_then(|process| names.of(process));
-    }
+    let named = processes.into_iter();
+    named.map(|process| names.of(process?)).collect()
 }
 
 /// What is known of processes, and what they were asked and have not answered.
@@ -143,28 +142,24 @@ mod tests {
             .spawn()
             .unwrap();
         let pid = machine.id();
-        let guest = |comm: &str| GuestStatus {
-            pid,
-            comm: comm.into(),
-            ..GuestStatus::default()
+        let name = |command: &str| {
+            // So that it is asked anew.
+            of(&[]);
+            of(&[(pid, &command.into())]).pop().flatten()
         };
-        let mut guests = [guest("qemu-system-x86")];
         // The command line is the shell's a moment after it has begun.
-        for _ in 0..500 {
-            fill(&mut []);
-            fill(&mut guests);
-            if guests[0].name.is_some() {
-                break;
+        let web = Some(ForeignName::from("web"));
+        let is_web = || name("qemu-system-x86") == web;
+        let named = (0..500).any(|_| {
+            is_web() || {
+                thread::sleep(Duration::from_millis(10));
+                false
             }
-            thread::sleep(Duration::from_millis(10));
-        }
-        assert_eq!(guests[0].name, Some("web".into()));
+        });
+        assert!(named, "{:?}", name("qemu-system-x86"));
         machine.kill().unwrap();
         machine.wait().unwrap();
-        let mut gone = [guest("qemu")];
-        fill(&mut []);
-        fill(&mut gone);
-        assert_eq!(gone[0].name, None);
+        assert_eq!(name("qemu"), None);
     }
 
     /// Numbers that no process has.
