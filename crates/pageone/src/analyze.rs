@@ -1,7 +1,7 @@
 //! `pageone analyze`: what merging would save, before anything is changed.
 //!
 //! ```text
-//! targets   the processes that are meant, the trust domain of each; or dumps
+//! targets   the processes that are meant, the trust domain of each by the rules in force; or dumps
 //!    │
 //! parts     present private anonymous pages, by the page map; or a dump's ranges; merged: what is merged already
 //!    │
@@ -25,6 +25,7 @@ mod parts;
 mod print;
 mod quick;
 mod read;
+mod rules;
 mod savable;
 mod show;
 mod sums;
@@ -40,8 +41,8 @@ use anyhow::{Context as _, Result};
 use crate::human;
 use crate::knobs::cpu_limit;
 use crate::plot;
-use crate::policy::Policy;
 use look::Looker;
+use rules::Rules;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -59,7 +60,7 @@ pub(crate) struct Args {
     /// Use at most this much processor time, in percent of a core
     #[arg(long, value_name = "PERCENT|none", default_value = "none", value_parser = cpu_limit)]
     cpu_limit: u32,
-    /// The policy whose domains are meant; without it each user is a domain
+    /// The policy whose domains are meant [default: the daemon's, else that of /etc/pageone as root, else a domain for each user]
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
     /// Draw the answer into this file (SVG)
@@ -83,12 +84,9 @@ fn part_of(text: &str) -> Result<NonZero<u64>, String> {
 }
 
 pub(crate) fn main(args: &Args) -> Result<()> {
-    let policy = match &args.policy {
-        Some(path) => Policy::read(path)?,
-        None => Policy::here(),
-    };
+    let rules = args.policy.as_deref().map(Rules::of_file).transpose()?;
     plot::try_file(args.plot.as_deref())?;
-    let found = args.targets.find(&policy)?;
+    let found = args.targets.find(rules)?;
     let looker = Looker {
         threads: args.threads.into(),
         cpu_limit: NonZero::new(args.cpu_limit),

@@ -63,7 +63,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail};
 use sys::foreign::Foreign;
 use sys::seize::SeizeError;
-use wire::{DomainOf, GuestStatus, Reply, Request, Status, Unserved};
+use wire::{GuestStatus, Reply, Request, Status, Unserved};
 
 use crate::launch;
 use crate::policy::{self, Policy};
@@ -427,13 +427,9 @@ impl To {
     /// It may be no guest there.
     fn domain(&self, pid: u32, name: &str, trial: bool) -> Result<String> {
         const OF_ROOT: &str = "/etc/pageone/policy.toml";
-        let request = Request::DomainOf(DomainOf {
-            pid,
-            began: sys::usage::began(pid)?,
-            name: name.to_owned(),
-        });
+        let began = sys::usage::began(pid)?;
         if !trial || sys::socket::connect(&self.socket).is_ok() {
-            return match client::ask_quietly(&self.socket, &request, ANSWER) {
+            return match client::domain_of(&self.socket, pid, began, name) {
                 Ok(Reply::Domain(domain) | Reply::DomainOfAny(domain)) => {
                     Ok(Foreign(&domain).to_string())
                 }
@@ -503,9 +499,6 @@ fn in_time(error: anyhow::Error) -> anyhow::Error {
         false => error,
     }
 }
-
-/// The longest wait for the daemon's word on a domain.
-const ANSWER: Duration = Duration::from_secs(5);
 
 /// The user of the daemon at the socket.
 fn server(socket: &Path) -> Result<u32> {

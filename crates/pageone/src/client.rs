@@ -11,13 +11,16 @@ use humantime::format_duration;
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use sys::foreign::Foreign;
-use wire::{Hello, MAX_MESSAGE, Name, Reply, ReplyReader, Request, Role};
+use wire::{DomainOf, Hello, MAX_MESSAGE, Name, Reply, ReplyReader, Request, Role};
 
 use crate::output::say;
 use crate::paths;
 
 /// A daemon may be silent for so long before the user is told.
 const SILENCE: Duration = Duration::from_secs(2);
+
+/// The longest wait for the daemon's word on a domain.
+const RULING: Duration = Duration::from_secs(5);
 
 /// Asks the daemon at `socket`, and waits for its reply for `patience` at most. After some two seconds of silence it says on
 /// standard error for what it waits.
@@ -39,6 +42,16 @@ pub(crate) fn ask(socket: &Path, request: &Request, patience: Duration) -> Resul
 /// As [`ask`].
 pub(crate) fn ask_quietly(socket: &Path, request: &Request, patience: Duration) -> Result<Reply> {
     talk(socket, request, patience, |_| ())
+}
+
+/// Asks which domain another process would have as a guest that asks for `name` (empty: for none), if it began then.
+///
+/// # Errors
+/// As [`ask`].
+pub(crate) fn domain_of(socket: &Path, pid: u32, began: u64, name: &str) -> Result<Reply> {
+    let name = name.to_owned();
+    let request = Request::DomainOf(DomainOf { pid, began, name });
+    ask_quietly(socket, &request, RULING)
 }
 
 fn talk(

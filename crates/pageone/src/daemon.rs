@@ -25,7 +25,7 @@ use sys::keeper::{Keeper, Kept};
 use sys::signals::{SIGHUP, SIGINT, SIGTERM, Signals};
 
 use attacher::Attacher;
-pub(crate) use check::ConfigCommand;
+pub(crate) use check::{ConfigCommand, default_policy};
 use config::Config;
 use history::History;
 use listener::Listener;

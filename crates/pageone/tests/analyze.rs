@@ -454,7 +454,7 @@ fn the_table_says_what_to_do() {
     for part in [
         "savable ",
         "between processes",
-        "PageONE, the policy's domains",
+        "PageONE, a domain for each user",
         "RUNS",
         "pageone daemon",
     ] {
@@ -524,6 +524,59 @@ fn the_policy_tells_the_domains() {
         // What no domains would save is the same for both.
         assert!(number(&report["engines"][1]["bytes"]) >= content().ideal_saved_bytes(2));
     }
+}
+
+/// Without a flag the daemon that serves here tells the domains; without one the file counts that it would read.
+#[test]
+fn the_rules_in_force_tell_the_domains() {
+    let guests: Vec<Guest> = (0..2)
+        .map(|number| bench_process(number, &content()))
+        .collect();
+    let own = rustix::process::geteuid().as_raw();
+    let rule = |name: &str| format!("default = 'refuse'\n[[rule]]\nuid = {own}\n{name}\n");
+    let (place, files) = (Place::new(), Place::new());
+    let file = files.file("policy.toml", &rule("domain = 'of-file'"));
+    let look = || {
+        let mut command = pageone();
+        command.args(["analyze", "--look-again=300ms", "--json"]);
+        command.args(guests.iter().map(|guest| guest.pid().to_string()));
+        command.env("PAGEONE_SOCKET", place.socket());
+        let said = output(command.env("CONFIGURATION_DIRECTORY", files.path()));
+        assert!(said.status.success(), "{}", text(&said.stderr));
+        serde_json::from_slice::<Value>(&said.stdout).unwrap()
+    };
+    let is = |domain: Option<&str>, origin: Value, engine: &str| {
+        let report = look();
+        assert_eq!(
+            report["processes"][0]["domain"].as_str(),
+            domain,
+            "{report}"
+        );
+        assert_eq!(report["policy"], origin, "{report}");
+        assert_eq!(report["engines"][0]["name"], engine, "{report}");
+        let saves = number(&report["engines"][0]["bytes"]);
+        assert_eq!(saves > 0, domain.is_some(), "{report}");
+    };
+    for (name, domain) in [
+        ("domain = 'pool'", Some("name:pool")),
+        ("refuse = true", None),
+    ] {
+        let policy = place.file("policy.toml", &rule(name));
+        let _daemon = daemon(&place, &["--policy", policy.to_str().unwrap()]);
+        let origin = serde_json::json!({"from": "daemon", "path": place.socket()});
+        is(domain, origin, "PageONE, the daemon's domains");
+    }
+    let origin = serde_json::json!({"from": "file", "path": file});
+    let report = look();
+    assert_eq!(report["policy"], origin, "{report}");
+    assert_eq!(report["processes"][0]["domain"], "name:of-file", "{report}");
+    std::fs::remove_file(&file).unwrap();
+    let origin = serde_json::json!({"from": "users"});
+    is(
+        Some(&format!("uid:{own}")),
+        origin,
+        "PageONE, a domain for each user",
+    );
 }
 
 #[test]

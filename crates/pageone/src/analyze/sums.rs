@@ -13,6 +13,7 @@ use super::merged::Merged;
 use super::parts::{Kind, Looked, Part};
 use super::print::{PAGE, Print, ZEROS};
 use super::quick::{QuickMap, QuickSet};
+use super::rules::Origin;
 use super::savable::{self, ByNode, OnNode, Savable};
 use super::targets::{Found, Target};
 
@@ -83,7 +84,9 @@ pub(crate) struct Report {
     pub(crate) shared_already: u64,
     /// Bytes among them that may be savable: it takes CAP_SYS_ADMIN to know with whom they are shared.
     pub(crate) shared_unknown: u64,
-    /// With the domains of the policy: what PageONE saves.
+    /// By what the domains are.
+    pub(crate) policy: Origin,
+    /// Inside these domains.
     pub(crate) savable: Savable,
     /// One content of this many was counted.
     pub(crate) sampled: u64,
@@ -145,7 +148,7 @@ impl Report {
         engines.insert(
             0,
             Engine {
-                name: "PageONE, the policy's domains".to_owned(),
+                name: found.origin.engine(),
                 bytes: sums.all.bytes,
             },
         );
@@ -171,6 +174,7 @@ impl Report {
             changed,
             shared_already,
             shared_unknown,
+            policy: found.origin.clone(),
             savable: sums.all,
             sampled: scale,
             error: sums.error(scale),
@@ -469,6 +473,7 @@ mod tests {
         };
         Found {
             targets: (1..).zip(domains).map(target).collect(),
+            origin: Origin::Users,
         }
     }
 

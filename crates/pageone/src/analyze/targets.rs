@@ -10,7 +10,8 @@ use serde::Serialize;
 use sys::foreign::ForeignName;
 use sys::subject::Subject;
 
-use crate::policy::{self, Pattern, Policy};
+use super::rules::{Origin, Rules};
+use crate::policy::Pattern;
 use crate::program;
 use crate::selector::{self, Selector};
 use crate::{human, names};
@@ -75,20 +76,23 @@ impl Target {
 /// What was asked for.
 pub(crate) struct Found {
     pub(crate) targets: Vec<Target>,
+    /// By what their domains are.
+    pub(crate) origin: Origin,
 }
 
 impl Args {
-    /// The processes that are meant, each once.
+    /// The processes that are meant, each once. Their domains are by `rules`, else by those in force.
     ///
     /// # Errors
-    /// A number that is no process, no process at all, or a dump that cannot be opened.
-    pub(crate) fn find(&self, policy: &Policy) -> Result<Found> {
+    /// A number that is no process, no process at all, a dump that cannot be opened, or a mistake in the rules in force.
+    pub(crate) fn find(&self, rules: Option<Rules>) -> Result<Found> {
         if !self.dump.is_empty() {
             let targets = (1..)
                 .zip(&self.dump)
                 .map(|(number, path)| dump(number, path));
             let targets = targets.collect::<Result<_>>()?;
-            return Ok(Found { targets });
+            let origin = Origin::Dumps;
+            return Ok(Found { targets, origin });
         }
         let mut pids = self.pids.clone();
         for &pid in &self.pids {
@@ -103,12 +107,14 @@ impl Args {
         }
         pids.sort_unstable();
         pids.dedup();
-        let mut targets: Vec<_> = pids.iter().filter_map(|&pid| target(pid, policy)).collect();
+        let rules = rules.map_or_else(|| Rules::in_force(&pids), Ok)?;
+        let mut targets: Vec<_> = pids.iter().filter_map(|&pid| target(pid, &rules)).collect();
         if targets.is_empty() {
             bail!("no process fits: `ps -eo pid,comm,cgroup` shows names and control groups");
         }
         name(&mut targets);
-        Ok(Found { targets })
+        let origin = rules.origin();
+        Ok(Found { targets, origin })
     }
 
     /// The words by which `attach` means the same processes; none where it has no such words.
@@ -147,18 +153,17 @@ impl Args {
 }
 
 /// A process with memory of its own: not one that has ended, and no thread of the kernel.
-fn target(pid: u32, policy: &Policy) -> Option<Target> {
+fn target(pid: u32, rules: &Rules) -> Option<Target> {
     let subject = Subject::of(pid).ok()?;
     if subject.is_kernels || subject.has_ended {
         return None;
     }
-    let who = policy::who(pid).ok()?;
     Some(Target {
         source: Source::Process(pid),
         pid,
         command: sys::process::comm(pid),
         name: None,
-        domain: policy.domain(&who, "").ok().map(ForeignName::from),
+        domain: rules.domain(pid),
     })
 }
 

@@ -59,6 +59,19 @@ impl Files {
     }
 }
 
+/// The file of the policy that a daemon without flags would read here, if there is one.
+///
+/// # Errors
+/// The configuration, which may name it, cannot be read or understood.
+pub(crate) fn default_policy() -> Result<Option<PathBuf>> {
+    let files = Files {
+        config: None,
+        policy: None,
+    };
+    let (config, _) = files.config()?;
+    Ok(files.policy(&config))
+}
+
 /// A file of the folder, if there is one.
 fn found(name: &str) -> Option<PathBuf> {
     let root = rustix::process::geteuid().is_root();
