@@ -7,7 +7,7 @@
 //!    │
 //! look      read and fingerprinted by several threads, twice: what changed between does not count
 //!    │
-//! sums      copies of each content: in a process, between processes, in a domain, on a node
+//! sums      copies of each content: in a process, between processes, in a domain, on a node; engines: by the knobs of each
 //!    │
 //! show      tables for people, JSON for programs; draw: bars; advice: the commands that get it
 //! ```
@@ -18,9 +18,11 @@
 mod advice;
 mod draw;
 mod dump;
+mod engines;
 mod look;
 mod merged;
 mod nodes;
+mod pages;
 mod parts;
 mod print;
 mod quick;
@@ -37,12 +39,16 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use sys::ksm::Ksm;
 
 use crate::human;
 use crate::knobs::cpu_limit;
 use crate::plot;
+use advice::Here;
+use engines::Engines;
 use look::Looker;
 use rules::Rules;
+use sums::Report;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -100,14 +106,15 @@ pub(crate) fn main(args: &Args) -> Result<()> {
         rest(args.look_again);
         parts = looker.second(&found.targets, &mut looked, parts);
     }
-    let report = sums::Report::new(&found, looked, &parts, copies, args.sample_memory);
+    let here = Here::look(args.targets.words());
+    let engines = Engines::new(&here.knobs, &Ksm::default());
+    let one_of = args.sample_memory;
+    let report = Report::new(&found, looked, &parts, copies, one_of, &engines);
     if let Some(file) = &args.plot {
         let svg = draw::svg(&report)?;
         std::fs::write(file, svg).with_context(|| format!("cannot write {}", file.display()))?;
     }
-    show::print(&report, args.json, || {
-        advice::Here::look(args.targets.words())
-    })
+    show::print(&report, args.json, &here)
 }
 
 /// The time between the looks.

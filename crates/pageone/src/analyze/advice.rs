@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use wire::KnobValues;
+
 use super::sums::Row;
 use super::targets::Source;
 use crate::paths;
@@ -20,6 +22,8 @@ pub(crate) struct Here {
     daemon: bool,
     /// Its guests, as far as this user may know them.
     guests: Vec<u32>,
+    /// The knobs of the daemon, else those with which one begins.
+    pub(super) knobs: KnobValues,
     /// How the processes were named, as words of `attach`; none: by their numbers.
     words: Option<String>,
 }
@@ -33,10 +37,11 @@ impl Here {
         let status = socket
             .filter(|_| daemon)
             .and_then(|socket| status::ask(&socket).ok());
-        let guests = status.map_or_else(Vec::new, |status| status.guests);
+        let status = status.unwrap_or_default();
         Self {
             daemon,
-            guests: guests.iter().map(|guest| guest.pid).collect(),
+            guests: status.guests.iter().map(|guest| guest.pid).collect(),
+            knobs: status.knobs,
             words,
         }
     }
@@ -119,7 +124,7 @@ mod tests {
         let mut here = Here {
             daemon: true,
             guests: vec![4_000_000],
-            words: None,
+            ..Here::default()
         };
         let said = lines(&rows(2), &here);
         assert_eq!(said[0], "to get it: `pageone attach --any 4000001`");

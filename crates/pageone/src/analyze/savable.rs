@@ -74,12 +74,6 @@ impl ByNode {
     }
 }
 
-/// Bytes that are saved while merging stays inside nodes; `None` where there is one node at most.
-pub(crate) fn inside(nodes: &BTreeMap<u32, OnNode>) -> Option<u64> {
-    let inside = nodes.values().map(|node| node.inside).sum();
-    (nodes.len() > 1).then_some(inside)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -19,11 +19,11 @@ const ROWS: usize = 20;
 /// Columns of a terminal.
 const WIDTH: usize = 80;
 
-/// Prints the answer; `here` is asked for the commands.
+/// Prints the answer, with the commands that help as things are here.
 ///
 /// # Errors
 /// Standard output fails.
-pub(crate) fn print(report: &Report, json: bool, here: impl FnOnce() -> Here) -> Result<()> {
+pub(crate) fn print(report: &Report, json: bool, here: &Here) -> Result<()> {
     let text = match json {
         true => plain_json(&serde_json::to_string(report)?) + "\n",
         false => table(report, here)?,
@@ -31,7 +31,7 @@ pub(crate) fn print(report: &Report, json: bool, here: impl FnOnce() -> Here) ->
     output::print(&text)
 }
 
-fn table(report: &Report, here: impl FnOnce() -> Here) -> Result<String, std::fmt::Error> {
+fn table(report: &Report, here: &Here) -> Result<String, std::fmt::Error> {
     let mut text = String::new();
     let savable = &report.savable;
     writeln!(
@@ -256,7 +256,7 @@ fn members(text: &mut String, bytes: u64, pids: &[u32], names: &[ForeignName]) -
     Ok(())
 }
 
-fn commands(report: &Report, here: impl FnOnce() -> Here, text: &mut String) -> std::fmt::Result {
+fn commands(report: &Report, here: &Here, text: &mut String) -> std::fmt::Result {
     if report
         .processes
         .iter()
@@ -272,7 +272,7 @@ fn commands(report: &Report, here: impl FnOnce() -> Here, text: &mut String) -> 
         };
         return writeln!(text, "\n{more}");
     }
-    let lines = advice::lines(&report.processes, &here());
+    let lines = advice::lines(&report.processes, here);
     writeln!(text, "\n{}", lines.join("\n"))
 }
 

@@ -5,16 +5,17 @@ use std::num::NonZero;
 
 use serde::Serialize;
 use sys::foreign::ForeignName;
-use sys::ksm::Ksm;
 
 use crate::head::Head;
 
+use super::engines::{Engine, Engines};
 use super::merged::Merged;
+use super::pages::{self, Page, REFUSED};
 use super::parts::{Kind, Looked, Part};
 use super::print::{PAGE, Print, ZEROS};
 use super::quick::{QuickMap, QuickSet};
 use super::rules::Origin;
-use super::savable::{self, ByNode, OnNode, Savable};
+use super::savable::{ByNode, OnNode, Savable};
 use super::targets::{Found, Target};
 
 /// Groups and pairs that are told.
@@ -23,13 +24,6 @@ const TOLD: usize = 10;
 const MOST_IN_PAIRS: usize = 64;
 /// Pairs, and groups, that are added up at most.
 const MOST_NOTED: usize = 100_000;
-
-/// What an engine would save.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct Engine {
-    pub(crate) name: String,
-    pub(crate) bytes: u64,
-}
 
 /// Processes that have the same contents.
 #[derive(Clone, Debug, Serialize)]
@@ -103,17 +97,6 @@ pub(crate) struct Report {
     pub(crate) processes: Vec<Row>,
 }
 
-/// A page of a process. In order, all copies of a content are neighbours, and among them those of a domain.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Page {
-    print: u64,
-    domain: u32,
-    target: u32,
-    node: u32,
-    kind: Kind,
-    mergeable: bool,
-}
-
 impl Report {
     pub(crate) fn new(
         found: &Found,
@@ -121,12 +104,11 @@ impl Report {
         parts: &[Part],
         copies: u64,
         one_of: NonZero<u64>,
+        engines: &Engines,
     ) -> Self {
         let scale = one_of.get();
-        let domains = numbers(&found.targets);
-        let mut pages = pages(parts, &domains);
-        pages.sort_unstable();
-        let mut engines = engines(&pages, scale);
+        let domains = pages::domains(&found.targets);
+        let pages = pages::in_order(parts, &domains);
         let mut sums = Sums::default();
         for copies in pages.chunk_by(|a, b| (a.domain, a.print) == (b.domain, b.print)) {
             sums.add(copies, scale);
@@ -145,13 +127,6 @@ impl Report {
         };
         let groups = sums.groups(&found.targets, scale);
         let pairs = sums.pairs(&found.targets, scale);
-        engines.insert(
-            0,
-            Engine {
-                name: found.origin.engine(),
-                bytes: sums.all.bytes,
-            },
-        );
         let mut named = BTreeMap::new();
         for (target, domain) in found.targets.iter().zip(&domains) {
             if let (Some(name), Some(sum)) = (&target.domain, sums.domains.get(domain)) {
@@ -161,10 +136,7 @@ impl Report {
         let read = looked.iter().flat_map(|seen| &seen.nodes);
         let read = read.map(|(&node, &pages)| (node, pages));
         let nodes = std::mem::take(&mut sums.nodes).with_read(read);
-        if let Some(bytes) = savable::inside(&nodes) {
-            let name = "PageONE, the same, inside NUMA nodes".to_owned();
-            engines.insert(1, Engine { name, bytes });
-        }
+        let engines = engines.saving(&pages, &found.origin, nodes.len() > 1, scale);
         let rows = rows(found, looked, parts, &domains, &sums.shared, scale);
         Self {
             head: Head::now(1),
@@ -203,40 +175,6 @@ pub(crate) fn keep_copies(parts: &mut [Part]) {
     for part in parts {
         part.prints.retain(|print| copied.contains(&print.print));
     }
-}
-
-/// The number of a process that the policy refuses.
-const REFUSED: u32 = u32::MAX;
-
-/// A number for each process's domain.
-fn numbers(targets: &[Target]) -> Vec<u32> {
-    let mut names = BTreeMap::new();
-    let mut number = |target: &Target| {
-        let next = u32::try_from(names.len()).unwrap_or(REFUSED);
-        let name = target.domain.as_ref()?;
-        Some(*names.entry(name.clone()).or_insert(next))
-    };
-    targets
-        .iter()
-        .map(|target| number(target).unwrap_or(REFUSED))
-        .collect()
-}
-
-fn pages(parts: &[Part], domains: &[u32]) -> Vec<Page> {
-    let of = |part: &Part| {
-        let (target, kind, mergeable) = (part.target, part.kind, part.mergeable);
-        let domain = domains[target as usize];
-        let page = move |&Print { node, print, .. }: &Print| Page {
-            domain,
-            print,
-            target,
-            node,
-            kind,
-            mergeable,
-        };
-        part.prints.iter().map(page).collect::<Vec<_>>()
-    };
-    parts.iter().flat_map(of).collect()
 }
 
 /// What is added up over the contents of all domains.
@@ -368,47 +306,6 @@ fn most<M: Ord>(all: impl Iterator<Item = (M, u64)>) -> impl Iterator<Item = (M,
     all.into_iter().take(TOLD)
 }
 
-/// What engines that know no domains would save of pages in order.
-fn engines(pages: &[Page], scale: u64) -> Vec<Engine> {
-    let ksm = Ksm::default();
-    let zeros = ksm.number("use_zero_pages").is_ok_and(|value| value == 1);
-    let runs = ksm.runs();
-    let saved = |may: fn(&Page) -> bool, zeros: bool| -> u64 {
-        let copies = pages.chunk_by(|a, b| a.print == b.print);
-        copies
-            .map(|copies| {
-                let pages = copies.iter().filter(|page| may(page)).count() as u64;
-                match copies.first() {
-                    Some(page) if page.print == ZEROS && zeros => pages * PAGE,
-                    Some(page) if page.print == ZEROS => pages.saturating_sub(1) * PAGE,
-                    _ => pages.saturating_sub(1) * PAGE * scale,
-                }
-            })
-            .sum()
-    };
-    let state = if runs {
-        "as it runs now"
-    } else {
-        "as it is now: off"
-    };
-    let all = saved(|_| true, true);
-    let offered = if runs {
-        saved(|page| page.mergeable, zeros)
-    } else {
-        0
-    };
-    [
-        ("PageONE, one domain for all".to_owned(), all),
-        (format!("KSM {state}"), offered),
-        (
-            "KSM, if all programs offered all memory".to_owned(),
-            saved(|_| true, zeros),
-        ),
-    ]
-    .map(|(name, bytes)| Engine { name, bytes })
-    .into()
-}
-
 fn rows(
     found: &Found,
     looked: Vec<Looked>,
@@ -460,6 +357,9 @@ fn rows(
 
 #[cfg(test)]
 mod tests {
+    use sys::ksm::Ksm;
+    use wire::KnobValues;
+
     use super::super::targets::Source;
     use super::*;
 
@@ -508,6 +408,7 @@ mod tests {
             &parts,
             0,
             NonZero::new(one_of).unwrap(),
+            &Engines::new(&KnobValues::default(), &Ksm::at("/dev/null")),
         )
     }
 
