@@ -97,7 +97,7 @@ fn the_sum_is_that_of_the_content_and_nothing_changes() {
         "{report}"
     );
     for row in report["processes"].as_array().unwrap() {
-        assert!(number(&row["pages"]) >= PAGES, "{row}");
+        assert!(number(&row["present"]) >= PAGES * 4096, "{row}");
         assert!(number(&row["runs"]) >= PAGES / 16 / 6, "{row}");
         // But for runs of zeros, of which programs have a few.
         let most = number(&row["mappings"]) + 2 * number(&row["runs"]);
@@ -107,10 +107,10 @@ fn the_sum_is_that_of_the_content_and_nothing_changes() {
     }
     let (nodes, sum) = by_node(&report);
     let read = report["processes"].as_array().unwrap().iter();
-    let read: u64 = read.map(|row| number(&row["pages"])).sum();
+    let read: u64 = read.map(|row| number(&row["present"])).sum();
     assert_eq!(sum("bytes"), number(&report["savable"]["bytes"]));
     assert!(
-        sum("read") <= read * 4096 && sum("read") >= 3 * PAGES * 4096,
+        sum("read") <= read && sum("read") >= 3 * PAGES * 4096,
         "{nodes:?}"
     );
     // A sample by content: the truth lies within its bound (in 19 of 20 samples: so twice the bound).
@@ -718,6 +718,59 @@ fn what_cannot_be_done_is_refused_before_the_looks() {
             "{flag}: {error}"
         );
         assert!(begin.elapsed().as_secs() < 30, "{flag}");
+    }
+}
+
+/// What the processes have is in bytes, as the sums of the same names are.
+#[test]
+fn rows_have_the_units_of_their_sums() {
+    let Some(program) = Program::start(CHANGES) else {
+        return;
+    };
+    let report = analyze(&[], &[program.1]);
+    let row = &report["processes"][0];
+    for name in [
+        "present",
+        "changed",
+        "shared_already",
+        "shared_unknown",
+        "left_alone",
+    ] {
+        assert_eq!(
+            number(&row[name]),
+            number(&report[name]),
+            "{name}: {report}"
+        );
+    }
+    assert!(number(&row["changed"]) >= 7 << 20, "{row}");
+    for (node, sum) in report["nodes"].as_object().unwrap() {
+        assert_eq!(row["nodes"][node], sum["read"], "{report}");
+    }
+}
+
+/// Pairs and groups of so many would be without number. What they save is told all the same.
+#[test]
+fn contents_that_too_many_hold_are_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let look = |count: u64, flags: &[&str]| {
+        let mut command = pageone();
+        command.arg("analyze").args(flags).arg("--dump");
+        for number in 1..=count {
+            let path = folder.path().join(number.to_string());
+            std::fs::write(&path, vec![7; 4096]).unwrap();
+            command.arg(path);
+        }
+        let said = output(&mut command);
+        assert!(said.status.success(), "{}", text(&said.stderr));
+        text(&said.stdout)
+    };
+    for (count, in_many, groups) in [(64, 0, 1), (65, 64 * 4096, 0)] {
+        let report: Value = serde_json::from_str(&look(count, &["--json"])).unwrap();
+        assert_eq!(number(&report["in_many_processes"]), in_many, "{report}");
+        assert_eq!(report["groups"].as_array().map(Vec::len), Some(groups));
+        let told = "\nand 256 KiB in contents that more than 64 processes hold\n";
+        let table = look(count, &[]);
+        assert_eq!(table.contains(told), in_many > 0, "{table}");
     }
 }
 

@@ -9,7 +9,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result, ensure};
 use procfs::FromBufRead as _;
 use procfs::process::{MMapPath, MemoryMap, MemoryMaps, VmFlags};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use sys::ksm::Member;
 use sys::pagemap::{Categories, Owner, PageRun, Pagemap};
 
@@ -49,35 +49,54 @@ impl Kind {
     }
 }
 
-/// What was seen of a process.
+/// What was seen of a process. Counted in pages; as JSON it is in bytes, as all sizes are, by the names that the sums have.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Looked {
     /// Present private anonymous pages.
+    #[serde(rename = "present", serialize_with = "in_bytes")]
     pub(crate) pages: u64,
     /// Pages whose frame another page of these processes was counted with: shared by fork or KSM.
+    #[serde(serialize_with = "in_bytes")]
     pub(crate) shared_already: u64,
     /// Those among them of which it is not known with whom: that takes CAP_SYS_ADMIN.
+    #[serde(serialize_with = "in_bytes")]
     pub(crate) shared_unknown: u64,
     /// Copies that changed between the looks.
+    #[serde(serialize_with = "in_bytes")]
     pub(crate) changed: u64,
     /// Pages that could not be read.
+    #[serde(serialize_with = "in_bytes")]
     pub(crate) unread: u64,
     /// Pages that show a page of PageONE's stores: merged already.
+    #[serde(serialize_with = "in_bytes")]
     pub(crate) merged_pageone: u64,
     /// Pages that KSM has merged, its zeros too.
+    #[serde(serialize_with = "in_bytes")]
     pub(crate) merged_ksm: u64,
     /// Pages in memory that PageONE leaves alone: present, and not savable.
+    #[serde(serialize_with = "in_bytes")]
     pub(crate) left_alone: u64,
     /// Pages of files, in shared memory too: not counted. Those of PageONE's stores are not among them.
+    #[serde(serialize_with = "in_bytes")]
     pub(crate) files: u64,
     /// Pages in swap: not counted.
+    #[serde(serialize_with = "in_bytes")]
     pub(crate) swapped: u64,
     /// Pages that were read, by the node they are on.
+    #[serde(serialize_with = "each_in_bytes")]
     pub(crate) nodes: BTreeMap<u32, u64>,
     /// Mappings now.
     pub(crate) mappings: u64,
     /// Why there is nothing of it.
     pub(crate) error: Option<String>,
+}
+
+fn in_bytes<S: Serializer>(pages: &u64, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_u64(pages * PAGE)
+}
+
+fn each_in_bytes<S: Serializer>(nodes: &BTreeMap<u32, u64>, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_map(nodes.iter().map(|(node, pages)| (node, pages * PAGE)))
 }
 
 /// Neighbouring pages of one kind in one process.

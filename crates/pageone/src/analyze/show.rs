@@ -9,7 +9,7 @@ use super::advice::{self, Here};
 use super::merged::Merged;
 use super::print::PAGE;
 use super::savable::Savable;
-use super::sums::{Report, Row};
+use super::sums::{MOST_IN_PAIRS, Report, Row};
 use super::targets::Source;
 use crate::human::{count, cut, size, wrapped};
 use crate::output;
@@ -234,6 +234,12 @@ fn in_common(report: &Report, text: &mut String) -> std::fmt::Result {
             writeln!(text, "\n    SAVES  GROUP, with what no other process has")?;
         }
         members(text, group.bytes, &group.pids, &group.names)?;
+    }
+    if report.in_many_processes > 0 {
+        let begin = if report.groups.is_empty() { "\n" } else { "" };
+        let bytes = size(report.in_many_processes);
+        let held = format!("that more than {MOST_IN_PAIRS} processes hold");
+        writeln!(text, "{begin}and {bytes} in contents {held}")?;
     }
     Ok(())
 }

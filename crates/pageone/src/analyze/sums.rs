@@ -20,8 +20,8 @@ use super::targets::{Found, Target};
 
 /// Groups and pairs that are told.
 const TOLD: usize = 10;
-/// A content that more processes have is left out of the table of pairs: their number grows by its square.
-const MOST_IN_PAIRS: usize = 64;
+/// A content that more processes have is in no pair and no group: the number of pairs grows by its square.
+pub(crate) const MOST_IN_PAIRS: usize = 64;
 /// Pairs, and groups, that are added up at most.
 const MOST_NOTED: usize = 100_000;
 
@@ -94,6 +94,8 @@ pub(crate) struct Report {
     pub(crate) engines: Vec<Engine>,
     pub(crate) groups: Vec<Group>,
     pub(crate) pairs: Vec<Pair>,
+    /// Bytes that contents save between processes that are in no pair and no group, since too many hold them.
+    pub(crate) in_many_processes: u64,
     pub(crate) processes: Vec<Row>,
 }
 
@@ -156,6 +158,7 @@ impl Report {
             engines,
             groups,
             pairs,
+            in_many_processes: sums.in_many * PAGE * scale,
             processes: rows,
         }
     }
@@ -190,6 +193,8 @@ struct Sums {
     shared: QuickSet<(u32, u64)>,
     groups: QuickMap<Vec<u32>, u64>,
     pairs: QuickMap<[u32; 2], u64>,
+    /// Pages that contents save which more processes have.
+    in_many: u64,
     /// The processes of a content.
     targets: Vec<u32>,
 }
@@ -240,8 +245,10 @@ impl Sums {
         targets.clear();
         targets.extend(copies.iter().map(|page| page.target));
         targets.dedup();
-        if (2..=MOST_IN_PAIRS).contains(&targets.len()) {
-            self.note(&targets);
+        match targets.len() {
+            0 | 1 => {}
+            2..=MOST_IN_PAIRS => self.note(&targets),
+            many => self.in_many += many as u64 - 1,
         }
         self.targets = targets;
     }
@@ -486,6 +493,10 @@ mod tests {
         let prints: Vec<&[u64]> = vec![&[5]; domains.len()];
         let report = report(&domains, &prints, 1);
         assert_eq!(report.savable.between, MOST_IN_PAIRS as u64 * PAGE);
-        assert!(report.pairs.is_empty());
+        assert!(report.pairs.is_empty() && report.groups.is_empty());
+        assert_eq!(report.in_many_processes, report.savable.between);
+        let fewer = self::report(&domains[1..], &prints[1..], 1);
+        assert_eq!((fewer.in_many_processes, fewer.groups.len()), (0, 1));
+        assert_eq!(fewer.groups[0].pids.len(), MOST_IN_PAIRS);
     }
 }
