@@ -10,8 +10,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{
-    Place, Running, alone, bench_guest, bench_process, count, daemon, install, json, machine,
-    need_agent, output, pageone, text, wait_for,
+    Place, Running, Swap, alone, bench_guest, bench_process, count, daemon, install,
+    json, machine, need_agent, output, pageone, text, wait_for,
 };
 use pageone::bench::{Content, Guest};
 use rustix::fs::{FlockOperation, flock};
@@ -125,6 +125,38 @@ fn the_sum_is_that_of_the_content_and_nothing_changes() {
         guess.abs_diff(truth) <= 2 * bound,
         "{guess} ± {bound}, not {truth}"
     );
+}
+
+/// A program half of whose memory is in swap, as far as there is room. All its pages are equal.
+const SWAPPED: &str = "
+import mmap, os, sys
+memory = mmap.mmap(-1, 8 << 20, mmap.MAP_PRIVATE)
+memory[:] = os.urandom(4096) * 2048
+memory.madvise(21, 0, 4 << 20) # MADV_PAGEOUT
+print('ready', os.getpid(), flush=True)
+sys.stdin.read()
+";
+
+/// A read of a page in swap would bring it back: the process would have less in swap, and more in memory.
+#[test]
+fn pages_in_swap_stay_there() {
+    let place = Place::new();
+    let Some(_swap) = Swap::on(place.path().join("swap")) else {
+        return;
+    };
+    let Some(program) = Program::start(SWAPPED) else {
+        return;
+    };
+    let before = state(program.1);
+    assert_ne!(before.0["VmSwap"], "0 kB", "nothing was swapped");
+    let report = analyze(&[], &[program.1]);
+    let after = state(program.1);
+    assert_eq!(after.0, before.0);
+    assert!(after.1 == before.1, "its mappings changed");
+    let row = &report["processes"][0];
+    assert!(number(&row["swapped"]) >= 1 << 20, "{row}");
+    // Copies among what is in memory count.
+    assert!(number(&report["savable"]["within"]) >= 3 << 20, "{report}");
 }
 
 /// The nodes that a report has, and what adds up one of their figures.

@@ -11,7 +11,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use common::{Knob, Place, Running, alone, count, daemon, json, need_agent, wait_for};
+use common::{Knob, Place, Running, Swap, alone, count, daemon, json, need_agent, wait_for};
 use rustix::process::{Resource, Rlimit, Signal};
 use support::{Guest, agent, check, guest_program};
 
@@ -194,40 +194,6 @@ fn a_debugger_writes_to_one_guest_only() {
     guests[1].run("fill 9 1 77");
     wait_sharing(&place, PAGES as u64);
     check(&mut guests);
-}
-
-/// A swap file in use, until this is dropped.
-struct Swap(PathBuf);
-
-impl Swap {
-    fn on(path: PathBuf) -> Option<Self> {
-        let file = File::create(&path).unwrap();
-        // No holes: the kernel wants the file's blocks.
-        file.write_all_at(&vec![0; 32 << 20], 0).unwrap();
-        file.sync_all().unwrap();
-        let quiet = |program: &str| {
-            let mut command = Command::new(program);
-            command
-                .arg(&path)
-                .stdout(Stdio::null())
-                .stderr(Stdio::null());
-            command.status().is_ok_and(|status| status.success())
-        };
-        if quiet("mkswap") && quiet("swapon") {
-            return Some(Self(path));
-        }
-        eprintln!(
-            "skipped: no swap file at {}: needs root, and a file system that allows it",
-            path.display()
-        );
-        None
-    }
-}
-
-impl Drop for Swap {
-    fn drop(&mut self) {
-        let _ = Command::new("swapoff").arg(&self.0).status();
-    }
 }
 
 /// KiB of a guest that are swapped out, its pages in memory files not counted.

@@ -5,7 +5,7 @@
 pub(crate) mod tools;
 
 use std::cell::RefCell;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -417,5 +417,40 @@ impl Knob {
 impl Drop for Knob {
     fn drop(&mut self) {
         let _ = std::fs::write(self.0, &self.1);
+    }
+}
+
+/// A swap file in use, until this is dropped.
+pub(crate) struct Swap(PathBuf);
+
+impl Swap {
+    /// `None` where this user, or the file system, allows none.
+    pub(crate) fn on(path: PathBuf) -> Option<Self> {
+        let mut file = std::fs::File::create(&path).expect("a file");
+        // No holes: the kernel wants the file's blocks.
+        file.write_all(&vec![0; 32 << 20]).expect("room for it");
+        file.sync_all().expect("a disk");
+        let quiet = |program: &str| {
+            let mut command = Command::new(program);
+            command
+                .arg(&path)
+                .stdout(Stdio::null())
+                .stderr(Stdio::null());
+            command.status().is_ok_and(|status| status.success())
+        };
+        if quiet("mkswap") && quiet("swapon") {
+            return Some(Self(path));
+        }
+        eprintln!(
+            "skipped: no swap file at {}: needs root, and a file system that allows it",
+            path.display()
+        );
+        None
+    }
+}
+
+impl Drop for Swap {
+    fn drop(&mut self) {
+        let _ = Command::new("swapoff").arg(&self.0).status();
     }
 }
