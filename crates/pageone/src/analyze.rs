@@ -36,7 +36,7 @@ mod targets;
 use std::hash::BuildHasher as _;
 use std::num::NonZero;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use sys::ksm::Ksm;
@@ -117,14 +117,25 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     show::print(&report, args.json, &here)
 }
 
-/// The time between the looks.
+/// The time between the looks, with a bar that moves where there is a terminal.
 fn rest(time: Duration) {
-    let bar = indicatif::ProgressBar::new_spinner();
-    bar.set_message(format!(
-        "the second look comes in {}",
-        humantime::format_duration(time)
-    ));
-    std::thread::sleep(time);
+    const STEP: Duration = Duration::from_millis(200);
+    let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    let style = indicatif::ProgressStyle::with_template("{msg} {wide_bar}");
+    let style = style.unwrap_or_else(|_| indicatif::ProgressStyle::default_bar());
+    let bar = indicatif::ProgressBar::new(millis(time)).with_style(style);
+    let begun = Instant::now();
+    loop {
+        let passed = begun.elapsed();
+        let left = time.saturating_sub(passed);
+        if left.is_zero() {
+            break;
+        }
+        let seconds = left.as_millis().div_ceil(1000);
+        bar.set_message(format!("the second look comes in {seconds} s"));
+        bar.set_position(millis(passed));
+        std::thread::sleep(left.min(STEP));
+    }
     bar.finish_and_clear();
 }
 

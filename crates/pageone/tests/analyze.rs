@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{
-    Place, Running, Swap, alone, bench_guest, bench_process, count, daemon, install,
+    NO_FOLDER, Place, Running, Swap, alone, bench_guest, bench_process, count, daemon, install,
     json, machine, need_agent, output, pageone, text, wait_for,
 };
 use pageone::bench::{Content, Guest};
@@ -125,6 +125,38 @@ fn the_sum_is_that_of_the_content_and_nothing_changes() {
         guess.abs_diff(truth) <= 2 * bound,
         "{guess} ± {bound}, not {truth}"
     );
+}
+
+/// The rest between the looks is told on a terminal, and nowhere else.
+#[test]
+fn the_time_until_the_second_look_is_told() {
+    let sleep = Running::start(Command::new("sleep").arg("60"));
+    let pid = sleep.0.id().to_string();
+    let program = pageone().get_program().to_owned();
+    let words = ["analyze", "--look-again=2500ms", &pid];
+    let command = format!("exec {} {}", program.display(), words.join(" "));
+    // It gives the command a terminal.
+    let mut script = Command::new("script");
+    script.args([
+        "-qfec",
+        &format!("stty cols 80 rows 24; {command}"),
+        "/dev/null",
+    ]);
+    script
+        .env("TERM", "xterm")
+        .env("CONFIGURATION_DIRECTORY", NO_FOLDER);
+    let Ok(drawn) = script.stdin(Stdio::null()).output() else {
+        return common::tools::lacks("script");
+    };
+    let drawn = text(&drawn.stdout);
+    for left in ["in 3 s", "in 2 s", "in 1 s"] {
+        assert!(
+            drawn.contains(&format!("the second look comes {left} ")),
+            "{drawn:?}"
+        );
+    }
+    let quiet = output(pageone().args(["analyze", "--look-again=10ms", &pid]));
+    assert_eq!(text(&quiet.stderr), "");
 }
 
 /// A program half of whose memory is in swap, as far as there is room. All its pages are equal.
