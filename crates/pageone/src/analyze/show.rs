@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use anyhow::Result;
-use sys::foreign::{ForeignName, plain_json};
+use sys::foreign::{Foreign, ForeignName, plain_json};
 
 use super::advice::{self, Here};
 use super::merged::Merged;
@@ -173,51 +173,83 @@ fn kinds(report: &Report, text: &mut String) -> std::fmt::Result {
 }
 
 fn processes(report: &Report, text: &mut String) -> std::fmt::Result {
-    writeln!(
-        text,
-        "\n{:>8} {:16} {:14} {:>10} {:>10} {:>8} {:>8}",
-        "PID", "NAME", "DOMAIN", "PRESENT", "SHAREABLE", "RUNS", "MAPPINGS"
-    )?;
+    writeln!(text, "\n{HEADS}")?;
     let mut rows: Vec<_> = report.processes.iter().collect();
     rows.sort_by_key(|row| (std::cmp::Reverse(row.shareable), row.target.pid));
-    for row in rows.iter().take(ROWS) {
-        let domain = row.target.domain.as_ref();
-        let domain = domain.map_or("refused".to_owned(), ToString::to_string);
-        writeln!(
-            text,
-            "{:>8} {:16} {:14} {:>10} {:>10} {:>8} {:>8}",
-            row.target.pid,
-            cut(&row.target.shown().to_string(), 16),
-            domain,
-            size(row.looked.pages * PAGE),
-            size(row.shareable),
-            row.runs.map_or("-".to_owned(), |runs| runs.to_string()),
-            row.looked.mappings
-        )?;
+    for one in rows.iter().take(ROWS) {
+        writeln!(text, "{}", row(one))?;
     }
     if let Ok(most) = sys::process::max_map_count() {
-        let budget = engine::mapping_budget(most);
-        let needs = |row: &&&Row| row.mappings_needed > Some(budget);
-        if let Some(row) = rows
-            .iter()
-            .filter(needs)
-            .max_by_key(|row| row.mappings_needed)
-        {
-            let (pid, needed) = (row.target.pid, row.mappings_needed.unwrap_or(0));
-            writeln!(
-                text,
-                "{pid:>8} may need {needed} mappings, of {budget} (vm.max_map_count {most}, less a quarter): what does not fit stays private"
-            )?;
-        }
+        beyond(&rows, most, text)?;
     }
     if let Some(more) = rows.len().checked_sub(ROWS + 1) {
         writeln!(text, "{:>8} and {} more: see --json", "", more + 1)?;
     }
     for row in rows {
         if let Some(error) = &row.looked.error {
-            let (pid, name) = (row.target.pid, row.target.shown());
-            writeln!(text, "{pid:>8} {name} is left out: {error}")?;
+            let (name, error) = (row.target.shown(), Foreign(error));
+            note(
+                text,
+                row.target.pid,
+                &format!("{name} is left out: {error}"),
+            )?;
         }
+    }
+    Ok(())
+}
+
+/// Of mappings a process HAS so many, and NEEDS so many when all runs are merged.
+const HEADS: &str =
+    "     PID NAME           DOMAIN        PRESENT SHAREABLE     RUNS     HAS   NEEDS";
+
+/// A process, in a terminal's columns.
+fn row(row: &Row) -> String {
+    let domain = row.target.domain.as_ref();
+    let domain = domain.map_or("refused".to_owned(), ToString::to_string);
+    let known = |number: Option<u64>| number.map_or("-".to_owned(), short);
+    format!(
+        "{:>8} {:14} {:11} {:>9} {:>9} {:>8} {:>7} {:>7}",
+        row.target.pid,
+        cut(&row.target.shown().to_string(), 14),
+        cut(&domain, 11),
+        size(row.looked.pages * PAGE),
+        size(row.shareable),
+        known(row.runs),
+        short(row.looked.mappings),
+        known(row.mappings_needed),
+    )
+}
+
+/// A number in seven columns: from ten million on in millions.
+fn short(number: u64) -> String {
+    const MILLION: u64 = 1_000_000;
+    match number < 10 * MILLION {
+        true => number.to_string(),
+        false => format!("{}M", number / MILLION),
+    }
+}
+
+/// The process that needs most mappings, if it may need more than there are.
+fn beyond(rows: &[&Row], most: u64, text: &mut String) -> std::fmt::Result {
+    let budget = engine::mapping_budget(most);
+    let needs = |row: &&&Row| row.mappings_needed > Some(budget);
+    let needs = rows.iter().filter(needs);
+    let Some(row) = needs.max_by_key(|row| row.mappings_needed) else {
+        return Ok(());
+    };
+    let needed = row.mappings_needed.unwrap_or(0);
+    let words = format!(
+        "may need {needed} mappings, of {budget} (vm.max_map_count {most}, less a quarter): what does not fit stays private"
+    );
+    note(text, row.target.pid, &words)
+}
+
+/// Words on a process, in as many lines as they take.
+fn note(text: &mut String, pid: u32, words: &str) -> std::fmt::Result {
+    let mut head = pid.to_string();
+    for line in wrapped(words, WIDTH - 9) {
+        writeln!(text, "{head:>8} {line}")?;
+        head.clear();
     }
     Ok(())
 }
@@ -292,7 +324,72 @@ fn share(part: u64, whole: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::parts::Looked;
+    use super::super::targets::Target;
     use super::*;
+
+    fn process(runs: u64, mappings: u64) -> Row {
+        Row {
+            target: Target {
+                source: Source::Process(4_194_304),
+                pid: 4_194_304,
+                command: "qemu-system-x86".into(),
+                name: Some("a name that is longer than its place".into()),
+                domain: Some("cgroup:1234/machine.slice".into()),
+            },
+            looked: Looked {
+                pages: (1 << 20) - 1,
+                mappings,
+                ..Looked::default()
+            },
+            shareable: 1023 << 20,
+            runs: Some(runs),
+            mappings_needed: Some(mappings + 2 * runs),
+        }
+    }
+
+    #[test]
+    fn the_mappings_that_are_needed_stand_beside_those_that_are_there() {
+        let shown = row(&process(1234, 57));
+        assert!(shown.ends_with("     1234      57    2525"), "{shown}");
+        assert!(
+            shown.starts_with(" 4194304 a name that i… cgroup:123… "),
+            "{shown}"
+        );
+        let words = |text: &str| {
+            text.split_whitespace()
+                .map(str::to_owned)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(words(HEADS)[5..], ["RUNS", "HAS", "NEEDS"]);
+        let great = row(&process(50_000_000, 9_999_999));
+        assert!(great.ends_with(" 50M 9999999    109M"), "{great}");
+        let widths = [HEADS, &shown, &great].map(|line| line.chars().count());
+        assert_eq!(widths, [WIDTH; 3]);
+        let sampled = Row {
+            runs: None,
+            mappings_needed: None,
+            ..process(1, 57)
+        };
+        assert!(row(&sampled).ends_with("        -      57       -"));
+    }
+
+    #[test]
+    fn who_needs_too_many_mappings_is_named_in_lines_that_fit() {
+        let rows = [process(1234, 57), process(40_000, 57)];
+        let rows = rows.each_ref();
+        let mut text = String::new();
+        beyond(&rows, 65_530, &mut text).unwrap();
+        assert!(
+            text.starts_with(" 4194304 may need 80057 mappings, of "),
+            "{text}"
+        );
+        assert_eq!(text.lines().count(), 2, "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= WIDTH));
+        text.clear();
+        beyond(&rows[..1], 65_530, &mut text).unwrap();
+        assert_eq!(text, "");
+    }
 
     #[test]
     fn members_have_names_that_do_nothing_and_fit_a_terminal() {
