@@ -204,7 +204,7 @@ impl Engine {
                 }
                 let why = why.to_string();
                 link.refuse(&why, mark);
-                core.users.refusals.tell(peer.uid, peer.pid, &why);
+                core.users.common.refusals.tell(peer.uid, peer.pid, &why);
             }
         }
     }
@@ -241,7 +241,7 @@ impl Engine {
             link.socket().watch(),
             number,
             Arc::clone(&self.atlas),
-            *core.users.limits(),
+            core.users.common.limits,
         );
         Ok(Welcomed {
             domain,
@@ -253,7 +253,7 @@ impl Engine {
     /// Why processes are not served: what the log and the status tell.
     #[must_use]
     pub fn refusals(&self) -> Arc<Refusals> {
-        Arc::clone(&self.driver.core.users.refusals)
+        Arc::clone(&self.driver.core.users.common.refusals)
     }
 
     /// The counters.

@@ -42,7 +42,7 @@ pub(crate) fn status(core: &Core) -> Status {
         time: since_1970(),
         uptime_seconds: core.started.elapsed().as_secs(),
         window_max_us: gone.window_ns / 1000,
-        unserved: core.users.refusals.list(),
+        unserved: core.users.common.refusals.list(),
         ..Status::default()
     };
     let mut cpu_ns = gone.cpu_ns;

@@ -30,19 +30,28 @@ use crate::users::refusals::Refusals;
 #[derive(Debug)]
 pub(crate) struct User {
     pub(crate) uid: u32,
+    /// Bytes of the engine's tables.
+    tables: AtomicU64,
+    /// Threads that sleep in looks at the memory of his guests.
+    stuck: AtomicU32,
+    holdings: Arc<Holdings>,
+    pub(crate) common: Arc<Common>,
+}
+
+/// What all users have in common. It lasts longer than a user's guests: who comes and goes begins nothing anew.
+#[derive(Debug)]
+pub(crate) struct Common {
     pub(crate) limits: Limits,
     /// Bytes of the engine's tables.
     tables: AtomicU64,
-    /// Those of all users.
-    all_tables: Arc<AtomicU64>,
-    /// Threads that sleep in looks at the memory of his guests.
+    /// Threads that sleep in looks at guests' memory.
     stuck: AtomicU32,
-    /// Those of all users.
-    all_stuck: Arc<AtomicU32>,
-    pauses: Arc<Pauses>,
+    /// Until when users get no more guests.
+    pauses: Mutex<BTreeMap<u32, Instant>>,
+    /// Each user's part of the log.
+    lines: Mutex<BTreeMap<u32, Lines>>,
+    /// Why processes of users are not served.
     pub(crate) refusals: Arc<Refusals>,
-    holdings: Arc<Holdings>,
-    lines: Arc<Mutex<AllLines>>,
 }
 
 /// Parts of the domains that are a user's.
@@ -58,9 +67,6 @@ pub(crate) struct Holdings {
 
 /// So long it is known what was left out.
 const REMEMBERED: Duration = Duration::from_secs(60);
-
-/// Each user's part of the log. It lasts longer than his guests: who comes and goes has no other one each time.
-type AllLines = BTreeMap<u32, Lines>;
 
 impl OverQuota {
     /// Whether a user may have one more.
@@ -104,9 +110,6 @@ pub(crate) fn check_unclosed(limits: &Limits, uid: u32, kind: Kind) -> Result<()
     unclosed.check()
 }
 
-/// Until when users get no more guests. They last longer than the users' guests.
-type Pauses = Mutex<BTreeMap<u32, Instant>>;
-
 /// What looking at a process may take before a pause follows. One with a thousand threads takes less.
 const CHEAP: Duration = Duration::from_millis(50);
 /// Bytes by which the tables shrink before freed memory is given back.
@@ -127,7 +130,7 @@ impl User {
         if is_master(self.uid) {
             return u64::MAX;
         }
-        if self.holdings.segments.load(Relaxed) > self.limits.table_bytes_per_user() as u64 {
+        if self.holdings.segments.load(Relaxed) > self.common.limits.table_bytes_per_user() as u64 {
             return 0;
         }
         let most = GREED.saturating_mul(free);
@@ -141,7 +144,7 @@ impl User {
             return line();
         }
         let now = Instant::now();
-        let mut all = lock(&self.lines);
+        let mut all = lock(&self.common.lines);
         all.retain(|_, its| its.began.is_some_and(|began| now - began < REMEMBERED));
         let taken = all.entry(self.uid).or_default().take(now);
         drop(all);
@@ -159,7 +162,7 @@ impl User {
 
     /// Notes that his tables take `now` bytes for a guest for which they took `before`.
     pub(crate) fn note_tables(&self, before: u64, now: u64) {
-        for tables in [&self.tables, &*self.all_tables] {
+        for tables in [&self.tables, &self.common.tables] {
             match now.checked_sub(before) {
                 Some(more) => tables.fetch_add(more, Relaxed),
                 None => tables.fetch_sub(before - now, Relaxed),
@@ -175,12 +178,12 @@ impl User {
     /// Notes that a thread sleeps in a look at a guest's memory; false when there are too many in all.
     pub(crate) fn lose_thread(&self) -> bool {
         self.stuck.fetch_add(1, Relaxed);
-        self.all_stuck.fetch_add(1, Relaxed) < self.limits.stuck_threads
+        self.common.stuck.fetch_add(1, Relaxed) < self.common.limits.stuck_threads
     }
 
     /// Notes that one is back.
     pub(crate) fn regain_thread(&self) {
-        for count in [&self.stuck, &*self.all_stuck] {
+        for count in [&self.stuck, &self.common.stuck] {
             let before = count.fetch_sub(1, Relaxed);
             assert!(before > 0, "a thread came back that was not lost");
         }
@@ -188,60 +191,60 @@ impl User {
 
     /// Notes what it took of a processor to look whether a process of his may be a guest.
     pub(crate) fn note_admission(&self, took: Duration) {
-        if took < CHEAP || is_master(self.uid) {
-            return;
+        if took >= CHEAP {
+            self.common.prolong(self.uid, took);
         }
-        prolong(&self.pauses, self.uid, took);
     }
 
     /// Whether as many threads sleep in looks at his guests' memory as may.
     pub(crate) fn is_stuck(&self) -> bool {
-        self.stuck.load(Relaxed) >= self.limits.stuck_threads_per_user
+        self.stuck.load(Relaxed) >= self.common.limits.stuck_threads_per_user
     }
 }
 
-/// Has a user get no guest for so many times what was taken.
-fn prolong(pauses: &Pauses, uid: u32, took: Duration) {
-    let now = Instant::now();
-    let mut pauses = lock(pauses);
-    pauses.retain(|_, until| *until > now);
-    let until = pauses.entry(uid).or_insert(now);
-    *until += took * PAUSE;
+impl Common {
+    /// Has a user get no guest for so many times what was taken.
+    fn prolong(&self, uid: u32, took: Duration) {
+        if is_master(uid) {
+            return;
+        }
+        let now = Instant::now();
+        let mut pauses = lock(&self.pauses);
+        pauses.retain(|_, until| *until > now);
+        let until = pauses.entry(uid).or_insert(now);
+        *until += took * PAUSE;
+    }
 }
 
 /// The users who have guests.
 #[derive(Debug)]
 pub(crate) struct Users {
-    limits: Limits,
-    all: Mutex<BTreeMap<u32, Weak<User>>>,
-    stuck: Arc<AtomicU32>,
-    /// Bytes of the engine's tables, and the most they were since freed memory was given back.
-    tables: Arc<AtomicU64>,
+    each: Mutex<BTreeMap<u32, Weak<User>>>,
+    pub(crate) common: Arc<Common>,
+    /// The most bytes that the tables had since freed memory was given back.
     most_tables: AtomicU64,
-    pauses: Arc<Pauses>,
-    lines: Arc<Mutex<AllLines>>,
-    /// Why processes of users are not served.
-    pub(crate) refusals: Arc<Refusals>,
 }
 
 impl Users {
     /// Nobody yet.
     pub(crate) fn new(limits: Limits) -> Self {
         Self {
-            limits,
-            all: Mutex::default(),
-            stuck: Arc::default(),
-            tables: Arc::default(),
-            most_tables: AtomicU64::new(0),
-            pauses: Arc::default(),
-            lines: Arc::default(),
-            refusals: Arc::default(),
+            each: Mutex::default(),
+            common: Arc::new(Common {
+                limits,
+                tables: AtomicU64::default(),
+                stuck: AtomicU32::default(),
+                pauses: Mutex::default(),
+                lines: Mutex::default(),
+                refusals: Arc::default(),
+            }),
+            most_tables: AtomicU64::default(),
         }
     }
 
     /// For how long a user gets no more guests.
     pub(crate) fn pause(&self, uid: u32) -> Option<Duration> {
-        let until = *lock(&self.pauses).get(&uid)?;
+        let until = *lock(&self.common.pauses).get(&uid)?;
         let left = until.saturating_duration_since(Instant::now());
         (!left.is_zero()).then_some(left)
     }
@@ -249,43 +252,31 @@ impl Users {
     /// Notes that a process of a user is one whose threads or groups are too many: to find that out takes as long as the dearest
     /// of those that are cheap.
     pub(crate) fn note_crowd(&self, uid: u32) {
-        if !is_master(uid) {
-            prolong(&self.pauses, uid, CHEAP);
-        }
-    }
-
-    /// What each may take.
-    pub(crate) fn limits(&self) -> &Limits {
-        &self.limits
+        self.common.prolong(uid, CHEAP);
     }
 
     /// The user with this id.
     pub(crate) fn get(&self, uid: u32) -> Arc<User> {
-        let mut all = lock(&self.all);
-        if let Some(user) = all.get(&uid).and_then(Weak::upgrade) {
+        let mut each = lock(&self.each);
+        if let Some(user) = each.get(&uid).and_then(Weak::upgrade) {
             return user;
         }
-        all.retain(|_, user| user.strong_count() > 0);
+        each.retain(|_, user| user.strong_count() > 0);
         let user = Arc::new(User {
             uid,
-            limits: self.limits,
-            tables: AtomicU64::new(0),
-            all_tables: Arc::clone(&self.tables),
-            stuck: AtomicU32::new(0),
-            all_stuck: Arc::clone(&self.stuck),
-            pauses: Arc::clone(&self.pauses),
-            refusals: Arc::clone(&self.refusals),
+            tables: AtomicU64::default(),
+            stuck: AtomicU32::default(),
             holdings: Arc::default(),
-            lines: Arc::clone(&self.lines),
+            common: Arc::clone(&self.common),
         });
-        all.insert(uid, Arc::downgrade(&user));
+        each.insert(uid, Arc::downgrade(&user));
         user
     }
 
     /// Whether the tables have shrunk by so much that the host should have the memory. The allocator would keep it for this
     /// process, and a guest that came with great tables and left would have taken it for good. One caller at a time.
     pub(crate) fn tables_have_shrunk(&self) -> bool {
-        let now = self.tables.load(Relaxed);
+        let now = self.common.tables.load(Relaxed);
         let most = self.most_tables.fetch_max(now, Relaxed).max(now);
         let shrunk = most - now >= SHRUNK;
         if shrunk {
@@ -297,7 +288,7 @@ impl Users {
     /// Threads that sleep in looks at guests' memory.
     #[cfg(test)]
     pub(crate) fn stuck_threads(&self) -> u32 {
-        self.stuck.load(Relaxed)
+        self.common.stuck.load(Relaxed)
     }
 }
 
@@ -360,7 +351,7 @@ mod tests {
             (users.get(0).room(0), first.room(u64::MAX) > 1 << 60),
             (u64::MAX, true)
         );
-        let most = first.limits.table_bytes_per_user();
+        let most = first.common.limits.table_bytes_per_user();
         first.holdings().segments.fetch_add(most as u64, Relaxed);
         assert!(first.room(u64::MAX) > 0);
         first.holdings().segments.fetch_add(1, Relaxed);

@@ -212,7 +212,7 @@ impl Guest {
             .note_admission(sys::process::thread_time().saturating_sub(begin));
         admitted?;
         self.attached.store(ready.attached, Relaxed);
-        self.user.refusals.forget_process(self.uid, self.pid);
+        self.user.common.refusals.forget_process(self.uid, self.pid);
         let vmas = vmas.unwrap_or(0);
         self.counters.vmas.store(vmas, Relaxed);
         self.counters.vmas_before.store(vmas, Relaxed);
@@ -300,7 +300,7 @@ impl Guest {
 
     /// Says why it is not served any longer.
     fn tell(&self, why: &str) {
-        self.user.refusals.tell(self.uid, self.pid, why);
+        self.user.common.refusals.tell(self.uid, self.pid, why);
     }
 
     /// Why it may no longer be in its domain.
@@ -358,7 +358,7 @@ impl Guest {
 
     /// Why no more `bytes` of tables may be had.
     pub(crate) fn lacks_room(&self, bytes: u64) -> Option<AtLimit> {
-        let (limits, mib) = (&self.user.limits, 1 << 20);
+        let (limits, mib) = (&self.user.common.limits, 1 << 20);
         let own = self.counters.table_bytes.load(Relaxed) + bytes;
         let all = self.user.table_bytes() + bytes;
         match () {
@@ -377,7 +377,7 @@ impl Guest {
         let mut noted = lock(&self.refusal);
         if let Some(why) = refusal.filter(|_| refusal != *noted) {
             let (pid, uid) = (self.pid, self.uid);
-            let why = why.describe(&self.user.limits);
+            let why = why.describe(&self.user.common.limits);
             self.user.say(|| tracing::warn!(pid, uid, "{why}"));
         }
         *noted = refusal;
@@ -386,7 +386,7 @@ impl Guest {
     /// Why some of its memory is left alone, in words.
     pub(crate) fn refusal(&self) -> Option<String> {
         let why = *lock(&self.refusal);
-        why.map(|why| why.describe(&self.user.limits))
+        why.map(|why| why.describe(&self.user.common.limits))
     }
 
     /// Notes whether there was room for slots of its pages.
@@ -548,7 +548,7 @@ impl Guest {
     pub(crate) fn may_settle_at_once(&self) -> bool {
         let found = self
             .memory
-            .borrows(self.user.limits.descriptors_per_process);
+            .borrows(self.user.common.limits.descriptors_per_process);
         let may = found.is_none();
         self.borrowed.fetch_or(!may, Relaxed);
         *lock(&self.not_now) = found;

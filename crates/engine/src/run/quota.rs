@@ -30,7 +30,7 @@ impl Core {
     /// # Errors
     /// Too much of its user's waits to be closed already.
     pub(crate) fn principal(&self, peer: Peer) -> Result<u32, Refusal> {
-        check_unclosed(self.users.limits(), peer.uid, Kind::Session)?;
+        check_unclosed(&self.users.common.limits, peer.uid, Kind::Session)?;
         Ok(sys::principal::of(peer.pid, peer.uid)?)
     }
 
@@ -39,7 +39,7 @@ impl Core {
         if is_master(uid) {
             return Ok(());
         }
-        let limits = self.users.limits();
+        let limits = &self.users.common.limits;
         check_unclosed(limits, uid, Kind::Session)?;
         let guests = lock(&self.guests);
         let his = guests.iter().filter(|guest| guest.user.uid == uid).count();
@@ -71,7 +71,7 @@ impl Core {
     }
 
     fn kept_descriptors(&self, uid: u32, domains: &BTreeMap<String, Arc<Domain>>) -> OverQuota {
-        let limits = self.users.limits();
+        let limits = &self.users.common.limits;
         let kept = |domain: &Arc<Domain>| domain.legacy.as_ref().map_or(0, |legacy| legacy.kept());
         let his = domains.values().filter(|domain| domain.is_of(uid));
         OverQuota {

@@ -125,7 +125,7 @@ impl Offers {
         if range.is_empty() || self.spans.covers(&range) {
             return range.end..range.end;
         }
-        let limits = &guest.user.limits;
+        let limits = &guest.user.common.limits;
         let Range { start, end } = range;
         let room = limits.chunks_per_process.saturating_mul(CHUNK);
         let fits = end.min(start.saturating_add(room.saturating_sub(self.spans.bytes)));
@@ -197,7 +197,7 @@ impl Offers {
         let after = range.end;
         self.spans.remove(range);
         self.stale = true;
-        if self.spans.ends.len() as u64 > guest.user.limits.regions_per_process
+        if self.spans.ends.len() as u64 > guest.user.common.limits.regions_per_process
             && let Some((&start, &end)) = self.spans.ends.range(after..).next()
             && !self
                 .chunks

@@ -75,7 +75,7 @@ pub(crate) fn take_merged(
     }
     drop(gains);
     counters.merged_again.fetch_add(again, Relaxed);
-    let most = guest.user.limits.table_bytes_per_user();
+    let most = guest.user.common.limits.table_bytes_per_user();
     pages.show(&guest.domain.patterns, chunk.place, most);
     Ok(())
 }

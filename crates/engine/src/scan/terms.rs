@@ -135,7 +135,11 @@ impl Terms {
         // In a pass too little time has passed.
         let ages = !in_pass && self.round.0.is_multiple_of(self.broken_rounds.max(1));
         let is_clean = || match ages || guest.wants_pins() {
-            true => guest.note_pins(guest.memory.pins(guest.user.limits.descriptors_per_process)),
+            true => guest.note_pins(
+                guest
+                    .memory
+                    .pins(guest.user.common.limits.descriptors_per_process),
+            ),
             false => guest.is_clean(),
         };
         Again {
