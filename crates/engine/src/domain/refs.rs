@@ -219,40 +219,40 @@ impl Refs {
     /// Counts dead slots whose frames are not given back yet.
     pub(crate) fn hold(&self, slots: u64) {
         let _same = self.segments();
-        self.held.fetch_add(slots, Relaxed);
-        self.sums().for_each(|sum| {
-            sum.fetch_add(slots, Relaxed);
-        });
+        self.add(&self.held, slots);
     }
 
     /// The frames of so many held slots are given back.
     pub(crate) fn let_go(&self, slots: u64) {
         let _same = self.segments();
-        self.held.fetch_sub(slots, Relaxed);
-        self.sums().for_each(|sum| {
+        self.sub(&self.held, slots);
+    }
+
+    /// Counts `slots` more with frames in `own`, a count of this domain, and in each sum of which that is a part.
+    fn add(&self, own: &AtomicU64, slots: u64) {
+        for sum in self.sums(own) {
+            sum.fetch_add(slots, Relaxed);
+        }
+    }
+
+    /// Counts so many less.
+    fn sub(&self, own: &AtomicU64, slots: u64) {
+        for sum in self.sums(own) {
             sum.fetch_sub(slots, Relaxed);
-        });
+        }
     }
 
-    /// The sums in which the frames of this domain count.
-    fn sums(&self) -> impl Iterator<Item = &AtomicU64> {
+    fn sums<'a>(&'a self, own: &'a AtomicU64) -> impl Iterator<Item = &'a AtomicU64> {
         let his = self.his.get().map(|his| &his.slots);
-        std::iter::once(&*self.everywhere).chain(his)
-    }
-
-    /// All counts of slots with refs.
-    fn counts(&self) -> impl Iterator<Item = &AtomicU64> {
-        std::iter::once(&self.live).chain(self.sums())
+        [own, &*self.everywhere].into_iter().chain(his)
     }
 }
 
 impl Drop for Refs {
     fn drop(&mut self) {
         // Their stores go with them.
-        let frames = self.live() + self.held();
-        self.sums().for_each(|sum| {
-            sum.fetch_sub(frames, Relaxed);
-        });
+        self.sub(&self.live, self.live());
+        self.sub(&self.held, self.held());
         if let Some(his) = self.his.get() {
             let segments = self.segments().len();
             his.segments.fetch_sub(bytes(segments), Relaxed);
@@ -274,46 +274,38 @@ impl View<'_> {
         Some((segment, usize::try_from(slot.0 % SEGMENT).ok()?))
     }
 
-    fn count(&self, slot: Slot, which: fn(&Segment) -> &[AtomicU32]) -> Option<&AtomicU32> {
-        let (segment, at) = self.find(slot)?;
-        which(segment).get(at)
+    /// The same of a slot of which something tells that not all beside it are dead.
+    fn get(&self, slot: Slot, why: &str) -> (&Segment, usize) {
+        let found = self.find(slot);
+        found.unwrap_or_else(|| panic!("{slot} {why} and has no segment"))
     }
 
     fn refs(&self, slot: Slot) -> Option<&AtomicU32> {
-        self.count(slot, |segment| &segment.refs)
-    }
-
-    fn sites(&self, slot: Slot) -> Option<&AtomicU32> {
-        self.count(slot, |segment| &segment.sites)
+        self.find(slot).map(|(segment, at)| &segment.refs[at])
     }
 
     /// Gives a fresh slot its key and its first ref. Its content is written, the index does not
     /// name it yet: the release store is seen by whoever wins a ref after finding the entry.
     #[allow(clippy::cast_possible_truncation)] // the two halves, on purpose
     pub(crate) fn publish(&self, slot: Slot, key: Fingerprint) {
-        let found = self.find(slot);
-        let (segment, at) = found.unwrap_or_else(|| panic!("{slot} is new and has no segment"));
+        let (segment, at) = self.get(slot, "is new");
         let [low, high] = &segment.keys[at];
         low.store(key.0 as u64, Relaxed);
         high.store((key.0 >> 64) as u64, Relaxed);
         let before = segment.refs[at].swap(1, Release);
         assert_eq!(before, 0, "{slot} is published twice");
-        self.refs.counts().for_each(|count| {
-            count.fetch_add(1, Relaxed);
-        });
+        self.refs.add(&self.refs.live, 1);
     }
 
     /// Takes a ref unless the slot has none any more, or too many, or is astray: that is dead for whoever comes now.
     pub(crate) fn try_ref(&self, slot: Slot) -> Taken {
         let limit = self.refs.limit.load(Relaxed);
         let more = |refs: u32| (refs > 0 && refs < limit).then(|| refs + 1);
-        let Some((segment, at)) = self.find(slot) else {
+        let found = self.find(slot);
+        let Some((segment, at)) = found.filter(|(segment, at)| !segment.astray.has(*at)) else {
             return Taken::Dead;
         };
-        let Some(refs) = segment.refs.get(at).filter(|_| !segment.astray.has(at)) else {
-            return Taken::Dead;
-        };
-        match refs.fetch_update(AcqRel, Acquire, more) {
+        match segment.refs[at].fetch_update(AcqRel, Acquire, more) {
             Ok(_) => Taken::Won,
             Err(0) => Taken::Dead,
             Err(_) => Taken::Full,
@@ -331,8 +323,7 @@ impl View<'_> {
 
     /// Notes that an index names the slot, of which the caller has a ref.
     pub(crate) fn set_named(&self, slot: Slot) {
-        let found = self.find(slot);
-        let (segment, at) = found.unwrap_or_else(|| panic!("{slot} is named and has no segment"));
+        let (segment, at) = self.get(slot, "is named");
         segment.named.set(at);
     }
 
@@ -358,9 +349,7 @@ impl View<'_> {
 
     /// Notes that the frame of a slot, of which the caller has a ref, is off its node.
     pub(crate) fn set_astray(&self, slot: Slot) {
-        let found = self.find(slot);
-        let (segment, at) =
-            found.unwrap_or_else(|| panic!("{slot} is asked for and has no segment"));
+        let (segment, at) = self.get(slot, "is asked for");
         if segment.astray.set(at) {
             self.refs.astray.fetch_add(1, Relaxed);
         }
@@ -379,9 +368,8 @@ impl View<'_> {
 
     /// Drops a ref; gives the key when it was the last.
     pub(crate) fn unref(&self, slot: Slot) -> Option<Fingerprint> {
-        let refs = self.refs(slot);
-        let refs = refs.unwrap_or_else(|| panic!("{slot} loses a ref and has no segment"));
-        let before = refs.fetch_sub(1, AcqRel);
+        let (segment, at) = self.get(slot, "loses a ref");
+        let before = segment.refs[at].fetch_sub(1, AcqRel);
         assert!(before > 0, "{slot} lost a ref it did not have");
         if before == self.refs.limit.load(Relaxed) / 2 + 1
             && self.refs.chains.count() > 0
@@ -392,10 +380,8 @@ impl View<'_> {
         if before != 1 {
             return None;
         }
-        self.refs.counts().for_each(|count| {
-            count.fetch_sub(1, Relaxed);
-        });
-        if self.is_astray(slot) {
+        self.refs.sub(&self.refs.live, 1);
+        if segment.astray.has(at) {
             self.refs.astray.fetch_sub(1, Relaxed);
         }
         self.key(slot)
@@ -411,18 +397,16 @@ impl View<'_> {
 
     /// Notes that one more page maps the slot.
     pub(crate) fn join(&self, slot: Slot) {
-        let sites = self.sites(slot);
-        let sites = sites.unwrap_or_else(|| panic!("{slot} is mapped and has no segment"));
-        if sites.fetch_add(1, AcqRel) == 0 {
+        let (segment, at) = self.get(slot, "is mapped");
+        if segment.sites[at].fetch_add(1, AcqRel) == 0 {
             self.refs.shared.fetch_add(1, Relaxed);
         }
     }
 
     /// Notes that one page less maps the slot.
     pub(crate) fn leave(&self, slot: Slot) {
-        let sites = self.sites(slot);
-        let sites = sites.unwrap_or_else(|| panic!("{slot} was mapped and has no segment"));
-        let before = sites.fetch_sub(1, AcqRel);
+        let (segment, at) = self.get(slot, "was mapped");
+        let before = segment.sites[at].fetch_sub(1, AcqRel);
         assert!(before > 0, "{slot} lost a page it did not have");
         if before == 1 {
             self.refs.shared.fetch_sub(1, Relaxed);
@@ -431,8 +415,10 @@ impl View<'_> {
 
     /// Refs and sites of a slot; zeros when its segment is gone.
     pub(crate) fn counts(&self, slot: Slot) -> (u32, u32) {
-        let load = |count: Option<&AtomicU32>| count.map_or(0, |count| count.load(Acquire));
-        (load(self.refs(slot)), load(self.sites(slot)))
+        self.find(slot).map_or((0, 0), |(segment, at)| {
+            let load = |counts: &[AtomicU32]| counts[at].load(Acquire);
+            (load(&segment.refs), load(&segment.sites))
+        })
     }
 
     /// Every slot with refs.
