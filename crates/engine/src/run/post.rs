@@ -19,12 +19,20 @@
 
 use std::cell::RefCell;
 use std::io;
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use sys::foreign::ForeignName;
+use sys::pagemap::PageRun;
+use sys::process::Remote;
+use wire::{PageBits, Ready};
+
+use crate::domain::store::PageBytes;
 use crate::error::Refusal;
 use crate::guest::Guest;
-use crate::guest::memory::{GivenUp, Memory};
+use crate::guest::memory::{GivenUp, Mapped, Memory};
+use crate::page::StoreId;
 use crate::run::queue::{Job, Queue, Spent};
 use crate::sync::lock;
 
@@ -36,10 +44,10 @@ thread_local! {
 /// Does `act`, which looks at a guest's memory and may sleep for as long as the guest likes.
 ///
 /// # Errors
-/// Those of `act`, and [`GivenUp`] when the worker was given up meanwhile or before.
-fn in_guest<T>(act: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+/// [`GivenUp`] when the worker was given up meanwhile or before.
+fn in_guest<T>(act: impl FnOnce() -> T) -> io::Result<T> {
     let Some(post) = OWN.with_borrow(Clone::clone) else {
-        return act(); // no worker: nobody else waits for it
+        return Ok(act()); // no worker: nobody else waits for it
     };
     let given_up = || io::Error::other(GivenUp);
     if !post.enter() {
@@ -47,7 +55,7 @@ fn in_guest<T>(act: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     }
     let done = act();
     match post.leave() {
-        true => done,
+        true => Ok(done),
         false => Err(given_up()),
     }
 }
@@ -211,13 +219,31 @@ impl Post {
 /// A guest's memory, each look at which is watched.
 pub(crate) struct Watched(pub(crate) Box<dyn Memory>);
 
-impl Memory for Watched {
-    fn admit(&self, ready: wire::Ready) -> Result<(), Refusal> {
-        in_guest(|| Ok(self.0.admit(ready))).unwrap_or_else(|error| Err(Refusal::System(error)))
-    }
+/// Methods that are watched, each with what it answers for a worker that was given up.
+macro_rules! watched {
+    ($(fn $look:ident(&self $(, $with:ident: $type:ty)*) -> $answer:ty = $given_up:expr;)*) => {$(
+        fn $look(&self, $($with: $type),*) -> $answer {
+            in_guest(|| self.0.$look($($with),*)).unwrap_or_else($given_up)
+        }
+    )*};
+}
 
-    fn compare(&self) -> Result<(), Refusal> {
-        in_guest(|| Ok(self.0.compare())).unwrap_or_else(|error| Err(Refusal::System(error)))
+impl Memory for Watched {
+    watched! {
+        fn admit(&self, ready: Ready) -> Result<(), Refusal> = |error| Err(Refusal::System(error));
+        fn compare(&self) -> Result<(), Refusal> = |error| Err(Refusal::System(error));
+        fn scan(&self, range: Range<u64>, runs: &mut [PageRun]) -> io::Result<(usize, u64)> = Err;
+        fn peek(&self, range: Range<u64>, runs: &mut [PageRun]) -> io::Result<(usize, u64)> = Err;
+        fn shared(&self, range: Range<u64>) -> io::Result<PageBits> = Err;
+        fn read(&self, ranges: &[Remote], pages: &mut [&mut PageBytes]) -> io::Result<usize> = Err;
+        // Nobody follows up on pages that are nowhere.
+        fn stores(&self, pages: &[usize]) -> Vec<Option<StoreId>> = |_| vec![None; pages.len()];
+        fn pins(&self, most: u32) -> Option<String> = |error| Some(error.to_string());
+        fn borrows(&self, most: u32) -> Option<String> = |error| Some(error.to_string());
+        fn mapped(&self, stores: &[u64], each: &mut dyn FnMut(Mapped)) -> io::Result<bool> = Err;
+        fn mappings(&self) -> Option<u64> = |_| None;
+        // Where it is given up, nobody else has the guard: what the thread does when it is back counts.
+        fn rescue(&self, last: bool) -> usize = |_| 0;
     }
 
     fn parent(&self) -> Option<u32> {
@@ -228,64 +254,6 @@ impl Memory for Watched {
         self.0.has_left()
     }
 
-    fn scan(
-        &self,
-        range: std::ops::Range<u64>,
-        runs: &mut [sys::pagemap::PageRun],
-    ) -> io::Result<(usize, u64)> {
-        in_guest(|| self.0.scan(range, runs))
-    }
-
-    fn peek(
-        &self,
-        range: std::ops::Range<u64>,
-        runs: &mut [sys::pagemap::PageRun],
-    ) -> io::Result<(usize, u64)> {
-        in_guest(|| self.0.peek(range, runs))
-    }
-
-    fn shared(&self, range: std::ops::Range<u64>) -> io::Result<wire::PageBits> {
-        in_guest(|| self.0.shared(range))
-    }
-
-    fn read(
-        &self,
-        ranges: &[sys::process::Remote],
-        pages: &mut [&mut crate::domain::store::PageBytes],
-    ) -> io::Result<usize> {
-        in_guest(|| self.0.read(ranges, pages))
-    }
-
-    fn stores(&self, pages: &[usize]) -> Vec<Option<crate::page::StoreId>> {
-        // Nobody follows up on pages that are nowhere.
-        in_guest(|| Ok(self.0.stores(pages))).unwrap_or_else(|_| vec![None; pages.len()])
-    }
-
-    fn pins(&self, most: u32) -> Option<String> {
-        in_guest(|| Ok(self.0.pins(most))).unwrap_or_else(|error| Some(error.to_string()))
-    }
-
-    fn borrows(&self, most: u32) -> Option<String> {
-        in_guest(|| Ok(self.0.borrows(most))).unwrap_or_else(|error| Some(error.to_string()))
-    }
-
-    fn mapped(
-        &self,
-        stores: &[u64],
-        each: &mut dyn FnMut(crate::guest::memory::Mapped),
-    ) -> io::Result<bool> {
-        in_guest(|| self.0.mapped(stores, each))
-    }
-
-    fn mappings(&self) -> Option<u64> {
-        in_guest(|| Ok(self.0.mappings())).ok().flatten()
-    }
-
-    fn rescue(&self, last: bool) -> usize {
-        // Where it is given up, nobody else has the guard: what the thread does when it is back counts.
-        in_guest(|| Ok(self.0.rescue(last))).unwrap_or_default()
-    }
-
     fn is_guarded(&self) -> bool {
         self.0.is_guarded()
     }
@@ -294,7 +262,7 @@ impl Memory for Watched {
         self.0.has_exited()
     }
 
-    fn name(&self) -> sys::foreign::ForeignName {
+    fn name(&self) -> ForeignName {
         self.0.name()
     }
 }
@@ -361,20 +329,16 @@ mod tests {
                 &Job::Look(Arc::clone(&guest), Aim::Hear),
                 Some(Arc::clone(&guest)),
             );
-            assert_eq!(in_guest(|| Ok(1)).expect("it counts"), 1);
+            assert_eq!(in_guest(|| 1).expect("it counts"), 1);
             let late = in_guest(|| {
                 lock(&post.0).abandoned = true;
                 guest.lose_thread();
-                Ok(2)
             });
             assert!(crate::guest::memory::is_given_up(
                 &late.expect_err("it does not count")
             ));
             let asked = std::cell::Cell::new(false);
-            let after = in_guest(|| {
-                asked.set(true);
-                Ok(())
-            });
+            let after = in_guest(|| asked.set(true));
             assert!(after.is_err() && !asked.get(), "nor is anything read later");
             assert!(guest.is_stuck());
             assert!(!post.end() && !guest.is_stuck());
