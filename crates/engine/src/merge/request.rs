@@ -1,8 +1,7 @@
-//! Ask: the questions to an agent, and what its answers make of the pages.
+//! Request: the questions to an agent about pages of a chunk.
 //!
-//! The refs of asked pages were taken before (I4). An answer is checked as a whole before any of it
-//! counts: it must speak of exactly the pages that were asked for, in words that fit the question.
-//! One that does not condemns the guest, and all its refs then wait for its lifelines.
+//! The refs of asked pages were taken before (I4). What an answer makes of the pages is told in
+//! [`outcomes`](crate::scan::outcomes).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

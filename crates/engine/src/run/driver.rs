@@ -1,8 +1,9 @@
 //! The driver: a thread that begins a round every period, passes and early looks in between, and what it is told.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use sys::priority::unpoisoned;
 use wire::{Pace, Setting};
 
 use crate::error::EngineError;
@@ -13,7 +14,7 @@ use crate::run::core::Core;
 use crate::run::knobs::Knobs;
 use crate::run::pace::{Pacer, Supply};
 use crate::run::workers::Workers;
-use crate::sync::lock;
+use crate::sync::{Plain, lock};
 
 /// How often ended guests are looked for between rounds.
 const REAP: Duration = Duration::from_secs(1);
@@ -66,27 +67,31 @@ impl Driver {
         self.changed.notify_all();
     }
 
+    /// Has the driver do what `signal` asks for by now, and waits while it `waits`. An operator waits for it, and first for the
+    /// round that is under way.
+    fn wait_while<'a>(
+        &self,
+        signal: Plain<'a, Signal>,
+        waits: impl Fn(&Signal) -> bool,
+    ) -> MutexGuard<'a, Signal> {
+        let _haste = sys::priority::hurry();
+        self.changed.notify_all();
+        let waits = |signal: &mut Signal| !signal.stop && waits(signal);
+        unpoisoned(self.changed.wait_while(signal.into_inner(), waits))
+    }
+
     /// Waits until the driver has unmerged what can be.
     pub(crate) fn unmerge(&self) -> Result<(), EngineError> {
-        // An operator waits for it, and first for the round that is under way.
-        let _haste = sys::priority::hurry();
         let mut signal = lock(&self.signal);
         signal.wishes += 1;
         let ticket = signal.wishes;
-        self.changed.notify_all();
-        let waits = |signal: &mut Signal| signal.granted < ticket && !signal.stop;
-        let signal = self
-            .changed
-            .wait_while(signal.into_inner(), waits)
-            .unwrap_or_else(PoisonError::into_inner);
-        match signal.left {
-            0 => Ok(()),
-            left => {
-                drop(signal);
-                let pids = sharers(&self.core);
-                Err(EngineError::Unmerging { left, pids })
-            }
+        let waits = |signal: &Signal| signal.granted < ticket;
+        let left = self.wait_while(signal, waits).left;
+        if left == 0 {
+            return Ok(());
         }
+        let pids = sharers(&self.core);
+        Err(EngineError::Unmerging { left, pids })
     }
 
     /// Has the driver change the rules as `settings` say; waits for it.
@@ -110,15 +115,9 @@ impl Driver {
         if rules == now {
             return Ok(());
         }
-        let _haste = sys::priority::hurry();
         let mut signal = lock(&self.signal);
         (signal.rules, signal.shared) = (Some(rules), None);
-        self.changed.notify_all();
-        let waits = |signal: &mut Signal| signal.shared.is_none() && !signal.stop;
-        let mut signal = self
-            .changed
-            .wait_while(signal.into_inner(), waits)
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut signal = self.wait_while(signal, |signal| signal.shared.is_none());
         match signal.shared.take() {
             Some(0) => Ok(()),
             Some(pages) => Err(EngineError::Shared { knob, pages }),
@@ -137,7 +136,7 @@ impl Driver {
         let waited = self
             .changed
             .wait_timeout_while(signal.into_inner(), left, quiet);
-        let (mut signal, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+        let (mut signal, waited) = unpoisoned(waited);
         signal.nudge = false;
         !waited.timed_out()
     }
