@@ -8,7 +8,7 @@
 //!
 //! A wish names guests and addresses. A *pass* grants all wishes of one user that are due together. It is a round of their guests alone
 //! ([`Core::look_and_work`]), in which nothing is left out for being idle or worn. It looks twice at least: the first look arms
-//! the pages, and what the second finds unwritten is settled ([`Again::at_once`](crate::scan::track::Again::at_once)).
+//! the pages, and what the second finds unwritten is settled ([`Aging::AtOnce`](crate::scan::track::Aging::AtOnce)).
 //!
 //! **Safe.** The two periods in which a page must not be written are thrift, where the window sees all who may write to it:
 //!

@@ -8,7 +8,7 @@ use wire::{CHUNK_BYTES, RunMode};
 
 use crate::guest::Guest;
 use crate::options::Rules;
-use crate::scan::track::{Again, Round};
+use crate::scan::track::{Again, Aging, Round};
 
 /// How long a worker scans before others have their turn.
 const SCAN_TIME: Duration = Duration::from_millis(20);
@@ -131,10 +131,14 @@ impl Terms {
     /// How pages of `guest` grow older in this look. When a round's look `begins`, the guest's descriptors are asked what
     /// they are, as often as broken pages grow older. A page is written when it is pinned, so it settles only after two such looks.
     pub(super) fn again(&self, guest: &Guest, begins: bool) -> Again {
-        let in_pass = self.aim.is_pass();
-        // In a pass too little time has passed.
-        let ages = !in_pass && self.round.0.is_multiple_of(self.broken_rounds.max(1));
-        let is_clean = || match ages || guest.wants_pins() {
+        let aging = match self.aim {
+            Aim::Pass { at_once: true, .. } => Aging::AtOnce,
+            // Too little time has passed.
+            Aim::Pass { .. } => Aging::Pass,
+            _ if self.round.0.is_multiple_of(self.broken_rounds.max(1)) => Aging::All,
+            _ => Aging::Anonymous,
+        };
+        let is_clean = || match aging == Aging::All || guest.wants_pins() {
             true => guest.note_pins(
                 guest
                     .memory
@@ -143,13 +147,11 @@ impl Terms {
             false => guest.is_clean(),
         };
         Again {
-            allowed: match begins && !in_pass {
+            allowed: match begins && !aging.is_pass() {
                 true => self.merge_again && is_clean(),
                 false => guest.merges_again(),
             },
-            at_once: self.aim.is_now(),
-            in_pass,
-            ages,
+            aging,
         }
     }
 }

@@ -11,7 +11,7 @@
 //! ([`Again`]); else it stays broken.
 //!
 //! Where somebody asked for it, an anonymous page is settled in the first look that finds it armed and not written
-//! ([`Again::at_once`]). For these the two periods are thrift: the window compares. A page in a mapping of a store never settles so. MOVE does not see who has pinned it, and
+//! ([`Aging::AtOnce`]). For these the two periods are thrift: the window compares. A page in a mapping of a store never settles so. MOVE does not see who has pinned it, and
 //! the two periods are what does.
 //!
 //! One scan tells it, for anonymous and for merged pages alike:
@@ -146,14 +146,29 @@ impl Round {
 pub(crate) struct Again {
     /// Broken ones may be merged again: nothing of the guest can have pinned them.
     pub(crate) allowed: bool,
-    /// Anonymous ones are settled as soon as a look finds them armed and unwritten: somebody asked for it, and MOVE sees
-    /// whoever may write them past the page tables.
-    pub(crate) at_once: bool,
-    /// It is a look of a pass: a page that is broken stays so for the rounds, and no back-off ends.
-    pub(crate) in_pass: bool,
-    /// Broken ones grow older: at most twice a second, so that whatever a system call pinned for itself
+    pub(crate) aging: Aging,
+}
+
+/// Which pages grow older, by the kind of look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Aging {
+    /// In a round: anonymous ones.
+    Anonymous,
+    /// In a round: broken ones, too. At most twice a second, so that whatever a system call pinned for itself
     /// before they were armed is long let go when they have settled.
-    pub(crate) ages: bool,
+    All,
+    /// In a pass: anonymous ones. A page that is broken stays so for the rounds, and no back-off ends.
+    Pass,
+    /// In a pass: anonymous ones are settled as soon as a look finds them armed and unwritten. Somebody asked for it, and
+    /// MOVE sees whoever may write them past the page tables.
+    AtOnce,
+}
+
+impl Aging {
+    /// Whether it is a look of a pass.
+    pub(super) fn is_pass(self) -> bool {
+        matches!(self, Self::Pass | Self::AtOnce)
+    }
 }
 
 /// What a look at a chunk came to.
@@ -248,7 +263,7 @@ fn step(
     let must_wait = written || swapped;
     let after = match before {
         // Only broken ones get here; and of a question under way only its answer tells.
-        Tag::Merged if again.in_pass => Tag::Broken,
+        Tag::Merged if again.aging.is_pass() => Tag::Broken,
         Tag::Merged => broken(pages, page, again),
         Tag::Asked | Tag::AskedZero => return,
         _ if !seen.present.contains(page) => Tag::Absent,
@@ -261,7 +276,7 @@ fn step(
         }
         Tag::Zeroed if seen.zero.contains(page) => return,
         _ if seen.zero.contains(page) => Tag::Zero,
-        Tag::Pinned | Tag::Skipped => match retry(chunk, pages, page, seen, (round, again)) {
+        Tag::Pinned | Tag::Skipped => match retry(chunk, pages, page, seen, (round, again.aging)) {
             Some(after) => at_once(again, after, must_wait),
             None => return,
         },
@@ -296,19 +311,19 @@ fn step_stored(
     match pages.tag(page) {
         // Not written, so not looked at twice: it may be the store's own, of a former engine.
         Tag::Absent | Tag::Foreign | Tag::Zero | Tag::Zeroed if !written => Some(Tag::Foreign),
-        Tag::Broken if again.in_pass => None,
+        Tag::Broken if again.aging.is_pass() => None,
         Tag::Absent | Tag::Foreign | Tag::Zero | Tag::Zeroed | Tag::Broken => {
             Some(broken(pages, page, again))
         }
         _ if broken(pages, page, again) == Tag::Broken => Some(Tag::Broken),
         Tag::Pinned | Tag::Skipped => {
-            let again = Again {
-                at_once: false,
-                ..again
+            let aging = match again.aging {
+                Aging::AtOnce => Aging::Pass,
+                other => other,
             };
-            retry(chunk, pages, page, seen, (round, again))
+            retry(chunk, pages, page, seen, (round, aging))
         }
-        _ if !written && !again.ages => None,
+        _ if !written && again.aging != Aging::All => None,
         before => Some(age(before, written, seen.swapped.contains(page))),
     }
 }
@@ -320,7 +335,7 @@ fn retry(
     pages: &mut Pages,
     page: usize,
     seen: &Seen,
-    (round, again): (Round, Again),
+    (round, aging): (Round, Aging),
 ) -> Option<Tag> {
     let (level, written) = (pages.level(page), seen.written.contains(page));
     if level == NEVER {
@@ -330,14 +345,19 @@ fn retry(
         return written.then_some(Tag::Written);
     }
     let after = if written { Tag::Written } else { Tag::Settled };
-    (again.at_once || !again.in_pass && round.is_due(chunk, level)).then_some(after)
+    let is_due = match aging {
+        Aging::AtOnce => true,
+        Aging::Pass => false,
+        Aging::Anonymous | Aging::All => round.is_due(chunk, level),
+    };
+    is_due.then_some(after)
 }
 
 /// What an anonymous page is instead of `after`, where it need not grow older to settle. One that is written has just been armed:
 /// whoever borrowed it before that has not been looked for since. One that is swapped out is not read back in.
 fn at_once(again: Again, after: Tag, must_wait: bool) -> Tag {
     match after {
-        Tag::Written | Tag::Resting if again.at_once && !must_wait => Tag::Settled,
+        Tag::Written | Tag::Resting if again.aging == Aging::AtOnce && !must_wait => Tag::Settled,
         _ => after,
     }
 }

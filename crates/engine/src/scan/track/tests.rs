@@ -40,9 +40,7 @@ fn chunk(states: &[(usize, Tag)]) -> std::sync::Arc<Chunk> {
 
 const NEVER_AGAIN: Again = Again {
     allowed: false,
-    at_once: false,
-    in_pass: false,
-    ages: true,
+    aging: Aging::All,
 };
 
 fn look(chunk: &Chunk, seen: &Seen) -> (bool, Effects) {
@@ -166,11 +164,9 @@ fn a_merged_page_breaks_only_when_a_second_look_says_so() {
 #[test]
 fn a_broken_page_settles_anew_where_that_is_safe() {
     let chunk = chunk(&[(0, Tag::Merged), (1, Tag::Merged)]);
-    let again = |allowed, ages| Again {
+    let again = |allowed, all| Again {
         allowed,
-        at_once: false,
-        in_pass: false,
-        ages,
+        aging: if all { Aging::All } else { Aging::Anonymous },
     };
     let states = |show: Categories, again: Again| {
         let (_, effects) = look_again(&chunk, &seen(&[(0, 2, show)]), again);
@@ -193,9 +189,7 @@ fn a_broken_page_settles_anew_where_that_is_safe() {
 
 const AT_ONCE: Again = Again {
     allowed: true,
-    at_once: true,
-    in_pass: true,
-    ages: false,
+    aging: Aging::AtOnce,
 };
 
 #[test]
@@ -276,9 +270,7 @@ fn pages_of_a_former_engine_are_foreign_until_they_are_written() {
     chunk.lock().stored = PageBits::FULL;
     let again = Again {
         allowed: true,
-        at_once: false,
-        in_pass: false,
-        ages: true,
+        aging: Aging::All,
     };
     look_again(&chunk, &seen(&[(0, 2, PRESENT)]), again);
     assert_eq!(tags(&chunk), [Tag::Foreign, Tag::Foreign]);
