@@ -93,7 +93,8 @@ fn until_first_merges(core: &Core, status: &Status, guests: &[Arc<Guest>]) -> Op
         let more = (LOOKS - 1).checked_sub(looks)?;
         let left = |distance: Duration| distance.saturating_sub(since) + distance * more;
         let early = left(distance(period));
-        let is_early = is_young(guest.came.elapsed() + early, period) && !guest.has_borrowed();
+        let is_early =
+            is_young(guest.came.elapsed() + early, period) && !guest.passes.has_borrowed();
         Some(if is_early { early } else { left(period) })
     };
     let first = guests.iter().filter(offering).filter_map(until).min()?;

@@ -9,11 +9,12 @@
 pub(crate) mod agent;
 pub(crate) mod change;
 pub(crate) mod counters;
-pub(crate) mod gains;
 pub(crate) mod idle;
 pub(crate) mod kin;
 pub(crate) mod memory;
 pub(crate) mod parting;
+pub(crate) mod passes;
+mod pins;
 pub(crate) mod process;
 pub(crate) mod regions;
 pub(crate) mod rescue;
@@ -32,10 +33,11 @@ use crate::domain::lifelines::{Ledger, Lifeline};
 use crate::error::Refusal;
 use crate::guest::agent::{Fault, Link, Pending, Talk};
 use crate::guest::counters::Counters;
-use crate::guest::gains::Gains;
 use crate::guest::idle::IdleBlocks;
 use crate::guest::kin::Kin;
 use crate::guest::memory::{Memory, is_given_up};
+use crate::guest::passes::Passes;
+use crate::guest::pins::Pins;
 use crate::guest::regions::{AtLimit, Offers};
 use crate::page::Class;
 use crate::sync::{CLAIMS, Guard, IDLE, LEDGER, OFFERS, Ordered, TALK, lock};
@@ -79,11 +81,7 @@ pub(crate) struct Guest {
     awaited: AtomicBool,
     /// Where its next look goes on, if the last was not finished.
     pub(crate) progress: AtomicU64,
-    /// The same in a pass, and whether that had no time for all of it.
-    pub(crate) pass_progress: AtomicU64,
-    cut_short: AtomicBool,
-    /// What it gains in that pass.
-    pub(crate) gains: Mutex<Option<Gains>>,
+    pub(crate) passes: Passes,
     /// Threads that sleep in a look at its memory.
     stuck: AtomicU32,
     overtime_ns: AtomicU64,
@@ -99,30 +97,12 @@ pub(crate) struct Guest {
     short_of_slots: AtomicBool,
     pub(crate) claims: Ordered<Claims, CLAIMS>,
     pub(crate) kin: Kin,
-    /// Why its memory was not merged at once in the last pass.
-    not_now: Mutex<Option<String>>,
-    /// There was such a reason in a pass: a descriptor by which the kernel may write to pages that are not pinned.
-    borrowed: AtomicBool,
-    /// When its memory was last merged now, in milliseconds since it came, and one more; 0: never.
-    passed: AtomicU64,
     /// Why it may no longer be in its domain, and since when that is known.
     leaving: OnceLock<(String, Instant)>,
 }
 
-/// What is known of what may hold a guest's pages pinned.
-#[derive(Debug, Default)]
-struct Pins {
-    held: Option<String>,
-    /// Looks in a row that found nothing.
-    clean: u32,
-}
-
 /// How long a guest may take to give the pages it shared with its former domain private copies.
 const PARTING: Duration = Duration::from_secs(10);
-
-/// Looks in a row that must find nothing before broken pages are merged again: what was closed
-/// before the first may still be at work then, and is done before the second.
-const CLEAN_LOOKS: u32 = 2;
 
 /// How far the pages are accounted for that were merged before this session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -179,9 +159,7 @@ impl Guest {
             ready: AtomicBool::new(false),
             awaited: AtomicBool::new(true),
             progress: AtomicU64::new(0),
-            pass_progress: AtomicU64::new(0),
-            cut_short: AtomicBool::new(false),
-            gains: Mutex::default(),
+            passes: Passes::default(),
             stuck: AtomicU32::new(0),
             overtime_ns: AtomicU64::new(0),
             patrolled: AtomicU64::new(0),
@@ -192,9 +170,6 @@ impl Guest {
             short_of_slots: AtomicBool::new(false),
             claims: Ordered::new(Claims::Open(0)),
             kin: Kin::default(),
-            not_now: Mutex::default(),
-            borrowed: AtomicBool::new(false),
-            passed: AtomicU64::new(0),
             leaving: OnceLock::new(),
         }
     }
@@ -420,9 +395,16 @@ impl Guest {
         }
     }
 
+    /// Notes that the agent did not answer in this round: in the next one work does not wait for it.
+    pub(crate) fn note_silence(&self) {
+        self.set_late(true);
+        self.awaited.store(false, Release);
+    }
+
     /// Notes that the look of this round is done.
     pub(crate) fn end_look(&self) {
         self.set_late(false);
+        self.awaited.store(true, Release);
         self.ready.store(true, Release);
     }
 
@@ -434,11 +416,6 @@ impl Guest {
     /// Whether work waits for its answer.
     pub(crate) fn is_awaited(&self) -> bool {
         self.awaited.load(Acquire)
-    }
-
-    /// Notes whether work waits for its next answer.
-    pub(crate) fn set_awaited(&self, awaited: bool) {
-        self.awaited.store(awaited, Release);
     }
 
     /// Notes that a thread sleeps in a look at its memory. Nobody looks before the thread is back.
@@ -471,98 +448,6 @@ impl Guest {
         if !is_given_up(&error) {
             self.condemn(&Fault::Unreadable(error));
         }
-    }
-
-    /// Notes what a look found that may hold pages pinned; true when it is long enough ago that
-    /// anything was.
-    pub(crate) fn note_pins(&self, held: Option<String>) -> bool {
-        let mut pins = lock(&self.pins);
-        pins.clean = if held.is_some() {
-            0
-        } else {
-            pins.clean.saturating_add(1)
-        };
-        if let Some(held) = &held
-            && pins.held.is_none()
-        {
-            let pid = self.pid;
-            let held = || tracing::info!(pid, "written pages are not merged again: {held}");
-            self.user.say(held);
-        }
-        pins.held = held;
-        pins.clean >= CLEAN_LOOKS
-    }
-
-    /// Whether the next look is to tell whether it is long enough ago that something was held.
-    pub(crate) fn wants_pins(&self) -> bool {
-        let pins = lock(&self.pins);
-        pins.held.is_none() && pins.clean < CLEAN_LOOKS
-    }
-
-    /// Whether it is long enough ago that a look found something that may hold pages pinned.
-    pub(crate) fn is_clean(&self) -> bool {
-        lock(&self.pins).clean >= CLEAN_LOOKS
-    }
-
-    /// What may hold pages pinned, as the last look found.
-    pub(crate) fn pins(&self) -> Option<String> {
-        lock(&self.pins).held.clone()
-    }
-
-    /// Begins a pass: all of its memory is to be looked at.
-    pub(crate) fn begin_pass(&self) {
-        self.pass_progress.store(0, Relaxed);
-        self.cut_short.store(false, Relaxed);
-        *lock(&self.not_now) = None;
-    }
-
-    /// Notes that a pass ends now that has looked at its memory, as somebody asked.
-    pub(crate) fn note_pass(&self) {
-        let since = self.came.elapsed().as_millis();
-        let since = u64::try_from(since).expect("no guest lives that long");
-        self.passed.store(since + 1, Relaxed);
-    }
-
-    /// How long ago the last such pass ended.
-    pub(crate) fn since_pass(&self) -> Option<Duration> {
-        let passed = self.passed.load(Relaxed).checked_sub(1)?;
-        Some(
-            self.came
-                .elapsed()
-                .saturating_sub(Duration::from_millis(passed)),
-        )
-    }
-
-    /// Notes that there was no time to look at all of its memory in this pass.
-    pub(crate) fn cut_look_short(&self) {
-        self.cut_short.store(true, Relaxed);
-    }
-
-    /// Whether there was no time for that.
-    pub(crate) fn is_cut_short(&self) -> bool {
-        self.cut_short.load(Relaxed)
-    }
-
-    /// Whether its pages may be merged that were not quiet for two periods. Whoever may write to a frame past the page
-    /// tables must be seen by MOVE, and MOVE sees pins only.
-    pub(crate) fn may_settle_at_once(&self) -> bool {
-        let found = self
-            .memory
-            .borrows(self.user.common.limits.descriptors_per_process);
-        let may = found.is_none();
-        self.borrowed.fetch_or(!may, Relaxed);
-        *lock(&self.not_now) = found;
-        may
-    }
-
-    /// Whether it was ever found to have a descriptor of that kind: it may be closed now, and its I/O go on.
-    pub(crate) fn has_borrowed(&self) -> bool {
-        self.borrowed.load(Relaxed)
-    }
-
-    /// Why its memory was not merged at once.
-    pub(crate) fn why_not_now(&self) -> Option<String> {
-        lock(&self.not_now).clone()
     }
 
     /// Notes whether broken pages may be merged again in this round.

@@ -89,7 +89,7 @@ fn young(guests: &[Arc<Guest>], period: Duration) -> impl Iterator<Item = &Arc<G
     let served = young.filter(|guest| guest.standing() == Standing::Served);
     let least = nearest(distance(period));
     served.filter(move |guest| {
-        !guest.has_borrowed() && guest.since_pass().is_none_or(|since| since >= least)
+        !guest.passes.has_borrowed() && guest.passes.since_end().is_none_or(|since| since >= least)
     })
 }
 
@@ -110,7 +110,7 @@ impl Core {
         let most = longest(period);
         let until = self.note_look() + most / 2;
         let guests: Vec<_> = young(&lock(&self.guests), period).cloned().collect();
-        guests.iter().for_each(|guest| guest.begin_pass());
+        guests.iter().for_each(|guest| guest.passes.begin());
         let looks = guests.into_iter().map(|guest| (guest, Aim::early(until)));
         let span = Span {
             period: most,

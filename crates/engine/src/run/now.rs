@@ -41,7 +41,7 @@ use std::time::{Duration, Instant};
 use wire::{Cause, LeftAlone, MergedNow, PAGE_BYTES, Viewer};
 
 use crate::error::EngineError;
-use crate::guest::gains::{self, Gains};
+use crate::guest::passes::{self, Gains};
 use crate::guest::{Guest, Standing};
 use crate::page::Class;
 use crate::run::core::{Core, Crew, Span};
@@ -77,10 +77,10 @@ fn left_alone(guest: &Guest) -> Option<LeftAlone> {
         () if guest.standing() != Standing::Served => {
             (Cause::Gone, "it is no guest any more".to_owned())
         }
-        () if guest.is_cut_short() => return None,
+        () if guest.passes.is_cut_short() => return None,
         () if !guest.is_ready() => (Cause::Silent, "its agent does not answer".to_owned()),
         () => {
-            let why = guest.why_not_now()?;
+            let why = guest.passes.why_not_now()?;
             let words = "and the kernel does not tell which pages: they are merged when at rest";
             (Cause::Unseen, format!("{why}, {words}"))
         }
@@ -124,7 +124,7 @@ fn reach(wishes: &[Wish]) -> Reach {
 /// Frames that each guest of a pass saved. Once a pass, however many wishes it grants.
 fn saved(reach: &Reach) -> BTreeMap<u64, u64> {
     let gains: Vec<_> = reach.values().map(|its| (&its.guest, &its.gains)).collect();
-    reach.keys().copied().zip(gains::frames(&gains)).collect()
+    reach.keys().copied().zip(passes::frames(&gains)).collect()
 }
 
 impl Core {
@@ -159,18 +159,20 @@ impl Core {
         };
         let pass = first.pass(begin);
         let mut reach = reach(&wishes);
-        reach.values().for_each(|its| its.guest.begin_gains());
+        reach
+            .values()
+            .for_each(|its| its.guest.passes.begin_gains());
         let before = self.used();
         *lock(&self.pass) = Some(pass);
         let finished = self.passes(crew, &reach, pass);
         *lock(&self.pass) = None;
         let used = self.used().saturating_sub(before);
         for its in reach.values_mut() {
-            its.gains = its.guest.end_gains();
+            its.gains = its.guest.passes.end_gains();
         }
         let frames = saved(&reach);
         let took = begin.elapsed();
-        reach.values().for_each(|its| its.guest.note_pass());
+        reach.values().for_each(|its| its.guest.passes.note_end());
         self.wishes.rest(pass.user, took);
         for wish in wishes {
             let numbers = wish.guests.iter().map(|guest| guest.number);
@@ -238,7 +240,7 @@ impl Core {
         let late = self.knobs.patience * LATE;
         let (mut before, mut left, mut passes) = (merged(), self.left(pass), 0);
         loop {
-            guests().for_each(|guest| guest.begin_pass());
+            guests().for_each(|guest| guest.passes.begin());
             let until = Instant::now() + left / LOOKS;
             let looks = reach
                 .values()
@@ -249,7 +251,7 @@ impl Core {
                 most: left,
             };
             self.look_and_work(crew, looks.collect(), span);
-            let cut = self.queue.has_dropped() || guests().any(|guest| guest.is_cut_short());
+            let cut = self.queue.has_dropped() || guests().any(|guest| guest.passes.is_cut_short());
             let now = merged();
             left = self.left(pass);
             let behind = cut || guests().any(is_late);

@@ -71,10 +71,8 @@ impl Waiting {
 
     /// Notes that all of them are late.
     pub(crate) fn note_late(&self) {
-        for entry in &*lock(&self.0) {
-            entry.guest.set_late(true);
-            entry.guest.set_awaited(false);
-        }
+        let all = lock(&self.0);
+        all.iter().for_each(|entry| entry.guest.note_silence());
     }
 
     /// Ends the round for those that did not answer.

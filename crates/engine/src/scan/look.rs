@@ -57,7 +57,7 @@ pub(crate) fn look(
         return Looked::Done; // and not ready: its chunks wait, too
     }
     if served && terms.aim.is_over() {
-        guest.cut_look_short();
+        guest.passes.cut_short();
         return Looked::Done; // likewise
     }
     if served {
@@ -65,8 +65,7 @@ pub(crate) fn look(
             Caught::Up => {}
             Caught::Waits => return Looked::Waits,
             Caught::Never => {
-                guest.set_late(true);
-                guest.set_awaited(false);
+                guest.note_silence();
                 return Looked::Done;
             }
         }
@@ -78,7 +77,7 @@ pub(crate) fn look(
         guest.part();
     }
     if goes_on && terms.aim.is_over() {
-        guest.cut_look_short();
+        guest.passes.cut_short();
         goes_on = false; // and what it found is worked
     }
     if guest.standing() != Standing::Served {
@@ -86,7 +85,6 @@ pub(crate) fn look(
     } else if goes_on {
         return Looked::GoesOn;
     } else if !guest.is_stuck() {
-        guest.set_awaited(true);
         guest.end_look();
     }
     if !guest.is_stuck() {

@@ -39,7 +39,7 @@ pub(crate) fn take_merged(
     let view = guest.domain.slots.view();
     let slots = pages.slots();
     let mut again = 0;
-    let mut gains = lock(&guest.gains);
+    let mut gains = lock(&guest.passes.gains);
     for (page, outcome) in outcomes.filter(|(_, outcome)| *outcome != PageOutcome::NotAsked) {
         match outcome {
             PageOutcome::Merged => {

@@ -83,7 +83,7 @@ impl Aim {
     /// come to the end.
     pub(super) fn progress(self, guest: &Guest) -> &AtomicU64 {
         match self.is_pass() {
-            true => &guest.pass_progress,
+            true => &guest.passes.progress,
             false => &guest.progress,
         }
     }
@@ -138,17 +138,9 @@ impl Terms {
             _ if self.round.0.is_multiple_of(self.broken_rounds.max(1)) => Aging::All,
             _ => Aging::Anonymous,
         };
-        let is_clean = || match aging == Aging::All || guest.wants_pins() {
-            true => guest.note_pins(
-                guest
-                    .memory
-                    .pins(guest.user.common.limits.descriptors_per_process),
-            ),
-            false => guest.is_clean(),
-        };
         Again {
             allowed: match begins && !aging.is_pass() {
-                true => self.merge_again && is_clean(),
+                true => self.merge_again && guest.is_clean(aging == Aging::All),
                 false => guest.merges_again(),
             },
             aging,

@@ -1,0 +1,150 @@
+//! Passes over a guest's memory: how far one came, why it left memory alone, and what the guest gains.
+//!
+//! The gains are the frames that pages save which were merged in the pass. A frame is saved by each page that came to a slot, but for one where nothing else maps it. So a guest's number tells of
+//! its own pages only. The sum that a whole domain saves would tell a user what others merge at that time.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use crate::guest::Guest;
+use crate::page::Slot;
+use crate::sync::lock;
+
+/// Slots that are noted: of 4 GiB. From these it is inferred what more pages save.
+const MOST: usize = 1 << 20;
+
+/// The pages of a guest that were merged in a pass.
+#[derive(Debug, Default)]
+pub(crate) struct Gains {
+    slots: Vec<Slot>,
+    /// Those that are not noted.
+    more: u64,
+    /// Pages that the kernel's zero page took the place of.
+    pub(crate) zeroed: u64,
+}
+
+impl Gains {
+    /// Notes that a page came to this slot.
+    pub(crate) fn add(&mut self, slot: Slot) {
+        match self.slots.len() < MOST {
+            true => self.slots.push(slot),
+            false => self.more += 1,
+        }
+    }
+
+    /// Frames saved, where those of `noted` slots are.
+    fn frames(&self, noted: u64) -> u64 {
+        let all = u128::from(noted) * u128::from(self.more);
+        let more = all / self.slots.len().max(1) as u128;
+        self.zeroed + noted + u64::try_from(more).unwrap_or(u64::MAX)
+    }
+}
+
+/// Frames that each of these guests has saved. Of pages of several that share a slot with nothing else, all but the first count.
+pub(crate) fn frames(all: &[(&Arc<Guest>, &Gains)]) -> Vec<u64> {
+    let mut noted = vec![0; all.len()];
+    let mut sites: Vec<_> = all
+        .iter()
+        .enumerate()
+        .flat_map(|(at, (guest, gains))| {
+            let domain = Arc::as_ptr(&guest.domain);
+            gains.slots.iter().map(move |&slot| (domain, slot, at))
+        })
+        .collect();
+    sites.sort_unstable();
+    for its in sites.chunk_by(|a, b| a.0 == b.0) {
+        let view = all[its[0].2].0.domain.slots.view();
+        for group in its.chunk_by(|a, b| a.1 == b.1) {
+            let (_, now) = view.counts(group[0].1);
+            let alone = now as usize <= group.len();
+            for &(_, _, at) in group.iter().skip(usize::from(alone)) {
+                noted[at] += 1;
+            }
+        }
+    }
+    let both = all.iter().zip(noted);
+    both.map(|((_, gains), noted)| gains.frames(noted))
+        .collect()
+}
+
+/// What is known of the passes over a guest's memory.
+#[derive(Debug, Default)]
+pub(crate) struct Passes {
+    /// Where the next look goes on, if the last was not finished.
+    pub(crate) progress: AtomicU64,
+    /// There was no time to look at all of the memory.
+    cut_short: AtomicBool,
+    /// What pages gain in the pass under way, if somebody asked for it.
+    pub(crate) gains: Mutex<Option<Gains>>,
+    /// Why memory was not merged at once in the last one.
+    not_now: Mutex<Option<String>>,
+    /// There was such a reason in a pass: a descriptor by which the kernel may write to pages that are not pinned.
+    borrowed: AtomicBool,
+    /// When the last one ended that somebody asked for.
+    ended: Mutex<Option<Instant>>,
+}
+
+impl Passes {
+    /// Begins one: all memory is to be looked at.
+    pub(crate) fn begin(&self) {
+        self.progress.store(0, Relaxed);
+        self.cut_short.store(false, Relaxed);
+        *lock(&self.not_now) = None;
+    }
+
+    /// Notes from now on what pages gain.
+    pub(crate) fn begin_gains(&self) {
+        *lock(&self.gains) = Some(Gains::default());
+    }
+
+    /// What they have gained.
+    pub(crate) fn end_gains(&self) -> Gains {
+        lock(&self.gains).take().unwrap_or_default()
+    }
+
+    /// Notes that one ends now that somebody asked for.
+    pub(crate) fn note_end(&self) {
+        *lock(&self.ended) = Some(Instant::now());
+    }
+
+    /// How long ago the last such one ended.
+    pub(crate) fn since_end(&self) -> Option<Duration> {
+        lock(&self.ended).map(|ended| ended.elapsed())
+    }
+
+    /// Notes that there was no time to look at all of the memory.
+    pub(crate) fn cut_short(&self) {
+        self.cut_short.store(true, Relaxed);
+    }
+
+    /// Whether there was no time for that.
+    pub(crate) fn is_cut_short(&self) -> bool {
+        self.cut_short.load(Relaxed)
+    }
+
+    /// Whether there was ever a descriptor by which pages may be written that are not pinned: it may be closed now, and its I/O
+    /// go on.
+    pub(crate) fn has_borrowed(&self) -> bool {
+        self.borrowed.load(Relaxed)
+    }
+
+    /// Why memory was not merged at once.
+    pub(crate) fn why_not_now(&self) -> Option<String> {
+        lock(&self.not_now).clone()
+    }
+}
+
+impl Guest {
+    /// Whether its pages may be merged that were not quiet for two periods. Whoever may write to a frame past the page
+    /// tables must be seen by MOVE, and MOVE sees pins only.
+    pub(crate) fn may_settle_at_once(&self) -> bool {
+        let most = self.user.common.limits.descriptors_per_process;
+        let found = self.memory.borrows(most);
+        let may = found.is_none();
+        self.passes.borrowed.fetch_or(!may, Relaxed);
+        *lock(&self.passes.not_now) = found;
+        may
+    }
+}

@@ -1,0 +1,62 @@
+//! What may hold a guest's pages pinned: as long as something does, written pages are not merged again.
+
+use crate::guest::Guest;
+use crate::sync::lock;
+
+/// Looks in a row that must find nothing before broken pages are merged again: what was closed
+/// before the first may still be at work then, and is done before the second.
+const CLEAN_LOOKS: u32 = 2;
+
+/// What is known of it.
+#[derive(Debug, Default)]
+pub(super) struct Pins {
+    held: Option<String>,
+    /// Looks in a row that found nothing.
+    clean: u32,
+}
+
+impl Pins {
+    fn are_clean(&self) -> bool {
+        self.clean >= CLEAN_LOOKS
+    }
+
+    /// Whether the next look is to tell that they are.
+    fn want_look(&self) -> bool {
+        self.held.is_none() && !self.are_clean()
+    }
+}
+
+impl Guest {
+    /// Whether it is long enough ago that a look found something that may hold pages pinned. A look is taken when it is
+    /// `due`, or may tell that.
+    pub(crate) fn is_clean(&self, due: bool) -> bool {
+        let wanted = lock(&self.pins).want_look();
+        if due || wanted {
+            self.look_for_pins();
+        }
+        lock(&self.pins).are_clean()
+    }
+
+    fn look_for_pins(&self) {
+        let most = self.user.common.limits.descriptors_per_process;
+        let held = self.memory.pins(most);
+        let mut pins = lock(&self.pins);
+        pins.clean = match held {
+            Some(_) => 0,
+            None => pins.clean.saturating_add(1),
+        };
+        if let Some(held) = &held
+            && pins.held.is_none()
+        {
+            let pid = self.pid;
+            let held = || tracing::info!(pid, "written pages are not merged again: {held}");
+            self.user.say(held);
+        }
+        pins.held = held;
+    }
+
+    /// What may hold pages pinned, as the last look found.
+    pub(crate) fn pins(&self) -> Option<String> {
+        lock(&self.pins).held.clone()
+    }
+}
