@@ -6,4 +6,5 @@ pub(crate) mod predict;
 pub(crate) mod publish;
 pub(crate) mod read;
 pub(crate) mod request;
+pub(crate) mod rows;
 pub(crate) mod span;

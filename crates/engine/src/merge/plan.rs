@@ -13,21 +13,13 @@
 //! ```
 //!
 //! How a fingerprint is looked up is told in [`lookup`](super::lookup), how twins get their slots in
-//! [`publish`](super::publish).
+//! [`publish`](super::publish), and how equal neighbours do in [`rows`](super::rows).
 //!
 //! Before anything is read, a prediction plans pages that very likely equal slots, and puts those off that very likely
 //! are private: see [`predict`](super::predict).
 //!
 //! Where there are several nodes, a batch is asked for its nodes too, after it was read: see
 //! [`relocation`](crate::scan::relocation).
-//!
-//! **Contents with many pages.** A slot takes `max_page_sharing` pages, then the next copy is named:
-//! see [`copies`](crate::domain::copies). Neighbouring pages that are all equal would each
-//! map the same slot with a call and a mapping of its own, and a guest's mappings are few. So once a
-//! content has copies anyway, [`ROW`] pages of it in a row are looked up under keys of their own, by
-//! their place in the row. The rows of all guests meet as any run of different pages does, and
-//! map with one call. It costs at most `ROW` copies more of a content that has more than
-//! `max_page_sharing` pages.
 //!
 //! A candidate is promoted by whoever found its twin, in another chunk mostly. Two chunks are never
 //! locked at once: the finder sets a bit and queues the chunk ([`Chunk::promote`]), and its next job
@@ -86,9 +78,6 @@ pub(crate) struct Buffers {
     /// The node where the worker runs; none: on all.
     near: Option<StoreId>,
 }
-
-/// Equal pages in a row that are looked up by their place in it.
-pub(super) const ROW: usize = 32;
 
 /// A page that was read.
 #[derive(Clone, Copy)]
@@ -276,7 +265,7 @@ impl<'a> Plan<'a> {
         !self.context.rules.across_nodes && self.domain().has_nodes()
     }
 
-    fn scope(&self, home: StoreId) -> Scope {
+    pub(super) fn scope(&self, home: StoreId) -> Scope {
         Scope {
             index: home,
             bound: self.is_bound(),
@@ -442,15 +431,14 @@ impl<'a> Plan<'a> {
         let view = domain.slots.view();
         let mut rest = reads;
         while let Some(&read) = rest.first() {
-            let row = rest.get(..ROW).filter(|_| read.begins_row);
-            let (now, later) = rest.split_at(row.map_or(1, <[Read]>::len));
+            let (now, later) = Self::split_row(rest);
             rest = later;
             let same = |twin: &Twin| (twin.read.key, twin.read.home) == (read.key, read.home);
             if buffers.twins.iter().any(same) {
                 buffers.repeats.extend(now);
                 continue;
             }
-            let renewed = row.and_then(|row| self.find_full_row(&view, row));
+            let renewed = self.find_full_row(&view, now);
             for (at, &read) in now.iter().enumerate() {
                 let current = match &renewed {
                     Some(entries) => entries.get(at).copied(),
@@ -466,48 +454,6 @@ impl<'a> Plan<'a> {
         drop(view);
         self.choose_stores(&mut buffers.twins);
         self.publish(&buffers.batch, &buffers.twins);
-    }
-
-    /// The entries of a row of which a slot is full, unless other copies have room again. They are all replaced, so that the row has
-    /// neighbouring slots again, whoever filled which of them first.
-    fn find_full_row(&self, view: &View<'_>, row: &[Read]) -> Option<Vec<Entry>> {
-        let domain = self.domain();
-        let (mut entries, mut full) = (Vec::with_capacity(ROW), false);
-        for read in row {
-            let entry = domain.index(read.home).get(read.key)?;
-            match entry {
-                Entry::Canonical(slot) if self.scope(read.home).takes(slot) => {
-                    full |= view.is_full(slot);
-                }
-                _ => return None,
-            }
-            entries.push(entry);
-        }
-        let first = row.first().filter(|_| full)?;
-        let has_room = domain.slots.chains.has_room((first.home, first.key));
-        (!has_room).then_some(entries)
-    }
-
-    /// Gives equal pages in a row keys of their own, if their content has several copies.
-    fn spread_rows(&self, reads: &mut [Read]) {
-        let chains = &self.domain().slots.chains;
-        let mut rest = reads;
-        while rest.len() >= ROW {
-            let (row, _) = rest.split_at_mut(ROW);
-            let Some(&first) = row.first() else { return };
-            let follows = |(at, read): (usize, &Read)| {
-                read.page == first.page + at && (read.key, read.home) == (first.key, first.home)
-            };
-            let is_row = first.page.is_multiple_of(ROW) && row.iter().enumerate().all(follows);
-            let step = if is_row { ROW } else { 1 };
-            if is_row && chains.is_hot((first.home, first.key)) {
-                for (place, read) in row.iter_mut().enumerate() {
-                    read.key = first.key.at_place(place);
-                    read.begins_row = place == 0;
-                }
-            }
-            rest = rest.get_mut(step..).unwrap_or_default();
-        }
     }
 
     /// A canonical page goes to the node of the page it is made from, the first one if that has no
