@@ -65,6 +65,30 @@ pub fn mark(domain: &str) -> DomainMark {
     DomainMark(halves)
 }
 
+/// Says in the log where stores are.
+fn tell_nodes(placement: &Placement, across: bool) {
+    let real = |node: NodeId| placement.topology.real_node(node).unwrap_or(node).0;
+    let nodes: Vec<_> = placement.nodes.iter().map(|&node| real(node)).collect();
+    let count = nodes.len();
+    tracing::info!(nodes = count, across, "a store a node: {nodes:?}");
+}
+
+/// Starts the driver's thread.
+fn begin_to_drive(driver: &Arc<Driver>) -> std::io::Result<JoinHandle<()>> {
+    let driver = Arc::clone(driver);
+    let check = |core: &Core| {
+        if cfg!(debug_assertions) {
+            crate::check::check(core);
+        }
+    };
+    let drive = move || {
+        let workers = Workers::new(Arc::clone(&driver.core), STUCK);
+        driver::drive(&driver, &workers, check);
+    };
+    let thread = std::thread::Builder::new().name("pageone-driver".to_owned());
+    thread.spawn(drive)
+}
+
 impl Engine {
     /// Starts an engine: workers, and a driver that begins a round every period.
     ///
@@ -114,47 +138,19 @@ impl Engine {
             facilities::placement(options.topology).map_err(system("read the NUMA topology"))?;
         let atlas = Arc::new(facilities::atlas(&placement)?);
         placement.place_indexes(&options.knobs);
-        let real = |node: NodeId| placement.topology.real_node(node).unwrap_or(node);
-        tracing::info!(
-            nodes = placement.nodes.len(),
-            across = options.knobs.merge_across_nodes,
-            "a store a node: {:?}",
-            placement
-                .nodes
-                .iter()
-                .map(|&node| real(node).0)
-                .collect::<Vec<_>>()
-        );
+        tell_nodes(&placement, options.knobs.merge_across_nodes);
         let restorer = Restorer {
             placement: placement.clone(),
             keeper: legacy.as_ref().map(|(keeper, _)| Arc::clone(keeper)),
         };
-        let new_domain = {
-            let restorer = restorer.clone();
-            move |domain: &str| restorer.new_domain(domain)
-        };
-        let core = Arc::new(Core::new(
-            knobs,
-            options.limits,
-            hasher,
-            Box::new(new_domain),
-        ));
+        let its = restorer.clone();
+        let new_domain = Box::new(move |domain: &str| its.new_domain(domain));
+        let core = Arc::new(Core::new(knobs, options.limits, hasher, new_domain));
         if let Some((keeper, kept)) = legacy {
             restorer.restore(&core, &keeper, kept);
         }
-        let driver = Arc::new(Driver::new(Arc::clone(&core)));
-        let its_driver = Arc::clone(&driver);
-        let thread = std::thread::Builder::new()
-            .name("pageone-driver".to_owned())
-            .spawn(move || {
-                let check = |core: &Core| {
-                    if cfg!(debug_assertions) {
-                        crate::check::check(core);
-                    }
-                };
-                driver::drive(&its_driver, &Workers::new(core, STUCK), check);
-            })
-            .map_err(system("start a thread"))?;
+        let driver = Arc::new(Driver::new(core));
+        let thread = begin_to_drive(&driver).map_err(system("start a thread"))?;
         Ok(Self {
             driver,
             placement,

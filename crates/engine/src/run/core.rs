@@ -511,12 +511,9 @@ impl Core {
         post: &Post,
     ) {
         chunk.start(visit.is_whole());
-        let Some(guest) = guest else {
+        let Some(guest) = guest.filter(|guest| guest.takes_jobs(self.knobs.patience)) else {
             return;
         };
-        if !guest.takes_jobs(self.knobs.patience) {
-            return;
-        }
         // Another worker is at it, and looks again at the end whether something came. Or it is stuck, and not waited for.
         let Some(mut change) = guest.change(chunk, &mut scratch.effects) else {
             return;
@@ -559,12 +556,19 @@ impl Core {
             return; // the next look finds what is left
         }
         let came = mode == RunMode::Run && chunk.has_promoted();
-        if came && asked != Asked::Busy && chunk.enqueue() {
-            self.queue.push(Arc::clone(chunk));
-        }
-        if asked == Asked::Busy && chunk.enqueue() {
-            let again = Job::Chunk(Arc::clone(chunk), Visit::Insisting);
-            self.queue.add([again]);
+        self.queue_again(chunk, asked, came, waits);
+    }
+
+    /// Queues a chunk with more work: the agent talked to another worker, or candidates were promoted, or pages wait for a whole
+    /// visit.
+    fn queue_again(&self, chunk: &Arc<Chunk>, asked: Asked, came: bool, waits: bool) {
+        match asked {
+            Asked::Busy if chunk.enqueue() => {
+                let again = Job::Chunk(Arc::clone(chunk), Visit::Insisting);
+                self.queue.add([again]);
+            }
+            Asked::Done if came && chunk.enqueue() => self.queue.push(Arc::clone(chunk)),
+            Asked::Busy | Asked::Done => {}
         }
         if waits && chunk.enqueue_whole() {
             self.queue.add_later(Arc::clone(chunk));

@@ -248,10 +248,11 @@ pub(crate) fn drive(driver: &Driver, workers: &Workers, after_round: fn(&Core)) 
         let now = Instant::now();
         let empty = lock(&core.guests).is_empty();
         // Without guests there is no period to keep: the first guest begins one.
+        last = last.filter(|_| !empty);
         let due = match last {
-            _ if empty => now + core.knobs.period().max(REAP),
-            None => now,
             Some(last) => last + core.knobs.period(),
+            None if empty => now + core.knobs.period().max(REAP),
+            None => now,
         };
         let early = core.next_early(now, due);
         // Of two passes one waits for the look that is due: whoever asks without pause takes half of the time at most.
@@ -268,9 +269,7 @@ pub(crate) fn drive(driver: &Driver, workers: &Workers, after_round: fn(&Core)) 
             continue;
         }
         passed = false;
-        if empty {
-            last = None;
-        } else if due <= now {
+        if due <= now {
             if last.is_none() {
                 std::thread::sleep(GREETING);
             }
@@ -279,7 +278,8 @@ pub(crate) fn drive(driver: &Driver, workers: &Workers, after_round: fn(&Core)) 
             core.round(workers, true);
             audit.after_a_round(core, after_round);
             continue;
-        } else if early.is_some_and(|early| early <= now) {
+        }
+        if early.is_some_and(|early| early <= now) {
             core.look_early(workers);
             core.reap(workers);
             audit.after_a_round(core, after_round);

@@ -26,19 +26,52 @@ fn private_again(knobs: &KnobValues) -> &'static str {
 }
 
 fn reasons(guest: &GuestStatus, alone: bool, again: &str) -> Vec<WhyNot> {
+    let whole = of_the_guest(guest, alone).into_iter();
+    whole.chain(of_pages(guest, again)).collect()
+}
+
+/// Why nothing of it is merged, or nothing more.
+fn of_the_guest(guest: &GuestStatus, alone: bool) -> Vec<WhyNot> {
     use WhyNotCode as Code;
-    let whole = |is: bool, code, why: &str| is.then(|| because(code, 0, why.to_owned()));
-    let some = |code, pages: u64, [of_one, of_many]: [&str; 2], why: &str| {
-        let who = match pages {
-            1 => format!("1 page {of_one}"),
-            _ => format!("{pages} pages {of_many}"),
-        };
-        (pages > 0).then(|| because(code, pages, format!("{who} {why}")))
-    };
-    let told = |code, before: &str, why: &Option<String>| {
-        let why = why.as_ref();
-        why.map(|why| because(code, 0, format!("{before}{why}")))
-    };
+    let is = |is: bool, why: &str| is.then(|| why.to_owned());
+    let leaves = guest.leaves.as_ref();
+    let all = [
+        (
+            Code::Leaves,
+            leaves.map(|why| format!("it leaves its domain: {why}")),
+        ),
+        (
+            Code::Stuck,
+            is(guest.stuck, "a look at its memory does not return"),
+        ),
+        (
+            Code::NoAnswer,
+            is(!guest.responsive, "its agent does not answer"),
+        ),
+        (Code::Limit, guest.at_limit.clone()),
+        (
+            Code::NoOffer,
+            is(
+                guest.regions == 0,
+                "it had offered no memory at the last look (`--any` of `pageone run` and `attach` offers all there is)",
+            ),
+        ),
+        (
+            Code::Alone,
+            is(
+                alone,
+                "no other guest is in its domain: only its own pages can be equal",
+            ),
+        ),
+    ];
+    let all = all.into_iter();
+    all.filter_map(|(code, why)| Some(because(code, 0, why?)))
+        .collect()
+}
+
+/// Why some of its pages are not.
+fn of_pages(guest: &GuestStatus, again: &str) -> Vec<WhyNot> {
+    use WhyNotCode as Code;
     let GuestStatus {
         pages_broken: broken,
         pages_pinned: pinned,
@@ -53,70 +86,42 @@ fn reasons(guest: &GuestStatus, alone: bool, again: &str) -> Vec<WhyNot> {
         true => guest.pages_volatile,
         false => 0,
     };
-    let written = match &guest.pins {
-        Some(pins) => Some(because(
-            Code::Broken,
-            broken,
-            format!("written pages are not merged again: {pins}"),
-        )),
-        None => some(Code::Broken, broken, ["was", "were"], again),
-    };
+    // With the words for one page, and for many.
     let all = [
-        told(Code::Leaves, "it leaves its domain: ", &guest.leaves),
-        whole(
-            guest.stuck,
-            Code::Stuck,
-            "a look at its memory does not return",
-        ),
-        whole(
-            !guest.responsive,
-            Code::NoAnswer,
-            "its agent does not answer",
-        ),
-        told(Code::Limit, "", &guest.at_limit),
-        whole(
-            guest.regions == 0,
-            Code::NoOffer,
-            "it had offered no memory at the last look (`--any` of `pageone run` and `attach` offers all there is)",
-        ),
-        whole(
-            alone,
-            Code::Alone,
-            "no other guest is in its domain: only its own pages can be equal",
-        ),
-        some(
-            Code::Busy,
-            busy,
-            ["was", "were"],
+        (
+            (Code::Busy, busy, ["was", "were"]),
             "written lately, or not yet observed for two periods",
         ),
-        written,
-        some(
-            Code::Pinned,
-            pinned,
-            ["is", "are"],
+        ((Code::Broken, broken, ["was", "were"]), again),
+        (
+            (Code::Pinned, pinned, ["is", "are"]),
             "in use for I/O, or shared by fork or KSM",
         ),
-        some(
-            Code::Foreign,
-            foreign,
-            ["lies", "lie"],
+        (
+            (Code::Foreign, foreign, ["lies", "lie"]),
             "in mappings of files, or in stores of another engine",
         ),
-        some(
-            Code::Unfit,
-            unfit,
-            ["lies", "lie"],
+        (
+            (Code::Unfit, unfit, ["lies", "lie"]),
             "in mappings of a kind that is not merged",
         ),
-        some(
-            Code::PutOff,
-            put_off,
-            ["waits", "wait"],
+        (
+            (Code::PutOff, put_off, ["waits", "wait"]),
             "for another try: there was no room, or merging failed",
         ),
     ];
-    all.into_iter().flatten().collect()
+    let words = |((code, pages, [one, many]), why): ((_, _, [&str; 2]), &str)| {
+        let why = match (pages, &guest.pins) {
+            (_, Some(pins)) if code == Code::Broken => {
+                format!("written pages are not merged again: {pins}")
+            }
+            (0, _) => return None,
+            (1, _) => format!("1 page {one} {why}"),
+            _ => format!("{pages} pages {many} {why}"),
+        };
+        Some(because(code, pages, why))
+    };
+    all.into_iter().filter_map(words).collect()
 }
 
 fn because(code: WhyNotCode, pages: u64, why: String) -> WhyNot {
