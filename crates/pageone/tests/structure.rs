@@ -1,6 +1,7 @@
 //! No circles: files of a crate use each other in one order, and so do its folders.
 //!
 //! A file that gives its folder a name, and the files in it, may use each other. Tests may use all.
+//! Where a crate's head has a picture of its folders, each uses only those above it there.
 #![allow(clippy::unwrap_used)] // a helper that fails is a test that fails
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -162,6 +163,69 @@ fn circles(mut uses: Uses) -> Vec<String> {
         format!("{} uses {}", from.join("/"), all.join(", "))
     };
     uses.iter().map(line).collect()
+}
+
+/// The line that each folder has in the picture under "The folders", at the head of a crate. The names end where two spaces are.
+fn places(head: &str) -> BTreeMap<String, usize> {
+    let picture = head.split("# The folders").nth(1).unwrap();
+    let picture = picture.split("```").nth(1).unwrap();
+    let lines = picture
+        .lines()
+        .filter_map(|line| line.strip_prefix("//!  "));
+    let names = lines.map(|line| line.split("  ").next().unwrap());
+    let place = |(at, names): (usize, &str)| {
+        let names = names.split_whitespace();
+        let names = names.map(move |name| (name.trim_end_matches('/').to_owned(), at));
+        names.collect::<Vec<_>>()
+    };
+    names.enumerate().flat_map(place).collect()
+}
+
+/// The folders that are not in the picture, and those that use one below them.
+fn misplaced(folders: &Uses, places: &BTreeMap<String, usize>) -> Vec<String> {
+    let mut found = Vec::new();
+    for (from, all) in folders {
+        let Some(place) = places.get(&from[0]) else {
+            found.push(format!("{} has no place", from[0]));
+            continue;
+        };
+        let below = |to: &&Module| places.get(&to[0]).is_some_and(|its| its > place);
+        let line = |to: &Module| format!("{} uses {}", from[0], to[0]);
+        found.extend(all.iter().filter(below).map(line));
+    }
+    found
+}
+
+#[test]
+fn folders_of_the_engine_use_those_above_them_in_its_picture() {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/src");
+    let places = places(&fs::read_to_string(source.join("lib.rs")).unwrap());
+    let found = misplaced(&folders(&uses(&source)), &places);
+    assert!(found.is_empty(), "{places:?}:\n{}", found.join("\n"));
+}
+
+#[test]
+fn a_use_of_a_folder_below_is_found() {
+    let picture =
+        "//! # The folders\n//!\n//! ```text\n//!  x a   words\n//!  b/    more words\n//! ```";
+    let places = places(picture);
+    let place = |name: &str| places.get(name).copied();
+    assert_eq!(
+        ["a", "x", "b", "words"].map(place),
+        [Some(0), Some(0), Some(1), None]
+    );
+    let module = |name: &str| vec![name.to_owned()];
+    let uses = |all: &[(&str, &str)]| {
+        let uses = all
+            .iter()
+            .map(|(from, to)| (module(from), BTreeSet::from([module(to)])));
+        misplaced(&uses.collect(), &places)
+    };
+    assert_eq!(uses(&[("a", "x"), ("b", "a"), ("x", "a")]), [""; 0]);
+    assert_eq!(
+        uses(&[("a", "b"), ("c", "a")]),
+        ["a uses b", "c has no place"]
+    );
 }
 
 #[test]
