@@ -4,13 +4,17 @@
 
 #![allow(clippy::unwrap_used, reason = "a benchmark that fails shows nothing")]
 
+#[path = "../tests/common/encode.rs"]
+mod encode;
+
 use std::hint::black_box;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use numa::acpi::{Affinity, Header, ProximityDomain, Reading, Srat};
+use encode::Encode;
+use numa::acpi::{Affinity, ProximityDomain, Reading, Srat};
 use numa::heap::{Heap, Request, ZoneId};
 use numa::residence::NodePages;
 use numa::{MemoryReport, NodeId, ProcessReport, Topology};
@@ -119,7 +123,7 @@ fn srat() {
         flags: 1,
     }));
     let bytes = Srat {
-        header: Header::new(3),
+        header: encode::header(3),
         entries,
         quirks: Vec::new(),
     }

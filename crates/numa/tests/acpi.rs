@@ -6,10 +6,11 @@
 
 mod common;
 
+use common::encode::{Encode, EncodeError, header};
 use common::{cpu, memory, real_tables, seal, slit, srat};
 use numa::acpi::{
-    AcpiError, Affinity, DataType, EncodeError, Header, Hmat, MAX_DOMAINS, ProximityDomain, Quirk,
-    Reading, Slit, Srat, SystemLocality,
+    AcpiError, Affinity, DataType, Hmat, MAX_DOMAINS, ProximityDomain, Quirk, Reading, Slit, Srat,
+    SystemLocality,
 };
 
 const GIB: u64 = 1 << 30;
@@ -409,7 +410,7 @@ fn matrix(data_type: DataType, base_unit: u64, entries: Vec<u16>) -> SystemLocal
 
 fn hmat(revision: u8, locality: SystemLocality) -> Hmat {
     Hmat {
-        header: Header::new(revision),
+        header: header(revision),
         attributes: vec![],
         localities: vec![locality],
         caches: vec![],

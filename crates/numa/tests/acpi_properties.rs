@@ -6,10 +6,11 @@
 
 mod common;
 
+use common::encode::{Encode, header};
 use common::{seal, slit, srat};
 use numa::acpi::{
-    Affinity, DataType, DeviceHandle, Header, Hmat, MemoryAttributes, MemorySideCache,
-    ProximityDomain, Reading, Slit, Srat, SystemLocality,
+    Affinity, DataType, DeviceHandle, Hmat, MemoryAttributes, MemorySideCache, ProximityDomain,
+    Reading, Slit, Srat, SystemLocality,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -182,7 +183,7 @@ fn any_hmat() -> impl Strategy<Value = Hmat> {
         vec(cache, 0..4),
     );
     (1_u8..=2, parts).prop_map(|(revision, (attributes, localities, caches))| Hmat {
-        header: Header::new(revision),
+        header: header(revision),
         attributes,
         localities,
         caches,

@@ -183,33 +183,3 @@ pub enum AcpiError {
         kind: u8,
     },
 }
-
-/// Why a table cannot be written as bytes.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum EncodeError {
-    /// Revision 1 has eight bits for a domain.
-    #[error("domain {domain} needs more than the 8 bits of SRAT revision 1")]
-    WideDomain {
-        /// The domain.
-        domain: ProximityDomain,
-    },
-    /// Something is longer than its length field can say.
-    #[error("{what} of {length} bytes or elements is longer than its length field can say")]
-    TooLong {
-        /// What it is.
-        what: &'static str,
-        /// Its length.
-        length: usize,
-    },
-    /// A matrix without the right number of elements.
-    #[error("{rows} × {columns} matrix with {have} elements")]
-    MatrixSize {
-        /// The matrix's rows.
-        rows: usize,
-        /// The matrix's columns.
-        columns: usize,
-        /// The elements given.
-        have: usize,
-    },
-}

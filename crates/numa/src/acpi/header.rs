@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 
 use super::bytes::Bytes;
-use super::{AcpiError, EncodeError, ProximityDomain};
+use super::{AcpiError, ProximityDomain};
 
 const LENGTH_AT: usize = 4;
 const REVISION_AT: usize = 8;
@@ -95,20 +95,6 @@ pub struct Header {
     pub creator_id: [u8; 4],
     /// The tool's revision.
     pub creator_revision: u32,
-}
-
-impl Header {
-    /// A header for tables made by this project.
-    pub fn new(revision: u8) -> Self {
-        Self {
-            revision,
-            oem_id: *b"PGONE ",
-            oem_table_id: *b"PAGEONE ",
-            oem_revision: 1,
-            creator_id: *b"PGON",
-            creator_revision: 1,
-        }
-    }
 }
 
 /// What a kind of table has in its header.
@@ -269,29 +255,4 @@ pub(super) fn expect_len(
         });
     }
     Ok(())
-}
-
-/// Begins a table: the common header with room for length and checksum.
-pub(super) fn begin(signature: [u8; 4], header: &Header) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(256);
-    bytes.extend_from_slice(&signature);
-    bytes.extend_from_slice(&[0; 4]);
-    bytes.extend_from_slice(&[header.revision, 0]);
-    bytes.extend_from_slice(&header.oem_id);
-    bytes.extend_from_slice(&header.oem_table_id);
-    bytes.extend_from_slice(&header.oem_revision.to_le_bytes());
-    bytes.extend_from_slice(&header.creator_id);
-    bytes.extend_from_slice(&header.creator_revision.to_le_bytes());
-    bytes
-}
-
-/// Ends a table: fills in length and checksum.
-pub(super) fn finish(mut bytes: Vec<u8>) -> Result<Vec<u8>, EncodeError> {
-    let length = u32::try_from(bytes.len()).map_err(|_| EncodeError::TooLong {
-        what: "table",
-        length: bytes.len(),
-    })?;
-    bytes[LENGTH_AT..LENGTH_AT + 4].copy_from_slice(&length.to_le_bytes());
-    bytes[CHECKSUM_AT] = 0_u8.wrapping_sub(sum(&bytes));
-    Ok(bytes)
 }

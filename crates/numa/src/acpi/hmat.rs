@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::bytes::Bytes;
 use super::header::{self, Kind, Step};
-use super::{AcpiError, EncodeError, Header, MAX_DOMAINS, ProximityDomain, Quirk, Reading};
+use super::{AcpiError, Header, MAX_DOMAINS, ProximityDomain, Quirk, Reading};
 
 const KIND: Kind = Kind {
     signature: *b"HMAT",
@@ -194,25 +194,6 @@ impl Hmat {
             (_, false) => Some(value),
         }
     }
-
-    /// Writes the table as bytes; unknown structures are not kept.
-    ///
-    /// # Errors
-    /// A matrix has the wrong number of elements, or something is too long.
-    pub fn encode(&self) -> Result<Vec<u8>, EncodeError> {
-        let mut bytes = header::begin(KIND.signature, &self.header);
-        bytes.extend_from_slice(&[0; 4]);
-        for attributes in &self.attributes {
-            encode_attributes(attributes, &mut bytes);
-        }
-        for locality in &self.localities {
-            encode_locality(locality, &mut bytes)?;
-        }
-        for cache in &self.caches {
-            encode_cache(cache, &mut bytes)?;
-        }
-        header::finish(bytes)
-    }
 }
 
 fn parse_locality(
@@ -295,87 +276,4 @@ fn parse_cache(
             .map(|index| entry.u16(CACHE_HEAD + 2 * index))
             .collect::<Result<_, _>>()?,
     })
-}
-
-fn encode_head(kind: u8, length: usize, bytes: &mut Vec<u8>) -> Result<(), EncodeError> {
-    let length = u32::try_from(length).map_err(|_| EncodeError::TooLong {
-        what: "structure",
-        length,
-    })?;
-    bytes.extend_from_slice(&[kind, 0, 0, 0]);
-    bytes.extend_from_slice(&length.to_le_bytes());
-    Ok(())
-}
-
-fn encode_attributes(attributes: &MemoryAttributes, bytes: &mut Vec<u8>) {
-    bytes.extend_from_slice(&[0, 0, 0, 0, 40, 0, 0, 0]);
-    let valid = if attributes.initiator.is_some() {
-        INITIATOR_VALID
-    } else {
-        0
-    };
-    bytes.extend_from_slice(&valid.to_le_bytes());
-    bytes.extend_from_slice(&[0; 2]);
-    let initiator = attributes.initiator.map_or(0, |domain| domain.0);
-    bytes.extend_from_slice(&initiator.to_le_bytes());
-    bytes.extend_from_slice(&attributes.memory.0.to_le_bytes());
-    bytes.extend_from_slice(&[0; 20]);
-}
-
-fn encode_locality(locality: &SystemLocality, bytes: &mut Vec<u8>) -> Result<(), EncodeError> {
-    let (rows, columns) = (locality.initiators.len(), locality.targets.len());
-    if rows.checked_mul(columns) != Some(locality.entries.len()) {
-        return Err(EncodeError::MatrixSize {
-            rows,
-            columns,
-            have: locality.entries.len(),
-        });
-    }
-    let number = |count: usize| {
-        u32::try_from(count).map_err(|_| EncodeError::TooLong {
-            what: "matrix side",
-            length: count,
-        })
-    };
-    encode_head(
-        1,
-        LOCALITY_HEAD + 4 * (rows + columns) + 2 * rows * columns,
-        bytes,
-    )?;
-    bytes.extend_from_slice(&[
-        locality.flags,
-        locality.data_type.number(),
-        locality.min_transfer,
-        0,
-    ]);
-    bytes.extend_from_slice(&number(rows)?.to_le_bytes());
-    bytes.extend_from_slice(&number(columns)?.to_le_bytes());
-    bytes.extend_from_slice(&[0; 4]);
-    bytes.extend_from_slice(&locality.base_unit.to_le_bytes());
-    for domain in locality.initiators.iter().chain(&locality.targets) {
-        bytes.extend_from_slice(&domain.0.to_le_bytes());
-    }
-    for entry in &locality.entries {
-        bytes.extend_from_slice(&entry.to_le_bytes());
-    }
-    Ok(())
-}
-
-fn encode_cache(cache: &MemorySideCache, bytes: &mut Vec<u8>) -> Result<(), EncodeError> {
-    let length = cache.smbios_handles.len();
-    let handles = u16::try_from(length).map_err(|_| EncodeError::TooLong {
-        what: "SMBIOS handles",
-        length,
-    })?;
-    encode_head(2, CACHE_HEAD + 2 * length, bytes)?;
-    bytes.extend_from_slice(&cache.memory.0.to_le_bytes());
-    bytes.extend_from_slice(&[0; 4]);
-    bytes.extend_from_slice(&cache.size_bytes.to_le_bytes());
-    bytes.extend_from_slice(&cache.attributes.to_le_bytes());
-    bytes.extend_from_slice(&[0; 2]);
-    bytes.extend_from_slice(&handles.to_le_bytes());
-    for handle in &cache.smbios_handles {
-        bytes.extend_from_slice(&handle.to_le_bytes());
-    }
-    Ok(())
 }

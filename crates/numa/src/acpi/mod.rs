@@ -3,8 +3,6 @@
 //!
 //! ```text
 //!  bytes ──▶ header: signature, length, checksum ──▶ entries, each with its own length ──▶ typed table
-//!                                                                                            │
-//!  bytes ◀───────────────────────────── encode ◀──────────────────────────────────────────────┘
 //! ```
 //!
 //! Nothing here panics, allocates more than the input's size warrants, or needs more than `core` and `alloc`.
@@ -38,7 +36,7 @@ mod hmat;
 mod slit;
 mod srat;
 
-pub use error::{AcpiError, EncodeError};
+pub use error::AcpiError;
 pub use header::{Header, Quirk, Reading};
 pub use hmat::{DataType, Hmat, MemoryAttributes, MemorySideCache, SystemLocality};
 pub use slit::Slit;

@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 
 use super::bytes::Bytes;
 use super::header::{self, Kind};
-use super::{AcpiError, EncodeError, Header, MAX_DOMAINS, Quirk, Reading};
+use super::{AcpiError, Header, MAX_DOMAINS, Quirk, Reading};
 
 const KIND: Kind = Kind {
     signature: *b"SLIT",
@@ -68,24 +68,6 @@ impl Slit {
             return None;
         }
         self.distances.get(from * self.localities + to).copied()
-    }
-
-    /// Writes the table as bytes.
-    ///
-    /// # Errors
-    /// The matrix has the wrong number of elements.
-    pub fn encode(&self) -> Result<Vec<u8>, EncodeError> {
-        if self.localities.checked_mul(self.localities) != Some(self.distances.len()) {
-            return Err(EncodeError::MatrixSize {
-                rows: self.localities,
-                columns: self.localities,
-                have: self.distances.len(),
-            });
-        }
-        let mut bytes = header::begin(KIND.signature, &self.header);
-        bytes.extend_from_slice(&(self.localities as u64).to_le_bytes());
-        bytes.extend_from_slice(&self.distances);
-        header::finish(bytes)
     }
 }
 

@@ -7,14 +7,12 @@
 //! Revision 1 has eight bits for a domain, revisions 2 and 3 have 32; the upper bits are reserved, and not
 //! always zero, in revision 1.
 
-mod encode;
-
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
 use super::bytes::Bytes;
 use super::header::{self, Kind, Step};
-use super::{AcpiError, EncodeError, Header, MAX_DOMAINS, ProximityDomain, Quirk, Reading};
+use super::{AcpiError, Header, MAX_DOMAINS, ProximityDomain, Quirk, Reading};
 
 const KIND: Kind = Kind {
     signature: *b"SRAT",
@@ -179,20 +177,6 @@ impl Srat {
             entries,
             quirks,
         })
-    }
-
-    /// Writes the table as bytes.
-    ///
-    /// # Errors
-    /// A domain is too wide for the revision, or an unknown entry too long.
-    pub fn encode(&self) -> Result<Vec<u8>, EncodeError> {
-        let mut bytes = header::begin(KIND.signature, &self.header);
-        bytes.extend_from_slice(&1_u32.to_le_bytes());
-        bytes.extend_from_slice(&[0; 8]);
-        for entry in &self.entries {
-            encode::encode_entry(entry, self.header.revision >= 2, &mut bytes)?;
-        }
-        header::finish(bytes)
     }
 }
 

@@ -1,12 +1,14 @@
 //! What several test programs use.
 #![allow(dead_code, reason = "each test program uses a part")]
 
+pub(crate) mod encode;
+
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use numa::acpi::{Affinity, Header, ProximityDomain, Slit, Srat};
+use numa::acpi::{Affinity, ProximityDomain, Slit, Srat};
 use numa::{ProcessReport, Topology};
 use sys::zeroed::ZeroedSlice;
 
@@ -58,7 +60,7 @@ pub(crate) fn memory(domain: u32, base: u64, length: u64) -> Affinity {
 
 pub(crate) fn srat(revision: u8, entries: Vec<Affinity>) -> Srat {
     Srat {
-        header: Header::new(revision),
+        header: encode::header(revision),
         entries,
         quirks: Vec::new(),
     }
@@ -66,7 +68,7 @@ pub(crate) fn srat(revision: u8, entries: Vec<Affinity>) -> Srat {
 
 pub(crate) fn slit(localities: usize, distances: &[u8]) -> Slit {
     Slit {
-        header: Header::new(1),
+        header: encode::header(1),
         localities,
         distances: distances.to_vec(),
         quirks: Vec::new(),
