@@ -6,6 +6,9 @@
 //! is asked for. Fingerprints are real. Each round stands for a period; no clock is asked by the
 //! engine. Seven of ten runs of 16 pages are the same in all guests of a node.
 //!
+//! It is no crate of its own: it would need some thirty items of the engine that no other crate is to touch, from the core's rounds to
+//! the locks.
+//!
 //! [`grow`] takes the cost of a size. [`crowd`] counts what many workers meet at: no machine of many processors is needed to see which
 //! lock is taken how often for a page, and for how long. What that makes of 64 processors is a model's: see `pageone bench run scale`.
 
