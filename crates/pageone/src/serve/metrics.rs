@@ -78,12 +78,12 @@ impl Writer<'_> {
     }
 
     /// As [`Writer::gauges`], of counters; see [`Writer::counter`].
-    fn counters<const N: usize>(
+    fn counters<const N: usize, V: EncodeGaugeValue>(
         &mut self,
         name: &str,
         help: &str,
         names: [&str; N],
-        rows: impl IntoIterator<Item = ([String; N], u64)>,
+        rows: impl IntoIterator<Item = ([String; N], V)>,
     ) -> fmt::Result {
         self.rows(MetricType::Counter, (name, help), names, rows)
     }
@@ -272,32 +272,66 @@ fn guests(to: &mut Writer<'_>, all: &[GuestStatus], most: usize) -> fmt::Result 
     let mut ranked: Vec<_> = all.iter().collect();
     ranked.sort_by_key(|guest| std::cmp::Reverse(guest.saved_bytes));
     let (named, others) = ranked.split_at(most.min(ranked.len()));
-    let names = ["pid", "comm", "name", "domain"];
-    let labels = |guest: &GuestStatus| {
-        let (comm, domain) = (guest.comm.to_string(), guest.domain.to_string());
-        // Without a name the label is empty, which is for Prometheus as if it were not there.
-        let name = guest.name.as_ref().map(ToString::to_string);
-        [
-            guest.pid.to_string(),
-            comm,
-            name.unwrap_or_default(),
-            domain,
-        ]
-    };
-    let rows = named.iter().map(|guest| (labels(guest), guest.saved_bytes));
+    figures(to, named)?;
+    recycled(to, named)?;
+    let rest: u64 = others.iter().map(|guest| guest.saved_bytes).sum();
+    to.gauge(
+        "pageone_other_guests_saved_bytes",
+        "The saving of all guests that are not named",
+        rest,
+    )
+}
+
+/// The labels of a guest.
+const LABELS: [&str; 4] = ["pid", "comm", "name", "domain"];
+
+/// Their values. Without a name its label is empty, which is for Prometheus as if it were not there.
+fn labels(guest: &GuestStatus) -> [String; 4] {
+    let name = guest.name.as_ref().map(ToString::to_string);
+    [
+        guest.pid.to_string(),
+        guest.comm.to_string(),
+        name.unwrap_or_default(),
+        guest.domain.to_string(),
+    ]
+}
+
+/// What has one value for each guest.
+fn figures(to: &mut Writer<'_>, named: &[&GuestStatus]) -> fmt::Result {
+    fn rows<V>(
+        named: &[&GuestStatus],
+        value: fn(&GuestStatus) -> V,
+    ) -> impl Iterator<Item = ([String; 4], V)> {
+        named.iter().map(move |guest| (labels(guest), value(guest)))
+    }
     to.gauges(
         "pageone_guest_saved_bytes",
         "A guest's part of the saving",
-        names,
-        rows,
+        LABELS,
+        rows(named, |guest| guest.saved_bytes),
     )?;
-    let rows = named.iter().map(|guest| (labels(guest), guest.pages));
+    to.gauges(
+        "pageone_guest_net_saved_bytes",
+        "The same less its tables, agent and mappings",
+        LABELS,
+        rows(named, |guest| guest.net_saved_bytes),
+    )?;
     to.gauges(
         "pageone_guest_pages",
         "Pages present in a guest's regions",
-        names,
-        rows,
+        LABELS,
+        rows(named, |guest| guest.pages),
     )?;
+    to.counters(
+        "pageone_guest_cpu_seconds_total",
+        "CPU time of a guest's agent",
+        LABELS,
+        rows(named, |guest| guest.cpu_seconds),
+    )
+}
+
+/// The pages that came back from each guest, by way.
+fn recycled(to: &mut Writer<'_>, named: &[&GuestStatus]) -> fmt::Result {
     let rows = named.iter().flat_map(|guest| {
         let [pid, comm, name, domain] = labels(guest);
         ways(guest.pages_recycled).map(|(way, pages)| {
@@ -310,12 +344,6 @@ fn guests(to: &mut Writer<'_>, all: &[GuestStatus], most: usize) -> fmt::Result 
         "Pages that a guest gave up, by way",
         ["pid", "comm", "name", "domain", "way"],
         rows,
-    )?;
-    let rest: u64 = others.iter().map(|guest| guest.saved_bytes).sum();
-    to.gauge(
-        "pageone_other_guests_saved_bytes",
-        "The saving of all guests that are not named",
-        rest,
     )
 }
 
@@ -388,6 +416,35 @@ mod tests {
         for line in text.lines() {
             let quotes = line.replace("\\\\", "").replace("\\\"", "");
             assert!(quotes.matches('"').count().is_multiple_of(2), "{line}");
+        }
+    }
+
+    #[test]
+    fn net_saving_and_cpu_time_are_told_by_guest() {
+        let mut guests: Vec<_> = (1..=3).map(|n| guest(n, u64::from(n))).collect();
+        guests[2].net_saved_bytes = -4096;
+        guests[2].cpu_seconds = 1.25;
+        let status = Status {
+            guests,
+            ..Status::default()
+        };
+        let text = lines(&status, 2);
+        for (name, kind, value) in [
+            ("pageone_guest_net_saved_bytes", "gauge", "-4096"),
+            ("pageone_guest_cpu_seconds_total", "counter", "1.25"),
+        ] {
+            let kind = format!("# TYPE {name} {kind}\n");
+            assert!(text.contains(&kind), "no {kind}: {text}");
+            let start = format!("{name}{{pid=");
+            let rows: Vec<_> = text
+                .lines()
+                .filter(|line| line.starts_with(&start))
+                .collect();
+            assert_eq!(rows.len(), 2, "those that save most: {text}");
+            let begin = format!("{start}\"3\",");
+            let row = rows.iter().find(|row| row.starts_with(&begin));
+            let row = row.expect("the row of a guest");
+            assert!(row.ends_with(&format!("}} {value}")), "{row}");
         }
     }
 
