@@ -183,6 +183,10 @@ fn it_shows_the_saving_and_fits_a_phone() {
         });
         all.then_some(())
     });
+    let heads = browser
+        .value("[...document.querySelectorAll('#guests th')].map(one => one.textContent).join()");
+    let wanted = "name,PID,domain,saved,net,of its memory,memory,in motion,mappings,CPU time,";
+    assert_eq!(heads, wanted);
     for part in [
         "saved",
         "Guests",

@@ -32,13 +32,15 @@ function bytes(count) {
 
 const percent = value => (value >= 10 || value === 0 ? value.toFixed(0) : value.toFixed(value >= 1 ? 1 : 2)) + ' %';
 const number = value => value.toLocaleString('en');
+const count = (value, thing) => `${number(value)} ${thing}${value === 1 ? '' : 's'}`;
 
 function clock(seconds, span) {
   const date = new Date(seconds * 1000);
   return span > 2 * 86400
     ? date.toLocaleDateString('en', { day: 'numeric', month: 'short' })
-    : date.toLocaleTimeString('en', { hour: '2-digit', minute: '2-digit', hour12: false });
+    : date.toLocaleTimeString('en', { hour: '2-digit', minute: '2-digit', hourCycle: 'h23' });
 }
+
 
 // The least of 1, 2, 5 times a power that is no less; for bytes the power is of 2, so that labels are round.
 function ceiling(value, binary) {
@@ -125,8 +127,8 @@ function tiles(status) {
   const present = ['pages_shared', 'pages_sharing', 'pages_unshared', 'pages_volatile', 'zero_pages', 'pages_skipped']
     .reduce((sum, name) => sum + status[name], 0) * PAGE;
   const share = present > 0 ? percent(100 * status.saved_bytes / present) : '–';
-  at('state').textContent = `${modes[status.run]}, ${status.threads} threads, a look every ${status.effective_period_ms / 1000} s, ` +
-    `${number(status.full_scans)} rounds` + (status.only_user === null ? '' : `; only guests of user ${status.only_user}`);
+  at('state').textContent = `${modes[status.run]}, ${count(status.threads, 'thread')}, a look every ${status.effective_period_ms / 1000} s, ` +
+    count(status.full_scans, 'round') + (status.only_user === null ? '' : `; only guests of user ${status.only_user}`);
   const all = [['saved', bytes(status.saved_bytes)], ['net, less all overhead', bytes(status.net_saved_bytes)],
     ['of the memory offered', share], ['guests', number(status.guests.length)],
     ['canonical pages', bytes(status.store_bytes)], ['own memory', bytes(status.metadata_bytes)],
@@ -152,11 +154,13 @@ function pages(status) {
 
 function guests(status) {
   const ranked = [...status.guests].sort((a, b) => b.saved_bytes - a.saved_bytes);
+  const heads = ['name', right('PID'), 'domain', right('saved'), less('net'), { text: 'of its memory', className: 'bar' }, less('memory'), less('in motion'),
+    less('mappings'), less('CPU time'), aside('')];
   const rows = ranked.slice(0, GUESTS).map(guest => [guest.name || guest.comm, right(guest.pid), guest.domain, right(bytes(guest.saved_bytes)),
-    { text: bar([[guest.saved_bytes, 'var(--two)']], guest.pages * PAGE), className: 'bar' }, less(bytes(guest.pages * PAGE)),
-    less(bytes(guest.pages_volatile * PAGE)), less(number(guest.vmas)), aside(guest.responsive ? '' : 'does not answer')]);
-  const more = ranked.length > GUESTS ? [[`and ${ranked.length - GUESTS} more`, '', '', '', '', '', '', '', '']] : [];
-  const heads = ['command', right('PID'), 'domain', right('saved'), { text: 'of its memory', className: 'bar' }, less('memory'), less('in motion'), less('mappings'), aside('')];
+    less(bytes(guest.net_saved_bytes)), { text: bar([[guest.saved_bytes, 'var(--two)']], guest.pages * PAGE), className: 'bar' },
+    less(bytes(guest.pages * PAGE)), less(bytes(guest.pages_volatile * PAGE)), less(number(guest.vmas)), less(`${guest.cpu_seconds.toFixed(1)} s`),
+    aside(guest.responsive ? '' : 'does not answer')]);
+  const more = ranked.length > GUESTS ? [[`and ${ranked.length - GUESTS} more`]] : [];
   table('guests', heads, [...rows, ...more], 'No guests: `pageone run -- COMMAND` starts one.');
 }
 
@@ -190,7 +194,7 @@ function reasons(status, ksm) {
   if (status.huge_pages_kept) add('all guests', 'huge pages that are left whole (thp)', bytes(status.huge_pages_kept * 512 * PAGE));
   if (status.pages_over_limit) add('all guests', 'no room below store_limit, tries so far', number(status.pages_over_limit));
   // The table ends somewhere, and these are not told of elsewhere.
-  for (const one of status.unserved) add(`process ${one.pid} of user ${one.uid}`, `not served: ${one.why}`, `${one.times} times`);
+  for (const one of status.unserved) add(`process ${one.pid} of user ${one.uid}`, `not served: ${one.why}`, count(one.times, 'time'));
   for (const guest of status.guests.slice(0, 1000)) {
     const whose = `${guest.name || guest.comm} ${guest.pid}`;
     for (const reason of guest.reasons) add(whose, reason.why, reason.pages ? bytes(reason.pages * PAGE) : '');
