@@ -97,7 +97,8 @@ impl Browser {
 
     /// The value of an expression in the page.
     fn value(&mut self, expression: &str) -> Value {
-        let params = json!({ "expression": expression, "returnByValue": true });
+        let params =
+            json!({ "expression": expression, "returnByValue": true, "awaitPromise": true });
         let said = self.ask("Runtime.evaluate", params);
         assert!(said["exceptionDetails"].is_null(), "{expression}: {said}");
         said["result"]["value"].clone()
@@ -108,6 +109,28 @@ impl Browser {
         self.ask("Emulation.setDeviceMetricsOverride", metrics);
         let media = json!({ "features": [{ "name": "prefers-color-scheme", "value": scheme }] });
         self.ask("Emulation.setEmulatedMedia", media);
+    }
+
+    /// Moves the mouse to a place of the window.
+    fn point(&mut self, x: f64, y: f64) {
+        let params = json!({ "type": "mouseMoved", "x": x, "y": y });
+        self.ask("Input.dispatchMouseEvent", params);
+    }
+
+    /// A finger that is put down at a place of the window, and lifted.
+    fn touch(&mut self, x: f64, y: f64) {
+        let at = json!([{ "x": x, "y": y }]);
+        for (kind, points) in [("touchStart", at), ("touchEnd", json!([]))] {
+            let params = json!({ "type": kind, "touchPoints": points });
+            self.ask("Input.dispatchTouchEvent", params);
+        }
+    }
+
+    fn press(&mut self, key: &str) {
+        for kind in ["keyDown", "keyUp"] {
+            let params = json!({ "type": kind, "key": key, "code": key });
+            self.ask("Input.dispatchKeyEvent", params);
+        }
     }
 
     /// Keeps a picture, where somebody wants to look at it.
@@ -214,4 +237,121 @@ fn it_shows_the_saving_and_fits_a_phone() {
         "performance.getEntriesByType('resource').filter(one => new URL(one.name).origin !== location.origin).length",
     );
     assert_eq!(requests, 0, "another server was asked");
+}
+
+/// A history of four samples, ten seconds apart, with a time without a daemon before the last.
+const MADE_UP: &str = "get = async path => {
+    if (!path.startsWith('/api/history')) throw new Error('not now');
+    const one = (n, unseen_seconds) => ({ at: 1700000000 + 10 * n, saved_bytes: (n + 1) * 2 ** 20,
+        net_saved_bytes: (n + 1) * 2 ** 19, cpu_seconds: n, stall_percent: null, unseen_seconds });
+    return [one(0, 0), one(1, 0), one(2, 0), one(3, 5)];
+}; true";
+
+/// The page of a server without a daemon, with a history that is made up.
+fn show_made_up(browser: &mut Browser) -> Running {
+    let (serve, address) = serve(&Place::new());
+    let page = json!({ "url": format!("http://{address}/") });
+    browser.ask("Page.navigate", page);
+    // Without it a page that no window shows has no focus.
+    let focus = json!({ "enabled": true });
+    browser.ask("Emulation.setFocusEmulationEnabled", focus);
+    wait_for("the script of the page", || {
+        (browser.value("typeof look") == "function").then_some(())
+    });
+    browser.value(MADE_UP);
+    serve
+}
+
+/// What the legend of the first chart says, whether there is a cursor, and what a screen reader is told.
+fn told(browser: &mut Browser) -> (String, bool, String) {
+    let legend = browser.value("document.querySelector('#saved .legend').textContent");
+    let line = browser.value("!!document.querySelector('#saved .cursor line')");
+    let value = browser.value("document.getElementById('saved').getAttribute('aria-valuetext')");
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    (text(&legend), line == true, text(&value))
+}
+
+/// Part `part` of the width of the first chart, as a place of the window.
+fn place(browser: &mut Browser, part: f64) -> (f64, f64) {
+    let box_of = "(({ x, y, width, height }) => [x, y, width, height])
+        (document.querySelector('#saved svg').getBoundingClientRect())";
+    let sides = browser.value(box_of);
+    let side = |at: usize| sides[at].as_f64().expect("a number");
+    (side(0) + part * side(2), side(1) + side(3) / 2.0)
+}
+
+#[test]
+fn a_cursor_tells_the_values_of_a_chart_at_a_time() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let Some(mut browser) = Browser::start(folder.path()) else {
+        return;
+    };
+    let _serve = show_made_up(&mut browser);
+    let saved = |mib: u32, half: &str| format!("saved: {mib}.0 MiBnet: {half}");
+    let now = saved(4, "2.0 MiB");
+    let mut colours = Vec::new();
+    for (name, width, scheme) in SCREENS {
+        browser.shape(width, scheme);
+        browser.value("look()");
+        let (legend, line, value) = told(&mut browser);
+        assert_eq!((&legend, line), (&now, false), "{name}: as it was");
+        assert_eq!(value, "now, saved: 4.0 MiB, net: 2.0 MiB", "{name}");
+        for (part, legend) in [(0.15, saved(1, "512 KiB")), (0.99, now.clone())] {
+            let (x, y) = place(&mut browser, part);
+            browser.point(x, y);
+            let (said, line, _) = told(&mut browser);
+            assert_eq!((said, line), (legend, true), "{name}: at {part}");
+        }
+        let (x, y) = place(&mut browser, 0.5);
+        browser.point(x, y);
+        let before = told(&mut browser);
+        assert_eq!(before.0, saved(2, "1.0 MiB"), "{name}: {before:?}");
+        browser.value("look()");
+        assert_eq!(told(&mut browser), before, "{name}: it is drawn again");
+        let stroke = "getComputedStyle(document.querySelector('#saved .cursor line')).stroke";
+        colours.push(browser.value(stroke).to_string());
+        browser.picture(&format!("cursor-{name}"));
+        browser.point(1.0, 1.0);
+        let (said, line, _) = told(&mut browser);
+        assert_eq!((&said, line), (&now, false), "{name}: the mouse is gone");
+    }
+    assert_ne!(colours[0], colours[1], "light and dark look alike");
+}
+
+#[test]
+fn the_cursor_goes_by_keys_and_by_touch() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let Some(mut browser) = Browser::start(folder.path()) else {
+        return;
+    };
+    let _serve = show_made_up(&mut browser);
+    browser.shape(360, "light");
+    browser.value("look()");
+    browser.value("document.getElementById('saved').focus()");
+    for (key, mib) in [
+        ("ArrowLeft", "4.0"),
+        ("ArrowLeft", "3.0"),
+        ("ArrowLeft", "2.0"),
+        ("ArrowRight", "3.0"),
+        ("Home", "1.0"),
+        ("ArrowLeft", "1.0"),
+        ("End", "4.0"),
+    ] {
+        browser.press(key);
+        let (legend, line, value) = told(&mut browser);
+        let begin = format!("saved: {mib} MiB");
+        assert!(line && legend.starts_with(&begin), "{key}: {legend}");
+        assert!(value.contains(&begin), "{key}: {value}");
+        assert!(value.contains(":"), "it tells the time: {value}");
+    }
+    browser.press("Escape");
+    assert!(!told(&mut browser).1, "Escape takes it away");
+    let touch = json!({ "enabled": true, "maxTouchPoints": 1 });
+    browser.ask("Emulation.setTouchEmulationEnabled", touch);
+    let (x, y) = place(&mut browser, 0.15);
+    browser.touch(x, y);
+    let (legend, line, _) = told(&mut browser);
+    assert!(line && legend.starts_with("saved: 1.0 MiB"), "{legend}");
+    browser.value("document.getElementById('cpu').focus()");
+    assert!(!told(&mut browser).1, "another place was touched");
 }

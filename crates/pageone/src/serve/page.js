@@ -41,6 +41,8 @@ function clock(seconds, span) {
     : date.toLocaleTimeString('en', { hour: '2-digit', minute: '2-digit', hourCycle: 'h23' });
 }
 
+const moment = seconds => new Date(seconds * 1000).toLocaleString('en',
+  { day: 'numeric', month: 'short', hour: '2-digit', minute: '2-digit', second: '2-digit', hourCycle: 'h23' });
 
 // The least of 1, 2, 5 times a power that is no less; for bytes the power is of 2, so that labels are round.
 function ceiling(value, binary) {
@@ -50,9 +52,14 @@ function ceiling(value, binary) {
   return base * steps.find(step => step * base >= value);
 }
 
+// What is drawn in each figure: its lines, how places become times, and the time of its cursor, if it has one.
+const views = new Map();
+
 // Lines over time. `lines`: name, colour, and a value for each of `times`; a value that is null leaves a gap.
 function chart(into, times, lines, show, binary) {
   if (times.length < 2) {
+    views.delete(into);
+    for (const name of ['role', 'tabindex']) into.removeAttribute(name);
     into.replaceChildren(make('p', { className: 'legend', textContent: 'The first points come within half a minute.' }));
     return;
   }
@@ -63,7 +70,7 @@ function chart(into, times, lines, show, binary) {
   const [first, span] = [times[0], times[times.length - 1] - times[0]];
   const x = time => left + (width - left - 4) * (time - first) / span;
   const y = value => 6 + (height - bottom - 6) * (top - value) / (top - low);
-  const all = draw('svg', { viewBox: `0 0 ${width} ${height}`, role: 'img' });
+  const all = draw('svg', { viewBox: `0 0 ${width} ${height}` });
   for (const part of [0, .25, .5, .75, 1]) {
     const value = low + (top - low) * part;
     all.append(draw('line', { class: 'grid', x1: left, x2: width - 4, y1: y(value), y2: y(value) }));
@@ -82,14 +89,81 @@ function chart(into, times, lines, show, binary) {
       pen = value === null ? 'M' : 'L';
     });
     if (path) all.append(draw('path', { d: path, fill: 'none', stroke: line.colour, 'stroke-width': 2, 'stroke-linejoin': 'round', 'stroke-linecap': 'round' }));
-    const known = line.values.filter(value => value !== null);
-    const now = known.length ? show(known[known.length - 1]) : 'unknown';
     const mark = make('i');
     mark.style.background = line.colour;
-    legend.append(make('span', {}, mark, `${line.name}: ${now}`));
+    legend.append(make('span', {}, mark, ''));
   }
-  all.setAttribute('aria-label', legend.textContent);
+  const cursor = draw('g', { class: 'cursor' });
+  all.append(cursor);
   into.replaceChildren(all, legend);
+  const time = place => first + span * (place - left) / (width - left - 4);
+  const points = times.map((_, n) => n).filter(n => lines.some(line => line.values[n] !== null));
+  const view = { into, times, lines, show, points, x, y, time, width, floor: height - bottom, all, cursor, legend, at: views.get(into)?.at ?? null };
+  views.set(into, view);
+  mark(view);
+}
+
+// The sample next to a time, of those with a value.
+function nearest(view, time) {
+  const away = n => Math.abs(view.times[n] - time);
+  return view.points.reduce((best, n) => away(n) <= away(best) ? n : best, view.points[0]);
+}
+
+// Draws the cursor. The legend has the values there, or without a cursor the last that are known.
+function mark(view) {
+  const { into, lines, points } = view;
+  const n = view.at === null || !points.length ? null : nearest(view, view.at);
+  const value = line => n === null ? line.values.findLast(one => one !== null) ?? null : line.values[n];
+  const said = lines.map(line => `${line.name}: ${value(line) === null ? 'unknown' : view.show(value(line))}`);
+  said.forEach((text, k) => { view.legend.children[k].lastChild.textContent = text; });
+  view.cursor.replaceChildren(...(n === null ? [] : pointer(view, n)));
+  const when = n === null ? 'now' : moment(view.times[n]);
+  const state = { role: 'slider', tabindex: 0, 'aria-label': into.parentElement.querySelector('h2').textContent, 'aria-valuemin': 0,
+    'aria-valuemax': Math.max(0, points.length - 1), 'aria-valuenow': Math.max(0, n === null ? points.length - 1 : points.indexOf(n)),
+    'aria-valuetext': `${when}, ${said.join(', ')}` };
+  for (const [name, what] of Object.entries(state)) into.setAttribute(name, what);
+}
+
+// The line of a cursor, its time, and a dot on each value.
+function pointer(view, n) {
+  const x = view.x(view.times[n]), on = x > view.width / 2 ? ['end', -5] : ['start', 5];
+  const dots = view.lines.filter(line => line.values[n] !== null)
+    .map(line => draw('circle', { cx: x, cy: view.y(line.values[n]), r: 3.5, fill: line.colour }));
+  return [draw('line', { x1: x, x2: x, y1: 6, y2: view.floor }), ...dots,
+    draw('text', { x: x + on[1], y: 14, 'text-anchor': on[0] }, moment(view.times[n]))];
+}
+
+// A chart's cursor goes with mouse, pen or finger, or by the arrow keys.
+function listen(into) {
+  const move = time => {
+    const view = views.get(into);
+    if (!view) return;
+    view.at = time;
+    mark(view);
+  };
+  const hide = () => move(null);
+  const follow = event => {
+    const view = views.get(into);
+    if (!view) return;
+    const place = view.all.getBoundingClientRect();
+    move(view.time((event.clientX - place.left) * view.width / place.width));
+  };
+  into.addEventListener('pointermove', follow);
+  // A finger hides what it points at, so its cursor stays until another place is touched.
+  into.addEventListener('pointerdown', event => { if (event.pointerType === 'touch') into.focus({ preventScroll: true }); follow(event); });
+  into.addEventListener('pointerleave', event => { if (event.pointerType !== 'touch') hide(); });
+  into.addEventListener('pointercancel', hide);
+  into.addEventListener('blur', hide);
+  into.addEventListener('keydown', event => {
+    const view = views.get(into);
+    if (!view || event.altKey || event.ctrlKey || event.metaKey) return;
+    if (event.key === 'Escape') hide();
+    const last = view.points.length - 1, now = view.at === null ? last + 1 : view.points.indexOf(nearest(view, view.at));
+    const next = { ArrowLeft: now - 1, ArrowDown: now - 1, ArrowRight: now + 1, ArrowUp: now + 1, PageDown: now - 10, PageUp: now + 10, Home: 0, End: last }[event.key];
+    if (next === undefined || last < 0) return;
+    event.preventDefault();
+    move(view.times[view.points[Math.min(last, Math.max(0, next))]]);
+  });
 }
 
 function bar(parts, whole) {
@@ -258,5 +332,6 @@ async function follow() {
   if (!document.hidden) await look();
   setTimeout(follow, ASK_EVERY);
 }
+for (const id of ['saved', 'cpu', 'stalls']) listen(at(id));
 addEventListener('resize', () => look());
 follow();
