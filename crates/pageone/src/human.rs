@@ -15,7 +15,8 @@ pub(crate) fn bytes(bytes: i64) -> String {
         value /= 1024.0;
         unit += 1;
     }
-    let digits = if unit == 0 || value >= 100.0 { 0 } else { 1 };
+    // 99.95 and more would round to four digits.
+    let digits = if unit == 0 || value >= 99.95 { 0 } else { 1 };
     format!("{sign}{value:.digits$} {}", units[unit])
 }
 
@@ -124,6 +125,7 @@ mod tests {
         assert_eq!(bytes(4096), "4.0 KiB");
         assert_eq!(bytes(-(1 << 20)), "-1.0 MiB");
         assert_eq!(bytes(700 << 20), "700 MiB");
+        assert_eq!(bytes((100 << 20) - 1), "100 MiB");
         assert_eq!(bytes(i64::MIN), "-8388608 TiB");
         assert_eq!(size(u64::MAX), "8388608 TiB");
     }

@@ -26,7 +26,7 @@ function bytes(count) {
   const units = ['B', 'KiB', 'MiB', 'GiB', 'TiB'];
   let value = Math.abs(count), unit = 0;
   while (value >= 1024 && unit + 1 < units.length) { value /= 1024; unit += 1; }
-  const digits = unit === 0 || value >= 100 ? 0 : 1;
+  const digits = unit === 0 || value >= 99.95 ? 0 : 1;
   return (count < 0 ? '-' : '') + value.toFixed(digits) + ' ' + units[unit];
 }
 
