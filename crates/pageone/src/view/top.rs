@@ -151,20 +151,24 @@ impl Asker {
 enum Order {
     #[default]
     Saved,
+    Net,
     Memory,
     Motion,
     Mappings,
+    Cpu,
     Name,
     Domain,
     Pid,
 }
 
 /// A key, the order it asks for, and its name.
-const ORDERS: [(char, Order, &str); 7] = [
+const ORDERS: [(char, Order, &str); 9] = [
     ('s', Order::Saved, "saved"),
+    ('e', Order::Net, "net saved"),
     ('m', Order::Memory, "memory"),
     ('v', Order::Motion, "in motion"),
     ('n', Order::Mappings, "mappings"),
+    ('u', Order::Cpu, "CPU time of its agent"),
     ('c', Order::Name, "name"),
     ('d', Order::Domain, "domain"),
     ('p', Order::Pid, "PID"),
@@ -175,9 +179,11 @@ impl Order {
     fn compare(self, a: &GuestStatus, b: &GuestStatus) -> Ordering {
         let by = match self {
             Self::Saved => b.saved_bytes.cmp(&a.saved_bytes),
+            Self::Net => b.net_saved_bytes.cmp(&a.net_saved_bytes),
             Self::Memory => b.pages.cmp(&a.pages),
             Self::Motion => b.pages_volatile.cmp(&a.pages_volatile),
             Self::Mappings => b.vmas.cmp(&a.vmas),
+            Self::Cpu => b.cpu_seconds.total_cmp(&a.cpu_seconds),
             Self::Name => name(a).cmp(name(b)),
             Self::Domain => a.domain.cmp(&b.domain),
             Self::Pid => a.pid.cmp(&b.pid),
@@ -280,7 +286,9 @@ impl Top {
         frame.render_widget(self.table(table.width), table);
         let foot_text = match &self.trouble {
             Some(why) => Line::styled(why.clone(), Style::new().add_modifier(Modifier::BOLD)),
-            None => Line::from("q quit   h help   s m v n c d p sort   r reverse   arrows scroll"),
+            None => {
+                Line::from("q quit   h help   s e m v n u c d p sort   r reverse   arrows scroll")
+            }
         };
         frame.render_widget(Paragraph::new(foot_text), foot);
         if self.help {
@@ -325,9 +333,9 @@ impl Top {
     }
 
     fn table(&self, width: u16) -> Table<'static> {
-        let columns = columns(width);
         let chosen = ORDERS.iter().find(|(_, order, _)| *order == self.order);
         let chosen = chosen.map(|(key, ..)| *key);
+        let columns = columns(width, chosen);
         let heads = columns.iter().map(|column| {
             let style = match column.key.is_some() && column.key == chosen {
                 true => Style::new().add_modifier(Modifier::REVERSED),
@@ -375,36 +383,47 @@ const fn column(
     }
 }
 
-const COLUMNS: [Column; 8] = [
-    column(("PID", 8, 0), Some('p'), |guest| guest.pid.to_string()),
+const COLUMNS: [Column; 10] = [
+    column(("PID", 7, 0), Some('p'), |guest| guest.pid.to_string()),
     column(("NAME", 15, 2), Some('c'), |guest| name(guest).to_string()),
     column(("DOMAIN", 15, 4), Some('d'), |guest| {
         guest.domain.to_string()
     }),
-    column(("MEMORY", 9, 3), Some('m'), |guest| {
+    column(("MEMORY", 8, 3), Some('m'), |guest| {
         human::size(bytes(guest.pages))
     }),
-    column(("SAVED", 9, 1), Some('s'), |guest| {
+    column(("SAVED", 8, 1), Some('s'), |guest| {
         human::size(guest.saved_bytes)
     }),
-    column(("%", 3, 5), None, |guest| {
+    column(("NET", 9, 5), Some('e'), |guest| {
+        human::bytes(guest.net_saved_bytes)
+    }),
+    column(("CPU s", 6, 6), Some('u'), |guest| {
+        let digits = usize::from(guest.cpu_seconds < 9999.95);
+        format!("{:.digits$}", guest.cpu_seconds)
+    }),
+    column(("%", 3, 7), None, |guest| {
         let saved = guest.saved_bytes.saturating_mul(100);
         let percent = saved.checked_div(bytes(guest.pages));
         percent.unwrap_or(0).to_string()
     }),
-    column(("MOTION", 9, 6), Some('v'), |guest| {
+    column(("MOTION", 8, 8), Some('v'), |guest| {
         human::size(bytes(guest.pages_volatile))
     }),
-    column(("MAPS", 5, 7), Some('n'), |guest| guest.vmas.to_string()),
+    column(("MAPS", 5, 9), Some('n'), |guest| guest.vmas.to_string()),
 ];
 
-/// Those for which there is room: a value that is cut would be a wrong one.
-fn columns(width: u16) -> Vec<Column> {
+/// Those for which there is room: a value that is cut would be a wrong one. The one that sorts stays, beside the PID.
+fn columns(width: u16, chosen: Option<char>) -> Vec<Column> {
     let mut columns = COLUMNS.to_vec();
     let needs = |columns: &[Column]| columns.iter().map(|column| column.width + 1).sum::<u16>() - 1;
+    let rank = |column: &Column| {
+        let is_asked_for = column.gives_way == 0 || column.key == chosen;
+        (!is_asked_for, column.gives_way)
+    };
     while columns.len() > 1 && needs(&columns) > width {
-        let last = columns.iter().map(|column| column.gives_way).max();
-        columns.retain(|column| Some(column.gives_way) != last);
+        let last = columns.iter().map(rank).max();
+        columns.retain(|column| Some(rank(column)) != last);
     }
     columns
 }
@@ -430,7 +449,9 @@ fn help(frame: &mut Frame<'_>) {
     lines.extend([
         Line::from(" r  reverse the order"),
         Line::from(" ↑ ↓ PgUp PgDn Home  scroll"),
+        Line::from(" NET: less its tables, agent and mappings"),
         Line::from(" MOTION: written lately, or not yet observed"),
+        Line::from(" A wide terminal has all columns"),
         Line::from(" h  close this    q  quit"),
     ]);
     let height = u16::try_from(lines.len())
@@ -463,6 +484,8 @@ mod tests {
             domain: "uid:0".into(),
             pages: mib << 8,
             saved_bytes: saved_mib << 20,
+            net_saved_bytes: (saved_mib << 20).cast_signed() - (mib << 19).cast_signed(),
+            cpu_seconds: f64::from(pid) * 1.25,
             vmas: 40,
             responsive: true,
             ..GuestStatus::default()
@@ -514,16 +537,51 @@ mod tests {
     fn a_narrow_screen_has_fewer_columns() {
         let heads = |width| screen_of(&top(), width)[5].clone();
         assert_eq!(
-            heads(79),
-            "PID      NAME            DOMAIN          MEMORY    SAVED     %   MOTION"
+            heads(93),
+            "PID     NAME            DOMAIN          MEMORY   SAVED    NET       CPU s  %   MOTION   MAPS"
+        );
+        assert_eq!(
+            heads(80),
+            "PID     NAME            DOMAIN          MEMORY   SAVED    NET       CPU s  %"
         );
         assert_eq!(
             heads(60),
-            "PID      NAME            DOMAIN          MEMORY    SAVED"
+            "PID     NAME            DOMAIN          MEMORY   SAVED"
         );
-        assert_eq!(heads(40), "PID      NAME            SAVED");
-        assert_eq!(heads(20), "PID      SAVED");
+        assert_eq!(heads(40), "PID     NAME            SAVED");
+        assert_eq!(heads(20), "PID     SAVED");
         assert_eq!(heads(5), "PID");
+    }
+
+    #[test]
+    fn the_column_that_sorts_is_shown() {
+        let mut top = top();
+        top.key(KeyCode::Char('v'));
+        let heads = screen(&top)[5].clone();
+        assert_eq!(
+            heads,
+            "PID     NAME            DOMAIN          MEMORY   SAVED    NET       MOTION"
+        );
+        assert_eq!(screen_of(&top, 20)[5], "PID     MOTION");
+    }
+
+    #[test]
+    fn no_figure_is_wider_than_its_column() {
+        let greatest = GuestStatus {
+            pid: 1 << 22,
+            pages: (1024 << 8) - 1,
+            saved_bytes: (100 << 20) - 1,
+            net_saved_bytes: 1 - (1 << 30),
+            pages_volatile: (100 << 8) - 1,
+            cpu_seconds: 999_999.0,
+            vmas: 65_530,
+            ..GuestStatus::default()
+        };
+        for column in COLUMNS {
+            let cell = (column.cell)(&greatest);
+            let width = usize::from(column.width);
+            assert!(cell.chars().count() <= width, "{}: {cell}", column.head);
+        }
     }
 
     /// With `PAGEONE_DRAW=1` it writes the file that it compares with otherwise.
@@ -567,7 +625,14 @@ mod tests {
         let mut top = top();
         let first = |top: &Top| screen(top)[6].clone();
         assert!(first(&top).contains("qemu"), "{}", first(&top));
-        for (key, name) in [('m', "java"), ('c', "java"), ('p', "qemu"), ('s', "qemu")] {
+        for (key, name) in [
+            ('m', "java"),
+            ('c', "java"),
+            ('p', "qemu"),
+            ('e', "redis"),
+            ('u', "web"),
+            ('s', "qemu"),
+        ] {
             assert!(!top.key(KeyCode::Char(key)));
             assert!(first(&top).contains(name), "{key}: {}", first(&top));
         }
