@@ -2,11 +2,11 @@
 
 use std::time::SystemTime;
 
-use serde::Serialize;
-use sys::foreign::ForeignName;
+use serde::{Deserialize, Serialize};
+use sys::foreign::{ForeignName, plain_json};
 
 /// Which form an answer has, where and when it was made.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Head {
     schema: u32,
     host: ForeignName,
@@ -41,4 +41,12 @@ impl<T> Headed<T> {
         let head = Head::now(1);
         Self { head, answer }
     }
+}
+
+/// The first form of an answer, as a line of JSON in which nothing acts.
+///
+/// # Errors
+/// It is no object.
+pub(crate) fn line(answer: &impl Serialize) -> serde_json::Result<String> {
+    Ok(plain_json(&serde_json::to_string(&Headed::first(answer))?) + "\n")
 }

@@ -5,14 +5,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use serde::Serialize;
-use sys::foreign::plain_json;
 use wire::{GuestStatus, MergeNow, MergedNow, Reply, Request, WhyNot, WhyNotCode};
 
-use crate::head::Headed;
 use crate::knobs::cpu_limit;
 use crate::output::{print, say};
 use crate::view::status;
-use crate::{client, human, paths};
+use crate::{client, head, human, paths};
 
 /// The engine may be in a round, which takes some periods at most; then it takes one.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -107,7 +105,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
         reasons,
     };
     match args.json {
-        true => print(&(plain_json(&serde_json::to_string(&Headed::first(&told))?) + "\n"))?,
+        true => print(&head::line(&told)?)?,
         false => tell(&told, args, &guests)?,
     }
     let merged = &told.merged;

@@ -60,6 +60,7 @@ fn the_time_of_a_write_tells_a_merged_page_from_others() {
     let measured = output(command.args(["bench", "timing", "--pages", "1024", "--json"]));
     assert!(measured.status.success(), "{}", text(&measured.stderr));
     let report: serde_json::Value = serde_json::from_slice(&measured.stdout).expect("JSON");
+    common::assert_head(&report);
     let rows = report["rows"].as_array().expect("rows");
     assert_eq!(
         (rows.len(), &report["options"]["pages"]),
@@ -92,6 +93,7 @@ fn ksm_is_measured_and_its_knobs_go_back() {
     let report =
         output(bench(&["--steady", "1s", "--limit", "15s", "--json"]).stderr(Stdio::null()));
     let report: serde_json::Value = serde_json::from_slice(&report.stdout).expect("JSON");
+    common::assert_head(&report);
     let row = &report["rows"][0];
     assert_eq!((&row["engine"], &row["errors"]), (&"ksm".into(), &0.into()));
     assert_eq!(row["verified_bytes"], 128 << 20);

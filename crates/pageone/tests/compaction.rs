@@ -36,6 +36,7 @@ fn pages_that_the_kernel_moves_meanwhile_are_not_lost() {
     let said = text(&report.stderr);
     assert!(report.status.success(), "{said}");
     let report: serde_json::Value = serde_json::from_slice(&report.stdout).expect("JSON");
+    common::assert_head(&report);
     let rows = report["rows"].as_array().expect("rows");
     assert_eq!(rows.len(), 3, "{report}");
     for row in rows {

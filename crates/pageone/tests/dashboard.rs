@@ -244,7 +244,7 @@ const MADE_UP: &str = "get = async path => {
     if (!path.startsWith('/api/history')) throw new Error('not now');
     const one = (n, unseen_seconds) => ({ at: 1700000000 + 10 * n, saved_bytes: (n + 1) * 2 ** 20,
         net_saved_bytes: (n + 1) * 2 ** 19, cpu_seconds: n, stall_percent: null, unseen_seconds });
-    return [one(0, 0), one(1, 0), one(2, 0), one(3, 5)];
+    return { samples: [one(0, 0), one(1, 0), one(2, 0), one(3, 5)] };
 }; true";
 
 /// The page of a server without a daemon, with a history that is made up.

@@ -466,7 +466,14 @@ fn since(place: &Place, words: &[&str]) -> String {
 }
 
 fn samples(place: &Place) -> Vec<Value> {
-    serde_json::from_str(&since(place, &["--json"])).unwrap_or_default()
+    let Ok(mut history) = serde_json::from_str::<Value>(&since(place, &["--json"])) else {
+        return Vec::new();
+    };
+    common::assert_head(&history);
+    match history["samples"].take() {
+        Value::Array(samples) => samples,
+        _ => panic!("no samples in {history}"),
+    }
 }
 
 #[test]

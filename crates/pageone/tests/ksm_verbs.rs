@@ -159,6 +159,7 @@ fn a_share_of_a_cpu_is_not_exceeded() {
         .lines()
         .map(|line| serde_json::from_str(line).expect("JSON"))
         .collect();
+    records.iter().for_each(common::assert_head);
     let (first, last) = (
         records.first().expect("a line"),
         records.last().expect("a line"),
@@ -212,4 +213,13 @@ fn the_state_is_told_as_a_table_too() {
         watched.status.success() && lines.lines().count() >= 2,
         "{lines}"
     );
+    let words = ["watch", "--every", "50ms", "--for", "100ms", "--json"];
+    let watched = output(&mut ksm(&words));
+    let lines = text(&watched.stdout);
+    assert!(watched.status.success() && !lines.is_empty(), "{lines}");
+    for line in lines.lines() {
+        let step: Value = serde_json::from_str(line).expect("JSON");
+        common::assert_head(&step);
+        assert!(step["counters"]["pages_scanned"].is_u64(), "{line}");
+    }
 }

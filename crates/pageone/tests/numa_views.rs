@@ -7,8 +7,7 @@
     reason = "a helper that fails is a test that fails"
 )]
 
-#[path = "../../../tests/support/tools.rs"]
-mod tools;
+mod common;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -42,7 +41,9 @@ fn text(arguments: &[&str]) -> String {
 }
 
 fn json(arguments: &[&str]) -> Value {
-    serde_json::from_str(&text(arguments)).unwrap()
+    let answer = serde_json::from_str(&text(arguments)).unwrap();
+    common::assert_head(&answer);
+    answer
 }
 
 fn words(line: &str) -> Vec<&str> {
@@ -135,7 +136,7 @@ fn topology_is_that_of_numactl() {
             std::env::var_os("PAGEONE_TEST_NODES").is_none(),
             "the guest has numactl"
         );
-        tools::lacks("numactl");
+        common::tools::lacks("numactl");
         return;
     };
     let oracle = String::from_utf8(output.stdout).unwrap();
@@ -213,13 +214,10 @@ fn memory_is_that_of_the_kernel() {
     let watched = text(&[
         "numa", "memory", "--watch", "10ms", "--count", "3", "--json",
     ]);
-    assert_eq!(
-        watched
-            .lines()
-            .filter(|line| serde_json::from_str::<Value>(line).is_ok())
-            .count(),
-        3
-    );
+    let watched = watched.lines().map(serde_json::from_str);
+    let watched: Vec<Value> = watched.collect::<Result<_, _>>().unwrap();
+    watched.iter().for_each(common::assert_head);
+    assert_eq!(watched.len(), 3);
     let once = text(&["numa", "memory", "--watch", "2min", "--count", "1"]);
     assert!(once.contains("MemTotal"), "{once}");
 }
@@ -246,7 +244,7 @@ fn a_process_has_the_pages_that_the_kernel_says() {
             .map(|kind| node[kind].as_u64().unwrap())
             .sum()
     };
-    let pages: u64 = model[0]["nodes"]
+    let pages: u64 = model["processes"][0]["nodes"]
         .as_object()
         .unwrap()
         .values()
@@ -260,7 +258,7 @@ fn a_process_has_the_pages_that_the_kernel_says() {
     let name = fs::read_to_string("/proc/self/comm").unwrap();
     let by_name = json(&["numa", "process", "--comm", name.trim_end(), "--json"]);
     assert!(
-        by_name
+        by_name["processes"]
             .as_array()
             .unwrap()
             .iter()
@@ -321,7 +319,8 @@ fn hashdist_spreads_the_table() {
         "1",
         "--json",
     ];
-    let results = json(&[&["bench", "hashdist"][..], &quick].concat());
+    let report = json(&[&["bench", "hashdist"][..], &quick].concat());
+    let results = &report["rows"];
     let pages = |index: usize| -> Vec<u64> {
         let by_node = results[index]["pages_by_node"].as_object().unwrap();
         by_node

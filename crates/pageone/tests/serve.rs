@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use common::{
-    Place, alone, count, daemon, equal_guests, need_agent, output, pageone, serve, text, wait_for,
-    wait_for_sharing,
+    Place, alone, assert_head, count, daemon, equal_guests, need_agent, output, pageone, serve,
+    text, wait_for, wait_for_sharing,
 };
 
 const PAGES: usize = 512;
@@ -83,10 +83,12 @@ fn it_shows_what_the_daemon_counts() {
     );
     let history: serde_json::Value = wait_for("a sample", || {
         let said = get(&address, "/api/history?last=hour");
-        let samples: serde_json::Value = serde_json::from_str(body(&said)).expect("JSON");
-        samples.get(0).is_some().then_some(samples)
+        let history: serde_json::Value = serde_json::from_str(body(&said)).expect("JSON");
+        history["samples"][0].is_object().then_some(history)
     });
-    assert!(count(&history[0], "at") > 1_700_000_000, "{history}");
+    assert_head(&history);
+    let first = &history["samples"][0];
+    assert!(count(first, "at") > 1_700_000_000, "{history}");
     let shown = output(
         pageone()
             .args(["status", "--since", "1h", "--socket"])

@@ -19,6 +19,7 @@ use serde::Serialize;
 
 use super::guests::Guest;
 use super::nodes::{Latency, local_percent, nodes_to_compare, report, start};
+use crate::head;
 use crate::output::print;
 
 const PATIENCE: Duration = Duration::from_secs(240);
@@ -63,7 +64,7 @@ impl Domains {
         }
         if self.json {
             let report = serde_json::json!({ "model": self.latency, "rows": rows });
-            return print(&format!("{report}\n"));
+            return print(&head::line(&report)?);
         }
         let mut text = format!(
             "Accesses are a model: {}; memory is where the kernel says.\n\

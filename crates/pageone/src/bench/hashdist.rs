@@ -19,6 +19,7 @@ use numa::{MemoryReport, NodeId, Topology};
 use sdtree::SdTree;
 use serde::Serialize;
 
+use crate::head;
 use crate::output::print;
 
 const MAIL_TABLE_KIB: u64 = 512 << 10;
@@ -43,6 +44,12 @@ pub(crate) struct Hashdist {
     /// Print JSON
     #[arg(long)]
     json: bool,
+}
+
+/// What `--json` prints: a row for each way.
+#[derive(Serialize)]
+struct Report {
+    rows: Vec<Measurement>,
 }
 
 /// One way to place the table.
@@ -85,7 +92,7 @@ impl Hashdist {
             tables.push(table);
         }
         if self.json {
-            return print(&(serde_json::to_string_pretty(&results)? + "\n"));
+            return print(&head::line(&Report { rows: results })?);
         }
         print(&results.iter().map(text).collect::<String>())
     }

@@ -16,6 +16,7 @@ use super::measure::{self, Plan};
 use super::pageone::PageOne;
 use super::report::{Machine, Report, Row};
 use crate::daemon::host::able;
+use crate::head;
 use crate::human;
 use crate::ksm::guard::KsmGuard;
 use crate::output::{print, say};
@@ -91,7 +92,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
         rows,
     };
     match args.json {
-        true => print(&(serde_json::to_string(&report)? + "\n"))?,
+        true => print(&head::line(&report)?)?,
         false => print(&report.to_string())?,
     }
     if errors > 0 {

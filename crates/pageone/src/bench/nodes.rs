@@ -24,6 +24,7 @@ use super::content::Content;
 use super::guest::BenchGuest;
 use super::guests::Guest;
 use crate::daemon::host::Host;
+use crate::head;
 use crate::launch::Launch;
 use crate::output::print;
 use crate::paths;
@@ -145,7 +146,7 @@ impl Nodes {
         let rows: Vec<_> = rows.collect::<Result<_>>()?;
         if self.json {
             let report = serde_json::json!({ "model": self.latency, "rows": rows });
-            return print(&format!("{report}\n"));
+            return print(&head::line(&report)?);
         }
         let mut text = format!(
             "Times are a model: {}; memory is where the kernel says.\n\n\

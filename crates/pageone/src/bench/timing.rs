@@ -12,7 +12,7 @@ use super::report::Machine;
 use crate::daemon::host::Host;
 use crate::launch::Launch;
 use crate::output::print;
-use crate::{client, human, paths};
+use crate::{client, head, human, paths};
 
 /// The longest wait for a guest to fill its memory, for the engine to merge it, or for a reply.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -55,7 +55,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
             options: args,
             timing,
         };
-        return print(&(serde_json::to_string(&report)? + "\n"));
+        return print(&head::line(&report)?);
     }
     print(&timing.to_string())
 }

@@ -9,6 +9,7 @@ use sys::process::wait_readable;
 use sys::signals::{SIGHUP, SIGINT, SIGTERM, Signals};
 
 use super::facts::{Counters, Knobs, Reader};
+use crate::head;
 use crate::human::{self, bytes};
 use crate::output::print;
 use crate::plot::{self, Line, Panel};
@@ -119,7 +120,7 @@ impl Look {
                 counters: now,
                 knobs,
             };
-            return Ok(serde_json::to_string(&record)? + "\n");
+            return Ok(head::line(&record)?);
         }
         Ok(format!(
             "{seconds:>8.1} {:>10} {:>10} {:>10} {cpu_percent:>6.1} {:>7} {:>13} {:>6}\n",

@@ -316,7 +316,7 @@ async function look() {
     const { status, ksm } = await get('/api/status');
     tiles(status); pages(status); guests(status); domains(status); reasons(status, ksm);
   } catch (why) { trouble.push(why.message); }
-  try { charts(await get(`/api/history?last=${last}`)); } catch (why) { trouble.push(why.message); }
+  try { charts((await get(`/api/history?last=${last}`)).samples); } catch (why) { trouble.push(why.message); }
   at('trouble').hidden = !trouble.length;
   at('trouble').textContent = [...new Set(trouble)].join(' · ');
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use sys::foreign::plain_json;
 use sys::ksm::Ksm;
-use wire::{Reply, Request, Sample, Status};
+use wire::{Reply, Request, Status};
 
 use crate::{client, view};
 
@@ -99,15 +99,13 @@ impl Source {
         }
         let most = POINTS;
         let answer = match self.ask(&Request::History { seconds, most }) {
-            Ok(Reply::History(samples)) => write(&samples),
+            Ok(Reply::History(samples)) => {
+                view::history::json(&samples).map_err(|error| error.to_string())
+            }
             Ok(_) => Err("the daemon replied with something else".to_owned()),
             Err(why) => Err(why),
         };
         kept.push((seconds, Instant::now(), answer.clone()));
         answer
     }
-}
-
-fn write(samples: &[Sample]) -> Result<String, String> {
-    serde_json::to_string(samples).map_err(|error| error.to_string())
 }

@@ -10,9 +10,10 @@ use ratatui::buffer::{Buffer, Cell};
 use ratatui::layout::Rect;
 use ratatui::symbols::Marker;
 use ratatui::widgets::{Axis, Chart, Dataset, GraphType, Widget};
+use serde::Serialize;
 use wire::{Reply, Request, Sample};
 
-use crate::{client, human};
+use crate::{client, head, human};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Rows of the table, points of the plot, samples of the JSON.
@@ -42,10 +43,22 @@ pub(crate) fn text(socket: &Path, since: Duration, plot: bool, json: bool) -> Re
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let now = now.unwrap_or_default().as_secs();
     Ok(match (json, plot) {
-        (true, _) => serde_json::to_string(&samples)? + "\n",
+        (true, _) => json(&samples)?,
         (_, true) => plotted(&samples, now),
         _ => table(&samples, now),
     })
+}
+
+/// The samples as a line of JSON.
+///
+/// # Errors
+/// A figure that JSON has no form for.
+pub(crate) fn json(samples: &[Sample]) -> serde_json::Result<String> {
+    #[derive(Serialize)]
+    struct Past<'a> {
+        samples: &'a [Sample],
+    }
+    head::line(&Past { samples })
 }
 
 fn ago(at: u64, now: u64) -> String {

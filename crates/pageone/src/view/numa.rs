@@ -12,6 +12,7 @@ mod topology;
 
 use clap::Subcommand;
 use serde::Serialize;
+use sys::foreign::plain_json;
 
 use crate::output::print;
 
@@ -43,5 +44,5 @@ impl NumaCommand {
 }
 
 fn print_json(model: &impl Serialize) -> anyhow::Result<()> {
-    print(&(serde_json::to_string_pretty(model)? + "\n"))
+    print(&(plain_json(&serde_json::to_string_pretty(model)?) + "\n"))
 }

@@ -31,6 +31,7 @@ fn rows(arguments: &[&str]) -> Vec<Value> {
     let output = output(command.env("PAGEONE_AGENT", support::agent()));
     assert!(output.status.success(), "{}", text(&output.stderr));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    crate::common::assert_head(&report);
     let rows = report["rows"].as_array().unwrap().clone();
     rows.iter().for_each(|row| println!("{row}"));
     rows

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use wire::{Reply, Request, StoreNode};
 
 use super::{print_json, table};
+use crate::head::Head;
 use crate::output::print;
 use crate::view::status;
 use crate::{client, paths};
@@ -41,16 +42,29 @@ pub(crate) struct Slots {
     pub(crate) store_nodes: Vec<StoreNode>,
 }
 
+/// What `--json` prints.
+#[derive(Debug, Serialize, Deserialize)]
+struct Told {
+    /// Views of older versions have none.
+    #[serde(flatten)]
+    head: Option<Head>,
+    #[serde(flatten)]
+    slots: Slots,
+}
+
 impl HeapViewer {
     pub(crate) fn run(self) -> anyhow::Result<()> {
         let view = match &self.from {
             Some(file) => read(file)?,
-            None => ask(&paths::served(self.socket.as_deref())?)?,
+            None => Told {
+                head: Some(Head::now(1)),
+                slots: ask(&paths::served(self.socket.as_deref())?)?,
+            },
         };
         if self.json {
             return print_json(&view);
         }
-        print(&render(&view))
+        print(&render(&view.slots))
     }
 }
 
@@ -70,7 +84,8 @@ fn ask(socket: &Path) -> anyhow::Result<Slots> {
     Ok(Slots { heap, store_nodes })
 }
 
-fn read(path: &Path) -> anyhow::Result<Slots> {
+/// What `--json` printed, with the head that it had then.
+fn read(path: &Path) -> anyhow::Result<Told> {
     let mut text = String::new();
     if path == Path::new("-") {
         stdin().read_to_string(&mut text)?;
@@ -182,7 +197,7 @@ mod tests {
             .unwrap();
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), serde_json::to_string(&heap.view()).unwrap()).unwrap();
-        let view = read(file.path()).unwrap();
+        let view = read(file.path()).unwrap().slots;
         assert_eq!(
             (&view.heap, view.store_nodes.len()),
             (&heap.view(), 0),

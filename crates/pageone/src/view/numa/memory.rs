@@ -8,6 +8,7 @@ use numa::MemoryReport;
 use numa::memory::Numastat;
 
 use super::{print_json, table};
+use crate::head::{self, Headed};
 use crate::human;
 use crate::output::print;
 
@@ -30,7 +31,7 @@ impl MemoryView {
         let Some(interval) = self.watch else {
             let report = MemoryReport::live()?;
             if self.json {
-                return print_json(&report);
+                return print_json(&Headed::first(report));
             }
             return print(&render(&report));
         };
@@ -40,7 +41,7 @@ impl MemoryView {
             }
             let report = MemoryReport::live()?;
             let text = if self.json {
-                serde_json::to_string(&report)? + "\n"
+                head::line(&report)?
             } else if stdout().is_terminal() {
                 format!("\x1b[H\x1b[2J{}", render(&report))
             } else {

@@ -4,9 +4,11 @@ use anyhow::{Context, bail};
 use clap::Args;
 use numa::{NodeId, ProcessReport, Topology};
 use rustix::process::Pid;
+use serde::Serialize;
 use sys::foreign::Foreign;
 
 use super::{print_json, table};
+use crate::head::Headed;
 use crate::output::print;
 use crate::selector;
 
@@ -27,9 +29,15 @@ pub(crate) struct Which {
 pub(crate) struct ProcessView {
     #[command(flatten)]
     which: Which,
-    /// Print JSON: a list of processes
+    /// Print JSON
     #[arg(long)]
     json: bool,
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Processes {
+    processes: Vec<ProcessReport>,
 }
 
 impl ProcessView {
@@ -37,7 +45,7 @@ impl ProcessView {
         let topology = Topology::live()?;
         let reports = self.which.reports(&topology)?;
         if self.json {
-            return print_json(&reports);
+            return print_json(&Headed::first(Processes { processes: reports }));
         }
         let tables: Vec<_> = reports.iter().map(render).collect();
         print(&tables.join("\n"))

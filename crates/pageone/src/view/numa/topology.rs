@@ -10,6 +10,7 @@ use numa::topology::{Performance, UNREACHABLE};
 use numa::{FakeSpec, NodeId, Topology, format_list};
 
 use super::{draw, print_json, table};
+use crate::head::Headed;
 use crate::output::{print, say};
 
 /// How to print a topology.
@@ -58,7 +59,7 @@ impl TopologyView {
     pub(crate) fn run(self) -> anyhow::Result<()> {
         let topology = self.read()?;
         match if self.json { Format::Json } else { self.format } {
-            Format::Json => print_json(&topology),
+            Format::Json => print_json(&Headed::first(topology)),
             Format::Table => print(&render(&topology)),
             Format::Dot => print(&draw::dot(&topology)),
             Format::Svg => print(&draw::svg(&topology)),
