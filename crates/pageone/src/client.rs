@@ -182,7 +182,10 @@ fn silent(daemon: &Daemon<'_>, patience: Duration) -> anyhow::Error {
     let waited = format_duration(patience);
     let remedy = match daemon.pid.filter(|&pid| is_stopped(pid)) {
         Some(pid) => format!("it is stopped; `kill -CONT {pid}` lets it go on"),
-        None => "it hangs or is busy; see its log, or `systemctl status pageone`".to_owned(),
+        None if paths::has_unit() => {
+            "it hangs or is busy; see `systemctl status pageone`".to_owned()
+        }
+        None => "it hangs or is busy; see its log".to_owned(),
     };
     Silent(format!("{daemon} did not answer within {waited}: {remedy}")).into()
 }
@@ -250,7 +253,7 @@ mod tests {
         });
         let error = error.unwrap_err().to_string();
         assert!(error.contains("did not answer within 2s 300ms"), "{error}");
-        assert!(error.contains("systemctl status pageone"), "{error}");
+        assert!(error.contains("it hangs or is busy; see "), "{error}");
         let [(daemon, when)] = &told[..] else {
             panic!("told {told:?}");
         };

@@ -1,4 +1,4 @@
-//! Where things are: the daemon's socket, the agent's library.
+//! Where things are: the daemon's socket, the agent's library; and by which command a daemon is started there.
 
 use std::env;
 use std::ffi::OsString;
@@ -35,8 +35,9 @@ fn served_by(asked: Option<&Path>, named: Option<OsString>) -> Result<PathBuf> {
     match asked {
         None if !has_own && Path::new(OF_ROOT).exists() => Ok(PathBuf::from(OF_ROOT)),
         None if own.is_err() => bail!(
-            "no daemon at {OF_ROOT}: have root start `pageone daemon`, or name another socket with --socket \
-             (this user has none of his own: XDG_RUNTIME_DIR is not set)"
+            "no daemon at {OF_ROOT}: start one with `{}`, or name another socket with --socket \
+             (this user has none of his own: XDG_RUNTIME_DIR is not set)",
+            daemon_of_root()
         ),
         _ => own,
     }
@@ -58,15 +59,79 @@ pub(crate) fn socket(asked: Option<&Path>) -> Result<PathBuf> {
     Ok(PathBuf::from(folder).join("pageone.sock"))
 }
 
+/// What a daemon is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// Serve, from now on.
+    Start,
+    /// End, and begin anew.
+    Restart,
+    /// Read its policy again.
+    Reload,
+}
+
+/// Where systemd looks for units.
+const UNITS: [&str; 5] = [
+    "etc/systemd/system",
+    "run/systemd/system",
+    "usr/local/lib/systemd/system",
+    "usr/lib/systemd/system",
+    "lib/systemd/system",
+];
+
+/// Whether systemd runs here, and has the unit of root's daemon.
+pub(crate) fn has_unit() -> bool {
+    has_unit_below(Path::new("/"))
+}
+
+fn has_unit_below(root: &Path) -> bool {
+    let has = |folder: &str| root.join(folder).join("pageone.service").exists();
+    root.join("run/systemd/system").is_dir() && UNITS.into_iter().any(has)
+}
+
+/// The command by which the daemon at a socket does so; `pid` is the process that serves there, if one does.
+pub(crate) fn order(order: Order, at: &Path, pid: Option<u32>) -> String {
+    // Who has no daemon of his own is served by root's.
+    let is_usual = || order == Order::Start && socket(None).is_ok_and(|usual| usual == at);
+    match at == Path::new(OF_ROOT) || is_usual() {
+        true => to_roots(order, pid, has_unit()),
+        false => by_hand(
+            order,
+            pid,
+            "",
+            format!("pageone daemon --socket {}", quoted(at)),
+        ),
+    }
+}
+
+fn to_roots(order: Order, pid: Option<u32>, has_unit: bool) -> String {
+    let word = match order {
+        _ if !has_unit => return by_hand(order, pid, "sudo ", "sudo pageone daemon".to_owned()),
+        Order::Start => "enable --now",
+        Order::Restart => "restart",
+        Order::Reload => "reload",
+    };
+    format!("sudo systemctl {word} pageone")
+}
+
+fn by_hand(order: Order, pid: Option<u32>, sudo: &str, start: String) -> String {
+    match (order, pid) {
+        (Order::Restart, Some(pid)) => {
+            format!("{sudo}kill {pid}  # its keeper starts it again; without one: {start}")
+        }
+        (Order::Reload, Some(pid)) => format!("{sudo}kill -HUP {pid}"),
+        _ => start,
+    }
+}
+
 /// The command that starts a daemon at a socket.
 pub(crate) fn daemon_at(at: &Path) -> String {
-    if socket(None).is_ok_and(|usual| usual == at) {
-        return "pageone daemon".to_owned();
-    }
-    match at == Path::new(OF_ROOT) {
-        true => "sudo pageone daemon".to_owned(),
-        false => format!("pageone daemon --socket {}", quoted(at)),
-    }
+    order(Order::Start, at, None)
+}
+
+/// The command that starts root's daemon.
+pub(crate) fn daemon_of_root() -> String {
+    daemon_at(Path::new(OF_ROOT))
 }
 
 /// A path as a shell takes it.
@@ -160,6 +225,43 @@ mod tests {
         assert_eq!(served_by(None, named()).unwrap(), Path::new("/named.sock"));
         let empty = served_by(None, Some(OsString::new())).ok();
         assert_eq!(empty, served_by(None, None).ok());
+    }
+
+    #[test]
+    fn systemd_is_named_where_it_runs_and_has_the_unit() {
+        let root = tempfile::tempdir().unwrap();
+        let has = || has_unit_below(root.path());
+        let make = |path: &str| std::fs::create_dir_all(root.path().join(path)).unwrap();
+        make("usr/lib/systemd/system");
+        let unit = root.path().join("usr/lib/systemd/system/pageone.service");
+        std::fs::write(&unit, "").unwrap();
+        assert!(!has(), "systemd does not run");
+        make("run/systemd/system");
+        assert!(has());
+        std::fs::remove_file(&unit).unwrap();
+        assert!(!has(), "there is no unit");
+    }
+
+    #[test]
+    fn a_daemon_is_told_by_its_unit_or_by_hand() {
+        let orders = [Order::Start, Order::Restart, Order::Reload];
+        let by_unit = orders.map(|order| to_roots(order, Some(7), true));
+        assert_eq!(
+            by_unit,
+            [
+                "sudo systemctl enable --now pageone",
+                "sudo systemctl restart pageone",
+                "sudo systemctl reload pageone"
+            ]
+        );
+        let by_hand = orders.map(|order| to_roots(order, Some(7), false));
+        assert_eq!(by_hand[0], "sudo pageone daemon");
+        assert!(by_hand[1].starts_with("sudo kill 7  # "), "{by_hand:?}");
+        assert_eq!(by_hand[2], "sudo kill -HUP 7");
+        assert_eq!(to_roots(Order::Restart, None, false), "sudo pageone daemon");
+        let at = Path::new("/a b/s.sock");
+        assert_eq!(daemon_at(at), "pageone daemon --socket '/a b/s.sock'");
+        assert_eq!(order(Order::Reload, at, Some(7)), "kill -HUP 7");
     }
 
     #[test]

@@ -364,11 +364,11 @@ fn no_right() -> Result<Option<String>> {
     let has_right = facilities.userfaultfd;
     Ok(match has_right.context("cannot start the engine")? {
         true => None,
-        false => Some(
+        false => Some(format!(
             "this user has no right to userfaultfd, so the command runs, but its memory is not merged: \
-             have root start `pageone daemon`, or set vm.unprivileged_userfaultfd to 1"
-                .to_owned(),
-        ),
+             have root start a daemon (`{}`), or set vm.unprivileged_userfaultfd to 1",
+            paths::daemon_of_root()
+        )),
     })
 }
 

@@ -520,7 +520,7 @@ fn the_table_says_what_to_do() {
         "between processes",
         "PageONE, a domain for each user",
         "RUNS",
-        "pageone daemon",
+        "to get it: `sudo ",
     ] {
         assert!(table.contains(part), "no `{part}` in:\n{table}");
     }

@@ -410,7 +410,8 @@ fn a_user_without_the_right_is_told_and_the_command_runs() {
     assert_eq!(text(&done.stdout), "out\n");
     for part in [
         "no right to userfaultfd, so the command runs, but its memory is not merged",
-        "have root start `pageone daemon`, or set vm.unprivileged_userfaultfd to 1",
+        "have root start a daemon (`sudo ",
+        "`), or set vm.unprivileged_userfaultfd to 1",
         "an engine of this command's own could merge nothing",
     ] {
         assert!(said.contains(part), "no {part}: {said}");

@@ -49,7 +49,7 @@ impl Here {
 
 /// The commands, a line each: three at most, and none wider than a terminal.
 pub(super) fn lines(rows: &[Row], here: &Here) -> Vec<String> {
-    let daemon = (!here.daemon).then(|| "`pageone daemon`".to_owned());
+    let daemon = (!here.daemon).then(|| format!("`{}`", paths::daemon_of_root()));
     let attach = attach(rows, here);
     let later = "`pageone run --any -- COMMAND` for later starts";
     let commands = [daemon, attach, Some(later.to_owned())];
@@ -117,9 +117,12 @@ mod tests {
         let said = lines(&rows(2), &nothing).join("\n");
         assert_eq!(
             said,
-            "to get it: `pageone daemon`\n           \
-             `pageone attach --any 4000000 4000001`\n           \
-             `pageone run --any -- COMMAND` for later starts"
+            format!(
+                "to get it: `{}`\n           \
+                 `pageone attach --any 4000000 4000001`\n           \
+                 `pageone run --any -- COMMAND` for later starts",
+                paths::daemon_of_root()
+            )
         );
         let mut here = Here {
             daemon: true,

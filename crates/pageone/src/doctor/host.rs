@@ -96,7 +96,8 @@ fn failed(check: &'static str, error: &EngineError, fix: &str) -> Check {
             "grep Seccomp: /proc/self/status  # 2: a filter of the container or the unit; allow the call there"
         }
         Some(Errno::PERM | Errno::ACCESS) => "sudo pageone doctor",
-        Some(_) => "free -m; systemctl show -p MemoryMax --value pageone",
+        Some(_) if paths::has_unit() => "free -m; systemctl show -p MemoryMax --value pageone",
+        Some(_) => "free -m",
         None => fix,
     };
     let why = "no engine starts here without it";
@@ -112,7 +113,10 @@ fn right_to_hold(right: bool, served: bool) -> Check {
             "this user has no right to it",
             "no page can be merged without it: programs run, and nothing is saved",
         )
-        .fix("sudo pageone daemon  # or: sudo sysctl vm.unprivileged_userfaultfd=1"),
+        .fix(format!(
+            "{}  # or: sudo sysctl vm.unprivileged_userfaultfd=1",
+            paths::daemon_of_root()
+        )),
     }
 }
 
@@ -131,7 +135,10 @@ fn ptrace(scope: Option<u64>, is_roots: bool) -> Check {
             "kernel.yama.ptrace_scope is 2: only root may read others' memory",
             why,
         )
-        .fix("sudo sysctl kernel.yama.ptrace_scope=1  # or: sudo pageone daemon"),
+        .fix(format!(
+            "sudo sysctl kernel.yama.ptrace_scope=1  # or: {}",
+            paths::daemon_of_root()
+        )),
         Some(scope) => Check::ok("ptrace", format!("kernel.yama.ptrace_scope is {scope}")),
         None => Check::ok("ptrace", "memory of the same user may be read"),
     }
@@ -154,7 +161,9 @@ fn mappings(most: Option<u64>) -> Check {
 fn agent(found: Result<std::path::PathBuf, String>, is_named: bool) -> Check {
     let fix = match is_named {
         true => "unset PAGEONE_AGENT  # it is looked for beside the command then",
-        false => "make build && sudo make install  # from PageONE's source",
+        false => {
+            "make build && sudo make install  # from PageONE's source; or install the package `pageone` again"
+        }
     };
     match found {
         Ok(path) => Check::ok("agent", path.display().to_string()),

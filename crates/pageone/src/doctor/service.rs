@@ -7,6 +7,7 @@ use rustix::io::Errno;
 use wire::{Reply, Request, RunMode, Status};
 
 use super::check::Check;
+use crate::paths::Order;
 use crate::view::status;
 use crate::{client, paths};
 
@@ -50,25 +51,29 @@ impl Service {
             Err(errno) => return self.checks.push(absent(socket, errno)),
         };
         let own = rustix::process::geteuid().as_raw();
-        let peer = sys::socket::peer(&connection).map_or(u32::MAX, |peer| peer.uid);
+        let peer = sys::socket::peer(&connection).ok();
+        let pid = peer.as_ref().map(|peer| peer.pid);
+        let pid = pid.filter(|&pid| pid > 0);
+        let peer = peer.map_or(u32::MAX, |peer| peer.uid);
         self.is_roots = peer == 0;
         drop(connection);
+        let restart = || paths::order(Order::Restart, socket, pid);
         if peer != 0 && peer != own {
             let what = format!("the daemon at {} is of user {peer}", socket.display());
             let why = "agents trust root's daemon, or their own user's";
             self.checks
-                .push(Check::fail("daemon", what, why).fix("pageone daemon"));
+                .push(Check::fail("daemon", what, why).fix(paths::daemon_of_root()));
             return;
         }
         // A daemon that hangs is asked once.
         let request = Request::Domain(String::new());
         let domain_of = match client::ask(socket, &request, PATIENCE) {
             Ok(reply) => reply,
-            Err(error) => return self.checks.push(mute(&error)),
+            Err(error) => return self.checks.push(mute(&error).fix(restart())),
         };
         match status::ask(socket) {
             Ok(status) => {
-                self.checks.push(version(socket, &status.version));
+                self.checks.push(version(socket, &status.version, restart));
                 self.checks.push(mode(status.knobs.run));
                 self.status = Some(status);
             }
@@ -77,10 +82,11 @@ impl Service {
                     self.refuses = true;
                     self.checks.push(refused(why));
                 }
-                None => self.checks.push(mute(&error)),
+                None => self.checks.push(mute(&error).fix(restart())),
             },
         }
-        self.checks.push(domain(domain_of));
+        let reload = || paths::order(Order::Reload, socket, pid);
+        self.checks.push(domain(domain_of, restart, reload));
     }
 }
 
@@ -97,7 +103,7 @@ fn mute(error: &anyhow::Error) -> Check {
         true => "it hangs, is stopped or is very busy",
         false => "it breaks off, or speaks as this program does not: it is of another version",
     };
-    Check::fail("daemon", format!("{error:#}"), why).fix("sudo systemctl restart pageone")
+    Check::fail("daemon", format!("{error:#}"), why)
 }
 
 const ALONE: &str =
@@ -123,7 +129,7 @@ fn is_socket(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|meta| meta.file_type().is_socket())
 }
 
-fn version(socket: &Path, version: &str) -> Check {
+fn version(socket: &Path, version: &str, restart: impl Fn() -> String) -> Check {
     let own = env!("CARGO_PKG_VERSION");
     match version == own {
         true => Check::ok(
@@ -138,7 +144,7 @@ fn version(socket: &Path, version: &str) -> Check {
             };
             let what = format!("it has version {theirs}, and this program {own}");
             let why = "one of them was upgraded without the other";
-            Check::warn("daemon", what, why).fix("sudo systemctl restart pageone")
+            Check::warn("daemon", what, why).fix(restart())
         }
     }
 }
@@ -157,7 +163,7 @@ fn mode(run: RunMode) -> Check {
 }
 
 /// The domain of this user, in this cgroup.
-fn domain(reply: Reply) -> Check {
+fn domain(reply: Reply, restart: impl Fn() -> String, reload: impl Fn() -> String) -> Check {
     match reply {
         Reply::Domain(domain) => Check::ok(
             "domain",
@@ -168,12 +174,12 @@ fn domain(reply: Reply) -> Check {
             format!("what this user starts here is in `{domain}`, with all its memory"),
         ),
         Reply::Refused(why) => Check::fail("domain", why, "the policy of the daemon says so")
-            .fix("sudoedit /etc/pageone/policy.toml && sudo systemctl reload pageone"),
+            .fix(format!("sudoedit /etc/pageone/policy.toml && {}", reload())),
         _ => Check::fail(
             "domain",
             "the daemon replied with something else",
             "it is of another version",
         )
-        .fix("sudo systemctl restart pageone"),
+        .fix(restart()),
     }
 }
