@@ -87,8 +87,8 @@ pub(crate) struct Args {
     /// With --any: also memory that was advised to be of huge pages
     #[arg(long, requires = "any")]
     any_huge: bool,
-    /// Have later `run --node auto` count so much as taken by each process until it is touched [default: QEMU's -m, or the cgroup's limit, of
-    /// one that began within 5 minutes]
+    /// Memory that each process will take in all; later `run --node auto` plans with the part not yet touched [default: QEMU's -m, or the
+    /// cgroup's limit, of one that began within 5 minutes]
     #[arg(long, value_name = "SIZE", value_parser = human::size_of)]
     need: Option<u64>,
     /// Mount the daemon's socket, read-only, for processes in whose mounts it is not (containers)

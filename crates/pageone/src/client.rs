@@ -16,6 +16,10 @@ use wire::{DomainOf, Hello, MAX_MESSAGE, Name, Reply, ReplyReader, Request, Role
 use crate::output::say;
 use crate::paths;
 
+/// What is said of a reply that is none to the question.
+pub(crate) const UNEXPECTED: &str =
+    "the daemon sent an unexpected reply; it may be of another version: restart it";
+
 /// A daemon may be silent for so long before the user is told.
 const SILENCE: Duration = Duration::from_secs(2);
 

@@ -50,10 +50,8 @@ pub(crate) fn count<N: Display + PartialEq + From<u8>>(number: N, thing: &str) -
 /// Another word: a name, most likely.
 pub(crate) fn process(text: &str) -> Result<u32, String> {
     let number = text.parse().ok().filter(|&number| number > 0);
-    number.ok_or_else(|| {
-        "it is no number of a process; `pgrep -x NAME` gives those of the processes with a name"
-            .to_owned()
-    })
+    number
+        .ok_or_else(|| "this is not a process number (PID); `pgrep -x NAME` prints them".to_owned())
 }
 
 /// A size from a person: `512M`, `4GiB`, `1.5T`.

@@ -91,7 +91,7 @@ enum Verb {
     Detach(attach::Detach),
     /// Shows the counters
     Status(view::status::Args),
-    /// Shows the guests on the whole terminal, again and again
+    /// Shows the guests live, on the whole terminal
     Top(view::top::Args),
     /// Turns knobs of a running daemon; alone it lists them
     Set(view::set::Args),
@@ -113,7 +113,7 @@ enum Verb {
     Ksm(ksm::KsmCommand),
     /// Serves metrics and a dashboard at an address of this machine
     Serve(serve::Args),
-    /// Looks through the daemon's files without starting it
+    /// Checks the daemon's configuration files
     #[command(subcommand)]
     Config(daemon::ConfigCommand),
     /// Measures and compares

@@ -138,7 +138,7 @@ fn ask(socket: &Path, args: &Args) -> Result<MergedNow> {
     match client::ask_quietly(socket, &request, PATIENCE)? {
         Reply::Merged(merged) => Ok(merged),
         Reply::Refused(why) | Reply::Crowded(why) => bail!("not merged: {why}"),
-        _ => bail!("the daemon replied with something else"),
+        _ => bail!(client::UNEXPECTED),
     }
 }
 

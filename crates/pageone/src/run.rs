@@ -48,8 +48,7 @@ const FORWARDED: [i32; 6] = [
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The daemon's socket; without a daemon there, an engine runs in this process
-    #[arg(long)]
+    #[arg(long, help = format!("{}; without a daemon there, this command runs its own engine", paths::SERVED))]
     socket: Option<PathBuf>,
     /// Share pages only with guests of this name: of the same user, or as the policy says [default: $PAGEONE_DOMAIN]
     #[arg(long)]
@@ -60,7 +59,7 @@ pub(crate) struct Args {
     /// Offer all memory of the command and its children, as they are
     #[arg(long)]
     any: bool,
-    /// With --any, or where the policy says so: how long a process has to have lived [default: 2s]
+    /// With --any, or where the policy says so: offer memory only of processes that have run this long [default: 2s]
     #[arg(long, value_name = "TIME", value_parser = human::period)]
     any_after: Option<Duration>,
     /// With --any, or where the policy says so: also memory that was advised to be of huge pages

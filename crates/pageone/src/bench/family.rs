@@ -60,7 +60,7 @@ pub(crate) struct Args {
     /// Cases [default: all]
     #[arg(value_name = "CASE", value_parser = PossibleValuesParser::new(CASES.iter().map(|case| case.name)))]
     cases: Vec<String>,
-    /// How much is done: what is not said otherwise below
+    /// How much to measure; the flags below override it
     #[arg(long, value_enum, default_value = "normal")]
     scale: Scale,
     /// What to measure

@@ -177,8 +177,8 @@ fn domain(reply: Reply, restart: impl Fn() -> String, reload: impl Fn() -> Strin
             .fix(format!("sudoedit /etc/pageone/policy.toml && {}", reload())),
         _ => Check::fail(
             "domain",
-            "the daemon replied with something else",
-            "it is of another version",
+            client::UNEXPECTED,
+            "what starts here may be no guest",
         )
         .fix(restart()),
     }

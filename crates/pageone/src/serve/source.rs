@@ -67,7 +67,7 @@ impl Source {
                 view::status::complete(&mut status);
                 Ok(Arc::from(status))
             }
-            Ok(_) => Err("the daemon replied with something else".to_owned()),
+            Ok(_) => Err(client::UNEXPECTED.to_owned()),
             Err(why) => Err(why),
         };
         *kept = Some((Instant::now(), answer.clone()));
@@ -100,9 +100,9 @@ impl Source {
         let most = POINTS;
         let answer = match self.ask(&Request::History { seconds, most }) {
             Ok(Reply::History(samples)) => {
-                view::history::json(&samples).map_err(|error| error.to_string())
+                view::history::as_json(&samples).map_err(|error| error.to_string())
             }
-            Ok(_) => Err("the daemon replied with something else".to_owned()),
+            Ok(_) => Err(client::UNEXPECTED.to_owned()),
             Err(why) => Err(why),
         };
         kept.push((seconds, Instant::now(), answer.clone()));

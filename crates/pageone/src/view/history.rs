@@ -38,12 +38,12 @@ pub(crate) fn text(socket: &Path, since: Duration, plot: bool, json: bool) -> Re
     let samples = match client::ask(socket, &Request::History { seconds, most }, PATIENCE)? {
         Reply::History(samples) => samples,
         Reply::Refused(why) => bail!("no history: {why}"),
-        _ => bail!("the daemon replied with something else"),
+        _ => bail!(client::UNEXPECTED),
     };
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let now = now.unwrap_or_default().as_secs();
     Ok(match (json, plot) {
-        (true, _) => json(&samples)?,
+        (true, _) => as_json(&samples)?,
         (_, true) => plotted(&samples, now),
         _ => table(&samples, now),
     })
@@ -53,7 +53,7 @@ pub(crate) fn text(socket: &Path, since: Duration, plot: bool, json: bool) -> Re
 ///
 /// # Errors
 /// A figure that JSON has no form for.
-pub(crate) fn json(samples: &[Sample]) -> serde_json::Result<String> {
+pub(crate) fn as_json(samples: &[Sample]) -> serde_json::Result<String> {
     #[derive(Serialize)]
     struct Past<'a> {
         samples: &'a [Sample],

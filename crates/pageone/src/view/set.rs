@@ -18,8 +18,8 @@ const PATIENCE: Duration = Duration::from_secs(3600);
 pub(crate) struct Args {
     #[arg(long, help = crate::paths::SERVED)]
     socket: Option<PathBuf>,
-    /// Give all merged pages private copies first, and go on as before afterwards: what may be
-    /// shared with what cannot change while pages are shared
+    /// First give every merged page a private copy, then turn the knobs, then go on as before. merge_across_nodes and max_page_sharing need
+    /// this while pages are shared
     #[arg(long, requires = "settings")]
     unmerge: bool,
     #[arg(value_name = "KEY=VALUE", value_parser = knobs::Pair, hide_possible_values = true, help = knobs::pairs())]
@@ -55,7 +55,7 @@ fn turn(socket: &Path, args: &Args) -> Result<Option<String>> {
         Reply::Done => Ok(None),
         Reply::Turned(why) => Ok(Some(why)),
         Reply::Refused(why) => bail!("not set: {why}"),
-        _ => bail!("the daemon replied with something else"),
+        _ => bail!(client::UNEXPECTED),
     }
 }
 

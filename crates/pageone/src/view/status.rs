@@ -27,7 +27,7 @@ pub(crate) struct Args {
     /// Look again and again, this far apart
     #[arg(long, value_name = "TIME", value_parser = human::period)]
     watch: Option<Duration>,
-    /// Show how the saving was in the time before now, of which the daemon keeps a month
+    /// Show the saving over the past TIME, like 1h (the daemon keeps a month)
     #[arg(long, value_name = "TIME", value_parser = human::span, conflicts_with = "watch")]
     since: Option<Duration>,
     /// Draw that saving as a chart of 80 columns
@@ -79,7 +79,7 @@ fn answered(reply: Reply) -> Result<Status> {
             Ok(*status)
         }
         Reply::Refused(why) => Err(Refused(why).into()),
-        _ => bail!("the daemon replied with something else"),
+        _ => bail!(client::UNEXPECTED),
     }
 }
 

@@ -78,7 +78,7 @@ fn ask(socket: &Path) -> anyhow::Result<Slots> {
             serde_json::from_value(view).context("the daemon's heap is not of this version")?
         }
         Reply::Refused(why) => bail!("no heap: {why}"),
-        _ => bail!("the daemon replied with something else"),
+        _ => bail!(client::UNEXPECTED),
     };
     let store_nodes = status::ask(socket)?.store_nodes;
     Ok(Slots { heap, store_nodes })
