@@ -50,14 +50,9 @@ pub(crate) struct Args {
 
 /// Whole MiB from a person, of 16 MiB to 1 TiB.
 fn mib(text: &str) -> Result<u64, String> {
-    let mib = match text.parse() {
-        Ok(mib) => mib,
-        Err(_) => human::size_of(text)? / MIB,
-    };
-    match (LEAST_MIB..=MOST_MIB).contains(&mib) {
-        true => Ok(mib),
-        false => Err(format!("`{text}` is outside 16 MiB to 1 TiB")),
-    }
+    let mib = human::mib::<MOST_MIB>(text).ok();
+    mib.filter(|&mib| mib >= LEAST_MIB)
+        .ok_or_else(|| format!("`{text}` is no size of 16 MiB to 1 TiB"))
 }
 
 /// What the demo found.

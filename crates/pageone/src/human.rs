@@ -64,6 +64,22 @@ pub(crate) fn size_of(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("`{text}` is no size, or beyond 16 EiB; write it like 512M or 4GiB"))
 }
 
+/// Whole MiB from a person, one to `MOST`: `512`, or with a unit, `2G`.
+///
+/// # Errors
+/// No size, or one out of these bounds.
+pub(crate) fn mib<const MOST: u64>(text: &str) -> Result<u64, String> {
+    let mib = match text.parse() {
+        Ok(mib) => mib,
+        Err(_) => size_of(text)? >> 20,
+    };
+    let most = wire::size::text_of_mib(MOST);
+    match (1..=MOST).contains(&mib) {
+        true => Ok(mib),
+        false => Err(format!("`{text}` is outside 1MiB to {most}")),
+    }
+}
+
 /// A text in lines of at most `width` characters, as far as its words allow.
 pub(crate) fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
@@ -126,6 +142,18 @@ mod tests {
         assert_eq!(bytes((100 << 20) - 1), "100 MiB");
         assert_eq!(bytes(i64::MIN), "-8388608 TiB");
         assert_eq!(size(u64::MAX), "8388608 TiB");
+    }
+
+    #[test]
+    fn mib_are_a_number_or_a_size() {
+        for (text, expected) in [("512", 512), ("1g", 1024), ("1.5MiB", 1), ("1024", 1024)] {
+            assert_eq!(mib::<1024>(text), Ok(expected), "{text}");
+        }
+        for bad in ["0", "512k", "1025", "2g", "-1", "x", ""] {
+            let error = mib::<1024>(bad).unwrap_err();
+            assert!(error.contains(&format!("`{bad}` is ")), "{error}");
+        }
+        assert!(mib::<1024>("2g").unwrap_err().ends_with("1MiB to 1GiB"));
     }
 
     #[test]

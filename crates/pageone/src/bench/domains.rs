@@ -20,6 +20,7 @@ use serde::Serialize;
 use super::guests::Guest;
 use super::nodes::{Latency, local_percent, nodes_to_compare, report, start};
 use crate::head;
+use crate::human;
 use crate::output::print;
 
 const PATIENCE: Duration = Duration::from_secs(240);
@@ -30,8 +31,8 @@ pub(crate) struct Domains {
     /// Numbers of guests, a row each
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "4,8,12,16", value_parser = clap::value_parser!(u64).range(1..=1000))]
     guests: Vec<u64>,
-    /// Memory of each guest, in MiB
-    #[arg(long, value_name = "MIB", default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    /// Memory of each guest: MiB, or with a unit, as 2G
+    #[arg(long, value_name = "SIZE", default_value_t = 16, value_parser = human::mib::<{ 1 << 20 }>)]
     guest_mib: u64,
     #[command(flatten)]
     latency: Latency,

@@ -72,8 +72,8 @@ pub(crate) struct Args {
     /// Number of guests
     #[arg(long, value_parser = clap::value_parser!(u64).range(2..=10_000))]
     guests: Option<u64>,
-    /// Memory of each guest, in MiB
-    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
+    /// Memory of each guest: MiB, or with a unit, as 2G
+    #[arg(long, value_name = "SIZE", value_parser = human::mib::<{ 1 << 24 }>)]
     guest_mib: Option<u64>,
     /// PageONE's period
     #[arg(long, value_name = "TIME", value_parser = human::period)]

@@ -20,6 +20,7 @@ use sdtree::SdTree;
 use serde::Serialize;
 
 use crate::head;
+use crate::human;
 use crate::output::print;
 
 const MAIL_TABLE_KIB: u64 = 512 << 10;
@@ -32,8 +33,9 @@ const SLOTS_A_KEY: u64 = 8;
 /// Puts the index's directory on one node, then spreads it: memory by node, lookups per second
 #[derive(Args)]
 pub(crate) struct Hashdist {
-    /// The directory's size in MiB, rounded down to a power of two [default: 512 MiB for each 59 GiB of memory, as in 2004]
-    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..))]
+    /// The directory's size: MiB, or with a unit, as 2G, rounded down to a power of two [default: 512 MiB for each 59 GiB of memory, as in
+    /// 2004]
+    #[arg(long, value_name = "SIZE", value_parser = human::mib::<{ 1 << 44 }>)]
     size_mib: Option<u64>,
     /// How long to look up, each time, in seconds
     #[arg(long, value_name = "S", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=86400))]

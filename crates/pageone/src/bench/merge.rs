@@ -34,8 +34,8 @@ pub(crate) struct Args {
     /// Number of guests
     #[arg(long, default_value_t = 12, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     guests: u64,
-    /// Memory of each guest, in MiB
-    #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
+    /// Memory of each guest: MiB, or with a unit, as 2G
+    #[arg(long, value_name = "SIZE", default_value_t = 1024, value_parser = human::mib::<{ 1 << 24 }>)]
     guest_mib: u64,
     /// Probability that a run of pages is the same in all guests
     #[arg(long, default_value_t = 0.7, value_parser = probability)]

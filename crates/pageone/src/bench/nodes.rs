@@ -27,7 +27,7 @@ use crate::daemon::host::Host;
 use crate::head;
 use crate::launch::Launch;
 use crate::output::print;
-use crate::paths;
+use crate::{human, paths};
 
 /// The longest wait for a guest or for the engine.
 const PATIENCE: Duration = Duration::from_secs(240);
@@ -86,8 +86,8 @@ fn time(text: &str) -> Result<f64, String> {
 /// Guests on all nodes, merged across and inside: where their pages are, and how evenly they reach them (a model)
 #[derive(Args)]
 pub(crate) struct Nodes {
-    /// Memory of each guest, in MiB
-    #[arg(long, value_name = "MIB", default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    /// Memory of each guest: MiB, or with a unit, as 2G
+    #[arg(long, value_name = "SIZE", default_value_t = 16, value_parser = human::mib::<{ 1 << 20 }>)]
     guest_mib: u64,
     /// Guests on each node
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u64).range(2..=1000))]
