@@ -261,4 +261,68 @@ mod tests {
             );
         }
     }
+
+    const MANUAL: &str = include_str!("../../../docs/cli.md");
+
+    /// The section of the manual on a verb, or else on the one that it is part of.
+    fn section<'a>(path: &[&str]) -> Option<&'a str> {
+        let of_path = |section: &&str| {
+            let heading = section.lines().next().unwrap_or_default();
+            let words: Vec<_> = heading
+                .split(|c: char| !c.is_ascii_alphanumeric())
+                .filter(|word| !word.is_empty())
+                .collect();
+            words.first() == Some(&"pageone")
+                && words.get(1) == path.first()
+                && path.iter().all(|word| words.contains(word))
+        };
+        let found = MANUAL.split("\n## ").skip(1).find(of_path);
+        match path {
+            [] => None,
+            [above @ .., _] => found.or_else(|| section(above)),
+        }
+    }
+
+    /// Whether a text has the flag, and not one that only begins so.
+    fn names(text: &str, flag: &str) -> bool {
+        let goes_on = |c: char| c.is_ascii_alphanumeric() || c == '-';
+        let mut ends = text.split(flag).skip(1);
+        ends.any(|rest| !rest.starts_with(goes_on))
+    }
+
+    /// The flags of a command that its section does not name, and those of the commands below it.
+    fn missing(command: &clap::Command, path: &[&str], found: &mut Vec<String>) {
+        let text = section(path).unwrap_or_default();
+        let has_all_knobs = text.contains("[knobs](#pageone-daemon)");
+        for arg in command.get_arguments().filter(|arg| !arg.is_hide_set()) {
+            let Some(long) = arg
+                .get_long()
+                .filter(|long| !["help", "version"].contains(long))
+            else {
+                continue;
+            };
+            let flag = format!("--{long}");
+            let is_knob = arg.get_help_heading() == Some("Knobs");
+            // What the head of the manual says of sockets holds for all verbs.
+            let elsewhere = long == "socket" || is_knob && has_all_knobs;
+            if !elsewhere && !names(text, &flag) {
+                found.push(format!("pageone {} {flag}", path.join(" ")));
+            }
+        }
+        let verbs = command.get_subcommands();
+        for verb in verbs.filter(|verb| !verb.is_hide_set() && verb.get_name() != "help") {
+            missing(verb, &[path, &[verb.get_name()]].concat(), found);
+        }
+    }
+
+    #[test]
+    fn the_manual_has_each_flag_of_each_verb() {
+        let mut found = Vec::new();
+        missing(&Cli::command(), &[], &mut found);
+        assert_eq!(found, Vec::<String>::new(), "not in docs/cli.md");
+        let unknown = clap::Command::new("pageone")
+            .subcommand(clap::Command::new("top").arg(clap::Arg::new("x").long("ever")));
+        missing(&unknown, &[], &mut found);
+        assert_eq!(found, ["pageone top --ever"], "`--every` is another one");
+    }
 }
