@@ -4,7 +4,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/userfaultfd.h>
 #include <malloc.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -13,7 +12,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -461,20 +459,6 @@ static void do_write(const struct call *call)
 	close(fds[1]);
 }
 
-/* A userfaultfd of the program's own; a: what it asks for. */
-static void do_userfault(const struct call *call)
-{
-	int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
-	struct uffdio_api api = { .api = UFFD_API };
-	struct uffdio_register wanted = { .range = { (uintptr_t)at(call), len(call) }, .mode = (uint64_t)call->a };
-	if (fd < 0 || ioctl(fd, UFFDIO_API, &api)) {
-		say(" none");
-		return;
-	}
-	say_result(ioctl(fd, UFFDIO_REGISTER, &wanted));
-	close(fd);
-}
-
 /* Each thread works on pages of its own at the same time. */
 struct share {
 	const struct call *call;
@@ -562,6 +546,11 @@ static void do_heap_advise(const struct call *call) { heap_advise(call->first, c
 static void do_heap_here(const struct call *call) { heap_here(at(call)); }
 static void do_loose(const struct call *call) { loose_begin(call->first, call->kind, call->count, (unsigned)call->a); }
 static void do_loose_end(const struct call *call) { loose_end(call->first); }
+static void do_name(const struct call *call) { name_memory(at(call), len(call), (int)call->a); }
+static void do_segment(const struct call *call) { segment_begin(at(call), call->count, (unsigned)call->a); }
+static void do_segment_end(const struct call *call) { (void)call; segment_end(); }
+static void do_userfault(const struct call *call) { userfault(at(call), len(call), call->a); }
+static void do_move_away(const struct call *call) { move_pages_away(at(call), call->count, call->a); }
 static void do_pin(const struct call *call) { pin(call->first, call->count); }
 static void do_unpin(const struct call *call) { (void)call; unpin(); }
 static void do_fixed_read(const struct call *call) { fixed(1, call->first, call->count, call->a); }
@@ -590,6 +579,7 @@ static const struct {
 	{ "stack-end", do_stack_end }, { "heap-here", do_heap_here }, { "loose", do_loose }, { "loose-end", do_loose_end },
 	{ "home-node", do_home_node }, { "migrate_pages", do_migrate }, { "move_pages", do_move_pages }, { "pin", do_pin },
 	{ "unpin", do_unpin }, { "attach", do_attach }, { "detach", do_detach }, { "fixed-read", do_fixed_read }, { "fixed-write", do_fixed_write },
+	{ "name", do_name }, { "shmat", do_segment }, { "shmdt", do_segment_end }, { "move-away", do_move_away },
 };
 
 /* ---- the threads: a line is one thread's, and the next line begins when it is done ---- */

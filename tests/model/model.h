@@ -6,6 +6,7 @@
  *   blocks.c  malloc's memory, brk, thread stacks
  *   loose.c   mappings where the kernel puts them, beside libc's
  *   pins.c    memory that an io_uring keeps
+ *   rare.c    names, segments of System V, userfaultfds of the program's own
  *   family.c  children
  *   agent.c   the agent's coming and going, if that is in the list
  *
@@ -120,6 +121,17 @@ void pin(size_t first, size_t count);
 void unpin(void);
 /* Between a page of a file and the first page of the run that is pinned, past the page tables. */
 void fixed(int read, size_t first, size_t count, long file_page);
+
+/* rare.c */
+void name_memory(unsigned char *at, size_t len, int unnamed);
+/* Shared memory over what lies there, each page with this content. */
+void segment_begin(unsigned char *at, size_t pages, unsigned content);
+/* Takes the last one out. */
+void segment_end(void);
+/* Registers memory with a userfaultfd for a moment. */
+void userfault(unsigned char *at, size_t len, long mode);
+/* Moves pages out by UFFDIO_MOVE, and writes them where they were. */
+void move_pages_away(unsigned char *at, size_t pages, long mode);
 
 /* family.c */
 void family(const char *kind, size_t first, size_t count, unsigned content);

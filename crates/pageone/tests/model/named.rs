@@ -386,6 +386,49 @@ fn a_program_may_watch_offered_memory_itself() {
 }
 
 #[test]
+fn names_are_given_and_taken_and_change_no_byte() {
+    same_after_merging(
+        "0 name - 8 16
+         0 check
+         0 name - 60 16
+         0 settle
+         0 name - 8 8 1
+         0 madvise - 0 16 4
+         0 take-back",
+    );
+}
+
+#[test]
+fn a_segment_over_merged_memory_is_the_segment() {
+    same_after_merging(
+        "0 shmat - 16 16 3
+         0 madvise - 8 16 4
+         0 check
+         0 madvise - 0 64 12
+         0 settle
+         0 family fork 0 64 2
+         0 shmdt
+         0 check
+         0 map private 16 16 16
+         0 fill - 16 16 1 1
+         0 settle",
+    );
+}
+
+/// 2: places without a page are left out.
+#[test]
+fn pages_move_out_of_merged_memory_and_none_is_lost() {
+    same_after_merging(
+        "0 move-away - 8 16
+         0 check
+         0 madvise - 4 8 4
+         0 move-away - 0 64 2
+         0 settle
+         0 move-away - 0 64 2",
+    );
+}
+
+#[test]
 fn an_agent_that_comes_into_a_running_program_is_as_one_from_the_start() {
     same(
         "0 map private 0 64 16
