@@ -34,7 +34,7 @@ impl Line {
         const WIPEONFORK: i64 = 18;
         let [a, new, _] = self.numbers;
         match self.name.as_str() {
-            "mbind" | "home-node" | "userfaultfd" => true,
+            "mbind" | "home-node" | "userfaultfd" | "name" => true,
             "mremap" => usize::try_from(new).is_ok_and(|new| new > self.count),
             "madvise" | "process_madvise" | "by-number" => a == WIPEONFORK,
             _ => false,
@@ -99,6 +99,10 @@ const HEAP: usize = 160;
 const DOWNWARD: usize = 1500;
 /// Calls of a list, without those that prepare it.
 const LENGTH: usize = 40;
+/// In one of so many lists all is compared behind each call.
+const STEPWISE: usize = 8;
+/// Advice by which memory is offered.
+const MERGEABLE: i64 = 12;
 
 const KINDS: [&str; 15] = [
     "private",
@@ -206,15 +210,14 @@ pub(crate) fn draw(seed: u64) -> Vec<Line> {
         0 => Sort::Pinned,
         _ => Sort::Free,
     };
+    let by_steps = random.below(STEPWISE) == 0;
     let mut lines = begin(&mut random);
     for _ in 0..LENGTH {
         lines.push(draw_line(&mut random, sort));
-        match random.below(12) {
-            0 | 1 => lines.push(call("settle")),
-            2..=4 => lines.push(call("check")),
-            5..=7 => lines.push(call("look")),
-            _ => {}
-        }
+        lines.extend(match by_steps {
+            true => look_closely(&mut random),
+            false => look_sometimes(&mut random),
+        });
     }
     lines.extend([
         call("check"),
@@ -222,6 +225,32 @@ pub(crate) fn draw(seed: u64) -> Vec<Line> {
         call("check"),
         call("take-back"),
     ]);
+    lines
+}
+
+/// What stands behind a call: as a rule nothing, or a part of what can be seen.
+fn look_sometimes(random: &mut Random) -> Vec<Line> {
+    match random.below(12) {
+        0 | 1 => vec![call("settle")],
+        2..=4 => vec![call("check")],
+        5..=7 => vec![call("look")],
+        _ => Vec::new(),
+    }
+}
+
+/// All that can be seen, behind each call. Policies and sizes of pages can be seen while nothing is merged: now and then all is taken
+/// back, and offered again.
+fn look_closely(random: &mut Random) -> Vec<Line> {
+    let mut lines = vec![call("check")];
+    match random.below(12) {
+        0 => lines.push(call("settle")),
+        1 => lines.extend([
+            call("take-back"),
+            over("madvise", (0, ALL), [MERGEABLE, 0, 0]),
+            call("settle"),
+        ]),
+        _ => {}
+    }
     lines
 }
 
@@ -290,7 +319,7 @@ fn begin(random: &mut Random) -> Vec<Line> {
         lines.push(over("heap-here", (heap, 1), [0; 3]));
         lines.push(over("brk", (0, 0), [size(HEAP), 0, 0]));
         lines.push(over("heap-fill", (0, HEAP), [random.content(), 0, 0]));
-        lines.push(over("heap-madvise", (0, HEAP), [12, 0, 0]));
+        lines.push(over("heap-madvise", (0, HEAP), [MERGEABLE, 0, 0]));
     }
     let mut at = 0;
     while at < BUSY {
@@ -316,12 +345,12 @@ fn begin(random: &mut Random) -> Vec<Line> {
             let numbers = [random.content(), i64::try_from(random.below(2)).unwrap(), 0];
             lines.push(over("fill", range, numbers));
             if random.below(10) < 7 {
-                lines.push(over("madvise", range, [12, 0, 0]));
+                lines.push(over("madvise", range, [MERGEABLE, 0, 0]));
             }
         }
         at += count;
     }
-    lines.push(over("madvise", (DOWNWARD, 16), [12, 0, 0]));
+    lines.push(over("madvise", (DOWNWARD, 16), [MERGEABLE, 0, 0]));
     for id in 0..random.below(4) {
         lines.push(loose_of(random, id));
     }
@@ -384,6 +413,9 @@ fn draw_any(random: &mut Random) -> Line {
         (read_into, 6),
         (write_from, 4),
         (userfault, 3),
+        (move_away, 3),
+        (name, 4),
+        (segment, 3),
         (storm, 6),
         (child, 10),
         (block, 24),
@@ -602,6 +634,23 @@ fn write_from(random: &mut Random) -> Line {
 
 fn userfault(random: &mut Random) -> Line {
     over("userfaultfd", random.range(), [random.of(&[1, 2, 3]), 0, 0])
+}
+
+fn move_away(random: &mut Random) -> Line {
+    const HOLES_TOO: i64 = 2;
+    over("move-away", random.range(), [random.of(&[0, HOLES_TOO]), 0, 0])
+}
+
+fn name(random: &mut Random) -> Line {
+    // A name, or none any more.
+    over("name", random.range(), [random.of(&[0, 0, 0, 1]), 0, 0])
+}
+
+fn segment(random: &mut Random) -> Line {
+    match random.below(3) {
+        0 => call("shmdt"),
+        _ => over("shmat", random.range(), [random.content(), 0, 0]),
+    }
 }
 
 fn storm(random: &mut Random) -> Line {
