@@ -14,7 +14,8 @@
 //! is merged.
 //!
 //! A seed gives the same list again; when the engine merges is new in each run, so a seed is tried several
-//! times. `LIST=file` runs a list of one's own. `FIRST=n` begins at a seed of one's own, `ALL=1` goes on after a difference, and prints one line for each.
+//! times. `LIST=file` runs a list of one's own. Seeds begin at the time of day, or at `FIRST=n`; a run prints where it began. `ALL=1` goes on after
+//! a difference, and prints one line for each. One list in eight has all compared behind each of its lines.
 //! With `ANY=1` all memory of the program is offered, not only what its list offers. With `HOW=attach` the program begins without the
 //! agent: `pageone attach` puts it in at some line of the list, and `pageone detach` may take it out at a later one.
 #![allow(clippy::unwrap_used)] // a helper that fails is a test that fails
@@ -129,6 +130,8 @@ fn a_program_sees_what_the_kernel_alone_would_show_it() {
     } else {
         let clock = SystemTime::UNIX_EPOCH.elapsed().unwrap().as_millis();
         let first = variable("FIRST").unwrap_or(u64::try_from(clock).unwrap());
+        // What ends the run from outside leaves the line by which it is made again.
+        println!("model: FIRST={first}");
         let found = try_many(&stage, first, Duration::from_secs_f64(minutes * 60.0));
         found.map(|(seed, found)| {
             let name = format!("seed-{seed}");
