@@ -1,17 +1,11 @@
 /* Writes, discards, moves and protections. */
 #include "guest.h"
-#include "../guest/brk.h"
 
-#include <alloca.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
-
-#define PRIVATE (MAP_PRIVATE | MAP_ANONYMOUS)
-#define READ_WRITE (PROT_READ | PROT_WRITE)
 
 static unsigned char *at(struct run run)
 {
@@ -67,7 +61,7 @@ void zero_pages(void)
 	COUNT(written, run.count);
 }
 
-static void map_at(struct run run)
+void map_at(struct run run)
 {
 	must(mmap(at(run), run.count * PAGE, READ_WRITE, PRIVATE | MAP_FIXED, -1, 0) == at(run), "mmap");
 	memset(protection + run.first, WRITABLE, run.count);
@@ -75,7 +69,7 @@ static void map_at(struct run run)
 	COUNT(discarded, run.count);
 }
 
-static void offer_run(struct run run)
+void offer_run(struct run run)
 {
 	must(madvise(at(run), run.count * PAGE, MADV_MERGEABLE) == 0, "madvise(MERGEABLE)");
 }
@@ -196,121 +190,6 @@ void lock_for_now(void)
 	usleep(500);
 	verify(run);
 	must(munlock(at(run), run.count * PAGE) == 0, "munlock");
-}
-
-/*
- * Memory of another kind in the middle of the region, for a moment: a file's, shared. It is offered, discarded and
- * moved like the rest, and must stay the file's.
- */
-void foreign_for_now(void)
-{
-	static unsigned char page[PAGE];
-	struct run run = draw_run(48);
-	uint64_t content = draw_content();
-	int fd = memfd_create("foreign", MFD_CLOEXEC);
-	must(fd >= 0 && ftruncate(fd, (off_t)(run.count * PAGE)) == 0, "memfd_create");
-	unpin(run);
-	must(mmap(at(run), run.count * PAGE, READ_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == at(run), "mmap");
-	for (size_t i = 0; i < run.count; i++)
-		pattern(at(run) + i * PAGE, content + i);
-	if (draw(2))
-		offer();
-	if (draw(2))
-		must(madvise(at(run), run.count * PAGE, MADV_DONTNEED) == 0, "madvise(DONTNEED)");
-	usleep((unsigned)draw(40000));
-	for (size_t i = 0; i < run.count; i++) {
-		pattern(page, content + i);
-		errno = 0;
-		must(memcmp(at(run) + i * PAGE, page, PAGE) == 0, "MISMATCH: a page of a foreign mapping");
-		at(run)[i * PAGE] ^= 0x5a;
-		must(pread(fd, page, 1, (off_t)(i * PAGE)) == 1 && page[0] == at(run)[i * PAGE],
-		     "MISMATCH: a write to a foreign mapping did not reach its file");
-	}
-	close(fd);
-	map_at(run);
-	if (draw(4))
-		offer_run(run);
-}
-
-/* Compares memory that lies in the region and is not in the shadow; offers it with all before it, perhaps. */
-static void stays(unsigned char *memory, size_t count, uint64_t content)
-{
-	static unsigned char page[PAGE];
-	if (draw(2))
-		offer_run((struct run){ 0, ((size_t)(memory - mem) + PAGE - 1) / PAGE + count });
-	usleep((unsigned)draw(40000));
-	for (size_t i = 0; i < count; i++) {
-		pattern(page, content + i);
-		errno = 0;
-		must(memcmp(memory + i * PAGE, page, PAGE) == 0, "MISMATCH: a page of a stack or of the heap");
-	}
-}
-
-/* The heap in the middle of the region, for a moment: it grows, is offered, shrinks and grows again. */
-void heap_for_now(void)
-{
-	struct run run = draw_run(48);
-	struct prctl_mm_map before;
-	uint64_t content = draw_content();
-	/* The kernel keeps a page free behind it. */
-	size_t count = run.count - 1, kept = count / 2;
-	if (count == 0)
-		return;
-	unpin(run);
-	must(brk_map(&before), "/proc/self/stat");
-	must(munmap(at(run), run.count * PAGE) == 0, "munmap");
-	must(brk_begins(at(run), at(run)) == 0, "prctl(PR_SET_MM)");
-	must(brk(at(run) + count * PAGE) == 0, "brk");
-	for (size_t i = 0; i < count; i++)
-		pattern(at(run) + i * PAGE, content + i);
-	stays(at(run), count, content);
-	must(brk(at(run) + kept * PAGE) == 0 && brk(at(run) + count * PAGE) == 0, "brk");
-	stays(at(run), kept, content);
-	for (size_t i = kept * PAGE; i < count * PAGE; i++)
-		must(at(run)[i] == 0, "MISMATCH: the heap grows by old bytes");
-	must(prctl(PR_SET_MM, PR_SET_MM_MAP, &before, sizeof before, 0) == 0, "prctl(PR_SET_MM)");
-	/* libc remembers where the heap ends. */
-	must(brk((void *)(uintptr_t)before.brk) == 0, "brk");
-	map_at(run);
-	if (draw(4))
-		offer_run(run);
-}
-
-static struct {
-	uint64_t content;
-	size_t count;
-} on_stack;
-
-static void *live_on_stack(void *arg)
-{
-	unsigned char *area = alloca((on_stack.count + 1) * PAGE);
-	unsigned char *first = (unsigned char *)(((uintptr_t)area + PAGE - 1) & ~(PAGE - 1));
-	(void)arg;
-	for (size_t i = 0; i < on_stack.count; i++)
-		pattern(first + i * PAGE, on_stack.content + i);
-	stays(first, on_stack.count, on_stack.content);
-	return NULL;
-}
-
-/* The stack of a thread in the middle of the region, for a moment. */
-void stack_for_now(void)
-{
-	pthread_t thread;
-	pthread_attr_t attributes;
-	struct run run = { 0, 64 };
-	run.first = draw(pages - run.count + 1);
-	unpin(run);
-	map_at(run);
-	on_stack.content = draw_content();
-	on_stack.count = run.count / 2;
-	pthread_attr_init(&attributes);
-	must(pthread_attr_setstack(&attributes, at(run), run.count * PAGE) == 0, "pthread_attr_setstack");
-	must(pthread_create(&thread, &attributes, live_on_stack, NULL) == 0, "pthread_create");
-	pthread_attr_destroy(&attributes);
-	pthread_join(thread, NULL);
-	map_at(run);
-	if (draw(4))
-		offer_run(run);
 }
 
 void huge(void)

@@ -4,6 +4,7 @@
  *   main.c    the loop: a step is one operation, drawn from (seed, guest, step)
  *   model.c   the region, its shadow, and the comparison of the two
  *   change.c  writes, discards, moves, protections
+ *   neighbours.c  memory of other kinds in the middle of the region
  *   io.c      system calls and devices that write to the region
  *   family.c  threads and processes
  *
@@ -34,6 +35,9 @@
 #define EXIT_MISMATCH 3
 /* What it ends with when a call fails that must not. */
 #define EXIT_BROKEN 4
+
+#define PRIVATE (MAP_PRIVATE | MAP_ANONYMOUS)
+#define READ_WRITE (PROT_READ | PROT_WRITE)
 
 /* Counters of a guest and all its children, in a file that outlives them. Pages, unless named. */
 struct counts {
@@ -88,11 +92,15 @@ void wrong(size_t page);
 void must(int worked, const char *call);
 #define COUNT(name, n) atomic_fetch_add_explicit(&counts->name, (n), memory_order_relaxed)
 
+/* change.c: fresh memory over a run of the region; and an offer of it. */
+void map_at(struct run run);
+void offer_run(struct run run);
+
 /* ---- the operations ---- */
 void write_bytes(void), write_pages(void), copy_pages(void), zero_pages(void), renew_chunk(void);
 void read_pages(void), discard(void), free_lazily(void), map_anew(void);
 void offer(void), withdraw(void), protect(void), probe(void), lock_for_now(void), foreign_for_now(void), huge(void);
-void heap_for_now(void), stack_for_now(void);
+void private_file_for_now(void), block_for_now(void), huge_pages_for_now(void), heap_for_now(void), stack_for_now(void);
 int pins_memory(void);
 void grow(void), shrink(void), move_region(void), move_run(void);
 void direct_write(void), direct_read(void), buffered_read(void), piped_read(void);

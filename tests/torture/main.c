@@ -6,6 +6,7 @@
 #include "guest.h"
 
 #include <fcntl.h>
+#include <malloc.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -41,6 +42,9 @@ static const struct {
 	{ "probe", probe, 20 },
 	{ "lock", lock_for_now, 6 },
 	{ "foreign memory", foreign_for_now, 12 },
+	{ "private file", private_file_for_now, 8 },
+	{ "block", block_for_now, 8 },
+	{ "huge pages of the machine's", huge_pages_for_now, 3 },
 	{ "heap", heap_for_now, 8 },
 	{ "stack", stack_for_now, 8 },
 	{ "huge pages", huge, 4 },
@@ -157,6 +161,8 @@ int main(int argc, char **argv)
 	open_counts(argv[3]);
 	catch_signals();
 	name_process(generation ? "exec" : "guest");
+	/* Large blocks are mappings of their own, always. */
+	mallopt(M_MMAP_THRESHOLD, 64 << 10);
 	open_region(generation ? CHUNK_PAGES : 3 * CHUNK_PAGES);
 	open_file(argv[3]);
 	draws_of(0);
