@@ -31,7 +31,7 @@ static void say_done(long result)
 	say(" %s", result < 0 ? strerrorname_np(errno) : "0");
 }
 
-/* The name itself is lost when a page is merged, and is not compared. */
+/* The name itself is lost when a page is merged, and is not compared. A kernel without names (CONFIG_ANON_VMA_NAME) says EINVAL. */
 void name_memory(unsigned char *at, size_t len, int unnamed)
 {
 	say_done(prctl(PR_SET_VMA, PR_SET_VMA_ANON_NAME, at, len, unnamed ? NULL : "model"));
