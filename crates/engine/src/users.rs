@@ -148,16 +148,10 @@ impl User {
         all.retain(|_, its| its.began.is_some_and(|began| now - began < REMEMBERED));
         let taken = all.entry(self.uid).or_default().take(now);
         drop(all);
-        if let Some(left_out) = taken {
-            if left_out > 0 {
-                tracing::info!(
-                    uid = self.uid,
-                    left_out,
-                    "lines about a user's guests are left out"
-                );
-            }
-            line();
-        }
+        let uid = self.uid;
+        let before =
+            |left_out| tracing::info!(uid, left_out, "lines about a user's guests are left out");
+        lines::say(taken, before, line);
     }
 
     /// Notes that his tables take `now` bytes for a guest for which they took `before`.

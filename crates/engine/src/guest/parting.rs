@@ -2,18 +2,21 @@
 
 use std::io::Error;
 
-/// EDEADLK and EFAULT, as agents give them for memory that was moved.
-const WATCHED: u16 = 35;
-const NO_PAGE: u16 = 14;
+use rustix::io::Errno;
+
+/// What agents give for memory that was moved: the program watches it, or it has no page there.
+const WATCHED: i32 = Errno::DEADLK.raw_os_error();
+const NO_PAGE: i32 = Errno::FAULT.raw_os_error();
 
 /// What an agent's step and number mean.
 pub(crate) fn words(step: u8, number: u16) -> String {
-    let error = Error::from_raw_os_error(i32::from(number));
+    let code = i32::from(number);
+    let error = Error::from_raw_os_error(code);
     match step {
         wire::STEP_USERFAULTFD => format!(
             "userfaultfd is refused to it: {error} (remedy: a daemon of root's, or vm.unprivileged_userfaultfd=1)"
         ),
-        wire::STEP_MEMORY if [WATCHED, NO_PAGE].contains(&number) => format!(
+        wire::STEP_MEMORY if [WATCHED, NO_PAGE].contains(&code) => format!(
             "merged memory that it moved past libc cannot be its own there: {error} (a userfaultfd of its own watches it, a guard \
              lies on it, or it was made larger)"
         ),
@@ -51,7 +54,7 @@ pub(crate) fn words(step: u8, number: u16) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::words;
+    use super::{NO_PAGE, words};
 
     #[test]
     fn a_reason_names_the_call_or_the_error() {
@@ -59,6 +62,7 @@ mod tests {
         assert!(words(wire::STEP_USERFAULTFD, 1).contains("Operation not permitted"));
         assert!(words(99, 12).contains("step 99"));
         assert!(words(wire::STEP_MEMORY, 12).contains("PR_SET_DUMPABLE"));
-        assert!(words(wire::STEP_MEMORY, 14).contains("guard"));
+        let no_page = u16::try_from(NO_PAGE).expect("a small number");
+        assert!(words(wire::STEP_MEMORY, no_page).contains("guard"));
     }
 }

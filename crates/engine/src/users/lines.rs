@@ -32,6 +32,17 @@ impl Lines {
     }
 }
 
+/// Says a line that was taken. `before` says how many were left out, if any were.
+pub(super) fn say(taken: Option<u32>, before: impl FnOnce(u32), line: impl FnOnce()) {
+    let Some(left_out) = taken else {
+        return;
+    };
+    if left_out > 0 {
+        before(left_out);
+    }
+    line();
+}
+
 /// What fails for want of memory fails for each batch of pages: its part of the log.
 #[derive(Debug, Default)]
 pub(crate) struct Troubles(Mutex<Lines>);
@@ -40,12 +51,10 @@ impl Troubles {
     /// Has `line` say what failed, unless the part is used up.
     pub(crate) fn say(&self, line: impl FnOnce()) {
         let taken = lock(&self.0).take(Instant::now());
-        if let Some(left_out) = taken {
-            if left_out > 0 {
-                tracing::warn!(left_out, "warnings of this domain's memory are left out");
-            }
-            line();
-        }
+        let before = |left_out| {
+            tracing::warn!(left_out, "warnings of this domain's memory are left out");
+        };
+        say(taken, before, line);
     }
 }
 
