@@ -1,5 +1,6 @@
 //! The threat model (docs/security.md) names a test in each row of its tables, and each of these tests exists. It
-//! runs, or the model says at its end that it does not.
+//! runs, or the model says at its end that it does not. So it is with the mistakes in docs/code.md, and with the tests that
+//! docs/memory-calls.md names.
 #![allow(clippy::unwrap_used)] // a helper that fails is a test that fails
 
 use std::collections::BTreeMap;
@@ -80,13 +81,14 @@ fn all_tests() -> BTreeMap<String, bool> {
     names
 }
 
-#[test]
-fn each_row_of_the_threat_model_names_a_test_that_runs() {
-    let text = fs::read_to_string(root().join("docs/security.md")).unwrap();
+/// Fails if a row of a document names no test, or one that is not there. One that does not run stands at its end.
+#[track_caller]
+fn assert_rows_name_tests(document: &str, end: &str, least: usize) {
+    let text = fs::read_to_string(root().join(document)).unwrap();
     let rows = rows(&text);
-    assert!(rows.len() > 30, "{} rows are read", rows.len());
+    assert!(rows.len() > least, "{} rows are read", rows.len());
     let tests = all_tests();
-    let (_, left) = text.split_once("## What is left").unwrap();
+    let (_, left) = text.split_once(end).unwrap();
     for row in rows {
         let named = tests_of(row);
         assert!(!named.is_empty(), "no test in: {row}");
@@ -100,4 +102,32 @@ fn each_row_of_the_threat_model_names_a_test_that_runs() {
             }
         }
     }
+}
+
+#[test]
+fn each_row_of_the_threat_model_names_a_test_that_runs() {
+    assert_rows_name_tests("docs/security.md", "## What is left", 30);
+}
+
+#[test]
+fn each_mistake_names_a_test_that_runs() {
+    assert_rows_name_tests("docs/code.md", "## Written by hand", 20);
+}
+
+/// A name of so many parts is a test's: those of system calls have fewer, but for one.
+const PARTS: usize = 4;
+const CALL: &str = "set_mempolicy_home_node";
+
+#[test]
+fn each_test_that_the_memory_calls_name_runs() {
+    let text = fs::read_to_string(root().join("docs/memory-calls.md")).unwrap();
+    let is_of_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+    let names = text.split(|c| !is_of_name(c));
+    let names = names.filter(|name| name.split('_').count() >= PARTS && *name != CALL);
+    let (tests, mut found) = (all_tests(), 0);
+    for name in names {
+        assert_eq!(tests.get(name), Some(&true), "`{name}`");
+        found += 1;
+    }
+    assert!(found > 40, "{found} names");
 }
