@@ -1,5 +1,5 @@
 //! The documents name files and sections that exist and each knob, the README stays short, and so do the sentences of
-//! comments.
+//! documents and comments.
 #![allow(clippy::unwrap_used)] // a helper that fails is a test that fails
 
 use std::fs;
@@ -202,7 +202,7 @@ fn each_directive_of_the_units_has_its_row() {
     assert!(found > 40, "{found} directives");
 }
 
-/// Words that a sentence of a comment may have.
+/// Words that a sentence of a document or a comment may have.
 const SENTENCE_WORDS: usize = 35;
 
 /// All Rust files below `folder`.
@@ -217,17 +217,22 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The paragraphs of the comments in `text`; code, tables, pictures and headings left out.
-fn paragraphs(text: &str) -> Vec<String> {
+/// What a line of code says in a comment.
+fn comment(line: &str) -> Option<&str> {
+    let comment = line.trim_start().strip_prefix("//")?;
+    let comment = comment.trim_start_matches(['/', '!']);
+    Some(comment.strip_prefix(' ').unwrap_or(comment))
+}
+
+/// The paragraphs of what `words_of` finds in the lines of `text`; code, tables, pictures and headings left out.
+fn paragraphs(text: &str, words_of: fn(&str) -> Option<&str>) -> Vec<String> {
     let (mut all, mut paragraph, mut picture) = (Vec::new(), String::new(), false);
     for line in text.lines() {
-        let comment = line.trim_start().strip_prefix("//");
-        let Some(comment) = comment.map(|text| text.trim_start_matches(['/', '!'])) else {
+        let Some(words) = words_of(line) else {
             all.push(std::mem::take(&mut paragraph));
             picture = false;
             continue;
         };
-        let words = comment.strip_prefix(' ').unwrap_or(comment);
         picture ^= words.starts_with("```");
         let is_item = ["- ", "* "].iter().any(|mark| words.starts_with(mark))
             || words
@@ -298,18 +303,13 @@ fn the_map_names_every_file_of_engine_and_agent() {
     assert_eq!(missing, Vec::<String>::new(), "not in docs/code.md");
 }
 
-#[test]
-fn the_sentences_of_comments_are_short() {
-    let mut files = Vec::new();
-    sources(&root().join("crates"), &mut files);
-    assert!(files.len() > 200, "{} files", files.len());
+/// Fails for texts with sentences of more words than they may have.
+#[track_caller]
+fn assert_short(texts: &[(PathBuf, String)], words_of: fn(&str) -> Option<&str>) {
     let mut long = Vec::new();
-    for file in files {
-        let text = fs::read_to_string(&file).unwrap();
-        for sentence in paragraphs(&text)
-            .iter()
-            .flat_map(|text| long_sentences(text))
-        {
+    for (file, text) in texts {
+        let paragraphs = paragraphs(text, words_of);
+        for sentence in paragraphs.iter().flat_map(|text| long_sentences(text)) {
             long.push(format!("{}: {sentence}", file.display()));
         }
     }
@@ -319,6 +319,28 @@ fn the_sentences_of_comments_are_short() {
         long.len(),
         long.join("\n")
     );
+}
+
+#[test]
+fn the_sentences_of_comments_are_short() {
+    let mut files = Vec::new();
+    sources(&root().join("crates"), &mut files);
+    assert!(files.len() > 200, "{} files", files.len());
+    let texts = files.into_iter().map(|file| {
+        let text = fs::read_to_string(&file).unwrap();
+        (file, text)
+    });
+    assert_short(&texts.collect::<Vec<_>>(), comment);
+}
+
+/// The changelog tells of what was; it has words of its own.
+#[test]
+fn the_sentences_of_documents_are_short() {
+    let mut documents = documents();
+    documents.retain(|(path, _)| !path.ends_with("CHANGELOG.md"));
+    assert!(documents.len() > 15, "{} documents", documents.len());
+    // What is indented belongs to an item of a list.
+    assert_short(&documents, |line| Some(line.trim_start()));
 }
 
 /// The figures in cells of a table, or words of a line.
