@@ -30,6 +30,14 @@ test-recycle: setup ## Has VM_GUESTS (4) QEMU guests delete what they hold, and 
 	$(CARGO) build --workspace
 	@tests/vm/recycle $(VM_GUESTS)
 
+.PHONY: test-libvirt
+
+test: test-libvirt
+
+test-libvirt: setup ## Has three machines of a real libvirtd share their memory, one attached by a rule: as root, where libvirt is or can be fetched
+	$(CARGO) build --workspace
+	@tests/libvirt/run
+
 .PHONY: bench-recycle
 
 RECYCLE_GUESTS ?= 2

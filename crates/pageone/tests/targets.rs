@@ -74,6 +74,8 @@ fn texts() -> Vec<PathBuf> {
         "tests/vm",
         "tests/numa",
         "tests/programs",
+        "tests/libvirt",
+        "tests/reach",
     ] {
         for entry in fs::read_dir(root.join(folder))
             .into_iter()
