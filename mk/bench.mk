@@ -16,3 +16,12 @@ bench-full: BENCH_VM = $$(tests/vm/bench-files >&2 && echo --vm-kernel $(VM)/vml
 bench-full: build ## The same with all engines and variants and large guests (hours)
 	$(BUILT)/pageone bench run --scale full --out $(BENCH_OUT) --note "$(BENCH_NOTE)" $(BENCH_VM) $(BENCH_FULL)
 	$(BUILT)/pageone bench report --out $(BENCH_OUT)
+
+# How soon memory is merged that a clone waits for.
+.PHONY: bench-merge-now
+
+MERGE_NOW_MIB ?= 1024
+
+bench-merge-now: ## Measures how long `pageone merge` takes for a clone of MERGE_NOW_MIB (1024), with three times as much memory
+	$(CARGO) build --profile $(PROFILE) --workspace
+	MERGE_NOW_MIB=$(MERGE_NOW_MIB) $(CARGO) test --profile $(PROFILE) --workspace --test merge_now -- --ignored --nocapture

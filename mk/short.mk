@@ -6,7 +6,7 @@ MSRV := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 # As `make unit` builds, and little to do. The model makes lists from the same on: a difference is then a change's. With `FIRST=` it makes lists that
 # no run has made before, and prints the first: `make model` with that makes them again.
 SHORT := PROFILE=dev DEMO="--guests 2 --mib 48" SCALE=short STRESS_CASES=64 SDTREE_STRESS_ROUNDS=200 \
-	CALLS_SCALE=1 SDTREE_KEYS=20000 SDTREE_ROUNDS=1 SDTREE_PAGES=2000 WAITS_PAGES=5000 FLOOR=8 MIRI_TESTS=pool::blocks FUZZ_PROFILE=dev FUZZ_SECONDS=2 FUZZ_SAYS=-verbosity=0 FUZZ_SMOKE_SECONDS=6 \
+	CALLS_SCALE=1 SDTREE_KEYS=20000 SDTREE_ROUNDS=1 SDTREE_PAGES=2000 WAITS_PAGES=5000 MERGE_NOW_MIB=32 FLOOR=8 MIRI_TESTS=pool::blocks FUZZ_PROFILE=dev FUZZ_SECONDS=2 FUZZ_SAYS=-verbosity=0 FUZZ_SMOKE_SECONDS=6 \
 	BENCH_NODES="2 8" BENCH_NODES_SIZES="--guests 4 --guest-mib 4" BENCH_OUT=target/bench-short BENCH_SCALE=short \
 	BENCH_FULL="merge churn vms --repeats 1 --guests 2 --guest-mib 16 --merge-period 100ms --limit 1s --phase 200ms --engines pageone-1"
 
@@ -25,6 +25,7 @@ short: unit ## Runs each demonstration, bench, simulation and fuzz target for a 
 	$(MAKE) stress $(SHORT)
 	$(MAKE) test-reach REACH=
 	$(MAKE) bench-waits $(SHORT)
+	$(MAKE) bench-merge-now $(SHORT)
 	$(MAKE) bench-calls $(SHORT)
 	$(MAKE) bench-floor $(SHORT)
 	$(MAKE) bench-sdtree $(SHORT)

@@ -237,15 +237,19 @@ fn a_merge_keeps_to_a_limit_of_cpu_time() {
     assert_eq!(wrong.status.code(), Some(2));
 }
 
-/// How long a clone takes that waits: a gibibyte that equals what is merged already. Prints the figure.
+/// How long a clone takes that waits: a gibibyte that equals what is merged already. Prints the figure. MERGE_NOW_MIB is another size; the
+/// aim is that of a gibibyte, for a build without assertions on a machine at rest.
 #[test]
-#[ignore = "takes 3 GiB, and a machine at rest"]
+#[ignore = "takes 3 GiB, and a machine at rest: `make bench-merge-now`"]
 fn a_clone_of_a_gibibyte_is_merged_at_once() {
+    const AIM: Duration = Duration::from_millis(500);
     let _alone = alone();
     need_agent();
     let place = Place::new();
     let _daemon = daemon(&place, &SELDOM);
-    let content = Content::equal(1, 1 << 18);
+    let mib = std::env::var("MERGE_NOW_MIB").ok();
+    let mib: u64 = mib.map_or(1024, |mib| mib.parse().expect("MiB"));
+    let content = Content::equal(1, mib << 8);
     let clone = |number| {
         let mut guest = bench_guest(&place, number, &content);
         guest.tell("offer").unwrap();
@@ -254,8 +258,16 @@ fn a_clone_of_a_gibibyte_is_merged_at_once() {
     };
     let first = [clone(0), clone(1)];
     merged(&place, &first.each_ref().map(Guest::pid));
-    let clone = clone(2);
-    let said = merged(&place, &[clone.pid()]);
-    assert_eq!(count(&said, "pages"), 1 << 18, "{said}");
-    println!("1 GiB of a clone: {} ms", count(&said, "took_us") / 1000);
+    // A single measurement that other work spoils says nothing of this.
+    let measure = || {
+        let clone = clone(2);
+        let said = merged(&place, &[clone.pid()]);
+        assert_eq!(count(&said, "pages"), mib << 8, "{said}");
+        let took = Duration::from_micros(count(&said, "took_us"));
+        println!("{mib} MiB of a clone: {} ms", took.as_millis());
+        took
+    };
+    let is_measured = !cfg!(debug_assertions) && common::busy() == 1;
+    let done = common::once_in(3, measure, |&took| !is_measured || took <= AIM);
+    assert!(done.is_ok(), "at most {AIM:?}: {done:?}");
 }
