@@ -212,19 +212,33 @@ fn a_hundred_threads_stand_still_for_a_moment() {
     let program = program(&place, &[]);
     let _daemon = daemon(&place, &[]);
     let mut one = Checked::start(&program, &["4", "100", "offer,work,fork"]);
-    let told = attached(&place, &[], &[one.pid()]);
-    let words = told
-        .split_once("threads stood still for ")
-        .expect("a time")
-        .1;
-    let ms: f64 = words
-        .split_once(" ms")
-        .and_then(|word| word.0.parse().ok())
-        .expect("a time");
-    eprintln!("{told}");
-    // 10 ms is the aim for a machine at rest. On a busy one each thread waits for a CPU before it stands.
-    assert!(ms < 1000.0, "{told}");
-    one.goes_on();
+    let mut stood = || {
+        let told = attached(&place, &[], &[one.pid()]);
+        detached(&[one.pid()]);
+        one.goes_on();
+        stood_ms(&told)
+    };
+    // The aim is for a machine at rest. On a busy one each thread waits for a CPU before it stands.
+    let aim = || match common::busy() {
+        1 => 10.0,
+        _ => 1000.0,
+    };
+    let median = || {
+        let mut three = [(); 3].map(|()| stood());
+        three.sort_by(f64::total_cmp);
+        eprintln!("a hundred threads stood still for {three:?} ms");
+        (three[1], aim())
+    };
+    let done = common::once_in(3, median, |(ms, most)| ms < most);
+    assert!(done.is_ok(), "medians in ms, and the most: {done:?}");
+}
+
+/// How long the command says that threads stood still, in milliseconds.
+fn stood_ms(told: &str) -> f64 {
+    let words = told.split_once("threads stood still for ");
+    let number = words.and_then(|(_, words)| words.split_once(" ms"));
+    let number = number.and_then(|(number, _)| number.parse().ok());
+    number.unwrap_or_else(|| panic!("{told}"))
 }
 
 /// What the programs do that are attached at any moment.
@@ -939,6 +953,24 @@ fn logging_by(
     (running, log)
 }
 
+/// Waits for a line with all these words.
+fn wait_for_line(log: &Path, words: &[&str]) {
+    wait_for("the log", || {
+        let said = fs::read_to_string(log).expect("a log");
+        let has = |line: &str| words.iter().all(|word| line.contains(word));
+        said.lines().any(has).then_some(())
+    });
+}
+
+/// Starts a copy of a program that has another name.
+fn start_as(place: &Place, program: &Path, name: &str, args: &[&str]) -> Checked {
+    let copy = place.path().join(name);
+    if !copy.exists() {
+        install(program, &copy);
+    }
+    Checked::start(&copy, args)
+}
+
 #[test]
 fn a_daemon_attaches_the_processes_that_its_rules_name() {
     let Some(place) = place_to_trace() else {
@@ -946,13 +978,7 @@ fn a_daemon_attaches_the_processes_that_its_rules_name() {
     };
     let plain = program(&place, &[]);
     let mib = MIB.to_string();
-    let start = |name: &str, words: &str| {
-        let copy = place.path().join(name);
-        if !copy.exists() {
-            install(&plain, &copy);
-        }
-        Checked::start(&copy, &[&mib, "4", words])
-    };
+    let start = |name: &str, words: &str| start_as(&place, &plain, name, &[&mib, "4", words]);
     let folder = place.path().display().to_string();
     let rule = |name: &str, more: &str| {
         format!("[[attach]]\nexecutable = '{folder}/{name}'\nany = true\n{more}\n")
@@ -964,13 +990,7 @@ fn a_daemon_attaches_the_processes_that_its_rules_name() {
     let mut late = start("late", "work");
     let unseen = state(late.pid()).1;
     let (daemon, log) = logging(&place, &config);
-    let said = |words: &[&str]| {
-        wait_for("the log", || {
-            let said = fs::read_to_string(&log).expect("a log");
-            let has = |line: &str| words.iter().all(|word| line.contains(word));
-            said.lines().any(has).then_some(())
-        });
-    };
+    let said = |words: &[&str]| wait_for_line(&log, words);
     let pid = |one: &Checked| one.pid().to_string();
     said(&["by rule 1 of [[attach]]", &pid(&early), "attached: "]);
     said(&[
@@ -1011,6 +1031,43 @@ fn a_daemon_attaches_the_processes_that_its_rules_name() {
     [&mut early, &mut late, &mut next]
         .into_iter()
         .for_each(Checked::goes_on);
+}
+
+/// The words that the daemon's log has of a process that it has attached.
+fn wait_for_attached(log: &Path, one: &Checked) {
+    let pid = format!("]: {} (", one.pid());
+    wait_for_line(log, &["of [[attach]", &pid, "attached: "]);
+}
+
+#[test]
+fn a_rule_leaves_a_process_alone_until_it_has_lived_for_the_rules_time() {
+    let Some(place) = place_to_trace() else {
+        return;
+    };
+    let plain = program(&place, &[]);
+    let start = |name: &str| start_as(&place, &plain, name, &["1", "2", "offer"]);
+    let folder = place.path().display();
+    let rules = [("patient", "1h"), ("prompt", "0s")].map(|(name, after)| {
+        format!("[[attach]]\nexecutable = '{folder}/{name}'\nafter = '{after}'\n")
+    });
+    let mut patient = start("patient");
+    let before = state(patient.pid()).1;
+    let (_daemon, log) = logging(&place, &place.file("pageone.toml", &rules.concat()));
+    // Each begins when the one before is attached, so a later look finds it. At the third the daemon has looked twice before.
+    let mut prompt = Vec::new();
+    for _ in 0..3 {
+        let one = start("prompt");
+        wait_for_attached(&log, &one);
+        prompt.push(one);
+    }
+    assert!(before == state(patient.pid()).1, "libc's code");
+    wait_for("the guests", || {
+        (guests_of(&json(&place)) == prompt.len()).then_some(())
+    });
+    let told = attached(&place, &["--dry-run"], &[patient.pid()]);
+    assert!(told.contains("would be attached"), "{told}");
+    prompt.iter_mut().for_each(Checked::goes_on);
+    patient.goes_on();
 }
 
 #[test]
