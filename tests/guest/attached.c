@@ -6,7 +6,7 @@
  * `offer`: it is offered to the kernel's KSM. `work`: some of it is rewritten, threads come and go, allocate, take signals. `fork`: children
  * verify it as well; what a process shared with a child once stays where it is until it is written. Other threads sleep in a call that begins again;
  * `nap`: in one that begins again by restart_syscall.
- * `vfork`: its only thread waits for a child that never ends.
+ * `vfork`: its only thread waits for a child that never ends. `huge`: the memory is to be of huge pages.
  *
  * What it gives up when its threads run, in this order: `jail`: its root, for an empty directory that is gone. `pit`: its root, for the folder
  * of the fourth argument. `user`: root's rights, for user 61004. `bound`: more rights by an exec (no_new_privs). `secret`: that others of its user
@@ -271,6 +271,8 @@ int main(int argc, char **argv)
 		fill(memory + page * PAGE, page, 0);
 	if (argc > 3 && strstr(argv[3], "offer") && madvise(memory, pages * PAGE, MADV_MERGEABLE) && errno != EINVAL)
 		wrong("madvise");
+	if (argc > 3 && strstr(argv[3], "huge") && madvise(memory, pages * PAGE, MADV_HUGEPAGE))
+		wrong("huge");
 	if (argc > 5) {
 		refused = atoi(argv[4]);
 		action = strtoul(argv[5], NULL, 0);

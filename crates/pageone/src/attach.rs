@@ -456,7 +456,7 @@ impl To {
         domain.map_or(Ok(()), launch::check_domain)?;
         let how = |target: Target, image, server| {
             let name = target.domain(domain)?;
-            let words = words(&self.socket, name.as_deref(), wish.any, false)?;
+            let words = words(&self.socket, name.as_deref(), wish.any, wish.any_huge)?;
             let asked = name.as_deref().unwrap_or_default();
             let given = self.domain(target.pid, asked, false)?;
             let done = self.put(target, image, server, &words, None)?;

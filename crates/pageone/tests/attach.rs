@@ -1071,6 +1071,46 @@ fn a_rule_leaves_a_process_alone_until_it_has_lived_for_the_rules_time() {
 }
 
 #[test]
+fn a_rule_offers_memory_that_is_to_be_of_huge_pages_if_it_says_so() {
+    let Some(place) = place_to_trace() else {
+        return;
+    };
+    if !Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
+        return eprintln!("skipped: this kernel has no huge pages");
+    }
+    let plain = program(&place, &[]);
+    let mib = MIB.to_string();
+    let start = |name: &str| start_as(&place, &plain, name, &[&mib, "0", "huge"]);
+    let folder = place.path().display();
+    let rules = [("narrow", ""), ("wide", "any_huge = true\n")].map(|(name, more)| {
+        format!("[[attach]]\nexecutable = '{folder}/{name}'\nafter = '0s'\nany = true\n{more}")
+    });
+    let (_daemon, log) = logging(&place, &place.file("pageone.toml", &rules.concat()));
+    let attached = |name: &str| {
+        let both = [(); 2].map(|()| start(name));
+        both.iter().for_each(|one| wait_for_attached(&log, one));
+        both
+    };
+    // These are guests for longer, as far as they are.
+    let (mut narrow, mut wide) = (attached("narrow"), attached("wide"));
+    wait_for("sharing", || {
+        (count(&json(&place), "pages_sharing") >= STILL).then_some(())
+    });
+    let status = json(&place);
+    let guests = status["guests"].as_array().expect("guests");
+    let pages = |one: &Checked| {
+        let own = guests.iter().find(|guest| guest["pid"] == one.pid());
+        own.map_or(0, |own| count(own, "pages"))
+    };
+    assert!(narrow.iter().all(|one| pages(one) < STILL), "{status}");
+    assert!(wide.iter().all(|one| pages(one) >= STILL), "{status}");
+    [&mut narrow, &mut wide]
+        .into_iter()
+        .flatten()
+        .for_each(Checked::is_right);
+}
+
+#[test]
 fn another_process_with_the_number_is_not_attached() {
     let Some(place) = place_to_trace() else {
         return;

@@ -38,7 +38,11 @@ pub(crate) struct Wish {
     pub(crate) began: u64,
     pub(crate) domain: Option<String>,
     pub(crate) any: bool,
+    /// A daemon that was started before an upgrade does not know this, nor the next.
+    #[serde(default)]
     pub(crate) mount: bool,
+    #[serde(default)]
+    pub(crate) any_huge: bool,
 }
 
 /// Where the service listens: `/run/pageone-attach.sock` beside `/run/pageone.sock`.
@@ -162,6 +166,9 @@ fn child(socket: &Path, agent: Option<&Path>, wish: &Wish) -> Result<Child> {
     if wish.mount {
         command.arg("--mount");
     }
+    if wish.any_huge {
+        command.arg("--any-huge");
+    }
     if let Some(agent) = agent {
         command.env("PAGEONE_AGENT", agent);
     }
@@ -232,9 +239,12 @@ mod tests {
 
     #[test]
     fn a_wish_names_no_file() {
-        let wish = r#"{"pid":1,"began":2,"domain":null,"any":false,"mount":false"#;
+        let wish = r#"{"pid":1,"began":2,"domain":null,"any":false"#;
         let read = |more: &str| serde_json::from_str::<Wish>(&format!("{wish}{more}}}"));
-        assert_eq!(read("").unwrap().pid, 1);
+        let wish = read("").unwrap();
+        assert_eq!((wish.pid, wish.any_huge, wish.mount), (1, false, false));
+        assert!(read(r#","any_huge":true"#).unwrap().any_huge);
+        assert!(read(r#","mount":true"#).unwrap().mount);
         assert!(read(r#","agent":"/tmp/evil.so""#).is_err());
     }
 

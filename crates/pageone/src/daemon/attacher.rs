@@ -60,6 +60,7 @@ pub(crate) struct AttachRule {
     selector: Selector,
     domain: Option<String>,
     any: bool,
+    any_huge: bool,
     mount: bool,
     after: Duration,
 }
@@ -69,6 +70,7 @@ pub(crate) struct AttachRule {
 struct Words {
     domain: Option<String>,
     any: Option<bool>,
+    any_huge: Option<bool>,
     mount: Option<bool>,
     after: Option<String>,
     #[serde(flatten)]
@@ -90,17 +92,22 @@ impl TryFrom<Words> for AttachRule {
         if let Some(name) = &words.domain {
             crate::launch::check_domain(name).map_err(|error| error.to_string())?;
         }
+        let [any, any_huge] = [words.any, words.any_huge].map(|word| word.unwrap_or(false));
+        if any_huge && !any {
+            return Err("any_huge takes `any = true`".to_owned());
+        }
         // Its own messages name the keys of a rule, too.
         let selector = words.selector.try_into::<Selector>();
         Ok(Self {
             selector: selector.map_err(|error| {
                 format!(
-                    "{}; besides, a rule has domain, any, mount and after",
+                    "{}; besides, a rule has domain, any, any_huge, mount and after",
                     error.message()
                 )
             })?,
             domain: words.domain,
-            any: words.any.unwrap_or(false),
+            any,
+            any_huge,
             mount: words.mount.unwrap_or(false),
             after: after.transpose()?.unwrap_or(AFTER),
         })
@@ -370,6 +377,7 @@ impl Look {
             began: seen.began,
             domain: rule.domain.clone(),
             any: rule.any,
+            any_huge: rule.any_huge,
             mount: rule.mount,
         };
         let done = self.by_another(&wish, due.user);

@@ -316,6 +316,8 @@ mod tests {
         assert_eq!(config.attach.len(), 2);
         assert_eq!(config.attach, parse(text).unwrap().attach);
         assert_ne!(config.attach[0], config.attach[1]);
+        let huge = text.replace("any = true", "any = true\nany_huge = true");
+        assert_ne!(config.attach, parse(&huge).unwrap().attach);
     }
 
     proptest::proptest! {
@@ -378,7 +380,7 @@ mod tests {
             ("[[attach]]\nname = 'x'\n", "`name`", "line 1"),
             (
                 "[[attach]]\nname = 'x'\n",
-                "domain, any, mount and after",
+                "domain, any, any_huge, mount and after",
                 "line 1",
             ),
             ("[[attach]]\ncommand = []\n", "`command` is empty", "line 1"),
@@ -390,6 +392,11 @@ mod tests {
                 "line 1",
             ),
             ("[[attach]]\nuid = 1\ndomain = ''\n", "no domain", "line 1"),
+            (
+                "[[attach]]\nuid = 1\nany_huge = true\n",
+                "any_huge takes",
+                "line 1",
+            ),
             ("[attach]\nuid = 1\n", "attach", "line 1"),
         ] {
             let error = format!("{:#}", parse(text).unwrap_err());
