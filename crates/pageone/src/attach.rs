@@ -61,6 +61,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use sys::foreign::Foreign;
 use sys::seize::SeizeError;
 use wire::{GuestStatus, Reply, Request, Status, Unserved};
@@ -148,10 +150,12 @@ pub(crate) fn detach(args: &Detach) -> Result<()> {
 
 fn detach_here(pid: u32) -> Result<String> {
     arm_faults();
-    let (target, record) = Target::look_for_agent(pid)?;
-    let name = target.name.to_string();
-    let done = detach::detach(target, &record)?;
-    Ok(format!("{pid} ({name}): {done}"))
+    in_time(pid, || {
+        let (target, record) = Target::look_for_agent(pid)?;
+        let name = target.name.to_string();
+        let done = detach::detach(target, &record)?;
+        Ok(format!("{pid} ({name}): {done}"))
+    })
 }
 
 /// The end of a command that has said of each process what became of it.
@@ -321,7 +325,7 @@ impl To {
         mount: bool,
         how: impl FnOnce(Target, Image, owner::Server) -> Result<String>,
     ) -> Result<String> {
-        self.attach_to(pid, began, mount, how).map_err(in_time)
+        in_time(pid, || self.attach_to(pid, began, mount, how))
     }
 
     fn attach_to(
@@ -489,14 +493,47 @@ const AGAIN: Duration = Duration::from_millis(20);
 /// In so much time the daemon notices that a guest has left, if it is not in a round.
 const RETIRING: Duration = Duration::from_millis(1200);
 
+/// Does something to a process. If that ends meanwhile, or executes another program, this is the error: what else was found is not
+/// true of it.
+fn in_time(pid: u32, act: impl FnOnce() -> Result<String>) -> Result<String> {
+    let was_there = sys::usage::began(pid).is_ok();
+    let is_late = |error: &_| ends_a_read(error) || was_there && has_ended(pid);
+    act().map_err(|error| match is_late(&error) {
+        true => SeizeError::Gone.into(),
+        false => error,
+    })
+}
+
 /// An error of a process that has executed another program meanwhile: its old memory ends in the middle of a read.
-fn in_time(error: anyhow::Error) -> anyhow::Error {
+fn ends_a_read(error: &anyhow::Error) -> bool {
     let io = error.downcast_ref::<std::io::Error>();
     let is_end = io.is_some_and(|io| io.kind() == ErrorKind::UnexpectedEof);
     // What else is said of it counts more.
-    match is_end && error.chain().count() == 1 {
-        true => SeizeError::Gone.into(),
-        false => error,
+    is_end && error.chain().count() == 1
+}
+
+/// The longest wait for the end of a process whose first thread has no memory any more: its others may go on.
+const ENDING: Duration = Duration::from_secs(1);
+
+/// Whether a process has ended, though nobody may have asked what became of it.
+fn has_ended(pid: u32) -> bool {
+    // The memory goes first. Where it is secret, it is there.
+    let program = std::fs::read_link(format!("/proc/{pid}/exe"));
+    let is_gone = |error| {
+        matches!(
+            Errno::from_io_error(&error),
+            Some(Errno::NOENT | Errno::SRCH)
+        )
+    };
+    if !program.is_err_and(is_gone) {
+        return false;
+    }
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    let process = pid.map(|pid| pidfd_open(pid, PidfdFlags::empty()));
+    match process {
+        Some(Ok(process)) => asked::is_readable(&process, ENDING).unwrap_or(false),
+        Some(Err(error)) => error == Errno::SRCH,
+        None => true,
     }
 }
 
@@ -586,10 +623,37 @@ mod tests {
     #[test]
     fn a_process_that_executes_another_program_is_told_as_such() {
         let end = || std::io::Error::from(ErrorKind::UnexpectedEof);
-        let said = in_time(end().into()).to_string();
+        let told = |pid, error| in_time(pid, || Err(error)).unwrap_err().to_string();
+        let own = std::process::id();
+        let said = told(own, end().into());
         assert!(said.contains("runs another program now"), "{said}");
         let other = anyhow::Error::new(end()).context("it is not undone");
-        assert_eq!(in_time(other).to_string(), "it is not undone");
+        assert_eq!(told(own, other), "it is not undone");
+    }
+
+    #[test]
+    fn a_process_that_ends_meanwhile_is_told_as_such() {
+        let mut child = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .unwrap();
+        let pid = child.id();
+        let lives = in_time(pid, || bail!("its memory is a secret"));
+        assert_eq!(lives.unwrap_err().to_string(), "its memory is a secret");
+        let ends = in_time(pid, || {
+            child.kill().unwrap();
+            // Its parent, this process, takes no notice.
+            while !sys::task::is_gone(pid) {
+                std::thread::sleep(AGAIN);
+            }
+            bail!("it has no libc")
+        });
+        let said = ends.unwrap_err().to_string();
+        assert!(said.contains("is gone"), "{said}");
+        child.wait().unwrap();
+        let was_never_there = in_time(pid, || bail!("there is no such process"));
+        let said = was_never_there.unwrap_err().to_string();
+        assert_eq!(said, "there is no such process");
     }
 
     #[derive(Parser)]

@@ -1110,6 +1110,87 @@ fn a_rule_offers_memory_that_is_to_be_of_huge_pages_if_it_says_so() {
         .for_each(Checked::is_right);
 }
 
+/// How often a process is killed while a command works on it.
+const KILLS: u64 = 24;
+
+/// Kills processes while a command works on them, each at another moment. The command ends, and says why it failed if it did.
+fn kill_meanwhile(place: &Place, prepare: impl Fn(u32), work: impl Fn(u32) -> Command) {
+    let program = program(place, &[]);
+    let (mut done, mut gone) = (0, 0);
+    for time in 0..KILLS {
+        let mut one = Checked::start(&program, &["2", "8", "offer,work"]);
+        prepare(one.pid());
+        let mut command = work(one.pid());
+        let command = command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut running = common::Running::start(command);
+        // Up to 200 ms, with most of the moments early.
+        std::thread::sleep(Duration::from_micros(time * time * 378));
+        one.0.kill().expect("killed");
+        // Of the others the parent takes no notice for now.
+        if time % 2 == 0 {
+            wait_for("the program to end", || one.0.try_wait().expect("wait"));
+        }
+        let code = running.end();
+        let said = running.stderr();
+        match code {
+            0 => done += 1,
+            1 if tells_of_an_end(&said) => gone += 1,
+            _ => panic!("try {time}: {code}: {said}"),
+        }
+        assert_eq!(at_work_on(one.pid()), [""; 0], "try {time}");
+    }
+    eprintln!("{done} done before, {gone} gone meanwhile");
+    // The first is killed at once.
+    assert!(gone > 0);
+    wait_for("the guests to be gone", || {
+        (guests_of(&json(place)) == 0).then_some(())
+    });
+}
+
+/// Whether a command says of a process, in one line, that there is none any more.
+fn tells_of_an_end(said: &str) -> bool {
+    let words = ["no such process", "the process is gone"];
+    said.lines().count() == 1 && words.iter().any(|word| said.contains(word))
+}
+
+/// The command lines of those that attach or detach a process.
+fn at_work_on(pid: u32) -> Vec<String> {
+    let pid = pid.to_string();
+    let processes = fs::read_dir("/proc").expect("processes").flatten();
+    let lines = processes.filter_map(|entry| fs::read(entry.path().join("cmdline")).ok());
+    let lines = lines.map(|line| text(&line).replace('\0', " "));
+    let is_at_work = |line: &String| {
+        let mut words = line.split_whitespace();
+        let verb = words.nth(1);
+        matches!(verb, Some("attach" | "detach")) && words.any(|word| word == pid)
+    };
+    lines.filter(is_at_work).collect()
+}
+
+#[test]
+fn a_process_that_is_killed_while_it_is_attached_is_told_as_gone() {
+    let Some(place) = place_to_trace() else {
+        return;
+    };
+    let _daemon = daemon(&place, &["--merge-period", "20ms"]);
+    kill_meanwhile(&place, |_| {}, |pid| attach_command(&place, &[], &[pid]));
+}
+
+#[test]
+fn a_process_that_is_killed_while_it_is_detached_is_told_as_gone() {
+    let Some(place) = place_to_trace() else {
+        return;
+    };
+    let _daemon = daemon(&place, &["--merge-period", "20ms"]);
+    let prepare = |pid| drop(attached(&place, &[], &[pid]));
+    let work = |pid: u32| {
+        let mut command = pageone();
+        command.arg("detach").arg(pid.to_string());
+        command
+    };
+    kill_meanwhile(&place, prepare, work);
+}
+
 #[test]
 fn another_process_with_the_number_is_not_attached() {
     let Some(place) = place_to_trace() else {

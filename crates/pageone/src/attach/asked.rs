@@ -125,7 +125,7 @@ impl Work {
     }
 }
 
-fn is_readable(socket: &impl AsFd, patience: Duration) -> std::io::Result<bool> {
+pub(super) fn is_readable(socket: &impl AsFd, patience: Duration) -> std::io::Result<bool> {
     let mut fds = [PollFd::new(socket, PollFlags::IN)];
     let patience = Timespec::try_from(patience).map_err(std::io::Error::other)?;
     Ok(poll(&mut fds, Some(&patience))? > 0)
