@@ -1293,10 +1293,16 @@ fn a_container_with_nothing_of_ours_is_attached() {
     let (mut inside, first) = contained(&place, &[&mib, "4", "work"]);
     let refused = attach(&place, &["--any"], &[first]);
     let why = text(&refused.stderr);
-    assert!(!refused.status.success() && why.contains("--mount"), "{why}");
+    assert!(
+        !refused.status.success() && why.contains("--mount"),
+        "{why}"
+    );
     let there = format!("/proc/{first}/root{}", place.socket().display());
     let would = attached(&place, &["--any", "--mount", "--dry-run"], &[first]);
-    assert!(would.contains("would be mounted") && fs::metadata(&there).is_err(), "{would}");
+    assert!(
+        would.contains("would be mounted") && fs::metadata(&there).is_err(),
+        "{would}"
+    );
     let told = attached(&place, &["--any", "--mount"], &[outside.pid(), first]);
     // Other things lie in that folder: they are not the container's.
     let folder = Path::new(&there).parent().expect("a folder");
@@ -1325,13 +1331,26 @@ fn a_rule_attaches_containers_which_find_the_next_daemon() {
     let service = Place::new();
     let rule = "[[attach]]\ncommand = 'contained'\nany = true\nmount = true\nafter = '0s'\n";
     let config = place.file("pageone.toml", rule);
-    let start = || daemon(&service, &["--merge-period", "50ms", "--config", &config.display().to_string()]);
+    let start = || {
+        daemon(
+            &service,
+            &[
+                "--merge-period",
+                "50ms",
+                "--config",
+                &config.display().to_string(),
+            ],
+        )
+    };
     let is_guest = |inside: &mut Checked| {
         wait_for("the guest", || {
             inside.is_right();
             let status = json(&service);
             let guests = status["guests"].as_array().expect("guests");
-            guests.iter().any(|guest| guest["pid"] == first).then_some(())
+            guests
+                .iter()
+                .any(|guest| guest["pid"] == first)
+                .then_some(())
         });
     };
     let first_daemon = start();

@@ -71,8 +71,8 @@ impl Place {
             let kind = Some(LinkNameSpaceType::Mount);
             move_into_link_name_space(self.namespace.as_fd(), kind)?;
             let to = self.place(from, is_folder)?;
-            let both = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH
-                | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+            let both =
+                MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
             move_mount(&copy, "", &to, "", both)
         };
         // The thread has been elsewhere: it does nothing else, and ends.
@@ -135,9 +135,7 @@ fn copy_of(from: &Path) -> Result<OwnedFd> {
 }
 
 /// No link is followed: what is opened is what has the name.
-const NAMED: OFlags = OFlags::PATH
-    .union(OFlags::NOFOLLOW)
-    .union(OFlags::CLOEXEC);
+const NAMED: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 fn folder(at: &OwnedFd, name: &OsStr) -> Result<OwnedFd> {
     let open = || openat(at, name, NAMED | OFlags::DIRECTORY, Mode::empty());

@@ -11,8 +11,8 @@
 //!   …                           …
 //! ```
 //!
-//! Nothing is written that is not understood. The first instructions must be ones of a list that glibc 2.31 to
-//! 2.41 begin with. None of them is the target of a jump, and the right system call must follow.
+//! Nothing is written that is not understood. The first instructions must be ones of a list. None of them is the target of a jump, and
+//! the right system call must follow. The list is meant for glibc 2.31 to 2.41. It was tried with 2.36, and a test looks at this machine's.
 //!
 //! The bytes are written through `/proc/self/mem`. The tempting alternative, to make the page writable for a moment,
 //! takes its right to be executed away: a policy that does not give it back would leave libc without a page.

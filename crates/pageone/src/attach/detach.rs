@@ -336,7 +336,9 @@ fn pins(pid: u32) -> String {
     const MOST_DESCRIPTORS: u32 = 4096;
     match sys::pins::find(pid, MOST_DESCRIPTORS) {
         Ok(Some(pin @ Pin::Descriptor(..))) => {
-            format!("{pin}, perhaps some of its merged pages too: have it close that, then try again")
+            format!(
+                "{pin}, perhaps some of its merged pages too: have it close that, then try again"
+            )
         }
         Ok(Some(pin)) => format!("{pin}, perhaps some of its merged pages too; try again"),
         _ => "a device or file system may write to some of its merged pages (pins); try again"

@@ -33,7 +33,9 @@ impl<'a> Missing<'a> {
         // The number was this process's until here.
         target.memory_while_held()?;
         if place.is_own()? {
-            bail!("it has another root in this command's own mounts (chroot): mount the daemon's socket below it by hand");
+            bail!(
+                "it has another root in this command's own mounts (chroot): mount the daemon's socket below it by hand"
+            );
         }
         let what = match socket.parent() {
             Some(folder) if is_sockets_own(folder, socket) => folder,
@@ -50,7 +52,9 @@ impl<'a> Missing<'a> {
         let mounted = self.place.mount(self.what);
         let why = || {
             let remedy = match mounted {
-                Err(Errno::ROFS) => ", for its root cannot be written: make its parent folder in the image",
+                Err(Errno::ROFS) => {
+                    ", for its root cannot be written: make its parent folder in the image"
+                }
                 Err(Errno::LOOP | Errno::NOTDIR) => ": a link or a file is on the way",
                 Err(Errno::OVERFLOW) => ", in a user namespace: have its root make the folder",
                 Err(Errno::NOSYS | Errno::INVAL) => ": it takes Linux 5.12, and a plain path",

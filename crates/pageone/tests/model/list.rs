@@ -638,7 +638,11 @@ fn userfault(random: &mut Random) -> Line {
 
 fn move_away(random: &mut Random) -> Line {
     const HOLES_TOO: i64 = 2;
-    over("move-away", random.range(), [random.of(&[0, HOLES_TOO]), 0, 0])
+    over(
+        "move-away",
+        random.range(),
+        [random.of(&[0, HOLES_TOO]), 0, 0],
+    )
 }
 
 fn name(random: &mut Random) -> Line {
