@@ -1,8 +1,9 @@
 //! What calls cost under the agent, beside the kernel's own: over merged memory, and over memory that was never
 //! offered. Both are measured in turns, so that whatever else the machine does hits both.
 //!
-//! `make bench-calls` runs this for long, with an optimized agent. The bounds here are four times what is aimed at, for
-//! machines that do other things; of lone discards three times what they take where an idle virtual CPU has to be woken.
+//! `make bench-calls` runs this for long, with an optimized agent. The bounds here are five to ten times what a machine at rest measures
+//! (docs/memory-calls.md), for machines that do other things. That of lone discards is three times what they take where an idle virtual CPU
+//! has to be woken, and one of three tries must keep it.
 
 #![allow(clippy::unwrap_used)] // a helper that fails is a test that fails
 
@@ -39,17 +40,30 @@ fn discards(guest: &mut Guest, name: &str, first: usize, step: usize, pages: usi
     times
 }
 
+/// How many times the kernel's own a lone discard may take.
+const LONE_MOST: f64 = 35.0;
+/// How often that is tried.
+const LONE_TRIES: usize = 3;
+
+/// The median of three rows of discards far from each other; each try has pages of its own. They are few: something else on the
+/// machine may hit all of one row.
+fn lone_discards(guest: &mut Guest, at: usize, pages: usize) -> f64 {
+    const APART: usize = 37;
+    let name = "merged, far from each other";
+    let mut rows =
+        [0, 12, 24].map(|first| discards(guest, name, first + 4 * at, APART, pages / APART));
+    median(&mut rows)
+}
+
 #[test]
 fn discards_of_merged_pages() {
     let chunks = 8 * scale();
     let quarter = 512 * chunks / 4;
     let (_engine, mut guest) = merged_chunks(chunks);
-    // They are few: something else on the machine may hit all of them.
-    let mut far = [0, 12, 24].map(|first| {
-        let name = "merged, far from each other";
-        discards(&mut guest, name, first, 37, quarter / 37)
-    });
-    let far = median(&mut far);
+    let far = (0..LONE_TRIES)
+        .map(|at| lone_discards(&mut guest, at, quarter))
+        .find(|times| *times < LONE_MOST)
+        .unwrap_or(f64::INFINITY);
     let all = discards(&mut guest, "merged, page by page", quarter, 1, quarter);
     let second = discards(
         &mut guest,
@@ -58,7 +72,7 @@ fn discards_of_merged_pages() {
         2,
         quarter,
     );
-    assert!(far < 60.0 && all < 8.0 && second < 8.0);
+    assert!(far < LONE_MOST && all < 8.0 && second < 8.0);
 }
 
 #[test]
