@@ -464,6 +464,44 @@ static long stray(size_t anew)
 	return result ? result : (long)mem;
 }
 
+/* A call that fails may have discarded a part: a page that is zeros counts as discarded. */
+static long settle(size_t first, size_t count)
+{
+	for (size_t p = first; p < first + count; p++) {
+		const unsigned char *page = mem + p * PAGE;
+		if (page[0] == 0 && memcmp(page, page + 1, PAGE - 1) == 0)
+			memset(shadow + p * PAGE, 0, PAGE);
+	}
+	return 0;
+}
+
+/* Moves pages to another place and back; gives the first error, and all are at home afterwards. */
+static long shuttle(size_t first, size_t count)
+{
+	unsigned char *home = mem + first * PAGE;
+	size_t len = count * PAGE;
+	unsigned char *away = mmap(NULL, len, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (away == MAP_FAILED)
+		return -errno;
+	long result = 0;
+	if (mremap(home, len, len, MREMAP_MAYMOVE | MREMAP_FIXED, away) == MAP_FAILED) {
+		result = -errno;
+		munmap(away, len);
+		return result;
+	}
+	for (int i = 0; i < 16; i++) {
+		if (mremap(away, len, len, MREMAP_MAYMOVE | MREMAP_FIXED, home) == home)
+			return result;
+		result = -errno;
+	}
+	/* It may fail for ever: then the bytes go home. */
+	if (mmap(home, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != home)
+		return -errno;
+	memcpy(home, away, len);
+	munmap(away, len);
+	return result;
+}
+
 /* Puts pages on a node, those that are there too, and the others when they are touched. */
 static long bind_to(size_t first, size_t count, unsigned node)
 {
@@ -471,6 +509,12 @@ static long bind_to(size_t first, size_t count, unsigned node)
 	mask[node / 64] = 1ul << node % 64;
 	const int bind = 2, move = 2, strict = 1; /* MPOL_BIND, MPOL_MF_MOVE, MPOL_MF_STRICT */
 	return errno_of(syscall(SYS_mbind, mem + first * PAGE, count * PAGE, bind, mask, 1024ul, move | strict));
+}
+
+/* Takes back where pages are to be. */
+static long unbind(size_t first, size_t count)
+{
+	return errno_of(syscall(SYS_mbind, mem + first * PAGE, count * PAGE, 0 /* MPOL_DEFAULT */, NULL, 0ul, 0ul));
 }
 
 /* Moves what this process maps on one node to another, also what others map: migratepages(8). */
@@ -594,6 +638,9 @@ static void *serve(void *first)
 		COMMAND("offerodd") say(offer_by_odd_thread(mem + a * PAGE, b * PAGE));
 		COMMAND("badstructures") say(give_bad_structures());
 		COMMAND("name") say(errno_of(prctl(PR_SET_VMA, PR_SET_VMA_ANON_NAME, mem + a * PAGE, b * PAGE, "named")));
+		COMMAND("settle") say(settle(a, b));
+		COMMAND("shuttle") say(shuttle(a, b));
+		COMMAND("unbind") say(unbind(a, b));
 		COMMAND("bind") say(bind_to(a, b, (unsigned)c));
 		COMMAND("migrate") say(migrate((unsigned)a, (unsigned)b));
 		COMMAND("crowd") say(crowd(a));
