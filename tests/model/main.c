@@ -226,11 +226,14 @@ static void do_touch_below(const struct call *call)
 	say(" %d", write_byte(at(call) - 1, 7));
 }
 
-/* KSM's flag divides mappings, and an offer to PageONE does not: it goes again where there would be an agent. */
-static void offered_to_ksm(const struct call *call)
+/*
+ * KSM's flag divides mappings, and an offer to PageONE does not: of the bytes that were taken it goes again where there would be an agent.
+ * An offer that fails is the kernel's, and leaves the flag where it came before it failed.
+ */
+static void offered_to_ksm(const struct call *call, long taken)
 {
-	if (plain && agent_is_in() && call->a == MADV_MERGEABLE)
-		madvise(at(call), len(call), MADV_UNMERGEABLE);
+	if (plain && agent_is_in() && call->a == MADV_MERGEABLE && taken > 0)
+		madvise(at(call), (size_t)taken, MADV_UNMERGEABLE);
 }
 
 /* Whether a huge page can be made depends on the frames that are free, on which are shared, and on where mappings are divided. */
@@ -242,8 +245,9 @@ static void say_advised(const struct call *call, long result)
 
 static void do_advise(const struct call *call)
 {
-	say_advised(call, madvise(at(call), len(call), (int)call->a));
-	offered_to_ksm(call);
+	long result = madvise(at(call), len(call), (int)call->a);
+	say_advised(call, result);
+	offered_to_ksm(call, result ? 0 : (long)len(call));
 }
 
 /* Each page has its old content or zeros; which of them is the kernel's affair. Then it is written. */
@@ -272,9 +276,10 @@ static void do_process_advise(const struct call *call)
 	int self = (int)syscall(SYS_pidfd_open, getpid(), 0);
 	size_t half = call->count / 2 * PAGE;
 	struct iovec parts[2] = { { at(call), half }, { at(call) + half, len(call) - half } };
-	say_advised(call, process_madvise(self, half ? parts : parts + 1, half ? 2 : 1, (int)call->a, 0));
+	long result = process_madvise(self, half ? parts : parts + 1, half ? 2 : 1, (int)call->a, 0);
+	say_advised(call, result);
 	close(self);
-	offered_to_ksm(call);
+	offered_to_ksm(call, result);
 }
 
 static void do_register(const struct call *call)
@@ -361,11 +366,12 @@ static void do_by_number(const struct call *call)
 		{ "madvise", SYS_madvise }, { "mprotect", SYS_mprotect }, { "munmap", SYS_munmap },
 		{ "mlock", SYS_mlock }, { "munlock", SYS_munlock },
 	};
+	long result = 0;
 	for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
 		if (strcmp(numbers[i].kind, call->kind) == 0)
-			say_result(syscall(numbers[i].number, at(call), len(call), call->a));
+			say_result(result = syscall(numbers[i].number, at(call), len(call), call->a));
 	if (strcmp(call->kind, "madvise") == 0)
-		offered_to_ksm(call);
+		offered_to_ksm(call, result ? 0 : (long)len(call));
 }
 
 /* Which of two errors a range has that deserves both depends on how its memory is divided. */
