@@ -236,7 +236,10 @@ fn recycled_pages_take_few_mappings() {
     let (_engine, mut guest) = merged(8);
     let before = all_mappings(&guest);
     guest.run("recycle 400 1");
-    assert!(all_mappings(&guest) <= before + 2, "{before} mappings before");
+    assert!(
+        all_mappings(&guest) <= before + 2,
+        "{before} mappings before"
+    );
     guest.run("check");
     let before = all_mappings(&guest);
     for page in 100..164 {

@@ -59,8 +59,8 @@ impl Place {
     /// made, and so is an empty file for a file.
     ///
     /// # Errors
-    /// `LOOP` and `NOTDIR` where a symbolic link or a file is on the way, `INVAL` for a path that is not absolute and plain, `ROFS` where
-    /// nothing can be made, `PERM` without the right to mount, `OVERFLOW` in a file system where this user has no number.
+    /// `LOOP` and `NOTDIR` where a symbolic link or a file is on the way; `INVAL` for a path that is not absolute and plain. `ROFS` where
+    /// nothing can be made; `PERM` without the right to mount; `OVERFLOW` in a file system where this user has no number.
     pub fn mount(&self, from: &Path) -> Result<()> {
         let copy = copy_of(from)?;
         let is_folder = from.is_dir();

@@ -16,8 +16,8 @@ use crate::thread::{self, Why};
 /// made anonymous it gets its frame where it lies.
 ///
 /// # Errors
-/// `NOMEM` when the frames do not fit, `CANCELED` when `must_end` says so; what reading /proc gives; `FAULT` where a guard lies that came
-/// unseen, or the store ends, and `DEADLK` where the program watches what it moved.
+/// `NOMEM` when the frames do not fit, `CANCELED` when `must_end` says so; what reading /proc gives. `FAULT` where a guard lies that came
+/// unseen, or the store ends; `DEADLK` where the program watches what it moved.
 pub(crate) fn own_all(must_end: impl Fn() -> bool) -> Result<()> {
     find_strays()?;
     let mut at = 0;
