@@ -415,7 +415,6 @@ fn draw_any(random: &mut Random) -> Line {
         (userfault, 3),
         (move_away, 3),
         (name, 4),
-        (segment, 3),
         (storm, 6),
         (child, 10),
         (block, 24),
@@ -648,13 +647,6 @@ fn move_away(random: &mut Random) -> Line {
 fn name(random: &mut Random) -> Line {
     // A name, or none any more.
     over("name", random.range(), [random.of(&[0, 0, 0, 1]), 0, 0])
-}
-
-fn segment(random: &mut Random) -> Line {
-    match random.below(3) {
-        0 => call("shmdt"),
-        _ => over("shmat", random.range(), [random.content(), 0, 0]),
-    }
 }
 
 fn storm(random: &mut Random) -> Line {
