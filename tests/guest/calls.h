@@ -199,14 +199,7 @@ static long page(unsigned char *at, size_t len, size_t more, unsigned char *own,
 	return -EINVAL;
 }
 
-#ifndef UFFDIO_MOVE
-#define UFFD_FEATURE_MOVE (1 << 16)
-struct uffdio_move {
-	uint64_t dst, src, len, mode;
-	int64_t move;
-};
-#define UFFDIO_MOVE _IOWR(UFFDIO, 0x05, struct uffdio_move)
-#endif
+#include "uffdio_move.h"
 
 /* Moves pages to memory with a userfaultfd of one's own, one by one as a collector does, and compares them with what they were. */
 static long move_out(unsigned char *at, size_t len, const unsigned char *were)

@@ -1,5 +1,6 @@
 /* Calls that few programs make: names of memory, segments of System V, userfaultfds of the program's own. */
 #include "model.h"
+#include "../guest/uffdio_move.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -12,18 +13,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Linux 5.17 and 6.8; not in every libc's headers. */
+/* Linux 5.17; not in every libc's headers. */
 #ifndef PR_SET_VMA
 #define PR_SET_VMA 0x53564d41
 #define PR_SET_VMA_ANON_NAME 0
-#endif
-#ifndef UFFDIO_MOVE
-#define UFFD_FEATURE_MOVE (1 << 16)
-struct uffdio_move {
-	uint64_t dst, src, len, mode;
-	int64_t move;
-};
-#define UFFDIO_MOVE _IOWR(UFFDIO, 0x05, struct uffdio_move)
 #endif
 
 static void say_done(long result)

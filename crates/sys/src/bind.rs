@@ -83,7 +83,7 @@ impl Place {
     /// Opens the place for a mount, and makes it where it is missing.
     fn place(&self, path: &Path, is_folder: bool) -> Result<OwnedFd> {
         let mut parts = path.components().peekable();
-        let mut at = self.root.try_clone().map_err(errno_of)?;
+        let mut at = folder(&self.root, OsStr::new("."))?;
         if parts.next() != Some(Component::RootDir) {
             return Err(Errno::INVAL);
         }
@@ -162,10 +162,6 @@ fn file(at: &OwnedFd, name: &OsStr) -> Result<OwnedFd> {
         rustix::fs::FileType::Symlink => Err(Errno::LOOP),
         _ => Ok(opened),
     }
-}
-
-fn errno_of(error: std::io::Error) -> Errno {
-    Errno::from_io_error(&error).unwrap_or(Errno::IO)
 }
 
 #[cfg(test)]

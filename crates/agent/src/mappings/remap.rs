@@ -13,8 +13,7 @@
 //!
 //! **The limits**: between the two, a thread that reads the old place finds that content, and a write to such a page is lost. And
 //! mappings that are alike, and that the kernel alone keeps apart for the history of their pages, are remapped too, where it alone
-//! says EFAULT. So is a System V segment among other
-//! mappings, and a device's, if the device chooses its addresses.
+//! says EFAULT. So is a System V segment among other mappings, and a device's, if the device chooses its addresses.
 
 use std::ops::Range;
 
