@@ -10,7 +10,7 @@
 //! from its user and cgroup, by the policy.
 
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::str::FromStr;
 
 use anyhow::{Context as _, Result, bail};
@@ -93,6 +93,13 @@ impl Selector {
                 && (self.unit.is_none() || names.any(in_unit))
         })
     }
+}
+
+/// Why conditions on cgroups fit no process on this machine, if any are given and it is so.
+pub(crate) fn blind<'a>(mut selectors: impl Iterator<Item = &'a Selector>) -> Option<io::Error> {
+    let asked = selectors.any(|its| its.cgroup.is_some() || its.unit.is_some());
+    let own = asked.then(|| sys::process::cgroup(std::process::id()));
+    own?.err()
 }
 
 /// Whether one of the patterns fits a path, or there are none to fit.

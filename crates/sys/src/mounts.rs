@@ -14,10 +14,12 @@ use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek};
-use std::path::Path;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::{AtFlags, CWD, StatxFlags};
 
 use crate::priority;
 use crate::text;
@@ -135,6 +137,42 @@ fn mount(line: &str) -> Option<(u64, String)> {
     Some((number, system.split(' ').next()?.to_owned()))
 }
 
+/// The mounts of a table that show all of a file system of this kind: their numbers, and their places. Another mount may lie above one.
+pub(crate) fn roots_of<'a>(
+    kind: &'a str,
+    table: &'a str,
+) -> impl Iterator<Item = (u64, PathBuf)> + 'a {
+    table.lines().filter_map(move |line| {
+        let (number, its) = mount(line)?;
+        let mut fields = line.split(' ').skip(3);
+        let (root, place) = (fields.next()?, fields.next()?);
+        (its == kind && root == "/").then(|| (number, plain(place)))
+    })
+}
+
+/// A path of a table as it is: there a blank is `\040`.
+fn plain(path: &str) -> PathBuf {
+    let mut parts = path.split('\\');
+    let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();
+    for part in parts {
+        let code = part
+            .get(..3)
+            .and_then(|code| u8::from_str_radix(code, 8).ok());
+        bytes.extend(code);
+        bytes.extend_from_slice(part.as_bytes().get(3..).unwrap_or_default());
+    }
+    OsString::from_vec(bytes).into()
+}
+
+/// The number of the mount that is seen at a place.
+///
+/// # Errors
+/// What statx(2) gives.
+pub(crate) fn number_of(place: &Path) -> io::Result<u64> {
+    let told = rustix::fs::statx(CWD, place, AtFlags::empty(), StatxFlags::MNT_ID)?;
+    Ok(told.stx_mnt_id)
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::{BufRead, BufReader};
@@ -149,6 +187,30 @@ mod tests {
         assert_eq!(mount("40 27 0:35 / /mnt"), None);
         let whole = b"22 27 0:21 / /proc rw - proc proc rw\n40 27 0:35 / /m rw - ext4 x";
         assert_eq!(table(whole), Table::from([(22, "proc".to_owned())]));
+    }
+
+    #[test]
+    fn a_file_system_is_found_where_all_of_it_is_mounted() {
+        let table = "33 25 0:28 / /sys/fs/cgroup/unified rw shared:9 - cgroup2 cgroup2 rw\n\
+            34 25 0:28 /part /m rw - cgroup2 none rw\n\
+            35 25 0:29 / /sys rw - sysfs none rw\n\
+            36 25 0:28 / /a\\040b\\134 rw - cgroup2 none rw\n";
+        let found: Vec<_> = roots_of("cgroup2", table).collect();
+        let expected = [(33, "/sys/fs/cgroup/unified"), (36, "/a b\\")];
+        assert_eq!(
+            found,
+            expected.map(|(number, place)| (number, place.into()))
+        );
+    }
+
+    #[test]
+    fn the_mount_that_is_seen_at_a_place_is_the_one_above() {
+        let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let at_proc = roots_of("proc", &table).filter(|(_, place)| place == Path::new("/proc"));
+        assert_eq!(
+            at_proc.last().map(|(number, _)| number),
+            number_of(Path::new("/proc")).ok()
+        );
     }
 
     /// Mounts a file system in a namespace of its own when it is told, and says its number.

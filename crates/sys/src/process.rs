@@ -217,17 +217,16 @@ fn cgroup_path(pid: u32) -> std::io::Result<String> {
     path.filter(is_plain).map(str::to_owned).ok_or_else(bad)
 }
 
-/// Where cgroups of version 2 are mounted.
+/// Where cgroups of version 2 are mounted, and no other mount lies above.
 fn cgroup_mount() -> std::io::Result<PathBuf> {
     // The table of a process of root's is open to everybody, and to locks.
-    let mounts = crate::text::read("/proc/self/mounts")?;
-    let place = mounts.lines().find_map(|line| {
-        let mut fields = line.split(' ').skip(1);
-        let place = fields.next()?;
-        (fields.next()? == "cgroup2").then(|| PathBuf::from(place))
-    });
+    let table = crate::text::read("/proc/self/mountinfo")?;
+    let is_seen = |(number, place): &(u64, PathBuf)| {
+        crate::mounts::number_of(place).is_ok_and(|seen| seen == *number)
+    };
+    let place = crate::mounts::roots_of("cgroup2", &table).find(is_seen);
     let none = || std::io::Error::new(std::io::ErrorKind::NotFound, "no cgroup2 is mounted");
-    place.ok_or_else(none)
+    place.map(|(_, place)| place).ok_or_else(none)
 }
 
 /// The least limit of a process's cgroup of version 2 and of those above it, in bytes; none without one.

@@ -97,21 +97,34 @@ pub fn began(pid: u32) -> io::Result<u64> {
     began_as(pid).map(|(began, _)| began)
 }
 
-/// The same, and the command's name, by one look.
+/// What tells the program of a process from the one that it executes next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Program {
+    /// The command's name, which it may change itself.
+    pub name: ForeignName,
+    /// Where the stack began, of which each exec chooses the place anew; 0 for one who may not know.
+    pub stack: u64,
+}
+
+/// The same, and which program it executes, by one look.
 ///
 /// # Errors
 /// As [`began`].
-pub fn began_as(pid: u32) -> io::Result<(u64, ForeignName)> {
+pub fn began_as(pid: u32) -> io::Result<(u64, Program)> {
     // A name may be anything.
     let stat = crate::text::bytes(format!("/proc/{pid}/stat"))?;
     let stat = String::from_utf8_lossy(&stat);
     let (name, fields) = stat.rsplit_once(')').unwrap_or_default();
     let name = name.split_once('(').map_or("", |both| both.1);
-    // Field 22; the first behind the name is the third.
-    let began = fields.split_ascii_whitespace().nth(19);
-    let began = began.and_then(|ticks| ticks.parse().ok());
-    let began = began.ok_or(io::ErrorKind::InvalidData)?;
-    Ok((began, name.into()))
+    // The first behind the name is the third.
+    let field = |number: usize| -> io::Result<u64> {
+        let text = fields.split_ascii_whitespace().nth(number - 3);
+        let number = text.and_then(|text| text.parse().ok());
+        number.ok_or(io::ErrorKind::InvalidData.into())
+    };
+    let (began, stack) = (field(22)?, field(28)?);
+    let name = name.into();
+    Ok((began, Program { name, stack }))
 }
 
 /// How long after the machine's start a time of [`began`] is, in whole seconds.
@@ -126,6 +139,14 @@ pub fn seconds_since_boot(began: u64) -> u64 {
 /// `NOENT` when the process is gone; `InvalidData` when the field is missing.
 pub fn resident_bytes(pid: u32) -> io::Result<u64> {
     field(Path::new(&format!("/proc/{pid}/status")), "VmRSS:")
+}
+
+/// The most memory of process `pid` that was resident at a time, in bytes.
+///
+/// # Errors
+/// As [`resident_bytes`].
+pub fn most_resident_bytes(pid: u32) -> io::Result<u64> {
+    field(Path::new(&format!("/proc/{pid}/status")), "VmHWM:")
 }
 
 /// Private anonymous memory of process `pid` that is resident, in bytes.

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //!   /proc ─▶ seen before? ─▶ first rule that fits ─▶ old enough? ─▶ `pageone attach` ─▶ attached, or the reason in the log
-//!              │ yes: nothing, until it is tried again, or executes another program
+//!              │ yes: nothing, until it is tried again, executes a program, or a minute has passed
 //! ```
 //!
 //! Another process, because it holds the threads of a stranger's process and reads his memory: whatever goes wrong there, the daemon
@@ -14,7 +14,7 @@
 //! as long. Users take turns, a process each. So one user holds up no other for long, also if he has subordinate ids
 //! ([`sys::principal`]). **The limit**: [`MOST_LATE`] users together do, for [`LONGEST`] each time.
 //!
-//! A process may take another name as often as it likes. Each try is later than the one before, whatever its name and whatever came of
+//! A process may take another name, and execute a program, as often as it likes. Each try is later than the one before, whatever its name and whatever came of
 //! it; so an exec is followed, and a process that renames itself without end costs a try an hour.
 
 use std::collections::{HashMap, VecDeque};
@@ -25,7 +25,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use serde::Deserialize;
-use sys::foreign::{Foreign, ForeignName};
+use sys::foreign::Foreign;
+use sys::usage::Program;
 
 use crate::attach::asked::{NoAnswer, Wish, Work};
 use crate::policy;
@@ -50,7 +51,7 @@ const LONGEST_RETRY: Duration = Duration::from_secs(60 * 60);
 /// Lines in the log about processes of one user that are not attached, in so much time.
 const MOST_LINES: u32 = 5;
 const LINES_TIME: Duration = Duration::from_secs(10);
-/// A process that fits no rule is looked at again when it executes another program, and in any case while it is so young.
+/// A process that fits no rule is looked at each time while it is so young, and then as seldom: it may come to another user or cgroup.
 const YOUNG: Duration = Duration::from_secs(60);
 
 /// A rule of the configuration.
@@ -128,6 +129,7 @@ impl Attacher {
             rules.is_empty() || cfg!(target_arch = "x86_64"),
             "[[attach]] is for x86-64 alone"
         );
+        warn_of_blind(&rules);
         // Now: the file of this program may be replaced. Without it the child says where it looked.
         let agent = crate::paths::agent().ok();
         let (tell, told) = mpsc::channel();
@@ -167,17 +169,26 @@ impl Attacher {
     }
 }
 
+/// Says that rules by cgroup fit no process here, if it is so.
+fn warn_of_blind(rules: &[AttachRule]) {
+    if let Some(error) = selector::blind(rules.iter().map(|rule| &rule.selector)) {
+        tracing::warn!("no rule of [[attach]] with cgroup or unit fits a process: {error}");
+    }
+}
+
 /// A process as it was when it was looked at.
 #[derive(Debug, PartialEq, Eq)]
 struct Seen {
     began: u64,
     /// Another program in it is looked at anew.
-    name: ForeignName,
-    /// It fits no rule, or has its agent, or cannot have one.
+    program: Program,
+    /// It has its agent, or cannot have one.
     done: bool,
-    /// Tries that failed since it has this name.
+    /// Until when it counts as one that fits no rule.
+    unfit_until: Option<Instant>,
+    /// Tries that failed since it executes this program.
     failed: u32,
-    /// Tries under all its names, and when the next may be.
+    /// Tries at all its programs, and when the next may be.
     tried: u32,
     rests_until: Option<Instant>,
 }
@@ -192,23 +203,31 @@ enum Outcome {
 }
 
 impl Seen {
-    fn new(began: u64, name: ForeignName) -> Self {
+    fn new(began: u64, program: Program) -> Self {
         Self {
             began,
-            name,
+            program,
             done: false,
+            unfit_until: None,
             failed: 0,
             tried: 0,
             rests_until: None,
         }
     }
 
-    /// The same process, which may have another name now.
-    fn named(mut self, name: ForeignName) -> Self {
-        if self.name != name {
-            (self.name, self.done, self.failed) = (name, false, 0);
+    /// The same process, which may execute another program now, or have another name.
+    fn executes(mut self, program: Program) -> Self {
+        if self.program != program {
+            (self.program, self.done, self.failed) = (program, false, 0);
+            self.unfit_until = None;
         }
         self
+    }
+
+    /// Whether it is not looked at now.
+    fn rests(&self, now: Instant) -> bool {
+        let until = [self.rests_until, self.unfit_until];
+        self.done || until.into_iter().flatten().any(|until| until > now)
     }
 
     fn note(&mut self, outcome: Outcome, now: Instant) {
@@ -273,6 +292,7 @@ struct Look {
 impl Look {
     fn take(&mut self, rules: Vec<AttachRule>) {
         if self.rules != rules {
+            warn_of_blind(&rules);
             self.seen.clear();
             self.rules = rules;
         }
@@ -306,7 +326,7 @@ impl Look {
 
     /// What is to be attached of a process, if anything.
     fn due(&self, pid: u32, seen: &mut Seen, now: Instant) -> Option<Due> {
-        if seen.done || seen.rests_until.is_some_and(|until| until > now) {
+        if seen.rests(now) {
             return None;
         }
         if pid == std::process::id() || !selector::is_program(pid) {
@@ -316,7 +336,7 @@ impl Look {
         let age = age(seen.began);
         let mut rules = self.rules.iter().enumerate();
         let Some((place, rule)) = rules.find(|(_, rule)| rule.selector.fits(pid)) else {
-            seen.done = age >= YOUNG;
+            seen.unfit_until = (age >= YOUNG).then(|| now + YOUNG);
             return None;
         };
         if age < rule.after {
@@ -371,7 +391,7 @@ impl Look {
         let (Some(seen), Some(rule)) = (self.seen.get(&due.pid), self.rules.get(due.rule)) else {
             return;
         };
-        let name = seen.name.clone();
+        let name = seen.program.name.clone();
         let wish = Wish {
             pid: due.pid,
             began: seen.began,
@@ -454,11 +474,11 @@ impl Look {
 
 /// A process as it is now, and what is known of it; none when it is gone.
 fn look(pid: u32, before: Option<Seen>) -> Option<Seen> {
-    let (began, name) = sys::usage::began_as(pid).ok()?;
+    let (began, program) = sys::usage::began_as(pid).ok()?;
     let same = before.filter(|seen| seen.began == began);
     Some(match same {
-        Some(seen) => seen.named(name),
-        None => Seen::new(began, name),
+        Some(seen) => seen.executes(program),
+        None => Seen::new(began, program),
     })
 }
 
@@ -483,8 +503,9 @@ mod tests {
         assert!(most > MOST_LATE);
     }
 
-    fn name(text: &str) -> ForeignName {
-        ForeignName::from(text.to_owned())
+    fn name(text: &str) -> Program {
+        let (name, stack) = (text.to_owned().into(), 1);
+        Program { name, stack }
     }
 
     /// Seconds until it may be tried again.
@@ -514,11 +535,47 @@ mod tests {
             for (nth, expected) in [15, 60, 240, 960, 3600, 3600].into_iter().enumerate() {
                 seen.note(outcome, now);
                 assert_eq!(rest(&seen, now), expected);
-                seen = seen.named(name(&format!("web-{nth}")));
+                seen = seen.executes(name(&format!("web-{nth}")));
                 assert!(!seen.done, "it may be another program");
                 assert_eq!(rest(&seen, now), expected);
             }
         }
+    }
+
+    #[test]
+    fn a_process_that_fits_no_rule_is_looked_at_again_and_at_once_when_it_executes_its_own_program()
+    {
+        let now = Instant::now();
+        let unfit = || Seen {
+            unfit_until: Some(now + YOUNG),
+            ..Seen::new(7, name("web"))
+        };
+        assert!(unfit().rests(now) && !unfit().rests(now + YOUNG));
+        assert!(unfit().executes(name("web")).rests(now));
+        let again = Program {
+            stack: 2,
+            ..name("web")
+        };
+        assert!(!unfit().executes(again).rests(now));
+    }
+
+    #[test]
+    fn an_exec_is_seen_that_changes_no_name() {
+        let mut child = std::process::Command::new("sh");
+        child.args(["-c", "read line; exec sh -c 'echo; read line'"]);
+        let piped = std::process::Stdio::piped;
+        let mut child = child.stdin(piped()).stdout(piped()).spawn().unwrap();
+        let before = look(child.id(), None).unwrap();
+        let program = before.program.clone();
+        assert_eq!(look(child.id(), Some(before)).unwrap().program, program);
+        let mut input = child.stdin.take().unwrap();
+        std::io::Write::write_all(&mut input, b"\n").unwrap();
+        let mut said = [0];
+        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut said).unwrap();
+        let after = look(child.id(), None).unwrap().program;
+        assert!(after.name == program.name && after != program, "{after:?}");
+        drop(input);
+        child.wait().unwrap();
     }
 
     #[test]
