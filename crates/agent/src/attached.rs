@@ -110,9 +110,10 @@ extern "C" fn pageone_attached_begin(filters: usize, unmapped: usize) -> isize {
 /// Has the agent's thread begin, if all memory is to be offered. Gives 0, or an error number.
 #[unsafe(no_mangle)]
 extern "C" fn pageone_attached_start(_: usize, _: usize) -> isize {
-    if lock::per_process().is_none() {
+    let Some(process) = lock::per_process() else {
         return -(libc::ENOMEM as isize);
-    }
+    };
+    process.life.has_lived.store(true, Ordering::Relaxed);
     crate::life::begin_for_all_memory();
     match is_barred() {
         true => -(libc::EPERM as isize),

@@ -10,6 +10,9 @@ use anyhow::{Context, Result, bail};
 use sys::foreign::Foreign;
 use wire::Name;
 
+/// How long a process has to have lived before all its memory is offered.
+pub(crate) const ANY_AFTER: Duration = Duration::from_secs(2);
+
 /// What a guest's environment tells its agent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Launch<'a> {

@@ -23,15 +23,13 @@ use tally::Tally;
 use crate::daemon::OVERFLOW;
 use crate::daemon::host::Host;
 use crate::knobs::KnobFlags;
-use crate::launch::{Any, Launch, WantedDomain};
+use crate::launch::{ANY_AFTER, Any, Launch, WantedDomain};
 use crate::output::say;
 use crate::program::Obstacle;
 use crate::{client, human, node, paths, program};
 
 /// The exit code for a failure of `run` itself, as env(1) and its kin have it.
 pub(crate) const OWN_FAILURE: u8 = 125;
-/// How long a process has to have lived before all its memory is offered.
-const ANY_AFTER: Duration = Duration::from_secs(2);
 /// The longest wait for the daemon's word on the domain.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The time between two looks at what an engine of its own saves.

@@ -52,7 +52,8 @@ pub(crate) extern "C" fn main() -> ! {
 
 fn begin(life: &'static Life) {
     let alone = Alone::new();
-    if let Some(after) = config().any {
+    let has_lived = life.has_lived.load(Ordering::Relaxed);
+    if let Some(after) = config().any.filter(|_| !has_lived) {
         // A short life costs no filter of the thread's own. What the program offers itself does not wait for it.
         life.nap(life.offers(), Duration::ZERO, after, || {
             alone.leave_if_last()
