@@ -227,6 +227,9 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     };
     let fitting = selector::find(&args.selectors)?;
     if fitting.is_empty() && args.pids.is_empty() {
+        if let Some(error) = selector::blind(args.selectors.iter()) {
+            bail!("no process fits: the conditions name a cgroup or a unit, and {error}");
+        }
         bail!("no process fits: `ps -eo pid,comm,uid,cgroup` shows what they are");
     }
     // Of those that are named an agent is asked for. Of those that fit, which are known by when they began, some may have theirs.
@@ -336,25 +339,45 @@ impl To {
         how: impl FnOnce(Target, Image, owner::Server) -> Result<String>,
     ) -> Result<String> {
         let target = Target::look(pid, began)?;
-        let mounted = match target.sees(&self.socket) {
-            Err(_) if mount => self.mount(&target)?,
-            seen => seen.map(|()| String::new())?,
+        let missing = match target.sees(&self.socket) {
+            Err(_) if mount => Some(self.missing(&target)?),
+            seen => seen.map(|()| None)?,
         };
         target.sees_itself()?;
+        let image = Image::of(&self.library);
+        let image = image.with_context(|| format!("cannot use {}", self.file.display()))?;
+        // Behind what can be checked without it: a mount stays.
+        let mounted = match &missing {
+            Some(missing) => self.mount(&target, missing)?,
+            None => String::new(),
+        };
         let name = target.name.to_string();
         // Without a daemon it would be of the one who asks.
         let server = self.server;
         let server = server.unwrap_or_else(|| rustix::process::geteuid().as_raw());
-        let server = owner::Server::of(&target, server, &self.socket)?;
-        let image = Image::of(&self.library);
-        let image = image.with_context(|| format!("cannot use {}", self.file.display()))?;
-        let told = how(target, image, server)?;
+        let done = owner::Server::of(&target, server, &self.socket)
+            .and_then(|server| how(target, image, server));
+        let told = match done {
+            Err(error) if !mounted.is_empty() => {
+                let what = mounted.trim_start_matches("; ");
+                return Err(error.context(format!("not attached, though {what}")));
+            }
+            done => done?,
+        };
         Ok(format!("{pid} ({name}): {told}{mounted}"))
     }
 
-    /// Mounts the socket for a process that does not have it, and gives what is to be said of it. Only says so, where nothing is to be done.
-    fn mount(&self, target: &Target) -> Result<String> {
-        let missing = mount::Missing::of(target, &self.socket)?;
+    /// What is to be mounted for a process that does not have the socket.
+    fn missing(&self, target: &Target) -> Result<mount::Missing<'_>> {
+        let own = rustix::process::geteuid().as_raw();
+        if self.server.is_some_and(|server| server != own) {
+            bail!("the daemon is another user's, who could have any folder mounted there");
+        }
+        mount::Missing::of(target, &self.socket)
+    }
+
+    /// Mounts it, and gives what is to be said of it. Only says so, where nothing is to be done.
+    fn mount(&self, target: &Target, missing: &mount::Missing<'_>) -> Result<String> {
         let is_done = self.server.is_some();
         if is_done {
             missing.mount()?;
@@ -548,8 +571,6 @@ fn server(socket: &Path) -> Result<u32> {
 
 /// What the environment of a command would tell its agent.
 fn words(socket: &Path, domain: Option<&str>, any: bool, any_huge: bool) -> Result<Vec<u8>> {
-    // A process that runs has lived.
-    const AFTER: Duration = Duration::ZERO;
     let mut words = Vec::new();
     let mut add = |name: &str, value: &[u8]| {
         words.extend_from_slice(name.as_bytes());
@@ -562,7 +583,11 @@ fn words(socket: &Path, domain: Option<&str>, any: bool, any_huge: bool) -> Resu
         add("PAGEONE_DOMAIN", domain.as_bytes());
     }
     if any {
-        add("PAGEONE_ANY", AFTER.as_millis().to_string().as_bytes());
+        // Of its fork children; the process itself has lived.
+        add(
+            "PAGEONE_ANY",
+            launch::ANY_AFTER.as_millis().to_string().as_bytes(),
+        );
     }
     if any_huge {
         add("PAGEONE_ANY_HUGE", b"1");

@@ -40,6 +40,8 @@ pub struct Who {
     pub gid: u32,
     /// Its cgroup; `None` when nobody looked, or it cannot be known.
     pub cgroup: Option<Cgroup>,
+    /// It has its user's number, and not his rights: see [`sys::confined`].
+    pub confined: bool,
 }
 
 impl fmt::Display for Who {
@@ -67,6 +69,7 @@ impl Who {
             uid: its.effective_user(),
             gid: its.effective_group(),
             cgroup: sys::process::cgroup(pid).ok(),
+            confined: false,
         }
     }
 }
@@ -343,18 +346,24 @@ impl Policy {
         uid == 0 || uid == self.own
     }
 
+    /// Whether a peer is a master, and no container's root, who has a master's number alone.
+    #[must_use]
+    pub fn is_free_master(&self, who: &Who) -> bool {
+        self.is_master(who.uid) && !who.confined
+    }
+
     /// Whether a peer may see the counters of everybody's guests. Others see those of their own.
     #[must_use]
     pub fn may_monitor(&self, who: &Who) -> bool {
         let named = self.monitor.as_ref().is_some_and(|peers| peers.fit(who));
-        self.is_master(who.uid) || named
+        self.is_free_master(who) || named
     }
 
     /// Whether a peer may turn the knobs. That is no right to see anything.
     #[must_use]
     pub fn may_control(&self, who: &Who) -> bool {
         let named = self.control.as_ref().is_some_and(|peers| peers.fit(who));
-        self.is_master(who.uid) || named
+        self.is_free_master(who) || named
     }
 }
 

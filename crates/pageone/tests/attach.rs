@@ -1268,9 +1268,15 @@ exec /contained "$@"
 
 /// The program in a container, and the number of that one's first process.
 fn contained(place: &Place, words: &[&str]) -> (Checked, u32) {
+    contained_in(place, &[], words)
+}
+
+/// The same, with more namespaces.
+fn contained_in(place: &Place, more: &[&str], words: &[&str]) -> (Checked, u32) {
     let root = place.path().join("root");
     fs::create_dir_all(&root).expect("a folder");
     let mut unshare = Command::new("unshare");
+    unshare.args(more);
     unshare.args(["--mount", "--propagation", "private", "--pid", "--ipc"]);
     unshare.args(["--uts", "--net", "--fork", "--kill-child", "sh", "-c"]);
     unshare.args([CONTAINER, "sh"]).args(words);
@@ -1318,6 +1324,28 @@ fn a_container_with_nothing_of_ours_is_attached() {
     outside.goes_on();
     inside.is_right();
     drop(daemon);
+}
+
+#[test]
+fn root_makes_nothing_in_mounts_that_a_user_may_have_made() {
+    let Some(place) = place_to_trace().filter(|_| rustix::process::geteuid().is_root()) else {
+        return eprintln!("skipped: a container takes root");
+    };
+    let _daemon = daemon(&place, &[]);
+    let (mut inside, first) =
+        contained_in(&place, &["--user", "--map-root-user"], &["8", "4", "work"]);
+    let mounts = || fs::read_to_string(format!("/proc/{first}/mountinfo")).expect("mounts");
+    let before = mounts();
+    let refused = attach(&place, &["--any", "--mount"], &[first]);
+    let why = text(&refused.stderr);
+    assert!(
+        !refused.status.success() && why.contains("a user namespace"),
+        "{why}"
+    );
+    let made = format!("/proc/{first}/root{}", place.path().display());
+    assert!(fs::metadata(&made).is_err(), "{made}");
+    assert_eq!(mounts(), before);
+    inside.is_right();
 }
 
 #[test]

@@ -163,6 +163,49 @@ fn a_daemon_that_cannot_see_its_guests_says_so() {
     assert_eq!(guest.answer(PATIENCE).unwrap().errors, 0);
 }
 
+#[test]
+fn root_of_a_container_sees_its_own_guests_and_turns_nothing() {
+    let _turn = alone();
+    if !can_contain() {
+        return;
+    }
+    let place = Place::new();
+    fs::create_dir_all(place.path().join("run")).unwrap();
+    std::os::unix::fs::symlink("run/pageone.sock", place.socket()).unwrap();
+    let mut daemon = pageone();
+    daemon.args(["daemon", "--no-keep", "--socket"]);
+    daemon.arg(place.path().join("run/pageone.sock"));
+    let _daemon = Running::start(daemon.stderr(Stdio::null()));
+    wait_for("the daemon", || {
+        status(&place).status.success().then_some(())
+    });
+    let said = |name: &str, rights: &[&str], words: &[&str]| {
+        let mut inside = container(place.path(), name, &[], "ro");
+        inside.arg("setpriv").args(rights);
+        inside.arg("/opt/pageone/pageone").args(words);
+        output(inside.args(["--socket", "/run/pageone/pageone.sock"]))
+    };
+    let only_user = |said: &std::process::Output| {
+        let status: Value = serde_json::from_slice(&said.stdout).expect("a status");
+        status["only_user"].clone()
+    };
+    let least = ["--bounding-set=-sys_admin"];
+    let seen = said("least-status", &least, &["status", "--json"]);
+    assert_eq!(only_user(&seen), 0, "{}", text(&seen.stderr));
+    for words in [&["set", "run=0"][..], &["numa", "heap"]] {
+        let refused = said(words[0], &least, words);
+        assert!(!refused.status.success(), "{words:?}");
+        assert!(text(&refused.stderr).contains("may not"), "{refused:?}");
+    }
+    assert!(
+        only_user(&status(&place)).is_null(),
+        "root of the host sees all"
+    );
+    // A privileged container's root may do to the host whatever he likes.
+    let all = said("all-status", &["--no-new-privs"], &["status", "--json"]);
+    assert!(only_user(&all).is_null(), "{}", text(&all.stdout));
+}
+
 /// The documents of the manifest.
 fn manifest() -> Option<Vec<Value>> {
     let file =

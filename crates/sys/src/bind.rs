@@ -12,7 +12,7 @@
 //! Source: open_tree(2), mount_setattr(2), setns(2), `do_move_mount()` in fs/namespace.c.
 
 use std::ffi::OsStr;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::path::{Component, Path};
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, mkdirat, openat};
@@ -25,6 +25,26 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space,
 pub struct Place {
     namespace: OwnedFd,
     root: OwnedFd,
+}
+
+/// Whose mounts a process has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owner {
+    /// This process's own, or those of the first process. With another root there it may stand anywhere in them.
+    Host,
+    /// A namespace made by a root as this one is, for a process without a user namespace: as containers are made.
+    Own,
+    /// The process, or the namespace, belongs to another user namespace. Any user may make such a one, and have there what folders of the host he
+    /// likes. What root makes there, it makes for him.
+    Others,
+}
+
+fn identity(stat: &rustix::fs::Stat) -> (u64, u64) {
+    (stat.st_dev, stat.st_ino)
+}
+
+fn identity_at(path: &str) -> Result<(u64, u64)> {
+    rustix::fs::stat(path).map(|stat| identity(&stat))
 }
 
 impl Place {
@@ -43,23 +63,43 @@ impl Place {
         })
     }
 
-    /// Whether these are this process's own mounts, wherever the root is.
+    /// Whose mounts these are, wherever the root is. Process `pid` is the one that they were opened of, and has not ended since.
     ///
     /// # Errors
-    /// As stat(2).
-    pub fn is_own(&self) -> Result<bool> {
-        let (its, own) = (
-            rustix::fs::fstat(&self.namespace)?,
-            rustix::fs::stat("/proc/self/ns/mnt")?,
-        );
-        Ok((its.st_dev, its.st_ino) == (own.st_dev, own.st_ino))
+    /// As stat(2) and ioctl(2).
+    pub fn owner(&self, pid: u32) -> Result<Owner> {
+        /// `NS_GET_USERNS`: the user namespace whose root may mount there.
+        const USERS_OF: usize = 0xb701;
+        let its = identity(&rustix::fs::fstat(&self.namespace)?);
+        let is = |path: &str| identity_at(path).map(|mounts| mounts == its);
+        // The first process may be out of sight.
+        if is("/proc/self/ns/mnt")? || is("/proc/1/ns/mnt") == Ok(true) {
+            return Ok(Owner::Host);
+        }
+        let mounts = self.namespace.as_raw_fd().cast_unsigned() as usize;
+        // SAFETY: it gives a descriptor.
+        let users = unsafe { crate::raw::call(libc::SYS_ioctl, [mounts, USERS_OF, 0, 0, 0, 0]) };
+        let users = match users.map(i32::try_from) {
+            // The owner's namespace may not be seen, so it is none below this one.
+            Err(Errno::PERM) => return Ok(Owner::Others),
+            Ok(Ok(number)) => number,
+            Ok(Err(_)) => return Err(Errno::BADF),
+            Err(errno) => return Err(errno),
+        };
+        // SAFETY: the kernel has just made it, for this caller.
+        let users = unsafe { OwnedFd::from_raw_fd(users) };
+        let own = identity_at("/proc/self/ns/user")?;
+        // One goes into a deeper namespace only: it was in this one when the root was opened.
+        let is_own = identity(&rustix::fs::fstat(&users)?) == own
+            && identity_at(&format!("/proc/{pid}/ns/user"))? == own;
+        Ok(if is_own { Owner::Own } else { Owner::Others })
     }
 
     /// Mounts `from`, a file or a folder, at the same path below the other's root, read-only. Folders that are missing on the way are
     /// made, and so is an empty file for a file.
     ///
     /// # Errors
-    /// `LOOP` and `NOTDIR` where a symbolic link or a file is on the way; `INVAL` for a path that is not absolute and plain. `ROFS` where
+    /// `LOOP`, `NOTDIR` and `ISDIR` where a symbolic link, a file or a folder lies in the place of something else; `INVAL` for a path that is not absolute and plain. `ROFS` where
     /// nothing can be made; `PERM` without the right to mount; `OVERFLOW` in a file system where this user has no number.
     pub fn mount(&self, from: &Path) -> Result<()> {
         let copy = copy_of(from)?;
@@ -76,8 +116,11 @@ impl Place {
             move_mount(&copy, "", &to, "", both)
         };
         // The thread has been elsewhere: it does nothing else, and ends.
-        let done = std::thread::scope(|scope| scope.spawn(enter).join());
-        done.unwrap_or(Err(Errno::IO))
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().spawn_scoped(scope, enter);
+            let thread = thread.map_err(|_| Errno::AGAIN)?;
+            thread.join().unwrap_or(Err(Errno::IO))
+        })
     }
 
     /// Opens the place for a mount, and makes it where it is missing.
@@ -160,6 +203,7 @@ fn file(at: &OwnedFd, name: &OsStr) -> Result<OwnedFd> {
     };
     match rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(&opened)?.st_mode) {
         rustix::fs::FileType::Symlink => Err(Errno::LOOP),
+        rustix::fs::FileType::Directory => Err(Errno::ISDIR),
         _ => Ok(opened),
     }
 }
@@ -175,7 +219,7 @@ mod tests {
             namespace: openat(CWD, "/proc/self/ns/mnt", OFlags::RDONLY, Mode::empty()).unwrap(),
             root: openat(CWD, root.path(), OFlags::PATH, Mode::empty()).unwrap(),
         };
-        assert_eq!(place.is_own(), Ok(true));
+        assert_eq!(place.owner(std::process::id()), Ok(Owner::Host));
         place.place(Path::new("/run/own/socket"), false).unwrap();
         place.place(Path::new("/run/own/socket"), false).unwrap();
         place.place(Path::new("/run/folder"), true).unwrap();
@@ -188,11 +232,12 @@ mod tests {
             ("/run/link", true),
             ("/run/file", false),
             ("/run/own/socket/x", false),
+            ("/run/folder", false),
             ("/run/../x", false),
             ("run/x", false),
         ] {
             let refused = place.place(Path::new(path), is_folder).map(drop);
-            let expected = [Errno::LOOP, Errno::NOTDIR, Errno::INVAL];
+            let expected = [Errno::LOOP, Errno::NOTDIR, Errno::ISDIR, Errno::INVAL];
             assert!(
                 refused.is_err_and(|errno| expected.contains(&errno)),
                 "{path}: {refused:?}"

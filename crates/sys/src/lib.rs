@@ -10,6 +10,7 @@ mod apart;
 pub mod bind;
 pub mod clock;
 pub mod closers;
+pub mod confined;
 pub mod cpus;
 pub mod credentials;
 #[cfg(feature = "index")]

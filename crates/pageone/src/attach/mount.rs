@@ -8,12 +8,11 @@
 //! container ends.
 
 use std::fs;
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use rustix::io::Errno;
-use sys::bind::Place;
+use sys::bind::{Owner, Place};
 
 use super::target::{Target, no_right};
 
@@ -27,15 +26,19 @@ impl<'a> Missing<'a> {
     /// What the process lacks, to reach the daemon at `socket`.
     ///
     /// # Errors
-    /// It has the host's mounts.
+    /// It has the host's mounts, or those of a user namespace.
     pub(super) fn of(target: &Target, socket: &'a Path) -> Result<Self> {
         let place = Place::of(target.pid).map_err(|errno| no_right(errno.into()))?;
         // The number was this process's until here.
         target.memory_while_held()?;
-        if place.is_own()? {
-            bail!(
-                "it has another root in this command's own mounts (chroot): mount the daemon's socket below it by hand"
-            );
+        match place.owner(target.pid)? {
+            Owner::Own => {}
+            Owner::Host => bail!(
+                "it has another root in the host's mounts (chroot): mount the daemon's socket below it by hand"
+            ),
+            Owner::Others => bail!(
+                "its container belongs to a user namespace, in whose mounts nothing is made: give it the socket's folder when it is started"
+            ),
         }
         let what = match socket.parent() {
             Some(folder) if is_sockets_own(folder, socket) => folder,
@@ -53,11 +56,15 @@ impl<'a> Missing<'a> {
         let why = || {
             let remedy = match mounted {
                 Err(Errno::ROFS) => {
-                    ", for its root cannot be written: make its parent folder in the image"
+                    ", for its root cannot be written: make the socket's folder in the image"
                 }
-                Err(Errno::LOOP | Errno::NOTDIR) => ": a link or a file is on the way",
-                Err(Errno::OVERFLOW) => ", in a user namespace: have its root make the folder",
-                Err(Errno::NOSYS | Errno::INVAL) => ": it takes Linux 5.12, and a plain path",
+                Err(Errno::LOOP | Errno::NOTDIR | Errno::ISDIR) => {
+                    ": a link, a file or a folder lies in the place of something else"
+                }
+                Err(Errno::NOSYS) => ": it takes Linux 5.12",
+                Err(Errno::INVAL) => {
+                    ": it takes a plain path, and a root that is one of its mounts"
+                }
                 _ => "",
             };
             format!("cannot mount {} there{remedy}", self.what.display())
@@ -72,13 +79,17 @@ impl<'a> Missing<'a> {
     }
 }
 
-/// Whether a folder holds the daemon's socket and its lock alone.
+/// Whether a folder holds the daemon's socket alone, and what lies beside it: its lock, and the notes of starts.
 fn is_sockets_own(folder: &Path, socket: &Path) -> bool {
-    let Some(name) = socket.file_name() else {
-        return false;
-    };
+    let mut lock = socket.as_os_str().to_owned();
+    lock.push(".lock");
+    let known = [
+        socket.into(),
+        PathBuf::from(lock),
+        socket.with_extension("starts"),
+    ];
     let is_daemons = |entry: std::io::Result<fs::DirEntry>| {
-        entry.is_ok_and(|entry| entry.file_name().as_bytes().starts_with(name.as_bytes()))
+        entry.is_ok_and(|entry| known.contains(&folder.join(entry.file_name())))
     };
     fs::read_dir(folder).is_ok_and(|mut entries| entries.all(is_daemons))
 }
@@ -91,11 +102,15 @@ mod tests {
     fn a_folder_with_other_things_is_not_mounted() {
         let place = tempfile::tempdir().unwrap();
         let socket = place.path().join("pageone.sock");
-        for name in ["pageone.sock", "pageone.sock.lock"] {
+        for name in ["pageone.sock", "pageone.sock.lock", "pageone.starts"] {
             fs::write(place.path().join(name), "").unwrap();
         }
         assert!(is_sockets_own(place.path(), &socket));
-        fs::write(place.path().join("other"), "").unwrap();
-        assert!(!is_sockets_own(place.path(), &socket));
+        for name in ["other", "pageone.sock.bak", "pageone-attach.sock"] {
+            let other = place.path().join(name);
+            fs::write(&other, "").unwrap();
+            assert!(!is_sockets_own(place.path(), &socket), "{name}");
+            fs::remove_file(other).unwrap();
+        }
     }
 }

@@ -483,6 +483,7 @@ mod tests {
                 uid: user,
                 gid: user,
                 cgroup: None,
+                confined: false,
             };
             let of = DomainOf {
                 pid,

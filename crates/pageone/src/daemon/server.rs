@@ -456,7 +456,18 @@ impl Server {
             read.inspect_err(|error| tracing::debug!(pid, %error, "cannot read the cgroup"))
                 .ok()
         });
-        Who { uid, gid, cgroup }
+        // Only of a master's number it matters.
+        let confined = self.policy.is_master(uid) && {
+            let pidfd = socket::peer_pidfd(&caller.socket).map(|pidfd| Late::new(uid, pidfd));
+            let confined = sys::confined::is_confined(pid).unwrap_or(true);
+            confined || pidfd.map_or(true, |pidfd| process::has_exited(&*pidfd))
+        };
+        Who {
+            uid,
+            gid,
+            cgroup,
+            confined,
+        }
     }
 
     fn request(&mut self, caller: Caller, packet: &[u8]) -> Step {
@@ -529,7 +540,7 @@ impl Server {
         let merging = Merging {
             asked: self.asked(&caller, who, request),
             pid: caller.socket.peer().pid,
-            all: self.policy.is_master(who.uid),
+            all: self.policy.is_free_master(who),
         };
         self.hand(&self.merger, merging, caller)
     }

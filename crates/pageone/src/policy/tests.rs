@@ -6,6 +6,7 @@ fn who(uid: u32) -> Who {
         uid,
         gid: uid + 100,
         cgroup: None,
+        confined: false,
     }
 }
 
