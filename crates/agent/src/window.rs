@@ -67,6 +67,7 @@ use self::items::{BATCH_PAGES, Batch, Item, Items, adjacent, each_run, equal_run
 use self::span::Aside;
 use self::staging::Staging;
 use crate::lock::Guard;
+use crate::mappings::frames::read_in;
 
 /// How often an operation that the kernel asks to repeat is repeated before the page is left.
 const PATIENCE: usize = 16;
@@ -89,6 +90,14 @@ pub(crate) struct Window {
     pub(crate) longest_ns: u64,
     /// What still makes others sleep, because it could not be let go.
     held: Held,
+}
+
+/// What is locked stays in memory, also when it is a store's now.
+fn keep_resident(start: usize, len: usize, attributes: Attributes) {
+    if attributes.locked {
+        // Without memory for it the next access brings it in.
+        let _ = read_in(start, len);
+    }
 }
 
 /// What the pages of one question have in common.
@@ -458,6 +467,7 @@ impl Window {
         }
         // Replaced, though perhaps an attribute did not fit: the content is right and the store
         // is mapped, which is what must be known.
+        keep_resident(start, len, attributes);
         if let Some(chunk) = guard.table().get(job.chunk) {
             (page..page + run).for_each(|page| chunk.store(page));
         }

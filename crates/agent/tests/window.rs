@@ -547,6 +547,17 @@ fn direct_io_into_the_region_arrives_while_windows_open() {
     std::fs::remove_file(file).unwrap();
 }
 
+/// How many of a process's pages are in its page table.
+fn pages_in(pid: u32, start: u64, pages: usize) -> usize {
+    use std::os::unix::fs::FileExt;
+    let map = std::fs::File::open(format!("/proc/{pid}/pagemap")).unwrap();
+    let mut entries = vec![0; 8 * pages];
+    map.read_exact_at(&mut entries, start / 4096 * 8).unwrap();
+    // The highest bit says that the page is there.
+    let there = |entry: &&[u8]| entry[7] & 0x80 != 0;
+    entries.chunks_exact(8).filter(there).count()
+}
+
 #[test]
 fn locked_and_huge_regions_keep_what_they_are() {
     let mut engine = Engine::new();
@@ -575,6 +586,8 @@ fn locked_and_huge_regions_keep_what_they_are() {
     let merged = engine.merge(guest.memory, 0, 512, Some(1000));
     assert_eq!(count(&merged, PageOutcome::Merged), 512);
     guest.run("check");
+    let pages = pages_in(guest.pid, guest.memory as u64, 512);
+    assert_eq!(pages, 512, "what is locked is there without an access");
     let flags = vm_flags(&guest);
     for flag in [" lo", " dc", " dd"] {
         assert!(flags.contains(flag), "{flag} in {flags}");

@@ -373,8 +373,8 @@ fn make_anonymous(guard: &mut Guard, vma: &Vma, start: usize, end: usize) -> Res
         let replaced =
             unsafe { mapping::replace(at, len, Source::Anonymous, access, attributes, future) };
         match replaced {
-            // Sealed, too, which keeps a mapping from being replaced and its owner from nothing else.
-            Err((Errno::NOMEM | Errno::PERM, false)) if zeros => fill_zeros(at, len),
+            // Sealed, too, which keeps a mapping from being replaced and its owner from nothing else; and no more may be locked.
+            Err((Errno::NOMEM | Errno::PERM | Errno::AGAIN, false)) if zeros => fill_zeros(at, len),
             Err((errno, false)) => return Err(errno),
             // Replaced, though perhaps not finished (a lock that no longer fits): the content is
             // as asked.

@@ -97,6 +97,10 @@ pub(crate) fn remap(guard: &mut Guard, call: Remap) -> Result<usize> {
     if flags_of_place(call) == 0 && new_len <= old_len {
         return shrink(guard, rounded);
     }
+    if is_beyond(rounded) {
+        whole(guard, call.old, old_len).map_err(|_| Errno::NOMEM)?;
+        return pass(call).inspect(|_| forget(guard, call.old, old_len));
+    }
     // What goes need not be whole.
     whole(guard, call.old, old_len.min(new_len)).map_err(|_| Errno::NOMEM)?;
     // A call that fails may have unmapped the target, or not: what is known of it stays, and costs a look.
@@ -145,8 +149,13 @@ fn is_refused(call: Remap) -> bool {
     );
     let resized = flags & DONTUNMAP != 0 && call.old_len != call.new_len;
     let overlaps = end > to && target > call.old;
-    let misplaced = !to.is_multiple_of(PAGE_BYTES) || target > ADDRESS_LIMIT;
+    let misplaced = !to.is_multiple_of(PAGE_BYTES);
     flags & MAYMOVE == 0 || resized || overlaps || misplaced
+}
+
+/// Whether memory shall go where the table knows of none: there is such a place with five levels of page tables.
+fn is_beyond(call: Remap) -> bool {
+    call.flags & FIXED != 0 && call.to.saturating_add(call.new_len) > ADDRESS_LIMIT
 }
 
 /// The call as it came.
@@ -253,7 +262,7 @@ fn move_rows(guard: &mut Guard, look: &Look, call: Remap) -> Result<usize> {
         return Err(Errno::NOMEM);
     }
     let (mut at, end) = (call.old, call.old + call.old_len);
-    let memory = Rows::new(call.to..call.to + call.old_len);
+    let memory = Rows::new([call.to, call.old].map(|at| at..at + call.old_len));
     while at < end {
         let told = memory.as_ref().map_err(|&errno| errno);
         let Ok(rows) = told.and_then(|memory| memory.tell(guard, at..end)) else {
@@ -295,8 +304,8 @@ impl Rows {
     /// So many are told of at once: each telling walks the page tables of all memory below.
     const MOST: usize = 4096;
 
-    /// Not where memory is to go: where all places of ours are taken the kernel chooses.
-    fn new(target: Range<usize>) -> Result<Self> {
+    /// Neither where memory is to go nor in a hole of where it is: where all places of ours are taken the kernel chooses.
+    fn new(others: [Range<usize>; 2]) -> Result<Self> {
         let len = Self::MOST * size_of::<Row>();
         let attributes = Attributes {
             noreserve: true,
@@ -305,7 +314,8 @@ impl Rows {
         let locks = mapping::locks_future();
         let made = mapping::aside(len, Source::Anonymous, Access::ReadWrite, attributes, locks)?;
         let rows = Self(made);
-        let apart = made + len <= target.start || target.end <= made;
+        let mut others = others.iter();
+        let apart = others.all(|other| made + len <= other.start || other.end <= made);
         apart.then_some(rows).ok_or(Errno::NOMEM)
     }
 

@@ -6,7 +6,7 @@ use sys::mapping;
 
 use crate::lock::Guard;
 
-/// Mappings that may be made before they must be counted again: of those the engine leaves to the guest, half.
+/// Mappings that may be made before they must be counted again. They are few, for the program makes its own meanwhile, which nobody counts.
 static LEFT: AtomicUsize = AtomicUsize::new(4096);
 /// How often nothing was left, since they were counted.
 static REFUSED: AtomicUsize = AtomicUsize::new(0);
@@ -32,6 +32,8 @@ pub(crate) fn scarce(guard: &mut Guard, more: usize) -> bool {
     });
     let left = (limit - limit / 8).saturating_sub(used);
     let fits = left >= more;
-    LEFT.store(if fits { left - more } else { left }, Ordering::Relaxed);
+    let rest = if fits { left - more } else { left };
+    // So half of what is the guest's own is left when the other half was counted on in vain.
+    LEFT.store(rest.min(limit / 16), Ordering::Relaxed);
     !fits
 }

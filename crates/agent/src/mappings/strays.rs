@@ -93,14 +93,24 @@ pub(crate) fn note_all(guard: &mut Guard, start: usize, len: usize) -> Result<()
             Ok(()) => part
                 .step_by(PAGE_BYTES)
                 .try_for_each(|page| note(guard, page))?,
-            // A call past libc may have unmapped it meanwhile.
-            Err(errno) => match look.find(guard, part.start)? {
-                Some(now) if now.start <= part.start && is_store(&now) => return Err(errno),
-                _ => {}
-            },
+            // A call past libc may have unmapped all of it meanwhile.
+            Err(errno) if has_store(guard, &look, part)? => return Err(errno),
+            Err(_) => {}
         }
     }
     Ok(())
+}
+
+/// Whether any of a range lies in a store's mapping now.
+fn has_store(guard: &mut Guard, look: &Look, part: Range<usize>) -> Result<bool> {
+    let mut at = part.start;
+    while let Some(vma) = look.find(guard, at)?.filter(|vma| vma.start < part.end) {
+        if is_store(&vma) {
+            return Ok(true);
+        }
+        at = vma.end;
+    }
+    Ok(false)
 }
 
 /// Gives each page of a store's mapping a frame of its own that has none.

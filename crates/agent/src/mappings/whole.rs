@@ -36,7 +36,7 @@
 //! ([`Guard::apart`]), and writes nothing to its own until memory is thawed. Pages around its control block ([`Footing`])
 //! are never frozen and never copied. They get private frames where they lie, as those that may be pinned: the fault that does
 //! it runs on this very thread, so no write comes between. Other threads may have stacks in what is frozen: they sleep and
-//! wake. [`Still::begin`] asserts it.
+//! wake. [`Still::begin`] asserts it. Pages with words that the kernel writes when a thread ends are treated alike ([`kept_part`]).
 //!
 //! The tempting alternative, to write each page where it lies, gives it a frame of its own and leaves it in a
 //! mapping of a file. Such a mapping is not taken by mbind, mseal, MADV_WIPEONFORK or another userfaultfd.
@@ -224,6 +224,11 @@ fn make_each(
         }
         while stored && at < stop {
             let (own, end) = footing.part(at, stop);
+            // When the agent goes nothing may stay.
+            let (own, end) = match own || pins.only_few {
+                true => (own, end),
+                false => kept_part(guard, at, end),
+            };
             // What nobody may write is no ground to stand on.
             if own && vma.write {
                 if unwritten.is_none() {
@@ -238,6 +243,18 @@ fn make_each(
         at = stop;
     }
     result
+}
+
+/// Whether the pages from `at` on are kept back where they lie in a store's mapping, and up to where all are alike, in one chunk. Words of the
+/// kernel's are there ([`keep_words`](crate::any::keep_words)): a thread that ends does not wait for what is frozen, and its word would stay as it was.
+fn kept_part(guard: &mut Guard, at: usize, end: usize) -> (bool, usize) {
+    let chunk = at & !(CHUNK_BYTES - 1);
+    let end = end.min(chunk + CHUNK_BYTES);
+    let mut table = guard.table();
+    let known = table.get(chunk);
+    let kept = known.map_or(PageBits::EMPTY, |chunk| chunk.kept & chunk.stored);
+    let first = parts_by(kept, at..end).next();
+    first.map_or((false, end), |(part, kept)| (kept, part.end))
 }
 
 /// Notes that there is no mapping of a store in a range, whatever the table says.

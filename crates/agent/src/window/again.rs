@@ -205,6 +205,7 @@ fn replace(guard: &mut Guard, job: &mut Job<'_>, first: Item, run: usize) -> Pag
             _ => PageOutcome::Again,
         };
     }
+    super::keep_resident(start, len, attributes);
     if let Some(chunk) = guard
         .table()
         .get(job.chunk)

@@ -177,6 +177,7 @@ impl Window {
         if let Some(aside) = &mut job.aside {
             (first..first + span.len).for_each(|page| aside.left.remove(page));
         }
+        super::keep_resident(start, span.len * PAGE_BYTES, job.attributes);
         Ok(())
     }
 
