@@ -59,14 +59,15 @@ struct Note {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Process {
     Gone,
-    /// It lives, and has so many bytes in memory.
+    /// It lives, and had so many bytes in memory.
     Lives(u64),
 }
 
 impl Note {
     fn process(&self) -> Process {
         let same = sys::usage::began(self.pid).is_ok_and(|began| began == self.began);
-        match sys::usage::resident_bytes(self.pid) {
+        // The most it had: what is merged, and not read since, is in no page table.
+        match sys::usage::most_resident_bytes(self.pid) {
             Ok(bytes) if same => Process::Lives(bytes),
             _ => Process::Gone,
         }

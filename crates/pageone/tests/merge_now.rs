@@ -133,7 +133,7 @@ fn memory_is_merged_when_somebody_asks() {
     verify(&mut guests);
     for guest in &guests {
         let maps = fs::read_to_string(format!("/proc/{}/maps", guest.pid())).unwrap();
-        assert!(!maps.contains("memfd:store"), "{maps}");
+        assert!(!maps.contains("memfd:pageone-store"), "{maps}");
     }
     set(&place, "run=1");
     let pids: Vec<_> = guests.iter().map(Guest::pid).collect();
@@ -237,18 +237,21 @@ fn a_merge_keeps_to_a_limit_of_cpu_time() {
     assert_eq!(wrong.status.code(), Some(2));
 }
 
-/// How long a clone takes that waits: a gibibyte that equals what is merged already. Prints the figure. MERGE_NOW_MIB is another size; the
-/// aim is that of a gibibyte, for a build without assertions on a machine at rest.
+/// How long a clone takes that waits: a gibibyte that equals what is merged already. Prints the figure. MERGE_NOW_MIB is another size. The
+/// aim is for a build without assertions on a machine at rest.
 #[test]
 #[ignore = "takes 3 GiB, and a machine at rest: `make bench-merge-now`"]
 fn a_clone_of_a_gibibyte_is_merged_at_once() {
-    const AIM: Duration = Duration::from_millis(500);
+    const AIM_OF_A_GIBIBYTE: Duration = Duration::from_millis(500);
+    /// To ask, and to answer.
+    const LEAST: Duration = Duration::from_millis(50);
     let _alone = alone();
     need_agent();
     let place = Place::new();
     let _daemon = daemon(&place, &SELDOM);
     let mib = std::env::var("MERGE_NOW_MIB").ok();
     let mib: u64 = mib.map_or(1024, |mib| mib.parse().expect("MiB"));
+    let aim = (AIM_OF_A_GIBIBYTE * u32::try_from(mib).unwrap() / 1024).max(LEAST);
     let content = Content::equal(1, mib << 8);
     let clone = |number| {
         let mut guest = bench_guest(&place, number, &content);
@@ -268,6 +271,9 @@ fn a_clone_of_a_gibibyte_is_merged_at_once() {
         took
     };
     let is_measured = !cfg!(debug_assertions) && common::busy() == 1;
-    let done = common::once_in(3, measure, |&took| !is_measured || took <= AIM);
-    assert!(done.is_ok(), "at most {AIM:?}: {done:?}");
+    let done = common::once_in(3, measure, |&took| !is_measured || took <= aim);
+    if !is_measured {
+        println!("not judged: a build with assertions, or a busy machine");
+    }
+    assert!(done.is_ok(), "at most {aim:?}: {done:?}");
 }

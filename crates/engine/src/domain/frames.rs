@@ -154,8 +154,8 @@ impl Domain {
             };
             let Walk { found, failed, .. } = std::mem::replace(&mut *walk, next);
             drop(walk);
-            *lock(&self.frames.shown) = found;
             if !failed {
+                *lock(&self.frames.shown) = found;
                 lock(&self.frames.suspects).0 += 1;
             }
         }
