@@ -9,6 +9,7 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
@@ -250,6 +251,28 @@ fn the_agents_thread_calls_no_function_of_the_program() {
     any.tell("more");
     any.until("more", LEN);
     std::fs::remove_file(program).unwrap();
+}
+
+#[test]
+fn what_is_taken_back_lies_in_no_store_any_more() {
+    let mut any = Any::start(&[]);
+    any.until("plain", LEN);
+    let at = any.places["plain"];
+    for page in 0..8 {
+        let mut content = format!("page {page} of plain").into_bytes();
+        content.resize(PAGE_BYTES, 0);
+        let to = (1000 + page) * PAGE_BYTES as u64;
+        any.engine.store.write_all_at(&content, to).unwrap();
+    }
+    let merged = any.engine.merge(at, 0, 8, Some(1000));
+    assert_eq!(count(&merged, PageOutcome::Merged), 8, "{merged:?}");
+    let maps = |any: &Any| {
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", any.process.id())).unwrap();
+        maps.matches("memfd:").count()
+    };
+    let before = maps(&any);
+    any.tell("takeback");
+    assert!(maps(&any) < before, "{before}");
 }
 
 #[test]

@@ -585,9 +585,9 @@ fn locked_and_huge_regions_keep_what_they_are() {
     engine.sync();
     let merged = engine.merge(guest.memory, 0, 512, Some(1000));
     assert_eq!(count(&merged, PageOutcome::Merged), 512);
-    guest.run("check");
     let pages = pages_in(guest.pid, guest.memory as u64, 512);
     assert_eq!(pages, 512, "what is locked is there without an access");
+    guest.run("check");
     let flags = vm_flags(&guest);
     for flag in [" lo", " dc", " dd"] {
         assert!(flags.contains(flag), "{flag} in {flags}");

@@ -54,6 +54,7 @@ mod site;
 mod target;
 mod work;
 
+use std::cell::Cell;
 use std::ffi::OsString;
 use std::io::{ErrorKind, Write};
 use std::os::unix::ffi::OsStrExt;
@@ -328,43 +329,51 @@ impl To {
         mount: bool,
         how: impl FnOnce(Target, Image, owner::Server) -> Result<String>,
     ) -> Result<String> {
-        in_time(pid, || self.attach_to(pid, began, mount, how))
+        let mounted = Cell::new(false);
+        let done = in_time(pid, || {
+            self.attach_to(pid, began, mount.then_some(&mounted), how)
+        });
+        // Behind all that is asked of the error.
+        done.map_err(|error| match mounted.get() {
+            true => error.context("not attached, though the daemon's socket is mounted there now"),
+            false => error,
+        })
     }
 
+    /// `mounted` says whether the socket may be mounted, and gets to know whether it is.
     fn attach_to(
         &self,
         pid: u32,
         began: Option<u64>,
-        mount: bool,
+        mounted: Option<&Cell<bool>>,
         how: impl FnOnce(Target, Image, owner::Server) -> Result<String>,
     ) -> Result<String> {
         let target = Target::look(pid, began)?;
         let missing = match target.sees(&self.socket) {
-            Err(_) if mount => Some(self.missing(&target)?),
+            Err(_) if mounted.is_some() => Some(self.missing(&target)?),
             seen => seen.map(|()| None)?,
         };
         target.sees_itself()?;
         let image = Image::of(&self.library);
         let image = image.with_context(|| format!("cannot use {}", self.file.display()))?;
         // Behind what can be checked without it: a mount stays.
-        let mounted = match &missing {
-            Some(missing) => self.mount(&target, missing)?,
-            None => String::new(),
-        };
+        let is_done = self.server.is_some();
+        if let Some(missing) = missing.as_ref().filter(|_| is_done) {
+            missing.mount()?;
+            mounted.inspect(|mounted| mounted.set(true));
+            target.sees(&self.socket)?;
+        }
         let name = target.name.to_string();
         // Without a daemon it would be of the one who asks.
         let server = self.server;
         let server = server.unwrap_or_else(|| rustix::process::geteuid().as_raw());
-        let done = owner::Server::of(&target, server, &self.socket)
-            .and_then(|server| how(target, image, server));
-        let told = match done {
-            Err(error) if !mounted.is_empty() => {
-                let what = mounted.trim_start_matches("; ");
-                return Err(error.context(format!("not attached, though {what}")));
-            }
-            done => done?,
-        };
-        Ok(format!("{pid} ({name}): {told}{mounted}"))
+        let server = owner::Server::of(&target, server, &self.socket)?;
+        let told = how(target, image, server)?;
+        let missing = missing.map(|missing| missing.told(is_done));
+        Ok(format!(
+            "{pid} ({name}): {told}{}",
+            missing.unwrap_or_default()
+        ))
     }
 
     /// What is to be mounted for a process that does not have the socket.
@@ -374,16 +383,6 @@ impl To {
             bail!("the daemon is another user's, who could have any folder mounted there");
         }
         mount::Missing::of(target, &self.socket)
-    }
-
-    /// Mounts it, and gives what is to be said of it. Only says so, where nothing is to be done.
-    fn mount(&self, target: &Target, missing: &mount::Missing<'_>) -> Result<String> {
-        let is_done = self.server.is_some();
-        if is_done {
-            missing.mount()?;
-            target.sees(&self.socket)?;
-        }
-        Ok(missing.told(is_done))
     }
 
     /// Puts an agent into a process.

@@ -66,7 +66,7 @@ enum Process {
 impl Note {
     fn process(&self) -> Process {
         let same = sys::usage::began(self.pid).is_ok_and(|began| began == self.began);
-        // The most it had: what is merged, and not read since, is in no page table.
+        // The most it had: what is merged, and not read since, is in no page table. An attached process may have given back more since.
         match sys::usage::most_resident_bytes(self.pid) {
             Ok(bytes) if same => Process::Lives(bytes),
             _ => Process::Gone,

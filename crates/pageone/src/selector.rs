@@ -84,11 +84,10 @@ impl Selector {
         if self.cgroup.is_none() && self.unit.is_none() {
             return true;
         }
-        sys::process::cgroup(pid).is_ok_and(|group| {
-            let path = group.path.raw();
+        sys::process::cgroup_path(pid).is_ok_and(|path| {
             let mut names = path.split('/').filter(|name| !name.is_empty());
             let in_unit = |name: &str| one_fits(self.unit.as_ref(), || Some(format!("/{name}")));
-            one_fits(self.cgroup.as_ref(), || Some(path.to_owned()))
+            one_fits(self.cgroup.as_ref(), || Some(path.clone()))
                 // A slice holds the units below it.
                 && (self.unit.is_none() || names.any(in_unit))
         })
@@ -98,7 +97,7 @@ impl Selector {
 /// Why conditions on cgroups fit no process on this machine, if any are given and it is so.
 pub(crate) fn blind<'a>(mut selectors: impl Iterator<Item = &'a Selector>) -> Option<io::Error> {
     let asked = selectors.any(|its| its.cgroup.is_some() || its.unit.is_some());
-    let own = asked.then(|| sys::process::cgroup(std::process::id()));
+    let own = asked.then(|| sys::process::cgroup_path(std::process::id()));
     own?.err()
 }
 

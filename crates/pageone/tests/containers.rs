@@ -164,7 +164,7 @@ fn a_daemon_that_cannot_see_its_guests_says_so() {
 }
 
 #[test]
-fn root_of_a_container_sees_its_own_guests_and_turns_nothing() {
+fn root_of_a_container_sees_no_other_users_guests_and_turns_nothing() {
     let _turn = alone();
     if !can_contain() {
         return;

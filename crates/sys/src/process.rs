@@ -204,7 +204,11 @@ pub fn cgroup(pid: u32) -> std::io::Result<Cgroup> {
     Err(std::io::ErrorKind::WouldBlock.into())
 }
 
-fn cgroup_path(pid: u32) -> std::io::Result<String> {
+/// The path of a process's cgroup of version 2, as seen from this process's cgroup namespace: by the number, and for no question of trust.
+///
+/// # Errors
+/// As [`cgroup`], for want of a path.
+pub fn cgroup_path(pid: u32) -> std::io::Result<String> {
     fault::check(Point::Proc)?;
     let text = crate::text::read(format!("/proc/{pid}/cgroup"))?;
     let path = text.lines().find_map(|line| line.strip_prefix("0::"));

@@ -102,7 +102,7 @@ pub fn began(pid: u32) -> io::Result<u64> {
 pub struct Program {
     /// The command's name, which it may change itself.
     pub name: ForeignName,
-    /// Where the stack began, of which each exec chooses the place anew; 0 for one who may not know.
+    /// Where the stack began, of which each exec chooses the place anew, unless that is off (`randomize_va_space`); 0 for one who may not know.
     pub stack: u64,
 }
 

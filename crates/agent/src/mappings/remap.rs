@@ -99,7 +99,14 @@ pub(crate) fn remap(guard: &mut Guard, call: Remap) -> Result<usize> {
     }
     if is_beyond(rounded) {
         whole(guard, call.old, old_len).map_err(|_| Errno::NOMEM)?;
-        return pass(call).inspect(|_| forget(guard, call.old, old_len));
+        // What had to stay would be out of the table's reach there.
+        if guard.table().may_be_stored(call.old, old_len) {
+            return Err(Errno::NOMEM);
+        }
+        return pass(call).inspect(|_| {
+            forget(guard, call.to, ADDRESS_LIMIT.saturating_sub(call.to));
+            forget(guard, call.old, old_len);
+        });
     }
     // What goes need not be whole.
     whole(guard, call.old, old_len.min(new_len)).map_err(|_| Errno::NOMEM)?;

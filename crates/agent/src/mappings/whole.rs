@@ -224,7 +224,7 @@ fn make_each(
         }
         while stored && at < stop {
             let (own, end) = footing.part(at, stop);
-            // When the agent goes nothing may stay.
+            // Nothing may stay where the agent goes, or the guest to another domain.
             let (own, end) = match own || pins.only_few {
                 true => (own, end),
                 false => kept_part(guard, at, end),
@@ -246,7 +246,7 @@ fn make_each(
 }
 
 /// Whether the pages from `at` on are kept back where they lie in a store's mapping, and up to where all are alike, in one chunk. Words of the
-/// kernel's are there ([`keep_words`](crate::any::keep_words)): a thread that ends does not wait for what is frozen, and its word would stay as it was.
+/// kernel's may be there ([`keep_words`](crate::any::keep_words)): a thread that ends does not wait for what is frozen, and its word would stay as it was.
 fn kept_part(guard: &mut Guard, at: usize, end: usize) -> (bool, usize) {
     let chunk = at & !(CHUNK_BYTES - 1);
     let end = end.min(chunk + CHUNK_BYTES);

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //!   /proc ─▶ seen before? ─▶ first rule that fits ─▶ old enough? ─▶ `pageone attach` ─▶ attached, or the reason in the log
-//!              │ yes: nothing, until it is tried again, executes a program, or a minute has passed
+//!              │ yes: nothing, until it is tried again, executes a program, or fitted no rule a minute ago or two
 //! ```
 //!
 //! Another process, because it holds the threads of a stranger's process and reads his memory: whatever goes wrong there, the daemon
@@ -51,7 +51,7 @@ const LONGEST_RETRY: Duration = Duration::from_secs(60 * 60);
 /// Lines in the log about processes of one user that are not attached, in so much time.
 const MOST_LINES: u32 = 5;
 const LINES_TIME: Duration = Duration::from_secs(10);
-/// A process that fits no rule is looked at each time while it is so young, and then as seldom: it may come to another user or cgroup.
+/// A process that fits no rule is looked at each time while it is so young, and then once in one minute or two: it may come to another user or cgroup.
 const YOUNG: Duration = Duration::from_secs(60);
 
 /// A rule of the configuration.
@@ -336,7 +336,9 @@ impl Look {
         let age = age(seen.began);
         let mut rules = self.rules.iter().enumerate();
         let Some((place, rule)) = rules.find(|(_, rule)| rule.selector.fits(pid)) else {
-            seen.unfit_until = (age >= YOUNG).then(|| now + YOUNG);
+            // Not all at once, also where the daemon came when all were old.
+            let rest = YOUNG + Duration::from_secs(u64::from(pid) % YOUNG.as_secs());
+            seen.unfit_until = (age >= YOUNG).then(|| now + rest);
             return None;
         };
         if age < rule.after {

@@ -456,18 +456,26 @@ impl Server {
             read.inspect_err(|error| tracing::debug!(pid, %error, "cannot read the cgroup"))
                 .ok()
         });
-        // Only of a master's number it matters.
-        let confined = self.policy.is_master(uid) && {
-            let pidfd = socket::peer_pidfd(&caller.socket).map(|pidfd| Late::new(uid, pidfd));
-            let confined = sys::confined::is_confined(pid).unwrap_or(true);
-            confined || pidfd.map_or(true, |pidfd| process::has_exited(&*pidfd))
-        };
         Who {
             uid,
             gid,
             cgroup,
-            confined,
+            confined: false,
         }
+    }
+
+    /// The same of one who asks for something: whether he has a master's number alone. A daemon that is not root's cannot look at root's processes,
+    /// and has no container's root for a client.
+    fn who_asks(&self, caller: &Caller) -> Who {
+        let who = self.who(caller);
+        let looks = rustix::process::geteuid().is_root() && self.policy.is_master(who.uid);
+        let confined = looks && {
+            let pidfd = socket::peer_pidfd(&caller.socket).map(|pidfd| Late::new(who.uid, pidfd));
+            let pid = caller.socket.peer().pid;
+            let confined = sys::confined::is_confined(pid).unwrap_or(true);
+            confined || pidfd.map_or(true, |pidfd| process::has_exited(&*pidfd))
+        };
+        Who { confined, ..who }
     }
 
     fn request(&mut self, caller: Caller, packet: &[u8]) -> Step {
@@ -475,8 +483,7 @@ impl Server {
             Ok(request) => request,
             Err(error) => return caller.refuse(format!("the request is not understood: {error}")),
         };
-        let who = self.who(&caller);
-        let uid = who.uid;
+        let who = self.who_asks(&caller);
         let lane = match &request {
             Request::Domain(name) => {
                 let reply = lane::domain(&self.policy, &who, name);
@@ -486,13 +493,15 @@ impl Server {
             Request::Status if !self.policy.may_monitor(&who) => &self.own,
             Request::Heap | Request::History { .. } if !self.policy.may_monitor(&who) => {
                 return caller.refuse(format!(
-                    "user {uid} may not see what all guests have: [monitor] in the policy gives that"
+                    "{} may not see what all guests have: [monitor] in the policy gives that",
+                    named(&who)
                 ));
             }
             Request::Status | Request::Heap | Request::History { .. } => &self.monitor,
             Request::Set(_) | Request::SetUnmerged(_) if !self.policy.may_control(&who) => {
                 return caller.refuse(format!(
-                    "user {uid} may not control this daemon: [control] in the policy gives that"
+                    "{} may not control this daemon: [control] in the policy gives that",
+                    named(&who)
                 ));
             }
             Request::Set(_) | Request::SetUnmerged(_) => &self.control,
@@ -543,6 +552,15 @@ impl Server {
             all: self.policy.is_free_master(who),
         };
         self.hand(&self.merger, merging, caller)
+    }
+}
+
+/// One who asks, for people.
+fn named(who: &Who) -> String {
+    let uid = who.uid;
+    match who.confined {
+        true => format!("user {uid}, with mounts of its own and without CAP_SYS_ADMIN,"),
+        false => format!("user {uid}"),
     }
 }
 
