@@ -92,14 +92,6 @@ pub(crate) struct Window {
     held: Held,
 }
 
-/// What is locked stays in memory, also when it is a store's now.
-fn keep_resident(start: usize, len: usize, attributes: Attributes) {
-    if attributes.locked {
-        // Without memory for it the next access brings it in.
-        let _ = read_in(start, len);
-    }
-}
-
 /// What the pages of one question have in common.
 struct Job<'a> {
     chunk: usize,
@@ -110,6 +102,14 @@ struct Job<'a> {
     outcomes: &'a mut Outcomes,
     /// The mapping that spans are cut from.
     aside: Option<Aside>,
+}
+
+/// What is locked stays in memory, also when it is a store's now.
+fn keep_resident(start: usize, len: usize, attributes: Attributes) {
+    if attributes.locked {
+        // Without memory for it the next access brings it in.
+        let _ = read_in(start, len);
+    }
 }
 
 impl Window {

@@ -38,6 +38,7 @@ mod daemon;
 mod demo;
 mod dist;
 mod doctor;
+mod flock;
 mod guest;
 mod head;
 mod human;

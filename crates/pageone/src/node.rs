@@ -20,15 +20,16 @@ use std::io::{Read, Seek, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use numa::placement::{NodeRequest, Starts, Strictness};
 use numa::{Choice, MemoryReport, NodeId, Topology};
-use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::fs::OFlags;
 use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 
+use crate::flock;
 use crate::human;
 use crate::output::say;
 
@@ -119,14 +120,8 @@ impl Notes {
                 path.display()
             );
         }
-        let begin = Instant::now();
-        while let Err(error) = flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            if begin.elapsed() > PATIENCE {
-                return Err(error)
-                    .with_context(|| format!("another start holds {}", path.display()));
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        flock::within(&file, PATIENCE)
+            .with_context(|| format!("another start holds {}", path.display()))?;
         let mut text = String::new();
         // Other bytes than text are a damaged file: it begins afresh.
         if (&mut file)

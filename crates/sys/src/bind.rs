@@ -12,13 +12,15 @@
 //! Source: open_tree(2), mount_setattr(2), setns(2), `do_move_mount()` in fs/namespace.c.
 
 use std::ffi::OsStr;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Component, Path};
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, mkdirat, openat};
 use rustix::io::{Errno, Result};
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
+
+use crate::namespace::{self, Namespace};
 
 /// Where another process has its mounts.
 #[derive(Debug)]
@@ -37,14 +39,6 @@ pub enum Owner {
     /// The process, or the namespace, belongs to another user namespace. Any user may make such a one, and have there what folders of the host he
     /// likes. What root makes there, it makes for him.
     Others,
-}
-
-fn identity(stat: &rustix::fs::Stat) -> (u64, u64) {
-    (stat.st_dev, stat.st_ino)
-}
-
-fn identity_at(path: &str) -> Result<(u64, u64)> {
-    rustix::fs::stat(path).map(|stat| identity(&stat))
 }
 
 impl Place {
@@ -68,30 +62,18 @@ impl Place {
     /// # Errors
     /// As stat(2) and ioctl(2).
     pub fn owner(&self, pid: u32) -> Result<Owner> {
-        /// `NS_GET_USERNS`: the user namespace whose root may mount there.
-        const USERS_OF: usize = 0xb701;
-        let its = identity(&rustix::fs::fstat(&self.namespace)?);
-        let is = |path: &str| identity_at(path).map(|mounts| mounts == its);
-        // The first process may be out of sight.
-        if is("/proc/self/ns/mnt")? || is("/proc/1/ns/mnt") == Ok(true) {
+        if Namespace::of_file(&self.namespace)?.has_hosts_mounts()? {
             return Ok(Owner::Host);
         }
-        let mounts = self.namespace.as_raw_fd().cast_unsigned() as usize;
-        // SAFETY: it gives a descriptor.
-        let users = unsafe { crate::raw::call(libc::SYS_ioctl, [mounts, USERS_OF, 0, 0, 0, 0]) };
-        let users = match users.map(i32::try_from) {
-            // The owner's namespace may not be seen, so it is none below this one.
+        let users = match namespace::users_of(&self.namespace) {
+            // What may not be seen is none below this one.
             Err(Errno::PERM) => return Ok(Owner::Others),
-            Ok(Ok(number)) => number,
-            Ok(Err(_)) => return Err(Errno::BADF),
-            Err(errno) => return Err(errno),
+            users => users?,
         };
-        // SAFETY: the kernel has just made it, for this caller.
-        let users = unsafe { OwnedFd::from_raw_fd(users) };
-        let own = identity_at("/proc/self/ns/user")?;
+        let own = Namespace::of("self", "user")?;
         // One goes into a deeper namespace only: it was in this one when the root was opened.
-        let is_own = identity(&rustix::fs::fstat(&users)?) == own
-            && identity_at(&format!("/proc/{pid}/ns/user"))? == own;
+        let is_own =
+            Namespace::of_file(users)? == own && Namespace::of(&pid.to_string(), "user")? == own;
         Ok(if is_own { Owner::Own } else { Owner::Others })
     }
 

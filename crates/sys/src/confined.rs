@@ -6,38 +6,34 @@
 //! Source: namespaces(7), capabilities(7), unix(7) (`SO_PEERCRED`).
 
 use std::io;
-use std::os::unix::fs::MetadataExt;
 
+use crate::namespace::Namespace;
 use crate::text;
-
-/// Bit 21 of capabilities.
-const SYS_ADMIN: u64 = 1 << 21;
 
 /// Whether a process has neither this process's mounts, nor the first one's, nor `CAP_SYS_ADMIN` in this user namespace.
 ///
 /// # Errors
 /// What reading /proc gives: it is gone.
 pub fn is_confined(pid: u32) -> io::Result<bool> {
-    let namespace = |pid: &str, kind: &str| {
-        let found = std::fs::metadata(format!("/proc/{pid}/ns/{kind}"))?;
-        Ok::<_, io::Error>((found.dev(), found.ino()))
-    };
     let its = pid.to_string();
-    if namespace(&its, "user")? != namespace("self", "user")? {
+    if Namespace::of(&its, "user")? != Namespace::of("self", "user")? {
         return Ok(true);
     }
-    let mounts = namespace(&its, "mnt")?;
-    for host in ["self", "1"] {
-        // In a container the first process may be hidden.
-        if namespace(host, "mnt").is_ok_and(|host| host == mounts) {
-            return Ok(false);
-        }
+    if Namespace::of(&its, "mnt")?.has_hosts_mounts()? {
+        return Ok(false);
     }
     let status = text::read(format!("/proc/{pid}/status"))?;
-    let held = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    let held = held.and_then(|held| u64::from_str_radix(held.trim(), 16).ok());
-    let held = held.ok_or(io::ErrorKind::InvalidData)?;
-    Ok(held & SYS_ADMIN == 0)
+    Ok(!has_sys_admin(&status).ok_or(io::ErrorKind::InvalidData)?)
+}
+
+/// Whether a process has `CAP_SYS_ADMIN` in its user namespace, by the text of its status; none where that does not tell.
+#[must_use]
+pub fn has_sys_admin(status: &str) -> Option<bool> {
+    const SYS_ADMIN: u64 = 1 << 21;
+    let mut lines = status.lines();
+    let held = lines.find_map(|line| line.strip_prefix("CapEff:"))?;
+    let held = u64::from_str_radix(held.trim(), 16).ok()?;
+    Some(held & SYS_ADMIN != 0)
 }
 
 #[cfg(test)]

@@ -36,6 +36,7 @@ pub mod meminfo;
 pub mod memory;
 pub mod mempolicy;
 mod mounts;
+mod namespace;
 pub mod node;
 pub mod own;
 pub mod pagemap;

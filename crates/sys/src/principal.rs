@@ -12,17 +12,16 @@
 //!
 //! Source: ioctl_nsfs(2), user_namespaces(7).
 
-use std::fs::{File, Metadata};
+use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
+use std::os::fd::AsRawFd;
 
 use rustix::io::Errno;
 
 use crate::closers::Late;
 use crate::fault::{self, Point};
+use crate::namespace::{Namespace, parent_of};
 
-const GET_PARENT: usize = 0xb702;
 const GET_OWNER: usize = 0xb704;
 /// The kernel makes no deeper ones.
 const DEEPEST: usize = 33;
@@ -51,16 +50,14 @@ pub fn of(pid: u32, uid: u32) -> io::Result<u32> {
 fn look(pid: u32, uid: u32) -> io::Result<u32> {
     fault::check(Point::Proc)?;
     let name = format!("/proc/{pid}/ns/user");
-    let own = std::fs::metadata("/proc/self/ns/user")?;
-    let is_own = |its: &Metadata| (its.dev(), its.ino()) == (own.dev(), own.ino());
-    // Asked of the name, so that no file is opened.
-    if is_own(&std::fs::metadata(&name)?) {
+    let own = Namespace::of("self", "user")?;
+    if Namespace::of(&pid.to_string(), "user")? == own {
         return Ok(uid);
     }
     let late = |space| Late::new(uid, space);
     let (mut space, mut answers) = (late(File::open(name)?), uid);
     for _ in 0..DEEPEST {
-        if is_own(&space.metadata()?) {
+        if Namespace::of_file(&*space)? == own {
             break;
         }
         // The one who has made the outermost, as far as it is not root.
@@ -68,8 +65,8 @@ fn look(pid: u32, uid: u32) -> io::Result<u32> {
             ROOT | OVERFLOW => {}
             owner => answers = owner,
         }
-        match parent_of(&space) {
-            Ok(parent) => space = late(parent),
+        match parent_of(&*space) {
+            Ok(parent) => space = late(parent.into()),
             // This process cannot see further.
             Err(Errno::PERM) => break,
             Err(error) => return Err(error.into()),
@@ -92,22 +89,6 @@ fn owner_of(space: &File) -> rustix::io::Result<u32> {
     // SAFETY: the kernel fills the number.
     unsafe { crate::raw::call(libc::SYS_ioctl, args) }?;
     Ok(owner)
-}
-
-fn parent_of(space: &File) -> rustix::io::Result<File> {
-    let args = [
-        space.as_raw_fd().unsigned_abs() as usize,
-        GET_PARENT,
-        0,
-        0,
-        0,
-        0,
-    ];
-    // SAFETY: the call takes no memory.
-    let number = unsafe { crate::raw::call(libc::SYS_ioctl, args) }?;
-    let number = i32::try_from(number).map_err(|_| Errno::BADF)?;
-    // SAFETY: the kernel has just made the descriptor for this caller.
-    Ok(unsafe { OwnedFd::from_raw_fd(number) }.into())
 }
 
 #[cfg(test)]

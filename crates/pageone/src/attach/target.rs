@@ -550,17 +550,13 @@ impl Mergeable {
 
 /// Whether the kernel shows others' seccomp filters to this process, as far as can be told before one is held.
 fn sees_filters() -> bool {
-    const SYS_ADMIN: u64 = 1 << 21;
     let Ok(status) = fs::read_to_string("/proc/self/status") else {
         return false;
     };
-    let field = |name: &str| {
-        let mut lines = status.lines();
-        lines.find_map(|line| Some(line.strip_prefix(name)?.trim()))
-    };
-    let rights = field("CapEff:").and_then(|rights| u64::from_str_radix(rights, 16).ok());
-    rights.is_some_and(|rights| rights & SYS_ADMIN != 0)
-        && field("Seccomp:").is_none_or(|mode| mode == "0")
+    let mut lines = status.lines();
+    let mode = lines.find_map(|line| line.strip_prefix("Seccomp:"));
+    sys::confined::has_sys_admin(&status) == Some(true)
+        && mode.is_none_or(|mode| mode.trim() == "0")
 }
 
 /// A thread's tracer, in words, as its status has it.

@@ -15,12 +15,14 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::fs::{FlockOperation, Mode, OFlags, flock};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::SocketAddrUnix;
 use sys::foreign::ForeignName;
+
+use crate::flock;
 
 /// So long a lock is waited for, which daemons hold for a moment.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -202,19 +204,11 @@ fn lock(socket: &Path) -> Result<File, ListenError> {
         _ if meta.mode() & 0o077 != 0 => "other users can open it".to_owned(),
         _ if meta.nlink() != 1 => "it has a second name".to_owned(),
         _ => {
-            let end = Instant::now() + PATIENCE;
-            loop {
-                match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                    Ok(()) => return Ok(file),
-                    Err(Errno::WOULDBLOCK) if Instant::now() < end => {
-                        std::thread::sleep(Duration::from_millis(5));
-                    }
-                    Err(Errno::WOULDBLOCK) => {
-                        let why = "another process holds it (`lslocks` shows which)";
-                        return Err(foreign_lock(&path, why.to_owned()));
-                    }
-                    Err(error) => return Err(system(error.into())),
-                }
+            let held = "another process holds it (`lslocks` shows which)";
+            match flock::within(&file, PATIENCE) {
+                Ok(()) => return Ok(file),
+                Err(Errno::WOULDBLOCK) => held.to_owned(),
+                Err(error) => return Err(system(error.into())),
             }
         }
     };
@@ -273,6 +267,8 @@ fn look(path: &Path) -> Result<bool, ListenError> {
 
 #[cfg(test)]
 mod tests {
+    use rustix::fs::{FlockOperation, flock};
+
     use super::*;
 
     #[test]

@@ -36,6 +36,7 @@
 //!
 //! At the end none but the poll loop is waited for.
 
+use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -439,19 +440,11 @@ impl Server {
         Step::Done
     }
 
-    /// What the kernel says of the peer. Its cgroup is that of the process that connected: it is read
-    /// by number, and counts only if that process is still there afterwards.
+    /// What the kernel says of the peer.
     fn who(&self, caller: &Caller) -> Who {
         let Peer { pid, uid, gid } = caller.socket.peer();
-        let look = || {
-            let pidfd = Late::new(uid, socket::peer_pidfd(&caller.socket)?);
-            let cgroup = process::cgroup(pid)?;
-            match process::has_exited(&*pidfd) {
-                false => Ok(cgroup),
-                true => Err(std::io::Error::from(std::io::ErrorKind::NotFound)),
-            }
-        };
-        let cgroup = self.policy.asks_for_cgroups().then(look);
+        let asks = self.policy.asks_for_cgroups();
+        let cgroup = asks.then(|| look_at(caller, process::cgroup));
         let cgroup = cgroup.and_then(|read| {
             read.inspect_err(|error| tracing::debug!(pid, %error, "cannot read the cgroup"))
                 .ok()
@@ -469,12 +462,7 @@ impl Server {
     fn who_asks(&self, caller: &Caller) -> Who {
         let who = self.who(caller);
         let looks = rustix::process::geteuid().is_root() && self.policy.is_master(who.uid);
-        let confined = looks && {
-            let pidfd = socket::peer_pidfd(&caller.socket).map(|pidfd| Late::new(who.uid, pidfd));
-            let pid = caller.socket.peer().pid;
-            let confined = sys::confined::is_confined(pid).unwrap_or(true);
-            confined || pidfd.map_or(true, |pidfd| process::has_exited(&*pidfd))
-        };
+        let confined = looks && look_at(caller, sys::confined::is_confined).unwrap_or(true);
         Who { confined, ..who }
     }
 
@@ -552,6 +540,17 @@ impl Server {
             all: self.policy.is_free_master(who),
         };
         self.hand(&self.merger, merging, caller)
+    }
+}
+
+/// What is read of the process that connected, by its number: it counts only if that process is still there afterwards.
+fn look_at<T>(caller: &Caller, read: impl FnOnce(u32) -> io::Result<T>) -> io::Result<T> {
+    let Peer { pid, uid, .. } = caller.socket.peer();
+    let pidfd = Late::new(uid, socket::peer_pidfd(&caller.socket)?);
+    let found = read(pid)?;
+    match process::has_exited(&*pidfd) {
+        false => Ok(found),
+        true => Err(io::ErrorKind::NotFound.into()),
     }
 }
 
