@@ -92,19 +92,37 @@ pub(crate) fn keep(guard: &mut Guard, start: usize, len: usize) {
 
 /// Keeps back the pages that hold the kernel's words of a thread (A2), whoever offered them.
 pub(crate) fn keep_words(threads: &Threads) {
+    each_word(threads, None, |word| {
+        if crate::table::touches(word, 1)
+            && let Some(mut guard) = lock()
+        {
+            keep_word(&mut guard, word);
+        }
+    });
+}
+
+/// The same with the lock held, before memory is frozen: there may be more threads and locks than at the last sync. Without those of the
+/// `caller`, which does not end meanwhile. **The limit**: a thread that comes by such a page in the moments until then, and ends in those in
+/// which it is frozen.
+pub(crate) fn keep_words_but(guard: &mut Guard, caller: u32) {
+    if let Ok(threads) = Threads::open() {
+        each_word(&threads, Some(caller), |word| keep_word(guard, word));
+    }
+}
+
+fn each_word(threads: &Threads, except: Option<u32>, mut each: impl FnMut(usize)) {
     // Read through the file, what is not there is an error: the lists are the program's, and change meanwhile.
     let memory = OwnMemory::open().ok();
-    let kept = threads.each(|thread| {
-        let Some(head) = task::robust_list(thread) else {
-            return;
-        };
-        keep_word(head);
+    let all = threads.each(|thread| {
+        let head = task::robust_list(thread).filter(|_| except != Some(thread));
+        let Some(head) = head else { return };
+        each(head);
         if let Some(memory) = &memory {
-            task::robust_locks(memory, head, keep_word);
+            task::robust_locks(memory, head, &mut each);
         }
     });
     // Without the list of threads no window may begin; the session's next look at them fails too, and ends it.
-    let _ = kept;
+    let _ = all;
 }
 
 /// Keeps back the page of the word that the kernel clears at the end of a thread which is about to be made. It does not tell
@@ -117,20 +135,22 @@ pub(crate) fn keep_word_of_clone(word: usize) {
         && let Some(mut guard) = lock()
     {
         keep(&mut guard, page, PAGE_BYTES);
+        if let Some(chunk) = guard.table().get(page & !(CHUNK_BYTES - 1)) {
+            chunk.words.insert(page % CHUNK_BYTES / PAGE_BYTES);
+        }
     }
 }
 
 /// Keeps back the page that has a word of the kernel's, if it is known.
-fn keep_word(word: usize) {
-    let page = word & !(PAGE_BYTES - 1);
-    if crate::table::touches(page, 1)
-        && let Some(mut guard) = lock()
-        && let Some(chunk) = guard.table().get(page)
-        && let at = (page & (CHUNK_BYTES - 1)) / PAGE_BYTES
-        && !chunk.kept.contains(at)
+fn keep_word(guard: &mut Guard, word: usize) {
+    let (address, page) = (word & !(CHUNK_BYTES - 1), word % CHUNK_BYTES / PAGE_BYTES);
+    let mut table = guard.table();
+    if let Some(chunk) = table.get(address)
+        && !(chunk.kept.contains(page) && chunk.words.contains(page))
     {
-        chunk.keep(at);
-        guard.table().mark_dirty(page & !(CHUNK_BYTES - 1));
+        chunk.keep(page);
+        chunk.words.insert(page);
+        table.mark_dirty(address);
     }
 }
 

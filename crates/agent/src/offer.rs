@@ -168,10 +168,9 @@ pub(crate) fn withdraw(start: usize, len: usize) -> Result<()> {
     let Some(mut guard) = lock() else {
         return Ok(());
     };
-    // What may be pinned stays where it lies, and is private. First: what is kept back in a store's mapping counts as words of the kernel's.
-    let made = whole(&mut guard, start, len);
     any::keep(&mut guard, start, len);
-    if made.is_ok() {
+    // What may be pinned stays where it lies, and is private.
+    if whole(&mut guard, start, len).is_ok() {
         return Ok(());
     }
     // Nothing keeps others from writing: all pages get frames of their own where they lie.

@@ -1,7 +1,7 @@
 //! What the agent knows of each chunk.
 //!
 //! A radix of two levels over the address: 8192 leaves of 8192 chunks cover the 2⁴⁷ bytes of user
-//! space. A leaf is reserved whole and costs memory only where chunks are used: 400 bytes for
+//! space. A leaf is reserved whole and costs memory only where chunks are used: 464 bytes for
 //! 2 MiB. Whether anything in a range is known can be asked without the lock, so calls over
 //! memory that was never offered cost a few loads.
 
@@ -53,6 +53,8 @@ pub(crate) struct Chunk {
     /// Pages that are offered only if the program says so itself: it took them back, or the kernel has words of its own
     /// there. See [`any`](crate::any).
     pub(crate) kept: PageBits,
+    /// Pages where the kernel has had words of its own: they are never frozen. Only those that are stored count.
+    pub(crate) words: PageBits,
     /// All that is offered was offered for the program, not by it.
     pub(crate) any: bool,
     /// What the kernel was told of the mappings of plain pages, and of stored ones when they were merged.
@@ -381,6 +383,7 @@ impl Chunk {
         fresh: PageBits::EMPTY,
         plain: PageBits::EMPTY,
         kept: PageBits::EMPTY,
+        words: PageBits::EMPTY,
         any: false,
         attributes: Attributes {
             dontfork: false,
@@ -424,7 +427,13 @@ impl Chunk {
     pub(crate) fn forget(&mut self, page: usize) {
         self.withdraw(page);
         self.unstore(page);
+        self.release(page);
+    }
+
+    /// `page` is kept back no more: something else may be mapped there.
+    pub(crate) fn release(&mut self, page: usize) {
         self.kept.remove(page);
+        self.words.remove(page);
     }
 
     /// The guest takes `page` back, and it is not offered for it again.

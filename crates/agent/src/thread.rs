@@ -22,7 +22,7 @@ pub(crate) const HASTE: Duration = Duration::from_secs(1);
 pub(crate) struct Life {
     /// The process has lived for long enough, as one to which the agent came later.
     pub(crate) has_lived: AtomicBool,
-    /// The process whose memory is offered; 0 before the first offer.
+    /// The process whose memory is offered, or inherited by fork from one whose is; 0 before the first offer.
     pub(crate) owner: AtomicU32,
     /// The thread's number. The kernel clears it when the thread ends, and wakes who waits.
     pub(crate) number: AtomicU32,

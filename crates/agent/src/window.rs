@@ -342,7 +342,8 @@ impl Window {
         });
     }
 
-    /// Leaves pages as they are that were written since the engine looked, or never armed. So a mapping that came to
+    /// Leaves pages as they are that were written since the engine looked, or never armed; those that would be enclosed, too: I/O may refer to
+    /// them since, without a pin. So a mapping that came to
     /// the place unseen is not merged: it was not tracked, whatever the table says, and holding it armed nothing.
     fn refuse_unarmed(&self, job: &mut Job<'_>, items: &[Item]) {
         let (Some(&(first, _)), Some(&(last, _))) = (items.first(), items.last()) else {
@@ -353,12 +354,11 @@ impl Window {
         let seen = self.pagemap.glance(page(first)..page(last + 1), &mut runs);
         let seen = seen.map_or(&runs[..0], |(seen, _)| runs.get(..seen).unwrap_or_default());
         let mut seen = seen.iter().peekable();
-        for &(at, target) in items {
+        for &(at, _) in items {
             while seen.next_if(|run| run.end <= page(at)).is_some() {}
             let run = seen.peek().filter(|run| run.start <= page(at));
             let armed = run.is_some_and(|run| !run.categories.has(Categories::WRITTEN));
-            // Of a page that stays private nothing is asked.
-            if !armed && target != Target::Enclosed && asked(job, at) {
+            if !armed && asked(job, at) {
                 let why = run.map_or(PageOutcome::Gone, |_| PageOutcome::Differs);
                 set(job.outcomes, at, why);
             }

@@ -566,6 +566,23 @@ impl OwnMemory {
         Ok(())
     }
 
+    /// Fills `[at, at + len)`, which need not be writable, with zeros.
+    ///
+    /// # Errors
+    /// As [`Self::copy`].
+    ///
+    /// # Safety
+    /// `[at, at + len)` must be the caller's.
+    pub unsafe fn clear(&self, at: usize, len: usize) -> Result<()> {
+        for page in (at..at + len).step_by(PAGE) {
+            match rustix::io::pwrite(&self.0, &[0; PAGE], page as u64)? {
+                PAGE => {}
+                _ => return Err(Errno::IO),
+            }
+        }
+        Ok(())
+    }
+
     /// Gives each page of a range of private mappings a frame of its own, with the same content: a byte of
     /// it is written as it was read. Who may read and write the range stays as it is. Nobody else may
     /// be able to write to it meanwhile.

@@ -35,7 +35,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{Mode, OFlags, RawDir};
+use rustix::fs::{Mode, OFlags, RawDir, SeekFrom};
 use rustix::io::Errno;
 
 use crate::foreign::ForeignName;
@@ -397,10 +397,11 @@ impl Own {
         })
     }
 
-    /// As [`own`], once.
+    /// As [`own`].
     #[must_use]
     pub fn may_pin(&self) -> bool {
-        counts_some(&self.status) || self.each() != Ok(())
+        let rewound = rustix::fs::seek(&self.folder, SeekFrom::Start(0));
+        counts_some(&self.status) || rewound.is_err() || self.each() != Ok(())
     }
 
     /// Fails at the first descriptor by which memory may be pinned, and where there is none: a thread that has ended has none.

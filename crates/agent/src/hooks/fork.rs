@@ -47,7 +47,7 @@ extern "C" fn after() {
 }
 
 extern "C" fn child() {
-    life::begin_for_all_memory();
+    life::begin_in_child();
 }
 
 /// Registers the handlers that libc's fork runs.
@@ -99,7 +99,7 @@ fn forking<T: PartialEq + From<bool>>(fork: impl FnOnce() -> T) -> T {
     let child = beyond(fork, |child| *child == T::from(false));
     // In the child the count is zero already.
     match child == T::from(false) {
-        true => life::begin_for_all_memory(),
+        true => life::begin_in_child(),
         false => end_fork(),
     }
     child
@@ -163,7 +163,7 @@ pub(super) fn by_number(number: c_long, args: [usize; 6]) -> rustix::io::Result<
     // SAFETY: the guest's own call, as it came; the child goes on on a copy of this very stack.
     let child = unsafe { sys::raw::call(number, args) };
     match child == Ok(0) {
-        true => life::begin_for_all_memory(),
+        true => life::begin_in_child(),
         false => end_fork(),
     }
     child

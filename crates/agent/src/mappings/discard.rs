@@ -26,7 +26,7 @@ use std::result;
 use rustix::io::{Errno, Result};
 use sys::mapping::{self, Access, Source};
 use sys::vma::Vma;
-use wire::{CHUNK_BYTES, PAGE_BYTES};
+use wire::{CHUNK_BYTES, PAGE_BYTES, PageBits};
 
 use super::ahead;
 use super::look::Look;
@@ -160,9 +160,8 @@ pub(crate) fn forget(guard: &mut Guard, start: usize, len: usize) {
 /// What was kept back of a range is so no more: something else was mapped there. What another thread has offered there since stays.
 pub(crate) fn forget_kept(guard: &mut Guard, start: usize, len: usize) {
     guard.table().each_known(start, len, |_, pages, chunk| {
-        pages
-            .filter(|&page| !chunk.offered.contains(page) && !chunk.stored.contains(page))
-            .for_each(|page| chunk.kept.remove(page));
+        let unused = PageBits::of(pages) & !(chunk.offered | chunk.stored);
+        unused.pages().for_each(|page| chunk.release(page));
     });
 }
 
@@ -193,7 +192,9 @@ fn discard(guard: &mut Guard, start: usize, len: usize, advice: i32) -> Result<(
         }
         match advice {
             libc::MADV_FREE => free_lazily(guard, vma, part.clone())?,
-            _ => make_anonymous(guard, vma, part.start, part.end)?,
+            // Behind a guard over a store's mapping its content would come back.
+            GUARD_INSTALL => make_anonymous(guard, vma, part.clone(), Filled::Never)?,
+            _ => make_anonymous(guard, vma, part.clone(), Filled::WhereScarce)?,
         }
         told = if advice == GUARD_INSTALL {
             part.start
@@ -287,7 +288,7 @@ pub(super) fn empty_stored(guard: &mut Guard, start: usize, len: usize) {
     let Ok::<_, Infallible>(seen) = match look {
         Some(Ok(look)) => each_stored(guard, &look, start..end, |guard, vma, part| {
             // The kernel's call has succeeded: no error can be told any more.
-            let _ = make_anonymous(guard, vma, part.start, part.end);
+            let _ = make_anonymous(guard, vma, part, Filled::WhereScarce);
             Ok(())
         }),
         _ => Ok(start),
@@ -341,27 +342,33 @@ fn free_lazily(guard: &mut Guard, vma: &Vma, part: Range<usize>) -> Result<()> {
         let end = ((at & !(CHUNK_BYTES - 1)) + CHUNK_BYTES).min(part.end);
         let pinned = may_be_pinned(guard, at, end - at);
         for (free, _) in parts_by(pinned, at..end).filter(|(_, pinned)| !pinned) {
-            make_anonymous(guard, vma, free.start, free.end)?;
+            make_anonymous(guard, vma, free, Filled::WhereScarce)?;
         }
         at = end;
     }
     Ok(())
 }
 
-/// Puts empty anonymous memory over `[start, end)` of a store's mapping, or zeros where there is no mapping left
-/// for it.
+/// Whether zeros may be written where there is no mapping left.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Filled {
+    Never,
+    WhereScarce,
+}
+
+/// Puts empty anonymous memory over a part of a store's mapping, or zeros where there is no mapping left for it.
 ///
 /// # Errors
-/// `NOMEM` when the map count is exhausted and a page is not writable: some pages may be done, the
-/// others are untouched.
-fn make_anonymous(guard: &mut Guard, vma: &Vma, start: usize, end: usize) -> Result<()> {
+/// `NOMEM` when the map count is exhausted and no zeros may be written: some pages may be done, the others are untouched.
+fn make_anonymous(guard: &mut Guard, vma: &Vma, part: Range<usize>, filled: Filled) -> Result<()> {
     let access = vma.access();
-    let mut at = start;
+    let may_fill = filled == Filled::WhereScarce;
+    let Range { start: mut at, end } = part;
     while at < end {
         let (stop, attributes) = alike(guard, at, end);
         let len = stop - at;
         let splits = (vma.start < at) as usize + (stop < vma.end) as usize;
-        let zeros = access == Access::ReadWrite;
+        let zeros = may_fill && access == Access::ReadWrite;
         if zeros && len < LONG && splits > 0 && scarce(guard, splits) {
             fill_zeros(at, len);
             at = stop;
@@ -375,6 +382,11 @@ fn make_anonymous(guard: &mut Guard, vma: &Vma, start: usize, end: usize) -> Res
         match replaced {
             // Sealed, too, which keeps a mapping from being replaced and its owner from nothing else; and no more may be locked.
             Err((Errno::NOMEM | Errno::PERM | Errno::AGAIN, false)) if zeros => fill_zeros(at, len),
+            // What the program may not write the kernel still does.
+            Err((Errno::NOMEM | Errno::AGAIN, false)) if may_fill => {
+                // SAFETY: the guest asked for this range to be discarded.
+                unsafe { mapping::OwnMemory::open()?.clear(at, len) }.map_err(|_| Errno::NOMEM)?;
+            }
             Err((errno, false)) => return Err(errno),
             // Replaced, though perhaps not finished (a lock that no longer fits): the content is
             // as asked.

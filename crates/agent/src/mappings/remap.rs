@@ -162,7 +162,8 @@ fn is_refused(call: Remap) -> bool {
 
 /// Whether memory shall go where the table knows of none: there is such a place with five levels of page tables.
 fn is_beyond(call: Remap) -> bool {
-    call.flags & FIXED != 0 && call.to.saturating_add(call.new_len) > ADDRESS_LIMIT
+    // With DONTUNMAP alone the place is a wish, which the kernel grants where it can.
+    call.flags & (FIXED | DONTUNMAP) != 0 && call.to.saturating_add(call.new_len) > ADDRESS_LIMIT
 }
 
 /// The call as it came.

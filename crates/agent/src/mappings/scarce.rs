@@ -13,6 +13,9 @@ static REFUSED: AtomicUsize = AtomicUsize::new(0);
 /// So often it takes to count them again: a count takes as long as some thousand discards.
 const COUNT_AGAIN: usize = 16384;
 
+/// The kernel's default, for where it does not tell: a /proc with processes only has no `sys`.
+const USUAL: usize = 65_530;
+
 /// Whether `more` mappings would be too many: an eighth of what the kernel allows is the guest's own.
 /// Under the lock, so that nothing is counted twice.
 pub(crate) fn scarce(guard: &mut Guard, more: usize) -> bool {
@@ -28,7 +31,10 @@ pub(crate) fn scarce(guard: &mut Guard, more: usize) -> bool {
     }
     let (limit, used) = guard.at_desk(|_| {
         let used = sys::vma::count();
-        (mapping::limit().unwrap_or(0), used.unwrap_or(usize::MAX))
+        (
+            mapping::limit().unwrap_or(USUAL),
+            used.unwrap_or(usize::MAX),
+        )
     });
     let left = (limit - limit / 8).saturating_sub(used);
     let fits = left >= more;

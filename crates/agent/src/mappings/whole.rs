@@ -36,7 +36,7 @@
 //! ([`Guard::apart`]), and writes nothing to its own until memory is thawed. Pages around its control block ([`Footing`])
 //! are never frozen and never copied. They get private frames where they lie, as those that may be pinned: the fault that does
 //! it runs on this very thread, so no write comes between. Other threads may have stacks in what is frozen: they sleep and
-//! wake. [`Still::begin`] asserts it. Pages with words that the kernel writes when a thread ends are treated alike ([`kept_part`]).
+//! wake. [`Still::begin`] asserts it. Pages with words that the kernel writes when a thread ends are treated alike ([`words_part`]).
 //!
 //! The tempting alternative, to write each page where it lies, gives it a frame of its own and leaves it in a
 //! mapping of a file. Such a mapping is not taken by mbind, mseal, MADV_WIPEONFORK or another userfaultfd.
@@ -57,6 +57,7 @@ use super::frames::{make_private, populate, read_in};
 use super::scarce::scarce;
 use super::stores::is_store;
 use super::tally;
+use crate::any;
 use crate::lock::Guard;
 use crate::table::{ADDRESS_LIMIT, Chunk, pages_of, parts_by};
 use crate::thread::{self, Life};
@@ -136,14 +137,21 @@ pub(crate) struct Tools {
     maps: Maps,
     still: Still,
     pins: Pins,
+    /// The thread that made the call.
+    caller: u32,
 }
 
 impl Tools {
-    /// For `asker`, in whose table the program's descriptors are.
+    /// For `asker`, in whose table the program's descriptors are; the caller is this thread.
     fn open(guard: &Guard, asker: u32) -> Result<Self> {
         let (maps, still) = (Maps::open()?, Still::of(guard)?);
         let pins = Pins::new(asker);
-        Ok(Self { maps, still, pins })
+        Ok(Self {
+            maps,
+            still,
+            pins,
+            caller: sys::process::thread_id(),
+        })
     }
 
     /// For [`whole_if_out_of_reach`], when no agent runs; `None` where there is nothing to do for it.
@@ -162,11 +170,12 @@ fn at_desk(guard: &mut Guard, start: usize, len: usize, wish: Wish) -> Result<()
     if !thread::may_look() || !guard.table().may_be_stored(start, len) {
         return Ok(());
     }
-    let asker = asker(guard);
+    let (asker, caller) = (asker(guard), sys::process::thread_id());
     guard.at_desk_or_here(|guard| {
         let only_unwritten = wish == Wish::Unwritten;
         let pagemap = only_unwritten.then(Pagemap::own).transpose()?;
         let mut tools = Tools::open(guard, asker)?;
+        tools.caller = caller;
         tools.pins.only_few = wish == Wish::Ample;
         make(guard, start, len, pagemap.as_ref(), tools)
     })
@@ -201,9 +210,13 @@ fn make_each(
         maps,
         still,
         mut pins,
+        caller,
     } = tools;
     let footing = Footing::here();
     let is_agent = guard.process().life.is_callers();
+    if matches!(still, Still::Frozen { .. }) && !pins.only_few {
+        any::keep_words_but(guard, caller);
+    }
     let mut result = Ok(());
     // A call may name more than there is.
     let end = start.saturating_add(len).min(ADDRESS_LIMIT);
@@ -227,7 +240,7 @@ fn make_each(
             // Nothing may stay where the agent goes, or the guest to another domain.
             let (own, end) = match own || pins.only_few {
                 true => (own, end),
-                false => kept_part(guard, at, end),
+                false => words_part(guard, at, end),
             };
             // What nobody may write is no ground to stand on.
             if own && vma.write {
@@ -245,16 +258,16 @@ fn make_each(
     result
 }
 
-/// Whether the pages from `at` on are kept back where they lie in a store's mapping, and up to where all are alike, in one chunk. Words of the
-/// kernel's may be there ([`keep_words`](crate::any::keep_words)): a thread that ends does not wait for what is frozen, and its word would stay as it was.
-fn kept_part(guard: &mut Guard, at: usize, end: usize) -> (bool, usize) {
+/// Whether the kernel has words of a thread in the pages from `at` on, and up to where all are alike, in one chunk: such a page stays where it
+/// lies ([`keep_words`](crate::any::keep_words)). A thread that ends does not wait for what is frozen, and its word would stay as it was.
+fn words_part(guard: &mut Guard, at: usize, end: usize) -> (bool, usize) {
     let chunk = at & !(CHUNK_BYTES - 1);
     let end = end.min(chunk + CHUNK_BYTES);
     let mut table = guard.table();
     let known = table.get(chunk);
-    let kept = known.map_or(PageBits::EMPTY, |chunk| chunk.kept & chunk.stored);
-    let first = parts_by(kept, at..end).next();
-    first.map_or((false, end), |(part, kept)| (kept, part.end))
+    let words = known.map_or(PageBits::EMPTY, |chunk| chunk.words & chunk.stored);
+    let first = parts_by(words, at..end).next();
+    first.map_or((false, end), |(part, has)| (has, part.end))
 }
 
 /// Notes that there is no mapping of a store in a range, whatever the table says.
@@ -285,8 +298,8 @@ struct Pins {
     pagemap: Option<Pagemap>,
     /// Where to ask whether the process may pin memory, where that was opened beforehand.
     own: Option<sys::pins::Own>,
-    /// Whether the process may pin memory, once that was asked.
-    may: Option<bool>,
+    /// The process may pin memory. It is asked anew until that is so: another thread may begin at any time.
+    may: bool,
     /// Whether they may cut only as many mappings as there is room for.
     only_few: bool,
 }
@@ -298,7 +311,7 @@ impl Pins {
             asker,
             pagemap,
             own: None,
-            may: None,
+            may: false,
             only_few: false,
         }
     }
@@ -322,11 +335,10 @@ impl Pins {
     }
 
     fn may_pin(&mut self) -> bool {
-        let (own, asker) = (self.own.as_ref(), self.asker);
-        let ask = || sys::pins::own(asker);
-        *self
-            .may
-            .get_or_insert_with(|| own.map_or_else(ask, sys::pins::Own::may_pin))
+        let ask = || sys::pins::own(self.asker);
+        let own = self.own.as_ref();
+        self.may = self.may || own.map_or_else(ask, sys::pins::Own::may_pin);
+        self.may
     }
 
     /// Whether pages may be pinned, and nothing tells which.
@@ -617,6 +629,10 @@ impl Copy {
             }
             let attributes = attributes_at(guard, self.at);
             self.open(len, attributes)?;
+            if unwritten.is_none() {
+                // Before others wait: that may take long, in a group at its limit.
+                populate(self.aside.start, len)?;
+            }
             still.begin(self.at, len, unwritten.is_some())?;
             let made = match unwritten {
                 None => {

@@ -283,7 +283,7 @@ impl Target {
         let is_shadow = |mapping: &Mapping| {
             usize::try_from(mapping.range.start).is_ok_and(sys::sanitizer::is_shadow)
         };
-        let libraries = ["/libasan.so", "/libtsan.so", "/libhwasan.so"];
+        let libraries = ["/libasan.so", "/libtsan.so", "/libhwasan.so", "/liblsan.so"];
         let has_library = libraries.iter().any(|library| self.has(library));
         if has_library || self.mappings.iter().any(is_shadow) {
             bail!("it has a sanitizer, which knows all its memory");
