@@ -4,6 +4,9 @@ export CARGO_TERM_COLOR ?= auto
 # cargo's profile of what is shown or measured: release, or dev.
 PROFILE ?= release
 BUILT := target/$(PROFILE:dev=debug)
+# For development with all that examples need, as tests are built: else crates would be built once more, with fewer features.
+DEV_BUILD := $(CARGO) build --workspace --lib --bins --examples
+BUILD = $(if $(filter dev,$(PROFILE)),$(DEV_BUILD),$(CARGO) build --profile $(PROFILE) --workspace)
 DEMO ?=
 
 .PHONY: help demo build test fmt clippy doc unit setup clean
@@ -20,7 +23,7 @@ build: export PAGEONE_COMMIT ?= $(shell git describe --always --dirty 2>/dev/nul
 endif
 
 build: setup ## Builds the command and the agent, optimized
-	$(CARGO) build --profile $(PROFILE) --workspace
+	$(BUILD)
 
 demo: build ## Merges the memory of six live guests and shows what came back
 	$(BUILT)/pageone demo $(DEMO)
@@ -37,7 +40,7 @@ doc: ## Builds the documentation, warnings denied
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
 
 unit: ## Runs all tests
-	$(CARGO) build --workspace
+	$(DEV_BUILD)
 	$(CARGO) test --workspace --no-fail-fast
 
 clean: ## Removes what was built

@@ -4,5 +4,5 @@
 ATTACHES ?= 300
 
 attaches: setup ## Attaches to busy programs and detaches, ATTACHES (300) times, each time at another moment
-	$(CARGO) build --workspace
+	$(DEV_BUILD)
 	PAGEONE_ATTACHES=$(ATTACHES) $(CARGO) test --workspace --test attach -- --nocapture a_process_may_be_attached_at_any_moment

@@ -23,5 +23,5 @@ bench-full: build ## The same with all engines and variants and large guests (ho
 MERGE_NOW_MIB ?= 1024
 
 bench-merge-now: ## Measures how long `pageone merge` takes for a clone of MERGE_NOW_MIB (1024), with three times as much memory
-	$(CARGO) build --profile $(PROFILE) --workspace
+	$(BUILD)
 	MERGE_NOW_MIB=$(MERGE_NOW_MIB) $(CARGO) test --profile $(PROFILE) --workspace --test merge_now -- --ignored --nocapture

@@ -30,12 +30,12 @@ $(FUZZ_TARGETS:%=fuzz-%): fuzz-%:
 	fi
 
 # The same properties on a stable toolchain, and random clients against a real daemon. `make unit` runs both, for
-# half a minute in all.
+# a quarter of a minute in all.
 .PHONY: fuzz-smoke
 
 FUZZ_SMOKE_SECONDS ?= 60
 
 fuzz-smoke: ## Fuzzes for FUZZ_SMOKE_SECONDS (60) without nightly: parsers, then a live daemon
-	$(CARGO) build --workspace
+	$(DEV_BUILD)
 	PAGEONE_FUZZ_SECONDS=$$(( $(FUZZ_SMOKE_SECONDS) / 2 )) PAGEONE_FUZZ_LIVE_SECONDS=$$(( $(FUZZ_SMOKE_SECONDS) / 2 )) \
 		$(CARGO) test --workspace --test fuzz_smoke --test fuzz_live -- --nocapture

@@ -21,7 +21,7 @@ uninstall: ## Removes what `make install` has installed; configuration that was 
 test: test-install
 
 test-install: # In a folder of its own, from the tests' build: `crates/pageone/tests/install.rs` compares the files.
-	$(CARGO) build --workspace
+	$(DEV_BUILD)
 	rm -rf target/installed
 	$(MAKE) install PROFILE=dev PREFIX=/usr DESTDIR=$(CURDIR)/target/installed
 	target/installed/usr/bin/pageone --version

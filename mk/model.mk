@@ -8,5 +8,5 @@ HOW ?=
 FIRST ?=
 
 model: setup ## Compares what a program sees with PageONE and without, for MINUTES (1), or again with SEED or LIST
-	$(CARGO) build --workspace
+	$(DEV_BUILD)
 	MINUTES=$(MINUTES) FIRST=$(FIRST) SEED=$(SEED) LIST=$(LIST) ANY=$(ANY) HOW=$(HOW) $(CARGO) test --workspace --test model -- --ignored --nocapture

@@ -9,7 +9,7 @@ test-programs-short: # Without PostgreSQL, and some of CPython's tests.
 	$(MAKE) test-programs FULL=
 
 test-programs: setup ## Compares redis, CPython, stress-ng and PostgreSQL with all their memory merged with what they are without
-	$(CARGO) build --workspace
+	$(DEV_BUILD)
 	@tests/programs/run $(FULL)
 
 .PHONY: browser promtool

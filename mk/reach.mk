@@ -4,5 +4,5 @@
 REACH ?= --full
 
 test-reach: setup ## Compares ten programs under load: alone, by `run --any`, by `attach --any`, by KSM; judges the aims
-	$(CARGO) build --workspace
+	$(DEV_BUILD)
 	@tests/reach/run $(REACH)

@@ -26,8 +26,8 @@ miri: ## Runs the unit tests of the SD tree under miri, if it is installed
 	fi
 
 stress: ## Runs the property and linearizability tests for long
-	PROPTEST_CASES=$(STRESS_CASES) $(CARGO) test --profile $(PROFILE) -p sdtree -p one
-	SDTREE_STRESS_ROUNDS=$(SDTREE_STRESS_ROUNDS) $(CARGO) test --profile $(PROFILE) -p sdtree --test linearizability
+	PROPTEST_CASES=$(STRESS_CASES) $(CARGO) test --profile $(PROFILE) --workspace --test oracle --test garbage --test dedup --test store
+	SDTREE_STRESS_ROUNDS=$(SDTREE_STRESS_ROUNDS) $(CARGO) test --profile $(PROFILE) --workspace --test linearizability
 
 bench-sdtree: ## Measures the SD tree beside other maps
 	$(CARGO) bench --profile $(PROFILE) --workspace --features sdtree/peers --bench maps --bench pages

@@ -7,5 +7,5 @@ SEED ?=
 test: torture
 
 torture: setup ## Torments guests and daemon for MINUTES (1), or again with SEED
-	$(CARGO) build --workspace
+	$(DEV_BUILD)
 	MINUTES=$(MINUTES) SEED=$(SEED) $(CARGO) test --workspace --test torture -- --ignored --nocapture

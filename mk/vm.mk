@@ -14,7 +14,7 @@ test-vm-short: # With two guests, all its checks.
 	$(MAKE) test-vm VM_GUESTS=2
 
 test-vm: setup ## Merges the memory of VM_GUESTS (4) QEMU guests that check their files; attaches to two that run
-	$(CARGO) build --workspace
+	$(DEV_BUILD)
 	@tests/vm/merge $(VM_GUESTS)
 	@tests/vm/attach
 
@@ -27,7 +27,7 @@ test-recycle-short: # With two guests, all its checks; and the same guests with 
 
 # BESIDE="ksm none" has the same guests run with KSM, and with nothing, as well.
 test-recycle: setup ## Has VM_GUESTS (4) QEMU guests delete what they hold, and the host get it back
-	$(CARGO) build --workspace
+	$(DEV_BUILD)
 	@tests/vm/recycle $(VM_GUESTS)
 
 .PHONY: test-libvirt
@@ -35,7 +35,7 @@ test-recycle: setup ## Has VM_GUESTS (4) QEMU guests delete what they hold, and 
 test: test-libvirt
 
 test-libvirt: setup ## Has three machines of a real libvirtd share their memory, one attached by a rule: as root, where libvirt is or can be fetched
-	$(CARGO) build --workspace
+	$(DEV_BUILD)
 	@tests/libvirt/run
 
 .PHONY: bench-recycle
@@ -44,5 +44,5 @@ RECYCLE_GUESTS ?= 2
 
 # WAYS="none:balloon pageone:order0" is a choice of rows: see tests/vm/recycle-cost.
 bench-recycle: setup ## Measures what it costs until freed memory of RECYCLE_GUESTS (2) guests is back: with nothing, KSM, PageONE
-	$(CARGO) build --profile $(PROFILE) --workspace
+	$(BUILD)
 	@tests/vm/recycle-cost $(RECYCLE_GUESTS) $(CURDIR)/$(BUILT)

@@ -20,7 +20,10 @@ for program in /tests/*; do
   echo "== ${program##*/}"
   filters=
   # Of the system-call wrappers only those that know of nodes: the rest is the same on every machine.
-  case $program in */sys) filters='mempolicy node residence zeroed' ;; esac
+  case $program in
+  */sys) filters='mempolicy node residence zeroed' ;;
+  */nodes) filters=$(sed -n 's/.*pageone.some=\([^ ]*\).*/\1/p' /proc/cmdline | tr , ' ') ;;
+  esac
   # shellcheck disable=SC2086 # several words
   try "$program" --nocapture $filters
 done

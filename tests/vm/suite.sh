@@ -16,7 +16,7 @@ tests_of() {
     # The tests inside a crate have its name.
     if [[ ${wanted%/*} == "${wanted#*/}" ]]; then lib=(--lib); else targets+=(--test "${wanted#*/}"); fi
   done
-  cargo build -q --workspace
+  cargo build -q --workspace --lib --bins --examples
   # The guest of the tests: with the agent preloaded, and linked in.
   cc -O2 -Wall -Wextra -pthread -o "$vm/guest" tests/guest/guest.c
   # CRATE/TEST PROGRAM of each test program; "executable" is null for anything else.

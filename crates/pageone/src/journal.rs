@@ -30,7 +30,7 @@ fn headed(head: &str, text: &str) -> String {
     lines.map(|line| format!("{head}{line}\n")).collect()
 }
 
-/// Has panics tell of themselves with priorities, where standard error is the journal.
+/// Has panics tell of themselves with priorities, where standard error is the journal; and end the program, also in a build that unwinds.
 pub(crate) fn head_panics() {
     if is_stderr() {
         let backtrace = std::env::var_os("RUST_BACKTRACE").is_some_and(|on| on != "0");
@@ -43,6 +43,13 @@ pub(crate) fn head_panics() {
                 text = format!("{text}\n{trace}");
             }
             tell_error(&text);
+        }));
+    }
+    if cfg!(panic = "unwind") {
+        let tell = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            tell(panic);
+            std::process::abort();
         }));
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Meanwhile `status` is asked again and again and must answer soon; afterwards the daemon's descriptors, threads and memory must
 //! be about where they were. What a client does follows from the seed, which is printed; in which order the clients
-//! get their turns does not. `PAGEONE_FUZZ_SEED=N` does the same again, `PAGEONE_FUZZ_LIVE_SECONDS` (15) says for how long.
+//! get their turns does not. `PAGEONE_FUZZ_SEED=N` does the same again, `PAGEONE_FUZZ_LIVE_SECONDS` (8) says for how long.
 
 mod common;
 #[path = "support/random.rs"]
@@ -163,7 +163,7 @@ fn a_daemon_outlives_random_clients_and_answers_meanwhile() {
     let pid = daemon.0.id();
     let (before, prompt) = (size(pid), prompt());
     let seed = random::number("PAGEONE_FUZZ_SEED").unwrap_or_else(random::seed);
-    let time = random::number("PAGEONE_FUZZ_LIVE_SECONDS").unwrap_or(15);
+    let time = random::number("PAGEONE_FUZZ_LIVE_SECONDS").unwrap_or(8);
     eprintln!("PAGEONE_FUZZ_SEED={seed}");
     let is_root = rustix::process::geteuid().is_root();
     let (over, acts) = (AtomicBool::new(false), AtomicU64::new(0));

@@ -1,7 +1,7 @@
 //! The fuzz targets' properties on a stable toolchain: for a while, from a seed that is printed, and without coverage.
 //!
 //! Inputs are mutations of messages and texts that are right, so most are nearly right. A case follows from its seed
-//! alone: `PAGEONE_FUZZ_SEED=N` runs that one case. `PAGEONE_FUZZ_SECONDS` (15) is for all targets together. What was once found
+//! alone: `PAGEONE_FUZZ_SEED=N` runs that one case. `PAGEONE_FUZZ_SECONDS` (8) is for all targets together. What was once found
 //! is in [`REGRESSIONS`], and runs first.
 
 #[path = "../../../fuzz/fuzz_targets/bound.rs"]
@@ -323,7 +323,7 @@ fn nothing_that_is_nearly_right_does_harm() {
     if let Some(seed) = random::number("PAGEONE_FUZZ_SEED") {
         return run(seed, &targets);
     }
-    let time = Duration::from_secs(random::number("PAGEONE_FUZZ_SECONDS").unwrap_or(15));
+    let time = Duration::from_secs(random::number("PAGEONE_FUZZ_SECONDS").unwrap_or(8));
     let (first, begin, mut cases) = (random::seed(), Instant::now(), 0);
     while begin.elapsed() < time {
         for _ in 0..64 {

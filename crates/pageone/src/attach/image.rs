@@ -12,14 +12,16 @@ pub(super) const STACK_BYTES: usize = 256 * 1024;
 pub(super) const ERRNO: &str = "__errno_location";
 /// What std and the allocator would call, in a panic or in what an attached agent never does: it ends the process. An agent
 /// that needs more is refused, for it may call that at any time.
-const BARRED: [&str; 40] = [
+const BARRED: [&str; 42] = [
     "_Unwind_Backtrace",
+    "_Unwind_DeleteException",
     "_Unwind_GetDataRelBase",
     "_Unwind_GetIP",
     "_Unwind_GetIPInfo",
     "_Unwind_GetLanguageSpecificData",
     "_Unwind_GetRegionStart",
     "_Unwind_GetTextRelBase",
+    "_Unwind_RaiseException",
     "_Unwind_Resume",
     "_Unwind_SetGR",
     "_Unwind_SetIP",

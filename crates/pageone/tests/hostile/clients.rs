@@ -25,7 +25,7 @@ fn clients_that_stop_in_the_middle() {
 #[test]
 #[cfg(target_arch = "x86_64")]
 fn an_agent_that_never_ends_keeps_root_waiting_for_seconds() {
-    let Some(arena) = Arena::empty(&[], None) else {
+    let Some(mut arena) = Arena::empty(&[], None) else {
         return;
     };
     let mut attacker = arena.attack("never-lets-go", &[]);
@@ -43,6 +43,7 @@ fn an_agent_that_never_ends_keeps_root_waiting_for_seconds() {
     assert!(attached, "{told}");
     attacker.tell("");
     attacker.wait_for("it never ends");
+    arena.let_others_run();
     let run = |verb: &str| {
         let done = output(pageone().arg(verb).arg(attacker.pid().to_string()));
         (done.status.success(), text(&done.stderr))
@@ -63,11 +64,12 @@ fn an_agent_that_never_ends_keeps_root_waiting_for_seconds() {
 #[test]
 #[cfg(target_arch = "x86_64")]
 fn a_libc_that_is_never_read_keeps_root_waiting_for_seconds() {
-    let Some(arena) = Arena::empty(&[], None).filter(|_| has_fuse()) else {
+    let Some(mut arena) = Arena::empty(&[], None).filter(|_| has_fuse()) else {
         return;
     };
     let mounted = Mounted(arena.public_folder());
     let attacker = arena.attack("fuse-libc", &[mounted.0.to_str().unwrap()]);
+    arena.let_others_run();
     let (socket, agent) = (arena.place.socket(), arena.file("libpageone_agent.so"));
     let pid = attacker.pid().to_string();
     let run = |verb: &str| {
