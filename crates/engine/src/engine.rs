@@ -161,7 +161,7 @@ impl Engine {
         })
     }
 
-    /// Takes a guest whose hello has been read, into `domain`. Never blocks: the rest of the
+    /// Takes a guest whose hello has been read, into `domain`. Waits for no agent longer than for a moment (I7): the rest of the
     /// handshake happens in the next round. A guest that cannot be admitted is told why, and so is the log. One whose
     /// domain rests on its `cgroup` leaves it with the cgroup.
     pub fn admit(&self, caller: Stranger, domain: &str, cgroup: Option<Cgroup>) {

@@ -72,7 +72,7 @@
 //! * I10 All that is read of a guest belonged at that moment to the address space that was admitted: see
 //!   [`process`](guest::process).
 //!
-//! Memory, connection, store, index and lifeline of a guest are traits, so the tests run the engine against
+//! Memory, connection, store and lifeline of a guest are traits, so the tests run the engine against
 //! fakes that die, lie and stall, without root and without a clock.
 #![forbid(unsafe_code)]
 #![allow(rustdoc::private_intra_doc_links)] // the stages are private; their docs are for readers

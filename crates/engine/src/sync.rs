@@ -28,7 +28,8 @@
 //! SEGMENTS and CHUNKS are read-write locks. To read one twice at a time is a fault as well: a writer that came between
 //! would wait for the first, and the second for the writer.
 //!
-//! All other locks are plain mutexes: a thread that holds one waits for no lock of this list but QUEUE and VALUES.
+//! All other locks are plain mutexes: a thread that holds one waits for no lock of this list but QUEUE, VALUES and, in the walk over frames and
+//! where the table of slots grows, SEGMENTS.
 //!
 //! Workers run on idle CPUs only, and all users of the host can keep the CPUs busy. So any other thread that waits long for a
 //! lock has the workers run ([`priority::wait`]); for TALK it does not, as its holder may wait for an agent.

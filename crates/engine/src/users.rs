@@ -6,8 +6,8 @@
 //! to drop it would let a neighbour of the same user do harm by growing.
 //!
 //! **Admission takes time by the thread**, for each is looked at, and a process may have tens of thousands. A user whose process took long
-//! gets no guest for four times as long ([`User::note_admission`]), whichever of his processes asks: to count by process would
-//! leave him all those that he can start.
+//! gets no guest for four times as long ([`User::note_admission`]). The time counts for the user, not for the process: else a new process
+//! would avoid the pause.
 
 pub(crate) mod lines;
 pub(crate) mod refusals;

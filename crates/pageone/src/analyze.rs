@@ -60,9 +60,9 @@ pub(crate) struct Args {
     /// Count one content of N only, chosen by content, and give the error bound
     #[arg(long, value_name = "1/N", default_value = "1/1", value_parser = part_of)]
     sample_memory: NonZero<u64>,
-    /// Threads that read
-    #[arg(long, value_name = "N", default_value_t = processors(), value_parser = clap::value_parser!(u16).range(1..=1024))]
-    threads: u16,
+    /// Threads that read [default: all CPUs]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
     /// Use at most this much processor time, in percent of a core
     #[arg(long, value_name = "PERCENT|none", default_value = "none", value_parser = cpu_limit)]
     cpu_limit: u32,
@@ -94,7 +94,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     plot::try_file(args.plot.as_deref())?;
     let found = args.targets.find(rules)?;
     let looker = Looker {
-        threads: args.threads.into(),
+        threads: args.threads.unwrap_or_else(processors).into(),
         cpu_limit: NonZero::new(args.cpu_limit),
         one_of: args.sample_memory,
         seed: std::hash::RandomState::new().hash_one(0),

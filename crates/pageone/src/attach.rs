@@ -276,9 +276,7 @@ impl Args {
         };
         let number = |number: u64| number.to_string().into();
         add("--domain", self.domain.clone().map(OsString::from));
-        // As sizes are written: there are none without a unit.
-        let kib = |need: u64| format!("{}k", need.div_ceil(1024)).into();
-        add("--need", self.need.map(kib));
+        add("--need", self.need.map(|need| human::as_flag(need).into()));
         add("--policy", self.policy.clone().map(OsString::from));
         add("--began", began.map(number));
         let flags = [
@@ -485,7 +483,7 @@ impl To {
             let words = words(&self.socket, name.as_deref(), wish.any, wish.any_huge)?;
             let asked = name.as_deref().unwrap_or_default();
             let given = self.domain(target.pid, asked, false)?;
-            let done = self.put(target, image, server, &words, None)?;
+            let done = self.put(target, image, server, &words, wish.need)?;
             Ok(format!("{done}; in the domain {given}"))
         };
         match self.attach(wish.pid, Some(wish.began), wish.mount, how) {

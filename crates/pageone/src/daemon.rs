@@ -136,14 +136,19 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     let server = Server::new(listener, policy, limits, &engine, history);
     let server = server.context("cannot serve")?;
     let attacher = Attacher::start(&path, config.attach)?;
-    let reload = |server: &mut Server| {
-        match file {
-            Some(file) => server.read_policy(file),
-            None => tracing::info!("there is no policy file to read again"),
+    let reload = |server: &mut Server| match args.files.config() {
+        Ok((config, _)) => {
+            // One may have been made since, or another be named.
+            match args.files.policy(&config) {
+                Some(file) => server.read_policy(&file),
+                None => {
+                    tracing::warn!("there is no policy file to read: the policy stays as it was")
+                }
+            }
+            attacher.take(config.attach);
         }
-        match args.files.config() {
-            Ok((config, _)) => attacher.take(config.attach),
-            Err(error) => tracing::error!("the rules of [[attach]] stay as they were: {error:#}"),
+        Err(error) => {
+            tracing::error!("the policy and the rules of [[attach]] stay as they were: {error:#}");
         }
     };
     server.serve(signals.as_fd(), |server| heed(&signals, server, reload))?;

@@ -200,9 +200,12 @@ fn configuration() -> String {
     }
     text.push_str(
         "\n# CPUs and memory of a NUMA node for the daemon itself: a number, or \"auto\".\n# node = \"auto\"\n\n\
+         # Pretended nodes, to try things out: cut the memory into so many.\n# numa = \"fake=4\"\n\n\
          # What one process and one user may take: operations.md has all keys.\n# [limits]\n# guests_per_user = 1024\n\n\
          # Running processes that become guests: by command, executable, user, uid, group, gid, cgroup, unit.\n\
-         # [[attach]]\n# unit = \"machine.slice\"\n# any = true\n",
+         # [[attach]]\n# unit = \"worker@*.service\"\n# any = true              # all memory, not only what they offer\n\
+         # any_huge = false        # with any: also what is to be of huge pages\n# domain = \"workers\"\n# mount = false           # containers get the socket\n\
+         # need = \"4G\"             # planned for by `run --node auto`\n# after = \"10s\"\n",
     );
     text
 }

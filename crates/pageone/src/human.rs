@@ -64,6 +64,11 @@ pub(crate) fn size_of(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("`{text}` is no size, or beyond 16 EiB; write it like 512M or 4GiB"))
 }
 
+/// As a flag takes it that reads [`size_of`]: in KiB, rounded up, for there are no sizes without a unit.
+pub(crate) fn as_flag(bytes: u64) -> String {
+    format!("{}k", bytes.div_ceil(1024))
+}
+
 /// Whole MiB from a person, one to `MOST`: `512`, or with a unit, `2G`.
 ///
 /// # Errors

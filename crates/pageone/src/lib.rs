@@ -63,7 +63,7 @@ mod watchdog;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::error::{ContextKind, ErrorKind};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
 
 use output::say;
@@ -152,6 +152,7 @@ fn version_of(commit: Option<&str>) -> String {
 /// The command line. To a word that is no verb, and like none, the answer names the verbs.
 fn parse() -> Cli {
     Cli::try_parse().unwrap_or_else(|error| {
+        let error = without_hidden(error);
         let is_unlike = error.get(ContextKind::SuggestedSubcommand).is_none();
         let _ = error.print();
         if error.kind() == ErrorKind::InvalidSubcommand && is_unlike {
@@ -164,6 +165,20 @@ fn parse() -> Cli {
             false => error.exit_code(),
         })
     })
+}
+
+/// Verbs that are in no list are this program's own, and not to be suggested.
+fn without_hidden(mut error: clap::Error) -> clap::Error {
+    let command = Cli::command();
+    let is_hidden = |name: &String| {
+        let verb = command.find_subcommand(name);
+        verb.is_some_and(clap::Command::is_hide_set)
+    };
+    let suggested = error.get(ContextKind::SuggestedSubcommand);
+    if matches!(suggested, Some(ContextValue::Strings(names)) if names.iter().any(is_hidden)) {
+        error.remove(ContextKind::SuggestedSubcommand);
+    }
+    error
 }
 
 /// The verbs of the command that these words lead to.

@@ -1,5 +1,6 @@
 //! `pageone merge PID…`: has the memory of guests merged now, and tells what that saved.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -109,13 +110,19 @@ pub(crate) fn main(args: &Args) -> Result<()> {
         false => tell(&told, args, &guests)?,
     }
     let merged = &told.merged;
-    match merged.left_alone.len() == args.pids.len() && merged.pages == 0 {
+    match merged.left_alone.len() == args.asked().len() && merged.pages == 0 {
         true => bail!("nothing was merged"),
         false => Ok(()),
     }
 }
 
 impl Args {
+    /// The processes, each once.
+    fn asked(&self) -> Vec<u32> {
+        let pids: BTreeSet<_> = self.pids.iter().copied().collect();
+        pids.into_iter().collect()
+    }
+
     /// Whether one request is not all.
     fn asks_again(&self) -> bool {
         self.wait || self.cpu_limit > 0
@@ -130,7 +137,7 @@ fn pause(limit: u32, burst: &MergedNow) -> Duration {
 
 fn ask(socket: &Path, args: &Args) -> Result<MergedNow> {
     let request = Request::Merge(MergeNow {
-        pids: args.pids.clone(),
+        pids: args.asked(),
         start: 0,
         end: u64::MAX,
         brief: args.cpu_limit > 0,

@@ -180,6 +180,14 @@ impl Grant {
     }
 }
 
+/// The part of a domain that a name splits off; all of it without a name.
+fn split_by(domain: String, name: &str) -> String {
+    match name {
+        "" => domain,
+        name => format!("{domain}/{name}"),
+    }
+}
+
 /// What a rule says to those it is for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Says {
@@ -203,6 +211,16 @@ struct Rule {
 }
 
 impl Rule {
+    /// Whether it gives a domain of this name to those it is for.
+    fn gives(&self, name: &str) -> bool {
+        match &self.says {
+            Says::Refuse => false,
+            Says::Give { grant, names, .. } => {
+                *grant == Some(Grant::Named(name.to_owned())) || names.iter().any(|n| n == name)
+            }
+        }
+    }
+
     /// What the rule says to `who` asking for `name`: nothing, a refusal, or a domain.
     fn decide(&self, who: &Who, name: &str) -> Option<Result<String, ()>> {
         if !self.peers.fit(who) {
@@ -220,7 +238,7 @@ impl Rule {
         match name {
             "" => own().map(Ok),
             name if names.iter().any(|given| given == name) => Some(Ok(format!("name:{name}"))),
-            name if *split => own().map(|domain| Ok(format!("{domain}/{name}"))),
+            name if *split => own().map(|domain| Ok(split_by(domain, name))),
             _ => None,
         }
     }
@@ -323,13 +341,22 @@ impl Policy {
         match said.next() {
             Some((Ok(domain), _)) => Ok(domain),
             Some((Err(()), rule)) => Err(Refusal::Rule { rule, who }),
+            // A name splits what its user has by default, as without a file; not a name that rules give, nor for those who have a rule.
+            None if self.default_uid && (name.is_empty() || self.leaves(&who, name)) => {
+                Ok(split_by(format!("uid:{}", who.uid), name))
+            }
             None if !name.is_empty() => {
                 let name = name.to_owned();
                 Err(Refusal::Name { name, who })
             }
-            None if self.default_uid => Ok(format!("uid:{}", who.uid)),
             None => Err(Refusal::Nobody { who }),
         }
+    }
+
+    /// Whether no rule is for `who`, and none gives the name.
+    fn leaves(&self, who: &Who, name: &str) -> bool {
+        let concerns = |rule: &Rule| rule.peers.fit(who) || rule.gives(name);
+        !self.rules.iter().any(concerns)
     }
 
     /// Whether the rule that gives `who` its domain has all memory offered of the programs that `pageone run` starts.

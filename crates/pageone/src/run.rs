@@ -306,11 +306,20 @@ fn warn_of_stranger(path: &Path, connection: &impl AsFd) {
 }
 
 /// Asks the daemon whether the command will be a guest in the domain it asks for: the command will
-/// be this process. Without a name a refusal only means that nothing is merged. Tells whether the policy has all its memory
-/// offered.
+/// be this process. Without a name a refusal only means that nothing is merged, and silence that it is merged later: the agent connects
+/// again by itself. Tells whether the policy has all its memory offered.
 fn ask_for_domain(socket: &Path, name: Option<&str>) -> Result<bool> {
     let request = Request::Domain(name.unwrap_or_default().to_owned());
-    match (client::ask(socket, &request, PATIENCE)?, name) {
+    let reply = match client::ask(socket, &request, PATIENCE) {
+        Err(error) if name.is_none() => {
+            say(&format!(
+                "pageone: {error:#}: the command runs, and is a guest as soon as a daemon serves there"
+            ));
+            return Ok(false);
+        }
+        reply => reply?,
+    };
+    match (reply, name) {
         (Reply::Refused(why), Some(name)) => {
             bail!("the domain `{}` is refused: {why}", Foreign(name))
         }

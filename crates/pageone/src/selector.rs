@@ -178,7 +178,7 @@ impl TryFrom<Words> for Selector {
             uid: ids(Whose::User, words.uid, words.user)?,
             gid: ids(Whose::Group, words.gid, words.group)?,
             cgroup: read(words.cgroup, "cgroup", Pattern::parse)?,
-            unit: read(words.unit, "unit", name)?,
+            unit: read(words.unit, "unit", unit)?,
         };
         match selector == Self::default() {
             true => Err(format!("it means no process: give one or more of {KEYS}")),
@@ -216,6 +216,16 @@ fn command(text: &str) -> Result<Pattern, String> {
              name the `executable`"
         )),
         false => name(text),
+    }
+}
+
+/// A pattern for the name of a systemd unit, which says of which kind it is.
+fn unit(text: &str) -> Result<Pattern, String> {
+    match text.contains(['.', '*', '?']) {
+        true => name(text),
+        false => Err(format!(
+            "`{text}` fits no unit: the name has its kind, as in `{text}.service` or `{text}.slice`"
+        )),
     }
 }
 
@@ -316,7 +326,8 @@ mod tests {
         }
         if let Ok(group) = sys::process::cgroup(pid) {
             assert!(parse("cgroup=/**").unwrap().fits(pid));
-            if let Some(unit) = group.path.raw().rsplit('/').find(|name| !name.is_empty()) {
+            let mut names = group.path.raw().rsplit('/');
+            if let Some(unit) = names.find(|name| name.contains('.')) {
                 assert!(parse(&format!("unit={unit}")).unwrap().fits(pid), "{unit}");
             }
         }
@@ -347,6 +358,7 @@ mod tests {
             ("command=a/b", "`a/b` is no pattern for a name"),
             ("command=[a]", "`[a]` has a character"),
             ("unit=**", "`**` is no pattern"),
+            ("unit=redis", "`redis.service`"),
             ("cgroup=x", "does not begin with `/`"),
             ("executable=redis", "does not begin with `/`"),
             ("uid=root", "no id"),

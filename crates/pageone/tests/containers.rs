@@ -242,6 +242,10 @@ fn pod_is_whole(pod: &Value) {
         for volume in names(&container["volumeMounts"]) {
             assert!(volumes.contains(&volume), "no volume {volume}: {pod}");
         }
+        let mounts = container["volumeMounts"].as_array().into_iter().flatten();
+        let has_tmp = mounts.into_iter().any(|mount| mount["mountPath"] == "/tmp");
+        let is_bare = container["securityContext"]["readOnlyRootFilesystem"] == true;
+        assert!(!is_bare || has_tmp, "the keeper's socket has no place");
     }
 }
 

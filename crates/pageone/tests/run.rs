@@ -53,6 +53,24 @@ fn exit_codes_pass_through_with_and_without_a_daemon() {
     );
 }
 
+/// As while a daemon is restarted, which reads its stores before it serves.
+#[test]
+fn a_daemon_that_gives_no_answer_keeps_no_command_from_running() {
+    let place = Place::new();
+    let listener = sys::socket::listen(&place.socket()).unwrap();
+    std::thread::spawn(move || {
+        while let Ok(caller) = sys::socket::accept(&listener) {
+            drop(caller);
+        }
+    });
+    let done = run(&place, &["sh", "-c", "exit 7"]);
+    let said = text(&done.stderr);
+    assert_eq!(done.status.code(), Some(7), "{said}");
+    assert!(said.contains("as soon as a daemon serves"), "{said}");
+    let named = run_with(&place, &["--domain", "d"], &["true"]);
+    assert_eq!(named.status.code(), Some(125), "{named:?}");
+}
+
 #[test]
 fn a_full_disk_takes_the_words_and_not_the_command() {
     need_agent();

@@ -1,7 +1,7 @@
 //! Frames: the nodes that a domain's canonical pages really are on.
 //!
-//! A store tells the kernel its node. The kernel takes a frame from elsewhere when that node is full, and moves it whenever it
-//! likes: migrate_pages(2), cpusets, NUMA balancing and memory that goes offline do so, and nobody is told. So the kernel is asked:
+//! A store tells the kernel its node. If that node is full, the kernel takes the frame from another one. It may move frames at
+//! any time, without notice: migrate_pages(2), cpusets, NUMA balancing and memory that goes offline do so. So the kernel is asked:
 //!
 //! ```text
 //!   before an agent is asked to map slots   of those slots, while merging stays inside nodes

@@ -1,8 +1,7 @@
 //! From fingerprint to candidate or slot: what the engine asks of an index.
 //!
-//! An entry is never trusted: whoever finds a slot must still win a ref of it, whoever finds a
-//! candidate must still win the exchange, and the agent compares all bytes at the end. So an
-//! index only has to keep each single operation atomic.
+//! No entry is trusted. A slot needs a new ref, a candidate needs the exchange, and the agent compares all bytes at
+//! the end. So an index only has to keep each single operation atomic.
 
 use sdtree::SdTree;
 

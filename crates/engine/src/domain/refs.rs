@@ -312,8 +312,8 @@ impl View<'_> {
         }
     }
 
-    /// The same of a slot that a page may equal by its place, of which no index was asked: one that none has named is dead
-    /// for it. For a twin that loses the exchange has a slot, with a ref, until its job ends, and a page that maps that one meets no other.
+    /// The same for a predicted slot. An index has to name it: a twin that lost the exchange has a slot, too, until its job ends, and no other
+    /// page would ever come to that one.
     pub(crate) fn try_guess(&self, slot: Slot) -> Taken {
         match self.is_named(slot) {
             true => self.try_ref(slot),

@@ -6,8 +6,8 @@
 //!  steps          2 → slot 70    6 → slot 9      from here on a page's slot is its neighbour's plus one
 //! ```
 //!
-//! A candidate costs 16 bytes, a run of merged pages 8, any other page nothing. Neither list knows whose
-//! page is what: a page's place among the fingerprints is the number of candidates before it, and a step
+//! A candidate costs 16 bytes, a run of merged pages 8, any other page nothing. The lists hold no page
+//! numbers. A candidate's place in the fingerprints is the number of candidates before it, and a step
 //! says nothing of pages that hold no slot. So a page that loses its slot leaves the steps as they are,
 //! unless it was the last of its run.
 //!

@@ -73,7 +73,7 @@ pub(crate) fn frames(all: &[(&Arc<Guest>, &Gains)]) -> Vec<u64> {
 /// What is known of the passes over a guest's memory.
 #[derive(Debug, Default)]
 pub(crate) struct Passes {
-    /// Where the next look goes on, if the last was not finished.
+    /// Where the pass's next look goes on, if the last was not finished. The rounds have a place of their own.
     pub(crate) progress: AtomicU64,
     /// There was no time to look at all of the memory.
     cut_short: AtomicBool,

@@ -3,8 +3,8 @@
 use crate::guest::Guest;
 use crate::sync::lock;
 
-/// Looks in a row that must find nothing before broken pages are merged again: what was closed
-/// before the first may still be at work then, and is done before the second.
+/// Clean looks in a row before broken pages are merged again. I/O of a descriptor that was closed before the first look ends before the
+/// second.
 const CLEAN_LOOKS: u32 = 2;
 
 /// What is known of it.

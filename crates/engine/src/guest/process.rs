@@ -75,7 +75,7 @@ pub(crate) struct Applicant {
 
 impl Applicant {
     /// The process at the other end of `socket`, for which user `principal` answers, if it may be a guest as far as can be told
-    /// without a look at its memory. Never blocks.
+    /// without a look at its memory. It waits for the kernel alone.
     ///
     /// # Errors
     /// Why it may not.

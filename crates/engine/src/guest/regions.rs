@@ -185,7 +185,7 @@ pub(crate) struct Offers {
     pub(crate) chunks: BTreeMap<u64, Arc<Chunk>>,
     /// What is to be scanned, in ascending order.
     scans: Vec<Part>,
-    /// Ranges that these were when they were found.
+    /// The number of ranges from which `scans` was made.
     regions: usize,
     pub(crate) stale: bool,
     /// Why the last part of the memory was refused that the agent told of; it tells of each once.

@@ -213,8 +213,8 @@ impl Tempo {
     }
 }
 
-/// When the counts are checked, in builds with assertions. That goes through every table, and guests may fill those: it gets no
-/// more than a part of the time, so that it changes nothing of what a hostile guest can do.
+/// When the counts are checked, in builds with assertions. The check walks all tables, and guests can fill these. So it gets a fifth of
+/// the time at most.
 #[derive(Default)]
 struct Audit {
     due: Option<Instant>,

@@ -27,11 +27,11 @@
 //! a frame that is nobody's. In a round two periods without a write keep such pages out.
 //!
 //! **Fair.** A pass is a round: the CPU limit holds, workers run on idle CPUs only. It lasts a period at most: its looks end after
-//! half of the time that is left, however much memory there is, and what they found is worked in the other half. Where another user
-//! waits for a pass or has a young guest it lasts no longer than [`SHARED`], but root's; one that is under way by then is cut. Where a
+//! half of the time that is left, however much memory there is, and what they found is worked in the other half. If another user
+//! waits for a pass or has a young guest, a pass ends after [`SHARED`], also one under way. Root's are exempt. Where a
 //! round or an early look is due there is one pass before it and not two, so with any number of wishes the rounds take twice the
 //! time. A user whose pass took a while gets the next one after as long. A brief pass lasts no longer than [`BRIEF`]: who is to take little CPU time makes brief wishes, and pauses in between. A pass has its own place in a guest's
-//! memory, and leaves that of the rounds where it is: or a user who asks again and again would keep his rounds at the beginning.
+//! memory. Otherwise repeated requests would keep the rounds at the beginning.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -55,7 +55,7 @@ impl Core {
             .into_iter()
             .filter(|guest| !guest.is_stuck())
             .collect();
-        // One that the next look will retire has its pages until then. A stuck one is waited for by nobody.
+        // One that the next look will retire has its pages until then. The switch does not wait for stuck guests.
         let condemned = lock(&self.guests)
             .clone()
             .into_iter()

@@ -1,7 +1,7 @@
 //! Who takes which lock, how often, and for how long: counted while [`scale`](crate::scale) measures.
 //!
-//! At other times a lock costs one load of a word that nobody writes. While it is on, each thread counts for itself, and adds its
-//! counts to those of all when it ends: a count that threads share would be the very thing that is looked for.
+//! At other times a lock costs one load of a word that nobody writes. While it is on, each thread counts locally, and adds its
+//! counts at its end. A shared counter would itself be contended.
 //!
 //! A lock class may have many locks, a chunk's in each chunk. A crowd meets at one of them. So locks are counted by their address.
 

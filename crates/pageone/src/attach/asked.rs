@@ -38,18 +38,24 @@ pub(crate) struct Wish {
     pub(crate) began: u64,
     pub(crate) domain: Option<String>,
     pub(crate) any: bool,
-    /// A daemon that was started before an upgrade does not know this, nor the next.
+    /// A daemon that was started before an upgrade does not know this, nor what follows.
     #[serde(default)]
     pub(crate) mount: bool,
     #[serde(default)]
     pub(crate) any_huge: bool,
+    /// In bytes.
+    #[serde(default)]
+    pub(crate) need: Option<u64>,
 }
 
-/// Where the service listens: `/run/pageone-attach.sock` beside `/run/pageone.sock`.
+/// Where the service listens: `/run/pageone-attach.sock` beside `/run/pageone.sock`. Beside the folder if that is the socket's own, as in
+/// `/run/pageone/pageone.sock`: containers have that folder, and must not reach the service.
 fn beside(socket: &Path) -> Option<PathBuf> {
-    let mut name = socket.file_stem()?.to_owned();
+    let stem = socket.file_stem()?;
+    let folder = socket.parent().filter(|at| at.file_name() == Some(stem));
+    let mut name = stem.to_owned();
     name.push("-attach.sock");
-    Some(socket.with_file_name(name))
+    Some(folder.unwrap_or(socket).with_file_name(name))
 }
 
 /// The service has ended before it was done, or takes no more: it may be tried again.
@@ -169,6 +175,9 @@ fn child(socket: &Path, agent: Option<&Path>, wish: &Wish) -> Result<Child> {
     if wish.any_huge {
         command.arg("--any-huge");
     }
+    if let Some(need) = wish.need {
+        command.arg("--need").arg(crate::human::as_flag(need));
+    }
     if let Some(agent) = agent {
         command.env("PAGEONE_AGENT", agent);
     }
@@ -235,6 +244,10 @@ mod tests {
             Path::new("/run/pageone-attach.sock")
         );
         assert_eq!(place("/a/b"), Path::new("/a/b-attach.sock"));
+        assert_eq!(
+            place("/run/pageone/pageone.sock"),
+            Path::new("/run/pageone-attach.sock")
+        );
     }
 
     #[test]
@@ -242,9 +255,13 @@ mod tests {
         let wish = r#"{"pid":1,"began":2,"domain":null,"any":false"#;
         let read = |more: &str| serde_json::from_str::<Wish>(&format!("{wish}{more}}}"));
         let wish = read("").unwrap();
-        assert_eq!((wish.pid, wish.any_huge, wish.mount), (1, false, false));
+        assert_eq!(
+            (wish.pid, wish.any_huge, wish.mount, wish.need),
+            (1, false, false, None)
+        );
         assert!(read(r#","any_huge":true"#).unwrap().any_huge);
         assert!(read(r#","mount":true"#).unwrap().mount);
+        assert_eq!(read(r#","need":4096"#).unwrap().need, Some(4096));
         assert!(read(r#","agent":"/tmp/evil.so""#).is_err());
     }
 

@@ -63,6 +63,7 @@ pub(crate) struct AttachRule {
     any: bool,
     any_huge: bool,
     mount: bool,
+    need: Option<u64>,
     after: Duration,
 }
 
@@ -73,6 +74,7 @@ struct Words {
     any: Option<bool>,
     any_huge: Option<bool>,
     mount: Option<bool>,
+    need: Option<String>,
     after: Option<String>,
     #[serde(flatten)]
     selector: toml::Table,
@@ -90,6 +92,9 @@ impl TryFrom<Words> for AttachRule {
                 format!("`after = \"{text}\"` is no time: {error}; write it like 10s")
             })
         });
+        let need = words.need.as_deref().map(|text| {
+            crate::human::size_of(text).map_err(|error| format!("`need = \"{text}\"`: {error}"))
+        });
         if let Some(name) = &words.domain {
             crate::launch::check_domain(name).map_err(|error| error.to_string())?;
         }
@@ -102,7 +107,7 @@ impl TryFrom<Words> for AttachRule {
         Ok(Self {
             selector: selector.map_err(|error| {
                 format!(
-                    "{}; besides, a rule has domain, any, any_huge, mount and after",
+                    "{}; besides, a rule has domain, any, any_huge, mount, need and after",
                     error.message()
                 )
             })?,
@@ -110,6 +115,7 @@ impl TryFrom<Words> for AttachRule {
             any,
             any_huge,
             mount: words.mount.unwrap_or(false),
+            need: need.transpose()?,
             after: after.transpose()?.unwrap_or(AFTER),
         })
     }
@@ -401,6 +407,7 @@ impl Look {
             any: rule.any,
             any_huge: rule.any_huge,
             mount: rule.mount,
+            need: rule.need,
         };
         let done = self.by_another(&wish, due.user);
         let took = begun.elapsed();

@@ -20,7 +20,7 @@ const FOLDER: &str = "/etc/pageone";
 /// The flags that name files.
 #[derive(clap::Args)]
 pub(crate) struct Files {
-    /// A TOML file with all knobs, socket, policy, numa, node, log and [limits]; a flag wins over it [default for root: /etc/pageone/pageone.toml, if it exists]
+    /// A TOML file with all knobs, socket, policy, numa, node, log, [limits] and [[attach]]; a flag wins over it [default for root: /etc/pageone/pageone.toml, if it exists]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Who may be a guest, in which domain, and who may control [default for root: /etc/pageone/policy.toml, if it exists; without a file a domain for each user]

@@ -318,6 +318,8 @@ mod tests {
         assert_ne!(config.attach[0], config.attach[1]);
         let huge = text.replace("any = true", "any = true\nany_huge = true");
         assert_ne!(config.attach, parse(&huge).unwrap().attach);
+        let need = text.replace("after", "need = '2G'\nafter");
+        assert_ne!(config.attach, parse(&need).unwrap().attach);
     }
 
     proptest::proptest! {
@@ -380,7 +382,7 @@ mod tests {
             ("[[attach]]\nname = 'x'\n", "`name`", "line 1"),
             (
                 "[[attach]]\nname = 'x'\n",
-                "domain, any, any_huge, mount and after",
+                "domain, any, any_huge, mount, need and after",
                 "line 1",
             ),
             ("[[attach]]\ncommand = []\n", "`command` is empty", "line 1"),
@@ -389,6 +391,11 @@ mod tests {
             (
                 "[[attach]]\nuid = 1\nafter = '3 parsecs'\n",
                 "parsecs",
+                "line 1",
+            ),
+            (
+                "[[attach]]\nuid = 1\nneed = 'much'\n",
+                "`need = \"much\"`",
                 "line 1",
             ),
             ("[[attach]]\nuid = 1\ndomain = ''\n", "no domain", "line 1"),

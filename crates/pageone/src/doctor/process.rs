@@ -14,7 +14,7 @@ use super::command::{remedy, unloadable};
 use super::reasons;
 use super::service::Service;
 use crate::program::{self, Obstacle};
-use crate::{human, names};
+use crate::{human, names, paths};
 
 /// Descriptors and threads that are looked at for pins.
 const MOST_DESCRIPTORS: u32 = 4096;
@@ -465,7 +465,7 @@ fn no_session(
         return Check::fail("session", what, why).fix(remedy(obstacle));
     }
     if status.is_none() {
-        return Check::fail("session", "no daemon tells of it", why).fix("pageone daemon");
+        return Check::fail("session", "no daemon tells of it", why).fix(paths::daemon_of_root());
     }
     Check::fail("session", "the agent is not loaded", why).fix(match makeup.mergeable {
         0 => format!("pageone attach --any {pid}  # or start it by: pageone run --any -- CMD"),

@@ -1,7 +1,7 @@
 //! The reasons that the daemon gives why memory of a guest is not merged.
 
 use sys::subject::Makeup;
-use wire::{GuestStatus, KnobValues, PAGE_BYTES, WhyNot, WhyNotCode};
+use wire::{GuestStatus, KnobValues, PAGE_BYTES, RunMode, WhyNot, WhyNotCode};
 
 use super::check::Check;
 use crate::human;
@@ -64,7 +64,11 @@ fn check(reason: &WhyNot, guest: &GuestStatus, knobs: &KnobValues, is_cut: bool)
         ),
         Code::NoOffer => fail("no-offer", "pageone run --any -- CMD".to_owned()),
         Code::Limit => {
-            Check::warn("limit", what, part).fix("sudoedit /etc/pageone/pageone.toml  # [limits]")
+            let is_the_store = what.contains("store_limit");
+            Check::warn("limit", what, part).fix(match is_the_store {
+                true => "pageone set store_limit=SIZE  # or none",
+                false => "sudoedit /etc/pageone/pageone.toml  # [limits], and restart the daemon",
+            })
         }
         Code::Alone => {
             Check::warn("alone", what, part).fix("pageone status  # which domain have the others?")
@@ -76,7 +80,10 @@ fn check(reason: &WhyNot, guest: &GuestStatus, knobs: &KnobValues, is_cut: bool)
                 ..Check::warn("busy", what, why)
             }
         }
-        Code::Broken => Check::warn("broken", what, part).fix("pageone set merge_again=true"),
+        Code::Broken => Check {
+            fix: merged_again(guest, knobs),
+            ..Check::warn("broken", what, part)
+        },
         Code::Pinned => Check::warn("pinned", what, part).fix(format!("ls -l /proc/{pid}/fd")),
         Code::Foreign => {
             Check::warn("foreign", what, part).fix(format!("grep pageone /proc/{pid}/maps"))
@@ -88,6 +95,19 @@ fn check(reason: &WhyNot, guest: &GuestStatus, knobs: &KnobValues, is_cut: bool)
             false => "journalctl -u pageone  # is there room in the stores, and memory for them?",
         }),
         Code::Other => Check::warn("other", what, part).fix("pageone status"),
+    }
+}
+
+/// How pages come to be merged again that were written; none where they do by themselves.
+fn merged_again(guest: &GuestStatus, knobs: &KnobValues) -> Option<String> {
+    match knobs.run {
+        RunMode::Unmerge => Some("pageone set run=1".to_owned()),
+        _ if !knobs.merge_again => Some("pageone set merge_again=true".to_owned()),
+        _ => {
+            let descriptors =
+                || format!("ls -l /proc/{}/fd  # what may hold pages pinned", guest.pid);
+            guest.pins.is_some().then(descriptors)
+        }
     }
 }
 
@@ -138,6 +158,35 @@ mod tests {
         let fix = |is_cut| check(&put_off, &guest, &KnobValues::default(), is_cut).fix;
         let advises = |is_cut| fix(is_cut).is_some_and(|fix| fix.contains("max_map_count"));
         assert_eq!((advises(true), advises(false)), (true, false));
+    }
+
+    #[test]
+    fn each_cause_of_written_pages_has_its_own_remedy() {
+        let broken = WhyNot {
+            code: WhyNotCode::Broken,
+            pages: 1,
+            why: "x".to_owned(),
+        };
+        let fix = |pins: Option<&str>, run, merge_again| {
+            let guest = GuestStatus {
+                pid: 7,
+                pins: pins.map(str::to_owned),
+                ..GuestStatus::default()
+            };
+            let knobs = KnobValues {
+                run,
+                merge_again,
+                ..KnobValues::default()
+            };
+            check(&broken, &guest, &knobs, false).fix
+        };
+        let told = |pins, run, again, word: &str| {
+            fix(pins, run, again).is_some_and(|fix: String| fix.contains(word))
+        };
+        assert!(told(Some("VmPin"), RunMode::Run, true, "/proc/7/fd"));
+        assert!(told(None, RunMode::Run, false, "merge_again=true"));
+        assert!(told(Some("VmPin"), RunMode::Unmerge, true, "run=1"));
+        assert_eq!(fix(None, RunMode::Run, true), None);
     }
 
     #[test]

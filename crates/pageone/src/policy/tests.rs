@@ -41,6 +41,23 @@ fn without_a_file_a_name_only_narrows_the_domain_of_its_user() {
     assert!(!root.asks_for_cgroups());
 }
 
+/// So with the file of the packages, which has no rule.
+#[test]
+fn by_default_a_name_narrows_the_domain_of_a_user_without_a_rule() {
+    let rules = "[[rule]]\nuid = 7\nnames = ['a']\n[[rule]]\nuid = 8\ndomain = 'b'\n";
+    for (default, narrow) in [("uid", Some("uid:9/c")), ("refuse", None)] {
+        let default = format!("default = '{default}'\n");
+        let bare = policy(&default);
+        assert_eq!(granted(&bare, &who(9), "c").as_deref(), narrow);
+        let policy = policy(&format!("{default}{rules}"));
+        assert_eq!(granted(&policy, &who(9), "c").as_deref(), narrow);
+        // Names of others, and other names of those who have a rule.
+        for (uid, name) in [(9, "a"), (9, "b"), (7, "c"), (8, "c")] {
+            assert_eq!(granted(&policy, &who(uid), name), None, "{uid} {name}");
+        }
+    }
+}
+
 #[test]
 fn the_rule_that_decides_says_whether_all_memory_is_offered() {
     let text = "[[rule]]\nuid = 7\nper = 'uid'\nany = true\n[[rule]]\nuid = '7-8'\nnames = ['a']\n";

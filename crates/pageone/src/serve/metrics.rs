@@ -47,6 +47,12 @@ impl Collector for Metrics {
         let up = i64::from(self.status.is_some());
         to.gauge("pageone_up", "Whether the daemon answers", up)?;
         if let Some(status) = &self.status {
+            let sees_all = i64::from(status.only_user.is_none());
+            to.gauge(
+                "pageone_sees_all_guests",
+                "Whether guests of all users are counted, not only those of the user of pageone-serve",
+                sees_all,
+            )?;
             whole(&mut to, status)?;
             stores(&mut to, status)?;
             guests(&mut to, &status.guests, self.guests)?;
