@@ -103,7 +103,7 @@ verb store_maps, claims;
 /* bomb.c */
 verb linger, nested, bundles, descriptor_bomb;
 /* stall.c */
-verb stall, hung_fuse, fuse_pages, fuse_libc;
+verb stall, hung_fuse, fuse_pages, fuse_libc, fuse_flush;
 /* lines.c */
 verb hung_write, pinned_lines;
 /* locks.c */

@@ -19,7 +19,7 @@ static const struct { const char *name; verb *run; int stays_root; } verbs[] = {
 	{ "linger", linger, 0 }, { "nested", nested, 0 }, { "bundles", bundles, 0 },
 	{ "descriptor-bomb", descriptor_bomb, 0 },
 	{ "stall", stall, 0 }, { "hung-fuse", hung_fuse, 1 }, { "fuse-pages", fuse_pages, 1 },
-	{ "fuse-libc", fuse_libc, 1 },
+	{ "fuse-libc", fuse_libc, 1 }, { "fuse-flush", fuse_flush, 1 },
 	{ "hung-write", hung_write, 0 }, { "pinned-lines", pinned_lines, 0 },
 	{ "file-locks", file_locks, 0 }, { "pidfd-locks", pidfd_locks, 0 }, { "text-locks", text_locks, 0 },
 	{ "many-maps", many_maps, 0 }, { "map-storm", map_storm, 0 }, { "stops-early", stops_early, 0 },

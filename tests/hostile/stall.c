@@ -95,13 +95,18 @@ static void serve_fuse(int hangs)
 	}
 }
 
-static void mount_fuse(const char *folder, int hangs)
+static void mount_unserved(const char *folder)
 {
 	char options[128];
 	fuse = open("/dev/fuse", O_RDWR);
 	snprintf(options, sizeof options, "fd=%d,rootmode=40777,user_id=0,group_id=0,allow_other", fuse);
 	if (fuse < 0 || mount("hostile", folder, "fuse", MS_NOSUID | MS_NODEV, options))
 		fail("mount");
+}
+
+static void mount_fuse(const char *folder, int hangs)
+{
+	mount_unserved(folder);
 	if (child() == 0)
 		serve_fuse(hangs);
 	/* With its server the file system ends. */
@@ -138,6 +143,34 @@ void fuse_libc(const char *path, char **args)
 	map_hanging_file(args[0], "libc.so.6", PROT_READ | PROT_EXEC);
 	say("ready");
 	hold();
+}
+
+/*
+ * fuse-flush FOLDER: says that a file of a system that does not answer when it is closed is its userfaultfd. The server is the parent: with it the
+ * file system ends, and who waits for it.
+ */
+void fuse_flush(const char *path, char **args)
+{
+	mount_unserved(args[0]);
+	if (child() == 0) {
+		char file[256];
+		static struct session s;
+		close(fuse);
+		become((uid_t)atoi(getenv("HOSTILE_UID")));
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		snprintf(file, sizeof file, "%s/file", args[0]);
+		int fd = open(file, O_RDONLY);
+		if (fd < 0)
+			fail("open");
+		userfaultfd_said = (unsigned)fd;
+		struct offers offers = { .first = REGION, .chunks = 1 };
+		int joined = join(&s, path, "");
+		say("ready, %d", joined);
+		serve(&s, joined == 0, &offers, -1);
+		for (;;)
+			pause();
+	}
+	serve_fuse(FUSE_FLUSH);
 }
 
 /* fuse-pages FOLDER: offers pages of a file of such a system. */

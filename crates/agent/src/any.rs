@@ -27,8 +27,7 @@
 //!   its page when it was made, and its locks when it took them. What was written since the engine looked is not taken out to be
 //!   merged. One that is younger than that look at the page sleeps at its first instruction of libc, which is long before it ends.
 //!   A thread that libc's clone(2) makes may have its word anywhere: that page is kept back before ([`keep_word_of_clone`]). **The
-//!   limits**: a page that was written since the look may be taken out to be enclosed, in the very microseconds in which its thread
-//!   ends. And nobody tells the agent of a word that goes to set_tid_address(2), or to clone(2) past libc's function.
+//!   limit**: nothing tells the agent of a word that goes to set_tid_address(2), or to clone(2) past libc's function.
 //! - A3 *What is offered by mistake is not merged.* Between the reading and the offer a mapping may be exchanged, by a call
 //!   that no hook sees. Registering, reading again and arming are the same as for every other offer, and refuse what is of
 //!   another kind; the rules are asked again with the second reading.
@@ -92,37 +91,65 @@ pub(crate) fn keep(guard: &mut Guard, start: usize, len: usize) {
 
 /// Keeps back the pages that hold the kernel's words of a thread (A2), whoever offered them.
 pub(crate) fn keep_words(threads: &Threads) {
-    each_word(threads, None, |word| {
+    let memory = OwnMemory::open().ok();
+    let kept = each_word(threads, memory.as_ref(), None, |word| {
         if crate::table::touches(word, 1)
             && let Some(mut guard) = lock()
         {
             keep_word(&mut guard, word);
         }
     });
+    // Without the list of threads no window may begin; the session's next look at them fails too, and ends it.
+    let _ = kept;
 }
 
-/// The same with the lock held, before memory is frozen: there may be more threads and locks than at the last sync. Without those of the
-/// `caller`, which does not end meanwhile. **The limit**: a thread that comes by such a page in the moments until then, and ends in those in
-/// which it is frozen.
-pub(crate) fn keep_words_but(guard: &mut Guard, caller: u32) {
-    if let Ok(threads) = Threads::open() {
-        each_word(&threads, Some(caller), |word| keep_word(guard, word));
+/// Where the kernel's words of threads are, for a call that freezes memory: since the last sync threads were made, and locks taken.
+/// **The limit**: a thread that is made, or takes a lock, after this look, and ends while its page is frozen.
+pub(crate) struct Words {
+    threads: Threads,
+    memory: OwnMemory,
+    caller: u32,
+}
+
+impl Words {
+    /// For a call of thread `caller`, which does not end meanwhile.
+    ///
+    /// # Errors
+    /// What opening files of /proc gives.
+    pub(crate) fn open(caller: u32) -> Result<Self> {
+        Ok(Self {
+            threads: Threads::open()?,
+            memory: OwnMemory::open()?,
+            caller,
+        })
+    }
+
+    /// Keeps these pages back, with the lock held.
+    ///
+    /// # Errors
+    /// What reading the list of threads gives.
+    pub(crate) fn keep(&self, guard: &mut Guard) -> Result<()> {
+        let (memory, caller) = (Some(&self.memory), Some(self.caller));
+        each_word(&self.threads, memory, caller, |word| keep_word(guard, word))
     }
 }
 
-fn each_word(threads: &Threads, except: Option<u32>, mut each: impl FnMut(usize)) {
-    // Read through the file, what is not there is an error: the lists are the program's, and change meanwhile.
-    let memory = OwnMemory::open().ok();
-    let all = threads.each(|thread| {
-        let head = task::robust_list(thread).filter(|_| except != Some(thread));
+/// Calls `each` with the kernel's words of all threads `but` one. The lists of locks are the program's, and change meanwhile. So they are read through
+/// the file, which has an error for what is not there.
+fn each_word(
+    threads: &Threads,
+    memory: Option<&OwnMemory>,
+    but: Option<u32>,
+    mut each: impl FnMut(usize),
+) -> Result<()> {
+    threads.each(|thread| {
+        let head = task::robust_list(thread).filter(|_| but != Some(thread));
         let Some(head) = head else { return };
         each(head);
-        if let Some(memory) = &memory {
+        if let Some(memory) = memory {
             task::robust_locks(memory, head, &mut each);
         }
-    });
-    // Without the list of threads no window may begin; the session's next look at them fails too, and ends it.
-    let _ = all;
+    })
 }
 
 /// Keeps back the page of the word that the kernel clears at the end of a thread which is about to be made. It does not tell

@@ -118,7 +118,9 @@ static ROOM: AtomicUsize = AtomicUsize::new(0);
 /// What mmap(2) and clone(2) give.
 pub(crate) fn begin(guard: &mut Guard) -> Result<()> {
     let life = &guard.process().life;
-    own_from_now(life);
+    let _ = life
+        .owner
+        .compare_exchange(0, process_number(), Ordering::Relaxed, Ordering::Relaxed);
     life.orders.fetch_add(OFFER, Ordering::Relaxed);
     let _ = futex::wake(&life.orders, futex::Flags::PRIVATE, 1);
     start(guard)
@@ -235,20 +237,12 @@ pub(crate) fn without_agent_for_good<T>(why: Why, call: impl FnOnce() -> Result<
 /// Whether the constructor has begun. A fork child inherits it.
 static BEGUN: AtomicBool = AtomicBool::new(false);
 
-/// In a fork child: the agent's thread starts if all memory is to be offered. Else it is noted whose memory this is by now: a child of this one
-/// may share it (vfork), and is told apart by that.
+/// In a fork child: notes whose memory this is by now, and starts the agent's thread if all memory is to be offered.
 pub(crate) fn begin_in_child() {
-    match (config().any, lock::existing()) {
-        (None, Some(page)) => own_from_now(&page.life),
-        _ => begin_for_all_memory(),
+    if let Some(page) = lock::existing() {
+        page.life.heir.store(process_number(), Ordering::Relaxed);
     }
-}
-
-fn own_from_now(life: &Life) {
-    let own = process_number();
-    let _ = life
-        .owner
-        .compare_exchange(0, own, Ordering::Relaxed, Ordering::Relaxed);
+    begin_for_all_memory();
 }
 
 /// Starts the agent's thread in a process all of whose memory is to be offered: in the constructor, and in a fork child.

@@ -1,7 +1,7 @@
 //! What the agent knows of each chunk.
 //!
 //! A radix of two levels over the address: 8192 leaves of 8192 chunks cover the 2⁴⁷ bytes of user
-//! space. A leaf is reserved whole and costs memory only where chunks are used: 464 bytes for
+//! space. A leaf is reserved whole and costs memory only where chunks are used: 480 bytes for
 //! 2 MiB. Whether anything in a range is known can be asked without the lock, so calls over
 //! memory that was never offered cost a few loads.
 
@@ -68,6 +68,8 @@ pub(crate) struct Chunk {
     /// The offer was also passed to KSM.
     pub(crate) in_ksm: bool,
 }
+
+const _: () = assert!(size_of::<Chunk>() == 480, "the head of this file says it");
 
 /// Zeros are an empty leaf: the kernel makes it.
 struct Leaf {

@@ -22,8 +22,10 @@ pub(crate) const HASTE: Duration = Duration::from_secs(1);
 pub(crate) struct Life {
     /// The process has lived for long enough, as one to which the agent came later.
     pub(crate) has_lived: AtomicBool,
-    /// The process whose memory is offered, or inherited by fork from one whose is; 0 before the first offer.
+    /// The process whose memory is offered; 0 before the first offer.
     pub(crate) owner: AtomicU32,
+    /// The process that has got this memory by a fork which a hook saw; 0 in any other.
+    pub(crate) heir: AtomicU32,
     /// The thread's number. The kernel clears it when the thread ends, and wakes who waits.
     pub(crate) number: AtomicU32,
     /// Whether the thread shall end ([`END`]), and how many offers there were (times [`OFFER`]).

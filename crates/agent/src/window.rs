@@ -284,9 +284,25 @@ impl Window {
         self.hold(job, items);
         self.refuse_unarmed(job, items);
         self.take_out(job, items, &mut out);
+        let equal = self.compare(items, &out, &have);
+        self.put_all(guard, job, items, &out, &equal);
+        // Each page is back or replaced: should this thread end, there is nothing to bring back.
+        self.staging.journal().clear();
+        self.let_go(job, items);
+        self.longest_ns = self.longest_ns.max(now().saturating_sub(began));
+        // SAFETY: what is still staged was replaced by something equal.
+        let _ = unsafe { self.staging.empty(items.len()) };
+    }
+
+    /// Which of the staged pages equal their canonical pages, as far as there are copies of these. Of a page that stays private nothing is asked.
+    fn compare(
+        &self,
+        items: &[Item],
+        out: &[bool; BATCH_PAGES],
+        have: &[bool; BATCH_PAGES],
+    ) -> [bool; BATCH_PAGES] {
         let mut equal = [false; BATCH_PAGES];
         for (at, item) in items.iter().enumerate() {
-            // Of a page that stays private nothing is asked.
             if out.get(at) == Some(&true)
                 && have.get(at) == Some(&true)
                 && let Some(equal) = equal.get_mut(at)
@@ -296,14 +312,26 @@ impl Window {
                 *equal = self.copies.equal(page, at, item.1);
             }
         }
+        equal
+    }
+
+    /// Puts something equal in the place of each staged page, or the page back.
+    fn put_all(
+        &mut self,
+        guard: &mut Guard,
+        job: &mut Job<'_>,
+        items: &[Item],
+        out: &[bool; BATCH_PAGES],
+        equal: &[bool; BATCH_PAGES],
+    ) {
         let mut at = 0;
         while at < items.len() {
             let step = if out.get(at) != Some(&true) {
                 1
-            } else if let Some(span) = span::find(items, &out, &equal, at) {
+            } else if let Some(span) = span::find(items, out, equal, at) {
                 self.put_span(guard, job, items, at, span)
             } else if equal.get(at) == Some(&true) {
-                let run = equal_run(items, &equal, at);
+                let run = equal_run(items, equal, at);
                 self.put_run(guard, job, items, at, run);
                 run
             } else {
@@ -315,12 +343,6 @@ impl Window {
             };
             at += step;
         }
-        // Each page is back or replaced: should this thread end, there is nothing to bring back.
-        self.staging.journal().clear();
-        self.let_go(job, items);
-        self.longest_ns = self.longest_ns.max(now().saturating_sub(began));
-        // SAFETY: what is still staged was replaced by something equal.
-        let _ = unsafe { self.staging.empty(items.len()) };
     }
 
     /// Whether a page that is pinned for long could keep a window from ending.
@@ -342,9 +364,9 @@ impl Window {
         });
     }
 
-    /// Leaves pages as they are that were written since the engine looked, or never armed; those that would be enclosed, too: I/O may refer to
-    /// them since, without a pin. So a mapping that came to
+    /// Leaves pages as they are that were written since the engine looked, or never armed. So a mapping that came to
     /// the place unseen is not merged: it was not tracked, whatever the table says, and holding it armed nothing.
+    /// Also what would be enclosed: I/O may refer to such a page since it was written, without a pin.
     fn refuse_unarmed(&self, job: &mut Job<'_>, items: &[Item]) {
         let (Some(&(first, _)), Some(&(last, _))) = (items.first(), items.last()) else {
             return;

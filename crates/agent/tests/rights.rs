@@ -358,7 +358,10 @@ fn a_child_that_shares_memory_leaves_its_parents_agent_alone() {
     assert_eq!(agent(guest.pid), before);
     engine.merge(guest.memory, 0, 512, Some(1000));
     guest.run("check");
-    // A child of its own has no agent, and nothing to wait for.
+    // A child of its own has no agent, gets none, and has nothing to wait for.
+    for call in ["setgid 9", "setgroups 77", "setuid 1234"] {
+        guest.run(&format!("rights f:{call}"));
+    }
     guest.run("fork 0");
     guest.run("childcheck");
 }

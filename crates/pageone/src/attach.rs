@@ -197,33 +197,16 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     }
     let domain = launch::WantedDomain::of(args.domain.as_deref())?.map(|asked| asked.name);
     let policy = args.policy.as_deref().map(Policy::read).transpose()?;
-    let here = |pid: u32, began: Option<u64>| {
-        to.attach(pid, began, args.mount, |target, image, server| {
-            let name = target.domain(domain.as_deref())?;
-            let asked = name.as_deref().unwrap_or_default();
-            let words = words(&to.socket, name.as_deref(), args.any, args.any_huge)?;
-            let domain = match &policy {
-                Some(policy) => of_policy(policy, target.pid, asked)?,
-                None => to.domain(target.pid, asked, args.dry_run)?,
-            };
-            match args.dry_run {
-                true => would(&target, image, args, &domain),
-                false => {
-                    let pid = target.pid;
-                    let was_guest = to.guest(pid).is_some();
-                    let done = to.put(target, image, server, &words, args.need)?;
-                    // A daemon of another number space knows it by another number.
-                    let late = match done.offers() && domain != UNTOLD {
-                        true => to.wait_for(pid, was_guest).unwrap_or_default(),
-                        false => String::new(),
-                    };
-                    Ok(format!("{done}; in the domain {domain}{late}"))
-                }
-            }
-        })
-    };
     let attach = |pid: u32, began: Option<u64>| match args.alone {
-        true => here(pid, began),
+        true => to.attach(pid, began, args.mount, |target, image, server| {
+            args.attach_one(
+                &to,
+                domain.as_deref(),
+                policy.as_ref(),
+                target,
+                (image, server),
+            )
+        }),
         false => patience::attach(pid, args.again(&to.socket, pid, began)),
     };
     let fitting = selector::find(&args.selectors)?;
@@ -267,6 +250,36 @@ pub(crate) fn main(args: &Args) -> Result<()> {
 }
 
 impl Args {
+    /// Puts an agent into a process, or says what would be done.
+    fn attach_one(
+        &self,
+        to: &To,
+        domain: Option<&str>,
+        policy: Option<&Policy>,
+        target: Target,
+        (image, server): (Image, owner::Server),
+    ) -> Result<String> {
+        let name = target.domain(domain)?;
+        let asked = name.as_deref().unwrap_or_default();
+        let words = words(&to.socket, name.as_deref(), self.any, self.any_huge)?;
+        let domain = match policy {
+            Some(policy) => of_policy(policy, target.pid, asked)?,
+            None => to.domain(target.pid, asked, self.dry_run)?,
+        };
+        if self.dry_run {
+            return would(&target, image, self, &domain);
+        }
+        let pid = target.pid;
+        let was_guest = to.guest(pid).is_some();
+        let done = to.put(target, image, server, &words, self.need)?;
+        // A daemon of another number space knows it by another number.
+        let late = match done.offers() && domain != UNTOLD {
+            true => to.wait_for(pid, was_guest).unwrap_or_default(),
+            false => String::new(),
+        };
+        Ok(format!("{done}; in the domain {domain}{late}"))
+    }
+
     /// The words by which a child does the same to one process.
     fn again(&self, socket: &Path, pid: u32, began: Option<u64>) -> Vec<OsString> {
         let mut words: Vec<OsString> = vec!["--socket".into(), socket.into()];

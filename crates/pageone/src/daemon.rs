@@ -136,22 +136,8 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     let server = Server::new(listener, policy, limits, &engine, history);
     let server = server.context("cannot serve")?;
     let attacher = Attacher::start(&path, config.attach)?;
-    let reload = |server: &mut Server| match args.files.config() {
-        Ok((config, _)) => {
-            // One may have been made since, or another be named.
-            match args.files.policy(&config) {
-                Some(file) => server.read_policy(&file),
-                None => {
-                    tracing::warn!("there is no policy file to read: the policy stays as it was")
-                }
-            }
-            attacher.take(config.attach);
-        }
-        Err(error) => {
-            tracing::error!("the policy and the rules of [[attach]] stay as they were: {error:#}");
-        }
-    };
-    server.serve(signals.as_fd(), |server| heed(&signals, server, reload))?;
+    let again = |server: &mut Server| reload(&args.files, file, server, &attacher);
+    server.serve(signals.as_fd(), |server| heed(&signals, server, again))?;
     tracing::info!("stopping");
     host::stop_engine(engine);
     // Its keeper hears of its end before what strangers have locks on is closed.
@@ -159,6 +145,21 @@ pub(crate) fn main(args: &Args) -> Result<()> {
         tracing::warn!("what is open is closed before this daemon ends: {error}");
     }
     Ok(())
+}
+
+/// Reads the policy again, whose file was `policy` at the start, and the rules of `[[attach]]`.
+fn reload(files: &check::Files, policy: Option<&Path>, server: &mut Server, attacher: &Attacher) {
+    let config = files.config().map(|(config, _)| config);
+    // A file may have been made since, or another be named.
+    let named = config.as_ref().ok().and_then(|config| files.policy(config));
+    match named.as_deref().or(policy) {
+        Some(file) => server.read_policy(file),
+        None => tracing::warn!("there is no policy file to read: the policy stays as it was"),
+    }
+    match config {
+        Ok(config) => attacher.take(config.attach),
+        Err(error) => tracing::error!("the rules of [[attach]] stay as they were: {error:#}"),
+    }
 }
 
 /// Takes the signals that wait: SIGHUP reads files again. True when another one ends this daemon.

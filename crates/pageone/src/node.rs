@@ -279,7 +279,12 @@ fn need_of(pid: u32) -> Option<u64> {
     let words: Vec<_> = words
         .map(|word| OsStr::from_bytes(word).to_owned())
         .collect();
-    said_of(&words).or_else(|| sys::process::cgroup_memory_limit(pid))
+    // A stranger says what he likes; more than its group allows it will not be.
+    let (said, limit) = (said_of(&words), sys::process::cgroup_memory_limit(pid));
+    said.zip(limit)
+        .map(|(said, limit)| said.min(limit))
+        .or(said)
+        .or(limit)
 }
 
 /// What a command will need, in bytes: what its `-m` says if it is QEMU, else the limit of the cgroup that it starts in, else little.

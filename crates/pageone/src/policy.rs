@@ -1,8 +1,8 @@
 //! Who may connect, in which trust domain its pages are shared, who may see all guests, and who may turn knobs.
 //!
 //! The domain comes from what the kernel says of the peer (user, group, cgroup), never from the
-//! peer's word. Without a policy file each user is a domain, and a name that a guest asks for only
-//! splits the domain of its own user. A file has rules, and the first that *fits* decides:
+//! peer's word. Without a policy file, and for those whom its default gives a domain, each user is one; a name that
+//! a guest asks for only splits the domain of its own user. A file has rules, and the first that *fits* decides:
 //!
 //! ```text
 //!  peer (uid, gid, cgroup) + name asked for ──▶ rule 1 ─ no ─▶ rule 2 ─ no ─▶ … ─▶ default

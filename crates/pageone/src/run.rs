@@ -139,25 +139,10 @@ fn start(args: &Args) -> Result<ExitCode> {
         return by_ksm(args, domain.as_ref(), command);
     }
     let obstacle = program::obstacle(&file);
-    let is_auto = args.backend == Backend::Auto;
     if let Some(obstacle) = &obstacle {
-        let file = file.display();
-        let because = match is_auto {
-            true => match ksm_refuses(args, domain.as_ref(), obstacle)? {
-                None => {
-                    say(&format!(
-                        "pageone: {file} {obstacle}: it is left to KSM, which shares among the programs of all users"
-                    ));
-                    warn_of_knobs(&args.knobs, "KSM has knobs of its own (`pageone ksm tune`)");
-                    return become_ksms(args, command);
-                }
-                Some(why) => format!(", nor by KSM: {why}"),
-            },
-            false => String::new(),
-        };
-        say(&format!(
-            "pageone: {file} {obstacle}: it runs, but its memory is not merged{because}"
-        ));
+        if is_left_to_ksm(args, domain.as_ref(), &file, obstacle)? {
+            return become_ksms(args, command);
+        }
         if obstacle.is_fatal() {
             return place_and_become(args, command);
         }
@@ -175,33 +160,14 @@ fn start(args: &Args) -> Result<ExitCode> {
         Ok(path) => match sys::socket::connect(path) {
             Ok(connection) => {
                 warn_of_stranger(path, &connection);
-                let ruled = ask_for_domain(path, launch.domain)?;
-                let any = launch.any.or(ruled.then_some(args.all()));
-                args.check_any(any.is_some())?;
-                Launch { any, ..launch }.equip(&mut command);
-                place(args)?;
-                let at = path.display();
-                warn_of_knobs(
-                    &args.knobs,
-                    &format!("the daemon at {at} serves, and `pageone set` turns its knobs"),
-                );
-                return Err(failed_exec(&mut command));
+                return become_guest(args, path, launch, command);
             }
             Err(error) => format!("{:#}", client::absent(path, error)),
         },
         Err(error) => error.to_string(),
     };
     args.check_any(args.any)?;
-    // `auto` goes by the command, though a static program may start others that load the agent. The linker drops LD_PRELOAD of setuid ones.
-    let vain = match obstacle.is_some_and(|obstacle| is_auto || obstacle == Obstacle::Secure) {
-        true => Some(
-            "no engine is started for it, and programs that it starts are not merged either"
-                .to_owned(),
-        ),
-        false => no_right()?
-            .map(|why| format!("an engine of this command's own could merge nothing: {why}")),
-    };
-    if let Some(vain) = vain {
+    if let Some(vain) = why_in_vain(args, obstacle.as_ref())? {
         say(&format!("pageone: {absence}; {vain}"));
         warn_of_knobs(&args.knobs, "no engine is started");
         return place_and_become(args, command);
@@ -210,6 +176,69 @@ fn start(args: &Args) -> Result<ExitCode> {
         "pageone: {absence}; this command has an engine of its own until it ends"
     ));
     embed(args, launch, &mut command)
+}
+
+/// Says that a command cannot load the agent. True where KSM has all its memory instead, as `auto` wants it.
+fn is_left_to_ksm(
+    args: &Args,
+    domain: Option<&WantedDomain>,
+    file: &Path,
+    obstacle: &Obstacle,
+) -> Result<bool> {
+    let because = match args.backend {
+        Backend::Auto => {
+            ksm_refuses(args, domain, obstacle)?.map(|why| format!(", nor by KSM: {why}"))
+        }
+        _ => Some(String::new()),
+    };
+    let file = file.display();
+    match &because {
+        Some(because) => say(&format!(
+            "pageone: {file} {obstacle}: it runs, but its memory is not merged{because}"
+        )),
+        None => {
+            say(&format!(
+                "pageone: {file} {obstacle}: it is left to KSM, which shares among the programs of all users"
+            ));
+            warn_of_knobs(&args.knobs, "KSM has knobs of its own (`pageone ksm tune`)");
+        }
+    }
+    Ok(because.is_none())
+}
+
+/// Becomes the command, a guest of the daemon at a socket.
+///
+/// # Errors
+/// It may not be one in its domain, or cannot be executed.
+fn become_guest(
+    args: &Args,
+    socket: &Path,
+    launch: Launch<'_>,
+    mut command: Command,
+) -> Result<ExitCode> {
+    let ruled = ask_for_domain(socket, launch.domain)?;
+    let any = launch.any.or(ruled.then_some(args.all()));
+    args.check_any(any.is_some())?;
+    Launch { any, ..launch }.equip(&mut command);
+    place(args)?;
+    let at = socket.display();
+    warn_of_knobs(
+        &args.knobs,
+        &format!("the daemon at {at} serves, and `pageone set` turns its knobs"),
+    );
+    Err(failed_exec(&mut command))
+}
+
+/// Why an engine of the command's own would be of no use, if so. `auto` goes by the command, though a static program may start others that
+/// load the agent. The linker drops LD_PRELOAD of setuid ones.
+fn why_in_vain(args: &Args, obstacle: Option<&Obstacle>) -> Result<Option<String>> {
+    let is_auto = args.backend == Backend::Auto;
+    if obstacle.is_some_and(|obstacle| is_auto || *obstacle == Obstacle::Secure) {
+        let why = "no engine is started for it, and programs that it starts are not merged either";
+        return Ok(Some(why.to_owned()));
+    }
+    let why = |why| format!("an engine of this command's own could merge nothing: {why}");
+    Ok(no_right()?.map(why))
 }
 
 /// Becomes the command, all of whose memory is KSM's to merge, and that of its children.
@@ -313,7 +342,7 @@ fn ask_for_domain(socket: &Path, name: Option<&str>) -> Result<bool> {
     let reply = match client::ask(socket, &request, PATIENCE) {
         Err(error) if name.is_none() => {
             say(&format!(
-                "pageone: {error:#}: the command runs, and is a guest as soon as a daemon serves there"
+                "pageone: {error:#}: the command runs, and what it offers itself is merged as soon as a daemon serves there"
             ));
             return Ok(false);
         }

@@ -6,7 +6,9 @@
 //! fill an absent page from outside; moving pages it cannot (`UFFDIO_MOVE` wants the caller's own memory).
 //!
 //! The descriptor is fetched (`pidfd_getfd`) from the table of the agent's thread. A guest is never asked to send one: closing a
-//! stranger's descriptor can take as long as the stranger likes. `PIDFD_THREAD` is Linux 6.9.
+//! stranger's descriptor can take as long as the stranger likes, and a process that does so cannot be killed meanwhile. So the link of the number
+//! that it names is read before, which asks no file system. **The limit**: a stranger who exchanges the descriptor between the two. That copy
+//! is not closed before this process ends. `PIDFD_THREAD` is Linux 6.9.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
@@ -19,6 +21,14 @@ use crate::{process, uffd};
 /// The link of a userfaultfd in /proc. A file's begins with a slash.
 const KIND: &[u8] = b"anon_inode:[userfaultfd]";
 
+fn is_userfaultfd(link: &str) -> Result<bool> {
+    match rustix::fs::readlink(link, Vec::new()) {
+        Ok(target) => Ok(target.as_bytes() == KIND),
+        Err(Errno::NOENT) => Err(Errno::BADF),
+        Err(errno) => Err(errno),
+    }
+}
+
 /// A userfaultfd of another process, and the thread it was fetched from.
 #[derive(Debug)]
 pub struct Guardian {
@@ -27,23 +37,26 @@ pub struct Guardian {
 }
 
 impl Guardian {
-    /// Takes a copy of descriptor `number` of the thread `thread`.
+    /// Takes a copy of descriptor `number` of thread `tid`.
     ///
     /// # Errors
     /// `INVAL` before Linux 6.9, or if the descriptor is no userfaultfd; `SRCH` or `BADF` when thread or descriptor do
     /// not exist, `PERM` without the right to trace the process.
-    pub fn fetch(thread: u32, number: u32) -> Result<Self> {
-        let thread = i32::try_from(thread).ok().and_then(Pid::from_raw);
+    pub fn fetch(tid: u32, number: u32) -> Result<Self> {
+        let thread = i32::try_from(tid).ok().and_then(Pid::from_raw);
         // The flag has the bit of O_EXCL.
         let of_thread = PidfdFlags::from_bits_retain(libc::O_EXCL.cast_unsigned());
         let thread = rustix::process::pidfd_open(thread.ok_or(Errno::SRCH)?, of_thread)?;
         let number = i32::try_from(number).map_err(|_| Errno::BADF)?;
-        let uffd = rustix::process::pidfd_getfd(&thread, number, PidfdGetfdFlags::empty())?;
-        let link = format!("/proc/self/fd/{}", uffd.as_raw_fd());
-        match rustix::fs::readlink(link, Vec::new())?.as_bytes() == KIND {
-            true => Ok(Self { uffd, thread }),
-            false => Err(Errno::INVAL),
+        if !is_userfaultfd(&format!("/proc/{tid}/fd/{number}"))? {
+            return Err(Errno::INVAL);
         }
+        let uffd = rustix::process::pidfd_getfd(&thread, number, PidfdGetfdFlags::empty())?;
+        if !is_userfaultfd(&format!("/proc/self/fd/{}", uffd.as_raw_fd()))? {
+            std::mem::forget(uffd);
+            return Err(Errno::INVAL);
+        }
+        Ok(Self { uffd, thread })
     }
 
     /// Whether the thread has ended.

@@ -24,7 +24,7 @@ use std::ops::Range;
 use std::result;
 
 use rustix::io::{Errno, Result};
-use sys::mapping::{self, Access, Source};
+use sys::mapping::{self, Access, OwnMemory, Source};
 use sys::vma::Vma;
 use wire::{CHUNK_BYTES, PAGE_BYTES, PageBits};
 
@@ -277,8 +277,7 @@ fn discard_unseen(guard: &mut Guard, start: usize, len: usize, advice: i32) -> R
 }
 
 /// Empties what lies in stores' mappings of a range whose pages the kernel has moved away. The rest stays as it is: other threads may
-/// have written there by now. **The limits**: what may not be written keeps canonical content where no mapping is left for it, or where
-/// the mappings cannot be looked at.
+/// have written there by now. **The limit**: what may not be written keeps canonical content where the mappings cannot be looked at.
 pub(super) fn empty_stored(guard: &mut Guard, start: usize, len: usize) {
     if !guard.table().may_be_stored(start, len) {
         return;
@@ -385,7 +384,8 @@ fn make_anonymous(guard: &mut Guard, vma: &Vma, part: Range<usize>, filled: Fill
             // What the program may not write the kernel still does.
             Err((Errno::NOMEM | Errno::AGAIN, false)) if may_fill => {
                 // SAFETY: the guest asked for this range to be discarded.
-                unsafe { mapping::OwnMemory::open()?.clear(at, len) }.map_err(|_| Errno::NOMEM)?;
+                let clear = |_: &mut Guard| unsafe { OwnMemory::open()?.clear(at, len) };
+                guard.at_desk(clear).map_err(|_| Errno::NOMEM)?;
             }
             Err((errno, false)) => return Err(errno),
             // Replaced, though perhaps not finished (a lock that no longer fits): the content is

@@ -103,7 +103,11 @@ pub(crate) fn remap(guard: &mut Guard, call: Remap) -> Result<usize> {
         if guard.table().may_be_stored(call.old, old_len) {
             return Err(Errno::NOMEM);
         }
-        return pass(call).inspect(|_| {
+        return pass(call).inspect(|&new| {
+            // A wish may not have been granted.
+            if new.saturating_add(new_len) <= ADDRESS_LIMIT {
+                return arrive(guard, rounded, new);
+            }
             forget(guard, call.to, ADDRESS_LIMIT.saturating_sub(call.to));
             forget(guard, call.old, old_len);
         });

@@ -57,7 +57,7 @@ use super::frames::{make_private, populate, read_in};
 use super::scarce::scarce;
 use super::stores::is_store;
 use super::tally;
-use crate::any;
+use crate::any::Words;
 use crate::lock::Guard;
 use crate::table::{ADDRESS_LIMIT, Chunk, pages_of, parts_by};
 use crate::thread::{self, Life};
@@ -102,7 +102,7 @@ pub(crate) fn whole_if_ample(guard: &mut Guard, start: usize, len: usize) -> Res
 /// there was nothing to open, memory stays as it is.
 pub(crate) fn whole_if_out_of_reach(guard: &mut Guard, tools: Tools) {
     guard.apart(|guard| {
-        let now = Tools::open(guard, asker(guard));
+        let now = Tools::open(guard, asker(guard), sys::process::thread_id());
         let lost = now.map_or(true, |mut now| now.pins.hide_some());
         if lost && tools.still.holds_on() {
             let _ = make(guard, 0, ADDRESS_LIMIT, None, tools);
@@ -137,20 +137,22 @@ pub(crate) struct Tools {
     maps: Maps,
     still: Still,
     pins: Pins,
-    /// The thread that made the call.
-    caller: u32,
+    /// Where the kernel's words of threads are, if other threads are to be frozen; without those of the thread that made the call.
+    words: Option<Words>,
 }
 
 impl Tools {
-    /// For `asker`, in whose table the program's descriptors are; the caller is this thread.
-    fn open(guard: &Guard, asker: u32) -> Result<Self> {
+    /// For `asker`, in whose table the program's descriptors are, and a call of thread `caller`.
+    fn open(guard: &Guard, asker: u32, caller: u32) -> Result<Self> {
         let (maps, still) = (Maps::open()?, Still::of(guard)?);
         let pins = Pins::new(asker);
+        let freezes = matches!(still, Still::Frozen { .. });
+        let words = freezes.then(|| Words::open(caller)).transpose()?;
         Ok(Self {
             maps,
             still,
             pins,
-            caller: sys::process::thread_id(),
+            words,
         })
     }
 
@@ -160,7 +162,7 @@ impl Tools {
             return None;
         }
         let asker = asker(guard);
-        let mut tools = Self::open(guard, asker).ok()?;
+        let mut tools = Self::open(guard, asker, sys::process::thread_id()).ok()?;
         tools.pins.own = sys::pins::Own::open(asker).ok();
         Some(tools)
     }
@@ -174,8 +176,7 @@ fn at_desk(guard: &mut Guard, start: usize, len: usize, wish: Wish) -> Result<()
     guard.at_desk_or_here(|guard| {
         let only_unwritten = wish == Wish::Unwritten;
         let pagemap = only_unwritten.then(Pagemap::own).transpose()?;
-        let mut tools = Tools::open(guard, asker)?;
-        tools.caller = caller;
+        let mut tools = Tools::open(guard, asker, caller)?;
         tools.pins.only_few = wish == Wish::Ample;
         make(guard, start, len, pagemap.as_ref(), tools)
     })
@@ -210,12 +211,12 @@ fn make_each(
         maps,
         still,
         mut pins,
-        caller,
+        words,
     } = tools;
     let footing = Footing::here();
     let is_agent = guard.process().life.is_callers();
-    if matches!(still, Still::Frozen { .. }) && !pins.only_few {
-        any::keep_words_but(guard, caller);
+    if let Some(words) = words.filter(|_| !pins.only_few) {
+        words.keep(guard)?;
     }
     let mut result = Ok(());
     // A call may name more than there is.
@@ -483,8 +484,9 @@ enum Still {
 
 /// Whether no thread but the caller's writes to this memory. A child of vfork shares it with more than its own.
 fn is_alone(life: &Life) -> Result<bool> {
-    let owner = life.owner.load(Ordering::Relaxed);
-    let shares = owner != 0 && owner != thread::process_number();
+    let [owner, heir] = [&life.owner, &life.heir].map(|process| process.load(Ordering::Relaxed));
+    let process = if owner == 0 { heir } else { owner };
+    let shares = process != 0 && process != thread::process_number();
     Ok(!shares && sys::task::threads()? <= life.idle_threads() + 1)
 }
 
@@ -629,8 +631,8 @@ impl Copy {
             }
             let attributes = attributes_at(guard, self.at);
             self.open(len, attributes)?;
-            if unwritten.is_none() {
-                // Before others wait: that may take long, in a group at its limit.
+            // Before others wait: that may take long, in a group at its limit. Where much may be pinned, little is copied.
+            if unwritten.is_none() && !pins.may {
                 populate(self.aside.start, len)?;
             }
             still.begin(self.at, len, unwritten.is_some())?;

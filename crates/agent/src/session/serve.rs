@@ -232,29 +232,37 @@ struct Session<'a> {
     walks: Walks,
 }
 
+/// Says hello; gives the engine's answer, and what came with it.
+///
+/// # Errors
+/// The engine refuses this process, or says something unintelligible.
+fn hear_welcome(link: &Link<'_>, buffer: &mut [u8; MAX_MESSAGE]) -> Result<(Welcome, Received)> {
+    let hello = Hello {
+        role: Role::Agent,
+        domain: config().domain,
+    };
+    let len = hello.encode(buffer);
+    link.send(buffer.get(..len).unwrap_or_default())?;
+    let received = link.receive(buffer)?;
+    let packet = buffer.get(..received.len).unwrap_or_default();
+    match Reception::decode(packet).map_err(|_| Errno::PROTO)? {
+        Reception::Welcome(welcome) => Ok((welcome, received)),
+        // What is not its own by then is tried again with the next refusal.
+        Reception::Refused(reason) => {
+            domain::settle(reason.domain, &[], link.life()).and(Err(Errno::ACCESS))
+        }
+    }
+}
+
 /// Serves until the engine closes the connection or says something unintelligible.
 ///
 /// # Errors
 /// The session did not begin.
 fn session(link: &Link<'_>, own: &Own) -> Result<()> {
     let mut buffer = [0; MAX_MESSAGE];
-    let hello = Hello {
-        role: Role::Agent,
-        domain: config().domain,
-    };
-    let len = hello.encode(&mut buffer);
-    link.send(buffer.get(..len).unwrap_or_default())?;
-    let mut received = link.receive(&mut buffer)?;
-    let packet = buffer.get(..received.len).unwrap_or_default();
-    let welcome = match Reception::decode(packet).map_err(|_| Errno::PROTO)? {
-        Reception::Welcome(welcome) => welcome,
-        Reception::Refused(reason) => {
-            // What is not its own by then is tried again with the next refusal.
-            return domain::settle(reason.domain, &[], link.life()).and(Err(Errno::ACCESS));
-        }
-    };
-    // Root's has the right already; and the program has one such word, which may be for its own handler of crashes.
-    if link.peer.uid != 0 {
+    let (welcome, mut received) = hear_welcome(link, &mut buffer)?;
+    // The program has one such word, which may be for its own handler of crashes. Root's engine has the right by its capability.
+    if link.peer.uid != 0 && link.peer.pid != 0 {
         sys::thread::allow_tracer(link.peer.pid);
     }
     let mut session = match Session::new(welcome, &mut received, own) {

@@ -48,12 +48,16 @@ pub(crate) struct Wish {
     pub(crate) need: Option<u64>,
 }
 
-/// Where the service listens: `/run/pageone-attach.sock` beside `/run/pageone.sock`. Beside the folder if that is the socket's own, as in
-/// `/run/pageone/pageone.sock`: containers have that folder, and must not reach the service.
+/// Where the service of this daemon listens: `/run/pageone-attach.sock` beside `/run/pageone.sock`. For `/run/pageone/pageone.sock` it is
+/// `/run/pageone-pageone-attach.sock`, beside the folder: containers have that folder, and must not reach the service.
 fn beside(socket: &Path) -> Option<PathBuf> {
     let stem = socket.file_stem()?;
     let folder = socket.parent().filter(|at| at.file_name() == Some(stem));
     let mut name = stem.to_owned();
+    if folder.is_some() {
+        name.push("-");
+        name.push(stem);
+    }
     name.push("-attach.sock");
     Some(folder.unwrap_or(socket).with_file_name(name))
 }
@@ -246,7 +250,7 @@ mod tests {
         assert_eq!(place("/a/b"), Path::new("/a/b-attach.sock"));
         assert_eq!(
             place("/run/pageone/pageone.sock"),
-            Path::new("/run/pageone-attach.sock")
+            Path::new("/run/pageone-pageone-attach.sock")
         );
     }
 

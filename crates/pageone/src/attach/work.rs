@@ -225,6 +225,11 @@ fn hold(target: &mut Target, bodies: &Bodies) -> Result<Remote> {
     Err(SeizeError::Gone.into())
 }
 
+/// The address of a function of the image's.
+fn function(image: &Image, name: &str) -> Result<u64> {
+    image.address(&format!("pageone_attached_{name}"))
+}
+
 impl Work {
     fn all(
         &mut self,
@@ -242,8 +247,7 @@ impl Work {
         let near = self.place_of_board(libc.1)?;
         let (board, hooks) = plan(&self.target, &mut image, near, in_libc)?;
         let stack = base + image.len() as u64;
-        let functions = FUNCTIONS.map(|name| image.address(&format!("pageone_attached_{name}")));
-        let [call, end, again, beyond, leave] = functions;
+        let [call, end, again, beyond, leave] = FUNCTIONS.map(|name| function(&image, name));
         let call = call?;
         let record = Record {
             image: base..stack,
@@ -252,8 +256,7 @@ impl Work {
             dump: self.target.dump(),
             patches: board.patches.clone(),
         };
-        let function = |name: &str| image.address(&format!("pageone_attached_{name}"));
-        let [begin, start, offer] = ["begin", "start", "offer"].map(function);
+        let [begin, start, offer] = ["begin", "start", "offer"].map(|name| function(&image, name));
         let (begin, start, offer) = (begin?, start?, offer?);
         let outside = image.address("PAGEONE_OUTSIDE")?;
 
@@ -279,7 +282,25 @@ impl Work {
         self.outside = Some(outside);
         self.still = None;
         let stood = since.elapsed();
+        let (offered, refused) = self.start_and_offer(call, [start, offer], stack)?;
+        Ok(Done {
+            hooks,
+            any: words.offer_all(),
+            offered,
+            refused,
+            threads,
+            stood,
+            held: Duration::ZERO,
+        })
+    }
 
+    /// Has the agent's thread start, and offers what is marked for merging. Gives how many bytes were taken, and why others were not.
+    fn start_and_offer(
+        &mut self,
+        call: u64,
+        [start, offer]: [u64; 2],
+        stack: u64,
+    ) -> Result<(u64, Vec<String>)> {
         let (mut offered, mut refused) = (0, Vec::new());
         if let Err(error) = self.run(call, [start, 0, 0], stack) {
             refused.push(format!("the agent does not start: {error}"));
@@ -296,15 +317,7 @@ impl Work {
                 Err(error) => refused.push(error.to_string()),
             }
         }
-        Ok(Done {
-            hooks,
-            any: words.offer_all(),
-            offered,
-            refused,
-            threads,
-            stood,
-            held: Duration::ZERO,
-        })
+        Ok((offered, refused))
     }
 
     /// A call in the process.

@@ -147,7 +147,7 @@ impl Keeper {
         self.ready = false;
         let child = self.start().context("cannot start the daemon")?;
         let mut deadline = None;
-        let mut told = false;
+        let (mut told, mut killed) = (false, false);
         loop {
             match self.wait(deadline)? {
                 Event::Stop if !told => {
@@ -160,7 +160,15 @@ impl Keeper {
                     Err(error) => tracing::error!("SIGHUP: the daemon stays as it is: {error:#}"),
                 },
                 Event::Stop | Event::Restart | Event::Child => {}
-                Event::Time => process::signal_child(child, SIGKILL)?,
+                Event::Time if killed => {
+                    tracing::error!("the daemon {child} does not end: a file system keeps it");
+                    return Ok(None);
+                }
+                Event::Time => {
+                    killed = true;
+                    process::signal_child(child, SIGKILL)?;
+                    deadline = Some(Instant::now() + FAREWELL);
+                }
             }
             if let Some(end) = process::end_of_child(child)? {
                 // What it sent before it died is in the queue.

@@ -4,7 +4,7 @@ use std::io::{self, ErrorKind};
 use std::path::Path;
 
 use sys::credentials::{self, Credentials};
-use sys::foreign::Foreign;
+use sys::foreign::{Foreign, ForeignName};
 use sys::ksm::{Ksm, Member};
 use sys::subject::{self, LeftAlone, Makeup, Subject};
 use wire::{GuestStatus, PAGE_BYTES};
@@ -26,28 +26,11 @@ const LEAST: u64 = 1 << 20;
 
 /// All checks of process `pid`.
 pub(super) fn checks(pid: u32, service: &Service) -> Vec<Check> {
-    let nothing = "there is no memory to merge";
-    let subject = match Subject::of(pid) {
-        Ok(subject) => subject,
-        Err(error) => {
-            let what = match error.kind() {
-                ErrorKind::NotFound => format!("there is no process {pid}"),
-                _ => format!("process {pid} cannot be looked at: {error}"),
-            };
-            return vec![Check::fail("process", what, nothing).fix("pgrep -l NAME")];
-        }
-    };
     let comm = sys::process::comm(pid);
-    if subject.is_kernels || subject.has_ended {
-        let is = if subject.is_kernels {
-            crate::selector::OF_KERNEL
-        } else {
-            "has ended"
-        };
-        return vec![
-            Check::fail("process", format!("{pid} (`{comm}`) {is}"), nothing).fix("pgrep -l NAME"),
-        ];
-    }
+    let subject = match subject(pid, &comm) {
+        Ok(subject) => subject,
+        Err(absent) => return vec![absent],
+    };
     let size = human::size(subject.anonymous_bytes);
     let is_it = |guest: &&GuestStatus| guest.pid == pid;
     let guests = service.status.iter().flat_map(|status| &status.guests);
@@ -74,42 +57,64 @@ pub(super) fn checks(pid: u32, service: &Service) -> Vec<Check> {
     }
     all.push(pins(pid, guest));
     let makeup = makeup.ok();
-    match guest {
-        Some(guest) => {
-            all.push(Check::ok(
-                "session",
-                format!(
-                    "a guest in the domain `{}`, {} saved",
-                    guest.domain,
-                    human::size(guest.saved_bytes)
-                ),
-            ));
-            all.extend(makeup.map(|makeup| offered(guest, &makeup)));
-            let knobs = service.status.as_ref().map(|status| status.knobs);
-            all.extend(reasons::checks(
-                guest,
-                &makeup.unwrap_or_default(),
-                &knobs.unwrap_or_default(),
-            ));
+    all.extend(match guest {
+        Some(guest) => of_a_guest(guest, makeup, service),
+        None => of_no_guest(pid, makeup, service, obstacle.as_ref(), is_ksms),
+    });
+    all
+}
+
+/// # Errors
+/// The check that says why there is nothing to look at.
+fn subject(pid: u32, comm: &ForeignName) -> Result<Subject, Check> {
+    let absent = |what: String| {
+        Check::fail("process", what, "there is no memory to merge").fix("pgrep -l NAME")
+    };
+    match Subject::of(pid) {
+        Ok(subject) if subject.is_kernels => {
+            let is = crate::selector::OF_KERNEL;
+            Err(absent(format!("{pid} (`{comm}`) {is}")))
         }
-        None => {
-            let preloaded = makeup.is_some_and(|makeup| makeup.has_agent);
-            let tried = (!preloaded).then(|| try_out(pid, service)).flatten();
-            match tried {
-                Some(Err(error)) if has_agent(&error) => all.push(offers_nothing(pid)),
-                tried => {
-                    let obstacle = obstacle.as_ref();
-                    if obstacle.is_some() && is_ksms {
-                        all.push(of_ksm());
-                        return all;
-                    }
-                    all.push(no_session(pid, makeup.as_ref(), service, obstacle));
-                    all.extend(tried.map(|tried| attachable(tried, obstacle)));
-                }
-            }
+        Ok(subject) if subject.has_ended => Err(absent(format!("{pid} (`{comm}`) has ended"))),
+        Ok(subject) => Ok(subject),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            Err(absent(format!("there is no process {pid}")))
+        }
+        Err(error) => Err(absent(format!(
+            "process {pid} cannot be looked at: {error}"
+        ))),
+    }
+}
+
+fn of_a_guest(guest: &GuestStatus, makeup: Option<Makeup>, service: &Service) -> Vec<Check> {
+    let saved = human::size(guest.saved_bytes);
+    let what = format!("a guest in the domain `{}`, {saved} saved", guest.domain);
+    let mut all = vec![Check::ok("session", what)];
+    all.extend(makeup.map(|makeup| offered(guest, &makeup)));
+    let knobs = service.status.as_ref().map(|status| status.knobs);
+    let makeup = makeup.unwrap_or_default();
+    all.extend(reasons::checks(guest, &makeup, &knobs.unwrap_or_default()));
+    all
+}
+
+fn of_no_guest(
+    pid: u32,
+    makeup: Option<Makeup>,
+    service: &Service,
+    obstacle: Option<&Obstacle>,
+    is_ksms: bool,
+) -> Vec<Check> {
+    let preloaded = makeup.is_some_and(|makeup| makeup.has_agent);
+    let tried = (!preloaded).then(|| try_out(pid, service)).flatten();
+    match tried {
+        Some(Err(error)) if has_agent(&error) => vec![offers_nothing(pid)],
+        _ if obstacle.is_some() && is_ksms => vec![of_ksm()],
+        tried => {
+            let mut all = vec![no_session(pid, makeup.as_ref(), service, obstacle)];
+            all.extend(tried.map(|tried| attachable(tried, obstacle)));
+            all
         }
     }
-    all
 }
 
 /// What this user cannot see may be well or not.
@@ -217,7 +222,6 @@ fn kinds(makeup: &Makeup, guest: Option<&GuestStatus>) -> Vec<Check> {
         anonymous,
         shared,
         files,
-        written,
         huge_tlb,
         stored,
         left_alone: left,
@@ -236,17 +240,40 @@ fn kinds(makeup: &Makeup, guest: Option<&GuestStatus>) -> Vec<Check> {
         true => (0, makeup.locked_apart),
         false => (makeup.held.max(makeup.tracked), makeup.locked),
     };
-    let rows = [
+    let told = |bytes: u64, is| {
+        let much = bytes >= LEAST && bytes.saturating_mul(100) >= all.saturating_mul(PART);
+        much.then(|| format!("{} of {} {is}", human::size(bytes), human::size(all)))
+    };
+    let tell = |(check, bytes, is, why, fix): Kind| {
+        Some(Check::warn(check, told(bytes, is)?, why).fix(fix))
+    };
+    let kinds = unmerged(makeup, foreign, locked).into_iter();
+    let kinds = kinds.chain(offered_in_vain(&left));
+    let mut checks: Vec<_> = kinds.filter_map(tell).collect();
+    if checks.is_empty() {
+        checks.push(Check::ok("memory", "it is of kinds that can be merged"));
+    }
+    let offered = told(makeup.locked - locked, "is locked (mlock), and offered");
+    checks.extend(offered.map(|what| Check::ok("locked", what)));
+    checks
+}
+
+/// A check, how many bytes are so, how they are, why these are not merged, and the remedy.
+type Kind = (&'static str, u64, &'static str, &'static str, &'static str);
+
+/// Memory that cannot be offered, or is not by `--any`.
+fn unmerged(makeup: &Makeup, foreign: u64, locked: u64) -> [Kind; 5] {
+    [
         (
             "shared-memory",
-            shared,
+            makeup.shared,
             "is shared memory or a memory file",
             "only private anonymous memory is merged",
             "qemu-system-x86_64 -object memory-backend-ram,share=off,…",
         ),
         (
             "huge-pages",
-            huge_tlb,
+            makeup.huge_tlb,
             "is of huge pages that were set aside (hugetlb)",
             "the kernel cannot split them",
             "start it without hugetlb; transparent huge pages are merged",
@@ -260,7 +287,7 @@ fn kinds(makeup: &Makeup, guest: Option<&GuestStatus>) -> Vec<Check> {
         ),
         (
             "written-files",
-            written,
+            makeup.written,
             "is what it wrote to private mappings of files",
             "the kernel moves pages of anonymous memory only, so this cannot be offered",
             "have it read the file into memory instead; QEMU: -object memory-backend-ram,share=off,…",
@@ -272,6 +299,12 @@ fn kinds(makeup: &Makeup, guest: Option<&GuestStatus>) -> Vec<Check> {
             "a mapping has one userfaultfd only",
             "wait until it ends: a migration or a snapshot of QEMU, say",
         ),
+    ]
+}
+
+/// Memory that is offered, and left alone.
+fn offered_in_vain(left: &LeftAlone) -> [Kind; 5] {
+    [
         (
             "executable",
             left.executable,
@@ -307,21 +340,7 @@ fn kinds(makeup: &Makeup, guest: Option<&GuestStatus>) -> Vec<Check> {
             "PageONE leaves it alone: it merges nothing that may not be read",
             "have it close the memory only when that is merged",
         ),
-    ];
-    let told = |bytes: u64, is| {
-        let much = bytes >= LEAST && bytes.saturating_mul(100) >= all.saturating_mul(PART);
-        much.then(|| format!("{} of {} {is}", human::size(bytes), human::size(all)))
-    };
-    let tell = |(check, bytes, is, why, fix): (_, _, _, _, &str)| {
-        Some(Check::warn(check, told(bytes, is)?, why).fix(fix))
-    };
-    let mut checks: Vec<_> = rows.into_iter().filter_map(tell).collect();
-    if checks.is_empty() {
-        checks.push(Check::ok("memory", "it is of kinds that can be merged"));
-    }
-    let offered = told(makeup.locked - locked, "is locked (mlock), and offered");
-    checks.extend(offered.map(|what| Check::ok("locked", what)));
-    checks
+    ]
 }
 
 fn pins(pid: u32, guest: Option<&GuestStatus>) -> Check {

@@ -201,7 +201,7 @@ impl Arena {
             secret,
             seed: 0,
             is_kept: args.contains(&"--keep"),
-            is_usual: args.is_empty() && fault.is_none(),
+            is_usual: args.is_empty() && policy.is_none() && fault.is_none(),
             alone: Some(alone),
         })
     }
@@ -358,13 +358,13 @@ impl Arena {
         })
     }
 
-    /// What a usual daemon does in a window is measured once: its period bounds it.
+    /// What a usual daemon does in a window is measured twice, and the better counts: its period bounds it.
     fn measure_ease(&self) -> Ease {
         static USUAL: OnceLock<u64> = OnceLock::new();
         let measure = || self.pace().rounds;
         Ease {
             rounds: match self.is_usual {
-                true => *USUAL.get_or_init(measure),
+                true => *USUAL.get_or_init(|| measure().max(measure())),
                 false => measure(),
             },
             footprint: Footprint::of(self.pid()),

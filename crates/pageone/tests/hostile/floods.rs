@@ -272,6 +272,16 @@ fn a_file_system_that_hangs_in_an_honest_guest() {
 
 #[test]
 fn pages_of_a_file_system_that_hangs() {
+    withstands_a_file_system("fuse-pages");
+}
+
+#[test]
+fn a_userfaultfd_that_is_a_file_and_hangs_when_it_is_closed() {
+    withstands_a_file_system("fuse-flush");
+}
+
+/// An attack that mounts a file system which hangs.
+fn withstands_a_file_system(verb: &str) {
     let Some(arena) = Arena::new().filter(|_| has_fuse()) else {
         return;
     };
@@ -279,6 +289,6 @@ fn pages_of_a_file_system_that_hangs() {
     let folder = mounted.0.to_str().unwrap().to_owned();
     arena.withstands(|arena| {
         let _ = Command::new("umount").arg("-l").arg(&folder).output();
-        arena.attack("fuse-pages", &[&folder])
+        arena.attack(verb, &[&folder])
     });
 }

@@ -322,14 +322,14 @@ pub const CALLS: &[Call] = &[
         "lists the program's threads and descriptors",
     ),
     call(
-        Thread,
+        All,
         "lseek",
         libc::SYS_lseek,
         [Any, In(&[0]), In(&[0]), Any, Any, Any],
-        "lists the program's threads again",
+        "lists the program's threads and descriptors again",
     ),
     call(
-        Thread,
+        All,
         "get_robust_list",
         libc::SYS_get_robust_list,
         ANY,
