@@ -3,6 +3,7 @@
 //! This is the only place that names metrics. The number of series is bounded: guests beyond the most that are asked for, and
 //! domains and nodes beyond [`STORES`], are summed up.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use prometheus_client::collector::Collector;
@@ -243,11 +244,13 @@ fn stores(to: &mut Writer<'_>, status: &Status) -> fmt::Result {
         .store_nodes
         .split_at(STORES.min(status.store_nodes.len()));
     let rows = |count: fn(&StoreNode) -> u64| {
-        let row = move |store: &StoreNode| {
+        // Names may be shown alike that are not the same: one of them seems escaped.
+        let mut sums = BTreeMap::<_, u64>::new();
+        for store in named {
             let labels = [store.domain.to_string(), store.node.to_string()];
-            (labels, count(store))
-        };
-        named.iter().map(row).collect::<Vec<_>>()
+            *sums.entry(labels).or_default() += count(store);
+        }
+        sums
     };
     let (pages, astray) = (|at: &StoreNode| at.pages, |at: &StoreNode| at.astray);
     let help = "Canonical pages by domain and node";
