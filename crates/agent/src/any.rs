@@ -107,7 +107,8 @@ pub(crate) fn keep_words(threads: &Threads) {
 /// **The limit**: a thread that is made, or takes a lock, after this look, and ends while its page is frozen.
 pub(crate) struct Words {
     threads: Threads,
-    memory: OwnMemory,
+    /// None where it may not be opened: then only the words that libc keeps are known, not the locks.
+    memory: Option<OwnMemory>,
     caller: u32,
 }
 
@@ -119,7 +120,7 @@ impl Words {
     pub(crate) fn open(caller: u32) -> Result<Self> {
         Ok(Self {
             threads: Threads::open()?,
-            memory: OwnMemory::open()?,
+            memory: OwnMemory::open().ok(),
             caller,
         })
     }
@@ -129,7 +130,7 @@ impl Words {
     /// # Errors
     /// What reading the list of threads gives.
     pub(crate) fn keep(&self, guard: &mut Guard) -> Result<()> {
-        let (memory, caller) = (Some(&self.memory), Some(self.caller));
+        let (memory, caller) = (self.memory.as_ref(), Some(self.caller));
         each_word(&self.threads, memory, caller, |word| keep_word(guard, word))
     }
 }

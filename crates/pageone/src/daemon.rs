@@ -136,8 +136,9 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     let server = Server::new(listener, policy, limits, &engine, history);
     let server = server.context("cannot serve")?;
     let attacher = Attacher::start(&path, config.attach)?;
-    let again = |server: &mut Server| reload(&args.files, file, server, &attacher);
-    server.serve(signals.as_fd(), |server| heed(&signals, server, again))?;
+    let mut last = file.map(Path::to_owned);
+    let mut again = |server: &mut Server| reload(&args.files, &mut last, server, &attacher);
+    server.serve(signals.as_fd(), |server| heed(&signals, server, &mut again))?;
     tracing::info!("stopping");
     host::stop_engine(engine);
     // Its keeper hears of its end before what strangers have locks on is closed.
@@ -147,12 +148,18 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Reads the policy again, whose file was `policy` at the start, and the rules of `[[attach]]`.
-fn reload(files: &check::Files, policy: Option<&Path>, server: &mut Server, attacher: &Attacher) {
+/// Reads the policy again, whose file was `last`, and the rules of `[[attach]]`.
+fn reload(
+    files: &check::Files,
+    last: &mut Option<PathBuf>,
+    server: &mut Server,
+    attacher: &Attacher,
+) {
     let config = files.config().map(|(config, _)| config);
     // A file may have been made since, or another be named.
     let named = config.as_ref().ok().and_then(|config| files.policy(config));
-    match named.as_deref().or(policy) {
+    *last = named.or(last.take());
+    match last {
         Some(file) => server.read_policy(file),
         None => tracing::warn!("there is no policy file to read: the policy stays as it was"),
     }
@@ -166,7 +173,7 @@ fn reload(files: &check::Files, policy: Option<&Path>, server: &mut Server, atta
 fn heed(
     signals: &Signals,
     server: &mut Server,
-    reload: impl Fn(&mut Server),
+    reload: &mut impl FnMut(&mut Server),
 ) -> std::io::Result<bool> {
     while let Some(arrived) = signals.next()? {
         if arrived.signal != SIGHUP {

@@ -342,7 +342,7 @@ fn ask_for_domain(socket: &Path, name: Option<&str>) -> Result<bool> {
     let reply = match client::ask(socket, &request, PATIENCE) {
         Err(error) if name.is_none() => {
             say(&format!(
-                "pageone: {error:#}: the command runs, and what it offers itself is merged as soon as a daemon serves there"
+                "pageone: {error:#}: the command runs, and what it offers is merged as soon as a daemon serves there"
             ));
             return Ok(false);
         }

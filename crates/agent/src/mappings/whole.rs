@@ -347,6 +347,15 @@ impl Pins {
         self.pagemap.is_none() && self.may_pin()
     }
 
+    /// Whether it leaves most pages of a part of a chunk to be copied.
+    fn leaves_most(&self, start: usize, len: usize) -> bool {
+        let private = || {
+            self.private(start, len)
+                .map_or(usize::MAX, |pages| pages.len())
+        };
+        !self.may || private() < len / PAGE_BYTES / 2
+    }
+
     fn private(&self, start: usize, len: usize) -> Result<PageBits> {
         private_in(self.pagemap.as_ref().ok_or(Errno::NOENT)?, start, len)
     }
@@ -631,8 +640,8 @@ impl Copy {
             }
             let attributes = attributes_at(guard, self.at);
             self.open(len, attributes)?;
-            // Before others wait: that may take long, in a group at its limit. Where much may be pinned, little is copied.
-            if unwritten.is_none() && !pins.may {
+            // Before others wait: that may take long, in a group at its limit. Where much may stay, little is copied.
+            if unwritten.is_none() && pins.leaves_most(self.at, len) {
                 populate(self.aside.start, len)?;
             }
             still.begin(self.at, len, unwritten.is_some())?;

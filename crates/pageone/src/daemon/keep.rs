@@ -161,8 +161,9 @@ impl Keeper {
                 },
                 Event::Stop | Event::Restart | Event::Child => {}
                 Event::Time if killed => {
-                    tracing::error!("the daemon {child} does not end: a file system keeps it");
-                    return Ok(None);
+                    bail!(
+                        "the daemon, process {child}, was killed and has not ended: the kernel waits in one of its threads"
+                    );
                 }
                 Event::Time => {
                     killed = true;

@@ -247,7 +247,8 @@ fn look(path: &Path) -> Result<bool, ListenError> {
         Ok(meta) if !meta.file_type().is_socket() => return Err(foreign("is no socket")),
         _ => {}
     }
-    match sys::socket::connect(path) {
+    // A daemon that was killed and cannot end has its socket still, and accepts nothing.
+    match sys::socket::connect_at_once(path) {
         Ok(connection) => {
             let pid = sys::socket::peer(&connection).map_or(0, |peer| peer.pid);
             Err(ListenError::Occupied {
@@ -257,6 +258,7 @@ fn look(path: &Path) -> Result<bool, ListenError> {
             })
         }
         Err(Errno::CONNREFUSED) => Ok(true),
+        Err(Errno::AGAIN) => Err(foreign("is in use, and its queue is full")),
         Err(Errno::PROTOTYPE) => Err(foreign("is another program's socket")),
         Err(error) => Err(foreign(&format!(
             "cannot be looked at ({})",

@@ -216,7 +216,7 @@ impl Server {
     pub(crate) fn serve(
         mut self,
         told: BorrowedFd<'_>,
-        heed: impl Fn(&mut Self) -> std::io::Result<bool>,
+        mut heed: impl FnMut(&mut Self) -> std::io::Result<bool>,
     ) -> std::io::Result<()> {
         loop {
             let ready = self.wait(told)?;
