@@ -1,7 +1,6 @@
 /*
  * Calls by which a process changes what it may do, each by its name.
  */
-#include <dirent.h>
 #include <grp.h>
 #include <linux/capability.h>
 #include <linux/filter.h>
@@ -16,6 +15,8 @@
 #include <sys/resource.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
+
+#include "threads.h"
 
 /* capset(2) has no declaration in libc's headers. */
 int capset(struct __user_cap_header_struct *, const struct __user_cap_data_struct *);
@@ -238,17 +239,6 @@ static void on_signal(int signal)
 
 static int rights_open[2] = { -1, -1 }, rights_end[2] = { -1, -1 };
 static pthread_t odd_thread;
-
-static int own_threads(void)
-{
-	int count = 0;
-	DIR *folder = opendir("/proc/self/task");
-	while (folder && readdir(folder))
-		count++;
-	if (folder)
-		closedir(folder);
-	return count - 2;
-}
 
 /* A thread that makes a change and then waits until it is told to end. */
 static void *change_and_stay(void *arg)

@@ -7,7 +7,6 @@
  * gone for three rounds, or "bad PAGE".
  */
 #define _GNU_SOURCE
-#include <dirent.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdint.h>
@@ -18,6 +17,7 @@
 #include <unistd.h>
 
 #include "mix.h"
+#include "threads.h"
 
 #define PAGE 4096ul
 #define ROUNDS 3
@@ -61,17 +61,6 @@ static void compare(void)
 			}
 }
 
-static int threads(void)
-{
-	int n = 0;
-	DIR *folder = opendir("/proc/self/task");
-	while (folder && readdir(folder))
-		n++;
-	if (folder)
-		closedir(folder);
-	return n - 2;
-}
-
 static int live_on(void *parent)
 {
 	alarm(LONGEST);
@@ -106,9 +95,9 @@ int main(int argc, char **argv)
 	say("ready", pages);
 	while (process)
 		pause();
-	while (threads() < 2)
+	while (own_threads() < 2)
 		usleep(1000);
-	while (threads() > 1)
+	while (own_threads() > 1)
 		compare();
 	for (int rounds = 0; rounds < ROUNDS; rounds++)
 		compare();

@@ -102,7 +102,8 @@ pub(crate) fn whole_if_ample(guard: &mut Guard, start: usize, len: usize) -> Res
 /// there was nothing to open, memory stays as it is.
 pub(crate) fn whole_if_out_of_reach(guard: &mut Guard, tools: Tools) {
     guard.apart(|guard| {
-        let now = Tools::open(guard, asker(guard), sys::process::thread_id());
+        let caller = Some(sys::process::thread_id());
+        let now = Tools::open(guard, asker(guard), caller);
         let lost = now.map_or(true, |mut now| now.pins.hide_some());
         if lost && tools.still.holds_on() {
             let _ = make(guard, 0, ADDRESS_LIMIT, None, tools);
@@ -142,12 +143,13 @@ pub(crate) struct Tools {
 }
 
 impl Tools {
-    /// For `asker`, in whose table the program's descriptors are, and a call of thread `caller`.
-    fn open(guard: &Guard, asker: u32, caller: u32) -> Result<Self> {
+    /// For `asker`, in whose table the program's descriptors are. `caller` is the thread whose call this is; none where words of the kernel's
+    /// do not stay where they lie.
+    fn open(guard: &Guard, asker: u32, caller: Option<u32>) -> Result<Self> {
         let (maps, still) = (Maps::open()?, Still::of(guard)?);
         let pins = Pins::new(asker);
         let freezes = matches!(still, Still::Frozen { .. });
-        let words = freezes.then(|| Words::open(caller)).transpose()?;
+        let words = caller.filter(|_| freezes).map(Words::open).transpose()?;
         Ok(Self {
             maps,
             still,
@@ -162,7 +164,8 @@ impl Tools {
             return None;
         }
         let asker = asker(guard);
-        let mut tools = Self::open(guard, asker, sys::process::thread_id()).ok()?;
+        let caller = Some(sys::process::thread_id());
+        let mut tools = Self::open(guard, asker, caller).ok()?;
         tools.pins.own = sys::pins::Own::open(asker).ok();
         Some(tools)
     }
@@ -176,7 +179,8 @@ fn at_desk(guard: &mut Guard, start: usize, len: usize, wish: Wish) -> Result<()
     guard.at_desk_or_here(|guard| {
         let only_unwritten = wish == Wish::Unwritten;
         let pagemap = only_unwritten.then(Pagemap::own).transpose()?;
-        let mut tools = Tools::open(guard, asker, caller)?;
+        let keeps_words = wish != Wish::Ample;
+        let mut tools = Tools::open(guard, asker, keeps_words.then_some(caller))?;
         tools.pins.only_few = wish == Wish::Ample;
         make(guard, start, len, pagemap.as_ref(), tools)
     })
@@ -215,7 +219,7 @@ fn make_each(
     } = tools;
     let footing = Footing::here();
     let is_agent = guard.process().life.is_callers();
-    if let Some(words) = words.filter(|_| !pins.only_few) {
+    if let Some(words) = words {
         words.keep(guard)?;
     }
     let mut result = Ok(());

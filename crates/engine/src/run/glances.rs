@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 #[cfg(test)]
 use crate::sync::lock;
 
-/// A user rests so many times as long as his guests took, and no longer than [`LONGEST_REST`]: a busy host makes each look slow. A pass is cut, so with this bound a user has a tenth of the time at most.
+/// A user rests so many times as long as his guests took, and no longer than [`LONGEST_REST`]: a busy host makes each
+/// look slow. A pass is cut, so with this bound a user has a tenth of the time at most.
 const REST: u32 = 8;
 const LONGEST_REST: Duration = Duration::from_secs(1);
 
