@@ -263,14 +263,17 @@ fn cpuset_of_the_first() -> Option<([u32; 2], Cpuset)> {
     Some((nodes, Cpuset::new(nodes[0])?))
 }
 
-/// Has the kernel move all pages of a guest, those that it shares too. It leaves out those that are busy at the moment.
-fn move_all(guest: &mut Guest, from: u32, to: u32) {
+/// Has the kernel move all pages of a guest, those that it shares too. It leaves out those that are busy at the moment. The daemon
+/// rests: copies that it takes from pages moved before would be moved with the rest, and not come back.
+fn move_all(place: &Place, guest: &mut Guest, from: u32, to: u32) {
+    set(place, &["run=0"]).unwrap();
     let there = vec![i32::try_from(to).unwrap(); PAGES];
     wait_for("all pages to be moved", || {
         guest.run("check");
         guest.run(&format!("migrate {from} {to}"));
         (nodes(guest) == there).then_some(())
     });
+    set(place, &["run=1"]).unwrap();
 }
 
 /// Pages by node of the daemon's own mappings that have this policy, as the kernel lists them.
@@ -446,7 +449,7 @@ fn copies_that_are_moved_to_another_node_are_left_by_all() {
     guests[0].run("check"); // every page is there again
     wait_store_nodes(&place, &[(first, PAGES, 0)]);
     let moved = sys::node::pages_moved().unwrap();
-    move_all(&mut guests[0], first, last);
+    move_all(&place, &mut guests[0], first, last);
     let moved = sys::node::pages_moved().unwrap() - moved;
     assert!(moved >= PAGES as u64, "the kernel counted {moved} pages");
     // A guest that is bound to the first node never has a page on the other.
@@ -491,7 +494,7 @@ fn across_nodes_copies_that_are_moved_stay_shared_and_are_shown_where_they_are()
     wait_shared(&place, (PAGES, PAGES));
     guests[0].run("check");
     wait_store_nodes(&place, &[(first, PAGES, 0)]);
-    move_all(&mut guests[0], first, last);
+    move_all(&place, &mut guests[0], first, last);
     wait_store_nodes(&place, &[(last, PAGES, PAGES)]);
     wait_shared(&place, (PAGES, PAGES));
     let said = output(pageone().args(["status", "--socket"]).arg(place.socket()));
