@@ -358,7 +358,8 @@ static void offer_mapping(unsigned long start, unsigned long end)
 static long advise(size_t first, size_t count, int advice)
 {
 	long result = errno_of(madvise(mem + first * PAGE, count * PAGE, advice));
-	if (result == 0 && (advice == MADV_DONTNEED || advice == 24))
+	/* MADV_DONTNEED_LOCKED; MADV_GUARD_INSTALL, whose pages are zeros when the guard is gone. */
+	if (result == 0 && (advice == MADV_DONTNEED || advice == 24 || advice == 102))
 		memset(shadow + first * PAGE, 0, count * PAGE);
 	if (result == 0 && advice == MADV_FREE)
 		for (size_t p = first; p < first + count; p++) {
@@ -442,6 +443,18 @@ static long remap(size_t count, int flags)
 	mem = at;
 	pages = count;
 	return (long)mem;
+}
+
+/* Asks for a place that only five levels of page tables have; what stays behind is unmapped. */
+static long move_beyond(void)
+{
+	unsigned char *old = mem;
+	const int flags = MREMAP_MAYMOVE | 4; /* MREMAP_DONTUNMAP */
+	unsigned char *at = mremap(old, pages * PAGE, pages * PAGE, flags, (void *)(1ul << 50));
+	if (at == MAP_FAILED)
+		return -errno;
+	mem = at;
+	return errno_of(munmap(old, pages * PAGE));
 }
 
 /* Moves all memory past libc, each time to the same place; with `anew` other memory takes its place, and is written. */
@@ -627,6 +640,7 @@ static void *serve(void *first)
 		COMMAND("unmap") say(unmap(a, b));
 		COMMAND("mapover") say(map_over(a, b));
 		COMMAND("remap") say(remap(a, (int)b));
+		COMMAND("beyond") say(move_beyond());
 		COMMAND("stray") say(stray(a));
 		COMMAND("protect") say(errno_of(mprotect(mem + a * PAGE, b * PAGE, (int)c)));
 		COMMAND("lock") say(errno_of(mlock(mem + a * PAGE, b * PAGE)));

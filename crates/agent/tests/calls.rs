@@ -11,7 +11,7 @@ mod common;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-use common::{Engine, count, merged_chunks, ready, scan};
+use common::{Engine, count, merged_chunks, merged_chunks_of, ready, scan};
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use support::Guest;
 use wire::{Answer, Change, PageBits, PageOutcome, Question, Unmerge};
@@ -296,7 +296,6 @@ fn guards_leave_zeros_behind() {
     }
     guest.run(&format!("advise 20 4 {GUARD_INSTALL}"));
     guest.run(&format!("advise 18 8 {GUARD_REMOVE}"));
-    guest.run("zero 20 4");
     guest.run("check");
     assert!(guest.ask(&format!("advise 30 1 {REMOVE}")).is_err());
     guest.run("check");
@@ -755,6 +754,66 @@ fn pinned_pages_keep_their_frames() {
     guest.run("check");
 }
 
+/// Zeros in a page of the store would be a page that can be read.
+#[test]
+fn a_guard_without_a_mapping_to_spare_is_refused_or_a_guard() {
+    let (_engine, mut guest) = merged(5);
+    if !has_guards(&mut guest) {
+        return eprintln!("skipped: this kernel has no guards");
+    }
+    guest.run("crowd 0");
+    let answer = guest.ask(&format!("advise 100 1 {GUARD_INSTALL}"));
+    if answer.is_ok() {
+        assert_ne!(guest.run("touch 100 0"), "0", "a read of a guard");
+        guest.run(&format!("advise 100 1 {GUARD_REMOVE}"));
+    }
+    guest.run("crowd 600");
+    guest.run("check");
+}
+
+#[test]
+fn what_may_not_be_written_is_discarded_without_a_mapping_to_spare() {
+    let (_engine, mut guest) = merged(5);
+    guest.run("protect 0 512 1");
+    guest.run("crowd 0");
+    guest.run(&format!("advise 100 3 {DONTNEED}"));
+    (100..103).for_each(|page| assert_eq!(guest.run(&format!("byte {page} 9")), "0"));
+    guest.run("check");
+    assert_ne!(guest.run("touch 101 1"), "0", "a write");
+}
+
+#[test]
+fn a_wish_for_a_place_beyond_the_table_loses_nothing() {
+    let (engine, mut guest) = merged(5);
+    // Nothing of it is offered. With four levels the kernel refuses such a wish.
+    let mut other = engine.guest();
+    other.map(512);
+    assert_eq!(guest.ask("beyond"), other.ask("beyond"));
+    guest.run("check");
+    guest.run("fill 0 512 5");
+    guest.run("check");
+}
+
+/// Where no limit can be read the usual one counts: more mappings are made than the agent makes uncounted.
+#[test]
+fn discards_are_given_back_where_proc_tells_no_limit() {
+    const CHUNKS: usize = 160;
+    const UNCOUNTED: usize = 4096;
+    let hidden = "mount -t tmpfs none /proc/sys && LD_PRELOAD=$0 exec \"$@\"";
+    let (_engine, mut guest) = merged_chunks_of(CHUNKS, |engine| {
+        let mut command = std::process::Command::new("unshare");
+        command.args(["--mount", "sh", "-c", hidden]);
+        command.args([&*support::agent(), support::guest_program(false)]);
+        Guest::from(command.env("PAGEONE_SOCKET", engine.socket()))
+    });
+    let before = all_mappings(&guest);
+    // Too few of a chunk to make all around them anonymous.
+    discard_each(&mut guest, (17..512 * CHUNKS).step_by(34));
+    guest.run("check");
+    let more = all_mappings(&guest) - before;
+    assert!(more > UNCOUNTED + 200, "{more} mappings more");
+}
+
 #[test]
 fn scattered_discards_leave_mappings() {
     const CHUNKS: usize = 137;
@@ -972,7 +1031,6 @@ fn calls_go_on_when_the_first_thread_has_ended() {
         if has_guards(&mut guest) {
             guest.run(&format!("advise 30 5 {GUARD_INSTALL}"));
             guest.run(&format!("advise 30 5 {GUARD_REMOVE}"));
-            guest.run("zero 30 5");
         }
         guest.run(&format!("advise 0 512 {DONTFORK}"));
         guest.run("remap 1024 1");

@@ -314,7 +314,6 @@ fn a_discard_leaves_zeros_where_proc_is_hidden() {
     if guest.ask("advise 0 0 102").is_ok() {
         guest.run("advise 60 1 102");
         guest.run("advise 60 1 103");
-        guest.run("zero 60 1");
     }
     guest.run("check");
     // Without it nothing tells where canonical content would come from behind the guard.

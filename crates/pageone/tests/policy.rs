@@ -13,7 +13,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use common::{
     Place, Running, alone, count, daemon, install, json, output, pageone, text, wait_for,
@@ -691,6 +691,41 @@ fn a_policy_is_read_again_and_a_mistake_changes_nothing() {
     });
     assert_eq!(domain_of(&status, &third).unwrap(), "name:other");
     check(&mut [first, second, third]);
+    daemon.signal(sys::signals::SIGTERM);
+    assert_eq!(daemon.end(), 0);
+}
+
+#[test]
+fn a_policy_made_after_the_start_is_read_when_asked() {
+    let _alone = alone();
+    if !is_root() {
+        return;
+    }
+    let open = Open::new();
+    let mut command = pageone();
+    command.env("CONFIGURATION_DIRECTORY", open.place.path());
+    command.args(["daemon", "--no-keep", "--merge-period=100ms", "--socket"]);
+    command.arg(open.place.socket()).stderr(Stdio::piped());
+    let mut daemon = Running::start(&mut command);
+    let said = Said::of(daemon.0.stderr.take().unwrap());
+    let domain_of_next = || {
+        let mut guest = open.guest(USERS[0], None);
+        guest.offer(PAGES, 1);
+        let status = open.status_when("the guest", |status| domain_of(status, &guest).is_some());
+        domain_of(&status, &guest).unwrap()
+    };
+    wait_for("the daemon", || open.place.socket().exists().then_some(()));
+    assert_eq!(domain_of_next(), "uid:61001");
+    open.place
+        .file("policy.toml", "[[rule]]\nuid = 61001\ndomain = \"lab\"\n");
+    daemon.signal(sys::signals::SIGHUP);
+    said.wait_for("is read again");
+    assert_eq!(domain_of_next(), "name:lab");
+    // One that is gone changes nothing: the last one that was read is in force.
+    fs::remove_file(open.place.path().join("policy.toml")).unwrap();
+    daemon.signal(sys::signals::SIGHUP);
+    said.wait_for("the policy stays as it was");
+    assert_eq!(domain_of_next(), "name:lab");
     daemon.signal(sys::signals::SIGTERM);
     assert_eq!(daemon.end(), 0);
 }

@@ -286,8 +286,16 @@ fn arm(pid: u32, start: u64) {
 
 /// A guest whose `chunks` chunks are merged.
 pub(crate) fn merged_chunks(chunks: usize) -> (Engine, Guest) {
+    merged_chunks_of(chunks, Engine::guest)
+}
+
+/// The same of a guest that the caller starts.
+pub(crate) fn merged_chunks_of(
+    chunks: usize,
+    start: impl FnOnce(&Engine) -> Guest,
+) -> (Engine, Guest) {
     let mut engine = Engine::new();
-    let mut guest = engine.guest();
+    let mut guest = start(&engine);
     engine.write(1000, 512 * chunks as u64, 5);
     guest.offer(512 * chunks, 5);
     engine.accept();
