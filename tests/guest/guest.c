@@ -49,6 +49,7 @@ static long errno_of(long result)
 }
 
 #include "calls.h"
+#include "kin.h"
 #include "costs.h"
 #include "maps.h"
 #include "mix.h"
@@ -661,6 +662,8 @@ static void *serve(void *first)
 		COMMAND("writers") say(start_writers(a, b, c));
 		COMMAND("direct") say(start_direct(a, b, path));
 		COMMAND("stop") stop();
+		COMMAND("kin") say(start_kin(a, b));
+		COMMAND("endkin") say(stop_kin());
 		COMMAND("pin") say(pin(a, b));
 		COMMAND("readfixed") {
 			int got = read_fixed(path, a, b);

@@ -44,6 +44,7 @@
 //! **Children of fork** get an agent of their own when they have lived for a while, as programs do. The thread is made in
 //! the fork and sleeps. What a child still shares by fork stays so: MOVE refuses such a page.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use rustix::io::Result;
@@ -70,20 +71,32 @@ const PART_BYTES: usize = 256 * CHUNK_BYTES;
 
 /// The guest takes a range back, and it is not offered for it again.
 pub(crate) fn keep(guard: &mut Guard, start: usize, len: usize) {
-    let mut table = guard.table();
-    let any = config().any.is_some();
+    let withdraw = |_: usize, pages: Range<usize>, chunk: &mut Chunk| {
+        pages.for_each(|page| chunk.withdraw(page))
+    };
+    guard.table().each_known(start, len, withdraw);
+    if config().any.is_none() {
+        return;
+    }
+    // Where nothing is mapped there is nothing to remember. Without a list of mappings nothing is offered for the program.
     let end = start.saturating_add(len).min(ADDRESS_LIMIT);
-    for address in (start & !(CHUNK_BYTES - 1)..end).step_by(CHUNK_BYTES) {
-        let known = match any {
-            true => table.make(address),
-            false => table.get(address),
-        };
-        if let Some(chunk) = known {
-            let pages = pages_of(address, start, end);
-            match any {
-                true => pages.for_each(|page| chunk.keep(page)),
-                false => pages.for_each(|page| chunk.withdraw(page)),
-            }
+    let _ = guard.at_desk(|guard| -> Result<()> {
+        let (maps, mut at) = (Maps::open()?, start);
+        while let Some(vma) = maps.find(at)?.filter(|vma| vma.start < end) {
+            let mapped = vma.start.max(at)..vma.end.min(end);
+            keep_mapped(guard, mapped);
+            at = vma.end;
+        }
+        Ok(())
+    });
+}
+
+/// The same for a range that is mapped.
+fn keep_mapped(guard: &mut Guard, range: Range<usize>) {
+    let mut table = guard.table();
+    for address in (range.start & !(CHUNK_BYTES - 1)..range.end).step_by(CHUNK_BYTES) {
+        if let Some(chunk) = table.make(address) {
+            pages_of(address, range.start, range.end).for_each(|page| chunk.keep(page));
             table.mark_dirty(address);
         }
     }

@@ -31,13 +31,28 @@ pub(crate) mod takeover;
 
 use crate::config;
 use crate::life;
-use crate::thread::is_barred;
+use crate::thread::{Why, bar, is_barred};
+
+/// Whether a library is loaded that stops all threads by signals and waits for each, by a symbol of it: libpsx (of libcap), which would wait
+/// for ever, and the runtime of LeakSanitizer, which would miss what only the agent's memory leads to.
+fn stops_threads() -> bool {
+    // SAFETY: the names are terminated, and the results are not used.
+    let has = |name: &std::ffi::CStr| {
+        !unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }.is_null()
+    };
+    [c"psx_set_sensitivity", c"__lsan_init"]
+        .into_iter()
+        .any(has)
+}
 
 /// Runs before the program's `main`.
 extern "C" fn begin() {
     // SAFETY: this is the constructor.
     unsafe { life::look_at_first_filters() };
     rights::begin();
+    if stops_threads() {
+        bar(Why::SIGNALS);
+    }
     if is_barred() {
         return;
     }

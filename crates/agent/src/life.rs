@@ -56,9 +56,17 @@ use crate::{
 /// forked from.
 static READ: AtomicU32 = AtomicU32::new(0);
 
-/// Notes that a filter was installed that allows all calls of the agent's.
+/// Notes that a filter was installed that allows all calls of the agent's. One of a child that shares the memory is the child's alone.
 pub(crate) fn note_read_filter() {
-    READ.fetch_add(1, Ordering::Relaxed);
+    if !is_anothers() {
+        READ.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Whether the caller shares its memory with the process whose agent this is, as a child of vfork does. Its rights are its own: they change
+/// nothing for that agent, which has /proc and all else as it had.
+fn is_anothers() -> bool {
+    lock::existing().is_some_and(|page| page.life.has_other_owner())
 }
 
 /// The number of this process while a held thread works for the one that attaches, which writes 0 when that thread is back. Another
@@ -188,8 +196,7 @@ pub(crate) fn without_agent<T>(why: Why, call: impl FnOnce() -> T) -> Result<T> 
     }
     wait_for_outside();
     let Some(page) = lock::existing().filter(|page| page.life.is_ours()) else {
-        // A fork child inherits no agent: this one is another process's, which shares the memory and keeps its /proc.
-        if lock::existing().is_some_and(|page| page.life.runs()) {
+        if is_anothers() {
             return Ok(call());
         }
         // Perhaps a fork child with merged memory and no agent.
@@ -216,6 +223,9 @@ pub(crate) fn without_agent_for_good<T>(why: Why, call: impl FnOnce() -> Result<
     }
     wait_for_outside();
     let Some(page) = lock::existing().filter(|page| page.life.is_ours()) else {
+        if is_anothers() {
+            return call();
+        }
         // Perhaps a fork child with merged memory and no agent.
         give_back_all();
         return call().inspect(|_| bar(why));

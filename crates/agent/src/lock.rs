@@ -231,7 +231,7 @@ pub(crate) fn lock_between_forks() -> Option<Guard> {
 
 /// Waits for the window under way; from here none begins in this process until [`end_fork`].
 pub(crate) fn begin_fork() {
-    if thread::is_barred() {
+    if thread::is_barred() && !existing().is_some_and(|page| page.life.runs()) {
         return;
     }
     // Relaxed: `lock_between_forks` looks at it under the same lock.

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::event::Timespec;
+use rustix::io::Errno;
 use rustix::thread::futex;
 use sys::rights::Except;
 use sys::thread::{self, Bell};
@@ -61,6 +62,29 @@ impl Life {
         self.number.load(Ordering::Relaxed) == own
     }
 
+    /// Whether the memory is another process's, with which the caller shares it: a child of vfork, or one of clone(2) with CLONE_VM. A fork
+    /// child's begins with zeros here.
+    pub(crate) fn is_anothers(&self) -> bool {
+        let of = self.process();
+        of != 0 && of != process_number()
+    }
+
+    /// Whether that process lives, or its agent does.
+    pub(crate) fn has_other_owner(&self) -> bool {
+        let owner = || rustix::process::Pid::from_raw(self.process().cast_signed());
+        let lives = || {
+            owner().is_some_and(|pid| rustix::process::test_kill_process(pid) != Err(Errno::SRCH))
+        };
+        self.is_anothers() && (self.runs() || lives())
+    }
+
+    /// The process whose memory it is; 0 where that is not known.
+    fn process(&self) -> u32 {
+        let [owner, heir] =
+            [&self.owner, &self.heir].map(|process| process.load(Ordering::Relaxed));
+        if owner == 0 { heir } else { owner }
+    }
+
     /// Whether the agent's thread runs.
     pub(crate) fn runs(&self) -> bool {
         self.number.load(Ordering::Relaxed) != 0
@@ -69,6 +93,26 @@ impl Life {
 
 pub(crate) const END: u32 = 1;
 pub(crate) const OFFER: u32 = 2;
+
+/// Whether a process was made that has this memory, too, and runs on beside its maker. Other threads may make it, with no lock held.
+pub(crate) static SIBLINGS: AtomicBool = AtomicBool::new(false);
+
+/// Whether there may be processes that write to this memory and are no threads of this one. A fork child inherits it.
+pub(crate) fn has_siblings() -> bool {
+    SIBLINGS.load(Ordering::Relaxed)
+}
+
+/// What of the flags of clone(2) tells such a process, and its value: it shares memory, is no thread, and its maker does not wait for it.
+pub(crate) const KIN: u32 =
+    (libc::CLONE_VM | libc::CLONE_THREAD | libc::CLONE_VFORK).cast_unsigned();
+pub(crate) const SIBLING: u32 = libc::CLONE_VM.cast_unsigned();
+
+/// Notes what a clone(2) with these flags makes.
+pub(crate) fn note_clone(flags: u32) {
+    if flags & KIN == SIBLING {
+        SIBLINGS.store(true, Ordering::Relaxed);
+    }
+}
 
 /// Why no agent runs in this process and its children any more; 0 while one may. A fork child inherits what bars it.
 static BARRED: AtomicU32 = AtomicU32::new(0);
@@ -95,6 +139,9 @@ impl Why {
 
     /// The program's threads have different rights.
     pub(crate) const THREADS: Self = Self::step(wire::STEP_THREADS);
+
+    /// A library of the program stops all threads by signals, which the agent's never takes. None has begun, so none tells.
+    pub(crate) const SIGNALS: Self = Self::step(wire::STEP_THREADS);
 
     /// The program has the kernel make all that it reads executable.
     pub(crate) const EXECUTABLE: Self = Self::step(wire::STEP_EXECUTABLE);

@@ -319,6 +319,17 @@ fn advice_by_descriptor_is_advice() {
 }
 
 #[test]
+fn advice_over_most_of_the_address_space_takes_no_time() {
+    let (_engine, mut guest) = merged(6);
+    let begun = std::time::Instant::now();
+    let answer = guest.ask(&format!("advise 0 {} {UNMERGEABLE}", 1_u64 << 33));
+    assert_eq!(answer, Err("bad Cannot allocate memory".to_owned()));
+    let took = begun.elapsed();
+    assert!(took < Duration::from_millis(500), "{took:?}");
+    guest.run("check");
+}
+
+#[test]
 fn a_length_that_no_memory_has_is_refused_as_by_the_kernel() {
     let (engine, mut guest) = merged(6);
     // Nothing of it is offered.
@@ -932,6 +943,23 @@ fn stored(guest: &Guest) -> usize {
         (end - start) / 4096
     });
     pages.sum()
+}
+
+/// It is no thread, and no userfaultfd is lent: its writes are kept from being lost all the same.
+#[test]
+fn a_process_that_shares_memory_loses_nothing_while_it_is_made_whole() {
+    const CHUNKS: usize = 8;
+    let (mut engine, mut guest) = merged_chunks(CHUNKS);
+    end_session(&mut engine, &mut guest);
+    for chunk in 0..CHUNKS {
+        let first = chunk * 512;
+        guest.run(&format!("kin {first} 64"));
+        guest.run(&format!("lock {first} 512"));
+        guest.run(&format!("unlock {first} 512"));
+        assert_eq!(guest.run("endkin"), "0", "chunk {chunk}");
+    }
+    assert_eq!(stored(&guest), 0);
+    guest.run("check");
 }
 
 #[test]

@@ -365,6 +365,34 @@ fn a_child_that_shares_memory_leaves_its_parents_agent_alone() {
     guest.run("childcheck");
 }
 
+/// What it gives up for good it gives up alone.
+#[test]
+fn a_child_that_shares_memory_bars_no_agent_of_its_parents() {
+    const READ_IMPLIES_EXEC: u32 = 0x40_0000;
+    const REFUSED: u32 = 0x5_0001;
+    let (engine, mut guest) = ready(7);
+    let before = agent(guest.pid);
+    for seed in [7, 8] {
+        guest.run("rights v:nonewprivs");
+        let by_number = 1;
+        guest.run(&format!(
+            "rights v:filter {} {REFUSED} {by_number}",
+            libc::SYS_mmap
+        ));
+        guest.run(&format!("rights v:personality {READ_IMPLIES_EXEC}"));
+        assert_eq!(agent(guest.pid), before);
+        engine.write(3000, 512, seed);
+        guest.run(&format!("fill 0 512 {seed}"));
+        engine.sync();
+        let merged = engine.merge(guest.memory, 0, 512, Some(3000));
+        assert_eq!(count(&merged, PageOutcome::Merged), 512);
+        guest.run("check");
+    }
+    // Its hooks work as before: what comes is zeros, and no slots.
+    guest.run("remap 1024 1");
+    guest.run("check");
+}
+
 #[test]
 fn a_child_that_shares_memory_leaves_its_parents_merged_when_it_goes_elsewhere() {
     const NEWNS: u32 = 0x2_0000;

@@ -13,6 +13,7 @@ mod service;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::Result;
 use sys::foreign::plain_json;
@@ -54,14 +55,14 @@ pub(crate) fn main(args: &Args) -> ExitCode {
 }
 
 fn examine(args: &Args) -> Report {
-    let service = Service::at(args.socket.as_deref());
+    let service = Arc::new(Service::at(args.socket.as_deref()));
     // `daemon` does not heed the variable, and sudo drops it.
     let variable = std::env::var_os("PAGEONE_SOCKET").filter(|path| !path.is_empty());
     let named = args.socket.clone().or(variable.map(PathBuf::from));
     let mut checks = host::checks(service.is_roots);
     checks.extend(service.checks.iter().cloned());
     if let Some(pid) = args.pid {
-        checks.extend(process::checks(pid, &service));
+        checks.extend(process::checks_in_time(pid, &service));
     }
     if let Some(name) = args.command.first() {
         checks.push(command::check(name));

@@ -27,6 +27,9 @@ use crate::priority;
 
 /// The most threads that close; each user has one at most.
 const MOST_CLOSERS: usize = 32;
+/// The most of them that close connections. A user with subordinate ids is many users before his guest is taken in, and what he
+/// sends along may make each of them wait for ever.
+const MOST_AT_CONNECTIONS: usize = MOST_CLOSERS / 2;
 
 /// Whoever has locks on files that are nobody's in particular: no user has this number.
 pub(crate) const NOBODY: u32 = u32::MAX;
@@ -64,6 +67,8 @@ struct Work {
     users: BTreeMap<u32, Queue>,
     turns: VecDeque<u32>,
     counts: Counts,
+    /// Connections that are being closed.
+    connections: usize,
     /// All threads, the one that rests too.
     threads: usize,
     /// Whether one of them rests. It takes this back itself when it is awake, so there is never a second one.
@@ -77,6 +82,7 @@ impl Work {
         users: BTreeMap::new(),
         turns: VecDeque::new(),
         counts: [0; 3],
+        connections: 0,
         threads: 0,
         rests: false,
         is_called: false,
@@ -121,15 +127,23 @@ impl Work {
 
     /// What is closed next, by a thread that does nothing else until it tells that it is [`done`](Self::done).
     fn next(&mut self) -> Option<(u32, Kind, Burden)> {
-        let uid = self.turns.pop_front()?;
+        let full = self.connections == MOST_AT_CONNECTIONS;
+        let is_next = |uid: &u32| {
+            let first = self.users.get(uid).and_then(|queue| queue.waiting.front());
+            first.is_some_and(|(kind, _)| !full || *kind != Kind::Connection)
+        };
+        let turn = self.turns.iter().position(is_next)?;
+        let uid = self.turns.remove(turn)?;
         let queue = self.users.get_mut(&uid)?;
         let (kind, burden) = queue.waiting.pop_front()?;
         queue.closing = true;
+        self.connections += usize::from(kind == Kind::Connection);
         Some((uid, kind, burden))
     }
 
     fn done(&mut self, uid: u32, kind: Kind) {
         self.counts[kind as usize] -= 1;
+        self.connections -= usize::from(kind == Kind::Connection);
         let Some(queue) = self.users.get_mut(&uid) else {
             unreachable!("user {uid} has something that was closed");
         };
@@ -177,6 +191,11 @@ impl<T: Send> Late<T> {
             uid,
             value: Some(value),
         }
+    }
+
+    /// That it is another user's.
+    pub(crate) fn belongs_to(&mut self, uid: u32) {
+        self.uid = uid;
     }
 }
 
@@ -426,5 +445,22 @@ mod tests {
         .collect();
         assert_eq!(order, [1, 2, 1]);
         assert_eq!((work.counts, work.users.len()), ([0; 3], 0));
+    }
+
+    #[test]
+    fn connections_that_do_not_close_leave_threads_to_all_else() {
+        let mut work = Work::NONE;
+        let many = u32::try_from(MOST_AT_CONNECTIONS).unwrap() + 8;
+        (0..many).for_each(|uid| work.add(uid, Kind::Connection, Box::new(())));
+        let closing: Vec<_> = std::iter::from_fn(|| work.next()).collect();
+        assert_eq!(closing.len(), MOST_AT_CONNECTIONS);
+        work.add(many, Kind::Text, Box::new(()));
+        work.add(3, Kind::Session, Box::new(()));
+        let next = work.next().map(|(uid, kind, _)| (uid, kind));
+        assert_eq!(next, Some((many, Kind::Text)));
+        assert!(work.next().is_none());
+        work.done(0, Kind::Connection);
+        let next = work.next().map(|(uid, kind, _)| (uid, kind));
+        assert_eq!(next, Some((many - 8, Kind::Connection)));
     }
 }

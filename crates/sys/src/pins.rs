@@ -33,7 +33,7 @@ use std::fmt;
 use std::fs;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags, RawDir, SeekFrom};
 use rustix::io::Errno;
@@ -452,13 +452,19 @@ impl Own {
 }
 
 /// `None` for a socket of a known protocol, else what it is.
+///
+/// The number may be another file's at any moment. So what has it is held without being opened (`O_PATH`), which asks no file
+/// system, and looked at once more.
 fn socket(path: &str) -> io::Result<Option<String>> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let held = rustix::fs::open(path, flags, Mode::empty())?;
+    let own = format!("/proc/self/fd/{}", held.as_raw_fd());
+    let link = rustix::fs::readlink(&own, Vec::new())?;
+    if !link.as_bytes().starts_with(b"socket:") {
+        return Ok(Some("a descriptor that is exchanged".to_owned()));
+    }
     let mut name = [0; 64];
-    let len = match rustix::fs::getxattr(path, "system.sockprotoname", &mut name) {
-        Ok(len) => len,
-        Err(Errno::NOENT) => return Err(Errno::NOENT.into()),
-        Err(_) => 0,
-    };
+    let len = rustix::fs::getxattr(&own, "system.sockprotoname", &mut name).unwrap_or(0);
     let name = name.get(..len).unwrap_or_default();
     let name = String::from_utf8_lossy(name);
     let name = name.trim_end_matches('\0');
@@ -490,7 +496,6 @@ impl Info {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::AsRawFd;
     use std::os::unix::fs::OpenOptionsExt;
     use std::process::{Child, Command, Stdio};
     use std::time::{Duration, Instant};
@@ -512,6 +517,17 @@ mod tests {
         // SAFETY: it makes one system call, and nothing of the parent's.
         unsafe { sleep.pre_exec(keep_three) };
         sleep.stderr(Stdio::null()).spawn().unwrap()
+    }
+
+    /// A look at the link was before, and said that it is a socket.
+    #[test]
+    fn what_is_no_socket_any_more_is_not_asked() {
+        let file = fs::File::open("/proc/self/exe").unwrap();
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        assert!(socket(&path).unwrap().unwrap().contains("exchanged"));
+        let (one, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let path = format!("/proc/self/fd/{}", one.as_raw_fd());
+        assert_eq!(socket(&path).unwrap(), None);
     }
 
     fn found(input: Stdio) -> Option<Pin> {

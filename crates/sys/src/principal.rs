@@ -65,6 +65,8 @@ fn look(pid: u32, uid: u32) -> io::Result<u32> {
             ROOT | OVERFLOW => {}
             owner => answers = owner,
         }
+        // Whoever has made it may have locks on it: it is his to close.
+        space.belongs_to(answers);
         match parent_of(&*space) {
             Ok(parent) => space = late(parent.into()),
             // This process cannot see further.

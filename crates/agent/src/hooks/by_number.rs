@@ -16,7 +16,7 @@ use super::entry::Hook;
 use super::rights;
 use crate::errno::fail;
 use crate::lock::{begin_fork, end_fork};
-use crate::thread::is_barred;
+use crate::thread::{self, is_barred};
 
 /// For a libc that knows nothing of it.
 pub(crate) const ATTACHED: &[Hook] = &[Hook::before(c"syscall", syscall as *const c_void, &OWN)];
@@ -84,6 +84,12 @@ unsafe extern "C" fn syscall(number: c_long) -> c_long {
         "jae 6f",
         "ret",
         "3:",
+        "mov %esi, %eax",
+        "and ${kin}, %eax",
+        "cmp ${sibling}, %eax",
+        "jne 33f",
+        "movb $1, {siblings}(%rip)",
+        "33:",
         "test $0x100, %esi",
         "jnz 2b",
         "test %rdx, %rdx",
@@ -162,6 +168,9 @@ unsafe extern "C" fn syscall(number: c_long) -> c_long {
         exit = sym exit,
         memory = sym memory,
         bits = const BITS,
+        kin = const thread::KIN,
+        sibling = const thread::SIBLING,
+        siblings = sym thread::SIBLINGS,
         rights_bits = sym rights::HOOKED_BITS,
         memory_bits = sym MEMORY_BITS,
         rights = sym rights::by_number,
@@ -187,6 +196,8 @@ extern "C" fn kind(structure: usize) -> u32 {
     let words = unsafe {
         std::ptr::with_exposed_provenance::<[u64; STACK + 1]>(structure).read_unaligned()
     };
+    #[allow(clippy::cast_possible_truncation)] // the flags that matter are low ones
+    thread::note_clone(words[0] as u32);
     match (
         words[0] & libc::CLONE_VM.unsigned_abs() as u64,
         words[STACK],
@@ -223,7 +234,8 @@ extern "C" fn memory(
 }
 
 extern "C" fn exit(code: i32) -> ! {
-    if let Some(process) = crate::lock::existing() {
+    // A child of vfork leaves its maker's page as it is.
+    if let Some(process) = crate::lock::existing().filter(|page| !page.life.is_anothers()) {
         process.note_exit(code);
     }
     sys::thread::leave(code)

@@ -37,6 +37,7 @@ use crate::any;
 use crate::errno::fail;
 use crate::life;
 use crate::lock::{begin_fork, beyond, end_fork};
+use crate::thread::note_clone;
 
 extern "C" fn before() {
     begin_fork();
@@ -149,6 +150,7 @@ unsafe extern "C" fn clone(
         0 => forking(make),
         // The child begins at `entry`, and never comes back here.
         _ => {
+            note_clone(flags.cast_unsigned());
             if flags & libc::CLONE_CHILD_CLEARTID != 0 {
                 any::keep_word_of_clone(child_tid.addr());
             }

@@ -381,8 +381,8 @@ fn make_anonymous(guard: &mut Guard, vma: &Vma, part: Range<usize>, filled: Fill
         match replaced {
             // Sealed, too, which keeps a mapping from being replaced and its owner from nothing else; and no more may be locked.
             Err((Errno::NOMEM | Errno::PERM | Errno::AGAIN, false)) if zeros => fill_zeros(at, len),
-            // What the program may not write the kernel still does.
-            Err((Errno::NOMEM | Errno::AGAIN, false)) if may_fill => {
+            // What the program may not write the kernel still does. No mapping may be writable and executable after PR_SET_MDWE.
+            Err((Errno::NOMEM | Errno::AGAIN | Errno::ACCESS, false)) if may_fill => {
                 // SAFETY: the guest asked for this range to be discarded.
                 let clear = |_: &mut Guard| unsafe { OwnMemory::open()?.clear(at, len) };
                 guard.at_desk(clear).map_err(|_| Errno::NOMEM)?;

@@ -495,12 +495,10 @@ enum Still {
     },
 }
 
-/// Whether no thread but the caller's writes to this memory. A child of vfork shares it with more than its own.
+/// Whether no thread but the caller's writes to this memory, of any process.
 fn is_alone(life: &Life) -> Result<bool> {
-    let [owner, heir] = [&life.owner, &life.heir].map(|process| process.load(Ordering::Relaxed));
-    let process = if owner == 0 { heir } else { owner };
-    let shares = process != 0 && process != thread::process_number();
-    Ok(!shares && sys::task::threads()? <= life.idle_threads() + 1)
+    let is_shared = life.is_anothers() || thread::has_siblings();
+    Ok(!is_shared && sys::task::threads()? <= life.idle_threads() + 1)
 }
 
 impl Still {

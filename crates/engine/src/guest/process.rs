@@ -324,11 +324,12 @@ impl ProcessMemory {
 impl Memory for ProcessMemory {
     fn admit(&self, ready: Ready) -> Result<(), Refusal> {
         let space = self.find(ready)?;
+        let principal = self.applicant.principal;
         let guard = space
             .witness
-            .vouch(|| Guard::stand(space.witness.thread(), &ready));
+            .vouch(|| Guard::stand(principal, space.witness.thread(), &ready));
         match guard.map_err(std::io::Error::from).and_then(|stood| stood) {
-            Ok(guard) => *lock(&self.guard) = Some(Late::new(self.applicant.principal, guard)),
+            Ok(guard) => *lock(&self.guard) = Some(Late::new(principal, guard)),
             Err(error) => {
                 tracing::debug!(pid = self.pid(), %error, "no guard: its pages need its agent")
             }

@@ -92,13 +92,13 @@ pub(crate) struct Guard {
 
 impl Guard {
     /// Gets ready to rescue the pages of an agent that has said `ready`, and is number `thread` here. The caller has to
-    /// know that the thread lives *after* this call.
+    /// know that the thread lives *after* this call. `principal` answers for it.
     ///
     /// # Errors
     /// When the thread is gone, or the kernel is older than 6.9.
-    pub(crate) fn stand(thread: u32, ready: &Ready) -> std::io::Result<Self> {
+    pub(crate) fn stand(principal: u32, thread: u32, ready: &Ready) -> std::io::Result<Self> {
         Ok(Self {
-            guardian: Guardian::fetch(thread, ready.uffd)?,
+            guardian: Guardian::fetch(principal, thread, ready.uffd)?,
             memory: File::open(format!("/proc/{thread}/mem"))?,
             journal: ready.journal,
         })

@@ -16,6 +16,8 @@ use super::targets::{Source, Target};
 
 /// So long may a call take before its process is given up: its memory may be served by a program that sleeps.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// The same of the lists of mappings and pages of a process. They take some ten seconds for a TiB.
+const LISTING: Duration = Duration::from_secs(60);
 
 /// How to look.
 pub(crate) struct Looker {
@@ -38,13 +40,9 @@ impl Looker {
         let mut before = Before::default();
         let (mut looked, mut parts) = (Vec::new(), Vec::new());
         for (index, target) in (0..).zip(targets) {
-            let mut seen = Looked::default();
-            if let Err(error) =
-                parts::list(index, &target.source, &mut before, &mut seen, &mut parts)
-            {
-                seen.error = Some(format!("{error:#}"));
-            }
+            let (seen, its) = list(index, target, &mut before, LISTING);
             looked.push(seen);
+            parts.extend(its);
         }
         if let Some(error) = looked.iter().find_map(|seen| seen.error.as_deref())
             && looked.iter().all(|seen| seen.error.is_some())
@@ -146,6 +144,38 @@ impl Looker {
         let style = indicatif::ProgressStyle::with_template("{msg} {wide_bar} {percent} % {eta}");
         let bar = indicatif::ProgressBar::new(pages).with_message(what.to_owned());
         bar.with_style(style.unwrap_or_else(|_| indicatif::ProgressStyle::default_bar()))
+    }
+}
+
+/// What there is of a process, and its parts. Its mappings may be locked for as long as it likes, and then it is given up. With it goes
+/// what is known of those before: what the next ones share with them counts twice.
+fn list(
+    index: u32,
+    target: &Target,
+    before: &mut Before,
+    patience: Duration,
+) -> (Looked, Vec<Part>) {
+    let (done, result) = mpsc::channel();
+    let (source, mut known) = (target.source.clone(), std::mem::take(before));
+    std::thread::spawn(move || {
+        let (mut seen, mut parts) = (Looked::default(), Vec::new());
+        let listed = parts::list(index, &source, &mut known, &mut seen, &mut parts);
+        seen.error = listed.err().map(|error| format!("{error:#}"));
+        // After so long nobody listens.
+        let _ = done.send((known, seen, parts));
+    });
+    match result.recv_timeout(patience) {
+        Ok((known, seen, parts)) => {
+            *before = known;
+            (seen, parts)
+        }
+        Err(_) => {
+            let seen = Looked {
+                error: Some(format!("listing its memory took more than {patience:?}")),
+                ..Looked::default()
+            };
+            (seen, Vec::new())
+        }
     }
 }
 

@@ -169,7 +169,8 @@ fn target(pid: u32, rules: &Rules) -> Option<Target> {
 
 /// Gives processes the names that people know.
 fn name(targets: &mut [Target]) {
-    let asked = targets.iter().map(|target| (target.pid, &target.command));
+    let asked = targets.iter();
+    let asked = asked.map(|target| (target.pid, names::user(target.pid), &target.command));
     let names = names::of(&asked.collect::<Vec<_>>());
     for (target, name) in targets.iter_mut().zip(names) {
         target.name = name;

@@ -1,5 +1,6 @@
 //! As much of an ELF image as a loader reads (elf(5)): of the agent's file, and of libc in another process's memory.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use anyhow::{Context, Result, bail};
@@ -9,6 +10,8 @@ const SYMBOL_BYTES: usize = 24;
 /// An image in a stranger's memory is what he made of it: so much of it is read that it takes no time.
 const MOST_SYMBOLS: usize = 1 << 16;
 const MOST_NAME: usize = 256;
+/// A libc has some thirty.
+const MOST_ENTRIES: usize = 256;
 
 /// A part of an image with rights of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +27,8 @@ pub(super) struct Segment {
 pub(super) struct Elf {
     pub(super) bytes: Vec<u8>,
     pub(super) segments: Vec<Segment>,
-    dynamic: Vec<(u64, u64)>,
+    /// Of its dynamic section, by tag; of several with one tag the first.
+    dynamic: BTreeMap<u64, u64>,
 }
 
 /// A symbol of an image.
@@ -88,7 +92,10 @@ impl Elf {
         let entry = |entry: &[u8]| Some((number(entry, 0, 8)?, number(entry, 8, 8)?));
         // Loaders write addresses into some of them.
         let own = |(tag, value): (u64, u64)| (tag, value.checked_sub(base).unwrap_or(value));
-        let dynamic = entries.filter_map(entry).map(own).collect();
+        let mut dynamic = BTreeMap::new();
+        for (tag, value) in entries.take(MOST_ENTRIES).filter_map(entry).map(own) {
+            dynamic.entry(tag).or_insert(value);
+        }
         let loads = headers.iter().filter(|header| header.kind == elf::LOAD);
         let segments = loads.map(Header::segment).collect();
         Some(Self {
@@ -99,8 +106,7 @@ impl Elf {
     }
 
     fn entry(&self, tag: u64) -> Option<usize> {
-        let found = self.dynamic.iter().find(|entry| entry.0 == tag)?;
-        place(found.1)
+        place(*self.dynamic.get(&tag)?)
     }
 
     /// A name that ends with a zero, or what is read of it.

@@ -264,8 +264,12 @@ impl Target {
 
     /// Whether a thread of it has a seccomp filter.
     pub(super) fn has_filters(&self) -> bool {
+        let begun = sys::process::thread_time();
         let threads = sys::witness::threads(self.pid, usize::MAX);
         threads.into_iter().flatten().any(|thread| {
+            if sys::process::thread_time().saturating_sub(begun) > MOST_LOOKING {
+                return true;
+            }
             let status = sys::text::about(format!("/proc/{}/task/{thread}/status", self.pid));
             status.is_ok_and(|status| status.contains("\nSeccomp:\t2\n"))
         })
@@ -288,6 +292,11 @@ impl Target {
         if has_library || self.mappings.iter().any(is_shadow) {
             bail!("it has a sanitizer, which knows all its memory");
         }
+        if self.has("/libpsx.so") {
+            bail!(
+                "it stops all its threads by a signal and waits for each (libpsx), and an agent's thread takes none"
+            );
+        }
         Ok(())
     }
 
@@ -306,9 +315,16 @@ impl Target {
     /// # Errors
     /// It has none, another one than glibc, or several (dlmopen(3)), none of which has hooks: the calls of one alone would be seen.
     pub(super) fn libc(&self) -> Result<(Elf, u64)> {
+        const MOST: usize = 16;
         let images = self.images_of_libc();
         if let [image] = &images[..] {
             return self.libc_of(image);
+        }
+        if images.len() > MOST {
+            bail!(
+                "it has {} C libraries, and {MOST} are looked at",
+                images.len()
+            );
         }
         let read = images.iter().flat_map(|image| self.libc_of(image));
         match read.into_iter().find(|libc| self.has_hooks(libc)) {
@@ -354,9 +370,12 @@ impl Target {
         // Its code may have been moved to huge pages, which have no file.
         let is_executed = |image: &Vec<&Mapping>| {
             let (start, end) = (image[0].range.start, image[image.len() - 1].range.end);
-            let inside = |part: &Mapping| start <= part.range.start && part.range.end <= end;
-            let mut code = self.mappings.iter().filter(|part| part.executable);
-            code.any(inside)
+            let from = self
+                .mappings
+                .partition_point(|part| part.range.start < start);
+            let inside = self.mappings.iter().skip(from);
+            let mut inside = inside.take_while(|part| part.range.end <= end);
+            inside.any(|part| part.executable)
         };
         images.retain(is_executed);
         images

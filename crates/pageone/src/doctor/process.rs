@@ -2,6 +2,8 @@
 
 use std::io::{self, ErrorKind};
 use std::path::Path;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use sys::credentials::{self, Credentials};
 use sys::foreign::{Foreign, ForeignName};
@@ -16,6 +18,8 @@ use super::service::Service;
 use crate::program::{self, Obstacle};
 use crate::{human, names, paths};
 
+/// So long may a look at a process take. The lists of a TiB take some ten seconds.
+const PATIENCE: Duration = Duration::from_secs(60);
 /// Descriptors and threads that are looked at for pins.
 const MOST_DESCRIPTORS: u32 = 4096;
 /// Why some kinds of what was offered are not merged.
@@ -24,8 +28,23 @@ const LEFT_ALONE: &str = "PageONE leaves this alone: a mapping of a store cannot
 const PART: u64 = 5;
 const LEAST: u64 = 1 << 20;
 
+/// All checks of process `pid`, unless looking at it takes too long: it may lock its memory for as long as it likes.
+pub(super) fn checks_in_time(pid: u32, service: &Arc<Service>) -> Vec<Check> {
+    let (done, result) = mpsc::channel();
+    let service = Arc::clone(service);
+    // After so long nobody listens.
+    std::thread::spawn(move || done.send(checks(pid, &service)));
+    result.recv_timeout(PATIENCE).unwrap_or_else(|_| {
+        let what = format!("looking at {pid} takes more than {PATIENCE:?}");
+        let why =
+            "its memory is locked, or one of its files lies on a file system that does not answer";
+        let fix = format!("sudo cat /proc/{pid}/stack  # shows the call that it waits in");
+        vec![Check::fail("process", what, why).fix(fix)]
+    })
+}
+
 /// All checks of process `pid`.
-pub(super) fn checks(pid: u32, service: &Service) -> Vec<Check> {
+fn checks(pid: u32, service: &Service) -> Vec<Check> {
     let comm = sys::process::comm(pid);
     let subject = match subject(pid, &comm) {
         Ok(subject) => subject,
@@ -35,7 +54,7 @@ pub(super) fn checks(pid: u32, service: &Service) -> Vec<Check> {
     let is_it = |guest: &&GuestStatus| guest.pid == pid;
     let guests = service.status.iter().flat_map(|status| &status.guests);
     let guest = guests.clone().find(is_it);
-    let name = names::of(&[(pid, &comm)]).pop().flatten();
+    let name = names::of(&[(pid, names::user(pid), &comm)]).pop().flatten();
     let known = name.map_or(String::new(), |name| format!(", `{name}`"));
     let mut all = vec![Check::ok(
         "process",

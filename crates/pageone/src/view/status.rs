@@ -86,7 +86,8 @@ fn answered(reply: Reply) -> Result<Status> {
 /// Sorts a status by the numbers of its guests, and adds to it what the daemon does not look at: their names, and the saving of KSM.
 pub(crate) fn complete(status: &mut Status) {
     status.guests.sort_by_key(|guest| guest.pid);
-    let guests = status.guests.iter().map(|guest| (guest.pid, &guest.comm));
+    let guests = status.guests.iter();
+    let guests = guests.map(|guest| (guest.pid, guest.uid, &guest.comm));
     let names = names::of(&guests.collect::<Vec<_>>());
     for (guest, name) in status.guests.iter_mut().zip(names) {
         guest.name = name;
