@@ -600,6 +600,26 @@ static long start_direct(size_t first, size_t count, const char *path)
 	return -pthread_create(&direct_thread, NULL, direct, NULL);
 }
 
+/* A thread with a descriptor table of its own, in which alone a file is open for direct I/O. */
+static void *open_apart(void *done)
+{
+	int fd = unshare(CLONE_FILES) ? -1 : open(direct_path, O_RDONLY | O_DIRECT);
+	*(long *)done = fd < 0 ? -errno : 1;
+	pause();
+	return NULL;
+}
+
+static long start_apart(const char *path)
+{
+	static volatile long done;
+	snprintf(direct_path, sizeof direct_path, "%s", path);
+	if (pthread_create(&direct_thread, NULL, open_apart, (void *)&done))
+		return -EAGAIN;
+	while (!done)
+		sched_yield();
+	return done < 0 ? done : 0;
+}
+
 /* Whether the kernel counts the first thread as ended. */
 static int first_has_ended(void)
 {
@@ -661,6 +681,7 @@ static void *serve(void *first)
 		COMMAND("crowd") say(crowd(a));
 		COMMAND("writers") say(start_writers(a, b, c));
 		COMMAND("direct") say(start_direct(a, b, path));
+		COMMAND("apart") { sscanf(line, "%*s %511s", path); say(start_apart(path)); }
 		COMMAND("stop") stop();
 		COMMAND("kin") say(start_kin(a, b));
 		COMMAND("endkin") say(stop_kin());

@@ -34,7 +34,7 @@ static long start_kin(size_t first, size_t count)
 {
 	static unsigned char stack[16 * 4096];
 	kin = (struct kin){ .first = first, .count = count };
-	kin.pid = clone(count_on, stack + sizeof stack, CLONE_VM | SIGCHLD, NULL);
+	kin.pid = clone(count_on, stack + sizeof stack, CLONE_VM | CLONE_FILES | SIGCHLD, NULL);
 	if (kin.pid < 0)
 		return -errno;
 	while (!kin.running)

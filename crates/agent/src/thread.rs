@@ -111,7 +111,21 @@ pub(crate) const SIBLING: u32 = libc::CLONE_VM.cast_unsigned();
 pub(crate) fn note_clone(flags: u32) {
     if flags & KIN == SIBLING {
         SIBLINGS.store(true, Ordering::Relaxed);
+        if flags & libc::CLONE_FILES.cast_unsigned() == 0 {
+            note_own_files();
+        }
     }
+}
+
+/// Whether a thread may have a descriptor table of its own. What others have open is not seen in the caller's.
+static OWN_FILES: AtomicBool = AtomicBool::new(false);
+
+pub(crate) fn note_own_files() {
+    OWN_FILES.store(true, Ordering::Relaxed);
+}
+
+pub(crate) fn have_own_files() -> bool {
+    OWN_FILES.load(Ordering::Relaxed)
 }
 
 /// Why no agent runs in this process and its children any more; 0 while one may. A fork child inherits what bars it.

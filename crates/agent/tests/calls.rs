@@ -765,6 +765,24 @@ fn pinned_pages_keep_their_frames() {
     guest.run("check");
 }
 
+/// Neither the caller nor the agent has that file open.
+#[test]
+fn what_another_threads_descriptors_may_pin_keeps_its_frames() {
+    let (engine, mut guest) = merged(6);
+    let file = engine.folder.path().join("direct");
+    std::fs::write(&file, [1; 4096]).unwrap();
+    guest.run("fill 100 8 9");
+    let frames = |guest: &Guest| [100, 107].map(|page| guest.frame(page).unwrap());
+    let before = frames(&guest);
+    let path = file.to_str().unwrap();
+    if let Err(why) = guest.ask(&format!("apart {path}")) {
+        return eprintln!("skipped: no direct I/O there: {why}");
+    }
+    guest.run("lock 0 512");
+    assert_eq!(frames(&guest), before);
+    guest.run("check");
+}
+
 /// Zeros in a page of the store would be a page that can be read.
 #[test]
 fn a_guard_without_a_mapping_to_spare_is_refused_or_a_guard() {

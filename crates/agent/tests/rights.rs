@@ -740,6 +740,25 @@ fn a_filter_behind_the_agents_back_ends_it_before_the_next_round() {
     }
 }
 
+/// libpsx signals each thread and waits for all of them, for ever. An agent's thread takes no signals.
+#[test]
+fn no_agent_begins_where_a_library_stops_all_threads() {
+    let name = "/usr/lib/x86_64-linux-gnu/libpsx.so.2";
+    if !std::path::Path::new(name).exists() {
+        return eprintln!("skipped: no libpsx here");
+    }
+    let engine = Engine::new();
+    let mut command = std::process::Command::new(support::guest_program(false));
+    let both = format!("{} {name}", support::agent().display());
+    command.env("LD_PRELOAD", both);
+    let mut guest = Guest::from(command.env("PAGEONE_SOCKET", engine.socket()));
+    guest.offer(512, 5);
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(agents(guest.pid).len(), 0);
+    assert_eq!(guest.run("served"), "0");
+    guest.run("check");
+}
+
 #[test]
 fn an_agent_waits_while_a_thread_has_other_rights() {
     let (mut engine, mut guest) = ready(5);

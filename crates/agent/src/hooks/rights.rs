@@ -21,7 +21,7 @@ use super::memory;
 use crate::errno::fail;
 use crate::life;
 use crate::lock::beyond;
-use crate::thread::{Why, is_barred};
+use crate::thread::{Why, is_barred, note_own_files};
 
 /// Looks libc's own functions up.
 pub(super) fn begin() {
@@ -46,11 +46,16 @@ type AsCall = (i64, [usize; 6]);
 /// Makes a system call while no agent runs.
 fn without_agent(number: i64, args: [usize; 6]) -> c_long {
     const NAMESPACES: usize = (libc::CLONE_NEWNS | libc::CLONE_NEWUSER).unsigned_abs() as usize;
+    const FILES: usize = libc::CLONE_FILES.unsigned_abs() as usize;
     let why = match number {
         libc::SYS_chroot | libc::SYS_pivot_root | libc::SYS_setns => Why::ELSEWHERE,
         libc::SYS_unshare if args[0] & NAMESPACES != 0 => Why::ELSEWHERE,
         _ => Why::RIGHTS,
     };
+    let unshares = number == libc::SYS_unshare && args[0] & FILES != 0;
+    if unshares && sys::task::threads() != Ok(1) {
+        note_own_files();
+    }
     answer(life::without_agent(why, || call(number, args)).and_then(|result| result))
 }
 

@@ -342,7 +342,8 @@ impl Pins {
     fn may_pin(&mut self) -> bool {
         let ask = || sys::pins::own(self.asker);
         let own = self.own.as_ref();
-        self.may = self.may || own.map_or_else(ask, sys::pins::Own::may_pin);
+        let ask = || thread::have_own_files() || own.map_or_else(ask, sys::pins::Own::may_pin);
+        self.may = self.may || ask();
         self.may
     }
 
