@@ -76,11 +76,10 @@ fn tell_nodes(placement: &Placement, across: bool) {
 /// Starts the driver's thread.
 fn begin_to_drive(driver: &Arc<Driver>) -> std::io::Result<JoinHandle<()>> {
     let driver = Arc::clone(driver);
-    let check = |core: &Core| {
-        if cfg!(debug_assertions) {
-            crate::check::check(core);
-        }
-    };
+    #[cfg(debug_assertions)]
+    let check = crate::check::check;
+    #[cfg(not(debug_assertions))]
+    let check = |_: &Core| ();
     let drive = move || {
         let workers = Workers::new(Arc::clone(&driver.core), STUCK);
         driver::drive(&driver, &workers, check);

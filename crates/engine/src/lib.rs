@@ -77,6 +77,7 @@
 #![forbid(unsafe_code)]
 #![allow(rustdoc::private_intra_doc_links)] // the stages are private; their docs are for readers
 
+#[cfg(any(test, debug_assertions))]
 mod check;
 mod domain;
 mod engine;

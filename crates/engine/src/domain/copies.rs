@@ -159,6 +159,7 @@ impl Chains {
     ///
     /// # Panics
     /// When one does not hold.
+    #[cfg(any(test, debug_assertions))]
     pub(crate) fn check(&self, alive: impl Fn(Slot) -> bool) {
         let table = lock(&self.table);
         let members = table.chains.values().map(|chain| chain.members.len());

@@ -26,7 +26,9 @@ use std::time::Duration;
 use sys::process::thread_time;
 
 use crate::domain::Domain;
-use crate::domain::refs::{SEGMENT, View};
+use crate::domain::refs::SEGMENT;
+#[cfg(any(test, debug_assertions))]
+use crate::domain::refs::View;
 use crate::page::Slot;
 use crate::sync::lock;
 
@@ -59,6 +61,7 @@ pub(crate) struct Frames {
     /// As the last whole walk found it.
     shown: Mutex<ByNode>,
     /// Slots that a check found off their nodes and not known as astray, with the walks completed by then.
+    #[cfg(any(test, debug_assertions))]
     suspects: Mutex<(u64, BTreeMap<Slot, u64>)>,
 }
 
@@ -156,7 +159,10 @@ impl Domain {
             drop(walk);
             if !failed {
                 *lock(&self.frames.shown) = found;
-                lock(&self.frames.suspects).0 += 1;
+                #[cfg(any(test, debug_assertions))]
+                {
+                    lock(&self.frames.suspects).0 += 1;
+                }
             }
         }
         ends
@@ -194,6 +200,7 @@ impl Domain {
     ///
     /// # Panics
     /// When it is not.
+    #[cfg(any(test, debug_assertions))]
     pub(crate) fn check_frames(&self, view: &View<'_>, slots: &mut [Slot]) {
         slots.sort_unstable();
         let mut off = Vec::new();

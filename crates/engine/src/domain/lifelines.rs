@@ -187,6 +187,7 @@ impl Ledger {
     }
 
     /// The slots that wait.
+    #[cfg(any(test, debug_assertions))]
     pub(crate) fn waiting(&self) -> impl Iterator<Item = Slot> + '_ {
         self.epochs
             .iter()

@@ -422,6 +422,7 @@ impl View<'_> {
     }
 
     /// Every slot with refs.
+    #[cfg(any(test, debug_assertions))]
     pub(crate) fn live(&self) -> impl Iterator<Item = Slot> + '_ {
         let numbers = self.segments.keys().copied();
         let slots = numbers.flat_map(|number| number * SEGMENT..(number + 1) * SEGMENT);

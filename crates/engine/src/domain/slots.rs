@@ -218,6 +218,7 @@ impl Slots {
     ///
     /// # Panics
     /// When one does not hold.
+    #[cfg(any(test, debug_assertions))]
     pub(crate) fn check(&self) {
         let segments = self.refs.segments();
         if let Err(broken) = self.heap.check() {
