@@ -215,7 +215,8 @@ fn check_slots(domain: &Domain, held: &HashMap<Slot, Held>, rules: Rules) {
 fn check_index(domain: &Domain, home: StoreId, rules: Rules) {
     let claims = domain.has_claims.load(Relaxed);
     let view = domain.slots.view();
-    domain.index(home).for_each(&mut |key, entry| match entry {
+    let entries = domain.index(home).entries();
+    entries.for_each(|(key, entry)| match entry {
         Entry::Canonical(slot) => {
             let wanted = match rules.across_nodes {
                 true => home == StoreId::default(),

@@ -20,9 +20,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use sdtree::SdTree;
 use wire::CHUNK_PAGES;
 
+use crate::domain::index::Index;
 use crate::domain::placement::Placement;
 use crate::domain::{Domain, PerNode};
 use crate::guest::Newcomer;
@@ -221,7 +221,7 @@ impl Plant {
         let new_domain = move |domain: &str| {
             Domain::new(domain, placement.clone(), |_| {
                 Ok(PerNode {
-                    index: Box::new(SdTree::<u64>::new()),
+                    index: Index::default(),
                     store: Box::new(Nowhere),
                 })
             })

@@ -7,85 +7,64 @@ use sdtree::SdTree;
 
 use crate::page::{Entry, Fingerprint};
 
-/// A concurrent map from fingerprints to entries.
-pub(crate) trait Index: Send + Sync {
+/// A concurrent map from fingerprints to entries: a lock-free tree, so that no worker ever waits for another.
+#[derive(Default)]
+pub(crate) struct Index(pub(crate) SdTree<u64>);
+
+impl Index {
     /// Notes that `keys` will be asked for next, so that memory they are in can be fetched.
-    fn expect(&self, keys: &[Fingerprint]);
+    pub(crate) fn expect(&self, keys: &[Fingerprint]) {
+        self.0.prefetch(keys.iter().map(|key| key.0));
+    }
 
     /// The entry of `key`.
-    fn get(&self, key: Fingerprint) -> Option<Entry>;
+    pub(crate) fn get(&self, key: Fingerprint) -> Option<Entry> {
+        self.0.get(key.0).map(Entry::unpack)
+    }
 
     /// Enters `new` unless `key` has an entry, which it then gives.
-    fn get_or_insert(&self, key: Fingerprint, new: Entry) -> Option<Entry>;
+    pub(crate) fn get_or_insert(&self, key: Fingerprint, new: Entry) -> Option<Entry> {
+        let inserted = self.0.get_or_insert(key.0, new.pack());
+        inserted.existing().map(Entry::unpack)
+    }
 
     /// Replaces `current` by `new`.
     ///
     /// # Errors
     /// The entry found instead; an ordinary outcome.
-    fn compare_exchange(
-        &self,
-        key: Fingerprint,
-        current: Entry,
-        new: Entry,
-    ) -> Result<(), Option<Entry>>;
-
-    /// Removes the entry if it is `current`.
-    fn remove_if(&self, key: Fingerprint, current: Entry) -> bool;
-
-    /// How many entries there are.
-    #[cfg_attr(not(test), allow(dead_code))]
-    fn len(&self) -> usize;
-
-    /// Bytes of memory the index holds.
-    fn memory_bytes(&self) -> usize;
-
-    /// Shows every entry; those that come or go meanwhile may be missed.
-    fn for_each(&self, each: &mut dyn FnMut(Fingerprint, Entry));
-}
-
-/// The index as it is: a lock-free tree, so that no worker ever waits for another.
-impl Index for SdTree<u64> {
-    fn expect(&self, keys: &[Fingerprint]) {
-        self.prefetch(keys.iter().map(|key| key.0));
-    }
-
-    fn get(&self, key: Fingerprint) -> Option<Entry> {
-        self.get(key.0).map(Entry::unpack)
-    }
-
-    fn get_or_insert(&self, key: Fingerprint, new: Entry) -> Option<Entry> {
-        let inserted = self.get_or_insert(key.0, new.pack());
-        inserted.existing().map(Entry::unpack)
-    }
-
-    fn compare_exchange(
+    pub(crate) fn compare_exchange(
         &self,
         key: Fingerprint,
         current: Entry,
         new: Entry,
     ) -> Result<(), Option<Entry>> {
-        let exchanged = self.compare_exchange(key.0, current.pack(), new.pack());
+        let exchanged = self.0.compare_exchange(key.0, current.pack(), new.pack());
         exchanged
             .map(drop)
             .map_err(|found| found.map(Entry::unpack))
     }
 
-    fn remove_if(&self, key: Fingerprint, current: Entry) -> bool {
-        self.remove_if(key.0, current.pack()).is_ok()
+    /// Removes the entry if it is `current`.
+    pub(crate) fn remove_if(&self, key: Fingerprint, current: Entry) -> bool {
+        self.0.remove_if(key.0, current.pack()).is_ok()
     }
 
-    fn len(&self) -> usize {
-        self.len()
+    /// How many entries there are.
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
     }
 
-    fn memory_bytes(&self) -> usize {
-        self.memory_bytes()
+    /// Bytes of memory the index holds.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.0.memory_bytes()
     }
 
-    fn for_each(&self, each: &mut dyn FnMut(Fingerprint, Entry)) {
-        for (key, value) in self {
-            each(Fingerprint(key), Entry::unpack(value));
-        }
+    /// Every entry; those that come or go meanwhile may be missed.
+    #[cfg(any(test, debug_assertions))]
+    pub(crate) fn entries(&self) -> impl Iterator<Item = (Fingerprint, Entry)> {
+        let entries = self.0.iter();
+        entries.map(|(key, value)| (Fingerprint(key), Entry::unpack(value)))
     }
 }
 
@@ -96,8 +75,7 @@ mod tests {
 
     #[test]
     fn an_entry_goes_from_candidate_to_slot_to_nothing() {
-        let tree = SdTree::<u64>::new();
-        let index: &dyn Index = &tree;
+        let index = Index::default();
         let key = Fingerprint(u128::MAX - 5);
         let site = |page| Entry::Candidate(Site { chunk: 3, page });
         let slot = Entry::Canonical(Slot(9));
@@ -109,9 +87,7 @@ mod tests {
         );
         assert_eq!(index.compare_exchange(key, site(1), slot), Ok(()));
         assert!(!index.remove_if(key, site(1)));
-        let mut all = Vec::new();
-        index.for_each(&mut |key, entry| all.push((key, entry)));
-        assert_eq!((all, index.len()), (vec![(key, slot)], 1));
+        assert!(index.entries().eq([(key, slot)]));
         assert!(index.remove_if(key, slot));
         assert_eq!((index.get(key), index.len()), (None, 0));
         assert_eq!(index.compare_exchange(key, slot, site(1)), Err(None));

@@ -49,7 +49,7 @@ fn pages_of(runs: &[Range<u64>]) -> u64 {
 /// The index and the store of a node.
 pub(crate) struct PerNode {
     /// Of the pages of the node; of all pages, in the first, while merging crosses nodes.
-    pub(crate) index: Box<dyn Index>,
+    pub(crate) index: Index,
     pub(crate) store: Box<dyn Store>,
 }
 
@@ -147,8 +147,8 @@ impl Domain {
     }
 
     /// The index of the pages of a store's node.
-    pub(crate) fn index(&self, store: StoreId) -> &dyn Index {
-        &*self.node(store).index
+    pub(crate) fn index(&self, store: StoreId) -> &Index {
+        &self.node(store).index
     }
 
     /// A store.

@@ -27,6 +27,7 @@ use std::sync::Arc;
 use sys::keeper::{Keeper, Kept};
 use sys::memfd::{self, Lifeline, Note};
 
+use crate::domain::index::Index;
 use crate::domain::lifelines::{Epoch, Line};
 use crate::domain::placement::Placement;
 use crate::domain::store::Memfd;
@@ -102,7 +103,7 @@ impl Restorer {
         let mut domain = Domain::new(name, self.placement.clone(), |id| {
             let store = stores.get_mut(id.index()).and_then(Option::take);
             Ok(PerNode {
-                index: Box::new(self.placement.index(id)),
+                index: Index(self.placement.index(id)),
                 store: Box::new(store.ok_or(std::io::ErrorKind::NotFound)?),
             })
         })?;

@@ -46,18 +46,13 @@ use crate::page::{Entry, Fingerprint, StoreId, Tag};
 
 use crate::merge::lookup::{Found, Scope, resolve};
 
-/// Where promoted chunks are queued.
-pub(crate) trait Promotions {
-    /// Queues a chunk whose candidates were promoted.
-    fn push(&self, chunk: Arc<Chunk>);
-}
-
 /// What a plan needs besides the chunk.
 pub(crate) struct Context<'a> {
     pub(crate) hasher: &'a Hasher,
     pub(crate) use_zero_pages: bool,
     pub(crate) rules: Rules,
-    pub(crate) promotions: &'a dyn Promotions,
+    /// Queues a chunk whose candidates were promoted.
+    pub(crate) promote: &'a dyn Fn(Arc<Chunk>),
     /// How many pages of a huge page must be saved for it to be split.
     pub(crate) worth_splitting: usize,
     /// Whether the guest may have new mappings, by its budget.

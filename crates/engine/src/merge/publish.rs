@@ -149,7 +149,7 @@ impl Plan<'_> {
         } else if let Some(chunk) = self.domain().chunks.get(candidate.chunk) {
             chunk.promote(candidate.page);
             if chunk.enqueue() {
-                self.context.promotions.push(chunk);
+                (self.context.promote)(chunk);
             }
         }
     }

@@ -35,7 +35,7 @@ use crate::domain::effects::Effects;
 use crate::guest::counters::Gone;
 use crate::guest::rescue;
 use crate::guest::{Guest, Newcomer, Standing};
-use crate::merge::plan::{self, Buffers, Context, Plan, Promotions};
+use crate::merge::plan::{self, Buffers, Context, Plan};
 use crate::merge::read::Hasher;
 use crate::merge::request::{self, Asked, Manner, Request};
 use crate::options::{Limits, Rules};
@@ -589,7 +589,7 @@ impl Core {
             hasher: &self.hasher,
             use_zero_pages: knobs.use_zero_pages,
             rules: Rules::of(knobs),
-            promotions: &self.queue,
+            promote: &|chunk| self.queue.push(chunk),
             worth_splitting: manner.worth_splitting,
             may_map: request::may_map(guest, manner.max_mappings),
             store_limit: knobs::store_limit(knobs),

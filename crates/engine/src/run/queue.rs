@@ -18,7 +18,6 @@ use std::time::{Duration, Instant};
 
 use crate::domain::chunk::Chunk;
 use crate::guest::Guest;
-use crate::merge::plan::Promotions;
 use crate::scan::terms::Aim;
 use crate::sync::{Ordered, QUEUE, lock};
 
@@ -338,10 +337,9 @@ impl Queue {
     pub(crate) fn is_empty(&self) -> bool {
         lock(&self.inner).is_empty()
     }
-}
 
-impl Promotions for Queue {
-    fn push(&self, chunk: Arc<Chunk>) {
+    /// Queues a chunk whose candidates were promoted.
+    pub(crate) fn push(&self, chunk: Arc<Chunk>) {
         let mut inner = lock(&self.inner);
         match inner.lane(chunk.uid) {
             Some(Lane { jobs, .. }) => {

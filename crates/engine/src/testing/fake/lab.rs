@@ -4,13 +4,13 @@ use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use sdtree::SdTree;
 use wire::RunMode;
 
 use super::agent::{FakeLink, Mail};
 use super::memory::FakeMemory;
 use super::store::FakeStore;
 use super::{FakeLine, Process, Shared, World};
+use crate::domain::index::Index;
 use crate::domain::lifelines::{Epoch, Lifeline};
 use crate::domain::placement::Placement;
 use crate::domain::{Domain, PerNode};
@@ -69,7 +69,7 @@ fn new_domain(world: &Shared, placement: &Placement, domain: &str) -> std::io::R
             id,
         };
         Ok(PerNode {
-            index: Box::new(SdTree::<u64>::new()),
+            index: Index::default(),
             store: Box::new(store),
         })
     })
