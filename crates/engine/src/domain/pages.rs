@@ -344,11 +344,7 @@ impl Pages {
 
     /// Pages offered or stored: those whose state is looked at.
     pub(crate) fn watched(&self) -> PageBits {
-        let mut bits = self.offered;
-        for (word, stored) in bits.0.iter_mut().zip(self.stored.0) {
-            *word |= stored;
-        }
-        bits
+        self.offered | self.stored
     }
 
     /// Bytes of memory this chunk holds.

@@ -19,7 +19,7 @@ use std::sync::atomic::Ordering::Relaxed;
 /// The longest rest is one look less than 2 to this power.
 const MOST: u8 = 4;
 /// This part of what is present may be written from look to look.
-const PART: u32 = 16;
+const PART: usize = 16;
 
 /// How worn a chunk is. Only the worker that looks at its guest changes it.
 #[derive(Debug, Default)]
@@ -42,7 +42,7 @@ impl Worn {
     }
 
     /// A look found so many of the `present` pages armed and written, and so many merged.
-    pub(crate) fn note(&self, present: u32, written: u32, merged: u32) {
+    pub(crate) fn note(&self, present: usize, written: usize, merged: usize) {
         let level = match written > merged.max(present / PART) {
             true => (self.level.load(Relaxed) + 1).min(MOST),
             false => 0,

@@ -166,10 +166,7 @@ impl<'a> Request<'a> {
 
     /// Takes back the plans for broken pages, which are not to be merged again now.
     fn leave_broken(&mut self) {
-        let mut broken = self.pages.busy;
-        for (broken, stored) in broken.0.iter_mut().zip(self.pages.stored.0) {
-            *broken &= stored;
-        }
+        let broken = self.pages.busy & self.pages.stored;
         self.withdraw(broken.pages(), |pages, page| pages.set(page, Tag::Broken));
     }
 

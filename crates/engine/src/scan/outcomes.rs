@@ -119,12 +119,7 @@ pub(crate) fn take_unmerged(
     (asked, private, cpu_ns): (PageBits, PageBits, u64),
     effects: &mut Effects,
 ) -> Result<(), Fault> {
-    if private
-        .0
-        .iter()
-        .zip(asked.0)
-        .any(|(private, asked)| private & !asked != 0)
-    {
+    if !(private & !asked).is_empty() {
         return Err(Fault::Contradiction("pages that were not to be unmerged"));
     }
     guest.counters.cpu_ns.fetch_max(cpu_ns, Relaxed);

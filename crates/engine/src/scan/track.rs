@@ -55,42 +55,33 @@ pub(crate) struct Seen {
 
 impl Seen {
     /// How many pages are there.
-    pub(crate) fn count_present(&self) -> u32 {
-        self.present.0.iter().map(|word| word.count_ones()).sum()
+    pub(crate) fn count_present(&self) -> usize {
+        self.present.len()
     }
 
     /// How many merged pages have no place in the page tables: their guest has not read them since they were merged, or since
     /// the kernel reclaimed them. For a window maps a page without touching it.
     pub(crate) fn unread(&self, pages: &Pages) -> u16 {
-        let held = self.present.0.iter().zip(self.swapped.0);
-        let unread = pages.merged.0.iter().zip(held);
-        let unread = unread.map(|(merged, (present, swapped))| merged & !(present & !swapped));
-        let count: u32 = unread.map(u64::count_ones).sum();
-        u16::try_from(count).expect("at most 512 pages")
+        let unread = pages.merged & !(self.present & !self.swapped);
+        u16::try_from(unread.len()).expect("at most 512 pages")
     }
 
     /// How many pages were armed, and written since.
-    pub(crate) fn worn(&self, pages: &Pages) -> u32 {
-        let written = self.present.0.iter().zip(self.written.0);
-        let armed = pages.busy.0.iter().zip(pages.still.0);
-        let worn = written
-            .zip(armed)
-            .map(|((present, written), (busy, still))| {
-                (present & written & (busy | still)).count_ones()
-            });
-        worn.sum()
+    pub(crate) fn worn(&self, pages: &Pages) -> usize {
+        (self.present & self.written & (pages.busy | pages.still)).len()
     }
 
     /// Adds what a second look told of the pages from `first` up to `end`.
     pub(crate) fn add_file(&mut self, first: usize, end: usize) {
-        fill_bits(&mut self.file, first, end);
+        self.file = self.file | PageBits::of(first..end);
     }
 
     /// Adds the pages from `first` up to `end`.
     pub(crate) fn add(&mut self, first: usize, end: usize, categories: Categories) {
+        let pages = PageBits::of(first..end);
         let mut fill = |set: fn(&mut Self) -> &mut PageBits, wanted: Categories| {
             if categories.has(wanted) {
-                fill_bits(set(self), first, end);
+                *set(self) = *set(self) | pages;
             }
         };
         fill(|seen| &mut seen.present, Categories::EMPTY);
@@ -101,33 +92,11 @@ impl Seen {
     }
 }
 
-fn fill_bits(bits: &mut PageBits, first: usize, end: usize) {
-    for (at, word) in bits.0.iter_mut().enumerate() {
-        let (low, high) = (first.max(at * 64), end.min(at * 64 + 64));
-        if low < high {
-            *word |= u64::MAX >> (64 - (high - low)) << (low - at * 64);
-        }
-    }
-}
-
 /// Whether only a second look tells what became of stored pages that were seen: those written since
 /// the last scan.
 pub(crate) fn needs_second_look(pages: &Pages, seen: &Seen) -> bool {
-    let stored = pages
-        .stored
-        .0
-        .iter()
-        .zip(pages.merged.0)
-        .map(|(stored, merged)| stored | merged);
-    let mut seen = seen
-        .present
-        .0
-        .iter()
-        .zip(seen.written.0)
-        .map(|(present, written)| present & written);
-    stored
-        .into_iter()
-        .any(|stored| stored & seen.next().expect("as many words") != 0)
+    let stored = pages.stored | pages.merged;
+    !(stored & seen.present & seen.written).is_empty()
 }
 
 /// The present round, which decides whose back-off ends.

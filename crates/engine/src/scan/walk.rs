@@ -151,8 +151,8 @@ impl Observer<'_> {
             self.found.push(Arc::clone(chunk));
         }
         pages.unread = seen.unread(pages);
-        let merged = u32::try_from(pages.count(Class::Merged)).unwrap_or(u32::MAX);
         if !terms.aim.is_pass() {
+            let merged = pages.count(Class::Merged);
             chunk.worn.note(seen.count_present(), worn, merged);
         }
         if wanted || observed.stirs {
