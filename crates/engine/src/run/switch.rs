@@ -43,31 +43,22 @@ impl Core {
         if rules == self.knobs.rules() {
             return 0;
         }
-        let guests: Vec<_> = lock(&self.guests).clone();
-        let served: Vec<_> = guests
-            .into_iter()
-            .filter(|guest| guest.standing() == Standing::Served)
-            .collect();
+        let guests = lock(&self.guests).clone();
+        let is_served = |guest: &Arc<Guest>| guest.standing() == Standing::Served;
         // A thread that wakes up with the old rules must not find its guest in service.
-        let stuck = served.iter().filter(|guest| guest.is_stuck());
-        stuck.for_each(|guest| guest.condemn(&Fault::Stuck));
-        let served: Vec<_> = served
-            .into_iter()
-            .filter(|guest| !guest.is_stuck())
-            .collect();
-        // One that the next look will retire has its pages until then. The switch does not wait for stuck guests.
-        let condemned = lock(&self.guests)
-            .clone()
-            .into_iter()
-            .filter(|guest| guest.standing() == Standing::Condemned && !guest.is_stuck());
-        let shared = served
+        let stuck = guests
             .iter()
-            .cloned()
-            .chain(condemned)
-            .map(|guest| count_shared(&guest))
-            .sum();
+            .filter(|&guest| is_served(guest) && guest.is_stuck());
+        stuck.for_each(|guest| guest.condemn(&Fault::Stuck));
+        // One that the next look will retire has its pages until then. The switch does not wait for stuck guests.
+        let mine = guests
+            .iter()
+            .filter(|guest| guest.standing() != Standing::Ghost && !guest.is_stuck());
+        let mine: Vec<_> = mine.collect();
+        let shared = mine.iter().map(|guest| count_shared(guest)).sum();
         if shared == 0 {
-            served.iter().for_each(withdraw);
+            let served = mine.into_iter().filter(|&guest| is_served(guest));
+            served.for_each(withdraw);
             self.knobs.turn([
                 Setting::MergeAcrossNodes(rules.across_nodes),
                 Setting::MaxPageSharing(rules.max_sharing),
