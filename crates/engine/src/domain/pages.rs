@@ -24,6 +24,12 @@ use crate::page::{CLASSES, Class, Fingerprint, NEVER, Site, Slot, StoreId, Tag};
 /// A page is tried again every `2^level` rounds, at most this often halved.
 const MAX_LEVEL: u8 = 6;
 
+/// Tallies of a chunk: its pages by class, and behind them those stored, those unread, and itself if it is left alone.
+pub(crate) const STORED: usize = CLASSES;
+pub(crate) const UNREAD: usize = CLASSES + 1;
+pub(crate) const KEPT: usize = CLASSES + 2;
+pub(crate) const TALLIES: usize = CLASSES + 3;
+
 /// What is known of the pages of one chunk.
 #[derive(Debug)]
 pub(crate) struct Pages {
@@ -48,14 +54,12 @@ pub(crate) struct Pages {
     /// Merged pages that the guest had not read at the last look.
     pub(crate) unread: u16,
     counts: [u16; CLASSES],
-    shown: [u16; CLASSES],
-    shown_stored: u16,
-    shown_unread: u16,
+    /// The tallies as they were at the last call of [`Self::take_changes`].
+    shown: [u16; TALLIES],
     /// Whether the chunk is one huge page, as the last look showed it.
     pub(crate) huge: bool,
     /// Whether it is left alone for that.
     pub(crate) kept: bool,
-    shown_kept: bool,
     /// Recycled since the last count.
     recycled: Recycled,
 }
@@ -84,12 +88,9 @@ impl Pages {
             later: PageBits::EMPTY,
             unread: 0,
             counts: [0; CLASSES],
-            shown: [0; CLASSES],
-            shown_stored: 0,
-            shown_unread: 0,
+            shown: [0; TALLIES],
             huge: false,
             kept: false,
-            shown_kept: false,
             recycled: Recycled::default(),
         }
     }
@@ -296,14 +297,16 @@ impl Pages {
         self.counts[class as usize].into()
     }
 
-    /// What changed in each class since the last call.
-    pub(crate) fn take_changes(&mut self) -> [i64; CLASSES] {
-        let mut changes = [0; CLASSES];
-        for ((change, &now), shown) in changes.iter_mut().zip(&self.counts).zip(&mut self.shown) {
-            *change = i64::from(now) - i64::from(*shown);
-            *shown = now;
-        }
-        changes
+    /// What changed in each tally since the last call.
+    pub(crate) fn take_changes(&mut self) -> [i64; TALLIES] {
+        let mut now = [0; TALLIES];
+        now[..CLASSES].copy_from_slice(&self.counts);
+        now[STORED] = u16::try_from(self.stored.len()).expect("at most 512 pages");
+        // Of pages that are merged no more none is unread.
+        now[UNREAD] = self.unread.min(self.counts[Class::Merged as usize]);
+        now[KEPT] = self.kept.into();
+        let before = std::mem::replace(&mut self.shown, now);
+        std::array::from_fn(|at| i64::from(now[at]) - i64::from(before[at]))
     }
 
     /// Notes that `page` has no frame of its own any more, nor maps one of a store's: the guest discarded it.
@@ -319,27 +322,6 @@ impl Pages {
     /// The pages recycled since the last call.
     pub(crate) fn take_recycled(&mut self) -> Recycled {
         std::mem::take(&mut self.recycled)
-    }
-
-    /// By how much the number of stored pages changed since the last call.
-    pub(crate) fn take_stored_change(&mut self) -> i64 {
-        let now = u16::try_from(self.stored.len()).expect("at most 512 pages");
-        let before = std::mem::replace(&mut self.shown_stored, now);
-        i64::from(now) - i64::from(before)
-    }
-
-    /// By how much the number of unread pages changed since the last call. Of pages that are merged no more none is unread.
-    pub(crate) fn take_unread_change(&mut self) -> i64 {
-        let merged = self.counts[Class::Merged as usize];
-        let now = self.unread.min(merged);
-        let before = std::mem::replace(&mut self.shown_unread, now);
-        i64::from(now) - i64::from(before)
-    }
-
-    /// By how much the number of chunks left alone changed since the last call.
-    pub(crate) fn take_kept_change(&mut self) -> i64 {
-        let before = std::mem::replace(&mut self.shown_kept, self.kept);
-        i64::from(self.kept) - i64::from(before)
     }
 
     /// Pages offered or stored: those whose state is looked at.
@@ -384,16 +366,31 @@ mod tests {
             sets.map(|set| set.runs().collect::<Vec<_>>()),
             [[(1, 1)], [(2, 1)], [(3, 1)]]
         );
-        assert_eq!(pages.take_changes(), [1, 1, 1, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(
+            pages.take_changes(),
+            [1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+        );
         pages.set(1, Tag::Broken);
-        assert_eq!(pages.take_changes(), [-1, 0, 0, 0, 0, 1, 0, 0, 0, 0]);
+        assert_eq!(
+            pages.take_changes(),
+            [-1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]
+        );
         assert_eq!(pages.count(Class::Broken), 1);
         pages.back_off(1, Tag::Skipped);
-        assert_eq!(pages.take_changes(), [0, 0, 0, 0, 0, -1, 0, 0, 0, 1]);
+        assert_eq!(
+            pages.take_changes(),
+            [0, 0, 0, 0, 0, -1, 0, 0, 0, 1, 0, 0, 0]
+        );
         pages.give_up(1);
-        assert_eq!(pages.take_changes(), [0, 0, 0, 0, 0, 0, 0, 0, 1, -1]);
+        assert_eq!(
+            pages.take_changes(),
+            [0, 0, 0, 0, 0, 0, 0, 0, 1, -1, 0, 0, 0]
+        );
         pages.set(1, Tag::Foreign);
-        assert_eq!(pages.take_changes(), [0, 0, 0, 0, 0, 0, 0, 1, -1, 0]);
+        assert_eq!(
+            pages.take_changes(),
+            [0, 0, 0, 0, 0, 0, 0, 1, -1, 0, 0, 0, 0]
+        );
     }
 
     #[test]

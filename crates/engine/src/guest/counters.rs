@@ -3,16 +3,14 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicI64, AtomicU64};
 
-use crate::domain::pages::{Pages, Recycled};
+use crate::domain::pages::{KEPT, Pages, Recycled, STORED, TALLIES, UNREAD};
 use crate::page::{CLASSES, Class};
 
 /// What is counted of a guest, readable at any time.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
-    classes: [AtomicI64; CLASSES],
-    stored: AtomicI64,
-    unread: AtomicI64,
-    huge_kept: AtomicI64,
+    /// The sums over its chunks.
+    tallies: [AtomicI64; TALLIES],
     /// CPU time of the agent, in nanoseconds.
     pub(crate) cpu_ns: AtomicU64,
     /// Time the engine has waited for the agent's answers, in nanoseconds.
@@ -82,25 +80,28 @@ impl Census {
 }
 
 impl Counters {
+    fn tally(&self, at: usize) -> u64 {
+        u64::try_from(self.tallies[at].load(Relaxed)).unwrap_or(0)
+    }
+
     /// Pages of `class`.
     pub(crate) fn pages(&self, class: Class) -> u64 {
-        let count = self.classes.get(class as usize);
-        count.map_or(0, |count| u64::try_from(count.load(Relaxed)).unwrap_or(0))
+        self.tally(class as usize)
     }
 
     /// Pages that lie in mappings of a store, merged or written since.
     pub(crate) fn stored(&self) -> u64 {
-        u64::try_from(self.stored.load(Relaxed)).unwrap_or(0)
+        self.tally(STORED)
     }
 
     /// Merged pages that the guest had not read when its memory was last looked at.
     pub(crate) fn unread(&self) -> u64 {
-        u64::try_from(self.unread.load(Relaxed)).unwrap_or(0)
+        self.tally(UNREAD)
     }
 
     /// Chunks left alone because they are one huge page.
     pub(crate) fn huge_kept(&self) -> u64 {
-        u64::try_from(self.huge_kept.load(Relaxed)).unwrap_or(0)
+        self.tally(KEPT)
     }
 
     /// The agent's CPU time that counts against the engine's limit: the time it tells, but no more than the
@@ -112,11 +113,7 @@ impl Counters {
     /// All classes, each read once: what is derived from one census adds up (I9), also while
     /// workers move pages from class to class.
     pub(crate) fn census(&self) -> Census {
-        let mut census = [0; CLASSES];
-        for (seen, count) in census.iter_mut().zip(&self.classes) {
-            *seen = u64::try_from(count.load(Relaxed)).unwrap_or(0);
-        }
-        Census(census)
+        Census(std::array::from_fn(|class| self.tally(class)))
     }
 
     /// Notes that the guest told of `pages` pages that their content no longer matters.
@@ -163,24 +160,12 @@ impl Counters {
 
     /// Adds what changed in a chunk.
     pub(crate) fn count(&self, pages: &mut Pages) {
-        for (count, change) in self.classes.iter().zip(pages.take_changes()) {
+        for (tally, change) in self.tallies.iter().zip(pages.take_changes()) {
             if change != 0 {
-                count.fetch_add(change, Relaxed);
+                tally.fetch_add(change, Relaxed);
             }
         }
-        let stored = pages.take_stored_change();
-        if stored != 0 {
-            self.stored.fetch_add(stored, Relaxed);
-        }
-        let unread = pages.take_unread_change();
-        if unread != 0 {
-            self.unread.fetch_add(unread, Relaxed);
-        }
         self.count_recycled(pages.take_recycled());
-        let kept = pages.take_kept_change();
-        if kept != 0 {
-            self.huge_kept.fetch_add(kept, Relaxed);
-        }
     }
 }
 
