@@ -75,7 +75,7 @@ impl<T, const PLACE: u8> Ordered<T, PLACE> {
     pub(crate) fn try_lock(&self) -> Option<Guard<'_, T>> {
         let inner = free(self.0.try_lock())?;
         let note = census::had(census::ordered(PLACE, self));
-        Some(InOrder::new::<PLACE>(inner, note))
+        Some(InOrder::new(inner, note, PLACE))
     }
 }
 
@@ -102,7 +102,7 @@ impl<T, const PLACE: u8> OrderedRw<T, PLACE> {
         held::assert_above(PLACE);
         let which = (census::ordered(PLACE, self), Way::Beside);
         let (inner, note) = take(which, || self.0.try_read(), || self.0.read());
-        InOrder::new::<PLACE>(inner, note)
+        InOrder::new(inner, note, PLACE)
     }
 
     /// Locks it to write; as [`lock`].
@@ -110,29 +110,30 @@ impl<T, const PLACE: u8> OrderedRw<T, PLACE> {
         held::assert_above(PLACE);
         let which = (census::ordered(PLACE, self), Way::Alone);
         let (inner, note) = take(which, || self.0.try_write(), || self.0.write());
-        InOrder::new::<PLACE>(inner, note)
+        InOrder::new(inner, note, PLACE)
     }
 }
 
-/// A lock of the order that is held.
+/// A lock that is held.
 pub(crate) struct InOrder<G> {
     inner: G,
     /// Behind the lock: what counts is not in the time for which it is held.
     note: Option<Note>,
-    _held: Held,
+    /// None of a lock without a place.
+    _held: Option<Held>,
 }
 
 impl<G> InOrder<G> {
-    fn new<const PLACE: u8>(inner: G, note: Option<Note>) -> Self {
+    fn new(inner: G, note: Option<Note>, place: u8) -> Self {
         Self {
             inner,
             note,
-            _held: Held::note(PLACE),
+            _held: Some(Held::note(place)),
         }
     }
 }
 
-/// A mutex of the order that is held.
+/// A mutex that is held.
 pub(crate) type Guard<'a, T> = InOrder<MutexGuard<'a, T>>;
 
 impl<G: Deref> Deref for InOrder<G> {
@@ -158,6 +159,21 @@ impl<'a, T> Guard<'a, T> {
     /// The same for `most` at the most.
     pub(crate) fn wait_at_most(self, changed: &Condvar, most: Duration) -> Self {
         self.aside(|inner| unpoisoned(changed.wait_timeout(inner, most)).0)
+    }
+
+    /// Waits for `changed` while it `waits`.
+    pub(crate) fn wait_while(self, changed: &Condvar, waits: impl FnMut(&mut T) -> bool) -> Self {
+        self.aside(|inner| unpoisoned(changed.wait_while(inner, waits)))
+    }
+
+    /// The same for `most` at the most.
+    pub(crate) fn wait_at_most_while(
+        self,
+        changed: &Condvar,
+        most: Duration,
+        waits: impl FnMut(&mut T) -> bool,
+    ) -> Self {
+        self.aside(|inner| unpoisoned(changed.wait_timeout_while(inner, most, waits)).0)
     }
 
     /// Does `wait`, which gives the lock up and takes it again.
@@ -188,41 +204,18 @@ pub(crate) trait Locks {
 
 impl<T> Locks for Mutex<T> {
     type Guard<'a>
-        = Plain<'a, T>
+        = Guard<'a, T>
     where
         T: 'a;
 
-    fn lock_in_order(&self) -> Plain<'_, T> {
+    fn lock_in_order(&self) -> Guard<'_, T> {
         let which = (census::plain(self), Way::Alone);
         let (inner, note) = take(which, || self.try_lock(), || self.lock());
-        Plain { inner, _note: note }
-    }
-}
-
-/// A mutex without a place that is held.
-pub(crate) struct Plain<'a, T> {
-    inner: MutexGuard<'a, T>,
-    _note: Option<Note>,
-}
-
-impl<'a, T> Plain<'a, T> {
-    /// The guard itself, for a wait with it. What follows is not counted.
-    pub(crate) fn into_inner(self) -> MutexGuard<'a, T> {
-        self.inner
-    }
-}
-
-impl<T> Deref for Plain<'_, T> {
-    type Target = T;
-
-    fn deref(&self) -> &T {
-        &self.inner
-    }
-}
-
-impl<T> DerefMut for Plain<'_, T> {
-    fn deref_mut(&mut self) -> &mut T {
-        &mut self.inner
+        InOrder {
+            inner,
+            note,
+            _held: None,
+        }
     }
 }
 
@@ -244,7 +237,7 @@ impl<T, const PLACE: u8> Locks for Ordered<T, PLACE> {
             ),
             _ => take(which, || self.0.try_lock(), || self.0.lock()),
         };
-        InOrder::new::<PLACE>(inner, note)
+        InOrder::new(inner, note, PLACE)
     }
 }
 
@@ -262,8 +255,7 @@ impl<L: Locks> Locks for Arc<L> {
 use census::{Note, Way, Which};
 use held::Held;
 
-/// The places of the locks that a thread holds.
-#[cfg(debug_assertions)]
+/// The places of the locks that a thread holds, in builds with assertions.
 mod held {
     use std::cell::RefCell;
 
@@ -272,10 +264,12 @@ mod held {
     }
 
     pub(super) fn assert_above(place: u8) {
-        HELD.with_borrow(|held| {
-            let above = held.iter().all(|&held| held < place);
-            assert!(above, "the order of locks: {place} under {held:?}");
-        });
+        if cfg!(debug_assertions) {
+            HELD.with_borrow(|held| {
+                let above = held.iter().all(|&held| held < place);
+                assert!(above, "the order of locks: {place} under {held:?}");
+            });
+        }
     }
 
     /// A place, until it is dropped.
@@ -283,30 +277,21 @@ mod held {
 
     impl Held {
         pub(super) fn note(place: u8) -> Self {
-            HELD.with_borrow_mut(|held| held.push(place));
+            if cfg!(debug_assertions) {
+                HELD.with_borrow_mut(|held| held.push(place));
+            }
             Self(place)
         }
     }
 
     impl Drop for Held {
         fn drop(&mut self) {
-            HELD.with_borrow_mut(|held| {
-                let at = held.iter().rposition(|&place| place == self.0);
-                held.swap_remove(at.expect("a lock that is held has its place noted"));
-            });
-        }
-    }
-}
-
-#[cfg(not(debug_assertions))]
-mod held {
-    pub(super) fn assert_above(_place: u8) {}
-
-    pub(super) struct Held;
-
-    impl Held {
-        pub(super) fn note(_place: u8) -> Self {
-            Self
+            if cfg!(debug_assertions) {
+                HELD.with_borrow_mut(|held| {
+                    let at = held.iter().rposition(|&place| place == self.0);
+                    held.swap_remove(at.expect("a lock that is held has its place noted"));
+                });
+            }
         }
     }
 }

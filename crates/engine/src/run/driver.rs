@@ -1,9 +1,8 @@
 //! The driver: a thread that begins a round every period, passes and early looks in between, and what it is told.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use sys::priority::unpoisoned;
 use wire::{Pace, Setting};
 
 use crate::error::EngineError;
@@ -14,7 +13,7 @@ use crate::run::core::Core;
 use crate::run::knobs::Knobs;
 use crate::run::pace::{Pacer, Supply};
 use crate::run::workers::Workers;
-use crate::sync::{Plain, lock};
+use crate::sync::{Guard, lock};
 
 /// How often ended guests are looked for between rounds.
 const REAP: Duration = Duration::from_secs(1);
@@ -71,13 +70,13 @@ impl Driver {
     /// round that is under way.
     fn wait_while<'a>(
         &self,
-        signal: Plain<'a, Signal>,
+        signal: Guard<'a, Signal>,
         waits: impl Fn(&Signal) -> bool,
-    ) -> MutexGuard<'a, Signal> {
+    ) -> Guard<'a, Signal> {
         let _haste = sys::priority::hurry();
         self.changed.notify_all();
         let waits = |signal: &mut Signal| !signal.stop && waits(signal);
-        unpoisoned(self.changed.wait_while(signal.into_inner(), waits))
+        signal.wait_while(&self.changed, waits)
     }
 
     /// Waits until the driver has unmerged what can be.
@@ -127,18 +126,16 @@ impl Driver {
 
     /// Waits until something is told, at most until `due`; whether something was.
     fn wait(&self, due: Instant) -> bool {
-        let signal = lock(&self.signal);
         let quiet = |signal: &mut Signal| {
             let idle = signal.wishes == signal.granted && signal.rules.is_none();
             !signal.stop && !signal.nudge && idle
         };
         let left = due.saturating_duration_since(Instant::now());
-        let waited = self
-            .changed
-            .wait_timeout_while(signal.into_inner(), left, quiet);
-        let (mut signal, waited) = unpoisoned(waited);
+        let signal = lock(&self.signal);
+        let mut signal = signal.wait_at_most_while(&self.changed, left, quiet);
+        let told = !quiet(&mut signal);
         signal.nudge = false;
-        !waited.timed_out()
+        told
     }
 
     /// The same; discards of merged pages are looked for meanwhile. Nothing else is done for it: at rest no worker wakes.

@@ -14,7 +14,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::domain::chunk::Chunk;
 use crate::guest::Guest;
@@ -302,16 +302,9 @@ impl Queue {
 
     /// Waits at most `wait` until nothing is left to do.
     pub(crate) fn wait_idle(&self, wait: Duration) -> bool {
-        let end = Instant::now() + wait;
-        let mut inner = lock(&self.inner);
-        while !inner.is_idle() {
-            let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return false;
-            }
-            inner = inner.wait_at_most(&self.idle, left);
-        }
-        true
+        let inner = lock(&self.inner);
+        let inner = inner.wait_at_most_while(&self.idle, wait, |inner| !inner.is_idle());
+        inner.is_idle()
     }
 
     /// Drops the jobs not begun, and all that come before the next round begins.

@@ -2,15 +2,16 @@
 //!
 //! A user may have as many reasons as he makes up names. So each user has a bounded number of lines, and the log
 //! says when they are used up; a user who fills his own lines takes none of another's.
-
 //!
 //! Apart from the lines, the last reasons of each user are remembered for the status, where he sees them ([`Refusals::list`]).
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use wire::Unserved;
+
+use crate::sync::lock;
 
 /// Reasons of one user that are remembered, and that the log tells in an hour.
 const REASONS: usize = 16;
@@ -114,12 +115,12 @@ impl Refusals {
 
     /// Forgets all: what comes is new.
     pub fn forget(&self) {
-        *self.lock() = Told::default();
+        *lock(&self.0) = Told::default();
     }
 
     /// Forgets why a process of user `uid` was not served: it is.
     pub fn forget_process(&self, uid: u32, pid: u32) {
-        if let Some(his) = self.lock().users.get_mut(&uid) {
+        if let Some(his) = lock(&self.0).users.get_mut(&uid) {
             his.all.retain(|reason| reason.pid != pid);
         }
     }
@@ -134,7 +135,7 @@ impl Refusals {
     }
 
     fn recent(&self, now: Instant) -> Vec<Unserved> {
-        let told = self.lock();
+        let told = lock(&self.0);
         let all = told.users.iter();
         let all = all.flat_map(|(&uid, his)| his.all.iter().map(move |reason| (uid, reason)));
         let recent = all.filter(|(_, reason)| now - reason.last < FORGOTTEN);
@@ -148,12 +149,8 @@ impl Refusals {
         recent.map(describe).collect()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Told> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn note(&self, uid: u32, pid: u32, why: &str, now: Instant) -> Say {
-        let mut told = self.lock();
+        let mut told = lock(&self.0);
         if told.since.is_none_or(|since| now - since >= FORGOTTEN) {
             told.since = Some(now);
             told.users.retain(|_, his| his.begin_anew(now));
@@ -161,12 +158,8 @@ impl Refusals {
         if told.users.len() > USERS {
             told.users.clear();
         }
-        let end = why
-            .char_indices()
-            .nth(LONGEST)
-            .map_or(why.len(), |(at, _)| at);
-        let why = why.get(..end).unwrap_or_default();
-        told.users.entry(uid).or_default().note(pid, why, now)
+        let why: String = why.chars().take(LONGEST).collect();
+        told.users.entry(uid).or_default().note(pid, &why, now)
     }
 }
 
@@ -193,7 +186,7 @@ mod tests {
         for uid in 0..3000 {
             let _ = note(uid, "x");
         }
-        assert!(refusals.lock().users.len() <= USERS + 1);
+        assert!(lock(&refusals.0).users.len() <= USERS + 1);
         assert_eq!(refusals.note(1, 7, "c", now + FORGOTTEN), Say::New);
         refusals.forget();
         assert_eq!(note(2, "b"), Say::New);

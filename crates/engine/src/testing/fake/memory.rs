@@ -146,10 +146,7 @@ impl Memory for FakeMemory {
         if let Some(hang) = world.processes[self.process].hangs.clone() {
             drop(world);
             let (asleep, wake) = &*hang;
-            drop(
-                wake.wait_while(lock(asleep).into_inner(), |asleep| *asleep)
-                    .unwrap(),
-            );
+            drop(lock(asleep).wait_while(wake, |asleep| *asleep));
             world = lock(&self.world);
         }
         let process = &mut world.processes[self.process];
