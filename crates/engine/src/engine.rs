@@ -49,11 +49,7 @@ pub struct Engine {
 }
 
 /// What the engine has of a guest that was welcomed.
-struct Welcomed {
-    domain: Arc<Domain>,
-    memory: ProcessMemory,
-    line: Box<dyn Lifeline>,
-}
+type Welcomed = (Arc<Domain>, ProcessMemory, Box<dyn Lifeline>);
 
 /// What stands for a domain on the wire: of its name, so that it is the same for the next engine. An agent does
 /// with it nothing that could harm another, so nobody gains by two names with one mark.
@@ -178,13 +174,13 @@ impl Engine {
             None => Applicant::new(link.socket(), principal, cgroup),
         });
         match applicant.and_then(|applicant| self.welcome(&mut link, applicant, domain)) {
-            Ok(its) => {
+            Ok((domain, memory, line)) => {
                 let newcomer = Newcomer {
                     peer,
-                    domain: its.domain,
-                    memory: Box::new(its.memory),
+                    domain,
+                    memory: Box::new(memory),
                     link,
-                    line: its.line,
+                    line,
                 };
                 core.admit(principal, newcomer);
                 self.driver.tell(|signal| signal.nudge = true);
@@ -238,11 +234,7 @@ impl Engine {
             Arc::clone(&self.atlas),
             core.users.common.limits,
         );
-        Ok(Welcomed {
-            domain,
-            memory,
-            line,
-        })
+        Ok((domain, memory, line))
     }
 
     /// Why processes are not served: what the log and the status tell.
@@ -376,22 +368,18 @@ impl Engine {
     }
 
     /// Ends the workers. Guests keep their merged memory: it lives as long as they map it.
-    pub fn stop(mut self) {
-        self.end();
-    }
-
-    fn end(&mut self) {
-        self.driver.tell(|signal| signal.stop = true);
-        self.driver.core.queue.cut();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+    pub fn stop(self) {
+        drop(self);
     }
 }
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        self.end();
+        self.driver.tell(|signal| signal.stop = true);
+        self.driver.core.queue.cut();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
     }
 }
 
