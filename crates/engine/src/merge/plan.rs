@@ -108,19 +108,6 @@ pub(super) struct Twin {
     pub(super) current: Entry,
 }
 
-/// The indexes that some pages belong in: all in the first, or each as its node has it.
-pub(super) struct Homes(Option<Vec<Option<StoreId>>>);
-
-impl Homes {
-    /// That of the `at`th page; `None` when its node has no index, or the page is gone.
-    fn of(&self, at: usize) -> Option<StoreId> {
-        match &self.0 {
-            None => Some(StoreId::default()),
-            Some(homes) => homes.get(at).copied().flatten(),
-        }
-    }
-}
-
 /// One chunk being planned.
 pub(crate) struct Plan<'a> {
     pub(crate) context: &'a Context<'a>,
@@ -267,9 +254,12 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// The indexes that pages belong in.
-    fn homes(&self, pages: impl Iterator<Item = usize>) -> Homes {
-        Homes(self.is_bound().then(|| self.ask_nodes(pages)))
+    /// The indexes that pages belong in: all in the first, or each as its node has it; `None` when that has none, or the page is gone.
+    fn homes(&self, pages: impl ExactSizeIterator<Item = usize>) -> Vec<Option<StoreId>> {
+        match self.is_bound() {
+            true => self.ask_nodes(pages),
+            false => vec![Some(StoreId::default()); pages.len()],
+        }
     }
 
     fn ask_nodes(&self, pages: impl Iterator<Item = usize>) -> Vec<Option<StoreId>> {
@@ -290,10 +280,10 @@ impl<'a> Plan<'a> {
         let homes = self.homes(promoted.iter().copied());
         let domain = self.domain();
         let view = domain.slots.view();
-        for (at, page) in promoted.into_iter().enumerate() {
+        for (page, home) in promoted.into_iter().zip(homes) {
             let (key, site) = (self.pages.fingerprint(page), self.chunk.site(page));
             let entered = self.pages.home(page);
-            if homes.of(at) != Some(entered) {
+            if home != Some(entered) {
                 // It has moved to another node, or the rules have changed.
                 let index = domain.index(entered);
                 index.remove_if(key, Entry::Candidate(site));
@@ -365,12 +355,12 @@ impl<'a> Plan<'a> {
             *key = self.key(buffers.batch.page(at));
         }
         let homes = self.homes(part.iter().map(|&page| page.into()));
-        self.go_near(buffers, &homes);
+        self.go_near(buffers, homes.first().copied().flatten());
         let mut reads = std::mem::take(&mut buffers.repeats);
         reads.clear();
-        for ((at, &page), key) in part.iter().enumerate().zip(keys) {
+        for (at, ((&page, key), home)) in part.iter().zip(keys).zip(homes).enumerate() {
             let page = usize::from(page);
-            match (key, homes.of(at)) {
+            match (key, home) {
                 (None, _) => self.pages.set(page, Tag::PlannedZero),
                 (_, None) => self.pages.back_off(page, Tag::Skipped),
                 (Some(key), Some(home)) => reads.push(Read {
@@ -395,9 +385,9 @@ impl<'a> Plan<'a> {
 
     /// Has the worker go on where these pages are, while merging stays inside nodes. Those of a chunk are mostly on one node, so the
     /// first one's decides.
-    fn go_near(&self, buffers: &mut Buffers, homes: &Homes) {
+    fn go_near(&self, buffers: &mut Buffers, home: Option<StoreId>) {
         let near = match self.is_bound() {
-            true => homes.of(0).or(buffers.near),
+            true => home.or(buffers.near),
             false => None,
         };
         if near != buffers.near {
