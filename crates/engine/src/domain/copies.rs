@@ -34,69 +34,63 @@ struct Chain {
     roomy: BTreeSet<Slot>,
 }
 
-#[derive(Debug, Default)]
-struct Table {
-    chains: HashMap<Key, Chain>,
-    /// Members of all chains.
-    copies: usize,
-}
-
-impl Table {
-    /// Dissolves a chain of one.
-    fn trim(&mut self, key: Key) {
-        if self
-            .chains
-            .get(&key)
-            .is_some_and(|chain| chain.members.len() < 2)
-            && let Some(chain) = self.chains.remove(&key)
-        {
-            let copies = self.copies.checked_sub(chain.members.len());
-            self.copies = copies.expect("a copy of a chain is counted");
-        }
-    }
-}
-
 /// The chains of a domain.
 #[derive(Debug, Default)]
 pub(crate) struct Chains {
-    table: Mutex<Table>,
-    /// As in the table, for whoever only looks.
+    chains: Mutex<HashMap<Key, Chain>>,
+    /// How many there are, and members of all of them, for whoever only looks. They change with the lock held.
     count: AtomicU64,
     copies: AtomicU64,
 }
 
 impl Chains {
+    /// Dissolves a chain of one.
+    fn trim(&self, chains: &mut HashMap<Key, Chain>, key: Key) {
+        let short = |chain: &Chain| chain.members.len() < 2;
+        if chains.get(&key).is_some_and(short)
+            && let Some(chain) = chains.remove(&key)
+        {
+            self.forget(chain.members.len());
+        }
+        self.count.store(chains.len() as u64, Relaxed);
+    }
+
+    /// Counts so many copies less.
+    fn forget(&self, copies: usize) {
+        let before = self.copies.fetch_sub(copies as u64, Relaxed);
+        assert!(before >= copies as u64, "a copy of a chain is counted");
+    }
+
     /// Notes that `new` was named in place of `full`. `alive` tells whether a slot has refs.
     pub(crate) fn add(&self, key: Key, full: Slot, new: Slot, alive: impl Fn(Slot) -> bool) {
-        let mut table = lock(&self.table);
-        let chain = table.chains.entry(key).or_default();
+        let mut chains = lock(&self.chains);
+        let chain = chains.entry(key).or_default();
         let living = [full, new].into_iter().filter(|&slot| alive(slot));
         let added = living.filter(|&slot| chain.members.insert(slot)).count();
-        table.copies += added;
-        table.trim(key);
-        self.show(&table);
+        self.copies.fetch_add(added as u64, Relaxed);
+        self.trim(&mut chains, key);
     }
 
     /// A member that has room again, to be named instead of `full`.
     pub(crate) fn take_roomy(&self, key: Key, full: Slot) -> Option<Slot> {
-        let mut table = lock(&self.table);
-        let roomy = &mut table.chains.get_mut(&key)?.roomy;
+        let mut chains = lock(&self.chains);
+        let roomy = &mut chains.get_mut(&key)?.roomy;
         roomy.remove(&full);
         roomy.pop_first()
     }
 
     /// Whether a member has room again.
     pub(crate) fn has_room(&self, key: Key) -> bool {
-        let table = lock(&self.table);
-        let chain = table.chains.get(&key);
+        let chains = lock(&self.chains);
+        let chain = chains.get(&key);
         chain.is_some_and(|chain| !chain.roomy.is_empty())
     }
 
     /// Notes that a slot has lost half of its sharers.
     pub(crate) fn note_room(&self, key: Fingerprint, slot: Slot) {
-        let mut table = lock(&self.table);
+        let mut chains = lock(&self.chains);
         for home in [slot.store(), StoreId::default()] {
-            let chain = table.chains.get_mut(&(home, key));
+            let chain = chains.get_mut(&(home, key));
             if let Some(chain) = chain.filter(|chain| chain.members.contains(&slot)) {
                 chain.roomy.insert(slot);
                 return;
@@ -106,34 +100,27 @@ impl Chains {
 
     /// Takes slots out that have no refs any more.
     pub(crate) fn bury(&self, dead: impl Iterator<Item = (Fingerprint, Slot)>) {
-        let mut table = lock(&self.table);
-        if table.chains.is_empty() {
+        let mut chains = lock(&self.chains);
+        if chains.is_empty() {
             return;
         }
         for (key, slot) in dead {
             for home in [slot.store(), StoreId::default()] {
-                let Some(chain) = table.chains.get_mut(&(home, key)) else {
+                let Some(chain) = chains.get_mut(&(home, key)) else {
                     continue;
                 };
                 chain.roomy.remove(&slot);
                 if chain.members.remove(&slot) {
-                    let copies = table.copies.checked_sub(1);
-                    table.copies = copies.expect("a copy of a chain is counted");
-                    table.trim((home, key));
+                    self.forget(1);
+                    self.trim(&mut chains, (home, key));
                 }
             }
         }
-        self.show(&table);
-    }
-
-    fn show(&self, table: &Table) {
-        self.count.store(table.chains.len() as u64, Relaxed);
-        self.copies.store(table.copies as u64, Relaxed);
     }
 
     /// Whether there are several copies of this content.
     pub(crate) fn is_hot(&self, key: Key) -> bool {
-        self.count.load(Relaxed) > 0 && lock(&self.table).chains.contains_key(&key)
+        self.count.load(Relaxed) > 0 && lock(&self.chains).contains_key(&key)
     }
 
     /// How many contents have several copies.
@@ -145,9 +132,7 @@ impl Chains {
     pub(crate) fn copies(&self) -> u64 {
         self.copies.load(Relaxed)
     }
-}
 
-impl Chains {
     /// Bytes of memory the chains hold, about.
     pub(crate) fn memory_bytes(&self) -> usize {
         let entry = size_of::<(Key, Chain)>() + 1;
@@ -161,10 +146,14 @@ impl Chains {
     /// When one does not hold.
     #[cfg(any(test, debug_assertions))]
     pub(crate) fn check(&self, alive: impl Fn(Slot) -> bool) {
-        let table = lock(&self.table);
-        let members = table.chains.values().map(|chain| chain.members.len());
-        assert_eq!(members.sum::<usize>(), table.copies, "copies in chains");
-        for chain in table.chains.values() {
+        let chains = lock(&self.chains);
+        let members = chains.values().map(|chain| chain.members.len());
+        assert_eq!(
+            members.sum::<usize>() as u64,
+            self.copies(),
+            "copies in chains"
+        );
+        for chain in chains.values() {
             assert!(chain.members.len() > 1, "a chain of one");
             assert!(chain.members.iter().all(|&slot| alive(slot)), "a dead copy");
             assert!(
