@@ -68,7 +68,7 @@ pub(crate) struct Post(Mutex<State>);
 struct State {
     thread: u32,
     /// Since when it does its job, with a turn or without.
-    since: Option<Since>,
+    since: Option<Spent<Instant>>,
     /// The user whose job is being done.
     uid: u32,
     /// The guest whose job is being done.
@@ -77,13 +77,6 @@ struct State {
     inside: bool,
     asleep: Option<Sleep>,
     abandoned: bool,
-}
-
-/// Since when a job has its turn, or goes on without one, for it waits for an agent.
-#[derive(Clone, Copy)]
-enum Since {
-    Turn(Instant),
-    Aside(Instant),
 }
 
 /// A sleep in which a thread was seen again and again.
@@ -121,7 +114,7 @@ impl Post {
 
     pub(crate) fn begin(&self, job: &Job, guest: Option<Arc<Guest>>) {
         let mut state = lock(&self.0);
-        state.since = Some(Since::Turn(Instant::now()));
+        state.since = Some(Spent::Turn(Instant::now()));
         state.uid = job.uid();
         state.guest = guest;
     }
@@ -129,8 +122,8 @@ impl Post {
     /// Lets another worker have this one's turn.
     pub(crate) fn step_aside(&self, queue: &Queue) {
         let mut state = lock(&self.0);
-        if let Some(Since::Turn(since)) = state.since {
-            state.since = Some(Since::Aside(Instant::now()));
+        if let Some(Spent::Turn(since)) = state.since {
+            state.since = Some(Spent::Aside(Instant::now()));
             // Not given up in between: its lane is there as long as the job is.
             queue.end_turn(state.uid, since.elapsed());
         }
@@ -144,8 +137,8 @@ impl Post {
         queue.done(
             uid,
             match since.expect("a job that was begun") {
-                Since::Turn(since) => Spent::Turn(since.elapsed()),
-                Since::Aside(since) => Spent::Aside(since.elapsed()),
+                Spent::Turn(since) => Spent::Turn(since.elapsed()),
+                Spent::Aside(since) => Spent::Aside(since.elapsed()),
             },
         );
     }
@@ -309,7 +302,7 @@ mod tests {
             assert_eq!(told.recv_timeout(Duration::from_secs(60)), Ok(true));
         });
         post.step_aside(&queue); // it has none to give
-        assert!(matches!(lock(&post.0).since, Some(Since::Aside(_))));
+        assert!(matches!(lock(&post.0).since, Some(Spent::Aside(_))));
         let spent = || queue.spent()[0].1;
         let before = spent();
         post.finish(&queue);

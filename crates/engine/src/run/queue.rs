@@ -71,13 +71,13 @@ impl Visit {
 /// Threads for each worker that may work at a time. With two, it happened that both waited.
 pub(crate) const THREADS_A_TURN: u16 = 3;
 
-/// How long a worker was at a job until its end.
+/// Since when a worker is at a job, or how long it was until the end.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Spent {
+pub(crate) enum Spent<T> {
     /// It has its turn still.
-    Turn(Duration),
+    Turn(T),
     /// It has given its turn back, and waited for an agent since.
-    Aside(Duration),
+    Aside(T),
 }
 
 /// Jobs to do.
@@ -254,7 +254,7 @@ impl Queue {
     }
 
     /// Notes that a job of user `uid` is done.
-    pub(crate) fn done(&self, uid: u32, spent: Spent) {
+    pub(crate) fn done(&self, uid: u32, spent: Spent<Duration>) {
         let mut inner = lock(&self.inner);
         match spent {
             Spent::Turn(took) => inner.give_turn_back(uid, took),
