@@ -2,6 +2,10 @@
 
 use std::fmt;
 
+/// Bytes in a chunk and in a page, as addresses count them.
+pub(crate) const CHUNK: u64 = wire::CHUNK_BYTES as u64;
+pub(crate) const PAGE: u64 = wire::PAGE_BYTES as u64;
+
 /// 128 keyed bits that stand for a page's content. Equal fingerprints make pages worth comparing,
 /// never equal (I1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

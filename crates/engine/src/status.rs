@@ -7,18 +7,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, SystemTime};
 
-use wire::{GuestStatus, PAGE_BYTES, RunMode, Status, StoreNode};
+use wire::{GuestStatus, RunMode, Status, StoreNode};
 
 use crate::domain::Domain;
 use crate::guest::counters::Census;
 use crate::guest::kin::{Relative, shared_by_fork};
 use crate::guest::{Guest, Standing};
-use crate::page::Class;
+use crate::page::{Class, PAGE};
 use crate::run::core::Core;
 use crate::run::early::{distance, is_young};
 use crate::sync::lock;
 
-const PAGE: u64 = PAGE_BYTES as u64;
 /// Kernel memory of one mapping: 2 around a merged run were measured at 520 to 600 bytes.
 const MAPPING_BYTES: u64 = 280;
 

@@ -7,16 +7,13 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use wire::{CHUNK_BYTES, PAGE_BYTES, PageBits};
+use wire::PageBits;
 
 use crate::domain::chunk::Chunk;
 use crate::guest::idle;
 use crate::options::Limits;
-use crate::page::Class;
+use crate::page::{CHUNK, Class, PAGE};
 use crate::users::GREED;
-
-const CHUNK: u64 = CHUNK_BYTES as u64;
-const PAGE: u64 = PAGE_BYTES as u64;
 
 /// Bytes that a span costs, about.
 const SPAN_BYTES: usize = 32;

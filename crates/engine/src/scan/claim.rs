@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use sys::pagemap::{Categories, PageRun};
-use wire::{CHUNK_BYTES, CHUNK_PAGES, PAGE_BYTES, PageBits};
+use wire::{CHUNK_PAGES, PageBits};
 
 use crate::domain::Domain;
 use crate::domain::chunk::Chunk;
@@ -29,11 +29,8 @@ use crate::domain::pages::Pages;
 use crate::domain::refs::View;
 use crate::guest::memory::Mapped;
 use crate::guest::{Claims, Guest};
-use crate::page::{Slot, Tag};
+use crate::page::{CHUNK, PAGE, Slot, Tag};
 use crate::sync::lock;
-
-const CHUNK: u64 = CHUNK_BYTES as u64;
-const PAGE: u64 = PAGE_BYTES as u64;
 
 /// Finds the pages merged before this session, until it has all of them.
 ///

@@ -4,10 +4,11 @@ use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
-use wire::{CHUNK_BYTES, RunMode};
+use wire::RunMode;
 
 use crate::guest::Guest;
 use crate::options::Rules;
+use crate::page::CHUNK;
 use crate::scan::track::{Again, Aging, Round};
 
 /// How long a worker scans before others have their turn.
@@ -33,7 +34,6 @@ pub(crate) enum Aim {
 impl Aim {
     /// To merge now what overlaps `range`. What is known is known of whole chunks.
     pub(crate) fn now(range: &Range<u64>, until: Instant) -> Self {
-        const CHUNK: u64 = CHUNK_BYTES as u64;
         Self::Pass {
             start: range.start / CHUNK * CHUNK,
             end: range

@@ -13,10 +13,8 @@ use crate::domain::store::PageBytes;
 use crate::error::Refusal;
 use crate::guest::memory::Mapped;
 use crate::guest::memory::Memory;
-use crate::page::{Slot, StoreId};
+use crate::page::{PAGE, Slot, StoreId};
 use crate::sync::lock;
-
-const PAGE: u64 = PAGE_BYTES as u64;
 
 /// Memory of a process of the fake world.
 pub(crate) struct FakeMemory {
