@@ -9,7 +9,7 @@ use wire::{Answer, Question, RunMode};
 
 use crate::domain::chunk::Chunk;
 use crate::domain::effects::Effects;
-use crate::guest::agent::{Fault, Link, Pending, Rest, Talk};
+use crate::guest::agent::{Fault, Pending, Rest, Talk};
 use crate::guest::{Guest, Standing, rescue};
 use crate::page::Class;
 use crate::scan::offers::News;
@@ -251,27 +251,23 @@ fn sync(guest: &Guest, talk: &mut Talk) -> Result<bool, Fault> {
         ledger.begin_sync();
         ledger.wants_renewal()
     };
-    let renew = wants_renewal && give_line(guest, link.as_mut());
-    let adopted = guest.take_adopted();
+    let mut renewed = false;
+    if wants_renewal {
+        match link.lifeline() {
+            Ok(line) => {
+                lock(&guest.ledger).renew(line);
+                renewed = true;
+            }
+            // Its refs wait: a daemon that has no descriptors left still serves those it serves.
+            Err(error) => tracing::warn!(pid = guest.pid, %error, "no new lifeline for a guest"),
+        }
+    }
     link.send(&Question::Sync {
-        lifeline: renew,
-        adopted,
+        lifeline: renewed,
+        adopted: guest.take_adopted(),
     })?;
     talk.pending = Some(Pending::Changes(None));
     Ok(true)
-}
-
-/// Gives the guest a new lifeline with the next sync. Without one its refs wait: a daemon that has no
-/// descriptors left still serves those it serves.
-fn give_line(guest: &Guest, link: &mut dyn Link) -> bool {
-    match link.lifeline() {
-        Ok(line) => lock(&guest.ledger).renew(line),
-        Err(error) => {
-            tracing::warn!(pid = guest.pid, %error, "no new lifeline for a guest");
-            return false;
-        }
-    }
-    true
 }
 
 /// Takes the parts of an answer to a sync that have come, the `rest` of the last one first; false when some are still
@@ -300,13 +296,16 @@ fn take_parts(
     let mut news = News::default();
     loop {
         let link = talk.link.as_mut().ok_or(Fault::Closed)?;
-        let part = match rest.take() {
-            Some(rest) => Some(rest),
-            None => next_part(link.as_mut())?,
-        };
-        let Some(mut part) = part else {
-            talk.pending = Some(Pending::Changes(None));
-            return Ok(false);
+        let mut part = match rest.take() {
+            Some(rest) => rest,
+            None => match link.receive(Duration::ZERO)? {
+                Some(Answer::Changes(changes)) => Box::new(Rest { changes, taken: 0 }),
+                Some(_) => return Err(Fault::Contradiction("not the answer to a sync")),
+                None => {
+                    talk.pending = Some(Pending::Changes(None));
+                    return Ok(false);
+                }
+            },
         };
         if !take_part(guest, &mut part, &mut news, deadline, effects)? {
             talk.pending = Some(Pending::Changes(Some(part)));
@@ -315,14 +314,6 @@ fn take_parts(
         if !part.changes.more {
             return Ok(true);
         }
-    }
-}
-
-fn next_part(link: &mut dyn Link) -> Result<Option<Box<Rest>>, Fault> {
-    match link.receive(Duration::ZERO)? {
-        Some(Answer::Changes(changes)) => Ok(Some(Box::new(Rest { changes, taken: 0 }))),
-        Some(_) => Err(Fault::Contradiction("not the answer to a sync")),
-        None => Ok(None),
     }
 }
 

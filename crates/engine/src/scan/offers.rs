@@ -5,20 +5,19 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use sys::pagemap::PageRun;
-use wire::{CHUNK_BYTES, CHUNK_PAGES, Change, PAGE_BYTES, PageBits};
+use wire::{CHUNK_PAGES, Change, PageBits};
 
 use crate::domain::chunk::Chunk;
 use crate::domain::effects::Effects;
 use crate::domain::pages::Pages;
 use crate::guest::Guest;
 use crate::guest::regions::{AtLimit, Offers, maps_slots, watched};
+use crate::page::{CHUNK, PAGE};
 use crate::scan::track::{self, Seen};
-
-const CHUNK: u64 = CHUNK_BYTES as u64;
-const PAGE: u64 = PAGE_BYTES as u64;
 
 /// Bytes that a chunk costs at least, in the engine's tables.
 const TABLE_BYTES: usize = size_of::<Chunk>() + 32;
+
 /// What is known of the chunks while an answer is taken.
 ///
 /// An agent may say "everything" of 20 000 chunks as often as it likes, in 13 bytes. So only chunks of which it said something
@@ -27,24 +26,6 @@ const TABLE_BYTES: usize = size_of::<Chunk>() + 32;
 pub(crate) struct News {
     /// The chunks that are not offered whole with nothing stored; found when they are first needed.
     odd: Option<BTreeSet<u64>>,
-}
-
-impl News {
-    fn note_odd(&mut self, chunk: u64) {
-        if let Some(odd) = &mut self.odd {
-            odd.insert(chunk);
-        }
-    }
-
-    fn forget(&mut self, chunk: u64) {
-        if let Some(odd) = &mut self.odd {
-            odd.remove(&chunk);
-        }
-    }
-}
-
-fn is_whole(pages: &Pages) -> bool {
-    pages.offered == PageBits::FULL && pages.stored.is_empty()
 }
 
 impl Offers {
@@ -62,8 +43,11 @@ impl Offers {
                 offered,
                 stored,
             } if offered.is_empty() && stored.is_empty() => {
-                self.withdraw(guest, chunk, effects);
-                news.forget(chunk);
+                self.close(guest, chunk, effects);
+                self.cut(guest, chunk..chunk + CHUNK, effects);
+                if let Some(odd) = &mut news.odd {
+                    odd.remove(&chunk);
+                }
             }
             Change::Chunk {
                 chunk,
@@ -81,7 +65,9 @@ impl Offers {
                         let before = watched(&table);
                         self.set_bits(guest, &table, offered, stored, effects);
                         self.stale |= before != watched(&table);
-                        news.note_odd(chunk);
+                        if let Some(odd) = &mut news.odd {
+                            odd.insert(chunk);
+                        }
                     }
                     // Without a table it would be scanned whole, and not all of it may be.
                     None => self.cut(guest, range, effects),
@@ -106,7 +92,8 @@ impl Offers {
     ) {
         let chunks = &self.chunks;
         let odd = news.odd.get_or_insert_with(|| {
-            let is_odd = |chunk: &Chunk| chunk.try_lock().is_none_or(|pages| !is_whole(&pages));
+            let whole = |pages: &Pages| pages.offered == PageBits::FULL && pages.stored.is_empty();
+            let is_odd = |chunk: &Chunk| chunk.try_lock().is_none_or(|pages| !whole(&pages));
             let odd = chunks.iter().filter(|(_, chunk)| is_odd(chunk));
             odd.map(|(&address, _)| address).collect()
         });
@@ -183,11 +170,6 @@ impl Offers {
         guest.change_tables(0, TABLE_BYTES);
         self.chunks.insert(address, Arc::clone(&chunk));
         Some(chunk)
-    }
-
-    fn withdraw(&mut self, guest: &Guest, address: u64, effects: &mut Effects) {
-        self.close(guest, address, effects);
-        self.cut(guest, address..address + CHUNK, effects);
     }
 
     /// Watches a range no more. A hole makes two spans of one. Beyond the limit the second goes, but never a page that may
