@@ -97,17 +97,21 @@ impl Applicant {
             pidfd,
             cgroup,
         };
-        let Peer { pid, uid, .. } = peer;
-        let checked = applicant
-            .check(pid)
-            .and_then(|()| match is_secret(pid, uid)? {
-                true => Err(Refusal::Secret { pid }),
-                false => Ok(()),
-            });
+        let pid = peer.pid;
+        let checked = applicant.check(pid);
+        let checked = checked.and_then(|()| applicant.check_secret());
         // By number: it was this process's only if that has not ended.
         match applicant.has_exited() {
             false => checked.map(|()| applicant),
             true => Err(Refusal::Gone { pid }),
+        }
+    }
+
+    fn check_secret(&self) -> Result<(), Refusal> {
+        let Peer { pid, uid, .. } = self.peer;
+        match is_secret(pid, uid)? {
+            true => Err(Refusal::Secret { pid }),
+            false => Ok(()),
         }
     }
 
@@ -275,9 +279,7 @@ impl ProcessMemory {
         let maps_it = file
             .is_ok_and(|file| file.is_some_and(|(device, number)| (Ok(device), number) == line));
         self.applicant.check_all(threads(pid, MOST_THREADS)?)?;
-        if is_secret(pid, self.applicant.peer.uid)? {
-            return Err(Refusal::Secret { pid });
-        }
+        self.applicant.check_secret()?;
         if self.applicant.has_exited() || !witness.lives() {
             return Err(Refusal::Gone { pid });
         }
@@ -352,10 +354,8 @@ impl Memory for ProcessMemory {
         let checked = self
             .applicant
             .check_all([pid, witness.thread()].into_iter().chain(some));
-        let checked = checked.and_then(|()| match is_secret(pid, self.applicant.peer.uid)? {
-            true => Err(Refusal::Secret { pid }),
-            false => self.applicant.check_cgroup(),
-        });
+        let checked = checked.and_then(|()| self.applicant.check_secret());
+        let checked = checked.and_then(|()| self.applicant.check_cgroup());
         witness
             .vouch(|| checked)
             .map_err(|_| Refusal::Gone { pid })?
