@@ -194,26 +194,14 @@ impl Handover {
         stores: &[(u32, BorrowedFd<'_>)],
         keeper: Option<Arc<Keeper>>,
     ) -> std::io::Result<Self> {
-        let (tie, held) = Lifeline::new()?;
-        let mut manifest = Manifest {
+        let number = |(node, store): &(u32, _)| Ok((*node, memfd::number(store)?));
+        let manifest = Manifest {
             domain: domain.to_owned(),
             owner: None,
-            stores: Vec::new(),
-            ties: vec![tie.number()],
+            stores: stores.iter().map(number).collect::<std::io::Result<_>>()?,
+            ties: Vec::new(),
         };
-        for (node, store) in stores {
-            manifest.stores.push((*node, memfd::number(store)?));
-        }
-        let handover = Self {
-            keeper,
-            note: Note::new()?,
-            state: Ordered::new(State {
-                tie,
-                held,
-                manifest,
-                kept: false,
-            }),
-        };
+        let handover = Self::tied(Note::new()?, manifest, keeper, false)?;
         handover.hand_over(stores);
         Ok(handover)
     }
@@ -224,21 +212,10 @@ impl Handover {
     /// When the tie cannot be made.
     pub(crate) fn go_on(
         note: Note,
-        mut manifest: Manifest,
+        manifest: Manifest,
         keeper: Arc<Keeper>,
     ) -> std::io::Result<Self> {
-        let (tie, held) = Lifeline::new()?;
-        manifest.ties.push(tie.number());
-        let handover = Self {
-            keeper: Some(keeper),
-            note,
-            state: Ordered::new(State {
-                tie,
-                held,
-                manifest,
-                kept: true,
-            }),
-        };
+        let handover = Self::tied(note, manifest, Some(keeper), true)?;
         let mut state = lock(&handover.state);
         let told = handover
             .keep_tie(&state)
@@ -246,6 +223,28 @@ impl Handover {
         handover.judge(&mut state, told);
         drop(state);
         Ok(handover)
+    }
+
+    /// With a new tie.
+    fn tied(
+        note: Note,
+        mut manifest: Manifest,
+        keeper: Option<Arc<Keeper>>,
+        kept: bool,
+    ) -> std::io::Result<Self> {
+        let (tie, held) = Lifeline::new()?;
+        manifest.ties.push(tie.number());
+        let state = State {
+            tie,
+            held,
+            manifest,
+            kept,
+        };
+        Ok(Self {
+            keeper,
+            note,
+            state: Ordered::new(state),
+        })
     }
 
     fn hand_over(&self, stores: &[(u32, BorrowedFd<'_>)]) {
