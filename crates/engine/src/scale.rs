@@ -28,9 +28,9 @@ use crate::domain::{Domain, PerNode};
 use crate::guest::Newcomer;
 use crate::merge::read::Hasher;
 use crate::options::Options;
-use crate::run::core::{Core, Crew, Ends};
+use crate::run::core::{Core, Crew};
 use crate::run::knobs::Knobs;
-use crate::run::waiting::Looks;
+use crate::run::waiting::Span;
 use crate::run::workers::Alone;
 use crate::sync::census;
 use world::{Agent, Held, Nowhere, Simulated};
@@ -193,11 +193,11 @@ impl Many {
 }
 
 impl Crew for Many {
-    fn look(&self, core: &Core, _looks: &Looks) {
+    fn look(&self, core: &Core, _span: &Span) {
         self.run(core);
     }
 
-    fn work(&self, core: &Core, _ends: Ends) {
+    fn work(&self, core: &Core, _span: &Span) {
         self.run(core);
     }
 }

@@ -17,7 +17,7 @@
 //! that have just come ([`early`](crate::run::early)).
 //!
 //! A round that outlasts the period is cut: what is left is found again by the next looks. Where looks take
-//! long for the period it is cut later, by [`LOOK_SHARE`]: while there is work, little time goes to them. But one user's looks
+//! long for the period it is cut later ([`Span`]): while there is work, little time goes to them. But one user's looks
 //! lengthen no round of others: once only he has jobs left, and had more than they, the period is all he gets.
 
 use std::collections::BTreeMap;
@@ -45,7 +45,7 @@ use crate::run::knobs::{self, Knobs};
 use crate::run::order::Order;
 use crate::run::post::{Post, Watched};
 use crate::run::queue::{Job, Queue, Visit};
-use crate::run::waiting::{Looks, Waiting};
+use crate::run::waiting::{Span, Waiting};
 use crate::run::wishes::{Pass, Wishes};
 use crate::scan::look::{self, Looked};
 use crate::scan::relocation;
@@ -57,9 +57,7 @@ use crate::users::Users;
 /// Runs of pages taken from one scan: 48 KiB.
 const SCAN_RUNS: usize = 2048;
 
-/// While there is work, a round lasts at least so many times as long as its looks.
-const LOOK_SHARE: u32 = 64;
-/// And at most so many periods.
+/// A round lasts at most so many periods, where its looks take long.
 const MOST_PERIODS: u32 = 4;
 /// The part of a period for which canonical pages are asked where they are.
 const WALK_PART: u32 = 100;
@@ -101,40 +99,11 @@ pub(crate) type NewDomain = Box<dyn Fn(&str) -> std::io::Result<Domain> + Send +
 /// Who runs the jobs of a round.
 pub(crate) trait Crew {
     /// Returns when all looks are done that work waits for: see [`Waiting`].
-    fn look(&self, core: &Core, looks: &Looks);
+    fn look(&self, core: &Core, span: &Span);
 
-    /// Returns when the queue is idle, and no answer can come any more; at the latest when `ends` say (jobs begun are
+    /// Returns when the queue is idle, and no answer can come any more; at the latest when `span` says (jobs begun are
     /// finished).
-    fn work(&self, core: &Core, ends: Ends);
-}
-
-/// When the second half of a round ends.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Ends {
-    /// Agents that are late are heard until then.
-    pub(crate) late: Instant,
-    /// From then on it is cut if jobs are left only to users for whom this time and more than for all others was spent.
-    pub(crate) fair: (Instant, Duration),
-    /// It is cut.
-    pub(crate) cut: Instant,
-}
-
-/// How long looks, and what follows from them, may take.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Span {
-    /// Agents are waited for in a part of it.
-    pub(crate) period: Duration,
-    /// After that it is fair by user.
-    pub(crate) least: Duration,
-    /// And after so long it is cut, if the looks took long.
-    pub(crate) most: Duration,
-}
-
-impl Span {
-    /// How long it lasts where the looks took so long.
-    fn lasts(&self, looked: Duration) -> Duration {
-        (looked * LOOK_SHARE).clamp(self.least, self.most)
-    }
+    fn work(&self, core: &Core, span: &Span);
 }
 
 /// Everything the workers share.
@@ -277,11 +246,7 @@ impl Core {
             true => period.max(patience),
             false => patience,
         };
-        let span = Span {
-            period,
-            least,
-            most: least * MOST_PERIODS,
-        };
+        let span = Span::new(patience, period, least, least * MOST_PERIODS);
         self.look_and_work(crew, looks, span);
         if scan {
             self.walk_frames();
@@ -299,9 +264,8 @@ impl Core {
         &self,
         crew: &dyn Crew,
         mut looks: Vec<(Arc<Guest>, Aim)>,
-        span: Span,
+        mut span: Span,
     ) {
-        let begin = Instant::now();
         self.knobs.look_at_supply();
         self.syncs.fetch_add(1, Relaxed);
         let guests: Vec<_> = looks.iter().map(|(guest, _)| Arc::clone(guest)).collect();
@@ -314,25 +278,19 @@ impl Core {
         let looks = looks.into_iter();
         self.queue
             .add(looks.map(|(guest, aim)| Job::Look(guest, aim)));
-        let looks = Looks::new(begin, self.knobs.patience, span.period, span.least);
-        crew.look(self, &looks);
+        crew.look(self, &span);
         self.waiting.note_late();
-        let looked = begin.elapsed();
+        span.end_looks();
         let mut found = self.take_found();
         order.sort(&mut found);
         let work = found.len();
         self.queue.add(found.into_iter().map(first_visit));
-        let ends = Ends {
-            late: looks.end(),
-            fair: (begin + span.least, looks.floor),
-            cut: begin + span.lasts(looked),
-        };
-        crew.work(self, ends);
+        crew.work(self, &span);
         self.waiting.give_up();
         lock(&self.found).at_work = false;
         self.settle_former();
         self.tidy();
-        tracing::debug!(chunks = work, took = ?begin.elapsed(), "a round is done");
+        tracing::debug!(chunks = work, took = ?span.elapsed(), "a round is done");
     }
 
     /// Takes what the looks have found so far; from now on it is worked as it comes.
@@ -432,14 +390,11 @@ impl Core {
             let looks = ended.into_iter().map(|guest| Job::Look(guest, Aim::Hear));
             self.queue.begin_round();
             self.queue.add(looks);
-            let begin = Instant::now();
-            let cut = begin + self.knobs.patience;
-            let ends = Ends {
-                late: begin,
-                fair: (cut, Duration::ZERO),
-                cut,
-            };
-            crew.work(self, ends);
+            let patience = self.knobs.patience;
+            crew.work(
+                self,
+                &Span::new(patience, Duration::ZERO, patience, patience),
+            );
             self.waiting.give_up();
         }
         self.settle_former();

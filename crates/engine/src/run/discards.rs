@@ -32,8 +32,9 @@ use std::time::{Duration, Instant};
 
 use crate::guest::{Guest, Standing};
 use crate::page::Class;
-use crate::run::core::{Core, Crew, Span};
+use crate::run::core::{Core, Crew};
 use crate::run::glances::Spent;
+use crate::run::waiting::Span;
 use crate::scan::terms::Aim;
 use crate::sync::lock;
 
@@ -123,11 +124,7 @@ impl Core {
         let begin = Instant::now();
         let patience = self.knobs.patience;
         let looks = guests.iter().map(|guest| (Arc::clone(guest), Aim::Hear));
-        let span = Span {
-            period: patience * 2,
-            least: patience,
-            most: patience,
-        };
+        let span = Span::new(patience, patience * 2, patience, patience);
         self.look_and_work(crew, looks.collect(), span);
         for (uid, took) in self.queue.spent() {
             *spent.entry(uid).or_default() += took;

@@ -29,7 +29,8 @@ use std::time::{Duration, Instant};
 use wire::RunMode;
 
 use crate::guest::{Guest, Standing};
-use crate::run::core::{Core, Crew, Span};
+use crate::run::core::{Core, Crew};
+use crate::run::waiting::Span;
 use crate::scan::terms::Aim;
 use crate::sync::lock;
 
@@ -112,11 +113,7 @@ impl Core {
         let guests: Vec<_> = young(&lock(&self.guests), period).cloned().collect();
         guests.iter().for_each(|guest| guest.passes.begin());
         let looks = guests.into_iter().map(|guest| (guest, Aim::early(until)));
-        let span = Span {
-            period: most,
-            least: most,
-            most,
-        };
+        let span = Span::new(self.knobs.patience, most, most, most);
         self.look_and_work(crew, looks.collect(), span);
     }
 }

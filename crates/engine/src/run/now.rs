@@ -44,8 +44,9 @@ use crate::error::EngineError;
 use crate::guest::passes::{self, Gains};
 use crate::guest::{Guest, Standing};
 use crate::page::Class;
-use crate::run::core::{Core, Crew, Span};
+use crate::run::core::{Core, Crew};
 use crate::run::early;
+use crate::run::waiting::Span;
 use crate::run::wishes::{Pass, Wish};
 use crate::scan::terms::Aim;
 use crate::sync::lock;
@@ -245,11 +246,7 @@ impl Core {
             let looks = reach
                 .values()
                 .map(|its| (Arc::clone(&its.guest), Aim::now(&its.range, until)));
-            let span = Span {
-                period: left,
-                least: left,
-                most: left,
-            };
+            let span = Span::new(self.knobs.patience, left, left, left);
             self.look_and_work(crew, looks.collect(), span);
             let cut = self.queue.has_dropped() || guests().any(|guest| guest.passes.is_cut_short());
             let now = merged();

@@ -82,30 +82,60 @@ impl Waiting {
     }
 }
 
-/// The first half of a round.
-pub(crate) struct Looks {
+/// While there is work, a round lasts at least so many times as long as its looks.
+const LOOK_SHARE: u32 = 64;
+
+/// The times of a round: how long looks, and what follows from them, may take.
+pub(crate) struct Span {
     begin: Instant,
     grace: Duration,
     /// The time that each user's looks may take whatever the others' do.
     pub(crate) floor: Duration,
+    /// After so long it is cut if jobs are left only to users for whom [`Self::floor`] and more than for all others was spent.
+    least: Duration,
+    /// And after so long in any case.
+    most: Duration,
 }
 
-impl Looks {
-    /// Of a round that lasts for `least` at least.
+impl Span {
+    /// One that begins now. It lasts for `least`, and up to `most` where its looks take long. Agents are waited for in a part of
+    /// the `period`.
     pub(crate) fn new(
-        begin: Instant,
         patience: Duration,
         period: Duration,
         least: Duration,
+        most: Duration,
     ) -> Self {
         Self {
-            begin,
+            begin: Instant::now(),
             grace: (patience * GRACE).min(period / 2).min(least),
             floor: period / FLOOR,
+            least,
+            most,
         }
     }
 
-    /// When the grace is over.
+    /// Time since it began.
+    pub(crate) fn elapsed(&self) -> Duration {
+        self.begin.elapsed()
+    }
+
+    /// The looks are done.
+    pub(crate) fn end_looks(&mut self) {
+        self.most = (self.elapsed() * LOOK_SHARE).clamp(self.least, self.most);
+    }
+
+    /// From when it is fair by user.
+    pub(crate) fn fair(&self) -> Instant {
+        self.begin + self.least
+    }
+
+    /// When it is cut.
+    pub(crate) fn cut(&self) -> Instant {
+        self.begin + self.most
+    }
+
+    /// When the grace is over: agents that are late are heard until then.
     pub(crate) fn end(&self) -> Instant {
         self.begin + self.grace
     }

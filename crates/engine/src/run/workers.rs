@@ -17,10 +17,10 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::run::core::{Core, Crew, Ends, Scratch};
+use crate::run::core::{Core, Crew, Scratch};
 use crate::run::post::Post;
 use crate::run::queue::THREADS_A_TURN;
-use crate::run::waiting::Looks;
+use crate::run::waiting::Span;
 use crate::sync::lock;
 
 /// How long a worker may sleep in a guest's memory before it is replaced.
@@ -57,11 +57,11 @@ impl Alone {
 }
 
 impl Crew for Alone {
-    fn look(&self, core: &Core, _looks: &Looks) {
+    fn look(&self, core: &Core, _span: &Span) {
         self.run(core, || ());
     }
 
-    fn work(&self, core: &Core, _ends: Ends) {
+    fn work(&self, core: &Core, _span: &Span) {
         self.run(core, || ());
     }
 }
@@ -69,12 +69,6 @@ impl Crew for Alone {
 struct Worker {
     post: Arc<Post>,
     thread: std::thread::JoinHandle<()>,
-}
-
-impl Worker {
-    fn has_ended(&self) -> bool {
-        self.thread.is_finished()
-    }
 }
 
 /// Worker threads.
@@ -108,11 +102,15 @@ impl Workers {
         self.core.queue.set_workers(wanted, turns);
         let mut list = lock(&self.list);
         // One too many ends after its job. It may sleep in a guest's memory, so nobody waits for it.
-        while list.len() > wanted && list.last().is_some_and(Worker::has_ended) {
+        while list.len() > wanted
+            && list
+                .last()
+                .is_some_and(|worker| worker.thread.is_finished())
+        {
             list.pop();
         }
         for (number, worker) in list.iter_mut().enumerate().take(wanted) {
-            if worker.has_ended()
+            if worker.thread.is_finished()
                 && let Ok(new) = self.hire(number)
             {
                 *worker = new;
@@ -174,9 +172,7 @@ impl Workers {
             }
         }
     }
-}
 
-impl Workers {
     /// What is to be done now and then while workers are at work.
     fn attend(&self) {
         self.watch();
@@ -188,21 +184,21 @@ impl Workers {
 }
 
 impl Crew for Workers {
-    fn look(&self, core: &Core, looks: &Looks) {
+    fn look(&self, core: &Core, span: &Span) {
         let mut watched = Instant::now();
         loop {
-            let awaits = || !looks.grace_is_over() && core.waiting.awaits();
-            let wait = if awaits() { looks.glimpse() } else { WATCH };
+            let awaits = || !span.grace_is_over() && core.waiting.awaits();
+            let wait = if awaits() { span.glimpse() } else { WATCH };
             let idle = core.queue.wait_idle(wait);
             // Asked anew: the looks that were under way have come to wait meanwhile.
             let awaits = awaits();
-            if idle && !awaits || core.queue.is_left_to_the_greedy(looks.floor) {
+            if idle && !awaits || core.queue.is_left_to_the_greedy(span.floor) {
                 // Those whose answers came in the last moment have their looks with the chunks.
                 return;
             }
             if awaits {
                 core.take_answers(if idle {
-                    looks.left().min(WATCH)
+                    span.left().min(WATCH)
                 } else {
                     Duration::ZERO
                 });
@@ -215,15 +211,11 @@ impl Crew for Workers {
         }
     }
 
-    fn work(&self, core: &Core, ends: Ends) {
-        let Ends {
-            late,
-            fair: (fair, floor),
-            mut cut,
-        } = ends;
+    fn work(&self, core: &Core, span: &Span) {
+        let (fair, mut cut) = (span.fair(), span.cut());
         let left_to = |end: Instant| end.saturating_duration_since(Instant::now());
         loop {
-            if left_to(fair).is_zero() && core.queue.is_left_to_the_greedy(floor) {
+            if left_to(fair).is_zero() && core.queue.is_left_to_the_greedy(span.floor) {
                 cut = cut.min(fair);
             }
             let left = left_to(cut);
@@ -238,7 +230,7 @@ impl Crew for Workers {
             if core.queue.wait_idle(watch) {
                 // The late ones have what is left of the grace when all else is done, and no more: without it a quick
                 // round would never hear them.
-                cut = cut.min(late);
+                cut = cut.min(span.end());
                 wait = left_to(cut);
                 if wait.is_zero() || !core.waiting.is_any() {
                     return;

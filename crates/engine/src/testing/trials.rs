@@ -6,8 +6,8 @@ use std::time::Duration;
 use wire::{PageOutcome, RunMode};
 
 use crate::page::StoreId;
-use crate::run::core::{Core, Crew, Ends, Scratch};
-use crate::run::waiting::Looks;
+use crate::run::core::{Core, Crew, Scratch};
+use crate::run::waiting::Span;
 use crate::run::workers::{Alone, Workers};
 use crate::sync::lock;
 use crate::testing::fake::{Lab, Manners, Place};
@@ -291,15 +291,15 @@ fn nothing_is_merged_again_while_something_may_be_pinned() {
 struct PinsBetween(Alone);
 
 impl Crew for PinsBetween {
-    fn look(&self, core: &Core, looks: &Looks) {
-        self.0.look(core, looks);
+    fn look(&self, core: &Core, span: &Span) {
+        self.0.look(core, span);
         for guest in lock(&core.guests).iter() {
             guest.set_merges_again(false);
         }
     }
 
-    fn work(&self, core: &Core, ends: Ends) {
-        self.0.work(core, ends);
+    fn work(&self, core: &Core, span: &Span) {
+        self.0.work(core, span);
     }
 }
 
@@ -702,13 +702,13 @@ fn many_workers_agree() {
 struct Timed(Workers, Mutex<Vec<bool>>);
 
 impl Crew for Timed {
-    fn look(&self, core: &Core, looks: &Looks) {
-        self.0.look(core, looks);
-        lock(&self.1).push(looks.grace_is_over());
+    fn look(&self, core: &Core, span: &Span) {
+        self.0.look(core, span);
+        lock(&self.1).push(span.grace_is_over());
     }
 
-    fn work(&self, core: &Core, ends: Ends) {
-        self.0.work(core, ends);
+    fn work(&self, core: &Core, span: &Span) {
+        self.0.work(core, span);
     }
 }
 
