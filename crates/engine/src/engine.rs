@@ -250,7 +250,7 @@ impl Engine {
     }
 
     /// The slots of all stores by node and zone, with their counters. A domain's last guest takes
-    /// the domain's store along, and so its slots and counters.
+    /// the domain's store along, and so its slots and counters, unless refs of former engines wait there.
     #[must_use]
     pub fn heap(&self) -> HeapView {
         let domains: Vec<_> = lock(&self.driver.core.domains).values().cloned().collect();

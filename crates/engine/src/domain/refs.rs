@@ -20,6 +20,7 @@ use crate::users::Holdings;
 /// Slots in a segment.
 pub(super) const SEGMENT: u64 = 1 << MAX_ORDER;
 pub(super) const SEGMENT_SLOTS: usize = 1 << MAX_ORDER;
+
 /// A mark a slot. Numbers are used once, so a mark stays.
 #[derive(Debug, Default)]
 struct Marks([AtomicU64; SEGMENT_SLOTS / 64]);

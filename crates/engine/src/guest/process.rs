@@ -16,7 +16,7 @@
 //! its consent. Each session has a lifeline of its own, and only those to whom it was sent have it. So a
 //! socket that was handed to another process opens no memory, neither the one's nor the other's.
 //!
-//! Nothing of a process is looked at before it is admitted, but its ids.
+//! Nothing of a process is looked at before it is admitted, but its ids and its command name.
 //!
 //! Whatever takes the lock of a guest's memory map is done at ordinary priority, and in pieces. A
 //! worker runs on idle CPUs only, and one that lost its CPU with that lock held would keep the guest

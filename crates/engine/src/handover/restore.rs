@@ -142,10 +142,10 @@ impl Restorer {
         &self,
         core: &Core,
         keeper: &Arc<Keeper>,
-        (note, mut manifest): (&Note, Manifest),
+        (note, manifest): (&Note, Manifest),
         pool: &mut Pool,
     ) -> bool {
-        let parts = self.take_parts(core, &mut manifest, pool);
+        let parts = self.take_parts(core, &manifest, pool);
         let (name, owner) = (manifest.domain.clone(), manifest.owner);
         let taken = parts.and_then(|(stores, ties)| {
             // From here on the next engine gets this one's tie too, or nothing.
@@ -172,7 +172,7 @@ impl Restorer {
     fn take_parts(
         &self,
         core: &Core,
-        manifest: &mut Manifest,
+        manifest: &Manifest,
         pool: &mut Pool,
     ) -> Result<(Vec<Memfd>, Vec<Line>), Misfit> {
         let parts = (
@@ -219,8 +219,8 @@ fn read(note: OwnedFd) -> Result<(Note, Manifest), Misfit> {
     Ok((note, manifest))
 }
 
-/// The ties that some process still holds; the others leave the manifest.
-fn take_ties(manifest: &mut Manifest, pool: &mut Pool) -> Result<Vec<Line>, Misfit> {
+/// All its ties. Those that no process holds go when refs of former engines are settled first.
+fn take_ties(manifest: &Manifest, pool: &mut Pool) -> Result<Vec<Line>, Misfit> {
     if manifest.ties.len() >= MAX_TIES {
         return Err(Misfit::Ties(manifest.ties.len()));
     }

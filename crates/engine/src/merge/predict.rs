@@ -18,7 +18,7 @@
 //!
 //! **Groups.** The first and the last page of a group of [`GROUP`] may equal slots that are as far apart as they are. Then
 //! the pages between most likely equal the slots between. Of a run that some guest shares already this saves reading,
-//! hashing and looking up seven pages of eight. Where at least half of a chunk's groups are so, what is in it that others
+//! hashing and looking up at least seven pages of eight. Where at least half of a chunk's groups are so, what is in it that others
 //! share is in slots by now. A group of it of which no other guest has the ends or the middle is put off. Where shared and
 //! private pages alternate in short runs, which shows in many groups with one end of each, nothing is put off: all that is
 //! shared is to be mapped together.

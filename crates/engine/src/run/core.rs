@@ -109,7 +109,7 @@ pub(crate) trait Crew {
 /// Everything the workers share.
 pub(crate) struct Core {
     pub(crate) started: Instant,
-    /// When the last round over all regions or early look began, or the last pass ended.
+    /// When the last round over all regions or early look began.
     pub(crate) last_look: Mutex<Option<Instant>>,
     pub(crate) knobs: Knobs,
     governor: Governor,
