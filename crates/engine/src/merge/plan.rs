@@ -28,6 +28,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
 use wire::{CHUNK_PAGES, PageBits};
 
@@ -46,7 +47,7 @@ use crate::page::{Entry, Fingerprint, StoreId, Tag};
 
 use crate::merge::lookup::{Found, Scope, resolve};
 
-/// What a plan needs besides the chunk.
+/// What a visit needs besides the chunk.
 pub(crate) struct Context<'a> {
     pub(crate) hasher: &'a Hasher,
     pub(crate) use_zero_pages: bool,
@@ -55,6 +56,8 @@ pub(crate) struct Context<'a> {
     pub(crate) promote: &'a dyn Fn(Arc<Chunk>),
     /// How many pages of a huge page must be saved for it to be split.
     pub(crate) worth_splitting: usize,
+    /// Mappings a guest may have, by `vm.max_map_count`.
+    pub(crate) max_mappings: u64,
     /// Whether the guest may have new mappings, by its budget.
     pub(crate) may_map: bool,
     /// Slots that all stores together may have. Workers look at it a batch each, so it may be exceeded by
@@ -62,6 +65,12 @@ pub(crate) struct Context<'a> {
     pub(crate) store_limit: u64,
     /// Pages that got none for it.
     pub(crate) over_limit: &'a AtomicU64,
+    /// How long to wait for an answer.
+    pub(crate) patience: Duration,
+    /// Whether to wait while another worker talks to the guest.
+    pub(crate) insist: bool,
+    /// Called before a wait: another worker can go on meanwhile.
+    pub(crate) step_aside: &'a dyn Fn(),
 }
 
 /// Buffers of a worker.

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use wire::{Answer, Merge, PageBits, Question, Target, Unmerge};
 
@@ -14,26 +14,11 @@ use crate::domain::effects::Effects;
 use crate::domain::pages::Pages;
 use crate::guest::Guest;
 use crate::guest::agent::{Fault, Pending, Talk};
-use crate::merge::plan::withdraw_some;
+use crate::merge::plan::{Context, withdraw_some};
 use crate::merge::span;
 use crate::page::{Slot, StoreId, Tag};
 use crate::scan::outcomes::{take_merged, take_unmerged};
 use crate::sync::{Guard, lock};
-
-/// How questions are put.
-#[derive(Clone, Copy)]
-pub(crate) struct Manner<'a> {
-    /// How long to wait for an answer.
-    pub(crate) patience: Duration,
-    /// Mappings a guest may have, by `vm.max_map_count`.
-    pub(crate) max_mappings: u64,
-    /// Whether to wait while another worker talks to the guest.
-    pub(crate) insist: bool,
-    /// How many pages of a huge page must be saved for it to be split.
-    pub(crate) worth_splitting: usize,
-    /// Called before a wait: another worker can go on meanwhile.
-    pub(crate) step_aside: &'a dyn Fn(),
-}
 
 /// The pages of a chunk, locked, of which the agent of `guest` is asked something.
 pub(crate) struct Request<'a> {
@@ -41,7 +26,7 @@ pub(crate) struct Request<'a> {
     pub(crate) chunk: &'a Arc<Chunk>,
     pub(crate) pages: &'a mut Pages,
     pub(crate) effects: &'a mut Effects,
-    pub(crate) manner: Manner<'a>,
+    pub(crate) context: &'a Context<'a>,
 }
 
 /// What became of an attempt to ask.
@@ -80,7 +65,7 @@ impl<'a> Request<'a> {
         }
         self.leave_huge();
         let mut stretches = stretches(self.pages, span::encloses(self.guest));
-        let least = least_run(self.guest, self.manner.max_mappings);
+        let least = least_run(self.guest, self.context.max_mappings);
         stretches.retain(|stretch| {
             let fits = stretch.slot.is_none() || stretch.joins || stretch.pages >= least;
             if !fits {
@@ -95,7 +80,7 @@ impl<'a> Request<'a> {
             return Asked::Busy;
         };
         // A question for each store; one is the rule. What is not asked for stays planned.
-        while self.guest.takes_jobs(self.manner.patience) && talk.pending.is_none() {
+        while self.guest.takes_jobs(self.context.patience) && talk.pending.is_none() {
             let store = |s: &Stretch| s.slot.map(Slot::store);
             // Zeros are of no store: where there is nothing else the question names the first.
             let first = stretches.iter().find_map(store).unwrap_or_default();
@@ -157,7 +142,7 @@ impl<'a> Request<'a> {
         let busy = self.pages.busy;
         let pages = &mut *self.pages;
         let is_planned = |page: &usize| pages.tag(*page).is_planned();
-        let worth = self.manner.worth_splitting;
+        let worth = self.context.worth_splitting;
         pages.kept = pages.huge && busy.pages().filter(is_planned).count() < worth;
         if pages.kept {
             self.withdraw(busy.pages(), skip);
@@ -178,7 +163,7 @@ impl<'a> Request<'a> {
         let Some(mut talk) = self.take_talk() else {
             return Asked::Busy;
         };
-        if !self.guest.takes_jobs(self.manner.patience) || talk.pending.is_some() {
+        if !self.guest.takes_jobs(self.context.patience) || talk.pending.is_some() {
             return Asked::Done;
         }
         let question = Question::Unmerge(Unmerge {
@@ -209,8 +194,8 @@ impl<'a> Request<'a> {
     fn take_talk(&self) -> Option<Guard<'a, Talk>> {
         // The thread that holds it lets go after the patience at the latest.
         self.guest.talk.try_lock().or_else(|| {
-            self.manner.insist.then(|| {
-                (self.manner.step_aside)();
+            self.context.insist.then(|| {
+                (self.context.step_aside)();
                 lock(&self.guest.talk)
             })
         })
@@ -227,8 +212,8 @@ impl<'a> Request<'a> {
         let link = talk.link.as_mut()?;
         let begin = Instant::now();
         let answer = link.send(question).and_then(|()| {
-            (self.manner.step_aside)();
-            link.receive(self.manner.patience)
+            (self.context.step_aside)();
+            link.receive(self.context.patience)
         });
         self.guest.note_time(begin.elapsed(), asked);
         match answer {

@@ -27,7 +27,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use sys::pagemap::PageRun;
-use wire::{KnobValues, PageBits, RunMode};
+use wire::{PageBits, RunMode};
 
 use crate::domain::Domain;
 use crate::domain::chunk::Chunk;
@@ -37,7 +37,7 @@ use crate::guest::rescue;
 use crate::guest::{Guest, Newcomer, Standing};
 use crate::merge::plan::{self, Buffers, Context, Plan};
 use crate::merge::read::Hasher;
-use crate::merge::request::{self, Asked, Manner, Request};
+use crate::merge::request::{self, Asked, Request};
 use crate::options::{Limits, Rules};
 use crate::run::cpu_limit::Governor;
 use crate::run::glances::Glances;
@@ -476,11 +476,19 @@ impl Core {
         let before = change.memory_bytes();
         let (pages, effects) = change.parts();
         let knobs = self.knobs.values();
-        let manner = Manner {
-            patience: self.knobs.patience,
-            max_mappings: self.knobs.max_mappings,
-            insist: visit == Visit::Insisting || self.queue.is_empty(),
+        let max_mappings = self.knobs.max_mappings;
+        let context = Context {
+            hasher: &self.hasher,
+            use_zero_pages: knobs.use_zero_pages,
+            rules: Rules::of(&knobs),
+            promote: &|chunk| self.queue.push(chunk),
             worth_splitting: self.knobs.worth_splitting(knobs.thp),
+            max_mappings,
+            may_map: request::may_map(&guest, max_mappings),
+            store_limit: knobs::store_limit(&knobs),
+            over_limit: &self.pages_over_limit,
+            patience: self.knobs.patience,
+            insist: visit == Visit::Insisting || self.queue.is_empty(),
             step_aside: &|| post.step_aside(&self.queue),
         };
         let mode = match guest.leaves() {
@@ -492,12 +500,12 @@ impl Core {
             chunk,
             pages,
             effects,
-            manner,
+            context: &context,
         };
         let (mut asked, mut waits) = (Asked::Done, false);
         if mode == RunMode::Run {
             let buffers = &mut scratch.buffers;
-            (asked, waits) = self.merge(&mut request, &knobs, visit, buffers, post);
+            (asked, waits) = self.merge(&mut request, visit, buffers, post);
         } else {
             plan::withdraw(chunk, request.pages, request.effects);
             if mode == RunMode::Unmerge {
@@ -534,29 +542,18 @@ impl Core {
     fn merge(
         &self,
         request: &mut Request<'_>,
-        knobs: &KnobValues,
         visit: Visit,
         buffers: &mut Buffers,
         post: &Post,
     ) -> (Asked, bool) {
-        let (guest, chunk, manner) = (request.guest, request.chunk, request.manner);
-        let context = Context {
-            hasher: &self.hasher,
-            use_zero_pages: knobs.use_zero_pages,
-            rules: Rules::of(knobs),
-            promote: &|chunk| self.queue.push(chunk),
-            worth_splitting: manner.worth_splitting,
-            may_map: request::may_map(guest, manner.max_mappings),
-            store_limit: knobs::store_limit(knobs),
-            over_limit: &self.pages_over_limit,
-        };
+        let (guest, chunk, context) = (request.guest, request.chunk, request.context);
         let strays = match self.knobs.is_short() {
             true => PageBits::EMPTY, // there is no memory for copies: later
             false => relocation::strays(guest, request.pages, context.rules),
         };
         let unmerged = request.unmerge(strays);
         let (pages, effects) = (&mut *request.pages, &mut *request.effects);
-        let plan = Plan::new(&context, guest, chunk, pages, effects, visit.is_whole());
+        let plan = Plan::new(context, guest, chunk, pages, effects, visit.is_whole());
         let waits = plan.make(buffers);
         let asked = match post.is_abandoned() {
             _ if unmerged == Asked::Busy => Asked::Busy,
