@@ -29,16 +29,19 @@ pub(crate) mod rights;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod takeover;
 
+use std::ffi::CStr;
+
 use crate::config;
 use crate::life;
 use crate::thread::{Why, bar, is_barred};
 
-/// Whether a library is loaded that stops all threads by signals and waits for each, by a symbol of it: libpsx (of libcap), which would wait
-/// for ever, and the runtime of LeakSanitizer, which would miss what only the agent's memory leads to.
+/// Whether a library is loaded that stops all threads by signals and waits for each. libpsx (of libcap) would wait for ever, and
+/// LeakSanitizer's runtime would miss what only the agent's memory leads to. Each is known by a symbol.
 fn stops_threads() -> bool {
-    // SAFETY: the names are terminated, and the results are not used.
-    let has = |name: &std::ffi::CStr| {
-        !unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }.is_null()
+    let has = |name: &CStr| {
+        // SAFETY: the name is terminated, and the result is not used.
+        let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+        !found.is_null()
     };
     [c"psx_set_sensitivity", c"__lsan_init"]
         .into_iter()

@@ -266,3 +266,28 @@ impl Crew {
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sys::foreign::ForeignName;
+
+    #[test]
+    fn a_process_whose_list_does_not_come_is_left_out_and_others_are_not() {
+        let pid = std::process::id();
+        let target = Target {
+            source: Source::Process(pid),
+            pid,
+            command: ForeignName::from("test"),
+            name: None,
+            domain: None,
+        };
+        let mut before = Before::default();
+        let (seen, parts) = list(0, &target, &mut before, Duration::ZERO);
+        assert!(seen.error.unwrap().contains("more than 0"));
+        assert!(parts.is_empty());
+        let (seen, parts) = list(1, &target, &mut before, LISTING);
+        assert_eq!(seen.error, None);
+        assert!(!parts.is_empty() && parts.iter().all(|part| part.target == 1));
+    }
+}

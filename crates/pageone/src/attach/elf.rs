@@ -254,6 +254,20 @@ fn headers(bytes: &[u8]) -> Option<Vec<Header>> {
 mod tests {
     use super::*;
 
+    /// A stranger's table of tables may be as long as his image.
+    #[test]
+    fn few_entries_are_read_of_however_many() {
+        let bytes: Vec<u8> = (0..1_u64 << 21).flat_map(u64::to_le_bytes).collect();
+        let dynamic = Header {
+            kind: elf::DYNAMIC,
+            rights: 0,
+            places: [0, 0, bytes.len(), bytes.len()],
+        };
+        let elf = Elf::new(bytes, &[dynamic], 0).unwrap();
+        assert_eq!(elf.dynamic.len(), MOST_ENTRIES);
+        assert_eq!((elf.symbols(), elf.find("munmap")), (None, None));
+    }
+
     #[test]
     fn what_is_no_image_is_refused() {
         for bytes in [&b""[..], b"\x7fELF", &[0; 4096]] {
