@@ -652,6 +652,11 @@ static void *serve(void *first)
 		COMMAND("zero") say(zero(a, b));
 		COMMAND("check") { if (check() == 0) say(0); }
 		COMMAND("advise") say(advise(a, b, (int)c));
+		COMMAND("adviselow") say(errno_of(madvise((void *)HUGE_PAGE, a, (int)b)));
+		COMMAND("strictexit") {
+			prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT, 0, 0, 0);
+			syscall(SYS_exit, 7);
+		}
 		COMMAND("offerall") { each_anonymous(1, offer_mapping); say(0); }
 		COMMAND("register") say(errno_of(pageone_register(mem + a * PAGE, b * PAGE)));
 		COMMAND("unregister") say(errno_of(pageone_unregister(mem + a * PAGE, b * PAGE)));

@@ -71,14 +71,17 @@ const PART_BYTES: usize = 256 * CHUNK_BYTES;
 
 /// The guest takes a range back, and it is not offered for it again.
 pub(crate) fn keep(guard: &mut Guard, start: usize, len: usize) {
-    let withdraw = |_: usize, pages: Range<usize>, chunk: &mut Chunk| {
-        pages.for_each(|page| chunk.withdraw(page))
+    let any = config().any.is_some();
+    let take_back = |_: usize, pages: Range<usize>, chunk: &mut Chunk| match any {
+        true => pages.for_each(|page| chunk.keep(page)),
+        false => pages.for_each(|page| chunk.withdraw(page)),
     };
-    guard.table().each_known(start, len, withdraw);
-    if config().any.is_none() {
+    guard.table().each_known(start, len, take_back);
+    if !any {
         return;
     }
-    // Where nothing is mapped there is nothing to remember. Without a list of mappings nothing is offered for the program.
+    // Of the rest there is something to remember where something is mapped. **The limit**: where no list of mappings can be had now, and
+    // the agent has one later, it offers what it did not know.
     let end = start.saturating_add(len).min(ADDRESS_LIMIT);
     let _ = guard.at_desk(|guard| -> Result<()> {
         let (maps, mut at) = (Maps::open()?, start);
@@ -175,7 +178,10 @@ pub(crate) fn keep_word_of_clone(word: usize) {
         && !is_barred()
         && let Some(mut guard) = lock()
     {
-        keep(&mut guard, page, PAGE_BYTES);
+        match config().any {
+            Some(_) => keep_mapped(&mut guard, page..page + PAGE_BYTES),
+            None => keep(&mut guard, page, PAGE_BYTES),
+        }
         if let Some(chunk) = guard.table().get(page & !(CHUNK_BYTES - 1)) {
             chunk.words.insert(page % CHUNK_BYTES / PAGE_BYTES);
         }

@@ -29,7 +29,7 @@ pub(crate) mod rights;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod takeover;
 
-use std::ffi::CStr;
+use std::ffi::{CStr, c_char};
 
 use crate::config;
 use crate::life;
@@ -38,14 +38,18 @@ use crate::thread::{Why, bar, is_barred};
 /// Whether a library is loaded that stops all threads by signals and waits for each. libpsx (of libcap) would wait for ever, and
 /// LeakSanitizer's runtime would miss what only the agent's memory leads to. Each is known by a symbol.
 fn stops_threads() -> bool {
-    let has = |name: &CStr| {
-        // SAFETY: the name is terminated, and the result is not used.
-        let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
-        !found.is_null()
-    };
-    [c"psx_set_sensitivity", c"__lsan_init"]
-        .into_iter()
-        .any(has)
+    // SAFETY: the name is terminated; the result is used with its own signature alone.
+    let find = |name: &CStr| unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+    let mut names = [c"psx_set_sensitivity", c"__lsan_do_leak_check"].into_iter();
+    let found = names.any(|name| !find(name).is_null());
+    // A name that is not found is no error of the program's. The agent that is attached has no dlerror, so it is looked up.
+    let forget = find(c"dlerror");
+    if !forget.is_null() {
+        // SAFETY: this is dlerror(3), and nobody has the text that an earlier call gave.
+        let forget: extern "C" fn() -> *const c_char = unsafe { std::mem::transmute(forget) };
+        forget();
+    }
+    found
 }
 
 /// Runs before the program's `main`.

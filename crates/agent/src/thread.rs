@@ -102,23 +102,27 @@ pub(crate) fn has_siblings() -> bool {
     SIBLINGS.load(Ordering::Relaxed)
 }
 
-/// What of the flags of clone(2) tells such a process, and its value: it shares memory, is no thread, and its maker does not wait for it.
-pub(crate) const KIN: u32 =
-    (libc::CLONE_VM | libc::CLONE_THREAD | libc::CLONE_VFORK).cast_unsigned();
-pub(crate) const SIBLING: u32 = libc::CLONE_VM.cast_unsigned();
+/// Whether a thread, or such a process, may have a descriptor table of its own. What it has open is not seen in the caller's.
+pub(crate) static OWN_FILES: AtomicBool = AtomicBool::new(false);
+
+/// By these flags clone(2) makes something that shares memory, while its maker goes on, if of each mask this one alone is set.
+pub(crate) const SHARES: u32 = libc::CLONE_VM.cast_unsigned();
+/// No thread.
+pub(crate) const KIN_MASK: u32 =
+    (libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_THREAD).cast_unsigned();
+/// With a descriptor table of its own.
+pub(crate) const FILES_MASK: u32 =
+    (libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_FILES).cast_unsigned();
 
 /// Notes what a clone(2) with these flags makes.
 pub(crate) fn note_clone(flags: u32) {
-    if flags & KIN == SIBLING {
+    if flags & KIN_MASK == SHARES {
         SIBLINGS.store(true, Ordering::Relaxed);
-        if flags & libc::CLONE_FILES.cast_unsigned() == 0 {
-            note_own_files();
-        }
+    }
+    if flags & FILES_MASK == SHARES {
+        note_own_files();
     }
 }
-
-/// Whether a thread may have a descriptor table of its own. What others have open is not seen in the caller's.
-static OWN_FILES: AtomicBool = AtomicBool::new(false);
 
 pub(crate) fn note_own_files() {
     OWN_FILES.store(true, Ordering::Relaxed);
@@ -154,7 +158,8 @@ impl Why {
     /// The program's threads have different rights.
     pub(crate) const THREADS: Self = Self::step(wire::STEP_THREADS);
 
-    /// A library of the program stops all threads by signals, which the agent's never takes. None has begun, so none tells.
+    /// A library of the program stops all threads by signals, and the agent's thread takes none. No agent begins, so the engine hears nothing
+    /// of this.
     pub(crate) const SIGNALS: Self = Self::step(wire::STEP_THREADS);
 
     /// The program has the kernel make all that it reads executable.

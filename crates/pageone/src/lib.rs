@@ -59,6 +59,7 @@ mod selector;
 mod serve;
 mod view;
 mod watchdog;
+mod within;
 
 use std::ffi::OsString;
 use std::process::ExitCode;

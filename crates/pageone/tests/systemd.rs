@@ -541,6 +541,37 @@ fn running_programs_are_attached_with_the_rights_that_the_unit_leaves() {
     machine.end(guests);
 }
 
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn programs_of_a_unit_are_attached_by_its_name_and_others_are_not() {
+    let _turn = alone();
+    let Some(machine) = Machine::boot() else {
+        return;
+    };
+    let unit = "[Service]\nExecStart=sleep 100\n";
+    fs::write(machine.place.path().join("units/worker.service"), unit).unwrap();
+    for words in [&["daemon-reload"][..], &["start", "worker"]] {
+        let said = output(machine.systemctl().args(words));
+        assert!(said.status.success(), "{words:?}: {}", text(&said.stderr));
+    }
+    let mut guests = [machine.program(&[]), machine.program(&[])];
+    let mut other = machine.program(&[]);
+    let group = machine.group.0.join("system.slice/worker.service");
+    for guest in &guests {
+        fs::write(group.join("cgroup.procs"), guest.pid.to_string()).unwrap();
+    }
+    let rule = "[[attach]]\nunit = 'worker.service'\nafter = '0s'\n";
+    machine.place.file("config.toml", rule);
+    machine.tell(&["start"]);
+    machine.hurry();
+    let status = machine.when("two programs to be attached and merged", shared);
+    assert_eq!(guests_of(&status), 2, "{status}");
+    check(&mut guests);
+    other.run("check");
+    drop(other);
+    machine.end(guests);
+}
+
 /// The kernel shows filters to no process that has one, as the daemon's unit has: another unit of the package attaches them.
 #[test]
 #[cfg(target_arch = "x86_64")]

@@ -61,11 +61,16 @@ struct Queue {
     closing: bool,
 }
 
-/// What is to be closed, of all users; and those of them for whom no thread is closing anything, in the order in
-/// which they came.
+/// Users for whom no thread is closing anything, with their turns, in the order in which they came.
+type Turns = VecDeque<(u64, u32)>;
+
+/// What is to be closed, of all users.
 struct Work {
     users: BTreeMap<u32, Queue>,
-    turns: VecDeque<u32>,
+    /// Of those whose next thing is a connection, and of the others.
+    turns: [Turns; 2],
+    /// The turns given.
+    given: u64,
     counts: Counts,
     /// Connections that are being closed.
     connections: usize,
@@ -80,7 +85,8 @@ struct Work {
 impl Work {
     const NONE: Self = Self {
         users: BTreeMap::new(),
-        turns: VecDeque::new(),
+        turns: [VecDeque::new(), VecDeque::new()],
+        given: 0,
         counts: [0; 3],
         connections: 0,
         threads: 0,
@@ -117,23 +123,35 @@ pub fn unclosed(uid: u32, kind: Kind) -> (usize, usize) {
 impl Work {
     fn add(&mut self, uid: u32, kind: Kind, burden: Burden) {
         let queue = self.users.entry(uid).or_default();
-        if queue.waiting.is_empty() && !queue.closing {
-            self.turns.push_back(uid);
-        }
+        let is_idle = queue.waiting.is_empty() && !queue.closing;
         queue.waiting.push_back((kind, burden));
         queue.counts[kind as usize] += 1;
         self.counts[kind as usize] += 1;
+        if is_idle {
+            self.give_turn(uid, kind);
+        }
+    }
+
+    fn give_turn(&mut self, uid: u32, next: Kind) {
+        self.given += 1;
+        self.turns[usize::from(next != Kind::Connection)].push_back((self.given, uid));
+    }
+
+    /// Whose turn is next: of those that may have one it came first.
+    fn turns(&mut self) -> Option<&mut Turns> {
+        let full = self.connections == MOST_AT_CONNECTIONS;
+        let [connections, others] = &mut self.turns;
+        let came = |turns: &Turns| turns.front().map_or(u64::MAX, |turn| turn.0);
+        let first = match full || came(others) < came(connections) {
+            true => others,
+            false => connections,
+        };
+        (!first.is_empty()).then_some(first)
     }
 
     /// What is closed next, by a thread that does nothing else until it tells that it is [`done`](Self::done).
     fn next(&mut self) -> Option<(u32, Kind, Burden)> {
-        let full = self.connections == MOST_AT_CONNECTIONS;
-        let is_next = |uid: &u32| {
-            let first = self.users.get(uid).and_then(|queue| queue.waiting.front());
-            first.is_some_and(|(kind, _)| !full || *kind != Kind::Connection)
-        };
-        let turn = self.turns.iter().position(is_next)?;
-        let uid = self.turns.remove(turn)?;
+        let (_, uid) = self.turns()?.pop_front()?;
         let queue = self.users.get_mut(&uid)?;
         let (kind, burden) = queue.waiting.pop_front()?;
         queue.closing = true;
@@ -149,9 +167,9 @@ impl Work {
         };
         queue.counts[kind as usize] -= 1;
         queue.closing = false;
-        match queue.waiting.is_empty() {
-            true => drop(self.users.remove(&uid)),
-            false => self.turns.push_back(uid),
+        match queue.waiting.front().map(|next| next.0) {
+            None => drop(self.users.remove(&uid)),
+            Some(next) => self.give_turn(uid, next),
         }
     }
 }
@@ -236,15 +254,7 @@ impl Closers {
     fn give(&'static self, uid: u32, kind: Kind, burden: Burden) {
         let mut work = self.lock();
         work.add(uid, kind, burden);
-        if work.turns.is_empty() {
-            return;
-        }
-        if work.rests && !work.is_called {
-            work.is_called = true;
-            self.wakes.notify_one();
-            return;
-        }
-        if work.threads == MOST_CLOSERS {
+        if work.turns().is_none() || self.call(&mut work) || work.threads == MOST_CLOSERS {
             return;
         }
         work.threads += 1;
@@ -256,12 +266,26 @@ impl Closers {
         }
     }
 
+    /// Calls the thread that rests, if there is one that was not called.
+    fn call(&self, work: &mut Work) -> bool {
+        let calls = work.rests && !work.is_called;
+        if calls {
+            work.is_called = true;
+            self.wakes.notify_one();
+        }
+        calls
+    }
+
     /// Drops one thing after another, of each user in turn, while there is anything that no other thread's user has. Then it rests,
     /// unless another one does.
     fn close(&self) {
         let mut work = self.lock();
         loop {
             while let Some((uid, kind, burden)) = work.next() {
+                // A connection that is done may leave another one its place.
+                if work.turns().is_some() {
+                    self.call(&mut work);
+                }
                 drop(work);
                 drop(burden);
                 work = self.lock();

@@ -453,8 +453,8 @@ impl Own {
 
 /// `None` for a socket of a known protocol, else what it is.
 ///
-/// The number may be another file's at any moment. So what has it is held without being opened (`O_PATH`), which asks no file
-/// system, and looked at once more.
+/// The number may be another file's at any moment. So what has it is held without being opened (`O_PATH`), which asks no server of a
+/// file system (FUSE), and looked at once more.
 fn socket(path: &str) -> io::Result<Option<String>> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let held = rustix::fs::open(path, flags, Mode::empty())?;

@@ -54,8 +54,7 @@ fn look(pid: u32, uid: u32) -> io::Result<u32> {
     if Namespace::of(&pid.to_string(), "user")? == own {
         return Ok(uid);
     }
-    let late = |space| Late::new(uid, space);
-    let (mut space, mut answers) = (late(File::open(name)?), uid);
+    let (mut space, mut answers) = (Late::new(uid, File::open(name)?), uid);
     for _ in 0..DEEPEST {
         if Namespace::of_file(&*space)? == own {
             break;
@@ -65,10 +64,10 @@ fn look(pid: u32, uid: u32) -> io::Result<u32> {
             ROOT | OVERFLOW => {}
             owner => answers = owner,
         }
-        // Whoever has made it may have locks on it: it is his to close.
+        // Whoever has made it may have locks on it, and on those above: they are his to close.
         space.belongs_to(answers);
         match parent_of(&*space) {
-            Ok(parent) => space = late(parent.into()),
+            Ok(parent) => space = Late::new(answers, parent.into()),
             // This process cannot see further.
             Err(Errno::PERM) => break,
             Err(error) => return Err(error.into()),

@@ -85,8 +85,14 @@ unsafe extern "C" fn syscall(number: c_long) -> c_long {
         "ret",
         "3:",
         "mov %esi, %eax",
-        "and ${kin}, %eax",
-        "cmp ${sibling}, %eax",
+        "and ${files_mask}, %eax",
+        "cmp ${shares}, %eax",
+        "jne 32f",
+        "movb $1, {own_files}(%rip)",
+        "32:",
+        "mov %esi, %eax",
+        "and ${kin_mask}, %eax",
+        "cmp ${shares}, %eax",
         "jne 33f",
         "movb $1, {siblings}(%rip)",
         "33:",
@@ -168,8 +174,10 @@ unsafe extern "C" fn syscall(number: c_long) -> c_long {
         exit = sym exit,
         memory = sym memory,
         bits = const BITS,
-        kin = const thread::KIN,
-        sibling = const thread::SIBLING,
+        files_mask = const thread::FILES_MASK,
+        kin_mask = const thread::KIN_MASK,
+        shares = const thread::SHARES,
+        own_files = sym thread::OWN_FILES,
         siblings = sym thread::SIBLINGS,
         rights_bits = sym rights::HOOKED_BITS,
         memory_bits = sym MEMORY_BITS,
@@ -234,8 +242,11 @@ extern "C" fn memory(
 }
 
 extern "C" fn exit(code: i32) -> ! {
-    // A child of vfork leaves its maker's page as it is.
-    if let Some(process) = crate::lock::existing().filter(|page| !page.life.is_anothers()) {
+    // Where no agent may be nobody reads it, and a filter may allow no call but this one.
+    if !is_barred()
+        && let Some(process) = crate::lock::existing()
+        && !process.life.is_anothers()
+    {
         process.note_exit(code);
     }
     sys::thread::leave(code)

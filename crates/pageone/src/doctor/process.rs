@@ -2,7 +2,7 @@
 
 use std::io::{self, ErrorKind};
 use std::path::Path;
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::time::Duration;
 
 use sys::credentials::{self, Credentials};
@@ -16,6 +16,7 @@ use super::command::{remedy, unloadable};
 use super::reasons;
 use super::service::Service;
 use crate::program::{self, Obstacle};
+use crate::within::within;
 use crate::{human, names, paths};
 
 /// So long may a look at a process take. The lists of a TiB take some ten seconds.
@@ -30,11 +31,8 @@ const LEAST: u64 = 1 << 20;
 
 /// All checks of process `pid`, unless looking at it takes too long: it may lock its memory for as long as it likes.
 pub(super) fn checks_in_time(pid: u32, service: &Arc<Service>) -> Vec<Check> {
-    let (done, result) = mpsc::channel();
     let service = Arc::clone(service);
-    // After so long nobody listens.
-    std::thread::spawn(move || done.send(checks(pid, &service)));
-    result.recv_timeout(PATIENCE).unwrap_or_else(|_| {
+    within(PATIENCE, move || checks(pid, &service)).unwrap_or_else(|| {
         let what = format!("looking at {pid} takes more than {PATIENCE:?}");
         let why =
             "its memory is locked, or one of its files lies on a file system that does not answer";
