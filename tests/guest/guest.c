@@ -620,6 +620,18 @@ static long start_apart(const char *path)
 	return done < 0 ? done : 0;
 }
 
+static void *idle(void *unused)
+{
+	pause();
+	return unused;
+}
+
+static long start_idle(void)
+{
+	pthread_t thread;
+	return -pthread_create(&thread, NULL, idle, NULL);
+}
+
 /* Whether the kernel counts the first thread as ended. */
 static int first_has_ended(void)
 {
@@ -687,6 +699,7 @@ static void *serve(void *first)
 		COMMAND("writers") say(start_writers(a, b, c));
 		COMMAND("direct") say(start_direct(a, b, path));
 		COMMAND("apart") { sscanf(line, "%*s %511s", path); say(start_apart(path)); }
+		COMMAND("idle") say(start_idle());
 		COMMAND("stop") stop();
 		COMMAND("kin") say(start_kin(a, b));
 		COMMAND("endkin") say(stop_kin());

@@ -41,7 +41,9 @@ use crate::lock::{self, Guard, PerProcess, lock};
 use crate::mappings::private::{give_back_all, reachable, settle};
 use crate::own;
 use crate::session::serve;
-use crate::thread::{END, HASTE, Life, OFFER, Why, bar, is_barred, now, process_number};
+use crate::thread::{
+    END, HASTE, Life, OFFER, Why, bar, forget_own_tracer, is_barred, now, process_number,
+};
 #[cfg(target_arch = "x86_64")]
 use crate::{
     lock::{ALONE, SEARCHING},
@@ -61,6 +63,11 @@ pub(crate) fn note_read_filter() {
     if !is_anothers() {
         READ.fetch_add(1, Ordering::Relaxed);
     }
+}
+
+/// Whether the program has filters that let an agent work. They may forbid calls that no agent makes.
+pub(crate) fn has_read_filters() -> bool {
+    READ.load(Ordering::Relaxed) != 0
 }
 
 /// Whether the caller shares its memory with the process whose agent this is, as a child of vfork does. Its rights are its own: they change
@@ -249,6 +256,7 @@ static BEGUN: AtomicBool = AtomicBool::new(false);
 
 /// In a fork child: notes whose memory this is by now, and starts the agent's thread if all memory is to be offered.
 pub(crate) fn begin_in_child() {
+    forget_own_tracer();
     if let Some(page) = lock::existing() {
         page.life.heir.store(process_number(), Ordering::Relaxed);
     }

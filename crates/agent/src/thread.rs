@@ -124,6 +124,21 @@ pub(crate) fn note_clone(flags: u32) {
     }
 }
 
+/// Whether the program has said itself which process may trace it (PR_SET_PTRACER). Of a fork child nothing was said.
+static OWN_TRACER: AtomicBool = AtomicBool::new(false);
+
+pub(crate) fn note_own_tracer() {
+    OWN_TRACER.store(true, Ordering::Relaxed);
+}
+
+pub(crate) fn forget_own_tracer() {
+    OWN_TRACER.store(false, Ordering::Relaxed);
+}
+
+pub(crate) fn has_own_tracer() -> bool {
+    OWN_TRACER.load(Ordering::Relaxed)
+}
+
 pub(crate) fn note_own_files() {
     OWN_FILES.store(true, Ordering::Relaxed);
 }

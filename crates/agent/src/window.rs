@@ -146,6 +146,13 @@ impl Window {
         (&self.uffd, self.freezer.as_ref(), &self.maps)
     }
 
+    /// What freezes, for the time after this window; unless something stays frozen, for only its end lets go of that.
+    pub(crate) fn take_freezer(&mut self) -> Option<Freezer> {
+        self.let_held_go();
+        let holding = self.is_holding();
+        self.freezer.take_if(|_| !holding)
+    }
+
     /// The page with the journal of the pages that are out; the staging area is behind it.
     pub(crate) fn journal(&self) -> usize {
         self.staging.journal_at()

@@ -91,7 +91,6 @@ const CALLS: &[&str] = &[
     "rights m:bounding 38 0 0",
     "rights m:securebits 16 0 0",
     "rights m:unshare 1024 0 0",
-    "rights m:setns 0 0 0",
     "rights m:chroot 0 0 0",
     "rights m:initgroups 0 0 0",
     "rights m:setgroups 77 0 0",
@@ -756,6 +755,39 @@ fn no_agent_begins_where_a_library_stops_all_threads() {
     std::thread::sleep(Duration::from_millis(300));
     assert_eq!(agents(guest.pid).len(), 0);
     assert_eq!(guest.run("served"), "0");
+    guest.run("check");
+}
+
+/// HAProxy and FRR change to another network for each socket.
+#[test]
+fn a_change_to_another_network_leaves_the_agent_and_what_is_merged() {
+    const NEWNET: u32 = 0x4000_0000;
+    const NEWUTS: u32 = 0x0400_0000;
+    let (engine, mut guest) = ready(5);
+    engine.merge(guest.memory, 0, 512, Some(1000));
+    let before = agent(guest.pid);
+    for _ in 0..20 {
+        guest.run(&format!("rights m:unshare {}", NEWNET | NEWUTS));
+        guest.run("rights m:setns");
+    }
+    assert_eq!(agents(guest.pid), [before]);
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", guest.pid)).unwrap();
+    assert!(maps.contains("memfd:store"), "it is merged still");
+    guest.run("check");
+}
+
+/// A filter that lets an agent work may kill for a call that no agent makes.
+#[test]
+fn a_change_of_user_makes_no_other_call_under_a_filter() {
+    const KILLED: u32 = 0x8000_0000;
+    let (engine, mut guest) = ready(5);
+    engine.merge(guest.memory, 0, 512, Some(1000));
+    let asks = [libc::SYS_setfsuid, libc::SYS_setfsgid, libc::SYS_getresuid];
+    for call in asks {
+        guest.run(&format!("rights m:filter {call} {KILLED} 1"));
+    }
+    guest.run("rights m:setuid 0");
+    guest.run("rights m:rawsetresuid 0 0 0");
     guest.run("check");
 }
 

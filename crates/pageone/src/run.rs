@@ -34,14 +34,17 @@ pub(crate) const OWN_FAILURE: u8 = 125;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The time between two looks at what an engine of its own saves.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(500);
-/// What is passed on to the command.
-const FORWARDED: [i32; 6] = [
+/// What is passed on to the command. Servers are told by the last three how many workers they are to have, and to end in good order.
+const FORWARDED: [i32; 9] = [
     signals::SIGHUP,
     signals::SIGINT,
     signals::SIGQUIT,
     signals::SIGTERM,
     signals::SIGUSR1,
     signals::SIGUSR2,
+    signals::SIGWINCH,
+    signals::SIGTTIN,
+    signals::SIGTTOU,
 ];
 
 #[derive(clap::Args)]

@@ -729,3 +729,35 @@ fn a_policy_made_after_the_start_is_read_when_asked() {
     daemon.signal(sys::signals::SIGTERM);
     assert_eq!(daemon.end(), 0);
 }
+
+/// A user may make no userfaultfd that freezes kernel writes too: the agent keeps the one from the daemon's device.
+#[test]
+fn calls_of_a_users_threads_go_on_when_the_daemon_is_gone() {
+    let _alone = alone();
+    if !is_root() {
+        return;
+    }
+    let open = Open::new();
+    let daemon = open.daemon("");
+    let mut guests = [open.guest(USERS[0], None), open.guest(USERS[0], None)];
+    for guest in &mut guests {
+        guest.run("idle");
+        guest.offer(PAGES, 1);
+    }
+    open.status_when("them to share", |status| paired(status, PAGES));
+    drop(daemon);
+    let [guest, other] = &mut guests;
+    wait_for("the agent to know", || {
+        (guest.run("served") == "0").then_some(())
+    });
+    let allowed = "/proc/sys/vm/unprivileged_userfaultfd";
+    if fs::read_to_string(allowed).is_ok_and(|text| text.trim() != "0") {
+        eprintln!("each user may make one here");
+    }
+    for call in ["lock 0 64", "unlock 0 64", "advise 64 64 10"] {
+        guest.run(call);
+        guest.run("check");
+    }
+    other.run("remap 2048 1");
+    other.run("check");
+}

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use common::{Knob, Place, Running, daemon, install, need_agent, output, pageone, text};
-use sys::signals::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
+use sys::signals::{SIGHUP, SIGINT, SIGTERM, SIGTTIN, SIGUSR1, SIGWINCH};
 
 fn run(place: &Place, command: &[&str]) -> Output {
     run_with(place, &[], command)
@@ -116,9 +116,10 @@ fn a_command_that_a_signal_ends_ends_us_the_same_way() {
 #[test]
 fn signals_reach_the_command() {
     need_agent();
-    for signal in [SIGTERM, SIGINT, SIGHUP, SIGUSR1] {
+    for signal in [SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGWINCH, SIGTTIN] {
         let place = Place::new();
-        let script = "trap 'exit 42' TERM INT HUP USR1; echo up; while :; do sleep 0.02; done";
+        let script =
+            "trap 'exit 42' TERM INT HUP USR1 WINCH TTIN; echo up; while :; do sleep 0.02; done";
         let mut command = pageone();
         command.arg("run").arg("--socket").arg(place.socket());
         // A shell cannot trap what whoever runs the tests has it ignore, as a job in the background does.

@@ -21,7 +21,7 @@ use super::memory;
 use crate::errno::fail;
 use crate::life;
 use crate::lock::{beyond, existing};
-use crate::thread::{Why, has_siblings, is_barred, note_own_files};
+use crate::thread::{Why, has_siblings, is_barred, note_own_files, note_own_tracer};
 
 /// Looks libc's own functions up.
 pub(super) fn begin() {
@@ -34,8 +34,11 @@ pub(super) fn begin() {
 
 /// Makes libc's call while no agent runs, if it may change something. It sets `errno` itself.
 fn by_libc(as_call: Option<AsCall>, call: impl FnOnce() -> c_int) -> c_int {
+    // The calls that tell are no agent's: a filter may kill for them.
+    let may_ask = !life::has_read_filters();
     match as_call {
-        Some((number, args)) if changes_nothing(number, &args) => call(),
+        _ if is_barred() => call(),
+        Some((number, args)) if may_ask && changes_nothing(number, &args) => call(),
         _ => life::without_agent(Why::RIGHTS, call).unwrap_or_else(fail),
     }
 }
@@ -49,8 +52,30 @@ fn is_alone() -> bool {
     !has_siblings() && sys::task::threads() == Ok(agents + 1)
 }
 
-/// Makes a system call while no agent runs.
+/// Whether a call changes nothing but namespaces that matter to no agent: it finds its engine by a path, and its memory in /proc. An agent
+/// that stays in the old ones works on. Kinds for which a process must have one thread are not among them.
+fn leaves_agents_be(number: i64, args: &[usize; 6]) -> bool {
+    const KINDS: i32 =
+        libc::CLONE_NEWNET | libc::CLONE_NEWUTS | libc::CLONE_NEWIPC | libc::CLONE_NEWCGROUP;
+    const GET_KIND: usize = 0xb703; // NS_GET_NSTYPE
+    const KINDS_BITS: usize = KINDS.unsigned_abs() as usize;
+    let kind = match number {
+        libc::SYS_unshare => args[0],
+        // The file tells by itself.
+        libc::SYS_setns if args[1] & SAME == 0 => {
+            call(libc::SYS_ioctl, [args[0], GET_KIND, 0, 0, 0, 0]).unwrap_or(0)
+        }
+        libc::SYS_setns => args[1],
+        _ => 0,
+    } & SAME;
+    kind != 0 && kind & !KINDS_BITS == 0
+}
+
+/// Makes a system call while no agent runs, if one would be in its way.
 fn without_agent(number: i64, args: [usize; 6]) -> c_long {
+    if leaves_agents_be(number, &args) {
+        return answer(call(number, args));
+    }
     const NAMESPACES: usize = (libc::CLONE_NEWNS | libc::CLONE_NEWUSER).unsigned_abs() as usize;
     const FILES: usize = libc::CLONE_FILES.unsigned_abs() as usize;
     let why = match number {
@@ -400,13 +425,17 @@ fn system_call(number: i64, args: [usize; 6]) -> c_long {
     if is_barred() {
         return answer(call(number, args));
     }
+    if number == libc::SYS_prctl && args[0] & SAME == SET_PTRACER {
+        note_own_tracer();
+    }
     if implies_exec(number, &args) {
         let made = life::without_agent_for_good(Why::EXECUTABLE, || call(number, args));
         return answer(made);
     }
     match Filter::installed_by(number, &args) {
         Filter::Asks => answer(call(number, args)),
-        Filter::None if !narrows(number, &args) || changes_nothing(number, &args) => {
+        Filter::None if !narrows(number, &args) => answer(call(number, args)),
+        Filter::None if !life::has_read_filters() && changes_nothing(number, &args) => {
             answer(call(number, args))
         }
         Filter::None => without_agent(number, args),
@@ -420,6 +449,9 @@ fn system_call(number: i64, args: [usize; 6]) -> c_long {
         }
     }
 }
+
+/// The option of prctl(2) by which a program names its tracer.
+const SET_PTRACER: usize = libc::PR_SET_PTRACER.unsigned_abs() as usize;
 
 /// What a call does with seccomp filters.
 enum Filter {

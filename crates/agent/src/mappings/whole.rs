@@ -78,6 +78,17 @@ pub(crate) fn lend(guard: &mut Guard, tools: Option<(&Uffd, Option<&Freezer>, &M
     maps.store(list, Ordering::Relaxed);
 }
 
+/// Lends hooks what freezes, and nothing else: no engine serves, and a program may have no right to a userfaultfd of its own.
+pub(crate) fn lend_freezer(guard: &mut Guard, freezer: &Freezer) {
+    lend(guard, None);
+    let [tid, _, place, _] = &guard.process().lent;
+    place.store(
+        freezer.as_fd().as_raw_fd().cast_unsigned() + 1,
+        Ordering::Relaxed,
+    );
+    tid.store(sys::process::thread_id(), Ordering::Relaxed);
+}
+
 /// Makes all stored pages of `[start, start + len)` anonymous, with the content and the attributes they have.
 /// What fails leaves the pages before it so, and the others as they were.
 ///
@@ -511,9 +522,11 @@ impl Still {
             None if is_alone(&guard.process().life)? => return Ok(Self::Alone),
             None => None,
         };
-        let freezer = match freezer.checked_sub(1) {
-            Some(fd) => Freezer::of_thread(tid, fd)?,
-            None => Freezer::open(None)?,
+        let lent = freezer.checked_sub(1);
+        let freezer = match lent.map(|fd| Freezer::of_thread(tid, fd)) {
+            Some(Ok(freezer)) => freezer,
+            // The thread that lent it may have been killed alone.
+            Some(Err(_)) | None => Freezer::open(None)?,
         };
         Ok(Self::Frozen { uffd, freezer })
     }

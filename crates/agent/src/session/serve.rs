@@ -5,6 +5,7 @@
 //! New offers are passed on, and the thread looks for an engine every second. While one is there and it fails, it
 //! waits longer from time to time, up to a minute, and a new offer begins anew.
 
+use std::cell::Cell;
 use std::ffi::CStr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
@@ -73,8 +74,13 @@ fn begin(life: &'static Life) {
             rights,
             threads,
             narrowed: narrow(),
+            freezer: Cell::default(),
+            next_look: Cell::default(),
         };
         run(&own, &alone);
+        if let Some(mut guard) = lock() {
+            whole::lend(&mut guard, None);
+        }
     }
 }
 
@@ -82,6 +88,9 @@ fn begin(life: &'static Life) {
 const SECOND: Duration = Duration::from_secs(1);
 /// The longest, while an engine is there and it fails.
 const MINUTE: Duration = Duration::from_secs(60);
+
+/// A comparison of all threads that found no engine is followed by a pause so many times as long.
+const SPARING: u32 = 50;
 
 /// What this thread knows of itself.
 struct Own {
@@ -92,6 +101,10 @@ struct Own {
     threads: Threads,
     /// Whether it has its own filter.
     narrowed: Result<()>,
+    /// What froze in the last session.
+    freezer: Cell<Option<Freezer>>,
+    /// When the threads are compared again, while there is no engine.
+    next_look: Cell<Duration>,
 }
 
 /// How the program's threads differ from this one.
@@ -129,6 +142,18 @@ impl Own {
     fn must_end(&self) -> bool {
         self.life.must_end() || matches!(self.differs(), Some((Differ::All, _)))
     }
+
+    /// The same where there is no engine: of many threads it takes long to tell, so it is asked now and then.
+    fn must_end_idle(&self) -> bool {
+        let begun = thread::now();
+        if self.life.must_end() || begun < self.next_look.get() {
+            return self.life.must_end();
+        }
+        let must_end = self.must_end();
+        let done = thread::now();
+        self.next_look.set(done + (done - begun) * SPARING);
+        must_end
+    }
 }
 
 fn run(own: &Own, alone: &Alone) {
@@ -141,12 +166,15 @@ fn run(own: &Own, alone: &Alone) {
     let mut pause = SECOND;
     while !life.must_end() {
         let seen = life.offers();
-        let ended = match own.differs() {
-            None => meet(own, alone),
-            Some((Differ::Odd, _)) => Ok(()),
-            Some((Differ::All, _)) => break,
+        if own.must_end_idle() {
+            break;
+        }
+        let ended = meet(own, alone);
+        let must_end = match ended {
+            Ok(Met::Nobody) => life.must_end(),
+            _ => own.must_end(),
         };
-        if own.must_end() {
+        if must_end {
             break;
         }
         leave_alone();
@@ -170,14 +198,25 @@ fn run(own: &Own, alone: &Alone) {
     }
 }
 
-/// Finds an engine, and serves it to its end.
-fn meet(own: &Own, alone: &Alone) -> Result<()> {
-    match connect(own.life, alone) {
-        Ok(link) => session(&link, own),
+/// Who was there.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Met {
+    Engine,
+    Nobody,
+}
+
+/// Finds an engine, and serves it to its end, unless the program's threads differ.
+fn meet(own: &Own, alone: &Alone) -> Result<Met> {
+    let link = match connect(own.life, alone) {
+        Ok(link) => link,
         // It costs little to ask whether there is one, and it shall not wait for its guests.
-        Err(Errno::NOENT | Errno::CONNREFUSED | Errno::AGAIN) => Ok(()),
-        Err(errno) => Err(errno),
+        Err(Errno::NOENT | Errno::CONNREFUSED | Errno::AGAIN) => return Ok(Met::Nobody),
+        Err(errno) => return Err(errno),
+    };
+    if own.differs().is_none() {
+        session(&link, own)?;
     }
+    Ok(Met::Engine)
 }
 
 /// No engine serves now. What was offered before that was known is passed on to KSM.
@@ -261,8 +300,9 @@ fn hear_welcome(link: &Link<'_>, buffer: &mut [u8; MAX_MESSAGE]) -> Result<(Welc
 fn session(link: &Link<'_>, own: &Own) -> Result<()> {
     let mut buffer = [0; MAX_MESSAGE];
     let (welcome, mut received) = hear_welcome(link, &mut buffer)?;
-    // The program has one such word, which may be for its own handler of crashes. Root's engine has the right by its capability.
-    if link.peer.uid != 0 && link.peer.pid != 0 {
+    // The program has one such word, which may be for its own handler of crashes: that one stays. Root's engine has the right by its
+    // capability.
+    if link.peer.uid != 0 && link.peer.pid != 0 && !thread::has_own_tracer() {
         sys::thread::allow_tracer(link.peer.pid);
     }
     let mut session = match Session::new(welcome, &mut received, own) {
@@ -315,10 +355,16 @@ fn session(link: &Link<'_>, own: &Own) -> Result<()> {
 }
 
 fn return_tools(session: &mut Session) {
+    let freezer = session.window.take_freezer();
+    let freezer = freezer.or_else(|| session.own.freezer.take());
     if let Some(mut guard) = lock() {
         tally::count_in(&guard, 0);
-        whole::lend(&mut guard, None);
+        match &freezer {
+            Some(freezer) => whole::lend_freezer(&mut guard, freezer),
+            None => whole::lend(&mut guard, None),
+        }
     }
+    session.own.freezer.set(freezer);
     session.end();
 }
 
