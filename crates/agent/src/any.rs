@@ -179,7 +179,7 @@ pub(crate) fn keep_word_of_clone(word: usize) {
         && let Some(mut guard) = lock()
     {
         match config().any {
-            Some(_) => keep_mapped(&mut guard, page..page + PAGE_BYTES),
+            Some(_) => keep_mapped(&mut guard, page..page.saturating_add(PAGE_BYTES)),
             None => keep(&mut guard, page, PAGE_BYTES),
         }
         if let Some(chunk) = guard.table().get(page & !(CHUNK_BYTES - 1)) {

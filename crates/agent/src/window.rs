@@ -146,7 +146,7 @@ impl Window {
         (&self.uffd, self.freezer.as_ref(), &self.maps)
     }
 
-    /// What freezes, for the time after this window; unless something stays frozen, for only its end lets go of that.
+    /// What freezes, for the time after this window; unless a range of the window's stays frozen, for only its end lets go of that.
     pub(crate) fn take_freezer(&mut self) -> Option<Freezer> {
         self.let_held_go();
         let holding = self.is_holding();

@@ -776,6 +776,16 @@ fn a_change_to_another_network_leaves_the_agent_and_what_is_merged() {
     guest.run("check");
 }
 
+#[test]
+fn a_change_to_another_network_asks_nothing_where_no_agent_may_be() {
+    const KILLED: u32 = 0x8000_0000;
+    let (engine, mut guest) = ready(5);
+    engine.merge(guest.memory, 0, 512, Some(1000));
+    guest.run(&format!("rights m:filter {} {KILLED} 1", libc::SYS_ioctl));
+    guest.run("rights m:setns");
+    guest.run("check");
+}
+
 /// A filter that lets an agent work may kill for a call that no agent makes.
 #[test]
 fn a_change_of_user_makes_no_other_call_under_a_filter() {
@@ -801,7 +811,8 @@ fn an_agent_waits_while_a_thread_has_other_rights() {
     engine.send(&SYNC, None);
     let step = wire::STEP_THREADS;
     assert_eq!(engine.receive(), Answer::Failed { errno: 0, step });
-    // It has the rights of the first thread, and serves nobody.
+    // It has the rights of the first thread, serves nobody, and asks no engine meanwhile.
+    std::thread::sleep(Duration::from_millis(2500));
     assert!(engine.try_accept().is_none());
     assert_eq!(agents(guest.pid), [before]);
     guest.run("rights e:end");

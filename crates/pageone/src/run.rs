@@ -455,9 +455,14 @@ fn wait(child: &mut Child, signals: &Signals, mut look: impl FnMut()) -> Result<
             Err(error) => return Err(error.into()),
         }
         while let Some(arrived) = signals.next()? {
-            // A key of the terminal reaches the command by itself.
-            if arrived.signal != signals::SIGCHLD && !arrived.from_kernel {
-                forward(child, arrived.signal);
+            // A key of the terminal reaches the command by itself, and so does its stop of a job in the background.
+            match (arrived.from_kernel, arrived.signal) {
+                (_, signals::SIGCHLD) => {}
+                (true, signals::SIGTTIN | signals::SIGTTOU) => {
+                    kill_process(rustix::process::getpid(), Signal::STOP)?;
+                }
+                (true, _) => {}
+                (false, signal) => forward(child, signal),
             }
         }
     }

@@ -254,7 +254,19 @@ impl Closers {
     fn give(&'static self, uid: u32, kind: Kind, burden: Burden) {
         let mut work = self.lock();
         work.add(uid, kind, burden);
-        if work.turns().is_none() || self.call(&mut work) || work.threads == MOST_CLOSERS {
+        self.have_done(&mut work);
+    }
+
+    /// Sees to it that a thread takes the next turn, if there is one: the one that rests, or a new one.
+    fn have_done(&'static self, work: &mut Work) {
+        if work.turns().is_none() {
+            return;
+        }
+        if work.rests && !work.is_called {
+            work.is_called = true;
+            return self.wakes.notify_one();
+        }
+        if work.threads == MOST_CLOSERS {
             return;
         }
         work.threads += 1;
@@ -266,26 +278,14 @@ impl Closers {
         }
     }
 
-    /// Calls the thread that rests, if there is one that was not called.
-    fn call(&self, work: &mut Work) -> bool {
-        let calls = work.rests && !work.is_called;
-        if calls {
-            work.is_called = true;
-            self.wakes.notify_one();
-        }
-        calls
-    }
-
     /// Drops one thing after another, of each user in turn, while there is anything that no other thread's user has. Then it rests,
     /// unless another one does.
-    fn close(&self) {
+    fn close(&'static self) {
         let mut work = self.lock();
         loop {
             while let Some((uid, kind, burden)) = work.next() {
                 // A connection that is done may leave another one its place.
-                if work.turns().is_some() {
-                    self.call(&mut work);
-                }
+                self.have_done(&mut work);
                 drop(work);
                 drop(burden);
                 work = self.lock();

@@ -48,8 +48,11 @@ type AsCall = (i64, [usize; 6]);
 
 /// Whether nobody but the caller and the agent uses the caller's descriptors.
 fn is_alone() -> bool {
-    let agents = existing().map_or(0, |page| page.life.idle_threads());
-    !has_siblings() && sys::task::threads() == Ok(agents + 1)
+    let page = existing().filter(|page| page.life.is_ours());
+    let agents = || page.map_or(0, |page| page.life.idle_threads());
+    let before = agents();
+    // An agent that ends meanwhile may have been counted, or not.
+    !has_siblings() && sys::task::threads() == Ok(before + 1) && agents() == before
 }
 
 /// Whether a call changes nothing but namespaces that matter to no agent: it finds its engine by a path, and its memory in /proc. An agent
@@ -61,10 +64,11 @@ fn leaves_agents_be(number: i64, args: &[usize; 6]) -> bool {
     const KINDS_BITS: usize = KINDS.unsigned_abs() as usize;
     let kind = match number {
         libc::SYS_unshare => args[0],
-        // The file tells by itself.
-        libc::SYS_setns if args[1] & SAME == 0 => {
-            call(libc::SYS_ioctl, [args[0], GET_KIND, 0, 0, 0, 0]).unwrap_or(0)
-        }
+        // The file tells by itself, where no filter may kill for the question.
+        libc::SYS_setns if args[1] & SAME == 0 => match life::has_read_filters() {
+            true => 0,
+            false => call(libc::SYS_ioctl, [args[0], GET_KIND, 0, 0, 0, 0]).unwrap_or(0),
+        },
         libc::SYS_setns => args[1],
         _ => 0,
     } & SAME;
@@ -73,7 +77,7 @@ fn leaves_agents_be(number: i64, args: &[usize; 6]) -> bool {
 
 /// Makes a system call while no agent runs, if one would be in its way.
 fn without_agent(number: i64, args: [usize; 6]) -> c_long {
-    if leaves_agents_be(number, &args) {
+    if is_barred() || leaves_agents_be(number, &args) {
         return answer(call(number, args));
     }
     const NAMESPACES: usize = (libc::CLONE_NEWNS | libc::CLONE_NEWUSER).unsigned_abs() as usize;
@@ -267,9 +271,17 @@ const NARROWING: [c_int; 6] = [
     libc::PR_CAP_AMBIENT,
 ];
 
+/// Whether this call of prctl(2) asks whether a capability is ambient, and sets none.
+fn asks_of_ambient(args: &[usize; 6]) -> bool {
+    let option = libc::PR_CAP_AMBIENT.unsigned_abs() as usize;
+    let asks = libc::PR_CAP_AMBIENT_IS_SET.unsigned_abs() as usize;
+    [args[0] & SAME, args[1] & SAME] == [option, asks]
+}
+
 /// Whether a system call may change what the program may do.
 fn narrows(number: i64, args: &[usize; 6]) -> bool {
     match number {
+        libc::SYS_prctl if asks_of_ambient(args) => false,
         libc::SYS_prctl => NARROWING
             .iter()
             .any(|&option| args[0] & SAME == option.unsigned_abs() as usize),
@@ -311,9 +323,6 @@ fn changes_nothing(number: i64, args: &[usize; 6]) -> bool {
     }
     if option(libc::PR_CAPBSET_DROP) {
         return told(libc::PR_CAPBSET_READ, args[1]) == Ok(0);
-    }
-    if option(libc::PR_CAP_AMBIENT) {
-        return low(1) == libc::PR_CAP_AMBIENT_IS_SET.unsigned_abs();
     }
     Ids::change(number, [low(0), low(1), low(2)]).is_some_and(|(ids, wanted)| ids.are(wanted))
 }

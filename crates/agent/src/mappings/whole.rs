@@ -515,18 +515,25 @@ fn is_alone(life: &Life) -> Result<bool> {
 
 impl Still {
     fn of(guard: &Guard) -> Result<Self> {
-        let lent = guard.process().lent.each_ref();
+        let (lent, life) = (guard.process().lent.each_ref(), &guard.process().life);
         let [tid, uffd, freezer, _] = lent.map(|number| number.load(Ordering::Relaxed));
-        let uffd = match uffd.checked_sub(1) {
+        // The thread that lent them may have been killed alone, and its number be another's.
+        let lives = tid != 0 && life.number.load(Ordering::Relaxed) == tid;
+        let [uffd, freezer] = [uffd, freezer].map(|fd| fd.checked_sub(1).filter(|_| lives));
+        let uffd = match uffd {
             Some(fd) => Some(Uffd::of_thread(tid, fd)?),
-            None if is_alone(&guard.process().life)? => return Ok(Self::Alone),
+            None if is_alone(life)? => return Ok(Self::Alone),
             None => None,
         };
-        let lent = freezer.checked_sub(1);
-        let freezer = match lent.map(|fd| Freezer::of_thread(tid, fd)) {
-            Some(Ok(freezer)) => freezer,
-            // The thread that lent it may have been killed alone.
-            Some(Err(_)) | None => Freezer::open(None)?,
+        let lent = || {
+            let fd = freezer.ok_or(Errno::BADF)?;
+            Freezer::of_thread(tid, fd)
+        };
+        // One that is closed after the call leaves nothing frozen, whatever fails. Not all may make one, so the lent one is there without
+        // an engine, too.
+        let freezer = match uffd {
+            Some(_) => lent().or_else(|_| Freezer::open(None))?,
+            None => Freezer::open(None).or_else(|errno| lent().map_err(|_| errno))?,
         };
         Ok(Self::Frozen { uffd, freezer })
     }

@@ -75,6 +75,7 @@ fn begin(life: &'static Life) {
             threads,
             narrowed: narrow(),
             freezer: Cell::default(),
+            last_look: Cell::default(),
             next_look: Cell::default(),
         };
         run(&own, &alone);
@@ -89,7 +90,7 @@ const SECOND: Duration = Duration::from_secs(1);
 /// The longest, while an engine is there and it fails.
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// A comparison of all threads that found no engine is followed by a pause so many times as long.
+/// A comparison of all threads without an engine is followed by a pause so many times as long, of a minute at most.
 const SPARING: u32 = 50;
 
 /// What this thread knows of itself.
@@ -103,7 +104,8 @@ struct Own {
     narrowed: Result<()>,
     /// What froze in the last session.
     freezer: Cell<Option<Freezer>>,
-    /// When the threads are compared again, while there is no engine.
+    /// What the last comparison of all threads found while there was no engine, and when the next one is due.
+    last_look: Cell<Option<Differ>>,
     next_look: Cell<Duration>,
 }
 
@@ -143,16 +145,16 @@ impl Own {
         self.life.must_end() || matches!(self.differs(), Some((Differ::All, _)))
     }
 
-    /// The same where there is no engine: of many threads it takes long to tell, so it is asked now and then.
-    fn must_end_idle(&self) -> bool {
+    /// How they differ, where there is no engine. Of many threads it takes long to tell, so the last answer counts for a while.
+    fn differ_by_now(&self) -> Option<Differ> {
         let begun = thread::now();
-        if self.life.must_end() || begun < self.next_look.get() {
-            return self.life.must_end();
+        if begun >= self.next_look.get() {
+            self.last_look.set(self.differs().map(|found| found.0));
+            let took = thread::now() - begun;
+            self.next_look
+                .set(begun + took + (took * SPARING).min(MINUTE));
         }
-        let must_end = self.must_end();
-        let done = thread::now();
-        self.next_look.set(done + (done - begun) * SPARING);
-        must_end
+        self.last_look.get()
     }
 }
 
@@ -166,10 +168,11 @@ fn run(own: &Own, alone: &Alone) {
     let mut pause = SECOND;
     while !life.must_end() {
         let seen = life.offers();
-        if own.must_end_idle() {
-            break;
-        }
-        let ended = meet(own, alone);
+        let ended = match own.differ_by_now() {
+            None => meet(own, alone),
+            Some(Differ::Odd) => Ok(Met::Nobody),
+            Some(Differ::All) => break,
+        };
         let must_end = match ended {
             Ok(Met::Nobody) => life.must_end(),
             _ => own.must_end(),
@@ -355,17 +358,20 @@ fn session(link: &Link<'_>, own: &Own) -> Result<()> {
 }
 
 fn return_tools(session: &mut Session) {
+    if let Some(guard) = lock() {
+        tally::count_in(&guard, 0);
+    }
+    // Hooks have the tools until the last moment: without them they cannot freeze what this session still tracks.
+    session.end();
     let freezer = session.window.take_freezer();
     let freezer = freezer.or_else(|| session.own.freezer.take());
     if let Some(mut guard) = lock() {
-        tally::count_in(&guard, 0);
         match &freezer {
             Some(freezer) => whole::lend_freezer(&mut guard, freezer),
             None => whole::lend(&mut guard, None),
         }
     }
     session.own.freezer.set(freezer);
-    session.end();
 }
 
 impl<'a> Session<'a> {
@@ -394,6 +400,7 @@ impl<'a> Session<'a> {
         let uffd = device.map_or_else(Uffd::open, Uffd::from_device);
         let uffd = uffd.map_err(|errno| (wire::STEP_USERFAULTFD, errno))?;
         let freezer = Freezer::open(device).ok();
+        let freezer = freezer.or_else(|| own.freezer.take());
         // Each session holds a line, and lets go of it when nothing is astray. Before the window, whose staging area stays.
         private::find_strays().map_err(|errno| (wire::STEP_MEMORY, errno))?;
         let window = Window::new(uffd, freezer).map_err(|errno| (wire::STEP_MEMORY, errno))?;
