@@ -571,15 +571,17 @@ mod tests {
     #[test]
     fn an_exec_is_seen_that_changes_no_name() {
         let mut child = std::process::Command::new("sh");
-        child.args(["-c", "read line; exec sh -c 'echo; read line'"]);
+        child.args(["-c", "echo; read line; exec sh -c 'echo; read line'"]);
         let piped = std::process::Stdio::piped;
         let mut child = child.stdin(piped()).stdout(piped()).spawn().unwrap();
+        let mut said = [0];
+        // It runs: its maker goes on a moment before an exec is done.
+        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut said).unwrap();
         let before = look(child.id(), None).unwrap();
         let program = before.program.clone();
         assert_eq!(look(child.id(), Some(before)).unwrap().program, program);
         let mut input = child.stdin.take().unwrap();
         std::io::Write::write_all(&mut input, b"\n").unwrap();
-        let mut said = [0];
         std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut said).unwrap();
         let after = look(child.id(), None).unwrap().program;
         assert!(after.name == program.name && after != program, "{after:?}");
