@@ -63,7 +63,7 @@ use crate::table::{ADDRESS_LIMIT, Chunk, pages_of};
 use crate::thread::{is_barred, now};
 
 /// A look that took so long is followed by a pause so many times as long.
-const SPARING: u32 = 50;
+pub(crate) const SPARING: u32 = 50;
 /// After so long everything is read again: flags change, and mappings are exchanged unseen.
 const AGAIN: Duration = Duration::from_secs(64);
 /// So much address space is looked at or offered while the lock is held.

@@ -105,6 +105,14 @@ pub(crate) fn has_siblings() -> bool {
 /// Whether a thread, or such a process, may have a descriptor table of its own. What it has open is not seen in the caller's.
 pub(crate) static OWN_FILES: AtomicBool = AtomicBool::new(false);
 
+pub(crate) fn note_own_files() {
+    OWN_FILES.store(true, Ordering::Relaxed);
+}
+
+pub(crate) fn have_own_files() -> bool {
+    OWN_FILES.load(Ordering::Relaxed)
+}
+
 /// By these flags clone(2) makes something that shares memory, while its maker goes on, if of each mask this one alone is set.
 pub(crate) const SHARES: u32 = libc::CLONE_VM.cast_unsigned();
 /// No thread.
@@ -137,14 +145,6 @@ pub(crate) fn forget_own_tracer() {
 
 pub(crate) fn has_own_tracer() -> bool {
     OWN_TRACER.load(Ordering::Relaxed)
-}
-
-pub(crate) fn note_own_files() {
-    OWN_FILES.store(true, Ordering::Relaxed);
-}
-
-pub(crate) fn have_own_files() -> bool {
-    OWN_FILES.load(Ordering::Relaxed)
 }
 
 /// Why no agent runs in this process and its children any more; 0 while one may. A fork child inherits what bars it.

@@ -68,6 +68,7 @@ use self::span::Aside;
 use self::staging::Staging;
 use crate::lock::Guard;
 use crate::mappings::frames::read_in;
+use crate::mappings::whole::Lent;
 
 /// How often an operation that the kernel asks to repeat is repeated before the page is left.
 const PATIENCE: usize = 16;
@@ -142,8 +143,12 @@ impl Window {
     }
 
     /// What tracks this process, what freezes, and the list of its mappings.
-    pub(crate) fn tools(&self) -> (&Uffd, Option<&Freezer>, &Maps) {
-        (&self.uffd, self.freezer.as_ref(), &self.maps)
+    pub(crate) fn tools(&self) -> Lent<'_> {
+        Lent {
+            uffd: Some(&self.uffd),
+            freezer: self.freezer.as_ref(),
+            maps: Some(&self.maps),
+        }
     }
 
     /// What freezes, for the time after this window; unless a range of the window's stays frozen, for only its end lets go of that.

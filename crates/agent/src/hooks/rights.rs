@@ -34,11 +34,8 @@ pub(super) fn begin() {
 
 /// Makes libc's call while no agent runs, if it may change something. It sets `errno` itself.
 fn by_libc(as_call: Option<AsCall>, call: impl FnOnce() -> c_int) -> c_int {
-    // The calls that tell are no agent's: a filter may kill for them.
-    let may_ask = !life::has_read_filters();
     match as_call {
-        _ if is_barred() => call(),
-        Some((number, args)) if may_ask && changes_nothing(number, &args) => call(),
+        Some((number, args)) if changes_nothing(number, &args) => call(),
         _ => life::without_agent(Why::RIGHTS, call).unwrap_or_else(fail),
     }
 }
@@ -302,7 +299,11 @@ fn implies_exec(number: i64, args: &[usize; 6]) -> bool {
 
 /// Whether a call leaves the calling thread as it is: then no agent has to end for it. In libc's other threads, too, libc makes the
 /// same call, and one that differs becomes as this one is. The agent compares itself with all of them before its next window.
+/// False under a filter of the program's, for what tells are calls that no agent makes: it may kill for them.
 fn changes_nothing(number: i64, args: &[usize; 6]) -> bool {
+    if is_barred() || life::has_read_filters() {
+        return false;
+    }
     #[allow(clippy::cast_possible_truncation)] // the kernel takes the low half of the register
     let low = |at: usize| args.get(at).map_or(0, |&arg| arg as u32);
     let option = |option: c_int| number == libc::SYS_prctl && low(0) == option.cast_unsigned();
@@ -443,8 +444,7 @@ fn system_call(number: i64, args: [usize; 6]) -> c_long {
     }
     match Filter::installed_by(number, &args) {
         Filter::Asks => answer(call(number, args)),
-        Filter::None if !narrows(number, &args) => answer(call(number, args)),
-        Filter::None if !life::has_read_filters() && changes_nothing(number, &args) => {
+        Filter::None if !narrows(number, &args) || changes_nothing(number, &args) => {
             answer(call(number, args))
         }
         Filter::None => without_agent(number, args),

@@ -42,7 +42,7 @@
 //! mapping of a file. Such a mapping is not taken by mbind, mseal, MADV_WIPEONFORK or another userfaultfd.
 
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::Ordering;
 
 use rustix::io::{Errno, Result};
@@ -62,31 +62,31 @@ use crate::lock::Guard;
 use crate::table::{ADDRESS_LIMIT, Chunk, pages_of, parts_by};
 use crate::thread::{self, Life};
 
-/// Lends the agent's descriptors to hooks; nothing without them.
-pub(crate) fn lend(guard: &mut Guard, tools: Option<(&Uffd, Option<&Freezer>, &Maps)>) {
-    let number = |fd: std::os::fd::BorrowedFd<'_>| fd.as_raw_fd().cast_unsigned() + 1;
-    let thread = || rustix::thread::gettid().as_raw_pid().cast_unsigned();
-    let [tid, uffd, freezer, maps] = &guard.process().lent;
-    tid.store(tools.map_or(0, |_| thread()), Ordering::Relaxed);
-    uffd.store(
-        tools.map_or(0, |tools| number(tools.0.as_fd())),
-        Ordering::Relaxed,
-    );
-    let frozen = tools.and_then(|tools| tools.1);
-    freezer.store(frozen.map_or(0, |f| number(f.as_fd())), Ordering::Relaxed);
-    let list = tools.map_or(0, |tools| tools.2.number() + 1);
-    maps.store(list, Ordering::Relaxed);
+/// What the agent's thread lends to hooks.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Lent<'a> {
+    /// What tracks the memory; while an engine serves.
+    pub(crate) uffd: Option<&'a Uffd>,
+    /// What freezes it. Without an engine, too: a program may have no right to a userfaultfd of its own.
+    pub(crate) freezer: Option<&'a Freezer>,
+    pub(crate) maps: Option<&'a Maps>,
 }
 
-/// Lends hooks what freezes, and nothing else: no engine serves, and a program may have no right to a userfaultfd of its own.
-pub(crate) fn lend_freezer(guard: &mut Guard, freezer: &Freezer) {
-    lend(guard, None);
-    let [tid, _, place, _] = &guard.process().lent;
-    place.store(
-        freezer.as_fd().as_raw_fd().cast_unsigned() + 1,
-        Ordering::Relaxed,
-    );
-    tid.store(sys::process::thread_id(), Ordering::Relaxed);
+/// Lends hooks these descriptors of the caller's, and no others any more.
+pub(crate) fn lend(guard: &mut Guard, lent: Lent<'_>) {
+    let number = |fd: BorrowedFd<'_>| fd.as_raw_fd().cast_unsigned() + 1;
+    let numbers = [
+        lent.uffd.map_or(0, |uffd| number(uffd.as_fd())),
+        lent.freezer.map_or(0, |freezer| number(freezer.as_fd())),
+        lent.maps.map_or(0, |maps| maps.number() + 1),
+    ];
+    let lends = numbers.iter().any(|&number| number != 0);
+    let [tid, places @ ..] = &guard.process().lent;
+    let thread = if lends { sys::process::thread_id() } else { 0 };
+    tid.store(thread, Ordering::Relaxed);
+    for (place, number) in places.iter().zip(numbers) {
+        place.store(number, Ordering::Relaxed);
+    }
 }
 
 /// Makes all stored pages of `[start, start + len)` anonymous, with the content and the attributes they have.

@@ -33,7 +33,7 @@ use crate::mappings::frames::make_private;
 use crate::mappings::private::{self, give_back_all};
 use crate::mappings::scarce::scarce;
 use crate::mappings::tally;
-use crate::mappings::whole::{self, whole_if_ample};
+use crate::mappings::whole::{self, Lent, whole_if_ample};
 use crate::mappings::{lines, stores, strays};
 use crate::thread::{self, Life, Why};
 use crate::window::{self, Window};
@@ -80,7 +80,7 @@ fn begin(life: &'static Life) {
         };
         run(&own, &alone);
         if let Some(mut guard) = lock() {
-            whole::lend(&mut guard, None);
+            whole::lend(&mut guard, Lent::default());
         }
     }
 }
@@ -89,9 +89,6 @@ fn begin(life: &'static Life) {
 const SECOND: Duration = Duration::from_secs(1);
 /// The longest, while an engine is there and it fails.
 const MINUTE: Duration = Duration::from_secs(60);
-
-/// A comparison of all threads without an engine is followed by a pause so many times as long, of a minute at most.
-const SPARING: u32 = 50;
 
 /// What this thread knows of itself.
 struct Own {
@@ -151,8 +148,8 @@ impl Own {
         if begun >= self.next_look.get() {
             self.last_look.set(self.differs().map(|found| found.0));
             let took = thread::now() - begun;
-            self.next_look
-                .set(begun + took + (took * SPARING).min(MINUTE));
+            let pause = (took * any::SPARING).min(MINUTE);
+            self.next_look.set(begun + took + pause);
         }
         self.last_look.get()
     }
@@ -325,7 +322,7 @@ fn session(link: &Link<'_>, own: &Own) -> Result<()> {
     if let Some(mut guard) = lock() {
         // A thread that was killed alone has left its line named, which may be let go of from here on.
         tally::count_in(&guard, 0);
-        whole::lend(&mut guard, Some(session.window.tools()));
+        whole::lend(&mut guard, session.window.tools());
     }
     let its = [session.lifeline, session.tie];
     if let Err(errno) = domain::settle(welcome.domain, &its, link.life()) {
@@ -366,10 +363,11 @@ fn return_tools(session: &mut Session) {
     let freezer = session.window.take_freezer();
     let freezer = freezer.or_else(|| session.own.freezer.take());
     if let Some(mut guard) = lock() {
-        match &freezer {
-            Some(freezer) => whole::lend_freezer(&mut guard, freezer),
-            None => whole::lend(&mut guard, None),
-        }
+        let lent = Lent {
+            freezer: freezer.as_ref(),
+            ..Lent::default()
+        };
+        whole::lend(&mut guard, lent);
     }
     session.own.freezer.set(freezer);
 }
@@ -400,7 +398,6 @@ impl<'a> Session<'a> {
         let uffd = device.map_or_else(Uffd::open, Uffd::from_device);
         let uffd = uffd.map_err(|errno| (wire::STEP_USERFAULTFD, errno))?;
         let freezer = Freezer::open(device).ok();
-        let freezer = freezer.or_else(|| own.freezer.take());
         // Each session holds a line, and lets go of it when nothing is astray. Before the window, whose staging area stays.
         private::find_strays().map_err(|errno| (wire::STEP_MEMORY, errno))?;
         let window = Window::new(uffd, freezer).map_err(|errno| (wire::STEP_MEMORY, errno))?;
