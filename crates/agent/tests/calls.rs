@@ -11,7 +11,7 @@ mod common;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-use common::{Engine, count, merged_chunks, merged_chunks_of, ready, scan};
+use common::{Engine, count, maps_store, merged_chunks, merged_chunks_of, ready, scan};
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use support::Guest;
 use wire::{Answer, Change, PageBits, PageOutcome, Question, Unmerge};
@@ -74,12 +74,11 @@ fn told(engine: &Engine) -> (usize, usize) {
 #[test]
 fn to_unlock_nothing_leaves_memory_merged() {
     let (_engine, mut guest) = merged(4);
-    let maps = |guest: &Guest| std::fs::read_to_string(format!("/proc/{}/maps", guest.pid));
     guest.run("unlockall");
-    assert!(maps(&guest).unwrap().contains("memfd:store"));
+    assert!(maps_store(&guest));
     guest.run("lock 0 1");
     guest.run("unlockall");
-    assert!(!maps(&guest).unwrap().contains("memfd:store"));
+    assert!(!maps_store(&guest));
     guest.run("check");
 }
 
@@ -318,14 +317,6 @@ fn advice_by_descriptor_is_advice() {
     guest.run("check");
 }
 
-/// Kilobytes that a process has in memory.
-fn resident(guest: &Guest) -> usize {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", guest.pid)).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let text = line.unwrap().trim().trim_end_matches(" kB");
-    text.parse().unwrap()
-}
-
 /// With all memory offered the table has a place for each page that is not to be offered again.
 #[test]
 fn advice_over_much_of_the_address_space_takes_no_memory() {
@@ -335,10 +326,12 @@ fn advice_over_much_of_the_address_space_takes_no_memory() {
     engine.accept();
     guest.map(512);
     guest.run("fill 0 512 6");
-    let before = resident(&guest);
+    let pid = guest.pid;
+    let resident = || sys::usage::resident_bytes(pid).unwrap() / 1024;
+    let before = resident();
     let answer = guest.ask(&format!("adviselow {BYTES} {UNMERGEABLE}"));
     assert_eq!(answer, Err("bad Cannot allocate memory".to_owned()));
-    let more = resident(&guest).saturating_sub(before);
+    let more = resident().saturating_sub(before);
     assert!(more < 4096, "{more} KiB more");
     guest.run("check");
 }

@@ -6,7 +6,7 @@ mod support;
 
 mod common;
 
-use common::{Engine, count, is_free, ready};
+use common::{Engine, count, is_free, maps_store, ready};
 use support::Guest;
 use wire::{DomainMark, MAX_MESSAGE, PageOutcome, Reason};
 
@@ -17,11 +17,6 @@ fn merged() -> (Engine, Guest) {
     assert_eq!(count(&merged, PageOutcome::Merged), 512);
     assert!(maps_store(&guest) && !is_free(&engine.tie));
     (engine, guest)
-}
-
-fn maps_store(guest: &Guest) -> bool {
-    let maps = std::fs::read_to_string(format!("/proc/{}/maps", guest.pid)).unwrap();
-    maps.contains("memfd:store")
 }
 
 /// The engine goes; the next one has other lines, and welcomes to this domain.

@@ -8,9 +8,13 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{Engine, count, ready};
+use common::{Engine, count, maps_store, ready};
 use support::Guest;
 use wire::{Answer, PageOutcome, Question};
+
+/// What a filter has for a call: the process ends, or the call says EPERM.
+const KILLED: u32 = 0x8000_0000;
+const REFUSED: u32 = 0x5_0001;
 
 /// What `/proc/PID/task/TID/status` says of a thread's rights, but for filters.
 fn rights(pid: u32, thread: u32) -> Option<Vec<String>> {
@@ -368,7 +372,6 @@ fn a_child_that_shares_memory_leaves_its_parents_agent_alone() {
 #[test]
 fn a_child_that_shares_memory_bars_no_agent_of_its_parents() {
     const READ_IMPLIES_EXEC: u32 = 0x40_0000;
-    const REFUSED: u32 = 0x5_0001;
     let (engine, mut guest) = ready(7);
     let before = agent(guest.pid);
     for seed in [7, 8] {
@@ -397,16 +400,12 @@ fn a_child_that_shares_memory_leaves_its_parents_merged_when_it_goes_elsewhere()
     const NEWNS: u32 = 0x2_0000;
     let (engine, mut guest) = ready(9);
     engine.merge(guest.memory, 0, 512, Some(1000));
-    let stored = |guest: &Guest| {
-        let maps = std::fs::read_to_string(format!("/proc/{}/maps", guest.pid)).unwrap();
-        maps.contains("memfd:store")
-    };
     guest.run("rights v:chroot");
     guest.run(&format!("rights v:unshare {NEWNS}"));
-    assert!(stored(&guest), "the parent's memory was made whole");
+    assert!(maps_store(&guest), "the parent's memory was made whole");
     guest.run("check");
     guest.run("rights m:chroot");
-    assert!(!stored(&guest));
+    assert!(!maps_store(&guest));
     guest.run("check");
 }
 
@@ -487,7 +486,7 @@ const SYNC: Question = Question::Sync {
 };
 
 /// What a filter can do with a call: kill the process or the thread, SIGSYS, EPERM, ENOSYS.
-const ACTIONS: [u32; 5] = [0x8000_0000, 0, 0x3_0000, 0x5_0001, 0x5_0026];
+const ACTIONS: [u32; 5] = [KILLED, 0, 0x3_0000, REFUSED, 0x5_0026];
 
 /// The numbers of the calls in the agent's table, but for the one that this guest's own commands need.
 fn calls() -> Vec<u16> {
@@ -523,7 +522,7 @@ fn no_filter_costs_a_byte_or_a_life_whatever_it_refuses() {
 #[test]
 fn what_may_be_pinned_is_discarded_under_a_filter_too() {
     // By open(2) the hooks look at mappings: a filter kills for it, or refuses it.
-    for action in [0x8000_0000_u32, 0x5_0001] {
+    for action in [KILLED, REFUSED] {
         let (engine, mut guest) = ready(5);
         engine.merge(guest.memory, 0, 512, Some(1000));
         // The pin makes these pages private, and they stay where they lie.
@@ -771,14 +770,12 @@ fn a_change_to_another_network_leaves_the_agent_and_what_is_merged() {
         guest.run("rights m:setns");
     }
     assert_eq!(agents(guest.pid), [before]);
-    let maps = std::fs::read_to_string(format!("/proc/{}/maps", guest.pid)).unwrap();
-    assert!(maps.contains("memfd:store"), "it is merged still");
+    assert!(maps_store(&guest), "it is merged still");
     guest.run("check");
 }
 
 #[test]
 fn a_change_to_another_network_asks_nothing_where_no_agent_may_be() {
-    const KILLED: u32 = 0x8000_0000;
     let (engine, mut guest) = ready(5);
     engine.merge(guest.memory, 0, 512, Some(1000));
     guest.run(&format!("rights m:filter {} {KILLED} 1", libc::SYS_ioctl));
@@ -789,7 +786,6 @@ fn a_change_to_another_network_asks_nothing_where_no_agent_may_be() {
 /// A filter that lets an agent work may kill for a call that no agent makes.
 #[test]
 fn a_change_of_user_makes_no_other_call_under_a_filter() {
-    const KILLED: u32 = 0x8000_0000;
     let (engine, mut guest) = ready(5);
     engine.merge(guest.memory, 0, 512, Some(1000));
     let asks = [libc::SYS_setfsuid, libc::SYS_setfsgid, libc::SYS_getresuid];

@@ -130,13 +130,11 @@ fn size(pid: u32) -> [u64; 3] {
             .expect("a process")
             .count()
     };
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("a process");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse().ok());
+    let resident = sys::usage::resident_bytes(pid).expect("a process");
     [
         entries("fd") as u64,
         entries("task") as u64,
-        kib.expect("a number"),
+        resident / 1024,
     ]
 }
 

@@ -273,6 +273,12 @@ pub(crate) fn ready(seed: u64) -> (Engine, Guest) {
     (engine, guest)
 }
 
+/// Whether the guest has pages of a store.
+pub(crate) fn maps_store(guest: &Guest) -> bool {
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", guest.pid)).unwrap();
+    maps.contains("memfd:store")
+}
+
 /// Arms what was written: from here a write shows.
 pub(crate) fn scan(guest: &Guest) {
     arm(guest.pid, guest.memory as u64);
