@@ -32,6 +32,7 @@ use serde::{Deserialize, Serialize};
 use crate::flock;
 use crate::human;
 use crate::output::say;
+use crate::within::within;
 
 /// How long a note counts at most.
 const EXPIRY: Duration = Duration::from_secs(300);
@@ -272,9 +273,7 @@ pub(crate) fn note_attached(socket: &Path, pid: u32, need: Option<u64>) -> Resul
 /// What a process that runs was started to need. It may take as long as it likes to show its command line, and is waited for a moment.
 fn need_of(pid: u32) -> Option<u64> {
     const PATIENCE: Duration = Duration::from_secs(1);
-    let (send, line) = std::sync::mpsc::channel();
-    std::thread::spawn(move || send.send(sys::title::command_line(pid)));
-    let line = line.recv_timeout(PATIENCE).ok()?.ok()?;
+    let line = within(PATIENCE, move || sys::title::command_line(pid))?.ok()?;
     let words = line.split(|&byte| byte == 0);
     let words: Vec<_> = words
         .map(|word| OsStr::from_bytes(word).to_owned())

@@ -4,6 +4,9 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
+/// So long may the lists of mappings and pages of a process take. Those of a TiB take some ten seconds.
+pub(crate) const LISTING: Duration = Duration::from_secs(60);
+
 /// What `job` gives, if it is done within `patience`, in a thread of its own. The thread of one that is not goes on until it is, or until
 /// this process ends.
 pub(crate) fn within<T: Send + 'static>(

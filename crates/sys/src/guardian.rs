@@ -9,8 +9,7 @@
 //! stranger's descriptor can take as long as the stranger likes, and a process that does so cannot be killed meanwhile. So the link of the number
 //! that it names is read before, which asks no file system. **The limit**: a stranger who exchanges the descriptor between the two. That copy
 //! is not closed before this process ends. There are few of them, of each user and in all. A user who has used his up gets no
-//! guardian for his next guests.
-//! `PIDFD_THREAD` is Linux 6.9.
+//! guardian for his next guests. `PIDFD_THREAD` is Linux 6.9.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};

@@ -13,13 +13,10 @@ use anyhow::{Result, bail};
 use super::parts::{self, Before, Looked, Part};
 use super::read::{Call, Counts, Reader, Room, read_again, read_all};
 use super::targets::{Source, Target};
-use crate::within::within;
+use crate::within::{LISTING, within};
 
 /// So long may a call take before its process is given up: its memory may be served by a program that sleeps.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// The same of the lists of mappings and pages of a process, which may be locked for as long as it likes. They take some ten seconds for a
-/// TiB. After the first that is given up [`PATIENCE`] is enough.
-const LISTING: Duration = Duration::from_secs(60);
 
 /// How to look.
 pub(crate) struct Looker {
@@ -41,6 +38,7 @@ impl Looker {
     pub(crate) fn first(&self, targets: &[Target]) -> Result<(Vec<Looked>, Vec<Part>, u64)> {
         let mut before = Before::default();
         let (mut looked, mut parts) = (Vec::new(), Vec::new());
+        // After the first that is given up less is enough.
         let mut patience = LISTING;
         for (index, target) in (0..).zip(targets) {
             let listed = list(index, target.source.clone(), &mut before, patience);

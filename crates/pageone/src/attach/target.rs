@@ -262,12 +262,12 @@ impl Target {
         }
     }
 
-    /// Whether a thread of it has a seccomp filter.
+    /// Whether a thread of it has a seccomp filter, or it has more threads than are asked.
     pub(super) fn has_filters(&self) -> bool {
-        let begun = sys::process::thread_time();
+        let took_long = looking();
         let threads = sys::witness::threads(self.pid, usize::MAX);
         threads.into_iter().flatten().any(|thread| {
-            if sys::process::thread_time().saturating_sub(begun) > MOST_LOOKING {
+            if took_long() {
                 return true;
             }
             let status = sys::text::about(format!("/proc/{}/task/{thread}/status", self.pid));
@@ -625,11 +625,17 @@ pub(super) struct HasAgent;
 /// thread, 65536 at most, in 10 ms and more.
 const MOST_LOOKING: Duration = Duration::from_secs(1);
 
+/// Tells whether a look that begins now has taken more.
+fn looking() -> impl Fn() -> bool {
+    let begun = sys::process::thread_time();
+    move || sys::process::thread_time().saturating_sub(begun) > MOST_LOOKING
+}
+
 /// Refuses a process that cannot be held, or in which an agent could not work.
 fn fits(pid: u32) -> Result<()> {
-    let begun = sys::process::thread_time();
+    let took_long = looking();
     for thread in sys::witness::threads(pid, usize::MAX).map_err(no_right)? {
-        if sys::process::thread_time().saturating_sub(begun) > MOST_LOOKING {
+        if took_long() {
             bail!(
                 "it has so many threads, in so many groups, that to look at them takes more than {MOST_LOOKING:?}"
             );

@@ -3,7 +3,6 @@
 use std::io::{self, ErrorKind};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use sys::credentials::{self, Credentials};
 use sys::foreign::{Foreign, ForeignName};
@@ -16,11 +15,9 @@ use super::command::{remedy, unloadable};
 use super::reasons;
 use super::service::Service;
 use crate::program::{self, Obstacle};
-use crate::within::within;
+use crate::within::{LISTING, within};
 use crate::{human, names, paths};
 
-/// So long may a look at a process take. The lists of a TiB take some ten seconds.
-const PATIENCE: Duration = Duration::from_secs(60);
 /// Descriptors and threads that are looked at for pins.
 const MOST_DESCRIPTORS: u32 = 4096;
 /// Why some kinds of what was offered are not merged.
@@ -32,8 +29,8 @@ const LEAST: u64 = 1 << 20;
 /// All checks of process `pid`, unless looking at it takes too long: it may lock its memory for as long as it likes.
 pub(super) fn checks_in_time(pid: u32, service: &Arc<Service>) -> Vec<Check> {
     let service = Arc::clone(service);
-    within(PATIENCE, move || checks(pid, &service)).unwrap_or_else(|| {
-        let what = format!("looking at {pid} takes more than {PATIENCE:?}");
+    within(LISTING, move || checks(pid, &service)).unwrap_or_else(|| {
+        let what = format!("looking at {pid} takes more than {LISTING:?}");
         let why =
             "its memory is locked, or one of its files lies on a file system that does not answer";
         let fix = format!("sudo cat /proc/{pid}/stack  # shows the call that it waits in");
