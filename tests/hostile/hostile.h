@@ -107,7 +107,7 @@ verb stall, hung_fuse, fuse_pages, fuse_libc, fuse_flush;
 /* lines.c */
 verb hung_write, pinned_lines;
 /* locks.c */
-verb file_locks, pidfd_locks, text_locks;
+verb file_locks, pidfd_locks, text_locks, leases;
 /* odd.c */
 verb many_maps, map_storm, stops_early, headless, merge_storm;
 /* crowd.c */

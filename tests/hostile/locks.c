@@ -1,5 +1,5 @@
 /* POSIX locks: the kernel lets a process take millions on a file that it may read, and walks them at each close of the file by
- * anybody, under a spin lock. */
+ * anybody, under a spin lock. And leases: to open a file on which its owner has one takes 45 s. */
 #include "hostile.h"
 
 /* Every second byte, in a child that keeps them. One lock is cut from its end, which takes the kernel no search. */
@@ -107,5 +107,60 @@ void text_locks(const char *path, char **args)
 		files[all++] = open(*name, O_RDONLY | O_CLOEXEC);
 	lock_all(files, all, atol(args[0]));
 	say("ready, %d files", all);
+	hold();
+}
+
+/* Takes a lease on each file that tells of the parent, and takes it again whenever it was broken. */
+static void keep_leases(pid_t of, unsigned thread, int go)
+{
+	static const char *const names[] = { "stat", "comm", "cgroup", "status", "maps", "auxv", "mountinfo", "cmdline", "statm",
+		"smaps", "mem", "pagemap", "uid_map", "environ", "coredump_filter", "ksm_stat", "setgroups" };
+	static const char *const of_threads[] = { "stat", "comm", "status", "maps" };
+	char name[64];
+	int files[64], all = 0, leases = 0;
+	if (child() != 0)
+		return;
+	signal(SIGIO, SIG_IGN);
+	for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+		snprintf(name, sizeof name, "/proc/%d/%s", of, names[i]);
+		files[all++] = open(name, O_RDONLY | O_CLOEXEC);
+	}
+	for (size_t i = 0; i < 2 * sizeof of_threads / sizeof *of_threads; i++) {
+		snprintf(name, sizeof name, "/proc/%d/task/%u/%s", of, i % 2 ? thread : (unsigned)of, of_threads[i / 2]);
+		files[all++] = open(name, O_RDONLY | O_CLOEXEC);
+	}
+	for (int i = 0; i < all; i++)
+		leases += files[i] >= 0 && fcntl(files[i], F_SETLEASE, F_WRLCK) == 0;
+	if (write(go, &leases, sizeof leases) != sizeof leases)
+		_exit(1);
+	for (;; rest(1))
+		for (int i = 0; i < all; i++)
+			fcntl(files[i], F_SETLEASE, F_WRLCK);
+}
+
+/* leases: one on each file by which the daemon may look at this process, a guest that comes and goes. */
+void leases(const char *path, char **args)
+{
+	static struct session s;
+	int pair[2], count = 0;
+	(void)args;
+	while (join(&s, path, "") != 0)
+		rest(50);
+	serve(&s, 1, NULL, 300);
+	if (pipe(pair))
+		fail("pipe");
+	keep_leases(getpid(), second_thread(), pair[1]);
+	if (read(pair[0], &count, sizeof count) != sizeof count || count == 0)
+		fail("leases");
+	serve(&s, 1, NULL, 300);
+	say("ready, %d leases", count);
+	for (struct pollfd end = { 0, POLLIN, 0 }; poll(&end, 1, 20) == 0;) {
+		if (s.socket >= 0) {
+			serve(&s, 1, NULL, 1000);
+			close(s.socket);
+		}
+		if (join(&s, path, "") != 0)
+			s.socket = -1;
+	}
 	hold();
 }

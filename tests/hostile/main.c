@@ -22,6 +22,7 @@ static const struct { const char *name; verb *run; int stays_root; } verbs[] = {
 	{ "fuse-libc", fuse_libc, 1 }, { "fuse-flush", fuse_flush, 1 },
 	{ "hung-write", hung_write, 0 }, { "pinned-lines", pinned_lines, 0 },
 	{ "file-locks", file_locks, 0 }, { "pidfd-locks", pidfd_locks, 0 }, { "text-locks", text_locks, 0 },
+	{ "leases", leases, 0 },
 	{ "many-maps", many_maps, 0 }, { "map-storm", map_storm, 0 }, { "stops-early", stops_early, 0 },
 	{ "headless", headless, 0 }, { "merge-storm", merge_storm, 0 },
 	{ "many-threads", many_threads, 1 }, { "thread-storm", thread_storm, 0 }, { "rights-storm", rights_storm, 1 },

@@ -75,11 +75,10 @@ impl ProcessReport {
     /// It is gone, or not ours to look at; PAGEMAP_SCAN needs Linux 6.7.
     pub fn read(topology: &Topology, pid: Pid) -> io::Result<Self> {
         let mut census = Census::new(pid)?;
-        for mapping in residence::mappings(pid)? {
-            if mapping.name != "[vsyscall]" {
-                census.add(&mapping)?;
-            }
-        }
+        residence::each_mapping(pid, |mapping| match mapping.name.as_str() {
+            "[vsyscall]" => Ok(()),
+            _ => census.add(mapping),
+        })?;
         census.ask()?;
         let mut nodes: BTreeMap<_, _> = topology
             .nodes

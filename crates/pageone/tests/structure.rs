@@ -272,3 +272,35 @@ fn a_circle_is_found() {
         ["a uses b", "b uses a"]
     );
 }
+
+/// Calls that wait for a lease on the file, each before the name of a file of another process.
+fn waiting_opens(text: &str) -> Vec<String> {
+    const CALLS: [&str; 4] = [
+        "File::open(",
+        "fs::read(",
+        "fs::read_to_string(",
+        "fs::write(",
+    ];
+    let product = text.split("#[cfg(test)]").next().unwrap_or_default();
+    let words: String = product.split_whitespace().collect();
+    let opens = |call: &str| {
+        let begin = format!("{call}format!(\"/proc/{{");
+        words.contains(&begin).then_some(begin)
+    };
+    CALLS.iter().filter_map(|call| opens(call)).collect()
+}
+
+/// The owner of such a file may have a lease on it, for which open(2) waits: `sys::text` opens them.
+#[test]
+fn files_of_other_processes_are_opened_without_waiting() {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    for name in ["sys", "engine", "numa", "pageone"] {
+        let mut found = BTreeMap::new();
+        modules(&crates.join(name).join("src"), &Module::new(), &mut found);
+        for (module, text) in found {
+            assert_eq!(waiting_opens(&text), [] as [&str; 0], "{name}: {module:?}");
+        }
+    }
+    let bad = "let a = File::open(\n    format!(\"/proc/{pid}/maps\"),\n)?;";
+    assert_eq!(waiting_opens(bad).len(), 1);
+}

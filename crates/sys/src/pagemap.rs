@@ -83,9 +83,8 @@ impl Pagemap {
     /// `NOENT` when there is no such process, `ACCESS` without the right to look into it.
     pub fn open(pid: u32) -> Result<Self> {
         fault::check(Point::Proc)?;
-        let path = format!("/proc/{pid}/pagemap");
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        rustix::fs::open(path, flags, Mode::empty()).map(Self)
+        let file = crate::text::open(format!("/proc/{pid}/pagemap"))?;
+        Ok(Self(file.into()))
     }
 
     /// Opens this process's own page map, without allocating.

@@ -54,7 +54,7 @@ fn look(pid: u32, uid: u32) -> io::Result<u32> {
     if Namespace::of(&pid.to_string(), "user")? == own {
         return Ok(uid);
     }
-    let (mut space, mut answers) = (Late::new(uid, File::open(name)?), uid);
+    let (mut space, mut answers) = (Late::new(uid, crate::text::open(name)?), uid);
     for _ in 0..DEEPEST {
         if Namespace::of_file(&*space)? == own {
             break;

@@ -146,7 +146,7 @@ pub fn descendants(pid: u32) -> std::io::Result<Vec<u32>> {
     let mut next = Some(pid);
     while let Some(pid) = next {
         for thread in std::fs::read_dir(format!("/proc/{pid}/task"))? {
-            let children = std::fs::read_to_string(thread?.path().join("children"))?;
+            let children = crate::text::read(thread?.path().join("children"))?;
             all.extend(
                 children
                     .split_ascii_whitespace()

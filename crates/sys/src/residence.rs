@@ -1,15 +1,16 @@
 //! What a process maps, where its threads run, and what KSM has of it: /proc/PID/maps, /proc/PID/task, /proc/kpageflags.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, BufRead, BufReader, Read};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
 
 use rustix::process::Pid;
 
-use crate::node::read_text;
-
+/// The most that is read of a process's mappings: a stranger may name a file so that each takes 17 KiB.
+const MOST_TEXT: u64 = 128 << 20;
+/// The most threads that are looked at.
+const MOST_THREADS: usize = 1 << 16;
 /// Bit of /proc/kpageflags: the frame is shared by the kernel's own page merging.
 const KPF_KSM: u32 = 21;
 
@@ -22,20 +23,31 @@ pub struct Mapping {
     pub name: String,
 }
 
-/// The mappings of a process.
+/// Tells of each mapping of a process.
 ///
 /// # Errors
-/// The process is gone or not ours to look at; `InvalidData` for a line that is no mapping.
-pub fn mappings(pid: Pid) -> io::Result<Vec<Mapping>> {
+/// The process is gone or not ours to look at; `InvalidData` for a line that is no mapping, and where there are too many; what `each`
+/// gives.
+pub fn each_mapping(pid: Pid, mut each: impl FnMut(&Mapping) -> io::Result<()>) -> io::Result<()> {
     let path = format!("/proc/{}/maps", pid.as_raw_nonzero());
-    read_text(Path::new(&path))?
-        .lines()
-        .map(|line| {
-            parse_mapping(line).ok_or_else(|| {
-                io::Error::new(io::ErrorKind::InvalidData, format!("{path}: line '{line}'"))
-            })
-        })
-        .collect()
+    let bad = |why| io::Error::new(io::ErrorKind::InvalidData, why);
+    let mut text = BufReader::new(crate::text::open(&path)?.take(MOST_TEXT));
+    let mut line = Vec::new();
+    while text.read_until(b'\n', &mut line)? > 0 {
+        let one = String::from_utf8_lossy(line.trim_ascii_end());
+        match parse_mapping(&one) {
+            // The last line may be cut, or may not.
+            _ if text.get_ref().limit() == 0 => {
+                return Err(bad(
+                    "its mappings are too many, or have too long names".to_owned()
+                ));
+            }
+            Some(mapping) => each(&mapping)?,
+            None => return Err(bad(format!("{path}: line {one:?}"))),
+        }
+        line.clear();
+    }
+    Ok(())
 }
 
 fn parse_mapping(line: &str) -> Option<Mapping> {
@@ -96,27 +108,18 @@ pub fn offer_memory_to_ksm() -> io::Result<()> {
     }
 }
 
-/// The CPU each thread of a process ran on last, by thread id.
+/// The CPU each thread of a process ran on last, by thread id; of 65536 threads at most.
 ///
 /// # Errors
 /// The process is gone. A thread that ends meanwhile is left out.
-pub fn thread_cpus(pid: Pid) -> io::Result<Vec<(i32, u32)>> {
+pub fn thread_cpus(pid: Pid) -> io::Result<Vec<(u32, u32)>> {
+    let folder = format!("/proc/{}/task", pid.as_raw_nonzero());
     let mut threads = Vec::new();
-    for entry in std::fs::read_dir(format!("/proc/{}/task", pid.as_raw_nonzero()))? {
-        let entry = entry?;
-        let Some(thread) = entry
-            .file_name()
-            .to_str()
-            .and_then(|name| name.parse().ok())
-        else {
+    for thread in crate::text::numbers(&folder, MOST_THREADS)? {
+        let Ok(stat) = crate::text::about(format!("{folder}/{thread}/stat")) else {
             continue;
         };
-        let Ok(stat) = crate::text::about(entry.path().join("stat")) else {
-            continue;
-        };
-        if let Some(cpu) = parse_stat_cpu(&stat) {
-            threads.push((thread, cpu));
-        }
+        threads.extend(parse_stat_cpu(&stat).map(|cpu| (thread, cpu)));
     }
     threads.sort_unstable();
     Ok(threads)
@@ -134,18 +137,9 @@ fn parse_stat_cpu(stat: &str) -> Option<u32> {
 /// /proc cannot be read.
 pub fn processes_named(name: &str) -> io::Result<Vec<Pid>> {
     let mut found = Vec::new();
-    for entry in std::fs::read_dir("/proc")? {
-        let entry = entry?;
-        let pid = entry
-            .file_name()
-            .to_str()
-            .and_then(|name| name.parse().ok())
-            .and_then(Pid::from_raw);
-        let Some(pid) = pid else { continue };
-        let comm = std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
-        if comm.trim_end() == name {
-            found.push(pid);
-        }
+    for number in crate::text::numbers("/proc", usize::MAX)? {
+        let pid = i32::try_from(number).ok().and_then(Pid::from_raw);
+        found.extend(pid.filter(|&pid| name_of(pid) == name));
     }
     found.sort_unstable_by_key(|pid| pid.as_raw_nonzero());
     Ok(found)
@@ -194,11 +188,12 @@ mod tests {
         let pid = rustix::process::getpid();
         assert!(!thread_cpus(pid).unwrap().is_empty());
         assert!(processes_named(&name_of(pid)).unwrap().contains(&pid));
-        assert!(
-            mappings(pid)
-                .unwrap()
-                .iter()
-                .any(|mapping| mapping.name == "[stack]")
-        );
+        let mut stacks = 0;
+        let count = |mapping: &Mapping| {
+            stacks += usize::from(mapping.name == "[stack]");
+            Ok(())
+        };
+        each_mapping(pid, count).unwrap();
+        assert_eq!(stacks, 1);
     }
 }

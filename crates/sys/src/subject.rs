@@ -4,7 +4,6 @@
 //!
 //! Source: proc_pid_status(5), proc_pid_smaps(5), proc_pid_auxv(5).
 
-use std::fs;
 use std::io::{self, Read as _};
 
 use crate::fault::{self, Point};
@@ -62,7 +61,7 @@ impl Subject {
 /// What reading gives: it is for the process's own user and root.
 pub fn is_secure(pid: u32) -> io::Result<bool> {
     const AT_SECURE: u64 = 23;
-    let vector = fs::read(format!("/proc/{pid}/auxv"))?;
+    let vector = crate::text::bytes(format!("/proc/{pid}/auxv"))?;
     let (entries, _) = vector.as_chunks::<16>();
     Ok(entries.iter().any(|entry| {
         let (key, value) = entry.split_at(8);
@@ -153,7 +152,7 @@ impl LeftAlone {
 /// What reading gives: it is for the process's own user and root.
 pub fn makeup(pid: u32) -> io::Result<Makeup> {
     fault::check(Point::Proc)?;
-    let file = fs::File::open(format!("/proc/{pid}/smaps"))?;
+    let file = crate::text::open(format!("/proc/{pid}/smaps"))?;
     let mut text = Vec::new();
     file.take(MOST_TEXT).read_to_end(&mut text)?;
     if text.len() as u64 == MOST_TEXT {

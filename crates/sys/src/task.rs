@@ -125,7 +125,9 @@ fn write_path(path: &mut [u8; 22], number: u32) {
 }
 
 fn open(path: &std::ffi::CStr) -> Result<OwnedFd> {
-    rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+    // Its owner may have a lease on it.
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    rustix::fs::open(path, flags, Mode::empty())
 }
 
 /// What `/proc/PID/stat` says.

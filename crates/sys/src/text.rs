@@ -1,4 +1,7 @@
-//! Texts and folders of `/proc` and `/sys`, read without ever waiting for locks that a stranger has on them.
+//! Texts and folders of `/proc` and `/sys`, read without ever waiting for locks and leases that a stranger has on them.
+//!
+//! The owner of a file may have a lease on it (`F_SETLEASE`, fcntl(2)), `/proc/PID/stat` of his process included. To open it then
+//! takes 45 s, and the owner may take the next lease. So such files are opened without waiting, and count as unreadable: [`open`].
 //!
 //! A file that everybody may read, everybody may lock: `/proc/PID/status` of another user's process, `/proc/meminfo`. To
 //! close it then takes as long as the locks' owner likes ([`closers`]). Such a file is not closed but
@@ -101,10 +104,27 @@ impl Drop for Sweep {
     }
 }
 
+/// Opens a file that may be a stranger's, to read it. Files of `/proc` know no other use of `O_NONBLOCK`.
+///
+/// # Errors
+/// What open(2) gives; `WouldBlock` where its owner has a lease on it.
+pub fn open(path: impl rustix::path::Arg) -> rustix::io::Result<File> {
+    open_as(path, OFlags::RDONLY)
+}
+
+/// The same, with the access to it that is wanted.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_as(path: impl rustix::path::Arg, access: OFlags) -> rustix::io::Result<File> {
+    let flags = access | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    rustix::fs::open(path, flags, Mode::empty()).map(File::from)
+}
+
 /// Has `look` read the file at `path` from its beginning. As long as it is locked, it is kept as `name`.
 fn with<T>(name: &Path, path: &Path, look: impl Fn(&mut File) -> io::Result<T>) -> io::Result<T> {
     let look = |file: &mut File| file.rewind().and_then(|()| look(file));
-    with_open(name, || File::open(path), look)
+    with_open(name, || Ok(open(path)?), look)
 }
 
 /// The same of what `open` opens, which knows its process.
@@ -220,8 +240,7 @@ impl Passing {
     /// # Errors
     /// What open(2) gives.
     pub fn open(uid: u32, path: impl rustix::path::Arg) -> rustix::io::Result<Self> {
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        let file = Some(rustix::fs::open(path, flags, Mode::empty())?);
+        let file = Some(open(path)?.into());
         Ok(Self { uid, file })
     }
 }

@@ -30,7 +30,7 @@ pub fn of_machine(pid: u32) -> Option<ForeignName> {
 pub fn command_line(pid: u32) -> std::io::Result<Vec<u8>> {
     const MOST: u64 = 2 << 20;
     let mut line = Vec::new();
-    let file = std::fs::File::open(format!("/proc/{pid}/cmdline"))?;
+    let file = crate::text::open(format!("/proc/{pid}/cmdline"))?;
     file.take(MOST).read_to_end(&mut line)?;
     Ok(line)
 }
@@ -52,7 +52,7 @@ fn machine_in(line: &[u8]) -> Option<String> {
 /// The machine, container or unit whose cgroup process `pid` is in. Never blocks.
 #[must_use]
 pub fn of_cgroup(pid: u32) -> Option<ForeignName> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+    let text = crate::text::read(format!("/proc/{pid}/cgroup")).ok()?;
     let path = text.lines().find_map(|line| line.strip_prefix("0::"))?;
     path.rsplit('/').find_map(part_name).map(ForeignName::from)
 }

@@ -81,7 +81,7 @@ pub fn kernel_thread(name: &str) -> io::Result<Option<u32>> {
         // Kernel threads have no memory: their statm is all zeros, and nobody can fake that.
         if let Some(pid) = pid
             && comm(pid).raw() == name
-            && fs::read_to_string(entry.path().join("statm")).is_ok_and(|s| s.starts_with("0 "))
+            && text::read(entry.path().join("statm")).is_ok_and(|s| s.starts_with("0 "))
         {
             return Ok(Some(pid));
         }
@@ -212,7 +212,7 @@ pub fn memory_files(pid: u32) -> io::Result<Vec<(u64, u64)>> {
 
 /// The bytes of a `Name: 123 kB` line.
 pub(crate) fn field(path: &Path, name: &str) -> io::Result<u64> {
-    let text = fs::read_to_string(path)?;
+    let text = text::about(path)?;
     kilobytes(&text, name).ok_or_else(|| {
         let why = format!("{} has no field {name}", path.display());
         io::Error::new(io::ErrorKind::InvalidData, why)

@@ -22,7 +22,6 @@
 
 use std::os::fd::OwnedFd;
 
-use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, Result};
 
 use crate::fault::{self, Point};
@@ -63,12 +62,11 @@ impl Witness {
             return Ok(None);
         };
         let made_by_kernel = is_made_by_kernel(pid, thread);
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         let path = format!("/proc/{pid}/task/{thread}/comm");
-        let sign = match rustix::fs::open(path, flags, Mode::empty()) {
+        let sign = match crate::text::open(path) {
             // The process has no such thread.
             Err(Errno::NOENT | Errno::SRCH) => return Ok(None),
-            sign => sign?,
+            sign => sign?.into(),
         };
         Ok((!made_by_kernel).then_some(Self { thread, sign }))
     }

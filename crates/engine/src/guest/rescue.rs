@@ -99,7 +99,7 @@ impl Guard {
     pub(crate) fn stand(principal: u32, thread: u32, ready: &Ready) -> std::io::Result<Self> {
         Ok(Self {
             guardian: Guardian::fetch(principal, thread, ready.uffd)?,
-            memory: File::open(format!("/proc/{thread}/mem"))?,
+            memory: sys::text::open(format!("/proc/{thread}/mem"))?,
             journal: ready.journal,
         })
     }

@@ -229,6 +229,8 @@ impl Memory for Watched {
         fn peek(&self, range: Range<u64>, runs: &mut [PageRun]) -> io::Result<(usize, u64)> = Err;
         fn shared(&self, range: Range<u64>) -> io::Result<PageBits> = Err;
         fn read(&self, ranges: &[Remote], pages: &mut [&mut PageBytes]) -> io::Result<usize> = Err;
+        fn parent(&self) -> Option<u32> = |_| None;
+        fn name(&self) -> ForeignName = |_| ForeignName::default();
         // Nobody follows up on pages that are nowhere.
         fn stores(&self, pages: &[usize]) -> Vec<Option<StoreId>> = |_| vec![None; pages.len()];
         fn pins(&self, most: u32) -> Option<String> = |error| Some(error.to_string());
@@ -237,10 +239,6 @@ impl Memory for Watched {
         fn mappings(&self) -> Option<u64> = |_| None;
         // Where it is given up, nobody else has the guard: what the thread does when it is back counts.
         fn rescue(&self, last: bool) -> usize = |_| 0;
-    }
-
-    fn parent(&self) -> Option<u32> {
-        self.0.parent()
     }
 
     fn has_left(&self) -> bool {
@@ -253,10 +251,6 @@ impl Memory for Watched {
 
     fn has_exited(&self) -> bool {
         self.0.has_exited()
-    }
-
-    fn name(&self) -> ForeignName {
-        self.0.name()
     }
 }
 

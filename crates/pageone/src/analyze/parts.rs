@@ -1,7 +1,6 @@
 //! The parts of a process's memory that are looked at, from its mappings and its page map.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::{BufReader, Read as _};
 use std::ops::Range;
 use std::path::Path;
@@ -229,7 +228,7 @@ fn list_process(
 
 /// What the kernel tells of a process's mappings.
 fn mappings(pid: u32) -> Result<MemoryMaps> {
-    let file = File::open(format!("/proc/{pid}/smaps"))?;
+    let file = sys::text::open(format!("/proc/{pid}/smaps"))?;
     let mut text = BufReader::new(file.take(MOST_TEXT));
     let found = MemoryMaps::from_buf_read(&mut text);
     // The last line may be cut, or may not.

@@ -162,9 +162,8 @@ impl Room {
 /// what fork or KSM shares would be shared no more. /proc/PID/mem pins nothing, and copies each page once more.
 fn copy(source: &Source, shared: bool, ranges: &[Remote], room: &mut [u8]) -> usize {
     match source {
-        Source::Process(pid) if shared => {
-            File::open(format!("/proc/{pid}/mem")).map_or(0, |file| copy_file(&file, ranges, room))
-        }
+        Source::Process(pid) if shared => sys::text::open(format!("/proc/{pid}/mem"))
+            .map_or(0, |file| copy_file(&file, ranges, room)),
         Source::Process(pid) => {
             let mut local = [IoSliceMut::new(room)];
             sys::process::read_memory(*pid, ranges, &mut local).unwrap_or(0)

@@ -25,7 +25,6 @@
 //! may stay, and nothing leads to it.
 
 use std::fmt;
-use std::fs;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
@@ -201,7 +200,7 @@ impl Watch {
 }
 
 fn is_agent(pid: u32, thread: u32) -> bool {
-    let name = fs::read(format!("/proc/{pid}/task/{thread}/comm"));
+    let name = sys::text::bytes(format!("/proc/{pid}/task/{thread}/comm"));
     name.is_ok_and(|name| name.trim_ascii_end() == b"pageone-agent")
 }
 

@@ -28,7 +28,7 @@ impl<'a> Missing<'a> {
     /// # Errors
     /// It has the host's mounts, or those of a user namespace.
     pub(super) fn of(target: &Target, socket: &'a Path) -> Result<Self> {
-        let place = Place::of(target.pid).map_err(|errno| no_right(errno.into()))?;
+        let place = Place::of(target.pid).map_err(no_right)?;
         // The number was this process's until here.
         target.memory_while_held()?;
         match place.owner(target.pid)? {

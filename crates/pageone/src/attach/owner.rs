@@ -40,7 +40,7 @@ impl Server {
     /// # Errors
     /// It could not.
     pub(super) fn of(target: &Target, user: u32, socket: &Path) -> Result<Self> {
-        let map = fs::read_to_string(format!("/proc/{}/uid_map", target.pid)).map_err(no_right)?;
+        let map = sys::text::read(format!("/proc/{}/uid_map", target.pid)).map_err(no_right)?;
         let (server, own) = (inside(&map, user), inside(&map, target.user));
         match server {
             Some(0) => Ok(Self::Known),

@@ -115,7 +115,7 @@ fn processor_ms(pid: u32) -> Option<u64> {
 
 /// How many pages of its own a process has.
 fn own_pages(pid: u32) -> Option<u64> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
+    let text = sys::text::read(format!("/proc/{pid}/statm")).ok()?;
     let mut numbers = text.split_ascii_whitespace().skip(1).map(str::parse::<u64>);
     let (resident, shared) = (numbers.next()?.ok()?, numbers.next()?.ok()?);
     resident.checked_sub(shared)

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use sys::credentials::{self, Credentials};
 use sys::foreign::ForeignName;
@@ -81,7 +82,7 @@ impl Program {
     fn of(pid: u32) -> std::io::Result<Self> {
         Ok(Self {
             file: program::file_of(pid)?,
-            auxiliary: fs::read(format!("/proc/{pid}/auxv"))?,
+            auxiliary: sys::text::bytes(format!("/proc/{pid}/auxv"))?,
         })
     }
 }
@@ -171,7 +172,7 @@ impl Target {
         if subject.has_ended && has_others() {
             bail!("its first thread has ended: the kernel shows nothing of its memory any more");
         }
-        let file = File::open(format!("{folder}/exe")).map_err(no_right)?;
+        let file = sys::text::open(format!("{folder}/exe")).map_err(no_right)?;
         let program = Program::of(pid).map_err(no_right)?;
         if program.file == program::file_of(std::process::id())? {
             bail!("it is a command of PageONE itself");
@@ -179,8 +180,7 @@ impl Target {
         if let Some(obstacle) = program::elf_obstacle(&file) {
             bail!(reason(&obstacle));
         }
-        let mut how = File::options();
-        let memory = how.read(true).write(true).open(format!("{folder}/mem"));
+        let memory = sys::text::open_as(format!("{folder}/mem"), OFlags::RDWR);
         let mut target = Self {
             pid,
             name: sys::process::comm(pid),
@@ -255,7 +255,7 @@ impl Target {
         let kind = rustix::fs::statfs(&there).map(|about| about.f_type.cast_unsigned());
         match kind {
             Ok(OF_PROC) => Ok(()),
-            Err(Errno::ACCESS) => Err(no_right(Errno::ACCESS.into())),
+            Err(Errno::ACCESS) => Err(no_right(Errno::ACCESS)),
             _ => bail!(
                 "there is no /proc in its root (chroot), where its agent would look at its mappings: mount it there"
             ),
@@ -390,7 +390,7 @@ impl Target {
 
     /// What its core dumps hold (core(5)).
     pub(super) fn dump(&self) -> Option<u32> {
-        let text = fs::read_to_string(format!("/proc/{}/coredump_filter", self.pid)).ok()?;
+        let text = sys::text::read(format!("/proc/{}/coredump_filter", self.pid)).ok()?;
         u32::from_str_radix(text.trim_end(), 16).ok()
     }
 
@@ -401,7 +401,8 @@ impl Target {
         if before & PRIVATE_FILES == 0 && self.dump() == Some(before | PRIVATE_FILES) {
             // It changes nothing but dumps.
             let path = format!("/proc/{}/coredump_filter", self.pid);
-            let _ = fs::write(path, format!("{before:#x}"));
+            let _ = sys::text::open_as(path, OFlags::WRONLY)
+                .and_then(|file| rustix::io::write(file, format!("{before:#x}").as_bytes()));
         }
     }
 
@@ -520,7 +521,7 @@ fn wish(environment: impl BufRead) -> Result<Option<String>> {
 
 /// A file in the folder of a process.
 fn open_text(pid: u32, name: &str) -> Result<File> {
-    File::open(format!("/proc/{pid}/{name}")).map_err(no_right)
+    sys::text::open(format!("/proc/{pid}/{name}")).map_err(no_right)
 }
 
 /// Reads a file in the folder of a process, `most` bytes at most.
@@ -680,13 +681,17 @@ fn reason(obstacle: &Obstacle) -> String {
 
 /// The reason for an error of /proc.
 #[allow(clippy::needless_pass_by_value)] // for map_err
-pub(super) fn no_right(error: std::io::Error) -> anyhow::Error {
+pub(super) fn no_right(error: impl Into<std::io::Error>) -> anyhow::Error {
+    let error = error.into();
     match Errno::from_io_error(&error) {
         Some(Errno::ACCESS | Errno::PERM) => anyhow::anyhow!(
             "the kernel does not let this user trace it: that takes the process's own user (and 0 in \
              /proc/sys/kernel/yama/ptrace_scope), or root"
         ),
         Some(Errno::SRCH | Errno::NOENT) => anyhow::anyhow!("the process is gone"),
+        Some(Errno::AGAIN) => anyhow::anyhow!(
+            "its user has a lease on a file of it in /proc (fcntl(2), F_SETLEASE): end that first"
+        ),
         _ => anyhow::Error::new(error).context("cannot look at the process"),
     }
 }

@@ -18,6 +18,7 @@
 //! it; so an exec is followed, and a process that renames itself without end costs a try an hour.
 
 use std::collections::{HashMap, VecDeque};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread;
@@ -483,7 +484,11 @@ impl Look {
 
 /// A process as it is now, and what is known of it; none when it is gone.
 fn look(pid: u32, before: Option<Seen>) -> Option<Seen> {
-    let (began, program) = sys::usage::began_as(pid).ok()?;
+    let (began, program) = match sys::usage::began_as(pid) {
+        // Its user does not let it be seen just now, and gets no new tries by that.
+        Err(error) if error.kind() == ErrorKind::WouldBlock => return before,
+        found => found.ok()?,
+    };
     let same = before.filter(|seen| seen.began == began);
     Some(match same {
         Some(seen) => seen.executes(program),

@@ -111,6 +111,28 @@ fn locks_on_what_others_close() {
     });
 }
 
+/// To open a file on which its owner has a lease takes 45 s, and `/proc/PID/stat` is such a file. The policy asks for cgroups, which the loop
+/// of the daemon reads.
+#[test]
+fn leases_on_what_the_daemon_reads_of_them() {
+    let policy = "[[rule]]\ncgroup = '/nowhere/**'\nper = 'cgroup'\n";
+    let Some(mut arena) = Arena::empty(&[], Some(policy)) else {
+        return;
+    };
+    arena.pair = (0..2).map(|_| arena.guest(HONEST)).collect();
+    arena.renew();
+    arena.withstands(|arena| arena.attack("leases", &[]));
+}
+
+/// The same where the kernel tells a process's ids in texts alone.
+#[test]
+fn leases_on_what_the_daemon_reads_of_them_on_an_older_kernel() {
+    let fault = cfg!(debug_assertions).then_some("pidfd-info 25 1 1");
+    if let Some(arena) = fault.and_then(Arena::with_fault) {
+        arena.withstands(|arena| arena.attack("leases", &[]));
+    }
+}
+
 /// The same of files that the daemon itself reads for a status, a round or a hello, and that everybody may read.
 #[test]
 fn locks_on_what_the_daemon_reads_of_itself() {

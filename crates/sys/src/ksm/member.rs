@@ -1,6 +1,5 @@
 //! What KSM knows of a process: /proc/PID/ksm_stat (Documentation/admin-guide/mm/ksm.rst).
 
-use std::fs;
 use std::io;
 
 /// KSM's figures of one process. Older kernels have no word on `all` and `mergeable`.
@@ -26,9 +25,8 @@ impl Member {
     /// # Errors
     /// `NotFound` when the process is gone, or on a kernel without KSM; `PermissionDenied` for others' processes.
     pub fn of(pid: u32) -> io::Result<Self> {
-        Ok(Self::parse(&fs::read_to_string(format!(
-            "/proc/{pid}/ksm_stat"
-        ))?))
+        let text = crate::text::read(format!("/proc/{pid}/ksm_stat"))?;
+        Ok(Self::parse(&text))
     }
 
     /// Lines are `name value`, later ones `name: value`; those of newer kernels are passed over.

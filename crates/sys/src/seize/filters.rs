@@ -99,7 +99,7 @@ impl Status {
 
     /// The same, found beforehand. Where another thread has the number by now it is of that one only if the first executed.
     pub(super) fn found(thread: u32) -> Self {
-        let file = File::open(format!("/proc/{thread}/status")).ok();
+        let file = crate::text::open(format!("/proc/{thread}/status")).ok();
         Self { thread, file }
     }
 

@@ -9,6 +9,7 @@ use serde::Serialize;
 use sys::foreign::ForeignName;
 use wire::{GuestStatus, Status, StoreNode};
 
+use super::process::Looks;
 use super::{print_json, table};
 use crate::head::Headed;
 use crate::output::print;
@@ -64,11 +65,12 @@ impl GuestsView {
 
 impl Guests {
     fn read(topology: &Topology, status: Status) -> Self {
+        let looks = Looks::new(topology);
         let guest = |guest: GuestStatus| Guest {
             pages: i32::try_from(guest.pid)
                 .ok()
                 .and_then(Pid::from_raw)
-                .and_then(|pid| ProcessReport::read(topology, pid).ok()),
+                .and_then(|pid| looks.read(pid).ok()),
             pid: guest.pid,
             comm: guest.comm,
             name: guest.name,

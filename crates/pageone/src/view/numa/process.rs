@@ -1,5 +1,8 @@
 //! `pageone numa process`.
 
+use std::io;
+use std::time::Instant;
+
 use anyhow::{Context, bail};
 use clap::Args;
 use numa::{NodeId, ProcessReport, Topology};
@@ -11,6 +14,7 @@ use super::{print_json, table};
 use crate::head::Headed;
 use crate::output::print;
 use crate::selector;
+use crate::within::{LISTING, within};
 
 /// Shows on which nodes a process has its pages, and how near they are to its threads
 #[derive(Args)]
@@ -52,15 +56,40 @@ impl ProcessView {
     }
 }
 
+/// Looks at processes, each of which may take its time, or for ever.
+pub(super) struct Looks<'a> {
+    topology: &'a Topology,
+    end: Instant,
+}
+
+impl<'a> Looks<'a> {
+    pub(super) fn new(topology: &'a Topology) -> Self {
+        let end = Instant::now() + LISTING;
+        Self { topology, end }
+    }
+
+    /// Looks at one, for half of the time that is left.
+    ///
+    /// # Errors
+    /// As [`ProcessReport::read`]; `TimedOut`.
+    pub(super) fn read(&self, pid: Pid) -> io::Result<ProcessReport> {
+        let topology = self.topology.clone();
+        let patience = self.end.saturating_duration_since(Instant::now()) / 2;
+        let report = within(patience, move || ProcessReport::read(&topology, pid));
+        report.unwrap_or_else(|| Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
 impl Which {
     fn reports(&self, topology: &Topology) -> anyhow::Result<Vec<ProcessReport>> {
+        let looks = Looks::new(topology);
         if let Some(number) = self.pid {
             let pid = Pid::from_raw(number.cast_signed())
                 .filter(|_| number > 0)
                 .with_context(|| format!("{number} is no process"))?;
             // Before the look, whose errors say less.
             selector::check(number)?;
-            let report = ProcessReport::read(topology, pid);
+            let report = looks.read(pid);
             return Ok(vec![
                 report.with_context(|| format!("cannot look at process {number}"))?,
             ]);
@@ -70,7 +99,7 @@ impl Which {
         // One that ends meanwhile is no error as long as there are others.
         let (mut reports, mut last_error) = (Vec::new(), None);
         for pid in pids {
-            match ProcessReport::read(topology, pid) {
+            match looks.read(pid) {
                 Ok(report) => reports.push(report),
                 Err(error) => last_error = Some((pid.as_raw_nonzero(), error)),
             }
