@@ -38,8 +38,8 @@
 //!   Go is mapped ([`golang`]), or that sanitizer's shadow memory ([`sanitizer`]). **The limit**: other code that discards its own memory
 //!   past libc.
 //!
-//! Stacks of signals, of coroutines, the heap, arenas and thread-local storage need nothing more: whoever touches them, the
-//! kernel included, sleeps until the window ends.
+//! Stacks of signals, of coroutines, the heap, arenas and thread-local storage need nothing more: a thread that touches
+//! them, in the kernel too, sleeps until the window ends.
 //!
 //! **Children of fork** get an agent of their own when they have lived for a while, as programs do. The thread is made in
 //! the fork and sleeps. What a child still shares by fork stays so: MOVE refuses such a page.
@@ -105,7 +105,7 @@ fn keep_mapped(guard: &mut Guard, range: Range<usize>) {
     }
 }
 
-/// Keeps back the pages that hold the kernel's words of a thread (A2), whoever offered them.
+/// Keeps back the pages that hold the kernel's words of a thread (A2), whether the program or the agent offered them.
 pub(crate) fn keep_words(threads: &Threads) {
     let memory = OwnMemory::open().ok();
     let kept = each_word(threads, memory.as_ref(), None, |word| {

@@ -162,8 +162,8 @@ unsafe extern "C" fn pageone_attached_leave(_: usize, _: usize) -> isize {
     0
 }
 
-// rdi is the function, rsi and rdx its arguments. It never returns: a call with a mark tells whoever holds the thread that the
-// function is done, with its result in rdi.
+// rdi is the function, rsi and rdx its arguments. It never returns: a call with a mark tells the process that holds the
+// thread that the function is done, with its result in rdi.
 /// Where a thread is put that is to call a function of this image.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
@@ -305,7 +305,7 @@ unsafe extern "C" fn pageone_memcmp(a: *const c_void, b: *const c_void, len: usi
 /// close(2), with which std lets go of a descriptor.
 #[unsafe(no_mangle)]
 extern "C" fn pageone_close(fd: u32) -> i32 {
-    // SAFETY: whoever calls it owns the descriptor.
+    // SAFETY: the caller owns the descriptor.
     let closed = unsafe { sys::raw::call(libc::SYS_close, [fd as usize, 0, 0, 0, 0, 0]) };
     c_result(closed.map(drop))
 }

@@ -15,8 +15,9 @@
 //! - D3. The agent's thread looks at the desk before each sleep, and is woken from it. It tells where it will sleep, and then looks;
 //!   a hook asks, and then looks where it sleeps. So one of the two sees the other (both in the one order of `SeqCst`).
 //! - D4. A job waits for nothing but the kernel, takes no lock, and leaves nothing frozen.
-//! - D5. No hook waits for long for a thread that does not come. It takes a job back that nobody took for [`PATIENCE`], or at all from a
-//!   thread that was killed alone. Then it does the job itself: jobs ask the kernel for what there is, so they may be begun anew.
+//! - D5. No hook waits for long for a thread that does not come. It takes a job back that was not taken for [`PATIENCE`], or at
+//!   all from a thread that was killed alone. Then it does the job itself: jobs ask the kernel for what there is, so they may be
+//!   begun anew.
 //!
 //! A hook whose thread stands on memory that is frozen by its own job sleeps meanwhile, like any other thread. What it wakes for it
 //! finds thawed, or waits for it (D4).
@@ -74,7 +75,7 @@ const MOMENT: Timespec = Timespec {
 
 impl Desk {
     /// Has the agent's thread, which is `agent`, do a job; `knock` wakes it where it waits for the lock. Tells whether it is done.
-    /// If not, nobody does it.
+    /// If not, no other thread does it.
     ///
     /// # Safety
     /// The job must be one for any thread, by the number `arg`, until this returns. The caller holds the lock.
@@ -165,7 +166,7 @@ mod tests {
     static DONE_JOBS: AtomicUsize = AtomicUsize::new(0);
 
     /// # Safety
-    /// For anybody.
+    /// For any thread.
     unsafe fn count(by: usize) {
         DONE_JOBS.fetch_add(by, Ordering::Relaxed);
     }
@@ -198,7 +199,7 @@ mod tests {
         };
         let mut served = 0;
         for _ in 0..20_000 {
-            // SAFETY: the job is for anybody, and only this thread asks.
+            // SAFETY: the job is for any thread, and only this thread asks.
             let done = unsafe { DESK.ask(thread, knock, count, 1) };
             served += usize::from(done);
             DONE_JOBS.fetch_add(usize::from(!done), Ordering::Relaxed);
@@ -208,7 +209,7 @@ mod tests {
         agent.join().unwrap();
         assert_eq!(DONE_JOBS.load(Ordering::Relaxed), 20_000);
         assert!(served > 19_000, "{served} were done at the desk");
-        // SAFETY: as above; nobody is there to do it.
+        // SAFETY: as above; no other thread is there to do it.
         assert!(!unsafe { DESK.ask(thread, knock, count, 1) });
     }
 

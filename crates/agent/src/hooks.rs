@@ -45,7 +45,7 @@ fn stops_threads() -> bool {
     // A name that is not found is no error of the program's. The agent that is attached has no dlerror, so it is looked up.
     let forget = find(c"dlerror");
     if !forget.is_null() {
-        // SAFETY: this is dlerror(3), and nobody has the text that an earlier call gave.
+        // SAFETY: this is dlerror(3), and no code of the program has the text that an earlier call gave.
         let forget: extern "C" fn() -> *const c_char = unsafe { std::mem::transmute(forget) };
         forget();
     }
@@ -68,7 +68,7 @@ extern "C" fn begin() {
     crate::own::find();
     // The processor is asked before the program can forbid that.
     let _ = sys::keys::exist();
-    // Made before anybody forks, it is there when a fork begins.
+    // Made before any thread forks, it is there when a fork begins.
     let _ = crate::lock::per_process();
     fork::begin();
     // SAFETY: this is the constructor.

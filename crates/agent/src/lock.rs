@@ -10,9 +10,9 @@
 //! of the program's.
 //! So it comes after every other lock of the process, and no order of locks can hang on it.
 //!
-//! **Forks.** Nobody holds the lock over a fork: libc takes malloc's locks on the way, and a thread that
-//! has one of these may want this lock. A fork must only not fall into a window, for the pages that are
-//! out would be missing in the child. So [`begin_fork`] waits for the window that is under way, and
+//! **Forks.** No thread holds the lock over a fork: libc takes malloc's locks on the way, and a thread
+//! that has one of these may want this lock. A fork must only not fall into a window, for the pages that
+//! are out would be missing in the child. So [`begin_fork`] waits for the window that is under way, and
 //! until [`end_fork`] none begins. A hook of another thread may be half-way when the kernel forks; see
 //! [`hooks`](crate::hooks).
 //!
@@ -105,7 +105,7 @@ const WAY: Timespec = Timespec {
     tv_nsec: 1_000_000,
 };
 
-/// [`PerProcess::serving`]: nobody has been looked for yet.
+/// [`PerProcess::serving`]: no engine has been looked for yet.
 pub(crate) const SEARCHING: u32 = 0;
 /// [`PerProcess::serving`]: an engine serves.
 pub(crate) const SERVED: u32 = 1;
@@ -159,7 +159,7 @@ const AREA: usize = FENCE + STACK + PAGE_BYTES;
 pub(crate) unsafe fn unmap_page() {
     let page = PAGE.swap(std::ptr::null_mut(), Ordering::Relaxed);
     if !page.is_null() {
-        // SAFETY: `make_page` made it; the caller vouches that nobody uses it.
+        // SAFETY: `make_page` made it; the caller vouches that no thread uses it.
         let _ = unsafe { sys::mapping::unmap(page.expose_provenance() - STACK - FENCE, AREA) };
     }
 }
@@ -173,7 +173,7 @@ fn make_page() -> Option<*mut PerProcess> {
             .and_then(|()| sys::mapping::protect(area, FENCE, Access::None))
     };
     if prepared.is_err() {
-        // SAFETY: nobody else knows it.
+        // SAFETY: no other thread knows it.
         let _ = unsafe { sys::mapping::unmap(area, AREA) };
         return None;
     }
@@ -183,7 +183,7 @@ fn make_page() -> Option<*mut PerProcess> {
     match PAGE.compare_exchange(std::ptr::null_mut(), made, order.0, order.1) {
         Ok(_) => Some(made),
         Err(winner) => {
-            // SAFETY: nobody else knows the area.
+            // SAFETY: no other thread knows the area.
             let _ = unsafe { sys::mapping::unmap(area, AREA) };
             Some(winner)
         }
@@ -339,8 +339,8 @@ impl Guard {
         unsafe { Table::under_lock() }
     }
 
-    /// Lets the lock go. If somebody waits for it, time passes until it is taken: who lets it go and takes it again at
-    /// once is faster than any who has to wake first.
+    /// Lets the lock go. If a thread waits for it, time passes until it is taken: a thread that lets it go and
+    /// takes it again at once is faster than any that has to wake first.
     pub(crate) fn give_way(self) {
         let page = self.page;
         // Relaxed: it is only whether to wait.

@@ -23,7 +23,7 @@ pub(crate) enum Then {
     /// Nothing: an engine serves this process, or one is looked for; if none is found, the agent's
     /// thread passes the offer on.
     Done,
-    /// The call as it came: nobody serves, or KSM is wanted beside.
+    /// The call as it came: no engine serves, or KSM is wanted beside.
     PassOn,
 }
 

@@ -117,7 +117,7 @@ pub(crate) unsafe fn unmap_all() {
     for place in &TOP {
         let leaf = place.swap(std::ptr::null_mut(), Ordering::Relaxed);
         if !leaf.is_null() {
-            // SAFETY: `make` made it; the caller vouches that nobody uses it.
+            // SAFETY: `make` made it; the caller vouches that no thread uses it.
             let _ = unsafe { sys::mapping::unmap(leaf.expose_provenance(), size_of::<Leaf>()) };
         }
     }

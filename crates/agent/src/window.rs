@@ -34,9 +34,10 @@
 //!   a failed page is given back or dropped with the mapping it belonged to.
 //!
 //! **Before Linux 6.18** MOVE may never return where a page is pinned that is a part of a huge page
-//! ([`move_waits_for_pins`](sys::uffd::move_waits_for_pins)): a window would not end, and whoever touches its pages would sleep. So there no page is moved while
-//! the kernel counts memory of the process as pinned for long. Other references end by themselves, as direct I/O does. **The limits**: a
-//! buffer that is registered in the microseconds between that look and MOVE, and a pipe that refers to the page (vmsplice) and is not read.
+//! ([`move_waits_for_pins`](sys::uffd::move_waits_for_pins)): a window would not end, and threads that touch its pages would
+//! sleep. So there no page is moved while the kernel counts memory of the process as pinned for long. Other references end by
+//! themselves, as direct I/O does. **The limits**: a buffer that is registered in the microseconds between that look and MOVE,
+//! and a pipe that refers to the page (vmsplice) and is not read.
 //!
 //! Pages that lie in a store's mapping already are merged another way: see [`again`]. Pages that are to stay
 //! private between others go through the same steps, but for the comparison: see [`span`].
@@ -319,7 +320,7 @@ impl Window {
                 && have.get(at) == Some(&true)
                 && let Some(equal) = equal.get_mut(at)
             {
-                // SAFETY: the page was moved to the staging area, which nobody else knows.
+                // SAFETY: the page was moved to the staging area, which no other thread knows.
                 let page = unsafe { page_at(self.staging.place(at)) };
                 *equal = self.copies.equal(page, at, item.1);
             }
@@ -399,7 +400,7 @@ impl Window {
         }
     }
 
-    /// Whoever slept goes on; what is still the guest's own memory is tracked as before.
+    /// The threads that slept go on; what is still the guest's own memory is tracked as before.
     fn let_go(&mut self, job: &Job<'_>, items: &[Item]) {
         let own = |page: usize| {
             let outcome = job.outcomes.get(page);
@@ -552,7 +553,7 @@ impl Window {
     fn bring_back(&self, job: &Job<'_>, at: usize, page: usize) -> rustix::io::Result<()> {
         let (home, here) = self.ways(job, at, page);
         loop {
-            // SAFETY: what is staged here came from there, and whoever wants it sleeps.
+            // SAFETY: what is staged here came from there, and each thread that wants it sleeps.
             match unsafe { self.uffd.move_pages(home, here, PAGE_BYTES) }.stopped {
                 // It is not here, or it is there.
                 None | Some(Errno::NOENT | Errno::EXIST) => return Ok(()),
@@ -590,7 +591,7 @@ fn set(outcomes: &mut Outcomes, page: usize, outcome: PageOutcome) {
 /// The page at an address.
 ///
 /// # Safety
-/// It is mapped, and nobody writes it while it is borrowed.
+/// It is mapped, and no thread writes it while it is borrowed.
 unsafe fn page_at<'a>(address: usize) -> &'a [u8; PAGE_BYTES] {
     // SAFETY: the caller's promise.
     unsafe { &*std::ptr::with_exposed_provenance(address) }

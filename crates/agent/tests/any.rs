@@ -306,7 +306,7 @@ fn what_is_taken_back_lies_in_no_store_any_more() {
     assert!(any.stored_of_plain().is_empty());
 }
 
-/// The kernel does not wait where the word of a thread that ends is frozen, and whoever joins that thread would wait for ever.
+/// The kernel does not wait where the word of a thread that ends is frozen, and a join of that thread would wait for ever.
 #[test]
 fn a_page_with_the_word_of_a_thread_is_never_frozen() {
     let mut any = Any::start(&[]);

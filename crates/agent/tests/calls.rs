@@ -915,7 +915,7 @@ fn discard_each(guest: &mut Guest, pages: impl Iterator<Item = usize>) {
 #[test]
 fn what_lies_ahead_of_discards_is_made_whole_but_for_what_was_written() {
     let (engine, mut guest) = merged(9);
-    // Whoever pins a page to write to it has written it.
+    // A program that pins a page to write to it has written it.
     guest.run("fill 60 3 4");
     let frames: Vec<_> = (0..512).map(|page| guest.frame(page)).collect();
     discard_each(&mut guest, 0..50);

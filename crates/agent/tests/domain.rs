@@ -98,7 +98,7 @@ fn a_fork_child_that_joins_another_domain_has_nothing_of_its_parents() {
     assert!(!maps_store(&guest), "the parent came back");
     assert!(
         !is_free(&gone.tie),
-        "the child shares with nobody but by fork, and holds the tie"
+        "the child shares with no process but by fork, and holds the tie"
     );
     guest.run("check");
 }

@@ -1,4 +1,4 @@
-//! Every system call of the window fails in its turn, and no byte is lost, nobody hangs, and once the
+//! Every system call of the window fails in its turn, and no byte is lost, no thread hangs, and once the
 //! calls work again pages are merged again.
 //!
 //! Agents built with debug assertions have the faults in them.

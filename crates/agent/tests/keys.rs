@@ -221,7 +221,7 @@ fn memory_that_may_be_executed_only_stays_so() {
     guest.run("check");
 }
 
-/// A call that no hook saw has given merged memory a key. It is closed to the agent as to all threads but one, which ends nobody.
+/// A call that no hook saw has given merged memory a key. It is closed to the agent as to all threads but one, and no process ends.
 #[test]
 fn a_key_that_came_unseen_ends_nobody() {
     for call in [

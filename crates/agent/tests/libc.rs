@@ -1,4 +1,4 @@
-//! Memory that libc maps and unmaps by itself, merged: the calls that nobody but libc makes are seen.
+//! Memory that libc maps and unmaps by itself, merged: the calls that only libc makes are seen.
 
 #![allow(clippy::unwrap_used)] // a helper that fails is a test that fails
 

@@ -807,7 +807,7 @@ fn an_agent_waits_while_a_thread_has_other_rights() {
     engine.send(&SYNC, None);
     let step = wire::STEP_THREADS;
     assert_eq!(engine.receive(), Answer::Failed { errno: 0, step });
-    // It has the rights of the first thread, serves nobody, and asks no engine meanwhile.
+    // It has the rights of the first thread, serves no engine, and asks none meanwhile.
     std::thread::sleep(Duration::from_millis(2500));
     assert!(engine.try_accept().is_none());
     assert_eq!(agents(guest.pid), [before]);

@@ -408,7 +408,7 @@ fn fork_children_keep_what_was_merged() {
         "the child holds the first lifeline"
     );
     guest.run("childexit");
-    assert!(is_free(&engine.lifeline), "nobody holds the first lifeline");
+    assert!(is_free(&engine.lifeline), "the first lifeline is free");
     assert!(!is_free(&second), "the guest holds the second");
     drop(guest);
     assert!(is_free(&second));

@@ -19,8 +19,8 @@
 //! large as the program's memory. In pieces it would stay in pieces after mremap, and mappings are few.
 //!
 //! **The limit**: where another has taken all places that are tried (a sanitizer guards such ranges), or the address space
-//! is smaller (39 bits on some arm64), the kernel chooses as before. And a program that maps over a fixed number here, which nobody gave
-//! it, replaces what is there.
+//! is smaller (39 bits on some arm64), the kernel chooses as before. And a program that maps over a fixed number here, which
+//! the kernel never gave it, replaces what is there.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -69,7 +69,7 @@ pub(crate) fn map_apart(
         if made.addr() == hint || attempt + 1 == TRIES {
             return Ok(made);
         }
-        // SAFETY: mapped a moment ago, by this call, and nobody knows of it.
+        // SAFETY: mapped a moment ago, by this call, and no other thread knows of it.
         unsafe { rustix::mm::munmap(made, len) }?;
     }
     map(std::ptr::null_mut())

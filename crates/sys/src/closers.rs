@@ -11,9 +11,10 @@
 //! read often stay open while there are locks: see [`text`](crate::text).
 //!
 //! The threads are bounded: by their number, and by one a user, so that a user whose descriptors do not close holds up
-//! nobody else's. One that is made rests when nothing is left, until there is more: where memory is refused, a new thread may end the
-//! process, for std panics in it without a stack for its signals. A thread that is done with one thing takes the next of the user who waits longest. What waits is counted by
-//! user and by [`Kind`], for each kind has a limit of its own: guests that end together take no connection's place.
+//! no other user's. One that is made rests when nothing is left, until there is more: where memory is refused, a new thread may
+//! end the process, for std panics in it without a stack for its signals. A thread that is done with one thing takes the next of
+//! the user who waits longest. What waits is counted by user and by [`Kind`], for each kind has a limit of its own: guests that
+//! end together take no connection's place.
 //!
 //! Source: `filp_flush()` in fs/open.c, `locks_remove_posix()` and `locks_remove_file()` in fs/locks.c.
 
@@ -31,7 +32,7 @@ const MOST_CLOSERS: usize = 32;
 /// sends along may make each of them wait for ever.
 const MOST_AT_CONNECTIONS: usize = MOST_CLOSERS / 2;
 
-/// Whoever has locks on files that are nobody's in particular: no user has this number.
+/// Stands for the users that have locks on files of no user in particular: no user has this number.
 pub(crate) const NOBODY: u32 = u32::MAX;
 
 /// What waits to be closed: each kind has a limit of its own.

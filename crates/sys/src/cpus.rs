@@ -7,7 +7,7 @@ use std::time::Duration;
 /// CPU time of all processors together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CpuTimes {
-    /// At work for anybody on this machine.
+    /// At any work on this machine.
     pub busy: Duration,
     /// Without work, or waiting for a disk.
     pub idle: Duration,

@@ -75,7 +75,7 @@ impl fmt::Debug for PlacedMemory {
 
 // SAFETY: what is mapped is zero, at least as large as asked and aligned to a page. It stays until `deallocate` drops it, for nothing
 // else removes a mapping, and the tree that uses it owns this object. The rest is the global allocator's; the layout tells which is which.
-// Nobody reads or writes through the slice that is kept here, and its elements are atomic.
+// No code reads or writes through the slice that is kept here, and its elements are atomic.
 unsafe impl DirectoryMemory for PlacedMemory {
     fn allocate_zeroed(&self, layout: Layout) -> *mut u8 {
         if !Self::is_mapped(layout) {
@@ -84,7 +84,7 @@ unsafe impl DirectoryMemory for PlacedMemory {
         let Ok(words) = Words::new(layout.size().div_ceil(size_of::<AtomicU64>())) else {
             return std::ptr::null_mut();
         };
-        // Under the lock, so that whoever places all anew finds this one before or after, and never in between.
+        // Under the lock, so that the thread that places all anew finds this one before or after, and never in between.
         let mut mappings = self.mappings();
         (self.place)(&words);
         let start = words.as_ptr();

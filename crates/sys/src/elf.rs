@@ -1,7 +1,7 @@
 //! The headers of ELF files and images (elf(5)), of 64 bits and little-endian. Nothing is allocated: the agent reads them, too.
 //!
-//! Whoever asks gives a function that fills a buffer with what is at an offset, or is false. So the headers may lie in a file, or in
-//! the memory of this process or another.
+//! The caller gives a function that fills a buffer with the bytes at an offset, or is false. So the headers may lie in a file, or
+//! in the memory of this process or another.
 
 /// The kind of a segment that is loaded.
 pub const LOAD: u32 = 1;

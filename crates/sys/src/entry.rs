@@ -1,7 +1,7 @@
 //! The entry of a function of libc, where a jump to another function fits.
 //!
 //! libc's own calls reach the kernel through the bodies of its exported functions. Such a body is a few
-//! instructions around one system call. Whoever makes that system call by itself needs nothing of it, so five bytes at the
+//! instructions around one system call. Code that makes that system call by itself needs nothing of it, so five bytes at the
 //! entry become a jump, and the rest is never reached again:
 //!
 //! ```text
@@ -123,7 +123,7 @@ impl Springboard {
             .zip(target.to_le_bytes())
             .for_each(|(to, from)| *to = from);
         let place = std::ptr::with_exposed_provenance_mut::<[u8; 14]>(at);
-        // SAFETY: the area was made by `new`, has room, and nobody else knows it; bytes need no alignment.
+        // SAFETY: the area was made by `new`, has room, and no other thread knows it; bytes need no alignment.
         unsafe { place.write_unaligned(code) };
         Ok(at)
     }

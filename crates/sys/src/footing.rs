@@ -5,8 +5,8 @@
 //!   threads    … │ REACH: thread-local storage │ thread pointer │ ABOVE: control block │ …
 //! ```
 //!
-//! A call that keeps everybody from writing some memory must leave this out, or its own thread sleeps too, and
-//! nobody is left to wake it. It writes frames around the stack pointer; the kernel writes the area of restartable sequences,
+//! A call that keeps all threads from writing some memory must leave this out, or its own thread sleeps too, and
+//! no thread is left to wake it. It writes frames around the stack pointer; the kernel writes the area of restartable sequences,
 //! which libc has beside the thread pointer, each time that the thread was preempted.
 
 use std::ops::Range;

@@ -92,7 +92,7 @@ impl Guardian {
     /// Fills the absent page at `home` with `page`, and wakes who sleeps on it.
     ///
     /// # Errors
-    /// `EXIST` where a page is, `NOENT` where nothing is registered, `SRCH` when nobody has the memory any more;
+    /// `EXIST` where a page is, `NOENT` where nothing is registered, `SRCH` when no process has the memory any more;
     /// `AGAIN` while mappings change.
     pub fn fill(&self, home: u64, page: &[u8; PAGE]) -> Result<()> {
         uffd::fill(self.uffd.as_fd(), home, page)

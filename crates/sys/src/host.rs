@@ -32,7 +32,7 @@ pub fn sysctl(name: &str) -> Option<u64> {
 }
 
 fn read(path: impl AsRef<Path>) -> String {
-    // Everybody may read these, so everybody may lock them.
+    // Every user may read these, so every user may lock them.
     let text = crate::text::read(path).unwrap_or_default();
     text.trim().to_owned()
 }

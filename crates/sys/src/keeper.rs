@@ -73,8 +73,8 @@ pub fn inherited() -> Vec<Kept> {
         }
         kept.push(Kept {
             name: name.to_owned(),
-            // SAFETY: open, as just seen; whoever started this process left it to us, by our own
-            // process id, and the flag above lets nobody take it a second time.
+            // SAFETY: open, as just seen; the process that started this one left it to us, by our own
+            // process id, and the flag above lets no call take it a second time.
             descriptor: unsafe { OwnedFd::from_raw_fd(raw) },
         });
     }
@@ -107,7 +107,7 @@ impl Keeper {
         };
         let socket = datagram()?;
         net::connect(&socket, &address)?;
-        // A keeper that takes nothing must not hold up whoever tells it something.
+        // A keeper that takes nothing must not hold up a process that tells it something.
         net::sockopt::set_socket_timeout(&socket, net::sockopt::Timeout::Send, Some(PATIENCE))?;
         Ok(Self(socket))
     }
@@ -185,7 +185,7 @@ impl Note {
 pub struct Inbox(OwnedFd);
 
 impl Inbox {
-    /// Receives at `path`, which must not exist yet. Whoever may write to it is trusted: put it
+    /// Receives at `path`, which must not exist yet. Each process that may write to it is trusted: put it
     /// into a folder of one's own.
     ///
     /// # Errors

@@ -12,7 +12,7 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// Whether there is the register; 0 while nobody has looked.
+/// Whether there is the register; 0 while no thread has looked.
 static FOUND: AtomicU8 = AtomicU8::new(0);
 const MISSING: u8 = 1;
 const THERE: u8 = 2;

@@ -20,7 +20,7 @@ pub struct Ksm {
 /// How KSM is to scan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tuning {
-    /// As the kernel does when nobody turns a knob: 100 pages, a pause of 20 ms.
+    /// As the kernel does when no knob is turned: 100 pages, a pause of 20 ms.
     Defaults,
     /// From the defaults on as its own advisor says, whose goal is a time for a whole scan.
     Advisor,

@@ -584,7 +584,7 @@ impl OwnMemory {
     }
 
     /// Gives each page of a range of private mappings a frame of its own, with the same content: a byte of
-    /// it is written as it was read. Who may read and write the range stays as it is. Nobody else may
+    /// it is written as it was read. The rights to read and write the range stay as they are. No other thread may
     /// be able to write to it meanwhile.
     ///
     /// # Errors
@@ -757,7 +757,7 @@ mod tests {
             // SAFETY: a fresh mapping at a place of the kernel's choice disturbs nothing.
             let start = unsafe { rustix::mm::mmap(at, len, read, flags, file.as_fd(), 0) };
             let start = start.unwrap().expose_provenance();
-            // SAFETY: mapped above, and nobody writes to it.
+            // SAFETY: mapped above, and no thread writes to it.
             let bytes = || unsafe { std::slice::from_raw_parts(pointer(start).cast::<u8>(), len) };
             assert_eq!(bytes(), pages.as_flattened());
             assert_eq!(shared(start, len), 3);

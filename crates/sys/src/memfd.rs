@@ -5,7 +5,7 @@
 //! once mapped never raises SIGBUS.
 //!
 //! A [`Lifeline`] tells whether any process still holds it. It has two descriptions (open(2)): one can
-//! write, and goes to guests; one can only read, and stays. Whoever maps the first one keeps it open;
+//! write, and goes to guests; one can only read, and stays. A process that maps the first one keeps it open;
 //! fork inherits the mapping, exec and exit drop it. The kernel gives a read lease on a file
 //! (`F_SETLEASE`) when no description of it can write. So a lease is refused with EAGAIN exactly as
 //! long as one descendant is left that could have inherited what else was mapped at that time.
@@ -272,8 +272,8 @@ impl Store {
     }
 
     /// Asks the kernel to take the frames of `pages` pages from `first` on from `node`, and from
-    /// another one only when that is full. The wish belongs to the file: it holds for whoever
-    /// fills a page, also when it comes back from swap.
+    /// another one only when that is full. The wish belongs to the file: it holds for every
+    /// process that fills a page, also when the page comes back from swap.
     ///
     /// # Errors
     /// What mmap(2) and mbind(2) give: `INVAL` for a node without memory, `NOSYS` on a kernel
@@ -293,7 +293,7 @@ impl Store {
     /// The node of the frame of each of `pages`, ascending; `None` where the page has no frame in memory, in swap for one.
     ///
     /// **The caller keeps these pages from being punched meanwhile.** The kernel tells the node of mapped pages only, and to
-    /// map a hole of a memory file fills it: a frame that nobody would ever give back.
+    /// map a hole of a memory file fills it: a frame that no process would ever give back.
     ///
     /// # Errors
     /// What mmap(2), mincore(2), madvise(2) and move_pages(2) give.
@@ -373,7 +373,7 @@ fn reopen(file: &OwnedFd, access: OFlags) -> Result<OwnedFd> {
 }
 
 const LIFELINE: &str = "pageone-lifeline";
-/// Nobody may add another one: a file that is sealed against writing could not be held any more.
+/// No process may add another one: a file that is sealed against writing could not be held any more.
 const LIFELINE_SEALS: SealFlags = SealFlags::SHRINK
     .union(SealFlags::GROW)
     .union(SealFlags::SEAL);
@@ -438,7 +438,7 @@ impl Lifeline {
         self.number
     }
 
-    /// Whether no process holds it. Once it was free it can never be held again: nobody has a descriptor
+    /// Whether no process holds it. Once it was free it can never be held again: no process has a descriptor
     /// that can write, and no guest may open one.
     #[must_use]
     pub fn is_free(&self) -> bool {
@@ -508,7 +508,7 @@ fn fcntl(file: &OwnedFd, command: libc::c_int, argument: libc::c_int) -> Result<
     }
 }
 
-/// A page of text, for whoever comes after this process.
+/// A page of text, for the process that comes after this one.
 #[derive(Debug)]
 pub struct Note(OwnedFd);
 

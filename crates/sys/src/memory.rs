@@ -43,7 +43,7 @@ impl Anonymous {
         let whole = whole.cast::<u8>();
         let head = whole.align_offset(ALIGN);
         let tail = padded - head - len;
-        // SAFETY: head < ALIGN, so both ends lie in the mapping just made and nobody knows them.
+        // SAFETY: head < ALIGN, so both ends lie in the mapping just made and no other thread knows them.
         // A failure to unmap only leaves unused address space.
         let start = unsafe {
             let start = whole.add(head);

@@ -113,7 +113,7 @@ impl Mode {
 pub enum Existing {
     /// They stay where they are.
     Stay,
-    /// Those mapped by nobody else move to where the policy wants them, as far as they can.
+    /// Those mapped by no other process move to where the policy wants them, as far as they can.
     Move,
 }
 

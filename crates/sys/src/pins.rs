@@ -1,7 +1,7 @@
 //! What of a process could write its pages past the page tables: memory pinned for long.
 //!
-//! Whoever pinned a page (direct I/O in flight, a registered buffer, a device) writes its frame
-//! without a page fault. The kernel tells nobody which pages are pinned, so the question is asked
+//! The holder of a pin (direct I/O in flight, a registered buffer, a device) writes the page's frame
+//! without a page fault. The kernel tells no process which pages are pinned, so the question is asked
 //! of the whole process, and the other way round. [`find`] knows the kinds of descriptors that
 //! never pin, and names the first that is of another kind.
 //!
@@ -592,7 +592,7 @@ mod tests {
     fn ring() -> Option<OwnedFd> {
         use std::os::fd::FromRawFd;
         let mut params = [0u32; 30];
-        // SAFETY: the structure has 120 bytes, and a descriptor that comes is nobody else's.
+        // SAFETY: the structure has 120 bytes, and a descriptor that comes has no other owner.
         unsafe {
             let fd = libc::syscall(libc::SYS_io_uring_setup, 2, params.as_mut_ptr());
             let fd = i32::try_from(fd).unwrap();
@@ -670,7 +670,7 @@ mod tests {
             eprintln!("skipped: no right to an AF_XDP socket");
             return;
         }
-        // SAFETY: it was just made, and belongs to nobody else.
+        // SAFETY: it was just made, and has no other owner.
         let xdp = unsafe { <std::os::fd::OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(xdp) };
         let pin = found(xdp.into()).unwrap();
         assert!(pin.to_string().contains("XDP"), "{pin}");
@@ -688,7 +688,7 @@ mod tests {
             eprintln!("skipped: io_uring is disabled");
             return;
         }
-        // SAFETY: it was just made, and belongs to nobody else.
+        // SAFETY: it was just made, and has no other owner.
         let ring = unsafe { <std::os::fd::OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(ring) };
         let pin = found(ring.into()).unwrap();
         assert!(pin.to_string().contains("io_uring"), "{pin}");

@@ -64,7 +64,7 @@ fn look(pid: u32, uid: u32) -> io::Result<u32> {
             ROOT | OVERFLOW => {}
             owner => answers = owner,
         }
-        // Whoever has made it may have locks on it, and on those above: they are his to close.
+        // The user that has made it may have locks on it, and on those above: they are his to close.
         space.belongs_to(answers);
         match parent_of(&*space) {
             Ok(parent) => space = Late::new(answers, parent.into()),

@@ -18,7 +18,7 @@ thread_local! {
     static LISTED: Cell<Option<Listed>> = const { Cell::new(None) };
 }
 
-/// The threads that have. Nobody holds it who yields just then.
+/// The threads that have. No thread holds it that yields just then.
 static YIELDING: Mutex<Vec<i32>> = Mutex::new(Vec::new());
 /// Whether there ever was one.
 static ANY_YIELDS: AtomicBool = AtomicBool::new(false);
@@ -85,7 +85,7 @@ pub fn without_yielding<T>(act: impl FnOnce() -> T) -> T {
 
 /// A time in which no thread of this process yields: until this is dropped.
 ///
-/// Whoever waits for threads that yield waits for an idle CPU, and any user can keep all of them busy.
+/// A thread that waits for threads that yield waits for an idle CPU, and any user can keep all of them busy.
 #[derive(Debug)]
 #[must_use]
 pub struct Haste(());

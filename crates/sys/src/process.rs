@@ -223,7 +223,7 @@ pub fn cgroup_path(pid: u32) -> std::io::Result<String> {
 
 /// Where cgroups of version 2 are mounted, and no other mount lies above.
 fn cgroup_mount() -> std::io::Result<PathBuf> {
-    // The table of a process of root's is open to everybody, and to locks.
+    // The table of a process of root's is open to every user, and to locks.
     let table = crate::text::read("/proc/self/mountinfo")?;
     let is_seen = |(number, place): &(u64, PathBuf)| {
         crate::mounts::number_of(place).is_ok_and(|seen| seen == *number)

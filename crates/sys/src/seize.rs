@@ -33,7 +33,7 @@
 //!
 //! | a thread works for us that is | another one executes | so |
 //! |---|---|---|
-//! | not the first | it takes the first one's number | ours is gone, and its number nobody's |
+//! | not the first | it takes the first one's number | ours is gone, and no thread has its number |
 //! | the first, the only one | there is none, or one that we do not trace | it cannot be told to do anything |
 //! | the first of several | it has the number by which we speak to ours | **never**: [`workers`] gives no such thread, and [`Standstill`] takes none beside it |
 //!
@@ -353,7 +353,7 @@ impl Standstill {
         let mut found = false;
         for thread in new {
             let seized = match seize(thread, &self.bounded) {
-                // Nobody holds those, and they run no code of the process.
+                // No tracer holds those, and they run no code of the process.
                 Err(SeizeError::Refused) if witness::is_made_by_kernel(self.pid, thread) => false,
                 seized => seized?,
             };

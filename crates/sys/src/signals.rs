@@ -44,7 +44,7 @@ impl Signals {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the kernel has just handed out this descriptor; nobody else owns it.
+        // SAFETY: the kernel has just handed out this descriptor; it has no other owner.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 

@@ -2,7 +2,7 @@
 //!
 //! A packet arrives whole or not at all, so the protocol needs no framing, and a peer that dies is
 //! an end of file. Nothing here allocates: descriptors travel through fixed buffers, and
-//! [`Received`] closes those that nobody took.
+//! [`Received`] closes those that were not taken.
 
 use std::ffi::OsStr;
 use std::mem::MaybeUninit;
@@ -91,8 +91,8 @@ pub fn take_over(listener: &impl AsFd) -> Result<()> {
 /// `SO_PASSRIGHTS`, which libc does not name.
 pub(crate) const PASS_RIGHTS: libc::c_int = 83;
 
-/// Has the kernel refuse descriptors for `socket`: whoever sends some gets EPERM. Connections inherit it from the
-/// socket that listens. False where the kernel cannot.
+/// Has the kernel refuse descriptors for `socket`: a process that sends some gets EPERM. Connections inherit it from
+/// the socket that listens. False where the kernel cannot.
 pub fn refuse_descriptors(socket: &impl AsFd) -> bool {
     let off: libc::c_int = 0;
     // SAFETY: the kernel reads 4 bytes of `off`, an int.
@@ -120,7 +120,7 @@ pub fn accept(listener: &impl AsFd) -> Result<OwnedFd> {
 /// Connects to the socket at `path`.
 ///
 /// # Errors
-/// `NOENT` when there is no socket, `CONNREFUSED` when nobody listens at it (a stale one), and
+/// `NOENT` when there is no socket, `CONNREFUSED` when no process listens at it (a stale one), and
 /// whatever else connect(2) gives.
 pub fn connect<P: rustix::path::Arg>(path: P) -> Result<OwnedFd> {
     let socket = seqpacket(SocketFlags::empty())?;
@@ -217,7 +217,7 @@ pub fn peer_pidfd(socket: &impl AsFd) -> Result<OwnedFd> {
         )
     };
     match done {
-        // SAFETY: the call has just made this descriptor, and nobody else knows it.
+        // SAFETY: the call has just made this descriptor, and no other thread knows it.
         0 => Ok(unsafe { OwnedFd::from_raw_fd(descriptor) }),
         _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
     }

@@ -143,7 +143,7 @@ impl AsFd for Stranger {
 
 impl Drop for Stranger {
     fn drop(&mut self) {
-        // Before anybody else's descriptor can have the number.
+        // Before another descriptor can have the number.
         *self.watch.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
         if let Some(socket) = self.socket.take()
             && !is_harmless(&socket)
@@ -305,7 +305,7 @@ mod tests {
             return eprintln!("skipped: SO_PASSRIGHTS needs Linux 6.16");
         }
         let client = socket::connect(&path).unwrap();
-        // Before anybody has taken the connection.
+        // Before the connection is taken.
         let sent = socket::send(&client, b"x", &[client.as_fd()]);
         assert_eq!(sent, Err(Errno::PERM));
         let stranger = Stranger::accept(&listener).unwrap();

@@ -3,10 +3,10 @@
 //! The owner of a file may have a lease on it (`F_SETLEASE`, fcntl(2)), `/proc/PID/stat` of his process included. To open it then
 //! takes 45 s, and the owner may take the next lease. So such files are opened without waiting, and count as unreadable: [`open`].
 //!
-//! A file that everybody may read, everybody may lock: `/proc/PID/status` of another user's process, `/proc/meminfo`. To
+//! A file that every user may read, every user may lock: `/proc/PID/status` of another user's process, `/proc/meminfo`. To
 //! close it then takes as long as the locks' owner likes ([`closers`]). Such a file is not closed but
 //! kept open, and read again from its beginning the next time it is wanted. So a million locks cost the first reader a
-//! look at the first of them, and nobody anything later.
+//! look at the first of them, and later readers nothing.
 //!
 //! This is for files whose content the kernel makes for each reader anew, and which know their process. Of one that has
 //! ended they say that it is gone, also when its number is another's by now. Then they are opened again. A file that is
@@ -163,7 +163,7 @@ pub fn bytes(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
 }
 
 /// The first bytes, `most` at most, of the file at `path`, which shows something named `name` whatever the path leads
-/// to later. Whoever has locks on it has it open, too, so that to keep it open keeps nothing longer.
+/// to later. A process that has locks on it has it open, too, so that to keep it open keeps nothing longer.
 pub(crate) fn begin_of(name: &Path, path: &Path, most: u64) -> io::Result<Vec<u8>> {
     with(name, path, |file| {
         let mut bytes = Vec::new();

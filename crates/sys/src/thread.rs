@@ -67,7 +67,7 @@ impl Room {
     /// # Safety
     /// No thread runs in it, nor will any.
     pub unsafe fn unmap(self) {
-        // SAFETY: `new` made it; nobody uses it, as the caller vouches.
+        // SAFETY: `new` made it; no thread uses it, as the caller vouches.
         let _ = unsafe { mapping::unmap(self.0, STACK_BYTES + TLS_BYTES + CONTROL_BYTES) };
     }
 
@@ -80,7 +80,7 @@ impl Room {
     fn control(self) -> usize {
         let control = self.0 + STACK_BYTES + TLS_BYTES;
         let block = std::ptr::with_exposed_provenance_mut::<usize>(control);
-        // SAFETY: the block lies in the room, which nobody uses. The ABI wants its first word to point
+        // SAFETY: the block lies in the room, which no thread uses. The ABI wants its first word to point
         // to itself; libc keeps a second such pointer two words on.
         unsafe {
             std::ptr::write_bytes(block, 0, CONTROL_BYTES / size_of::<usize>());
@@ -285,7 +285,7 @@ impl Bell {
         let made =
             unsafe { crate::raw::call(libc::SYS_signalfd4, [usize::MAX, set, 8, flags, 0, 0]) };
         let fd = made.and_then(|fd| i32::try_from(fd).map_err(|_| Errno::BADF))?;
-        // SAFETY: the call has just made this descriptor, and nobody else knows it.
+        // SAFETY: the call has just made this descriptor, and no other thread knows it.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 

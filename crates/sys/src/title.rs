@@ -1,6 +1,6 @@
 //! What people know a process by: the name of a virtual machine, of a container, of a unit.
 //!
-//! The names are the process's own word, or that of whoever started it: for people to read, never to decide by.
+//! The names are the process's own word, or that of the process that started it: for people to read, never to decide by.
 //!
 //! Source: qemu(1) (`-name`), systemd.unit(5) (escapes), `systemd-machined`.
 
@@ -14,7 +14,7 @@ const MOST_CHARACTERS: usize = 64;
 /// The name of the virtual machine that process `pid` says it is, by QEMU's `-name`.
 ///
 /// **This may block for as long as that process likes**: the kernel reads the command line from its memory, which may lie
-/// under a userfaultfd. So it is for a thread that nobody waits for.
+/// under a userfaultfd. So it is for a thread that no other thread waits for.
 #[must_use]
 pub fn of_machine(pid: u32) -> Option<ForeignName> {
     let line = command_line(pid).ok()?;

@@ -3,8 +3,8 @@
 //! One descriptor serves a whole guest. It is opened with `WP_ASYNC`, so a write to a
 //! write-protected page is noted in its page-table entry and goes on at once: no thread ever waits
 //! for it. And `PAGEMAP_SCAN` reads the notes. `MISSING` faults are never answered one by one:
-//! ranges are registered for them only while a merge window holds their pages out, and whoever
-//! touches such a page sleeps in the kernel until [`Uffd::wake`].
+//! ranges are registered for them only while a merge window holds their pages out, and a
+//! thread that touches such a page sleeps in the kernel until [`Uffd::wake`].
 //!
 //! Source: `fs/userfaultfd.c`, `Documentation/admin-guide/mm/userfaultfd.rst`.
 
@@ -36,7 +36,7 @@ pub(crate) fn borrow(tid: u32, fd: u32) -> Result<OwnedFd> {
     const THREAD: usize = libc::O_EXCL as usize; // PIDFD_THREAD
     let owned = |number: usize| {
         let number = i32::try_from(number).map_err(|_| Errno::BADF)?;
-        // SAFETY: the kernel has just handed out this descriptor; nobody else owns it.
+        // SAFETY: the kernel has just handed out this descriptor; it has no other owner.
         Ok(unsafe { OwnedFd::from_raw_fd(number) })
     };
     let args = [tid as usize, THREAD, 0, 0, 0, 0];
@@ -257,9 +257,9 @@ impl Uffd {
         }
     }
 
-    /// Maps the kernel's zero page over the empty range `[start, start + len)`, waking nobody. Gives how many bytes were filled
-    /// from the start on, and why no more: `EXIST` where a page is, `AGAIN` while mappings change. Unlike MOVE's the number is
-    /// exact (`mfill_atomic()` in mm/userfaultfd.c).
+    /// Maps the kernel's zero page over the empty range `[start, start + len)`, waking no thread. Gives how many bytes were
+    /// filled from the start on, and why no more: `EXIST` where a page is, `AGAIN` while mappings change. Unlike MOVE's the
+    /// number is exact (`mfill_atomic()` in mm/userfaultfd.c).
     ///
     /// # Safety
     /// The caller must be entitled to fill the range.
@@ -279,7 +279,7 @@ impl Uffd {
         (bytes.min(len), filled)
     }
 
-    /// Fills the empty page at `to` with a copy of the page at `from`, waking nobody.
+    /// Fills the empty page at `to` with a copy of the page at `from`, waking no thread.
     ///
     /// # Errors
     /// As [`Uffd::zero`].
@@ -291,7 +291,7 @@ impl Uffd {
         unsafe { self.copy_pages(to, from, 4096) }
     }
 
-    /// Fills the empty pages of `[to, to + len)` with copies of those from `from` on, waking nobody. Over a private mapping
+    /// Fills the empty pages of `[to, to + len)` with copies of those from `from` on, waking no thread. Over a private mapping
     /// of a file the copies are private, and the file is not touched.
     ///
     /// # Errors
@@ -436,7 +436,7 @@ fn range(start: usize, len: usize) -> raw::uffdio_range {
 struct New;
 
 // SAFETY: the opcode takes an integer (O_CLOEXEC | O_NONBLOCK), not a pointer, writes no memory,
-// and returns a descriptor that nobody else owns.
+// and returns a descriptor that has no other owner.
 unsafe impl Ioctl for New {
     type Output = OwnedFd;
     const IS_MUTATING: bool = false;

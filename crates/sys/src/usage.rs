@@ -78,7 +78,7 @@ pub fn kernel_thread(name: &str) -> io::Result<Option<u32>> {
     for entry in fs::read_dir("/proc")? {
         let entry = entry?;
         let pid = entry.file_name().to_str().and_then(|pid| pid.parse().ok());
-        // Kernel threads have no memory: their statm is all zeros, and nobody can fake that.
+        // Kernel threads have no memory: their statm is all zeros, and no process can fake that.
         if let Some(pid) = pid
             && comm(pid).raw() == name
             && text::read(entry.path().join("statm")).is_ok_and(|s| s.starts_with("0 "))

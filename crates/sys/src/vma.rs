@@ -105,7 +105,7 @@ impl Vma {
 pub struct Maps<F: AsFd = OwnedFd>(F);
 
 impl<'a> Maps<BorrowedFd<'a>> {
-    /// The list that somebody has open.
+    /// The list that the caller has open.
     #[must_use]
     pub fn of(list: BorrowedFd<'a>) -> Self {
         Self(list)

@@ -1,4 +1,4 @@
-//! Big zeroed tables straight from the kernel: no page is there until somebody touches it.
+//! Big zeroed tables straight from the kernel: no page is there until a thread touches it.
 
 use std::io;
 use std::marker::PhantomData;
@@ -39,7 +39,7 @@ impl<T: FromZeros> ZeroedSlice<T> {
             .and_then(|bytes| bytes.max(1).checked_next_multiple_of(page))
             .filter(|&bytes| isize::try_from(bytes).is_ok())
             .ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
-        // SAFETY: without MAP_FIXED the kernel picks a range that nobody uses.
+        // SAFETY: without MAP_FIXED the kernel picks a range that is not in use.
         let start = unsafe {
             mm::mmap_anonymous(
                 std::ptr::null_mut(),

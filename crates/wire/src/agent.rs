@@ -35,7 +35,7 @@ const KIND_UNMERGE: u8 = 9;
 const KIND_UNMERGED: u8 = 10;
 const KIND_REFUSED: u8 = 11;
 
-/// Addresses above the user half of any 64-bit address space are nobody's.
+/// Addresses above the user half of any 64-bit address space belong to no process.
 const ADDRESS_LIMIT: u64 = 1 << 57;
 
 fn chunk_address(r: &mut Reader<'_>) -> Result<u64, DecodeError> {

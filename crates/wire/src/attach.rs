@@ -1,7 +1,7 @@
 //! What `pageone attach` and the image that it puts into a process agree on.
 
-/// The call by which a thread tells whoever holds it that it has done what it was put to: gettid(2), which changes nothing, and which a
-/// seccomp filter allows where an agent is put. A number that no kernel knows would be for the filter to judge.
+/// The call by which a thread tells the process that holds it that its task is done: gettid(2), which changes nothing, and which
+/// a seccomp filter allows where an agent is put. A number that no kernel knows would be for the filter to judge.
 pub const DONE: u32 = 186;
 
 /// What stands in the second argument then, which gettid(2) does not have.

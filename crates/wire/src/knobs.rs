@@ -313,7 +313,7 @@ fn with_range<T>(error: String, takes: Takes<T>) -> String {
     }
 }
 
-/// The CPUs that this process might use when this was asked first. The answer takes files that everybody may read and lock
+/// The CPUs that this process might use when this was asked first. The answer takes files that every user may read and lock
 /// (`/proc/PID/cgroup`, `cpu.max`), so that to close them may take long: they are read once.
 fn own_cpus() -> u16 {
     static CPUS: OnceLock<u16> = OnceLock::new();

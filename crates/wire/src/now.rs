@@ -62,7 +62,7 @@ pub fn get_merged_now(packet: &[u8]) -> Option<Now> {
     // No name in a reason looks like these: JSON writes its quotes with a backslash.
     let says = |words: &[u8]| rest.windows(words.len()).any(|part| part == words);
     Some(match () {
-        // Pages that are merged are told of in any case. Whoever asks again learns why there were not more.
+        // Pages that are merged are told of in any case. A caller that asks again learns why there were not more.
         () if pages > 0 || says(br#""left_alone":[]"#) => Now::Merged(pages),
         () if says(br#""cause":"silent""#) => Now::Later,
         () if says(br#""cause":"gone""#) => Now::Refused,

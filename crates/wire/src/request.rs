@@ -53,7 +53,8 @@ pub struct MergeNow {
     pub start: u64,
     /// The address behind the last.
     pub end: u64,
-    /// Whether a part of it is enough, in a fraction of a second. Whoever asks so again and again, with pauses, takes little CPU time.
+    /// Whether a part of it is enough, in a fraction of a second. A caller that asks so again and again, with pauses, takes
+    /// little CPU time.
     #[serde(default)]
     pub brief: bool,
 }

@@ -17,7 +17,7 @@ pub fn bytes_of(text: &str) -> Option<u64> {
         _ => return None,
     };
     let (whole, part) = number.split_once('.').unwrap_or((number, "0"));
-    // Three digits behind the point are more than anybody needs, and exact.
+    // Three digits behind the point are more than any user needs, and exact.
     let thousandths = format!("{part:0<3}").get(..3)?.parse::<u128>().ok()?;
     let parts = whole.parse::<u64>().ok().map(u128::from)? * 1000 + thousandths;
     let bytes = (parts << shift) / 1000;

@@ -31,7 +31,7 @@ pub struct Status {
     pub uptime_seconds: u64,
     /// Milliseconds until the first pages can be merged, about; none once some are, and while no guest offers memory.
     pub first_merges_ms: Option<u64>,
-    /// The user whose guests alone are counted; none: everybody's are.
+    /// The user whose guests alone are counted; none: those of all users are.
     pub only_user: Option<u32>,
     /// The knobs.
     #[serde(flatten)]
@@ -131,7 +131,7 @@ impl Status {
     }
 
     /// What a user may know: the knobs, his guests, and the sums over these. Whatever else is counted tells of
-    /// others, and is 0. All his sharers count as `pages_sharing`: a canonical page is nobody's.
+    /// others, and is 0. All his sharers count as `pages_sharing`: a canonical page belongs to no user.
     #[must_use]
     pub fn of_user(&self, viewer: &Viewer) -> Self {
         let uid = viewer.uid;
@@ -326,7 +326,7 @@ pub struct GuestStatus {
     pub at_limit: Option<String>,
     /// Why it may no longer be in its domain: its pages are unmerged, and it has to come back elsewhere.
     pub leaves: Option<String>,
-    /// A look at its memory does not return, so that nobody looks.
+    /// A look at its memory does not return, so that no thread looks any more.
     pub stuck: bool,
     /// The guest's part of the saving, in bytes; the parts add up to the whole.
     pub saved_bytes: u64,

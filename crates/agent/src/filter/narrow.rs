@@ -20,7 +20,7 @@
 //! **What is not in the table fails** with `EPERM`, as if the program's own filter said so. In builds with assertions
 //! it ends the process, so that a test finds the call that is missing in the table.
 //!
-//! The tempting alternative, a filter that kills the thread, would lose what a window holds for a call that somebody forgot.
+//! The tempting alternative, a filter that kills the thread, would lose what a window holds for a call that the table lacks.
 //!
 //! Source: seccomp(2), `seccomp_can_sync_threads()` in `kernel/seccomp.c`.
 
@@ -230,7 +230,7 @@ mod tests {
         assert_eq!((answer.code, answer.k), (RETURN, EPERM));
     }
 
-    /// uretprobe and uprobe: the kernel's own, which it lets past all filters. Whoever else makes them gets SIGILL.
+    /// uretprobe and uprobe: the kernel's own, which it lets past all filters. Any other code that makes them gets SIGILL.
     const UNFILTERED: [u32; 2] = [335, 336];
 
     static NUMBER: AtomicU32 = AtomicU32::new(0);

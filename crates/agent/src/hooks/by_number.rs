@@ -242,7 +242,7 @@ extern "C" fn memory(
 }
 
 extern "C" fn exit(code: i32) -> ! {
-    // Where no agent may be nobody reads it, and a filter may allow no call but this one.
+    // Where no agent may be, no thread reads it, and a filter may allow no call but this one.
     if !is_barred()
         && let Some(process) = crate::lock::existing()
         && !process.life.is_anothers()

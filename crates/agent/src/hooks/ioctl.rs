@@ -8,7 +8,7 @@
 //! the tracking unseen.
 //!
 //! One that moves pages out of offered memory gets them: the kernel moves none of a store's, and would find a hole where a window
-//! has a page out. So they are made whole, and the lock is held over the call, which moves what is there and waits for nobody.
+//! has a page out. So they are made whole, and the lock is held over the call, which moves what is there and waits for no thread.
 
 use rustix::io::{Errno, Result};
 use wire::PAGE_BYTES;

@@ -43,7 +43,7 @@ fn by_libc(as_call: Option<AsCall>, call: impl FnOnce() -> c_int) -> c_int {
 /// The system call that a function of libc's makes.
 type AsCall = (i64, [usize; 6]);
 
-/// Whether nobody but the caller and the agent uses the caller's descriptors.
+/// Whether no thread but the caller and the agent's uses the caller's descriptors.
 fn is_alone() -> bool {
     let page = existing().filter(|page| page.life.is_ours());
     let agents = || page.map_or(0, |page| page.life.idle_threads());

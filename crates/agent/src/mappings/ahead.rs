@@ -13,8 +13,8 @@
 //! pages than the trail is long, so a guest that stops has at most given back as much as it took. That they are no longer
 //! merged is to the engine as if the guest had asked for it ([`whole`](super::whole)).
 //!
-//! **What must hold.** Nobody asked for another frame behind these pages. So a page that may be pinned stays: one that was
-//! written since it was merged, as all are that somebody has pinned to write to; and all where the kernel counts pinned memory.
+//! **What must hold.** The program did not ask for another frame behind these pages. So a page that may be pinned stays: one that
+//! was written since it was merged, as all are that were pinned to write to; and all where the kernel counts pinned memory.
 //!
 //! The tempting alternative, one new mapping over more than was asked for, would lose what the guest did not discard.
 

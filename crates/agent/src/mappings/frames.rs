@@ -39,7 +39,7 @@ pub(crate) fn make_pages_private(guard: &mut Guard, chunk: usize, pages: PageBit
 /// Brings pages in, writable.
 ///
 /// # Errors
-/// `NOMEM` when the frames do not fit; `INVAL` or `FAULT` where nobody may write.
+/// `NOMEM` when the frames do not fit; `INVAL` or `FAULT` where the memory may not be written.
 pub(crate) fn populate(start: usize, len: usize) -> Result<()> {
     // A key that a call no hook saw has given closes the memory to the kernel as well.
     let _open = sys::keys::Open::new();
@@ -73,7 +73,7 @@ fn make_parts_private(guard: &Guard, start: usize, len: usize) -> Result<()> {
     Ok(())
 }
 
-/// As [`make_private`] where nobody may write: to a page that somebody writes meanwhile a byte could be lost.
+/// As [`make_private`] where no thread may write: of a page that a thread writes meanwhile a byte could be lost.
 /// The guest may count on the signal for a write, so the right is not given back even for a moment, if
 /// that can be avoided.
 fn make_read_only_private(guard: &Guard, start: usize, len: usize, access: Access) -> Result<()> {

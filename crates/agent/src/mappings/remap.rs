@@ -565,7 +565,7 @@ fn give_up(guard: &mut Guard, look: &Look, start: usize, len: usize) -> Result<(
     while let Some(vma) = look.find(guard, at)?.filter(|vma| vma.start < end) {
         let range = vma.start.max(at)..vma.end.min(end);
         if vma.is_anonymous() && vma.access() == Access::None {
-            // SAFETY: it was made here, and nobody may touch it.
+            // SAFETY: it was made here, and no thread may touch it.
             unsafe { mapping::unmap(range.start, range.len()) }?;
         }
         at = range.end;

@@ -6,7 +6,8 @@ use sys::mapping;
 
 use crate::lock::Guard;
 
-/// Mappings that may be made before they must be counted again. They are few, for the program makes its own meanwhile, which nobody counts.
+/// Mappings that may be made before they must be counted again. They are few, for the program makes its own meanwhile, which are
+/// not counted.
 static LEFT: AtomicUsize = AtomicUsize::new(4096);
 /// How often nothing was left, since they were counted.
 static REFUSED: AtomicUsize = AtomicUsize::new(0);

@@ -8,8 +8,8 @@
 //! frame of its own. So before that all mappings of files are looked through ([`bring_home`]). What has strayed gets its frames where it lies, and
 //! is known from then on.
 //!
-//! It does not become anonymous memory at once. Whoever moved it makes calls that wait for no lock, and may unmap it meanwhile: then a write
-//! fault that the kernel is asked for fails, and a copy would end the program.
+//! It does not become anonymous memory at once. The code that moved it makes calls that wait for no lock, and may unmap it
+//! meanwhile: then a write fault that the kernel is asked for fails, and a copy would end the program.
 //!
 //! The look is not at one moment. A page that is moved away while it goes on was known until then, and its slot is not given up
 //! yet: it is found before the next line goes. Before the last one goes there is a second look ([`own_all`](super::private::own_all)).

@@ -1,6 +1,6 @@
 //! Discards of merged pages are counted in the session's lifeline, where the engine sees it before its next round.
 //!
-//! The calling thread writes a word of memory, and waits for nobody. A fork child has no session of its own yet, so it
+//! The calling thread writes a word of memory, and waits for no other thread. A fork child has no session of its own yet, so it
 //! writes nowhere: the place is wiped with the lock's page.
 //!
 //! The tempting alternative, to call the agent's thread, costs each discard a system call, and the program a signal.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   guest     a  b  c       mapped from a store; frozen: who writes sleeps, who reads goes on
-//!   aside     a  b  c       anonymous memory with the same attributes, copied where nobody looks
+//!   aside     a  b  c       anonymous memory with the same attributes, copied where no thread looks
 //!   guest     a  b  c       mremap put it in place in one step; the sleepers wake
 //! ```
 //!
@@ -22,7 +22,7 @@
 //! - a thread that reads finds the old mapping or the new one, which hold the same;
 //! - a window, or another hook: waits for the lock, which the caller holds;
 //! - fork: waits for the lock. A process without an agent's descriptors and with a single thread needs no
-//!   freeze: nobody else is there to write;
+//!   freeze: no other thread is there to write;
 //! - whatever fails before the new mapping is in place leaves the old one there, thawed;
 //! - the calling thread itself: see below.
 //!
@@ -122,8 +122,8 @@ pub(crate) fn whole_if_out_of_reach(guard: &mut Guard, tools: Tools) {
     });
 }
 
-/// As [`whole`], though only of pages that nobody has written since they were merged, in runs of [`SHORTEST`] and more.
-/// Nobody asked for that, so pages stay that may be pinned: to pin a page for writing makes it private first.
+/// As [`whole`], though only of pages that were not written since they were merged, in runs of [`SHORTEST`] and more.
+/// The program did not ask for that, so pages stay that may be pinned: to pin a page for writing makes it private first.
 ///
 /// # Errors
 /// As [`whole`], and what reading the page map gives.
@@ -137,7 +137,7 @@ enum Wish {
     All,
     /// All, as far as there are mappings for it.
     Ample,
-    /// What nobody has written.
+    /// The pages that were not written.
     Unwritten,
 }
 
@@ -258,7 +258,7 @@ fn make_each(
                 true => (own, end),
                 false => words_part(guard, at, end),
             };
-            // What nobody may write is no ground to stand on.
+            // Memory that no thread may write is no ground to stand on.
             if own && vma.write {
                 if unwritten.is_none() {
                     make_private(guard, at, end - at)?;
@@ -556,7 +556,7 @@ impl Still {
         }
     }
 
-    /// From here nobody writes the range. With `touch` its pages are brought into the page table before, where the
+    /// From here no thread writes the range. With `touch` its pages are brought into the page table before, where the
     /// kernel brings their neighbours along as long as nothing tracks them.
     fn begin(&self, start: usize, len: usize, touch: bool) -> Result<()> {
         assert!(
@@ -620,7 +620,7 @@ impl Still {
 ///
 /// The kernel joins neighbours whose pages are of one kind (`anon_vma`) and were made as far from each other as they lie
 /// (`vm_pgoff`). Both hold for what is cut from one mapping in order. A part that is cut off takes the kind along, and so does a
-/// mapping that grows in place. The page more, which nobody writes, hands it on. So the memory aside is never larger
+/// mapping that grows in place. The page more, which no thread writes, hands it on. So the memory aside is never larger
 /// than a chunk and that page, however much is made whole.
 ///
 /// The tempting alternative, memory aside for all of it at once, would count twice against RLIMIT_AS, and against the memory
@@ -773,7 +773,7 @@ impl Copy {
             return true;
         }
         let thawed = still.give_up(at, len);
-        // SAFETY: memory made aside, which nobody else knows, and which nothing has taken away.
+        // SAFETY: memory made aside, which no other thread knows, and which nothing has taken away.
         let _ = unsafe { mapping::unmap(self.aside_of(at), len) };
         thawed
     }
@@ -806,7 +806,7 @@ impl Copy {
     /// The page that is left aside grows to `len` bytes, if there is one.
     fn grow(&mut self, len: usize) -> bool {
         let Range { start, end } = self.aside;
-        // SAFETY: what is left of the memory made aside, which nobody else knows.
+        // SAFETY: what is left of the memory made aside, which no other thread knows.
         let grown = start < end && unsafe { mapping::grow(start, end - start, len) }.is_ok();
         if grown {
             self.aside.end = start + len;
@@ -818,12 +818,12 @@ impl Copy {
     fn close(&mut self) {
         let Range { start, end } = std::mem::take(&mut self.aside);
         if start < end {
-            // SAFETY: what is left of the memory made aside, which nobody else knows.
+            // SAFETY: what is left of the memory made aside, which no other thread knows.
             let _ = unsafe { mapping::unmap(start, end - start) };
         }
     }
 
-    /// Copies the `len` bytes at `at`, which nobody writes, and puts the copy in their place.
+    /// Copies the `len` bytes at `at`, which no thread writes, and puts the copy in their place.
     fn put(&self, at: usize, len: usize) -> Result<()> {
         let aside = self.aside_of(at);
         populate(aside, len)?;
@@ -849,7 +849,7 @@ impl Copy {
         }
     }
 
-    /// Where [`mapping::place`] failed after it had unmapped the place, it is filled before anybody may touch it.
+    /// Where [`mapping::place`] failed after it had unmapped the place, it is filled before any other thread may touch it.
     fn mend(&self, errno: Errno, aside: usize, at: usize, len: usize) -> Result<()> {
         let locks = self.attributes.locked || locks_future();
         match mapping::mend(at, len, Source::Anonymous, self.attributes, locks) {

@@ -5,8 +5,8 @@
 //! second without a question, it looks whether it is the only one left. Then it leaves in the same way. The process ends with the code of the thread that ends last,
 //! so this one takes the code of the last that left through libc's syscall(2), else the first thread's.
 //!
-//! The kernel tells nobody of this moment: a pidfd of the first thread is readable when all others have
-//! ended too (`PIDFD_THREAD` before Linux 6.15 was another matter).
+//! The kernel tells no process of this moment: a pidfd of the first thread is readable when all others
+//! have ended too (`PIDFD_THREAD` before Linux 6.15 was another matter).
 
 use sys::task::Leader;
 

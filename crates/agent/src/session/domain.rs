@@ -11,9 +11,9 @@
 //! the agent away first. So each engine says with its answer to hello which domain the process is in, also where it refuses it,
 //! and the agent compares. What it cannot make its own keeps it from being ready: it tries again with its next hello.
 //!
-//! The program writes on meanwhile. A page becomes anonymous only while nobody can write it ([`crate::mappings::whole`]). Without a
-//! userfaultfd, as where it is refused and has no right to one, each page gets its frame where it lies, by a write fault.
-//! It becomes anonymous then when a welcome brings the device.
+//! The program writes on meanwhile. A page becomes anonymous only while no thread can write it ([`crate::mappings::whole`]).
+//! Without a userfaultfd, as where it is refused and has no right to one, each page gets its frame where it lies, by a write
+//! fault. It becomes anonymous then when a welcome brings the device.
 //!
 //! What is merged in a window while this goes on: nothing, for the same thread does both. What a fork child inherits is
 //! its parent's domain, as are the pages. A child that never offers anything has no agent, and shares with its

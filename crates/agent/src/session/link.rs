@@ -35,8 +35,9 @@ const OVERFLOW: u32 = 65534;
 /// Whether an engine may be that of a user who has no number here: see [`trust_unmapped`].
 static UNMAPPED: AtomicBool = AtomicBool::new(false);
 
-/// Notes that root outside this user namespace, who has no number in it, serves at the path, and that nobody else can who is not
-/// this process's master already. `pageone attach` knows, who has looked at the path from outside; no word of the environment says so.
+/// Notes that root outside this user namespace, who has no number in it, serves at the path, and that no other user can that is
+/// not this process's master already. `pageone attach` knows, who has looked at the path from outside; no word of the environment
+/// says so.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn trust_unmapped() {
     UNMAPPED.store(true, Ordering::Relaxed);

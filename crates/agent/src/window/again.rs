@@ -3,8 +3,8 @@
 //! MOVE takes pages out of anonymous memory only, so these are compared where they are:
 //!
 //! 1. The run is taken from the userfaultfd that tracks and given to the one that freezes: from
-//!    here whoever writes a page of it sleeps, and whoever reads it goes on.
-//! 2. Each page is compared with its canonical page, all 4096 bytes. Nobody can change either (I1).
+//!    here a thread that writes a page of it sleeps, and a thread that reads it goes on.
+//! 2. Each page is compared with its canonical page, all 4096 bytes. No thread can change either (I1).
 //! 3. Equal runs are replaced by a mapping of the store in one step; zeros by anonymous memory.
 //! 4. The others thaw, everything is tracked again, and the sleepers wake.
 //!
@@ -130,7 +130,7 @@ impl Window {
     ) {
         let mut equal = [false; BATCH_PAGES];
         for (at, (equal, item)) in equal.iter_mut().zip(items).enumerate() {
-            // SAFETY: the page is mapped from a store and frozen: nobody writes it.
+            // SAFETY: the page is mapped from a store and frozen: no thread writes it.
             let page = unsafe { page_at(job.chunk + item.0 * PAGE_BYTES) };
             *equal = have.get(at) == Some(&true) && self.copies.equal(page, at, item.1);
         }

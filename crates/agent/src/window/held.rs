@@ -1,9 +1,9 @@
 //! What a window could not let go of.
 //!
 //! Letting go splits mappings, which fails when the kernel has no memory or the process no mappings
-//! left. Then pages still make sleep whoever touches them while absent, or writes them while frozen,
-//! and nobody would ever wake them. So these ranges are remembered, tried again until it works, and
-//! given up only together with the whole userfaultfd, whose end wakes everybody.
+//! left. Then a thread still sleeps that touches such pages while absent, or writes them while frozen,
+//! and no other thread would ever wake it. So these ranges are remembered, tried again until it works,
+//! and given up only together with the whole userfaultfd, whose end wakes all threads.
 
 use super::{Watch, Window};
 

@@ -9,13 +9,13 @@
 //!   store     A  -  B  C  -  D        - was never written
 //!
 //!   staging   a  P  b  c  Q  d        MOVE took all of them out
-//!   aside     A  P  B  C  Q  D        the store, privately; P and Q copied in; nobody knows the place
+//!   aside     A  P  B  C  Q  D        the store, privately; P and Q copied in; no other thread knows the place
 //!   guest     A  P  B  C  Q  D        mremap replaced what was there in one step
 //! ```
 //!
 //! Why no byte is lost, beyond what [`window`](super) says:
-//! - a private page was taken out like the others, so it is not pinned, and nobody writes it while it
-//!   is copied;
+//! - a private page was taken out like the others, so it is not pinned, and no thread writes it while
+//!   it is copied;
 //! - no thread ever finds a place of the store that was never written. Whatever has no page, would not move, or
 //!   differs ends the span, and the mapping comes into place with all its private pages;
 //! - whatever fails before it is in place leaves all pages in the staging area, from where they go back.
@@ -35,7 +35,7 @@ use wire::{CHUNK_PAGES, PageBits};
 use super::{Access, BATCH_PAGES, Guard, Item, Job, PAGE_BYTES, PageOutcome, Source};
 use super::{Target, Watch, Window, mapping, retry, set};
 
-/// The rest of a chunk as a view of a store, at a place that nobody knows.
+/// The rest of a chunk as a view of a store, at a place that no other thread knows.
 pub(super) struct Aside {
     /// Where page 0 of the chunk would be.
     origin: usize,
@@ -107,7 +107,7 @@ pub(super) fn close(job: &mut Job<'_>) {
     if let Some(aside) = job.aside.take() {
         for (first, pages) in aside.left.runs() {
             let start = aside.origin + first * PAGE_BYTES;
-            // SAFETY: this part of the mapping made aside was not moved away, and nobody uses it.
+            // SAFETY: this part of the mapping made aside was not moved away, and no thread uses it.
             let _ = unsafe { mapping::unmap(start, pages * PAGE_BYTES) };
         }
     }

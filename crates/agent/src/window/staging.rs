@@ -1,4 +1,4 @@
-//! The staging area: where a batch's pages are while nobody can reach them.
+//! The staging area: where a batch's pages are while no thread of the program can reach them.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -1,4 +1,4 @@
-//! A memory file of fixed size, for whoever comes after this process.
+//! A memory file of fixed size, for the process that comes after this one.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 

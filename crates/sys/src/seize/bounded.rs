@@ -61,7 +61,7 @@ extern "C" fn end_the_call(_: i32, _: *mut libc::siginfo_t, context: *mut libc::
     let registers = context.cast::<libc::ucontext_t>();
     // SAFETY: the kernel gives a handler that asked for it (SA_SIGINFO) the registers of the thread that it has interrupted, and takes
     // them from there when the handler returns. They are changed at one instruction only, to those that the kernel leaves after a
-    // call that fails; rcx and r11, which it overwrites, are nobody's there.
+    // call that fails; no code needs rcx and r11 there, which it overwrites.
     unsafe {
         let registers = &mut (*registers).uc_mcontext.gregs;
         let at = &mut registers[libc::REG_RIP as usize];

@@ -173,7 +173,7 @@ pub(super) fn unread(errno: Errno) -> &'static str {
             "it has a seccomp filter, which the kernel shows to root alone (CAP_SYS_ADMIN), and to no process that has a filter itself"
         }
         Errno::INVAL | Errno::IO => {
-            "it has a seccomp filter, which this kernel shows to nobody (CONFIG_CHECKPOINT_RESTORE)"
+            "it has a seccomp filter, which this kernel shows to no process (CONFIG_CHECKPOINT_RESTORE)"
         }
         Errno::TOOBIG => "it has more seccomp filters than are looked at (64)",
         _ => "it has a seccomp filter, which cannot be read",

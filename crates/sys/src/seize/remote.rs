@@ -303,7 +303,7 @@ impl Remote {
 
 impl Drop for Remote {
     fn drop(&mut self) {
-        // Whoever has to know of an error calls `finish`. `held` goes on after this.
+        // A caller that has to know of an error calls `finish`. `held` goes on after this.
         let _ = self.put_back();
     }
 }

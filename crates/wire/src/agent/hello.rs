@@ -225,7 +225,7 @@ pub struct Ready {
     pub journal: u64,
     /// Its userfaultfd, a number in the table of the thread that speaks.
     pub uffd: u32,
-    /// Whether it came into a process that ran already. That is for people alone, and nobody asks whether it is true.
+    /// Whether it came into a process that ran already. That is for people alone, and no engine asks whether it is true.
     pub attached: bool,
 }
 

@@ -18,7 +18,7 @@ pub const TALLY_BYTES: usize = size_of::<Tally>();
 impl Tally {
     /// Counts one more.
     pub fn note(&self) {
-        // Relaxed: whoever sees it asks the agent, who takes the lock under which all this is done.
+        // Relaxed: an engine that sees it asks the agent, which takes the lock under which all this is done.
         self.discards.fetch_add(1, Ordering::Relaxed);
     }
 
