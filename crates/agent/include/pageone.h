@@ -41,8 +41,8 @@ int pageone_register(void *addr, size_t len);
  * returns, and it is not merged again.
  *
  * Returns 0, or -1 with errno EINVAL as above, or ENOMEM or EAGAIN when there
- * is no memory for the copies: the range is withdrawn, and what is merged in
- * it stays merged (and correct) until written.
+ * is no memory for the copies: the range is withdrawn, and its merged pages
+ * stay merged (and correct) until written.
  */
 int pageone_unregister(void *addr, size_t len);
 
@@ -59,11 +59,11 @@ int pageone_unregister(void *addr, size_t len);
 int pageone_recycle(void *addr, size_t len);
 
 /*
- * Merges the offered pages of [addr, addr + len) now: what equals other memory
- * of the domain at this moment, or zeros, need not have been quiet before. For
- * clones of a snapshot, a machine that is paused, workers just started. addr
- * and len as for pageone_register. Waits until it is done; other threads go on.
- * It needs 64 KiB of stack.
+ * Merges the offered pages of [addr, addr + len) now. A page that equals
+ * another of the domain at this moment, or is zeros, need not have been quiet
+ * before. For clones of a snapshot, a machine that is paused, workers just
+ * started. addr and len as for pageone_register. Waits until it is done; other
+ * threads go on. It needs 64 KiB of stack.
  *
  * Returns the number of pages that share a copy now and did not before. As
  * write(2) may write a part, it may have merged a part: another call goes on,

@@ -1,6 +1,6 @@
 //! Programs that offer nothing: all their memory is offered for them (`pageone run --any`).
 //!
-//! It is the memory that prctl(PR_SET_MEMORY_MERGE) gives to KSM, less what one table below leaves out. The hooks know
+//! It is the memory that prctl(PR_SET_MEMORY_MERGE) gives to KSM, less the memory that one table below leaves out. The hooks know
 //! only what passes libc, so it is the kernel that is asked, at each sync:
 //!
 //! ```text
@@ -24,25 +24,26 @@
 //!   on an absent page, it goes on without. Then a join would never return, and no waiter would hear that a lock's owner is dead. libc
 //!   keeps the word and the head of the list in one line of the cache. A lock lies where the program wants it. So the
 //!   pages where threads have any of these are kept back at each sync ([`keep_words`]). A thread that is younger than the sync wrote
-//!   its page when it was made, and its locks when it took them. What was written since the engine looked is not taken out to be
-//!   merged. One that is younger than that look at the page sleeps at its first instruction of libc, which is long before it ends.
-//!   A thread that libc's clone(2) makes may have its word anywhere: that page is kept back before ([`keep_word_of_clone`]). **The
-//!   limit**: nothing tells the agent of a word that goes to set_tid_address(2), or to clone(2) past libc's function.
-//! - A3 *What is offered by mistake is not merged.* Between the reading and the offer a mapping may be exchanged, by a call
-//!   that no hook sees. Registering, reading again and arming are the same as for every other offer, and refuse what is of
+//!   its page when it was made, and its locks when it took them. Pages that were written since the engine looked are not taken
+//!   out to be merged. A thread that is younger than that look at the page sleeps at its first instruction of libc, which is long
+//!   before it ends. A thread that libc's clone(2) makes may have its word anywhere: that page is kept back before
+//!   ([`keep_word_of_clone`]). **The limit**: nothing tells the agent of a word that goes to set_tid_address(2), or to clone(2)
+//!   past libc's function.
+//! - A3 *Memory that is offered by mistake is not merged.* Between the reading and the offer a mapping may be exchanged, by a
+//!   call that no hook sees. Registering, reading again and arming are the same as for every other offer, and refuse memory of
 //!   another kind; the rules are asked again with the second reading.
 //! - A4 *A thread in a hook never waits for a page while the agent waits for its lock*. Windows hold the lock, so while a hook has
-//!   it nothing is out. What a window could not let go of ([`held`](crate::window)) is let go of without the lock.
-//! - A5 *Who discards memory tells the hooks*. Go's runtime discards by system calls of its own, also in a program that uses libc: where
-//!   zeros belong, canonical content would come back. So does AddressSanitizer's. So nothing more is offered once a program or library of
-//!   Go is mapped ([`golang`]), or that sanitizer's shadow memory ([`sanitizer`]). **The limit**: other code that discards its own memory
-//!   past libc.
+//!   it nothing is out. Ranges that a window could not let go of ([`held`](crate::window)) are let go of without the lock.
+//! - A5 *Code that discards memory tells the hooks*. Go's runtime discards by system calls of its own, also in a program that
+//!   uses libc: where zeros belong, canonical content would come back. So does AddressSanitizer's. So nothing more is offered
+//!   once a program or library of Go is mapped ([`golang`]), or that sanitizer's shadow memory ([`sanitizer`]). **The limit**:
+//!   other code that discards its own memory past libc.
 //!
 //! Stacks of signals, of coroutines, the heap, arenas and thread-local storage need nothing more: a thread that touches
 //! them, in the kernel too, sleeps until the window ends.
 //!
 //! **Children of fork** get an agent of their own when they have lived for a while, as programs do. The thread is made in
-//! the fork and sleeps. What a child still shares by fork stays so: MOVE refuses such a page.
+//! the fork and sleeps. Pages that a child still shares by fork stay so: MOVE refuses such a page.
 
 use std::ops::Range;
 use std::time::Duration;

@@ -12,8 +12,8 @@
 //! and those by which std closes a descriptor, stand below, for a library that a loader sees, too (`build.rs`). All else that the
 //! library is linked to is std's way to panic, and leads to [`pageone_missing`].
 //!
-//! What the constructor does otherwise is done from outside or here. The words of the environment come as [`PAGEONE_WORDS`]; `pageone`
-//! notes libc's own functions. As libc's `_Fork` has a hook, no handlers of fork are needed.
+//! The work that the constructor does otherwise is done from outside or here. The words of the environment come as
+//! [`PAGEONE_WORDS`]; `pageone` notes libc's own functions. As libc's `_Fork` has a hook, no handlers of fork are needed.
 
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_char, c_void};

@@ -1,11 +1,11 @@
-//! What stands before libc's calls.
+//! The functions that stand before libc's calls.
 //!
 //! ```text
 //!   exports   the C functions that replace libc's: errno, pointers
 //!      ▼
 //!   memory, locks   each call as the kernel sees it: numbers in, `Result<usize>` out
 //!      ▼
-//!   discard, remap, offer   what a call means over merged memory
+//!   discard, remap, offer   the meaning of a call over merged memory
 //! ```
 //!
 //! Each hook enters the kernel itself, so it needs no lookup of the function it replaces and can

@@ -1,4 +1,4 @@
-//! PageONE's agent: what runs inside a guest.
+//! PageONE's agent: the part that runs inside a guest.
 //!
 //! ```text
 //!  guest's threads                         the agent's thread (one, made by clone(2))
@@ -20,7 +20,7 @@
 //! | [`session`] | the thread: it answers the engine's questions |
 //! | [`window`] | the protocol in which no byte can be lost (I1) |
 //! | [`mappings`] | merged memory is discarded, moved, or made the program's own |
-//! | [`lock`], [`desk`] | orders hooks and windows: a hook over offered memory waits for at most one window (I7); what takes descriptors is done by the agent's thread |
+//! | [`lock`], [`desk`] | orders hooks and windows: a hook over offered memory waits for at most one window (I7); work that takes descriptors is done by the agent's thread |
 //! | [`table`] | for each chunk, which pages are offered and which lie in mappings of a store |
 //! | [`attached`] | the same in a process that runs already, without the loader |
 //! | [`filter`], [`thread`], [`config`], [`own`] | the thread's calls, its state, its orders, its memory |
@@ -30,7 +30,7 @@
 //! another library could have replaced. The thread has its own descriptor table and is unknown to
 //! libc (see `sys::thread`). Without an engine everything is passed on as it came.
 //!
-//! What slips past: system calls made without libc's functions.
+//! Calls that slip past: system calls made without libc's functions.
 
 #![allow(rustdoc::private_intra_doc_links)] // all modules are private; their docs are for readers
 

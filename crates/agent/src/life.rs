@@ -2,7 +2,7 @@
 //!
 //! A thread keeps the credentials, filters and namespaces with which it was made. So before a call that changes
 //! those of the program the agent's thread ends, and after it the calling thread makes a new one, which inherits
-//! what the call left:
+//! the rights that the call left:
 //!
 //! ```text
 //!   program   ──▶ hook ──▶ end, wait ────────▶ setuid(…) ──▶ clone ──▶ returns
@@ -15,7 +15,7 @@
 //! **Gone means gone.** Some calls want a process of one thread (a new user namespace), and a thread that is
 //! about to end can still be made to do something. So the call waits until the kernel does not count the
 //! thread any more. If it does so for 10 s ([`thread`](crate::thread)), the call fails with `EAGAIN`: to go on would leave a thread with
-//! the old rights, which is what the program asks to be rid of.
+//! the old rights, of which the program asks to be rid.
 //!
 //! **No signals are blocked while the call is made**: libc's setuid signals all other threads and waits for them.
 //! A signal handler that comes in between and makes such a call itself finds no agent; the outer call starts it.

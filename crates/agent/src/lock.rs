@@ -6,7 +6,7 @@
 //!
 //! The holder has all signals blocked, so no handler of the same thread can want it again. It is
 //! held for one window or one system call at a time, and its holder waits for nothing but the kernel. Calls for which the kernel waits
-//! for a thread of the program, which may want the lock, are made without it: populating, locking, and what is told to a userfaultfd
+//! for a thread of the program, which may want the lock, are made without it: populating, locking, and messages to a userfaultfd
 //! of the program's.
 //! So it comes after every other lock of the process, and no order of locks can hang on it.
 //!
@@ -16,8 +16,8 @@
 //! until [`end_fork`] none begins. A hook of another thread may be half-way when the kernel forks; see
 //! [`hooks`](crate::hooks).
 //!
-//! **Holders that vanish.** A fork child inherits nothing of the page, and so not that a thread it does
-//! not have was half-way. A thread may also be killed alone, by a seccomp filter. The lock's word
+//! **Holders that vanish.** A fork child inherits nothing of the page. So it does not inherit that a thread,
+//! which it does not have, was half-way. A thread may also be killed alone, by a seccomp filter. The lock's word
 //! names its holder, so a thread that waits long takes it from a holder that is gone. [`HELD`] is
 //! not wiped: the next holder finds it set and mistrusts the table (see [`Table::mistrust`]).
 //!

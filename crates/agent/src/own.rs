@@ -1,12 +1,13 @@
 //! The memory that the agent's thread touches is never merged.
 //!
-//! It must not sleep on a page that it has taken out or frozen itself. What it maps is marked when it is made
+//! It must not sleep on a page that it has taken out or frozen itself. Memory that it maps is marked when it is made
 //! ([`sys::mapping::area`]); its stack is such memory too. Two other kinds lie in images:
 //!
 //! - its own variables. The initialised ones are in a mapping of a file, which is not merged; the others in
 //!   anonymous memory behind it, which looks like the program's.
-//! - the variables of libraries whose functions it calls: of none where it is a library itself (`build.rs`). An agent that is linked
-//!   into a program copies memory by libc's functions, and there stands from which length on a copy goes past the cache.
+//! - the variables of libraries from which it calls functions: of none where it is a library itself (`build.rs`). An agent that
+//!   is linked into a program copies memory by libc's functions, and there stands from which length on a copy goes past the
+//!   cache.
 //!
 //! So both are marked as well, before the first thread starts: a program may offer every mapping that it finds, and
 //! [`any`](crate::any) does.

@@ -1,4 +1,4 @@
-//! What the agent knows of each chunk.
+//! The agent's knowledge of each chunk.
 //!
 //! A radix of two levels over the address: 8192 leaves of 8192 chunks cover the 2⁴⁷ bytes of user
 //! space. A leaf is reserved whole and costs memory only where chunks are used: 480 bytes for

@@ -1,4 +1,4 @@
-//! What is known of the agent's thread, and why none may run; see [`life`](crate::life) for how it starts and ends.
+//! The state of the agent's thread, and why none may run; see [`life`](crate::life) for how it starts and ends.
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};

@@ -12,20 +12,20 @@
 //!   └──────────────┘ wake
 //! ```
 //!
-//! 1. The runs to be merged are registered so that touching an absent page sleeps; nothing else is,
-//!    so no page but these ever waits, and no fault is ever answered one by one.
+//! 1. The runs to be merged are registered so that touching an absent page sleeps. Nothing else is.
+//!    So no access to another page ever waits, and no fault is ever answered one by one.
 //! 2. MOVE takes the pages out in one step each. From here no thread, vCPU or system call can see
-//!    or write them. What the kernel will not move (pinned, shared by fork) stays as it is; what it moved without
-//!    saying so is moved back.
+//!    or write them. Pages that the kernel will not move (pinned, shared by fork) stay as they are; those that it moved
+//!    without saying so are moved back.
 //! 3. Each page is compared with its canonical page, all 4096 bytes. Neither can change: the page is
 //!    only here, and the canonical page is never written again (I2, I3). So a copy of it serves as well
 //!    ([`copies`]).
 //! 4. Equal runs are mapped from the store, zero pages become the kernel's, others move back.
-//! 5. What is not mapped from the store is registered for tracking alone again. The kernel only adds
+//! 5. Pages that are not mapped from the store are registered for tracking alone again. The kernel only adds
 //!    to a registration, so this takes unregistering, and these pages look written at the next
 //!    scan; all of them are new to the engine anyway. The sleepers wake, the staging area is emptied.
 //!
-//! Who could break it, and what stops them:
+//! The dangers, and the answer to each:
 //! - the guest's own munmap, mmap, mremap, madvise, mprotect over the chunk: wait for the lock;
 //! - fork: no window begins while libc forks, and a fork waits for the one under way (see
 //!   [`lock`](crate::lock)); a child made past libc would miss the pages that are out: a documented limit;
@@ -34,7 +34,7 @@
 //!   a failed page is given back or dropped with the mapping it belonged to.
 //!
 //! **Before Linux 6.18** MOVE may never return where a page is pinned that is a part of a huge page
-//! ([`move_waits_for_pins`](sys::uffd::move_waits_for_pins)): a window would not end, and threads that touch its pages would
+//! ([`move_waits_for_pins`](sys::uffd::move_waits_for_pins)). Then a window would not end, and threads that touch its pages would
 //! sleep. So there no page is moved while the kernel counts memory of the process as pinned for long. Other references end by
 //! themselves, as direct I/O does. **The limits**: a buffer that is registered in the microseconds between that look and MOVE,
 //! and a pipe that refers to the page (vmsplice) and is not read.

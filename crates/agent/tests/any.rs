@@ -1,4 +1,4 @@
-//! Programs that offer nothing: all their memory is offered for them, but for what a rule leaves out.
+//! Programs that offer nothing: all their memory is offered for them, but for memory that a rule leaves out.
 
 #![allow(clippy::unwrap_used)] // a helper that fails is a test that fails
 

@@ -1,5 +1,5 @@
-//! Calls over merged memory that the kernel must answer as it does without PageONE: by what is mapped there, and
-//! not by what a table says.
+//! Calls over merged memory that the kernel must answer as it does without PageONE: by the mappings there, and
+//! not by the word of a table.
 
 #![allow(clippy::unwrap_used)] // a helper that fails is a test that fails
 

@@ -1,9 +1,9 @@
-//! What calls cost under the agent, beside the kernel's own: over merged memory, and over memory that was never
-//! offered. Both are measured in turns, so that whatever else the machine does hits both.
+//! The cost of calls under the agent, beside the kernel's own: over merged memory, and over memory that was never
+//! offered. Both are measured in turns, so that other work of the machine hits both.
 //!
-//! `make bench-calls` runs this for long, with an optimized agent. The bounds here are five to ten times what a machine at rest measures
-//! (docs/memory-calls.md), for machines that do other things. That of lone discards is three times what they take where an idle virtual CPU
-//! has to be woken, and one of three tries must keep it.
+//! `make bench-calls` runs this for long, with an optimized agent. The bounds here are five to ten times the values of a machine
+//! at rest (docs/memory-calls.md), for machines that do other things. That of lone discards is three times their time where an
+//! idle virtual CPU has to be woken, and one of three tries must keep it.
 
 #![allow(clippy::unwrap_used)] // a helper that fails is a test that fails
 

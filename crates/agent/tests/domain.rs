@@ -1,4 +1,4 @@
-//! What a guest merged in a domain that it has left is its own again before it is ready in another; engines played by hand.
+//! Pages that a guest merged in a domain it has left are its own again before it is ready in another; engines played by hand.
 #![allow(clippy::unwrap_used)] // a helper that fails is a test that fails
 
 #[path = "../../../tests/support/mod.rs"]

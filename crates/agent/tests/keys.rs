@@ -1,5 +1,5 @@
-//! Protection keys: memory that has one is as the kernel alone would have it, and a thread whose stack has one is served. A processor
-//! without keys tries nothing here; `make test-kernels` has a guest with keys.
+//! Protection keys: memory that has one is as the kernel alone would have it, and a thread with such a stack is served. A
+//! processor without keys tries nothing here; `make test-kernels` has a guest with keys.
 
 #![allow(clippy::unwrap_used)] // a helper that fails is a test that fails
 

@@ -13,10 +13,10 @@
 //!
 //! **What must hold**: an address that the kernel ever chose for the program is never one of ours. The kernel looks for free
 //! addresses from one end on, and comes here when all beyond is taken: 80 TiB. So nothing has to be reserved, and no address space
-//! is counted (`RLIMIT_AS`) but what is used. A place in use is asked for as a *hint*, which replaces nothing.
+//! is counted (`RLIMIT_AS`) but the part in use. A place in use is asked for as a *hint*, which replaces nothing.
 //!
-//! The tempting alternative, one reservation without access in which all is placed, has an end: what is made aside may be as
-//! large as the program's memory. In pieces it would stay in pieces after mremap, and mappings are few.
+//! The tempting alternative, one reservation without access in which all is placed, has an end: memory that is made aside may be
+//! as large as the program's. In pieces it would stay in pieces after mremap, and mappings are few.
 //!
 //! **The limit**: where another has taken all places that are tried (a sanitizer guards such ranges), or the address space
 //! is smaller (39 bits on some arm64), the kernel chooses as before. And a program that maps over a fixed number here, which

@@ -1,4 +1,4 @@
-//! Closing what may take long to close, in threads that do nothing else.
+//! Closing descriptors that may take long to close, in threads that do nothing else.
 //!
 //! Two kinds of descriptors keep the thread that closes them:
 //!
@@ -11,10 +11,10 @@
 //! read often stay open while there are locks: see [`text`](crate::text).
 //!
 //! The threads are bounded: by their number, and by one a user, so that a user whose descriptors do not close holds up
-//! no other user's. One that is made rests when nothing is left, until there is more: where memory is refused, a new thread may
-//! end the process, for std panics in it without a stack for its signals. A thread that is done with one thing takes the next of
-//! the user who waits longest. What waits is counted by user and by [`Kind`], for each kind has a limit of its own: guests that
-//! end together take no connection's place.
+//! no other user's. One that is made rests when nothing is left, until there is more. For where memory is refused, a new thread
+//! may end the process, for std panics in it without a stack for its signals. A thread that is done with one thing takes the next
+//! of the user who waits longest. What waits is counted by user and by [`Kind`], for each kind has a limit of its own: guests
+//! that end together take no connection's place.
 //!
 //! Source: `filp_flush()` in fs/open.c, `locks_remove_posix()` and `locks_remove_file()` in fs/locks.c.
 

@@ -1,7 +1,7 @@
 //! Processes that have a user's number and not his rights: those of his in a container.
 //!
-//! Without a user namespace root of a container is root for the kernel's sockets. Yet it may do little of what root may, and reach none of
-//! the host's files. So its number alone is no word for it.
+//! Without a user namespace root of a container is root for the kernel's sockets. Yet it has few of root's rights, and reaches
+//! none of the host's files. So its number alone is no word for it.
 //!
 //! Source: namespaces(7), capabilities(7), unix(7) (`SO_PEERCRED`).
 

@@ -1,4 +1,4 @@
-//! What the machine's processors did since it started: the first line of /proc/stat.
+//! The time of the machine's processors since it started: the first line of /proc/stat.
 
 use std::fs;
 use std::io;

@@ -1,4 +1,4 @@
-//! What of a process a core dump holds.
+//! The parts of a process that a core dump holds.
 //!
 //! The kernel leaves a private mapping of a file out of a dump if nothing was ever written there (`vma_dump_size`):
 //! the file has it. Memory that was merged looks like that, and its file is gone when the dump is read. So a process that

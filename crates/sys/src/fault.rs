@@ -9,7 +9,7 @@
 //! An ERRNO of [`KILLED`] kills the process there, one of [`ENDED`] ends the thread alone.
 //!
 //! Where [`VARIABLE`] is a path, it names a [`Board`]: a page of a file that the process shares with
-//! the test, which changes what fails while the process runs, and sees how often it did.
+//! the test. The test changes the calls that fail while the process runs, and sees how often they did.
 
 #[cfg(not(debug_assertions))]
 use rustix::io::Result;

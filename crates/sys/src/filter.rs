@@ -2,8 +2,8 @@
 //!
 //! A filter that kills ends the process that tries calls under it. To find out afterwards is too late: a window whose
 //! mmap is refused loses the pages that it took out. The kernel runs a filter with nothing but the call's number, its
-//! arguments, the architecture and the place of the instruction, so its answer can be worked out beforehand. What is
-//! not known then (addresses, lengths, places) may be anything: a branch that rests on it goes both ways, and the worst
+//! arguments, the architecture and the place of the instruction, so its answer can be worked out beforehand. Values that
+//! are not known then (addresses, lengths, places) may be anything: a branch that rests on one goes both ways, and the worst
 //! of all ways counts.
 //!
 //! The agent reads a filter that its program is about to install. `pageone attach` reads those that a process has.

@@ -1,4 +1,4 @@
-//! What the calling thread stands on: memory that it writes whatever it does, and that the kernel writes for it.
+//! The ground of the calling thread: memory that it writes whatever it does, and that the kernel writes for it.
 //!
 //! ```text
 //!   stack      … │ REACH │ stack pointer │ REACH │ …

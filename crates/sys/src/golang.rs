@@ -1,4 +1,5 @@
-//! Whether a program or library was built by the Go toolchain, whose runtime discards memory by system calls of its own, past libc.
+//! Whether a program or library was built by the Go toolchain. Go's runtime discards memory by system calls of its own, past
+//! libc.
 //!
 //! The linker of Go leaves a note of the owner `Go`, unless it is told to leave out the build's number. And it leaves a mark in the writable
 //! data, at a multiple of 16: `go version` looks for it there, also in a program that is stripped.

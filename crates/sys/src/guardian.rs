@@ -1,4 +1,4 @@
-//! A guest's userfaultfd in the hands of another process: what gives pages back when the guest's agent dies.
+//! A guest's userfaultfd in the hands of another process: it gives pages back when the guest's agent dies.
 //!
 //! While pages are out of reach, a thread that touches one sleeps for as long as the userfaultfd is open anywhere.
 //! The agent has it, and dies with its process. But another process can share the memory (`CLONE_VM` without

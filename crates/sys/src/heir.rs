@@ -9,13 +9,14 @@
 //!  heir          └─ sleeps ──────────────────────────────────────────────┴▶ exit: closes all, as long as it takes
 //! ```
 //!
-//! The table goes with the last process that has it, so it does not matter which thread closes what meanwhile. The child shares
-//! the memory too: no page table is copied. It lets go of the memory before it closes.
+//! The table goes with the last process that has it, so it does not matter which thread closes which descriptor meanwhile. The
+//! child shares the memory too: no page table is copied. It lets go of the memory before it closes.
 //!
 //! The tempting alternatives: to close in a thread at the end waits all the same, for exit ends no thread inside the
 //! kernel; to execute another program closes first.
 //!
-//! **The limit**: a close(2) that a thread of this process is in when it ends. And what ends without a word (SIGKILL) has no heir.
+//! **The limit**: a close(2) that a thread of this process is in when it ends. And a process that ends without a word (SIGKILL)
+//! has no heir.
 //!
 //! Source: `exit_files()` and `close_files()` in fs/file.c, `do_exit()` in kernel/exit.c.
 

@@ -6,7 +6,7 @@
 //!
 //! A message is in the keeper's queue, descriptors and all, as soon as it was sent: it arrives also
 //! when the sender is killed the moment after. But nothing tells the sender whether the keeper took
-//! it (there may be too many): who relies on what is kept has to find out afterwards.
+//! it (there may be too many): a program that relies on kept descriptors has to find out afterwards.
 //!
 //! Both ends are here because a crate for the first is a third of this file and has no second.
 //!

@@ -1,4 +1,4 @@
-//! Protection keys (pkeys(7)): what the calling thread may do with memory that has one.
+//! Protection keys (pkeys(7)): the rights of the calling thread to memory that has one.
 //!
 //! Memory has a key, the same for all threads. Each thread has a register, PKRU, that says which keys are closed to it. A thread starts
 //! with the register of the one that made it; for the first one all keys but 0 are closed, and `pkey_alloc(2)` opens one to its caller alone. A

@@ -2,7 +2,7 @@
 //!
 //! Two callers with different needs share this crate. The engine and the command line are ordinary
 //! programs. The agent is a thread without thread-local storage of its own inside a foreign
-//! process, so what it uses ([`uffd`], [`mapping`], [`vma`], [`thread`], [`socket`]) neither
+//! process, so the parts that it uses ([`uffd`], [`mapping`], [`vma`], [`thread`], [`socket`]) neither
 //! allocates nor touches `errno`. These wrappers go through rustix, which enters the kernel
 //! directly and returns errors as values.
 

@@ -8,11 +8,11 @@
 //! write, and goes to guests; one can only read, and stays. A process that maps the first one keeps it open;
 //! fork inherits the mapping, exec and exit drop it. The kernel gives a read lease on a file
 //! (`F_SETLEASE`) when no description of it can write. So a lease is refused with EAGAIN exactly as
-//! long as one descendant is left that could have inherited what else was mapped at that time.
+//! long as one descendant is left that could have inherited the other mappings of that time.
 //!
 //! The tempting alternative is to seal the file against writing (`F_SEAL_WRITE`), which fails while it
 //! is mapped. But that takes the inode's lock, and so does write(2) while it copies: a guest that
-//! writes from memory whose fault never ends would hold the one who asks in an uninterruptible sleep.
+//! writes from memory with a fault that never ends would hold the caller in an uninterruptible sleep.
 //! It also waits 0.16 s for pins. So this is the rule for all files whose descriptor a guest has: no
 //! call on it takes the inode's lock. A lease takes spin locks only (`fs/locks.c`).
 //!

@@ -1,4 +1,4 @@
-//! Readers of /sys/devices/system/node and of what else the kernel tells about nodes.
+//! Readers of /sys/devices/system/node and of other things that the kernel tells about nodes.
 //!
 //! Every reader takes the directory, so that a test or a stored copy of another machine can stand in for it.
 

@@ -1,4 +1,4 @@
-//! What a process asks about itself inside a hook: nothing here allocates or sets `errno`.
+//! Questions of a process about itself, asked inside a hook: nothing here allocates or sets `errno`.
 
 use std::ffi::CStr;
 

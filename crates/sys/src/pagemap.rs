@@ -1,8 +1,8 @@
 //! `PAGEMAP_SCAN` on `/proc/PID/pagemap`: which pages are there, and which were written.
 //!
 //! One call looks at a range and arms it again: pages it reports as written are write-protected
-//! anew (asynchronously, through the guest's own userfaultfd), so the next call tells what was
-//! written since. Ranges without such a userfaultfd are passed over silently.
+//! anew (asynchronously, through the guest's own userfaultfd). So the next call tells the pages that
+//! were written since. Ranges without such a userfaultfd are passed over silently.
 //!
 //! The descriptor belongs to the address space, not to the process id: after an exec or an exit
 //! it sees nothing, however the number is used again.

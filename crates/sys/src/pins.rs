@@ -1,4 +1,4 @@
-//! What of a process could write its pages past the page tables: memory pinned for long.
+//! Parts of a process that could write its pages past the page tables: memory pinned for long.
 //!
 //! The holder of a pin (direct I/O in flight, a registered buffer, a device) writes the page's frame
 //! without a page fault. The kernel tells no process which pages are pinned, so the question is asked

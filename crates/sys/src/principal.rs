@@ -1,4 +1,4 @@
-//! The principal of a process, who answers for it: its own user, or the one outside who has made the user namespace that it is in.
+//! The principal of a process answers for it: its own user, or the user outside that has made the user namespace that it is in.
 //!
 //! A user with subordinate ids (`/etc/subuid`) has processes of 65536 users, and they are all in namespaces of his. So where each user has
 //! a share, these have one together. Namespaces that root has made are containers: there each user answers for himself.

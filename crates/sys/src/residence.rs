@@ -1,4 +1,5 @@
-//! What a process maps, where its threads run, and what KSM has of it: /proc/PID/maps, /proc/PID/task, /proc/kpageflags.
+//! The mappings of a process, where its threads run, and which of its frames KSM shares: /proc/PID/maps, /proc/PID/task,
+//! /proc/kpageflags.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};

@@ -1,4 +1,4 @@
-//! What threads of this process may do, as the kernel tells it.
+//! The rights of threads of this process, as the kernel tells them.
 //!
 //! Nothing here allocates, sets `errno` or needs thread-local storage.
 //!

@@ -1,6 +1,6 @@
 //! A connection to a process that is not trusted: nothing of it gets in but bytes.
 //!
-//! A packet may carry descriptors of any kind, and the last one to let go of a descriptor closes what is
+//! A packet may carry descriptors of any kind, and the last one to let go of a descriptor closes the file
 //! behind it. That can take as long as the sender likes: a TCP socket with `SO_LINGER` and unsent data, a file of a
 //! file system that does not answer. It is waited for by the thread whose call let go: recvmsg(2) that had no room for the
 //! descriptors, as well as close(2) of a Unix socket in whose queue they lie. So:
@@ -15,11 +15,11 @@
 //! ```
 //!
 //! The tempting alternatives fail: to receive the descriptors and close them waits just the same, and so does giving recvmsg(2) no
-//! room. Asking what a descriptor is before it is closed needs it received, and many kinds can make one wait.
+//! room. To ask for the kind of a descriptor before it is closed needs it received, and many kinds can make one wait.
 //!
 //! The look is `MSG_PEEK` without room for descriptors: `MSG_CTRUNC` tells that there are some, and the references
 //! that the look took are not the last ones, for the packet stays in the queue. One thread takes from the queue of a
-//! [`Stranger`], so what was looked at is what is taken. At the end the socket is shut down: then nothing more
+//! [`Stranger`], so the packet that was looked at is the one that is taken. At the end the socket is shut down: then nothing more
 //! arrives, and a queue that is found free of descriptors stays so and is closed at once.
 //!
 //! Source: unix(7); net/unix/af_unix.c (`unix_dgram_recvmsg`, `unix_release_sock`), net/core/scm.c.

@@ -1,4 +1,4 @@
-//! What people know a process by: the name of a virtual machine, of a container, of a unit.
+//! Names by which people know a process: of a virtual machine, of a container, of a unit.
 //!
 //! The names are the process's own word, or that of the process that started it: for people to read, never to decide by.
 //!

@@ -2,9 +2,9 @@
 //!
 //! One descriptor serves a whole guest. It is opened with `WP_ASYNC`, so a write to a
 //! write-protected page is noted in its page-table entry and goes on at once: no thread ever waits
-//! for it. And `PAGEMAP_SCAN` reads the notes. `MISSING` faults are never answered one by one:
-//! ranges are registered for them only while a merge window holds their pages out, and a
-//! thread that touches such a page sleeps in the kernel until [`Uffd::wake`].
+//! for it. And `PAGEMAP_SCAN` reads the notes. `MISSING` faults are never answered one by one.
+//! Ranges are registered for them only while a merge window holds their pages out. A thread that
+//! touches such a page sleeps in the kernel until [`Uffd::wake`].
 //!
 //! Source: `fs/userfaultfd.c`, `Documentation/admin-guide/mm/userfaultfd.rst`.
 

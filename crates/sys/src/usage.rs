@@ -1,4 +1,4 @@
-//! What processes and kernel threads use: CPU time and memory, as /proc tells it.
+//! CPU time and memory that processes and kernel threads use, as /proc tells it.
 
 use std::fs;
 use std::io;

@@ -1,4 +1,4 @@
-//! What is mapped where in this process, asked of the kernel without allocation.
+//! The mappings of this process, asked of the kernel without allocation.
 //!
 //! It is asked of the calling thread: where the first one has ended, `/proc/self` tells of no memory.
 //!

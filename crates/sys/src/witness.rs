@@ -10,8 +10,8 @@
 //!        │◀──── one process, one address space, the number is theirs ────▶│
 //! ```
 //!
-//! Whatever was read by number before the thread is seen to live was therefore read from that address
-//! space. The order is what counts: to look first and to read then proves nothing.
+//! All that was read by number before the thread is seen to live was therefore read from that address
+//! space. The order counts: to look first and to read then proves nothing.
 //!
 //! The tempting alternatives: a descriptor of the process (pidfd) is the same after execve. A page shared with
 //! the process, with a challenge in it, is seen by all who have the page. They may hand its bytes to a

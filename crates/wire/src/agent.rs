@@ -1,5 +1,5 @@
-//! The agent's side of the protocol: the handshake ([`hello`]), what the engine asks ([`question`])
-//! and what the agent answers ([`answer`]). Here is what they share.
+//! The agent's side of the protocol: the handshake ([`hello`]), the engine's questions ([`question`])
+//! and the agent's answers ([`answer`]). Here are the parts that they share.
 
 mod answer;
 mod hello;

@@ -1,4 +1,4 @@
-//! What `pageone attach` and the image that it puts into a process agree on.
+//! The words on which `pageone attach` and the image that it puts into a process agree.
 
 /// The call by which a thread tells the process that holds it that its task is done: gettid(2), which changes nothing, and which
 /// a seccomp filter allows where an agent is put. A number that no kernel knows would be for the filter to judge.

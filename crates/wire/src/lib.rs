@@ -2,7 +2,7 @@
 //!
 //! All talk runs over one `SOCK_SEQPACKET` Unix socket: a packet is a message, at most
 //! [`MAX_MESSAGE`] bytes, little-endian, a kind byte first. The first packet of a connection is a
-//! [`Hello`] that says who calls:
+//! [`Hello`] that names the caller:
 //!
 //! ```text
 //!  agent                          engine              command line              engine

@@ -1,7 +1,7 @@
 //! `pageone_merge`'s side of a control connection: one request and one reply of JSON, written and read without allocation.
 //!
 //! The agent has no serde. It writes [`Request::Merge`](crate::Request::Merge) for its own process, and of the reply it reads only
-//! what it asked for.
+//! the answer to its question.
 
 use core::fmt::Write;
 

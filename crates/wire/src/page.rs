@@ -1,4 +1,4 @@
-//! The units of the protocol: pages, chunks, and what became of a page in a merge window.
+//! The units of the protocol: pages, chunks, and the outcome of a page in a merge window.
 
 use core::ops::{BitAnd, BitOr, Not, Range};
 

@@ -1,4 +1,4 @@
-//! What the command line asks, and what the engine replies: JSON.
+//! The questions of the command line, and the engine's replies: JSON.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,26 +1,26 @@
 //! The filter of the agent's own thread: it can make the calls of its table, and no other.
 //!
 //! The thread shares its memory with the program, so code that takes the program over can have the thread do
-//! anything. It has no rights that the program lacks ([`life`](crate::life)). This takes away what the program can and
-//! the agent never does: to execute, to open a network socket, to make threads or memory that can be executed.
+//! anything. It has no rights that the program lacks ([`life`](crate::life)). This takes away the calls that the program can make
+//! and the agent never does: to execute, to open a network socket, to make threads or memory that can be executed.
 //!
 //! ```text
-//!   clone ─▶ close_range ─▶ its name, what rights it has ─▶ no_new_privs ─▶ this filter ─▶ socket, session, windows
+//!   clone ─▶ close_range ─▶ its name, its rights ─▶ no_new_privs ─▶ this filter ─▶ socket, session, windows
 //! ```
 //!
 //! **No thread of the program inherits it.** A filter and no_new_privs belong to one thread and to those that it makes;
 //! this one makes none. A new agent is made by a thread of the program ([`life::without_agent`](crate::life::without_agent)).
 //!
 //! **What the program notices**: a filter that it installs for all threads at once (`SECCOMP_FILTER_FLAG_TSYNC`)
-//! reaches threads only whose own filters are older ones of the caller. Through libc the agent's thread has ended
+//! reaches only threads with filters that are older ones of the caller. Through libc the agent's thread has ended
 //! by then. By an instruction of the program's own the kernel refuses it, and names the agent's thread. Without a filter here
 //! it would be imposed on the agent in the middle of a window; if it kills for mmap, pages are lost. An error that
 //! seccomp(2) documents is better than a lost byte.
 //!
-//! **What is not in the table fails** with `EPERM`, as if the program's own filter said so. In builds with assertions
+//! **A call that is not in the table fails** with `EPERM`, as if the program's own filter said so. In builds with assertions
 //! it ends the process, so that a test finds the call that is missing in the table.
 //!
-//! The tempting alternative, a filter that kills the thread, would lose what a window holds for a call that the table lacks.
+//! The tempting alternative, a filter that kills the thread, would lose a window's pages for a call that the table lacks.
 //!
 //! Source: seccomp(2), `seccomp_can_sync_threads()` in `kernel/seccomp.c`.
 

@@ -1,10 +1,10 @@
 //! syscall(2), which makes any call by its number.
 //!
-//! Calls that change what the program may do go the way of all such calls ([`rights`]), and calls over memory that of
+//! Calls that change the rights of the program go the way of all such calls ([`rights`]), and calls over memory that of
 //! theirs ([`enter`](fn@enter)); a table for either has a bit for each. Forks by number go the way of all forks
 //! ([`fork`](super::fork)). Everything else enters the kernel as in libc's own function: from a leaf that touches
 //! no stack, because there are calls that come back on another one. So does a fork that brings a stack of its own along:
-//! windows wait for it, but its child returns at once, with what its stack holds. The code of a thread that
+//! windows wait for it, but its child returns at once, with the content of its stack. The code of a thread that
 //! ends by number is noted, for the agent's thread may have to end the process with it (see `session/alone.rs`).
 
 use std::ffi::{c_long, c_void};

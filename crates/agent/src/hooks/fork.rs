@@ -1,6 +1,6 @@
 //! Fork, in all its forms: a child gets whole memory, and no order of handlers and locks hangs.
 //!
-//! What a child must not miss are the pages that a window has taken out: they are absent in the parent at
+//! A child must not miss the pages that a window has taken out: they are absent in the parent at
 //! that moment, and the staging area is not inherited. So no window is under way while the kernel
 //! forks ([`begin_fork`]). Three ways lead here, the calls that libc makes for itself included:
 //!

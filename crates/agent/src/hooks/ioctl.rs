@@ -1,14 +1,14 @@
 //! ioctl(2): a program that registers a userfaultfd of its own on offered memory gets it.
 //!
-//! A mapping has one userfaultfd. So PageONE lets go first: what is merged is made whole, the offer ends, and
-//! what tracked it unregisters.
+//! A mapping has one userfaultfd. So PageONE lets go first: merged pages are made whole, the offer ends, and
+//! so does its tracking.
 //!
-//! One that unregisters a range finds what it would find without PageONE: from Linux 6.15 on the kernel refuses to unregister a range in which
-//! another userfaultfd has something. So PageONE lets go of all of it first, as for a registration. On older kernels the call would end
-//! the tracking unseen.
+//! One that unregisters a range has the same answer as without PageONE: from Linux 6.15 on the kernel refuses to unregister a
+//! range in which another userfaultfd has something. So PageONE lets go of all of it first, as for a registration. On older
+//! kernels the call would end the tracking unseen.
 //!
 //! One that moves pages out of offered memory gets them: the kernel moves none of a store's, and would find a hole where a window
-//! has a page out. So they are made whole, and the lock is held over the call, which moves what is there and waits for no thread.
+//! has a page out. So they are made whole, and the lock is held over the call, which moves those pages and waits for no thread.
 
 use rustix::io::{Errno, Result};
 use wire::PAGE_BYTES;

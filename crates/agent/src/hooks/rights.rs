@@ -1,5 +1,5 @@
-//! Calls that change what the program may do: the agent's thread ends before them, and a new one inherits what they
-//! left (see [`life`]).
+//! Calls that change the rights of the program: the agent's thread ends before them, and a new one inherits the
+//! rights that they left (see [`life`]).
 //!
 //! libc's functions that set users and groups make the call in every thread that libc knows. So these hooks go on
 //! to libc's own functions, which are looked up at the start; all others enter the kernel themselves. Where libc calls

@@ -1,8 +1,8 @@
 //! libc's own calls: `free` of a large block, arena trims, realloc's mremap, thread stacks and their cache.
 //!
-//! libc calls the bodies of its functions directly, past what stands before them. So at the start of the process the
+//! libc calls the bodies of its functions directly, past the functions that stand before them. So at the start of the process the
 //! bodies that libc itself uses are made to jump to the hooks (see `sys::entry`). The hooks enter the kernel
-//! themselves, and need nothing of what was overwritten.
+//! themselves, and need none of the bytes that were overwritten.
 //!
 //! **When not**: while the process has other threads (the agent was loaded late), which may be executing the bytes;
 //! where /proc is not mounted or not to be written. Nor where a body begins in a way that is not known; in a libc
@@ -11,7 +11,7 @@
 //!
 //! **The price**: the pages of libc's code that hold the bodies are private to the process: 12 KiB with glibc 2.36.
 //!
-//! What goes past this, beside system calls outside libc: the loader's own copies of mmap, munmap and
+//! Calls that go past this, beside system calls outside libc: the loader's own copies of mmap, munmap and
 //! mprotect, by which it maps and unmaps libraries.
 
 use std::ffi::{CStr, c_int, c_void};

@@ -1,7 +1,7 @@
 //! Discards one page after another: balloons, free page reporting, allocators that give memory back.
 //!
-//! To discard one merged page takes a look at the mapping and a new mapping, several times what the kernel takes for a
-//! page of anonymous memory. So where discards follow each other, memory ahead of them is made whole
+//! To discard one merged page takes a look at the mapping and a new mapping. That is several times the
+//! kernel's cost for a page of anonymous memory. So where discards follow each other, memory ahead of them is made whole
 //! ([`whole_unwritten`]) in one go, and the discards to come are the kernel's own:
 //!
 //! ```text
@@ -16,7 +16,7 @@
 //! **What must hold.** The program did not ask for another frame behind these pages. So a page that may be pinned stays: one that
 //! was written since it was merged, as all are that were pinned to write to; and all where the kernel counts pinned memory.
 //!
-//! The tempting alternative, one new mapping over more than was asked for, would lose what the guest did not discard.
+//! The tempting alternative, one new mapping over more than was asked for, would lose pages that the guest did not discard.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};

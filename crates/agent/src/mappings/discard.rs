@@ -14,10 +14,11 @@
 //! never does. Near that limit ([`scarce`]) the pages are filled with zeros where they are, and
 //! stay mappings of the store.
 //!
-//! A discard of one merged page alone costs several times the kernel's own: most of it are the look, which another thread is asked
-//! for, and the new mapping. Where discards follow each other the memory that comes next is made whole in good time: see [`ahead`].
+//! A discard of one merged page alone costs several times the kernel's own: most of this is the look, which another thread is
+//! asked for, and the new mapping. Where discards follow each other the memory that comes next is made whole in good time: see
+//! [`ahead`].
 //!
-//! Advice that changes what a mapping *is* finds it whole: see [`whole`](mod@whole).
+//! Advice that changes the kind of a mapping finds it whole: see [`whole`](mod@whole).
 
 use std::convert::Infallible;
 use std::ops::Range;

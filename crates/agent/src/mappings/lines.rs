@@ -7,8 +7,8 @@
 //! The list is inherited by fork, as the mappings are: a child that becomes a guest itself lets go of
 //! its parent's lines in the same way. So an address is in the list only while the line is mapped:
 //! written behind the mapping, cleared before the unmapping. A fork in between leaves the child a
-//! line it does not know of and never unmaps, which is safe; the other way round it would one day
-//! unmap what else it put there.
+//! line it does not know of and never unmaps, which is safe. The other way round it would one day
+//! unmap other memory that it put there.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,11 +1,11 @@
 //! mremap(2) over chunks that are known, with the lock held.
 //!
-//! Memory that only becomes shorter stays as it is: the call is the kernel's. For every other call what is
-//! stored is made whole first ([`whole`](mod@whole)), so all attributes are the kernel's to carry. What is
-//! left is that windows cut one mapping into several. A range of several mappings that are alike in all that the kernel tells is remapped
-//! mapping by mapping. The last of them is what grows, as the one mapping would. Mappings that differ the kernel moves one by one: to a
-//! place of the same length, since 6.17, and none that are tracked. So such a range is tracked no longer, and moves row by row: see
-//! [`move_rows`].
+//! Memory that only becomes shorter stays as it is: the call is the kernel's. For every other call the
+//! stored pages are made whole first ([`whole`](mod@whole)), so all attributes are the kernel's to carry. One
+//! thing is left: windows cut one mapping into several. A range of several mappings that are alike in all that the kernel tells
+//! is remapped mapping by mapping. The last of them grows, as the one mapping would. Mappings that differ the kernel moves one by
+//! one: to a place of the same length, since 6.17, and none that are tracked. So such a range is tracked no longer, and moves row
+//! by row: see [`move_rows`].
 //!
 //! Where the old mapping stays ([`DONTUNMAP`]) its pages have moved, also those that may be pinned. The kernel alone would show
 //! zeros there, and a store's mapping shows the store's content. So anonymous memory is put in its place, right after the call

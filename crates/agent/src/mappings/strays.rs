@@ -5,11 +5,11 @@
 //! waits for this process's lifeline only, and gives the slot back: where the page lies by now the program would read zeros.
 //!
 //! **Invariant**: when a line goes, each page in a mapping of a store has been merged where it lies, so that a ref is counted for it, or has a
-//! frame of its own. So before that all mappings of files are looked through ([`bring_home`]). What has strayed gets its frames where it lies, and
-//! is known from then on.
+//! frame of its own. So before that all mappings of files are looked through ([`bring_home`]). A page that has strayed gets its
+//! frame where it lies, and is known from then on.
 //!
 //! It does not become anonymous memory at once. The code that moved it makes calls that wait for no lock, and may unmap it
-//! meanwhile: then a write fault that the kernel is asked for fails, and a copy would end the program.
+//! meanwhile. Then a write fault that the kernel is asked for fails, and a copy would end the program.
 //!
 //! The look is not at one moment. A page that is moved away while it goes on was known until then, and its slot is not given up
 //! yet: it is found before the next line goes. Before the last one goes there is a second look ([`own_all`](super::private::own_all)).

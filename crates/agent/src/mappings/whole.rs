@@ -1,7 +1,7 @@
-//! Making memory whole: what a mapping of a store holds becomes anonymous memory again, in place.
+//! Making memory whole: the content of a mapping of a store becomes anonymous memory again, in place.
 //!
 //! ```text
-//!   guest     a  b  c       mapped from a store; frozen: who writes sleeps, who reads goes on
+//!   guest     a  b  c       mapped from a store; frozen: writers sleep, readers go on
 //!   aside     a  b  c       anonymous memory with the same attributes, copied where no thread looks
 //!   guest     a  b  c       mremap put it in place in one step; the sleepers wake
 //! ```
@@ -9,12 +9,12 @@
 //! All copies of neighbouring mappings are cut from one mapping made aside, in the order in which they lie. So the kernel joins
 //! them where they come to lie, and memory that windows had cut into many mappings is one again ([`Copy`]).
 //!
-//! Then the kernel's own calls do what they do to any anonymous memory, attributes and errors
-//! included. So whatever has no answer of its own for merged memory asks for this first.
+//! Then the kernel's own calls act as on any anonymous memory, attributes and errors
+//! included. So each call that has no answer of its own for merged memory asks for this first.
 //!
 //! Why no byte is lost:
 //! - a thread, vCPU or system call that writes: its fault sleeps from before the copy until the new mapping is
-//!   there, and is then repeated. Write-protecting ends with a flush, so what came before is in the copy;
+//!   there, and is then repeated. Write-protecting ends with a flush, so writes that came before are in the copy;
 //! - a pin that was taken to write: I/O goes on into its frame, and a copy would be another. Such a pin has made the page
 //!   private, and a new one faults, and sleeps. So where the process may pin memory (`sys::pins`), private pages
 //!   stay where they lie: islands of the store's mapping, whose numbers stay in the table;
@@ -32,11 +32,11 @@
 //!
 //! That thread may have its own stack and control block there, in a pool of stacks say. Frozen, its next push would sleep with the
 //! lock held, for ever; so would the kernel's write to the area of restartable sequences, after a preemption. Where there is no
-//! other thread and nothing is frozen, what it pushed between copy and mremap would be lost. So it works on a stack apart
-//! ([`Guard::apart`]), and writes nothing to its own until memory is thawed. Pages around its control block ([`Footing`])
-//! are never frozen and never copied. They get private frames where they lie, as those that may be pinned: the fault that does
-//! it runs on this very thread, so no write comes between. Other threads may have stacks in what is frozen: they sleep and
-//! wake. [`Still::begin`] asserts it. Pages with words that the kernel writes when a thread ends are treated alike ([`words_part`]).
+//! other thread and nothing is frozen, the words that it pushed between copy and mremap would be lost. So it works on a stack
+//! apart ([`Guard::apart`]), and writes nothing to its own until memory is thawed. Pages around its control block ([`Footing`])
+//! are never frozen and never copied. They get private frames where they lie, as those that may be pinned: the fault that does it
+//! runs on this very thread, so no write comes between. Other threads may have stacks in frozen memory: they sleep and wake.
+//! [`Still::begin`] asserts it. Pages with words that the kernel writes when a thread ends are treated alike ([`words_part`]).
 //!
 //! The tempting alternative, to write each page where it lies, gives it a frame of its own and leaves it in a
 //! mapping of a file. Such a mapping is not taken by mbind, mseal, MADV_WIPEONFORK or another userfaultfd.

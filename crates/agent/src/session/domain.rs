@@ -1,4 +1,4 @@
-//! The trust domain whose pages this process maps: what it leaves, it does not go on sharing.
+//! The trust domain of the pages that this process maps: it does not go on sharing pages of one that it has left.
 //!
 //! ```text
 //!   merged in A ──▶ the program changes its user, its cgroup, … ──▶ hello ──▶ welcome to B, or refused
@@ -9,18 +9,18 @@
 //! **Invariant**: when an agent says that it is ready in a domain, no page of its process shares a frame with another.
 //! The engine of A has pages unmerged only if it sees its guest leave while the agent answers. A program that changes its rights takes
 //! the agent away first. So each engine says with its answer to hello which domain the process is in, also where it refuses it,
-//! and the agent compares. What it cannot make its own keeps it from being ready: it tries again with its next hello.
+//! and the agent compares. A page that it cannot make its own keeps it from being ready: it tries again with its next hello.
 //!
 //! The program writes on meanwhile. A page becomes anonymous only while no thread can write it ([`crate::mappings::whole`]).
 //! Without a userfaultfd, as where it is refused and has no right to one, each page gets its frame where it lies, by a write
 //! fault. It becomes anonymous then when a welcome brings the device.
 //!
-//! What is merged in a window while this goes on: nothing, for the same thread does both. What a fork child inherits is
-//! its parent's domain, as are the pages. A child that never offers anything has no agent, and shares with its
-//! parent's domain what it shares by fork.
+//! No page is merged in a window while this goes on, for the same thread does both. A fork child inherits
+//! its parent's domain, as it does the pages. A child that never offers anything has no agent, and shares with its
+//! parent's domain the pages that it shares by fork.
 //!
-//! The tempting alternatives: to compare users says nothing of cgroups and policies; to compare stores gives up what
-//! was merged in the same domain before an engine died without a keeper.
+//! The tempting alternatives: to compare users says nothing of cgroups and policies; to compare stores gives up the pages
+//! that were merged in the same domain before an engine died without a keeper.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

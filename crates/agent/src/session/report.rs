@@ -1,4 +1,4 @@
-//! What is told to the engine at a Sync, and what must be done before it is told.
+//! The report to the engine at a Sync, and the work that comes before it.
 //!
 //! Before a chunk is reported its attributes are read, its pages are registered for tracking, and
 //! KSM is made to let go of it.

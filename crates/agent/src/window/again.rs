@@ -2,20 +2,20 @@
 //!
 //! MOVE takes pages out of anonymous memory only, so these are compared where they are:
 //!
-//! 1. The run is taken from the userfaultfd that tracks and given to the one that freezes: from
+//! 1. The run is taken from the userfaultfd that tracks and given to the one that freezes. From
 //!    here a thread that writes a page of it sleeps, and a thread that reads it goes on.
 //! 2. Each page is compared with its canonical page, all 4096 bytes. No thread can change either (I1).
 //! 3. Equal runs are replaced by a mapping of the store in one step; zeros by anonymous memory.
 //! 4. The others thaw, everything is tracked again, and the sleepers wake.
 //!
-//! Who could break it, and what stops them, beyond what [`window`](super) says:
+//! The dangers, and the answer to each, beyond those of [`window`](super):
 //! - a write in flight in another thread or vCPU: write-protecting ends with a flush of their
 //!   translations, so it came before, or faults;
 //! - I/O into the page, which needs no translation. MOVE refuses pinned pages; here nothing would.
 //!   A pin to write with is taken by a write fault, and a write fault shows in the page map. So a
 //!   page written since the engine last looked stays as it is. And the engine asks only for pages not
 //!   written for two periods, of guests without anything that holds pins that long (see
-//!   `sys::pins`). What is left is I/O that a process of this kind begins on a settled page in
+//!   `sys::pins`). There remains I/O that a process of this kind begins on a settled page in
 //!   the microseconds between that look and the freeze.
 
 use super::{Access, BATCH_PAGES, Errno, Guard, Item, Job, PAGE_BYTES, Source, Window};

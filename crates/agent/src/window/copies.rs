@@ -1,6 +1,6 @@
 //! Copies of canonical pages, for staged pages to be compared with.
 //!
-//! What a slot holds never changes (I3), so a copy is as good as the page itself. To map the store for a look
+//! The content of a slot never changes (I3), so a copy is as good as the page itself. To map the store for a look
 //! would take as much time: a fault for every few pages, an entry in the page table for each, and taking both
 //! away again. And reading never allocates where nothing was written.
 

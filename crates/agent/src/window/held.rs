@@ -1,4 +1,4 @@
-//! What a window could not let go of.
+//! Ranges that a window could not let go of.
 //!
 //! Letting go splits mappings, which fails when the kernel has no memory or the process no mappings
 //! left. Then a thread still sleeps that touches such pages while absent, or writes them while frozen,

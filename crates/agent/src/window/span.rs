@@ -13,7 +13,7 @@
 //!   guest     A  P  B  C  Q  D        mremap replaced what was there in one step
 //! ```
 //!
-//! Why no byte is lost, beyond what [`window`](super) says:
+//! Why no byte is lost, beyond the reasons of [`window`](super):
 //! - a private page was taken out like the others, so it is not pinned, and no thread writes it while
 //!   it is copied;
 //! - no thread ever finds a place of the store that was never written. Whatever has no page, would not move, or

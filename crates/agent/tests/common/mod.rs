@@ -1,4 +1,4 @@
-//! An engine played by hand: it asks an agent what the test says.
+//! An engine played by hand: it asks an agent the test's questions.
 #![allow(dead_code)] // each test binary uses a part of it
 
 use std::fs::File;

@@ -1,4 +1,4 @@
-//! What KSM knows of a process: /proc/PID/ksm_stat (Documentation/admin-guide/mm/ksm.rst).
+//! KSM's knowledge of a process: /proc/PID/ksm_stat (Documentation/admin-guide/mm/ksm.rst).
 
 use std::io;
 

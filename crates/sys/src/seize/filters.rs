@@ -2,11 +2,11 @@
 //!
 //! The kernel shows a thread's filters to its tracer, which has to have `CAP_SYS_ADMIN` and no filter of its own
 //! (`PTRACE_SECCOMP_GET_FILTER`). Another thread of the process may put a filter on a thread that is held
-//! (`SECCOMP_FILTER_FLAG_TSYNC`). So what was read holds for as long as all threads of the process stand.
+//! (`SECCOMP_FILTER_FLAG_TSYNC`). So the filters that were read hold for as long as all threads of the process stand.
 //!
 //! **A stop is a call as well.** It wakes a thread that sleeps in the kernel. When it goes on, it makes its call again, or
-//! `restart_syscall(2)` in its place, and the filters judge that. A filter may refuse what let the thread sleep: it does not
-//! know `restart_syscall`, or came from another thread meanwhile. Then the call begins again in another way:
+//! `restart_syscall(2)` in its place, and the filters judge that. A filter may refuse the call that let the thread sleep: it does
+//! not know `restart_syscall`, or came from another thread meanwhile. Then the call begins again in another way:
 //!
 //! | the filters refuse | so |
 //! |---|---|

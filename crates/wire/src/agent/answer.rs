@@ -1,4 +1,4 @@
-//! What an agent answers.
+//! The answers of an agent.
 
 use super::{
     ADDRESS_LIMIT, ANSWER_HEAD, KIND_CHANGES, KIND_FAILED, KIND_MERGED, KIND_READY, KIND_UNMERGED,

@@ -1,4 +1,4 @@
-//! The handshake: who calls, and the engine's consent.
+//! The handshake: a caller names itself, and the engine consents.
 
 use super::{ADDRESS_LIMIT, KIND_HELLO, KIND_REFUSED, KIND_WELCOME};
 use crate::codec::{DecodeError, MAX_MESSAGE, Reader, Writer};

@@ -1,4 +1,4 @@
-//! What an agent notes before it takes pages out, for an engine that finds it dead.
+//! Notes that an agent makes before it takes pages out, for an engine that finds it dead.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

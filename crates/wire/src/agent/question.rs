@@ -1,4 +1,4 @@
-//! What the engine asks of an agent.
+//! The engine's questions to an agent.
 
 use super::{ANSWER_HEAD, KIND_MERGE, KIND_SYNC, KIND_UNMERGE, bits, chunk_address, put_bits};
 use crate::codec::{DecodeError, MAX_MESSAGE, Reader, Writer};

@@ -1,4 +1,4 @@
-//! What a guest counts where its engine sees it: discards of merged pages.
+//! The count of a guest where its engine sees it: discards of merged pages.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
