@@ -176,7 +176,7 @@ static int said(const char *words, const char *word)
 	return words && strstr(words, word) != NULL;
 }
 
-/* As daemons do that listen as root and work as somebody else. */
+/* As daemons do that listen as root and work as another user. */
 static void give_up(const char *words, const char *folder)
 {
 	const unsigned somebody = 61004;

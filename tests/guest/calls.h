@@ -50,7 +50,7 @@ static void say_vast(unsigned char *at)
 	fflush(stdout);
 }
 
-/* Maps memory, or with a descriptor a shared file, over some pages so that nobody sees it but the kernel. */
+/* Maps memory, or with a descriptor a shared file, over some pages so that only the kernel sees it. */
 static long map_unseen(unsigned char *at, size_t len, int fd)
 {
 	register long r10 __asm__("r10") = (fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED) | MAP_FIXED;
@@ -64,7 +64,7 @@ static long map_unseen(unsigned char *at, size_t len, int fd)
 	return result < 0 ? result : 0;
 }
 
-/* Gives advice that nobody hears but the kernel. */
+/* Gives advice that only the kernel hears. */
 static long advise_unseen(unsigned char *at, size_t len, int advice)
 {
 	long result = SYS_madvise;
@@ -72,7 +72,7 @@ static long advise_unseen(unsigned char *at, size_t len, int advice)
 	return result;
 }
 
-/* Moves memory, mapping by mapping, so that nobody sees it but the kernel. */
+/* Moves memory, mapping by mapping, so that only the kernel sees it. */
 static long move_unseen(unsigned char *at, size_t len, unsigned char *to)
 {
 	FILE *maps = fopen("/proc/self/maps", "r");

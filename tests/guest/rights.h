@@ -62,7 +62,7 @@ static long inline_call(long number, unsigned long a, unsigned long b, unsigned 
 	return result < 0 ? -1 : result;
 }
 
-/* Mounts something else over /proc, in a namespace of its own that nobody sees made. */
+/* Mounts something else over /proc, in a namespace of its own whose making the agent does not see. */
 static long hide_proc(void)
 {
 	if (inline_call(SYS_unshare, CLONE_NEWNS, 0, 0) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL))

@@ -94,7 +94,7 @@ static inline int ring_do(struct ring *ring, int opcode, int file, void *buffer,
 
 /*
  * Makes a page of memory the ring of provided buffers of a new io_uring: the kernel keeps the page's frame, and shows it
- * nobody. Gives 0 or a negative error number.
+ * to no process. Gives 0 or a negative error number.
  */
 static inline int ring_provide(struct ring *ring, void *page)
 {

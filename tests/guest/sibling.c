@@ -2,7 +2,7 @@
  * A guest whose agent is to die in a window, and what lives on: another process that
  * shares its memory ("process"), or the rest of the process ("thread").
  *
- * sibling process|thread PAGES: prints "ready" when the memory is offered; whoever
+ * sibling process|thread PAGES: prints "ready" when the memory is offered; what
  * lives on compares all pages again and again, and prints "ok" when the agent has been
  * gone for three rounds, or "bad PAGE".
  */

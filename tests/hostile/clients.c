@@ -27,7 +27,7 @@ static int memory_file(unsigned flags, int seals)
 	return fd;
 }
 
-/* A userfaultfd of another process, for pages whose faults nobody answers. */
+/* A userfaultfd of another process, for pages whose faults no process answers. */
 static int anothers_userfaultfd(void)
 {
 	int ends[2], fd = -1;

@@ -1,10 +1,10 @@
-/* A setuid-root program with code at a place that everybody knows, which it never runs itself: it makes a folder that root alone can make.
+/* A setuid-root program with code at a known place, which it never runs itself: it makes a folder that root alone can make.
  * Attackers want it run. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <unistd.h>
 
-/* Without a stack, for whoever has it run chooses that, too. */
+/* Without a stack, for the attacker who has it run chooses that, too. */
 __asm__(".pushsection .fixed, \"ax\"\n"
 	"	mov $83, %eax\n" /* mkdir */
 	"	lea path(%rip), %rdi\n"

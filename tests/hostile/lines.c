@@ -37,7 +37,7 @@ static void merge_some(struct session *s, const char *path, const char *domain, 
 		fail("nothing was merged");
 }
 
-/* hung-write: writes to its lifeline and its tie from a page whose fault nobody answers, and leaves the session. */
+/* hung-write: writes to its lifeline and its tie from a page whose fault no process answers, and leaves the session. */
 void hung_write(const char *path, char **args)
 {
 	(void)args;
@@ -68,7 +68,7 @@ static void pin(void *page)
 	munmap(page, PAGE);
 }
 
-/* pinned-lines N: N domains whose lifeline and tie are mapped by nobody and pinned by pipes. */
+/* pinned-lines N: N domains whose lifeline and tie are mapped by no process and pinned by pipes. */
 void pinned_lines(const char *path, char **args)
 {
 	int most = atoi(args[0]), done[2], go[2];

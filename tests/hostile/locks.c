@@ -1,5 +1,5 @@
 /* POSIX locks: the kernel lets a process take millions on a file that it may read, and walks them at each close of the file by
- * anybody, under a spin lock. And leases: to open a file on which its owner has one takes 45 s. */
+ * any process, under a spin lock. And leases: to open a file on which its owner has one takes 45 s. */
 #include "hostile.h"
 
 /* Every second byte, in a child that keeps them. One lock is cut from its end, which takes the kernel no search. */

@@ -59,7 +59,7 @@ void rest(int ms)
 	usleep((useconds_t)ms * 1000);
 }
 
-/* Pages that nobody else has: splitmix64 of seed and place. */
+/* Pages that no other process has: splitmix64 of seed and place. */
 void fill(void *at, size_t pages, uint64_t seed)
 {
 	uint64_t *words = at;

@@ -264,8 +264,8 @@ void serve(struct session *all, int count, const struct offers *offers, int ms)
 	free(waits);
 }
 
-/* Lets the engine see what is written in this memory, as an agent does; with `missing` whoever touches a page that is
- * not there waits for an answer that never comes, the engine too. */
+/* Lets the engine see what is written in this memory, as an agent does; with `missing` each thread that touches a page that is
+ * not there waits for an answer that never comes, the engine's too. */
 int watch(struct session *s, uint64_t at, size_t bytes, int missing)
 {
 	int fd = s->device >= 0 ? ioctl(s->device, USERFAULTFD_IOC_NEW, O_CLOEXEC | O_NONBLOCK) : -1;

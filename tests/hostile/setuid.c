@@ -1,5 +1,5 @@
-/* A setuid-root program with a secret: it reads a file that root alone may read, keeps it at a place that everybody
- * knows, and waits. Attackers want these bytes. */
+/* A setuid-root program with a secret: it reads a file that root alone may read, keeps it at a known place,
+ * and waits. Attackers want these bytes. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <signal.h>

@@ -20,7 +20,7 @@ static int take_away(void *arg)
 	return 0;
 }
 
-/* stall N: processes with a session each, whose pages vanish under a userfaultfd that nobody answers. */
+/* stall N: processes with a session each, whose pages vanish under a userfaultfd that no process answers. */
 void stall(const char *path, char **args)
 {
 	int most = args[0] ? atoi(args[0]) : 16;

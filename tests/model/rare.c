@@ -40,7 +40,7 @@ void segment_begin(unsigned char *at, size_t pages, unsigned content)
 	must(id >= 0, "shmget");
 	void *place = shmat(id, at, SHM_REMAP);
 	say_done(place == at ? 0 : -1);
-	/* It lives for as long as somebody has it. */
+	/* It lives for as long as a process has it. */
 	shmctl(id, IPC_RMID, NULL);
 	if (place != at)
 		return;

@@ -23,7 +23,7 @@ static unsigned families;
 static void ended(int status)
 {
 	children--;
-	/* Whoever ends the test ends children as well. A wrong byte has been counted by its finder. */
+	/* The end of the test ends children as well. A wrong byte has been counted by its finder. */
 	int asked = WIFSIGNALED(status) && (WTERMSIG(status) == SIGTERM || WTERMSIG(status) == SIGKILL);
 	int found = WIFEXITED(status) && WEXITSTATUS(status) == EXIT_MISMATCH;
 	errno = 0;

@@ -72,7 +72,7 @@ void must(int worked, const char *call)
 	_exit(EXIT_BROKEN);
 }
 
-/* What a wrong page holds instead, for whoever looks for the cause. */
+/* What a wrong page holds instead, for the search of the cause. */
 static void describe(const unsigned char *page, char *text, size_t len)
 {
 	static unsigned char known[PAGE];

@@ -4,7 +4,7 @@ PAGEONE_AGENT=/bin/libpageone_agent.so
 PAGEONE_GUEST=/bin/guest
 export PAGEONE_BIN PAGEONE_AGENT PAGEONE_GUEST
 failed=0
-# Should the tests not end, the console says after $1 seconds what everybody waits for.
+# Should the tests not end, the console says after $1 seconds what each thread waits for.
 say_who_waits() {
   (
     sleep "$1"

@@ -99,7 +99,7 @@ fn main() -> Result<()> {
     let shared = Shared::default();
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // Nobody waits for this thread: the process ends with it.
+            // No other thread waits for this one: the process ends with it.
             if let Err(why) = run(vcpu, &shared) {
                 println!("bad the vCPU: {why:#}");
                 std::process::exit(1);

@@ -167,7 +167,7 @@ fn end(failed: bool) -> Result<()> {
     }
 }
 
-/// Says what was done. The one who asked may have gone: then nobody reads it.
+/// Says what was done. The caller may have gone: then no process reads it.
 fn tell(text: &str) {
     let _ = writeln!(std::io::stdout(), "{text}");
 }
@@ -500,7 +500,7 @@ impl To {
             Ok(format!("{done}; in the domain {given}"))
         };
         match self.attach(wish.pid, Some(wish.began), wish.mount, how) {
-            // It was attached by somebody else meanwhile.
+            // It got an agent from elsewhere meanwhile.
             Err(error) if error.is::<HasAgent>() => Ok(format!(
                 "{} ({}): {error}",
                 wish.pid,
@@ -548,7 +548,7 @@ fn ends_a_read(error: &anyhow::Error) -> bool {
 /// The longest wait for the end of a process whose first thread has no memory any more: its others may go on.
 const ENDING: Duration = Duration::from_secs(1);
 
-/// Whether a process has ended, though nobody may have asked what became of it.
+/// Whether a process has ended, though its parent may not have asked what became of it.
 fn has_ended(pid: u32) -> bool {
     // The memory goes first. Where it is secret, it is there.
     let program = std::fs::read_link(format!("/proc/{pid}/exe"));

@@ -247,7 +247,7 @@ mod tests {
     fn silence_is_told_once_and_the_error_says_what_to_do() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
-        // Callers connect, and nobody answers them.
+        // Callers connect, and no daemon answers them.
         let _mute = sys::socket::listen(&path).unwrap();
         let (request, patience) = (Request::Status, Duration::from_millis(2300));
         let mut told = Vec::new();

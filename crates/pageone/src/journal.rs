@@ -12,7 +12,7 @@ use tracing::Level;
 
 /// Says an error on standard error. Where that is the journal, each line has its priority: a mistake in a TOML file is told in several.
 pub(crate) fn tell_error(text: &str) {
-    // The one who asked may have gone: then nobody reads it.
+    // The caller may have gone: then no process reads it.
     let _ = std::io::stderr().write_all(headed(head_of_errors(), text).as_bytes());
 }
 

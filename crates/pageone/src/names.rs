@@ -46,7 +46,7 @@ pub(crate) fn of(asked: &[(u32, u32, &ForeignName)]) -> Vec<Option<ForeignName>>
     named.map(|process| names.of(process?)).collect()
 }
 
-/// The user of a process; of one that is gone, nobody.
+/// The user of a process; of one that is gone, no user.
 pub(crate) fn user(pid: u32) -> u32 {
     sys::credentials::Credentials::of(pid, pid).map_or(u32::MAX, |ids| ids.effective_user())
 }

@@ -38,7 +38,7 @@ pub struct Who {
     pub uid: u32,
     /// Effective group id when it connected.
     pub gid: u32,
-    /// Its cgroup; `None` when nobody looked, or it cannot be known.
+    /// Its cgroup; `None` when it was not looked up, or cannot be known.
     pub cgroup: Option<Cgroup>,
     /// It has its user's number, and not his rights: see [`sys::confined`].
     pub confined: bool,
@@ -134,7 +134,7 @@ impl Peers {
             && self.cgroup.as_ref().is_none_or(in_cgroup)
     }
 
-    /// Whether everybody who is meant by `other` surely is by `self`.
+    /// Whether every process that `other` means is surely meant by `self`.
     fn cover(&self, other: &Self) -> bool {
         let ids = |ours: &Option<Ids>, theirs: &Option<Ids>| match (ours, theirs) {
             (None, _) => true,
@@ -244,7 +244,7 @@ impl Rule {
     }
 }
 
-/// Who gets which domain, who may see everybody's guests, and who may turn knobs.
+/// Which process gets which domain, which may see all users' guests, and which may turn knobs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
     /// The daemon's own user id.
@@ -305,14 +305,14 @@ impl Policy {
         file::parse(text, own)
     }
 
-    /// Permissions of the socket: root serves everybody, others only themselves (they have no
+    /// Permissions of the socket: root serves all users, others only themselves (they have no
     /// right to other users' memory anyway).
     #[must_use]
     pub fn socket_mode(&self) -> u32 {
         if self.own == 0 { 0o666 } else { 0o600 }
     }
 
-    /// Whether the peer's cgroup counts, so that somebody must look.
+    /// Whether the peer's cgroup counts, so that it must be looked up.
     #[must_use]
     pub fn asks_for_cgroups(&self) -> bool {
         self.rules.iter().any(|rule| {
@@ -379,7 +379,7 @@ impl Policy {
         self.is_master(who.uid) && !who.confined
     }
 
-    /// Whether a peer may see the counters of everybody's guests. Others see those of their own.
+    /// Whether a peer may see the counters of all users' guests. Others see those of their own.
     #[must_use]
     pub fn may_monitor(&self, who: &Who) -> bool {
         let named = self.monitor.as_ref().is_some_and(|peers| peers.fit(who));

@@ -137,7 +137,7 @@ pub(crate) fn obstacle(file: &Path) -> Option<Obstacle> {
     elf_obstacle(&File::open(&file).ok()?)
 }
 
-/// What keeps the agent out of a program as it was built, whoever starts it.
+/// What keeps the agent out of a program as it was built, whichever user starts it.
 ///
 /// # Errors
 /// What opening it gives: whether anything does is not known then.

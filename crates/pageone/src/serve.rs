@@ -35,7 +35,7 @@ pub(crate) struct Args {
     /// Where to listen
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9633", value_parser = address)]
     listen: SocketAddr,
-    /// Allow an address that other machines can reach; everybody there can read the counters
+    /// Allow an address that other machines can reach; all their users can read the counters
     #[arg(long)]
     public: bool,
     /// Guests that /metrics names, those that save most first; the others are summed up

@@ -4,8 +4,8 @@
 //! process group of its own (the terminal's Ctrl-C does not reach it) that waits for its standard input to end. An ordinary end says
 //! `done`; any other end, SIGKILL included, makes the watchdog write the saved values.
 //!
-//! Two that turn the same settings at a time would each take the other's for the machine's own. So whoever turns some has their
-//! lock (flock(2)). It is the watchdog's too, as its standard output: whoever gets it finds the settings as they belong.
+//! Two that turn the same settings at a time would each take the other's for the machine's own. So a process that turns some has their
+//! lock (flock(2)). It is the watchdog's too, as its standard output: the next process that gets it finds the settings as they belong.
 //!
 //! The lock is that of a file which only its user can open. The file of the settings itself would do, were it not that all users may
 //! read it, and so lock it: flock(2) asks for no right to write. One of them could keep root from turning them for as long as he likes. The

@@ -1,4 +1,4 @@
-//! A job for which nobody waits for ever: what is asked of a process may take as long as the process likes.
+//! A job for which the caller does not wait for ever: what is asked of a process may take as long as the process likes.
 
 use std::sync::mpsc::channel;
 use std::thread;
@@ -14,7 +14,7 @@ pub(crate) fn within<T: Send + 'static>(
     job: impl FnOnce() -> T + Send + 'static,
 ) -> Option<T> {
     let (done, result) = channel();
-    // After so long nobody listens. Without a thread for it the job is not done.
+    // After so long the caller listens no more. Without a thread for it the job is not done.
     let begun = thread::Builder::new().spawn(move || done.send(job()));
     begun.ok().and_then(|_| result.recv_timeout(patience).ok())
 }

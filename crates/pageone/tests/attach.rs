@@ -1453,7 +1453,7 @@ fn a_process_whose_filters_allow_all_is_attached() {
     let program = program(&place, &[]);
     let _daemon = daemon(&place, &["--merge-period", "50ms"]);
     let mib = MIB.to_string();
-    // The second kills for a call that nobody makes here.
+    // The second kills for a call that no thread makes here.
     let (uselib, kill) = (libc::SYS_uselib.to_string(), KILL.to_string());
     let start = |words: &str| Checked::start(&program, &[&mib, "4", words, &uselib, &kill]);
     let mut both = [start("offer,work,filter"), start("offer,work,fork,filter")];
@@ -1600,7 +1600,7 @@ fn serves_as(place: &Place, one: &mut Checked, user: u32) {
     one.goes_on();
 }
 
-/// nginx and its like: root at the start, and somebody else when they work.
+/// nginx and its like: root at the start, and another user when they work.
 #[test]
 fn a_process_that_gave_up_its_rights_is_served_or_is_as_it_was() {
     let Some(place) = place_to_trace().filter(|_| sees_filters()) else {

@@ -74,7 +74,7 @@ fn the_time_of_a_write_tells_a_merged_page_from_others() {
         assert_eq!(row["pages"], 512, "{report}");
         row["p50_ns"].as_u64().expect("a time")
     };
-    // A page that nobody tracks takes no fault; all others do.
+    // A page that is not tracked takes no fault; all others do.
     for kind in ["armed", "merged", "zero"] {
         assert!(median(kind) > median("private"), "{report}");
     }

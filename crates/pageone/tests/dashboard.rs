@@ -133,7 +133,7 @@ impl Browser {
         }
     }
 
-    /// Keeps a picture, where somebody wants to look at it.
+    /// Keeps a picture, where the environment names a folder for it.
     fn picture(&mut self, name: &str) {
         let Some(folder) = std::env::var_os("PAGEONE_SCREENSHOTS") else {
             return;

@@ -373,7 +373,7 @@ fn pretend(place: &Place, reply: impl Fn(&Request) -> Option<String> + Send + 's
     });
 }
 
-/// What a daemon says that gives everybody this domain, and this to all other questions.
+/// What a daemon says that gives every process this domain, and this answer to all other questions.
 fn answers(other: String) -> impl Fn(&Request) -> Option<String> + Send + 'static {
     let domain = json_of(&Reply::Domain("uid:0".to_owned()));
     move |request| match request {

@@ -1,4 +1,4 @@
-//! What runs out: the daemon's memory and descriptors, a guest's mappings, everybody's patience.
+//! What runs out: the daemon's memory and descriptors, a guest's mappings, patience.
 //! Guests must keep their bytes, and merging must go on where it can (docs/operations.md).
 #![allow(clippy::unwrap_used)] // a helper that fails is a test that fails
 
@@ -98,7 +98,7 @@ fn a_daemon_killed_for_its_memory_costs_no_byte() {
 fn guests_do_not_suffer_from_a_daemon_whose_calls_fail_for_want_of_memory() {
     let _alone = alone();
     let Some(memcg) = Memcg::new(32 << 20).filter(Memcg::fail_instead_of_kill) else {
-        eprintln!("skipped: no memory group that kills nobody when it is full");
+        eprintln!("skipped: no memory group that kills no process when it is full");
         return;
     };
     let place = Place::new();

@@ -397,7 +397,7 @@ fn a_daemon_on_an_older_kernel_serves_as_ever() {
         stage.renew();
         stage.wait_shared();
         stage.check();
-        assert!(stage.board.failed() > 0, "{fault}: nobody has asked");
+        assert!(stage.board.failed() > 0, "{fault}: no call was made");
         stage.end();
     }
 }

@@ -203,9 +203,9 @@ fn a_broken_page_comes_back_as_broken_and_a_discarded_one_not() {
     });
     assert_eq!(count(&status, "pages_shared"), PAGES as u64, "{status}");
     guests.iter_mut().for_each(|guest| drop(guest.run("check")));
-    // What nobody maps is given back when both guests are adopted.
+    // Pages that no guest maps are given back when both guests are adopted.
     guests[1].run("advise 100 50 4");
-    wait_for("what nobody maps to be given back", || {
+    wait_for("pages that no guest maps to be given back", || {
         (kept.stored_pages() == PAGES as u64 - 50).then_some(())
     });
     guests.iter_mut().for_each(|guest| drop(guest.run("check")));

@@ -327,7 +327,7 @@ fn a_guest_that_changes_its_user_is_unmerged_leaves_and_may_come_back() {
 }
 
 /// The shape of Chromium's sandbox: a user namespace, an empty root directory, no capability, and a filter for all threads.
-/// A guest that confines itself in this way: its bytes stay right, its agent is gone, and nobody else has less.
+/// A guest that confines itself in this way: its bytes stay right, its agent is gone, and no other guest has less.
 fn confined(change: &str) {
     let _alone = alone();
     let place = Place::new();
@@ -358,7 +358,7 @@ fn confined(change: &str) {
     });
     let tasks = std::fs::read_dir(format!("/proc/{}/task", sandboxed.pid)).unwrap();
     assert_eq!(tasks.count(), 1, "an agent");
-    // Nobody else's saving is less for it.
+    // No other guest's saving is less for it.
     let mut third = guest();
     wait_for("pages to merge again", || {
         (merged(&json(&place)) == 2 * PAGES as u64).then_some(())

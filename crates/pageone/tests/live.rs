@@ -92,7 +92,7 @@ fn equal_guests_share_frames_and_memory_comes_back() {
     assert_eq!(one.frame(703), two.frame(703));
     status_when(
         &place,
-        "three pages that have nobody to share with",
+        "three pages that have no page to share with",
         |status| count(status, "pages_unshared") == 3,
     );
     one.run("check");

@@ -669,7 +669,7 @@ fn emulated(topology: &Topology, guest: &Guest) -> Vec<NodeId> {
 }
 
 /// Guests with the same content, enough of them that they lie on several of the emulated nodes;
-/// between them, memory that nobody offers takes up place, an eighth of a node at a time. `None` if that
+/// between them, memory that no guest offers takes up place, an eighth of a node at a time. `None` if that
 /// does not help.
 fn spread(place: &Place, topology: &Topology) -> Option<Vec<(Guest, Vec<NodeId>)>> {
     let mut all: Vec<(Guest, Vec<NodeId>)> = Vec::new();

@@ -122,7 +122,7 @@ fn signals_reach_the_command() {
             "trap 'exit 42' TERM INT HUP USR1 WINCH TTIN; echo up; while :; do sleep 0.02; done";
         let mut command = pageone();
         command.arg("run").arg("--socket").arg(place.socket());
-        // A shell cannot trap what whoever runs the tests has it ignore, as a job in the background does.
+        // A shell cannot trap signals that its starter has it ignore, as for a job in the background.
         command.args(["--", "env", "--default-signal", "sh", "-c", script]);
         command.stdout(Stdio::piped()).stderr(Stdio::null());
         let mut running = Running::start(&mut command);
@@ -223,7 +223,7 @@ fn scripts_are_fine_and_static_commands_are_told() {
     assert!(!text(&ours.stdout).contains("merge_any: yes"));
 }
 
-/// KSM knows no domains, so the command is merged by none; and `run` becomes it, without an engine that nobody would use.
+/// KSM knows no domains, so the command is merged by none; and `run` becomes it, without an engine that no program would use.
 #[test]
 fn a_static_command_of_a_domain_is_left_to_no_engine() {
     need_agent();

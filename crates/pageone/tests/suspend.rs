@@ -1,5 +1,5 @@
-//! What a suspended host does to a daemon and its guests: everything stands still for longer than anybody
-//! has patience, and the time of day jumps. No guest is dropped, no byte lost, and merging goes on.
+//! What a suspended host does to a daemon and its guests: everything stands still for longer than any
+//! patience lasts, and the time of day jumps. No guest is dropped, no byte lost, and merging goes on.
 //!
 //! The jump turns the clock of the whole machine for less than a second. So it happens only where
 //! `PAGEONE_TEST_CLOCK` gives the seconds to jump by, as in a virtual machine: 86400.
@@ -65,7 +65,7 @@ impl Stage {
         [&self.daemon.0, &one.process, &two.process].map(Pid::from_child)
     }
 
-    /// Ends the daemon: it has dropped nobody.
+    /// Ends the daemon: it has dropped no guest.
     fn end(mut self) {
         self.daemon.signal(SIGTERM);
         assert_eq!(self.daemon.end(), 0);

@@ -147,7 +147,7 @@ impl Group {
         command
     }
 
-    /// Removes the groups of `folder` and it; false while somebody is in one.
+    /// Removes the groups of `folder` and it; false while a process is in one.
     fn remove(folder: &Path) -> bool {
         for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
             if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
@@ -234,7 +234,7 @@ impl Machine {
     /// A command that runs `program` there.
     fn command(&self, program: &Path) -> Command {
         let mut command = Command::new("nsenter");
-        // 0 is nobody's: the command fails.
+        // 0 is of no process: the command fails.
         let init = self.init().unwrap_or(0).to_string();
         command.args(["--target", &init, "--pid", "--mount", "--"]);
         command.arg(program).stdin(Stdio::null());
@@ -372,7 +372,7 @@ impl Drop for Machine {
         if let Some(init) = init.and_then(Pid::from_raw) {
             let _ = kill_process(init, Signal::KILL);
         }
-        // Whoever started it ends with it; or is killed, should it not.
+        // `unshare`, which started it, ends with it; or is killed, should it not.
         for _ in 0..250 {
             if matches!(self.unshare.0.try_wait(), Ok(Some(_))) {
                 return;

@@ -25,7 +25,7 @@ pub(crate) struct Looker {
     pub(crate) cpu_limit: Option<NonZero<u32>>,
     /// One content of this many is kept.
     pub(crate) one_of: NonZero<u64>,
-    /// What fingerprints depend on: nobody can aim at two contents with one.
+    /// What fingerprints depend on: no program can aim at two contents with one.
     pub(crate) seed: u64,
     pub(crate) quiet: bool,
 }
@@ -234,7 +234,7 @@ impl Crew {
                     return; // another thread has taken the place of this one
                 }
             }
-            // Nobody listens any more: the end is near.
+            // The receiver is gone: the end is near.
             if results.send((part, counts)).is_err() {
                 return;
             }

@@ -2,7 +2,7 @@
 //!
 //! A private mapping of a store shows the store's page wherever the process has not written. So the mapping tells what is merged,
 //! less its pages that are no longer of a file. How many pages of the stores stand behind that is told by file and offset, for
-//! which nobody has to be root. The daemon's own mappings are shared ones, and do not count.
+//! which the caller need not be root. The daemon's own mappings are shared ones, and do not count.
 
 use std::collections::BTreeMap;
 use std::io;

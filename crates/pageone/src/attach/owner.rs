@@ -7,11 +7,11 @@
 //! |---|---|
 //! | is root, or the process's own user | knows by itself |
 //! | is another one | would not trust it: refused |
-//! | has no number, and is root outside | trusts whoever serves at the path and has no number |
+//! | has no number, and is root outside | trusts a server at the path that has no number |
 //!
-//! **What must hold** in the last case: now and later, the one who serves at that path is root outside or root of the namespace. The
-//! agent trusts the second anyway, and he can trace the process; he also makes the mounts that it sees. So each folder on the way
-//! belongs to one of these and nobody else may write to it; links are not followed. In a folder with the sticky bit others may make
+//! **What must hold** in the last case: now and later, the server at that path is run by root outside or by root of the namespace.
+//! The agent trusts the second anyway, and he can trace the process; he also makes the mounts that it sees. So each folder on the way
+//! belongs to one of these and no other user may write to it; links are not followed. In a folder with the sticky bit others may make
 //! new names, but not move the next folder: that will do everywhere but in the socket's own.
 
 use std::fs;

@@ -71,7 +71,7 @@ pub(super) fn attach(pid: u32, words: impl IntoIterator<Item = OsString>) -> Res
 /// What a child says of what it did; its warnings are passed on.
 fn heard(child: Child) -> Result<String> {
     let (told, warned) = said(child)?;
-    // The one who asked may have gone: then nobody reads it.
+    // The caller may have gone: then no process reads it.
     let _ = write!(std::io::stderr(), "{warned}");
     Ok(told.trim_end().to_owned())
 }

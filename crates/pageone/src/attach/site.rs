@@ -1,8 +1,8 @@
 //! Where in a function of libc a jump to a hook may stand.
 //!
 //! A jump is five bytes. It replaces the beginning of **one instruction that is as long at least**. So no thread can
-//! stand inside it: not one that is stopped there, not one whose signal handler will come back there. Whoever is before it
-//! meets the jump, whoever is behind it goes on as ever. What the function did before is undone on the way to the hook:
+//! stand inside it: not one that is stopped there, not one whose signal handler will come back there. A thread before it
+//! meets the jump, a thread behind it goes on as ever. What the function did before is undone on the way to the hook:
 //!
 //! ```text
 //!   setuid:  sub $0x38,%rsp            setuid:  sub $0x38,%rsp            to the hook:  add $0x38,%rsp

@@ -195,7 +195,7 @@ fn with_thread(mut target: Target, mut image: Image, words: &Words) -> Result<Do
     remote.finish()?;
     drop(still);
     if let Some(word) = outside {
-        // Of a process that is gone nobody waits.
+        // Of a process that is gone no thread waits.
         let _ = target.memory.write_all_at(&0_u32.to_ne_bytes(), word);
     }
     let mut done = result?;

@@ -221,8 +221,8 @@ impl Bench<'_> {
         measure::check_memory(guests.max(5), guest_mib)
     }
 
-    /// The engines to measure, and the guard of KSM's knobs if one is needed. Of those that nobody named, the ones that this machine
-    /// or this user does not have are left out.
+    /// The engines to measure, and the guard of KSM's knobs if one is needed. Of those that the command does not name, the ones that this
+    /// machine or this user does not have are left out.
     fn engines(&self, args: &Args) -> Result<(Vec<Engine>, Option<KsmGuard>)> {
         let mut engines = args.engines();
         let pageone = match engines.iter().any(|engine| engine.is_pageone()) {

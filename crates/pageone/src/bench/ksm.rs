@@ -151,7 +151,7 @@ mod tests {
         let taken = guard_of_able(&ksm, &cat).unwrap_err();
         assert!(taken.to_string().contains("another bench"), "{taken}");
         drop(guard);
-        // A knob that nobody can save, root neither.
+        // A knob that no user can save, root neither.
         let knob = folder.path().join("pages_to_scan");
         fs::remove_file(&knob).unwrap();
         fs::create_dir(&knob).unwrap();

@@ -379,7 +379,7 @@ pub(super) fn difference(a: u64, b: u64) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
-/// Tells whether somebody has asked this process to end: once it was so, it stays so. The signals that ask end nothing by
+/// Tells whether a signal has asked this process to end: once it was so, it stays so. The signals that ask end nothing by
 /// themselves any more.
 ///
 /// # Errors

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! It speaks the protocol of systemd's descriptor store, so the daemon does not know which of the two it
-//! has. It has one thread, maps none of the memory it holds, reads none of it, and serves nobody:
+//! has. It has one thread, maps none of the memory it holds, reads none of it, and serves no client:
 //! there is next to nothing in it that could end it. Should it be killed all the same, the daemon ends
 //! too, guests keep their memory, and the next daemon starts afresh.
 //!
@@ -49,7 +49,7 @@ fn spare_me() -> Option<i32> {
     process::set_oom_score(-1000).ok().map(|()| before)
 }
 
-/// Whoever has it keeps the daemon of this command line.
+/// The process that has it keeps the daemon of this command line.
 pub(super) struct Keeper {
     program: PathBuf,
     /// Of the socket; it goes with this.

@@ -269,7 +269,7 @@ pub(crate) fn packets(reply: &Reply) -> Vec<Vec<u8>> {
     }
 }
 
-/// Counters of everybody, for those who may see them.
+/// Counters of all guests, for the callers that may see them.
 pub(crate) fn monitor(engine: &Arc<Engine>, history: History, answers: &Answers) -> Lane<Asked> {
     history.follow(engine);
     let (engine, answers) = (Arc::clone(engine), answers.clone());
@@ -445,7 +445,7 @@ mod tests {
         for uid in 0..8 {
             assert_eq!(all.push(uid, 4, (uid, 0)), None);
         }
-        let lost = all.push(9, 4, (9, 0)).expect("somebody makes room");
+        let lost = all.push(9, 4, (9, 0)).expect("another makes room");
         assert_ne!(lost.0, 9);
         assert_eq!((all.of(9), all.of(lost.0)), (1, 0));
         // One who has as much as all others gets no more.
@@ -460,7 +460,7 @@ mod tests {
         (0..4).for_each(|n| assert_eq!(all.push(1, 9, (1, n)), None));
         (0..2).for_each(|n| assert_eq!(all.push(2, 9, (2, n)), None));
         assert_eq!(all.push(3, 9, (3, 0)), Some((1, 3)));
-        assert_eq!(all.push(1, 9, (1, 4)), Some((1, 4)), "nobody has more");
+        assert_eq!(all.push(1, 9, (1, 4)), Some((1, 4)), "no user has more");
         assert_eq!((all.of(1), all.of(2), all.of(3)), (3, 2, 1));
     }
 

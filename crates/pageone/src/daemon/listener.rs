@@ -1,6 +1,6 @@
 //! The daemon's socket in the file system: one daemon a path, and none left behind.
 //!
-//! A daemon that was killed leaves its socket file. Nobody listens at it, so connecting is refused:
+//! A daemon that was killed leaves its socket file. No process listens at it, so connecting is refused:
 //! that file is stale and is replaced. Looking and replacing happen under a lock, so
 //! of two daemons that start together one wins and the other sees it.
 //!
@@ -141,7 +141,7 @@ impl Listener {
 /// Removes a stale socket of a daemon that is gone.
 ///
 /// # Errors
-/// Somebody else's file or a live daemon's socket is there, and stays.
+/// Another program's file or a live daemon's socket is there, and stays.
 pub(crate) fn sweep(path: &Path) -> Result<(), ListenError> {
     let _lock = lock(path)?;
     clear(path)
@@ -155,7 +155,7 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // Another daemon's socket may be there by now, if somebody removed ours.
+        // Another daemon's socket may be there by now, if ours was removed.
         if !self.kept && identity(&self.path).is_ok_and(|file| file == self.file) {
             let _ = fs::remove_file(&self.path);
         }
@@ -167,7 +167,7 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
     Ok((meta.dev(), meta.ino()))
 }
 
-/// Gives the socket at `path` its mode, and no other file: whoever may write to the folder may put a link there meanwhile.
+/// Gives the socket at `path` its mode, and no other file: a user who may write to the folder may put a link there meanwhile.
 fn set_mode(path: &Path, mode: u32) -> io::Result<()> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
@@ -188,7 +188,7 @@ fn lock(socket: &Path) -> Result<File, ListenError> {
     let system = |source| ListenError::system(socket, source);
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).mode(0o600);
-    // Not through a link of somebody else's, and no wait at somebody else's pipe.
+    // Not through a link of another user's, and no wait at another user's pipe.
     let options = options.custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed());
     let file = match options.open(&path) {
         Err(error) if error.raw_os_error() == Some(Errno::LOOP.raw_os_error()) => {

@@ -1,6 +1,6 @@
 //! The daemon's log on standard error: bounded, and never waited for.
 //!
-//! Whoever may connect can make the daemon say something, as often as it likes. A log that is read
+//! A process that may connect can make the daemon say something, as often as it likes. A log that is read
 //! slowly, or not at all, must not stop the poll loop for that (I8). A line that does not fit at once is
 //! left out, and so are lines beyond [`MOST`] in ten seconds. How many were left out is said before
 //! the next line that goes out. A line is at most [`LONGEST`] bytes, for which a pipe that is ready has room.

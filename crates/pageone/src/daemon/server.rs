@@ -11,12 +11,12 @@
 //!
 //! Everything is bounded (I8): the connections that are no guests', those of one user among them, the
 //! time they have, and the requests that wait. When all places are taken, the user who has most loses the oldest
-//! of his (the queues' rule of dropping from the longest), also where each has but one. So nobody is kept out by any
+//! of his (the queues' rule of dropping from the longest), also where each has but one. So no user is kept out by any
 //! number of others.
 //!
-//! **Nobody is waited for.** The thread of the loop reads and writes without waiting, and lets go of a connection without
+//! **The loop waits for no peer.** Its thread reads and writes without waiting, and lets go of a connection without
 //! waiting ([`Stranger`]). A reply that its caller does not take stays here, not in a thread. What may take its time has
-//! a thread of its own ([`lane`]). That is for looks that see everybody's guests, looks at one's own, and knobs (unmerging takes
+//! a thread of its own ([`lane`]). That is for looks that see all users' guests, looks at a user's own, and knobs (unmerging takes
 //! long). It is for the door, too, because a new domain has to be told to a keeper that may be slow.
 //!
 //! | thread | may wait for | at most |

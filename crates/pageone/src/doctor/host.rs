@@ -43,7 +43,7 @@ pub(super) fn checks(served: bool) -> Vec<Check> {
         facility(
             "leases",
             lifelines,
-            "the kernel tells when nobody maps a page",
+            "the kernel tells when no process maps a page",
             "sudo sysctl fs.leases-enable=1",
         ),
         ptrace(

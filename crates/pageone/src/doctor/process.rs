@@ -344,7 +344,7 @@ fn offered_in_vain(left: &LeftAlone) -> [Kind; 5] {
             "read-only",
             left.read_only,
             "is offered, and read-only",
-            "PageONE leaves it alone: the kernel moves no page that nobody may write",
+            "PageONE leaves it alone: the kernel moves no read-only page",
             "have it take the right to write only when the memory is merged",
         ),
         (

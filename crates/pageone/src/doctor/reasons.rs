@@ -56,7 +56,7 @@ fn check(reason: &WhyNot, guest: &GuestStatus, knobs: &KnobValues, is_cut: bool)
         ),
         Code::Stuck => fail(
             "stuck",
-            format!("ls -l /proc/{pid}/fd  # a file system that hangs, or pages nobody provides"),
+            format!("ls -l /proc/{pid}/fd  # a file system that hangs, or pages without a pager"),
         ),
         Code::NoAnswer => fail(
             "no-answer",

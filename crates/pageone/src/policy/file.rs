@@ -1,7 +1,7 @@
 //! The policy's file, TOML: what it may say, and what is a mistake.
 //!
 //! A mistake must not become a domain that is wider than its writer meant. So whatever cannot have an
-//! effect is an error: keys that are not known, conditions that fit nobody, names listed twice, and
+//! effect is an error: keys that are not known, conditions that fit no process, names listed twice, and
 //! rules behind one that decides all they would.
 
 use serde::Deserialize;
@@ -145,7 +145,7 @@ fn read_right(text: &str, name: &str, right: Spanned<Right>) -> Result<Peers, Po
     let uid = numbers(Whose::User, uid, user).map_err(mistake)?;
     let gid = numbers(Whose::Group, gid, group).map_err(mistake)?;
     if uid.is_none() && gid.is_none() {
-        let what = "it names nobody: give `user`, `uid`, `group` or `gid`, or leave it out";
+        let what = "it names no user: give `user`, `uid`, `group` or `gid`, or leave it out";
         return Err(mistake(what.to_owned()));
     }
     let cgroup = None;
@@ -159,7 +159,7 @@ fn read(words: Words) -> Result<Rule, String> {
     let gid = numbers(Whose::Group, words.gid, words.group)?;
     if uid.is_none() && gid.is_none() && cgroup.is_none() {
         return Err(
-            "it is for nobody: give `user`, `uid`, `group`, `gid` or `cgroup`; for everybody write \
+            "it is for no process: give `user`, `uid`, `group`, `gid` or `cgroup`; for all users write \
                     uid = \"0-4294967294\""
                 .to_owned(),
         );
@@ -191,7 +191,7 @@ fn read_patterns(patterns: Patterns) -> Result<Vec<Pattern>, String> {
         read.push(pattern);
     }
     match read.is_empty() {
-        true => Err("`cgroup` is empty: it fits nobody".to_owned()),
+        true => Err("`cgroup` is empty: it fits no process".to_owned()),
         false => Ok(read),
     }
 }

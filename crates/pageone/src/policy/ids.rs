@@ -34,7 +34,7 @@ impl Ids {
             }
         }
         match joined.is_empty() {
-            true => Err("the list is empty: it fits nobody".to_owned()),
+            true => Err("the list is empty: it fits no process".to_owned()),
             false => Ok(Self(joined)),
         }
     }

@@ -171,8 +171,8 @@ fn mistakes_are_named_with_rule_and_line() {
     for (text, place, what) in [
         ("defualt = 'uid'\n", "line 1", "defualt"),
         ("default = 'all'\n", "line 1", "all"),
-        ("[control]\n", "control (line 1)", "nobody"),
-        ("\n[monitor]\n", "monitor (line 2)", "nobody"),
+        ("[control]\n", "control (line 1)", "no user"),
+        ("\n[monitor]\n", "monitor (line 2)", "no user"),
         (
             "\n[[rule]]\nuid = 1\nper = 'uid'\nuids = 2\n",
             "rule 1 (line 5)",
@@ -188,7 +188,7 @@ fn mistakes_are_named_with_rule_and_line() {
             "rule 1 (line 2)",
             "1 is listed twice",
         ),
-        ("[[rule]]\nper = 'uid'\n", "rule 1 (line 1)", "for nobody"),
+        ("[[rule]]\nper = 'uid'\n", "rule 1 (line 1)", "no process"),
         ("[[rule]]\nuid = 1\n", "rule 1 (line 1)", "gives nothing"),
         (
             "[[rule]]\nuid = 1\nrefuse = false\n",

@@ -7,7 +7,7 @@
 //! | head of a request | [`HEAD`] bytes, in [`PATIENCE`] from the first |
 //! | taking the answer | [`TAKING`] |
 //!
-//! Names are compared, never looked up in a file system, so no path leads anywhere. A page of a stranger in somebody's
+//! Names are compared, never looked up in a file system, so no path leads anywhere. A page of a stranger in a user's
 //! browser must not read the counters by giving its own name the address 127.0.0.1. So at a loopback address a request has to
 //! name an address or `localhost` as its host.
 
@@ -89,7 +89,7 @@ struct Open {
 }
 
 impl Open {
-    /// Takes a connection in, in the place of the oldest if there is no other: so one who connects and says nothing keeps nobody out.
+    /// Takes a connection in, in the place of the oldest if there is no other: so a client that says nothing keeps no other out.
     /// Gives its number; `None` without room for its thread.
     fn admit(&mut self, stream: &TcpStream) -> Option<u64> {
         let copy = stream.try_clone().ok()?;
@@ -149,7 +149,7 @@ where
         let thread = thread::Builder::new().name("request".to_owned());
         // Without a thread its place is free again.
         let _ = thread.spawn(move || {
-            // The caller has gone: nobody to tell.
+            // The caller has gone: there is none to tell.
             let _ = talk(&stream, local, &*answer);
             drop(place);
         });

@@ -243,7 +243,7 @@ pub(crate) fn classed_and_present(status: &serde_json::Value) -> (u64, u64) {
     (classed, present)
 }
 
-/// Has the kernel move everybody's pages about; false where it cannot, or this user must not.
+/// Has the kernel move the pages of all processes about; false where it cannot, or this user must not.
 pub(crate) fn compact_memory() -> bool {
     std::fs::write("/proc/sys/vm/compact_memory", "1").is_ok()
 }

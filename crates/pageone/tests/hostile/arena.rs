@@ -284,7 +284,7 @@ impl Arena {
         attacker
     }
 
-    /// A folder in which everybody may make files.
+    /// A folder in which every user may make files.
     pub(crate) fn public_folder(&self) -> PathBuf {
         let folder = self.file("public");
         fs::create_dir(&folder).unwrap();
@@ -416,7 +416,7 @@ impl Arena {
         kept.unwrap_or_else(|seen| panic!("{seen:?} in {WINDOW:?}, {} before", ease.rounds));
     }
 
-    /// Asserts that the kernel works long for the daemon's closers only: nobody waits for these. What the workers take is the
+    /// Asserts that the kernel works long for the daemon's closers only: no thread waits for these. What the workers take is the
     /// look at descriptors of a guest whose agent keeps locked files open: the kernel walks the locks there, too, once.
     pub(crate) fn closers_alone_take_long(&self) {
         self.takes_little(3);

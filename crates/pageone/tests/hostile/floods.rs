@@ -1,4 +1,4 @@
-//! Nobody waits for a stranger: floods, bombs, and agents that stall or lie.
+//! No other user waits for a stranger: floods, bombs, and agents that stall or lie.
 
 use std::cell::RefCell;
 use std::path::PathBuf;
@@ -88,8 +88,8 @@ fn a_user_who_fills_the_store() {
     }
 }
 
-/// The kernel walks all POSIX locks on a file whenever anybody closes it. An attacker has some hundred thousand on each file of its
-/// own session, and on those of an honest guest that everybody may read. Its agent, too, reads some of these.
+/// The kernel walks all POSIX locks on a file whenever any process closes it. An attacker has some hundred thousand on each file of its
+/// own session, and on those of an honest guest that every user may read. Its agent, too, reads some of these.
 #[test]
 fn locks_on_what_others_close() {
     let Some(arena) = Arena::new() else {
@@ -133,7 +133,7 @@ fn leases_on_what_the_daemon_reads_of_them_on_an_older_kernel() {
     }
 }
 
-/// The same of files that the daemon itself reads for a status, a round or a hello, and that everybody may read.
+/// The same of files that the daemon itself reads for a status, a round or a hello, and that every user may read.
 #[test]
 fn locks_on_what_the_daemon_reads_of_itself() {
     let policy = "[[rule]]\ncgroup = '/nowhere/**'\nper = 'cgroup'\n";
@@ -171,7 +171,7 @@ fn guests_with_ten_thousand_threads() {
     }
 }
 
-/// So many groups cost nobody anything where the kernel tells a thread's ids alone, and its process is served.
+/// So many groups cost no other user anything where the kernel tells a thread's ids alone, and its process is served.
 #[test]
 fn guests_in_sixty_thousand_groups() {
     if let Some(arena) = Arena::new() {

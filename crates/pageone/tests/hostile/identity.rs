@@ -212,7 +212,7 @@ fn refuses(verb: &str, why: &str) {
     let last = attacker.said.last().unwrap();
     assert!(last.ends_with("refused"), "{last}");
     crate::common::wait_for(why, || arena.log().contains(why).then_some(()));
-    // His own status tells him why, and nobody else's.
+    // His own status tells him why, and no other user's.
     let told = |uid| {
         let shown = arena.command(uid, &["status", "--json"]);
         let status: serde_json::Value = serde_json::from_slice(&shown.stdout).unwrap();

@@ -56,8 +56,7 @@ pub(crate) fn dropper() -> &'static Path {
     })
 }
 
-/// Puts a setuid-root program into `folder` that has code at a place that everybody knows. Gives it, and the folder that this code would
-/// make.
+/// Puts a setuid-root program into `folder` that has code at a known place. Gives it, and the folder that this code would make.
 pub(crate) fn install_fixed(folder: &Path) -> (PathBuf, PathBuf) {
     let (program, reached) = (folder.join("fixed"), folder.join("reached"));
     let define = format!("-DREACHED=\"{}\"", reached.display());

@@ -337,7 +337,7 @@ fn merged(arena: &Arena, guests: [&Guest; 2], domain: &str) {
 }
 
 /// One that root started merges with root's, becomes an ordinary user, and merges with that user's. In between nothing
-/// of it is shared with anybody.
+/// of it is shared with any guest.
 #[test]
 fn a_guest_that_changes_its_user() {
     let Some(arena) = Arena::empty(&[], None) else {

@@ -67,7 +67,7 @@ impl Guest {
     /// Stops the guest, or lets it go on.
     pub(crate) fn stop(&mut self, on: bool) {
         let signal = if on { Signal::STOP } else { Signal::CONT };
-        // An end that nobody asked for is noticed elsewhere.
+        // An end that the test did not ask for is noticed elsewhere.
         let _ = kill_process(self.pid(), signal);
         self.stopped = on;
     }
@@ -112,7 +112,7 @@ impl Guest {
         Err(format!("guest {} ended with {status}", self.number))
     }
 
-    /// Whether a process of the group is more than a zombie that nobody has waited for.
+    /// Whether a process of the group is more than a zombie that its parent has not waited for.
     fn any_alive(&self) -> bool {
         let group = self.pid().as_raw_pid().to_string();
         let processes = std::fs::read_dir("/proc").unwrap().flatten();

@@ -1,4 +1,4 @@
-//! How a cost grows: what was measured, and what a law or a model makes of places where nobody measured.
+//! How a cost grows: what was measured, and what a law or a model makes of places that were not measured.
 //!
 //! Each point beyond is labelled by where it comes from, in tables and plots.
 
@@ -19,7 +19,7 @@ pub(super) struct Growth {
     pub(super) beyond: Option<Beyond>,
 }
 
-/// Points where nobody measured.
+/// Points that were not measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Beyond {
     /// Where they come from, in words.

@@ -144,7 +144,7 @@ fn axes<'a>(group: &Group<'a>) -> Vec<(&'a str, &'a str)> {
     axes
 }
 
-/// The costs of each engine's last run, and in grey what nobody measured.
+/// The costs of each engine's last run, and in grey what was not measured.
 fn growth(group: &Group<'_>, of: &str, unit: &str) -> Vec<Line> {
     let mut lines = Vec::new();
     let last = group

@@ -304,7 +304,7 @@ mod tests {
             reasons: vec![WhyNot {
                 code: WhyNotCode::Leaves,
                 pages: 0,
-                why: "it leaves its domain: it is\x1b somebody else".to_owned(),
+                why: "it leaves its domain: it is\x1b another user's".to_owned(),
             }],
             ..GuestStatus::default()
         };
