@@ -1,4 +1,4 @@
-//! `pageone analyze`: what merging would save, before anything is changed.
+//! `pageone analyze`: the saving that merging would bring, before anything is changed.
 //!
 //! ```text
 //! targets   the processes that are meant, the trust domain of each by the rules in force; or dumps

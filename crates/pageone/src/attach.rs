@@ -30,12 +30,12 @@
 //! | [`mod@detach`] | the same, back again |
 //! | [`patience`] | the commands wait for no process that lies |
 //! | [`mount`] | the daemon's socket in a container |
-//! | [`target`] | the process, and what speaks against it |
-//! | [`owner`] | how its agent knows who serves it |
+//! | [`target`] | the process, and the reasons against it |
+//! | [`owner`] | how its agent knows its server |
 //! | [`image`] | the agent's library, relocated |
 //! | [`filters`] | whether its seccomp filters allow all that is to be done |
 //! | [`moment`] | no thread stands behind a jump and before its call |
-//! | [`record`] | what was done, noted in the process |
+//! | [`record`] | the changes, noted in the process |
 //! | [`board`], [`site`] | where jumps stand, and the code between them and the hooks |
 //! | [`elf`] | images |
 

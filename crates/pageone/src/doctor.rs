@@ -1,4 +1,4 @@
-//! `pageone doctor [PID | -- CMD]`: what keeps memory from being merged, why, and what to do about it.
+//! `pageone doctor [PID | -- CMD]`: the obstacles to merging, their causes, and their remedies.
 //!
 //! Each check finds one thing out and changes nothing. Facts come from where the engine and `run` have them:
 //! [`engine::Facilities`], the daemon's status with its reasons, [`crate::program`], `/proc`.

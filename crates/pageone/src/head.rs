@@ -1,4 +1,4 @@
-//! What a JSON object begins with that tells of this machine and this moment.
+//! The beginning of a JSON object that tells of this machine and this moment.
 
 use std::time::SystemTime;
 

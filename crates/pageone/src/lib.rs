@@ -8,12 +8,12 @@
 //! dist                        the files of a package that come from the command line's table
 //! bench                       PageONE and KSM on the same guests, and other measurements
 //! ksm      status watch tune  KSM's state, and a goal for it; the guard of its knobs
-//! doctor                      what keeps memory from being merged
+//! doctor                      the obstacles to merging
 //! view     status set numa    questions to a daemon, and tables
 //! merge                       has a daemon merge the memory of processes now
 //! serve    http metrics source    counters for a monitoring and a browser
 //! run      tally              a command as a guest
-//! analyze  targets look sums  what merging would save
+//! analyze  targets look sums  the saving that merging would bring
 //! daemon   server lane config …   the engine of a machine and its socket
 //! attach   image board target   an agent for a process that runs
 //! selector policy             which processes are meant, and which domains they may have

@@ -1,4 +1,4 @@
-//! `pageone merge PID…`: has the memory of guests merged now, and tells what that saved.
+//! `pageone merge PID…`: has the memory of guests merged now, and tells the saving.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

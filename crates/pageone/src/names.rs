@@ -1,4 +1,4 @@
-//! Names of processes: what people know them by.
+//! Names of processes, by which people know them.
 //!
 //! The daemon does not look for them: a name is of no use to it, and to ask for a command line may block for as long as its
 //! process likes ([`sys::title`]). So the command asks, in threads that it does not wait for long. A process is asked once, and

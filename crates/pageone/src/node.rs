@@ -1,7 +1,7 @@
 //! The node of a process that starts: for `run` and `daemon`.
 //!
 //! Starts take their memory later than they are placed. Without more, all that start at once would see the same free memory, and go to one
-//! node. So each start notes what it will need in a file beside the socket, and those after it count that as taken:
+//! node. So each start notes its future need in a file beside the socket, and those after it count that as taken:
 //!
 //! ```text
 //!   lock the file ─▶ free memory less what is noted ─▶ choose ─▶ note ─▶ unlock ─▶ exec
@@ -9,7 +9,7 @@
 //!
 //! A note counts less by what its process has in memory by now; as a start it counts whole. After [`EXPIRY`] it does not count at all: a
 //! guest that has not touched its memory by then may never do so. A process that forks and ends, as `qemu -daemonize` does,
-//! cannot be followed: its note counts whole for [`UNFOLLOWED`]. The file is the user's own, of mode 0600: who writes to it changes
+//! cannot be followed: its note counts whole for [`UNFOLLOWED`]. The file is the user's own, of mode 0600: a writer changes
 //! nothing but where his own starts go. What is not understood in it is dropped.
 //!
 //! A process that is attached is noted as well ([`note_attached`]), as if it had been placed where it runs when it began.

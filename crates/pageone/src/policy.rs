@@ -12,7 +12,7 @@
 //! ```
 //!
 //! No two grants make the same text for different domains. `uid:7`, `uid:7/NAME`, `gid:7`,
-//! `gid:7/NAME`, `cgroup:NUMBER/PATH` and `name:NAME` differ in what is before the colon, only numbers stand
+//! `gid:7/NAME`, `cgroup:NUMBER/PATH` and `name:NAME` differ in the part before the colon, only numbers stand
 //! before a slash, and only `name:` is shared by several rules, on purpose.
 
 mod file;

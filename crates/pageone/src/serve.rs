@@ -6,7 +6,7 @@
 //!  Prometheus ─▶    ──▶ /metrics ──────────────────┴─▶ source ──▶ the daemon's socket
 //! ```
 //!
-//! A process apart from the daemon, that can only read: what it may see is what its user may see. So a mistake here costs no guest
+//! A process apart from the daemon, that can only read: it may see as much as its user may. So a mistake here costs no guest
 //! anything, and a flood of requests costs the daemon one question a second ([`source`]).
 
 mod http;

@@ -1,4 +1,4 @@
-//! What puts settings of the machine back whatever happens.
+//! A watchdog that puts settings of the machine back whatever happens.
 //!
 //! Such settings must go back even when the process is killed that turned them. So it starts a watchdog first: a child in a
 //! process group of its own (the terminal's Ctrl-C does not reach it) that waits for its standard input to end. An ordinary end says

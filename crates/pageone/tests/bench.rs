@@ -1,4 +1,4 @@
-//! The bench: what it refuses, and that KSM's knobs go back however it ends.
+//! The bench: its refusals, and that KSM's knobs go back however it ends.
 
 mod common;
 

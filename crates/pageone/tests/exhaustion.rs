@@ -1,4 +1,4 @@
-//! What runs out: the daemon's memory and descriptors, a guest's mappings, patience.
+//! Means that run out: the daemon's memory and descriptors, a guest's mappings, patience.
 //! Guests must keep their bytes, and merging must go on where it can (docs/operations.md).
 #![allow(clippy::unwrap_used)] // a helper that fails is a test that fails
 

@@ -1,4 +1,4 @@
-//! The front of root's daemon, where strangers knock: what clients of other users try, and that status answers meanwhile.
+//! The front of root's daemon, where strangers knock: the attempts of other users' clients, and that status answers meanwhile.
 
 mod common;
 #[path = "support/user.rs"]

@@ -1,7 +1,7 @@
 //! Random clients against a real daemon: packets, descriptors, connections and ends of several users at random.
 //!
 //! Meanwhile `status` is asked again and again and must answer soon; afterwards the daemon's descriptors, threads and memory must
-//! be about where they were. What a client does follows from the seed, which is printed; in which order the clients
+//! be about where they were. The acts of a client follow from the seed, which is printed; in which order the clients
 //! get their turns does not. `PAGEONE_FUZZ_SEED=N` does the same again, `PAGEONE_FUZZ_LIVE_SECONDS` (8) says for how long.
 
 mod common;

@@ -1,4 +1,4 @@
-//! `pageone merge`: memory written a moment ago is merged at once, and the answer says what that saved. The daemons here
+//! `pageone merge`: memory written a moment ago is merged at once, and the answer tells the saving. The daemons here
 //! begin a round an hour, so nothing else merges.
 #![allow(clippy::unwrap_used)] // a helper that fails is a test that fails
 

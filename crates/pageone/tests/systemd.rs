@@ -1,4 +1,4 @@
-//! The daemon under a real systemd, with `packaging/pageone.service` as it is: what was merged stays merged
+//! The daemon under a real systemd, with `packaging/pageone.service` as it is: merged pages stay merged
 //! over kills and restarts, and what `systemctl stop` throws away is what the documents say.
 //!
 //! ```text

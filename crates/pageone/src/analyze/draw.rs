@@ -1,4 +1,4 @@
-//! The answer as bars: what each engine would save, the kinds of memory, the processes.
+//! The answer as bars: the saving of each engine, the kinds of memory, the processes.
 
 use anyhow::Result;
 

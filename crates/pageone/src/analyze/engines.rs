@@ -1,4 +1,4 @@
-//! What each engine would save as it is configured: PageONE by its daemon's knobs, KSM by the kernel's.
+//! The saving of each engine as it is configured: PageONE by its daemon's knobs, KSM by the kernel's.
 //!
 //! ```text
 //! use_zero_pages      on: zeros take no frame; off: they are a content like any other

@@ -1,6 +1,6 @@
-//! What is merged already: the pages of PageONE's stores that are mapped, and KSM's own count.
+//! Memory that is merged already: the pages of PageONE's stores that are mapped, and KSM's own count.
 //!
-//! A private mapping of a store shows the store's page wherever the process has not written. So the mapping tells what is merged,
+//! A private mapping of a store shows the store's page wherever the process has not written. So the mapping tells the merged pages,
 //! less its pages that are no longer of a file. How many pages of the stores stand behind that is told by file and offset, for
 //! which the caller need not be root. The daemon's own mappings are shared ones, and do not count.
 

@@ -1,4 +1,4 @@
-//! `pageone attach` for the daemon: who does it, what he is asked, and what he answers.
+//! `pageone attach` for the daemon: the process that does it, the questions to it, and its answers.
 //!
 //! ```text
 //!               ┌── a service listens beside the daemon's socket ──▶ `pageone attach --asked`, a process for each wish
@@ -10,7 +10,7 @@
 //! unit has some, which its children inherit. The unit of the service has none (`packaging/pageone-attach@.service`).
 //!
 //! **What the service believes.** Its socket is root's, with mode 0600, and it asks the kernel who has connected: its own user alone is
-//! served. A wish names a process, when that began, and what its rule says. It names no file: agent and socket are the service's own.
+//! served. A wish names a process, when that began, and the words of its rule. It names no file: agent and socket are the service's own.
 //! **What the daemon believes.** It asks the kernel who listens: its own user.
 
 use std::io::Read;

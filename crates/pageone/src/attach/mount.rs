@@ -4,8 +4,8 @@
 //! process, too. With `--mount` this command sees to that: it mounts the socket's folder, read-only, if nothing else lies in it. Else it
 //! mounts the socket alone, which is the old one after a restart of the daemon.
 //!
-//! What a container gets by this: each of its processes may connect to the daemon, as each process of the host may. The mount stays until the
-//! container ends.
+//! By this each process of a container may connect to the daemon, as each process of the host may. The mount stays until
+//! the container ends.
 
 use std::fs;
 use std::path::{Path, PathBuf};

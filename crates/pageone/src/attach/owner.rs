@@ -1,7 +1,7 @@
-//! How the agent in a process knows who serves it: it gives its program's memory to root's daemon, or to its own user's.
+//! How the agent in a process knows its server: it gives its program's memory to root's daemon, or to its own user's.
 //!
 //! The kernel tells it the user at the other end (`SO_PEERCRED`), by the numbers of its own user namespace. There root outside has none:
-//! it looks like every other user without a number. So the one who attaches looks at the path of the socket from outside:
+//! it looks like every other user without a number. So `pageone` looks at the path of the socket from outside:
 //!
 //! | the daemon's user, in the process's namespace | the agent |
 //! |---|---|

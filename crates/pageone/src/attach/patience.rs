@@ -1,6 +1,6 @@
 //! The commands do not wait for a process that lies.
 //!
-//! What is done to a process must not be left in the middle, and may take as long as the process likes. `attach` reads its libc, which may
+//! A change to a process must not be left in the middle, and may take as long as the process likes. `attach` reads its libc, which may
 //! lie on a file system that never answers. `detach` has a thread end the agent, and what that runs the process may have changed. So a child
 //! does the work, and goes on for as long as that takes. The command waits for the child while there is progress:
 //!

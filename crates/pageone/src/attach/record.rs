@@ -1,4 +1,4 @@
-//! What was done to a process, noted in its own memory: any later `pageone`, of whatever version, undoes it by that.
+//! The note of all changes to a process, in its own memory: any later `pageone`, of whatever version, undoes them by that.
 //!
 //! The note is a page behind the board, which can be read and not written. The process could have made it itself, as all that it
 //! holds. So it is read as a stranger's: numbers are bounded, and the worst that a false note brings about happens to the

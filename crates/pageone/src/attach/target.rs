@@ -1,4 +1,4 @@
-//! A running process that is to get an agent: what it is, and what speaks against it.
+//! A running process that is to get an agent: its properties, and the reasons against it.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};

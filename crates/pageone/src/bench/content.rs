@@ -1,4 +1,4 @@
-//! What is in each page of each guest: a pure function of the seed, so that a guest can verify
+//! The content of each page of each guest: a pure function of the seed, so that a guest can verify
 //! every byte at any time without keeping a copy.
 //!
 //! Pages come in runs of `run_pages`. A run is the same in all guests with probability `dup`, else

@@ -6,8 +6,8 @@
 //!  a file each  samples every 50 ms               of a table   └──▶ tables, report, comparison
 //! ```
 //!
-//! Repetitions are interleaved: each engine has its turn before any has the next, and each turn begins with another engine. So what else
-//! the machine does hits all. The engine `none` merges nothing: its rows tell what the machine and the guests do alone.
+//! Repetitions are interleaved: each engine has its turn before any has the next, and each turn begins with another engine. So the
+//! machine's other work hits all. The engine `none` merges nothing: its rows tell what the machine and the guests do alone.
 
 mod cases;
 mod compare;

@@ -12,7 +12,7 @@
 //!
 //! Pages are taken in blocks of 16, because the kernel maps up to 16 neighbours with a page that is
 //! read (fault-around): in every other block only the first page is read, and written afterwards. In
-//! the others all are written. The kinds alternate, so that what else the machine does hits all.
+//! the others all are written. The kinds alternate, so that the machine's other work hits all.
 
 use std::fmt;
 use std::hint::black_box;

@@ -8,7 +8,7 @@
 //!                          archive ──▶ keeper ──▶ the next daemon
 //! ```
 //!
-//! A sample is a look at one moment; what happened between two of them shows in the counters that grow (`cpu_seconds`). Both rings
+//! A sample is a look at one moment; events between two of them show in the counters that grow (`cpu_seconds`). Both rings
 //! together take less than 1 MiB, and so does the archive. Samples have numbers, which go on over a restart. Their numbers and times
 //! tell how long there was no sample.
 

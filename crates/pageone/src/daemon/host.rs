@@ -1,5 +1,5 @@
-//! An engine inside this process, at a private socket: what `run` uses when there is no daemon,
-//! and what the demo shows.
+//! An engine inside this process, at a private socket. `run` uses it when there is no daemon,
+//! and the demo shows it.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};

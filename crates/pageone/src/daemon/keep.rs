@@ -14,7 +14,7 @@
 //!
 //! The daemon is started again however it ends, after a pause that doubles while it does not last.
 //! Two ends are different: one before it ever served is a wrong configuration, and ends the keeper.
-//! Several in a row before it served may be the doing of what it inherited, which is then dropped.
+//! Several in a row before it served may be the doing of its inheritance, which is then dropped.
 
 use std::ffi::OsString;
 use std::os::fd::AsFd;

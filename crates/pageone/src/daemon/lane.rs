@@ -1,7 +1,7 @@
-//! Threads that do what may take its time, so that the poll loop does not.
+//! Threads for work that may take its time, so that the poll loop waits for none of it.
 //!
-//! Each has a queue of its own, of bounded length: what waits in one holds up nothing in another. None is
-//! waited for at the end: what such a thread does is done by the process that ends, or not at all.
+//! Each has a queue of its own, of bounded length: work that waits in one holds up nothing in another. None is
+//! waited for at the end: the work of such a thread is done by the process that ends, or not at all.
 //!
 //! **A queue is fair by user.** Users have turns, and each turn is one piece of work:
 //!
@@ -11,9 +11,9 @@
 //!            user 9:  e  f ─────┘                        full: the longest gives way
 //! ```
 //!
-//! So one who asks without pause waits behind himself. When the queue is full, the user who has most in it loses his last, and
-//! a newcomer always finds a place ([`gives_way`]). One queue for all in the order of arrival, the tempting alternative, belongs to those
-//! who ask most.
+//! So a user who asks without pause waits behind himself. When the queue is full, the user who has most in it loses his last, and
+//! a newcomer always finds a place ([`gives_way`]). One queue for all in the order of arrival, the tempting alternative, belongs to the
+//! users who ask most.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::Sender;

@@ -1,4 +1,4 @@
-//! The front of the engine: takes connections, learns who calls, hands guests to the engine and
+//! The front of the engine: takes connections, learns the callers, hands guests to the engine and
 //! answers the command line.
 //!
 //! ```text

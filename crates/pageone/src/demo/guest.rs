@@ -5,7 +5,7 @@
 //!         the same in each guest                         its own    rewritten all the time
 //! ```
 //!
-//! The guest keeps a checksum of each page, taken from what it meant to write, never from what it
+//! The guest keeps a checksum of each page, taken from the bytes it meant to write, never from those it
 //! read back, and compares it all the time. Now and then it rewrites a page anywhere: merged pages
 //! among them, which break.
 

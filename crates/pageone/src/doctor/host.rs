@@ -1,4 +1,4 @@
-//! The machine: its kernel, and what this user may do with it.
+//! The machine: its kernel, and the rights of this user.
 
 use engine::{EngineError, Facilities};
 use rustix::io::Errno;

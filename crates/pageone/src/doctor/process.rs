@@ -1,4 +1,4 @@
-//! A process: whether it is a guest, and what of its memory cannot be merged.
+//! A process: whether it is a guest, and the memory of it that cannot be merged.
 
 use std::io::{self, ErrorKind};
 use std::path::Path;

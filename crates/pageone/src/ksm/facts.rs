@@ -1,4 +1,4 @@
-//! What KSM does: its counters, its knobs, the CPU time of ksmd, and the processes that take part.
+//! KSM at work: its counters, its knobs, the CPU time of ksmd, and the processes that take part.
 
 use std::io;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! What keeps memory from being shared, each with a command that mends it.
+//! The obstacles to sharing, each with a command that mends it.
 
 use serde::Serialize;
 

@@ -1,4 +1,4 @@
-//! The policy's file, TOML: what it may say, and what is a mistake.
+//! The policy's file, TOML: its keys, and the mistakes that it may have.
 //!
 //! A mistake must not become a domain that is wider than its writer meant. So whatever cannot have an
 //! effect is an error: keys that are not known, conditions that fit no process, names listed twice, and

@@ -1,4 +1,4 @@
-//! What an engine of `run`'s own has saved, for the line at the end.
+//! The saving of an engine of `run`'s own, for the line at the end.
 
 use wire::Status;
 

@@ -1,4 +1,4 @@
-//! What the daemon says, asked at most once a second however many ask here.
+//! The daemon's answers, asked for at most once a second however many clients ask here.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,4 +1,4 @@
-//! What the tests of the command share: a daemon at a socket of its own, and what became of a run.
+//! The common parts of the command's tests: a daemon at a socket of its own, and the outcome of a run.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 #[path = "../../../../tests/support/tools.rs"]

@@ -1,4 +1,4 @@
-//! A running attack: its processes, what they say, and their end.
+//! A running attack: its processes, their output, and their end.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};

@@ -1,4 +1,4 @@
-//! What the daemon takes of the machine, and how long things last.
+//! The daemon's use of the machine, and how long things last.
 
 use std::fs;
 use std::time::{Duration, Instant};

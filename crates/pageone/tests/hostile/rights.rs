@@ -1,4 +1,4 @@
-//! What an attacker has a name or a descriptor of: stores, lines, the socket's folder, the log, the agent's thread, a
+//! Objects that an attacker has a name or a descriptor of: stores, lines, the socket's folder, the log, the agent's thread, a
 //! cgroup of another tenant's, the path at which agents look for their daemon.
 
 use std::collections::HashSet;

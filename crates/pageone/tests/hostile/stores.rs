@@ -1,4 +1,4 @@
-//! What is in a store, as root sees it.
+//! The content of a store, as root sees it.
 
 use std::collections::HashSet;
 use std::fs::{self, File};

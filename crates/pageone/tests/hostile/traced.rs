@@ -1,4 +1,4 @@
-//! Root attaches processes and takes agents out again, by ptrace(2): attacks on the tracer, and on those who wait for it.
+//! Root attaches processes and takes agents out again, by ptrace(2): attacks on the tracer, and on the users that wait for it.
 
 use std::path::PathBuf;
 use std::process::Stdio;

@@ -5,11 +5,11 @@
 //!   list.rs    a random list of calls ──▶ tests/model/ ── without PageONE ─▶ trace ┐
 //!                                    └──▶ tests/model/ ── under PageONE ───▶ trace ┴▶ equal, line by line?
 //!   trial.rs   runs and compares;  shrink.rs   takes lines away while the traces still differ
-//!   named.rs   short lists for what is easily got wrong, each a test of its own
+//!   named.rs   short lists for easy mistakes, each a test of its own
 //! ```
 //!
-//! The trace of a line is what the call returned; some lines write down all bytes, all files and the mappings
-//! with their permissions, flags, sizes and policies. The program (`tests/model/view.c`) leaves out what may differ, with
+//! The trace of a line is the result of its call; some lines write down all bytes, all files and the mappings
+//! with their permissions, flags, sizes and policies. The program (`tests/model/view.c`) leaves out all that may differ, with
 //! the reasons. Several kinds of memory lie in one chunk, and equal pages are so many that most of what is offered
 //! is merged.
 //!

@@ -1,4 +1,4 @@
-//! Short lists for what is easily got wrong, each a test with a name.
+//! Short lists for easy mistakes, each a test with a name.
 //!
 //! The numbers of a line are: thread, call, kind, first page, pages, and what the call takes besides
 //! (`tests/model/main.c`). Advice 4 is DONTNEED, 12 MERGEABLE.

@@ -1,4 +1,4 @@
-//! What `bench nodes` and `bench domains` say, with fixed parameters, of a machine whose nodes have CPUs and memory.
+//! The reports of `bench nodes` and `bench domains`, with fixed parameters, of a machine whose nodes have CPUs and memory.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! What guests count in files that outlive them, and what a run comes to.
+//! The counts of guests in files that outlive them, and the sum of a run.
 
 use std::fmt;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! What happens to guests and daemon, at random.
+//! Random events for guests and daemon.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

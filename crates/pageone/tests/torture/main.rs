@@ -9,8 +9,8 @@
 //! ```
 //!
 //! The guests' operations follow from the seed alone: guest, step and seed give the draws of a step.
-//! So a seed replays the same operations of each guest, and the same sequence of what the driver
-//! does. What falls together in time, and what the engine does in between, is new in each run.
+//! So a seed replays the same operations of each guest, and the same sequence of the driver's
+//! acts. Coincidences in time, and the engine's work in between, are new in each run.
 //!
 //! The run fails on one wrong byte, and on a guest or a daemon that ends unasked. It fails on counters that
 //! do not add up (I9), and when nothing was merged. Then nothing was tested.

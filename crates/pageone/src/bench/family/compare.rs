@@ -1,4 +1,4 @@
-//! What changed between two folders of results, beyond noise.
+//! The changes between two folders of results, beyond noise.
 //!
 //! A figure has changed on two conditions. No run of the one side lies between runs of the other. And the medians are further apart than half as much
 //! again as either side is wide. Of two times three runs of the same, that holds for one figure in thirty or less. Fewer than

@@ -1,4 +1,4 @@
-//! What is in the guests of a case, and what a perfect engine saves of it.
+//! The content of the guests of a case, and the saving of a perfect engine.
 
 use crate::bench::content::{Content, mix};
 

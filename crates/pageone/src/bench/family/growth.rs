@@ -1,4 +1,4 @@
-//! How a cost grows: what was measured, and what a law or a model makes of places that were not measured.
+//! How a cost grows: the measured points, and those that a law or a model adds.
 //!
 //! Each point beyond is labelled by where it comes from, in tables and plots.
 

@@ -1,7 +1,7 @@
 //! A guest of the family: fills memory, then works on it and follows orders, all in one thread.
 //!
 //! Its main thread does all its work, and the agent has a thread of its own. So the CPU time of the two is told apart from outside.
-//! What it writes is what was there: each byte can be verified at any time, and a perfect engine saves the same at any time.
+//! It writes the bytes that were there: each byte can be verified at any time, and a perfect engine saves the same at any time.
 //!
 //! ```text
 //!  parent ── collapse | offer | verify | break | lap | work JOB ──▶ guest ── {"lap": …} a line ──▶ parent

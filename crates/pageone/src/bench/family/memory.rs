@@ -1,4 +1,4 @@
-//! The memory of a guest of the family, and what is done to it.
+//! The memory of a guest of the family, and the operations on it.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};

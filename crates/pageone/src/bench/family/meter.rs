@@ -1,4 +1,4 @@
-//! What the kernel says of a run at one moment, and what that makes in bytes saved.
+//! The kernel's figures of a run at one moment, and the saved bytes that follow from them.
 //!
 //! No counter of an engine is asked. Each term of the sums is a reading of /proc:
 //!

@@ -1,4 +1,4 @@
-//! One run of a case: the engine, its guests, and what is sampled.
+//! One run of a case: the engine, its guests, and the samples.
 
 use std::collections::BTreeMap;
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! Plain tables: columns as wide as what is in them, numbers to the right.
+//! Plain tables: columns as wide as their cells, numbers to the right.
 
 /// Renders rows under a head. Every column but those in `left` is aligned to the right.
 pub(super) fn render(head: &[&str], rows: &[Vec<String>], left: &[usize]) -> String {

@@ -1,4 +1,4 @@
-//! Clones that rewrite pages at random, with the bytes that were there: what could be saved stays the same.
+//! Clones that rewrite pages at random, with the bytes that were there: the possible saving stays the same.
 
 use super::{Case, Variant, clones};
 use crate::bench::error::BenchError;

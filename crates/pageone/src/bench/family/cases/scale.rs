@@ -1,4 +1,4 @@
-//! The engine alone, among simulated guests: how its cost grows, and what many workers would meet at.
+//! The engine alone, among simulated guests: how its cost grows, and the places where many workers would meet.
 //!
 //! This machine has few processors. So nothing is concluded from how fast 64 threads are on them. Instead each lock is counted: how
 //! often it is taken for a page, and for how long. A lock that keeps others off for `D` of the time `T` that a page takes is taken all the
