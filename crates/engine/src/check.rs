@@ -196,7 +196,7 @@ fn check_slots(domain: &Domain, held: &HashMap<Slot, Held>, rules: Rules) {
     for slot in view.live() {
         assert!(
             held.contains_key(&slot),
-            "I4: {slot} has refs that nobody holds"
+            "I4: {slot} has refs that no table holds"
         );
     }
     if !rules.across_nodes {
@@ -211,7 +211,7 @@ fn check_slots(domain: &Domain, held: &HashMap<Slot, Held>, rules: Rules) {
 }
 
 /// Entries name live slots under their own key, and pages that are candidates under it. A slot that
-/// is where the rules want none is from before a change, and nobody's (I6).
+/// is where the rules want none is from before a change, and no page is known to map it (I6).
 fn check_index(domain: &Domain, home: StoreId, rules: Rules) {
     let claims = domain.has_claims.load(Relaxed);
     let view = domain.slots.view();

@@ -52,7 +52,7 @@ pub struct Engine {
 type Welcomed = (Arc<Domain>, ProcessMemory, Box<dyn Lifeline>);
 
 /// What stands for a domain on the wire: of its name, so that it is the same for the next engine. An agent does
-/// with it nothing that could harm another, so nobody gains by two names with one mark.
+/// with it nothing that could harm another, so no user gains by two names with one mark.
 #[must_use]
 pub fn mark(domain: &str) -> DomainMark {
     let hash = twox_hash::XxHash3_128::oneshot(domain.as_bytes());
@@ -264,7 +264,7 @@ impl Engine {
     /// Merges the memory of guests at once, as far as it lies in `range`: what equals other memory at this moment need not have
     /// been quiet. `tell` is called once with what came of it, by another thread or before this returns. It must not wait.
     ///
-    /// A user may ask for guests that he sees, with `all` for everybody's. Of a `brief` one a part is done, in a fraction
+    /// A user may ask for guests that he sees, with `all` for those of all users. Of a `brief` one a part is done, in a fraction
     /// of a second.
     pub fn merge_now(
         &self,
@@ -457,7 +457,7 @@ mod tests {
             return;
         };
         let (ours, theirs) = sys::socket::pair().unwrap();
-        engine.admit(Stranger::new(ours).unwrap(), "somebody", None);
+        engine.admit(Stranger::new(ours).unwrap(), "silent", None);
         while engine.status().full_scans < 3 {
             std::thread::sleep(Duration::from_millis(1));
         }

@@ -160,7 +160,7 @@ pub(crate) enum Tag {
 }
 
 impl Tag {
-    /// Whether the page has a plan that nobody has asked for yet.
+    /// Whether the page has a plan that its agent was not asked for yet.
     pub(crate) fn is_planned(self) -> bool {
         matches!(self, Self::Planned | Self::PlannedZero)
     }

@@ -34,7 +34,7 @@
 //! Workers run on idle CPUs only, and all users of the host can keep the CPUs busy. So any other thread that waits long for a
 //! lock has the workers run ([`priority::wait`]); for TALK it does not, as its holder may wait for an agent.
 //!
-//! [`census`] counts them all while somebody measures.
+//! [`census`] counts them all while [`scale`](crate::scale) measures.
 
 pub(crate) mod census;
 

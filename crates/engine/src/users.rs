@@ -1,6 +1,6 @@
 //! Users: what all guests of one user id take of the engine together, and what they may.
 //!
-//! A guest is a process of a user, and whoever may start one may start many. The maker of a process's user namespace answers for
+//! A guest is a process of a user, and a user who may start one may start many. The maker of a process's user namespace answers for
 //! it ([`sys::principal`]): a user may have many ids inside. So each limit by process has one by user
 //! beside it ([`Limits`]). At a limit a guest keeps what it has, and the rest is left alone with a reason:
 //! to drop it would let a neighbour of the same user do harm by growing.
@@ -220,7 +220,7 @@ pub(crate) struct Users {
 }
 
 impl Users {
-    /// Nobody yet.
+    /// No user yet.
     pub(crate) fn new(limits: Limits) -> Self {
         Self {
             each: Mutex::default(),

@@ -85,7 +85,7 @@ pub(crate) fn merge(range: &Range<usize>) -> Result<u64, Error> {
 /// Gives its pages back to the host: they read as zeros.
 pub(crate) fn recycle(range: &Range<usize>) -> Result<(), Error> {
     let api = api().ok_or(Error::NoAgent)?;
-    // SAFETY: the range is a part of a region that the caller has for himself, or of memory that anybody may write.
+    // SAFETY: the range is a part of a region that the caller has for himself, or of memory that any thread may write.
     let result = unsafe { (api.recycle)(start(range), range.len()) };
     done("pageone_recycle", result.into()).map(drop)
 }

@@ -5,8 +5,8 @@ use std::ops::Range;
 /// Memory that can be offered.
 ///
 /// # Safety
-/// The ranges are mapped for as long as the value lives, wherever it is moved. They are the same each time, and disjoint. Whoever
-/// has the value for himself (`&mut`) may set their bytes to zero.
+/// The ranges are mapped for as long as the value lives, wherever it is moved. They are the same each time, and disjoint. A
+/// caller that has the value for itself (`&mut`) may set their bytes to zero.
 pub unsafe trait Region {
     /// The addresses.
     fn ranges(&mut self) -> Vec<Range<usize>>;

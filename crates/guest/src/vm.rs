@@ -36,7 +36,7 @@ unsafe impl<B: Bitmap + Send + Sync + 'static> Region for GuestMemoryMmap<B> {
 }
 
 /// Says that the content of these bytes of a machine no longer matters, for a balloon or free page reporting: the pages go back to
-/// the host now, and read as zeros. The memory of machines may be written by anybody, so this needs it not for itself.
+/// the host now, and read as zeros. The memory of machines may be written by any thread, so this needs it not for itself.
 ///
 /// # Errors
 /// [`Error::Range`] when these are not whole pages of one region, [`Error::Shared`] when they are a file's or shared.

@@ -22,9 +22,9 @@ pub struct Numastat {
     pub numa_foreign: u64,
     /// Interleaved pages allocated here, as intended.
     pub interleave_hit: u64,
-    /// Allocated here by somebody who ran here.
+    /// Allocated here by a thread that ran here.
     pub local_node: u64,
-    /// Allocated here by somebody who ran on another node.
+    /// Allocated here by a thread that ran on another node.
     pub other_node: u64,
 }
 

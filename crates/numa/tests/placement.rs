@@ -239,7 +239,7 @@ fn memory_is_not_placed_where_there_is_none() {
             "{said}"
         );
     }
-    // A whole process gets memory from the nearest node that has some, unless somebody has made that choice otherwise.
+    // A whole process gets memory from the nearest node that has some, unless the caller has made that choice otherwise.
     let free = BTreeMap::from([(NodeId(0), GIB), (NodeId(1), 0)]);
     let mut choice = Choice::at(&machine, NodeId(1), &free, GIB / 2).unwrap();
     assert_eq!((choice.node, choice.memory[0].0), (NodeId(1), NodeId(0)));

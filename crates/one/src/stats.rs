@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// A store's counters. Exact when nobody changes the store.
+/// A store's counters. Exact when no thread changes the store.
 ///
 /// `references ≥ objects`, and `logical_bytes = stored_bytes + saved_bytes()`.
 ///

@@ -231,7 +231,7 @@ impl Store {
         self.0.index.memory_bytes()
     }
 
-    /// Checks the index and the counters; for a store that nobody changes meanwhile.
+    /// Checks the index and the counters; for a store that no thread changes meanwhile.
     ///
     /// # Errors
     ///
@@ -289,7 +289,7 @@ impl Store {
 }
 
 impl Shared {
-    /// Takes an object whose count is zero out of the index, if nobody has yet (S2).
+    /// Takes an object whose count is zero out of the index, if no other thread has yet (S2).
     fn unindex(&self, object: &Object) {
         if self.index.remove_if(&object.bytes, object.id).is_ok() {
             self.counters.object_gone(object.len());

@@ -241,7 +241,7 @@ where
             .remove(Bytes::new(key), wanted, |leaf| leaf.value(), &guard)
     }
 
-    /// The number of keys; exact when nobody changes the tree.
+    /// The number of keys; exact when no thread changes the tree.
     ///
     /// # Examples
     ///

@@ -1,6 +1,6 @@
 //! The structural invariants, checked by walking over everything.
 //!
-//! Written for a tree that nobody is changing: then no mark may be left, for every removal sees its path clean before it
+//! Written for a tree that no thread is changing: then no mark may be left, for every removal sees its path clean before it
 //! returns. While others change the tree, a report of marks, or of counts that are off, means nothing.
 
 use crate::bytes::ByteTree;
@@ -209,7 +209,7 @@ impl<'g, K: Stored, V: Copy + Send + Sync + 'static> SlotWalk<'g, K, V> {
 /// assert_eq!(tree.check(), Ok(()));
 /// ```
 pub trait Check {
-    /// Checks every structural invariant; for a tree that nobody changes meanwhile.
+    /// Checks every structural invariant; for a tree that no thread changes meanwhile.
     ///
     /// # Errors
     ///
@@ -233,7 +233,7 @@ where
     }
 }
 
-/// Checks every structural invariant of a tree that nobody changes meanwhile.
+/// Checks every structural invariant of a tree that no thread changes meanwhile.
 ///
 /// # Errors
 ///

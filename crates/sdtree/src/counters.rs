@@ -1,10 +1,10 @@
 //! Counters that do not slow the threads which count.
 //!
 //! Each counter is spread over [`SHARDS`] cache lines; a thread adds to the one it was dealt at its first use, and a reader sums
-//! them all. Every addition is relaxed: sums are exact when nobody changes the tree, and off by the operations in flight
-//! otherwise. No decision that must be right depends on them.
+//! them all. Every addition is relaxed: sums are exact when no thread changes the tree, and off by the operations in
+//! flight otherwise. No decision that must be right depends on them.
 //!
-//! Equations, when nobody changes the tree:
+//! Equations, when no thread changes the tree:
 //!
 //! ```text
 //!   Pairs    = leaves linked in the tree

@@ -10,9 +10,9 @@
 //!
 //! # Growing
 //!
-//! A directory that is too small is replaced by one of twice the slots, slot by slot, and nobody waits. The new one is
-//! published first, unset (memory of zeros); whoever meets an unset slot brings it to life, together with its twin, from the
-//! slot of the older directory that covered both:
+//! A directory that is too small is replaced by one of twice the slots, slot by slot, and no thread waits. The new one is
+//! published first, unset (memory of zeros); a thread that meets an unset slot brings it to life, together with its twin, from
+//! the slot of the older directory that covered both:
 //!
 //! 1. freeze the old slot, and if a branch on the very bit hangs there, both its edges: from now on all helpers see the same;
 //! 2. put the two halves into the two new slots, each by a CAS that expects "unset";
@@ -23,14 +23,14 @@
 //!   operation that still stands in the old one starts again when it wants to change something. (A search need not: what it
 //!   finds was true when the slot was frozen, which was after the search began.)
 //! - D2 Helpers never touch freed memory, however late they come. One that finds a twin unset looks into the old slot. What hangs
-//!   there may have gone on to live, be removed and retired below the twin that is set. But then whoever set that one is
-//!   still between the two steps, under a guard older than the retirement, and while it lasts nothing of that is freed.
+//!   there may have gone on to live, be removed and retired below the twin that is set. But then the thread that set that one
+//!   is still between the two steps, under a guard older than the retirement, and while it lasts nothing of that is freed.
 //! - D3 A slot that was set is never unset again; a directory without an older one has no unset slots, except the first, where
 //!   unset means empty.
 //! - D4 A directory grows only when the last growth is complete, so there are two at most.
 //!
 //! Growing splits the trie's top branch away and copies nothing. The tempting alternative, a lock around a rebuilt table, would
-//! stop everybody for the time of a pass over the whole table.
+//! stop every thread for the time of a pass over the whole table.
 
 use crate::canary::{Canary, Mortal};
 use crate::counters::{Counter, Counters};
@@ -100,7 +100,7 @@ pub unsafe trait DirectoryMemory: Send + Sync {
     ///
     /// # Safety
     ///
-    /// `memory` came from `allocate_zeroed` of this very object, for the same layout, and nobody uses it any more.
+    /// `memory` came from `allocate_zeroed` of this very object, for the same layout, and is not used any more.
     unsafe fn deallocate(&self, memory: *mut u8, layout: Layout);
 }
 
@@ -386,7 +386,7 @@ impl<K: Stored, V: Copy + Send + Sync + 'static> Directory<K, V> {
         }
     }
 
-    /// Completes a growth, then frees all nodes. For a tree that nobody shares any more.
+    /// Completes a growth, then frees all nodes. For a tree that is not shared any more.
     pub(crate) fn drop_nodes(&mut self, guard: &Guard) {
         if let Some(older) = self.older(guard) {
             (0..older.len()).for_each(|index| self.migrate(older, index, guard));
@@ -445,7 +445,7 @@ impl<K: Stored, V: Copy + Send + Sync + 'static> Current<K, V> {
         {
             return Growth::Done;
         }
-        // SAFETY: leaked above, and published to nobody.
+        // SAFETY: leaked above, and published to no thread.
         drop(unsafe { Owned::from_raw(new) });
         Growth::Lost
     }
@@ -454,7 +454,7 @@ impl<K: Stored, V: Copy + Send + Sync + 'static> Current<K, V> {
     pub(crate) fn drop_all(&mut self, guard: &Guard) {
         let current = self.0.swap(ptr::null_mut(), AcqRel);
         if !current.is_null() {
-            // SAFETY: an owner gave it away, and `&mut self` proves that nobody else can reach it.
+            // SAFETY: an owner gave it away, and `&mut self` proves that no other thread can reach it.
             unsafe { Owned::from_raw(current) }.drop_nodes(guard);
         }
     }

@@ -238,7 +238,7 @@ impl<V: Copy + Send + Sync + 'static> SdTree<V> {
         self.pin().remove_if(key, expected)
     }
 
-    /// The number of keys; exact when nobody changes the tree.
+    /// The number of keys; exact when no thread changes the tree.
     ///
     /// # Examples
     ///

@@ -8,7 +8,7 @@ use crate::pool::Owned;
 #[cfg(loom)]
 use std::ptr;
 
-/// A node that was unlinked. Whoever holds one is the only one that will free the node.
+/// A node that was unlinked. Its holder is the only one that will free the node.
 pub(crate) struct Garbage {
     node: *mut (),
     free: unsafe fn(*mut ()),
@@ -38,7 +38,7 @@ impl Garbage {
         }
     }
 
-    /// Tells the model that no guard can lead to the node any more: whoever touches it from now on errs.
+    /// Tells the model that no guard can lead to the node any more: a thread that touches it from now on errs.
     #[cfg(loom)]
     pub(crate) fn declare_dead(&self) {
         // SAFETY: the node is alive until `free` is called.
@@ -55,7 +55,7 @@ impl Garbage {
 }
 
 /// # Safety
-/// `node` came from [`Owned::into_raw`], and nobody else uses it.
+/// `node` came from [`Owned::into_raw`], and nothing else uses it.
 unsafe fn free<T>(node: *mut ()) {
     // SAFETY: the caller's promise.
     drop(unsafe { Owned::from_raw(node.cast::<T>()) });

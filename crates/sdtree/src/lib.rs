@@ -15,7 +15,7 @@
 //!
 //! - [`SdTree`]: 16-byte keys, inline. [`ByteTree`]: byte strings up to 1 MiB whose bytes the caller keeps.
 //! - Every change is one compare-and-swap on one word. No operation waits for another thread; a thread that stops anywhere stops
-//!   nobody. (The allocator behind it may be of another opinion: it is asked for memory once in 128 new nodes of 24 bytes, and
+//!   no other. (The allocator behind it may be of another opinion: it is asked for memory once in 128 new nodes of 24 bytes, and
 //!   for each larger one.)
 //! - A search tests each bit of its key once at most, and then compares the key once: long common prefixes cost nothing but that
 //!   comparison.

@@ -17,7 +17,7 @@
 //! | [`Edge::split`] | leaf or branch *w* → new branch over *w* and a new leaf | a pair enters |
 //! | [`Edge::replace`] | leaf → leaf of the same key | a value changes |
 //! | [`Edge::take`] | leaf → empty (slot), or empty and frozen (branch) | a pair leaves; this marks the branch |
-//! | [`Edge::freeze`] | word → the same word, frozen | nobody changes this edge ever again |
+//! | [`Edge::freeze`] | word → the same word, frozen | no thread changes this edge ever again |
 //! | [`Edge::splice`] | branch → its other child | a marked branch is unlinked |
 //! | [`Edge::adopt`] | unset → word of the old directory | a slot of a grown directory comes to life |
 //!
@@ -82,8 +82,9 @@ pub(crate) struct Edge<K, V> {
     kind: PhantomData<*const (K, V)>,
 }
 
-// SAFETY: an edge owns nodes that hold `K` and `V`, hands out `&K` and `&V` to whoever shares it, and lets any of them retire
-// (drop, on some thread) what it points at. All that needs `K` and `V` to be both `Send` and `Sync`; the word itself is atomic.
+// SAFETY: an edge owns nodes that hold `K` and `V`, hands out `&K` and `&V` to all threads that share it, and lets any of them
+// retire (drop, on some thread) the node it points at. All that needs `K` and `V` to be both `Send` and `Sync`. The word itself
+// is atomic.
 unsafe impl<K: Send + Sync, V: Send + Sync> Send for Edge<K, V> {}
 // SAFETY: as above.
 unsafe impl<K: Send + Sync, V: Send + Sync> Sync for Edge<K, V> {}
@@ -152,7 +153,7 @@ impl<'g, K: Stored, V: Copy + Send + Sync + 'static> Word<'g, K, V> {
         }
     }
 
-    /// The word of a slot in use by nobody.
+    /// The word of a slot that is not in use.
     pub(crate) fn empty() -> Self {
         Self::new(Owner::Slot.vacant())
     }
@@ -359,7 +360,7 @@ impl<K: Stored, V: Copy + Send + Sync + 'static> Edge<K, V> {
         }));
         assert_fits(branch.addr());
         self.exchange(below, branch.cast()).map_err(|_| {
-            // SAFETY: `branch` was leaked above, and the failed CAS published it to nobody. Edges own nothing: the subtree
+            // SAFETY: `branch` was leaked above, and the failed CAS published it to no thread. Edges own nothing: the subtree
             // below stays as it is, and the leaf goes back to the caller.
             drop(unsafe { Owned::from_raw(branch) });
             unlinked_leaf(new)
@@ -453,7 +454,7 @@ impl<K: Stored, V: Copy + Send + Sync + 'static> Edge<K, V> {
         self.exchange(Word::new(ptr::null_mut()), word.raw).is_ok()
     }
 
-    /// Frees all nodes below. For a tree that nobody shares any more: `&mut` proves that no other thread can follow the edge.
+    /// Frees all nodes below. For a tree that is not shared any more: `&mut` proves that no other thread can follow the edge.
     pub(crate) fn drop_subtree(&mut self) {
         let mut pending = vec![take_word(self)];
         while let Some(word) = pending.pop() {
@@ -499,7 +500,7 @@ fn leaf_word<K: Stored, V: Copy + Send + Sync + 'static>(leaf: Owned<Leaf<K, V>>
 /// The leaf of a word that `leaf_word` made and no CAS has published.
 fn unlinked_leaf<K: Stored, V: Copy + Send + Sync + 'static>(word: *mut ()) -> Owned<Leaf<K, V>> {
     let leaf = Word::<K, V>::new(word).node::<Leaf<K, V>>();
-    // SAFETY: the callers leaked this very leaf by `leaf_word`, and their CAS failed: nobody else has seen the word.
+    // SAFETY: the callers leaked this very leaf by `leaf_word`, and their CAS failed: no other thread has seen the word.
     unsafe { Owned::from_raw(leaf) }
 }
 

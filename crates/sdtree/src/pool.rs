@@ -18,7 +18,7 @@ impl<T> Owned<T> {
     #[inline]
     pub(crate) fn new(value: T) -> Self {
         let memory = allocate(Layout::new::<T>()).cast::<T>();
-        // SAFETY: `allocate` returned memory for a `T` that nobody else uses.
+        // SAFETY: `allocate` returned memory for a `T` that nothing else uses.
         unsafe { memory.write(value) };
         Self(memory)
     }
@@ -34,7 +34,7 @@ impl<T> Owned<T> {
     /// Owns the node again.
     ///
     /// # Safety
-    /// `node` came from [`Owned::into_raw`], and nobody else owns it or uses it by now.
+    /// `node` came from [`Owned::into_raw`], and nothing else owns it or uses it by now.
     #[inline]
     pub(crate) unsafe fn from_raw(node: *mut T) -> Self {
         // SAFETY: `into_raw` gave it away, and never gives null.
@@ -63,7 +63,7 @@ impl<T> DerefMut for Owned<T> {
 impl<T> Drop for Owned<T> {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: the node is alive, and used by nobody after this.
+        // SAFETY: the node is alive, and not used after this.
         unsafe { self.0.drop_in_place() };
         // SAFETY: `new` allocated it for this layout.
         unsafe { deallocate(self.0.cast(), Layout::new::<T>()) };
@@ -123,7 +123,7 @@ mod global {
     }
 
     /// # Safety
-    /// `memory` came from `allocate`, for the same layout, and nobody uses it any more.
+    /// `memory` came from `allocate`, for the same layout, and is not used any more.
     pub(super) unsafe fn deallocate(memory: NonNull<u8>, layout: Layout) {
         // SAFETY: the caller's promise.
         unsafe { std::alloc::dealloc(memory.as_ptr(), layout) }

@@ -9,7 +9,7 @@ use crate::node::{Branch, Edge, Leaf, Target};
 use crate::pool::pool_bytes;
 use crate::tree::Tree;
 
-/// A view of a tree, taken by a walk over all of it. Exact when nobody changes the tree.
+/// A view of a tree, taken by a walk over all of it. Exact when no thread changes the tree.
 ///
 /// # Examples
 ///

@@ -6,7 +6,7 @@
 //!
 //! An insertion that ends at a leaf with another key puts a branch on the first bit in which the two differ. The branch goes over the first edge
 //! on its path whose keys agree beyond that bit. A removal takes the leaf off its edge, which marks the branch above; then it,
-//! or whoever comes by, unlinks the branch: freezes its other edge and puts that child in the branch's place. (The idea to
+//! or another operation that comes by, unlinks the branch: freezes its other edge and puts that child in the branch's place. (The idea to
 //! freeze edges, and not nodes, is that of Natarajan and Mittal, PPoPP 2014.)
 //!
 //! # Why it is linearizable
@@ -17,7 +17,7 @@
 //! after the search began: it had found the node linked. A miss counts from the last moment at which the path was part of the
 //! tree, for by N5 the key can be on no other path then. `docs/sdtree.md` goes through the cases.
 //!
-//! # Why nobody waits
+//! # Why no thread waits
 //!
 //! A search follows at most one branch per bit of its key, and ends. A change starts again only if its edge was changed by
 //! another operation that succeeded, or if it has itself unlinked a marked branch or moved a slot. Each of these happens once
@@ -361,7 +361,7 @@ impl<K: Stored, V: Copy + Send + Sync + 'static> Tree<K, V> {
             if let Some(Above { edge, word, owner }) = place.above
                 && self.unlink(edge, word, owner, guard) != Splice::Done
             {
-                // Somebody else unlinked it, or changed the edge above it, or the branch above must go as well: the path is
+                // Another thread unlinked it, or changed the edge above it, or the branch above must go as well: the path is
                 // walked until nothing on it is marked.
                 self.descend(key, u32::MAX, guard);
             }

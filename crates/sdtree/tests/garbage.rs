@@ -168,7 +168,7 @@ fn garbage_is_bounded_and_freed_once() {
     });
     assert!(
         settled,
-        "{} nodes wait though nobody is pinned",
+        "{} nodes wait though no thread is pinned",
         other.stats().garbage_nodes
     );
 }

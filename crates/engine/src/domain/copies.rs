@@ -1,8 +1,8 @@
 //! Copies of the same content: what there is beside the one that the index names.
 //!
 //! A slot takes at most `max_page_sharing` pages. So when the kernel takes a frame from under all its
-//! sharers, or a sharer breaks away, nothing has to walk a million of them. Whoever finds a slot full
-//! publishes another one and has the index name that. The full one lives on until its refs end:
+//! sharers, or a sharer breaks away, nothing has to walk a million of them. A worker that finds a
+//! slot full publishes another one and has the index name that. The full one lives on until its refs end:
 //!
 //! ```text
 //!   index ──▶ copy 3 (named)     a page joins the named copy only
@@ -11,7 +11,7 @@
 //! ```
 //!
 //! A chain is two or more copies. It knows only living ones: a copy enters while it has refs, under
-//! the lock, and whoever drops the last ref takes it out, under the lock and afterwards.
+//! the lock, and the thread that drops the last ref takes it out, under the lock and afterwards.
 //! The tempting alternative, to link slots by number, would have to be right while slots die.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -38,7 +38,7 @@ struct Chain {
 #[derive(Debug, Default)]
 pub(crate) struct Chains {
     chains: Mutex<HashMap<Key, Chain>>,
-    /// How many there are, and members of all of them, for whoever only looks. They change with the lock held.
+    /// How many there are, and members of all of them, for readers without the lock. They change with the lock held.
     count: AtomicU64,
     copies: AtomicU64,
 }
@@ -184,7 +184,7 @@ mod tests {
         assert_eq!((counts(), chains.is_hot(key)), ((1, 3), true));
         chains.note_room(key.1, Slot(2));
         chains.note_room(key.1, Slot(4));
-        chains.note_room(key.1, Slot(77)); // nobody's
+        chains.note_room(key.1, Slot(77)); // in no chain
         assert_eq!(
             chains.take_roomy(key, Slot(4)),
             Some(Slot(2)),

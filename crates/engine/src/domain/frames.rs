@@ -10,8 +10,8 @@
 //! ```
 //!
 //! A slot whose frame is off its node is *astray* from then on, and stays so: while merging stays inside nodes no page wins a ref of it
-//! any more ([`View::try_ref`](super::refs::View::try_ref)). Whoever looks its content up finds the entry dead, and its twin publishes
-//! the content anew. Pages that map it get private copies, settle, and are merged where they are by then (I6).
+//! any more ([`View::try_ref`](super::refs::View::try_ref)). A worker that looks its content up finds the entry dead, and its
+//! twin publishes the content anew. Pages that map it get private copies, settle, and are merged where they are by then (I6).
 //!
 //! The tempting alternative is KSM's: to enter the slot in the index of the node where it is now. But that slot is in a store that
 //! brings it back from swap to the old node, and its sharers on that node would go on sharing across nodes.

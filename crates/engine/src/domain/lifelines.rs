@@ -12,7 +12,7 @@
 //!
 //! A lifeline is a page that the guest maps shared as long as its epoch lasts. Fork children
 //! inherit it together with everything else that is mapped then. With the next sync after a
-//! release the guest gets a new lifeline and unmaps the old one. As soon as nobody maps the old
+//! release the guest gets a new lifeline and unmaps the old one. As soon as no process maps the old
 //! one (and all before it), no process is left that could have inherited what was released in its
 //! time. A connection that is merely lost is no evidence: the refs wait for the lifelines.
 //!
@@ -25,7 +25,7 @@ use crate::page::Slot;
 
 /// Tells whether a process is left that holds it.
 pub(crate) trait Lifeline: Send {
-    /// Whether nobody holds it. Once free, free for good.
+    /// Whether no process holds it. Once free, free for good.
     fn is_free(&self) -> bool;
 
     /// What its holders have counted there: see [`wire::Tally`].
@@ -166,7 +166,7 @@ impl Ledger {
         self.late = self.is_late();
         let mut settled = Vec::new();
         if gone && self.epochs.iter().all(|epoch| epoch.released.is_empty()) {
-            self.epochs.clear(); // nothing waits for anybody
+            self.epochs.clear(); // no ref waits for a process
         }
         while self.epochs.len() > keep
             && let Some(oldest) = self.epochs.front_mut()

@@ -212,7 +212,7 @@ impl Domain {
         !lock(&self.former).waiting().is_empty()
     }
 
-    /// Drops a ref for each of `slots`; what nobody refers to any more leaves the index and gives
+    /// Drops a ref for each of `slots`; a slot without refs leaves the index and gives
     /// its frame back.
     pub(crate) fn drop_refs(&self, slots: &mut Vec<Slot>) {
         if slots.is_empty() {

@@ -2,7 +2,7 @@
 //!
 //! Equal guests have equal things at equal places, so the next guest's chunk at the same place is most likely merged
 //! in the same way: see [`predict`](crate::merge::predict). A pattern holds no refs, and its slots may be dead or full by then:
-//! whoever uses it wins a ref of each or reads the page.
+//! the worker that uses it wins a ref of each or reads the page.
 //!
 //! There is one for each place, so they take less than a thousandth of the memory of the largest guest. A guest may claim places
 //! as it likes, so together those of a user's domains take no more than his tables may.

@@ -183,8 +183,8 @@ pub(crate) enum Atlas {
 }
 
 impl Atlas {
-    /// The atlas of the stores of `placement`; `None` for emulated nodes of which nobody says where in
-    /// memory they are.
+    /// The atlas of the stores of `placement`; `None` for emulated nodes whose places in
+    /// memory are not known.
     pub(crate) fn new(placement: &Placement) -> Option<Self> {
         if placement.nodes.len() == 1 {
             return Some(Self::One);

@@ -2,7 +2,7 @@
 //!
 //! Life of a slot: unused (refs 0) → published (refs 1 and content, before the index names it) →
 //! refs rise and fall → refs 0 for good. [`View::try_ref`] never raises 0, so the last drop is
-//! final: whoever made it removes the index entry and punches the page (I5).
+//! final: the thread that made it removes the index entry and punches the page (I5).
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -188,7 +188,7 @@ impl Refs {
 
     /// Counts slots with refs, and their segments, in `his`, too; the first one's only.
     pub(crate) fn charge(&self, his: &Arc<Holdings>) {
-        // Nobody looks at refs now, so the numbers stay as they are.
+        // No other thread looks at refs now, so the numbers stay as they are.
         let segments = self.segments_mut();
         if self.his.set(Arc::clone(his)).is_ok() {
             his.slots.fetch_add(self.live() + self.held(), Relaxed);
@@ -269,7 +269,7 @@ pub(crate) struct View<'a> {
 
 impl View<'_> {
     /// The segment of a slot; none when all its slots are dead. Index, patterns and guests name such slots, so looking
-    /// one up is no error; whoever holds a ref of one has broken I4.
+    /// one up is no error; the holder of a ref of one has broken I4.
     fn find(&self, slot: Slot) -> Option<(&Segment, usize)> {
         let segment = self.segments.get(&(slot.0 / SEGMENT))?;
         Some((segment, usize::try_from(slot.0 % SEGMENT).ok()?))
@@ -286,7 +286,7 @@ impl View<'_> {
     }
 
     /// Gives a fresh slot its key and its first ref. Its content is written, the index does not
-    /// name it yet: the release store is seen by whoever wins a ref after finding the entry.
+    /// name it yet: the release store is seen by the thread that wins a ref after finding the entry.
     #[allow(clippy::cast_possible_truncation)] // the two halves, on purpose
     pub(crate) fn publish(&self, slot: Slot, key: Fingerprint) {
         let (segment, at) = self.get(slot, "is new");
@@ -298,7 +298,7 @@ impl View<'_> {
         self.refs.add(&self.refs.live, 1);
     }
 
-    /// Takes a ref unless the slot has none any more, or too many, or is astray: that is dead for whoever comes now.
+    /// Takes a ref unless the slot has none any more, or too many, or is astray: that is dead for the caller.
     pub(crate) fn try_ref(&self, slot: Slot) -> Taken {
         let limit = self.refs.limit.load(Relaxed);
         let more = |refs: u32| (refs > 0 && refs < limit).then(|| refs + 1);

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! A write to such a block is noticed a period later than elsewhere. Nothing is lost by that: whatever is true of
-//! a page that nobody looked at is true of one that settled later.
+//! a page that was left out is true of one that settled later.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

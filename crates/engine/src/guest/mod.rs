@@ -293,7 +293,7 @@ impl Guest {
         self.standing() == Standing::Served && !self.late.load(Acquire)
     }
 
-    /// Whether an answer of the agent has come that nobody has taken yet.
+    /// Whether an answer of the agent has come that no worker has taken yet.
     pub(crate) fn has_answer(&self) -> bool {
         let talk = self.talk.try_lock(); // else a worker takes it
         let talk = talk.as_ref().filter(|talk| talk.pending.is_some());
@@ -316,7 +316,7 @@ impl Guest {
     }
 
     /// Notes how long the agent took over `pages` pages. An honest one needs less than 20 µs a page;
-    /// whoever piles up more than four times the patience rests until the next round.
+    /// one that piles up more than four times the patience rests until the next round.
     pub(crate) fn note_time(&self, took: Duration, pages: usize) {
         self.note_talk(took);
         let fair = Duration::from_millis(2) + Duration::from_micros(20 * pages as u64);
@@ -386,7 +386,7 @@ impl Guest {
         self.user.note_tables(before, bytes);
     }
 
-    /// Begins a round: nobody rests any more, and no chunk is worked before the look.
+    /// Begins a round: the guest rests no more, and no chunk is worked before the look.
     pub(crate) fn begin_round(&self) {
         self.overtime_ns.store(0, Relaxed);
         self.ready.store(false, Release);
@@ -418,7 +418,7 @@ impl Guest {
         self.awaited.load(Acquire)
     }
 
-    /// Notes that a thread sleeps in a look at its memory. Nobody looks before the thread is back.
+    /// Notes that a thread sleeps in a look at its memory. No other thread looks before it is back.
     pub(crate) fn lose_thread(&self) {
         self.stuck.fetch_add(1, AcqRel);
         tracing::debug!(pid = self.pid, "a look at its memory takes long");

@@ -77,13 +77,13 @@ pub(crate) struct Passes {
     pub(crate) progress: AtomicU64,
     /// There was no time to look at all of the memory.
     cut_short: AtomicBool,
-    /// What pages gain in the pass under way, if somebody asked for it.
+    /// What pages gain in the pass under way, if that is for a wish.
     pub(crate) gains: Mutex<Option<Gains>>,
     /// Why memory was not merged at once in the last one.
     not_now: Mutex<Option<String>>,
     /// There was such a reason in a pass: a descriptor by which the kernel may write to pages that are not pinned.
     borrowed: AtomicBool,
-    /// When the last one ended that somebody asked for.
+    /// When the last one ended that was for a wish.
     ended: Mutex<Option<Instant>>,
 }
 
@@ -105,7 +105,7 @@ impl Passes {
         lock(&self.gains).take().unwrap_or_default()
     }
 
-    /// Notes that one ends now that somebody asked for.
+    /// Notes that one ends now that was for a wish.
     pub(crate) fn note_end(&self) {
         *lock(&self.ended) = Some(Instant::now());
     }
@@ -138,8 +138,8 @@ impl Passes {
 }
 
 impl Guest {
-    /// Whether its pages may be merged that were not quiet for two periods. Whoever may write to a frame past the page
-    /// tables must be seen by MOVE, and MOVE sees pins only.
+    /// Whether its pages may be merged that were not quiet for two periods. A writer to a frame past the page tables
+    /// must be seen by MOVE, and MOVE sees pins only.
     pub(crate) fn may_settle_at_once(&self) -> bool {
         let most = self.user.common.limits.descriptors_per_process;
         let found = self.memory.borrows(most);

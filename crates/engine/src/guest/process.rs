@@ -449,7 +449,7 @@ impl Memory for ProcessMemory {
     }
 
     fn rescue(&self, last: bool) -> usize {
-        // Nobody waits for the lock while the guest's memory is read.
+        // No thread waits for the lock while the guest's memory is read.
         let taken = lock(&self.guard).take_if(|guard| last || guard.may_rescue());
         let rescued = taken.map_or(Ok(0), |guard| guard.rescue(self));
         rescued.unwrap_or_else(|error| {

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! A process takes its memory along when it ends. Not if another process shares it (clone(2) with `CLONE_VM`), and not
-//! if the agent's thread is killed alone, by a seccomp filter. Whoever touches a page that is out sleeps, for the
-//! engine holds the userfaultfd too ([`Guardian`]), and so nobody reads zeros in its place.
+//! if the agent's thread is killed alone, by a seccomp filter. A thread that touches a page that is out sleeps, for
+//! the engine holds the userfaultfd too ([`Guardian`]). So no thread reads zeros in its place.
 //!
 //! Why this is safe at any instruction of the window:
 //! - the agent notes where each page belongs before it takes one out ([`Journal`]), and clears that when each is back or
@@ -59,7 +59,7 @@ pub(crate) fn let_go(guest: &Arc<Guest>) -> bool {
     let rescue = move || {
         bring_back(&its, true);
         its.regain_thread();
-        let _ = tell.send(()); // or nobody waits any more
+        let _ = tell.send(()); // or the caller waits no more
     };
     let begun = std::thread::Builder::new()
         .name("pageone-rescue".into())
@@ -113,7 +113,7 @@ impl Guard {
     /// back by itself, and must not find them filled.
     ///
     /// # Errors
-    /// When the guest cannot be looked at: as a rule, because nobody has its memory any more.
+    /// When the guest cannot be looked at: as a rule, because no process has its memory any more.
     pub(crate) fn rescue(&self, memory: &dyn Memory) -> std::io::Result<usize> {
         if !self.may_rescue() {
             return Ok(0);

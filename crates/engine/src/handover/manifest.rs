@@ -162,7 +162,7 @@ pub(crate) fn forget(keeper: &Keeper, manifest: &Manifest) {
     let mut all = stores.chain(ties);
     let forget = |(kind, number)| keeper.forget(&name(kind, number, &manifest.domain));
     if let Err(error) = all.try_for_each(forget) {
-        tracing::warn!(domain = manifest.domain, %error, "the keeper keeps what nobody wants");
+        tracing::warn!(domain = manifest.domain, %error, "the keeper keeps what no engine wants");
     }
 }
 
@@ -185,7 +185,7 @@ struct State {
 }
 
 impl Handover {
-    /// A new domain's. Without a keeper its tie is a tie all the same, and nobody's.
+    /// A new domain's. Without a keeper its tie is a tie all the same, and no next engine gets it.
     ///
     /// # Errors
     /// When memory files cannot be made.

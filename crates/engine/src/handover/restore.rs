@@ -355,7 +355,7 @@ mod tests {
             (kept, forgotten)
         }
 
-        /// What an engine leaves that wrote two pages, and whose tie somebody maps.
+        /// What an engine leaves that wrote two pages, and whose tie a process maps.
         fn legacy(&self) -> Vec<Kept> {
             let domain = self.restorer(1).new_domain("uid:0/x").unwrap();
             let users = crate::users::Users::new(crate::options::Limits::default());
@@ -409,7 +409,7 @@ mod tests {
             512
         );
         domain.settle_former();
-        assert_eq!(domain.slots.live(), 2, "somebody holds the tie");
+        assert_eq!(domain.slots.live(), 2, "a process holds the tie");
         let (kept, forgotten) = post.take();
         assert_eq!((kept.len(), forgotten.len()), (1, 0), "another tie");
     }
@@ -493,6 +493,6 @@ mod tests {
         let core = post.succeed(1, others);
         assert_eq!(lock(&core.domains).len(), 2);
         core.tidy();
-        assert_eq!(lock(&core.domains).len(), 1, "nobody needs it");
+        assert_eq!(lock(&core.domains).len(), 1, "no guest needs it");
     }
 }

@@ -9,8 +9,8 @@
 //!                         [[{"threads":2},{"threads":1}], …]      started with, turned to
 //! ```
 //!
-//! The next engine turns a knob again if it was started with the same value: then nobody has
-//! decided otherwise meanwhile. If not, the operator has changed flags or configuration since, which is
+//! The next engine turns a knob again if it was started with the same value: then the operator has
+//! not decided otherwise meanwhile. If not, the operator has changed flags or configuration since, which is
 //! the later word, and that knob is forgotten.
 
 use std::mem::discriminant;

@@ -21,8 +21,8 @@
 //! Where there are several nodes, a batch is asked for its nodes too, after it was read: see
 //! [`relocation`](crate::scan::relocation).
 //!
-//! A candidate is promoted by whoever found its twin, in another chunk mostly. Two chunks are never
-//! locked at once: the finder sets a bit and queues the chunk ([`Chunk::promote`]), and its next job
+//! A candidate is promoted by the job that found its twin, in another chunk mostly. Two chunks are
+//! never locked at once: the finder sets a bit and queues the chunk ([`Chunk::promote`]), and its next job
 //! looks the fingerprint up again. It trusts nothing: the slot may have come and gone meanwhile.
 
 use std::collections::HashSet;
@@ -276,7 +276,7 @@ impl<'a> Plan<'a> {
         self.guest.memory.stores(&addresses)
     }
 
-    /// Candidates that somebody found a twin of: each looks its fingerprint up again.
+    /// Candidates of which a job found a twin: each looks its fingerprint up again.
     fn plan_promoted(&mut self) {
         let promoted: PageBits = self.chunk.take_promoted();
         if promoted.is_empty() {
@@ -486,14 +486,14 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// Takes plans back that nobody asked for: their pages are settled again.
+/// Takes plans back that no agent was asked for: their pages are settled again.
 pub(crate) fn withdraw(chunk: &Chunk, pages: &mut Pages, effects: &mut Effects) {
     withdraw_some(chunk, pages, effects, 0..CHUNK_PAGES, |pages, page| {
         pages.set(page, Tag::Settled);
     });
 }
 
-/// Takes back the plans for some pages that nobody asked for; `then` says what these are now.
+/// Takes back the plans for some pages that no agent was asked for; `then` says what these are now.
 pub(crate) fn withdraw_some(
     chunk: &Chunk,
     pages: &mut Pages,

@@ -27,7 +27,7 @@ pub(crate) struct Hasher {
 }
 
 impl Hasher {
-    /// A hasher whose fingerprints nobody else can foresee.
+    /// A hasher whose fingerprints no other process can foresee.
     ///
     /// # Errors
     /// When the kernel has no random numbers.

@@ -22,7 +22,7 @@ impl Plan<'_> {
     }
 
     /// The entries of a row of which a slot is full, unless other copies have room again. They are all replaced, so that the row has
-    /// neighbouring slots again, whoever filled which of them first.
+    /// neighbouring slots again, whichever guest filled which of them first.
     pub(super) fn find_full_row(&self, view: &View<'_>, row: &[Read]) -> Option<Vec<Entry>> {
         if row.len() < ROW {
             return None;

@@ -4,7 +4,7 @@
 //! strewn between merged ones, new slots get numbers at the distance of their pages ([`Layout`]). So a single
 //! mapping of the store fits all of them, in each guest that has these contents at such places. The
 //! numbers between are spent (I3). The private pages go inside the mapping, as pages that were merged and
-//! written since: the agent's window makes sure that nobody finds a place that has no page.
+//! written since: the agent's window makes sure that no thread finds a place that has no page.
 //!
 //! A page that is enclosed cannot be moved any more, so merging it later takes a guest without pins (see
 //! `sys::pins`). Where that cannot be, and where its new frame might be on another node, nothing is enclosed.

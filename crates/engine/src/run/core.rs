@@ -8,13 +8,13 @@
 //!
 //! Both halves of a round are jobs in one queue, so 10 000 guests keep all workers busy. No chunk of a guest is worked
 //! before its look of the round is done, so a look has its guest to itself. The halves overlap for guests whose
-//! agents answer late, and for users whose looks take longer than all others': nobody waits for these.
+//! agents answer late, and for users whose looks take longer than all others': no other guest waits for these.
 //!
 //! What is most likely shared comes first: a first visit of a chunk may leave pages for a whole visit, which
 //! comes when all first ones are done.
 //!
-//! Between two rounds a *pass* does the same for some guests: those that somebody wants merged now ([`now`](crate::run::now)), and those
-//! that have just come ([`early`](crate::run::early)).
+//! Between two rounds a *pass* does the same for some guests: those that a user wants merged now ([`now`](crate::run::now)), and
+//! those that have just come ([`early`](crate::run::early)).
 //!
 //! A round that outlasts the period is cut: what is left is found again by the next looks. Where looks take
 //! long for the period it is cut later ([`Span`]): while there is work, little time goes to them. But one user's looks
@@ -241,7 +241,7 @@ impl Core {
         let guests = lock(&self.guests).clone();
         let looks = guests.into_iter().map(|guest| (guest, aim)).collect();
         let (period, patience) = (self.knobs.period(), self.knobs.patience);
-        // Whoever waits for unmerging asks after each round whether enough moves.
+        // The caller that waits for unmerging asks after each round whether enough moves.
         let least = match scan {
             true => period.max(patience),
             false => patience,

@@ -10,7 +10,7 @@
 //! overdraw the budget, and the pause after it is as long as the debt takes to fill; over a longer time
 //! the use is the limit. What counts is the whole process and the agents' part (see
 //! [`Counters::charged_ns`](crate::guest::counters::Counters::charged_ns)): all CPU time the host pays for merging.
-//! Unmerging is not limited: somebody waits for it.
+//! Unmerging is not limited: a caller waits for it.
 
 use std::time::{Duration, Instant};
 

@@ -252,7 +252,7 @@ pub(crate) fn drive(driver: &Driver, workers: &Workers, after_round: fn(&Core)) 
             None => now,
         };
         let early = core.next_early(now, due);
-        // Of two passes one waits for the look that is due: whoever asks without pause takes half of the time at most.
+        // Of two passes one waits for the look that is due: a user that asks without pause takes half of the time at most.
         let look = due.min(early.unwrap_or(due));
         if (!passed || look > now) && core.wishes.due(now).is_some_and(|wish| wish <= now) {
             core.grant(workers);

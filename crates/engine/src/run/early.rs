@@ -19,7 +19,7 @@
 //! closed before the question, with I/O that goes on for two early looks more. Broken pages are as they were after an early look.
 //!
 //! **Calm.** Between a look at a guest and its next early look lie three quarters of an eighth of a period at least ([`nearest`]).
-//! Early looks and their work take half of the time between two of them. A guest that was merged now, as somebody asked, is left out
+//! Early looks and their work take half of the time between two of them. A guest that was merged now, as a user asked, is left out
 //! for that long; the others are not, and of two passes one waits for the early look that is due. What early looks see written
 //! counts for nothing later: chunks are not worn by it, and no back-off grows.
 

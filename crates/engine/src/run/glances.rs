@@ -40,7 +40,7 @@ impl Glances {
         lock(&self.0).resting(Instant::now()).contains(&uid)
     }
 
-    /// Nobody rests any more.
+    /// No user rests any more.
     pub(crate) fn end_rests(&self) {
         lock(&self.0).rests.clear();
     }

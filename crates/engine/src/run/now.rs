@@ -1,4 +1,4 @@
-//! Merging now: what somebody wants merged is merged at once, and he is told what that saved.
+//! Merging now: memory that a user wants merged is merged at once, and he is told what that saved.
 //!
 //! ```text
 //!   rounds   ═══════┄┄┄┄┄┄┄┄┄┄┄┄┄═══════┄┄┄┄┄┄┄┄┄┄┄┄┄═══════
@@ -12,7 +12,7 @@
 //!
 //! **Safe.** The two periods in which a page must not be written are thrift, where the window sees all who may write to it:
 //!
-//! | whoever writes to a page | is stopped by |
+//! | a writer to a page | is stopped by |
 //! |---|---|
 //! | a thread, a vCPU, a system call | the window, as ever: the page is absent |
 //! | I/O into a pinned page | MOVE, which refuses it |
@@ -24,7 +24,7 @@
 //! or it is younger than the arming, and shows as a write.
 //!
 //! The third kind is direct I/O of some file systems (NFS, 9P), and vhost-scsi. MOVE would take the page, and the I/O would go to
-//! a frame that is nobody's. In a round two periods without a write keep such pages out.
+//! a frame that is no page's. In a round two periods without a write keep such pages out.
 //!
 //! **Fair.** A pass is a round: the CPU limit holds, workers run on idle CPUs only. It lasts a period at most: its looks end after
 //! half of the time that is left, however much memory there is, and what they found is worked in the other half. If another user

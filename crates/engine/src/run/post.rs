@@ -8,7 +8,7 @@
 //! ```text
 //!   worker   chunk ─▶ in_guest ┄┄┄ asleep ┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄▶ back: Err(GivenUp), ends
 //!   watch         .    .    .   lost: its turn and its place go to a new thread
-//!   guest         served        rests: nobody looks at it ┄┄┄┄┄┄▶ served again, or dropped after STUCK
+//!   guest         served        rests: no worker looks at it ┄┄┄▶ served again, or dropped after STUCK
 //! ```
 //!
 //! A fork of a great process or the memory of a host that swaps make honest guests slow in the same way. They lose the
@@ -47,7 +47,7 @@ thread_local! {
 /// [`GivenUp`] when the worker was given up meanwhile or before.
 fn in_guest<T>(act: impl FnOnce() -> T) -> io::Result<T> {
     let Some(post) = OWN.with_borrow(Clone::clone) else {
-        return Ok(act()); // no worker: nobody else waits for it
+        return Ok(act()); // no worker: no other thread waits for it
     };
     let given_up = || io::Error::other(GivenUp);
     if !post.enter() {
@@ -85,7 +85,7 @@ struct Sleep {
     number: u64,
     /// When it was seen last.
     seen: Instant,
-    /// How long it has lasted, as far as somebody looked.
+    /// How long it has lasted, as far as the watch looked.
     lasted: Duration,
 }
 
@@ -231,13 +231,13 @@ impl Memory for Watched {
         fn read(&self, ranges: &[Remote], pages: &mut [&mut PageBytes]) -> io::Result<usize> = Err;
         fn parent(&self) -> Option<u32> = |_| None;
         fn name(&self) -> ForeignName = |_| ForeignName::default();
-        // Nobody follows up on pages that are nowhere.
+        // No caller follows up on pages that are nowhere.
         fn stores(&self, pages: &[usize]) -> Vec<Option<StoreId>> = |_| vec![None; pages.len()];
         fn pins(&self, most: u32) -> Option<String> = |error| Some(error.to_string());
         fn borrows(&self, most: u32) -> Option<String> = |error| Some(error.to_string());
         fn mapped(&self, stores: &[u64], each: &mut dyn FnMut(Mapped)) -> io::Result<bool> = Err;
         fn mappings(&self) -> Option<u64> = |_| None;
-        // Where it is given up, nobody else has the guard: what the thread does when it is back counts.
+        // Where it is given up, no other thread has the guard: what the thread does when it is back counts.
         fn rescue(&self, last: bool) -> usize = |_| 0;
     }
 

@@ -21,8 +21,8 @@ use crate::guest::Guest;
 use crate::scan::terms::Aim;
 use crate::sync::{Ordered, QUEUE, lock};
 
-/// Jobs before that of a chunk whose candidates were promoted. By then whoever found their twins has found the others of the
-/// chunk too, and the canonical pages are still in the cache.
+/// Jobs before that of a chunk whose candidates were promoted. By then the worker that found their twins has found the others of
+/// the chunk too, and the canonical pages are still in the cache.
 const SOON: usize = 16;
 
 /// A piece of work.
@@ -172,14 +172,14 @@ impl Inner {
     }
 
     fn give_turn_back(&mut self, uid: u32, took: Duration) {
-        assert!(self.working > 0, "a turn came back that nobody had");
+        assert!(self.working > 0, "a turn came back that no worker had");
         self.working -= 1;
         self.lane_of(uid).spent += took;
     }
 }
 
 impl Queue {
-    /// Begins a round: nobody has had anything yet.
+    /// Begins a round: no user has had anything yet.
     pub(crate) fn begin_round(&self) {
         let mut inner = lock(&self.inner);
         (inner.cut, inner.dropped) = (false, false);
@@ -443,7 +443,7 @@ mod tests {
         queue.set_workers(1, 2);
         spend(prompt, 1);
         spend(greedy, 3);
-        // All is done: whoever waits for answers goes on waiting.
+        // All is done: a round that waits for answers goes on waiting.
         assert!(!queue.is_left_to_the_greedy(Duration::ZERO));
         queue.add([Job::Look(last, Aim::Hear)]);
         assert!(queue.is_left_to_the_greedy(Duration::ZERO));

@@ -1,8 +1,8 @@
 //! Quotas at the door: how many guests and how many domains a user may have.
 //!
 //! Each user has a number of his own, and at no time more than three times what is free for all. So one user alone gets up to three
-//! quarters of the whole, the next three quarters of the rest, and whoever comes always finds something. Equal
-//! shares, the tempting alternative, would need the number of users who are yet to come.
+//! quarters of the whole, the next three quarters of the rest, and a user who comes later always finds something.
+//! Equal shares, the tempting alternative, would need the number of users who are yet to come.
 //!
 //! A domain belongs to the user whose guest began it, for the next engine too. It costs the keeper three descriptors, one more a
 //! node, and one more for each former engine whose guests are not all back. A keeper has a fixed number of these, so

@@ -8,10 +8,10 @@
 //!
 //! ```text
 //!  1 → 0   first index: candidates of all nodes    ─▶ the patrol settles those of other nodes again
-//!                       slots of other stores      ─▶ nobody's scope takes them: whoever finds one
+//!                       slots of other stores      ─▶ no scope takes them: a page that finds one
 //!                                                     puts itself in its place
 //!  0 → 1   other indexes: candidates               ─▶ the patrol settles them again
-//!                         slots                    ─▶ nobody looks there
+//!                         slots                    ─▶ no lookup goes there
 //!  a slot that dies leaves the index of its store and the first: it never was in another
 //! ```
 //!

@@ -155,7 +155,7 @@ impl Span {
     }
 }
 
-/// Which of the guests have answered, after waiting at most `wait`. Nobody else talks to them meanwhile.
+/// Which of the guests have answered, after waiting at most `wait`. No other thread talks to them meanwhile.
 fn poll(entries: &[Entry], wait: Duration) -> Vec<bool> {
     let talks = entries.iter().map(|entry| entry.guest.talk.try_lock());
     let talks: Vec<_> = talks.collect();

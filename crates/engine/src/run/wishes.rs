@@ -1,5 +1,5 @@
 //! Wishes that memory be merged now, until a pass grants them ([`now`](crate::run::now)). A pass is one user's: the times that he is
-//! told are those of his own work, and an agent of his that does not answer holds up nobody else.
+//! told are those of his own work, and an agent of his that does not answer holds up no other user.
 //!
 //! Where the list is full, the user who has most in it loses his last one to a user who has fewer. Root's wishes always have room.
 
@@ -18,7 +18,8 @@ use crate::users::is_master;
 /// Wishes that wait, and those of one user among them.
 const MOST: usize = 1024;
 const MOST_OF_USER: usize = 64;
-/// The least time between two passes of a user. A pass costs the driver some work for each guest and domain, whoever wishes.
+/// The least time between two passes of a user. A pass costs the driver some work for each guest and domain, whichever user
+/// wishes.
 const REST: Duration = Duration::from_millis(250);
 /// Is told what came of a wish.
 pub(crate) type Tell = Box<dyn FnOnce(Result<MergedNow, EngineError>) + Send>;
@@ -268,7 +269,7 @@ mod tests {
         let others: Vec<_> = (0..10).map(|_| add(&wishes, 7)).collect();
         assert!(others.iter().all(|told| told.try_recv().is_err()));
         assert_eq!(lost(), 10, "a place for each of his");
-        // Root's take nobody's place.
+        // Root's take no other user's place.
         let root: Vec<_> = (0..10).map(|_| add(&wishes, 0)).collect();
         assert_eq!(lost(), 0);
         let all = taken(&wishes, Instant::now());

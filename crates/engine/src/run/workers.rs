@@ -8,8 +8,8 @@
 //!   worker 1            plan  ask ┄┄┄┄┄ take  plan ask ┄┄┄
 //! ```
 //!
-//! What is left to do when the answer is there is short, and done without a turn: so nobody who holds a
-//! guest's connection ever waits for one.
+//! What is left to do when the answer is there is short, and done without a turn: so no thread that
+//! holds a guest's connection ever waits for one.
 //!
 //! Looks at a hostile guest's memory can block for as long as it likes. Such a worker is given up after [`STALL`], and
 //! replaced: see [`post`](crate::run::post). Its guest rests until the thread is back, and is dropped after [`STUCK`].
@@ -101,7 +101,7 @@ impl Workers {
         let wanted = turns * usize::from(THREADS_A_TURN);
         self.core.queue.set_workers(wanted, turns);
         let mut list = lock(&self.list);
-        // One too many ends after its job. It may sleep in a guest's memory, so nobody waits for it.
+        // One too many ends after its job. It may sleep in a guest's memory, so no thread waits for it.
         while list.len() > wanted
             && list
                 .last()
@@ -176,7 +176,7 @@ impl Workers {
     /// What is to be done now and then while workers are at work.
     fn attend(&self) {
         self.watch();
-        // Where none could be started, nobody would ever do the jobs.
+        // Where none could be started, no thread would ever do the jobs.
         if lock(&self.list).is_empty() {
             self.resize();
         }

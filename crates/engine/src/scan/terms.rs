@@ -26,7 +26,7 @@ pub(crate) enum Aim {
         start: u64,
         end: u64,
         until: Instant,
-        /// Somebody wants it merged now: it settles at once.
+        /// A user wants it merged now: it settles at once.
         at_once: bool,
     },
 }

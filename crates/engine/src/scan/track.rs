@@ -10,7 +10,7 @@
 //! A broken page goes the same way again, where the guest holds nothing that could pin it
 //! ([`Again`]); else it stays broken.
 //!
-//! Where somebody asked for it, an anonymous page is settled in the first look that finds it armed and not written
+//! Where a user asked for it, an anonymous page is settled in the first look that finds it armed and not written
 //! ([`Aging::AtOnce`]). For these the two periods are thrift: the window compares. A page in a mapping of a store never settles so. MOVE does not see who has pinned it, and
 //! the two periods are what does.
 //!
@@ -27,8 +27,8 @@
 //! | anonymous | the zero page | takes no frame |
 //!
 //! The second look is at single chunks, because telling a file's frame from an anonymous one costs
-//! the kernel a cache miss a page. It misses no broken page: breaking one writes it, and whoever
-//! writes a page disarms it. (A merged page may also show as swapped without being written:
+//! the kernel a cache miss a page. It misses no broken page: breaking one writes it, and a
+//! write disarms its page. (A merged page may also show as swapped without being written:
 //! reclaim leaves such a marker where an armed page of a file was.)
 //!
 //! A quiet chunk costs a few operations on words of 64 pages and touches no tag.
@@ -128,8 +128,8 @@ pub(crate) enum Aging {
     All,
     /// In a pass: anonymous ones. A page that is broken stays so for the rounds, and no back-off ends.
     Pass,
-    /// In a pass: anonymous ones are settled as soon as a look finds them armed and unwritten. Somebody asked for it, and
-    /// MOVE sees whoever may write them past the page tables.
+    /// In a pass: anonymous ones are settled as soon as a look finds them armed and unwritten. A user asked for it, and
+    /// MOVE sees all that may write them past the page tables.
     AtOnce,
 }
 
@@ -323,7 +323,7 @@ fn retry(
 }
 
 /// What an anonymous page is instead of `after`, where it need not grow older to settle. One that is written has just been armed:
-/// whoever borrowed it before that has not been looked for since. One that is swapped out is not read back in.
+/// a borrower from before that has not been looked for since. One that is swapped out is not read back in.
 fn at_once(again: Again, after: Tag, must_wait: bool) -> Tag {
     match after {
         Tag::Written | Tag::Resting if again.aging == Aging::AtOnce && !must_wait => Tag::Settled,

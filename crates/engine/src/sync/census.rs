@@ -1,6 +1,6 @@
 //! Who takes which lock, how often, and for how long: counted while [`scale`](crate::scale) measures.
 //!
-//! At other times a lock costs one load of a word that nobody writes. While it is on, each thread counts locally, and adds its
+//! At other times a lock costs one load of a word that no thread writes. While it is on, each thread counts locally, and adds its
 //! counts at its end. A shared counter would itself be contended.
 //!
 //! A lock class may have many locks, a chunk's in each chunk. A crowd meets at one of them. So locks are counted by their address.
@@ -171,7 +171,7 @@ pub(super) fn take<G>(
     (inner, on.then(|| Note::begin(which, way, busy)))
 }
 
-/// The same of a lock that was only tried, and is had. Nobody waits for it, so it keeps nobody off.
+/// The same of a lock that was only tried, and is had. No thread waits for it, so it keeps no thread off.
 pub(super) fn had(which: Which) -> Option<Note> {
     ON.load(Relaxed)
         .then(|| Note::begin(which, Way::Beside, false))

@@ -110,7 +110,7 @@ pub(crate) struct Process {
     pub(crate) syncs: u64,
     /// How long each scan takes.
     pub(crate) scan_takes: std::time::Duration,
-    /// Whoever reads its memory sleeps.
+    /// A thread that reads its memory sleeps.
     pub(crate) hangs: Option<Arc<(Mutex<bool>, Condvar)>>,
 }
 
@@ -256,12 +256,12 @@ impl World {
         seen.insert(content);
     }
 
-    /// Moves a page to another node; the kernel tells nobody.
+    /// Moves a page to another node; the kernel does not tell.
     pub(crate) fn migrate(&mut self, process: usize, page: u64, node: u8) {
         self.processes[process].nodes.insert(page, node);
     }
 
-    /// Moves the frames of the slots that pages of a process map, for all who map them; the kernel tells nobody.
+    /// Moves the frames of the slots that pages of a process map, for all that map them; the kernel does not tell.
     pub(crate) fn migrate_slots(&mut self, process: usize, pages: std::ops::Range<u64>, node: u8) {
         let process = &self.processes[process];
         let Some(shelf) = self.shelves.get_mut(&process.domain) else {

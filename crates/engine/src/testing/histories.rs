@@ -73,7 +73,7 @@ enum Event {
     /// So many early looks.
     Early(usize),
     Glance,
-    /// Somebody wants some guests merged now, in so many chunks.
+    /// A user wants some guests merged now, in so many chunks.
     Now(u8, u64),
 }
 

@@ -108,7 +108,7 @@ fn calm_memory_is_looked_at_half_as_often() {
         "the other one rests"
     );
     assert_eq!(lab.status().pages_volatile, 0);
-    // Whoever breaks everything leaves nothing out.
+    // An engine that breaks everything leaves nothing out.
     lab.rounds(8);
     lab.core.knobs.turn([wire::Setting::Run(RunMode::Unmerge)]);
     lab.round();

@@ -165,7 +165,7 @@ fn a_guest_that_lost_its_connection_is_adopted_by_the_same_engine() {
     let (lab, [a, b]) = twins();
     lab.world(|world| world.processes[b].connection = 0);
     lab.rounds(2);
-    assert_eq!(shared(&lab), (16, 0), "b is nobody's guest");
+    assert_eq!(shared(&lab), (16, 0), "b is no guest");
     lab.connect(b);
     lab.rounds(2);
     assert_eq!((shared(&lab), kept(&lab, b)), ((16, 16), 0));

@@ -120,7 +120,7 @@ fn an_agent_that_answers_late_is_heard_when_its_answer_has_come() {
     lab.rest();
     lab.glance();
     assert_eq!(questions(&lab, a), asked);
-    assert!(!lab.core.glances.rests(0), "nobody waited for it again");
+    assert!(!lab.core.glances.rests(0), "no worker waited for it again");
     assert_eq!(frames(&lab), 16);
     lab.world(|world| world.processes[a].manners = Manners::Honest);
     lab.rest();

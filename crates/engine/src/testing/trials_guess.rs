@@ -117,7 +117,7 @@ fn what_the_pattern_does_not_have_comes_later() {
     let status = lab.status();
     assert_eq!((status.pages_sharing, status.pages_unshared), (512, 44));
     assert_eq!(reads(&lab, c), 4 + 44);
-    // A pattern of slots that are gone is followed by nobody.
+    // A pattern of slots that are gone is followed by no guest.
     for guest in [a, b, c] {
         fill(&lab, guest, 0..300, |page| {
             5000 + 1000 * guest as u64 + page

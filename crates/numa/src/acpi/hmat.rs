@@ -88,7 +88,7 @@ pub struct SystemLocality {
     pub entries: Vec<u16>,
 }
 
-/// Type 2: a cache between memory and everybody.
+/// Type 2: a cache between memory and all its users.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MemorySideCache {
     /// The memory's domain.

@@ -59,8 +59,8 @@ pub const ORDERS: usize = MAX_ORDER as usize + 1;
 #[derive(Debug, Default)]
 struct Bucket {
     buddies: Mutex<Buddies>,
-    /// `Buddies::free` as of the last change, for whoever wants to pass an empty bucket without its lock. Relaxed:
-    /// it publishes nothing, and a value that is out of date costs a lock or a lost race.
+    /// `Buddies::free` as of the last change, for a request that wants to pass an empty bucket without its lock.
+    /// Relaxed: it publishes nothing, and a value that is out of date costs a lock or a lost race.
     free_hint: AtomicU64,
     /// Slots meant for here and taken elsewhere. It changes under the lock of the bucket that served, so that with
     /// all locks held H5 is exact. Relaxed: the lock orders it.
@@ -254,8 +254,8 @@ impl Heap {
         Ok(())
     }
 
-    /// Gives a block up for good: its slots are never handed out again. For slots whose number somebody outside may
-    /// still know.
+    /// Gives a block up for good: its slots are never handed out again. For slots whose number may still
+    /// be known outside.
     ///
     /// # Errors
     /// The block is not allocated; the heap is as before.
@@ -271,7 +271,7 @@ impl Heap {
         Ok(())
     }
 
-    /// The allocated block that begins at `slot`, for whoever kept only the number.
+    /// The allocated block that begins at `slot`, for an owner that kept only the number.
     pub fn locate(&self, slot: u64) -> Option<Block> {
         let directory = self
             .directory
@@ -323,12 +323,12 @@ impl Heap {
         }
     }
 
-    /// Asserts the invariants at the module's head, with every bucket locked: slow, and stops everybody.
+    /// Asserts the invariants at the module's head, with every bucket locked: slow, and stops all requests.
     ///
     /// # Errors
     /// The first one broken.
     pub fn check(&self) -> Result<(), Broken> {
-        // Same order as `grow` and `locate`: the directory, then buckets. Nobody else holds two.
+        // Same order as `grow` and `locate`: the directory, then buckets. No other call holds two.
         let directory = self
             .directory
             .lock()

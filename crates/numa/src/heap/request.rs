@@ -24,7 +24,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// One slot of `zone` on `node`, for somebody who runs there.
+    /// One slot of `zone` on `node`, for a thread that runs there.
     pub fn new(node: NodeId, zone: ZoneId) -> Self {
         Self {
             node,
@@ -61,7 +61,7 @@ impl Request {
         }
     }
 
-    /// The node was chosen by interleaving, not by where somebody runs.
+    /// The node was chosen by interleaving, not by where a thread runs.
     #[must_use]
     pub fn interleaved(self) -> Self {
         Self {

@@ -22,9 +22,9 @@ pub struct BucketStats {
     pub foreign: u64,
     /// Of `hit`, those that interleaving intended for here.
     pub interleave_hit: u64,
-    /// Taken here by somebody who ran on this node.
+    /// Taken here by a thread that ran on this node.
     pub local: u64,
-    /// Taken here by somebody who ran on another node.
+    /// Taken here by a thread that ran on another node.
     pub other: u64,
     /// Taken here though another zone was asked for; part of `hit` or `miss` as the node says.
     pub zone_fallback: u64,

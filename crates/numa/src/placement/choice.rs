@@ -176,7 +176,7 @@ impl Choice {
         choices.min_by(better).ok_or(PlacementError::NoNodes)
     }
 
-    /// The choice that somebody else made: `node`. Where it has no CPUs, those of the nearest node that has.
+    /// The choice that the caller has made: `node`. Where it has no CPUs, those of the nearest node that has.
     ///
     /// # Errors
     /// The node is not online, or no CPUs or no memory can be reached from there.

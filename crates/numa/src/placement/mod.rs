@@ -205,7 +205,7 @@ fn set_home(
     }
 }
 
-/// Names nodes in turn, as often as their weights say: for whoever interleaves by hand, such as users of the heap.
+/// Names nodes in turn, as often as their weights say: for callers that interleave by hand, such as users of the heap.
 ///
 /// # Examples
 /// ```

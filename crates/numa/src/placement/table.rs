@@ -1,7 +1,7 @@
 //! Big tables that all nodes use, spread over the nodes with memory.
 //!
-//! A table on one node takes that node's memory from the threads that run there and puts everybody's traffic on its
-//! link. Linux spread its boot-time hash tables for that reason (2004), and called the knob `hashdist`; so does this.
+//! A table on one node takes that node's memory from the threads that run there and puts the traffic of all threads on
+//! its link. Linux spread its boot-time hash tables for that reason (2004), and called the knob `hashdist`; so does this.
 //!
 //! The policy is set before anything touches the table, and the kernel deals out pages in turn. With huge pages it
 //! deals out 2 MiB at a time: a table gets them only when each node has so many of those that one more or less
@@ -31,7 +31,7 @@ pub enum Hashdist {
     /// Over all nodes with memory (1).
     #[default]
     Spread,
-    /// On one node (0): that of whoever makes the table, or the nearest with memory.
+    /// On one node (0): that of the thread that makes the table, or the nearest with memory.
     OneNode,
 }
 

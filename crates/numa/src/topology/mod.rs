@@ -32,7 +32,7 @@ use crate::acpi::DataType;
 
 /// A node's distance to itself.
 pub const LOCAL_DISTANCE: u8 = crate::acpi::LOCAL;
-/// What is assumed between two nodes when nobody says.
+/// What is assumed between two nodes when no source says.
 pub const REMOTE_DISTANCE: u8 = 20;
 /// There is no way from one node to the other.
 pub const UNREACHABLE: u8 = crate::acpi::UNREACHABLE;
@@ -72,7 +72,7 @@ pub struct MemoryRange {
     pub len_bytes: u64,
 }
 
-/// A cache between a node's memory and everybody.
+/// A cache between a node's memory and all its users.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct SideCache {
     /// 1 is the nearest to the memory's users.
@@ -83,7 +83,7 @@ pub struct SideCache {
     pub line_bytes: u32,
 }
 
-/// How fast the best initiators reach a node's memory. `None` where nobody says.
+/// How fast the best initiators reach a node's memory. `None` where no source says.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Access {
     /// The nodes with the best access to this memory.
@@ -333,7 +333,7 @@ impl Topology {
     }
 }
 
-/// A matrix with 10 on the diagonal and 20 elsewhere: what holds when nobody says.
+/// A matrix with 10 on the diagonal and 20 elsewhere: what holds when no source says.
 fn default_distances(nodes: usize) -> Vec<Vec<u8>> {
     (0..nodes)
         .map(|from| {

@@ -10,13 +10,14 @@
 //! A node of 24 bytes would take 32 of malloc's, and a lock whenever threads meet there. Here a thread that makes nodes and frees
 //! them goes to its own two chains, and once in 128 times to the depot. It does not wait there: a thread that finds the depot busy
 //! makes new blocks, or keeps those it has until it comes again. (Only threads that end wait.) Two chains, so that a thread which
-//! swings between making and freeing asks nobody.
+//! swings between making and freeing asks no depot.
 //!
 //! - M1 A block is in one place: in a node's hands, or once in one chain; a chain is one thread's or the depot's.
 //! - M2 Blocks do not go back to the allocator. What one tree has freed serves the next, and there are as many as were ever
 //!   needed at a time, garbage included.
-//! - M3 Each home has a depot. A thread goes to that of its home, and leaves its chains there, unless somebody is there, when it gets
-//!   another home. So blocks stay with their home, but for those that a thread frees for another: they become its own home's.
+//! - M3 Each home has a depot. A thread goes to that of its home, and leaves its chains there, unless another thread is there, when
+//!   it gets another home. So blocks stay with their home, but for those that a thread frees for another: they become its own
+//!   home's.
 
 use super::{Layout, NonNull, global};
 use std::cell::Cell;
@@ -55,7 +56,7 @@ impl Chain {
         let mut chain = Self::default();
         // From the last on, so that neighbours are given out in ascending order.
         for at in (0..CHAIN).rev() {
-            // SAFETY: `allocate` returned memory for so many blocks, which nobody else knows.
+            // SAFETY: `allocate` returned memory for so many blocks, which nothing else knows.
             unsafe { chain.push(first.add(at)) };
         }
         chain
@@ -66,7 +67,7 @@ impl Chain {
     }
 
     /// # Safety
-    /// Nobody else uses the block, and it is in no chain.
+    /// Nothing else uses the block, and it is in no chain.
     #[inline]
     unsafe fn push(&mut self, block: NonNull<Block>) {
         let next = self.first.replace(block);
@@ -94,7 +95,7 @@ static BYTES: AtomicU64 = AtomicU64::new(0);
 struct Depot(Vec<Chain>);
 
 impl Depot {
-    /// The depot of a home, unless somebody is there.
+    /// The depot of a home, unless another thread is there.
     fn try_enter(home: usize) -> Option<MutexGuard<'static, Self>> {
         match DEPOTS.get(home)?.try_lock() {
             Ok(depot) => Some(depot),
@@ -177,7 +178,7 @@ impl Cache {
     }
 
     /// # Safety
-    /// Nobody else uses the block, and it is in no chain.
+    /// Nothing else uses the block, and it is in no chain.
     #[inline]
     unsafe fn give(&self, block: NonNull<Block>) {
         let mut hot = self.hot.take();
@@ -226,7 +227,7 @@ pub(super) fn set_home(home: usize) {
     // A thread that ends may have no cache any more.
     let _ = CACHE.try_with(|cache| {
         let before = cache.home.replace(home);
-        // Nobody waits: where the depot is busy, two chains at most come along.
+        // No thread waits: where the depot is busy, two chains at most come along.
         if before != home
             && let Some(mut depot) = Depot::try_enter(before)
         {
@@ -252,7 +253,7 @@ pub(super) fn allocate(layout: Layout) -> NonNull<u8> {
 }
 
 /// # Safety
-/// `memory` came from `allocate`, for the same layout, and nobody uses it any more.
+/// `memory` came from `allocate`, for the same layout, and is not used any more.
 #[inline]
 pub(super) unsafe fn deallocate(memory: NonNull<u8>, layout: Layout) {
     if !is_block(layout) {

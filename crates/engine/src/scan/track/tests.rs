@@ -201,7 +201,7 @@ fn anonymous_pages_settle_at_once_where_that_is_asked_for() {
         .collect();
     let chunk = chunk(&states);
     chunk.lock().give_up(65);
-    // What is written has just been armed: whoever borrowed it before is looked for after that only.
+    // What is written has just been armed: a borrower from before is looked for after that only.
     let (waits, _) = look_again(
         &chunk,
         &seen(&[(0, 48, written()), (48, 67, PRESENT)]),
@@ -244,7 +244,7 @@ fn a_whole_word_settles_at_once_as_its_pages_do() {
     assert!(tags::<128>(&chunk).iter().all(|tag| *tag == Tag::Settled));
 }
 
-/// Nobody sees who has pinned them, so they take their two periods, whatever is asked for.
+/// No look sees their pins, so they take their two periods, whatever is asked for.
 #[test]
 fn pages_in_a_mapping_of_a_store_never_settle_at_once() {
     let chunk = chunk(&[
