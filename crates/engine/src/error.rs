@@ -1,4 +1,4 @@
-//! What can go wrong when an engine starts, a knob is turned, or a process would be a guest.
+//! The errors when an engine starts, a knob is turned, or a process would be a guest.
 
 use sys::credentials::Credentials;
 use sys::process::Cgroup;

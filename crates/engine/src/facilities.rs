@@ -1,4 +1,4 @@
-//! What the engine needs of the kernel and the machine, found and tried before it starts.
+//! The facilities of the kernel and the machine that the engine needs, found and tried before it starts.
 
 use std::os::fd::{AsFd, OwnedFd};
 

@@ -21,8 +21,8 @@
 //!
 //! ```text
 //!            look (a job a guest)              visit (a job a chunk with settled pages)
-//!  guest ──▶ sync: what is offered      ┌────▶ read: a batch, its fingerprints
-//!            scan: what was written     │      index: candidate, twin or slot?
+//!  guest ──▶ sync: offered regions      ┌────▶ read: a batch, its fingerprints
+//!            scan: written pages        │      index: candidate, twin or slot?
 //!            track: ages of pages ──────┘      plan: slots in runs, refs first
 //!                 ▲                            request: merge ──▶ agent: MOVE, compare, map
 //!                 │                            outcomes ◀──────────┘
@@ -34,7 +34,8 @@
 //! * [`read`](merge::read): settled pages are read once and fingerprinted; read again only after a write.
 //! * [`index`](domain::index): a fingerprint seen for the first time becomes a candidate. Nothing is copied yet.
 //! * [`plan`](merge::plan): at the second sight a slot is written, and both pages are planned for it.
-//! * [`request`](merge::request): the agent merges the planned pages of a chunk, in windows, and answers what became of each.
+//! * [`request`](merge::request): the agent merges the planned pages of a chunk, in windows, and answers with the
+//!   outcome of each.
 //! * [`lifelines`](domain::lifelines): refs end on evidence and when no fork child can be left; then the page is punched.
 //!
 //! # The folders
@@ -43,15 +44,15 @@
 //!
 //! ```text
 //!  error options page sync   words, knobs, the locks and their order
-//!  users/      what all guests of one user may take; why processes are not served
-//!  domain/     what the guests of a domain share: index, stores, slots, refs, lifelines, chunks with their pages
+//!  users/      the limits of all guests of one user; why processes are not served
+//!  domain/     shared by the guests of a domain: index, stores, slots, refs, lifelines, chunks with their pages
 //!  guest/      a process: its memory, its agent, the regions it offers, the counters
-//!  scan/       a look at a guest: what the agent says, what the page map shows
+//!  scan/       a look at a guest: the agent's news, and the page map
 //!  merge/      a visit of a chunk: read, look up, plan, request
 //!  run/        rounds, their jobs, the workers, the driver
-//!  handover/   what one engine leaves to the next
-//!  status check facilities engine   the counters, the invariants, what the machine must have, the API
-//!  scale/      simulated guests, for the bench: how cost grows, and what workers meet at
+//!  handover/   the legacy of one engine to the next
+//!  status check facilities engine   the counters, the invariants, the facilities of the machine, the API
+//!  scale/      simulated guests, for the bench: how cost grows, and the locks that workers meet at
 //! ```
 //!
 //! # The invariants
@@ -64,7 +65,7 @@
 //! * I5 A slot is punched only at refs = 0.
 //! * I6 Indexes, stores, slots and chunks belong to one domain; nothing crosses. Inside it nothing crosses
 //!   nodes unless the rules say so: see [`relocation`](scan::relocation) and [`switch`](run::switch).
-//! * I7 No guest thread waits for the engine: the engine asks, only agents answer; what holds a lock of
+//! * I7 No guest thread waits for the engine: the engine asks, only agents answer; work that holds a lock of
 //!   a guest's memory is short and done at ordinary priority: see [`process`](guest::process).
 //! * I8 Whatever an agent does costs the engine that guest: bounded answers, bounded patience, and
 //!   a contradiction ends the service.

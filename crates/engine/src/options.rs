@@ -1,4 +1,4 @@
-//! How an engine starts, and what its knobs take.
+//! How an engine starts, and the values that its knobs take.
 
 use std::time::Duration;
 

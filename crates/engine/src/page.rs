@@ -1,4 +1,4 @@
-//! The small words of the engine: fingerprints, slots, sites, and what is known of a page.
+//! The small words of the engine: fingerprints, slots, sites, and the states of a page.
 
 use std::fmt;
 

@@ -1,7 +1,7 @@
 //! How cost grows: an engine with up to 10 000 guests and 100 million pages on 16 nodes, states only; and with up to 64 workers.
 //!
-//! Guests, agents, page maps and stores are simulated and hold nothing, so that what is measured is the
-//! engine: its tables, its index, its rounds, its locks. The time of the kernel and of the agents is not in it. A
+//! Guests, agents, page maps and stores are simulated and hold nothing, so that only the engine is
+//! measured: its tables, its index, its rounds, its locks. The time of the kernel and of the agents is not in it. A
 //! scan is answered at once, a page that is read has its number in it, and an agent merges all that it
 //! is asked for. Fingerprints are real. Each round stands for a period; no clock is asked by the
 //! engine. Seven of ten runs of 16 pages are the same in all guests of a node.
@@ -9,8 +9,9 @@
 //! It is no crate of its own: it would need some thirty items of the engine that no other crate is to touch, from the core's rounds to
 //! the locks.
 //!
-//! [`grow`] takes the cost of a size. [`crowd`] counts what many workers meet at: no machine of many processors is needed to see which
-//! lock is taken how often for a page, and for how long. What that makes of 64 processors is a model's: see `pageone bench run scale`.
+//! [`grow`] takes the cost of a size. [`crowd`] counts the locks that many workers meet at: no machine of many processors is needed to
+//! see which lock is taken how often for a page, and for how long. The figure for 64 processors comes from a model: see
+//! `pageone bench run scale`.
 
 mod world;
 

@@ -22,7 +22,7 @@
 //! ```
 //!
 //! Debug builds assert this at each lock. A lock that is only tried may be tried at any time, for a thread that
-//! gets nothing does not wait; what the thread takes afterwards must still stand below it. That is how a look
+//! gets nothing does not wait. A lock that the thread takes afterwards must still stand below it. That is how a look
 //! reaches the pages of a chunk with OFFERS held, while a job waits for TALK with its chunk held.
 //!
 //! SEGMENTS and CHUNKS are read-write locks. To read one twice at a time is a fault as well: a writer that came between

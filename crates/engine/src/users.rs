@@ -1,4 +1,4 @@
-//! Users: what all guests of one user id take of the engine together, and what they may.
+//! Users: the share that all guests of one user id take of the engine together, and its limits.
 //!
 //! A guest is a process of a user, and a user who may start one may start many. The maker of a process's user namespace answers for
 //! it ([`sys::principal`]): a user may have many ids inside. So each limit by process has one by user

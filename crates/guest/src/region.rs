@@ -1,4 +1,4 @@
-//! What can be offered.
+//! Memory that can be offered.
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! The ACPI tables: what is rejected and where, what is read all the same, and real tables where there are any.
+//! The ACPI tables: rejections and their offsets, tables that are read all the same, and real tables where there are any.
 #![allow(
     clippy::unwrap_used,
     reason = "a helper that fails is a test that fails"

@@ -1,4 +1,4 @@
-//! Properties of the ACPI reader: nothing panics, and what the encoder writes reads back the same.
+//! Properties of the ACPI reader: nothing panics, and tables that the encoder writes read back the same.
 #![allow(
     clippy::unwrap_used,
     reason = "a helper that fails is a test that fails"

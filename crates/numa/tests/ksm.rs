@@ -1,4 +1,4 @@
-//! Pages that the kernel's own merging shares are found. A program of its own: what it offers to KSM is all its memory.
+//! Pages that the kernel's own merging shares are found. A program of its own: it offers all its memory to KSM.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,4 +1,4 @@
-//! What the kernel makes of our placement, on whatever machine this runs on.
+//! Our placement as the kernel carries it out, on the machine that this runs on.
 //!
 //! On a machine with one node most of this is trivial. `make test-numa` runs it in guests with several, and says by
 //! PAGEONE_TEST_NODES how many nodes a guest must turn out to have, so that nothing is skipped there unnoticed.

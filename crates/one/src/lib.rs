@@ -9,8 +9,8 @@
 //!
 //! - Objects are equal when all their bytes are; the tree's digest only finds the place to compare.
 //! - No operation waits for another thread: the index is an [`sdtree::ByteTree`], the reference counts are atomic.
-//! - The last reference takes the object away. A count that has reached zero stays there: who finds the same bytes meanwhile
-//!   removes the dead object from the index on behalf of the releasing thread, and puts a new one.
+//! - The last reference takes the object away. A count that has reached zero stays there: a thread that finds the same
+//!   bytes meanwhile removes the dead object from the index on behalf of the releasing thread, and puts a new one.
 //!
 //! # Examples
 //!

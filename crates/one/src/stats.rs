@@ -1,4 +1,4 @@
-//! What deduplication has brought.
+//! The gains of deduplication.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

@@ -4,10 +4,10 @@
 //! as many absent ones, remove all in a third order. Rounds go over all maps before the next begins, so that a noisy minute
 //! hits all alike; the table shows medians. Heap bytes are the growth of the resident set over the insertions.
 //!
-//! Not criterion: it samples one short step many times over, and these phases use up what they work on.
+//! Not criterion: it samples one short step many times over, and these phases use up the data that they work on.
 //!
 //! `SDTREE_KEYS`, `SDTREE_ROUNDS`, `SDTREE_THREADS` and `SDTREE_MAPS` (lists) change the size of it. `SDTREE_CLOCK=cpu` is for machines that
-//! are busy with other work: it takes the time that the threads were on a processor, and tells what rate that is on two idle
+//! are busy with other work: it takes the time that the threads were on a processor, and tells the rate that this is on two idle
 //! ones. Waiting for locks is not in it, which favours the maps that have some.
 
 #![allow(clippy::cast_possible_truncation, missing_docs)]

@@ -1,4 +1,4 @@
-//! What lets a model notice a use of freed or unwritten memory. Nothing, outside of models.
+//! Canaries, by which a model notices a use of freed or unwritten memory. Outside of models they are nothing.
 //!
 //! Every node has a canary, and every access to the node touches it. In a model, touching fails if the collector has declared
 //! the node dead, or if the access is not ordered after the node's creation.

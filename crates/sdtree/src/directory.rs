@@ -20,11 +20,12 @@
 //!    thread unhooks and retires the older directory.
 //!
 //! - D1 A slot of the older directory is the truth until it is frozen. After that its halves are, in the new slots, and an
-//!   operation that still stands in the old one starts again when it wants to change something. (A search need not: what it
-//!   finds was true when the slot was frozen, which was after the search began.)
-//! - D2 Helpers never touch freed memory, however late they come. One that finds a twin unset looks into the old slot. What hangs
-//!   there may have gone on to live, be removed and retired below the twin that is set. But then the thread that set that one
-//!   is still between the two steps, under a guard older than the retirement, and while it lasts nothing of that is freed.
+//!   operation that still stands in the old one starts again when it wants to change something. (A search need not: its
+//!   result was true when the slot was frozen, which was after the search began.)
+//! - D2 Helpers never touch freed memory, however late they come. One that finds a twin unset looks into the old slot. The
+//!   nodes there may have gone on to live, be removed and retired below the twin that is set. But then the thread that set
+//!   that one is still between the two steps, under a guard older than the retirement, and while it lasts nothing of that is
+//!   freed.
 //! - D3 A slot that was set is never unset again; a directory without an older one has no unset slots, except the first, where
 //!   unset means empty.
 //! - D4 A directory grows only when the last growth is complete, so there are two at most.

@@ -1,4 +1,4 @@
-//! What can be wrong with a request.
+//! The errors of a request.
 
 /// What can be wrong with a request. A lost race or an absent key is no error.
 ///

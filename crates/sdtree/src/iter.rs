@@ -1,7 +1,7 @@
 //! Walking over the pairs, in the order of their keys.
 //!
 //! A walk takes up to [`CHUNK`] pairs at a time under a guard of its own, and finds its way back by the last key. A slow reader
-//! holds up neither the others nor the freeing of memory. What it yields is ascending, has no key twice, contains every pair
+//! holds up neither the others nor the freeing of memory. Its sequence is ascending, has no key twice, contains every pair
 //! that was there all the time, and nothing that was not there at some moment of the walk.
 
 use crate::key::{Bits, Stored};

@@ -13,8 +13,8 @@
 //! ```
 //!
 //! Only the digest is stored; bits past the end are computed. Two keys have equal bit strings exactly when they are equal, also
-//! if one is a prefix of the other: the digest decides nothing, it only spreads. It is what lets the directory do its work for
-//! pages that begin alike. Without it, lookups of pages that differ after 128 zeros took 1.5 times as long as of pages that
+//! if one is a prefix of the other: the digest decides nothing, it only spreads. It lets the directory do its work for pages
+//! that begin alike. Without it, lookups of pages that differ after 128 zeros took 1.5 times as long as of pages that
 //! differ at once (18 branches against none), with it the same. It needs no secret: a user that makes digests collide gets
 //! the path-compressed trie on the bytes, whose paths are no longer than the key.
 

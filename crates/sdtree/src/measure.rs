@@ -1,4 +1,4 @@
-//! What a map costs: four steps over uniformly random 16-byte keys, the same for all maps that are compared.
+//! The cost of a map: four steps over uniformly random 16-byte keys, the same for all maps that are compared.
 //!
 //! Insert all keys, look all of them up in another order, look up as many absent ones, remove all in a third order. The clock of a thread
 //! and the memory of the process come from the caller: no system call is made here.

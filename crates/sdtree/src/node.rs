@@ -11,7 +11,7 @@
 //! Everything that happens to the tree happens to one edge word by one compare-and-swap, in one of these ways; nothing else
 //! writes an edge:
 //!
-//! | change | word before → after | what it means |
+//! | change | word before → after | meaning |
 //! |---|---|---|
 //! | [`Edge::fill`] | empty → leaf | a pair enters an unused directory slot |
 //! | [`Edge::split`] | leaf or branch *w* → new branch over *w* and a new leaf | a pair enters |
@@ -39,8 +39,8 @@
 //! # Orderings
 //!
 //! Every load of an edge is an acquire and every CAS that links a node a release: they are partners, the content of a node is
-//! written before the word that leads to it. Marks need no more: who sees a frozen word sees (through the same pair) all that
-//! its freezer saw, in particular the grown directory on account of which a slot was frozen.
+//! written before the word that leads to it. Marks need no more: a thread that sees a frozen word sees (through the same pair)
+//! all that its freezer saw, in particular the grown directory on account of which a slot was frozen.
 
 use crate::canary::{Canary, Mortal};
 use crate::garbage::Garbage;

@@ -1,7 +1,7 @@
-//! Where nodes live, and who owns one that is in no tree.
+//! Where nodes live, and the owner of one that is in no tree.
 //!
-//! Nodes of up to three words live in [`blocks`]; whatever is larger or aligned more strictly comes from the global allocator. So
-//! does everything in models and in fuzzing, for tools that watch each node.
+//! Nodes of up to three words live in [`blocks`]. Larger values, and those aligned more strictly, come from the global
+//! allocator. So does everything in models and in fuzzing, for tools that watch each node.
 
 use std::alloc::Layout;
 use std::ops::{Deref, DerefMut};

@@ -1,8 +1,9 @@
 //! When unlinked memory is freed.
 //!
-//! A [`Guard`] keeps alive whatever was reachable when it was made. [`Guard::defer`] frees a node once every guard of that time
-//! is gone. crossbeam-epoch does this. On the machine of `docs/sdtree.md` a pin costs 4–7 ns against seize's 6–9 ns, and retiring
-//! a node at two threads half of what seize's membarrier makes of it. Its registration is also free of locks, seize's is not.
+//! A [`Guard`] keeps all memory alive that was reachable when it was made. [`Guard::defer`] frees a node once every guard of
+//! that time is gone. crossbeam-epoch does this. On the machine of `docs/sdtree.md` a pin costs 4–7 ns against seize's 6–9 ns,
+//! and retiring a node at two threads half of what seize's membarrier makes of it. Its registration is also free of locks,
+//! seize's is not.
 //!
 //! Under `cfg(loom)` the collector is replaced by a strict one: it declares a node dead at the first moment at which
 //! no guard exists, and every later touch of that node fails the model.

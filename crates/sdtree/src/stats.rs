@@ -1,4 +1,4 @@
-//! Looking at a tree: its memory, its shape, what its searches cost, and what contention did.
+//! Looking at a tree: its memory, its shape, the cost of its searches, and the effects of contention.
 
 use crate::bytes::ByteTree;
 use crate::counters::{Counter, garbage};

@@ -1,7 +1,7 @@
 //! The primitives that a model checker replaces.
 //!
-//! Only what the algorithm synchronizes through comes from here: the edge words and the pointer to the directory. Counters stay
-//! with `std`: no decision that must be right depends on them.
+//! Only the words through which the algorithm synchronizes come from here: the edge words and the pointer to the directory.
+//! Counters stay with `std`: no decision that must be right depends on them.
 
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicPtr, AtomicUsize};

@@ -1,4 +1,4 @@
-//! What is unlinked is freed: soon, and once.
+//! Unlinked nodes are freed: soon, and once.
 //!
 //! One test function: the collector, and so the figures, are the whole process's.
 

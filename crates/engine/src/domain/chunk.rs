@@ -1,4 +1,4 @@
-//! A chunk: 512 pages of a guest, with what is known of them behind a lock: see [`pages`](crate::domain::pages).
+//! A chunk: 512 pages of a guest, with their states behind a lock: see [`pages`](crate::domain::pages).
 //!
 //! ```text
 //!  Chunk

@@ -1,4 +1,4 @@
-//! Copies of the same content: what there is beside the one that the index names.
+//! Copies of the same content: the slots beside the one that the index names.
 //!
 //! A slot takes at most `max_page_sharing` pages. So when the kernel takes a frame from under all its
 //! sharers, or a sharer breaks away, nothing has to walk a million of them. A worker that finds a

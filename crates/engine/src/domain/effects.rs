@@ -1,8 +1,8 @@
-//! What follows from changes of page states, beyond the pages themselves.
+//! Effects of changes of page states, beyond the pages themselves.
 
 use crate::page::{Fingerprint, Site, Slot, StoreId};
 
-/// What follows from changes of page states. Collected while a chunk is locked, carried out by
+/// The effects of changes of page states. Collected while a chunk is locked, carried out by
 /// [`Domain::apply`](crate::domain::Domain::apply).
 #[derive(Debug, Default)]
 pub(crate) struct Effects {

@@ -16,8 +16,9 @@
 //! The tempting alternative is KSM's: to enter the slot in the index of the node where it is now. But that slot is in a store that
 //! brings it back from swap to the old node, and its sharers on that node would go on sharing across nodes.
 //!
-//! The kernel tells the node of mapped pages only, and to map a hole fills it. So a slot is asked for only by a caller
-//! who has a ref of it, and is not punched meanwhile (I5). What the kernel moves between question and merge is found by the next walk.
+//! The kernel tells the node of mapped pages only, and to map a hole fills it. So only a caller that has a ref of a slot asks
+//! for it, and the slot is not punched meanwhile (I5). The next walk finds the frames that the kernel moves between question
+//! and merge.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;

@@ -1,4 +1,4 @@
-//! From fingerprint to candidate or slot: what the engine asks of an index.
+//! From fingerprint to candidate or slot: the operations that the engine asks of an index.
 //!
 //! No entry is trusted. A slot needs a new ref, a candidate needs the exchange, and the agent compares all bytes at
 //! the end. So an index only has to keep each single operation atomic.

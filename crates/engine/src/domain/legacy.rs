@@ -1,4 +1,4 @@
-//! What a domain tells of itself to those who keep its stores for the next engine.
+//! The word of a domain to the keepers of its stores, for the next engine.
 
 use std::os::fd::OwnedFd;
 

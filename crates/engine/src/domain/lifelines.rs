@@ -1,7 +1,7 @@
 //! Lifelines: they tell when a ref of a slot may go. The refs are counted in [`refs`](super::refs).
 //!
 //! A ref stands for one guest page that may map the slot (I4). It is taken before the agent is
-//! asked, and what ends it depends on what is known:
+//! asked. Its end depends on the fate of the page:
 //!
 //! ```text
 //!  planned, never asked                  ─▶ dropped at once: no mapping ever existed
@@ -11,10 +11,11 @@
 //! ```
 //!
 //! A lifeline is a page that the guest maps shared as long as its epoch lasts. Fork children
-//! inherit it together with everything else that is mapped then. With the next sync after a
-//! release the guest gets a new lifeline and unmaps the old one. As soon as no process maps the old
-//! one (and all before it), no process is left that could have inherited what was released in its
-//! time. A connection that is merely lost is no evidence: the refs wait for the lifelines.
+//! inherit it together with everything else that is mapped then. With the next sync after a release
+//! the guest gets a new lifeline and unmaps the old one. As soon as no process maps the old one
+//! (and all before it), no process is left that could have inherited a mapping whose ref was
+//! released in its time. A connection that is merely lost is no evidence: the refs wait for the
+//! lifelines.
 //!
 //! The tempting alternative, to follow fork with an agent in each child, fails. Some exec at
 //! once, are made by clone without hooks, or lose their agent.

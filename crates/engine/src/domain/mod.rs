@@ -1,4 +1,4 @@
-//! A domain: what its guests share. Pages of two domains never meet (I6).
+//! A domain: the stores and tables that its guests share. Pages of two domains never meet (I6).
 
 pub(crate) mod chunk;
 pub(crate) mod copies;

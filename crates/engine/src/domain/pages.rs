@@ -1,4 +1,4 @@
-//! What is known of the pages of one chunk: one byte each, and more where it is of use.
+//! The states of the pages of one chunk: one byte each, and more where it is of use.
 //!
 //! ```text
 //!  Pages (behind the chunk's lock)

@@ -1,4 +1,4 @@
-//! Patterns: which slots the pages of a chunk were merged with last, by the chunk's place in its region.
+//! Patterns: the slots with which the pages of a chunk were merged last, by the chunk's place in its region.
 //!
 //! Equal guests have equal things at equal places, so the next guest's chunk at the same place is most likely merged
 //! in the same way: see [`predict`](crate::merge::predict). A pattern holds no refs, and its slots may be dead or full by then:

@@ -1,6 +1,6 @@
 //! Where a domain's stores and indexes are: one of each on each node with memory.
 //!
-//! A store's pages come from its node. Of an index the directory is placed, which is one big array: while merging crosses nodes, all
+//! A store's pages come from its node. Of an index the directory is placed: it is one big array. While merging crosses nodes, all
 //! workers use one index, and its directory is spread over the nodes (`hashdist`). Otherwise each node's own lies on the node. The rest
 //! of an index, branches and leaves, is memory of the node where the worker ran that made it. So while merging stays inside nodes, a
 //! worker looks pages up, enters them and plans on the node that they are on: [`Placement::work_near`]. For a node without CPUs, such as

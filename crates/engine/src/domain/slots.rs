@@ -1,4 +1,4 @@
-//! Slots of a domain's stores: numbers given out once, segments freed when all is dead.
+//! Slots of a domain's stores: numbers given out once, segments freed when all their slots are dead.
 //!
 //! ```text
 //!  number:  0 …… 511 │ 512 …… 1023 │ 1024 …
@@ -16,7 +16,7 @@
 //! The tempting alternative, one heap for all domains, would let a guest tell from the gaps between
 //! its slots how much the guests of other domains merge (I6).
 //!
-//! The refs, and with them the life of a slot, are told in [`refs`](super::refs).
+//! [`refs`](super::refs) has the refs, and with them the life of a slot.
 
 use std::ops::{Deref, Range};
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};

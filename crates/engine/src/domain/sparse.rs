@@ -1,4 +1,4 @@
-//! What candidates and merged pages need besides their tags, in as little memory as it takes.
+//! The data of candidates and merged pages besides their tags, in as little memory as it takes.
 //!
 //! ```text
 //!  pages          C  ·  M  M  M  C  M  M  ·      C candidate, M planned, asked or merged

@@ -1,4 +1,4 @@
-//! Where canonical pages live.
+//! Stores, in which canonical pages live.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Mutex;

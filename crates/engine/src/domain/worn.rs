@@ -1,17 +1,17 @@
-//! Worn chunks: memory that is written faster than it can be merged is looked at less and less.
+//! Worn chunks: memory that is written faster than it can be merged gets fewer and fewer looks.
 //!
-//! To be looked at costs a guest: each page that a look finds written is armed again, and its next write is a fault
-//! (0.8 µs). In memory that is written all the time these faults are the whole yield. So a chunk in which more pages were written between
-//! two looks than are merged in it, and more than a sixteenth, rests: for one look, then for three, seven, fifteen.
-//! As soon as a look finds it otherwise it rests no more:
+//! A look costs its guest: each page that a look finds written is armed again, and its next write is a fault
+//! (0.8 µs). In memory that is written all the time these faults are the whole yield. So some chunks rest: those in which more pages
+//! were written between two looks than are merged in them, and more than a sixteenth. Such a chunk rests for one look, then
+//! for three, seven, fifteen. As soon as a look finds it otherwise it rests no more:
 //!
 //! ```text
 //!   look       1   2   3   4   5   6   7   8   9  10
 //!   written    w   w   -   w   -   -   -   .   .   .      - not looked at, and not armed
 //! ```
 //!
-//! What is true of a page that settles later is true here: see [`idle`](crate::guest::idle). The faults of a chunk that is written without a
-//! pause are a sixteenth of what they were, and no page that could be merged waits longer than sixteen looks.
+//! The same holds here as for a page that settles later: see [`idle`](crate::guest::idle). The faults of a chunk that is
+//! written without a pause are a sixteenth of what they were, and no page that could be merged waits longer than sixteen looks.
 
 use std::sync::atomic::AtomicU8;
 use std::sync::atomic::Ordering::Relaxed;

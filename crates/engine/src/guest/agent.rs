@@ -1,4 +1,4 @@
-//! The agent of a guest: the connection to it, and what it still owes an answer to.
+//! The agent of a guest: the connection to it, and the question under way.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! A change of the pages of a chunk. What follows from it is carried out and counted when it ends, on each way out.
+//! A change of the pages of a chunk. Its effects are carried out and counted when it ends, on each way out.
 //!
 //! Refs that go, entries that leave an index and counters are all of one act. A page whose tag says that it maps
 //! nothing, while its ref is still held, would break I4 for the next reader of the tables.

@@ -1,4 +1,4 @@
-//! What is counted of a guest.
+//! The counters of a guest.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicI64, AtomicU64};

@@ -1,7 +1,7 @@
 //! Idle blocks: memory in which nothing happens is looked at half as often.
 //!
 //! A look costs the kernel a walk of the page tables, and on a host at rest these walks are all that is left to
-//! pay. So a guest's memory is watched in blocks, and of one that was found as it had been twice in a row
+//! pay. So a guest's memory is watched in blocks. Of a block that was found as it had been twice in a row,
 //! every other look is left out:
 //!
 //! ```text

@@ -1,4 +1,4 @@
-//! Forks that are guests, too: what they share with each other is not our saving.
+//! Forks that are guests, too: the frames that they share with each other are not our saving.
 //!
 //! ```text
 //!   parent   A B C D        A to D are merged with those of a stranger: 4 pages saved

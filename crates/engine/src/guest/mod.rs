@@ -1,9 +1,9 @@
-//! A guest as the engine sees it: memory to look at, an agent to ask, and what is counted.
+//! A guest as the engine sees it: memory to look at, an agent to ask, and counters.
 //!
 //! The agent is asked one question at a time ([`Talk`]). When it does not answer in time the
 //! question stays `pending` and the guest is *late*. It gets no jobs, its pages keep their refs, and
 //! each round begins with a look whether the answer has come. Whatever an agent says or does costs
-//! the engine that guest, nothing else (I8): a malformed or contradictory answer condemns it, slow
+//! the engine that guest, nothing else (I8). A malformed or contradictory answer condemns it, slow
 //! answers make it rest.
 
 pub(crate) mod agent;

@@ -1,8 +1,8 @@
-//! Passes over a guest's memory: how far one came, why it left memory alone, and what the guest gains.
+//! Passes over a guest's memory: how far one came, why it left memory alone, and the gains of the guest.
 //!
-//! The gains are the frames that pages save which were merged in the pass. A frame is saved by each page that came to a slot, but for one
-//! where nothing else maps it. So a guest's number tells of its own pages only. The sum that a whole domain saves would tell a user what
-//! others merge at that time.
+//! The gains are the frames saved by pages that were merged in the pass. Each page that came to a slot saves a frame, but for
+//! one page of a slot that nothing else maps. So a guest's number tells of its own pages only. The sum that a whole domain
+//! saves would tell a user what others merge at that time.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};

@@ -1,4 +1,4 @@
-//! What may hold a guest's pages pinned: as long as something does, written pages are not merged again.
+//! Things that may hold a guest's pages pinned: as long as there is one, written pages are not merged again.
 
 use crate::guest::Guest;
 use crate::sync::lock;

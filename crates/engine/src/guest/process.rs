@@ -1,12 +1,12 @@
 //! The memory of a real guest: one address space, for as long as a witness vouches for it (I10).
 //!
 //! ```text
-//!  hello   who connected? ids, pidfd           refused: several ids, a secret process, a second session
+//!  hello   the caller: ids, pidfd              refused: several ids, a secret process, a second session
 //!    ▼
 //!  ready   "I am thread T, the lifeline lies at A" ──▶ T is a thread of that process, not its first
 //!    │                                                 that process maps this lifeline at A
 //!    ▼                                                 all its threads have the ids that connected
-//!  looks   read by T's number ──▶ T lives ──▶ what was read is the guest's own
+//!  looks   read by T's number ──▶ T lives ──▶ the bytes read are the guest's own
 //! ```
 //!
 //! The witness is the agent's thread ([`sys::witness`] has the proof). The page map is opened once and bound to its
@@ -16,9 +16,9 @@
 //! its consent. Each session has a lifeline of its own, and only those to whom it was sent have it. So a
 //! socket that was handed to another process opens no memory, neither the one's nor the other's.
 //!
-//! Nothing of a process is looked at before it is admitted, but its ids and its command name.
+//! Before a process is admitted, only its ids and its command name are looked at.
 //!
-//! Whatever takes the lock of a guest's memory map is done at ordinary priority, and in pieces. A
+//! Work that takes the lock of a guest's memory map is done at ordinary priority, and in pieces. A
 //! worker runs on idle CPUs only, and one that lost its CPU with that lock held would keep the guest
 //! waiting (I7).
 

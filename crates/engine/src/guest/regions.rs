@@ -1,7 +1,8 @@
-//! What a guest offers, by chunk: whole ranges cost nothing until something is seen in them.
+//! The regions that a guest offers, by chunk: whole ranges cost nothing until something is seen in them.
 //!
-//! A guest may offer what it likes, and as often. So what an answer costs is linear in its bytes (see [`offers`](crate::scan::offers)), and tables end at
-//! limits ([`AtLimit`]): a guest keeps what it has there, and the rest of its memory is left alone.
+//! A guest may offer what it likes, and as often. So the cost of an answer is linear in its bytes (see
+//! [`offers`](crate::scan::offers)), and tables end at limits ([`AtLimit`]): a guest keeps what it has there, and the rest of
+//! its memory is left alone.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -17,12 +17,12 @@
 //! - a page is filled only where it is absent, registered, and present in the staging area. One that never
 //!   left is present. One that was replaced by a mapping of the store lies in a mapping that is not
 //!   registered yet. In both cases the kernel refuses;
-//! - what a hostile guest writes into the journal names places in memory that its own userfaultfd serves.
+//! - a journal that a hostile guest has written names places in memory that its own userfaultfd serves.
 //!
 //! The journal and the staging area are a stranger's memory, and reading them may take for ever. So workers do it, in
 //! looks at guests that have left; before a process has its next session, a thread of its own does ([`let_go`]).
 //!
-//! What is left: an engine that dies together with the agent.
+//! The case that is left: an engine that dies together with the agent.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

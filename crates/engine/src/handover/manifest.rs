@@ -1,5 +1,5 @@
-//! What a domain leaves to the next engine, in a keeper's hands: its stores, its ties, and a note
-//! that says what belongs together.
+//! The legacy of a domain to the next engine, in a keeper's hands: its stores, its ties, and a note
+//! that names them.
 //!
 //! ```text
 //!  note.INODE.DOMAIN     pageone 1            a page of text only engines see
@@ -15,7 +15,7 @@
 //! of its predecessor's time. Handing over the lifelines of all guests instead would take thousands of
 //! descriptors, and two messages to the keeper for every page that is written.
 //!
-//! A keeper may drop what it is given, and does not tell. So the note decides. It is memory that
+//! A keeper may drop a descriptor that it is given, and does not tell. So the note decides. It is memory that
 //! both engines see, and it names a tie *before* any guest is given it. The next engine adopts a
 //! domain only if it has every store and every tie that the note names. Else it starts afresh, and
 //! the guests keep their pages as if there had been no keeper.

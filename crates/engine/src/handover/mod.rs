@@ -1,4 +1,4 @@
-//! Handover: what one engine leaves to the next, and what the next makes of it.
+//! Handover: the legacy of one engine, and how the next one takes it over.
 
 pub(crate) mod manifest;
 pub(crate) mod restore;

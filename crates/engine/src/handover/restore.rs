@@ -1,4 +1,4 @@
-//! Restore: domains out of what a keeper held, and new ones.
+//! Restore: domains out of the descriptors that a keeper held, and new ones.
 //!
 //! ```text
 //!  at start      stores ──▶ numbers begin behind the last     manifest ──▶ stores, ties
@@ -13,7 +13,7 @@
 //! The invariants, over the change of engines:
 //!
 //! * I3 A number that was ever given to an agent had been written, so it lies below the store's end, and numbers
-//!   begin behind that. A slot is not written again; an old process that still runs could do it, so a keeper starts
+//!   begin behind that. A slot is not written again. An old engine that still runs could do it, so a keeper starts
 //!   a new one only when the old one is gone.
 //! * I4 A process that may map a slot of an old store holds an old tie. Agents map it before their first window,
 //!   fork passes both on, and an agent unmaps it only when told that its pages are adopted. Until all old ties are

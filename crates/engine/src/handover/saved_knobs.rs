@@ -1,6 +1,6 @@
 //! Knobs turned by hand, for the next engine.
 //!
-//! A daemon's flags and configuration say how it starts; what `pageone set` changed afterwards would be
+//! A daemon's flags and configuration say how it starts. Changes by `pageone set` afterwards would be
 //! lost with it. So each knob that was turned stands in a note in the keeper's hands, beside the value
 //! that this engine was started with:
 //!
@@ -10,8 +10,8 @@
 //! ```
 //!
 //! The next engine turns a knob again if it was started with the same value: then the operator has
-//! not decided otherwise meanwhile. If not, the operator has changed flags or configuration since, which is
-//! the later word, and that knob is forgotten.
+//! not decided otherwise meanwhile. If not, the operator has changed flags or configuration since. That is
+//! the later word, and the knob is forgotten.
 
 use std::mem::discriminant;
 use std::os::fd::AsFd;

@@ -1,7 +1,7 @@
 //! Plan: which page maps which slot.
 //!
-//! A job is one chunk. Its settled pages are read and fingerprinted, and each fingerprint is looked
-//! up; what is found decides:
+//! A job is one chunk. Its settled pages are read and fingerprinted. Each fingerprint is looked up,
+//! and the result decides:
 //!
 //! ```text
 //!   nothing           ─▶ enter the page as candidate
@@ -12,11 +12,11 @@
 //!   a slot that dies  ─▶ exchange the dead entry for the page as candidate
 //! ```
 //!
-//! How a fingerprint is looked up is told in [`lookup`](super::lookup), how twins get their slots in
-//! [`publish`](super::publish), and how equal neighbours do in [`rows`](super::rows).
+//! [`lookup`](super::lookup) has the lookup of a fingerprint, [`publish`](super::publish) the slots of
+//! twins, and [`rows`](super::rows) those of equal neighbours.
 //!
-//! Before anything is read, a prediction plans pages that very likely equal slots, and puts those off that very likely
-//! are private: see [`predict`](super::predict).
+//! Before anything is read, a prediction plans pages that very likely equal slots, and puts off those
+//! that very likely are private: see [`predict`](super::predict).
 //!
 //! Where there are several nodes, a batch is asked for its nodes too, after it was read: see
 //! [`relocation`](crate::scan::relocation).

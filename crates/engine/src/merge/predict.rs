@@ -18,17 +18,17 @@
 //!
 //! **Groups.** The first and the last page of a group of [`GROUP`] may equal slots that are as far apart as they are. Then
 //! the pages between most likely equal the slots between. Of a run that some guest shares already this saves reading,
-//! hashing and looking up at least seven pages of eight. Where at least half of a chunk's groups are so, what is in it that others
-//! share is in slots by now. A group of it of which no other guest has the ends or the middle is put off. Where shared and
-//! private pages alternate in short runs, which shows in many groups with one end of each, nothing is put off: all that is
-//! shared is to be mapped together.
+//! hashing and looking up at least seven pages of eight. Where at least half of a chunk's groups are so, its shared content
+//! is in slots by now. Then a group is put off if no other guest has its ends or its middle. Shared and private pages may
+//! alternate in short runs: many groups with one end of each show that. Then nothing is put off, for all shared pages are to be
+//! mapped together.
 //!
 //! **Zeros.** Where three groups in a row begin with zeros, the pages between are most likely zeros: a guest's kernel clears memory in
 //! long runs. In shorter ones the middle and the end are read, too. That needs neither slots nor nodes, so it is proposed where
 //! nothing else is. There only one group in [`SPARSE`] is looked at first, so that memory without zeros costs little more.
 //!
 //! The agent compares every byte before it merges (I1), and each pair takes its ref before the agent is asked (I4). A wrong
-//! one costs what any page costs that was written between the reading and the merge. From then on the page has a back-off
+//! one costs as much as any page that was written between the reading and the merge. From then on the page has a back-off
 //! level, and such pages are read.
 
 use wire::CHUNK_PAGES;

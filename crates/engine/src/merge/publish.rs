@@ -1,10 +1,10 @@
 //! Publish: twins get slots.
 //!
-//! New slots are taken in the order of the pages, from one run of numbers, and written with one
-//! call a batch *before* the index names them. So neighbours get neighbouring slots, and the same
-//! run of pages in the next guest maps with one call; where private pages are strewn between, numbers are left
-//! out for them, see [`span`](crate::merge::span). Several workers may find the same candidate:
-//! the exchange decides, the loser gives its slot up (the number is spent) and takes the winner's.
+//! New slots are taken in the order of the pages, from one run of numbers, and written with one call a
+//! batch *before* the index names them. So neighbours get neighbouring slots, and the same run of pages
+//! in the next guest maps with one call. Where private pages are strewn between, numbers are left out
+//! for them: see [`span`](crate::merge::span). Several workers may find the same candidate. The
+//! exchange decides: the loser gives its slot up (the number is spent) and takes the winner's.
 
 use std::sync::atomic::Ordering::Relaxed;
 

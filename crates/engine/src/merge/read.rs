@@ -2,8 +2,8 @@
 //!
 //! A batch of [`BATCH`] pages stays in the second-level cache between the copy, the hash and, for a
 //! new canonical page, the copy into the store. The agent's word and the engine's reading race
-//! with the guest: a page may change or vanish at any moment. That is fine, because what the store
-//! gets is exactly what was hashed, and the agent compares before it merges (I1).
+//! with the guest: a page may change or vanish at any moment. That is fine, because the store
+//! gets exactly the bytes that were hashed, and the agent compares before it merges (I1).
 //!
 //! The hash is XXH3 with 128 bits and a secret drawn at start, so that no guest can aim at
 //! collisions (<https://github.com/Cyan4973/xxHash>). A collision would cost a failed merge anyway,

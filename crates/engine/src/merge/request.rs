@@ -1,7 +1,7 @@
 //! Request: the questions to an agent about pages of a chunk.
 //!
-//! The refs of asked pages were taken before (I4). What an answer makes of the pages is told in
-//! [`outcomes`](crate::scan::outcomes).
+//! The refs of asked pages were taken before (I4). The states that an answer gives the pages
+//! are told in [`outcomes`](crate::scan::outcomes).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

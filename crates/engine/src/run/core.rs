@@ -10,13 +10,13 @@
 //! before its look of the round is done, so a look has its guest to itself. The halves overlap for guests whose
 //! agents answer late, and for users whose looks take longer than all others': no other guest waits for these.
 //!
-//! What is most likely shared comes first: a first visit of a chunk may leave pages for a whole visit, which
+//! Pages that are most likely shared come first: a first visit of a chunk may leave pages for a whole visit, which
 //! comes when all first ones are done.
 //!
 //! Between two rounds a *pass* does the same for some guests: those that a user wants merged now ([`now`](crate::run::now)), and
 //! those that have just come ([`early`](crate::run::early)).
 //!
-//! A round that outlasts the period is cut: what is left is found again by the next looks. Where looks take
+//! A round that outlasts the period is cut: the next looks find the rest again. Where looks take
 //! long for the period it is cut later ([`Span`]): while there is work, little time goes to them. But one user's looks
 //! lengthen no round of others: once only he has jobs left, and had more than they, the period is all he gets.
 

@@ -7,9 +7,9 @@
 //! ```
 //!
 //! A job is never interrupted: it may hold a chunk's lock and a guest's attention. So a job may
-//! overdraw the budget, and the pause after it is as long as the debt takes to fill; over a longer time
-//! the use is the limit. What counts is the whole process and the agents' part (see
-//! [`Counters::charged_ns`](crate::guest::counters::Counters::charged_ns)): all CPU time the host pays for merging.
+//! overdraw the budget, and the pause after it is as long as the debt takes to fill. Over a longer time
+//! the use is the limit. All CPU time counts that the host pays for merging: that of the whole process, and the
+//! agents' part (see [`Counters::charged_ns`](crate::guest::counters::Counters::charged_ns)).
 //! Unmerging is not limited: a caller waits for it.
 
 use std::time::{Duration, Instant};

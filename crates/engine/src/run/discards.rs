@@ -9,16 +9,16 @@
 //!
 //! A guest's agent counts discards of merged pages in its lifeline ([`wire::Tally`]). A *glance* reads the word of each guest
 //! that has merged pages. Where it has changed, the guest is heard twice ([`Aim::Hear`]), as a round hears it. The first time
-//! its agent tells what it gave up. The second time it lets go of the old lifeline, and the frames go back.
+//! its agent tells the pages that it gave up. The second time it lets go of the old lifeline, and the frames go back.
 //!
 //! **Safe.** The word decides only when a guest is heard. Refs go by evidence, as in a round (I4), and frames by refs (I5): a
 //! word that lies brings a look that finds nothing. No thread of the guest waits for this (I7): the hook writes a word of memory.
 //!
-//! **Fair.** Who writes the word without a pause shall get no more than others (I8):
+//! **Fair.** A guest that writes the word without a pause shall get no more than others (I8):
 //!
 //! | a guest | so |
 //! |---|---|
-//! | counts on and on | its user rests for `REST` times what workers did for him, and the glance at him, took |
+//! | counts on and on | its user rests for `REST` times the time of the workers' jobs for him and of the glance at him |
 //! | does not answer | it is heard again when its answer has come; its user rests, by the time that was waited for it |
 //! | has its line swapped out, so that a glance waits | a glance ends after [`GLANCE_TIME`], and goes on with the next guest |
 //!

@@ -1,4 +1,4 @@
-//! The driver: a thread that begins a round every period, passes and early looks in between, and what it is told.
+//! The driver: a thread that begins a round every period, passes and early looks in between, and the signals to it.
 
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};

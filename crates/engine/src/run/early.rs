@@ -9,19 +9,20 @@
 //! ```
 //!
 //! A page settles when two looks in a row find it unwritten. The period between two looks is long, for looks cost CPU time as long as
-//! a guest lives. A guest that has just come would save nothing for three periods, and what lives shortly would never save. So for
+//! a guest lives. A guest that has just come would save nothing for three periods, and a guest with a short life would never save. So for
 //! its first period it is *young*, and an eighth of a period ([`PART`]) lies between two looks.
 //!
-//! **Safe.** Long periods keep one kind of write from pages that MOVE takes: I/O to a page that is referenced, not pinned. The reasons of
-//! [`now`](crate::run::now) hold here: each early look first asks for descriptors of that kind, and a guest that has one gets no
-//! early look again. A page that an early look settles was armed by an *earlier* look. So a reference to it is older than the
-//! question, and its descriptor is found; or it is younger than the arming, and shows as a write. **The limit**: a descriptor that was
-//! closed before the question, with I/O that goes on for two early looks more. Broken pages are as they were after an early look.
+//! **Safe.** Long periods keep one kind of write from pages that MOVE takes: I/O to a page that is referenced, not pinned. The
+//! reasons of [`now`](crate::run::now) hold here: each early look first asks for descriptors of that kind, and a guest that has
+//! one gets no early look again. A page that an early look settles was armed by an *earlier* look. So a reference to it is older
+//! than the question: then its descriptor is found. Or it is younger than the arming: then it shows as a write. **The limit**: a
+//! descriptor that was closed before the question, with I/O that goes on for two early looks more. Broken pages are as they were
+//! after an early look.
 //!
 //! **Calm.** Between a look at a guest and its next early look lie three quarters of an eighth of a period at least ([`nearest`]).
 //! Early looks and their work take half of the time between two of them. A guest that was merged now, as a user asked, is left out
-//! for that long; the others are not, and of two passes one waits for the early look that is due. What early looks see written
-//! counts for nothing later: chunks are not worn by it, and no back-off grows.
+//! for that long; the others are not, and of two passes one waits for the early look that is due. Writes that early looks see
+//! count for nothing later: chunks are not worn by it, and no back-off grows.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,4 +1,5 @@
-//! What is known from one glance at discards to the next: who rests, and where the next one begins. `discards.rs` has the glances.
+//! The state between two glances at discards: the users that rest, and where the next glance begins. `discards.rs` has the
+//! glances.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;

@@ -1,4 +1,4 @@
-//! Merging now: memory that a user wants merged is merged at once, and he is told what that saved.
+//! Merging now: memory that a user wants merged is merged at once, and he is told the gains.
 //!
 //! ```text
 //!   rounds   ═══════┄┄┄┄┄┄┄┄┄┄┄┄┄═══════┄┄┄┄┄┄┄┄┄┄┄┄┄═══════
@@ -8,9 +8,9 @@
 //!
 //! A wish names guests and addresses. A *pass* grants all wishes of one user that are due together. It is a round of their guests alone
 //! ([`Core::look_and_work`]), in which nothing is left out for being idle or worn. It looks twice at least: the first look arms
-//! the pages, and what the second finds unwritten is settled ([`Aging::AtOnce`](crate::scan::track::Aging::AtOnce)).
+//! the pages, and pages that the second finds unwritten are settled ([`Aging::AtOnce`](crate::scan::track::Aging::AtOnce)).
 //!
-//! **Safe.** The two periods in which a page must not be written are thrift, where the window sees all who may write to it:
+//! **Safe.** The two periods in which a page must not be written are thrift, where the window sees all writers to it:
 //!
 //! | a writer to a page | is stopped by |
 //! |---|---|
@@ -20,18 +20,19 @@
 //! | I/O into a page in a mapping of a store | these pages never settle at once |
 //!
 //! The order matters for the third row. Each look asks first whether the guest has a descriptor of that kind, and settles only
-//! pages that an *earlier* look has armed. So a reference to such a page is older than the question, and its descriptor is found;
-//! or it is younger than the arming, and shows as a write.
+//! pages that an *earlier* look has armed. So a reference to such a page is older than the question: then its descriptor is
+//! found. Or it is younger than the arming: then it shows as a write.
 //!
 //! The third kind is direct I/O of some file systems (NFS, 9P), and vhost-scsi. MOVE would take the page, and the I/O would go to
 //! a frame that is no page's. In a round two periods without a write keep such pages out.
 //!
-//! **Fair.** A pass is a round: the CPU limit holds, workers run on idle CPUs only. It lasts a period at most: its looks end after
-//! half of the time that is left, however much memory there is, and what they found is worked in the other half. If another user
-//! waits for a pass or has a young guest, a pass ends after [`SHARED`], also one under way. Root's are exempt. Where a
-//! round or an early look is due there is one pass before it and not two, so with any number of wishes the rounds take twice the
-//! time. A user whose pass took a while gets the next one after as long. A brief pass lasts no longer than [`BRIEF`]: who is to take little CPU time makes brief wishes, and pauses in between. A pass has its own place in a guest's
-//! memory. Otherwise repeated requests would keep the rounds at the beginning.
+//! **Fair.** A pass is a round: the CPU limit holds, workers run on idle CPUs only. It lasts a period at most: its looks end
+//! after half of the time that is left, however much memory there is, and their findings are worked in the other half. If another
+//! user waits for a pass or has a young guest, a pass ends after [`SHARED`], also one under way. Root's are exempt. Where a round
+//! or an early look is due there is one pass before it and not two, so with any number of wishes the rounds take twice the time.
+//! A user whose pass took a while gets the next one after as long. A brief pass lasts no longer than [`BRIEF`]: a caller that is
+//! to take little CPU time makes brief wishes, and pauses in between. A pass has its own place in a guest's memory. Otherwise
+//! repeated requests would keep the rounds at the beginning.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! Where a worker says what it is at, and how one is found that does not come back from a guest's memory.
+//! Where a worker says at which job it is, and how one is found that does not come back from a guest's memory.
 //!
 //! Reading memory can take as long as its owner likes. It may meet a page fault that only the guest's own handler answers, or a file
 //! of a file system that hangs. Or a call of its own holds the lock of its memory map. No signal ends such a sleep. So each
@@ -12,8 +12,8 @@
 //! ```
 //!
 //! A fork of a great process or the memory of a host that swaps make honest guests slow in the same way. They lose the
-//! time and nothing else: the thread comes back, and its guest is served again. What such a thread has read never
-//! counts, because its call fails whatever the kernel gave.
+//! time and nothing else: the thread comes back, and its guest is served again. The bytes that such a thread has
+//! read never count, because its call fails whatever the kernel gave.
 //!
 //! The tempting alternative, to wait for longer before a worker is given up, makes all others wait as long.
 

@@ -1,4 +1,4 @@
-//! The jobs of a round, and whose turn it is.
+//! The jobs of a round, and the user whose turn it is.
 //!
 //! Each user has a lane, and the next job comes from the lane for which least was done in this round. So with any
 //! number of guests, and whatever they make a job cost, one user makes another's round about twice as long at most:

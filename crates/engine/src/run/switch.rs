@@ -1,10 +1,10 @@
-//! Changing what may be shared with what, while guests are served.
+//! Changing the rules of sharing, while guests are served.
 //!
 //! The rules change between two rounds, when no worker is at work, and only while nothing is
 //! shared: no page of a guest in service is merged, or asked for. Plans made under the old rules
 //! are taken back. So a page never maps a slot that the new rules forbid (I6).
 //!
-//! What stays are entries of indexes, and slots whose refs wait for lifelines. They are harmless:
+//! Entries of indexes stay, and slots whose refs wait for lifelines. They are harmless:
 //!
 //! ```text
 //!  1 → 0   first index: candidates of all nodes    ─▶ the patrol settles those of other nodes again
@@ -18,7 +18,7 @@
 //! A copy with more refs than a new `max_page_sharing` allows is full, whatever its refs wait for.
 //!
 //! A worker that was given up may wake up with the old rules. Its guest is condemned by then, so
-//! it asks nothing; what it enters is stale from the start, as above.
+//! it asks nothing. Its entries are stale from the start, as above.
 //!
 //! The tempting alternative, to empty all indexes, would have to lock every chunk, and one of them
 //! may be held by a worker that is stuck.

@@ -9,8 +9,8 @@
 //!   chunks                                            │ chunk chunk chunk …
 //! ```
 //!
-//! Work begins when the agents have answered that did so the last time, at the latest after the *grace*: some patiences. It is at
-//! most half a period, and what a round lasts at least. So silent agents lengthen a round by half at most, and each of
+//! Work begins when the agents have answered that did so the last time. It begins at the latest after the *grace*: some patiences,
+//! but at most half a period, and at most the least time of a round. So silent agents lengthen a round by half at most, and each of
 //! them delays only every second round: work does not wait for an agent that was late. It loses only its place in the order. Its look comes
 //! when its answer does: among the chunks of the others, or after them in the rest of the grace.
 

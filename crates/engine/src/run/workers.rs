@@ -1,4 +1,4 @@
-//! Who does the jobs: threads that take them from the [`queue`](crate::run::queue), at idle priority.
+//! Workers: threads that take jobs from the [`queue`](crate::run::queue), at idle priority.
 //!
 //! As many workers as the knob says work at a time: they have turns. There are [`THREADS_A_TURN`] times as many
 //! threads, because a worker that waits for an agent's answer gives its turn to another:
@@ -8,8 +8,8 @@
 //!   worker 1            plan  ask ┄┄┄┄┄ take  plan ask ┄┄┄
 //! ```
 //!
-//! What is left to do when the answer is there is short, and done without a turn: so no thread that
-//! holds a guest's connection ever waits for one.
+//! The rest of a job when the answer is there is short, and done without a turn. So no thread that
+//! holds a guest's connection ever waits for a turn.
 //!
 //! Looks at a hostile guest's memory can block for as long as it likes. Such a worker is given up after [`STALL`], and
 //! replaced: see [`post`](crate::run::post). Its guest rests until the thread is back, and is dropped after [`STUCK`].

@@ -6,12 +6,12 @@
 //! ```
 //!
 //! It comes back to the next engine, or to the same one after it lost its connection. A page that is claimed gets a
-//! ref of its own *before* its agent is told (I4). What the guest breaks, discards or remaps between the reading of
-//! its mappings and that moment ends this new ref the ordinary way. What it forks in between holds the old tie, or
-//! came after the claim and holds the new lifeline, which the refs it may need wait for.
+//! ref of its own *before* its agent is told (I4). Pages that the guest breaks, discards or remaps between the
+//! reading of its mappings and that moment end their new refs the ordinary way. A child that it forks in between holds
+//! the old tie. Or the child came after the claim and holds the new lifeline: the refs it may need wait for that.
 //!
-//! The kernel says what a guest maps. The agent only says in which pages it takes part: a page that it does not
-//! report as stored is not claimed, and the agent is not told. A walk through the mappings shows each mapping that
+//! The kernel tells the mappings of a guest. The agent only says in which pages it takes part: a page that it does
+//! not report as stored is not claimed, and the agent is not told. A walk through the mappings shows each mapping that
 //! exists all the time it takes (proc(5)), and none is added meanwhile. Only windows map stores, a window is asked
 //! for by this guest's own jobs, and none runs during its look. Old windows ended before the agent connected again.
 

@@ -1,4 +1,4 @@
-//! Scan: what became of the pages of a guest since the last look.
+//! Scan: the changes of the pages of a guest since the last look.
 
 pub(crate) mod claim;
 pub(crate) mod look;

@@ -1,4 +1,4 @@
-//! What a guest offers, as its agent tells it and as scans find pages in it.
+//! The regions that a guest offers, as its agent tells them and as scans find pages in them.
 
 use std::collections::BTreeSet;
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! Outcomes: what the answers of an agent make of the pages it was asked for.
+//! Outcomes: the states that the answers of an agent give the pages it was asked for.
 //!
 //! An answer is checked as a whole before any of it counts: it must speak of exactly the pages that were asked for, in
 //! words that fit the question. One that does not condemns the guest, and all its refs then wait for its lifelines.

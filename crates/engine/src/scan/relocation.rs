@@ -12,9 +12,9 @@
 //! The kernel may move a page whenever it likes, and does not tell. So a page's node is asked again
 //! whenever something is about to follow from it. It is asked of a candidate when its twin is found, and of
 //! a planned page that was not asked for in its own job. In each round it is asked of all candidates. The
-//! last costs 0.2 µs a page and is bounded. Asked are at most [`BUDGET`] pages of a guest in one round, in
-//! turn. So a guest with fewer candidates has each of them where it belongs after one period.
-//! What the kernel moves in the microseconds between question and window is merged where it was.
+//! last costs 0.2 µs a page and is bounded. At most [`BUDGET`] pages of a guest are asked for in one round,
+//! in turn. So a guest with fewer candidates has each of them where it belongs after one period.
+//! A page that the kernel moves in the microseconds between question and window is merged where it was.
 //!
 //! Canonical pages move, too: [`frames`](crate::domain::frames) finds those that are astray. While merging stays inside nodes the
 //! merged pages that map such a slot are found here. They get private copies, and settle where they are.

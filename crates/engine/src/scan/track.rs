@@ -1,4 +1,4 @@
-//! Track: what a scan of the page map says becomes what is known of each page.
+//! Track: from a scan of the page map to the state of each page.
 //!
 //! ```text
 //!              first seen          quiet          quiet          read
@@ -11,8 +11,8 @@
 //! ([`Again`]); else it stays broken.
 //!
 //! Where a user asked for it, an anonymous page is settled in the first look that finds it armed and not written
-//! ([`Aging::AtOnce`]). For these the two periods are thrift: the window compares. A page in a mapping of a store never settles so. MOVE does not see who has pinned it, and
-//! the two periods are what does.
+//! ([`Aging::AtOnce`]). For these the two periods are thrift: the window compares. A page in a mapping of a store
+//! never settles so. MOVE does not see that it is pinned. The two periods do.
 //!
 //! One scan tells it, for anonymous and for merged pages alike:
 //!

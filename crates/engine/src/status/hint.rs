@@ -1,5 +1,5 @@
-//! Guests that hold merged pages which they do not read, and give nothing back: most likely these pages are free in the guest, as
-//! the files are that its kernel has cached once.
+//! Guests that hold merged pages which they do not read, and give nothing back: most likely these pages are free in the guest,
+//! like the files that its kernel has cached once.
 
 use wire::GuestStatus;
 

@@ -1,4 +1,4 @@
-//! Why memory of guests is not merged, as codes and in words.
+//! The reasons for which memory of guests is not merged, as codes and in words.
 
 use std::collections::BTreeMap;
 

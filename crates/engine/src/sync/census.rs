@@ -1,4 +1,4 @@
-//! Who takes which lock, how often, and for how long: counted while [`scale`](crate::scale) measures.
+//! How often each lock is taken, in which way, and for how long: counted while [`scale`](crate::scale) measures.
 //!
 //! At other times a lock costs one load of a word that no thread writes. While it is on, each thread counts locally, and adds its
 //! counts at its end. A shared counter would itself be contended.

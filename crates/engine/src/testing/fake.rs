@@ -1,5 +1,5 @@
 //! A world of fake guests, agents, stores and lifelines. Its guests write, discard, fork, stall, lie
-//! and die at the test's word. It knows who really maps what, and panics when the engine breaks
+//! and die at the test's word. It knows all true mappings, and panics when the engine breaks
 //! a promise. That is when it writes a slot twice, punches one that is mapped, mixes domains or (when it must not)
 //! nodes, or gives a page a slot of other content.
 //!

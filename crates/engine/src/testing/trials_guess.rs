@@ -1,4 +1,4 @@
-//! What is planned unread, in a fake world: groups between probes, and chunks that follow a pattern.
+//! Pages that are planned unread, in a fake world: groups between probes, and chunks that follow a pattern.
 
 use crate::page::{Entry, Slot, StoreId};
 use crate::testing::fake::{Lab, bytes};

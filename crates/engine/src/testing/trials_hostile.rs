@@ -1,4 +1,4 @@
-//! Guests that cost what they can: memory that does not answer, floods of tables, storms of words.
+//! Guests that cost all they can: memory that does not answer, floods of tables, storms of words.
 
 use std::time::{Duration, Instant};
 

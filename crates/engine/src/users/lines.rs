@@ -1,4 +1,4 @@
-//! Parts of the log: what is said again and again neither drowns the rest nor fills a disk.
+//! Parts of the log: lines that are said again and again neither drown the rest nor fill a disk.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};

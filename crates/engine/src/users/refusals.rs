@@ -1,4 +1,4 @@
-//! What log and status say of refused guests and callers: an agent asks again and again, and is told of once.
+//! The words of log and status on refused guests and callers: an agent asks again and again, and is told of once.
 //!
 //! A user may have as many reasons as he makes up names. So each user has a bounded number of lines, and the log
 //! says when they are used up; a user who fills his own lines takes none of another's.

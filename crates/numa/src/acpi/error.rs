@@ -1,4 +1,4 @@
-//! What can be wrong with a table.
+//! The errors of a table.
 
 use super::ProximityDomain;
 

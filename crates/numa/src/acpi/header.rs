@@ -1,4 +1,4 @@
-//! The header that all tables have, the walk over entries, and what was odd about a table.
+//! The header that all tables have, the walk over entries, and the quirks of a table.
 
 use alloc::vec::Vec;
 

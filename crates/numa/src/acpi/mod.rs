@@ -1,4 +1,4 @@
-//! ACPI's NUMA tables, read from untrusted bytes: SRAT (what is where), SLIT (distances), HMAT (latency,
+//! ACPI's NUMA tables, read from untrusted bytes: SRAT (the domain of each part), SLIT (distances), HMAT (latency,
 //! bandwidth, memory-side caches).
 //!
 //! ```text
@@ -11,7 +11,7 @@
 //! # Two readings
 //!
 //! [`Reading::Strict`] takes what the specification allows. Firmware in the field strays from it, and a machine
-//! has to be understood all the same; [`Reading::Field`] accepts the following, and reports each as a [`Quirk`]:
+//! has to be understood all the same. [`Reading::Field`] accepts the following, and reports each as a [`Quirk`]:
 //!
 //! | found | strict | field |
 //! |---|---|---|

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! A set bit above may be stale: removing the last bit of a word leaves the levels above alone, and the search for
-//! the least repairs what it comes across. A clear bit is never wrong. So a number that comes and goes, as buddies
-//! do when one slot is taken and given back, costs one word each time; each repair pays for one removal.
+//! the least repairs the stale bits that it meets. A clear bit is never wrong. So a number that comes and goes, as
+//! buddies do when one slot is taken and given back, costs one word each time; each repair pays for one removal.
 
 /// The set.
 #[derive(Debug, Default)]

@@ -2,8 +2,8 @@
 //!
 //! A block of order k is 2^k slots that begin at a multiple of 2^k. Its buddy is the other half of the block of order
 //! k + 1 around it; when both are free they are one. A free block has its bit in the set of its order, an allocated
-//! one its order in the table of heads. That is 1¼ bytes a slot in all, and the lowest slots go first, so that what is taken
-//! one after the other makes runs.
+//! one its order in the table of heads. That is 1¼ bytes a slot in all, and the lowest slots go first, so that slots
+//! taken one after the other make runs.
 //!
 //! The last few single slots that came back wait in a magazine, unmerged: a slot that goes and comes at once would
 //! split a chunk nine times and merge it nine times. They count as free blocks of order 0, the next single slots are

@@ -1,4 +1,4 @@
-//! What a heap refuses, and what its check finds.
+//! The refusals of a heap, and the findings of its check.
 
 use std::ops::Range;
 

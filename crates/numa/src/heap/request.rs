@@ -1,4 +1,4 @@
-//! What is asked of a heap and what it gives.
+//! Requests to a heap, and the blocks that it gives.
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! What a heap looks like from outside.
+//! The view of a heap from outside.
 
 use std::ops::AddAssign;
 

@@ -1,7 +1,7 @@
-//! Where the directories of an index lie.
+//! The places of the directories of an index.
 //!
 //! A directory is a big table as in [`table`](super::table), with one difference: an index makes larger ones as it grows. So the index
-//! gets a hook, and the hook is told where.
+//! gets a hook, and the hook is told the place.
 
 use std::collections::BTreeMap;
 use std::io;

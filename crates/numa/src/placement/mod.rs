@@ -1,7 +1,7 @@
 //! Where memory goes: policies for ranges, and the choice of a node for a whole process.
 //!
-//! Nodes are those of a [`Topology`]. An emulated node stands for its backing node here, so that whatever places by
-//! node runs on emulated ones too.
+//! Nodes are those of a [`Topology`]. An emulated node stands for its backing node here, so that all code that
+//! places by node runs on emulated ones too.
 
 mod choice;
 mod index;

@@ -1,4 +1,4 @@
-//! What can be wrong with a topology.
+//! The errors of a topology.
 
 use std::io;
 

@@ -1,4 +1,4 @@
-//! ACPI tables as bytes: what the reader is tried with, and has to read back.
+//! ACPI tables as bytes: the reader is tried with them, and has to read them back.
 //!
 //! The benchmark and the fuzz target take this file by its path.
 

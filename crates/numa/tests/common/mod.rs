@@ -1,4 +1,4 @@
-//! What several test programs use.
+//! Helpers that several test programs use.
 #![allow(dead_code, reason = "each test program uses a part")]
 
 pub(crate) mod encode;

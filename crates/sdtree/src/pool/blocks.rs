@@ -13,7 +13,7 @@
 //! swings between making and freeing asks no depot.
 //!
 //! - M1 A block is in one place: in a node's hands, or once in one chain; a chain is one thread's or the depot's.
-//! - M2 Blocks do not go back to the allocator. What one tree has freed serves the next, and there are as many as were ever
+//! - M2 Blocks do not go back to the allocator. Blocks that one tree has freed serve the next, and there are as many as were ever
 //!   needed at a time, garbage included.
 //! - M3 Each home has a depot. A thread goes to that of its home, and leaves its chains there, unless another thread is there, when
 //!   it gets another home. So blocks stay with their home, but for those that a thread frees for another: they become its own

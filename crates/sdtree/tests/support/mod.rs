@@ -1,4 +1,4 @@
-//! What the tests and the benches share: numbers that look random, and a thread's own clock.
+//! Shared by the tests and the benches: numbers that look random, and a thread's own clock.
 #![allow(dead_code, unreachable_pub, unused_imports)] // each uses its part
 
 pub use sdtree::measure::{key, mix};

@@ -1,4 +1,4 @@
-//! A lab: an engine core in a fake world, and what the tests do with both.
+//! A lab: an engine core in a fake world, and the steps of the tests with both.
 
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
