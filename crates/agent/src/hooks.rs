@@ -76,6 +76,10 @@ extern "C" fn begin() {
     unsafe {
         takeover::begin();
     };
+    // `free` gives memory of malloc's back by a call of libc's own: memory that a window may have.
+    if config::config().any.is_some() && !takeover::sees_libc() {
+        return bar(Why::UNSEEN);
+    }
     life::begin_for_all_memory();
 }
 

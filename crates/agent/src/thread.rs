@@ -177,6 +177,9 @@ impl Why {
     /// of this.
     pub(crate) const SIGNALS: Self = Self::step(wire::STEP_THREADS);
 
+    /// All memory is to be offered, and libc's own calls are not seen. The program had threads before the agent, say. No agent begins.
+    pub(crate) const UNSEEN: Self = Self::step(wire::STEP_THREADS);
+
     /// The program has the kernel make all that it reads executable.
     pub(crate) const EXECUTABLE: Self = Self::step(wire::STEP_EXECUTABLE);
 

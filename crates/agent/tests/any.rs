@@ -394,3 +394,29 @@ fn a_fork_child_has_an_agent_of_its_own_after_a_while() {
         rustix::process::kill_process(child, rustix::process::Signal::KILL).unwrap();
     }
 }
+
+/// A library that starts a thread when it is loaded, before the agent.
+fn hasty() -> PathBuf {
+    let name = format!("hasty-{}.so", std::process::id());
+    let library = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let mut cc = Command::new("cc");
+    cc.args(["-O2", "-shared", "-fPIC", "-pthread", "-o"]);
+    cc.arg(&library).arg(root().join("tests/guest/hasty.c"));
+    assert!(cc.status().expect("a C compiler is installed").success());
+    library
+}
+
+/// libc's own calls cannot be taken over then: `free` would unmap memory that a window has.
+#[test]
+fn nothing_is_offered_where_a_thread_was_before_the_agent() {
+    let mut engine = Engine::new();
+    let mut command = Command::new(program());
+    let both = format!("{} {}", agent().display(), hasty().display());
+    command.env("LD_PRELOAD", both).env("PAGEONE_ANY", "100");
+    command.env("PAGEONE_SOCKET", engine.socket());
+    let mut process = command.stdin(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(engine.try_accept().is_none(), "an agent has come");
+    drop(process.stdin.take());
+    process.wait().unwrap();
+}

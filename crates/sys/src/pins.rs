@@ -33,7 +33,7 @@ use std::fmt;
 use std::fs;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags, RawDir, SeekFrom};
 use rustix::io::Errno;
@@ -376,8 +376,8 @@ impl Count {
 pub struct Own {
     status: OwnedFd,
     folder: OwnedFd,
-    /// The thread in whose table the descriptors are, if that is not the caller's.
-    other: Option<u32>,
+    /// The thread in whose table the descriptors are.
+    thread: u32,
 }
 
 impl Own {
@@ -393,7 +393,7 @@ impl Own {
         Ok(Self {
             status: open(c"/proc/thread-self/status", flags)?,
             folder: open(folder, flags | OFlags::DIRECTORY)?,
-            other: (thread != crate::process::thread_id()).then_some(thread),
+            thread,
         })
     }
 
@@ -422,6 +422,8 @@ impl Own {
         if MOST_OWN - left > 2 { Ok(()) } else { Err(()) }
     }
 
+    /// No copy of the descriptor is made: to close that would flush the file, which asks the server of a file system (FUSE, NFS) and ends
+    /// the notifications of a message queue.
     fn is_harmless(&self, name: &CStr, number: u32) -> Result<bool, Errno> {
         let mut space = [MaybeUninit::uninit(); 256];
         let (target, _) = rustix::fs::readlinkat_raw(&self.folder, name, &mut space)?;
@@ -432,23 +434,31 @@ impl Own {
         if let Some(known) = is_known(target) {
             return Ok(known);
         }
-        // In the caller's table another thread's number names another file, or none.
-        let borrowed = match self.other {
-            Some(thread) => Some(crate::uffd::borrow(thread, number)?),
-            None => None,
-        };
-        // SAFETY: looked at only; a number that was closed meanwhile is refused, or is another descriptor of this process.
-        let own = unsafe { BorrowedFd::borrow_raw(number.cast_signed()) };
-        let fd = borrowed.as_ref().map_or(own, AsFd::as_fd);
+        let mut buffer = [0; 48];
         if target.starts_with("socket:") {
+            let path = crate::own::path(&mut buffer, self.thread, "/fd/", Some(number))?;
             let mut name = [0; 64];
-            let len = rustix::fs::fgetxattr(fd, c"system.sockprotoname", &mut name)?;
+            let len = rustix::fs::getxattr(path, c"system.sockprotoname", &mut name)?;
             let name = name.get(..len).unwrap_or_default();
             let name = std::str::from_utf8(name).unwrap_or_default();
             return Ok(SOCKETS.contains(&name.trim_end_matches('\0')));
         }
-        Ok(!rustix::fs::fcntl_getfl(fd)?.contains(OFlags::DIRECT))
+        let path = crate::own::path(&mut buffer, self.thread, "/fdinfo/", Some(number))?;
+        let info = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+        let mut text = [0; 256];
+        let len = rustix::io::pread(&info, &mut text, 0)?;
+        let flags = flags_in(text.get(..len).unwrap_or_default()).ok_or(Errno::INVAL)?;
+        Ok(!flags.contains(OFlags::DIRECT))
     }
+}
+
+/// The flags of a descriptor, of what its fdinfo begins with.
+fn flags_in(info: &[u8]) -> Option<OFlags> {
+    let mut lines = info.split(|&byte| byte == b'\n');
+    let bits = lines.find_map(|line| line.strip_prefix(b"flags:"))?;
+    let bits = std::str::from_utf8(bits.trim_ascii()).ok()?;
+    let bits = u32::from_str_radix(bits, 8).ok()?;
+    Some(OFlags::from_bits_retain(bits))
 }
 
 /// `None` for a socket of a known protocol, else what it is.
@@ -483,11 +493,11 @@ impl Info {
     fn read(folder: &str, fd: u32) -> io::Result<Self> {
         let info = text::about(format!("{folder}/fdinfo/{fd}"))?;
         let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name));
-        let flags = field("flags:").and_then(|bits| u32::from_str_radix(bits.trim(), 8).ok());
+        let flags = flags_in(info.as_bytes());
         let mount = field("mnt_id:").and_then(|id| id.trim().parse().ok());
         let bad = || io::Error::from(io::ErrorKind::InvalidData);
         Ok(Self {
-            flags: OFlags::from_bits_retain(flags.ok_or_else(bad)?),
+            flags: flags.ok_or_else(bad)?,
             mount: mount.ok_or_else(bad)?,
         })
     }
@@ -548,6 +558,7 @@ mod tests {
             let then = (own(me), apart(me));
             let none = direct.is_none();
             drop(direct);
+            println!("queue {:?}", is_queue_kept());
             let ring = ring();
             println!("direct {before:?} {then:?} {none}");
             return println!("pins {} {} {}", before.0, own(me), ring.is_none());
@@ -563,6 +574,8 @@ mod tests {
             let right = "direct (false, false) (true, true) false";
             assert!(said.contains(right), "{said}");
         }
+        // None where there are no queues.
+        assert!(!said.contains("queue Some(false)"), "{said}");
         if said.contains("pins false false true") {
             return eprintln!("skipped: no io_uring here");
         }
@@ -580,6 +593,42 @@ mod tests {
             own(thread)
         };
         std::thread::spawn(ask).join().unwrap()
+    }
+
+    /// Whether a message queue keeps its notification while a thread with a table of its own looks at it. To close any descriptor of
+    /// the queue ends that.
+    fn is_queue_kept() -> Option<bool> {
+        let me = crate::process::thread_id();
+        let (opened, begin) = std::sync::mpsc::channel::<()>();
+        let (apart, is_apart) = std::sync::mpsc::channel();
+        let look = std::thread::spawn(move || {
+            // SAFETY: this thread alone gets another table.
+            assert_eq!(unsafe { libc::unshare(libc::CLONE_FILES) }, 0);
+            apart.send(()).unwrap();
+            begin.recv().unwrap();
+            own(me)
+        });
+        is_apart.recv().unwrap();
+        let name = std::ffi::CString::new(format!("/pageone-{me}")).unwrap();
+        let null = std::ptr::null_mut::<libc::mq_attr>();
+        // SAFETY: the name is terminated; no attributes are given.
+        let queue =
+            unsafe { libc::mq_open(name.as_ptr(), libc::O_CREAT | libc::O_RDWR, 0o600, null) };
+        // SAFETY: an event of zeros is a signal of number 0, which is never sent here.
+        let mut event: libc::sigevent = unsafe { std::mem::zeroed() };
+        event.sigev_notify = libc::SIGEV_NONE;
+        // SAFETY: the event is as it should be; a queue that could not be made is refused.
+        let notify = || unsafe { libc::mq_notify(queue, &raw const event) };
+        let registered = notify() == 0;
+        opened.send(()).unwrap();
+        assert!(!look.join().unwrap(), "a queue pins nothing");
+        let kept = notify() != 0;
+        // SAFETY: the name is terminated, and the queue is closed once.
+        unsafe {
+            libc::mq_unlink(name.as_ptr());
+            libc::mq_close(queue);
+        }
+        registered.then_some(kept)
     }
 
     /// A file for direct I/O; `None` where the file system knows none.

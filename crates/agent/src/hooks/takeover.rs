@@ -4,10 +4,10 @@
 //! bodies that libc itself uses are made to jump to the hooks (see `sys::entry`). The hooks enter the kernel
 //! themselves, and need none of the bytes that were overwritten.
 //!
-//! **When not**: while the process has other threads (the agent was loaded late), which may be executing the bytes;
-//! where /proc is not mounted or not to be written. Nor where a body begins in a way that is not known; in a libc
-//! that is not glibc; in a static program. Then only calls that come by name are seen, and [`SEEN`] says so. Either
-//! all bodies are taken over or none: they are looked at before one is written.
+//! **When not**: while the process has other threads, which may be executing the bytes. The agent was loaded late, or a constructor before
+//! its own made them. Nor where /proc is not mounted or not to be written. Nor where a body begins in a way that is not known; in a libc
+//! that is not glibc; in a static program. Then only calls that come by name are seen, and [`SEEN`] says so. Either all bodies are taken
+//! over or none: they are looked at before one is written.
 //!
 //! **The price**: the pages of libc's code that hold the bodies are private to the process: 12 KiB with glibc 2.36.
 //!

@@ -348,8 +348,8 @@ pub const CALLS: &[Call] = &[
         All,
         "fcntl",
         libc::SYS_fcntl,
-        second(&[1, 3, 5]),
-        "checks descriptors (builds with assertions); may they pin memory; has a stranger locks on a file of /proc",
+        second(&[1, 5]),
+        "checks descriptors (builds with assertions); has a stranger locks on a file of /proc",
     ),
     call(
         All,
@@ -360,8 +360,8 @@ pub const CALLS: &[Call] = &[
     ),
     call(
         All,
-        "fgetxattr",
-        libc::SYS_fgetxattr,
+        "getxattr",
+        libc::SYS_getxattr,
         ANY,
         "the same, of sockets",
     ),
