@@ -200,6 +200,8 @@ static long change_rights(const char *what, unsigned long a, unsigned long b, un
 	CALL("securebits", prctl(PR_SET_SECUREBITS, a, 0, 0, 0))
 	CALL("nonewprivs", prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
 	CALL("dumpable", prctl(PR_SET_DUMPABLE, a, 0, 0, 0))
+	CALL("askkeys", syscall(SYS_keyctl, 0, -3, 0) < 0 ? -1 : 0)
+	CALL("probestrict", syscall(SYS_seccomp, 0, 1, NULL) < 0 && errno == EINVAL ? 0 : -1)
 	CALL("landlock", restrict_files(LANDLOCK_ACCESS_FS_MAKE_BLOCK))
 	CALL("noread", restrict_files(LANDLOCK_ACCESS_FS_READ_FILE | LANDLOCK_ACCESS_FS_READ_DIR))
 	CALL("hideproc", hide_proc())

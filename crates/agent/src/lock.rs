@@ -178,6 +178,10 @@ fn make_page() -> Option<*mut PerProcess> {
         return None;
     }
     let made = std::ptr::with_exposed_provenance_mut::<PerProcess>(address);
+    // SAFETY: zeros are a valid `PerProcess`, which no other thread knows yet.
+    let life = unsafe { &(*made).life };
+    // A child of vfork finds the number of another.
+    life.heir.store(thread::process_number(), Ordering::Relaxed);
     // Release pairs with the Acquire in `per_process`; a thread that came first has won.
     let order = (Ordering::Release, Ordering::Acquire);
     match PAGE.compare_exchange(std::ptr::null_mut(), made, order.0, order.1) {

@@ -34,6 +34,7 @@ const FAULTS: &[(Point, &[Errno])] = &[
     (Point::Replace, &[Errno::NOMEM, Errno::AGAIN]),
     (Point::Place, &[Errno::NOMEM]),
     (Point::PlaceHalf, &[Errno::NOMEM]),
+    (Point::ReplaceHalf, &[Errno::NOMEM]),
     (Point::Grow, &[Errno::NOMEM]),
     (Point::Describe, &[Errno::NOMEM]),
     (Point::Share, &[Errno::NOMEM]),

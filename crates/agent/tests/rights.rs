@@ -757,6 +757,31 @@ fn no_agent_begins_where_a_library_stops_all_threads() {
     guest.run("check");
 }
 
+/// libseccomp asks so whether there is seccomp(2), and clients of Kerberos which keys they have.
+#[test]
+fn questions_about_rights_leave_the_agent_and_its_offers() {
+    let (engine, mut guest) = ready(5);
+    let before = agent(guest.pid);
+    guest.run("rights m:probestrict");
+    guest.ask("rights m:askkeys").ok();
+    assert_eq!(agents(guest.pid), [before]);
+    let merged = engine.merge(guest.memory, 0, 512, Some(1000));
+    assert_eq!(count(&merged, PageOutcome::Merged), 512);
+    guest.run("check");
+}
+
+/// Nothing was offered yet, so no agent is the parent's.
+#[test]
+fn a_child_of_vfork_bars_no_agent_that_is_to_come() {
+    let mut engine = Engine::new();
+    let mut guest = engine.guest();
+    guest.run("rights v:nonewprivs");
+    guest.run(&format!("rights v:filter {} {REFUSED} 1", libc::SYS_mmap));
+    guest.offer(512, 5);
+    engine.accept();
+    guest.run("check");
+}
+
 /// HAProxy and FRR change to another network for each socket.
 #[test]
 fn a_change_to_another_network_leaves_the_agent_and_what_is_merged() {

@@ -52,6 +52,8 @@ points! {
     Freeze = "freeze",
     /// mmap(2) of what replaces pages.
     Replace = "replace",
+    /// The same, after the pages' own mapping is gone.
+    ReplaceHalf = "replace-half",
     /// mremap(2) of what replaces pages, made aside.
     Place = "place",
     /// The same, after the pages' own mapping is gone.

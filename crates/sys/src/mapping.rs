@@ -185,11 +185,41 @@ pub unsafe fn replace(
             return placed;
         }
     }
-    let (at, flags) = (pointer(start), flags(attributes) | MapFlags::FIXED);
-    // SAFETY: the range is the caller's; MAP_FIXED replaces it in one step.
-    unsafe { map(at, len, source, access.prot(), flags) }.map_err(|errno| (errno, false))?;
+    // SAFETY: the range is the caller's.
+    unsafe { replace_at_once(start, len, source, access, attributes) }.map_err(|errno| {
+        // The kernel may have unmapped what was there before it failed.
+        let mended = mend(start, len, source, attributes, false);
+        // SAFETY: the range is the mapping just made, if one was.
+        let replaced = mended.and_then(|()| unsafe { protect(start, len, access) });
+        (errno, replaced.is_ok())
+    })?;
     // SAFETY: the range is now the mapping just made.
     unsafe { describe(start, len, source, attributes) }.map_err(|errno| (errno, true))
+}
+
+/// Maps `source` in the place of what is there.
+///
+/// # Errors
+/// As mmap(2). Then what was there may be gone: from Linux 6.12 on the kernel says so of a mapping for which it finds no memory.
+///
+/// # Safety
+/// As [`replace`].
+unsafe fn replace_at_once(
+    start: usize,
+    len: usize,
+    source: Source<'_>,
+    access: Access,
+    attributes: Attributes,
+) -> Result<()> {
+    #[cfg(debug_assertions)]
+    if let Err(errno) = fault::check(Point::ReplaceHalf) {
+        // SAFETY: whatever is at `start` is lost, by contract.
+        unsafe { unmap(start, len) }?;
+        return Err(errno);
+    }
+    let flags = flags(attributes) | MapFlags::FIXED;
+    // SAFETY: the caller's promise; MAP_FIXED replaces the range in one step.
+    unsafe { map(pointer(start), len, source, access.prot(), flags) }.map(drop)
 }
 
 /// Replaces by way of a mapping made aside, which other threads never see unfinished. Nor does a core dump: one that begins before the
@@ -310,7 +340,7 @@ pub unsafe fn grow(start: usize, len: usize, new_len: usize) -> Result<()> {
     unsafe { rustix::mm::mremap(pointer(start), len, new_len, how) }.map(drop)
 }
 
-/// Maps `source` without access over `[start, start + len)` where nothing is mapped, after [`place`] failed, with
+/// Maps `source` without access over `[start, start + len)` where nothing is mapped, after [`place`] or mmap(2) failed, with
 /// what of `attributes` fits. The caller makes it accessible when it is as it has to be.
 ///
 /// # Errors

@@ -1,4 +1,5 @@
-//! Calls that lock memory, as the kernel sees them. A locked mapping is another one, so they find it whole.
+//! Calls that lock memory, as the kernel sees them. A locked mapping is another one, so they find it whole. Where that does not fit,
+//! next to RLIMIT_MEMLOCK say, it stays merged: the call over a store's mapping means the same, and gives frames to what it brings in.
 //!
 //! **Two steps.** To lock memory is to mark mappings, and then to bring all their pages in. The second may take seconds, or wait for
 //! a thread of the program that serves a userfaultfd. That thread may want the agent's lock, so the lock is not held over it:
@@ -12,7 +13,7 @@
 //! Between the two a window finds mappings that are locked, and keeps them so. A page that it merged there is broken by the
 //! second step, as by a write of the guest's.
 
-use rustix::io::{Errno, Result};
+use rustix::io::Result;
 use wire::PAGE_BYTES;
 
 use super::call::{call, guard};
@@ -36,7 +37,7 @@ fn fill(
         let Some(mut held) = guard(start, len) else {
             break;
         };
-        whole(&mut held, start, len).map_err(|_| Errno::NOMEM)?;
+        let _ = whole(&mut held, start, len);
         // Where no agent may run there are no windows, and a filter may refuse the mark.
         let marked = is_barred() || mark().is_ok();
         unread(&mut held, start, len);
@@ -72,7 +73,7 @@ fn set_locked(start: usize, len: usize, name: i64, flags: usize) -> Result<usize
     let Some(mut guard) = guard(first, span) else {
         return call(name, args);
     };
-    whole(&mut guard, first, span).map_err(|_| Errno::NOMEM)?;
+    let _ = whole(&mut guard, first, span);
     let result = call(name, args);
     unread(&mut guard, first, span);
     result
@@ -108,7 +109,7 @@ fn tell_of_all(name: i64, flags: usize, future: bool) -> Result<usize> {
 fn set_all_locked(name: i64, flags: usize, current: bool, future: bool) -> Result<usize> {
     let mut held = guard(0, ADDRESS_LIMIT);
     if let Some(guard) = held.as_mut().filter(|_| current) {
-        whole(guard, 0, ADDRESS_LIMIT).map_err(|_| Errno::NOMEM)?;
+        let _ = whole(guard, 0, ADDRESS_LIMIT);
     }
     let result = tell_of_all(name, flags, future);
     if let Some(guard) = held.as_mut().filter(|_| current) {

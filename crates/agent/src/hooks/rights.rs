@@ -275,6 +275,18 @@ fn asks_of_ambient(args: &[usize; 6]) -> bool {
     [args[0] & SAME, args[1] & SAME] == [option, asks]
 }
 
+/// Whether this call of keyctl(2) changes which keys the caller has. All others ask, or are about keys alone.
+fn changes_keys(args: &[usize; 6]) -> bool {
+    const JOIN_SESSION_KEYRING: usize = 1;
+    const SET_REQKEY_KEYRING: usize = 14;
+    const ASSUME_AUTHORITY: usize = 16;
+    const SESSION_TO_PARENT: usize = 18;
+    matches!(
+        args[0] & SAME,
+        JOIN_SESSION_KEYRING | SET_REQKEY_KEYRING | ASSUME_AUTHORITY | SESSION_TO_PARENT
+    )
+}
+
 /// Whether a system call may change what the program may do.
 fn narrows(number: i64, args: &[usize; 6]) -> bool {
     match number {
@@ -282,6 +294,7 @@ fn narrows(number: i64, args: &[usize; 6]) -> bool {
         libc::SYS_prctl => NARROWING
             .iter()
             .any(|&option| args[0] & SAME == option.unsigned_abs() as usize),
+        libc::SYS_keyctl => changes_keys(args),
         // The agent's thread has a personality of its own: the next one has the caller's.
         libc::SYS_personality => args[0] & SAME != SAME,
         number => HOOKED.contains(&number),
@@ -479,7 +492,9 @@ impl Filter {
         const STRICT: usize = 1;
         const FILTER: usize = 2;
         let (mode, program) = match number {
-            libc::SYS_seccomp => (args[0] + 1, args[2]),
+            // The kernel refuses strict mode with anything besides: so libseccomp asks whether there is this call.
+            libc::SYS_seccomp if args[0] & SAME == 0 && args[1..3] != [0, 0] => return Self::Asks,
+            libc::SYS_seccomp => ((args[0] & SAME) + 1, args[2]),
             libc::SYS_prctl if args[0] & SAME == libc::PR_SET_SECCOMP.unsigned_abs() as usize => {
                 (args[1], args[2])
             }
