@@ -204,6 +204,32 @@ fn a_program_that_offers_nothing_is_merged_with_any() {
     both.iter_mut().for_each(Checked::goes_on);
 }
 
+/// An agent that has just come reads the mappings twice, with pauses, before it offers them.
+#[test]
+fn memory_can_be_merged_as_soon_as_it_is_attached() {
+    let Some(place) = place_to_trace() else {
+        return;
+    };
+    let program = program(&place, &[]);
+    let _daemon = daemon(&place, &["--merge-period", "1h"]);
+    for pause in [0, 100, 400] {
+        let mib = MIB.to_string();
+        let mut both = [(); 2].map(|()| Checked::start(&program, &[&mib, "4", "work"]));
+        both.iter_mut().for_each(Checked::goes_on);
+        let pids: Vec<u32> = both.iter().map(Checked::pid).collect();
+        attached(&place, &["--any"], &pids);
+        std::thread::sleep(Duration::from_millis(pause));
+        let mut merge = pageone();
+        merge
+            .args(["merge", "--json", "--socket"])
+            .arg(place.socket());
+        let told = output(merge.args(pids.iter().map(u32::to_string)));
+        let told: serde_json::Value = serde_json::from_slice(&told.stdout).expect("JSON");
+        assert!(count(&told, "pages") >= STILL, "after {pause} ms: {told}");
+        both.iter_mut().for_each(Checked::goes_on);
+    }
+}
+
 #[test]
 fn a_hundred_threads_stand_still_for_a_moment() {
     let Some(place) = place_to_trace() else {

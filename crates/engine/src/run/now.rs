@@ -57,6 +57,10 @@ use crate::users::is_master;
 const MOST_PASSES: usize = 4;
 /// Patiences for which agents are waited for that answer late: one that has just joined has all its memory to tell of.
 const LATE: u32 = 40;
+/// For so long an agent that was attached may not have told of all memory: under `--any` it reads the mappings twice, with pauses.
+const SETTLING: Duration = Duration::from_secs(2);
+/// The pause between two looks at such a guest.
+const PAUSE: Duration = Duration::from_millis(50);
 /// A brief pass takes no longer.
 const BRIEF: Duration = Duration::from_millis(250);
 /// A pass takes no longer where other users wait: as long as the looks at young guests.
@@ -229,18 +233,23 @@ impl Core {
             || early::came_lately(&lock(&self.guests), period).any(of_another)
     }
 
-    /// Rounds of these guests alone, while they bring something: pages that were guessed wrong are read by the next. Tells
-    /// whether nothing was left out for want of time.
+    /// Rounds of these guests alone, while they bring something: pages that were guessed wrong are read by the next, and pages that came
+    /// to be known are settled by it. Tells whether nothing was left out for want of time.
     fn passes(&self, crew: &dyn Crew, reach: &Reach, pass: Pass) -> bool {
         let guests = || reach.values().map(|its| &its.guest);
-        let merged = || guests().map(|guest| shared(guest)).sum::<u64>();
+        let known = |guest: &Arc<Guest>| guest.counters.census().present();
+        let sums = || {
+            let merged = guests().map(|guest| shared(guest)).sum::<u64>();
+            (merged, guests().map(known).sum::<u64>())
+        };
         let is_late = |guest: &Arc<Guest>| {
             let stuck = guest.is_stuck() || guest.user.is_stuck();
             // It has not answered, or rests because its answers took long.
             guest.standing() == Standing::Served && !guest.takes_jobs(self.knobs.patience) && !stuck
         };
+        let settles = |guest: &Arc<Guest>| guest.is_attached() && guest.came.elapsed() < SETTLING;
         let late = self.knobs.patience * LATE;
-        let (mut before, mut left, mut passes) = (merged(), self.left(pass), 0);
+        let (mut before, mut left, mut passes) = (sums(), self.left(pass), 0);
         loop {
             guests().for_each(|guest| guest.passes.begin());
             let until = Instant::now() + left / LOOKS;
@@ -250,17 +259,24 @@ impl Core {
             let span = Span::new(self.knobs.patience, left, left, left);
             self.look_and_work(crew, looks.collect(), span);
             let cut = self.queue.has_dropped() || guests().any(|guest| guest.passes.is_cut_short());
-            let now = merged();
+            let now = sums();
             left = self.left(pass);
-            let behind = cut || guests().any(is_late);
+            let settles = guests().any(settles);
+            let behind = cut || settles || guests().any(is_late);
             let waits = behind && pass.begin.elapsed() < late;
+            let brings = now.0 > before.0 || now.1 > before.1;
             // The first look arms: it need not bring anything.
-            let is_done = passes > 0 && (cut || now <= before);
+            let is_done = passes > 0 && (cut || !brings);
             passes += usize::from(!waits);
+            let (merged, known) = now;
+            tracing::debug!(passes, merged, known, cut, behind, "a look of a pass");
             if left.is_zero() || !waits && is_done || passes == MOST_PASSES {
                 return !behind;
             }
             before = now;
+            if settles {
+                std::thread::sleep(PAUSE.min(left));
+            }
         }
     }
 }
