@@ -53,6 +53,10 @@ impl<'a> Launch<'a> {
     pub(crate) fn equip(self, command: &mut Command) {
         let others = std::env::var_os("LD_PRELOAD");
         command.env("LD_PRELOAD", preload(others, self.agent));
+        command.env(
+            "ASAN_OPTIONS",
+            let_sanitizers_be(std::env::var_os("ASAN_OPTIONS")),
+        );
         let socket = std::path::absolute(self.socket);
         command.env("PAGEONE_SOCKET", socket.as_deref().unwrap_or(self.socket));
         match self.domain {
@@ -82,6 +86,22 @@ fn preload(others: Option<OsString>, agent: &Path) -> OsString {
         all.push(":");
     }
     all.push(agent);
+    all
+}
+
+/// AddressSanitizer's options, for programs that the command starts: its shared runtime ends a program that another library is loaded
+/// before. Such programs run unmerged: the agent does not begin where it finds LeakSanitizer, which that runtime has in it.
+fn let_sanitizers_be(options: Option<OsString>) -> OsString {
+    const OPTION: &str = "verify_asan_link_order";
+    let mut all = options.unwrap_or_default();
+    if all.to_string_lossy().contains(OPTION) {
+        return all;
+    }
+    if !all.is_empty() {
+        all.push(":");
+    }
+    all.push(OPTION);
+    all.push("=0");
     all
 }
 
@@ -161,6 +181,13 @@ mod tests {
             "/a.so:/lib/agent.so"
         );
         assert_eq!(preload(Some("".into()), launch.agent), "/lib/agent.so");
+        assert_eq!(value("ASAN_OPTIONS"), Some("verify_asan_link_order=0"));
+        assert_eq!(
+            let_sanitizers_be(Some("a=1".into())),
+            "a=1:verify_asan_link_order=0"
+        );
+        let own = || Some(OsString::from("verify_asan_link_order=1"));
+        assert_eq!(let_sanitizers_be(own()), "verify_asan_link_order=1");
         assert_eq!(value("PAGEONE_SOCKET"), Some("/run/x.sock"));
         assert_eq!(value("PAGEONE_DOMAIN"), Some("blue"));
         assert_eq!(value("PAGEONE_ALSO_KSM"), None);
