@@ -1,7 +1,9 @@
-//! An engine inside this process, at a private socket. `run` uses it when there is no daemon,
+//! An engine inside this process, at a socket of its own. `run` uses it when there is no daemon,
 //! and the demo shows it.
 
+use std::fs::{self, Permissions};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
@@ -9,6 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use engine::Engine;
+use tempfile::TempDir;
 
 use super::history::History;
 use super::listener::Listener;
@@ -22,25 +25,25 @@ pub(crate) struct Host {
     /// The server stops when this end of a pipe is closed.
     stop: Option<OwnedFd>,
     server: Option<JoinHandle<std::io::Result<()>>>,
-    _folder: tempfile::TempDir,
+    _folder: TempDir,
 }
 
 impl Host {
-    /// Starts an engine at a socket that only this user can reach.
+    /// Starts an engine at a socket that is open as that of this user's daemon is: root's to all users.
+    ///
+    /// A program that root starts often becomes another user's (nginx, gosu), and then connects as that user. So a stranger can connect,
+    /// too, as to the daemon, and the same holds for him: his own domain, his share of the limits, no other user's counters.
     pub(crate) fn start(options: engine::Options) -> Result<Self> {
-        let folder = tempfile::Builder::new().prefix("pageone-").tempdir();
-        let folder = folder.context("cannot make a folder for the socket")?;
-        let socket = folder.path().join("pageone.sock");
-        let listener = Listener::bind(&socket, 0o600)?;
+        let policy = Policy::here();
+        let mode = policy.socket_mode();
+        Self::serve(options, policy, mode)
+    }
+
+    fn serve(options: engine::Options, policy: Policy, mode: u32) -> Result<Self> {
+        let (folder, socket, listener) = listen(mode)?;
         let limits = options.limits;
         let engine = Arc::new(Engine::start(options).context("cannot start the engine")?);
-        let server = Server::new(
-            listener,
-            Policy::here(),
-            limits,
-            &engine,
-            History::default(),
-        )?;
+        let server = Server::new(listener, policy, limits, &engine, History::default())?;
         let (end, stop) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         let serve = move || server.serve(end.as_fd(), |_| Ok(true));
         let server = thread::Builder::new()
@@ -60,13 +63,13 @@ impl Host {
         &self.socket
     }
 
-    /// Starts an engine that is of no use where it gives guests no right to userfaultfd.
+    /// Starts an engine at a socket that only this user can reach. It is of no use where it gives guests no right to userfaultfd.
     ///
     /// # Errors
     /// As [`Self::start`]; this user has no right to it.
     pub(crate) fn start_able(options: engine::Options) -> Result<Self> {
         able()?;
-        Self::start(options)
+        Self::serve(options, Policy::here(), 0o600)
     }
 
     /// The engine's counters.
@@ -83,6 +86,32 @@ impl Host {
         stop_engine(self.engine);
         Ok(())
     }
+}
+
+/// Listens in a folder of its own: where temporary files belong, else where a socket's path is sure to be short enough.
+fn listen(mode: u32) -> Result<(TempDir, PathBuf, Listener)> {
+    let run = std::env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty());
+    let others = [Some(PathBuf::from("/tmp")), run.map(PathBuf::from)];
+    let first = listen_below(&std::env::temp_dir(), mode);
+    others.into_iter().flatten().fold(first, |found, folder| {
+        // The first error tells of the place that was asked for.
+        found.or_else(|error| listen_below(&folder, mode).map_err(|_| error))
+    })
+}
+
+fn listen_below(place: &Path, mode: u32) -> Result<(TempDir, PathBuf, Listener)> {
+    let folder = tempfile::Builder::new()
+        .prefix("pageone-")
+        .tempdir_in(place);
+    let folder = folder.context("cannot make a folder for the socket")?;
+    let socket = folder.path().join("pageone.sock");
+    let listener = Listener::bind(&socket, mode)?;
+    if mode & 0o006 != 0 {
+        // To reach the socket takes no right to list the folder.
+        let passable = Permissions::from_mode(0o711);
+        fs::set_permissions(folder.path(), passable).context("cannot open the socket's folder")?;
+    }
+    Ok((folder, socket, listener))
 }
 
 /// How long an engine may take to stop.
