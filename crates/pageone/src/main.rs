@@ -1,6 +1,8 @@
 //! The `pageone` command: see the library.
 #![forbid(unsafe_code)]
 
+sys::note_inherited!();
+
 fn main() -> std::process::ExitCode {
     pageone::main()
 }

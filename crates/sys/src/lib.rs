@@ -8,6 +8,7 @@
 
 mod apart;
 pub mod bind;
+pub mod bystander;
 pub mod clock;
 pub mod closers;
 pub mod confined;
@@ -27,6 +28,7 @@ pub mod golang;
 pub mod guardian;
 pub mod heir;
 pub mod host;
+pub mod inherited;
 pub mod keeper;
 pub mod keys;
 pub mod ksm;

@@ -443,6 +443,46 @@ pub fn end_of_child(pid: u32) -> Result<Option<End>> {
     }))
 }
 
+/// What became of a child.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// It has ended.
+    Ended(std::process::ExitStatus),
+    /// It was stopped by this signal.
+    Stopped(i32),
+}
+
+/// What became of the child `pid` since it was last asked; `None` while it runs.
+///
+/// # Errors
+/// `CHILD` when it is no child, or its end was told already.
+pub fn change_of_child(pid: u32) -> Result<Option<Change>> {
+    use rustix::process::{WaitOptions, waitpid};
+    use std::os::unix::process::ExitStatusExt;
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    let options = WaitOptions::NOHANG | WaitOptions::UNTRACED;
+    let changed = waitpid(Some(pid.ok_or(Errno::CHILD)?), options)?;
+    Ok(changed.map(|(_, status)| match status.stopping_signal() {
+        Some(signal) => Change::Stopped(signal),
+        None => Change::Ended(std::process::ExitStatus::from_raw(status.as_raw())),
+    }))
+}
+
+/// Whether the child `pid` is in this process's group.
+#[must_use]
+pub fn is_of_own_group(pid: u32) -> bool {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    let group = pid.and_then(|pid| rustix::process::getpgid(Some(pid)).ok());
+    group == Some(rustix::process::getpgrp())
+}
+
+/// The CPU time after which the kernel ends this process, if there is such a limit.
+#[must_use]
+pub fn cpu_limit() -> Option<Duration> {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Cpu);
+    limit.current.map(Duration::from_secs)
+}
+
 /// Takes away what is left of ended processes whose parents have gone, where this process is an init. No child whose end is
 /// to be told may be there.
 pub fn take_orphans_away() {

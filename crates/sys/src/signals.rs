@@ -1,7 +1,7 @@
 //! Signals as a descriptor to wait on (signalfd(2)), and what children have to know of them.
 //!
 //! A blocked signal stays blocked in every child, so a program that waits this way starts its
-//! children through [`prepare_child`].
+//! children through [`prepare_child`], or hands on what it was given ([`Inherited`](crate::inherited::Inherited)).
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -10,8 +10,8 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 pub use libc::{
-    SIGCHLD, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, SIGTTIN, SIGTTOU, SIGUSR1, SIGUSR2,
-    SIGWINCH,
+    SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, SIGTSTP, SIGTTIN, SIGTTOU,
+    SIGUSR1, SIGUSR2, SIGWINCH,
 };
 
 /// A signal that arrived.
@@ -19,6 +19,8 @@ pub use libc::{
 pub struct Arrived {
     /// Its number.
     pub signal: i32,
+    /// The process that sent it; 0 for one of another PID namespace.
+    pub sender: u32,
     /// Whether the kernel sent it: for `SIGINT` and `SIGQUIT`, a key of the terminal, which the
     /// whole foreground process group gets.
     pub from_kernel: bool,
@@ -67,6 +69,7 @@ impl Signals {
         }
         Ok(Some(Arrived {
             signal: i32::try_from(info.ssi_signo).unwrap_or(0),
+            sender: info.ssi_pid,
             from_kernel: info.ssi_code == libc::SI_KERNEL,
         }))
     }
@@ -134,7 +137,25 @@ pub fn die_of(signal: i32) {
     }
 }
 
-fn set_of(signals: &[i32]) -> libc::sigset_t {
+/// Stops this process by `signal`, the way the signal would by itself, until another process has it go on: what a parent does to pass
+/// on that its child was stopped. SIGTSTP and its kin stop no process of a group that no shell looks after.
+pub fn stop_by(signal: i32) {
+    let set = set_of(&[signal]);
+    let mut mask = set_of(&[]);
+    // SAFETY: the actions run no code of this process, and the sets are initialized. SIGSTOP has no other action: then the
+    // first call fails, and the last has nothing to put back.
+    unsafe {
+        let action = libc::signal(signal, libc::SIG_DFL);
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const set, &raw mut mask);
+        libc::raise(signal);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const mask, std::ptr::null_mut());
+        if action != libc::SIG_ERR {
+            libc::signal(signal, action);
+        }
+    }
+}
+
+pub(crate) fn set_of(signals: &[i32]) -> libc::sigset_t {
     let mut set = MaybeUninit::uninit();
     // SAFETY: sigemptyset initializes the set; sigaddset refuses numbers that are no signals.
     unsafe {
@@ -168,6 +189,7 @@ mod tests {
         let arrived = signals.next().unwrap();
         let expected = Arrived {
             signal: SIGUSR1,
+            sender: std::process::id(),
             from_kernel: false,
         };
         assert_eq!(arrived, Some(expected));

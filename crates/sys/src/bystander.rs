@@ -1,0 +1,189 @@
+//! A process beside this one that tells signals of a whole group from those of this process alone.
+//!
+//! A process that stands for its child passes signals on to it. But kill(2) with a group, and a service manager with a cgroup, signal
+//! the child as well, and siginfo(7) tells the sender only. The bystander is in the same group and the same cgroup:
+//!
+//! ```text
+//!  kill PID      ─▶ this process                             it alone: the child has to be told
+//!  kill -GROUP   ─▶ this process, the bystander, the child   all of them: the child knows
+//! ```
+//!
+//! It has the signals blocked, and reports each. It has no descriptor but its pipe, and ends with this process.
+//!
+//! The tempting alternatives: a group of its own for the child takes it out of the terminal's group and out of the reach of SIGKILL for
+//! the group. To look at what waits for the child (`/proc/PID/status`) tells nothing of signals that it has taken already.
+//!
+//! **The limit**: a sender that signals one process after another, and takes longer than [`SPREAD`] from this one to the bystander. Then
+//! the signal counts as this process's alone.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::pipe::PipeFlags;
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+
+use crate::signals::{Arrived, set_of};
+
+/// So long after this process the bystander may get the same signal.
+const SPREAD: Duration = Duration::from_millis(20);
+/// So long a report is waited for while the signal waits in the bystander: it needs a processor.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// A report: the signal's number and its sender's.
+const REPORT: usize = 8;
+
+/// A process that gets the signals of this one's group.
+#[derive(Debug)]
+pub struct Bystander {
+    pid: Pid,
+    reports: OwnedFd,
+    /// Reports that were read, and belong to no signal so far.
+    spare: Vec<(Arrived, Instant)>,
+}
+
+impl Bystander {
+    /// Starts one for these signals, which the calling thread must have blocked.
+    ///
+    /// # Errors
+    /// `Deadlock` when this process has other threads; what pipe(2) and fork(2) give.
+    pub fn start(signals: &[i32]) -> io::Result<Self> {
+        if std::fs::read_dir("/proc/self/task")?.count() != 1 {
+            return Err(io::ErrorKind::Deadlock.into());
+        }
+        let (reports, end) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+        let set = set_of(signals);
+        let parent = std::process::id();
+        // SAFETY: this process has one thread, so its child is a whole copy, in which anything may be called.
+        match unsafe { libc::fork() } {
+            0 => {
+                let _ = stand_by(parent, &end, &set);
+                // SAFETY: ends the child without running what its parent wants run at its own end.
+                unsafe { libc::_exit(0) }
+            }
+            child => Ok(Self {
+                pid: Pid::from_raw(child).ok_or_else(io::Error::last_os_error)?,
+                reports,
+                spare: Vec::new(),
+            }),
+        }
+    }
+
+    /// Whether the bystander got the signal as well. Waits for [`SPREAD`] at least, if it did not.
+    pub fn has_got(&mut self, arrived: Arrived) -> bool {
+        let begin = Instant::now();
+        loop {
+            let is_open = self.read();
+            if let Some(at) = self.spare.iter().position(|report| report.0 == arrived) {
+                self.spare.remove(at);
+                return true;
+            }
+            let patience = match self.has_waiting(arrived.signal) {
+                true => PATIENCE,
+                false => SPREAD,
+            };
+            let Some(left) = patience.checked_sub(begin.elapsed()).filter(|_| is_open) else {
+                return false;
+            };
+            // Whether a signal waits there is asked again soon.
+            self.wait(left.min(SPREAD));
+        }
+    }
+
+    /// Takes the reports that are there. False where there will be none any more.
+    fn read(&mut self) -> bool {
+        let now = Instant::now();
+        // Of two signals at once this process may get one: the other report is not for one that comes later.
+        self.spare
+            .retain(|(_, read)| now.duration_since(*read) < PATIENCE);
+        let mut report = [0; REPORT];
+        loop {
+            match rustix::io::read(&self.reports, &mut report) {
+                Ok(REPORT) => self.spare.push((decode(report), now)),
+                Err(Errno::INTR) => {}
+                other => return other.is_err(),
+            }
+        }
+    }
+
+    fn has_waiting(&self, signal: i32) -> bool {
+        let status = format!("/proc/{}/status", self.pid.as_raw_nonzero());
+        let status = crate::text::read(status).unwrap_or_default();
+        let waiting = status.lines().find_map(|line| line.strip_prefix("ShdPnd:"));
+        let waiting = waiting.and_then(|set| u64::from_str_radix(set.trim(), 16).ok());
+        waiting
+            .is_some_and(|set| set.checked_shr((signal - 1).cast_unsigned()).unwrap_or(0) & 1 == 1)
+    }
+
+    fn wait(&self, time: Duration) {
+        let mut ready = [PollFd::new(&self.reports, PollFlags::IN)];
+        let _ = poll(&mut ready, Timespec::try_from(time).ok().as_ref());
+    }
+}
+
+impl Drop for Bystander {
+    fn drop(&mut self) {
+        let _ = kill_process(self.pid, Signal::KILL);
+        while matches!(
+            waitpid(Some(self.pid), WaitOptions::empty()),
+            Err(Errno::INTR)
+        ) {}
+    }
+}
+
+fn decode(report: [u8; REPORT]) -> Arrived {
+    let both = u64::from_ne_bytes(report);
+    #[allow(clippy::cast_possible_truncation)] // each has one half
+    let (signal, sender) = ((both >> 32) as u32, both as u32);
+    Arrived {
+        signal: signal.cast_signed(),
+        sender,
+        from_kernel: false,
+    }
+}
+
+/// In the bystander: reports signals until its parent, or the pipe, is gone.
+fn stand_by(parent: u32, pipe: &OwnedFd, set: &libc::sigset_t) -> io::Result<()> {
+    // SAFETY: PR_SET_PDEATHSIG takes a signal number and touches no memory.
+    if unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // A parent that died before the call sends nothing any more.
+    let now = rustix::process::getppid().map(Pid::as_raw_nonzero);
+    if now.map(|pid| pid.get().unsigned_abs()) != Some(parent) {
+        return Err(io::ErrorKind::BrokenPipe.into());
+    }
+    crate::thread::set_name(c"pageone-signals");
+    let pipe = keep_only(pipe)?;
+    loop {
+        let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
+        // SAFETY: both are this function's own; a `siginfo_t` is valid as zeros, too.
+        let (signal, info) = unsafe {
+            let signal = libc::sigwaitinfo(set, info.as_mut_ptr());
+            (signal, info.assume_init())
+        };
+        if signal > 0 && info.si_code != libc::SI_KERNEL {
+            // SAFETY: a signal that a process sent has its number.
+            let sender = unsafe { info.si_pid() }.cast_unsigned();
+            let report = u64::from(signal.cast_unsigned()) << 32 | u64::from(sender);
+            match rustix::io::write(&pipe, &report.to_ne_bytes()) {
+                // Its parent is stopped, and has enough to read.
+                Ok(_) | Err(Errno::AGAIN) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+/// Closes all descriptors of this process, a child just forked, but `pipe`, which becomes the first.
+fn keep_only(pipe: &OwnedFd) -> io::Result<OwnedFd> {
+    // SAFETY: nothing in this copy of the parent uses its descriptors any more, but through what is given back.
+    unsafe {
+        if libc::dup2(pipe.as_raw_fd(), 0) < 0 || libc::close_range(1, libc::c_uint::MAX, 0) < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(OwnedFd::from_raw_fd(0))
+    }
+}

@@ -1,0 +1,141 @@
+//! The dispositions, the mask and the limits with which a process was started.
+//!
+//! A process that starts another in its own place changes some of them for itself, and gives the other what it was given:
+//!
+//! | | here | in the program that is started |
+//! |---|---|---|
+//! | SIGPIPE | ignored, by Rust's runtime | as inherited: Rust would set it to its default |
+//! | SIGCHLD | its default: ignored, the end of a child could not be told | as inherited |
+//! | SIGXFSZ | ignored: a store that is full is an error, and no death | as inherited |
+//! | mask | as set meanwhile | as inherited |
+//! | `RLIMIT_FSIZE`, `RLIMIT_NOFILE` | the soft limit is raised to the hard one, for stores and guests | as inherited |
+//!
+//! Source: signal(7), execve(2), getrlimit(2).
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// Whether SIGPIPE was ignored before Rust's runtime began.
+static IGNORES_PIPE: AtomicBool = AtomicBool::new(false);
+
+/// Has a program note before `main` whether SIGPIPE is ignored: afterwards it is, whoever started the program. A macro, because
+/// a static of this crate would be in the agent, too.
+#[macro_export]
+macro_rules! note_inherited {
+    () => {
+        #[used]
+        #[unsafe(link_section = ".init_array")]
+        static NOTE_INHERITED: extern "C" fn() = $crate::inherited::note;
+    };
+}
+
+/// For [`note_inherited!`]: runs while the process has one thread, and before its runtime.
+pub extern "C" fn note() {
+    IGNORES_PIPE.store(ignores(libc::SIGPIPE), Ordering::Relaxed);
+}
+
+/// What this process was given.
+#[derive(Clone, Copy)]
+pub struct Inherited {
+    /// Signals, and whether they were ignored.
+    ignored: [(libc::c_int, bool); 3],
+    mask: libc::sigset_t,
+    files: Rlimit,
+    size: Rlimit,
+}
+
+impl Inherited {
+    /// Takes note, and changes what this process needs otherwise. For before the first thread starts, and before this process changes its
+    /// mask or its limits.
+    ///
+    /// # Errors
+    /// What sigprocmask(2) gives.
+    pub fn take() -> io::Result<Self> {
+        let inherited = Self {
+            ignored: [
+                (libc::SIGPIPE, IGNORES_PIPE.load(Ordering::Relaxed)),
+                (libc::SIGCHLD, ignores(libc::SIGCHLD)),
+                (libc::SIGXFSZ, ignores(libc::SIGXFSZ)),
+            ],
+            mask: mask()?,
+            files: getrlimit(Resource::Nofile),
+            size: getrlimit(Resource::Fsize),
+        };
+        set_ignored(libc::SIGCHLD, false);
+        set_ignored(libc::SIGXFSZ, true);
+        let raised = Rlimit {
+            current: inherited.size.maximum,
+            ..inherited.size
+        };
+        // Lower, it bounds the stores, as the hard one does.
+        let _ = setrlimit(Resource::Fsize, raised);
+        Ok(inherited)
+    }
+
+    /// The bytes that a file of this process may have at most, if there is such a limit.
+    #[must_use]
+    pub fn largest_file(&self) -> Option<u64> {
+        self.size.maximum
+    }
+
+    /// Gives `command` all of it, when it is started or takes this process's place.
+    pub fn hand_on(&self, command: &mut Command) {
+        let given = *self;
+        let restore = move || given.restore();
+        // SAFETY: between fork and exec only async-signal-safe calls are made (sigaction, sigprocmask, setrlimit), none of which
+        // allocates or takes a lock.
+        unsafe { command.pre_exec(restore) };
+    }
+
+    fn restore(&self) -> io::Result<()> {
+        for (signal, is_ignored) in self.ignored {
+            set_ignored(signal, is_ignored);
+        }
+        setrlimit(Resource::Nofile, self.files)?;
+        setrlimit(Resource::Fsize, self.size)?;
+        // SAFETY: `self.mask` is initialized, and the old mask is not asked for.
+        match unsafe {
+            libc::pthread_sigmask(
+                libc::SIG_SETMASK,
+                &raw const self.mask,
+                std::ptr::null_mut(),
+            )
+        } {
+            0 => Ok(()),
+            error => Err(io::Error::from_raw_os_error(error)),
+        }
+    }
+}
+
+fn mask() -> io::Result<libc::sigset_t> {
+    let mut mask = MaybeUninit::uninit();
+    // SAFETY: no new mask is given, and the kernel writes the old one to `mask`, which it fills if it succeeds.
+    match unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), mask.as_mut_ptr()) } {
+        // SAFETY: it succeeded.
+        0 => Ok(unsafe { mask.assume_init() }),
+        error => Err(io::Error::from_raw_os_error(error)),
+    }
+}
+
+fn ignores(signal: libc::c_int) -> bool {
+    let mut action = MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: no new action is given; the kernel writes the old one to `action`, which is valid as zeros, too.
+    unsafe {
+        libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr());
+        action.assume_init().sa_sigaction == libc::SIG_IGN
+    }
+}
+
+fn set_ignored(signal: libc::c_int, is_ignored: bool) {
+    let action = match is_ignored {
+        true => libc::SIG_IGN,
+        false => libc::SIG_DFL,
+    };
+    // SAFETY: neither action runs code of this process.
+    unsafe { libc::signal(signal, action) };
+}
