@@ -1,23 +1,25 @@
 //! `pageone run -- CMD`: runs a command as a guest of the daemon, or of an engine of its own.
 
+mod parent;
 mod tally;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::fd::AsFd;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitCode, ExitStatus};
+use std::process::{Command, ExitCode, ExitStatus};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use engine::EngineError;
 use numa::placement::NodeRequest;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::io::Errno;
 use sys::foreign::Foreign;
+use sys::inherited::Inherited;
 use sys::ksm::Ksm;
-use sys::signals::{self, Signals};
 use wire::{KnobValues, Reply, Request};
 
+use parent::Parent;
 use tally::Tally;
 
 use crate::daemon::OVERFLOW;
@@ -32,20 +34,10 @@ use crate::{client, human, node, paths, program};
 pub(crate) const OWN_FAILURE: u8 = 125;
 /// The longest wait for the daemon's word on the domain.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The time between two looks at what an engine of its own saves.
-const BETWEEN_LOOKS: Duration = Duration::from_millis(500);
-/// What is passed on to the command. Servers are told by the last three how many workers they are to have, and to end in good order.
-const FORWARDED: [i32; 9] = [
-    signals::SIGHUP,
-    signals::SIGINT,
-    signals::SIGQUIT,
-    signals::SIGTERM,
-    signals::SIGUSR1,
-    signals::SIGUSR2,
-    signals::SIGWINCH,
-    signals::SIGTTIN,
-    signals::SIGTTOU,
-];
+/// An engine whose stores may have no more bytes is of no use.
+const LEAST_STORE: u64 = 16 << 20;
+/// What becomes of a command for which there is no engine.
+const UNMERGED: &str = "the command runs, but its memory is not merged";
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -136,8 +128,8 @@ fn start(args: &Args) -> Result<ExitCode> {
         }
     };
     let domain = WantedDomain::of(args.domain.as_deref())?;
-    let mut command = Command::new(name);
-    command.args(&args.command[1..]);
+    let given = Inherited::take().context("cannot read the signal mask")?;
+    let command = command_of(args, &given);
     if args.backend == Backend::Ksm {
         return by_ksm(args, domain.as_ref(), command);
     }
@@ -170,15 +162,22 @@ fn start(args: &Args) -> Result<ExitCode> {
         Err(error) => error.to_string(),
     };
     args.check_any(args.any)?;
-    if let Some(vain) = why_in_vain(args, obstacle.as_ref())? {
+    if let Some(vain) = why_in_vain(args, &given, obstacle.as_ref())? {
         say(&format!("pageone: {absence}; {vain}"));
-        warn_of_knobs(&args.knobs, "no engine is started");
-        return place_and_become(args, command);
+        return become_unmerged(args, command);
     }
     say(&format!(
         "pageone: {absence}; this command has an engine of its own until it ends"
     ));
-    embed(args, launch, &mut command)
+    embed(args, &given, launch, command)
+}
+
+/// The command. It is given what this process was.
+fn command_of(args: &Args, given: &Inherited) -> Command {
+    let mut words = args.command.iter();
+    let mut command = Command::new(words.next().map_or(OsStr::new(""), |name| name));
+    given.hand_on(command.args(words));
+    command
 }
 
 /// Says that a command cannot load the agent. True where KSM has all its memory instead, as `auto` wants it.
@@ -234,14 +233,38 @@ fn become_guest(
 
 /// Why an engine of the command's own would be of no use, if so. `auto` goes by the command, though a static program may start others that
 /// load the agent. The linker drops LD_PRELOAD of setuid ones.
-fn why_in_vain(args: &Args, obstacle: Option<&Obstacle>) -> Result<Option<String>> {
+fn why_in_vain(
+    args: &Args,
+    given: &Inherited,
+    obstacle: Option<&Obstacle>,
+) -> Result<Option<String>> {
     let is_auto = args.backend == Backend::Auto;
     if obstacle.is_some_and(|obstacle| is_auto || *obstacle == Obstacle::Secure) {
         let why = "no engine is started for it, and programs that it starts are not merged either";
         return Ok(Some(why.to_owned()));
     }
+    if let Some(why) = too_little(given) {
+        return Ok(Some(why));
+    }
     let why = |why| format!("an engine of this command's own could merge nothing: {why}");
     Ok(no_right()?.map(why))
+}
+
+/// The limit of this process that leaves an engine in it too little, if there is one.
+fn too_little(given: &Inherited) -> Option<String> {
+    if let Some(limit) = sys::process::cpu_limit() {
+        return Some(format!(
+            "its CPU time is limited to {} s (ulimit -t), in which that of an engine would count: {UNMERGED}",
+            limit.as_secs()
+        ));
+    }
+    let largest = given
+        .largest_file()
+        .filter(|&largest| largest < LEAST_STORE)?;
+    Some(format!(
+        "its files may have {} at most (ulimit -f), and an engine has merged pages in a file: {UNMERGED}",
+        human::size(largest)
+    ))
 }
 
 /// Becomes the command, all of whose memory is KSM's to merge, and that of its children.
@@ -387,10 +410,23 @@ fn place_and_become(args: &Args, mut command: Command) -> Result<ExitCode> {
 /// Becomes the command; returns only if that fails.
 fn failed_exec(command: &mut Command) -> anyhow::Error {
     let error = command.exec();
-    anyhow::Error::new(error).context(format!("cannot run {}", command.get_program().display()))
+    anyhow::Error::new(error).context(cannot_run(command))
+}
+
+fn cannot_run(command: &Command) -> String {
+    format!("cannot run {}", command.get_program().display())
+}
+
+/// Becomes the command, for which there is no engine.
+fn become_unmerged(args: &Args, command: Command) -> Result<ExitCode> {
+    warn_of_knobs(&args.knobs, "no engine is started");
+    place_and_become(args, command)
 }
 
 /// Why no engine of this user's could merge anything.
+///
+/// # Errors
+/// The kernel is too old.
 fn no_right() -> Result<Option<String>> {
     if rustix::process::geteuid().as_raw() == OVERFLOW {
         return Ok(Some(format!("no agent trusts one of user {OVERFLOW}")));
@@ -399,93 +435,89 @@ fn no_right() -> Result<Option<String>> {
     if let Err(error) = facilities.reading {
         return Ok(Some(format!("{:#}", anyhow::Error::new(error))));
     }
-    let has_right = facilities.userfaultfd;
-    Ok(match has_right.context("cannot start the engine")? {
-        true => None,
-        false => Some(format!(
-            "this user has no right to userfaultfd, so the command runs, but its memory is not merged: \
+    Ok(match facilities.userfaultfd {
+        Ok(true) => None,
+        Ok(false) => Some(format!(
+            "this user has no right to userfaultfd, so {UNMERGED}: \
              have root start a daemon (`{}`), or set vm.unprivileged_userfaultfd to 1",
             paths::daemon_of_root()
         )),
+        Err(error @ EngineError::Missing { .. }) => {
+            return Err(error).context("cannot start the engine");
+        }
+        Err(error) => Some(format!("{:#}", anyhow::Error::new(error))),
     })
 }
 
-/// Runs the command with an engine in this process.
-fn embed(args: &Args, launch: Launch<'_>, command: &mut Command) -> Result<ExitCode> {
-    let waited = [&FORWARDED[..], &[signals::SIGCHLD]].concat();
-    let signals = Signals::block(&waited).context("cannot wait for signals")?;
-    let host = Host::start(engine::Options {
-        knobs: args.knobs.over(KnobValues::default()),
-        ..engine::Options::default()
-    })?;
-    let launch = Launch {
-        socket: host.socket(),
-        ..launch
+/// What is in this process beside the command.
+struct Own {
+    parent: Parent,
+    host: Host,
+}
+
+impl Own {
+    fn start(args: &Args) -> Result<Self> {
+        let parent = Parent::new()?;
+        let host = Host::start(engine::Options {
+            knobs: args.knobs.over(KnobValues::default()),
+            ..engine::Options::default()
+        })?;
+        Ok(Self { parent, host })
+    }
+
+    fn stop(self) -> Result<()> {
+        self.host.stop()
+    }
+}
+
+/// Runs the command with an engine in this process; without one, where it cannot start.
+fn embed(
+    args: &Args,
+    given: &Inherited,
+    launch: Launch<'_>,
+    mut command: Command,
+) -> Result<ExitCode> {
+    let own = match Own::start(args) {
+        Ok(own) => own,
+        Err(error) => {
+            say(&format!("pageone: {error:#}: {UNMERGED}"));
+            return become_unmerged(args, command);
+        }
     };
-    launch.equip(command);
+    let socket = own.host.socket();
+    Launch { socket, ..launch }.equip(&mut command);
     // The engine's threads run already: only this thread and its children are placed.
     let noted = place(args)?;
-    let child = signals::prepare_child(command, false).spawn();
-    let mut child =
-        child.with_context(|| format!("cannot run {}", command.get_program().display()))?;
+    let child = match command.spawn() {
+        Err(error) if is_shortage(&error) => {
+            own.stop()?;
+            say(&format!(
+                "pageone: cannot start a process: {error}: {UNMERGED}"
+            ));
+            return Err(failed_exec(&mut command_of(args, given)));
+        }
+        child => child.with_context(|| cannot_run(&command))?,
+    };
     if let Some(socket) = noted
         && let Err(error) = node::hand_over(&socket, child.id())
     {
         say(&format!("pageone: {error:#}"));
     }
+    Ok(parent::pass_on(accompany(args, own, child.id())?))
+}
+
+/// Waits for the command's end; tells what was saved.
+fn accompany(args: &Args, mut own: Own, child: u32) -> Result<ExitStatus> {
     let mut tally = Tally::default();
-    let status = wait(&mut child, &signals, || tally.add(&host.status()));
-    let told = tally.told(host.status().cpu_seconds, args.any);
-    host.stop()?;
+    let status = own.parent.wait(child, || tally.add(&own.host.status()));
+    let told = tally.told(own.host.status().cpu_seconds, args.any);
+    own.stop()?;
     say(&format!("pageone: {told}"));
-    Ok(pass_on(status?))
+    status
 }
 
-/// Waits for the command, passing signals on to it; looks at the counters in between.
-fn wait(child: &mut Child, signals: &Signals, mut look: impl FnMut()) -> Result<ExitStatus> {
-    let wait = Timespec::try_from(BETWEEN_LOOKS)?;
-    loop {
-        if let Some(status) = child.try_wait()? {
-            return Ok(status);
-        }
-        let mut ready = [PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN)];
-        match poll(&mut ready, Some(&wait)) {
-            Ok(0) => look(),
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-        while let Some(arrived) = signals.next()? {
-            // A key of the terminal reaches the command by itself, and so does its stop of a job in the background.
-            match (arrived.from_kernel, arrived.signal) {
-                (_, signals::SIGCHLD) => {}
-                (true, signals::SIGTTIN | signals::SIGTTOU) => {
-                    kill_process(rustix::process::getpid(), Signal::STOP)?;
-                }
-                (true, _) => {}
-                (false, signal) => forward(child, signal),
-            }
-        }
-    }
-}
-
-fn forward(child: &Child, signal: i32) {
-    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-    if let (Some(pid), Some(signal)) = (pid, Signal::from_named_raw(signal)) {
-        // A command that has just ended is no error.
-        let _ = kill_process(pid, signal);
-    }
-}
-
-/// Ends the way the command did.
-fn pass_on(status: ExitStatus) -> ExitCode {
-    if let Some(signal) = status.signal() {
-        signals::die_of(signal);
-        return ExitCode::from(u8::try_from(128 + signal).unwrap_or(u8::MAX));
-    }
-    ExitCode::from(
-        status
-            .code()
-            .and_then(|code| u8::try_from(code).ok())
-            .unwrap_or(1),
-    )
+/// Whether there is no room for one process more, whichever it is.
+fn is_shortage(error: &std::io::Error) -> bool {
+    let shortages = [Errno::MFILE, Errno::NFILE, Errno::AGAIN, Errno::NOMEM];
+    Errno::from_io_error(error).is_some_and(|error| shortages.contains(&error))
 }

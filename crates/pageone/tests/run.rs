@@ -3,10 +3,14 @@
 mod common;
 
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Lines};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{ChildStdout, Command, Output, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, kill_process_group, waitpid};
 
 use common::{Knob, Place, Running, daemon, install, need_agent, output, pageone, text};
 use sys::signals::{SIGHUP, SIGINT, SIGTERM, SIGTTIN, SIGUSR1, SIGWINCH};
@@ -399,6 +403,18 @@ fn wrong_words_are_told_with_a_way_out() {
     }
 }
 
+/// The command and the agent, where all users can reach them.
+fn for_all(place: &Place) -> PathBuf {
+    let open = PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(place.path(), open).expect("a mode");
+    let built = pageone().get_program().to_owned();
+    let built = Path::new(&built);
+    for file in ["pageone", "libpageone_agent.so"] {
+        install(built.with_file_name(file), place.path().join(file));
+    }
+    place.path().join("pageone")
+}
+
 #[test]
 fn a_user_without_the_right_is_told_and_the_command_runs() {
     const STRANGER: u32 = 61_018;
@@ -410,14 +426,7 @@ fn a_user_without_the_right_is_told_and_the_command_runs() {
         return;
     };
     let place = Place::new();
-    let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-    std::fs::set_permissions(place.path(), open).expect("a mode");
-    let program = place.path().join("pageone");
-    install(env!("CARGO_BIN_EXE_pageone"), &program);
-    let agent = std::path::Path::new(env!("CARGO_BIN_EXE_pageone"));
-    let agent = agent.with_file_name("libpageone_agent.so");
-    install(agent, place.path().join("libpageone_agent.so"));
-    let mut command = Command::new(program);
+    let mut command = Command::new(for_all(&place));
     command.uid(STRANGER).gid(STRANGER).current_dir("/");
     command
         .env_remove("LD_PRELOAD")
@@ -435,4 +444,223 @@ fn a_user_without_the_right_is_told_and_the_command_runs() {
     ] {
         assert!(said.contains(part), "no {part}: {said}");
     }
+}
+
+/// Says `up`, then a line for each SIGUSR1 until SIGTERM.
+const COUNTS: &str = "
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+static void one(int signal) { (void)!write(1, \"one\\n\", 4); }
+static void end(int signal) { _exit(7); }
+int main(void) {
+    signal(SIGUSR1, one);
+    signal(SIGTERM, end);
+    (void)!write(1, \"up\\n\", 3);
+    for (;;) pause();
+}
+";
+
+/// A program made of `source`; none without a compiler.
+fn made(place: &Place, source: &str, flags: &[&str]) -> Option<PathBuf> {
+    let (source, program) = (place.file("made.c", source), place.path().join("made"));
+    let mut cc = Command::new("cc");
+    cc.args(flags).arg("-o").arg(&program).arg(source);
+    if !cc.output().is_ok_and(|cc| cc.status.success()) {
+        common::tools::lacks(&format!("C compiler that takes {flags:?}"));
+        return None;
+    }
+    Some(program)
+}
+
+/// `run` in a group of its own, and the lines of its command, which has said `up`.
+fn begun(place: &Place, command: &[&str]) -> (Running, Pid, Lines<BufReader<ChildStdout>>) {
+    need_agent();
+    let mut run = pageone();
+    run.arg("run").arg("--socket").arg(place.socket());
+    run.arg("--").args(command).process_group(0);
+    run.stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut running = Running::start(&mut run);
+    let stdout = running.0.stdout.take().expect("stdout");
+    let mut lines = BufReader::new(stdout).lines();
+    assert_eq!(lines.next().expect("a line").expect("text"), "up");
+    let pid = Pid::from_child(&running.0);
+    (running, pid, lines)
+}
+
+#[test]
+fn a_signal_of_the_whole_group_reaches_the_command_once() {
+    let place = Place::new();
+    let Some(counts) = made(&place, COUNTS, &[]) else {
+        return;
+    };
+    let (mut running, group, mut lines) = begun(&place, &[counts.to_str().expect("text")]);
+    let mut count = 0;
+    for round in 0..20 {
+        match round % 5 {
+            0 => kill_process(group, Signal::USR1),
+            _ => kill_process_group(group, Signal::USR1),
+        }
+        .expect("the signal is sent");
+        assert_eq!(lines.next().expect("a line").expect("text"), "one");
+        count += 1;
+        // What is passed on late comes in this time.
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    kill_process_group(group, Signal::TERM).expect("the signal is sent");
+    assert_eq!(running.end(), 7);
+    assert_eq!(count + lines.count(), 20);
+}
+
+#[test]
+fn a_command_that_has_left_the_group_is_told() {
+    let place = Place::new();
+    let Some(counts) = made(&place, COUNTS, &[]) else {
+        return;
+    };
+    let counts = counts.to_str().expect("text");
+    let (mut running, group, _lines) = begun(&place, &["setsid", counts]);
+    kill_process_group(group, Signal::TERM).expect("the signal is sent");
+    assert_eq!(running.end(), 7);
+}
+
+#[test]
+fn a_command_that_stops_stops_us_and_goes_on_with_us() {
+    let place = Place::new();
+    for signal in [Signal::STOP, Signal::TSTP] {
+        let script = format!("echo up; kill -{} $$; echo on; exit 7", signal.as_raw());
+        let (mut running, pid, mut lines) = begun(&place, &["sh", "-c", &script]);
+        let stopped = waitpid(Some(pid), WaitOptions::UNTRACED).expect("a child");
+        let (_, status) = stopped.expect("a change");
+        assert_eq!(status.stopping_signal(), Some(signal.as_raw()));
+        kill_process(pid, Signal::CONT).expect("the signal is sent");
+        assert_eq!(lines.next().expect("a line").expect("text"), "on");
+        assert_eq!(running.end(), 7);
+    }
+}
+
+/// Words by which a shell runs others, with dispositions, a mask and limits that are not the usual ones.
+const GIVES: &str = "ulimit -S -n 300; ulimit -S -f 2048; exec env --default-signal \
+    --ignore-signal=PIPE --ignore-signal=CHLD --ignore-signal=XFSZ --block-signal=USR1 \"$@\"";
+
+#[test]
+fn a_command_is_given_what_run_was_given() {
+    const TELLS: [&str; 5] = [
+        "grep",
+        "-hE",
+        "SigBlk|SigIgn|file size|open files",
+        "/proc/self/status",
+        "/proc/self/limits",
+    ];
+    need_agent();
+    let place = Place::new();
+    let given = |words: &[&str]| {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", GIVES, "sh"]).args(words).args(TELLS);
+        output(&mut shell)
+    };
+    let wanted = text(&given(&[]).stdout);
+    assert!(
+        wanted.contains("SigBlk:") && wanted.contains(" 300 "),
+        "{wanted}"
+    );
+    let program = pageone().get_program().to_owned();
+    let program = program.to_str().expect("text");
+    let socket = place.socket();
+    let socket = socket.to_str().expect("text");
+    let run = [program, "run", "--socket", socket, "--"];
+    let alone = given(&run);
+    assert_eq!(text(&alone.stdout), wanted, "{}", text(&alone.stderr));
+    assert_eq!(alone.status.code(), Some(0), "{}", text(&alone.stderr));
+    let _daemon = daemon(&place, &[]);
+    let served = given(&run);
+    assert_eq!(text(&served.stdout), wanted, "{}", text(&served.stderr));
+}
+
+#[test]
+fn an_engine_that_cannot_be_leaves_the_command_unmerged() {
+    need_agent();
+    let place = Place::new();
+    let program = pageone().get_program().to_owned();
+    let ran = |before: &str| {
+        let mut shell = Command::new("sh");
+        let script = format!("{before}; exec \"$@\"");
+        shell.args(["-c", &script, "sh"]).arg(&program);
+        shell.args(["run", "--socket"]).arg(place.socket());
+        let done = output(shell.args(["--", "sh", "-c", "exit 7"]));
+        let said = text(&done.stderr);
+        assert_eq!(done.status.code(), Some(7), "{before}: {said}");
+        said
+    };
+    for (before, word) in [
+        ("ulimit -f 0", "(ulimit -f)"),
+        ("ulimit -t 1000", "(ulimit -t)"),
+        ("ulimit -n 6", "Too many open files"),
+        ("ulimit -n 10", "Too many open files"),
+        ("ulimit -n 12", "Too many open files"),
+    ] {
+        let said = ran(before);
+        assert!(said.contains(word), "{before}: {said}");
+        assert!(said.contains("but its memory is not merged"), "{said}");
+    }
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    // These have an engine all the same.
+    let long = place.path().join("long".repeat(40));
+    std::fs::create_dir(&long).expect("a folder");
+    let long = format!("export TMPDIR={}", long.display());
+    for before in ["ulimit -S -f 0", "export TMPDIR=/no/such/folder", &long] {
+        let said = ran(before);
+        assert!(said.contains("pageone: saved at most"), "{before}: {said}");
+    }
+}
+
+#[test]
+fn a_program_that_becomes_another_users_is_a_guest_of_our_own_engine() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("skipped: only root can become another user");
+    }
+    need_agent();
+    let place = Place::new();
+    let mut command = Command::new(for_all(&place));
+    command.env_remove("LD_PRELOAD").current_dir("/");
+    command.args(["run", "--any", "--any-after", "100ms", "--socket"]);
+    command.arg(place.socket()).arg("--");
+    command.args(["setpriv", "--reuid=61019", "--regid=61019"]);
+    let done = output(command.args(["--clear-groups", "sleep", "3"]));
+    let said = text(&done.stderr);
+    assert!(done.status.success(), "{said}");
+    assert!(said.contains("pageone: saved at most"), "{said}");
+    assert!(!said.contains("no process became a guest"), "{said}");
+}
+
+/// Lives for longer than `--any-after`, and loses no block.
+const SANITIZED: &str = "
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+int main(void) {
+    char *block = malloc(1 << 20);
+    memset(block, 1, 1 << 20);
+    sleep(1);
+    int wrong = block[5] != 1;
+    free(block);
+    return wrong ? 1 : 9;
+}
+";
+
+#[test]
+fn programs_with_a_sanitizer_that_the_command_starts_run_unmerged() {
+    let place = Place::new();
+    let Some(sanitized) = made(&place, SANITIZED, &["-fsanitize=address"]) else {
+        return;
+    };
+    let script = format!("{}; exit $?", sanitized.display());
+    let done = run_with(
+        &place,
+        &["--any", "--any-after", "100ms"],
+        &["sh", "-c", &script],
+    );
+    assert_eq!(done.status.code(), Some(9), "{}", text(&done.stderr));
 }
