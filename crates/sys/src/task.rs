@@ -125,9 +125,8 @@ fn write_path(path: &mut [u8; 22], number: u32) {
 }
 
 fn open(path: &std::ffi::CStr) -> Result<OwnedFd> {
-    // Its owner may have a lease on it.
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    rustix::fs::open(path, flags, Mode::empty())
+    // These flags alone are those of the agent's filter.
+    rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
 }
 
 /// What `/proc/PID/stat` says.
