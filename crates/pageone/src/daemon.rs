@@ -251,6 +251,7 @@ fn start_log(filter: Option<&str>) -> Result<()> {
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(to)
+        .log_internal_errors(false) // they go by eprintln!, which panics
         .with_ansi(false);
     match to.is_journal() {
         // It notes the time itself.

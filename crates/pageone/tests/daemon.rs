@@ -29,6 +29,40 @@ fn an_ordinary_end_removes_the_socket() {
     }
 }
 
+/// Neither the daemon nor its keeper ends for a log that cannot be written.
+#[test]
+fn a_log_that_cannot_be_written_ends_no_daemon() {
+    let full = || Stdio::from(std::fs::File::create("/dev/full").expect("a device"));
+    let left = || {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        Stdio::from(writer)
+    };
+    for keep in ["--no-keep", "--keep"] {
+        for log in [full(), left()] {
+            let place = Place::new();
+            let mut command = pageone();
+            command.args(["daemon", keep, "--socket"]);
+            let mut daemon = Running::start(command.arg(place.socket()).stderr(log));
+            let serves = || status(&place).status.success().then_some(());
+            wait_for("the daemon", serves);
+            if keep == "--keep" {
+                let kept = common::child(daemon.0.id()).expect("the daemon");
+                let kept_pid = rustix::process::Pid::from_raw(kept.cast_signed()).expect("a pid");
+                rustix::process::kill_process(kept_pid, rustix::process::Signal::KILL)
+                    .expect("killed");
+                wait_for("its keeper to see it", || {
+                    let next = common::child(daemon.0.id())?;
+                    (next != kept).then_some(())
+                });
+                wait_for("the next daemon", serves);
+            }
+            daemon.signal(SIGTERM);
+            assert_eq!(daemon.end(), 0, "{keep}");
+        }
+    }
+}
+
 #[test]
 fn an_occupied_socket_is_refused_and_a_stale_one_replaced() {
     let place = Place::new();

@@ -13,7 +13,7 @@
 //! Source: sd_notify(3), sd_pid_notify_with_fds(3), sd_listen_fds(3), systemd.exec(5).
 
 use std::ffi::OsStr;
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
@@ -247,7 +247,9 @@ pub fn spawn(
                 .and_then(|()| prepare())
                 .and_then(|()| place(kept))
                 .map_or_else(|error| error, |()| execute(&mut command, kept));
-            eprintln!("pageone: cannot start {:?}: {error}", command.get_program());
+            let program = command.get_program();
+            let text = format!("pageone: cannot start {program:?}: {error}\n");
+            let _ = io::stderr().write_all(text.as_bytes());
             // SAFETY: ends the child without running what its parent wants run at its own end.
             unsafe { libc::_exit(127) }
         }

@@ -2,7 +2,7 @@
 //!
 //! A process that may connect can make the daemon say something, as often as it likes. A log that is read
 //! slowly, or not at all, must not stop the poll loop for that (I8). A line that does not fit at once is
-//! left out, and so are lines beyond [`MOST`] in ten seconds. How many were left out is said before
+//! left out, and so are one that cannot be written (the reader is gone, the disk is full) and lines beyond [`MOST`] in ten seconds. How many were left out is said before
 //! the next line that goes out. A line is at most [`LONGEST`] bytes, for which a pipe that is ready has room.
 //!
 //! Strangers choose names that are logged. Where such a name is formatted it is wrapped in
@@ -108,21 +108,28 @@ impl Write for Line {
         // The lock is held while writing: two lines together could be more than fits.
         let mut budget = sys::priority::lock(&BUDGET);
         let mut stderr = io::stderr().lock();
-        if !budget.take(Instant::now()) || !ready(&stderr) {
-            budget.left_out += 1;
-            return Ok(text.len());
-        }
-        if budget.left_out > 0 {
-            let (head, lines) = (self.head_of_gap, budget.left_out);
-            writeln!(stderr, "{head}pageone: {lines} lines left out here")?;
-            budget.left_out = 0;
-        }
-        stderr.write_all(one_line(self.head, text).as_bytes())?;
+        let is_out = budget.take(Instant::now())
+            && ready(&stderr)
+            && self.put(&mut stderr, &mut budget.left_out, text).is_ok();
+        budget.left_out += u64::from(!is_out);
+        // An error would be told on standard error, by a call that panics there.
         Ok(text.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+impl Line {
+    /// Writes a line, and before it how many were left out.
+    fn put(&self, to: &mut impl Write, left_out: &mut u64, text: &[u8]) -> io::Result<()> {
+        if *left_out > 0 {
+            let head = self.head_of_gap;
+            to.write_all(format!("{head}pageone: {left_out} lines left out here\n").as_bytes())?;
+            *left_out = 0;
+        }
+        to.write_all(one_line(self.head, text).as_bytes())
     }
 }
 
