@@ -203,10 +203,12 @@ function tiles(status) {
   const share = present > 0 ? percent(100 * status.saved_bytes / present) : '–';
   at('state').textContent = `${modes[status.run]}, ${count(status.threads, 'thread')}, a look every ${status.effective_period_ms / 1000} s, ` +
     count(status.full_scans, 'round') + (status.only_user === null ? '' : `; only guests of user ${status.only_user}`);
-  const all = [['saved', bytes(status.saved_bytes)], ['net, less all overhead', bytes(status.net_saved_bytes)],
-    ['of the memory offered', share], ['guests', number(status.guests.length)],
+  const whole = [['net, less all overhead', bytes(status.net_saved_bytes)],
     ['canonical pages', bytes(status.store_bytes)], ['own memory', bytes(status.metadata_bytes)],
     ['longest window', `${number(status.window_max_us)} µs`]];
+  // Figures of the whole engine are told to those who see all guests.
+  const all = [['saved', bytes(status.saved_bytes)], ['of the memory offered', share], ['guests', number(status.guests.length)],
+    ...(status.only_user === null ? whole : [])];
   at('tiles').replaceChildren(...all.map(([name, value]) => make('div', {}, make('b', { textContent: value }), make('span', { textContent: name }))));
 }
 

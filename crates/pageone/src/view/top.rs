@@ -307,20 +307,26 @@ impl Top {
             RunMode::Unmerge => "unmerging",
         };
         let period = humantime::format_duration(Duration::from_millis(status.effective_period_ms));
+        // Of all guests together: no user is told it alone.
+        let is_all = status.only_user.is_none();
         let cpu = self
             .cpu_percent
+            .filter(|_| is_all)
             .map_or("–".to_owned(), |cpu| format!("{cpu:.1}"));
         let first = format!(
             "PageONE {mode}, a look every {period}, {}, CPU {cpu} % of a core",
             human::count(status.guests.len(), "guest")
         );
-        let second = format!(
-            "saved {}   net {}   stored {}   metadata {}",
-            human::size(status.saved_bytes),
-            human::bytes(status.net_saved_bytes),
-            human::size(status.store_bytes),
-            human::size(status.metadata_bytes)
-        );
+        let saved = human::size(status.saved_bytes);
+        let second = match is_all {
+            true => format!(
+                "saved {saved}   net {}   stored {}   metadata {}",
+                human::bytes(status.net_saved_bytes),
+                human::size(status.store_bytes),
+                human::size(status.metadata_bytes)
+            ),
+            false => format!("saved {saved}   only your own guests are counted"),
+        };
         let bold = Style::new().add_modifier(Modifier::BOLD);
         Paragraph::new(vec![Line::from(first), Line::styled(second, bold)])
     }

@@ -54,12 +54,16 @@ fn head(status: &Status) -> String {
         true => "",
         false => ", no merging across nodes",
     };
+    // That of all guests together, which no user is told alone.
+    let cpu = match status.only_user {
+        Some(_) => String::new(),
+        None => format!(", {:.1} s of CPU", status.cpu_seconds),
+    };
     let line = format!(
-        "{mode}, {}{limit}, a look every {}, {}, {:.1} s of CPU{across}",
+        "{mode}, {}{limit}, a look every {}, {}{cpu}{across}",
         human::count(status.knobs.threads, "thread"),
         time(status.effective_period_ms),
         human::count(status.full_scans, "round"),
-        status.cpu_seconds,
     );
     let mut lines = human::wrapped(&line, WIDTH);
     if let Some(ms) = status.first_merges_ms {
@@ -78,7 +82,33 @@ fn head(status: &Status) -> String {
 
 type Row = (String, String, String);
 
+fn row(name: &str, value: String, note: impl Into<String>) -> Row {
+    (name.to_owned(), value, note.into())
+}
+
 fn sizes(status: &Status) -> Vec<Row> {
+    let mut rows = vec![row("saved", human::size(status.saved_bytes), "")];
+    if status.only_user.is_none() {
+        rows.extend(overhead(status));
+    }
+    rows.extend(nodes(status));
+    let Recycled {
+        discarded,
+        zeroed,
+        told,
+    } = status.pages_recycled;
+    let pages = status.pages_recycled.pages().to_string();
+    let recycled = format!("pages: {discarded} discarded, {zeroed} zeroed, {told} told");
+    rows.push(row("recycled", pages, recycled));
+    if status.ksm_saved_bytes > 0 {
+        let note = "by the kernel's KSM, on the whole machine";
+        rows.push(row("KSM", human::size(status.ksm_saved_bytes), note));
+    }
+    rows
+}
+
+/// The cost of the engine, which is of all guests together.
+fn overhead(status: &Status) -> [Row; 3] {
     let stored = match status.knobs.store_limit_mib {
         0 => "canonical pages".to_owned(),
         mib => format!(
@@ -87,37 +117,17 @@ fn sizes(status: &Status) -> Vec<Row> {
             status.pages_over_limit
         ),
     };
-    let Recycled {
-        discarded,
-        zeroed,
-        told,
-    } = status.pages_recycled;
-    let pages = status.pages_recycled.pages().to_string();
-    let recycled = format!("pages: {discarded} discarded, {zeroed} zeroed, {told} told");
-    let row = |name: &str, value, note| (name.to_owned(), value, note);
-    let net = "less all overhead".to_owned();
-    let mut rows = vec![
-        row("saved", human::size(status.saved_bytes), String::new()),
-        row("net saved", human::bytes(status.net_saved_bytes), net),
-        row(
-            "metadata",
-            human::size(status.metadata_bytes),
-            String::new(),
-        ),
+    let net = human::bytes(status.net_saved_bytes);
+    [
+        row("net saved", net, "less all overhead"),
+        row("metadata", human::size(status.metadata_bytes), ""),
         row("stored", human::size(status.store_bytes), stored),
-    ];
-    rows.extend(nodes(status));
-    rows.push(row("recycled", pages, recycled));
-    if status.ksm_saved_bytes > 0 {
-        let note = "by the kernel's KSM, on the whole machine".to_owned();
-        rows.push(row("KSM", human::size(status.ksm_saved_bytes), note));
-    }
-    rows
+    ]
 }
 
 /// Canonical pages by node, where the last walk found them; none on a machine with one node.
 fn nodes(status: &Status) -> impl Iterator<Item = Row> {
-    let row = |(node, (pages, astray)): (u32, (u64, u64))| {
+    let by_node = |(node, (pages, astray)): (u32, (u64, u64))| {
         let note = match astray {
             0 => format!("{pages} pages"),
             astray => format!("{pages} pages, {astray} of them astray"),
@@ -125,22 +135,41 @@ fn nodes(status: &Status) -> impl Iterator<Item = Row> {
         let bytes = human::size(pages.saturating_mul(4096));
         (format!("  node {node}"), bytes, note)
     };
-    StoreNode::by_node(&status.store_nodes).into_iter().map(row)
+    StoreNode::by_node(&status.store_nodes)
+        .into_iter()
+        .map(by_node)
 }
 
 /// The classes of pages, each page in exactly one of the first six.
-fn classes(status: &Status) -> [Row; 11] {
-    let rows = [
-        (
-            "shared",
-            status.pages_shared,
-            "pages: canonical copies in use",
-        ),
-        (
+fn classes(status: &Status) -> Vec<Row> {
+    // A canonical page is of no user: all his sharers count, the first too.
+    let shared = match status.only_user {
+        Some(_) => vec![(
             "sharing",
             status.pages_sharing,
-            "pages that share one beyond its first: saved",
-        ),
+            "pages that share a canonical page",
+        )],
+        None => vec![
+            (
+                "shared",
+                status.pages_shared,
+                "pages: canonical copies in use",
+            ),
+            (
+                "sharing",
+                status.pages_sharing,
+                "pages that share one beyond its first: saved",
+            ),
+        ],
+    };
+    let all = shared.into_iter().chain(apart(status));
+    all.map(|(name, pages, note)| row(name, pages.to_string(), note))
+        .collect()
+}
+
+/// The pages that share nothing.
+fn apart(status: &Status) -> [(&'static str, u64, &'static str); 9] {
+    [
         (
             "unshared",
             status.pages_unshared,
@@ -182,8 +211,7 @@ fn classes(status: &Status) -> [Row; 11] {
             status.pages_put_off(),
             "no room, or it failed: tried again",
         ),
-    ];
-    rows.map(|(name, pages, note)| (name.to_owned(), pages.to_string(), note.to_owned()))
+    ]
 }
 
 fn guests(text: &mut String, guests: &[&GuestStatus]) {
@@ -366,6 +394,24 @@ mod tests {
     }
 
     #[test]
+    fn a_user_is_shown_no_figure_of_all_guests_together() {
+        let mut status = status();
+        let text = table(&status);
+        assert!(text.contains("only your own guests are counted"), "{text}");
+        let alone = " 0  pages that share a canonical page\n";
+        assert!(text.contains(alone), "{text}");
+        let of_all = ["\nnet saved ", "\nmetadata ", "\nstored ", "\nshared "];
+        let has = |text: &str| of_all.map(|part| text.contains(part));
+        // The head may be broken between any two words.
+        let has_cpu = |text: &str| text.replace('\n', " ").contains(" s of CPU");
+        assert_eq!((has(&text), has_cpu(&text)), ([false; 4], false), "{text}");
+        status.only_user = None;
+        let text = table(&status);
+        assert_eq!((has(&text), has_cpu(&text)), ([true; 4], true), "{text}");
+        assert!(text.contains("beyond its first: saved"), "{text}");
+    }
+
+    #[test]
     fn the_guests_that_save_most_come_first() {
         let guest = |pid, saved_bytes| GuestStatus {
             pid,
@@ -400,7 +446,10 @@ mod tests {
             pages,
             astray,
         };
-        let mut status = status();
+        let mut status = Status {
+            only_user: None,
+            ..status()
+        };
         assert!(!table(&status).contains("node "), "one node");
         let many = 1 << 34;
         status.store_nodes = vec![
