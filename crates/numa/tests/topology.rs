@@ -131,7 +131,7 @@ fn what_sysfs_cannot_say_is_an_error() {
 }
 
 #[test]
-fn the_live_machine_and_one_without_nodes() {
+fn the_live_machine_and_folders_that_are_no_copies() {
     let topology = Topology::live().unwrap();
     topology.check().unwrap();
     assert!(
@@ -140,13 +140,12 @@ fn the_live_machine_and_one_without_nodes() {
             .iter()
             .any(|node| !node.cpus.is_empty() && node.memory_bytes > 0)
     );
-    let nothing = tempfile::tempdir().unwrap();
-    let single = Topology::from_sysfs(nothing.path()).unwrap();
-    assert_eq!(
-        (single.nodes.len(), &single.distances[..]),
-        (1, &[vec![10]][..])
-    );
-    assert!(single.nodes[0].memory_bytes > 0 && !single.nodes[0].cpus.is_empty());
+    let empty = tempfile::tempdir().unwrap();
+    for path in [empty.path().to_owned(), empty.path().join("missing")] {
+        let error = Topology::from_sysfs(&path).unwrap_err();
+        assert!(matches!(error, TopologyError::NoCopy(_)), "{error}");
+        assert!(error.to_string().contains(&path.display().to_string()));
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The errors of a topology.
 
 use std::io;
+use std::path::PathBuf;
 
 use crate::NodeId;
 use crate::acpi::AcpiError;
@@ -12,6 +13,9 @@ pub enum TopologyError {
     /// A file of the kernel cannot be read or understood; the error names it.
     #[error(transparent)]
     Read(#[from] io::Error),
+    /// A directory that does not show nodes as the kernel does.
+    #[error("{path} has no file `online`: it is no copy of /sys/devices/system/node", path = _0.display())]
+    NoCopy(PathBuf),
     /// A firmware table cannot be understood.
     #[error(transparent)]
     Acpi(#[from] AcpiError),

@@ -25,7 +25,11 @@ impl Topology {
     /// # Errors
     /// A file under /sys cannot be read or understood.
     pub fn live() -> Result<Self, TopologyError> {
-        let mut topology = Self::from_sysfs(Path::new(read::NODE_DIR))?;
+        let root = Path::new(read::NODE_DIR);
+        if !root.join("online").exists() {
+            return single_node();
+        }
+        let mut topology = Self::from_sysfs(root)?;
         topology.add_firmware_performance(Path::new(FIRMWARE_DIR));
         Ok(topology)
     }
@@ -33,11 +37,10 @@ impl Topology {
     /// The topology in `root`, a directory like /sys/devices/system/node.
     ///
     /// # Errors
-    /// A file cannot be read or understood; the error names it.
+    /// It is no such directory; a file cannot be read or understood. The error names it.
     pub fn from_sysfs(root: &Path) -> Result<Self, TopologyError> {
-        let Some(online) = read::read_list(&root.join("online"))? else {
-            return single_node();
-        };
+        let no_copy = || TopologyError::NoCopy(root.to_owned());
+        let online = read::read_list(&root.join("online"))?.ok_or_else(no_copy)?;
         let nodes: Vec<Node> = online
             .iter()
             .map(|&id| read_node(root, id))
@@ -213,4 +216,18 @@ fn single_node() -> Result<Topology, TopologyError> {
         offline: Vec::new(),
         performance: Vec::new(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_without_nodes_is_one_node() {
+        let single = single_node().unwrap();
+        single.check().unwrap();
+        assert_eq!(single.distances, [[10]]);
+        let node = &single.nodes[0];
+        assert!(single.nodes.len() == 1 && node.memory_bytes > 0 && !node.cpus.is_empty());
+    }
 }
