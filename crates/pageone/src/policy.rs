@@ -107,6 +107,14 @@ pub enum Refusal {
         /// The peer.
         who: Who,
     },
+    /// Its rules give only names, and it asks for none.
+    #[error(
+        "the policy's rules for {who} give only names: ask for one by `--domain` (or PAGEONE_DOMAIN)"
+    )]
+    OnlyNames {
+        /// The peer.
+        who: Who,
+    },
     /// The policy asks for cgroups, and this one cannot be known.
     #[error("the policy asks for cgroups, and that of {who} cannot be known")]
     NoCgroup {
@@ -348,6 +356,9 @@ impl Policy {
             None if !name.is_empty() => {
                 let name = name.to_owned();
                 Err(Refusal::Name { name, who })
+            }
+            None if self.rules.iter().any(|rule| rule.peers.fit(&who)) => {
+                Err(Refusal::OnlyNames { who })
             }
             None => Err(Refusal::Nobody { who }),
         }

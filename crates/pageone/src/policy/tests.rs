@@ -73,6 +73,22 @@ fn the_rule_that_decides_says_whether_all_memory_is_offered() {
 }
 
 #[test]
+fn who_has_only_names_is_told_to_ask_for_one() {
+    let policy = policy("default = 'refuse'\n[[rule]]\nuid = 7\nnames = ['a']\n");
+    let why = |uid| policy.domain(&who(uid), "").unwrap_err().to_string();
+    assert!(
+        why(7).contains("give only names: ask for one by `--domain`"),
+        "{}",
+        why(7)
+    );
+    assert!(
+        why(8).contains("no rule of the policy is for user 8"),
+        "{}",
+        why(8)
+    );
+}
+
+#[test]
 fn a_users_daemon_serves_that_user() {
     for user in [
         Policy::without_file(7),
