@@ -25,7 +25,7 @@ use sys::keeper::{Keeper, Kept};
 use sys::signals::{SIGHUP, SIGINT, SIGTERM, Signals};
 
 use attacher::Attacher;
-pub(crate) use check::{ConfigCommand, default_policy};
+pub(crate) use check::{ConfigCommand, default_policy, policy_of};
 use config::Config;
 use history::History;
 use listener::Listener;

@@ -98,10 +98,21 @@ pub(crate) fn order(order: Order, at: &Path, pid: Option<u32>) -> String {
         false => by_hand(
             order,
             pid,
-            "",
+            if pid.is_some_and(is_others) {
+                "sudo "
+            } else {
+                ""
+            },
             format!("pageone daemon --socket {}", quoted(at)),
         ),
     }
+}
+
+/// Whether this user may send a process no signal.
+fn is_others(pid: u32) -> bool {
+    let own = rustix::process::geteuid();
+    let user = sys::credentials::Credentials::of(pid, pid).map(|ids| ids.effective_user());
+    !own.is_root() && user.map_or(true, |user| user != own.as_raw())
 }
 
 fn to_roots(order: Order, pid: Option<u32>, has_unit: bool) -> String {
@@ -261,7 +272,11 @@ mod tests {
         assert_eq!(to_roots(Order::Restart, None, false), "sudo pageone daemon");
         let at = Path::new("/a b/s.sock");
         assert_eq!(daemon_at(at), "pageone daemon --socket '/a b/s.sock'");
-        assert_eq!(order(Order::Reload, at, Some(7)), "kill -HUP 7");
+        let own = std::process::id();
+        assert_eq!(
+            order(Order::Reload, at, Some(own)),
+            format!("kill -HUP {own}")
+        );
     }
 
     #[test]

@@ -313,9 +313,15 @@ fn a_user_without_rights_is_told_of_them() {
     }
     let policy = place.file("policy.toml", "default = \"refuse\"\n");
     {
-        let _daemon = daemon(&place, &["--policy", policy.to_str().expect("text")]);
+        let daemon = daemon(&place, &["--policy", policy.to_str().expect("text")]);
         let refused = stranger();
         refused.has("domain", "fail", "no rule of the policy is for user 61001");
+        let reload = format!(
+            "sudoedit {} && sudo kill -HUP {}",
+            policy.display(),
+            daemon.0.id()
+        );
+        assert_eq!(refused.find("domain").expect("it")["fix"], reload);
         refused.has("userfaultfd", "ok", "");
         let mut mine = in_state(subject(), &["plain"], |_| {}).expect("it runs");
         let other = {
@@ -326,8 +332,15 @@ fn a_user_without_rights_is_told_of_them() {
                 .arg(place.socket());
             Said::by(command.arg(mine.0.id().to_string()))
         };
-        for check in ["program", "memory", "pins", "session"] {
+        for check in ["program", "memory", "pins"] {
             other.has(check, "warn", "cannot be looked at");
+        }
+        other.has("session", "warn", "only of his own guests");
+        assert!(other.find("attachable").is_none());
+        let own = of_process(&place, &mine.0);
+        let reload = reload.replace("sudo kill", "kill");
+        for check in ["session", "attachable"] {
+            assert_eq!(own.find(check).expect("it")["fix"], reload, "{check}");
         }
         let fix = &other.find("pins").expect("it")["fix"];
         let socket = place.socket();

@@ -72,6 +72,16 @@ pub(crate) fn default_policy() -> Result<Option<PathBuf>> {
     Ok(files.policy(&config))
 }
 
+/// The file of the policy of root's daemon with these flags, as far as its configuration can be read here.
+pub(crate) fn policy_of(config: Option<PathBuf>, policy: Option<PathBuf>) -> PathBuf {
+    let folder = PathBuf::from(FOLDER);
+    let config = config.or_else(|| existing(folder.join("pageone.toml")));
+    let named = || Config::read(&config?).ok()?.policy;
+    policy
+        .or_else(named)
+        .unwrap_or_else(|| folder.join("policy.toml"))
+}
+
 /// A file of the folder, if there is one.
 fn found(name: &str) -> Option<PathBuf> {
     let root = rustix::process::geteuid().is_root();

@@ -8,7 +8,7 @@ use sys::credentials::{self, Credentials};
 use sys::foreign::{Foreign, ForeignName};
 use sys::ksm::{Ksm, Member};
 use sys::subject::{self, LeftAlone, Makeup, Subject};
-use wire::{GuestStatus, PAGE_BYTES};
+use wire::{GuestStatus, PAGE_BYTES, Reply, Status};
 
 use super::check::Check;
 use super::command::{remedy, unloadable};
@@ -16,7 +16,7 @@ use super::reasons;
 use super::service::Service;
 use crate::program::{self, Obstacle};
 use crate::within::{LISTING, within};
-use crate::{human, names, paths};
+use crate::{client, human, names, paths};
 
 /// Descriptors and threads that are looked at for pins.
 const MOST_DESCRIPTORS: u32 = 4096;
@@ -118,6 +118,9 @@ fn of_no_guest(
     obstacle: Option<&Obstacle>,
     is_ksms: bool,
 ) -> Vec<Check> {
+    if !tells_of(pid, service) {
+        return vec![of_another(pid, service)];
+    }
     let preloaded = makeup.is_some_and(|makeup| makeup.has_agent);
     let tried = (!preloaded).then(|| try_out(pid, service)).flatten();
     match tried {
@@ -126,9 +129,44 @@ fn of_no_guest(
         tried => {
             let mut all = vec![no_session(pid, makeup.as_ref(), service, obstacle)];
             all.extend(tried.map(|tried| attachable(tried, obstacle)));
+            if obstacle.is_none() && is_refused(pid, service) {
+                let wrong = all.iter_mut().filter(|check| check.fix.is_some());
+                wrong.for_each(|check| check.fix = Some(service.change_policy.clone()));
+            }
             all
         }
     }
+}
+
+/// Whether the policy of the daemon has no domain for it.
+fn is_refused(pid: u32, service: &Service) -> bool {
+    let asks = || {
+        let socket = service
+            .socket
+            .as_ref()
+            .filter(|_| service.status.is_some())?;
+        let began = sys::usage::began(pid).ok()?;
+        client::domain_of(socket, pid, began, "").ok()
+    };
+    matches!(asks(), Some(Reply::Refused(_)))
+}
+
+/// Whether this user would be told of it, were it a guest.
+fn tells_of(pid: u32, service: &Service) -> bool {
+    let own = rustix::process::geteuid();
+    let sees_all = |status: &Status| status.only_user.is_none();
+    let sees_all = service.status.as_ref().is_some_and(sees_all);
+    own.is_root() || names::user(pid) == own.as_raw() || sees_all
+}
+
+/// A process of another user, which may be a guest or none.
+fn of_another(pid: u32, service: &Service) -> Check {
+    let what = match service.status {
+        Some(_) => "this daemon tells this user only of his own guests",
+        None => "whether it has the agent, its user and root alone may see",
+    };
+    let why = "it may be a guest, and it may be none";
+    Check::warn("session", what, why).fix(format!("sudo pageone doctor {pid}"))
 }
 
 /// What this user cannot see may be well or not.

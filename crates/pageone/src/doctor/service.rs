@@ -1,5 +1,7 @@
 //! The daemon: whether one serves, which, and in which domain.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -26,6 +28,8 @@ pub(super) struct Service {
     pub(super) status: Option<Status>,
     /// Whether it refuses this user its counters.
     pub(super) refuses: bool,
+    /// The command that changes its policy; empty without a daemon.
+    pub(super) change_policy: String,
 }
 
 impl Service {
@@ -85,8 +89,10 @@ impl Service {
                 None => self.checks.push(mute(&error).fix(restart())),
             },
         }
-        let reload = || paths::order(Order::Reload, socket, pid);
-        self.checks.push(domain(domain_of, restart, reload));
+        let reload = paths::order(Order::Reload, socket, pid);
+        self.change_policy = format!("{} && {reload}", edit_policy(pid));
+        let domain = domain(domain_of, restart, &self.change_policy);
+        self.checks.push(domain);
     }
 }
 
@@ -162,8 +168,33 @@ fn mode(run: RunMode) -> Check {
     }
 }
 
+pub(super) const POLICY_SAYS: &str = "the policy of the daemon says so";
+
+/// The command that opens the policy of the daemon `pid`, as its command line and its configuration name it.
+fn edit_policy(pid: Option<u32>) -> String {
+    let of = |name: &str| PathBuf::from(format!("/proc/{}/{name}", pid.unwrap_or(0)));
+    let line = std::fs::read(of("cmdline")).unwrap_or_default();
+    let words: Vec<_> = line.split(|&byte| byte == 0).collect();
+    let folder = std::fs::read_link(of("cwd")).unwrap_or_default();
+    let [config, policy] =
+        ["--config", "--policy"].map(|name| Some(folder.join(flag(&words, name)?)));
+    let file = crate::daemon::policy_of(config, policy);
+    format!("sudoedit {}", paths::quoted(&file))
+}
+
+/// The file that a flag names on a command line.
+fn flag(words: &[&[u8]], name: &str) -> Option<PathBuf> {
+    let file = |word: &[u8]| PathBuf::from(OsStr::from_bytes(word));
+    let given = |(at, word): (usize, &&[u8])| match word.strip_prefix(name.as_bytes())? {
+        [] => words.get(at + 1).map(|next| file(next)),
+        [b'=', rest @ ..] => Some(file(rest)),
+        _ => None,
+    };
+    words.iter().enumerate().find_map(given)
+}
+
 /// The domain of this user, in this cgroup.
-fn domain(reply: Reply, restart: impl Fn() -> String, reload: impl Fn() -> String) -> Check {
+fn domain(reply: Reply, restart: impl Fn() -> String, change_policy: &str) -> Check {
     match reply {
         Reply::Domain(domain) => Check::ok(
             "domain",
@@ -173,13 +204,33 @@ fn domain(reply: Reply, restart: impl Fn() -> String, reload: impl Fn() -> Strin
             "domain",
             format!("what this user starts here is in `{domain}`, with all its memory"),
         ),
-        Reply::Refused(why) => Check::fail("domain", why, "the policy of the daemon says so")
-            .fix(format!("sudoedit /etc/pageone/policy.toml && {}", reload())),
+        Reply::Refused(why) => Check::fail("domain", why, POLICY_SAYS).fix(change_policy),
         _ => Check::fail(
             "domain",
             client::UNEXPECTED,
             "what starts here may be no guest",
         )
         .fix(restart()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flag_names_its_file_in_both_ways() {
+        let named = |line: &str| {
+            flag(
+                &line.split(' ').map(str::as_bytes).collect::<Vec<_>>(),
+                "--policy",
+            )
+        };
+        for line in ["daemon --policy /a --config /b", "daemon --policy=/a"] {
+            assert_eq!(named(line), Some("/a".into()), "{line}");
+        }
+        for line in ["daemon", "daemon --policy-x /a", "daemon --policy"] {
+            assert_eq!(named(line), None, "{line}");
+        }
     }
 }
