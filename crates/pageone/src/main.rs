@@ -4,5 +4,6 @@
 sys::note_inherited!();
 
 fn main() -> std::process::ExitCode {
+    sys::mark::keep();
     pageone::main()
 }

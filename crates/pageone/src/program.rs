@@ -73,6 +73,17 @@ pub(crate) fn file_of(pid: u32) -> std::io::Result<(u64, u64)> {
     Ok((file.dev(), file.ino()))
 }
 
+/// Whether a process is a command of PageONE: of this program's own file, or of one with its mark, as a copy or an earlier version.
+pub(crate) fn is_pageone(pid: u32) -> bool {
+    let is_own = || Ok::<_, std::io::Error>(file_of(pid)? == file_of(std::process::id())?);
+    let is_marked = || {
+        let file = sys::text::open(format!("/proc/{pid}/exe"))?;
+        let read = |at, to: &mut [u8]| file.read_exact_at(to, at).is_ok();
+        Ok::<_, std::io::Error>(sys::mark::is_in(read))
+    };
+    is_own().unwrap_or(false) || is_marked().unwrap_or(false)
+}
+
 impl Obstacle {
     /// Whether the command would fail with the agent preloaded, rather than ignore it.
     pub(crate) fn is_fatal(&self) -> bool {

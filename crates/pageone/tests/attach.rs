@@ -141,6 +141,28 @@ fn attached(place: &Place, flags: &[&str], pids: &[u32]) -> String {
 const MIB: u64 = 8;
 const STILL: u64 = MIB * 256 / 16 * 15;
 
+/// It is known by its mark, whatever its file is called and wherever that lies.
+#[test]
+fn a_copy_of_this_program_is_not_attached() {
+    let place = Place::new();
+    let copy = place.path().join("another");
+    install(env!("CARGO_BIN_EXE_pageone"), &copy);
+    let mut command = Command::new(&copy);
+    command.args(["daemon", "--no-keep", "--socket"]);
+    let copied = common::Running::start(command.arg(place.socket()));
+    wait_for("the daemon", || {
+        common::status(&place).status.success().then_some(())
+    });
+    let pid = copied.0.id().to_string();
+    let refused = attach(&place, &["--dry-run", &pid], &[]);
+    let said = text(&refused.stderr);
+    assert!(said.contains("a command of PageONE"), "{said}");
+    let mut analyze = pageone();
+    let analyze = output(analyze.args(["analyze", "--look-again=10ms", "--comm=another"]));
+    assert!(!analyze.status.success());
+    assert!(text(&analyze.stderr).contains("no process fits"));
+}
+
 #[test]
 fn running_programs_become_guests_and_keep_their_answers() {
     let Some(place) = place_to_trace() else {

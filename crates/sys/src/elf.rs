@@ -20,6 +20,11 @@ pub const READ: u32 = 4;
 
 const HEADER: usize = 64;
 const ENTRY: usize = 56;
+const SECTION: usize = 64;
+/// Sections that are looked at: programs have some 30 to 50.
+const MOST_SECTIONS: usize = 128;
+/// The longest name of one, with the zero at its end.
+const LONGEST_NAME: usize = 16;
 /// Class, order of bytes, machine.
 const X86_64: [u8; 4] = [2, 1, 62, 0];
 
@@ -117,6 +122,33 @@ impl Table {
     }
 }
 
+/// Whether the file has a section of this name, which is short. At most [`MOST_SECTIONS`] are looked at: the file may be a stranger's.
+pub fn has_section(name: &[u8], mut read: impl FnMut(u64, &mut [u8]) -> bool) -> bool {
+    let mut header = [0; HEADER];
+    if !matches!(Kind::of(&mut read), Kind::Own(_)) || !read(0, &mut header) {
+        return false;
+    }
+    let field = |at, len| number(&header, at, len).unwrap_or(0);
+    let (table, size, count) = (field(40, 8), field(58, 2), field(60, 2));
+    let mut section = |index: u64| {
+        let mut entry = [0; SECTION];
+        let at = table.checked_add(index * size)?;
+        (size >= SECTION as u64 && index < count && read(at, &mut entry)).then_some(entry)
+    };
+    let Some(names) = section(field(62, 2)).and_then(|entry| number(&entry, 24, 8)) else {
+        return false;
+    };
+    let all: [_; MOST_SECTIONS] = core::array::from_fn(|index| {
+        let entry = section(index as u64)?;
+        names.checked_add(number(&entry, 0, 4)?)
+    });
+    let mut found = [0; LONGEST_NAME];
+    let end = name.len().min(LONGEST_NAME - 1);
+    let mut is_it =
+        |at: u64| read(at, &mut found[..=end]) && found[..end] == *name && found[end] == 0;
+    all.into_iter().flatten().any(&mut is_it)
+}
+
 /// The little-endian number of `len` bytes at `at`.
 #[must_use]
 pub fn number(bytes: &[u8], at: usize, len: usize) -> Option<u64> {
@@ -164,6 +196,15 @@ mod tests {
             all.iter()
                 .all(|at| at.kind != LOAD || at.len >= at.file_len)
         );
+    }
+
+    #[test]
+    fn sections_are_found_by_their_whole_names() {
+        let file = std::fs::read("/proc/self/exe").unwrap();
+        let has = |name: &[u8]| has_section(name, read_slice(&file));
+        assert!(has(b".text") && has(b".rodata"));
+        assert!(!has(b".tex") && !has(b".none") && !has(b".text and much more of it"));
+        assert!(!has_section(b".text", read_slice(&file[..4096])));
     }
 
     #[test]

@@ -33,6 +33,7 @@ pub mod keeper;
 pub mod keys;
 pub mod ksm;
 pub mod mapping;
+pub mod mark;
 pub mod memfd;
 pub mod meminfo;
 pub mod memory;

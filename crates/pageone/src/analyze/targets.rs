@@ -101,9 +101,8 @@ impl Args {
         let lists = [self.comm.len(), self.cgroup.len(), self.selectors.len()];
         if self.all || lists.iter().any(|&len| len > 0) {
             // Commands of PageONE, the daemon for one: no guest can be made of them.
-            let ours = program::file_of(std::process::id())?;
-            let is_ours = |pid| program::file_of(pid).is_ok_and(|file| file == ours);
-            pids.extend(selector::numbers()?.filter(|&pid| !is_ours(pid) && self.fits(pid)));
+            let fit = |&pid: &u32| self.fits(pid) && !program::is_pageone(pid);
+            pids.extend(selector::numbers()?.filter(fit));
         }
         pids.sort_unstable();
         pids.dedup();

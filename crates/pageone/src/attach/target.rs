@@ -174,7 +174,7 @@ impl Target {
         }
         let file = sys::text::open(format!("{folder}/exe")).map_err(no_right)?;
         let program = Program::of(pid).map_err(no_right)?;
-        if program.file == program::file_of(std::process::id())? {
+        if program::is_pageone(pid) {
             bail!("it is a command of PageONE itself");
         }
         if let Some(obstacle) = program::elf_obstacle(&file) {
