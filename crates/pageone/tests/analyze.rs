@@ -63,6 +63,51 @@ fn state(pid: u32) -> (BTreeMap<String, String>, String) {
     (values.collect(), maps)
 }
 
+/// Of the processes of other users there is a line, and no row.
+#[test]
+fn processes_that_this_user_may_not_read_are_left_out() {
+    use std::os::unix::process::CommandExt;
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("skipped: only root can become another user");
+    }
+    let place = Place::new();
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(place.path(), open).unwrap();
+    let program = place.path().join("pageone");
+    install(env!("CARGO_BIN_EXE_pageone"), &program);
+    let mine = place.path().join("unreadable");
+    install("/bin/sleep", &mine);
+    let sleep = |uid: u32| {
+        let mut command = Command::new(&mine);
+        Running::start(command.arg("60").uid(uid).gid(uid))
+    };
+    let (_roots, own) = (sleep(0), sleep(61_001));
+    let analyze = |words: &[&str]| {
+        let mut command = Command::new(&program);
+        command.uid(61_001).gid(61_001).current_dir("/");
+        command.args(["analyze", "--look-again=10ms", "--comm=unreadable"]);
+        output(
+            command
+                .args(words)
+                .env("CONFIGURATION_DIRECTORY", NO_FOLDER),
+        )
+    };
+    let table = analyze(&[]);
+    let said = text(&table.stdout);
+    assert!(table.status.success(), "{}", text(&table.stderr));
+    let line = "1 process of other users is left out: root may look at all";
+    assert!(said.contains(line), "{said}");
+    let report: Value = serde_json::from_slice(&analyze(&["--json"]).stdout).unwrap();
+    let pids = report["processes"].as_array().unwrap().iter();
+    let pids: Vec<_> = pids.map(|row| number(&row["pid"])).collect();
+    assert_eq!(pids, [u64::from(own.0.id())]);
+    assert_eq!(report["unreadable"], 1);
+    drop(own);
+    let none = analyze(&[]);
+    assert!(!none.status.success());
+    assert!(text(&none.stderr).contains(line), "{}", text(&none.stderr));
+}
+
 #[test]
 fn the_sum_is_that_of_the_content_and_nothing_changes() {
     let guests: Vec<Guest> = (0..3)

@@ -13,6 +13,8 @@ use crate::view::status;
 const WIDTH: usize = 80;
 /// Processes that are named.
 const MOST: usize = 10;
+/// A process that shares less is not named.
+const LEAST: u64 = 1 << 20;
 const FIRST: &str = "to get it: ";
 
 /// What there is already.
@@ -63,7 +65,7 @@ pub(super) fn lines(rows: &[Row], here: &Here) -> Vec<String> {
 /// The command for what runs and is no guest yet, those with most to share first.
 fn attach(rows: &[Row], here: &Here) -> Option<String> {
     let alive = |row: &&Row| matches!(row.target.source, Source::Process(_));
-    let served = |row: &&Row| row.target.domain.is_some() && row.looked.error.is_none();
+    let served = |row: &&Row| row.target.domain.domain().is_some() && row.looked.error.is_none();
     let mut rows: Vec<_> = rows.iter().filter(alive).filter(served).collect();
     rows.retain(|row| row.shareable > 0 && !here.guests.contains(&row.target.pid));
     if rows.is_empty() || cfg!(not(target_arch = "x86_64")) {
@@ -74,11 +76,15 @@ fn attach(rows: &[Row], here: &Here) -> Option<String> {
     if let Some(words) = here.words.as_deref().filter(|words| fits(words)) {
         return Some(command(words));
     }
+    rows.retain(|row| row.shareable >= LEAST);
     rows.sort_by_key(|row| (std::cmp::Reverse(row.shareable), row.target.pid));
     let pids: Vec<_> = rows.iter().map(|row| row.target.pid.to_string()).collect();
     let named = |count: usize| match count == pids.len() {
         true => pids.join(" "),
-        false => pids[..count].join(" ") + " ...",
+        false => {
+            let more = pids.len() - count;
+            format!("{}  # and {more} more", pids[..count].join(" "))
+        }
     };
     let most = pids.len().min(MOST);
     (1..=most)
@@ -91,6 +97,7 @@ fn attach(rows: &[Row], here: &Here) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::super::parts::Looked;
+    use super::super::rules::Ruling;
     use super::super::targets::{Target, word};
     use super::*;
 
@@ -101,7 +108,7 @@ mod tests {
                 pid: number,
                 command: "x".into(),
                 name: None,
-                domain: Some("uid:1".into()),
+                domain: Ruling::Domain("uid:1".into()),
             },
             looked: Looked::default(),
             shareable: u64::from(10_000_000 - number),
@@ -146,7 +153,7 @@ mod tests {
         for (of, row) in rows(3).into_iter().enumerate() {
             let mut row = row;
             match of {
-                0 => row.target.domain = None,
+                0 => row.target.domain = Ruling::Refused,
                 1 => row.looked.error = Some("x".into()),
                 _ => row.shareable = 0,
             }
@@ -161,14 +168,23 @@ mod tests {
             here.words = long.then(|| format!("--match command={}", "x".repeat(60)));
             let mut rows = rows(30);
             let said = attach(&rows, &here).unwrap();
-            assert!(said.ends_with(" 4000004 ...`"), "{said}");
+            assert!(said.ends_with(" 4000003  # and 26 more`"), "{said}");
             assert!(said.len() + FIRST.len() <= WIDTH, "{said}");
             for (row, pid) in rows.iter_mut().zip(1..) {
-                (row.target.pid, row.shareable) = (pid, 100);
+                (row.target.pid, row.shareable) = (pid, LEAST);
             }
             let said = attach(&rows, &here).unwrap();
-            assert!(said.ends_with(" 1 2 3 4 5 6 7 8 9 10 ...`"), "{said}");
+            assert!(
+                said.ends_with(" 1 2 3 4 5 6 7 8 9 10  # and 20 more`"),
+                "{said}"
+            );
         }
         assert_eq!(word("it's"), None);
+        let mut rows = rows(2);
+        rows[1].shareable = LEAST - 1;
+        let said = attach(&rows, &Here::default());
+        assert_eq!(said.as_deref(), Some("`pageone attach --any 4000000`"));
+        rows.remove(0);
+        assert_eq!(attach(&rows, &Here::default()), None);
     }
 }

@@ -26,7 +26,7 @@ pub(crate) fn domains(targets: &[Target]) -> Vec<u32> {
     let mut names = BTreeMap::new();
     let mut number = |target: &Target| {
         let next = u32::try_from(names.len()).unwrap_or(REFUSED);
-        let name = target.domain.as_ref()?;
+        let name = target.domain.domain()?;
         Some(*names.entry(name.clone()).or_insert(next))
     };
     targets

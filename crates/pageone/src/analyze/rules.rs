@@ -10,6 +10,7 @@
 //! All domains of an answer are by one of these, and the answer says by which. So a daemon that fails in the middle counts as none.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
@@ -63,10 +64,47 @@ fn by_file(path: &ForeignName) -> String {
     }
 }
 
+/// What the rules say of a process.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Ruling {
+    /// It is gone, or this user is not told.
+    #[default]
+    Unknown,
+    /// It may be no guest.
+    Refused,
+    Domain(ForeignName),
+}
+
+impl Ruling {
+    pub(crate) fn domain(&self) -> Option<&ForeignName> {
+        match self {
+            Self::Domain(name) => Some(name),
+            Self::Unknown | Self::Refused => None,
+        }
+    }
+}
+
+/// As JSON the name, or none.
+impl Serialize for Ruling {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        self.domain().serialize(to)
+    }
+}
+
+impl fmt::Display for Ruling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unknown => f.write_str("-"),
+            Self::Refused => f.write_str("refused"),
+            Self::Domain(name) => name.fmt(f),
+        }
+    }
+}
+
 /// The domains of processes.
 pub(crate) enum Rules {
-    /// By the daemon at this socket. Those that are not here it refuses, or does not show this user.
-    Told(PathBuf, BTreeMap<u32, String>),
+    /// By the daemon at this socket. It does not tell this user of those that are not here.
+    Told(PathBuf, BTreeMap<u32, Ruling>),
     /// By a policy, and its file if it has one.
     Read(Policy, Option<PathBuf>),
 }
@@ -96,16 +134,17 @@ impl Rules {
         }
     }
 
-    /// The domain of a process that asks for no name; none where it may be no guest, or is gone.
-    pub(crate) fn domain(&self, pid: u32) -> Option<ForeignName> {
-        let domain = match self {
-            Self::Told(_, domains) => domains.get(&pid).cloned(),
-            Self::Read(policy, _) => {
-                let who = policy::who(pid).ok()?;
-                policy.domain(&who, "").ok()
-            }
-        };
-        domain.map(ForeignName::from)
+    /// The domain of a process that asks for no name.
+    pub(crate) fn domain(&self, pid: u32) -> Ruling {
+        match self {
+            Self::Told(_, domains) => domains.get(&pid).cloned().unwrap_or_default(),
+            Self::Read(policy, _) => match policy::who(pid) {
+                Ok(who) => policy
+                    .domain(&who, "")
+                    .map_or(Ruling::Refused, |domain| Ruling::Domain(domain.into())),
+                Err(_) => Ruling::Unknown,
+            },
+        }
     }
 
     /// By what these are.
@@ -121,8 +160,8 @@ impl Rules {
 
 /// The domains that the daemon gives these processes. None where none listens, it fails, or it knows none of them: it may count
 /// processes by other numbers.
-fn told(socket: &Path, pids: &[u32]) -> Option<BTreeMap<u32, String>> {
-    let (mut domains, mut knows) = (BTreeMap::new(), false);
+fn told(socket: &Path, pids: &[u32]) -> Option<BTreeMap<u32, Ruling>> {
+    let mut domains = BTreeMap::new();
     for &pid in pids {
         // One that is gone has no domain.
         let Ok(began) = sys::usage::began(pid) else {
@@ -130,15 +169,16 @@ fn told(socket: &Path, pids: &[u32]) -> Option<BTreeMap<u32, String>> {
         };
         match client::domain_of(socket, pid, began, "") {
             Ok(Reply::Domain(domain) | Reply::DomainOfAny(domain)) => {
-                domains.insert(pid, domain);
-                knows = true;
+                domains.insert(pid, Ruling::Domain(domain.into()));
             }
-            Ok(Reply::Refused(_)) => knows = true,
+            Ok(Reply::Refused(_)) => {
+                domains.insert(pid, Ruling::Refused);
+            }
             Ok(Reply::Unseen) => {}
             Ok(_) | Err(_) => return None,
         }
     }
-    knows.then_some(domains)
+    (!domains.is_empty()).then_some(domains)
 }
 
 #[cfg(test)]

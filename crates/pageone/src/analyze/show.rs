@@ -10,7 +10,7 @@ use super::merged::Merged;
 use super::print::PAGE;
 use super::savable::Savable;
 use super::sums::{MOST_IN_PAIRS, Report, Row};
-use super::targets::Source;
+use super::targets::{Source, left_out};
 use crate::human::{count, cut, size, wrapped};
 use crate::output;
 
@@ -185,6 +185,9 @@ fn processes(report: &Report, text: &mut String) -> std::fmt::Result {
     if let Some(more) = rows.len().checked_sub(ROWS + 1) {
         writeln!(text, "{:>8} and {} more: see --json", "", more + 1)?;
     }
+    if report.unreadable > 0 {
+        writeln!(text, "{:>8} {}", "", left_out(report.unreadable))?;
+    }
     for row in rows {
         if let Some(error) = &row.looked.error {
             let (name, error) = (row.target.shown(), Foreign(error));
@@ -204,8 +207,7 @@ const HEADS: &str =
 
 /// A process, in a terminal's columns.
 fn row(row: &Row) -> String {
-    let domain = row.target.domain.as_ref();
-    let domain = domain.map_or("refused".to_owned(), ToString::to_string);
+    let domain = row.target.domain.to_string();
     let known = |number: Option<u64>| number.map_or("-".to_owned(), short);
     format!(
         "{:>8} {:14} {:11} {:>9} {:>9} {:>8} {:>7} {:>7}",
@@ -325,6 +327,7 @@ fn share(part: u64, whole: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::parts::Looked;
+    use super::super::rules::Ruling;
     use super::super::targets::Target;
     use super::*;
 
@@ -335,7 +338,7 @@ mod tests {
                 pid: 4_194_304,
                 command: "qemu-system-x86".into(),
                 name: Some("a name that is longer than its place".into()),
-                domain: Some("cgroup:1234/machine.slice".into()),
+                domain: Ruling::Domain("cgroup:1234/machine.slice".into()),
             },
             looked: Looked {
                 pages: (1 << 20) - 1,

@@ -78,6 +78,8 @@ pub(crate) struct Report {
     pub(crate) shared_already: u64,
     /// Bytes among them that may be savable: it takes CAP_SYS_ADMIN to know with whom they are shared.
     pub(crate) shared_unknown: u64,
+    /// Processes that fit, and that this user may not read.
+    pub(crate) unreadable: usize,
     /// By what the domains are.
     pub(crate) policy: Origin,
     /// Inside these domains.
@@ -131,7 +133,7 @@ impl Report {
         let pairs = sums.pairs(&found.targets, scale);
         let mut named = BTreeMap::new();
         for (target, domain) in found.targets.iter().zip(&domains) {
-            if let (Some(name), Some(sum)) = (&target.domain, sums.domains.get(domain)) {
+            if let (Some(name), Some(sum)) = (target.domain.domain(), sums.domains.get(domain)) {
                 named.insert(name.clone(), *sum);
             }
         }
@@ -148,6 +150,7 @@ impl Report {
             changed,
             shared_already,
             shared_unknown,
+            unreadable: found.unreadable,
             policy: found.origin.clone(),
             savable: sums.all,
             sampled: scale,
@@ -367,6 +370,7 @@ mod tests {
     use sys::ksm::Ksm;
     use wire::KnobValues;
 
+    use super::super::rules::Ruling;
     use super::super::targets::Source;
     use super::*;
 
@@ -376,10 +380,14 @@ mod tests {
             pid,
             command: "x".into(),
             name: (pid == 2).then(|| "web".into()),
-            domain: (!domain.is_empty()).then(|| (*domain).into()),
+            domain: match *domain {
+                "" => Ruling::Refused,
+                name => Ruling::Domain(name.into()),
+            },
         };
         Found {
             targets: (1..).zip(domains).map(target).collect(),
+            unreadable: 0,
             origin: Origin::Users,
         }
     }

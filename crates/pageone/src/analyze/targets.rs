@@ -6,11 +6,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
+use rustix::io::Errno;
 use serde::Serialize;
 use sys::foreign::ForeignName;
 use sys::subject::Subject;
 
-use super::rules::{Origin, Rules};
+use super::rules::{Origin, Rules, Ruling};
 use crate::policy::Pattern;
 use crate::program;
 use crate::selector::{self, Selector};
@@ -62,8 +63,8 @@ pub(crate) struct Target {
     pub(crate) command: ForeignName,
     /// What people know it by, if that is another: a virtual machine, a container, a unit.
     pub(crate) name: Option<ForeignName>,
-    /// The trust domain it would get; `None` where the policy refuses it.
-    pub(crate) domain: Option<ForeignName>,
+    /// The trust domain it would get.
+    pub(crate) domain: Ruling,
 }
 
 impl Target {
@@ -76,6 +77,8 @@ impl Target {
 /// What was asked for.
 pub(crate) struct Found {
     pub(crate) targets: Vec<Target>,
+    /// Processes that fit, and that this user may not read.
+    pub(crate) unreadable: usize,
     /// By what their domains are.
     pub(crate) origin: Origin,
 }
@@ -92,28 +95,43 @@ impl Args {
                 .map(|(number, path)| dump(number, path));
             let targets = targets.collect::<Result<_>>()?;
             let origin = Origin::Dumps;
-            return Ok(Found { targets, origin });
+            return Ok(Found {
+                targets,
+                unreadable: 0,
+                origin,
+            });
         }
-        let mut pids = self.pids.clone();
+        let (mut pids, mut unreadable) = (self.pids.clone(), 0);
         for &pid in &self.pids {
             selector::check(pid)?;
         }
         let lists = [self.comm.len(), self.cgroup.len(), self.selectors.len()];
         if self.all || lists.iter().any(|&len| len > 0) {
             // Commands of PageONE, the daemon for one: no guest can be made of them.
-            let fit = |&pid: &u32| self.fits(pid) && !program::is_pageone(pid);
-            pids.extend(selector::numbers()?.filter(fit));
+            let fit = |&pid: &u32| self.fits(pid) && has_memory(pid) && !program::is_pageone(pid);
+            let (read, others): (Vec<_>, Vec<_>) = selector::numbers()?
+                .filter(fit)
+                .partition(|&pid| may_read(pid));
+            pids.extend(read);
+            unreadable = others.iter().filter(|pid| !pids.contains(pid)).count();
         }
         pids.sort_unstable();
         pids.dedup();
         let rules = rules.map_or_else(|| Rules::in_force(&pids), Ok)?;
         let mut targets: Vec<_> = pids.iter().filter_map(|&pid| target(pid, &rules)).collect();
+        if targets.is_empty() && unreadable > 0 {
+            bail!("nothing can be looked at: {}", left_out(unreadable));
+        }
         if targets.is_empty() {
             bail!("no process fits: `ps -eo pid,comm,cgroup` shows names and control groups");
         }
         name(&mut targets);
         let origin = rules.origin();
-        Ok(Found { targets, origin })
+        Ok(Found {
+            targets,
+            unreadable,
+            origin,
+        })
     }
 
     /// The words by which `attach` means the same processes; none where it has no such words.
@@ -151,13 +169,28 @@ impl Args {
     }
 }
 
-/// A process with memory of its own: not one that has ended, and no thread of the kernel.
+/// Words on processes that are left out.
+pub(super) fn left_out(unreadable: usize) -> String {
+    let (processes, are) = match unreadable {
+        1 => ("1 process".to_owned(), "is"),
+        more => (format!("{more} processes"), "are"),
+    };
+    format!("{processes} of other users {are} left out: root may look at all")
+}
+
+/// Whether a process has memory of its own: not one that has ended, and no thread of the kernel.
+fn has_memory(pid: u32) -> bool {
+    Subject::of(pid).is_ok_and(|subject| !subject.is_kernels && !subject.has_ended)
+}
+
+/// Whether this user may read its memory.
+fn may_read(pid: u32) -> bool {
+    let opened = sys::text::open(format!("/proc/{pid}/maps"));
+    !matches!(opened, Err(Errno::ACCESS | Errno::PERM))
+}
+
 fn target(pid: u32, rules: &Rules) -> Option<Target> {
-    let subject = Subject::of(pid).ok()?;
-    if subject.is_kernels || subject.has_ended {
-        return None;
-    }
-    Some(Target {
+    has_memory(pid).then(|| Target {
         source: Source::Process(pid),
         pid,
         command: sys::process::comm(pid),
@@ -190,7 +223,7 @@ fn dump(number: u32, path: &PathBuf) -> Result<Target> {
         pid: number,
         command: name.to_string_lossy().into_owned().into(),
         name: None,
-        domain: Some("dumps".into()),
+        domain: Ruling::Domain("dumps".into()),
     })
 }
 
