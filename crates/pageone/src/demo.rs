@@ -15,6 +15,7 @@ use crate::daemon::host::Host;
 use crate::knobs::KnobFlags;
 use crate::launch::Launch;
 use crate::output::print;
+use crate::tidy::Tidy;
 use crate::{human, paths};
 use guest::{Layout, available_file_pages};
 
@@ -85,7 +86,9 @@ pub(crate) fn main(args: &Args) -> Result<()> {
         layout.zeros * 100 / pages,
         humantime::format_duration(Duration::from_millis(knobs.merge_period_ms)),
     ))?;
+    let tidy = Tidy::begin()?;
     let host = Host::start_able(options)?;
+    tidy.remove_folder_of(host.socket())?;
     let outcome = show(args, layout, &host);
     host.stop()?;
     let outcome = outcome?;

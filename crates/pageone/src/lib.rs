@@ -19,7 +19,7 @@
 //! selector policy             which processes are meant, and which domains they may have
 //! launch   program            a command that becomes a guest, and whether it can
 //! client   node human paths   a question to a daemon, where a process goes, words for people, where things are
-//! knobs    watchdog           the knobs as flags; the process that puts a machine's settings back
+//! knobs    watchdog tidy      the knobs as flags; the process that puts a machine's settings back; the end by a signal
 //! output   head journal       what is printed, how its JSON begins, what the journal shows
 //! names    plot               what people know processes by; curves as SVG
 //! ```
@@ -57,6 +57,7 @@ mod program;
 mod run;
 mod selector;
 mod serve;
+mod tidy;
 mod view;
 mod watchdog;
 mod within;

@@ -3,14 +3,16 @@
 
 mod common;
 
+use std::process::Stdio;
 use std::time::Duration;
 
 use numa::HeapView;
 use pageone::bench::{Content, Guest};
+use sys::signals::SIGTERM;
 
 use common::{
-    Place, bench_guest, classed_and_present, count, daemon, json, need_agent, output, pageone,
-    text, wait_for,
+    Place, Running, bench_guest, classed_and_present, count, daemon, json, need_agent, output,
+    pageone, text, wait_for,
 };
 
 const SIGKILL: i32 = 9;
@@ -239,5 +241,37 @@ fn the_demo_merges_and_loses_no_byte() {
             said.lines().any(|line| line.starts_with(row)),
             "{row} is missing: {said}"
         );
+    }
+}
+
+/// An interrupted command leaves no folder of its engine behind.
+#[test]
+fn an_interrupted_demo_leaves_nothing_behind() {
+    let commands: [&[&str]; 2] = [&["demo", "--guests=2", "--mib=16"], &["bench", "timing"]];
+    for words in commands {
+        let place = Place::new();
+        let folders = || std::fs::read_dir(place.path()).unwrap().count();
+        let mut command = pageone();
+        command.args(words).env("TMPDIR", place.path());
+        command.stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut running = Running::start(&mut command);
+        let begun = wait_for("the engine's folder", || {
+            let ended = running.0.try_wait().unwrap().is_some();
+            (ended || folders() > 0).then_some(!ended)
+        });
+        if !begun {
+            eprintln!("skipped: {}", running.stderr());
+            continue;
+        }
+        // A guest tells that the engine is there.
+        let pid = running.0.id();
+        let children = format!("/proc/{pid}/task/{pid}/children");
+        wait_for("a guest", || {
+            let children = std::fs::read_to_string(&children).ok()?;
+            (!children.trim().is_empty()).then_some(())
+        });
+        running.signal(SIGTERM);
+        assert_ne!(running.end(), 0);
+        assert_eq!(folders(), 0, "{words:?}");
     }
 }

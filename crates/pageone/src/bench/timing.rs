@@ -12,6 +12,7 @@ use super::report::Machine;
 use crate::daemon::host::Host;
 use crate::launch::Launch;
 use crate::output::print;
+use crate::tidy::Tidy;
 use crate::{client, head, human, paths};
 
 /// The longest wait for a guest to fill its memory, for the engine to merge it, or for a reply.
@@ -61,6 +62,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
 }
 
 fn measure(args: &Args) -> Result<Timing> {
+    let tidy = Tidy::begin()?;
     let host = Host::start_able(engine::Options {
         knobs: KnobValues {
             merge_period_ms: u64::try_from(args.merge_period.as_millis())?,
@@ -68,6 +70,7 @@ fn measure(args: &Args) -> Result<Timing> {
         },
         ..engine::Options::default()
     })?;
+    tidy.remove_folder_of(host.socket())?;
     let agent = paths::agent()?;
     let launch = Launch::new(&agent, host.socket());
     let mut owner = start(args, launch, "owner")?;
