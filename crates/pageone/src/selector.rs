@@ -15,6 +15,7 @@ use std::str::FromStr;
 
 use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
+use serde::de::{DeserializeSeed, Deserializer, Error as _};
 use sys::credentials::Credentials;
 use sys::subject::Subject;
 
@@ -23,6 +24,16 @@ use crate::policy::{Ids, Names, Pattern, Whose, numbers as ids};
 /// Bytes of a command's name (`TASK_COMM_LEN` less one).
 const MOST_OF_COMMAND: usize = 15;
 
+const ALL_KEYS: [&str; 8] = [
+    "command",
+    "executable",
+    "user",
+    "uid",
+    "group",
+    "gid",
+    "cgroup",
+    "unit",
+];
 /// The keys, for messages.
 const KEYS: &str = "command, executable, user, uid, group, gid, cgroup and unit";
 
@@ -46,6 +57,57 @@ struct Words {
     gid: Option<Ids>,
     cgroup: Option<Texts>,
     unit: Option<Texts>,
+}
+
+/// Conditions that are read one by one, as a file has them.
+#[derive(Default)]
+pub(crate) struct Conditions(toml::Table);
+
+impl Conditions {
+    /// Reads the value of a key; `others` are keys that may stand beside those of conditions.
+    pub(crate) fn at<'a>(&'a mut self, key: &'a str, others: &'static str) -> Condition<'a> {
+        let to = &mut self.0;
+        Condition { key, others, to }
+    }
+
+    /// What they mean together.
+    ///
+    /// # Errors
+    /// They mean no process, or exclude each other.
+    pub(crate) fn selector(self) -> Result<Selector, String> {
+        read_table(self.0)
+    }
+}
+
+/// Reads the value of a key.
+pub(crate) struct Condition<'a> {
+    key: &'a str,
+    others: &'static str,
+    to: &'a mut toml::Table,
+}
+
+impl<'de> DeserializeSeed<'de> for Condition<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<(), D::Error> {
+        let Self { key, others, to } = self;
+        if !ALL_KEYS.contains(&key) {
+            let why = format!("there is no key `{key}`: the keys are {KEYS}, and {others}");
+            return Err(D::Error::custom(why));
+        }
+        let value = toml::Value::deserialize(from)?;
+        // Alone first: what is wrong with it stands in its line.
+        let alone = toml::Table::from_iter([(key.to_owned(), value.clone())]);
+        read_table(alone).map_err(D::Error::custom)?;
+        to.insert(key.to_owned(), value);
+        Ok(())
+    }
+}
+
+fn read_table(table: toml::Table) -> Result<Selector, String> {
+    table
+        .try_into()
+        .map_err(|error: toml::de::Error| error.message().to_owned())
 }
 
 /// Conditions on a process. All that are given must hold.

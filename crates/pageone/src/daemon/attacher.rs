@@ -18,6 +18,7 @@
 //! it; so an exec is followed, and a process that renames itself without end costs a try an hour.
 
 use std::collections::{HashMap, VecDeque};
+use std::fmt;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
@@ -26,12 +27,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use serde::Deserialize;
+use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use sys::foreign::Foreign;
 use sys::usage::Program;
 
 use crate::attach::asked::{NoAnswer, Wish, Work};
 use crate::policy;
-use crate::selector::{self, Selector};
+use crate::selector::{self, Conditions, Selector};
 
 /// Between two looks.
 const PERIOD: Duration = Duration::from_secs(2);
@@ -56,8 +58,7 @@ const LINES_TIME: Duration = Duration::from_secs(10);
 const YOUNG: Duration = Duration::from_secs(60);
 
 /// A rule of the configuration.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "Words")]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AttachRule {
     selector: Selector,
     domain: Option<String>,
@@ -68,57 +69,118 @@ pub(crate) struct AttachRule {
     after: Duration,
 }
 
-/// A rule as it is written.
-#[derive(Deserialize)]
-struct Words {
-    domain: Option<String>,
-    any: Option<bool>,
-    any_huge: Option<bool>,
-    mount: Option<bool>,
-    need: Option<String>,
-    after: Option<String>,
-    #[serde(flatten)]
-    selector: toml::Table,
+/// Reads the rules of the configuration. Errors arise where a value is read, so that they have its line.
+pub(super) struct Rules;
+
+impl<'de> DeserializeSeed<'de> for Rules {
+    type Value = Vec<AttachRule>;
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Self::Value, D::Error> {
+        from.deserialize_seq(self)
+    }
 }
 
-impl TryFrom<Words> for AttachRule {
-    type Error = String;
+impl<'de> Visitor<'de> for Rules {
+    type Value = Vec<AttachRule>;
 
-    fn try_from(words: Words) -> Result<Self, String> {
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("rules, each below [[attach]]")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut from: A) -> Result<Self::Value, A::Error> {
+        let mut rules = Vec::new();
+        while let Some(rule) = from.next_element_seed(Next(&rules))? {
+            rules.push(rule);
+        }
+        Ok(rules)
+    }
+}
+
+/// Reads the rule after these.
+struct Next<'a>(&'a [AttachRule]);
+
+impl<'de> DeserializeSeed<'de> for Next<'_> {
+    type Value = AttachRule;
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<AttachRule, D::Error> {
+        from.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Next<'_> {
+    type Value = AttachRule;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("keys and values")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut from: A) -> Result<AttachRule, A::Error> {
         /// Short-lived processes cost nothing.
         const AFTER: Duration = Duration::from_secs(10);
-        let after = words.after.as_deref().map(|text| {
-            let time = humantime::parse_duration(text);
-            time.map_err(|error| {
-                format!("`after = \"{text}\"` is no time: {error}; write it like 10s")
-            })
-        });
-        let need = words.need.as_deref().map(|text| {
-            crate::human::size_of(text).map_err(|error| format!("`need = \"{text}\"`: {error}"))
-        });
-        if let Some(name) = &words.domain {
-            crate::launch::check_domain(name).map_err(|error| error.to_string())?;
+        let mut conditions = Conditions::default();
+        let mut rule = AttachRule {
+            selector: Selector::default(),
+            domain: None,
+            any: false,
+            any_huge: false,
+            mount: false,
+            need: None,
+            after: AFTER,
+        };
+        while let Some(key) = from.next_key::<String>()? {
+            match key.as_str() {
+                "domain" => rule.domain = Some(from.next_value_seed(Text(domain))?),
+                "any" => rule.any = from.next_value()?,
+                "any_huge" => rule.any_huge = from.next_value()?,
+                "mount" => rule.mount = from.next_value()?,
+                "need" => rule.need = Some(from.next_value_seed(Text(need))?),
+                "after" => rule.after = from.next_value_seed(Text(after))?,
+                _ => from.next_value_seed(conditions.at(&key, OWN_KEYS))?,
+            }
         }
-        let [any, any_huge] = [words.any, words.any_huge].map(|word| word.unwrap_or(false));
-        if any_huge && !any {
-            return Err("any_huge takes `any = true`".to_owned());
+        rule.selector = conditions.selector().map_err(A::Error::custom)?;
+        if rule.any_huge && !rule.any {
+            return Err(A::Error::custom("any_huge takes `any = true`"));
         }
-        // Its own messages name the keys of a rule, too.
-        let selector = words.selector.try_into::<Selector>();
-        Ok(Self {
-            selector: selector.map_err(|error| {
-                format!(
-                    "{}; besides, a rule has domain, any, any_huge, mount, need and after",
-                    error.message()
-                )
-            })?,
-            domain: words.domain,
-            any,
-            any_huge,
-            mount: words.mount.unwrap_or(false),
-            need: need.transpose()?,
-            after: after.transpose()?.unwrap_or(AFTER),
-        })
+        let same = self
+            .0
+            .iter()
+            .position(|before| before.selector == rule.selector);
+        match same {
+            None => Ok(rule),
+            Some(before) => Err(A::Error::custom(format!(
+                "rule {} decides all that it would: it has the same conditions",
+                before + 1
+            ))),
+        }
+    }
+}
+
+/// The keys of a rule beside its conditions.
+const OWN_KEYS: &str = "domain, any, any_huge, mount, need and after";
+
+fn domain(text: &str) -> Result<String, String> {
+    let checked = crate::launch::check_domain(text);
+    checked.map_or_else(|error| Err(error.to_string()), |()| Ok(text.to_owned()))
+}
+
+fn need(text: &str) -> Result<u64, String> {
+    crate::human::size_of(text).map_err(|error| format!("`need = \"{text}\"`: {error}"))
+}
+
+fn after(text: &str) -> Result<Duration, String> {
+    let time = humantime::parse_duration(text);
+    time.map_err(|error| format!("`after = \"{text}\"` is no time: {error}; write it like 10s"))
+}
+
+/// A text, and what is read from it.
+struct Text<T>(fn(&str) -> Result<T, String>);
+
+impl<'de, T> DeserializeSeed<'de> for Text<T> {
+    type Value = T;
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<T, D::Error> {
+        (self.0)(&String::deserialize(from)?).map_err(D::Error::custom)
     }
 }
 

@@ -13,7 +13,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 use wire::{Knob, KnobValues};
 
-use super::attacher::AttachRule;
+use super::attacher::{self, AttachRule};
 use crate::knobs::{did_you_mean, keys};
 
 /// What the file may say. A key that is not here is an error that names it and its line.
@@ -171,7 +171,7 @@ impl<'de> Visitor<'de> for Keys {
             match (key.as_str(), Knob::named(&key)) {
                 ("socket", _) => config.socket = Some(map.next_value()?),
                 ("policy", _) => config.policy = Some(map.next_value()?),
-                ("attach", _) => config.attach = map.next_value()?,
+                ("attach", _) => config.attach = map.next_value_seed(attacher::Rules)?,
                 ("limits", _) => config.limits = map.next_value()?,
                 ("numa", _) => config.numa = Some(map.next_value_seed(Text(FakeSpec::from_str))?),
                 ("node", _) => {
@@ -374,35 +374,40 @@ mod tests {
             (
                 "[[attach]]\ncommand = 'a-name-of-20-letters'\n",
                 "15 bytes",
-                "line 1",
+                "line 2",
             ),
             ("[limits]\nguests = 0\n", "guests", "line 2"),
             ("threads = 1\n[[attach]]\n", "no process", "line 2"),
             ("[[attach]]\nany = true\n", "no process", "line 1"),
-            ("[[attach]]\nname = 'x'\n", "`name`", "line 1"),
+            ("[[attach]]\nname = 'x'\n", "`name`", "line 2"),
             (
                 "[[attach]]\nname = 'x'\n",
                 "domain, any, any_huge, mount, need and after",
-                "line 1",
+                "line 2",
             ),
-            ("[[attach]]\ncommand = []\n", "`command` is empty", "line 1"),
-            ("[[attach]]\ncgroup = 'x'\n", "begin with `/`", "line 1"),
-            ("[[attach]]\nuid = 'x-y'\n", "`x-y`", "line 1"),
+            ("[[attach]]\ncommand = []\n", "`command` is empty", "line 2"),
+            ("[[attach]]\ncgroup = 'x'\n", "begin with `/`", "line 2"),
+            ("[[attach]]\nuid = 'x-y'\n", "`x-y`", "line 2"),
             (
                 "[[attach]]\nuid = 1\nafter = '3 parsecs'\n",
                 "parsecs",
-                "line 1",
+                "line 3",
             ),
             (
                 "[[attach]]\nuid = 1\nneed = 'much'\n",
                 "`need = \"much\"`",
-                "line 1",
+                "line 3",
             ),
-            ("[[attach]]\nuid = 1\ndomain = ''\n", "no domain", "line 1"),
+            ("[[attach]]\nuid = 1\ndomain = ''\n", "no domain", "line 3"),
             (
                 "[[attach]]\nuid = 1\nany_huge = true\n",
                 "any_huge takes",
                 "line 1",
+            ),
+            (
+                "[[attach]]\nuid = 1\n[[attach]]\nany = true\nuid = [1]\n",
+                "rule 1 decides all that it would",
+                "line 3",
             ),
             ("[attach]\nuid = 1\n", "attach", "line 1"),
         ] {
@@ -411,6 +416,8 @@ mod tests {
                 error.contains(key) && error.contains(line),
                 "{text}: {error}"
             );
+            let of_keys = error.contains("need and after");
+            assert_eq!(of_keys, text.contains("name = "), "{text}: {error}");
         }
     }
 }
