@@ -29,6 +29,25 @@ fn an_ordinary_end_removes_the_socket() {
     }
 }
 
+#[test]
+fn an_ordinary_end_replaces_no_socket() {
+    let place = Place::new();
+    let mut command = pageone();
+    command.args(["daemon", "--keep", "--socket"]);
+    command.arg(place.socket()).stderr(Stdio::piped());
+    let mut keeper = Running::start(&mut command);
+    wait_for("the daemon", || {
+        status(&place).status.success().then_some(())
+    });
+    keeper.signal(SIGTERM);
+    assert_eq!(keeper.end(), 0);
+    let said = keeper.stderr();
+    assert!(
+        said.contains("removing the socket") && !said.contains("replacing"),
+        "{said}"
+    );
+}
+
 /// Neither the daemon nor its keeper ends for a log that cannot be written.
 #[test]
 fn a_log_that_cannot_be_written_ends_no_daemon() {

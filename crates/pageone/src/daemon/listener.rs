@@ -98,7 +98,7 @@ impl Listener {
         // Before the lock, too: a path that is refused gets no file beside it.
         look(path)?;
         let _lock = lock(path)?;
-        clear(path)?;
+        clear(path, "replacing the stale socket")?;
         let bind = || {
             let socket = sys::socket::listen(path)?;
             rustix::io::ioctl_fionbio(&socket, true)?;
@@ -144,7 +144,7 @@ impl Listener {
 /// Another program's file or a live daemon's socket is there, and stays.
 pub(crate) fn sweep(path: &Path) -> Result<(), ListenError> {
     let _lock = lock(path)?;
-    clear(path)
+    clear(path, "removing the socket")
 }
 
 impl AsFd for Listener {
@@ -222,12 +222,12 @@ fn foreign_lock(path: &Path, why: String) -> ListenError {
     }
 }
 
-/// Removes a stale socket at `path`.
-fn clear(path: &Path) -> Result<(), ListenError> {
+/// Removes a stale socket at `path`, with a word of the log on what is done.
+fn clear(path: &Path, word: &str) -> Result<(), ListenError> {
     if !look(path)? {
         return Ok(());
     }
-    tracing::info!("replacing the stale socket {}", path.display());
+    tracing::info!("{word} {}", path.display());
     fs::remove_file(path).map_err(|source| ListenError::system(path, source))
 }
 
