@@ -73,7 +73,7 @@ use crate::policy::{self, Policy};
 use crate::selector::{self, Selector};
 use crate::{client, human, node, paths};
 use image::Image;
-pub(crate) use target::HAS_AGENT;
+pub(crate) use target::{HAS_AGENT, variable};
 use target::{HasAgent, Target};
 
 #[derive(clap::Args)]
@@ -82,7 +82,7 @@ pub(crate) struct Args {
     #[arg(long, help = crate::paths::SERVED)]
     socket: Option<PathBuf>,
     /// Share pages only with guests of this name: of the same user, or as the policy says [default: $PAGEONE_DOMAIN, else that of each process]
-    #[arg(long)]
+    #[arg(long, value_parser = domain)]
     domain: Option<String>,
     /// Offer all memory of the processes, not only what they offer themselves
     #[arg(long)]
@@ -128,6 +128,12 @@ pub(crate) struct Detach {
     /// The processes
     #[arg(required = true, value_name = "PID", value_parser = human::process)]
     pids: Vec<u32>,
+}
+
+/// The name of a domain, from a person.
+fn domain(text: &str) -> Result<String, String> {
+    let checked = launch::check_domain(text);
+    checked.map_or_else(|error| Err(error.to_string()), |()| Ok(text.to_owned()))
 }
 
 /// `pageone detach`.

@@ -38,6 +38,9 @@ pub(crate) struct Args {
     command: Vec<OsString>,
 }
 
+/// The exit code where there is no report: the others tell of merging.
+const OWN_FAILURE: u8 = 3;
+
 /// Looks, prints, and gives 0 where all is well, 1 for warnings, 2 where something fails.
 pub(crate) fn main(args: &Args) -> ExitCode {
     let done = crate::daemon::arm_faults().and_then(|()| {
@@ -49,7 +52,7 @@ pub(crate) fn main(args: &Args) -> ExitCode {
         Ok(level) => ExitCode::from(level as u8),
         Err(error) => {
             say(&format!("pageone: {error:#}"));
-            ExitCode::from(2)
+            ExitCode::from(OWN_FAILURE)
         }
     }
 }

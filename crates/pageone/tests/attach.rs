@@ -833,6 +833,8 @@ fn processes_are_chosen_by_conditions() {
         "{}",
         text(&none.stderr)
     );
+    let long = ["--domain", &"x".repeat(70)];
+    assert_eq!(attach(&place, &long, &[one.pid()]).status.code(), Some(2));
     let wrong = attach(&place, &["--match", "comand=x"], &[]);
     assert_eq!(wrong.status.code(), Some(2));
     assert!(text(&wrong.stderr).contains("there is no key `comand`"));

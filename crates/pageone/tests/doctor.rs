@@ -188,6 +188,32 @@ fn a_machine_without_a_daemon_is_well_but_for_that() {
     );
 }
 
+/// The agent takes it for no wish, and has no way to say so.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn a_wish_that_is_no_number_is_told_of() {
+    let place = Place::new();
+    for (said, wanted) in [("2s", "2000"), ("soon", "2000"), ("500ms", "500")] {
+        let mut sleep = Command::new("sleep");
+        let sleep = Running::start(sleep.arg("60").env("PAGEONE_ANY", said));
+        let told = of_process(&place, &sleep.0);
+        told.has("any", "warn", "is no number of milliseconds");
+        let fix = format!("start it with PAGEONE_ANY={wanted}");
+        assert_eq!(told.find("any").expect("it")["fix"], fix);
+    }
+    let mut sleep = Command::new("sleep");
+    let sleep = Running::start(sleep.arg("60").env("PAGEONE_ANY", "2000"));
+    assert!(of_process(&place, &sleep.0).find("any").is_none());
+}
+
+#[test]
+fn an_answer_that_cannot_be_given_has_a_code_of_its_own() {
+    let full = fs::File::create("/dev/full").expect("a device");
+    let mut doctor = pageone();
+    let status = doctor.arg("doctor").stdout(full).status();
+    assert_eq!(status.expect("it runs").code(), Some(3));
+}
+
 #[test]
 fn what_the_kernel_and_the_limits_refuse_is_named() {
     let place = Place::new();

@@ -112,7 +112,7 @@ impl Target {
     pub(super) fn look_for_agent(pid: u32) -> Result<(Self, Record)> {
         let target = Self::open(pid)?;
         if target.has("libpageone_agent") {
-            bail!("its agent is a library of its own, from its start on (run, or linked)");
+            bail!(OF_ITS_START);
         }
         if !target.leads_elsewhere() {
             bail!("it has no agent");
@@ -497,6 +497,9 @@ const MOST_SMAPS: u64 = 128 << 20;
 
 /// The most of an environment that is read: more than the kernel takes at a start. A process may name any of its memory as its environment.
 const MOST_ENVIRONMENT: u64 = 8 << 20;
+/// Why an agent that no other process has brought is not taken out.
+const OF_ITS_START: &str = "it was started by `pageone run` or with LD_PRELOAD, or is linked with the agent, which stays until the process ends; \
+     `pageone set run=2` unmerges all guests";
 /// What names the variable in messages.
 const ITS_WISH: &str = "its PAGEONE_DOMAIN";
 
@@ -505,14 +508,25 @@ const ITS_WISH: &str = "its PAGEONE_DOMAIN";
 /// # Errors
 /// It is not UTF-8, or it cannot be read.
 fn wish(environment: impl BufRead) -> Result<Option<String>> {
-    const NAME: &[u8] = b"PAGEONE_DOMAIN=";
+    let value = value_of(b"PAGEONE_DOMAIN=", environment)?.unwrap_or_default();
+    let name = String::from_utf8(value).context(ITS_WISH)?;
+    Ok(Some(name).filter(|name| !name.is_empty()))
+}
+
+/// The value of a variable in the environment with which a process was started; `name` ends with `=`.
+///
+/// # Errors
+/// It cannot be read.
+pub(crate) fn variable(pid: u32, name: &[u8]) -> Result<Option<Vec<u8>>> {
+    value_of(name, BufReader::new(open_text(pid, "environ")?))
+}
+
+fn value_of(name: &[u8], environment: impl BufRead) -> Result<Option<Vec<u8>>> {
     let mut text = environment.take(MOST_ENVIRONMENT);
     let mut word = Vec::new();
     while text.read_until(0, &mut word).map_err(no_right)? > 0 {
-        if let Some(value) = word.strip_prefix(NAME) {
-            let value = value.strip_suffix(&[0]).unwrap_or(value);
-            let name = std::str::from_utf8(value).context(ITS_WISH)?;
-            return Ok(Some(name.to_owned()).filter(|name| !name.is_empty()));
+        if let Some(value) = word.strip_prefix(name) {
+            return Ok(Some(value.strip_suffix(&[0]).unwrap_or(value).to_owned()));
         }
         word.clear();
     }

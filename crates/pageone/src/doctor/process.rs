@@ -61,6 +61,7 @@ fn checks(pid: u32, service: &Service) -> Vec<Check> {
     all.extend(identity(pid));
     all.push(sandbox(&subject, guest.is_some()));
     all.push(tracer(&subject));
+    all.extend(offers_at_start(pid));
     let makeup = subject::makeup(pid);
     match &makeup {
         Ok(makeup) => {
@@ -260,6 +261,25 @@ fn tracer(subject: &Subject) -> Check {
         )
         .fix(format!("ps -fp {tracer}  # have it detach, or let the process go on; else: kill {tracer}")),
     }
+}
+
+/// A wish to offer all memory that the agent does not understand: it offers nothing then, and says nothing.
+#[cfg(target_arch = "x86_64")]
+fn offers_at_start(pid: u32) -> Option<Check> {
+    let said = crate::attach::variable(pid, b"PAGEONE_ANY=").ok()??;
+    let said = String::from_utf8_lossy(&said);
+    if said.parse::<u64>().is_ok() {
+        return None;
+    }
+    let what = format!("PAGEONE_ANY=`{said}` is no number of milliseconds");
+    let why = "with it the agent offers nothing for the program";
+    let ms = humantime::parse_duration(&said).map_or(2000, |time| time.as_millis());
+    Some(Check::warn("any", what, why).fix(format!("start it with PAGEONE_ANY={ms}")))
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn offers_at_start(_: u32) -> Option<Check> {
+    None
 }
 
 fn sanitizer() -> Check {

@@ -6,6 +6,9 @@ use serde::Deserialize;
 
 use super::ids::Ids;
 
+/// The user that the packages make, for `pageone-serve`.
+const PACKAGES: &str = "pageone";
+
 /// One name, or several.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(untagged, expecting = "a name, or a list of names")]
@@ -42,6 +45,9 @@ impl Whose {
             Ok(Some(found)) => Ok(found),
             Ok(None) if name.starts_with(|first: char| first.is_ascii_digit()) => Err(format!(
                 "there is no {key} `{name}`; a number is a `{number}`"
+            )),
+            Ok(None) if name == PACKAGES => Err(format!(
+                "there is no {key} `{name}` on this machine: `sudo systemd-sysusers pageone.conf` makes it, as the packages do"
             )),
             Ok(None) => Err(format!("there is no {key} `{name}` on this machine")),
             Err(error) => Err(format!("the {key} `{name}` cannot be looked up: {error}")),
@@ -104,6 +110,10 @@ mod tests {
     fn mistakes_are_named() {
         let root = || "0".parse().ok();
         let both = numbers(Whose::Group, root(), Some(Names::One("root".into())));
+        if matches!(User::from_name(PACKAGES), Ok(None)) {
+            let error = read(Whose::User, &[PACKAGES]).unwrap_err();
+            assert!(error.contains("systemd-sysusers pageone.conf"), "{error}");
+        }
         for (found, said) in [
             (
                 read(Whose::User, &["no-such-user"]),
