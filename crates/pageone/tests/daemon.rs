@@ -293,6 +293,17 @@ fn the_configuration_counts_and_flags_win() {
 }
 
 #[test]
+fn a_knob_that_is_named_twice_is_wrong_usage() {
+    let place = Place::new();
+    let mut set = pageone();
+    set.args(["set", "threads=1", "threads=2", "--socket"]);
+    let wrong = output(set.arg(place.socket()));
+    let said = text(&wrong.stderr);
+    assert_eq!(wrong.status.code(), Some(2), "{said}");
+    assert!(said.starts_with("error: threads is named twice"), "{said}");
+}
+
+#[test]
 fn knobs_turn_all_or_none() {
     let place = Place::new();
     let _daemon = daemon(&place, &["--threads", "1"]);

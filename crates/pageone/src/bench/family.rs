@@ -63,25 +63,25 @@ pub(crate) struct Args {
     /// How much to measure; the flags below override it
     #[arg(long, value_enum, default_value = "normal")]
     scale: Scale,
-    /// What to measure
+    /// What to measure [default: by the scale]
     #[arg(long, value_delimiter = ',')]
     engines: Option<Vec<Engine>>,
-    /// Runs of each engine at each task
+    /// Runs of each engine at each task [default: by the scale]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
     repeats: Option<u32>,
-    /// Number of guests
+    /// Number of guests [default: by the scale]
     #[arg(long, value_parser = clap::value_parser!(u64).range(2..=10_000))]
     guests: Option<u64>,
-    /// Memory of each guest: MiB, or with a unit, as 2G
+    /// Memory of each guest: MiB, or with a unit, as 2G [default: by the scale]
     #[arg(long, value_name = "SIZE", value_parser = human::mib::<{ 1 << 24 }>)]
     guest_mib: Option<u64>,
-    /// PageONE's period
+    /// PageONE's period [default: by the scale]
     #[arg(long, value_name = "TIME", value_parser = human::period)]
     merge_period: Option<Duration>,
-    /// The longest time from the offer to a settled saving
+    /// The longest time from the offer to a settled saving [default: by the scale]
     #[arg(long, value_name = "TIME", value_parser = human::period)]
     limit: Option<Duration>,
-    /// How long a phase of work lasts
+    /// How long a phase of work lasts [default: by the scale]
     #[arg(long, value_name = "TIME", value_parser = human::period)]
     phase: Option<Duration>,
     /// The number from which all content is made

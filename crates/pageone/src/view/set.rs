@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Result, bail};
+use clap::error::ErrorKind;
 use wire::{KNOBS, KnobValues, Reply, Request, Setting};
 
 use super::status;
@@ -27,6 +28,12 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn main(args: &Args) -> Result<()> {
+    if let Some(key) = twice(&args.settings) {
+        let why = format!("{key} is named twice\n");
+        clap::Command::new("pageone set")
+            .error(ErrorKind::ArgumentConflict, why)
+            .exit();
+    }
     let socket = paths::served(args.socket.as_deref())?;
     if args.settings.is_empty() {
         return print(&table(&status::ask(&socket)?.knobs));
@@ -43,6 +50,13 @@ pub(crate) fn main(args: &Args) -> Result<()> {
         None => Ok(()),
         Some(why) => bail!("run is 2, but {why}. A page becomes private when its process answers"),
     }
+}
+
+/// A knob that stands more than once.
+fn twice(settings: &[Setting]) -> Option<&'static str> {
+    let keys: Vec<_> = settings.iter().map(Setting::key).collect();
+    let is_again = |&at: &usize| keys[..at].contains(&keys[at]);
+    (0..keys.len()).find(is_again).map(|at| keys[at])
 }
 
 /// Turns the knobs; gives why not all is yet as they say.

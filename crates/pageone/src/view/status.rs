@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use sys::foreign::plain_json;
 use sys::ksm::Ksm;
-use wire::{Reply, Request, Status};
+use wire::{GuestStatus, Reply, Request, Status};
 
 use crate::output::print;
 use crate::{client, human, names, paths};
@@ -93,6 +93,15 @@ pub(crate) fn complete(status: &mut Status) {
         guest.name = name;
     }
     status.ksm_saved_bytes = Ksm::default().saved_bytes().unwrap_or(0);
+}
+
+/// The name of a guest for people: that of its machine, if it has one.
+pub(crate) fn shown(guest: &GuestStatus) -> String {
+    let name = guest.name.as_ref().unwrap_or(&guest.comm).to_string();
+    match name.is_empty() {
+        true => "(has ended)".to_owned(),
+        false => name,
+    }
 }
 
 fn show(args: &Args, status: &Status) -> Result<()> {

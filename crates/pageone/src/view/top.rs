@@ -24,7 +24,7 @@ use ratatui::widgets::{Block, Clear, Paragraph, Row, Sparkline, Table};
 use sys::foreign::ForeignName;
 use wire::{GuestStatus, PAGE_BYTES, RunMode, Status};
 
-use super::status::ask_quietly;
+use super::status::{ask_quietly, shown};
 use crate::{human, paths};
 
 #[derive(clap::Args)]
@@ -391,7 +391,7 @@ const fn column(
 
 const COLUMNS: [Column; 10] = [
     column(("PID", 7, 0), Some('p'), |guest| guest.pid.to_string()),
-    column(("NAME", 15, 2), Some('c'), |guest| name(guest).to_string()),
+    column(("NAME", 15, 2), Some('c'), shown),
     column(("DOMAIN", 15, 4), Some('d'), |guest| {
         guest.domain.to_string()
     }),

@@ -6,6 +6,7 @@ use std::time::Duration;
 use sys::foreign::Foreign;
 use wire::{GuestStatus, Recycled, RunMode, Status, StoreNode, Unserved};
 
+use super::shown;
 use crate::human::{self, cut};
 
 const WIDTH: usize = 80;
@@ -229,7 +230,7 @@ fn guests(text: &mut String, guests: &[&GuestStatus]) {
         "PID", "NAME", "DOMAIN", "MEMORY", "SAVED", "NET", "CPU s"
     );
     for guest in guests {
-        let name = guest.name.as_ref().unwrap_or(&guest.comm).to_string();
+        let name = shown(guest);
         let _ = writeln!(
             text,
             "{:>8} {:<17} {:<15} {:>9} {:>9} {:>10} {:>6}",
@@ -409,6 +410,13 @@ mod tests {
         let text = table(&status);
         assert_eq!((has(&text), has_cpu(&text)), ([true; 4], true), "{text}");
         assert!(text.contains("beyond its first: saved"), "{text}");
+    }
+
+    #[test]
+    fn a_guest_without_a_name_has_ended() {
+        let mut status = status();
+        status.guests[0].comm = "".into();
+        assert!(table(&status).contains("      77 (has ended) "));
     }
 
     #[test]
