@@ -345,6 +345,38 @@ fn the_sentences_of_documents_are_short() {
     assert_short(&documents, |line| Some(line.trim_start()));
 }
 
+/// A word of a line, outside of code, in whose place a noun says more.
+fn vague_word(line: &str) -> Option<&str> {
+    const VAGUE: [&str; 4] = ["nobody", "whoever", "everybody", "somebody"];
+    let prose = line.split('`').step_by(2);
+    let is_part = |c: char| c.is_alphanumeric() || c == '_';
+    let mut words = prose.flat_map(move |part| part.split(move |c| !is_part(c)));
+    words.find(|word| VAGUE.iter().any(|vague| word.eq_ignore_ascii_case(vague)))
+}
+
+#[test]
+fn comments_and_documents_name_who_acts() {
+    let mut files = Vec::new();
+    sources(&root().join("crates"), &mut files);
+    let read = |file: PathBuf| {
+        let text = fs::read_to_string(&file).unwrap();
+        (file, text)
+    };
+    let mut found = Vec::new();
+    let mut look = |(file, text): &(PathBuf, String), words_of: fn(&str) -> Option<&str>| {
+        let lines = text.lines().filter_map(words_of).filter_map(vague_word);
+        found.extend(lines.map(|word| format!("{}: {word}", file.display())));
+    };
+    let sources = files.into_iter().map(read);
+    sources.for_each(|one| look(&one, comment));
+    let documents = documents().into_iter();
+    let texts = documents.filter(|(path, _)| path.extension() == Some("md".as_ref()));
+    texts.for_each(|one| look(&one, |line| Some(line)));
+    assert!(found.is_empty(), "{}", found.join("\n"));
+    assert_eq!(vague_word("for who is, or `nobody`, or a_nobody"), None);
+    assert_eq!(vague_word("as nobody, does"), Some("nobody"));
+}
+
 /// The figures in cells of a table, or words of a line.
 fn figures(text: &str) -> Vec<&str> {
     let words = text.split(|c: char| !c.is_ascii_digit() && c != '.');

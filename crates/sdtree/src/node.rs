@@ -82,7 +82,7 @@ pub(crate) struct Edge<K, V> {
     kind: PhantomData<*const (K, V)>,
 }
 
-// SAFETY: an edge owns nodes that hold `K` and `V`, hands out `&K` and `&V` to all threads that share it, and lets any of them
+// SAFETY: an edge owns nodes that hold `K` and `V`. It hands out `&K` and `&V` to all threads that share it, and lets any of them
 // retire (drop, on some thread) the node it points at. All that needs `K` and `V` to be both `Send` and `Sync`. The word itself
 // is atomic.
 unsafe impl<K: Send + Sync, V: Send + Sync> Send for Edge<K, V> {}

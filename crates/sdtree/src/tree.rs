@@ -5,8 +5,8 @@
 //! below it differ, and no bit is tested twice.
 //!
 //! An insertion that ends at a leaf with another key puts a branch on the first bit in which the two differ. The branch goes over the first edge
-//! on its path whose keys agree beyond that bit. A removal takes the leaf off its edge, which marks the branch above; then it,
-//! or another operation that comes by, unlinks the branch: freezes its other edge and puts that child in the branch's place. (The idea to
+//! on its path whose keys agree beyond that bit. A removal takes the leaf off its edge, which marks the branch above. Then it,
+//! or another operation that comes by, unlinks the branch: freezes its other edge and puts that child in its place. (The idea to
 //! freeze edges, and not nodes, is that of Natarajan and Mittal, PPoPP 2014.)
 //!
 //! # Why it is linearizable

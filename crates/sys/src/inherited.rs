@@ -23,7 +23,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// Whether SIGPIPE was ignored before Rust's runtime began.
 static IGNORES_PIPE: AtomicBool = AtomicBool::new(false);
 
-/// Has a program note before `main` whether SIGPIPE is ignored: afterwards it is, whoever started the program. A macro, because
+/// Has a program note before `main` whether SIGPIPE is ignored: afterwards it is in any case. A macro, because
 /// a static of this crate would be in the agent, too.
 #[macro_export]
 macro_rules! note_inherited {

@@ -1,7 +1,7 @@
 //! The bare system call: any number, any arguments, no `errno`.
 //!
 //! Hooks pass calls on with flags this project never heard of, and run at moments when `errno`,
-//! locks and allocation are out of bounds. rustix's typed calls do not fit there, and libc's
+//! locks and allocation are out of bounds. The typed calls of rustix do not fit there, and libc's
 //! `syscall` sets `errno`.
 
 use rustix::io::{Errno, Result};
