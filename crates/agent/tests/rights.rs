@@ -561,7 +561,7 @@ fn no_filter_from_before_costs_a_life_either() {
             guest.run(&format!("rights m:filter {call} {action} 3"));
             guest.offer(512, 5);
             guest.run("check");
-            let refused_by_nature = [62, 323, 434, 438].contains(&call);
+            let refused_by_nature = [62, 191, 323, 434, 438].contains(&call);
             assert!(
                 refused_by_nature || agents(guest.pid).is_empty(),
                 "{call} {action:x}"

@@ -11,12 +11,14 @@ use sys::signals::{SIGINT, SIGTERM, Signals, die_of};
 pub(crate) struct Tidy(Signals);
 
 impl Tidy {
-    /// To be called before the first thread is started.
+    /// To be called before the first thread is started. A signal that is ignored stays so, as in a shell's job in the background.
     ///
     /// # Errors
     /// What sigprocmask(2) and signalfd(2) give.
     pub(crate) fn begin() -> Result<Self> {
-        let signals = Signals::block(&[SIGINT, SIGTERM]);
+        let mut waited = vec![SIGINT, SIGTERM];
+        waited.retain(|&signal| !sys::inherited::ignores(signal));
+        let signals = Signals::block(&waited);
         signals.map(Self).context("cannot wait for signals")
     }
 

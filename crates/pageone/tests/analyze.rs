@@ -95,7 +95,7 @@ fn processes_that_this_user_may_not_read_are_left_out() {
     let table = analyze(&[]);
     let said = text(&table.stdout);
     assert!(table.status.success(), "{}", text(&table.stderr));
-    let line = "1 process of other users is left out: root may look at all";
+    let line = "1 process that this user may not read is left out: root may look at all";
     assert!(said.contains(line), "{said}");
     let report: Value = serde_json::from_slice(&analyze(&["--json"]).stdout).unwrap();
     let pids = report["processes"].as_array().unwrap().iter();

@@ -281,7 +281,7 @@ fn waiting_opens(text: &str) -> Vec<String> {
         "fs::read_to_string(",
         "fs::write(",
     ];
-    let product = text.split("#[cfg(test)]").next().unwrap_or_default();
+    let product = text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
     let words: String = product.split_whitespace().collect();
     let opens = |call: &str| {
         let begin = format!("{call}format!(\"/proc/{{");

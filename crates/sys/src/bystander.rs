@@ -26,22 +26,23 @@ use rustix::io::Errno;
 use rustix::pipe::PipeFlags;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
+use crate::clock;
 use crate::signals::{Arrived, set_of};
 
 /// So long after this process the bystander may get the same signal.
 const SPREAD: Duration = Duration::from_millis(20);
 /// So long a report is waited for while the signal waits in the bystander: it needs a processor.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// A report: the signal's number and its sender's.
-const REPORT: usize = 8;
+/// A report: when the signal came, its number and its sender's.
+const REPORT: usize = 16;
 
 /// A process that gets the signals of this one's group.
 #[derive(Debug)]
 pub struct Bystander {
     pid: Pid,
     reports: OwnedFd,
-    /// Reports that were read, and belong to no signal so far.
-    spare: Vec<(Arrived, Instant)>,
+    /// Reports that were read, and belong to no signal so far, with their time.
+    spare: Vec<(Arrived, Duration)>,
 }
 
 impl Bystander {
@@ -64,7 +65,7 @@ impl Bystander {
                 unsafe { libc::_exit(0) }
             }
             child => Ok(Self {
-                pid: Pid::from_raw(child).ok_or_else(io::Error::last_os_error)?,
+                pid: made(child)?,
                 reports,
                 spare: Vec::new(),
             }),
@@ -74,38 +75,43 @@ impl Bystander {
     /// Whether the bystander got the signal as well. Waits for [`SPREAD`] at least, if it did not.
     pub fn has_got(&mut self, arrived: Arrived) -> bool {
         let begin = Instant::now();
+        // When it still had to report the signal.
+        let mut waited = begin;
         loop {
+            let waits = self.has_waiting(arrived.signal);
+            if waits {
+                waited = Instant::now();
+            }
+            // After that look: what was reported meanwhile is there.
             let is_open = self.read();
             if let Some(at) = self.spare.iter().position(|report| report.0 == arrived) {
                 self.spare.remove(at);
                 return true;
             }
-            let patience = match self.has_waiting(arrived.signal) {
-                true => PATIENCE,
-                false => SPREAD,
-            };
-            let Some(left) = patience.checked_sub(begin.elapsed()).filter(|_| is_open) else {
+            let is_late = waited.elapsed() >= SPREAD || begin.elapsed() >= PATIENCE;
+            if is_late || !is_open {
                 return false;
-            };
+            }
             // Whether a signal waits there is asked again soon.
-            self.wait(left.min(SPREAD));
+            self.wait(SPREAD / 4);
         }
     }
 
     /// Takes the reports that are there. False where there will be none any more.
     fn read(&mut self) -> bool {
-        let now = Instant::now();
-        // Of two signals at once this process may get one: the other report is not for one that comes later.
-        self.spare
-            .retain(|(_, read)| now.duration_since(*read) < PATIENCE);
         let mut report = [0; REPORT];
-        loop {
+        let is_open = loop {
             match rustix::io::read(&self.reports, &mut report) {
-                Ok(REPORT) => self.spare.push((decode(report), now)),
+                Ok(REPORT) => self.spare.extend(decode(&report)),
                 Err(Errno::INTR) => {}
-                other => return other.is_err(),
+                other => break other.is_err(),
             }
-        }
+        };
+        // Of two signals at once this process may get one: the other report is not for one that comes later.
+        let now = clock::monotonic();
+        let is_young = |at: Duration| now.saturating_sub(at) < PATIENCE;
+        self.spare.retain(|report| is_young(report.1));
+        is_open
     }
 
     fn has_waiting(&self, signal: i32) -> bool {
@@ -133,15 +139,32 @@ impl Drop for Bystander {
     }
 }
 
-fn decode(report: [u8; REPORT]) -> Arrived {
-    let both = u64::from_ne_bytes(report);
-    #[allow(clippy::cast_possible_truncation)] // each has one half
-    let (signal, sender) = ((both >> 32) as u32, both as u32);
-    Arrived {
-        signal: signal.cast_signed(),
-        sender,
-        from_kernel: false,
+/// The process that a fork made.
+///
+/// # Errors
+/// It made none. The number -1 would be all processes for kill(2).
+fn made(child: libc::pid_t) -> io::Result<Pid> {
+    match child {
+        1.. => Pid::from_raw(child).ok_or_else(|| io::ErrorKind::InvalidData.into()),
+        _ => Err(io::Error::last_os_error()),
     }
+}
+
+fn encode(signal: i32, sender: u32) -> [u8; REPORT] {
+    let now = clock::monotonic().as_nanos();
+    (now << 64 | u128::from(signal.cast_unsigned()) << 32 | u128::from(sender)).to_ne_bytes()
+}
+
+fn decode(report: &[u8; REPORT]) -> Option<(Arrived, Duration)> {
+    let all = u128::from_ne_bytes(*report);
+    let half = |shift: u32| u32::try_from(all >> shift & u128::from(u32::MAX)).ok();
+    let arrived = Arrived {
+        signal: half(32)?.cast_signed(),
+        sender: half(0)?,
+        from_kernel: false,
+    };
+    let at = Duration::from_nanos(u64::try_from(all >> 64).ok()?);
+    Some((arrived, at))
 }
 
 /// In the bystander: reports signals until its parent, or the pipe, is gone.
@@ -167,8 +190,7 @@ fn stand_by(parent: u32, pipe: &OwnedFd, set: &libc::sigset_t) -> io::Result<()>
         if signal > 0 && info.si_code != libc::SI_KERNEL {
             // SAFETY: a signal that a process sent has its number.
             let sender = unsafe { info.si_pid() }.cast_unsigned();
-            let report = u64::from(signal.cast_unsigned()) << 32 | u64::from(sender);
-            match rustix::io::write(&pipe, &report.to_ne_bytes()) {
+            match rustix::io::write(&pipe, &encode(signal, sender)) {
                 // Its parent is stopped, and has enough to read.
                 Ok(_) | Err(Errno::AGAIN) => {}
                 Err(error) => return Err(error.into()),
@@ -185,5 +207,24 @@ fn keep_only(pipe: &OwnedFd) -> io::Result<OwnedFd> {
             return Err(io::Error::last_os_error());
         }
         Ok(OwnedFd::from_raw_fd(0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fork_that_fails_makes_no_process() {
+        assert!(made(-1).is_err() && made(0).is_err());
+        assert!(made(7).is_ok());
+    }
+
+    #[test]
+    fn a_report_says_who_sent_a_signal_and_when() {
+        let before = clock::monotonic();
+        let (arrived, at) = decode(&encode(15, u32::MAX)).unwrap();
+        assert_eq!((arrived.signal, arrived.sender), (15, u32::MAX));
+        assert!(at >= before && at <= clock::monotonic());
     }
 }

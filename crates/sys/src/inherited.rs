@@ -122,7 +122,9 @@ fn mask() -> io::Result<libc::sigset_t> {
     }
 }
 
-fn ignores(signal: libc::c_int) -> bool {
+/// Whether this process ignores a signal.
+#[must_use]
+pub fn ignores(signal: libc::c_int) -> bool {
     let mut action = MaybeUninit::<libc::sigaction>::zeroed();
     // SAFETY: no new action is given; the kernel writes the old one to `action`, which is valid as zeros, too.
     unsafe {

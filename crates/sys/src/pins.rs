@@ -33,7 +33,7 @@ use std::fmt;
 use std::fs;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags, RawDir, SeekFrom};
 use rustix::io::Errno;
@@ -376,8 +376,8 @@ impl Count {
 pub struct Own {
     status: OwnedFd,
     folder: OwnedFd,
-    /// The thread in whose table the descriptors are.
-    thread: u32,
+    /// The thread in whose table the descriptors are, if that is not the caller's.
+    other: Option<u32>,
 }
 
 impl Own {
@@ -393,7 +393,7 @@ impl Own {
         Ok(Self {
             status: open(c"/proc/thread-self/status", flags)?,
             folder: open(folder, flags | OFlags::DIRECTORY)?,
-            thread,
+            other: (thread != crate::process::thread_id()).then_some(thread),
         })
     }
 
@@ -422,8 +422,6 @@ impl Own {
         if MOST_OWN - left > 2 { Ok(()) } else { Err(()) }
     }
 
-    /// No copy of the descriptor is made: to close that would flush the file, which asks the server of a file system (FUSE, NFS) and ends
-    /// the notifications of a message queue.
     fn is_harmless(&self, name: &CStr, number: u32) -> Result<bool, Errno> {
         let mut space = [MaybeUninit::uninit(); 256];
         let (target, _) = rustix::fs::readlinkat_raw(&self.folder, name, &mut space)?;
@@ -434,22 +432,46 @@ impl Own {
         if let Some(known) = is_known(target) {
             return Ok(known);
         }
-        let mut buffer = [0; 48];
         if target.starts_with("socket:") {
-            let path = crate::own::path(&mut buffer, self.thread, "/fd/", Some(number))?;
             let mut name = [0; 64];
-            let len = rustix::fs::getxattr(path, c"system.sockprotoname", &mut name)?;
+            let len = self.protocol(number, &mut name)?;
             let name = name.get(..len).unwrap_or_default();
             let name = std::str::from_utf8(name).unwrap_or_default();
             return Ok(SOCKETS.contains(&name.trim_end_matches('\0')));
         }
-        let path = crate::own::path(&mut buffer, self.thread, "/fdinfo/", Some(number))?;
+        Ok(!self.flags(number)?.contains(OFlags::DIRECT))
+    }
+
+    /// Puts down the protocol of a socket.
+    fn protocol(&self, number: u32, name: &mut [u8; 64]) -> Result<usize, Errno> {
+        const PROTOCOL: &CStr = c"system.sockprotoname";
+        let Some(thread) = self.other else {
+            return rustix::fs::fgetxattr(own_number(number), PROTOCOL, name);
+        };
+        let mut buffer = [0; 48];
+        let path = crate::own::path(&mut buffer, thread, "/fd/", Some(number))?;
+        rustix::fs::getxattr(path, PROTOCOL, name)
+    }
+
+    /// The flags of a descriptor. In the caller's table another thread's number names another file, or none. No copy of it is made there: to
+    /// close that would flush the file, which asks the server of a file system (FUSE, NFS) and ends the notifications of a message queue.
+    fn flags(&self, number: u32) -> Result<OFlags, Errno> {
+        let Some(thread) = self.other else {
+            return rustix::fs::fcntl_getfl(own_number(number));
+        };
+        let mut buffer = [0; 48];
+        let path = crate::own::path(&mut buffer, thread, "/fdinfo/", Some(number))?;
         let info = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
         let mut text = [0; 256];
         let len = rustix::io::pread(&info, &mut text, 0)?;
-        let flags = flags_in(text.get(..len).unwrap_or_default()).ok_or(Errno::INVAL)?;
-        Ok(!flags.contains(OFlags::DIRECT))
+        flags_in(text.get(..len).unwrap_or_default()).ok_or(Errno::INVAL)
     }
+}
+
+/// A descriptor of the program's in the caller's table.
+fn own_number(number: u32) -> BorrowedFd<'static> {
+    // SAFETY: looked at only; a number that was closed meanwhile is refused, or is another descriptor of this process.
+    unsafe { BorrowedFd::borrow_raw(number.cast_signed()) }
 }
 
 /// The flags of a descriptor, of what its fdinfo begins with.

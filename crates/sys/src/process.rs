@@ -476,6 +476,12 @@ pub fn is_of_own_group(pid: u32) -> bool {
     group == Some(rustix::process::getpgrp())
 }
 
+/// Whether this process leads its session: it alone is told that the terminal is gone.
+#[must_use]
+pub fn leads_session() -> bool {
+    rustix::process::getsid(None) == Ok(rustix::process::getpid())
+}
+
 /// The CPU time after which the kernel ends this process, if there is such a limit.
 #[must_use]
 pub fn cpu_limit() -> Option<Duration> {

@@ -493,7 +493,9 @@ impl Filter {
         const FILTER: usize = 2;
         let (mode, program) = match number {
             // The kernel refuses strict mode with anything besides: so libseccomp asks whether there is this call.
-            libc::SYS_seccomp if args[0] & SAME == 0 && args[1..3] != [0, 0] => return Self::Asks,
+            libc::SYS_seccomp if args[0] & SAME == 0 && [args[1] & SAME, args[2]] != [0, 0] => {
+                return Self::Asks;
+            }
             libc::SYS_seccomp => ((args[0] & SAME) + 1, args[2]),
             libc::SYS_prctl if args[0] & SAME == libc::PR_SET_SECCOMP.unsigned_abs() as usize => {
                 (args[1], args[2])

@@ -175,7 +175,11 @@ pub(super) fn left_out(unreadable: usize) -> String {
         1 => ("1 process".to_owned(), "is"),
         more => (format!("{more} processes"), "are"),
     };
-    format!("{processes} of other users {are} left out: root may look at all")
+    let root = match rustix::process::geteuid().is_root() {
+        true => "",
+        false => ": root may look at all",
+    };
+    format!("{processes} that this user may not read {are} left out{root}")
 }
 
 /// Whether a process has memory of its own: not one that has ended, and no thread of the kernel.

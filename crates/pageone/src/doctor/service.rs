@@ -173,7 +173,8 @@ pub(super) const POLICY_SAYS: &str = "the policy of the daemon says so";
 /// The command that opens the policy of the daemon `pid`, as its command line and its configuration name it.
 fn edit_policy(pid: Option<u32>) -> String {
     let of = |name: &str| PathBuf::from(format!("/proc/{}/{name}", pid.unwrap_or(0)));
-    let line = std::fs::read(of("cmdline")).unwrap_or_default();
+    let line = pid.and_then(|pid| sys::title::command_line(pid).ok());
+    let line = line.unwrap_or_default();
     let words: Vec<_> = line.split(|&byte| byte == 0).collect();
     let folder = std::fs::read_link(of("cwd")).unwrap_or_default();
     let [config, policy] =

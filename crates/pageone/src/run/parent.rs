@@ -72,12 +72,15 @@ impl Parent {
     }
 
     fn heed(&mut self, child: u32, arrived: Arrived) {
-        // A key of the terminal reaches the command by itself, and so does the stop of a job in the background.
-        if arrived.signal == signals::SIGCHLD || arrived.from_kernel {
+        // A key of the terminal reaches the command by itself, and so does the stop of a job in the background. The end of the terminal is
+        // told to the leader of the session alone.
+        let is_leaders = arrived.signal == signals::SIGHUP && process::leads_session();
+        if arrived.signal == signals::SIGCHLD || arrived.from_kernel && !is_leaders {
             return;
         }
         let bystander = self.bystander.as_mut();
-        let is_of_all = bystander.is_some_and(|bystander| bystander.has_got(arrived));
+        let is_of_all =
+            !arrived.from_kernel && bystander.is_some_and(|bystander| bystander.has_got(arrived));
         // A signal of the group does not reach a command that has left it.
         if !is_of_all || !process::is_of_own_group(child) {
             // A command that has just ended is no error.

@@ -99,7 +99,7 @@ pub(crate) fn complete(status: &mut Status) {
 pub(crate) fn shown(guest: &GuestStatus) -> String {
     let name = guest.name.as_ref().unwrap_or(&guest.comm).to_string();
     match name.is_empty() {
-        true => "(has ended)".to_owned(),
+        true => "(no name)".to_owned(),
         false => name,
     }
 }

@@ -62,7 +62,8 @@ impl Call {
     /// Whether the agent does less, and no worse, where this call fails.
     #[must_use]
     pub fn is_spared(&self) -> bool {
-        const SPARED: [i64; 3] = [
+        const SPARED: [i64; 4] = [
+            libc::SYS_getxattr,
             libc::SYS_userfaultfd,
             libc::SYS_pidfd_open,
             libc::SYS_pidfd_getfd,
@@ -348,8 +349,8 @@ pub const CALLS: &[Call] = &[
         All,
         "fcntl",
         libc::SYS_fcntl,
-        second(&[1, 5]),
-        "checks descriptors (builds with assertions); has a stranger locks on a file of /proc",
+        second(&[1, 3, 5]),
+        "checks descriptors (builds with assertions); may they pin memory; has a stranger locks on a file of /proc",
     ),
     call(
         All,
@@ -360,10 +361,17 @@ pub const CALLS: &[Call] = &[
     ),
     call(
         All,
+        "fgetxattr",
+        libc::SYS_fgetxattr,
+        ANY,
+        "the same, of sockets",
+    ),
+    call(
+        All,
         "getxattr",
         libc::SYS_getxattr,
         ANY,
-        "the same, of sockets",
+        "the same, of sockets of another thread's table",
     ),
     call(
         All,

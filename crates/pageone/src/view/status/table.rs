@@ -416,7 +416,7 @@ mod tests {
     fn a_guest_without_a_name_has_ended() {
         let mut status = status();
         status.guests[0].comm = "".into();
-        assert!(table(&status).contains("      77 (has ended) "));
+        assert!(table(&status).contains("      77 (no name) "));
     }
 
     #[test]
