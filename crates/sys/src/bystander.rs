@@ -13,7 +13,7 @@
 //! The tempting alternatives: a group of its own for the child takes it out of the terminal's group and out of the reach of SIGKILL for
 //! the group. To look at what waits for the child (`/proc/PID/status`) tells nothing of signals that it has taken already.
 //!
-//! **The limit**: a sender that signals one process after another, and takes longer than [`SPREAD`] from this one to the bystander. Then
+//! **The limit**: a sender that signals one process after another, and takes longer than `SPREAD` from this one to the bystander. Then
 //! the signal counts as this process's alone.
 
 use std::io;
@@ -72,7 +72,7 @@ impl Bystander {
         }
     }
 
-    /// Whether the bystander got the signal as well. Waits for [`SPREAD`] at least, if it did not.
+    /// Whether the bystander got the signal as well. Waits for `SPREAD` at least, if it did not.
     pub fn has_got(&mut self, arrived: Arrived) -> bool {
         let begin = Instant::now();
         // When it still had to report the signal.

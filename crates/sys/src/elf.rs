@@ -122,7 +122,7 @@ impl Table {
     }
 }
 
-/// Whether the file has a section of this name, which is short. At most [`MOST_SECTIONS`] are looked at: the file may be a stranger's.
+/// Whether the file has a section of this name, which is short. At most `MOST_SECTIONS` are looked at: the file may be a stranger's.
 pub fn has_section(name: &[u8], mut read: impl FnMut(u64, &mut [u8]) -> bool) -> bool {
     let mut header = [0; HEADER];
     if !matches!(Kind::of(&mut read), Kind::Own(_)) || !read(0, &mut header) {
