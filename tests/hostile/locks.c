@@ -57,6 +57,20 @@ static int own_files(int *files)
 	return 4;
 }
 
+/* Serves for so many milliseconds, leaves and joins again, until the test lets go. */
+static void come_and_go(struct session *s, const char *path, int ms)
+{
+	for (struct pollfd end = { 0, POLLIN, 0 }; poll(&end, 1, 20) == 0;) {
+		if (s->socket >= 0) {
+			serve(s, 1, NULL, ms);
+			close(s->socket);
+		}
+		if (join(s, path, "") != 0)
+			s->socket = -1;
+	}
+	hold();
+}
+
 /* file-locks COUNT FILES...: so many locks on its pidfd, its line, its tie, its store, what the engine reads of it, and these
  * files; then it comes and goes. */
 void file_locks(const char *path, char **args)
@@ -75,15 +89,7 @@ void file_locks(const char *path, char **args)
 		fail("userfaultfd");
 	userfaultfd_said = (unsigned)guarded;
 	say("ready, %d files", all);
-	for (struct pollfd end = { 0, POLLIN, 0 }; poll(&end, 1, 20) == 0;) {
-		if (s.socket >= 0) {
-			serve(&s, 1, NULL, 100);
-			close(s.socket);
-		}
-		if (join(&s, path, "") != 0)
-			s.socket = -1;
-	}
-	hold();
+	come_and_go(&s, path, 100);
 }
 
 /* pidfd-locks COUNT PIDS...: so many locks on the pidfds of others, which every user may open. */
@@ -154,13 +160,5 @@ void leases(const char *path, char **args)
 		fail("leases");
 	serve(&s, 1, NULL, 300);
 	say("ready, %d leases", count);
-	for (struct pollfd end = { 0, POLLIN, 0 }; poll(&end, 1, 20) == 0;) {
-		if (s.socket >= 0) {
-			serve(&s, 1, NULL, 1000);
-			close(s.socket);
-		}
-		if (join(&s, path, "") != 0)
-			s.socket = -1;
-	}
-	hold();
+	come_and_go(&s, path, 1000);
 }

@@ -82,7 +82,7 @@ pub(crate) struct Args {
     #[arg(long, help = crate::paths::SERVED)]
     socket: Option<PathBuf>,
     /// Share pages only with guests of this name: of the same user, or as the policy says [default: $PAGEONE_DOMAIN, else that of each process]
-    #[arg(long, value_parser = domain)]
+    #[arg(long, value_parser = launch::domain_of)]
     domain: Option<String>,
     /// Offer all memory of the processes, not only what they offer themselves
     #[arg(long)]
@@ -128,12 +128,6 @@ pub(crate) struct Detach {
     /// The processes
     #[arg(required = true, value_name = "PID", value_parser = human::process)]
     pids: Vec<u32>,
-}
-
-/// The name of a domain, from a person.
-fn domain(text: &str) -> Result<String, String> {
-    let checked = launch::check_domain(text);
-    checked.map_or_else(|error| Err(error.to_string()), |()| Ok(text.to_owned()))
 }
 
 /// `pageone detach`.

@@ -120,6 +120,15 @@ pub(crate) fn check_domain(domain: &str) -> Result<()> {
     Ok(())
 }
 
+/// The name of a domain that a person wrote.
+///
+/// # Errors
+/// As [`check_domain`], in words.
+pub(crate) fn domain_of(text: &str) -> Result<String, String> {
+    let checked = check_domain(text);
+    checked.map_or_else(|error| Err(error.to_string()), |()| Ok(text.to_owned()))
+}
+
 /// The domain that guests of a command ask for.
 pub(crate) struct WantedDomain {
     pub(crate) name: String,

@@ -27,7 +27,8 @@ use rustix::pipe::PipeFlags;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 use crate::clock;
-use crate::signals::{Arrived, set_of};
+use crate::process::fork;
+use crate::signals::{Arrived, SIGKILL, set_of, tie_to_parent};
 
 /// So long after this process the bystander may get the same signal.
 const SPREAD: Duration = Duration::from_millis(20);
@@ -51,25 +52,19 @@ impl Bystander {
     /// # Errors
     /// `Deadlock` when this process has other threads; what pipe(2) and fork(2) give.
     pub fn start(signals: &[i32]) -> io::Result<Self> {
-        if std::fs::read_dir("/proc/self/task")?.count() != 1 {
-            return Err(io::ErrorKind::Deadlock.into());
-        }
         let (reports, end) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
         let set = set_of(signals);
         let parent = std::process::id();
-        // SAFETY: this process has one thread, so its child is a whole copy, in which anything may be called.
-        match unsafe { libc::fork() } {
-            0 => {
-                let _ = stand_by(parent, &end, &set);
-                // SAFETY: ends the child without running what its parent wants run at its own end.
-                unsafe { libc::_exit(0) }
-            }
-            child => Ok(Self {
-                pid: made(child)?,
-                reports,
-                spare: Vec::new(),
-            }),
-        }
+        let pid = fork(|| {
+            let _ = stand_by(parent, &end, &set);
+            0
+        })?;
+        let spare = Vec::new();
+        Ok(Self {
+            pid,
+            reports,
+            spare,
+        })
     }
 
     /// Whether the bystander got the signal as well. Waits for `SPREAD` at least, if it did not.
@@ -139,17 +134,6 @@ impl Drop for Bystander {
     }
 }
 
-/// The process that a fork made.
-///
-/// # Errors
-/// It made none. The number -1 would be all processes for kill(2).
-fn made(child: libc::pid_t) -> io::Result<Pid> {
-    match child {
-        1.. => Pid::from_raw(child).ok_or_else(|| io::ErrorKind::InvalidData.into()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
 fn encode(signal: i32, sender: u32) -> [u8; REPORT] {
     let now = clock::monotonic().as_nanos();
     (now << 64 | u128::from(signal.cast_unsigned()) << 32 | u128::from(sender)).to_ne_bytes()
@@ -169,15 +153,7 @@ fn decode(report: &[u8; REPORT]) -> Option<(Arrived, Duration)> {
 
 /// In the bystander: reports signals until its parent, or the pipe, is gone.
 fn stand_by(parent: u32, pipe: &OwnedFd, set: &libc::sigset_t) -> io::Result<()> {
-    // SAFETY: PR_SET_PDEATHSIG takes a signal number and touches no memory.
-    if unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // A parent that died before the call sends nothing any more.
-    let now = rustix::process::getppid().map(Pid::as_raw_nonzero);
-    if now.map(|pid| pid.get().unsigned_abs()) != Some(parent) {
-        return Err(io::ErrorKind::BrokenPipe.into());
-    }
+    tie_to_parent(parent, SIGKILL)?;
     crate::thread::set_name(c"pageone-signals");
     let pipe = keep_only(pipe)?;
     loop {
@@ -213,12 +189,6 @@ fn keep_only(pipe: &OwnedFd) -> io::Result<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_fork_that_fails_makes_no_process() {
-        assert!(made(-1).is_err() && made(0).is_err());
-        assert!(made(7).is_ok());
-    }
 
     #[test]
     fn a_report_says_who_sent_a_signal_and_when() {

@@ -20,6 +20,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use crate::signals;
+
 /// Whether SIGPIPE was ignored before Rust's runtime began.
 static IGNORES_PIPE: AtomicBool = AtomicBool::new(false);
 
@@ -98,17 +100,7 @@ impl Inherited {
         }
         setrlimit(Resource::Nofile, self.files)?;
         setrlimit(Resource::Fsize, self.size)?;
-        // SAFETY: `self.mask` is initialized, and the old mask is not asked for.
-        match unsafe {
-            libc::pthread_sigmask(
-                libc::SIG_SETMASK,
-                &raw const self.mask,
-                std::ptr::null_mut(),
-            )
-        } {
-            0 => Ok(()),
-            error => Err(io::Error::from_raw_os_error(error)),
-        }
+        signals::mask(libc::SIG_SETMASK, &self.mask)
     }
 }
 

@@ -235,26 +235,18 @@ pub fn spawn(
     kept: &[Kept],
     prepare: impl FnOnce() -> io::Result<()>,
 ) -> io::Result<u32> {
-    if std::fs::read_dir("/proc/self/task")?.count() != 1 {
-        return Err(io::ErrorKind::Deadlock.into());
-    }
     let parent = std::process::id();
-    // SAFETY: this process has one thread, so its child is a whole copy, in which anything may be
-    // called: no lock is held there by a thread that is missing.
-    match unsafe { libc::fork() } {
-        0 => {
-            let error = crate::signals::begin_child(parent)
-                .and_then(|()| prepare())
-                .and_then(|()| place(kept))
-                .map_or_else(|error| error, |()| execute(&mut command, kept));
-            let program = command.get_program();
-            let text = format!("pageone: cannot start {program:?}: {error}\n");
-            let _ = io::stderr().write_all(text.as_bytes());
-            // SAFETY: ends the child without running what its parent wants run at its own end.
-            unsafe { libc::_exit(127) }
-        }
-        child => u32::try_from(child).map_err(|_| io::Error::last_os_error()),
-    }
+    let child = crate::process::fork(|| {
+        let error = crate::signals::begin_child(parent)
+            .and_then(|()| prepare())
+            .and_then(|()| place(kept))
+            .map_or_else(|error| error, |()| execute(&mut command, kept));
+        let program = command.get_program();
+        let text = format!("pageone: cannot start {program:?}: {error}\n");
+        let _ = io::stderr().write_all(text.as_bytes());
+        127
+    })?;
+    Ok(child.as_raw_nonzero().get().unsigned_abs())
 }
 
 fn execute(command: &mut Command, kept: &[Kept]) -> io::Error {

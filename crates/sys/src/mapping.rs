@@ -187,11 +187,8 @@ pub unsafe fn replace(
     }
     // SAFETY: the range is the caller's.
     unsafe { replace_at_once(start, len, source, access, attributes) }.map_err(|errno| {
-        // The kernel may have unmapped what was there before it failed.
-        let mended = mend(start, len, source, attributes, false);
-        // SAFETY: the range is the mapping just made, if one was.
-        let replaced = mended.and_then(|()| unsafe { protect(start, len, access) });
-        (errno, replaced.is_ok())
+        let replaced = fill_gap(start, len, source, access, attributes, false);
+        (errno, replaced)
     })?;
     // SAFETY: the range is now the mapping just made.
     unsafe { describe(start, len, source, attributes) }.map_err(|errno| (errno, true))
@@ -243,11 +240,24 @@ unsafe fn replace_from_aside(
     unsafe { place(made, start, len) }.map_err(|errno| {
         // SAFETY: the mapping was made here and is still aside.
         let _ = unsafe { unmap(made, len) };
-        let mended = mend(start, len, source, attributes, locks);
-        // SAFETY: the range is the mapping just made, if one was.
-        let replaced = mended.and_then(|()| unsafe { protect(start, len, access) });
-        (errno, replaced.is_ok())
+        let replaced = fill_gap(start, len, source, access, attributes, locks);
+        (errno, replaced)
     })
+}
+
+/// Where the kernel unmapped what was there before it failed to replace it: maps `source` there after all. Tells whether it did.
+fn fill_gap(
+    start: usize,
+    len: usize,
+    source: Source<'_>,
+    access: Access,
+    attributes: Attributes,
+    locks: bool,
+) -> bool {
+    let mended = mend(start, len, source, attributes, locks);
+    // SAFETY: the range is the mapping just made, if one was.
+    let filled = mended.and_then(|()| unsafe { protect(start, len, access) });
+    filled.is_ok()
 }
 
 /// Maps `source` at a place apart (`sys::apart`), with `access` and `attributes`, to be finished

@@ -476,6 +476,37 @@ pub fn is_of_own_group(pid: u32) -> bool {
     group == Some(rustix::process::getpgrp())
 }
 
+/// Makes a child that does `act`, and ends with the code that this gives.
+///
+/// # Errors
+/// `Deadlock` when this process has other threads: only one without may do anything in its child. What fork(2) gives.
+pub(crate) fn fork(act: impl FnOnce() -> i32) -> std::io::Result<Pid> {
+    if std::fs::read_dir("/proc/self/task")?.count() != 1 {
+        return Err(std::io::ErrorKind::Deadlock.into());
+    }
+    // SAFETY: this process has one thread, so its child is a whole copy, in which anything may be
+    // called: no lock is held there by a thread that is missing.
+    match unsafe { libc::fork() } {
+        0 => {
+            let code = act();
+            // SAFETY: ends the child without running what its parent wants run at its own end.
+            unsafe { libc::_exit(code) }
+        }
+        child => made(child),
+    }
+}
+
+/// The process that a fork made.
+///
+/// # Errors
+/// It made none. The number -1 would be all processes for kill(2).
+fn made(child: libc::pid_t) -> std::io::Result<Pid> {
+    match child {
+        1.. => Pid::from_raw(child).ok_or_else(|| std::io::ErrorKind::InvalidData.into()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
 /// Whether this process leads its session: it alone is told that the terminal is gone.
 #[must_use]
 pub fn leads_session() -> bool {
@@ -510,6 +541,12 @@ pub fn signal_child(pid: u32, signal: i32) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_fork_that_fails_makes_no_process() {
+        assert!(made(-1).is_err() && made(0).is_err());
+        assert!(made(7).is_ok());
+    }
 
     #[test]
     fn memory_reads_stop_at_the_first_range_that_is_not_there() {

@@ -87,7 +87,7 @@ pub fn prepare_child(command: &mut Command, tied: bool) -> &mut Command {
     let parent = std::process::id();
     let prepare = move || {
         if tied {
-            tie_to_parent(parent)?;
+            tie_to_parent(parent, SIGTERM)?;
         }
         mask(libc::SIG_SETMASK, &set_of(&[]))
     };
@@ -99,13 +99,14 @@ pub fn prepare_child(command: &mut Command, tied: bool) -> &mut Command {
 /// Makes this process, a child just forked by `parent`, one that gets `SIGTERM` when its parent ends,
 /// and has no signal blocked.
 pub(crate) fn begin_child(parent: u32) -> io::Result<()> {
-    tie_to_parent(parent)?;
+    tie_to_parent(parent, SIGTERM)?;
     mask(libc::SIG_SETMASK, &set_of(&[]))
 }
 
-fn tie_to_parent(parent: u32) -> io::Result<()> {
+/// Has this process, a child of `parent`, get `signal` when the thread that made it ends.
+pub(crate) fn tie_to_parent(parent: u32, signal: i32) -> io::Result<()> {
     // SAFETY: PR_SET_PDEATHSIG takes a signal number and touches no memory.
-    let result = unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) };
+    let result = unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, signal) };
     if result != 0 {
         return Err(io::Error::last_os_error());
     }
@@ -167,7 +168,7 @@ pub(crate) fn set_of(signals: &[i32]) -> libc::sigset_t {
     }
 }
 
-fn mask(how: i32, set: &libc::sigset_t) -> io::Result<()> {
+pub(crate) fn mask(how: i32, set: &libc::sigset_t) -> io::Result<()> {
     // SAFETY: `set` is initialized, and the old mask is not asked for.
     match unsafe { libc::pthread_sigmask(how, set, std::ptr::null_mut()) } {
         0 => Ok(()),

@@ -129,7 +129,9 @@ impl<'de> Visitor<'de> for Next<'_> {
         };
         while let Some(key) = from.next_key::<String>()? {
             match key.as_str() {
-                "domain" => rule.domain = Some(from.next_value_seed(Text(domain))?),
+                "domain" => {
+                    rule.domain = Some(from.next_value_seed(Text(crate::launch::domain_of))?)
+                }
                 "any" => rule.any = from.next_value()?,
                 "any_huge" => rule.any_huge = from.next_value()?,
                 "mount" => rule.mount = from.next_value()?,
@@ -158,11 +160,6 @@ impl<'de> Visitor<'de> for Next<'_> {
 
 /// The keys of a rule beside its conditions.
 const OWN_KEYS: &str = "domain, any, any_huge, mount, need and after";
-
-fn domain(text: &str) -> Result<String, String> {
-    let checked = crate::launch::check_domain(text);
-    checked.map_or_else(|error| Err(error.to_string()), |()| Ok(text.to_owned()))
-}
 
 fn need(text: &str) -> Result<u64, String> {
     crate::human::size_of(text).map_err(|error| format!("`need = \"{text}\"`: {error}"))

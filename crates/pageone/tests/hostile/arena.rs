@@ -147,18 +147,23 @@ impl Arena {
 
     /// The same, with more arguments for the daemon.
     pub(crate) fn with(args: &[&str]) -> Option<Self> {
-        let mut arena = Self::empty(args, None)?;
-        arena.pair = (0..2).map(|_| arena.guest(HONEST)).collect();
-        arena.renew();
-        Some(arena)
+        Self::empty(args, None).map(Self::with_pair)
     }
 
     /// The same, with a fault in the daemon's calls.
     pub(crate) fn with_fault(fault: &str) -> Option<Self> {
-        let mut arena = Self::begin(&[], None, Some(fault))?;
-        arena.pair = (0..2).map(|_| arena.guest(HONEST)).collect();
-        arena.renew();
-        Some(arena)
+        Self::begin(&[], None, Some(fault)).map(Self::with_pair)
+    }
+
+    /// The same, with a policy.
+    pub(crate) fn with_policy(policy: &str) -> Option<Self> {
+        Self::empty(&[], Some(policy)).map(Self::with_pair)
+    }
+
+    fn with_pair(mut self) -> Self {
+        self.pair = (0..2).map(|_| self.guest(HONEST)).collect();
+        self.renew();
+        self
     }
 
     /// The same without guests, with a policy.

@@ -111,16 +111,16 @@ fn locks_on_what_others_close() {
     });
 }
 
+/// A policy for which the loop of the daemon reads the cgroup of each process.
+const BY_CGROUP: &str = "[[rule]]\ncgroup = '/nowhere/**'\nper = 'cgroup'\n";
+
 /// To open a file on which its owner has a lease takes 45 s, and `/proc/PID/stat` is such a file. The policy asks for cgroups, which the loop
 /// of the daemon reads.
 #[test]
 fn leases_on_what_the_daemon_reads_of_them() {
-    let policy = "[[rule]]\ncgroup = '/nowhere/**'\nper = 'cgroup'\n";
-    let Some(mut arena) = Arena::empty(&[], Some(policy)) else {
+    let Some(arena) = Arena::with_policy(BY_CGROUP) else {
         return;
     };
-    arena.pair = (0..2).map(|_| arena.guest(HONEST)).collect();
-    arena.renew();
     arena.withstands(|arena| arena.attack("leases", &[]));
 }
 
@@ -136,12 +136,9 @@ fn leases_on_what_the_daemon_reads_of_them_on_an_older_kernel() {
 /// The same of files that the daemon itself reads for a status, a round or a hello, and that every user may read.
 #[test]
 fn locks_on_what_the_daemon_reads_of_itself() {
-    let policy = "[[rule]]\ncgroup = '/nowhere/**'\nper = 'cgroup'\n";
-    let Some(mut arena) = Arena::empty(&[], Some(policy)) else {
+    let Some(arena) = Arena::with_policy(BY_CGROUP) else {
         return;
     };
-    arena.pair = (0..2).map(|_| arena.guest(HONEST)).collect();
-    arena.renew();
     let own = ["mounts", "cgroup"].map(|name| format!("/proc/{}/{name}", arena.pid()));
     let hosts = [
         "/proc/sys/kernel/hostname",
