@@ -1,5 +1,6 @@
 //! `pageone run -- CMD`: runs a command as a guest of the daemon, or of an engine of its own.
 
+mod own;
 mod parent;
 mod tally;
 
@@ -19,11 +20,10 @@ use sys::inherited::Inherited;
 use sys::ksm::Ksm;
 use wire::{KnobValues, Reply, Request};
 
-use parent::Parent;
-use tally::Tally;
+use own::Own;
+use parent::{Event, Parent};
 
 use crate::daemon::OVERFLOW;
-use crate::daemon::host::Host;
 use crate::knobs::KnobFlags;
 use crate::launch::{ANY_AFTER, Any, Launch, WantedDomain};
 use crate::output::say;
@@ -250,14 +250,8 @@ fn why_in_vain(
     Ok(no_right()?.map(why))
 }
 
-/// The limit of this process that leaves an engine in it too little, if there is one.
+/// The limit of this process that leaves an engine too little, if there is one.
 fn too_little(given: &Inherited) -> Option<String> {
-    if let Some(limit) = sys::process::cpu_limit() {
-        return Some(format!(
-            "its CPU time is limited to {} s (ulimit -t), in which that of an engine would count: {UNMERGED}",
-            limit.as_secs()
-        ));
-    }
     let largest = given
         .largest_file()
         .filter(|&largest| largest < LEAST_STORE)?;
@@ -449,48 +443,32 @@ fn no_right() -> Result<Option<String>> {
     })
 }
 
-/// What is in this process beside the command.
-struct Own {
-    parent: Parent,
-    host: Host,
-}
-
-impl Own {
-    fn start(args: &Args) -> Result<Self> {
-        let parent = Parent::new()?;
-        let host = Host::start(engine::Options {
-            knobs: args.knobs.over(KnobValues::default()),
-            ..engine::Options::default()
-        })?;
-        Ok(Self { parent, host })
-    }
-
-    fn stop(self) -> Result<()> {
-        self.host.stop()
-    }
-}
-
-/// Runs the command with an engine in this process; without one, where it cannot start.
+/// Runs the command with an engine of its own; without one, where it cannot start.
 fn embed(
     args: &Args,
     given: &Inherited,
     launch: Launch<'_>,
     mut command: Command,
 ) -> Result<ExitCode> {
-    let own = match Own::start(args) {
-        Ok(own) => own,
+    let begin = || -> Result<(Parent, Own)> {
+        let knobs = args.knobs.over(KnobValues::default());
+        Ok((Parent::new()?, Own::start(knobs, args.any)?))
+    };
+    let (parent, own) = match begin() {
+        Ok(begun) => begun,
         Err(error) => {
             say(&format!("pageone: {error:#}: {UNMERGED}"));
             return become_unmerged(args, command);
         }
     };
-    let socket = own.host.socket();
+    let socket = own.socket();
     Launch { socket, ..launch }.equip(&mut command);
-    // The engine's threads run already: only this thread and its children are placed.
+    // The engine runs already: only this process and its children are placed.
     let noted = place(args)?;
     let child = match command.spawn() {
         Err(error) if is_shortage(&error) => {
-            own.stop()?;
+            own.stop();
+            drop(parent);
             say(&format!(
                 "pageone: cannot start a process: {error}: {UNMERGED}"
             ));
@@ -503,17 +481,20 @@ fn embed(
     {
         say(&format!("pageone: {error:#}"));
     }
-    Ok(parent::pass_on(accompany(args, own, child.id())?))
+    Ok(parent::pass_on(accompany(parent, own, child.id())?))
 }
 
-/// Waits for the command's end; tells what was saved.
-fn accompany(args: &Args, mut own: Own, child: u32) -> Result<ExitStatus> {
-    let mut tally = Tally::default();
-    let status = own.parent.wait(child, || tally.add(&own.host.status()));
-    let told = tally.told(own.host.status().cpu_seconds, args.any);
-    own.stop()?;
-    say(&format!("pageone: {told}"));
-    status
+/// Waits for the command's end, whatever becomes of its engine.
+fn accompany(mut parent: Parent, mut own: Own, child: u32) -> Result<ExitStatus> {
+    loop {
+        match parent.wait(child, own.end())? {
+            Event::Ended(status) => {
+                own.stop();
+                return Ok(status);
+            }
+            Event::Alone => own.note_loss(),
+        }
+    }
 }
 
 /// Whether there is no room for one process more, whichever it is.

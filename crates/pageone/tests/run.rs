@@ -128,14 +128,15 @@ fn signals_reach_the_command() {
         command.arg("run").arg("--socket").arg(place.socket());
         // A shell cannot trap signals that its starter has it ignore, as for a job in the background.
         command.args(["--", "env", "--default-signal", "sh", "-c", script]);
-        command.stdout(Stdio::piped()).stderr(Stdio::null());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut running = Running::start(&mut command);
         let mut line = String::new();
         let stdout = running.0.stdout.take().expect("stdout");
         BufReader::new(stdout).read_line(&mut line).expect("a line");
         assert_eq!(line, "up\n");
         running.signal(signal);
-        assert_eq!(running.end(), 42, "signal {signal}");
+        let code = running.end();
+        assert_eq!(code, 42, "signal {signal}: {}", running.stderr());
     }
 }
 
@@ -479,7 +480,7 @@ fn begun(place: &Place, command: &[&str]) -> (Running, Pid, Lines<BufReader<Chil
     let mut run = pageone();
     run.arg("run").arg("--socket").arg(place.socket());
     run.arg("--").args(command).process_group(0);
-    run.stdout(Stdio::piped()).stderr(Stdio::null());
+    run.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut running = Running::start(&mut run);
     let stdout = running.0.stdout.take().expect("stdout");
     let mut lines = BufReader::new(stdout).lines();
@@ -602,7 +603,6 @@ fn an_engine_that_cannot_be_leaves_the_command_unmerged() {
     };
     for (before, word) in [
         ("ulimit -f 0", "(ulimit -f)"),
-        ("ulimit -t 1000", "(ulimit -t)"),
         ("ulimit -n 6", "Too many open files"),
         ("ulimit -n 10", "Too many open files"),
         ("ulimit -n 12", "Too many open files"),
@@ -618,10 +618,53 @@ fn an_engine_that_cannot_be_leaves_the_command_unmerged() {
     let long = place.path().join("long".repeat(40));
     std::fs::create_dir(&long).expect("a folder");
     let long = format!("export TMPDIR={}", long.display());
-    for before in ["ulimit -S -f 0", "export TMPDIR=/no/such/folder", &long] {
+    for before in [
+        "ulimit -S -f 0",
+        "ulimit -t 1000",
+        "export TMPDIR=/no/such/folder",
+        &long,
+    ] {
         let said = ran(before);
         assert!(said.contains("pageone: saved at most"), "{before}: {said}");
     }
+}
+
+/// By a signal, as when the kernel is short of memory; or for want of address space.
+#[test]
+fn an_engine_that_ends_costs_the_command_its_merging_alone() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("skipped: only root is sure to have an engine");
+    }
+    let place = Place::new();
+    let script = "trap 'exit 42' TERM; echo up; echo $PAGEONE_SOCKET; while :; do sleep 0.02; done";
+    let (mut running, run, mut lines) = begun(&place, &["sh", "-c", script]);
+    let socket = lines.next().expect("a line").expect("text");
+    let folder = Path::new(&socket).parent().expect("a folder");
+    assert!(folder.is_dir(), "{socket}");
+    let run = run.as_raw_pid();
+    let children = format!("/proc/{run}/task/{run}/children");
+    let children = std::fs::read_to_string(children).expect("its children");
+    let engine = children.split_whitespace().find(|child| {
+        let name = std::fs::read_to_string(format!("/proc/{child}/comm"));
+        name.is_ok_and(|name| name == "pageone-engine\n")
+    });
+    let engine = engine.and_then(|pid| Pid::from_raw(pid.parse().ok()?));
+    kill_process(engine.expect("an engine"), Signal::ABORT).expect("the signal is sent");
+    // It is told when it happens, and the command's end is its own.
+    std::thread::sleep(Duration::from_millis(100));
+    running.signal(SIGTERM);
+    let (code, said) = (running.end(), running.stderr());
+    assert_eq!(code, 42, "{said}");
+    assert!(said.contains("the engine has ended (signal: 6"), "{said}");
+    assert!(!folder.exists(), "{socket} is left");
+
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "ulimit -v 40960; exec \"$@\"", "sh"]);
+    shell.arg(pageone().get_program()).args(["run", "--socket"]);
+    shell.arg(place.socket());
+    let done = output(shell.args(["--", "sh", "-c", "sleep 0.5; exit 7"]));
+    let said = text(&done.stderr);
+    assert_eq!(done.status.code(), Some(7), "{said}");
 }
 
 #[test]

@@ -24,11 +24,10 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::pipe::PipeFlags;
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 use crate::clock;
-use crate::process::fork;
-use crate::signals::{Arrived, SIGKILL, set_of, tie_to_parent};
+use crate::signals::{Arrived, set_of};
+use crate::twin::Twin;
 
 /// So long after this process the bystander may get the same signal.
 const SPREAD: Duration = Duration::from_millis(20);
@@ -40,7 +39,7 @@ const REPORT: usize = 16;
 /// A process that gets the signals of this one's group.
 #[derive(Debug)]
 pub struct Bystander {
-    pid: Pid,
+    twin: Twin,
     reports: OwnedFd,
     /// Reports that were read, and belong to no signal so far, with their time.
     spare: Vec<(Arrived, Duration)>,
@@ -54,14 +53,13 @@ impl Bystander {
     pub fn start(signals: &[i32]) -> io::Result<Self> {
         let (reports, end) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
         let set = set_of(signals);
-        let parent = std::process::id();
-        let pid = fork(|| {
-            let _ = stand_by(parent, &end, &set);
+        let twin = Twin::start(|| {
+            let _ = stand_by(&end, &set);
             0
         })?;
         let spare = Vec::new();
         Ok(Self {
-            pid,
+            twin,
             reports,
             spare,
         })
@@ -110,7 +108,7 @@ impl Bystander {
     }
 
     fn has_waiting(&self, signal: i32) -> bool {
-        let status = format!("/proc/{}/status", self.pid.as_raw_nonzero());
+        let status = format!("/proc/{}/status", self.twin.pid().as_raw_nonzero());
         let status = crate::text::read(status).unwrap_or_default();
         let waiting = status.lines().find_map(|line| line.strip_prefix("ShdPnd:"));
         let waiting = waiting.and_then(|set| u64::from_str_radix(set.trim(), 16).ok());
@@ -121,16 +119,6 @@ impl Bystander {
     fn wait(&self, time: Duration) {
         let mut ready = [PollFd::new(&self.reports, PollFlags::IN)];
         let _ = poll(&mut ready, Timespec::try_from(time).ok().as_ref());
-    }
-}
-
-impl Drop for Bystander {
-    fn drop(&mut self) {
-        let _ = kill_process(self.pid, Signal::KILL);
-        while matches!(
-            waitpid(Some(self.pid), WaitOptions::empty()),
-            Err(Errno::INTR)
-        ) {}
     }
 }
 
@@ -151,9 +139,8 @@ fn decode(report: &[u8; REPORT]) -> Option<(Arrived, Duration)> {
     Some((arrived, at))
 }
 
-/// In the bystander: reports signals until its parent, or the pipe, is gone.
-fn stand_by(parent: u32, pipe: &OwnedFd, set: &libc::sigset_t) -> io::Result<()> {
-    tie_to_parent(parent, SIGKILL)?;
+/// In the bystander: reports signals until the pipe is gone.
+fn stand_by(pipe: &OwnedFd, set: &libc::sigset_t) -> io::Result<()> {
     crate::thread::set_name(c"pageone-signals");
     let pipe = keep_only(pipe)?;
     loop {

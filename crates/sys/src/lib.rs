@@ -62,6 +62,7 @@ pub mod task;
 pub mod text;
 pub mod thread;
 pub mod title;
+pub mod twin;
 pub mod uffd;
 pub mod usage;
 pub mod vma;

@@ -513,13 +513,6 @@ pub fn leads_session() -> bool {
     rustix::process::getsid(None) == Ok(rustix::process::getpid())
 }
 
-/// The CPU time after which the kernel ends this process, if there is such a limit.
-#[must_use]
-pub fn cpu_limit() -> Option<Duration> {
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Cpu);
-    limit.current.map(Duration::from_secs)
-}
-
 /// Takes away what is left of ended processes whose parents have gone, where this process is an init. No child whose end is
 /// to be told may be there.
 pub fn take_orphans_away() {

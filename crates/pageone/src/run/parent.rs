@@ -2,19 +2,17 @@
 //!
 //! Both are in one process group, as a shell made it: a key of the terminal and a kill(2) of the group reach the command by themselves.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{ExitCode, ExitStatus};
-use std::time::Duration;
 
 use anyhow::{Context, Result};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use sys::bystander::Bystander;
 use sys::process::{self, Change};
 use sys::signals::{self, Arrived, Signals};
 
-/// The time between two looks at what an engine of its own saves.
-const BETWEEN_LOOKS: Duration = Duration::from_millis(500);
 /// What is passed on to the command. Servers are told by USR1 and its neighbours how many workers they are to have, and to end in good order.
 const FORWARDED: [i32; 11] = [
     signals::SIGHUP,
@@ -37,6 +35,14 @@ pub(super) struct Parent {
     bystander: Option<Bystander>,
 }
 
+/// What was waited for.
+pub(super) enum Event {
+    /// The command has ended.
+    Ended(ExitStatus),
+    /// The process beside has.
+    Alone,
+}
+
 impl Parent {
     /// For before the first thread.
     pub(super) fn new() -> Result<Self> {
@@ -46,27 +52,29 @@ impl Parent {
         Ok(Self { signals, bystander })
     }
 
-    /// Waits for the command's end; looks at the counters in between.
-    pub(super) fn wait(&mut self, child: u32, mut look: impl FnMut()) -> Result<ExitStatus> {
-        let wait = Timespec::try_from(BETWEEN_LOOKS)?;
+    /// Waits for the command's end, or for that of the process at the other end of `beside`.
+    pub(super) fn wait(&mut self, child: u32, beside: Option<BorrowedFd<'_>>) -> Result<Event> {
         loop {
             // First: the stop of a command that was told to go on meanwhile, as this process was, is none to follow.
             while let Some(arrived) = self.signals.next()? {
                 self.heed(child, arrived);
             }
             match process::change_of_child(child)? {
-                Some(Change::Ended(status)) => return Ok(status),
+                Some(Change::Ended(status)) => return Ok(Event::Ended(status)),
                 Some(Change::Stopped(signal)) => signals::stop_by(signal),
                 None => {}
             }
-            let mut ready = [PollFd::from_borrowed_fd(
-                self.signals.as_fd(),
-                PollFlags::IN,
-            )];
-            match poll(&mut ready, Some(&wait)) {
-                Ok(0) => look(),
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            let signals = [self.signals.as_fd()].into_iter();
+            let waited = signals.chain(beside);
+            let mut ready: Vec<_> = waited
+                .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+                .collect();
+            match poll(&mut ready, None) {
+                Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
+            }
+            if ready.get(1).is_some_and(|fd| !fd.revents().is_empty()) {
+                return Ok(Event::Alone);
             }
         }
     }
