@@ -7,8 +7,8 @@
 //!    └──"stop"─▶ engine      says what it saved, and ends
 //! ```
 //!
-//! `run` alone waits for the command, and passes its signals and its end on. So an engine that ends before (a limit of memory or CPU
-//! time, the kernel short of memory, a mistake of ours) costs the command its merging, and no more: as with a daemon that ends.
+//! `run` alone waits for the command, and passes its signals and its end on. An engine may end before: by a limit of memory or CPU time,
+//! a kernel short of memory, a mistake of ours. That costs the command its merging, and no more, as the end of a daemon does.
 
 use std::ffi::OsString;
 use std::fs;
