@@ -4,8 +4,8 @@ pub(crate) mod chunk;
 pub(crate) mod copies;
 pub(crate) mod effects;
 pub(crate) mod frames;
+pub(crate) mod handover;
 pub(crate) mod index;
-pub(crate) mod legacy;
 pub(crate) mod lifelines;
 pub(crate) mod pages;
 pub(crate) mod patterns;
@@ -26,8 +26,8 @@ use sys::process::thread_time;
 use crate::domain::chunk::Chunks;
 use crate::domain::effects::Effects;
 use crate::domain::frames::Frames;
+use crate::domain::handover::Handover;
 use crate::domain::index::Index;
-use crate::domain::legacy::Legacy;
 use crate::domain::lifelines::{Epoch, Ledger};
 use crate::domain::patterns::Patterns;
 use crate::domain::placement::Placement;
@@ -75,7 +75,7 @@ pub(crate) struct Domain {
     /// What fails here for want of memory.
     pub(crate) troubles: Troubles,
     /// What this engine leaves to the next.
-    pub(crate) legacy: Option<Box<dyn Legacy>>,
+    pub(crate) handover: Option<Handover>,
 }
 
 impl Domain {
@@ -103,7 +103,7 @@ impl Domain {
             has_claims: AtomicBool::new(false),
             unpunched: Mutex::default(),
             troubles: Troubles::default(),
-            legacy: None,
+            handover: None,
         })
     }
 
@@ -111,8 +111,8 @@ impl Domain {
     pub(crate) fn note_guest_of(&self, user: &Arc<User>) {
         if self.own(user) {
             user.say(|| tracing::info!(domain = self.name, "a domain begins"));
-            if let Some(legacy) = &self.legacy {
-                legacy.own(user.uid);
+            if let Some(handover) = &self.handover {
+                handover.own(user.uid);
             }
         }
     }
@@ -191,8 +191,8 @@ impl Domain {
     pub(crate) fn settle_former(&self) {
         let mut former = lock(&self.former);
         for number in former.take_free() {
-            if let Some(legacy) = &self.legacy {
-                legacy.untie(number);
+            if let Some(handover) = &self.handover {
+                handover.untie(number);
             }
         }
         let mut settled = former.settle();

@@ -351,8 +351,8 @@ impl Core {
         });
         lock(&self.domains).retain(|_, domain| {
             let stays = Arc::strong_count(domain) > 1 || domain.waits();
-            if let Some(legacy) = domain.legacy.as_ref().filter(|_| !stays) {
-                legacy.end();
+            if let Some(handover) = domain.handover.as_ref().filter(|_| !stays) {
+                handover.end();
             }
             stays
         });
