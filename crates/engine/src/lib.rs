@@ -45,8 +45,7 @@
 //! ```text
 //!  error options page sync   words, knobs, the locks and their order
 //!  users/      the limits of all guests of one user; why processes are not served
-//!  domain/     shared by the guests of a domain: index, stores, slots, refs, lifelines, chunks with their pages;
-//!              what it leaves to the next engine
+//!  domain/     shared by the guests of a domain: index, stores, slots, refs, lifelines, chunks with their pages, handover
 //!  guest/      a process: its memory, its agent, the regions it offers, the counters
 //!  scan/       a look at a guest: the agent's news, and the page map
 //!  merge/      a visit of a chunk: read, look up, plan, request
