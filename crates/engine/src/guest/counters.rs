@@ -60,6 +60,12 @@ pub(crate) fn is_most(unread: u64, merged: u64) -> bool {
 pub(crate) struct Census([u64; CLASSES]);
 
 impl Census {
+    /// Pages by class.
+    #[cfg(any(test, debug_assertions))]
+    pub(crate) fn all(&self) -> [u64; CLASSES] {
+        self.0
+    }
+
     /// Pages of `class`.
     pub(crate) fn pages(&self, class: Class) -> u64 {
         self.0.get(class as usize).copied().unwrap_or(0)
