@@ -50,7 +50,6 @@ use crate::run::wishes::{Pass, Wishes};
 use crate::scan::look::{self, Looked};
 use crate::scan::relocation;
 use crate::scan::terms::{Aim, Terms};
-use crate::scan::track::Round;
 use crate::sync::{DOMAINS, GUESTS, Ordered, lock};
 use crate::users::Users;
 
@@ -433,7 +432,7 @@ impl Core {
     fn look(&self, guest: &Arc<Guest>, aim: Aim, scratch: &mut Scratch) {
         let knobs = self.knobs.values();
         let terms = Terms {
-            round: Round(self.rounds.load(Relaxed)),
+            round: self.rounds.load(Relaxed),
             sync: self.syncs.load(Relaxed),
             mode: knobs.run,
             patience: self.knobs.patience,

@@ -365,7 +365,7 @@ fn recount(guest: &Guest, terms: Terms) {
     let loose = added > most / QUARTER && most > terms.max_mappings / QUARTER;
     let due = added > 0 && (rests || loose);
     let first = counters.vmas.load(Relaxed) == 0;
-    if (due || first || (terms.round.0 + guest.number).is_multiple_of(RECOUNT))
+    if (due || first || (terms.round + guest.number).is_multiple_of(RECOUNT))
         && let Some(vmas) = guest.memory.mappings()
     {
         counters.vmas.store(vmas, Relaxed);

@@ -27,7 +27,7 @@ use crate::page::Class;
 use crate::scan::offers::{Sweep, place};
 use crate::scan::relocation::{Patrol, strays};
 use crate::scan::terms::Terms;
-use crate::scan::track::{self, Again, Seen};
+use crate::scan::track::{self, Ages, Seen};
 use crate::sync::lock;
 
 /// Scans what is watched, for one turn at most; true when there is more of it.
@@ -45,12 +45,12 @@ pub(super) fn scan(
     if begins && aim.is_pass() && !guest.may_settle_at_once() {
         return Ok(false);
     }
-    let again = terms.again(guest, begins);
-    guest.set_merges_again(again.allowed);
+    let ages = terms.ages(guest, begins);
+    guest.set_merges_again(ages.allowed);
     let mut observer = Observer {
         guest,
         terms,
-        again,
+        ages,
         patrol: Patrol::new(guest, terms.rules, begins),
         effects,
         found,
@@ -73,7 +73,7 @@ pub(super) fn scan(
 struct Observer<'a> {
     guest: &'a Guest,
     terms: Terms,
-    again: Again,
+    ages: Ages,
     patrol: Patrol<'a>,
     effects: &'a mut Effects,
     /// The chunks with work.
@@ -139,8 +139,7 @@ impl Observer<'_> {
             return;
         }
         let worn = seen.worn(pages);
-        let now = (terms.round, self.again);
-        let observed = track::observe(chunk, pages, &seen, now, effects);
+        let observed = track::observe(chunk, pages, &seen, self.ages, effects);
         let mut waits = observed.waits;
         if terms.mode == RunMode::Run && !terms.aim.is_pass() {
             waits |= self.patrol.check(chunk, pages, effects);
