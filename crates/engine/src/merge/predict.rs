@@ -135,7 +135,7 @@ impl Plan<'_> {
     pub(super) fn predict(
         &mut self,
         buffers: &mut Buffers,
-        settled: &mut Vec<u16>,
+        settled: &mut Vec<usize>,
     ) -> std::io::Result<()> {
         // A whole visit is for pages that were not predicted at the first.
         if self.whole {
@@ -151,10 +151,7 @@ impl Plan<'_> {
         };
         self.accept(prediction);
         let later = self.pages.later;
-        settled.retain(|&page| {
-            let page = usize::from(page);
-            self.pages.tag(page) == Tag::Settled && !later.contains(page)
-        });
+        settled.retain(|&page| self.pages.tag(page) == Tag::Settled && !later.contains(page));
         Ok(())
     }
 
@@ -194,7 +191,8 @@ impl Plan<'_> {
         let samples = (0..SAMPLES).filter_map(|n| pairs.get(n * last / (SAMPLES - 1)).copied());
         let samples: Vec<_> = samples.collect();
         let mut known = Known::nothing();
-        self.probe(buffers, samples.iter().map(|&(page, _)| page), &mut known)?;
+        let pages: Vec<_> = samples.iter().map(|&(page, _)| page).collect();
+        self.probe(buffers, &pages, &mut known)?;
         let equals = |&(page, slot): &(usize, Slot)| known.slot(page) == Some(slot);
         Ok(samples.iter().all(equals))
     }
@@ -213,18 +211,15 @@ impl Plan<'_> {
         if !self.context.use_zero_pages {
             return Ok(Prediction::default());
         }
-        self.probe(buffers, groups.iter().copied().step_by(SPARSE), &mut known)?;
+        let sparse: Vec<_> = groups.iter().copied().step_by(SPARSE).collect();
+        self.probe(buffers, &sparse, &mut known)?;
         if !groups.iter().any(|&first| known.is_zeros(first)) {
             return Ok(Prediction::default());
         }
         let others = groups.iter().filter(|&&first| known.at(first).is_none());
         let others: Vec<_> = others.copied().collect();
-        self.probe(buffers, others.into_iter(), &mut known)?;
-        self.probe(
-            buffers,
-            more_of_zeros(&groups, &known).into_iter(),
-            &mut known,
-        )?;
+        self.probe(buffers, &others, &mut known)?;
+        self.probe(buffers, &more_of_zeros(&groups, &known), &mut known)?;
         let zeros = groups.into_iter().filter(|&first| known.all_zeros(first));
         Ok(Prediction {
             zeros: zeros.flat_map(|first| first..first + GROUP).collect(),
@@ -236,7 +231,7 @@ impl Plan<'_> {
     fn propose_groups(&self, buffers: &mut Buffers) -> std::io::Result<Prediction> {
         let groups = self.groups();
         let mut known = Known::nothing();
-        self.probe(buffers, groups.iter().copied(), &mut known)?;
+        self.probe(buffers, &groups, &mut known)?;
         let begins = groups.iter().filter(|&&first| known.slot(first).is_some());
         let is_shared = 2 * begins.count() >= groups.len();
         // The start of the next group tells as much as the end of this one.
@@ -251,7 +246,7 @@ impl Plan<'_> {
         let mut more: Vec<usize> = more.flatten().collect();
         more.extend(more_of_zeros(&groups, &known));
         more.sort_unstable();
-        self.probe(buffers, more.into_iter(), &mut known)?;
+        self.probe(buffers, &more, &mut known)?;
         let fits = |first| known.fit(first, first + GROUP - 1) || known.fit(first, first + GROUP);
         let mixed = groups
             .iter()
@@ -277,36 +272,25 @@ impl Plan<'_> {
     fn probe(
         &self,
         buffers: &mut Buffers,
-        pages: impl Iterator<Item = usize>,
-        known: &mut Known,
-    ) -> std::io::Result<()> {
-        let pages: Vec<u16> = pages.filter_map(|page| page.try_into().ok()).collect();
-        let mut parts = pages.chunks(BATCH);
-        parts.try_for_each(|part| self.probe_part(buffers, part, known))
-    }
-
-    /// The same of at most a batch.
-    fn probe_part(
-        &self,
-        buffers: &mut Buffers,
-        pages: &[u16],
+        pages: &[usize],
         known: &mut Known,
     ) -> std::io::Result<()> {
         let memory = &*self.guest.memory;
-        let read = buffers.batch.fill(memory, self.chunk.address, pages)?;
         let index = self.domain().index(StoreId::default());
-        let key = |at| self.key(buffers.batch.page(at));
-        let keys: Vec<_> = (0..read).map(key).collect();
-        let wanted: Vec<_> = keys.iter().copied().flatten().collect();
-        index.expect(&wanted);
-        for (&page, key) in pages.iter().zip(keys) {
-            let found = match key.map(|key| index.get(key)) {
-                Some(Some(Entry::Canonical(slot))) => Probed::Slot(slot),
-                Some(None) => Probed::New,
-                None => Probed::Zeros,
-                Some(Some(Entry::Candidate(_))) => Probed::Other,
-            };
-            known.0[usize::from(page)] = Some(found);
+        for part in pages.chunks(BATCH) {
+            let read = buffers.batch.fill(memory, self.chunk.address, part)?;
+            let key = |at| self.key(buffers.batch.page(at));
+            let keys: Vec<_> = (0..read).map(key).collect();
+            let wanted: Vec<_> = keys.iter().copied().flatten().collect();
+            index.expect(&wanted);
+            for (&page, key) in part.iter().zip(keys) {
+                known.0[page] = Some(match key.map(|key| index.get(key)) {
+                    Some(Some(Entry::Canonical(slot))) => Probed::Slot(slot),
+                    Some(None) => Probed::New,
+                    None => Probed::Zeros,
+                    Some(Some(Entry::Candidate(_))) => Probed::Other,
+                });
+            }
         }
         Ok(())
     }
