@@ -216,7 +216,7 @@ impl Engine {
         let domain = core.domain(name)?;
         domain.note_guest_of(&core.users.get(principal));
         // A description for each guest: locks of one go with it. It is closed late, as others may have locks on the store.
-        let shared = domain.nodes().map(|node| node.store.share());
+        let shared = domain.nodes.iter().map(|node| node.store.share());
         let late = |shared: std::io::Result<_>| shared.map(|store| Late::new(principal, store));
         let shared = shared.map(late).collect::<std::io::Result<Vec<_>>>()?;
         let stores: Vec<_> = shared.iter().map(|store| store.as_fd()).collect();

@@ -56,7 +56,8 @@ pub(crate) fn claim(guest: &Guest, effects: &mut Effects) -> std::io::Result<()>
 /// When the guest's mappings or pages cannot be looked at.
 fn claim_all(guest: &Guest, effects: &mut Effects) -> std::io::Result<bool> {
     let domain = &guest.domain;
-    let numbers: Vec<_> = domain.nodes().map(|node| node.store.number()).collect();
+    let stores = domain.nodes.iter().map(|node| &node.store);
+    let numbers: Vec<_> = stores.map(|store| store.number()).collect();
     let mut mapped = Vec::new();
     // Pages of another domain's store, or of one that was not taken over, are not for this engine's
     // refs to count: then the agent keeps its old lines, and is not told.
