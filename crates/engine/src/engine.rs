@@ -25,6 +25,7 @@ use crate::handover::restore::Restorer;
 use crate::handover::saved_knobs::SavedKnobs;
 use crate::merge::read::Hasher;
 use crate::options::Options;
+use crate::page::PAGE;
 use crate::run::core::Core;
 use crate::run::driver::{self, Driver};
 use crate::run::knobs::Knobs;
@@ -33,7 +34,7 @@ use crate::run::workers::{STUCK, Workers};
 use crate::sync::{KNOBS, Ordered, lock};
 use crate::users::refusals::Refusals;
 
-/// A running engine. Dropping it stops it.
+/// A running engine. Dropping it stops it, and ends the workers. Guests keep their merged memory: it lives as long as they map it.
 #[derive(Debug)]
 pub struct Engine {
     driver: Arc<Driver>,
@@ -85,28 +86,12 @@ fn begin_to_drive(driver: &Arc<Driver>) -> std::io::Result<JoinHandle<()>> {
 }
 
 impl Engine {
-    /// Starts an engine: workers, and a driver that begins a round every period.
+    /// Starts an engine: workers, and a driver that begins a round every period. With a keeper, the engine leaves its stores to it,
+    /// and takes over what a former engine left there. What does not fit is named in the log, and starts afresh.
     ///
     /// # Errors
     /// [`EngineError::Missing`] names what the kernel lacks.
-    pub fn start(options: Options) -> Result<Self, EngineError> {
-        Self::begin(options, None)
-    }
-
-    /// Starts an engine that leaves its stores to `keeper`, and takes over those that a former
-    /// engine left: `kept`. What does not fit is named in the log, and starts afresh.
-    ///
-    /// # Errors
-    /// As [`Self::start`].
-    pub fn restore(
-        options: Options,
-        keeper: Arc<Keeper>,
-        kept: Vec<Kept>,
-    ) -> Result<Self, EngineError> {
-        Self::begin(options, Some((keeper, kept)))
-    }
-
-    fn begin(
+    pub fn start(
         mut options: Options,
         mut legacy: Option<(Arc<Keeper>, Vec<Kept>)>,
     ) -> Result<Self, EngineError> {
@@ -358,18 +343,13 @@ impl Engine {
             }
         }
         if settings.contains(&Setting::Run(RunMode::Unmerge)) {
-            let needed = driver::merged(&self.driver.core) * wire::PAGE_BYTES as u64;
+            let needed = driver::merged(&self.driver.core) * PAGE;
             let available = process::available_memory().unwrap_or(u64::MAX);
             if needed >= available {
                 return Err(EngineError::NoMemory { needed, available });
             }
         }
         Ok(())
-    }
-
-    /// Ends the workers. Guests keep their merged memory: it lives as long as they map it.
-    pub fn stop(self) {
-        drop(self);
     }
 }
 
@@ -398,7 +378,7 @@ mod tests {
             },
             ..Options::default()
         };
-        match Engine::start(options) {
+        match Engine::start(options, None) {
             Ok(engine) => Some(engine),
             Err(error @ EngineError::Missing { .. }) => {
                 eprintln!("skipped: {error}");
@@ -436,7 +416,6 @@ mod tests {
             (status.use_zero_pages, status.run),
             (false, RunMode::Unmerge)
         );
-        engine.stop();
     }
 
     #[test]
@@ -482,7 +461,7 @@ mod tests {
             },
             ..Options::default()
         };
-        let error = Engine::start(options).unwrap_err();
+        let error = Engine::start(options, None).unwrap_err();
         assert!(
             error.to_string().contains("merge_period cannot be 1"),
             "{error}"

@@ -194,10 +194,6 @@ impl Many {
 }
 
 impl Crew for Many {
-    fn look(&self, core: &Core, _span: &Span) {
-        self.run(core);
-    }
-
     fn work(&self, core: &Core, _span: &Span) {
         self.run(core);
     }

@@ -195,7 +195,7 @@ fn describe(guest: &Guest, census: &Census) -> GuestStatus {
         pins: guest.pins(),
         at_limit: guest.refusal(),
         leaves: guest.why_it_leaves(),
-        stuck: guest.is_stuck() || guest.user.is_stuck(),
+        stuck: guest.is_held_up(),
         saved_bytes: pages(Class::Zeroed) * PAGE,
         net_saved_bytes: 0,
         cpu_seconds: seconds(guest.counters.cpu_ns.load(Relaxed)),

@@ -53,7 +53,7 @@ struct Supply {
 #[derive(Debug)]
 pub(crate) struct Slots {
     refs: Refs,
-    pub(super) placement: Placement,
+    pub(crate) placement: Placement,
     heap: Heap,
     /// By store.
     supplies: Vec<Supply>,
@@ -76,11 +76,6 @@ impl Slots {
             supplies: placement.nodes.iter().map(|_| Supply::default()).collect(),
             placement,
         }
-    }
-
-    /// Has this thread work near a store: see [`Placement::work_near`].
-    pub(crate) fn work_near(&self, store: Option<StoreId>) {
-        self.placement.work_near(store);
     }
 
     /// Slots of a store to give out, neighbours together.

@@ -76,7 +76,7 @@ pub(crate) struct Guest {
     /// Its agent says that it came into a process that ran already.
     attached: AtomicBool,
     /// It has been looked at in this round.
-    ready: AtomicBool,
+    looked_at: AtomicBool,
     /// Work waits for its answer.
     awaited: AtomicBool,
     /// Where its next look goes on, if the last was not finished.
@@ -156,7 +156,7 @@ impl Guest {
             standing: AtomicU8::new(Standing::Served as u8),
             late: AtomicBool::new(true),
             attached: AtomicBool::new(false),
-            ready: AtomicBool::new(false),
+            looked_at: AtomicBool::new(false),
             awaited: AtomicBool::new(true),
             progress: AtomicU64::new(0),
             passes: Passes::default(),
@@ -304,8 +304,8 @@ impl Guest {
     /// Whether the guest takes jobs in this round.
     pub(crate) fn takes_jobs(&self, patience: Duration) -> bool {
         let overtime = Duration::from_nanos(self.overtime_ns.load(Relaxed));
-        let ready = self.is_ready() && !self.is_stuck() && !self.user.is_stuck();
-        ready && self.is_responsive() && overtime <= patience * 4
+        let may = self.is_looked_at() && !self.is_held_up();
+        may && self.is_responsive() && overtime <= patience * 4
     }
 
     /// Notes whether the agent owes an answer.
@@ -371,12 +371,9 @@ impl Guest {
 
     /// Notes that a table that had `before` bytes has `now`.
     pub(crate) fn change_tables(&self, before: usize, now: usize) {
-        let tables = &self.counters.table_bytes;
         let (before, now) = (before as u64, now as u64);
-        match now.checked_sub(before) {
-            Some(more) => tables.fetch_add(more, Relaxed),
-            None => tables.fetch_sub(before - now, Relaxed),
-        };
+        let tables = &self.counters.table_bytes;
+        tables.fetch_add(now.wrapping_sub(before), Relaxed);
         self.user.note_tables(before, now);
     }
 
@@ -389,7 +386,7 @@ impl Guest {
     /// Begins a round: the guest rests no more, and no chunk is worked before the look.
     pub(crate) fn begin_round(&self) {
         self.overtime_ns.store(0, Relaxed);
-        self.ready.store(false, Release);
+        self.looked_at.store(false, Release);
         if let Some(mut talk) = self.talk.try_lock() {
             talk.spent = Duration::ZERO;
         }
@@ -405,12 +402,12 @@ impl Guest {
     pub(crate) fn end_look(&self) {
         self.set_late(false);
         self.awaited.store(true, Release);
-        self.ready.store(true, Release);
+        self.looked_at.store(true, Release);
     }
 
     /// Whether it has been looked at in this round.
-    pub(crate) fn is_ready(&self) -> bool {
-        self.ready.load(Acquire)
+    pub(crate) fn is_looked_at(&self) -> bool {
+        self.looked_at.load(Acquire)
     }
 
     /// Whether work waits for its answer.
@@ -441,6 +438,11 @@ impl Guest {
     /// Whether a thread sleeps in a look at its memory.
     pub(crate) fn is_stuck(&self) -> bool {
         self.stuck.load(Acquire) > 0
+    }
+
+    /// Whether one does, or as many as may in looks at the memory of its user's guests.
+    pub(crate) fn is_held_up(&self) -> bool {
+        self.is_stuck() || self.user.is_stuck()
     }
 
     /// Ends the service because its memory cannot be looked at, unless it was the look that was given up.

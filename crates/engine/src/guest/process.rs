@@ -51,7 +51,7 @@ use crate::guest::memory::Mapped;
 use crate::guest::memory::Memory;
 use crate::guest::rescue::Guard;
 use crate::options::Limits;
-use crate::page::StoreId;
+use crate::page::{PAGE, StoreId};
 use crate::sync::lock;
 use crate::users::check_unclosed;
 
@@ -420,8 +420,8 @@ impl Memory for ProcessMemory {
             let store = stores.iter().position(|&store| store == file.inode);
             let id = store.and_then(|store| u8::try_from(store).ok());
             let id = id.filter(|_| file.device == device).map(StoreId);
-            let number = file.offset / wire::PAGE_BYTES as u64;
-            let pages = (file.range.end - file.range.start) / wire::PAGE_BYTES as u64;
+            let number = file.offset / PAGE;
+            let pages = (file.range.end - file.range.start) / PAGE;
             match id.and_then(|id| id.slots(number, pages)) {
                 Some(first) => each(Mapped {
                     range: file.range,
@@ -538,7 +538,7 @@ mod tests {
         memory.admit(ready).unwrap();
         memory.compare().unwrap();
         let source = vec![7u8; 3 * wire::PAGE_BYTES];
-        let start = (source.as_ptr() as u64).next_multiple_of(wire::PAGE_BYTES as u64);
+        let start = (source.as_ptr() as u64).next_multiple_of(PAGE);
         let there = Remote {
             start,
             len: wire::PAGE_BYTES,

@@ -396,7 +396,7 @@ impl<'a> Plan<'a> {
             false => None,
         };
         if near != buffers.near {
-            self.domain().slots.work_near(near);
+            self.domain().slots.placement.work_near(near);
             buffers.near = near;
         }
     }

@@ -97,8 +97,10 @@ pub(crate) type NewDomain = Box<dyn Fn(&str) -> std::io::Result<Domain> + Send +
 
 /// Who runs the jobs of a round.
 pub(crate) trait Crew {
-    /// Returns when all looks are done that work waits for: see [`Waiting`].
-    fn look(&self, core: &Core, span: &Span);
+    /// Returns when all looks are done that work waits for: see [`Waiting`]. Where one thread does all jobs, that is all of them.
+    fn look(&self, core: &Core, span: &Span) {
+        self.work(core, span);
+    }
 
     /// Returns when the queue is idle, and no answer can come any more; at the latest when `span` says (jobs begun are
     /// finished).
@@ -270,7 +272,7 @@ impl Core {
         let guests: Vec<_> = looks.iter().map(|(guest, _)| Arc::clone(guest)).collect();
         let order = Order::new(&guests, self.knobs.values().threads);
         // Those first that a cut left out the last time.
-        looks.sort_by_key(|(guest, _)| guest.is_ready());
+        looks.sort_by_key(|(guest, _)| guest.is_looked_at());
         guests.iter().for_each(|guest| guest.begin_round());
         drop(guests); // one that ends in this round is to go with it
         self.queue.begin_round();

@@ -97,8 +97,7 @@ impl Core {
                 lock(&self.glances.0).first = guest.number;
                 break;
             }
-            let stuck = guest.is_stuck() || guest.user.is_stuck();
-            if resting.contains(&guest.user.uid) || stuck {
+            if resting.contains(&guest.user.uid) || guest.is_held_up() {
                 continue;
             }
             // A late answer may tell of discards: they were counted as heard when it was asked.

@@ -39,12 +39,12 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use wire::{Cause, LeftAlone, MergedNow, PAGE_BYTES, Viewer};
+use wire::{Cause, LeftAlone, MergedNow, Viewer};
 
 use crate::error::EngineError;
 use crate::guest::passes::{self, Gains};
 use crate::guest::{Guest, Standing};
-use crate::page::Class;
+use crate::page::{Class, PAGE};
 use crate::run::core::{Core, Crew};
 use crate::run::early;
 use crate::run::waiting::Span;
@@ -84,7 +84,7 @@ fn left_alone(guest: &Guest) -> Option<LeftAlone> {
             (Cause::Gone, "it is no guest any more".to_owned())
         }
         () if guest.passes.is_cut_short() => return None,
-        () if !guest.is_ready() => (Cause::Silent, "its agent does not answer".to_owned()),
+        () if !guest.is_looked_at() => (Cause::Silent, "its agent does not answer".to_owned()),
         () => {
             let why = guest.passes.why_not_now()?;
             let words = "and the kernel does not tell which pages: they are merged when at rest";
@@ -191,7 +191,7 @@ impl Core {
             }
             let merged = MergedNow {
                 pages,
-                saved_bytes: saved * PAGE_BYTES as u64,
+                saved_bytes: saved * PAGE,
                 took_us: micros(took),
                 used_us: micros(used),
                 finished,
@@ -243,9 +243,9 @@ impl Core {
             (merged, guests().map(known).sum::<u64>())
         };
         let is_late = |guest: &Arc<Guest>| {
-            let stuck = guest.is_stuck() || guest.user.is_stuck();
             // It has not answered, or rests because its answers took long.
-            guest.standing() == Standing::Served && !guest.takes_jobs(self.knobs.patience) && !stuck
+            let served = guest.standing() == Standing::Served && !guest.is_held_up();
+            served && !guest.takes_jobs(self.knobs.patience)
         };
         let settles = |guest: &Arc<Guest>| guest.is_attached() && guest.came.elapsed() < SETTLING;
         let late = self.knobs.patience * LATE;

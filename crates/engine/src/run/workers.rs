@@ -57,10 +57,6 @@ impl Alone {
 }
 
 impl Crew for Alone {
-    fn look(&self, core: &Core, _span: &Span) {
-        self.run(core, || ());
-    }
-
     fn work(&self, core: &Core, _span: &Span) {
         self.run(core, || ());
     }

@@ -53,7 +53,7 @@ pub(crate) fn look(
         }));
     }
     let served = guest.standing() == Standing::Served;
-    if served && (guest.is_stuck() || guest.user.is_stuck()) {
+    if served && guest.is_held_up() {
         return Looked::Done; // and not ready: its chunks wait, too
     }
     if served && terms.aim.is_over() {
@@ -220,7 +220,6 @@ fn take_late(
             guest.user.say(joins);
             Ok(())
         }
-        (Pending::Ready(_), &Answer::Failed { errno, step }) => Err(Fault::Failed { step, errno }),
         (Pending::Merged(chunk, enclosed), Answer::Merged(merged)) => {
             let mut change = guest.change(chunk, effects).ok_or(Fault::Stuck)?;
             let (pages, effects) = change.parts();
@@ -389,7 +388,7 @@ fn retire(guest: &Guest, effects: &mut Effects) {
     }
     guest.settle();
     // Last, because this may be where the thread stays.
-    if !guest.is_stuck() && !guest.user.is_stuck() {
+    if !guest.is_held_up() {
         rescue::bring_back(guest, false);
     }
 }

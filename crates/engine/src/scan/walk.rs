@@ -15,7 +15,7 @@ use std::time::Instant;
 use std::vec;
 
 use sys::pagemap::{Categories, PageRun};
-use wire::{CHUNK_BYTES, CHUNK_PAGES, RunMode};
+use wire::{CHUNK_PAGES, RunMode};
 
 use crate::domain::chunk::Chunk;
 use crate::domain::effects::Effects;
@@ -23,7 +23,7 @@ use crate::domain::pages::Pages;
 use crate::guest::Guest;
 use crate::guest::idle::{self, Glance};
 use crate::guest::regions::Scan;
-use crate::page::Class;
+use crate::page::{CHUNK, Class};
 use crate::scan::offers::{Sweep, place};
 use crate::scan::relocation::{Patrol, strays};
 use crate::scan::terms::Terms;
@@ -204,7 +204,7 @@ impl<F: FnMut(&Arc<Chunk>, &Seen)> Walk<'_, F> {
     fn pass_worn(&mut self, range: &Range<u64>) -> std::io::Result<()> {
         let mut from = range.start.max(self.rested);
         while let Some(chunk) = self.worn.next_if(|chunk| chunk.address < range.end) {
-            let end = chunk.address + CHUNK_BYTES as u64;
+            let end = chunk.address + CHUNK;
             // Its block may have been left out.
             if end > from {
                 self.scan(from..chunk.address)?;
@@ -234,7 +234,7 @@ impl<F: FnMut(&Arc<Chunk>, &Seen)> Walk<'_, F> {
 /// Adds to `seen` which pages of the chunk are a file's.
 fn look_again(guest: &Guest, chunk: &Chunk, seen: &mut Seen) -> std::io::Result<()> {
     let mut runs = [PageRun::default(); CHUNK_PAGES];
-    let range = chunk.address..chunk.address + CHUNK_BYTES as u64;
+    let range = chunk.address..chunk.address + CHUNK;
     let (filled, _) = guest.memory.peek(range, &mut runs)?;
     for run in runs.iter().take(filled) {
         if run.categories.has(Categories::FILE) {
