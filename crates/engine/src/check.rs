@@ -75,7 +75,7 @@ fn check_guest(guest: &Guest, held: &mut HashMap<Slot, Held>) -> bool {
         check_candidates(&guest.domain, chunk, &pages);
     }
     assert_eq!(guest.counters.stored(), stored, "stored of {}", guest.pid);
-    let counted = guest.counters.census();
+    let counted = guest.counters.classes();
     assert_eq!(counted.all(), counts, "I9: the classes of {}", guest.pid);
     true
 }
@@ -245,7 +245,7 @@ fn check_status(core: &Core) {
     let present: u64 = lock(&core.guests)
         .iter()
         .filter(|guest| guest.standing() != Standing::Ghost)
-        .map(|guest| guest.counters.census().present())
+        .map(|guest| guest.counters.classes().present())
         .sum();
     assert_eq!(
         sum, present,

@@ -194,7 +194,7 @@ impl Engine {
         let core = &self.driver.core;
         let (pid, principal) = (applicant.pid(), applicant.principal());
         // Of two with this number one has ended, and the applicant lives.
-        if core.has_session(pid) {
+        if !core.end_last_session(pid) {
             return Err(Refusal::Session { pid });
         }
         core.check_quota(principal, name)?;

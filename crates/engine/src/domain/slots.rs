@@ -158,7 +158,7 @@ impl Slots {
         Ok(())
     }
 
-    /// The number behind the last that was ever given out in a store.
+    /// A number behind all that were ever given out in a store.
     pub(crate) fn end(&self, store: StoreId) -> u64 {
         let supply = self.supplies.get(store.index());
         supply.map_or(0, |supply| lock(&supply.growth).end)

@@ -92,7 +92,7 @@ pub(crate) struct Guest {
     /// Broken pages may be merged again, as the last look found.
     merges_again: AtomicBool,
     pins: Mutex<Pins>,
-    refusal: Mutex<Option<AtLimit>>,
+    at_limit: Mutex<Option<AtLimit>>,
     /// The last of its pages that were to get slots got none, for want of room.
     short_of_slots: AtomicBool,
     pub(crate) claims: Ordered<Claims, CLAIMS>,
@@ -166,7 +166,7 @@ impl Guest {
             patrol_left: AtomicUsize::new(0),
             merges_again: AtomicBool::new(false),
             pins: Mutex::default(),
-            refusal: Mutex::default(),
+            at_limit: Mutex::default(),
             short_of_slots: AtomicBool::new(false),
             claims: Ordered::new(Claims::Open(0)),
             kin: Kin::default(),
@@ -346,21 +346,21 @@ impl Guest {
     }
 
     /// Notes why some of its memory is left alone.
-    pub(crate) fn note_refusal(&self, refusal: Option<AtLimit>) {
+    pub(crate) fn note_limit(&self, at_limit: Option<AtLimit>) {
         let short = self.short_of_slots.load(Relaxed);
-        let refusal = refusal.or(short.then_some(AtLimit::Store));
-        let mut noted = lock(&self.refusal);
-        if let Some(why) = refusal.filter(|_| refusal != *noted) {
+        let at_limit = at_limit.or(short.then_some(AtLimit::Store));
+        let mut noted = lock(&self.at_limit);
+        if let Some(why) = at_limit.filter(|_| at_limit != *noted) {
             let (pid, uid) = (self.pid, self.uid);
             let why = why.describe(&self.user.common.limits);
             self.user.say(|| tracing::warn!(pid, uid, "{why}"));
         }
-        *noted = refusal;
+        *noted = at_limit;
     }
 
     /// Why some of its memory is left alone, in words.
-    pub(crate) fn refusal(&self) -> Option<String> {
-        let why = *lock(&self.refusal);
+    pub(crate) fn at_limit(&self) -> Option<String> {
+        let why = *lock(&self.at_limit);
         why.map(|why| why.describe(&self.user.common.limits))
     }
 

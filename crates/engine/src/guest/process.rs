@@ -253,15 +253,15 @@ impl ProcessMemory {
         space
     }
 
-    /// Whether its mappings may be read: a file of `/proc` more that waits to be closed.
-    fn check_texts(&self) -> Result<u32, OverQuota> {
+    /// The user whose a file of `/proc` more is that waits to be closed, if its mappings may be read.
+    fn principal_for_text(&self) -> Result<u32, OverQuota> {
         let principal = self.applicant.principal;
         check_unclosed(&self.limits, principal, Kind::Text).map(|()| principal)
     }
 
     /// Finds the address space, and whether the speaker lives in it.
     fn find(&self, ready: Ready) -> Result<Space, Refusal> {
-        let (pid, principal) = (self.pid(), self.check_texts()?);
+        let (pid, principal) = (self.pid(), self.principal_for_text()?);
         let no_witness = Refusal::NoWitness {
             pid,
             number: ready.thread,
@@ -431,7 +431,7 @@ impl Memory for ProcessMemory {
             }
         };
         let witness = &self.space().witness;
-        let uid = self.check_texts().map_err(std::io::Error::other)?;
+        let uid = self.principal_for_text().map_err(std::io::Error::other)?;
         let read = || vma::private_files(uid, witness.thread(), device, each_file);
         witness.vouch(|| without_yielding(read))??;
         Ok(none_else)
@@ -439,7 +439,7 @@ impl Memory for ProcessMemory {
 
     fn mappings(&self) -> Option<u64> {
         let witness = &self.space().witness;
-        let uid = self.check_texts();
+        let uid = self.principal_for_text();
         let told = |why: &OverQuota| {
             tracing::debug!(pid = self.pid(), "its mappings are not counted: {why}")
         };

@@ -2,7 +2,7 @@
 //!
 //! A prediction proposes pairs of a page and a slot. Samples of it are read. If they are as proposed, the pairs are
 //! accepted; else the pages are read like all others. Pages without a pair are most likely private. They are put off until
-//! all other chunks have been visited: pages that save memory come first. Two sources propose:
+//! all other chunks have been visited: pages that save memory come first. Three sources propose:
 //!
 //! ```text
 //!   the pattern of the place      slots by page, as the chunk there of another guest was merged last
@@ -12,16 +12,18 @@
 //!   groups of 16                  neighbours have neighbouring slots
 //!     slot   70               85  86              101
 //!     page   ●  ?  ?  ?  ?  ?  ●   ●  ?  ?  ?  ?  ?  ●   ○
+//!
+//!   zeros                         long runs of them, for which no slot is needed
 //! ```
 //!
 //! **The pattern.** [`SAMPLES`] pages, spread over it, are read. If each equals its slot, all are planned for theirs.
 //!
 //! **Groups.** The first and the last page of a group of [`GROUP`] may equal slots that are as far apart as they are. Then
 //! the pages between most likely equal the slots between. Of a run that some guest shares already this saves reading,
-//! hashing and looking up at least seven pages of eight. Where at least half of a chunk's groups are so, its shared content
-//! is in slots by now. Then a group is put off if no other guest has its ends or its middle. Shared and private pages may
-//! alternate in short runs: many groups with one end of each show that. Then nothing is put off, for all shared pages are to be
-//! mapped together.
+//! hashing and looking up at least seven pages of eight. Where at least half of a chunk's groups begin with a page that
+//! equals a slot, its shared content is in slots by now. Then a group is put off if no other guest has its ends or its
+//! middle. Shared and private pages may alternate in short runs: many groups that are neither shared nor new nor zeros show
+//! that. Then nothing is put off, for all shared pages are to be mapped together.
 //!
 //! **Zeros.** Where three groups in a row begin with zeros, the pages between are most likely zeros: a guest's kernel clears memory in
 //! long runs. In shorter ones the middle and the end are read, too. That needs neither slots nor nodes, so it is proposed where
@@ -45,7 +47,7 @@ const SAMPLES: usize = 4;
 const GROUP: usize = 16;
 /// One group in so many is looked at first where only zeros are looked for.
 const SPARSE: usize = 4;
-/// Nothing is put off where more than one in so many groups has a shared and a private end.
+/// Nothing is put off where more than one in so many groups is neither shared nor new nor zeros, as far as was read.
 const MIXED: usize = 4;
 
 /// What pages of a chunk most likely are.

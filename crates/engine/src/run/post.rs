@@ -2,7 +2,7 @@
 //!
 //! Reading memory can take as long as its owner likes. It may meet a page fault that only the guest's own handler answers, or a file
 //! of a file system that hangs. Or a call of its own holds the lock of its memory map. No signal ends such a sleep. So each
-//! look at a guest's memory goes through [`in_guest`], and a watch ([`Post::is_lost`]) gives a worker up that has slept in
+//! look at a guest's memory goes through [`in_guest`], and a watch ([`Post::give_up_lost`]) gives a worker up that has slept in
 //! one for [`STALL`](crate::run::workers::STALL):
 //!
 //! ```text
@@ -69,6 +69,7 @@ struct State {
     thread: u32,
     /// Since when it does its job, or waits for an agent without a turn.
     since: Option<Instant>,
+    /// False from when it gave its turn back.
     has_turn: bool,
     /// The user whose job is being done.
     uid: u32,
@@ -181,8 +182,8 @@ impl Post {
         state.asleep.map(|sleep| sleep.lasted)
     }
 
-    /// Gives the worker up if it has slept in its guest's memory for longer than `limit`.
-    pub(crate) fn is_lost(&self, limit: Duration) -> bool {
+    /// Gives the worker up if it has slept in its guest's memory for longer than `limit`; tells whether it did.
+    pub(crate) fn give_up_lost(&self, limit: Duration) -> bool {
         let slept = self.sleeps(limit / 2);
         let mut state = lock(&self.0);
         // It may have come back between the two.

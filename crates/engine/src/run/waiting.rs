@@ -79,7 +79,7 @@ impl Waiting {
 const LOOK_SHARE: u32 = 64;
 
 /// The times of a round: how long looks, and what follows from them, may take.
-pub(crate) struct Span {
+pub(crate) struct Timing {
     begin: Instant,
     grace: Duration,
     /// The time that each user's looks may take whatever the others' do.
@@ -90,7 +90,7 @@ pub(crate) struct Span {
     most: Duration,
 }
 
-impl Span {
+impl Timing {
     /// One that begins now. It lasts for `least`, and up to `most` where its looks take long. Agents are waited for in a part of
     /// the `period`.
     pub(crate) fn new(

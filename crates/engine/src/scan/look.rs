@@ -90,7 +90,7 @@ pub(crate) fn look(
     if !guest.is_stuck() {
         let offers = lock(&guest.offers);
         let tables = offers.memory_bytes() + lock(&guest.ledger).memory_bytes();
-        guest.note_refusal(offers.refusal());
+        guest.note_limit(offers.at_limit());
         guest.note_tables(tables as u64);
     }
     Looked::Done

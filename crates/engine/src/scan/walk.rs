@@ -21,7 +21,7 @@ use crate::domain::chunk::Chunk;
 use crate::domain::effects::Effects;
 use crate::domain::pages::Pages;
 use crate::guest::Guest;
-use crate::guest::idle::{self, Glance};
+use crate::guest::idle::{self, Look};
 use crate::guest::regions::Scan;
 use crate::page::{CHUNK, Class};
 use crate::scan::offers::{Sweep, place};
@@ -42,7 +42,7 @@ pub(super) fn scan(
     let progress = aim.progress(guest);
     let from = progress.load(Relaxed);
     let begins = from == 0;
-    if begins && aim.is_pass() && !guest.may_settle_at_once() {
+    if begins && aim.is_pass() && !guest.check_borrows() {
         return Ok(false);
     }
     let ages = terms.ages(guest, begins);
@@ -108,7 +108,7 @@ impl Observer<'_> {
         let mut walk = Walk {
             guest,
             runs,
-            glance: idle.begin(all && from == 0),
+            look: idle.begin(all && from == 0),
             worn: worn.into_iter().peekable(),
             rested: 0,
             sweep: Sweep::new(guest, &mut offers, first, |chunk: &_, seen: &_| {
@@ -121,7 +121,7 @@ impl Observer<'_> {
         let next = walk.go(ranges.flat_map(idle::blocks), deadline)?.or(rest);
         let next = next.filter(|&next| next < reach.end);
         walk.sweep.finish(next.unwrap_or(reach.end));
-        walk.glance.end(&self.stirred, from, next);
+        walk.look.end(&self.stirred, from, next);
         Ok(next)
     }
 
@@ -173,7 +173,7 @@ fn has_work(mode: RunMode, chunk: &Chunk, pages: &Pages, waits: bool) -> bool {
 struct Walk<'a, F> {
     guest: &'a Guest,
     runs: &'a mut [PageRun],
-    glance: Glance<'a>,
+    look: Look<'a>,
     /// The chunks that rest, in ascending order.
     worn: Peekable<vec::IntoIter<Arc<Chunk>>>,
     /// Where the last of them that was left out ends.
@@ -189,10 +189,10 @@ impl<F: FnMut(&Arc<Chunk>, &Seen)> Walk<'_, F> {
         deadline: Instant,
     ) -> std::io::Result<Option<u64>> {
         for part in parts {
-            if Instant::now() > deadline && self.glance.begins_block(part.start) {
+            if Instant::now() > deadline && self.look.begins_block(part.start) {
                 return Ok(Some(part.start));
             }
-            match self.glance.leaves_out(part.start) {
+            match self.look.leaves_out(part.start) {
                 true => self.sweep.leave_out(&part),
                 false => self.pass_worn(&part)?,
             }

@@ -168,7 +168,8 @@ pub(super) fn take<G>(
     (inner, on.then(|| Note::begin(which, way, busy)))
 }
 
-/// The same of a lock that was only tried, and is had. No thread waits for it, so it keeps no thread off.
+/// The same of a lock that was only tried, and is had. It counts as one beside others: most of these are of chunks, for which no
+/// thread waits.
 pub(super) fn had(which: Which) -> Option<Note> {
     ON.load(Relaxed)
         .then(|| Note::begin(which, Way::Beside, false))
