@@ -11,7 +11,7 @@ use crate::domain::chunk::Chunk;
 use crate::domain::pages::Pages;
 use crate::guest::{Guest, Standing};
 use crate::options::Rules;
-use crate::page::{CLASSES, Class, Entry, Slot, StoreId, Tag};
+use crate::page::{CLASSES, Entry, Slot, StoreId, Tag};
 use crate::run::core::Core;
 use crate::sync::lock;
 
@@ -75,26 +75,8 @@ fn check_guest(guest: &Guest, held: &mut HashMap<Slot, Held>) -> bool {
         check_candidates(&guest.domain, chunk, &pages);
     }
     assert_eq!(guest.counters.stored(), stored, "stored of {}", guest.pid);
-    const ALL: [Class; CLASSES] = [
-        Class::Volatile,
-        Class::Unshared,
-        Class::Merged,
-        Class::Zero,
-        Class::Zeroed,
-        Class::Broken,
-        Class::Pinned,
-        Class::Foreign,
-        Class::Unfit,
-        Class::Skipped,
-    ];
-    for (class, count) in ALL.into_iter().zip(counts) {
-        assert_eq!(
-            guest.counters.pages(class),
-            count,
-            "I9: {class:?} of {}",
-            guest.pid
-        );
-    }
+    let counted = guest.counters.classes();
+    assert_eq!(counted.all(), counts, "I9: the classes of {}", guest.pid);
     true
 }
 
@@ -263,7 +245,7 @@ fn check_status(core: &Core) {
     let present: u64 = lock(&core.guests)
         .iter()
         .filter(|guest| guest.standing() != Standing::Ghost)
-        .map(|guest| guest.counters.census().present())
+        .map(|guest| guest.counters.classes().present())
         .sum();
     assert_eq!(
         sum, present,

@@ -25,6 +25,7 @@ use crate::handover::restore::Restorer;
 use crate::handover::saved_knobs::SavedKnobs;
 use crate::merge::read::Hasher;
 use crate::options::Options;
+use crate::page::PAGE;
 use crate::run::core::Core;
 use crate::run::driver::{self, Driver};
 use crate::run::knobs::Knobs;
@@ -33,7 +34,7 @@ use crate::run::workers::{STUCK, Workers};
 use crate::sync::{KNOBS, Ordered, lock};
 use crate::users::refusals::Refusals;
 
-/// A running engine. Dropping it stops it.
+/// A running engine. Dropping it stops it, and ends the workers. Guests keep their merged memory: it lives as long as they map it.
 #[derive(Debug)]
 pub struct Engine {
     driver: Arc<Driver>,
@@ -85,28 +86,12 @@ fn begin_to_drive(driver: &Arc<Driver>) -> std::io::Result<JoinHandle<()>> {
 }
 
 impl Engine {
-    /// Starts an engine: workers, and a driver that begins a round every period.
+    /// Starts an engine: workers, and a driver that begins a round every period. With a keeper, the engine leaves its stores to it,
+    /// and takes over what a former engine left there. What does not fit is named in the log, and starts afresh.
     ///
     /// # Errors
     /// [`EngineError::Missing`] names what the kernel lacks.
-    pub fn start(options: Options) -> Result<Self, EngineError> {
-        Self::begin(options, None)
-    }
-
-    /// Starts an engine that leaves its stores to `keeper`, and takes over those that a former
-    /// engine left: `kept`. What does not fit is named in the log, and starts afresh.
-    ///
-    /// # Errors
-    /// As [`Self::start`].
-    pub fn restore(
-        options: Options,
-        keeper: Arc<Keeper>,
-        kept: Vec<Kept>,
-    ) -> Result<Self, EngineError> {
-        Self::begin(options, Some((keeper, kept)))
-    }
-
-    fn begin(
+    pub fn start(
         mut options: Options,
         mut legacy: Option<(Arc<Keeper>, Vec<Kept>)>,
     ) -> Result<Self, EngineError> {
@@ -209,14 +194,14 @@ impl Engine {
         let core = &self.driver.core;
         let (pid, principal) = (applicant.pid(), applicant.principal());
         // Of two with this number one has ended, and the applicant lives.
-        if core.has_session(pid) {
+        if !core.end_last_session(pid) {
             return Err(Refusal::Session { pid });
         }
         core.check_quota(principal, name)?;
         let domain = core.domain(name)?;
         domain.note_guest_of(&core.users.get(principal));
         // A description for each guest: locks of one go with it. It is closed late, as others may have locks on the store.
-        let shared = domain.nodes().map(|node| node.store.share());
+        let shared = domain.nodes.iter().map(|node| node.store.share());
         let late = |shared: std::io::Result<_>| shared.map(|store| Late::new(principal, store));
         let shared = shared.map(late).collect::<std::io::Result<Vec<_>>>()?;
         let stores: Vec<_> = shared.iter().map(|store| store.as_fd()).collect();
@@ -225,7 +210,7 @@ impl Engine {
             Right::Own | Right::None => None,
         };
         let no_tie = std::io::Error::from(std::io::ErrorKind::Unsupported);
-        let tie = domain.legacy.as_ref().ok_or(no_tie)?.tie()?;
+        let tie = domain.handover.as_ref().ok_or(no_tie)?.tie()?;
         let (line, number) = link.welcome(mark(name), tie.as_fd(), &stores, device)?;
         let memory = ProcessMemory::new(
             applicant,
@@ -358,18 +343,13 @@ impl Engine {
             }
         }
         if settings.contains(&Setting::Run(RunMode::Unmerge)) {
-            let needed = driver::merged(&self.driver.core) * wire::PAGE_BYTES as u64;
+            let needed = driver::merged(&self.driver.core) * PAGE;
             let available = process::available_memory().unwrap_or(u64::MAX);
             if needed >= available {
                 return Err(EngineError::NoMemory { needed, available });
             }
         }
         Ok(())
-    }
-
-    /// Ends the workers. Guests keep their merged memory: it lives as long as they map it.
-    pub fn stop(self) {
-        drop(self);
     }
 }
 
@@ -398,7 +378,7 @@ mod tests {
             },
             ..Options::default()
         };
-        match Engine::start(options) {
+        match Engine::start(options, None) {
             Ok(engine) => Some(engine),
             Err(error @ EngineError::Missing { .. }) => {
                 eprintln!("skipped: {error}");
@@ -436,7 +416,6 @@ mod tests {
             (status.use_zero_pages, status.run),
             (false, RunMode::Unmerge)
         );
-        engine.stop();
     }
 
     #[test]
@@ -482,7 +461,7 @@ mod tests {
             },
             ..Options::default()
         };
-        let error = Engine::start(options).unwrap_err();
+        let error = Engine::start(options, None).unwrap_err();
         assert!(
             error.to_string().contains("merge_period cannot be 1"),
             "{error}"

@@ -4,7 +4,7 @@ use sys::credentials::Credentials;
 use sys::process::Cgroup;
 use sys::socket::Peer;
 
-/// Why a process may not be one more guest.
+/// Why a user may not have one more of what is limited: guests, domains, connections, descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "user {uid} has {own} {what}: one more is beyond his share (limits: {what}_per_user = \

@@ -9,6 +9,7 @@ use sys::memfd::Lifeline;
 use crate::domain::placement::Atlas;
 use crate::domain::placement::Placement;
 use crate::error::EngineError;
+use crate::page::PAGE;
 
 /// What this process may do with userfaultfd.
 #[derive(Debug)]
@@ -151,9 +152,9 @@ pub(crate) fn atlas(placement: &Placement) -> Result<Atlas, EngineError> {
     })?;
     if let Atlas::Ranges(_) = atlas {
         let page = std::hint::black_box([1u8; 1]);
-        let at = page.as_ptr() as u64 / wire::PAGE_BYTES as u64 * wire::PAGE_BYTES as u64;
+        let at = page.as_ptr() as u64 / PAGE * PAGE;
         let map = sys::pagemap::Pagemap::open(std::process::id());
-        let frames = map.and_then(|map| map.frames(at..at + wire::PAGE_BYTES as u64));
+        let frames = map.and_then(|map| map.frames(at..at + PAGE));
         let frames = frames.map_err(std::io::Error::from);
         let needs = "CAP_SYS_ADMIN: run as root";
         let denied = |source| missing("the right to read frame numbers", needs, source);

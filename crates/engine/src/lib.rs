@@ -45,12 +45,12 @@
 //! ```text
 //!  error options page sync   words, knobs, the locks and their order
 //!  users/      the limits of all guests of one user; why processes are not served
-//!  domain/     shared by the guests of a domain: index, stores, slots, refs, lifelines, chunks with their pages
+//!  domain/     shared by the guests of a domain: index, stores, slots, refs, lifelines, chunks with their pages, handover
 //!  guest/      a process: its memory, its agent, the regions it offers, the counters
 //!  scan/       a look at a guest: the agent's news, and the page map
 //!  merge/      a visit of a chunk: read, look up, plan, request
 //!  run/        rounds, their jobs, the workers, the driver
-//!  handover/   the legacy of one engine to the next
+//!  handover/   a former engine's domains, restored, and its knobs
 //!  status check facilities engine   the counters, the invariants, the facilities of the machine, the API
 //!  scale/      simulated guests, for the bench: how cost grows, and the locks that workers meet at
 //! ```

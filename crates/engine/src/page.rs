@@ -153,7 +153,7 @@ pub(crate) enum Tag {
     Zeroed = 12,
     /// Lies in a mapping of a file, or of a store that this engine knows nothing of.
     Foreign = 13,
-    /// The kernel would not move it.
+    /// The kernel would not move it, or others have its frame, too.
     Pinned = 14,
     /// Left alone for another reason.
     Skipped = 15,

@@ -31,7 +31,7 @@ use crate::merge::read::Hasher;
 use crate::options::Options;
 use crate::run::core::{Core, Crew};
 use crate::run::knobs::Knobs;
-use crate::run::waiting::Span;
+use crate::run::waiting::Timing;
 use crate::run::workers::Alone;
 use crate::sync::census;
 use world::{Agent, Held, Nowhere, Simulated};
@@ -194,11 +194,7 @@ impl Many {
 }
 
 impl Crew for Many {
-    fn look(&self, core: &Core, _span: &Span) {
-        self.run(core);
-    }
-
-    fn work(&self, core: &Core, _span: &Span) {
+    fn work(&self, core: &Core, _timing: &Timing) {
         self.run(core);
     }
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use wire::{GuestStatus, RunMode, Status, StoreNode};
 
 use crate::domain::Domain;
-use crate::guest::counters::Census;
+use crate::guest::counters::Classes;
 use crate::guest::kin::{Relative, shared_by_fork};
 use crate::guest::{Guest, Standing};
 use crate::page::{Class, PAGE};
@@ -127,8 +127,8 @@ fn add_domain<'a>(
     let mut merged = 0;
     let (mut relatives, mut costs) = (Vec::new(), Vec::new());
     for guest in guests.filter(|guest| guest.standing() != Standing::Ghost) {
-        let census = guest.counters.census();
-        let pages = |class| census.pages(class);
+        let classes = guest.counters.classes();
+        let pages = |class| classes.pages(class);
         status.pages_unshared += pages(Class::Unshared);
         status.pages_volatile += pages(Class::Volatile);
         status.zero_pages += pages(Class::Zero) + pages(Class::Zeroed);
@@ -136,14 +136,14 @@ fn add_domain<'a>(
         status.pages_pinned += pages(Class::Pinned);
         status.pages_foreign += pages(Class::Foreign);
         status.pages_unfit += pages(Class::Unfit);
-        status.pages_skipped += census.left_alone();
+        status.pages_skipped += classes.left_alone();
         merged += pages(Class::Merged);
         relatives.push(Relative {
             pid: guest.pid,
             kin: &guest.kin,
             merged: pages(Class::Merged),
         });
-        status.guests.push(describe(guest, &census));
+        status.guests.push(describe(guest, &classes));
         costs.push(own_cost(guest));
     }
     // While workers are at it, a page may count as merged a moment before or after its slot does.
@@ -170,20 +170,20 @@ fn own_cost(guest: &Guest) -> u64 {
     own.saturating_add(slab)
 }
 
-fn describe(guest: &Guest, census: &Census) -> GuestStatus {
-    let pages = |class| census.pages(class);
+fn describe(guest: &Guest, classes: &Classes) -> GuestStatus {
+    let pages = |class| classes.pages(class);
     let mut status = GuestStatus {
         pid: guest.pid,
         uid: guest.uid,
         comm: guest.memory.name(),
         domain: guest.domain.name.as_str().into(),
         regions: guest.counters.regions.load(Relaxed),
-        pages: census.present(),
+        pages: classes.present(),
         pages_sharing: pages(Class::Merged),
         zero_pages: pages(Class::Zero) + pages(Class::Zeroed),
         pages_unshared: pages(Class::Unshared),
         pages_volatile: pages(Class::Volatile),
-        pages_skipped: census.left_alone(),
+        pages_skipped: classes.left_alone(),
         pages_stored: guest.counters.stored(),
         pages_broken: pages(Class::Broken),
         pages_pinned: pages(Class::Pinned),
@@ -193,9 +193,9 @@ fn describe(guest: &Guest, census: &Census) -> GuestStatus {
         pages_unread: guest.counters.unread().min(pages(Class::Merged)),
         hint: None,
         pins: guest.pins(),
-        at_limit: guest.refusal(),
+        at_limit: guest.at_limit(),
         leaves: guest.why_it_leaves(),
-        stuck: guest.is_stuck() || guest.user.is_stuck(),
+        stuck: guest.is_held_up(),
         saved_bytes: pages(Class::Zeroed) * PAGE,
         net_saved_bytes: 0,
         cpu_seconds: seconds(guest.counters.cpu_ns.load(Relaxed)),

@@ -1,25 +1,6 @@
 //! Locks, and the order in which a thread may take them.
 //!
-//! A thread that holds a lock takes only locks further down:
-//!
-//! ```text
-//!   KNOBS      the knobs turned by hand      held while they are turned
-//!   BUDGET     the CPU time
-//!   GUESTS     the list of guests
-//!   DOMAINS    the table of domains
-//!   CHUNK      the pages of a chunk          only tried: a job or a look has it, or comes again
-//!   TALK       the connection to an agent    a job that insists waits for it, with its chunk
-//!   CLAIMS     pages of former sessions
-//!   OFFERS     the regions of a guest
-//!   IDLE       its idle blocks
-//!   LEDGER     its refs that wait for lifelines
-//!   FORMER     the refs of former engines
-//!   HANDOVER   the manifest of a domain
-//!   SEGMENTS   the refs of slots             read for a batch of operations
-//!   CHUNKS     the table of chunks
-//!   QUEUE      the jobs                      nothing is taken under it; a worker waits for jobs with it
-//!   VALUES     the knobs' values             held to copy them
-//! ```
+//! A thread that holds a lock takes only locks that stand further down in the table below.
 //!
 //! Debug builds assert this at each lock. A lock that is only tried may be tried at any time, for a thread that
 //! gets nothing does not wait. A lock that the thread takes afterwards must still stand below it. That is how a look
@@ -45,22 +26,38 @@ use std::time::Duration;
 
 use sys::priority::{self, free, unpoisoned};
 
-pub(crate) const KNOBS: u8 = 0;
-pub(crate) const BUDGET: u8 = 1;
-pub(crate) const GUESTS: u8 = 2;
-pub(crate) const DOMAINS: u8 = 3;
-pub(crate) const CHUNK: u8 = 4;
-pub(crate) const TALK: u8 = 5;
-pub(crate) const CLAIMS: u8 = 6;
-pub(crate) const OFFERS: u8 = 7;
-pub(crate) const IDLE: u8 = 8;
-pub(crate) const LEDGER: u8 = 9;
-pub(crate) const FORMER: u8 = 10;
-pub(crate) const HANDOVER: u8 = 11;
-pub(crate) const SEGMENTS: u8 = 12;
-pub(crate) const CHUNKS: u8 = 13;
-pub(crate) const QUEUE: u8 = 14;
-pub(crate) const VALUES: u8 = 15;
+/// Gives each lock its place, and its name to the [`census`].
+macro_rules! order {
+    ($($lock:ident: $what:literal;)*) => {
+        #[allow(clippy::upper_case_acronyms)]
+        enum Place { $($lock),* }
+        $(
+            #[doc = $what]
+            pub(crate) const $lock: u8 = Place::$lock as u8;
+        )*
+        /// By place.
+        const NAMES: &[&str] = &[$(stringify!($lock)),*];
+    };
+}
+
+order! {
+    KNOBS:    "The knobs turned by hand: held while they are turned.";
+    BUDGET:   "The CPU time.";
+    GUESTS:   "The list of guests.";
+    DOMAINS:  "The table of domains.";
+    CHUNK:    "The pages of a chunk: only tried. A job or a look has it, or comes again.";
+    TALK:     "The connection to an agent: a job that insists waits for it, with its chunk.";
+    CLAIMS:   "Pages of former sessions.";
+    OFFERS:   "The regions of a guest.";
+    IDLE:     "Its idle blocks.";
+    LEDGER:   "Its refs that wait for lifelines.";
+    FORMER:   "The refs of former engines.";
+    HANDOVER: "The manifest of a domain.";
+    SEGMENTS: "The refs of slots: read for a batch of operations.";
+    CHUNKS:   "The table of chunks.";
+    QUEUE:    "The jobs: nothing is taken under it. A worker waits for jobs with it.";
+    VALUES:   "The knobs' values: held to copy them.";
+}
 
 /// A mutex with a place in the order.
 #[derive(Debug, Default)]

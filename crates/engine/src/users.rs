@@ -157,10 +157,7 @@ impl User {
     /// Notes that his tables take `now` bytes for a guest for which they took `before`.
     pub(crate) fn note_tables(&self, before: u64, now: u64) {
         for tables in [&self.tables, &self.common.tables] {
-            match now.checked_sub(before) {
-                Some(more) => tables.fetch_add(more, Relaxed),
-                None => tables.fetch_sub(before - now, Relaxed),
-            };
+            tables.fetch_add(now.wrapping_sub(before), Relaxed);
         }
     }
 

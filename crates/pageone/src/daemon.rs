@@ -117,10 +117,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     raise_descriptor_limit();
     let options = options(args, &config)?;
     let limits = options.limits;
-    let engine = match &keeper {
-        Some(keeper) => Engine::restore(options, Arc::clone(keeper), stores),
-        None => Engine::start(options),
-    };
+    let engine = Engine::start(options, keeper.clone().map(|keeper| (keeper, stores)));
     let engine = Arc::new(engine.context("cannot start the engine")?);
     tracing::info!("serving at {}", path.display());
     if rustix::process::geteuid().as_raw() == OVERFLOW {

@@ -4,8 +4,8 @@ pub(crate) mod chunk;
 pub(crate) mod copies;
 pub(crate) mod effects;
 pub(crate) mod frames;
+pub(crate) mod handover;
 pub(crate) mod index;
-pub(crate) mod legacy;
 pub(crate) mod lifelines;
 pub(crate) mod pages;
 pub(crate) mod patterns;
@@ -26,8 +26,8 @@ use sys::process::thread_time;
 use crate::domain::chunk::Chunks;
 use crate::domain::effects::Effects;
 use crate::domain::frames::Frames;
+use crate::domain::handover::Handover;
 use crate::domain::index::Index;
-use crate::domain::legacy::Legacy;
 use crate::domain::lifelines::{Epoch, Ledger};
 use crate::domain::patterns::Patterns;
 use crate::domain::placement::Placement;
@@ -58,8 +58,8 @@ pub(crate) struct Domain {
     pub(crate) name: String,
     /// The user whose guest was the first here.
     owner: OnceLock<Arc<User>>,
-    first: PerNode,
-    others: Vec<PerNode>,
+    /// By store.
+    pub(crate) nodes: Vec<PerNode>,
     pub(crate) slots: Slots,
     pub(crate) chunks: Chunks,
     pub(crate) patterns: Patterns,
@@ -75,7 +75,7 @@ pub(crate) struct Domain {
     /// What fails here for want of memory.
     pub(crate) troubles: Troubles,
     /// What this engine leaves to the next.
-    pub(crate) legacy: Option<Box<dyn Legacy>>,
+    pub(crate) handover: Option<Handover>,
 }
 
 impl Domain {
@@ -88,13 +88,12 @@ impl Domain {
         placement: Placement,
         mut make: impl FnMut(StoreId) -> std::io::Result<PerNode>,
     ) -> std::io::Result<Self> {
-        let others = placement.stores().skip(1).map(|(store, _)| make(store));
-        let others = others.collect::<std::io::Result<_>>()?;
+        let nodes = placement.stores().map(|(store, _)| make(store));
+        let nodes = nodes.collect::<std::io::Result<_>>()?;
         Ok(Self {
             name: name.to_owned(),
             owner: OnceLock::new(),
-            first: make(StoreId::default())?,
-            others,
+            nodes,
             slots: Slots::new(placement),
             chunks: Chunks::default(),
             patterns: Patterns::default(),
@@ -103,7 +102,7 @@ impl Domain {
             has_claims: AtomicBool::new(false),
             unpunched: Mutex::default(),
             troubles: Troubles::default(),
-            legacy: None,
+            handover: None,
         })
     }
 
@@ -111,8 +110,8 @@ impl Domain {
     pub(crate) fn note_guest_of(&self, user: &Arc<User>) {
         if self.own(user) {
             user.say(|| tracing::info!(domain = self.name, "a domain begins"));
-            if let Some(legacy) = &self.legacy {
-                legacy.own(user.uid);
+            if let Some(handover) = &self.handover {
+                handover.own(user.uid);
             }
         }
     }
@@ -139,11 +138,8 @@ impl Domain {
     }
 
     fn node(&self, store: StoreId) -> &PerNode {
-        let Some(at) = store.index().checked_sub(1) else {
-            return &self.first;
-        };
-        let other = self.others.get(at);
-        other.unwrap_or_else(|| panic!("domain {} has no store {}", self.name, store.0))
+        let node = self.nodes.get(store.index());
+        node.unwrap_or_else(|| panic!("domain {} has no store {}", self.name, store.0))
     }
 
     /// The index of the pages of a store's node.
@@ -158,17 +154,12 @@ impl Domain {
 
     /// Whether there is more than one node.
     pub(crate) fn has_nodes(&self) -> bool {
-        !self.others.is_empty()
+        self.nodes.len() > 1
     }
 
     /// The numbers of all stores.
     pub(crate) fn stores(&self) -> impl Iterator<Item = StoreId> {
-        (0..).map(StoreId).take(1 + self.others.len())
-    }
-
-    /// All stores, in their order.
-    pub(crate) fn nodes(&self) -> impl Iterator<Item = &PerNode> {
-        std::iter::once(&self.first).chain(&self.others)
+        (0..).map(StoreId).take(self.nodes.len())
     }
 
     /// Carries out what a change of page states entails, and empties `effects`.
@@ -191,8 +182,8 @@ impl Domain {
     pub(crate) fn settle_former(&self) {
         let mut former = lock(&self.former);
         for number in former.take_free() {
-            if let Some(legacy) = &self.legacy {
-                legacy.untie(number);
+            if let Some(handover) = &self.handover {
+                handover.untie(number);
             }
         }
         let mut settled = former.settle();
@@ -305,7 +296,7 @@ impl Domain {
 
     /// Bytes of memory the domain's tables hold, chunks aside.
     pub(crate) fn memory_bytes(&self) -> usize {
-        let indexes = self.nodes().map(|node| node.index.memory_bytes());
+        let indexes = self.nodes.iter().map(|node| node.index.memory_bytes());
         let former = lock(&self.former).memory_bytes();
         let unpunched = lock(&self.unpunched).capacity() * size_of::<Range<u64>>();
         let tables = self.slots.memory_bytes() + self.chunks.memory_bytes() + unpunched;

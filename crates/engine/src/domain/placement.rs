@@ -15,9 +15,9 @@ use numa::placement::IndexMemory;
 use numa::topology::Source;
 use numa::{NodeId, Topology};
 use sdtree::SdTree;
-use wire::{KnobValues, PAGE_BYTES};
+use wire::KnobValues;
 
-use crate::page::StoreId;
+use crate::page::{PAGE, StoreId};
 use crate::sync::lock;
 
 /// The heap's only zone.
@@ -208,7 +208,7 @@ impl Atlas {
         let Self::Ranges(ranges) = self else {
             return None;
         };
-        let address = frame.checked_mul(PAGE_BYTES as u64)?;
+        let address = frame.checked_mul(PAGE)?;
         let behind = ranges.partition_point(|(range, _)| range.start <= address);
         let (range, store) = ranges.get(behind.checked_sub(1)?)?;
         (frame != 0 && range.contains(&address)).then_some(*store)

@@ -53,7 +53,7 @@ struct Supply {
 #[derive(Debug)]
 pub(crate) struct Slots {
     refs: Refs,
-    pub(super) placement: Placement,
+    pub(crate) placement: Placement,
     heap: Heap,
     /// By store.
     supplies: Vec<Supply>,
@@ -76,11 +76,6 @@ impl Slots {
             supplies: placement.nodes.iter().map(|_| Supply::default()).collect(),
             placement,
         }
-    }
-
-    /// Has this thread work near a store: see [`Placement::work_near`].
-    pub(crate) fn work_near(&self, store: Option<StoreId>) {
-        self.placement.work_near(store);
     }
 
     /// Slots of a store to give out, neighbours together.
@@ -163,7 +158,7 @@ impl Slots {
         Ok(())
     }
 
-    /// The number behind the last that was ever given out in a store.
+    /// A number behind all that were ever given out in a store.
     pub(crate) fn end(&self, store: StoreId) -> u64 {
         let supply = self.supplies.get(store.index());
         supply.map_or(0, |supply| lock(&supply.growth).end)

@@ -57,9 +57,15 @@ pub(crate) fn is_most(unread: u64, merged: u64) -> bool {
 
 /// A guest's pages by class, at one moment.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Census([u64; CLASSES]);
+pub(crate) struct Classes([u64; CLASSES]);
 
-impl Census {
+impl Classes {
+    /// Pages by class.
+    #[cfg(any(test, debug_assertions))]
+    pub(crate) fn all(&self) -> [u64; CLASSES] {
+        self.0
+    }
+
     /// Pages of `class`.
     pub(crate) fn pages(&self, class: Class) -> u64 {
         self.0.get(class as usize).copied().unwrap_or(0)
@@ -110,10 +116,10 @@ impl Counters {
         self.cpu_ns.load(Relaxed).min(self.talk_ns.load(Relaxed))
     }
 
-    /// All classes, each read once: what is derived from one census adds up (I9), also while
+    /// All classes, each read once: what is derived from one classes adds up (I9), also while
     /// workers move pages from class to class.
-    pub(crate) fn census(&self) -> Census {
-        Census(std::array::from_fn(|class| self.tally(class)))
+    pub(crate) fn classes(&self) -> Classes {
+        Classes(std::array::from_fn(|class| self.tally(class)))
     }
 
     /// Notes that the guest told of `pages` pages that their content no longer matters.

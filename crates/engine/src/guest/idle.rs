@@ -67,11 +67,11 @@ impl Block {
 
 impl IdleBlocks {
     /// Begins a look; with `all` nothing is left out.
-    pub(crate) fn begin(&mut self, all: bool) -> Glance<'_> {
+    pub(crate) fn begin(&mut self, all: bool) -> Look<'_> {
         if all {
             self.0.clear();
         }
-        Glance {
+        Look {
             before: &mut self.0,
             now: BTreeMap::new(),
         }
@@ -80,12 +80,12 @@ impl IdleBlocks {
 
 /// One look at a guest.
 #[derive(Debug)]
-pub(crate) struct Glance<'a> {
+pub(crate) struct Look<'a> {
     before: &'a mut BTreeMap<u64, Block>,
     now: BTreeMap<u64, Block>,
 }
 
-impl Glance<'_> {
+impl Look<'_> {
     /// Whether the block of `address` is left out.
     pub(crate) fn leaves_out(&mut self, address: u64) -> bool {
         let number = address / BLOCK;
@@ -118,10 +118,10 @@ mod tests {
     use super::*;
 
     fn look(idle: &mut IdleBlocks, blocks: &[u64], stirred: &[u64]) -> Vec<bool> {
-        let mut glance = idle.begin(false);
-        let all = blocks.iter().map(|block| glance.leaves_out(block * BLOCK));
+        let mut look = idle.begin(false);
+        let all = blocks.iter().map(|block| look.leaves_out(block * BLOCK));
         let all = all.collect();
-        glance.end(stirred, 0, None);
+        look.end(stirred, 0, None);
         all
     }
 

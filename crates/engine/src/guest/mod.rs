@@ -76,7 +76,7 @@ pub(crate) struct Guest {
     /// Its agent says that it came into a process that ran already.
     attached: AtomicBool,
     /// It has been looked at in this round.
-    ready: AtomicBool,
+    looked_at: AtomicBool,
     /// Work waits for its answer.
     awaited: AtomicBool,
     /// Where its next look goes on, if the last was not finished.
@@ -92,7 +92,7 @@ pub(crate) struct Guest {
     /// Broken pages may be merged again, as the last look found.
     merges_again: AtomicBool,
     pins: Mutex<Pins>,
-    refusal: Mutex<Option<AtLimit>>,
+    at_limit: Mutex<Option<AtLimit>>,
     /// The last of its pages that were to get slots got none, for want of room.
     short_of_slots: AtomicBool,
     pub(crate) claims: Ordered<Claims, CLAIMS>,
@@ -156,7 +156,7 @@ impl Guest {
             standing: AtomicU8::new(Standing::Served as u8),
             late: AtomicBool::new(true),
             attached: AtomicBool::new(false),
-            ready: AtomicBool::new(false),
+            looked_at: AtomicBool::new(false),
             awaited: AtomicBool::new(true),
             progress: AtomicU64::new(0),
             passes: Passes::default(),
@@ -166,7 +166,7 @@ impl Guest {
             patrol_left: AtomicUsize::new(0),
             merges_again: AtomicBool::new(false),
             pins: Mutex::default(),
-            refusal: Mutex::default(),
+            at_limit: Mutex::default(),
             short_of_slots: AtomicBool::new(false),
             claims: Ordered::new(Claims::Open(0)),
             kin: Kin::default(),
@@ -304,8 +304,8 @@ impl Guest {
     /// Whether the guest takes jobs in this round.
     pub(crate) fn takes_jobs(&self, patience: Duration) -> bool {
         let overtime = Duration::from_nanos(self.overtime_ns.load(Relaxed));
-        let ready = self.is_ready() && !self.is_stuck() && !self.user.is_stuck();
-        ready && self.is_responsive() && overtime <= patience * 4
+        let may = self.is_looked_at() && !self.is_held_up();
+        may && self.is_responsive() && overtime <= patience * 4
     }
 
     /// Notes whether the agent owes an answer.
@@ -346,21 +346,21 @@ impl Guest {
     }
 
     /// Notes why some of its memory is left alone.
-    pub(crate) fn note_refusal(&self, refusal: Option<AtLimit>) {
+    pub(crate) fn note_limit(&self, at_limit: Option<AtLimit>) {
         let short = self.short_of_slots.load(Relaxed);
-        let refusal = refusal.or(short.then_some(AtLimit::Store));
-        let mut noted = lock(&self.refusal);
-        if let Some(why) = refusal.filter(|_| refusal != *noted) {
+        let at_limit = at_limit.or(short.then_some(AtLimit::Store));
+        let mut noted = lock(&self.at_limit);
+        if let Some(why) = at_limit.filter(|_| at_limit != *noted) {
             let (pid, uid) = (self.pid, self.uid);
             let why = why.describe(&self.user.common.limits);
             self.user.say(|| tracing::warn!(pid, uid, "{why}"));
         }
-        *noted = refusal;
+        *noted = at_limit;
     }
 
     /// Why some of its memory is left alone, in words.
-    pub(crate) fn refusal(&self) -> Option<String> {
-        let why = *lock(&self.refusal);
+    pub(crate) fn at_limit(&self) -> Option<String> {
+        let why = *lock(&self.at_limit);
         why.map(|why| why.describe(&self.user.common.limits))
     }
 
@@ -371,12 +371,9 @@ impl Guest {
 
     /// Notes that a table that had `before` bytes has `now`.
     pub(crate) fn change_tables(&self, before: usize, now: usize) {
-        let tables = &self.counters.table_bytes;
         let (before, now) = (before as u64, now as u64);
-        match now.checked_sub(before) {
-            Some(more) => tables.fetch_add(more, Relaxed),
-            None => tables.fetch_sub(before - now, Relaxed),
-        };
+        let tables = &self.counters.table_bytes;
+        tables.fetch_add(now.wrapping_sub(before), Relaxed);
         self.user.note_tables(before, now);
     }
 
@@ -389,7 +386,7 @@ impl Guest {
     /// Begins a round: the guest rests no more, and no chunk is worked before the look.
     pub(crate) fn begin_round(&self) {
         self.overtime_ns.store(0, Relaxed);
-        self.ready.store(false, Release);
+        self.looked_at.store(false, Release);
         if let Some(mut talk) = self.talk.try_lock() {
             talk.spent = Duration::ZERO;
         }
@@ -405,12 +402,12 @@ impl Guest {
     pub(crate) fn end_look(&self) {
         self.set_late(false);
         self.awaited.store(true, Release);
-        self.ready.store(true, Release);
+        self.looked_at.store(true, Release);
     }
 
     /// Whether it has been looked at in this round.
-    pub(crate) fn is_ready(&self) -> bool {
-        self.ready.load(Acquire)
+    pub(crate) fn is_looked_at(&self) -> bool {
+        self.looked_at.load(Acquire)
     }
 
     /// Whether work waits for its answer.
@@ -441,6 +438,11 @@ impl Guest {
     /// Whether a thread sleeps in a look at its memory.
     pub(crate) fn is_stuck(&self) -> bool {
         self.stuck.load(Acquire) > 0
+    }
+
+    /// Whether one does, or as many as may in looks at the memory of its user's guests.
+    pub(crate) fn is_held_up(&self) -> bool {
+        self.is_stuck() || self.user.is_stuck()
     }
 
     /// Ends the service because its memory cannot be looked at, unless it was the look that was given up.

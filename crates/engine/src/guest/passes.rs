@@ -138,9 +138,9 @@ impl Passes {
 }
 
 impl Guest {
-    /// Whether its pages may be merged that were not quiet for two periods. A writer to a frame past the page tables
+    /// Looks whether its pages may be merged that were not quiet for two periods, and notes why not. A writer to a frame past the page tables
     /// must be seen by MOVE, and MOVE sees pins only.
-    pub(crate) fn may_settle_at_once(&self) -> bool {
+    pub(crate) fn check_borrows(&self) -> bool {
         let most = self.user.common.limits.descriptors_per_process;
         let found = self.memory.borrows(most);
         let may = found.is_none();

@@ -51,7 +51,7 @@ use crate::guest::memory::Mapped;
 use crate::guest::memory::Memory;
 use crate::guest::rescue::Guard;
 use crate::options::Limits;
-use crate::page::StoreId;
+use crate::page::{PAGE, StoreId};
 use crate::sync::lock;
 use crate::users::check_unclosed;
 
@@ -253,15 +253,15 @@ impl ProcessMemory {
         space
     }
 
-    /// Whether its mappings may be read: a file of `/proc` more that waits to be closed.
-    fn check_texts(&self) -> Result<u32, OverQuota> {
+    /// The user whose a file of `/proc` more is that waits to be closed, if its mappings may be read.
+    fn principal_for_text(&self) -> Result<u32, OverQuota> {
         let principal = self.applicant.principal;
         check_unclosed(&self.limits, principal, Kind::Text).map(|()| principal)
     }
 
     /// Finds the address space, and whether the speaker lives in it.
     fn find(&self, ready: Ready) -> Result<Space, Refusal> {
-        let (pid, principal) = (self.pid(), self.check_texts()?);
+        let (pid, principal) = (self.pid(), self.principal_for_text()?);
         let no_witness = Refusal::NoWitness {
             pid,
             number: ready.thread,
@@ -420,8 +420,8 @@ impl Memory for ProcessMemory {
             let store = stores.iter().position(|&store| store == file.inode);
             let id = store.and_then(|store| u8::try_from(store).ok());
             let id = id.filter(|_| file.device == device).map(StoreId);
-            let number = file.offset / wire::PAGE_BYTES as u64;
-            let pages = (file.range.end - file.range.start) / wire::PAGE_BYTES as u64;
+            let number = file.offset / PAGE;
+            let pages = (file.range.end - file.range.start) / PAGE;
             match id.and_then(|id| id.slots(number, pages)) {
                 Some(first) => each(Mapped {
                     range: file.range,
@@ -431,7 +431,7 @@ impl Memory for ProcessMemory {
             }
         };
         let witness = &self.space().witness;
-        let uid = self.check_texts().map_err(std::io::Error::other)?;
+        let uid = self.principal_for_text().map_err(std::io::Error::other)?;
         let read = || vma::private_files(uid, witness.thread(), device, each_file);
         witness.vouch(|| without_yielding(read))??;
         Ok(none_else)
@@ -439,7 +439,7 @@ impl Memory for ProcessMemory {
 
     fn mappings(&self) -> Option<u64> {
         let witness = &self.space().witness;
-        let uid = self.check_texts();
+        let uid = self.principal_for_text();
         let told = |why: &OverQuota| {
             tracing::debug!(pid = self.pid(), "its mappings are not counted: {why}")
         };
@@ -538,7 +538,7 @@ mod tests {
         memory.admit(ready).unwrap();
         memory.compare().unwrap();
         let source = vec![7u8; 3 * wire::PAGE_BYTES];
-        let start = (source.as_ptr() as u64).next_multiple_of(wire::PAGE_BYTES as u64);
+        let start = (source.as_ptr() as u64).next_multiple_of(PAGE);
         let there = Remote {
             start,
             len: wire::PAGE_BYTES,

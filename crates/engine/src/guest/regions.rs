@@ -194,7 +194,7 @@ pub(crate) struct Offers {
 
 impl Offers {
     /// Why some of the guest's memory is left alone.
-    pub(crate) fn refusal(&self) -> Option<AtLimit> {
+    pub(crate) fn at_limit(&self) -> Option<AtLimit> {
         self.short.or(self.refused)
     }
 

@@ -37,6 +37,7 @@ use wire::{Journal, MAX_OUT, PAGE_BYTES, Ready};
 use crate::domain::store::PageBytes;
 use crate::guest::Guest;
 use crate::guest::memory::Memory;
+use crate::page::PAGE;
 
 /// How often a page is tried while the guest changes its mappings.
 const PATIENCE: u32 = 1000;
@@ -50,7 +51,7 @@ pub(crate) fn let_go(guest: &Arc<Guest>) -> bool {
     if !guest.memory.is_guarded() {
         return true;
     }
-    if guest.is_stuck() || guest.user.is_stuck() {
+    if guest.is_held_up() {
         return false;
     }
     guest.lose_thread();
@@ -133,15 +134,15 @@ impl Guard {
 
     /// The addresses of the staging area's places.
     fn places(&self) -> impl Iterator<Item = u64> {
-        let begin = self.journal + PAGE_BYTES as u64;
-        (0..MAX_OUT as u64).map(move |place| begin + place * PAGE_BYTES as u64)
+        let begin = self.journal + PAGE;
+        (0..MAX_OUT as u64).map(move |place| begin + place * PAGE)
     }
 
     /// Where the staging area has pages.
     fn staged(&self, memory: &dyn Memory) -> std::io::Result<Vec<PageRun>> {
         let mut runs = vec![PageRun::default(); MAX_OUT];
-        let begin = self.journal + PAGE_BYTES as u64;
-        let range = begin..begin + (MAX_OUT * PAGE_BYTES) as u64;
+        let begin = self.journal + PAGE;
+        let range = begin..begin + MAX_OUT as u64 * PAGE;
         let (filled, _) = memory.peek(range, &mut runs)?;
         runs.truncate(filled);
         runs.retain(|run| {

@@ -1,5 +1,4 @@
-//! Handover: the legacy of one engine, and how the next one takes it over.
+//! Handover: how an engine takes over the legacy of the one before.
 
-pub(crate) mod manifest;
 pub(crate) mod restore;
 pub(crate) mod saved_knobs;

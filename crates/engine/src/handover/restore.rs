@@ -27,13 +27,13 @@ use std::sync::Arc;
 use sys::keeper::{Keeper, Kept};
 use sys::memfd::{self, Lifeline, Note};
 
+use crate::domain::handover::{self, Handover, Kind, MAX_TIES, Manifest};
 use crate::domain::index::Index;
 use crate::domain::lifelines::{Epoch, Line};
 use crate::domain::placement::Placement;
 use crate::domain::store::Memfd;
 use crate::domain::{Domain, PerNode};
 use crate::error::OverQuota;
-use crate::handover::manifest::{self, Handover, Kind, MAX_TIES, Manifest};
 use crate::merge::read::Hasher;
 use crate::options::Rules;
 use crate::page::{Entry, Fingerprint, Slot, StoreId};
@@ -107,7 +107,7 @@ impl Restorer {
                 store: Box::new(store.ok_or(std::io::ErrorKind::NotFound)?),
             })
         })?;
-        domain.legacy = Some(Box::new(handover));
+        domain.handover = Some(handover);
         Ok(domain)
     }
 
@@ -164,7 +164,7 @@ impl Restorer {
                 domain = name,
                 "a former engine's pages are not taken over: {misfit}"
             );
-            manifest::forget(keeper, &manifest);
+            handover::forget(keeper, &manifest);
         }
         taken.is_ok()
     }
@@ -289,7 +289,7 @@ pub(crate) fn resume(core: &Core, domain: Domain, ties: Vec<Line>) -> std::io::R
     domain.slots.set_limit(core.knobs.rules().max_sharing);
     let slots = load(&domain, ties, &core.hasher, core.knobs.rules());
     // The keeper has this engine's tie by now.
-    let slots = slots.inspect_err(|_| domain.legacy.iter().for_each(|legacy| legacy.end()))?;
+    let slots = slots.inspect_err(|_| domain.handover.iter().for_each(Handover::end))?;
     tracing::info!(domain = domain.name, slots, "a domain goes on");
     lock(&core.domains).insert(domain.name.clone(), Arc::new(domain));
     Ok(())
@@ -363,7 +363,7 @@ mod tests {
             let pages = [[1; wire::PAGE_BYTES], [2; wire::PAGE_BYTES]];
             let store = domain.store(StoreId::default());
             store.write(Slot(5), &[&pages[0], &pages[1]]).unwrap();
-            let tie = domain.legacy.as_ref().unwrap().tie().unwrap();
+            let tie = domain.handover.as_ref().unwrap().tie().unwrap();
             let access = sys::mapping::Access::ReadWrite;
             sys::mapping::share(tie.as_fd(), 0, wire::PAGE_BYTES, access).unwrap();
             let (kept, forgotten) = self.take();

@@ -21,7 +21,7 @@ use sys::keeper::{Keeper, Kept};
 use sys::memfd::{self, Note};
 use wire::{KnobValues, Setting};
 
-use crate::handover::manifest::{self, Kind};
+use crate::domain::handover::{self, Kind};
 
 const HEAD: &str = "pageone knobs 1\n";
 
@@ -119,7 +119,7 @@ impl SavedKnobs {
         }
         let note = Note::new()?;
         note.write(&text)?;
-        let name = manifest::name(Kind::Knobs, memfd::number(&note)?, "");
+        let name = handover::name(Kind::Knobs, memfd::number(&note)?, "");
         keeper.keep(&name, note.as_fd())?;
         self.note = Some(note);
         Ok(())
@@ -215,7 +215,7 @@ mod tests {
         let note = Note::new().unwrap();
         note.write("pageone knobs 2\n[]").unwrap();
         let mut kept = vec![Kept {
-            name: manifest::name(Kind::Knobs, 1, ""),
+            name: handover::name(Kind::Knobs, 1, ""),
             descriptor: note.as_fd().try_clone_to_owned().unwrap(),
         }];
         let mut knobs = KnobValues::default();

@@ -43,7 +43,7 @@ use crate::guest::Guest;
 use crate::merge::read::{BATCH, Batch, Hasher};
 use crate::merge::span::Layout;
 use crate::options::Rules;
-use crate::page::{Entry, Fingerprint, StoreId, Tag};
+use crate::page::{Entry, Fingerprint, PAGE, StoreId, Tag};
 
 use crate::merge::lookup::{Found, Scope, resolve};
 
@@ -76,7 +76,7 @@ pub(crate) struct Context<'a> {
 /// Buffers of a worker.
 pub(crate) struct Buffers {
     pub(super) batch: Batch,
-    pub(super) settled: Vec<u16>,
+    pub(super) settled: Vec<usize>,
     pub(super) twins: Vec<Twin>,
     pub(super) repeats: Vec<Read>,
     /// The node where the worker runs; none: on all.
@@ -178,10 +178,7 @@ impl<'a> Plan<'a> {
         let mut settled = std::mem::take(&mut buffers.settled);
         settled.clear();
         let busy = self.pages.busy.pages();
-        settled.extend(
-            busy.filter(|&page| self.is_settled(page))
-                .filter_map(|page| u16::try_from(page).ok()),
-        );
+        settled.extend(busy.filter(|&page| self.is_settled(page)));
         let reserved = self.pages.huge && self.context.worth_splitting > 0;
         self.publishes = !reserved && self.context.may_map;
         let read = self
@@ -203,21 +200,21 @@ impl<'a> Plan<'a> {
 
     /// Leaves settled pages alone whose frames others have too: fork or KSM shares them already. MOVE would refuse them, and a read
     /// would part them: it pins, and the kernel gives the guest a copy before that.
-    fn leave_shared(&mut self, settled: &mut Vec<u16>) -> std::io::Result<()> {
+    fn leave_shared(&mut self, settled: &mut Vec<usize>) -> std::io::Result<()> {
         let Some(&last) = settled.last() else {
             return Ok(());
         };
-        let end = self.chunk.address + (u64::from(last) + 1) * wire::PAGE_BYTES as u64;
+        let end = self.chunk.address + (last as u64 + 1) * PAGE;
         let shared = self.guest.memory.shared(self.chunk.address..end)?;
-        for page in settled.extract_if(.., |page| shared.contains((*page).into())) {
-            self.pages.back_off(page.into(), Tag::Pinned);
+        for page in settled.extract_if(.., |page| shared.contains(*page)) {
+            self.pages.back_off(page, Tag::Pinned);
         }
         Ok(())
     }
 
     /// Decides about the twins that got no slot: those of a huge page that is worth splitting get one now, for which
     /// they are read again. The others are left alone for a while. So no slot is written that no page will map.
-    fn weigh(&mut self, buffers: &mut Buffers, settled: &mut Vec<u16>) -> std::io::Result<()> {
+    fn weigh(&mut self, buffers: &mut Buffers, settled: &mut Vec<usize>) -> std::io::Result<()> {
         let twins = std::mem::take(&mut self.unpublished);
         if twins.is_empty() {
             return Ok(());
@@ -235,7 +232,7 @@ impl<'a> Plan<'a> {
         }
         self.publishes = true;
         settled.clear();
-        settled.extend(twins.pages().filter_map(|page| u16::try_from(page).ok()));
+        settled.extend(twins.pages());
         self.read(buffers, settled)
     }
 
@@ -341,7 +338,7 @@ impl<'a> Plan<'a> {
         );
     }
 
-    fn read(&mut self, buffers: &mut Buffers, settled: &[u16]) -> std::io::Result<()> {
+    fn read(&mut self, buffers: &mut Buffers, settled: &[usize]) -> std::io::Result<()> {
         let mut rest = settled;
         while !rest.is_empty() {
             let part = rest.get(..BATCH).unwrap_or(rest);
@@ -350,7 +347,7 @@ impl<'a> Plan<'a> {
             self.look_up(buffers, &part[..read]);
             let mut done = read;
             if let Some(&unreadable) = part.get(read) {
-                self.pages.back_off(unreadable.into(), Tag::Skipped);
+                self.pages.back_off(unreadable, Tag::Skipped);
                 done += 1;
             }
             rest = &rest[done..];
@@ -358,17 +355,16 @@ impl<'a> Plan<'a> {
         Ok(())
     }
 
-    fn look_up(&mut self, buffers: &mut Buffers, part: &[u16]) {
+    fn look_up(&mut self, buffers: &mut Buffers, part: &[usize]) {
         let mut keys = [None; BATCH];
         for (at, key) in keys.iter_mut().enumerate().take(part.len()) {
             *key = self.key(buffers.batch.page(at));
         }
-        let homes = self.homes(part.iter().map(|&page| page.into()));
+        let homes = self.homes(part.iter().copied());
         self.go_near(buffers, homes.first().copied().flatten());
         let mut reads = std::mem::take(&mut buffers.repeats);
         reads.clear();
         for (at, ((&page, key), home)) in part.iter().zip(keys).zip(homes).enumerate() {
-            let page = usize::from(page);
             match (key, home) {
                 (None, _) => self.pages.set(page, Tag::PlannedZero),
                 (_, None) => self.pages.back_off(page, Tag::Skipped),
@@ -400,7 +396,7 @@ impl<'a> Plan<'a> {
             false => None,
         };
         if near != buffers.near {
-            self.domain().slots.work_near(near);
+            self.domain().slots.placement.work_near(near);
             buffers.near = near;
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! A prediction proposes pairs of a page and a slot. Samples of it are read. If they are as proposed, the pairs are
 //! accepted; else the pages are read like all others. Pages without a pair are most likely private. They are put off until
-//! all other chunks have been visited: pages that save memory come first. Two sources propose:
+//! all other chunks have been visited: pages that save memory come first. Three sources propose:
 //!
 //! ```text
 //!   the pattern of the place      slots by page, as the chunk there of another guest was merged last
@@ -12,16 +12,18 @@
 //!   groups of 16                  neighbours have neighbouring slots
 //!     slot   70               85  86              101
 //!     page   ●  ?  ?  ?  ?  ?  ●   ●  ?  ?  ?  ?  ?  ●   ○
+//!
+//!   zeros                         long runs of them, for which no slot is needed
 //! ```
 //!
 //! **The pattern.** [`SAMPLES`] pages, spread over it, are read. If each equals its slot, all are planned for theirs.
 //!
 //! **Groups.** The first and the last page of a group of [`GROUP`] may equal slots that are as far apart as they are. Then
 //! the pages between most likely equal the slots between. Of a run that some guest shares already this saves reading,
-//! hashing and looking up at least seven pages of eight. Where at least half of a chunk's groups are so, its shared content
-//! is in slots by now. Then a group is put off if no other guest has its ends or its middle. Shared and private pages may
-//! alternate in short runs: many groups with one end of each show that. Then nothing is put off, for all shared pages are to be
-//! mapped together.
+//! hashing and looking up at least seven pages of eight. Where at least half of a chunk's groups begin with a page that
+//! equals a slot, its shared content is in slots by now. Then a group is put off if no other guest has its ends or its
+//! middle. Shared and private pages may alternate in short runs: many groups that are neither shared nor new nor zeros show
+//! that. Then nothing is put off, for all shared pages are to be mapped together.
 //!
 //! **Zeros.** Where three groups in a row begin with zeros, the pages between are most likely zeros: a guest's kernel clears memory in
 //! long runs. In shorter ones the middle and the end are read, too. That needs neither slots nor nodes, so it is proposed where
@@ -45,7 +47,7 @@ const SAMPLES: usize = 4;
 const GROUP: usize = 16;
 /// One group in so many is looked at first where only zeros are looked for.
 const SPARSE: usize = 4;
-/// Nothing is put off where more than one in so many groups has a shared and a private end.
+/// Nothing is put off where more than one in so many groups is neither shared nor new nor zeros, as far as was read.
 const MIXED: usize = 4;
 
 /// What pages of a chunk most likely are.
@@ -135,7 +137,7 @@ impl Plan<'_> {
     pub(super) fn predict(
         &mut self,
         buffers: &mut Buffers,
-        settled: &mut Vec<u16>,
+        settled: &mut Vec<usize>,
     ) -> std::io::Result<()> {
         // A whole visit is for pages that were not predicted at the first.
         if self.whole {
@@ -151,10 +153,7 @@ impl Plan<'_> {
         };
         self.accept(prediction);
         let later = self.pages.later;
-        settled.retain(|&page| {
-            let page = usize::from(page);
-            self.pages.tag(page) == Tag::Settled && !later.contains(page)
-        });
+        settled.retain(|&page| self.pages.tag(page) == Tag::Settled && !later.contains(page));
         Ok(())
     }
 
@@ -194,7 +193,8 @@ impl Plan<'_> {
         let samples = (0..SAMPLES).filter_map(|n| pairs.get(n * last / (SAMPLES - 1)).copied());
         let samples: Vec<_> = samples.collect();
         let mut known = Known::nothing();
-        self.probe(buffers, samples.iter().map(|&(page, _)| page), &mut known)?;
+        let pages: Vec<_> = samples.iter().map(|&(page, _)| page).collect();
+        self.probe(buffers, &pages, &mut known)?;
         let equals = |&(page, slot): &(usize, Slot)| known.slot(page) == Some(slot);
         Ok(samples.iter().all(equals))
     }
@@ -213,18 +213,15 @@ impl Plan<'_> {
         if !self.context.use_zero_pages {
             return Ok(Prediction::default());
         }
-        self.probe(buffers, groups.iter().copied().step_by(SPARSE), &mut known)?;
+        let sparse: Vec<_> = groups.iter().copied().step_by(SPARSE).collect();
+        self.probe(buffers, &sparse, &mut known)?;
         if !groups.iter().any(|&first| known.is_zeros(first)) {
             return Ok(Prediction::default());
         }
         let others = groups.iter().filter(|&&first| known.at(first).is_none());
         let others: Vec<_> = others.copied().collect();
-        self.probe(buffers, others.into_iter(), &mut known)?;
-        self.probe(
-            buffers,
-            more_of_zeros(&groups, &known).into_iter(),
-            &mut known,
-        )?;
+        self.probe(buffers, &others, &mut known)?;
+        self.probe(buffers, &more_of_zeros(&groups, &known), &mut known)?;
         let zeros = groups.into_iter().filter(|&first| known.all_zeros(first));
         Ok(Prediction {
             zeros: zeros.flat_map(|first| first..first + GROUP).collect(),
@@ -236,7 +233,7 @@ impl Plan<'_> {
     fn propose_groups(&self, buffers: &mut Buffers) -> std::io::Result<Prediction> {
         let groups = self.groups();
         let mut known = Known::nothing();
-        self.probe(buffers, groups.iter().copied(), &mut known)?;
+        self.probe(buffers, &groups, &mut known)?;
         let begins = groups.iter().filter(|&&first| known.slot(first).is_some());
         let is_shared = 2 * begins.count() >= groups.len();
         // The start of the next group tells as much as the end of this one.
@@ -251,7 +248,7 @@ impl Plan<'_> {
         let mut more: Vec<usize> = more.flatten().collect();
         more.extend(more_of_zeros(&groups, &known));
         more.sort_unstable();
-        self.probe(buffers, more.into_iter(), &mut known)?;
+        self.probe(buffers, &more, &mut known)?;
         let fits = |first| known.fit(first, first + GROUP - 1) || known.fit(first, first + GROUP);
         let mixed = groups
             .iter()
@@ -277,36 +274,25 @@ impl Plan<'_> {
     fn probe(
         &self,
         buffers: &mut Buffers,
-        pages: impl Iterator<Item = usize>,
-        known: &mut Known,
-    ) -> std::io::Result<()> {
-        let pages: Vec<u16> = pages.filter_map(|page| page.try_into().ok()).collect();
-        let mut parts = pages.chunks(BATCH);
-        parts.try_for_each(|part| self.probe_part(buffers, part, known))
-    }
-
-    /// The same of at most a batch.
-    fn probe_part(
-        &self,
-        buffers: &mut Buffers,
-        pages: &[u16],
+        pages: &[usize],
         known: &mut Known,
     ) -> std::io::Result<()> {
         let memory = &*self.guest.memory;
-        let read = buffers.batch.fill(memory, self.chunk.address, pages)?;
         let index = self.domain().index(StoreId::default());
-        let key = |at| self.key(buffers.batch.page(at));
-        let keys: Vec<_> = (0..read).map(key).collect();
-        let wanted: Vec<_> = keys.iter().copied().flatten().collect();
-        index.expect(&wanted);
-        for (&page, key) in pages.iter().zip(keys) {
-            let found = match key.map(|key| index.get(key)) {
-                Some(Some(Entry::Canonical(slot))) => Probed::Slot(slot),
-                Some(None) => Probed::New,
-                None => Probed::Zeros,
-                Some(Some(Entry::Candidate(_))) => Probed::Other,
-            };
-            known.0[usize::from(page)] = Some(found);
+        for part in pages.chunks(BATCH) {
+            let read = buffers.batch.fill(memory, self.chunk.address, part)?;
+            let key = |at| self.key(buffers.batch.page(at));
+            let keys: Vec<_> = (0..read).map(key).collect();
+            let wanted: Vec<_> = keys.iter().copied().flatten().collect();
+            index.expect(&wanted);
+            for (&page, key) in part.iter().zip(keys) {
+                known.0[page] = Some(match key.map(|key| index.get(key)) {
+                    Some(Some(Entry::Canonical(slot))) => Probed::Slot(slot),
+                    Some(None) => Probed::New,
+                    None => Probed::Zeros,
+                    Some(Some(Entry::Candidate(_))) => Probed::Other,
+                });
+            }
         }
         Ok(())
     }

@@ -144,7 +144,7 @@ impl Plan<'_> {
 
     fn promote(&self, candidate: Site) {
         if candidate.chunk == self.chunk.id {
-            self.chunk.promote(candidate.page); // adopted at the end of this job
+            self.chunk.promote(candidate.page); // looked up again at the end of this job
         // Where there is none any more it was withdrawn after its entry was found.
         } else if let Some(chunk) = self.domain().chunks.get(candidate.chunk) {
             chunk.promote(candidate.page);

@@ -14,7 +14,7 @@ use twox_hash::xxhash3_128;
 
 use crate::domain::store::PageBytes;
 use crate::guest::memory::Memory;
-use crate::page::Fingerprint;
+use crate::page::{Fingerprint, PAGE};
 
 /// Pages read at once: 256 KiB.
 pub(crate) const BATCH: usize = 64;
@@ -89,12 +89,12 @@ impl Batch {
         &mut self,
         memory: &dyn Memory,
         address: u64,
-        pages: &[u16],
+        pages: &[usize],
     ) -> std::io::Result<usize> {
         assert!(pages.len() <= BATCH, "{} pages for a batch", pages.len());
         self.ranges.clear();
         for &page in pages {
-            let start = address + u64::from(page) * wire::PAGE_BYTES as u64;
+            let start = address + page as u64 * PAGE;
             match self.ranges.last_mut() {
                 Some(last) if last.start + last.len as u64 == start => last.len += wire::PAGE_BYTES,
                 _ => self.ranges.push(Remote {

@@ -17,7 +17,7 @@
 //! those that have just come ([`early`](crate::run::early)).
 //!
 //! A round that outlasts the period is cut: the next looks find the rest again. Where looks take
-//! long for the period it is cut later ([`Span`]): while there is work, little time goes to them. But one user's looks
+//! long for the period it is cut later ([`Timing`]): while there is work, little time goes to them. But one user's looks
 //! lengthen no round of others: once only he has jobs left, and had more than they, the period is all he gets.
 
 use std::collections::BTreeMap;
@@ -45,12 +45,11 @@ use crate::run::knobs::{self, Knobs};
 use crate::run::order::Order;
 use crate::run::post::{Post, Watched};
 use crate::run::queue::{Job, Queue, Visit};
-use crate::run::waiting::{Span, Waiting};
+use crate::run::waiting::{Timing, Waiting};
 use crate::run::wishes::{Pass, Wishes};
 use crate::scan::look::{self, Looked};
 use crate::scan::relocation;
 use crate::scan::terms::{Aim, Terms};
-use crate::scan::track::Round;
 use crate::sync::{DOMAINS, GUESTS, Ordered, lock};
 use crate::users::Users;
 
@@ -98,12 +97,14 @@ pub(crate) type NewDomain = Box<dyn Fn(&str) -> std::io::Result<Domain> + Send +
 
 /// Who runs the jobs of a round.
 pub(crate) trait Crew {
-    /// Returns when all looks are done that work waits for: see [`Waiting`].
-    fn look(&self, core: &Core, span: &Span);
+    /// Returns when all looks are done that work waits for: see [`Waiting`]. Where one thread does all jobs, that is all of them.
+    fn look(&self, core: &Core, timing: &Timing) {
+        self.work(core, timing);
+    }
 
-    /// Returns when the queue is idle, and no answer can come any more; at the latest when `span` says (jobs begun are
+    /// Returns when the queue is idle, and no answer can come any more; at the latest when `timing` says (jobs begun are
     /// finished).
-    fn work(&self, core: &Core, span: &Span);
+    fn work(&self, core: &Core, timing: &Timing);
 }
 
 /// Everything the workers share.
@@ -182,9 +183,9 @@ impl Core {
         Ok(domain)
     }
 
-    /// Whether a process has a session: the number belongs to one that lives. One that it had lets go of the
-    /// process's userfaultfd, for a mapping takes one at a time.
-    pub(crate) fn has_session(&self, pid: u32) -> bool {
+    /// Has the last session of process `pid`, which lives, let go of the process's userfaultfd, for a mapping takes one at a time.
+    /// False while that session goes on.
+    pub(crate) fn end_last_session(&self, pid: u32) -> bool {
         let guests = lock(&self.guests);
         let its = guests.iter().filter(|guest| guest.pid == pid).cloned();
         let its: Vec<_> = its.collect();
@@ -192,7 +193,7 @@ impl Core {
         let lives =
             |guest: &Arc<Guest>| guest.standing() == Standing::Served && !guest.memory.has_left();
         its.iter()
-            .any(|guest| lives(guest) || !rescue::let_go(guest))
+            .all(|guest| !lives(guest) && rescue::let_go(guest))
     }
 
     /// The guest with this number, unless it is gone.
@@ -231,7 +232,7 @@ impl Core {
         guests.push(Arc::new(guest));
     }
 
-    /// A round. With `scan` unset, only late answers are taken and merged pages unmerged.
+    /// A round. With `scan` unset guests are only heard, and merged pages are unmerged where they are to be.
     pub(crate) fn round(&self, crew: &dyn Crew, scan: bool) {
         if scan {
             self.note_look();
@@ -246,8 +247,8 @@ impl Core {
             true => period.max(patience),
             false => patience,
         };
-        let span = Span::new(patience, period, least, least * MOST_PERIODS);
-        self.look_and_work(crew, looks, span);
+        let timing = Timing::new(patience, period, least, least * MOST_PERIODS);
+        self.look_and_work(crew, looks, timing);
         if scan {
             self.walk_frames();
             self.full_scans.fetch_add(1, Relaxed);
@@ -259,38 +260,38 @@ impl Core {
         *lock(&self.last_look).insert(Instant::now())
     }
 
-    /// Looks at guests, and does what follows, as long as `span` says.
+    /// Looks at guests, and does what follows, as long as `timing` says.
     pub(crate) fn look_and_work(
         &self,
         crew: &dyn Crew,
         mut looks: Vec<(Arc<Guest>, Aim)>,
-        mut span: Span,
+        mut timing: Timing,
     ) {
         self.knobs.look_at_supply();
         self.syncs.fetch_add(1, Relaxed);
         let guests: Vec<_> = looks.iter().map(|(guest, _)| Arc::clone(guest)).collect();
         let order = Order::new(&guests, self.knobs.values().threads);
         // Those first that a cut left out the last time.
-        looks.sort_by_key(|(guest, _)| guest.is_ready());
+        looks.sort_by_key(|(guest, _)| guest.is_looked_at());
         guests.iter().for_each(|guest| guest.begin_round());
         drop(guests); // one that ends in this round is to go with it
         self.queue.begin_round();
         let looks = looks.into_iter();
         self.queue
             .add(looks.map(|(guest, aim)| Job::Look(guest, aim)));
-        crew.look(self, &span);
+        crew.look(self, &timing);
         self.waiting.note_late();
-        span.end_looks();
+        timing.end_looks();
         let mut found = self.take_found();
         order.sort(&mut found);
         let work = found.len();
         self.queue.add(found.into_iter().map(first_visit));
-        crew.work(self, &span);
+        crew.work(self, &timing);
         self.waiting.give_up();
         lock(&self.found).at_work = false;
         self.settle_former();
         self.tidy();
-        tracing::debug!(chunks = work, took = ?span.elapsed(), "a round is done");
+        tracing::debug!(chunks = work, took = ?timing.elapsed(), "a round is done");
     }
 
     /// Takes what the looks have found so far; from now on it is worked as it comes.
@@ -351,8 +352,8 @@ impl Core {
         });
         lock(&self.domains).retain(|_, domain| {
             let stays = Arc::strong_count(domain) > 1 || domain.waits();
-            if let Some(legacy) = domain.legacy.as_ref().filter(|_| !stays) {
-                legacy.end();
+            if let Some(handover) = domain.handover.as_ref().filter(|_| !stays) {
+                handover.end();
             }
             stays
         });
@@ -393,7 +394,7 @@ impl Core {
             let patience = self.knobs.patience;
             crew.work(
                 self,
-                &Span::new(patience, Duration::ZERO, patience, patience),
+                &Timing::new(patience, Duration::ZERO, patience, patience),
             );
             self.waiting.give_up();
         }
@@ -433,7 +434,7 @@ impl Core {
     fn look(&self, guest: &Arc<Guest>, aim: Aim, scratch: &mut Scratch) {
         let knobs = self.knobs.values();
         let terms = Terms {
-            round: Round(self.rounds.load(Relaxed)),
+            round: self.rounds.load(Relaxed),
             sync: self.syncs.load(Relaxed),
             mode: knobs.run,
             patience: self.knobs.patience,

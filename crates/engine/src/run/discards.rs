@@ -18,11 +18,11 @@
 //!
 //! | a guest | so |
 //! |---|---|
-//! | counts on and on | its user rests for `REST` times the time of the workers' jobs for him and of the glance at him |
+//! | counts on and on | its user rests for `REST` times the time of the workers' jobs for him and of the glance at him, a second at most |
 //! | does not answer | it is heard again when its answer has come; its user rests, by the time that was waited for it |
 //! | has its line swapped out, so that a glance waits | a glance ends after [`GLANCE_TIME`], and goes on with the next guest |
 //!
-//! Jobs have their user's lane here too, the CPU limit holds, and a round that is due waits for [`PASSES`] patiences at most.
+//! Jobs have their user's lane here too, the CPU limit holds, and a round that is due waits for [`LOOKS`] patiences at most.
 //! While nothing is merged there are no glances.
 //!
 //! The tempting alternative, that agents say it by their connection, needs a signal to the agent's thread for each discard.
@@ -34,7 +34,7 @@ use crate::guest::{Guest, Standing};
 use crate::page::Class;
 use crate::run::core::{Core, Crew};
 use crate::run::glances::Spent;
-use crate::run::waiting::Span;
+use crate::run::waiting::Timing;
 use crate::scan::terms::Aim;
 use crate::sync::lock;
 
@@ -43,7 +43,7 @@ const GLANCE: Duration = Duration::from_millis(250);
 /// A glance takes no longer, but for the guest at which it is: one part in a hundred of the time.
 const GLANCE_TIME: Duration = Duration::from_micros(2500);
 /// Looks in a row: the evidence, and the lifeline that lets it go.
-const PASSES: usize = 2;
+const LOOKS: usize = 2;
 
 /// Whether the guest has something to give up, or has told of it in a round.
 fn may_give(guest: &Arc<Guest>) -> bool {
@@ -63,7 +63,7 @@ impl Core {
     pub(crate) fn glance(&self, crew: &dyn Crew) {
         let mut spent = Spent::new();
         let mut guests = self.find_discards(&mut spent);
-        for _ in 0..PASSES {
+        for _ in 0..LOOKS {
             if guests.is_empty() {
                 break;
             }
@@ -97,8 +97,7 @@ impl Core {
                 lock(&self.glances.0).first = guest.number;
                 break;
             }
-            let stuck = guest.is_stuck() || guest.user.is_stuck();
-            if resting.contains(&guest.user.uid) || stuck {
+            if resting.contains(&guest.user.uid) || guest.is_held_up() {
                 continue;
             }
             // A late answer may tell of discards: they were counted as heard when it was asked.
@@ -124,8 +123,8 @@ impl Core {
         let begin = Instant::now();
         let patience = self.knobs.patience;
         let looks = guests.iter().map(|guest| (Arc::clone(guest), Aim::Hear));
-        let span = Span::new(patience, patience * 2, patience, patience);
-        self.look_and_work(crew, looks.collect(), span);
+        let timing = Timing::new(patience, patience * 2, patience, patience);
+        self.look_and_work(crew, looks.collect(), timing);
         for (uid, took) in self.queue.spent() {
             *spent.entry(uid).or_default() += took;
         }

@@ -289,11 +289,6 @@ pub(crate) fn drive(driver: &Driver, workers: &Workers, after_round: fn(&Core)) 
         reaped = Instant::now();
     }
     workers.stop();
-    close(core);
-}
-
-/// No more wishes, guests and domains.
-fn close(core: &Core) {
     core.wishes.close();
     lock(&core.guests).clear();
     lock(&core.domains).clear();

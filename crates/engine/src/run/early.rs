@@ -31,7 +31,7 @@ use wire::RunMode;
 
 use crate::guest::{Guest, Standing};
 use crate::run::core::{Core, Crew};
-use crate::run::waiting::Span;
+use crate::run::waiting::Timing;
 use crate::scan::terms::Aim;
 use crate::sync::lock;
 
@@ -114,8 +114,8 @@ impl Core {
         let guests: Vec<_> = young(&lock(&self.guests), period).cloned().collect();
         guests.iter().for_each(|guest| guest.passes.begin());
         let looks = guests.into_iter().map(|guest| (guest, Aim::early(until)));
-        let span = Span::new(self.knobs.patience, most, most, most);
-        self.look_and_work(crew, looks.collect(), span);
+        let timing = Timing::new(self.knobs.patience, most, most, most);
+        self.look_and_work(crew, looks.collect(), timing);
     }
 }
 

@@ -16,7 +16,7 @@
 //! |---|---|
 //! | a thread, a vCPU, a system call | the window, as ever: the page is absent |
 //! | I/O into a pinned page | MOVE, which refuses it |
-//! | I/O into a page that is referenced, not pinned | such a guest's memory is not settled: [`Guest::may_settle_at_once`] |
+//! | I/O into a page that is referenced, not pinned | such a guest's memory is not settled: [`Guest::check_borrows`] |
 //! | I/O into a page in a mapping of a store | these pages never settle at once |
 //!
 //! The order matters for the third row. Each look asks first whether the guest has a descriptor of that kind, and settles only
@@ -39,22 +39,22 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use wire::{Cause, LeftAlone, MergedNow, PAGE_BYTES, Viewer};
+use wire::{Cause, LeftAlone, MergedNow, Viewer};
 
 use crate::error::EngineError;
 use crate::guest::passes::{self, Gains};
 use crate::guest::{Guest, Standing};
-use crate::page::Class;
+use crate::page::{Class, PAGE};
 use crate::run::core::{Core, Crew};
 use crate::run::early;
-use crate::run::waiting::Span;
+use crate::run::waiting::Timing;
 use crate::run::wishes::{Pass, Wish};
 use crate::scan::terms::Aim;
 use crate::sync::lock;
 use crate::users::is_master;
 
 /// Times that a pass looks at its guests.
-const MOST_PASSES: usize = 4;
+const MOST_LOOKS: usize = 4;
 /// Patiences for which agents are waited for that answer late: one that has just joined has all its memory to tell of.
 const LATE: u32 = 40;
 /// For so long an agent that was attached may not have told of all memory: under `--any` it reads the mappings twice, with pauses.
@@ -84,7 +84,7 @@ fn left_alone(guest: &Guest) -> Option<LeftAlone> {
             (Cause::Gone, "it is no guest any more".to_owned())
         }
         () if guest.passes.is_cut_short() => return None,
-        () if !guest.is_ready() => (Cause::Silent, "its agent does not answer".to_owned()),
+        () if !guest.is_looked_at() => (Cause::Silent, "its agent does not answer".to_owned()),
         () => {
             let why = guest.passes.why_not_now()?;
             let words = "and the kernel does not tell which pages: they are merged when at rest";
@@ -191,7 +191,7 @@ impl Core {
             }
             let merged = MergedNow {
                 pages,
-                saved_bytes: saved * PAGE_BYTES as u64,
+                saved_bytes: saved * PAGE,
                 took_us: micros(took),
                 used_us: micros(used),
                 finished,
@@ -237,27 +237,27 @@ impl Core {
     /// to be known are settled by it. Tells whether nothing was left out for want of time.
     fn passes(&self, crew: &dyn Crew, reach: &Reach, pass: Pass) -> bool {
         let guests = || reach.values().map(|its| &its.guest);
-        let known = |guest: &Arc<Guest>| guest.counters.census().present();
+        let known = |guest: &Arc<Guest>| guest.counters.classes().present();
         let sums = || {
             let merged = guests().map(|guest| shared(guest)).sum::<u64>();
             (merged, guests().map(known).sum::<u64>())
         };
         let is_late = |guest: &Arc<Guest>| {
-            let stuck = guest.is_stuck() || guest.user.is_stuck();
             // It has not answered, or rests because its answers took long.
-            guest.standing() == Standing::Served && !guest.takes_jobs(self.knobs.patience) && !stuck
+            let served = guest.standing() == Standing::Served && !guest.is_held_up();
+            served && !guest.takes_jobs(self.knobs.patience)
         };
         let settles = |guest: &Arc<Guest>| guest.is_attached() && guest.came.elapsed() < SETTLING;
         let late = self.knobs.patience * LATE;
-        let (mut before, mut left, mut passes) = (sums(), self.left(pass), 0);
+        let (mut before, mut left, mut looked) = (sums(), self.left(pass), 0);
         loop {
             guests().for_each(|guest| guest.passes.begin());
             let until = Instant::now() + left / LOOKS;
             let looks = reach
                 .values()
                 .map(|its| (Arc::clone(&its.guest), Aim::now(&its.range, until)));
-            let span = Span::new(self.knobs.patience, left, left, left);
-            self.look_and_work(crew, looks.collect(), span);
+            let timing = Timing::new(self.knobs.patience, left, left, left);
+            self.look_and_work(crew, looks.collect(), timing);
             let cut = self.queue.has_dropped() || guests().any(|guest| guest.passes.is_cut_short());
             let now = sums();
             left = self.left(pass);
@@ -266,11 +266,11 @@ impl Core {
             let waits = behind && pass.begin.elapsed() < late;
             let brings = now.0 > before.0 || now.1 > before.1;
             // The first look arms: it need not bring anything.
-            let is_done = passes > 0 && (cut || !brings);
-            passes += usize::from(!waits);
+            let is_done = looked > 0 && (cut || !brings);
+            looked += usize::from(!waits);
             let (merged, known) = now;
-            tracing::debug!(passes, merged, known, cut, behind, "a look of a pass");
-            if left.is_zero() || !waits && is_done || passes == MOST_PASSES {
+            tracing::debug!(looked, merged, known, cut, behind, "a look of a pass");
+            if left.is_zero() || !waits && is_done || looked == MOST_LOOKS {
                 return !behind;
             }
             before = now;

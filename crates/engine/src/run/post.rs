@@ -2,7 +2,7 @@
 //!
 //! Reading memory can take as long as its owner likes. It may meet a page fault that only the guest's own handler answers, or a file
 //! of a file system that hangs. Or a call of its own holds the lock of its memory map. No signal ends such a sleep. So each
-//! look at a guest's memory goes through [`in_guest`], and a watch ([`Post::is_lost`]) gives a worker up that has slept in
+//! look at a guest's memory goes through [`in_guest`], and a watch ([`Post::give_up_lost`]) gives a worker up that has slept in
 //! one for [`STALL`](crate::run::workers::STALL):
 //!
 //! ```text
@@ -33,7 +33,7 @@ use crate::error::Refusal;
 use crate::guest::Guest;
 use crate::guest::memory::{GivenUp, Mapped, Memory};
 use crate::page::StoreId;
-use crate::run::queue::{Job, Queue, Spent};
+use crate::run::queue::{Job, Queue};
 use crate::sync::lock;
 
 thread_local! {
@@ -67,8 +67,10 @@ pub(crate) struct Post(Mutex<State>);
 #[derive(Default)]
 struct State {
     thread: u32,
-    /// Since when it does its job, with a turn or without.
-    since: Option<Spent<Instant>>,
+    /// Since when it does its job, or waits for an agent without a turn.
+    since: Option<Instant>,
+    /// False from when it gave its turn back.
+    has_turn: bool,
     /// The user whose job is being done.
     uid: u32,
     /// The guest whose job is being done.
@@ -114,7 +116,7 @@ impl Post {
 
     pub(crate) fn begin(&self, job: &Job, guest: Option<Arc<Guest>>) {
         let mut state = lock(&self.0);
-        state.since = Some(Spent::Turn(Instant::now()));
+        (state.since, state.has_turn) = (Some(Instant::now()), true);
         state.uid = job.uid();
         state.guest = guest;
     }
@@ -122,8 +124,8 @@ impl Post {
     /// Lets another worker have this one's turn.
     pub(crate) fn step_aside(&self, queue: &Queue) {
         let mut state = lock(&self.0);
-        if let Some(Spent::Turn(since)) = state.since {
-            state.since = Some(Spent::Aside(Instant::now()));
+        if let Some(since) = state.since.filter(|_| state.has_turn) {
+            (state.since, state.has_turn) = (Some(Instant::now()), false);
             // Not given up in between: its lane is there as long as the job is.
             queue.end_turn(state.uid, since.elapsed());
         }
@@ -132,15 +134,10 @@ impl Post {
     /// Tells the queue that the job is done, or given up.
     pub(crate) fn finish(&self, queue: &Queue) {
         let mut state = lock(&self.0);
-        let (uid, since) = (state.uid, state.since.take());
+        let (uid, has_turn) = (state.uid, state.has_turn);
+        let since = state.since.take().expect("a job that was begun");
         drop(state);
-        queue.done(
-            uid,
-            match since.expect("a job that was begun") {
-                Spent::Turn(since) => Spent::Turn(since.elapsed()),
-                Spent::Aside(since) => Spent::Aside(since.elapsed()),
-            },
-        );
+        queue.done(uid, since.elapsed(), has_turn);
     }
 
     fn enter(&self) -> bool {
@@ -185,8 +182,8 @@ impl Post {
         state.asleep.map(|sleep| sleep.lasted)
     }
 
-    /// Gives the worker up if it has slept in its guest's memory for longer than `limit`.
-    pub(crate) fn is_lost(&self, limit: Duration) -> bool {
+    /// Gives the worker up if it has slept in its guest's memory for longer than `limit`; tells whether it did.
+    pub(crate) fn give_up_lost(&self, limit: Duration) -> bool {
         let slept = self.sleeps(limit / 2);
         let mut state = lock(&self.0);
         // It may have come back between the two.
@@ -296,13 +293,13 @@ mod tests {
             assert_eq!(told.recv_timeout(Duration::from_secs(60)), Ok(true));
         });
         post.step_aside(&queue); // it has none to give
-        assert!(matches!(lock(&post.0).since, Some(Spent::Aside(_))));
+        assert!(!lock(&post.0).has_turn);
         let spent = || queue.spent()[0].1;
         let before = spent();
         post.finish(&queue);
         assert!(spent() > before, "who waits has a thread, too");
         assert!(!queue.wait_idle(Duration::ZERO));
-        queue.done(0, Spent::Turn(Duration::ZERO));
+        queue.done(0, Duration::ZERO, true);
         assert!(queue.wait_idle(Duration::ZERO));
     }
 

@@ -71,15 +71,6 @@ impl Visit {
 /// Threads for each worker that may work at a time. With two, it happened that both waited.
 pub(crate) const THREADS_A_TURN: u16 = 3;
 
-/// Since when a worker is at a job, or how long it was until the end.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Spent<T> {
-    /// It has its turn still.
-    Turn(T),
-    /// It has given its turn back, and waited for an agent since.
-    Aside(T),
-}
-
 /// Jobs to do.
 #[derive(Default)]
 pub(crate) struct Queue {
@@ -253,15 +244,14 @@ impl Queue {
         }
     }
 
-    /// Notes that a job of user `uid` is done.
-    pub(crate) fn done(&self, uid: u32, spent: Spent<Duration>) {
+    /// Notes that a job of user `uid` is done: by a worker that has its turn still and `took` so long, or that has given its turn back
+    /// and waited for an agent since.
+    pub(crate) fn done(&self, uid: u32, took: Duration, has_turn: bool) {
         let mut inner = lock(&self.inner);
-        match spent {
-            Spent::Turn(took) => inner.give_turn_back(uid, took),
+        match has_turn {
+            true => inner.give_turn_back(uid, took),
             // A thread is a part of a turn: at the full price, who waits for agents would have less than who burns turns.
-            Spent::Aside(waited) => {
-                inner.lane_of(uid).spent += waited / u32::from(THREADS_A_TURN);
-            }
+            false => inner.lane_of(uid).spent += took / u32::from(THREADS_A_TURN),
         }
         let lane = inner.lane_of(uid);
         assert!(lane.active > 0, "a job of user {uid} was done twice");

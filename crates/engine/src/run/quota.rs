@@ -19,6 +19,7 @@ use sys::closers::Kind;
 use sys::socket::Peer;
 
 use crate::domain::Domain;
+use crate::domain::handover::Handover;
 use crate::error::{OverQuota, Refusal};
 use crate::run::core::Core;
 use crate::sync::lock;
@@ -72,7 +73,7 @@ impl Core {
 
     fn kept_descriptors(&self, uid: u32, domains: &BTreeMap<String, Arc<Domain>>) -> OverQuota {
         let limits = &self.users.common.limits;
-        let kept = |domain: &Arc<Domain>| domain.legacy.as_ref().map_or(0, |legacy| legacy.kept());
+        let kept = |domain: &Arc<Domain>| domain.handover.as_ref().map_or(0, Handover::kept);
         let his = domains.values().filter(|domain| domain.is_of(uid));
         OverQuota {
             what: "kept_descriptors",

@@ -29,21 +29,14 @@ const GRACE: u32 = 5;
 /// The part of a period that one user's looks may take before the chunks of the others are worked.
 const FLOOR: u32 = 4;
 
-/// A guest that owes an answer.
-struct Entry {
-    guest: Arc<Guest>,
-    aim: Aim,
-}
-
-/// The guests that owe answers.
+/// The guests that owe answers, and what their looks are for.
 #[derive(Default)]
-pub(crate) struct Waiting(Mutex<Vec<Entry>>);
+pub(crate) struct Waiting(Mutex<Vec<(Arc<Guest>, Aim)>>);
 
 impl Waiting {
     /// Adds a guest whose look goes on when it has answered.
     pub(crate) fn add(&self, guest: &Arc<Guest>, aim: Aim) {
-        let guest = Arc::clone(guest);
-        lock(&self.0).push(Entry { guest, aim });
+        lock(&self.0).push((Arc::clone(guest), aim));
     }
 
     /// Waits at most `wait` for answers; gives the looks at the guests that gave one.
@@ -55,13 +48,13 @@ impl Waiting {
             .into_iter()
             .partition(|_| ready.next() == Some(true));
         lock(&self.0).extend(still);
-        came.into_iter().map(|e| Job::Look(e.guest, e.aim))
+        came.into_iter().map(|(guest, aim)| Job::Look(guest, aim))
     }
 
     /// Whether work has to wait for one of them.
     pub(crate) fn awaits(&self) -> bool {
         let all = lock(&self.0);
-        all.iter().any(|entry| entry.guest.is_awaited())
+        all.iter().any(|(guest, _)| guest.is_awaited())
     }
 
     /// Whether there are any.
@@ -72,7 +65,7 @@ impl Waiting {
     /// Notes that all of them are late.
     pub(crate) fn note_late(&self) {
         let all = lock(&self.0);
-        all.iter().for_each(|entry| entry.guest.note_silence());
+        all.iter().for_each(|(guest, _)| guest.note_silence());
     }
 
     /// Ends the round for those that did not answer.
@@ -86,7 +79,7 @@ impl Waiting {
 const LOOK_SHARE: u32 = 64;
 
 /// The times of a round: how long looks, and what follows from them, may take.
-pub(crate) struct Span {
+pub(crate) struct Timing {
     begin: Instant,
     grace: Duration,
     /// The time that each user's looks may take whatever the others' do.
@@ -97,7 +90,7 @@ pub(crate) struct Span {
     most: Duration,
 }
 
-impl Span {
+impl Timing {
     /// One that begins now. It lasts for `least`, and up to `most` where its looks take long. Agents are waited for in a part of
     /// the `period`.
     pub(crate) fn new(
@@ -156,8 +149,8 @@ impl Span {
 }
 
 /// Which of the guests have answered, after waiting at most `wait`. No other thread talks to them meanwhile.
-fn poll(entries: &[Entry], wait: Duration) -> Vec<bool> {
-    let talks = entries.iter().map(|entry| entry.guest.talk.try_lock());
+fn poll(entries: &[(Arc<Guest>, Aim)], wait: Duration) -> Vec<bool> {
+    let talks = entries.iter().map(|(guest, _)| guest.talk.try_lock());
     let talks: Vec<_> = talks.collect();
     let bells = talks
         .iter()

@@ -65,18 +65,18 @@ pub(crate) struct Pass {
 
 /// The wishes that wait for a pass.
 #[derive(Default)]
-pub(crate) struct Wishes(Mutex<Waiting>);
+pub(crate) struct Wishes(Mutex<List>);
 
 #[derive(Default)]
-struct Waiting {
-    list: Vec<Wish>,
+struct List {
+    wishes: Vec<Wish>,
     /// When a user's next pass may begin.
     rests: BTreeMap<u32, Instant>,
     /// No pass will come any more.
     closed: bool,
 }
 
-impl Waiting {
+impl List {
     fn is_due(&self, wish: &Wish, now: Instant) -> bool {
         self.rests.get(&wish.user()).is_none_or(|&rest| rest <= now)
     }
@@ -84,11 +84,11 @@ impl Waiting {
     /// Adds a wish; gives back one that there is no place for: this one, or the last one of the user who has most.
     fn add(&mut self, wish: Wish) -> Option<Wish> {
         if is_master(wish.uid) {
-            self.list.push(wish);
+            self.wishes.push(wish);
             return None;
         }
         let mut counts = BTreeMap::<u32, usize>::new();
-        for user in self.list.iter().map(Wish::user) {
+        for user in self.wishes.iter().map(Wish::user) {
             *counts.entry(user).or_default() += usize::from(!is_master(user));
         }
         let own = counts.get(&wish.user()).copied().unwrap_or(0);
@@ -96,16 +96,16 @@ impl Waiting {
             return Some(wish);
         }
         if counts.values().sum::<usize>() < MOST {
-            self.list.push(wish);
+            self.wishes.push(wish);
             return None;
         }
         let most = counts.into_iter().max_by_key(|&(_, count)| count);
         let Some((greedy, _)) = most.filter(|&(_, count)| count > own + 1) else {
             return Some(wish);
         };
-        let last = self.list.iter().rposition(|wish| wish.user() == greedy);
-        let lost = self.list.remove(last.expect("he has most wishes"));
-        self.list.push(wish);
+        let last = self.wishes.iter().rposition(|wish| wish.user() == greedy);
+        let lost = self.wishes.remove(last.expect("he has most wishes"));
+        self.wishes.push(wish);
         Some(lost)
     }
 }
@@ -128,7 +128,7 @@ impl Wishes {
     pub(crate) fn due(&self, now: Instant) -> Option<Instant> {
         let waiting = lock(&self.0);
         let due = |wish: &Wish| waiting.rests.get(&wish.user()).copied().unwrap_or(now);
-        waiting.list.iter().map(due).min()
+        waiting.wishes.iter().map(due).min()
     }
 
     /// Takes those that one pass grants: the first that may be granted now, and those of its user that are brief, or not, as it is.
@@ -136,18 +136,18 @@ impl Wishes {
         let mut waiting = lock(&self.0);
         waiting.rests.retain(|_, rest| *rest > now);
         let kind = |wish: &Wish| (wish.user(), wish.brief);
-        let first = waiting.list.iter().find(|wish| waiting.is_due(wish, now));
+        let first = waiting.wishes.iter().find(|wish| waiting.is_due(wish, now));
         let first = first.map(kind);
-        let list = std::mem::take(&mut waiting.list);
+        let list = std::mem::take(&mut waiting.wishes);
         let (taken, rest) = list.into_iter().partition(|wish| Some(kind(wish)) == first);
-        waiting.list = rest;
+        waiting.wishes = rest;
         taken
     }
 
     /// Whether there are wishes of other users, and their turn has come.
     pub(crate) fn others_wait(&self, user: u32, now: Instant) -> bool {
         let waiting = lock(&self.0);
-        let mut list = waiting.list.iter();
+        let mut list = waiting.wishes.iter();
         list.any(|wish| wish.user() != user && waiting.is_due(wish, now))
     }
 
@@ -163,13 +163,13 @@ impl Wishes {
     pub(crate) fn forget_gone(&self) {
         let others = |wish: &Wish| wish.guests.iter().skip(1).cloned().collect::<Vec<_>>();
         // What is gone is found, and dropped, without the lock.
-        let named: Vec<_> = lock(&self.0).list.iter().flat_map(others).collect();
+        let named: Vec<_> = lock(&self.0).wishes.iter().flat_map(others).collect();
         let gone = named.iter().filter(|guest| guest.is_gone());
         let gone: BTreeSet<_> = gone.map(|guest| guest.number).collect();
         if gone.is_empty() {
             return;
         }
-        for wish in &mut lock(&self.0).list {
+        for wish in &mut lock(&self.0).wishes {
             let mut is_first = true;
             let stays =
                 |guest: &Arc<Guest>| std::mem::take(&mut is_first) || !gone.contains(&guest.number);
@@ -181,7 +181,7 @@ impl Wishes {
     pub(crate) fn close(&self) {
         let mut waiting = lock(&self.0);
         waiting.closed = true;
-        let list = std::mem::take(&mut waiting.list);
+        let list = std::mem::take(&mut waiting.wishes);
         drop(waiting);
         list.into_iter()
             .for_each(|wish| (wish.tell)(Err(EngineError::Ends)));

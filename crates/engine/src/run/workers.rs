@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use crate::run::core::{Core, Crew, Scratch};
 use crate::run::post::Post;
 use crate::run::queue::THREADS_A_TURN;
-use crate::run::waiting::Span;
+use crate::run::waiting::Timing;
 use crate::sync::lock;
 
 /// How long a worker may sleep in a guest's memory before it is replaced.
@@ -57,11 +57,7 @@ impl Alone {
 }
 
 impl Crew for Alone {
-    fn look(&self, core: &Core, _span: &Span) {
-        self.run(core, || ());
-    }
-
-    fn work(&self, core: &Core, _span: &Span) {
+    fn work(&self, core: &Core, _timing: &Timing) {
         self.run(core, || ());
     }
 }
@@ -140,7 +136,7 @@ impl Workers {
     /// Replaces workers that sleep in a guest's memory, and drops guests that keep one for too long.
     pub(crate) fn watch(&self) {
         for (number, worker) in lock(&self.list).iter_mut().enumerate() {
-            if worker.post.is_lost(STALL) {
+            if worker.post.give_up_lost(STALL) {
                 worker.post.finish(&self.core.queue);
                 self.core.queue.wake();
                 lock(&self.lost).push(Arc::clone(&worker.post));
@@ -184,21 +180,21 @@ impl Workers {
 }
 
 impl Crew for Workers {
-    fn look(&self, core: &Core, span: &Span) {
+    fn look(&self, core: &Core, timing: &Timing) {
         let mut watched = Instant::now();
         loop {
-            let awaits = || !span.grace_is_over() && core.waiting.awaits();
-            let wait = if awaits() { span.glimpse() } else { WATCH };
+            let awaits = || !timing.grace_is_over() && core.waiting.awaits();
+            let wait = if awaits() { timing.glimpse() } else { WATCH };
             let idle = core.queue.wait_idle(wait);
             // Asked anew: the looks that were under way have come to wait meanwhile.
             let awaits = awaits();
-            if idle && !awaits || core.queue.is_left_to_the_greedy(span.floor) {
+            if idle && !awaits || core.queue.is_left_to_the_greedy(timing.floor) {
                 // Those whose answers came in the last moment have their looks with the chunks.
                 return;
             }
             if awaits {
                 core.take_answers(if idle {
-                    span.left().min(WATCH)
+                    timing.left().min(WATCH)
                 } else {
                     Duration::ZERO
                 });
@@ -211,11 +207,11 @@ impl Crew for Workers {
         }
     }
 
-    fn work(&self, core: &Core, span: &Span) {
-        let (fair, mut cut) = (span.fair(), span.cut());
+    fn work(&self, core: &Core, timing: &Timing) {
+        let (fair, mut cut) = (timing.fair(), timing.cut());
         let left_to = |end: Instant| end.saturating_duration_since(Instant::now());
         loop {
-            if left_to(fair).is_zero() && core.queue.is_left_to_the_greedy(span.floor) {
+            if left_to(fair).is_zero() && core.queue.is_left_to_the_greedy(timing.floor) {
                 cut = cut.min(fair);
             }
             let left = left_to(cut);
@@ -230,7 +226,7 @@ impl Crew for Workers {
             if core.queue.wait_idle(watch) {
                 // The late ones have what is left of the grace when all else is done, and no more: without it a quick
                 // round would never hear them.
-                cut = cut.min(span.end());
+                cut = cut.min(timing.end());
                 wait = left_to(cut);
                 if wait.is_zero() || !core.waiting.is_any() {
                     return;

@@ -9,8 +9,7 @@ use std::time::Duration;
 use sys::pagemap::{Categories, PageRun};
 use sys::process::Remote;
 use wire::{
-    Answer, CHUNK_BYTES, CHUNK_PAGES, Change, Changes, Merged, PAGE_BYTES, PageOutcome, Question,
-    Ready, Target,
+    Answer, CHUNK_PAGES, Change, Changes, Merged, PAGE_BYTES, PageOutcome, Question, Ready, Target,
 };
 
 use crate::domain::lifelines::Lifeline;
@@ -18,9 +17,9 @@ use crate::domain::store::{PageBytes, Store};
 use crate::error::Refusal;
 use crate::guest::agent::{Fault, Link};
 use crate::guest::memory::{Mapped, Memory};
-use crate::page::{Slot, StoreId};
+use crate::page::{CHUNK, PAGE, Slot, StoreId};
 
-const BASE: u64 = 64 * CHUNK_BYTES as u64;
+const BASE: u64 = 64 * CHUNK;
 
 /// A guest whose pages follow from its number.
 pub(super) struct Simulated {
@@ -41,7 +40,7 @@ impl Simulated {
 
     /// The content of the page at `address`: never zeros.
     fn content(&self, address: u64) -> u64 {
-        let page = (address - BASE) / PAGE_BYTES as u64;
+        let page = (address - BASE) / PAGE;
         let mix = |x: u64| {
             (x ^ 0x5bd1_e995)
                 .wrapping_mul(0x9e37_79b9_7f4a_7c15)

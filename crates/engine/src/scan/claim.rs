@@ -30,6 +30,7 @@ use crate::domain::refs::View;
 use crate::guest::memory::Mapped;
 use crate::guest::{Claims, Guest};
 use crate::page::{CHUNK, PAGE, Slot, Tag};
+use crate::scan::offers::place;
 use crate::sync::lock;
 
 /// Finds the pages merged before this session, until it has all of them.
@@ -56,7 +57,8 @@ pub(crate) fn claim(guest: &Guest, effects: &mut Effects) -> std::io::Result<()>
 /// When the guest's mappings or pages cannot be looked at.
 fn claim_all(guest: &Guest, effects: &mut Effects) -> std::io::Result<bool> {
     let domain = &guest.domain;
-    let numbers: Vec<_> = domain.nodes().map(|node| node.store.number()).collect();
+    let stores = domain.nodes.iter().map(|node| &node.store);
+    let numbers: Vec<_> = stores.map(|store| store.number()).collect();
     let mut mapped = Vec::new();
     // Pages of another domain's store, or of one that was not taken over, are not for this engine's
     // refs to count: then the agent keeps its old lines, and is not told.
@@ -133,9 +135,10 @@ fn claim_piece(
     looks: &mut PageBits,
     claimed: &mut u64,
 ) -> bool {
-    let place = |address: u64| usize::try_from((address - chunk) / PAGE).unwrap_or(CHUNK_PAGES);
     let mut all = true;
-    for (page, slot) in (place(piece.range.start)..place(piece.range.end)).zip(piece.first.0..) {
+    for (page, slot) in
+        (place(chunk, piece.range.start)..place(chunk, piece.range.end)).zip(piece.first.0..)
+    {
         let slot = Slot(slot);
         match pages.tag(page) {
             _ if !pages.stored.contains(page) => all = false,
@@ -167,12 +170,11 @@ fn find_broken(
     let mut runs = [PageRun::default(); CHUNK_PAGES];
     let range = chunk.address..chunk.address + CHUNK;
     let (filled, _) = guest.memory.peek(range, &mut runs)?;
-    let place = |at: u64| usize::try_from((at - chunk.address) / PAGE).unwrap_or(CHUNK_PAGES);
     let elsewhere = |run: &&PageRun| {
         run.categories.has(Categories::FILE) || run.categories.has(Categories::SWAPPED)
     };
     let own = runs.iter().take(filled).filter(|run| !elsewhere(run));
-    for page in own.flat_map(|run| place(run.start)..place(run.end)) {
+    for page in own.flat_map(|run| place(chunk.address, run.start)..place(chunk.address, run.end)) {
         if looks.contains(page) {
             pages.discard(page, chunk.site(page), effects);
             pages.set(page, Tag::Broken);

@@ -53,7 +53,7 @@ pub(crate) fn look(
         }));
     }
     let served = guest.standing() == Standing::Served;
-    if served && (guest.is_stuck() || guest.user.is_stuck()) {
+    if served && guest.is_held_up() {
         return Looked::Done; // and not ready: its chunks wait, too
     }
     if served && terms.aim.is_over() {
@@ -90,7 +90,7 @@ pub(crate) fn look(
     if !guest.is_stuck() {
         let offers = lock(&guest.offers);
         let tables = offers.memory_bytes() + lock(&guest.ledger).memory_bytes();
-        guest.note_refusal(offers.refusal());
+        guest.note_limit(offers.at_limit());
         guest.note_tables(tables as u64);
     }
     Looked::Done
@@ -220,7 +220,6 @@ fn take_late(
             guest.user.say(joins);
             Ok(())
         }
-        (Pending::Ready(_), &Answer::Failed { errno, step }) => Err(Fault::Failed { step, errno }),
         (Pending::Merged(chunk, enclosed), Answer::Merged(merged)) => {
             let mut change = guest.change(chunk, effects).ok_or(Fault::Stuck)?;
             let (pages, effects) = change.parts();
@@ -365,7 +364,7 @@ fn recount(guest: &Guest, terms: Terms) {
     let loose = added > most / QUARTER && most > terms.max_mappings / QUARTER;
     let due = added > 0 && (rests || loose);
     let first = counters.vmas.load(Relaxed) == 0;
-    if (due || first || (terms.round.0 + guest.number).is_multiple_of(RECOUNT))
+    if (due || first || (terms.round + guest.number).is_multiple_of(RECOUNT))
         && let Some(vmas) = guest.memory.mappings()
     {
         counters.vmas.store(vmas, Relaxed);
@@ -389,7 +388,7 @@ fn retire(guest: &Guest, effects: &mut Effects) {
     }
     guest.settle();
     // Last, because this may be where the thread stays.
-    if !guest.is_stuck() && !guest.user.is_stuck() {
+    if !guest.is_held_up() {
         rescue::bring_back(guest, false);
     }
 }

@@ -9,7 +9,7 @@ use wire::RunMode;
 use crate::guest::Guest;
 use crate::options::Rules;
 use crate::page::CHUNK;
-use crate::scan::track::{Again, Aging, Round};
+use crate::scan::track::{Ages, Aging};
 
 /// How long a worker scans before others have their turn.
 const SCAN_TIME: Duration = Duration::from_millis(20);
@@ -100,7 +100,7 @@ impl Aim {
 /// What a look needs besides the guest.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {
-    pub(crate) round: Round,
+    pub(crate) round: u64,
     /// The number of the agent's next sync. It is not the round's: pages of a round grow older with time.
     pub(crate) sync: u64,
     pub(crate) mode: RunMode,
@@ -130,15 +130,16 @@ impl Terms {
 
     /// How pages of `guest` grow older in this look. When a round's look `begins`, the guest's descriptors are asked what
     /// they are, as often as broken pages grow older. A page is written when it is pinned, so it settles only after two such looks.
-    pub(super) fn again(&self, guest: &Guest, begins: bool) -> Again {
+    pub(super) fn ages(&self, guest: &Guest, begins: bool) -> Ages {
         let aging = match self.aim {
             Aim::Pass { at_once: true, .. } => Aging::AtOnce,
             // Too little time has passed.
             Aim::Pass { .. } => Aging::Pass,
-            _ if self.round.0.is_multiple_of(self.broken_rounds.max(1)) => Aging::All,
+            _ if self.round.is_multiple_of(self.broken_rounds.max(1)) => Aging::All,
             _ => Aging::Anonymous,
         };
-        Again {
+        Ages {
+            round: self.round,
             allowed: match begins && !aging.is_pass() {
                 true => self.merge_again && guest.is_clean(aging == Aging::All),
                 false => guest.merges_again(),

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! A broken page goes the same way again, where the guest holds nothing that could pin it
-//! ([`Again`]); else it stays broken.
+//! ([`Ages`]); else it stays broken.
 //!
 //! Where a user asked for it, an anonymous page is settled in the first look that finds it armed and not written
 //! ([`Aging::AtOnce`]). For these the two periods are thrift: the window compares. A page in a mapping of a store
@@ -99,23 +99,27 @@ pub(crate) fn needs_second_look(pages: &Pages, seen: &Seen) -> bool {
     !(stored & seen.present & seen.written).is_empty()
 }
 
-/// The present round, which decides whose back-off ends.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Round(pub(crate) u64);
-
-impl Round {
-    /// Whether pages of `chunk` at this level are tried again: once in `2^level` rounds.
-    fn is_due(self, chunk: &Chunk, level: u8) -> bool {
-        level != NEVER && (self.0 ^ u64::from(chunk.id)) & ((1 << level) - 1) == 0
-    }
-}
-
 /// How pages of a guest grow older in this look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Again {
+pub(crate) struct Ages {
+    /// The present round, which decides whose back-off ends.
+    pub(crate) round: u64,
     /// Broken ones may be merged again: nothing of the guest can have pinned them.
     pub(crate) allowed: bool,
     pub(crate) aging: Aging,
+}
+
+impl Ages {
+    /// Whether pages of `chunk` at this level are tried again: in rounds once in `2^level`.
+    fn is_due(self, chunk: &Chunk, level: u8) -> bool {
+        match self.aging {
+            Aging::AtOnce => true,
+            Aging::Pass => false,
+            Aging::Anonymous | Aging::All => {
+                (self.round ^ u64::from(chunk.id)) & ((1 << level) - 1) == 0
+            }
+        }
+    }
 }
 
 /// Which pages grow older, by the kind of look.
@@ -154,13 +158,13 @@ pub(crate) fn observe(
     chunk: &Chunk,
     pages: &mut Pages,
     seen: &Seen,
-    (round, again): (Round, Again),
+    ages: Ages,
     effects: &mut Effects,
 ) -> Observed {
     pages.huge = seen.huge;
     pages.kept &= seen.huge;
     let watched = pages.watched();
-    let broken = if again.allowed {
+    let broken = if ages.allowed {
         pages.count(Class::Broken)
     } else {
         0
@@ -173,7 +177,7 @@ pub(crate) fn observe(
         let mut attention = attention(pages, seen, &watched, word, retries);
         stirs |= attention != 0;
         if attention == u64::MAX
-            && let Some(after) = in_step(pages, seen, word, again)
+            && let Some(after) = in_step(pages, seen, word, ages)
         {
             pages.set_word(word, after);
             continue;
@@ -181,7 +185,7 @@ pub(crate) fn observe(
         while attention != 0 {
             let page = word * 64 + attention.trailing_zeros() as usize;
             attention &= attention - 1;
-            step(chunk, pages, page, seen, (round, again), effects);
+            step(chunk, pages, page, seen, ages, effects);
         }
     }
     let waits = |tag| matches!(tag, Tag::Settled | Tag::Planned | Tag::PlannedZero);
@@ -193,10 +197,10 @@ pub(crate) fn observe(
 
 /// What becomes of the 64 pages of a word, when it is the same for all: plain memory that is there, ages, and holds
 /// nothing yet. So it is with most of a guest when it is first looked at.
-fn in_step(pages: &Pages, seen: &Seen, word: usize, again: Again) -> Option<Tag> {
+fn in_step(pages: &Pages, seen: &Seen, word: usize, ages: Ages) -> Option<Tag> {
     let get = |bits: &PageBits| bits.0[word];
     let before = pages.tag_of_word(word)?;
-    let ages = matches!(before, Tag::Absent | Tag::Written | Tag::Resting);
+    let grows_older = matches!(before, Tag::Absent | Tag::Written | Tag::Resting);
     let special = [&seen.file, &seen.zero, &seen.swapped, &pages.stored];
     let plain = get(&seen.present) == u64::MAX && special.iter().all(|bits| get(bits) == 0);
     let written = match get(&seen.written) {
@@ -204,8 +208,8 @@ fn in_step(pages: &Pages, seen: &Seen, word: usize, again: Again) -> Option<Tag>
         u64::MAX => true,
         _ => return None,
     };
-    let after = || at_once(again, age(before, written, false), written);
-    (ages && plain).then(after)
+    let after = || at_once(ages, age(before, written, false), written);
+    (grows_older && plain).then(after)
 }
 
 fn attention(pages: &Pages, seen: &Seen, watched: &PageBits, word: usize, retries: bool) -> u64 {
@@ -224,7 +228,7 @@ fn step(
     pages: &mut Pages,
     page: usize,
     seen: &Seen,
-    (round, again): (Round, Again),
+    ages: Ages,
     effects: &mut Effects,
 ) {
     let before = pages.tag(page);
@@ -232,24 +236,22 @@ fn step(
     let must_wait = written || swapped;
     let after = match before {
         // Only broken ones get here; and of a question under way only its answer tells.
-        Tag::Merged if again.aging.is_pass() => Tag::Broken,
-        Tag::Merged => broken(pages, page, again),
+        Tag::Merged if ages.aging.is_pass() => Tag::Broken,
+        Tag::Merged => broken(pages, page, ages),
         Tag::Asked | Tag::AskedZero => return,
         _ if !seen.present.contains(page) => Tag::Absent,
         _ if seen.file.contains(page) => Tag::Foreign,
-        _ if pages.stored.contains(page) => {
-            match step_stored(chunk, pages, page, seen, (round, again)) {
-                Some(after) => after,
-                None => return,
-            }
-        }
-        Tag::Zeroed if seen.zero.contains(page) => return,
-        _ if seen.zero.contains(page) => Tag::Zero,
-        Tag::Pinned | Tag::Skipped => match retry(chunk, pages, page, seen, (round, again.aging)) {
-            Some(after) => at_once(again, after, must_wait),
+        _ if pages.stored.contains(page) => match step_stored(chunk, pages, page, seen, ages) {
+            Some(after) => after,
             None => return,
         },
-        _ => at_once(again, age(before, written, swapped), must_wait),
+        Tag::Zeroed if seen.zero.contains(page) => return,
+        _ if seen.zero.contains(page) => Tag::Zero,
+        Tag::Pinned | Tag::Skipped => match retry(chunk, pages, page, seen, ages) {
+            Some(after) => at_once(ages, after, must_wait),
+            None => return,
+        },
+        _ => at_once(ages, age(before, written, swapped), must_wait),
     };
     if after != before {
         pages.discard(page, chunk.site(page), effects);
@@ -261,8 +263,8 @@ fn step(
 }
 
 /// What a page is that the guest wrote since it was merged.
-fn broken(pages: &Pages, page: usize, again: Again) -> Tag {
-    match again.allowed && pages.offered.contains(page) {
+fn broken(pages: &Pages, page: usize, ages: Ages) -> Tag {
+    match ages.allowed && pages.offered.contains(page) {
         true => Tag::Written,
         false => Tag::Broken,
     }
@@ -274,38 +276,32 @@ fn step_stored(
     pages: &mut Pages,
     page: usize,
     seen: &Seen,
-    (round, again): (Round, Again),
+    ages: Ages,
 ) -> Option<Tag> {
     let written = seen.written.contains(page);
     match pages.tag(page) {
         // Not written, so not looked at twice: it may be the store's own, of a former engine.
         Tag::Absent | Tag::Foreign | Tag::Zero | Tag::Zeroed if !written => Some(Tag::Foreign),
-        Tag::Broken if again.aging.is_pass() => None,
+        Tag::Broken if ages.aging.is_pass() => None,
         Tag::Absent | Tag::Foreign | Tag::Zero | Tag::Zeroed | Tag::Broken => {
-            Some(broken(pages, page, again))
+            Some(broken(pages, page, ages))
         }
-        _ if broken(pages, page, again) == Tag::Broken => Some(Tag::Broken),
+        _ if broken(pages, page, ages) == Tag::Broken => Some(Tag::Broken),
         Tag::Pinned | Tag::Skipped => {
-            let aging = match again.aging {
+            let aging = match ages.aging {
                 Aging::AtOnce => Aging::Pass,
                 other => other,
             };
-            retry(chunk, pages, page, seen, (round, aging))
+            retry(chunk, pages, page, seen, Ages { aging, ..ages })
         }
-        _ if !written && again.aging != Aging::All => None,
+        _ if !written && ages.aging != Aging::All => None,
         before => Some(age(before, written, seen.swapped.contains(page))),
     }
 }
 
 /// A page that could not be merged: given up for good until it is written, else tried again when
 /// its back-off ends.
-fn retry(
-    chunk: &Chunk,
-    pages: &mut Pages,
-    page: usize,
-    seen: &Seen,
-    (round, aging): (Round, Aging),
-) -> Option<Tag> {
+fn retry(chunk: &Chunk, pages: &mut Pages, page: usize, seen: &Seen, ages: Ages) -> Option<Tag> {
     let (level, written) = (pages.level(page), seen.written.contains(page));
     if level == NEVER {
         if written {
@@ -314,19 +310,14 @@ fn retry(
         return written.then_some(Tag::Written);
     }
     let after = if written { Tag::Written } else { Tag::Settled };
-    let is_due = match aging {
-        Aging::AtOnce => true,
-        Aging::Pass => false,
-        Aging::Anonymous | Aging::All => round.is_due(chunk, level),
-    };
-    is_due.then_some(after)
+    ages.is_due(chunk, level).then_some(after)
 }
 
 /// What an anonymous page is instead of `after`, where it need not grow older to settle. One that is written has just been armed:
 /// a borrower from before that has not been looked for since. One that is swapped out is not read back in.
-fn at_once(again: Again, after: Tag, must_wait: bool) -> Tag {
+fn at_once(ages: Ages, after: Tag, must_wait: bool) -> Tag {
     match after {
-        Tag::Written | Tag::Resting if again.aging == Aging::AtOnce && !must_wait => Tag::Settled,
+        Tag::Written | Tag::Resting if ages.aging == Aging::AtOnce && !must_wait => Tag::Settled,
         _ => after,
     }
 }

@@ -15,19 +15,19 @@ use std::time::Instant;
 use std::vec;
 
 use sys::pagemap::{Categories, PageRun};
-use wire::{CHUNK_BYTES, CHUNK_PAGES, RunMode};
+use wire::{CHUNK_PAGES, RunMode};
 
 use crate::domain::chunk::Chunk;
 use crate::domain::effects::Effects;
 use crate::domain::pages::Pages;
 use crate::guest::Guest;
-use crate::guest::idle::{self, Glance};
+use crate::guest::idle::{self, Look};
 use crate::guest::regions::Scan;
-use crate::page::Class;
+use crate::page::{CHUNK, Class};
 use crate::scan::offers::{Sweep, place};
 use crate::scan::relocation::{Patrol, strays};
 use crate::scan::terms::Terms;
-use crate::scan::track::{self, Again, Seen};
+use crate::scan::track::{self, Ages, Seen};
 use crate::sync::lock;
 
 /// Scans what is watched, for one turn at most; true when there is more of it.
@@ -42,15 +42,15 @@ pub(super) fn scan(
     let progress = aim.progress(guest);
     let from = progress.load(Relaxed);
     let begins = from == 0;
-    if begins && aim.is_pass() && !guest.may_settle_at_once() {
+    if begins && aim.is_pass() && !guest.check_borrows() {
         return Ok(false);
     }
-    let again = terms.again(guest, begins);
-    guest.set_merges_again(again.allowed);
+    let ages = terms.ages(guest, begins);
+    guest.set_merges_again(ages.allowed);
     let mut observer = Observer {
         guest,
         terms,
-        again,
+        ages,
         patrol: Patrol::new(guest, terms.rules, begins),
         effects,
         found,
@@ -73,7 +73,7 @@ pub(super) fn scan(
 struct Observer<'a> {
     guest: &'a Guest,
     terms: Terms,
-    again: Again,
+    ages: Ages,
     patrol: Patrol<'a>,
     effects: &'a mut Effects,
     /// The chunks with work.
@@ -108,7 +108,7 @@ impl Observer<'_> {
         let mut walk = Walk {
             guest,
             runs,
-            glance: idle.begin(all && from == 0),
+            look: idle.begin(all && from == 0),
             worn: worn.into_iter().peekable(),
             rested: 0,
             sweep: Sweep::new(guest, &mut offers, first, |chunk: &_, seen: &_| {
@@ -121,7 +121,7 @@ impl Observer<'_> {
         let next = walk.go(ranges.flat_map(idle::blocks), deadline)?.or(rest);
         let next = next.filter(|&next| next < reach.end);
         walk.sweep.finish(next.unwrap_or(reach.end));
-        walk.glance.end(&self.stirred, from, next);
+        walk.look.end(&self.stirred, from, next);
         Ok(next)
     }
 
@@ -139,8 +139,7 @@ impl Observer<'_> {
             return;
         }
         let worn = seen.worn(pages);
-        let now = (terms.round, self.again);
-        let observed = track::observe(chunk, pages, &seen, now, effects);
+        let observed = track::observe(chunk, pages, &seen, self.ages, effects);
         let mut waits = observed.waits;
         if terms.mode == RunMode::Run && !terms.aim.is_pass() {
             waits |= self.patrol.check(chunk, pages, effects);
@@ -174,7 +173,7 @@ fn has_work(mode: RunMode, chunk: &Chunk, pages: &Pages, waits: bool) -> bool {
 struct Walk<'a, F> {
     guest: &'a Guest,
     runs: &'a mut [PageRun],
-    glance: Glance<'a>,
+    look: Look<'a>,
     /// The chunks that rest, in ascending order.
     worn: Peekable<vec::IntoIter<Arc<Chunk>>>,
     /// Where the last of them that was left out ends.
@@ -190,10 +189,10 @@ impl<F: FnMut(&Arc<Chunk>, &Seen)> Walk<'_, F> {
         deadline: Instant,
     ) -> std::io::Result<Option<u64>> {
         for part in parts {
-            if Instant::now() > deadline && self.glance.begins_block(part.start) {
+            if Instant::now() > deadline && self.look.begins_block(part.start) {
                 return Ok(Some(part.start));
             }
-            match self.glance.leaves_out(part.start) {
+            match self.look.leaves_out(part.start) {
                 true => self.sweep.leave_out(&part),
                 false => self.pass_worn(&part)?,
             }
@@ -205,7 +204,7 @@ impl<F: FnMut(&Arc<Chunk>, &Seen)> Walk<'_, F> {
     fn pass_worn(&mut self, range: &Range<u64>) -> std::io::Result<()> {
         let mut from = range.start.max(self.rested);
         while let Some(chunk) = self.worn.next_if(|chunk| chunk.address < range.end) {
-            let end = chunk.address + CHUNK_BYTES as u64;
+            let end = chunk.address + CHUNK;
             // Its block may have been left out.
             if end > from {
                 self.scan(from..chunk.address)?;
@@ -235,7 +234,7 @@ impl<F: FnMut(&Arc<Chunk>, &Seen)> Walk<'_, F> {
 /// Adds to `seen` which pages of the chunk are a file's.
 fn look_again(guest: &Guest, chunk: &Chunk, seen: &mut Seen) -> std::io::Result<()> {
     let mut runs = [PageRun::default(); CHUNK_PAGES];
-    let range = chunk.address..chunk.address + CHUNK_BYTES as u64;
+    let range = chunk.address..chunk.address + CHUNK;
     let (filled, _) = guest.memory.peek(range, &mut runs)?;
     for run in runs.iter().take(filled) {
         if run.categories.has(Categories::FILE) {

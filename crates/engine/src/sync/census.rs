@@ -11,12 +11,6 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Names by place.
-const NAMES: [&str; 16] = [
-    "KNOBS", "BUDGET", "GUESTS", "DOMAINS", "CHUNK", "TALK", "CLAIMS", "OFFERS", "IDLE", "LEDGER",
-    "FORMER", "HANDOVER", "SEGMENTS", "CHUNKS", "QUEUE", "VALUES",
-];
-
 static ON: AtomicBool = AtomicBool::new(false);
 static ALL: Mutex<Option<Uses>> = Mutex::new(None);
 
@@ -54,7 +48,10 @@ pub(crate) type Uses = HashMap<Which, Use>;
 
 /// A lock with a place in the order.
 pub(super) fn ordered<L>(place: u8, lock: &L) -> Which {
-    (NAMES[usize::from(place)], std::ptr::from_ref(lock).addr())
+    (
+        super::NAMES[usize::from(place)],
+        std::ptr::from_ref(lock).addr(),
+    )
 }
 
 /// A plain mutex, by what it is of.
@@ -171,7 +168,8 @@ pub(super) fn take<G>(
     (inner, on.then(|| Note::begin(which, way, busy)))
 }
 
-/// The same of a lock that was only tried, and is had. No thread waits for it, so it keeps no thread off.
+/// The same of a lock that was only tried, and is had. It counts as one beside others: most of these are of chunks, for which no
+/// thread waits.
 pub(super) fn had(which: Which) -> Option<Note> {
     ON.load(Relaxed)
         .then(|| Note::begin(which, Way::Beside, false))

@@ -15,9 +15,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use wire::{CHUNK_BYTES, PAGE_BYTES};
-
 use crate::domain::lifelines::Lifeline;
+use crate::page::{CHUNK, PAGE};
 use crate::sync::lock;
 
 pub(crate) use agent::Manners;
@@ -25,11 +24,11 @@ pub(crate) use lab::Lab;
 pub(crate) use store::bytes;
 
 /// Where a fake guest's region begins.
-pub(crate) const BASE: u64 = 64 * CHUNK_BYTES as u64;
+pub(crate) const BASE: u64 = 64 * CHUNK;
 
 /// The address of a page of the region.
 pub(crate) fn address(page: u64) -> u64 {
-    BASE + page * PAGE_BYTES as u64
+    BASE + page * PAGE
 }
 
 /// Whether a merged page shows in the page map.

@@ -7,7 +7,7 @@ use wire::{PageOutcome, RunMode};
 
 use crate::page::StoreId;
 use crate::run::core::{Core, Crew, Scratch};
-use crate::run::waiting::Span;
+use crate::run::waiting::Timing;
 use crate::run::workers::{Alone, Workers};
 use crate::sync::lock;
 use crate::testing::fake::{Lab, Manners, Place};
@@ -291,15 +291,15 @@ fn nothing_is_merged_again_while_something_may_be_pinned() {
 struct PinsBetween(Alone);
 
 impl Crew for PinsBetween {
-    fn look(&self, core: &Core, span: &Span) {
-        self.0.look(core, span);
+    fn look(&self, core: &Core, timing: &Timing) {
+        self.0.look(core, timing);
         for guest in lock(&core.guests).iter() {
             guest.set_merges_again(false);
         }
     }
 
-    fn work(&self, core: &Core, span: &Span) {
-        self.0.work(core, span);
+    fn work(&self, core: &Core, timing: &Timing) {
+        self.0.work(core, timing);
     }
 }
 
@@ -702,13 +702,13 @@ fn many_workers_agree() {
 struct Timed(Workers, Mutex<Vec<bool>>);
 
 impl Crew for Timed {
-    fn look(&self, core: &Core, span: &Span) {
-        self.0.look(core, span);
-        lock(&self.1).push(span.grace_is_over());
+    fn look(&self, core: &Core, timing: &Timing) {
+        self.0.look(core, timing);
+        lock(&self.1).push(timing.grace_is_over());
     }
 
-    fn work(&self, core: &Core, span: &Span) {
-        self.0.work(core, span);
+    fn work(&self, core: &Core, timing: &Timing) {
+        self.0.work(core, timing);
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::page::CHUNK;
 use crate::run::workers::Workers;
 use crate::sync::lock;
 use crate::testing::fake::Lab;
@@ -167,7 +168,7 @@ fn tables_end_at_a_limit() {
 #[test]
 fn a_storm_of_everything_costs_what_it_takes_to_send() {
     use crate::scan::offers::News;
-    use wire::{CHUNK_BYTES, Change, PageBits};
+    use wire::{Change, PageBits};
     let lab = Lab::new();
     lab.guest("d", 1);
     let guest = std::sync::Arc::clone(&lock(&lab.core.guests)[0]);
@@ -179,7 +180,7 @@ fn a_storm_of_everything_costs_what_it_takes_to_send() {
     let mut change = |change: &Change| offers.change(&guest, change, &mut news, &mut effects);
     for chunk in 0..20_000 {
         let stored = PageBits::EMPTY;
-        let chunk = base + chunk * CHUNK_BYTES as u64;
+        let chunk = base + chunk * CHUNK;
         let offered = one;
         change(&Change::Chunk {
             chunk,
@@ -240,7 +241,7 @@ fn a_hole_at_the_limit_of_regions_costs_no_page() {
 #[test]
 fn a_guest_of_many_pieces_is_scanned_in_parts() {
     use crate::scan::offers::News;
-    use wire::{CHUNK_BYTES, Change, PageBits};
+    use wire::{Change, PageBits};
     const CHUNKS: u64 = 200;
     let lab = Lab::new();
     lab.guest("d", 1);
@@ -250,7 +251,7 @@ fn a_guest_of_many_pieces_is_scanned_in_parts() {
     let mut offer = |offers: &mut crate::guest::regions::Offers, word: u64| {
         for chunk in 0..CHUNKS {
             let change = Change::Chunk {
-                chunk: crate::testing::fake::BASE + chunk * CHUNK_BYTES as u64,
+                chunk: crate::testing::fake::BASE + chunk * CHUNK,
                 offered: PageBits([word; 8]),
                 stored: PageBits::EMPTY,
             };
@@ -289,7 +290,7 @@ fn a_guest_of_many_pieces_is_scanned_in_parts() {
 #[test]
 fn holes_at_the_tables_limit_count() {
     use crate::scan::offers::News;
-    use wire::{CHUNK_BYTES, Change, PageBits};
+    use wire::{Change, PageBits};
     const REGIONS: u64 = 50;
     let limits = crate::options::Limits {
         table_mib_per_user: 0,
@@ -312,7 +313,7 @@ fn holes_at_the_tables_limit_count() {
     });
     for hole in 0..5000 {
         change(&Change::Chunk {
-            chunk: base + (2 * hole + 1) * CHUNK_BYTES as u64,
+            chunk: base + (2 * hole + 1) * CHUNK,
             offered: PageBits::FULL,
             stored: PageBits::EMPTY,
         });

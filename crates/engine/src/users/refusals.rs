@@ -119,7 +119,7 @@ impl Refusals {
     }
 
     /// Forgets why a process of user `uid` was not served: it is.
-    pub fn forget_process(&self, uid: u32, pid: u32) {
+    pub(crate) fn forget_process(&self, uid: u32, pid: u32) {
         if let Some(his) = lock(&self.0).users.get_mut(&uid) {
             his.all.retain(|reason| reason.pid != pid);
         }

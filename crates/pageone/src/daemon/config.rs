@@ -37,32 +37,43 @@ pub struct Config {
     pub(crate) attach: Vec<AttachRule>,
 }
 
-/// What the table `limits` may say; what it leaves out is as [`engine::Limits::default`] has it.
-#[derive(Debug, Default, Deserialize, PartialEq)]
-#[serde(
-    deny_unknown_fields,
-    expecting = "a table: [limits], and its keys below"
-)]
-pub struct Limits {
-    connections: Option<Count>,
-    connections_per_user: Option<Count>,
-    guests: Option<Count>,
-    guests_per_user: Option<Count>,
-    domains: Option<Count>,
-    domains_per_user: Option<Count>,
-    kept_descriptors: Option<Count>,
-    kept_descriptors_per_user: Option<Count>,
-    unclosed_descriptors: Option<Count>,
-    unclosed_descriptors_per_user: Option<Count>,
-    unclosed_texts: Option<Count>,
-    unclosed_texts_per_user: Option<Count>,
-    regions_per_process: Option<Count>,
-    chunks_per_process: Option<Count>,
-    table_mib_per_process: Option<Count>,
-    table_mib_per_user: Option<Count>,
-    stuck_threads_per_user: Option<Count>,
-    stuck_threads: Option<Count>,
-    descriptors_per_process: Option<Count>,
+/// Makes the table `limits` of the names of [`engine::Limits`].
+macro_rules! limits {
+    ($($name:ident)*) => {
+        /// What the table `limits` may say; what it leaves out is as [`engine::Limits::default`] has it.
+        #[derive(Debug, Default, Deserialize, PartialEq)]
+        #[serde(
+            deny_unknown_fields,
+            expecting = "a table: [limits], and its keys below"
+        )]
+        pub struct Limits {
+            $($name: Option<Count>,)*
+        }
+
+        impl Limits {
+            /// The limits, with the defaults of this machine.
+            #[must_use]
+            pub fn over_defaults(&self) -> engine::Limits {
+                let default = engine::Limits::default();
+                engine::Limits {
+                    $($name: self.$name.map_or(default.$name, |n| n.0.get() as _),)*
+                }
+            }
+        }
+    };
+}
+
+limits! {
+    connections connections_per_user
+    guests guests_per_user
+    domains domains_per_user
+    kept_descriptors kept_descriptors_per_user
+    unclosed_descriptors unclosed_descriptors_per_user
+    unclosed_texts unclosed_texts_per_user
+    regions_per_process chunks_per_process
+    table_mib_per_process table_mib_per_user
+    stuck_threads_per_user stuck_threads
+    descriptors_per_process
 }
 
 /// A limit.
@@ -79,53 +90,6 @@ enum Written {
 impl From<Written> for Count {
     fn from(Written::Number(number): Written) -> Self {
         Self(number)
-    }
-}
-
-impl Limits {
-    /// The limits, with the defaults of this machine.
-    #[must_use]
-    pub fn over_defaults(&self) -> engine::Limits {
-        let default = engine::Limits::default();
-        let wide = |said: Option<Count>, default| said.map_or(default, |n| u64::from(n.0.get()));
-        let narrow = |said: Option<Count>, default| said.map_or(default, |n| n.0.get());
-        let places = |said: Option<Count>, default| said.map_or(default, |n| n.0.get() as usize);
-        engine::Limits {
-            connections: places(self.connections, default.connections),
-            connections_per_user: places(self.connections_per_user, default.connections_per_user),
-            guests: wide(self.guests, default.guests),
-            guests_per_user: wide(self.guests_per_user, default.guests_per_user),
-            domains: wide(self.domains, default.domains),
-            domains_per_user: wide(self.domains_per_user, default.domains_per_user),
-            kept_descriptors: wide(self.kept_descriptors, default.kept_descriptors),
-            kept_descriptors_per_user: wide(
-                self.kept_descriptors_per_user,
-                default.kept_descriptors_per_user,
-            ),
-            unclosed_descriptors: wide(self.unclosed_descriptors, default.unclosed_descriptors),
-            unclosed_descriptors_per_user: wide(
-                self.unclosed_descriptors_per_user,
-                default.unclosed_descriptors_per_user,
-            ),
-            unclosed_texts: wide(self.unclosed_texts, default.unclosed_texts),
-            unclosed_texts_per_user: wide(
-                self.unclosed_texts_per_user,
-                default.unclosed_texts_per_user,
-            ),
-            regions_per_process: wide(self.regions_per_process, default.regions_per_process),
-            chunks_per_process: wide(self.chunks_per_process, default.chunks_per_process),
-            table_mib_per_process: wide(self.table_mib_per_process, default.table_mib_per_process),
-            table_mib_per_user: wide(self.table_mib_per_user, default.table_mib_per_user),
-            stuck_threads_per_user: narrow(
-                self.stuck_threads_per_user,
-                default.stuck_threads_per_user,
-            ),
-            stuck_threads: narrow(self.stuck_threads, default.stuck_threads),
-            descriptors_per_process: narrow(
-                self.descriptors_per_process,
-                default.descriptors_per_process,
-            ),
-        }
     }
 }
 

@@ -42,7 +42,7 @@ impl Host {
     fn serve(options: engine::Options, policy: Policy, mode: u32) -> Result<Self> {
         let (folder, socket, listener) = listen(mode)?;
         let limits = options.limits;
-        let engine = Arc::new(Engine::start(options).context("cannot start the engine")?);
+        let engine = Arc::new(Engine::start(options, None).context("cannot start the engine")?);
         let server = Server::new(listener, policy, limits, &engine, History::default())?;
         let (end, stop) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         let serve = move || server.serve(end.as_fd(), |_| Ok(true));
@@ -128,7 +128,7 @@ pub(crate) fn stop_engine(engine: Arc<Engine>) {
         let mut engine = Some(engine);
         while let Some(shared) = engine.take() {
             match Arc::try_unwrap(shared) {
-                Ok(alone) => alone.stop(),
+                Ok(alone) => drop(alone),
                 Err(shared) => {
                     thread::sleep(Duration::from_millis(1));
                     engine = Some(shared);

@@ -38,7 +38,8 @@ fn chunk(states: &[(usize, Tag)]) -> std::sync::Arc<Chunk> {
     chunk
 }
 
-const NEVER_AGAIN: Again = Again {
+const NEVER_AGAIN: Ages = Ages {
+    round: 1,
     allowed: false,
     aging: Aging::All,
 };
@@ -47,10 +48,9 @@ fn look(chunk: &Chunk, seen: &Seen) -> (bool, Effects) {
     look_again(chunk, seen, NEVER_AGAIN)
 }
 
-fn look_again(chunk: &Chunk, seen: &Seen, again: Again) -> (bool, Effects) {
+fn look_again(chunk: &Chunk, seen: &Seen, ages: Ages) -> (bool, Effects) {
     let mut effects = Effects::default();
-    let now = (Round(1), again);
-    let observed = observe(chunk, &mut chunk.lock(), seen, now, &mut effects);
+    let observed = observe(chunk, &mut chunk.lock(), seen, ages, &mut effects);
     (observed.waits, effects)
 }
 
@@ -164,12 +164,13 @@ fn a_merged_page_breaks_only_when_a_second_look_says_so() {
 #[test]
 fn a_broken_page_settles_anew_where_that_is_safe() {
     let chunk = chunk(&[(0, Tag::Merged), (1, Tag::Merged)]);
-    let again = |allowed, all| Again {
+    let again = |allowed, all| Ages {
+        round: 1,
         allowed,
         aging: if all { Aging::All } else { Aging::Anonymous },
     };
-    let states = |show: Categories, again: Again| {
-        let (_, effects) = look_again(&chunk, &seen(&[(0, 2, show)]), again);
+    let states = |show: Categories, ages: Ages| {
+        let (_, effects) = look_again(&chunk, &seen(&[(0, 2, show)]), ages);
         (tags(&chunk), effects.leave.len())
     };
     chunk.lock().offered.remove(1);
@@ -187,7 +188,8 @@ fn a_broken_page_settles_anew_where_that_is_safe() {
     assert_eq!(states(written(), again(true, false)), is(Tag::Written));
 }
 
-const AT_ONCE: Again = Again {
+const AT_ONCE: Ages = Ages {
+    round: 1,
     allowed: true,
     aging: Aging::AtOnce,
 };
@@ -268,7 +270,8 @@ fn pages_in_a_mapping_of_a_store_never_settle_at_once() {
 fn pages_of_a_former_engine_are_foreign_until_they_are_written() {
     let chunk = chunk(&[]);
     chunk.lock().stored = PageBits::FULL;
-    let again = Again {
+    let again = Ages {
+        round: 1,
         allowed: true,
         aging: Aging::All,
     };

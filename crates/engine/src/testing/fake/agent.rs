@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use wire::{
-    Answer, CHUNK_BYTES, CHUNK_PAGES, Change, Changes, Merge, Merged, PageBits, PageOutcome,
-    Question, Ready, Target,
+    Answer, CHUNK_PAGES, Change, Changes, Merge, Merged, PageBits, PageOutcome, Question, Ready,
+    Target,
 };
 
 use super::{BASE, FakeLine, Place, Process, Shared, Touch, World};
 use crate::domain::lifelines::Lifeline;
 use crate::guest::agent::{Fault, Link};
+use crate::page::CHUNK;
 use crate::sync::lock;
 
 /// How an agent behaves.
@@ -170,7 +171,7 @@ impl World {
                     vec![answer]
                 }
                 Question::Unmerge(unmerge) => {
-                    let chunk = (unmerge.chunk - BASE) / CHUNK_BYTES as u64;
+                    let chunk = (unmerge.chunk - BASE) / CHUNK;
                     vec![unmerge_pages(
                         &mut self.processes[process],
                         chunk,
@@ -184,7 +185,7 @@ impl World {
 
     /// Asserts that a question asks no page to share with one of another node.
     fn check_nodes(&self, number: usize, merge: &Merge) {
-        let chunk = (merge.chunk - BASE) / CHUNK_BYTES as u64;
+        let chunk = (merge.chunk - BASE) / CHUNK;
         let nodes = &self.processes[number].nodes;
         for op in merge
             .ops()
@@ -210,7 +211,7 @@ impl World {
     }
 
     fn merge(&mut self, number: usize, merge: &Merge) -> Answer {
-        let chunk = (merge.chunk - BASE) / CHUNK_BYTES as u64;
+        let chunk = (merge.chunk - BASE) / CHUNK;
         let mut outcomes = [PageOutcome::NotAsked; CHUNK_PAGES];
         let manners = self.processes[number].manners;
         for op in merge.ops() {
@@ -363,7 +364,7 @@ fn sync(process: &mut Process) -> Vec<Answer> {
         .into_iter()
         .map(|chunk| {
             let (offered, stored) = (process.offered.contains(&chunk), stored(process, chunk));
-            let address = BASE + chunk * CHUNK_BYTES as u64;
+            let address = BASE + chunk * CHUNK;
             match offered && stored.is_empty() {
                 true => Change::Whole {
                     chunk: address,

@@ -30,7 +30,6 @@ use sys::fault::{self, Point};
 use sys::keeper::Keeper;
 use sys::memfd::{self, Lifeline, Note};
 
-use crate::domain::legacy::Legacy;
 use crate::sync::{HANDOVER, Ordered, lock};
 
 /// Ties a domain is handed over with. More gather only when engines die again and again before
@@ -143,9 +142,7 @@ impl Manifest {
         }
         Some(manifest)
     }
-}
 
-impl Manifest {
     /// Descriptors that a keeper holds for it: the note among them.
     pub(crate) fn descriptors(&self) -> u64 {
         (self.stores.len() + self.ties.len() + 1) as u64
@@ -301,15 +298,18 @@ impl Handover {
             tracing::warn!(domain = state.manifest.domain, %error, "the keeper keeps a note");
         }
     }
-}
 
-impl Legacy for Handover {
-    fn tie(&self) -> std::io::Result<OwnedFd> {
+    /// The tie for a new guest.
+    ///
+    /// # Errors
+    /// When descriptors are exhausted.
+    pub(crate) fn tie(&self) -> std::io::Result<OwnedFd> {
         fault::check(Point::Duplicate)?;
         lock(&self.state).held.try_clone()
     }
 
-    fn own(&self, uid: u32) {
+    /// Notes whose guest began the domain: its descriptors count as this user's.
+    pub(crate) fn own(&self, uid: u32) {
         let mut state = lock(&self.state);
         state.manifest.owner = Some(uid);
         if state.kept {
@@ -318,7 +318,8 @@ impl Legacy for Handover {
         }
     }
 
-    fn kept(&self) -> u64 {
+    /// Descriptors that the keeper holds.
+    pub(crate) fn kept(&self) -> u64 {
         let state = lock(&self.state);
         match state.kept && self.keeper.is_some() {
             true => state.manifest.descriptors(),
@@ -326,7 +327,8 @@ impl Legacy for Handover {
         }
     }
 
-    fn untie(&self, number: u64) {
+    /// Notes that a former engine's tie is free.
+    pub(crate) fn untie(&self, number: u64) {
         let mut state = lock(&self.state);
         state.manifest.ties.retain(|&tie| tie != number);
         if let Some(keeper) = self.keeper.as_ref().filter(|_| state.kept) {
@@ -336,7 +338,8 @@ impl Legacy for Handover {
         }
     }
 
-    fn end(&self) {
+    /// The domain ends: nothing of it is mapped any more.
+    pub(crate) fn end(&self) {
         self.revoke(&mut lock(&self.state));
     }
 }
