@@ -225,19 +225,7 @@ pub(crate) fn draw(seed: u64) -> Vec<Line> {
         call("check"),
         call("take-back"),
     ]);
-    keep_from_unlocking(&mut lines);
     lines
-}
-
-/// DONTUNMAP of a part unlocks all of its mapping, and merging divides mappings: a limit that `docs/memory-calls.md` states.
-fn keep_from_unlocking(lines: &mut [Line]) {
-    const DONTUNMAP: i64 = 4;
-    let locks = |line: &Line| line.name.starts_with("mlock") || line.kind == "mlock";
-    if lines.iter().any(locks) {
-        for line in lines.iter_mut().filter(|line| line.name == "mremap") {
-            line.numbers[0] &= !DONTUNMAP;
-        }
-    }
 }
 
 /// What stands behind a call: as a rule nothing, or a part of what can be seen.
