@@ -231,6 +231,10 @@ int main(void)
 			mlock(plain, LEN);
 		} else if (!strcmp(line, "more")) {
 			make("more", LEN, private);
+		} else if (!strcmp(line, "grow")) {
+			char *top = sbrk(128 << 10);
+			fill("heap that grows", top, 128 << 10);
+			tell("top", top, 128 << 10);
 		} else if (!strcmp(line, "clone")) {
 			make_alone((int *)(plain + 9 * PAGE));
 		} else if (!strcmp(line, "own")) {

@@ -519,6 +519,11 @@ impl Chunk {
         }
     }
 
+    /// The pages of which something is known.
+    pub(crate) fn known(&self) -> PageBits {
+        self.offered | self.stored | self.kept
+    }
+
     /// The offered pages that can be merged.
     pub(crate) fn mergeable(&self) -> PageBits {
         self.offered & (self.plain | self.stored)

@@ -220,6 +220,29 @@ fn all_memory_is_offered_but_for_what_a_rule_leaves_out() {
     assert_eq!(any.of("plain"), 0, "it is locked now");
 }
 
+/// What comes beside tracked memory has a mapping of its own for ever.
+#[test]
+fn a_heap_that_grows_slowly_has_few_mappings() {
+    const STEPS: usize = 64;
+    const STEP: usize = 128 << 10;
+    let mut any = Any::start(&[]);
+    any.until("heap", LEN - PAGE_BYTES);
+    for _ in 0..STEPS {
+        any.tell("grow");
+        for _ in 0..5 {
+            std::thread::sleep(Duration::from_millis(20));
+            any.sync();
+        }
+    }
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", any.process.id())).unwrap();
+    let mappings = maps.lines().filter(|line| line.contains("[heap]")).count();
+    // From 4 to 12 MiB by sixteenths.
+    assert!(mappings <= 24, "{mappings} mappings:\n{maps}");
+    let (heap, end) = (any.places["heap"], any.places["top"] + STEP);
+    let offered = any.offered(heap, end - heap);
+    assert!(offered >= (end - heap) / 17 * 16 - STEP, "{offered}");
+}
+
 #[test]
 fn memory_that_is_to_be_of_huge_pages_is_offered_if_that_is_wanted() {
     let mut any = Any::start(&[("PAGEONE_ANY_HUGE", "1")]);
