@@ -385,6 +385,25 @@ fn the_page_with_a_robust_lock_of_a_thread_stays_in_place() {
     assert_eq!(any.places["lock"], libc::EOWNERDEAD.unsigned_abs() as usize);
 }
 
+/// Two that were registered apart are two for ever.
+#[test]
+fn pages_that_are_kept_back_do_not_cut_their_mapping() {
+    let mut any = Any::start(&[]);
+    any.until("plain", LEN);
+    any.tell("robust");
+    any.until("robust", LEN / 2 - 3 * PAGE_BYTES);
+    let start = any.places["robust"];
+    for page in [100, 200, 300] {
+        assert_eq!(any.offered(start + page * PAGE_BYTES, 1), 0, "{page}");
+    }
+    let smaps = std::fs::read_to_string(format!("/proc/{}/smaps", any.process.id())).unwrap();
+    let head = format!("{start:x}-{:x} rw-p", start + LEN / 2);
+    let found = smaps.split_once(&head).map(|(_, of)| of);
+    let flags = found.and_then(|of| of.lines().find(|line| line.starts_with("VmFlags:")));
+    let flags = flags.unwrap_or_else(|| panic!("{head} is not one mapping:\n{smaps}"));
+    assert!(flags.contains(" uw"), "{flags}");
+}
+
 #[test]
 fn the_page_with_the_word_of_a_thread_that_clone_makes_stays_in_place() {
     let mut any = Any::start(&[]);
