@@ -127,6 +127,20 @@ fn locks_count_where_they_are() {
 }
 
 #[test]
+fn what_was_locked_plainly_is_so_when_it_is_whole_again() {
+    let (engine, mut guest) = ready(3);
+    guest.run("lock 0 512");
+    engine.sync();
+    let merged = engine.merge(guest.memory, 0, 512, Some(1000));
+    assert_eq!(count(&merged, PageOutcome::Merged), 512);
+    assert!(flags(&guest, 9).contains(" lo lf "), "it is merged");
+    guest.run(&format!("advise 8 4 {DONTFORK}"));
+    let flags = flags(&guest, 9);
+    assert!(flags.contains(" lo ") && !flags.contains(" lf "), "{flags}");
+    guest.run("check");
+}
+
+#[test]
 fn a_child_has_none_of_its_parents_locks() {
     let (engine, mut guest) = ready(3);
     guest.run("lock 0 512");

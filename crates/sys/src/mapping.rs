@@ -61,6 +61,8 @@ pub struct Attributes {
     pub dontdump: bool,
     /// `mlock`, in any of its forms.
     pub locked: bool,
+    /// With `MLOCK_ONFAULT`: pages come as they are touched.
+    pub on_fault: bool,
     /// `MAP_NORESERVE`.
     pub noreserve: bool,
     /// `MADV_HUGEPAGE`.
@@ -751,6 +753,19 @@ pub unsafe fn set_locked(start: usize, len: usize, locked: bool) -> Result<()> {
             rustix::mm::munlock(pointer(start), len)
         }
     }
+}
+
+/// Locks `[start, start + len)`, which is locked on fault, as plain mlock(2) does: pages that are not there come.
+///
+/// # Errors
+/// What mlock2(2) gives.
+///
+/// # Safety
+/// The range must be the caller's.
+pub unsafe fn lock_plainly(start: usize, len: usize) -> Result<()> {
+    fault::check(Point::Lock)?;
+    // SAFETY: the caller's promise.
+    unsafe { rustix::mm::mlock_with(pointer(start), len, MlockFlags::empty()) }
 }
 
 fn pointer(address: usize) -> *mut std::ffi::c_void {
