@@ -172,6 +172,26 @@ fn a_guard_that_came_unseen_ends_no_program() {
     guest.run("check");
 }
 
+/// To make it writable again must not fail where the kernel counts strictly. Elsewhere the pieces join.
+#[test]
+fn what_is_discarded_while_it_is_read_only_is_counted_or_joins() {
+    let mode = std::fs::read_to_string("/proc/sys/vm/overcommit_memory").unwrap();
+    let strict = mode.trim() == "2";
+    for access in [1, 0] {
+        let (_engine, mut guest) = merged(5);
+        guest.run(&format!("protect 0 512 {access}"));
+        for page in (0..512).step_by(64) {
+            guest.run(&format!("advise {page} 64 {DONTNEED}"));
+        }
+        let told = flags(&guest, 100);
+        assert!(!told.contains(" wr "), "{told}");
+        assert!(told.contains(" ac ") || !strict, "{told}");
+        guest.run("protect 0 512 3");
+        assert!(strict || mappings(&guest) == 1, "{}", mappings(&guest));
+        guest.run("check");
+    }
+}
+
 #[test]
 fn attributes_stay_where_they_were_put() {
     let (engine, mut guest) = merged(4);
