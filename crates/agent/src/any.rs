@@ -331,7 +331,8 @@ enum Side {
     Above,
 }
 
-/// Whether more than `most` pages are known without a gap from `page` on, to one side.
+/// Whether `page` is known and tracked, and more than `most` pages are known without a gap from there on, to one side. What is not
+/// tracked yet is no reason that its neighbour has a mapping of its own.
 fn known_beyond(page: usize, side: Side, most: usize) -> bool {
     let (mut at, mut known) = (page, 0);
     while let Some(mut guard) = lock() {
@@ -341,7 +342,9 @@ fn known_beyond(page: usize, side: Side, most: usize) -> bool {
             }
             let (chunk, place) = (at & !(CHUNK_BYTES - 1), at % CHUNK_BYTES / PAGE_BYTES);
             let mut table = guard.table();
-            let pages = table.get(chunk).map(|chunk| chunk.known());
+            let is_tracked = |chunk: &&mut Chunk| at != page || !chunk.fresh.contains(place);
+            let pages = table.get(chunk).filter(is_tracked);
+            let pages = pages.map(|chunk| chunk.known());
             let run = |pages: PageBits| {
                 let mut runs = pages.runs().map(|(first, len)| first..first + len);
                 runs.find(|run| run.contains(&place))
@@ -539,6 +542,13 @@ mod tests {
         note(&known, false);
         let small = 2 * CHUNK_BYTES - PAGE_BYTES;
         let (below, above) = (of(base - small, base), of(known.end, known.end + small));
+        assert!(!waits(&below), "the known memory is not tracked yet");
+        let mut guard = lock().unwrap();
+        let mut table = guard.table();
+        for at in chunks(&known) {
+            table.get(at).unwrap().fresh = PageBits::EMPTY;
+        }
+        drop(guard);
         assert!(waits(&below) && waits(&above));
         for fits in [
             of(base - small - PAGE_BYTES, base),
@@ -550,14 +560,21 @@ mod tests {
         }
         // Of what is offered in a part the rest is offered, too.
         let mut guard = lock().unwrap();
-        note_part(&mut guard, &of(base - PAGE_BYTES, base), false).unwrap();
+        note_part(
+            &mut guard,
+            &of(base - small, base - small + PAGE_BYTES),
+            false,
+        )
+        .unwrap();
         drop(guard);
         assert!(!waits(&below) && waits(&above));
         let mut guard = lock().unwrap();
         let mut table = guard.table();
-        for at in chunks(&of(base - PAGE_BYTES, known.end)) {
-            *table.get(at).unwrap() = Chunk::EMPTY;
-            table.mark_clean(at);
+        for at in chunks(&of(base - small, known.end)) {
+            if let Some(chunk) = table.get(at) {
+                *chunk = Chunk::EMPTY;
+                table.mark_clean(at);
+            }
         }
     }
 
