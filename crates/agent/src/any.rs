@@ -43,8 +43,8 @@
 //! them, in the kernel too, sleeps until the window ends.
 //!
 //! **Memory that grows beside tracked memory waits** until it is a sixteenth of what the table knows there without a gap. A tracked
-//! mapping is of another kind than what comes beside it (brk, mmap, mprotect of an arena): the kernel gives that a mapping and an
-//! `anon_vma` of its own, and joins the two never more. To track each step of the growth would leave a mapping for each, up to
+//! mapping is of another kind than what comes beside it (brk, mmap, mprotect of an arena). So the kernel gives the newcomer a
+//! mapping and an `anon_vma` of its own, and never joins the two. To track each step of the growth would leave a mapping for each, up to
 //! vm.max_map_count. What waits grows as one mapping, and their number with the logarithm of the whole.
 //!
 //! **Children of fork** get an agent of their own when they have lived for a while, as programs do. The thread is made in

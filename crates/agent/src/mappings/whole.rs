@@ -425,8 +425,8 @@ pub(crate) fn attributes_at(guard: &mut Guard, at: usize) -> Attributes {
     }
 }
 
-/// The attributes that the kernel tells, and of `known` the policy, what of huge pages the kernel does not tell, and how it was locked
-/// before it was merged: a store's mapping is locked on fault.
+/// The attributes that the kernel tells, and of `known` the policy, and what of huge pages the kernel does not tell. Also how memory
+/// was locked before it was merged, for a store's mapping is always locked on fault.
 fn given_at(at: usize, known: Attributes) -> Attributes {
     let mut all = known;
     let _ = sys::vma::given(at, at + PAGE_BYTES, |_, told| {
