@@ -231,6 +231,21 @@ int main(void)
 			mlock(plain, LEN);
 		} else if (!strcmp(line, "more")) {
 			make("more", LEN, private);
+		} else if (!strcmp(line, "robust")) {
+			/* This thread has three such locks in a new mapping. */
+			char *made = make("robust", LEN / 2, private);
+			pthread_mutexattr_t kind;
+			pthread_mutexattr_init(&kind);
+			pthread_mutexattr_setrobust(&kind, PTHREAD_MUTEX_ROBUST);
+			for (int i = 1; i < 4; i++) {
+				pthread_mutex_t *lock = (pthread_mutex_t *)(made + i * 100 * PAGE);
+				if (pthread_mutex_init(lock, &kind) || pthread_mutex_lock(lock))
+					abort();
+			}
+		} else if (!strcmp(line, "grow")) {
+			char *top = sbrk(128 << 10);
+			fill("heap that grows", top, 128 << 10);
+			tell("top", top, 128 << 10);
 		} else if (!strcmp(line, "clone")) {
 			make_alone((int *)(plain + 9 * PAGE));
 		} else if (!strcmp(line, "own")) {

@@ -327,6 +327,19 @@ static void do_lock_all(const struct call *call)
 	say_result(call->a ? mlockall((int)call->a) : munlockall());
 }
 
+/* Unlocks a range beyond its holes, too: munlock ends at the first. */
+static void unlock_all(unsigned char *from, unsigned char *end)
+{
+	while (from < end) {
+		unsigned char *to = from;
+		while (to < end && msync(to, PAGE, MS_ASYNC) == 0)
+			to += PAGE;
+		if (to > from)
+			munlock(from, (size_t)(to - from));
+		from = to + PAGE;
+	}
+}
+
 /* a: flags, b: pages afterwards, c: the target's page. */
 static void do_remap(const struct call *call)
 {
@@ -334,7 +347,7 @@ static void do_remap(const struct call *call)
 	size_t bytes = (size_t)call->b * PAGE;
 	/* It unlocks what stays: all of the mapping, though only a part of it moves, and merging divides mappings. */
 	if (call->a & MREMAP_DONTUNMAP)
-		munlock(at(call), len(call));
+		unlock_all(at(call), at(call) + len(call));
 	unsigned char *place = mremap(at(call), len(call), bytes, (int)call->a, target);
 	int error = errno;
 	say_place(place);

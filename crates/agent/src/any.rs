@@ -42,6 +42,11 @@
 //! Stacks of signals, of coroutines, the heap, arenas and thread-local storage need nothing more: a thread that touches
 //! them, in the kernel too, sleeps until the window ends.
 //!
+//! **Memory that grows beside tracked memory waits** until it is a sixteenth of what the table knows there without a gap. A tracked
+//! mapping is of another kind than what comes beside it (brk, mmap, mprotect of an arena). So the kernel gives the newcomer a
+//! mapping and an `anon_vma` of its own, and never joins the two. To track each step of the growth would leave a mapping for each, up to
+//! vm.max_map_count. What waits grows as one mapping, and their number with the logarithm of the whole.
+//!
 //! **Children of fork** get an agent of their own when they have lived for a while, as programs do. The thread is made in
 //! the fork and sleeps. Pages that a child still shares by fork stay so: MOVE refuses such a page.
 
@@ -55,7 +60,7 @@ use sys::rights::Threads;
 use sys::sanitizer;
 use sys::task;
 use sys::vma::{Maps, Vma};
-use wire::{CHUNK_BYTES, PAGE_BYTES, PageBits};
+use wire::{CHUNK_BYTES, CHUNK_PAGES, PAGE_BYTES, PageBits};
 
 use crate::config::config;
 use crate::lock::{Guard, lock};
@@ -257,8 +262,8 @@ impl Walks {
         }
         let mut seen = Some1024::default();
         let mut ripe = false;
-        each_unknown(maps, |start| {
-            ripe |= self.seen.contains(start) && !self.refused.contains(start);
+        each_unknown(maps, |start, waits| {
+            ripe |= !waits && self.seen.contains(start) && !self.refused.contains(start);
             seen.insert(start);
         })?;
         self.seen = seen;
@@ -283,7 +288,11 @@ impl Walks {
             }
         }
         let mut refused = Some1024::default();
-        each_unknown(maps, |start| refused.insert(start))?;
+        each_unknown(maps, |start, waits| {
+            if !waits {
+                refused.insert(start);
+            }
+        })?;
         self.refused = refused;
         let read = now();
         self.next_reading = read + (read - walked) * SPARING;
@@ -291,16 +300,88 @@ impl Walks {
     }
 }
 
-/// Calls `each` with the start of each mapping that looks fit and of which the table does not know all.
-fn each_unknown(maps: &Maps, mut each: impl FnMut(usize)) -> Result<()> {
+/// Calls `each` with the start of each mapping that looks fit and of which the table does not know all, and whether it
+/// [`waits`].
+fn each_unknown(maps: &Maps, mut each: impl FnMut(usize, bool)) -> Result<()> {
     let mut at = 0;
     while let Some(vma) = maps.find(at)?.filter(|vma| vma.start < ADDRESS_LIMIT) {
         at = vma.end;
         if looks_fit(&vma) && is_unknown(&vma) {
-            each(vma.start);
+            each(vma.start, waits(&vma));
         }
     }
     Ok(())
+}
+
+/// A mapping beside known memory is offered when it is so large a part of that.
+const PART: usize = 16;
+
+/// Whether a mapping has come beside known memory, is small against it, and nothing of it is offered.
+fn waits(vma: &Vma) -> bool {
+    let most = (vma.end - vma.start) / PAGE_BYTES * PART;
+    let below = vma.start.checked_sub(PAGE_BYTES);
+    let is_small = below.is_some_and(|page| known_beyond(page, Side::Below, most))
+        || known_beyond(vma.end, Side::Above, most);
+    is_small && !is_offered(vma)
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Side {
+    Below,
+    Above,
+}
+
+/// Whether `page` is known and tracked, and more than `most` pages are known without a gap from there on, to one side. What is not
+/// tracked yet is no reason that its neighbour has a mapping of its own.
+fn known_beyond(page: usize, side: Side, most: usize) -> bool {
+    let (mut at, mut known) = (page, 0);
+    while let Some(mut guard) = lock() {
+        for _ in 0..PART_BYTES / CHUNK_BYTES {
+            if at >= ADDRESS_LIMIT {
+                return false;
+            }
+            let (chunk, place) = (at & !(CHUNK_BYTES - 1), at % CHUNK_BYTES / PAGE_BYTES);
+            let mut table = guard.table();
+            let is_tracked = |chunk: &&mut Chunk| at != page || !chunk.fresh.contains(place);
+            let pages = table.get(chunk).filter(is_tracked);
+            let pages = pages.map(|chunk| chunk.known());
+            let run = |pages: PageBits| {
+                let mut runs = pages.runs().map(|(first, len)| first..first + len);
+                runs.find(|run| run.contains(&place))
+            };
+            let Some(run) = pages.and_then(run) else {
+                return false;
+            };
+            let (pages, end, next) = match side {
+                Side::Below => (place + 1 - run.start, 0, chunk.checked_sub(PAGE_BYTES)),
+                Side::Above => (run.end - place, CHUNK_PAGES, Some(chunk + CHUNK_BYTES)),
+            };
+            known += pages;
+            let goes_on = run.start == end || run.end == end;
+            match next {
+                _ if known > most => return true,
+                Some(next) if goes_on => at = next,
+                _ => return false,
+            }
+        }
+        guard.give_way();
+    }
+    false
+}
+
+/// Whether a page of a mapping is offered.
+fn is_offered(vma: &Vma) -> bool {
+    let mut found = false;
+    by_parts(vma, |guard, part| {
+        let mut table = guard.table();
+        found = chunks(part).any(|address| {
+            let pages = PageBits::of(pages_of(address, part.start, part.end));
+            let known = table.get(address);
+            known.is_some_and(|chunk| !(pages & chunk.offered).is_empty())
+        });
+        !found
+    });
+    found
 }
 
 /// What was offered for the program and is not merged is offered no more.
@@ -360,8 +441,9 @@ fn chunks(vma: &Vma) -> impl Iterator<Item = usize> {
 /// Reads the flags of all mappings, and offers what no rule leaves out.
 fn read() -> Result<()> {
     sys::vma::attributes(0, ADDRESS_LIMIT, |vma, told| {
-        if fits(&vma, told.as_ref()) {
-            note(&vma, told.is_some_and(|told| told.tracked));
+        let tracked = told.is_some_and(|told| told.tracked);
+        if fits(&vma, told.as_ref()) && (tracked || !waits(&vma)) {
+            note(&vma, tracked);
         }
     })
 }
@@ -450,6 +532,50 @@ mod tests {
             });
         });
         assert!(had_between);
+    }
+
+    #[test]
+    fn memory_beside_known_memory_waits_until_it_is_a_sixteenth_of_it() {
+        let base = 0x7ad0_0000_0000_usize + 8 * CHUNK_BYTES;
+        let of = |from: usize, to: usize| crate::rules::tests::anonymous(from..to);
+        let known = of(base, base + 32 * CHUNK_BYTES);
+        note(&known, false);
+        let small = 2 * CHUNK_BYTES - PAGE_BYTES;
+        let (below, above) = (of(base - small, base), of(known.end, known.end + small));
+        assert!(!waits(&below), "the known memory is not tracked yet");
+        let mut guard = lock().unwrap();
+        let mut table = guard.table();
+        for at in chunks(&known) {
+            table.get(at).unwrap().fresh = PageBits::EMPTY;
+        }
+        drop(guard);
+        assert!(waits(&below) && waits(&above));
+        for fits in [
+            of(base - small - PAGE_BYTES, base),
+            of(known.end, known.end + small + PAGE_BYTES),
+            of(known.end + PAGE_BYTES, known.end + PAGE_BYTES + small),
+            known,
+        ] {
+            assert!(!waits(&fits), "{fits:?}");
+        }
+        // Of what is offered in a part the rest is offered, too.
+        let mut guard = lock().unwrap();
+        note_part(
+            &mut guard,
+            &of(base - small, base - small + PAGE_BYTES),
+            false,
+        )
+        .unwrap();
+        drop(guard);
+        assert!(!waits(&below) && waits(&above));
+        let mut guard = lock().unwrap();
+        let mut table = guard.table();
+        for at in chunks(&of(base - small, known.end)) {
+            if let Some(chunk) = table.get(at) {
+                *chunk = Chunk::EMPTY;
+                table.mark_clean(at);
+            }
+        }
     }
 
     #[test]

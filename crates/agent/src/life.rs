@@ -337,6 +337,9 @@ pub(crate) fn end_for_detach() -> Result<()> {
         ours.into_iter().for_each(release);
         return private;
     }
+    if let Some(page) = ours {
+        page.life.leaving.store(true, Ordering::Relaxed);
+    }
     swap_bar(Why::DETACHED, true);
     if let Some(guard) = page.and_then(|_| lock()) {
         // Offers that are under way are passed on, as those from here are.
@@ -354,7 +357,10 @@ pub(crate) fn go_on_after_all() {
     swap_bar(Why::DETACHED, false);
     if let Some(page) = lock::existing().filter(|page| page.life.is_ours()) {
         page.serving.store(SEARCHING, Ordering::Relaxed);
-        release(page);
+        // An offer under way may have made it ours since: then nothing was held, and this would release what another call holds.
+        if page.life.leaving.swap(false, Ordering::Relaxed) {
+            release(page);
+        }
     }
 }
 

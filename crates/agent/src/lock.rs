@@ -234,13 +234,18 @@ pub(crate) fn lock_between_forks() -> Option<Guard> {
 }
 
 /// Waits for the window under way; from here none begins in this process until [`end_fork`].
+///
+/// Each call counts, so that each [`end_fork`] takes its own count away, and no other thread's. Handlers of forks have nowhere to
+/// note that theirs did not. **The limit**: a fork that begins where there is no page yet. No window comes before there is one, but
+/// for memory that ran out in between.
 pub(crate) fn begin_fork() {
-    if thread::is_barred() && !existing().is_some_and(|page| page.life.runs()) {
-        return;
-    }
     // Relaxed: `lock_between_forks` looks at it under the same lock.
-    if let Some(guard) = lock() {
-        guard.page.forking.fetch_add(1, Ordering::Relaxed);
+    let count = |page: &PerProcess| _ = page.forking.fetch_add(1, Ordering::Relaxed);
+    if no_window_comes() {
+        // A filter may forbid the calls that the lock takes.
+        existing().into_iter().for_each(count);
+    } else if let Some(guard) = lock() {
+        count(guard.page);
     }
 }
 
@@ -249,9 +254,14 @@ pub(crate) fn end_fork() {
     let Some(page) = existing() else { return };
     let less = |forking: u32| forking.checked_sub(1);
     let order = Ordering::Relaxed;
-    if page.forking.fetch_update(order, order, less) == Ok(1) {
+    if page.forking.fetch_update(order, order, less) == Ok(1) && !no_window_comes() {
         let _ = futex::wake(&page.forking, futex::Flags::PRIVATE, 1);
     }
+}
+
+/// Whether no agent runs in this process, and none begins.
+fn no_window_comes() -> bool {
+    thread::is_barred() && !existing().is_some_and(|page| page.life.runs())
 }
 
 /// Makes a call over all of the process's memory, the agent's own included, without the lock: no window is under way meanwhile. Signals
@@ -459,6 +469,9 @@ impl Drop for Guard {
 mod tests {
     use super::*;
 
+    /// For tests that count forks of this process.
+    static FORKS: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
     #[test]
     fn the_lock_of_a_thread_that_ended_is_taken() {
         let page = PerProcess::default();
@@ -484,10 +497,36 @@ mod tests {
 
     #[test]
     fn the_end_of_a_fork_that_did_not_begin_is_nothing() {
+        let _alone = FORKS.lock();
         end_fork();
         begin_fork();
         begin_fork();
         end_fork();
+        assert!(lock_between_forks().is_none());
+        end_fork();
+        assert!(lock_between_forks().is_some());
+    }
+
+    /// The agent is about to be taken out, and stays after all.
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn each_fork_takes_its_own_count_away() {
+        let _alone = FORKS.lock();
+        let during = |call: fn()| {
+            thread::swap_bar(thread::Why::DETACHED, true);
+            call();
+            thread::swap_bar(thread::Why::DETACHED, false);
+        };
+        begin_fork();
+        during(|| {
+            begin_fork();
+            end_fork();
+        });
+        assert!(lock_between_forks().is_none(), "the first fork goes on");
+        end_fork();
+        assert!(lock_between_forks().is_some());
+        // Of one that begins so nothing is left, whenever it ends.
+        during(begin_fork);
         assert!(lock_between_forks().is_none());
         end_fork();
         assert!(lock_between_forks().is_some());

@@ -227,6 +227,7 @@ impl Table<'_> {
                 && chunk.attributes.locked
             {
                 chunk.attributes.locked = false;
+                chunk.attributes.on_fault = false;
             }
             at = address + CHUNK_BYTES;
         }
@@ -391,6 +392,7 @@ impl Chunk {
             dontfork: false,
             dontdump: false,
             locked: false,
+            on_fault: false,
             noreserve: false,
             huge: false,
             nohuge: false,
@@ -517,6 +519,11 @@ impl Chunk {
         if self.attributes == attributes {
             self.plain = self.plain | known;
         }
+    }
+
+    /// The pages of which something is known.
+    pub(crate) fn known(&self) -> PageBits {
+        self.offered | self.stored | self.kept
     }
 
     /// The offered pages that can be merged.

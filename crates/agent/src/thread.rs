@@ -43,6 +43,8 @@ pub(crate) struct Life {
     pub(crate) why: AtomicU32,
     /// Calls under way for which no agent may run.
     pub(crate) holds: AtomicU32,
+    /// One of them is that the agent is about to be taken out.
+    pub(crate) leaving: AtomicBool,
     /// The agent has left because no thread of the program has its rights any more: another one is to come.
     pub(crate) wanted: AtomicBool,
 }

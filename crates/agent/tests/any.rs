@@ -220,6 +220,29 @@ fn all_memory_is_offered_but_for_what_a_rule_leaves_out() {
     assert_eq!(any.of("plain"), 0, "it is locked now");
 }
 
+/// What comes beside tracked memory has a mapping of its own for ever.
+#[test]
+fn a_heap_that_grows_slowly_has_few_mappings() {
+    const STEPS: usize = 64;
+    const STEP: usize = 128 << 10;
+    let mut any = Any::start(&[]);
+    any.until("heap", LEN - PAGE_BYTES);
+    for _ in 0..STEPS {
+        any.tell("grow");
+        for _ in 0..5 {
+            std::thread::sleep(Duration::from_millis(20));
+            any.sync();
+        }
+    }
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", any.process.id())).unwrap();
+    let mappings = maps.lines().filter(|line| line.contains("[heap]")).count();
+    // From 4 to 12 MiB by sixteenths.
+    assert!(mappings <= 24, "{mappings} mappings:\n{maps}");
+    let (heap, end) = (any.places["heap"], any.places["top"] + STEP);
+    let offered = any.offered(heap, end - heap);
+    assert!(offered >= (end - heap) / 17 * 16 - STEP, "{offered}");
+}
+
 #[test]
 fn memory_that_is_to_be_of_huge_pages_is_offered_if_that_is_wanted() {
     let mut any = Any::start(&[("PAGEONE_ANY_HUGE", "1")]);
@@ -360,6 +383,25 @@ fn the_page_with_a_robust_lock_of_a_thread_stays_in_place() {
     assert_eq!(any.of("plain"), LEN - PAGE_BYTES, "its neighbours may go");
     any.tell("end");
     assert_eq!(any.places["lock"], libc::EOWNERDEAD.unsigned_abs() as usize);
+}
+
+/// Two that were registered apart are two for ever.
+#[test]
+fn pages_that_are_kept_back_do_not_cut_their_mapping() {
+    let mut any = Any::start(&[]);
+    any.until("plain", LEN);
+    any.tell("robust");
+    any.until("robust", LEN / 2 - 3 * PAGE_BYTES);
+    let start = any.places["robust"];
+    for page in [100, 200, 300] {
+        assert_eq!(any.offered(start + page * PAGE_BYTES, 1), 0, "{page}");
+    }
+    let smaps = std::fs::read_to_string(format!("/proc/{}/smaps", any.process.id())).unwrap();
+    let head = format!("{start:x}-{:x} rw-p", start + LEN / 2);
+    let found = smaps.split_once(&head).map(|(_, of)| of);
+    let flags = found.and_then(|of| of.lines().find(|line| line.starts_with("VmFlags:")));
+    let flags = flags.unwrap_or_else(|| panic!("{head} is not one mapping:\n{smaps}"));
+    assert!(flags.contains(" uw"), "{flags}");
 }
 
 #[test]

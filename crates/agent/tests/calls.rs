@@ -127,6 +127,20 @@ fn locks_count_where_they_are() {
 }
 
 #[test]
+fn what_was_locked_plainly_is_so_when_it_is_whole_again() {
+    let (engine, mut guest) = ready(3);
+    guest.run("lock 0 512");
+    engine.sync();
+    let merged = engine.merge(guest.memory, 0, 512, Some(1000));
+    assert_eq!(count(&merged, PageOutcome::Merged), 512);
+    assert!(flags(&guest, 9).contains(" lo lf "), "it is merged");
+    guest.run(&format!("advise 8 4 {DONTFORK}"));
+    let flags = flags(&guest, 9);
+    assert!(flags.contains(" lo ") && !flags.contains(" lf "), "{flags}");
+    guest.run("check");
+}
+
+#[test]
 fn a_child_has_none_of_its_parents_locks() {
     let (engine, mut guest) = ready(3);
     guest.run("lock 0 512");
@@ -156,6 +170,26 @@ fn a_guard_that_came_unseen_ends_no_program() {
     guest.run("check");
     guest.run("lock 0 512");
     guest.run("check");
+}
+
+/// To make it writable again must not fail where the kernel counts strictly. Elsewhere the pieces join.
+#[test]
+fn what_is_discarded_while_it_is_read_only_is_counted_or_joins() {
+    let mode = std::fs::read_to_string("/proc/sys/vm/overcommit_memory").unwrap();
+    let strict = mode.trim() == "2";
+    for access in [1, 0] {
+        let (_engine, mut guest) = merged(5);
+        guest.run(&format!("protect 0 512 {access}"));
+        for page in (0..512).step_by(64) {
+            guest.run(&format!("advise {page} 64 {DONTNEED}"));
+        }
+        let told = flags(&guest, 100);
+        assert!(!told.contains(" wr "), "{told}");
+        assert!(told.contains(" ac ") || !strict, "{told}");
+        guest.run("protect 0 512 3");
+        assert!(strict || mappings(&guest) == 1, "{}", mappings(&guest));
+        guest.run("check");
+    }
 }
 
 #[test]

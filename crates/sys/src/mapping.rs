@@ -2,6 +2,7 @@
 //!
 //! Nothing here allocates or sets `errno`.
 
+use std::ffi::CStr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -61,6 +62,8 @@ pub struct Attributes {
     pub dontdump: bool,
     /// `mlock`, in any of its forms.
     pub locked: bool,
+    /// With `MLOCK_ONFAULT`: pages come as they are touched.
+    pub on_fault: bool,
     /// `MAP_NORESERVE`.
     pub noreserve: bool,
     /// `MADV_HUGEPAGE`.
@@ -177,7 +180,7 @@ pub unsafe fn replace(
     lock_future: bool,
 ) -> std::result::Result<(), (Errno, bool)> {
     let locks = attributes.locked || lock_future;
-    if locks || attributes.dontdump {
+    if locks || attributes.dontdump || is_counted(source, access) {
         // SAFETY: the caller's promise.
         let placed = unsafe { replace_from_aside(start, len, source, access, attributes, locks) };
         // At a limit of address space there is no room aside. What is locked has no other way.
@@ -192,6 +195,27 @@ pub unsafe fn replace(
     })?;
     // SAFETY: the range is now the mapping just made.
     unsafe { describe(start, len, source, attributes) }.map_err(|errno| (errno, true))
+}
+
+/// Whether the kernel promises no more memory than there is (`vm.overcommit_memory=2`).
+static COUNTS_STRICTLY: AtomicBool = AtomicBool::new(false);
+
+/// Finds out whether the kernel promises no more memory than there is, and notes it. Without allocating.
+pub fn find_strict_counting() {
+    COUNTS_STRICTLY.store(
+        number_of(c"/proc/sys/vm/overcommit_memory") == Ok(2),
+        Ordering::Relaxed,
+    );
+}
+
+/// Whether memory has to be counted as promised, though it may not be written now: it could be, and the kernel goes on to count it then
+/// (`VM_ACCOUNT`). So it may be made writable again, whatever others have taken. Such memory has an `anon_vma` of its own, and no neighbour
+/// joins it; where nothing is refused for want of the count, that matters more. Of what may be executed the count cannot be kept:
+/// no such right may come later under PR_SET_MDWE.
+fn is_counted(source: Source<'_>, access: Access) -> bool {
+    let may_lose =
+        || matches!(source, Source::Anonymous) && matches!(access, Access::None | Access::Read);
+    COUNTS_STRICTLY.load(Ordering::Relaxed) && may_lose()
 }
 
 /// Maps `source` in the place of what is there.
@@ -277,9 +301,15 @@ pub fn aside(
     locks: bool,
 ) -> Result<usize> {
     let flags = flags(attributes);
+    let is_counted = is_counted(source, access);
+    let first = if is_counted {
+        Access::ReadWrite
+    } else {
+        access
+    };
     let prot = match locks {
         true => ProtFlags::empty(),
-        false => access.prot(),
+        false => first.prot(),
     };
     // SAFETY: a fresh mapping where nothing is disturbs nothing.
     let fresh = |at| unsafe { map(at, len, source, prot, flags) };
@@ -295,7 +325,14 @@ pub fn aside(
         locked
             .and_then(|()| describe(start, len, source, attributes))
             .and_then(|()| match locks {
-                true => rustix::mm::mprotect(made, len, access.mprotect()),
+                true => rustix::mm::mprotect(made, len, first.mprotect()),
+                false => Ok(()),
+            })
+            .and_then(|()| match is_counted {
+                true => {
+                    be_counted(start, len);
+                    rustix::mm::mprotect(made, len, access.mprotect())
+                }
                 false => Ok(()),
             })
     };
@@ -306,6 +343,22 @@ pub fn aside(
             let _ = unsafe { unmap(start, len) };
             Err(errno)
         }
+    }
+}
+
+/// Has a new mapping, which may be written, counted for good. The kernel ends that with the right to write, if no page ever was there.
+///
+/// # Safety
+/// The mapping must be the caller's, and empty.
+unsafe fn be_counted(start: usize, len: usize) {
+    const DONTNEED_LOCKED: i32 = 24;
+    const POPULATE_WRITE: i32 = 23;
+    // Without memory for a page it is counted no more.
+    // SAFETY: a page of zeros comes and goes.
+    unsafe {
+        let _ = advise(start, PAGE, POPULATE_WRITE);
+        // The page may be a huge one.
+        let _ = advise(start, len, DONTNEED_LOCKED);
     }
 }
 
@@ -666,8 +719,12 @@ impl OwnMemory {
 /// # Errors
 /// What reading /proc gives; `INVAL` for a text that is no number.
 pub fn limit() -> Result<usize> {
+    number_of(c"/proc/sys/vm/max_map_count")
+}
+
+fn number_of(path: &CStr) -> Result<usize> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-    let file = rustix::fs::open(c"/proc/sys/vm/max_map_count", flags, Mode::empty())?;
+    let file = rustix::fs::open(path, flags, Mode::empty())?;
     let mut text = [0; 20];
     let len = rustix::io::pread(&file, &mut text, 0)?;
     let text = std::str::from_utf8(text.get(..len).unwrap_or_default());
@@ -753,6 +810,19 @@ pub unsafe fn set_locked(start: usize, len: usize, locked: bool) -> Result<()> {
     }
 }
 
+/// Locks `[start, start + len)`, which is locked on fault, as plain mlock(2) does: pages that are not there come.
+///
+/// # Errors
+/// What mlock2(2) gives.
+///
+/// # Safety
+/// The range must be the caller's.
+pub unsafe fn lock_plainly(start: usize, len: usize) -> Result<()> {
+    fault::check(Point::Lock)?;
+    // SAFETY: the caller's promise.
+    unsafe { rustix::mm::mlock_with(pointer(start), len, MlockFlags::empty()) }
+}
+
 fn pointer(address: usize) -> *mut std::ffi::c_void {
     std::ptr::with_exposed_provenance_mut(address)
 }
@@ -815,6 +885,42 @@ mod tests {
             assert_eq!(bytes(), pages.as_flattened());
             // SAFETY: nothing refers to it any more.
             unsafe { unmap(start, len) }.unwrap();
+        }
+    }
+
+    #[test]
+    fn where_the_kernel_counts_strictly_what_may_not_be_written_is_counted() {
+        let flags = |at: usize| {
+            let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+            let mut inside = false;
+            let mut flags = smaps.lines().filter(|line| {
+                let range = line
+                    .split_once(' ')
+                    .and_then(|(word, _)| word.split_once('-'));
+                if let Some((start, end)) = range {
+                    let [start, end] = [start, end].map(|hex| usize::from_str_radix(hex, 16));
+                    inside = start.is_ok_and(|start| start <= at) && end.is_ok_and(|end| at < end);
+                }
+                inside && line.starts_with("VmFlags:")
+            });
+            flags.next().unwrap().to_owned()
+        };
+        for locked in [false, true] {
+            let attributes = Attributes {
+                locked,
+                on_fault: locked,
+                ..Attributes::default()
+            };
+            for access in [Access::Read, Access::None] {
+                COUNTS_STRICTLY.store(true, Ordering::Relaxed);
+                let made = aside(4 * PAGE, Source::Anonymous, access, attributes, locked);
+                COUNTS_STRICTLY.store(false, Ordering::Relaxed);
+                let start = made.unwrap();
+                let told = flags(start);
+                assert!(told.contains(" ac") && !told.contains(" wr"), "{told}");
+                // SAFETY: nothing refers to it.
+                unsafe { unmap(start, 4 * PAGE) }.unwrap();
+            }
         }
     }
 

@@ -569,6 +569,7 @@ fn flagged(flags: &[u8]) -> Option<Told> {
             dontfork: has(b"dc"),
             dontdump: has(b"dd"),
             locked: has(b"lo"),
+            on_fault: has(b"lf"),
             noreserve: has(b"nr"),
             huge: has(b"hg"),
             nohuge: has(b"nh"),
@@ -855,6 +856,7 @@ mod tests {
             dontfork: true,
             dontdump: true,
             locked: true,
+            on_fault: true,
             ..Default::default()
         };
         let anonymous = Source::Anonymous;

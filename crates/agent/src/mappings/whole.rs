@@ -425,7 +425,8 @@ pub(crate) fn attributes_at(guard: &mut Guard, at: usize) -> Attributes {
     }
 }
 
-/// The attributes that the kernel tells, and of `known` the policy, and what of huge pages the kernel does not tell.
+/// The attributes that the kernel tells, and of `known` the policy, and what of huge pages the kernel does not tell. Also how memory
+/// was locked before it was merged, for a store's mapping is always locked on fault.
 fn given_at(at: usize, known: Attributes) -> Attributes {
     let mut all = known;
     let _ = sys::vma::given(at, at + PAGE_BYTES, |_, told| {
@@ -441,6 +442,7 @@ fn given_at(at: usize, known: Attributes) -> Attributes {
             huge: size.huge,
             nohuge: size.nohuge,
             policy: known.policy,
+            on_fault: given.on_fault && (known.on_fault || !known.locked),
             ..given
         };
     });
@@ -841,6 +843,10 @@ impl Copy {
                     std::ptr::with_exposed_provenance_mut::<u8>(aside),
                     len,
                 ),
+            }
+            if self.attributes.locked && !self.attributes.on_fault {
+                // All its pages are there. What does not succeed stays locked on fault.
+                let _ = mapping::lock_plainly(aside, len);
             }
             if self.access != Access::ReadWrite {
                 mapping::protect(aside, len, self.access)?;

@@ -158,16 +158,21 @@ fn untrack_forgotten(guard: &mut Guard, uffd: &Uffd, maps: &Maps) {
     untrack(start, end);
 }
 
-/// The next run of fresh pages at or above `from` in a chunk that changed.
+/// The next run of pages to be registered at or above `from` in a chunk that changed: fresh ones, and under `--any` those that are
+/// kept back beside them. Else these would cut their mapping for ever. No window takes these, for they are not offered. A scan
+/// may arm them, as all that is tracked: a write then waits for nothing, the kernel's own in a thread that ends neither.
 fn next_fresh(guard: &mut Guard, from: usize) -> Option<(usize, usize)> {
+    let any = config().any.is_some();
     let mut table = guard.table();
     let mut at = from & !(CHUNK_BYTES - 1);
     while let Some(address) = table.next(at, true) {
         let first = from.saturating_sub(address) / PAGE_BYTES;
-        let fresh = table
-            .get(address)
-            .map_or(PageBits::EMPTY, |chunk| chunk.fresh);
-        let mut runs = fresh.runs().filter(|&(start, len)| start + len > first);
+        let wanted = table.get(address).filter(|chunk| !chunk.fresh.is_empty());
+        let wanted = wanted.map_or(PageBits::EMPTY, |chunk| match any {
+            true => chunk.fresh | chunk.kept,
+            false => chunk.fresh,
+        });
+        let mut runs = wanted.runs().filter(|&(start, len)| start + len > first);
         if let Some((start, len)) = runs.next() {
             let start = start.max(first)..start + len;
             return Some((
@@ -180,7 +185,7 @@ fn next_fresh(guard: &mut Guard, from: usize) -> Option<(usize, usize)> {
     None
 }
 
-/// Registers what of `[start, end)` can be merged, mapping by mapping.
+/// Registers what of `[start, end)` can be merged, mapping by mapping. A mapping of which nothing is fresh is left alone.
 fn register(guard: &mut Guard, uffd: &Uffd, maps: &Maps, start: usize, end: usize) {
     let mut at = start;
     while at < end {
@@ -190,33 +195,46 @@ fn register(guard: &mut Guard, uffd: &Uffd, maps: &Maps, start: usize, end: usiz
             let fits = vma.is_anonymous() || is_store(&vma);
             (vma.start.max(at), vma.end.min(end), fits)
         });
-        each_part(guard, at, first, |chunk, pages| {
+        each_fresh(guard, at, first, |chunk, pages| {
             pages.pages().for_each(|page| chunk.forget(page))
         });
+        at = stop;
+        let mut has_fresh = false;
+        each_fresh(guard, first, stop, |_, _| has_fresh = true);
+        if !has_fresh {
+            continue;
+        }
         let tracked = match fits {
             true => uffd.register(first, stop - first, Watch::Track),
             false => Err(Errno::INVAL),
         };
         match tracked {
-            Ok(()) => each_part(guard, first, stop, Chunk::is_tracked),
+            Ok(()) => each_fresh(guard, first, stop, Chunk::is_tracked),
             Err(Errno::INVAL | Errno::BUSY | Errno::PERM) => {
-                each_part(guard, first, stop, |chunk, pages| {
+                each_fresh(guard, first, stop, |chunk, pages| {
                     pages.pages().for_each(|page| chunk.withdraw(page))
                 });
             }
             Err(_) => {} // tried again at the next sync
         }
-        at = stop;
     }
 }
 
-/// Does something with what is known of `[start, end)`, chunk by chunk.
-fn each_part(guard: &mut Guard, start: usize, end: usize, each: impl Fn(&mut Chunk, PageBits)) {
+/// Does something with the fresh pages of `[start, end)`, chunk by chunk.
+fn each_fresh(
+    guard: &mut Guard,
+    start: usize,
+    end: usize,
+    mut each: impl FnMut(&mut Chunk, PageBits),
+) {
     if start < end {
         guard
             .table()
             .each_known(start, end - start, |_, pages, chunk| {
-                each(chunk, PageBits::of(pages));
+                let fresh = PageBits::of(pages) & chunk.fresh;
+                if !fresh.is_empty() {
+                    each(chunk, fresh);
+                }
             });
     }
 }

@@ -400,6 +400,7 @@ impl<'a> Session<'a> {
         let freezer = Freezer::open(device).ok();
         // Each session holds a line, and lets go of it when nothing is astray. Before the window, whose staging area stays.
         private::find_strays().map_err(|errno| (wire::STEP_MEMORY, errno))?;
+        sys::mapping::find_strict_counting();
         let window = Window::new(uffd, freezer).map_err(|errno| (wire::STEP_MEMORY, errno))?;
         let hold = |line| lines::hold(line).map_err(|errno| (wire::STEP_MEMORY, errno));
         let lifeline = hold(&lifeline)?;
