@@ -331,7 +331,7 @@ enum Side {
     Above,
 }
 
-/// Whether `page` is known and tracked, and more than `most` pages are known without a gap from there on, to one side. What is not
+/// Whether `page` is offered and tracked, and so are more than `most` pages without a gap from there on, to one side. What is not
 /// tracked yet is no reason that its neighbour has a mapping of its own.
 fn known_beyond(page: usize, side: Side, most: usize) -> bool {
     let (mut at, mut known) = (page, 0);
@@ -342,9 +342,15 @@ fn known_beyond(page: usize, side: Side, most: usize) -> bool {
             }
             let (chunk, place) = (at & !(CHUNK_BYTES - 1), at % CHUNK_BYTES / PAGE_BYTES);
             let mut table = guard.table();
-            let is_tracked = |chunk: &&mut Chunk| at != page || !chunk.fresh.contains(place);
-            let pages = table.get(chunk).filter(is_tracked);
-            let pages = pages.map(|chunk| chunk.known());
+            let pages = table.get(chunk).map(|chunk| {
+                let tracked = chunk.offered | chunk.stored;
+                match at == page {
+                    true if chunk.fresh.contains(place) || !tracked.contains(place) => {
+                        PageBits::EMPTY
+                    }
+                    _ => tracked | chunk.kept & chunk.words,
+                }
+            });
             let run = |pages: PageBits| {
                 let mut runs = pages.runs().map(|(first, len)| first..first + len);
                 runs.find(|run| run.contains(&place))

@@ -516,14 +516,14 @@ impl Chunk {
         if self.plain.is_empty() && self.stored.is_empty() {
             self.attributes = attributes;
         }
-        if self.attributes == attributes {
+        // How memory was locked parts nothing: a discard locks on fault.
+        let alike = Attributes {
+            on_fault: self.attributes.on_fault,
+            ..attributes
+        };
+        if self.attributes == alike {
             self.plain = self.plain | known;
         }
-    }
-
-    /// The pages of which something is known.
-    pub(crate) fn known(&self) -> PageBits {
-        self.offered | self.stored | self.kept
     }
 
     /// The offered pages that can be merged.

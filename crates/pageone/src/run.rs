@@ -487,7 +487,7 @@ fn embed(
 /// Waits for the command's end, whatever becomes of its engine.
 fn accompany(mut parent: Parent, mut own: Own, child: u32) -> Result<ExitStatus> {
     loop {
-        match parent.wait(child, own.end())? {
+        match parent.wait(child, &own)? {
             Event::Ended(status) => {
                 own.stop();
                 return Ok(status);

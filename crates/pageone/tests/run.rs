@@ -658,13 +658,21 @@ fn an_engine_that_ends_costs_the_command_its_merging_alone() {
     assert!(said.contains("the engine has ended (signal: 6"), "{said}");
     assert!(!folder.exists(), "{socket} is left");
 
-    let mut shell = Command::new("sh");
-    shell.args(["-c", "ulimit -v 40960; exec \"$@\"", "sh"]);
-    shell.arg(pageone().get_program()).args(["run", "--socket"]);
-    shell.arg(place.socket());
-    let done = output(shell.args(["--", "sh", "-c", "sleep 0.5; exit 7"]));
-    let said = text(&done.stderr);
-    assert_eq!(done.status.code(), Some(7), "{said}");
+    for kilobytes in [24_000, 36_000, 40_960, 60_000] {
+        let mut shell = Command::new("sh");
+        let script = format!("ulimit -v {kilobytes}; ulimit -c unlimited; exec \"$@\"");
+        let temporary = place.path().join(kilobytes.to_string());
+        std::fs::create_dir(&temporary).expect("a folder");
+        shell.current_dir(&temporary).env("TMPDIR", &temporary);
+        shell.args(["-c", &script, "sh"]);
+        shell.arg(pageone().get_program()).args(["run", "--socket"]);
+        shell.arg(place.socket());
+        let done = output(shell.args(["--", "sh", "-c", "sleep 0.5; exit 7"]));
+        let said = text(&done.stderr);
+        assert_eq!(done.status.code(), Some(7), "{kilobytes}: {said}");
+        let left = std::fs::read_dir(&temporary).expect("a folder").count();
+        assert_eq!(left, 0, "{kilobytes}: files are left");
+    }
 }
 
 #[test]

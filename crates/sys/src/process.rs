@@ -481,8 +481,18 @@ pub fn is_of_own_group(pid: u32) -> bool {
 /// # Errors
 /// `Deadlock` when this process has other threads: only one without may do anything in its child. What fork(2) gives.
 pub(crate) fn fork(act: impl FnOnce() -> i32) -> std::io::Result<Pid> {
-    if std::fs::read_dir("/proc/self/task")?.count() != 1 {
-        return Err(std::io::ErrorKind::Deadlock.into());
+    let mut is_alone = false;
+    // A thread that was joined is there for a moment more.
+    for pause in [0, 1, 10, 50] {
+        std::thread::sleep(Duration::from_millis(pause));
+        is_alone = std::fs::read_dir("/proc/self/task")?.count() == 1;
+        if is_alone {
+            break;
+        }
+    }
+    if !is_alone {
+        let why = "this process has other threads, of a library that was preloaded";
+        return Err(std::io::Error::new(std::io::ErrorKind::Deadlock, why));
     }
     // SAFETY: this process has one thread, so its child is a whole copy, in which anything may be
     // called: no lock is held there by a thread that is missing.
@@ -511,6 +521,15 @@ fn made(child: libc::pid_t) -> std::io::Result<Pid> {
 #[must_use]
 pub fn leads_session() -> bool {
     rustix::process::getsid(None) == Ok(rustix::process::getpid())
+}
+
+/// Has this process, and its children, leave no core file.
+pub fn leave_no_core() {
+    let none = rustix::process::Rlimit {
+        current: Some(0),
+        maximum: Some(0),
+    };
+    let _ = rustix::process::setrlimit(rustix::process::Resource::Core, none);
 }
 
 /// Takes away what is left of ended processes whose parents have gone, where this process is an init. No child whose end is

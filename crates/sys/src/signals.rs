@@ -10,7 +10,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 pub use libc::{
-    SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, SIGTSTP, SIGTTIN, SIGTTOU,
+    SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGSTOP, SIGTERM, SIGTSTP, SIGTTIN, SIGTTOU,
     SIGUSR1, SIGUSR2, SIGWINCH,
 };
 
@@ -124,11 +124,7 @@ fn parent_pid() -> i32 {
 /// Ends this process by `signal`, the way the signal would by itself, without a core file: what a
 /// parent does to pass on how its child died. Returns only if the signal does not kill.
 pub fn die_of(signal: i32) {
-    let no_core = rustix::process::Rlimit {
-        current: Some(0),
-        maximum: Some(0),
-    };
-    let _ = rustix::process::setrlimit(rustix::process::Resource::Core, no_core);
+    crate::process::leave_no_core();
     // SAFETY: setting the default action and raising a signal touch no memory of ours.
     unsafe {
         libc::signal(signal, libc::SIG_DFL);

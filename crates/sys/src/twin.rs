@@ -30,7 +30,7 @@ impl Twin {
         let parent = std::process::id();
         let pid = fork(|| match tie_to_parent(parent, SIGKILL) {
             Ok(()) => act(),
-            // The parent has gone.
+            // The parent has gone, or cannot be known.
             Err(_) => 1,
         })?;
         let has_ended = false;
@@ -40,6 +40,15 @@ impl Twin {
     /// Its number.
     pub(crate) fn pid(&self) -> Pid {
         self.pid
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: i32) {
+        if !self.has_ended
+            && let Some(signal) = Signal::from_named_raw(signal)
+        {
+            let _ = kill_process(self.pid, signal);
+        }
     }
 
     /// Kills it, unless it has ended by itself; tells how it ended, the first time.

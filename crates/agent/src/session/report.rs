@@ -159,7 +159,7 @@ fn untrack_forgotten(guard: &mut Guard, uffd: &Uffd, maps: &Maps) {
 }
 
 /// The next run of pages to be registered at or above `from` in a chunk that changed: fresh ones, and under `--any` those that are
-/// kept back beside them. Else these would cut their mapping for ever. No window takes these, for they are not offered. A scan
+/// kept back beside them for words of the kernel's. Else these would cut their mapping for ever. No window takes these, for they are not offered. A scan
 /// may arm them, as all that is tracked: a write then waits for nothing, the kernel's own in a thread that ends neither.
 fn next_fresh(guard: &mut Guard, from: usize) -> Option<(usize, usize)> {
     let any = config().any.is_some();
@@ -169,7 +169,7 @@ fn next_fresh(guard: &mut Guard, from: usize) -> Option<(usize, usize)> {
         let first = from.saturating_sub(address) / PAGE_BYTES;
         let wanted = table.get(address).filter(|chunk| !chunk.fresh.is_empty());
         let wanted = wanted.map_or(PageBits::EMPTY, |chunk| match any {
-            true => chunk.fresh | chunk.kept,
+            true => chunk.fresh | chunk.kept & chunk.words,
             false => chunk.fresh,
         });
         let mut runs = wanted.runs().filter(|&(start, len)| start + len > first);

@@ -116,7 +116,7 @@ impl Counters {
         self.cpu_ns.load(Relaxed).min(self.talk_ns.load(Relaxed))
     }
 
-    /// All classes, each read once: what is derived from one classes adds up (I9), also while
+    /// All classes, each read once: what is derived from one reading adds up (I9), also while
     /// workers move pages from class to class.
     pub(crate) fn classes(&self) -> Classes {
         Classes(std::array::from_fn(|class| self.tally(class)))

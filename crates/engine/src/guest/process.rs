@@ -253,7 +253,7 @@ impl ProcessMemory {
         space
     }
 
-    /// The user whose a file of `/proc` more is that waits to be closed, if its mappings may be read.
+    /// The user as whose one file more of `/proc` waits to be closed, if its mappings may be read.
     fn principal_for_text(&self) -> Result<u32, OverQuota> {
         let principal = self.applicant.principal;
         check_unclosed(&self.limits, principal, Kind::Text).map(|()| principal)

@@ -25,24 +25,27 @@ pub(crate) struct Host {
     /// The server stops when this end of a pipe is closed.
     stop: Option<OwnedFd>,
     server: Option<JoinHandle<std::io::Result<()>>>,
-    _folder: TempDir,
+    _folder: Option<TempDir>,
+}
+
+/// A socket in a folder of its own, which is removed with this.
+pub(crate) struct Door {
+    pub(crate) folder: TempDir,
+    pub(crate) socket: PathBuf,
+    pub(crate) listener: Listener,
 }
 
 impl Host {
-    /// Starts an engine at a socket that is open as that of this user's daemon is: root's to all users.
-    ///
-    /// A program that root starts often becomes another user's (nginx, gosu), and then connects as that user. So a stranger can connect,
-    /// too, as to the daemon, and the same holds for him: his own domain, his share of the limits, no other user's counters.
-    pub(crate) fn start(options: engine::Options) -> Result<Self> {
-        let policy = Policy::here();
-        let mode = policy.socket_mode();
-        Self::serve(options, policy, mode)
-    }
-
-    fn serve(options: engine::Options, policy: Policy, mode: u32) -> Result<Self> {
-        let (folder, socket, listener) = listen(mode)?;
+    /// Starts an engine at a socket, which this process's parent may have opened.
+    pub(crate) fn start(
+        options: engine::Options,
+        socket: PathBuf,
+        listener: Listener,
+    ) -> Result<Self> {
+        listener.take_over()?;
         let limits = options.limits;
         let engine = Arc::new(Engine::start(options, None).context("cannot start the engine")?);
+        let policy = Policy::here();
         let server = Server::new(listener, policy, limits, &engine, History::default())?;
         let (end, stop) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         let serve = move || server.serve(end.as_fd(), |_| Ok(true));
@@ -54,7 +57,7 @@ impl Host {
             socket,
             stop: Some(stop),
             server: Some(server),
-            _folder: folder,
+            _folder: None,
         })
     }
 
@@ -69,7 +72,10 @@ impl Host {
     /// As [`Self::start`]; this user has no right to it.
     pub(crate) fn start_able(options: engine::Options) -> Result<Self> {
         able()?;
-        Self::serve(options, Policy::here(), 0o600)
+        let door = Door::open(0o600)?;
+        let mut host = Self::start(options, door.socket, door.listener)?;
+        host._folder = Some(door.folder);
+        Ok(host)
     }
 
     /// The engine's counters.
@@ -88,30 +94,45 @@ impl Host {
     }
 }
 
-/// Listens in a folder of its own: where temporary files belong, else where a socket's path is sure to be short enough.
-fn listen(mode: u32) -> Result<(TempDir, PathBuf, Listener)> {
-    let run = std::env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty());
-    let others = [Some(PathBuf::from("/tmp")), run.map(PathBuf::from)];
-    let first = listen_below(&std::env::temp_dir(), mode);
-    others.into_iter().flatten().fold(first, |found, folder| {
-        // The first error tells of the place that was asked for.
-        found.or_else(|error| listen_below(&folder, mode).map_err(|_| error))
-    })
-}
-
-fn listen_below(place: &Path, mode: u32) -> Result<(TempDir, PathBuf, Listener)> {
-    let folder = tempfile::Builder::new()
-        .prefix("pageone-")
-        .tempdir_in(place);
-    let folder = folder.context("cannot make a folder for the socket")?;
-    let socket = folder.path().join("pageone.sock");
-    let listener = Listener::bind(&socket, mode)?;
-    if mode & 0o006 != 0 {
-        // To reach the socket takes no right to list the folder.
-        let passable = Permissions::from_mode(0o711);
-        fs::set_permissions(folder.path(), passable).context("cannot open the socket's folder")?;
+impl Door {
+    /// Opens one as that of this user's daemon is open: root's to all users.
+    ///
+    /// A program that root starts often becomes another user's (nginx, gosu), and then connects as that user. So a stranger can connect,
+    /// too, as to the daemon, and the same holds for him: his own domain, his share of the limits, no other user's counters.
+    pub(crate) fn as_of_daemon() -> Result<Self> {
+        Self::open(Policy::here().socket_mode())
     }
-    Ok((folder, socket, listener))
+
+    /// Where temporary files belong, else where a socket's path is sure to be short enough.
+    fn open(mode: u32) -> Result<Self> {
+        let run = std::env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty());
+        let others = [Some(PathBuf::from("/tmp")), run.map(PathBuf::from)];
+        let first = Self::open_below(&std::env::temp_dir(), mode);
+        others.into_iter().flatten().fold(first, |found, folder| {
+            // The first error tells of the place that was asked for.
+            found.or_else(|error| Self::open_below(&folder, mode).map_err(|_| error))
+        })
+    }
+
+    fn open_below(place: &Path, mode: u32) -> Result<Self> {
+        let folder = tempfile::Builder::new()
+            .prefix("pageone-")
+            .tempdir_in(place);
+        let folder = folder.context("cannot make a folder for the socket")?;
+        let socket = folder.path().join("pageone.sock");
+        let listener = Listener::bind(&socket, mode)?;
+        if mode & 0o006 != 0 {
+            // To reach the socket takes no right to list the folder.
+            let passable = Permissions::from_mode(0o711);
+            fs::set_permissions(folder.path(), passable)
+                .context("cannot open the socket's folder")?;
+        }
+        Ok(Self {
+            folder,
+            socket,
+            listener,
+        })
+    }
 }
 
 /// How long an engine may take to stop.

@@ -132,6 +132,11 @@ impl Listener {
         })
     }
 
+    /// Has those who connect see that this process listens, though another one opened the socket.
+    pub(crate) fn take_over(&self) -> io::Result<()> {
+        Ok(sys::socket::take_over(&self.socket)?)
+    }
+
     /// Leaves the file to those who come after this process.
     pub(crate) fn set_kept(&mut self) {
         self.kept = true;

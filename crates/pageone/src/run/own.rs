@@ -10,10 +10,7 @@
 //! `run` alone waits for the command, and passes its signals and its end on. An engine may end before: by a limit of memory or CPU time,
 //! a kernel short of memory, a mistake of ours. That costs the command its merging, and no more, as the end of a daemon does.
 
-use std::ffi::OsString;
-use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -21,11 +18,14 @@ use anyhow::{Context, Result, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
+use sys::signals::{SIGCONT, SIGSTOP};
 use sys::twin::Twin;
+use tempfile::TempDir;
 use wire::KnobValues;
 
 use super::tally::Tally;
-use crate::daemon::host::Host;
+use crate::daemon::host::{Door, Host};
+use crate::daemon::listener::Listener;
 use crate::output::say;
 
 /// The time between two looks at the saving.
@@ -34,16 +34,16 @@ const BETWEEN_LOOKS: Duration = Duration::from_millis(500);
 const START: Duration = Duration::from_secs(10);
 /// The longest wait for its end, in which it has little to do.
 const END: Duration = Duration::from_secs(3);
-/// The first byte of its first word: the socket follows, or an error.
-const READY: u8 = b'+';
-const FAILED: u8 = b'-';
+/// Its first word: it is ready. Any other is the reason why it is not, or serves no longer.
+const READY: &str = "ready";
 
 /// The engine, as `run` sees it.
 pub(super) struct Own {
     twin: Twin,
-    /// The engine's end closes it.
+    /// Is at its end when the engine is. The engine's process has a copy of this end, too: so it is shut down, not closed.
     line: OwnedFd,
     socket: PathBuf,
+    _folder: TempDir,
     is_lost: bool,
 }
 
@@ -56,35 +56,50 @@ impl Own {
         let flags = SocketFlags::CLOEXEC;
         let (line, far) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
             .context("cannot make a socket for the engine")?;
-        let twin = Twin::start(move || match serve(knobs, any, far.as_fd()) {
-            Ok(()) => 0,
-            Err(error) => {
-                // Where its start was told already, its end is.
-                let _ = tell(far.as_fd(), FAILED, format!("{error:#}").as_bytes());
-                1
+        let Door {
+            folder,
+            socket,
+            mut listener,
+        } = Door::as_of_daemon()?;
+        // It goes with the folder.
+        listener.set_kept();
+        let at = socket.clone();
+        let twin = Twin::start(move || {
+            let done = serve(knobs, any, at, listener, far.as_fd());
+            if let Err(error) = &done {
+                let _ = tell(far.as_fd(), &format!("{error:#}"));
             }
+            // The line ends with the process: then its status is final.
+            std::mem::forget(far);
+            i32::from(done.is_err())
         });
         let mut own = Self {
             twin: twin.context("cannot start a process for the engine")?,
             line,
-            socket: PathBuf::new(),
+            socket,
+            _folder: folder,
             is_lost: false,
         };
-        own.socket = own.ready()?;
-        Ok(own)
+        match own.word(START)? {
+            word if word == READY => Ok(own),
+            word => bail!("{word}"),
+        }
     }
 
-    fn ready(&mut self) -> Result<PathBuf> {
-        if !is_readable(self.line.as_fd(), START)? {
-            bail!("the engine is not ready after {} s", START.as_secs());
+    /// Its next word, or how it ended without.
+    fn word(&mut self, patience: Duration) -> Result<String> {
+        if !is_readable(self.line.as_fd(), patience)? {
+            bail!("the engine says nothing for {} s", patience.as_secs());
         }
         let mut word = [0; 4096];
         let len = rustix::io::read(&self.line, &mut word)?;
-        match word.get(..len).and_then(<[u8]>::split_first) {
-            Some((&READY, socket)) => Ok(OsString::from_vec(socket.to_vec()).into()),
-            Some((_, error)) => bail!("{}", String::from_utf8_lossy(error)),
-            None => bail!("the engine ended at its start ({})", self.ended()),
-        }
+        Ok(match word.get(..len) {
+            Some(word) if len > 0 => String::from_utf8_lossy(word).into_owned(),
+            _ => match self.twin.end() {
+                Some(status) => format!("the engine has ended ({status})"),
+                None => "the engine has ended".to_owned(),
+            },
+        })
     }
 
     /// Where guests connect.
@@ -100,55 +115,67 @@ impl Own {
     /// Says that it has ended.
     pub(super) fn note_loss(&mut self) {
         self.is_lost = true;
-        let ended = self.ended();
+        let word = self.word(END);
+        let word = word.unwrap_or_else(|error| format!("{error:#}"));
         say(&format!(
-            "pageone: the engine has ended ({ended}): the command runs on, and its memory is merged no longer"
+            "pageone: {word}: the command runs on, but its memory is no longer merged"
         ));
     }
 
-    fn ended(&mut self) -> String {
-        let status = self.twin.end();
-        status.map_or_else(String::new, |status| status.to_string())
+    /// Stops it, while the command is stopped.
+    pub(super) fn halt(&self) {
+        self.twin.signal(SIGSTOP);
+    }
+
+    /// Has it go on.
+    pub(super) fn go_on(&self) {
+        self.twin.signal(SIGCONT);
     }
 
     /// Has it say what it saved, and end.
     pub(super) fn stop(self) {
-        // One that has ended, or does not end, is no error of the command's.
         let _ = shutdown(&self.line, Shutdown::Write);
-        let _ = is_readable(self.line.as_fd(), END);
+        if !is_readable(self.line.as_fd(), END).is_ok_and(|ends| ends) {
+            say("pageone: the engine does not end, and is killed");
+        }
     }
 }
 
 impl Drop for Own {
     fn drop(&mut self) {
+        // Before its folder goes.
         self.twin.end();
-        // An engine that ended in order has removed it.
-        if let Some(folder) = self.socket.parent().filter(|path| path.is_absolute()) {
-            let _ = fs::remove_dir_all(folder);
-        }
     }
 }
 
-/// In the engine's process: serves until it is told to end.
-fn serve(knobs: KnobValues, any: bool, line: BorrowedFd<'_>) -> Result<()> {
+/// In the engine's process: serves until it is told to end. The signals that `run` passes on are blocked here as there.
+fn serve(
+    knobs: KnobValues,
+    any: bool,
+    socket: PathBuf,
+    listener: Listener,
+    line: BorrowedFd<'_>,
+) -> Result<()> {
     sys::thread::set_name(c"pageone-engine");
-    let host = Host::start(engine::Options {
+    // It would lie in the command's folder.
+    sys::process::leave_no_core();
+    let options = engine::Options {
         knobs,
         ..engine::Options::default()
-    })?;
-    tell(line, READY, host.socket().as_os_str().as_bytes())?;
+    };
+    let host = Host::start(options, socket, listener)?;
+    tell(line, READY)?;
     let mut tally = Tally::default();
     while !is_readable(line, BETWEEN_LOOKS)? {
         tally.add(&host.status());
     }
     let told = tally.told(host.status().cpu_seconds, any);
-    host.stop()?;
     say(&format!("pageone: {told}"));
-    Ok(())
+    host.stop()
 }
 
-fn tell(line: BorrowedFd<'_>, kind: u8, text: &[u8]) -> Result<()> {
-    rustix::io::write(line, &[&[kind], text].concat())?;
+fn tell(line: BorrowedFd<'_>, word: &str) -> Result<()> {
+    rustix::io::write(line, word.as_bytes())?;
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Both are in one process group, as a shell made it: a key of the terminal and a kill(2) of the group reach the command by themselves.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{ExitCode, ExitStatus};
 
@@ -12,6 +12,8 @@ use rustix::io::Errno;
 use sys::bystander::Bystander;
 use sys::process::{self, Change};
 use sys::signals::{self, Arrived, Signals};
+
+use super::own::Own;
 
 /// What is passed on to the command. Servers are told by USR1 and its neighbours how many workers they are to have, and to end in good order.
 const FORWARDED: [i32; 11] = [
@@ -39,7 +41,7 @@ pub(super) struct Parent {
 pub(super) enum Event {
     /// The command has ended.
     Ended(ExitStatus),
-    /// The process beside has.
+    /// Its engine has.
     Alone,
 }
 
@@ -52,20 +54,24 @@ impl Parent {
         Ok(Self { signals, bystander })
     }
 
-    /// Waits for the command's end, or for that of the process at the other end of `beside`.
-    pub(super) fn wait(&mut self, child: u32, beside: Option<BorrowedFd<'_>>) -> Result<Event> {
+    /// Waits for the command's end, or for that of its engine.
+    pub(super) fn wait(&mut self, child: u32, own: &Own) -> Result<Event> {
         loop {
             // First: the stop of a command that was told to go on meanwhile, as this process was, is none to follow.
             while let Some(arrived) = self.signals.next()? {
-                self.heed(child, arrived);
+                self.heed(child, own, arrived);
             }
             match process::change_of_child(child)? {
                 Some(Change::Ended(status)) => return Ok(Event::Ended(status)),
-                Some(Change::Stopped(signal)) => signals::stop_by(signal),
+                Some(Change::Stopped(signal)) => {
+                    own.halt();
+                    signals::stop_by(signal);
+                    own.go_on();
+                }
                 None => {}
             }
             let signals = [self.signals.as_fd()].into_iter();
-            let waited = signals.chain(beside);
+            let waited = signals.chain(own.end());
             let mut ready: Vec<_> = waited
                 .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
                 .collect();
@@ -79,7 +85,11 @@ impl Parent {
         }
     }
 
-    fn heed(&mut self, child: u32, arrived: Arrived) {
+    fn heed(&mut self, child: u32, own: &Own, arrived: Arrived) {
+        // It may have been stopped with the group, and this process alone is told to go on.
+        if arrived.signal == signals::SIGCONT {
+            own.go_on();
+        }
         // A key of the terminal reaches the command by itself, and so does the stop of a job in the background. The end of the terminal is
         // told to the leader of the session alone.
         let is_leaders = arrived.signal == signals::SIGHUP && process::leads_session();
