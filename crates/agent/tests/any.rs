@@ -234,13 +234,24 @@ fn a_heap_that_grows_slowly_has_few_mappings() {
             any.sync();
         }
     }
+    // On a loaded machine the agent looks rarely, and it may mistake what has come for what it left out before. New memory elsewhere
+    // has it look at all.
+    let (heap, end) = (any.places["heap"], any.places["top"] + STEP);
+    let least = (end - heap) / 17 * 16 - STEP;
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while any.offered(heap, end - heap) < least {
+        let offered = any.offered(heap, end - heap);
+        assert!(Instant::now() < deadline, "{offered}");
+        any.tell("more");
+        for _ in 0..20 {
+            std::thread::sleep(Duration::from_millis(20));
+            any.sync();
+        }
+    }
     let maps = std::fs::read_to_string(format!("/proc/{}/maps", any.process.id())).unwrap();
     let mappings = maps.lines().filter(|line| line.contains("[heap]")).count();
     // From 4 to 12 MiB by sixteenths.
     assert!(mappings <= 24, "{mappings} mappings:\n{maps}");
-    let (heap, end) = (any.places["heap"], any.places["top"] + STEP);
-    let offered = any.offered(heap, end - heap);
-    assert!(offered >= (end - heap) / 17 * 16 - STEP, "{offered}");
 }
 
 #[test]
