@@ -10,8 +10,8 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 pub use libc::{
-    SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGSTOP, SIGTERM, SIGTSTP, SIGTTIN, SIGTTOU,
-    SIGUSR1, SIGUSR2, SIGWINCH,
+    SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGSTOP, SIGTERM, SIGTSTP, SIGTTIN,
+    SIGTTOU, SIGUSR1, SIGUSR2, SIGWINCH,
 };
 
 /// A signal that arrived.
