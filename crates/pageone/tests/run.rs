@@ -629,6 +629,50 @@ fn an_engine_that_cannot_be_leaves_the_command_unmerged() {
     }
 }
 
+/// The process with the engine of a `run`.
+fn engine_of(run: Pid) -> Pid {
+    let run = run.as_raw_pid();
+    let children = format!("/proc/{run}/task/{run}/children");
+    let children = std::fs::read_to_string(children).expect("its children");
+    let engine = children.split_whitespace().find(|child| {
+        let name = std::fs::read_to_string(format!("/proc/{child}/comm"));
+        name.is_ok_and(|name| name == "pageone-engine\n")
+    });
+    let engine = engine.and_then(|pid| Pid::from_raw(pid.parse().ok()?));
+    engine.expect("an engine")
+}
+
+#[test]
+fn the_engine_stops_and_goes_on_with_run() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("skipped: only root is sure to have an engine");
+    }
+    let place = Place::new();
+    let script = "echo up; echo $$; exec sleep 60";
+    let (mut running, run, mut lines) = begun(&place, &["sh", "-c", script]);
+    let command = lines.next().expect("a line").expect("text");
+    let engine = engine_of(run).as_raw_pid().to_string();
+    let is_stopped = |pid: &str| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it lives");
+        stat.contains(") T ")
+    };
+    let both = || [is_stopped(&command), is_stopped(&engine)];
+    for signal in [Signal::STOP, Signal::TSTP] {
+        kill_process_group(run, signal).expect("the signal is sent");
+        let stop = || (both() == [true; 2]).then_some(());
+        common::wait_for("the stop of the engine", stop);
+        let stopped = waitpid(Some(run), WaitOptions::UNTRACED).expect("a child");
+        assert!(stopped.is_some());
+        kill_process(run, Signal::CONT).expect("the signal is sent");
+        let goes_on = || (both() == [false; 2]).then_some(());
+        common::wait_for("that it goes on", goes_on);
+    }
+    running.signal(SIGTERM);
+    let (code, said) = (running.end(), running.stderr());
+    assert_eq!(code, 128 + SIGTERM, "{said}");
+    assert!(said.contains("pageone: saved at most"), "{said}");
+}
+
 /// By a signal, as when the kernel is short of memory; or for want of address space.
 #[test]
 fn an_engine_that_ends_costs_the_command_its_merging_alone() {
@@ -641,15 +685,7 @@ fn an_engine_that_ends_costs_the_command_its_merging_alone() {
     let socket = lines.next().expect("a line").expect("text");
     let folder = Path::new(&socket).parent().expect("a folder");
     assert!(folder.is_dir(), "{socket}");
-    let run = run.as_raw_pid();
-    let children = format!("/proc/{run}/task/{run}/children");
-    let children = std::fs::read_to_string(children).expect("its children");
-    let engine = children.split_whitespace().find(|child| {
-        let name = std::fs::read_to_string(format!("/proc/{child}/comm"));
-        name.is_ok_and(|name| name == "pageone-engine\n")
-    });
-    let engine = engine.and_then(|pid| Pid::from_raw(pid.parse().ok()?));
-    kill_process(engine.expect("an engine"), Signal::ABORT).expect("the signal is sent");
+    kill_process(engine_of(run), Signal::ABORT).expect("the signal is sent");
     // It is told when it happens, and the command's end is its own.
     std::thread::sleep(Duration::from_millis(100));
     running.signal(SIGTERM);

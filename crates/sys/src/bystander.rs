@@ -26,7 +26,7 @@ use rustix::io::Errno;
 use rustix::pipe::PipeFlags;
 
 use crate::clock;
-use crate::signals::{Arrived, set_of};
+use crate::signals::{Arrived, SIGCONT, set_of};
 use crate::twin::Twin;
 
 /// So long after this process the bystander may get the same signal.
@@ -63,6 +63,11 @@ impl Bystander {
             reports,
             spare,
         })
+    }
+
+    /// Has it go on, where it was stopped with the group, and this process alone was told to.
+    pub fn go_on(&self) {
+        self.twin.signal(SIGCONT);
     }
 
     /// Whether the bystander got the signal as well. Waits for `SPREAD` at least, if it did not.

@@ -143,7 +143,7 @@ impl Own {
 
 impl Drop for Own {
     fn drop(&mut self) {
-        // Before its folder goes.
+        // Before its folder goes, as a rule.
         self.twin.end();
     }
 }
@@ -157,6 +157,8 @@ fn serve(
     line: BorrowedFd<'_>,
 ) -> Result<()> {
     sys::thread::set_name(c"pageone-engine");
+    // What is written here goes to standard error.
+    let _ = sys::twin::leave_input_and_output();
     // It would lie in the command's folder.
     sys::process::leave_no_core();
     let options = engine::Options {
@@ -169,7 +171,9 @@ fn serve(
     while !is_readable(line, BETWEEN_LOOKS)? {
         tally.add(&host.status());
     }
-    let told = tally.told(host.status().cpu_seconds, any);
+    let status = host.status();
+    tally.add(&status);
+    let told = tally.told(status.cpu_seconds, any);
     say(&format!("pageone: {told}"));
     host.stop()
 }

@@ -86,10 +86,6 @@ impl Parent {
     }
 
     fn heed(&mut self, child: u32, own: &Own, arrived: Arrived) {
-        // It may have been stopped with the group, and this process alone is told to go on.
-        if arrived.signal == signals::SIGCONT {
-            own.go_on();
-        }
         // A key of the terminal reaches the command by itself, and so does the stop of a job in the background. The end of the terminal is
         // told to the leader of the session alone.
         let is_leaders = arrived.signal == signals::SIGHUP && process::leads_session();
@@ -99,6 +95,11 @@ impl Parent {
         let bystander = self.bystander.as_mut();
         let is_of_all =
             !arrived.from_kernel && bystander.is_some_and(|bystander| bystander.has_got(arrived));
+        // Both may have been stopped with the group, and this process alone is told to go on.
+        if arrived.signal == signals::SIGCONT {
+            own.go_on();
+            self.bystander.iter().for_each(Bystander::go_on);
+        }
         // A signal of the group does not reach a command that has left it.
         if !is_of_all || !process::is_of_own_group(child) {
             // A command that has just ended is no error.

@@ -1,5 +1,6 @@
 //! The saving of an engine of `run`'s own, for the line at the end.
 
+use sys::foreign::Foreign;
 use wire::Status;
 
 use crate::human;
@@ -12,11 +13,17 @@ pub(super) struct Tally {
     /// The most memory that guests offered, in pages.
     offered: u64,
     guests: usize,
+    /// Why the last process that offered was no guest.
+    refused: Option<String>,
 }
 
 impl Tally {
     /// Takes the counters of a moment.
     pub(super) fn add(&mut self, status: &Status) {
+        let last = status.unserved.iter().min_by_key(|one| one.seconds);
+        if let Some(unserved) = last {
+            self.refused = Some(unserved.why.clone());
+        }
         // Between the end of the last guest and that of the command nothing is left to count.
         if status.guests.is_empty() {
             return;
@@ -31,6 +38,11 @@ impl Tally {
     /// All of it in words.
     pub(super) fn told(&self, cpu_seconds: f64, any: bool) -> String {
         let why = match self {
+            Self {
+                guests: 0,
+                refused: Some(why),
+                ..
+            } => &format!("; no process became a guest: {}", Foreign(why)),
             Self { guests: 0, .. } => "; no process became a guest, or none lived long enough",
             Self { offered: 0, .. } if any => "; no memory was there that could be offered",
             Self { offered: 0, .. } => "; no memory was offered (`--any` offers all there is)",
@@ -48,12 +60,28 @@ impl Tally {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use wire::GuestStatus;
+    use wire::{GuestStatus, Unserved};
 
     #[test]
     fn the_most_and_the_last_are_told() {
         let mut tally = Tally::default();
-        assert!(tally.told(0.0, false).contains("no process became a guest"));
+        assert!(tally.told(0.0, false).contains("or none lived long enough"));
+        let unserved = vec![Unserved {
+            pid: 7,
+            uid: 0,
+            why: "it keeps its memory secret".to_owned(),
+            times: 1,
+            seconds: 0,
+        }];
+        tally.add(&Status {
+            unserved,
+            ..Status::default()
+        });
+        let told = tally.told(0.0, true);
+        assert!(
+            told.contains("a guest: it keeps its memory secret; other"),
+            "{told}"
+        );
         let status = |saved_bytes, pages| Status {
             saved_bytes,
             guests: vec![GuestStatus {
