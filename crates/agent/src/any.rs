@@ -42,10 +42,10 @@
 //! Stacks of signals, of coroutines, the heap, arenas and thread-local storage need nothing more: a thread that touches
 //! them, in the kernel too, sleeps until the window ends.
 //!
-//! **Memory that grows beside tracked memory waits** until it is a sixteenth of what the table knows there without a gap. A tracked
-//! mapping is of another kind than what comes beside it (brk, mmap, mprotect of an arena). So the kernel gives the newcomer a
+//! **Memory that grows beside tracked memory waits** until it is a sixteenth of what the table knows there without a gap, or
+//! 16 MiB. A tracked mapping is of another kind than what comes beside it (brk, mmap, mprotect of an arena). So the kernel gives the newcomer a
 //! mapping and an `anon_vma` of its own, and never joins the two. To track each step of the growth would leave a mapping for each, up to
-//! vm.max_map_count. What waits grows as one mapping, and their number with the logarithm of the whole.
+//! vm.max_map_count. What waits grows as one mapping, and their number with the logarithm of the whole, then by one in 16 MiB.
 //!
 //! **Children of fork** get an agent of their own when they have lived for a while, as programs do. The thread is made in
 //! the fork and sleeps. Pages that a child still shares by fork stay so: MOVE refuses such a page.
@@ -316,13 +316,28 @@ fn each_unknown(maps: &Maps, mut each: impl FnMut(usize, bool)) -> Result<()> {
 /// A mapping beside known memory is offered when it is so large a part of that.
 const PART: usize = 16;
 
-/// Whether a mapping has come beside known memory, is small against it, and nothing of it is offered.
+/// One of so many bytes in any case: 65530 mappings of this size are a TiB.
+const LARGE: usize = 16 << 20;
+
+/// Whether a mapping has come beside known memory, is small against it, and nothing of it is offered. Between two of them it cannot
+/// grow any more, and is one mapping for good.
 fn waits(vma: &Vma) -> bool {
-    let most = (vma.end - vma.start) / PAGE_BYTES * PART;
-    let below = vma.start.checked_sub(PAGE_BYTES);
-    let is_small = below.is_some_and(|page| known_beyond(page, Side::Below, most))
-        || known_beyond(vma.end, Side::Above, most);
-    is_small && !is_offered(vma)
+    let len = vma.end - vma.start;
+    if len >= LARGE {
+        return false;
+    }
+    let beyond = |most| {
+        let below = vma.start.checked_sub(PAGE_BYTES);
+        let below = below.is_some_and(|page| known_beyond(page, Side::Below, most));
+        (below, known_beyond(vma.end, Side::Above, most))
+    };
+    match beyond(0) {
+        (true, true) | (false, false) => false,
+        _ => {
+            let (below, above) = beyond(len / PAGE_BYTES * PART);
+            (below || above) && !is_offered(vma)
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -542,19 +557,21 @@ mod tests {
 
     #[test]
     fn memory_beside_known_memory_waits_until_it_is_a_sixteenth_of_it() {
-        let base = 0x7ad0_0000_0000_usize + 8 * CHUNK_BYTES;
+        let base = 0x7ad0_0000_0000_usize + 64 * CHUNK_BYTES;
         let of = |from: usize, to: usize| crate::rules::tests::anonymous(from..to);
+        let track = |vma: &Vma| {
+            let mut guard = lock().unwrap();
+            let mut table = guard.table();
+            for at in chunks(vma) {
+                table.get(at).unwrap().fresh = PageBits::EMPTY;
+            }
+        };
         let known = of(base, base + 32 * CHUNK_BYTES);
         note(&known, false);
         let small = 2 * CHUNK_BYTES - PAGE_BYTES;
         let (below, above) = (of(base - small, base), of(known.end, known.end + small));
         assert!(!waits(&below), "the known memory is not tracked yet");
-        let mut guard = lock().unwrap();
-        let mut table = guard.table();
-        for at in chunks(&known) {
-            table.get(at).unwrap().fresh = PageBits::EMPTY;
-        }
-        drop(guard);
+        track(&known);
         assert!(waits(&below) && waits(&above));
         for fits in [
             of(base - small - PAGE_BYTES, base),
@@ -564,19 +581,22 @@ mod tests {
         ] {
             assert!(!waits(&fits), "{fits:?}");
         }
+        // What fills a gap does not grow.
+        let second = of(above.end, base + 160 * CHUNK_BYTES);
+        note(&second, false);
+        track(&second);
+        assert!(!waits(&above));
+        note(&above, false);
+        track(&above);
+        // Of more than 256 MiB a sixteenth is more than is waited for.
+        let large = of(base - LARGE, base);
+        assert!(waits(&of(large.start + PAGE_BYTES, base)) && !waits(&large));
         // Of what is offered in a part the rest is offered, too.
-        let mut guard = lock().unwrap();
-        note_part(
-            &mut guard,
-            &of(base - small, base - small + PAGE_BYTES),
-            false,
-        )
-        .unwrap();
-        drop(guard);
-        assert!(!waits(&below) && waits(&above));
+        note(&of(below.start, below.start + PAGE_BYTES), false);
+        assert!(!waits(&below));
         let mut guard = lock().unwrap();
         let mut table = guard.table();
-        for at in chunks(&of(base - small, known.end)) {
+        for at in chunks(&of(below.start, second.end)) {
             if let Some(chunk) = table.get(at) {
                 *chunk = Chunk::EMPTY;
                 table.mark_clean(at);

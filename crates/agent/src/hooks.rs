@@ -35,12 +35,18 @@ use crate::config;
 use crate::life;
 use crate::thread::{Why, bar, is_barred};
 
-/// Whether a library is loaded that stops all threads by signals and waits for each. libpsx (of libcap) would wait for ever, and
-/// LeakSanitizer's runtime would miss what only the agent's memory leads to. Each is known by a symbol.
-fn stops_threads() -> bool {
+/// Whether a library is loaded beside which the agent's thread cannot be. libpsx (of libcap) stops all threads by signals, and would
+/// wait for ever. LeakSanitizer's runtime stops them, too, and would miss what only the agent's memory leads to. Valgrind imitates the
+/// processor, and does not know the agent's system calls. Each is known by a symbol.
+fn bears_no_agent() -> bool {
     // SAFETY: the name is terminated; the result is used with its own signature alone.
     let find = |name: &CStr| unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
-    let mut names = [c"psx_set_sensitivity", c"__lsan_do_leak_check"].into_iter();
+    let names = [
+        c"psx_set_sensitivity",
+        c"__lsan_do_leak_check",
+        c"_vgnU_freeres",
+    ];
+    let mut names = names.into_iter();
     let found = names.any(|name| !find(name).is_null());
     // A name that is not found is no error of the program's. The agent that is attached has no dlerror, so it is looked up.
     let forget = find(c"dlerror");
@@ -57,7 +63,7 @@ extern "C" fn begin() {
     // SAFETY: this is the constructor.
     unsafe { life::look_at_first_filters() };
     rights::begin();
-    if stops_threads() {
+    if bears_no_agent() {
         bar(Why::SIGNALS);
     }
     if is_barred() {

@@ -659,12 +659,30 @@ fn a_filter_from_before_the_program_costs_it_nothing() {
 
 #[test]
 fn a_filter_from_before_the_program_that_allows_its_calls_lets_the_agent_work() {
+    // ptrace: EPERM.
+    works_under(&[101]);
+}
+
+/// Docker's own profile has them refused without CAP_SYS_NICE.
+#[test]
+fn a_filter_that_refuses_all_calls_for_nodes_lets_the_agent_work() {
+    let calls = [
+        libc::SYS_get_mempolicy,
+        libc::SYS_mbind,
+        libc::SYS_set_mempolicy,
+    ];
+    works_under(&calls.map(|call| u16::try_from(call).unwrap()));
+}
+
+/// The agent merges, under filters from before the program that refuse these calls.
+fn works_under(calls: &[u16]) {
     let mut engine = Engine::new();
     let mut command = std::process::Command::new(support::guest_program(false));
     command.env("LD_PRELOAD", support::agent());
     command.env("PAGEONE_SOCKET", engine.socket());
-    // ptrace: EPERM.
-    begins_under(&mut command, 101, 0x5_0001);
+    for &call in calls {
+        begins_under(&mut command, call, 0x5_0001);
+    }
     let mut guest = Guest::from(&mut command);
     engine.write(1000, 512, 5);
     guest.offer(512, 5);

@@ -127,7 +127,8 @@ impl Policy {
         let args = [to, mask, Self::WORDS * 64, address, AT_ADDRESS, 0];
         // SAFETY: the kernel writes an int, and at most so many bits.
         match unsafe { crate::raw::call(libc::SYS_get_mempolicy, args) } {
-            Err(Errno::NOSYS) => return Ok(Self::default()), // a kernel without nodes
+            // A kernel without nodes, or a filter by which the program can give none either.
+            Err(Errno::NOSYS | Errno::PERM | Errno::ACCESS) => return Ok(Self::default()),
             other => other?,
         };
         let [nodes, rest @ ..] = nodes;
