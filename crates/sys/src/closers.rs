@@ -199,17 +199,21 @@ pub(crate) fn is_locked(file: &impl AsFd) -> bool {
 /// Something of a guest's that is closed late: dropping it hands it to a closer.
 pub struct Late<T: Send + 'static> {
     uid: u32,
+    kind: Kind,
     /// `None` only while it is dropped.
     value: Option<T>,
 }
 
 impl<T: Send> Late<T> {
-    /// What belongs to user `uid`.
+    /// What belongs to a guest of user `uid`.
     pub fn new(uid: u32, value: T) -> Self {
-        Self {
-            uid,
-            value: Some(value),
-        }
+        Self::of(Kind::Session, uid, value)
+    }
+
+    /// What belongs to user `uid`, and counts as of this kind.
+    pub fn of(kind: Kind, uid: u32, value: T) -> Self {
+        let value = Some(value);
+        Self { uid, kind, value }
     }
 
     /// That it is another user's.
@@ -235,7 +239,7 @@ impl<T: Send + fmt::Debug> fmt::Debug for Late<T> {
 impl<T: Send> Drop for Late<T> {
     fn drop(&mut self) {
         if let Some(value) = self.value.take() {
-            give(self.uid, Kind::Session, value);
+            give(self.uid, self.kind, value);
         }
     }
 }

@@ -29,7 +29,8 @@ pub struct Status {
     pub time: u64,
     /// Seconds since the engine started.
     pub uptime_seconds: u64,
-    /// Milliseconds until the first pages can be merged, about; none once some are, and while no guest offers memory.
+    /// Milliseconds until the first pages can be merged, about; none once some are, while no guest offers memory, and where
+    /// [`only_user`](Self::only_user) is set.
     pub first_merges_ms: Option<u64>,
     /// The user whose guests alone are counted; none: those of all users are.
     pub only_user: Option<u32>,
@@ -158,7 +159,8 @@ impl Status {
             host: self.host.clone(),
             time: self.time,
             uptime_seconds: self.uptime_seconds,
-            first_merges_ms: self.first_merges_ms.filter(|_| !guests.is_empty()),
+            // That there is none tells that pages of some other guest are merged.
+            first_merges_ms: None,
             only_user: Some(uid),
             knobs: self.knobs,
             effective_period_ms: self.effective_period_ms,

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use rustix::io::Errno;
@@ -15,7 +16,11 @@ use super::rules::{Origin, Rules, Ruling};
 use crate::policy::Pattern;
 use crate::program;
 use crate::selector::{self, Selector};
+use crate::within::{LISTING, within};
 use crate::{human, names};
+
+/// The least time for a process to tell which program it runs, when others have used up all.
+const LEAST_WAIT: Duration = Duration::from_millis(10);
 
 #[derive(clap::Args)]
 #[group(id = "targets", required = true, multiple = true)]
@@ -107,8 +112,14 @@ impl Args {
         }
         let lists = [self.comm.len(), self.cgroup.len(), self.selectors.len()];
         if self.all || lists.iter().any(|&len| len > 0) {
-            // Commands of PageONE, the daemon for one: no guest can be made of them.
-            let fit = |&pid: &u32| self.fits(pid) && has_memory(pid) && !program::is_pageone(pid);
+            // Commands of PageONE, the daemon for one: no guest can be made of them. A program may lie on a file system
+            // that does not answer: all together have a minute, and its look is given up later.
+            let begun = Instant::now();
+            let is_ours = |pid| {
+                let left = LISTING.saturating_sub(begun.elapsed()).max(LEAST_WAIT);
+                within(left, move || program::is_pageone(pid)) == Some(true)
+            };
+            let fit = |&pid: &u32| self.fits(pid) && has_memory(pid) && !is_ours(pid);
             let (read, others): (Vec<_>, Vec<_>) = selector::numbers()?
                 .filter(fit)
                 .partition(|&pid| may_read(pid));

@@ -61,6 +61,8 @@ use crate::policy::{Policy, Who};
 
 /// Connections taken before others get their turn.
 const MAX_ACCEPTS: usize = 16;
+/// The most descriptors that wait to be closed of a user who is looked at.
+const MOST_UNCLOSED: usize = 1024;
 /// Time to say who one is, or to send a request.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Time to take a reply.
@@ -550,7 +552,11 @@ impl Server {
 /// What is read of the process that connected, by its number: it counts only if that process is still there afterwards.
 fn look_at<T>(caller: &Caller, read: impl FnOnce(u32) -> io::Result<T>) -> io::Result<T> {
     let Peer { pid, uid, .. } = caller.socket.peer();
-    let pidfd = Late::new(uid, socket::peer_pidfd(&caller.socket)?);
+    // They are bounded with the connections of a user. A master's are here: the root of a container is one by its number.
+    if closers::unclosed(uid, Kind::Connection).0 > MOST_UNCLOSED {
+        return Err(io::ErrorKind::ResourceBusy.into());
+    }
+    let pidfd = Late::of(Kind::Connection, uid, socket::peer_pidfd(&caller.socket)?);
     let found = read(pid)?;
     match process::has_exited(&*pidfd) {
         false => Ok(found),
