@@ -392,17 +392,9 @@ fn known_beyond(page: usize, side: Side, most: usize) -> bool {
 
 /// Whether a page of a mapping is offered.
 fn is_offered(vma: &Vma) -> bool {
-    let mut found = false;
-    by_parts(vma, |guard, part| {
-        let mut table = guard.table();
-        found = chunks(part).any(|address| {
-            let pages = PageBits::of(pages_of(address, part.start, part.end));
-            let known = table.get(address);
-            known.is_some_and(|chunk| !(pages & chunk.offered).is_empty())
-        });
-        !found
-    });
-    found
+    any_chunk(vma, |pages, chunk| {
+        chunk.is_some_and(|chunk| !(pages & chunk.offered).is_empty())
+    })
 }
 
 /// What was offered for the program and is not merged is offered no more.
@@ -422,15 +414,19 @@ fn take_back() {
 }
 
 fn is_unknown(vma: &Vma) -> bool {
+    any_chunk(vma, |pages, chunk| {
+        chunk.is_none_or(|chunk| !(pages & !(chunk.offered | chunk.kept)).is_empty())
+    })
+}
+
+/// Whether it is so of any chunk of a mapping: of its pages there, and of what the table has of the chunk.
+fn any_chunk(vma: &Vma, mut is: impl FnMut(PageBits, Option<&mut Chunk>) -> bool) -> bool {
     let mut found = false;
     by_parts(vma, |guard, part| {
         let mut table = guard.table();
         found = chunks(part).any(|address| {
             let pages = PageBits::of(pages_of(address, part.start, part.end));
-            let known = |chunk: &mut Chunk| chunk.offered | chunk.kept;
-            table
-                .get(address)
-                .is_none_or(|chunk| !(pages & !known(chunk)).is_empty())
+            is(pages, table.get(address))
         });
         !found
     });

@@ -126,13 +126,19 @@ fn locks_count_where_they_are() {
     guest.run("check");
 }
 
-#[test]
-fn what_was_locked_plainly_is_so_when_it_is_whole_again() {
-    let (engine, mut guest) = ready(3);
+/// As `merged`, with memory that is locked plainly.
+fn locked(seed: u64) -> (Engine, Guest) {
+    let (engine, mut guest) = ready(seed);
     guest.run("lock 0 512");
     engine.sync();
     let merged = engine.merge(guest.memory, 0, 512, Some(1000));
     assert_eq!(count(&merged, PageOutcome::Merged), 512);
+    (engine, guest)
+}
+
+#[test]
+fn what_was_locked_plainly_is_so_when_it_is_whole_again() {
+    let (_engine, mut guest) = locked(3);
     assert!(flags(&guest, 9).contains(" lo lf "), "it is merged");
     guest.run(&format!("advise 8 4 {DONTFORK}"));
     let flags = flags(&guest, 9);
@@ -142,11 +148,7 @@ fn what_was_locked_plainly_is_so_when_it_is_whole_again() {
 
 #[test]
 fn a_child_has_none_of_its_parents_locks() {
-    let (engine, mut guest) = ready(3);
-    guest.run("lock 0 512");
-    engine.sync();
-    let merged = engine.merge(guest.memory, 0, 512, Some(1000));
-    assert_eq!(count(&merged, PageOutcome::Merged), 512);
+    let (_engine, mut guest) = locked(3);
     guest.run("fork");
     // The kernel discards nothing that is locked.
     guest.run("childdiscard");
