@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, kill_process_group, waitpid};
 
-use common::{Knob, Place, Running, daemon, install, need_agent, output, pageone, text};
+use common::{Knob, Place, Running, child, daemon, install, need_agent, output, pageone, text};
 use sys::signals::{SIGHUP, SIGINT, SIGTERM, SIGTTIN, SIGUSR1, SIGWINCH};
 
 fn run(place: &Place, command: &[&str]) -> Output {
@@ -119,25 +119,49 @@ fn a_command_that_a_signal_ends_ends_us_the_same_way() {
 
 #[test]
 fn signals_reach_the_command() {
-    need_agent();
     for signal in [SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGWINCH, SIGTTIN] {
-        let place = Place::new();
-        let script =
-            "trap 'exit 42' TERM INT HUP USR1 WINCH TTIN; echo up; while :; do sleep 0.02; done";
-        let mut command = pageone();
-        command.arg("run").arg("--socket").arg(place.socket());
-        // A shell cannot trap signals that its starter has it ignore, as for a job in the background.
-        command.args(["--", "env", "--default-signal", "sh", "-c", script]);
-        command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut running = Running::start(&mut command);
-        let mut line = String::new();
-        let stdout = running.0.stdout.take().expect("stdout");
-        BufReader::new(stdout).read_line(&mut line).expect("a line");
-        assert_eq!(line, "up\n");
-        running.signal(signal);
-        let code = running.end();
-        assert_eq!(code, 42, "signal {signal}: {}", running.stderr());
+        reaches_the_command(pageone(), signal, |run| run);
     }
+}
+
+/// As in a container that another process entered: session and group of its commands have no number there.
+#[test]
+fn signals_reach_a_command_whose_session_began_elsewhere() {
+    let namespace = ["--pid", "--fork", "--kill-child", "--mount-proc"];
+    let tried = Command::new("unshare").args(namespace).arg("true").output();
+    if !tried.is_ok_and(|tried| tried.status.success()) {
+        return common::tools::lacks("unshare with a PID namespace");
+    }
+    for signal in [SIGTERM, SIGHUP] {
+        let mut command = Command::new("unshare");
+        let run = pageone();
+        command.args(namespace).arg(run.get_program());
+        reaches_the_command(command, signal, |unshare| child(unshare).expect("a child"));
+    }
+}
+
+/// Starts a command below `run`, which is the process that `find` finds from the one that `command` starts, and signals `run`.
+fn reaches_the_command(mut command: Command, signal: i32, find: fn(u32) -> u32) {
+    need_agent();
+    let place = Place::new();
+    // A shell that is left alone ends.
+    let script = "trap 'exit 42' TERM INT HUP USR1 WINCH TTIN; echo up; \
+        i=0; while [ $i -lt 2000 ]; do sleep 0.02; i=$((i + 1)); done";
+    command.arg("run").arg("--socket").arg(place.socket());
+    // A shell cannot trap signals that its starter has it ignore, as for a job in the background.
+    command.args(["--", "env", "--default-signal", "sh", "-c", script]);
+    let said = place.path().join("said");
+    let stderr = File::create(&said).expect("a file");
+    let mut running = Running::start(command.stdout(Stdio::piped()).stderr(stderr));
+    let mut line = String::new();
+    let stdout = running.0.stdout.take().expect("stdout");
+    BufReader::new(stdout).read_line(&mut line).expect("a line");
+    assert_eq!(line, "up\n");
+    let run = i32::try_from(find(running.0.id())).expect("a pid");
+    let named = Signal::from_named_raw(signal).expect("a signal");
+    kill_process(Pid::from_raw(run).expect("a pid"), named).expect("it is sent");
+    let (code, said) = (running.end(), std::fs::read_to_string(said));
+    assert_eq!(code, 42, "signal {signal}: {said:?}");
 }
 
 #[test]

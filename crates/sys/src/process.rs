@@ -469,11 +469,15 @@ pub fn change_of_child(pid: u32) -> Result<Option<Change>> {
 }
 
 /// Whether the child `pid` is in this process's group.
+///
+/// Groups and sessions whose leaders are outside this PID namespace have the number 0, which rustix takes for no answer of the kernel.
 #[must_use]
 pub fn is_of_own_group(pid: u32) -> bool {
-    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
-    let group = pid.and_then(|pid| rustix::process::getpgid(Some(pid)).ok());
-    group == Some(rustix::process::getpgrp())
+    let Ok(pid) = libc::pid_t::try_from(pid) else {
+        return false;
+    };
+    // SAFETY: both calls touch no memory.
+    unsafe { libc::getpgid(pid) == libc::getpgid(0) }
 }
 
 /// Makes a child that does `act`, and ends with the code that this gives.
@@ -520,7 +524,9 @@ fn made(child: libc::pid_t) -> std::io::Result<Pid> {
 /// Whether this process leads its session: it alone is told that the terminal is gone.
 #[must_use]
 pub fn leads_session() -> bool {
-    rustix::process::getsid(None) == Ok(rustix::process::getpid())
+    // SAFETY: the call touches no memory. Its answer may be 0, as above.
+    let session = unsafe { libc::getsid(0) };
+    session == rustix::process::getpid().as_raw_pid()
 }
 
 /// Has this process, and its children, leave no core file.
