@@ -25,7 +25,7 @@ pub(crate) enum Right {
 /// What an engine needs of the kernel, each part tried in this process.
 #[derive(Debug)]
 pub struct Facilities {
-    /// `PAGEMAP_SCAN`.
+    /// `PAGEMAP_SCAN`, and the `/proc` in which it is.
     pub page_map: Result<(), EngineError>,
     /// `process_vm_readv`.
     pub reading: Result<(), EngineError>,
@@ -51,7 +51,11 @@ impl Facilities {
 /// Tries whether the kernel tells of many pages at once what was written.
 pub(crate) fn page_map() -> Result<(), EngineError> {
     // Linux 6.7 has it, and lacks MOVE.
-    let needs = "Linux 6.8 or newer with /proc mounted";
+    let needs = "mount it (`mount -t proc proc /proc`)";
+    let proc = |error| cannot_try("the /proc of this PID namespace", needs, error);
+    let found = sys::process::check_proc();
+    found.map_err(|error| proc(Errno::from_io_error(&error).unwrap_or(Errno::IO)))?;
+    let needs = "Linux 6.8 or newer";
     sys::pagemap::probe().map_err(|error| cannot_try("PAGEMAP_SCAN", needs, error))
 }
 

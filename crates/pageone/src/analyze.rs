@@ -44,6 +44,7 @@ use sys::ksm::Ksm;
 use crate::human;
 use crate::knobs::cpu_limit;
 use crate::plot;
+use crate::program;
 use advice::Here;
 use engines::Engines;
 use look::Looker;
@@ -90,6 +91,9 @@ fn part_of(text: &str) -> Result<NonZero<u64>, String> {
 }
 
 pub(crate) fn main(args: &Args) -> Result<()> {
+    if !args.targets.are_dumps() {
+        sys::process::check_proc().context(program::NO_PROC)?;
+    }
     let rules = args.policy.as_deref().map(Rules::of_file).transpose()?;
     plot::try_file(args.plot.as_deref())?;
     let found = args.targets.find(rules)?;
@@ -104,7 +108,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     if !args.targets.are_dumps() {
         sums::keep_copies(&mut parts);
         rest(args.look_again);
-        parts = looker.second(&found.targets, &mut looked, parts);
+        parts = looker.second(&found.targets, &mut looked, parts)?;
     }
     let here = Here::look(args.targets.words());
     let engines = Engines::new(&here.knobs, &Ksm::default());

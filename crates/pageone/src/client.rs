@@ -105,7 +105,9 @@ fn connect<T: FnOnce(&Daemon<'_>)>(daemon: &mut Daemon<'_>, wait: &mut Wait<T>) 
             Err(error) => return Err(absent(daemon.socket, error)),
         }
     };
-    daemon.pid = sys::socket::peer(&connection).ok().map(|peer| peer.pid);
+    // One of another PID namespace has no number here.
+    let peer = sys::socket::peer(&connection);
+    daemon.pid = peer.ok().map(|peer| peer.pid).filter(|&pid| pid > 0);
     Ok(connection)
 }
 

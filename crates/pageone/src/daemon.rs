@@ -3,6 +3,7 @@
 mod attacher;
 mod check;
 pub mod config;
+pub(crate) mod folder;
 mod history;
 pub(crate) mod host;
 mod keep;

@@ -273,7 +273,8 @@ pub(crate) fn note_attached(socket: &Path, pid: u32, need: Option<u64>) -> Resul
 /// What a process that runs was started to need. It may take as long as it likes to show its command line, and is waited for a moment.
 fn need_of(pid: u32) -> Option<u64> {
     const PATIENCE: Duration = Duration::from_secs(1);
-    let line = within(PATIENCE, move || sys::title::command_line(pid))?.ok()?;
+    let line = within(PATIENCE, move || sys::title::command_line(pid));
+    let line = line.ok()?.ok()?;
     let words = line.split(|&byte| byte == 0);
     let words: Vec<_> = words
         .map(|word| OsStr::from_bytes(word).to_owned())

@@ -15,6 +15,10 @@ use sys::elf::{self, Kind, Segment, number};
 use sys::foreign::ForeignName;
 use sys::golang;
 
+/// What is wrong where `sys::process::check_proc` fails.
+pub(crate) const NO_PROC: &str =
+    "the /proc of this PID namespace is not mounted here: `mount -t proc proc /proc`";
+
 /// Why a command cannot be run, with the exit code shells have for it.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum FindError {

@@ -426,7 +426,7 @@ fn no_right() -> Result<Option<String>> {
         return Ok(Some(format!("no agent trusts one of user {OVERFLOW}")));
     }
     let facilities = engine::Facilities::tried();
-    if let Err(error) = facilities.reading {
+    if let Err(error) = facilities.page_map.and(facilities.reading) {
         return Ok(Some(format!("{:#}", anyhow::Error::new(error))));
     }
     Ok(match facilities.userfaultfd {

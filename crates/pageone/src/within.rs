@@ -1,5 +1,6 @@
 //! A job for which the caller does not wait for ever: what is asked of a process may take as long as the process likes.
 
+use std::io::{Error, ErrorKind, Result};
 use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
@@ -9,14 +10,23 @@ pub(crate) const LISTING: Duration = Duration::from_secs(60);
 
 /// What `job` gives, if it is done within `patience`, in a thread of its own. The thread of one that is not goes on until it is, or until
 /// this process ends.
+///
+/// # Errors
+/// `TimedOut`; what starting a thread gives.
 pub(crate) fn within<T: Send + 'static>(
     patience: Duration,
     job: impl FnOnce() -> T + Send + 'static,
-) -> Option<T> {
+) -> Result<T> {
     let (done, result) = channel();
-    // After so long the caller listens no more. Without a thread for it the job is not done.
-    let begun = thread::Builder::new().spawn(move || done.send(job()));
-    begun.ok().and_then(|_| result.recv_timeout(patience).ok())
+    // After so long the caller listens no more.
+    thread::Builder::new().spawn(move || done.send(job()))?;
+    let done = result.recv_timeout(patience);
+    done.map_err(|_| {
+        Error::new(
+            ErrorKind::TimedOut,
+            format!("it takes more than {patience:?}"),
+        )
+    })
 }
 
 #[cfg(test)]
@@ -26,9 +36,10 @@ mod tests {
     #[test]
     fn a_job_that_does_not_end_is_left_alone() {
         let (end, ended) = channel::<()>();
-        assert_eq!(within(Duration::from_secs(60), || 7), Some(7));
+        assert_eq!(within(Duration::from_secs(60), || 7).unwrap(), 7);
         let job = move || ended.recv().is_err();
-        assert_eq!(within(Duration::from_millis(20), job), None);
+        let late = within(Duration::from_millis(20), job).unwrap_err();
+        assert_eq!(late.kind(), ErrorKind::TimedOut);
         drop(end);
     }
 }

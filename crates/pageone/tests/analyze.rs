@@ -109,6 +109,36 @@ fn processes_that_this_user_may_not_read_are_left_out() {
 }
 
 #[test]
+fn without_a_thread_the_reason_is_told() {
+    use std::os::unix::process::CommandExt;
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("skipped: only root can become another user");
+    }
+    let place = Place::new();
+    let program = place.path().join("pageone");
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(place.path(), open).unwrap();
+    install(env!("CARGO_BIN_EXE_pageone"), &program);
+    let mut sleep = Command::new("sleep");
+    let sleep = Running::start(sleep.arg("60").uid(61_002).gid(61_002));
+    for most in 1..3 {
+        let mut command = Command::new("prlimit");
+        command.arg(format!("--nproc={most}:{most}"));
+        command.args([
+            "setpriv",
+            "--reuid=61002",
+            "--regid=61002",
+            "--clear-groups",
+        ]);
+        command.arg(&program).args(["analyze", "--look-again=10ms"]);
+        let done = output(command.arg(sleep.0.id().to_string()).current_dir("/"));
+        let said = text(&done.stderr);
+        assert_eq!(done.status.code(), Some(1), "{most}: {said}");
+        assert!(said.contains("Resource temporarily unavailable"), "{said}");
+    }
+}
+
+#[test]
 fn the_sum_is_that_of_the_content_and_nothing_changes() {
     let guests: Vec<Guest> = (0..3)
         .map(|number| bench_process(number, &content()))

@@ -10,7 +10,7 @@ mod support;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use common::{
@@ -269,6 +269,27 @@ fn a_daemon_is_kept_where_nothing_else_does() {
     let place = Place::new();
     let alone = daemon(&place, &[]);
     assert_eq!(child(alone.0.id()), None);
+}
+
+/// The kernel tells of no end of a child then, and gives its number to another process.
+#[test]
+fn a_daemon_is_kept_where_its_starter_ignored_the_ends_of_children() {
+    let _alone = alone();
+    let place = Place::new();
+    let mut command = Command::new("sh");
+    command.args(["-c", "trap '' CHLD; exec \"$@\"", "sh"]);
+    command.arg(pageone().get_program());
+    command.args(["daemon", "--keep", "--socket"]);
+    let keeper = Running::start(command.arg(place.socket()));
+    let kept = Kept { place, keeper };
+    kept.when("the daemon", |_| true);
+    let first = kept.child().unwrap();
+    kept.kill_child(SIGKILL);
+    wait_for("the next daemon", || {
+        kept.child().filter(|&next| next != first)
+    });
+    kept.when("the next daemon", |_| true);
+    end(kept);
 }
 
 #[test]

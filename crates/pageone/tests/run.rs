@@ -117,6 +117,59 @@ fn a_command_that_a_signal_ends_ends_us_the_same_way() {
     }
 }
 
+/// Rust's runtime puts /dev/null in the place of a closed descriptor: a command would take that for its input, and lose what it writes.
+#[test]
+fn closed_descriptors_are_closed_in_the_command() {
+    need_agent();
+    let place = Place::new();
+    let run = |redirection: &str, command: &str| {
+        let script = format!("\"$@\" {command} {redirection}");
+        let mut shell = Command::new("sh");
+        shell
+            .args(["-c", &script, "sh"])
+            .arg(pageone().get_program());
+        shell
+            .args(["run", "--socket"])
+            .arg(place.socket())
+            .arg("--");
+        output(&mut shell)
+    };
+    let check = || {
+        let none = run("<&-", "cat");
+        assert!(!none.status.success(), "{}", text(&none.stderr));
+        let lost = run(">&-", "env printf x");
+        assert!(!lost.status.success(), "{}", text(&lost.stderr));
+        let silent = run("2>&-", "sh -c 'echo x >&2 || exit 7'");
+        assert_eq!(silent.status.code(), Some(7));
+    };
+    check();
+    let _daemon = daemon(&place, &[]);
+    check();
+}
+
+/// They are needed to remove a folder that has something in it.
+#[test]
+fn without_descriptors_no_folder_is_left_behind() {
+    need_agent();
+    let place = Place::new();
+    for limit in 4..10 {
+        let mut command = Command::new("prlimit");
+        command.arg(format!("--nofile={limit}:{limit}"));
+        command
+            .arg(pageone().get_program())
+            .args(["run", "--socket"]);
+        command.arg(place.socket()).args(["--", "true"]);
+        output(
+            command
+                .env("TMPDIR", place.path())
+                .env_remove("XDG_RUNTIME_DIR"),
+        );
+        let left = std::fs::read_dir(place.path()).expect("a folder");
+        let left: Vec<_> = left.flatten().map(|entry| entry.path()).collect();
+        assert!(left.is_empty(), "{limit}: {left:?}");
+    }
+}
+
 #[test]
 fn signals_reach_the_command() {
     for signal in [SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGWINCH, SIGTTIN] {

@@ -1,13 +1,14 @@
-//! The dispositions, the mask and the limits with which a process was started.
+//! The dispositions, the mask, the limits and the standard descriptors with which a process was started.
 //!
 //! A process that starts another in its own place changes some of them for itself, and gives the other what it was given:
 //!
 //! | | here | in the program that is started |
 //! |---|---|---|
 //! | SIGPIPE | ignored, by Rust's runtime | as inherited: Rust would set it to its default |
-//! | SIGCHLD | its default: ignored, the end of a child could not be told | as inherited |
+//! | SIGCHLD | its default: ignored, no end of a child could be told, and its number be another process's | as inherited |
 //! | SIGXFSZ | ignored: a store that is full is an error, and no death | as inherited |
 //! | mask | as set meanwhile | as inherited |
+//! | input, output and error that are closed | the root directory, until exec: Rust's runtime would put `/dev/null` there for good, and abort where there is none | as inherited |
 //! | `RLIMIT_FSIZE`, `RLIMIT_NOFILE` | the soft limit is raised to the hard one, for stores and guests | as inherited |
 //!
 //! Source: signal(7), execve(2), getrlimit(2).
@@ -22,10 +23,11 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::signals;
 
-/// Whether SIGPIPE was ignored before Rust's runtime began.
+/// Whether SIGPIPE was ignored before Rust's runtime began, and SIGCHLD before this process wanted to be told of its children.
 static IGNORES_PIPE: AtomicBool = AtomicBool::new(false);
+static IGNORES_CHILD: AtomicBool = AtomicBool::new(false);
 
-/// Has a program note before `main` whether SIGPIPE is ignored: afterwards it is in any case. A macro, because
+/// Has a program note before `main` what it was started with, and change what Rust's runtime would change otherwise. A macro, because
 /// a static of this crate would be in the agent, too.
 #[macro_export]
 macro_rules! note_inherited {
@@ -39,6 +41,17 @@ macro_rules! note_inherited {
 /// For [`note_inherited!`]: runs while the process has one thread, and before its runtime.
 pub extern "C" fn note() {
     IGNORES_PIPE.store(ignores(libc::SIGPIPE), Ordering::Relaxed);
+    IGNORES_CHILD.store(ignores(libc::SIGCHLD), Ordering::Relaxed);
+    set_ignored(libc::SIGCHLD, false);
+    let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
+    for stream in [libc::STDIN_FILENO, libc::STDOUT_FILENO, libc::STDERR_FILENO] {
+        // SAFETY: neither call touches memory but the constant path. The lowest free number is given out, which is this one.
+        unsafe {
+            if libc::fcntl(stream, libc::F_GETFD) < 0 {
+                libc::open(c"/".as_ptr(), flags);
+            }
+        }
+    }
 }
 
 /// What this process was given.
@@ -61,14 +74,13 @@ impl Inherited {
         let inherited = Self {
             ignored: [
                 (libc::SIGPIPE, IGNORES_PIPE.load(Ordering::Relaxed)),
-                (libc::SIGCHLD, ignores(libc::SIGCHLD)),
+                (libc::SIGCHLD, IGNORES_CHILD.load(Ordering::Relaxed)),
                 (libc::SIGXFSZ, ignores(libc::SIGXFSZ)),
             ],
             mask: mask()?,
             files: getrlimit(Resource::Nofile),
             size: getrlimit(Resource::Fsize),
         };
-        set_ignored(libc::SIGCHLD, false);
         set_ignored(libc::SIGXFSZ, true);
         let raised = Rlimit {
             current: inherited.size.maximum,

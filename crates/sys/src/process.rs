@@ -120,6 +120,21 @@ pub fn wait_some(fds: &[impl AsFd], wait: Duration) -> Result<Vec<bool>> {
     }
 }
 
+/// Whether the `/proc` that is mounted here has the numbers that this process sees: of another PID namespace it would tell of other
+/// processes.
+///
+/// # Errors
+/// `SRCH` where it is of another namespace; what reading it gives.
+pub fn check_proc() -> std::io::Result<()> {
+    let status = crate::text::read("/proc/self/status")?;
+    // From the namespace of the mount down to the process's own.
+    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+    match numbers.map_or(1, |numbers| numbers.split_ascii_whitespace().count()) {
+        1 => Ok(()),
+        _ => Err(Errno::SRCH.into()),
+    }
+}
+
 /// The command name of `pid`; empty when there is no such process.
 #[must_use]
 pub fn comm(pid: u32) -> ForeignName {

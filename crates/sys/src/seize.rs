@@ -110,11 +110,17 @@ pub(crate) type Result<T> = std::result::Result<T, SeizeError>;
 
 /// Does some work in a thread of its own. However it ends, whatever it held goes on.
 ///
+/// # Errors
+/// There is no thread for it.
+///
 /// # Panics
 /// If the work does.
-pub fn apart<T: Send>(work: impl FnOnce() -> T + Send) -> T {
-    let done = std::thread::scope(|scope| scope.spawn(work).join());
-    done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+pub fn apart<T: Send>(work: impl FnOnce() -> T + Send) -> std::io::Result<T> {
+    let done = std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().spawn_scoped(scope, work)?;
+        Ok(thread.join())
+    });
+    done.map(|done| done.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
 }
 
 /// The most threads that are looked at for one that may work for us.
@@ -626,12 +632,12 @@ print('on', flush=True)";
             std::thread::sleep(Duration::from_millis(1));
         }
         let moment = Duration::from_millis(20);
-        let stopped = apart(|| Held::stop(id, moment).map(drop));
+        let stopped = apart(|| Held::stop(id, moment).map(drop)).unwrap();
         assert!(matches!(stopped, Err(SeizeError::Asleep(_))), "{stopped:?}");
         while !about("status").contains("TracerPid:\t0\n") {
             std::thread::yield_now();
         }
-        let still = apart(|| Standstill::of(id, &[], moment, 2).map(drop));
+        let still = apart(|| Standstill::of(id, &[], moment, 2).map(drop)).unwrap();
         assert!(matches!(still, Err(SeizeError::Asleep(_))), "{still:?}");
         while !about("status").contains("TracerPid:\t0\n") {
             std::thread::yield_now();

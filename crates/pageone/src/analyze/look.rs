@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 
 use super::parts::{self, Before, Looked, Part};
 use super::read::{Call, Counts, Reader, Room, read_again, read_all};
@@ -17,6 +17,7 @@ use crate::within::{LISTING, within};
 
 /// So long may a call take before its process is given up: its memory may be served by a program that sleeps.
 const PATIENCE: Duration = Duration::from_secs(20);
+const NO_THREAD: &str = "cannot start a thread that reads";
 
 /// How to look.
 pub(crate) struct Looker {
@@ -42,8 +43,8 @@ impl Looker {
         let mut patience = LISTING;
         for (index, target) in (0..).zip(targets) {
             let listed = list(index, target.source.clone(), &mut before, patience);
-            let (seen, its) = listed.unwrap_or_else(|| {
-                let error = Some(format!("listing its memory took more than {patience:?}"));
+            let (seen, its) = listed.unwrap_or_else(|error| {
+                let error = Some(format!("cannot list its memory: {error}"));
                 patience = PATIENCE;
                 let seen = Looked {
                     error,
@@ -72,17 +73,20 @@ impl Looker {
             &mut looked,
             parts,
             |reader, calls, room, source, part| read_all(reader, calls, room, source, part),
-        );
+        )?;
         Ok((looked, parts, copies))
     }
 
     /// The second look: what the first one kept, where it is still the same.
+    ///
+    /// # Errors
+    /// There is no thread for it.
     pub(crate) fn second(
         &self,
         targets: &[Target],
         looked: &mut [Looked],
         parts: Vec<Part>,
-    ) -> Vec<Part> {
+    ) -> Result<Vec<Part>> {
         self.read(
             "the second look",
             targets,
@@ -93,7 +97,7 @@ impl Looker {
     }
 
     /// Reads parts with all threads. A thread may sleep in the kernel for as long as another program wants: so
-    /// they are waited for with a limit, and such a process is left out.
+    /// they are waited for with a limit, and such a process is left out. With fewer threads than are wanted it takes longer.
     fn read(
         &self,
         what: &str,
@@ -101,7 +105,7 @@ impl Looker {
         looked: &mut [Looked],
         parts: Vec<Part>,
         act: Act,
-    ) -> Vec<Part> {
+    ) -> Result<Vec<Part>> {
         let bar = self.bar(what, &parts);
         let mut outstanding = parts.len();
         let crew = Arc::new(Crew {
@@ -115,9 +119,16 @@ impl Looker {
         let (sender, results) = mpsc::channel();
         let spawn = || {
             let (crew, sender) = (Arc::clone(&crew), sender.clone());
-            std::thread::spawn(move || crew.work(&sender));
+            std::thread::Builder::new().spawn(move || crew.work(&sender))
         };
-        (0..self.threads.min(outstanding)).for_each(|_| spawn());
+        let mut threads = 0;
+        for _ in 0..self.threads.min(outstanding) {
+            match spawn() {
+                Ok(_) => threads += 1,
+                Err(error) if threads == 0 => return Err(error).context(NO_THREAD),
+                Err(_) => break,
+            }
+        }
         let mut done = Vec::with_capacity(outstanding);
         while outstanding > 0 {
             if let Ok((part, counts)) = results.recv_timeout(PATIENCE / 20) {
@@ -137,13 +148,18 @@ impl Looker {
                     Some(format!("reading its memory took more than {longest} s"));
                 outstanding -= 1;
                 // The thread sleeps until that process answers or ends; another one takes its place.
-                spawn();
+                if let Err(error) = spawn() {
+                    threads -= 1;
+                    if threads == 0 {
+                        return Err(error).context(NO_THREAD);
+                    }
+                }
             }
         }
         bar.finish_and_clear();
         done.retain(|part| looked[part.target as usize].error.is_none());
         done.sort_unstable_by_key(|part| (part.target, part.start));
-        done
+        Ok(done)
     }
 
     fn bar(&self, what: &str, parts: &[Part]) -> indicatif::ProgressBar {
@@ -157,14 +173,14 @@ impl Looker {
     }
 }
 
-/// What there is of a process, and its parts; `None` where the lists do not come. With them goes what is known of those before: what the
+/// What there is of a process, and its parts; an error where the lists do not come. With them goes what is known of those before: what the
 /// next ones share with them counts twice.
 fn list(
     index: u32,
     source: Source,
     before: &mut Before,
     patience: Duration,
-) -> Option<(Looked, Vec<Part>)> {
+) -> std::io::Result<(Looked, Vec<Part>)> {
     let mut known = std::mem::take(before);
     let listed = within(patience, move || {
         let (mut seen, mut parts) = (Looked::default(), Vec::new());
@@ -174,7 +190,7 @@ fn list(
     });
     let (known, seen, parts) = listed?;
     *before = known;
-    Some((seen, parts))
+    Ok((seen, parts))
 }
 
 /// Threads that read parts, and what each reads since when.

@@ -117,7 +117,7 @@ impl Args {
             let begun = Instant::now();
             let is_ours = |pid| {
                 let left = LISTING.saturating_sub(begun.elapsed()).max(LEAST_WAIT);
-                within(left, move || program::is_pageone(pid)) == Some(true)
+                within(left, move || program::is_pageone(pid)).is_ok_and(|is_ours| is_ours)
             };
             let fit = |&pid: &u32| self.fits(pid) && has_memory(pid) && !is_ours(pid);
             let (read, others): (Vec<_>, Vec<_>) = selector::numbers()?

@@ -204,12 +204,20 @@ pub(super) fn said(mut child: Child) -> Result<(String, String)> {
     out.take(SAID_BYTES as u64).read_to_string(&mut told)?;
     let errors = child.stderr.take().context("its errors")?;
     errors.take(SAID_BYTES as u64).read_to_string(&mut said)?;
-    if child.wait()?.success() {
+    let status = child.wait()?;
+    if status.success() {
         return Ok((told, said));
     }
-    let first = said.lines().next().unwrap_or("it does not say why");
-    let why = first.split_once("tached: ").map_or(first, |(_, why)| why);
-    bail!("{why}")
+    let first = said.lines().find(|line| !line.is_empty());
+    let why = first.map(|first| first.split_once("tached: ").map_or(first, |(_, why)| why));
+    // A panic says more than a line.
+    match why.filter(|_| status.code().is_some()) {
+        Some(why) => bail!("{why}"),
+        None => bail!(
+            "it has ended ({status}): {}",
+            why.unwrap_or("it does not say why")
+        ),
+    }
 }
 
 /// The service's side: takes a wish from the connection at standard input, has it fulfilled, and answers.

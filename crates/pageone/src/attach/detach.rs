@@ -81,7 +81,7 @@ pub(super) fn detach(target: Target, record: &Record) -> Result<Done> {
     let mask = block_signals();
     let result = seize::apart(|| with_thread(target, record));
     restore_signals(mask);
-    result
+    result.context("cannot start a thread")?
 }
 
 fn with_thread(target: Target, record: &Record) -> Result<Done> {

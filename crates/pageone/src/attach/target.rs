@@ -156,6 +156,7 @@ impl Target {
     }
 
     fn open(pid: u32) -> Result<Self> {
+        sys::process::check_proc().context(program::NO_PROC)?;
         let folder = format!("/proc/{pid}");
         let Ok(meta) = fs::metadata(&folder) else {
             bail!("there is no such process");

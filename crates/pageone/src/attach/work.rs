@@ -137,7 +137,7 @@ pub(super) fn attach(target: Target, image: Image, words: &Words) -> Result<Done
     let mask = block_signals();
     let result = seize::apart(|| with_thread(target, image, words));
     restore_signals(mask);
-    result
+    result.context("cannot start a thread")?
 }
 
 /// Where the image shall lie, apart from all that the kernel would choose for the program (`sys::apart`).

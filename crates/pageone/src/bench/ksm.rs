@@ -85,7 +85,11 @@ impl KsmContender {
     /// The kernel has no KSM, or no advisor if that was asked for, or this user may not turn it.
     pub(super) fn new(ksm: Ksm, name: &'static str, tuning: Tuning) -> Result<Self, BenchError> {
         let thread = usage::kernel_thread("ksmd").map_err(BenchError::Ksm)?;
-        let thread = thread.ok_or_else(|| BenchError::Ksm(io::ErrorKind::NotFound.into()))?;
+        let thread = thread.ok_or_else(|| {
+            let why =
+                "its thread ksmd cannot be seen from this PID namespace: run this on the host";
+            BenchError::Ksm(io::Error::new(io::ErrorKind::NotFound, why))
+        })?;
         ksm.write("run", "0").map_err(BenchError::Ksm)?;
         ksm.tune(tuning).map_err(BenchError::Ksm)?;
         Ok(Self { ksm, name, thread })

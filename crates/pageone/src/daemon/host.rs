@@ -1,9 +1,7 @@
 //! An engine inside this process, at a socket of its own. `run` uses it when there is no daemon,
 //! and the demo shows it.
 
-use std::fs::{self, Permissions};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
@@ -11,8 +9,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use engine::Engine;
-use tempfile::TempDir;
 
+use super::folder::Folder;
 use super::history::History;
 use super::listener::Listener;
 use super::server::Server;
@@ -25,12 +23,12 @@ pub(crate) struct Host {
     /// The server stops when this end of a pipe is closed.
     stop: Option<OwnedFd>,
     server: Option<JoinHandle<std::io::Result<()>>>,
-    _folder: Option<TempDir>,
+    _folder: Option<Folder>,
 }
 
 /// A socket in a folder of its own, which is removed with this.
 pub(crate) struct Door {
-    pub(crate) folder: TempDir,
+    pub(crate) folder: Folder,
     pub(crate) socket: PathBuf,
     pub(crate) listener: Listener,
 }
@@ -115,17 +113,14 @@ impl Door {
     }
 
     fn open_below(place: &Path, mode: u32) -> Result<Self> {
-        let folder = tempfile::Builder::new()
-            .prefix("pageone-")
-            .tempdir_in(place);
+        let folder = Folder::make(place, "pageone-");
         let folder = folder.context("cannot make a folder for the socket")?;
-        let socket = folder.path().join("pageone.sock");
+        let socket = folder.path().join(Folder::SOCKET);
         let listener = Listener::bind(&socket, mode)?;
         if mode & 0o006 != 0 {
             // To reach the socket takes no right to list the folder.
-            let passable = Permissions::from_mode(0o711);
-            fs::set_permissions(folder.path(), passable)
-                .context("cannot open the socket's folder")?;
+            let opened = folder.allow(0o711);
+            opened.context("cannot open the socket's folder")?;
         }
         Ok(Self {
             folder,

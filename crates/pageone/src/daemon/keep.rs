@@ -28,6 +28,7 @@ use sys::keeper::{Inbox, Kept, Note};
 use sys::process::{self, End};
 use sys::signals::{SIGCHLD, SIGHUP, SIGINT, SIGKILL, SIGTERM, Signals};
 
+use super::folder::Folder;
 use super::listener;
 
 /// Descriptors kept at most: those of some 680 domains on one node. The names of more would not fit
@@ -53,7 +54,7 @@ fn spare_me() -> Option<i32> {
 pub(super) struct Keeper {
     program: PathBuf,
     /// Of the socket; it goes with this.
-    _folder: tempfile::TempDir,
+    _folder: Folder,
     address: PathBuf,
     inbox: Inbox,
     signals: Signals,
@@ -83,9 +84,9 @@ impl Keeper {
     /// There is no folder for its socket, and the like.
     pub(super) fn new() -> Result<Self> {
         let wanted = [SIGTERM, SIGINT, SIGHUP, SIGCHLD];
-        let folder = tempfile::Builder::new().prefix("pageone-keep-").tempdir();
+        let folder = Folder::make(&std::env::temp_dir(), "pageone-keep-");
         let folder = folder.context("cannot make a folder for the keeper's socket")?;
-        let address = folder.path().join("notify");
+        let address = folder.path().join(Folder::NOTIFY);
         let inbox = Inbox::bind(&address);
         let inbox = inbox.with_context(|| format!("cannot receive at {}", address.display()))?;
         Ok(Self {

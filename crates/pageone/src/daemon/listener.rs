@@ -20,7 +20,6 @@ use std::time::Duration;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::SocketAddrUnix;
-use sys::foreign::ForeignName;
 
 use crate::flock;
 
@@ -33,12 +32,8 @@ pub(crate) const NAME: &str = "listener";
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ListenError {
     /// A live process listens there.
-    #[error("{path} is in use: process {pid} ({comm}) serves it", path = path.display())]
-    Occupied {
-        path: PathBuf,
-        pid: u32,
-        comm: ForeignName,
-    },
+    #[error("{path} is in use: {by} serves it", path = path.display())]
+    Occupied { path: PathBuf, by: String },
     /// Something that is no socket of ours is there, and is left alone.
     #[error("{path} {what}: it is left alone; name another place by --socket", path = path.display())]
     Foreign { path: PathBuf, what: String },
@@ -209,6 +204,9 @@ fn lock(socket: &Path) -> Result<File, ListenError> {
         _ if meta.mode() & 0o077 != 0 => "other users can open it".to_owned(),
         _ if meta.nlink() != 1 => "it has a second name".to_owned(),
         _ => {
+            // A umask may have taken the right to it from its own user, and the next daemon's.
+            let own = fs::Permissions::from_mode(0o600);
+            file.set_permissions(own).map_err(system)?;
             let held = "another process holds it (`lslocks` shows which)";
             match flock::within(&file, PATIENCE) {
                 Ok(()) => return Ok(file),
@@ -256,11 +254,12 @@ fn look(path: &Path) -> Result<bool, ListenError> {
     match sys::socket::connect_at_once(path) {
         Ok(connection) => {
             let pid = sys::socket::peer(&connection).map_or(0, |peer| peer.pid);
-            Err(ListenError::Occupied {
-                path: path.to_owned(),
-                pid,
-                comm: sys::process::comm(pid),
-            })
+            let by = match pid {
+                0 => "a process outside this PID namespace".to_owned(),
+                _ => format!("process {pid} ({})", sys::process::comm(pid)),
+            };
+            let path = path.to_owned();
+            Err(ListenError::Occupied { path, by })
         }
         Err(Errno::CONNREFUSED) => Ok(true),
         Err(Errno::AGAIN) => Err(foreign("is in use, and its queue is full")),

@@ -29,8 +29,8 @@ const LEAST: u64 = 1 << 20;
 /// All checks of process `pid`, unless looking at it takes too long: it may lock its memory for as long as it likes.
 pub(super) fn checks_in_time(pid: u32, service: &Arc<Service>) -> Vec<Check> {
     let service = Arc::clone(service);
-    within(LISTING, move || checks(pid, &service)).unwrap_or_else(|| {
-        let what = format!("looking at {pid} takes more than {LISTING:?}");
+    within(LISTING, move || checks(pid, &service)).unwrap_or_else(|error| {
+        let what = format!("cannot look at {pid}: {error}");
         let why =
             "its memory is locked, or one of its files lies on a file system that does not answer";
         let fix = format!("sudo cat /proc/{pid}/stack  # shows the call that it waits in");

@@ -20,10 +20,10 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
 use sys::signals::{SIGCONT, SIGSTOP};
 use sys::twin::Twin;
-use tempfile::TempDir;
 use wire::KnobValues;
 
 use super::tally::Tally;
+use crate::daemon::folder::Folder;
 use crate::daemon::host::{Door, Host};
 use crate::daemon::listener::Listener;
 use crate::output::say;
@@ -43,7 +43,7 @@ pub(super) struct Own {
     /// Is at its end when the engine is. The engine's process has a copy of this end, too: so it is shut down, not closed.
     line: OwnedFd,
     socket: PathBuf,
-    _folder: TempDir,
+    _folder: Folder,
     is_lost: bool,
 }
 

@@ -75,8 +75,7 @@ impl<'a> Looks<'a> {
     pub(super) fn read(&self, pid: Pid) -> io::Result<ProcessReport> {
         let topology = self.topology.clone();
         let patience = self.end.saturating_duration_since(Instant::now()) / 2;
-        let report = within(patience, move || ProcessReport::read(&topology, pid));
-        report.unwrap_or_else(|| Err(io::ErrorKind::TimedOut.into()))
+        within(patience, move || ProcessReport::read(&topology, pid))?
     }
 }
 
