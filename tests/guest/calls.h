@@ -259,3 +259,91 @@ static long in_core(unsigned char *at, size_t count)
 		are += told[i] & 1;
 	return are;
 }
+
+/* Memory that one thread discards; another offers its first pages and writes there as soon as it finds zeros. */
+static struct behind {
+	volatile unsigned char *at;
+	_Atomic int go;
+} behind;
+
+static void *write_behind(void *unused)
+{
+	while (!behind.go)
+		;
+	while (*behind.at == 1)
+		;
+	madvise((void *)behind.at, HUGE_PAGE, MADV_MERGEABLE);
+	*behind.at = 42;
+	return unused;
+}
+
+/* How many of these writes were lost. */
+static long lose_behind(size_t tries, size_t mib)
+{
+	long lost = 0;
+	for (size_t t = 0; t < tries; t++) {
+		pthread_t thread;
+		unsigned char *at = mmap(NULL, mib << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		if (at == MAP_FAILED)
+			return -errno;
+		memset(at, 1, mib << 20);
+		behind = (struct behind){ .at = at };
+		if (pthread_create(&thread, NULL, write_behind, NULL) != 0)
+			return -EAGAIN;
+		behind.go = 1;
+		long discarded = errno_of(madvise(at, mib << 20, MADV_DONTNEED));
+		pthread_join(thread, NULL);
+		if (discarded < 0)
+			return discarded;
+		lost += *at != 42;
+		munmap(at, mib << 20);
+	}
+	return lost;
+}
+
+/* A chunk whose discard by another thread has begun, and goes on when a pager of the program's reads what happens before it. */
+static struct late {
+	unsigned char *at;
+	pthread_t thread;
+	int fd;
+} late;
+
+static void *discard_late(void *unused)
+{
+	(void)unused;
+	return (void *)errno_of(madvise(late.at - PAGE, PAGE + HUGE_PAGE, MADV_DONTNEED));
+}
+
+/* Offers the chunk meanwhile; gives its address. */
+static long start_late(void)
+{
+	unsigned char *all = mmap(NULL, 2 * HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (all == MAP_FAILED)
+		return -errno;
+	late.at = all + PAGE + (-(uintptr_t)(all + PAGE) & (HUGE_PAGE - 1));
+	memset(late.at, 7, HUGE_PAGE);
+	struct uffdio_api api = { .api = UFFD_API, .features = UFFD_FEATURE_EVENT_REMOVE };
+	struct uffdio_register wanted = { .range = { (uintptr_t)late.at - PAGE, PAGE },
+					  .mode = UFFDIO_REGISTER_MODE_MISSING };
+	late.fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
+	struct pollfd wait = { late.fd, POLLIN, 0 };
+	if (late.fd < 0 || ioctl(late.fd, UFFDIO_API, &api) || ioctl(late.fd, UFFDIO_REGISTER, &wanted) ||
+	    pthread_create(&late.thread, NULL, discard_late, NULL) || poll(&wait, 1, 10000) != 1 ||
+	    madvise(late.at, HUGE_PAGE, MADV_MERGEABLE))
+		return -errno;
+	return (long)(uintptr_t)late.at;
+}
+
+/* Lets the discard go on. How many bytes it left. */
+static long end_late(void)
+{
+	struct uffd_msg msg;
+	void *done;
+	if (read(late.fd, &msg, sizeof msg) != sizeof msg || pthread_join(late.thread, &done) || done)
+		return -EIO;
+	long left = 0;
+	for (size_t i = 0; i < HUGE_PAGE; i++)
+		left += late.at[i] != 0;
+	close(late.fd);
+	return left;
+}

@@ -703,6 +703,9 @@ static void *serve(void *first)
 		COMMAND("stop") stop();
 		COMMAND("kin") say(start_kin(a, b));
 		COMMAND("endkin") say(stop_kin());
+		COMMAND("behind") say(lose_behind(a, b));
+		COMMAND("late") say(start_late());
+		COMMAND("endlate") say(end_late());
 		COMMAND("pin") say(pin(a, b));
 		COMMAND("readfixed") {
 			int got = read_fixed(path, a, b);

@@ -40,6 +40,7 @@ use crate::filter::trial;
 use crate::lock::{self, Guard, PerProcess, lock};
 use crate::mappings::private::{give_back_all, reachable, settle};
 use crate::own;
+use crate::passing;
 use crate::session::serve;
 use crate::thread::{
     END, HASTE, Life, OFFER, Why, bar, forget_own_tracer, is_barred, now, process_number,
@@ -257,6 +258,7 @@ static BEGUN: AtomicBool = AtomicBool::new(false);
 /// In a fork child: notes whose memory this is by now, and starts the agent's thread if all memory is to be offered.
 pub(crate) fn begin_in_child() {
     forget_own_tracer();
+    passing::forget();
     if let Some(page) = lock::existing() {
         page.life.heir.store(process_number(), Ordering::Relaxed);
     }

@@ -53,7 +53,7 @@ use sys::pagemap::{Categories, PageRun, Pagemap};
 use sys::pins::Count;
 use sys::uffd::{Freezer, Uffd, Watch};
 use sys::vma::{Maps, Vma};
-use wire::{CHUNK_PAGES, Merge, MergeOp, PAGE_BYTES, PageOutcome, Target};
+use wire::{CHUNK_BYTES, CHUNK_PAGES, Merge, MergeOp, PAGE_BYTES, PageOutcome, Target};
 
 mod again;
 mod copies;
@@ -70,6 +70,7 @@ use self::staging::Staging;
 use crate::lock::Guard;
 use crate::mappings::frames::read_in;
 use crate::mappings::whole::Lent;
+use crate::passing;
 
 /// How often an operation that the kernel asks to repeat is repeated before the page is left.
 const PATIENCE: usize = 16;
@@ -273,6 +274,12 @@ impl Window {
         }
         let items = armed.take();
         if items.is_empty() {
+            return;
+        }
+        if passing::touch(job.chunk, job.chunk + CHUNK_BYTES) {
+            items
+                .iter()
+                .for_each(|item| set(job.outcomes, item.0, PageOutcome::Again));
             return;
         }
         if self.may_wait_for_pins() {

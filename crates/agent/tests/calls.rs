@@ -8,6 +8,7 @@ mod support;
 
 mod common;
 
+use std::os::unix::fs::FileExt;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
@@ -1022,6 +1023,30 @@ fn a_writer_loses_nothing_ahead_of_discards() {
         engine.sync();
         engine.merge(guest.memory, 0, 512, Some(1000));
     }
+}
+
+/// Memory that is offered while the kernel discards it is discarded once, as by the kernel alone.
+#[test]
+fn a_write_behind_a_discard_stays() {
+    let (_engine, mut guest) = merged(10);
+    assert_eq!(guest.run("behind 5 256"), "0");
+    guest.run("check");
+}
+
+/// A page that is out would miss the discard.
+#[test]
+fn no_window_works_where_a_discard_is_under_way() {
+    const SLOT: u64 = 5000;
+    let (mut engine, mut guest) = merged(10);
+    let chunk: usize = guest.run("late").parse().unwrap();
+    let content = [7; 8 * 4096];
+    let store = &engine.store;
+    store.write_all_at(&content, SLOT * 4096).unwrap();
+    engine.sync();
+    let tried = engine.merge(chunk, 0, 8, Some(SLOT));
+    assert_eq!(count(&tried, PageOutcome::Again), 8, "{tried:?}");
+    assert_eq!(guest.run("endlate"), "0");
+    guest.run("check");
 }
 
 /// From here no engine serves, and the agent knows it.

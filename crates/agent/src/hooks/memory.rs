@@ -15,6 +15,7 @@ use crate::mappings::remap::{self, Remap};
 use crate::mappings::stores::is_store;
 use crate::mappings::whole::whole;
 use crate::offer::{self, Then};
+use crate::passing;
 use crate::table::{ADDRESS_LIMIT, touches};
 use crate::thread;
 
@@ -53,20 +54,21 @@ pub(crate) fn madvise(start: usize, len: usize, advice: i32) -> Result<usize> {
     done.map(|()| 0)
 }
 
-/// Discards memory: where nothing is offered or stored the kernel does, without the lock. It may wait there for a thread of the
-/// program that reads the events of a userfaultfd, and that thread may be in a hook. What was offered meanwhile is discarded
-/// again: a window may have had a page out.
+/// Discards memory: where nothing is offered or stored the kernel does, without the lock ([`passing`]). **The limit**: where too many
+/// threads do so at a time, what was offered meanwhile is discarded again, and with it what another thread wrote behind the first discard.
 fn discard(start: usize, len: usize, advice: i32) -> Result<()> {
+    let noted = passing::note(start, len);
     let used = || {
         let mut held = guard(start, len)?;
         let used = held.table().is_used(start, len, false);
         used.then_some(held)
     };
     if let Some(mut guard) = used() {
+        drop(noted);
         return discard::madvise(&mut guard, start, len, advice);
     }
     let passed = pass_advice(start, len, advice);
-    match used() {
+    match noted.is_none().then(used).flatten() {
         Some(mut guard) => discard::madvise(&mut guard, start, len, advice),
         None => passed,
     }
