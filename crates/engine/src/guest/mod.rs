@@ -77,6 +77,8 @@ pub(crate) struct Guest {
     attached: AtomicBool,
     /// It has been looked at in this round.
     looked_at: AtomicBool,
+    /// All its memory has been looked at once.
+    scanned: AtomicBool,
     /// Work waits for its answer.
     awaited: AtomicBool,
     /// Where its next look goes on, if the last was not finished.
@@ -157,6 +159,7 @@ impl Guest {
             late: AtomicBool::new(true),
             attached: AtomicBool::new(false),
             looked_at: AtomicBool::new(false),
+            scanned: AtomicBool::new(false),
             awaited: AtomicBool::new(true),
             progress: AtomicU64::new(0),
             passes: Passes::default(),
@@ -291,6 +294,17 @@ impl Guest {
     /// Whether the agent answers in time.
     pub(crate) fn is_responsive(&self) -> bool {
         self.standing() == Standing::Served && !self.late.load(Acquire)
+    }
+
+    /// Whether it has just come: nothing is known of its memory yet, and no answer is overdue.
+    pub(crate) fn is_new(&self) -> bool {
+        let is_known = self.scanned.load(Acquire) || !self.is_awaited();
+        self.standing() == Standing::Served && !is_known
+    }
+
+    /// Notes that all its memory has been looked at.
+    pub(crate) fn note_scan(&self) {
+        self.scanned.store(true, Release);
     }
 
     /// Whether an answer of the agent has come that no worker has taken yet.
