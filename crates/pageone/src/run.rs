@@ -373,8 +373,9 @@ fn ask_for_domain(socket: &Path, name: Option<&str>) -> Result<bool> {
             bail!("the domain `{}` is refused: {why}", Foreign(name))
         }
         (Reply::Refused(why), None) => {
+            let file = crate::policy::file_of(&why);
             say(&format!(
-                "pageone: {why}: it runs, but its memory is not merged"
+                "pageone: {why}: it runs, but its memory is not merged{file}"
             ));
             Ok(false)
         }
