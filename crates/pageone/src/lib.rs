@@ -190,14 +190,18 @@ fn mended(mut error: clap::Error, words: &[OsString]) -> clap::Error {
     if error.kind() != ErrorKind::UnknownArgument {
         return error;
     }
+    let tips = error.remove(ContextKind::Suggested);
+    let mut tips = match tips {
+        Some(ContextValue::StyledStrs(tips)) => tips,
+        _ => Vec::new(),
+    };
+    tips.retain(|tip| !tip.to_string().contains("as a value"));
     if let Some(tip) = pair_of(&error, words) {
         error.remove(ContextKind::SuggestedArg);
-        error.insert(
-            ContextKind::Suggested,
-            ContextValue::StyledStrs(vec![tip.into()]),
-        );
-    } else if error.get(ContextKind::SuggestedArg).is_none() {
-        error.remove(ContextKind::Suggested);
+        tips = vec![tip.into()];
+    }
+    if !tips.is_empty() {
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(tips));
     }
     error
 }

@@ -679,6 +679,11 @@ mod tests {
                 .env("PAGEONE_SOCKET", socket)
                 .spawn()
                 .unwrap();
+            // Its environment is there a moment after it is executed.
+            let has_it = || crate::attach::variable(sleep.id(), b"PAGEONE_SOCKET=");
+            while !has_it().is_ok_and(|said| said.is_some()) {
+                std::thread::yield_now();
+            }
             let told = told_socket(sleep.id());
             sleep.kill().unwrap();
             sleep.wait().unwrap();
