@@ -197,7 +197,9 @@ fn mended(mut error: clap::Error, words: &[OsString]) -> clap::Error {
     };
     tips.retain(|tip| !tip.to_string().contains("as a value"));
     if let Some(tip) = pair_of(&error, words) {
+        // The usage has that flag as well.
         error.remove(ContextKind::SuggestedArg);
+        error.remove(ContextKind::Usage);
         tips = vec![tip.into()];
     }
     if !tips.is_empty() {
@@ -326,7 +328,7 @@ mod tests {
         ] {
             let said = said(words);
             assert!(said.contains("write merge_period=5s"), "{said}");
-            assert!(!said.contains("--unmerge'"), "{said}");
+            assert!(!said.contains("--unmerge"), "{said}");
         }
         assert!(said(&["set", "--run"]).contains("write run=0|1|2"));
         for words in [

@@ -370,7 +370,8 @@ fn ask_for_domain(socket: &Path, name: Option<&str>) -> Result<bool> {
     };
     match (reply, name) {
         (Reply::Refused(why), Some(name)) => {
-            bail!("the domain `{}` is refused: {why}", Foreign(name))
+            let file = crate::policy::file_of(&why);
+            bail!("the domain `{}` is refused: {why}{file}", Foreign(name))
         }
         (Reply::Refused(why), None) => {
             let file = crate::policy::file_of(&why);
