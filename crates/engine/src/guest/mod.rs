@@ -106,6 +106,9 @@ pub(crate) struct Guest {
 /// How long a guest may take to give the pages it shared with its former domain private copies.
 const PARTING: Duration = Duration::from_secs(10);
 
+/// How long a guest that has just come may take to offer memory.
+const OFFERING: Duration = Duration::from_secs(3);
+
 /// How far the pages are accounted for that were merged before this session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Claims {
@@ -302,9 +305,12 @@ impl Guest {
         self.standing() == Standing::Served && !is_known
     }
 
-    /// Notes that all its memory has been looked at.
+    /// Notes that all its memory has been looked at. That none was offered says nothing in its first seconds.
     pub(crate) fn note_scan(&self) {
-        self.scanned.store(true, Release);
+        let offers = self.counters.regions.load(Relaxed) > 0;
+        if offers || self.came.elapsed() > OFFERING {
+            self.scanned.store(true, Release);
+        }
     }
 
     /// Whether an answer of the agent has come that no worker has taken yet.
