@@ -188,7 +188,7 @@ fn tell(told: &Told, args: &Args, guests: &[GuestStatus]) -> Result<()> {
     }
     for guest in guests.iter().filter(|_| merged.pages == 0) {
         match guest.pages_sharing + guest.zero_pages {
-            _ if guest.regions == 0 => {}
+            _ if guest.regions == 0 || waits(guest) => {}
             0 => tell(
                 guest.pid,
                 "of the other pages none equals another one of its domain",
@@ -200,6 +200,12 @@ fn tell(told: &Told, args: &Args, guests: &[GuestStatus]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Whether pages of it are equal, and have no room.
+fn waits(guest: &GuestStatus) -> bool {
+    let is_so = |reason: &WhyNot| matches!(reason.code, WhyNotCode::Limit | WhyNotCode::PutOff);
+    guest.reasons.iter().any(is_so)
 }
 
 /// The guests that were named and not left alone. The command has done its work: a user who may not see a status is told nothing more.
