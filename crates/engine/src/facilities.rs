@@ -76,7 +76,9 @@ pub(crate) fn userfaultfd() -> Result<Right, EngineError> {
         Ok(_) => Ok(device.map_or(Right::Own, Right::Lends)),
         // Guests may have a right of their own that this process lacks.
         Err(Errno::PERM | Errno::ACCESS) => {
-            tracing::warn!("no right to userfaultfd here: guests need one of their own");
+            tracing::warn!(
+                "no right to userfaultfd here: guests need one of their own (remedy: vm.unprivileged_userfaultfd=1, or a daemon of root's)"
+            );
             Ok(Right::None)
         }
         Err(error) => Err(cannot_try(

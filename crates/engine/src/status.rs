@@ -65,7 +65,9 @@ pub(crate) fn status(core: &Core) -> Status {
     status.net_saved_bytes = i64::try_from(net).unwrap_or(i64::MIN);
     status.cpu_seconds = sys::process::cpu_time().as_secs_f64() + seconds(cpu_ns);
     status.first_merges_ms = until_first_merges(core, &status, &guests);
-    reasons::give(&mut status.guests, &status.knobs);
+    let new = guests.iter().filter(|guest| guest.is_new());
+    let new: Vec<_> = new.map(|guest| guest.pid).collect();
+    reasons::give(&mut status.guests, &new, &status.knobs);
     status
 }
 

@@ -242,7 +242,14 @@ pub(crate) fn main(args: &Args) -> Result<()> {
             }
             Err(error) => {
                 failed = true;
-                warn(&format!("{pid} is not attached: {}", told(&error)));
+                let why = told(&error);
+                // Once: not by the child that does the work, whose words these are.
+                let file = if args.alone {
+                    ""
+                } else {
+                    policy::file_of(&why)
+                };
+                warn(&format!("{pid} is not attached: {why}{file}"));
             }
         }
     }

@@ -12,6 +12,7 @@ pub(crate) mod listener;
 mod log;
 mod server;
 
+use std::ffi::OsString;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -34,7 +35,7 @@ use server::Server;
 
 use crate::knobs::KnobFlags;
 use crate::policy::Policy;
-use crate::{node, paths};
+use crate::{human, node, paths};
 
 /// The user that stands for all users who have no number in this user namespace.
 pub(crate) const OVERFLOW: u32 = 65534;
@@ -121,6 +122,13 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     let engine = Engine::start(options, keeper.clone().map(|keeper| (keeper, stores)));
     let engine = Arc::new(engine.context("cannot start the engine")?);
     tracing::info!("serving at {}", path.display());
+    if let Some(other) = named_elsewhere(&path, std::env::var_os("PAGEONE_SOCKET")) {
+        tracing::warn!(
+            "PAGEONE_SOCKET names {}, where this daemon does not listen: commands with that variable ask there. Name it by --socket, or \
+             unset the variable",
+            other.display()
+        );
+    }
     if rustix::process::geteuid().as_raw() == OVERFLOW {
         tracing::warn!(
             "no agent trusts a daemon of user {OVERFLOW}, which stands for unknown users"
@@ -146,6 +154,13 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     Ok(())
 }
 
+/// The socket that a variable names for commands, if it is not the one at which the daemon listens.
+fn named_elsewhere(path: &Path, variable: Option<OsString>) -> Option<PathBuf> {
+    let named = variable.filter(|named| !named.is_empty())?;
+    let is_same = std::path::absolute(&named).ok() == std::path::absolute(path).ok();
+    (!is_same).then(|| named.into())
+}
+
 /// Reads the policy again, whose file was `last`, and the rules of `[[attach]]`.
 fn reload(
     files: &check::Files,
@@ -163,7 +178,10 @@ fn reload(
     }
     match config {
         Ok(config) => attacher.take(config.attach),
-        Err(error) => tracing::error!("the rules of [[attach]] stay as they were: {error:#}"),
+        Err(error) => {
+            let why = human::in_a_line(&format!("{error:#}"));
+            tracing::error!("the rules of [[attach]] stay as they were: {why}");
+        }
     }
 }
 
@@ -268,5 +286,18 @@ fn raise_descriptor_limit() {
     };
     if let Err(error) = setrlimit(Resource::Nofile, raised) {
         tracing::warn!("cannot raise the limit of descriptors: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_variable_that_names_another_socket_is_found() {
+        let named = |variable: &str| named_elsewhere(Path::new("/run/x"), Some(variable.into()));
+        assert_eq!(named("/run/y"), Some("/run/y".into()));
+        assert_eq!((named("/run/x"), named("")), (None, None));
+        assert_eq!(named_elsewhere(Path::new("/run/x"), None), None);
     }
 }

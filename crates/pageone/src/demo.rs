@@ -108,7 +108,7 @@ fn fit(guests: u64, asked: Option<u64>, memory: MemInfo) -> Result<u64> {
     if room < least {
         bail!(
             "{guests} guests of {least} MiB need {} MiB of memory, {} MiB for everything else included, \
-             and {} MiB are available",
+             and {} MiB are available: ask for fewer or smaller guests",
             (guests * least * 21 / 20) + reserve / MIB,
             reserve / MIB,
             memory.available / MIB

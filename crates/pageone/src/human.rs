@@ -134,6 +134,25 @@ pub(crate) fn period(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// A message in one line, for a log: of one that shows a piece of a file, where that is, and what is wrong with it.
+pub(crate) fn in_a_line(message: &str) -> String {
+    let mut lines = message
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty());
+    let first = lines.next().unwrap_or_default();
+    match lines.next_back() {
+        Some(last) => format!("{first}: {last}"),
+        None => first.to_owned(),
+    }
+}
+
+/// A reason that stands beside the number of its process, which it need not name again.
+pub(crate) fn without_process(pid: u32, why: &str) -> String {
+    let rest = why.strip_prefix(&format!("process {pid} "));
+    rest.map_or_else(|| why.to_owned(), |rest| format!("it {rest}"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -209,5 +228,24 @@ mod tests {
             let error = period(bad).unwrap_err();
             assert!(error.contains(bad), "{error}");
         }
+    }
+
+    #[test]
+    fn a_process_is_named_once() {
+        let said = |why| without_process(7, why);
+        assert_eq!(said("process 7 is dropped: x"), "it is dropped: x");
+        for other in ["process 77 is dropped", "thread 8 of process 7 x"] {
+            assert_eq!(said(other), other);
+        }
+    }
+
+    #[test]
+    fn a_mistake_of_a_file_takes_one_line_of_a_log() {
+        let error = "in the file /x: TOML parse error at line 2, column 1\n  |\n2 | thread = 2\n  | ^^^^^^\nthere is no key `thread`\n";
+        let line = in_a_line(error);
+        let expected =
+            "in the file /x: TOML parse error at line 2, column 1: there is no key `thread`";
+        assert_eq!(line, expected);
+        assert_eq!(in_a_line("it is gone"), "it is gone");
     }
 }

@@ -154,7 +154,8 @@ fn version_of(commit: Option<&str>) -> String {
 /// The command line. To a word that is no verb, and like none, the answer names the verbs.
 fn parse() -> Cli {
     Cli::try_parse().unwrap_or_else(|error| {
-        let error = without_hidden(error);
+        let words: Vec<_> = std::env::args_os().skip(1).collect();
+        let error = mended(without_hidden(error), &words);
         let is_unlike = error.get(ContextKind::SuggestedSubcommand).is_none();
         let _ = error.print();
         if error.kind() == ErrorKind::InvalidSubcommand && is_unlike {
@@ -181,6 +182,51 @@ fn without_hidden(mut error: clap::Error) -> clap::Error {
         error.remove(ContextKind::SuggestedSubcommand);
     }
     error
+}
+
+/// The error of a flag that there is not, with the tip that helps. The library's own would have the flag taken for a value, or for
+/// another flag that begins alike: `set --merge-period` for `--unmerge`, which is of another kind.
+fn mended(mut error: clap::Error, words: &[OsString]) -> clap::Error {
+    if error.kind() != ErrorKind::UnknownArgument {
+        return error;
+    }
+    let tips = error.remove(ContextKind::Suggested);
+    let mut tips = match tips {
+        Some(ContextValue::StyledStrs(tips)) => tips,
+        _ => Vec::new(),
+    };
+    tips.retain(|tip| !tip.to_string().contains("as a value"));
+    if let Some(tip) = pair_of(&error, words) {
+        // The usage has that flag as well.
+        error.remove(ContextKind::SuggestedArg);
+        error.remove(ContextKind::Usage);
+        tips = vec![tip.into()];
+    }
+    if !tips.is_empty() {
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(tips));
+    }
+    error
+}
+
+/// How `set` takes the knob that was written as a flag.
+fn pair_of(error: &clap::Error, words: &[OsString]) -> Option<String> {
+    let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else {
+        return None;
+    };
+    let name = flag.strip_prefix("--").filter(|_| words[0] == "set")?;
+    let knob = wire::Knob::named(name).or_else(|| wire::Knob::like(name))?;
+    let word = |word: &OsString| word.to_str().map(str::to_owned);
+    let joined = format!("{flag}=");
+    let mut rest = words
+        .iter()
+        .filter_map(word)
+        .skip_while(|word| *word != *flag && !word.starts_with(&joined));
+    let value = match rest.next()?.strip_prefix(&joined) {
+        Some(value) => Some(value.to_owned()),
+        None => rest.next().filter(|next| !next.starts_with('-')),
+    };
+    let value = value.unwrap_or_else(|| knob.form.to_owned());
+    Some(format!("write {}={value}", knob.key))
 }
 
 /// The verbs of the command that these words lead to.
@@ -265,6 +311,37 @@ mod tests {
         for asks_for_help in [["help", "bench", "frob"], ["bench", "help", "frob"]] {
             assert_eq!(said(&asks_for_help), of_bench);
         }
+    }
+
+    #[test]
+    fn a_flag_that_there_is_not_is_answered_with_what_helps() {
+        let said = |words: &[&str]| {
+            let words: Vec<OsString> = words.iter().map(OsString::from).collect();
+            let all = [OsString::from("pageone")].into_iter().chain(words.clone());
+            let error = Cli::try_parse_from(all).err().expect("no such flag");
+            mended(error, &words).to_string()
+        };
+        for words in [
+            &["set", "--merge-period", "5s"][..],
+            &["set", "--merge-period=5s"],
+            &["set", "--merge_period", "5s"],
+        ] {
+            let said = said(words);
+            assert!(said.contains("write merge_period=5s"), "{said}");
+            assert!(!said.contains("--unmerge"), "{said}");
+        }
+        assert!(said(&["set", "--run"]).contains("write run=0|1|2"));
+        for words in [
+            ["detach", "--all"],
+            ["merge", "--all"],
+            ["doctor", "--fix"],
+            ["set", "--all"],
+        ] {
+            let said = said(&words);
+            assert!(said.contains(words[1]) && !said.contains("-- --"), "{said}");
+        }
+        let like = said(&["merge", "--wai"]);
+        assert!(like.contains("'--wait'"), "{like}");
     }
 
     #[test]

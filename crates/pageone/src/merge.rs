@@ -95,11 +95,8 @@ pub(crate) fn main(args: &Args) -> Result<()> {
         add(&mut merged, next);
     }
     let waited_us = waited_us(begun.elapsed(), merged.took_us);
-    let guests = match merged.pages == 0 || !merged.finished {
-        true => unmerged(&socket, args, &merged),
-        false => Vec::new(),
-    };
-    let reasons = reasons(&guests, merged.finished);
+    let guests = unmerged(&socket, args, &merged);
+    let reasons = reasons(&guests, merged.finished && merged.pages == 0);
     let told = Told {
         merged,
         waited_us,
@@ -176,8 +173,10 @@ fn tell(told: &Told, args: &Args, guests: &[GuestStatus]) -> Result<()> {
         let why = sys::foreign::Foreign(&reason.why).to_string();
         tell(reason.pid, &why);
     }
+    let is_cut = told.reasons.iter().any(|one| one.code == WhyNotCode::Limit);
     if !merged.finished {
         say(match args.asks_again() {
+            _ if is_cut => "pageone: not all of it: a limit keeps the rest from being merged",
             true => {
                 "pageone: not all of it: the rest is written all the time, or its agent does not answer; the next rounds try again"
             }
@@ -187,9 +186,9 @@ fn tell(told: &Told, args: &Args, guests: &[GuestStatus]) -> Result<()> {
         });
         return Ok(());
     }
-    for guest in guests {
+    for guest in guests.iter().filter(|_| merged.pages == 0) {
         match guest.pages_sharing + guest.zero_pages {
-            _ if guest.regions == 0 => {}
+            _ if guest.regions == 0 || waits(guest) => {}
             0 => tell(
                 guest.pid,
                 "of the other pages none equals another one of its domain",
@@ -203,6 +202,12 @@ fn tell(told: &Told, args: &Args, guests: &[GuestStatus]) -> Result<()> {
     Ok(())
 }
 
+/// Whether pages of it are equal, and have no room.
+fn waits(guest: &GuestStatus) -> bool {
+    let is_so = |reason: &WhyNot| matches!(reason.code, WhyNotCode::Limit | WhyNotCode::PutOff);
+    guest.reasons.iter().any(is_so)
+}
+
 /// The guests that were named and not left alone. The command has done its work: a user who may not see a status is told nothing more.
 fn unmerged(socket: &Path, args: &Args, merged: &MergedNow) -> Vec<GuestStatus> {
     let status = status::ask_quietly(socket);
@@ -212,8 +217,9 @@ fn unmerged(socket: &Path, args: &Args, merged: &MergedNow) -> Vec<GuestStatus> 
     guests.into_iter().filter(named).collect()
 }
 
-/// Their reasons. Where not all is finished, the others may be of pages whose turn has not come.
-fn reasons(guests: &[GuestStatus], finished: bool) -> Vec<Reason> {
+/// Their reasons. Where something was merged, or not all is finished, these are of what will stay unmerged: the others may be of pages
+/// whose turn has not come.
+fn reasons(guests: &[GuestStatus], all: bool) -> Vec<Reason> {
     let of = |guest: &GuestStatus| {
         let pid = guest.pid;
         let reason = move |reason: &WhyNot| Reason {
@@ -223,10 +229,15 @@ fn reasons(guests: &[GuestStatus], finished: bool) -> Vec<Reason> {
         };
         guest.reasons.iter().map(reason).collect::<Vec<_>>()
     };
-    let is_silent = |code| matches!(code, WhyNotCode::NoAnswer | WhyNotCode::Stuck);
-    let all = guests.iter().flat_map(of);
-    all.filter(|reason| finished || is_silent(reason.code))
-        .collect()
+    let stays = |code| {
+        use WhyNotCode as Code;
+        matches!(
+            code,
+            Code::NoAnswer | Code::Stuck | Code::Limit | Code::PutOff
+        )
+    };
+    let reasons = guests.iter().flat_map(of);
+    reasons.filter(|reason| all || stays(reason.code)).collect()
 }
 
 #[cfg(test)]
@@ -241,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn of_what_is_not_finished_only_silence_is_told() {
+    fn where_something_was_merged_only_what_stays_is_told() {
         let reason = |code| WhyNot {
             code,
             pages: 0,
@@ -249,14 +260,21 @@ mod tests {
         };
         let guest = GuestStatus {
             pid: 7,
-            reasons: [WhyNotCode::NoAnswer, WhyNotCode::Alone].map(reason).into(),
+            reasons: [
+                WhyNotCode::NoAnswer,
+                WhyNotCode::Alone,
+                WhyNotCode::Limit,
+                WhyNotCode::PutOff,
+            ]
+            .map(reason)
+            .into(),
             ..GuestStatus::default()
         };
-        let of = |finished| reasons(std::slice::from_ref(&guest), finished);
-        assert_eq!(of(true).len(), 2);
+        let of = |all| reasons(std::slice::from_ref(&guest), all);
+        assert_eq!(of(true).len(), 4);
         let told = of(false);
-        assert_eq!((told.len(), told[0].pid), (1, 7));
-        assert_eq!(told[0].code, WhyNotCode::NoAnswer);
+        assert_eq!((told.len(), told[0].pid), (3, 7));
+        assert!(told.iter().all(|one| one.code != WhyNotCode::Alone));
     }
 
     #[test]

@@ -33,10 +33,6 @@ pub(crate) fn of(asked: &[(u32, u32, &ForeignName)]) -> Vec<Option<ForeignName>>
     let processes: Vec<Option<Process>> = asked.iter().map(process).collect();
     names.forget_all_but(&processes.iter().copied().flatten().collect());
     // Other programs than QEMU do not name their machine.
-    let is_qemu = |command: &ForeignName| {
-        let begins = |name: &&str| command.raw().starts_with(name);
-        ["qemu", "kvm"].iter().any(begins)
-    };
     let machines = asked.iter().zip(&processes);
     let machines = machines.filter(|((.., command), _)| is_qemu(command));
     let machines =
@@ -44,6 +40,12 @@ pub(crate) fn of(asked: &[(u32, u32, &ForeignName)]) -> Vec<Option<ForeignName>>
     names.ask_all(machines.collect(), PATIENCE, title::of_machine);
     let named = processes.into_iter();
     named.map(|process| names.of(process?)).collect()
+}
+
+/// Whether the name of its command is one of QEMU's.
+pub(crate) fn is_qemu(command: &ForeignName) -> bool {
+    let begins = |name: &&str| command.raw().starts_with(name);
+    ["qemu", "kvm"].iter().any(begins)
 }
 
 /// The user of a process; of one that is gone, no user.

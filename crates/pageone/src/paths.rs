@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use sys::elf::{Kind, number};
 
 /// The file name of the agent's library.
-const AGENT: &str = "libpageone_agent.so";
+pub(crate) const AGENT: &str = "libpageone_agent.so";
 
 /// The socket of root's daemon.
 const OF_ROOT: &str = "/run/pageone.sock";

@@ -123,6 +123,14 @@ pub enum Refusal {
     },
 }
 
+/// What a command adds to the reason why a process is refused: the way to the policy, where that refuses it.
+pub(crate) fn file_of(why: &str) -> &'static str {
+    match why.contains("the policy") {
+        true => " (`pageone doctor` names the file)",
+        false => "",
+    }
+}
+
 /// Who is meant: all conditions that are given hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Peers {

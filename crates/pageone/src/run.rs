@@ -370,11 +370,13 @@ fn ask_for_domain(socket: &Path, name: Option<&str>) -> Result<bool> {
     };
     match (reply, name) {
         (Reply::Refused(why), Some(name)) => {
-            bail!("the domain `{}` is refused: {why}", Foreign(name))
+            let file = crate::policy::file_of(&why);
+            bail!("the domain `{}` is refused: {why}{file}", Foreign(name))
         }
         (Reply::Refused(why), None) => {
+            let file = crate::policy::file_of(&why);
             say(&format!(
-                "pageone: {why}: it runs, but its memory is not merged"
+                "pageone: {why}: it runs, but its memory is not merged{file}"
             ));
             Ok(false)
         }

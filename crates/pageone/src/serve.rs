@@ -13,10 +13,11 @@ mod http;
 mod metrics;
 mod source;
 
+use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, anyhow, bail};
 
 use crate::output::say;
 use crate::paths;
@@ -49,6 +50,14 @@ fn address(text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(wrong)
 }
 
+fn cannot_listen(at: SocketAddr, error: &io::Error) -> anyhow::Error {
+    let remedy = match error.kind() {
+        io::ErrorKind::AddrInUse => ": name another by --listen",
+        _ => "",
+    };
+    anyhow!("cannot listen at {at}: {error}{remedy}")
+}
+
 pub(crate) fn main(args: &Args) -> Result<()> {
     let local = args.listen.ip().is_loopback();
     if !local && !args.public {
@@ -58,7 +67,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
         );
     }
     let listener = TcpListener::bind(args.listen);
-    let listener = listener.with_context(|| format!("cannot listen at {}", args.listen))?;
+    let listener = listener.map_err(|error| cannot_listen(args.listen, &error))?;
     let source = Source::new(paths::served(args.socket.as_deref())?);
     let at = listener.local_addr()?;
     say(&format!("pageone: serving at http://{at}/"));
@@ -94,5 +103,24 @@ fn json(text: Result<String, String>) -> Answer {
     match text {
         Ok(text) => Answer::ok("application/json", text),
         Err(why) => Answer::plain(503, why + "\n"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_in_use_has_a_way_out() {
+        let held = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = held.local_addr().unwrap();
+        let error = TcpListener::bind(at).unwrap_err();
+        let said = cannot_listen(at, &error).to_string();
+        assert!(
+            said.contains(&at.to_string()) && said.ends_with("by --listen"),
+            "{said}"
+        );
+        let other = cannot_listen(at, &io::ErrorKind::PermissionDenied.into());
+        assert!(!other.to_string().contains("--listen"));
     }
 }

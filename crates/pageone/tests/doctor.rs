@@ -715,6 +715,19 @@ fn a_guest_and_the_status_have_the_same_reasons() {
     let idle = in_state(subject(), &["plain"], equip).expect("it runs");
     let said = of_process(&place, &idle.0);
     said.has("session", "fail", "the agent is loaded");
+    let fix = |said: &Said| {
+        let session = said.find("session").expect("it");
+        session["fix"].as_str().expect("a remedy").to_owned()
+    };
+    assert!(fix(&said).contains("--any -- CMD"), "{}", said.report);
+    // Where no daemon has it, the way to the one that it was told.
+    let elsewhere = of_process(&Place::new(), &idle.0);
+    let there = format!(
+        "pageone doctor --socket {} {}",
+        place.socket().display(),
+        idle.0.id()
+    );
+    assert_eq!(fix(&elsewhere), there);
     let bare = in_state(subject(), &["plain"], |_| {}).expect("it runs");
     of_process(&place, &bare.0).has("session", "fail", "the agent is not loaded");
     let guest = in_state(subject(), &["offers"], equip).expect("it runs");

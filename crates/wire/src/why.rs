@@ -18,6 +18,10 @@ pub struct WhyNot {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WhyNotCode {
+    /// The guest has just come: its first look is due.
+    New,
+    /// The knob `run` is 0 or 2.
+    Run,
     /// The guest offers nothing.
     NoOffer,
     /// Its agent does not answer.

@@ -77,6 +77,8 @@ pub(crate) struct Guest {
     attached: AtomicBool,
     /// It has been looked at in this round.
     looked_at: AtomicBool,
+    /// All its memory has been looked at once.
+    scanned: AtomicBool,
     /// Work waits for its answer.
     awaited: AtomicBool,
     /// Where its next look goes on, if the last was not finished.
@@ -103,6 +105,9 @@ pub(crate) struct Guest {
 
 /// How long a guest may take to give the pages it shared with its former domain private copies.
 const PARTING: Duration = Duration::from_secs(10);
+
+/// How long a guest that has just come may take to offer memory.
+const OFFERING: Duration = Duration::from_secs(3);
 
 /// How far the pages are accounted for that were merged before this session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -157,6 +162,7 @@ impl Guest {
             late: AtomicBool::new(true),
             attached: AtomicBool::new(false),
             looked_at: AtomicBool::new(false),
+            scanned: AtomicBool::new(false),
             awaited: AtomicBool::new(true),
             progress: AtomicU64::new(0),
             passes: Passes::default(),
@@ -291,6 +297,20 @@ impl Guest {
     /// Whether the agent answers in time.
     pub(crate) fn is_responsive(&self) -> bool {
         self.standing() == Standing::Served && !self.late.load(Acquire)
+    }
+
+    /// Whether it has just come: nothing is known of its memory yet, and no answer is overdue.
+    pub(crate) fn is_new(&self) -> bool {
+        let is_known = self.scanned.load(Acquire) || !self.is_awaited();
+        self.standing() == Standing::Served && !is_known
+    }
+
+    /// Notes that all its memory has been looked at. That none was offered says nothing in its first seconds.
+    pub(crate) fn note_scan(&self) {
+        let offers = self.counters.regions.load(Relaxed) > 0;
+        if offers || self.came.elapsed() > OFFERING {
+            self.scanned.store(true, Release);
+        }
     }
 
     /// Whether an answer of the agent has come that no worker has taken yet.

@@ -63,8 +63,11 @@ pub(super) fn scan(
     }
     observer.unseen?;
     progress.store(next.unwrap_or(0), Relaxed);
-    if next.is_none() && !aim.is_now() {
-        guest.counters.end_scan();
+    if next.is_none() {
+        guest.note_scan();
+        if !aim.is_now() {
+            guest.counters.end_scan();
+        }
     }
     Ok(next.is_some())
 }

@@ -16,7 +16,7 @@ pub(super) fn of(guest: &GuestStatus, looks: u64) -> Option<String> {
     let hint = || {
         format!(
             "{unread} of {merged} merged pages were not read since, and it discards nothing. If they are free, give them back: \
-             a virtual machine by free page reporting or a balloon, a program by madvise or pageone_recycle (docs/recycle.md)"
+             a virtual machine by free page reporting or a balloon, a program by madvise or pageone_recycle (/usr/share/doc/pageone/recycle.md)"
         )
     };
     (keeps && looks >= LEAST_LOOKS && is_most(unread, merged)).then(hint)

@@ -4,15 +4,16 @@ use std::collections::BTreeMap;
 
 use wire::{GuestStatus, KnobValues, RunMode, WhyNot, WhyNotCode};
 
-/// Gives each guest its reasons.
-pub(super) fn give(guests: &mut [GuestStatus], knobs: &KnobValues) {
+/// Gives each guest its reasons. Of the `new` ones, by process, nothing is known yet.
+pub(super) fn give(guests: &mut [GuestStatus], new: &[u32], knobs: &KnobValues) {
     let mut members = BTreeMap::<String, usize>::new();
     for guest in guests.iter() {
         *members.entry(guest.domain.raw().to_owned()).or_default() += 1;
     }
     for guest in guests {
         let alone = members.get(guest.domain.raw()) == Some(&1);
-        guest.reasons = reasons(guest, alone, private_again(knobs));
+        let is_new = new.contains(&guest.pid);
+        guest.reasons = reasons(guest, (alone, is_new), knobs);
     }
 }
 
@@ -25,14 +26,28 @@ fn private_again(knobs: &KnobValues) -> &'static str {
     }
 }
 
-fn reasons(guest: &GuestStatus, alone: bool, again: &str) -> Vec<WhyNot> {
-    let whole = of_the_guest(guest, alone).into_iter();
-    whole.chain(of_pages(guest, again)).collect()
+/// Why nothing new is looked at; none where it is.
+fn halted(knobs: &KnobValues) -> Option<&'static str> {
+    match knobs.run {
+        RunMode::Run => None,
+        RunMode::Stop => Some("run is 0: nothing new of it is looked at, or merged"),
+        RunMode::Unmerge => Some("run is 2: nothing of it is merged"),
+    }
+}
+
+fn reasons(guest: &GuestStatus, (alone, new): (bool, bool), knobs: &KnobValues) -> Vec<WhyNot> {
+    let whole = of_the_guest(guest, (alone, new), knobs).into_iter();
+    whole.chain(of_pages(guest, knobs)).collect()
 }
 
 /// Why nothing of it is merged, or nothing more.
-fn of_the_guest(guest: &GuestStatus, alone: bool) -> Vec<WhyNot> {
+fn of_the_guest(
+    guest: &GuestStatus,
+    (alone, new): (bool, bool),
+    knobs: &KnobValues,
+) -> Vec<WhyNot> {
     use WhyNotCode as Code;
+    let halted = halted(knobs);
     let is = |is: bool, why: &str| is.then(|| why.to_owned());
     let leaves = guest.leaves.as_ref();
     let all = [
@@ -45,14 +60,25 @@ fn of_the_guest(guest: &GuestStatus, alone: bool) -> Vec<WhyNot> {
             is(guest.stuck, "a look at its memory does not return"),
         ),
         (
+            Code::New,
+            is(
+                new && halted.is_none(),
+                "it has just come: its first look is due",
+            ),
+        ),
+        (
+            Code::Run,
+            halted.filter(|_| new || busy(guest) > 0).map(str::to_owned),
+        ),
+        (
             Code::NoAnswer,
-            is(!guest.responsive, "its agent does not answer"),
+            is(!guest.responsive && !new, "its agent does not answer"),
         ),
         (Code::Limit, guest.at_limit.clone()),
         (
             Code::NoOffer,
             is(
-                guest.regions == 0,
+                guest.regions == 0 && !new,
                 "it had offered no memory at the last look (`--any` of `pageone run` and `attach` offers all there is)",
             ),
         ),
@@ -69,9 +95,18 @@ fn of_the_guest(guest: &GuestStatus, alone: bool) -> Vec<WhyNot> {
         .collect()
 }
 
+/// Its pages that are in motion, where these are half of all or more.
+fn busy(guest: &GuestStatus) -> u64 {
+    match guest.pages_volatile >= guest.pages.div_ceil(2) {
+        true => guest.pages_volatile,
+        false => 0,
+    }
+}
+
 /// Why some of its pages are not.
-fn of_pages(guest: &GuestStatus, again: &str) -> Vec<WhyNot> {
+fn of_pages(guest: &GuestStatus, knobs: &KnobValues) -> Vec<WhyNot> {
     use WhyNotCode as Code;
+    let again = private_again(knobs);
     let GuestStatus {
         pages_broken: broken,
         pages_pinned: pinned,
@@ -82,9 +117,10 @@ fn of_pages(guest: &GuestStatus, again: &str) -> Vec<WhyNot> {
     let put_off = guest
         .pages_skipped
         .saturating_sub(broken + pinned + foreign + unfit);
-    let busy = match guest.pages_volatile >= guest.pages.div_ceil(2) {
-        true => guest.pages_volatile,
-        false => 0,
+    // A page that no look comes to seems to be in motion for ever.
+    let busy = match knobs.run {
+        RunMode::Run => busy(guest),
+        _ => 0,
     };
     // With the words for one page, and for many.
     let all = [
@@ -161,7 +197,7 @@ mod tests {
             ..GuestStatus::default()
         };
         let mut all = [well, skips, dumb];
-        give(&mut all, &KnobValues::default());
+        give(&mut all, &[], &KnobValues::default());
         let codes = |guest: &GuestStatus| guest.reasons.iter().map(|r| r.code).collect::<Vec<_>>();
         use WhyNotCode as Code;
         assert_eq!(codes(&all[0]), []);
@@ -205,12 +241,45 @@ mod tests {
                 pages_broken: 3,
                 ..GuestStatus::default()
             }];
-            give(&mut one, &knobs);
+            give(&mut one, &[], &knobs);
             let why = one[0].reasons.iter().find(|r| r.code == WhyNotCode::Broken);
             why.unwrap().why.clone()
         };
         assert!(words(RunMode::Run, false).contains("merge_again is off"));
         assert!(words(RunMode::Unmerge, true).contains("run is 2"));
         assert!(words(RunMode::Run, true).contains("looked at anew"));
+    }
+
+    #[test]
+    fn of_a_guest_that_no_look_has_come_to_nothing_else_is_told() {
+        use WhyNotCode as Code;
+        let codes = |run, new: &[u32], guest: GuestStatus| {
+            let knobs = KnobValues {
+                run,
+                ..KnobValues::default()
+            };
+            let mut both = [guest.clone(), guest];
+            give(&mut both, new, &knobs);
+            let reasons = both[0].reasons.iter();
+            reasons.map(|reason| reason.code).collect::<Vec<_>>()
+        };
+        let new = GuestStatus {
+            pid: 7,
+            ..GuestStatus::default()
+        };
+        let of_new = |run| codes(run, &[7], new.clone());
+        assert_eq!(of_new(RunMode::Run), [Code::New]);
+        assert_eq!(of_new(RunMode::Stop), [Code::Run]);
+        let known = codes(RunMode::Run, &[8], new.clone());
+        assert_eq!(known, [Code::NoAnswer, Code::NoOffer]);
+        let busy = GuestStatus {
+            responsive: true,
+            regions: 1,
+            pages: 10,
+            pages_volatile: 10,
+            ..new.clone()
+        };
+        assert_eq!(codes(RunMode::Run, &[], busy.clone()), [Code::Busy]);
+        assert_eq!(codes(RunMode::Unmerge, &[], busy), [Code::Run]);
     }
 }

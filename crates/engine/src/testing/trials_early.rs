@@ -28,6 +28,21 @@ fn what_is_equal_is_merged_before_the_first_period_ends() {
 }
 
 #[test]
+fn a_guest_is_new_until_its_first_look() {
+    let lab = Lab::new();
+    twins(&lab);
+    let guests = |code| {
+        let guests = lab.status().guests.into_iter();
+        let is_so = |guest: &wire::GuestStatus| guest.reasons.iter().any(|why| why.code == code);
+        guests.filter(is_so).count()
+    };
+    let new = || guests(wire::WhyNotCode::New);
+    assert_eq!((new(), guests(wire::WhyNotCode::NoOffer)), (2, 0));
+    lab.early(1);
+    assert_eq!((new(), guests(wire::WhyNotCode::NoAnswer)), (0, 0));
+}
+
+#[test]
 fn a_clone_is_merged_with_what_the_index_has() {
     let lab = Lab::new();
     let a = lab.guest("d", 1);

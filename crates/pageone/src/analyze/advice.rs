@@ -68,6 +68,8 @@ fn attach(rows: &[Row], here: &Here) -> Option<String> {
     let served = |row: &&Row| row.target.domain.domain().is_some() && row.looked.error.is_none();
     let mut rows: Vec<_> = rows.iter().filter(alive).filter(served).collect();
     rows.retain(|row| row.shareable > 0 && !here.guests.contains(&row.target.pid));
+    // One that has an agent of its start gets no other: it has to be started anew.
+    rows.retain(|row| !row.looked.has_agent);
     if rows.is_empty() || cfg!(not(target_arch = "x86_64")) {
         return None;
     }
@@ -150,9 +152,10 @@ mod tests {
             said,
             ["to get it: `pageone run --any -- COMMAND` for later starts"]
         );
-        for (of, row) in rows(3).into_iter().enumerate() {
+        for (of, row) in rows(4).into_iter().enumerate() {
             let mut row = row;
             match of {
+                3 => row.looked.has_agent = true,
                 0 => row.target.domain = Ruling::Refused,
                 1 => row.looked.error = Some("x".into()),
                 _ => row.shareable = 0,

@@ -86,6 +86,9 @@ pub(crate) struct Looked {
     pub(crate) nodes: BTreeMap<u32, u64>,
     /// Mappings now.
     pub(crate) mappings: u64,
+    /// The agent was loaded at its start: no other can be put into it.
+    #[serde(skip)]
+    pub(crate) has_agent: bool,
     /// Why there is nothing of it.
     pub(crate) error: Option<String>,
 }
@@ -168,6 +171,7 @@ fn list_process(
     let smaps = mappings(pid).with_context(|| format!("the mappings of process {pid}"))?;
     let pagemap = Pagemap::open(pid).with_context(|| format!("the page map of process {pid}"))?;
     seen.mappings = smaps.len() as u64;
+    seen.has_agent = smaps.iter().any(is_of_agent);
     // A kernel without KSM says nothing, nor does it to strangers.
     let ksm = Member::of(pid).unwrap_or_default();
     seen.merged_ksm = ksm.merging + ksm.zeros;
@@ -237,6 +241,12 @@ fn mappings(pid: u32) -> Result<MemoryMaps> {
         "they are too many, or have too long names"
     );
     Ok(found?)
+}
+
+/// Whether a mapping is of the agent's library.
+fn is_of_agent(mapping: &MemoryMap) -> bool {
+    let library = std::ffi::OsStr::new(crate::paths::AGENT);
+    matches!(&mapping.pathname, MMapPath::Path(path) if path.file_name() == Some(library))
 }
 
 /// Ranges of [`PART`] pages.

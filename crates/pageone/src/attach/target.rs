@@ -282,8 +282,11 @@ impl Target {
     }
 
     fn has_none(&self) -> Result<()> {
-        if self.has("libpageone_agent") || self.leads_elsewhere() {
-            bail!(HasAgent);
+        if self.has("libpageone_agent") {
+            bail!(HasAgent::OfItsStart);
+        }
+        if self.leads_elsewhere() {
+            bail!(HasAgent::Attached(self.pid));
         }
         let is_shadow = |mapping: &Mapping| {
             usize::try_from(mapping.range.start).is_ok_and(sys::sanitizer::is_shadow)
@@ -631,11 +634,20 @@ pub(crate) const HAS_AGENT: &str = "it has an agent already";
 
 /// It needs no other.
 #[derive(Debug, thiserror::Error)]
-#[error(
-    "{HAS_AGENT}, or another tool has changed its libc; if one was attached and nothing was offered: \
-     `pageone detach`, then `pageone attach --any`"
-)]
-pub(super) struct HasAgent;
+pub(super) enum HasAgent {
+    /// It stays until the process ends.
+    #[error(
+        "{HAS_AGENT}, loaded at its start (`pageone run`, LD_PRELOAD); where nothing was offered start it anew by \
+         `pageone run --any -- CMD`"
+    )]
+    OfItsStart,
+    /// As far as its libc tells.
+    #[error(
+        "{HAS_AGENT} that was attached, or another tool has changed its libc; where nothing was offered: \
+         `pageone detach {0} && pageone attach --any {0}`"
+    )]
+    Attached(u32),
+}
 
 /// The most CPU time that a look at its threads may take. They are looked at again while they stand. The kernel lists all groups of a
 /// thread, 65536 at most, in 10 ms and more.
@@ -873,5 +885,16 @@ VmFlags: rd wr mr mw me ac sd \n";
         assert_eq!(target.hole(0x2_003f_0000, 0x2000), Some(0x2_001f_e000));
         assert!(target.is_free(&(0x2_0000_0000..0x2_0000_2000)));
         assert!(!target.is_free(&(0x2_003f_f000..0x2_0040_1000)));
+    }
+
+    #[test]
+    fn an_agent_of_the_start_and_one_that_was_attached_have_each_its_way_out() {
+        let start = HasAgent::OfItsStart.to_string();
+        let attached = HasAgent::Attached(7).to_string();
+        for said in [&start, &attached] {
+            assert!(said.starts_with(HAS_AGENT), "{said}");
+        }
+        assert!(start.ends_with("`pageone run --any -- CMD`") && !start.contains("detach"));
+        assert!(attached.ends_with("`pageone detach 7 && pageone attach --any 7`"));
     }
 }

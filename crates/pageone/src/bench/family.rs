@@ -173,6 +173,14 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     Ok(())
 }
 
+impl Args {
+    /// Whether a run that ended so is left out. One that the user named, and named no machine for, is a mistake.
+    fn leaves_out(&self, error: &anyhow::Error) -> bool {
+        let lacks_files = matches!(error.downcast_ref(), Some(BenchError::NoVm(_)));
+        is_absent(error) && (self.cases.is_empty() || !lacks_files)
+    }
+}
+
 /// Whether a run was not made for want of a program that it is about.
 fn is_absent(error: &anyhow::Error) -> bool {
     matches!(
@@ -299,7 +307,7 @@ impl Bench<'_> {
                             say(&run);
                             let record =
                                 match self.one(guard.as_ref(), case, variant, engine, repetition) {
-                                    Err(error) if is_absent(&error) => {
+                                    Err(error) if args.leaves_out(&error) => {
                                         say(&format!("{run}: left out: {error}"));
                                         continue;
                                     }
@@ -399,5 +407,29 @@ impl Bench<'_> {
             errors: outcome.errors,
             hindrance: outcome.hindrance,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    #[test]
+    fn a_case_that_was_named_is_not_left_out_for_want_of_a_flag() {
+        use clap::Parser;
+        let leaves = |words: &[&str], error: BenchError| {
+            let line = Line::parse_from([&["run"], words].concat());
+            line.args.leaves_out(&error.into())
+        };
+        assert!(leaves(&[], BenchError::NoVm("--vm-kernel")));
+        assert!(!leaves(&["vms"], BenchError::NoVm("--vm-kernel")));
+        assert!(leaves(&["vms"], BenchError::NoProgram("qemu")));
+        assert!(!leaves(&[], BenchError::Interrupted));
     }
 }

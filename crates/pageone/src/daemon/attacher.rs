@@ -167,17 +167,34 @@ fn need(text: &str) -> Result<u64, String> {
 
 fn after(text: &str) -> Result<Duration, String> {
     let time = humantime::parse_duration(text);
-    time.map_err(|error| format!("`after = \"{text}\"` is no time: {error}; write it like 10s"))
+    time.map_err(|_| format!("`after = \"{text}\"` is no time; write it like 20s or 500ms"))
 }
 
-/// A text, and what is read from it.
-struct Text<T>(fn(&str) -> Result<T, String>);
+/// A value that is read as a text, whichever of the file's kinds it has.
+pub(super) struct Text<F>(pub(super) F);
 
-impl<'de, T> DeserializeSeed<'de> for Text<T> {
+impl<'de, T, E: std::fmt::Display, F: FnOnce(&str) -> Result<T, E>> DeserializeSeed<'de>
+    for Text<F>
+{
     type Value = T;
 
     fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<T, D::Error> {
-        (self.0)(&String::deserialize(from)?).map_err(D::Error::custom)
+        #[derive(Deserialize)]
+        #[serde(
+            untagged,
+            expecting = "it takes a whole number, a text in quotes, true or false"
+        )]
+        enum Value {
+            Switch(bool),
+            Number(i64),
+            Text(String),
+        }
+        let text = match Value::deserialize(from)? {
+            Value::Switch(on) => on.to_string(),
+            Value::Number(number) => number.to_string(),
+            Value::Text(text) => text,
+        };
+        (self.0)(&text).map_err(D::Error::custom)
     }
 }
 

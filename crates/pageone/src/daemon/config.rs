@@ -13,7 +13,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 use wire::{Knob, KnobValues};
 
-use super::attacher::{self, AttachRule};
+use super::attacher::{self, AttachRule, Text};
 use crate::knobs::{did_you_mean, keys};
 
 /// What the file may say. A key that is not here is an error that names it and its line.
@@ -194,34 +194,6 @@ pub(crate) fn log_filter(text: &str) -> Result<EnvFilter, String> {
     }
 }
 
-/// A value that is read as a text, whichever of the file's kinds it has.
-struct Text<F>(F);
-
-impl<'de, T, E: std::fmt::Display, F: FnOnce(&str) -> Result<T, E>> DeserializeSeed<'de>
-    for Text<F>
-{
-    type Value = T;
-
-    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<T, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(
-            untagged,
-            expecting = "it takes a whole number, a text in quotes, true or false"
-        )]
-        enum Value {
-            Switch(bool),
-            Number(i64),
-            Text(String),
-        }
-        let text = match Value::deserialize(from)? {
-            Value::Switch(on) => on.to_string(),
-            Value::Number(number) => number.to_string(),
-            Value::Text(text) => text,
-        };
-        (self.0)(&text).map_err(D::Error::custom)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -355,6 +327,11 @@ mod tests {
             (
                 "[[attach]]\nuid = 1\nafter = '3 parsecs'\n",
                 "parsecs",
+                "line 3",
+            ),
+            (
+                "[[attach]]\nuid = 1\nafter = 5\n",
+                "write it like 20s or 500ms",
                 "line 3",
             ),
             (

@@ -30,6 +30,7 @@ use sys::signals::{SIGCHLD, SIGHUP, SIGINT, SIGKILL, SIGTERM, Signals};
 
 use super::folder::Folder;
 use super::listener;
+use crate::human;
 
 /// Descriptors kept at most: those of some 680 domains on one node. The names of more would not fit
 /// one variable of the next daemon's environment.
@@ -158,7 +159,10 @@ impl Keeper {
                 }
                 Event::Restart if !told => match check() {
                     Ok(()) => process::signal_child(child, SIGTERM)?,
-                    Err(error) => tracing::error!("SIGHUP: the daemon stays as it is: {error:#}"),
+                    Err(error) => {
+                        let why = human::in_a_line(&format!("{error:#}"));
+                        tracing::error!("SIGHUP: the daemon stays as it is: {why}");
+                    }
                 },
                 Event::Stop | Event::Restart | Event::Child => {}
                 Event::Time if killed => {

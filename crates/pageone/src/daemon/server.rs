@@ -57,6 +57,7 @@ use wire::{DomainMark, Hello, MAX_MESSAGE, Reason, Reply, Request, Role, Viewer}
 use super::history::History;
 use super::lane::{self, Answer, Answers, Asked, Lane, Merging, Ruling};
 use super::listener::Listener;
+use crate::human;
 use crate::policy::{Policy, Who};
 
 /// Connections taken before others get their turn.
@@ -244,7 +245,10 @@ impl Server {
                 self.refusals.forget();
                 tracing::info!("the policy {} is read again", file.display());
             }
-            Err(error) => tracing::error!("the policy stays as it was: {error}"),
+            Err(error) => {
+                let why = human::in_a_line(&error.to_string());
+                tracing::error!("the policy stays as it was: {why}");
+            }
         }
     }
 

@@ -1,7 +1,7 @@
 //! A process: whether it is a guest, and the memory of it that cannot be merged.
 
 use std::io::{self, ErrorKind};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use sys::credentials::{self, Credentials};
@@ -105,7 +105,8 @@ fn of_a_guest(guest: &GuestStatus, makeup: Option<Makeup>, service: &Service) ->
     let saved = human::size(guest.saved_bytes);
     let what = format!("a guest in the domain `{}`, {saved} saved", guest.domain);
     let mut all = vec![Check::ok("session", what)];
-    all.extend(makeup.map(|makeup| offered(guest, &makeup)));
+    let seen = makeup.filter(|_| !reasons::is_unseen(guest));
+    all.extend(seen.map(|makeup| offered(guest, &makeup)));
     let knobs = service.status.as_ref().map(|status| status.knobs);
     let makeup = makeup.unwrap_or_default();
     all.extend(reasons::checks(guest, &makeup, &knobs.unwrap_or_default()));
@@ -446,10 +447,12 @@ fn offered(guest: &GuestStatus, makeup: &Makeup) -> Check {
         human::size(offered),
         human::size(present)
     );
-    match offered < present / 2 {
+    // What QEMU offers is the memory of its machine; the rest is its own.
+    let is_machine = offered > 0 && names::is_qemu(&guest.comm);
+    match offered < present / 2 && !is_machine {
         false => Check::ok("offered", what),
         true => Check::warn("offered", what, "memory is merged only where it is offered")
-            .fix("pageone run --any -- CMD"),
+            .fix(reasons::offers_all(guest)),
     }
 }
 
@@ -504,11 +507,37 @@ fn shows_socket(pid: u32) -> String {
     format!("tr '\\0' '\\n' </proc/{pid}/environ | grep -a PAGEONE_ | cat -v")
 }
 
+/// The socket that a process was told at its start, unless its name would act on the terminal.
+#[cfg(target_arch = "x86_64")]
+fn told_socket(pid: u32) -> Option<PathBuf> {
+    let said = crate::attach::variable(pid, b"PAGEONE_SOCKET=").ok()??;
+    let said = String::from_utf8(said).ok()?;
+    let is_plain = said.starts_with('/') && !said.chars().any(sys::foreign::acts);
+    is_plain.then(|| PathBuf::from(said))
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn told_socket(_: u32) -> Option<PathBuf> {
+    None
+}
+
 /// An agent was attached, and the process has offered nothing since, or not to this daemon.
 fn offers_nothing(pid: u32) -> Check {
     let what = "an agent was attached to it, and it is no guest of this daemon: it has offered no memory, or it has another socket";
     let again = format!("pageone detach {pid} && pageone attach --any {pid}");
     Check::fail("session", what, "nothing of it is merged").fix(again)
+}
+
+/// The command that mends why a process is not served: by the reason itself, else by the log of a daemon that is a unit.
+fn remedy_of(reason: &str, is_unit: bool) -> Option<String> {
+    let knob = "vm.unprivileged_userfaultfd=1";
+    match reason.contains(knob) {
+        true => Some(format!(
+            "sudo sysctl {knob}  # or: {}",
+            paths::daemon_of_root()
+        )),
+        false => is_unit.then(|| "journalctl -u pageone".to_owned()),
+    }
 }
 
 /// Why a process is no guest of this daemon's.
@@ -522,10 +551,24 @@ fn no_session(
     let why = "nothing of it is merged";
     let mut unserved = status.iter().flat_map(|status| &status.unserved);
     if let Some(refused) = unserved.find(|one| one.pid == pid) {
-        let what = format!("it is not served: {}", Foreign(&refused.why));
-        return Check::fail("session", what, why).fix("journalctl -u pageone");
+        let reason = human::without_process(pid, &refused.why);
+        let what = format!("it is not served: {}", Foreign(&reason));
+        let fix = remedy_of(&reason, service.is_roots && paths::has_unit());
+        return Check {
+            fix,
+            ..Check::fail("session", what, why)
+        };
     }
-    let its_socket = shows_socket(pid);
+    let told = told_socket(pid);
+    let own = service.socket.as_ref();
+    let own = own.and_then(|socket| std::path::absolute(socket).ok());
+    let is_here = told.is_some() && told == own;
+    let its_socket = match told {
+        Some(other) if !is_here && other.exists() => {
+            format!("pageone doctor --socket {} {pid}", paths::quoted(&other))
+        }
+        _ => shows_socket(pid),
+    };
     let Some(makeup) = makeup else {
         let what =
             "this daemon does not serve it, and whether it has the agent cannot be looked at";
@@ -535,6 +578,10 @@ fn no_session(
         let what = "the agent is loaded, and has met an engine of its own (`pageone run`) or another daemon";
         let why = "what is merged of it, only that engine tells";
         return Check::warn("session", what, why).fix(its_socket);
+    }
+    if makeup.has_agent && is_here && status.is_some() {
+        let what = "the agent is loaded, and has offered this daemon no memory yet";
+        return Check::fail("session", what, why).fix("pageone run --any -- CMD");
     }
     if makeup.has_agent {
         let what = match status {
@@ -568,6 +615,7 @@ fn no_session(
 mod tests {
     use std::process::{Command, Stdio};
 
+    use super::super::check::Level;
     use super::*;
 
     #[test]
@@ -586,6 +634,64 @@ mod tests {
         assert_eq!(told(None), "written-files");
         assert_eq!(told(Some(&merged(1))), "written-files");
         assert_eq!(told(Some(&merged(64))), "memory");
+    }
+
+    #[test]
+    fn little_that_is_offered_is_told_of_but_for_machines() {
+        let makeup = Makeup {
+            anonymous: 64 << 20,
+            ..Makeup::default()
+        };
+        let level = |comm: &str, pages| {
+            let guest = GuestStatus {
+                comm: comm.into(),
+                pages,
+                ..GuestStatus::default()
+            };
+            offered(&guest, &makeup).level
+        };
+        assert_eq!(level("qemu-system-x86", 1), Level::Ok);
+        assert_eq!(level("qemu-system-x86", 0), Level::Warn);
+        assert_eq!(level("redis", 1), Level::Warn);
+        assert_eq!(level("redis", 8192), Level::Ok);
+    }
+
+    #[test]
+    fn a_reason_with_a_remedy_needs_no_log() {
+        let reason =
+            "it is dropped: (remedy: a daemon of root's, or vm.unprivileged_userfaultfd=1)";
+        for is_unit in [false, true] {
+            let fix = remedy_of(reason, is_unit).unwrap();
+            assert!(fix.starts_with("sudo sysctl vm."), "{fix}");
+        }
+        let log = remedy_of("it is odd", true);
+        assert_eq!(log.as_deref(), Some("journalctl -u pageone"));
+        assert_eq!(remedy_of("it is odd", false), None);
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn the_socket_is_that_of_the_environment_unless_it_acts() {
+        let told = |socket: &str| {
+            let mut sleep = Command::new("sleep");
+            let mut sleep = sleep
+                .arg("60")
+                .env("PAGEONE_SOCKET", socket)
+                .spawn()
+                .unwrap();
+            // Its environment is there a moment after it is executed.
+            let has_it = || crate::attach::variable(sleep.id(), b"PAGEONE_SOCKET=");
+            while !has_it().is_ok_and(|said| said.is_some()) {
+                std::thread::yield_now();
+            }
+            let told = told_socket(sleep.id());
+            sleep.kill().unwrap();
+            sleep.wait().unwrap();
+            told
+        };
+        assert_eq!(told("/run/a b.sock"), Some("/run/a b.sock".into()));
+        assert_eq!(told("/run/\x1b[2J"), None);
+        assert_eq!(told(""), None);
     }
 
     #[cfg(target_arch = "x86_64")]

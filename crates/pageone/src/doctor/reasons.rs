@@ -21,6 +21,8 @@ pub(super) fn checks(guest: &GuestStatus, makeup: &Makeup, knobs: &KnobValues) -
             told -= reason.pages;
             true
         }
+        // That of the daemon's knob tells it.
+        Code::Run => true,
         _ => false,
     };
     let most = sys::process::max_map_count().unwrap_or(u64::MAX);
@@ -58,11 +60,12 @@ fn check(reason: &WhyNot, guest: &GuestStatus, knobs: &KnobValues, is_cut: bool)
             "stuck",
             format!("ls -l /proc/{pid}/fd  # a file system that hangs, or pages without a pager"),
         ),
+        Code::New => Check::ok("new", what),
         Code::NoAnswer => fail(
             "no-answer",
             format!("ps -o pid,stat,wchan {pid}  # is it stopped?"),
         ),
-        Code::NoOffer => fail("no-offer", "pageone run --any -- CMD".to_owned()),
+        Code::NoOffer => fail("no-offer", offers_all(guest)),
         Code::Limit => {
             let is_the_store = what.contains("store_limit");
             Check::warn("limit", what, part).fix(match is_the_store {
@@ -94,8 +97,23 @@ fn check(reason: &WhyNot, guest: &GuestStatus, knobs: &KnobValues, is_cut: bool)
             true => "sudo sysctl vm.max_map_count=1048576",
             false => "journalctl -u pageone  # is there room in the stores, and memory for them?",
         }),
-        Code::Other => Check::warn("other", what, part).fix("pageone status"),
+        Code::Run | Code::Other => Check::warn("other", what, part).fix("pageone status"),
     }
+}
+
+/// The command by which a guest offers all its memory.
+pub(super) fn offers_all(guest: &GuestStatus) -> String {
+    let pid = guest.pid;
+    match guest.attached {
+        true => format!("pageone detach {pid} && pageone attach --any {pid}"),
+        false => "pageone run --any -- CMD".to_owned(),
+    }
+}
+
+/// Whether no look has come to its memory yet: what it offers is not known.
+pub(super) fn is_unseen(guest: &GuestStatus) -> bool {
+    let tells = |reason: &WhyNot| matches!(reason.code, WhyNotCode::New | WhyNotCode::Run);
+    guest.regions == 0 && guest.reasons.iter().any(tells)
 }
 
 /// How pages come to be merged again that were written; none where they do by themselves.
@@ -205,6 +223,46 @@ mod tests {
         };
         assert_eq!(why(0), Some(NOTHING));
         assert_eq!(why(7), Some("nothing new of it is merged"));
+    }
+
+    #[test]
+    fn a_guest_that_has_just_come_is_well() {
+        let guest = |code, regions| GuestStatus {
+            regions,
+            reasons: vec![WhyNot {
+                code,
+                pages: 0,
+                why: "x".to_owned(),
+            }],
+            ..GuestStatus::default()
+        };
+        let new = guest(WhyNotCode::New, 0);
+        let told = checks(&new, &Makeup::default(), &KnobValues::default());
+        assert_eq!(told, [Check::ok("new", "x")]);
+        assert!(is_unseen(&new));
+        // The check of the daemon tells of its knob.
+        let halted = guest(WhyNotCode::Run, 0);
+        assert_eq!(
+            checks(&halted, &Makeup::default(), &KnobValues::default()),
+            []
+        );
+        assert!(is_unseen(&halted));
+        assert!(!is_unseen(&guest(WhyNotCode::Run, 1)));
+        assert!(!is_unseen(&guest(WhyNotCode::NoOffer, 0)));
+    }
+
+    #[test]
+    fn a_guest_offers_all_by_the_way_it_came() {
+        let fix = |attached| {
+            let guest = GuestStatus {
+                pid: 7,
+                attached,
+                ..GuestStatus::default()
+            };
+            offers_all(&guest)
+        };
+        assert_eq!(fix(true), "pageone detach 7 && pageone attach --any 7");
+        assert_eq!(fix(false), "pageone run --any -- CMD");
     }
 
     #[test]

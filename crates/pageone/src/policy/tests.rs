@@ -379,3 +379,25 @@ fn users_and_groups_have_names() {
         assert!(error.starts_with(said), "{error}");
     }
 }
+
+#[test]
+fn where_the_policy_refuses_the_way_to_its_file_is_told() {
+    let who = Who {
+        uid: 8,
+        gid: 8,
+        cgroup: None,
+        confined: false,
+    };
+    for refusal in [
+        Refusal::Rule {
+            rule: 1,
+            who: who.clone(),
+        },
+        Refusal::Nobody { who: who.clone() },
+        Refusal::OnlyNames { who: who.clone() },
+    ] {
+        assert!(file_of(&refusal.to_string()).contains("pageone doctor"));
+    }
+    let other = Refusal::OtherUser { own: 7, who };
+    assert_eq!(file_of(&other.to_string()), "");
+}

@@ -43,7 +43,12 @@ impl Tally {
                 refused: Some(why),
                 ..
             } => &format!("; no process became a guest: {}", Foreign(why)),
-            Self { guests: 0, .. } => "; no process became a guest, or none lived long enough",
+            Self { guests: 0, .. } if any => {
+                "; no process became a guest, or none lived long enough"
+            }
+            Self { guests: 0, .. } => {
+                "; no process became a guest, or none lived long enough, or none offered memory (`--any` offers all there is)"
+            }
             Self { offered: 0, .. } if any => "; no memory was there that could be offered",
             Self { offered: 0, .. } => "; no memory was offered (`--any` offers all there is)",
             _ => "",
@@ -65,7 +70,11 @@ mod tests {
     #[test]
     fn the_most_and_the_last_are_told() {
         let mut tally = Tally::default();
-        assert!(tally.told(0.0, false).contains("or none lived long enough"));
+        for any in [false, true] {
+            let told = tally.told(0.0, any);
+            assert!(told.contains("or none lived long enough"), "{told}");
+            assert_eq!(told.contains("`--any`"), !any, "{told}");
+        }
         let unserved = vec![Unserved {
             pid: 7,
             uid: 0,

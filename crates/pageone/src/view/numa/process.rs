@@ -90,7 +90,9 @@ impl Which {
             selector::check(number)?;
             let report = looks.read(pid);
             return Ok(vec![
-                report.with_context(|| format!("cannot look at process {number}"))?,
+                report
+                    .map_err(may_root)
+                    .with_context(|| format!("cannot look at process {number}"))?,
             ]);
         }
         let name = self.comm.as_deref().unwrap_or_default();
@@ -105,11 +107,20 @@ impl Which {
         }
         match last_error {
             Some((pid, error)) if reports.is_empty() => {
-                Err(error).with_context(|| format!("cannot look at process {pid}"))
+                Err(may_root(error)).with_context(|| format!("cannot look at process {pid}"))
             }
             None if reports.is_empty() => bail!("no process is called '{name}'"),
             _ => Ok(reports),
         }
+    }
+}
+
+/// The same error; where a right is missing it tells that root has it.
+fn may_root(error: io::Error) -> anyhow::Error {
+    let is_root = rustix::process::geteuid().is_root();
+    match error.kind() {
+        io::ErrorKind::PermissionDenied if !is_root => anyhow::anyhow!("{error}: root may"),
+        _ => error.into(),
     }
 }
 

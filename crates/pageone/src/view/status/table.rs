@@ -286,11 +286,22 @@ fn hints(text: &mut String, guests: &[GuestStatus]) {
     let all = guests
         .iter()
         .filter_map(|guest| Some((guest.pid, guest.hint.as_ref()?)));
+    // The first sentence is of the guest, the advice behind it of all.
+    let mut advised: Vec<&str> = Vec::new();
     for (n, (pid, hint)) in all.enumerate() {
         if n == 0 {
             text.push_str("\nmerged, and seems to be free:\n");
         }
-        reason(text, pid, &Foreign(hint).to_string());
+        let (own, advice) = hint.split_once(". ").unwrap_or((hint, ""));
+        reason(text, pid, &Foreign(own).to_string());
+        if !advice.is_empty() && !advised.contains(&advice) {
+            advised.push(advice);
+        }
+    }
+    for advice in advised {
+        for line in human::wrapped(&Foreign(advice).to_string(), WIDTH - 9) {
+            let _ = writeln!(text, "{:>8} {line}", "");
+        }
     }
 }
 
@@ -304,9 +315,10 @@ fn unserved(text: &mut String, unserved: &[Unserved]) {
             1 => String::new(),
             times => format!(", {times} times"),
         };
+        let why = human::without_process(one.pid, &one.why);
         let (uid, why, ago) = (
             one.uid,
-            Foreign(&one.why),
+            Foreign(&why),
             time(one.seconds.saturating_mul(1000)),
         );
         reason(
@@ -410,6 +422,18 @@ mod tests {
         let text = table(&status);
         assert_eq!((has(&text), has_cpu(&text)), ([true; 4], true), "{text}");
         assert!(text.contains("beyond its first: saved"), "{text}");
+    }
+
+    #[test]
+    fn advice_that_is_the_same_for_all_stands_once() {
+        let mut status = status();
+        for (guest, unread) in status.guests.iter_mut().zip([5, 6]) {
+            guest.hint = Some(format!("{unread} of 9 pages were not read. Give them back"));
+        }
+        let text = table(&status);
+        let end = "      77 5 of 9 pages were not read\n 4194304 6 of 9 pages were not read\n         Give them back\n";
+        assert!(text.contains(end), "{text}");
+        assert_eq!(text.matches("Give them back").count(), 1, "{text}");
     }
 
     #[test]
