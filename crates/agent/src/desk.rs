@@ -15,8 +15,8 @@
 //! - D3. The agent's thread looks at the desk before each sleep, and is woken from it. It tells where it will sleep, and then looks;
 //!   a hook asks, and then looks where it sleeps. So one of the two sees the other (both in the one order of `SeqCst`).
 //! - D4. A job waits for nothing but the kernel, takes no lock, and leaves nothing frozen.
-//! - D5. No hook waits for long for a thread that does not come. It takes a job back that was not taken for [`PATIENCE`], or at
-//!   all from a thread that was killed alone. Then it does the job itself: jobs ask the kernel for what there is, so they may be
+//! - D5. No hook waits for long for a thread that does not come. It takes a job back that was not taken for [`PATIENCE`], for
+//!   [`AGAIN`] if the job before was not taken either, or at all from a thread that was killed alone. Then it does the job itself: jobs ask the kernel for what there is, so they may be
 //!   begun anew.
 //!
 //! A hook whose thread stands on memory that is frozen by its own job sleeps meanwhile, like any other thread. What it wakes for it
@@ -24,7 +24,7 @@
 //!
 //! The tempting alternative, a descriptor at a high number, comes from a low one: only dup(2) can choose a number.
 
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use rustix::event::Timespec;
@@ -45,6 +45,8 @@ pub(crate) struct Desk {
     heard: AtomicU32,
     job: AtomicPtr<()>,
     arg: AtomicUsize,
+    /// Whether the last job was taken back.
+    missed: AtomicBool,
 }
 
 /// What is done at the desk, with a number that it knows.
@@ -66,8 +68,10 @@ pub(crate) enum Place {
     Lock,
 }
 
-/// So long a hook waits for the agent's thread to take its job.
-const PATIENCE: Duration = Duration::from_millis(10);
+/// So long a hook waits for the agent's thread to take its job: on a busy machine that has to wait for a CPU.
+const PATIENCE: Duration = Duration::from_millis(200);
+/// The same where it did not take the last one: it may be stopped.
+const AGAIN: Duration = Duration::from_millis(10);
 const MOMENT: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 5_000_000,
@@ -95,12 +99,18 @@ impl Desk {
     }
 
     fn wait(&self, agent: u32) -> bool {
-        let end = now() + PATIENCE;
+        // Relaxed: the caller holds the lock.
+        let patience = match self.missed.load(Ordering::Relaxed) {
+            true => AGAIN,
+            false => PATIENCE,
+        };
+        let end = now() + patience;
         loop {
             // Acquire pairs with the Release in `serve`: what the job wrote is there.
             let state = self.state.load(Ordering::Acquire);
             if state == DONE {
                 self.state.store(FREE, Ordering::Relaxed);
+                self.missed.store(false, Ordering::Relaxed);
                 return true;
             }
             let waited = futex::wait(&self.state, futex::Flags::PRIVATE, state, Some(&MOMENT));
@@ -110,6 +120,7 @@ impl Desk {
             // A thread that is gone changes nothing any more.
             let late = state == ASKED && now() >= end || is_gone(agent);
             if late && self.swap(state, FREE) {
+                self.missed.store(true, Ordering::Relaxed);
                 return false;
             }
         }
@@ -159,8 +170,6 @@ impl Desk {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicBool;
-
     use super::*;
 
     static DONE_JOBS: AtomicUsize = AtomicUsize::new(0);
