@@ -215,8 +215,8 @@ impl Numbers {
     const BITS: usize = 8192;
 
     fn bits(number: usize) -> [usize; 3] {
-        let mixed = (number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        [25, 38, 51].map(|shift| (mixed >> shift) as usize % Self::BITS)
+        let mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        [25, 38, 51].map(|shift| (mixed >> shift) % Self::BITS)
     }
 
     fn insert(&mut self, number: usize) {
