@@ -787,6 +787,40 @@ impl PageSet {
     }
 }
 
+/// The journal's address in the next session.
+fn next_session(engine: &mut Engine) -> usize {
+    engine.link = None;
+    for _ in 0..4 {
+        match engine.try_accept() {
+            Some(Answer::Ready(ready)) => return usize::try_from(ready.journal).unwrap(),
+            Some(other) => panic!("{other:?}"),
+            None => {}
+        }
+    }
+    panic!("no agent came back");
+}
+
+#[test]
+fn sessions_leave_no_staging_areas() {
+    let (mut engine, mut guest) = ready(5);
+    let mappings = |guest: &Guest| {
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", guest.pid)).unwrap();
+        maps.lines().count()
+    };
+    next_session(&mut engine);
+    engine.sync();
+    let first = mappings(&guest);
+    for session in 0..5 {
+        next_session(&mut engine);
+        engine.sync();
+        let now = mappings(&guest);
+        assert!(now <= first, "{now} after {session}, {first} at first");
+    }
+    let merged = engine.merge(guest.memory, 0, 512, Some(1000));
+    assert_eq!(count(&merged, PageOutcome::Merged), 512);
+    guest.run("check");
+}
+
 #[test]
 fn nothing_of_the_agent_lies_where_the_program_was() {
     const CHUNKS: usize = 12;
