@@ -85,6 +85,8 @@ impl Staging {
         unsafe {
             mapping::keep_apart(journal, PAGE_BYTES + BYTES)?;
             mapping::advise(start, BYTES, libc::MADV_NOHUGEPAGE).ok();
+            // A kernel without KSM refuses.
+            mapping::advise(journal, PAGE_BYTES + BYTES, libc::MADV_UNMERGEABLE).ok();
         }
         uffd.register(start, BYTES, Watch::Track)?;
         Ok(Self {
@@ -135,6 +137,12 @@ impl Staging {
             }
         }
         Ok(())
+    }
+
+    /// Ends what the kernel's KSM shares of the area, whatever it allows: no content changes.
+    pub(super) fn unshare(&self) {
+        // SAFETY: the area is this object's own.
+        let _ = unsafe { mapping::advise(self.start, BYTES, libc::MADV_UNMERGEABLE) };
     }
 
     /// Drops the first `pages` pages.
