@@ -2,12 +2,11 @@
 //!
 //! A radix of two levels over the address: 8192 leaves of 8192 chunks cover the 2⁴⁷ bytes of user
 //! space. A leaf is reserved whole and costs memory only where chunks are used: 480 bytes for
-//! 2 MiB. Whether anything in a range is known can be asked without the lock, so calls over
-//! memory that was never offered cost a few loads.
+//! 2 MiB. Whether anything in a range is known can be asked without the lock, so calls over memory that was never offered cost a few loads.
 
 use std::marker::PhantomData;
 use std::ops::Range;
-use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 use sys::mapping::{Attributes, Order, Policy};
 use sys::vma::Told;
@@ -70,7 +69,6 @@ pub(crate) struct Chunk {
 }
 
 const _: () = assert!(size_of::<Chunk>() == 480, "the head of this file says it");
-
 /// Zeros are an empty leaf: the kernel makes it.
 struct Leaf {
     live: [AtomicU64; CHUNKS / 64],
@@ -83,6 +81,8 @@ static TOP: [AtomicPtr<Leaf>; LEAVES] = [const { AtomicPtr::new(std::ptr::null_m
 static LOWEST: AtomicUsize = AtomicUsize::new(usize::MAX);
 static HIGHEST: AtomicUsize = AtomicUsize::new(0);
 static KNOWN: AtomicUsize = AtomicUsize::new(0);
+/// Whether a chunk may have attributes of locked memory. Changed under the lock.
+static LOCKED: AtomicBool = AtomicBool::new(false);
 
 /// Whether `[start, start + len)` touches a chunk that is known: offered or stored in some page.
 /// Needs no lock. A chunk that another thread offers at the same time may be missed, as that
@@ -94,18 +94,27 @@ pub(crate) fn touches(start: usize, len: usize) -> bool {
     if end <= LOWEST.load(Ordering::Relaxed) || start >= HIGHEST.load(Ordering::Relaxed) {
         return false;
     }
-    let mut at = start & !(CHUNK_BYTES - 1);
-    while at < end.min(ADDRESS_LIMIT) {
+    first_of(start & !(CHUNK_BYTES - 1)..end, false).is_some()
+}
+
+/// The first chunk of a range, which begins with a chunk, that must be reported (`dirty`) or is known.
+fn first_of(range: Range<usize>, dirty: bool) -> Option<usize> {
+    let Range { start: mut at, end } = range;
+    let end = end.min(ADDRESS_LIMIT);
+    while at < end {
         let Some((leaf, index)) = leaf_of(at) else {
             at = (at / LEAF_SPAN + 1) * LEAF_SPAN;
             continue;
         };
-        if bit(&leaf.live, index) {
-            return true;
+        let words = if dirty { &leaf.dirty } else { &leaf.live };
+        let word = words.get(index / 64)?.load(Ordering::Relaxed) >> (index % 64);
+        if word != 0 {
+            let found = at + word.trailing_zeros() as usize * CHUNK_BYTES;
+            return Some(found).filter(|&found| found < end);
         }
-        at += CHUNK_BYTES;
+        at += (64 - index % 64) * CHUNK_BYTES;
     }
-    false
+    None
 }
 
 /// Unmaps the table.
@@ -145,6 +154,9 @@ fn set_bit(words: &[AtomicU64], index: usize, on: bool) {
         return;
     };
     let mask = 1u64 << (index % 64);
+    if (word.load(Ordering::Relaxed) & mask != 0) == on {
+        return;
+    }
     if on {
         word.fetch_or(mask, Ordering::Relaxed);
     } else {
@@ -221,6 +233,9 @@ impl Table<'_> {
 
     /// A fork child has its parent's table, and none of what is locked there.
     pub(crate) fn forget_locks(&mut self) {
+        if !LOCKED.swap(false, Ordering::Relaxed) {
+            return;
+        }
         let mut at = 0;
         while let Some(address) = self.next(at, false) {
             if let Some(chunk) = self.get(address)
@@ -250,20 +265,7 @@ impl Table<'_> {
 
     /// The first chunk at or above `from` that must be reported (`dirty`) or is known.
     pub(crate) fn next(&mut self, from: usize, dirty: bool) -> Option<usize> {
-        let mut at = from.next_multiple_of(CHUNK_BYTES);
-        while at < ADDRESS_LIMIT {
-            let Some((leaf, index)) = leaf_of(at) else {
-                at = (at / LEAF_SPAN + 1) * LEAF_SPAN;
-                continue;
-            };
-            let words = if dirty { &leaf.dirty } else { &leaf.live };
-            let word = words.get(index / 64)?.load(Ordering::Relaxed) >> (index % 64);
-            if word != 0 {
-                return Some(at + word.trailing_zeros() as usize * CHUNK_BYTES);
-            }
-            at += (64 - index % 64) * CHUNK_BYTES;
-        }
-        None
+        first_of(from.next_multiple_of(CHUNK_BYTES)..ADDRESS_LIMIT, dirty)
     }
 
     /// Calls `each` with every known chunk of `[start, start + len)` and the pages of it that the
@@ -308,9 +310,9 @@ impl Table<'_> {
         let end = start.saturating_add(len);
         let mut at = start & !(CHUNK_BYTES - 1);
         while let Some(chunk) = self.next(at, false).filter(|&chunk| chunk < end) {
-            if let Some(known) = self.get(chunk).filter(|known| !known.stored.is_empty())
-                && pages_of(chunk, start, end).any(|page| known.stored.contains(page))
-            {
+            let pages = PageBits::of(pages_of(chunk, start, end));
+            let stored = self.get(chunk).map(|known| known.stored & pages);
+            if stored.is_some_and(|stored| !stored.is_empty()) {
                 return true;
             }
             at = chunk + CHUNK_BYTES;
@@ -329,13 +331,12 @@ impl Table<'_> {
                 return true;
             }
             let Some(chunk) = next else { return false };
-            let used = |known: &Chunk, page| {
-                let is_free = any && !known.kept.contains(page);
-                known.offered.contains(page) || known.stored.contains(page) || is_free
-            };
-            if let Some(known) = self.get(chunk)
-                && pages_of(chunk, start, end).any(|page| used(known, page))
-            {
+            let pages = PageBits::of(pages_of(chunk, start, end));
+            let used = self.get(chunk).map(|known| {
+                let free = if any { !known.kept } else { PageBits::EMPTY };
+                (known.offered | known.stored | free) & pages
+            });
+            if used.is_some_and(|used| !used.is_empty()) {
                 return true;
             }
             at = chunk + CHUNK_BYTES;
@@ -420,37 +421,39 @@ impl Chunk {
         }
     }
 
-    /// The guest takes `page` back: it is not merged any more, though it may be stored.
-    pub(crate) fn withdraw(&mut self, page: usize) {
-        self.offered.remove(page);
-        self.fresh.remove(page);
-        self.plain.remove(page);
+    /// The guest takes `pages` back: they are not merged any more, though they may be stored.
+    pub(crate) fn withdraw(&mut self, pages: PageBits) {
+        let others = !pages;
+        self.offered = self.offered & others;
+        self.fresh = self.fresh & others;
+        self.plain = self.plain & others;
     }
 
-    /// The mapping of `page` is gone.
-    pub(crate) fn forget(&mut self, page: usize) {
-        self.withdraw(page);
-        self.unstore(page);
-        self.release(page);
+    /// The mapping of `pages` is gone.
+    pub(crate) fn forget(&mut self, pages: PageBits) {
+        self.withdraw(pages);
+        self.stored = self.stored & !pages;
+        self.noted = self.noted & !pages;
+        self.release(pages);
     }
 
-    /// `page` is kept back no more: something else may be mapped there.
-    pub(crate) fn release(&mut self, page: usize) {
-        self.kept.remove(page);
-        self.words.remove(page);
+    /// `pages` are kept back no more: something else may be mapped there.
+    pub(crate) fn release(&mut self, pages: PageBits) {
+        self.kept = self.kept & !pages;
+        self.words = self.words & !pages;
     }
 
-    /// The guest takes `page` back, and it is not offered for it again.
-    pub(crate) fn keep(&mut self, page: usize) {
-        self.withdraw(page);
-        self.kept.insert(page);
+    /// The guest takes `pages` back, and they are not offered for it again.
+    pub(crate) fn keep(&mut self, pages: PageBits) {
+        self.withdraw(pages);
+        self.kept = self.kept | pages;
     }
 
-    /// A call may have changed what the mapping of `page` has.
-    pub(crate) fn unread(&mut self, page: usize) {
-        self.plain.remove(page);
-        self.odd |= self.stored.contains(page);
-        if self.offered.contains(page) {
+    /// A call may have changed what the mapping of `pages` has.
+    pub(crate) fn unread(&mut self, pages: PageBits) {
+        self.plain = self.plain & !pages;
+        self.odd |= !(self.stored & pages).is_empty();
+        if !(self.offered & pages).is_empty() {
             self.reading = Reading::Wanted;
         }
     }
@@ -514,6 +517,9 @@ impl Chunk {
             return;
         };
         if self.plain.is_empty() && self.stored.is_empty() {
+            if attributes.locked {
+                LOCKED.store(true, Ordering::Relaxed);
+            }
             self.attributes = attributes;
         }
         // How memory was locked parts nothing: a discard locks on fault.
@@ -548,7 +554,7 @@ mod tests {
         chunk.is_anonymous(4);
         assert!(chunk.mergeable().contains(4));
         // The other stays in the store, and is given something there.
-        chunk.unread(3);
+        chunk.unread(PageBits::of(3..4));
         chunk.is_anonymous(3);
         assert!(!chunk.mergeable().contains(3));
         chunk.is_tracked(PageBits::of(3..4));
@@ -566,6 +572,69 @@ mod tests {
         };
         chunk.learn(3..4, told(dontfork));
         assert!(!chunk.mergeable().contains(3) && chunk.mergeable().contains(4));
+    }
+
+    #[test]
+    fn calls_over_many_pages_do_what_they_do_page_by_page() {
+        // Numbers that look random, and are the same in each run (xorshift).
+        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut random = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state
+        };
+        let operations: [fn(&mut Chunk, PageBits); 5] = [
+            Chunk::withdraw,
+            Chunk::forget,
+            Chunk::release,
+            Chunk::keep,
+            Chunk::unread,
+        ];
+        for turn in 0..4000 {
+            let mut some = || match random() % 4 {
+                0 => PageBits::EMPTY,
+                1 => PageBits::FULL,
+                _ => PageBits([(); CHUNK_PAGES / 64].map(|()| random() & random())),
+            };
+            let filled = Chunk {
+                offered: some(),
+                stored: some(),
+                noted: some(),
+                fresh: some(),
+                plain: some(),
+                kept: some(),
+                words: some(),
+                ..Chunk::EMPTY
+            };
+            let copy = |chunk: &Chunk| Chunk { ..*chunk };
+            let mut below = |end: usize| usize::try_from(random()).unwrap() % end;
+            let start = below(CHUNK_PAGES);
+            let range = start..start + below(CHUNK_PAGES + 1 - start);
+            for operation in operations {
+                let (mut at_once, mut by_page) = (copy(&filled), copy(&filled));
+                operation(&mut at_once, PageBits::of(range.clone()));
+                for page in range.clone() {
+                    operation(&mut by_page, PageBits::of(page..page + 1));
+                }
+                assert!(is_same(&at_once, &by_page), "turn {turn}, {range:?}");
+            }
+        }
+    }
+
+    /// Whether the sets of two chunks, and what calls change beside them, are the same.
+    fn is_same(one: &Chunk, other: &Chunk) -> bool {
+        let all = |chunk: &Chunk| {
+            let sets = [
+                (chunk.offered, chunk.stored),
+                (chunk.noted, chunk.fresh),
+                (chunk.plain, chunk.kept),
+            ];
+            let known = (chunk.odd, chunk.reading, chunk.any);
+            let ksm = (chunk.to_ksm, chunk.in_ksm);
+            (sets, chunk.words, known, ksm, chunk.attributes)
+        };
+        all(one) == all(other)
     }
 
     #[test]
