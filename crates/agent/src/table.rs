@@ -2,9 +2,11 @@
 //!
 //! A radix of two levels over the address: 8192 leaves of 8192 chunks cover the 2⁴⁷ bytes of user
 //! space. A leaf is reserved whole and costs memory only where chunks are used: 480 bytes for
-//! 2 MiB. Whether anything in a range is known can be asked without the lock, so calls over memory that was never offered cost a few loads.
+//! 2 MiB. When nothing is known any more of the chunks whose entries lie on a page of it, the kernel gets that page back. Whether
+//! anything in a range is known can be asked without the lock, so calls over memory that was never offered cost a few loads.
 
 use std::marker::PhantomData;
+use std::mem::offset_of;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
@@ -12,6 +14,7 @@ use sys::mapping::{Attributes, Order, Policy};
 use sys::vma::Told;
 use wire::{CHUNK_BYTES, CHUNK_PAGES, PAGE_BYTES, PageBits};
 
+use crate::mappings::discard::DONTNEED_LOCKED;
 use crate::rules;
 
 const LEAVES: usize = 8192;
@@ -69,7 +72,13 @@ pub(crate) struct Chunk {
 }
 
 const _: () = assert!(size_of::<Chunk>() == 480, "the head of this file says it");
-/// Zeros are an empty leaf: the kernel makes it.
+const _: () = assert!(
+    Order::Normal as u8 == 0 && Reading::Done as u8 == 0 && offset_of!(Leaf, chunks) < PAGE_BYTES,
+    "zeros are an empty chunk, and the bits of a leaf lie on its first page"
+);
+
+/// Zeros are an empty leaf: the kernel makes it, and takes pages of it back.
+#[repr(C)]
 struct Leaf {
     live: [AtomicU64; CHUNKS / 64],
     dirty: [AtomicU64; CHUNKS / 64],
@@ -164,6 +173,25 @@ fn set_bit(words: &[AtomicU64], index: usize, on: bool) {
     }
 }
 
+/// Gives the kernel the pages back that the entry of a chunk lies on, where no other chunk is known. It fills them with zeros when
+/// they are wanted again.
+fn give_back(leaf: &'static Leaf, index: usize) {
+    let entry = size_of::<Chunk>();
+    let place = |index: usize| offset_of!(Leaf, chunks) + index * entry;
+    // The page with the bits stays.
+    let pages = (place(index) / PAGE_BYTES).max(1)..(place(index) + entry).div_ceil(PAGE_BYTES);
+    for start in pages.map(|page| page * PAGE_BYTES) {
+        let first = (start - place(0)) / entry;
+        let last = (start + PAGE_BYTES - place(0)).div_ceil(entry);
+        if (first..last.min(CHUNKS)).any(|other| bit(&leaf.live, other)) {
+            continue;
+        }
+        let at = std::ptr::from_ref(leaf).expose_provenance() + start;
+        // SAFETY: all entries there are empty, as zeros are, and the lock is held. What fails costs memory only.
+        let _ = unsafe { sys::mapping::advise(at, PAGE_BYTES, DONTNEED_LOCKED) };
+    }
+}
+
 /// The table, under the lock.
 pub(crate) struct Table<'a>(PhantomData<&'a mut ()>);
 
@@ -223,11 +251,15 @@ impl Table<'_> {
             return;
         };
         set_bit(&leaf.dirty, index, false);
+        if !bit(&leaf.live, index) {
+            return;
+        }
         let cell = self.cell(leaf, index);
         if cell.offered.is_empty() && cell.stored.is_empty() && cell.kept.is_empty() {
             *cell = Chunk::EMPTY;
             set_bit(&leaf.live, index, false);
             KNOWN.fetch_sub(1, Ordering::Relaxed);
+            give_back(leaf, index);
         }
     }
 
@@ -635,6 +667,51 @@ mod tests {
             (sets, chunk.words, known, ksm, chunk.attributes)
         };
         all(one) == all(other)
+    }
+
+    #[test]
+    fn zeros_are_an_empty_chunk() {
+        // SAFETY: zeros are valid in all fields: sets, numbers, `false`, and the first variants.
+        let zeros = unsafe { std::mem::zeroed::<Chunk>() };
+        assert!(is_same(&zeros, &Chunk::EMPTY));
+    }
+
+    #[test]
+    fn pages_of_the_table_go_back_when_no_chunk_of_them_is_known() {
+        let base = 0x7ac0_0000_0000_usize & !(LEAF_SPAN - 1);
+        let in_core = |index: usize| {
+            let (leaf, _) = leaf_of(base).unwrap();
+            let place = offset_of!(Leaf, chunks) + index * size_of::<Chunk>();
+            let page = (std::ptr::from_ref(leaf).addr() + place) & !(PAGE_BYTES - 1);
+            let mut told = 0u8;
+            // SAFETY: the kernel writes a byte for the one page.
+            let result = unsafe { libc::mincore(page as *mut _, PAGE_BYTES, &raw mut told) };
+            assert_eq!(result, 0);
+            told & 1 != 0
+        };
+        let mut guard = lock().unwrap();
+        let mut table = guard.table();
+        // Two pages of entries and more: one lies on both.
+        for index in 20..40 {
+            let at = base + index * CHUNK_BYTES;
+            table.make(at).unwrap().offered = PageBits::of(index..index + 1);
+        }
+        assert!(in_core(20) && in_core(30));
+        for index in (20..40).filter(|index| *index != 30) {
+            let at = base + index * CHUNK_BYTES;
+            table.get(at).unwrap().forget(PageBits::FULL);
+            table.mark_clean(at);
+            assert!(table.get(at).is_none());
+        }
+        assert!(in_core(30) && !in_core(20) && !in_core(39));
+        let at = base + 30 * CHUNK_BYTES;
+        assert_eq!(table.get(at).unwrap().offered, PageBits::of(30..31));
+        table.get(at).unwrap().forget(PageBits::FULL);
+        table.mark_clean(at);
+        assert!(!in_core(30));
+        let again = table.make(at).unwrap();
+        assert!(is_same(again, &Chunk::EMPTY));
+        table.mark_clean(at);
     }
 
     #[test]
