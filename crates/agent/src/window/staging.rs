@@ -81,21 +81,22 @@ impl Staging {
         let journal = mapping::area(PAGE_BYTES + BYTES)?;
         note(journal);
         let start = journal + PAGE_BYTES;
-        // SAFETY: the area was just made here.
-        unsafe {
-            mapping::keep_apart(journal, PAGE_BYTES + BYTES)?;
-            mapping::advise(start, BYTES, libc::MADV_NOHUGEPAGE).ok();
-            // A kernel without KSM refuses.
-            mapping::advise(journal, PAGE_BYTES + BYTES, libc::MADV_UNMERGEABLE).ok();
-        }
-        uffd.register(start, BYTES, Watch::Track)?;
-        Ok(Self {
+        // From here it is unmapped again if something fails.
+        let made = Self {
             start,
             access: Access::ReadWrite,
             locked: false,
             lockings: ALL_LOCKINGS.load(Ordering::Relaxed),
             is_empty: true,
-        })
+        };
+        // SAFETY: the area was just made here.
+        unsafe {
+            mapping::keep_apart(journal, PAGE_BYTES + BYTES)?;
+            mapping::advise(start, BYTES, libc::MADV_NOHUGEPAGE).ok();
+            mapping::take_from_ksm(journal, PAGE_BYTES + BYTES).ok();
+        }
+        uffd.register(start, BYTES, Watch::Track)?;
+        Ok(made)
     }
 
     /// The page before the area.
@@ -142,7 +143,7 @@ impl Staging {
     /// Ends what the kernel's KSM shares of the area, whatever it allows: no content changes.
     pub(super) fn unshare(&self) {
         // SAFETY: the area is this object's own.
-        let _ = unsafe { mapping::advise(self.start, BYTES, libc::MADV_UNMERGEABLE) };
+        let _ = unsafe { mapping::take_from_ksm(self.start, BYTES) };
     }
 
     /// Drops the first `pages` pages.
