@@ -14,8 +14,10 @@ use sys::mapping::{Attributes, Order, Policy};
 use sys::vma::Told;
 use wire::{CHUNK_BYTES, CHUNK_PAGES, PAGE_BYTES, PageBits};
 
-use crate::mappings::discard::DONTNEED_LOCKED;
 use crate::rules;
+
+/// `MADV_DONTNEED_LOCKED` (Linux 5.18): as `MADV_DONTNEED`, of locked memory too.
+pub(crate) const DONTNEED_LOCKED: i32 = 24;
 
 const LEAVES: usize = 8192;
 const CHUNKS: usize = 8192;

@@ -36,11 +36,9 @@ use super::stores::is_store;
 use super::tally;
 use super::whole::{Untracked, attributes_at, may_be_pinned, untrack, whole};
 use crate::lock::Guard;
-use crate::table::{ADDRESS_LIMIT, Chunk, parts_by};
+use crate::table::{ADDRESS_LIMIT, Chunk, DONTNEED_LOCKED, parts_by};
 use crate::thread;
 
-/// `MADV_DONTNEED_LOCKED` (Linux 5.18): as `MADV_DONTNEED`, of locked memory too.
-pub(crate) const DONTNEED_LOCKED: i32 = 24;
 /// `MADV_GUARD_INSTALL` (Linux 6.13).
 const GUARD_INSTALL: i32 = 102;
 /// `MADV_GUARD_REMOVE` (Linux 6.13).

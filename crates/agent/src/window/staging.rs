@@ -9,7 +9,7 @@ use wire::{Journal, PAGE_BYTES};
 
 use super::BATCH_PAGES;
 use crate::lock::existing;
-use crate::mappings::discard::DONTNEED_LOCKED;
+use crate::table::DONTNEED_LOCKED;
 
 const BYTES: usize = BATCH_PAGES * PAGE_BYTES;
 
