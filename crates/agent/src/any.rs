@@ -79,8 +79,8 @@ const PART_BYTES: usize = 256 * CHUNK_BYTES;
 pub(crate) fn keep(guard: &mut Guard, start: usize, len: usize) {
     let any = config().any.is_some();
     let take_back = |_: usize, pages: Range<usize>, chunk: &mut Chunk| match any {
-        true => pages.for_each(|page| chunk.keep(page)),
-        false => pages.for_each(|page| chunk.withdraw(page)),
+        true => chunk.keep(PageBits::of(pages)),
+        false => chunk.withdraw(PageBits::of(pages)),
     };
     guard.table().each_known(start, len, take_back);
     if !any {
@@ -105,7 +105,7 @@ fn keep_mapped(guard: &mut Guard, range: Range<usize>) {
     let mut table = guard.table();
     for address in (range.start & !(CHUNK_BYTES - 1)..range.end).step_by(CHUNK_BYTES) {
         if let Some(chunk) = table.make(address) {
-            pages_of(address, range.start, range.end).for_each(|page| chunk.keep(page));
+            chunk.keep(PageBits::of(pages_of(address, range.start, range.end)));
             table.mark_dirty(address);
         }
     }
@@ -201,7 +201,7 @@ fn keep_word(guard: &mut Guard, word: usize) {
     if let Some(chunk) = table.get(address)
         && !(chunk.kept.contains(page) && chunk.words.contains(page))
     {
-        chunk.keep(page);
+        chunk.keep(PageBits::of(page..page + 1));
         chunk.words.insert(page);
         table.mark_dirty(address);
     }
@@ -214,6 +214,7 @@ struct Numbers([u64; Self::BITS / 64]);
 impl Numbers {
     const BITS: usize = 8192;
 
+    #[allow(clippy::cast_possible_truncation)] // no target has shorter words
     fn bits(number: usize) -> [usize; 3] {
         let mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         [25, 38, 51].map(|shift| (mixed >> shift) % Self::BITS)
@@ -428,7 +429,7 @@ fn take_back() {
                 true => offered,
                 false => offered & chunk.fresh,
             };
-            taken.pages().for_each(|page| chunk.keep(page));
+            chunk.keep(taken);
         });
 }
 
@@ -525,7 +526,7 @@ mod tests {
         let mut table = guard.table();
         let chunk = table.get(base).unwrap();
         assert!(!chunk.offered.contains(0) && chunk.offered.contains(1) && chunk.any);
-        chunk.keep(5);
+        chunk.keep(PageBits::of(5..6));
         note_part(&mut guard, &vma, false).unwrap();
         let mut table = guard.table();
         let chunk = table.get(base).unwrap();
@@ -540,7 +541,7 @@ mod tests {
         for at in [base, base + CHUNK_BYTES] {
             let mut table = guard.table();
             let chunk = table.get(at).unwrap();
-            (0..wire::CHUNK_PAGES).for_each(|page| chunk.forget(page));
+            chunk.forget(PageBits::FULL);
             table.mark_clean(at);
             assert!(table.get(at).is_none());
         }

@@ -45,6 +45,7 @@ use crate::session::serve;
 use crate::thread::{
     END, HASTE, Life, OFFER, Why, bar, forget_own_tracer, is_barred, now, process_number,
 };
+use crate::window::staging;
 #[cfg(target_arch = "x86_64")]
 use crate::{
     lock::{ALONE, SEARCHING},
@@ -52,7 +53,6 @@ use crate::{
     session::report,
     table,
     thread::swap_bar,
-    window::staging,
 };
 
 /// Filters that were read before they were installed, tried before all else, or read from outside, in this process or in those it was
@@ -166,6 +166,9 @@ fn start_here(guard: &Guard) -> Result<()> {
         }
     }
     own::mark()?;
+    // What an agent's thread has left that was killed.
+    // SAFETY: no such thread runs, and only the holder of the lock starts one.
+    unsafe { staging::unmap_all() };
     let room = room()?;
     life.orders.fetch_and(!END, Ordering::Relaxed);
     let now_ms = u64::try_from(now().as_millis()).unwrap_or(u64::MAX);

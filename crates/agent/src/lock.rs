@@ -72,7 +72,7 @@ pub(crate) struct PerProcess {
     pub(crate) journals: [AtomicUsize; JOURNALS],
 }
 
-/// Each session makes one. Beyond so many, staging areas stay until the process ends.
+/// A staging area goes with its session, unless a thread was killed. Beyond so many of these, areas stay until the process ends.
 const JOURNALS: usize = 32;
 
 /// A thread has left by itself.

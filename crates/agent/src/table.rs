@@ -2,18 +2,22 @@
 //!
 //! A radix of two levels over the address: 8192 leaves of 8192 chunks cover the 2⁴⁷ bytes of user
 //! space. A leaf is reserved whole and costs memory only where chunks are used: 480 bytes for
-//! 2 MiB. Whether anything in a range is known can be asked without the lock, so calls over
-//! memory that was never offered cost a few loads.
+//! 2 MiB. When nothing is known any more of the chunks whose entries lie on a page of it, the kernel gets that page back. Whether
+//! anything in a range is known can be asked without the lock, so calls over memory that was never offered cost a few loads.
 
 use std::marker::PhantomData;
+use std::mem::offset_of;
 use std::ops::Range;
-use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 use sys::mapping::{Attributes, Order, Policy};
 use sys::vma::Told;
 use wire::{CHUNK_BYTES, CHUNK_PAGES, PAGE_BYTES, PageBits};
 
 use crate::rules;
+
+/// `MADV_DONTNEED_LOCKED` (Linux 5.18): as `MADV_DONTNEED`, of locked memory too.
+pub(crate) const DONTNEED_LOCKED: i32 = 24;
 
 const LEAVES: usize = 8192;
 const CHUNKS: usize = 8192;
@@ -70,8 +74,13 @@ pub(crate) struct Chunk {
 }
 
 const _: () = assert!(size_of::<Chunk>() == 480, "the head of this file says it");
+const _: () = assert!(
+    Order::Normal as u8 == 0 && Reading::Done as u8 == 0 && offset_of!(Leaf, chunks) < PAGE_BYTES,
+    "zeros are an empty chunk, and the bits of a leaf lie on its first page"
+);
 
-/// Zeros are an empty leaf: the kernel makes it.
+/// Zeros are an empty leaf: the kernel makes it, and takes pages of it back.
+#[repr(C)]
 struct Leaf {
     live: [AtomicU64; CHUNKS / 64],
     dirty: [AtomicU64; CHUNKS / 64],
@@ -83,6 +92,8 @@ static TOP: [AtomicPtr<Leaf>; LEAVES] = [const { AtomicPtr::new(std::ptr::null_m
 static LOWEST: AtomicUsize = AtomicUsize::new(usize::MAX);
 static HIGHEST: AtomicUsize = AtomicUsize::new(0);
 static KNOWN: AtomicUsize = AtomicUsize::new(0);
+/// Whether a chunk may have attributes of locked memory. Changed under the lock.
+static LOCKED: AtomicBool = AtomicBool::new(false);
 
 /// Whether `[start, start + len)` touches a chunk that is known: offered or stored in some page.
 /// Needs no lock. A chunk that another thread offers at the same time may be missed, as that
@@ -94,18 +105,27 @@ pub(crate) fn touches(start: usize, len: usize) -> bool {
     if end <= LOWEST.load(Ordering::Relaxed) || start >= HIGHEST.load(Ordering::Relaxed) {
         return false;
     }
-    let mut at = start & !(CHUNK_BYTES - 1);
-    while at < end.min(ADDRESS_LIMIT) {
+    first_of(start & !(CHUNK_BYTES - 1)..end, false).is_some()
+}
+
+/// The first chunk of a range, which begins with a chunk, that must be reported (`dirty`) or is known.
+fn first_of(range: Range<usize>, dirty: bool) -> Option<usize> {
+    let Range { start: mut at, end } = range;
+    let end = end.min(ADDRESS_LIMIT);
+    while at < end {
         let Some((leaf, index)) = leaf_of(at) else {
             at = (at / LEAF_SPAN + 1) * LEAF_SPAN;
             continue;
         };
-        if bit(&leaf.live, index) {
-            return true;
+        let words = if dirty { &leaf.dirty } else { &leaf.live };
+        let word = words.get(index / 64)?.load(Ordering::Relaxed) >> (index % 64);
+        if word != 0 {
+            let found = at + word.trailing_zeros() as usize * CHUNK_BYTES;
+            return Some(found).filter(|&found| found < end);
         }
-        at += CHUNK_BYTES;
+        at += (64 - index % 64) * CHUNK_BYTES;
     }
-    false
+    None
 }
 
 /// Unmaps the table.
@@ -145,10 +165,32 @@ fn set_bit(words: &[AtomicU64], index: usize, on: bool) {
         return;
     };
     let mask = 1u64 << (index % 64);
+    if (word.load(Ordering::Relaxed) & mask != 0) == on {
+        return;
+    }
     if on {
         word.fetch_or(mask, Ordering::Relaxed);
     } else {
         word.fetch_and(!mask, Ordering::Relaxed);
+    }
+}
+
+/// Gives the kernel the pages back that the entry of a chunk lies on, where no other chunk is known. It fills them with zeros when
+/// they are wanted again.
+fn give_back(leaf: &'static Leaf, index: usize) {
+    let entry = size_of::<Chunk>();
+    let place = |index: usize| offset_of!(Leaf, chunks) + index * entry;
+    // The page with the bits stays.
+    let pages = (place(index) / PAGE_BYTES).max(1)..(place(index) + entry).div_ceil(PAGE_BYTES);
+    for start in pages.map(|page| page * PAGE_BYTES) {
+        let first = (start - place(0)) / entry;
+        let last = (start + PAGE_BYTES - place(0)).div_ceil(entry);
+        if (first..last.min(CHUNKS)).any(|other| bit(&leaf.live, other)) {
+            continue;
+        }
+        let at = std::ptr::from_ref(leaf).expose_provenance() + start;
+        // SAFETY: all entries there are empty, as zeros are, and the lock is held. What fails costs memory only.
+        let _ = unsafe { sys::mapping::advise(at, PAGE_BYTES, DONTNEED_LOCKED) };
     }
 }
 
@@ -211,16 +253,23 @@ impl Table<'_> {
             return;
         };
         set_bit(&leaf.dirty, index, false);
+        if !bit(&leaf.live, index) {
+            return;
+        }
         let cell = self.cell(leaf, index);
         if cell.offered.is_empty() && cell.stored.is_empty() && cell.kept.is_empty() {
             *cell = Chunk::EMPTY;
             set_bit(&leaf.live, index, false);
             KNOWN.fetch_sub(1, Ordering::Relaxed);
+            give_back(leaf, index);
         }
     }
 
     /// A fork child has its parent's table, and none of what is locked there.
     pub(crate) fn forget_locks(&mut self) {
+        if !LOCKED.swap(false, Ordering::Relaxed) {
+            return;
+        }
         let mut at = 0;
         while let Some(address) = self.next(at, false) {
             if let Some(chunk) = self.get(address)
@@ -250,20 +299,7 @@ impl Table<'_> {
 
     /// The first chunk at or above `from` that must be reported (`dirty`) or is known.
     pub(crate) fn next(&mut self, from: usize, dirty: bool) -> Option<usize> {
-        let mut at = from.next_multiple_of(CHUNK_BYTES);
-        while at < ADDRESS_LIMIT {
-            let Some((leaf, index)) = leaf_of(at) else {
-                at = (at / LEAF_SPAN + 1) * LEAF_SPAN;
-                continue;
-            };
-            let words = if dirty { &leaf.dirty } else { &leaf.live };
-            let word = words.get(index / 64)?.load(Ordering::Relaxed) >> (index % 64);
-            if word != 0 {
-                return Some(at + word.trailing_zeros() as usize * CHUNK_BYTES);
-            }
-            at += (64 - index % 64) * CHUNK_BYTES;
-        }
-        None
+        first_of(from.next_multiple_of(CHUNK_BYTES)..ADDRESS_LIMIT, dirty)
     }
 
     /// Calls `each` with every known chunk of `[start, start + len)` and the pages of it that the
@@ -308,9 +344,9 @@ impl Table<'_> {
         let end = start.saturating_add(len);
         let mut at = start & !(CHUNK_BYTES - 1);
         while let Some(chunk) = self.next(at, false).filter(|&chunk| chunk < end) {
-            if let Some(known) = self.get(chunk).filter(|known| !known.stored.is_empty())
-                && pages_of(chunk, start, end).any(|page| known.stored.contains(page))
-            {
+            let pages = PageBits::of(pages_of(chunk, start, end));
+            let stored = self.get(chunk).map(|known| known.stored & pages);
+            if stored.is_some_and(|stored| !stored.is_empty()) {
                 return true;
             }
             at = chunk + CHUNK_BYTES;
@@ -329,13 +365,12 @@ impl Table<'_> {
                 return true;
             }
             let Some(chunk) = next else { return false };
-            let used = |known: &Chunk, page| {
-                let is_free = any && !known.kept.contains(page);
-                known.offered.contains(page) || known.stored.contains(page) || is_free
-            };
-            if let Some(known) = self.get(chunk)
-                && pages_of(chunk, start, end).any(|page| used(known, page))
-            {
+            let pages = PageBits::of(pages_of(chunk, start, end));
+            let used = self.get(chunk).map(|known| {
+                let free = if any { !known.kept } else { PageBits::EMPTY };
+                (known.offered | known.stored | free) & pages
+            });
+            if used.is_some_and(|used| !used.is_empty()) {
                 return true;
             }
             at = chunk + CHUNK_BYTES;
@@ -420,37 +455,39 @@ impl Chunk {
         }
     }
 
-    /// The guest takes `page` back: it is not merged any more, though it may be stored.
-    pub(crate) fn withdraw(&mut self, page: usize) {
-        self.offered.remove(page);
-        self.fresh.remove(page);
-        self.plain.remove(page);
+    /// The guest takes `pages` back: they are not merged any more, though they may be stored.
+    pub(crate) fn withdraw(&mut self, pages: PageBits) {
+        let others = !pages;
+        self.offered = self.offered & others;
+        self.fresh = self.fresh & others;
+        self.plain = self.plain & others;
     }
 
-    /// The mapping of `page` is gone.
-    pub(crate) fn forget(&mut self, page: usize) {
-        self.withdraw(page);
-        self.unstore(page);
-        self.release(page);
+    /// The mapping of `pages` is gone.
+    pub(crate) fn forget(&mut self, pages: PageBits) {
+        self.withdraw(pages);
+        self.stored = self.stored & !pages;
+        self.noted = self.noted & !pages;
+        self.release(pages);
     }
 
-    /// `page` is kept back no more: something else may be mapped there.
-    pub(crate) fn release(&mut self, page: usize) {
-        self.kept.remove(page);
-        self.words.remove(page);
+    /// `pages` are kept back no more: something else may be mapped there.
+    pub(crate) fn release(&mut self, pages: PageBits) {
+        self.kept = self.kept & !pages;
+        self.words = self.words & !pages;
     }
 
-    /// The guest takes `page` back, and it is not offered for it again.
-    pub(crate) fn keep(&mut self, page: usize) {
-        self.withdraw(page);
-        self.kept.insert(page);
+    /// The guest takes `pages` back, and they are not offered for it again.
+    pub(crate) fn keep(&mut self, pages: PageBits) {
+        self.withdraw(pages);
+        self.kept = self.kept | pages;
     }
 
-    /// A call may have changed what the mapping of `page` has.
-    pub(crate) fn unread(&mut self, page: usize) {
-        self.plain.remove(page);
-        self.odd |= self.stored.contains(page);
-        if self.offered.contains(page) {
+    /// A call may have changed what the mapping of `pages` has.
+    pub(crate) fn unread(&mut self, pages: PageBits) {
+        self.plain = self.plain & !pages;
+        self.odd |= !(self.stored & pages).is_empty();
+        if !(self.offered & pages).is_empty() {
             self.reading = Reading::Wanted;
         }
     }
@@ -514,6 +551,9 @@ impl Chunk {
             return;
         };
         if self.plain.is_empty() && self.stored.is_empty() {
+            if attributes.locked {
+                LOCKED.store(true, Ordering::Relaxed);
+            }
             self.attributes = attributes;
         }
         // How memory was locked parts nothing: a discard locks on fault.
@@ -548,7 +588,7 @@ mod tests {
         chunk.is_anonymous(4);
         assert!(chunk.mergeable().contains(4));
         // The other stays in the store, and is given something there.
-        chunk.unread(3);
+        chunk.unread(PageBits::of(3..4));
         chunk.is_anonymous(3);
         assert!(!chunk.mergeable().contains(3));
         chunk.is_tracked(PageBits::of(3..4));
@@ -566,6 +606,114 @@ mod tests {
         };
         chunk.learn(3..4, told(dontfork));
         assert!(!chunk.mergeable().contains(3) && chunk.mergeable().contains(4));
+    }
+
+    #[test]
+    fn calls_over_many_pages_do_what_they_do_page_by_page() {
+        // Numbers that look random, and are the same in each run (xorshift).
+        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut random = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state
+        };
+        let operations: [fn(&mut Chunk, PageBits); 5] = [
+            Chunk::withdraw,
+            Chunk::forget,
+            Chunk::release,
+            Chunk::keep,
+            Chunk::unread,
+        ];
+        for turn in 0..4000 {
+            let mut some = || match random() % 4 {
+                0 => PageBits::EMPTY,
+                1 => PageBits::FULL,
+                _ => PageBits([(); CHUNK_PAGES / 64].map(|()| random() & random())),
+            };
+            let filled = Chunk {
+                offered: some(),
+                stored: some(),
+                noted: some(),
+                fresh: some(),
+                plain: some(),
+                kept: some(),
+                words: some(),
+                ..Chunk::EMPTY
+            };
+            let copy = |chunk: &Chunk| Chunk { ..*chunk };
+            let mut below = |end: usize| usize::try_from(random()).unwrap() % end;
+            let start = below(CHUNK_PAGES);
+            let range = start..start + below(CHUNK_PAGES + 1 - start);
+            for operation in operations {
+                let (mut at_once, mut by_page) = (copy(&filled), copy(&filled));
+                operation(&mut at_once, PageBits::of(range.clone()));
+                for page in range.clone() {
+                    operation(&mut by_page, PageBits::of(page..page + 1));
+                }
+                assert!(is_same(&at_once, &by_page), "turn {turn}, {range:?}");
+            }
+        }
+    }
+
+    /// Whether the sets of two chunks, and what calls change beside them, are the same.
+    fn is_same(one: &Chunk, other: &Chunk) -> bool {
+        let all = |chunk: &Chunk| {
+            let sets = [
+                (chunk.offered, chunk.stored),
+                (chunk.noted, chunk.fresh),
+                (chunk.plain, chunk.kept),
+            ];
+            let known = (chunk.odd, chunk.reading, chunk.any);
+            let ksm = (chunk.to_ksm, chunk.in_ksm);
+            (sets, chunk.words, known, ksm, chunk.attributes)
+        };
+        all(one) == all(other)
+    }
+
+    #[test]
+    fn zeros_are_an_empty_chunk() {
+        // SAFETY: zeros are valid in all fields: sets, numbers, `false`, and the first variants.
+        let zeros = unsafe { std::mem::zeroed::<Chunk>() };
+        assert!(is_same(&zeros, &Chunk::EMPTY));
+    }
+
+    #[test]
+    fn pages_of_the_table_go_back_when_no_chunk_of_them_is_known() {
+        let base = 0x7ac0_0000_0000_usize & !(LEAF_SPAN - 1);
+        let in_core = |index: usize| {
+            let (leaf, _) = leaf_of(base).unwrap();
+            let place = offset_of!(Leaf, chunks) + index * size_of::<Chunk>();
+            let page = (std::ptr::from_ref(leaf).addr() + place) & !(PAGE_BYTES - 1);
+            let mut told = 0u8;
+            // SAFETY: the kernel writes a byte for the one page.
+            let result = unsafe { libc::mincore(page as *mut _, PAGE_BYTES, &raw mut told) };
+            assert_eq!(result, 0);
+            told & 1 != 0
+        };
+        let mut guard = lock().unwrap();
+        let mut table = guard.table();
+        // Two pages of entries and more: one lies on both.
+        for index in 20..40 {
+            let at = base + index * CHUNK_BYTES;
+            table.make(at).unwrap().offered = PageBits::of(index..index + 1);
+        }
+        assert!(in_core(20) && in_core(30));
+        for index in (20..40).filter(|index| *index != 30) {
+            let at = base + index * CHUNK_BYTES;
+            table.get(at).unwrap().forget(PageBits::FULL);
+            table.mark_clean(at);
+            assert!(table.get(at).is_none());
+        }
+        assert!(in_core(30) && !in_core(20) && !in_core(39));
+        let at = base + 30 * CHUNK_BYTES;
+        assert_eq!(table.get(at).unwrap().offered, PageBits::of(30..31));
+        table.get(at).unwrap().forget(PageBits::FULL);
+        table.mark_clean(at);
+        assert!(!in_core(30));
+        let again = table.make(at).unwrap();
+        assert!(is_same(again, &Chunk::EMPTY));
+        table.mark_clean(at);
     }
 
     #[test]

@@ -559,17 +559,19 @@ impl Window {
     /// Its place takes no page that is moved.
     fn bring_back(&self, job: &Job<'_>, at: usize, page: usize) -> rustix::io::Result<()> {
         let (home, here) = self.ways(job, at, page);
-        loop {
+        for tries in 1.. {
             // SAFETY: what is staged here came from there, and each thread that wants it sleeps.
             match unsafe { self.uffd.move_pages(home, here, PAGE_BYTES) }.stopped {
                 // It is not here, or it is there.
                 None | Some(Errno::NOENT | Errno::EXIST) => return Ok(()),
                 // No memory for a page table, or the page is looked at by the kernel (migration,
-                // compaction): both pass.
+                // compaction): both pass. What KSM has merged does not: a program may have it merge all memory, this included, at any time.
+                Some(Errno::BUSY) if tries % PATIENCE == 0 => self.staging.unshare(),
                 Some(Errno::AGAIN | Errno::BUSY | Errno::NOMEM) => rustix::thread::sched_yield(),
                 Some(reason) => return Err(reason),
             }
         }
+        Ok(())
     }
 
     /// The home of a page, and its place in the staging area.

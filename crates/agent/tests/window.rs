@@ -787,6 +787,73 @@ impl PageSet {
     }
 }
 
+/// The journal's address in the next session.
+fn next_session(engine: &mut Engine) -> usize {
+    engine.link = None;
+    for _ in 0..4 {
+        match engine.try_accept() {
+            Some(Answer::Ready(ready)) => return usize::try_from(ready.journal).unwrap(),
+            Some(other) => panic!("{other:?}"),
+            None => {}
+        }
+    }
+    panic!("no agent came back");
+}
+
+#[test]
+fn sessions_leave_no_staging_areas() {
+    let (mut engine, mut guest) = ready(5);
+    let mappings = |guest: &Guest| {
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", guest.pid)).unwrap();
+        maps.lines().count()
+    };
+    next_session(&mut engine);
+    engine.sync();
+    let first = mappings(&guest);
+    for session in 0..5 {
+        next_session(&mut engine);
+        engine.sync();
+        let now = mappings(&guest);
+        assert!(now <= first, "{now} after {session}, {first} at first");
+    }
+    let merged = engine.merge(guest.memory, 0, 512, Some(1000));
+    assert_eq!(count(&merged, PageOutcome::Merged), 512);
+    guest.run("check");
+}
+
+/// The kernel may merge all memory of a process by itself. Of a page of the staging area MOVE would say that it is busy for ever.
+#[test]
+fn the_staging_area_is_not_for_ksm_where_all_memory_is() {
+    let wish = |on: libc::c_ulong| {
+        const SET_MEMORY_MERGE: i32 = 67;
+        // SAFETY: a wish about this process's memory, which changes no content.
+        unsafe { libc::prctl(SET_MEMORY_MERGE, on, 0, 0, 0) == 0 }
+    };
+    if !wish(1) {
+        return eprintln!("skipped: the kernel has no KSM, or not for this user");
+    }
+    let mut engine = Engine::new();
+    let mut guest = engine.guest();
+    assert!(wish(0));
+    engine.write(1000, 512, 5);
+    guest.offer(512, 5);
+    let journal = next_session(&mut engine);
+    let smaps = std::fs::read_to_string(format!("/proc/{}/smaps", guest.pid)).unwrap();
+    let flags = |at: usize| {
+        let (_, rest) = smaps.split_once(&format!("\n{at:x}-")).unwrap();
+        let mut lines = rest.lines();
+        lines.find(|line| line.starts_with("VmFlags:")).unwrap()
+    };
+    assert!(smaps.contains(" mg"), "the guest has the wish inherited");
+    for at in [journal, journal + 4096] {
+        assert!(!flags(at).contains(" mg"), "{at:x}: {}", flags(at));
+    }
+    engine.sync();
+    let merged = engine.merge(guest.memory, 0, 512, Some(1000));
+    assert_eq!(count(&merged, PageOutcome::Merged), 512);
+    guest.run("check");
+}
+
 #[test]
 fn nothing_of_the_agent_lies_where_the_program_was() {
     const CHUNKS: usize = 12;

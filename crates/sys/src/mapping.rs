@@ -611,6 +611,20 @@ pub unsafe fn mark_own(start: usize, len: usize) -> Result<()> {
     unsafe { crate::raw::call(libc::SYS_madvise, args) }.map(drop)
 }
 
+/// Takes a range from the kernel's KSM: no page of it is shared any more, and none will be, unless the process wishes again that all its
+/// memory be. A kernel without KSM refuses.
+///
+/// # Errors
+/// What madvise(2) gives.
+///
+/// # Safety
+/// The range must be the caller's.
+pub unsafe fn take_from_ksm(start: usize, len: usize) -> Result<()> {
+    let args = [start, len, libc::MADV_UNMERGEABLE as usize, 0, 0, 0];
+    // SAFETY: no content changes; the caller's promise.
+    unsafe { crate::raw::call(libc::SYS_madvise, args) }.map(drop)
+}
+
 /// Maps `len` bytes of `file` from `offset` on, shared, at a place apart (`sys::apart`).
 ///
 /// # Errors

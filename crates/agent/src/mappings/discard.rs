@@ -36,11 +36,9 @@ use super::stores::is_store;
 use super::tally;
 use super::whole::{Untracked, attributes_at, may_be_pinned, untrack, whole};
 use crate::lock::Guard;
-use crate::table::{ADDRESS_LIMIT, Chunk, parts_by};
+use crate::table::{ADDRESS_LIMIT, Chunk, DONTNEED_LOCKED, parts_by};
 use crate::thread;
 
-/// `MADV_DONTNEED_LOCKED` (Linux 5.18): as `MADV_DONTNEED`, of locked memory too.
-pub(crate) const DONTNEED_LOCKED: i32 = 24;
 /// `MADV_GUARD_INSTALL` (Linux 6.13).
 const GUARD_INSTALL: i32 = 102;
 /// `MADV_GUARD_REMOVE` (Linux 6.13).
@@ -140,7 +138,7 @@ fn tell_untracked(guard: &mut Guard, start: usize, len: usize, advice: i32) -> R
 /// The mappings of a range may have changed.
 pub(crate) fn unread(guard: &mut Guard, start: usize, len: usize) {
     guard.table().each_known(start, len, |_, pages, chunk| {
-        pages.for_each(|page| chunk.unread(page));
+        chunk.unread(PageBits::of(pages));
     });
 }
 
@@ -148,10 +146,9 @@ pub(crate) fn unread(guard: &mut Guard, start: usize, len: usize) {
 pub(crate) fn forget(guard: &mut Guard, start: usize, len: usize) {
     let mut stored = false;
     guard.table().each_known(start, len, |_, pages, chunk| {
-        pages.for_each(|page| {
-            stored |= chunk.stored.contains(page);
-            chunk.forget(page);
-        });
+        let pages = PageBits::of(pages);
+        stored |= !(chunk.stored & pages).is_empty();
+        chunk.forget(pages);
     });
     if stored {
         tally::note(guard);
@@ -161,8 +158,7 @@ pub(crate) fn forget(guard: &mut Guard, start: usize, len: usize) {
 /// What was kept back of a range is so no more: something else was mapped there. What another thread has offered there since stays.
 pub(crate) fn forget_kept(guard: &mut Guard, start: usize, len: usize) {
     guard.table().each_known(start, len, |_, pages, chunk| {
-        let unused = PageBits::of(pages) & !(chunk.offered | chunk.stored);
-        unused.pages().for_each(|page| chunk.release(page));
+        chunk.release(PageBits::of(pages) & !(chunk.offered | chunk.stored));
     });
 }
 

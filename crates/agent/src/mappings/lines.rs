@@ -4,6 +4,9 @@
 //! merged when it ends. So its lines stay mapped until a later session's engine has found and
 //! counted all these pages by itself and says so ([`keep_only`]).
 //!
+//! A process may end before that, and a child that it made has its lines. Where such a chain has more lines than are listed, a session
+//! begins with memory that is all the program's own ([`are_many`]).
+//!
 //! The list is inherited by fork, as the mappings are: a child that becomes a guest itself lets go of
 //! its parent's lines in the same way. So an address is in the list only while the line is mapped:
 //! written behind the mapping, cleared before the unmapping. A fork in between leaves the child a
@@ -16,6 +19,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use rustix::io::Result;
 use sys::mapping::{self, Access};
 use wire::PAGE_BYTES;
+
+/// A lifeline, one that takes its place, and a tie.
+const OF_SESSION: usize = 3;
 
 /// Beyond it a line is not in the list, and stays until the process ends.
 const MOST: usize = 64;
@@ -40,6 +46,13 @@ pub(crate) fn hold(line: &OwnedFd) -> Result<usize> {
 pub(crate) fn any() -> bool {
     let mut lines = LINES.iter();
     lines.any(|place| place.load(Ordering::Relaxed) != 0)
+}
+
+/// Whether there is no room in the list for those of one more session. In a chain of forks each process may end its life before an engine has
+/// counted its pages, and has the lines of all before it.
+pub(crate) fn are_many() -> bool {
+    let free = |place: &&AtomicUsize| place.load(Ordering::Relaxed) == 0;
+    LINES.iter().filter(free).count() < OF_SESSION
 }
 
 /// Lets go of a line.
@@ -91,9 +104,12 @@ mod tests {
         keep_only(&[lines[1].1, lines[4].1]);
         let free = lines.each_ref().map(|(line, _)| line.is_free());
         assert_eq!(free, [true, false, true, true, false]);
+        assert!(!are_many());
         // More than the list holds: those are never let go of, which only keeps their pages longer.
         let many: Vec<_> = (0..MOST + 3).map(|_| line()).collect();
+        assert!(are_many());
         keep_only(&[]);
+        assert!(!are_many());
         assert!(lines.iter().all(|(line, _)| line.is_free()));
         assert_eq!(many.iter().filter(|(line, _)| !line.is_free()).count(), 5);
     }

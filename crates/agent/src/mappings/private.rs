@@ -71,7 +71,7 @@ pub(crate) fn give_back(guard: &mut Guard) {
     guard
         .table()
         .each_known(0, ADDRESS_LIMIT, |_, pages, chunk| {
-            pages.for_each(|page| chunk.withdraw(page));
+            chunk.withdraw(PageBits::of(pages));
         });
     let mut at = 0;
     while let Some(address) = guard.table().next(at, false) {

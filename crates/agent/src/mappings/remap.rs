@@ -25,13 +25,13 @@ use sys::pagemap::Pagemap;
 use sys::vma::{Row, Vma};
 use wire::{CHUNK_BYTES, PAGE_BYTES, PageBits};
 
-use super::discard::{empty_stored, forget, is_stored, unread};
+use super::discard::{empty_stored, forget, unread};
 use super::look::Look;
 use super::stores::is_store;
 use super::strays;
 use super::whole::{self, Untracked, whole};
 use crate::lock::Guard;
-use crate::table::{ADDRESS_LIMIT, Chunk};
+use crate::table::{ADDRESS_LIMIT, Chunk, pages_of, parts_by};
 use crate::thread;
 
 const MAYMOVE: i32 = libc::MREMAP_MAYMOVE;
@@ -579,14 +579,7 @@ fn follow(guard: &mut Guard, call: Remap, new: usize) {
     let islands = guard.table().may_be_stored(old, kept);
     let last = is_offered(guard, old + call.old_len - PAGE_BYTES);
     if new != old {
-        for at in (0..kept).step_by(PAGE_BYTES) {
-            let offered = is_offered(guard, old + at);
-            let stored = !thread::may_look() && is_stored(guard, old + at);
-            put(guard, new + at, offered);
-            if stored {
-                let _ = strays::note(guard, new + at);
-            }
-        }
+        carry(guard, old..old + kept, new);
         if call.flags & DONTUNMAP == 0 {
             forget(guard, old, call.old_len);
         } else {
@@ -595,9 +588,7 @@ fn follow(guard: &mut Guard, call: Remap, new: usize) {
     } else if call.old_len > kept {
         forget(guard, old + kept, call.old_len - kept);
     }
-    for at in (kept..call.new_len).step_by(PAGE_BYTES) {
-        put(guard, new + at, last);
-    }
+    put(guard, new + kept..new + call.new_len, last);
     // What has not moved is known, and was merged where it lies.
     if islands && new != old {
         note_islands(guard, new, kept);
@@ -612,6 +603,35 @@ fn note_islands(guard: &mut Guard, start: usize, len: usize) {
     }
 }
 
+/// New mappings have come to `new`, whose pages are what those of the old range are in the table.
+fn carry(guard: &mut Guard, old: Range<usize>, new: usize) {
+    let unseen = !thread::may_look();
+    let place = |at: usize| new + (at - old.start);
+    let mut done = old.start;
+    while done < old.end {
+        let chunk = done & !(CHUNK_BYTES - 1);
+        let Some(chunk) = guard.table().next(chunk, false).filter(|&at| at < old.end) else {
+            break;
+        };
+        // Of what lies before it nothing is known.
+        put(guard, place(done)..place(chunk.max(done)), false);
+        let part = chunk.max(done)..old.end.min(chunk + CHUNK_BYTES);
+        let mut table = guard.table();
+        let known = table.get(chunk);
+        let known = known.map(|known| (known.offered, known.stored));
+        let (offered, stored) = known.unwrap_or_default();
+        for (pages, is) in parts_by(offered, part.clone()) {
+            put(guard, place(pages.start)..place(pages.end), is);
+        }
+        let stored = parts_by(stored, part.clone()).filter(|(_, is)| unseen && *is);
+        for page in stored.flat_map(|(pages, _)| pages.step_by(PAGE_BYTES)) {
+            let _ = strays::note(guard, place(page));
+        }
+        done = part.end;
+    }
+    put(guard, place(done)..place(old.end), false);
+}
+
 fn is_offered(guard: &mut Guard, at: usize) -> bool {
     let (chunk, page) = (at & !(CHUNK_BYTES - 1), at % CHUNK_BYTES / PAGE_BYTES);
     let mut table = guard.table();
@@ -620,19 +640,22 @@ fn is_offered(guard: &mut Guard, at: usize) -> bool {
         .is_some_and(|chunk| chunk.offered.contains(page))
 }
 
-/// A new mapping has come to a page.
-fn put(guard: &mut Guard, at: usize, offered: bool) {
-    let (chunk, page) = (at & !(CHUNK_BYTES - 1), at % CHUNK_BYTES / PAGE_BYTES);
+/// A new mapping has come to a range.
+fn put(guard: &mut Guard, range: Range<usize>, offered: bool) {
+    if range.is_empty() {
+        return;
+    }
     let mut table = guard.table();
-    let known = match offered {
-        true => table.make(chunk),
-        false => table.get(chunk),
-    };
-    if let Some(known) = known {
-        Chunk::forget(known, page);
-        if offered {
-            known.offer(PageBits::of(page..page + 1));
+    if !offered {
+        let forget = |_: usize, pages, chunk: &mut Chunk| chunk.forget(PageBits::of(pages));
+        return table.each_known(range.start, range.len(), forget);
+    }
+    for chunk in (range.start & !(CHUNK_BYTES - 1)..range.end).step_by(CHUNK_BYTES) {
+        if let Some(known) = table.make(chunk) {
+            let pages = PageBits::of(pages_of(chunk, range.start, range.end));
+            known.forget(pages);
+            known.offer(pages);
+            table.mark_dirty(chunk);
         }
-        table.mark_dirty(chunk);
     }
 }

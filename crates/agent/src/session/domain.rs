@@ -48,16 +48,22 @@ fn merged_in() -> DomainMark {
 }
 
 /// Makes everything the program's own that was merged in another domain than this, and lets go of all lines but
-/// `these`.
+/// `these`. The same in this domain where more lines would soon be held than can be let go of.
 ///
 /// # Errors
 /// `NOMEM` where the copies do not fit; `CANCELED` when the agent shall end. Then some is still merged.
 pub(crate) fn settle(domain: DomainMark, these: &[usize], life: &Life) -> Result<()> {
-    if merged_in() == domain {
+    let is_other = merged_in() != domain;
+    if !is_other && !lines::are_many() {
         return Ok(());
     }
     if merged_in() != NONE {
-        own_all(|| life.must_end())?;
+        let owned = own_all(|| life.must_end());
+        if !is_other && owned.is_err_and(|errno| errno != Errno::CANCELED) {
+            // A line too many only keeps slots longer.
+            return Ok(());
+        }
+        owned?;
     }
     let mut guard = lock().ok_or(Errno::NOMEM)?;
     // Pinned pages got frames of their own where they lie.

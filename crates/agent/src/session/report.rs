@@ -195,9 +195,7 @@ fn register(guard: &mut Guard, uffd: &Uffd, maps: &Maps, start: usize, end: usiz
             let fits = vma.is_anonymous() || is_store(&vma);
             (vma.start.max(at), vma.end.min(end), fits)
         });
-        each_fresh(guard, at, first, |chunk, pages| {
-            pages.pages().for_each(|page| chunk.forget(page))
-        });
+        each_fresh(guard, at, first, Chunk::forget);
         at = stop;
         let mut has_fresh = false;
         each_fresh(guard, first, stop, |_, _| has_fresh = true);
@@ -211,9 +209,7 @@ fn register(guard: &mut Guard, uffd: &Uffd, maps: &Maps, start: usize, end: usiz
         match tracked {
             Ok(()) => each_fresh(guard, first, stop, Chunk::is_tracked),
             Err(Errno::INVAL | Errno::BUSY | Errno::PERM) => {
-                each_fresh(guard, first, stop, |chunk, pages| {
-                    pages.pages().for_each(|page| chunk.withdraw(page))
-                });
+                each_fresh(guard, first, stop, Chunk::withdraw);
             }
             Err(_) => {} // tried again at the next sync
         }

@@ -398,7 +398,7 @@ impl<'a> Session<'a> {
         let uffd = device.map_or_else(Uffd::open, Uffd::from_device);
         let uffd = uffd.map_err(|errno| (wire::STEP_USERFAULTFD, errno))?;
         let freezer = Freezer::open(device).ok();
-        // Each session holds a line, and lets go of it when nothing is astray. Before the window, whose staging area stays.
+        // Each session holds a line, and lets go of it when nothing is astray.
         private::find_strays().map_err(|errno| (wire::STEP_MEMORY, errno))?;
         sys::mapping::find_strict_counting();
         let window = Window::new(uffd, freezer).map_err(|errno| (wire::STEP_MEMORY, errno))?;

@@ -9,7 +9,7 @@ use wire::{Journal, PAGE_BYTES};
 
 use super::BATCH_PAGES;
 use crate::lock::existing;
-use crate::mappings::discard::DONTNEED_LOCKED;
+use crate::table::DONTNEED_LOCKED;
 
 const BYTES: usize = BATCH_PAGES * PAGE_BYTES;
 
@@ -33,25 +33,37 @@ fn note(journal: usize) {
 /// Unmaps all staging areas of this process but those in which pages are.
 ///
 /// # Safety
-/// There is no window, and none will be.
-#[cfg(target_arch = "x86_64")]
+/// There is no window: no agent's thread runs, and none begins meanwhile.
 pub(crate) unsafe fn unmap_all() {
     let Some(page) = existing() else { return };
     for place in &page.journals {
-        let at = place.swap(0, Ordering::Relaxed);
-        if at == 0 {
-            continue;
-        }
-        // SAFETY: `new` made it in this process, for the list is empty in a fork child; only this unmaps it.
-        let journal = unsafe { &*std::ptr::with_exposed_provenance::<Journal>(at) };
-        if journal.is_clear() {
-            // SAFETY: as above; without pages that are out, nothing in it exists nowhere else.
-            let _ = unsafe { mapping::unmap(at, PAGE_BYTES + BYTES) };
-        }
+        // SAFETY: who is in the list is mapped; the caller vouches that no window uses it.
+        unsafe { unmap_if_clear(place) };
     }
 }
 
-/// Room for the pages of a batch, behind a page with the [`Journal`] of them. It lives as long as the process: what was moved here may exist nowhere else.
+/// Unmaps the area in a place of the list, if no page is out.
+///
+/// # Safety
+/// The area's window, if there is one, does not use it any more.
+unsafe fn unmap_if_clear(place: &AtomicUsize) {
+    let at = place.load(Ordering::Relaxed);
+    if at == 0 {
+        return;
+    }
+    // SAFETY: `new` made it in this process, for the list is empty in a fork child; only this unmaps it, and takes it out of the list
+    // before.
+    let journal = unsafe { &*std::ptr::with_exposed_provenance::<Journal>(at) };
+    if journal.is_clear() {
+        place.store(0, Ordering::Relaxed);
+        // SAFETY: as above; without pages that are out, nothing in it exists nowhere else.
+        let _ = unsafe { mapping::unmap(at, PAGE_BYTES + BYTES) };
+    }
+}
+
+/// Room for the pages of a batch, behind a page with the [`Journal`] of them. It goes with its window, unless pages are out: what was
+/// moved here may exist nowhere else. The same holds where the agent's thread was killed: then the area stays at least until the next
+/// thread begins.
 pub(super) struct Staging {
     start: usize,
     access: Access,
@@ -69,19 +81,22 @@ impl Staging {
         let journal = mapping::area(PAGE_BYTES + BYTES)?;
         note(journal);
         let start = journal + PAGE_BYTES;
-        // SAFETY: the area was just made here.
-        unsafe {
-            mapping::keep_apart(journal, PAGE_BYTES + BYTES)?;
-            mapping::advise(start, BYTES, libc::MADV_NOHUGEPAGE).ok();
-        }
-        uffd.register(start, BYTES, Watch::Track)?;
-        Ok(Self {
+        // From here it is unmapped again if something fails.
+        let made = Self {
             start,
             access: Access::ReadWrite,
             locked: false,
             lockings: ALL_LOCKINGS.load(Ordering::Relaxed),
             is_empty: true,
-        })
+        };
+        // SAFETY: the area was just made here.
+        unsafe {
+            mapping::keep_apart(journal, PAGE_BYTES + BYTES)?;
+            mapping::advise(start, BYTES, libc::MADV_NOHUGEPAGE).ok();
+            mapping::take_from_ksm(journal, PAGE_BYTES + BYTES).ok();
+        }
+        uffd.register(start, BYTES, Watch::Track)?;
+        Ok(made)
     }
 
     /// The page before the area.
@@ -91,7 +106,7 @@ impl Staging {
 
     /// Which pages are out.
     pub(super) fn journal(&self) -> &Journal {
-        // SAFETY: the page was made with the area, which lives as long as the process; zeros are a journal
+        // SAFETY: the page was made with the area, which lives as long as this object; zeros are a journal
         // without pages, and all of it is atomic.
         unsafe { &*std::ptr::with_exposed_provenance(self.journal_at()) }
     }
@@ -125,6 +140,12 @@ impl Staging {
         Ok(())
     }
 
+    /// Ends what the kernel's KSM shares of the area, whatever it allows: no content changes.
+    pub(super) fn unshare(&self) {
+        // SAFETY: the area is this object's own.
+        let _ = unsafe { mapping::take_from_ksm(self.start, BYTES) };
+    }
+
     /// Drops the first `pages` pages.
     ///
     /// # Errors
@@ -137,5 +158,19 @@ impl Staging {
         let emptied = unsafe { mapping::advise(self.start, pages * PAGE_BYTES, DONTNEED_LOCKED) };
         self.is_empty = emptied.is_ok();
         emptied
+    }
+}
+
+impl Drop for Staging {
+    /// An engine looks at the area only after this thread has ended, and finds nothing then: there is nothing to bring back.
+    fn drop(&mut self) {
+        let journal = self.journal_at();
+        let listed = existing().and_then(|page| {
+            let mut places = page.journals.iter();
+            places.find(|place| place.load(Ordering::Relaxed) == journal)
+        });
+        let unlisted = AtomicUsize::new(journal);
+        // SAFETY: the window ends here.
+        unsafe { unmap_if_clear(listed.unwrap_or(&unlisted)) };
     }
 }
