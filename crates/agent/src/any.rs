@@ -214,7 +214,6 @@ struct Numbers([u64; Self::BITS / 64]);
 impl Numbers {
     const BITS: usize = 8192;
 
-    #[allow(clippy::cast_possible_truncation)] // no target has shorter words
     fn bits(number: usize) -> [usize; 3] {
         let mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         [25, 38, 51].map(|shift| (mixed >> shift) % Self::BITS)

@@ -189,6 +189,7 @@ mod tests {
             heard: AtomicU32::new(0),
             job: AtomicPtr::new(std::ptr::null_mut()),
             arg: AtomicUsize::new(0),
+            missed: AtomicBool::new(false),
         };
         static WORD: AtomicU32 = AtomicU32::new(0);
         static END: AtomicBool = AtomicBool::new(false);

@@ -1,6 +1,6 @@
 //! Discards that the kernel carries out without the lock.
 //!
-//! Where nothing is offered or stored a discard passes as it came: the kernel may wait there for a thread of the program
+//! Where nothing is offered or stored a discard passes as it came. The kernel may wait there for a thread of the program
 //! that reads the events of a userfaultfd, and that thread may be in a hook. Meanwhile memory of the range may be offered. A window
 //! that had a page of it out would let it miss the discard, and would bring its old content back.
 //!
@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicUsize, Ordering, fence};
 /// So many notes there may be at a time.
 const MOST: usize = 16;
 
-static NOTES: Notes<MOST> = Notes([const { Note::FREE }; MOST]);
+static NOTES: Notes<MOST> = Notes([const { Note::free() }; MOST]);
 
 /// A range: its first address and the one after its last. A place is taken as `[TAKEN, 0]`, and stands for all memory until it has both.
 struct Note {
@@ -36,10 +36,10 @@ struct Note {
 const TAKEN: usize = usize::MAX;
 
 impl Note {
-    const FREE: Self = Self {
-        start: AtomicUsize::new(0),
-        end: AtomicUsize::new(0),
-    };
+    const fn free() -> Self {
+        let (start, end) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Self { start, end }
+    }
 }
 
 struct Notes<const PLACES: usize>([Note; PLACES]);
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn a_range_is_noted_until_its_call_has_ended() {
-        let notes = Notes::<2>([const { Note::FREE }; 2]);
+        let notes = Notes::<2>([const { Note::free() }; 2]);
         assert!(!notes.touch(0, usize::MAX));
         let first = notes.note(0x10_0000, 0x2000);
         let second = notes.note(0, usize::MAX).expect("a place");

@@ -1037,7 +1037,7 @@ fn a_write_behind_a_discard_stays() {
 #[test]
 fn no_window_works_where_a_discard_is_under_way() {
     const SLOT: u64 = 5000;
-    let (mut engine, mut guest) = merged(10);
+    let (engine, mut guest) = merged(10);
     let chunk: usize = guest.run("late").parse().unwrap();
     let content = [7; 8 * 4096];
     let store = &engine.store;
