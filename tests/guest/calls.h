@@ -292,6 +292,8 @@ static long lose_behind(size_t tries, size_t mib)
 			return -EAGAIN;
 		behind.go = 1;
 		long discarded = errno_of(madvise(at, mib << 20, MADV_DONTNEED));
+		if (discarded < 0)
+			*at = 0;
 		pthread_join(thread, NULL);
 		if (discarded < 0)
 			return discarded;

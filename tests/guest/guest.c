@@ -704,6 +704,7 @@ static void *serve(void *first)
 		COMMAND("kin") say(start_kin(a, b));
 		COMMAND("endkin") say(stop_kin());
 		COMMAND("behind") say(lose_behind(a, b));
+		COMMAND("wishksm") say(errno_of(prctl(67 /* PR_SET_MEMORY_MERGE */, 1, 0, 0, 0)));
 		COMMAND("late") say(start_late());
 		COMMAND("endlate") say(end_late());
 		COMMAND("pin") say(pin(a, b));

@@ -21,7 +21,7 @@
 //! | [`window`] | the protocol in which no byte can be lost (I1) |
 //! | [`mappings`] | merged memory is discarded, moved, or made the program's own |
 //! | [`lock`], [`desk`] | orders hooks and windows: a hook over offered memory waits for at most one window (I7); work that takes descriptors is done by the agent's thread |
-//! | [`passing`] | discards that the kernel carries out without the lock |
+//! | [`passing`] | calls that the kernel carries out without the lock |
 //! | [`table`] | for each chunk, which pages are offered and which lie in mappings of a store |
 //! | [`attached`] | the same in a process that runs already, without the loader |
 //! | [`filter`], [`thread`], [`config`], [`own`] | the thread's calls, its state, its orders, its memory |

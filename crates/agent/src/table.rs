@@ -680,7 +680,7 @@ mod tests {
 
     #[test]
     fn pages_of_the_table_go_back_when_no_chunk_of_them_is_known() {
-        let base = 0x7ac0_0000_0000_usize & !(LEAF_SPAN - 1);
+        let base = 0x7ab8_0000_0000_usize & !(LEAF_SPAN - 1);
         let in_core = |index: usize| {
             let (leaf, _) = leaf_of(base).unwrap();
             let place = offset_of!(Leaf, chunks) + index * size_of::<Chunk>();

@@ -115,6 +115,18 @@ fn keep_resident(start: usize, len: usize, attributes: Attributes) {
     }
 }
 
+/// Refuses pages over which a call is under way without the lock.
+fn refuse_passing(job: &mut Job<'_>, items: &[Item]) {
+    if passing::touch(job.chunk, job.chunk + CHUNK_BYTES) {
+        for &(page, _) in items {
+            let home = job.chunk + page * PAGE_BYTES;
+            if passing::touch(home, home + PAGE_BYTES) {
+                set(job.outcomes, page, PageOutcome::Again);
+            }
+        }
+    }
+}
+
 impl Window {
     /// # Errors
     /// What userfaultfd, /proc and mmap give.
@@ -267,6 +279,7 @@ impl Window {
     fn batch(&mut self, guard: &mut Guard, job: &mut Job<'_>, items: &[Item]) {
         // What is not armed is not even held, for that would register it.
         self.refuse_unarmed(job, items);
+        refuse_passing(job, items);
         let mut armed = Items::<BATCH_PAGES>::new();
         let asked = items.iter().filter(|item| asked(job, item.0));
         for &item in asked {
@@ -274,12 +287,6 @@ impl Window {
         }
         let items = armed.take();
         if items.is_empty() {
-            return;
-        }
-        if passing::touch(job.chunk, job.chunk + CHUNK_BYTES) {
-            items
-                .iter()
-                .for_each(|item| set(job.outcomes, item.0, PageOutcome::Again));
             return;
         }
         if self.may_wait_for_pins() {
@@ -559,7 +566,9 @@ impl Window {
     /// Its place takes no page that is moved.
     fn bring_back(&self, job: &Job<'_>, at: usize, page: usize) -> rustix::io::Result<()> {
         let (home, here) = self.ways(job, at, page);
-        for tries in 1.. {
+        let mut tries = 0;
+        loop {
+            tries += 1;
             // SAFETY: what is staged here came from there, and each thread that wants it sleeps.
             match unsafe { self.uffd.move_pages(home, here, PAGE_BYTES) }.stopped {
                 // It is not here, or it is there.
@@ -571,7 +580,6 @@ impl Window {
                 Some(reason) => return Err(reason),
             }
         }
-        Ok(())
     }
 
     /// The home of a page, and its place in the staging area.

@@ -824,17 +824,11 @@ fn sessions_leave_no_staging_areas() {
 /// The kernel may merge all memory of a process by itself. Of a page of the staging area MOVE would say that it is busy for ever.
 #[test]
 fn the_staging_area_is_not_for_ksm_where_all_memory_is() {
-    let wish = |on: libc::c_ulong| {
-        const SET_MEMORY_MERGE: i32 = 67;
-        // SAFETY: a wish about this process's memory, which changes no content.
-        unsafe { libc::prctl(SET_MEMORY_MERGE, on, 0, 0, 0) == 0 }
-    };
-    if !wish(1) {
-        return eprintln!("skipped: the kernel has no KSM, or not for this user");
-    }
     let mut engine = Engine::new();
     let mut guest = engine.guest();
-    assert!(wish(0));
+    if guest.ask("wishksm").is_err() {
+        return eprintln!("skipped: the kernel has no KSM, or not for this user");
+    }
     engine.write(1000, 512, 5);
     guest.offer(512, 5);
     let journal = next_session(&mut engine);
@@ -844,7 +838,7 @@ fn the_staging_area_is_not_for_ksm_where_all_memory_is() {
         let mut lines = rest.lines();
         lines.find(|line| line.starts_with("VmFlags:")).unwrap()
     };
-    assert!(smaps.contains(" mg"), "the guest has the wish inherited");
+    assert!(smaps.contains(" mg"), "it has the wish");
     for at in [journal, journal + 4096] {
         assert!(!flags(at).contains(" mg"), "{at:x}: {}", flags(at));
     }

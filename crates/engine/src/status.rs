@@ -3,6 +3,7 @@
 mod hint;
 mod reasons;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, SystemTime};
@@ -66,7 +67,7 @@ pub(crate) fn status(core: &Core) -> Status {
     status.cpu_seconds = sys::process::cpu_time().as_secs_f64() + seconds(cpu_ns);
     status.first_merges_ms = until_first_merges(core, &status, &guests);
     let new = guests.iter().filter(|guest| guest.is_new());
-    let new: Vec<_> = new.map(|guest| guest.pid).collect();
+    let new: BTreeSet<_> = new.map(|guest| guest.pid).collect();
     reasons::give(&mut status.guests, &new, &status.knobs);
     status
 }

@@ -157,7 +157,13 @@ pub(crate) fn main(args: &Args) -> Result<()> {
 /// The socket that a variable names for commands, if it is not the one at which the daemon listens.
 fn named_elsewhere(path: &Path, variable: Option<OsString>) -> Option<PathBuf> {
     let named = variable.filter(|named| !named.is_empty())?;
-    let is_same = std::path::absolute(&named).ok() == std::path::absolute(path).ok();
+    // The same folder may have several names, as /var/run has.
+    let whole = |path: &Path| {
+        let path = std::path::absolute(path).ok()?;
+        let folder = std::fs::canonicalize(path.parent()?).ok()?;
+        Some(folder.join(path.file_name()?))
+    };
+    let is_same = whole(Path::new(&named)) == whole(path);
     (!is_same).then(|| named.into())
 }
 

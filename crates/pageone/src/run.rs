@@ -428,11 +428,12 @@ fn no_right() -> Result<Option<String>> {
         return Ok(Some(format!("no agent trusts one of user {OVERFLOW}")));
     }
     let facilities = engine::Facilities::tried();
-    if let Err(error) = facilities.page_map.and(facilities.reading) {
-        return Ok(Some(format!("{:#}", anyhow::Error::new(error))));
+    let why = |error| format!("{:#}", anyhow::Error::new(error));
+    if let Err(error) = facilities.reading {
+        return Ok(Some(why(error)));
     }
     Ok(match facilities.userfaultfd {
-        Ok(true) => None,
+        Ok(true) => facilities.page_map.err().map(why),
         Ok(false) => Some(format!(
             "this user has no right to userfaultfd, so {UNMERGED}: \
              have root start a daemon (`{}`), or set vm.unprivileged_userfaultfd to 1",
@@ -441,7 +442,7 @@ fn no_right() -> Result<Option<String>> {
         Err(error @ EngineError::Missing { .. }) => {
             return Err(error).context("cannot start the engine");
         }
-        Err(error) => Some(format!("{:#}", anyhow::Error::new(error))),
+        Err(error) => Some(why(error)),
     })
 }
 

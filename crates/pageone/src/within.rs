@@ -1,7 +1,7 @@
 //! A job for which the caller does not wait for ever: what is asked of a process may take as long as the process likes.
 
 use std::io::{Error, ErrorKind, Result};
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 
@@ -20,12 +20,12 @@ pub(crate) fn within<T: Send + 'static>(
     let (done, result) = channel();
     // After so long the caller listens no more.
     thread::Builder::new().spawn(move || done.send(job()))?;
-    let done = result.recv_timeout(patience);
-    done.map_err(|_| {
-        Error::new(
+    result.recv_timeout(patience).map_err(|error| match error {
+        RecvTimeoutError::Timeout => Error::new(
             ErrorKind::TimedOut,
             format!("it takes more than {patience:?}"),
-        )
+        ),
+        RecvTimeoutError::Disconnected => Error::other("the look at it has failed"),
     })
 }
 

@@ -165,6 +165,13 @@ pub fn makeup(pid: u32) -> io::Result<Makeup> {
 /// The most that is read of what the kernel tells of mappings: a stranger may name a file so that each takes 17 KiB.
 const MOST_TEXT: u64 = 128 << 20;
 
+/// Whether a mapping's path is that of the agent's library, whatever has become of the file.
+#[must_use]
+pub fn is_agent(path: &str) -> bool {
+    let path = path.strip_suffix(" (deleted)").unwrap_or(path);
+    path.ends_with("/libpageone_agent.so")
+}
+
 fn parse_smaps(text: &str) -> Makeup {
     let mut makeup = Makeup::default();
     // Each record ends with its flags.
@@ -232,7 +239,7 @@ impl<'a> Record<'a> {
             makeup.locked_apart += part(has("lo") && !has("uw"));
         };
         let file = self.file.unwrap_or_default();
-        makeup.has_agent |= file.ends_with("/libpageone_agent.so");
+        makeup.has_agent |= is_agent(file);
         makeup.huge_tlb += self.huge_tlb;
         makeup.mappings += 1;
         let kind = match self.file {

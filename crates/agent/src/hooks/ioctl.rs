@@ -17,6 +17,7 @@ use super::call::{call, guard};
 use crate::any;
 use crate::lock::{existing, lock};
 use crate::mappings::whole::{self, Untracked, whole};
+use crate::passing;
 use crate::table::ADDRESS_LIMIT;
 
 /// `UFFDIO_REGISTER`.
@@ -52,6 +53,7 @@ fn move_out(args: [usize; 6]) -> Result<usize> {
     let read = super::memory::read_own(args[2], &mut words, 24);
     let [_, source, len] = words;
     let sound = source.is_multiple_of(PAGE_BYTES) && len.is_multiple_of(PAGE_BYTES);
+    let _noted = sound.then(|| passing::note_if_any(source, len));
     // The kernel refuses the rest.
     let mut held = match read {
         Ok(()) if sound => guard(source, len),

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! `mlockall` reaches the agent's own memory, too, so no window is under way in its second step: see [`without_windows`].
-//! Between the two a window finds mappings that are locked, and keeps them so. A page that it merged there is broken by the
+//! Between the two a window finds mappings that are locked, and keeps them so (under `--any` there is none: [`passing`]). A page that it merged there is broken by the
 //! second step, as by a write of the guest's.
 
 use rustix::io::Result;
@@ -20,6 +20,7 @@ use super::call::{call, guard};
 use crate::lock::without_windows;
 use crate::mappings::discard::unread;
 use crate::mappings::whole::whole;
+use crate::passing;
 use crate::table::{ADDRESS_LIMIT, touches};
 use crate::thread::is_barred;
 use crate::window::staging::note_all_locked;
@@ -33,6 +34,7 @@ fn fill(
     mark: impl Fn() -> Result<usize>,
     call: impl Fn() -> Result<usize>,
 ) -> Result<usize> {
+    let _noted = passing::note_if_any(start, len);
     for last in (0..TRIES).rev() {
         let Some(mut held) = guard(start, len) else {
             break;
@@ -70,6 +72,7 @@ fn fill_locked(start: usize, len: usize, name: i64) -> Result<usize> {
 fn set_locked(start: usize, len: usize, name: i64, flags: usize) -> Result<usize> {
     let (first, span) = around(start, len);
     let args = [start, len, flags, 0, 0, 0];
+    let _noted = passing::note_if_any(first, span);
     let Some(mut guard) = guard(first, span) else {
         return call(name, args);
     };
@@ -107,6 +110,7 @@ fn tell_of_all(name: i64, flags: usize, future: bool) -> Result<usize> {
 }
 
 fn set_all_locked(name: i64, flags: usize, current: bool, future: bool) -> Result<usize> {
+    let _noted = passing::note_if_any(0, ADDRESS_LIMIT);
     let mut held = guard(0, ADDRESS_LIMIT);
     if let Some(guard) = held.as_mut().filter(|_| current) {
         let _ = whole(guard, 0, ADDRESS_LIMIT);

@@ -46,31 +46,32 @@ pub(crate) fn madvise(start: usize, len: usize, advice: i32) -> Result<usize> {
             pass_advice(start, len, advice)
         }
         _ if discard::discards(advice) => discard(start, len, advice),
-        _ => match guard(start, len) {
-            Some(mut guard) => discard::madvise(&mut guard, start, len, advice),
-            None => pass_advice(start, len, advice),
-        },
+        _ => {
+            let _noted = passing::note_if_any(start, len);
+            match guard(start, len) {
+                Some(mut guard) => discard::madvise(&mut guard, start, len, advice),
+                None => pass_advice(start, len, advice),
+            }
+        }
     };
     done.map(|()| 0)
 }
 
-/// Discards memory: where nothing is offered or stored the kernel does, without the lock ([`passing`]). **The limit**: where too many
-/// threads do so at a time, what was offered meanwhile is discarded again, and with it what another thread wrote behind the first discard.
+/// Discards memory: where nothing is offered or stored the kernel does, without the lock ([`passing`]).
 fn discard(start: usize, len: usize, advice: i32) -> Result<()> {
-    let noted = passing::note(start, len);
     let used = || {
         let mut held = guard(start, len)?;
         let used = held.table().is_used(start, len, false);
         used.then_some(held)
     };
-    if let Some(mut guard) = used() {
-        drop(noted);
-        return discard::madvise(&mut guard, start, len, advice);
-    }
-    let passed = pass_advice(start, len, advice);
-    match noted.is_none().then(used).flatten() {
-        Some(mut guard) => discard::madvise(&mut guard, start, len, advice),
-        None => passed,
+    let mut noted = None;
+    let held = used().or_else(|| {
+        noted = Some(passing::note(start, len));
+        used()
+    });
+    match held {
+        Some(mut held) => discard::madvise(&mut held, start, len, advice),
+        None => pass_advice(start, len, advice),
     }
 }
 
@@ -115,6 +116,7 @@ fn is_taken_back(guard: &mut Guard, start: usize, len: usize) -> bool {
 /// Makes a call that puts something else, or nothing, where the range was. Also one that fails may have unmapped it:
 /// then what the table has of it is wrong, and costs a look.
 fn replacing(start: usize, len: usize, name: i64, args: [usize; 6]) -> Result<usize> {
+    let _noted = passing::note_if_any(start, len);
     let mut held = guard(start, len);
     let taken_back = |held: &mut Guard| is_taken_back(held, start, len);
     if held.as_mut().is_some_and(taken_back) {
@@ -158,6 +160,11 @@ pub(crate) fn mmap(args: [usize; 6]) -> Result<usize> {
 /// mremap(2).
 pub(crate) fn mremap(remap: Remap) -> Result<usize> {
     let fixed = remap.flags & libc::MREMAP_FIXED != 0;
+    let target = || passing::note_if_any(remap.to, remap.new_len);
+    let _noted = (
+        passing::note_if_any(remap.old, remap.old_len),
+        fixed.then(target),
+    );
     let known = touches(remap.old, remap.old_len) || (fixed && touches(remap.to, remap.new_len));
     if let Some(mut guard) = known.then(lock).flatten() {
         let mut free = |at, len| !touches(at, len) || is_taken_back(&mut guard, at, len);
@@ -201,7 +208,9 @@ pub(crate) fn brk(end: usize) -> Result<usize> {
     if end == 0 {
         return Ok(old);
     }
-    let mut held = guard(end.min(old), end.max(old) - end.min(old));
+    let (low, high) = (end.min(old), end.max(old));
+    let _noted = passing::note_if_any(low, high - low);
+    let mut held = guard(low, high - low);
     let new = call(libc::SYS_brk, args(end))?;
     if let Some(guard) = &mut held {
         // What was behind the lower end is gone, or has come just now.
@@ -216,6 +225,7 @@ pub(crate) fn brk(end: usize) -> Result<usize> {
 pub(crate) fn mprotect(start: usize, len: usize, prot: usize) -> Result<usize> {
     let args = [start, len, prot, 0, 0, 0];
     // Held over the call, so that no window sees it half.
+    let _noted = passing::note_if_any(start, len);
     let _held = guard(start, len);
     call(libc::SYS_mprotect, args)
 }
@@ -252,6 +262,8 @@ pub(super) fn set_vma(args: [usize; 6]) -> Result<usize> {
 /// process_madvise(2): pidfd, ranges, how many, advice, flags.
 pub(crate) fn process_madvise(args: [usize; 6]) -> Result<usize> {
     let [pidfd, ranges, count, advice, flags, _] = args;
+    // It may discard, in any range.
+    let _noted = passing::note_if_any(0, ADDRESS_LIMIT);
     // Most of a process's calls go to others, or come before anything is known.
     if !touches(0, ADDRESS_LIMIT) || flags != 0 || count > 1024 || !is_self(pidfd) {
         return call(libc::SYS_process_madvise, args);
@@ -345,6 +357,7 @@ fn is_self(pidfd: usize) -> bool {
 
 /// Makes a call after which a mapping is not what it was: it finds it whole.
 fn changing(start: usize, len: usize, name: i64, args: [usize; 6]) -> Result<usize> {
+    let _noted = passing::note_if_any(start, len);
     let Some(mut guard) = guard(start, len) else {
         return call(name, args);
     };

@@ -301,16 +301,15 @@ impl Guest {
 
     /// Whether it has just come: nothing is known of its memory yet, and no answer is overdue.
     pub(crate) fn is_new(&self) -> bool {
-        let is_known = self.scanned.load(Acquire) || !self.is_awaited();
-        self.standing() == Standing::Served && !is_known
+        // That none was offered says nothing in its first seconds.
+        let offers = || self.counters.regions.load(Relaxed) > 0;
+        let is_known = self.scanned.load(Acquire) && (offers() || self.came.elapsed() > OFFERING);
+        self.standing() == Standing::Served && !is_known && self.is_awaited()
     }
 
-    /// Notes that all its memory has been looked at. That none was offered says nothing in its first seconds.
+    /// Notes that all its memory has been looked at.
     pub(crate) fn note_scan(&self) {
-        let offers = self.counters.regions.load(Relaxed) > 0;
-        if offers || self.came.elapsed() > OFFERING {
-            self.scanned.store(true, Release);
-        }
+        self.scanned.store(true, Release);
     }
 
     /// Whether an answer of the agent has come that no worker has taken yet.

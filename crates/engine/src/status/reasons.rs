@@ -1,11 +1,11 @@
 //! The reasons for which memory of guests is not merged, as codes and in words.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use wire::{GuestStatus, KnobValues, RunMode, WhyNot, WhyNotCode};
 
 /// Gives each guest its reasons. Of the `new` ones, by process, nothing is known yet.
-pub(super) fn give(guests: &mut [GuestStatus], new: &[u32], knobs: &KnobValues) {
+pub(super) fn give(guests: &mut [GuestStatus], new: &BTreeSet<u32>, knobs: &KnobValues) {
     let mut members = BTreeMap::<String, usize>::new();
     for guest in guests.iter() {
         *members.entry(guest.domain.raw().to_owned()).or_default() += 1;
@@ -197,7 +197,7 @@ mod tests {
             ..GuestStatus::default()
         };
         let mut all = [well, skips, dumb];
-        give(&mut all, &[], &KnobValues::default());
+        give(&mut all, &BTreeSet::new(), &KnobValues::default());
         let codes = |guest: &GuestStatus| guest.reasons.iter().map(|r| r.code).collect::<Vec<_>>();
         use WhyNotCode as Code;
         assert_eq!(codes(&all[0]), []);
@@ -241,7 +241,7 @@ mod tests {
                 pages_broken: 3,
                 ..GuestStatus::default()
             }];
-            give(&mut one, &[], &knobs);
+            give(&mut one, &BTreeSet::new(), &knobs);
             let why = one[0].reasons.iter().find(|r| r.code == WhyNotCode::Broken);
             why.unwrap().why.clone()
         };
@@ -259,7 +259,7 @@ mod tests {
                 ..KnobValues::default()
             };
             let mut both = [guest.clone(), guest];
-            give(&mut both, new, &knobs);
+            give(&mut both, &new.iter().copied().collect(), &knobs);
             let reasons = both[0].reasons.iter();
             reasons.map(|reason| reason.code).collect::<Vec<_>>()
         };

@@ -148,7 +148,9 @@ impl Looker {
                     Some(format!("reading its memory took more than {longest} s"));
                 outstanding -= 1;
                 // The thread sleeps until that process answers or ends; another one takes its place.
-                if let Err(error) = spawn() {
+                if outstanding > 0
+                    && let Err(error) = spawn()
+                {
                     threads -= 1;
                     if threads == 0 {
                         return Err(error).context(NO_THREAD);

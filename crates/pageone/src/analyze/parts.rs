@@ -245,8 +245,7 @@ fn mappings(pid: u32) -> Result<MemoryMaps> {
 
 /// Whether a mapping is of the agent's library.
 fn is_of_agent(mapping: &MemoryMap) -> bool {
-    let library = std::ffi::OsStr::new(crate::paths::AGENT);
-    matches!(&mapping.pathname, MMapPath::Path(path) if path.file_name() == Some(library))
+    matches!(&mapping.pathname, MMapPath::Path(path) if sys::subject::is_agent(&path.to_string_lossy()))
 }
 
 /// Ranges of [`PART`] pages.

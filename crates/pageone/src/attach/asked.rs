@@ -210,7 +210,7 @@ pub(super) fn said(mut child: Child) -> Result<(String, String)> {
     }
     let first = said.lines().find(|line| !line.is_empty());
     let why = first.map(|first| first.split_once("tached: ").map_or(first, |(_, why)| why));
-    // A panic says more than a line.
+    // Its first line is the reason, unless a signal ended it, as a panic does.
     match why.filter(|_| status.code().is_some()) {
         Some(why) => bail!("{why}"),
         None => bail!(

@@ -111,7 +111,7 @@ impl Target {
     /// There is none that could be taken out.
     pub(super) fn look_for_agent(pid: u32) -> Result<(Self, Record)> {
         let target = Self::open(pid)?;
-        if target.has("libpageone_agent") {
+        if target.has_agent() {
             bail!(OF_ITS_START);
         }
         if !target.leads_elsewhere() {
@@ -276,13 +276,19 @@ impl Target {
         })
     }
 
+    /// Whether the agent's library was loaded.
+    fn has_agent(&self) -> bool {
+        let mut mappings = self.mappings.iter();
+        mappings.any(|mapping| sys::subject::is_agent(&mapping.path))
+    }
+
     fn has(&self, part: &str) -> bool {
         let mut mappings = self.mappings.iter();
         mappings.any(|mapping| mapping.path.contains(part))
     }
 
     fn has_none(&self) -> Result<()> {
-        if self.has("libpageone_agent") {
+        if self.has_agent() {
             bail!(HasAgent::OfItsStart);
         }
         if self.leads_elsewhere() {

@@ -31,6 +31,9 @@ pub(super) fn checks_in_time(pid: u32, service: &Arc<Service>) -> Vec<Check> {
     let service = Arc::clone(service);
     within(LISTING, move || checks(pid, &service)).unwrap_or_else(|error| {
         let what = format!("cannot look at {pid}: {error}");
+        if error.kind() != ErrorKind::TimedOut {
+            return vec![Check::fail("process", what, "nothing is known of it")];
+        }
         let why =
             "its memory is locked, or one of its files lies on a file system that does not answer";
         let fix = format!("sudo cat /proc/{pid}/stack  # shows the call that it waits in");
@@ -681,7 +684,9 @@ mod tests {
                 .unwrap();
             // Its environment is there a moment after it is executed.
             let has_it = || crate::attach::variable(sleep.id(), b"PAGEONE_SOCKET=");
+            let begun = std::time::Instant::now();
             while !has_it().is_ok_and(|said| said.is_some()) {
+                assert!(begun.elapsed().as_secs() < 60, "{:?}", has_it());
                 std::thread::yield_now();
             }
             let told = told_socket(sleep.id());
