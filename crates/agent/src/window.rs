@@ -26,7 +26,7 @@
 //!    scan; all of them are new to the engine anyway. The sleepers wake, the staging area is emptied.
 //!
 //! The dangers, and the answer to each:
-//! - the guest's own munmap, mmap, mremap, madvise, mprotect over the chunk: wait for the lock;
+//! - the guest's own munmap, mmap, mremap, madvise, mprotect over the chunk: wait for the lock, or are noted before ([`passing`]);
 //! - fork: no window begins while libc forks, and a fork waits for the one under way (see
 //!   [`lock`](crate::lock)); a child made past libc would miss the pages that are out: a documented limit;
 //! - the engine's death: nothing here asks it anything;

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! `mlockall` reaches the agent's own memory, too, so no window is under way in its second step: see [`without_windows`].
-//! Between the two a window finds mappings that are locked, and keeps them so (under `--any` there is none: [`passing`]). A page that it merged there is broken by the
+//! Between the two a window finds mappings that are locked, and keeps them so. A page that it merged there is broken by the
 //! second step, as by a write of the guest's.
 
 use rustix::io::Result;

@@ -224,8 +224,8 @@ pub(crate) fn brk(end: usize) -> Result<usize> {
 /// mprotect(2).
 pub(crate) fn mprotect(start: usize, len: usize, prot: usize) -> Result<usize> {
     let args = [start, len, prot, 0, 0, 0];
-    // Held over the call, so that no window sees it half.
     let _noted = passing::note_if_any(start, len);
+    // Held over the call, so that no window sees it half.
     let _held = guard(start, len);
     call(libc::SYS_mprotect, args)
 }
@@ -263,7 +263,8 @@ pub(super) fn set_vma(args: [usize; 6]) -> Result<usize> {
 pub(crate) fn process_madvise(args: [usize; 6]) -> Result<usize> {
     let [pidfd, ranges, count, advice, flags, _] = args;
     // It may discard, in any range.
-    let _noted = passing::note_if_any(0, ADDRESS_LIMIT);
+    let is_news = !touches(0, ADDRESS_LIMIT);
+    let _noted = is_news.then(|| passing::note(0, ADDRESS_LIMIT));
     // Most of a process's calls go to others, or come before anything is known.
     if !touches(0, ADDRESS_LIMIT) || flags != 0 || count > 1024 || !is_self(pidfd) {
         return call(libc::SYS_process_madvise, args);
