@@ -19,9 +19,9 @@
 //!
 //! A thread that knows that something is offered makes no note: it would keep windows away while it waits for the lock.
 //!
-//! One of both sees the other's mark, for a fence stands between mark and look. A note that is never taken back (a handler
-//! jumped out of the call, or a child made by a bare clone(2) copied it) keeps windows from its range, or from all memory if that was
-//! between two of its stores. It costs no byte.
+//! One of both sees the other's mark, for a fence stands between mark and look. A note may be left behind: a handler jumped out of the
+//! call, or a child made by a bare clone(2) copied it. It keeps windows from its range, or from all memory if that was between two of
+//! its stores. It costs no byte.
 
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 
