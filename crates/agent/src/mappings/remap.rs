@@ -659,3 +659,63 @@ fn put(guard: &mut Guard, range: Range<usize>, offered: bool) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use wire::CHUNK_PAGES;
+
+    use super::*;
+    use crate::lock::lock;
+
+    /// Page by page it is plain, and slow for terabytes.
+    #[test]
+    fn what_moves_is_offered_as_it_was_and_nothing_else() {
+        const CHUNKS: usize = 5;
+        let bases = [0x7ae0_0000_0000_usize, 0x7ae4_0000_0000];
+        // Numbers that look random, and are the same in each run (xorshift).
+        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut random = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state
+        };
+        let pages =
+            |base: usize| (0..CHUNKS * CHUNK_PAGES).map(move |page| base + page * PAGE_BYTES);
+        for turn in 0..40 {
+            let mut guard = lock().unwrap();
+            for base in bases {
+                for chunk in (0..CHUNKS).map(|chunk| base + chunk * CHUNK_BYTES) {
+                    // Of some chunks nothing is known.
+                    if random() % 4 > 0 {
+                        let some = PageBits([(); CHUNK_PAGES / 64].map(|()| random()));
+                        guard.table().make(chunk).unwrap().offer(some);
+                    }
+                }
+            }
+            let mut below = |end: usize| usize::try_from(random()).unwrap() % end;
+            let len = (1 + below(3 * CHUNK_PAGES)) * PAGE_BYTES;
+            let [from, to] = bases.map(|base| base + below(2 * CHUNK_PAGES) * PAGE_BYTES);
+            let mut wanted = Vec::new();
+            for at in pages(bases[1]) {
+                let source = match (to..to + len).contains(&at) {
+                    true => from + (at - to),
+                    false => at,
+                };
+                wanted.push(is_offered(&mut guard, source));
+            }
+            carry(&mut guard, from..from + len, to);
+            let found: Vec<_> = pages(bases[1])
+                .map(|at| is_offered(&mut guard, at))
+                .collect();
+            assert!(
+                found == wanted,
+                "turn {turn}: {from:x} to {to:x}, {len:x} bytes"
+            );
+            for base in bases {
+                forget(&mut guard, base, CHUNKS * CHUNK_BYTES);
+                (0..CHUNKS).for_each(|chunk| guard.table().mark_clean(base + chunk * CHUNK_BYTES));
+            }
+        }
+    }
+}
