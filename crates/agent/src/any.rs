@@ -239,7 +239,7 @@ impl Numbers {
 
 impl Default for Numbers {
     fn default() -> Self {
-        Self([0; _])
+        Self([0; Self::BITS / 64])
     }
 }
 
