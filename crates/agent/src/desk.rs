@@ -16,7 +16,7 @@
 //!   a hook asks, and then looks where it sleeps. So one of the two sees the other (both in the one order of `SeqCst`).
 //! - D4. A job waits for nothing but the kernel, takes no lock, and leaves nothing frozen.
 //! - D5. No hook waits for long for a thread that does not come. It takes a job back that was not taken within [`PATIENCE`]; within
-//!   [`AGAIN`], if the last one was not taken either. From a thread that was killed alone it takes any job back. Then it does the job itself: jobs ask the kernel for what there is, so they may be
+//!   [`AGAIN`], if the thread did not sleep, or did not take the last one. From a thread that was killed alone it takes any job back. Then it does the job itself: jobs ask the kernel for what there is, so they may be
 //!   begun anew.
 //!
 //! A hook whose thread stands on memory that is frozen by its own job sleeps meanwhile, like any other thread. What it wakes for it
@@ -70,7 +70,7 @@ pub(crate) enum Place {
 
 /// So long a hook waits for the agent's thread to take its job: on a busy machine that has to wait for a CPU.
 const PATIENCE: Duration = Duration::from_millis(200);
-/// The same where it did not take the last one: it may be stopped.
+/// The same where it is at other work, or did not take the last one: it may be stopped.
 const AGAIN: Duration = Duration::from_millis(10);
 const MOMENT: Timespec = Timespec {
     tv_sec: 0,
@@ -95,15 +95,12 @@ impl Desk {
         } else if place == Place::Lock as u32 {
             knock();
         }
-        self.wait(agent)
+        // Relaxed: the caller holds the lock.
+        let is_busy = place == Place::Awake as u32 || self.missed.load(Ordering::Relaxed);
+        self.wait(agent, if is_busy { AGAIN } else { PATIENCE })
     }
 
-    fn wait(&self, agent: u32) -> bool {
-        // Relaxed: the caller holds the lock.
-        let patience = match self.missed.load(Ordering::Relaxed) {
-            true => AGAIN,
-            false => PATIENCE,
-        };
+    fn wait(&self, agent: u32, patience: Duration) -> bool {
         let end = now() + patience;
         loop {
             // Acquire pairs with the Release in `serve`: what the job wrote is there.
