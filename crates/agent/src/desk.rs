@@ -16,8 +16,8 @@
 //!   a hook asks, and then looks where it sleeps. So one of the two sees the other (both in the one order of `SeqCst`).
 //! - D4. A job waits for nothing but the kernel, takes no lock, and leaves nothing frozen.
 //! - D5. No hook waits for long for a thread that does not come. It takes a job back that was not taken within [`PATIENCE`]; within
-//!   [`AGAIN`], if the thread did not sleep, or did not take the last one. From a thread that was killed alone it takes any job back. Then it does the job itself: jobs ask the kernel for what there is, so they may be
-//!   begun anew.
+//!   [`AGAIN`], if the thread did not sleep, or did not take the last one. From a thread that was killed alone it takes any job back.
+//!   Then it does the job itself: jobs ask the kernel for what there is, so they may be begun anew.
 //!
 //! A hook whose thread stands on memory that is frozen by its own job sleeps meanwhile, like any other thread. What it wakes for it
 //! finds thawed, or waits for it (D4).

@@ -466,8 +466,7 @@ impl Chunk {
     /// The mapping of `pages` is gone.
     pub(crate) fn forget(&mut self, pages: PageBits) {
         self.withdraw(pages);
-        self.stored = self.stored & !pages;
-        self.noted = self.noted & !pages;
+        self.unstore(pages);
         self.release(pages);
     }
 
@@ -505,16 +504,16 @@ impl Chunk {
         self.odd = true;
     }
 
-    /// `page` lies in no mapping of a store any more.
-    pub(crate) fn unstore(&mut self, page: usize) {
-        self.stored.remove(page);
-        self.noted.remove(page);
+    /// `pages` lie in no mapping of a store any more.
+    pub(crate) fn unstore(&mut self, pages: PageBits) {
+        self.stored = self.stored & !pages;
+        self.noted = self.noted & !pages;
     }
 
     /// A stored page has become anonymous, with the attributes it had: those of the chunk, or its own.
     pub(crate) fn is_anonymous(&mut self, page: usize) {
         let own = self.odd;
-        self.unstore(page);
+        self.unstore(PageBits::of(page..page + 1));
         self.odd &= !self.stored.is_empty();
         if !self.offered.contains(page) {
             return;
@@ -530,7 +529,7 @@ impl Chunk {
 
     /// No mapping of a store is where `page` lies: another has come there, by a call that no hook saw.
     pub(crate) fn is_not_stored(&mut self, page: usize) {
-        self.unstore(page);
+        self.unstore(PageBits::of(page..page + 1));
         self.odd &= !self.stored.is_empty();
         if self.offered.contains(page) {
             self.reading = Reading::Wanted;
@@ -573,7 +572,7 @@ impl Chunk {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::lock::lock;
 
@@ -608,16 +607,20 @@ mod tests {
         assert!(!chunk.mergeable().contains(3) && chunk.mergeable().contains(4));
     }
 
-    #[test]
-    fn calls_over_many_pages_do_what_they_do_page_by_page() {
-        // Numbers that look random, and are the same in each run (xorshift).
-        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-        let mut random = || {
+    /// Numbers that look random, and are the same in each run (xorshift).
+    pub(crate) fn randoms() -> impl FnMut() -> u64 {
+        let mut state = 0x9e37_79b9_7f4a_7c15;
+        move || {
             state ^= state << 13;
             state ^= state >> 7;
             state ^= state << 17;
             state
-        };
+        }
+    }
+
+    #[test]
+    fn calls_over_many_pages_do_what_they_do_page_by_page() {
+        let mut random = randoms();
         let operations: [fn(&mut Chunk, PageBits); 5] = [
             Chunk::withdraw,
             Chunk::forget,

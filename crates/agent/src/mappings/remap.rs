@@ -666,20 +666,14 @@ mod tests {
 
     use super::*;
     use crate::lock::lock;
+    use crate::table::tests::randoms;
 
     /// Page by page it is plain, and slow for terabytes.
     #[test]
     fn what_moves_is_offered_as_it_was_and_nothing_else() {
         const CHUNKS: usize = 5;
         let bases = [0x7ae0_0000_0000_usize, 0x7ae4_0000_0000];
-        // Numbers that look random, and are the same in each run (xorshift).
-        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-        let mut random = || {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            state
-        };
+        let mut random = randoms();
         let pages =
             |base: usize| (0..CHUNKS * CHUNK_PAGES).map(move |page| base + page * PAGE_BYTES);
         for turn in 0..40 {
@@ -687,7 +681,7 @@ mod tests {
             for base in bases {
                 for chunk in (0..CHUNKS).map(|chunk| base + chunk * CHUNK_BYTES) {
                     // Of some chunks nothing is known.
-                    if random() % 4 > 0 {
+                    if !random().is_multiple_of(4) {
                         let some = PageBits([(); CHUNK_PAGES / 64].map(|()| random()));
                         guard.table().make(chunk).unwrap().offer(some);
                     }

@@ -18,6 +18,8 @@
 //!   `sys::pins`). There remains I/O that a process of this kind begins on a settled page in
 //!   the microseconds between that look and the freeze.
 
+use wire::PageBits;
+
 use super::{Access, BATCH_PAGES, Errno, Guard, Item, Job, PAGE_BYTES, Source, Window};
 use super::{Categories, PageOutcome, PageRun, Target, Watch};
 use super::{adjacent, equal_run, left, mapping, now, page_at, set};
@@ -211,7 +213,7 @@ fn replace(guard: &mut Guard, job: &mut Job<'_>, first: Item, run: usize) -> Pag
         .get(job.chunk)
         .filter(|_| outcome == PageOutcome::Zeroed)
     {
-        (page..page + run).for_each(|page| chunk.unstore(page));
+        chunk.unstore(PageBits::of(page..page + run));
         guard.table().mark_dirty(job.chunk);
     }
     outcome
