@@ -703,6 +703,7 @@ static void *serve(void *first)
 		COMMAND("stop") stop();
 		COMMAND("kin") say(start_kin(a, b));
 		COMMAND("endkin") say(stop_kin());
+		COMMAND("kinlock") say(lock_by_kin(a, b));
 		COMMAND("behind") say(lose_behind(a, b));
 		COMMAND("wishksm") say(errno_of(prctl(67 /* PR_SET_MEMORY_MERGE */, 1, 0, 0, 0)));
 		COMMAND("late") say(start_late());

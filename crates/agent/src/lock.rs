@@ -60,6 +60,8 @@ pub(crate) struct PerProcess {
     /// The agent's thread and, one more than their numbers there, its descriptors: what tracks, what freezes, its list of
     /// mappings. Zeros where it has none. Changed under the lock.
     pub(crate) lent: [AtomicU32; 4],
+    /// What a thread has frozen to make it whole: start and length, which is 0 for nothing. Changed under the lock.
+    pub(crate) frozen: [AtomicUsize; 2],
     /// Where hooks ask that thread to do work that takes descriptors.
     pub(crate) desk: Desk,
     /// Where discards are counted: in the session's lifeline, or 0. Changed under the lock.

@@ -1088,6 +1088,33 @@ fn a_process_that_shares_memory_loses_nothing_while_it_is_made_whole() {
     guest.run("check");
 }
 
+/// It is killed between the freeze and the new mapping, with no thread of the guest's.
+#[cfg(debug_assertions)] // only such builds can be made to die
+#[test]
+fn a_process_that_is_killed_while_it_makes_memory_whole_leaves_no_writer_asleep() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("board");
+    let board = sys::fault::Board::new(&path).unwrap();
+    let fault = path.to_str().unwrap();
+    for serves in [true, false] {
+        let start = |engine: &Engine| Guest::start_with(&engine.socket(), "PAGEONE_FAULT", fault);
+        let (mut engine, mut guest) = merged_chunks_of(1, start);
+        if !serves {
+            end_session(&mut engine, &mut guest);
+        }
+        assert!(board.arm(&format!("place {} 1 0", sys::fault::KILLED)));
+        assert_eq!(guest.run("kinlock 0 512"), "9", "served {serves}");
+        board.clear();
+        guest.run("check");
+        // Each write waits until the agent's thread finds that the lock's holder is gone.
+        guest.run("fill 0 512 6");
+        guest.run("check");
+        guest.run("lock 0 512");
+        assert_eq!(stored(&guest), 0, "served {serves}");
+        guest.run("check");
+    }
+}
+
 #[test]
 fn a_thread_on_a_stack_in_merged_memory_makes_it_whole() {
     // Where an agent serves, it does so for the thread. Else the thread does, on a stack apart, and leaves the pages around its control

@@ -24,7 +24,8 @@
 //! - fork: waits for the lock. A process without an agent's descriptors and with a single thread needs no
 //!   freeze: no other thread is there to write;
 //! - whatever fails before the new mapping is in place leaves the old one there, thawed;
-//! - the calling thread itself: see below.
+//! - the calling thread itself: see below;
+//! - a thread that is killed in between, with a process that shares this memory: the agent's thread thaws what it left ([`thaw_left`]).
 //!
 //! **The ground it stands on.** Where an agent serves, its thread does it for the one that asks, which sleeps
 //! ([`desk`](crate::desk)). Then it stands on nothing of the program's. Else it runs on the guest's own thread, which does not have the
@@ -41,6 +42,7 @@
 //! The tempting alternative, to write each page where it lies, gives it a frame of its own and leaves it in a
 //! mapping of a file. Such a mapping is not taken by mbind, mseal, MADV_WIPEONFORK or another userfaultfd.
 
+use std::cell::Cell;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::Ordering;
@@ -58,7 +60,7 @@ use super::scarce::scarce;
 use super::stores::is_store;
 use super::tally;
 use crate::any::Words;
-use crate::lock::Guard;
+use crate::lock::{Guard, PerProcess, existing, lock};
 use crate::table::{ADDRESS_LIMIT, Chunk, pages_of, parts_by};
 use crate::thread::{self, Life};
 
@@ -506,6 +508,10 @@ enum Still {
         /// What tracks the memory, and has to let go of it first.
         uffd: Option<Uffd>,
         freezer: Freezer,
+        /// Where the range stands that is frozen, for [`thaw_left`].
+        process: &'static PerProcess,
+        /// Whether some of it could not be thawed.
+        stuck: Cell<bool>,
     },
 }
 
@@ -515,29 +521,76 @@ fn is_alone(life: &Life) -> Result<bool> {
     Ok(!is_shared && sys::task::threads()? <= life.idle_threads() + 1)
 }
 
+/// What the agent's thread lends, for the calling thread: what tracks, and what freezes.
+///
+/// # Errors
+/// What pidfd_getfd(2) gives for what tracks.
+fn borrow(process: &PerProcess) -> Result<(Option<Uffd>, Option<Freezer>)> {
+    let lent = process.lent.each_ref();
+    let [tid, uffd, freezer, _] = lent.map(|number| number.load(Ordering::Relaxed));
+    // The thread that lent them may have been killed alone, and its number be another's.
+    let lives = tid != 0 && process.life.number.load(Ordering::Relaxed) == tid;
+    let [uffd, freezer] = [uffd, freezer].map(|fd| fd.checked_sub(1).filter(|_| lives));
+    let uffd = uffd.map(|fd| Uffd::of_thread(tid, fd)).transpose()?;
+    let freezer = freezer.and_then(|fd| Freezer::of_thread(tid, fd).ok());
+    Ok((uffd, freezer))
+}
+
+/// Thaws what a thread left frozen. It was killed in a call, alone or with a process that shares this memory, and the lock was taken from it.
+/// For the agent's thread, from time to time: who wants to write there sleeps, and makes no call.
+///
+/// Only a lent freezer is open still. One that the dead thread opened itself went with its process.
+pub(crate) fn thaw_left() {
+    let frozen = |process: &PerProcess| process.frozen[1].load(Ordering::Relaxed) != 0;
+    if existing().is_some_and(frozen)
+        && let Some(guard) = lock()
+    {
+        thaw_left_of(guard.process());
+    }
+}
+
+/// The same, with the lock held: its holder has frozen nothing yet.
+fn thaw_left_of(process: &PerProcess) {
+    let [start, len] = process.frozen.each_ref();
+    let [start, len] = [start, len].map(|word| word.load(Ordering::Relaxed));
+    if len == 0 {
+        return;
+    }
+    let thawed = match borrow(process) {
+        Ok((uffd, Some(freezer))) => {
+            let thawed = freezer.thaw(start, len);
+            if let Some(uffd) = uffd.filter(|_| thawed.is_ok()) {
+                let _ = uffd.register(start, len, Watch::Track);
+            }
+            let _ = freezer.wake(start, len);
+            thawed
+        }
+        Ok((_, None)) => Ok(()),
+        Err(errno) => Err(errno),
+    };
+    // With room for the kernel's own records, or for descriptors, it will be.
+    if !matches!(thawed, Err(Errno::NOMEM | Errno::MFILE | Errno::NFILE)) {
+        process.frozen[1].store(0, Ordering::Relaxed);
+    }
+}
+
 impl Still {
     fn of(guard: &Guard) -> Result<Self> {
-        let (lent, life) = (guard.process().lent.each_ref(), &guard.process().life);
-        let [tid, uffd, freezer, _] = lent.map(|number| number.load(Ordering::Relaxed));
-        // The thread that lent them may have been killed alone, and its number be another's.
-        let lives = tid != 0 && life.number.load(Ordering::Relaxed) == tid;
-        let [uffd, freezer] = [uffd, freezer].map(|fd| fd.checked_sub(1).filter(|_| lives));
-        let uffd = match uffd {
-            Some(fd) => Some(Uffd::of_thread(tid, fd)?),
-            None if is_alone(life)? => return Ok(Self::Alone),
-            None => None,
-        };
-        let lent = || {
-            let fd = freezer.ok_or(Errno::BADF)?;
-            Freezer::of_thread(tid, fd)
-        };
-        // One that is closed after the call leaves nothing frozen, whatever fails. Not all may make one, so the lent one is there without
-        // an engine, too.
-        let freezer = match uffd {
-            Some(_) => lent().or_else(|_| Freezer::open(None))?,
-            None => Freezer::open(None).or_else(|errno| lent().map_err(|_| errno))?,
-        };
-        Ok(Self::Frozen { uffd, freezer })
+        let process = guard.process();
+        let (uffd, freezer) = borrow(process)?;
+        if uffd.is_none() && is_alone(&process.life)? {
+            return Ok(Self::Alone);
+        }
+        // The lent one first: the agent's thread can thaw by it, if this one is killed.
+        let freezer = freezer.map_or_else(|| Freezer::open(None), Ok)?;
+        thaw_left_of(process);
+        let stuck = Cell::default();
+        Ok(Self::Frozen {
+            uffd,
+            freezer,
+            process,
+            stuck,
+        })
     }
 
     /// Whether it is as it was, after a call of the program's in which a handler of signals may have made a thread.
@@ -578,16 +631,24 @@ impl Still {
         let Self::Frozen { freezer, .. } = self else {
             return Ok(());
         };
-        freezer
-            .freeze(start, len)
-            .inspect_err(|_| _ = self.give_up(start, len))
+        self.note(start, len);
+        freezer.freeze(start, len).inspect_err(|_| {
+            self.give_up(start, len);
+            self.forget();
+        })
     }
 
     /// The range is as it was: it thaws, is tracked again, and the sleepers wake. Tells whether it has thawed.
     fn give_up(&self, start: usize, len: usize) -> bool {
         /// Only memory for the kernel's own records can be missing, and its split mappings become fewer.
         const PATIENCE: usize = 10_000;
-        let Self::Frozen { uffd, freezer } = self else {
+        let Self::Frozen {
+            uffd,
+            freezer,
+            stuck,
+            ..
+        } = self
+        else {
             return true;
         };
         let thawed = (0..PATIENCE).any(|_| {
@@ -601,7 +662,32 @@ impl Still {
             let _ = uffd.register(start, len, Watch::Track);
         }
         let _ = freezer.wake(start, len);
+        if !thawed {
+            self.note(start, len);
+            stuck.set(true);
+        }
         thawed
+    }
+
+    /// Notes that a range is frozen from here on, unless another stays so.
+    fn note(&self, start: usize, len: usize) {
+        let Self::Frozen { process, stuck, .. } = self else {
+            return;
+        };
+        if !stuck.get() {
+            // In this order: the thread may be killed in between.
+            process.frozen[0].store(start, Ordering::Relaxed);
+            process.frozen[1].store(len, Ordering::Relaxed);
+        }
+    }
+
+    /// Nothing of the range is frozen any more, but for what could not be thawed.
+    fn forget(&self) {
+        if let Self::Frozen { process, stuck, .. } = self
+            && !stuck.get()
+        {
+            process.frozen[1].store(0, Ordering::Relaxed);
+        }
     }
 
     /// Something else is there by now.
@@ -678,6 +764,7 @@ impl Copy {
                 Some(pagemap) => self.put_unwritten(guard, still, pagemap, len),
             };
             // All of it is in place or given back by now.
+            still.forget();
             self.at += len;
             self.aside.start += len;
             made?;

@@ -16,6 +16,7 @@ use wire::{Answer, MAX_MESSAGE};
 use super::alone::Alone;
 use crate::desk::{Desk, Place};
 use crate::lock::per_process;
+use crate::mappings::whole::thaw_left;
 use crate::thread::{Life, Why};
 
 /// A connection that no engine has answered on yet.
@@ -110,7 +111,10 @@ impl<'a> Link<'a> {
             }
             match polled {
                 Ok(0) if most.is_some() => return Ok(false),
-                Ok(0) => self.alone.leave_if_last(),
+                Ok(0) => {
+                    self.alone.leave_if_last();
+                    thaw_left();
+                }
                 Ok(_) => return Ok(true),
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno),
@@ -175,7 +179,7 @@ impl AsFd for Link<'_> {
     }
 }
 
-/// How often an agent that waits looks whether its thread is the last.
+/// How often an agent that waits looks whether its thread is the last, and whether a thread left something frozen.
 const SECOND: Timespec = Timespec {
     tv_sec: 1,
     tv_nsec: 0,

@@ -179,6 +179,7 @@ fn run(own: &Own, alone: &Alone) {
         }
         leave_alone();
         alone.leave_if_last();
+        whole::thaw_left();
         let failed = ended.is_err();
         let more = life.nap(seen, SECOND, if failed { pause } else { SECOND }, || {
             alone.leave_if_last()
@@ -426,6 +427,7 @@ impl<'a> Session<'a> {
             match Question::decode(packet).map_err(|_| Errno::PROTO)? {
                 Question::Sync { lifeline, adopted } => {
                     link.leave_if_last();
+                    whole::thaw_left();
                     if lifeline {
                         let new = received.descriptors.iter_mut().find_map(Option::take);
                         self.renew(&new.ok_or(Errno::PROTO)?)?;
