@@ -5,9 +5,17 @@ use wire::PAGE_BYTES;
 
 use crate::life;
 use crate::lock::{Guard, lock};
+use crate::passing;
 use crate::table::touches;
 
-/// Takes the lock when the range touches known chunks.
+/// Makes a call over a range as no window may see it half: with the lock, where something is known of the range, else with a note of it
+/// ([`passing`]). A call that may wait for a thread of the program drops the lock first.
+pub(super) fn over<T>(start: usize, len: usize, call: impl FnOnce(&mut Option<Guard>) -> T) -> T {
+    let _noted = passing::note_if_any(start, len);
+    call(&mut guard(start, len))
+}
+
+/// Takes the lock when the range touches known chunks. For what is behind a call; before it, see [`over`].
 pub(super) fn guard(start: usize, len: usize) -> Option<Guard> {
     life::bring_back();
     touches(start, len).then(lock).flatten()

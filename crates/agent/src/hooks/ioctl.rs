@@ -13,11 +13,10 @@
 use rustix::io::{Errno, Result};
 use wire::PAGE_BYTES;
 
-use super::call::{call, guard};
+use super::call::{call, over};
 use crate::any;
 use crate::lock::{existing, lock};
 use crate::mappings::whole::{self, Untracked, whole};
-use crate::passing;
 use crate::table::ADDRESS_LIMIT;
 
 /// `UFFDIO_REGISTER`.
@@ -53,16 +52,15 @@ fn move_out(args: [usize; 6]) -> Result<usize> {
     let read = super::memory::read_own(args[2], &mut words, 24);
     let [_, source, len] = words;
     let sound = source.is_multiple_of(PAGE_BYTES) && len.is_multiple_of(PAGE_BYTES);
-    let _noted = sound.then(|| passing::note_if_any(source, len));
-    // The kernel refuses the rest.
-    let mut held = match read {
-        Ok(()) if sound => guard(source, len),
-        _ => None,
-    };
-    if let Some(held) = &mut held {
-        whole(held, source, len).map_err(|_| Errno::NOMEM)?;
+    if read.is_err() || !sound {
+        return call(libc::SYS_ioctl, args); // refused by the kernel
     }
-    call(libc::SYS_ioctl, args)
+    over(source, len, |held| {
+        if let Some(held) = held {
+            whole(held, source, len).map_err(|_| Errno::NOMEM)?;
+        }
+        call(libc::SYS_ioctl, args)
+    })
 }
 
 /// Lets go of the range in the structure at `argument`, if the kernel can read one there.

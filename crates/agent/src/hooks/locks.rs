@@ -16,7 +16,7 @@
 use rustix::io::Result;
 use wire::PAGE_BYTES;
 
-use super::call::{call, guard};
+use super::call::{call, guard, over};
 use crate::lock::without_windows;
 use crate::mappings::discard::unread;
 use crate::mappings::whole::whole;
@@ -72,14 +72,15 @@ fn fill_locked(start: usize, len: usize, name: i64) -> Result<usize> {
 fn set_locked(start: usize, len: usize, name: i64, flags: usize) -> Result<usize> {
     let (first, span) = around(start, len);
     let args = [start, len, flags, 0, 0, 0];
-    let _noted = passing::note_if_any(first, span);
-    let Some(mut guard) = guard(first, span) else {
-        return call(name, args);
-    };
-    let _ = whole(&mut guard, first, span);
-    let result = call(name, args);
-    unread(&mut guard, first, span);
-    result
+    over(first, span, |held| {
+        let Some(guard) = held else {
+            return call(name, args);
+        };
+        let _ = whole(guard, first, span);
+        let result = call(name, args);
+        unread(guard, first, span);
+        result
+    })
 }
 
 /// mlock(2).
@@ -110,16 +111,17 @@ fn tell_of_all(name: i64, flags: usize, future: bool) -> Result<usize> {
 }
 
 fn set_all_locked(name: i64, flags: usize, current: bool, future: bool) -> Result<usize> {
-    let _noted = passing::note_if_any(0, ADDRESS_LIMIT);
-    let mut held = guard(0, ADDRESS_LIMIT);
-    if let Some(guard) = held.as_mut().filter(|_| current) {
-        let _ = whole(guard, 0, ADDRESS_LIMIT);
-    }
-    let result = tell_of_all(name, flags, future);
-    if let Some(guard) = held.as_mut().filter(|_| current) {
-        unread(guard, 0, ADDRESS_LIMIT);
-    }
-    result
+    over(0, ADDRESS_LIMIT, |held| {
+        let mut held = held.as_mut().filter(|_| current);
+        if let Some(guard) = &mut held {
+            let _ = whole(guard, 0, ADDRESS_LIMIT);
+        }
+        let result = tell_of_all(name, flags, future);
+        if let Some(guard) = held {
+            unread(guard, 0, ADDRESS_LIMIT);
+        }
+        result
+    })
 }
 
 /// mlockall(2).

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use rustix::io::{Errno, Result};
 use wire::PAGE_BYTES;
 
-use super::call::{call, guard, is_readable};
+use super::call::{call, guard, is_readable, over};
 use crate::config::config;
 use crate::life;
 use crate::lock::{Guard, existing, lock};
@@ -46,13 +46,10 @@ pub(crate) fn madvise(start: usize, len: usize, advice: i32) -> Result<usize> {
             pass_advice(start, len, advice)
         }
         _ if discard::discards(advice) => discard(start, len, advice),
-        _ => {
-            let _noted = passing::note_if_any(start, len);
-            match guard(start, len) {
-                Some(mut guard) => discard::madvise(&mut guard, start, len, advice),
-                None => pass_advice(start, len, advice),
-            }
-        }
+        _ => over(start, len, |held| match held {
+            Some(guard) => discard::madvise(guard, start, len, advice),
+            None => pass_advice(start, len, advice),
+        }),
     };
     done.map(|()| 0)
 }
@@ -116,26 +113,26 @@ fn is_taken_back(guard: &mut Guard, start: usize, len: usize) -> bool {
 /// Makes a call that puts something else, or nothing, where the range was. Also one that fails may have unmapped it:
 /// then what the table has of it is wrong, and costs a look.
 fn replacing(start: usize, len: usize, name: i64, args: [usize; 6]) -> Result<usize> {
-    let _noted = passing::note_if_any(start, len);
-    let mut held = guard(start, len);
-    let taken_back = |held: &mut Guard| is_taken_back(held, start, len);
-    if held.as_mut().is_some_and(taken_back) {
-        drop(held);
-        let result = call(name, args);
-        // What is unmapped stays kept back until something new is mapped there. What was offered there since is news.
-        if name == libc::SYS_mmap
-            && result.is_ok()
-            && let Some(mut held) = guard(start, len)
-        {
-            discard::forget_kept(&mut held, start, len);
+    over(start, len, |held| {
+        let taken_back = |held: &mut Guard| is_taken_back(held, start, len);
+        if held.as_mut().is_some_and(taken_back) {
+            *held = None;
+            let result = call(name, args);
+            // What is unmapped stays kept back until something new is mapped there. What was offered there since is news.
+            if name == libc::SYS_mmap
+                && result.is_ok()
+                && let Some(mut held) = guard(start, len)
+            {
+                discard::forget_kept(&mut held, start, len);
+            }
+            return result;
         }
-        return result;
-    }
-    let result = call(name, args);
-    if let (Some(held), Ok(_)) = (&mut held, result) {
-        discard::forget(held, start, len.next_multiple_of(PAGE_BYTES));
-    }
-    result
+        let result = call(name, args);
+        if let (Some(held), Ok(_)) = (held, result) {
+            discard::forget(held, start, len.next_multiple_of(PAGE_BYTES));
+        }
+        result
+    })
 }
 
 /// munmap(2).
@@ -209,25 +206,22 @@ pub(crate) fn brk(end: usize) -> Result<usize> {
         return Ok(old);
     }
     let (low, high) = (end.min(old), end.max(old));
-    let _noted = passing::note_if_any(low, high - low);
-    let mut held = guard(low, high - low);
-    let new = call(libc::SYS_brk, args(end))?;
-    if let Some(guard) = &mut held {
-        // What was behind the lower end is gone, or has come just now.
-        let from = old.min(new).next_multiple_of(PAGE_BYTES);
-        let to = old.max(new).next_multiple_of(PAGE_BYTES);
-        discard::forget(guard, from, to - from);
-    }
-    Ok(new)
+    over(low, high - low, |held| {
+        let new = call(libc::SYS_brk, args(end))?;
+        if let Some(guard) = held {
+            // What was behind the lower end is gone, or has come just now.
+            let from = old.min(new).next_multiple_of(PAGE_BYTES);
+            let to = old.max(new).next_multiple_of(PAGE_BYTES);
+            discard::forget(guard, from, to - from);
+        }
+        Ok(new)
+    })
 }
 
 /// mprotect(2).
 pub(crate) fn mprotect(start: usize, len: usize, prot: usize) -> Result<usize> {
     let args = [start, len, prot, 0, 0, 0];
-    let _noted = passing::note_if_any(start, len);
-    // Held over the call, so that no window sees it half.
-    let _held = guard(start, len);
-    call(libc::SYS_mprotect, args)
+    over(start, len, |_| call(libc::SYS_mprotect, args))
 }
 
 /// pkey_mprotect(2).
@@ -358,21 +352,22 @@ fn is_self(pidfd: usize) -> bool {
 
 /// Makes a call after which a mapping is not what it was: it finds it whole.
 fn changing(start: usize, len: usize, name: i64, args: [usize; 6]) -> Result<usize> {
-    let _noted = passing::note_if_any(start, len);
-    let Some(mut guard) = guard(start, len) else {
-        return call(name, args);
-    };
-    whole(&mut guard, start, len).map_err(|_| Errno::NOMEM)?;
-    // The policy of a store's mapping is the store's, and not this process's to set.
-    let of_store = matches!(name, libc::SYS_mbind | SYS_HOME_NODE);
-    let of_store = of_store && thread::may_look();
-    if of_store && guard.table().may_be_stored(start, len) && is_any_stored(&mut guard, start, len)?
-    {
-        return Err(Errno::NOMEM);
-    }
-    let result = call(name, args);
-    discard::unread(&mut guard, start, len);
-    result
+    over(start, len, |held| {
+        let Some(guard) = held else {
+            return call(name, args);
+        };
+        whole(guard, start, len).map_err(|_| Errno::NOMEM)?;
+        // The policy of a store's mapping is the store's, and not this process's to set.
+        let of_store = matches!(name, libc::SYS_mbind | SYS_HOME_NODE);
+        let of_store = of_store && thread::may_look();
+        if of_store && guard.table().may_be_stored(start, len) && is_any_stored(guard, start, len)?
+        {
+            return Err(Errno::NOMEM);
+        }
+        let result = call(name, args);
+        discard::unread(guard, start, len);
+        result
+    })
 }
 
 /// Whether a mapping of the range is a store's: what may be pinned was left as it lies.
