@@ -438,6 +438,9 @@ impl To {
 
     /// The process as the daemon's guest.
     fn guest(&self, pid: u32) -> Option<GuestStatus> {
+        if !client::shares_numbers(&self.socket) {
+            return None;
+        }
         let guests = self.status()?.guests;
         guests.into_iter().find(|guest| guest.pid == pid)
     }

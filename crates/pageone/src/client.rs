@@ -20,6 +20,10 @@ use crate::paths;
 pub(crate) const UNEXPECTED: &str =
     "the daemon sent an unexpected reply; it may be of another version: restart it";
 
+/// What is said where a process number of this command means another process to the daemon.
+pub(crate) const OTHER_NUMBERS: &str = "the daemon is in another PID namespace (a container's, or the host's), and knows processes by \
+    other numbers: ask where it runs, by the numbers there";
+
 /// A daemon may be silent for so long before the user is told.
 const SILENCE: Duration = Duration::from_secs(2);
 
@@ -56,6 +60,14 @@ pub(crate) fn domain_of(socket: &Path, pid: u32, began: u64, name: &str) -> Resu
     let name = name.to_owned();
     let request = Request::DomainOf(DomainOf { pid, began, name });
     ask_quietly(socket, &request, RULING)
+}
+
+/// Whether the daemon at `socket` knows processes by the numbers that this one sees. Where it cannot be told, or none serves, it does.
+pub(crate) fn shares_numbers(socket: &Path) -> bool {
+    let connection = sys::socket::connect(socket).ok();
+    let peer = connection.and_then(|connection| sys::socket::peer(&connection).ok());
+    let shares = peer.and_then(|peer| sys::process::shares_numbers(peer.pid));
+    shares.unwrap_or(true)
 }
 
 fn talk(

@@ -19,8 +19,8 @@ use anyhow::Result;
 use sys::foreign::plain_json;
 
 use crate::output::{print, say};
-use crate::{human, paths};
-use check::Report;
+use crate::{client, human, paths};
+use check::{Check, Report};
 use service::Service;
 
 #[derive(clap::Args)]
@@ -64,7 +64,8 @@ fn examine(args: &Args) -> Report {
     let named = args.socket.clone().or(variable.map(PathBuf::from));
     let mut checks = host::checks(service.is_roots);
     checks.extend(service.checks.iter().cloned());
-    if let Some(pid) = args.pid {
+    let pid = args.pid.filter(|_| !service.has_other_numbers);
+    if let Some(pid) = pid {
         checks.extend(process::checks_in_time(pid, &service));
     }
     if let Some(name) = args.command.first() {
@@ -73,6 +74,12 @@ fn examine(args: &Args) -> Report {
     if let Some(socket) = &named {
         let fixes = checks.iter_mut().filter_map(|check| check.fix.as_mut());
         fixes.for_each(|fix| *fix = at_socket(fix, socket));
+    }
+    // Behind the socket's name, which is another one there.
+    if args.pid.is_some() && pid.is_none() {
+        let why = "what it tells of a process would be told of another one";
+        let other = Check::fail("process", client::OTHER_NUMBERS, why);
+        checks.push(other.fix("pageone doctor PID  # where the daemon runs; `ps -eo pid,pidns,comm` has the numbers there"));
     }
     Report::of(checks)
 }

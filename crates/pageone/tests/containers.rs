@@ -206,6 +206,54 @@ fn root_of_a_container_sees_no_other_users_guests_and_turns_nothing() {
     assert!(only_user(&all).is_null(), "{}", text(&all.stdout));
 }
 
+#[test]
+fn process_numbers_of_another_namespace_are_refused() {
+    let _turn = alone();
+    if !can_contain() {
+        return;
+    }
+    let place = Place::new();
+    let run = place.path().join("run");
+    fs::create_dir_all(&run).unwrap();
+    let questions = [&["merge"][..], &["doctor"]];
+    let refused = |command: &mut Command, words: &[&str], socket: &Path| {
+        let said = output(command.args(words).arg("--socket").arg(socket).arg("1"));
+        let all = text(&said.stdout) + &text(&said.stderr);
+        assert!(!said.status.success(), "{words:?}: {all}");
+        // The doctor breaks its lines.
+        let all = all.split_whitespace().collect::<Vec<_>>().join(" ");
+        let is_so = all.contains("another PID namespace");
+        assert!(!is_so || all.contains("where it runs"), "{all}");
+        is_so
+    };
+    let space = ["--pid", "--fork", "--kill-child"];
+    // The daemon is outside, where who asks has a number, and inside, where it has none.
+    for is_inside in [false, true] {
+        let name = if is_inside { "in.sock" } else { "out.sock" };
+        let (outside, inside) = (run.join(name), Path::new("/run/pageone").join(name));
+        let mut daemon = match is_inside {
+            true => container(place.path(), "daemon", &space, "rw"),
+            false => pageone(),
+        };
+        let served = if is_inside { &inside } else { &outside };
+        daemon.args(["/opt/pageone/pageone"].iter().filter(|_| is_inside));
+        daemon.args(["daemon", "--no-keep", "--socket"]).arg(served);
+        daemon.env("CONFIGURATION_DIRECTORY", common::NO_FOLDER);
+        let _daemon = Running::start(daemon.stdin(Stdio::null()).stderr(Stdio::null()));
+        wait_for("the daemon", || outside.exists().then_some(()));
+        for words in questions {
+            assert_eq!(refused(&mut pageone(), words, &outside), is_inside);
+            for (kind, more) in [("mounts", &[][..]), ("numbers", &space[..])] {
+                let name = format!("{}-{kind}-{is_inside}", words[0]);
+                let mut other = container(place.path(), &name, more, "ro");
+                other.arg("/opt/pageone/pageone");
+                let is_other = refused(&mut other, words, &inside);
+                assert_eq!(is_other, is_inside || kind == "numbers", "{name}");
+            }
+        }
+    }
+}
+
 /// The documents of the manifest.
 fn manifest() -> Option<Vec<Value>> {
     let file =

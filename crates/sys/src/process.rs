@@ -12,6 +12,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::fault::{self, Point};
 use crate::foreign::ForeignName;
+use crate::namespace::Namespace;
 use crate::priority::without_yielding;
 
 /// The most ranges one [`read_memory`] takes (`UIO_MAXIOV`).
@@ -127,12 +128,35 @@ pub fn wait_some(fds: &[impl AsFd], wait: Duration) -> Result<Vec<bool>> {
 /// `SRCH` where it is of another namespace; what reading it gives.
 pub fn check_proc() -> std::io::Result<()> {
     let status = crate::text::read("/proc/self/status")?;
-    // From the namespace of the mount down to the process's own.
-    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
-    match numbers.map_or(1, |numbers| numbers.split_ascii_whitespace().count()) {
-        1 => Ok(()),
+    match count_numbers(&status) {
+        None | Some(1) => Ok(()),
         _ => Err(Errno::SRCH.into()),
     }
+}
+
+/// Whether process `pid` sees processes by the numbers that this one does, which means: has its PID namespace. The kernel gives the number 0
+/// to a peer that has none here. `None` where it does not tell.
+#[must_use]
+pub fn shares_numbers(pid: u32) -> Option<bool> {
+    if pid == 0 {
+        return Some(false);
+    }
+    check_proc().ok()?;
+    let namespace = |process: &str| Namespace::of(process, "pid");
+    if let (Ok(its), Ok(own)) = (namespace(&pid.to_string()), namespace("self")) {
+        return Some(its == own);
+    }
+    // The link is for those who may trace it, the numbers are for all.
+    let status = crate::text::about(format!("/proc/{pid}/status")).ok()?;
+    Some(count_numbers(&status)? == 1)
+}
+
+/// In how many namespaces a process has numbers, from that of the mount of /proc down to its own.
+fn count_numbers(status: &str) -> Option<usize> {
+    let numbers = status
+        .lines()
+        .find_map(|line| line.strip_prefix("NSpid:"))?;
+    Some(numbers.split_ascii_whitespace().count())
 }
 
 /// The command name of `pid`; empty when there is no such process.
@@ -634,6 +658,35 @@ mod tests {
         assert!(max_map_count().unwrap() > 1000);
         assert!(available_memory().unwrap() > 1 << 20);
         assert!(cpu_time() > Duration::ZERO);
+    }
+
+    #[test]
+    fn numbers_are_shared_in_a_namespace_alone() {
+        assert_eq!(shares_numbers(std::process::id()), Some(true));
+        assert_eq!(shares_numbers(0), Some(false));
+        assert_eq!(shares_numbers(1 << 30), None, "there is none");
+        assert_eq!(count_numbers("Pid:\t7\nNSpid:\t7\t1\n"), Some(2));
+        let mut unshare = std::process::Command::new("unshare");
+        unshare.args(["--pid", "--fork", "--kill-child", "sleep", "60"]);
+        let mut first = unshare.spawn().unwrap();
+        let path = format!("/proc/{0}/task/{0}/children", first.id());
+        let begun = std::time::Instant::now();
+        let inside = loop {
+            let children = std::fs::read_to_string(&path).unwrap_or_default();
+            let child = children.trim().parse().ok();
+            let ended = first.try_wait().unwrap().is_some();
+            if child.is_some() || ended || begun.elapsed() > Duration::from_secs(60) {
+                break child;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        };
+        let shares = inside.map(shares_numbers);
+        let _ = first.kill();
+        first.wait().unwrap();
+        match shares {
+            Some(shares) => assert_eq!(shares, Some(false)),
+            None => eprintln!("skipped: no PID namespace can be made"),
+        }
     }
 
     #[test]

@@ -6,8 +6,8 @@ use wire::KnobValues;
 
 use super::sums::Row;
 use super::targets::Source;
-use crate::paths;
 use crate::view::status;
+use crate::{client, paths};
 
 /// Columns of a terminal.
 const WIDTH: usize = 80;
@@ -36,13 +36,15 @@ impl Here {
         let socket = paths::served(None).ok();
         let listens = |socket: &Path| sys::socket::connect(socket).is_ok();
         let daemon = socket.as_deref().is_some_and(listens);
+        let shares_numbers = socket.as_deref().is_some_and(client::shares_numbers);
         let status = socket
             .filter(|_| daemon)
             .and_then(|socket| status::ask(&socket).ok());
         let status = status.unwrap_or_default();
+        let guests = status.guests.iter().filter(|_| shares_numbers);
         Self {
             daemon,
-            guests: status.guests.iter().map(|guest| guest.pid).collect(),
+            guests: guests.map(|guest| guest.pid).collect(),
             knobs: status.knobs,
             words,
         }

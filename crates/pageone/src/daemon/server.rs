@@ -23,6 +23,7 @@
 //! |---|---|---|
 //! | poll loop | something to do: ppoll(2) | – |
 //! | | `/proc/PID/cgroup`, if the policy asks for cgroups: the kernel's own lock | no stranger holds it |
+//! | | `/proc/PID/ns`, if a request names processes: the same | the same |
 //! | | the policy's file and the users that it names, at SIGHUP | its file system and name service: the administrator's |
 //! | | standard error | nothing: a line that does not fit at once is left out |
 //! | door | the keeper's queue | 2 s a message; domains are bounded by user |
@@ -57,8 +58,8 @@ use wire::{DomainMark, Hello, MAX_MESSAGE, Reason, Reply, Request, Role, Viewer}
 use super::history::History;
 use super::lane::{self, Answer, Answers, Asked, Lane, Merging, Ruling};
 use super::listener::Listener;
-use crate::human;
 use crate::policy::{Policy, Who};
+use crate::{client, human};
 
 /// Connections taken before others get their turn.
 const MAX_ACCEPTS: usize = 16;
@@ -544,6 +545,10 @@ impl Server {
 
     /// A user may have the memory of his own guests merged now, the masters that of all.
     fn merge(&self, caller: Caller, who: &Who, request: Request) -> Step {
+        let names_some = matches!(&request, Request::Merge(wish) if !wish.pids.is_empty());
+        if names_some && !shares_numbers(&caller) {
+            return caller.refuse(client::OTHER_NUMBERS.to_owned());
+        }
         let merging = Merging {
             asked: self.asked(&caller, who, request),
             pid: caller.socket.peer().pid,
@@ -565,6 +570,15 @@ fn look_at<T>(caller: &Caller, read: impl FnOnce(u32) -> io::Result<T>) -> io::R
     match process::has_exited(&*pidfd) {
         false => Ok(found),
         true => Err(io::ErrorKind::NotFound.into()),
+    }
+}
+
+/// Whether the numbers that a caller gives are ones of this process's namespace. Where the kernel does not tell, they are.
+fn shares_numbers(caller: &Caller) -> bool {
+    let looked = |pid| Ok(process::shares_numbers(pid));
+    match caller.socket.peer().pid {
+        0 => false,
+        _ => look_at(caller, looked).ok().flatten().unwrap_or(true),
     }
 }
 

@@ -28,6 +28,8 @@ pub(super) struct Service {
     pub(super) status: Option<Status>,
     /// Whether it refuses this user its counters.
     pub(super) refuses: bool,
+    /// Whether it knows processes by other numbers.
+    pub(super) has_other_numbers: bool,
     /// The command that changes its policy; empty without a daemon.
     pub(super) change_policy: String,
 }
@@ -57,6 +59,8 @@ impl Service {
         let own = rustix::process::geteuid().as_raw();
         let peer = sys::socket::peer(&connection).ok();
         let pid = peer.as_ref().map(|peer| peer.pid);
+        let shares = pid.and_then(sys::process::shares_numbers);
+        self.has_other_numbers = shares == Some(false);
         let pid = pid.filter(|&pid| pid > 0);
         let peer = peer.map_or(u32::MAX, |peer| peer.uid);
         self.is_roots = peer == 0;
