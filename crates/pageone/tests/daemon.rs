@@ -7,6 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use common::{Place, Running, daemon, json, output, pageone, status, text, wait_for};
@@ -184,9 +185,50 @@ fn the_view_heeds_keys_while_the_daemon_hangs() {
         if stopped_before {
             daemon.signal(SIGSTOP);
         }
+        let Some(view) = Top::start(&place, (80, 24)) else {
+            return;
+        };
+        if !stopped_before {
+            wait_for("the view", || view.shows("PID").then_some(()));
+            daemon.signal(SIGSTOP);
+        }
+        wait_for("a word on the daemon", || {
+            view.shows("answer,").then_some(())
+        });
+        let pressed = Instant::now();
+        view.end(key);
+        let took = pressed.elapsed();
+        assert!(took < Duration::from_secs(10), "{key:?} took {took:?}");
+    }
+}
+
+#[test]
+fn the_live_view_draws_a_part_of_a_terminal_that_says_it_is_immense() {
+    let place = Place::new();
+    let _daemon = daemon(&place, &[]);
+    for size in [(65535, 24), (80, 65535), (65535, 65535)] {
+        let Some(view) = Top::start(&place, size) else {
+            return;
+        };
+        // The last line, as far below as it is.
+        wait_for("the view", || view.shows("quit").then_some(()));
+        assert_eq!(view.end("q"), 0, "{size:?}");
+    }
+}
+
+/// `pageone top` on a terminal.
+struct Top {
+    running: Running,
+    drawn: Arc<Mutex<String>>,
+    reader: JoinHandle<()>,
+}
+
+impl Top {
+    /// One that says it has so many columns and rows; none where there is no tool for that.
+    fn start(place: &Place, (columns, rows): (u16, u16)) -> Option<Self> {
         let program = pageone().get_program().to_string_lossy().into_owned();
         let view = format!(
-            "stty cols 80 rows 24; exec {program} top --every 100ms --socket {}",
+            "stty cols {columns} rows {rows}; exec {program} top --every 100ms --socket {}",
             place.socket().display()
         );
         // It gives the command a terminal, which has no size at first.
@@ -194,7 +236,8 @@ fn the_view_heeds_keys_while_the_daemon_hangs() {
         script.args(["-qfec", &view, "/dev/null"]);
         script.stdin(Stdio::piped()).stdout(Stdio::piped());
         let Ok(child) = script.spawn() else {
-            return common::tools::lacks("script");
+            common::tools::lacks("script");
+            return None;
         };
         let mut running = Running(child);
         let mut from = running.0.stdout.take().expect("a pipe");
@@ -208,20 +251,25 @@ fn the_view_heeds_keys_while_the_daemon_hangs() {
                     .push_str(&text(&bytes[..got]));
             }
         });
-        let shows = |what: &str| drawn.lock().expect("it is whole").contains(what);
-        if !stopped_before {
-            wait_for("the view", || shows("PID").then_some(()));
-            daemon.signal(SIGSTOP);
-        }
-        wait_for("a word on the daemon", || shows("answer,").then_some(()));
-        let pressed = Instant::now();
-        let mut keys = running.0.stdin.take().expect("a pipe");
+        Some(Self {
+            running,
+            drawn,
+            reader,
+        })
+    }
+
+    fn shows(&self, what: &str) -> bool {
+        self.drawn.lock().expect("it is whole").contains(what)
+    }
+
+    /// Presses a key that ends it, and gives its exit code.
+    fn end(mut self, key: &str) -> i32 {
+        let mut keys = self.running.0.stdin.take().expect("a pipe");
         keys.write_all(key.as_bytes()).expect("a key");
         keys.flush().expect("a key");
-        running.end();
-        let took = pressed.elapsed();
-        assert!(took < Duration::from_secs(10), "{key:?} took {took:?}");
-        reader.join().expect("it ends");
+        let code = self.running.end();
+        self.reader.join().expect("it ends");
+        code
     }
 }
 

@@ -9,18 +9,21 @@
 
 use std::cmp::Ordering;
 use std::collections::VecDeque;
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, ensure};
-use ratatui::Frame;
+use ratatui::backend::Backend;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
-use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::crossterm::execute;
+use ratatui::crossterm::terminal::EnterAlternateScreen;
+use ratatui::layout::{Constraint, Layout, Rect, Size};
 use ratatui::style::{Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Clear, Paragraph, Row, Sparkline, Table};
+use ratatui::{DefaultTerminal, Frame, Terminal, TerminalOptions, Viewport};
 use sys::foreign::ForeignName;
 use wire::{GuestStatus, PAGE_BYTES, RunMode, Status};
 
@@ -39,7 +42,7 @@ pub(crate) struct Args {
 /// Shows the guests until a key ends it.
 pub(crate) fn main(args: &Args) -> Result<()> {
     ensure!(
-        std::io::stdin().is_terminal() && std::io::stdout().is_terminal(),
+        io::stdin().is_terminal() && io::stdout().is_terminal(),
         "`pageone top` needs a terminal; `pageone status --watch 2s` writes anywhere"
     );
     let socket = paths::served(args.socket.as_deref())?;
@@ -51,9 +54,10 @@ pub(crate) fn main(args: &Args) -> Result<()> {
         Some(status) => top.take(status?),
         None => top.await_answer(SILENCE),
     }
-    let mut terminal = ratatui::try_init()?;
+    let mut terminal = begin().inspect_err(|_| ratatui::restore())?;
     let result = loop {
-        if let Err(error) = terminal.draw(|frame| top.draw(frame)) {
+        let drawn = fit(&mut terminal).and_then(|()| terminal.draw(|frame| top.draw(frame)));
+        if let Err(error) = drawn {
             break Err(error.into());
         }
         let left = asker.rest(args.every);
@@ -81,6 +85,28 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     };
     ratatui::restore();
     result
+}
+
+/// The most columns and rows that are drawn.
+const MOST: Size = Size::new(1024, 1024);
+
+/// The whole terminal; [`fit`] says how much of it is drawn.
+fn begin() -> io::Result<DefaultTerminal> {
+    let viewport = Viewport::Fixed(Rect::ZERO);
+    let terminal = ratatui::try_init_with_options(TerminalOptions { viewport })?;
+    execute!(io::stdout(), EnterAlternateScreen)?;
+    Ok(terminal)
+}
+
+/// Heeds the terminal's size. A pseudo-terminal says whatever it was told: the cells of 65535 columns and rows would take all memory,
+/// and the library adds to such numbers.
+fn fit<B: Backend>(terminal: &mut Terminal<B>) -> Result<(), B::Error> {
+    let Size { width, height } = terminal.size()?;
+    let area = Rect::new(0, 0, width.min(MOST.width), height.min(MOST.height));
+    match terminal.get_frame().area() == area {
+        true => Ok(()),
+        false => terminal.resize(area),
+    }
 }
 
 /// A daemon that is silent for so long is said to be.
@@ -480,7 +506,6 @@ fn help(frame: &mut Frame<'_>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 
     fn guest(pid: u32, comm: &str, mib: u64, saved_mib: u64) -> GuestStatus {
