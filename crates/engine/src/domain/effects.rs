@@ -4,7 +4,7 @@ use crate::page::{Fingerprint, Site, Slot, StoreId};
 
 /// The effects of changes of page states. Collected while a chunk is locked, carried out by
 /// [`Domain::apply`](crate::domain::Domain::apply).
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Effects {
     /// Candidates to remove from the index they are in.
     pub(crate) forget: Vec<(StoreId, Fingerprint, Site)>,
@@ -14,17 +14,4 @@ pub(crate) struct Effects {
     pub(crate) leave: Vec<Slot>,
     /// Asked pages whose fate is unknown: likewise.
     pub(crate) keep: Vec<Slot>,
-}
-
-impl Effects {
-    /// Whether nothing follows.
-    pub(crate) fn is_empty(&self) -> bool {
-        let Self {
-            forget,
-            unref,
-            leave,
-            keep,
-        } = self;
-        forget.is_empty() && unref.is_empty() && leave.is_empty() && keep.is_empty()
-    }
 }

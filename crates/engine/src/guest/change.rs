@@ -15,21 +15,16 @@ use crate::sync::Guard;
 pub(crate) struct Change<'a> {
     guest: &'a Guest,
     pages: Guard<'a, Pages>,
-    effects: &'a mut Effects,
+    effects: Effects,
 }
 
 impl Guest {
-    /// Begins a change of one of its chunks, unless another thread is at work with it. `effects` is a buffer, and empty.
-    pub(crate) fn change<'a>(
-        &'a self,
-        chunk: &'a Chunk,
-        effects: &'a mut Effects,
-    ) -> Option<Change<'a>> {
-        assert!(effects.is_empty(), "what follows from another change");
+    /// Begins a change of one of its chunks, unless another thread is at work with it.
+    pub(crate) fn change<'a>(&'a self, chunk: &'a Chunk) -> Option<Change<'a>> {
         Some(Change {
             guest: self,
             pages: chunk.try_lock()?,
-            effects,
+            effects: Effects::default(),
         })
     }
 }
@@ -37,7 +32,7 @@ impl Guest {
 impl Change<'_> {
     /// The pages, and where what follows is collected.
     pub(crate) fn parts(&mut self) -> (&mut Pages, &mut Effects) {
-        (&mut self.pages, self.effects)
+        (&mut self.pages, &mut self.effects)
     }
 }
 
@@ -51,7 +46,9 @@ impl Deref for Change<'_> {
 
 impl Drop for Change<'_> {
     fn drop(&mut self) {
-        self.guest.domain.apply(&self.guest.ledger, self.effects);
+        self.guest
+            .domain
+            .apply(&self.guest.ledger, &mut self.effects);
         self.guest.counters.count(&mut self.pages);
     }
 }

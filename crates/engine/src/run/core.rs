@@ -31,7 +31,6 @@ use wire::{PageBits, RunMode};
 
 use crate::domain::Domain;
 use crate::domain::chunk::Chunk;
-use crate::domain::effects::Effects;
 use crate::guest::counters::Gone;
 use crate::guest::rescue;
 use crate::guest::{Guest, Newcomer, Standing};
@@ -68,7 +67,6 @@ const LONGEST_WALK: Duration = Duration::from_millis(500);
 /// Buffers of a worker.
 pub(crate) struct Scratch {
     buffers: Buffers,
-    effects: Effects,
     runs: Vec<PageRun>,
     found: Vec<Arc<Chunk>>,
 }
@@ -77,7 +75,6 @@ impl Scratch {
     pub(crate) fn new() -> Self {
         Self {
             buffers: Buffers::new(),
-            effects: Effects::default(),
             runs: vec![PageRun::default(); SCAN_RUNS],
             found: Vec::new(),
         }
@@ -444,13 +441,8 @@ impl Core {
             max_mappings: self.knobs.max_mappings,
             broken_rounds: self.knobs.broken_rounds(),
         };
-        let Scratch {
-            effects,
-            runs,
-            found,
-            ..
-        } = scratch;
-        match look::look(guest, terms, effects, runs, found) {
+        let Scratch { runs, found, .. } = scratch;
+        match look::look(guest, terms, runs, found) {
             Looked::Done => {}
             Looked::Waits => self.waiting.add(guest, aim),
             Looked::GoesOn => self.queue.add([Job::Look(Arc::clone(guest), aim)]),
@@ -471,7 +463,7 @@ impl Core {
             return;
         };
         // Another worker is at it, and looks again at the end whether something came. Or it is stuck, and not waited for.
-        let Some(mut change) = guest.change(chunk, &mut scratch.effects) else {
+        let Some(mut change) = guest.change(chunk) else {
             return;
         };
         let before = change.memory_bytes();

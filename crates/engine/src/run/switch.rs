@@ -27,7 +27,6 @@ use std::sync::Arc;
 
 use wire::Setting;
 
-use crate::domain::effects::Effects;
 use crate::domain::pages::Pages;
 use crate::guest::agent::Fault;
 use crate::guest::{Guest, Standing};
@@ -91,9 +90,8 @@ fn shared_in(pages: &Pages) -> usize {
 }
 
 fn withdraw(guest: &Arc<Guest>) {
-    let mut effects = Effects::default();
     for chunk in lock(&guest.offers).chunks.values() {
-        if let Some(mut change) = guest.change(chunk, &mut effects) {
+        if let Some(mut change) = guest.change(chunk) {
             let (pages, effects) = change.parts();
             plan::withdraw(chunk, pages, effects);
         }

@@ -37,12 +37,12 @@ use crate::sync::lock;
 ///
 /// # Errors
 /// When the guest cannot be looked at.
-pub(crate) fn claim(guest: &Guest, effects: &mut Effects) -> std::io::Result<()> {
+pub(crate) fn claim(guest: &Guest) -> std::io::Result<()> {
     let mut claims = lock(&guest.claims);
     if let Claims::Open(tries) = *claims {
         // A guest that never tells of all its pages is not looked at in each round.
         let due = tries == 0 || tries.is_power_of_two();
-        *claims = match due && claim_all(guest, effects)? {
+        *claims = match due && claim_all(guest)? {
             true => Claims::Done,
             false => Claims::Open(tries.saturating_add(1)),
         };
@@ -55,7 +55,7 @@ pub(crate) fn claim(guest: &Guest, effects: &mut Effects) -> std::io::Result<()>
 ///
 /// # Errors
 /// When the guest's mappings or pages cannot be looked at.
-fn claim_all(guest: &Guest, effects: &mut Effects) -> std::io::Result<bool> {
+fn claim_all(guest: &Guest) -> std::io::Result<bool> {
     let domain = &guest.domain;
     let stores = domain.nodes.iter().map(|node| &node.store);
     let numbers: Vec<_> = stores.map(|store| store.number()).collect();
@@ -98,7 +98,7 @@ fn claim_all(guest: &Guest, effects: &mut Effects) -> std::io::Result<bool> {
     }
     guest.kin.add(claimed, || guest.memory.parent());
     for (chunk, looks) in &found {
-        if let Some(mut change) = guest.change(chunk, effects) {
+        if let Some(mut change) = guest.change(chunk) {
             let (pages, effects) = change.parts();
             find_broken(guest, chunk, pages, looks, effects)?;
         }

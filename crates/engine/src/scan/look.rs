@@ -8,7 +8,6 @@ use sys::pagemap::PageRun;
 use wire::{Answer, Question, RunMode};
 
 use crate::domain::chunk::Chunk;
-use crate::domain::effects::Effects;
 use crate::guest::agent::{Fault, Pending, Rest, Talk};
 use crate::guest::{Guest, Standing, rescue};
 use crate::page::Class;
@@ -42,7 +41,6 @@ pub(crate) enum Looked {
 pub(crate) fn look(
     guest: &Arc<Guest>,
     terms: Terms,
-    effects: &mut Effects,
     runs: &mut [PageRun],
     found: &mut Vec<Arc<Chunk>>,
 ) -> Looked {
@@ -61,7 +59,7 @@ pub(crate) fn look(
         return Looked::Done; // likewise
     }
     if served {
-        match catch_up(guest, terms, effects) {
+        match catch_up(guest, terms) {
             Caught::Up => {}
             Caught::Waits => return Looked::Waits,
             Caught::Never => {
@@ -73,7 +71,7 @@ pub(crate) fn look(
     }
     let mut goes_on = false;
     if guest.standing() == Standing::Served {
-        goes_on = look_at_memory(guest, terms.of(guest), effects, runs, found);
+        goes_on = look_at_memory(guest, terms.of(guest), runs, found);
         guest.part();
     }
     if goes_on && terms.aim.is_over() {
@@ -81,7 +79,7 @@ pub(crate) fn look(
         goes_on = false; // and what it found is worked
     }
     if guest.standing() != Standing::Served {
-        retire(guest, effects);
+        retire(guest);
     } else if goes_on {
         return Looked::GoesOn;
     } else if !guest.is_stuck() {
@@ -100,17 +98,16 @@ pub(crate) fn look(
 fn look_at_memory(
     guest: &Arc<Guest>,
     terms: Terms,
-    effects: &mut Effects,
     runs: &mut [PageRun],
     found: &mut Vec<Arc<Chunk>>,
 ) -> bool {
     guest.settle();
-    if let Err(error) = claim::claim(guest, effects) {
+    if let Err(error) = claim::claim(guest) {
         guest.fail(error);
     }
     let mut goes_on = false;
     if terms.aim != Aim::Hear {
-        let scanned = scan(guest, terms, effects, runs, found);
+        let scanned = scan(guest, terms, runs, found);
         match scanned {
             Ok(more) => goes_on = more,
             Err(error) => guest.fail(error),
@@ -133,12 +130,12 @@ enum Caught {
 }
 
 /// Takes answers that are owed, then asks what changed.
-fn catch_up(guest: &Arc<Guest>, terms: Terms, effects: &mut Effects) -> Caught {
+fn catch_up(guest: &Arc<Guest>, terms: Terms) -> Caught {
     let Some(mut talk) = guest.talk.try_lock() else {
         return Caught::Never; // a worker is stuck
     };
     let most = terms.patience * 4;
-    match hear(guest, &mut talk, terms.sync, effects) {
+    match hear(guest, &mut talk, terms.sync) {
         Ok(true) => Caught::Up,
         Ok(false) if talk.pending.is_none() || talk.spent > most => Caught::Never,
         Ok(false) => Caught::Waits,
@@ -160,15 +157,10 @@ fn last_word(talk: &mut Talk, fault: Fault) -> Fault {
 }
 
 /// Takes what has come, and asks once for each number; false when the agent owes an answer.
-fn hear(
-    guest: &Arc<Guest>,
-    talk: &mut Talk,
-    number: u64,
-    effects: &mut Effects,
-) -> Result<bool, Fault> {
+fn hear(guest: &Arc<Guest>, talk: &mut Talk, number: u64) -> Result<bool, Fault> {
     loop {
         if talk.pending.is_some() {
-            if !take_pending(guest, talk, effects)? {
+            if !take_pending(guest, talk)? {
                 return Ok(false);
             }
         } else if talk.synced == Some(number) {
@@ -181,12 +173,12 @@ fn hear(
     }
 }
 
-fn take_pending(guest: &Arc<Guest>, talk: &mut Talk, effects: &mut Effects) -> Result<bool, Fault> {
+fn take_pending(guest: &Arc<Guest>, talk: &mut Talk) -> Result<bool, Fault> {
     let Some(pending) = talk.pending.take() else {
         return Ok(true);
     };
     if let Pending::Changes(rest) = pending {
-        return take_changes(guest, talk, rest, effects);
+        return take_changes(guest, talk, rest);
     }
     let link = talk.link.as_mut().ok_or(Fault::Closed)?;
     let Some(answer) = link.receive(Duration::ZERO)? else {
@@ -198,16 +190,11 @@ fn take_pending(guest: &Arc<Guest>, talk: &mut Talk, effects: &mut Effects) -> R
         talk.pending = Some(pending);
         return Ok(false);
     };
-    take_late(guest, &pending, &answer, effects)?;
+    take_late(guest, &pending, &answer)?;
     Ok(true)
 }
 
-fn take_late(
-    guest: &Guest,
-    pending: &Pending,
-    answer: &Answer,
-    effects: &mut Effects,
-) -> Result<(), Fault> {
+fn take_late(guest: &Guest, pending: &Pending, answer: &Answer) -> Result<(), Fault> {
     match (pending, answer) {
         (Pending::Ready(_), &Answer::Ready(ready)) => {
             // A stranger's execve may hold up who opens its memory: a guest that has left is not waited for.
@@ -221,7 +208,7 @@ fn take_late(
             Ok(())
         }
         (Pending::Merged(chunk, enclosed), Answer::Merged(merged)) => {
-            let mut change = guest.change(chunk, effects).ok_or(Fault::Stuck)?;
+            let mut change = guest.change(chunk).ok_or(Fault::Stuck)?;
             let (pages, effects) = change.parts();
             outcomes::take_merged(guest, chunk, pages, (merged, *enclosed), effects)
         }
@@ -232,7 +219,7 @@ fn take_late(
                 pages: private,
             },
         ) => {
-            let mut change = guest.change(chunk, effects).ok_or(Fault::Stuck)?;
+            let mut change = guest.change(chunk).ok_or(Fault::Stuck)?;
             let (pages, effects) = change.parts();
             outcomes::take_unmerged(guest, chunk, pages, (*asked, private, cpu_ns), effects)
         }
@@ -275,10 +262,9 @@ fn take_changes(
     guest: &Arc<Guest>,
     talk: &mut Talk,
     rest: Option<Box<Rest>>,
-    effects: &mut Effects,
 ) -> Result<bool, Fault> {
     let begin = Instant::now();
-    let taken = take_parts(guest, talk, rest, begin + SYNC_TIME, effects);
+    let taken = take_parts(guest, talk, rest, begin + SYNC_TIME);
     let took = begin.elapsed();
     talk.spent += took;
     guest.note_talk(took);
@@ -290,7 +276,6 @@ fn take_parts(
     talk: &mut Talk,
     mut rest: Option<Box<Rest>>,
     deadline: Instant,
-    effects: &mut Effects,
 ) -> Result<bool, Fault> {
     let mut news = News::default();
     loop {
@@ -306,7 +291,7 @@ fn take_parts(
                 }
             },
         };
-        if !take_part(guest, &mut part, &mut news, deadline, effects)? {
+        if !take_part(guest, &mut part, &mut news, deadline)? {
             talk.pending = Some(Pending::Changes(Some(part)));
             return Ok(false);
         }
@@ -322,7 +307,6 @@ fn take_part(
     part: &mut Rest,
     news: &mut News,
     deadline: Instant,
-    effects: &mut Effects,
 ) -> Result<bool, Fault> {
     let counters = &guest.counters;
     counters.cpu_ns.fetch_max(part.changes.cpu_ns, Relaxed);
@@ -333,7 +317,7 @@ fn take_part(
     let entries = part.changes.entries().iter().skip(part.taken);
     let mut taken = 0;
     for change in entries {
-        offers.change(guest, change, news, effects);
+        offers.change(guest, change, news);
         taken += 1;
         if Instant::now() > deadline {
             break;
@@ -376,7 +360,7 @@ fn recount(guest: &Guest, terms: Terms) {
 }
 
 /// Ends the connection and moves all refs to the lifelines' ledger; frees what is free already.
-fn retire(guest: &Guest, effects: &mut Effects) {
+fn retire(guest: &Guest) {
     if let Some(mut talk) = guest.talk.try_lock() {
         talk.link = None;
         talk.pending = None;
@@ -384,7 +368,7 @@ fn retire(guest: &Guest, effects: &mut Effects) {
     guest.bury();
     // A thread that sleeps in a look at its memory may hold them; there will be another look.
     if let Some(mut offers) = guest.offers.try_lock() {
-        offers.withdraw_all(guest, effects);
+        offers.withdraw_all(guest);
     }
     guest.settle();
     // Last, because this may be where the thread stays.

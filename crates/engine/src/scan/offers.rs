@@ -8,7 +8,6 @@ use sys::pagemap::PageRun;
 use wire::{CHUNK_PAGES, Change, PageBits};
 
 use crate::domain::chunk::Chunk;
-use crate::domain::effects::Effects;
 use crate::domain::pages::Pages;
 use crate::guest::Guest;
 use crate::guest::regions::{AtLimit, Offers, maps_slots, watched};
@@ -30,21 +29,15 @@ pub(crate) struct News {
 
 impl Offers {
     /// Takes over a change the agent reports. Where the guest is at a limit it keeps what it has.
-    pub(crate) fn change(
-        &mut self,
-        guest: &Guest,
-        change: &Change,
-        news: &mut News,
-        effects: &mut Effects,
-    ) {
+    pub(crate) fn change(&mut self, guest: &Guest, change: &Change, news: &mut News) {
         match *change {
             Change::Chunk {
                 chunk,
                 offered,
                 stored,
             } if offered.is_empty() && stored.is_empty() => {
-                self.close(guest, chunk, effects);
-                self.cut(guest, chunk..chunk + CHUNK, effects);
+                self.close(guest, chunk);
+                self.cut(guest, chunk..chunk + CHUNK);
                 if let Some(odd) = &mut news.odd {
                     odd.remove(&chunk);
                 }
@@ -63,33 +56,27 @@ impl Offers {
                 match table {
                     Some(table) => {
                         let before = watched(&table);
-                        self.set_bits(guest, &table, offered, stored, effects);
+                        self.set_bits(guest, &table, offered, stored);
                         self.stale |= before != watched(&table);
                         if let Some(odd) = &mut news.odd {
                             odd.insert(chunk);
                         }
                     }
                     // Without a table it would be scanned whole, and not all of it may be.
-                    None => self.cut(guest, range, effects),
+                    None => self.cut(guest, range),
                 }
             }
             Change::Whole { chunk, chunks } => {
                 let range = chunk..chunk + u64::from(chunks) * CHUNK;
                 self.watch(guest, range.clone());
-                self.make_whole(guest, range, news, effects);
+                self.make_whole(guest, range, news);
             }
             Change::Recycled { pages } => guest.counters.tell(pages),
         }
     }
 
     /// All chunks of a range are offered whole.
-    fn make_whole(
-        &mut self,
-        guest: &Guest,
-        range: Range<u64>,
-        news: &mut News,
-        effects: &mut Effects,
-    ) {
+    fn make_whole(&mut self, guest: &Guest, range: Range<u64>, news: &mut News) {
         let chunks = &self.chunks;
         let odd = news.odd.get_or_insert_with(|| {
             let whole = |pages: &Pages| pages.offered == PageBits::FULL && pages.stored.is_empty();
@@ -102,7 +89,7 @@ impl Offers {
             odd.remove(&address);
             if let Some(chunk) = self.chunks.get(&address) {
                 self.stale |= watched(chunk) != PageBits::FULL;
-                self.set_bits(guest, chunk, PageBits::FULL, PageBits::EMPTY, effects);
+                self.set_bits(guest, chunk, PageBits::FULL, PageBits::EMPTY);
             }
         }
     }
@@ -135,16 +122,9 @@ impl Offers {
         end_watched..end
     }
 
-    fn set_bits(
-        &self,
-        guest: &Guest,
-        chunk: &Chunk,
-        offered: PageBits,
-        stored: PageBits,
-        effects: &mut Effects,
-    ) {
+    fn set_bits(&self, guest: &Guest, chunk: &Chunk, offered: PageBits, stored: PageBits) {
         // A chunk that a stuck worker holds belongs to a guest that is being dropped.
-        if let Some(mut change) = guest.change(chunk, effects) {
+        if let Some(mut change) = guest.change(chunk) {
             let (pages, effects) = change.parts();
             track::set_bits(chunk, pages, offered, stored, effects);
         }
@@ -175,7 +155,7 @@ impl Offers {
     /// Watches a range no more. A hole makes two spans of one. Beyond the limit the second goes, but never a page that may
     /// be merged: while the agent does not say that it maps its slot no more, the slot must stay. Then the tables bound
     /// how many there are.
-    fn cut(&mut self, guest: &Guest, range: Range<u64>, effects: &mut Effects) {
+    fn cut(&mut self, guest: &Guest, range: Range<u64>) {
         let after = range.end;
         self.spans.remove(range);
         self.stale = true;
@@ -189,13 +169,12 @@ impl Offers {
             self.refused = Some(AtLimit::Regions);
             self.spans.remove(start..end);
             let all: Vec<_> = self.chunks.range(start..end).map(|(&at, _)| at).collect();
-            all.into_iter()
-                .for_each(|at| self.close(guest, at, effects));
+            all.into_iter().for_each(|at| self.close(guest, at));
         }
     }
 
     /// Forgets a chunk.
-    fn close(&mut self, guest: &Guest, address: u64, effects: &mut Effects) {
+    fn close(&mut self, guest: &Guest, address: u64) {
         if self
             .chunks
             .get(&address)
@@ -204,7 +183,7 @@ impl Offers {
             return; // a worker is stuck with it: the guest will be dropped
         }
         if let Some(chunk) = self.chunks.remove(&address) {
-            self.set_bits(guest, &chunk, PageBits::EMPTY, PageBits::EMPTY, effects);
+            self.set_bits(guest, &chunk, PageBits::EMPTY, PageBits::EMPTY);
             guest.domain.chunks.remove(&chunk);
             let bytes = chunk
                 .try_lock()
@@ -221,10 +200,10 @@ impl Offers {
     }
 
     /// Withdraws everything; chunks that a stuck worker holds stay for the next time.
-    pub(crate) fn withdraw_all(&mut self, guest: &Guest, effects: &mut Effects) {
+    pub(crate) fn withdraw_all(&mut self, guest: &Guest) {
         let all: Vec<_> = self.chunks.keys().copied().collect();
         for address in all {
-            self.close(guest, address, effects);
+            self.close(guest, address);
         }
         self.forget_spans();
     }

@@ -18,7 +18,6 @@ use sys::pagemap::{Categories, PageRun};
 use wire::{CHUNK_PAGES, RunMode};
 
 use crate::domain::chunk::Chunk;
-use crate::domain::effects::Effects;
 use crate::domain::pages::Pages;
 use crate::guest::Guest;
 use crate::guest::idle::{self, Look};
@@ -34,7 +33,6 @@ use crate::sync::lock;
 pub(super) fn scan(
     guest: &Arc<Guest>,
     terms: Terms,
-    effects: &mut Effects,
     runs: &mut [PageRun],
     found: &mut Vec<Arc<Chunk>>,
 ) -> std::io::Result<bool> {
@@ -52,7 +50,6 @@ pub(super) fn scan(
         terms,
         ages,
         patrol: Patrol::new(guest, terms.rules, begins),
-        effects,
         found,
         stirred: Vec::new(),
         unseen: Ok(()),
@@ -78,7 +75,6 @@ struct Observer<'a> {
     terms: Terms,
     ages: Ages,
     patrol: Patrol<'a>,
-    effects: &'a mut Effects,
     /// The chunks with work.
     found: &'a mut Vec<Arc<Chunk>>,
     /// The addresses of chunks that are not as they were, or may not stay so.
@@ -131,7 +127,7 @@ impl Observer<'_> {
     /// Takes over what was `seen` of a chunk, and notes the chunk if it has work.
     fn observe(&mut self, chunk: &Arc<Chunk>, mut seen: Seen) {
         let (guest, terms) = (self.guest, self.terms);
-        let Some(mut change) = guest.change(chunk, self.effects) else {
+        let Some(mut change) = guest.change(chunk) else {
             return; // a worker is stuck with it
         };
         let (pages, effects) = change.parts();

@@ -172,12 +172,12 @@ fn a_storm_of_everything_costs_what_it_takes_to_send() {
     let lab = Lab::new();
     lab.guest("d", 1);
     let guest = std::sync::Arc::clone(&lock(&lab.core.guests)[0]);
-    let (mut effects, mut news) = (crate::domain::effects::Effects::default(), News::default());
+    let mut news = News::default();
     let mut offers = lock(&guest.offers);
     let base = crate::testing::fake::BASE;
     let mut one = PageBits::EMPTY;
     one.insert(1);
-    let mut change = |change: &Change| offers.change(&guest, change, &mut news, &mut effects);
+    let mut change = |change: &Change| offers.change(&guest, change, &mut news);
     for chunk in 0..20_000 {
         let stored = PageBits::EMPTY;
         let chunk = base + chunk * CHUNK;
@@ -246,7 +246,7 @@ fn a_guest_of_many_pieces_is_scanned_in_parts() {
     let lab = Lab::new();
     lab.guest("d", 1);
     let guest = std::sync::Arc::clone(&lock(&lab.core.guests)[0]);
-    let (mut effects, mut news) = (crate::domain::effects::Effects::default(), News::default());
+    let mut news = News::default();
     let mut offers = lock(&guest.offers);
     let mut offer = |offers: &mut crate::guest::regions::Offers, word: u64| {
         for chunk in 0..CHUNKS {
@@ -255,7 +255,7 @@ fn a_guest_of_many_pieces_is_scanned_in_parts() {
                 offered: PageBits([word; 8]),
                 stored: PageBits::EMPTY,
             };
-            offers.change(&guest, &change, &mut news, &mut effects);
+            offers.change(&guest, &change, &mut news);
         }
     };
     let scanned = |offers: &mut crate::guest::regions::Offers| {
@@ -303,10 +303,10 @@ fn holes_at_the_tables_limit_count() {
     });
     lab.guest_of("d", 1, 666);
     let guest = std::sync::Arc::clone(&lock(&lab.core.guests)[0]);
-    let (mut effects, mut news) = (crate::domain::effects::Effects::default(), News::default());
+    let mut news = News::default();
     let mut offers = lock(&guest.offers);
     let base = crate::testing::fake::BASE;
-    let mut change = |change: &Change| offers.change(&guest, change, &mut news, &mut effects);
+    let mut change = |change: &Change| offers.change(&guest, change, &mut news);
     change(&Change::Whole {
         chunk: base,
         chunks: 10_000,
