@@ -143,7 +143,7 @@ fn check_candidates(domain: &Domain, chunk: &Chunk, pages: &Pages) {
     let still = pages.still.pages();
     for page in still.filter(|&page| pages.tag(page) == Tag::Candidate) {
         let entry = domain.index(pages.home(page)).get(pages.fingerprint(page));
-        let own = entry == Some(Entry::Candidate(chunk.site(page)));
+        let own = entry == Some(Entry::Candidate(pages.site(page)));
         assert!(
             own || chunk.has_promoted(),
             "candidate {page} of {} is lost: {entry:?}",

@@ -24,7 +24,6 @@ use wire::{CHUNK_PAGES, PAGE_BYTES, PageBits};
 
 use crate::domain::pages::Pages;
 use crate::domain::worn::Worn;
-use crate::page::Site;
 use crate::sync::{CHUNK, CHUNKS, Guard, Ordered, OrderedRw};
 
 /// Words of a page set.
@@ -62,17 +61,6 @@ impl Chunk {
     #[cfg(test)]
     pub(crate) fn lock(&self) -> Guard<'_, Pages> {
         self.try_lock().expect("nothing else is at work")
-    }
-
-    /// The site of `page`.
-    pub(crate) fn site(&self, page: usize) -> Site {
-        Site {
-            chunk: self.id,
-            page: match u16::try_from(page) {
-                Ok(page) if usize::from(page) < CHUNK_PAGES => page,
-                _ => panic!("page {page} of chunk {}", self.id),
-            },
-        }
     }
 
     /// The addresses of some pages, as questions to the kernel take them.
@@ -156,7 +144,7 @@ impl Chunks {
             promoted: [const { AtomicU64::new(0) }; WORDS],
             queued: AtomicBool::new(false),
             queued_whole: AtomicBool::new(false),
-            pages: Ordered::new(Pages::new(offered)),
+            pages: Ordered::new(Pages::new(id, offered)),
         });
         let at = id as usize;
         if at == table.places.len() {

@@ -33,6 +33,8 @@ pub(crate) const TALLIES: usize = CLASSES + 3;
 /// What is known of the pages of one chunk.
 #[derive(Debug)]
 pub(crate) struct Pages {
+    /// The number of the chunk.
+    chunk: u32,
     tags: [u8; CHUNK_PAGES],
     fingerprints: Fingerprints,
     slots: PageSlots,
@@ -74,8 +76,9 @@ pub(crate) struct Recycled {
 }
 
 impl Pages {
-    pub(crate) fn new(offered: PageBits) -> Self {
+    pub(crate) fn new(chunk: u32, offered: PageBits) -> Self {
         Self {
+            chunk,
             tags: [0; CHUNK_PAGES],
             fingerprints: Fingerprints::default(),
             slots: PageSlots::default(),
@@ -92,6 +95,17 @@ impl Pages {
             huge: false,
             kept: false,
             recycled: Recycled::default(),
+        }
+    }
+
+    /// The site of `page`.
+    pub(crate) fn site(&self, page: usize) -> Site {
+        Site {
+            chunk: self.chunk,
+            page: match u16::try_from(page) {
+                Ok(page) if usize::from(page) < CHUNK_PAGES => page,
+                _ => panic!("page {page} of chunk {}", self.chunk),
+            },
         }
     }
 
@@ -186,10 +200,10 @@ impl Pages {
     }
 
     /// Gives up what `page` holds; the caller sets its new state.
-    pub(crate) fn discard(&self, page: usize, site: Site, effects: &mut Effects) {
+    pub(crate) fn discard(&self, page: usize, effects: &mut Effects) {
         match self.tag(page) {
             Tag::Candidate => {
-                let entered = (self.home(page), self.fingerprint(page), site);
+                let entered = (self.home(page), self.fingerprint(page), self.site(page));
                 effects.forget.push(entered);
             }
             Tag::Planned => effects.unref.push(self.slot(page)),
@@ -350,7 +364,7 @@ mod tests {
 
     #[test]
     fn every_present_page_is_in_one_set_and_counts_once() {
-        let mut pages = Pages::new(PageBits::EMPTY);
+        let mut pages = Pages::new(0, PageBits::EMPTY);
         pages.set(1, Tag::Written);
         pages.set_candidate(2, Fingerprint(7), StoreId(0));
         pages.set_planned(3, Slot(9));
@@ -395,7 +409,7 @@ mod tests {
 
     #[test]
     fn the_back_off_doubles_and_ends_with_success() {
-        let mut pages = Pages::new(PageBits::EMPTY);
+        let mut pages = Pages::new(0, PageBits::EMPTY);
         for level in [1, 2, 3, 4, 5, 6, 6] {
             pages.back_off(5, Tag::Pinned);
             assert_eq!((pages.level(5), pages.tag(5)), (level, Tag::Pinned));
@@ -407,7 +421,7 @@ mod tests {
 
     #[test]
     fn bodies_go_with_what_needs_them() {
-        let mut pages = Pages::new(PageBits::EMPTY);
+        let mut pages = Pages::new(0, PageBits::EMPTY);
         let empty = pages.memory_bytes();
         pages.set_candidate(2, Fingerprint(7), StoreId(0));
         assert!(pages.memory_bytes() > empty);
@@ -422,7 +436,7 @@ mod tests {
 
     #[test]
     fn a_candidate_remembers_its_index_where_there_are_several() {
-        let mut pages = Pages::new(PageBits::EMPTY);
+        let mut pages = Pages::new(0, PageBits::EMPTY);
         let empty = pages.memory_bytes();
         pages.set_candidate(2, Fingerprint(7), StoreId(0));
         let one = pages.memory_bytes();
@@ -445,13 +459,13 @@ mod tests {
         use std::panic::catch_unwind;
         let planted: [(&str, fn()); 6] = [
             ("a page out of range", || {
-                let _ = Pages::new(PageBits::EMPTY).tag(512);
+                let _ = Pages::new(0, PageBits::EMPTY).tag(512);
             }),
             ("a slot of none", || {
-                let _ = Pages::new(PageBits::EMPTY).slot(3);
+                let _ = Pages::new(0, PageBits::EMPTY).slot(3);
             }),
             ("a fingerprint of none", || {
-                let _ = Pages::new(PageBits::EMPTY).fingerprint(3);
+                let _ = Pages::new(0, PageBits::EMPTY).fingerprint(3);
             }),
             ("a store of none", || {
                 let lab = crate::testing::fake::Lab::new();

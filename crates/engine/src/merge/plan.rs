@@ -287,7 +287,7 @@ impl<'a> Plan<'a> {
         let domain = self.domain();
         let view = domain.slots.view();
         for (page, home) in promoted.into_iter().zip(homes) {
-            let (key, site) = (self.pages.fingerprint(page), self.chunk.site(page));
+            let (key, site) = (self.pages.fingerprint(page), self.pages.site(page));
             let entered = self.pages.home(page);
             if home != Some(entered) {
                 // It has moved to another node, or the rules have changed.
@@ -327,15 +327,9 @@ impl<'a> Plan<'a> {
         let wrong: Vec<_> = planned
             .filter(|&page| off.contains(&self.pages.slot(page)))
             .collect();
-        withdraw_some(
-            self.chunk,
-            self.pages,
-            self.effects,
-            wrong,
-            |pages, page| {
-                pages.back_off(page, Tag::Skipped);
-            },
-        );
+        withdraw_some(self.pages, self.effects, wrong, |pages, page| {
+            pages.back_off(page, Tag::Skipped);
+        });
     }
 
     fn read(&mut self, buffers: &mut Buffers, settled: &[usize]) -> std::io::Result<()> {
@@ -471,7 +465,7 @@ impl<'a> Plan<'a> {
         let Read {
             page, key, home, ..
         } = read;
-        let (scope, site) = (self.scope(home), self.chunk.site(page));
+        let (scope, site) = (self.scope(home), self.pages.site(page));
         match resolve(self.domain(), view, scope, key, site) {
             Found::Own => self.pages.set_candidate(page, key, home),
             Found::Canonical(slot) => self.pages.set_planned(page, slot),
@@ -483,15 +477,14 @@ impl<'a> Plan<'a> {
 }
 
 /// Takes plans back that no agent was asked for: their pages are settled again.
-pub(crate) fn withdraw(chunk: &Chunk, pages: &mut Pages, effects: &mut Effects) {
-    withdraw_some(chunk, pages, effects, 0..CHUNK_PAGES, |pages, page| {
+pub(crate) fn withdraw(pages: &mut Pages, effects: &mut Effects) {
+    withdraw_some(pages, effects, 0..CHUNK_PAGES, |pages, page| {
         pages.set(page, Tag::Settled);
     });
 }
 
 /// Takes back the plans for some pages that no agent was asked for; `then` says what these are now.
 pub(crate) fn withdraw_some(
-    chunk: &Chunk,
     pages: &mut Pages,
     effects: &mut Effects,
     some: impl IntoIterator<Item = usize>,
@@ -499,7 +492,7 @@ pub(crate) fn withdraw_some(
 ) {
     for page in some {
         if pages.tag(page).is_planned() {
-            pages.discard(page, chunk.site(page), effects);
+            pages.discard(page, effects);
             then(pages, page);
         }
     }

@@ -7,17 +7,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-use wire::{Answer, Merge, PageBits, Question, Target, Unmerge};
+use wire::{Merge, PageBits, Question, Target, Unmerge};
 
 use crate::domain::chunk::Chunk;
 use crate::domain::effects::Effects;
 use crate::domain::pages::Pages;
 use crate::guest::Guest;
-use crate::guest::agent::{Fault, Pending, Talk};
+use crate::guest::agent::{Pending, Talk};
 use crate::merge::plan::{Context, withdraw_some};
 use crate::merge::span;
 use crate::page::{Slot, StoreId, Tag};
-use crate::scan::outcomes::{take_merged, take_unmerged};
+use crate::scan::outcomes;
 use crate::sync::{Guard, lock};
 
 /// The pages of a chunk, locked, of which the agent of `guest` is asked something.
@@ -121,20 +121,12 @@ impl<'a> Request<'a> {
         let counters = &self.guest.counters;
         counters.vmas_added.fetch_add(2 * new, Relaxed);
         let pending = Pending::Merged(Arc::clone(self.chunk), enclosed);
-        let taken = match self.exchange(talk, &Question::Merge(question), pending, asked) {
-            Some(Answer::Merged(merged)) => {
-                let answer = (&merged, enclosed);
-                take_merged(self.guest, self.chunk, self.pages, answer, self.effects)
-            }
-            Some(_) => Err(Fault::Contradiction("not the answer to a merge")),
-            None => Ok(()),
-        };
-        self.judge(taken);
+        self.exchange(talk, &Question::Merge(question), pending, asked);
     }
 
     /// Takes back plans for `pages`; `set` says what the pages are then.
     fn withdraw(&mut self, pages: impl IntoIterator<Item = usize>, set: fn(&mut Pages, usize)) {
-        withdraw_some(self.chunk, self.pages, self.effects, pages, set);
+        withdraw_some(self.pages, self.effects, pages, set);
     }
 
     /// Takes back the plans for a chunk that is one huge page, unless splitting it is worth it.
@@ -171,24 +163,8 @@ impl<'a> Request<'a> {
             pages: wanted,
         });
         let pending = Pending::Unmerged(Arc::clone(self.chunk), wanted);
-        let answer = self.exchange(&mut talk, &question, pending, wanted.len());
-        drop(talk);
-        let taken = match answer {
-            Some(Answer::Unmerged { cpu_ns, pages }) => {
-                let answer = (wanted, pages, cpu_ns);
-                take_unmerged(self.guest, self.chunk, self.pages, answer, self.effects)
-            }
-            Some(_) => Err(Fault::Contradiction("not the answer to an unmerge")),
-            None => Ok(()),
-        };
-        self.judge(taken);
+        self.exchange(&mut talk, &question, pending, wanted.len());
         Asked::Done
-    }
-
-    fn judge(&self, taken: Result<(), Fault>) {
-        if let Err(fault) = taken {
-            self.guest.condemn(&fault);
-        }
     }
 
     fn take_talk(&self) -> Option<Guard<'a, Talk>> {
@@ -201,30 +177,31 @@ impl<'a> Request<'a> {
         })
     }
 
-    /// Puts a question and waits for the answer; a late one stays pending.
-    fn exchange(
-        &self,
-        talk: &mut Talk,
-        question: &Question,
-        pending: Pending,
-        asked: usize,
-    ) -> Option<Answer> {
-        let link = talk.link.as_mut()?;
+    /// Puts a question, waits for the answer and accounts it; a late one stays pending.
+    fn exchange(&mut self, talk: &mut Talk, question: &Question, pending: Pending, asked: usize) {
+        let Some(link) = talk.link.as_mut() else {
+            return;
+        };
         let begin = Instant::now();
         let answer = link.send(question).and_then(|()| {
             (self.context.step_aside)();
             link.receive(self.context.patience)
         });
         self.guest.note_time(begin.elapsed(), asked);
-        match answer {
-            Ok(Some(answer)) => return Some(answer),
-            Ok(None) => {
+        let taken = answer.and_then(|answer| match answer {
+            Some(answer) => {
+                let both = (&pending, &answer);
+                outcomes::take(self.guest, self.pages, self.effects, both)
+            }
+            None => {
                 talk.pending = Some(pending);
                 self.guest.set_late(true);
+                Ok(())
             }
-            Err(fault) => self.guest.condemn(&fault),
+        });
+        if let Err(fault) = taken {
+            self.guest.condemn(&fault);
         }
-        None
     }
 }
 

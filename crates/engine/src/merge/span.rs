@@ -95,7 +95,7 @@ mod tests {
     use wire::PageBits;
 
     fn pages(kinds: &str) -> Pages {
-        let mut pages = Pages::new(PageBits::EMPTY);
+        let mut pages = Pages::new(0, PageBits::EMPTY);
         pages.offered = PageBits::FULL;
         for (page, kind) in kinds.chars().enumerate() {
             match kind {

@@ -500,7 +500,7 @@ impl Core {
             let buffers = &mut scratch.buffers;
             (asked, waits) = self.merge(&mut request, visit, buffers, post);
         } else {
-            plan::withdraw(chunk, request.pages, request.effects);
+            plan::withdraw(request.pages, request.effects);
             if mode == RunMode::Unmerge {
                 asked = request.unmerge(request.pages.merged);
             }

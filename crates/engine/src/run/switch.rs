@@ -93,7 +93,7 @@ fn withdraw(guest: &Arc<Guest>) {
     for chunk in lock(&guest.offers).chunks.values() {
         if let Some(mut change) = guest.change(chunk) {
             let (pages, effects) = change.parts();
-            plan::withdraw(chunk, pages, effects);
+            plan::withdraw(pages, effects);
         }
     }
 }

@@ -176,7 +176,7 @@ fn find_broken(
     let own = runs.iter().take(filled).filter(|run| !elsewhere(run));
     for page in own.flat_map(|run| place(chunk.address, run.start)..place(chunk.address, run.end)) {
         if looks.contains(page) {
-            pages.discard(page, chunk.site(page), effects);
+            pages.discard(page, effects);
             pages.set(page, Tag::Broken);
         }
     }

@@ -207,21 +207,10 @@ fn take_late(guest: &Guest, pending: &Pending, answer: &Answer) -> Result<(), Fa
             guest.user.say(joins);
             Ok(())
         }
-        (Pending::Merged(chunk, enclosed), Answer::Merged(merged)) => {
+        (Pending::Merged(chunk, _) | Pending::Unmerged(chunk, _), _) => {
             let mut change = guest.change(chunk).ok_or(Fault::Stuck)?;
             let (pages, effects) = change.parts();
-            outcomes::take_merged(guest, chunk, pages, (merged, *enclosed), effects)
-        }
-        (
-            Pending::Unmerged(chunk, asked),
-            &Answer::Unmerged {
-                cpu_ns,
-                pages: private,
-            },
-        ) => {
-            let mut change = guest.change(chunk).ok_or(Fault::Stuck)?;
-            let (pages, effects) = change.parts();
-            outcomes::take_unmerged(guest, chunk, pages, (*asked, private, cpu_ns), effects)
+            outcomes::take(guest, pages, effects, (pending, answer))
         }
         _ => Err(Fault::Contradiction("an answer to another question")),
     }

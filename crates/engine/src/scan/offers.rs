@@ -126,7 +126,7 @@ impl Offers {
         // A chunk that a stuck worker holds belongs to a guest that is being dropped.
         if let Some(mut change) = guest.change(chunk) {
             let (pages, effects) = change.parts();
-            track::set_bits(chunk, pages, offered, stored, effects);
+            track::set_bits(pages, offered, stored, effects);
         }
     }
 

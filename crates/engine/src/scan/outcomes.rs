@@ -5,26 +5,55 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use wire::{Merged, PageBits, PageOutcome};
+use wire::{Answer, Merged, PageBits, PageOutcome};
 
-use crate::domain::chunk::Chunk;
 use crate::domain::effects::Effects;
 use crate::domain::pages::Pages;
 use crate::guest::Guest;
-use crate::guest::agent::Fault;
+use crate::guest::agent::{Fault, Pending};
 use crate::page::Tag;
 use crate::sync::lock;
 
-/// Accounts the answer to a merge, with the pages that it may say are enclosed.
+/// Accounts the answer to a question about pages of a chunk.
 ///
 /// # Errors
 /// When the answer does not fit what was asked; none of it counts then.
-pub(crate) fn take_merged(
+pub(crate) fn take(
     guest: &Guest,
-    chunk: &Chunk,
     pages: &mut Pages,
-    (merged, enclosed): (&Merged, PageBits),
     effects: &mut Effects,
+    (asked, answer): (&Pending, &Answer),
+) -> Result<(), Fault> {
+    match (asked, answer) {
+        (Pending::Merged(chunk, enclosed), Answer::Merged(merged)) => {
+            take_merged(guest, pages, effects, (merged, *enclosed))?;
+            let most = guest.user.common.limits.table_bytes_per_user();
+            pages.show(&guest.domain.patterns, chunk.place, most);
+            Ok(())
+        }
+        (
+            Pending::Unmerged(_, asked),
+            Answer::Unmerged {
+                cpu_ns,
+                pages: private,
+            },
+        ) => {
+            take_unmerged(pages, effects, *asked, *private)?;
+            guest.counters.cpu_ns.fetch_max(*cpu_ns, Relaxed);
+            Ok(())
+        }
+        (Pending::Merged(..), _) => Err(Fault::Contradiction("not the answer to a merge")),
+        (Pending::Unmerged(..), _) => Err(Fault::Contradiction("not the answer to an unmerge")),
+        _ => Err(Fault::Contradiction("an answer to another question")),
+    }
+}
+
+/// Accounts a merge, with the pages that its answer may say are enclosed.
+fn take_merged(
+    guest: &Guest,
+    pages: &mut Pages,
+    effects: &mut Effects,
+    (merged, enclosed): (&Merged, PageBits),
 ) -> Result<(), Fault> {
     let outcomes = merged.outcomes.iter().copied().enumerate();
     if !outcomes.clone().all(|(page, outcome)| {
@@ -73,10 +102,7 @@ pub(crate) fn take_merged(
             refused => refuse(pages, page, refused, effects),
         }
     }
-    drop(gains);
     counters.merged_again.fetch_add(again, Relaxed);
-    let most = guest.user.common.limits.table_bytes_per_user();
-    pages.show(&guest.domain.patterns, chunk.place, most);
     Ok(())
 }
 
@@ -108,24 +134,19 @@ fn refuse(pages: &mut Pages, page: usize, outcome: PageOutcome, effects: &mut Ef
     }
 }
 
-/// Accounts the answer to an unmerge: `(asked, private, cpu_ns)`.
-///
-/// # Errors
-/// When the answer names pages that were not asked for; none of it counts then.
-pub(crate) fn take_unmerged(
-    guest: &Guest,
-    chunk: &Chunk,
+/// Accounts an unmerge: of the pages `asked` for, these are `private`.
+fn take_unmerged(
     pages: &mut Pages,
-    (asked, private, cpu_ns): (PageBits, PageBits, u64),
     effects: &mut Effects,
+    asked: PageBits,
+    private: PageBits,
 ) -> Result<(), Fault> {
     if !(private & !asked).is_empty() {
         return Err(Fault::Contradiction("pages that were not to be unmerged"));
     }
-    guest.counters.cpu_ns.fetch_max(cpu_ns, Relaxed);
     for page in private.pages() {
         if pages.tag(page) == Tag::Merged {
-            pages.discard(page, chunk.site(page), effects);
+            pages.discard(page, effects);
             pages.set(page, Tag::Broken);
         }
     }

@@ -86,7 +86,7 @@ impl<'a> Patrol<'a> {
             false => self.find_moved(chunk, pages),
         };
         for &page in &wrong {
-            pages.discard(page, chunk.site(page), effects);
+            pages.discard(page, effects);
             pages.set(page, Tag::Settled);
         }
         !wrong.is_empty()

@@ -37,7 +37,7 @@ use wire::{CHUNK_PAGES, PageBits};
 
 use sys::pagemap::Categories;
 
-use crate::domain::chunk::{Chunk, WORDS};
+use crate::domain::chunk::WORDS;
 use crate::domain::effects::Effects;
 use crate::domain::pages::Pages;
 use crate::page::{Class, NEVER, Tag};
@@ -110,13 +110,13 @@ pub(crate) struct Ages {
 }
 
 impl Ages {
-    /// Whether pages of `chunk` at this level are tried again: in rounds once in `2^level`.
-    fn is_due(self, chunk: &Chunk, level: u8) -> bool {
+    /// Whether pages of chunk number `chunk` at this level are tried again: in rounds once in `2^level`.
+    fn is_due(self, chunk: u32, level: u8) -> bool {
         match self.aging {
             Aging::AtOnce => true,
             Aging::Pass => false,
             Aging::Anonymous | Aging::All => {
-                (self.round ^ u64::from(chunk.id)) & ((1 << level) - 1) == 0
+                (self.round ^ u64::from(chunk)) & ((1 << level) - 1) == 0
             }
         }
     }
@@ -153,9 +153,8 @@ pub(crate) struct Observed {
     pub(crate) stirs: bool,
 }
 
-/// Takes over what was seen of `chunk`.
+/// Takes over what was seen of a chunk.
 pub(crate) fn observe(
-    chunk: &Chunk,
     pages: &mut Pages,
     seen: &Seen,
     ages: Ages,
@@ -185,7 +184,7 @@ pub(crate) fn observe(
         while attention != 0 {
             let page = word * 64 + attention.trailing_zeros() as usize;
             attention &= attention - 1;
-            step(chunk, pages, page, seen, ages, effects);
+            step(pages, page, seen, ages, effects);
         }
     }
     let waits = |tag| matches!(tag, Tag::Settled | Tag::Planned | Tag::PlannedZero);
@@ -223,14 +222,7 @@ fn attention(pages: &Pages, seen: &Seen, watched: &PageBits, word: usize, retrie
     busy | broken | moved | came
 }
 
-fn step(
-    chunk: &Chunk,
-    pages: &mut Pages,
-    page: usize,
-    seen: &Seen,
-    ages: Ages,
-    effects: &mut Effects,
-) {
+fn step(pages: &mut Pages, page: usize, seen: &Seen, ages: Ages, effects: &mut Effects) {
     let before = pages.tag(page);
     let (written, swapped) = (seen.written.contains(page), seen.swapped.contains(page));
     let must_wait = written || swapped;
@@ -241,20 +233,20 @@ fn step(
         Tag::Asked | Tag::AskedZero => return,
         _ if !seen.present.contains(page) => Tag::Absent,
         _ if seen.file.contains(page) => Tag::Foreign,
-        _ if pages.stored.contains(page) => match step_stored(chunk, pages, page, seen, ages) {
+        _ if pages.stored.contains(page) => match step_stored(pages, page, seen, ages) {
             Some(after) => after,
             None => return,
         },
         Tag::Zeroed if seen.zero.contains(page) => return,
         _ if seen.zero.contains(page) => Tag::Zero,
-        Tag::Pinned | Tag::Skipped => match retry(chunk, pages, page, seen, ages) {
+        Tag::Pinned | Tag::Skipped => match retry(pages, page, seen, ages) {
             Some(after) => at_once(ages, after, must_wait),
             None => return,
         },
         _ => at_once(ages, age(before, written, swapped), must_wait),
     };
     if after != before {
-        pages.discard(page, chunk.site(page), effects);
+        pages.discard(page, effects);
         match after {
             Tag::Absent => pages.set_discarded(page),
             _ => pages.set(page, after),
@@ -271,13 +263,7 @@ fn broken(pages: &Pages, page: usize, ages: Ages) -> Tag {
 }
 
 /// A page in a mapping of a store that does not show as the store's.
-fn step_stored(
-    chunk: &Chunk,
-    pages: &mut Pages,
-    page: usize,
-    seen: &Seen,
-    ages: Ages,
-) -> Option<Tag> {
+fn step_stored(pages: &mut Pages, page: usize, seen: &Seen, ages: Ages) -> Option<Tag> {
     let written = seen.written.contains(page);
     match pages.tag(page) {
         // Not written, so not looked at twice: it may be the store's own, of a former engine.
@@ -292,7 +278,7 @@ fn step_stored(
                 Aging::AtOnce => Aging::Pass,
                 other => other,
             };
-            retry(chunk, pages, page, seen, Ages { aging, ..ages })
+            retry(pages, page, seen, Ages { aging, ..ages })
         }
         _ if !written && ages.aging != Aging::All => None,
         before => Some(age(before, written, seen.swapped.contains(page))),
@@ -301,7 +287,7 @@ fn step_stored(
 
 /// A page that could not be merged: given up for good until it is written, else tried again when
 /// its back-off ends.
-fn retry(chunk: &Chunk, pages: &mut Pages, page: usize, seen: &Seen, ages: Ages) -> Option<Tag> {
+fn retry(pages: &mut Pages, page: usize, seen: &Seen, ages: Ages) -> Option<Tag> {
     let (level, written) = (pages.level(page), seen.written.contains(page));
     if level == NEVER {
         if written {
@@ -310,7 +296,7 @@ fn retry(chunk: &Chunk, pages: &mut Pages, page: usize, seen: &Seen, ages: Ages)
         return written.then_some(Tag::Written);
     }
     let after = if written { Tag::Written } else { Tag::Settled };
-    ages.is_due(chunk, level).then_some(after)
+    ages.is_due(pages.site(page).chunk, level).then_some(after)
 }
 
 /// What an anonymous page is instead of `after`, where it need not grow older to settle. One that is written has just been armed:
@@ -335,11 +321,10 @@ fn age(before: Tag, written: bool, swapped: bool) -> Tag {
     }
 }
 
-/// Takes over what the agent says of `chunk`: which pages it offers, which lie in a store's mapping.
+/// Takes over what the agent says of a chunk: which pages it offers, which lie in a store's mapping.
 /// A merged page that no longer does was discarded, unmapped or remapped: that is evidence. If it is offered still, it was
 /// discarded or made private: the next scan tells.
 pub(crate) fn set_bits(
-    chunk: &Chunk,
     pages: &mut Pages,
     offered: PageBits,
     stored: PageBits,
@@ -355,7 +340,7 @@ pub(crate) fn set_bits(
             _ => offered.contains(page),
         };
         if !stays {
-            pages.discard(page, chunk.site(page), effects);
+            pages.discard(page, effects);
             pages.set(page, Tag::Absent); // and its level ends
             if offered.contains(page) {
                 pages.set(page, Tag::Written);

@@ -138,7 +138,7 @@ impl Observer<'_> {
             return;
         }
         let worn = seen.worn(pages);
-        let observed = track::observe(chunk, pages, &seen, self.ages, effects);
+        let observed = track::observe(pages, &seen, self.ages, effects);
         let mut waits = observed.waits;
         if terms.mode == RunMode::Run && !terms.aim.is_pass() {
             waits |= self.patrol.check(chunk, pages, effects);

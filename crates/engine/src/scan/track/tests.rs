@@ -1,3 +1,4 @@
+use crate::domain::chunk::Chunk;
 use sys::pagemap::Categories;
 
 use super::*;
@@ -50,7 +51,7 @@ fn look(chunk: &Chunk, seen: &Seen) -> (bool, Effects) {
 
 fn look_again(chunk: &Chunk, seen: &Seen, ages: Ages) -> (bool, Effects) {
     let mut effects = Effects::default();
-    let observed = observe(chunk, &mut chunk.lock(), seen, ages, &mut effects);
+    let observed = observe(&mut chunk.lock(), seen, ages, &mut effects);
     (observed.waits, effects)
 }
 
@@ -141,7 +142,7 @@ fn a_written_or_vanished_candidate_leaves_the_index() {
     assert_eq!(tags(&chunk), [Tag::Candidate, Tag::Written, Tag::Absent]);
     let gone = [1, 2].map(|page| {
         let key = Fingerprint(70 + page as u128);
-        (StoreId(0), key, chunk.site(page))
+        (StoreId(0), key, chunk.lock().site(page))
     });
     assert_eq!(effects.forget, gone);
 }
@@ -312,7 +313,7 @@ fn what_the_agent_takes_away_is_given_up() {
     let (mut offered, mut stored) = (PageBits::EMPTY, PageBits::EMPTY);
     offered.insert(0);
     stored.insert(1);
-    set_bits(&chunk, &mut chunk.lock(), offered, stored, &mut effects);
+    set_bits(&mut chunk.lock(), offered, stored, &mut effects);
     assert_eq!(
         tags(&chunk),
         [Tag::Written, Tag::Merged, Tag::Absent, Tag::Absent],
