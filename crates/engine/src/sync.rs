@@ -72,21 +72,12 @@ impl<T, const PLACE: u8> Ordered<T, PLACE> {
     pub(crate) fn try_lock(&self) -> Option<Guard<'_, T>> {
         let inner = free(self.0.try_lock())?;
         let note = census::had(census::ordered(PLACE, self));
-        Some(InOrder::new(inner, note, PLACE))
+        Some(InOrder {
+            inner,
+            note,
+            _held: Some(Held::note(PLACE)),
+        })
     }
-}
-
-/// Takes a lock that is only tried by `tried`, and waited for by `wait`.
-///
-/// A thread that waits for one of a worker's, which runs on idle CPUs only, has it run: see [`priority::wait`].
-fn take<G>(
-    which: (Which, Way),
-    tried: impl Fn() -> TryLockResult<G>,
-    wait: impl Fn() -> LockResult<G>,
-) -> (G, Option<Note>) {
-    let tried = || free(tried());
-    let wait = || unpoisoned(wait());
-    census::take(which, tried, || priority::wait(tried, wait))
 }
 
 /// A read-write lock with a place in the order.
@@ -96,18 +87,14 @@ pub(crate) struct OrderedRw<T, const PLACE: u8>(RwLock<T>);
 impl<T, const PLACE: u8> OrderedRw<T, PLACE> {
     /// Locks it to read; as [`lock`].
     pub(crate) fn read(&self) -> InOrder<RwLockReadGuard<'_, T>> {
-        held::assert_above(PLACE);
         let which = (census::ordered(PLACE, self), Way::Beside);
-        let (inner, note) = take(which, || self.0.try_read(), || self.0.read());
-        InOrder::new(inner, note, PLACE)
+        InOrder::take(Some(PLACE), which, || self.0.try_read(), || self.0.read())
     }
 
     /// Locks it to write; as [`lock`].
     pub(crate) fn write(&self) -> InOrder<RwLockWriteGuard<'_, T>> {
-        held::assert_above(PLACE);
         let which = (census::ordered(PLACE, self), Way::Alone);
-        let (inner, note) = take(which, || self.0.try_write(), || self.0.write());
-        InOrder::new(inner, note, PLACE)
+        InOrder::take(Some(PLACE), which, || self.0.try_write(), || self.0.write())
     }
 }
 
@@ -121,11 +108,27 @@ pub(crate) struct InOrder<G> {
 }
 
 impl<G> InOrder<G> {
-    fn new(inner: G, note: Option<Note>, place: u8) -> Self {
+    /// Takes a lock that is only tried by `tried`, and waited for by `wait`.
+    ///
+    /// A thread that waits for one of a worker's, which runs on idle CPUs only, has it run: see [`priority::wait`].
+    fn take(
+        place: Option<u8>,
+        which: (Which, Way),
+        tried: impl Fn() -> TryLockResult<G>,
+        wait: impl Fn() -> LockResult<G>,
+    ) -> Self {
+        place.into_iter().for_each(held::assert_above);
+        let tried = || free(tried());
+        let wait = || unpoisoned(wait());
+        let (inner, note) = match place {
+            // A job holds it while it waits for an agent, which could make the whole daemon hurry.
+            Some(TALK) => census::take(which, tried, wait),
+            _ => census::take(which, tried, || priority::wait(tried, wait)),
+        };
         Self {
             inner,
             note,
-            _held: Some(Held::note(place)),
+            _held: place.map(Held::note),
         }
     }
 }
@@ -175,9 +178,9 @@ impl<'a, T> Guard<'a, T> {
 
     /// Does `wait`, which gives the lock up and takes it again.
     fn aside(mut self, wait: impl FnOnce(MutexGuard<'a, T>) -> MutexGuard<'a, T>) -> Self {
-        let lock = self.note.take().map(Note::end);
+        let which = self.note.take().map(|note| note.which);
         self.inner = wait(self.inner);
-        self.note = lock.map(Note::again);
+        self.note = which.map(|which| Note::begin(which, Way::Alone, false));
         self
     }
 }
@@ -186,65 +189,38 @@ impl<'a, T> Guard<'a, T> {
 ///
 /// # Panics
 /// In debug builds, when the thread holds a lock that stands at the same place or below.
-pub(crate) fn lock<L: Locks>(mutex: &L) -> L::Guard<'_> {
+pub(crate) fn lock<L: Locks>(mutex: &L) -> Guard<'_, L::Inner> {
     mutex.lock_in_order()
 }
 
 /// What [`lock`] takes.
 pub(crate) trait Locks {
-    type Guard<'a>
-    where
-        Self: 'a;
-
-    fn lock_in_order(&self) -> Self::Guard<'_>;
+    type Inner;
+    fn lock_in_order(&self) -> Guard<'_, Self::Inner>;
 }
 
 impl<T> Locks for Mutex<T> {
-    type Guard<'a>
-        = Guard<'a, T>
-    where
-        T: 'a;
+    type Inner = T;
 
     fn lock_in_order(&self) -> Guard<'_, T> {
         let which = (census::plain(self), Way::Alone);
-        let (inner, note) = take(which, || self.try_lock(), || self.lock());
-        InOrder {
-            inner,
-            note,
-            _held: None,
-        }
+        InOrder::take(None, which, || self.try_lock(), || self.lock())
     }
 }
 
 impl<T, const PLACE: u8> Locks for Ordered<T, PLACE> {
-    type Guard<'a>
-        = Guard<'a, T>
-    where
-        T: 'a;
+    type Inner = T;
 
     fn lock_in_order(&self) -> Guard<'_, T> {
-        held::assert_above(PLACE);
         let which = (census::ordered(PLACE, self), Way::Alone);
-        let (inner, note) = match PLACE {
-            // A job holds it while it waits for an agent, which could make the whole daemon hurry.
-            TALK => census::take(
-                which,
-                || free(self.0.try_lock()),
-                || unpoisoned(self.0.lock()),
-            ),
-            _ => take(which, || self.0.try_lock(), || self.0.lock()),
-        };
-        InOrder::new(inner, note, PLACE)
+        InOrder::take(Some(PLACE), which, || self.0.try_lock(), || self.0.lock())
     }
 }
 
 impl<L: Locks> Locks for Arc<L> {
-    type Guard<'a>
-        = L::Guard<'a>
-    where
-        L: 'a;
+    type Inner = L::Inner;
 
-    fn lock_in_order(&self) -> L::Guard<'_> {
+    fn lock_in_order(&self) -> Guard<'_, L::Inner> {
         L::lock_in_order(self)
     }
 }

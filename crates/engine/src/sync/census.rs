@@ -1,7 +1,7 @@
 //! How often each lock is taken, in which way, and for how long: counted while [`scale`](crate::scale) measures.
 //!
-//! At other times a lock costs one load of a word that no thread writes. While it is on, each thread counts locally, and adds its
-//! counts at its end. A shared counter would itself be contended.
+//! At other times a lock costs one load of a word that no thread writes. While it is on, each thread counts locally, and hands its
+//! counts in at the end. A shared counter would itself be contended.
 //!
 //! A lock class may have many locks, a chunk's in each chunk. A crowd meets at one of them. So locks are counted by their address.
 
@@ -15,7 +15,7 @@ static ON: AtomicBool = AtomicBool::new(false);
 static ALL: Mutex<Option<Uses>> = Mutex::new(None);
 
 thread_local! {
-    static OWN: RefCell<Own> = RefCell::default();
+    static OWN: RefCell<Uses> = RefCell::default();
 }
 
 /// How a lock was used.
@@ -60,19 +60,6 @@ pub(super) fn plain<T>(lock: &Mutex<T>) -> Which {
     (name, std::ptr::from_ref(lock).addr())
 }
 
-/// The counts of a thread.
-#[derive(Default)]
-struct Own(Uses);
-
-impl Drop for Own {
-    fn drop(&mut self) {
-        let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
-        let all = all.get_or_insert_default();
-        let mine = self.0.drain();
-        mine.for_each(|(which, its)| all.entry(which).or_default().add(its));
-    }
-}
-
 /// Counts from now on.
 pub(crate) fn begin() {
     ON.store(true, Relaxed);
@@ -85,10 +72,13 @@ pub(crate) fn end() {
 
 /// Adds what this thread has counted to the counts of all.
 pub(crate) fn hand_in() {
-    drop(OWN.take());
+    let mine = OWN.take().into_iter();
+    let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+    let all = all.get_or_insert_default();
+    mine.for_each(|(which, its)| all.entry(which).or_default().add(its));
 }
 
-/// Takes all that this thread, and threads that have ended or handed in, have counted.
+/// Takes all that this thread, and threads that have handed in, have counted.
 pub(crate) fn collect() -> Uses {
     hand_in();
     let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
@@ -106,30 +96,20 @@ pub(super) enum Way {
 
 /// A lock that is held, and counted when it is dropped.
 pub(super) struct Note {
-    which: Which,
+    pub(super) which: Which,
     way: Way,
     busy: bool,
     since: Instant,
 }
 
 impl Note {
-    fn begin(which: Which, way: Way, busy: bool) -> Self {
+    pub(super) fn begin(which: Which, way: Way, busy: bool) -> Self {
         Self {
             which,
             way,
             busy,
             since: Instant::now(),
         }
-    }
-
-    /// The lock is given up; gives which it was.
-    pub(super) fn end(self) -> Which {
-        self.which
-    }
-
-    /// It is taken again, after a wait for something else.
-    pub(super) fn again(which: Which) -> Self {
-        Self::begin(which, Way::Alone, false)
     }
 }
 
@@ -145,13 +125,10 @@ impl Drop for Note {
                 false => Duration::ZERO,
             },
         };
-        count(self.which, used);
+        // A thread that ends has none any more.
+        let add = |own: &RefCell<Uses>| own.borrow_mut().entry(self.which).or_default().add(used);
+        let _ = OWN.try_with(add);
     }
-}
-
-fn count(which: Which, used: Use) {
-    // A thread that ends has none any more.
-    let _ = OWN.try_with(|own| own.borrow_mut().0.entry(which).or_default().add(used));
 }
 
 /// Takes a lock: `free` gives it if no other thread has it, `wait` waits for it.
