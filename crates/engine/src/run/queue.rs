@@ -85,8 +85,8 @@ pub(crate) struct Queue {
 #[derive(Default)]
 struct Lane {
     jobs: VecDeque<Job>,
-    /// Chunks that get a whole visit when there are no other jobs.
-    later: VecDeque<Arc<Chunk>>,
+    /// Whole visits, for when there are no other jobs.
+    later: VecDeque<Job>,
     /// Jobs begun and not done.
     active: usize,
     /// How long workers had a turn for it in this round, and a part of the time for which they waited for its agents: no other job
@@ -104,9 +104,8 @@ impl Lane {
     }
 
     fn next(&mut self) -> Option<Job> {
-        let whole = |chunk| Job::Chunk(chunk, Visit::Whole);
         let next = self.jobs.pop_front();
-        next.or_else(|| self.later.pop_front().map(whole))
+        next.or_else(|| self.later.pop_front())
     }
 }
 
@@ -131,10 +130,18 @@ impl Inner {
         self.lanes.values().all(Lane::is_empty)
     }
 
-    /// The jobs of a user, who may be new; none can be added after a cut.
-    fn lane(&mut self, uid: u32) -> Option<&mut Lane> {
-        self.dropped |= self.cut;
-        (!self.cut).then(|| self.lanes.entry(uid).or_default())
+    /// Adds a job, with at most so many of its user's before it; none is added after a cut.
+    fn add(&mut self, job: Job, before: usize) {
+        if self.cut {
+            self.dropped = true;
+            return job.drop_unbegun();
+        }
+        let lane = self.lanes.entry(job.uid()).or_default();
+        let list = match job {
+            Job::Chunk(_, Visit::Whole) => &mut lane.later,
+            _ => &mut lane.jobs,
+        };
+        list.insert(list.len().min(before), job);
     }
 
     fn is_idle(&self) -> bool {
@@ -182,24 +189,14 @@ impl Queue {
     /// Adds jobs.
     pub(crate) fn add(&self, jobs: impl IntoIterator<Item = Job>) {
         let mut inner = lock(&self.inner);
-        for job in jobs {
-            match inner.lane(job.uid()) {
-                Some(lane) => lane.jobs.push_back(job),
-                None => job.drop_unbegun(),
-            }
-        }
+        jobs.into_iter().for_each(|job| inner.add(job, usize::MAX));
         drop(inner);
         self.work.notify_all();
     }
 
     /// Adds a chunk whose whole visit can wait.
     pub(crate) fn add_later(&self, chunk: Arc<Chunk>) {
-        let mut inner = lock(&self.inner);
-        match inner.lane(chunk.uid) {
-            Some(lane) => lane.later.push_back(chunk),
-            None => chunk.start(true),
-        }
-        drop(inner);
+        lock(&self.inner).add(Job::Chunk(chunk, Visit::Whole), usize::MAX);
         self.work.notify_one();
     }
 
@@ -303,10 +300,8 @@ impl Queue {
         inner.cut = true;
         inner.dropped |= !inner.is_empty();
         for lane in inner.lanes.values_mut() {
-            let jobs = std::mem::take(&mut lane.jobs);
-            jobs.into_iter().for_each(Job::drop_unbegun);
-            let later = std::mem::take(&mut lane.later);
-            later.into_iter().for_each(|chunk| chunk.start(true));
+            let jobs = lane.jobs.drain(..).chain(lane.later.drain(..));
+            jobs.for_each(Job::drop_unbegun);
         }
         self.idle.notify_all();
     }
@@ -323,15 +318,7 @@ impl Queue {
 
     /// Queues a chunk whose candidates were promoted.
     pub(crate) fn push(&self, chunk: Arc<Chunk>) {
-        let mut inner = lock(&self.inner);
-        match inner.lane(chunk.uid) {
-            Some(Lane { jobs, .. }) => {
-                let at = jobs.len().min(SOON);
-                jobs.insert(at, Job::Chunk(chunk, Visit::First));
-            }
-            None => chunk.start(false),
-        }
-        drop(inner);
+        lock(&self.inner).add(Job::Chunk(chunk, Visit::First), SOON);
         self.work.notify_one();
     }
 }
