@@ -78,13 +78,17 @@ impl Slots {
         }
     }
 
+    fn supply(&self, store: StoreId) -> &Supply {
+        let supply = self.supplies.get(store.index());
+        supply.unwrap_or_else(|| panic!("there is no store {}", store.0))
+    }
+
     /// Slots of a store to give out, neighbours together.
     ///
     /// # Errors
     /// The heap does not know the store's node.
     pub(crate) fn take_run(&self, store: StoreId) -> Result<Run, HeapError> {
-        let supply = self.supplies.get(store.index());
-        if let Some(spare) = supply.and_then(|supply| lock(&supply.spare).pop()) {
+        if let Some(spare) = lock(&self.supply(store).spare).pop() {
             return Ok(spare);
         }
         let mut segments = self.refs.segments_mut();
@@ -97,8 +101,7 @@ impl Slots {
 
     fn take_block(&self, store: StoreId) -> Result<Block, HeapError> {
         let node = self.placement.node(store);
-        let none = HeapError::NoBucket { node, zone: STORE };
-        let mut growth = lock(&self.supplies.get(store.index()).ok_or(none)?.growth);
+        let mut growth = lock(&self.supply(store).growth);
         if growth.left == 0 {
             let (first, end) = (store.first_slot().0, growth.end + GROWTH);
             self.heap
@@ -123,8 +126,7 @@ impl Slots {
         live: &[(Slot, Fingerprint)],
     ) -> Result<(), HeapError> {
         let node = self.placement.node(store);
-        let none = HeapError::NoBucket { node, zone: STORE };
-        let mut growth = lock(&self.supplies.get(store.index()).ok_or(none)?.growth);
+        let mut growth = lock(&self.supply(store).growth);
         for part in live.chunk_by(|(a, _), (b, _)| a.0 / SEGMENT == b.0 / SEGMENT) {
             let Some(&(first, _)) = part.first() else {
                 continue;
@@ -160,8 +162,7 @@ impl Slots {
 
     /// A number behind all that were ever given out in a store.
     pub(crate) fn end(&self, store: StoreId) -> u64 {
-        let supply = self.supplies.get(store.index());
-        supply.map_or(0, |supply| lock(&supply.growth).end)
+        lock(&self.supply(store).growth).end
     }
 
     /// Puts unused slots of a run back.
@@ -170,9 +171,7 @@ impl Slots {
             return;
         }
         let store = Slot(run.start).store();
-        let supply = self.supplies.get(store.index());
-        let supply = supply.unwrap_or_else(|| panic!("there is no store {}", store.0));
-        lock(&supply.spare).push(run);
+        lock(&self.supply(store).spare).push(run);
     }
 
     /// Notes that the numbers of `dead` are spent; frees segments with nothing left, and retires
