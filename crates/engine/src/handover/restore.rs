@@ -99,12 +99,11 @@ impl Restorer {
         stores: Vec<Memfd>,
         handover: Handover,
     ) -> std::io::Result<Domain> {
-        let mut stores: Vec<_> = stores.into_iter().map(Some).collect();
+        let mut stores = stores.into_iter();
         let mut domain = Domain::new(name, self.placement.clone(), |id| {
-            let store = stores.get_mut(id.index()).and_then(Option::take);
             Ok(PerNode {
                 index: Index(self.placement.index(id)),
-                store: Box::new(store.ok_or(std::io::ErrorKind::NotFound)?),
+                store: Box::new(stores.next().expect("a store for each node")),
             })
         })?;
         domain.handover = Some(handover);
@@ -124,7 +123,13 @@ impl Restorer {
         for note in notes {
             match read(note.descriptor) {
                 Ok((old, manifest)) => {
-                    if !self.restore_one(core, keeper, (&old, manifest), &mut pool) {
+                    let restored = self.restore_one(core, keeper, (&old, &manifest), &mut pool);
+                    if let Err(misfit) = restored {
+                        tracing::warn!(
+                            domain = manifest.domain,
+                            "a former engine's pages are not taken over: {misfit}"
+                        );
+                        handover::forget(keeper, &manifest);
                         // Void, should the keeper not hear of it.
                         let _ = old.write("");
                         forget(keeper, &note.name, &"it says nothing any more");
@@ -142,48 +147,22 @@ impl Restorer {
         &self,
         core: &Core,
         keeper: &Arc<Keeper>,
-        (note, manifest): (&Note, Manifest),
+        (note, manifest): (&Note, &Manifest),
         pool: &mut Pool,
-    ) -> bool {
-        let parts = self.take_parts(core, &manifest, pool);
-        let (name, owner) = (manifest.domain.clone(), manifest.owner);
-        let taken = parts.and_then(|(stores, ties)| {
-            // From here on the next engine gets this one's tie too, or nothing.
-            let handover = Handover::go_on(note.try_clone()?, manifest.clone(), Arc::clone(keeper));
-            Ok((stores, ties, handover?))
-        });
-        let taken = taken.and_then(|(stores, ties, handover)| {
-            let domain = self.domain(&name, stores, handover)?;
-            if let Some(owner) = owner {
-                domain.own(&core.users.get(owner));
-            }
-            Ok(resume(core, domain, ties)?)
-        });
-        if let Err(misfit) = &taken {
-            tracing::warn!(
-                domain = name,
-                "a former engine's pages are not taken over: {misfit}"
-            );
-            handover::forget(keeper, &manifest);
-        }
-        taken.is_ok()
-    }
-
-    fn take_parts(
-        &self,
-        core: &Core,
-        manifest: &Manifest,
-        pool: &mut Pool,
-    ) -> Result<(Vec<Memfd>, Vec<Line>), Misfit> {
-        let parts = (
-            self.take_stores(core, manifest, pool)?,
-            take_ties(manifest, pool)?,
-        );
+    ) -> Result<(), Misfit> {
+        let stores = self.take_stores(core, manifest, pool)?;
+        let ties = take_ties(manifest, pool)?;
         if let Some(owner) = manifest.owner {
             // And this engine's tie.
             core.check_kept(owner, manifest.descriptors() + 1)?;
         }
-        Ok(parts)
+        // From here on the next engine gets this one's tie too, or nothing.
+        let handover = Handover::go_on(note.try_clone()?, manifest.clone(), Arc::clone(keeper))?;
+        let domain = self.domain(&manifest.domain, stores, handover)?;
+        if let Some(owner) = manifest.owner {
+            domain.own(&core.users.get(owner));
+        }
+        Ok(resume(core, domain, ties)?)
     }
 
     fn take_stores(
@@ -224,12 +203,11 @@ fn take_ties(manifest: &Manifest, pool: &mut Pool) -> Result<Vec<Line>, Misfit> 
     if manifest.ties.len() >= MAX_TIES {
         return Err(Misfit::Ties(manifest.ties.len()));
     }
-    let mut ties: Vec<Line> = Vec::new();
-    for &number in &manifest.ties {
+    let adopt = |&number: &u64| -> Result<Line, Misfit> {
         let tie = Lifeline::adopt(take(pool, number)?)?;
-        ties.push((Some(number), Box::new(tie)));
-    }
-    Ok(ties)
+        Ok((Some(number), Box::new(tie)))
+    };
+    manifest.ties.iter().map(adopt).collect()
 }
 
 fn take(pool: &mut Pool, number: u64) -> Result<OwnedFd, Misfit> {
