@@ -14,7 +14,7 @@
 //! Every present page is in exactly one of `busy` (looked at in every round), `still` (only when
 //! something happened to it) and `merged`. That makes a quiet chunk cost a few word operations.
 
-use wire::{CHUNK_PAGES, PageBits};
+use wire::{CHUNK_PAGES, PageBits, Recycled};
 
 use crate::domain::effects::Effects;
 use crate::domain::patterns::{self, Patterns};
@@ -62,17 +62,8 @@ pub(crate) struct Pages {
     pub(crate) huge: bool,
     /// Whether it is left alone for that.
     pub(crate) kept: bool,
-    /// Recycled since the last count.
+    /// Recycled since the last count: discarded, or zeroed. Of those that the guest told of it knows nothing.
     recycled: Recycled,
-}
-
-/// Pages that gave their frames back because their content no longer mattered.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Recycled {
-    /// Discarded: they are offered still, and there no more.
-    pub(crate) discarded: u64,
-    /// Full of zeros, and merged with the kernel's zero page.
-    pub(crate) zeroed: u64,
 }
 
 impl Pages {

@@ -3,7 +3,9 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicI64, AtomicU64};
 
-use crate::domain::pages::{KEPT, Pages, Recycled, STORED, TALLIES, UNREAD};
+use wire::Recycled;
+
+use crate::domain::pages::{KEPT, Pages, STORED, TALLIES, UNREAD};
 use crate::page::{CLASSES, Class};
 
 /// What is counted of a guest, readable at any time.
@@ -156,8 +158,8 @@ impl Counters {
     }
 
     /// The pages recycled so far: discarded, zeroed, told of.
-    pub(crate) fn recycled(&self) -> wire::Recycled {
-        wire::Recycled {
+    pub(crate) fn recycled(&self) -> Recycled {
+        Recycled {
             discarded: self.discarded.load(Relaxed),
             zeroed: self.zeroed.load(Relaxed),
             told: self.told.load(Relaxed),
@@ -186,7 +188,7 @@ pub(crate) struct Gone {
     pub(crate) window_ns: u64,
     /// Pages that they had merged again.
     pub(crate) merged_again: u64,
-    pub(crate) recycled: wire::Recycled,
+    pub(crate) recycled: Recycled,
 }
 
 impl Gone {
