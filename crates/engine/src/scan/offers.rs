@@ -213,10 +213,8 @@ impl Offers {
 pub(crate) struct Sweep<'a, F> {
     guest: &'a Guest,
     offers: &'a mut Offers,
-    /// The chunk that `seen` belongs to.
-    current: u64,
-    seen: Seen,
-    any: bool,
+    /// The chunk that the scan is at, and what it has shown of it.
+    current: Option<(u64, Seen)>,
     /// Chunks below have been looked at.
     next: u64,
     look: F,
@@ -228,9 +226,7 @@ impl<'a, F: FnMut(&Arc<Chunk>, &Seen)> Sweep<'a, F> {
         Self {
             guest,
             offers,
-            current: 0,
-            seen: Seen::default(),
-            any: false,
+            current: None,
             next: from / CHUNK * CHUNK,
             look,
         }
@@ -246,14 +242,12 @@ impl<'a, F: FnMut(&Arc<Chunk>, &Seen)> Sweep<'a, F> {
         let mut at = run.start;
         while at < run.end {
             let chunk = at / CHUNK * CHUNK;
-            if chunk != self.current {
+            if self.current.is_some_and(|(current, _)| current != chunk) {
                 self.flush();
-                self.current = chunk;
             }
             let end = run.end.min(chunk + CHUNK);
-            self.seen
-                .add(place(chunk, at), place(chunk, end), run.categories);
-            self.any = true;
+            let (_, seen) = self.current.get_or_insert((chunk, Seen::default()));
+            seen.add(place(chunk, at), place(chunk, end), run.categories);
             at = end;
         }
     }
@@ -266,15 +260,13 @@ impl<'a, F: FnMut(&Arc<Chunk>, &Seen)> Sweep<'a, F> {
     }
 
     fn flush(&mut self) {
-        if !std::mem::take(&mut self.any) {
-            return;
+        if let Some((current, seen)) = self.current.take() {
+            self.look_at_empty(current);
+            if let Some(chunk) = self.offers.open(self.guest, current) {
+                (self.look)(&chunk, &seen);
+            }
+            self.next = current + CHUNK;
         }
-        self.look_at_empty(self.current);
-        if let Some(chunk) = self.offers.open(self.guest, self.current) {
-            (self.look)(&chunk, &self.seen);
-        }
-        self.next = self.current + CHUNK;
-        self.seen = Seen::default();
     }
 
     fn look_at_empty(&mut self, end: u64) {
