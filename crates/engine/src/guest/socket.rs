@@ -75,7 +75,7 @@ impl SocketLink {
     /// has lost it.
     pub(crate) fn refuse(&mut self, why: &str, domain: DomainMark) {
         let len = Reason::new(why, domain).encode(&mut self.buffer);
-        let packet = self.buffer.get(..len).unwrap_or_default();
+        let packet = &self.buffer[..len];
         let _ = sys::socket::send_within(&self.socket, packet, &[], Duration::ZERO);
     }
 
@@ -103,7 +103,7 @@ impl SocketLink {
             .chain(stores.iter().copied())
             .chain(device)
             .collect();
-        let packet = self.buffer.get(..len).unwrap_or_default();
+        let packet = &self.buffer[..len];
         sys::socket::send_within(&self.socket, packet, &descriptors, SENDING)?;
         Ok((line, number))
     }
@@ -122,7 +122,7 @@ impl Link for SocketLink {
             _ => None,
         };
         let len = question.encode(&mut self.buffer);
-        let packet = self.buffer.get(..len).unwrap_or_default();
+        let packet = &self.buffer[..len];
         let descriptors: Vec<_> = line.iter().map(|line| line.as_fd()).collect();
         match sys::socket::send_within(&self.socket, packet, &descriptors, SENDING) {
             Ok(()) => Ok(()),
@@ -152,7 +152,7 @@ impl Link for SocketLink {
         match self.socket.recv(&mut *self.buffer) {
             Ok(0) => Err(Fault::Closed),
             Ok(len) => {
-                let packet = self.buffer.get(..len).unwrap_or_default();
+                let packet = &self.buffer[..len];
                 match Answer::decode(packet)? {
                     Answer::Failed { errno, step } => Err(Fault::Failed { step, errno }),
                     answer => Ok(Some(answer)),
