@@ -19,8 +19,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use sys::pagemap::{Categories, PageRun};
-use wire::{CHUNK_PAGES, PageBits};
+use sys::pagemap::Categories;
+use wire::PageBits;
 
 use crate::domain::Domain;
 use crate::domain::chunk::Chunk;
@@ -30,7 +30,7 @@ use crate::domain::refs::View;
 use crate::guest::memory::Mapped;
 use crate::guest::{Claims, Guest};
 use crate::page::{CHUNK, PAGE, Slot, Tag};
-use crate::scan::offers::place;
+use crate::scan::offers::{peek, place};
 use crate::sync::lock;
 
 /// Finds the pages merged before this session, until it has all of them.
@@ -167,18 +167,11 @@ fn find_broken(
     looks: &PageBits,
     effects: &mut Effects,
 ) -> std::io::Result<()> {
-    let mut runs = [PageRun::default(); CHUNK_PAGES];
-    let range = chunk.address..chunk.address + CHUNK;
-    let (filled, _) = guest.memory.peek(range, &mut runs)?;
-    let elsewhere = |run: &&PageRun| {
-        run.categories.has(Categories::FILE) || run.categories.has(Categories::SWAPPED)
-    };
-    let own = runs.iter().take(filled).filter(|run| !elsewhere(run));
-    for page in own.flat_map(|run| place(chunk.address, run.start)..place(chunk.address, run.end)) {
-        if looks.contains(page) {
+    peek(guest, chunk, |places, told| {
+        let elsewhere = told.has(Categories::FILE) || told.has(Categories::SWAPPED);
+        for page in places.filter(|&page| !elsewhere && looks.contains(page)) {
             pages.discard(page, effects);
             pages.set(page, Tag::Broken);
         }
-    }
-    Ok(())
+    })
 }

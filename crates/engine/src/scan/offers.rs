@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use sys::pagemap::PageRun;
+use sys::pagemap::{Categories, PageRun};
 use wire::{CHUNK_PAGES, Change, PageBits};
 
 use crate::domain::chunk::Chunk;
@@ -288,4 +288,23 @@ pub(crate) fn place(chunk: u64, address: u64) -> usize {
     let place = pages.and_then(|pages| usize::try_from(pages).ok());
     let place = place.filter(|&place| place <= CHUNK_PAGES);
     place.unwrap_or_else(|| panic!("address {address:x} is outside the chunk at {chunk:x}"))
+}
+
+/// Looks at the pages of a chunk without arming them: `each` gets the places of a run, and what is told of it.
+///
+/// # Errors
+/// When the guest cannot be looked at.
+pub(super) fn peek(
+    guest: &Guest,
+    chunk: &Chunk,
+    mut each: impl FnMut(Range<usize>, Categories),
+) -> std::io::Result<()> {
+    let mut runs = [PageRun::default(); CHUNK_PAGES];
+    let range = chunk.address..chunk.address + CHUNK;
+    let (filled, _) = guest.memory.peek(range, &mut runs)?;
+    for run in runs.iter().take(filled) {
+        let places = place(chunk.address, run.start)..place(chunk.address, run.end);
+        each(places, run.categories);
+    }
+    Ok(())
 }

@@ -71,9 +71,9 @@ impl Seen {
         (self.present & self.written & (pages.busy | pages.still)).len()
     }
 
-    /// Adds what a second look told of the pages from `first` up to `end`.
-    pub(crate) fn add_file(&mut self, first: usize, end: usize) {
-        self.file = self.file | PageBits::of(first..end);
+    /// Adds pages that a second look found to be a file's.
+    pub(crate) fn add_file(&mut self, pages: std::ops::Range<usize>) {
+        self.file = self.file | PageBits::of(pages);
     }
 
     /// Adds the pages from `first` up to `end`.

@@ -15,7 +15,7 @@ use std::time::Instant;
 use std::vec;
 
 use sys::pagemap::{Categories, PageRun};
-use wire::{CHUNK_PAGES, RunMode};
+use wire::RunMode;
 
 use crate::domain::chunk::Chunk;
 use crate::domain::pages::Pages;
@@ -23,7 +23,7 @@ use crate::guest::Guest;
 use crate::guest::idle::{self, Look};
 use crate::guest::regions::Scan;
 use crate::page::{CHUNK, Class};
-use crate::scan::offers::{Sweep, place};
+use crate::scan::offers::{Sweep, peek};
 use crate::scan::relocation::{Patrol, strays};
 use crate::scan::terms::Terms;
 use crate::scan::track::{self, Ages, Seen};
@@ -132,7 +132,11 @@ impl Observer<'_> {
         };
         let (pages, effects) = change.parts();
         if track::needs_second_look(pages, &seen)
-            && let Err(error) = look_again(guest, chunk, &mut seen)
+            && let Err(error) = peek(guest, chunk, |pages, told| {
+                if told.has(Categories::FILE) {
+                    seen.add_file(pages);
+                }
+            })
         {
             self.unseen = Err(error);
             return;
@@ -228,22 +232,6 @@ impl<F: FnMut(&Arc<Chunk>, &Seen)> Walk<'_, F> {
         }
         Ok(())
     }
-}
-
-/// Adds to `seen` which pages of the chunk are a file's.
-fn look_again(guest: &Guest, chunk: &Chunk, seen: &mut Seen) -> std::io::Result<()> {
-    let mut runs = [PageRun::default(); CHUNK_PAGES];
-    let range = chunk.address..chunk.address + CHUNK;
-    let (filled, _) = guest.memory.peek(range, &mut runs)?;
-    for run in runs.iter().take(filled) {
-        if run.categories.has(Categories::FILE) {
-            seen.add_file(
-                place(chunk.address, run.start),
-                place(chunk.address, run.end),
-            );
-        }
-    }
-    Ok(())
 }
 
 fn has_plans(pages: &Pages) -> bool {

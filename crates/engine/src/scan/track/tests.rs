@@ -155,7 +155,7 @@ fn a_merged_page_breaks_only_when_a_second_look_says_so() {
     let marker = Categories::SWAPPED;
     let mut seen = seen(&[(1, 2, PRESENT), (2, 4, written()), (4, 5, marker)]);
     assert!(needs_second_look(&chunk.lock(), &seen));
-    seen.add_file(1, 3);
+    seen.add_file(1..3);
     let (_, effects) = look(&chunk, &seen);
     let still = Tag::Merged;
     assert_eq!(tags(&chunk), [still, still, still, Tag::Broken, still]);
@@ -279,7 +279,7 @@ fn pages_of_a_former_engine_are_foreign_until_they_are_written() {
     look_again(&chunk, &seen(&[(0, 2, PRESENT)]), again);
     assert_eq!(tags(&chunk), [Tag::Foreign, Tag::Foreign]);
     let mut seen = seen(&[(0, 2, written())]);
-    seen.add_file(1, 2);
+    seen.add_file(1..2);
     look_again(&chunk, &seen, again);
     assert_eq!(tags(&chunk), [Tag::Written, Tag::Foreign]);
 }
