@@ -183,14 +183,21 @@ impl Core {
     /// Has the last session of process `pid`, which lives, let go of the process's userfaultfd, for a mapping takes one at a time.
     /// False while that session goes on.
     pub(crate) fn end_last_session(&self, pid: u32) -> bool {
-        let guests = lock(&self.guests);
-        let its = guests.iter().filter(|guest| guest.pid == pid).cloned();
-        let its: Vec<_> = its.collect();
-        drop(guests);
+        let its = self.guests_that(|guest| guest.pid == pid);
         let lives =
             |guest: &Arc<Guest>| guest.standing() == Standing::Served && !guest.memory.has_left();
         its.iter()
             .all(|guest| !lives(guest) && rescue::let_go(guest))
+    }
+
+    /// The guests of which this holds.
+    pub(crate) fn guests_that(&self, holds: impl Fn(&Guest) -> bool) -> Vec<Arc<Guest>> {
+        let guests = lock(&self.guests);
+        guests
+            .iter()
+            .filter(|guest| holds(guest))
+            .cloned()
+            .collect()
     }
 
     /// The guest with this number, unless it is gone.
@@ -376,14 +383,8 @@ impl Core {
     /// this is done by workers, too.
     pub(crate) fn reap(&self, crew: &dyn Crew) {
         let ended =
-            |guest: &Arc<Guest>| guest.standing() == Standing::Condemned || guest.memory.has_left();
-        let guests = lock(&self.guests);
-        let ended: Vec<_> = guests
-            .iter()
-            .filter(|guest| ended(guest))
-            .cloned()
-            .collect();
-        drop(guests);
+            |guest: &Guest| guest.standing() == Standing::Condemned || guest.memory.has_left();
+        let ended = self.guests_that(ended);
         if !ended.is_empty() {
             let looks = ended.into_iter().map(|guest| Job::Look(guest, Aim::Hear));
             self.queue.begin_round();

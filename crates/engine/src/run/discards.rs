@@ -46,7 +46,7 @@ const GLANCE_TIME: Duration = Duration::from_micros(2500);
 const LOOKS: usize = 2;
 
 /// Whether the guest has something to give up, or has told of it in a round.
-fn may_give(guest: &Arc<Guest>) -> bool {
+fn may_give(guest: &Guest) -> bool {
     let merged = guest.counters.pages(Class::Merged) > 0;
     guest.standing() == Standing::Served && (merged || lock(&guest.ledger).gives_back())
 }
@@ -54,7 +54,7 @@ fn may_give(guest: &Arc<Guest>) -> bool {
 impl Core {
     /// When the next glance is due; `None` while nothing is merged.
     pub(crate) fn next_glance(&self, now: Instant) -> Option<Instant> {
-        let any = lock(&self.guests).iter().any(may_give);
+        let any = lock(&self.guests).iter().any(|guest| may_give(guest));
         let due = lock(&self.glances.0).due;
         any.then(|| due.map_or(now, |due| due.min(now + GLANCE)))
     }
@@ -78,11 +78,7 @@ impl Core {
     /// The guests that have discarded merged pages since they were heard, and those whose late answer has come.
     fn find_discards(&self, spent: &mut Spent) -> Vec<Arc<Guest>> {
         let begin = Instant::now();
-        let mut merged: Vec<_> = lock(&self.guests)
-            .iter()
-            .filter(|guest| may_give(guest))
-            .cloned()
-            .collect();
+        let mut merged = self.guests_that(may_give);
         // A plain mutex: it is not held over a ledger's.
         let (number, resting) = {
             let mut state = lock(&self.glances.0);
