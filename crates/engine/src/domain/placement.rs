@@ -190,7 +190,7 @@ impl Atlas {
             return Some(Self::One);
         }
         match placement.topology.source {
-            Source::Emulated => ranges(&placement.topology, placement).map(Self::Ranges),
+            Source::Emulated => ranges(placement).map(Self::Ranges),
             _ => Some(Self::Nodes(by_number(placement))),
         }
     }
@@ -219,18 +219,16 @@ fn by_number(placement: &Placement) -> Vec<Option<StoreId>> {
     let mut stores = Vec::new();
     for (store, node) in placement.stores() {
         let at = usize::try_from(node.0).expect("a node's number");
-        stores.resize(at + 1, None);
-        if let Some(place) = stores.get_mut(at) {
-            *place = Some(store);
-        }
+        stores.resize(at, None); // they ascend
+        stores.push(Some(store));
     }
     stores
 }
 
-fn ranges(topology: &Topology, placement: &Placement) -> Option<Vec<(Range<u64>, StoreId)>> {
+fn ranges(placement: &Placement) -> Option<Vec<(Range<u64>, StoreId)>> {
     let mut all = Vec::new();
     for (store, node) in placement.stores() {
-        let ranges = &topology.node(node)?.ranges;
+        let ranges = &placement.topology.node(node)?.ranges;
         if ranges.is_empty() {
             return None;
         }

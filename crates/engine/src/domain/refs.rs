@@ -204,17 +204,13 @@ impl Refs {
         }
     }
 
-    /// Takes a segment away again, if it is there.
-    pub(super) fn take_segment(
-        &self,
-        segments: &mut Segments,
-        number: u64,
-    ) -> Option<Box<Segment>> {
-        let segment = segments.remove(&number)?;
+    /// Takes a segment away again.
+    pub(super) fn take_segment(&self, segments: &mut Segments, number: u64) -> Box<Segment> {
         if let Some(his) = self.his.get() {
             his.segments.fetch_sub(bytes(1), Relaxed);
         }
-        Some(segment)
+        let segment = segments.remove(&number);
+        segment.unwrap_or_else(|| panic!("segment {number} was freed twice"))
     }
 
     /// Counts dead slots whose frames are not given back yet.

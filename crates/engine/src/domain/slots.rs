@@ -192,8 +192,8 @@ impl Slots {
         drop(view);
         if !empty.is_empty() {
             let mut segments = self.refs.segments_mut();
-            let mut take = |number| self.refs.take_segment(&mut segments, number);
-            for segment in empty.into_iter().filter_map(&mut take) {
+            for number in empty {
+                let segment = self.refs.take_segment(&mut segments, number);
                 let retired = self.heap.retire(segment.block);
                 assert!(
                     retired.is_ok(),

@@ -62,17 +62,15 @@ pub(crate) fn shared_by_fork(guests: &[Relative<'_>]) -> Vec<u64> {
         if !guest.kin.is_fork.load(Relaxed) {
             continue;
         }
-        if let Some(shared) = shared.get_mut(at) {
-            *shared = claimed;
-        }
+        shared[at] = claimed;
         let heir = heirs.entry(parent).or_insert((at, claimed));
         if !lives && claimed > heir.1 {
             *heir = (at, claimed);
         }
     }
     for (parent, (at, _)) in heirs {
-        if let Some(shared) = shared.get_mut(at).filter(|_| !numbers.contains(&parent)) {
-            *shared = 0;
+        if !numbers.contains(&parent) {
+            shared[at] = 0;
         }
     }
     shared

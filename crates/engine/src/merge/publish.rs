@@ -78,11 +78,10 @@ impl Plan<'_> {
         if self.runs.len() <= at {
             self.runs.resize(at + 1, 0..0);
         }
-        let left = self.runs.get_mut(at).map(std::mem::take);
-        let mut run = match left.filter(|run| !run.is_empty()) {
-            Some(run) => run,
-            None => self.domain().slots.take_run(store)?,
-        };
+        let mut run = std::mem::take(&mut self.runs[at]);
+        if run.is_empty() {
+            run = self.domain().slots.take_run(store)?;
+        }
         let before = run.start;
         let wanted = twins.iter().map(|twin| twin.read.page);
         let slots = self.layout.take(self.pages, wanted, &mut run);
