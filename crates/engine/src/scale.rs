@@ -178,8 +178,8 @@ fn by_class(uses: &census::Uses) -> Vec<LockUse> {
 /// would be cut.
 struct Many(Vec<Alone>);
 
-impl Many {
-    fn run(&self, core: &Core) {
+impl Crew for Many {
+    fn work(&self, core: &Core, _timing: &Timing) {
         std::thread::scope(|scope| {
             for worker in &self.0 {
                 scope.spawn(|| {
@@ -190,12 +190,6 @@ impl Many {
                 });
             }
         });
-    }
-}
-
-impl Crew for Many {
-    fn work(&self, core: &Core, _timing: &Timing) {
-        self.run(core);
     }
 }
 
