@@ -34,7 +34,8 @@ pub(crate) struct User {
     tables: AtomicU64,
     /// Threads that sleep in looks at the memory of his guests.
     stuck: AtomicU32,
-    holdings: Arc<Holdings>,
+    /// What is his of the domains that he began.
+    pub(crate) holdings: Arc<Holdings>,
     pub(crate) common: Arc<Common>,
 }
 
@@ -118,11 +119,6 @@ const SHRUNK: u64 = 32 << 20;
 const PAUSE: u32 = 4;
 
 impl User {
-    /// What is his of the domains that he began.
-    pub(crate) fn holdings(&self) -> &Arc<Holdings> {
-        &self.holdings
-    }
-
     /// How many more slots he may have while `free` are free for all: at no time more than [`GREED`] times what is free
     /// afterwards. None while the segments of his slots take more than his other tables may: where one slot lives of 512, a segment
     /// takes three times what the store does.
@@ -334,7 +330,7 @@ mod tests {
         for (user, his) in [(&first, 750), (&second, 187)] {
             let room = user.room(free);
             assert_eq!(room, his);
-            user.holdings().slots.fetch_add(room, Relaxed);
+            user.holdings.slots.fetch_add(room, Relaxed);
             free -= room;
             assert_eq!(user.room(free), 0);
         }
@@ -343,9 +339,9 @@ mod tests {
             (u64::MAX, true)
         );
         let most = first.common.limits.table_bytes_per_user();
-        first.holdings().segments.fetch_add(most as u64, Relaxed);
+        first.holdings.segments.fetch_add(most as u64, Relaxed);
         assert!(first.room(u64::MAX) > 0);
-        first.holdings().segments.fetch_add(1, Relaxed);
+        first.holdings.segments.fetch_add(1, Relaxed);
         assert_eq!(first.room(u64::MAX), 0, "tables are memory, too");
         assert_eq!(users.get(0).room(0), u64::MAX);
     }

@@ -136,7 +136,7 @@ impl Domain {
         let begin = thread_time();
         let mut walk = lock(&self.frames.walk);
         if walk.rest.is_empty() {
-            let mut rest: Vec<_> = self.slots.segments().keys().copied().collect();
+            let mut rest: Vec<_> = self.slots.segments.read().keys().copied().collect();
             rest.sort_unstable_by(|a, b| b.cmp(a));
             walk.rest = rest;
         }

@@ -120,8 +120,8 @@ impl Domain {
     pub(crate) fn own(&self, user: &Arc<User>) -> bool {
         let is_first = self.owner.set(Arc::clone(user)).is_ok();
         if is_first {
-            self.slots.charge(user.holdings());
-            self.patterns.charge(user.holdings());
+            self.slots.charge(&user.holdings);
+            self.patterns.charge(&user.holdings);
         }
         is_first
     }

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64};
-use std::sync::{Arc, OnceLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, OnceLock, RwLockReadGuard};
 
 use numa::heap::{Block, MAX_ORDER};
 
@@ -110,7 +110,7 @@ pub(crate) enum Taken {
 /// The refs of a domain's slots.
 #[derive(Debug)]
 pub(crate) struct Refs {
-    segments: OrderedRw<Segments, SEGMENTS>,
+    pub(super) segments: OrderedRw<Segments, SEGMENTS>,
     shared: AtomicU64,
     live: AtomicU64,
     /// Slots with refs that are astray.
@@ -152,18 +152,8 @@ impl Refs {
     pub(crate) fn view(&self) -> View<'_> {
         View {
             refs: self,
-            segments: self.segments(),
+            segments: self.segments.read(),
         }
-    }
-
-    /// The segments, to look at.
-    pub(super) fn segments(&self) -> InOrder<RwLockReadGuard<'_, Segments>> {
-        self.segments.read()
-    }
-
-    /// The segments, to add and remove some.
-    pub(super) fn segments_mut(&self) -> InOrder<RwLockWriteGuard<'_, Segments>> {
-        self.segments.write()
     }
 
     /// Slots that at least one guest page is known to map.
@@ -189,7 +179,7 @@ impl Refs {
     /// Counts slots with refs, and their segments, in `his`, too; the first one's only.
     pub(crate) fn charge(&self, his: &Arc<Holdings>) {
         // No other thread looks at refs now, so the numbers stay as they are.
-        let segments = self.segments_mut();
+        let segments = self.segments.write();
         if self.his.set(Arc::clone(his)).is_ok() {
             his.slots.fetch_add(self.live() + self.held(), Relaxed);
             his.segments.fetch_add(bytes(segments.len()), Relaxed);
@@ -215,13 +205,13 @@ impl Refs {
 
     /// Counts dead slots whose frames are not given back yet.
     pub(crate) fn hold(&self, slots: u64) {
-        let _same = self.segments();
+        let _same = self.segments.read();
         self.add(&self.held, slots);
     }
 
     /// The frames of so many held slots are given back.
     pub(crate) fn let_go(&self, slots: u64) {
-        let _same = self.segments();
+        let _same = self.segments.read();
         self.sub(&self.held, slots);
     }
 
@@ -251,13 +241,13 @@ impl Drop for Refs {
         self.sub(&self.live, self.live());
         self.sub(&self.held, self.held());
         if let Some(his) = self.his.get() {
-            let segments = self.segments().len();
+            let segments = self.segments.read().len();
             his.segments.fetch_sub(bytes(segments), Relaxed);
         }
     }
 }
 
-/// Refs of slots. Drop it before [`Refs::segments_mut`].
+/// Refs of slots. Drop it before [`Refs::segments`] is locked to write.
 pub(crate) struct View<'a> {
     refs: &'a Refs,
     pub(super) segments: InOrder<RwLockReadGuard<'a, Segments>>,

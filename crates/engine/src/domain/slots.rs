@@ -91,7 +91,7 @@ impl Slots {
         if let Some(spare) = lock(&self.supply(store).spare).pop() {
             return Ok(spare);
         }
-        let mut segments = self.refs.segments_mut();
+        let mut segments = self.refs.segments.write();
         let block = self.take_block(store)?;
         let segment = Segment::new(block);
         self.refs
@@ -145,7 +145,7 @@ impl Slots {
             segment
                 .dead
                 .store(u32::try_from(dead).expect("at most a segment"), Relaxed);
-            let mut segments = self.refs.segments_mut();
+            let mut segments = self.refs.segments.write();
             self.refs
                 .add_segment(&mut segments, start / SEGMENT, segment);
             drop(segments);
@@ -191,7 +191,7 @@ impl Slots {
         }
         drop(view);
         if !empty.is_empty() {
-            let mut segments = self.refs.segments_mut();
+            let mut segments = self.refs.segments.write();
             for number in empty {
                 let segment = self.refs.take_segment(&mut segments, number);
                 let retired = self.heap.retire(segment.block);
@@ -214,7 +214,7 @@ impl Slots {
     /// When one does not hold.
     #[cfg(any(test, debug_assertions))]
     pub(crate) fn check(&self) {
-        let segments = self.refs.segments();
+        let segments = self.refs.segments.read();
         if let Err(broken) = self.heap.check() {
             panic!("the heap of slots: {broken}");
         }
@@ -238,7 +238,7 @@ impl Slots {
 
     /// Bytes of memory the slots hold.
     pub(crate) fn memory_bytes(&self) -> usize {
-        let segments = self.refs.segments();
+        let segments = self.refs.segments.read();
         let tables = segments.len() * size_of::<Segment>() + segments.capacity() * 18;
         tables + self.heap.memory_bytes() + self.chains.memory_bytes()
     }

@@ -61,10 +61,8 @@ impl Fingerprints {
 
     /// That of a candidate.
     pub(crate) fn get(&self, page: usize) -> Option<Fingerprint> {
-        match self.candidates.contains(page) {
-            true => Some(self.list[self.place(page)]),
-            false => None,
-        }
+        let its = || self.list[self.place(page)];
+        self.candidates.contains(page).then(its)
     }
 
     /// Makes `page` a candidate, or gives it another fingerprint.
@@ -147,13 +145,9 @@ impl PageSlots {
 
     /// That of `page`.
     pub(crate) fn get(&self, page: usize) -> Option<Slot> {
-        match self.holders.contains(page) {
-            true => {
-                let step = self.last_of(self.count_to(page));
-                Some(step.expect("a holder has a step").slot(page))
-            }
-            false => None,
-        }
+        let step = || self.last_of(self.count_to(page));
+        let its = || step().expect("a holder has a step").slot(page);
+        self.holders.contains(page).then(its)
     }
 
     /// Gives `page` a slot.

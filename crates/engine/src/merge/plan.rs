@@ -385,10 +385,7 @@ impl<'a> Plan<'a> {
     /// Has the worker go on where these pages are, while merging stays inside nodes. Those of a chunk are mostly on one node, so the
     /// first one's decides.
     fn go_near(&self, buffers: &mut Buffers, home: Option<StoreId>) {
-        let near = match self.is_bound() {
-            true => home.or(buffers.near),
-            false => None,
-        };
+        let near = home.or(buffers.near).filter(|_| self.is_bound());
         if near != buffers.near {
             self.domain().slots.placement.work_near(near);
             buffers.near = near;

@@ -43,10 +43,7 @@ impl Hasher {
 
     /// The fingerprint of a page; `None` for a page of zeros.
     pub(crate) fn fingerprint(&self, page: &PageBytes) -> Option<Fingerprint> {
-        if is_zero(page) {
-            return None;
-        }
-        Some(self.fingerprint_any(page))
+        (!is_zero(page)).then(|| self.fingerprint_any(page))
     }
 
     /// The fingerprint of a page, zeros too.
