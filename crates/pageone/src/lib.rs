@@ -63,10 +63,12 @@ mod watchdog;
 mod within;
 
 use std::ffi::OsString;
+use std::panic::resume_unwind;
 use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
+use rustix::process::{Resource, getrlimit};
 
 use output::say;
 
@@ -243,11 +245,29 @@ fn verbs(words: impl Iterator<Item = OsString>) -> String {
     format!("The commands are: {}.", names.join(", "))
 }
 
+/// Does what takes much of the stack, on one that is large enough where this thread's may be small (`ulimit -s`): the parser of the command
+/// line builds all verbs there. That thread ends with it, for some verbs take a process that has one.
+fn with_stack<T: Send>(work: fn() -> T) -> T {
+    const STACK: usize = 1 << 20;
+    let limit = getrlimit(Resource::Stack).current;
+    if limit.is_none_or(|limit| limit >= STACK as u64) {
+        return work();
+    }
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(STACK);
+        match thread.spawn_scoped(scope, work) {
+            Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
+            // It may be enough.
+            Err(_) => work(),
+        }
+    })
+}
+
 /// Runs the verb of the command line.
 #[must_use]
 pub fn main() -> ExitCode {
     journal::head_panics();
-    let result = match parse().verb {
+    let result = match with_stack(parse).verb {
         Verb::Daemon(args) => daemon::main(&args),
         Verb::Run(args) => return run::main(&args),
         #[cfg(target_arch = "x86_64")]
@@ -266,7 +286,7 @@ pub fn main() -> ExitCode {
         Verb::Serve(args) => serve::main(&args),
         Verb::Config(command) => command.run(),
         Verb::Bench(command) => command.run(),
-        Verb::Dist(args) => dist::main(&args, Cli::command()),
+        Verb::Dist(args) => dist::main(&args, with_stack(Cli::command)),
         Verb::Guest(kind) => guest::main(kind),
         Verb::KsmWatchdog { knobs } => ksm::watchdog(&knobs),
         Verb::MappingsWatchdog { before } => bench::mappings::watchdog(before),

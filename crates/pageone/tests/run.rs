@@ -836,3 +836,27 @@ fn programs_with_a_sanitizer_that_the_command_starts_run_unmerged() {
     );
     assert_eq!(done.status.code(), Some(9), "{}", text(&done.stderr));
 }
+
+#[test]
+fn a_small_stack_is_enough() {
+    need_agent();
+    let place = Place::new();
+    let program = pageone().get_program().to_owned();
+    let said = |words: &[&str]| {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "ulimit -s 64; exec \"$@\"", "sh"]);
+        shell.arg(&program).args(words);
+        shell.env("PAGEONE_SOCKET", place.socket());
+        output(&mut shell)
+    };
+    for (words, code) in [
+        (&["--help"][..], 0),
+        (&["status"], 1),
+        (&["run", "--", "true"], 0),
+        (&["run", "--", "false"], 1),
+    ] {
+        let done = said(words);
+        let stderr = text(&done.stderr);
+        assert_eq!(done.status.code(), Some(code), "{words:?}: {stderr}");
+    }
+}
