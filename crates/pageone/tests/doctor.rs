@@ -157,7 +157,14 @@ fn a_machine_without_a_daemon_is_well_but_for_that() {
     need_agent();
     let place = Place::new();
     let said = doctor(&place, &[]);
-    for check in ["kernel", "page-map", "leases", "ptrace", "agent"] {
+    for check in [
+        "kernel",
+        "page-map",
+        "leases",
+        "ptrace",
+        "code-writes",
+        "agent",
+    ] {
         said.has(check, "ok", "");
     }
     said.has("daemon", "warn", "no daemon at");

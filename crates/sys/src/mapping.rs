@@ -729,6 +729,22 @@ impl OwnMemory {
     }
 }
 
+/// Tries whether the kernel lets a process write memory that is read-only, as code is, by its file in /proc.
+///
+/// # Errors
+/// `IO` where it was started with `proc_mem.force_override` of `never` or `ptrace`; what opening the file and mmap give.
+pub fn try_to_force() -> Result<()> {
+    let memory = OwnMemory::open()?;
+    let (read, private) = (ProtFlags::READ, MapFlags::PRIVATE);
+    // SAFETY: a fresh mapping where nothing is disturbs nothing.
+    let page = unsafe { rustix::mm::mmap_anonymous(pointer(0), PAGE, read, private) }?;
+    // SAFETY: the page was just made, for this alone.
+    let written = unsafe { memory.clear(page.expose_provenance(), PAGE) };
+    // SAFETY: as above; nothing points into it.
+    let _ = unsafe { rustix::mm::munmap(page, PAGE) };
+    written
+}
+
 /// How many mappings a process may have (`vm.max_map_count`), without allocating.
 ///
 /// # Errors

@@ -50,6 +50,7 @@ pub(super) fn checks(served: bool) -> Vec<Check> {
             sys::host::sysctl("kernel.yama.ptrace_scope"),
             root || served,
         ),
+        code_writes(sys::mapping::try_to_force()),
         mappings(sys::host::sysctl("vm.max_map_count")),
         agent(
             paths::agent().map_err(|error| format!("{error:#}")),
@@ -144,6 +145,22 @@ fn ptrace(scope: Option<u64>, is_roots: bool) -> Check {
     }
 }
 
+/// Hooks stand in libc's code, which is read-only: the agent writes them by /proc/self/mem, `attach` by /proc/PID/mem.
+fn code_writes(tried: Result<(), Errno>) -> Check {
+    let why = "libc's own calls have no hooks then, and with `never` no process can be attached";
+    let warn = |what: String| Check::warn("code-writes", what, why);
+    match tried {
+        Ok(()) => Check::ok("code-writes", "hooks can be put into libc's code"),
+        Err(Errno::IO) => warn(
+            "the kernel refuses writes to code by /proc/PID/mem: proc_mem.force_override is never or ptrace"
+                .to_owned(),
+        )
+        .fix("grep -o 'proc_mem[^ ]*' /proc/cmdline  # boot with proc_mem.force_override=always"),
+        Err(error) => warn(format!("writes to code cannot be tried: {error}"))
+            .fix("mount -t proc proc /proc"),
+    }
+}
+
 fn mappings(most: Option<u64>) -> Check {
     let why = "merged pages between others take mappings; at the limit the rest is left alone";
     let fix = "sudo sysctl vm.max_map_count=1048576";
@@ -197,6 +214,11 @@ mod tests {
             levels(&[Some(65_530), Some(65_529), None].map(mappings)),
             [Ok, Warn, Warn]
         );
+        let writes = [Result::Ok(()), Err(Errno::IO), Err(Errno::NOENT)].map(code_writes);
+        assert_eq!(levels(&writes), [Ok, Warn, Warn]);
+        let told = &writes[1];
+        let fix = told.fix.as_deref();
+        assert!(told.what.contains("proc_mem.force_override") && fix.is_some());
         let rights = [(true, false), (false, true), (false, false)];
         assert_eq!(
             levels(&rights.map(|(right, served)| right_to_hold(right, served))),
