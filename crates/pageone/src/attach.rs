@@ -74,7 +74,7 @@ use crate::selector::{self, Selector};
 use crate::{client, human, node, paths};
 use image::Image;
 pub(crate) use target::{HAS_AGENT, variable};
-use target::{HasAgent, Target};
+use target::{HasAgent, NotAttached, Target};
 
 #[derive(clap::Args)]
 #[command(override_usage = "pageone attach [OPTIONS] <PID|--match <KEY=VALUE,...>>...")]
@@ -121,39 +121,86 @@ pub(crate) struct Args {
 }
 
 #[derive(clap::Args)]
+#[command(override_usage = "pageone detach [OPTIONS] <PID|--match <KEY=VALUE,...>>...")]
 pub(crate) struct Detach {
+    /// Say what would be detached, and why not, and do nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// All processes that were attached and for which these conditions hold, as command=redis-server,user=alice; the keys are those of attach
+    #[arg(long = "match", value_name = "KEY=VALUE,...")]
+    selectors: Vec<Selector>,
+    /// Only if the process began then, in ticks since boot: for the command itself, whose choice another process may have outlived
+    #[arg(long, hide = true, conflicts_with = "selectors")]
+    began: Option<u64>,
     /// In this process, whatever time it takes: for the command itself, whose child does so
     #[arg(long, hide = true)]
     alone: bool,
     /// The processes
-    #[arg(required = true, value_name = "PID", value_parser = human::process)]
+    #[arg(required_unless_present = "selectors", value_name = "PID", value_parser = human::process)]
     pids: Vec<u32>,
 }
 
 /// `pageone detach`.
 pub(crate) fn detach(args: &Detach) -> Result<()> {
-    let mut failed = false;
-    for &pid in &args.pids {
+    let fitting = find(&args.selectors, &args.pids)?;
+    let named = args.pids.iter().map(|&pid| (pid, args.began));
+    let (mut failed, mut none) = (false, true);
+    for (pid, began) in named.chain(fitting) {
+        // A look at it, too, may take as long as the process likes.
         let detached = match args.alone {
-            true => detach_here(pid),
-            false => patience::detach(pid),
+            true => detach_here(pid, began, args.dry_run),
+            false => patience::detach(pid, began, args.dry_run),
         };
         match detached {
-            Ok(told) => tell(&told),
+            // One that fits: the command hears nothing of it.
+            Err(error) if args.alone && began.is_some() && error.is::<NotAttached>() => {}
+            Ok(told) if told.is_empty() => {}
+            Ok(told) => {
+                none = false;
+                tell(&told);
+            }
             Err(error) => {
-                failed = true;
+                (failed, none) = (true, false);
                 warn(&format!("{pid} is not detached: {}", told(&error)));
             }
         }
     }
+    if none && !args.alone {
+        bail!("none of the processes that fit was attached");
+    }
     end(failed)
 }
 
-fn detach_here(pid: u32) -> Result<String> {
+/// The processes that fit one of the conditions and are not named, by when they began.
+///
+/// # Errors
+/// None fits, and none is named.
+fn find(selectors: &[Selector], named: &[u32]) -> Result<Vec<(u32, Option<u64>)>> {
+    let fitting = selector::find(selectors)?;
+    if fitting.is_empty() && named.is_empty() {
+        if let Some(error) = selector::blind(selectors.iter()) {
+            bail!("no process fits: the conditions name a cgroup or a unit, and {error}");
+        }
+        bail!("no process fits: `ps -eo pid,comm,uid,cgroup` shows what they are");
+    }
+    // Asked anew behind that: one that is gone has left its number to any other.
+    let fits = |pid: u32| selectors.iter().any(|selector| selector.fits(pid));
+    let began = |pid: u32| {
+        let began = sys::usage::began(pid).ok()?;
+        fits(pid).then_some((pid, Some(began)))
+    };
+    let others = fitting.into_iter().filter(|pid| !named.contains(pid));
+    Ok(others.filter_map(began).collect())
+}
+
+fn detach_here(pid: u32, began: Option<u64>, dry_run: bool) -> Result<String> {
     arm_faults();
     in_time(pid, || {
-        let (target, record) = Target::look_for_agent(pid)?;
+        let (target, record) = Target::look_for_agent(pid, began)?;
         let name = target.name.to_string();
+        if dry_run {
+            return Ok(format!("{pid} ({name}): would be detached"));
+        }
         let done = detach::detach(target, &record)?;
         Ok(format!("{pid} ({name}): {done}"))
     })
@@ -209,22 +256,8 @@ pub(crate) fn main(args: &Args) -> Result<()> {
         }),
         false => patience::attach(pid, args.again(&to.socket, pid, began)),
     };
-    let fitting = selector::find(&args.selectors)?;
-    if fitting.is_empty() && args.pids.is_empty() {
-        if let Some(error) = selector::blind(args.selectors.iter()) {
-            bail!("no process fits: the conditions name a cgroup or a unit, and {error}");
-        }
-        bail!("no process fits: `ps -eo pid,comm,uid,cgroup` shows what they are");
-    }
     // Of those that are named an agent is asked for. Of those that fit, which are known by when they began, some may have theirs.
-    let fitting = fitting.iter().filter(|pid| !args.pids.contains(pid));
-    // Asked anew behind that: one that is gone has left its number to any other.
-    let fits = |pid: u32| args.selectors.iter().any(|selector| selector.fits(pid));
-    let began = |&pid: &u32| {
-        let began = sys::usage::began(pid).ok()?;
-        fits(pid).then_some((pid, Some(began)))
-    };
-    let fitting = fitting.filter_map(began);
+    let fitting = find(&args.selectors, &args.pids)?;
     let named = args.pids.iter().map(|&pid| (pid, args.began));
     let mut failed = false;
     for (pid, began) in named.chain(fitting) {

@@ -841,6 +841,57 @@ fn processes_are_chosen_by_conditions() {
     assert!(unseen == state(two.pid()), "the other one is as it was");
 }
 
+#[test]
+fn agents_are_taken_out_by_conditions() {
+    let Some(place) = place_to_trace() else {
+        return;
+    };
+    let plain = program(&place, &[]);
+    let [mut one, mut two, three] = ["out-1", "out-2", "stays"].map(|name| {
+        let copy = place.path().join(name);
+        install(&plain, &copy);
+        Checked::start(&copy, &["1"])
+    });
+    let _daemon = daemon(&place, &[]);
+    let all = format!("executable={}/**", place.path().display());
+    let matched = |rule: &str, more: &[&str]| {
+        let mut command = pageone();
+        output(command.args(["detach", "--match", rule]).args(more))
+    };
+    let none = matched(&all, &[]);
+    assert_eq!(none.status.code(), Some(1));
+    let none = text(&none.stderr);
+    assert!(none.contains("none of the processes that fit"), "{none}");
+    attached(&place, &[], &[one.pid()]);
+    attached(&place, &[], &[three.pid()]);
+    let dry = matched("command=out-?", &["--dry-run"]);
+    let told = text(&dry.stdout);
+    // The other one that fits has no agent.
+    assert!(dry.status.success() && told.lines().count() == 1, "{told}");
+    let begins = format!("{} (out-1): would be detached", one.pid());
+    assert!(told.starts_with(&begins), "{told}");
+    wait_for("the agent to be taken out", || {
+        let done = matched("command=out-?", &[]);
+        let (told, failed) = (text(&done.stdout), text(&done.stderr));
+        assert!(
+            done.status.success() || failed.contains("does not stop"),
+            "{failed}"
+        );
+        done.status.success().then(|| {
+            assert!(told.starts_with(&format!("{} ", one.pid())), "{told}");
+            assert_eq!(told.lines().count(), 1, "{told}");
+        })
+    });
+    let again = text(&detach(&[], &[one.pid()]).stderr);
+    assert!(again.contains("it has no agent"), "{again}");
+    let other = text(&attach(&place, &["--dry-run"], &[three.pid()]).stderr);
+    assert!(other.contains("an agent already"), "{other}");
+    let unfit = matched("command=no-such-one", &[]);
+    assert!(text(&unfit.stderr).contains("no process fits"));
+    one.goes_on();
+    two.goes_on();
+}
+
 /// The daemon has a policy of its own: which domain that gives, it is asked.
 #[test]
 fn the_domain_is_the_one_that_the_daemon_gives() {

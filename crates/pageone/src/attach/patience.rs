@@ -36,12 +36,16 @@ const TICK: u64 = 10;
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Has a child take the agent out of a process, and gives what it says.
+/// Has a child take the agent out of a process, or look whether it could, and gives what it says: nothing where a process that is known by
+/// when it began has none.
 ///
 /// # Errors
 /// What it says; it makes no progress.
-pub(super) fn detach(pid: u32) -> Result<String> {
-    let mut child = alone("detach", [pid.to_string().into()])?;
+pub(super) fn detach(pid: u32, began: Option<u64>, dry_run: bool) -> Result<String> {
+    let began = began.map(|began| format!("--began={began}"));
+    let dry_run = dry_run.then(|| "--dry-run".to_owned());
+    let words = began.into_iter().chain(dry_run).chain([pid.to_string()]);
+    let mut child = alone("detach", words.map(OsString::from))?;
     match wait(&mut child, PATIENCE, PAGES, || own_pages(pid))? {
         true => heard(child),
         false => bail!(

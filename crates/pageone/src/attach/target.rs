@@ -94,10 +94,7 @@ impl Target {
     /// The reason why not.
     pub(super) fn look(pid: u32, began: Option<u64>) -> Result<Self> {
         let target = Self::open(pid)?;
-        // Its memory is held: another process may have its number from now on, and does not count.
-        if began.is_some_and(|began| sys::usage::began(pid).ok() != Some(began)) {
-            bail!("the process is gone");
-        }
+        target.began(began)?;
         // Before its threads are looked at: an agent's has a filter.
         target.has_none()?;
         fits(pid)?;
@@ -109,13 +106,14 @@ impl Target {
     ///
     /// # Errors
     /// There is none that could be taken out.
-    pub(super) fn look_for_agent(pid: u32) -> Result<(Self, Record)> {
+    pub(super) fn look_for_agent(pid: u32, began: Option<u64>) -> Result<(Self, Record)> {
         let target = Self::open(pid)?;
+        target.began(began)?;
         if target.has_agent() {
-            bail!(OF_ITS_START);
+            bail!(NotAttached::OfItsStart);
         }
         if !target.leads_elsewhere() {
-            bail!("it has no agent");
+            bail!(NotAttached::None);
         }
         let status = sys::text::about(format!("/proc/{pid}/status")).map_err(no_right)?;
         if let Some(tracer) = tracer(&status) {
@@ -128,6 +126,15 @@ impl Target {
         let record = record
             .context("its libc was changed by another tool, or by an agent of another version")?;
         Ok((target, record))
+    }
+
+    /// Refuses a process that began at another time. The memory of this one is held: another process may have its number from now on, and
+    /// does not count.
+    fn began(&self, began: Option<u64>) -> Result<()> {
+        match began.is_some_and(|began| sys::usage::began(self.pid).ok() != Some(began)) {
+            true => bail!("the process is gone"),
+            false => Ok(()),
+        }
     }
 
     /// The note behind the board to which libc's munmap leads.
@@ -163,7 +170,8 @@ impl Target {
         };
         let user = meta.uid();
         if pid == 1 {
-            bail!("it is the machine's first process, which must not fail");
+            let first = "it is the machine's first process, which must not fail";
+            bail!(NotAttached::Unfit(first.to_owned()));
         }
         let subject = sys::subject::Subject::of(pid).map_err(no_right)?;
         if subject.is_kernels {
@@ -176,10 +184,12 @@ impl Target {
         let file = sys::text::open(format!("{folder}/exe")).map_err(no_right)?;
         let program = Program::of(pid).map_err(no_right)?;
         if program::is_pageone(pid) {
-            bail!("it is a command of PageONE itself");
+            bail!(NotAttached::Unfit(
+                "it is a command of PageONE itself".to_owned()
+            ));
         }
         if let Some(obstacle) = program::elf_obstacle(&file) {
-            bail!(reason(&obstacle));
+            bail!(NotAttached::Unfit(reason(&obstacle)));
         }
         let memory = sys::text::open_as(format!("{folder}/mem"), OFlags::RDWR);
         let mut target = Self {
@@ -507,9 +517,6 @@ const MOST_SMAPS: u64 = 128 << 20;
 
 /// The most of an environment that is read: more than the kernel takes at a start. A process may name any of its memory as its environment.
 const MOST_ENVIRONMENT: u64 = 8 << 20;
-/// Why an agent that no other process has brought is not taken out.
-const OF_ITS_START: &str = "it was started by `pageone run` or with LD_PRELOAD, or is linked with the agent, which stays until the process ends; \
-     `pageone set run=2` unmerges all guests";
 /// What names the variable in messages.
 const ITS_WISH: &str = "its PAGEONE_DOMAIN";
 
@@ -653,6 +660,21 @@ pub(super) enum HasAgent {
          `pageone detach {0} && pageone attach --any {0}`"
     )]
     Attached(u32),
+}
+
+/// No agent was put into it.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum NotAttached {
+    #[error("it has no agent")]
+    None,
+    #[error(
+        "it was started by `pageone run` or with LD_PRELOAD, or is linked with the agent, which stays until the process ends; \
+         `pageone set run=2` unmerges all guests"
+    )]
+    OfItsStart,
+    /// None could be.
+    #[error("{0}")]
+    Unfit(String),
 }
 
 /// The most CPU time that a look at its threads may take. They are looked at again while they stand. The kernel lists all groups of a
