@@ -13,13 +13,16 @@
  * may see its memory; `open`: it lets them again. `tight`: all calls but those of a list, as OpenSSH's server before a login.
  *
  * attached MIB THREADS WORDS [NUMBER ACTION]: with a seccomp filter that does ACTION, a number as in BPF, for the call NUMBER, and allows all
- * others; without them it allows everything. One of the words says when: `filter`: all threads have it from the start. `lonely`: one
+ * others; without them it allows everything. With `docker` it allows calls of a list instead, as Docker's default profile has it without
+ * CAP_SYS_NICE. `policy`: some memory has nodes of its own before; `mine`: the first thread has. One of the words says when: `filter`: all threads have it from the start. `lonely`: one
  * thread alone. `later`: all threads, by itself, so many microseconds after a number and a line have been read.
  */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <grp.h>
+#include <linux/audit.h>
 #include <linux/filter.h>
+#include <linux/mempolicy.h>
 #include <linux/seccomp.h>
 #include <pthread.h>
 #include <signal.h>
@@ -153,10 +156,11 @@ static void install_filter(unsigned flags)
 		wrong("filter");
 }
 
+#define ALLOW(name) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_##name, 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)
+
 /* Close to what OpenSSH allows (sandbox-seccomp-filter.c), and what this program does from here on. Another call ends the process. */
 static void install_list(void)
 {
-#define ALLOW(name) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_##name, 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)
 	struct sock_filter code[] = {
 		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
 		ALLOW(read), ALLOW(write), ALLOW(close), ALLOW(brk), ALLOW(mmap), ALLOW(munmap), ALLOW(mremap), ALLOW(madvise),
@@ -169,6 +173,45 @@ static void install_list(void)
 	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) ||
 	    syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program))
 		wrong("list");
+}
+
+/*
+ * The part of Docker's default profile (a list of calls to allow; others fail with EPERM) that programs such as this one make, and agents.
+ * As there, clone makes no namespaces, clone3 is unknown to the kernel, and no call for memory's nodes is on the list, nor userfaultfd
+ * and pidfd_getfd.
+ */
+static void install_docker(unsigned flags)
+{
+	const unsigned namespaces = 0x7e020000;
+	struct sock_filter code[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, arch)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, AUDIT_ARCH_X86_64, 1, 0),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone3, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone, 0, 4),
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args)),
+		BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, namespaces, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+		ALLOW(accept4), ALLOW(bind), ALLOW(brk), ALLOW(clock_gettime), ALLOW(clock_nanosleep), ALLOW(close), ALLOW(close_range),
+		ALLOW(connect), ALLOW(dup), ALLOW(dup3), ALLOW(epoll_wait), ALLOW(execve), ALLOW(exit), ALLOW(exit_group), ALLOW(fcntl),
+		ALLOW(fgetxattr), ALLOW(fork), ALLOW(fstat), ALLOW(ftruncate), ALLOW(futex), ALLOW(getdents64), ALLOW(getegid),
+		ALLOW(geteuid), ALLOW(getgid), ALLOW(getpid), ALLOW(getppid), ALLOW(getrandom), ALLOW(get_robust_list),
+		ALLOW(getsockopt), ALLOW(gettid), ALLOW(getuid), ALLOW(getxattr), ALLOW(ioctl), ALLOW(kill), ALLOW(listen), ALLOW(lseek),
+		ALLOW(madvise), ALLOW(memfd_create), ALLOW(mincore), ALLOW(mlock), ALLOW(mlock2), ALLOW(mmap), ALLOW(mprotect),
+		ALLOW(mremap), ALLOW(msync), ALLOW(munlock), ALLOW(munmap), ALLOW(nanosleep), ALLOW(newfstatat), ALLOW(open),
+		ALLOW(openat), ALLOW(pause), ALLOW(pidfd_open), ALLOW(pipe2), ALLOW(poll), ALLOW(ppoll), ALLOW(prctl), ALLOW(pread64),
+		ALLOW(prlimit64), ALLOW(pwrite64), ALLOW(read), ALLOW(readlink), ALLOW(readlinkat), ALLOW(recvmsg),
+		ALLOW(restart_syscall), ALLOW(rseq), ALLOW(rt_sigaction), ALLOW(rt_sigprocmask), ALLOW(rt_sigreturn), ALLOW(sched_yield),
+		ALLOW(seccomp), ALLOW(sendmsg), ALLOW(set_robust_list), ALLOW(set_tid_address), ALLOW(sigaltstack), ALLOW(signalfd4),
+		ALLOW(socket), ALLOW(tgkill), ALLOW(uname), ALLOW(vfork), ALLOW(wait4), ALLOW(write), ALLOW(writev),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+	};
+	struct sock_fprog program = { .len = sizeof code / sizeof *code, .filter = code };
+	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, flags, &program))
+		wrong("docker");
 }
 
 static int said(const char *words, const char *word)
@@ -304,6 +347,13 @@ int main(int argc, char **argv)
 	}
 	if (argc > 3 && strstr(argv[3], "later") && pthread_create(&thread, NULL, later, NULL))
 		wrong("pthread_create");
+	unsigned long node = 1;
+	if (argc > 3 && strstr(argv[3], "policy") && syscall(SYS_mbind, memory, 16 * PAGE, MPOL_BIND, &node, 64, 0))
+		wrong("policy");
+	if (argc > 3 && strstr(argv[3], "mine") && syscall(SYS_set_mempolicy, MPOL_BIND, &node, 64))
+		wrong("mine");
+	if (argc > 3 && strstr(argv[3], "docker"))
+		install_docker(SECCOMP_FILTER_FLAG_TSYNC);
 	if (argc > 3 && strstr(argv[3], "filter"))
 		install_filter(SECCOMP_FILTER_FLAG_TSYNC);
 	/* No call but this one: the filter may refuse another. */

@@ -1577,6 +1577,40 @@ fn a_process_whose_filters_allow_all_is_attached() {
     }
 }
 
+/// Docker's default profile has no call for memory's nodes without CAP_SYS_NICE: no memory that had none before can get any.
+#[test]
+fn a_process_under_dockers_profile_is_attached_if_its_memory_has_no_nodes() {
+    let Some(place) = place_to_trace().filter(|_| sees_filters()) else {
+        return;
+    };
+    let program = program(&place, &[]);
+    let _daemon = daemon(&place, &["--merge-period", "50ms"]);
+    let mib = MIB.to_string();
+    let start = |words: &str| Checked::start(&program, &[&mib, "4", words]);
+    let mut both = [start("work,docker"), start("work,fork,docker")];
+    let pids = both.each_ref().map(Checked::pid);
+    attached(&place, &["--any"], &pids);
+    wait_for("sharing", || {
+        both.iter_mut().for_each(Checked::is_right);
+        (count(&json(&place), "pages_sharing") >= STILL).then_some(())
+    });
+    both.iter_mut().for_each(Checked::goes_on);
+    if !Path::new("/proc/self/numa_maps").exists() {
+        return eprintln!("skipped: a kernel without nodes");
+    }
+    for words in ["docker,policy", "docker,mine"] {
+        let mut one = start(words);
+        one.goes_on();
+        let before = state(one.pid());
+        let done = attach(&place, &["--any"], &[one.pid()]);
+        let told = text(&done.stderr);
+        let is_refused = !done.status.success() && told.contains("has the NUMA policy bind:0");
+        assert!(is_refused, "{words}: {told}");
+        assert!(before == state(one.pid()), "{words}: it is as it was");
+        one.goes_on();
+    }
+}
+
 /// Each of them in turn kills, or fails, in a process that makes none of these itself; to hold it may have it go on by
 /// restart_syscall.
 #[test]

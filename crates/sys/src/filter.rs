@@ -14,6 +14,7 @@
 //! Source: `kernel/seccomp.c`, `Documentation/networking/filter.rst`.
 
 pub mod calls;
+pub mod nodes;
 
 use libc::sock_filter;
 
@@ -53,6 +54,9 @@ const WAYS: usize = 24;
 /// Words of a filter's memory.
 const WORDS: usize = 16;
 
+const KILL_PROCESS: u32 = 0x8000_0000;
+const KILL_THREAD: u32 = 0;
+const TRAP: u32 = 0x0003_0000;
 const ERRNO: u32 = 0x0005_0000;
 const LOG: u32 = 0x7ffc_0000;
 const ALLOW: u32 = 0x7fff_0000;
@@ -76,9 +80,33 @@ pub fn allows(filter: &[sock_filter], call: &Sample) -> bool {
 /// The worst that the filter does with the call, whatever is not known of it.
 #[must_use]
 pub fn answer(filter: &[sock_filter], call: &Sample) -> Answer {
+    let mut worst = Answer::Allows;
+    let all = each_end(filter, ARCHITECTURE, call, |value| {
+        worst = worst.max(Answer::of(value));
+        worst != Answer::Refuses
+    });
+    if all { worst } else { Answer::Refuses }
+}
+
+/// Whether the filter keeps the call, of this architecture, from being made, whatever is not known of it. A tracer or another
+/// process that is asked might have it made.
+#[must_use]
+pub fn bars(filter: &[sock_filter], architecture: u32, call: &Sample) -> bool {
+    each_end(filter, architecture, call, |value| {
+        let action = value.map(|value| value & ACTION);
+        matches!(action, Some(KILL_PROCESS | KILL_THREAD | TRAP | ERRNO))
+    })
+}
+
+/// Follows all ways and gives the value that each returns; `None` is not known. False as soon as `each` is, or where there are too many.
+fn each_end(
+    filter: &[sock_filter],
+    architecture: u32,
+    call: &Sample,
+    mut each: impl FnMut(Option<u32>) -> bool,
+) -> bool {
     let mut ways = [State::default(); WAYS];
     let mut waiting = 0;
-    let mut worst = Answer::Allows;
     // The kernel begins with zeros.
     let mut state = State {
         a: Some(0),
@@ -86,49 +114,53 @@ pub fn answer(filter: &[sock_filter], call: &Sample) -> Answer {
         ..State::default()
     };
     for _ in 0..STEPS {
-        match step(filter, call, &mut state) {
+        match step(filter, architecture, call, &mut state) {
             Next::On => {}
             Next::Both(other) => {
                 let Some(way) = ways.get_mut(waiting) else {
-                    return Answer::Refuses;
+                    return false;
                 };
                 (*way, waiting) = (other, waiting + 1);
             }
-            Next::End(answer) => {
-                worst = worst.max(answer);
-                if waiting == 0 || worst == Answer::Refuses {
-                    return worst;
+            Next::End(value) => {
+                let goes_on = each(value);
+                if waiting == 0 || !goes_on {
+                    return goes_on;
                 }
                 waiting -= 1;
                 state = ways.get(waiting).copied().unwrap_or_default();
             }
         }
     }
-    Answer::Refuses
+    false
+}
+
+impl Answer {
+    /// Of what a filter returns; `None` is not known.
+    fn of(value: Option<u32>) -> Self {
+        match value.map(|value| (value & ACTION, value & !ACTION)) {
+            Some((ALLOW | LOG, _)) => Self::Allows,
+            // Without a number the call would seem to have been made.
+            Some((ERRNO, 1..)) => Self::Fails,
+            _ => Self::Refuses,
+        }
+    }
 }
 
 enum Next {
     On,
     /// And another way besides.
     Both(State),
-    End(Answer),
+    /// With this value, if it is known.
+    End(Option<u32>),
 }
 
 impl Next {
-    const REFUSED: Self = Self::End(Answer::Refuses);
-
-    /// What a filter returns; `None` is not known.
-    fn returned(value: Option<u32>) -> Self {
-        Self::End(match value.map(|value| (value & ACTION, value & !ACTION)) {
-            Some((ALLOW | LOG, _)) => Answer::Allows,
-            // Without a number the call would seem to have been made.
-            Some((ERRNO, 1..)) => Answer::Fails,
-            _ => Answer::Refuses,
-        })
-    }
+    /// A filter that the kernel would not take, or that divides by nothing.
+    const REFUSED: Self = Self::End(Some(KILL_THREAD));
 }
 
-fn step(filter: &[sock_filter], call: &Sample, state: &mut State) -> Next {
+fn step(filter: &[sock_filter], architecture: u32, call: &Sample, state: &mut State) -> Next {
     let Some(&sock_filter { code, jt, jf, k }) = filter.get(state.at) else {
         return Next::REFUSED;
     };
@@ -136,7 +168,7 @@ fn step(filter: &[sock_filter], call: &Sample, state: &mut State) -> Next {
     let word = usize::try_from(k).unwrap_or(WORDS);
     let source = if code & 0x08 == 0 { Some(k) } else { state.x };
     match code {
-        0x20 => match load(call, k) {
+        0x20 => match load(architecture, call, k) {
             Ok(value) => state.a = value,
             Err(()) => return Next::REFUSED,
         },
@@ -156,7 +188,7 @@ fn step(filter: &[sock_filter], call: &Sample, state: &mut State) -> Next {
         0x07 => state.x = state.a,
         0x87 => state.a = state.x,
         0x06 | 0x16 => {
-            return Next::returned(if code == 0x06 { Some(k) } else { state.a });
+            return Next::End(if code == 0x06 { Some(k) } else { state.a });
         }
         0x05 => state.at += word_jump(k),
         0x15 | 0x1d | 0x25 | 0x2d | 0x35 | 0x3d | 0x45 | 0x4d => {
@@ -176,13 +208,13 @@ fn word_jump(k: u32) -> usize {
 }
 
 /// The word at an offset of what filters see.
-fn load(call: &Sample, offset: u32) -> Result<Option<u32>, ()> {
+fn load(architecture: u32, call: &Sample, offset: u32) -> Result<Option<u32>, ()> {
     if !offset.is_multiple_of(4) || offset >= DATA_BYTES {
         return Err(());
     }
     Ok(match offset {
         0 => Some(call.number),
-        4 => Some(ARCHITECTURE),
+        4 => Some(architecture),
         8 | 12 => None,
         _ => {
             let arg = usize::try_from((offset - 16) / 8).map_err(drop)?;

@@ -143,7 +143,7 @@ impl Watch {
                 inside = self.inside(target, &[remote.place()])?;
                 match inside {
                     None => match judge.one(&remote.filters()?) {
-                        Ok(()) => return Ok(remote),
+                        Ok(_) => return Ok(remote),
                         Err(error) => refused = Some(error),
                     },
                     Some(thread) if begun.elapsed() > WAIT => return busy(thread),
@@ -232,7 +232,7 @@ impl Work<'_> {
             Err(error) => {
                 let may = self.remote.filters().map_err(anyhow::Error::from);
                 let may = may.and_then(|filters| self.judge.one(&filters));
-                let again = may.and_then(|()| self.run("again"));
+                let again = may.and_then(|_| self.run("again"));
                 return Err(match again {
                     Ok(_) => error,
                     Err(left) => error.context(format!(

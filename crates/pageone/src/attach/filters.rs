@@ -10,50 +10,79 @@
 //! | one thread alone has another filter | all are read; that differ they must not, for the agent's thread inherits from one |
 //! | a filter allows a call with some arguments only | it counts as one that refuses, if the arguments are not known beforehand |
 //! | the kernel shows no filter | the process is refused |
+//! | memory has a policy, and no call for policies can be made | its mappings are looked at when all threads have the filters ([`nodes`](sys::filter::nodes)) |
 //! | what was decided is another program's by now | the instructions themselves are the key |
 
 use std::collections::BTreeMap;
 
 use anyhow::{Result, bail};
 use sys::filter::calls::{ATTACH, CALLS, Call, first_needed};
+use sys::filter::nodes::{Nodes, is_for_nodes};
 use sys::seize::{Filters, Program, instructions};
 
 /// What was found out about filters.
 #[derive(Default)]
-pub(super) struct Judge(BTreeMap<Program, Option<&'static Call>>);
+pub(super) struct Judge(BTreeMap<Program, Verdict>);
+
+#[derive(Clone, Copy)]
+struct Verdict {
+    /// A call that is needed, but for those for nodes.
+    refused: Option<&'static Call>,
+    nodes: Nodes,
+}
+
+impl Verdict {
+    fn of(program: &Program) -> Self {
+        let filter = instructions(program);
+        let all = CALLS.iter().chain(ATTACH);
+        Self {
+            refused: first_needed(&filter, all.filter(|call| !is_for_nodes(call))),
+            nodes: Nodes::of(&filter),
+        }
+    }
+}
+
+/// The filters of all threads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Judged {
+    /// How many each thread has.
+    pub(super) count: usize,
+    /// Whether an agent can do its work only if no memory has a policy: it can neither ask for one nor give it.
+    pub(super) bar_nodes: bool,
+}
 
 impl Judge {
     /// Refuses a thread whose filters do not let all calls be made. To find this out takes some time for each filter, the first time.
     ///
     /// # Errors
     /// The call, and what can be done.
-    pub(super) fn one(&mut self, filters: &Filters) -> Result<()> {
+    pub(super) fn one(&mut self, filters: &Filters) -> Result<Judged> {
+        let mut nodes = Nodes::default();
         for program in &filters.programs {
-            let refused = match self.0.get(program) {
+            let verdict = match self.0.get(program) {
                 Some(known) => *known,
                 None => {
-                    let all = CALLS.iter().chain(ATTACH);
-                    let refused = first_needed(&instructions(program), all);
-                    self.0.insert(program.clone(), refused);
-                    refused
+                    let verdict = Verdict::of(program);
+                    self.0.insert(program.clone(), verdict);
+                    verdict
                 }
             };
-            if let Some(Call { name, why, .. }) = refused {
-                bail!(
-                    "a seccomp filter of its does not let {name}(2) be made in each way that the agent needs ({why}): allow that call \
-                     in its sandbox, or leave the process to the kernel's KSM"
-                );
-            }
+            verdict.refused.map_or(Ok(()), refuse)?;
+            nodes = nodes.and(&verdict.nodes);
         }
-        Ok(())
+        nodes.needed().map_or(Ok(()), refuse)?;
+        Ok(Judged {
+            count: filters.programs.len(),
+            bar_nodes: nodes.are_barred(),
+        })
     }
 
-    /// The same of all threads of a process, which stand still. Gives how many filters each of them has.
+    /// The same of all threads of a process, which stand still.
     ///
     /// # Errors
     /// As `one`; threads that differ.
-    pub(super) fn all(&mut self, own: &Filters, others: &[(u32, Filters)]) -> Result<usize> {
-        self.one(own)?;
+    pub(super) fn all(&mut self, own: &Filters, others: &[(u32, Filters)]) -> Result<Judged> {
+        let judged = self.one(own)?;
         for (thread, filters) in others {
             self.one(filters)?;
             if filters != own {
@@ -62,8 +91,15 @@ impl Judge {
                 );
             }
         }
-        Ok(own.programs.len())
+        Ok(judged)
     }
+}
+
+fn refuse(Call { name, why, .. }: &Call) -> Result<()> {
+    bail!(
+        "a seccomp filter of its does not let {name}(2) be made in each way that the agent needs ({why}): allow that call \
+         in its sandbox, or leave the process to the kernel's KSM"
+    );
 }
 
 #[cfg(test)]
@@ -84,8 +120,13 @@ mod tests {
         let mut judge = Judge::default();
         let well = filters(&[&[ALLOWS], &[ALLOWS]]);
         let same = [(7, well.clone()), (8, well.clone())];
-        assert_eq!(judge.all(&well, &same).unwrap(), 2);
-        assert_eq!(judge.all(&Filters::default(), &[]).unwrap(), 0);
+        let judged = |count| Judged {
+            count,
+            bar_nodes: false,
+        };
+        assert_eq!(judge.all(&well, &same).unwrap(), judged(2));
+        let none = judge.all(&Filters::default(), &[]).unwrap();
+        assert_eq!(none, judged(0));
         let refused = |judge: &mut Judge, own: &Filters, other: &Filters| {
             let told = judge.all(own, &[(7, well.clone()), (8, other.clone())]);
             format!("{:#}", told.unwrap_err())

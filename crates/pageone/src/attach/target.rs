@@ -507,6 +507,39 @@ impl Target {
         each_line(self.pid, "smaps", MOST_SMAPS, |line| found.take(line))?;
         Ok(found.ranges)
     }
+
+    /// Refuses a process with memory that has a policy (mbind(2)), or whose first thread has one (set_mempolicy(2)): the kernel shows that
+    /// one for all memory without its own.
+    ///
+    /// # Errors
+    /// The policy; the process is gone.
+    pub(super) fn has_no_policies(&self) -> Result<()> {
+        // A kernel without nodes has no policies.
+        if !Path::new("/proc/self/numa_maps").exists() {
+            return Ok(());
+        }
+        let mut found = None;
+        each_line(self.pid, "numa_maps", MOST_SMAPS, |line| {
+            let policy = policy(line);
+            found = found
+                .take()
+                .or(policy.map(|(at, policy)| (at.to_owned(), policy.to_owned())));
+        })?;
+        let Some((at, policy)) = found else {
+            return Ok(());
+        };
+        bail!(
+            "its memory at {at} has the NUMA policy {policy}, and a seccomp filter of its refuses get_mempolicy(2) and mbind(2), by which its \
+             agent would keep that: allow both calls in its sandbox, or leave the process to the kernel's KSM"
+        );
+    }
+}
+
+/// The mapping of a line of `numa_maps`, and its policy, if that is not the kernel's own choice.
+fn policy(line: &str) -> Option<(&str, &str)> {
+    let (start, rest) = line.split_once(' ').unwrap_or((line, ""));
+    let policy = rest.split(' ').next().unwrap_or_default();
+    (policy != "default").then_some((start, policy))
 }
 
 /// The most of a list of mappings that is kept: 500 bytes for each of those that there may be by default. A stranger may name a file so
@@ -846,6 +879,27 @@ VmFlags: rd wr mr mw me ac sd \n";
         let mut found = Mergeable::default();
         SMAPS.lines().for_each(|line| found.take(line));
         assert_eq!(found.ranges, vec![0x7f00_0000_0000..0x7f00_0000_1000; 1]);
+    }
+
+    #[test]
+    fn a_policy_is_found() {
+        for line in [
+            "556374da2000 default file=/usr/bin/head mapped=2 N0=2 kernelpagesize_kB=4",
+            "7ffe5b6f9000 default",
+        ] {
+            assert_eq!(policy(line), None);
+        }
+        for (line, found) in [
+            ("7f00 bind:0 anon=1", ("7f00", "bind:0")),
+            (
+                "7f00 prefer=static:0 file=/a\\040default",
+                ("7f00", "prefer=static:0"),
+            ),
+            ("7f00 local", ("7f00", "local")),
+            ("", ("", "")),
+        ] {
+            assert_eq!(policy(line), Some(found));
+        }
     }
 
     #[test]

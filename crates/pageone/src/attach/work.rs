@@ -119,6 +119,8 @@ struct Work {
     target: Target,
     remote: Remote,
     judge: Judge,
+    /// Whether no memory has a policy, and no thread can give it one.
+    without_policies: bool,
     /// All others, until the agent has begun.
     still: Option<Standstill>,
     undo: Vec<Undo>,
@@ -166,17 +168,22 @@ fn with_thread(mut target: Target, mut image: Image, words: &Words) -> Result<Do
     let mut judge = Judge::default();
     let remote = hold(&mut target, &bodies)?;
     // All others have the same, as a rule: what is found out now takes no time while they stand.
-    judge.one(&remote.filters()?)?;
+    let judged = judge.one(&remote.filters()?)?;
     let mut work = Work {
         target,
         remote,
         judge,
+        without_policies: false,
         still: None,
         undo: Vec::new(),
         is_inside: false,
         outside: None,
     };
-    let mut result = work.all(image, (&libc, base), &bodies, words);
+    let looked = match judged.bar_nodes {
+        true => work.look_for_policies(&bodies),
+        false => Ok(()),
+    };
+    let mut result = looked.and_then(|()| work.all(image, (&libc, base), &bodies, words));
     if let Err(error) = result {
         result = Err(match work.undo_all() {
             Ok(()) => error,
@@ -265,13 +272,20 @@ impl Work {
         let (threads, since) = (still.count() + 1, still.since());
         fault::check(Point::Attach)?;
         let filters = self.judge.all(&self.remote.filters()?, &still.filters()?)?;
+        if filters.bar_nodes && !self.without_policies {
+            bail!("seccomp filters came meanwhile: try it again");
+        }
         self.map_image(&image, base)?;
         self.map_board(&board, &record, near)?;
         self.patch(&board)?;
         self.is_inside = true;
         let begun = self.run(
             call,
-            [begin, filters as u64, u64::from(words.server.is_unmapped())],
+            [
+                begin,
+                filters.count as u64,
+                u64::from(words.server.is_unmapped()),
+            ],
             stack,
         );
         // What is told of it is told after it has come back.
@@ -292,6 +306,20 @@ impl Work {
             stood,
             held: Duration::ZERO,
         })
+    }
+
+    /// Refuses a process whose memory has policies, though none can be asked for. What is found holds: all threads have the filters
+    /// before it is looked for, and then none can give memory a policy ([`sys::filter::nodes`]). All but one go on meanwhile, for
+    /// the kernel walks all page tables.
+    fn look_for_policies(&mut self, bodies: &Bodies) -> Result<()> {
+        let still = self.stand_still(bodies)?;
+        let judged = self.judge.all(&self.remote.filters()?, &still.filters()?)?;
+        drop(still);
+        if judged.bar_nodes {
+            self.target.has_no_policies()?;
+        }
+        self.without_policies = judged.bar_nodes;
+        Ok(())
     }
 
     /// Has the agent's thread start, and offers what is marked for merging. Gives how many bytes were taken, and why others were not.

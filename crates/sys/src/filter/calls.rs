@@ -495,7 +495,7 @@ pub fn first_needed(
 }
 
 /// The worst that the filter does with a call, with all values that its known arguments take.
-fn worst(filter: &[sock_filter], call: &Call) -> Answer {
+pub(super) fn worst(filter: &[sock_filter], call: &Call) -> Answer {
     let mut worst = Answer::Allows;
     let mut turn = [0usize; 6];
     loop {
