@@ -150,6 +150,11 @@ impl Peers {
             && self.cgroup.as_ref().is_none_or(in_cgroup)
     }
 
+    /// Whether they are given a right. A confined one has a number that anyone in its container may take: a control group has to fit, too.
+    fn have(&self, who: &Who) -> bool {
+        self.fit(who) && (!who.confined || self.cgroup.is_some())
+    }
+
     /// Whether every process that `other` means is surely meant by `self`.
     fn cover(&self, other: &Self) -> bool {
         let ids = |ours: &Option<Ids>, theirs: &Option<Ids>| match (ours, theirs) {
@@ -401,14 +406,14 @@ impl Policy {
     /// Whether a peer may see the counters of all users' guests. Others see those of their own.
     #[must_use]
     pub fn may_monitor(&self, who: &Who) -> bool {
-        let named = self.monitor.as_ref().is_some_and(|peers| peers.fit(who));
+        let named = self.monitor.as_ref().is_some_and(|peers| peers.have(who));
         self.is_free_master(who) || named
     }
 
     /// Whether a peer may turn the knobs. That is no right to see anything.
     #[must_use]
     pub fn may_control(&self, who: &Who) -> bool {
-        let named = self.control.as_ref().is_some_and(|peers| peers.fit(who));
+        let named = self.control.as_ref().is_some_and(|peers| peers.have(who));
         self.is_free_master(who) || named
     }
 }

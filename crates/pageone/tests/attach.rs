@@ -1595,6 +1595,8 @@ fn a_process_under_dockers_profile_is_attached_if_its_memory_has_no_nodes() {
         (count(&json(&place), "pages_sharing") >= STILL).then_some(())
     });
     both.iter_mut().for_each(Checked::goes_on);
+    detached(&pids);
+    both.iter_mut().for_each(Checked::goes_on);
     if !Path::new("/proc/self/numa_maps").exists() {
         return eprintln!("skipped: a kernel without nodes");
     }

@@ -175,6 +175,9 @@ fn root_of_a_container_sees_no_other_users_guests_and_turns_nothing() {
     let mut daemon = pageone();
     daemon.args(["daemon", "--no-keep", "--socket"]);
     daemon.arg(place.path().join("run/pageone.sock"));
+    let policy = place.path().join("policy.toml");
+    fs::write(&policy, "[monitor]\nuid = 4999\n").unwrap();
+    daemon.arg("--policy").arg(&policy);
     let _daemon = Running::start(daemon.stderr(Stdio::null()));
     wait_for("the daemon", || {
         status(&place).status.success().then_some(())
@@ -197,6 +200,9 @@ fn root_of_a_container_sees_no_other_users_guests_and_turns_nothing() {
         assert!(!refused.status.success(), "{words:?}");
         assert!(text(&refused.stderr).contains("may not"), "{refused:?}");
     }
+    let named = ["--reuid=4999", "--regid=4999", "--clear-groups"];
+    let seen = said("named-status", &named, &["status", "--json"]);
+    assert_eq!(only_user(&seen), 4999, "{}", text(&seen.stderr));
     assert!(
         only_user(&status(&place)).is_null(),
         "root of the host sees all"

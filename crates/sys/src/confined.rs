@@ -16,14 +16,18 @@ use crate::text;
 /// What reading /proc gives: it is gone.
 pub fn is_confined(pid: u32) -> io::Result<bool> {
     let its = pid.to_string();
-    if Namespace::of(&its, "user")? != Namespace::of("self", "user")? {
+    let own = Namespace::of("self", "user")?;
+    let is_elsewhere = || Ok::<_, io::Error>(Namespace::of(&its, "user")? != own);
+    if is_elsewhere()? {
         return Ok(true);
     }
     if Namespace::of(&its, "mnt")?.has_hosts_mounts()? {
         return Ok(false);
     }
     let status = text::read(format!("/proc/{pid}/status"))?;
-    Ok(!has_sys_admin(&status).ok_or(io::ErrorKind::InvalidData)?)
+    let may = has_sys_admin(&status).ok_or(io::ErrorKind::InvalidData)?;
+    // In a namespace that it has made meanwhile it has all rights, and from there no process comes back.
+    Ok(!may || is_elsewhere()?)
 }
 
 /// Whether a process has `CAP_SYS_ADMIN` in its user namespace, by the text of its status; none where that does not tell.
@@ -38,8 +42,9 @@ pub fn has_sys_admin(status: &str) -> Option<bool> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::{BufRead, BufReader};
+    use std::io::{BufRead, BufReader, Write};
     use std::process::{Command, Stdio};
+    use std::time::{Duration, Instant};
 
     use super::*;
 
@@ -60,6 +65,36 @@ mod tests {
         drop(child.stdin.take());
         child.wait().unwrap();
         confined
+    }
+
+    /// It makes one while it is looked at, and has all rights there.
+    #[test]
+    fn who_goes_into_a_user_namespace_is_confined_all_the_time() {
+        let goes = "echo; read line; exec unshare -U sh -c 'read line'";
+        for _ in 0..20 {
+            let mut child = Command::new("unshare");
+            child.args(["-m", "setpriv", "--bounding-set", "-sys_admin", "sh", "-c"]);
+            let (read, write) = (Stdio::piped(), Stdio::piped());
+            let child = child.arg(goes).stdin(read).stdout(write).spawn();
+            let Ok(mut child) = child else {
+                return eprintln!("skipped: no unshare(1)");
+            };
+            let said = BufReader::new(child.stdout.take().unwrap()).lines().next();
+            if said.is_none() {
+                child.wait().unwrap();
+                return eprintln!("skipped: no right to mounts of its own");
+            }
+            let mut tell = child.stdin.take().unwrap();
+            tell.write_all(b"\n").unwrap();
+            let end = Instant::now() + Duration::from_millis(50);
+            let looks = std::iter::from_fn(|| {
+                (Instant::now() < end).then(|| is_confined(child.id()).unwrap())
+            });
+            let always = looks.fold(true, |all, now| all && now);
+            drop(tell);
+            child.wait().unwrap();
+            assert!(always);
+        }
     }
 
     #[test]

@@ -468,12 +468,20 @@ impl Server {
         }
     }
 
-    /// The same of one who asks for something: whether he has a master's number alone. A daemon that is not root's cannot look at root's processes,
+    /// The same of one who asks for something: whether it has its number alone. A daemon that is not root's cannot look at root's processes,
     /// and has no container's root for a client.
+    ///
+    /// A service may have mounts of its own, as `pageone-serve` has. So other numbers than a master's count as a container's by its PID
+    /// namespace. **The limit**: one that has the host's (`--pid=host`).
     fn who_asks(&self, caller: &Caller) -> Who {
         let who = self.who(caller);
-        let looks = rustix::process::geteuid().is_root() && self.policy.is_master(who.uid);
-        let confined = looks && look_at(caller, sys::confined::is_confined).unwrap_or(true);
+        let is_root = rustix::process::geteuid().is_root();
+        let elsewhere = |pid| Ok(process::shares_numbers(pid) == Some(false));
+        let confined = is_root
+            && match self.policy.is_master(who.uid) {
+                true => look_at(caller, sys::confined::is_confined).unwrap_or(true),
+                false => look_at(caller, elsewhere).unwrap_or(true),
+            };
         Who { confined, ..who }
     }
 
@@ -585,9 +593,10 @@ fn shares_numbers(caller: &Caller) -> bool {
 /// One who asks, for people.
 fn named(who: &Who) -> String {
     let uid = who.uid;
-    match who.confined {
-        true => format!("user {uid}, with mounts of its own and without CAP_SYS_ADMIN,"),
-        false => format!("user {uid}"),
+    match (who.confined, uid) {
+        (true, 0) => format!("user {uid}, with mounts of its own and without CAP_SYS_ADMIN,"),
+        (true, _) => format!("user {uid} of another PID namespace"),
+        (false, _) => format!("user {uid}"),
     }
 }
 

@@ -401,3 +401,20 @@ fn where_the_policy_refuses_the_way_to_its_file_is_told() {
     let other = Refusal::OtherUser { own: 7, who };
     assert_eq!(file_of(&other.to_string()), "");
 }
+
+/// Each process in a container can take any number of the container's.
+#[test]
+fn a_number_in_a_container_gives_no_right_without_a_control_group() {
+    let text = "[monitor]\nuid = 7\n[control]\nuid = 7\ncgroup = ['/ops/*']\n";
+    let policy = policy(text);
+    let may = |confined, cgroup: &str| {
+        let who = Who {
+            confined,
+            ..inside(7, cgroup)
+        };
+        (policy.may_monitor(&who), policy.may_control(&who))
+    };
+    assert_eq!(may(false, "/ops/one"), (true, true));
+    assert_eq!(may(true, "/ops/one"), (false, true));
+    assert_eq!(may(true, "/else"), (false, false));
+}

@@ -349,8 +349,8 @@ pub const CALLS: &[Call] = &[
         All,
         "fcntl",
         libc::SYS_fcntl,
-        second(&[1, 3, 5]),
-        "checks descriptors (builds with assertions); may they pin memory; has a stranger locks on a file of /proc",
+        second(&[1, 3, 5, 1030]),
+        "checks descriptors (builds with assertions); copies the agent's own; may they pin memory; has a stranger locks on a file of /proc",
     ),
     call(
         All,
