@@ -90,7 +90,7 @@ mod tests {
             let looks = std::iter::from_fn(|| {
                 (Instant::now() < end).then(|| is_confined(child.id()).unwrap())
             });
-            let always = looks.fold(true, |all, now| all && now);
+            let always = { looks }.all(|confined| confined);
             drop(tell);
             child.wait().unwrap();
             assert!(always);

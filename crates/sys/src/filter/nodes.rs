@@ -124,7 +124,7 @@ mod tests {
     fn refuses(number: i64, answer: u32) -> Nodes {
         Nodes::of(&[
             code(0x20, 0, 0, 0),
-            code(0x15, 0, 1, u32::try_from(number).unwrap()),
+            code(0x15, 0, 1, u32::try_from(number).expect("a small number")),
             code(0x06, 0, 0, answer),
             code(0x06, 0, 0, ALLOW),
         ])
