@@ -343,6 +343,14 @@ impl Policy {
         })
     }
 
+    /// Whether a peer's cgroup is to be looked at: by rules, or for its rights.
+    #[must_use]
+    pub fn looks_at_cgroups(&self) -> bool {
+        let rights = [&self.monitor, &self.control];
+        let mut rights = rights.into_iter().flatten();
+        self.asks_for_cgroups() || rights.any(|peers| peers.cgroup.is_some())
+    }
+
     /// The domain of a guest that asks for `name` (empty: for none).
     ///
     /// # Errors

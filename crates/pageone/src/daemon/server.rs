@@ -454,7 +454,7 @@ impl Server {
     /// What the kernel says of the peer.
     fn who(&self, caller: &Caller) -> Who {
         let Peer { pid, uid, gid } = caller.socket.peer();
-        let asks = self.policy.asks_for_cgroups();
+        let asks = self.policy.looks_at_cgroups();
         let cgroup = asks.then(|| look_at(caller, process::cgroup));
         let cgroup = cgroup.and_then(|read| {
             read.inspect_err(|error| tracing::debug!(pid, %error, "cannot read the cgroup"))

@@ -53,6 +53,7 @@ struct Right {
     user: Option<Names>,
     gid: Option<Ids>,
     group: Option<Names>,
+    cgroup: Option<Patterns>,
 }
 
 /// One rule as it is written.
@@ -141,6 +142,7 @@ fn read_right(text: &str, name: &str, right: Spanned<Right>) -> Result<Peers, Po
         user,
         gid,
         group,
+        cgroup,
     } = right.into_inner();
     let uid = numbers(Whose::User, uid, user).map_err(mistake)?;
     let gid = numbers(Whose::Group, gid, group).map_err(mistake)?;
@@ -148,7 +150,7 @@ fn read_right(text: &str, name: &str, right: Spanned<Right>) -> Result<Peers, Po
         let what = "it names no user: give `user`, `uid`, `group` or `gid`, or leave it out";
         return Err(mistake(what.to_owned()));
     }
-    let cgroup = None;
+    let cgroup = cgroup.map(read_patterns).transpose().map_err(mistake)?;
     Ok(Peers { uid, gid, cgroup })
 }
 
