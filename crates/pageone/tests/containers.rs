@@ -200,7 +200,9 @@ fn root_of_a_container_sees_no_other_users_guests_and_turns_nothing() {
         assert!(!refused.status.success(), "{words:?}");
         assert!(text(&refused.stderr).contains("may not"), "{refused:?}");
     }
-    let named = ["--reuid=4999", "--regid=4999", "--clear-groups"];
+    let named =
+        "--no-new-privs unshare --pid --fork setpriv --reuid=4999 --regid=4999 --clear-groups";
+    let named: Vec<_> = named.split(' ').collect();
     let seen = said("named-status", &named, &["status", "--json"]);
     assert_eq!(only_user(&seen), 4999, "{}", text(&seen.stderr));
     assert!(
