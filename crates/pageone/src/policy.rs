@@ -346,9 +346,18 @@ impl Policy {
     /// Whether a peer's cgroup is to be looked at: by rules, or for its rights.
     #[must_use]
     pub fn looks_at_cgroups(&self) -> bool {
-        let rights = [&self.monitor, &self.control];
-        let mut rights = rights.into_iter().flatten();
-        self.asks_for_cgroups() || rights.any(|peers| peers.cgroup.is_some())
+        let has_some = |peers: &Peers| peers.cgroup.is_some();
+        self.asks_for_cgroups() || self.rights().any(has_some)
+    }
+
+    /// Whether a right is for such a peer, unless it is confined.
+    #[must_use]
+    pub fn names(&self, who: &Who) -> bool {
+        self.rights().any(|peers| peers.fit(who))
+    }
+
+    fn rights(&self) -> impl Iterator<Item = &Peers> {
+        [&self.monitor, &self.control].into_iter().flatten()
     }
 
     /// The domain of a guest that asks for `name` (empty: for none).

@@ -279,7 +279,8 @@ fn compute(code: u16, a: Option<u32>, b: Option<u32>) -> Option<Option<u32>> {
 mod tests {
     use super::*;
 
-    fn code(code: u16, jt: u8, jf: u8, k: u32) -> sock_filter {
+    /// An instruction of a filter.
+    pub(super) fn code(code: u16, jt: u8, jf: u8, k: u32) -> sock_filter {
         sock_filter { code, jt, jf, k }
     }
 

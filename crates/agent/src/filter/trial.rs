@@ -28,6 +28,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::io::Errno;
 use sys::filter::calls::{Arg, CALLS, Call};
+use sys::filter::nodes::{NUMBERS, is_for_nodes};
 use sys::thread;
 
 /// How many calls of the table were made and allowed.
@@ -99,14 +100,13 @@ fn is_allowed(call: &Call) -> bool {
     match result {
         Err(_) if call.is_spared() => true,
         _ if !is_refusal(result) => true,
-        _ => NODES.contains(&call.number) && NODES.iter().all(|&number| is_refused(number)),
+        _ => is_for_nodes(call) && NUMBERS.iter().all(|&number| is_refused(number)),
     }
 }
 
-/// The calls for memory's nodes. Where the program can make neither (Docker's own filter), no range of its has nodes of its own, and
-/// the agent needs neither. **The limit**: a filter that comes past libc, after ranges were given nodes: these are lost with a merge.
-const NODES: [i64; 2] = [libc::SYS_get_mempolicy, libc::SYS_mbind];
-
+/// Whether the program cannot make a call. Where it can make neither of those for memory's nodes (Docker's own filter), no range of its has
+/// nodes of its own, and the agent needs neither. **The limit**: a filter that comes past libc, after ranges were given nodes: these
+/// are lost with a merge.
 fn is_refused(number: i64) -> bool {
     // SAFETY: the kernel refuses these arguments.
     is_refusal(unsafe { sys::raw::call(number, [usize::MAX; 6]) })

@@ -559,10 +559,7 @@ fn thaw_left_of(process: &PerProcess) {
     let thawed = match borrow(process) {
         Ok((uffd, Some(freezer))) => {
             let thawed = freezer.thaw(start, len);
-            if let Some(uffd) = uffd.filter(|_| thawed.is_ok()) {
-                let _ = uffd.register(start, len, Watch::Track);
-            }
-            let _ = freezer.wake(start, len);
+            wake(uffd.as_ref(), &freezer, (start, len), thawed.is_ok());
             thawed
         }
         Ok((_, None)) => Ok(()),
@@ -572,6 +569,14 @@ fn thaw_left_of(process: &PerProcess) {
     if !matches!(thawed, Err(Errno::NOMEM | Errno::MFILE | Errno::NFILE)) {
         process.frozen[1].store(0, Ordering::Relaxed);
     }
+}
+
+/// Wakes the sleepers of a range, which is tracked again if it has thawed.
+fn wake(uffd: Option<&Uffd>, freezer: &Freezer, (start, len): (usize, usize), thawed: bool) {
+    if let Some(uffd) = uffd.filter(|_| thawed) {
+        let _ = uffd.register(start, len, Watch::Track);
+    }
+    let _ = freezer.wake(start, len);
 }
 
 impl Still {
@@ -658,10 +663,7 @@ impl Still {
             }
             thawed
         });
-        if let Some(uffd) = uffd.as_ref().filter(|_| thawed) {
-            let _ = uffd.register(start, len, Watch::Track);
-        }
-        let _ = freezer.wake(start, len);
+        wake(uffd.as_ref(), freezer, (start, len), thawed);
         if !thawed {
             self.note(start, len);
             stuck.set(true);

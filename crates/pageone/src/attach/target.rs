@@ -520,10 +520,9 @@ impl Target {
         }
         let mut found = None;
         each_line(self.pid, "numa_maps", MOST_SMAPS, |line| {
-            let policy = policy(line);
-            found = found
-                .take()
-                .or(policy.map(|(at, policy)| (at.to_owned(), policy.to_owned())));
+            if found.is_none() {
+                found = policy(line).map(|(at, policy)| (at.to_owned(), policy.to_owned()));
+            }
         })?;
         let Some((at, policy)) = found else {
             return Ok(());

@@ -475,13 +475,14 @@ impl Server {
     /// namespace. **The limit**: one that has the host's (`--pid=host`).
     fn who_asks(&self, caller: &Caller) -> Who {
         let who = self.who(caller);
-        let is_root = rustix::process::geteuid().is_root();
-        let elsewhere = |pid| Ok(process::shares_numbers(pid) == Some(false));
-        let confined = is_root
-            && match self.policy.is_master(who.uid) {
-                true => look_at(caller, sys::confined::is_confined).unwrap_or(true),
-                false => look_at(caller, elsewhere).unwrap_or(true),
-            };
+        let is_master = self.policy.is_master(who.uid);
+        // Of all others nothing depends on it.
+        let looks = is_master || self.policy.names(&who);
+        let looked = || match is_master {
+            true => look_at(caller, sys::confined::is_confined),
+            false => shares_numbers(caller).map(|shares| shares == Some(false)),
+        };
+        let confined = rustix::process::geteuid().is_root() && looks && looked().unwrap_or(true);
         Who { confined, ..who }
     }
 
@@ -554,7 +555,7 @@ impl Server {
     /// A user may have the memory of his own guests merged now, the masters that of all.
     fn merge(&self, caller: Caller, who: &Who, request: Request) -> Step {
         let names_some = matches!(&request, Request::Merge(wish) if !wish.pids.is_empty());
-        if names_some && !shares_numbers(&caller) {
+        if names_some && matches!(shares_numbers(&caller), Ok(Some(false))) {
             return caller.refuse(client::OTHER_NUMBERS.to_owned());
         }
         let merging = Merging {
@@ -581,12 +582,11 @@ fn look_at<T>(caller: &Caller, read: impl FnOnce(u32) -> io::Result<T>) -> io::R
     }
 }
 
-/// Whether the numbers that a caller gives are ones of this process's namespace. Where the kernel does not tell, they are.
-fn shares_numbers(caller: &Caller) -> bool {
-    let looked = |pid| Ok(process::shares_numbers(pid));
+/// Whether the numbers that a caller gives are ones of this process's namespace; `None` where the kernel does not tell.
+fn shares_numbers(caller: &Caller) -> io::Result<Option<bool>> {
     match caller.socket.peer().pid {
-        0 => false,
-        _ => look_at(caller, looked).ok().flatten().unwrap_or(true),
+        0 => Ok(Some(false)),
+        _ => look_at(caller, |pid| Ok(process::shares_numbers(pid))),
     }
 }
 

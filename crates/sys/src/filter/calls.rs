@@ -528,11 +528,8 @@ fn next(turn: &mut [usize; 6], args: &[Arg; 6]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::code;
     use super::*;
-
-    fn code(code: u16, jt: u8, jf: u8, k: u32) -> sock_filter {
-        sock_filter { code, jt, jf, k }
-    }
 
     #[test]
     fn each_call_can_be_the_refused_one() {

@@ -24,17 +24,14 @@ use super::{ARCHITECTURE, Answer, Sample, bars};
 /// The calls in all the ways that a process has to make them: the architecture, and the number there.
 #[cfg(target_arch = "x86_64")]
 const WAYS: [(u32, i64); 4] = [
-    (ARCHITECTURE, libc::SYS_get_mempolicy),
-    (ARCHITECTURE, libc::SYS_mbind),
+    (ARCHITECTURE, NUMBERS[0]),
+    (ARCHITECTURE, NUMBERS[1]),
     (ARCHITECTURE, libc::SYS_mbind | X32),
     (I386, I386_MBIND),
 ];
 /// The same.
 #[cfg(not(target_arch = "x86_64"))]
-const WAYS: [(u32, i64); 2] = [
-    (ARCHITECTURE, libc::SYS_get_mempolicy),
-    (ARCHITECTURE, libc::SYS_mbind),
-];
+const WAYS: [(u32, i64); 2] = [(ARCHITECTURE, NUMBERS[0]), (ARCHITECTURE, NUMBERS[1])];
 
 /// The bit of calls of x32 programs.
 #[cfg(target_arch = "x86_64")]
@@ -45,10 +42,13 @@ const I386: u32 = 0x4000_0003;
 #[cfg(target_arch = "x86_64")]
 const I386_MBIND: i64 = 274;
 
+/// The numbers of the two calls.
+pub const NUMBERS: [i64; 2] = [libc::SYS_get_mempolicy, libc::SYS_mbind];
+
 /// Whether it is one of the two calls.
 #[must_use]
 pub fn is_for_nodes(call: &Call) -> bool {
-    WAYS.contains(&(ARCHITECTURE, call.number))
+    NUMBERS.contains(&call.number)
 }
 
 /// What filters do with the two calls.
@@ -111,14 +111,11 @@ impl Nodes {
 
 #[cfg(all(test, target_arch = "x86_64"))]
 mod tests {
+    use super::super::tests::code;
     use super::*;
 
     const ALLOW: u32 = 0x7fff_0000;
     const FAIL: u32 = 0x0005_0001;
-
-    fn code(code: u16, jt: u8, jf: u8, k: u32) -> sock_filter {
-        sock_filter { code, jt, jf, k }
-    }
 
     /// Does something with calls of a number, whatever the architecture, and allows the others.
     fn refuses(number: i64, answer: u32) -> Nodes {
