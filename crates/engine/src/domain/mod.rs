@@ -2,7 +2,6 @@
 
 pub(crate) mod chunk;
 pub(crate) mod copies;
-pub(crate) mod effects;
 pub(crate) mod frames;
 pub(crate) mod handover;
 pub(crate) mod index;
@@ -24,17 +23,16 @@ use std::time::Duration;
 use sys::process::thread_time;
 
 use crate::domain::chunk::Chunks;
-use crate::domain::effects::Effects;
 use crate::domain::frames::Frames;
 use crate::domain::handover::Handover;
 use crate::domain::index::Index;
-use crate::domain::lifelines::{Epoch, Ledger};
+use crate::domain::lifelines::Epoch;
 use crate::domain::patterns::Patterns;
 use crate::domain::placement::Placement;
 use crate::domain::slots::Slots;
 use crate::domain::store::Store;
 use crate::page::{Entry, Slot, StoreId};
-use crate::sync::{FORMER, LEDGER, Ordered, lock};
+use crate::sync::{FORMER, Ordered, lock};
 use crate::users::User;
 use crate::users::lines::Troubles;
 
@@ -160,22 +158,6 @@ impl Domain {
     /// The numbers of all stores.
     pub(crate) fn stores(&self) -> impl Iterator<Item = StoreId> {
         (0..).map(StoreId).take(self.nodes.len())
-    }
-
-    /// Carries out what a change of page states entails, and empties `effects`.
-    pub(crate) fn apply(&self, ledger: &Ordered<Ledger, LEDGER>, effects: &mut Effects) {
-        for (home, key, site) in effects.forget.drain(..) {
-            self.index(home).remove_if(key, Entry::Candidate(site));
-        }
-        if !effects.leave.is_empty() {
-            let view = self.slots.view();
-            effects.leave.iter().for_each(|&slot| view.leave(slot));
-            effects.keep.append(&mut effects.leave);
-        }
-        if !effects.keep.is_empty() {
-            lock(ledger).release(&mut effects.keep);
-        }
-        self.drop_refs(&mut effects.unref);
     }
 
     /// Ends the refs of former engines when all their ties are free.

@@ -16,7 +16,6 @@
 
 use wire::{CHUNK_PAGES, PageBits, Recycled};
 
-use crate::domain::effects::Effects;
 use crate::domain::patterns::{self, Patterns};
 use crate::domain::sparse::{Fingerprints, PageSlots};
 use crate::page::{CLASSES, Class, Fingerprint, NEVER, Site, Slot, StoreId, Tag};
@@ -188,20 +187,6 @@ impl Pages {
     pub(crate) fn set_merged(&mut self, page: usize, slot: Slot) {
         self.set(page, Tag::Merged);
         self.slots.set(page, slot);
-    }
-
-    /// Gives up what `page` holds; the caller sets its new state.
-    pub(crate) fn discard(&self, page: usize, effects: &mut Effects) {
-        match self.tag(page) {
-            Tag::Candidate => {
-                let entered = (self.home(page), self.fingerprint(page), self.site(page));
-                effects.forget.push(entered);
-            }
-            Tag::Planned => effects.unref.push(self.slot(page)),
-            Tag::Asked => effects.keep.push(self.slot(page)),
-            Tag::Merged => effects.leave.push(self.slot(page)),
-            _ => {}
-        }
     }
 
     /// Leaves `page` alone for twice as many rounds as last time.

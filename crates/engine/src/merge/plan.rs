@@ -34,12 +34,11 @@ use wire::{CHUNK_PAGES, PageBits};
 
 use crate::domain::Domain;
 use crate::domain::chunk::Chunk;
-use crate::domain::effects::Effects;
 use crate::domain::pages::Pages;
 use crate::domain::refs::View;
 use crate::domain::slots::Run;
 use crate::domain::store::PageBytes;
-use crate::guest::Guest;
+use crate::guest::change::Change;
 use crate::merge::read::{BATCH, Batch, Hasher};
 use crate::merge::span::Layout;
 use crate::options::Rules;
@@ -120,10 +119,7 @@ pub(super) struct Twin {
 /// One chunk being planned.
 pub(crate) struct Plan<'a> {
     pub(crate) context: &'a Context<'a>,
-    pub(crate) guest: &'a Guest,
-    pub(crate) chunk: &'a Chunk,
-    pub(crate) pages: &'a mut Pages,
-    pub(crate) effects: &'a mut Effects,
+    pub(crate) change: Change<'a>,
     /// Slots to give out, by store.
     pub(super) runs: Vec<Run>,
     pub(super) layout: Layout,
@@ -140,20 +136,11 @@ pub(crate) struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
-    pub(crate) fn new(
-        context: &'a Context<'a>,
-        guest: &'a Guest,
-        chunk: &'a Chunk,
-        pages: &'a mut Pages,
-        effects: &'a mut Effects,
-        whole: bool,
-    ) -> Self {
+    pub(crate) fn new(context: &'a Context<'a>, change: Change<'a>, whole: bool) -> Self {
+        let guest = change.guest;
         Self {
             context,
-            guest,
-            chunk,
-            pages,
-            effects,
+            change,
             runs: Vec::new(),
             layout: Layout::new(guest),
             whole,
@@ -165,21 +152,21 @@ impl<'a> Plan<'a> {
     }
 
     pub(super) fn domain(&self) -> &'a Domain {
-        &self.guest.domain
+        &self.change.guest.domain
     }
 
     /// Plans what can be planned: afterwards planned pages hold refs and wait to be asked for. Tells whether
     /// pages are left for a whole visit.
-    pub(crate) fn make(mut self, buffers: &mut Buffers) -> bool {
+    pub(crate) fn make(&mut self, buffers: &mut Buffers) -> bool {
         if self.whole {
-            self.pages.later = PageBits::EMPTY;
+            self.change.later = PageBits::EMPTY;
         }
         self.plan_promoted();
         let mut settled = std::mem::take(&mut buffers.settled);
         settled.clear();
-        let busy = self.pages.busy.pages();
+        let busy = self.change.busy.pages();
         settled.extend(busy.filter(|&page| self.is_settled(page)));
-        let reserved = self.pages.huge && self.context.worth_splitting > 0;
+        let reserved = self.change.huge && self.context.worth_splitting > 0;
         self.publishes = !reserved && self.context.may_map;
         let read = self
             .leave_shared(&mut settled)
@@ -187,7 +174,7 @@ impl<'a> Plan<'a> {
             .and_then(|()| self.read(buffers, &settled))
             .and_then(|()| self.weigh(buffers, &mut settled));
         if let Err(error) = read {
-            self.guest.fail(error);
+            self.change.guest.fail(error);
         }
         buffers.settled = settled;
         self.plan_promoted();
@@ -195,7 +182,7 @@ impl<'a> Plan<'a> {
         let slots = &self.domain().slots;
         let runs = std::mem::take(&mut self.runs);
         runs.into_iter().for_each(|run| slots.give_back(run));
-        self.pages.later.pages().any(|page| self.is_settled(page))
+        self.change.later.pages().any(|page| self.is_settled(page))
     }
 
     /// Leaves settled pages alone whose frames others have too: fork or KSM shares them already. MOVE would refuse them, and a read
@@ -204,10 +191,11 @@ impl<'a> Plan<'a> {
         let Some(&last) = settled.last() else {
             return Ok(());
         };
-        let end = self.chunk.address + (last as u64 + 1) * PAGE;
-        let shared = self.guest.memory.shared(self.chunk.address..end)?;
+        let start = self.change.chunk.address;
+        let end = start + (last as u64 + 1) * PAGE;
+        let shared = self.change.guest.memory.shared(start..end)?;
         for page in settled.extract_if(.., |page| shared.contains(*page)) {
-            self.pages.back_off(page, Tag::Pinned);
+            self.change.back_off(page, Tag::Pinned);
         }
         Ok(())
     }
@@ -220,13 +208,13 @@ impl<'a> Plan<'a> {
             return Ok(());
         }
         let partners = self.partners.pages();
-        let partners = partners.filter(|&page| self.pages.tag(page) == Tag::Candidate);
-        let busy = self.pages.busy.pages();
-        let planned = busy.filter(|&page| self.pages.tag(page).is_planned());
+        let partners = partners.filter(|&page| self.change.tag(page) == Tag::Candidate);
+        let busy = self.change.busy.pages();
+        let planned = busy.filter(|&page| self.change.tag(page).is_planned());
         let saved = twins.len() + partners.count() + planned.count();
-        let worth = !self.pages.huge || saved >= self.context.worth_splitting;
+        let worth = !self.change.huge || saved >= self.context.worth_splitting;
         if !worth || !self.context.may_map {
-            let skip = |page| self.pages.back_off(page, Tag::Skipped);
+            let skip = |page| self.change.back_off(page, Tag::Skipped);
             twins.pages().for_each(skip);
             return Ok(());
         }
@@ -238,14 +226,14 @@ impl<'a> Plan<'a> {
 
     /// Whether `page` waits to be read.
     pub(super) fn is_settled(&self, page: usize) -> bool {
-        let is_left = !self.merges_again && self.pages.stored.contains(page);
-        self.pages.tag(page) == Tag::Settled && self.pages.offered.contains(page) && !is_left
+        let is_left = !self.merges_again && self.change.stored.contains(page);
+        self.change.tag(page) == Tag::Settled && self.change.offered.contains(page) && !is_left
     }
 
     /// Whether `page` may be predicted: nothing is known against it.
     pub(super) fn is_fresh(&self, page: usize) -> bool {
-        let fresh = self.is_settled(page) && self.pages.level(page) == 0;
-        fresh && !self.pages.later.contains(page)
+        let fresh = self.is_settled(page) && self.change.level(page) == 0;
+        fresh && !self.change.later.contains(page)
     }
 
     /// Whether pages of two nodes must not share.
@@ -269,38 +257,38 @@ impl<'a> Plan<'a> {
     }
 
     fn ask_nodes(&self, pages: impl Iterator<Item = usize>) -> Vec<Option<StoreId>> {
-        let addresses = self.chunk.addresses(pages);
-        self.guest.memory.stores(&addresses)
+        let addresses = self.change.chunk.addresses(pages);
+        self.change.guest.memory.stores(&addresses)
     }
 
     /// Candidates of which a job found a twin: each looks its fingerprint up again.
     fn plan_promoted(&mut self) {
-        let promoted: PageBits = self.chunk.take_promoted();
+        let promoted: PageBits = self.change.chunk.take_promoted();
         if promoted.is_empty() {
             return;
         }
         let promoted: Vec<_> = promoted
             .pages()
-            .filter(|&page| self.pages.tag(page) == Tag::Candidate)
+            .filter(|&page| self.change.tag(page) == Tag::Candidate)
             .collect();
         let homes = self.homes(promoted.iter().copied());
         let domain = self.domain();
         let view = domain.slots.view();
         for (page, home) in promoted.into_iter().zip(homes) {
-            let (key, site) = (self.pages.fingerprint(page), self.pages.site(page));
-            let entered = self.pages.home(page);
+            let (key, site) = (self.change.fingerprint(page), self.change.site(page));
+            let entered = self.change.home(page);
             if home != Some(entered) {
                 // It has moved to another node, or the rules have changed.
                 let index = domain.index(entered);
                 index.remove_if(key, Entry::Candidate(site));
-                self.pages.set(page, Tag::Settled);
+                self.change.set(page, Tag::Settled);
                 continue;
             }
             match resolve(domain, &view, self.scope(entered), key, site) {
                 Found::Own => {}
-                Found::Canonical(slot) => self.pages.set_planned(page, slot),
+                Found::Canonical(slot) => self.change.set_planned(page, slot),
                 // Its entry is another's by now: to be a twin it needs its bytes again.
-                Found::Twin(_) | Found::Lost => self.pages.set(page, Tag::Settled),
+                Found::Twin(_) | Found::Lost => self.change.set(page, Tag::Settled),
             }
         }
     }
@@ -311,7 +299,7 @@ impl<'a> Plan<'a> {
         if !self.is_bound() {
             return;
         }
-        let mut slots: Vec<_> = self.pages.planned().map(|p| self.pages.slot(p)).collect();
+        let mut slots: Vec<_> = self.change.planned().map(|p| self.change.slot(p)).collect();
         let found = self.domain().find_astray(&mut slots);
         let off: HashSet<_> = match found {
             Ok(off) => off.into_iter().collect(),
@@ -323,25 +311,23 @@ impl<'a> Plan<'a> {
         if off.is_empty() {
             return;
         }
-        let planned = self.pages.planned();
+        let planned = self.change.planned();
         let wrong: Vec<_> = planned
-            .filter(|&page| off.contains(&self.pages.slot(page)))
+            .filter(|&page| off.contains(&self.change.slot(page)))
             .collect();
-        withdraw_some(self.pages, self.effects, wrong, |pages, page| {
-            pages.back_off(page, Tag::Skipped);
-        });
+        self.change.withdraw(wrong, skip);
     }
 
     fn read(&mut self, buffers: &mut Buffers, settled: &[usize]) -> std::io::Result<()> {
         let mut rest = settled;
         while !rest.is_empty() {
             let part = rest.get(..BATCH).unwrap_or(rest);
-            let memory = &*self.guest.memory;
-            let read = buffers.batch.fill(memory, self.chunk.address, part)?;
+            let (memory, start) = (&*self.change.guest.memory, self.change.chunk.address);
+            let read = buffers.batch.fill(memory, start, part)?;
             self.look_up(buffers, &part[..read]);
             let mut done = read;
             if let Some(&unreadable) = part.get(read) {
-                self.pages.back_off(unreadable, Tag::Skipped);
+                self.change.back_off(unreadable, Tag::Skipped);
                 done += 1;
             }
             rest = &rest[done..];
@@ -360,8 +346,8 @@ impl<'a> Plan<'a> {
         reads.clear();
         for (at, ((&page, key), home)) in part.iter().zip(keys).zip(homes).enumerate() {
             match (key, home) {
-                (None, _) => self.pages.set(page, Tag::PlannedZero),
-                (_, None) => self.pages.back_off(page, Tag::Skipped),
+                (None, _) => self.change.set(page, Tag::PlannedZero),
+                (_, None) => self.change.back_off(page, Tag::Skipped),
                 (Some(key), Some(home)) => reads.push(Read {
                     page,
                     at,
@@ -462,10 +448,10 @@ impl<'a> Plan<'a> {
         let Read {
             page, key, home, ..
         } = read;
-        let (scope, site) = (self.scope(home), self.pages.site(page));
+        let (scope, site) = (self.scope(home), self.change.site(page));
         match resolve(self.domain(), view, scope, key, site) {
-            Found::Own => self.pages.set_candidate(page, key, home),
-            Found::Canonical(slot) => self.pages.set_planned(page, slot),
+            Found::Own => self.change.set_candidate(page, key, home),
+            Found::Canonical(slot) => self.change.set_planned(page, slot),
             Found::Twin(current) => return Some(current),
             Found::Lost => {}
         }
@@ -473,24 +459,7 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// Takes plans back that no agent was asked for: their pages are settled again.
-pub(crate) fn withdraw(pages: &mut Pages, effects: &mut Effects) {
-    withdraw_some(pages, effects, 0..CHUNK_PAGES, |pages, page| {
-        pages.set(page, Tag::Settled);
-    });
-}
-
-/// Takes back the plans for some pages that no agent was asked for; `then` says what these are now.
-pub(crate) fn withdraw_some(
-    pages: &mut Pages,
-    effects: &mut Effects,
-    some: impl IntoIterator<Item = usize>,
-    then: impl Fn(&mut Pages, usize),
-) {
-    for page in some {
-        if pages.tag(page).is_planned() {
-            pages.discard(page, effects);
-            then(pages, page);
-        }
-    }
+/// What becomes of a page whose plan is tried again when its back-off ends.
+pub(super) fn skip(pages: &mut Pages, page: usize) {
+    pages.back_off(page, Tag::Skipped);
 }

@@ -152,8 +152,8 @@ impl Plan<'_> {
             },
         };
         self.accept(prediction);
-        let later = self.pages.later;
-        settled.retain(|&page| self.pages.tag(page) == Tag::Settled && !later.contains(page));
+        let later = self.change.later;
+        settled.retain(|&page| self.change.tag(page) == Tag::Settled && !later.contains(page));
         Ok(())
     }
 
@@ -162,20 +162,20 @@ impl Plan<'_> {
         let view = self.domain().slots.view();
         for (page, slot) in prediction.pairs {
             if view.try_guess(slot) == Taken::Won {
-                self.pages.set_planned(page, slot);
+                self.change.set_planned(page, slot);
             }
         }
         for page in prediction.zeros {
-            self.pages.set(page, Tag::PlannedZero);
+            self.change.set(page, Tag::PlannedZero);
         }
         for page in prediction.put_off {
-            self.pages.later.insert(page);
+            self.change.later.insert(page);
         }
     }
 
     /// As the chunk at the same place was merged last.
     fn propose_pattern(&self) -> Option<Prediction> {
-        let pattern = self.domain().patterns.get(self.chunk.place)?;
+        let pattern = self.domain().patterns.get(self.change.chunk.place)?;
         let mut prediction = Prediction::default();
         for page in (0..CHUNK_PAGES).filter(|&page| self.is_fresh(page)) {
             match pattern.get(page) {
@@ -277,10 +277,12 @@ impl Plan<'_> {
         pages: &[usize],
         known: &mut Known,
     ) -> std::io::Result<()> {
-        let memory = &*self.guest.memory;
+        let memory = &*self.change.guest.memory;
         let index = self.domain().index(StoreId::default());
         for part in pages.chunks(BATCH) {
-            let read = buffers.batch.fill(memory, self.chunk.address, part)?;
+            let read = buffers
+                .batch
+                .fill(memory, self.change.chunk.address, part)?;
             let key = |at| self.key(buffers.batch.page(at));
             let keys: Vec<_> = (0..read).map(key).collect();
             let wanted: Vec<_> = keys.iter().copied().flatten().collect();

@@ -24,7 +24,7 @@ impl Plan<'_> {
             let mut rest = part;
             while let Some(twin) = rest.first() {
                 let room = self.room();
-                self.guest.set_short_of_slots(room == 0);
+                self.change.guest.set_short_of_slots(room == 0);
                 if room == 0 {
                     self.context
                         .over_limit
@@ -58,7 +58,7 @@ impl Plan<'_> {
         for twin in twins {
             self.unpublished.insert(twin.read.page);
             if let Entry::Candidate(site) = twin.current
-                && site.chunk == self.chunk.id
+                && site.chunk == self.change.chunk.id
             {
                 self.partners.insert(site.page.into());
             }
@@ -84,7 +84,7 @@ impl Plan<'_> {
         }
         let before = run.start;
         let wanted = twins.iter().map(|twin| twin.read.page);
-        let slots = self.layout.take(self.pages, wanted, &mut run);
+        let slots = self.layout.take(&self.change, wanted, &mut run);
         let mut taken = slots.iter().peekable();
         let left_out = |slot: &Slot| taken.next_if_eq(&slot).is_none();
         let spent: Vec<_> = (before..run.start).map(Slot).filter(left_out).collect();
@@ -119,12 +119,12 @@ impl Plan<'_> {
                 .compare_exchange(key, twin.current, canonical)
                 .is_err()
             {
-                self.effects.unref.push(slot);
+                self.change.effects.unref.push(slot);
                 self.enter(&view, twin.read);
                 continue;
             }
             view.set_named(slot);
-            self.pages.set_planned(page, slot);
+            self.change.set_planned(page, slot);
             match twin.current {
                 Entry::Candidate(site) => self.promote(site),
                 Entry::Canonical(full) => {
@@ -138,12 +138,12 @@ impl Plan<'_> {
     /// Leaves twins that got no slot alone for a while.
     fn skip(&mut self, twins: &[Twin]) {
         let pages = twins.iter().map(|twin| twin.read.page);
-        pages.for_each(|page| self.pages.back_off(page, Tag::Skipped));
+        pages.for_each(|page| self.change.back_off(page, Tag::Skipped));
     }
 
     fn promote(&self, candidate: Site) {
-        if candidate.chunk == self.chunk.id {
-            self.chunk.promote(candidate.page); // looked up again at the end of this job
+        if candidate.chunk == self.change.chunk.id {
+            self.change.chunk.promote(candidate.page); // looked up again at the end of this job
         // Where there is none any more it was withdrawn after its entry was found.
         } else if let Some(chunk) = self.domain().chunks.get(candidate.chunk) {
             chunk.promote(candidate.page);

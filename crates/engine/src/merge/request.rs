@@ -9,25 +9,14 @@ use std::time::Instant;
 
 use wire::{Merge, PageBits, Question, Target, Unmerge};
 
-use crate::domain::chunk::Chunk;
-use crate::domain::effects::Effects;
 use crate::domain::pages::Pages;
 use crate::guest::Guest;
 use crate::guest::agent::{Pending, Talk};
-use crate::merge::plan::{Context, withdraw_some};
+use crate::merge::plan::{Plan, skip};
 use crate::merge::span;
 use crate::page::{Slot, StoreId, Tag};
 use crate::scan::outcomes;
 use crate::sync::{Guard, lock};
-
-/// The pages of a chunk, locked, of which the agent of `guest` is asked something.
-pub(crate) struct Request<'a> {
-    pub(crate) guest: &'a Guest,
-    pub(crate) chunk: &'a Arc<Chunk>,
-    pub(crate) pages: &'a mut Pages,
-    pub(crate) effects: &'a mut Effects,
-    pub(crate) context: &'a Context<'a>,
-}
 
 /// What became of an attempt to ask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,19 +46,19 @@ impl Stretch {
     }
 }
 
-impl<'a> Request<'a> {
+impl<'a> Plan<'a> {
     /// Merges the planned pages, within the guest's budget of mappings.
     pub(crate) fn merge(&mut self) -> Asked {
-        if !self.guest.merges_again() {
+        if !self.change.guest.merges_again() {
             self.leave_broken();
         }
         self.leave_huge();
-        let mut stretches = stretches(self.pages, span::encloses(self.guest));
-        let least = least_run(self.guest, self.context.max_mappings);
+        let mut stretches = stretches(&self.change, span::encloses(self.change.guest));
+        let least = least_run(self.change.guest, self.context.max_mappings);
         stretches.retain(|stretch| {
             let fits = stretch.slot.is_none() || stretch.joins || stretch.pages >= least;
             if !fits {
-                self.withdraw(stretch.first..stretch.end, skip);
+                self.change.withdraw(stretch.first..stretch.end, skip);
             }
             fits
         });
@@ -80,7 +69,7 @@ impl<'a> Request<'a> {
             return Asked::Busy;
         };
         // A question for each store; one is the rule. What is not asked for stays planned.
-        while self.guest.takes_jobs(self.context.patience) && talk.pending.is_none() {
+        while self.change.guest.takes_jobs(self.context.patience) && talk.pending.is_none() {
             let store = |s: &Stretch| s.slot.map(Slot::store);
             // Zeros are of no store: where there is nothing else the question names the first.
             let first = stretches.iter().find_map(store).unwrap_or_default();
@@ -97,13 +86,13 @@ impl<'a> Request<'a> {
 
     /// Merges stretches of one store, and of zeros.
     fn ask_store(&mut self, talk: &mut Talk, store: StoreId, stretches: &[Stretch]) {
-        let mut question = Merge::new(self.chunk.address, store.0.into());
+        let mut question = Merge::new(self.change.chunk.address, store.0.into());
         let (mut asked, mut enclosed) = (0, PageBits::EMPTY);
         let all = stretches
             .iter()
             .flat_map(|s| (s.first..s.end).map(|page| (page, s.slot(page))));
         for (page, slot) in all {
-            let (target, tag) = match (self.pages.tag(page), slot) {
+            let (target, tag) = match (self.change.tag(page), slot) {
                 (Tag::Planned, Some(slot)) => (Target::Slot(slot.number()), Some(Tag::Asked)),
                 (Tag::PlannedZero, _) => (Target::Zeros, Some(Tag::AskedZero)),
                 _ => (Target::Enclosed, None),
@@ -111,40 +100,35 @@ impl<'a> Request<'a> {
             if u16::try_from(page).is_ok_and(|page| question.push_as(page, target)) {
                 asked += 1;
                 match tag {
-                    Some(tag) => self.pages.set(page, tag),
+                    Some(tag) => self.change.set(page, tag),
                     None => enclosed.insert(page),
                 }
             }
         }
         let is_new = |s: &&Stretch| s.slot.is_some() && !s.joins;
         let new = stretches.iter().filter(is_new).count() as u64;
-        let counters = &self.guest.counters;
+        let counters = &self.change.guest.counters;
         counters.vmas_added.fetch_add(2 * new, Relaxed);
-        let pending = Pending::Merged(Arc::clone(self.chunk), enclosed);
+        let pending = Pending::Merged(Arc::clone(self.change.chunk), enclosed);
         self.exchange(talk, &Question::Merge(question), pending, asked);
-    }
-
-    /// Takes back plans for `pages`; `set` says what the pages are then.
-    fn withdraw(&mut self, pages: impl IntoIterator<Item = usize>, set: fn(&mut Pages, usize)) {
-        withdraw_some(self.pages, self.effects, pages, set);
     }
 
     /// Takes back the plans for a chunk that is one huge page, unless splitting it is worth it.
     fn leave_huge(&mut self) {
-        let busy = self.pages.busy;
-        let pages = &mut *self.pages;
-        let is_planned = |page: &usize| pages.tag(*page).is_planned();
+        let busy = self.change.busy;
+        let is_planned = |page: &usize| self.change.tag(*page).is_planned();
         let worth = self.context.worth_splitting;
-        pages.kept = pages.huge && busy.pages().filter(is_planned).count() < worth;
-        if pages.kept {
-            self.withdraw(busy.pages(), skip);
+        self.change.kept = self.change.huge && busy.pages().filter(is_planned).count() < worth;
+        if self.change.kept {
+            self.change.withdraw(busy.pages(), skip);
         }
     }
 
     /// Takes back the plans for broken pages, which are not to be merged again now.
     fn leave_broken(&mut self) {
-        let broken = self.pages.busy & self.pages.stored;
-        self.withdraw(broken.pages(), |pages, page| pages.set(page, Tag::Broken));
+        let broken = self.change.busy & self.change.stored;
+        self.change
+            .withdraw(broken.pages(), |pages, page| pages.set(page, Tag::Broken));
     }
 
     /// Gives these merged pages private copies.
@@ -155,24 +139,24 @@ impl<'a> Request<'a> {
         let Some(mut talk) = self.take_talk() else {
             return Asked::Busy;
         };
-        if !self.guest.takes_jobs(self.context.patience) || talk.pending.is_some() {
+        if !self.change.guest.takes_jobs(self.context.patience) || talk.pending.is_some() {
             return Asked::Done;
         }
         let question = Question::Unmerge(Unmerge {
-            chunk: self.chunk.address,
+            chunk: self.change.chunk.address,
             pages: wanted,
         });
-        let pending = Pending::Unmerged(Arc::clone(self.chunk), wanted);
+        let pending = Pending::Unmerged(Arc::clone(self.change.chunk), wanted);
         self.exchange(&mut talk, &question, pending, wanted.len());
         Asked::Done
     }
 
     fn take_talk(&self) -> Option<Guard<'a, Talk>> {
         // The thread that holds it lets go after the patience at the latest.
-        self.guest.talk.try_lock().or_else(|| {
+        self.change.guest.talk.try_lock().or_else(|| {
             self.context.insist.then(|| {
                 (self.context.step_aside)();
-                lock(&self.guest.talk)
+                lock(&self.change.guest.talk)
             })
         })
     }
@@ -187,27 +171,19 @@ impl<'a> Request<'a> {
             (self.context.step_aside)();
             link.receive(self.context.patience)
         });
-        self.guest.note_time(begin.elapsed(), asked);
+        self.change.guest.note_time(begin.elapsed(), asked);
         let taken = answer.and_then(|answer| match answer {
-            Some(answer) => {
-                let both = (&pending, &answer);
-                outcomes::take(self.guest, self.pages, self.effects, both)
-            }
+            Some(answer) => outcomes::take(&mut self.change, &pending, &answer),
             None => {
                 talk.pending = Some(pending);
-                self.guest.set_late(true);
+                self.change.guest.set_late(true);
                 Ok(())
             }
         });
         if let Err(fault) = taken {
-            self.guest.condemn(&fault);
+            self.change.guest.condemn(&fault);
         }
     }
-}
-
-/// What becomes of a page whose plan is tried again when its back-off ends.
-fn skip(pages: &mut Pages, page: usize) {
-    pages.back_off(page, Tag::Skipped);
 }
 
 /// The planned pages as stretches, in ascending order. With `encloses` they reach over private pages where the slots allow

@@ -34,9 +34,9 @@ use crate::domain::chunk::Chunk;
 use crate::guest::counters::Gone;
 use crate::guest::rescue;
 use crate::guest::{Guest, Newcomer, Standing};
-use crate::merge::plan::{self, Buffers, Context, Plan};
+use crate::merge::plan::{Buffers, Context, Plan};
 use crate::merge::read::Hasher;
-use crate::merge::request::{self, Asked, Request};
+use crate::merge::request::{self, Asked};
 use crate::options::{Limits, Rules};
 use crate::run::cpu_limit::Governor;
 use crate::run::glances::Glances;
@@ -464,11 +464,10 @@ impl Core {
             return;
         };
         // Another worker is at it, and looks again at the end whether something came. Or it is stuck, and not waited for.
-        let Some(mut change) = guest.change(chunk) else {
+        let Some(change) = guest.change(chunk) else {
             return;
         };
         let before = change.memory_bytes();
-        let (pages, effects) = change.parts();
         let knobs = self.knobs.values();
         let max_mappings = self.knobs.max_mappings;
         let context = Context {
@@ -489,25 +488,18 @@ impl Core {
             false => knobs.run,
             true => RunMode::Unmerge,
         };
-        let mut request = Request {
-            guest: &guest,
-            chunk,
-            pages,
-            effects,
-            context: &context,
-        };
+        let mut plan = Plan::new(&context, change, visit.is_whole());
         let (mut asked, mut waits) = (Asked::Done, false);
         if mode == RunMode::Run {
-            let buffers = &mut scratch.buffers;
-            (asked, waits) = self.merge(&mut request, visit, buffers, post);
+            (asked, waits) = self.merge(&mut plan, &mut scratch.buffers, post);
         } else {
-            plan::withdraw(request.pages, request.effects);
+            plan.change.withdraw_all();
             if mode == RunMode::Unmerge {
-                asked = request.unmerge(request.pages.merged);
+                asked = plan.unmerge(plan.change.merged);
             }
         }
-        guest.change_tables(before, change.memory_bytes());
-        drop(change);
+        guest.change_tables(before, plan.change.memory_bytes());
+        drop(plan);
         guest.part();
         if post.is_abandoned() {
             return; // the next look finds what is left
@@ -533,26 +525,17 @@ impl Core {
     }
 
     /// Reads, plans and merges pages of a chunk; also tells whether some wait for a whole visit.
-    fn merge(
-        &self,
-        request: &mut Request<'_>,
-        visit: Visit,
-        buffers: &mut Buffers,
-        post: &Post,
-    ) -> (Asked, bool) {
-        let (guest, chunk, context) = (request.guest, request.chunk, request.context);
+    fn merge(&self, plan: &mut Plan<'_>, buffers: &mut Buffers, post: &Post) -> (Asked, bool) {
         let strays = match self.knobs.is_short() {
             true => PageBits::EMPTY, // there is no memory for copies: later
-            false => relocation::strays(guest, request.pages, context.rules),
+            false => relocation::strays(plan.change.guest, &plan.change, plan.context.rules),
         };
-        let unmerged = request.unmerge(strays);
-        let (pages, effects) = (&mut *request.pages, &mut *request.effects);
-        let plan = Plan::new(context, guest, chunk, pages, effects, visit.is_whole());
+        let unmerged = plan.unmerge(strays);
         let waits = plan.make(buffers);
         let asked = match post.is_abandoned() {
             _ if unmerged == Asked::Busy => Asked::Busy,
             true => Asked::Done,
-            false => request.merge(),
+            false => plan.merge(),
         };
         (asked, waits)
     }

@@ -30,7 +30,6 @@ use wire::Setting;
 use crate::domain::pages::Pages;
 use crate::guest::agent::Fault;
 use crate::guest::{Guest, Standing};
-use crate::merge::plan;
 use crate::options::Rules;
 use crate::page::{Class, Tag};
 use crate::run::core::Core;
@@ -92,8 +91,7 @@ fn shared_in(pages: &Pages) -> usize {
 fn withdraw(guest: &Arc<Guest>) {
     for chunk in lock(&guest.offers).chunks.values() {
         if let Some(mut change) = guest.change(chunk) {
-            let (pages, effects) = change.parts();
-            plan::withdraw(pages, effects);
+            change.withdraw_all();
         }
     }
 }

@@ -24,9 +24,9 @@ use wire::PageBits;
 
 use crate::domain::Domain;
 use crate::domain::chunk::Chunk;
-use crate::domain::effects::Effects;
 use crate::domain::pages::Pages;
 use crate::domain::refs::View;
+use crate::guest::change::Change;
 use crate::guest::memory::Mapped;
 use crate::guest::{Claims, Guest};
 use crate::page::{CHUNK, PAGE, Slot, Tag};
@@ -99,8 +99,7 @@ fn claim_all(guest: &Guest) -> std::io::Result<bool> {
     guest.kin.add(claimed, || guest.memory.parent());
     for (chunk, looks) in &found {
         if let Some(mut change) = guest.change(chunk) {
-            let (pages, effects) = change.parts();
-            find_broken(guest, chunk, pages, looks, effects)?;
+            find_broken(&mut change, looks)?;
         }
     }
     Ok(all)
@@ -160,18 +159,11 @@ fn claim_piece(
 
 /// Finds the claimed pages that hold a private frame. A frame that is swapped out, or what looks
 /// like it, may be a page of the store: it counts as merged, which costs a ref and no byte.
-fn find_broken(
-    guest: &Guest,
-    chunk: &Chunk,
-    pages: &mut Pages,
-    looks: &PageBits,
-    effects: &mut Effects,
-) -> std::io::Result<()> {
-    peek(guest, chunk, |places, told| {
+fn find_broken(change: &mut Change<'_>, looks: &PageBits) -> std::io::Result<()> {
+    peek(change.guest, change.chunk, |places, told| {
         let elsewhere = told.has(Categories::FILE) || told.has(Categories::SWAPPED);
         for page in places.filter(|&page| !elsewhere && looks.contains(page)) {
-            pages.discard(page, effects);
-            pages.set(page, Tag::Broken);
+            change.turn(page, Tag::Broken);
         }
     })
 }

@@ -209,8 +209,7 @@ fn take_late(guest: &Guest, pending: &Pending, answer: &Answer) -> Result<(), Fa
         }
         (Pending::Merged(chunk, _) | Pending::Unmerged(chunk, _), _) => {
             let mut change = guest.change(chunk).ok_or(Fault::Stuck)?;
-            let (pages, effects) = change.parts();
-            outcomes::take(guest, pages, effects, (pending, answer))
+            outcomes::take(&mut change, pending, answer)
         }
         _ => Err(Fault::Contradiction("an answer to another question")),
     }

@@ -122,11 +122,10 @@ impl Offers {
         end_watched..end
     }
 
-    fn set_bits(&self, guest: &Guest, chunk: &Chunk, offered: PageBits, stored: PageBits) {
+    fn set_bits(&self, guest: &Guest, chunk: &Arc<Chunk>, offered: PageBits, stored: PageBits) {
         // A chunk that a stuck worker holds belongs to a guest that is being dropped.
         if let Some(mut change) = guest.change(chunk) {
-            let (pages, effects) = change.parts();
-            track::set_bits(pages, offered, stored, effects);
+            track::set_bits(&mut change, offered, stored);
         }
     }
 

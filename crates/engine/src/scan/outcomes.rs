@@ -7,10 +7,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use wire::{Answer, Merged, PageBits, PageOutcome};
 
-use crate::domain::effects::Effects;
-use crate::domain::pages::Pages;
-use crate::guest::Guest;
 use crate::guest::agent::{Fault, Pending};
+use crate::guest::change::Change;
 use crate::page::Tag;
 use crate::sync::lock;
 
@@ -18,17 +16,13 @@ use crate::sync::lock;
 ///
 /// # Errors
 /// When the answer does not fit what was asked; none of it counts then.
-pub(crate) fn take(
-    guest: &Guest,
-    pages: &mut Pages,
-    effects: &mut Effects,
-    (asked, answer): (&Pending, &Answer),
-) -> Result<(), Fault> {
+pub(crate) fn take(change: &mut Change<'_>, asked: &Pending, answer: &Answer) -> Result<(), Fault> {
+    let guest = change.guest;
     match (asked, answer) {
         (Pending::Merged(chunk, enclosed), Answer::Merged(merged)) => {
-            take_merged(guest, pages, effects, (merged, *enclosed))?;
+            take_merged(change, merged, *enclosed)?;
             let most = guest.user.common.limits.table_bytes_per_user();
-            pages.show(&guest.domain.patterns, chunk.place, most);
+            change.show(&guest.domain.patterns, chunk.place, most);
             Ok(())
         }
         (
@@ -38,7 +32,7 @@ pub(crate) fn take(
                 pages: private,
             },
         ) => {
-            take_unmerged(pages, effects, *asked, *private)?;
+            take_unmerged(change, *asked, *private)?;
             guest.counters.cpu_ns.fetch_max(*cpu_ns, Relaxed);
             Ok(())
         }
@@ -49,16 +43,12 @@ pub(crate) fn take(
 }
 
 /// Accounts a merge, with the pages that its answer may say are enclosed.
-fn take_merged(
-    guest: &Guest,
-    pages: &mut Pages,
-    effects: &mut Effects,
-    (merged, enclosed): (&Merged, PageBits),
-) -> Result<(), Fault> {
+fn take_merged(change: &mut Change<'_>, merged: &Merged, enclosed: PageBits) -> Result<(), Fault> {
+    let guest = change.guest;
     let outcomes = merged.outcomes.iter().copied().enumerate();
     if !outcomes.clone().all(|(page, outcome)| {
         let may_enclose = enclosed.contains(page) && outcome == PageOutcome::Enclosed;
-        may_enclose || fits(pages.tag(page), outcome)
+        may_enclose || fits(change.tag(page), outcome)
     }) {
         return Err(Fault::Contradiction("outcomes that fit no question"));
     }
@@ -66,7 +56,7 @@ fn take_merged(
     counters.cpu_ns.fetch_max(merged.cpu_ns, Relaxed);
     counters.window_ns.fetch_max(merged.window_ns, Relaxed);
     let view = guest.domain.slots.view();
-    let slots = pages.slots();
+    let slots = change.slots();
     let mut again = 0;
     let mut gains = lock(&guest.passes.gains);
     for (page, outcome) in outcomes.filter(|(_, outcome)| *outcome != PageOutcome::NotAsked) {
@@ -79,27 +69,27 @@ fn take_merged(
                 if let Some(gains) = &mut *gains {
                     gains.add(slot);
                 }
-                pages.set(page, Tag::Merged);
-                again += u64::from(pages.stored.contains(page));
-                pages.stored.insert(page);
+                change.set(page, Tag::Merged);
+                again += u64::from(change.stored.contains(page));
+                change.stored.insert(page);
             }
             PageOutcome::Zeroed => {
-                pages.set(page, Tag::Zeroed);
+                change.set(page, Tag::Zeroed);
                 if let Some(gains) = &mut *gains {
                     gains.zeroed += 1;
                 }
-                again += u64::from(pages.stored.contains(page));
-                pages.stored.remove(page); // it is anonymous memory again
+                again += u64::from(change.stored.contains(page));
+                change.stored.remove(page); // it is anonymous memory again
             }
             // It is what it was, in another place, and the next scan finds it written. To read it before would
             // be in vain.
             PageOutcome::Enclosed => {
-                pages.stored.insert(page);
-                if pages.tag(page) == Tag::Settled {
-                    pages.set(page, Tag::Written);
+                change.stored.insert(page);
+                if change.tag(page) == Tag::Settled {
+                    change.set(page, Tag::Written);
                 }
             }
-            refused => refuse(pages, page, refused, effects),
+            refused => refuse(change, page, refused),
         }
     }
     counters.merged_again.fetch_add(again, Relaxed);
@@ -121,33 +111,28 @@ fn fits(tag: Tag, outcome: PageOutcome) -> bool {
 }
 
 /// A page the agent did not merge: it never mapped its slot, so the ref goes at once.
-fn refuse(pages: &mut Pages, page: usize, outcome: PageOutcome, effects: &mut Effects) {
-    if pages.tag(page) == Tag::Asked {
-        effects.unref.push(pages.slot(page));
+fn refuse(change: &mut Change<'_>, page: usize, outcome: PageOutcome) {
+    if change.tag(page) == Tag::Asked {
+        let slot = change.slot(page);
+        change.effects.unref.push(slot);
     }
     match outcome {
-        PageOutcome::Differs => pages.distrust(page),
-        PageOutcome::Gone => pages.set(page, Tag::Absent),
-        PageOutcome::Pinned => pages.back_off(page, Tag::Pinned),
-        PageOutcome::Unsupported => pages.give_up(page),
-        _ => pages.back_off(page, Tag::Skipped),
+        PageOutcome::Differs => change.distrust(page),
+        PageOutcome::Gone => change.set(page, Tag::Absent),
+        PageOutcome::Pinned => change.back_off(page, Tag::Pinned),
+        PageOutcome::Unsupported => change.give_up(page),
+        _ => change.back_off(page, Tag::Skipped),
     }
 }
 
 /// Accounts an unmerge: of the pages `asked` for, these are `private`.
-fn take_unmerged(
-    pages: &mut Pages,
-    effects: &mut Effects,
-    asked: PageBits,
-    private: PageBits,
-) -> Result<(), Fault> {
+fn take_unmerged(change: &mut Change<'_>, asked: PageBits, private: PageBits) -> Result<(), Fault> {
     if !(private & !asked).is_empty() {
         return Err(Fault::Contradiction("pages that were not to be unmerged"));
     }
     for page in private.pages() {
-        if pages.tag(page) == Tag::Merged {
-            pages.discard(page, effects);
-            pages.set(page, Tag::Broken);
+        if change.tag(page) == Tag::Merged {
+            change.turn(page, Tag::Broken);
         }
     }
     Ok(())

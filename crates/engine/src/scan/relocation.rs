@@ -22,9 +22,9 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::domain::chunk::Chunk;
-use crate::domain::effects::Effects;
 use crate::domain::pages::Pages;
 use crate::guest::Guest;
+use crate::guest::change::Change;
 use crate::options::Rules;
 use crate::page::{StoreId, Tag};
 use wire::PageBits;
@@ -69,25 +69,19 @@ impl<'a> Patrol<'a> {
 
     /// Settles again what is in the wrong place: it will be read again and entered where it
     /// belongs. True when there was something.
-    pub(crate) fn check(
-        &mut self,
-        chunk: &Chunk,
-        pages: &mut Pages,
-        effects: &mut Effects,
-    ) -> bool {
+    pub(crate) fn check(&mut self, change: &mut Change<'_>) -> bool {
         if !self.guest.domain.has_nodes() {
             return false;
         }
         let wrong = match self.rules.across_nodes {
-            true => pages
+            true => change
                 .candidates()
-                .filter(|&page| pages.home(page) != StoreId::default())
+                .filter(|&page| change.home(page) != StoreId::default())
                 .collect(),
-            false => self.find_moved(chunk, pages),
+            false => self.find_moved(change.chunk, change),
         };
         for &page in &wrong {
-            pages.discard(page, effects);
-            pages.set(page, Tag::Settled);
+            change.turn(page, Tag::Settled);
         }
         !wrong.is_empty()
     }

@@ -38,8 +38,8 @@ use wire::{CHUNK_PAGES, PageBits};
 use sys::pagemap::Categories;
 
 use crate::domain::chunk::WORDS;
-use crate::domain::effects::Effects;
 use crate::domain::pages::Pages;
+use crate::guest::change::Change;
 use crate::page::{Class, NEVER, Tag};
 
 /// What a scan showed of a chunk.
@@ -154,12 +154,7 @@ pub(crate) struct Observed {
 }
 
 /// Takes over what was seen of a chunk.
-pub(crate) fn observe(
-    pages: &mut Pages,
-    seen: &Seen,
-    ages: Ages,
-    effects: &mut Effects,
-) -> Observed {
+pub(crate) fn observe(pages: &mut Change<'_>, seen: &Seen, ages: Ages) -> Observed {
     pages.huge = seen.huge;
     pages.kept &= seen.huge;
     let watched = pages.watched();
@@ -184,7 +179,7 @@ pub(crate) fn observe(
         while attention != 0 {
             let page = word * 64 + attention.trailing_zeros() as usize;
             attention &= attention - 1;
-            step(pages, page, seen, ages, effects);
+            step(pages, page, seen, ages);
         }
     }
     let waits = |tag| matches!(tag, Tag::Settled | Tag::Planned | Tag::PlannedZero);
@@ -222,7 +217,7 @@ fn attention(pages: &Pages, seen: &Seen, watched: &PageBits, word: usize, retrie
     busy | broken | moved | came
 }
 
-fn step(pages: &mut Pages, page: usize, seen: &Seen, ages: Ages, effects: &mut Effects) {
+fn step(pages: &mut Change<'_>, page: usize, seen: &Seen, ages: Ages) {
     let before = pages.tag(page);
     let (written, swapped) = (seen.written.contains(page), seen.swapped.contains(page));
     let must_wait = written || swapped;
@@ -246,7 +241,7 @@ fn step(pages: &mut Pages, page: usize, seen: &Seen, ages: Ages, effects: &mut E
         _ => at_once(ages, age(before, written, swapped), must_wait),
     };
     if after != before {
-        pages.discard(page, effects);
+        pages.discard(page);
         match after {
             Tag::Absent => pages.set_discarded(page),
             _ => pages.set(page, after),
@@ -324,12 +319,7 @@ fn age(before: Tag, written: bool, swapped: bool) -> Tag {
 /// Takes over what the agent says of a chunk: which pages it offers, which lie in a store's mapping.
 /// A merged page that no longer does was discarded, unmapped or remapped: that is evidence. If it is offered still, it was
 /// discarded or made private: the next scan tells.
-pub(crate) fn set_bits(
-    pages: &mut Pages,
-    offered: PageBits,
-    stored: PageBits,
-    effects: &mut Effects,
-) {
+pub(crate) fn set_bits(pages: &mut Change<'_>, offered: PageBits, stored: PageBits) {
     pages.offered = offered;
     pages.stored = stored;
     pages.kept &= !offered.is_empty();
@@ -340,8 +330,7 @@ pub(crate) fn set_bits(
             _ => offered.contains(page),
         };
         if !stays {
-            pages.discard(page, effects);
-            pages.set(page, Tag::Absent); // and its level ends
+            pages.turn(page, Tag::Absent); // and its level ends
             if offered.contains(page) {
                 pages.set(page, Tag::Written);
             }

@@ -130,8 +130,7 @@ impl Observer<'_> {
         let Some(mut change) = guest.change(chunk) else {
             return; // a worker is stuck with it
         };
-        let (pages, effects) = change.parts();
-        if track::needs_second_look(pages, &seen)
+        if track::needs_second_look(&change, &seen)
             && let Err(error) = peek(guest, chunk, |pages, told| {
                 if told.has(Categories::FILE) {
                     seen.add_file(pages);
@@ -141,20 +140,20 @@ impl Observer<'_> {
             self.unseen = Err(error);
             return;
         }
-        let worn = seen.worn(pages);
-        let observed = track::observe(pages, &seen, self.ages, effects);
+        let worn = seen.worn(&change);
+        let observed = track::observe(&mut change, &seen, self.ages);
         let mut waits = observed.waits;
         if terms.mode == RunMode::Run && !terms.aim.is_pass() {
-            waits |= self.patrol.check(chunk, pages, effects);
-            waits |= !strays(guest, pages, terms.rules).is_empty();
+            waits |= self.patrol.check(&mut change);
+            waits |= !strays(guest, &change, terms.rules).is_empty();
         }
-        let wanted = has_work(terms.mode, chunk, pages, waits);
+        let wanted = has_work(terms.mode, chunk, &change, waits);
         if wanted && chunk.enqueue() {
             self.found.push(Arc::clone(chunk));
         }
-        pages.unread = seen.unread(pages);
+        change.unread = seen.unread(&change);
         if !terms.aim.is_pass() {
-            let merged = pages.count(Class::Merged);
+            let merged = change.count(Class::Merged);
             chunk.worn.note(seen.count_present(), worn, merged);
         }
         if wanted || observed.stirs {

@@ -1,7 +1,10 @@
+use std::sync::Arc;
+
 use crate::domain::chunk::Chunk;
 use sys::pagemap::Categories;
 
 use super::*;
+use crate::guest::change::Effects;
 use crate::page::{Fingerprint, Slot, StoreId};
 use crate::sync::lock;
 use crate::testing::fake::Lab;
@@ -13,7 +16,7 @@ fn written() -> Categories {
 }
 
 /// A chunk of 4 offered pages with these states and a stored set.
-fn chunk(states: &[(usize, Tag)]) -> std::sync::Arc<Chunk> {
+fn chunk(states: &[(usize, Tag)]) -> Arc<Chunk> {
     let lab = Lab::new();
     lab.guest("d", 1);
     let guest = lock(&lab.core.guests)[0].clone();
@@ -45,14 +48,20 @@ const NEVER_AGAIN: Ages = Ages {
     aging: Aging::All,
 };
 
-fn look(chunk: &Chunk, seen: &Seen) -> (bool, Effects) {
+fn look(chunk: &Arc<Chunk>, seen: &Seen) -> (bool, Effects) {
     look_again(chunk, seen, NEVER_AGAIN)
 }
 
-fn look_again(chunk: &Chunk, seen: &Seen, ages: Ages) -> (bool, Effects) {
-    let mut effects = Effects::default();
-    let observed = observe(&mut chunk.lock(), seen, ages, &mut effects);
-    (observed.waits, effects)
+/// Changes a chunk; gives the effects, which are not carried out.
+fn change<T>(chunk: &Arc<Chunk>, act: impl FnOnce(&mut Change<'_>) -> T) -> (T, Effects) {
+    let (_lab, guest) = Lab::with_guest();
+    let mut change = guest.change(chunk).expect("nothing else is at work");
+    let done = act(&mut change);
+    (done, std::mem::take(&mut change.effects))
+}
+
+fn look_again(chunk: &Arc<Chunk>, seen: &Seen, ages: Ages) -> (bool, Effects) {
+    change(chunk, |pages| observe(pages, seen, ages).waits)
 }
 
 fn seen(parts: &[(usize, usize, Categories)]) -> Seen {
@@ -103,8 +112,12 @@ fn a_word_in_step_goes_the_way_of_its_pages() {
         let states: Vec<_> = (0..128).map(|page| (page, before)).collect();
         // The first word is seen whole; of the second one page is gone, so its pages go one by one.
         let chunk = chunk(&states);
-        let (_, effects) = look(&chunk, &seen(&[(0, 127, sight)]));
-        let mut pages = chunk.lock();
+        let (_lab, guest) = Lab::with_guest();
+        let mut change = guest.change(&chunk).expect("nothing else is at work");
+        observe(&mut change, &seen(&[(0, 127, sight)]), NEVER_AGAIN);
+        let effects = std::mem::take(&mut change.effects);
+        drop(change);
+        let pages = chunk.lock();
         let after = pages.tag(0);
         assert!(
             (0..127).all(|page| pages.tag(page) == after),
@@ -114,11 +127,10 @@ fn a_word_in_step_goes_the_way_of_its_pages() {
             assert_eq!(bits.0[0] & u64::MAX >> 1, bits.0[1], "{before:?} {sight:?}");
             assert!(bits.0[0] == 0 || bits.0[0] == u64::MAX);
         }
-        let changes = pages.take_changes();
-        let there: i64 = changes.iter().sum();
-        assert_eq!(there, 127);
+        let counts = guest.counters.classes().all();
+        assert_eq!(counts.iter().sum::<u64>(), 127);
         assert_eq!(
-            pages.class(0).map(|class| changes[class as usize]),
+            pages.class(0).map(|class| counts[class as usize]),
             Some(127)
         );
         let forgotten = if before == Tag::Candidate && after != before {
@@ -309,11 +321,10 @@ fn what_the_agent_takes_away_is_given_up() {
         (2, Tag::Candidate),
         (3, Tag::Zero),
     ]);
-    let mut effects = Effects::default();
     let (mut offered, mut stored) = (PageBits::EMPTY, PageBits::EMPTY);
     offered.insert(0);
     stored.insert(1);
-    set_bits(&mut chunk.lock(), offered, stored, &mut effects);
+    let ((), effects) = change(&chunk, |pages| set_bits(pages, offered, stored));
     assert_eq!(
         tags(&chunk),
         [Tag::Written, Tag::Merged, Tag::Absent, Tag::Absent],
