@@ -59,13 +59,8 @@ pub(crate) fn look(
         return Looked::Done; // likewise
     }
     if served {
-        match catch_up(guest, terms) {
-            Caught::Up => {}
-            Caught::Waits => return Looked::Waits,
-            Caught::Never => {
-                guest.note_silence();
-                return Looked::Done;
-            }
+        if let Err(behind) = catch_up(guest, terms) {
+            return behind;
         }
         guest.part();
     }
@@ -121,29 +116,25 @@ fn look_at_memory(
     goes_on
 }
 
-/// Whether the agent has told all it has to.
-enum Caught {
-    Up,
-    Waits,
-    /// Not in this round.
-    Never,
-}
-
 /// Takes answers that are owed, then asks what changed.
-fn catch_up(guest: &Arc<Guest>, terms: Terms) -> Caught {
-    let Some(mut talk) = guest.talk.try_lock() else {
-        return Caught::Never; // a worker is stuck
-    };
-    let most = terms.patience * 4;
-    match hear(guest, &mut talk, terms.sync) {
-        Ok(true) => Caught::Up,
-        Ok(false) if talk.pending.is_none() || talk.spent > most => Caught::Never,
-        Ok(false) => Caught::Waits,
-        Err(fault) => {
-            guest.condemn(&last_word(&mut talk, fault));
-            Caught::Up
+///
+/// # Errors
+/// Where the look is left at when the agent has not told all it has to: it may do so later in this round, or in the next one.
+fn catch_up(guest: &Arc<Guest>, terms: Terms) -> Result<(), Looked> {
+    if let Some(mut talk) = guest.talk.try_lock() {
+        let most = terms.patience * 4;
+        match hear(guest, &mut talk, terms.sync) {
+            Ok(true) => return Ok(()),
+            Ok(false) if talk.pending.is_some() && talk.spent <= most => return Err(Looked::Waits),
+            Ok(false) => {}
+            Err(fault) => {
+                guest.condemn(&last_word(&mut talk, fault));
+                return Ok(());
+            }
         }
-    }
+    } // else a worker is stuck
+    guest.note_silence();
+    Err(Looked::Done)
 }
 
 /// The reason that the agent gave before it left, if it gave one.

@@ -12,7 +12,7 @@ use crate::domain::pages::Pages;
 use crate::guest::Guest;
 use crate::guest::regions::{AtLimit, Offers, maps_slots, watched};
 use crate::page::{CHUNK, PAGE};
-use crate::scan::track::{self, Seen};
+use crate::scan::track;
 
 /// Bytes that a chunk costs at least, in the engine's tables.
 const TABLE_BYTES: usize = size_of::<Chunk>() + 32;
@@ -130,7 +130,7 @@ impl Offers {
     }
 
     /// The chunk at `address`, made if need be, as offered whole; `None` where there is no room for its table.
-    fn open(&mut self, guest: &Guest, address: u64) -> Option<Arc<Chunk>> {
+    pub(super) fn open(&mut self, guest: &Guest, address: u64) -> Option<Arc<Chunk>> {
         if let Some(chunk) = self.chunks.get(&address) {
             return Some(Arc::clone(chunk));
         }
@@ -205,79 +205,6 @@ impl Offers {
             self.close(guest, address);
         }
         self.forget_spans();
-    }
-}
-
-/// Turns the runs of a scan, in ascending order, into a look at each chunk.
-pub(crate) struct Sweep<'a, F> {
-    guest: &'a Guest,
-    offers: &'a mut Offers,
-    /// The chunk that the scan is at, and what it has shown of it.
-    current: Option<(u64, Seen)>,
-    /// Chunks below have been looked at.
-    next: u64,
-    look: F,
-}
-
-impl<'a, F: FnMut(&Arc<Chunk>, &Seen)> Sweep<'a, F> {
-    /// A sweep from address `from` on.
-    pub(crate) fn new(guest: &'a Guest, offers: &'a mut Offers, from: u64, look: F) -> Self {
-        Self {
-            guest,
-            offers,
-            current: None,
-            next: from / CHUNK * CHUNK,
-            look,
-        }
-    }
-
-    /// Adds a run of pages.
-    pub(crate) fn add(&mut self, run: &PageRun) {
-        assert!(
-            run.start >= self.next,
-            "a scan went back to {:x}",
-            run.start
-        );
-        let mut at = run.start;
-        while at < run.end {
-            let chunk = at / CHUNK * CHUNK;
-            if self.current.is_some_and(|(current, _)| current != chunk) {
-                self.flush();
-            }
-            let end = run.end.min(chunk + CHUNK);
-            let (_, seen) = self.current.get_or_insert((chunk, Seen::default()));
-            seen.add(place(chunk, at), place(chunk, end), run.categories);
-            at = end;
-        }
-    }
-
-    /// Leaves `range` out; what is known of its chunks stays.
-    pub(crate) fn leave_out(&mut self, range: &Range<u64>) {
-        self.flush();
-        self.look_at_empty(range.start / CHUNK * CHUNK);
-        self.next = self.next.max(range.end.next_multiple_of(CHUNK));
-    }
-
-    fn flush(&mut self) {
-        if let Some((current, seen)) = self.current.take() {
-            self.look_at_empty(current);
-            if let Some(chunk) = self.offers.open(self.guest, current) {
-                (self.look)(&chunk, &seen);
-            }
-            self.next = current + CHUNK;
-        }
-    }
-
-    fn look_at_empty(&mut self, end: u64) {
-        for (_, chunk) in self.offers.chunks.range(self.next..end.max(self.next)) {
-            (self.look)(chunk, &Seen::default());
-        }
-    }
-
-    /// Looks at the chunks behind the last run, below address `end`.
-    pub(crate) fn finish(mut self, end: u64) {
-        self.flush();
-        self.look_at_empty(end / CHUNK * CHUNK);
     }
 }
 

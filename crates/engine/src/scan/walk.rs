@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   ranges ──▶ parts of blocks ──▶ runs of pages ──▶ chunks ──▶ work
-//!         idle::blocks         Walk::scan         Sweep   Observer::observe
+//!         idle::blocks         Walk::scan      Walk::add  Observer::observe
 //! ```
 //!
 //! Two kinds of memory are left out on the way: idle blocks ([`idle`]) and chunks that rest ([`worn`](crate::domain::worn)).
@@ -21,9 +21,9 @@ use crate::domain::chunk::Chunk;
 use crate::domain::pages::Pages;
 use crate::guest::Guest;
 use crate::guest::idle::{self, Look};
-use crate::guest::regions::Scan;
+use crate::guest::regions::{Offers, Scan};
 use crate::page::{CHUNK, Class};
-use crate::scan::offers::{Sweep, peek};
+use crate::scan::offers::{peek, place};
 use crate::scan::relocation::{Patrol, strays};
 use crate::scan::terms::Terms;
 use crate::scan::track::{self, Ages, Seen};
@@ -103,24 +103,24 @@ impl Observer<'_> {
         };
         let mut idle = lock(&guest.idle_blocks);
         let all = aim.is_now() || mode == RunMode::Unmerge;
-        let first = from.max(reach.start);
         let mut walk = Walk {
-            guest,
+            observer: self,
+            offers: &mut offers,
             runs,
             look: idle.begin(all && from == 0),
             worn: worn.into_iter().peekable(),
             rested: 0,
-            sweep: Sweep::new(guest, &mut offers, first, |chunk: &_, seen: &_| {
-                self.observe(chunk, *seen);
-            }),
+            current: None,
+            next: from.max(reach.start) / CHUNK * CHUNK,
         };
         let ranges = ranges
             .into_iter()
             .map(|range| range.start.max(reach.start)..range.end.min(reach.end));
         let next = walk.go(ranges.flat_map(idle::blocks), deadline)?.or(rest);
         let next = next.filter(|&next| next < reach.end);
-        walk.sweep.finish(next.unwrap_or(reach.end));
-        walk.look.end(&self.stirred, from, next);
+        walk.finish(next.unwrap_or(reach.end));
+        let Walk { observer, look, .. } = walk;
+        look.end(&observer.stirred, from, next);
         Ok(next)
     }
 
@@ -171,19 +171,24 @@ fn has_work(mode: RunMode, chunk: &Chunk, pages: &Pages, waits: bool) -> bool {
     }
 }
 
-/// The way of a scan through the memory, which leaves out idle blocks and chunks that rest.
-struct Walk<'a, F> {
-    guest: &'a Guest,
+/// The way of a scan through the memory, which leaves out idle blocks and chunks that rest. The runs of pages come in ascending order, and
+/// become a look at each chunk.
+struct Walk<'a, 'b> {
+    observer: &'a mut Observer<'b>,
+    offers: &'a mut Offers,
     runs: &'a mut [PageRun],
     look: Look<'a>,
     /// The chunks that rest, in ascending order.
     worn: Peekable<vec::IntoIter<Arc<Chunk>>>,
     /// Where the last of them that was left out ends.
     rested: u64,
-    sweep: Sweep<'a, F>,
+    /// The chunk that the scan is at, and what it has shown of it.
+    current: Option<(u64, Seen)>,
+    /// Chunks below have been looked at.
+    next: u64,
 }
 
-impl<F: FnMut(&Arc<Chunk>, &Seen)> Walk<'_, F> {
+impl Walk<'_, '_> {
     /// Scans these parts of blocks; gives where it stopped for the `deadline`, which it does between blocks only.
     fn go(
         &mut self,
@@ -195,7 +200,7 @@ impl<F: FnMut(&Arc<Chunk>, &Seen)> Walk<'_, F> {
                 return Ok(Some(part.start));
             }
             match self.look.leaves_out(part.start) {
-                true => self.sweep.leave_out(&part),
+                true => self.leave_out(&part),
                 false => self.pass_worn(&part)?,
             }
         }
@@ -210,7 +215,7 @@ impl<F: FnMut(&Arc<Chunk>, &Seen)> Walk<'_, F> {
             // Its block may have been left out.
             if end > from {
                 self.scan(from..chunk.address)?;
-                self.sweep.leave_out(&(chunk.address..end));
+                self.leave_out(&(chunk.address..end));
                 chunk.worn.leave_out();
                 (from, self.rested) = (end, end);
             }
@@ -221,15 +226,65 @@ impl<F: FnMut(&Arc<Chunk>, &Seen)> Walk<'_, F> {
     fn scan(&mut self, range: Range<u64>) -> std::io::Result<()> {
         let mut at = range.start;
         while at < range.end {
-            let (filled, next) = self.guest.memory.scan(at..range.end, self.runs)?;
-            let found = self.runs.iter().take(filled);
-            found.for_each(|run| self.sweep.add(run));
+            let memory = &self.observer.guest.memory;
+            let (filled, next) = memory.scan(at..range.end, self.runs)?;
+            for run in 0..filled {
+                self.add(self.runs[run]);
+            }
             if next <= at {
                 break;
             }
             at = next;
         }
         Ok(())
+    }
+
+    /// Adds a run of pages.
+    fn add(&mut self, run: PageRun) {
+        assert!(
+            run.start >= self.next,
+            "a scan went back to {:x}",
+            run.start
+        );
+        let mut at = run.start;
+        while at < run.end {
+            let chunk = at / CHUNK * CHUNK;
+            if self.current.is_some_and(|(current, _)| current != chunk) {
+                self.flush();
+            }
+            let end = run.end.min(chunk + CHUNK);
+            let (_, seen) = self.current.get_or_insert((chunk, Seen::default()));
+            seen.add(place(chunk, at), place(chunk, end), run.categories);
+            at = end;
+        }
+    }
+
+    /// Leaves `range` out; what is known of its chunks stays.
+    fn leave_out(&mut self, range: &Range<u64>) {
+        self.finish(range.start);
+        self.next = self.next.max(range.end.next_multiple_of(CHUNK));
+    }
+
+    fn flush(&mut self) {
+        if let Some((current, seen)) = self.current.take() {
+            self.look_at_empty(current);
+            if let Some(chunk) = self.offers.open(self.observer.guest, current) {
+                self.observer.observe(&chunk, seen);
+            }
+            self.next = current + CHUNK;
+        }
+    }
+
+    fn look_at_empty(&mut self, end: u64) {
+        for (_, chunk) in self.offers.chunks.range(self.next..end.max(self.next)) {
+            self.observer.observe(chunk, Seen::default());
+        }
+    }
+
+    /// Looks at the chunks behind the last run, below address `end`.
+    fn finish(&mut self, end: u64) {
+        self.flush();
+        self.look_at_empty(end / CHUNK * CHUNK);
     }
 }
 
