@@ -165,20 +165,17 @@ pub(crate) fn forget(keeper: &Keeper, manifest: &Manifest) {
 
 /// The ties, the note, and who keeps them.
 #[derive(Debug)]
-pub(crate) struct Handover {
-    keeper: Option<Arc<Keeper>>,
-    note: Note,
-    state: Ordered<State, HANDOVER>,
-}
+pub(crate) struct Handover(Ordered<State, HANDOVER>);
 
 #[derive(Debug)]
 struct State {
+    note: Note,
+    manifest: Manifest,
     tie: Lifeline,
     /// By which guests hold it; so does this engine as long as it lives.
     held: OwnedFd,
-    manifest: Manifest,
-    /// Whether the keeper has it all.
-    kept: bool,
+    /// Who has it all; none where no next engine gets it.
+    keeper: Option<Arc<Keeper>>,
 }
 
 impl Handover {
@@ -198,9 +195,8 @@ impl Handover {
             stores: stores.iter().map(number).collect::<std::io::Result<_>>()?,
             ties: Vec::new(),
         };
-        let handover = Self::tied(Note::new()?, manifest, keeper, false)?;
-        handover.hand_over(stores);
-        Ok(handover)
+        let state = State::tied(Note::new()?, manifest, keeper, stores)?;
+        Ok(Self(Ordered::new(state)))
     }
 
     /// The domain of a former engine goes on, with its note and another tie.
@@ -212,91 +208,8 @@ impl Handover {
         manifest: Manifest,
         keeper: Arc<Keeper>,
     ) -> std::io::Result<Self> {
-        let handover = Self::tied(note, manifest, Some(keeper), true)?;
-        let mut state = lock(&handover.state);
-        let told = handover
-            .keep_tie(&state)
-            .and_then(|()| handover.write(&state));
-        handover.judge(&mut state, told);
-        drop(state);
-        Ok(handover)
-    }
-
-    /// With a new tie.
-    fn tied(
-        note: Note,
-        mut manifest: Manifest,
-        keeper: Option<Arc<Keeper>>,
-        kept: bool,
-    ) -> std::io::Result<Self> {
-        let (tie, held) = Lifeline::new()?;
-        manifest.ties.push(tie.number());
-        let state = State {
-            tie,
-            held,
-            manifest,
-            kept,
-        };
-        Ok(Self {
-            keeper,
-            note,
-            state: Ordered::new(state),
-        })
-    }
-
-    fn hand_over(&self, stores: &[(u32, BorrowedFd<'_>)]) {
-        let Some(keeper) = &self.keeper else {
-            return;
-        };
-        let mut state = lock(&self.state);
-        let domain = &state.manifest.domain;
-        let keep = |kind, number, descriptor| keeper.keep(&name(kind, number, domain), descriptor);
-        let numbers = state.manifest.stores.iter().map(|&(_, number)| number);
-        let told = numbers
-            .zip(stores)
-            .try_for_each(|(number, (_, store))| keep(Kind::Store, number, *store))
-            .and_then(|()| keep(Kind::Note, memfd::number(&self.note)?, self.note.as_fd()))
-            .and_then(|()| self.keep_tie(&state))
-            .and_then(|()| self.write(&state));
-        state.kept = true;
-        self.judge(&mut state, told);
-    }
-
-    fn keep_tie(&self, state: &State) -> std::io::Result<()> {
-        let tie = &state.tie;
-        let name = name(Kind::Tie, tie.number(), &state.manifest.domain);
-        self.keeper
-            .as_ref()
-            .map_or(Ok(()), |keeper| keeper.keep(&name, tie.as_fd()))
-    }
-
-    fn write(&self, state: &State) -> std::io::Result<()> {
-        Ok(self.note.write(&state.manifest.text())?)
-    }
-
-    fn judge(&self, state: &mut State, told: std::io::Result<()>) {
-        if let Err(error) = told {
-            let domain = &state.manifest.domain;
-            tracing::warn!(domain, %error, "the next engine will not have this domain's pages");
-            self.revoke(state);
-        }
-    }
-
-    /// Takes everything back from the keeper: the next engine starts afresh here.
-    fn revoke(&self, state: &mut State) {
-        let Some(keeper) = self.keeper.as_ref().filter(|_| state.kept) else {
-            return;
-        };
-        state.kept = false;
-        // First the note: then nothing else of this matters.
-        let emptied = self.note.write("").map_err(std::io::Error::from);
-        forget(keeper, &state.manifest);
-        let note = memfd::number(&self.note).map_err(std::io::Error::from);
-        let note = note.map(|number| name(Kind::Note, number, &state.manifest.domain));
-        let forgotten = note.and_then(|note| keeper.forget(&note));
-        for error in [emptied, forgotten].into_iter().filter_map(Result::err) {
-            tracing::warn!(domain = state.manifest.domain, %error, "the keeper keeps a note");
-        }
+        let state = State::tied(note, manifest, Some(keeper), &[])?;
+        Ok(Self(Ordered::new(state)))
     }
 
     /// The tie for a new guest.
@@ -305,42 +218,107 @@ impl Handover {
     /// When descriptors are exhausted.
     pub(crate) fn tie(&self) -> std::io::Result<OwnedFd> {
         fault::check(Point::Duplicate)?;
-        lock(&self.state).held.try_clone()
+        lock(&self.0).held.try_clone()
     }
 
     /// Notes whose guest began the domain: its descriptors count as this user's.
     pub(crate) fn own(&self, uid: u32) {
-        let mut state = lock(&self.state);
+        let mut state = lock(&self.0);
         state.manifest.owner = Some(uid);
-        if state.kept {
-            let told = self.write(&state);
-            self.judge(&mut state, told);
+        if state.keeper.is_some() {
+            let told = state.write();
+            state.judge(told);
         }
     }
 
     /// Descriptors that the keeper holds.
     pub(crate) fn kept(&self) -> u64 {
-        let state = lock(&self.state);
-        match state.kept && self.keeper.is_some() {
-            true => state.manifest.descriptors(),
-            false => 0,
-        }
+        let state = lock(&self.0);
+        let kept = state.keeper.as_ref();
+        kept.map_or(0, |_| state.manifest.descriptors())
     }
 
     /// Notes that a former engine's tie is free.
     pub(crate) fn untie(&self, number: u64) {
-        let mut state = lock(&self.state);
+        let mut state = lock(&self.0);
         state.manifest.ties.retain(|&tie| tie != number);
-        if let Some(keeper) = self.keeper.as_ref().filter(|_| state.kept) {
+        if let Some(keeper) = &state.keeper {
             let old = name(Kind::Tie, number, &state.manifest.domain);
-            let told = self.write(&state).and_then(|()| keeper.forget(&old));
-            self.judge(&mut state, told);
+            let told = state.write().and_then(|()| keeper.forget(&old));
+            state.judge(told);
         }
     }
 
     /// The domain ends: nothing of it is mapped any more.
     pub(crate) fn end(&self) {
-        self.revoke(&mut lock(&self.state));
+        lock(&self.0).revoke();
+    }
+}
+
+impl State {
+    /// With a new tie. Of a new domain the keeper gets the `stores` and the note, too.
+    fn tied(
+        note: Note,
+        mut manifest: Manifest,
+        keeper: Option<Arc<Keeper>>,
+        stores: &[(u32, BorrowedFd<'_>)],
+    ) -> std::io::Result<Self> {
+        let (tie, held) = Lifeline::new()?;
+        manifest.ties.push(tie.number());
+        let mut state = Self {
+            note,
+            manifest,
+            tie,
+            held,
+            keeper,
+        };
+        let told = state.hand_over(stores);
+        state.judge(told);
+        Ok(state)
+    }
+
+    fn hand_over(&self, stores: &[(u32, BorrowedFd<'_>)]) -> std::io::Result<()> {
+        let Some(keeper) = &self.keeper else {
+            return Ok(());
+        };
+        let domain = &self.manifest.domain;
+        let keep = |kind, number, descriptor| keeper.keep(&name(kind, number, domain), descriptor);
+        for (&(_, number), (_, store)) in self.manifest.stores.iter().zip(stores) {
+            keep(Kind::Store, number, *store)?;
+        }
+        if !stores.is_empty() {
+            keep(Kind::Note, memfd::number(&self.note)?, self.note.as_fd())?;
+        }
+        keep(Kind::Tie, self.tie.number(), self.tie.as_fd())?;
+        self.write()
+    }
+
+    fn write(&self) -> std::io::Result<()> {
+        Ok(self.note.write(&self.manifest.text())?)
+    }
+
+    fn judge(&mut self, told: std::io::Result<()>) {
+        if let Err(error) = told {
+            let domain = &self.manifest.domain;
+            tracing::warn!(domain, %error, "the next engine will not have this domain's pages");
+            self.revoke();
+        }
+    }
+
+    /// Takes everything back from the keeper: the next engine starts afresh here.
+    fn revoke(&mut self) {
+        let Some(keeper) = self.keeper.take() else {
+            return;
+        };
+        // First the note: then nothing else of this matters.
+        let emptied = self.note.write("").map_err(std::io::Error::from);
+        forget(&keeper, &self.manifest);
+        let note = memfd::number(&self.note).map_err(std::io::Error::from);
+        let note = note.map(|number| name(Kind::Note, number, &self.manifest.domain));
+        let forgotten = note.and_then(|note| keeper.forget(&note));
+        for error in [emptied, forgotten].into_iter().filter_map(Result::err) {
+            tracing::warn!(domain = self.manifest.domain, %error, "the keeper keeps a note");
+        }
     }
 }
 
