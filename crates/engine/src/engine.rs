@@ -180,7 +180,7 @@ impl Engine {
                 }
                 let why = why.to_string();
                 link.refuse(&why, mark);
-                core.users.common.refusals.tell(peer.uid, peer.pid, &why);
+                core.users.refusals.tell(peer.uid, peer.pid, &why);
             }
         }
     }
@@ -217,7 +217,7 @@ impl Engine {
             link.socket().watch(),
             number,
             Arc::clone(&self.atlas),
-            core.users.common.limits,
+            core.users.limits,
         );
         Ok((domain, memory, line))
     }
@@ -225,7 +225,7 @@ impl Engine {
     /// Why processes are not served: what the log and the status tell.
     #[must_use]
     pub fn refusals(&self) -> Arc<Refusals> {
-        Arc::clone(&self.driver.core.users.common.refusals)
+        Arc::clone(&self.driver.core.users.refusals)
     }
 
     /// The counters.

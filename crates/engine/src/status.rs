@@ -11,7 +11,6 @@ use std::time::{Duration, SystemTime};
 use wire::{GuestStatus, RunMode, Status, StoreNode};
 
 use crate::domain::Domain;
-use crate::guest::counters::Classes;
 use crate::guest::kin::{Relative, shared_by_fork};
 use crate::guest::{Guest, Standing};
 use crate::page::{Class, PAGE};
@@ -42,7 +41,7 @@ pub(crate) fn status(core: &Core) -> Status {
         time: since_1970(),
         uptime_seconds: core.started.elapsed().as_secs(),
         window_max_us: gone.window_ns / 1000,
-        unserved: core.users.common.refusals.list(),
+        unserved: core.users.refusals.list(),
         ..Status::default()
     };
     let mut cpu_ns = gone.cpu_ns;
@@ -96,7 +95,7 @@ fn until_first_merges(core: &Core, status: &Status, guests: &[Arc<Guest>]) -> Op
         let left = |distance: Duration| distance.saturating_sub(since) + distance * more;
         let early = left(distance(period));
         let is_early =
-            is_young(guest.came.elapsed() + early, period) && !guest.passes.has_borrowed();
+            is_young(guest.came.elapsed() + early, period) && !guest.passes.borrowed.load(Relaxed);
         Some(if is_early { early } else { left(period) })
     };
     let first = guests.iter().filter(offering).filter_map(until).min()?;
@@ -130,23 +129,22 @@ fn add_domain<'a>(
     let mut merged = 0;
     let (mut relatives, mut costs) = (Vec::new(), Vec::new());
     for guest in guests.filter(|guest| guest.standing() != Standing::Ghost) {
-        let classes = guest.counters.classes();
-        let pages = |class| classes.pages(class);
-        status.pages_unshared += pages(Class::Unshared);
-        status.pages_volatile += pages(Class::Volatile);
-        status.zero_pages += pages(Class::Zero) + pages(Class::Zeroed);
-        status.pages_broken += pages(Class::Broken);
-        status.pages_pinned += pages(Class::Pinned);
-        status.pages_foreign += pages(Class::Foreign);
-        status.pages_unfit += pages(Class::Unfit);
-        status.pages_skipped += classes.left_alone();
-        merged += pages(Class::Merged);
+        let its = describe(guest);
+        status.pages_unshared += its.pages_unshared;
+        status.pages_volatile += its.pages_volatile;
+        status.zero_pages += its.zero_pages;
+        status.pages_broken += its.pages_broken;
+        status.pages_pinned += its.pages_pinned;
+        status.pages_foreign += its.pages_foreign;
+        status.pages_unfit += its.pages_unfit;
+        status.pages_skipped += its.pages_skipped;
+        merged += its.pages_sharing;
         relatives.push(Relative {
             pid: guest.pid,
             kin: &guest.kin,
-            merged: pages(Class::Merged),
+            merged: its.pages_sharing,
         });
-        status.guests.push(describe(guest, &classes));
+        status.guests.push(its);
         costs.push(own_cost(guest));
     }
     // While workers are at it, a page may count as merged a moment before or after its slot does.
@@ -173,20 +171,21 @@ fn own_cost(guest: &Guest) -> u64 {
     own.saturating_add(slab)
 }
 
-fn describe(guest: &Guest, classes: &Classes) -> GuestStatus {
-    let pages = |class| classes.pages(class);
+fn describe(guest: &Guest) -> GuestStatus {
+    let classes = guest.counters.classes();
+    let pages = |class: Class| classes[class as usize];
     let mut status = GuestStatus {
         pid: guest.pid,
         uid: guest.uid,
         comm: guest.memory.name(),
         domain: guest.domain.name.as_str().into(),
         regions: guest.counters.regions.load(Relaxed),
-        pages: classes.present(),
+        pages: classes.iter().sum(),
         pages_sharing: pages(Class::Merged),
         zero_pages: pages(Class::Zero) + pages(Class::Zeroed),
         pages_unshared: pages(Class::Unshared),
         pages_volatile: pages(Class::Volatile),
-        pages_skipped: classes.left_alone(),
+        pages_skipped: Class::LEFT_ALONE.map(pages).iter().sum(),
         pages_stored: guest.counters.stored(),
         pages_broken: pages(Class::Broken),
         pages_pinned: pages(Class::Pinned),

@@ -36,15 +36,18 @@ pub(crate) struct User {
     stuck: AtomicU32,
     /// What is his of the domains that he began.
     pub(crate) holdings: Arc<Holdings>,
-    pub(crate) common: Arc<Common>,
+    pub(crate) common: Arc<Users>,
 }
 
-/// What all users have in common. It lasts longer than a user's guests: who comes and goes begins nothing anew.
+/// The users who have guests, and what all users have in common. That lasts longer than a user's guests: who comes and goes begins nothing
+/// anew.
 #[derive(Debug)]
-pub(crate) struct Common {
+pub(crate) struct Users {
+    each: Mutex<BTreeMap<u32, Weak<User>>>,
     pub(crate) limits: Limits,
-    /// Bytes of the engine's tables.
+    /// Bytes of the engine's tables, and the most that they had since freed memory was given back.
     tables: AtomicU64,
+    most_tables: AtomicU64,
     /// Threads that sleep in looks at guests' memory.
     stuck: AtomicU32,
     /// Until when users get no more guests.
@@ -189,7 +192,21 @@ impl User {
     }
 }
 
-impl Common {
+impl Users {
+    /// No user yet.
+    pub(crate) fn new(limits: Limits) -> Arc<Self> {
+        Arc::new(Self {
+            each: Mutex::default(),
+            limits,
+            tables: AtomicU64::default(),
+            most_tables: AtomicU64::default(),
+            stuck: AtomicU32::default(),
+            pauses: Mutex::default(),
+            lines: Mutex::default(),
+            refusals: Arc::default(),
+        })
+    }
+
     /// Has a user get no guest for so many times what was taken.
     fn prolong(&self, uid: u32, took: Duration) {
         if is_master(uid) {
@@ -201,37 +218,10 @@ impl Common {
         let until = pauses.entry(uid).or_insert(now);
         *until += took * PAUSE;
     }
-}
-
-/// The users who have guests.
-#[derive(Debug)]
-pub(crate) struct Users {
-    each: Mutex<BTreeMap<u32, Weak<User>>>,
-    pub(crate) common: Arc<Common>,
-    /// The most bytes that the tables had since freed memory was given back.
-    most_tables: AtomicU64,
-}
-
-impl Users {
-    /// No user yet.
-    pub(crate) fn new(limits: Limits) -> Self {
-        Self {
-            each: Mutex::default(),
-            common: Arc::new(Common {
-                limits,
-                tables: AtomicU64::default(),
-                stuck: AtomicU32::default(),
-                pauses: Mutex::default(),
-                lines: Mutex::default(),
-                refusals: Arc::default(),
-            }),
-            most_tables: AtomicU64::default(),
-        }
-    }
 
     /// For how long a user gets no more guests.
     pub(crate) fn pause(&self, uid: u32) -> Option<Duration> {
-        let until = *lock(&self.common.pauses).get(&uid)?;
+        let until = *lock(&self.pauses).get(&uid)?;
         let left = until.saturating_duration_since(Instant::now());
         (!left.is_zero()).then_some(left)
     }
@@ -239,11 +229,11 @@ impl Users {
     /// Notes that a process of a user is one whose threads or groups are too many: to find that out takes as long as the dearest
     /// of those that are cheap.
     pub(crate) fn note_crowd(&self, uid: u32) {
-        self.common.prolong(uid, CHEAP);
+        self.prolong(uid, CHEAP);
     }
 
     /// The user with this id.
-    pub(crate) fn get(&self, uid: u32) -> Arc<User> {
+    pub(crate) fn get(self: &Arc<Self>, uid: u32) -> Arc<User> {
         let mut each = lock(&self.each);
         if let Some(user) = each.get(&uid).and_then(Weak::upgrade) {
             return user;
@@ -254,7 +244,7 @@ impl Users {
             tables: AtomicU64::default(),
             stuck: AtomicU32::default(),
             holdings: Arc::default(),
-            common: Arc::clone(&self.common),
+            common: Arc::clone(self),
         });
         each.insert(uid, Arc::downgrade(&user));
         user
@@ -263,7 +253,7 @@ impl Users {
     /// Whether the tables have shrunk by so much that the host should have the memory. The allocator would keep it for this
     /// process, and a guest that came with great tables and left would have taken it for good. One caller at a time.
     pub(crate) fn tables_have_shrunk(&self) -> bool {
-        let now = self.common.tables.load(Relaxed);
+        let now = self.tables.load(Relaxed);
         let most = self.most_tables.fetch_max(now, Relaxed).max(now);
         let shrunk = most - now >= SHRUNK;
         if shrunk {
@@ -275,7 +265,7 @@ impl Users {
     /// Threads that sleep in looks at guests' memory.
     #[cfg(test)]
     pub(crate) fn stuck_threads(&self) -> u32 {
-        self.common.stuck.load(Relaxed)
+        self.stuck.load(Relaxed)
     }
 }
 

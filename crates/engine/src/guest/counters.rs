@@ -57,36 +57,6 @@ pub(crate) fn is_most(unread: u64, merged: u64) -> bool {
     merged >= LEAST_UNREAD && unread >= merged.div_ceil(2)
 }
 
-/// A guest's pages by class, at one moment.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Classes([u64; CLASSES]);
-
-impl Classes {
-    /// Pages by class.
-    #[cfg(any(test, debug_assertions))]
-    pub(crate) fn all(&self) -> [u64; CLASSES] {
-        self.0
-    }
-
-    /// Pages of `class`.
-    pub(crate) fn pages(&self, class: Class) -> u64 {
-        self.0.get(class as usize).copied().unwrap_or(0)
-    }
-
-    /// Pages left alone.
-    pub(crate) fn left_alone(&self) -> u64 {
-        Class::LEFT_ALONE
-            .into_iter()
-            .map(|class| self.pages(class))
-            .sum()
-    }
-
-    /// Pages present.
-    pub(crate) fn present(&self) -> u64 {
-        self.0.iter().sum()
-    }
-}
-
 impl Counters {
     fn tally(&self, at: usize) -> u64 {
         u64::try_from(self.tallies[at].load(Relaxed)).unwrap_or(0)
@@ -120,8 +90,8 @@ impl Counters {
 
     /// All classes, each read once: what is derived from one reading adds up (I9), also while
     /// workers move pages from class to class.
-    pub(crate) fn classes(&self) -> Classes {
-        Classes(std::array::from_fn(|class| self.tally(class)))
+    pub(crate) fn classes(&self) -> [u64; CLASSES] {
+        std::array::from_fn(|class| self.tally(class))
     }
 
     /// Notes that the guest told of `pages` pages that their content no longer matters.

@@ -132,29 +132,22 @@ pub(crate) struct Newcomer {
 impl Guest {
     /// The guest that a newcomer becomes; `user` answers for it.
     pub(crate) fn new(number: u64, user: Arc<User>, newcomer: Newcomer) -> Self {
-        let Newcomer {
-            peer,
-            domain,
-            memory,
-            link,
-            line,
-        } = newcomer;
         let pending = Some(Pending::Ready(Instant::now()));
         Self {
             number,
             came: Instant::now(),
-            pid: peer.pid,
-            uid: peer.uid,
+            pid: newcomer.peer.pid,
+            uid: newcomer.peer.uid,
             user,
-            domain,
-            memory,
+            domain: newcomer.domain,
+            memory: newcomer.memory,
             talk: Ordered::new(Talk {
-                link: Some(link),
+                link: Some(newcomer.link),
                 pending,
                 synced: None,
                 spent: Duration::ZERO,
             }),
-            ledger: Ordered::new(Ledger::new(line)),
+            ledger: Ordered::new(Ledger::new(newcomer.line)),
             offers: Ordered::default(),
             idle_blocks: Ordered::default(),
             counters: Counters::default(),

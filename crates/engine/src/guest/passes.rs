@@ -7,7 +7,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::guest::Guest;
 use crate::page::Slot;
@@ -80,11 +80,12 @@ pub(crate) struct Passes {
     /// What pages gain in the pass under way, if that is for a wish.
     pub(crate) gains: Mutex<Option<Gains>>,
     /// Why memory was not merged at once in the last one.
-    not_now: Mutex<Option<String>>,
-    /// There was such a reason in a pass: a descriptor by which the kernel may write to pages that are not pinned.
-    borrowed: AtomicBool,
+    pub(crate) not_now: Mutex<Option<String>>,
+    /// There was such a reason in a pass: a descriptor by which the kernel may write to pages that are not pinned. It may be closed now,
+    /// and its I/O go on.
+    pub(crate) borrowed: AtomicBool,
     /// When the last one ended that was for a wish.
-    ended: Mutex<Option<Instant>>,
+    pub(crate) ended: Mutex<Option<Instant>>,
 }
 
 impl Passes {
@@ -95,26 +96,6 @@ impl Passes {
         *lock(&self.not_now) = None;
     }
 
-    /// Notes from now on what pages gain.
-    pub(crate) fn begin_gains(&self) {
-        *lock(&self.gains) = Some(Gains::default());
-    }
-
-    /// What they have gained.
-    pub(crate) fn end_gains(&self) -> Gains {
-        lock(&self.gains).take().unwrap_or_default()
-    }
-
-    /// Notes that one ends now that was for a wish.
-    pub(crate) fn note_end(&self) {
-        *lock(&self.ended) = Some(Instant::now());
-    }
-
-    /// How long ago the last such one ended.
-    pub(crate) fn since_end(&self) -> Option<Duration> {
-        lock(&self.ended).map(|ended| ended.elapsed())
-    }
-
     /// Notes that there was no time to look at all of the memory.
     pub(crate) fn cut_short(&self) {
         self.cut_short.store(true, Relaxed);
@@ -123,17 +104,6 @@ impl Passes {
     /// Whether there was no time for that.
     pub(crate) fn is_cut_short(&self) -> bool {
         self.cut_short.load(Relaxed)
-    }
-
-    /// Whether there was ever a descriptor by which pages may be written that are not pinned: it may be closed now, and its I/O
-    /// go on.
-    pub(crate) fn has_borrowed(&self) -> bool {
-        self.borrowed.load(Relaxed)
-    }
-
-    /// Why memory was not merged at once.
-    pub(crate) fn why_not_now(&self) -> Option<String> {
-        lock(&self.not_now).clone()
     }
 }
 

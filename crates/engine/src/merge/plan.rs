@@ -30,7 +30,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use wire::{CHUNK_PAGES, PageBits};
+use wire::{CHUNK_PAGES, KnobValues, PageBits};
 
 use crate::domain::Domain;
 use crate::domain::chunk::Chunk;
@@ -41,7 +41,6 @@ use crate::domain::store::PageBytes;
 use crate::guest::change::Change;
 use crate::merge::read::{BATCH, Batch, Hasher};
 use crate::merge::span::Layout;
-use crate::options::Rules;
 use crate::page::{Entry, Fingerprint, PAGE, StoreId, Tag};
 
 use crate::merge::lookup::{Found, Scope, resolve};
@@ -49,8 +48,7 @@ use crate::merge::lookup::{Found, Scope, resolve};
 /// What a visit needs besides the chunk.
 pub(crate) struct Context<'a> {
     pub(crate) hasher: &'a Hasher,
-    pub(crate) use_zero_pages: bool,
-    pub(crate) rules: Rules,
+    pub(crate) knobs: KnobValues,
     /// Queues a chunk whose candidates were promoted.
     pub(crate) promote: &'a dyn Fn(Arc<Chunk>),
     /// How many pages of a huge page must be saved for it to be split.
@@ -59,10 +57,7 @@ pub(crate) struct Context<'a> {
     pub(crate) max_mappings: u64,
     /// Whether the guest may have new mappings, by its budget.
     pub(crate) may_map: bool,
-    /// Slots that all stores together may have. Workers look at it a batch each, so it may be exceeded by
-    /// a batch a worker.
-    pub(crate) store_limit: u64,
-    /// Pages that got none for it.
+    /// Pages that got no slot because of the stores' limit.
     pub(crate) over_limit: &'a AtomicU64,
     /// How long to wait for an answer.
     pub(crate) patience: Duration,
@@ -238,7 +233,7 @@ impl<'a> Plan<'a> {
 
     /// Whether pages of two nodes must not share.
     pub(super) fn is_bound(&self) -> bool {
-        !self.context.rules.across_nodes && self.domain().has_nodes()
+        !self.context.knobs.merge_across_nodes && self.domain().has_nodes()
     }
 
     pub(super) fn scope(&self, home: StoreId) -> Scope {
@@ -438,7 +433,7 @@ impl<'a> Plan<'a> {
     pub(super) fn key(&self, page: &PageBytes) -> Option<Fingerprint> {
         let hasher = self.context.hasher;
         match hasher.fingerprint(page) {
-            None if !self.context.use_zero_pages => Some(hasher.fingerprint_any(page)),
+            None if !self.context.knobs.use_zero_pages => Some(hasher.fingerprint_any(page)),
             other => other,
         }
     }

@@ -210,7 +210,7 @@ impl Plan<'_> {
     fn propose_zeros(&self, buffers: &mut Buffers) -> std::io::Result<Prediction> {
         let groups = self.groups();
         let mut known = Known::nothing();
-        if !self.context.use_zero_pages {
+        if !self.context.knobs.use_zero_pages {
             return Ok(Prediction::default());
         }
         let sparse: Vec<_> = groups.iter().copied().step_by(SPARSE).collect();

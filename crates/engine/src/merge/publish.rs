@@ -9,10 +9,11 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use numa::heap::HeapError;
+use wire::KnobValues;
 
 use crate::merge::plan::{Plan, Read, Twin};
 use crate::merge::read::Batch;
-use crate::page::{Entry, Site, Slot, StoreId, Tag};
+use crate::page::{Entry, PAGE, Site, Slot, StoreId, Tag};
 
 impl Plan<'_> {
     /// Gives twins slots, as many neighbours at once as the run of numbers allows.
@@ -68,7 +69,7 @@ impl Plan<'_> {
     /// How many more slots stores may have, and the domain's user.
     fn room(&self) -> usize {
         let taken = self.domain().slots.live_anywhere();
-        let free = self.context.store_limit.saturating_sub(taken);
+        let free = store_limit(&self.context.knobs).saturating_sub(taken);
         usize::try_from(self.domain().room(free)).unwrap_or(usize::MAX)
     }
 
@@ -151,5 +152,14 @@ impl Plan<'_> {
                 (self.context.promote)(chunk);
             }
         }
+    }
+}
+
+/// Slots that all stores together may have, by the knob. Workers look at it a batch each, so it may be exceeded by a batch a worker.
+fn store_limit(knobs: &KnobValues) -> u64 {
+    const MIB_PAGES: u64 = (1 << 20) / PAGE;
+    match knobs.store_limit_mib {
+        0 => u64::MAX,
+        mib => mib.saturating_mul(MIB_PAGES),
     }
 }

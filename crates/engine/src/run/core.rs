@@ -37,10 +37,10 @@ use crate::guest::{Guest, Newcomer, Standing};
 use crate::merge::plan::{Buffers, Context, Plan};
 use crate::merge::read::Hasher;
 use crate::merge::request::{self, Asked};
-use crate::options::{Limits, Rules};
+use crate::options::Limits;
 use crate::run::cpu_limit::Governor;
 use crate::run::glances::Glances;
-use crate::run::knobs::{self, Knobs};
+use crate::run::knobs::Knobs;
 use crate::run::order::Order;
 use crate::run::post::{Post, Watched};
 use crate::run::queue::{Job, Queue, Visit};
@@ -113,7 +113,7 @@ pub(crate) struct Core {
     governor: Governor,
     pub(crate) queue: Queue,
     pub(crate) guests: Ordered<Vec<Arc<Guest>>, GUESTS>,
-    pub(crate) users: Users,
+    pub(crate) users: Arc<Users>,
     pub(crate) domains: Ordered<BTreeMap<String, Arc<Domain>>, DOMAINS>,
     pub(crate) hasher: Hasher,
     new_domain: NewDomain,
@@ -434,11 +434,9 @@ impl Core {
         let terms = Terms {
             round: self.rounds.load(Relaxed),
             sync: self.syncs.load(Relaxed),
-            mode: knobs.run,
+            knobs,
             patience: self.knobs.patience,
             aim,
-            rules: Rules::of(&knobs),
-            merge_again: knobs.merge_again,
             max_mappings: self.knobs.max_mappings,
             broken_rounds: self.knobs.broken_rounds(),
         };
@@ -472,13 +470,11 @@ impl Core {
         let max_mappings = self.knobs.max_mappings;
         let context = Context {
             hasher: &self.hasher,
-            use_zero_pages: knobs.use_zero_pages,
-            rules: Rules::of(&knobs),
+            knobs,
             promote: &|chunk| self.queue.push(chunk),
             worth_splitting: self.knobs.worth_splitting(knobs.thp),
             max_mappings,
             may_map: request::may_map(&guest, max_mappings),
-            store_limit: knobs::store_limit(&knobs),
             over_limit: &self.pages_over_limit,
             patience: self.knobs.patience,
             insist: visit == Visit::Insisting || self.queue.is_empty(),
@@ -528,7 +524,11 @@ impl Core {
     fn merge(&self, plan: &mut Plan<'_>, buffers: &mut Buffers, post: &Post) -> (Asked, bool) {
         let strays = match self.knobs.is_short() {
             true => PageBits::EMPTY, // there is no memory for copies: later
-            false => relocation::strays(plan.change.guest, &plan.change, plan.context.rules),
+            false => relocation::strays(
+                plan.change.guest,
+                &plan.change,
+                plan.context.knobs.merge_across_nodes,
+            ),
         };
         let unmerged = plan.unmerge(strays);
         let waits = plan.make(buffers);

@@ -25,6 +25,7 @@
 //! count for nothing later: chunks are not worn by it, and no back-off grows.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use wire::RunMode;
@@ -91,7 +92,8 @@ fn young(guests: &[Arc<Guest>], period: Duration) -> impl Iterator<Item = &Arc<G
     let served = young.filter(|guest| guest.standing() == Standing::Served);
     let least = nearest(distance(period));
     served.filter(move |guest| {
-        !guest.passes.has_borrowed() && guest.passes.since_end().is_none_or(|since| since >= least)
+        let ended = *lock(&guest.passes.ended);
+        !guest.passes.borrowed.load(Relaxed) && ended.is_none_or(|ended| ended.elapsed() >= least)
     })
 }
 

@@ -7,7 +7,6 @@ use std::time::Duration;
 use wire::{CHUNK_PAGES, KnobValues, Setting, Thp};
 
 use crate::options::{Options, Rules};
-use crate::page::PAGE;
 use crate::run::pace::{self, Supply};
 use crate::sync::{Ordered, VALUES, lock};
 
@@ -98,14 +97,5 @@ impl Knobs {
         if self.pace_step.swap(step, Relaxed) != step {
             tracing::info!(period = ?self.period(), "the pace changes");
         }
-    }
-}
-
-/// Slots that all stores together may have, by the knob.
-pub(crate) fn store_limit(knobs: &KnobValues) -> u64 {
-    const MIB_PAGES: u64 = (1 << 20) / PAGE;
-    match knobs.store_limit_mib {
-        0 => u64::MAX,
-        mib => mib.saturating_mul(MIB_PAGES),
     }
 }

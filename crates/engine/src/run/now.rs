@@ -86,7 +86,7 @@ fn left_alone(guest: &Guest) -> Option<LeftAlone> {
         () if guest.passes.is_cut_short() => return None,
         () if !guest.is_looked_at() => (Cause::Silent, "its agent does not answer".to_owned()),
         () => {
-            let why = guest.passes.why_not_now()?;
+            let why = lock(&guest.passes.not_now).clone()?;
             let words = "and the kernel does not tell which pages: they are merged when at rest";
             (Cause::Unseen, format!("{why}, {words}"))
         }
@@ -165,20 +165,21 @@ impl Core {
         };
         let pass = first.pass(begin);
         let mut reach = reach(&wishes);
-        reach
-            .values()
-            .for_each(|its| its.guest.passes.begin_gains());
+        for its in reach.values() {
+            *lock(&its.guest.passes.gains) = Some(Gains::default());
+        }
         let before = self.used();
         *lock(&self.pass) = Some(pass);
         let finished = self.passes(crew, &reach, pass);
         *lock(&self.pass) = None;
         let used = self.used().saturating_sub(before);
         for its in reach.values_mut() {
-            its.gains = its.guest.passes.end_gains();
+            let gains = lock(&its.guest.passes.gains).take();
+            its.gains = gains.unwrap_or_default();
+            *lock(&its.guest.passes.ended) = Some(Instant::now());
         }
         let frames = saved(&reach);
         let took = begin.elapsed();
-        reach.values().for_each(|its| its.guest.passes.note_end());
         self.wishes.rest(pass.user, took);
         for wish in wishes {
             let numbers = wish.guests.iter().map(|guest| guest.number);
@@ -237,7 +238,7 @@ impl Core {
     /// to be known are settled by it. Tells whether nothing was left out for want of time.
     fn passes(&self, crew: &dyn Crew, reach: &Reach, pass: Pass) -> bool {
         let guests = || reach.values().map(|its| &its.guest);
-        let known = |guest: &Arc<Guest>| guest.counters.classes().present();
+        let known = |guest: &Arc<Guest>| guest.counters.classes().iter().sum::<u64>();
         let sums = || {
             let merged = guests().map(|guest| shared(guest)).sum::<u64>();
             (merged, guests().map(known).sum::<u64>())

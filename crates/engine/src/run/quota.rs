@@ -31,7 +31,7 @@ impl Core {
     /// # Errors
     /// Too much of its user's waits to be closed already.
     pub(crate) fn principal(&self, peer: Peer) -> Result<u32, Refusal> {
-        check_unclosed(&self.users.common.limits, peer.uid, Kind::Session)?;
+        check_unclosed(&self.users.limits, peer.uid, Kind::Session)?;
         Ok(sys::principal::of(peer.pid, peer.uid)?)
     }
 
@@ -40,7 +40,7 @@ impl Core {
         if is_master(uid) {
             return Ok(());
         }
-        let limits = &self.users.common.limits;
+        let limits = &self.users.limits;
         check_unclosed(limits, uid, Kind::Session)?;
         let guests = lock(&self.guests);
         let his = guests.iter().filter(|guest| guest.user.uid == uid).count();
@@ -72,7 +72,7 @@ impl Core {
     }
 
     fn kept_descriptors(&self, uid: u32, domains: &BTreeMap<String, Arc<Domain>>) -> OverQuota {
-        let limits = &self.users.common.limits;
+        let limits = &self.users.limits;
         let kept = |domain: &Arc<Domain>| domain.handover.as_ref().map_or(0, Handover::kept);
         let his = domains.values().filter(|domain| domain.is_of(uid));
         OverQuota {

@@ -110,7 +110,7 @@ fn look_at_memory(
         if !goes_on {
             recount(guest, terms);
         }
-    } else if terms.mode == RunMode::Unmerge {
+    } else if terms.knobs.run == RunMode::Unmerge {
         find_merged(guest, found);
     }
     goes_on

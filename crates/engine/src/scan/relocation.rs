@@ -25,7 +25,6 @@ use crate::domain::chunk::Chunk;
 use crate::domain::pages::Pages;
 use crate::guest::Guest;
 use crate::guest::change::Change;
-use crate::options::Rules;
 use crate::page::{StoreId, Tag};
 use wire::PageBits;
 
@@ -33,10 +32,10 @@ use wire::PageBits;
 const BUDGET: usize = 1 << 16;
 
 /// The merged pages of a chunk that map slots which are astray, while that matters.
-pub(crate) fn strays(guest: &Guest, pages: &Pages, rules: Rules) -> PageBits {
+pub(crate) fn strays(guest: &Guest, pages: &Pages, across_nodes: bool) -> PageBits {
     let mut strays = PageBits::EMPTY;
     let slots = &guest.domain.slots;
-    if !rules.across_nodes && slots.astray() > 0 && !pages.merged.is_empty() {
+    if !across_nodes && slots.astray() > 0 && !pages.merged.is_empty() {
         let view = slots.view();
         let astray = |page: &usize| view.is_astray(pages.slot(*page));
         let all = pages.merged.pages().filter(astray);
@@ -48,7 +47,7 @@ pub(crate) fn strays(guest: &Guest, pages: &Pages, rules: Rules) -> PageBits {
 /// Finds candidates and plans of a guest that are in the wrong place, in one round.
 pub(crate) struct Patrol<'a> {
     guest: &'a Guest,
-    rules: Rules,
+    across_nodes: bool,
     /// Chunks below were looked at in former rounds.
     from: u64,
     /// Pages that may still be asked for in this round.
@@ -57,11 +56,11 @@ pub(crate) struct Patrol<'a> {
 
 impl<'a> Patrol<'a> {
     /// Goes on where it stopped; with `begins` it is another round's.
-    pub(crate) fn new(guest: &'a Guest, rules: Rules, begins: bool) -> Self {
+    pub(crate) fn new(guest: &'a Guest, across_nodes: bool, begins: bool) -> Self {
         let left = guest.patrol_left.load(Relaxed);
         Self {
             guest,
-            rules,
+            across_nodes,
             from: guest.patrolled.load(Relaxed),
             left: if begins { BUDGET } else { left },
         }
@@ -73,7 +72,7 @@ impl<'a> Patrol<'a> {
         if !self.guest.domain.has_nodes() {
             return false;
         }
-        let wrong = match self.rules.across_nodes {
+        let wrong = match self.across_nodes {
             true => change
                 .candidates()
                 .filter(|&page| change.home(page) != StoreId::default())

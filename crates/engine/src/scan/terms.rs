@@ -4,10 +4,9 @@ use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
-use wire::RunMode;
+use wire::{KnobValues, RunMode};
 
 use crate::guest::Guest;
-use crate::options::Rules;
 use crate::page::CHUNK;
 use crate::scan::track::{Ages, Aging};
 
@@ -103,12 +102,9 @@ pub(crate) struct Terms {
     pub(crate) round: u64,
     /// The number of the agent's next sync. It is not the round's: pages of a round grow older with time.
     pub(crate) sync: u64,
-    pub(crate) mode: RunMode,
+    pub(crate) knobs: KnobValues,
     pub(crate) patience: Duration,
     pub(crate) aim: Aim,
-    pub(crate) rules: Rules,
-    /// Whether broken pages are merged again where that is safe.
-    pub(crate) merge_again: bool,
     /// Mappings a guest may have, by `vm.max_map_count`.
     pub(crate) max_mappings: u64,
     /// Rounds after which a broken page is older by one.
@@ -118,14 +114,11 @@ pub(crate) struct Terms {
 impl Terms {
     /// For a guest that leaves its domain nothing is left but to be unmerged.
     pub(super) fn of(self, guest: &Guest) -> Self {
-        match guest.leaves() {
-            false => self,
-            true => Self {
-                mode: RunMode::Unmerge,
-                aim: Aim::Hear,
-                ..self
-            },
+        let mut terms = self;
+        if guest.leaves() {
+            (terms.knobs.run, terms.aim) = (RunMode::Unmerge, Aim::Hear);
         }
+        terms
     }
 
     /// How pages of `guest` grow older in this look. When a round's look `begins`, the guest's descriptors are asked what
@@ -141,7 +134,7 @@ impl Terms {
         Ages {
             round: self.round,
             allowed: match begins && !aging.is_pass() {
-                true => self.merge_again && guest.is_clean(aging == Aging::All),
+                true => self.knobs.merge_again && guest.is_clean(aging == Aging::All),
                 false => guest.merges_again(),
             },
             aging,

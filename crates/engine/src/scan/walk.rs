@@ -49,7 +49,7 @@ pub(super) fn scan(
         guest,
         terms,
         ages,
-        patrol: Patrol::new(guest, terms.rules, begins),
+        patrol: Patrol::new(guest, terms.knobs.merge_across_nodes, begins),
         found,
         stirred: Vec::new(),
         unseen: Ok(()),
@@ -91,7 +91,7 @@ impl Observer<'_> {
         deadline: Instant,
         runs: &mut [PageRun],
     ) -> std::io::Result<Option<u64>> {
-        let (guest, mode, aim) = (self.guest, self.terms.mode, self.terms.aim);
+        let (guest, mode, aim) = (self.guest, self.terms.knobs.run, self.terms.aim);
         let reach = aim.reach();
         let mut offers = lock(&guest.offers);
         let Scan { ranges, rest } = offers.scans(from);
@@ -143,11 +143,11 @@ impl Observer<'_> {
         let worn = seen.worn(&change);
         let observed = track::observe(&mut change, &seen, self.ages);
         let mut waits = observed.waits;
-        if terms.mode == RunMode::Run && !terms.aim.is_pass() {
+        if terms.knobs.run == RunMode::Run && !terms.aim.is_pass() {
             waits |= self.patrol.check(&mut change);
-            waits |= !strays(guest, &change, terms.rules).is_empty();
+            waits |= !strays(guest, &change, terms.knobs.merge_across_nodes).is_empty();
         }
-        let wanted = has_work(terms.mode, chunk, &change, waits);
+        let wanted = has_work(terms.knobs.run, chunk, &change, waits);
         if wanted && chunk.enqueue() {
             self.found.push(Arc::clone(chunk));
         }
