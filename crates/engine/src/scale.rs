@@ -164,9 +164,9 @@ fn by_class(uses: &census::Uses) -> Vec<LockUse> {
             demand: Duration::ZERO,
         };
         let class = classes.entry(name).or_insert(new);
-        class.taken += one.reads + one.takes;
+        class.taken += one.taken;
         class.busy += one.busy;
-        let lines = u32::try_from(one.reads + one.takes).unwrap_or(u32::MAX);
+        let lines = u32::try_from(one.taken).unwrap_or(u32::MAX);
         class.demand = class.demand.max(one.held + LINE * 2 * lines);
     }
     let mut classes: Vec<_> = classes.into_values().collect();
@@ -210,12 +210,10 @@ impl Plant {
         let placement = Placement::new(topology);
         let placement = placement.ok_or_else(|| io::Error::other("no node has memory"))?;
         let new_domain = move |domain: &str| {
-            Domain::new(domain, placement.clone(), |_| {
-                Ok(PerNode {
-                    index: Index::default(),
-                    store: Box::new(Nowhere),
-                })
-            })
+            Ok(Domain::new(domain, placement.clone(), |_| PerNode {
+                index: Index::default(),
+                store: Box::new(Nowhere),
+            }))
         };
         let options = Options {
             patience: Duration::from_secs(1),

@@ -202,13 +202,6 @@ impl Ledger {
     }
 }
 
-impl std::fmt::Debug for Ledger {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let lists = self.epochs.iter().map(|epoch| &epoch.released);
-        f.debug_list().entries(lists).finish()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;

@@ -77,21 +77,17 @@ pub(crate) struct Domain {
 }
 
 impl Domain {
-    /// An empty domain with the stores of `placement`.
-    ///
-    /// # Errors
-    /// What `make` gives.
+    /// An empty domain with the stores of `placement`, each of which `make` gives.
     pub(crate) fn new(
         name: &str,
         placement: Placement,
-        mut make: impl FnMut(StoreId) -> std::io::Result<PerNode>,
-    ) -> std::io::Result<Self> {
+        mut make: impl FnMut(StoreId) -> PerNode,
+    ) -> Self {
         let nodes = placement.stores().map(|(store, _)| make(store));
-        let nodes = nodes.collect::<std::io::Result<_>>()?;
-        Ok(Self {
+        Self {
             name: name.to_owned(),
             owner: OnceLock::new(),
-            nodes,
+            nodes: nodes.collect(),
             slots: Slots::new(placement),
             chunks: Chunks::default(),
             patterns: Patterns::default(),
@@ -101,7 +97,7 @@ impl Domain {
             unpunched: Mutex::default(),
             troubles: Troubles::default(),
             handover: None,
-        })
+        }
     }
 
     /// Notes that a guest of this user is there; the first one began the domain.
@@ -283,13 +279,5 @@ impl Domain {
         let unpunched = lock(&self.unpunched).capacity() * size_of::<Range<u64>>();
         let tables = self.slots.memory_bytes() + self.chunks.memory_bytes() + unpunched;
         indexes.sum::<usize>() + tables + former + self.patterns.memory_bytes()
-    }
-}
-
-impl std::fmt::Debug for Domain {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Domain")
-            .field("name", &self.name)
-            .finish_non_exhaustive()
     }
 }

@@ -511,11 +511,3 @@ impl Drop for Guest {
         self.note_tables(0);
     }
 }
-
-impl std::fmt::Debug for Guest {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Guest")
-            .field("pid", &self.pid)
-            .finish_non_exhaustive()
-    }
-}

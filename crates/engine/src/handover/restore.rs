@@ -83,7 +83,7 @@ impl Restorer {
         let nodes = self.placement.stores().map(|(_, node)| node.0);
         let kept: Vec<_> = nodes.zip(stores.iter().map(Memfd::as_fd)).collect();
         let handover = Handover::new(name, &kept, self.keeper.clone())?;
-        self.domain(name, stores, handover)
+        Ok(self.domain(name, stores, handover))
     }
 
     /// The kernel's node for a store's pages; on a machine with one there is nothing to tell it.
@@ -93,21 +93,14 @@ impl Restorer {
         self.placement.topology.real_node(*node).map(|node| node.0)
     }
 
-    fn domain(
-        &self,
-        name: &str,
-        stores: Vec<Memfd>,
-        handover: Handover,
-    ) -> std::io::Result<Domain> {
+    fn domain(&self, name: &str, stores: Vec<Memfd>, handover: Handover) -> Domain {
         let mut stores = stores.into_iter();
-        let mut domain = Domain::new(name, self.placement.clone(), |id| {
-            Ok(PerNode {
-                index: Index(self.placement.index(id)),
-                store: Box::new(stores.next().expect("a store for each node")),
-            })
-        })?;
+        let mut domain = Domain::new(name, self.placement.clone(), |id| PerNode {
+            index: Index(self.placement.index(id)),
+            store: Box::new(stores.next().expect("a store for each node")),
+        });
         domain.handover = Some(handover);
-        Ok(domain)
+        domain
     }
 
     /// Restores every domain that `kept` has whole, and has the keeper forget the rest.
@@ -158,7 +151,7 @@ impl Restorer {
         }
         // From here on the next engine gets this one's tie too, or nothing.
         let handover = Handover::go_on(note.try_clone()?, manifest.clone(), Arc::clone(keeper))?;
-        let domain = self.domain(&manifest.domain, stores, handover)?;
+        let domain = self.domain(&manifest.domain, stores, handover);
         if let Some(owner) = manifest.owner {
             domain.own(&core.users.get(owner));
         }

@@ -21,11 +21,9 @@ thread_local! {
 /// How a lock was used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Use {
-    /// Times it was taken to read, beside other readers.
-    pub(crate) reads: u64,
-    /// Times it was taken alone.
-    pub(crate) takes: u64,
-    /// Of both, those that found it taken.
+    /// Times it was taken.
+    pub(crate) taken: u64,
+    /// Those of them that found it taken.
     pub(crate) busy: u64,
     /// How long it was held alone.
     pub(crate) held: Duration,
@@ -33,8 +31,7 @@ pub(crate) struct Use {
 
 impl Use {
     pub(crate) fn add(&mut self, other: Self) {
-        self.reads += other.reads;
-        self.takes += other.takes;
+        self.taken += other.taken;
         self.busy += other.busy;
         self.held += other.held;
     }
@@ -86,7 +83,7 @@ pub(crate) fn collect() -> Uses {
 }
 
 /// Who may hold a lock at a time.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 pub(super) enum Way {
     /// Beside other readers.
     Beside,
@@ -115,14 +112,12 @@ impl Note {
 
 impl Drop for Note {
     fn drop(&mut self) {
-        let alone = self.way == Way::Alone;
         let used = Use {
-            reads: u64::from(!alone),
-            takes: u64::from(alone),
+            taken: 1,
             busy: u64::from(self.busy),
-            held: match alone {
-                true => self.since.elapsed(),
-                false => Duration::ZERO,
+            held: match self.way {
+                Way::Alone => self.since.elapsed(),
+                Way::Beside => Duration::ZERO,
             },
         };
         // A thread that ends has none any more.

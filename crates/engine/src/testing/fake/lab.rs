@@ -62,17 +62,17 @@ fn new_core(world: &Shared, options: &crate::options::Options) -> Core {
 }
 
 fn new_domain(world: &Shared, placement: &Placement, domain: &str) -> std::io::Result<Domain> {
-    Domain::new(domain, placement.clone(), |id| {
+    Ok(Domain::new(domain, placement.clone(), |id| {
         let store = FakeStore {
             world: Arc::clone(world),
             domain: domain.to_owned(),
             id,
         };
-        Ok(PerNode {
+        PerNode {
             index: Index::default(),
             store: Box::new(store),
-        })
-    })
+        }
+    }))
 }
 
 impl Lab {
