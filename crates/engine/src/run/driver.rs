@@ -13,7 +13,7 @@ use crate::run::core::Core;
 use crate::run::knobs::Knobs;
 use crate::run::pace::{Pacer, Supply};
 use crate::run::workers::Workers;
-use crate::sync::{Guard, lock};
+use crate::sync::lock;
 
 /// How often ended guests are looked for between rounds.
 const REAP: Duration = Duration::from_secs(1);
@@ -42,13 +42,17 @@ pub(crate) struct Signal {
     pub(crate) stop: bool,
     /// Guests or knobs changed: look at the clock again.
     pub(crate) nudge: bool,
-    /// Unmerging: how often asked for, how often finished, and what was left the last time.
-    wishes: u64,
-    granted: u64,
-    left: u64,
-    /// New rules asked for, and what became of the last ones: how many pages are shared.
-    rules: Option<Rules>,
-    shared: Option<u64>,
+    task: Option<Task>,
+    /// How many pages stand in the way of the last task, once it is done.
+    left: Option<u64>,
+}
+
+/// What an operator waits for. One at a time: the knobs are locked meanwhile.
+enum Task {
+    /// All merged pages get private copies.
+    Unmerge,
+    /// The rules change.
+    Switch(Rules),
 }
 
 impl Driver {
@@ -66,31 +70,26 @@ impl Driver {
         self.changed.notify_all();
     }
 
-    /// Has the driver do what `signal` asks for by now, and waits while it `waits`. An operator waits for it, and first for the
-    /// round that is under way.
-    fn wait_while<'a>(
-        &self,
-        signal: Guard<'a, Signal>,
-        waits: impl Fn(&Signal) -> bool,
-    ) -> Guard<'a, Signal> {
+    /// Has the driver do a task, after the round that is under way, and waits for it; gives how many pages stand in the way.
+    fn ask(&self, task: Task) -> Result<u64, EngineError> {
         let _haste = sys::priority::hurry();
+        let mut signal = lock(&self.signal);
+        (signal.task, signal.left) = (Some(task), None);
         self.changed.notify_all();
-        let waits = |signal: &mut Signal| !signal.stop && waits(signal);
-        signal.wait_while(&self.changed, waits)
+        let waits = |signal: &mut Signal| !signal.stop && signal.left.is_none();
+        let left = signal.wait_while(&self.changed, waits).left.take();
+        left.ok_or(EngineError::Ends)
     }
 
     /// Waits until the driver has unmerged what can be.
     pub(crate) fn unmerge(&self) -> Result<(), EngineError> {
-        let mut signal = lock(&self.signal);
-        signal.wishes += 1;
-        let ticket = signal.wishes;
-        let waits = |signal: &Signal| signal.granted < ticket;
-        let left = self.wait_while(signal, waits).left;
-        if left == 0 {
-            return Ok(());
+        match self.ask(Task::Unmerge)? {
+            0 => Ok(()),
+            left => Err(EngineError::Unmerging {
+                left,
+                pids: sharers(&self.core),
+            }),
         }
-        let pids = sharers(&self.core);
-        Err(EngineError::Unmerging { left, pids })
     }
 
     /// Has the driver change the rules as `settings` say; waits for it.
@@ -114,22 +113,15 @@ impl Driver {
         if rules == now {
             return Ok(());
         }
-        let mut signal = lock(&self.signal);
-        (signal.rules, signal.shared) = (Some(rules), None);
-        let mut signal = self.wait_while(signal, |signal| signal.shared.is_none());
-        match signal.shared.take() {
-            Some(0) => Ok(()),
-            Some(pages) => Err(EngineError::Shared { knob, pages }),
-            None => Err(EngineError::Ends),
+        match self.ask(Task::Switch(rules))? {
+            0 => Ok(()),
+            pages => Err(EngineError::Shared { knob, pages }),
         }
     }
 
     /// Waits until something is told, at most until `due`; whether something was.
     fn wait(&self, due: Instant) -> bool {
-        let quiet = |signal: &mut Signal| {
-            let idle = signal.wishes == signal.granted && signal.rules.is_none();
-            !signal.stop && !signal.nudge && idle
-        };
+        let quiet = |signal: &mut Signal| !signal.stop && !signal.nudge && signal.task.is_none();
         let left = due.saturating_duration_since(Instant::now());
         let signal = lock(&self.signal);
         let mut signal = signal.wait_at_most_while(&self.changed, left, quiet);
@@ -151,11 +143,6 @@ impl Driver {
             }
             self.core.glance(workers);
         }
-    }
-
-    fn wishes_unmerge(&self) -> bool {
-        let signal = lock(&self.signal);
-        signal.wishes > signal.granted
     }
 
     fn is_stopped(&self) -> bool {
@@ -294,21 +281,21 @@ pub(crate) fn drive(driver: &Driver, workers: &Workers, after_round: fn(&Core)) 
     lock(&core.domains).clear();
 }
 
-/// Does the tasks that the driver was given, and a glance if one is due.
+/// Does the task that the driver was given, and a glance if one is due.
 fn heed(driver: &Driver, workers: &Workers) {
     let core = &driver.core;
-    if driver.wishes_unmerge() {
-        unmerge_all(driver, workers);
+    let task = lock(&driver.signal).task.take();
+    if let Some(task) = task {
+        let left = match task {
+            Task::Unmerge => unmerge_all(driver, workers),
+            Task::Switch(rules) => core.switch(rules),
+        };
+        driver.tell(|signal| signal.left = Some(left));
     }
     // Rounds may follow each other without a pause.
     let now = Instant::now();
     if core.next_glance(now).is_some_and(|glance| glance <= now) {
         core.glance(workers);
-    }
-    let rules = lock(&driver.signal).rules.take();
-    if let Some(rules) = rules {
-        let left = core.switch(rules);
-        driver.tell(|signal| signal.shared = Some(left));
     }
 }
 
@@ -349,9 +336,8 @@ impl Credit {
 }
 
 /// Unmerges until nothing is merged or the [`Credit`] is spent. What is left comes back in later rounds.
-fn unmerge_all(driver: &Driver, workers: &Workers) {
+fn unmerge_all(driver: &Driver, workers: &Workers) -> u64 {
     let core = &driver.core;
-    let wishes = lock(&driver.signal).wishes;
     let mut left = merged(core);
     let mut credit = Credit::new(left, Instant::now());
     while left > 0 && Instant::now() < credit.end && !driver.is_stopped() {
@@ -361,10 +347,7 @@ fn unmerge_all(driver: &Driver, workers: &Workers) {
             std::thread::sleep(core.knobs.patience.max(Duration::from_millis(1)));
         }
     }
-    driver.tell(|signal| {
-        signal.granted = wishes;
-        signal.left = left;
-    });
+    left
 }
 
 #[cfg(test)]
