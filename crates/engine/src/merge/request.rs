@@ -18,15 +18,6 @@ use crate::page::{Slot, StoreId, Tag};
 use crate::scan::outcomes;
 use crate::sync::{Guard, lock};
 
-/// What became of an attempt to ask.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Asked {
-    /// Asked, or nothing to ask, or the guest takes no questions.
-    Done,
-    /// Another worker talks to the guest: come again, and insist.
-    Busy,
-}
-
 /// A stretch of pages that maps with one call: planned ones, and those enclosed between them.
 struct Stretch {
     first: usize,
@@ -47,8 +38,8 @@ impl Stretch {
 }
 
 impl<'a> Plan<'a> {
-    /// Merges the planned pages, within the guest's budget of mappings.
-    pub(crate) fn merge(&mut self) -> Asked {
+    /// Merges the planned pages, within the guest's budget of mappings. True while another worker talks to the guest: come again, and insist.
+    pub(crate) fn merge(&mut self) -> bool {
         if !self.change.guest.merges_again() {
             self.leave_broken();
         }
@@ -63,10 +54,10 @@ impl<'a> Plan<'a> {
             fits
         });
         if stretches.is_empty() {
-            return Asked::Done;
+            return false;
         }
         let Some(mut talk) = self.take_talk() else {
-            return Asked::Busy;
+            return true;
         };
         // A question for each store; one is the rule. What is not asked for stays planned.
         while self.change.guest.takes_jobs(self.context.patience) && talk.pending.is_none() {
@@ -81,7 +72,7 @@ impl<'a> Plan<'a> {
             }
             stretches = later;
         }
-        Asked::Done
+        false
     }
 
     /// Merges stretches of one store, and of zeros.
@@ -131,16 +122,16 @@ impl<'a> Plan<'a> {
             .withdraw(broken.pages(), |pages, page| pages.set(page, Tag::Broken));
     }
 
-    /// Gives these merged pages private copies.
-    pub(crate) fn unmerge(&mut self, wanted: PageBits) -> Asked {
+    /// Gives these merged pages private copies; true as in [`Self::merge`].
+    pub(crate) fn unmerge(&mut self, wanted: PageBits) -> bool {
         if wanted.is_empty() {
-            return Asked::Done;
+            return false;
         }
         let Some(mut talk) = self.take_talk() else {
-            return Asked::Busy;
+            return true;
         };
         if !self.change.guest.takes_jobs(self.context.patience) || talk.pending.is_some() {
-            return Asked::Done;
+            return false;
         }
         let question = Question::Unmerge(Unmerge {
             chunk: self.change.chunk.address,
@@ -148,7 +139,7 @@ impl<'a> Plan<'a> {
         });
         let pending = Pending::Unmerged(Arc::clone(self.change.chunk), wanted);
         self.exchange(&mut talk, &question, pending, wanted.len());
-        Asked::Done
+        false
     }
 
     fn take_talk(&self) -> Option<Guard<'a, Talk>> {

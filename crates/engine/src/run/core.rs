@@ -36,7 +36,7 @@ use crate::guest::rescue;
 use crate::guest::{Guest, Newcomer, Standing};
 use crate::merge::plan::{Buffers, Context, Plan};
 use crate::merge::read::Hasher;
-use crate::merge::request::{self, Asked};
+use crate::merge::request;
 use crate::options::Limits;
 use crate::run::cpu_limit::Governor;
 use crate::run::glances::Glances;
@@ -466,7 +466,10 @@ impl Core {
             return;
         };
         let before = change.memory_bytes();
-        let knobs = self.knobs.values();
+        let mut knobs = self.knobs.values();
+        if guest.leaves() {
+            knobs.run = RunMode::Unmerge;
+        }
         let max_mappings = self.knobs.max_mappings;
         let context = Context {
             hasher: &self.hasher,
@@ -480,18 +483,14 @@ impl Core {
             insist: visit == Visit::Insisting || self.queue.is_empty(),
             step_aside: &|| post.step_aside(&self.queue),
         };
-        let mode = match guest.leaves() {
-            false => knobs.run,
-            true => RunMode::Unmerge,
-        };
         let mut plan = Plan::new(&context, change, visit.is_whole());
-        let (mut asked, mut waits) = (Asked::Done, false);
-        if mode == RunMode::Run {
-            (asked, waits) = self.merge(&mut plan, &mut scratch.buffers, post);
+        let (mut busy, mut waits) = (false, false);
+        if knobs.run == RunMode::Run {
+            (busy, waits) = self.merge(&mut plan, &mut scratch.buffers, post);
         } else {
             plan.change.withdraw_all();
-            if mode == RunMode::Unmerge {
-                asked = plan.unmerge(plan.change.merged);
+            if knobs.run == RunMode::Unmerge {
+                busy = plan.unmerge(plan.change.merged);
             }
         }
         guest.change_tables(before, plan.change.memory_bytes());
@@ -500,44 +499,35 @@ impl Core {
         if post.is_abandoned() {
             return; // the next look finds what is left
         }
-        let came = mode == RunMode::Run && chunk.has_promoted();
-        self.queue_again(chunk, asked, came, waits);
+        let came = knobs.run == RunMode::Run && chunk.has_promoted();
+        self.queue_again(chunk, busy, came, waits);
     }
 
     /// Queues a chunk with more work: the agent talked to another worker, or candidates were promoted, or pages wait for a whole
     /// visit.
-    fn queue_again(&self, chunk: &Arc<Chunk>, asked: Asked, came: bool, waits: bool) {
-        match asked {
-            Asked::Busy if chunk.enqueue() => {
-                let again = Job::Chunk(Arc::clone(chunk), Visit::Insisting);
-                self.queue.add([again]);
+    fn queue_again(&self, chunk: &Arc<Chunk>, busy: bool, came: bool, waits: bool) {
+        if (busy || came) && chunk.enqueue() {
+            let chunk = Arc::clone(chunk);
+            match busy {
+                true => self.queue.add([Job::Chunk(chunk, Visit::Insisting)]),
+                false => self.queue.push(chunk),
             }
-            Asked::Done if came && chunk.enqueue() => self.queue.push(Arc::clone(chunk)),
-            Asked::Busy | Asked::Done => {}
         }
         if waits && chunk.enqueue_whole() {
             self.queue.add_later(Arc::clone(chunk));
         }
     }
 
-    /// Reads, plans and merges pages of a chunk; also tells whether some wait for a whole visit.
-    fn merge(&self, plan: &mut Plan<'_>, buffers: &mut Buffers, post: &Post) -> (Asked, bool) {
+    /// Reads, plans and merges pages of a chunk; tells whether another worker talks to the guest, and whether pages wait for a whole visit.
+    fn merge(&self, plan: &mut Plan<'_>, buffers: &mut Buffers, post: &Post) -> (bool, bool) {
         let strays = match self.knobs.is_short() {
             true => PageBits::EMPTY, // there is no memory for copies: later
-            false => relocation::strays(
-                plan.change.guest,
-                &plan.change,
-                plan.context.knobs.merge_across_nodes,
-            ),
+            false => relocation::strays(&plan.change, plan.context.knobs.merge_across_nodes),
         };
-        let unmerged = plan.unmerge(strays);
+        let busy = plan.unmerge(strays);
         let waits = plan.make(buffers);
-        let asked = match post.is_abandoned() {
-            _ if unmerged == Asked::Busy => Asked::Busy,
-            true => Asked::Done,
-            false => plan.merge(),
-        };
-        (asked, waits)
+        let busy = busy || !post.is_abandoned() && plan.merge();
+        (busy, waits)
     }
 }
 

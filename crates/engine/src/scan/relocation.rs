@@ -32,13 +32,13 @@ use wire::PageBits;
 const BUDGET: usize = 1 << 16;
 
 /// The merged pages of a chunk that map slots which are astray, while that matters.
-pub(crate) fn strays(guest: &Guest, pages: &Pages, across_nodes: bool) -> PageBits {
+pub(crate) fn strays(change: &Change<'_>, across_nodes: bool) -> PageBits {
     let mut strays = PageBits::EMPTY;
-    let slots = &guest.domain.slots;
-    if !across_nodes && slots.astray() > 0 && !pages.merged.is_empty() {
+    let slots = &change.guest.domain.slots;
+    if !across_nodes && slots.astray() > 0 && !change.merged.is_empty() {
         let view = slots.view();
-        let astray = |page: &usize| view.is_astray(pages.slot(*page));
-        let all = pages.merged.pages().filter(astray);
+        let astray = |page: &usize| view.is_astray(change.slot(*page));
+        let all = change.merged.pages().filter(astray);
         all.for_each(|page| strays.insert(page));
     }
     strays

@@ -145,7 +145,7 @@ impl Observer<'_> {
         let mut waits = observed.waits;
         if terms.knobs.run == RunMode::Run && !terms.aim.is_pass() {
             waits |= self.patrol.check(&mut change);
-            waits |= !strays(guest, &change, terms.knobs.merge_across_nodes).is_empty();
+            waits |= !strays(&change, terms.knobs.merge_across_nodes).is_empty();
         }
         let wanted = has_work(terms.knobs.run, chunk, &change, waits);
         if wanted && chunk.enqueue() {
