@@ -23,7 +23,7 @@ use crate::scan::terms::Aim;
 use crate::sync::lock;
 
 /// Time between two looks for answers while there is other work.
-const GLIMPSE: Duration = Duration::from_millis(2);
+pub(crate) const GLIMPSE: Duration = Duration::from_millis(2);
 /// The grace, in patiences: many agents share few processors, and their first answers take longest.
 const GRACE: u32 = 5;
 /// The part of a period that one user's looks may take before the chunks of the others are worked.
@@ -81,13 +81,14 @@ const LOOK_SHARE: u32 = 64;
 /// The times of a round: how long looks, and what follows from them, may take.
 pub(crate) struct Timing {
     begin: Instant,
-    grace: Duration,
+    /// When the grace is over: agents that are late are heard until then.
+    pub(crate) grace: Instant,
     /// The time that each user's looks may take whatever the others' do.
     pub(crate) floor: Duration,
-    /// After so long it is cut if jobs are left only to users for whom [`Self::floor`] and more than for all others was spent.
-    least: Duration,
-    /// And after so long in any case.
-    most: Duration,
+    /// From then on it is cut if jobs are left only to users for whom [`Self::floor`] and more than for all others was spent.
+    pub(crate) fair: Instant,
+    /// And then in any case.
+    pub(crate) cut: Instant,
 }
 
 impl Timing {
@@ -99,12 +100,13 @@ impl Timing {
         least: Duration,
         most: Duration,
     ) -> Self {
+        let begin = Instant::now();
         Self {
-            begin: Instant::now(),
-            grace: (patience * GRACE).min(period / 2).min(least),
+            begin,
+            grace: begin + (patience * GRACE).min(period / 2).min(least),
             floor: period / FLOOR,
-            least,
-            most,
+            fair: begin + least,
+            cut: begin + most,
         }
     }
 
@@ -115,36 +117,16 @@ impl Timing {
 
     /// The looks are done.
     pub(crate) fn end_looks(&mut self) {
-        self.most = (self.elapsed() * LOOK_SHARE).clamp(self.least, self.most);
-    }
-
-    /// From when it is fair by user.
-    pub(crate) fn fair(&self) -> Instant {
-        self.begin + self.least
-    }
-
-    /// When it is cut.
-    pub(crate) fn cut(&self) -> Instant {
-        self.begin + self.most
-    }
-
-    /// When the grace is over: agents that are late are heard until then.
-    pub(crate) fn end(&self) -> Instant {
-        self.begin + self.grace
+        self.cut = (self.begin + self.elapsed() * LOOK_SHARE).clamp(self.fair, self.cut);
     }
 
     /// What is left of the grace.
     pub(crate) fn left(&self) -> Duration {
-        self.grace.saturating_sub(self.begin.elapsed())
+        self.grace.saturating_duration_since(Instant::now())
     }
 
     pub(crate) fn grace_is_over(&self) -> bool {
         self.left().is_zero()
-    }
-
-    /// How long to wait before the next look for answers while there is other work.
-    pub(crate) fn glimpse(&self) -> Duration {
-        self.left().min(GLIMPSE)
     }
 }
 

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use crate::run::core::{Core, Crew, Scratch};
 use crate::run::post::Post;
 use crate::run::queue::THREADS_A_TURN;
-use crate::run::waiting::Timing;
+use crate::run::waiting::{GLIMPSE, Timing};
 use crate::sync::lock;
 
 /// How long a worker may sleep in a guest's memory before it is replaced.
@@ -184,7 +184,10 @@ impl Crew for Workers {
         let mut watched = Instant::now();
         loop {
             let awaits = || !timing.grace_is_over() && core.waiting.awaits();
-            let wait = if awaits() { timing.glimpse() } else { WATCH };
+            let wait = match awaits() {
+                true => timing.left().min(GLIMPSE),
+                false => WATCH,
+            };
             let idle = core.queue.wait_idle(wait);
             // Asked anew: the looks that were under way have come to wait meanwhile.
             let awaits = awaits();
@@ -208,7 +211,7 @@ impl Crew for Workers {
     }
 
     fn work(&self, core: &Core, timing: &Timing) {
-        let (fair, mut cut) = (timing.fair(), timing.cut());
+        let (fair, mut cut) = (timing.fair, timing.cut);
         let left_to = |end: Instant| end.saturating_duration_since(Instant::now());
         loop {
             if left_to(fair).is_zero() && core.queue.is_left_to_the_greedy(timing.floor) {
@@ -226,7 +229,7 @@ impl Crew for Workers {
             if core.queue.wait_idle(watch) {
                 // The late ones have what is left of the grace when all else is done, and no more: without it a quick
                 // round would never hear them.
-                cut = cut.min(timing.end());
+                cut = cut.min(timing.grace);
                 wait = left_to(cut);
                 if wait.is_zero() || !core.waiting.is_any() {
                     return;
