@@ -25,14 +25,16 @@ const MAPPING_BYTES: u64 = 280;
 pub(crate) fn status(core: &Core) -> Status {
     let domains: Vec<_> = lock(&core.domains).values().cloned().collect();
     // Together: none is with those that are gone as well.
-    let (guests, gone) = {
+    let (guests, mut all) = {
         let guests = lock(&core.guests);
         (guests.clone(), *lock(&core.gone))
     };
+    guests.iter().for_each(|guest| all.add(&guest.counters));
     let mut status = Status {
         knobs: core.knobs.values(),
         pages_over_limit: core.pages_over_limit.load(Relaxed),
-        pages_merged_again: gone.merged_again,
+        pages_merged_again: all.merged_again,
+        pages_recycled: all.recycled,
         effective_period_ms: u64::try_from(core.knobs.period().as_millis()).unwrap_or(u64::MAX),
         full_scans: core.full_scans.load(Relaxed),
         schema: wire::SCHEMA,
@@ -40,35 +42,29 @@ pub(crate) fn status(core: &Core) -> Status {
         host: sys::host::name(),
         time: since_1970(),
         uptime_seconds: core.started.elapsed().as_secs(),
-        window_max_us: gone.window_ns / 1000,
+        window_max_us: all.window_ns / 1000,
         unserved: core.users.refusals.list(),
         ..Status::default()
     };
-    let mut cpu_ns = gone.cpu_ns;
     for domain in &domains {
         let own = |guest: &&Arc<Guest>| Arc::ptr_eq(&guest.domain, domain);
         add_domain(&mut status, domain, guests.iter().filter(own));
     }
     for guest in &guests {
-        let counters = &guest.counters;
-        cpu_ns = cpu_ns.saturating_add(counters.cpu_ns.load(Relaxed));
-        status.window_max_us = status
-            .window_max_us
-            .max(counters.window_ns.load(Relaxed) / 1000);
-        status.huge_pages_kept += counters.huge_kept();
-        status.pages_merged_again += counters.merged_again.load(Relaxed);
+        status.huge_pages_kept += guest.counters.huge_kept();
         status.metadata_bytes = status.metadata_bytes.saturating_add(own_cost(guest));
     }
-    let of_guests = guests.iter().map(|guest| guest.counters.recycled());
-    status.pages_recycled = of_guests.chain([gone.recycled]).sum();
-    let net = i128::from(status.saved_bytes) - i128::from(status.metadata_bytes);
-    status.net_saved_bytes = i64::try_from(net).unwrap_or(i64::MIN);
-    status.cpu_seconds = sys::process::cpu_time().as_secs_f64() + seconds(cpu_ns);
+    status.net_saved_bytes = net(status.saved_bytes, status.metadata_bytes);
+    status.cpu_seconds = sys::process::cpu_time().as_secs_f64() + seconds(all.cpu_ns);
     status.first_merges_ms = until_first_merges(core, &status, &guests);
     let new = guests.iter().filter(|guest| guest.is_new());
     let new: BTreeSet<_> = new.map(|guest| guest.pid).collect();
     reasons::give(&mut status.guests, &new, &status.knobs);
     status
+}
+
+fn net(saved: u64, cost: u64) -> i64 {
+    i64::try_from(i128::from(saved) - i128::from(cost)).unwrap_or(i64::MIN)
 }
 
 fn since_1970() -> u64 {
@@ -156,8 +152,7 @@ fn add_domain<'a>(
     let new = status.guests.get_mut(first..).unwrap_or_default();
     status.saved_bytes += divide_saving(new, &by_fork, saved);
     for (guest, cost) in new.iter_mut().zip(costs) {
-        let net = i128::from(guest.saved_bytes) - i128::from(cost);
-        guest.net_saved_bytes = i64::try_from(net).unwrap_or(i64::MIN);
+        guest.net_saved_bytes = net(guest.saved_bytes, cost);
     }
 }
 

@@ -147,7 +147,7 @@ impl Counters {
     }
 }
 
-/// The sums of the guests that are gone.
+/// Sums over guests: kept of those that are gone.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Gone {
     /// CPU time of their agents, in nanoseconds.
@@ -162,7 +162,7 @@ pub(crate) struct Gone {
 }
 
 impl Gone {
-    /// Adds a guest that is gone.
+    /// Adds a guest.
     pub(crate) fn add(&mut self, its: &Counters) {
         self.cpu_ns = self.cpu_ns.saturating_add(its.cpu_ns.load(Relaxed));
         self.charged_ns = self.charged_ns.saturating_add(its.charged_ns());

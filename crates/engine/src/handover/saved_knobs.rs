@@ -103,15 +103,15 @@ impl SavedKnobs {
     }
 
     fn write(&mut self) {
-        let Some(keeper) = self.keeper.clone() else {
-            return;
-        };
-        if let Err(error) = self.try_write(&keeper) {
+        if let Err(error) = self.try_write() {
             tracing::warn!(%error, "the next engine will not know the knobs turned by hand");
         }
     }
 
-    fn try_write(&mut self, keeper: &Keeper) -> std::io::Result<()> {
+    fn try_write(&mut self) -> std::io::Result<()> {
+        let Some(keeper) = &self.keeper else {
+            return Ok(());
+        };
         let text = serde_json::to_string(&self.turns)?;
         let text = format!("{HEAD}{text}");
         if let Some(note) = &self.note {
