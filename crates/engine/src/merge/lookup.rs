@@ -2,90 +2,64 @@
 //!
 //! Other workers change the index meanwhile, and slots die: an exchange that is lost starts the lookup over.
 
-use crate::domain::Domain;
 use crate::domain::refs::{Taken, View};
+use crate::merge::plan::{Found, Plan};
 use crate::page::{Entry, Fingerprint, Site, Slot, StoreId};
-
-/// Where a page looks for its equals.
-#[derive(Clone, Copy)]
-pub(super) struct Scope {
-    pub(super) index: StoreId,
-    /// Whether only slots of that node count: what else the index names is from before a change of
-    /// the rules.
-    pub(super) bound: bool,
-}
-
-impl Scope {
-    pub(super) fn takes(self, slot: Slot) -> bool {
-        !self.bound || slot.store() == self.index
-    }
-}
-
-/// What the index knows of a fingerprint.
-pub(super) enum Found {
-    /// The page itself is the candidate now.
-    Own,
-    /// A slot, with a ref for the page.
-    Canonical(Slot),
-    /// Another page is the candidate, or a slot is full: this entry is to be replaced.
-    Twin(Entry),
-    /// Others were faster, several times: try in the next round.
-    Lost,
-}
 
 /// How often a lookup starts over before it gives way to others.
 const ATTEMPTS: usize = 16;
 
-pub(super) fn resolve(
-    domain: &Domain,
-    view: &View<'_>,
-    scope: Scope,
-    key: Fingerprint,
-    site: Site,
-) -> Found {
-    let own = Entry::Candidate(site);
-    let index = domain.index(scope.index);
-    for _ in 0..ATTEMPTS {
-        match index.get_or_insert(key, own) {
-            None => return Found::Own,
-            Some(Entry::Candidate(other)) if other == site => return Found::Own,
-            Some(other @ Entry::Candidate(_)) => return Found::Twin(other),
-            Some(named @ Entry::Canonical(slot)) => {
-                let taken = match scope.takes(slot) {
-                    true => view.try_ref(slot),
-                    false => Taken::Dead, // for these pages
-                };
-                match taken {
-                    Taken::Won => return Found::Canonical(slot),
-                    Taken::Full => return find_room(domain, view, scope, key, slot),
-                    Taken::Dead if index.compare_exchange(key, named, own).is_ok() => {
-                        return Found::Own;
+impl Plan<'_> {
+    /// Whether pages of the node of `home` may map a slot. What else an index names is from before a change of the rules.
+    pub(super) fn takes(&self, home: StoreId, slot: Slot) -> bool {
+        !self.is_bound() || slot.store() == home
+    }
+
+    pub(super) fn resolve(
+        &self,
+        view: &View<'_>,
+        home: StoreId,
+        key: Fingerprint,
+        site: Site,
+    ) -> Found {
+        let own = Entry::Candidate(site);
+        let index = self.domain().index(home);
+        for _ in 0..ATTEMPTS {
+            match index.get_or_insert(key, own) {
+                None => return Found::Own,
+                Some(Entry::Candidate(other)) if other == site => return Found::Own,
+                Some(other @ Entry::Candidate(_)) => return Found::Twin(other),
+                Some(named @ Entry::Canonical(slot)) => {
+                    let taken = match self.takes(home, slot) {
+                        true => view.try_ref(slot),
+                        false => Taken::Dead, // for these pages
+                    };
+                    match taken {
+                        Taken::Won => return Found::Canonical(slot),
+                        Taken::Full => return self.find_room(view, home, key, slot),
+                        Taken::Dead if index.compare_exchange(key, named, own).is_ok() => {
+                            return Found::Own;
+                        }
+                        Taken::Dead => {}
                     }
-                    Taken::Dead => {}
                 }
             }
         }
+        Found::Lost
     }
-    Found::Lost
-}
 
-/// A copy that has room again is named instead of the full one. It has a ref of ours by then, so it
-/// does not die before the index names it. A lost exchange changes nothing: the copy serves.
-fn find_room(
-    domain: &Domain,
-    view: &View<'_>,
-    scope: Scope,
-    key: Fingerprint,
-    full: Slot,
-) -> Found {
-    let chains = &domain.slots.chains;
-    let named = Entry::Canonical(full);
-    match chains.take_roomy((scope.index, key), full) {
-        Some(slot) if scope.takes(slot) && view.try_ref(slot) == Taken::Won => {
-            let index = domain.index(scope.index);
-            let _ = index.compare_exchange(key, named, Entry::Canonical(slot));
-            Found::Canonical(slot)
+    /// A copy that has room again is named instead of the full one. It has a ref of ours by then, so it
+    /// does not die before the index names it. A lost exchange changes nothing: the copy serves.
+    fn find_room(&self, view: &View<'_>, home: StoreId, key: Fingerprint, full: Slot) -> Found {
+        let domain = self.domain();
+        let named = Entry::Canonical(full);
+        match domain.slots.chains.take_roomy((home, key), full) {
+            Some(slot) if self.takes(home, slot) && view.try_ref(slot) == Taken::Won => {
+                let index = domain.index(home);
+                let _ = index.compare_exchange(key, named, Entry::Canonical(slot));
+                Found::Canonical(slot)
+            }
+            _ => Found::Twin(named),
         }
-        _ => Found::Twin(named),
     }
 }

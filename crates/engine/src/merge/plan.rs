@@ -41,9 +41,7 @@ use crate::domain::store::PageBytes;
 use crate::guest::change::Change;
 use crate::merge::read::{BATCH, Batch, Hasher};
 use crate::merge::span::Layout;
-use crate::page::{Entry, Fingerprint, PAGE, StoreId, Tag};
-
-use crate::merge::lookup::{Found, Scope, resolve};
+use crate::page::{Entry, Fingerprint, PAGE, Slot, StoreId, Tag};
 
 /// What a visit needs besides the chunk.
 pub(crate) struct Context<'a> {
@@ -109,6 +107,18 @@ pub(super) struct Twin {
     pub(super) store: StoreId,
     /// What the index named when it was looked up.
     pub(super) current: Entry,
+}
+
+/// What the index knows of a fingerprint.
+pub(super) enum Found {
+    /// The page itself is the candidate now.
+    Own,
+    /// A slot, with a ref for the page.
+    Canonical(Slot),
+    /// Another page is the candidate, or a slot is full: this entry is to be replaced.
+    Twin(Entry),
+    /// Others were faster, several times: try in the next round.
+    Lost,
 }
 
 /// One chunk being planned.
@@ -236,13 +246,6 @@ impl<'a> Plan<'a> {
         !self.context.knobs.merge_across_nodes && self.domain().has_nodes()
     }
 
-    pub(super) fn scope(&self, home: StoreId) -> Scope {
-        Scope {
-            index: home,
-            bound: self.is_bound(),
-        }
-    }
-
     /// The indexes that pages belong in: all in the first, or each as its node has it; `None` when that has none, or the page is gone.
     fn homes(&self, pages: impl ExactSizeIterator<Item = usize>) -> Vec<Option<StoreId>> {
         match self.is_bound() {
@@ -279,7 +282,7 @@ impl<'a> Plan<'a> {
                 self.change.set(page, Tag::Settled);
                 continue;
             }
-            match resolve(domain, &view, self.scope(entered), key, site) {
+            match self.resolve(&view, entered, key, site) {
                 Found::Own => {}
                 Found::Canonical(slot) => self.change.set_planned(page, slot),
                 // Its entry is another's by now: to be a twin it needs its bytes again.
@@ -443,8 +446,7 @@ impl<'a> Plan<'a> {
         let Read {
             page, key, home, ..
         } = read;
-        let (scope, site) = (self.scope(home), self.change.site(page));
-        match resolve(self.domain(), view, scope, key, site) {
+        match self.resolve(view, home, key, self.change.site(page)) {
             Found::Own => self.change.set_candidate(page, key, home),
             Found::Canonical(slot) => self.change.set_planned(page, slot),
             Found::Twin(current) => return Some(current),

@@ -32,7 +32,7 @@ impl Plan<'_> {
         for read in row {
             let entry = domain.index(read.home).get(read.key)?;
             match entry {
-                Entry::Canonical(slot) if self.scope(read.home).takes(slot) => {
+                Entry::Canonical(slot) if self.takes(read.home, slot) => {
                     full |= view.is_full(slot);
                 }
                 _ => return None,
