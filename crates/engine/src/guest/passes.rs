@@ -44,7 +44,7 @@ impl Gains {
 }
 
 /// Frames that each of these guests has saved. Of pages of several that share a slot with nothing else, all but the first count.
-pub(crate) fn frames(all: &[(&Arc<Guest>, &Gains)]) -> Vec<u64> {
+pub(crate) fn frames(all: &[(&Arc<Guest>, Gains)]) -> Vec<u64> {
     let mut noted = vec![0; all.len()];
     let mut sites: Vec<_> = all
         .iter()

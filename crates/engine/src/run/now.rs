@@ -99,14 +99,13 @@ fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Guests of a pass, by number: the addresses that are wanted, their pages merged before, and what they gained.
+/// Guests of a pass, by number: the addresses that are wanted, and their pages merged before.
 type Reach = BTreeMap<u64, Reached>;
 
 struct Reached {
     guest: Arc<Guest>,
     range: Range<u64>,
     before: u64,
-    gains: Gains,
 }
 
 fn reach(wishes: &[Wish]) -> Reach {
@@ -117,7 +116,6 @@ fn reach(wishes: &[Wish]) -> Reach {
                 guest: Arc::clone(guest),
                 range: wish.range.clone(),
                 before: shared(guest),
-                gains: Gains::default(),
             };
             let Reached { range, .. } = reach.entry(guest.number).or_insert_with(new);
             range.start = range.start.min(wish.range.start);
@@ -125,12 +123,6 @@ fn reach(wishes: &[Wish]) -> Reach {
         }
     }
     reach
-}
-
-/// Frames that each guest of a pass saved. Once a pass, however many wishes it grants.
-fn saved(reach: &Reach) -> BTreeMap<u64, u64> {
-    let gains: Vec<_> = reach.values().map(|its| (&its.guest, &its.gains)).collect();
-    reach.keys().copied().zip(passes::frames(&gains)).collect()
 }
 
 impl Core {
@@ -164,7 +156,7 @@ impl Core {
             return;
         };
         let pass = first.pass(begin);
-        let mut reach = reach(&wishes);
+        let reach = reach(&wishes);
         for its in reach.values() {
             *lock(&its.guest.passes.gains) = Some(Gains::default());
         }
@@ -173,12 +165,15 @@ impl Core {
         let finished = self.passes(crew, &reach, pass);
         *lock(&self.pass) = None;
         let used = self.used().saturating_sub(before);
-        for its in reach.values_mut() {
-            let gains = lock(&its.guest.passes.gains).take();
-            its.gains = gains.unwrap_or_default();
+        let mut gains = Vec::new();
+        for its in reach.values() {
+            let found = lock(&its.guest.passes.gains).take();
+            gains.push((&its.guest, found.unwrap_or_default()));
             *lock(&its.guest.passes.ended) = Some(Instant::now());
         }
-        let frames = saved(&reach);
+        // Once a pass, however many wishes it grants.
+        let frames = passes::frames(&gains);
+        let frames: BTreeMap<_, _> = reach.keys().copied().zip(frames).collect();
         let took = begin.elapsed();
         self.wishes.rest(pass.user, took);
         for wish in wishes {

@@ -27,7 +27,6 @@ use std::sync::Arc;
 
 use wire::Setting;
 
-use crate::domain::pages::Pages;
 use crate::guest::agent::Fault;
 use crate::guest::{Guest, Standing};
 use crate::options::Rules;
@@ -69,23 +68,17 @@ impl Core {
     }
 }
 
+/// Pages that are merged, or asked for.
 fn count_shared(guest: &Arc<Guest>) -> u64 {
     let offers = lock(&guest.offers);
-    let chunks = offers.chunks.values();
     // A chunk that a stuck worker holds belongs to a guest that is being dropped.
-    let counts = chunks.filter_map(|chunk| chunk.try_lock().map(|pages| shared_in(&pages)));
+    let all = offers.chunks.values().filter_map(|chunk| chunk.try_lock());
+    let counts = all.map(|pages| {
+        let still = pages.still.pages();
+        let asked = still.filter(|&page| pages.tag(page) == Tag::Asked);
+        pages.count(Class::Merged) + asked.count()
+    });
     counts.sum::<usize>() as u64
-}
-
-fn shared_in(pages: &Pages) -> usize {
-    let merged = pages.count(Class::Merged);
-    let asked = match pages.count(Class::Volatile) {
-        0 => 0,
-        _ => (0..wire::CHUNK_PAGES)
-            .filter(|&page| pages.tag(page) == Tag::Asked)
-            .count(),
-    };
-    merged + asked
 }
 
 fn withdraw(guest: &Arc<Guest>) {
