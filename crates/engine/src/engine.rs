@@ -209,8 +209,7 @@ impl Engine {
             Right::Lends(device) => Some(device.as_fd()),
             Right::Own | Right::None => None,
         };
-        let no_tie = std::io::Error::from(std::io::ErrorKind::Unsupported);
-        let tie = domain.handover.as_ref().ok_or(no_tie)?.tie()?;
+        let tie = domain.handover.tie()?;
         let (line, number) = link.welcome(mark(name), tie.as_fd(), &stores, device)?;
         let memory = ProcessMemory::new(
             applicant,

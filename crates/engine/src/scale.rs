@@ -23,6 +23,7 @@ use std::time::Duration;
 
 use wire::CHUNK_PAGES;
 
+use crate::domain::handover::Handover;
 use crate::domain::index::Index;
 use crate::domain::placement::Placement;
 use crate::domain::{Domain, PerNode};
@@ -210,9 +211,12 @@ impl Plant {
         let placement = Placement::new(topology);
         let placement = placement.ok_or_else(|| io::Error::other("no node has memory"))?;
         let new_domain = move |domain: &str| {
-            Ok(Domain::new(domain, placement.clone(), |_| PerNode {
-                index: Index::default(),
-                store: Box::new(Nowhere),
+            let handover = Handover::new(domain, &[], None)?;
+            Ok(Domain::new(domain, placement.clone(), handover, |_| {
+                PerNode {
+                    index: Index::default(),
+                    store: Box::new(Nowhere),
+                }
             }))
         };
         let options = Options {

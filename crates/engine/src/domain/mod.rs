@@ -73,7 +73,7 @@ pub(crate) struct Domain {
     /// What fails here for want of memory.
     pub(crate) troubles: Troubles,
     /// What this engine leaves to the next.
-    pub(crate) handover: Option<Handover>,
+    pub(crate) handover: Handover,
 }
 
 impl Domain {
@@ -81,6 +81,7 @@ impl Domain {
     pub(crate) fn new(
         name: &str,
         placement: Placement,
+        handover: Handover,
         mut make: impl FnMut(StoreId) -> PerNode,
     ) -> Self {
         let nodes = placement.stores().map(|(store, _)| make(store));
@@ -96,7 +97,7 @@ impl Domain {
             has_claims: AtomicBool::new(false),
             unpunched: Mutex::default(),
             troubles: Troubles::default(),
-            handover: None,
+            handover,
         }
     }
 
@@ -104,9 +105,7 @@ impl Domain {
     pub(crate) fn note_guest_of(&self, user: &Arc<User>) {
         if self.own(user) {
             user.say(|| tracing::info!(domain = self.name, "a domain begins"));
-            if let Some(handover) = &self.handover {
-                handover.own(user.uid);
-            }
+            self.handover.own(user.uid);
         }
     }
 
@@ -160,9 +159,7 @@ impl Domain {
     pub(crate) fn settle_former(&self) {
         let mut former = lock(&self.former);
         for number in former.take_free() {
-            if let Some(handover) = &self.handover {
-                handover.untie(number);
-            }
+            self.handover.untie(number);
         }
         let mut settled = former.settle();
         if !settled.is_empty() {

@@ -95,12 +95,10 @@ impl Restorer {
 
     fn domain(&self, name: &str, stores: Vec<Memfd>, handover: Handover) -> Domain {
         let mut stores = stores.into_iter();
-        let mut domain = Domain::new(name, self.placement.clone(), |id| PerNode {
+        Domain::new(name, self.placement.clone(), handover, |id| PerNode {
             index: Index(self.placement.index(id)),
             store: Box::new(stores.next().expect("a store for each node")),
-        });
-        domain.handover = Some(handover);
-        domain
+        })
     }
 
     /// Restores every domain that `kept` has whole, and has the keeper forget the rest.
@@ -260,7 +258,7 @@ pub(crate) fn resume(core: &Core, domain: Domain, ties: Vec<Line>) -> std::io::R
     domain.slots.set_limit(core.knobs.rules().max_sharing);
     let slots = load(&domain, ties, &core.hasher, core.knobs.rules());
     // The keeper has this engine's tie by now.
-    let slots = slots.inspect_err(|_| domain.handover.iter().for_each(Handover::end))?;
+    let slots = slots.inspect_err(|_| domain.handover.end())?;
     tracing::info!(domain = domain.name, slots, "a domain goes on");
     lock(&core.domains).insert(domain.name.clone(), Arc::new(domain));
     Ok(())
@@ -334,7 +332,7 @@ mod tests {
             let pages = [[1; wire::PAGE_BYTES], [2; wire::PAGE_BYTES]];
             let store = domain.store(StoreId::default());
             store.write(Slot(5), &[&pages[0], &pages[1]]).unwrap();
-            let tie = domain.handover.as_ref().unwrap().tie().unwrap();
+            let tie = domain.handover.tie().unwrap();
             let access = sys::mapping::Access::ReadWrite;
             sys::mapping::share(tie.as_fd(), 0, wire::PAGE_BYTES, access).unwrap();
             let (kept, forgotten) = self.take();

@@ -356,8 +356,8 @@ impl Core {
         });
         lock(&self.domains).retain(|_, domain| {
             let stays = Arc::strong_count(domain) > 1 || domain.waits();
-            if let Some(handover) = domain.handover.as_ref().filter(|_| !stays) {
-                handover.end();
+            if !stays {
+                domain.handover.end();
             }
             stays
         });

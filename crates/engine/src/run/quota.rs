@@ -19,7 +19,6 @@ use sys::closers::Kind;
 use sys::socket::Peer;
 
 use crate::domain::Domain;
-use crate::domain::handover::Handover;
 use crate::error::{OverQuota, Refusal};
 use crate::run::core::Core;
 use crate::sync::lock;
@@ -73,7 +72,7 @@ impl Core {
 
     fn kept_descriptors(&self, uid: u32, domains: &BTreeMap<String, Arc<Domain>>) -> OverQuota {
         let limits = &self.users.limits;
-        let kept = |domain: &Arc<Domain>| domain.handover.as_ref().map_or(0, Handover::kept);
+        let kept = |domain: &Arc<Domain>| domain.handover.kept();
         let his = domains.values().filter(|domain| domain.is_of(uid));
         OverQuota {
             what: "kept_descriptors",

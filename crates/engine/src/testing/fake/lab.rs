@@ -10,6 +10,7 @@ use super::agent::{FakeLink, Mail};
 use super::memory::FakeMemory;
 use super::store::FakeStore;
 use super::{FakeLine, Process, Shared, World};
+use crate::domain::handover::Handover;
 use crate::domain::index::Index;
 use crate::domain::lifelines::{Epoch, Lifeline};
 use crate::domain::placement::Placement;
@@ -62,7 +63,8 @@ fn new_core(world: &Shared, options: &crate::options::Options) -> Core {
 }
 
 fn new_domain(world: &Shared, placement: &Placement, domain: &str) -> std::io::Result<Domain> {
-    Ok(Domain::new(domain, placement.clone(), |id| {
+    let handover = Handover::new(domain, &[], None)?;
+    Ok(Domain::new(domain, placement.clone(), handover, |id| {
         let store = FakeStore {
             world: Arc::clone(world),
             domain: domain.to_owned(),
