@@ -127,32 +127,6 @@ impl AtLimit {
     }
 }
 
-/// A part of what is to be scanned.
-///
-/// Of a chunk that is watched in pieces its table says which. The tempting alternative, a list of all pieces, makes a guest that
-/// offers every second page cost more than four times what its tables do.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
-    Whole(Range<u64>),
-    Pieces(u64),
-}
-
-impl Part {
-    fn start(&self) -> u64 {
-        match self {
-            Self::Whole(range) => range.start,
-            Self::Pieces(chunk) => *chunk,
-        }
-    }
-
-    fn end(&self) -> u64 {
-        match self {
-            Self::Whole(range) => range.end,
-            Self::Pieces(chunk) => chunk + CHUNK,
-        }
-    }
-}
-
 /// What one scan looks at.
 pub(crate) struct Scan {
     /// In ascending order, disjoint.
@@ -181,8 +155,8 @@ pub(crate) struct Offers {
     /// Chunks with something to know: partly offered, or with pages present. The other chunks of
     /// the spans are offered whole, and empty.
     pub(crate) chunks: BTreeMap<u64, Arc<Chunk>>,
-    /// What is to be scanned, in ascending order.
-    scans: Vec<Part>,
+    /// What is to be scanned, in ascending order: each chunk that is watched in pieces, and what lies between these.
+    scans: Vec<Range<u64>>,
     /// The number of ranges from which `scans` was made.
     regions: usize,
     pub(crate) stale: bool,
@@ -210,10 +184,10 @@ impl Offers {
             self.short = None;
         }
         self.renew_scans();
-        let first = self.scans.partition_point(|part| part.end() <= from);
+        let first = self.scans.partition_point(|part| part.end <= from);
         let mut ranges: Vec<Range<u64>> = Vec::new();
         for part in self.scans.get(first..).unwrap_or_default() {
-            let start = part.start().max(from);
+            let start = part.start.max(from);
             let apart = |last: &Range<u64>| idle::are_apart(last.end - 1, start);
             if ranges.len() >= MOST_RANGES && ranges.last().is_some_and(apart) {
                 let rest = Some(start);
@@ -226,16 +200,16 @@ impl Offers {
         Scan { ranges, rest: None }
     }
 
-    fn each_piece(&self, part: &Part, mut each: impl FnMut(Range<u64>)) {
-        match part {
-            Part::Whole(range) => each(range.clone()),
-            Part::Pieces(chunk) => {
-                let watched = self.chunks.get(chunk).map(|its| watched(its));
-                for (first, count) in watched.unwrap_or_default().runs() {
-                    let start = chunk + first as u64 * PAGE;
-                    each(start..start + count as u64 * PAGE);
-                }
-            }
+    /// Calls `each` with what is watched of a part. Of a chunk that is watched in pieces its table says that. The tempting alternative, a
+    /// list of all pieces, makes a guest that offers every second page cost more than four times what its tables do.
+    fn each_piece(&self, part: &Range<u64>, mut each: impl FnMut(Range<u64>)) {
+        let table = self.chunks.get(&part.start);
+        let Some(table) = table.filter(|_| part.end - part.start == CHUNK) else {
+            return each(part.clone());
+        };
+        for (first, count) in watched(table).runs() {
+            let start = part.start + first as u64 * PAGE;
+            each(start..start + count as u64 * PAGE);
         }
     }
 
@@ -246,12 +220,12 @@ impl Offers {
                 let mut whole = start;
                 for (&at, chunk) in self.chunks.range(start..end) {
                     if watched(chunk) != PageBits::FULL {
-                        scans.extend((whole < at).then_some(Part::Whole(whole..at)));
-                        scans.push(Part::Pieces(at));
+                        scans.extend((whole < at).then_some(whole..at));
+                        scans.push(at..at + CHUNK);
                         whole = at + CHUNK;
                     }
                 }
-                scans.extend((whole < end).then_some(Part::Whole(whole..end)));
+                scans.extend((whole < end).then_some(whole..end));
             }
             let (mut regions, mut last) = (0, None);
             for part in &scans {
@@ -278,7 +252,7 @@ impl Offers {
                 .map(|pages| pages.memory_bytes() + size_of::<Chunk>() + 24)
         });
         chunks.sum::<usize>()
-            + self.scans.capacity() * size_of::<Part>()
+            + self.scans.capacity() * size_of::<Range<u64>>()
             + self.spans.ends.len() * SPAN_BYTES
     }
 }
