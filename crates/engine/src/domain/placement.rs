@@ -176,8 +176,8 @@ impl Placement {
 pub(crate) enum Atlas {
     /// One store: nothing to ask.
     One,
-    /// The store of each of the kernel's nodes.
-    Nodes(Vec<Option<StoreId>>),
+    /// The kernel's node of each store, ascending.
+    Nodes(Arc<[NodeId]>),
     /// The store of each range of physical addresses, in ascending order.
     Ranges(Vec<(Range<u64>, StoreId)>),
 }
@@ -191,16 +191,18 @@ impl Atlas {
         }
         match placement.topology.source {
             Source::Emulated => ranges(placement).map(Self::Ranges),
-            _ => Some(Self::Nodes(by_number(placement))),
+            _ => Some(Self::Nodes(Arc::clone(&placement.nodes))),
         }
     }
 
     /// The store of a node by the kernel's answer, which may be an error number.
     pub(crate) fn of_node(&self, answer: i32) -> Option<StoreId> {
-        match self {
-            Self::Nodes(stores) => stores.get(usize::try_from(answer).ok()?).copied()?,
-            _ => None,
-        }
+        let Self::Nodes(nodes) = self else {
+            return None;
+        };
+        let node = NodeId(answer.try_into().ok()?);
+        let store = nodes.binary_search(&node).ok()?;
+        store.try_into().ok().map(StoreId)
     }
 
     /// The store of a frame.
@@ -213,16 +215,6 @@ impl Atlas {
         let (range, store) = ranges.get(behind.checked_sub(1)?)?;
         (frame != 0 && range.contains(&address)).then_some(*store)
     }
-}
-
-fn by_number(placement: &Placement) -> Vec<Option<StoreId>> {
-    let mut stores = Vec::new();
-    for (store, node) in placement.stores() {
-        let at = usize::try_from(node.0).expect("a node's number");
-        stores.resize(at, None); // they ascend
-        stores.push(Some(store));
-    }
-    stores
 }
 
 fn ranges(placement: &Placement) -> Option<Vec<(Range<u64>, StoreId)>> {
