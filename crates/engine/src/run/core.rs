@@ -81,14 +81,6 @@ impl Scratch {
     }
 }
 
-/// Chunks with work that looks found.
-#[derive(Default)]
-struct Finds {
-    /// The order is made: what is found from here on is worked as it comes.
-    at_work: bool,
-    chunks: Vec<Arc<Chunk>>,
-}
-
 /// Makes a domain of this name.
 pub(crate) type NewDomain = Box<dyn Fn(&str) -> std::io::Result<Domain> + Send + Sync>;
 
@@ -117,7 +109,8 @@ pub(crate) struct Core {
     pub(crate) domains: Ordered<BTreeMap<String, Arc<Domain>>, DOMAINS>,
     pub(crate) hasher: Hasher,
     new_domain: NewDomain,
-    found: Mutex<Finds>,
+    /// Chunks with work that looks found; none while what is found is worked as it comes.
+    found: Mutex<Option<Vec<Arc<Chunk>>>>,
     pub(crate) waiting: Waiting,
     next_guest: AtomicU64,
     /// Rounds begun, short ones included.
@@ -150,7 +143,7 @@ impl Core {
             domains: Ordered::default(),
             hasher,
             new_domain,
-            found: Mutex::default(),
+            found: Mutex::new(Some(Vec::new())),
             waiting: Waiting::default(),
             next_guest: AtomicU64::new(0),
             rounds: AtomicU64::new(0),
@@ -286,30 +279,22 @@ impl Core {
         crew.look(self, &timing);
         self.waiting.note_late();
         timing.end_looks();
-        let mut found = self.take_found();
+        let mut found = lock(&self.found).take().unwrap_or_default();
         order.sort(&mut found);
         let work = found.len();
         self.queue.add(found.into_iter().map(first_visit));
         crew.work(self, &timing);
         self.waiting.give_up();
-        lock(&self.found).at_work = false;
+        *lock(&self.found) = Some(Vec::new());
         self.settle_former();
         self.tidy();
         tracing::debug!(chunks = work, took = ?timing.elapsed(), "a round is done");
     }
 
-    /// Takes what the looks have found so far; from now on it is worked as it comes.
-    fn take_found(&self) -> Vec<Arc<Chunk>> {
-        let mut found = lock(&self.found);
-        found.at_work = true;
-        std::mem::take(&mut found.chunks)
-    }
-
     fn note_found(&self, chunks: &mut Vec<Arc<Chunk>>) {
-        let mut found = lock(&self.found);
-        match found.at_work {
-            true => self.queue.add(chunks.drain(..).map(first_visit)),
-            false => found.chunks.append(chunks),
+        match &mut *lock(&self.found) {
+            Some(found) => found.append(chunks),
+            None => self.queue.add(chunks.drain(..).map(first_visit)),
         }
     }
 
