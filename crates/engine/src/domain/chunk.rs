@@ -45,9 +45,8 @@ pub(crate) struct Chunk {
     /// Whether looks leave it out.
     pub(crate) worn: Worn,
     promoted: [AtomicU64; WORDS],
-    queued: AtomicBool,
-    /// Whether it stands in the queue for a whole visit.
-    queued_whole: AtomicBool,
+    /// Whether it stands in the queue, and whether for a whole visit.
+    queued: [AtomicBool; 2],
     pages: Ordered<Pages, CHUNK>,
 }
 
@@ -88,23 +87,14 @@ impl Chunk {
         self.promoted.iter().any(|word| word.load(Acquire) != 0)
     }
 
-    /// Marks the chunk as queued; false when it stands in the queue already.
-    pub(crate) fn enqueue(&self) -> bool {
-        !self.queued.swap(true, AcqRel)
-    }
-
-    /// Marks the chunk as queued for a whole visit; false when it is already.
-    pub(crate) fn enqueue_whole(&self) -> bool {
-        !self.queued_whole.swap(true, AcqRel)
+    /// Marks the chunk as queued, for a `whole` visit or another; false when it stands in the queue for that already.
+    pub(crate) fn enqueue(&self, whole: bool) -> bool {
+        !self.queued[usize::from(whole)].swap(true, AcqRel)
     }
 
     /// Marks the chunk as taken from the queue, for a `whole` visit or another; before its promotions are taken.
     pub(crate) fn start(&self, whole: bool) {
-        let queued = match whole {
-            true => &self.queued_whole,
-            false => &self.queued,
-        };
-        queued.store(false, Release);
+        self.queued[usize::from(whole)].store(false, Release);
     }
 }
 
@@ -142,8 +132,7 @@ impl Chunks {
             uid,
             worn: Worn::default(),
             promoted: [const { AtomicU64::new(0) }; WORDS],
-            queued: AtomicBool::new(false),
-            queued_whole: AtomicBool::new(false),
+            queued: Default::default(),
             pages: Ordered::new(Pages::new(id, offered)),
         });
         let at = id as usize;

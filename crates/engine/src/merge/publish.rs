@@ -148,7 +148,7 @@ impl Plan<'_> {
         // Where there is none any more it was withdrawn after its entry was found.
         } else if let Some(chunk) = self.domain().chunks.get(candidate.chunk) {
             chunk.promote(candidate.page);
-            if chunk.enqueue() {
+            if chunk.enqueue(false) {
                 (self.context.promote)(chunk);
             }
         }

@@ -491,14 +491,14 @@ impl Core {
     /// Queues a chunk with more work: the agent talked to another worker, or candidates were promoted, or pages wait for a whole
     /// visit.
     fn queue_again(&self, chunk: &Arc<Chunk>, busy: bool, came: bool, waits: bool) {
-        if (busy || came) && chunk.enqueue() {
+        if (busy || came) && chunk.enqueue(false) {
             let chunk = Arc::clone(chunk);
             match busy {
                 true => self.queue.add([Job::Chunk(chunk, Visit::Insisting)]),
                 false => self.queue.push(chunk),
             }
         }
-        if waits && chunk.enqueue_whole() {
+        if waits && chunk.enqueue(true) {
             self.queue.add_later(Arc::clone(chunk));
         }
     }

@@ -361,7 +361,7 @@ mod tests {
             .create((guest.number, guest.user.uid), 0, 0, wire::PageBits::EMPTY)
             .expect("a chunk");
         let queue = Queue::default();
-        assert!(chunk.enqueue_whole() && !chunk.enqueue_whole());
+        assert!(chunk.enqueue(true) && !chunk.enqueue(true));
         queue.add_later(Arc::clone(&chunk));
         queue.add([Job::Look(guest, Aim::Hear)]);
         assert!(matches!(queue.try_take(), Some(Job::Look(..))));
@@ -370,7 +370,7 @@ mod tests {
         queue.add_later(Arc::clone(&chunk));
         queue.cut();
         assert!(
-            queue.is_empty() && chunk.enqueue_whole(),
+            queue.is_empty() && chunk.enqueue(true),
             "it stands there no more"
         );
         chunk.start(true);
@@ -387,7 +387,7 @@ mod tests {
         let queue = Queue::default();
         let bring = || {
             assert!(
-                chunk.enqueue() && chunk.enqueue_whole(),
+                chunk.enqueue(false) && chunk.enqueue(true),
                 "it stands nowhere"
             );
             queue.add([Job::Look(Arc::clone(&guest), Aim::Round)]);

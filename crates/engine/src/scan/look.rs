@@ -311,7 +311,7 @@ fn find_merged(guest: &Guest, found: &mut Vec<Arc<Chunk>>) {
         let merged = chunk
             .try_lock()
             .is_some_and(|pages| pages.count(Class::Merged) > 0);
-        if merged && chunk.enqueue() {
+        if merged && chunk.enqueue(false) {
             found.push(Arc::clone(chunk));
         }
     }

@@ -148,7 +148,7 @@ impl Observer<'_> {
             waits |= !strays(&change, terms.knobs.merge_across_nodes).is_empty();
         }
         let wanted = has_work(terms.knobs.run, chunk, &change, waits);
-        if wanted && chunk.enqueue() {
+        if wanted && chunk.enqueue(false) {
             self.found.push(Arc::clone(chunk));
         }
         change.unread = seen.unread(&change);
