@@ -32,6 +32,7 @@ use crate::run::knobs::Knobs;
 use crate::run::wishes::Wish;
 use crate::run::workers::{STUCK, Workers};
 use crate::sync::{KNOBS, Ordered, lock};
+use crate::users::CHEAP;
 use crate::users::refusals::Refusals;
 
 /// A running engine. Dropping it stops it, and ends the workers. Guests keep their merged memory: it lives as long as they map it.
@@ -176,7 +177,7 @@ impl Engine {
                     false => mark(domain),
                 };
                 if matches!(why, Refusal::Crowded { .. }) {
-                    core.users.note_crowd(principal);
+                    core.users.note_admission(principal, CHEAP);
                 }
                 let why = why.to_string();
                 link.refuse(&why, mark);

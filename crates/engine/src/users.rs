@@ -6,7 +6,7 @@
 //! to drop it would let a neighbour of the same user do harm by growing.
 //!
 //! **Admission takes time by the thread**, for each is looked at, and a process may have tens of thousands. A user whose process took long
-//! gets no guest for four times as long ([`User::note_admission`]). The time counts for the user, not for the process: else a new process
+//! gets no guest for four times as long ([`Users::note_admission`]). The time counts for the user, not for the process: else a new process
 //! would avoid the pause.
 
 pub(crate) mod lines;
@@ -114,8 +114,9 @@ pub(crate) fn check_unclosed(limits: &Limits, uid: u32, kind: Kind) -> Result<()
     unclosed.check()
 }
 
-/// What looking at a process may take before a pause follows. One with a thousand threads takes less.
-const CHEAP: Duration = Duration::from_millis(50);
+/// What looking at a process may take before a pause follows. One with a thousand threads takes less. To find that threads or groups
+/// are too many counts as taking as long.
+pub(crate) const CHEAP: Duration = Duration::from_millis(50);
 /// Bytes by which the tables shrink before freed memory is given back.
 const SHRUNK: u64 = 32 << 20;
 /// Times that the pause is as long.
@@ -179,13 +180,6 @@ impl User {
         }
     }
 
-    /// Notes what it took of a processor to look whether a process of his may be a guest.
-    pub(crate) fn note_admission(&self, took: Duration) {
-        if took >= CHEAP {
-            self.common.prolong(self.uid, took);
-        }
-    }
-
     /// Whether as many threads sleep in looks at his guests' memory as may.
     pub(crate) fn is_stuck(&self) -> bool {
         self.stuck.load(Relaxed) >= self.common.limits.stuck_threads_per_user
@@ -207,9 +201,9 @@ impl Users {
         })
     }
 
-    /// Has a user get no guest for so many times what was taken.
-    fn prolong(&self, uid: u32, took: Duration) {
-        if is_master(uid) {
+    /// Notes what it took of a processor to look whether a process of a user may be a guest. He gets none for so many times as long.
+    pub(crate) fn note_admission(&self, uid: u32, took: Duration) {
+        if is_master(uid) || took < CHEAP {
             return;
         }
         let now = Instant::now();
@@ -224,12 +218,6 @@ impl Users {
         let until = *lock(&self.pauses).get(&uid)?;
         let left = until.saturating_duration_since(Instant::now());
         (!left.is_zero()).then_some(left)
-    }
-
-    /// Notes that a process of a user is one whose threads or groups are too many: to find that out takes as long as the dearest
-    /// of those that are cheap.
-    pub(crate) fn note_crowd(&self, uid: u32) {
-        self.prolong(uid, CHEAP);
     }
 
     /// The user with this id.
@@ -340,21 +328,20 @@ mod tests {
     fn a_user_whose_processes_take_long_pauses_and_no_other() {
         let users = Users::new(Limits::default());
         let (user, other) = (users.get(61_001), users.get(61_002));
-        user.note_admission(CHEAP / 2);
+        users.note_admission(61_001, CHEAP / 2);
         assert_eq!(users.pause(61_001), None);
         // However many of his processes come at once.
-        (0..3).for_each(|_| user.note_admission(Duration::from_secs(100)));
+        (0..3).for_each(|_| users.note_admission(61_001, Duration::from_secs(100)));
         drop(user);
         let left = users.pause(61_001).expect("a pause, also without guests");
         assert!(left > Duration::from_secs(1100), "{left:?}");
         assert_eq!(users.pause(other.uid), None);
-        users.note_crowd(other.uid);
+        users.note_admission(other.uid, CHEAP);
         let left = users
             .pause(other.uid)
             .expect("a pause of the other one's own");
         assert!(left <= CHEAP * PAUSE, "{left:?}");
-        users.note_crowd(0);
-        users.get(0).note_admission(Duration::from_secs(100));
+        users.note_admission(0, Duration::from_secs(100));
         assert_eq!(users.pause(0), None);
     }
 }

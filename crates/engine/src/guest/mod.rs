@@ -182,8 +182,8 @@ impl Guest {
         let admitted = self.memory.admit(ready);
         // To count sixty thousand takes as long as to look at thousands of threads.
         let vmas = admitted.as_ref().map_or(None, |()| self.memory.mappings());
-        self.user
-            .note_admission(sys::process::thread_time().saturating_sub(begin));
+        let took = sys::process::thread_time().saturating_sub(begin);
+        self.user.common.note_admission(self.user.uid, took);
         admitted?;
         self.attached.store(ready.attached, Relaxed);
         self.user.common.refusals.forget_process(self.uid, self.pid);

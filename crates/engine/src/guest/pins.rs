@@ -15,26 +15,18 @@ pub(super) struct Pins {
     clean: u32,
 }
 
-impl Pins {
-    fn are_clean(&self) -> bool {
-        self.clean >= CLEAN_LOOKS
-    }
-
-    /// Whether the next look is to tell that they are.
-    fn want_look(&self) -> bool {
-        self.held.is_none() && !self.are_clean()
-    }
-}
-
 impl Guest {
     /// Whether it is long enough ago that a look found something that may hold pages pinned. A look is taken when it is
     /// `due`, or may tell that.
     pub(crate) fn is_clean(&self, due: bool) -> bool {
-        let wanted = lock(&self.pins).want_look();
-        if due || wanted {
+        let may_tell = {
+            let pins = lock(&self.pins);
+            pins.held.is_none() && pins.clean < CLEAN_LOOKS
+        };
+        if due || may_tell {
             self.look_for_pins();
         }
-        lock(&self.pins).are_clean()
+        lock(&self.pins).clean >= CLEAN_LOOKS
     }
 
     fn look_for_pins(&self) {
