@@ -56,11 +56,8 @@ impl Cpus {
                 .collect()
         };
         let near = |&node: &NodeId| {
-            let nodes = topology.by_distance(node).into_iter().map(allowed);
-            nodes
-                .into_iter()
-                .find(|cpus| !cpus.is_empty())
-                .unwrap_or_default()
+            let mut nodes = topology.by_distance(node).into_iter().map(allowed);
+            nodes.find(|cpus| !cpus.is_empty()).unwrap_or_default()
         };
         let near = nodes.iter().map(near).collect();
         Self { near, all }

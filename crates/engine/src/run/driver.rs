@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use wire::{Pace, Setting};
 
 use crate::error::EngineError;
-use crate::guest::Standing;
+use crate::guest::{Guest, Standing};
 use crate::options::Rules;
 use crate::page::Class;
 use crate::run::core::Core;
@@ -87,7 +87,7 @@ impl Driver {
             0 => Ok(()),
             left => Err(EngineError::Unmerging {
                 left,
-                pids: sharers(&self.core),
+                pids: sharers(&self.core).iter().map(|guest| guest.pid).collect(),
             }),
         }
     }
@@ -152,22 +152,15 @@ impl Driver {
 
 /// Pages that guests in service map from stores.
 pub(crate) fn merged(core: &Core) -> u64 {
-    merged_of_each(core).map(|(_, pages)| pages).sum()
+    let pages = |guest: &Arc<Guest>| guest.counters.pages(Class::Merged);
+    sharers(core).iter().map(pages).sum()
 }
 
-/// The processes that have such pages.
-fn sharers(core: &Core) -> Vec<u32> {
-    let shares = merged_of_each(core).filter(|&(_, pages)| pages > 0);
-    shares.map(|(pid, _)| pid).collect()
-}
-
-fn merged_of_each(core: &Core) -> impl Iterator<Item = (u32, u64)> {
-    let guests = lock(&core.guests);
-    let served = guests
-        .iter()
-        .filter(|guest| guest.standing() == Standing::Served);
-    let each = served.map(|guest| (guest.pid, guest.counters.pages(Class::Merged)));
-    each.collect::<Vec<_>>().into_iter()
+/// The guests in service that have such pages.
+fn sharers(core: &Core) -> Vec<Arc<Guest>> {
+    core.guests_that(|guest| {
+        guest.standing() == Standing::Served && guest.counters.pages(Class::Merged) > 0
+    })
 }
 
 /// A newly admitted guest needs a moment for the handshake before its first look is of use.
