@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 use wire::{GuestStatus, RunMode, Status, StoreNode};
 
 use crate::domain::Domain;
-use crate::guest::kin::{Relative, shared_by_fork};
+use crate::guest::kin::shared_by_fork;
 use crate::guest::{Guest, Standing};
 use crate::page::{Class, PAGE};
 use crate::run::core::Core;
@@ -135,11 +135,7 @@ fn add_domain<'a>(
         status.pages_unfit += its.pages_unfit;
         status.pages_skipped += its.pages_skipped;
         merged += its.pages_sharing;
-        relatives.push(Relative {
-            pid: guest.pid,
-            kin: &guest.kin,
-            merged: its.pages_sharing,
-        });
+        relatives.push((guest.pid, &guest.kin, its.pages_sharing));
         status.guests.push(its);
         costs.push(own_cost(guest));
     }

@@ -38,28 +38,20 @@ impl Kin {
     }
 }
 
-/// A guest of a domain, as far as its family goes.
-pub(crate) struct Relative<'a> {
-    pub(crate) pid: u32,
-    pub(crate) kin: &'a Kin,
-    /// Its merged pages.
-    pub(crate) merged: u64,
-}
-
-/// How many merged pages of each guest fork shares already.
-pub(crate) fn shared_by_fork(guests: &[Relative<'_>]) -> Vec<u64> {
-    let numbers: HashSet<u32> = guests.iter().map(|guest| guest.pid).collect();
+/// How many merged pages of each guest fork shares already. The guests of a domain come by number, with their merged pages.
+pub(crate) fn shared_by_fork(guests: &[(u32, &Kin, u64)]) -> Vec<u64> {
+    let numbers: HashSet<u32> = guests.iter().map(|&(pid, ..)| pid).collect();
     // By ended parent: the child whose claims count.
     let mut heirs: HashMap<u32, (usize, u64)> = HashMap::new();
     let mut shared = vec![0; guests.len()];
-    for (at, guest) in guests.iter().enumerate() {
-        let claimed = guest.kin.claimed.load(Relaxed).min(guest.merged);
-        let parent = guest.kin.parent.load(Relaxed);
+    for (at, &(_, kin, merged)) in guests.iter().enumerate() {
+        let claimed = kin.claimed.load(Relaxed).min(merged);
+        let parent = kin.parent.load(Relaxed);
         let lives = numbers.contains(&parent);
         if lives && claimed > 0 {
-            guest.kin.is_fork.store(true, Relaxed);
+            kin.is_fork.store(true, Relaxed);
         }
-        if !guest.kin.is_fork.load(Relaxed) {
+        if !kin.is_fork.load(Relaxed) {
             continue;
         }
         shared[at] = claimed;
@@ -86,27 +78,26 @@ mod tests {
         kin
     }
 
-    fn shared(guests: &[(u32, &Kin, u64)]) -> Vec<u64> {
-        let relative = |&(pid, kin, merged)| Relative { pid, kin, merged };
-        shared_by_fork(&guests.iter().map(relative).collect::<Vec<_>>())
-    }
-
     #[test]
     fn children_save_nothing_while_their_parent_does() {
         let (parent, one, two) = (kin(0, 1), kin(90, 7), kin(90, 7));
         let all = [(7, &parent, 100), (8, &one, 90), (9, &two, 120)];
-        assert_eq!(shared(&all), [0, 90, 90]);
+        assert_eq!(shared_by_fork(&all), [0, 90, 90]);
         let written = [(7, &parent, 100), (8, &one, 30), (9, &two, 120)];
-        assert_eq!(shared(&written), [0, 30, 90]);
-        assert_eq!(shared(&written[1..]), [30, 0], "one of them is the heir");
-        assert_eq!(shared(&written[1..2]), [0]);
+        assert_eq!(shared_by_fork(&written), [0, 30, 90]);
+        assert_eq!(
+            shared_by_fork(&written[1..]),
+            [30, 0],
+            "one of them is the heir"
+        );
+        assert_eq!(shared_by_fork(&written[1..2]), [0]);
     }
 
     #[test]
     fn guests_that_came_back_are_no_forks() {
         // Of the same shell, which is no guest.
         let (one, two) = (kin(90, 1), kin(90, 1));
-        assert_eq!(shared(&[(8, &one, 90), (9, &two, 90)]), [0, 0]);
-        assert_eq!(shared(&[]), [0; 0]);
+        assert_eq!(shared_by_fork(&[(8, &one, 90), (9, &two, 90)]), [0, 0]);
+        assert_eq!(shared_by_fork(&[]), [0; 0]);
     }
 }
